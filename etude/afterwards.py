@@ -8,7 +8,7 @@ from pathlib import Path
 
 from etude import catalog
 
-__all__ = ["of_agent", "of_eval", "of_figure", "of_full", "of_tasks", "of_technique", "show"]
+__all__ = ["of_agent", "of_eval", "of_examples", "of_figure", "of_full", "of_tasks", "of_technique", "show"]
 
 Step = tuple[str, str]
 """A command, and what it does."""
@@ -72,6 +72,12 @@ def of_eval(where: Path | None, before: str | None) -> list[Step]:
     if before is None and where is not None and (where / "checkpoints" / "sft").is_dir():
         steps.append((" ".join(["etude eval", *words, "--before sft"]), "beside what it was before RL, on the same tasks"))
     return steps
+
+
+def of_examples(root: Path, out: Path) -> list[Step]:
+    """After a run's agent was recorded for the explorer, which looks for it in the run's folder."""
+    shows = [("etude explore", "the pages of drafts, routing, summaries and hints show this run")] if out.parent == root else []
+    return [*shows, (f"etude play {shlex.quote(str(root))}", "watch its agent solve a task")]
 
 
 def of_tasks(out: Path, checked: bool) -> list[Step]:

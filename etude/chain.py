@@ -20,7 +20,7 @@ import itertools
 import os
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
@@ -55,6 +55,7 @@ from sims.recipe.chat_template import template_of
 from sims.recipe.conversations import check_conversations
 from sims.recipe.data import data, heldout_codebase, task_stream
 from sims.recipe.demonstrations import sft_batches
+from sims.recipe.latest import FOLDER, Latest
 from sims.recipe.learner import RATES, language_of, rows_of
 from sims.recipe.limits import within
 from sims.recipe.model_card import about
@@ -62,7 +63,7 @@ from sims.recipe.settings import Recipe, Training
 from sims.recipe.watching import Watching
 from sims.transcripts import TOOLS
 
-__all__ = ["FREE", "STAGES", "Cluster", "Whole", "check", "gather", "layout", "play", "prepare", "prepared", "trained", "watcher_of"]
+__all__ = ["FREE", "STAGES", "Cluster", "Whole", "check", "gather", "latest_of", "layout", "play", "prepare", "prepared", "trained", "watcher_of"]
 
 TRAINED = ("cpt", "mtp", "long", "sft", "rl")
 """Stages that train."""
@@ -367,8 +368,8 @@ def save(run: Run | None, out: Path, c: Whole, name: str, model: Transformer, la
 def reinforce(c: Whole, out: Path, work: Path, start: Path, note: Note | None) -> dict:
     """Dr. GRPO from the end of SFT; the draft layers go along unchanged."""
     asked = policy(c, config_of(start).num_experts, out)
-    watcher = watcher_of(asked, note.stage.say if note else quiet)
-    found = rl.learn("rl", asked, work, MicroWorld(asked, c.small), note.log if note else quiet, watcher)
+    watcher, world = watcher_of(asked, note.stage.say if note else quiet), MicroWorld(asked, c.small)
+    found = rl.learn("rl", asked, work, world, note.log if note else quiet, watcher, latest_of(asked, out, world))
     if note is not None:
         note.catch_up(c.rl.steps)
         if c.sft.conversations is not None:
@@ -381,6 +382,18 @@ def reinforce(c: Whole, out: Path, work: Path, start: Path, note: Note | None) -
 def watcher_of(c: rl.Rl, say: Callable[[str], None]) -> Watcher | None:
     """The monitor beside RL on this rank, as `rl.monitor` has it; rank 0 says what has changed."""
     return Watcher(Watching.recipe(c.rl.monitor, c.rl.max_len).step, TOOLS, c.rl.max_len, say) if c.rl.monitor.on else None
+
+
+def latest_of(c: rl.Rl, out: Path, world: MicroWorld) -> rl.Show:
+    """Keeps the newest rollouts of rank 0 in the run's folder, as a small run does (`sims/recipe/latest.py`)."""
+    latest = Latest(out / FOLDER / "rl.json", world.language)
+
+    def show(step: int, played: Sequence[rl.Played], rewards: Sequence[float]) -> None:
+        if latest.due(step + 1 == c.rl.steps):
+            solved = [bool(one.figures["success"]) for one in played]
+            latest.keep(step + 1, world.task("rl", step * c.rl.prompts).prompt, [one.chain for one in played], rewards, solved)
+
+    return show
 
 
 def speak(folder: Path, speakers: tuple[str, str]) -> None:

@@ -16,19 +16,24 @@ __all__ = ["eval_app"]
 
 
 class OrAgent(TyperGroup):
-    """Commands; where none is named, the words are those of `agent`: etude eval RUN."""
+    """Commands; where none is named, the words are those of `agent`: etude eval RUN, or etude eval alone."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        named = not args or args[0] in self.commands or args[0] == "--help"
+        named = args[0] in self.commands or args[0] == "--help" if args else ctx.resilient_parsing  # a shell completes the commands
         return super().parse_args(ctx, args if named else ["agent", *args])
 
 
-eval_app = typer.Typer(cls=OrAgent, no_args_is_help=True, help="Evaluate checkpoints: `etude eval RUN` is `etude eval agent RUN`.")
+eval_app = typer.Typer(cls=OrAgent, help="Evaluate checkpoints: `etude eval RUN` is `etude eval agent RUN`, without RUN of the clone's agent.")
 
 
 @eval_app.command("agent")
 def eval_agent(
-    where: Annotated[Path, typer.Argument(help="A run, or a checkpoint's folder.", metavar="RUN|CHECKPOINT", readable=False, callback=meant.a_run)],
+    where: Annotated[
+        Path | None,
+        typer.Argument(
+            help="A run, or a checkpoint's folder.", metavar="RUN|CHECKPOINT", show_default="the clone's agent", readable=False, callback=meant.a_run
+        ),
+    ] = None,
     before: Annotated[
         str | None,
         typer.Option(

@@ -51,6 +51,8 @@ CLAIM = {"name", "claim", "source", "measured", "interval", "unit", "rule", "nee
 
 COMMITTED = Path(__file__).resolve().parents[1] / "results" / "claims.json"
 """The committed claims, decided by the full experiments."""
+MINE = Path("results") / "claims.json"
+"""The claims of the folder that one works in; in a clone they are the committed ones."""
 
 
 def play(entry: catalog.Experiment, out: Path, toml: dict, sets: Iterable[str], quick: bool, resume: bool, cadence: float) -> dict:
@@ -180,6 +182,11 @@ def contradiction(claim: dict) -> str | None:
     """The error message if a claim's verdict does not follow from its rule, else None. Raises ValueError for an invalid rule."""
     right = judge(claim["rule"], claim["measured"], claim["interval"], claim["needs"])
     return None if claim["verdict"] == right else f"by its rule {claim['name']} is {right!r}, not {claim['verdict']!r}"
+
+
+def shown() -> Path:
+    """The file of claims that is shown where none is named: that of this folder, or else that of the clone in which this etude lies."""
+    return COMMITTED if COMMITTED.exists() and not MINE.exists() else MINE
 
 
 def load(path: Path) -> list[dict]:

@@ -87,10 +87,11 @@ def train(out: Path, told: dict, config, me: int) -> None:
 
     with mesh(**layout(config, told["ranks"])):
         if technique in RL:
-            from etude.chain import watcher_of
+            from etude.chain import latest_of, watcher_of
             from sims.microrepo.world import MicroWorld
 
-            found = rl.learn(technique, config, out, MicroWorld(config), log, watcher_of(config, progress.say))
+            world = MicroWorld(config)
+            found = rl.learn(technique, config, out, world, log, watcher_of(config, progress.say), latest_of(config, out, world))
         else:
             found = pretrain.train(technique, config, out, log)
     if me == 0:

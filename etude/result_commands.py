@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Annotated
 
@@ -102,7 +103,9 @@ def claims(
     folders: Annotated[
         list[Path] | None, typer.Argument(help="Folders of finished experiments to add; without any, show the file.", callback=meant.a_run)
     ] = None,
-    out: Annotated[Path, typer.Option(help="JSON file of claims.")] = Path("results/claims.json"),
+    out: Annotated[
+        Path | None, typer.Option(help="JSON file of claims.", show_default="results/claims.json; to show it elsewhere, the clone's")
+    ] = None,
     verdict: Annotated[str | None, typer.Option(help="Only claims and laws with this verdict.", show_default="all", metavar="VERDICT")] = None,
     figure: Annotated[
         str | None, typer.Option(help="Only what this experiment measured.", show_default="all", metavar="NAME", autocompletion=experiments)
@@ -111,7 +114,7 @@ def claims(
     """Show what the sources claim, what was measured here, and the verdict."""
     from etude import figures
 
-    found = figures.gather(folders, out) if folders else figures.load(out)
+    found = figures.gather(folders, out or figures.MINE) if folders else figures.load(out or figures.shown())
     some = figures.chosen(found, verdict, figure)
     figures.show(some)
     if verdict is None and figure is None:
@@ -125,9 +128,14 @@ def examples(
 ) -> None:
     """Record a run's last agent on held-out tasks, for the explorer to show; takes a few minutes."""
     need_streamlit("etude examples")
+    from etude import command_times
     from etude.explorer.examples import write_recipe
     from sims import examples
 
-    out = out or run / examples.PLACE
+    out, settings, began = out or run / examples.PLACE, stored_config(run, "recipe"), time.monotonic()
+    if said := command_times.told("examples", settings):
+        print(said, flush=True)
     for path in [*examples.write(run, out), write_recipe(run, out / "recipe")]:
         print(path)
+    command_times.remember("examples", settings, time.monotonic() - began)
+    afterwards.show(afterwards.of_examples(run, out))

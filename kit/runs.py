@@ -8,6 +8,7 @@ A run keeps everything in one folder:
     timings.jsonl             wall-clock seconds and rates, which differ from run to run
     state/STAGE-000040.pt     the last two checkpoints of an unfinished stage; the .json next to each commits it
     stages/STAGE.json         the result of a finished stage, with the hash of its metrics
+    rollouts/STAGE.json       rollouts of the newest step of RL, for people who watch
     tensorboard/STAGE/        the same metrics as events; `etude run --log wandb` keeps its own in wandb/
 
 SIGKILL is safe at any moment. A checkpoint counts only once its manifest exists, the manifest appears by one
@@ -227,7 +228,7 @@ class Run:
         if self._tracker:
             self._tracker.close()
             self._tracker = None
-        for name in ("metrics", "state", "stages", "checkpoints", "tensorboard", "wandb", "data"):
+        for name in ("metrics", "state", "stages", "checkpoints", "rollouts", "tensorboard", "wandb", "data"):
             shutil.rmtree(self.root / name, ignore_errors=True)
         for name in ("config.json", "timings.jsonl", "lock"):
             (self.root / name).unlink(missing_ok=True)

@@ -61,7 +61,10 @@ from scaled.runtime.store import open_store
 from scaled.textual_feedback import head_loss, packed, predictions, teach, within
 from scaled.watching import Look, Watcher, shortened, watching
 
-__all__ = ["Batch", "Played", "Rl", "Step", "World", "deal", "improve", "learn", "play_and_improve", "share"]
+__all__ = ["Batch", "Played", "Rl", "Show", "Step", "World", "deal", "improve", "learn", "play_and_improve", "share"]
+
+Show = Callable[[int, Sequence[Played], Sequence[float]], None]
+"""(step, counted from 0; rank 0's conversations of the step's first group; their rewards after the KL penalty): for people who watch."""
 
 
 @dataclass(frozen=True)
@@ -159,10 +162,16 @@ class Step(ref_rl.Step):
 
 
 def learn(
-    technique: str, c: Rl, folder: str | Path, world: World, log: Log = lambda *_, **__: None, watcher: Watcher | None = None
+    technique: str,
+    c: Rl,
+    folder: str | Path,
+    world: World,
+    log: Log = lambda *_, **__: None,
+    watcher: Watcher | None = None,
+    show: Show | None = None,
 ) -> dict[str, float]:
-    """The complete training on this rank; `log(step, steps, **metrics)` is called on rank 0. `watcher` is told what the rollouts of every step did.
-    Returns the metrics of the last step, the alarms among them as their number, and success on held-out tasks before and after.
+    """The complete training on this rank; `log(step, steps, **metrics)` and `show` are called on rank 0. `watcher` is told what the rollouts of every
+    step did. Returns the metrics of the last step, the alarms among them as their number, and success on held-out tasks before and after.
     FOLDER/checkpoints/final holds the final network; other files: `scaled/optimise.py`, `scaled/watching.py`."""
     folder, rank = Path(folder), dist.get_rank()
     assert c.checkpoint is not None, "RL starts from a policy"
@@ -177,7 +186,8 @@ def learn(
                 found["heldout_before"] = heldout(c, reference or model, sampler, world)
         load = synced(c, folder, sampler, model) if c.sync else partial(fetch, sampler, model)
         look = watching(watcher, folder, c.rl.prompts, c.rl.rollouts) if watcher else None
-        gradients = partial(play_and_improve, c, model, reference, sampler, world, load=load, look=look)
+        show = show if rank == 0 else None
+        gradients = partial(play_and_improve, c, model, reference, sampler, world, load=load, look=look, show=show)
         found |= shortened(optimise(c, folder, technique, model, gradients, log))
         if c.heldout:
             with Watch(folder / "ranks", c.timeout):
@@ -204,13 +214,17 @@ def play_and_improve(
     step: int,
     load: Callable[[int], dict[str, float]] | None = None,
     look: Look | None = None,
+    show: Show | None = None,
 ) -> dict[str, float]:
     """Samples the conversations of a step, leaves their policy gradient in `model`, and returns the metrics of the step. load(step) gives the
-    sampler its weights, and returns metrics; by default it gathers them. `look` watches what was played."""
+    sampler its weights, and returns metrics; by default it gathers them. `look` watches what was played, and `show` shows some of it."""
     numbers = share(c.rl.prompts * c.rl.rollouts).tolist()
     sent = (load or partial(fetch, sampler, model))(step)
     played = world.play(sampler, "rl", [step * c.rl.prompts + n // c.rl.rollouts for n in numbers], generator(c.seed, "rl", step))
     found = improve(c, model, reference, played)
+    if show:
+        first = [one for number, one in zip(numbers, played, strict=True) if number < c.rl.rollouts]
+        show(step, first, found.rewards[: len(first)].tolist())
     figures = {"loss": found.loss, "reward": found.rewards.mean().item()} | means(played)
     figures |= {"drift": found.drift.mean().item(), "engine_kl": found.engine.mean().item(), "imbalance": found.load}
     figures |= sent | {"mismatch": found.mismatch["p50"], "mismatch_p99": found.mismatch["p99"], "tokens": float(found.tokens)}

@@ -14,7 +14,7 @@ from kit.settings import RunError
 
 __all__ = ["load", "whole"]
 
-FILES = ("*.json", "timings.jsonl", "stages/*.json", "metrics/*.jsonl", "services/events/trainer.jsonl")
+FILES = ("*.json", "timings.jsonl", "stages/*.json", "metrics/*.jsonl", "rollouts/[!.]*.json", "services/events/trainer.jsonl")
 """Files of a run that the page depends on."""
 
 

@@ -9,6 +9,7 @@
 | `demonstrations.py` | the data of SFT: a scripted agent and its summaries |
 | `learner.py` | the supervised phases, checkpoints |
 | `reinforcement.py` | the loop of RL around `ref/rl.py` |
+| `latest.py` | the newest rollouts as text, while RL trains |
 | `watching.py`, `watched.py` | the monitor beside RL; what is watched for |
 | `evaluation.py` | what is measured before and after RL |
 | `model_card.py`, `limits.py` | the model card of a checkpoint; limits of settings |

@@ -29,6 +29,7 @@ from sims.microrepo.disk import DiskSession
 from sims.recipe.agent import Episode, Language, hash_seed, pay, play
 from sims.recipe.data import task_stream
 from sims.recipe.demonstrations import context
+from sims.recipe.latest import Latest
 from sims.recipe.learner import Learner
 from sims.recipe.settings import Recipe
 from sims.recipe.watching import Watching
@@ -57,6 +58,7 @@ def learn(
     record: Record | None = None,
     watch: Watching | None = None,
     hinting: Hinting | None = None,
+    latest: Latest | None = None,
 ) -> tuple[Learner, dict[str, int]]:
     """Dr. GRPO: every step samples G·N rollouts of fresh tasks with the newest weights and takes one Adam step on them.
     A rollout is a chain of contexts under `how`, by default the recipe's. In the later steps (`rl.later`) harder tasks are
@@ -66,9 +68,9 @@ def learn(
     step and after each, and its result is logged with the metrics of the step; so is that of `told`, which sees the step's episodes. `opened` begins
     an episode of a task with so many turns at most, by default one in the world of `rl.world`; where behaviour has prices, `record` says what an
     episode of such a world was. `watch` is the monitor, by default that of `rl.monitor`; a world of the caller's has none by default. `hinting` gives
-    the hints of a step's episodes if `rl.feedback.weight` is above 0, by default those of `sims/hints.py`. Resumes from the stage's state. Returns
-    the learner and what was consumed. Raises RunError if the policy's success is too low at the start (`rl.gate`), and for prices in a world without
-    a record."""
+    the hints of a step's episodes if `rl.feedback.weight` is above 0, by default those of `sims/hints.py`. `latest` keeps the newest rollouts for
+    people who watch. Resumes from the stage's state. Returns the learner and what was consumed. Raises RunError if the policy's success is too low at
+    the start (`rl.gate`), and for prices in a world without a record."""
     r, t, how = config.rl, config.training, how or context(language, config)
     learner = Learner(config, model, mtp, 0.0, 0.0)
     learner.optimizers = [torch.optim.Adam(learner.trunk.masters.parameters(), lr=r.lr, betas=(0.9, 0.95), fused=True)]
@@ -104,7 +106,8 @@ def learn(
         generator = torch.Generator().manual_seed(hash_seed(config.seed, "rl", step))
         episodes = play(sampler, language, chosen, r.rollouts, how, r.max_turns, generator, r.temperature, opened=opened)
         behaved = priced(r.behaviour, episodes, [task for task in chosen for _ in range(r.rollouts)], record)
-        figures = advance(config, learner, reference, episodes, step, behaved, hinting) | told(episodes)
+        rewards: list[float] = []
+        figures = advance(config, learner, reference, episodes, step, behaved, hinting, rewards.extend) | told(episodes)
         consumed += len(chosen) + passed
         seen += sum(len(e.rollout.tokens) for e in episodes)
         for kind, e in zip(np.repeat([task.depth for task in chosen], r.rollouts), episodes, strict=True):
@@ -118,6 +121,9 @@ def learn(
         if look:
             sampler.load(learner.trunk.model, version=step + 1)
             figures |= look(step + 1, learner, sampler)
+        if latest and latest.due(step + 1 == r.steps):
+            group = episodes[: r.rollouts]
+            latest.keep(step + 1, chosen[0].prompt, [e.chain for e in group], rewards, [bool(e.verdict.tests) for e in group])
         stage.log(step + 1, **figures)
         stage.progress(step + 1, seen, reward=figures["reward"], success=figures["success"])
         if stage.due():
@@ -171,12 +177,13 @@ def advance(
     step: int,
     behaved: Sequence[Behaviour] = (),
     hinting: Hinting | None = None,
+    rewarded: Callable[[list[float]], None] = lambda rewards: None,
 ) -> dict[str, float]:
     """One policy-gradient step (`ref.rl.improve`) on a batch of finished episodes, computed on all cores; returns the metrics of the
     batch. `kl` is the policy's drift from the reference and `engine_kl` the difference to its sampler, in nats per rollout; `dropped` is
     the share of replayed experts that the filter removed. `behaved`: what each episode did on its way, if that is priced. With `rl.feedback`, `hints`
     is their number per rollout, and `divergence` how far the policy is from itself under its hints, in nats per token of the messages that they
-    correct."""
+    correct. `rewarded` is told every episode's reward, after the price of drift."""
     r = config.rl
     G, N = r.prompts, r.rollouts
     paid = [pay(e, r.payment, one) for e, one in zip(episodes, behaved, strict=True)] if behaved else [pay(e, r.payment) for e in episodes]
@@ -200,6 +207,7 @@ def advance(
         each=partial(on_cores, each=2),  # next to two busy programs, four processes get two thirds of two cores; two get half
         **({"rearranged": shuffled} if r.shuffle_rewards else {}),
     )
+    rewarded(found.rewards.tolist())
     norm = learner.trunk.step(learner.optimizers, gradients=found.gradients)
     if mtp is not None and found.mtp_gradients is not None:
         mtp.step(learner.mtp_optimizers, gradients=found.mtp_gradients)

@@ -22,6 +22,7 @@ from ref.network import Transformer
 from sims.recipe import evaluation, reinforcement
 from sims.recipe.data import data, task_stream
 from sims.recipe.demonstrations import sft_batches
+from sims.recipe.latest import FOLDER, Latest
 from sims.recipe.learner import RATES, Learner, checkpoint, language_of, load_checkpoint, perplexity_look, rows_of, train
 from sims.recipe.settings import Recipe
 
@@ -151,6 +152,8 @@ def reinforce(run: Run, config: Recipe) -> None:
         return
     model, mtp = load_checkpoint(run.root, config, "sft")
     reference = load_checkpoint(run.root, config, "sft", with_mtp=False)[0]
-    learner, spent = reinforcement.learn(stage, config, model, mtp, reference, language_of(run.root))
+    language = language_of(run.root)
+    latest = Latest(run.root / FOLDER / "rl.json", language)
+    learner, spent = reinforcement.learn(stage, config, model, mtp, reference, language, latest=latest)
     files = checkpoint(run, "final", learner.trunk.masters, learner.mtp and learner.mtp.masters)
     stage.finish(spent, files)

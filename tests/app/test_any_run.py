@@ -265,8 +265,13 @@ def test_a_run_is_live_while_a_process_has_it_and_interrupted_after(page, runs, 
         assert "keeps no rollouts, only its metrics" in words(at)
         with open(folder / "metrics" / "dr-grpo.jsonl", "a") as file:
             file.write('{"step": 2, "reward": 0.5, "success": 0.5}\n{"step": 3, "rew')
+        newest = {"step": 2, "prompt": "Repair m3.", "rollouts": [{"success": True, "reward": 0.5, "contexts": 1, "text": "read m3"}]}
+        (folder / "rollouts").mkdir()
+        (folder / "rollouts" / "rl.json").write_text(json.dumps(newest))
         whole(at.run())
         assert "step 2 of 3" in words(at), "what was written since is seen"
+        assert "Last rollouts of ranks, of step 2 of RL, 1 of one group" in [one.label for one in at.expander]
+        assert "read m3" in [one.value for one in at.code] and "solved, reward 0.500, contexts: 1, task: Repair m3" in words(at).replace("\\", "")
     whole(at.run())
     assert refreshed[-1] is None and not any("live" in one.value for one in at.markdown)
     assert "goes on with `etude run dr-grpo --scale full --out runs/ranks --resume --backend gloo --nproc 2`" in words(at)

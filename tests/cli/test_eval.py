@@ -3,11 +3,15 @@
 import itertools
 import json
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from typer.main import get_command
 
+from etude import evaluating
+from etude.eval_commands import OrAgent, eval_app
 from etude.play import FOLDER, agent_in
 from ref.engine.sampler import Sampler
 from ref.network import load_hf
@@ -44,7 +48,7 @@ def test_an_agent_beside_itself_differs_in_nothing(one_core, ask, tmp_path):
     code, out, _ = ask("eval", FOLDER, "--before", tmp_path / "other", "--tasks", 1, "--samples", 1, "--json")
     found = json.loads(out)
     assert code == 0 and all(value == {"value": 0, "low": 0, "high": 0} for value in found["difference"].values())
-    code, out, _ = ask("eval", "agent", FOLDER, "--tasks", 1, "--samples", 1)
+    code, out, _ = ask("eval", "--tasks", 1, "--samples", 1)  # the clone's agent, as in etude play
     rows = [line.split() for line in out.splitlines()]
     value = found["agents"][1]["success"]
     assert code == 0 and ["success", f"{value['value']:.3f}", f"[{value['low']:.3f},", f"{value['high']:.3f}]"] in rows
@@ -56,9 +60,27 @@ def test_an_agent_beside_itself_differs_in_nothing(one_core, ask, tmp_path):
         (["nowhere"], "nowhere is neither a run nor a checkpoint"),
         ([FOLDER, "--before", "base"], "got base; there are sft"),
         ([FOLDER, "--tasks", "0"], "--tasks"),
-        (["agent"], "Missing argument 'RUN|CHECKPOINT'"),
+        (["base"], "Missing argument 'CHECKPOINT…'"),
     ],
 )
 def test_bad_input_is_one_line(words, says, ask):
     code, out, error = ask("eval", *words)
     assert code == 2 and out == "" and says in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "where"),
+    [([], None), (["agent"], None), (["--samples", 4], None), (["agent", "somewhere"], Path("somewhere")), (["somewhere"], Path("somewhere"))],
+)
+def test_without_a_name_it_is_the_clones_agent(words, where, ask, monkeypatch):
+    asked = []
+    monkeypatch.setattr(evaluating, "evaluate", lambda *given: asked.append(given))
+    code, out, _ = ask("eval", *words)
+    assert code == 0 and asked == [(where, None, 100, 4, 0, False)] and out == ""
+
+
+def test_a_shell_completes_the_kinds_of_evaluation():
+    assert eval_app.info.cls is OrAgent
+    group = get_command(eval_app)
+    context = group.make_context("eval", [], resilient_parsing=True)
+    assert [one.value for one in group.shell_complete(context, "")] == ["agent", "base"]

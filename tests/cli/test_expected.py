@@ -1,19 +1,23 @@
 """How long something takes is said only where it was measured; a command ends with commands that exist."""
 
+import itertools
 import json
 import re
 import shutil
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from environments.tasks.package import Package
-from etude import afterwards, catalog, expected, task_times
+from etude import afterwards, catalog, expected, result_commands, task_times
+from etude.explorer import examples as explorer_examples
 from kit.process import machine
 from kit.runs import Run
+from sims import examples
 from tests.test_readme import wrong
 
 
@@ -164,11 +168,30 @@ def test_a_package_takes_as_long_as_it_took_here(home, monkeypatch):
     assert task_times.told("made", package, 1, 2, "bubblewrap").startswith("expected: 30 s")
 
 
+def test_examples_take_as_long_as_they_took_with_such_a_run(home, ask, monkeypatch):
+    """The first time nobody knows; then with the same settings, whatever the seed; and the end says what comes next."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(home / "cache"))
+    monkeypatch.setattr(examples, "write", lambda run, out: [])
+    monkeypatch.setattr(explorer_examples, "write_recipe", lambda run, out: out)
+    clock = itertools.cycle([0.0, 240.0])
+    monkeypatch.setattr(result_commands, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    for name, settings in (("one", {"seed": 0, "rl": {"steps": 3}}), ("two", {"seed": 1, "rl": {"steps": 3}}), ("other", {"rl": {"steps": 4}})):
+        (home / "runs" / name).mkdir(parents=True)
+        (home / "runs" / name / "config.json").write_text(json.dumps({"technique": "recipe", "config": settings}))
+    says = "expected: 4 min, as etude examples took on this machine with such a run\n"
+    for name, known in (("one", False), ("one", True), ("two", True), ("other", False)):
+        code, out, _ = ask("examples", "--run", f"runs/{name}")
+        assert code == 0 and out.startswith(says) is known and "next:   etude explore" in out and f"etude play runs/{name}" in out
+    monkeypatch.setenv("XDG_CACHE_HOME", str(home / "runs" / "one" / "config.json"))
+    assert ask("examples", "--run", "runs/one")[0] == 0, "a folder that cannot be written"
+
+
 def steps(root: Path) -> list[tuple[str, str]]:
     """Everything that is named at an end."""
     found = [*afterwards.of_agent(root), *afterwards.of_full(root, True), *afterwards.of_full(root, False)]
     found += [*afterwards.of_tasks(root, True), *afterwards.of_tasks(root, False)]
     found += [*afterwards.of_eval(None, None), *afterwards.of_eval(root, None), *afterwards.of_eval(root, "sft")]
+    found += [*afterwards.of_examples(root, root / "examples"), *afterwards.of_examples(root, root / "other" / "place")]
     found += [step for entry in catalog.TECHNIQUES for step in afterwards.of_technique(entry)]
     return found + [step for entry in catalog.EXPERIMENTS for quick in (True, False) for step in afterwards.of_figure(entry, quick)]
 

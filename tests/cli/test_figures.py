@@ -71,6 +71,19 @@ def test_missing_and_damaged_claims_are_named(tmp_path):
         figures.load(tmp_path / "claims.json")
 
 
+def test_outside_a_clone_the_clones_claims_are_shown(tmp_path, ask, monkeypatch):
+    """Those of the folder come first, as where experiments were gathered; an etude without a clone says in a line what to do."""
+    monkeypatch.chdir(tmp_path)
+    assert ask("claims", "--figure", "kl-variance") == ask("claims", "--figure", "kl-variance", "--out", figures.COMMITTED)
+    assert ask("claims", "--figure", "kl-variance")[0] == 0
+    monkeypatch.setattr(figures, "COMMITTED", tmp_path / "no" / "claims.json")
+    code, out, error = ask("claims", "--verdict", "holds")
+    assert code == 2 and out == "" and error.count("\n") == 1 and "results/claims.json does not exist; run experiments with etude figure" in error
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "claims.json").write_text("[]")
+    assert figures.shown() == Path("results/claims.json")
+
+
 @pytest.mark.parametrize("content", ["{}", "[3]", '[{"claim": "x"}]', "WRONG"])
 def test_claims_that_are_none_are_named(tmp_path, ask, content):
     good = claim("x", "y", "§1", None, above()) | {"experiment": "gone", "command": "etude figure gone"}

@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from etude import chain, full_rank, full_settings, ladder
-from etude.chain import watcher_of
+from etude.chain import latest_of, watcher_of
 from kit.disk import read_lines
 from ref import muon as ref_muon
 from ref.engine.sampler import Sampler
@@ -554,7 +554,8 @@ def training(technique, sets, folder):
     c = full_settings.settings(technique, "gloo", {}, sets)
     if not isinstance(c, rl.Rl):
         return pretrain.train(technique, c, folder)
-    return rl.learn(technique, c, folder, MicroWorld(c), watcher=watcher_of(c, lambda line: None))
+    world = MicroWorld(c)
+    return rl.learn(technique, c, folder, world, watcher=watcher_of(c, lambda line: None), show=latest_of(c, folder, world))
 
 
 def prepared_rows(sets, folder, step):

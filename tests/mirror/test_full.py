@@ -233,13 +233,16 @@ def test_reinforcement_learning_in_the_small_world(given, tmp_path):
     assert [step["step"] for step in steps] == [1, 2, 3] and {"heldout_before", "heldout_after"} <= found.keys()
     assert all(step["tokens"] > 0 and step["imbalance"] >= 1 and step["reward"] < step["success"] for step in steps)
     assert any(step["grad_norm"] > 0 for step in steps)
+    newest = json.loads((tmp_path / "rollouts" / "rl.json").read_text())
+    assert newest["step"] == RL_STEPS and all(one["text"] and one["reward"] < one["success"] for one in newest["rollouts"])
     trained, before = load_hf(tmp_path / "checkpoints" / "final"), load_hf(given / "net")
     assert not torch.equal(trained.layers[0].self_attn.q_proj.weight, before.layers[0].self_attn.q_proj.weight)
     elsewhere.check(tmp_path / "checkpoints" / "final")
     # As if killed after the second step: what is drawn, sampled and learnt again is the same.
     shutil.rmtree(tmp_path / "state" / f"step-{RL_STEPS:08d}")
+    (tmp_path / "rollouts" / "rl.json").unlink()
     assert on_two("length-penalty", tmp_path, *few) == found
-    assert lines(tmp_path) == steps
+    assert lines(tmp_path) == steps and json.loads((tmp_path / "rollouts" / "rl.json").read_text()) == newest
 
 
 def test_tasks_are_those_of_the_run_that_a_checkpoint_goes_back_to(given, tmp_path):

@@ -25,6 +25,7 @@ from sims.recipe import data as corpus
 from sims.recipe import reinforcement
 from sims.recipe import stages as recipe
 from sims.recipe.agent import Language
+from sims.recipe.latest import MOST
 from sims.recipe.learner import language_of, load_checkpoint
 from tests import elsewhere, forks
 
@@ -45,6 +46,8 @@ def test_every_stage_leaves_its_result(tiny_run):
     assert 0 <= report["stages"]["eval"]["before"]["success"]["value"] <= 1
     rl = [json.loads(line) for line in (tiny_run / "metrics/rl.jsonl").read_text().splitlines()]
     assert len(rl) == 4 and all(np.isfinite(v) for line in rl for v in line.values())
+    newest = json.loads((tiny_run / "rollouts/rl.json").read_text())
+    assert newest["step"] == 4 and len(newest["rollouts"]) == min(SMOKE["rl"]["rollouts"], MOST) and all(one["text"] for one in newest["rollouts"])
     cpt_loss = [json.loads(line)["loss"] for line in (tiny_run / "metrics/cpt.jsonl").read_text().splitlines()]
     assert cpt_loss[-1] < cpt_loss[0] - 1
     decode = json.loads((tiny_run / "stages/decode.json").read_text())["result"]

@@ -23,6 +23,7 @@ from sims.microrepo import generate
 from sims.policies import SMOKE
 from sims.recipe import reinforcement
 from sims.recipe import stages as recipe
+from sims.recipe.latest import Latest
 from sims.recipe.watched import NAMES, SIDES
 from sims.recipe.watching import Watching, said, seen, sided
 from sims.transcripts import TOOLS, transcript_of
@@ -47,8 +48,8 @@ def language():
     return scripted.speaker()
 
 
-def trained(folder, language, killed_after=None, resume=False, **changed):
-    """Three steps of RL of an untrained policy: its weights, and the lines of its metrics."""
+def trained(folder, language, killed_after=None, resume=False, shown=None, **changed):
+    """Three steps of RL of an untrained policy: its weights, and the lines of its metrics. `shown`: what keeps its newest rollouts."""
     rl = SMOKE["rl"] | {"steps": 3, "prompts": 2, "rollouts": 2, "max_turns": 2, "monitor": {"learn": 1} | changed}
     config = fill(recipe.Recipe, SMOKE | {"rl": rl})
     torch.manual_seed(1)
@@ -65,12 +66,29 @@ def trained(folder, language, killed_after=None, resume=False, **changed):
                     raise KeyboardInterrupt
 
             stage.progress = until
-        learner, _ = reinforcement.learn(stage, config, model, None, reference, language)
+        learner, _ = reinforcement.learn(stage, config, model, None, reference, language, latest=shown)
     return learner.trunk.masters.state_dict(), (folder / "metrics" / "rl.jsonl").read_text()
 
 
-def test_watching_changes_no_bit_and_a_killed_run_says_the_same(language, tmp_path):
-    weights, whole = trained(tmp_path / "whole", language)
+def test_watching_changes_no_bit_and_a_killed_run_says_the_same(language, tmp_path, monkeypatch):
+    """Nor does keeping the newest rollouts as text, which the run beside it does not. Ten minutes do not pass between two steps, so the file is that
+    of the first step, and in the end that of the last."""
+    episodes, steps, kept = [], [], []
+    play, improve, keep = reinforcement.play, reinforcement.improve, Latest.keep
+    monkeypatch.setattr(reinforcement, "play", lambda *given, **more: episodes.append(play(*given, **more)) or episodes[-1])
+    monkeypatch.setattr(reinforcement, "improve", lambda *given, **more: steps.append(improve(*given, **more)) or steps[-1])
+    monkeypatch.setattr(Latest, "keep", lambda self, step, *given: kept.append(step) or keep(self, step, *given))
+
+    def newest(name):
+        return Latest(tmp_path / name / "rollouts" / "rl.json", language, 600.0)
+
+    weights, whole = trained(tmp_path / "whole", language, shown=newest("whole"))
+    group, found = episodes[-1][:2], json.loads(newest("whole").path.read_text(encoding="utf-8"))
+    assert kept == [1, 3] and found["step"] == 3 and found["prompt"] == group[0].environment.prompt
+    for one, episode, reward in zip(found["rollouts"], group, steps[-1].rewards[:2].tolist(), strict=True):
+        texts = [language.decode(segment.tokens.tolist()) for segment in episode.chain.segments]
+        assert one == {"success": bool(episode.verdict.tests), "reward": reward, "contexts": len(texts), "text": "\n".join(texts)}
+
     others, unwatched = trained(tmp_path / "off", language, on=False)
     assert all(torch.equal(x, y) for x, y in zip(weights.values(), others.values(), strict=True))
     lines, plain = ([json.loads(line) for line in text.splitlines()] for text in (whole, unwatched))
@@ -78,9 +96,11 @@ def test_watching_changes_no_bit_and_a_killed_run_says_the_same(language, tmp_pa
     assert not any(name.startswith(("watch_", "evidence_")) for name in plain[0])
     assert "watch_length" in lines[0] and "evidence_length" not in lines[0] and {"evidence_length", "high_broken", "alarm_hacks"} <= set(lines[1])
     with pytest.raises(KeyboardInterrupt):
-        trained(tmp_path / "killed", language, killed_after=2)
-    again, resumed = trained(tmp_path / "killed", language, resume=True)
+        trained(tmp_path / "killed", language, killed_after=2, shown=newest("killed"))
+    newest("killed").path.write_text("{")
+    again, resumed = trained(tmp_path / "killed", language, resume=True, shown=newest("killed"))
     assert resumed == whole and all(torch.equal(x, y) for x, y in zip(weights.values(), again.values(), strict=True))
+    assert json.loads(newest("killed").path.read_text(encoding="utf-8")) == found
 
 
 def test_a_group_is_one_value_of_each_statistic(language):

@@ -1,0 +1,55 @@
+"""How long commands that are no runs took on this machine, so that it can be said before they are played again with the same settings."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from environments.sandbox.cache import cache_folder, made
+from etude.expected import ALIKE, LONG, line
+from kit.disk import Journal, read_lines
+from kit.process import machine
+
+__all__ = ["remember", "told"]
+
+
+def place() -> Path:
+    """The file, beside the times of tasks."""
+    return cache_folder() / "commands.jsonl"
+
+
+def key(command: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """What has to be the same: the command, the settings but for the seed, the machine."""
+    text, box = json.dumps({**settings, "seed": None}, sort_keys=True), machine()
+    return {"command": command, "settings": hashlib.sha256(text.encode()).hexdigest(), **{fact: box.get(fact) for fact in ALIKE}}
+
+
+def remember(command: str, settings: Mapping[str, Any], seconds: float) -> None:
+    """Adds a line: the command took so long, if that is long enough to be told. A folder that cannot be written loses the line, and nothing else."""
+    if seconds < LONG:
+        return
+    try:
+        made(place().parent)
+        log = Journal(place())
+        try:
+            log.append(("\n" if log.torn() else "").encode() + json.dumps({**key(command, settings), "seconds": round(seconds, 2)}).encode() + b"\n")
+        finally:
+            log.close()
+    except OSError:
+        return
+
+
+def told(command: str, settings: Mapping[str, Any]) -> str:
+    """The line for a command: as long as it took the last time; empty where that is unknown, or short."""
+    wanted = key(command, settings)
+    took = [row["seconds"] for row in read_lines(place()) if wanted.items() <= row.items() and number(row.get("seconds"))]
+    return line(took[-1], f"as etude {command} took on this machine with such a run") if took else ""
+
+
+def number(value: object) -> bool:
+    """Whether a line's value is a number that time can be."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf
