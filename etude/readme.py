@@ -36,6 +36,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "bench": tables.bench,
     "crowded": tables.crowded,
     "delta": tables.delta,
+    "explorer": tables.explorer,
     "kernels": tables.kernels,
     "covered": _of_claims(figures.covered),
     "claims": _of_claims(figures.markdown),

@@ -19,6 +19,7 @@ __all__ = [
     "crowded",
     "decode",
     "delta",
+    "explorer",
     "kernels",
     "measured",
     "perplexity",
@@ -141,6 +142,20 @@ def crowded() -> str:
                 f"| {words[name]} | {one['alone_s']:.1f} s | {one['threads_s']:.1f} s, {one['faster_than_threads']:.2f} × | "
                 f"{one['crowded_s']:.1f} s, {one['slower_in_a_crowd']:.2f} × |"
             )
+    return "\n".join(lines)
+
+
+def explorer() -> str:
+    """How long the explorer takes to open its pages and to redraw them, by machine."""
+    lines = ["| machine | slowest page, cold | redraw, median of all | median of the slowest control |", "|---|---|---|---|"]
+    for found in measured("explorer-*.json"):
+        box, pages, controls = found["machine"], found["pages"], found["controls"]
+        page, control = max(pages, key=lambda one: one["cold_s"]), max(controls, key=lambda one: one["median_s"])
+        lines.append(
+            f"| {box['cpu']}, {box['cores']} cores | {page['page']}, of {len(pages)}: {page['cold_s'] * 1e3:.0f} ms "
+            f"| {found['median_s'] * 1e3:.0f} ms "
+            f"| {control['control']} of {control['page']}, of {len(controls)}: {control['median_s'] * 1e3:.0f} ms |"
+        )
     return "\n".join(lines)
 
 
