@@ -282,7 +282,7 @@ check(3, check_3)
 # %% [markdown]
 # ## Open challenge
 #
-# Write an unbiased estimate of the KL from eight sampled tokens that has the least error, close to the reference and far from it.
+# Write an unbiased estimate of the KL from 32 sampled tokens that has less error than $k_1$ and $k_3$, close to the reference and far from it.
 # `etude challenge 5` gives the rules, a file to begin with and the scores so far.
 #
 # ## Where to read on

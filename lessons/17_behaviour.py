@@ -295,8 +295,8 @@ plt.show()
 #
 # ## Open challenge
 #
-# Set the prices of three habits so that training moves them most while success stays. `etude challenge 17` gives the rules, a file to begin
-# with and the scores so far.
+# Set the prices of three habits so that training moves them far and costs little success. `etude challenge 17` gives the rules, a file to
+# begin with and the scores so far.
 #
 # ## Where to read on
 #

@@ -92,7 +92,7 @@ CHALLENGES = (
     Challenge(2, "muon", "largest |σ − 1|", 0.1),
     Challenge(3, "mtp", "tokens per cost, over the best fixed length's", 1.05, least=False),
     Challenge(4, "dr-grpo", "variance over leave-one-out's", 0.9),
-    Challenge(5, "kl", "error over k1's", 0.6),
+    Challenge(5, "kl", "error over the better of k1 and k3", 0.8),
     Challenge(6, "length-penalty", "share of effort saved", 0.25, least=False),
     Challenge(7, "self-summary", "share of answers", 0.7, least=False),
     Challenge(8, "router-replay", "F1", 0.8, least=False),
@@ -104,7 +104,7 @@ CHALLENGES = (
     Challenge(14, "feature-deletion", "tasks a package", 15.0, least=False),
     Challenge(15, "environments", "F1", 0.75, least=False),
     Challenge(16, "textual-feedback", "share of what habits would gain", 0.63, least=False),
-    Challenge(17, "behaviour", "share of the habits gone", 0.1, least=False),
+    Challenge(17, "behaviour", "share of what could be gained", 0.75, least=False),
     Challenge(18, "monitor", "steps to the alarm", 12.0),
 )
 

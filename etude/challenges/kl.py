@@ -1,5 +1,8 @@
 """Scorer of challenge 5: mean squared error of estimates of KL(π‖π_ref), from a few samples of distributions at three divergences.
 
+k3 is far better than k1 near the reference, and worse far from it. An estimate is therefore compared with the better of the two at each
+divergence: neither of them passes, nor does a choice between them.
+
 Whether an estimator is unbiased is a question to many groups of the same distributions. At each divergence there are a hundred pairs of them with
 forty groups each: the mean error over all groups must lie within five standard errors of zero, and so must what the errors of the pairs have
 beyond their own noise, since a constant is right in the mean and wrong for each pair. Groups are shuffled, and some are asked about again in
@@ -16,7 +19,7 @@ from kit.settings import RunError
 
 __all__ = ["score"]
 
-PAIRS, GROUPS, SAMPLES, VOCABULARY = 100, 40, 8, 50
+PAIRS, GROUPS, SAMPLES, VOCABULARY = 100, 40, 32, 50
 MOVES = (0.1, 0.5, 1.5)
 """Standard deviation of log π_ref − log π over the vocabulary before both are normalised."""
 AGAIN = (200, 50, *[1] * 10)
@@ -39,7 +42,7 @@ def drawn(rng: np.random.Generator, move: float) -> tuple[np.ndarray, np.ndarray
 
 
 def score(solution: Solves, seed: int) -> float:
-    """Root mean squared error over that of the mean of k1, as the geometric mean over three divergences."""
+    """Root mean squared error over that of the mean of k1 or k3, whichever is less, as the geometric mean over three divergences."""
     rng, ratios, asked, told = np.random.default_rng(seed), [], [], []
     for move in MOVES:
         logp, ref_logp, exact = drawn(rng, move)
@@ -48,9 +51,10 @@ def score(solution: Solves, seed: int) -> float:
         told.append(answers.array("estimate", solution("estimate", *asked[-1]), len(order)))
         found = np.zeros(len(order))
         found[order] = told[-1]
-        error, plain = found.reshape(PAIRS, GROUPS) - exact, (logp - ref_logp).mean(-1) - exact
+        error, k1 = found.reshape(PAIRS, GROUPS) - exact, logp - ref_logp
         refuse_bias(error, move)
-        ratios.append(float(np.sqrt(np.square(error).mean() / np.square(plain).mean())))
+        plain = min(np.square(one.mean(-1) - exact).mean() for one in (k1, k1 + np.expm1(-k1)))
+        ratios.append(float(np.sqrt(np.square(error).mean() / plain)))
     ask_again(solution, rng, np.concatenate(asked, 1), np.concatenate(told))
     return float(np.exp(np.log(np.maximum(ratios, 1e-9)).mean()))
 

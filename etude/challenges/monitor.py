@@ -25,7 +25,8 @@ def drawn(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]
     runs = QUIET + CHANGED
     rates, begins = rng.uniform(*RATE, runs), np.full(runs, STEPS)
     begins[QUIET:] = rng.integers(10, 70, CHANGED)
-    after = rates + rng.uniform(0.08, 0.4, runs) * (1 - rates)
+    rises = np.concatenate([np.zeros(QUIET), np.linspace(0.08, 0.4, CHANGED)])  # evenly, since luck with the small ones would rule the mean delay
+    after = rates + rises * (1 - rates)
     late = np.arange(STEPS) >= begins[:, None]
     counts = rng.binomial(ROLLOUTS, np.where(late, after[:, None], rates[:, None]))
     order = rng.permutation(runs)

@@ -3,7 +3,8 @@
     python -m etude.challenges.solver FILE READ WRITE        the two numbers are those of open pipes
 
 Once it is loaded, the file may read, and may print (to stderr). It may not write files, begin processes or connect: what one call knows must
-not reach another interpreter behind the scorer's back. That stops slips and short cuts. It is no sandbox, since the file is the reader's own.
+not reach another interpreter behind the scorer's back. Nor may it ever read what the scorer knows: this package, which draws the cases, or
+another process, which was told their seed. That stops slips and short cuts. It is no sandbox, since the file is the reader's own.
 Before it is loaded nothing is known that could be passed on, and imports want to write; those in its functions are made then, too.
 """
 
@@ -14,6 +15,7 @@ import contextlib
 import fcntl
 import importlib
 import os
+import re
 import resource
 import stat
 import sys
@@ -32,6 +34,18 @@ __all__ = ["answer", "loaded", "main"]
 REFUSED = ("subprocess.", "os.system", "os.exec", "os.posix_spawn", "os.fork", "os.rename", "os.remove", "os.mkdir", "os.link", "os.symlink")
 REFUSED += ("os.rmdir", "os.truncate", "os.setxattr", "os.removexattr", "os.utime", "os.chmod", "os.chown", "os.spawn", "pty.spawn", "shutil.")
 REFUSED += ("socket.connect", "socket.bind", "socket.sendto", "sqlite3.connect", "ctypes.dlopen")
+
+FOLDER = os.path.dirname(os.path.realpath(__file__))
+
+
+def refuse_the_scorer(path: Path, event: str, arguments: tuple) -> None:
+    """An audit hook: PermissionError where the file at `path` reads this package, beside itself, or another process."""
+    if event == "open" and not isinstance(arguments[0], int):
+        name = os.path.realpath(os.fsdecode(arguments[0]))
+        if name.startswith(FOLDER + os.sep) and name != os.path.realpath(path):
+            raise PermissionError("a solution may not read the scorers, which draw its cases")
+        if re.match(r"/proc/\d+/", name) and not name.startswith(f"/proc/{os.getpid()}/"):
+            raise PermissionError("a solution may not look into another process")
 
 
 def refuse(event: str, arguments: tuple) -> None:
@@ -56,6 +70,7 @@ def loaded(path: Path) -> ModuleType:
 
 def settled(path: Path) -> ModuleType:
     """The same, for a process of its own: from here on no file can be written to. Raises PermissionError where one is left open for that."""
+    sys.addaudithook(partial(refuse_the_scorer, path))
     module = loaded(path)
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8-sig"))):
         names = (

@@ -143,9 +143,18 @@ def test_what_makes_a_task(seed, count):
     assert (feature_deletion.what_is_wrong(table, deleted) == "") == good
 
 
+@pytest.mark.parametrize(("baseline", "seed"), [("04_dr_grpo_exact_part", 19), ("17_behaviour_played_ahead", 12), ("18_monitor_sum", 7)])
+def test_a_pass_is_not_luck(baseline, seed):
+    """With seeds whose cases once refused a solution that is good: one prompt with next to no noise, few worlds, many small rises."""
+    one = next(one for one in CHALLENGES if baseline.startswith(one.stem))
+    assert one.passed(one.score(Here(challenge.FOLDER / "baselines" / f"{baseline}.py"), seed))
+
+
 def test_training_follows_the_reward():
-    """The way with the highest reward wins, and equal rewards move nothing."""
+    """The way with the highest reward wins, and equal rewards move nothing; several rewards at once are trained on one by one."""
     policy = np.array([0.2, 0.3, 0.5])
+    both = behaviour.trained(policy, np.array([[1.0, 0.0], [0.0, 0.4], [0.0, 0.0]]))
+    assert np.allclose(both[:, 1], behaviour.trained(policy, np.array([0.0, 0.4, 0.0]))) and both[:, 0].argmax() == 0
     assert behaviour.trained(policy, np.array([1.0, 0.0, 0.0])).argmax() == 0
     assert np.allclose(behaviour.trained(policy, np.full(3, 0.7)), policy)
 
@@ -153,7 +162,7 @@ def test_training_follows_the_reward():
 def test_another_seed_has_other_cases(tmp_path):
     """And the same one the same: a score can be repeated, and not learned by heart."""
     one = BY_STEM["05_kl"]
-    path = one.baselines[0]
+    path = one.start
     scores = [one.score(Here(path), seed) for seed in (1, 1, 2)]
     assert scores[0] == scores[1] != scores[2]
 
@@ -165,13 +174,14 @@ def test_the_command_lists_shows_and_scores(ask, tmp_path, monkeypatch):
     assert code == 0 and "unbiased KL" in out and not any(tmp_path.iterdir())
     code, out, _ = ask("challenge", "kl")
     start = tmp_path / "runs" / "challenges" / "05_kl.py"
-    assert code == 0 and "The bar: at most 0.6 passes" in out and "exact part" in out and f"{start.relative_to(tmp_path)}: start here" in out
+    assert code == 0 and "The bar: at most 0.8 passes" in out and "exact part" in out and f"{start.relative_to(tmp_path)}: start here" in out
     assert start.read_text() == BY_STEM["05_kl"].start.read_text()
     start.write_text("# mine\n" + GOOD)
     code, out, _ = ask("challenge", 5)
     assert code == 0 and "stays as it is" in out and start.read_text().startswith("# mine")
     code, out, error = ask("challenge", 5, "--score", "--seed", 0)
-    assert (code, error) == (1, "") and out == "challenge 5: 1 error over k1's; at most 0.6 passes: not passed, place 3 of 4 on the board (seed 0)\n"
+    said = "3.555 error over the better of k1 and k3; at most 0.8 passes: not passed, place 5 of 5 on the board (seed 0)"
+    assert (code, error) == (1, "") and out == f"challenge 5: {said}\n"
     code, out, _ = ask("challenge", 5, "--json")
     told = json.loads(out)
     assert told["number"] == 5 and [row["solution"] for row in told["board"]][-1] == board.START and told["says"]
@@ -222,11 +232,13 @@ def test_what_stands_in_the_way_is_said_first(blocks, says, ask, tmp_path, monke
 
 
 def test_a_process_of_its_own(tmp_path, capfd):
-    """It prints to stderr, knows nothing of another interpreter, and may not write."""
+    """It prints to stderr, knows nothing of another interpreter or of the scorer, and may not write."""
     path = mine(
         tmp_path,
         "kept = []\n\ndef keep(x):\n    print('seen')\n    kept.append(x)\n    return len(kept), x\n\n"
         "def write(name):\n    open(name, 'w')\n\ndef begin():\n    import subprocess\n    subprocess.run(['true'])\n\n"
+        "def know():\n    from etude.challenges import kl\n    return kl.drawn\n\n"
+        "def look():\n    import os\n    return open(f'/proc/{os.getppid()}/cmdline').read()\n\n"
         "def stop():\n    import os\n    os._exit(3)\n",
     )
     marker = tmp_path / "marker"
@@ -238,6 +250,10 @@ def test_a_process_of_its_own(tmp_path, capfd):
             one("write", str(marker))
         with pytest.raises(RunError, match="PermissionError: a solution may not do this once it is loaded: subprocess.Popen"):
             one("begin")
+        with pytest.raises(RunError, match="line 16: PermissionError: a solution may not read the scorers"):
+            one("know")
+        with pytest.raises(RunError, match="line 21: PermissionError: a solution may not look into another process"):
+            one("look")
         with pytest.raises(RunError, match="ended with exit code 3"):
             one("stop")
     captured = capfd.readouterr()

@@ -44,6 +44,16 @@ def estimate(logp, ref_logp):
     k3 = (np.expm1(ref_logp - logp) + logp - ref_logp).mean(1)
     return {}
 """
+CHOOSES = """
+import numpy as np
+
+def estimate(logp, ref_logp):
+    k1 = logp - ref_logp
+    k3 = (k1 + np.expm1(-k1)).mean(1)
+    usual = np.where(k3 < 0.03, 0.005, np.where(k3 < 0.4, 0.12, 1.0))
+    near = np.where(k3 < 0.4, k3, k1.mean(1))
+    return near + {} * (usual - near)
+"""
 WRONG = [
     (
         "00_recipe",
@@ -79,6 +89,8 @@ WRONG = [
     ("05_kl", "draws estimates halfway to their mean", POOLS.format("(k3 + k3.mean()) / 2"), "high here and low there"),
     ("05_kl", "says a number by heart", POOLS.format("0 * k3 + (0.005 if k3.mean() < 0.05 else 0.13 if k3.mean() < 0.4 else 1.0)"), "biased"),
     ("05_kl", "draws estimates a little towards their mean", POOLS.format("0.95 * k3 + 0.05 * k3.mean()"), "its own group alone"),
+    ("05_kl", "chooses k3 close by and k1 far away", CHOOSES.format(0.0), None),
+    ("05_kl", "chooses, and moves a tenth of the way to a number by heart", CHOOSES.format(0.1), "high here and low there"),
     ("05_kl", "never negative", "def estimate(logp, ref_logp):\n    return (logp - ref_logp).mean(1).clip(0)\n", "biased"),
     ("06_length_penalty", "teaches to give up", "def penalty(scales):\n    return 0.001, 0.0, 0.0\n", "give up"),
     ("06_length_penalty", "pays for effort", "def penalty(scales):\n    return -0.001, 0.0, 0.0\n", "from 0 to a million"),
@@ -171,9 +183,9 @@ WRONG = [
     ("16_textual_feedback", "learns nothing", "def weights(student, teacher):\n    return [0.0] * len(student)\n", None),
     ("16_textual_feedback", "believes leaks as firmly as habits", "def weights(student, teacher):\n    return [10.0] * len(student)\n", None),
     ("16_textual_feedback", "pushes away", "def weights(student, teacher):\n    return [-1.0] * len(student)\n", "between 0 and 10"),
-    ("17_behaviour", "teaches to do nothing", "def prices(ways, success, habits):\n    return [0.2, 0.2, 0.2]\n", "too much success"),
-    ("17_behaviour", "names prices that no number holds", "def prices(ways, success, habits):\n    return [1e308] * 3\n", "not be above 100"),
-    ("17_behaviour", "names the highest prices", "def prices(ways, success, habits):\n    return [100.0] * 3\n", "too much success"),
+    ("17_behaviour", "teaches to do nothing", "def prices(ways, success, habits):\n    return [0.2, 0.2, 0.2]\n", None),
+    ("17_behaviour", "names the best prices for all worlds", "def prices(ways, success, habits):\n    return [0.0, 0.05, 0.03]\n", None),
+    ("17_behaviour", "names prices that no number holds", "def prices(ways, success, habits):\n    return [1e308] * 3\n", "not be above 1; got"),
     ("17_behaviour", "pays for a habit", "def prices(ways, success, habits):\n    return [-0.1, 0.0, 0.0]\n", "must not be negative"),
     (
         "18_monitor",

@@ -1,4 +1,4 @@
-"""k1 with r − 1, whose mean is zero, as a control variate: its weight for each sample is fitted to the other seven."""
+"""k1 with r − 1, whose mean is zero, as a control variate: its weight for each sample is fitted to the others."""
 
 import numpy as np
 

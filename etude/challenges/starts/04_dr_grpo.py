@@ -7,7 +7,7 @@ advantages(rewards, logps): rewards of a group's four rollouts, and log-probs of
 four advantages. Two rollouts with the same log-prob and reward gave the same answer; a prompt has three answers. Rewards lie near 0
 and 1.
 
-Score: the variance of the gradient in the policy's logits over that of leave-one-out, enumerated exactly and averaged over 24 prompts.
+Score: the variance of the gradient in the policy's logits over that of leave-one-out, enumerated exactly, each summed over 24 prompts.
 Less is better. A rule whose mean gradient is not the true one, up to one factor for all prompts, is refused, and so is one that
 remembers other groups.
 """
