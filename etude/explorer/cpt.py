@@ -10,7 +10,7 @@ from etude.explorer import examples, provenance
 from etude.explorer.charts import Axis, Look, chart, drawing, lines, points, powers
 from etude.explorer.files import stamp
 from etude.explorer.page import COLOURS, Page, folded
-from etude.explorer.pretraining import AFTER, PHASES, UNITS, coder, looks, losses, packed, read, schedule, scored, trainings
+from etude.explorer.pretraining import AFTER, PHASES, RECORD, UNITS, coder, looks, losses, packed, read, schedule, scored, trainings
 from etude.explorer.spans import exact, metrics, tint
 from ref import cpt
 
@@ -133,8 +133,9 @@ def row_section(root: Path) -> None:
 
 
 def reward_section() -> None:
-    """The committed figure: what a lower loss is worth to RL."""
+    """The figure: what a lower loss is worth to RL."""
     st.subheader("What the loss is worth to RL")
+    st.caption(f"Shown: {provenance.recorded(provenance.newest(RECORD))}")
     one, two = st.columns(2)
     loss = one.radio("Loss", LOSSES, key="of-loss", bind="query-params", horizontal=True)
     after = two.radio("Against", AFTER, key="after", bind="query-params", horizontal=True)
@@ -148,7 +149,7 @@ def reward_section() -> None:
         drawing(Axis(f"{loss}, nats a token"), Axis(after, zero=False), points(shown, loss, after, "pretraining", tell=("tokens", "seed"))),
         "cpt-reward",
         shown,
-        f"{len(rows)} trainings, each with the same SFT and the same steps of RL after its own pretraining: the committed figure cpt-rl.",
+        f"{len(rows)} trainings, each with the same SFT and the same steps of RL after its own pretraining.",
     )
     claim = claims.get(name or "")
     if claim and loss == next(iter(LOSSES)):

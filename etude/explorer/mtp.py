@@ -1,6 +1,5 @@
 """From acceptance to speed: what drafts gain, and one speculative decode, pass by pass."""
 
-import json
 from functools import lru_cache
 from pathlib import Path
 
@@ -26,12 +25,14 @@ ROW = {"tasks": int, **dict.fromkeys(("alpha", "draft_cost", "verify_cost", "ope
 
 
 def measured() -> dict[int, dict]:
-    """The committed rows of `etude figure mtp` by number of drafts: acceptance, costs in passes over one row, speed-up. Raises RunError if
-    there are none."""
+    """The rows of `etude figure mtp`, the user's or the committed ones, by number of drafts: acceptance, costs in passes over one row, speed-up.
+    Raises RunError if there are none."""
+    path = provenance.newest(MEASURED)
     try:
-        return _measured(*files.stamp(MEASURED))
+        return _measured(*files.stamp(path))
     except (OSError, ValueError, RecursionError) as error:
-        raise RunError(f"results/figures/{MEASURED.name} cannot be read ({error}); measure it again with: etude figure mtp") from None
+        where = f"results/figures/{path.name}" if path == MEASURED else path
+        raise RunError(f"{where} cannot be read ({error}); measure it again with: etude figure mtp") from None
 
 
 @lru_cache(4)
@@ -43,15 +44,6 @@ def _measured(path: Path, changed: int, size: int) -> dict[int, dict]:
     if wrong := files.unlike(list(found.values()), [ROW]):
         raise ValueError(wrong)
     return found
-
-
-def measured_by() -> str:
-    """Where the measurement comes from."""
-    try:
-        known = provenance.facts(json.loads(MEASURED.read_text(encoding="utf-8")))
-    except (LookupError, TypeError):
-        known = []
-    return " · ".join([f"committed in results/figures/{MEASURED.name}, made by `etude figure mtp`", *map(provenance.plain, known)])
 
 
 def speeds(alpha: float, cost: float, verify: float, opening: float, folder: Path | None = None) -> list[dict]:
@@ -172,7 +164,7 @@ def draw() -> None:
         (
             "Measured",
             f"{here['measured']:.2f}×" if "measured" in here else "–",
-            f"results/figures/{MEASURED.name}: {deepest['tasks']} tasks at batch 1, with the measured α and costs.",
+            f"By `etude figure mtp`: {deepest['tasks']} tasks at batch 1, with the measured α and costs.",
         ),
     )
     left, right = st.columns(2)
@@ -180,7 +172,7 @@ def draw() -> None:
         by_depth(depths(alpha, drafts, folder), alpha)
     with right:
         by_drafts(rows, drafts)
-    st.caption(f"Measured values, and the starting values of the sliders: {measured_by()}.")
+    st.caption(f"Measured values, and the starting values of the sliders: {provenance.recorded(provenance.newest(MEASURED))}.")
     folded(rows, "mtp-speed-up", "Speed-up by number of drafts, as a table")
     st.subheader("One decode, pass by pass")
     st.markdown(

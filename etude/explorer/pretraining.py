@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from etude.explorer import provenance
 from etude.explorer.files import parsed, stamp
 from etude.explorer.page import ROOT
 from etude.report.record import joined_lines
@@ -20,7 +21,7 @@ from ref.network import Config, Transformer
 from sims.microrepo import documents
 from sims.recipe.learner import RATES
 
-__all__ = ["AFTER", "PHASES", "UNITS", "coder", "looks", "losses", "packed", "read", "schedule", "scored", "trainings"]
+__all__ = ["AFTER", "PHASES", "RECORD", "UNITS", "coder", "looks", "losses", "packed", "read", "schedule", "scored", "trainings"]
 
 PHASES = {"cpt": "short context", "long": "long context", "sft": "demonstrations"}
 UNITS = ("perplexity a token", "nats a token", "bits a token", "bits a byte")
@@ -124,9 +125,10 @@ def _record(path: Path, changed: int, size: int) -> dict:
 
 
 def trainings() -> tuple[list[dict], dict[str, dict]]:
-    """The trainings of `etude figure cpt-rl`, one row each, and its claims by name."""
+    """The trainings of `etude figure cpt-rl`, the user's or the committed one, one row each, and its claims by name."""
+    path = provenance.newest(RECORD)
     try:
-        record = _record(*stamp(RECORD))
+        record = _record(*stamp(path))
     except (OSError, ValueError) as error:
-        raise RunError(f"{RECORD.name} cannot be read ({error}); make it again with: etude figure cpt-rl") from None
+        raise RunError(f"{path.name} cannot be read ({error}); make it again with: etude figure cpt-rl") from None
     return [row for row in record["rows"] if row.get("part") == "training"], {claim["name"]: claim for claim in record["claims"]}

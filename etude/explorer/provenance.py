@@ -2,6 +2,7 @@
 
     folders(kind)      runs of a kind by display name; the committed example or records last
     finished()         the finished ones, newest first
+    newest(record)     the record of an experiment: of the user's own run, or the committed one
     chosen(files)      draws the box and the line; returns the folder whose examples the page shows
     choice(names, key) draws a box alone, and keeps what is chosen in the URL
 
@@ -29,13 +30,14 @@ __all__ = [
     "Source",
     "choice",
     "chosen",
-    "committed",
     "facts",
     "finished",
     "folders",
     "known_facts",
     "missing",
+    "newest",
     "plain",
+    "recorded",
     "technique_of",
 ]
 
@@ -123,14 +125,29 @@ def known_facts(record: dict) -> list[str]:
     return [*seed, *where, *(f"{what} {machine[what]}" for what in ("torch", "commit") if machine.get(what))]
 
 
-def committed(path: Path) -> str:
-    """A line about an experiment's committed record: where it lies, what made it, seed and machine."""
+def newest(record: Path) -> Path:
+    """Which record of an experiment a page shows: that of the user's newest finished run of it, or else the committed one, which is given. What ran
+    with --quick proves nothing and is left out."""
+    own = []
+    for folder in folders("experiments").values():
+        path = folder / record.name
+        try:
+            if technique_of(folder) == f"figure {record.stem}" and json.loads(path.read_text(encoding="utf-8"))["quick"] is False:
+                own.append((path.stat().st_mtime, path))
+        except (OSError, ValueError, LookupError, TypeError, RecursionError):
+            pass  # not finished, or broken, which the recipe's page says
+    return max(own)[1] if own else record
+
+
+def recorded(path: Path) -> str:
+    """A line about an experiment's record: whose it is, what made it, seed and machine."""
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
         known = known_facts(record if isinstance(record, dict) else {})
     except (OSError, ValueError, RecursionError):
         known = []
-    return " · ".join([f"committed in results/figures/{path.name}, made by `etude figure {path.stem}`", *map(plain, known)])
+    whose = f"your run in {plain(str(path.parent))}" if path.is_relative_to(RUNS) else f"committed in results/figures/{path.name}"
+    return " · ".join([f"{whose}, made by `etude figure {path.stem}`", *map(plain, known)])
 
 
 def finished() -> list[Source]:

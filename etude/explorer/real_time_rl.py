@@ -88,14 +88,15 @@ def picture(found: dict[str, tuple[float, float]]) -> Drawing:
 
 
 def record() -> dict | None:
-    """The committed experiment; None if there is none. Raises RunError if it is damaged."""
+    """The experiment, the user's or the committed one; None if there is none. Raises RunError if it is damaged."""
+    path = provenance.newest(RECORD)
     try:
-        found = json.loads(RECORD.read_text(encoding="utf-8"))
+        found = json.loads(path.read_text(encoding="utf-8"))
         return {part: found[part] for part in ("rows", "ends")}
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise RunError(f"results/figures/{RECORD.name} is damaged ({error}); restore it") from None
+        raise RunError(f"{path.name} is damaged ({error}); restore it, or make it again with: etude figure {path.stem}") from None
 
 
 def dashboard(rows: list[dict]) -> Drawing:
@@ -139,7 +140,7 @@ def draw() -> None:
     metrics(*((f"{name} pays below", exact(even(found, name), "{:.2f}"), hint) for name, hint in hints.items()))
     st.subheader("The loop's dashboard")
     if played := record():
-        st.caption(f"Shown: {provenance.committed(RECORD)}")
+        st.caption(f"Shown: {provenance.recorded(provenance.newest(RECORD))}")
         board(way, every, played)
     else:
         st.info("The loop has not been run in full yet, so there is nothing to show here. `sims/real_time_rl/figure.py` says what it will be.")

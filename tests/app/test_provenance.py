@@ -8,7 +8,7 @@ import time
 import numpy as np
 import pytest
 
-from etude.explorer import PAGES, examples, kl, provenance
+from etude.explorer import PAGES, examples, kl, mtp, pretraining, provenance, real_time_rl
 from etude.report.record import STAGES
 from tests.app.test_runs import played, runs  # noqa: F401 – a fixture
 
@@ -163,6 +163,29 @@ def test_the_dashboard_of_real_time_rl_says_whose_it_is(page, runs):  # noqa: F8
     record = json.loads((provenance.RECORDS / "real-time-rl.json").read_text())
     line = f"committed in results/figures/real-time-rl.json, made by `etude figure real-time-rl` · seed {record['config']['seed']} · "
     assert line in said(page("real-time-rl"))
+
+
+@pytest.mark.parametrize(
+    ("name", "experiment", "shown", "figure"),
+    [
+        ("mtp", "mtp", lambda: mtp.measured()[1]["alpha"], {"alpha": 0.125}),
+        ("cpt", "cpt-rl", lambda: pretraining.trainings()[0][0]["success_after"], {"success_after": 0.125}),
+        ("real-time-rl", "real-time-rl", lambda: real_time_rl.record()["rows"][0]["kept"], {"kept": 0.125}),
+    ],
+)
+def test_a_page_shows_the_user_s_own_experiment_and_says_so(page, runs, name, experiment, shown, figure):  # noqa: F811
+    record = json.loads((provenance.RECORDS / f"{experiment}.json").read_text())
+    record["rows"] = [row | {column: value for column, value in figure.items() if column in row} for row in record["rows"]]
+    folder = runs / "figure" / "own"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps({"technique": f"figure {experiment}", "config": {"seed": 5}, "machine": {}}))
+    (folder / f"{experiment}.json").write_text(json.dumps(record | {"quick": True}))
+    [value] = figure.values()
+    assert shown() != value, "what ran with --quick proves nothing"
+    (folder / f"{experiment}.json").write_text(json.dumps(record | {"config": {"seed": 5}}))
+    assert shown() == value
+    at = page(name)
+    assert not at.error and f"your run in runs/figure/own, made by `etude figure {experiment}` · seed 5" in said(at)
 
 
 def test_examples_go_into_the_run_and_elsewhere_only_where_asked(tmp_path, monkeypatch, ask):
