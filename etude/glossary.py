@@ -84,7 +84,7 @@ TERMS: tuple[Term, ...] = (
     Term("logit", "A network's score for a token, before softmax makes a probability of it.", ("watch", 13), ("log-prob",)),
     Term("mesh", "The arrangement of ranks: which of them share rows, tokens of a row, or experts.", (11,), ("rank", "shard")),
     Term("nat", "A unit of information with the natural logarithm: 0.69 nats are one bit.", ("kl", 5)),
-    Term("nop", "A solution that does nothing. A good task pays it nothing.", (14,), ("oracle",), ("without doing anything",)),
+    Term("nop", "A solution that does nothing. A good task pays it nothing.", (14,), ("oracle",)),
     Term("off-policy", "Learned from tokens that another policy sampled than the one being trained.", (5,), ("staleness",)),
     Term("oracle", "Who knows the right answer: a closed form beside an estimate, or a script that writes the original code.", (5, 15), ("nop",)),
     Term(
@@ -99,7 +99,7 @@ TERMS: tuple[Term, ...] = (
     Term("router", "The small layer that chooses a token's experts.", ("replay", 8), ("expert",)),
     Term("sandbox", "A machine within the machine, where an agent may do what it likes and reaches nothing else.", (15,), ("snapshot",)),
     Term("segment", "The part of a chain that lies in one context.", (7,), ("chain", "context")),
-    Term("shard", "The part of a tensor, or of the data, that one rank holds.", (11, "weight-sync"), ("rank",)),
+    Term("shard", "The part of a tensor, or of the data, that one rank holds.", (11, 12), ("rank",)),
     Term("snapshot", "A stored state of a sandbox's files, named by their content.", (15,), ("sandbox",)),
     Term("staleness", "How many steps old the weights may be that sampled what is trained on.", ("async-rl", 13), ("off-policy",)),
     Term("step", "One update of the weights. In RL: the rollouts of many groups, and one gradient.", (0, "recipe"), ("group",)),

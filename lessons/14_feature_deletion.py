@@ -296,7 +296,7 @@ check(4, check_4)
 
 # %% [markdown]
 # Before a piece becomes a task, *fools* try it: code that returns None, or its last argument. A task asks for nothing if they pass more
-# than half of its tests.
+# than half of its tests. A *nop*, which leaves the package as it is, has to be paid nothing.
 #
 # ## As hard as the policy can bear
 #

@@ -55,7 +55,8 @@ def test_the_same_run_gives_the_same_files(twice):
 def test_the_command_writes_the_recipes_curves_too(tiny_run, tmp_path, ask, monkeypatch):
     monkeypatch.setattr(examples, "write", lambda run, out: [out / "rollouts.json"])
     code, said, _ = ask("examples", "--run", tiny_run, "--out", tmp_path)
-    assert code == 0 and said.split() == [str(tmp_path / "rollouts.json"), str(tmp_path / "recipe")]
+    assert code == 0 and said.splitlines()[:2] == [str(tmp_path / "rollouts.json"), str(tmp_path / "recipe")]
+    assert said.splitlines()[2].startswith("next: ")
     assert json.loads((tmp_path / "recipe" / "report.json").read_text())["technique"] == "recipe"
 
 
