@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from etude.explorer.charts import Axis, Look, chart, drawing, lines, points, rule
 from etude.explorer.page import COLOURS, Page, table
 from etude.explorer.playing import play
-from etude.explorer.spans import metrics, tint
+from etude.explorer.spans import exact, metrics, tint
 from ref import muon
 
 SHAPES = {"8 × 8": (8, 8), "8 × 16, wide": (8, 16), "16 × 8, tall": (16, 8), "16 × 32": (16, 32)}
@@ -219,7 +219,7 @@ def expert_section() -> None:
     still = max(row["moves by"] for row in rows if row["expert"] == EXPERTS[2])
     paths = {name: [row["of its first step"] for row in once if row["optimiser"] == name] for name in ("Muon", "Adam")}
     metrics(
-        ("Never visited, moves by", "exactly 0" if still == 0 else f"{still:.3g}", f"The largest of {STEPS} steps, Muon's and Adam's."),
+        ("Never visited, moves by", exact(still), f"The largest of {STEPS} steps, Muon's and Adam's."),
         *(
             (f"Visited once, {name}", f"{sum(path):.3g} first steps", f"How far it goes in {STEPS} steps after a single gradient, added up.")
             for name, path in paths.items()
