@@ -19,7 +19,7 @@ from sims.recipe import stages as recipe
 EVERY = "Every metric"
 FEW = 8
 """Curves of one metric that are drawn unless more are asked for."""
-SECONDS = 5.0
+SECONDS = 2.0
 """Between two looks into the files of a run that is going on."""
 
 

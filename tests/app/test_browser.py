@@ -45,12 +45,22 @@ def browser():
         started.close()
 
 
-@contextmanager
-def opened(browser, width):
-    """A tab in which nothing may go wrong, with `errors`, all that did."""
-    context = browser.new_context(viewport={"width": width, "height": 900}, accept_downloads=True, reduced_motion="reduce")
+@pytest.fixture(scope="module")
+def window(browser):
+    """What all tabs share is Streamlit's own code, which is then read and compiled once: loading it is half the time of a test. A tab is a session
+    of its own."""
+    context = browser.new_context(accept_downloads=True, reduced_motion="reduce")
     context.set_default_timeout(SLOW)
-    tab = context.new_page()
+    context.add_init_script("localStorage.clear()")  # where a tab would find whether the sidebar was open in the one before it
+    yield context
+    context.close()
+
+
+@contextmanager
+def opened(window, width):
+    """A tab in which nothing may go wrong, with `errors`, all that did."""
+    tab = window.new_page()
+    tab.set_viewport_size({"width": width, "height": 900})
     tab.errors = []
 
     def said(message):
@@ -61,19 +71,19 @@ def opened(browser, width):
     tab.on("console", said)
     tab.on("pageerror", lambda error: tab.errors.append(str(error)))
     yield tab
-    context.close()
+    tab.close()
 
 
 @pytest.fixture(params=WIDTHS)
-def tab(request, browser):
-    with opened(browser, request.param) as tab:
+def tab(request, window):
+    with opened(window, request.param) as tab:
         yield tab
 
 
 def settled(tab):
-    """Waits until the page is drawn to its end."""
-    expect(tab.locator("h1").first).to_be_visible(timeout=SLOW)
-    expect(tab.locator('[data-testid="stApp"][data-test-script-state="notRunning"]')).to_be_attached(timeout=SLOW)
+    """Waits until the page is drawn to its end: in the page, because `expect` looks only every second in the end."""
+    tab.locator("h1").first.wait_for()
+    tab.locator('[data-testid="stApp"][data-test-script-state="notRunning"]').wait_for(state="attached")
     return tab
 
 
@@ -82,27 +92,28 @@ def follow(tab, title):
     settled(tab)
     if tab.viewport_size["width"] < 800:
         tab.get_by_test_id("stExpandSidebarButton").click()
-    tab.get_by_role("link", name=title, exact=True).click()
+    tab.get_by_test_id("stSidebar").get_by_role("link", name=title, exact=True).press("Enter")
 
 
 def cut_off(tab):
     """Beginnings of code that is wider than its box; folded code is opened first."""
     folded = tab.locator("details:not([open]) > summary")
     while folded.count():
-        folded.first.click()
+        folded.evaluate_all("all => all.forEach(one => one.click())")
     code = tab.locator("pre:has(code.language-python)")
     expect(code.first).to_be_visible()
     return code.evaluate_all("all => all.filter(e => e.scrollWidth > e.clientWidth + 1).map(e => e.innerText.slice(0, 80))")
 
 
-def test_every_page_opens_without_an_error(browser, address):
-    """By its address on a wide screen, which then becomes a narrow one: nothing is wider than the screen, no code is cut off, and a wide picture
-    keeps a size that can be read where there is no room for it. Only the committed pictures of experiments stand still."""
-    with opened(browser, WIDTHS[0]) as tab:
-        for place, page in [("", PAGES[0]), *((page.name, page) for page in PAGES)]:
+def test_every_page_opens_without_an_error(window, address):
+    """By the sidebar, in one session, on a wide screen, which then becomes a narrow one: nothing is wider than the screen, no code is cut off, and a
+    wide picture keeps a size that can be read where there is no room for it. Only the committed pictures of experiments stand still."""
+    with opened(window, WIDTHS[0]) as tab:
+        tab.goto(address)
+        for page in PAGES:
             tab.set_viewport_size({"width": WIDTHS[0], "height": 900})
-            tab.goto(f"{address}/{place}")
-            expect(tab.locator("h1").first).to_have_text(page.title)
+            follow(tab, page.title)
+            tab.locator("h1").first.filter(has_text=page.title).wait_for()
             settled(tab)
             assert tab.locator('[data-testid="stException"]').count() == 0, page.name
             if page.look:
@@ -114,7 +125,7 @@ def test_every_page_opens_without_an_error(browser, address):
             for width in WIDTHS:
                 tab.set_viewport_size({"width": width, "height": 900})
                 fits(tab, page, width)
-                if place == "kl":  # all pages show their code in one way
+                if page.name == "kl":  # all pages show their code in one way
                     assert not cut_off(tab)
             assert not tab.errors, (page.name, tab.errors)
 
@@ -206,9 +217,9 @@ def test_a_page_leads_to_its_lesson(tab, address):
     assert not tab.errors
 
 
-def test_the_diagram_leads_to_a_stage_its_page_and_its_answer(browser, address):
+def test_the_diagram_leads_to_a_stage_its_page_and_its_answer(window, address):
     """By keyboard on a narrow screen, and in one session: what a reload would forget is still there."""
-    with opened(browser, WIDTHS[1]) as tab:
+    with opened(window, WIDTHS[1]) as tab:
         tab.goto(f"{address}/start")
         settled(tab).evaluate("window.kept = true")
         card = tab.get_by_role("heading", name="KL", exact=True)
@@ -250,48 +261,60 @@ def verdicts(tab):
     return last.all_inner_texts()
 
 
-def test_the_agent_plays_a_task_and_then_another_docstring(tab, address):
-    """To its verdict, before and after RL; edited, and again; one turn after the other; and with drafts."""
-    tab.goto(f"{address}/watch?task=7")
-    before, after = verdicts(tab)
-    assert "not solved" in before and "not solved" not in after and "solved" in after, "the task of the committed recording"
-    assert tab.locator(".rollout").first.bounding_box()["y"] < 0.8 * tab.viewport_size["height"], "the page opens on an agent at work"
-    expect(tab.get_by_text("sft, before RL")).to_be_visible()
-    expect(tab.get_by_text("agent, after RL")).to_be_visible()
+def a_token_is_told(tab, width):
+    """While the mouse is over it, within the screen; the page opens on an agent at work."""
+    if width < 640:
+        expect(tab.get_by_test_id("stSidebar")).to_have_attribute("data-collapsed", "true")
+    assert tab.locator(".rollout").first.bounding_box()["y"] < 0.8 * tab.viewport_size["height"]
     token = tab.locator(".token").first
-    expect(token.locator(".more")).to_be_hidden()
-    token.hover()
     told = token.locator(".more")
-    expect(told).to_be_visible()
+    tab.mouse.move(0, 0)
+    expect(told).to_be_hidden()
+    for _ in range(50):  # a screen that has just become narrow may still move the token away from the mouse
+        token.hover()
+        if place := told.bounding_box():
+            break
     expect(told).to_contain_text("else:")
-    place = told.bounding_box()
-    assert place["x"] >= 0 and place["x"] + place["width"] <= tab.viewport_size["width"]
-    prompt = tab.locator(".said").first.inner_text()
-    words = tab.get_by_role("textbox", name=re.compile("Docstring of"))
-    words.fill("a plus b then double")
-    words.press("Enter")
-    expect(tab.locator(".rollout").last).to_contain_text("a plus b then double")
-    edited = verdicts(tab)
-    assert tab.locator(".said").first.inner_text() == prompt and edited[1] != after, "the same files, but another answer"
-    assert "doc-" in tab.url
-    expect(tab.locator(".token.kept")).to_have_count(0)
-    tab.get_by_text("Drafts", exact=True).click()
-    expect(tab.locator(".token.kept").first).to_be_visible()
-    expect(tab.get_by_text(re.compile(r"drafts kept")).last).to_be_visible()
-    assert verdicts(tab) == edited, "drafts change no token"
-    whole = tab.locator(".token").count()
-    tab.get_by_role("button", name="Play").click()
-    expect(tab.get_by_role("button", name="Pause")).to_be_visible()
-    # It begins with the first message, and goes on by itself.
-    tab.wait_for_function("most => { const now = document.querySelectorAll('.token').length; return 0 < now && now < most }", arg=whole)
-    expect(tab.get_by_role("button", name="Play")).to_be_visible()
-    assert tab.locator(".token").count() == whole and verdicts(tab) == edited and not tab.errors
+    assert place["x"] >= 0 and place["x"] + place["width"] <= width
 
 
-def test_a_run_that_is_going_on_is_followed_without_a_reload(browser, address, folder):
+def test_the_agent_plays_a_task_and_then_another_docstring(window, address):
+    """To its verdict, before and after RL; then on a narrow screen: edited, and again; one turn after the other; and with drafts."""
+    with opened(window, WIDTHS[0]) as tab:
+        tab.goto(f"{address}/watch?task=7")
+        before, after = verdicts(tab)
+        assert "not solved" in before and "not solved" not in after and "solved" in after, "the task of the committed recording"
+        expect(tab.get_by_text("sft, before RL")).to_be_visible()
+        expect(tab.get_by_text("agent, after RL")).to_be_visible()
+        for width in WIDTHS:
+            tab.set_viewport_size({"width": width, "height": 900})
+            a_token_is_told(tab, width)
+        prompt = tab.locator(".said").first.inner_text()
+        words = tab.get_by_role("textbox", name=re.compile("Docstring of"))
+        words.fill("a plus b then double")
+        words.press("Enter")
+        expect(tab.locator(".rollout").last).to_contain_text("a plus b then double")
+        edited = verdicts(tab)
+        assert tab.locator(".said").first.inner_text() == prompt and edited[1] != after, "the same files, but another answer"
+        assert "doc-" in tab.url
+        expect(tab.locator(".token.kept")).to_have_count(0)
+        tab.get_by_text("Drafts", exact=True).click()
+        expect(tab.locator(".token.kept").first).to_be_visible()
+        expect(tab.get_by_text(re.compile(r"drafts kept")).last).to_be_visible()
+        assert verdicts(tab) == edited, "drafts change no token"
+        whole = tab.locator(".token").count()
+        tab.get_by_role("button", name="Play").click()
+        expect(tab.get_by_role("button", name="Pause")).to_be_visible()
+        # It begins with the first message, and goes on by itself.
+        tab.wait_for_function("most => { const now = document.querySelectorAll('.token').length; return 0 < now && now < most }", arg=whole)
+        expect(tab.get_by_role("button", name="Play")).to_be_visible()
+        assert tab.locator(".token").count() == whole and verdicts(tab) == edited and not tab.errors
+
+
+def test_a_run_that_is_going_on_is_followed_without_a_reload(window, address, folder):
     run = trained(folder / "runs" / "mine", steps=1, ended=False)
     try:
-        with opened(browser, WIDTHS[0]) as tab, locked(run) as held:
+        with opened(window, WIDTHS[0]) as tab, locked(run) as held:
             tab.goto(f"{address}/recipe?run=mine")
             expect(settled(tab).get_by_text("step 1 of 3")).to_be_visible()
             with open(run / "metrics" / "dr-grpo.jsonl", "a") as file:
@@ -316,8 +339,8 @@ def place(tab, name, across=0.6, down=0.45):
     return box["x"] + across * box["width"], box["y"] + down * box["height"]
 
 
-def test_hovering_tells_a_figure_and_a_brush_filters(browser, address):
-    with opened(browser, WIDTHS[0]) as tab:
+def test_hovering_tells_a_figure_and_a_brush_filters(window, address):
+    with opened(window, WIDTHS[0]) as tab:
         tab.goto(f"{address}/kl?kl=0.5")
         x, y = place(settled(tab), "kl-values", 0.4)
         tab.mouse.move(x, y)
@@ -336,8 +359,8 @@ def test_hovering_tells_a_figure_and_a_brush_filters(browser, address):
         assert not tab.errors
 
 
-def test_a_mark_and_a_row_open_their_rollout(browser, address):
-    with opened(browser, WIDTHS[0]) as tab:
+def test_a_mark_and_a_row_open_their_rollout(window, address):
+    with opened(window, WIDTHS[0]) as tab:
         tab.goto(f"{address}/penalties")
         tab.mouse.click(*place(settled(tab), "marginal-cost", 0.9))
         tab.wait_for_url("**read=*")
@@ -351,17 +374,17 @@ def test_a_mark_and_a_row_open_their_rollout(browser, address):
         assert not tab.errors
 
 
-def test_a_chart_is_light_on_dark(browser, address):
+def test_a_chart_is_light_on_dark(window, address):
     """Its words, and its downloads lie below it."""
-    context = browser.new_context(viewport={"width": WIDTHS[1], "height": 900}, color_scheme="dark", accept_downloads=True)
-    tab = context.new_page()
-    tab.goto(f"{address}/real-time-rl")
-    words = settled(tab).locator(f"{CHART} svg.marks .role-axis-title text").first
-    expect(words).to_be_attached()
-    red, green, blue, *_ = map(int, re.findall(r"\d+", words.evaluate("one => getComputedStyle(one).fill")))
-    assert min(red, green, blue) > 128
-    with tab.expect_download(timeout=SLOW) as loading:
-        tab.get_by_role("button", name="Picture (PNG)").first.click()
-    with open(loading.value.path(), "rb") as file:
-        assert file.read(8) == b"\x89PNG\r\n\x1a\n"
-    context.close()
+    with opened(window, WIDTHS[1]) as tab:
+        tab.emulate_media(color_scheme="dark", reduced_motion="reduce")
+        tab.goto(f"{address}/real-time-rl")
+        words = settled(tab).locator(f"{CHART} svg.marks .role-axis-title text").first
+        expect(words).to_be_attached()
+        red, green, blue, *_ = map(int, re.findall(r"\d+", words.evaluate("one => getComputedStyle(one).fill")))
+        assert min(red, green, blue) > 128
+        with tab.expect_download() as loading:
+            tab.get_by_role("button", name="Picture (PNG)").first.click()
+        with open(loading.value.path(), "rb") as file:
+            assert file.read(8) == b"\x89PNG\r\n\x1a\n"
+        assert not tab.errors

@@ -43,15 +43,22 @@ def test_figures_are_those_of_the_rollouts(one_core, ask):
     assert sum(some["tasks"] for some in only["by_depth"].values()) == 2
 
 
-def test_an_agent_beside_itself_differs_in_nothing(one_core, ask, tmp_path):
+def test_an_agent_beside_itself_differs_in_nothing(one_core, ask, tmp_path, monkeypatch):
+    """And the table has the figures of the JSON: of the same rollouts, which are not played again for it."""
     shutil.copytree(FOLDER, tmp_path / "other")
-    code, out, _ = ask("eval", FOLDER, "--before", tmp_path / "other", "--tasks", 1, "--samples", 1, "--json")
+    parts, play_all = [], evaluating.played
+    monkeypatch.setattr(evaluating, "played", lambda *how: parts.append(play_all(*how)) or parts[-1])
+    words = ["eval", FOLDER, "--before", tmp_path / "other", "--tasks", 1, "--samples", 1]
+    code, out, _ = ask(*words, "--json")
     found = json.loads(out)
-    assert code == 0 and all(value == {"value": 0, "low": 0, "high": 0} for value in found["difference"].values())
-    code, out, _ = ask("eval", "--tasks", 1, "--samples", 1)  # the clone's agent, as in etude play
+    assert code == 0 and len(parts) == 2 and all(value == {"value": 0, "low": 0, "high": 0} for value in found["difference"].values())
+    monkeypatch.setattr(evaluating, "played", lambda *how: parts.pop(0))
+    monkeypatch.setenv("COLUMNS", "250")
+    code, out, _ = ask(*words)
     rows = [line.split() for line in out.splitlines()]
     value = found["agents"][1]["success"]
-    assert code == 0 and ["success", f"{value['value']:.3f}", f"[{value['low']:.3f},", f"{value['high']:.3f}]"] in rows
+    shown = [f"{value['value']:.3f}", f"[{value['low']:.3f},", f"{value['high']:.3f}]"]
+    assert code == 0 and ["success", *shown, *shown, "0.000", "[0.000,", "0.000]"] in rows
 
 
 @pytest.mark.parametrize(
