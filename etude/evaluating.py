@@ -55,7 +55,7 @@ def evaluate(where: Path | None, before: str | None, tasks: int, samples: int, s
 def played(agent: Agent, tasks: list[Task], samples: int, seed: int) -> dict[str, Any]:
     """What an agent did on these tasks, under its own settings."""
     recipe = replace(agent.recipe, evaluation=replace(agent.recipe.evaluation, tasks=len(tasks), samples=samples))
-    line, done = Line(agent.name, f"of {len(tasks) * samples} rollouts"), 0
+    line, done = Line(agent.name, "rollouts", len(tasks) * samples), 0
 
     def tell(so_far: int) -> None:
         nonlocal done

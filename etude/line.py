@@ -5,14 +5,17 @@ from __future__ import annotations
 import sys
 import time
 
+from etude.expected import duration
+
 __all__ = ["Line"]
 
 
 class Line:
-    """How far something is: one line that is drawn again on a terminal, and elsewhere a line every 20 seconds."""
+    """How far something is: one line that is drawn again on a terminal, and elsewhere a line every 20 seconds. Where the end is known, it says how
+    long the rest will take at the pace so far."""
 
-    def __init__(self, name: str, what: str) -> None:
-        self.name, self.what, self.done, self.since = name, what, 0, time.monotonic()
+    def __init__(self, name: str, what: str, total: int | None = None) -> None:
+        self.name, self.what, self.total, self.done, self.since = name, what, total, 0, time.monotonic()
         self.drawn = self.since
 
     def __call__(self, count: int) -> None:
@@ -20,8 +23,15 @@ class Line:
         now, terminal = time.monotonic(), sys.stdout.isatty()
         if now - self.drawn >= (0.2 if terminal else 20.0):
             self.drawn = now
-            says = f"{self.name}: {self.done} {self.what}, {now - self.since:.0f} s"
+            says = f"{self.name}: {self.words(now - self.since)}"
             print(f"\r\x1b[K{says}" if terminal else says, end="" if terminal else "\n", flush=True)
+
+    def words(self, seconds: float) -> str:
+        """How much is done after so many seconds, and how long the rest will take."""
+        if self.total is None:
+            return f"{self.done} {self.what}, {seconds:.0f} s"
+        left = f", about {duration(seconds * (self.total - self.done) / self.done)} left" if 0 < self.done < self.total else ""
+        return f"{self.done} of {self.total} {self.what}, {seconds:.0f} s{left}"
 
     def end(self) -> None:
         if sys.stdout.isatty():

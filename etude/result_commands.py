@@ -135,7 +135,11 @@ def examples(
     out, settings, began = out or run / examples.PLACE, stored_config(run, "recipe"), time.monotonic()
     if said := command_times.told("examples", settings):
         print(said, flush=True)
-    for path in [*examples.write(run, out), write_recipe(run, out / "recipe")]:
+
+    def begins(part: str) -> None:
+        print(f"part {examples.PARTS.index(part) + 1} of {len(examples.PARTS)}: {part}, {time.monotonic() - began:.0f} s", flush=True)
+
+    for path in [*examples.write(run, out, progress=begins), write_recipe(run, out / "recipe")]:
         print(path)
     command_times.remember("examples", settings, time.monotonic() - began)
     afterwards.show(afterwards.of_examples(run, out))

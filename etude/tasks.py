@@ -173,7 +173,7 @@ def checked(path: Path, package: Package, made: Made, jobs: int, seconds: float,
     not looked at again; the rest is added there."""
     known = checks_of(path, package.digest, ask)
     todo = [task for task in made.tasks if task.id not in known]
-    line, log = Line(f"{package.name} {package.version}", f"of {len(todo)} tasks graded"), Journal(path)
+    line, log = Line(f"{package.name} {package.version}", "tasks graded", len(todo)), Journal(path)
     if log.torn():
         log.append(b"\n")
     try:

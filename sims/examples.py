@@ -16,7 +16,7 @@ the same run on the same machine gives the same files. If an example was chosen 
 import io
 import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,7 +43,7 @@ from sims.recipe.demonstrations import context
 from sims.recipe.learner import language_of, load_checkpoint
 from sims.recipe.settings import Recipe
 
-__all__ = ["PLACE", "Sizes", "write"]
+__all__ = ["PARTS", "PLACE", "Sizes", "write"]
 
 PLACE = "examples"
 """Folder of the examples inside a run's folder."""
@@ -75,9 +75,13 @@ class Sizes:
     """Seed of all random numbers."""
 
 
-def write(run_folder: Path, out: Path, sizes: Sizes = Sizes()) -> list[Path]:
-    """Runs the last agent of a finished run of the recipe and writes the examples to `out`. Raises RunError if `run_folder` is not such a
-    run, or has no MTP layers."""
+PARTS = ("rollouts", "routing", "chain", "drafting", "hints", "token-distributions")
+"""In the order in which they are made."""
+
+
+def write(run_folder: Path, out: Path, sizes: Sizes = Sizes(), progress: Callable[[str], None] = lambda part: None) -> list[Path]:
+    """Runs the last agent of a finished run of the recipe and writes the examples to `out`. `progress` is called with the name of each of `PARTS`
+    when it begins. Raises RunError if `run_folder` is not such a run, or has no MTP layers."""
     recipe, language = read_config(run_folder), language_of(run_folder)
     after, mtp = load_checkpoint(run_folder, recipe, "final")
     before = load_checkpoint(run_folder, recipe, "sft", with_mtp=False)[0]
@@ -86,25 +90,30 @@ def write(run_folder: Path, out: Path, sizes: Sizes = Sizes()) -> list[Path]:
     tasks = list(itertools.islice(task_stream(recipe, "evaluation"), max(sizes.tasks, sizes.routed, sizes.drafted)))
     generator = torch.Generator().manual_seed(sizes.seed)
     r = recipe.rl
+    progress("rollouts")
     episodes = play(
         Sampler(after, torch.float32), language, tasks[: sizes.tasks], sizes.samples, context(language, recipe), r.max_turns, generator, r.temperature
     )
+    progress("routing")
     routed, arrays = routes(after, recipe, language, tasks[: sizes.routed], sizes)
-    texts = {
-        "rollouts": {"rollouts": [told(e) for e in mixed(episodes, sizes)]},
-        "chain": retold(after, before, recipe, language, tasks, episodes, sizes.samples),
-        "routing": routed,
-        "drafting": drafts(after, mtp, recipe, language, tasks[: sizes.drafted]),
-        "hints": hinted_messages(tasks[: sizes.tasks], episodes, r.temperature, sizes.seed),
-    }
+    progress("chain")
+    chain = retold(after, before, recipe, language, tasks, episodes, sizes.samples)
+    progress("drafting")
+    drafted = drafts(after, mtp, recipe, language, tasks[: sizes.drafted])
+    progress("hints")
+    hints = hinted_messages(tasks[: sizes.tasks], episodes, r.temperature, sizes.seed)
+    rollouts = {"rollouts": [told(e) for e in mixed(episodes, sizes)]}
+    texts = {"rollouts": rollouts, "chain": chain, "routing": routed, "drafting": drafted, "hints": hints}
+    progress("token-distributions")
+    columns = distributions(after, before, episodes, sizes)
     out.mkdir(parents=True, exist_ok=True)
     paths = [out / f"{name}.json" for name in texts]
     for path, found in zip(paths, texts.values(), strict=True):
         atomic_write(path, json.dumps(found, indent=1, ensure_ascii=False) + "\n")
-    for name, columns in (("token-distributions", distributions(after, before, episodes, sizes)), ("routing", arrays)):
+    for name, some in (("token-distributions", columns), ("routing", arrays)):
         paths.append(out / f"{name}.npz")
         file = io.BytesIO()
-        np.savez_compressed(file, **columns)  # pyright: ignore[reportArgumentType]
+        np.savez_compressed(file, **some)  # pyright: ignore[reportArgumentType]
         atomic_write(paths[-1], file.getvalue())
     return paths
 

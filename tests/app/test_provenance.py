@@ -193,7 +193,7 @@ def test_examples_go_into_the_run_and_elsewhere_only_where_asked(tmp_path, monke
 
     monkeypatch.chdir(tmp_path)
     written = []
-    monkeypatch.setattr(players, "write", lambda run, out: written.append(out) or [])
+    monkeypatch.setattr(players, "write", lambda run, out, progress: written.append(out) or [])
     monkeypatch.setattr(examples, "write_recipe", lambda run, out: written.append(out) or out)
     assert ask("examples", "--run", "runs/mine")[0] == 0
     assert [str(path) for path in written] == ["runs/mine/examples", "runs/mine/examples/recipe"]

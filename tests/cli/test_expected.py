@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from environments.tasks.package import Package
 from etude import afterwards, catalog, expected, result_commands, task_times
 from etude.explorer import examples as explorer_examples
+from etude.line import Line
 from kit.process import machine
 from kit.runs import Run
 from sims import examples
@@ -169,11 +170,11 @@ def test_a_package_takes_as_long_as_it_took_here(home, monkeypatch):
 
 
 def test_examples_take_as_long_as_they_took_with_such_a_run(home, ask, monkeypatch):
-    """The first time nobody knows; then with the same settings, whatever the seed; and the end says what comes next."""
+    """The first time nobody knows; then with the same settings, whatever the seed; it says which part begins, and the end what comes next."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(home / "cache"))
-    monkeypatch.setattr(examples, "write", lambda run, out: [])
+    monkeypatch.setattr(examples, "write", lambda run, out, progress: progress("routing") or [])
     monkeypatch.setattr(explorer_examples, "write_recipe", lambda run, out: out)
-    clock = itertools.cycle([0.0, 240.0])
+    clock = itertools.cycle([0.0, 60.0, 240.0])
     monkeypatch.setattr(result_commands, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     for name, settings in (("one", {"seed": 0, "rl": {"steps": 3}}), ("two", {"seed": 1, "rl": {"steps": 3}}), ("other", {"rl": {"steps": 4}})):
         (home / "runs" / name).mkdir(parents=True)
@@ -181,9 +182,27 @@ def test_examples_take_as_long_as_they_took_with_such_a_run(home, ask, monkeypat
     says = "expected: 4 min, as etude examples took on this machine with such a run\n"
     for name, known in (("one", False), ("one", True), ("two", True), ("other", False)):
         code, out, _ = ask("examples", "--run", f"runs/{name}")
-        assert code == 0 and out.startswith(says) is known and "next:   etude explore" in out and f"etude play runs/{name}" in out
+        assert (
+            code == 0
+            and out.startswith(says) is known
+            and "part 2 of 6: routing, 60 s\n" in out
+            and "next:   etude explore" in out
+            and f"etude play runs/{name}" in out
+        )
     monkeypatch.setenv("XDG_CACHE_HOME", str(home / "runs" / "one" / "config.json"))
     assert ask("examples", "--run", "runs/one")[0] == 0, "a folder that cannot be written"
+
+
+@given(st.integers(1, 500), st.integers(0, 500), st.floats(0.1, 1e5))
+def test_a_line_says_how_long_the_rest_takes(total, done, seconds):
+    """At the pace so far; nothing before the first is done, and after the last."""
+    one = Line("agent", "rollouts", total)
+    one.done = done = min(done, total)
+    says = one.words(seconds)
+    begins, _, left = says.partition(", about ")
+    assert begins == f"{done} of {total} rollouts, {seconds:.0f} s" and bool(left) == (0 < done < total)
+    assert not left or left == f"{expected.duration(seconds * (total - done) / done)} left"
+    assert Line("words", "runs of its tests").words(3.4) == "0 runs of its tests, 3 s"
 
 
 def steps(root: Path) -> list[tuple[str, str]]:

@@ -35,7 +35,9 @@ def twice(tiny_run, tmp_path_factory):
 
 def write(run, out):
     torch.set_num_threads(1)  # two of them on two cores
-    assert sorted(path.name for path in examples.write(run, out, SIZES)) == sorted(path.name for path in out.iterdir())
+    begun = []
+    assert sorted(path.name for path in examples.write(run, out, SIZES, begun.append)) == sorted(path.name for path in out.iterdir())
+    assert tuple(begun) == examples.PARTS
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +55,7 @@ def test_the_same_run_gives_the_same_files(twice):
 
 
 def test_the_command_writes_the_recipes_curves_too(tiny_run, tmp_path, ask, monkeypatch):
-    monkeypatch.setattr(examples, "write", lambda run, out: [out / "rollouts.json"])
+    monkeypatch.setattr(examples, "write", lambda run, out, progress: [out / "rollouts.json"])
     code, said, _ = ask("examples", "--run", tiny_run, "--out", tmp_path)
     assert code == 0 and said.splitlines()[:2] == [str(tmp_path / "rollouts.json"), str(tmp_path / "recipe")]
     assert said.splitlines()[2].startswith("next: ")
