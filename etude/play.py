@@ -12,6 +12,7 @@ import secrets
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from random import Random
 from typing import TextIO
@@ -57,6 +58,11 @@ class Agent:
     def network(self) -> Transformer:
         """Its network as the recipe plays it. Raises RunError for a checkpoint stored as a difference from another than the one above it."""
         return difference.network(self.folder, self.recipe.mtp.layers).to(getattr(torch, self.recipe.training.dtype))
+
+    @cached_property
+    def sampler(self) -> Sampler:
+        """What plays it, made once: a rollout changes nothing in it. Raises as `network`."""
+        return Sampler(self.network(), getattr(torch, self.recipe.training.sampler_dtype))
 
     def drafts(self) -> MTP | None:
         """Its draft layers, rounded alike; None where it has none. Raises RunError as `network`, and for layers of another shape."""
@@ -146,15 +152,13 @@ def episode_of(agent: Agent, task: Task, temperature: float, seed: int) -> tuple
     """An agent's rollout and the network that sampled it; temperature 0 is greedy. Raises RunError for a network that gives no distribution or no
     room for the task."""
     recipe = agent.recipe
-    model = agent.network()
     generator = torch.Generator().manual_seed(seed) if temperature else None
     how = context(agent.language, recipe)
     try:
-        sampler = Sampler(model, getattr(torch, recipe.training.sampler_dtype))
-        (episode,) = play(sampler, agent.language, [task], 1, how, recipe.rl.max_turns, generator, temperature)
+        (episode,) = play(agent.sampler, agent.language, [task], 1, how, recipe.rl.max_turns, generator, temperature)
     except ValueError as error:
         raise RunError(f"{agent.name} cannot play: {error}") from None
-    return episode, sampler.model
+    return episode, agent.sampler.model
 
 
 def play_one(agent: Agent, task: Task, temperature: float, seed: int) -> Played:
