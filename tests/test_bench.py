@@ -1,6 +1,7 @@
 """The benchmark runs, and shows no speed when what it times computes something else."""
 
 import json
+import logging.handlers
 
 import pytest
 import torch
@@ -95,18 +96,23 @@ def test_kept_memory_is_used_again():
 
 
 def test_bench_explorer_times_every_slider_of_a_page(tmp_path, monkeypatch, capsys):
+    """And prints nothing else: Streamlit warns a driver that runs in no session."""
     from etude import explorer
     from etude.bench import explorer as bench_explorer
 
     monkeypatch.setattr(explorer, "PAGES", [page for page in explorer.PAGES if page.name == "summary"])
     monkeypatch.setattr(bench_explorer, "VALUES", 2)
+    warned = logging.handlers.BufferingHandler(100)
+    contexts = logging.getLogger("streamlit.runtime.scriptrunner_utils.script_run_context")
+    monkeypatch.setattr(contexts, "handlers", [warned])
+    contexts.setLevel("WARNING")
     record = bench_explorer.bench(tmp_path)
     [path] = tmp_path.iterdir()
     assert path.name.startswith("explorer-") and json.loads(path.read_text()) == record
     [control] = record["controls"]
     assert [page["page"] for page in record["pages"]] == ["summary"] and record["pages"][0]["cold_s"] == record["slowest_cold_s"] > 0
     assert control["control"] == "piece-1" and len(control["seconds"]) == 2 and min(control["seconds"]) > 0
-    assert f"median {record['median_s'] * 1e3:.0f} ms" in capsys.readouterr().out
+    assert f"median {record['median_s'] * 1e3:.0f} ms" in capsys.readouterr().out and not warned.buffer
 
 
 def test_bench_explorer_times_a_slider_that_another_slider_renames():

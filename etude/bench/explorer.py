@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from logging import getLogger
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -57,6 +58,7 @@ def opened(name: str) -> tuple[AppTest, float]:
     """A page in a new session, and the seconds until it was drawn. Raises RuntimeError if it fails."""
     from streamlit.testing.v1 import AppTest
 
+    getLogger("streamlit.runtime.scriptrunner_utils.script_run_context").setLevel("ERROR")  # the driver runs in no session, and is told so each time
     at = AppTest.from_string(f"from etude.explorer import start\nstart({name!r})", default_timeout=SLOW)
     began = time.perf_counter()
     at.run()
