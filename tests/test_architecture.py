@@ -8,6 +8,7 @@ import json
 import re
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,21 @@ MAY = {
 }
 
 
+@cache
+def nodes(source: str) -> tuple[ast.AST, ...]:
+    """All of a program, in the order of `ast.walk`; read once, though many tests ask."""
+    return tuple(ast.walk(ast.parse(source)))
+
+
+def text(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
+
+
+def last(called: ast.AST) -> str:
+    """The last part of a dotted name; empty for what is none."""
+    return called.attr if isinstance(called, ast.Attribute) else called.id if isinstance(called, ast.Name) else ""
+
+
 def imports(path: Path) -> set[str]:
     """Every module that the file imports, anywhere in it, also by importlib or the engine's `kernel` with a literal name."""
     return imported(path.read_text(encoding="utf-8"), path.relative_to(ROOT).parent.parts)
@@ -56,7 +72,7 @@ def imports(path: Path) -> set[str]:
 
 def imported(source: str, package: tuple[str, ...]) -> set[str]:
     found = set()
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes(source):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -64,9 +80,9 @@ def imported(source: str, package: tuple[str, ...]) -> set[str]:
             module = ".".join([*base, *([node.module] if node.module else [])])
             found |= {f"{module}.{alias.name}" for alias in node.names}
         elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
-            if ast.unparse(node.func) in ("importlib.import_module", "__import__"):
+            if last(node.func) in ("import_module", "__import__") and ast.unparse(node.func) in ("importlib.import_module", "__import__"):
                 found.add(node.args[0].value)
-            elif ast.unparse(node.func) in ("kernel", "engine.kernel"):
+            elif last(node.func) == "kernel" and ast.unparse(node.func) in ("kernel", "engine.kernel"):
                 found.add(f"kernels.{node.args[0].value}")
     return found
 
@@ -84,7 +100,7 @@ def files() -> list[Path]:
 def test_quantiles_are_numpy_s():
     """`torch.quantile` refuses more than 2^24 values, and a step of a full run samples more tokens."""
     for path in files():
-        calls = [node.func for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.Call)]
+        calls = [node.func for node in nodes(text(path)) if isinstance(node, ast.Call)]
         owners = {ast.unparse(f.value) for f in calls if isinstance(f, ast.Attribute) and f.attr in ("quantile", "nanquantile")}
         assert owners <= {"np"}, path
 
@@ -144,7 +160,7 @@ def test_fp8_is_rounded_in_one_place():
     casts = {"float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu"}
     for path in files():
         name = path.relative_to(ROOT).as_posix()
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in nodes(text(path)):
             if name not in allowed:
                 assert not (isinstance(node, ast.Attribute) and node.attr in casts), f"{name} casts to FP8; ref.formats.e4m3_encode does"
             if name != "ref/formats.py" and not name.startswith("kernels/"):
@@ -153,14 +169,18 @@ def test_fp8_is_rounded_in_one_place():
 
 def parses_lines(source: str) -> bool:
     """Whether a program takes JSON from something that it loops over, line by line."""
-    tree = ast.parse(source)
-    loops = [node for node in ast.walk(tree) if isinstance(node, ast.For | ast.comprehension)]
+    loops = [node for node in nodes(source) if isinstance(node, ast.For | ast.comprehension)]
     names = {name.id for loop in loops for name in ast.walk(loop.target) if isinstance(name, ast.Name)}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and ast.unparse(node.func) == "json.loads" and isinstance(node.args[0], ast.Name):
+    for node in nodes(source):
+        if (
+            isinstance(node, ast.Call)
+            and last(node.func) == "loads"
+            and ast.unparse(node.func) == "json.loads"
+            and isinstance(node.args[0], ast.Name)
+        ):
             if node.args[0].id in names:
                 return True
-        if isinstance(node, ast.Call) and ast.unparse(node.func) == "map" and ast.unparse(node.args[0]) == "json.loads":
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "map" and ast.unparse(node.args[0]) == "json.loads":
             return True
     return False
 
@@ -183,15 +203,20 @@ def private(name: str) -> bool:
     return name.startswith("_") and not name.startswith("__")
 
 
-def own_names(tree: ast.AST) -> set[str]:
+def own_names(source: str) -> set[str]:
     """The private names that a file defines: functions, classes, variables, arguments, attributes."""
     found = set()
-    for node in ast.walk(tree):
+    for node in nodes(source):
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             found.add(node.name)
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             found.add(node.id)
-        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and ast.unparse(node.value) in ("self", "cls"):
+        elif (
+            isinstance(node, ast.Attribute)
+            and isinstance(node.ctx, ast.Store)
+            and isinstance(node.value, ast.Name)
+            and node.value.id in ("self", "cls")
+        ):
             found.add(node.attr)
     return {name for name in found if private(name)}
 
@@ -199,9 +224,9 @@ def own_names(tree: ast.AST) -> set[str]:
 def trespasses(source: str, package: tuple[str, ...], others: set[str]) -> set[str]:
     """Names with an underscore that a file takes from a module of ours, or from an object whose class stands in another file: `others` are the
     private names that other files define."""
-    tree, found, modules = ast.parse(source), set(), set()
-    others, methods = others - own_names(tree), [node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
-    for node in ast.walk(tree):
+    tree, found, modules = nodes(source), set(), set()
+    others, methods = others - own_names(source), [node.name for node in tree if isinstance(node, ast.FunctionDef)]
+    for node in tree:
         if isinstance(node, ast.ImportFrom):
             base = package[: len(package) - node.level + 1] if node.level else ()
             module = ".".join([*base, *([node.module] if node.module else [])])
@@ -210,13 +235,13 @@ def trespasses(source: str, package: tuple[str, ...], others: set[str]) -> set[s
                 modules |= {alias.asname or alias.name for alias in node.names}
         elif isinstance(node, ast.Import):
             modules |= {alias.asname or alias.name for alias in node.names if alias.name.partition(".")[0] in {*ROOMS, "tests"}}
-    for node in ast.walk(tree):
+    for node in tree:
         if isinstance(node, ast.Attribute) and private(node.attr):
             owner = ast.unparse(node.value)
             inherited = owner == "super()" and methods.count(node.attr) < 2  # this file does not hold the one that is overridden
             if owner in modules or owner.rpartition(".")[0] in modules or inherited or node.attr in others:
                 found.add(f"{owner}.{node.attr}")
-        elif isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in ("setattr", "getattr", "delattr") and len(node.args) > 1:
+        elif isinstance(node, ast.Call) and last(node.func) in ("setattr", "getattr", "delattr") and len(node.args) > 1:
             owner, name = node.args[:2]
             if isinstance(name, ast.Constant) and private(str(name.value)) and ast.unparse(owner) in modules:
                 found.add(f"{ast.unparse(owner)}.{name.value}")
@@ -226,7 +251,7 @@ def trespasses(source: str, package: tuple[str, ...], others: set[str]) -> set[s
 def test_no_file_uses_the_private_names_of_another():
     """What another file may use has a name without an underscore, and a docstring that says what it is."""
     every = [*files(), *sorted((ROOT / "tests").rglob("*.py"))]
-    defined = {path: own_names(ast.parse(path.read_text(encoding="utf-8"))) for path in every}
+    defined = {path: own_names(text(path)) for path in every}
     found = {}
     for path in every:
         others = set().union(*(names for other, names in defined.items() if other != path))
@@ -317,7 +342,7 @@ def test_the_walker_sees_relative_nested_and_dynamic_imports():
 def test_nobody_knows_the_name_of_the_folder_of_kernels():
     """Installed it is `etude_kernels`: its modules import each other relatively, and other rooms ask the engine."""
     for path in files():
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in nodes(text(path)):
             named = [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
             named += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             assert not any(name.partition(".")[0] == "kernels" for name in named), f"{path} imports kernels by that name"

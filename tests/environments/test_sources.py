@@ -92,7 +92,10 @@ def test_a_file_that_is_no_sdist(tmp_path, spec):
 
 
 @pytest.mark.parametrize("spec", ["", "../x", "words>=1", "words==", "a b"])
-def test_what_names_no_package(tmp_path, spec):
+def test_what_names_no_package(tmp_path, spec, monkeypatch):
+    """In a folder that has no neighbours."""
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
     with pytest.raises((RunError, ValueError), match="names no package|no source of Python"):
         package_of(spec or "==", tmp_path)
 
