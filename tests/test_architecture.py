@@ -61,13 +61,13 @@ def text(path: Path) -> str:
 
 
 def last(called: ast.AST) -> str:
-    """The last part of a dotted name; empty for what is none."""
+    """The last part of a dotted name; empty for what is none. Asked before `ast.unparse`, which is slow."""
     return called.attr if isinstance(called, ast.Attribute) else called.id if isinstance(called, ast.Name) else ""
 
 
 def imports(path: Path) -> set[str]:
     """Every module that the file imports, anywhere in it, also by importlib or the engine's `kernel` with a literal name."""
-    return imported(path.read_text(encoding="utf-8"), path.relative_to(ROOT).parent.parts)
+    return imported(text(path), path.relative_to(ROOT).parent.parts)
 
 
 def imported(source: str, package: tuple[str, ...]) -> set[str]:
@@ -189,7 +189,7 @@ def test_lines_of_json_are_read_in_one_place():
     """A kill may tear the last one, and `kit.disk.read_lines` knows. What is held out (`sims/recipe/data.py`) is recorded with its hash: whole,
     or refused, and no line of it may be passed over. Rows of a user's corpus (`scaled/data/documents.py`) come from a stream, and each bad one is
     named."""
-    found = {path.relative_to(ROOT).as_posix() for path in [*files(), ROOT / "tests/mutants.py"] if parses_lines(path.read_text(encoding="utf-8"))}
+    found = {path.relative_to(ROOT).as_posix() for path in [*files(), ROOT / "tests/mutants.py"] if parses_lines(text(path))}
     assert found == {"kit/disk.py", "sims/recipe/data.py"}
 
 
@@ -255,7 +255,7 @@ def test_no_file_uses_the_private_names_of_another():
     found = {}
     for path in every:
         others = set().union(*(names for other, names in defined.items() if other != path))
-        if some := trespasses(path.read_text(encoding="utf-8"), path.relative_to(ROOT).parent.parts, others):
+        if some := trespasses(text(path), path.relative_to(ROOT).parent.parts, others):
             found[path.relative_to(ROOT).as_posix()] = some
     assert not found
 

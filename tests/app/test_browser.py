@@ -92,7 +92,7 @@ def follow(tab, title):
     settled(tab)
     if tab.viewport_size["width"] < 800:
         tab.get_by_test_id("stExpandSidebarButton").click()
-    tab.get_by_test_id("stSidebar").get_by_role("link", name=title, exact=True).press("Enter")
+    tab.get_by_role("link", name=title, exact=True).click()
 
 
 def cut_off(tab):
@@ -115,7 +115,7 @@ def test_every_page_opens_without_an_error(window, address):
             link = settled(tab).get_by_test_id("stSidebar").locator("a").get_by_text(page.title, exact=True)
             link.dispatch_event("click")  # on a narrow screen it lies folded
             tab.locator("h1").first.filter(has_text=page.title).wait_for()
-            settled(tab)
+            expect(settled(tab).locator("h1").first).to_have_text(page.title)
             assert tab.locator('[data-testid="stException"]').count() == 0, page.name
             if page.look:
                 expect(tab.locator(f"img, {CHART} svg.marks").first).to_be_visible()
