@@ -1,13 +1,14 @@
-"""Plausible mistakes in `ref/`, and in some twins of `scaled/`, one line each, and the test file that must notice each: what the tests are worth.
+"""Plausible mistakes in `ref/`, `scaled/`, `environments/` and `kit/`, one line each, and the tests that must notice each: what tests are worth.
 
-    make mutants                             all of them: less than half an hour on two cores
+    make mutants                             all of them: at most 40 minutes on two cores
     python -m tests.mutants --only kl        those whose file, line or test contains a word
     python -m tests.mutants --fresh          forgets what an interrupted run has found
 
 The checkout is never edited: each of two slots is a copy of the tree in a temporary folder. This process imports torch, pytest
-and what else the tests want, once. A mutant is a fork of it: in the slot's copy one line is another, and the named test file runs up to
-its first failure. Hypothesis draws the same examples each time, so that the outcome does not depend on the day. Every test file runs
-without a mutation first: one that fails by itself tells nothing.
+and what else the tests want, once. A mutant is a fork of it: in the slot's copy one line is another, and the test file, or the test function, that
+the mutant names runs up to its first failure. Hypothesis draws the same examples each time, so that the outcome does not depend on the day. All
+tests run without a mutation first: one that fails by itself tells nothing. Mutants with fast tests come first. The cache of sandboxes lies in the
+temporary folder, too: no root file system of a mutant stays in the user's own.
 
 A mutant that lives is a hole in the tests, unless no test can tell it from the original: then the list says why. The exit code is 1
 where a mutant lives without a reason, where one with a reason is killed, and where a line is no longer there.
@@ -74,7 +75,7 @@ class Mutant:
     new: str
     """What stands there instead."""
     test: str
-    """The test file that must fail."""
+    """The test file that must fail, or the function in it: FILE::NAME."""
     same: str = ""
     """Why no test can tell the two apart; empty where one can."""
 
@@ -83,9 +84,10 @@ class Mutant:
 
 
 def of(name: str, *pairs: tuple[str, ...], test: str = "", room: str = "ref") -> Iterator[Mutant]:
-    """The mutants of a file of a room, killed by tests/ref/test_NAME.py, without the folder, unless told otherwise."""
+    """The mutants of a file of a room. `test`: FILE or FILE::FUNCTION beneath tests/, without .py; by default tests/ref/test_NAME.py."""
+    path, _, function = (test or f"ref/test_{Path(name).name}").partition("::")
     for old, new, *same in pairs:
-        yield Mutant(f"{room}/{name}.py", old, new, f"tests/{test or f'ref/test_{Path(name).name}'}.py", *same)
+        yield Mutant(f"{room}/{name}.py", old, new, f"tests/{path}.py{f'::{function}' if function else ''}", *same)
 
 
 MUTANTS: list[Mutant] = [
@@ -839,7 +841,9 @@ def main(words: list[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="mutants-", ignore_cleanup_errors=True) as folder:
         tree, *slots = (copied(Path(folder) / name) for name in ("tree", *map(str, range(SLOTS))))
         known = Journal(JOURNAL, digest(tree), asked.fresh)
-        content = {m.test: hashlib.sha256((tree / m.test).read_bytes()).hexdigest()[:12] for m in chosen}
+        Path(folder).chmod(0o755)  # the user of a sandbox must get to what it starts from
+        os.environ["XDG_CACHE_HOME"] = f"{folder}/cache"
+        content = {m.test: hashlib.sha256((tree / m.test.partition("::")[0]).read_bytes()).hexdigest()[:12] for m in chosen}
         plain = [Job(test, f"{test} {content[test]}") for test in sorted(content)]
         prepare()
         run(plain, tree, slots, known)
@@ -848,7 +852,7 @@ def main(words: list[str] | None = None) -> int:
             return 1
         limit = {job.test: 30 + PATIENCE * known.found[job.key]["processor"] for job in plain}
         jobs = [Job(m.test, f"{m} | {m.test} {content[m.test]}", m, limit[m.test]) for m in chosen]
-        run(jobs, tree, slots, known)
+        run(sorted(jobs, key=lambda job: job.limit), tree, slots, known)
     return report([(job.mutant, known.found[job.key]) for job in jobs])
 
 
@@ -992,10 +996,9 @@ def tests_of(job: Job, folder: Path) -> int:
                 said.write_text(f"cannot be collected: {' '.join(str(report.longrepr).split())[-400:]}", encoding="utf-8")
 
         def pytest_collection_finish(self):
-            import ref
-
-            if not Path(ref.__file__).is_relative_to(folder):
-                raise RuntimeError(f"{ref.__file__} is not the copy")
+            room = (job.mutant.file if job.mutant else "ref").partition("/")[0]
+            if not Path(str(importlib.import_module(room).__file__)).is_relative_to(folder):
+                raise RuntimeError(f"{room} is not the copy")
 
     where = ["--rootdir", str(folder), "-c", str(folder / "pyproject.toml")]
     return int(pytest.main(["-x", "-p", "no:cacheprovider", *where, str(folder / job.test)], [First()]))

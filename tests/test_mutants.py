@@ -1,6 +1,7 @@
 """The list of mistakes that the tests must notice: each can still be made, where it says. `make mutants` makes them."""
 
 import ast
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -25,7 +26,10 @@ def test_every_mistake_of_a_file_can_be_made(file):
 def test_there_are_enough_of_them_and_each_names_a_test_file():
     assert len(MUTANTS) >= 80 and max(Counter(MUTANTS).values()) == 1
     assert len({m.file for m in MUTANTS}) >= 20
-    assert all((ROOT / m.test).is_file() and Path(m.test).name.startswith("test_") for m in MUTANTS)
+    for test in {m.test for m in MUTANTS}:
+        path, _, name = test.partition("::")
+        assert Path(path).name.startswith("test_") and (ROOT / path).is_file(), test
+        assert not name or re.search(rf"^def {name}\(", (ROOT / path).read_text(encoding="utf-8"), re.MULTILINE), f"{test} is not there"
     assert sum(bool(m.same) for m in MUTANTS) <= len(MUTANTS) / 20, "a mutant that no test can tell from the original teaches nothing"
 
 
