@@ -22,6 +22,7 @@ from scaled.async_rl.messages import (
     Published,
     Ready,
     Refused,
+    Repair,
     Stop,
     Stuck,
     Trained,
@@ -437,3 +438,73 @@ def test_the_trainer_waits_until_it_has_a_batch_and_has_it_once():
     assert r.handle(Done("a", 0, 1, 0, "k1", "d"), 0.0) == [("trainer", Batch(1, (1,), ("k1",), ("d",)))]
     assert r.handle(Beat("a", 0), 0.0) == []
     assert r.handle(Ready("trainer", 0, 1, (0,)), 0.0) == [("trainer", Batch(1, (1,), ("k1",), ("d",)))]  # asked again: the same
+
+
+def test_a_group_is_lost_as_often_as_is_allowed_and_then_dropped():
+    """Twice it is played anew, by whoever is there. The third loss is the last one, and the next group takes its place."""
+    lines = []
+    r = Reconciler(Rules(1, 0, 2), ["a"], lines.append, tries=3)
+    for epoch in range(3):
+        assert r.handle(Hello("a", epoch, 1, 0), float(epoch)) == [("a", Work((0,)))]
+        assert r.hung_up("a", epoch + 0.5) == [] and r.losses[0] == epoch + 1
+    assert [(line["kind"], line["groups"]) for line in lines] == [("start", [0]), ("drop", [0])] and r.life.state[0] == "dropped"
+    assert r.handle(Hello("a", 3, 1, 0), 4.0) == [("a", Work((1,)))]
+
+
+def test_of_groups_that_may_kill_a_worker_it_has_one_at_a_time():
+    """Two groups were lost twice, with the same worker. If both were lost with it once more, one would be dropped for the other's fault."""
+    r = Reconciler(Rules(2, 0, 1), ["a"], list().append, tries=3)
+    for epoch in range(2):
+        assert r.handle(Hello("a", epoch, 2, 0), float(epoch)) == [("a", Work((0, 1)))]
+        r.hung_up("a", epoch + 0.5)
+    assert r.handle(Hello("a", 2, 2, 0), 3.0) == [("a", Work((0,)))]
+    r.hung_up("a", 3.5)
+    assert r.life.state == {0: "dropped", 1: "running"}
+    assert r.handle(Hello("a", 3, 2, 0), 4.0) == [("a", Work((1, 2)))]  # nobody suspects the new one
+
+
+def test_a_successor_has_work_once_it_holds_weights():
+    """Whoever comes in the place of a worker under its name holds none yet, whatever the one before held."""
+    r = Reconciler(Rules(2, 1, 3), ["a", "b"], list().append)
+    r.handle(Published("trainer", 0, 0), 0.0)
+    r.handle(Hello("a", 0, 4, 0), 0.0)
+    assert r.workers["a"].running == {0, 1, 2, 3}
+    assert r.handle(Hello("a", 1, 4, -1), 1.0) == [("a", Update(0))] and not r.workers["a"].running
+    assert r.handle(Loaded("a", 1, 0), 1.5) == [("a", Work((0, 1, 2, 3)))]
+
+
+def test_a_version_that_cannot_be_loaded_is_published_anew_once_in_a_while():
+    r = Reconciler(Rules(1, 2, 4), ["a", "b"], list().append, timeout=5.0)
+    r.handle(Hello("a", 0, 1, -1), 0.0)
+    r.handle(Hello("b", 0, 1, -1), 0.0)
+    assert r.handle(Stuck("a", 0, 0), 0.0) == []  # nobody can be asked
+    r.handle(Published("trainer", 0, 0), 0.0)
+    r.handle(Published("trainer", 0, 1), 0.5)
+    assert r.handle(Stuck("a", 0, 0), 1.0) == []  # a newer one is there
+    assert r.handle(Stuck("a", 0, 1), 1.0) == [("trainer", Repair(1))]
+    assert r.handle(Stuck("b", 0, 1), 2.0) == [] == r.handle(Stuck("a", 0, 1), 5.9)
+    assert r.handle(Stuck("b", 0, 1), 6.0) == [("trainer", Repair(1))]
+
+
+def test_of_two_workers_the_one_with_more_room_left_is_given_the_group():
+    """One of two seats is taken here, two of ten there."""
+    r = Reconciler(Rules(1, 3, 9), ["a", "b"], list().append)
+    assert r.handle(Hello("b", 0, 2, 0), 0.0) == [("b", Work((0, 1)))]
+    assert r.handle(Hello("a", 0, 10, 0), 0.0) == [("a", Work((2, 3)))]
+    r.handle(Done("b", 0, 0, 0, "k", "d"), 0.0)
+    r.handle(Ready("trainer", 0, 0), 0.0)
+    assert r.handle(Trained("trainer", 0, 0, (0,)), 1.0) == [("a", Work((4,)))]
+
+
+def test_a_worker_that_speaks_is_alive_and_one_that_is_silent_is_named_once():
+    r = Reconciler(Rules(1, 0, 1), ["a", "b"], list().append, timeout=5.0)
+    r.handle(Hello("a", 0, 1, -1), 0.0)
+    r.handle(Hello("b", 0, 1, -1), 0.0)
+    r.handle(Beat("a", 0), 4.0)
+    r.tick(5.0)
+    assert not r.silent
+    r.tick(5.1)
+    assert r.silent == [("b", 0)] and [*r.workers] == ["a"]
+    ((name, refused),) = r.handle(Beat("b", 0), 5.2)
+    assert name == "b" and isinstance(refused, Refused)
+    assert r.handle(Hello("b", 1, 1, -1), 5.3) == [] and set(r.workers) == {"a", "b"}

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import os
 import socket
+import stat
 import threading
 
 import pytest
@@ -99,8 +100,16 @@ def test_a_hub_that_dies_and_comes_back(place):
 
 
 def test_a_path_is_this_user_s_alone():
-    with meeting_place() as path:
-        assert oct(os.stat(path.parent).st_mode)[-3:] == "700"
+    """The folder, and the socket itself, which may lie in a folder that others can enter; whatever the umask is."""
+    before = os.umask(0)
+    try:
+        with meeting_place() as path:
+            assert oct(os.stat(path.parent).st_mode)[-3:] == "700"
+            hub = Hub(path)
+            assert stat.S_ISSOCK(os.stat(path).st_mode) and oct(os.stat(path).st_mode)[-3:] == "600"
+            hub.close()
+    finally:
+        os.umask(before)
     assert not path.parent.exists()
 
 
@@ -130,6 +139,49 @@ def test_who_does_not_know_the_token_is_not_heard():
         assert [data for _, data in hear(hub, 1)] == [b"fine"]
         good.close()
         hub.close()
+
+
+def framed(*frames):
+    return b"".join(len(frame).to_bytes(4, "big") + frame for frame in frames)
+
+
+def test_no_frame_is_swallowed_with_the_token():
+    """Who speaks before the welcome is not one of us, though it knows the token: the line ends, and nothing of it is taken for said or lost."""
+    with of_this_machine() as at:
+        hub = Hub(at)
+        for behind in (b"x", b"", b"said too early"):
+            hasty = socket.create_connection((at.host, at.number))
+            hasty.sendall(framed(at.token, behind))
+            hasty.settimeout(5.0)
+            with listening(hub) as found:
+                try:
+                    assert hasty.recv(100) == b""
+                except ConnectionResetError:
+                    pass  # what it said lies there unread
+            assert found == []
+            hasty.close()
+        assert not hub.strangers
+        hub.close()
+
+
+def test_who_listens_without_the_welcome_is_no_hub():
+    """Another program that has taken the port, and says something."""
+    with of_this_machine() as at, socket.create_server((at.host, 0)) as other:
+        heard = []
+
+        def answer():
+            peer, _ = other.accept()
+            with peer:
+                heard.append(peer.recv(100))
+                peer.sendall(framed(b"hello"))
+                peer.recv(1)
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        with pytest.raises(Lost, match="it has no welcome"):
+            Line.to(dataclasses.replace(at, number=other.getsockname()[1]), 0.0)
+        thread.join()
+        assert heard == [framed(at.token)]
 
 
 def test_a_token_is_nowhere_to_be_read():
