@@ -118,6 +118,23 @@ def test_calls_with_arguments_of_their_own(name):
         assert verdict(program, machine.audit, machine.socket, (2, 1 | 0o2000000, protocol)) == says
 
 
+@pytest.mark.parametrize("name", MACHINES)
+def test_every_family_type_and_new_call(name):
+    """All of them, since few of the calls that are drawn above are one that makes a socket: AF_VSOCK would lead to the machine below."""
+    machine, program = seccomp.MACHINES[name], seccomp.program(name)
+    flags = 0o2000000 | 0o4000
+    for number in (machine.socket, machine.socketpair):
+        for family in range(64):
+            says = verdict(program, machine.audit, number, (family, 1 | flags, 0))
+            assert says == (ALLOW if family in (1, 2, 10) else "EAFNOSUPPORT"), family
+        for kind in range(16):
+            for more in (0, 0o4000, 0o2000000, flags):
+                assert verdict(program, machine.audit, number, (2, kind | more, 0)) == ("EPERM" if kind == 3 else ALLOW), (kind, more)
+    for number in range(400, 500):
+        assert verdict(program, machine.audit, number) == expected(machine, number, (0, 0, 0)), number
+    assert expected(machine, 456, (0, 0, 0)) == ALLOW and expected(machine, 457, (0, 0, 0)) == "ENOSYS"
+
+
 def test_clone_may_start_threads_and_processes_and_no_namespace():
     machine, program = seccomp.MACHINES["x86_64"], seccomp.program("x86_64")
     thread, child = 0x3D0F00, 0x01200011  # what the C library passes

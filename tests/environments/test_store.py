@@ -1,5 +1,6 @@
 """Stored trees come back as they were, damage is found, and nothing is changed in place."""
 
+import hashlib
 import os
 import shutil
 import stat
@@ -82,11 +83,12 @@ def test_what_nobody_uses_is_forgotten(store, folder):
     before, other = {*store.folder.rglob("*")}, Store(store.folder)
     assert store.forget(later) == 0 and {*store.folder.rglob("*")} == before
     del other
-    assert store.forget(later) == 1 and old not in store and not store.laid_out(old) and young in store
+    assert store.forget(later) == 1 and old not in store and not store.laid_out(old) and young in store and store.laid_out(young)
     assert listed(store.tree(young)) == lists.readable(store.manifest(young)) and store.add_folder(folder) == young
     assert len([path for path in (store.folder / "contents").rglob("*") if path.is_file()]) == 3
     os.utime(store.folder / "lists" / f"{young}.json", (1, 1))
-    assert Store(store.folder).manifest(young) and store.forget(time.time() - 100) == 0  # who begins with it uses it
+    assert Store(store.folder).manifest(young)  # who begins with it uses it
+    assert store.forget(time.time() - 100) == 0 and store.forget(time.time() + 100) == 1
 
 
 def test_the_user_s_store_forgets_once_a_day(open_folder, monkeypatch):
@@ -151,11 +153,25 @@ def test_what_is_not_stored_is_refused(store, name):
         store.tree(name)
 
 
-def test_contents_are_checked_while_they_come(store):
+@pytest.mark.parametrize(("size", "value"), [(5, hashlib.sha256(b"abcd").hexdigest()), (4, "0" * 64), (3, hashlib.sha256(b"abcd").hexdigest())])
+def test_contents_are_checked_while_they_come(store, size, value):
+    """Too few bytes, other bytes, and more than were said: each alone."""
     parts = [b"ab", b"cd"]
     with pytest.raises(RunError, match="was changed"):
-        store.add_content(lambda size: parts.pop(0) if parts else b"", 5, "0" * 64, "x")
+        store.add_content(lambda most: parts.pop(0)[:most] if parts else b"", size, value, "x")
     assert not [path for path in (store.folder / "contents").rglob("*") if path.is_file()]
+
+
+def test_what_is_being_stored_or_was_stored_again_is_not_forgotten(store, folder):
+    """Contents come before the list that holds them. A tree that somebody stores again is in use, as one that somebody begins with."""
+    value = hashlib.sha256(b"young").hexdigest()
+    store.add_content(lambda most, left=[b"young"]: left.pop(), 5, value, "x")  # noqa: B006
+    assert store.forget(time.time() - 100) == 0 and store.has(value)
+    assert store.forget(time.time() + 100) == 0 and not store.has(value)
+    name = store.add_folder(folder)
+    os.utime(store.folder / "lists" / f"{name}.json", (1, 1))
+    assert Store(store.folder).add_folder(folder) == name
+    assert store.forget(time.time() - 100) == 0 and name in store
 
 
 @settings(max_examples=20)

@@ -131,3 +131,20 @@ def test_bytes_behind_a_line_are_read_as_they_are(peer):
     os.write(peer.says, b"6\nab\ncde{}\n")
     found = peer.wire.line(soon(), 100), peer.wire.read(3, soon()) + peer.wire.read(3, soon())
     assert found == (b"6", b"ab\ncde") and peer.wire.answer(soon(), 10) == {}
+
+
+@pytest.mark.parametrize("behind", [b"x", b"\n", b'{"a": 2}\n'])
+def test_an_answer_is_the_last_that_is_said(peer, behind):
+    """Bytes behind it would be taken for the answer to the next request."""
+    os.write(peer.says, b'{"a": 1}\n' + behind)
+    with pytest.raises(Broken, match="no answer"):
+        peer.wire.answer(soon(), 100)
+
+
+def test_whether_the_other_end_was_closed(peer):
+    """What still comes is thrown away, and it is not waited for longer than was said."""
+    os.write(peer.says, b"x" * 1000)
+    assert not peer.wire.rest(soon(0.05)) and not peer.wire.buffer
+    os.write(peer.says, b"more")
+    peer.close(peer.says)
+    assert peer.wire.rest(soon())

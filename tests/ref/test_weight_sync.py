@@ -387,6 +387,31 @@ def test_of_two_writers_one_wins():
     assert moves(reader) == 0 and serves(served, state)
 
 
+def kinds_of(store: dict, version: int) -> list[str]:
+    return [link["kind"] for link in json.loads(store[f"{version:08d}/manifest"].partition(b"\n")[2])["links"]]
+
+
+@pytest.mark.parametrize("first", [5, 6])
+def test_a_writer_begins_in_the_middle_of_a_chain(first):
+    """A trainer that was killed and goes on at version 5, or on a version that its log has lost. What the one before held is gone: the version is
+    whole, what follows is a delta from it, and merged deltas are merged from as many as are said."""
+    store, states = chain(5, anchor_every=100, merge_every=4)
+    writer, readers = Writer(store, anchor_every=100, merge_every=4), [follower(store) for _ in range(3)]
+    for (reader, _), have in zip(readers[1:], (2, 4)):
+        moves(reader, have)
+    for version in range(first, first + 8):
+        states = [*states, *[None] * (version - len(states)), moved(states[4 if version == first else -1], version, 0.2)]
+        writer.publish(version, whole(states[-1]))
+    expected = {5: ["anchor"], 6: ["delta"], 7: ["delta"], 8: ["delta"], 9: ["delta"], 12: ["delta", "merged"]}
+    if first == 6:
+        expected |= {6: ["anchor"]}
+    found = {version: kinds_of(store, version) for version in expected if version >= first}
+    assert found == {version: kinds for version, kinds in expected.items() if version >= first}
+    for reader, served in readers:
+        for want in (first, first + 1, 12):
+            assert moves(reader, want) == want and serves(served, states[want])
+
+
 def test_versions_ascend_and_rows_stay():
     store, state = {}, weights(0)
     writer = Writer(store)
@@ -402,12 +427,65 @@ def test_versions_ascend_and_rows_stay():
     assert moves(reader) == 9
 
 
+def test_a_manifest_that_cannot_be_read_is_named_where_it_is_wanted():
+    """A damaged one that is newer than what a reader serves; not an old one, and not one that it can pass by."""
+    store, states = chain(4, anchor_every=2)
+    reader, served = follower(store)
+    store["00000003/manifest"] = store["00000003/manifest"][:-1]
+    assert moves(reader) == 2 and serves(served, states[2])  # the newest that can be read
+    with pytest.raises(SyncError, match="version 3 cannot be read: the manifest is damaged"):
+        reader.fetch()
+    with pytest.raises(SyncError, match="version 3 cannot be read"):
+        reader.fetch(3)
+    assert reader.swap() == 2
+    del store["00000003/manifest"]
+    store["00000001/manifest"], reader.known = b"", {}
+    assert moves(reader) == 2 and moves(reader, 0) == 0 and serves(served, states[0])
+
+
+def test_a_store_that_does_not_answer_is_said_and_what_serves_goes_on():
+    class Deaf(dict):
+        deaf = ""
+
+        def __iter__(self):
+            if self.deaf == "list":
+                raise OSError("no route to host")
+            return super().__iter__()
+
+        def __getitem__(self, key):
+            if self.deaf and self.deaf in key:
+                raise OSError("no route to host")
+            return super().__getitem__(key)
+
+        def __setitem__(self, key, value):
+            if self.deaf == "write":
+                raise OSError("no route to host")
+            super().__setitem__(key, value)
+
+    plain, states = chain(4, anchor_every=2)
+    store = Deaf(plain)
+    (reader, served), (late, _) = follower(store), follower(store)
+    moves(reader, 1)
+    store.deaf = "list"
+    with pytest.raises(SyncError, match="the store does not answer: no route to host"):
+        reader.fetch()
+    assert reader.swap() == 1 and serves(served, states[1])
+    store.deaf = "anchor"
+    with pytest.raises(SyncError, match=r"shard .*anchor.* cannot be read \(no route to host\)"):
+        late.fetch()
+    assert moves(reader) == 3 and serves(served, states[3])
+    store.deaf = "write"
+    assert moves(reader, 2) == 2 and serves(served, states[2]) and store["readers/reader"] == b"3"
+
+
 def test_parts_must_cover_every_row():
     store, state = {}, weights(0)
     with pytest.raises(SyncError, match="of a 6 rows are held"):
         Writer(store).publish(0, [Part("a", (7, 5), 0, state["a"][:6])])
     with pytest.raises(SyncError, match="rows 0 to 1 of a are held by none, or by two"):
         Writer(store).publish(0, [Part("a", (7, 5), 1, state["a"][1:])])
+    with pytest.raises(SyncError, match="rows 0 to 11 of b are published by two ranks"):
+        Writer(store).publish(0, [*whole(state), Part("b", (11,), 0, state["b"])])
     assert not any(key.endswith("manifest") for key in store)
 
 
@@ -428,6 +506,50 @@ def test_pruning_waits_for_every_reader():
     store["readers/other"] = b"?"
     with pytest.raises(SyncError, match="nothing is pruned"):
         prune(store)
+
+
+def test_pruning_leaves_a_way_to_every_version_that_is_left_wherever_it_is_killed():
+    """A version is invisible before its shards go. An anchor of which the manifest never came is none: what leads past it stays. Readers that knew
+    what is gone say so."""
+    whole_store, states = chain(7, anchor_every=3, merge_every=2)
+    knows, _ = follower(whole_store)
+    moves(knows)
+    assert len(knows.known) == 7
+    del whole_store["00000006/manifest"]  # its writer was killed before it
+    whole_store["readers/reader"] = b"6"
+
+    class Killed(BaseException):
+        pass
+
+    class Mortal(dict):
+        left = 0
+
+        def pop(self, key, default=None):
+            if not self.left:
+                raise Killed
+            self.left -= 1
+            return super().pop(key, default)
+
+    done = False
+    for deletions in range(99):
+        store = Mortal(whole_store)
+        store.left = deletions
+        try:
+            assert prune(store) == 3
+            done = True
+        except Killed:
+            pass
+        late, served = follower(store)
+        assert moves(late) == 5 and serves(served, states[5])
+        for version in late.known:
+            for link in late.known[version]["links"]:
+                assert all(shard["key"] in store for shard in link["shards"])
+        if done:
+            break
+    assert done and min(late.known) == 3
+    knows.store = store
+    with pytest.raises(SyncError, match="version 2 is not in the store: not published, or pruned"):
+        knows.fetch(2)
 
 
 def test_a_network_round_trip():
