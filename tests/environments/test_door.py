@@ -55,6 +55,7 @@ CASES = {
     "a body": (b"GET http://pypi.index/ HTTP/1.1\r\nContent-Length: 3", 400),
     "a body in pieces": (b"GET http://pypi.index/ HTTP/1.1\r\nTransfer-Encoding: chunked", 400),
     "another protocol": (b"GET http://pypi.index/ HTTP/1.1\r\nUpgrade: websocket", 400),
+    "a pause before a body": (b"GET http://pypi.index/ HTTP/1.1\r\nExpect: 100-continue", 400),
     "a folded header": (b"GET http://pypi.index/ HTTP/1.1\r\nAccept: a\r\n b", 400),
     "a space in a header's name": (b"GET http://pypi.index/ HTTP/1.1\r\nContent-Length : 3", 400),
     "a lonely end of a line": (b"GET http://pypi.index/ HTTP/1.1\r\nAccept: a\nX: b", 400),
@@ -189,6 +190,7 @@ def test_redirects_and_links_lead_to_hosts_of_the_list_only(tmp_path):
         assert status == 302 and headers["location"] == "http://a.index/plain"
         page = ask("http://a.index/page")[2].decode()
         assert 'href="http://a.index/files/a.whl"' in page and f'href="{other}/b.whl"' in page and not told
+        assert f'href="{server}0/c"' in page  # another port, which only begins like the server's
         assert [line["verdict"] for line in read_lines(tmp_path / "log")] == ["refused", "refused", "allowed", "allowed"]
 
 

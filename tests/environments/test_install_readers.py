@@ -92,6 +92,9 @@ def test_each_kind_of_file():
     found = ["pip install -r requirements-dev.txt", "python -m pip install --upgrade pip", "uv pip install thing==1.0 && pytest -q --strict"]
     assert readers.ci_commands(GITHUB) == (*found, "echo ${{ secrets.TOKEN }} | sh", "python3 -m pytest tests/unit")
     assert readers.ci_commands(GITLAB) == ("pip install 'more>=1'", "pytest -x")
+    poetry = b'[tool.poetry]\nname = "poem"\n[tool.poetry.dependencies]\npython = "^3.11"\none = "*"\n'
+    assert readers.pyproject(poetry) == Project("poem", ("one",))
+    assert readers.setup_py(b"def setup(**_): pass\nsetup(name='first')\nsetuptools.setup(name='last')\n") == Project("last")
 
 
 @pytest.mark.parametrize(
@@ -153,10 +156,16 @@ def test_steps_are_kept_in_their_order_and_once(steps, most):
     assert [steps.index(step) for step in found] == sorted(steps.index(step) for step in found)
 
 
+def test_two_commands_may_have_one_check_and_checks_alone_stand_once():
+    steps = [Step("a", "pip check"), Step("b", "pip check"), Step("", "pip check"), Step("a", "other"), Step("", "pip check")]
+    assert deduplicated(steps) == steps[:3]
+
+
 @pytest.mark.parametrize(
     "rows",
     [None, [], {}, "a", [1], [{}], [{"command": ""}], [{"command": 1}], [{"command": "a", "check": None}], [{"check": "a", "needed": 1}]]
-    + [[{"command": "a" * (CHARACTERS + 1)}], [{"check": "a\0"}], [{"command": "a"}] * 101],
+    + [[{"command": "a" * (CHARACTERS + 1)}], [{"check": "a" * (CHARACTERS + 1)}], [{"check": "a\0"}]]
+    + [[{"command": "a"}] * 101],
 )
 def test_rows_that_are_no_steps(rows):
     with pytest.raises(ValueError) as found:

@@ -133,6 +133,11 @@ def test_every_family_type_and_new_call(name):
     for number in range(400, 500):
         assert verdict(program, machine.audit, number) == expected(machine, number, (0, 0, 0)), number
     assert expected(machine, 456, (0, 0, 0)) == ALLOW and expected(machine, 457, (0, 0, 0)) == "ENOSYS"
+    special = [machine.socket, machine.socketpair, machine.clone, machine.ioctl, *machine.itself, *dict(machine.priority)]
+    for number in special:  # an argument is never taken for the number of a call
+        for word in (*special, *seccomp.refused(machine)):
+            for arguments in ((word, 1, 0), (0, word, 0), (2, 1, word), (word, word, word)):
+                assert verdict(program, machine.audit, number, arguments) == expected(machine, number, arguments), (number, arguments)
 
 
 def test_clone_may_start_threads_and_processes_and_no_namespace():

@@ -49,7 +49,7 @@ def answering(other: str = ""):
                 self._begin(200, **{"Content-Encoding": "gzip"})
             elif self.path == "/page":
                 self._begin(200, **{"Content-Type": "text/html", "Set-Cookie": "a=b"})
-                self.wfile.write(f'<a href="{here}/files/a.whl">a</a><a href="{other}/b.whl">b</a>'.encode())
+                self.wfile.write(f'<a href="{here}/files/a.whl">a</a><a href="{other}/b.whl">b</a><a href="{here}0/c">c</a>'.encode())
             else:
                 self._begin(200, **{"Content-Type": "text/plain", "Content-Length": "5", "Set-Cookie": "a=b", "X-More": "c"})
                 self.wfile.write(b"plain")
