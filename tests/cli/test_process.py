@@ -4,6 +4,7 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import subprocess
 import time
 from pathlib import Path
 
@@ -179,3 +180,43 @@ def test_parts_end_with_the_process_that_dealt_them(tmp_path):
         while Path(f"/proc/{pid}").exists() and "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text():
             assert time.monotonic() < deadline, "it goes on alone"
             time.sleep(0.02)
+
+
+def test_ctrl_c_within_a_block_comes_behind_it():
+    done = []
+    with pytest.raises(KeyboardInterrupt):
+        with process.uninterrupted():
+            signal.raise_signal(signal.SIGINT)
+            done.append("to its end")
+        done.append("on")
+    assert done == ["to its end"] and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.parametrize(("asked", "found"), [("", 4), ("0", 4), ("3", 3), ("64", 4), ("many", 4), ("-1", 4)])
+def test_cores_are_those_that_the_process_may_use(monkeypatch, asked, found):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2, 5})
+    monkeypatch.setenv("OMP_NUM_THREADS", asked)
+    assert process.cores() == found
+
+
+def test_a_measurement_says_whether_its_source_was_edited(tmp_path, monkeypatch):
+    """The commit of the checkout; with a mark where a file of it is another one. Files that Git does not know make no difference."""
+
+    def git(*words):
+        return subprocess.run(
+            ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b.c", *words], capture_output=True, text=True, check=True
+        )
+
+    for name in ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "kit").mkdir()
+    monkeypatch.setattr(process, "__file__", str(tmp_path / "kit" / "process.py"))
+    assert process.machine()["commit"] is None
+    git("init", "-q")
+    (tmp_path / "a.py").write_text("1")
+    git("add", "a.py"), git("commit", "-qm", "first")
+    head = git("rev-parse", "HEAD").stdout[:12]
+    (tmp_path / "notes").write_text("mine")
+    assert process.machine()["commit"] == head
+    (tmp_path / "a.py").write_text("2")
+    assert process.machine()["commit"] == f"{head}+changes"

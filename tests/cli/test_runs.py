@@ -105,6 +105,31 @@ def test_damaged_configuration_is_named(tmp_path):
         Run.open(tmp_path, "kl", Settings(), resume=True)
 
 
+def test_a_setting_that_is_no_more_is_another_run(tmp_path):
+    """Settings of an older version, of which one is gone."""
+    Run.open(tmp_path, "kl", Settings()).close()
+    record = json.loads((tmp_path / "config.json").read_text())
+    record["config"]["gone"] = 3
+    (tmp_path / "config.json").write_text(json.dumps(record))
+    with pytest.raises(RunError, match="started with gone = 3, not nothing"):
+        Run.open(tmp_path, "kl", Settings(), resume=True)
+
+
+def test_of_two_that_begin_at_once_one_has_the_folder(tmp_path, monkeypatch):
+    """The other one began, and ended, after this one had looked and before it had the lock."""
+    take = Run._take_lock
+
+    def late(out):
+        monkeypatch.setattr(Run, "_take_lock", staticmethod(take))
+        Run.open(out, "kl", Settings(seed=7)).close()
+        return take(out)
+
+    monkeypatch.setattr(Run, "_take_lock", staticmethod(late))
+    with pytest.raises(RunError, match="already holds a run; add --resume"):
+        Run.open(tmp_path / "run", "kl", Settings())
+    Run.open(tmp_path / "run", "kl", Settings(seed=7), resume=True).close()
+
+
 def test_resume_of_nothing_begins(tmp_path):
     with Run.open(tmp_path / "deep" / "new", "kl", Settings(), resume=True) as run:
         assert not run.resumed and run.stage("a", 1).restore() is None
@@ -568,13 +593,48 @@ def test_a_finished_stage_is_checked(tmp_path, harm, says):
     assert says in str(raised.value) and "delete" in str(raised.value) and "\n" not in str(raised.value)
 
 
+def test_a_stage_whose_name_begins_like_another_one_s_keeps_its_states(tmp_path):
+    with Run.open(tmp_path, "kl", Settings()) as run:
+        for name in ("rl-late", "rl"):
+            stage = run.stage(name, 3)
+            for step in (1, 2, 3):
+                stage.save({"name": name, "step": step}, step)
+    assert len([*(tmp_path / "state").glob("*.pt")]) == 4
+    with Run.open(tmp_path, "kl", Settings(), resume=True) as run:
+        assert run.stage("rl", 3).restore() == {"name": "rl", "step": 3}
+        run.stage("rl", 3).finish({})
+        assert run.stage("rl-late", 3).restore() == {"name": "rl-late", "step": 3}
+
+
+def test_a_state_that_is_written_again_and_not_to_its_end(tmp_path, monkeypatch):
+    """Step 2 is saved anew with other values, and the process is killed when the new file lies there: its old manifest must not vouch for it, and
+    it need not be damaged to be passed over."""
+
+    class Killed(BaseException):
+        pass
+
+    def write(path, content):
+        raise Killed
+
+    with Run.open(tmp_path, "kl", Settings()) as run:
+        stage = run.stage("rl", 3)
+        stage.save({"step": 1}, 1), stage.save({"step": 2}, 2)
+        monkeypatch.setattr(runs, "atomic_write", write)
+        with pytest.raises(Killed):
+            stage.save({"step": 2, "more": 1}, 2)
+        monkeypatch.undo()
+    assert [path.name for path in (tmp_path / "state").glob("*.json")] == ["rl-000001.json"]
+    with Run.open(tmp_path, "kl", Settings(), resume=True) as run:
+        assert run.stage("rl", 3).restore() == {"step": 1}
+
+
 # --------------------------------------------------------------------------------------------- small print
 
 
 def test_metrics_are_exact_and_valid_json(tmp_path):
     with Run.open(tmp_path, "kl", Settings()) as run:
         stage = run.stage("a", 2)
-        stage.log(1, pi=0.1 + 0.2, t=torch.tensor(3), n=numpy.float32(0.5), bad=float("nan"), many=[1.0, 2])
+        stage.log(1, pi=0.1 + 0.2, t=torch.tensor(3), n=numpy.float32(0.5), bad=float("nan"), far=-float("inf"), many=[1.0, 2])
         stage.save({}, 1)
         with pytest.raises(RuntimeError, match="not finished"):
             stage.result()
@@ -582,7 +642,7 @@ def test_metrics_are_exact_and_valid_json(tmp_path):
         with pytest.raises(RuntimeError, match="over"):
             stage.log(2, pi=0)
     line = (tmp_path / "metrics" / "a.jsonl").read_text()
-    assert line == '{"step": 1, "pi": 0.30000000000000004, "t": 3, "n": 0.5, "bad": null, "many": [1.0, 2]}\n'
+    assert line == '{"step": 1, "pi": 0.30000000000000004, "t": 3, "n": 0.5, "bad": null, "far": null, "many": [1.0, 2]}\n'
     assert list((tmp_path / "tensorboard" / "a").glob("events*"))
 
 
@@ -624,6 +684,36 @@ def test_seconds_add_up_over_resumes(tmp_path):
     assert 0.05 < run.seconds()["a"] < 5
 
 
+def test_seconds_by_hand(tmp_path):
+    """Each line says how many there were up to it; a resumed stage begins with what was spent before."""
+    lines = [("rl", 3.0), ("rl", 5.5), ("cpt", 1.0), ("rl", 4.0)]
+    (tmp_path / "timings.jsonl").write_text(
+        "".join(json.dumps({"stage": s, "seconds": n}) + "\n" for s, n in lines) + '{"stage": "rl", "seconds": Infinity}\n'
+    )
+    assert disk.spent(tmp_path) == {"rl": 5.5, "cpt": 1.0}
+
+
+def test_a_torn_end_is_seen_and_the_next_line_has_one_of_its_own(tmp_path):
+    with contextlib.closing(disk.Journal(tmp_path / "file")) as journal:
+        assert not journal.torn()
+        journal.append(b'{"a": 1}\n')
+        assert not journal.torn()
+        journal.append(b'{"b"')
+        assert journal.torn()
+    with Run.open(tmp_path / "run", "kl", Settings()) as run:
+        (run.root / "timings.jsonl").write_text('{"stage": "rl", "sec')
+        run.stage("rl", 1).note_time(step=1)
+        run.stage("rl", 1).note_time(step=2)
+    assert [line["step"] for line in disk.timings(tmp_path / "run")] == [1, 2]
+
+
+def test_the_system_s_error_behind_another_one():
+    assert disk.refusal(Exception("I/O error: No space left on device (os error 28)")).errno == 28
+    assert disk.refusal(error := OSError(28, "x")) is error
+    for other in (ValueError("(os error 28)"), RunError("(os error 28)"), Exception("28")):
+        assert disk.refusal(other) is None
+
+
 def test_due_follows_the_clock(tmp_path):
     with Run.open(tmp_path, "kl", Settings(), checkpoint_seconds=0.05) as run:
         stage = run.stage("a", 2)
@@ -655,7 +745,7 @@ def test_atomic_write_keeps_the_old_content_on_failure(tmp_path, monkeypatch):
     monkeypatch.setattr(runs.os, "replace", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
     with pytest.raises(OSError):
         disk.atomic_write(path, b"new")
-    assert path.read_text() == "old"
+    assert path.read_text() == "old" and [*tmp_path.iterdir()] == [path]
 
 
 def test_machine_tells_no_names():

@@ -118,6 +118,25 @@ def test_a_run_of_wandb_is_offline_unless_the_environment_says_otherwise(package
     assert {name: how.get("step_metric") for name, how in one.axes.items()} == axes
 
 
+def test_a_block_within_another_leaves_the_outer_choice(packages):
+    with tracking.logged_to("wandb"):
+        with tracking.logged_to("trackio"), tracking.logged_to(None):
+            assert os.environ[tracking.VARIABLE] == "trackio"
+        assert os.environ[tracking.VARIABLE] == "wandb"
+    assert tracking.VARIABLE not in os.environ
+
+
+def test_metrics_of_two_stages_each_have_the_axis_of_their_own(packages, tmp_path):
+    """By hand: one call with both, as a run within a run may make."""
+    with tracking.logged_to("wandb"):
+        tracker = tracking.open_tracker(tmp_path, "toy", {}, False)
+        tracker.add({"cpt/loss": 1.0, "rl/reward": 2.0, "rl/a/b": 3.0}, 7)
+        tracker.close()
+    (kept,) = packages["wandb"]
+    rows = [{"cpt/loss": 1.0, "cpt/step": 7}, {"rl/reward": 2.0, "rl/step": 7}, {"rl/a/b": 3.0, "rl/a/step": 7}]
+    assert kept.rows == [(None, row) for row in rows]
+
+
 def test_a_run_that_goes_on_goes_on_there(packages, tmp_path, monkeypatch):
     """The same name and, for wandb, the same id; a new run in a folder that was deleted is another one."""
     monkeypatch.setenv("WANDB_MODE", "offline")

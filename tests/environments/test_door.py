@@ -292,6 +292,8 @@ def test_a_folder_as_an_index(tmp_path):
             (folder / name).write_bytes(b"x")
             assert ask(f"http://a.index/files/{name}")[0] == 200
         assert b'href="old-style/"' in ask("http://a.index/simple/")[2]
+        status, headers, body = ask("http://a.index/files/My_Pkg-1.0-py3-none-any.whl", "HEAD")
+        assert (status, headers["content-length"], body) == (200, "5", b"")
         for path in ("files/secret.txt", "files/link-1.0-py3-none-any.whl", "simple/secret/", "simple", "", "files/", "wheels/x", "simple/my-pkg/x"):
             assert ask(f"http://a.index/{path}")[0] == 404, path
 
@@ -318,8 +320,9 @@ def test_every_connection_has_a_line_and_none_goes_in_without(tmp_path):
         statuses = [ask(*words)[0] for words in (("http://a.index/simple/",), ("http://b/",), ("http://a.index/", "PUT"), ("x",))]
     lines = read_lines(tmp_path / "log")
     assert statuses == [200, 403, 405, 400] and len(lines) >= 4 and all({"at", "sandbox", "verdict"} <= line.keys() for line in lines)
+    (tmp_path / "log").write_text('{"torn')
     Door(Rules({}), tmp_path / "log").close()
-    assert (tmp_path / "log").read_bytes().endswith(b"\n")
+    assert (tmp_path / "log").read_bytes() == b'{"torn\n'  # what is written next has a line of its own
     for thread in threading.enumerate():
         if thread.name.startswith("door"):
             thread.join(5)

@@ -1,6 +1,7 @@
 """Versions that 1, 2 and 4 ranks write are what any other layout reads, bit for bit; and what is wrong with one rank, all say."""
 
 import random
+import threading
 from unittest import mock
 
 import pytest
@@ -204,3 +205,47 @@ def test_a_store_that_is_down_is_asked_a_few_times(monkeypatch):
 def test_an_address_that_is_none(address):
     with pytest.raises(RunError, match="a store needs an address|cannot be opened"):
         open_store(address)
+
+
+def one_part(values: torch.Tensor) -> list[ref.Part]:
+    return [ref.Part("w", tuple(values.shape), 0, values)]
+
+
+def test_a_version_that_is_started_has_the_weights_of_that_moment():
+    """The trainer goes on with the same tensors while a thread publishes them; bfloat16 ones, too, which need no rounding."""
+    store, before = {}, torch.arange(12.0).bfloat16().view(4, 3)
+    writer, weights, go_on = weight_sync.Writer(store), before.clone(), threading.Event()
+    publish = writer.publish
+    writer.publish = lambda *arguments: go_on.wait(30) and publish(*arguments)
+    writer.start(0, one_part(weights))
+    weights.fill_(7.0)
+    go_on.set()
+    writer.finish()
+    served = torch.zeros(4, 3).bfloat16()
+    reader = weight_sync.Reader(store, one_part(served))
+    assert reader.fetch() == 0 and reader.swap() == 0 and served.equal(before)
+
+
+def test_what_fails_in_the_background_is_raised_once_by_whoever_comes_next():
+    class Down(dict):
+        down = True
+
+        def setdefault(self, key, default=None):
+            if self.down:
+                raise OSError("no route")
+            return super().setdefault(key, default)
+
+    writer = weight_sync.Writer(store := Down())
+    writer.start(0, one_part(torch.ones(2, 3)))
+    with pytest.raises(ref.SyncError, match="version 0 was not published: no route"):
+        writer.start(1, one_part(torch.ones(2, 3)))
+    store.down = False
+    writer.start(1, one_part(torch.ones(2, 3)))
+    writer.finish()
+    assert writer.version == 1 and "00000001/manifest" in store and "00000000/manifest" not in store
+
+
+def test_a_store_that_cannot_be_pruned_is_said():
+    store = {"readers/a": b"?"}
+    with pytest.raises(ref.SyncError, match="nothing is pruned"):
+        weight_sync.prune(store)
