@@ -7,8 +7,8 @@
 The checkout is never edited: each of two slots is a copy of the tree in a temporary folder. This process imports torch, pytest
 and what else the tests want, once. A mutant is a fork of it: in the slot's copy one line is another, and the test file, or the test function, that
 the mutant names runs up to its first failure. Hypothesis draws the same examples each time, so that the outcome does not depend on the day. All
-tests run without a mutation first: one that fails by itself tells nothing. Mutants with fast tests come first. The cache of sandboxes lies in the
-temporary folder, too: no root file system of a mutant stays in the user's own.
+tests run without a mutation first: one that fails by itself tells nothing, and those that take long come last when there is a mutation. Mutants
+with fast tests come first, too. The cache of sandboxes lies in the temporary folder: no root file system of a mutant stays in the user's own.
 
 A mutant that lives is a hole in the tests, unless no test can tell it from the original: then the list says why. The exit code is 1
 where a mutant lives without a reason, where one with a reason is killed, and where a line is no longer there.
@@ -26,7 +26,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from kit.disk import read_lines
@@ -36,6 +36,8 @@ __all__ = ["MUTANTS", "Mutant", "mutated"]
 ROOT = Path(__file__).resolve().parent.parent
 JOURNAL = ROOT / "runs" / "mutants.jsonl"
 SLOTS = 2
+QUICK = 0.3
+"""Seconds of a test that need not wait for others."""
 PATIENCE = 10
 """How many times the processor time that they take without a mutation tests may take, and half a minute more: a loop that does not end is a
 mistake noticed too. Where they wait for an hour instead, something is wrong with the tests."""
@@ -799,6 +801,8 @@ class Job:
     mutant: Mutant | None = None
     limit: float = HOUR
     """Seconds of processor time."""
+    slow: dict[str, float] = field(default_factory=dict)
+    """Tests that come last, with the seconds that they took."""
     slot: int = -1
     began: float = 0.0
 
@@ -850,8 +854,9 @@ def main(words: list[str] | None = None) -> int:
         if broken := [job for job in plain if known.found[job.key]["end"] != "passed"]:
             print("\n".join(f"{job.test} fails without any mutation: {known.found[job.key]['said']}" for job in broken))
             return 1
-        limit = {job.test: 30 + PATIENCE * known.found[job.key]["processor"] for job in plain}
-        jobs = [Job(m.test, f"{m} | {m.test} {content[m.test]}", m, limit[m.test]) for m in chosen]
+        facts = {job.test: known.found[job.key] for job in plain}
+        limit = {test: 30 + PATIENCE * fact["processor"] for test, fact in facts.items()}
+        jobs = [Job(m.test, f"{m} | {m.test} {content[m.test]}", m, limit[m.test], facts[m.test]["slow"]) for m in chosen]
         run(sorted(jobs, key=lambda job: job.limit), tree, slots, known)
     return report([(job.mutant, known.found[job.key]) for job in jobs])
 
@@ -922,7 +927,8 @@ def run(jobs: list[Job], tree: Path, slots: list[Path], known: Journal) -> None:
             if job.mutant:
                 shutil.copyfile(tree / job.mutant.file, slots[job.slot] / job.mutant.file)
             free.append(job.slot)
-            known.add(key=job.key, end=end, said=said[:500], seconds=seconds, processor=round(worked, 1))
+            slow = {} if job.mutant or end != "passed" else {"slow": json.loads((slots[job.slot] / "slow").read_text(encoding="utf-8"))}
+            known.add(key=job.key, end=end, said=said[:500], seconds=seconds, processor=round(worked, 1), **slow)
             tell = {"passed": "lives" if job.mutant else "passes", "failed": "killed" if job.mutant else "fails"}.get(end, end)
             print(f"{done:4} of {total}  {tell:7} {worked:6.1f} s  {job.mutant or job.test}", flush=True)
     finally:
@@ -986,10 +992,21 @@ def tests_of(job: Job, folder: Path) -> int:
         del sys.modules[name]
 
     class First:
+        seconds: dict[str, float] = {}
+
+        def pytest_collection_modifyitems(self, items):
+            items.sort(key=lambda item: job.slow.get(item.nodeid.partition("::")[2], 0.0))
+
+        def pytest_sessionfinish(self):
+            slow = {name: round(seconds, 2) for name, seconds in self.seconds.items() if seconds > QUICK}
+            (folder / "slow").write_text(json.dumps(slow), encoding="utf-8")
+
         def pytest_runtest_logreport(self, report):
+            name = report.nodeid.partition("::")[2]
+            self.seconds[name] = self.seconds.get(name, 0.0) + report.duration
             if report.failed and not said.read_text():
                 message = getattr(getattr(report.longrepr, "reprcrash", None), "message", "") or str(report.longrepr)
-                said.write_text(f"{report.nodeid.partition('::')[2]}: {' '.join(message.split())}", encoding="utf-8")
+                said.write_text(f"{name}: {' '.join(message.split())}", encoding="utf-8")
 
         def pytest_collectreport(self, report):
             if report.failed:

@@ -165,7 +165,7 @@ def test_contents_are_checked_while_they_come(store, size, value):
 def test_what_is_being_stored_or_was_stored_again_is_not_forgotten(store, folder):
     """Contents come before the list that holds them. A tree that somebody stores again is in use, as one that somebody begins with."""
     value = hashlib.sha256(b"young").hexdigest()
-    store.add_content(lambda most, left=[b"young"]: left.pop(), 5, value, "x")  # noqa: B006
+    store.add_content(lambda most, left=[b"young"]: left.pop(), 5, value, "x")
     assert store.forget(time.time() - 100) == 0 and store.has(value)
     assert store.forget(time.time() + 100) == 0 and not store.has(value)
     name = store.add_folder(folder)
