@@ -295,6 +295,45 @@ def test_the_last_groups_are_said_again_and_no_more(monkeypatch):
     assert [*groups.done] == [2, 3]
 
 
+class Follows:
+    """An engine whose weights can be built once the store is up."""
+
+    def __init__(self):
+        self.up, self.asked, self.forgot = False, [], 0
+
+    def fetch(self, want):
+        self.asked.append(want)
+        if not self.up:
+            raise weight_sync.SyncError("gone")
+
+    def anew(self):
+        self.forgot += 1
+
+    def swap(self):
+        return {"version": self.asked[-1]}
+
+
+def go_on(weights):
+    if weights.errand is not None:
+        weights.errand.done.wait(10)
+    return weights.go_on()
+
+
+def test_a_version_that_cannot_be_built_is_tried_again_later_and_from_the_store(clock):
+    weights = worker.Weights(follows := Follows(), 60.0)
+    assert go_on(weights) is False and not follows.asked  # nothing is wanted
+    weights.wanted = 3
+    assert go_on(weights) is False  # it is begun
+    assert "gone" in str(go_on(weights)) and (weights.errand, follows.forgot) == (None, 1)
+    for _ in range(3):
+        assert go_on(weights) is False and weights.errand is None  # not yet
+    clock.now, follows.up, weights.wanted = weights.tries.next, True, 4
+    assert go_on(weights) is False and go_on(weights) is True and follows.asked == [3, 4]
+    found = weights.swap()
+    assert found["version"] == weights.serves == 4 and weights.errand is None and {"fetch_s", "pause_s"} < found.keys()
+    assert go_on(weights) is False and weights.errand is None and follows.asked == [3, 4]
+
+
 # ------------------------------------------------------------------------------------------------- threads
 
 

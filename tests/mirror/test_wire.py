@@ -8,7 +8,7 @@ import stat
 import threading
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from scaled.async_rl.wire import MOST, Hub, Line, Lost, meeting_place, meeting_port
@@ -57,6 +57,7 @@ def hear(hub, number):
 
 @PLACES
 @settings(max_examples=20)
+@example(frames=[bytes(200_000), b"behind it"])
 @given(frames=st.lists(st.binary(max_size=9) | st.integers(1, 200_000).map(bytes), min_size=1, max_size=8))
 def test_frames_come_whole_and_in_order_both_ways(place, frames):
     with place() as at:
