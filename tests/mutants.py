@@ -15,6 +15,7 @@ where a mutant lives without a reason, where one with a reason is killed, and wh
 """
 
 import argparse
+import gc
 import hashlib
 import importlib
 import json
@@ -60,6 +61,7 @@ WANTED = (
     "safetensors.torch",
     "jaxtyping",
     "beartype.claw",
+    "anyio._backends._asyncio",
     "torchao.prototype.mx_formats.mx_tensor",
     "torchao.prototype.mx_formats.nvfp4_tensor",
 )
@@ -903,6 +905,7 @@ def prepare() -> None:
         except ImportError:
             pass  # the tests that want it will say so
     os.dup2(heard, 2)
+    gc.freeze()  # pytest collects garbage, and would look through all of torch each time
     quick = [phase for phase in hypothesis.Phase if phase.name in ("explicit", "generate")]  # a failure need not be made small
     same = {"derandomize": True, "database": None, "deadline": None, "suppress_health_check": list(hypothesis.HealthCheck)}
     hypothesis.settings.register_profile("mutants", phases=quick, **same)

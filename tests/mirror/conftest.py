@@ -1,26 +1,28 @@
 """What tests of the full recipe share."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
 
-from scaled.runtime import launch
-from tests.mirror import calls
-from tests.mirror.workers import ranks
-
 
 @pytest.fixture(autouse=True, scope="module")
 def rested():
-    """Ranks end with the file."""
+    """Ranks end with the file. One that has none does not import them: that takes longer than many a test."""
     yield
-    for n in (2, 4):
-        ranks(n).stop()
+    if workers := sys.modules.get("tests.mirror.workers"):
+        for n in (2, 4):
+            workers.ranks(n).stop()
 
 
 @pytest.fixture
 def here(monkeypatch):
     """Ranks that are there already, instead of torchrun's; here.append(STAGE) makes the next ones die in it."""
+    from scaled.runtime import launch
+    from tests.mirror import calls
+    from tests.mirror.workers import ranks
+
     kills: list[str] = []
 
     def start(module: str, arguments: list[str], nproc: int, restarts: int) -> int:
