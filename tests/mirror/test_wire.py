@@ -8,7 +8,7 @@ import stat
 import threading
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scaled.async_rl.wire import MOST, Hub, Line, Lost, meeting_place, meeting_port
@@ -46,6 +46,10 @@ def connect(hub, at):
     return line
 
 
+def framed(*frames):
+    return b"".join(len(frame).to_bytes(4, "big") + frame for frame in frames)
+
+
 def hear(hub, number):
     found = []
     for _ in range(500):
@@ -57,7 +61,6 @@ def hear(hub, number):
 
 @PLACES
 @settings(max_examples=20)
-@example(frames=[bytes(200_000), b"behind it"])
 @given(frames=st.lists(st.binary(max_size=9) | st.integers(1, 200_000).map(bytes), min_size=1, max_size=8))
 def test_frames_come_whole_and_in_order_both_ways(place, frames):
     with place() as at:
@@ -78,6 +81,21 @@ def test_frames_come_whole_and_in_order_both_ways(place, frames):
         line.say(b"last")
         line.close()
         assert [data for _, data in hear(hub, 2)] == [b"last", None]
+        hub.close()
+
+
+@PLACES
+def test_a_frame_that_comes_in_pieces(place):
+    """Also one that is longer than a token, once its sender is welcome."""
+    with place() as at:
+        hub = Hub(at)
+        line, data = connect(hub, at), bytes(range(256)) * 40
+        whole = framed(data, b"next")
+        for first, last in zip((0, 3, 4, 5000), (3, 4, 5000, len(whole))):
+            assert not [frame for _, frame in hub.heard(0.05)]
+            line.peer.sendall(whole[first:last])
+        assert [frame for _, frame in hear(hub, 2)] == [data, b"next"]
+        line.close()
         hub.close()
 
 
@@ -140,10 +158,6 @@ def test_who_does_not_know_the_token_is_not_heard():
         assert [data for _, data in hear(hub, 1)] == [b"fine"]
         good.close()
         hub.close()
-
-
-def framed(*frames):
-    return b"".join(len(frame).to_bytes(4, "big") + frame for frame in frames)
 
 
 def test_no_frame_is_swallowed_with_the_token():
