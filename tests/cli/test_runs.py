@@ -117,14 +117,14 @@ def test_a_setting_that_is_no_more_is_another_run(tmp_path):
 
 def test_of_two_that_begin_at_once_one_has_the_folder(tmp_path, monkeypatch):
     """The other one began, and ended, after this one had looked and before it had the lock."""
-    take = Run._take_lock
+    lock = runs.fcntl.flock
 
-    def late(out):
-        monkeypatch.setattr(Run, "_take_lock", staticmethod(take))
-        Run.open(out, "kl", Settings(seed=7)).close()
-        return take(out)
+    def late(handle, how):
+        monkeypatch.setattr(runs.fcntl, "flock", lock)
+        Run.open(tmp_path / "run", "kl", Settings(seed=7)).close()
+        lock(handle, how)
 
-    monkeypatch.setattr(Run, "_take_lock", staticmethod(late))
+    monkeypatch.setattr(runs.fcntl, "flock", late)
     with pytest.raises(RunError, match="already holds a run; add --resume"):
         Run.open(tmp_path / "run", "kl", Settings())
     Run.open(tmp_path / "run", "kl", Settings(seed=7), resume=True).close()
