@@ -268,7 +268,7 @@ def test_a_group_is_done_once_it_lies_in_the_store():
     assert groups.oldest() == {}
 
 
-def test_a_group_that_cannot_be_stored_is_kept_and_stored_later():
+def test_a_group_that_cannot_be_stored_is_kept_and_stored_later(clock):
     class Flaky(dict):
         down = True
 
@@ -281,8 +281,8 @@ def test_a_group_that_cannot_be_stored_is_kept_and_stored_later():
     groups.storing[1] = worker.Storing(done(1), b"one", 9)
     stored, wrong = until_stored(groups)
     assert stored == [] and str(wrong) == "no route" and 1 in groups.storing and not groups.done
-    groups.store.down = False
-    groups.tries.worked()
+    assert groups.stored() == ([], None) and groups.storing[1].errand is None  # after a pause
+    groups.store.down, clock.now = False, groups.tries.next
     assert until_stored(groups) == ([1], None) and groups.store == {"1": b"one"}
 
 
