@@ -486,6 +486,17 @@ def test_a_version_that_cannot_be_loaded_is_published_anew_once_in_a_while():
     assert r.handle(Stuck("b", 0, 1), 6.0) == [("trainer", Repair(1))]
 
 
+def test_a_group_that_another_worker_has_taken_over_is_that_one_s():
+    """The first one lost its connection only, and comes back with the group finished, or before it has heard that it is no more its own."""
+    r = Reconciler(Rules(1, 0, 2), ["a", "b"], list().append)
+    r.handle(Hello("a", 0, 1, 0), 0.0)
+    r.handle(Hello("b", 0, 1, 0), 0.0)
+    assert r.hung_up("a", 1.0) == [("b", Work((0,)))]
+    assert r.handle(Hello("a", 0, 1, 0, (0,), (0,)), 1.5) == [("a", Forget((0,)))]
+    assert r.handle(Done("a", 0, 0, 0, "of a", "d"), 1.5) == [] and r.life.state == {0: "running"}
+    assert r.handle(Done("b", 0, 0, 0, "of b", "d"), 2.0) == [] and r.records == {0: ("of b", "d")}
+
+
 def test_of_two_workers_the_one_with_more_room_left_is_given_the_group():
     """One of two seats is taken here, two of ten there."""
     r = Reconciler(Rules(1, 3, 9), ["a", "b"], list().append)
