@@ -488,12 +488,12 @@ def test_a_version_that_cannot_be_loaded_is_published_anew_once_in_a_while():
 
 def test_a_group_that_another_worker_has_taken_over_is_that_one_s():
     """The first one lost its connection only, and comes back with the group finished, or before it has heard that it is no more its own."""
-    r = Reconciler(Rules(1, 0, 2), ["a", "b"], list().append)
+    r = Reconciler(Rules(1, 1, 3), ["a", "b"], list().append)
     r.handle(Hello("a", 0, 1, 0), 0.0)
-    r.handle(Hello("b", 0, 1, 0), 0.0)
+    assert r.handle(Hello("b", 0, 2, 0), 0.0) == [("b", Work((1,)))]
     assert r.hung_up("a", 1.0) == [("b", Work((0,)))]
     assert r.handle(Hello("a", 0, 1, 0, (0,), (0,)), 1.5) == [("a", Forget((0,)))]
-    assert r.handle(Done("a", 0, 0, 0, "of a", "d"), 1.5) == [] and r.life.state == {0: "running"}
+    assert r.handle(Done("a", 0, 0, 0, "of a", "d"), 1.5) == [] and r.life.state[0] == "running"
     assert r.handle(Done("b", 0, 0, 0, "of b", "d"), 2.0) == [] and r.records == {0: ("of b", "d")}
 
 
