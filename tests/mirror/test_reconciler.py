@@ -28,6 +28,7 @@ from scaled.async_rl.messages import (
     Trained,
     Update,
     Work,
+    Workers,
     decode,
     encode,
 )
@@ -495,6 +496,16 @@ def test_a_group_that_another_worker_has_taken_over_is_that_one_s():
     assert r.handle(Hello("a", 0, 1, 0, (0,), (0,)), 1.5) == [("a", Forget((0,)))]
     assert r.handle(Done("a", 0, 0, 0, "of a", "d"), 1.5) == [] and r.life.state[0] == "running"
     assert r.handle(Done("b", 0, 0, 0, "of b", "d"), 2.0) == [] and r.records == {0: ("of b", "d")}
+
+
+def test_a_new_trainer_hears_that_nobody_works():
+    """Once, and once that somebody does again; the one before had been told, and is gone."""
+    r = Reconciler(Rules(1, 0, 1), ["a"], list().append)
+    r.handle(Ready("trainer", 0, 0), 0.0)
+    r.handle(Hello("a", 0, 1, -1), 0.0)
+    assert r.hung_up("a", 1.0) == [("trainer", Workers(0))] and r.tick(1.5) == []
+    assert r.handle(Ready("trainer", 1, 0), 2.0) == [("trainer", Workers(0))] and r.tick(2.5) == []
+    assert r.handle(Hello("a", 1, 1, -1), 3.0) == [("trainer", Workers(1))] and r.tick(3.5) == []
 
 
 def test_of_two_workers_the_one_with_more_room_left_is_given_the_group():
