@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import itertools
-import json
 import os
-import tomllib
 from pathlib import Path
 
 import typer
 
 from etude import catalog
 from kit import settings
+from kit.disk import read_json
+from kit.disk import read_toml as load_toml
 
 __all__ = [
     "LOG",
@@ -44,20 +44,14 @@ def commands(context: typer.Context) -> list[str]:
 
 
 def read_toml(path: Path | None) -> dict:
-    from kit.settings import RunError
-
-    if path is None:
-        return {}
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise RunError(f"{path} is not valid TOML: {error}") from None
+    """The settings in a TOML file, which may be a pipe; none without a file. Raises OSError, and RunError for another file."""
+    return {} if path is None else load_toml(path)
 
 
 def stored_config(out: Path, technique: str) -> dict:
     """The settings the run started with; --resume need not repeat them."""
     try:
-        record = json.loads((out / "config.json").read_text())
+        record = read_json(out / "config.json")
         return record["config"] if record["technique"] == technique and isinstance(record["config"], dict) else {}
     except (OSError, ValueError, KeyError, TypeError):
         return {}  # Run.open says what is wrong with it

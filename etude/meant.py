@@ -6,7 +6,6 @@ Each of these has a door of its own, and a reader knows the name before the door
 from __future__ import annotations
 
 import difflib
-import json
 import shlex
 from collections.abc import Iterable
 from pathlib import Path
@@ -16,6 +15,7 @@ from typer import BadParameter
 from typer.core import TyperGroup
 
 from etude import catalog
+from kit.disk import read_json
 from kit.settings import RunError
 
 __all__ = ["Commands", "a_run", "begun", "lesson_number", "no_experiment", "no_technique", "what_is"]
@@ -34,7 +34,7 @@ def what_is(word: str) -> str:
 def begun(folder: Path) -> str:
     """What the folder of a run was begun with, such as `recipe` or `figure mtp`; empty for what is no such folder."""
     try:
-        technique = json.loads((folder / "config.json").read_text(encoding="utf-8"))["technique"]
+        technique = read_json(folder / "config.json")["technique"]
     except (OSError, ValueError, LookupError, TypeError):
         return ""
     return technique if isinstance(technique, str) else ""

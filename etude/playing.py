@@ -11,6 +11,7 @@ from typing import Any
 from etude import afterwards, catalog
 from etude.given import check_unprepared
 from kit import disk, process, settings
+from kit.disk import read_json
 
 __all__ = ["config_class", "play_technique", "print_settings"]
 
@@ -77,7 +78,7 @@ def _demo(run: Any, demo: Any, config: Any) -> dict:
 def _finish_demo(run: Any, result: dict) -> None:
     record = {
         "technique": run.technique,
-        "config": json.loads((run.root / "config.json").read_text())["config"],
+        "config": read_json(run.root / "config.json")["config"],
         "machine": process.machine(),
         "seconds": run.seconds(),
         "result": result,

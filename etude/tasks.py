@@ -30,7 +30,7 @@ from environments.tasks.runner import LIMITS, Sandboxed
 from environments.tasks.sources import package_of
 from etude import afterwards, task_times
 from etude.line import Line
-from kit.disk import Journal, atomic_write, read_lines
+from kit.disk import Journal, atomic_write, read_json, read_lines
 from kit.settings import RunError
 
 __all__ = ["check_all", "export_all", "judges_of", "made_of", "make_all", "recipe_of", "recipes", "show_levels", "told_of", "unused_of"]
@@ -239,7 +239,7 @@ def _ours(row: dict, ask: bool) -> bool:
 def recipe_of(path: Path) -> dict:
     """A recipe. Raises RunError for a file that is none."""
     try:
-        recipe = json.loads(path.read_text(encoding="utf-8"))
+        recipe = read_json(path)
         about = recipe["package"]
         known = [about["spec"], about["digest"], *(row["id"] for row in recipe["tasks"]), *about["left out"], *about["slow"], *about["flaky"]]
         known += about["ungradable"]

@@ -35,13 +35,20 @@ from pathlib import Path
 from typing import Any
 
 from kit.board import Board, open_board
-from kit.disk import NO_ROOM, Hashing, Journal, atomic_write, hash_file, refusal, spent, what_is_wrong
+from kit.disk import NO_ROOM, DamagedFile, Hashing, Journal, atomic_write, hash_file, parse_json, read_json, refusal, spent, what_is_wrong
 from kit.process import machine, peak_memory_gib, uninterrupted
 from kit.progress import Progress
 from kit.settings import Interrupted, RunError
 from kit.tracking import Tracker, open_tracker
 
 __all__ = ["Run", "Stage", "flatten"]
+
+CONFIG = {"technique": str, "config": dict}
+"""Shape of config.json."""
+RECORD = {"result": dict, "files": {...: {"bytes": int, "sha256": str}}}
+"""Shape of stages/STAGE.json."""
+MANIFEST = {"step": int, "bytes": int, "sha256": str, "metrics_bytes": int, "metrics_sha256": str}
+"""Shape of state/STAGE-STEP.json."""
 
 
 def _plain(value: Any) -> Any:
@@ -159,14 +166,7 @@ class Run:
 
     @staticmethod
     def _read_config(out: Path) -> dict:
-        path = out / "config.json"
-        try:
-            record = json.loads(path.read_text())
-            if not isinstance(record, dict) or not {"technique", "config"} <= set(record) or not isinstance(record["config"], dict):
-                raise ValueError("it is not the configuration of a run")
-            return record
-        except ValueError as error:
-            raise RunError(f"{path} is damaged ({error}); choose another --out") from None
+        return read_json(out / "config.json", CONFIG, "choose another --out")
 
     @staticmethod
     def _compare(before: dict, technique: str, config: Any, out: Path) -> None:
@@ -352,23 +352,18 @@ class Stage:
         self._show.last()
         self.note_time(finished=True, peak_memory_gib=round(peak_memory_gib(), 3))
         atomic_write(self._record_path, json.dumps(record, indent=1) + "\n")
-        self._record = record = json.loads(json.dumps(record))
+        self._record = record = parse_json(json.dumps(record))
         self._drop_states(keep=[])
         self.close()
         return record["result"]
 
     def _check_finished(self) -> dict:
-        record = self._record_path
-        try:
-            found = json.loads(record.read_text())
-            expected = {name: (entry["bytes"], entry["sha256"]) for name, entry in found["files"].items()}
-            found["result"]
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise RunError(f"{record} is damaged ({error}); delete it to run stage {self.name} again") from None
-        for name, (size, digest) in expected.items():
-            if wrong := what_is_wrong(self.run.root / name, size, digest):
-                raise RunError(f"{self.run.root / name} is damaged ({wrong}); delete {record} to run stage {self.name} again")
-        return found
+        path = self._record_path
+        record = read_json(path, RECORD, f"delete it to run stage {self.name} again")
+        for name, entry in record["files"].items():
+            if wrong := what_is_wrong(self.run.root / name, entry["bytes"], entry["sha256"]):
+                raise RunError(f"{self.run.root / name} is damaged ({wrong}); delete {path} to run stage {self.name} again")
+        return record
 
     # -- checkpoints
 
@@ -396,13 +391,12 @@ class Stage:
         for manifest in self._states():
             state = manifest.with_suffix(".pt")
             try:
-                record = json.loads(manifest.read_text())
-                size, digest = record["bytes"], record["sha256"]
-                offset, prefix = record["metrics_bytes"], record["metrics_sha256"]
-            except (ValueError, KeyError, TypeError) as error:
-                damaged.append(f"checkpoint {state} is damaged (its manifest {manifest.name} is unreadable: {error})")
+                record = read_json(manifest, MANIFEST)
+            except DamagedFile as error:
+                damaged.append(f"checkpoint {state} is damaged (its manifest {manifest.name} is unreadable: {error.reason})")
                 continue
-            if wrong := what_is_wrong(state, size, digest):
+            offset, prefix = record["metrics_bytes"], record["metrics_sha256"]
+            if wrong := what_is_wrong(state, record["bytes"], record["sha256"]):
                 damaged.append(f"checkpoint {state} is damaged ({wrong})")
                 continue
             if wrong := what_is_wrong(self.metrics_path, offset, prefix, prefix=True):

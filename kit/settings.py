@@ -7,7 +7,6 @@ import dataclasses
 import difflib
 import functools
 import inspect
-import json
 import math
 import textwrap
 import types
@@ -43,7 +42,7 @@ def fill(cls: type[T], toml: dict | None, sets: Iterable[str | tuple[str, Any]] 
     Raises RunError for an unknown key (with close matches), for a value of the wrong type or outside a Literal, for a number that float32
     cannot hold, and for a ValueError from the dataclass's `__post_init__`.
     """
-    tree: dict = json.loads(json.dumps(toml or {}, default=str))
+    tree: dict = _copy(toml or {})
     for item in sets:
         if isinstance(item, str):
             key, equals, value = item.partition("=")
@@ -79,6 +78,15 @@ def describe(cls: Any) -> list[tuple[str, str, Any, str]]:
             value = None if default is dataclasses.MISSING else default
             rows.append((field.name, _type_name(kind), value, docs.get(field.name, "")))
     return rows
+
+
+def _copy(value: Any) -> Any:
+    """A copy of a TOML or JSON value. What neither text, number, boolean nor none is, such as a date, becomes text."""
+    if isinstance(value, dict):
+        return {str(key): _copy(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_copy(part) for part in value]
+    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
 
 
 class _Word(str):

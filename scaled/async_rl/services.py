@@ -29,7 +29,7 @@ from typing import Protocol
 
 import torch
 
-from kit.disk import NO_ROOM, Journal, atomic_write, read_lines
+from kit.disk import NO_ROOM, Journal, atomic_write, read_json, read_lines
 from kit.settings import RunError
 from ref import weight_sync
 from ref.async_rl import Rules
@@ -349,7 +349,7 @@ def restored(saved: Path, learner: Learner) -> tuple[int, tuple[int, ...]]:
     """Steps done, and the groups of the last one, after `learner` has been restored; 0 and none at the beginning."""
     for path in sorted(saved.glob("*.json"), reverse=True):
         with contextlib.suppress(OSError, ValueError, KeyError):
-            about = json.loads(path.read_text())
+            about = read_json(path)
             data = path.with_suffix(".state").read_bytes()
             if hashlib.sha256(data).hexdigest() == about["digest"]:
                 learner.restore(data)
