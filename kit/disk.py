@@ -31,9 +31,11 @@ __all__ = [
     "read_bytes",
     "read_json",
     "read_lines",
+    "read_record",
     "read_text",
     "read_toml",
     "refusal",
+    "seal_record",
     "spent",
     "timings",
     "what_is_wrong",
@@ -243,8 +245,27 @@ def read_text(path: str | Path, limit: float = MAX_BYTES) -> str:
         raise DamagedFile(Path(path), f"it is not valid UTF-8: {error.reason} at byte {error.start:,}") from None
 
 
+def seal_record(record: dict[str, Any]) -> dict[str, Any]:
+    """The record with its seal: under "seal", the SHA-256 of its canonical content, which is JSON in ASCII with sorted keys and without spaces."""
+    content = {key: value for key, value in record.items() if key != "seal"}
+    canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    return {**content, "seal": hashlib.sha256(canonical.encode()).hexdigest()}
+
+
+def read_record(path: str | Path, shape: dict[str, Any], advice: str, optional: str = "") -> dict[str, Any]:
+    """The record that `seal_record` sealed, in a JSON file. `optional`: a key beside those of `shape`. Raises OSError and DamagedFile as
+    `read_json` does.
+
+    A record without a seal was written by a version before seals, and is accepted. It has no other keys than these, or else damage to the word
+    "seal" would make such a record of a sealed one."""
+    record = read_json(path, shape, advice)
+    if unknown := sorted(record.keys() - shape.keys() - {"seal", optional}):
+        raise DamagedFile(Path(path), f"unknown key {unknown[0]!r}", advice)
+    return record
+
+
 def read_json(path: str | Path, shape: Any = dict, advice: str = "restore or delete it", limit: int = MAX_BYTES) -> Any:
-    """The value in a JSON file. Every reader of such a file uses this function.
+    """The value in a JSON file. Every reader of such a file uses this function. A record that has a seal must match it.
 
     `shape`: what the value must look like, as `describe_mismatch` takes it; by default a JSON object. `advice`: what the message tells the user
     to do. Raises OSError if the file cannot be read, and DamagedFile if it does not hold such a value within the limits of `parse_json`."""
@@ -252,6 +273,8 @@ def read_json(path: str | Path, shape: Any = dict, advice: str = "restore or del
     try:
         value = parse_json(read_bytes(path, limit), limit)
         wrong = describe_mismatch(value, shape)
+        if not wrong and isinstance(value, dict) and "seal" in value and value["seal"] != seal_record(value)["seal"]:
+            wrong = "its content has changed: the seal does not match"
     except DamagedFile as error:
         wrong = error.reason
     except ValueError as error:
