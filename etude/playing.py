@@ -46,7 +46,7 @@ def play_technique(entry: catalog.Technique, out: Path, toml: dict, sets: list[A
 
             module.run(run, config)
             outcome.show(run.root)
-        elif entry.ref is None:
+        elif entry.demo is not None or entry.ref is None:
             _finish_demo(run, module.run(run, config))
         else:
             _finish_demo(run, _demo(run, module.demo, config))
