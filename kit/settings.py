@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-__all__ = ["Interrupted", "RunError", "describe", "fill", "parse_number"]
+__all__ = ["LARGEST", "LARGEST_INTEGER", "Interrupted", "RunError", "describe", "fill", "parse_number", "quote"]
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -48,6 +48,8 @@ def fill(cls: type[T], toml: dict | None, sets: Iterable[str | tuple[str, Any]] 
     Raises RunError for an unknown key (with close matches), for a value of the wrong type or outside a Literal, for a number that float32
     cannot hold, and for a ValueError from the dataclass's `__post_init__`.
     """
+    if toml is not None and not isinstance(toml, dict):
+        raise RunError(f"settings must be a table of keys and values, got {quote(toml)}")
     tree: dict = _copy(toml or {})
     for item in sets:
         if isinstance(item, str):
@@ -193,7 +195,7 @@ def _build(cls: type[T], tree: dict, prefix: str, base: Any, known: list[str]) -
     return made
 
 
-def _quote(value: Any) -> str:
+def quote(value: Any) -> str:
     """A value as it was written, cut after 80 characters."""
     if isinstance(value, int) and not isinstance(value, bool):
         return repr(_shorten(value))
@@ -219,7 +221,7 @@ def _least(value: Any) -> float:
 def _coerce(kind: Any, value: Any, key: str) -> Any:
     """Converts `value`, from TOML or the command line, to type `kind`."""
     origin, word = typing.get_origin(kind), isinstance(value, _Word)
-    wrong = RunError(f"{key} expects {_type_name(kind)}, got {_quote(value)}")
+    wrong = RunError(f"{key} expects {_type_name(kind)}, got {quote(value)}")
     if origin in (typing.Union, types.UnionType):
         parts = typing.get_args(kind)
         if type(None) in parts and (value is None or (word and value.lower() in ("none", "null", ""))):
