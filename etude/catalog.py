@@ -21,7 +21,7 @@ class Technique:
     ref: str | None = None
     """The file to read."""
     scaled: str | None = None
-    """The same on many ranks."""
+    """The same on many ranks. A reference has none where ranks use the reference itself, as the services of asynchronous RL do."""
     kernel: str | None = None
     """The Triton kernel behind it, which `scaled` calls."""
     sim: str | None = None
@@ -35,7 +35,7 @@ class Technique:
     tests: tuple[str, ...] = ()
     """Tests of meaning."""
     demo: str | None = None
-    """What `etude run NAME` plays, where neither the reference nor the experiment is it."""
+    """What `etude run NAME` runs, where neither the reference nor the experiment is it: a module with `run`."""
 
     @property
     def module(self) -> str | None:
@@ -361,11 +361,13 @@ TECHNIQUES: tuple[Technique, ...] = (
         name="async-rl",
         title="asynchronous RL: services that sample and train at the same time, updates in flight, a bound on age",
         source="§4.1, §6.2; arXiv:2509.19128",
-        sim="etude/async_rl.py",
+        ref="ref/async_rl.py",
+        sim="etude/async_figure.py",
         lesson="lessons/13_async_rl.py",
         page="async-rl",
         figure="results/figures/async-rl.png",
         tests=("tests/mirror/test_async_command.py", "tests/ref/test_async_rl.py"),
+        demo="etude/async_rl.py",
     ),
     Technique(
         name="packing",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from etude import catalog, meant
+from etude.given import whole
 from kit.settings import RunError
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ def challenge(
     ] = None,
     score: Annotated[bool, typer.Option("--score", help="Score FILE, in a process of its own.")] = False,
     seed: Annotated[
-        int | None, typer.Option(help="Of the cases; the same seed gives the same score.", show_default="random", min=0, max=2**31 - 1)
+        int | None, typer.Option(help="Of the cases; the same seed gives the same score.", show_default="random", **whole(0, 2**31 - 1))
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:

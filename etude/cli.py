@@ -6,6 +6,7 @@ An error that the user can fix prints one line on stderr and exits with code 2. 
 from __future__ import annotations
 
 import importlib
+import re
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -17,7 +18,7 @@ from etude.bench_commands import bench_app
 from etude.challenge_commands import challenge
 from etude.course_commands import explore, lesson
 from etude.eval_commands import eval_app
-from etude.given import read_toml
+from etude.given import read_toml, whole
 from etude.glossary_commands import glossary
 from etude.plan_commands import plan
 from etude.play_commands import play
@@ -75,7 +76,7 @@ def data(
     tokenizer: Annotated[
         Path | None, typer.Option(help="tokenizer.json, or a checkpoint's folder.", show_default="that of FILE", metavar="FILE")
     ] = None,
-    processes: Annotated[int | None, typer.Option(help="Number of processes.", show_default="one for each core", min=1)] = None,
+    processes: Annotated[int | None, typer.Option(help="Number of processes.", show_default="one for each core", **whole(1))] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue in the output folder.")] = False,
 ) -> None:
     """Prepare training data: read sources, drop duplicates and what nobody wrote, hold a codebase out, tokenise once."""
@@ -112,7 +113,7 @@ def kernels(
 @app.command("show")
 def show(
     transcript: Annotated[Path, typer.Argument(help="A transcript that `etude tasks try` wrote.", readable=False)],
-    rows: Annotated[int, typer.Option(help="Lines of each text, at most; 0 for all.", min=0)] = 12,
+    rows: Annotated[int, typer.Option(help="Lines of each text, at most; 0 for all.", **whole(0))] = 12,
 ) -> None:
     """Show a transcript: what was asked, said, called and answered, and what it earned."""
     importlib.import_module("etude.episodes").show(transcript, rows)
@@ -123,7 +124,16 @@ def _one_line(error: BaseException) -> str:
         return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
     said = getattr(error, "format_message", None)
     message = str(error) if said is None else said()
-    return " ".join(message.split())
+    return re.sub(r"\S{400,}", lambda word: f"{word[0][:200]}…", " ".join(message.split()))
+
+
+def _wrong_path(error: Exception) -> str:
+    """What is wrong with a path that no file can have; empty for other errors. Python raises no OSError for these."""
+    if isinstance(error, ValueError) and str(error).startswith("embedded null"):
+        return "a path must not hold a NUL character; correct it in the command or in its TOML file"
+    if isinstance(error, RuntimeError) and str(error).startswith("Symlink loop"):
+        return f"{error}; name another path"
+    return ""
 
 
 def main() -> None:
@@ -143,6 +153,8 @@ def main() -> None:
         if isinstance(error, Interrupted):
             print(error, file=sys.stderr)
             sys.exit(130)
+        if wrong := _wrong_path(error):
+            error = RunError(wrong)
         if not isinstance(error, (RunError, OSError)) and not hasattr(error, "format_message"):
             from ref.network.checkpoint import CheckpointError
 

@@ -11,13 +11,14 @@ from typing import Annotated, Any
 import typer
 
 from etude import meant
+from etude.given import whole
 from kit import settings
 
 __all__ = ["explore", "is_free", "lesson", "need_streamlit"]
 
 
 def explore(
-    port: Annotated[int | None, typer.Option(help="Port to listen on.", show_default="8501 or the next free port", min=1, max=65535)] = None,
+    port: Annotated[int | None, typer.Option(help="Port to listen on.", show_default="8501 or the next free port", **whole(1, 65535))] = None,
     no_browser: Annotated[bool, typer.Option("--no-browser", help="Only print the address.")] = False,
 ) -> None:
     """Open the explorer in a browser: techniques with formulas, controls and pictures; Ctrl-C stops it."""

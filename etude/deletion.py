@@ -25,7 +25,7 @@ from environments.tasks.package import Package
 from environments.tasks.recipe import prepared
 from environments.tasks.runner import LIMITS, Sandboxed
 from environments.tasks.sources import package_of
-from kit.disk import atomic_write
+from kit.disk import atomic_write, read_json
 from kit.process import machine
 from kit.settings import RunError
 from ref.feature_deletion import Piece, delete, faults
@@ -94,7 +94,7 @@ def prepare(config: Deletion, package: Package, out: Path) -> None:
 
 def play(out: Path, config: Deletion, ranks: int) -> None:
     """This rank's part, under its mesh; rank 0 writes what was found."""
-    told = json.loads((out / "material.json").read_text(encoding="utf-8"))
+    told = read_json(out / "material.json")
     files, tests = ({name: base64.b64decode(data) for name, data in told[kind].items()} for kind in ("files", "tests"))
     source, whole = {name: data for name, data in files.items() if name.endswith(".py")}, {**files, **tests}
     group = current().group("all")
@@ -137,6 +137,6 @@ def summary(rows: Sequence[dict]) -> dict[str, float]:
 
 def show(out: Path) -> None:
     """Prints the result."""
-    for key, value in json.loads((out / "report.json").read_text(encoding="utf-8"))["result"].items():
+    for key, value in read_json(out / "report.json")["result"].items():
         print(f"{key:22s} {value:.4g}")
     print(f"report: {out / 'report.json'}\npieces: {out / 'pieces.jsonl'}")

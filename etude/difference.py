@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from kit.disk import atomic_write
+from kit.disk import atomic_write, read_json
 from kit.settings import RunError
 from ref.mtp import MTP, MTPConfig
 from ref.network import Transformer, load_extra, load_hf
@@ -92,7 +92,7 @@ def made(folder: Path, layers: MTPConfig, changed: tuple[tuple[int, int], ...]) 
     base = bits(*whole(folder.parent, layers))
     try:
         weights = apply_delta(base, *unpack((folder / DELTA).read_bytes(), len(base)))
-        wanted = json.loads((folder / DIGEST).read_text(encoding="utf-8"))["sha256"]
+        wanted = read_json(folder / DIGEST)["sha256"]
     except (SyncError, ValueError, LookupError, TypeError, OSError) as error:
         raise RunError(f"{folder} holds no difference from the checkpoint above it ({error}); check both out again") from None
     if digest(weights) != wanted:

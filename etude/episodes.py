@@ -32,6 +32,7 @@ from environments.tasks.make import Task
 from environments.tasks.package import Package
 from environments.tasks.sources import package_of
 from etude.tasks import GRADING, made_of, recipe_of, recipes, unused_of
+from kit.disk import parse_json
 from kit.settings import Interrupted, RunError
 
 __all__ = ["FOLDERS", "WORKING", "graded", "job_of", "show", "task_of", "told", "transcript_of", "try_task"]
@@ -234,7 +235,7 @@ def shown(line: dict, rows: int) -> Iterator[str]:
 def _arguments(written: str) -> str:
     """Arguments as a person reads them: a line for each, and texts as they are."""
     try:
-        args = json.loads(written)
+        args = parse_json(written)
     except (ValueError, RecursionError):
         return written
     if not isinstance(args, dict):

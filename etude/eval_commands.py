@@ -10,7 +10,7 @@ import typer
 from typer.core import TyperGroup
 
 from etude import meant
-from etude.given import merge, read_toml, stored_config
+from etude.given import decimal, merge, read_toml, stored_config, whole
 
 __all__ = ["eval_app"]
 
@@ -40,9 +40,9 @@ def eval_agent(
             help="Beside it an earlier checkpoint of the run, such as sft, or any other's folder.", show_default="none", metavar="CHECKPOINT"
         ),
     ] = None,
-    tasks: Annotated[int, typer.Option(help="Held-out tasks.", min=1, max=10_000)] = 100,
-    samples: Annotated[int, typer.Option(help="Rollouts of each.", min=1, max=64)] = 4,
-    seed: Annotated[int, typer.Option(help="Of the sampling.", min=0, max=2**53)] = 0,
+    tasks: Annotated[int, typer.Option(help="Held-out tasks.", **whole(1, 10_000))] = 100,
+    samples: Annotated[int, typer.Option(help="Rollouts of each.", **whole(1, 64))] = 4,
+    seed: Annotated[int, typer.Option(help="Of the sampling.", **whole(0, 2**53))] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="All figures, as one line of JSON.")] = False,
 ) -> None:
     """How often an agent solves held-out tasks, and in how many turns and tokens."""
@@ -60,7 +60,7 @@ def eval_base(
     resume: Annotated[bool, typer.Option("--resume", help="Continue the evaluation in the output folder.")] = False,
     config: Annotated[Path | None, typer.Option(help="TOML file with settings.", readable=False, metavar="FILE")] = None,
     sets: Annotated[list[str] | None, typer.Option("--set", help="One setting; repeatable; overrides --config.", metavar="KEY=VALUE")] = None,
-    checkpoint_seconds: Annotated[float, typer.Option(help="Seconds between resume checkpoints.", min=0.0)] = 20.0,
+    checkpoint_seconds: Annotated[float, typer.Option(help="Seconds between resume checkpoints.", **decimal(0.0))] = 20.0,
 ) -> None:
     """Coding knowledge, state tracking and codebase NLL of base models: a table and a picture like the report's Table 2."""
     from etude import evaluation

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from etude import expected, figures
-from kit.disk import atomic_write
+from kit.disk import atomic_write, read_json
 from kit.process import keep_freed_memory, machine
 from kit.runs import Run
 from kit.settings import fill
@@ -46,7 +46,7 @@ def base(names: Sequence[str], out: Path, toml: dict, sets: Iterable[Any], quick
         rows = table.rows_of(found, tracking.baselines(table.asked_chains(run)), settings)
         record = {
             "command": again.removesuffix(" --resume"),
-            "config": json.loads((out / "config.json").read_text())["config"],
+            "config": read_json(out / "config.json")["config"],
             "machine": machine(),
             "seconds": run.seconds(),
             "rows": rows,

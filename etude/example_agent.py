@@ -24,7 +24,7 @@ import torch
 import typer
 
 from etude import difference
-from kit.disk import atomic_write
+from kit.disk import atomic_write, read_json
 from kit.process import machine
 from kit.settings import RunError
 from ref.network import Transformer, release, save_hf
@@ -60,7 +60,7 @@ def write(run: Path, out: Path, tasks: int = 100, samples: int = 4) -> Path:
     if out.exists():
         raise RunError(f"{out} is there already; delete it, or name another folder with --out")
     recipe, language = read_config(run), language_of(run)
-    about = json.loads((run / "config.json").read_text(encoding="utf-8"))
+    about = read_json(run / "config.json")
     (original, layers), before = (load_checkpoint(run, recipe, name) for name in ("final", BEFORE))
     facts = {"run": f"seed {recipe.seed}, commit {about['machine']['commit']}", "success": f"in {RECORD}, beside that of the original"}
     opening = next(iter(task_stream(recipe, "evaluation"))).prompt
@@ -116,7 +116,7 @@ def main(
         path = write(run, out)
     except (RunError, OSError) as error:
         raise SystemExit(f"error: {error}") from None
-    found = json.loads(path.read_text(encoding="utf-8"))["held_out"]
+    found = read_json(path)["held_out"]
     for name in ("original", BEFORE, "agent"):
         print("{}: success {value:.3f} [{low:.3f}, {high:.3f}]".format(name, **found[name]["success"]))
     print(f"record: {path}")

@@ -7,12 +7,11 @@ tells, which names its machine. Where neither is there, or its settings were oth
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kit.disk import spent, timings
+from kit.disk import read_json, spent, timings
 from kit.process import machine
 from kit.runs import Run, flatten
 from kit.settings import RunError, fill
@@ -120,7 +119,7 @@ def same_machine(one: Any, other: Mapping[str, Any]) -> bool:
 def read(path: Path) -> dict:
     """A JSON object from a file; empty if there is none."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = read_json(path)
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}

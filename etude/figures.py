@@ -16,7 +16,7 @@ from typing import Any
 
 from etude import catalog, earlier, expected
 from etude.statements import coverage, open_statements
-from kit.disk import atomic_write
+from kit.disk import atomic_write, parse_json, read_json
 from kit.process import machine
 from kit.runs import Run, flatten
 from kit.settings import RunError, fill
@@ -66,7 +66,7 @@ def play(entry: catalog.Experiment, out: Path, toml: dict, sets: Iterable[str], 
     with Run.open(out, f"figure {entry.name}", config, resume, cadence) as run, run.told(again):
         expected.tell(run)
         found = module.experiment(run, config)
-        played = json.loads((out / "config.json").read_text())["config"]
+        played = read_json(out / "config.json")["config"]
         command, quick = command_of(entry.name, module.Experiment, played)
         record = {
             "experiment": entry.name,
@@ -106,7 +106,7 @@ def command_of(name: str, settings: type, config: dict) -> tuple[str, bool]:
 
     mine, commands = flatten(config), []
     for quick, base in ((False, settings()), (True, settings.quick())):
-        plain = flatten(json.loads(json.dumps(dataclasses.asdict(base))))
+        plain = flatten(parse_json(json.dumps(dataclasses.asdict(base))))
         sets = [f"--set {shlex.quote(f'{key}={word(value)}')}" for key, value in mine.items() if key not in plain or plain[key] != value]
         commands.append((len(sets), quick, " ".join([f"etude figure {name}", *(["--quick"] if quick else []), *sets])))
     _, quick, command = min(commands)
@@ -192,7 +192,7 @@ def shown() -> Path:
 def load(path: Path) -> list[dict]:
     """The claims in a file that `gather` wrote. Raises RunError if the file is missing or damaged."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = read_json(path, list)
         if not isinstance(found, list) or not all(isinstance(claim, dict) and CLAIM <= claim.keys() for claim in found):
             raise ValueError("it does not hold claims in the format that etude claims writes")
         if wrong := next(filter(None, map(contradiction, found)), None):
@@ -211,7 +211,7 @@ def _records(folder: Path) -> list[dict]:
     for path in sorted(folder.glob("*.json")) if folder.is_dir() else []:
         if path.name != "config.json":
             try:
-                record = json.loads(path.read_text(encoding="utf-8"))
+                record = read_json(path)
                 if record.get("experiment") == path.stem and "claims" in record:
                     found.append(record)
             except (ValueError, AttributeError):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from etude import afterwards, catalog, expected
 from etude.full_settings import DELETION, PRETRAINING, RL, as_begun, count, layout, settings
-from kit.disk import read_lines
+from kit.disk import read_json, read_lines
 from kit.runs import Run
 from kit.settings import RunError
 
@@ -174,7 +174,7 @@ def check_left(out: Path) -> None:
 
 def show(out: Path) -> None:
     """Prints the result."""
-    record = json.loads((out / "report.json").read_text())
+    record = read_json(out / "report.json")
     for key, value in record["result"].items():
         print(f"{key:22s} {value:.4g}")
     if record["technique"] in RL:

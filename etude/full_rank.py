@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from etude.full_settings import DELETION, RL, layout, settings
-from kit.disk import atomic_write
+from kit.disk import atomic_write, parse_json
 from kit.process import keep_freed_memory
 from kit.runs import Run
 from kit.settings import RunError
@@ -117,4 +117,4 @@ class Line:
 
 
 if __name__ == "__main__":
-    rank(Path(sys.argv[1]), json.loads(sys.argv[2]))
+    rank(Path(sys.argv[1]), parse_json(sys.argv[2]))

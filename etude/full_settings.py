@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
+from kit.disk import read_json
 from kit.settings import RunError, fill
 
 __all__ = ["DELETION", "PRETRAINING", "RL", "as_begun", "count", "grouped", "layout", "settings"]
@@ -65,7 +65,7 @@ def settings(name: str, backend: str, toml: dict | None = None, sets: Sequence[s
 def as_begun(config, out: Path, free: Sequence[str] = FREE, part: Callable[[dict], dict] = lambda config: config):
     """The settings with every field of `free` taken from the run in the folder, from a part of its settings."""
     try:
-        before = part(json.loads((out / "config.json").read_text())["config"])
+        before = part(read_json(out / "config.json")["config"])
         return dataclasses.replace(config, **{name: before[name] for name in free})
     except (OSError, ValueError, KeyError, TypeError):
         return config  # Run.open says what is wrong with it

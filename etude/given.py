@@ -3,31 +3,60 @@
 from __future__ import annotations
 
 import itertools
-import json
 import os
-import tomllib
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import typer
 
 from etude import catalog
 from kit import settings
+from kit.disk import read_json
+from kit.disk import read_toml as load_toml
 
 __all__ = [
     "LOG",
     "check_corpus",
     "check_unprepared",
     "commands",
+    "decimal",
     "experiments",
     "merge",
     "read_toml",
     "stored_config",
     "techniques",
     "unused",
+    "whole",
     "without",
 ]
 
 LOG = typer.Option(help="Where metrics go beside TensorBoard's files: trackio or wandb.", show_default="nowhere", metavar="NAME")
+
+
+def whole(low: int | None = None, high: int | None = None) -> dict[str, Any]:
+    """Arguments of `typer.Option` for a whole number between two bounds, in the grammar of settings."""
+    return _number(low, high, "a whole number", "INTEGER", lambda number: isinstance(number, int) or number.is_integer(), int)
+
+
+def decimal(low: float | None = None, high: float | None = None) -> dict[str, Any]:
+    """Arguments of `typer.Option` for a finite number between two bounds, in the grammar of settings."""
+    return _number(low, high, "a number", "FLOAT", lambda number: abs(number) <= settings.LARGEST, float)
+
+
+def _number(low: Any, high: Any, kind: str, metavar: str, fits: Callable[[Any], bool], convert: type) -> dict[str, Any]:
+    if low is not None and high is not None:
+        kind, metavar = f"{kind} between {low} and {high}", f"{low}…{high}"
+    elif low is not None:
+        kind, high = f"{kind} of at least {low}", settings.LARGEST_INTEGER
+
+    def parse(word: Any) -> Any:
+        number = settings.parse_number(word) if isinstance(word, str) else word
+        if number is None or not fits(number) or (low is not None and number < low) or (high is not None and number > high):
+            raise typer.BadParameter(f"expected {kind}, got {settings.quote(word)}")
+        return convert(number)
+
+    return {"parser": parse, "metavar": metavar}
 
 
 def techniques() -> list[str]:
@@ -44,20 +73,14 @@ def commands(context: typer.Context) -> list[str]:
 
 
 def read_toml(path: Path | None) -> dict:
-    from kit.settings import RunError
-
-    if path is None:
-        return {}
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise RunError(f"{path} is not valid TOML: {error}") from None
+    """The settings in a TOML file, which may be a pipe; none without a file. Raises OSError, and RunError for another file."""
+    return {} if path is None else load_toml(path)
 
 
 def stored_config(out: Path, technique: str) -> dict:
     """The settings the run started with; --resume need not repeat them."""
     try:
-        record = json.loads((out / "config.json").read_text())
+        record = read_json(out / "config.json")
         return record["config"] if record["technique"] == technique and isinstance(record["config"], dict) else {}
     except (OSError, ValueError, KeyError, TypeError):
         return {}  # Run.open says what is wrong with it

@@ -29,7 +29,7 @@ from environments.sandbox.cache import cache_folder
 from environments.sandbox.interface import Limits
 from environments.sandbox.open import open_sandbox, own_store
 from environments.sandbox.visible import one_line
-from kit.disk import Journal, atomic_write, read_lines
+from kit.disk import Journal, atomic_write, read_json, read_lines
 from kit.settings import Interrupted, RunError
 
 __all__ = ["hosts_of", "install", "policy_of", "replay"]
@@ -139,7 +139,7 @@ def install(
 def replay(folder: Path, path: Path, index: str | None, private: bool = False) -> Attempt:
     """Plays the steps of a file once more. Raises RunError for a file that is none, and where a step that worked does not."""
     try:
-        kept = json.loads(path.read_text(encoding="utf-8"))
+        kept = read_json(path)
         steps = of_rows(kept["steps"])
     except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
         raise RunError(f"{path} holds no steps ({one_line(str(error))}): `etude tasks install` writes them") from None

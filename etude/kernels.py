@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from kit.disk import atomic_write
+from kit.disk import atomic_write, parse_json, read_json
 from kit.process import cores, machine
 from kit.settings import RunError
 from scaled.runtime import engine
@@ -61,7 +61,7 @@ class Compiler:
             self.errors.seek(0)
             last = (self.errors.read().strip().splitlines() or ["it said nothing"])[-1]
             raise RunError(f"the process that compiles kernels died: {last}")
-        return json.loads(said)
+        return parse_json(said)
 
     def stop(self) -> None:
         self.process.kill()
@@ -286,5 +286,5 @@ UNFIT: dict[tuple[str, str, str], tuple[str, ...]] = {{
 if __name__ == "__main__":
     table = Path(__file__).resolve().parents[1] / "results" / FILE
     target = Path(str(engine.kernel("unfit").__file__))
-    atomic_write(target, unfit_file(json.loads(table.read_text(encoding="utf-8"))["results"]))
+    atomic_write(target, unfit_file(read_json(table)["results"]))
     print(f"written: {target}")

@@ -24,7 +24,7 @@ import torch.distributed as dist
 
 from etude import chain, figures
 from etude.chain import Cluster, Whole
-from kit.disk import atomic_write
+from kit.disk import atomic_write, read_json
 from kit.process import machine
 from kit.runs import Run, Stage
 from kit.settings import RunError
@@ -160,7 +160,7 @@ def trained(run: Run, c: Ladder, corpus: Path, budget: int, number: int, group: 
         told = {"technique": "cpt-rl", "backend": group.backend, "ranks": group.ranks, "config": dataclasses.asdict(replace(one, cluster=cluster))}
         if launch.start("etude.full_rank", [str(root.resolve()), json.dumps(told)], group.ranks, cluster.restarts):
             raise RunError(f"the ranks of {root} failed; their errors are above. Continue with: {group.again}")
-    found = json.loads((root / "stages" / "measure.json").read_text())["result"] | budgets.told(root, budget, number)
+    found = read_json(root / "stages" / "measure.json")["result"] | budgets.told(root, budget, number)
     stage.log(1, success=float(np.mean(found["final"]["success"])))
     return stage.finish(found)
 

@@ -6,7 +6,6 @@ Each of these has a door of its own, and a reader knows the name before the door
 from __future__ import annotations
 
 import difflib
-import json
 import shlex
 from collections.abc import Iterable
 from pathlib import Path
@@ -16,10 +15,13 @@ from typer import BadParameter
 from typer.core import TyperGroup
 
 from etude import catalog
+from kit.disk import read_json
 from kit.settings import RunError
 
 __all__ = ["Commands", "a_run", "begun", "lesson_number", "no_experiment", "no_technique", "what_is"]
 
+MAY_BE_EMPTY = ("--name", "--model", "--who")
+"""Options whose default is empty text, which may be given, too."""
 OTHERS = ("data", "eval base")
 """What folders are begun with, and is no technique: the command that goes on with one needs more than the folder."""
 
@@ -34,7 +36,7 @@ def what_is(word: str) -> str:
 def begun(folder: Path) -> str:
     """What the folder of a run was begun with, such as `recipe` or `figure mtp`; empty for what is no such folder."""
     try:
-        technique = json.loads((folder / "config.json").read_text(encoding="utf-8"))["technique"]
+        technique = read_json(folder / "config.json")["technique"]
     except (OSError, ValueError, LookupError, TypeError):
         return ""
     return technique if isinstance(technique, str) else ""
@@ -123,14 +125,28 @@ def lesson_number(word: str | int) -> int:
     entry = catalog.find(str(word))
     if entry is not None and entry.lesson is not None:
         return int(Path(entry.lesson).name.partition("_")[0])
-    if not str(word).isdecimal():
+    if not (str(word).isascii() and str(word).isdecimal() and len(str(word)) < 10):
         hint = f"; {what_is(str(word))}" if what_is(str(word)) else ""
         raise BadParameter(f"it is that of a lesson, or the name of a technique, got {word!r}{hint}; etude lesson lists them")
     return int(word)
 
 
+def refuse_empty(words: list[str]) -> None:
+    """Raises RunError for an empty argument, such as a shell makes of a variable that is not set: as a path it would be this folder."""
+    for before, word in zip(["", *words], words):
+        option = word[:-1] if word.startswith("--") and word.endswith("=") else "" if word else before
+        if (not word or option) and option not in MAY_BE_EMPTY:
+            where = f"the value of {option}" if option.startswith("--") else "an argument"
+            raise RunError(f"{where} is empty; to name this folder, write a dot")
+
+
 class Commands(TyperGroup):
     """Commands of the command line; a technique or figure that stands in place of one is told which command plays it."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if not ctx.resilient_parsing:
+            refuse_empty(args)
+        return super().parse_args(ctx, args)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args and args[0] not in self.commands and not ctx.resilient_parsing and (says := what_is(args[0])):

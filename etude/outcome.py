@@ -1,6 +1,5 @@
 """What a finished run of the recipe shows on the terminal."""
 
-import json
 from pathlib import Path
 
 from rich.console import Console
@@ -8,7 +7,7 @@ from rich.table import Table
 
 from etude import afterwards, expected
 from etude.report import page, record, rollouts, watched
-from kit.disk import read_lines, spent
+from kit.disk import read_json, read_lines, spent
 
 __all__ = ["show"]
 
@@ -17,7 +16,7 @@ def show(root: Path) -> None:
     """Writes the report of the run folder `root`, and prints held-out success before and after RL, what has changed in RL,
     where the files are, how long it took, and what can be done next."""
     html, written = page.write(root, rollouts.shown)
-    rows = record.before_after(json.loads(written.read_text()))
+    rows = record.before_after(read_json(written))
     if rows:
         table = Table("held-out tasks", "before RL", "after RL", "difference", box=None, header_style="bold")
         for row in rows:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from etude.given import read_toml, without
+from etude.given import read_toml, whole, without
 
 __all__ = ["plan"]
 
@@ -16,11 +16,11 @@ __all__ = ["plan"]
 def plan(
     context: typer.Context,
     model: Annotated[str, typer.Option(help="qwen3_30b_a3b, tiny, or a Hugging Face folder.")] = "qwen3_30b_a3b",
-    gpus: Annotated[list[int] | None, typer.Option(help="Number of GPUs; repeatable.", show_default="8, 64 and 512", min=1)] = None,
-    cp: Annotated[int, typer.Option(help="Ranks that split the tokens of each row.", min=1)] = 2,
-    ep: Annotated[int, typer.Option(help="Ranks that split the experts of each layer.", min=1)] = 8,
-    length: Annotated[int, typer.Option(help="Tokens per row; at most the network's max_position_embeddings.", min=1)] = 32_768,
-    rows: Annotated[int, typer.Option(help="Rows per step for each group of cp ranks.", min=1)] = 1,
+    gpus: Annotated[list[int] | None, typer.Option(help="Number of GPUs; repeatable.", show_default="8, 64 and 512", **whole(1))] = None,
+    cp: Annotated[int, typer.Option(help="Ranks that split the tokens of each row.", **whole(1))] = 2,
+    ep: Annotated[int, typer.Option(help="Ranks that split the experts of each layer.", **whole(1))] = 8,
+    length: Annotated[int, typer.Option(help="Tokens per row; at most the network's max_position_embeddings.", **whole(1))] = 32_768,
+    rows: Annotated[int, typer.Option(help="Rows per step for each group of cp ranks.", **whole(1))] = 1,
     hardware: Annotated[str, typer.Option(help="h200 or h100.")] = "h200",
     recipe: Annotated[
         Path | None, typer.Option(help="TOML file of a full recipe: prices all its stages instead of one step.", show_default="none", metavar="FILE")

@@ -25,6 +25,7 @@ from etude.chain import Whole
 from etude.example_agent import BEFORE, FOLDER, RECORD
 from etude.played import Piece, Played, of_episode, of_session
 from etude.watching import LABEL, outcome, said, show
+from kit.disk import read_json
 from kit.settings import RunError, fill
 from ref import cpt
 from ref.engine.sampler import Sampler
@@ -114,7 +115,7 @@ def settings_of(folder: Path) -> Recipe:
     if not path.is_file() or path == run and folder.resolve().parent.name != "checkpoints":
         return Recipe()
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
+        record = read_json(path)
         technique, values = record.get("technique", "recipe"), record["config"]
     except (ValueError, KeyError, AttributeError) as error:
         raise RunError(f"{path} holds no settings of a run ({error})") from None

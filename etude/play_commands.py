@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from etude import meant
+from etude.given import decimal, whole
 from kit import settings
 
 __all__ = ["play"]
@@ -23,8 +24,7 @@ def play(
         ),
     ] = None,
     task: Annotated[
-        int | None,
-        typer.Option("--task", help="Number of a held-out task of the evaluation.", show_default="a new one", min=0, max=9999, metavar="N"),
+        int | None, typer.Option("--task", help="Number of a held-out task of the evaluation.", show_default="a new one", **whole(0, 9999))
     ] = None,
     new: Annotated[bool, typer.Option("--new", help="Draw a new held-out task, as without --task.")] = False,
     before: Annotated[
@@ -34,9 +34,9 @@ def play(
         ),
     ] = None,
     greedy: Annotated[bool, typer.Option("--greedy", help="Take the likeliest token each time.")] = False,
-    temperature: Annotated[float | None, typer.Option(help="Of the sampling; 0 is greedy.", show_default="the recipe's")] = None,
+    temperature: Annotated[float | None, typer.Option(help="Of the sampling; 0 is greedy.", show_default="the recipe's", **decimal())] = None,
     seed: Annotated[
-        int | None, typer.Option(help="Of the sampling, and of a new task.", show_default="0 with --task, else random", min=0, max=2**53)
+        int | None, typer.Option(help="Of the sampling, and of a new task.", show_default="0 with --task, else random", **whole(0, 2**53))
     ] = None,
     me: Annotated[bool, typer.Option("--me", help="You play, on standard input; an empty line ends a turn.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="A line of JSON for each rollout.")] = False,

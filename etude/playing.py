@@ -11,6 +11,7 @@ from typing import Any
 from etude import afterwards, catalog
 from etude.given import check_unprepared
 from kit import disk, process, settings
+from kit.disk import read_json
 
 __all__ = ["config_class", "play_technique", "print_settings"]
 
@@ -45,7 +46,7 @@ def play_technique(entry: catalog.Technique, out: Path, toml: dict, sets: list[A
 
             module.run(run, config)
             outcome.show(run.root)
-        elif entry.ref is None:
+        elif entry.demo is not None or entry.ref is None:
             _finish_demo(run, module.run(run, config))
         else:
             _finish_demo(run, _demo(run, module.demo, config))
@@ -77,7 +78,7 @@ def _demo(run: Any, demo: Any, config: Any) -> dict:
 def _finish_demo(run: Any, result: dict) -> None:
     record = {
         "technique": run.technique,
-        "config": json.loads((run.root / "config.json").read_text())["config"],
+        "config": read_json(run.root / "config.json")["config"],
         "machine": process.machine(),
         "seconds": run.seconds(),
         "result": result,

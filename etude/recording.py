@@ -16,7 +16,7 @@ from rich.console import Console
 from etude.example_agent import BEFORE, FOLDER
 from etude.play import agent_in, found, play_one, task_of
 from etude.watching import show
-from kit.disk import atomic_write
+from kit.disk import atomic_write, read_json
 from kit.process import machine
 from kit.settings import RunError
 
@@ -48,7 +48,7 @@ def write(path: Path = PATH) -> Path:
 def block() -> str:
     """The record in Markdown. Raises RunError if it is missing."""
     try:
-        record = json.loads(PATH.read_text(encoding="utf-8"))
+        record = read_json(PATH)
         lines, commit = record["lines"], record["machine"]["commit"]
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise RunError(f"{PATH} holds no recording ({error}); make it with: python -m etude.recording") from None

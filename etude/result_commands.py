@@ -11,7 +11,7 @@ import typer
 
 from etude import afterwards, catalog, meant
 from etude.course_commands import need_streamlit
-from etude.given import LOG, commands, experiments, merge, read_toml, stored_config, unused
+from etude.given import LOG, commands, decimal, experiments, merge, read_toml, stored_config, unused, whole
 from kit import process, tracking
 
 __all__ = ["claims", "examples", "export_sft", "figure", "results"]
@@ -54,12 +54,12 @@ def figure(
     context: typer.Context,
     name: Annotated[str | None, typer.Argument(help="Name of an experiment; without it, list all experiments.", autocompletion=experiments)] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Half a minute, to check that it runs; its numbers prove nothing.")] = False,
-    seed: Annotated[int | None, typer.Option(help="Same as --set seed=N.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Same as --set seed=N.", **whole())] = None,
     out: Annotated[Path | None, typer.Option(help="Output folder.", show_default="runs/figure/NAME")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the experiment in the output folder.")] = False,
     config: Annotated[Path | None, typer.Option(help="TOML file with settings.", readable=False, metavar="FILE")] = None,
     sets: Annotated[list[str] | None, typer.Option("--set", help="One setting; repeatable; overrides --config.", metavar="KEY=VALUE")] = None,
-    checkpoint_seconds: Annotated[float, typer.Option(help="Seconds between resume checkpoints.", min=0.0)] = 20.0,
+    checkpoint_seconds: Annotated[float, typer.Option(help="Seconds between resume checkpoints.", **decimal(0.0))] = 20.0,
     log: Annotated[str | None, LOG] = None,
 ) -> None:
     """Reproduce a figure or claim of the sources; write picture, table and verdict to the output folder."""

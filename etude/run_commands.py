@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from etude import catalog, meant, playing
-from etude.given import LOG, check_corpus, commands, merge, read_toml, stored_config, techniques, unused, without
+from etude.given import LOG, check_corpus, commands, decimal, merge, read_toml, stored_config, techniques, unused, whole, without
 from kit import tracking
 
 __all__ = ["run_technique"]
@@ -22,7 +22,7 @@ def run_technique(
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in the output folder.")] = False,
     config: Annotated[Path | None, typer.Option(help="TOML file with settings.", readable=False, metavar="FILE")] = None,
     sets: Annotated[list[str] | None, typer.Option("--set", help="One setting; repeatable; overrides --config.", metavar="KEY=VALUE")] = None,
-    seed: Annotated[int | None, typer.Option(help="Same as --set seed=N.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Same as --set seed=N.", **whole())] = None,
     corpus: Annotated[
         Path | None,
         typer.Option(
@@ -31,7 +31,7 @@ def run_technique(
             show_default="Python's standard library",
         ),
     ] = None,
-    checkpoint_seconds: Annotated[float, typer.Option(help="Seconds between resume checkpoints.", min=0.0)] = 20.0,
+    checkpoint_seconds: Annotated[float, typer.Option(help="Seconds between resume checkpoints.", **decimal(0.0))] = 20.0,
     log: Annotated[str | None, LOG] = None,
     checkpoint: Annotated[
         Path | None, typer.Option(help="Hugging Face folder that a full run starts from.", readable=False, show_default="none", metavar="FOLDER")
@@ -44,7 +44,9 @@ def run_technique(
         str | None, typer.Option(help="Where services run: local (processes of this machine) or ray (a cluster).", show_default="local")
     ] = None,
     engine: Annotated[str | None, typer.Option(help="What services sample with: own or vllm.", show_default="own", metavar="NAME")] = None,
-    nproc: Annotated[int | None, typer.Option(help="Number of ranks in a full run.", show_default="every GPU here, or 2 with gloo")] = None,
+    nproc: Annotated[
+        int | None, typer.Option(help="Number of ranks in a full run.", show_default="every GPU here, or 2 with gloo", **whole())
+    ] = None,
     backend: Annotated[str, typer.Option(help="nccl: GPUs. gloo: rehearse a full run on CPUs.")] = "nccl",
     help: Annotated[bool, typer.Option("--help", help="Show this help and the settings of TECHNIQUE.")] = False,
 ) -> None:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import importlib
 import io
-import json
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 from etude import catalog, full_settings, planning
+from kit.disk import read_json, read_toml
 from kit.settings import RunError
 from sims import gain
 
@@ -38,7 +37,7 @@ def measured(pattern: str) -> list[dict]:
     found = sorted((ROOT / "results").glob(pattern))
     if not found:
         raise RunError(f"results/{pattern} does not exist: measure first")
-    return [json.loads(path.read_text(encoding="utf-8")) for path in found]
+    return [read_json(path) for path in found]
 
 
 def recipe() -> str:
@@ -221,8 +220,7 @@ def recipe_plan_output() -> str:
     from etude import prices
 
     model, hardware, text = "qwen3_30b_a3b", "h200", io.StringIO()
-    with open(ROOT / "examples" / "qwen3-30b-a3b.toml", "rb") as file:
-        toml = tomllib.load(file)
+    toml = read_toml(ROOT / "examples" / "qwen3-30b-a3b.toml")
     config = full_settings.settings("recipe", "nccl", {key: value for key, value in toml.items() if key != "study"})
     talk = prices.conversations(config, None)
     found = [prices.prices(config, planning.network_of(model), n, planning.hardware_of(hardware), talk) for n in (8, 64, 512)]

@@ -9,13 +9,14 @@ from typing import Annotated, Literal
 
 import typer
 
+from etude.given import decimal, whole
 from kit import process, settings
 
 __all__ = ["tasks_app"]
 
 tasks_app = typer.Typer(no_args_is_help=True, help="Coding tasks: features taken out of Python packages, graded in sandboxes.")
-JOBS = typer.Option(help="Sandboxes at a time.", min=1, show_default="one a core")
-RUN_SECONDS = typer.Option(help="Seconds that a package's tests may take.", min=1.0)
+JOBS = typer.Option(help="Sandboxes at a time.", show_default="one a core", **whole(1))
+RUN_SECONDS = typer.Option(help="Seconds that a package's tests may take.", **decimal(1.0))
 UNCOUNTED = 10**12
 """Tokens: those of a client's model are its own."""
 FRESH = typer.Option("--fresh", help="Also ask for answers to inputs that no test has, as the original code gives them.")
@@ -25,7 +26,7 @@ RECIPES = typer.Option(help="Folder or file of recipes.", show_default="tasks, e
 PROMPT = typer.Option(help="With signatures, docstrings and tests, or at most 390 characters.")
 EPISODES = typer.Option(help="Folder for the transcript.")
 RESUME = typer.Option("--resume", help="Go on with a transcript that was interrupted.")
-MINUTES = typer.Option(help="Wall-clock minutes, at most.", min=0.01)
+MINUTES = typer.Option(help="Wall-clock minutes, at most.", **decimal(0.01))
 STRICT = typer.Option("--strict", help="Calls must fit their schema exactly.")
 CORPUS = typer.Option(help="Folder of pages for web_search; without it the tool is not there.")
 
@@ -37,7 +38,7 @@ def tasks_make(
     jobs: Annotated[int | None, JOBS] = None,
     seconds: Annotated[float, RUN_SECONDS] = 60.0,
     again: Annotated[bool, typer.Option("--again", help="Make recipes anew that are there already.")] = False,
-    join: Annotated[int, typer.Option(help="Take out up to so many pieces of different files at once, too: harder tasks.", min=1)] = 1,
+    join: Annotated[int, typer.Option(help="Take out up to so many pieces of different files at once, too: harder tasks.", **whole(1))] = 1,
     sandbox: Annotated[str, SANDBOX] = "bubblewrap",
 ) -> None:
     """Take features out of packages, one by one, and keep those that make a task. Code of packages runs in sandboxes only."""
@@ -80,13 +81,13 @@ def tasks_install(
     out: Annotated[Path | None, typer.Option(help="File for the steps that worked.", show_default="runs/install/FOLDER.json")] = None,
     again: Annotated[bool, typer.Option("--again", help="Write the file anew if it is there already.")] = False,
     replay: Annotated[Path | None, typer.Option(help="Run the steps of this file once more instead.", readable=False)] = None,
-    tries: Annotated[int, typer.Option(help="How often steps are changed and tried, at most.", min=1)] = 5,
+    tries: Annotated[int, typer.Option(help="How often steps are changed and tried, at most.", **whole(1))] = 5,
     model: Annotated[str, typer.Option(help="Address of an OpenAI-compatible server; without it a script does both stages.")] = "",
     name: Annotated[str, typer.Option(help="The model's name there.")] = "",
-    turns: Annotated[int, typer.Option(help="Replies of each run of the model, at most.", min=1)] = 40,
-    minutes: Annotated[float, typer.Option(help="Wall-clock minutes of each run of the model, at most.", min=0.01)] = 30.0,
-    temperature: Annotated[float, typer.Option(help="Of the sampling.", min=0.0)] = 1.0,
-    seed: Annotated[int, typer.Option(help="Sent with each request.")] = 0,
+    turns: Annotated[int, typer.Option(help="Replies of each run of the model, at most.", **whole(1))] = 40,
+    minutes: Annotated[float, typer.Option(help="Wall-clock minutes of each run of the model, at most.", **decimal(0.01))] = 30.0,
+    temperature: Annotated[float, typer.Option(help="Of the sampling.", **decimal(0.0))] = 1.0,
+    seed: Annotated[int, typer.Option(help="Sent with each request.", **whole())] = 0,
 ) -> None:
     """Set a folder up in a sandbox: propose commands with checks, and try until the checks pass. Packages come from --index alone."""
     from environments.harness.episode import Budget
@@ -105,8 +106,8 @@ def tasks_install(
 @tasks_app.command("levels")
 def tasks_levels(
     recipes: Annotated[list[Path], typer.Argument(help="Recipes, or folders of them.", readable=False)],
-    number: Annotated[int, typer.Option("--number", help="Levels, each with as many tasks.", min=1)] = 6,
-    level: Annotated[int | None, typer.Option(help="Name the tasks of this level, from 0.", min=0)] = None,
+    number: Annotated[int, typer.Option("--number", help="Levels, each with as many tasks.", **whole(1))] = 6,
+    level: Annotated[int | None, typer.Option(help="Name the tasks of this level, from 0.", **whole(0))] = None,
 ) -> None:
     """Sort the tasks of recipes by difficulty, easiest first."""
     importlib.import_module("etude.tasks").show_levels(recipes, number, level)
@@ -121,12 +122,12 @@ def tasks_try(
     prompt: Annotated[Literal["specified", "terse"], PROMPT] = "specified",
     out: Annotated[Path, EPISODES] = Path("runs/episodes"),
     resume: Annotated[bool, RESUME] = False,
-    turns: Annotated[int, typer.Option(help="Replies, at most.", min=1)] = 40,
-    tokens: Annotated[int, typer.Option(help="Sampled tokens, at most.", min=1)] = 60_000,
-    context: Annotated[int, typer.Option(help="Tokens of a context; near them the model summarises.", min=500)] = 16_000,
+    turns: Annotated[int, typer.Option(help="Replies, at most.", **whole(1))] = 40,
+    tokens: Annotated[int, typer.Option(help="Sampled tokens, at most.", **whole(1))] = 60_000,
+    context: Annotated[int, typer.Option(help="Tokens of a context; near them the model summarises.", **whole(500))] = 16_000,
     minutes: Annotated[float, MINUTES] = 30.0,
-    temperature: Annotated[float, typer.Option(help="Of the sampling.", min=0.0)] = 1.0,
-    seed: Annotated[int, typer.Option(help="Sent with each request.")] = 0,
+    temperature: Annotated[float, typer.Option(help="Of the sampling.", **decimal(0.0))] = 1.0,
+    seed: Annotated[int, typer.Option(help="Sent with each request.", **whole())] = 0,
     strict: Annotated[bool, STRICT] = False,
     tool_choice: Annotated[Literal["auto", "required"], typer.Option(help="Whether each reply must call a tool.")] = "auto",
     corpus: Annotated[Path | None, CORPUS] = None,
@@ -155,7 +156,7 @@ def tasks_serve(
     prompt: Annotated[Literal["specified", "terse"], PROMPT] = "specified",
     out: Annotated[Path, EPISODES] = Path("runs/episodes"),
     resume: Annotated[bool, RESUME] = False,
-    calls: Annotated[int, typer.Option(help="Calls, at most.", min=1)] = 400,
+    calls: Annotated[int, typer.Option(help="Calls, at most.", **whole(1))] = 400,
     minutes: Annotated[float, MINUTES] = 60.0,
     strict: Annotated[bool, STRICT] = False,
     corpus: Annotated[Path | None, CORPUS] = None,

@@ -30,7 +30,7 @@ from environments.tasks.runner import LIMITS, Sandboxed
 from environments.tasks.sources import package_of
 from etude import afterwards, task_times
 from etude.line import Line
-from kit.disk import Journal, atomic_write, read_lines
+from kit.disk import Journal, atomic_write, read_json, read_lines
 from kit.settings import RunError
 
 __all__ = ["check_all", "export_all", "judges_of", "made_of", "make_all", "recipe_of", "recipes", "show_levels", "told_of", "unused_of"]
@@ -66,7 +66,6 @@ def make_all(specs: Sequence[str], out: Path, jobs: int, seconds: float, again: 
     one comes. A recipe that is there stays, unless `again`. `kind`: of the sandboxes. `join`: pieces that are taken out at once, at most. True if all
     packages gave tasks."""
     rows, good = [], True
-    out.mkdir(parents=True, exist_ok=True)
     for spec in specs:
         try:
             package = package_of(spec, cache_folder() / "sdists")
@@ -82,6 +81,7 @@ def make_all(specs: Sequence[str], out: Path, jobs: int, seconds: float, again: 
             print(f"{spec}: {error}", file=sys.stderr)
             good = False
             continue
+        out.mkdir(parents=True, exist_ok=True)
         atomic_write(path, json.dumps(as_json(spec, package, unused, made, join), indent=1) + "\n")
         for task in made.tasks:
             keep(cache_folder() / "tasks", task, package)
@@ -123,7 +123,7 @@ def again_made(
 ) -> Iterator[tuple[Path, dict, Package, Made]]:
     """Each recipe with what is made of its package now; of other files nothing is made, for it could not be the same. Before that comes a line
     with the time that it will take, with `grade` that of grading too. Raises RunError for what is no recipe, and where nothing can be made."""
-    for path in [one for where in paths for one in recipes(where)]:
+    for path in some_recipes(paths):
         recipe = recipe_of(path)
         try:
             package = package_of(recipe["package"]["spec"], cache_folder() / "sdists")
@@ -211,7 +211,7 @@ def told_of(task: Task, package: Package, seconds: float, kind: Kind, ask: bool)
 def show_levels(paths: Sequence[Path], number: int, level: int | None = None) -> None:
     """Says how the tasks of recipes are sorted by difficulty, in so many levels; or the tasks of one level. Raises RunError."""
     bits: dict[str, float] = {}
-    for path in [one for where in paths for one in recipes(where)]:
+    for path in some_recipes(paths):
         try:
             bits |= bits_of([recipe_of(path)])
         except (LookupError, TypeError):
@@ -239,7 +239,7 @@ def _ours(row: dict, ask: bool) -> bool:
 def recipe_of(path: Path) -> dict:
     """A recipe. Raises RunError for a file that is none."""
     try:
-        recipe = json.loads(path.read_text(encoding="utf-8"))
+        recipe = read_json(path)
         about = recipe["package"]
         known = [about["spec"], about["digest"], *(row["id"] for row in recipe["tasks"]), *about["left out"], *about["slow"], *about["flaky"]]
         known += about["ungradable"]
@@ -262,3 +262,11 @@ def recipes(path: Path) -> Iterator[Path]:
     if not path.exists():
         raise RunError(f"{path} does not exist; `etude tasks make PACKAGE` writes recipes into tasks/")
     yield from sorted(path.glob("*.json")) if path.is_dir() else [path]
+
+
+def some_recipes(paths: Sequence[Path]) -> list[Path]:
+    """The recipes at these paths. Raises RunError as `recipes` does, and where there is none in a folder."""
+    for folder in paths:
+        if not [*recipes(folder)]:
+            raise RunError(f"{folder} holds no recipes; `etude tasks make PACKAGE` writes them")
+    return [recipe for path in paths for recipe in recipes(path)]

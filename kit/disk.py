@@ -1,4 +1,6 @@
-"""Files that survive a kill, a full disk and careless edits: replaced atomically, appended in complete entries, checked by hash, read by line."""
+"""Files that survive a kill, a full disk and careless edits: replaced atomically, appended in complete entries, checked by hash, and read within
+limits. Whatever a file or a message holds, reading it ends in a value of the expected shape or in an error of one line.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +10,53 @@ import json
 import math
 import os
 import re
+import stat
+import tomllib
+from collections.abc import Callable
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
-__all__ = ["NO_ROOM", "Hashing", "Journal", "atomic_write", "hash_file", "read_lines", "refusal", "spent", "timings", "what_is_wrong"]
+from kit.settings import RunError
+
+__all__ = [
+    "NO_ROOM",
+    "DamagedFile",
+    "Hashing",
+    "Journal",
+    "atomic_write",
+    "describe_mismatch",
+    "hash_file",
+    "parse_json",
+    "parse_toml",
+    "read_bytes",
+    "read_json",
+    "read_lines",
+    "read_record",
+    "read_text",
+    "read_toml",
+    "refusal",
+    "seal_record",
+    "spent",
+    "timings",
+    "what_is_wrong",
+]
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Error numbers for a full disk, an exhausted quota and a file size limit."""
+MAX_BYTES = 256 << 20
+"""Upper bound of a JSON file. Real tokenizers have up to 35 MB."""
+MAX_TOML_BYTES = 1 << 20
+"""Upper bound of a TOML file, whose parser is slow."""
+MAX_DEPTH = 100
+"""Upper bound of nesting. Code that walks a value recursively then stays far from Python's own limit."""
+
+
+class DamagedFile(RunError, ValueError):
+    """A file that does not hold what its reader expects. `reason` says why, without the path; `path` is the file."""
+
+    def __init__(self, path: Path, reason: str, advice: str = "restore or delete it", message: str = "") -> None:
+        super().__init__(message or f"{path} is damaged ({reason}); {advice}")
+        self.path, self.reason = path, reason
 
 
 def atomic_write(path: str | Path, content: bytes | str) -> None:
@@ -114,18 +156,161 @@ def what_is_wrong(path: Path, size: int, digest: str, prefix: bool = False) -> s
     return ""
 
 
+def describe_mismatch(value: Any, shape: Any) -> str:
+    """Describes where a JSON value differs from this shape; empty if it matches.
+
+    A shape is a type or a tuple of types; a list with the shape of its elements, and ... if it must not be empty; a dict with the shapes of
+    the required keys, or under ... the shape of every value; or a function from a value to its shape."""
+    if isinstance(shape, dict):
+        if not isinstance(value, dict):
+            return "not a JSON object"
+        wanted = [(key, inner) for named, inner in shape.items() for key in (value if named is ... else [named])]
+        wrong = ((key, describe_mismatch(value[key], inner) if key in value else "missing") for key, inner in wanted)
+    elif isinstance(shape, list):
+        if not isinstance(value, list) or len(shape) > len(value) + 1:
+            return "empty" if value == [] else "not a list"
+        wrong = ((place, describe_mismatch(inner, shape[0])) for place, inner in enumerate(value))
+    elif isinstance(shape, type | tuple):
+        return "" if type(value) in (shape if isinstance(shape, tuple) else (shape,)) else f"unexpected value {json.dumps(value)[:40]}"
+    else:
+        return describe_mismatch(value, shape(value))
+    return next((f"{where}: {what}" for where, what in wrong if what), "")
+
+
+def parse_json(
+    text: str | bytes | bytearray,
+    limit: int = MAX_BYTES,
+    parse_constant: Callable[[str], Any] | None = None,
+    object_hook: Callable[[dict], Any] | None = None,
+) -> Any:
+    """The value of a JSON text, in UTF-8 if it comes as bytes. NaN and infinities are accepted; the hooks are those of `json.loads`. Raises
+    ValueError, in one line, for anything else, for more than `limit` bytes or characters, and for nesting deeper than `MAX_DEPTH`."""
+    if len(text) > limit:
+        raise ValueError(f"it has more than {limit:,} bytes")
+    try:
+        decoded = text if isinstance(text, str) else text.decode("utf-8-sig")
+        value = json.loads(decoded, parse_constant=parse_constant, object_hook=object_hook)
+    except RecursionError:
+        raise ValueError(f"it is nested deeper than {MAX_DEPTH} levels") from None
+    except UnicodeDecodeError as error:
+        raise ValueError(f"it is not valid UTF-8: {error.reason} at byte {error.start:,}") from None
+    except json.JSONDecodeError as error:
+        raise ValueError(f"it is not valid JSON: {error}") from None
+    _check_depth(value)
+    return value
+
+
+def parse_toml(text: str | bytes) -> dict[str, Any]:
+    """The table of a TOML text, in UTF-8 if it comes as bytes. Raises ValueError as `parse_json` does."""
+    try:
+        value = tomllib.loads(text.decode("utf-8") if isinstance(text, bytes) else text)
+    except RecursionError:
+        raise ValueError(f"it is nested deeper than {MAX_DEPTH} levels") from None
+    except UnicodeDecodeError as error:
+        raise ValueError(f"it is not valid UTF-8: {error.reason} at byte {error.start:,}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"it is not valid TOML: {error}") from None
+    _check_depth(value)
+    return value
+
+
+def _check_depth(value: Any) -> None:
+    """Raises ValueError for a value nested deeper than `MAX_DEPTH`; level by level, because recursion is what it protects from."""
+    level = [value] if isinstance(value, dict | list) else []
+    for _ in range(MAX_DEPTH):
+        if not level:
+            return
+        level = [part for group in level for part in (group.values() if isinstance(group, dict) else group) if isinstance(part, dict | list)]
+    if level:
+        raise ValueError(f"it is nested deeper than {MAX_DEPTH} levels")
+
+
+def read_bytes(path: str | Path, limit: float = MAX_BYTES) -> bytes:
+    """The content of a regular file. Raises OSError if it cannot be read, and DamagedFile for a device or pipe, which may have no end, and
+    for more than `limit` bytes."""
+    path = Path(path)
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):
+        raise DamagedFile(path, "it is not a regular file", "name another file")
+    if status.st_size > limit:
+        raise DamagedFile(path, f"it has more than {limit:,} bytes")
+    return path.read_bytes()
+
+
+def read_text(path: str | Path, limit: float = MAX_BYTES) -> str:
+    """The content of a regular file in UTF-8. Raises OSError and DamagedFile."""
+    try:
+        return read_bytes(path, limit).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise DamagedFile(Path(path), f"it is not valid UTF-8: {error.reason} at byte {error.start:,}") from None
+
+
+def seal_record(record: dict[str, Any]) -> dict[str, Any]:
+    """The record with its seal: under "seal", the SHA-256 of its canonical content, which is JSON in ASCII with sorted keys and without spaces."""
+    content = {key: value for key, value in record.items() if key != "seal"}
+    canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    return {**content, "seal": hashlib.sha256(canonical.encode()).hexdigest()}
+
+
+def read_record(path: str | Path, shape: dict[str, Any], advice: str, optional: str = "") -> dict[str, Any]:
+    """The record that `seal_record` sealed, in a JSON file. `optional`: a key beside those of `shape`. Raises OSError and DamagedFile as
+    `read_json` does.
+
+    A record without a seal was written by a version before seals, and is accepted. It has no other keys than these, or else damage to the word
+    "seal" would make such a record of a sealed one."""
+    record = read_json(path, shape, advice)
+    if unknown := sorted(record.keys() - shape.keys() - {"seal", optional}):
+        raise DamagedFile(Path(path), f"unknown key {unknown[0]!r}", advice)
+    return record
+
+
+def read_json(path: str | Path, shape: Any = dict, advice: str = "restore or delete it", limit: int = MAX_BYTES) -> Any:
+    """The value in a JSON file. Every reader of such a file uses this function. A record that has a seal must match it.
+
+    `shape`: what the value must look like, as `describe_mismatch` takes it; by default a JSON object. `advice`: what the message tells the user
+    to do. Raises OSError if the file cannot be read, and DamagedFile if it does not hold such a value within the limits of `parse_json`."""
+    path = Path(path)
+    try:
+        value = parse_json(read_bytes(path, limit), limit)
+        wrong = describe_mismatch(value, shape)
+        if not wrong and isinstance(value, dict) and "seal" in value and value["seal"] != seal_record(value)["seal"]:
+            wrong = "its content has changed: the seal does not match"
+    except DamagedFile as error:
+        wrong = error.reason
+    except ValueError as error:
+        wrong = " ".join(str(error).split())
+    if wrong:
+        raise DamagedFile(path, wrong, advice)
+    return value
+
+
+def read_toml(path: str | Path) -> dict[str, Any]:
+    """The table in a TOML file, which may be a pipe. Raises OSError and DamagedFile."""
+    content = b""
+    with open(path, "rb") as file:
+        while block := file.read(1 << 16):
+            content += block
+            if len(content) > MAX_TOML_BYTES:
+                raise DamagedFile(Path(path), f"it has more than {MAX_TOML_BYTES:,} bytes", "name another file")
+    try:
+        return parse_toml(content)
+    except ValueError as error:
+        reason = " ".join(str(error).split())
+        raise DamagedFile(Path(path), reason, message=f"{path} is not valid TOML: {reason.removeprefix('it is not valid TOML: ')}") from None
+
+
 def read_lines(path: Path) -> list[dict]:
     """The JSON objects in a file of JSON lines; empty if there is no file. Skips other lines, such as a last line that a kill cut off.
-    Every reader of such files uses this function."""
-    found = []
-    for line in path.read_text(encoding="utf-8", errors="replace").split("\n") if path.exists() else ():
+    Every reader of such files uses this function. Raises OSError if the file cannot be read, and DamagedFile for a device or pipe."""
+    objects = []
+    for line in read_bytes(path, math.inf).decode("utf-8", "replace").split("\n") if path.exists() else ():
         try:
-            value = json.loads(line)
-        except (ValueError, RecursionError):
+            value = parse_json(line)
+        except ValueError:
             continue
         if isinstance(value, dict):
-            found.append(value)
-    return found
+            objects.append(value)
+    return objects
 
 
 def timings(root: Path) -> list[dict]:

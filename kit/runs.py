@@ -15,6 +15,8 @@ SIGKILL is safe at any moment. A checkpoint counts only once its manifest exists
 rename, and it records the length of the metrics file. On resume the metrics are truncated to that length. The
 steps that the killed process logged after its last checkpoint are then logged again, with the same values.
 A line is appended completely or not at all, even on a full disk, so the record of a file matches its content.
+
+config.json, the manifests and the results carry a seal, the SHA-256 of their own content: one whose seal does not match is refused, not believed.
 """
 
 from __future__ import annotations
@@ -35,13 +37,33 @@ from pathlib import Path
 from typing import Any
 
 from kit.board import Board, open_board
-from kit.disk import NO_ROOM, Hashing, Journal, atomic_write, hash_file, refusal, spent, what_is_wrong
+from kit.disk import (
+    NO_ROOM,
+    DamagedFile,
+    Hashing,
+    Journal,
+    atomic_write,
+    hash_file,
+    parse_json,
+    read_record,
+    refusal,
+    seal_record,
+    spent,
+    what_is_wrong,
+)
 from kit.process import machine, peak_memory_gib, uninterrupted
 from kit.progress import Progress
 from kit.settings import Interrupted, RunError
 from kit.tracking import Tracker, open_tracker
 
 __all__ = ["Run", "Stage", "flatten"]
+
+CONFIG = {"technique": str, "config": dict}
+"""Shape of config.json."""
+RECORD = {"result": dict, "files": {...: {"bytes": int, "sha256": str}}}
+"""Shape of stages/STAGE.json."""
+MANIFEST = {"step": int, "bytes": int, "sha256": str, "metrics_bytes": int, "metrics_sha256": str}
+"""Shape of state/STAGE-STEP.json."""
 
 
 def _plain(value: Any) -> Any:
@@ -130,7 +152,7 @@ class Run:
                 cls._compare(before, technique, config, out)
             if not resumed:  # first of all: this file marks the folder as a run
                 record = {"technique": technique, "config": _plain(config), "machine": machine()}
-                atomic_write(out / "config.json", json.dumps(record, indent=1) + "\n")
+                atomic_write(out / "config.json", json.dumps(seal_record(record), indent=1) + "\n")
             else:
                 for left in (path for part in (".", "state", "stages") for path in (out / part).glob(".tmp-*") if path.is_file()):
                     left.unlink()  # temporary files that a kill left behind
@@ -159,14 +181,7 @@ class Run:
 
     @staticmethod
     def _read_config(out: Path) -> dict:
-        path = out / "config.json"
-        try:
-            record = json.loads(path.read_text())
-            if not isinstance(record, dict) or not {"technique", "config"} <= set(record) or not isinstance(record["config"], dict):
-                raise ValueError("it is not the configuration of a run")
-            return record
-        except ValueError as error:
-            raise RunError(f"{path} is damaged ({error}); choose another --out") from None
+        return read_record(out / "config.json", CONFIG, "choose another --out", "machine")
 
     @staticmethod
     def _compare(before: dict, technique: str, config: Any, out: Path) -> None:
@@ -351,24 +366,19 @@ class Stage:
         }
         self._show.last()
         self.note_time(finished=True, peak_memory_gib=round(peak_memory_gib(), 3))
-        atomic_write(self._record_path, json.dumps(record, indent=1) + "\n")
-        self._record = record = json.loads(json.dumps(record))
+        self._record = record = parse_json(json.dumps(record))
+        atomic_write(self._record_path, json.dumps(seal_record(record), indent=1) + "\n")
         self._drop_states(keep=[])
         self.close()
         return record["result"]
 
     def _check_finished(self) -> dict:
-        record = self._record_path
-        try:
-            found = json.loads(record.read_text())
-            expected = {name: (entry["bytes"], entry["sha256"]) for name, entry in found["files"].items()}
-            found["result"]
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise RunError(f"{record} is damaged ({error}); delete it to run stage {self.name} again") from None
-        for name, (size, digest) in expected.items():
-            if wrong := what_is_wrong(self.run.root / name, size, digest):
-                raise RunError(f"{self.run.root / name} is damaged ({wrong}); delete {record} to run stage {self.name} again")
-        return found
+        path = self._record_path
+        record = read_record(path, RECORD, f"delete it to run stage {self.name} again", "stage")
+        for name, entry in record["files"].items():
+            if wrong := what_is_wrong(self.run.root / name, entry["bytes"], entry["sha256"]):
+                raise RunError(f"{self.run.root / name} is damaged ({wrong}); delete {path} to run stage {self.name} again")
+        return record
 
     # -- checkpoints
 
@@ -396,13 +406,12 @@ class Stage:
         for manifest in self._states():
             state = manifest.with_suffix(".pt")
             try:
-                record = json.loads(manifest.read_text())
-                size, digest = record["bytes"], record["sha256"]
-                offset, prefix = record["metrics_bytes"], record["metrics_sha256"]
-            except (ValueError, KeyError, TypeError) as error:
-                damaged.append(f"checkpoint {state} is damaged (its manifest {manifest.name} is unreadable: {error})")
+                record = read_record(manifest, MANIFEST, "")
+            except DamagedFile as error:
+                damaged.append(f"checkpoint {state} is damaged (its manifest {manifest.name} is unreadable: {error.reason})")
                 continue
-            if wrong := what_is_wrong(state, size, digest):
+            offset, prefix = record["metrics_bytes"], record["metrics_sha256"]
+            if wrong := what_is_wrong(state, record["bytes"], record["sha256"]):
                 damaged.append(f"checkpoint {state} is damaged ({wrong})")
                 continue
             if wrong := what_is_wrong(self.metrics_path, offset, prefix, prefix=True):
@@ -453,7 +462,7 @@ class Stage:
                 "metrics_bytes": self._offset,
                 "metrics_sha256": self._digest.hexdigest(),
             }
-            atomic_write(manifest, json.dumps(record) + "\n")
+            atomic_write(manifest, json.dumps(seal_record(record)) + "\n")
         self._kept = [kept for kept in self._kept if kept != manifest][-1:] + [manifest]
         self._drop_states(keep=self._kept)
         self._saved_at = time.perf_counter()

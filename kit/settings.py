@@ -7,8 +7,8 @@ import dataclasses
 import difflib
 import functools
 import inspect
-import json
 import math
+import re
 import textwrap
 import types
 import typing
@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-__all__ = ["Interrupted", "RunError", "describe", "fill"]
+__all__ = ["LARGEST", "LARGEST_INTEGER", "Interrupted", "RunError", "describe", "fill", "parse_number", "quote"]
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -24,6 +24,11 @@ if TYPE_CHECKING:
 T = TypeVar("T", bound="DataclassInstance")
 SEEDS = 2**53
 """Upper bound of seeds. Experiments derive seeds a thousand times as large, and generators take 64 bits."""
+LARGEST_INTEGER = 2**53 - 1
+"""Largest whole number of a setting: beyond it, float64 no longer tells neighbours apart."""
+MAX_DIGITS = 400
+"""Longest text that is read as a whole number; Python refuses to read more than some thousand digits."""
+NUMBER = re.compile(r"[+-]?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 LARGEST = (2 - 2**-23) * 2.0**127
 """Largest number of float32: a setting beyond it would be infinite in any tensor of that dtype."""
 
@@ -43,7 +48,9 @@ def fill(cls: type[T], toml: dict | None, sets: Iterable[str | tuple[str, Any]] 
     Raises RunError for an unknown key (with close matches), for a value of the wrong type or outside a Literal, for a number that float32
     cannot hold, and for a ValueError from the dataclass's `__post_init__`.
     """
-    tree: dict = json.loads(json.dumps(toml or {}, default=str))
+    if toml is not None and not isinstance(toml, dict):
+        raise RunError(f"settings must be a table of keys and values, got {quote(toml)}")
+    tree: dict = _copy(toml or {})
     for item in sets:
         if isinstance(item, str):
             key, equals, value = item.partition("=")
@@ -63,6 +70,14 @@ def fill(cls: type[T], toml: dict | None, sets: Iterable[str | tuple[str, Any]] 
     return _build(cls, tree, "", base, known)
 
 
+def parse_number(text: str) -> int | float | None:
+    """The number that a text spells, or None: ASCII digits with an optional sign, fraction and exponent, as TOML and JSON write decimal numbers, but
+    without underscores. Without fraction and exponent it is a whole number."""
+    if not NUMBER.fullmatch(text):
+        return None
+    return int(text) if len(text) <= MAX_DIGITS and text.lstrip("+-").isdigit() else float(text)
+
+
 def describe(cls: Any) -> list[tuple[str, str, Any, str]]:
     """(dotted key, type, default, docstring) of every field of a nested dataclass, in order. Given an instance, its values are the defaults."""
     base, cls = (None, cls) if isinstance(cls, type) else (cls, type(cls))
@@ -79,6 +94,15 @@ def describe(cls: Any) -> list[tuple[str, str, Any, str]]:
             value = None if default is dataclasses.MISSING else default
             rows.append((field.name, _type_name(kind), value, docs.get(field.name, "")))
     return rows
+
+
+def _copy(value: Any) -> Any:
+    """A copy of a TOML or JSON value. What neither text, number, boolean nor none is, such as a date, becomes text."""
+    if isinstance(value, dict):
+        return {str(key): _copy(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_copy(part) for part in value]
+    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
 
 
 class _Word(str):
@@ -150,6 +174,8 @@ def _build(cls: type[T], tree: dict, prefix: str, base: Any, known: list[str]) -
             values[name] = _build(kind, table, key + ".", inner, known)
         elif name in tree:
             values[name] = _coerce(kind, tree[name], key)
+            if name != "seed" and (beyond := [x for x in _numbers(values[name]) if type(x) is int and abs(x) > LARGEST_INTEGER]):
+                raise RunError(f"{key} must lie between -{LARGEST_INTEGER} and {LARGEST_INTEGER}, got {_shorten(beyond[0])}")
             if beyond := [x for x in _numbers(values[name]) if type(x) is float and abs(x) > LARGEST]:
                 raise RunError(f"{key} must fit float32, which ends at {LARGEST:.2g}; got {beyond[0]:g}")
         elif default is dataclasses.MISSING:
@@ -162,11 +188,24 @@ def _build(cls: type[T], tree: dict, prefix: str, base: Any, known: list[str]) -
         says = " ".join(str(error).split())
         raise RunError(prefix + says if says.partition(" ")[0] in fields else f"{prefix.rstrip('.')}: {says}".lstrip(": ")) from None
     if "seed" in tree and not 0 <= values["seed"] < SEEDS:
-        raise RunError(f"{prefix}seed must lie between 0 and {SEEDS - 1}, got {values['seed']}")
+        raise RunError(f"{prefix}seed must lie between 0 and {SEEDS - 1}, got {_shorten(values['seed'])}")
     for name in tree:
         if _least(values[name]) < 0 <= _least(_default(fields[name])):
             raise RunError(f"{prefix}{name} must not be negative, got {_least(values[name])}")
     return made
+
+
+def quote(value: Any) -> str:
+    """A value as it was written, cut after 80 characters."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return repr(_shorten(value))
+    text = "a list" if isinstance(value, list) and len(value) > 20 else str(value) if not isinstance(value, dict) else "a table"
+    return repr(text if len(text) <= 80 else f"{text[:80]}…")
+
+
+def _shorten(number: int) -> str:
+    """A whole number, or its magnitude if it has many digits."""
+    return str(number) if abs(number) < 10**40 else f"a number of {number.bit_length()} bits"
 
 
 def _numbers(value: Any) -> list[float]:
@@ -182,7 +221,7 @@ def _least(value: Any) -> float:
 def _coerce(kind: Any, value: Any, key: str) -> Any:
     """Converts `value`, from TOML or the command line, to type `kind`."""
     origin, word = typing.get_origin(kind), isinstance(value, _Word)
-    wrong = RunError(f"{key} expects {_type_name(kind)}, got {str(value)!r}")
+    wrong = RunError(f"{key} expects {_type_name(kind)}, got {quote(value)}")
     if origin in (typing.Union, types.UnionType):
         parts = typing.get_args(kind)
         if type(None) in parts and (value is None or (word and value.lower() in ("none", "null", ""))):
@@ -218,22 +257,23 @@ def _coerce(kind: Any, value: Any, key: str) -> Any:
     if kind in (int, float):
         if isinstance(value, bool) or not isinstance(value, (int, float, _Word)):
             raise wrong
-        try:
-            number = float(value)
-            if not math.isfinite(number):
+        if isinstance(value, _Word):
+            number = parse_number(value)
+            if number is None:
                 raise wrong
-            if kind is float:
-                return number
-            if word:
-                try:
-                    return int(value)
-                except ValueError:
-                    pass
-        except (ValueError, OverflowError):
-            raise wrong from None
-        if number != int(number):
+        else:
+            number = value
+        if kind is int:
+            if isinstance(number, float) and not number.is_integer():
+                raise wrong
+            return int(number)
+        try:
+            decimal = float(number)
+        except OverflowError:
+            decimal = math.inf
+        if not math.isfinite(decimal):
             raise wrong
-        return int(value) if isinstance(value, int) else int(number)
+        return decimal
     if kind is str or kind is Path:
         if not isinstance(value, str):
             raise wrong

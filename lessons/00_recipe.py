@@ -39,14 +39,13 @@
 
 # %%
 import itertools
-import json
 from math import comb
 
 import matplotlib.pyplot as plt
 import numpy as np
 import torch
 
-from kit.disk import read_lines
+from kit.disk import read_json, read_lines
 from kit.settings import fill
 from lessons.course import ROOT, check, quick, source, tiny_run
 from ref.cpt import load_tokenizer
@@ -62,7 +61,7 @@ from sims.recipe.settings import Recipe
 from sims.statistics import bootstrap, pass_at_k
 
 folder = ROOT / "results" / "examples" / "agent"
-trained = fill(Recipe, json.loads((folder / "record.json").read_text())["config"])
+trained = fill(Recipe, read_json(folder / "record.json")["config"])
 language = Language(load_tokenizer(folder / "tokenizer.json"))
 sampler = Sampler(load_hf(folder), getattr(torch, trained.training.sampler_dtype))
 held_out = list(itertools.islice(task_stream(trained, "evaluation"), 10))
@@ -150,7 +149,7 @@ for who, text in transcript(task, turns):
 # %%
 root = tiny_run()
 for name in ("data", "cpt", "mtp", "long", "sft", "rl"):
-    result = json.loads((root / "stages" / f"{name}.json").read_text())["result"]
+    result = read_json(root / "stages" / f"{name}.json")["result"]
     print(f"{name:>5}: " + ", ".join(f"{key} {value}" for key, value in result.items() if isinstance(value, int)))
 print("checkpoints:", ", ".join(sorted(path.name for path in (root / "checkpoints").iterdir())))
 
@@ -190,7 +189,7 @@ for stage, key, _ in panels:
 # The results of `make small` over several seeds are committed too. What follows is read from that file.
 
 # %%
-committed = json.loads((ROOT / "results" / "recipe-small.json").read_text())
+committed = read_json(ROOT / "results" / "recipe-small.json")
 runs, control = committed["runs"], committed["control"]
 print(
     f"{committed['command']}, {len(runs)} seeds, {committed['machine']['cpu']}, {committed['machine']['cores']} cores, "

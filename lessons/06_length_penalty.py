@@ -24,13 +24,13 @@
 # the effort on the hardest tasks, those that need two thousand times as much as the easiest?
 
 # %%
-import json
 from dataclasses import replace
 
 import matplotlib.pyplot as plt
 import numpy as np
 import torch
 
+from kit.disk import read_json
 from lessons.course import ROOT, check, quick, source, verdicts
 from ref import dr_grpo, length_penalty
 from ref.length_penalty import Effort, EffortWeights
@@ -355,7 +355,7 @@ print(f"the recipe refuses to begin RL where fewer than {Recipe().rl.gate:.0%} o
 # %%
 verdicts("length-penalty")
 print()
-record = json.loads((ROOT / "results" / "figures" / "length-penalty.json").read_text(encoding="utf-8"))
+record = read_json(ROOT / "results" / "figures" / "length-penalty.json")
 for row in record["rows"]:
     if row["part"] == "price" and row["setting"] in ("linear", "nonlinear"):
         low, high = row["effort_low"], row["effort_high"]  # a tenth of the rollouts lies below, a tenth above

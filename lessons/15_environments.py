@@ -43,6 +43,7 @@ from environments.grading.guarded import grade
 from environments.harness import record
 from environments.sandbox import manifest
 from environments.sandbox.interface import Sandbox
+from kit.disk import parse_json, read_json
 from kit.settings import RunError
 from lessons.course import QUICK, ROOT, check, quick, source
 from lessons.course import verdicts as claimed
@@ -352,7 +353,7 @@ for who, plural in (("the original", lambda noun: "cities"), ("a wrong answer", 
 # %%
 def opened(line, key):
     """What stands on a line, if its seal is right."""
-    test, outcome = json.loads(line.partition(b" ")[2])
+    test, outcome = parse_json(line.partition(b" ")[2])
     return (test, outcome) if line == verdicts.seal(key, test, outcome) else None
 
 
@@ -456,7 +457,7 @@ for tool, seconds in sorted(spent.items(), key=lambda one: -one[1]):
 # pytest, and the guarded grader decides. If the two differ in a single answer, every later step shows it.
 
 # %%
-found = json.loads((ROOT / "results" / "figures" / "disk-world.json").read_text(encoding="utf-8"))
+found = read_json(ROOT / "results" / "figures" / "disk-world.json")
 figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.2), layout="constrained", width_ratios=(2, 1))
 step = {}
 for arm, colour, style, width in (("memory", GREY, "-", 4), ("disk", BLUE, "--", 1.5)):

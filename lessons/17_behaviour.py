@@ -25,13 +25,13 @@
 # Measures are taken from a record, which the small world and real environments fill in the same way:
 
 # %%
-import json
 from dataclasses import replace
 
 import matplotlib.pyplot as plt
 import numpy as np
 import torch
 
+from kit.disk import read_json
 from lessons.course import ROOT, check, source, verdicts
 from ref import behaviour, dr_grpo, transcript
 from ref.behaviour import MOST, Behaviour, Prices
@@ -270,7 +270,7 @@ for scale, name in (("none", "Dr. GRPO"), ("std", "GRPO")):
 
 # %%
 verdicts("behaviour")
-record = json.loads((ROOT / "results" / "figures" / "behaviour.json").read_text(encoding="utf-8"))
+record = read_json(ROOT / "results" / "figures" / "behaviour.json")
 begin, *ends = record["ends"]
 figure, axis = plt.subplots(figsize=(7, 3.6), layout="constrained")
 for at, name in enumerate(MOST):

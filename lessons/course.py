@@ -26,6 +26,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
+from kit.disk import read_json
 from kit.runs import Run
 from kit.settings import fill
 from sims.policies import SMOKE
@@ -125,7 +126,7 @@ def tiny_run() -> Path:
 
 def claims(experiment: str) -> list[dict]:
     """The claims of an experiment as its committed run found them, `results/claims.json`: claim, measured, interval, unit, verdict, note."""
-    found = json.loads((ROOT / "results" / "claims.json").read_text(encoding="utf-8"))
+    found = read_json(ROOT / "results" / "claims.json", list)
     return [claim for claim in found if claim["experiment"] == experiment]
 
 

@@ -38,6 +38,7 @@ Where this file departs from the papers
 Run it
     python -m ref.async_rl                 four ways to run the same services on the virtual clock, a second
     etude run async-rl --scale small       plays the services themselves, from runs/small; minutes
+    etude run async-rl --scale full        the same services with a group of ranks as the trainer
 
 Glossary
     symbol   variable            unit

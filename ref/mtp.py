@@ -342,7 +342,7 @@ def functions(generator: torch.Generator, length: int) -> Tensor:
     while len(text) < length:
         a, b, name, op = (int(torch.randint(n, (), generator=generator)) for n in (10, 10, 6, 3))
         name, (sign, result) = "abcdef"[name] * 2, (("+", a + b), ("-", a - b), ("*", a * b))[op]
-        text += f"def {name}(x):\\n    return x {sign} {b}\\nassert {name}({a}) == {result}\\n"
+        text += f"def {name}(x):\n    return x {sign} {b}\nassert {name}({a}) == {result}\n"
     return torch.tensor([ord(c) for c in text[:length]])
 
 

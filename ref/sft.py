@@ -57,6 +57,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from ref.checks import parse_json
 from ref.cpt import as_text, next_token_loss
 from ref.cpt import pack as pack_documents
 from ref.network import Transformer, load_balancing_loss
@@ -129,7 +130,7 @@ def read_conversations(path: str | Path) -> tuple[list[tuple[int, Chat]], list[s
         for number, line in enumerate(file, 1):
             if line.strip():
                 try:
-                    record = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
+                    record = parse_json(line.decode("utf-8-sig" if number == 1 else "utf-8"))
                     json.dumps(record, ensure_ascii=False).encode()  # half a surrogate pair cannot be tokenised
                     chats.append((number, chat_of(record)))
                 except (UnicodeError, json.JSONDecodeError, RecursionError) as error:
@@ -191,7 +192,7 @@ def call_of(one: Any) -> ToolCall:
         raise ValueError('a tool call must be an object with a "function" that has a name')
     arguments = function.get("arguments") or {}
     try:
-        arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
+        arguments = parse_json(arguments) if isinstance(arguments, str) else arguments
     except ValueError:
         arguments = None
     if not isinstance(arguments, dict):

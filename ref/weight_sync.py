@@ -53,6 +53,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from ref.checks import parse_json
 from ref.network.checkpoint import tensor_parts
 from ref.weight_codec import SyncError, apply_delta, encode_delta, merge_deltas, pack, pack_full, unpack, unpack_full
 
@@ -154,7 +155,7 @@ def read_manifest(data: bytes) -> dict:
     seal, _, body = data.partition(b"\n")
     if seal.decode(errors="replace") != hashed(body):
         raise SyncError("the manifest is damaged")
-    return json.loads(body)
+    return parse_json(body)
 
 
 class Alone:

@@ -30,7 +30,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from kit.disk import atomic_write, hash_file
+from kit.disk import atomic_write, hash_file, read_json
 from kit.settings import RunError
 from ref.cpt import Corpus, load_tokenizer, read_library
 from ref.mtp import MTPConfig
@@ -159,7 +159,7 @@ def keep_prepared(c: Full, at: Path) -> None:
     made, stream = prepared(c)
     note = {"data.json": hash_file(made.folder / "data.json")}
     if (at / "prepared.json").exists():
-        if json.loads((at / "prepared.json").read_text(encoding="utf-8")) != note:
+        if read_json(at / "prepared.json") != note:
             raise RunError(f"corpus {made.folder} was prepared again since this run began; choose another --out")
         return
     if c.perplexity_tokens and len(load_tokenizer(made.tokenizer).encode("\n".join(made.held().files.values())).ids) < 2:

@@ -12,7 +12,6 @@ on the same task.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import secrets
 import signal
@@ -39,6 +38,7 @@ from environments.sandbox.open import open_sandbox, own_store
 from environments.tasks.check import exam_of
 from environments.tasks.make import Task
 from environments.tasks.runner import LIMITS
+from kit.disk import parse_json
 from kit.runs import Run
 from sims.words_task import DRAFT, FILE, HOLE, agents, task_of
 
@@ -149,7 +149,7 @@ def forks(config: Demo) -> list[dict]:
     """A row for each agent: the trees that it begins with and leaves, whether the visible tests pass then, and after how long it could begin."""
     (task, exam), rows = _task(config), list[dict]()
     draft, gold = exam.given[FILE].decode().replace(HOLE, DRAFT), exam.gold[FILE].decode()
-    looks = json.loads(tests(task.visible).arguments)
+    looks = parse_json(tests(task.visible).arguments)
 
     def row(who: str, sandbox: Sandbox, before: str, begun: float) -> None:
         left = sandbox.snapshot()  # before the tests, which leave bytecode that names the second in which its source was written

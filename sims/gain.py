@@ -8,13 +8,12 @@ Evaluation tasks differ from seed to seed, and so do corpus order, weights, demo
 recipe.
 """
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
-from kit.disk import read_lines, timings
+from kit.disk import read_json, read_lines, timings
 from kit.process import machine
 from kit.settings import RunError
 from sims.drawing import COLOURS, GREY, save
@@ -35,9 +34,9 @@ FIGURES = (
 def read(root: Path, shuffled: bool) -> dict:
     """The evaluation of a finished run. Raises RunError if the folder is not a finished run, or wrongly is (or is not) a control."""
     try:
-        config = json.loads((root / "config.json").read_text())["config"]
-        found = json.loads((root / "stages" / "eval.json").read_text())["result"]
-        decode = json.loads((root / "stages" / "decode.json").read_text())["result"]
+        config = read_json(root / "config.json")["config"]
+        found = read_json(root / "stages" / "eval.json")["result"]
+        decode = read_json(root / "stages" / "decode.json")["result"]
     except (OSError, ValueError, KeyError) as error:
         raise RunError(f"{root} is not a finished run of the recipe ({error}); pass folders of finished runs of `etude run recipe`") from None
     if config["rl"]["shuffle_rewards"] != shuffled:

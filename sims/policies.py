@@ -1,10 +1,10 @@
 """Trained agents for experiments: from a finished run of the recipe, or from one that the experiment runs itself."""
 
-import json
 from pathlib import Path
 
 import torch
 
+from kit.disk import read_json
 from kit.runs import Run
 from kit.settings import RunError, fill
 from sims.recipe import stages as recipe
@@ -50,7 +50,7 @@ def read_config(root: Path) -> recipe.Recipe:
     """The settings of a finished run. Raises RunError if `root` holds none, or if this version does not know some of its settings."""
     hint = "make one with: etude run recipe --scale small --out FOLDER"
     try:
-        record = json.loads((root / "config.json").read_text(encoding="utf-8"))
+        record = read_json(root / "config.json")
     except (OSError, ValueError) as error:
         raise RunError(f"run={root} is not a run of the recipe ({error}); {hint}") from None
     if record.get("technique") != "recipe" or not (root / "stages" / "eval.json").exists():

@@ -25,6 +25,7 @@ from environments.grading.inside.fresh import unpacked
 from environments.grading.lay import write
 from environments.grading.rewards import added
 from environments.sandbox.interface import Sandbox
+from kit.disk import parse_json
 
 __all__ = ["LEAST", "MOST", "Agreement", "Question", "agreement", "questions", "same"]
 
@@ -200,6 +201,6 @@ def _run(what: str, tree: Mapping[str, bytes], plan: Mapping, fresh: Callable[[P
     finally:
         sandbox.close()
     try:
-        yield from json.loads(f"[{','.join(said.text.splitlines())}]")
+        yield from parse_json(f"[{','.join(said.text.splitlines())}]")
     except (ValueError, RecursionError):
         return

@@ -21,6 +21,8 @@ import textwrap
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
+from kit.disk import parse_json
+
 __all__ = ["Verdicts", "canaries", "disguised", "read", "seal"]
 
 PREFIX = 12
@@ -60,7 +62,7 @@ def read(lines: Iterable[bytes], key: bytes, tests: Collection[str], must_fail: 
         if not hmac.compare_digest(mark, hmac.new(key, body, hashlib.sha256).hexdigest().encode()):
             flags.append(f"line {number} of the verdicts has a wrong seal")
             continue
-        test, outcome = json.loads(body)
+        test, outcome = parse_json(body)
         if found.setdefault(test, outcome) != outcome:
             flags.append(f"{test} was first {found[test]} and then {outcome}")
     for canary in sorted(must_fail):

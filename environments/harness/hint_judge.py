@@ -7,13 +7,13 @@ original code unless somebody asks for it: a judge that has read the answer tell
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Sequence
 
 from environments.harness.hints import LONGEST, Fault
 from environments.harness.messages import Message, Policy, Reply
 from environments.harness.turns import Turn, turns, values
 from environments.sandbox.visible import cut, one_line
+from kit.disk import parse_json
 
 __all__ = ["BadAnswer", "asked", "judged"]
 
@@ -74,7 +74,7 @@ def _read(reply: Reply, made: dict[int, Turn]) -> Fault | None:
     if reply.cut:
         raise BadAnswer("it was cut off")
     try:
-        found = json.loads(reply.text)
+        found = parse_json(reply.text)
     except (ValueError, RecursionError):
         raise BadAnswer(f"it is no JSON: {one_line(reply.text, 60)!r}") from None
     if not isinstance(found, dict) or found.keys() != {"turn", "hint"}:

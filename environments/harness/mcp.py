@@ -18,6 +18,7 @@ from typing import BinaryIO
 
 from environments.harness.messages import Called, Message, Reply
 from environments.harness.tools import Tool, mcp
+from kit.disk import parse_json
 
 __all__ = ["HANDSHAKE", "LARGEST", "STATELESS", "Asked", "Door", "Protocol"]
 
@@ -164,7 +165,7 @@ def message_of(line: bytes) -> dict:
     if len(line) > LARGEST:
         raise Refused(NO_REQUEST, f"a message must have at most {LARGEST >> 20} MiB")
     try:
-        found = json.loads(line.decode(), parse_constant=no_number)
+        found = parse_json(line.decode(), parse_constant=no_number)
     except (ValueError, RecursionError):
         raise Refused(NO_JSON, "the line is no JSON in UTF-8") from None
     if isinstance(found, list):

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from environments.harness.messages import Called, Message
 from environments.monitor import Call
-from kit.disk import Journal, atomic_write, read_lines
+from kit.disk import Journal, atomic_write, parse_json, read_lines
 from kit.settings import RunError
 
 __all__ = ["Record", "calls", "context", "read", "spent"]
@@ -95,7 +95,7 @@ class Record:
         self._journal.append(text.encode() + b"\n")
         if kind in ENDS:
             self._journal.sync()
-        self.lines.append(json.loads(text))  # as it would be read
+        self.lines.append(parse_json(text))  # as it would be read
 
     def close(self) -> None:
         self._journal.close()
@@ -145,4 +145,4 @@ def calls(lines: list[dict]) -> Iterator[Call]:
     answers = [line for line in lines if line["kind"] == "answer"]
     for one, answer in zip(asked, answers, strict=False):
         if not answer.get("broken"):
-            yield Call(one["name"], json.loads(one["arguments"] or "{}"))
+            yield Call(one["name"], parse_json(one["arguments"] or "{}"))

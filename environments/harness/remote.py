@@ -17,6 +17,7 @@ from typing import Literal
 from environments.harness.messages import Called, Message, PolicyError, Reply
 from environments.harness.tools import Tool, openai
 from environments.sandbox.visible import one_line
+from kit.disk import parse_json
 
 __all__ = ["Remote", "message_of"]
 
@@ -117,7 +118,7 @@ def _body(error: urllib.error.HTTPError) -> str:
 def _object(arguments: str) -> str:
     """Arguments as a server reads them in a history: what is no JSON object would be refused, with all that follows."""
     try:
-        if isinstance(json.loads(arguments), dict):
+        if isinstance(parse_json(arguments), dict):
             return arguments
     except (ValueError, RecursionError):
         pass
@@ -139,7 +140,7 @@ def message_of(one: Message) -> dict:
 def read(data: bytes) -> Reply:
     """The reply in an answer of chat completions. Raises ValueError for what is none; a broken call is part of a reply."""
     try:
-        said = json.loads(data)
+        said = parse_json(data)
         choice = said["choices"][0]
         message = choice["message"]
         text = message.get("content") or ""

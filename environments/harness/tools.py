@@ -14,6 +14,8 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from kit.disk import parse_json
+
 __all__ = ["INSIDE", "OWN", "STATES", "TOOLS", "Argument", "BadCall", "Tool", "anthropic", "chosen", "mcp", "openai"]
 
 STATES = ("open", "started", "done", "cancelled")
@@ -82,7 +84,7 @@ class Tool:
 def _read(tool: str, written: str | Mapping[str, object]) -> Mapping[str, object]:
     if isinstance(written, str):
         try:
-            written = json.loads(written or "{}")
+            written = parse_json(written or "{}")
         except (ValueError, RecursionError) as error:
             raise BadCall(f"the arguments of {tool} are no JSON: {str(error)[:100]}") from None
     if not isinstance(written, Mapping):

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from environments.harness.messages import Called, Message
 from environments.harness.record import context
+from kit.disk import parse_json
 
 __all__ = ["Turn", "arguments", "turns", "values", "words_of"]
 
@@ -67,7 +68,7 @@ def _until_turn(lines: Sequence[dict]) -> Iterator[dict]:
 def arguments(call: Called) -> dict:
     """The arguments of a call; empty where they are no object of JSON."""
     try:
-        found = json.loads(call.arguments or "{}")
+        found = parse_json(call.arguments or "{}")
     except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}

@@ -8,7 +8,6 @@ in a fresh sandbox.
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,6 +20,7 @@ from environments.install.steps import MOST, Step, deduplicated, of_rows
 from environments.install.wheels import FOLDER, INDEX
 from environments.sandbox.interface import Sandbox
 from environments.sandbox.store import Store
+from kit.disk import parse_json
 from kit.settings import RunError
 
 __all__ = ["INSTALLS", "PROPOSES", "Player"]
@@ -97,6 +97,6 @@ class Player:
         if entry is None or entry.kind != "file" or entry.size > LARGEST:
             return None, path
         try:
-            return json.loads(self.store.content(entry)), path
+            return parse_json(self.store.content(entry)), path
         except (ValueError, RecursionError):
             return None, path

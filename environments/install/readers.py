@@ -9,9 +9,10 @@ from __future__ import annotations
 import ast
 import configparser
 import re
-import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+
+from kit.disk import parse_toml
 
 __all__ = ["Project", "ci_commands", "make_commands", "pyproject", "requirements", "setup_cfg", "setup_py", "tox"]
 
@@ -56,7 +57,7 @@ def _words(found: object) -> tuple[str, ...]:
 def pyproject(data: bytes) -> Project | None:
     """Of pyproject.toml; None where it tells of no package."""
     try:
-        found = tomllib.loads(text(data))
+        found = parse_toml(text(data))
         built = "build-system" in found
         project, poetry = found.get("project"), found.get("tool", {}).get("poetry")
         groups = found.get("dependency-groups", {})

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from kit.disk import parse_json
 from kit.settings import RunError
 
 __all__ = ["Entry", "Manifest", "changed", "digest", "dump", "load", "of_folder", "parse", "readable", "size", "without"]
@@ -53,7 +54,7 @@ def digest(manifest: Manifest) -> str:
 def load(data: bytes) -> Manifest:
     """What `dump` made. Raises ValueError for anything else."""
     try:
-        rows = json.loads(data)
+        rows = parse_json(data)
     except RecursionError as error:
         raise ValueError(str(error)) from None
     manifest = parse(rows)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import select
@@ -16,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from kit.disk import parse_json
 from kit.settings import RunError
 
 from .cache import owner
@@ -148,7 +148,7 @@ def start(root: Path, tree: Path | None, inherited: tuple[int, ...] = ()) -> Sta
         os.close(writer)
     said = information(reader)
     try:
-        first = int(json.loads(said)["child-pid"])
+        first = int(parse_json(said)["child-pid"])
         return Started(monitor, first, os.pidfd_open(first), os.getpid())
     except (ValueError, KeyError, OSError):
         raise RunError(failure(monitor)) from None

@@ -6,11 +6,12 @@ request is an error in one line.
 
 from __future__ import annotations
 
-import json
 import os
 import select
 import time
 from collections.abc import Callable
+
+from kit.disk import parse_json
 
 from .interface import ENDED
 
@@ -59,7 +60,7 @@ class Wire:
     def answer(self, until: float, most: int) -> dict:
         """The next line, which must be a JSON object, and the last one. Raises Broken."""
         try:
-            found = json.loads(self.line(until, most))
+            found = parse_json(self.line(until, most))
         except (ValueError, RecursionError):
             found = None
         if not isinstance(found, dict) or self.buffer:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from environments.tasks.make import Task, task_id
 from environments.tasks.package import Package
-from kit.disk import atomic_write
+from kit.disk import atomic_write, read_json
 from ref.feature_deletion import Difficulty, Piece, delete
 from ref.source_text import Edit, Patch
 
@@ -35,7 +35,7 @@ def keep(folder: Path, task: Task, package: Package) -> None:
 def kept(folder: Path, name: str, package: Package) -> Task | None:
     """A task that was kept, if it is one of these files."""
     try:
-        found = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
+        found = read_json(folder / f"{name}.json")
         row, piece = found["task"], found["task"]["piece"]
         edits = [[Edit(e["first"], base64.b64decode(e["old"]), base64.b64decode(e["new"])) for e in one["edits"]] for one in piece["patches"]]
         patches = [Patch(one["file"], tuple(made), one["before"], one["after"]) for one, made in zip(piece["patches"], edits, strict=True)]

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from kit.disk import atomic_write
+from kit.disk import atomic_write, read_json
 from kit.settings import RunError
 from ref.feature_deletion import Difficulty, level
 
@@ -92,7 +92,7 @@ class Schedule:
         if not path.exists():
             return State()
         try:
-            found = json.loads(path.read_text(encoding="utf-8"))
+            found = read_json(path)
             state = State(**{**found["state"], "taken": tuple(found["state"]["taken"])})
             good = _whole([state.now, state.solved, state.tried, *state.taken]) and len(state.taken) in (0, len(self.levels))
             good = good and state.now < len(self.levels) and state.solved <= state.tried

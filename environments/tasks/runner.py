@@ -13,6 +13,7 @@ from pathlib import Path
 from environments.grading.lay import write
 from environments.sandbox.interface import Limits, Sandbox
 from environments.sandbox.visible import one_line
+from kit.disk import parse_json
 from kit.settings import RunError
 
 __all__ = ["LIMITS", "Sandboxed"]
@@ -107,7 +108,7 @@ class Sandboxed:
         finally:
             sandbox.close()
         if said.ok:
-            return json.loads(said.text)
+            return parse_json(said.text)
         if works and said.ended:
             return None
         raise RunError(f"the tests cannot be run: {said.ended or one_line(said.text[-200:]) or written.text}")

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import html.parser
-import json
 import os
 import re
 import tarfile
 import tempfile
-import tomllib
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -21,7 +19,7 @@ from pathlib import Path
 
 from environments.sandbox.visible import one_line
 from environments.tasks.package import Package, sanitised
-from kit.disk import atomic_write
+from kit.disk import atomic_write, parse_json, read_toml
 from kit.settings import RunError
 
 __all__ = ["INDEX", "fetch", "links", "package_of", "unpack"]
@@ -55,7 +53,7 @@ def package_of(spec: str, cache: Path) -> Package:
 def named(folder: Path) -> tuple[str, str]:
     """Name and version of a checkout, by its pyproject.toml or PKG-INFO; else the folder's name, and "0"."""
     try:
-        project = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8")).get("project")
+        project = read_toml(folder / "pyproject.toml").get("project")
         if isinstance(project, dict) and isinstance(project.get("name"), str) and isinstance(project.get("version"), str):
             return project["name"], project["version"]
     except (OSError, ValueError, RecursionError):
@@ -106,7 +104,7 @@ class _Anchors(html.parser.HTMLParser):
 def links(page: bytes, kind: str, address: str) -> dict[str, tuple[str, str]]:
     """File → its address and its SHA-256, of a page of the index; files without a hash are left out. `kind`: the page's type. Raises ValueError."""
     if "json" in kind:
-        rows = [(row["filename"], row["url"], row["hashes"].get("sha256", "")) for row in json.loads(page)["files"]]
+        rows = [(row["filename"], row["url"], row["hashes"].get("sha256", "")) for row in parse_json(page)["files"]]
     else:
         parser = _Anchors()
         parser.feed(page.decode(errors="replace"))

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import os
 import statistics
 import subprocess
@@ -21,6 +20,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from etude.bench import written
+from kit.disk import read_json
 from kit.process import cores, keep_freed_memory, machine
 from kit.settings import RunError, fill
 
@@ -82,7 +82,7 @@ def after_sft(root: Path) -> tuple:
     from sims.recipe.settings import Recipe
 
     try:
-        config = fill(Recipe, json.loads((root / "config.json").read_text())["config"])
+        config = fill(Recipe, read_json(root / "config.json")["config"])
         return config, *load_checkpoint(root, config, "sft")
     except (OSError, ValueError, KeyError) as error:
         raise RunError(f"{root} holds no run with a policy after SFT; make one (make small), or pass another folder") from error

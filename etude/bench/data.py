@@ -29,6 +29,7 @@ from etude.bench import written
 from kit.disk import atomic_write, hash_file, read_lines
 from kit.process import machine
 from kit.settings import RunError
+from ref.cpt import load_tokenizer
 from scaled.data.prepare import NEAR_HELD, Settings, prepare
 from scaled.data.rules import Rules, reason
 from scaled.data.sources import Source
@@ -47,6 +48,10 @@ def bench(tokenizer: Path, archives: Path, out: Path | None = Path("results"), r
     """Prints figures and writes out/data-CPU.json. Raises RunError if the wheels cannot be had, and if a planted duplicate is not found, a
     resumed build differs, or processes change a byte: then no figure is worth anything."""
     path = tokenizer / "tokenizer.json" if tokenizer.is_dir() else tokenizer
+    try:
+        load_tokenizer(path)  # before anything is downloaded
+    except (OSError, ValueError) as error:
+        raise RunError(f"tokenizer {path}: {' '.join(str(error).split())}; see --tokenizer") from None
     fetch(archives)
     work = archives / "bench"
     shutil.rmtree(work, ignore_errors=True)

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from etude.bench import written
-from kit.disk import atomic_write
+from kit.disk import atomic_write, read_json
 from kit.process import machine
 from kit.settings import RunError
 from ref.network import Config
@@ -46,7 +46,7 @@ def bench(out: Path | None = Path("results")) -> dict:
         path = Path(folder) / "measured.json"
         if launch.start("etude.bench.plan", [str(path)], RANKS, 0) or not path.exists():
             raise RunError("the ranks of etude bench plan failed; their errors are above")
-        measured = json.loads(path.read_text())
+        measured = read_json(path)
     ratios = [one["predicted_s"] / one["measured_s"] for one in measured["steps"]]
     record = {
         "what": "seconds of a training step (forward, backward, AdamW), predicted by scaled/plan.py from this machine's figures, and measured",

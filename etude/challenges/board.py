@@ -14,7 +14,7 @@ from typing import Any
 
 from etude.challenges.challenge import CHALLENGES, Challenge, docstring
 from etude.challenges.solution import Solution
-from kit.disk import atomic_write
+from kit.disk import atomic_write, read_json
 from kit.process import machine
 from kit.settings import RunError
 
@@ -60,7 +60,7 @@ def board(challenge: Challenge, path: Path = RESULTS) -> list[Row]:
     if not path.is_file():
         return []
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))["challenges"].get(challenge.name, {"board": []})
+        found = read_json(path)["challenges"].get(challenge.name, {"board": []})
         rows = [Row(row["solution"], row["says"], tuple(map(float, row["scores"]))) for row in found["board"]]
         return sorted(rows, key=lambda row: row.score, reverse=not challenge.least)
     except (ValueError, LookupError, TypeError, AttributeError) as error:
@@ -90,7 +90,7 @@ def measured(challenge: Challenge, here: dict) -> dict[str, Any]:
 
 def write(numbers: list[int], path: Path = RESULTS) -> Path:
     """Measures some challenges anew, all if none is named, and keeps what the record says of the others."""
-    old = json.loads(path.read_text(encoding="utf-8"))["challenges"] if path.is_file() else {}
+    old = read_json(path)["challenges"] if path.is_file() else {}
     here = machine()  # before the record changes, which is a file of the checkout
     for challenge in CHALLENGES:
         if not numbers or challenge.number in numbers:

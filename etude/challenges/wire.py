@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from kit.disk import parse_json
+
 __all__ = ["packed", "unpacked"]
 
 KINDS = ("bool", "uint8", "uint16", "int16", "int32", "int64", "float32", "float64")
@@ -23,7 +25,7 @@ def packed(value: Any) -> str:
 
 def unpacked(line: str) -> Any:
     """The value that `packed` wrote; tuples come back as lists. Raises ValueError for a line that it did not write."""
-    return json.loads(line, object_hook=_raised)
+    return parse_json(line, object_hook=_raised)
 
 
 def _plain(value: Any) -> Any:

@@ -1,6 +1,5 @@
 """Asynchronous RL: trainer and workers over time, simulated while the reader moves the controls, and of a real run."""
 
-import json
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -16,6 +15,7 @@ from etude.explorer.drawing import Drawing
 from etude.explorer.files import stamp
 from etude.explorer.page import Page, table
 from etude.explorer.spans import metrics
+from kit.disk import read_json
 from kit.settings import RunError
 from ref import async_rl
 
@@ -104,7 +104,7 @@ def runs() -> dict[str, Path]:
     found = []
     for folder in sorted(provenance.RUNS.iterdir()) if provenance.RUNS.is_dir() else ():
         try:
-            known = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+            known = read_json(folder / "config.json")
             if known["technique"] == "async-rl":
                 found.append(((folder / "services" / "events" / "trainer.jsonl").stat().st_mtime, folder))
         except (OSError, ValueError, LookupError, TypeError, RecursionError):
@@ -138,7 +138,7 @@ def real() -> None:
         folder = known[provenance.choice(list(known), "async-run")]
     with right:
         try:
-            facts = provenance.facts(json.loads((folder / "config.json").read_text(encoding="utf-8")))
+            facts = provenance.facts(read_json(folder / "config.json"))
         except (OSError, ValueError, LookupError, TypeError):
             facts = []
         named = provenance.plain(folder.name), provenance.plain(str(folder))

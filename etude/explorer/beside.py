@@ -9,6 +9,7 @@ from typing import Any
 
 from etude.explorer.run_kinds import Played
 from etude.report.record import in_words
+from kit.disk import parse_json
 from kit.runs import flatten
 from sims.microrepo.world import origin
 from sims.recipe.settings import Recipe
@@ -61,7 +62,7 @@ def tasks_of(run: Played) -> Tasks | None:
 
 def _world(settings: dict[str, Any]) -> dict[str, Any]:
     """The settings of a world; one that did not exist yet when a run was played has its default."""
-    usual = json.loads(json.dumps(flatten({"world": dataclasses.asdict(Recipe().world)})))
+    usual = parse_json(json.dumps(flatten({"world": dataclasses.asdict(Recipe().world)})))
     return usual | {key: value for key, value in settings.items() if key.startswith("world.")}
 
 

@@ -18,6 +18,7 @@ from etude.explorer.files import stamp
 from etude.explorer.page import Page, steering
 from etude.explorer.playing import play
 from etude.explorer.spans import metrics
+from kit.disk import parse_json
 from kit.settings import RunError
 
 OUTCOMES = {"ok": Look("green"), "failed": Look("orange"), "broken": Look("red")}
@@ -72,7 +73,7 @@ def rows(turns: list[dict]) -> list[dict]:
 def arguments(written: str) -> dict:
     """What a call was given; what is no JSON object as one argument."""
     try:
-        found = json.loads(written)
+        found = parse_json(written)
     except (ValueError, RecursionError):
         found = None
     return found if isinstance(found, dict) else {"written": written}

@@ -69,7 +69,7 @@ SHAPES: dict[str, dict] = {
     "hints": {"temperature": NUMBER, "played": int, "chosen": str, "rollouts": [_HINTED]},
     "drafting": {"task": str, "tasks": int, "identical": int, "turns": [int, ...], "drafts": {"1": _DRAFTS, ...: _DRAFTS}, "steps": [_step, ...]},
 }
-"""What the pages need from each JSON file, in the format of `files.unlike`."""
+"""What the pages need from each JSON file, in the format of `kit.disk.describe_mismatch`."""
 ARRAYS = {"routing": ("behavior", "logp"), "token-distributions": ("policy", "reference")}
 """The arrays that the pages need from each NPZ file."""
 

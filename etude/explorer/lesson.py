@@ -1,7 +1,6 @@
 """A lesson as it is in the repository: its executed notebook, or the script that the notebook is made from."""
 
 import base64
-import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -12,6 +11,7 @@ import streamlit as st
 
 from etude import catalog
 from etude.explorer.page import PLACES, Page, link
+from kit.disk import parse_json, read_json
 from kit.settings import RunError
 from lessons import syllabus
 
@@ -47,7 +47,7 @@ def joined(text: str | list[str]) -> str:
 def of_notebook(path: Path, changed: float) -> list[Cell]:
     """The cells of a notebook with their outputs. `changed`: modification time, part of the cache key. Raises RunError for a broken notebook."""
     try:
-        cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+        cells = read_json(path)["cells"]
         made = (Cell(c["cell_type"], joined(c["source"]), c.get("metadata", {}).get("tags", []), c.get("outputs", [])) for c in cells)
         return [cell for cell in made if "colab" not in cell.tags]  # those of lessons/badges.py are for readers elsewhere
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -62,7 +62,7 @@ def of_script(text: str) -> list[Cell]:
         tags = re.search(r"tags=(\[[^\]]*\])", head)
         markdown = "[markdown]" in head
         body = re.sub(r"^# ?", "", body, flags=re.MULTILINE) if markdown else body
-        cells.append(Cell("markdown" if markdown else "code", body.strip("\n"), json.loads(tags[1]) if tags else []))
+        cells.append(Cell("markdown" if markdown else "code", body.strip("\n"), parse_json(tags[1]) if tags else []))
     return cells
 
 

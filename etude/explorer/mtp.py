@@ -10,6 +10,7 @@ from etude.explorer import examples, files, provenance, spans
 from etude.explorer.charts import Axis, Look, bars, chart, drawing, lines, points, ranges, rule
 from etude.explorer.decoded_passes import decode
 from etude.explorer.page import Page, folded
+from kit.disk import describe_mismatch
 from kit.settings import RunError
 from ref import mtp
 from ref.engine import decoder
@@ -41,7 +42,7 @@ def _measured(path: Path, changed: int, size: int) -> dict[int, dict]:
     found = {int(way): row for row in rows if row["part"] == "decode" and (way := str(row.get("way"))).isdecimal()}
     if not found:
         raise ValueError("it has no measured decode")
-    if wrong := files.unlike(list(found.values()), [ROW]):
+    if wrong := describe_mismatch(list(found.values()), [ROW]):
         raise ValueError(wrong)
     return found
 

@@ -10,7 +10,6 @@ Runs are searched for where the explorer was started. If the chosen run has no e
 committed ones.
 """
 
-import json
 import re
 import shlex
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ import streamlit as st
 
 from etude.explorer import examples
 from etude.report.record import STAGES
+from kit.disk import read_json
 from sims.examples import PLACE
 
 __all__ = [
@@ -94,7 +94,7 @@ def _inside(folder: Path) -> list[Path]:
 def technique_of(folder: Path) -> str | None:
     """What a folder is a run of, such as "recipe full"; None if it is broken or unreadable."""
     try:
-        return str(json.loads((folder / "config.json").read_text(encoding="utf-8")).get("technique", "recipe"))
+        return str(read_json(folder / "config.json").get("technique", "recipe"))
     except (OSError, ValueError, AttributeError, RecursionError):
         return None
 
@@ -132,7 +132,7 @@ def newest(record: Path) -> Path:
     for folder in folders("experiments").values():
         path = folder / record.name
         try:
-            if technique_of(folder) == f"figure {record.stem}" and json.loads(path.read_text(encoding="utf-8"))["quick"] is False:
+            if technique_of(folder) == f"figure {record.stem}" and read_json(path)["quick"] is False:
                 own.append((path.stat().st_mtime, path))
         except (OSError, ValueError, LookupError, TypeError, RecursionError):
             pass  # not finished, or broken, which the recipe's page says
@@ -142,7 +142,7 @@ def newest(record: Path) -> Path:
 def recorded(path: Path) -> str:
     """A line about an experiment's record: whose it is, what made it, seed and machine."""
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
+        record = read_json(path)
         known = known_facts(record if isinstance(record, dict) else {})
     except (OSError, ValueError, RecursionError):
         known = []
@@ -158,7 +158,7 @@ def finished() -> list[Source]:
             continue
         try:
             ends = [(folder / "stages" / f"{stage}.json").stat().st_mtime for stage in STAGES]
-            record = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+            record = read_json(folder / "config.json")
             found.append(Source(name, folder, facts(record), ends[-1]))
         except (OSError, ValueError, LookupError, TypeError, RecursionError):
             pass  # not finished, or broken; the committed example has no stages either
@@ -182,7 +182,7 @@ def chosen(*files: str, example: str = "recipe/config.json") -> Path:
                 "Until then, this page shows the examples of another run."
             )
         try:
-            known = facts(json.loads((examples.FOLDER / example).read_text(encoding="utf-8")))
+            known = facts(read_json(examples.FOLDER / example))
         except (OSError, ValueError, LookupError, TypeError):
             known = []
         st.caption(" · ".join([f"Shown: **{EXAMPLE}**, a run from another machine", *map(plain, known)]))

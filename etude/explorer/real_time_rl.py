@@ -1,7 +1,5 @@
 """What users make of an edit, a question and a broken call, and the loop's dashboard: what was served, what users did, and what was shipped."""
 
-import json
-
 import numpy as np
 import streamlit as st
 
@@ -10,6 +8,7 @@ from etude.explorer.charts import Axis, Look, chart, drawing, lines, rule
 from etude.explorer.drawing import Drawing
 from etude.explorer.page import ROOT, Page, table
 from etude.explorer.spans import exact, metrics
+from kit.disk import read_json
 from kit.settings import RunError
 from sims.real_time_rl import figure as experiment
 from sims.real_time_rl.rewards import Distilling, expected
@@ -91,7 +90,7 @@ def record() -> dict | None:
     """The experiment, the user's or the committed one; None if there is none. Raises RunError if it is damaged."""
     path = provenance.newest(RECORD)
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = read_json(path)
         return {part: found[part] for part in ("rows", "ends")}
     except FileNotFoundError:
         return None

@@ -1,12 +1,11 @@
 """Files of a run folder: JSON objects, lines of metrics and of services, and how far each stage is."""
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from etude.async_timeline import events, trainings
-from kit.disk import read_lines, timings
+from kit.disk import read_json, read_lines, timings
 from kit.settings import RunError
 
 __all__ = ["counted", "how_far", "json_object", "lines_in", "metrics_in", "services_in"]
@@ -53,7 +52,7 @@ def how_far(folder: Path, done: Mapping[str, Any], seconds: Mapping[str, float],
 def json_object(path: Path) -> dict:
     """The object in a JSON file. Raises RunError if there is none."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = read_json(path)
     except FileNotFoundError:
         raise RunError(f"{path} is missing") from None
     except (OSError, ValueError) as error:

@@ -1,6 +1,5 @@
 """Watch the agent: it repairs a function while you look, beside itself before RL, token by token; then with a docstring of yours."""
 
-import json
 import secrets
 from functools import lru_cache
 from hashlib import blake2b
@@ -21,6 +20,7 @@ from etude.explorer.playing import play
 from etude.play import Agent, agent_in, found, task_of
 from etude.recording import TASK
 from etude.tokens import Watched
+from kit.disk import read_json
 from kit.settings import RunError
 from ref.engine.sampler import sample
 from sims.microrepo import Task
@@ -63,7 +63,7 @@ def about() -> str:
     """Of which run the committed agents are, which need not be the run of the recipe's page, and how often they succeed, in words. Raises RunError
     where their record is missing."""
     try:
-        record = json.loads((FOLDER / RECORD).read_text(encoding="utf-8"))
+        record = read_json(FOLDER / RECORD)
         facts = provenance.facts({"config": record["config"], "machine": record["run"]["machine"]})
         found = record["held_out"]
         before, after = (found[name]["success"]["value"] for name in (BEFORE, "agent"))

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from kit.disk import atomic_write, timings
+from kit.disk import atomic_write, read_json, timings
 
 
 def collect(root: Path) -> dict:
@@ -66,7 +65,7 @@ def before_after(record: dict) -> list[tuple[str, str, str, str]]:
 
 def _json(path: Path) -> dict:
     try:
-        found = json.loads(path.read_text())
+        found = read_json(path)
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}

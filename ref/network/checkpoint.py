@@ -28,11 +28,17 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from ref.checks import parse_json
+
 __all__ = ["CheckpointError", "load_extra", "read_config", "read_tensors", "write_checkpoint"]
 
 
 class CheckpointError(ValueError):
     """One line that says which file or tensor of a checkpoint is wrong, and how."""
+
+
+MAX_JSON_BYTES = 256 << 20
+"""Upper bound of a JSON file: the index of the largest open models has some 10 MB."""
 
 
 # ----------------------------------------------------------------------------------------- config.json
@@ -235,8 +241,10 @@ def refuse_unsupported(path: Path, record: Mapping) -> None:
 
 
 def read_json(path: Path) -> dict:
+    if path.exists() and not path.is_dir() and not (path.is_file() and path.stat().st_size <= MAX_JSON_BYTES):
+        raise CheckpointError(f"{path} must be a file of at most {MAX_JSON_BYTES:,} bytes")
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
+        record = parse_json(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
         raise CheckpointError(f"{path.parent} is not a checkpoint: it has no {path.name}") from None
     except OSError as error:

@@ -18,6 +18,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
+from ref.checks import parse_json
 from ref.cpt import SPECIAL_TOKENS
 from ref.network.checkpoint import FAMILIES
 from ref.network.model import Config
@@ -64,7 +65,7 @@ def beside(source: str | Path, config: Config, about: str, speakers: tuple[str, 
     the folder `source`, which must have a tokenizer.json; missing settings are written here. `about`: the model card. `speakers`: the tokens with
     which environment and agent begin to speak; others than this project's own replace the chat template and the stop tokens that are there."""
     found = {name: (Path(source) / name).read_bytes() for name in GIVEN if (Path(source) / name).is_file()}
-    ids = {token["content"]: token["id"] for token in json.loads(found["tokenizer.json"]).get("added_tokens", [])}
+    ids = {token["content"]: token["id"] for token in parse_json(found["tokenizer.json"]).get("added_tokens", [])}
     reading = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": config.max_position_embeddings,

@@ -13,6 +13,8 @@ import json
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from kit.disk import parse_json
+
 __all__ = [
     "KINDS",
     "Batch",
@@ -189,7 +191,7 @@ def encode(message: object) -> bytes:
 def decode(data: bytes):
     """The message that `encode` made `data` of. Raises ValueError for anything else."""
     try:
-        found = json.loads(data)
+        found = parse_json(data)
         kind = KINDS[found.pop("kind")]
         names = {field.name: str(field.type) for field in fields(kind)}
         if not set(found) <= set(names):

@@ -15,6 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
+from kit.disk import parse_json
 from ref.rl import Played
 from ref.self_summary import Chain, Segment
 
@@ -44,7 +45,7 @@ def pack(played: Sequence[Played]) -> bytes:
 def unpack(data: bytes) -> list[Played]:
     """What `pack` was given. Raises ValueError for bytes that are not such a file."""
     try:
-        names = json.loads(json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])["__metadata__"]["figures"])
+        names = parse_json(parse_json(data[8 : 8 + int.from_bytes(data[:8], "little")])["__metadata__"]["figures"])
         tensors = load(data)
         rows = tensors["segments"].tolist()
         chains = [Chain([], bool(finished), saved) for finished, saved in tensors["chains"].tolist()]

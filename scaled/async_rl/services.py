@@ -29,7 +29,7 @@ from typing import Protocol
 
 import torch
 
-from kit.disk import NO_ROOM, Journal, atomic_write, read_lines
+from kit.disk import NO_ROOM, Journal, atomic_write, read_json, read_lines, seal_record
 from kit.settings import RunError
 from ref import weight_sync
 from ref.async_rl import Rules
@@ -338,7 +338,7 @@ def keep(saved: Path, learner: Learner, version: int, groups: Sequence[int]) -> 
     data = learner.save()
     atomic_write(saved / f"{version:06d}.state", data)
     about = {"version": version, "groups": list(groups), "digest": hashlib.sha256(data).hexdigest()}
-    atomic_write(saved / f"{version:06d}.json", json.dumps(about))
+    atomic_write(saved / f"{version:06d}.json", json.dumps(seal_record(about)))
     for path in saved.iterdir():
         with contextlib.suppress(ValueError, FileNotFoundError):
             if int(path.stem) < version - 1:
@@ -348,8 +348,8 @@ def keep(saved: Path, learner: Learner, version: int, groups: Sequence[int]) -> 
 def restored(saved: Path, learner: Learner) -> tuple[int, tuple[int, ...]]:
     """Steps done, and the groups of the last one, after `learner` has been restored; 0 and none at the beginning."""
     for path in sorted(saved.glob("*.json"), reverse=True):
-        with contextlib.suppress(OSError, ValueError, KeyError):
-            about = json.loads(path.read_text())
+        with contextlib.suppress(OSError, ValueError):
+            about = read_json(path, {"version": int, "groups": [int], "digest": str})
             data = path.with_suffix(".state").read_bytes()
             if hashlib.sha256(data).hexdigest() == about["digest"]:
                 learner.restore(data)

@@ -5,7 +5,6 @@ Nothing that a source holds is run, and no archive is unpacked: members are read
 
 import bz2
 import gzip
-import json
 import lzma
 import os
 import stat
@@ -15,6 +14,7 @@ import zlib
 from collections.abc import Iterable, Iterator
 from typing import Any, BinaryIO, NamedTuple
 
+from kit.disk import parse_json
 from kit.settings import RunError
 from scaled.data.sources import ZIPS, Source, Unit, chosen, opened, parquet, remote
 
@@ -110,7 +110,7 @@ def row_of(row: int, line: bytes, source: Source, most: int) -> Document | Bad:
     if not line.strip():
         return Bad(row, "empty row")
     try:
-        value = json.loads(line.decode("utf-8"))
+        value = parse_json(line.decode("utf-8"))
     except UnicodeDecodeError:
         return Bad(row, "not UTF-8")
     except (ValueError, RecursionError):

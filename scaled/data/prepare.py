@@ -20,6 +20,7 @@ import contextlib
 import hashlib
 import json
 import shutil
+import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -29,7 +30,7 @@ from typing import Any
 
 import numpy as np
 
-from kit.disk import atomic_write, hash_file
+from kit.disk import atomic_write, hash_file, read_json
 from kit.process import on_cores
 from kit.runs import Run
 from kit.settings import RunError
@@ -145,7 +146,7 @@ def prepare(out: Path, sources: Sequence[Source], settings: Settings, tokenizer:
         for name in ("state", "checkpoints"):  # a run's folders, empty here
             with contextlib.suppress(OSError):
                 (out / name).rmdir()
-    return json.loads((out / "data.json").read_text(encoding="utf-8"))
+    return read_json(out / "data.json")
 
 
 @contextlib.contextmanager
@@ -189,7 +190,7 @@ def build(run: Run, planned: Plan, settings: Settings, work: Path, dtype: str, p
     flat = [layout for some in layouts for layout in some]
     ends = [layout.path.with_name(layout.path.name + ".json") for layout in flat]
     spread(run, "shards", shards.write, flat, [int(layout.lengths.sum()) for layout in flat], ends, processes)
-    manifests = [[json.loads(layout.path.with_name(layout.path.name + ".json").read_text()) for layout in some] for some in layouts]
+    manifests = [[read_json(layout.path.with_name(layout.path.name + ".json")) for layout in some] for some in layouts]
 
     lines = [json.dumps({"name": names[u][i] if len(planned.sources) == 1 else f"{planned.sources[planned.units[u].source].label}/{names[u][i]}",
                          "text": scans[u].text(i)}) for u, i in held["documents"]]  # fmt: skip
@@ -248,7 +249,7 @@ def decide(
     place, file = [(u, i) for u, scanned in enumerate(scans) for i in range(len(scanned.documents))], work / "decided.json"
     label = [planned.sources[unit.source].label for unit in planned.units]
     if stage.finished and file.exists():
-        found = json.loads(file.read_text(encoding="utf-8"))
+        found = read_json(file, limit=sys.maxsize)
         return found["kept"], found["dropped"], found["held"]
     stage.restore()
     parts = [part_of(label[u], names[u][i]) for u, i in place]

@@ -11,7 +11,6 @@ Which source the next row comes from follows the weights as evenly as it can: of
 block with a random phase.
 """
 
-import json
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -19,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from kit.disk import hash_file, read_lines, what_is_wrong
+from kit.disk import hash_file, read_json, read_lines, what_is_wrong
 from kit.settings import RunError
 from ref.cpt import Corpus
 from scaled.data.shards import Shard
@@ -34,7 +33,7 @@ BLOCK = 1024
 def is_prepared(folder: str | Path | None) -> bool:
     """Whether a folder is one that `etude data` prepared completely."""
     try:
-        return folder is not None and json.loads((Path(folder) / "data.json").read_text(encoding="utf-8"))["format"] == FORMAT
+        return folder is not None and read_json(Path(folder) / "data.json")["format"] == FORMAT
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return False
 
@@ -46,7 +45,7 @@ class Prepared:
         """Maps the shards. Raises RunError if the folder is damaged."""
         self.folder = Path(folder)
         try:
-            self.record: dict[str, Any] = json.loads((self.folder / "data.json").read_text(encoding="utf-8"))
+            self.record: dict[str, Any] = read_json(self.folder / "data.json")
             sources = [one for one in self.record["sources"] if one["weight"] and one["kept"]["documents"]]
             self.names = [one["name"] for one in sources]
             self.weights = np.array([one["weight"] for one in sources], np.float64)
@@ -88,7 +87,7 @@ class Prepared:
         if hash_file(Path(tokenizer)) == self.record["tokenizer"]["sha256"]:
             return
         try:
-            same = json.loads(Path(tokenizer).read_text(encoding="utf-8")) == json.loads(self.tokenizer.read_text(encoding="utf-8"))
+            same = read_json(Path(tokenizer)) == read_json(self.tokenizer)
         except ValueError:
             same = False
         if not same:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kit.disk import atomic_write
+from kit.disk import atomic_write, read_json
 from ref.cpt import load_tokenizer
 from scaled.data.documents import Bad, read
 from scaled.data.duplicates import PERMUTATIONS, digest, shingles, signature
@@ -75,7 +75,7 @@ class Scan:
 
     def __init__(self, work: Path, number: int):
         self.base = work / f"{number:05d}"
-        record: dict[str, Any] = json.loads(self.base.with_suffix(".json").read_text(encoding="utf-8"))
+        record: dict[str, Any] = read_json(self.base.with_suffix(".json"))
         self.rows, self.documents, self.dropped = record["rows"], record["documents"], record["dropped"]
         self.text_ends = np.cumsum([0, *(one[1] for one in self.documents)])
         self.mark_ends = np.cumsum([0, *(one[5] for one in self.documents)])

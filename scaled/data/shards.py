@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kit.disk import atomic_write
+from kit.disk import atomic_write, read_json
 
 __all__ = ["Layout", "Shard", "cut", "write"]
 
@@ -68,7 +68,7 @@ def write(layout: Layout) -> dict[str, Any]:
     """Writes a shard unless it is complete, and returns its manifest."""
     binary, index, manifest = (layout.path.with_name(layout.path.name + suffix) for suffix in (".bin", ".idx", ".json"))
     if manifest.exists():
-        return json.loads(manifest.read_text())
+        return read_json(manifest)
     kind, digest = np.dtype(DTYPES[layout.dtype]), hashlib.sha256()
     temporary = binary.with_name(f".tmp-{binary.name}")
     with open(temporary, "wb") as file:

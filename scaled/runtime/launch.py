@@ -30,6 +30,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from kit.disk import read_json
 from scaled.runtime.mesh import current
 
 __all__ = ["Watch", "share_cores", "start", "worker", "world"]
@@ -143,7 +144,7 @@ class Watch:
         """Which rank hangs, according to the files of all ranks."""
         files = {rank: self.folder / str(rank) for rank in range(self.ranks)}
         silent = [rank for rank, path in files.items() if not path.exists()]
-        heard = {rank: json.loads(path.read_text()) for rank, path in files.items() if rank not in silent}
+        heard = {rank: read_json(path) for rank, path in files.items() if rank not in silent}
         most = max((found["begun"] for found in heard.values()), default=0)
         behind = [rank for rank, found in heard.items() if found["begun"] < most]
         hanging = behind or [rank for rank, found in heard.items() if not found["waits"]]

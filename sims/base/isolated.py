@@ -13,6 +13,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 
+from kit.disk import parse_json
 from kit.settings import RunError
 
 __all__ = ["PURE", "called"]
@@ -107,4 +108,4 @@ def called(calls: Sequence[tuple[str, str, str]], seconds: float = 60) -> list[d
     if done.returncode:
         said = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
         raise RunError(f"the process that calls library functions failed ({said})")
-    return json.loads(done.stdout)
+    return parse_json(done.stdout)

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +28,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from kit.disk import read_json
 from kit.process import on_cores
 from kit.settings import RunError
 from ref.cpt import load_tokenizer
@@ -257,5 +257,5 @@ def prefix_of(folder: Path) -> tuple[int, ...]:
 
 def title_of(name: str, folder: Path) -> str:
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        return str(json.loads((folder / "etude.json").read_text(encoding="utf-8"))["title"])
+        return str(read_json(folder / "etude.json")["title"])
     return Path(name).name

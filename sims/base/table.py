@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from kit.disk import atomic_write, read_lines
+from kit.disk import atomic_write, parse_json, read_lines
 from kit.runs import Run
 from kit.settings import RunError
 from ref import cpt
@@ -177,7 +177,7 @@ CHUNK = 32
 def in_chunks(stage: Any, some: Sequence[Any], play: Callable[[Sequence[Any], int], list[dict]]) -> list[dict]:
     """play(chunk, items before it), chunk after chunk; a killed stage goes on behind the last saved one."""
     state = stage.restore()
-    found = json.loads(state["found"]) if state else []
+    found = parse_json(state["found"]) if state else []
     for start in range(len(found), len(some), CHUNK):
         found += play(some[start : start + CHUNK], start)
         stage.log(start // CHUNK, done=len(found))

@@ -22,6 +22,7 @@ from typing import Literal
 
 from environments.monitor import Call, Flag, watch
 from environments.monitor import Episode as Seen
+from kit.disk import parse_json
 from sims.microrepo.corpus import NoiseConfig, demonstration
 from sims.microrepo.disk import DiskSession, files_of
 from sims.microrepo.environment import Reward
@@ -104,7 +105,7 @@ class CachedDiskSession(CachedSession, DiskSession):
         return ((path_of(self.task), json.dumps({"cached": cached(self.task, self.kind)}) + "\n"),)
 
     def cache(self) -> str:
-        return json.loads(self.call_tool("read", {"path": path_of(self.task)}))["cached"]
+        return parse_json(self.call_tool("read", {"path": path_of(self.task)}))["cached"]
 
 
 def path_of(task: Task) -> str:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
@@ -13,6 +12,7 @@ from typing import Any, Protocol
 
 import torch
 
+from kit.disk import read_json
 from kit.settings import RunError, fill
 from ref.cpt import load_tokenizer
 from ref.engine.sampler import Sampler
@@ -134,7 +134,7 @@ def origin(checkpoint: Path) -> tuple[Path | None, dict]:
     while (root := checkpoint.resolve().parent.parent) not in seen:
         seen.add(root)
         try:
-            record = json.loads((root / "config.json").read_text(encoding="utf-8"))
+            record = read_json(root / "config.json")
             if record["technique"] in ("recipe", "recipe full"):
                 known = {field.name for field in fields(Recipe)}
                 return root, {name: value for name, value in record["config"].items() if name in known}

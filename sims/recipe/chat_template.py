@@ -17,6 +17,7 @@ from jinja2 import nodes
 from jinja2.ext import Extension
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from kit.disk import read_json
 from kit.settings import RunError
 from ref.network import release
 from sims.recipe.agent import SPEAKERS, Language
@@ -97,7 +98,7 @@ def template_of(folder: str | Path, language: Language) -> Template:
     for name in ("special_tokens_map.json", "tokenizer_config.json"):
         if (folder / name).is_file():
             try:
-                record = json.loads((folder / name).read_text(encoding="utf-8"))
+                record = read_json(folder / name)
             except ValueError as error:
                 raise RunError(f"{folder / name} is not JSON ({said(error)})") from None
             if not isinstance(record, dict):

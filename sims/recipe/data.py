@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from kit.disk import parse_json
 from kit.runs import Run
 from kit.settings import RunError
 from ref import cpt
@@ -235,6 +236,6 @@ def heldout_codebase(root: Path) -> cpt.Corpus:
     """The held-out codebase of the run folder `root`, with exactly the names and characters that were read."""
     path = heldout_file(root)
     if path.name == HELDOUT:
-        files = map(json.loads, path.read_text(encoding="ascii").splitlines())
+        files = map(parse_json, path.read_text(encoding="ascii").splitlines())
         return cpt.Corpus({file["name"]: file["text"] for file in files})
     return cpt.Corpus(dict(part.split("\1", 1) for part in path.read_bytes().decode("utf-8").split("\0")))

@@ -1,10 +1,9 @@
 """The model cards of the recipe's checkpoints: what each one is, what it was trained on, and what was measured when it was written."""
 
-import json
 import sysconfig
 from pathlib import Path
 
-from kit.disk import read_lines
+from kit.disk import read_json, read_lines
 from kit.runs import Run
 from ref.network import Config, release
 
@@ -43,8 +42,8 @@ def about(run: Run, root: Path, name: str, config: Config, drafts: bool) -> str:
 def data(root: Path) -> str:
     """The training data, in words."""
     try:
-        corpus = json.loads((root / "config.json").read_text(encoding="utf-8"))["config"]["data"]["corpus"]
-        found = json.loads((root / "stages" / "data.json").read_text(encoding="utf-8"))["result"]
+        corpus = read_json(root / "config.json")["config"]["data"]["corpus"]
+        found = read_json(root / "stages" / "data.json")["result"]
         source = f"files of {Path(corpus).name}" if corpus else f"files of Python {sysconfig.get_python_version()}'s standard library"
         return (
             f"{found['tokens']:,} tokens: {found['files']:,} {source}, without its held-out part {found['heldout']['name']}, and "

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from etude.explorer import examples, files, kl, mtp, replay, summary
+from kit.disk import describe_mismatch
 from kit.settings import RunError
 
 NAMES = ("chain", "drafting", "rollouts", "routing")
@@ -156,10 +157,10 @@ def test_what_an_example_lacks_is_named(copied, name, path):
 
 
 def test_values_of_another_kind_are_none():
-    assert not files.unlike({"a": [1, 2.5], "b": "x"}, {"a": [files.NUMBER, ...], "b": str})
-    assert files.unlike({"a": [1, True]}, {"a": [int]}) == "a: 1: unexpected value true"
-    assert files.unlike({"a": []}, {"a": [int, ...]}) == "a: empty" and not files.unlike({"a": []}, {"a": [int]})
-    assert files.unlike([1], {"a": int}) == "not a JSON object" and files.unlike({"a": 1}, {"a": [int]}) == "a: not a list"
+    assert not describe_mismatch({"a": [1, 2.5], "b": "x"}, {"a": [files.NUMBER, ...], "b": str})
+    assert describe_mismatch({"a": [1, True]}, {"a": [int]}) == "a: 1: unexpected value true"
+    assert describe_mismatch({"a": []}, {"a": [int, ...]}) == "a: empty" and not describe_mismatch({"a": []}, {"a": [int]})
+    assert describe_mismatch([1], {"a": int}) == "not a JSON object" and describe_mismatch({"a": 1}, {"a": [int]}) == "a: not a list"
 
 
 def test_arrays_of_other_rollouts_are_none(page, copied):

@@ -1,16 +1,21 @@
 """Settings: filling a nested dataclass from TOML and --set, and saying what is wrong with them."""
 
 import json
+import math
+import re
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal
 
 import pytest
 import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from etude.async_rl import Async
 from etude.chain import Whole
-from kit.settings import RunError, describe, fill
+from kit.disk import parse_toml
+from kit.settings import RunError, describe, fill, parse_number
 from ref.network import Config, RopeScaling
 from scaled.pretrain import Full
 from scaled.rl import Rl
@@ -61,9 +66,55 @@ def test_set_beats_toml():
     assert toml["seed"] == 1
 
 
-@pytest.mark.parametrize(("text", "value"), [("limit=1_000", 1000), ("limit=1e3", 1000), ("limit=12345678901234567890", 12345678901234567890)])
+@pytest.mark.parametrize(("text", "value"), [("1e3", 1000), ("20.0", 20), ("9007199254740991", 2**53 - 1), ("+0", 0)])
 def test_whole_numbers(text, value):
-    assert fill(Data, None, [text]).limit == value
+    filled = fill(Data, None, [f"limit={text}"])
+    assert filled.limit == value and type(filled.limit) is int
+    assert fill(Data, parse_toml(f"limit = {text}")) == filled
+
+
+@pytest.mark.parametrize("text", ["1e99", "1e16", "9007199254740992", "-1e300", "9" * 300])
+def test_a_whole_number_beyond_those_that_float64_tells_apart_is_refused(text):
+    for toml, sets in (({}, [f"limit={text}"]), (parse_toml(f"limit = {text}"), [])):
+        with pytest.raises(RunError, match="^limit must lie between -9007199254740991 and 9007199254740991, got ") as error:
+            fill(Data, toml, sets)
+        assert len(str(error.value)) < 120
+
+
+ASCII_NUMBER = st.from_regex(r"[+-]?(0|[1-9][0-9]{0,12})(\.[0-9]{1,6})?([eE][+-]?[0-9]{1,2})?", fullmatch=True)
+ODD_NUMBER = st.sampled_from("1_0 ١٠ １０ ² 1e e5 .5 5. 007 0x10 1_0.0 inf -inf nan NaN 1e400 --1 +-1 1,0 ½".split() + ["1 0", "", "9" * 5000])
+LETTERS = st.text(st.sampled_from("0123456789+-._eE١٢٠０xX \t"), max_size=8)
+
+
+@given(st.one_of(ASCII_NUMBER, ODD_NUMBER, LETTERS))
+@example("9" * 309)
+def test_numbers_have_one_grammar(text):
+    """A setting from --set is a number exactly if TOML reads the same text as this decimal number, without underscores."""
+    text = text.strip()
+    try:
+        expected = parse_toml(f"x = {text}")["x"] if text.isascii() and not set(text) & set("_xX\t ") else None
+        expected = expected if type(expected) is int or type(expected) is float and math.isfinite(expected) else None
+    except ValueError:
+        expected = None
+    number = parse_number(text)
+    number = None if type(number) is float and not math.isfinite(number) else number
+    assert number == expected and type(number) is type(expected)
+    for cls, key in ((Settings, "lr"), (Data, "limit")):
+        outcomes = []
+        for toml, sets in (({}, [f"{key}={text}"]), ({key: expected}, [])):
+            try:
+                outcomes.append(getattr(fill(cls, toml, sets), key))
+            except RunError as error:
+                outcomes.append(re.sub(", got .*|; got .*", "", str(error)))
+        assert outcomes[0] == outcomes[1]
+
+
+@pytest.mark.parametrize("value", [10**5000, -(10**5000), "x" * 10**6, [1] * 10**5, {"a": 1}, "a\nb"], ids=range(6))
+def test_a_long_or_odd_value_is_refused_in_one_short_line(value):
+    for key in ("seed", "lr"):
+        with pytest.raises(RunError) as error:
+            fill(Settings, {key: value})
+        assert len(str(error.value)) < 200 and "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2**53 - 1])

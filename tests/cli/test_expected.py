@@ -16,6 +16,7 @@ from environments.tasks.package import Package
 from etude import afterwards, catalog, expected, result_commands, task_times
 from etude.explorer import examples as explorer_examples
 from etude.line import Line
+from kit.disk import seal_record
 from kit.process import machine
 from kit.runs import Run
 from sims import examples
@@ -45,7 +46,7 @@ def finished(root: Path, config=None, technique="toy", seconds=(600.0, 900.0), o
     (root / "report.json").write_text("{}")
     if box is not None:
         record = json.loads((root / "config.json").read_text())
-        (root / "config.json").write_text(json.dumps({**record, "machine": {**record["machine"], **box}}))
+        (root / "config.json").write_text(json.dumps(seal_record({**record, "machine": {**record["machine"], **box}})))
     return root
 
 

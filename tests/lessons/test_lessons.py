@@ -23,6 +23,7 @@ import nbformat
 import pytest
 import torch
 
+from kit.disk import seal_record
 from kit.settings import RunError
 from lessons import build, course, syllabus
 from tests.lessons import answers
@@ -200,7 +201,7 @@ def runs(tiny_run, tmp_path_factory):
     shutil.copytree(tiny_run, root)
     record = json.loads((root / "config.json").read_text())
     record["config"]["data"]["corpus"] = None
-    (root / "config.json").write_text(json.dumps(record))
+    (root / "config.json").write_text(json.dumps(seal_record(record)))
     return folder
 
 

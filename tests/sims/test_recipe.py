@@ -16,6 +16,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from kit.disk import seal_record
 from kit.runs import Run
 from kit.settings import fill
 from ref.network import Transformer, load_hf
@@ -180,7 +181,7 @@ def a_program(out, mark):
     state = out / "state/cpt-000002.pt"
     torch.jit.script(torch.nn.Identity()).save(state)
     content, manifest = state.read_bytes(), state.with_suffix(".json")
-    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"bytes": len(content), "sha256": sha256(content).hexdigest()}))
+    manifest.write_text(json.dumps(seal_record(json.loads(manifest.read_text()) | {"bytes": len(content), "sha256": sha256(content).hexdigest()})))
 
 
 def packed_rows(out, mark):
@@ -200,10 +201,10 @@ def weights(out, mark):
 
 
 def recorded(out, stage, name):
-    """The hash of what now lies there: whoever crafts a file can write that too."""
+    """The hash of what now lies there, and the seal: whoever crafts a file can write these too."""
     record, content = json.loads((out / f"stages/{stage}.json").read_text()), (out / name).read_bytes()
     record["files"][name] = {"bytes": len(content), "sha256": sha256(content).hexdigest()}
-    (out / f"stages/{stage}.json").write_text(json.dumps(record))
+    (out / f"stages/{stage}.json").write_text(json.dumps(seal_record(record)))
 
 
 @pytest.mark.parametrize("craft", [a_state, a_program, packed_rows, a_pickle_for_rows, weights])
