@@ -21,13 +21,18 @@ from typing import Protocol
 from environments.fingerprint import Deleted, gone
 from environments.grading.halves import halves
 from environments.grading.lay import write
-from environments.leaks import audit
+from environments.leaks import Limits, audit
 from environments.tasks.package import Package
 from environments.tasks.prompts import specified, terse
 from ref.feature_deletion import Difficulty, Piece, bodies, delete, difficulty, faults, independent, joined, slices, symbols
 from ref.source_text import Patch
 
 __all__ = ["Made", "Runner", "Task", "baseline", "fools", "make", "task_id", "unions"]
+
+
+READ = Limits(file=32 << 20, total=256 << 20)
+"""Bytes that the audit unfolds from one file and from a whole package. Its files have 1 MiB at most; a file that unfolds
+to more is a finding."""
 
 
 class Runner(Protocol):
@@ -212,7 +217,7 @@ def _cheap(package: Package, piece: Piece, tree: Path) -> tuple[str, ...]:
     try:
         for name, data in left.items():
             (tree / name).write_bytes(data)
-        return tuple(f"leak: {leak.path}, {leak.why}" for leak in audit(tree, deleted))
+        return tuple(f"leak: {leak.path}, {leak.why}" for leak in audit(tree, deleted, READ))
     finally:
         for name in left:
             (tree / name).write_bytes(package.files[name])

@@ -11,7 +11,8 @@ import html.parser
 import json
 import os
 import re
-import tarfile
+import subprocess
+import sys
 import tempfile
 import tomllib
 import urllib.error
@@ -32,6 +33,8 @@ SDIST = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)-(?P<version>[0-9][A-Za
 SPEC = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)(==(?P<version>[0-9][A-Za-z0-9.!+_]*))?")
 LARGEST, MEMBERS, SECONDS = 64 << 20, 20_000, 60.0
 """Bytes of an sdist, and of all that is in it four times as many; files in it; and seconds for which the index may say nothing."""
+UNPACK, UNPACKING = Path(__file__).parent / "inside" / "unpack.py", 600.0
+"""The program that unpacks, and seconds of wall-clock that it may take; it has a limit on processor time as well."""
 
 
 def package_of(spec: str, cache: Path) -> Package:
@@ -69,27 +72,36 @@ def named(folder: Path) -> tuple[str, str]:
 
 
 def _of_sdist(path: Path, name: str, version: str) -> Package:
+    if path.stat().st_size > 4 * LARGEST:
+        raise RunError(f"{path.name} holds more than {MEMBERS} files or {4 * LARGEST >> 20} MiB")
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     with tempfile.TemporaryDirectory(prefix="etude-sdist-") as folder:
         return sanitised(unpack(path, Path(folder)), name, version, f"sdist, SHA-256 {digest}")
 
 
 def unpack(path: Path, folder: Path) -> Path:
-    """Unpacks an sdist into a folder, and gives the one folder that is in it. Raises RunError for links out of it, devices, and too many files."""
-    try:
-        with tarfile.open(path) as archive:
-            size = 0
-            for number, member in enumerate(archive):
-                size += member.size
-                if number >= MEMBERS or size > 4 * LARGEST:
-                    raise RunError(f"{path.name} holds more than {MEMBERS} files or {4 * LARGEST >> 20} MiB")
-            archive.extractall(folder, filter="data")
-    except (tarfile.TarError, OSError, EOFError, ValueError) as error:
-        raise RunError(f"{path.name} cannot be unpacked: {one_line(str(error))}") from None
-    tops = [one for one in folder.iterdir() if one.is_dir() and not one.is_symlink()]
-    if len(tops) != 1:
-        raise RunError(f"{path.name} is no sdist: it holds {len(tops)} folders, not one")
-    return tops[0]
+    """Unpacks an sdist into a folder, and returns the one folder that is in it. The archive is read in a process of its
+    own (inside/unpack.py). Raises RunError, in one line, for whatever is wrong with it: damage, names and links that lead
+    out, devices, and too many files, bytes or folders."""
+    program = [sys.executable, "-I", "-B", str(UNPACK)]
+    arguments = [str(path.resolve()), str(folder), str(4 * LARGEST), str(MEMBERS)]
+    nothing = subprocess.DEVNULL
+    with tempfile.TemporaryFile() as answer:
+        try:
+            subprocess.run([*program, *arguments], stdin=nothing, stdout=answer, stderr=nothing, timeout=UNPACKING)
+        except subprocess.TimeoutExpired:
+            raise RunError(f"{path.name} cannot be unpacked within {UNPACKING:g} seconds") from None
+        answer.seek(0)
+        try:
+            error = json.loads(answer.read(1 << 16))["error"]
+        except (ValueError, LookupError):
+            error = "it takes too much memory or processor time"  # a signal ended the process
+    if error is not None:
+        raise RunError(f"{path.name} cannot be unpacked: {one_line(str(error))}")
+    folders = [entry for entry in folder.iterdir() if entry.is_dir() and not entry.is_symlink()]
+    if len(folders) != 1:
+        raise RunError(f"{path.name} is no sdist: it holds {len(folders)} folders, not one")
+    return folders[0]
 
 
 class _Anchors(html.parser.HTMLParser):
