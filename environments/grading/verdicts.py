@@ -81,6 +81,7 @@ def canaries(source: str, key: bytes, most: int = 4, first: Collection[str] = ()
     at their ends. A copy stands beside its test, every other one before it: who answers a question otherwise when it is asked again gains nothing.
     Which tests are copied, where the copies stand, and their names follow from the key; but tests of `first`, `test_a` or `TestB::test_a`, are copied
     before others. Source without tests comes back as it is. Raises SyntaxError for source that is none."""
+    source = source.removeprefix("\ufeff")  # a byte order mark, which is no part of the program
     found = _tests(ast.parse(source))
     salt = _digest(key, "another value")
     lines, names, placed = source.replace("\r\n", "\n").replace("\r", "\n").split("\n"), [], []

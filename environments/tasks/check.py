@@ -74,6 +74,8 @@ class Checked:
     """For nothing done."""
     asked: int = 0
     """Fresh inputs of the exam."""
+    keep: tuple[str, ...] = ()
+    """Tests that pass without the feature, as the task says."""
 
     @property
     def faults(self) -> tuple[str, ...]:
@@ -88,7 +90,21 @@ class Checked:
             found.append(f"nothing done is paid {self.nop.reward.total:g}")
         if self.nop.reward.flags:
             found.append(f"nothing done is flagged: {self.nop.reward.flags[0]}")
+        elif lost := self._lost:
+            found.append(lost)
         return tuple(found)
+
+    @property
+    def _lost(self) -> str:
+        """Why the grading of nothing done says little of the feature; empty where it does not. A run that does not end
+        pays nothing either, whatever is missing."""
+        unplayed = sorted(test for test, why in self.nop.verdicts.failed.items() if why == "missing")
+        if unplayed:
+            return f"with nothing done, the run does not end: {unplayed[0]} was not played"
+        passed = sum(test in self.nop.verdicts.passed for test in self.keep)
+        if 2 * passed < len(self.keep):
+            return f"with nothing done, {passed} of the {len(self.keep)} tests pass that do not need the feature"
+        return ""
 
 
 def check(
@@ -97,7 +113,8 @@ def check(
     """Grades the gold and nothing. `fresh`, `judges`: see `grade`. `ask`: also with fresh inputs."""
     exam = exam_of(task, package)
     exam = questioned(exam, task.id, fresh, seconds) if ask else exam
-    return Checked(_graded(exam, exam.gold, fresh, seconds, judges), _graded(exam, exam.given, fresh, seconds, judges), len(exam.fresh))
+    gold, nothing = (_graded(exam, tree, fresh, seconds, judges) for tree in (exam.gold, exam.given))
+    return Checked(gold, nothing, len(exam.fresh), task.keep)
 
 
 def unflagged(made: Made, package: Package) -> Made:
