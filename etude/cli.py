@@ -126,6 +126,11 @@ def _one_line(error: BaseException) -> str:
     return " ".join(message.split())
 
 
+def _is_ours(module: str) -> bool:
+    """Whether a module belongs to this project: one that is missing is a fault, and nothing to install."""
+    return (Path(__file__).resolve().parents[1] / module.partition(".")[0]).is_dir()
+
+
 def main() -> None:
     """Entry point: turns errors into one line and an exit code."""
     for stream in (sys.stdout, sys.stderr):  # a path need not be valid text: escape what the terminal cannot show
@@ -143,6 +148,10 @@ def main() -> None:
         if isinstance(error, Interrupted):
             print(error, file=sys.stderr)
             sys.exit(130)
+        if isinstance(error, ModuleNotFoundError) and error.name and not _is_ours(error.name):
+            package = error.name.partition(".")[0]
+            print(f"error: {package} is not installed; run: {sys.executable} -m pip install {package}", file=sys.stderr)
+            sys.exit(2)
         if not isinstance(error, (RunError, OSError)) and not hasattr(error, "format_message"):
             from ref.network.checkpoint import CheckpointError
 

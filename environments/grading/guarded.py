@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from environments.grading import fresh as fresh_inputs
@@ -54,6 +54,9 @@ class Exam:
     tests that look at it."""
     fresh: tuple[Question, ...] = ()
     """Questions that no test asks; none by default. `questioned` finds them."""
+    support: Mapping[str, object] = field(default_factory=dict)
+    """conftest files and modules that the tests need besides themselves, from the original: see `Support` of
+    inside/play.py. Nothing of an agent's is among them."""
 
 
 @dataclass(frozen=True)
@@ -128,6 +131,7 @@ def _verdicts(
         "wanted": [*played.values(), *traps],
         "names": {test.partition("[")[0]: name.partition("[")[0] for test, name in played.items()},
         "seconds": seconds,
+        "support": exam.support,
     }
     said = _said(judges.take() if small else opened(judges.fresh, tree), plan, seconds)
     if small and said.exit is None and (said.ended or "").startswith(ENDED):

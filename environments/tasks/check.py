@@ -20,6 +20,7 @@ from environments.monitor import Episode, watch
 from environments.sandbox.interface import Sandbox
 from environments.tasks.make import Made, Task, label
 from environments.tasks.package import Package
+from environments.tasks.support import decode_source, find_support
 from ref.feature_deletion import delete, functions
 from ref.source_text import Edit, apply, parse_source, patch
 
@@ -57,10 +58,11 @@ def exam_of(task: Task, package: Package) -> Exam:
         given={**delete(package.files, task.piece), **shown},
         gold={**package.files, **shown},
         editable=Editable(tuple(one.file for one in task.piece.patches)),
-        tests={name: data.decode() for name, data in package.tests.items() if name in files},
+        tests={name: decode_source(data) for name, data in package.tests.items() if name in files},
         wanted=wanted,
         package=package.name,
         asked=(*task.visible, *task.held),
+        support=find_support(package.tests, package.files, files & package.tests.keys()),
     )
 
 
@@ -138,19 +140,33 @@ def ungradable(package: Package, tests: Collection[str], fresh: Callable[[Path],
     beside their own, which do not lie there. All are asked for together; where that fails, each file alone. `fresh`: see `grade`."""
 
     def failing(names: Collection[str]) -> set[str]:
-        files = {name.partition("::")[0] for name in names}
-        sources = {name: package.tests[name].decode() for name in sorted(files)}
+        files = {file_of(name) for name in names}
+        sources = {name: decode_source(package.tests[name]) for name in sorted(files)}
         whole = {**package.files, **package.tests}
-        exam = Exam(whole, whole, Editable(()), sources, tuple(sorted(names)), package.name)
+        support = find_support(package.tests, package.files, files)
+        exam = Exam(whole, whole, Editable(()), sources, tuple(sorted(names)), package.name, support=support)
         verdicts = _graded(exam, whole, fresh, seconds).verdicts
         return set(verdicts.failed) or set(names if verdicts.flags else ())
 
-    if not tests or not failing(tests):
-        return ()
+    def file_of(name: str) -> str:
+        return name.partition("::")[0]
+
+    strangers = {name for name in tests if not _is_source(package.tests.get(file_of(name)))}
+    known = [name for name in tests if name not in strangers]
+    if not known or not failing(known):
+        return tuple(sorted(strangers))
     files: dict[str, list[str]] = {}
-    for name in tests:
-        files.setdefault(name.partition("::")[0], []).append(name)
-    return tuple(sorted(test for names in files.values() for test in failing(names)))
+    for name in known:
+        files.setdefault(file_of(name), []).append(name)
+    return tuple(sorted(strangers.union(*map(failing, files.values()))))
+
+
+def _is_source(data: bytes | None) -> bool:
+    """Whether a file is there, and has a text."""
+    try:
+        return data is not None and bool(decode_source(data))
+    except ValueError:
+        return False
 
 
 def _graded(exam: Exam, tree: Mapping[str, bytes], fresh: Callable[[Path], Sandbox], seconds: float, judges: Judges | None = None) -> Grade:

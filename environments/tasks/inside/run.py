@@ -28,6 +28,8 @@ from pathlib import Path
 
 import pytest
 
+import_path = vars(sys.modules["_pytest.pathlib"])["import_path"]  # as pytest imports files of tests
+
 PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER = 4, 36
 CPUCLOCK_SCHED = 2
 """With the process's number, the clock of its processor time."""
@@ -69,6 +71,34 @@ class Told:
         self.took[report.nodeid] = self.took.get(report.nodeid, 0.0) + report.duration
 
 
+class Conftests:
+    """Loads the tree's conftest files as the grader does: for their folders, and without those that cannot be imported.
+    Those are in error."""
+
+    def __init__(self, tree: str, told: Told) -> None:
+        self.tree, self.told = Path(tree), told
+
+    def pytest_load_initial_conftests(self, early_config):
+        for path in sorted(self.tree.rglob("conftest.py"), key=lambda path: (len(path.parts), path)):
+            try:
+                module = import_path(path, mode="importlib", root=self.tree, consider_namespace_packages=False)
+                early_config.pluginmanager.register(module, str(path))
+            except Exception:
+                self.told.outcomes[path.relative_to(self.tree).as_posix()] = "error"
+
+
+def folders_of_tests(tree: str) -> list[str]:
+    """Folders that pytest would put on the path: above each file of tests, the first one that is no package."""
+    found = set()
+    for path in Path(tree).rglob("*.py"):
+        if path.name.startswith("test_") or path.name.endswith("_test.py") or path.name == "conftest.py":
+            folder = path.parent
+            while folder != Path(tree) and (folder / "__init__.py").is_file():
+                folder = folder.parent
+            found.add(str(folder))
+    return sorted(found)
+
+
 class Traced:
     """Lines of files in the tree by the test that executed them; by the empty name those that ran outside of tests."""
 
@@ -103,14 +133,14 @@ def play(tree: str, changes: dict[str, str | None], only: list[str] | None, plan
         path.parent.mkdir(parents=True, exist_ok=True)
         path.unlink() if data is None else path.write_bytes(base64.b64decode(data))
     os.chdir(tree)
-    sys.path += [tree, f"{tree}/src"]
+    sys.path += [tree, f"{tree}/src", *folders_of_tests(tree)]
     Path(tree, ".pytest.ini").write_text("[pytest]\n")
     told, traced, trace = Told(only, plan["without"], plan["each"]), Traced(tree), plan["trace"]
     options = ["-q", "--noconftest", "-p", "no:cacheprovider", "-c", ".pytest.ini", "--rootdir", tree]
     options += ["--import-mode=importlib", "--assert=plain", "--tb=no", "--continue-on-collection-errors"]
     if trace:
         traced.start()
-    pytest.main([*options, tree], plugins=[told, traced] if trace else [told])
+    pytest.main([*options, tree], plugins=[told, Conftests(tree, told), *([traced] if trace else [])])
     sys.settrace(None)
     lines: dict[str, dict[str, list[int]]] = {}
     for test, executed in traced.lines.items():
