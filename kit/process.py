@@ -31,6 +31,7 @@ __all__ = [
     "one_thread",
     "pack_rng",
     "peak_memory_gib",
+    "processor",
     "restore_rng",
     "uninterrupted",
 ]

@@ -56,19 +56,26 @@ def package_of(spec: str, cache: Path) -> Package:
 
 
 def named(folder: Path) -> tuple[str, str]:
-    """Name and version of a checkout, by its pyproject.toml or PKG-INFO; else the folder's name, and "0"."""
+    """Name and version of a checkout, by its pyproject.toml or PKG-INFO; else the folder's name, and "0". Files are named
+    after them, so they consist of letters, digits and a few signs."""
     try:
         project = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8")).get("project")
-        if isinstance(project, dict) and isinstance(project.get("name"), str) and isinstance(project.get("version"), str):
+        if isinstance(project, dict) and _are_plain(project.get("name"), project.get("version")):
             return project["name"], project["version"]
     except (OSError, ValueError, RecursionError):
         pass
     try:
-        said = (folder / "PKG-INFO").read_text(encoding="utf-8", errors="replace").partition("\n\n")[0]
-        fields = dict(line.split(": ", 1) for line in said.splitlines() if ": " in line)
-        return fields["Name"], fields["Version"]
+        head = (folder / "PKG-INFO").read_text(encoding="utf-8", errors="replace").partition("\n\n")[0]
+        fields = dict(line.split(": ", 1) for line in head.splitlines() if ": " in line)
+        if _are_plain(fields["Name"], fields["Version"]):
+            return fields["Name"], fields["Version"]
     except (OSError, KeyError):
-        return folder.resolve().name, "0"
+        pass
+    return re.sub("[^A-Za-z0-9._-]+", "-", folder.resolve().name) or "package", "0"
+
+
+def _are_plain(*names: object) -> bool:
+    return all(isinstance(name, str) and re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._!+-]*", name) for name in names)
 
 
 def _of_sdist(path: Path, name: str, version: str) -> Package:
