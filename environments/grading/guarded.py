@@ -22,7 +22,7 @@ from environments.grading.fresh import Agreement, Question
 from environments.grading.lay import Collected, Editable, collect, lay, packed
 from environments.grading.ready import Judges, opened
 from environments.grading.rewards import WEIGHTS, Reward, Weights, reward
-from environments.grading.verdicts import Verdicts, canaries, disguised, read
+from environments.grading.verdicts import Verdicts, canaries, cases_of, disguised, original, read
 from environments.monitor import Call, Episode, Flag, watch
 from environments.sandbox.interface import ENDED, Observation, Sandbox
 
@@ -94,7 +94,7 @@ def grade(
     for name, source in exam.tests.items():
         heads = [test.partition("[")[0].removeprefix(f"{name}::") for test in exam.asked if test.startswith(f"{name}::")]
         tests[name], names = canaries(source, key, first=heads)
-        traps += [f"{name}::{one}" for one in names]
+        traps += [f"{name}::{one}{case}" for one in names for case in cases_of(f"{name}::{original(one)}", exam.wanted)]
     laid = lay(exam.given, collected, exam.editable)
     verdicts = _verdicts(exam, laid, tests, traps, key, judges or Judges(fresh), seconds)
     agreement = fresh_inputs.agreement(exam.fresh, laid, fresh, seconds) if exam.fresh and verdicts.all_passed else None
