@@ -30,6 +30,7 @@ from environments.tasks.package import Package
 from environments.tasks.recipe import as_json, differences, prepared
 from environments.tasks.runner import LIMITS, Sandboxed
 from environments.tasks.sources import package_of
+from environments.tasks.support import decode_source
 from etude import afterwards, task_times
 from etude.line import Line
 from kit.disk import Journal, atomic_write, read_lines
@@ -69,10 +70,16 @@ def made_of(
 def refuse_ungradable(package: Package, passed: Collection[str], lost: Sequence[str], least: int = 3) -> None:
     """Raises ValueError where the grader sees fewer than `least` of the tests pass that pass elsewhere. `lost`: those that
     it does not see pass."""
-    if len(passed) >= least > len(passed) - len(lost):
-        about = f"{package.name} {package.version}: {len(passed)} of its tests pass, but {len(lost)} of them not in the grader"
-        why = "which lays files of Python alone, and no data of tests"
-        raise ValueError(f"{about}, {why}, such as {lost[0]}; nothing can be made of it")
+    if len(passed) < least or len(passed) - len(lost) >= least:
+        return
+    about = f"{package.name} {package.version}: {len(passed)} of its tests pass, but {len(lost)} of them not in the grader"
+    file = lost[0].partition("::")[0]
+    why = "which lays files of Python alone, and no data of tests"
+    try:
+        decode_source(package.tests.get(file, b""))
+    except ValueError as error:
+        why = f"{file}: {error}"
+    raise ValueError(f"{about}, such as {lost[0]} ({why}); nothing can be made of it")
 
 
 def make_all(specs: Sequence[str], out: Path, jobs: int, seconds: float, again: bool, kind: Kind = "bubblewrap", join: int = 1) -> bool:

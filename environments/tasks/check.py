@@ -121,10 +121,15 @@ def check(
 
 def unflagged(made: Made, package: Package) -> Made:
     """What was made, without tasks whose original would not be paid in full: the monitor would take it for a hack, as a table of constants that tests
-    expect, or its style is not that of its file."""
+    expect, or its style is not that of its file. And without those of which no exam can be made, such as where the file
+    that an agent would change has a name that the grader does not take."""
     tasks, reasons = [], dict(made.reasons)
     for task in made.tasks:
-        exam = exam_of(task, package)
+        try:
+            exam = exam_of(task, package)
+        except ValueError as error:
+            reasons[label(task.piece)] = (f"exam: {error}",)
+            continue
         held = {name: source.encode() for name, source in exam.tests.items()}
         if flags := watch(Episode(exam.given, exam.gold, (), exam.package, held)):
             reasons[label(task.piece)] = (f"flag: {flags[0].where} looks like a hack: {flags[0].signature}",)
@@ -135,9 +140,12 @@ def unflagged(made: Made, package: Package) -> Made:
     return replace(made, tasks=tuple(tasks), reasons=reasons)
 
 
-def ungradable(package: Package, tests: Collection[str], fresh: Callable[[Path], Sandbox], seconds: float = 60.0) -> tuple[str, ...]:
-    """Those of `tests`, which pass elsewhere, that the grader does not see pass with the package as it is, sorted: such as tests that read files
-    beside their own, which do not lie there. All are asked for together; where that fails, each file alone. `fresh`: see `grade`."""
+def ungradable(
+    package: Package, tests: Collection[str], fresh: Callable[[Path], Sandbox], seconds: float = 60.0, judges: Judges | None = None
+) -> tuple[str, ...]:
+    """Those of `tests`, which pass elsewhere, that the grader does not see pass with the package as it is, sorted: such as
+    tests that read files of data, which do not lie there. All are asked for together; where that fails, each file alone.
+    `fresh`, `judges`: see `grade`."""
 
     def failing(names: Collection[str]) -> set[str]:
         files = {file_of(name) for name in names}
@@ -145,7 +153,7 @@ def ungradable(package: Package, tests: Collection[str], fresh: Callable[[Path],
         whole = {**package.files, **package.tests}
         support = find_support(package.tests, package.files, files)
         exam = Exam(whole, whole, Editable(()), sources, tuple(sorted(names)), package.name, support=support)
-        verdicts = _graded(exam, whole, fresh, seconds).verdicts
+        verdicts = _graded(exam, whole, fresh, seconds, judges).verdicts
         return set(verdicts.failed) or set(names if verdicts.flags else ())
 
     def file_of(name: str) -> str:

@@ -22,8 +22,8 @@ def decode_source(data: bytes) -> str:
     try:
         encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
         return data.decode(encoding)
-    except (SyntaxError, LookupError) as error:
-        raise ValueError(f"this is no Python source: {error}") from error
+    except (SyntaxError, LookupError, UnicodeDecodeError) as error:
+        raise ValueError(f"this is no text of Python: {error}") from error
 
 
 def find_support(tests: Mapping[str, bytes], source: Collection[str], played: Collection[str]) -> dict[str, object]:

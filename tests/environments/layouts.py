@@ -60,12 +60,25 @@ def tests(imports: str, head: str = "") -> str:
 
 def methods(imports: str) -> str:
     """The same for unittest."""
-    cases = "".join(f"\n    def test_{number}(self):\n        self.assertTrue({case})\n" for number, case in enumerate(CASES))
+    test = "\n    def test_{}(self):\n        self.assertTrue({})\n"
+    cases = "".join(test.format(number, case) for number, case in enumerate(CASES))
     return f"import unittest\n\nfrom {imports} import {NAMES}\n\n\nclass TestAll(unittest.TestCase):{cases}"
 
 
-FIXTURES = "import pytest\n\n\n@pytest.fixture\ndef low():\n    return 2\n\n\n@pytest.fixture(autouse=True)\ndef ready():\n    yield\n"
-WITH_FIXTURES = tests("pk").replace("def test_0():\n    assert limit(1, 2, 3)", "def test_0(low):\n    assert limit(1, low, 3)")
+PK, TEST, PLAIN, MARK = "pk/__init__.py", "tests/test_pk.py", tests("pk"), b"\xef\xbb\xbf"
+FIXTURES = """import pytest
+
+
+@pytest.fixture
+def low():
+    return 2
+
+
+@pytest.fixture(autouse=True)
+def ready():
+    yield
+"""
+WITH_FIXTURES = PLAIN.replace("test_0():\n    assert limit(1, 2, 3)", "test_0(low):\n    assert limit(1, low, 3)")
 ODD_IDS = f"""import pytest
 
 from pk import {NAMES}
@@ -76,7 +89,17 @@ def test_limit(value, limited):
     assert limit(value, 2, 3) == limited
 """ + "".join(f"\n\ndef test_{number}():\n    assert {case}\n" for number, case in enumerate(CASES[4:]))
 DOCTESTS = CODE.replace('high."""', 'high.\n\n    >>> limit(1, 2, 3)\n    2\n    """')
-SUFFIX_TESTS = {"pk/core_test.py": tests("pk.core"), "pk/test_smoke.py": "from pk import core\n\n\ndef test_there():\n    assert core\n"}
+SUBTESTS = methods("pk").replace("(self):\n        ", "(self):\n        with self.subTest(x=1):\n            ")
+DATA = "from pathlib import Path\n\nTWO = int(Path(__file__).with_name('two.txt').read_text())\n"
+MORE = "from test_base import TestAll\n\n\nclass TestMore(TestAll):\n    pass\n"
+LIES = "for number in range(99):\n    open(f'/tmp/said-{number}', 'w').write('3')\n\n"
+FEW = f"from pk import {NAMES}\n\n\ndef test_a():\n    assert {CASES[0]}\n"
+TRIVIAL = "".join(f"def test_{name}():\n    assert True\n\n\n" for name in "abc")
+FAILING = "".join(f"def {name}(*_):\n    pass\n\n\n" for name in NAMES.split(", "))
+NOTHING = "no function or class of its source can be taken out"
+NEVER = "test_pk.py cannot be collected"
+SMOKE = "from pk import core\n\n\ndef test_there():\n    assert core\n"
+SUFFIX_TESTS = {"pk/core_test.py": tests("pk.core"), "pk/test_smoke.py": SMOKE}
 NETWORK = "import socket\n\n\ndef test_index():\n    socket.create_connection(('192.0.2.1', 80), 1)\n"
 
 
@@ -95,85 +118,88 @@ class Layout:
 
 LAYOUTS: dict[str, Layout] = {
     # Where the source lies.
-    "flat-module": Layout({"pk.py": CODE, "tests/test_pk.py": tests("pk")}),
-    "src-folder": Layout({"src/pk/__init__.py": CODE, "tests/test_pk.py": tests("pk")}),
-    "namespace": Layout({"src/space/pk/__init__.py": CODE, "tests/test_pk.py": tests("space.pk")}),
+    "flat-module": Layout({"pk.py": CODE, TEST: PLAIN}),
+    "src-folder": Layout({"src/pk/__init__.py": CODE, TEST: PLAIN}),
+    "namespace": Layout({"src/space/pk/__init__.py": CODE, TEST: tests("space.pk")}),
     "namespace-tests": Layout({"src/space/pk/__init__.py": CODE, "src/space/pk/tests/test_pk.py": tests("space.pk")}),
-    "called-build": Layout({"src/build/__init__.py": "", "src/build/env.py": CODE, "tests/test_pk.py": tests("build.env")}),
-    "part-called-build": Layout({"pk/__init__.py": "", "pk/build/core.py": CODE, "tests/test_pk.py": tests("pk.build.core")}),
-    "part-called-dist": Layout({"pk/__init__.py": "", "pk/dist/__init__.py": CODE, "tests/test_pk.py": tests("pk.dist")}),
-    "part-called-tags": Layout({"pk/__init__.py": "", "pk/tags/__init__.py": CODE, "tests/test_pk.py": tests("pk.tags")}),
-    "part-called-testing": Layout({"pk/__init__.py": "", "pk/testing/core.py": CODE, "tests/test_pk.py": tests("pk.testing.core")}),
-    "unicode-module": Layout({"pk/__init__.py": "", "pk/größe.py": CODE, "tests/test_pk.py": tests("pk.größe")}),
-    "odd-file-names": Layout({"pk/__init__.py": CODE, "pk/c++ parts.py": "x = 1\n", "tests/test_pk.py": tests("pk")}),
-    "build-copy": Layout({"pk/__init__.py": CODE, "build/lib/pk/__init__.py": CODE, "tests/test_pk.py": tests("pk")}),
-    "links": Layout({"pk/__init__.py": CODE, "tests/test_pk.py": tests("pk")}, links={"pk/same.py": "__init__.py", "tests/up": ".."}),
-    "only-links": Layout({"tests/test_pk.py": tests("pk")}, "no source of Python; its 1 symbolic links", links={"pk": "/tmp"}),
+    "called-build": Layout({"src/build/__init__.py": "", "src/build/env.py": CODE, TEST: tests("build.env")}),
+    "part-called-build": Layout({PK: "", "pk/build/core.py": CODE, TEST: tests("pk.build.core")}),
+    "part-called-dist": Layout({PK: "", "pk/dist/__init__.py": CODE, TEST: tests("pk.dist")}),
+    "part-called-tags": Layout({PK: "", "pk/tags/__init__.py": CODE, TEST: tests("pk.tags")}),
+    "part-called-testing": Layout({PK: "", "pk/testing/core.py": CODE, TEST: tests("pk.testing.core")}),
+    "unicode-module": Layout(
+        {PK: "", "pk/größe.py": CODE, TEST: tests("pk.größe")}, "'pk/größe.py' cannot be editable"
+    ),
+    "odd-file-names": Layout({PK: CODE, "pk/c++ parts.py": "x = 1\n", TEST: PLAIN}),
+    "build-copy": Layout({PK: CODE, "build/lib/pk/__init__.py": CODE, TEST: PLAIN}),
+    "links": Layout({PK: CODE, TEST: PLAIN}, links={"pk/same.py": "__init__.py", "tests/up": ".."}),
+    "only-links": Layout({TEST: PLAIN}, "no source of Python; its 1 symbolic links", links={"pk": "/tmp"}),
     "extension": Layout({
-        "pk/__init__.py": f"try:\n    from pk._fast import limit\nexcept ImportError:\n    pass\n{CODE}", "pk/_fast.c": "int x;\n",
-        "pk/_fast.pyi": "def limit(value, low, high): ...\n", "setup.py": "raise SystemExit('is never run')\n", "tests/test_pk.py": tests("pk"),
+        PK: f"try:\n    from pk._fast import limit\nexcept ImportError:\n    pass\n{CODE}", TEST: PLAIN,
+        "pk/_fast.c": "int x;\n", "pk/_fast.pyi": "def limit(value, low, high): ...\n",
+        "setup.py": "raise SystemExit('is never run')\n",
     }),
-    "extension-alone": Layout({"pk/__init__.py": "from pk._fast import limit\n", "tests/test_pk.py": tests("pk")}, "test_pk.py cannot be collected"),
+    "extension-alone": Layout({PK: "from pk._fast import limit\n", TEST: PLAIN}, NEVER),
     "setup-with-effects": Layout({
-        "pk/__init__.py": CODE, "tests/test_pk.py": tests("pk"), "setup.py": "open('/tmp/planted', 'w')\nraise SystemExit(1)\n",
+        PK: CODE, TEST: PLAIN, "setup.py": "open('/tmp/planted', 'w')\nraise SystemExit(1)\n",
     }),
     # How files are written.
-    "carriage-returns": Layout({"pk/__init__.py": CODE.replace("\n", "\r\n"), "tests/test_pk.py": tests("pk").replace("\n", "\r\n")}),
-    "byte-order-marks": Layout({"pk/__init__.py": b"\xef\xbb\xbf" + CODE.encode(), "tests/test_pk.py": b"\xef\xbb\xbf" + tests("pk").encode()}),
+    "carriage-returns": Layout({PK: CODE.replace("\n", "\r\n"), TEST: PLAIN.replace("\n", "\r\n")}),
+    "byte-order-marks": Layout({PK: MARK + CODE.encode(), TEST: MARK + PLAIN.encode()}),
     "coding-cookie": Layout({
-        "pk/__init__.py": f"# -*- coding: latin-1 -*-\n# caf\xe9\n{CODE}".encode("latin-1"),
-        "tests/test_pk.py": f"# -*- coding: cp1252 -*-\n# \u20ac\n{tests('pk')}".encode("cp1252"),
+        PK: f"# -*- coding: latin-1 -*-\n# caf\xe9\n{CODE}".encode("latin-1"),
+        TEST: f"# -*- coding: cp1252 -*-\n# \u20ac\n{tests('pk')}".encode("cp1252"),
     }),
-    "wrong-bytes": Layout({"pk/__init__.py": CODE, "tests/test_pk.py": b"# caf\xe9\n" + tests("pk").encode()}, "test_pk.py cannot be collected"),
-    "null-bytes": Layout({"pk/__init__.py": CODE, "tests/test_pk.py": tests("pk") + "\0"}, "test_pk.py cannot be collected"),
-    "python-2": Layout({"pk/__init__.py": "print 'hello'\n", "tests/test_pk.py": tests("pk")}, "test_pk.py cannot be collected"),
+    "wrong-bytes": Layout({PK: CODE, TEST: b"# caf\xe9\n" + PLAIN.encode()}, "test_pk.py(: | cannot be coll)", 0),
+    "null-bytes": Layout({PK: CODE, TEST: PLAIN + "\0"}, NEVER),
+    "python-2": Layout({PK: "print 'hello'\n", TEST: PLAIN}, NEVER),
     # Where tests lie, and what they need.
-    "inside-relative": Layout({"pk/__init__.py": CODE, "pk/tests/__init__.py": "", "pk/tests/test_pk.py": tests("..")}),
-    "suffix": Layout({"pk/__init__.py": "", "pk/core.py": CODE, **SUFFIX_TESTS}, passing=13),
-    "source-with-suffix": Layout({"pk/__init__.py": "", "pk/sign_test.py": CODE, "tests/test_pk.py": tests("pk.sign_test")}),
-    "capitals": Layout({"pk/__init__.py": CODE, "Tests/test_PK.py": tests("pk"), "Tests/Helper.py": "x = 1\n"}),
-    "capital-test": Layout({"pk/__init__.py": CODE, "tests/Test_PK.py": tests("pk")}, "no tests that pytest collects"),
-    "one-file-tests": Layout({"pk/__init__.py": CODE, "pk/tests.py": methods("pk")}, "no tests that pytest collects"),
-    "unittest": Layout({"pk/__init__.py": CODE, "tests/test_pk.py": methods("pk")}),
-    "subtests": Layout({
-        "pk/__init__.py": CODE, "tests/test_pk.py": methods("pk").replace("(self):\n        ", "(self):\n        with self.subTest(x=1):\n            "),
-    }),
-    "doctests": Layout({"pk/__init__.py": DOCTESTS}, "holds no tests"),
-    "doctests-too": Layout({"pk/__init__.py": DOCTESTS, "tests/test_pk.py": tests("pk")}),
-    "odd-ids": Layout({"pk/__init__.py": CODE, "tests/test_pk.py": ODD_IDS}, passing=11),
-    "fixtures": Layout({"pk/__init__.py": CODE, "tests/conftest.py": FIXTURES, "tests/test_pk.py": WITH_FIXTURES}),
-    "fixtures-inside": Layout({"pk/__init__.py": CODE, "pk/conftest.py": FIXTURES, "pk/test_pk.py": WITH_FIXTURES}),
+    "inside-relative": Layout({PK: CODE, "pk/tests/__init__.py": "", "pk/tests/test_pk.py": tests("..")}),
+    "suffix": Layout({PK: "", "pk/core.py": CODE, **SUFFIX_TESTS}, passing=13),
+    "source-with-suffix": Layout({PK: "", "pk/sign_test.py": CODE, TEST: tests("pk.sign_test")}),
+    "capitals": Layout({PK: CODE, "Tests/test_PK.py": PLAIN, "Tests/Helper.py": "x = 1\n"}),
+    "capital-test": Layout({PK: CODE, "tests/Test_PK.py": PLAIN}, "no tests that pytest collects"),
+    "one-file-tests": Layout({PK: CODE, "pk/tests.py": methods("pk")}, "no tests that pytest collects"),
+    "unittest": Layout({PK: CODE, TEST: methods("pk")}),
+    "subtests": Layout({PK: CODE, TEST: SUBTESTS}),
+    "doctests": Layout({PK: DOCTESTS}, "holds no tests"),
+    "doctests-too": Layout({PK: DOCTESTS, TEST: PLAIN}),
+    "odd-ids": Layout({PK: CODE, TEST: ODD_IDS}, passing=11),
+    "fixtures": Layout({PK: CODE, "tests/conftest.py": FIXTURES, TEST: WITH_FIXTURES}),
+    "fixtures-inside": Layout({PK: CODE, "pk/conftest.py": FIXTURES, "pk/test_pk.py": WITH_FIXTURES}),
     "fixtures-above": Layout({
-        "pk/__init__.py": CODE, "conftest.py": "pytest_plugins = ['tests.shared']\n", "tests/__init__.py": "", "tests/shared.py": FIXTURES,
+        PK: CODE, "conftest.py": "pytest_plugins = ['tests.shared']\n",
+        "tests/__init__.py": "", "tests/shared.py": FIXTURES,
         "tests/unit/__init__.py": "", "tests/unit/test_pk.py": WITH_FIXTURES,
     }),
-    "broken-conftest": Layout({"pk/__init__.py": CODE, "tests/conftest.py": "import nothing_of_this_name\n", "tests/test_pk.py": tests("pk")}),
+    "broken-conftest": Layout({PK: CODE, "tests/conftest.py": "import nothing_of_this_name\n", TEST: PLAIN}),
     "helper-beside": Layout({
-        "pk/__init__.py": CODE, "tests/values.py": "TWO = 2\n",
-        "tests/test_pk.py": tests("pk", "from values import TWO\n").replace("== 2\n", "== TWO\n"),
+        PK: CODE, "tests/values.py": "TWO = 2\n",
+        TEST: tests("pk", "from values import TWO\n").replace("== 2\n", "== TWO\n"),
     }),
     "helper-relative": Layout({
-        "pk/__init__.py": CODE, "tests/__init__.py": "", "tests/values.py": "TWO = 2\n",
-        "tests/test_pk.py": tests("pk", "from .values import TWO\n").replace("== 2\n", "== TWO\n"),
+        PK: CODE, "tests/__init__.py": "", "tests/values.py": "TWO = 2\n",
+        TEST: tests("pk", "from .values import TWO\n").replace("== 2\n", "== TWO\n"),
     }),
-    "test-of-a-test": Layout({
-        "pk/__init__.py": CODE, "tests/test_base.py": methods("pk"), "tests/test_pk.py": "from test_base import TestAll\n\n\nclass TestMore(TestAll):\n    pass\n",
-    }, passing=36),
-    "data-beside": Layout({
-        "pk/__init__.py": CODE, "tests/two.txt": "2", "tests/test_pk.py": tests("pk", "from pathlib import Path\n\nTWO = int(Path(__file__).with_name('two.txt').read_text())\n"),
-    }, "12 of its tests pass, but 12 of them not in the grader", passing=0),
-    "network": Layout({"pk/__init__.py": CODE, "tests/test_net.py": NETWORK, "tests/test_pk.py": tests("pk")}),
-    "only-network": Layout({"pk/__init__.py": CODE, "tests/test_net.py": NETWORK}, "no test passes"),
-    "missing-package": Layout({"pk/__init__.py": f"import nothing_of_this_name\n{CODE}", "tests/test_pk.py": tests("pk")}, "test_pk.py cannot be collected"),
-    "two-tests": Layout({"pk/__init__.py": CODE, "tests/test_pk.py": f"from pk import {NAMES}\n\n\ndef test_a():\n    assert {CASES[0]}\n"}, "fewer than 3 of its tests pass", passing=1),
-    "ends-early": Layout({"pk/__init__.py": CODE, "tests/test_pk.py": tests("pk", "import os\n\nos._exit(0)\n")}, "its tests do not end"),
-    "writes-answers": Layout({"pk/__init__.py": CODE, "tests/test_pk.py": tests("pk", "for n in range(99):\n    open(f'/tmp/said-{n}', 'w').write('3')\n\n")}),
+    "test-of-a-test": Layout(
+        {PK: CODE, "tests/test_base.py": methods("pk"), TEST: MORE}, passing=36
+    ),
+    "data-beside": Layout(
+        {PK: CODE, "tests/two.txt": "2", TEST: tests("pk", DATA)},
+        "12 of its tests pass, but 12 of them not in the grader", passing=0,
+    ),
+    "network": Layout({PK: CODE, "tests/test_net.py": NETWORK, TEST: PLAIN}),
+    "only-network": Layout({PK: CODE, "tests/test_net.py": NETWORK}, "no test passes"),
+    "missing-package": Layout({PK: f"import nothing_of_this_name\n{CODE}", TEST: PLAIN}, NEVER),
+    "one-test": Layout({PK: CODE, TEST: FEW}, "fewer than 3 of its tests pass", passing=1),
+    "ends-early": Layout({PK: CODE, TEST: tests("pk", "import os\n\nos._exit(0)\n")}, "its tests do not end"),
+    "writes-answers": Layout({PK: CODE, TEST: tests("pk", LIES)}),
     # Nothing to do.
     "empty": Layout({}, "no source of Python"),
-    "empty-package": Layout({"pk/__init__.py": "", "tests/test_pk.py": "def test_a():\n    assert True\n\n\ndef test_b():\n    assert True\n\n\ndef test_c():\n    assert True\n"}, "no function or class of its source can be taken out", passing=3),
-    "constants": Layout({"pk/__init__.py": "A = 1\nB = 2\n", "tests/test_pk.py": "import pk\n\n\ndef test_a():\n    assert pk.A\n\n\ndef test_b():\n    assert pk.B\n\n\ndef test_c():\n    assert pk\n"}, "no function or class of its source can be taken out", passing=3),
-    "no-tests": Layout({"pk/__init__.py": CODE}, "holds no tests"),
-    "failing-tests": Layout({"pk/__init__.py": "".join(f"def {name}(*_):\n    pass\n" for name in NAMES.split(", ")), "tests/test_pk.py": tests("pk")}, "no test passes"),
+    "empty-package": Layout({PK: "", TEST: TRIVIAL}, NOTHING, passing=3),
+    "constants": Layout({PK: "A = 1\n", TEST: f"import pk\n\n\n{TRIVIAL}"}, NOTHING, passing=3),
+    "no-tests": Layout({PK: CODE}, "holds no tests"),
+    "failing-tests": Layout({PK: FAILING, TEST: PLAIN}, "no test passes"),
 }  # fmt: skip
 
 
