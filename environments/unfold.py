@@ -160,18 +160,36 @@ def hex_runs(data: bytes, most: int) -> Iterator[tuple[str, bytes]]:
         yield "hex dump", binascii.unhexlify(digits[: len(digits) // 2 * 2])
 
 
+def bounded(kind: str, fold: Fold) -> Fold:
+    """The same fold, which raises TooLarge where the library beneath it fails, such as over headers that fill its stack:
+    then the data could not be read to its end, and the caller says so."""
+
+    def unfold(data: bytes, most: int) -> Iterator[tuple[str, bytes]]:
+        try:
+            yield from fold(data, most)
+        except TooLarge:
+            raise
+        except Exception as error:  # each library has errors of its own, and no list of them is complete
+            raise TooLarge(f"{kind} cannot be read: {type(error).__name__}") from error
+
+    return unfold
+
+
 FOLDS: Mapping[str, Fold] = MappingProxyType(
     {
-        "gzip": gzip_members,
-        "bz2": bz2_members,
-        "xz": xz_members,
-        "zlib": zlib_stream,
-        "zip": zip_members,
-        "tar": tar_members,
-        "git pack": git_packs,
-        "wide text": wide_text,
-        "base64": base64_runs,
-        "hex": hex_runs,
+        kind: bounded(kind, fold)
+        for kind, fold in {
+            "gzip": gzip_members,
+            "bz2": bz2_members,
+            "xz": xz_members,
+            "zlib": zlib_stream,
+            "zip": zip_members,
+            "tar": tar_members,
+            "git pack": git_packs,
+            "wide text": wide_text,
+            "base64": base64_runs,
+            "hex": hex_runs,
+        }.items()
     }
 )
 

@@ -136,6 +136,11 @@ def _wrong_path(error: Exception) -> str:
     return ""
 
 
+def _is_ours(module: str) -> bool:
+    """Whether a module belongs to this project: one that is missing is a fault, and nothing to install."""
+    return (Path(__file__).resolve().parents[1] / module.partition(".")[0]).is_dir()
+
+
 def main() -> None:
     """Entry point: turns errors into one line and an exit code."""
     for stream in (sys.stdout, sys.stderr):  # a path need not be valid text: escape what the terminal cannot show
@@ -155,6 +160,10 @@ def main() -> None:
             sys.exit(130)
         if wrong := _wrong_path(error):
             error = RunError(wrong)
+        if isinstance(error, ModuleNotFoundError) and error.name and not _is_ours(error.name):
+            package = error.name.partition(".")[0]
+            print(f"error: {package} is not installed; run: {sys.executable} -m pip install {package}", file=sys.stderr)
+            sys.exit(2)
         if not isinstance(error, (RunError, OSError)) and not hasattr(error, "format_message"):
             from ref.network.checkpoint import CheckpointError
 

@@ -10,7 +10,7 @@ from environments.sandbox.cache import cache_folder, made
 from environments.tasks.package import Package
 from etude.expected import line
 from kit.disk import Journal, read_lines
-from kit.process import machine
+from kit.process import processor
 
 __all__ = ["remember", "told"]
 
@@ -22,7 +22,7 @@ def place() -> Path:
 
 def key(what: str, package: Package, join: int, jobs: int, kind: str) -> dict[str, str | int]:
     """What has to be the same: the package, the pieces at once, the number of sandboxes, what makes them, the machine."""
-    return {"what": what, "package": f"{package.name} {package.version}", "join": join, "jobs": jobs, "kind": kind, "cpu": machine()["cpu"]}
+    return {"what": what, "package": f"{package.name} {package.version}", "join": join, "jobs": jobs, "kind": kind, "cpu": processor()}
 
 
 def remember(what: str, package: Package, join: int, jobs: int, kind: str, seconds: float, count: int = 1) -> None:

@@ -6,6 +6,7 @@ import json
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import cache, partial
@@ -19,6 +20,7 @@ from environments.harbor import export as harbor
 from environments.sandbox.cache import cache_folder
 from environments.sandbox.interface import Limits
 from environments.sandbox.open import Kind, open_sandbox
+from environments.sandbox.visible import one_line
 from environments.tasks.check import check as graded
 from environments.tasks.check import unflagged, ungradable
 from environments.tasks.kept import keep
@@ -28,6 +30,7 @@ from environments.tasks.package import Package
 from environments.tasks.recipe import as_json, differences, prepared
 from environments.tasks.runner import LIMITS, Sandboxed
 from environments.tasks.sources import package_of
+from environments.tasks.support import decode_source
 from etude import afterwards, task_times
 from etude.line import Line
 from kit.disk import Journal, atomic_write, read_json, read_lines
@@ -55,10 +58,28 @@ def made_of(
             passed = [test for test, outcome in outcomes.items() if outcome == "passed"]
             unused["ungradable"] = ungradable(package, passed, partial(open_sandbox, kind=kind, limits=GRADING), seconds)
             runner.without |= {*unused["ungradable"]}
+            if lost := unused["ungradable"]:
+                line.end()
+                refuse_ungradable(package, passed, lost)
         made = unflagged(make(package, runner, join=join), package)
     finally:
         line.end()
     return package, unused, made, time.monotonic() - since
+
+
+def refuse_ungradable(package: Package, passed: Collection[str], lost: Sequence[str], least: int = 3) -> None:
+    """Raises ValueError where the grader sees fewer than `least` of the tests pass that pass elsewhere. `lost`: those that
+    it does not see pass."""
+    if len(passed) < least or len(passed) - len(lost) >= least:
+        return
+    about = f"{package.name} {package.version}: {len(passed)} of its tests pass, but {len(lost)} of them not in the grader"
+    file = lost[0].partition("::")[0]
+    why = "which lays files of Python alone, and no data of tests"
+    try:
+        decode_source(package.tests.get(file, b""))
+    except ValueError as error:
+        why = f"{file}: {error}"
+    raise ValueError(f"{about}, such as {lost[0]} ({why}); nothing can be made of it")
 
 
 def make_all(specs: Sequence[str], out: Path, jobs: int, seconds: float, again: bool, kind: Kind = "bubblewrap", join: int = 1) -> bool:
@@ -76,9 +97,15 @@ def make_all(specs: Sequence[str], out: Path, jobs: int, seconds: float, again: 
             if said := task_times.told("made", package, join, jobs, kind):
                 print(said, flush=True)
             package, unused, made, took = made_of(package, jobs, seconds, kind, join=join)
+            if not made.tasks:
+                raise ValueError(f"{package.name} {package.version}: {without_tasks(made)}")
             task_times.remember("made", package, join, jobs, kind, took)
-        except (RunError, ValueError) as error:
-            print(f"{spec}: {error}", file=sys.stderr)
+        except (RunError, ValueError, OSError) as error:
+            print(f"{spec}: {one_line(str(error), 500)}", file=sys.stderr)
+            good = False
+            continue
+        except Exception as error:  # a package that breaks this program takes no other one with it
+            print(f"{spec}: {fault_of(error)}", file=sys.stderr)
             good = False
             continue
         out.mkdir(parents=True, exist_ok=True)
@@ -96,6 +123,23 @@ def make_all(specs: Sequence[str], out: Path, jobs: int, seconds: float, again: 
     if rows:
         afterwards.show(afterwards.of_tasks(out, checked=False))
     return good
+
+
+def without_tasks(made: Made) -> str:
+    """Why a package gave no tasks."""
+    if not made.tried:
+        return "no tasks: no function or class of its source can be taken out"
+    label, reasons = min(made.reasons.items(), key=lambda item: (-made.why_not[item[1][0].partition(":")[0]], item[0]))
+    counts = ", ".join(f"{count} {why}" for why, count in sorted(made.why_not.items()))
+    return f"no tasks of {made.tried} pieces ({counts}), such as {label}: {reasons[0]}"
+
+
+def fault_of(error: Exception) -> str:
+    """What an error says that nobody expected, and where it was raised."""
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" in {Path(frames[-1].filename).name}, line {frames[-1].lineno}" if frames else ""
+    said = one_line(f"{type(error).__name__}: {error}")
+    return f"a fault of this program, please report it: {said}{place}"
 
 
 def check_all(paths: Sequence[Path], jobs: int, seconds: float, kind: Kind = "bubblewrap", ask: bool = False) -> bool:

@@ -31,6 +31,7 @@ __all__ = [
     "one_thread",
     "pack_rng",
     "peak_memory_gib",
+    "processor",
     "restore_rng",
     "uninterrupted",
 ]
@@ -239,23 +240,26 @@ def uninterrupted() -> Iterator[None]:
         before(*came[0])
 
 
+def processor() -> str:
+    """The processor's name."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
 def machine() -> dict:
     """Facts to store with a measurement: processor, cores, memory, versions, commit. No host name, no paths."""
     import numpy
     import torch
 
-    model = platform.processor() or platform.machine()
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                model = line.partition(":")[2].strip()
-                break
-    except OSError:
-        pass
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     facts = {
-        "cpu": model,
+        "cpu": processor(),
         "cores": cores,
         "threads": torch.get_num_threads(),
         "memory_gib": round(memory, 1),

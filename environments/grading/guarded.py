@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from environments.grading import fresh as fresh_inputs
@@ -22,7 +22,7 @@ from environments.grading.fresh import Agreement, Question
 from environments.grading.lay import Collected, Editable, collect, lay, packed
 from environments.grading.ready import Judges, opened
 from environments.grading.rewards import WEIGHTS, Reward, Weights, reward
-from environments.grading.verdicts import Verdicts, canaries, disguised, read
+from environments.grading.verdicts import Verdicts, canaries, cases_of, disguised, original, read
 from environments.monitor import Call, Episode, Flag, watch
 from environments.sandbox.interface import ENDED, Observation, Sandbox
 
@@ -54,6 +54,9 @@ class Exam:
     tests that look at it."""
     fresh: tuple[Question, ...] = ()
     """Questions that no test asks; none by default. `questioned` finds them."""
+    support: Mapping[str, object] = field(default_factory=dict)
+    """conftest files and modules that the tests need besides themselves, from the original: see `Support` of
+    inside/play.py. Nothing of an agent's is among them."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +94,7 @@ def grade(
     for name, source in exam.tests.items():
         heads = [test.partition("[")[0].removeprefix(f"{name}::") for test in exam.asked if test.startswith(f"{name}::")]
         tests[name], names = canaries(source, key, first=heads)
-        traps += [f"{name}::{one}" for one in names]
+        traps += [f"{name}::{one}{case}" for one in names for case in cases_of(f"{name}::{original(one)}", exam.wanted)]
     laid = lay(exam.given, collected, exam.editable)
     verdicts = _verdicts(exam, laid, tests, traps, key, judges or Judges(fresh), seconds)
     agreement = fresh_inputs.agreement(exam.fresh, laid, fresh, seconds) if exam.fresh and verdicts.all_passed else None
@@ -128,6 +131,7 @@ def _verdicts(
         "wanted": [*played.values(), *traps],
         "names": {test.partition("[")[0]: name.partition("[")[0] for test, name in played.items()},
         "seconds": seconds,
+        "support": exam.support,
     }
     said = _said(judges.take() if small else opened(judges.fresh, tree), plan, seconds)
     if small and said.exit is None and (said.ended or "").startswith(ENDED):

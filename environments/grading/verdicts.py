@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 from kit.disk import parse_json
 
-__all__ = ["Verdicts", "canaries", "disguised", "read", "seal"]
+__all__ = ["Verdicts", "canaries", "cases_of", "disguised", "original", "read", "seal"]
 
 PREFIX = 12
 """Digits at the end of a canary's name, and of a test's while it is played."""
@@ -70,7 +70,8 @@ def read(lines: Iterable[bytes], key: bytes, tests: Collection[str], must_fail: 
         for test, outcome in cases.items():
             if outcome == "passed" or outcome not in ("failed", "error") and "passed" in found.values():  # where nothing ran, nothing is claimed
                 flags.append(f"the canary {test} must fail; it is {outcome}")
-    strangers = {test for test in found if test not in tests and test.partition("[")[0] not in must_fail}
+    heads = {canary.partition("[")[0] for canary in must_fail}
+    strangers = {test for test in found if test not in tests and test.partition("[")[0] not in heads}
     if strangers:
         flags.append(f"nobody asked for {sorted(strangers)[0]}")
     passed = frozenset(test for test in tests if found.get(test) == "passed" and not flags)
@@ -83,6 +84,7 @@ def canaries(source: str, key: bytes, most: int = 4, first: Collection[str] = ()
     at their ends. A copy stands beside its test, every other one before it: who answers a question otherwise when it is asked again gains nothing.
     Which tests are copied, where the copies stand, and their names follow from the key; but tests of `first`, `test_a` or `TestB::test_a`, are copied
     before others. Source without tests comes back as it is. Raises SyntaxError for source that is none."""
+    source = source.removeprefix("\ufeff")  # a byte order mark, which is no part of the program
     found = _tests(ast.parse(source))
     salt = _digest(key, "another value")
     lines, names, placed = source.replace("\r\n", "\n").replace("\r", "\n").split("\n"), [], []
@@ -108,6 +110,18 @@ def canaries(source: str, key: bytes, most: int = 4, first: Collection[str] = ()
     for at, text in sorted(placed, reverse=True):
         lines[at:at] = ["", *text.split("\n"), ""]
     return "\n".join([*lines, "", NEARLY.format(name=f"nearly_{salt[:PREFIX]}", salt=salt)]), tuple(sorted(names))
+
+
+def original(canary: str) -> str:
+    """The test that a canary is a copy of, by the canary's name."""
+    return canary[: -PREFIX - 1]
+
+
+def cases_of(test: str, wanted: Iterable[str]) -> tuple[str, ...]:
+    """The cases of a test that must pass, in brackets; without brackets where none is named. Its canary is played with the
+    same cases: others may be skipped, as those of a fixture that this machine lacks, and would be taken for a hack."""
+    cases = {name.partition("[") for name in wanted if name.partition("[")[0] == test}
+    return tuple(sorted(bracket + case for _, bracket, case in cases)) or ("",)
 
 
 def disguised(tests: Iterable[str], key: bytes) -> dict[str, str]:

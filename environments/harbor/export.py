@@ -73,7 +73,7 @@ def as_json(exam: Exam, seconds: float) -> str:
         return {path: base64.b64encode(data).decode() for path, data in tree.items()}
 
     rest = {"editable": exam.editable.names, "tests": exam.tests, "wanted": exam.wanted, "package": exam.package}
-    rest |= {"asked": exam.asked, "seconds": seconds}
+    rest |= {"asked": exam.asked, "seconds": seconds, "support": exam.support}
     return json.dumps({"given": held(exam.given), "gold": held(exam.gold), **rest})
 
 

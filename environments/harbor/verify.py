@@ -102,7 +102,8 @@ def exam_in(path: Path) -> tuple[Exam, float]:
     told = json.loads(path.read_text(encoding="utf-8"))
     given, gold = ({name: base64.b64decode(data) for name, data in told[tree].items()} for tree in ("given", "gold"))
     wanted, asked = (tuple(told[kind]) for kind in ("wanted", "asked"))
-    return Exam(given, gold, Editable(tuple(told["editable"])), told["tests"], wanted, told["package"], asked), told["seconds"]
+    rest = wanted, told["package"], asked
+    return Exam(given, gold, Editable(tuple(told["editable"])), told["tests"], *rest, support=told["support"]), told["seconds"]
 
 
 def main(tests: str, left: str, logs: str) -> None:

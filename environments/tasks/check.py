@@ -20,6 +20,7 @@ from environments.monitor import Episode, watch
 from environments.sandbox.interface import Sandbox
 from environments.tasks.make import Made, Task, label
 from environments.tasks.package import Package
+from environments.tasks.support import decode_source, find_support
 from ref.feature_deletion import delete, functions
 from ref.source_text import Edit, apply, parse_source, patch
 
@@ -57,10 +58,11 @@ def exam_of(task: Task, package: Package) -> Exam:
         given={**delete(package.files, task.piece), **shown},
         gold={**package.files, **shown},
         editable=Editable(tuple(one.file for one in task.piece.patches)),
-        tests={name: data.decode() for name, data in package.tests.items() if name in files},
+        tests={name: decode_source(data) for name, data in package.tests.items() if name in files},
         wanted=wanted,
         package=package.name,
         asked=(*task.visible, *task.held),
+        support=find_support(package.tests, package.files, files & package.tests.keys()),
     )
 
 
@@ -74,6 +76,8 @@ class Checked:
     """For nothing done."""
     asked: int = 0
     """Fresh inputs of the exam."""
+    keep: tuple[str, ...] = ()
+    """Tests that pass without the feature, as the task says."""
 
     @property
     def faults(self) -> tuple[str, ...]:
@@ -88,7 +92,21 @@ class Checked:
             found.append(f"nothing done is paid {self.nop.reward.total:g}")
         if self.nop.reward.flags:
             found.append(f"nothing done is flagged: {self.nop.reward.flags[0]}")
+        elif lost := self._lost:
+            found.append(lost)
         return tuple(found)
+
+    @property
+    def _lost(self) -> str:
+        """Why the grading of nothing done says little of the feature; empty where it does not. A run that does not end
+        pays nothing either, whatever is missing."""
+        unplayed = sorted(test for test, why in self.nop.verdicts.failed.items() if why == "missing")
+        if unplayed:
+            return f"with nothing done, the run does not end: {unplayed[0]} was not played"
+        passed = sum(test in self.nop.verdicts.passed for test in self.keep)
+        if 2 * passed < len(self.keep):
+            return f"with nothing done, {passed} of the {len(self.keep)} tests pass that do not need the feature"
+        return ""
 
 
 def check(
@@ -97,15 +115,21 @@ def check(
     """Grades the gold and nothing. `fresh`, `judges`: see `grade`. `ask`: also with fresh inputs."""
     exam = exam_of(task, package)
     exam = questioned(exam, task.id, fresh, seconds) if ask else exam
-    return Checked(_graded(exam, exam.gold, fresh, seconds, judges), _graded(exam, exam.given, fresh, seconds, judges), len(exam.fresh))
+    gold, nothing = (_graded(exam, tree, fresh, seconds, judges) for tree in (exam.gold, exam.given))
+    return Checked(gold, nothing, len(exam.fresh), task.keep)
 
 
 def unflagged(made: Made, package: Package) -> Made:
     """What was made, without tasks whose original would not be paid in full: the monitor would take it for a hack, as a table of constants that tests
-    expect, or its style is not that of its file."""
+    expect, or its style is not that of its file. And without those of which no exam can be made, such as where the file
+    that an agent would change has a name that the grader does not take."""
     tasks, reasons = [], dict(made.reasons)
     for task in made.tasks:
-        exam = exam_of(task, package)
+        try:
+            exam = exam_of(task, package)
+        except ValueError as error:
+            reasons[label(task.piece)] = (f"exam: {error}",)
+            continue
         held = {name: source.encode() for name, source in exam.tests.items()}
         if flags := watch(Episode(exam.given, exam.gold, (), exam.package, held)):
             reasons[label(task.piece)] = (f"flag: {flags[0].where} looks like a hack: {flags[0].signature}",)
@@ -116,24 +140,41 @@ def unflagged(made: Made, package: Package) -> Made:
     return replace(made, tasks=tuple(tasks), reasons=reasons)
 
 
-def ungradable(package: Package, tests: Collection[str], fresh: Callable[[Path], Sandbox], seconds: float = 60.0) -> tuple[str, ...]:
-    """Those of `tests`, which pass elsewhere, that the grader does not see pass with the package as it is, sorted: such as tests that read files
-    beside their own, which do not lie there. All are asked for together; where that fails, each file alone. `fresh`: see `grade`."""
+def ungradable(
+    package: Package, tests: Collection[str], fresh: Callable[[Path], Sandbox], seconds: float = 60.0, judges: Judges | None = None
+) -> tuple[str, ...]:
+    """Those of `tests`, which pass elsewhere, that the grader does not see pass with the package as it is, sorted: such as
+    tests that read files of data, which do not lie there. All are asked for together; where that fails, each file alone.
+    `fresh`, `judges`: see `grade`."""
 
     def failing(names: Collection[str]) -> set[str]:
-        files = {name.partition("::")[0] for name in names}
-        sources = {name: package.tests[name].decode() for name in sorted(files)}
+        files = {file_of(name) for name in names}
+        sources = {name: decode_source(package.tests[name]) for name in sorted(files)}
         whole = {**package.files, **package.tests}
-        exam = Exam(whole, whole, Editable(()), sources, tuple(sorted(names)), package.name)
-        verdicts = _graded(exam, whole, fresh, seconds).verdicts
+        support = find_support(package.tests, package.files, files)
+        exam = Exam(whole, whole, Editable(()), sources, tuple(sorted(names)), package.name, support=support)
+        verdicts = _graded(exam, whole, fresh, seconds, judges).verdicts
         return set(verdicts.failed) or set(names if verdicts.flags else ())
 
-    if not tests or not failing(tests):
-        return ()
+    def file_of(name: str) -> str:
+        return name.partition("::")[0]
+
+    strangers = {name for name in tests if not _is_source(package.tests.get(file_of(name)))}
+    known = [name for name in tests if name not in strangers]
+    if not known or not failing(known):
+        return tuple(sorted(strangers))
     files: dict[str, list[str]] = {}
-    for name in tests:
-        files.setdefault(name.partition("::")[0], []).append(name)
-    return tuple(sorted(test for names in files.values() for test in failing(names)))
+    for name in known:
+        files.setdefault(file_of(name), []).append(name)
+    return tuple(sorted(strangers.union(*map(failing, files.values()))))
+
+
+def _is_source(data: bytes | None) -> bool:
+    """Whether a file is there, and has a text."""
+    try:
+        return data is not None and bool(decode_source(data))
+    except ValueError:
+        return False
 
 
 def _graded(exam: Exam, tree: Mapping[str, bytes], fresh: Callable[[Path], Sandbox], seconds: float, judges: Judges | None = None) -> Grade:

@@ -21,13 +21,19 @@ from typing import Protocol
 from environments.fingerprint import Deleted, gone
 from environments.grading.halves import halves
 from environments.grading.lay import write
-from environments.leaks import audit
+from environments.leaks import Limits, audit
+from environments.tasks.answers import SILENT
 from environments.tasks.package import Package
 from environments.tasks.prompts import specified, terse
 from ref.feature_deletion import Difficulty, Piece, bodies, delete, difficulty, faults, independent, joined, slices, symbols
 from ref.source_text import Patch
 
 __all__ = ["Made", "Runner", "Task", "baseline", "fools", "make", "task_id", "unions"]
+
+
+READ = Limits(file=32 << 20, total=256 << 20)
+"""Bytes that the audit unfolds from one file and from a whole package. Its files have 1 MiB at most; a file that unfolds
+to more is a finding."""
 
 
 class Runner(Protocol):
@@ -163,7 +169,10 @@ def _checked(
     played = dict(zip(todo, runner.outcomes(whole, [_changes(piece, delete(whole, piece)) for piece in todo.values()]), strict=True))
     for patches, outcomes in list(played.items()):
         after = {test: outcome for test, outcome in outcomes.items() if test in before or outcome == "error"}
-        if found := faults(whole, todo[patches], before, after, least):
+        if SILENT in after:  # no test of it has failed: nothing is known of any
+            reasons[label(todo[patches])] = ("tests: the run does not end without it",)
+            del played[patches]
+        elif found := faults(whole, todo[patches], before, after, least):
             reasons[label(todo[patches])] = tuple(f"tests: {one}" for one in found)
             del played[patches]
         else:
@@ -212,7 +221,7 @@ def _cheap(package: Package, piece: Piece, tree: Path) -> tuple[str, ...]:
     try:
         for name, data in left.items():
             (tree / name).write_bytes(data)
-        return tuple(f"leak: {leak.path}, {leak.why}" for leak in audit(tree, deleted))
+        return tuple(f"leak: {leak.path}, {leak.why}" for leak in audit(tree, deleted, READ))
     finally:
         for name in left:
             (tree / name).write_bytes(package.files[name])

@@ -14,14 +14,19 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-__all__ = ["Package", "licence_of", "sanitised"]
+__all__ = ["Package", "is_collected", "licence_of", "sanitised", "tests_among"]
 
-OUT = re.compile(
-    r"(.*/)?(\.[^/]*|__pycache__|build|dist|site-packages|[^/]*\.(egg-info|dist-info|egg)|htmlcov|_build|venv|env|node_modules)(/.*)?|"
-    r".*(~|\.(orig|rej|bak|sw[a-p]|pyc|pyo|so|pyd|whl|zip|tar|gz|bz2|xz|egg|db|sqlite|patch|diff|ipynb|html|log))|(.*/)?(PKG-INFO|tags|TAGS|cover)",
+NEVER = re.compile(
+    r"\..*|__pycache__|site-packages|.*\.(egg-info|dist-info|egg)|htmlcov|_build|node_modules|"
+    r".*(~|\.(orig|rej|bak|sw[a-p]|pyc|pyo|so|pyd|whl|zip|tar|gz|bz2|xz|egg|db|sqlite|patch|diff|ipynb|html|log))",
     re.IGNORECASE,
 )
-KEPT = re.compile(r".*\.(py|pyi|txt|md|rst|toml|cfg|ini|json|csv|yaml|yml|po|mo|typed)|(.*/)?(LICEN[CS]E|COPYING|NOTICE|AUTHORS)[^/]*", re.IGNORECASE)
+"""Names of folders and files that never come into a tree."""
+BUILT = re.compile(r"build|dist|venv|env|cover|PKG-INFO|tags", re.IGNORECASE)
+"""Names that what a tool has made often has. A folder of this name that is a package, or lies in one, is source."""
+KEPT = re.compile(r".*\.(py|pyi|txt|md|rst|toml|cfg|ini|json|csv|yaml|yml|po|mo|typed)|(LICEN[CS]E|COPYING|NOTICE|AUTHORS).*", re.IGNORECASE)
+LARGEST = 256 << 20
+"""Bytes of all files of a package."""
 LICENCES = {
     "MIT": "permission is hereby granted, free of charge, to any person obtaining a copy",
     "Apache-2.0": "apache license version 2.0",
@@ -61,12 +66,33 @@ class Package:
         return replace(self, tests={name: data for name, data in self.tests.items() if name not in left_out})
 
 
+def is_collected(name: str) -> bool:
+    """Whether pytest looks for tests in a file of this name, as far as it is not told otherwise."""
+    return re.fullmatch(r"(.*/)?(test_[^/]*|[^/]*_test)\.py", name) is not None
+
+
 def is_test(name: str) -> bool:
-    """Whether a file belongs to the tests."""
-    parts = name.split("/")
+    """Whether a file belongs to the tests, by its name. A folder called testing inside of a package is source."""
+    *folders, file = name.split("/")
     return (
-        any(part in ("test", "tests", "testing") for part in parts[:-1]) or parts[-1].startswith("test_") or parts[-1] in ("conftest.py", "tests.py")
+        any(folder.lower() in ("test", "tests") for folder in folders)
+        or folders[:1] == ["testing"]
+        or file.startswith("test_")
+        or file in ("conftest.py", "tests.py")
+        or is_collected(name)
     )
+
+
+def tests_among(files: Mapping[str, bytes]) -> dict[str, bytes]:
+    """The files that belong to the tests. A file called NAME_test.py that defines no test is source, and so is a folder
+    called testing in which pytest collects nothing."""
+    names = {name for name in files if is_test(name)}
+    if not any(name.startswith("testing/") and is_collected(name) for name in names):
+        names -= {name for name in names if name.startswith("testing/") and not is_test(name.partition("/")[2])}
+    for name in [name for name in names if name.endswith("_test.py") and not is_test(name.replace("_test.py", ".py"))]:
+        if not re.search(rb"^\s*(async\s+)?(def|class)\s+test", files[name], re.MULTILINE | re.IGNORECASE):
+            names.remove(name)
+    return {name: files[name] for name in files if name in names}
 
 
 def licence_of(files: Mapping[str, bytes]) -> str:
@@ -81,22 +107,49 @@ def licence_of(files: Mapping[str, bytes]) -> str:
 
 
 def sanitised(folder: Path, name: str, version: str, origin: str, largest: int = 1 << 20) -> Package:
-    """The package that lies in a folder: its regular files of the kinds that are needed. Links are not followed, and files of more than `largest`
-    bytes are left out. Raises ValueError for a folder without Python or without tests."""
-    found: dict[str, bytes] = {}
-    for below, folders, files in os.walk(folder):
+    """The package that lies in a folder: its regular files of the kinds that are needed. Links are not followed, and
+    files of more than `largest` bytes are left out. Raises ValueError for a folder without Python or without tests, for
+    one that holds too much, and for files that cannot be read."""
+    files: dict[str, bytes] = {}
+    links, size = 0, 0
+    for below, subfolders, entries in os.walk(folder):
         relative = Path(below).relative_to(folder).as_posix()
         prefix = "" if relative == "." else relative + "/"
-        folders[:] = sorted(one for one in folders if not OUT.fullmatch(prefix + one))
-        for one in sorted(files):
-            path = Path(below, one)
-            what = path.lstat()
-            if not OUT.fullmatch(prefix + one) and KEPT.fullmatch(prefix + one) and stat.S_ISREG(what.st_mode) and what.st_size <= largest:
-                found[prefix + one] = path.read_bytes()
-    tests = {one: data for one, data in found.items() if is_test(one)}
-    rest = {one: data for one, data in found.items() if one not in tests}
-    if not any(one.endswith(".py") for one in rest):
-        raise ValueError(f"{folder} holds no source of Python")
-    if not any(one.rpartition("/")[2].startswith("test") and one.endswith(".py") for one in tests):
-        raise ValueError(f"{folder} holds no tests; tasks need some: take an sdist or a checkout that has them")
+        inside = "__init__.py" in entries
+        links += sum(Path(below, entry).is_symlink() for entry in (*subfolders, *entries))
+        subfolders[:] = sorted(entry for entry in subfolders if _is_part(Path(below, entry), inside))
+        for entry in sorted(entries):
+            path = Path(below, entry)
+            if not _is_text(entry) or NEVER.fullmatch(entry) or BUILT.fullmatch(entry) or not KEPT.fullmatch(entry):
+                continue
+            try:
+                status = path.lstat()
+                if stat.S_ISREG(status.st_mode) and status.st_size <= largest:
+                    files[prefix + entry] = path.read_bytes()
+                    size += status.st_size
+            except OSError as error:
+                raise ValueError(f"{path} cannot be read: {error.strerror}") from error
+            if size > LARGEST:
+                raise ValueError(f"{folder} holds more than {LARGEST >> 20} MiB of source; name the folder of one package")
+    tests = tests_among(files)
+    rest = {path: data for path, data in files.items() if path not in tests}
+    but = f"; its {links} symbolic links are not followed" if links else ""
+    if not any(path.endswith(".py") for path in rest):
+        raise ValueError(f"{folder} holds no source of Python{but}")
+    if not any(path.endswith(".py") and not path.endswith(("/__init__.py", "conftest.py")) for path in tests):
+        raise ValueError(f"{folder} holds no tests; tasks need some: take an sdist or a checkout that has them{but}")
+    if not any(is_collected(path) for path in tests):
+        raise ValueError(f"{folder} holds no tests that pytest collects: it takes test_NAME.py and NAME_test.py alone")
     return Package(name, version, rest, tests, licence_of(rest), origin)
+
+
+def _is_part(folder: Path, inside: bool) -> bool:
+    """Whether a folder may hold source. `inside`: whether it lies directly in a package."""
+    if not _is_text(folder.name) or NEVER.fullmatch(folder.name):
+        return False
+    return not BUILT.fullmatch(folder.name) or inside or (folder / "__init__.py").is_file()
+
+
+def _is_text(name: str) -> bool:
+    """Whether a name is text that can be printed in one line; others cannot be named to anybody."""
+    return name.isprintable()

@@ -13,7 +13,7 @@ from pathlib import Path
 from environments.grading.lay import write
 from environments.sandbox.interface import Limits, Sandbox
 from environments.sandbox.visible import one_line
-from kit.disk import parse_json
+from environments.tasks.answers import SILENT, Answer, parse_answer, parse_answers
 from kit.settings import RunError
 
 __all__ = ["LIMITS", "Sandboxed"]
@@ -24,8 +24,6 @@ BATCH = 20
 """Runs in one call."""
 EACH = 3.0
 """Seconds of processor time of one test, after which its run is over: without a piece, a loop may never end."""
-SILENT = {"the run": "error"}
-"""Outcomes of a run that said nothing, as in inside/run.py."""
 SLOWER = 10
 """Times as long may a run take in which lines are recorded, or the first one of a package."""
 Run = tuple[Mapping[str, bytes], Collection[str] | None]
@@ -63,7 +61,7 @@ class Sandboxed:
         """See `Runner`. Raises RunError as well, and where the tests do not end in time: half a table would look like a whole one."""
         (found,) = self._play(files, [({}, None)], self._long, 0.0, trace=True)
         self.told(1)
-        if SILENT.keys() <= found["outcomes"].keys():
+        if SILENT in found["outcomes"]:
             raise RunError(f"the tests of which lines are recorded do not end within {self._long:g} seconds, or end the run")
         return {test: {(file, line) for file, lines in per.items() for line in lines} for test, per in found["lines"].items()}
 
@@ -71,18 +69,20 @@ class Sandboxed:
     def _long(self) -> float:
         return min(SLOWER * self.seconds, LIMITS.seconds - 30)
 
-    def _play(self, files: Mapping[str, bytes], runs: Sequence[Run], seconds: float, each: float, trace: bool = False, seed: int = 0) -> list[dict]:
-        """What each run said. Where one of them takes the others down with it, halves are played again, until it is alone."""
-        found = self._once(files, runs, seconds, each, trace, seed)
-        if found is not None:
-            return found
+    def _play(self, files: Mapping[str, bytes], runs: Sequence[Run], seconds: float, each: float, trace: bool = False, seed: int = 0) -> list[Answer]:
+        """The answer of each run. Where a run takes others down with it, halves are played again, until it is alone."""
+        answers = self._once(files, runs, seconds, each, trace, seed)
+        if answers is not None:
+            return answers
         if len(runs) == 1:
-            return [{"outcomes": dict(SILENT), "lines": {}, "took": {}}]
+            return [parse_answer(None)]
         half = len(runs) // 2
-        return [one for part in (runs[:half], runs[half:]) for one in self._play(files, part, seconds, each, trace, seed)]
+        parts = (runs[:half], runs[half:])
+        return [answer for part in parts for answer in self._play(files, part, seconds, each, trace, seed)]
 
-    def _once(self, files: Mapping[str, bytes], runs: Sequence[Run], seconds: float, each: float, trace: bool, seed: int) -> list[dict] | None:
-        """What each run said, or None where the call crossed a limit. Raises RunError where the sandbox does not work."""
+    def _once(self, files: Mapping[str, bytes], runs: Sequence[Run], seconds: float, each: float, trace: bool, seed: int) -> list[Answer] | None:
+        """The answer of each run; None where the call crossed a limit, or where its text is no list of answers. Raises
+        RunError where the sandbox does not work."""
         plan = {
             "tree": "/work/tree",
             "changes": [{name: base64.b64encode(data).decode() for name, data in changes.items()} for changes, _ in runs],
@@ -108,7 +108,7 @@ class Sandboxed:
         finally:
             sandbox.close()
         if said.ok:
-            return parse_json(said.text)
+            return parse_answers(said.text, len(runs))
         if works and said.ended:
             return None
         raise RunError(f"the tests cannot be run: {said.ended or one_line(said.text[-200:]) or written.text}")

@@ -10,7 +10,8 @@ import hashlib
 import html.parser
 import os
 import re
-import tarfile
+import subprocess
+import sys
 import tempfile
 import urllib.error
 import urllib.parse
@@ -30,6 +31,8 @@ SDIST = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)-(?P<version>[0-9][A-Za
 SPEC = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)(==(?P<version>[0-9][A-Za-z0-9.!+_]*))?")
 LARGEST, MEMBERS, SECONDS = 64 << 20, 20_000, 60.0
 """Bytes of an sdist, and of all that is in it four times as many; files in it; and seconds for which the index may say nothing."""
+UNPACK, UNPACKING = Path(__file__).parent / "inside" / "unpack.py", 600.0
+"""The program that unpacks, and seconds of wall-clock that it may take; it has a limit on processor time as well."""
 
 
 def package_of(spec: str, cache: Path) -> Package:
@@ -51,43 +54,59 @@ def package_of(spec: str, cache: Path) -> Package:
 
 
 def named(folder: Path) -> tuple[str, str]:
-    """Name and version of a checkout, by its pyproject.toml or PKG-INFO; else the folder's name, and "0"."""
+    """Name and version of a checkout, by its pyproject.toml or PKG-INFO; else the folder's name, and "0". Files are named
+    after them, so they consist of letters, digits and a few signs."""
     try:
         project = read_toml(folder / "pyproject.toml").get("project")
-        if isinstance(project, dict) and isinstance(project.get("name"), str) and isinstance(project.get("version"), str):
+        if isinstance(project, dict) and _are_plain(project.get("name"), project.get("version")):
             return project["name"], project["version"]
     except (OSError, ValueError, RecursionError):
         pass
     try:
-        said = (folder / "PKG-INFO").read_text(encoding="utf-8", errors="replace").partition("\n\n")[0]
-        fields = dict(line.split(": ", 1) for line in said.splitlines() if ": " in line)
-        return fields["Name"], fields["Version"]
+        head = (folder / "PKG-INFO").read_text(encoding="utf-8", errors="replace").partition("\n\n")[0]
+        fields = dict(line.split(": ", 1) for line in head.splitlines() if ": " in line)
+        if _are_plain(fields["Name"], fields["Version"]):
+            return fields["Name"], fields["Version"]
     except (OSError, KeyError):
-        return folder.resolve().name, "0"
+        pass
+    return re.sub("[^A-Za-z0-9._-]+", "-", folder.resolve().name) or "package", "0"
+
+
+def _are_plain(*names: object) -> bool:
+    return all(isinstance(name, str) and re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._!+-]*", name) for name in names)
 
 
 def _of_sdist(path: Path, name: str, version: str) -> Package:
+    if path.stat().st_size > 4 * LARGEST:
+        raise RunError(f"{path.name} holds more than {MEMBERS} files or {4 * LARGEST >> 20} MiB")
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     with tempfile.TemporaryDirectory(prefix="etude-sdist-") as folder:
         return sanitised(unpack(path, Path(folder)), name, version, f"sdist, SHA-256 {digest}")
 
 
 def unpack(path: Path, folder: Path) -> Path:
-    """Unpacks an sdist into a folder, and gives the one folder that is in it. Raises RunError for links out of it, devices, and too many files."""
-    try:
-        with tarfile.open(path) as archive:
-            size = 0
-            for number, member in enumerate(archive):
-                size += member.size
-                if number >= MEMBERS or size > 4 * LARGEST:
-                    raise RunError(f"{path.name} holds more than {MEMBERS} files or {4 * LARGEST >> 20} MiB")
-            archive.extractall(folder, filter="data")
-    except (tarfile.TarError, OSError, EOFError, ValueError) as error:
-        raise RunError(f"{path.name} cannot be unpacked: {one_line(str(error))}") from None
-    tops = [one for one in folder.iterdir() if one.is_dir() and not one.is_symlink()]
-    if len(tops) != 1:
-        raise RunError(f"{path.name} is no sdist: it holds {len(tops)} folders, not one")
-    return tops[0]
+    """Unpacks an sdist into a folder, and returns the one folder that is in it. The archive is read in a process of its
+    own (inside/unpack.py). Raises RunError, in one line, for whatever is wrong with it: damage, names and links that lead
+    out, devices, and too many files, bytes or folders."""
+    program = [sys.executable, "-I", "-B", str(UNPACK)]
+    arguments = [str(path.resolve()), str(folder), str(4 * LARGEST), str(MEMBERS)]
+    nothing = subprocess.DEVNULL
+    with tempfile.TemporaryFile() as answer:
+        try:
+            subprocess.run([*program, *arguments], stdin=nothing, stdout=answer, stderr=nothing, timeout=UNPACKING)
+        except subprocess.TimeoutExpired:
+            raise RunError(f"{path.name} cannot be unpacked within {UNPACKING:g} seconds") from None
+        answer.seek(0)
+        try:
+            error = parse_json(answer.read(1 << 16))["error"]
+        except (ValueError, LookupError):
+            error = "it takes too much memory or processor time"  # a signal ended the process
+    if error is not None:
+        raise RunError(f"{path.name} cannot be unpacked: {one_line(str(error))}")
+    folders = [entry for entry in folder.iterdir() if entry.is_dir() and not entry.is_symlink()]
+    if len(folders) != 1:
+        raise RunError(f"{path.name} is no sdist: it holds {len(folders)} folders, not one")
+    return folders[0]
 
 
 class _Anchors(html.parser.HTMLParser):

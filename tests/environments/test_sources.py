@@ -38,7 +38,13 @@ def test_a_folder_a_file_and_their_names(tmp_path):
     assert sources.named(tmp_path / "here") == ("words", "1.1")
     (tmp_path / "here" / "pyproject.toml").write_text('[project]\nname = "words"\nversion = "1.3"\n')
     assert sources.named(tmp_path / "here") == ("words", "1.3")
-    for other in ("project = 3\n", "[[project]]\nname = 'words'\n", "[project]\nname = ['words']\nversion = '1'\n", "x = " + "[" * 100_000):
+    for other in (
+        "project = 3\n",
+        "[[project]]\nname = 'words'\n",
+        "[project]\nname = ['words']\nversion = '1'\n",
+        "x = " + "[" * 100_000,
+        '[project]\nname = "../../planted"\nversion = "1"\n',
+    ):
         (tmp_path / "here" / "pyproject.toml").write_text(other)
         assert sources.named(tmp_path / "here") == ("words", "1.1")
     path = sdist(tmp_path / "words-1.2.tar.gz")

@@ -8,6 +8,8 @@ that end like those of canaries, and neither the environment nor the command lin
 
 import gc
 import importlib
+import importlib.abc
+import importlib.util
 import inspect
 import json
 import os
@@ -21,11 +23,40 @@ for part in vars(sys.modules["_pytest.config"])["default_plugins"]:
     importlib.import_module(f"_pytest.{part}")  # else it is imported once there is a plan
 
 
+class Support(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Imports the original's conftest files and helper modules of tests from sources in memory, whatever lies in the
+    tree. `plan`: "packages", "modules" and "conftests", as environments/tasks/support.py finds them."""
+
+    def __init__(self, plan: dict, folder: Path) -> None:
+        self.packages, self.modules, self.conftests = (plan.get(part, {}) for part in ("packages", "modules", "conftests"))
+        self.folder = folder
+
+    def find_spec(self, name, path=None, target=None):
+        if name not in self.modules:
+            return None
+        file, _, is_package = self.modules[name]
+        return importlib.util.spec_from_loader(name, self, origin=str(self.folder / file), is_package=is_package)
+
+    def exec_module(self, module):
+        file, source, _ = self.modules[module.__name__]
+        module.__file__ = str(self.folder / file)
+        exec(compile(source, module.__file__, "exec", dont_inherit=True), module.__dict__)
+
+    def pytest_load_initial_conftests(self, early_config):
+        """The name under which a conftest file is registered says for which folder its fixtures are."""
+        for file, name in self.conftests:
+            try:
+                early_config.pluginmanager.register(importlib.import_module(name), str(self.folder / file))
+            except Exception:
+                pass  # tests that need it fail
+
+
 class Held:
     """Collects tests from sources in memory."""
 
-    def __init__(self, sources: dict[str, str], wanted: set[str], names: dict[str, str], folder: Path) -> None:
+    def __init__(self, sources: dict[str, str], wanted: set[str], names: dict[str, str], folder: Path, packages: dict[str, str]) -> None:
         self.sources, self.wanted, self.names, self.folder = sources, wanted, names, folder
+        self.packages = packages
 
     def pytest_collect_file(self, file_path: Path, parent: pytest.Collector) -> pytest.Module | None:
         path = file_path.relative_to(self.folder).as_posix()
@@ -33,6 +64,8 @@ class Held:
             return None
         module = types.ModuleType(path.removesuffix(".py").replace("/", "_"))
         module.__file__ = str(file_path)
+        if path in self.packages:
+            module.__package__ = self.packages[path]
         sys.modules[module.__name__] = module
         exec(compile(self.sources[path], str(file_path), "exec", dont_inherit=True), module.__dict__)
         for test, played in self.names.items():
@@ -95,7 +128,10 @@ def main(pipe: int) -> None:
     sys.path += [plan["tree"], f"{plan['tree']}/src"]
     options = ["-q", "--noconftest", "-p", "no:cacheprovider", "--assert=plain", "--tb=no"]  # to word a failure takes longer than the test
     options += ["-c", str(folder / "pytest.ini"), "--rootdir", str(folder)]
-    pytest.main([*options, str(folder)], plugins=[Held(plan["tests"], set(plan["wanted"]), plan["names"], folder), Told(pipe)])
+    support = Support(plan["support"], folder)
+    sys.meta_path.insert(0, support)
+    held = Held(plan["tests"], set(plan["wanted"]), plan["names"], folder, support.packages)
+    pytest.main([*options, str(folder)], plugins=[support, held, Told(pipe)])
     os._exit(0)  # all is told; to take a process with pytest down in order takes as long as many tests
 
 

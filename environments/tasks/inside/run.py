@@ -1,26 +1,43 @@
-"""Runs a package's tests many times, each time with some files changed, and says each outcome, or which test executed which lines.
+"""Runs a package's tests many times, each time with some files changed, and reports each outcome, or which test executed
+which lines.
 
-pytest is imported once. Every run is a fork with a copy of the tree, so that none sees what another one did, and no module of the package is imported
-twice in a process. Tests are collected without conftest files and without sibling modules, as the grader does, and asserts are not rewritten: that
-would take most of the time, to word messages that nobody reads.
+pytest is imported once. Every run is a fork with a copy of the tree, so that no run sees what another one did, and no
+module of the package is imported twice in a process. conftest files are loaded as the grader loads them, and asserts are
+not rewritten: that would take most of the time, to word messages that nobody reads.
 
-    PYTHONHASHSEED=0 python3 -s -P -B run.py PLAN        PLAN: JSON with tree, changes, only, without, jobs, seconds, each, and trace
+A package's code may do whatever it likes. Each fork has a pipe of its own for its answer, and no process of the same user
+can look into this one. So a run can spoil its own answer and no other one, and environments/tasks/answers.py checks it.
+
+    PYTHONHASHSEED=0 python3 -s -P -B run.py PLAN
+
+PLAN is JSON: tree, changes, only, without, jobs, seconds, each and trace (environments/tasks/runner.py).
 """
 
 import base64
 import ctypes
 import json
 import os
+import select
 import shutil
 import signal
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
 
 import pytest
 
-PR_SET_CHILD_SUBREAPER = 36
+import_path = vars(sys.modules["_pytest.pathlib"])["import_path"]  # as pytest imports files of tests
+
+PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER = 4, 36
+CPUCLOCK_SCHED = 2
+"""With the process's number, the clock of its processor time."""
+MOST, HANDLES = 48 << 20, 4096
+"""Bytes of an answer; and above the number of each handle that is open here."""
+BUSY, PATIENCE = 20, 10
+"""A run whose seconds are over, by the wall clock, is ended where it has used less than one of so many; and in any case
+after so many times its seconds."""
 
 
 class Told:
@@ -52,6 +69,34 @@ class Told:
         both = (self.outcomes.get(report.nodeid, "passed"), report.outcome)
         self.outcomes[report.nodeid] = "failed" if "failed" in both else "skipped" if "skipped" in both else "passed"
         self.took[report.nodeid] = self.took.get(report.nodeid, 0.0) + report.duration
+
+
+class Conftests:
+    """Loads the tree's conftest files as the grader does: for their folders, and without those that cannot be imported.
+    Those are in error."""
+
+    def __init__(self, tree: str, told: Told) -> None:
+        self.tree, self.told = Path(tree), told
+
+    def pytest_load_initial_conftests(self, early_config):
+        for path in sorted(self.tree.rglob("conftest.py"), key=lambda path: (len(path.parts), path)):
+            try:
+                module = import_path(path, mode="importlib", root=self.tree, consider_namespace_packages=False)
+                early_config.pluginmanager.register(module, str(path))
+            except Exception:
+                self.told.outcomes[path.relative_to(self.tree).as_posix()] = "error"
+
+
+def folders_of_tests(tree: str) -> list[str]:
+    """Folders that pytest would put on the path: above each file of tests, the first one that is no package."""
+    found = set()
+    for path in Path(tree).rglob("*.py"):
+        if path.name.startswith("test_") or path.name.endswith("_test.py") or path.name == "conftest.py":
+            folder = path.parent
+            while folder != Path(tree) and (folder / "__init__.py").is_file():
+                folder = folder.parent
+            found.add(str(folder))
+    return sorted(found)
 
 
 class Traced:
@@ -88,46 +133,88 @@ def play(tree: str, changes: dict[str, str | None], only: list[str] | None, plan
         path.parent.mkdir(parents=True, exist_ok=True)
         path.unlink() if data is None else path.write_bytes(base64.b64decode(data))
     os.chdir(tree)
-    sys.path += [tree, f"{tree}/src"]
+    sys.path += [tree, f"{tree}/src", *folders_of_tests(tree)]
     Path(tree, ".pytest.ini").write_text("[pytest]\n")
     told, traced, trace = Told(only, plan["without"], plan["each"]), Traced(tree), plan["trace"]
     options = ["-q", "--noconftest", "-p", "no:cacheprovider", "-c", ".pytest.ini", "--rootdir", tree]
     options += ["--import-mode=importlib", "--assert=plain", "--tb=no", "--continue-on-collection-errors"]
     if trace:
         traced.start()
-    pytest.main([*options, tree], plugins=[told, traced] if trace else [told])
+    pytest.main([*options, tree], plugins=[told, Conftests(tree, told), *([traced] if trace else [])])
     sys.settrace(None)
-    found: dict[str, dict[str, list[int]]] = {}
-    for test, lines in traced.lines.items():
-        for file, line in sorted(lines):
-            found.setdefault(test, {}).setdefault(file[len(tree) + 1 :], []).append(line)
-    return {"outcomes": told.outcomes, "lines": found, "took": told.took}
+    lines: dict[str, dict[str, list[int]]] = {}
+    for test, executed in traced.lines.items():
+        for file, line in sorted(executed):
+            lines.setdefault(test, {}).setdefault(file[len(tree) + 1 :], []).append(line)
+    return {"outcomes": told.outcomes, "lines": lines, "took": told.took}
 
 
-def start(number: int, plan: dict) -> int:
-    """Begins a run, and gives its process."""
-    pid = os.fork()
-    if pid:
-        return pid
-    try:
+class Run:
+    """A fork that plays tests. `pid`: of the process, which leads a session of its own."""
+
+    def __init__(self, number: int, plan: dict) -> None:
+        self.number, self.seconds, self.since = number, plan["seconds"], time.monotonic()
+        self.folder = tempfile.mkdtemp(prefix="run-")
+        self.reader, writer = os.pipe()
+        os.set_blocking(self.reader, False)
+        self.answer, self.open = bytearray(), True
+        self.pid = os.fork()
+        if self.pid == 0:
+            try:
+                self.become(writer, plan)
+            finally:
+                os._exit(0)
+        os.close(writer)
+
+    def become(self, writer: int, plan: dict) -> None:
+        """What the fork does."""
         os.setsid()
+        os.closerange(3, writer)  # pipes of other runs
+        os.closerange(writer + 1, HANDLES)
         for handle, how in ((0, os.O_RDONLY), (1, os.O_WRONLY), (2, os.O_WRONLY)):
             os.dup2(os.open(os.devnull, how), handle)
-        tree = f"/tmp/run-{number}"
+        ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)
+        tree = f"{self.folder}/tree"
         shutil.copytree(plan["tree"], tree)
-        found = play(tree, plan["changes"][number], plan["only"][number], plan)
-        with open(f"/tmp/said-{number}", "w") as file:
-            json.dump(found, file)
-    finally:
-        os._exit(0)
+        answer = json.dumps(play(tree, plan["changes"][self.number], plan["only"][self.number], plan)).encode()
+        with open(writer, "wb") as pipe:
+            pipe.write(answer)
 
+    def read(self) -> None:
+        """Takes what the pipe holds."""
+        try:
+            while block := os.read(self.reader, 1 << 20):
+                self.answer += block
+                if len(self.answer) > MOST:
+                    break
+            self.open = False
+        except BlockingIOError:
+            pass
 
-def end(session: int) -> None:
-    """Ends what a run has started and left."""
-    try:
-        os.killpg(session, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
+    def is_late(self) -> bool:
+        """Whether the run has used up its time. What counts is processor time, since a crowded machine makes every run
+        slow; but a run that waits for something may wait for ever."""
+        waited = time.monotonic() - self.since
+        try:
+            used = time.clock_gettime(((~self.pid) << 3) | CPUCLOCK_SCHED)
+        except OSError:
+            return False
+        return used > self.seconds or waited > self.seconds and used < waited / BUSY or waited > PATIENCE * self.seconds
+
+    def end(self) -> None:
+        """Ends the processes of the run's session."""
+        try:
+            os.killpg(self.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+
+    def result(self) -> str | None:
+        """The answer as it was given, which is JSON unless code of the package did otherwise; None where there is none."""
+        self.end()
+        self.read()
+        os.close(self.reader)
+        shutil.rmtree(self.folder, ignore_errors=True)
+        return self.answer.decode(errors="replace") if len(self.answer) <= MOST else None
 
 
 def end_children() -> None:
@@ -139,38 +226,31 @@ def end_children() -> None:
             os.waitpid(pid, 0)
 
 
-def finish(number: int) -> dict:
-    """What a run said; an error where it said nothing, because it was ended or ended itself."""
-    shutil.rmtree(f"/tmp/run-{number}", ignore_errors=True)
-    try:
-        with open(f"/tmp/said-{number}") as file:
-            found = json.load(file)
-        os.unlink(f"/tmp/said-{number}")
-        return found
-    except (OSError, ValueError):
-        return {"outcomes": {"the run": "error"}, "lines": {}, "took": {}}
-
-
 def main(path: str) -> None:
     with open(path) as file:
         plan = json.load(file)
-    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    waiting, running, found = list(range(len(plan["changes"]))), {}, {}
+    libc = ctypes.CDLL(None)
+    libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
+    waiting, running, results = list(range(len(plan["changes"]))), dict[int, Run](), dict[int, str | None]()
     while waiting or running:
         while waiting and len(running) < plan["jobs"]:
-            number = waiting.pop(0)
-            running[start(number, plan)] = number, time.monotonic() + plan["seconds"]
+            run = Run(waiting.pop(0), plan)
+            running[run.pid] = run
+        ready, _, _ = select.select([run.reader for run in running.values() if run.open], [], [], 0.002)
+        for run in running.values():
+            if run.reader in ready:
+                run.read()
         pid, _ = os.waitpid(-1, os.WNOHANG)
         if pid in running:
-            number, _ = running.pop(pid)
-            end(pid)
-            found[number] = finish(number)
+            run = running.pop(pid)
+            results[run.number] = run.result()
         elif not pid:
-            for late in [one for one, (_, until) in running.items() if time.monotonic() > until]:
-                end(late)
-            time.sleep(0.002)
+            for run in running.values():
+                if len(run.answer) > MOST or run.is_late():
+                    run.end()
     end_children()
-    print(json.dumps([found[number] for number in sorted(found)]))
+    print(json.dumps([results[number] for number in sorted(results)]))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,118 @@
+"""What tests need besides themselves: conftest files, modules that they import from each other, and the packages that
+their files lie in. It is taken from the original and laid as part of the exam; what an agent left of it is not looked at.
+
+Nothing is run to find it. A module is needed where a file of tests, or a conftest file above it, names it in an import or
+in a text, as in `pytest_plugins`. Files of data are not laid: the package's code could change them while tests run.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import tokenize
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import PurePosixPath
+
+__all__ = ["decode_source", "find_support", "package_of_file"]
+
+
+def decode_source(data: bytes) -> str:
+    """The text of a file of Python, by its byte order mark or coding cookie. Raises ValueError where Python could not
+    decode it either."""
+    try:
+        encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
+        return data.decode(encoding)
+    except (SyntaxError, LookupError, UnicodeDecodeError) as error:
+        raise ValueError(f"this is no text of Python: {error}") from error
+
+
+def find_support(tests: Mapping[str, bytes], source: Collection[str], played: Collection[str]) -> dict[str, object]:
+    """What the files `played` of `tests` need, as inside/play.py takes it: "packages", file → the package that it lies
+    in, by which its relative imports are resolved; "modules", name → file, source, and whether it is a package; and
+    "conftests", files and the names of their modules, outer folders first. `source`: the package's other files."""
+    modules = {name: file for file in _python(tests) for name in _names_of(file, {*tests, *source})[::-1]}
+    modules |= {_dotted(file): file for file in _python(tests)}
+    folders = {str(folder) for file in played for folder in PurePosixPath(file).parents}
+    conftests = [file for file in _python(tests) if PurePosixPath(file).name == "conftest.py" and _folder(file) in folders]
+    needed = _closure(tests, modules, [*played, *conftests]) | {*conftests}
+    found: dict[str, tuple[str, str, bool]] = {}
+    for name, file in modules.items():
+        if file in needed:
+            found[name] = (file, decode_source(tests[file]), file.endswith("__init__.py"))
+    for name in [*found]:
+        for parent in _parents(name):
+            if parent in modules:
+                file = modules[parent]
+                found.setdefault(parent, (file, decode_source(tests[file]), file.endswith("__init__.py")))
+            elif not any(f"{_dotted(file)}.".startswith(f"{parent}.") for file in _python(source)):
+                found.setdefault(parent, (parent.replace(".", "/"), "", True))
+    return {
+        "packages": {file: package for file in sorted(played) if (package := package_of_file(file))},
+        "modules": {name: [*found[name]] for name in sorted(found)},
+        "conftests": [[file, _dotted(file)] for file in sorted(conftests, key=lambda file: (file.count("/"), file))],
+    }
+
+
+def package_of_file(file: str) -> str:
+    """The package that a file lies in, as it is imported from the tree or from its folder src; empty for none."""
+    return _dotted(f"{_folder(file)}/__init__.py") if "/" in file.removeprefix("src/") else ""
+
+
+def _python(files: Collection[str]) -> list[str]:
+    return sorted(file for file in files if file.endswith(".py"))
+
+
+def _folder(file: str) -> str:
+    return str(PurePosixPath(file).parent)
+
+
+def _dotted(file: str) -> str:
+    """The name under which a file is imported from the tree, or from its folder src."""
+    return file.removeprefix("src/").removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+
+def _names_of(file: str, files: Collection[str]) -> list[str]:
+    """The names under which a file of tests is imported: from the tree, and from the first folder above it that is no
+    package, which pytest puts on the path."""
+    folder = PurePosixPath(file).parent
+    while str(folder) != "." and f"{folder}/__init__.py" in files:
+        folder = folder.parent
+    return [*dict.fromkeys((_dotted(file), _dotted(str(PurePosixPath(file).relative_to(folder)))))]
+
+
+def _parents(name: str) -> list[str]:
+    parts = name.split(".")
+    return [".".join(parts[:count]) for count in range(1, len(parts))]
+
+
+def _closure(tests: Mapping[str, bytes], modules: Mapping[str, str], files: Collection[str]) -> set[str]:
+    """The files that some files import, and those that these import."""
+    needed, todo, seen = set[str](), [*files], set[str]()
+    while todo:
+        file = todo.pop()
+        if file in seen:
+            continue
+        seen.add(file)
+        for name in _imported(tests[file], package_of_file(file)):
+            for part in (*_parents(name), name):
+                if part in modules:
+                    needed.add(modules[part])
+                    todo.append(modules[part])
+    return needed
+
+
+def _imported(data: bytes, package: str) -> Iterator[str]:
+    """Names that may be modules which a file imports, and texts that may name one. None for a file that is no Python."""
+    try:
+        tree = ast.parse(data)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+            base = ".".join([*above, *([node.module] if node.module else [])])
+            yield from (base, *(f"{base}.{alias.name}" for alias in node.names))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and len(node.value) < 200:
+            yield node.value

@@ -1,0 +1,138 @@
+"""Awkward layouts of packages: each gives tests that make tasks, or one line that names the cause, and never a traceback."""
+
+import re
+from collections.abc import Mapping
+from functools import partial
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from environments.grading.lay import Editable
+from environments.grading.ready import Judges, nursery_of_judges
+from environments.sandbox.open import open_sandbox
+from environments.tasks.check import ungradable
+from environments.tasks.make import make
+from environments.tasks.package import Package, sanitised
+from environments.tasks.recipe import prepared
+from environments.tasks.runner import LIMITS, Sandboxed
+from environments.tasks.sources import package_of
+from environments.tasks.support import decode_source, find_support, package_of_file
+from etude.tasks import GRADING, refuse_ungradable, without_tasks
+from kit.settings import RunError
+from ref.feature_deletion import bodies
+from tests.environments.layouts import LAYOUTS, write_layout
+
+
+class Canned:
+    """A runner that has played the tests already: nothing is changed."""
+
+    def __init__(self, outcomes: Mapping[str, str]) -> None:
+        self.found, self.without = outcomes, frozenset()
+
+    def outcomes(self, files, changes=({},), only=(), seed=0):
+        return [{test: outcome for test, outcome in self.found.items() if test not in self.without}] * len(changes)
+
+    def patiently(self, files):
+        return {test: (outcome, 0.01) for test, outcome in self.found.items()}
+
+    def coverage(self, files):
+        return {}
+
+
+def test_each_layout_gives_tests_or_a_line(tmp_path, root, shared_store):
+    """All packages are played in three sandboxes, a run for each, and graded in forks of one nursery."""
+    packages, lines = {}, {}
+    for name, layout in LAYOUTS.items():
+        write_layout(tmp_path / name, layout)
+        try:
+            packages[name] = package_of(str(tmp_path / name), tmp_path)
+        except (ValueError, RunError) as error:
+            lines[name] = str(error)
+    runner = Sandboxed(partial(open_sandbox, root=root, store=shared_store, limits=LIMITS), jobs=2, seconds=20)
+    played = runner.outcomes({}, [{**package.files, **package.tests} for package in packages.values()])
+    passing = {}
+    with nursery_of_judges(GRADING, root, shared_store) as nursery:
+        judges = Judges(partial(open_sandbox, root=root, store=shared_store, limits=GRADING), nursery=nursery)
+        for (name, package), outcomes in zip(packages.items(), played, strict=True):
+            try:
+                package, left_out = prepared(package, Canned(outcomes))
+                passed = [test for test, outcome in outcomes.items() if outcome == "passed"]
+                lost = ungradable(package, passed, judges.fresh, 30, judges)
+                passing[name] = len(passed) - len(lost)
+                refuse_ungradable(package, passed, lost)
+                canned = Canned({test: outcome for test, outcome in outcomes.items() if test not in left_out})
+                source = {path: data for path, data in package.files.items() if path.endswith(".py")}
+                if passing[name] < 3 or not bodies(source):
+                    lines[name] = without_tasks(make(package, canned))
+                for piece in bodies(source):
+                    Editable((piece.patches[0].file,))
+            except (ValueError, RunError) as error:
+                lines[name] = str(error)
+    for name, layout in LAYOUTS.items():
+        line = lines.get(name, "")
+        assert "\n" not in line and bool(line) == bool(layout.says) and re.search(layout.says, line), (name, line)
+        assert passing.get(name, layout.passing) == layout.passing, (name, passing[name])
+    assert len(LAYOUTS) >= 50 and sum(not layout.says for layout in LAYOUTS.values()) >= 30
+
+
+names = st.sampled_from(["pk", "tests", "testing", "build", "test_a", "a_test", "conftest", "__init__", "src", ".x", "a\nb", "\udcff"])
+paths = st.lists(names, min_size=1, max_size=4).map(lambda parts: "/".join(parts) + ".py")
+contents = st.sampled_from([b"", b"def test():\n    pass\n", b"from . import a\n", b"from .... import b\nimport tests.a\n", b"\xff", b"\0", b"("])
+
+
+@given(st.dictionaries(paths, contents, max_size=6))
+@settings(max_examples=60, deadline=None)
+def test_any_files_are_a_package_or_a_line(tmp_path_factory, files):
+    """Whatever lies where, and whatever is in it: what tests need is found, too."""
+    folder = tmp_path_factory.mktemp("package")
+    for name, data in files.items():
+        try:
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_bytes(data)
+        except OSError:  # a file where a folder should be
+            continue
+    try:
+        package = sanitised(folder, "pk", "1", "folder")
+    except ValueError as error:
+        assert str(folder) in str(error)
+        return
+    assert isinstance(package, Package) and not {*package.files} & {*package.tests}
+    assert all(path.isprintable() and "/." not in f"/{path}" for path in {**package.files, **package.tests})
+    played = [path for path in package.tests if path.endswith(".py")]
+    readable = {path: data for path, data in package.tests.items() if data not in (b"\xff",)}
+    support = find_support(readable, package.files, [path for path in played if path in readable])
+    assert support.keys() == {"packages", "modules", "conftests"}
+
+
+def test_support_by_hand():
+    """conftest files above a test, what they import, and packages; nothing of the package under test, and no stranger."""
+    tests = {
+        "conftest.py": b"pytest_plugins = ['tests.shared']\n",
+        "tests/__init__.py": b"",
+        "tests/shared.py": b"from tests import deep\n",
+        "tests/deep.py": b"",
+        "tests/unused.py": b"",
+        "tests/other/conftest.py": b"",
+        "tests/unit/conftest.py": b"",
+        "tests/unit/test_a.py": b"from ..values import x\nfrom pk import y\n",
+        "tests/values.py": b"\xef\xbb\xbfx = 1\n",
+        "src/pk/tests/test_b.py": b"from . import help\n",
+        "src/pk/tests/help.py": b"",
+    }
+    found = find_support(tests, ["src/pk/__init__.py", "src/pk/core.py"], ["tests/unit/test_a.py"])
+    assert found["conftests"] == [["conftest.py", "conftest"], ["tests/unit/conftest.py", "tests.unit.conftest"]]
+    assert found["packages"] == {"tests/unit/test_a.py": "tests.unit"}
+    modules = found["modules"]
+    assert isinstance(modules, dict) and modules["tests.values"] == ["tests/values.py", "x = 1\n", False]
+    assert modules["tests"][2] and modules["tests.unit"] == ["tests/unit", "", True]
+    assert {"tests.shared", "tests.deep"} <= modules.keys() and not {"tests.unused", "pk"} & modules.keys()
+    inside = find_support(tests, ["src/pk/__init__.py"], ["src/pk/tests/test_b.py"])["modules"]
+    assert isinstance(inside, dict) and {"pk.tests", "pk.tests.help"} <= inside.keys() and "pk" not in inside
+    assert package_of_file("src/pk/tests/test_b.py") == "pk.tests" and package_of_file("test_a.py") == ""
+
+
+@pytest.mark.parametrize("data", [b"\xff", b"# coding: nothing\n", b"# coding: rot13\nx", b"\xef\xbb\xbf# coding: latin-1\n"])
+def test_source_that_python_cannot_read(data):
+    with pytest.raises(ValueError):
+        decode_source(data)
