@@ -19,7 +19,7 @@ __all__ = ["Package", "licence_of", "sanitised"]
 OUT = re.compile(
     r"(.*/)?(\.[^/]*|__pycache__|build|dist|site-packages|[^/]*\.(egg-info|dist-info|egg)|htmlcov|_build|venv|env|node_modules)(/.*)?|"
     r".*(~|\.(orig|rej|bak|sw[a-p]|pyc|pyo|so|pyd|whl|zip|tar|gz|bz2|xz|egg|db|sqlite|patch|diff|ipynb|html|log))|(.*/)?(PKG-INFO|tags|TAGS|cover)",
-    re.IGNORECASE,
+    re.IGNORECASE | re.DOTALL,
 )
 KEPT = re.compile(r".*\.(py|pyi|txt|md|rst|toml|cfg|ini|json|csv|yaml|yml|po|mo|typed)|(.*/)?(LICEN[CS]E|COPYING|NOTICE|AUTHORS)[^/]*", re.IGNORECASE)
 LICENCES = {
