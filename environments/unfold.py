@@ -198,11 +198,17 @@ FOLDS: Mapping[str, Fold] = MappingProxyType(
 
 SPACE = re.compile(r"\s*")
 NUMBERED = re.compile(r"^(?:\S*?:)?[ \t]*\d+[:|\-\t ](?: ?\| ?)?", re.MULTILINE)
-LINE_NUMBER = re.compile(r'<(a|span|td)\b[^>]*(?:href|id=|lineno|linenos|class="n")[^>]*>\s*\d+\s*</\1>')
+TAGGED_NUMBER = re.compile(r"<(a|span|td)\b([^<>]*+)>\s*+\d++\s*+</\1>")
+LINE_NUMBER = re.compile(r'href|id=|lineno|class="n"')
+"""What an attribute of such a tag holds where its number is that of a line."""
 
 
 def _html(text: str) -> str:
-    return html.unescape(re.sub(r"<[^>]*>", "", LINE_NUMBER.sub("", text))) if "<" in text or "&" in text else ""
+    if "<" not in text and "&" not in text:
+        return ""
+    text = TAGGED_NUMBER.sub(lambda tag: "" if LINE_NUMBER.search(tag[2]) else tag[0], text)
+    *parts, rest = text.split(">")  # no expression: from each of many < it would look for a > that is nowhere
+    return html.unescape("".join(part.partition("<")[0] if "<" in part else f"{part}>" for part in parts) + rest)
 
 
 def _json(text: str) -> str:

@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from environments.deadline import Deadline
 from environments.egress.rules import HEAD, Refused, Rules, judge
 from environments.egress.upstream import Answer, answered
 from environments.sandbox.inside.places import PROXY
@@ -32,38 +33,6 @@ __all__ = ["Door"]
 
 WAIT = 10.0
 """Seconds for which a connection may say nothing."""
-
-
-class Watch:
-    """Ends connections when a time is over, whatever they wait for. Use it as a context."""
-
-    def __init__(self, seconds: float) -> None:
-        self.lock, self.sockets, self.late = threading.Lock(), list[tuple[socket.socket, int]](), False
-        self.timer = threading.Timer(seconds, self._end)
-        self.timer.daemon = True
-        self.timer.start()
-
-    def __call__(self, one: socket.socket, how: int = socket.SHUT_RDWR) -> None:
-        """Watches a connection too. `how`: SHUT_RD where it may still be written to. Raises TimeoutError where the time is over by now."""
-        with self.lock:
-            self.sockets.append((one, how))
-        if self.late:
-            raise TimeoutError
-
-    def __enter__(self) -> Watch:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.timer.cancel()
-
-    def _end(self) -> None:
-        with self.lock:
-            self.late = True
-            for one, how in self.sockets:
-                try:
-                    socket.socket.shutdown(one, how)  # TLS has a method of its own, under which whoever reads fails otherwise
-                except OSError:
-                    pass
 
 
 class Door:
@@ -136,16 +105,16 @@ class Door:
     def _serve(self, guest: socket.socket, number: int, slots: threading.BoundedSemaphore) -> None:
         since, line, answer = time.monotonic(), {"sandbox": number, "verdict": "allowed"}, None
         try:
-            with guest, Watch(self.rules.seconds) as watch:
-                watch(guest, socket.SHUT_RD)  # who was late is still told so
+            with guest, Deadline(self.rules.seconds) as deadline:
+                deadline.watch(guest, socket.SHUT_RD)  # who was late is still told so
                 try:
-                    answer = self._answer(guest, line, watch)
+                    answer = self._answer(guest, line, deadline)
                     line |= {"status": answer.status, "bytes": answer.size}
                 except (Refused, OSError, ValueError, http.client.HTTPException) as error:
-                    line |= self._without(error, watch)
+                    line |= self._without(error, deadline)
                 if self._log(line | {"seconds": round(time.monotonic() - since, 3)}):
-                    with Watch(self.rules.seconds) as leaving:
-                        leaving(guest)
+                    with Deadline(self.rules.seconds) as leaving:
+                        leaving.watch(guest)
                         _say(guest, answer, line)
         except OSError:
             pass  # the guest has left, or what happened could not be written down
@@ -154,16 +123,16 @@ class Door:
                 answer.body.close()
             slots.release()
 
-    def _without(self, error: Exception, watch: Watch) -> dict[str, object]:
+    def _without(self, error: Exception, deadline: Deadline) -> dict[str, object]:
         """What is written down where nothing goes in."""
         about = error.about if isinstance(error, Refused) else {}
-        if watch.late:
+        if deadline.late:
             return {**about, "verdict": "failed", "why": f"more than {self.rules.seconds:g} seconds", "status": 504}
         if isinstance(error, Refused):
             return {**about, "verdict": "refused", "why": error.why, "status": error.status}
         return {"verdict": "failed", "why": one_line(str(error)) or type(error).__name__, "status": 502}
 
-    def _answer(self, guest: socket.socket, line: dict, watch: Watch) -> Answer:
+    def _answer(self, guest: socket.socket, line: dict, deadline: Deadline) -> Answer:
         """Raises Refused, OSError, ValueError and http.client.HTTPException. `line`: what is found of the request."""
         asked = judge(_head(guest), self.rules)
         line |= {"method": asked.method, "host": asked.host, "path": asked.path[:300], "dropped": [*asked.dropped]}
@@ -171,8 +140,8 @@ class Door:
             left = self.rules.total - self.bytes
         if left <= 0:
             raise Refused(429, f"more than {self.rules.total} bytes came in")
-        answer = answered(asked, self.rules, min(self.rules.largest, left), watch)
-        if watch.late:
+        answer = answered(asked, self.rules, min(self.rules.largest, left), deadline.watch)
+        if deadline.late:
             answer.body.close()
             raise TimeoutError
         with self.lock:

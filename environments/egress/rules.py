@@ -21,7 +21,7 @@ HEAD = 8 << 10
 NAME = re.compile(r"(?=.{1,200}\Z)[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*")
 FIRST = re.compile(r"([A-Z]{1,20}) ([!-~]{1,4000}) HTTP/1\.[01]")
 TARGET = re.compile(r"http://([A-Za-z0-9.-]{1,250})(?::80)?(/[^?#]*)?([?#].*)?")
-FIELD = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]{1,100}):[ \t]*([ -~\t]*)")
+FIELD = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]{1,100}):[ \t]*+([ -~\t]*)")
 SEGMENT = re.compile(r"[A-Za-z0-9._~+!@=,-]*")
 METHODS = ("GET", "HEAD")
 """Those that an allowlist may hold: they have no body, and change nothing."""

@@ -134,9 +134,7 @@ class _Straight(http.client.HTTPConnection):
                 self.sock = socket.create_connection((address, self.port), self.timeout)
                 self.watch(self.sock)
                 if self.context is not None:
-                    self.sock = secured = self.context.wrap_socket(self.sock, server_hostname=self.host, do_handshake_on_connect=False)
-                    self.watch(secured)
-                    secured.do_handshake()
+                    self.sock = self.context.wrap_socket(self.sock, server_hostname=self.host)
                 return
             except OSError as error:
                 failed = error

@@ -21,7 +21,7 @@ PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,99}")
 NEVER = re.compile(
     r"(.*/)?(conftest\.py|pytest\.ini|\.pytest\.ini|tox\.ini|setup\.cfg|setup\.py|pyproject\.toml|(site|user)customize\.py"
     r"|[^/]*\.(pth|pyc|pyo|so|pyd|egg-link)|(__pycache__|[^/]*\.(egg-info|dist-info))(/.*)?)",
-    re.IGNORECASE,
+    re.IGNORECASE | re.DOTALL,
 )
 """Files that change how tests are run or what is imported: no set of editable files reaches them."""
 

@@ -11,11 +11,11 @@ import difflib
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 
 from environments.grading.rewards import conformance
 from environments.harness.index import Index
-from environments.harness.messages import Called, Message, Policy, PolicyError
+from environments.harness.messages import Called, Message, Policy, PolicyError, text_of
 from environments.harness.record import Record, context, spent
 from environments.harness.tools import TOOLS, BadCall, Tool, chosen, openai
 from environments.sandbox.interface import Observation, Sandbox
@@ -29,6 +29,7 @@ __all__ = ["SYSTEM", "Budget", "Episode", "Job", "difference", "size"]
 SYSTEM = """You are a software engineer. You work in a folder with the source of a package, through tools. There is no network.
 Look at the code, change what is needed and no more, run the tests, and call finish when you are done. Several calls may stand in one reply."""
 NUDGE = "You have called no tool. Call one, or call finish if you are done."
+CUT = "Your reply reached its limit on length before it called a tool. Think less, and call one."
 SUMMARISE = (
     "The context is nearly full. Write a summary for yourself with which you can go on: what was asked, what you have found and changed, with the "
     "names of files, and what is left to do. Nothing else of this conversation will be there."
@@ -42,8 +43,8 @@ CALLS, LEAST = 32, 16
 CACHES = {"__pycache__", ".pytest_cache"}
 ROOM = 0.8
 """Share of a context behind which it is summarised."""
-PATIENCE = 2
-"""Replies without a call, one after the other, that end an episode."""
+PATIENCE, CUTS = 2, 6
+"""Replies without a call, one after the other, that end an episode; and those that were cut off before they could call anything."""
 BROKEN = "broken"
 """What is said of an answer to a call that was none."""
 
@@ -92,7 +93,8 @@ class Job:
 
 def size(messages: Sequence[Message]) -> int:
     """Tokens of some messages, at four characters each."""
-    return sum(len(one.text) + sum(len(call.name) + len(call.arguments) for call in one.calls) for one in messages) // 4
+    letters = (len(one.text) + len(text_of(one.thoughts)) + sum(len(call.name) + len(call.arguments) for call in one.calls) for one in messages)
+    return sum(letters) // 4
 
 
 class Episode:
@@ -130,6 +132,8 @@ class Episode:
         self.since = time.monotonic()
         self.turns = sum(line["kind"] == "reply" for line in record.lines)
         self.tokens = sum(line.get("tokens") or 0 for line in record.lines if line["kind"] in ("reply", "summary"))
+        self.ids = {call["id"] for line in record.lines if line["kind"] == "reply" for call in line["calls"]}
+        self.next_id = 1
         self.tree = next(line["tree"] for line in reversed(record.lines) if "tree" in line)
         self.fork = fork
 
@@ -153,11 +157,15 @@ class Episode:
     def _why(self) -> str:
         """Why the episode is over, if it is."""
         b, lines = self.budget, self.record.lines
-        silent = [bool(line["calls"]) for line in lines if line["kind"] == "reply"][-PATIENCE:]
+        replies = [line for line in lines if line["kind"] == "reply"][-CUTS:]
+        unfinished = [not line["calls"] and bool(line.get("cut")) for line in replies]
+        silent = [not line["calls"] and not line.get("cut") for line in replies[-PATIENCE:]]
         if self.over:
             return self.over
-        if len(silent) == PATIENCE and not any(silent):
+        if len(silent) == PATIENCE and all(silent):
             return "nothing was called"
+        if len(unfinished) == CUTS and all(unfinished):
+            return f"{CUTS} replies in a row were cut off before they called anything"
         if self.turns >= b.turns:
             return f"{b.turns} turns"
         if self.tokens >= b.tokens:
@@ -188,23 +196,38 @@ class Episode:
         if len(messages) > 3 and full > ROOM * b.context:
             asked = fitting([*messages, Message("user", SUMMARISE)], b.context - min(b.reply, b.context // 4))
             reply = self.policy.reply(asked, (), max(1, min(b.reply, b.context // 4, b.tokens - self.tokens)))
-            self.tokens += self._count(reply.text, reply.tokens)
-            told = {"prompt_tokens": reply.prompt_tokens, "tokens": self._count(reply.text, reply.tokens)}
-            self._add("summary", text=reply.text, **told, tree=self.tree, spent=self._spent(), seconds=time.monotonic() - since)
+            text = reply.text or text_of(reply.thoughts)
+            self.tokens += self._count(text, reply.tokens)
+            told = {"prompt_tokens": reply.prompt_tokens, "tokens": self._count(text, reply.tokens)}
+            self._add("summary", text=text, **told, tree=self.tree, spent=self._spent(), seconds=time.monotonic() - since)
             return
         reply = self.policy.reply(messages, [*self.tools.values()], max(LEAST, min(b.reply, b.tokens - self.tokens, b.context - full)))
-        written = self._count(reply.text + "".join(call.arguments for call in reply.calls), reply.tokens)
+        made = self._with_ids(reply.calls)
+        written = self._count(reply.text + text_of(reply.thoughts) + "".join(call.arguments for call in made), reply.tokens)
         self.tokens, self.turns = self.tokens + written, self.turns + 1
         known = {name: getattr(reply, name) for name in ("token_ids", "logprobs", "prompt_ids") if getattr(reply, name) is not None}
+        known |= {"thoughts": dict(reply.thoughts)} if reply.thoughts else {}
         told = {"prompt_tokens": reply.prompt_tokens, "tokens": written, "cut": reply.cut, **known}
-        self._add("reply", text=reply.text, calls=[asdict(call) for call in reply.calls], **told, seconds=time.monotonic() - since)
-        for number, call in enumerate(reply.calls):
+        self._add("reply", text=reply.text, calls=[asdict(call) for call in made], **told, seconds=time.monotonic() - since)
+        for number, call in enumerate(made):
             self._answer(call, number)
-        if not reply.calls:
-            self._add("nudge", text=NUDGE)
-        changed = self._store() if reply.calls else ""
+        if not made:
+            self._add("nudge", text=CUT if reply.cut else NUDGE)
+        changed = self._store() if made else ""
         more = {name: value for name, value in (("diff", changed), ("over", self.over)) if value}
         self._add("turn", tree=self.tree, **more, spent=self._spent())
+
+    def _with_ids(self, calls: Sequence[Called]) -> tuple[Called, ...]:
+        """The calls of a reply, each with an id that no other one of the transcript has: by them answers find their calls. Servers give none, the
+        same ones in each reply, or one twice. New ones have nine letters and digits, which the strictest server wants."""
+        named = []
+        for call in calls:
+            name = call.id
+            while not name or name in self.ids:
+                name, self.next_id = f"c{self.next_id:08d}", self.next_id + 1
+            self.ids.add(name)
+            named.append(replace(call, id=name))
+        return tuple(named)
 
     def _store(self) -> str:
         """Stores the tree, and gives the difference to the last one. A tree that cannot be stored, with a FIFO in it for instance, is the agent's to

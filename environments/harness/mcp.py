@@ -2,8 +2,8 @@
 
 JSON-RPC 2.0, one message a line. Two ages of the protocol are spoken, since clients of both are about. From 2026-07-28 on every request names its
 version and what its client can do in `_meta`, and `server/discover` tells what there is. Before, `initialize` agreed on a version for all that
-follows. Batches are refused, as every version but 2025-03-26 wants it. What is wrong with a message is an error of JSON-RPC; what is wrong with a
-call of a tool is a result with `isError`, which the client's model reads.
+follows. Batches are refused, as every version but 2025-03-26 wants it, and that one is not agreed on. What is wrong with a message is an error of
+JSON-RPC; what is wrong with a call of a tool is a result with `isError`, which the client's model reads.
 
 `Protocol` is what a line means and what is said to it, without a stream. `Door` is the policy (see messages.py): its next reply is the client's next
 call, and the client hears the answer once the turn stands in the transcript.
@@ -24,8 +24,9 @@ __all__ = ["HANDSHAKE", "LARGEST", "STATELESS", "Asked", "Door", "Protocol"]
 
 STATELESS = ("2026-07-28",)
 """Versions that each request names, newest first."""
-HANDSHAKE = ("2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05")
-"""Versions that `initialize` agrees on, newest first."""
+HANDSHAKE = ("2025-11-25", "2025-06-18", "2024-11-05")
+"""Versions that `initialize` agrees on, newest first. Not 2025-03-26, the only one whose servers must take batches: a call is answered behind its
+turn, so the calls of a batch have no common answer."""
 META = "io.modelcontextprotocol/"
 """What names of the protocol's own fields in `_meta` begin with."""
 NO_JSON, NO_REQUEST, NO_METHOD, BAD_PARAMS, NO_VERSION = -32700, -32600, -32601, -32602, -32022
@@ -142,7 +143,8 @@ class Protocol:
             if not isinstance(version, str):
                 raise Refused(BAD_PARAMS, "initialize needs protocolVersion, a text")
             self.begun = True
-            return {"protocolVersion": version if version in HANDSHAKE else HANDSHAKE[0], "serverInfo": self.about, **self.able}
+            older = (known for known in HANDSHAKE if known <= version)  # a client of an unknown version knows those before it
+            return {"protocolVersion": next(older, HANDSHAKE[0]), "serverInfo": self.about, **self.able}
         if method == "server/discover" and not stateless:
             raise Refused(BAD_PARAMS, f"_meta needs {META}protocolVersion")
         self._agreed(stateless)

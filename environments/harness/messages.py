@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from environments.harness.tools import Tool
 
-__all__ = ["Called", "Message", "Policy", "PolicyError", "Reply"]
+__all__ = ["THOUGHTS", "Called", "Message", "Policy", "PolicyError", "Reply", "text_of", "thoughts_in"]
+
+THOUGHTS = ("reasoning_content", "reasoning", "reasoning_details")
+"""Fields of a message in which servers give what a model thought: a text, or a list of parts. They get it back as it was, with the calls that
+followed from it: some refuse the history without, others lose their plan."""
+
+
+def thoughts_in(message: Mapping[str, object]) -> dict[str, object] | None:
+    """The thoughts of a server's message, or of a transcript's line; None for none."""
+    fields = {name: message.get(name) for name in THOUGHTS}
+    return {name: value for name, value in fields.items() if isinstance(value, str | list) and value} or None
+
+
+def text_of(thoughts: Mapping[str, object] | None) -> str:
+    """Thoughts as a text, each once."""
+    return next((value if isinstance(value, str) else json.dumps(value) for value in (thoughts or {}).values()), "")
 
 
 @dataclass(frozen=True)
@@ -32,6 +48,8 @@ class Message:
     """Of the assistant."""
     answers: str = ""
     """Of a tool: the id of the call that it answers."""
+    thoughts: Mapping[str, object] | None = None
+    """Of the assistant: what it thought, in the fields in which a server gave it, and wants it back."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +68,8 @@ class Reply:
     prompt_ids: tuple[int, ...] | None = None
     cut: bool = False
     """Whether it ended at a limit on length."""
+    thoughts: Mapping[str, object] | None = None
+    """What it thought before, in the fields in which the server gives it (`THOUGHTS`)."""
 
 
 class PolicyError(Exception):

@@ -3,7 +3,7 @@
 It is what an episode goes on with after a kill, and what a person reads. Kinds of lines:
 
     begin    what was asked, with which tools and budgets, over which tree
-    reply    of the policy: text, calls, tokens, ids and log-probs where they are known, seconds
+    reply    of the policy: text, thoughts, calls, tokens, ids and log-probs where they are known, seconds
     answer   of a tool to a call
     nudge    of the harness, where a reply called nothing
     turn     the end of a turn: the tree's hash, what changed in it, seconds so far
@@ -21,7 +21,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from environments.harness.messages import Called, Message
+from environments.harness.messages import Called, Message, thoughts_in
 from environments.monitor import Call
 from kit.disk import Journal, atomic_write, parse_json, read_lines
 from kit.settings import RunError
@@ -48,7 +48,7 @@ MORE = {
     **dict.fromkeys(("succinctness", "conformance", "seconds"), NUMBER),
     **dict.fromkeys(("broken", "cut"), bool),
     **dict.fromkeys(("diff", "over", "ended", "who"), str),
-    "failed": dict,
+    **dict.fromkeys(("failed", "thoughts"), dict),
 }
 """Fields that it may have."""
 
@@ -124,7 +124,8 @@ def context(lines: list[dict]) -> list[Message]:
     asked, rest = [Message("system", begin["system"]), Message("user", begin["prompt"])], []
     for line in lines[1:]:
         if line["kind"] == "reply":
-            rest.append(Message("assistant", line["text"], tuple(Called(one["id"], one["name"], one["arguments"]) for one in line["calls"])))
+            made = tuple(Called(one["id"], one["name"], one["arguments"]) for one in line["calls"])
+            rest.append(Message("assistant", line["text"], made, thoughts=thoughts_in(line.get("thoughts") or {})))
         elif line["kind"] == "answer":
             rest.append(Message("tool", line["text"], answers=line["id"]))
         elif line["kind"] == "nudge":

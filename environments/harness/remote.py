@@ -2,6 +2,10 @@
 
 Nothing is assumed of a server but the answer's form. Where it tells them, log-probs, token ids and counts of tokens are kept. vLLM gives ids to who
 asks with `return_token_ids`, llama.cpp beside the log-probs; servers that do not know these fields ignore them or are asked again without them.
+
+Servers differ in what they refuse. A refusal that names a field of ours is answered by leaving that field out, or by its other name, for as long as
+the policy lives. One that names none may have another cause, so the next request has all fields again. What is sent fits the strictest templates:
+no two messages of the user stand together, and none of the assistant is empty.
 """
 
 from __future__ import annotations
@@ -9,24 +13,33 @@ from __future__ import annotations
 import http.client
 import json
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
-from environments.harness.messages import Called, Message, PolicyError, Reply
+from environments.deadline import Answer, answer_of
+from environments.harness.messages import Called, Message, PolicyError, Reply, thoughts_in
 from environments.harness.tools import Tool, openai
 from environments.sandbox.visible import one_line
 from kit.disk import parse_json
 
-__all__ = ["Remote", "message_of"]
+__all__ = ["Form", "Remote", "conversation", "message_of"]
 
 TRIES, WAIT, LONGEST = 5, 1.0, 30.0
 """Times that a request is made, seconds before the second one, which double, and the most of them."""
 AGAIN = (408, 409, 425, 429, 500, 502, 503, 504, 529)
 """Statuses behind which the same request may succeed."""
+REFUSED = (400, 422)
+"""Statuses of a request that the server does not like as it is."""
 LARGEST = 64 << 20
 """Bytes of an answer."""
+WORDS = 4000
+"""Bytes of a refusal in which a field is looked for."""
+LIMITS = ("max_tokens", "max_completion_tokens")
+"""Names of the limit on a reply. Models that think refuse the first."""
+PATIENCE = 2
+"""Replies, one after the other, that came only without the extras: then they are not asked for any more."""
 
 
 class _Straight(urllib.request.HTTPRedirectHandler):
@@ -36,15 +49,25 @@ class _Straight(urllib.request.HTTPRedirectHandler):
         return None
 
 
-OPENER = urllib.request.build_opener(_Straight)
 EXTRAS = {"logprobs": True, "return_token_ids": True}
 """Fields that some servers do not know."""
 
 
+@dataclass(frozen=True)
+class Form:
+    """How a server's template wants a conversation."""
+
+    without_system: bool = False
+    """What the system says is the user's."""
+    alternating: bool = False
+    """The user and replies without calls take turns, as if nothing stood between them: what the user says behind answers of tools, such as a
+    request for a summary, stands in the last of these."""
+
+
 class Remote:
     """`address`: that of the API, such as http://localhost:8000/v1. `key`: sent as a bearer token. `sampling`: further fields of each request, such
-    as temperature and seed. `choice`: "required" where each reply must call a tool, if the server can hold it to that. `seconds`: that a server may
-    say nothing. `told`: hears why a request is made again."""
+    as temperature and seed; None for a field that is not to be sent. `choice`: "required" where each reply must call a tool, if the server can hold
+    it to that. `seconds`: in which a whole answer must have come. `told`: hears why a request is made again."""
 
     def __init__(
         self,
@@ -67,52 +90,89 @@ class Remote:
         self.address, self.model, self.key, self.strict, self.choice = address.rstrip("/"), model, key, strict, choice
         self.sampling, self.seconds, self.told, self.sleep = dict(sampling or {}), seconds, told, sleep
         self.extras = dict(EXTRAS)
+        self.limit = LIMITS["max_completion_tokens" in self.sampling and "max_tokens" not in self.sampling]
+        self.form = Form()
+        self.bare_replies = 0
 
     def reply(self, messages: Sequence[Message], tools: Sequence[Tool], most: int) -> Reply:
         """See `Policy`. Raises PolicyError for a server that cannot be reached, refuses, or says what is no answer, after a few tries."""
-        asked = {"model": self.model, "messages": [message_of(one) for one in messages], "max_tokens": most}
-        if tools:
-            asked |= {"tools": openai(tools, self.strict), "tool_choice": self.choice}
-        asked |= self.sampling
-        why = ""
-        for number in range(TRIES):
-            if number:
-                pause = min(LONGEST, WAIT * 2 ** (number - 1))
-                self.told(f"{self._without_key(why)}; asked again in {pause:g} s")
-                self.sleep(pause)
+        before = dict(self.extras), self.limit, self.form
+        failures, bare, adapted = 0, False, set[str]()
+        while True:
+            change = ""
             try:
-                return read(self._ask({**asked, **self.extras}))
-            except urllib.error.HTTPError as error:
-                why = f"{self.address} answers {error.code}: {_body(error)}"
-                if error.code in (400, 422) and self.extras:
-                    self.extras = {}  # perhaps it does not know them
-                elif error.code not in AGAIN:
+                extras = {} if bare else self.extras
+                answer = self._ask({**self._request(messages, tools, most), **extras})
+                if answer.status == 200:
+                    reply = read(answer.data)
+                    self._count(bare)
+                    return reply
+                why = f"{self.address} answers {answer.status}: {one_line(answer.data[:1000].decode(errors='replace')) or 'nothing'}"
+                if answer.status in REFUSED:
+                    change = self._adapt(answer.data[:WORDS].decode(errors="replace"), adapted)
+                    if not change and (bare or not self.extras):
+                        break
+                    if change:
+                        self.told(f"{self._without_key(why)}; asked again {change}")
+                        continue
+                    bare, change = True, f", without {' and '.join(self.extras)}"
+                elif answer.status not in AGAIN:
                     break
             except (OSError, http.client.HTTPException, ValueError) as error:
                 why = f"{self.address}: {one_line(str(getattr(error, 'reason', error))) or type(error).__name__}"
+            failures += 1
+            if failures == TRIES:
+                break
+            pause = min(LONGEST, WAIT * 2 ** (failures - 1))
+            self.told(f"{self._without_key(why)}; asked again in {pause:g} s{change}")
+            self.sleep(pause)
+        self.extras, self.limit, self.form = before  # none of it has helped
         raise PolicyError(self._without_key(why))
+
+    def _request(self, messages: Sequence[Message], tools: Sequence[Tool], most: int) -> dict[str, object]:
+        """The fields of a request, without the extras."""
+        fields: dict[str, object] = {"model": self.model, "messages": conversation(messages, self.form)}
+        if tools:
+            fields |= {"tools": openai(tools, self.strict), "tool_choice": self.choice}
+        limits = [self.sampling[name] for name in LIMITS if name in self.sampling]
+        if limits != [None]:
+            fields[self.limit] = min([most, *(value for value in limits if isinstance(value, int))])
+        return fields | {name: value for name, value in self.sampling.items() if name not in LIMITS and value is not None}
+
+    def _adapt(self, words: str, adapted: set[str]) -> str:
+        """Changes what a refusal names, each once in a reply; says how, or nothing. `adapted`: what was changed before."""
+        lower = words.lower()
+        for name in [name for name in self.extras if name in lower]:
+            del self.extras[name]
+            return f"without {name}, from now on"
+        other = LIMITS[self.limit == LIMITS[0]]
+        if self.limit in lower and "limit" not in adapted:
+            adapted.add("limit")
+            self.limit = other
+            return f"with {other}, from now on"
+        if "system" in lower and "role" in lower and not self.form.without_system:
+            self.form = replace(self.form, without_system=True)
+            return "with what the system says in the user's first message, from now on"
+        if "alternat" in lower and not self.form.alternating:
+            self.form = replace(self.form, alternating=True)
+            return "with what the user says behind answers of tools in the last of them, from now on"
+        return ""
+
+    def _count(self, bare: bool) -> None:
+        """Counts replies that came only without the extras, and gives these up when there is no other cause to be seen."""
+        self.bare_replies = self.bare_replies + 1 if bare else 0
+        if self.bare_replies == PATIENCE and self.extras:
+            self.told(f"{self.address} answers only without {' and '.join(self.extras)}: not asked for any more")
+            self.extras = {}
 
     def _without_key(self, text: str) -> str:
         """A server may say what it was sent."""
         return text.replace(self.key, "…") if self.key else text
 
-    def _ask(self, asked: Mapping[str, object]) -> bytes:
+    def _ask(self, asked: Mapping[str, object]) -> Answer:
         headers = {"Content-Type": "application/json", "User-Agent": "etude"} | ({"Authorization": f"Bearer {self.key}"} if self.key else {})
         request = urllib.request.Request(f"{self.address}/chat/completions", json.dumps(asked).encode(), headers)
-        with OPENER.open(request, timeout=self.seconds) as answer:
-            data = answer.read(LARGEST + 1)
-        if len(data) > LARGEST:
-            raise ValueError(f"the answer has more than {LARGEST >> 20} MiB")
-        return data
-
-
-def _body(error: urllib.error.HTTPError) -> str:
-    """What a server says of a refusal, in one line, if it does."""
-    try:
-        with error:
-            return one_line(error.read(1000).decode(errors="replace"))
-    except (OSError, http.client.HTTPException):
-        return "nothing"
+        return answer_of(request, self.seconds, LARGEST, _Straight())
 
 
 def _object(arguments: str) -> str:
@@ -129,12 +189,28 @@ def message_of(one: Message) -> dict:
     """A message as chat completions have it."""
     if one.role == "tool":
         return {"role": "tool", "tool_call_id": one.answers, "content": one.text}
-    found: dict = {"role": one.role, "content": one.text}
+    found: dict = {"role": one.role, "content": one.text, **(one.thoughts or {})}
     if one.calls:
         found["tool_calls"] = [
             {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": _object(call.arguments)}} for call in one.calls
         ]
     return found
+
+
+def conversation(messages: Sequence[Message], form: Form = Form()) -> list[dict]:
+    """Messages as chat completions have them, for templates that want roles to alternate: what the user says in a row is one message, and a reply
+    with neither a text nor a call is left out."""
+    rows: list[dict] = []
+    for message in messages:
+        if message.role == "assistant" and not message.text and not message.calls:
+            continue
+        role = "user" if message.role == "system" and form.without_system else message.role
+        last = rows[-1]["role"] if rows else ""
+        if role == "user" and (last == "user" or last == "tool" and form.alternating):
+            rows[-1]["content"] += f"\n\n{message.text}"
+        else:
+            rows.append(message_of(replace(message, role=role)))
+    return rows
 
 
 def read(data: bytes) -> Reply:
@@ -145,7 +221,7 @@ def read(data: bytes) -> Reply:
         message = choice["message"]
         text = message.get("content") or ""
         if isinstance(text, list):  # parts
-            text = "".join(part.get("text", "") for part in text if isinstance(part, dict))
+            text = "".join(part.get("text") or "" for part in text if isinstance(part, dict))
         calls = tuple(_called(number, one) for number, one in enumerate(message.get("tool_calls") or ()))
         usage = said.get("usage") or {}
         if not isinstance(text, str):
@@ -159,6 +235,7 @@ def read(data: bytes) -> Reply:
             _logprobs(choice.get("logprobs")),
             _ids(said.get("prompt_token_ids")),
             choice.get("finish_reason") == "length",
+            thoughts_in(message),
         )
     except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         words = one_line(data[:200].decode(errors="replace"))

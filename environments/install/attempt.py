@@ -149,7 +149,7 @@ def _otherwise(outcome: Outcome) -> str:
     if command.startswith("pip install -e .") or command.startswith("pip install -e '.["):
         if re.search(r"No matching distribution found for (wheel|setuptools)\b", outcome.text):
             return command.replace("pip install", BUILT_HERE, 1)
-    return re.sub(r"(pip install .*-e) '\.\[[\w.-]+\]'$", r"\1 .", command)
+    return re.sub(r" -e '\.\[[\w.-]++\]'$", " -e .", command) if "pip install " in command else command
 
 
 def why(outcome: Outcome) -> str:

@@ -170,7 +170,7 @@ def _steps(lines: list[str]) -> Iterator[str]:
             yield _plain(line.strip().removeprefix("- "))
             continue
         inside = inside if not line.strip() else -1
-        key = re.match(r"( *(?:- +)?)(run|script|before_script):(?:\s+(.*))?$", line)
+        key = re.match(r"( *(?:- +)?)(run|script|before_script):(?:\s++(.*))?$", line)
         if key is not None:
             value = (key[3] or "").strip()
             if value and not re.fullmatch(r"[|>][+-]?\d?(\s+#.*)?", value):

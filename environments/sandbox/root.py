@@ -290,8 +290,8 @@ def _shared(wanted: dict[str, Source]) -> dict[str, Source]:
     if (ldd := shutil.which("ldd", path="/usr/bin:/bin")) is None:
         raise RunError("a sandbox needs ldd, which tells what programs are linked with; on Debian and Ubuntu: apt-get install libc-bin")
     said = subprocess.run([ldd, *binaries], capture_output=True, text=True, env={"LC_ALL": "C", "PATH": "/usr/bin:/bin"}).stdout
-    found = {name: Path(path) for name, path in re.findall(r"^\s+(\S+) => (/\S+) \(0x", said, re.MULTILINE)}
-    found |= {os.path.basename(path): Path(path) for path in re.findall(r"^\s+(/\S+) \(0x", said, re.MULTILINE)}
+    found = {name: Path(path) for name, path in re.findall(r"^[ \t]++(\S++) => (/\S++) \(0x", said, re.MULTILINE)}
+    found |= {os.path.basename(path): Path(path) for path in re.findall(r"^[ \t]++(/\S++) \(0x", said, re.MULTILINE)}
     beside = {path.parent for path in found.values()}
     found |= {name: folder / name for name in LIBRARIES for folder in beside if (folder / name).exists()}
     return {f"usr/lib/{name}": Source(path.resolve(), runs=True) for name, path in found.items()}

@@ -19,7 +19,7 @@ __all__ = ["Package", "is_collected", "licence_of", "sanitised", "tests_among"]
 NEVER = re.compile(
     r"\..*|__pycache__|site-packages|.*\.(egg-info|dist-info|egg)|htmlcov|_build|node_modules|"
     r".*(~|\.(orig|rej|bak|sw[a-p]|pyc|pyo|so|pyd|whl|zip|tar|gz|bz2|xz|egg|db|sqlite|patch|diff|ipynb|html|log))",
-    re.IGNORECASE,
+    re.IGNORECASE | re.DOTALL,
 )
 """Names of folders and files that never come into a tree."""
 BUILT = re.compile(r"build|dist|venv|env|cover|PKG-INFO|tags", re.IGNORECASE)

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import hashlib
 import html.parser
+import http.client
 import os
 import re
 import subprocess
 import sys
 import tempfile
-import urllib.error
 import urllib.parse
 import urllib.request
 from pathlib import Path
 
+from environments.deadline import answer_of
 from environments.sandbox.visible import one_line
 from environments.tasks.package import Package, sanitised
 from kit.disk import atomic_write, parse_json, read_toml
@@ -29,8 +30,9 @@ INDEX = "https://pypi.org/simple"
 """Where sdists are looked for, unless PIP_INDEX_URL says otherwise. A page is HTML (PEP 503) or JSON (PEP 691)."""
 SDIST = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)-(?P<version>[0-9][A-Za-z0-9.!+_]*)\.(tar\.gz|tgz)")
 SPEC = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)(==(?P<version>[0-9][A-Za-z0-9.!+_]*))?")
-LARGEST, MEMBERS, SECONDS = 64 << 20, 20_000, 60.0
-"""Bytes of an sdist, and of all that is in it four times as many; files in it; and seconds for which the index may say nothing."""
+LARGEST, MEMBERS, SECONDS, SILENCE = 64 << 20, 20_000, 900.0, 60.0
+"""Bytes of an sdist, and of all that is in it four times as many; files in it; seconds of a whole answer of the index,
+and those for which it may say nothing."""
 UNPACK, UNPACKING = Path(__file__).parent / "inside" / "unpack.py", 600.0
 """The program that unpacks, and seconds of wall-clock that it may take; it has a limit on processor time as well."""
 
@@ -163,13 +165,9 @@ def _order(version: str) -> list[int]:
 def _get(address: str, missing: str, accept: str = "*/*") -> tuple[bytes, str]:
     try:
         request = urllib.request.Request(address, headers={"Accept": accept, "User-Agent": "etude"})
-        with urllib.request.urlopen(request, timeout=SECONDS) as answer:
-            data = answer.read(LARGEST + 1)
-            kind = answer.headers.get_content_type()
-    except urllib.error.HTTPError as error:
-        raise RunError(missing if error.code == 404 else f"{address} answers {error.code}") from None
-    except (OSError, ValueError) as error:
+        answer = answer_of(request, SECONDS, LARGEST, silence=SILENCE)
+    except (OSError, ValueError, http.client.HTTPException) as error:
         raise RunError(f"{address} cannot be reached: {one_line(str(getattr(error, 'reason', error)))}") from None
-    if len(data) > LARGEST:
-        raise RunError(f"{address} has more than {LARGEST >> 20} MiB")
-    return data, kind
+    if answer.status >= 300:
+        raise RunError(missing if answer.status == 404 else f"{address} answers {answer.status}")
+    return answer.data, answer.kind

@@ -142,7 +142,8 @@ def test_a_server_that_does_not_know_a_field_is_asked_without_it():
     with serving(say) as (address, asked):
         policy, _, _ = remote(address)
         assert [policy.reply(CONTEXT, TOOLS, 50).text for _ in range(2)] == ["Good.", "Good."]
-    assert ["logprobs" in body for body, _ in asked] == [True, False, False]
+    assert ["return_token_ids" in body for body, _ in asked] == [True, False, False]
+    assert all("logprobs" in body for body, _ in asked), "what was not refused is asked for on"
 
 
 def test_a_server_that_says_nothing():
