@@ -48,7 +48,6 @@ Glossary
     learning rate      wsd(step, …)   scalar   its factor at a step
 """
 
-import copy
 import math
 import os
 import sysconfig
@@ -63,6 +62,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ref.checks import expect, expect_text
+from ref.control_tokens import control_tokens, without_options
 from ref.network import Config, Transformer
 
 __all__ = [
@@ -201,15 +201,17 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int):
 
 
 def as_text(tokenizer):
-    """The tokenizer, or a copy of it, that reads special tokens in a text as plain text: `<|endoftext|>` in a source
-    file is encoded like any other word, and nothing is added before or after. Only the program inserts control
-    tokens, by id; otherwise a file could end a document or speak for the agent. A tokenizer.json cannot store this
-    setting, so it is set after each load or copy. A tokenizer from another library is returned unchanged."""
-    if getattr(tokenizer, "encode_special_tokens", True) and getattr(tokenizer, "post_processor", None) is None:
+    """The tokenizer, or a copy of it, that reads control tokens in a text as plain text: `<|endoftext|>` in a source
+    file is encoded like any other word, and nothing is added before or after, cut off or padded, whatever a tokenizer.json
+    says. Only the program inserts control tokens, by id; otherwise a file could end a document or speak for the agent.
+    A tokenizer.json cannot store this setting, so it is set after each load or copy. `ref/control_tokens.py` says which
+    tokens they are. A tokenizer from another library is returned unchanged."""
+    if not hasattr(tokenizer, "encode_special_tokens"):
         return tokenizer
-    twin = copy.deepcopy(tokenizer)
-    twin.encode_special_tokens, twin.post_processor = True, None
-    return twin
+    options = tokenizer.post_processor, tokenizer.truncation, tokenizer.padding
+    if tokenizer.encode_special_tokens and options == (None, None, None) and all(token.special for token in control_tokens(tokenizer)):
+        return tokenizer
+    return without_options(tokenizer, as_text=True)
 
 
 def load_tokenizer(path: str | Path):

@@ -46,7 +46,6 @@ Glossary
 """
 
 import json
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,8 +56,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from ref.chat_words import Traced, Words
 from ref.checks import parse_json
-from ref.cpt import as_text, next_token_loss
+from ref.control_tokens import ChatTokenizer, chat_tokenizer
+from ref.cpt import next_token_loss
 from ref.cpt import pack as pack_documents
 from ref.network import Transformer, load_balancing_loss
 
@@ -76,8 +77,6 @@ __all__ = [
     "tokens_and_mask",
 ]
 
-MARK = "\ufdd0"
-"""Stands inside control tokens that a text spells, while a template has it. Unicode reserves it for such uses; a chat that holds it is refused."""
 ROLES = ("system", "developer", "user", "assistant", "tool")
 KNOWN = ("role", "content", "reasoning_content", "tool_calls", "tool_call_id", "name", "weight")
 
@@ -96,7 +95,8 @@ class Message:
     """What one side says."""
 
     role: str
-    content: str = ""
+    content: str | None = ""
+    """None beside tool calls: templates tell a call from a text by it."""
     reasoning: str = ""
     """What the assistant thinks before it speaks; templates know it as `reasoning_content`."""
     tool_calls: tuple[ToolCall, ...] = ()
@@ -182,7 +182,7 @@ def message_of(one: Any) -> Message:
     words = [one.get(key) or "" for key in ("reasoning_content", "tool_call_id", "name")]
     if not all(isinstance(word, str) for word in words):
         raise ValueError("reasoning_content, tool_call_id and name must be text")
-    return Message(one["role"], content or "", words[0], tuple(map(call_of, calls)), words[1], words[2], bool(weight))
+    return Message(one["role"], content, words[0], tuple(map(call_of, calls)), words[1], words[2], bool(weight))
 
 
 def call_of(one: Any) -> ToolCall:
@@ -212,28 +212,39 @@ class Render(Protocol):
 
 def tokens_and_mask(chat: Chat, render: Render, tokenizer) -> list[tuple[Int[Tensor, " T"], Bool[Tensor, " T"]]]:
     """The contexts of a chat, each with its tokens [T] and which of them the assistant has to learn [T]. There is none if it has no turn to
-    learn, and usually one. `tokenizer` as `ref.cpt.load_tokenizer` gives it. Raises ValueError, by the number of the message, where it cannot
-    be told what the assistant wrote."""
-    tokenizer = as_text(tokenizer)
-    names = [token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special and len(token.content) > 1]
-    if not names:
-        raise ValueError("the tokenizer must have control tokens, to end a turn")
-    control = re.compile("|".join(map(re.escape, sorted(names, key=len, reverse=True))))
+    learn, and usually one. `tokenizer`: the checkpoint's, as `ref.cpt.load_tokenizer` gives it or as it is. Raises ValueError, by the number of
+    the message, where it cannot be told what the assistant wrote, and where the template leaves words out."""
+    reader = chat_tokenizer(tokenizer)
+    words = Words([m.plain() for m in chat.messages], list(chat.tools), reader)
     found = []
-    for text, turns in contexts(chat, render, control):
-        own = np.zeros(len(text), dtype=bool)
-        for start, end in turns:
-            own[start:end] = True
-        ids, mask = encode(text, own, tokenizer, control)
+    for context in contexts(chat, words, render):
+        traced = trace(chat, words, render, context)
+        own = np.zeros(len(context.text), dtype=bool)
+        for number, (start, end) in context.turns.items():
+            try:
+                own[start : end_of_turn(context.text, start, end, reader, traced.spelled)] = True
+            except ValueError as error:
+                raise ValueError(f"message {number + 1}: {error}") from None
+        ids, mask = reader.encode(context.text, own, traced.spelled)
         found.append((torch.tensor(ids), torch.tensor(mask)))
     return found
 
 
-def contexts(chat: Chat, render: Render, control: re.Pattern) -> list[tuple[str, list[tuple[int, int]]]]:
-    """Texts in which every turn to learn stands once, under what sampling would have had before it, and the places of those turns. Control
-    tokens that a message spells hold a `MARK`."""
-    plain, tools = spelled([m.plain() for m in chat.messages], control), spelled(list(chat.tools), control)
-    found: list[tuple[str, list[tuple[int, int]]]] = []
+@dataclass
+class Context:
+    """What the network saw when it wrote the last of some turns."""
+
+    text: str
+    turns: dict[int, tuple[int, int]]
+    """Number of a message to learn → the range of its turn, up to the end of what the template writes for it."""
+    count: int
+    """The messages that it was rendered from, from the first one on."""
+
+
+def contexts(chat: Chat, words: Words, render: Render) -> list[Context]:
+    """Contexts in which every turn to learn stands once, under what sampling would have had before it."""
+    plain, tools = words.messages, list(chat.tools)
+    found: list[Context] = []
     for i, message in enumerate(chat.messages):
         if message.role != "assistant" or not message.learn:
             continue
@@ -245,59 +256,39 @@ def contexts(chat: Chat, render: Render, control: re.Pattern) -> list[tuple[str,
                 before, _ = render(plain[:i], tools, True)
                 if not text.startswith(before):
                     raise ValueError("the template writes the turn otherwise than its generation prompt begins it, and does not mark it")
-                start, end = len(before), len(text)
+                turn = len(before), len(text)
             elif len(marked) != sum(m.role == "assistant" for m in chat.messages[: i + 1]):
                 raise ValueError("the template's {% generation %} marks are not one for each turn")
             else:
-                start, end = marked[-1]
-            turn = start, end_of_turn(text, start, end, control)
+                turn = marked[-1]
         except ValueError as error:
             raise ValueError(f"message {i + 1}: {error}") from None
-        running = found.pop() if found and text.startswith(found[-1][0]) else ("", [])
-        found.append((text, [*running[1], turn]))
+        running = found.pop().turns if found and text.startswith(found[-1].text) else {}
+        found.append(Context(text, running | {i: turn}, i + 1))
     return found
 
 
-def spelled(value: Any, control: re.Pattern) -> Any:
-    """The same JSON, with a `MARK` inside every control token that a text in it spells."""
-    if isinstance(value, str):
-        if MARK in value:
-            raise ValueError("a text holds U+FDD0, which is no character")
-        return control.sub(lambda token: token[0][0] + MARK + token[0][1:], value)
-    if isinstance(value, dict):
-        return {spelled(key, control): spelled(one, control) for key, one in value.items()}
-    return [spelled(one, control) for one in value] if isinstance(value, list) else value
+def trace(chat: Chat, words: Words, render: Render, context: Context) -> Traced:
+    """Where the words of the messages stand in a context. Raises ValueError, by the number of the message, unless all of them do. Only thoughts
+    of turns that are not learned in it may be missing, as far as they stand in the text of their own turn."""
+    traced = words.trace(render, context.count, context.text)
+    for number in words.check(traced, context.count, context.turns):
+        if not chat.messages[number].learn:
+            text, _ = render(words.messages[: number + 1], list(chat.tools), False)
+            words.check(words.trace(render, number + 1, text), number + 1, {number: (0, len(text))})
+    return traced
 
 
-def end_of_turn(text: str, start: int, end: int, control: re.Pattern) -> int:
-    """Behind the control token that ends the turn text[start:end], or that follows it where a template's mark leaves it out."""
-    last = [token.end() for token in control.finditer(text, start, end)][-1:]
-    if last and not text[last[0] : end].strip():
-        return last[0]
-    following = control.match(text, end)
+def end_of_turn(text: str, start: int, end: int, reader: ChatTokenizer, spelled: list[tuple[int, int]]) -> int:
+    """Behind the control token that ends the turn text[start:end], or that follows it where a template's mark leaves it out. Those that a message
+    spells and those that close a tag end no turn."""
+    tokens = [token for token in reader.ends.finditer(text, start, end) if token.span() not in spelled]
+    if tokens and not text[tokens[-1].end() : end].strip():
+        return tokens[-1].end()
+    following = reader.ends.match(text, end)
     if following is None:
         raise ValueError("the template ends the turn without a control token, so the assistant would never learn to stop")
     return following.end()
-
-
-def encode(text: str, own: Bool[np.ndarray, " C"], tokenizer, control: re.Pattern) -> tuple[list[int], list[bool]]:
-    """Ids of a text of C characters, and whether the first character of each is `own`. Control tokens separate what the tokenizer reads, as
-    they do inside of it; a spelled one is text."""
-    ids: list[int] = []
-    mask: list[bool] = []
-    at = 0
-    for token in [*control.finditer(text), None]:
-        stop = token.start() if token else len(text)
-        places = [place for place in range(at, stop) if text[place] != MARK]
-        if places:
-            read = tokenizer.encode(text[at:stop].replace(MARK, ""))
-            ids += read.ids
-            mask += [bool(own[places[min(first, len(places) - 1)]]) for first, _ in read.offsets]
-        if token:
-            ids.append(tokenizer.token_to_id(token[0]))
-            mask.append(bool(own[stop]))
-            at = token.end()
-    return ids, mask
 
 
 def fitted(contexts: Iterable[tuple[Tensor, Tensor]], length: int) -> tuple[list[tuple[Tensor, Tensor]], int, int]:

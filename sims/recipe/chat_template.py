@@ -4,11 +4,14 @@ It is foreign code, as the checkpoint is. It runs in jinja2's sandbox, in which 
 be read, and it is given plain JSON and nothing else. It can still waste time and memory.
 
 Settings and additions are those of transformers, so that a template means the same here: `raise_exception`, `tojson` without HTML's escapes,
-`break` and `continue`, and `{% generation %}`, which marks what the assistant says. There is no clock (`strftime_now`): templates that want
-today's date would give other rows on another day. Those that ask for it first take their default, and others are refused.
+`break` and `continue`, `{% generation %}`, which marks what the assistant says, `thinking` as another name of `reasoning_content`, and
+`strftime_now`. A template that writes today's date gives other rows on another day; the environment variable SOURCE_DATE_EPOCH, seconds since
+1970, sets the date. Where a checkpoint has several templates, chats with tools take `tool_use`, and all others `default`.
 """
 
 import json
+import os
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +29,10 @@ __all__ = ["Template", "template_of"]
 
 BEGIN, END = "\ufdd1", "\ufdd2"
 """Around what a template marks, until it is rendered: Unicode reserves them for such uses."""
-CONTROL = ("bos_token", "eos_token", "pad_token", "unk_token")
+CONTROL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+ADDITIONAL = "additional_chat_templates"
+"""A folder of templates by name. As in transformers, files of templates replace those in tokenizer_config.json."""
+NO_DEFAULT = "{{- raise_exception('the checkpoint has a template named tool_use, and none for chats without tools') -}}"
 
 
 class Generation(Extension):
@@ -43,17 +49,36 @@ class Generation(Extension):
         return BEGIN + caller() + END
 
 
-def sandbox() -> ImmutableSandboxedEnvironment:
+def sandbox(now: datetime) -> ImmutableSandboxedEnvironment:
+    """Jinja's, with the additions of transformers. `now`: the date for templates that write it."""
     env = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, "jinja2.ext.loopcontrols"])
     for name in ("lipsum", "cycler", "joiner"):
         del env.globals[name]
     env.filters["tojson"] = tojson
     env.globals["raise_exception"] = refuse
+    env.globals["strftime_now"] = now.strftime
     return env
 
 
 def tojson(value: Any, ensure_ascii: bool = False, indent=None, separators=None, sort_keys: bool = False) -> str:
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def current_date() -> datetime:
+    """The local time, or that of SOURCE_DATE_EPOCH in UTC. Raises ValueError if the variable holds no number of seconds."""
+    seconds = os.environ.get("SOURCE_DATE_EPOCH")
+    if seconds is None:
+        return datetime.now()
+    try:
+        return datetime.fromtimestamp(int(seconds), UTC)
+    except (ValueError, OverflowError, OSError):
+        raise ValueError(f"SOURCE_DATE_EPOCH={seconds} is not a number of seconds since 1970; correct or unset it") from None
+
+
+def with_thinking(message: dict[str, Any]) -> dict[str, Any]:
+    """The message with its thought under both names that templates know."""
+    thought = message.get("reasoning_content")
+    return message if thought is None else {"thinking": thought, **message}
 
 
 def refuse(why: str) -> None:
@@ -63,18 +88,27 @@ def refuse(why: str) -> None:
 class Template:
     """A chat template, as `ref.sft.Render`."""
 
-    def __init__(self, source: str, tokens: dict[str, str] | None = None):
-        """`tokens`: the control tokens that a template may ask for by name. Raises ValueError for a source that is no template."""
-        self.source, self.tokens = source, tokens or {}
+    def __init__(self, source: str, tokens: dict[str, str] | None = None, tool_use: str | None = None):
+        """`tokens`: the control tokens that a template may ask for by name. `tool_use`: another source, for chats with tools. Raises ValueError
+        for a source that is no template."""
+        self.source, self.tokens, self.now = source, tokens or {}, current_date()
+        self.with_tools = None if tool_use is None else Template(tool_use, tokens)
         try:
-            self.template = sandbox().from_string(source)
+            self.template = sandbox(self.now).from_string(source)
         except (jinja2.TemplateError, RecursionError) as error:
             raise ValueError(f"the chat template is not one that Jinja reads ({said(error)})") from None
 
+    @property
+    def writes_date(self) -> bool:
+        """Whether the template may write today's date."""
+        return "strftime_now" in self.source or (self.with_tools is not None and self.with_tools.writes_date)
+
     def __call__(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]], prompt: bool) -> tuple[str, list[tuple[int, int]] | None]:
         """The text, and where it is marked as the assistant's; None for a template without marks. ValueError if it refuses the messages."""
+        if tools and self.with_tools is not None:
+            return self.with_tools(messages, tools, prompt)
         try:
-            text = self.template.render(messages=messages, tools=tools or None, add_generation_prompt=prompt, **self.tokens)
+            text = self.template.render(messages=[*map(with_thinking, messages)], tools=tools or None, add_generation_prompt=prompt, **self.tokens)
         except Exception as error:  # a program from elsewhere may fail in any way
             raise ValueError(f"the chat template refuses it ({said(error)})") from None
         if "generation" not in self.source or BEGIN not in text:
@@ -94,30 +128,36 @@ def said(error: BaseException) -> str:
 def template_of(folder: str | Path, language: Language) -> Template:
     """The chat template in a checkpoint's folder; for a tokenizer of this project, the agent's own. Raises RunError if there is none."""
     folder = Path(folder)
-    settings: dict[str, Any] = {}
-    for name in ("special_tokens_map.json", "tokenizer_config.json"):
-        if (folder / name).is_file():
-            try:
-                record = read_json(folder / name)
-            except ValueError as error:
-                raise RunError(f"{folder / name} is not JSON ({said(error)})") from None
-            if not isinstance(record, dict):
-                raise RunError(f"{folder / name} is not an object of JSON")
-            settings |= record
-    source = settings.get("chat_template")
-    if isinstance(source, list):  # several by name
-        named = {one.get("name"): one.get("template") for one in source if isinstance(one, dict)}
-        source = named.get("tool_use") or named.get("default")
-    if (folder / "chat_template.jinja").is_file():
-        source = (folder / "chat_template.jinja").read_text(encoding="utf-8")
-    if not source and language.speakers == SPEAKERS[0]:
-        source = release.chat(*language.speakers)
-    if not isinstance(source, str) or not source:
-        where = "chat_template.jinja, or chat_template in tokenizer_config.json"
+    settings = json_object(folder / "special_tokens_map.json") | json_object(folder / "tokenizer_config.json")
+    templates = {"default": folder / "chat_template.jinja"} | {path.stem: path for path in sorted((folder / ADDITIONAL).glob("*.jinja"))}
+    named = {name: path.read_text(encoding="utf-8") for name, path in templates.items() if path.is_file()}
+    for where in (settings, {} if named else json_object(folder / "chat_template.json")):
+        source = where.get("chat_template")
+        if isinstance(source, list):
+            source = {item.get("name"): item.get("template") for item in source if isinstance(item, dict)}
+        named = named or {name: text for name, text in (source if isinstance(source, dict) else {"default": source}).items() if text}
+    if not named and language.speakers == SPEAKERS[0]:
+        named["default"] = release.chat(*language.speakers)
+    used = [named[name] for name in ("default", "tool_use") if name in named]
+    if not used or not all(isinstance(source, str) for source in used):
+        where = f"chat_template.jinja, or chat_template in tokenizer_config.json{f'; it has only {sorted(map(str, named))}' if named else ''}"
         raise RunError(f"{folder} has no chat template, which sft.conversations needs: {where}")
     tokens = {name: settings[name] for name in CONTROL if settings.get(name)}
     tokens = {name: token["content"] if isinstance(token, dict) else str(token) for name, token in tokens.items()}
     try:
-        return Template(source, tokens)
+        return Template(named.get("default", NO_DEFAULT), tokens, named.get("tool_use"))
     except ValueError as error:
         raise RunError(f"{folder}: {error}") from None
+
+
+def json_object(path: Path) -> dict[str, Any]:
+    """The object in a file of JSON; an empty one if there is no such file. Raises RunError if the file holds anything else."""
+    if not path.is_file():
+        return {}
+    try:
+        record = read_json(path)
+    except ValueError as error:
+        raise RunError(f"{path} is not JSON ({said(error)})") from None
+    if not isinstance(record, dict):
+        raise RunError(f"{path} is not an object of JSON")
+    return record

@@ -51,7 +51,7 @@ def test_the_shape_of_openai_is_read(tmp_path):
     assert chat.tools == (tool,) and [m.learn for m in chat.messages] == [True] * 4 + [False]
     assert chat.messages[1].plain() == {"role": "user", "content": "fix it", "name": "ann"}
     asked = chat.messages[2].plain()
-    assert asked["content"] == "" and asked["tool_calls"] == [CALL | {"function": {"name": "read", "arguments": {"file": "a.py"}}}]
+    assert asked["content"] is None and asked["tool_calls"] == [CALL | {"function": {"name": "read", "arguments": {"file": "a.py"}}}]
     assert chat.messages[4].plain() == {"role": "assistant", "content": "done", "reasoning_content": "hm"}
 
 
@@ -130,7 +130,10 @@ def test_calls_are_the_assistant_s_and_answers_are_not():
     chat = spoken(("u", "q"), ("a", {"content": "", "tool_calls": [CALL, CALL]}), ("t", "one"), ("t", "two"), ("a", "end"), tools=[{"name": "read"}])
     call = '<call>{"name": "read", "arguments": {"file": "a.py"}}</call>'
     assert learned(chat, QWEN25) == [[f"{call}\n{call}<|im_end|>", "end<|im_end|>"]]
-    assert learned(chat, LLAMA3) == [['{"name": "read", "arguments": {"file": "a.py"}}<|eot|>', "end<|eot|>"]]
+    with pytest.raises(ValueError, match="message 2: the chat template leaves out the function's name: 'read'"):
+        learned(chat, LLAMA3)  # it writes the first call of a turn alone
+    single = spoken(("u", "q"), ("a", {"content": None, "tool_calls": [CALL]}), ("t", "one"), ("a", "end"))
+    assert learned(single, LLAMA3) == [['{"name": "read", "arguments": {"file": "a.py"}}<|eot|>', "end<|eot|>"]]
     assert learned(chat, AGENT) == [["read a.py\nread a.py<|env|>", "end<|env|>"]]
 
 

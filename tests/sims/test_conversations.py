@@ -152,7 +152,7 @@ def test_lines_that_are_skipped_are_named_and_counted(tmp_path, capsys):
         "{{ range(10 ** 9) | list }}",
         "{% for k in messages[0] %}{% do messages[0].pop(k) %}{% endfor %}",
         "{{ 1 / 0 }}",
-        "{{ strftime_now('%Y') }}",
+        "{{ strftime_now.__self__ }}",
     ],
 )
 def test_a_hostile_template_can_do_nothing(source):

@@ -1,0 +1,360 @@
+"""Where the words of a chat stand in the text that a chat template renders, and which of them the template leaves out.
+
+A template may drop a role, a thought, a call or a tool's answer without an error, and most published ones drop something. The rendered text alone
+does not tell: a lost "ok" may stand in another message as well. So the chat is rendered a second time, with a mark in every part of every message.
+Without its marks that text must be the first one. Each mark then says where its part stands, and the text around it is compared.
+
+    part      a content, a thought, the name of a function, the name or the value of an argument
+    mark      MARK, the number of the part, MARK; behind the first letter of the part
+    MARK²     (two) in control tokens that a message spells, behind their first character
+
+A part is complete where it stands as it is, trimmed, with other white space, or escaped as JSON or Python write strings. Numbers, booleans and null
+cannot hold a mark and are looked for in the text of their call. A template may write arguments by position and leave out all their names. The
+`name` of a message and the ids of calls address a message; they are not among its words.
+"""
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from ref.control_tokens import MARK, ChatTokenizer
+
+__all__ = ["Part", "Place", "Traced", "Words"]
+
+MARKS = re.compile(rf"(?:{MARK}|\\+ufdd0)(\d*)(?:{MARK}|\\+ufdd0)")
+"""A mark as it is, or escaped."""
+RESERVED = re.compile("[\ufdd0-\ufdd2]")
+"""What a chat may not hold: `MARK`, and the marks of `{% generation %}` (`sims/recipe/chat_template.py`)."""
+LETTER = re.compile(r"<[^<>\s]*>|\[[^\[\]\s]*\]|([^\W_])")
+"""A tag, which templates look for and a mark would hide, or a letter or digit outside of tags."""
+THOUGHT = "</think>"
+"""Ends a thought that is written into a content."""
+ESCAPES: tuple[Callable[[str], str], ...] = (
+    lambda text: json.dumps(text, ensure_ascii=False)[1:-1],
+    lambda text: json.dumps(text)[1:-1],
+    lambda text: repr(text)[1:-1],
+    lambda text: json.dumps(json.dumps(text, ensure_ascii=False), ensure_ascii=False)[3:-3],
+)
+KINDS = {"name": "function", "arguments": "value"}
+NAMES = {"content": "its content", "thought": "its thought", "function": "the function's name", "key": "an argument's name", "value": "an argument"}
+
+
+@dataclass(frozen=True)
+class Part:
+    """A text of a message, or a number, boolean or null of a call."""
+
+    message: int
+    """Number of the message, from 0."""
+    kind: str
+    """A key of `NAMES`."""
+    text: str
+    call: int = -1
+    """Number of the call, from 0; −1 outside of calls."""
+    at: int | None = None
+    """Where the mark stands; None for what can hold no mark. Its `text` is then as JSON writes it."""
+
+    @property
+    def answer(self) -> int:
+        """Where a content goes on behind its thought; 0 where it has none."""
+        return answer_of(self.text) if self.kind == "content" else 0
+
+
+def answer_of(text: str) -> int:
+    """Where a content goes on behind its thought; 0 where it has none."""
+    return text.rfind(THOUGHT) + len(THOUGHT) if THOUGHT in text else 0
+
+
+def mark_position(text: str, control: re.Pattern) -> int:
+    """Behind the first letter outside of tags and control tokens, in the answer if there is one; before its first character if there is none."""
+    start = answer_of(text)
+    start = start if text[start:].strip() else 0
+    taken = [token.span() for token in control.finditer(text, start)]
+    for found in LETTER.finditer(text, start):
+        if found[1] and not any(a < found.end() < b for a, b in taken):
+            return found.end()
+    return len_behind(text, start)
+
+
+@dataclass(frozen=True)
+class Place:
+    """A range of the rendered text in which a part stands, or a piece of it."""
+
+    start: int
+    end: int
+    letter: int
+    """Where the character stands that has the mark."""
+    first: int = 0
+    """The part's first character there that is no white space; 0 if the part stands there from its beginning."""
+    stop: int | None = None
+    """The part's character that would come next and does not; None if the part stands there up to its end."""
+
+    @property
+    def complete(self) -> bool:
+        return not self.first and self.stop is None
+
+
+def place_of(part: Part, text: str, mark: int) -> Place:
+    """The place of a part in a text, around the position of its mark."""
+    assert part.at is not None
+    whole, bare = part.text, part.text.strip()
+    before = part.at - len_behind(whole, 0)
+    letter = mark - (part.at > 0 and whole[part.at - 1].isalnum())
+    for form, at in ((whole, part.at), (bare, before)):
+        if mark >= at and text.startswith(form, mark - at):
+            return Place(mark - at, mark - at + len(form), letter)
+    for escape in ESCAPES:
+        form = MARKS.sub(MARK, escape(bare[:before] + MARK * 2 + bare[before:]))
+        at, form = form.index(MARK), form.replace(MARK, "")
+        if mark >= at and text.startswith(form, mark - at):
+            return Place(mark - at, mark - at + len(form), letter)
+    (first, start), (stop, end) = walk_back(whole, part.at, text, mark), walk_on(whole, part.at, text, mark)
+    return Place(start, end, letter, first, stop)
+
+
+def walk_back(words: str, first: int, text: str, start: int) -> tuple[int, int]:
+    """From words[:first] and text[:start] back as far as they are alike: 0, or where the words differ, and where the text does. White space may
+    differ in kind and length, and beside a tag it may be missing."""
+    while True:
+        k, at = len_before(words, first), len_before(text, start)
+        if not k:
+            return 0, start
+        alike = (k < first) == (at < start) or words[k - 1] == ">" or words[first : first + 1] == "<"
+        if not (at and alike and words[k - 1] == text[at - 1]):
+            return first, start
+        first, start = k - 1, at - 1
+
+
+def walk_on(words: str, stop: int, text: str, end: int) -> tuple[int | None, int]:
+    """As `walk_back`, from words[stop:] and text[end:] on; None where the words end."""
+    while True:
+        k, at = len_behind(words, stop), len_behind(text, end)
+        if k == len(words):
+            return None, end
+        alike = (k > stop) == (at > end) or words[stop - 1 : stop] == ">" or words[k] == "<"
+        if not (at < len(text) and alike and words[k] == text[at]):
+            return k, end
+        stop, end = k + 1, at + 1
+
+
+def len_before(text: str, at: int) -> int:
+    """Where text[:at] ends without the white space at its end."""
+    while at and text[at - 1].isspace():
+        at -= 1
+    return at
+
+
+def len_behind(text: str, at: int) -> int:
+    """Where text[at:] begins without the white space at its beginning."""
+    while at < len(text) and text[at].isspace():
+        at += 1
+    return at
+
+
+@dataclass
+class Traced:
+    """A rendered text, and what of it is the messages'."""
+
+    text: str
+    places: dict[int, list[Place]] = field(default_factory=dict)
+    """Number of a part → where it stands."""
+    spelled: list[tuple[int, int]] = field(default_factory=list)
+    """Ranges of control tokens that messages and tools spell."""
+    names: bool = True
+    """Whether the names of functions and arguments have marks."""
+
+
+class Words:
+    """The parts of a chat."""
+
+    parts: list[Part]
+
+    def __init__(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]], reader: ChatTokenizer):
+        """`messages` and `tools`: as the template reads them. Raises ValueError for a text that holds a reserved code point."""
+        check_characters([messages, tools])
+        self.reader, self.messages, self.parts = reader, messages, []
+        self.marked = [self.mark_message(number, message) for number, message in enumerate(messages)]
+        self.marked_tools = [spell(tool, reader.control) for tool in tools]
+
+    def mark_message(self, number: int, message: dict[str, Any]) -> dict[str, Any]:
+        """A message with marks in its parts, which are added to `parts`, and in the control tokens that it spells."""
+        made = dict(message)
+        for key, kind in (("content", "content"), ("reasoning_content", "thought")):
+            if isinstance(message.get(key), str):
+                made[key] = self.mark(number, kind, message[key])
+        if calls := message.get("tool_calls"):
+            made["tool_calls"] = [
+                item | {"function": {key: self.mark(number, KINDS[key], value, call) for key, value in item["function"].items()}}
+                for call, item in enumerate(calls)
+            ]
+        control = self.reader.reserved if message["role"] == "assistant" else self.reader.control
+        return {key: value if key == "role" else spell(value, control) for key, value in made.items()}
+
+    def mark(self, message: int, kind: str, value: Any, call: int = -1) -> Any:
+        """A value with marks in its parts, which are added to `parts`."""
+        if isinstance(value, dict):
+            return {self.mark(message, "key", key, call): self.mark(message, kind, item, call) for key, item in value.items()}
+        if isinstance(value, list):
+            return [self.mark(message, kind, item, call) for item in value]
+        if not isinstance(value, str):
+            self.parts.append(Part(message, kind, json.dumps(value), call))
+        elif value.strip():
+            at = mark_position(value, self.reader.control)
+            self.parts.append(Part(message, kind, value, call, at))
+            return f"{value[:at]}{MARK}{len(self.parts) - 1}{MARK}{value[at:]}"
+        return value
+
+    def trace(self, render: Callable[..., tuple[str, Any]], count: int, text: str) -> Traced:
+        """Where the parts of the first `count` messages stand in `text`, which `render` makes of them. Raises ValueError where the template
+        writes another text once the words have marks."""
+        if (traced := self.compare(render, self.marked[:count], text)) is not None:
+            return traced
+        names = {number for number, part in enumerate(self.parts) if part.kind in ("function", "key")}
+        plain = [unmark(message, names) for message in self.marked[:count]]  # templates may look names up in the tools
+        if (traced := self.compare(render, plain, text)) is not None:
+            traced.names = False
+            return traced
+        for number in range(count):
+            if self.compare(render, [*self.messages[:number], plain[number], *self.messages[number + 1 : count]], text) is None:
+                raise ValueError(f"message {number + 1}: the chat template decides by the spelling of its words, so their place cannot be told")
+        raise ValueError("the chat template decides by the spelling of the tools or of several messages, so the place of their words cannot be told")
+
+    def compare(self, render: Callable[..., tuple[str, Any]], marked: list[dict[str, Any]], text: str) -> Traced | None:
+        """The places of the marks; None if the template makes another text of them, or refuses them."""
+        try:
+            written, _ = render(marked, self.marked_tools, False)
+        except ValueError:
+            return None
+        pieces, marks, at, length = [], [], 0, 0
+        for mark in MARKS.finditer(written):
+            pieces.append(written[at : mark.start()])
+            length += len(pieces[-1])
+            marks.append((mark[1], length))
+            at = mark.end()
+        if "".join([*pieces, written[at:]]) != text:
+            return None
+        traced = Traced(text)
+        for number, mark in marks:
+            if number:
+                traced.places.setdefault(int(number), []).append(place_of(self.parts[int(number)], text, mark))
+            elif token := self.reader.control.match(text, mark - 1):
+                traced.spelled.append(token.span())
+        return traced
+
+    def check(self, traced: Traced, count: int, turns: dict[int, tuple[int, int]]) -> set[int]:
+        """The messages, of the first `count`, whose thought is not in the text, because a template leaves it out of earlier turns. `turns`: the
+        ranges of the turns to learn, by the numbers of their messages. Raises ValueError, by the number of the message, for every other part
+        that is missing, for one of a turn that stands outside of its range, and for one that stands in a turn of another message."""
+        thoughtless: set[int] = set()
+        calls: dict[tuple[int, int], list[int]] = {}
+        for number, part in enumerate(self.parts):
+            if part.message >= count:
+                break
+            places, turn = traced.places.get(number, []), turns.get(part.message)
+            self.check_places(part, places, traced, turns)
+            if part.call >= 0:
+                calls.setdefault((part.message, part.call), []).append(number)
+                continue
+            inside = [place for place in places if turn is None or turn[0] <= place.letter < turn[1]]
+            if any(place.complete for place in inside):
+                continue
+            earlier = self.messages[part.message]["role"] == "assistant" and turn is None
+            answered = not part.text[part.answer :].strip() or any(place.first <= part.answer and place.stop is None for place in inside)
+            if earlier and (part.kind == "thought" or part.answer and answered):
+                thoughtless.add(part.message)
+                continue
+            raise ValueError(lost(part, places, inside))
+        for (message, _), numbers in calls.items():
+            self.check_call(numbers, traced, turns.get(message))
+        return thoughtless
+
+    def check_places(self, part: Part, places: list[Place], traced: Traced, turns: dict[int, tuple[int, int]]) -> None:
+        """Raises ValueError if a part stands in the turn of another message, or makes a control token together with the template's text."""
+        for place in places:
+            for message, (start, end) in turns.items():
+                if message != part.message and start <= place.letter < end:
+                    raise ValueError(
+                        f"message {part.message + 1}: the chat template writes {NAMES[part.kind]} into the turn of message {message + 1}"
+                    )
+            for border in (place.start, place.end):
+                token = self.reader.crossing(traced.text, border)
+                if token is not None:
+                    raise ValueError(f"message {part.message + 1}: {NAMES[part.kind]} and the text beside it spell {token!r} together")
+
+    def check_call(self, numbers: list[int], traced: Traced, turn: tuple[int, int] | None) -> None:
+        """Raises ValueError unless a call stands in the text, in the range of its turn if that is learned. All names of its arguments may be
+        missing, where a template writes them by position."""
+        text, (start, end) = traced.text, turn or (0, len(traced.text))
+        found = {number: [place for place in traced.places.get(number, []) if start <= place.letter < end] for number in numbers}
+        start = min((place.start for places in found.values() for place in places), default=start)
+        behind = (place.start for number, places in traced.places.items() if number > numbers[-1] for place in places)
+        end = min((at for at in behind if start < at < end), default=end)
+        missing: list[Part] = []
+        for number in numbers:
+            part = self.parts[number]
+            if part.at is None:
+                alike = sum(self.parts[k].at is None and self.parts[k].text == part.text for k in numbers)
+                there = len(scalar(part.text).findall(text, start, end)) >= alike
+            elif traced.names or part.kind == "value":
+                there = any(place.complete for place in found[number])
+            else:
+                there = any(text.find(form, start, end) >= 0 for form in (part.text, *(escape(part.text) for escape in ESCAPES)))
+            if not there:
+                missing.append(part)
+        keys = [self.parts[number] for number in numbers if self.parts[number].kind == "key"]
+        by_position = all(part in missing for part in keys)
+        for part in missing:
+            if part.kind != "key" or not by_position:
+                number = next(k for k in numbers if self.parts[k] is part)
+                raise ValueError(lost(part, traced.places.get(number, []), found[number]))
+
+
+def lost(part: Part, places: list[Place], inside: list[Place]) -> str:
+    """Why a part cannot be learned from; `inside`: those of its places that count."""
+    if any(place.complete for place in places):
+        return f"message {part.message + 1}: the chat template writes {NAMES[part.kind]} outside of its turn"
+    words, at = part.text, 0
+    if inside:
+        place = max(inside, key=lambda place: place.end - place.start)
+        at = len_before(words, place.first) - 1 if place.first else place.stop or 0
+    start = max((k + 1 for k in range(at) if words[k].isspace()), default=0) if inside else len_behind(words, 0)
+    word = words[start:].split(maxsplit=1)[0]
+    word = word if len(word) <= 40 else word[:39] + "…"
+    return f"message {part.message + 1}: the chat template leaves out {NAMES[part.kind]}: {word!r}"
+
+
+def scalar(text: str) -> re.Pattern:
+    """Matches a number, boolean or null as JSON or Python writes it."""
+    forms = {"true": "[Tt]rue", "false": "[Ff]alse", "null": "null|[Nn]one"}
+    return re.compile(rf"(?<![\w.])(?:{forms.get(text, re.escape(text))})(?!\w|\.\d)")
+
+
+def spell(value: Any, control: re.Pattern) -> Any:
+    """The same JSON, with two `MARK`s in every control token that a text in it spells."""
+    if isinstance(value, str):
+        return control.sub(lambda token: token[0][0] + MARK * 2 + token[0][1:], value)
+    if isinstance(value, dict):
+        return {spell(key, control): spell(item, control) for key, item in value.items()}
+    return [spell(item, control) for item in value] if isinstance(value, list) else value
+
+
+def unmark(value: Any, numbers: set[int]) -> Any:
+    """The same JSON without the marks of `numbers`."""
+    if isinstance(value, str):
+        return MARKS.sub(lambda mark: "" if mark[1] and int(mark[1]) in numbers else mark[0], value)
+    if isinstance(value, dict):
+        return {unmark(key, numbers): unmark(item, numbers) for key, item in value.items()}
+    return [unmark(item, numbers) for item in value] if isinstance(value, list) else value
+
+
+def check_characters(value: Any) -> None:
+    """Raises ValueError if a text in JSON holds a reserved code point."""
+    if isinstance(value, str):
+        if held := RESERVED.search(value):
+            raise ValueError(f"a text holds U+{ord(held[0]):X}, which is no character")
+    elif isinstance(value, dict):
+        check_characters([*value, *value.values()])
+    elif isinstance(value, list):
+        for item in value:
+            check_characters(item)
