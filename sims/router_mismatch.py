@@ -133,7 +133,7 @@ def threshold_law(c: Experiment, tokens: int = 64, experts: int = 12, k: int = 4
         unit="of the experts",
         note=f"{tokens} tokens of random scores, {k} of {experts} experts, every α of the experiment and four others; "
         f"{np.mean(dropped):.0%} of the replayed experts are dropped",
-        needs={"some are dropped and some kept": 0.1 < np.mean(dropped) < 0.9},
+        needs={"some are dropped and some kept": bool(0.1 < np.mean(dropped) < 0.9)},
     )
 
 
