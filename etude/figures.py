@@ -14,7 +14,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from etude import catalog, earlier, expected
+from etude import catalog, expected, fingerprints
+from etude.limits import qualified
 from etude.statements import coverage, open_statements
 from kit.disk import atomic_write, parse_json, read_json
 from kit.process import machine
@@ -25,7 +26,9 @@ from sims.experiment import is_law, judge
 __all__ = [
     "as_csv",
     "bound",
+    "broken_laws",
     "cell",
+    "claims_of",
     "contradiction",
     "counted",
     "covered",
@@ -42,6 +45,7 @@ __all__ = [
     "show",
     "show_open",
     "show_quick",
+    "worded",
 ]
 
 
@@ -64,6 +68,7 @@ def play(entry: catalog.Experiment, out: Path, toml: dict, sets: Iterable[str], 
     config = fill(module.Experiment, _over(base, toml), sets)
     again = f"etude figure {entry.name} --out {shlex.quote(str(out))} --resume"
     with Run.open(out, f"figure {entry.name}", config, resume, cadence) as run, run.told(again):
+        code = _code_of(run, entry)
         expected.tell(run)
         found = module.experiment(run, config)
         played = read_json(out / "config.json")["config"]
@@ -78,7 +83,9 @@ def play(entry: catalog.Experiment, out: Path, toml: dict, sets: Iterable[str], 
             "machine": machine(),
             "seconds": run.seconds(),
             **found,
+            **code,
         }
+        record["seal"] = fingerprints.seal(record)
         for claim in found["claims"]:
             if wrong := contradiction(claim):
                 raise ValueError(wrong)
@@ -86,6 +93,17 @@ def play(entry: catalog.Experiment, out: Path, toml: dict, sets: Iterable[str], 
         module.picture(record, out / f"{entry.name}.png")
         atomic_write(out / f"{entry.name}.json", json.dumps(record, indent=1) + "\n")
     return record
+
+
+def _code_of(run: Run, entry: catalog.Experiment) -> dict:
+    """The fingerprints of the code that measures: today's, which must be those of the run's first start. Raises RunError if they are not."""
+    path, code = run.root / "code.json", fingerprints.fingerprints(entry.sim)
+    if path.exists():
+        if changes := fingerprints.stale_reasons(json.loads(path.read_text(encoding="utf-8")), entry.sim):
+            raise RunError(f"{run.root} was begun by other code ({'; '.join(changes)}); run {entry.name} anew in another folder")
+    else:
+        atomic_write(path, json.dumps(code, indent=1) + "\n")
+    return code
 
 
 def _over(base: dict, toml: dict) -> dict:
@@ -167,10 +185,22 @@ def rounded(value: Any) -> Any:
     return float(f"{value:.10g}") if isinstance(value, float) else value
 
 
+def claims_of(record: dict) -> list[dict]:
+    """The claims of a record as the ledger shows them. If the code that measured or judged them has changed since, their verdict is "stale"."""
+    entry = catalog.find_experiment(record["experiment"])
+    reasons = fingerprints.stale_reasons(record, entry.sim) if entry else []
+    if not reasons:
+        return record["claims"]
+    why = f"stale: {'; '.join(reasons)}"
+    return [claim | {"verdict": "stale", "note": "; ".join(filter(None, (why, claim["note"])))} for claim in record["claims"]]
+
+
 def _claims_of(folder: Path, record: dict) -> list[dict]:
+    if not fingerprints.is_sealed(record):
+        raise RunError(f"{folder} holds a record of {record['experiment']} that was changed after it was written; run {record['experiment']} again")
     try:
-        claims = earlier.claims_of(record)
-        wrong = next(filter(None, map(contradiction, claims)), None)
+        claims = claims_of(record)
+        wrong = next(filter(None, map(contradiction, record["claims"])), None)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         wrong = f"{type(error).__name__}: {error}"
     if wrong:
@@ -181,7 +211,7 @@ def _claims_of(folder: Path, record: dict) -> list[dict]:
 def contradiction(claim: dict) -> str | None:
     """The error message if a claim's verdict does not follow from its rule, else None. Raises ValueError for an invalid rule."""
     right = judge(claim["rule"], claim["measured"], claim["interval"], claim["needs"])
-    return None if claim["verdict"] == right else f"by its rule {claim['name']} is {right!r}, not {claim['verdict']!r}"
+    return None if claim["verdict"] in (right, "stale") else f"by its rule {claim['name']} is {right!r}, not {claim['verdict']!r}"
 
 
 def shown() -> Path:
@@ -271,6 +301,7 @@ COLOURS = {
     "not tested": "dim",
     "holds": "green",
     "broken": "red",
+    "stale": "dim",
 }
 
 
@@ -282,7 +313,7 @@ def show(claims: list[dict]) -> None:
     console = Console()
     table = Table("claim", "source", "measured", "verdict", box=None, header_style="bold", pad_edge=False)
     for claim in of_sources(claims):
-        table.add_row(claim["claim"], claim["source"], measured(claim), f"[{COLOURS[claim['verdict']]}]{claim['verdict']}[/]")
+        table.add_row(qualified(claim), claim["source"], measured(claim), f"[{COLOURS[claim['verdict']]}]{worded(claim)}[/]")
     if table.row_count:
         console.print(table)
     for claim in of_sources(claims):
@@ -290,7 +321,7 @@ def show(claims: list[dict]) -> None:
             console.print(f"[bold]{claim['name']}[/] ({ruled(claim)}): {claim['note']}", highlight=False)
     table = Table("law", "source", "deviation", "bound", "", box=None, header_style="bold", pad_edge=False)
     for law in laws(claims):
-        table.add_row(law["claim"], law["source"], measured(law), bound(law), f"[{COLOURS[law['verdict']]}]{law['verdict']}[/]")
+        table.add_row(qualified(law), law["source"], measured(law), bound(law), f"[{COLOURS[law['verdict']]}]{worded(law)}[/]")
     if table.row_count:
         console.print(table)
 
@@ -339,7 +370,7 @@ def show_open(claims: list[dict]) -> None:
 
 
 def show_quick(experiment: str, claims: list[dict], full: Path) -> None:
-    """Prints what --quick measured next to each claim in the file `full`. A quick run decides nothing, so the table has no quick verdicts."""
+    """Prints what --quick measured next to each claim in the file `full`. A quick run decides nothing but laws, which hold at any size."""
     from rich.console import Console
     from rich.table import Table
 
@@ -349,15 +380,26 @@ def show_quick(experiment: str, claims: list[dict], full: Path) -> None:
         known = {}
     table = Table("claim", "source", "measured, quick", "verdict", "full: measured", "full: verdict", box=None, header_style="bold", pad_edge=False)
     for claim in claims:
-        found = known.get(claim["name"])
-        told = (measured(found), found["verdict"]) if found else ("–", "–")
-        table.add_row(claim["claim"], claim["source"], measured(claim), "quick: no verdict", *told)
+        full_claim = known.get(claim["name"])
+        quick_verdict = claim["verdict"] if is_law(claim["rule"]) else "quick: no verdict"
+        full_cells = (measured(full_claim), worded(full_claim)) if full_claim else ("–", "–")
+        table.add_row(claim["claim"], claim["source"], measured(claim), quick_verdict, *full_cells)
     console = Console()
     console.print(table)
     console.print(
         f"--quick only checks that it runs; its numbers prove nothing. Verdicts come from the full experiment: etude figure {experiment}",
         highlight=False,
     )
+
+
+def worded(claim: dict) -> str:
+    """A claim's verdict, and whether its rule came after its data."""
+    return claim["verdict"] + (", after the fact" if claim.get("after_the_fact") else "")
+
+
+def broken_laws(claims: Iterable[dict]) -> list[str]:
+    """The laws that are broken, each with its deviation and bound."""
+    return [f"{law['name']} ({measured(law)}, {bound(law)})" for law in laws(claims) if law["verdict"] == "broken"]
 
 
 def cell(text: str) -> str:
@@ -372,13 +414,13 @@ def _markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def markdown(claims: list[dict]) -> str:
     """The table of claims as Markdown."""
-    rows = [(c["claim"], c["source"], measured(c), c["verdict"], f"`{c['command']}`") for c in of_sources(claims)]
+    rows = [(qualified(c), c["source"], measured(c), worded(c), f"`{c['command']}`") for c in of_sources(claims)]
     return _markdown(("claim", "source", "measured", "verdict", "command"), rows)
 
 
 def markdown_laws(claims: list[dict]) -> str:
     """The table of laws as Markdown."""
-    rows = [(c["claim"], c["source"], measured(c), bound(c), c["verdict"], f"`{c['command']}`") for c in laws(claims)]
+    rows = [(qualified(c), c["source"], measured(c), bound(c), worded(c), f"`{c['command']}`") for c in laws(claims)]
     return _markdown(("law", "source", "deviation", "bound", "", "command"), rows)
 
 

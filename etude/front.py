@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from etude import catalog, figures
+from etude.limits import LIMITS
 from etude.statements import STATEMENTS, Statement
 from etude.tables import ROOT, measured
 
@@ -68,11 +69,13 @@ def gain() -> str:
         return f"{run['before']['success']['value']:.2f} → {run['after']['success']['value']:.2f}"
 
     first, box, over = found["runs"][0], found["machine"], found["over_seeds"]
-    moved = {name: "{mean:+.3f} ± {sd:.3f}".format(**over[name]["difference"]) for name in ("success", "best_of_8")}
+    moved = {name: "{mean:+.3f} ± {sd:.3f}".format(**over[name]["difference"]) for name in ("success", "greedy", "best_of_8")}
+    greedy = ", ".join(f"{run['before']['greedy']['value']:.2f} → {run['after']['greedy']['value']:.2f}" for run in found["runs"])
     runs, controls = (", ".join(f"{change(run)} (seed {run['seed']})" for run in found[key]) for key in ("runs", "control"))
     return prose(
         f"Sampled success on {first['tasks']} held-out tasks before → after RL: {runs}. The mean difference is {moved['success']} (standard "
-        f"deviation over seeds), and {moved['best_of_8']} for best of 8. Control, with shuffled rewards: {controls}. "
+        f"deviation over seeds). Decoded greedily the same policies solve {greedy}, a difference of {moved['greedy']}; best of 8 moves by "
+        f"{moved['best_of_8']}. So RL brings sampled success up to what greedy decoding had before it. Control, with shuffled rewards: {controls}. "
         f"Seed {first['seed']} took {first['seconds'] / 60:.1f} minutes on {box['cores']} cores ({box['cpu']}). "
         f"[All measures](docs/recipe.md). {committed()}"
     )
@@ -98,7 +101,8 @@ def report_figures() -> str:
         mine = [claim for claim in claims if claim["experiment"] == entry.name]
         for statement in STATEMENTS:
             if some := about(entry, statement, mine):
-                said.setdefault(verdict(some), []).append(statement.says)
+                limits = dict.fromkeys(limit for c in some if (limit := LIMITS.get(f"{entry.name}/{c['name']}")))
+                said.setdefault(verdict(some), []).append(statement.says + (f" ({'; '.join(limits)})" if limits else ""))
         cell = "<br>".join(f"**{word}**: {'; '.join(what)}" for word, what in sorted(said.items(), key=lambda item: order(item[0])))
         rows.append(f"| [{entry.source}](results/figures/{entry.name}.png) | {figures.cell(cell)} | `etude figure {entry.name}` |")
     counts = Counter(claim["verdict"] for claim in figures.of_sources(claims))

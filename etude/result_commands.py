@@ -83,9 +83,12 @@ def figure(
     if record["quick"]:
         figures.show_quick(entry.name, record["claims"], figures.COMMITTED)
     else:
-        figures.show(record["claims"])
+        figures.show([claim | {"experiment": entry.name} for claim in record["claims"]])
         print(f"found:   {figures.counted(record['claims'])}")
     print(f"picture: {out / entry.name}.png\ntable:   {out / entry.name}.csv\nverdict: {out / entry.name}.json")
+    if broken := figures.broken_laws(record["claims"]):
+        typer.echo(f"broken: {'; '.join(broken)}. A law holds at any size, so either the code or the law is wrong.", err=True)
+        raise typer.Exit(1)
     afterwards.show(afterwards.of_figure(entry, record["quick"]))
 
 

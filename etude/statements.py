@@ -73,7 +73,7 @@ PRETRAINING = (
     Statement(
         "state-tracking-parts",
         "App. B, Table 2",
-        "rebuilding a file after many diffs tells bases apart: 66, 86 and 92",
+        "rebuilding a file after many diffs discriminates between base models: distances of 66, 86 and 92, lower is better",
         _in("base-eval", "tracking-parts"),
     ),
     Statement(
@@ -88,6 +88,7 @@ PRETRAINING = (
         "codebase perplexity tells bases apart: 11.75, 13.81 and 14.11 million nats",
         _in("base-eval", "codebase-parts"),
     ),
+    Statement("cpt-knowledge", "§3", "continued pretraining raises the base's scores on knowledge benchmarks", why=CLUSTER),
 )
 
 DRAFTS = (
@@ -150,12 +151,12 @@ GRADIENT = (
         _in("grpo-bias", "unmasked-cut-off", "masked-cut-off", "masked-longer", "masked-grows"),
     ),
     Statement("overlong-agent", "§4.1", "masking overlong rollouts brings nothing in the agent's own RL", why=HERE),
-    Statement("average-rises", "§4.1, Fig. 5", "average reward rises along RL", _in("best-of-k", "average")),
+    Statement("average-rises", "§4.1, Fig. 5", "average reward rises along RL", _in("best-of-k", "average", "best-of-4")),
     Statement(
         "best-of-k-rises",
         "§4.1, Fig. 5",
         "best-of-K rises too: RL widens what is reachable, it does not only sharpen",
-        _in("best-of-k", "best-of-4", "best-of-16"),
+        _in("best-of-k", "best-of-16"),
     ),
     Statement(
         "harder-upsampled",
@@ -225,6 +226,10 @@ SUMMARIES = (
     Statement("chain-weighs-once", "§4.1", "a chain of more segments weighs no more than one of fewer", _in("self-summary", "one-weight")),
     Statement("fewer-overlong", "§4.1", "self-summaries leave fewer rollouts cut off for their length", why=HERE),
     Statement("hard-summarise-more", "self-summarisation post", "the agent summarises more often on hard tasks", why=HERE),
+    Statement("poor-summaries-unlearned", "§4.1", "summaries that lead to failure are weighted down by the chain's reward", why=HERE),
+    Statement(
+        "better-with-exploration", "self-summarisation post", "better results go with more thinking and more exploration along training", why=AGENT
+    ),
 )
 
 REWARDS = (
@@ -275,6 +280,7 @@ REWARDS = (
         "bets on bounded means keep their error however often one looks, and a threshold does not",
         _in("monitor", "false-alarms", "exact-means", "three-deviations"),
     ),
+    Statement("style-calibrated", "Composer 2.5", "communication style and effort are calibrated by rewards of their own", why=AGENT),
 )
 
 REPLAY = (
@@ -380,6 +386,10 @@ SYNC = (
         "each inference cluster rebuilds weights from the chain by itself",
         why="held by tests/mirror/test_faults.py on one machine; no experiment measures it",
     ),
+    Statement("upload-sharded", "§6.2", "an upload that all trainer ranks share fills the network's egress", why=CLUSTER),
+    Statement(
+        "standby-gpus", "§6.2", "outages of GPUs are survived by machines on standby", why="no machine stands by; a dead worker is started again"
+    ),
 )
 
 SYSTEMS = (
@@ -430,6 +440,11 @@ SYSTEMS = (
         why="held by tests/mirror/test_training.py; no experiment measures it",
     ),
     Statement("dual-mesh", "Composer 2.5", "separate layouts for expert and other weights send less than one layout for both", why=GPU),
+    Statement("ep-without-tp", "§6.1", "expert parallelism free of tensor parallelism makes grouped products more efficient", why=GPU),
+    Statement("cp-in-fsdp", "§6.1", "context parallelism folded into FSDP shards the state over more ranks and saves memory", why=HERE),
+    Statement("latents-hidden", "§6.1", "the gather of latents hides behind the projection of queries", why=GPU),
+    Statement("cp-2-ep-8", "Composer 2.5", "a context parallelism of 2 and an expert parallelism of 8 need 8 ranks, not 16", why=HERE),
+    Statement("muon-overlapped", "Composer 2.5", "overlapped and sharded, a step of Muon takes 0.2 s at 1T parameters", why=GPU),
 )
 
 ENVIRONMENTS = (
@@ -581,6 +596,9 @@ ENVIRONMENTS = (
         "hints teach where the outcome reward alone never comes",
         _in("textual-feedback", "sparse", "direction"),
     ),
+    Statement("fork-near", "§6.2", "a fork on the same node is cheaper than one elsewhere", why="needs two nodes; forks are made on one machine"),
+    Statement("longer-loops", "real-time RL", "with longer tasks the loop's feedback is sparser and less frequent", why=PRODUCT),
+    Statement("organisation-models", "real-time RL", "models can be trained for single organisations or kinds of work", why=PRODUCT),
 )
 
 EVALUATION = (
@@ -599,6 +617,11 @@ EVALUATION = (
         "checkpoints are evaluated while training goes on, each with its weights and a backend of its own",
         why="held by tests/mirror/test_faults.py on one machine; no experiment measures it",
     ),
+    Statement("suite-separates", "§5; talk", "the authors' suite separates models that public benchmarks compress", why=AGENT),
+    Statement("suite-grows", "§5, Fig. 9", "CursorBench-3 more than doubles lines and files of its first version", why=PRODUCT),
+    Statement("prompts-over-specified", "§5", "over-specified prompts hide intent, and tests then fail correct alternatives", why=AGENT),
+    Statement("contaminated", "§5", "models write patches of public benchmarks from memory", why=CLUSTER),
+    Statement("near-base-on-swe", "§7", "Composer 2 is close to its base on SWE-bench Multilingual and far above it on Terminal-Bench", why=CLUSTER),
 )
 
 STATEMENTS: tuple[Statement, ...] = (
@@ -617,7 +640,7 @@ STATEMENTS: tuple[Statement, ...] = (
 
 
 def _tested(claims: Sequence[dict]) -> dict[str, dict]:
-    return {f"{c['experiment']}/{c['name']}": c for c in claims if c["verdict"] != "not tested"}
+    return {f"{c['experiment']}/{c['name']}": c for c in claims if c["verdict"] not in ("not tested", "stale")}
 
 
 def coverage(claims: Sequence[dict]) -> tuple[int, int, int]:

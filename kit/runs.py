@@ -245,7 +245,7 @@ class Run:
             self._tracker = None
         for name in ("metrics", "state", "stages", "checkpoints", "rollouts", "tensorboard", "wandb", "data"):
             shutil.rmtree(self.root / name, ignore_errors=True)
-        for name in ("config.json", "timings.jsonl", "lock"):
+        for name in ("config.json", "code.json", "timings.jsonl", "lock"):
             (self.root / name).unlink(missing_ok=True)
         _remove_empty(self._made)
 

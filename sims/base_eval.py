@@ -15,7 +15,8 @@ Rules of the verdicts, fixed before the experiment ran:
     one-character     a law: one wrong character, which takes exact match from 100 to 0, lowers the similarity by less than one point
     …-parts           the two real bases differ: the 95% interval of their paired difference, turned so that it is positive, is above 0. Further
                       condition: every real base differs from the small run's last checkpoint in the same way. Of knowledge, too: every real base
-                      chooses more right answers with the question than without it
+                      chooses more right answers with the question than without it. Of tracking, too: every real base rebuilds files
+                      better than a copy of the first version would (added after the first run, in which neither did)
 
 After the first play the rules became stricter. It had no exact answer and no file of which every token was right, so a strict score had no room to
 fall: that some are right is now a condition of the two claims on exact match. And the small run's networks, which write no right answer, had chosen
@@ -37,12 +38,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from kit.runs import Run
 from kit.settings import RunError
 from sims.base import table, tracking
 from sims.experiment import above, at_most, claim
 from sims.policies import agent
-from sims.statistics import share
+from sims.statistics import bootstrap, share
 
 __all__ = ["Experiment", "experiment", "picture", "verdicts"]
 
@@ -90,12 +93,13 @@ def experiment(run: Run, config: Experiment) -> dict:
     for one, name in zip(found[len(c.models) :], c.checkpoints, strict=True):
         one["title"] = f"small run, {name}"
     chains = table.asked_chains(run)
-    rows = table.rows_of(found, tracking.baselines(chains), c)
-    return {"rows": rows, "claims": verdicts(found, rows, c)}
+    baselines = tracking.baselines(chains)
+    rows = table.rows_of(found, baselines, c)
+    return {"rows": rows, "claims": verdicts(found, rows, [row["first"] for row in baselines], c)}
 
 
-def verdicts(found: Sequence[dict], rows: Sequence[dict], c: Experiment) -> list[dict]:
-    """Claims by the rules at the top of this file."""
+def verdicts(found: Sequence[dict], rows: Sequence[dict], copied: Sequence[float], c: Experiment) -> list[dict]:
+    """Claims by the rules at the top of this file. copied: for each chain, the similarity of its first version to its last."""
     written = [(one["written"], one["wanted"]) for model in found for one in model["tracking"]]
     brittle, many = tracking.brittleness(written, c.seed), f"of {len(written)} written files of {len(found)} models"
     strict = [t["first_choices"] < 1 for model in found for t in model["tracking"] if t["first_choices"] >= tracking.NEAR / 100]
@@ -140,6 +144,11 @@ def verdicts(found: Sequence[dict], rows: Sequence[dict], c: Experiment) -> list
         if part == "knowledge":
             needs["both choose better with the question than without"] = all(table.gained(found[n], c)["low"] > 0 for n in reals)
             listed += "; without the question: " + ", ".join(f"{row['knowledge_form']:.3g}" for row in rows if "knowledge_form" in row)
+        if part == "tracking":
+            gains = [[x["similarity"] - first for x, first in zip(found[n][part], copied, strict=True)] for n in reals]
+            above_copy = [bootstrap(gain, n=c.resamples, seed=c.seed) for gain in gains]
+            needs["both rebuild files better than a copy of the first version"] = bool(above_copy) and all(d["low"] > 0 for d in above_copy)
+            listed += f"; a copy of the first version {np.mean(copied):.3g}"
         claims.append(
             claim(
                 f"{part}-parts",

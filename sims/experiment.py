@@ -9,7 +9,7 @@ A claim comes with a rule that is written down before it is measured. The verdic
 can recompute it from the file that holds both:
 
     above(null)             an effect: the complete interval is above `null`, the value without an effect
-    above(null, amount)     … and as large as the source says
+    above(null, amount)     … and as large as the source says: the measured value reaches `amount`, the complete interval half of it
     below(null, amount)     the same downwards
     between(low, high)      a number that the source gives
     at_most(bound)          a law: a closed form or an identity, and the largest deviation from it
@@ -17,11 +17,15 @@ can recompute it from the file that holds both:
     untested()              measured or not, it does not test the claim; the note says why
 
     reproduced          the interval is beyond the null, the amount is reached, and all further conditions are met
-    partly              the interval is beyond the null, but only half of the amount is reached, or a condition is not met
+    partly              the interval is beyond the null, but the measured value reaches only half of the amount, or the interval holds
+                        less than half of it, or a condition is not met
     contradicted        the complete interval is on the wrong side of the null
     not at this scale   the interval contains the null, or less than half of the amount is reached: the claim may hold elsewhere
     not tested          there is no measurement of it
 A number without an interval counts as an interval of length zero. A law holds or is broken; laws are counted separately.
+
+A record is tied to the code that measured it (`etude/fingerprints.py`). Where that code has changed since, the ledger shows "stale" in
+place of the verdict. A rule that was written or changed after its data gives a verdict *after the fact*, until the experiment is run again.
 
     etude figure kl-variance --quick        PNG, CSV and JSON in runs/figure/kl-variance
     etude claims                            every claim, what was measured, and the verdict
@@ -106,9 +110,11 @@ def judge(rule: Mapping, measured: float | None, interval: Sequence[float] | Non
     measured, low, high = sign * measured, *sorted((sign * low, sign * high))
     if high < null:
         return "contradicted"
-    if low <= null or amount is not None and measured < (null + amount) / 2:
+    half = null if amount is None else (null + amount) / 2
+    if low <= null or measured < half:
         return "not at this scale"
-    return "reproduced" if met and (amount is None or high >= amount) else "partly"
+    # The measured value decides whether the amount is reached. Its upper end would make wide intervals reach anything.
+    return "reproduced" if met and (amount is None or measured >= amount and low >= half) else "partly"
 
 
 def claim(

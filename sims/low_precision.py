@@ -39,7 +39,7 @@ from kit.disk import read_lines
 from kit.runs import Run
 from ref import cpt
 from ref.network import Transformer
-from sims.experiment import above, below, claim, untested
+from sims.experiment import above, at_most, below, claim, untested
 from sims.policies import agent
 from sims.quantised import KINDS, division, lower, moved, noise, operands
 from sims.recipe.learner import Learner, load_checkpoint, packed_rows, train
@@ -273,10 +273,10 @@ def verdicts(c: Experiment, rows: list[dict], trained: dict[str, list[dict]]) ->
     claims.append(
         claim(
             "division-mxfp8",
-            "fast division is harmless for MXFP8",
+            "fast division changes no number in MXFP8",
             SOURCE,
             max(mx.values()),
-            below(1e-4),
+            at_most(1e-4),
             None,
             "of the numbers",
             "that change, the most of activations, products, weights and gradients, all bfloat16: dividing by a power of two is exact, "

@@ -10,6 +10,7 @@
 2. RL from the end of SFT, trainer in float32 and sampler with FP8 weights: without replay, with it, with the filter; and with an
    exact sampler, to separate effects of the mismatch from those of RL. Several training runs each; arms of one seed see the same tasks.
    The experiment also counts how many replayed experts the filter drops.
+3. No network. On random scores the filter must keep exactly the experts that its definition keeps, at every α.
 
 Our choices: the FP8 engine also rounds routers, which production engines often do not, and does not quantise activations. The filter's α
 for verdicts is the recipe's default, chosen before anything was measured.
@@ -24,9 +25,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from kit.disk import read_lines
 from kit.runs import Run
+from ref import router_replay
 from sims.engines import Experiment, engines, independent, played, quotient, rows_of_engine
 from sims.experiment import above, at_most, below, claim
 from sims.policies import agent
@@ -100,7 +103,38 @@ def experiment(run: Run, config: Experiment) -> dict:
                 "greedy_high": greedy["high"],
             }
         )
-    return {"rows": rows, "claims": verdicts(c, rows, recipe.model.num_hidden_layers) + rl_verdicts(c, arms)}
+    return {"rows": rows, "claims": [*verdicts(c, rows, recipe.model.num_hidden_layers), threshold_law(c), *rl_verdicts(c, arms)]}
+
+
+def threshold_law(c: Experiment, tokens: int = 64, experts: int = 12, k: int = 4) -> dict:
+    """Part 3, the law of the filter: a replayed expert e stays if p_e ≥ α · p_(K), and the router's best others take the free places.
+
+    Written as the definition reads, token by token and in probabilities; `ref/router_replay.py` works on logits and on whole tensors."""
+    generator = torch.Generator().manual_seed(c.seed)
+    scores = 2 * torch.randn(tokens, experts, generator=generator, dtype=torch.float64)
+    replayed = torch.stack([torch.randperm(experts, generator=generator)[:k] for _ in range(tokens)])
+    deviations, dropped = [], []
+    for alpha in (0.0, 0.01, 0.1, 0.3, *c.alphas, 1.0):
+        picked = router_replay.replay(scores, replayed, k, alpha)
+        for token in range(tokens):
+            p = scores[token].softmax(0).tolist()
+            ranked = sorted(range(experts), key=lambda expert: -p[expert])
+            threshold = alpha * p[ranked[k - 1]]
+            kept = [expert for expert in replayed[token].tolist() if p[expert] >= threshold]
+            expected = kept + [expert for expert in ranked if expert not in kept][: k - len(kept)]
+            deviations.append(len(set(picked[token].tolist()) - set(expected)) / k)
+            dropped.append(1 - len(kept) / k)
+    return claim(
+        "filter-threshold",
+        "the filter drops a replayed expert below α times the K-th largest probability, and no other",
+        "ref/router_replay.py",
+        float(np.mean(deviations)),
+        at_most(0.0),
+        unit="of the experts",
+        note=f"{tokens} tokens of random scores, {k} of {experts} experts, every α of the experiment and four others; "
+        f"{np.mean(dropped):.0%} of the replayed experts are dropped",
+        needs={"some are dropped and some kept": bool(0.1 < np.mean(dropped) < 0.9)},
+    )
 
 
 def verdicts(c: Experiment, rows: list[dict], layers: int) -> list[dict]:

@@ -31,7 +31,7 @@ from ref.engine.continuous import ContinuousSampler
 from ref.network import Transformer, load_hf
 from ref.rl import own_logp, pad
 from ref.self_summary import Chaining, spread
-from sims.experiment import above, at_most, below, claim, untested
+from sims.experiment import above, at_least, at_most, below, claim, untested
 from sims.policies import agent
 from sims.recipe import demonstrations as chains
 from sims.recipe import reinforcement
@@ -381,8 +381,8 @@ def verdicts(found: dict, weight: dict, outgrows: dict, c: Experiment) -> list[d
             "cache",
             "asking in the running context reuses its cache and saves prefill",
             post,
-            ratio(saved, prefill + saved, c.resamples),
-            above(),
+            ratio(saved, prefill + saved, c.resamples) if saved.any() else None,
+            at_least(0.01),
             "of all prefill",
             f"counted on chains after RL: {prefill.mean():.0f} tokens a rollout instead of {(prefill + saved).mean():.0f}"
             + (f"; played, before RL {played['value']:.2f} × what it fills with separate calls" if played else ""),

@@ -14,12 +14,13 @@ from etude import catalog, figures
 from etude.explorer.charts import Axis, Look, boxes, drawing, picked
 from etude.explorer.drawing import Drawing
 from etude.explorer.page import ROOT, Page, download, table
+from etude.limits import qualified
 from etude.statements import open_statements
 from kit.settings import RunError
 
 RESULTS = ROOT / "results"
-MARKS = {"reproduced": "●", "partly": "◐", "contradicted": "✕", "not at this scale": "○", "not tested": "–"}
-LAW_MARKS = {"holds": "●", "broken": "✕"}
+MARKS = {"reproduced": "●", "partly": "◐", "contradicted": "✕", "not at this scale": "○", "not tested": "–", "stale": "⧖"}
+LAW_MARKS = {"holds": "●", "broken": "✕", "stale": "⧖"}
 """Verdicts differ in shape as well as in colour."""
 LOOKS = {
     "reproduced": Look("green"),
@@ -27,6 +28,7 @@ LOOKS = {
     "contradicted": Look("red"),
     "not at this scale": Look("grey"),
     "not tested": Look("purple"),
+    "stale": Look("orange"),
 }
 NARROW = """<style>@media (max-width: 640px) {
   [class*="st-key-wide-"] :is([data-testid="stImage"], [data-testid="stFullScreenFrame"]) {overflow-x: auto}
@@ -40,9 +42,9 @@ def rows(claims: list[dict]) -> list[dict]:
     try:
         return [
             {
-                "verdict": f"{MARKS[c['verdict']]} {c['verdict']}",
+                "verdict": f"{MARKS[c['verdict']]} {figures.worded(c)}",
                 "measured": figures.measured(c),
-                "claim": c["claim"],
+                "claim": qualified(c),
                 "source": c["source"],
                 "rule": figures.ruled(c),
                 "how it was decided": c["note"] or "",
@@ -58,8 +60,8 @@ def law_rows(claims: list[dict]) -> list[dict]:
     """Laws as rows of the table."""
     return [
         {
-            "": f"{LAW_MARKS[c['verdict']]} {c['verdict']}",
-            "law": c["claim"],
+            "": f"{LAW_MARKS[c['verdict']]} {figures.worded(c)}",
+            "law": qualified(c),
             "deviation": figures.measured(c),
             "bound": figures.bound(c),
             "source": c["source"],

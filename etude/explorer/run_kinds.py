@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from etude.earlier import claims_of
+from etude import figures
 from etude.explorer.provenance import facts, known_facts
 from etude.explorer.run_lines import counted, how_far, json_object, metrics_in, services_in
 from etude.report.record import STAGES, as_triple, before_after, collect, evaluation_of, in_words
@@ -196,7 +196,7 @@ def _experiment(name: str, folder: Path, config: dict, touched: float) -> Played
         {stage: lines for stage, lines in metrics.items() if lines},
         _unfinished(stages, record["stages"], bool(found)),
         touched,
-        claims=claims_of(found) if found else [],
+        claims=figures.claims_of(found) if found else [],
         picture=folder / f"{experiment}.png" if (folder / f"{experiment}.png").is_file() else None,
     )
 
@@ -221,7 +221,7 @@ def _committed(name: str, path: Path, touched: float) -> Played:
         curves,
         [],
         touched,
-        claims=claims_of(record),
+        claims=figures.claims_of(record),
         picture=picture if picture.is_file() else None,
         machine=record["machine"],
     )

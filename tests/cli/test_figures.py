@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etude import catalog, earlier, figures, statements
+from etude import catalog, figures, fingerprints, statements
 from kit.settings import RunError, fill
 from sims.experiment import LAW_VERDICTS, VERDICTS, above, at_least, at_most, below, between, claim, is_law, judge, untested
 
@@ -30,10 +30,19 @@ def finished(folder, name="kl-variance", quick=False, measured=1.0, seed=0):
         "claims": [claim("crossing", "k3 stops winning", "Fig. 4", measured, above(), (0.5, 1.5), "nats", "a note")],
         "rows": [],
     }
+    if entry := catalog.find_experiment(name):
+        record |= fingerprints.fingerprints(entry.sim)
+    record["seal"] = fingerprints.seal(record)
     (folder / f"{name}.json").write_text(json.dumps(record))
     (folder / f"{name}.csv").write_text("a\n")
     (folder / f"{name}.png").write_bytes(b"picture")
     return folder
+
+
+def rewritten(path, sealed=True, **changes):
+    """Changes a record on disk, and seals it again."""
+    record = json.loads(path.read_text()) | changes
+    path.write_text(json.dumps(record | ({"seal": fingerprints.seal(record)} if sealed else {})))
 
 
 def test_gathering_keeps_what_other_experiments_said(tmp_path):
@@ -220,11 +229,14 @@ def test_a_claim_is_checked(change, says):
         (above(1.0), (0.8, 0.9), {}, "contradicted"),
         (below(), (-0.3, -0.1), {}, "reproduced"),
         (below(), (0.1, 0.3), {}, "contradicted"),
-        (above(1.0, 2.0), (1.8, 2.2), {}, "reproduced"),
+        (above(1.0, 2.0), (1.9, 2.2), {}, "reproduced"),
         (above(1.0, 2.0), (1.7, 1.9), {}, "partly"),
+        (above(1.0, 2.0), (1.6, 2.2), {}, "partly"),  # the upper end reaches the amount, the measured value does not
+        (above(1.0, 2.0), (1.2, 3.8), {}, "partly"),  # how much is open: the interval holds less than half of the amount
         (above(1.0, 2.0), (1.1, 1.2), {}, "not at this scale"),  # a sixth faster is no part of twice as fast
         (above(1.0, 2.0), (1.1, 2.5), {"every seed": False}, "partly"),
         (below(1.0, 0.5), (0.4, 0.55), {}, "reproduced"),
+        (below(1.0, 0.5), (0.48, 0.56), {}, "partly"),
         (below(1.0, 0.5), (0.8, 0.9), {}, "not at this scale"),
         (between(0.9, 1.1), (0.95, 1.05), {}, "reproduced"),
         (between(0.9, 1.1), (0.95, 1.2), {}, "not at this scale"),
@@ -281,6 +293,9 @@ def test_no_committed_verdict_is_other_than_its_rule_makes_it():
     claims = figures.load(RESULTS / "claims.json")
     assert len(claims) > 50 and figures.laws(claims) and len(figures.of_sources(claims)) + len(figures.laws(claims)) == len(claims)
     for one in claims:
+        if one["verdict"] == "stale":
+            assert one["note"].startswith("stale: "), one["name"]
+            continue
         assert judge(one["rule"], one["measured"], one["interval"], one["needs"]) == one["verdict"], one["name"]
         assert one["verdict"] in (LAW_VERDICTS if is_law(one["rule"]) else VERDICTS)
         if one["measured"] is None:
@@ -320,6 +335,7 @@ def test_a_verdict_against_its_rule_is_refused(tmp_path):
     path = tmp_path / "a" / "kl-variance.json"
     finished(path.parent)
     path.write_text(path.read_text().replace('"verdict": "reproduced"', '"verdict": "partly"'))
+    rewritten(path)
     with pytest.raises(RunError, match="cannot judge .*by its rule crossing is 'reproduced', not 'partly'.*run kl-variance again"):
         figures.gather([path.parent], tmp_path / "claims.json")
     assert not (tmp_path / "claims.json").exists()
@@ -329,31 +345,148 @@ def test_a_verdict_against_its_rule_is_refused(tmp_path):
         figures.load(tmp_path / "claims.json")
 
 
-def test_a_record_of_before_whose_claims_nobody_knows_is_refused(tmp_path):
+@pytest.mark.parametrize("name", [entry.name for entry in catalog.EXPERIMENTS])
+def test_a_loosened_bound_in_a_copied_record_is_refused(tmp_path, name):
+    """And so is every other change: the record is sealed."""
+    folder = tmp_path / "copy"
+    folder.mkdir()
+    for ending in ("json", "csv", "png"):
+        (folder / f"{name}.{ending}").write_bytes((RESULTS / "figures" / f"{name}.{ending}").read_bytes())
+    figures.gather([folder], tmp_path / "claims.json")
+    claims = json.loads((folder / f"{name}.json").read_text())["claims"]
+    for loosened in claims:
+        if is_law(loosened["rule"]):
+            loosened["rule"]["bound"] *= 2 if loosened["rule"]["kind"] == "at most" else 0.5
+            loosened["rule"]["bound"] += 1e-3 if loosened["rule"]["kind"] == "at most" else -1e-3
+        else:
+            loosened["needs"] = {}
+            loosened["note"] += "."
+    rewritten(folder / f"{name}.json", sealed=False, claims=claims)
+    with pytest.raises(RunError, match=f"record of {name} that was changed"):
+        figures.gather([folder], tmp_path / "claims.json")
+
+
+def test_rows_of_other_code_are_stale_and_count_as_nothing(tmp_path, capsys):
     path = finished(tmp_path / "a") / "kl-variance.json"
-    record = json.loads(path.read_text())
-    new = {"name": "new", "claim": "c", "source": "s", "measured": 1.0, "interval": None, "unit": "", "verdict": "partly", "note": ""}
-    record["claims"] = [new]
-    path.write_text(json.dumps(record))
-    with pytest.raises(RunError, match="cannot judge .*kl-variance/new.*run kl-variance again"):
-        figures.gather([path.parent], tmp_path / "claims.json")
+    fresh = json.loads(path.read_text())
+    assert figures.gather([path.parent], tmp_path / "claims.json")[0]["verdict"] == "reproduced"
+    changes = {
+        "sources": fresh["sources"] | {"sims/kl_variance.py": "0" * 16},
+        "rules": {key: value for key, value in fresh["rules"].items() if key != "sims/experiment.py"},
+    }
+    for half, reason in (("sources", "what sims/kl_variance.py measures has changed"), ("rules", "what sims/experiment.py judges has changed")):
+        rewritten(path, **{"sources": fresh["sources"], "rules": fresh["rules"]} | {half: changes[half]})
+        (stale,) = figures.gather([path.parent], tmp_path / "claims.json")
+        assert stale["verdict"] == "stale" and stale["note"] == f"stale: {reason}; a note"
+        assert figures.load(tmp_path / "claims.json") == [stale] and statements.coverage([stale])[0] == 0
+    path.write_text(json.dumps({key: value for key, value in fresh.items() if key not in ("sources", "rules", "seal")}))
+    rewritten(path)
+    assert figures.gather([path.parent], tmp_path / "claims.json")[0]["note"].startswith("stale: the record does not say which code measured it")
+    figures.show(figures.load(tmp_path / "claims.json"))
+    assert "stale" in capsys.readouterr().out
 
 
-def test_rules_for_earlier_records_are_for_those_that_are_there():
-    """A row goes when its experiment is played again."""
-    old = set()
-    for entry in catalog.EXPERIMENTS:
-        record = json.loads((RESULTS / "figures" / f"{entry.name}.json").read_text())
-        old |= {f"{entry.name}/{c['name']}" for c in record["claims"] if "rule" not in c}
-    assert set(earlier.ROWS) == old
+def test_a_run_goes_on_only_under_the_code_that_began_it(tmp_path, monkeypatch, ask):
+    from sims import grpo_bias
+
+    found = {"rows": [{"a": 1}], "claims": [claim("n", "s", "§", 1.0, above())]}
+    monkeypatch.setattr(grpo_bias, "experiment", lambda run, config: found)
+    monkeypatch.setattr(grpo_bias, "picture", lambda found, path: path.write_bytes(b""))
+    assert ask("figure", "grpo-bias", "--out", tmp_path / "x")[0] == 0
+    record = json.loads((tmp_path / "x" / "grpo-bias.json").read_text())
+    assert fingerprints.is_sealed(record) and fingerprints.stale_reasons(record, "sims/grpo_bias.py") == []
+    assert ask("figure", "grpo-bias", "--out", tmp_path / "x", "--resume")[0] == 0
+    code = json.loads((tmp_path / "x" / "code.json").read_text())
+    code["sources"]["sims/words.py"] = "another"
+    (tmp_path / "x" / "code.json").write_text(json.dumps(code))
+    status, _, error = ask("figure", "grpo-bias", "--out", tmp_path / "x", "--resume")
+    assert status == 2 and error.count("\n") == 1 and "was begun by other code (what sims/words.py measures has changed)" in error
 
 
-def test_claims_that_came_after_a_record_are_made_of_its_rows_and_never_twice():
-    record = json.loads((RESULTS / "figures" / "cpt-rl.json").read_text())
-    found = earlier.claims_of(record)
-    later = [one for one in found if one["name"].startswith("perplexity-")]
-    assert len(later) == 2 and len(found) == len(record["claims"]) + 2
-    assert [one["name"] for one in earlier.claims_of(record | {"claims": [*record["claims"], *later]})] == [one["name"] for one in found]
+def test_a_broken_law_ends_a_run_with_1(tmp_path, monkeypatch, ask):
+    """A law holds at any size, with --quick too. A claim that is not reproduced is no error."""
+    from sims import grpo_bias
+
+    monkeypatch.setattr(grpo_bias, "picture", lambda found, path: path.write_bytes(b""))
+    for measured, status in ((0.5, 0), (2.0, 1)):
+        claims = [claim("sum", "a sum is a sum", "§", measured, at_most(1.0)), claim("n", "s", "§", -1.0, above())]
+        monkeypatch.setattr(grpo_bias, "experiment", lambda run, config, claims=claims: {"rows": [{"a": 1}], "claims": claims})
+        for quick in ([], ["--quick"]):
+            code, out, error = ask("figure", "grpo-bias", *quick, "--out", tmp_path / f"{status}{len(quick)}")
+            assert code == status and ("broken: sum (2, at most 1)" in error) == bool(status) and ("broken" in out or not status)
+
+
+EXPERIMENT = '''"""Doc."""
+from sims.experiment import above, claim
+from sims.shapes import area
+from sims.recipe.agent import play
+
+def measure(c):
+    "Doc."
+    return area(c) + play(c)
+
+def verdicts(c):
+    note = f"of {c} files"
+    return [claim("n", "as the source says", "§1", measure(c), above(0.5), note=note)]
+
+def picture(found, path):
+    draw(found)
+'''
+SHAPES = "def area(c):\n    return c * c\n"
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "half"),
+    [
+        ("sims/x.py", "area(c) + play(c)", "area(c) - play(c)", "sources"),
+        ("sims/shapes.py", "c * c", "c * 2", "sources"),
+        ("sims/x.py", "above(0.5)", "above(0.4)", "rules"),
+        ("sims/experiment.py", "return rule", "return not rule", "rules"),
+        ("sims/x.py", "as the source says", "in other words", ""),
+        ("sims/x.py", "of {c} files", "of {c} texts", ""),
+        ("sims/x.py", '"""Doc."""', "# no docstring", ""),
+        ("sims/x.py", "draw(found)", "draw(path)", ""),
+        ("sims/recipe/agent.py", "1", "2", ""),
+    ],
+)
+def test_what_changes_a_fingerprint(file, old, new, half):
+    """Code that measures or judges does, in the experiment's file or in one that it imports; prose, pictures and shared code do not."""
+    files = {
+        "sims/x.py": EXPERIMENT,
+        "sims/shapes.py": SHAPES,
+        "sims/recipe/agent.py": "def play(c): return 1",
+        "sims/experiment.py": "def judge(rule):\n    return rule\n",
+    }
+    assert old in files[file]
+    before = fingerprints.fingerprints("sims/x.py", files.get)
+    after = fingerprints.fingerprints("sims/x.py", (files | {file: files[file].replace(old, new)}).get)
+    assert before["sources"].keys() == {"sims/x.py", "sims/shapes.py"} and before["rules"].keys() == {"sims/x.py", "sims/experiment.py"}
+    assert [key for key in before if before[key] != after[key]] == ([half] if half else [])
+
+
+def test_a_record_is_renewed_only_if_quick_measures_the_same(tmp_path, monkeypatch):
+    """To the last bit, rows and claims, at the record's commit and here; then its wording is today's too."""
+    (tmp_path / "results" / "figures").mkdir(parents=True)
+    path = finished(tmp_path / "a") / "kl-variance.json"
+    rewritten(path, sources={"sims/kl_variance.py": "before"}, machine={"commit": "HEAD"})
+    place = tmp_path / "results" / "figures" / path.name
+    place.write_text(path.read_text())
+    today = fingerprints.fingerprints("sims/kl_variance.py")
+    monkeypatch.setattr(fingerprints, "results_folder", lambda: place.parent)
+    quick = {"rows": [{"a": 1.0}], "claims": [claim("crossing", "k3 stops winning", "Fig. 4", 1.0, above())]}
+    new = {"rows": [{"a": 1.0}], "claims": [claim("crossing", "in other words", "Fig. 4", 1.0, above())]}
+    runs = {"HEAD": quick, None: {**new, "rows": [{"a": 1.0 + 1e-15}]}}
+    monkeypatch.setattr(fingerprints, "_quick", lambda name, at, folder: runs[at])
+    with pytest.raises(RunError, match="measures something else since HEAD: row 0, a"):
+        fingerprints.renew("kl-variance")
+    assert place.read_text() == path.read_text()
+    runs[None] = new
+    assert "1 rows and 1 claims of --quick are the same" in fingerprints.renew("kl-variance")
+    record = json.loads(place.read_text())
+    assert fingerprints.is_sealed(record) and {half: record[half] for half in today} == today
+    assert [c["claim"] for c in record["claims"]] == ["in other words"] and record["renewed"]["compared"] == "1 rows of --quick"
+    with pytest.raises(RunError, match="there is no experiment 'alchemy'"):
+        fingerprints.renew("alchemy")
 
 
 def test_every_claim_hangs_on_a_statement_and_every_statement_says_what_tests_it():

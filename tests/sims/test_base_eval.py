@@ -227,7 +227,7 @@ def test_verdicts_on_made_up_numbers():
     c = base_eval.Experiment(models=("a", "b"), checkpoints=("final",), resamples=200)
     found = [made_up("a", 20, 60, 0.9, 0.8), made_up("b", 36, 97, 0.97, 0.6, exact=1), made_up("small", 9, 20, 0.3, 2.0)]
     rows = table.rows_of(found, [{"first": 80.0, "hunk": 40.0}], c)
-    claims = {one["name"]: one for one in base_eval.verdicts(found, rows, c)}
+    claims = {one["name"]: one for one in base_eval.verdicts(found, rows, [50.0] * 10, c)}
     assert {name: one["verdict"] for name, one in claims.items()} == {
         "exact-rejects": "reproduced",
         "strict-tokens": "reproduced",
@@ -240,7 +240,9 @@ def test_verdicts_on_made_up_numbers():
     assert claims["codebase-parts"]["measured"] == pytest.approx(0.2 / math.log(2))
     assert claims["exact-rejects"]["measured"] == 90 and "10 of 30" in claims["exact-rejects"]["note"]
     assert claims["exact-rejects"]["interval"] == pytest.approx([55.5, 99.7], abs=0.1)  # Clopper and Pearson's of 9 in 10
-    alike = base_eval.verdicts([found[0], found[0], found[2]], rows, c)
+    copied = {one["name"]: one for one in base_eval.verdicts(found, rows, [80.0] * 10, c)}["tracking-parts"]
+    assert copied["verdict"] == "partly" and "a copy of the first version 80" in copied["note"]  # model a rebuilds less than a copy has
+    alike = base_eval.verdicts([found[0], found[0], found[2]], rows, [50.0] * 10, c)
     assert [one["verdict"] for one in alike][3:] == ["not at this scale"] * 3 and alike[0]["verdict"] == "not tested"
 
 
@@ -248,7 +250,7 @@ def test_a_score_at_its_floor_and_answers_that_give_themselves_away_are_partly()
     """Of all that is nearly right nothing is right: a strict score had no room to fall. And who chooses as well without the question knew nothing."""
     c = base_eval.Experiment(models=("a", "b"), checkpoints=("final",), resamples=200)
     found = [made_up("a", 20, 60, 0.9, 0.8, form=20), made_up("b", 36, 97, 0.97, 0.6), made_up("small", 9, 20, 0.3, 2.0)]
-    claims = {one["name"]: one for one in base_eval.verdicts(found, table.rows_of(found, [{"first": 80.0, "hunk": 40.0}], c), c)}
+    claims = {one["name"]: one for one in base_eval.verdicts(found, table.rows_of(found, [{"first": 80.0, "hunk": 40.0}], c), [50.0] * 10, c)}
     assert [claims[name]["verdict"] for name in ("exact-rejects", "strict-tokens", "knowledge-parts")] == ["partly"] * 3
     assert claims["exact-rejects"]["interval"] == pytest.approx([100 * 0.025**0.1, 100]) and claims["tracking-parts"]["verdict"] == "reproduced"
     assert "without the question: 50, 25, 25" in claims["knowledge-parts"]["note"]

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from ref import router_replay
 from ref.engine.sampler import Rollout, Sampler
 from ref.formats import E4M3_MAX
 from ref.network import Config, Transformer
@@ -170,10 +171,19 @@ def test_rules_of_the_verdicts(plain, filtered, routers, expected):
     assert found["filter-fp8"]["measured"] == pytest.approx(filtered / plain)
 
 
+@pytest.mark.parametrize("wrong", [lambda alpha: alpha**2, lambda alpha: 0.9 * alpha, lambda alpha: min(1.0, 1.2 * alpha)])
+def test_the_filter_s_law_sees_a_wrong_threshold(monkeypatch, wrong):
+    """The laws at α = 0 and α = 1 hold for all of these."""
+    assert router_mismatch.threshold_law(Experiment())["verdict"] == "holds"
+    right = router_replay.replay
+    monkeypatch.setattr(router_replay, "replay", lambda scores, replayed, k, alpha: right(scores, replayed, k, wrong(alpha)))
+    assert router_mismatch.threshold_law(Experiment())["verdict"] == "broken"
+
+
 def test_a_quick_run(tmp_path, play_figure):
     record = play_figure("router-mismatch", tmp_path)
     verdicts = {claim["name"]: claim["verdict"] for claim in record["claims"]}
-    assert verdicts["alpha-0"] == verdicts["alpha-1"] == "holds"
+    assert verdicts["alpha-0"] == verdicts["alpha-1"] == verdicts["filter-threshold"] == "holds"
     rl = {arm: [r["mismatch"] for r in record["rows"] if r["part"] == "rl" and r["arm"] == arm] for arm in router_mismatch.ARMS}
     assert {r["seed"] for r in record["rows"] if r["part"] == "rl"} == {0, 1}
     assert all((r["dropped"] is not None) == (r["arm"] == "filtered") for r in record["rows"] if r["part"] == "rl")

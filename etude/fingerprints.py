@@ -1,0 +1,243 @@
+"""Fingerprints that tie an experiment's record to the code that measured it.
+
+A record in `results/figures/` holds, next to its numbers,
+    sources   path → fingerprint of the code that measured: every function and setting of the experiment's files
+    rules     path → fingerprint of the code that judged: the functions that call `claim`, and `judge`
+    seal      SHA-256 of everything else in the record
+If the checkout's fingerprints differ from a record's, its rows are *stale*: `etude claims` gives them no verdict until the experiment is
+run again, or until `python -m etude.fingerprints NAME` has shown that the change altered no number.
+
+The experiment's files are the module that the catalogue names and all modules of the experiment rooms that it imports, directly or through
+one another. What many experiments share is left out: the small world, the recipe, the reference files. The record names their commit, and
+their own tests hold their behaviour. A fingerprint is taken of the syntax tree, so comments, formatting and docstrings do not count, nor does
+prose: f-strings, the wording of a claim, and the function that draws the picture.
+
+    python -m etude.fingerprints grpo-bias mtp      runs `etude figure NAME --quick` at the record's commit and here; if every row and
+                                                    every claim is the same to the last bit, the record takes today's fingerprints and
+                                                    today's wording
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from etude import catalog
+from kit.disk import atomic_write
+from kit.process import machine
+from kit.settings import RunError
+
+__all__ = ["ROOT", "fingerprints", "is_sealed", "renew", "results_folder", "seal", "stale_reasons"]
+
+ROOT = Path(__file__).resolve().parents[1]
+JUDGE = "sims/experiment.py"
+"""Its `judge` turns every rule into a verdict."""
+SHARED = ("sims/recipe/", "sims/microrepo/", "sims/__init__.py", "sims/drawing.py", JUDGE)
+EXPERIMENT_ROOMS = ("sims/", "etude/real.py", "etude/async_figure.py", "etude/async_cells.py", "etude/async_clock.py")
+PROSE = {"says": 1, "source": 2, "unit": 6, "note": 7}
+"""Parameters of `claim` that are prose, with their positions."""
+
+Read = Callable[[str], "str | None"]
+"""Path from the root of the repository → the file's text, or None if there is no such file."""
+
+
+def working_tree(path: str) -> str | None:
+    """A file of this checkout."""
+    file = ROOT / path
+    return file.read_text(encoding="utf-8") if file.is_file() else None
+
+
+def at_commit(commit: str) -> Read:
+    """Reads files as they were at a commit of this checkout."""
+
+    def read(path: str) -> str | None:
+        shown = subprocess.run(["git", "show", f"{commit}:{path}"], cwd=ROOT, capture_output=True, text=True)
+        return shown.stdout if shown.returncode == 0 else None
+
+    return read
+
+
+class _Meaning(ast.NodeTransformer):
+    """Removes from a syntax tree what cannot change a number: docstrings, f-strings, the wording of claims."""
+
+    def generic_visit(self, node: ast.AST) -> ast.AST:
+        super().generic_visit(node)
+        if isinstance(node, ast.Module | ast.FunctionDef | ast.ClassDef):
+            is_text = [isinstance(s, ast.Expr) and isinstance(s.value, ast.Constant) and isinstance(s.value.value, str) for s in node.body]
+            node.body = [statement for statement, text in zip(node.body, is_text, strict=True) if not text] or [ast.Pass()]
+        return node
+
+    def visit_JoinedStr(self, node: ast.JoinedStr) -> ast.AST:
+        return ast.Constant("")
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        if _is_claim(node):
+            node.args = [a for i, a in enumerate(node.args) if i not in PROSE.values() or isinstance(a, ast.Starred)]
+            node.keywords = [k for k in node.keywords if k.arg not in PROSE]
+        return self.generic_visit(node)
+
+
+def _is_claim(node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "claim"
+
+
+def _digest(nodes: Iterable[ast.stmt]) -> str:
+    return hashlib.sha256("\n".join(map(ast.dump, nodes)).encode()).hexdigest()[:16]
+
+
+def _halves(text: str) -> tuple[str, str | None]:
+    """Fingerprints of a file's measuring and of its judging code; None for the second if nothing in it judges."""
+    body = [s for s in _Meaning().visit(ast.parse(text)).body if not (isinstance(s, ast.FunctionDef) and s.name == "picture")]
+    is_rule = [any(map(_is_claim, ast.walk(statement))) for statement in body]
+    rules = [statement for statement, rule in zip(body, is_rule, strict=True) if rule]
+    return _digest(s for s, rule in zip(body, is_rule, strict=True) if not rule), _digest(rules) if rules else None
+
+
+def _imports(text: str, read: Read) -> set[str]:
+    """Paths of the project's files that a module imports."""
+    modules = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            modules |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            modules |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+    places = [place for module in modules for place in (module.replace(".", "/") + ".py", module.replace(".", "/") + "/__init__.py")]
+    return {place for place in places if place.startswith(EXPERIMENT_ROOMS) and not place.startswith(SHARED) and read(place) is not None}
+
+
+def fingerprints(sim: str, read: Read = working_tree) -> dict[str, dict[str, str]]:
+    """The fingerprints of an experiment: {"sources": path → fingerprint, "rules": path → fingerprint}.
+
+    sim: path of the experiment's file. read: where files come from. Raises RunError if there is no such file."""
+    waiting, sources, rules = [sim], {}, {}
+    while waiting:
+        path = waiting.pop()
+        if path in sources:
+            continue
+        if (text := read(path)) is None:
+            raise RunError(f"{path} does not exist, so {sim} has no fingerprint")
+        sources[path], judging = _halves(text)
+        if judging is not None:
+            rules[path] = judging
+        waiting += _imports(text, read)
+    judge = next(s for s in ast.parse(read(JUDGE) or "").body if isinstance(s, ast.FunctionDef) and s.name == "judge")
+    rules[JUDGE] = _digest([_Meaning().visit(judge)])
+    return {"sources": dict(sorted(sources.items())), "rules": dict(sorted(rules.items()))}
+
+
+def stale_reasons(record: dict, sim: str) -> list[str]:
+    """Why a record's rows are stale, one reason per changed file; empty if they are not."""
+    if "sources" not in record or "rules" not in record:
+        return ["the record does not say which code measured it"]
+    today = fingerprints(sim)
+    reasons = []
+    for half, what in (("sources", "measures"), ("rules", "judges")):
+        before, now = record[half], today[half]
+        reasons += [f"what {path} {what} has changed" for path in sorted(before.keys() | now.keys()) if before.get(path) != now.get(path)]
+    return reasons
+
+
+def seal(record: dict) -> str:
+    """SHA-256 of a record without its seal."""
+    content = {key: value for key, value in record.items() if key != "seal"}
+    return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def is_sealed(record: dict) -> bool:
+    """Whether a record is as it was written."""
+    return record.get("seal") == seal(record)
+
+
+def renew(name: str) -> str:
+    """Shows by `--quick` that a record's experiment still measures the same, then writes today's fingerprints into the record.
+
+    Returns a line that says what happened. Raises RunError if the experiment is unknown, if the record names no commit of this checkout,
+    or if a row or claim differs."""
+    entry = catalog.find_experiment(name)
+    if entry is None:
+        raise RunError(f"there is no experiment '{name}'; etude figure lists them")
+    path = results_folder() / f"{name}.json"
+    record = json.loads(path.read_text(encoding="utf-8"))
+    commit = record.get("renewed", {}).get("commit") or record["machine"]["commit"]
+    if subprocess.run(["git", "cat-file", "-e", f"{commit}^{{commit}}"], cwd=ROOT, capture_output=True).returncode:
+        raise RunError(f"{commit}, which measured {name}, is no commit of this checkout; run it again: etude figure {name}")
+    with tempfile.TemporaryDirectory() as folder:
+        before = _quick(name, at=commit, folder=Path(folder))
+        after = _quick(name, at=None, folder=Path(folder))
+    if difference := _difference(before, after):
+        raise RunError(f"{name} measures something else since {commit[:12]}: {difference}; run it again: etude figure {name}")
+    record["claims"] = _reworded(record["claims"], before["claims"], after["claims"])
+    record |= fingerprints(entry.sim) | {"renewed": {"commit": machine()["commit"], "compared": f"{len(after['rows'])} rows of --quick"}}
+    record["seal"] = seal(record)
+    atomic_write(path, json.dumps(record, indent=1) + "\n")
+    return f"{name}: {len(after['rows'])} rows and {len(after['claims'])} claims of --quick are the same as at {commit[:12]}"
+
+
+def _reworded(claims: list[dict], before: list[dict], after: list[dict]) -> list[dict]:
+    """A record's claims in today's words, where the words do not depend on the size of the run."""
+    old, new = ({claim["name"]: claim for claim in some} for some in (before, after))
+
+    def prose(claim: dict) -> dict:
+        name = claim["name"]
+        same = name in new and all(claim[key] == old[name][key] for key in ("claim", "source"))
+        return {key: new[name][key] for key in ("claim", "source")} if same else {}
+
+    return [claim | prose(claim) for claim in claims]
+
+
+def results_folder() -> Path:
+    """Where the committed records lie."""
+    return ROOT / "results" / "figures"
+
+
+def _quick(name: str, at: str | None, folder: Path) -> dict:
+    """The record of `etude figure NAME --quick` at a commit; None: of this checkout."""
+    tree, out = ROOT, folder / (at or "now")
+    if at:
+        tree = folder / "tree"
+        subprocess.run(["git", "worktree", "add", "-q", "--detach", str(tree), at], cwd=ROOT, check=True)
+    try:
+        command = [sys.executable, "-c", "from etude.cli import main; main()", "figure", name, "--quick", "--out", str(out)]
+        run = subprocess.run(command, cwd=tree, env={**_environment(), "PYTHONPATH": str(tree)}, capture_output=True, text=True)
+    finally:
+        if at:
+            subprocess.run(["git", "worktree", "remove", "--force", str(tree)], cwd=ROOT, check=True)
+    if run.returncode or not (out / f"{name}.json").exists():
+        raise RunError(f"etude figure {name} --quick fails at {at or 'this commit'}: {run.stderr.strip().splitlines()[-1:]}")
+    return json.loads((out / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def _environment() -> dict[str, str]:
+    return {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+
+
+def _difference(before: dict, after: dict) -> str:
+    """The first difference between two records' rows and claims, in words; empty if there is none."""
+    if len(before["rows"]) != len(after["rows"]):
+        return f"{len(before['rows'])} rows became {len(after['rows'])}"
+    for number, (old, new) in enumerate(zip(before["rows"], after["rows"], strict=True)):
+        for key in sorted(old.keys() | new.keys()):
+            if old.get(key) != new.get(key):
+                return f"row {number}, {key}: {old.get(key)!r} became {new.get(key)!r}"
+    numbers = ("name", "measured", "interval", "rule", "needs")
+    for old, new in zip(before["claims"], after["claims"], strict=False):
+        for key in numbers:
+            if old.get(key) != new.get(key):
+                return f"{old['name']}, {key}: {old.get(key)!r} became {new.get(key)!r}"
+    return "" if len(before["claims"]) == len(after["claims"]) else f"{len(before['claims'])} claims became {len(after['claims'])}"
+
+
+if __name__ == "__main__":
+    for experiment in sys.argv[1:]:
+        try:
+            print(renew(experiment), flush=True)
+        except RunError as error:
+            print(f"error: {error}", file=sys.stderr)
+            sys.exit(2)
