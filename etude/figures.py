@@ -17,7 +17,7 @@ from typing import Any
 from etude import catalog, expected, fingerprints
 from etude.limits import qualified
 from etude.statements import coverage, open_statements
-from kit.disk import atomic_write, parse_json, read_json
+from kit.disk import atomic_write, parse_json, read_bytes, read_json, seal_record
 from kit.process import machine
 from kit.runs import Run, flatten
 from kit.settings import RunError, fill
@@ -85,7 +85,7 @@ def play(entry: catalog.Experiment, out: Path, toml: dict, sets: Iterable[str], 
             **found,
             **code,
         }
-        record["seal"] = fingerprints.seal(record)
+        record = seal_record(record)
         for claim in found["claims"]:
             if wrong := contradiction(claim):
                 raise ValueError(wrong)
@@ -99,7 +99,7 @@ def _code_of(run: Run, entry: catalog.Experiment) -> dict:
     """The fingerprints of the code that measures: today's, which must be those of the run's first start. Raises RunError if they are not."""
     path, code = run.root / "code.json", fingerprints.fingerprints(entry.sim)
     if path.exists():
-        if changes := fingerprints.stale_reasons(json.loads(path.read_text(encoding="utf-8")), entry.sim):
+        if changes := fingerprints.stale_reasons(read_json(path), entry.sim):
             raise RunError(f"{run.root} was begun by other code ({'; '.join(changes)}); run {entry.name} anew in another folder")
     else:
         atomic_write(path, json.dumps(code, indent=1) + "\n")
@@ -241,7 +241,7 @@ def _records(folder: Path) -> list[dict]:
     for path in sorted(folder.glob("*.json")) if folder.is_dir() else []:
         if path.name != "config.json":
             try:
-                record = read_json(path)
+                record = parse_json(read_bytes(path))  # `gather` says which record does not match its seal
                 if record.get("experiment") == path.stem and "claims" in record:
                     found.append(record)
             except (ValueError, AttributeError):

@@ -30,11 +30,11 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from etude import catalog
-from kit.disk import atomic_write
+from kit.disk import atomic_write, read_json, seal_record
 from kit.process import machine
 from kit.settings import RunError
 
-__all__ = ["ROOT", "fingerprints", "is_sealed", "renew", "results_folder", "seal", "stale_reasons"]
+__all__ = ["ROOT", "fingerprints", "is_sealed", "renew", "results_folder", "stale_reasons"]
 
 ROOT = Path(__file__).resolve().parents[1]
 JUDGE = "sims/experiment.py"
@@ -144,15 +144,9 @@ def stale_reasons(record: dict, sim: str) -> list[str]:
     return reasons
 
 
-def seal(record: dict) -> str:
-    """SHA-256 of a record without its seal."""
-    content = {key: value for key, value in record.items() if key != "seal"}
-    return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
-
-
 def is_sealed(record: dict) -> bool:
     """Whether a record is as it was written."""
-    return record.get("seal") == seal(record)
+    return "seal" in record and record == seal_record(record)
 
 
 def renew(name: str) -> str:
@@ -164,7 +158,7 @@ def renew(name: str) -> str:
     if entry is None:
         raise RunError(f"there is no experiment '{name}'; etude figure lists them")
     path = results_folder() / f"{name}.json"
-    record = json.loads(path.read_text(encoding="utf-8"))
+    record = read_json(path)
     commit = record.get("renewed", {}).get("commit") or record["machine"]["commit"]
     if subprocess.run(["git", "cat-file", "-e", f"{commit}^{{commit}}"], cwd=ROOT, capture_output=True).returncode:
         raise RunError(f"{commit}, which measured {name}, is no commit of this checkout; run it again: etude figure {name}")
@@ -175,8 +169,7 @@ def renew(name: str) -> str:
         raise RunError(f"{name} measures something else since {commit[:12]}: {difference}; run it again: etude figure {name}")
     record["claims"] = _reworded(record["claims"], before["claims"], after["claims"])
     record |= fingerprints(entry.sim) | {"renewed": {"commit": machine()["commit"], "compared": f"{len(after['rows'])} rows of --quick"}}
-    record["seal"] = seal(record)
-    atomic_write(path, json.dumps(record, indent=1) + "\n")
+    atomic_write(path, json.dumps(seal_record(record), indent=1) + "\n")
     return f"{name}: {len(after['rows'])} rows and {len(after['claims'])} claims of --quick are the same as at {commit[:12]}"
 
 
@@ -211,7 +204,7 @@ def _quick(name: str, at: str | None, folder: Path) -> dict:
             subprocess.run(["git", "worktree", "remove", "--force", str(tree)], cwd=ROOT, check=True)
     if run.returncode or not (out / f"{name}.json").exists():
         raise RunError(f"etude figure {name} --quick fails at {at or 'this commit'}: {run.stderr.strip().splitlines()[-1:]}")
-    return json.loads((out / f"{name}.json").read_text(encoding="utf-8"))
+    return read_json(out / f"{name}.json")
 
 
 def _environment() -> dict[str, str]:

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from etude import catalog, figures, fingerprints, statements
+from kit.disk import seal_record
 from kit.settings import RunError, fill
 from sims.experiment import LAW_VERDICTS, VERDICTS, above, at_least, at_most, below, between, claim, is_law, judge, untested
 
@@ -32,7 +33,7 @@ def finished(folder, name="kl-variance", quick=False, measured=1.0, seed=0):
     }
     if entry := catalog.find_experiment(name):
         record |= fingerprints.fingerprints(entry.sim)
-    record["seal"] = fingerprints.seal(record)
+    record = seal_record(record)
     (folder / f"{name}.json").write_text(json.dumps(record))
     (folder / f"{name}.csv").write_text("a\n")
     (folder / f"{name}.png").write_bytes(b"picture")
@@ -42,7 +43,7 @@ def finished(folder, name="kl-variance", quick=False, measured=1.0, seed=0):
 def rewritten(path, sealed=True, **changes):
     """Changes a record on disk, and seals it again."""
     record = json.loads(path.read_text()) | changes
-    path.write_text(json.dumps(record | ({"seal": fingerprints.seal(record)} if sealed else {})))
+    path.write_text(json.dumps(seal_record(record) if sealed else record))
 
 
 def test_gathering_keeps_what_other_experiments_said(tmp_path):
