@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from environments.grading.rewards import added
 from environments.monitor_code import constants, signs
 
-__all__ = ["Call", "Episode", "Flag", "watch"]
+__all__ = ["Call", "Episode", "Flag", "is_test", "watch"]
 
 
 @dataclass(frozen=True)
