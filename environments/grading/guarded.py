@@ -12,9 +12,10 @@ code in it can read them. So a task none of whose tests can be carried, and whic
 
 from __future__ import annotations
 
+import hashlib
 import json
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
@@ -88,7 +89,9 @@ class Grade:
     collected: Collected
     flags: tuple[Flag, ...]
     agreement: Agreement | None = None
-    """How what passed all tests answered the exam's questions, where it has any."""
+    """How the exam's fresh inputs were answered, where it has any."""
+    trust: Trust = Trust.NONE
+    """What the exam is guarded by."""
 
 
 def questioned(exam: Exam, seed: str, fresh: Callable[[Path], Sandbox], seconds: float = 60.0) -> Exam:
@@ -97,15 +100,31 @@ def questioned(exam: Exam, seed: str, fresh: Callable[[Path], Sandbox], seconds:
     return replace(exam, fresh=fresh_inputs.questions(exam.given, exam.gold, exam.tests, exam.wanted, fresh, seed, seconds))
 
 
-def examined(exam: Exam, seed: str, fresh: Callable[[Path], Sandbox], seconds: float = 60.0, judges: Judges | None = None) -> Exam:
-    """The exam with fresh inputs (see `questioned`), and with those tests played apart from the package that the original passes so. Fresh inputs
-    that the original answers otherwise over the pipe are left out. `fresh`, `seconds`, `judges`: see `grade`."""
-    exam = questioned(exam, seed, fresh, seconds)
-    whole = replace(exam, apart=exam.wanted)
-    key = secrets.token_bytes(16)
-    verdicts, answers = _verdicts(whole, exam.gold, dict(exam.tests), [], dict(exam.tests), [], key, judges or Judges(fresh), seconds)
-    kept = tuple(one for number, one in enumerate(exam.fresh) if not agreed([one], {0: answers.get(number)}).differing)
-    return replace(exam, apart=tuple(test for test in exam.wanted if test in verdicts.passed), fresh=kept if len(kept) >= fresh_inputs.LEAST else ())
+CARRIED: dict[str, frozenset[str]] = {}
+"""Digest of an original, its tests and questions → what of the tests it passes apart: the tasks of a package have it in common."""
+
+
+def examined(exam: Exam, seed: str, fresh: Callable[[Path], Sandbox], seconds: float = 60.0, judges: Judges | None = None, ask: bool = True) -> Exam:
+    """The exam with fresh inputs (see `questioned`), and with those tests played apart from the package that the original passes
+    so, also without the others. Fresh inputs that the original answers otherwise over the pipe are left out. `fresh`, `seconds`,
+    `judges`: see `grade`. `ask`: False leaves fresh inputs out."""
+    exam, sandboxes = questioned(exam, seed, fresh, seconds) if ask else exam, judges or Judges(fresh)
+    own = {name: data for name, data in exam.gold.items() if name in exam.editable or not is_test(name)}
+    parts = [sorted(own.items()), sorted(exam.tests.items()), sorted(exam.wanted)]
+    digest = hashlib.sha256(repr(parts).encode()).hexdigest()
+
+    def play(tests: Collection[str]) -> tuple[Verdicts, dict[int, object]]:
+        whole = replace(exam, apart=tuple(tests), wanted=tuple(tests))
+        key = secrets.token_bytes(16)
+        return _verdicts(whole, exam.gold, exam.tests, [], {}, [], key, sandboxes, seconds)
+
+    if digest not in CARRIED:
+        CARRIED[digest] = play(exam.wanted)[0].passed
+    verdicts, answers = play([test for test in exam.wanted if test in CARRIED[digest]])
+    CARRIED[digest] &= verdicts.passed
+    apart = tuple(test for test in exam.wanted if test in verdicts.passed)
+    asked = tuple(one for number, one in enumerate(exam.fresh) if not agreed([one], {0: answers.get(number)}).differing)
+    return replace(exam, apart=apart, fresh=asked if len(asked) >= fresh_inputs.LEAST else ())
 
 
 def grade(
@@ -135,7 +154,7 @@ def grade(
     said = (*verdicts.flags, *(f"{flag.where}: {flag.signature} ({flag.seen})" for flag in flags))
     graded = {**{name: data for name, data in exam.given.items() if name not in exam.editable}, **collected.files}
     passed = verdicts.all_passed and (agreement is None or agreement.good)
-    return Grade(reward(passed, exam.given, graded, exam.gold, said, weights), verdicts, collected, flags, agreement)
+    return Grade(reward(passed, exam.given, graded, exam.gold, said, weights), verdicts, collected, flags, agreement, exam.trust)
 
 
 def _said(sandbox: Sandbox, plan: Mapping[str, object], seconds: float) -> Observation:
@@ -206,7 +225,7 @@ def _verdicts(
     lines = said.text.encode().splitlines() if said.exit == 0 else []  # a judge that was killed has said nothing
     lines, answers = answers_of(lines, key)
     traps = [*(carried_traps if here["wanted"] else ()), *(other_traps if there["wanted"] else ())]
-    said = read(lines, key, [*played.values()], traps)
+    said = read(lines, key, [*played.values()], traps) if played else Verdicts(frozenset(), {}, ())
     names = {name: test for test, name in played.items()}
     failed = {names[name]: why for name, why in said.failed.items()}
     return Verdicts(frozenset(map(names.__getitem__, said.passed)), failed, said.flags), answers

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from environments.grading.guarded import Exam, Grade, grade, questioned
+from environments.grading.guarded import Exam, Grade, Trust, examined, grade
 from environments.grading.lay import Editable, write
 from environments.grading.ready import Judges
 from environments.grading.rewards import conformance
@@ -74,6 +74,8 @@ class Checked:
     """For nothing done."""
     asked: int = 0
     """Fresh inputs of the exam."""
+    trust: Trust = Trust.NONE
+    """What the exam is guarded by."""
 
     @property
     def faults(self) -> tuple[str, ...]:
@@ -92,12 +94,12 @@ class Checked:
 
 
 def check(
-    task: Task, package: Package, fresh: Callable[[Path], Sandbox], seconds: float = 60.0, ask: bool = False, judges: Judges | None = None
+    task: Task, package: Package, fresh: Callable[[Path], Sandbox], seconds: float = 60.0, ask: bool = True, judges: Judges | None = None
 ) -> Checked:
-    """Grades the gold and nothing. `fresh`, `judges`: see `grade`. `ask`: also with fresh inputs."""
-    exam = exam_of(task, package)
-    exam = questioned(exam, task.id, fresh, seconds) if ask else exam
-    return Checked(_graded(exam, exam.gold, fresh, seconds, judges), _graded(exam, exam.given, fresh, seconds, judges), len(exam.fresh))
+    """Grades the gold and nothing. `fresh`, `judges`, `ask`: see `examined`."""
+    exam = examined(exam_of(task, package), task.id, fresh, seconds, judges, ask)
+    oracle, nop = (_graded(exam, tree, fresh, seconds, judges) for tree in (exam.gold, exam.given))
+    return Checked(oracle, nop, len(exam.fresh), exam.trust)
 
 
 def unflagged(made: Made, package: Package) -> Made:

@@ -18,7 +18,6 @@ import gc
 import importlib
 import importlib.abc
 import importlib.util
-import inspect
 import json
 import os
 import random
@@ -146,7 +145,7 @@ class Told:
         )
         if report.when == "teardown":
             if self.link is not None:
-                self.link.taint = ""
+                self.link.begin()
             os.write(self.pipe, f"{self.outcomes[report.nodeid]} {report.nodeid}\n".encode())
 
 
@@ -188,24 +187,20 @@ def answer(number: int, question: dict) -> str:
 
 
 def examine(plan: dict, pipe: int, requests: int, answers: int) -> None:
-    """Plays the tests that can be carried, and asks what no test asks, in an order that is drawn by chance."""
+    """Plays the tests that can be carried, and asks before what no test asks, in an order that is drawn by chance."""
     remote = sys.modules["remote"]
     link = remote.Link(answers, requests, strict=True)
     link.noticed = remote.repeat
     link.send(["begin", plan["folders"], plan["each"]])
     sys.meta_path.append(Elsewhere(link, {*plan["tops"]}, plan["local"]))
-    chance = random.SystemRandom()
     order = [*range(len(plan["asked"]))]
-    chance.shuffle(order)
-    before = order[: chance.randint(0, len(order))]
+    random.SystemRandom().shuffle(order)
     try:
-        for number in before:
+        for number in order:  # first, before a test has changed anything
             os.write(pipe, answer(number, plan["asked"][number]).encode())
+        link.begin()
         if plan["wanted"]:
-            link.taint = ""
             play(plan, pipe, link)
-        for number in order[len(before) :]:
-            os.write(pipe, answer(number, plan["asked"][number]).encode())
     except BaseException:
         pass  # what was not said counts as failed
 

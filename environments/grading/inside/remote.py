@@ -24,6 +24,7 @@ import fractions
 import functools
 import importlib
 import inspect
+import io
 import json
 import operator
 import os
@@ -40,6 +41,8 @@ __all__ = ["Broken", "Link", "NotCarried"]
 
 LONGEST = 16 << 20
 """Bytes of a message."""
+MANY = 5000
+"""Requests of a test, at most: whoever makes more would take longer than a grading may."""
 DEEPEST = 60
 """Values within each other, and requests within requests."""
 SCALARS = (bool, str, float, type(None))
@@ -80,6 +83,9 @@ OPERATIONS: dict[str, Any] = {
     **{f"__{name}__": getattr(operator, name) for name in ("getitem", "setitem", "delitem")},
     **{f"__{name}__": getattr(builtins, name) for name in ("abs", "bool", "int", "float", "complex", "len", "iter", "next", "reversed")},
     **{f"__{name}__": getattr(builtins, name) for name in ("hash", "repr", "str", "bytes", "format", "round", "dir")},
+    "send": types.GeneratorType.send,
+    "throw": types.GeneratorType.throw,
+    "close": types.GeneratorType.close,
     "__length_hint__": operator.length_hint,
     "__enter__": lambda one: type(one).__enter__(one),
     "__exit__": lambda one, *how: type(one).__exit__(one, *how),
@@ -146,18 +152,18 @@ class Mirror(abc.ABCMeta):
     """The class of mirrors of classes. An attribute that a mirror lacks, and a call of it, are requests to the owner of the class."""
 
     def __call__(cls, *args: Any, **named: Any) -> Any:
-        link, number = cls._link, cls.__dict__.get("_number")
-        if number is None:
-            raise link.refuse(f"{cls.__name__} derives from a class on the other side")
-        return link.ask("call", ["h", number], args, named)
+        link = cls._link
+        if "_number" not in cls.__dict__:
+            link.derive(cls)
+        return link.ask("call", ["h", cls._number], args, named)
 
     def __getattr__(cls, name: str) -> Any:
-        if _is_local(name) or "_link" not in cls.__dict__ or name in ("__abstractmethods__", "__signature__"):
+        if _is_local(name) or name in ("__abstractmethods__", "__signature__", "__isabstractmethod__"):
             raise AttributeError(name)
         return cls._link.get(cls._number, name)
 
     def __setattr__(cls, name: str, value: Any) -> None:
-        if name.startswith("_abc_") or name in ("_link", "_number", "__abstractmethods__", "__module__", "__qualname__"):
+        if name.startswith("_abc_") or name in ("_link", "_number", "_derived", "__abstractmethods__", "__module__", "__qualname__"):
             super().__setattr__(name, value)
         else:
             cls._link.ask("set", ["h", cls._number], name, value)
@@ -183,7 +189,12 @@ class Forward:
 
     def __get__(self, instance: Any, owner: Any) -> Any:
         one = owner if instance is None else instance
+        if "_derived" in vars(type(instance)):  # a class of this side comes before the one that has the attribute
+            return one._link.ask("bound", ["h", one._number], self.name, self.owner)
         return one._link.get(one._number, self.name)
+
+    def __set_name__(self, owner: Any, name: str) -> None:
+        self.owner = owner
 
     def __set__(self, instance: Any, value: Any) -> None:
         instance._link.ask("set", ["h", instance._number], self.name, value)
@@ -214,6 +225,18 @@ class Proxy:
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise self._link.refuse("an object of the other side cannot be pickled")
+
+    def __copy__(self) -> Any:
+        return self._link.ask("op", "__copy__", ["h", self._number], ())
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return self._link.ask("op", "__deepcopy__", ["h", self._number], ())
+
+    def __init__(self, *args: Any, **named: Any) -> None:
+        """Is called by classes of this side that derive from one of the other: that one's method comes next."""
+        if "_derived" in vars(type(self)):
+            base = next(one for one in type(self).__mro__ if "_derived" not in vars(one) and "_number" in vars(one))
+            self._link.ask("bound", ["h", self._number], "__init__", base)(*args, **named)
 
 
 class Opaque(Proxy):
@@ -249,6 +272,9 @@ class Function:
 
     def __repr__(self) -> str:
         return f"<function {self.__name__}>"
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return self
 
 
 def _default(parameter: list) -> dict:
@@ -288,9 +314,28 @@ def _operation(name: str) -> Any:
     return method
 
 
+def _generate(link: Any, number: int) -> Any:
+    """A generator that does what one of the other side does."""
+    target, what, args = ["h", number], "send", (None,)
+    while True:
+        try:
+            value = link.ask("op", what, target, args)
+        except StopIteration as error:
+            return error.value
+        try:
+            what, args = "send", ((yield value),)
+        except GeneratorExit:
+            link.ask("op", "close", target, ())
+            raise
+        except BaseException as error:
+            what, args = "throw", (error,)
+
+
 def _compares(self: Any, other: Any) -> Any:
     if self is other:
         return True
+    if _is_standard(type(self).__module__) and _number_of(other) is None:
+        return False
     raise self._link.refuse(f"{type(self).__name__} compares by a method of its own")
 
 
@@ -306,6 +351,7 @@ class Link:
         self.named: set[tuple[str, str]] = set()
         self.taint = ""
         """Why the test that runs was not carried; empty where it was so far."""
+        self.requests = 0
         self.broken = False
         self.after: Any = None
         """On the examinee's side: what happened besides during a request, such as warnings."""
@@ -315,6 +361,10 @@ class Link:
     def refuse(self, why: str) -> NotCarried:
         self.taint = self.taint or why
         return NotCarried(why)
+
+    def begin(self) -> None:
+        """A test begins."""
+        self.taint, self.requests = "", 0
 
     # Messages.
 
@@ -353,8 +403,10 @@ class Link:
         with self.lock:
             if self.broken:
                 raise Broken("the link is broken")
-            self.depth += 1
+            self.depth, self.requests = self.depth + 1, self.requests + 1
             try:
+                if self.strict and self.requests > MANY:
+                    raise self.refuse(f"it makes more than {MANY} requests")
                 if self.depth > DEEPEST:
                     raise RecursionError("requests within requests")
                 args = parts[1] if what == "call" else ()
@@ -401,6 +453,36 @@ class Link:
     def get(self, number: int, name: str) -> Any:
         return self.ask("get", ["h", number], name)
 
+    def derive(self, kind: Any) -> None:
+        """Makes a class on the other side for one of this side that derives from a mirror: the same name and bases, and methods that call this side's.
+        Raises NotCarried where a base or an attribute cannot cross the pipe."""
+        for base in kind.__bases__:
+            if isinstance(base, Mirror) and "_number" not in vars(base):
+                self.derive(base)
+        space = {name: part for name, part in vars(kind).items() if name not in DERIVED and not name.startswith("_abc_")}
+        parts = [[name, *self._part(part)] for name, part in space.items()]
+        number = self.ask("derive", kind.__name__, [*kind.__bases__], parts)
+        if type(number) is not int:
+            raise Broken("no number of a class")
+        kind._derived, kind._number = True, number
+        self.theirs[number] = kind
+
+    def _part(self, part: Any) -> tuple[str, Any]:
+        """An attribute of a class as `derive` tells it."""
+        if isinstance(part, staticmethod | classmethod):
+            return type(part).__name__, part.__func__
+        if isinstance(part, property):
+            return "property", (part.fget, part.fset, part.fdel)
+        return "plain", part
+
+    def _derived(self, name: str, bases: list, parts: list) -> int:
+        """The same on the side that owns the bases."""
+        make = {"staticmethod": staticmethod, "classmethod": classmethod, "property": lambda three: property(*three), "plain": lambda part: part}
+        kind = types.new_class(name, tuple(bases), {}, lambda space: space.update({one: make[how](part) for one, how, part in parts}))
+        number = len(self.own) + 1
+        self.own[number], self.numbers[id(kind)] = kind, number
+        return number
+
     # Serving.
 
     def serve(self, message: list) -> None:
@@ -426,6 +508,8 @@ class Link:
     def _serve(self, message: list, more: dict) -> Any:
         try:
             what, *parts = message
+            if what == "derive" and not self.strict:
+                return self._derived(*map(self.unpack, parts))
             if what == "op":
                 name, target, args = parts
                 one, args = self._target(target, "op", name), [self.unpack(part) for part in args]
@@ -441,6 +525,9 @@ class Link:
             return setattr(one, parts[1], self.unpack(parts[2]))
         if what == "delete":
             return delattr(one, parts[1])
+        if what == "bound" and not self.strict:
+            owner = self.unpack(parts[2])
+            return self.pack(getattr(super(_before(type(one), owner), one), parts[1]))
         if what == "names" and not self.strict:
             return self.pack([*getattr(one, "__all__", [name for name in vars(one) if not name.startswith("_")])])
         if what == "import" and not self.strict:
@@ -497,9 +584,13 @@ class Link:
         for name, single in SINGLES.items():
             if value is single:
                 return ["1", name]
+        if kind is types.ModuleType and _is_standard(value.__name__) and sys.modules.get(value.__name__) is value:
+            if self.strict or (value.__name__, "") in self.named:
+                self.named.add((value.__name__, ""))
+                return ["g", value.__name__, ""]
         if (number := _number_of(value)) is not None and value._link is self:
             return ["h", number]
-        if issubclass(kind, BaseException) and id(value) in self.numbers and self.numbers[id(value)] < 0:
+        if self.numbers.get(id(value), 0) < 0:  # it was made for an object of the other side, and goes home as that
             return ["h", -self.numbers[id(value)]]
         if (name := _name_of(value)) is not None and (self.strict or name in self.named or _is_known_type(value)):
             self.named.add(name)
@@ -548,6 +639,8 @@ class Link:
                 "parameters": self._parameters(value, depth),
                 "binds": isinstance(value, types.FunctionType),
             }
+        if issubclass(kind, types.GeneratorType):
+            return {"kind": "generator"}
         about: dict[str, Any] = {"kind": "instance", "class": self._class(kind, depth)}
         if issubclass(kind, BaseException):
             about["args"] = [self._argument(part, depth) for part in value.args]
@@ -612,8 +705,8 @@ class Link:
         if not self.strict:
             self.named.add((module, name))
             importlib.import_module(module)
-            return functools.reduce(getattr, name.split("."), sys.modules[module])
-        value = _resolve(module, name) if _is_standard(module) else None
+            return functools.reduce(getattr, name.split("."), sys.modules[module]) if name else sys.modules[module]
+        value = (_resolve(module, name) if name else sys.modules.get(module)) if _is_standard(module) else None
         if value is None or (module, name) not in self.named and not _is_known_type(value):
             raise ValueError("no name that may be used")
         return value
@@ -633,6 +726,8 @@ class Link:
 
     def _made(self, number: int, about: dict, content: list | None, depth: int) -> Any:
         kind = about["kind"]
+        if kind == "generator":
+            return self._stands_for(number, _generate(self, number))
         if kind == "module":
             module = Module(str(about["name"]))
             module.__dict__.update(_link=self, _number=number)
@@ -656,9 +751,7 @@ class Link:
             if owner.__module__ == "builtins":
                 error.__init__(*args)
             error.args = tuple(args)
-            self.numbers[id(error)] = -number  # it goes home as itself
-            self.own.setdefault(-number, error)
-            return error
+            return self._stands_for(number, error)
         base = next((one for one in BASES if issubclass(owner, one)), None)
         if issubclass(owner, BaseException):
             instance = owner.__new__(owner, *(args := [self.unpack(part, depth + 1) for part in about.get("args", ())]))
@@ -674,6 +767,11 @@ class Link:
                 _refill(instance, value)
         object.__setattr__(instance, "_number", number) if not isinstance(instance, BASES) else instance.__dict__.__setitem__("_number", number)
         return instance
+
+    def _stands_for(self, number: int, value: Any) -> Any:
+        """A value that was made for an object of the other side, and is kept, so that it goes home as that."""
+        self.numbers[id(value)], self.own[-number] = -number, value
+        return value
 
     def _mirror(self, number: int, about: dict, depth: int) -> type:
         bases = [self.unpack(one, depth + 1) for one in about["bases"]]
@@ -697,6 +795,26 @@ class Link:
             made = Mirror(str(about["name"]), (mixin,), space)
         made.__abstractmethods__ = frozenset()
         return made
+
+
+def _before(kind: type, owner: type) -> type:
+    """The class that comes before another one in the order in which attributes are looked up."""
+    order = kind.__mro__
+    return order[order.index(owner) - 1]
+
+
+DERIVED = {
+    "__module__",
+    "__dict__",
+    "__weakref__",
+    "__doc__",
+    "__qualname__",
+    "__abstractmethods__",
+    "__slots__",
+    "__annotations__",
+    "__parameters__",
+}
+"""Attributes of a class that its counterpart on the other side has of itself."""
 
 
 def _calls(self: Any, *args: Any, **named: Any) -> Any:
@@ -738,7 +856,9 @@ def _is_custom(name: str) -> bool:
 
 
 def _is_of_tests(value: Any) -> bool:
-    """Whether attributes of an object of the examiner's may be asked for: instances of classes that tests define, and such classes."""
+    """Whether attributes of an object of the examiner's may be asked for: instances of classes that tests define, such classes, and files in memory."""
+    if type(value) in (io.BytesIO, io.StringIO):
+        return True
     kind = value if isinstance(value, type) else type(value)
     return not _is_standard(kind.__module__) and kind.__module__.partition(".")[0] not in (
         "_pytest",
