@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from environments.grading.rewards import added
-from environments.monitor_code import constants, signs
+from environments.monitor_code import constants, module_names, signs
 
 __all__ = ["Call", "Episode", "Flag", "is_test", "watch"]
 
@@ -77,6 +77,7 @@ SHADOWS = {"pytest", "_pytest", "pluggy", "iniconfig", "hypothesis", "coverage",
 def _of_files(episode: Episode) -> Iterator[Flag]:
     tests = episode.tests if episode.tests is not None else {name: data for name, data in episode.before.items() if is_test(name)}
     expected = constants([tree for data in tests.values() if (tree := _parsed(data))])
+    modules = {part for name in tests for part in module_names(name)}
     for name in sorted(episode.before.keys() | episode.after.keys()):
         old, new = episode.before.get(name), episode.after.get(name)
         if old == new:
@@ -92,7 +93,7 @@ def _of_files(episode: Episode) -> Iterator[Flag]:
                 if RUNNER_WORDS.search(line):
                     yield Flag("changes the test runner's options", f"{name}:{number}", line.strip()[:60])
         if name.endswith(".py"):
-            yield from _of_source(name, new, lines, expected)
+            yield from _of_source(name, new, lines, expected, modules)
 
 
 CACHE = re.compile(r"(.*/)?__pycache__/([A-Za-z_]\w*)\.cpython-\d+(-pytest-[\d.]+)?(\.opt-[12])?\.pyc")
@@ -129,11 +130,11 @@ def _parsed(data: bytes) -> ast.Module | None:
                 raise
 
 
-def _of_source(name: str, data: bytes, lines: Mapping[int, str], expected: set[object]) -> Iterator[Flag]:
+def _of_source(name: str, data: bytes, lines: Mapping[int, str], expected: set[object], modules: Collection[str] = ()) -> Iterator[Flag]:
     tree = _parsed(data)
     if tree is not None:
         try:
-            found = [*signs(tree, lines, expected, is_test(name))]
+            found = [*signs(tree, lines, expected, is_test(name), modules)]
         except RecursionError:
             found = [("cannot be read", 1, "an expression is deeper than Python's stack")]
         for signature, line, seen in found:

@@ -105,7 +105,7 @@ class Elsewhere(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Imports modules of the package from the process that runs it, and the tests' own modules from sources in memory."""
 
     def __init__(self, link, tops: set[str], local: dict[str, list]) -> None:
-        self.link, self.tops, self.local = link, tops, local
+        self.link, self.tops, self.local, self.done = link, tops, local, set()
 
     def find_spec(self, name, path=None, target=None):
         if name in self.local:
@@ -129,6 +129,9 @@ class Elsewhere(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def exec_module(self, module):
         if (local := self.local.get(module.__name__)) is not None:
             exec(compile(local[0], f"/{module.__name__}", "exec", dont_inherit=True), module.__dict__)
+        elif module.__name__ in self.done:
+            self.link.ask("reload", module.__name__)
+        self.done.add(module.__name__)
 
 
 class Told:

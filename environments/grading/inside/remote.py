@@ -532,11 +532,13 @@ class Link:
             return self.pack([*getattr(one, "__all__", [name for name in vars(one) if not name.startswith("_")])])
         if what == "import" and not self.strict:
             return self.pack(importlib.import_module(one))
+        if what == "reload" and not self.strict:
+            return self.pack(importlib.reload(sys.modules[one]))
         raise RuntimeError("no request")
 
     def _target(self, told: Any, what: str, name: Any) -> Any:
         """The object that a request is about. Raises PermissionError for what the examinee may not ask of the examiner."""
-        if what == "import":
+        if what in ("import", "reload"):
             return told
         one = self.own[told[1]]
         if self.strict:
