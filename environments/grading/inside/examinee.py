@@ -39,7 +39,9 @@ def main(reader: int, writer: int) -> None:
     for name in [name for name in sys.modules if name.partition(".")[0] in OURS]:
         del sys.modules[name]
     remote = sys.modules["remote"]
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
     sys.argv[:], sys.orig_argv[:] = ["python3"], ["python3"]
     link = remote.Link(reader, writer, strict=False)
     what, *told = link.receive()

@@ -325,7 +325,8 @@ def _generate(link: Any, number: int) -> Any:
         try:
             what, args = "send", ((yield value),)
         except GeneratorExit:
-            link.ask("op", "close", target, ())
+            if not link.broken:
+                link.ask("op", "close", target, ())
             raise
         except BaseException as error:
             what, args = "throw", (error,)
