@@ -87,10 +87,10 @@ def constants(trees: Collection[ast.AST]) -> set[object]:
 
 
 def signs(
-    tree: ast.Module, lines: Collection[int], expected: Collection[object] = (), is_test: bool = False, modules: Collection[str] = ()
+    tree: ast.Module, lines: Collection[int], expected: Collection[object] = (), is_test: bool = False, test_modules: Collection[str] = ()
 ) -> Iterator[tuple[str, int, str]]:
     """Signature, line and what was seen, for what stands in `lines` of a file. `expected`: constants of the tests. `is_test`: the file is one of
-    the tests, which may import a runner. `modules`: names of the tests' modules."""
+    the tests, which may import a runner. `test_modules`: names of the tests' modules."""
     imported = _names(tree)
     guarded = {line for node in tree.body if _is_main(node) for line in range(node.lineno, (node.end_lineno or 0) + 1)}
     parents = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
@@ -99,7 +99,7 @@ def signs(
         if line not in lines:
             continue
         if not is_test:
-            yield from _of_loading(node, parents, imported, line, modules)
+            yield from _of_loading(node, parents, imported, line, test_modules)
         if isinstance(node, ast.Attribute | ast.Name):
             said = _dotted(node, imported)
             outer = parents.get(node)

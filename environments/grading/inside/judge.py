@@ -1,5 +1,5 @@
-"""The judge: starts the process that plays the tests and the one that runs the package, hears the first on a private pipe, and says the verdicts under
-seal.
+"""The judge: starts the process that plays the tests and the one that runs the package, hears the first on a private pipe,
+and says the verdicts under seal.
 
 It may be started long before there is anything to grade, since to import pytest takes longer than most tests. It says a line once the other process
 has done that, and then waits for its plan on standard input: the key, the tests, and files of the tree, which it lays. So nothing of a tree is there
@@ -59,8 +59,8 @@ def heard(reader: int, child: "subprocess.Popen | Forked", until: float, end: by
 
 
 def verdicts(said: bytes, answers: bool = False) -> dict[str, str]:
-    """The first outcome of each test, and with `answers` the first answer to each question. What is no line of ours counts as a test that nobody asked
-    for."""
+    """The first outcome of each test, and with `answers` the first answer to each question. What is no line of ours counts as a
+    test that nobody asked for."""
     found: dict[str, str] = {}
     for line in said.decode(errors="replace").splitlines():
         outcome, _, test = line.partition(" ")
