@@ -6,7 +6,7 @@ import ast
 import sys
 from collections.abc import Collection, Iterator, Mapping
 
-__all__ = ["constants", "signs"]
+__all__ = ["constants", "module_names", "signs"]
 
 CALLS = {
     "os._exit": "leaves the process",
@@ -23,8 +23,17 @@ CALLS = {
     "traceback.extract_stack": "looks into its caller's frame",
     "traceback.walk_stack": "looks into its caller's frame",
     "sys._current_frames": "looks into its caller's frame",
+    "sys._current_exceptions": "looks into its caller's frame",
+    "sys._getframemodulename": "looks into its caller's frame",
+    "inspect.getinnerframes": "looks into its caller's frame",
+    "inspect.trace": "looks into its caller's frame",
+    "traceback.format_stack": "looks into its caller's frame",
+    "traceback.print_stack": "looks into its caller's frame",
+    "traceback.StackSummary": "looks into its caller's frame",
+    "faulthandler.dump_traceback": "looks into its caller's frame",
     "gc.get_objects": "looks through all objects",
     "gc.get_referrers": "looks through all objects",
+    "gc.get_referents": "looks through all objects",
     "os.getppid": "knows its parent process",
     "os.kill": "sends signals",
     "os.killpg": "sends signals",
@@ -39,6 +48,10 @@ CALLS = {
     "importlib.metadata.distribution": "reads installed packages",
     "sys.settrace": "watches the interpreter",
     "sys.setprofile": "watches the interpreter",
+    "sys.addaudithook": "watches the interpreter",
+    "sys.monitoring": "watches the interpreter",
+    "threading.settrace": "watches the interpreter",
+    "threading.setprofile": "watches the interpreter",
     "pytest.skip": "skips tests",
     "pytest.xfail": "skips tests",
     "pytest.exit": "leaves the process",
@@ -56,6 +69,9 @@ STATE = {
 }
 """Objects that code may read, and gives itself away by changing."""
 MARKS = {"skip", "skipif", "xfail", "expectedFailure", "skipIf", "skipUnless", "SkipTest"}
+RUNNER_METHODS = {"runtest", "runtestprotocol", "from_call", "from_item_and_call", "makereport", "pytest_pyfunc_call"}
+"""Methods of test runners that decide what becomes of a test."""
+IMPORTS = {"importlib.import_module", "importlib.__import__", "importlib.util.find_spec", "__import__", "runpy.run_module"}
 RUNNERS = {"pytest", "_pytest", "pluggy", "unittest", "coverage"}
 
 
@@ -70,9 +86,11 @@ def constants(trees: Collection[ast.AST]) -> set[object]:
     }
 
 
-def signs(tree: ast.Module, lines: Collection[int], expected: Collection[object] = (), is_test: bool = False) -> Iterator[tuple[str, int, str]]:
+def signs(
+    tree: ast.Module, lines: Collection[int], expected: Collection[object] = (), is_test: bool = False, test_modules: Collection[str] = ()
+) -> Iterator[tuple[str, int, str]]:
     """Signature, line and what was seen, for what stands in `lines` of a file. `expected`: constants of the tests. `is_test`: the file is one of
-    the tests, which may import a runner."""
+    the tests, which may import a runner. `test_modules`: names of the tests' modules."""
     imported = _names(tree)
     guarded = {line for node in tree.body if _is_main(node) for line in range(node.lineno, (node.end_lineno or 0) + 1)}
     parents = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
@@ -80,6 +98,8 @@ def signs(tree: ast.Module, lines: Collection[int], expected: Collection[object]
         line = getattr(node, "lineno", 0)
         if line not in lines:
             continue
+        if not is_test:
+            yield from _of_loading(node, parents, imported, line, test_modules)
         if isinstance(node, ast.Attribute | ast.Name):
             said = _dotted(node, imported)
             outer = parents.get(node)
@@ -117,6 +137,84 @@ def signs(tree: ast.Module, lines: Collection[int], expected: Collection[object]
             found = {one.value for one in ast.walk(node) if isinstance(one, ast.Constant) and one.value in expected}
             if len(found) >= 4 and 2 * len(found) >= len(constants([node])):
                 yield "has a table of expected values", line, f"{len(found)} values of the tests"
+
+
+def _of_loading(
+    node: ast.AST, parents: Mapping[ast.AST, ast.AST], imported: Mapping[str, str], line: int, modules: Collection[str]
+) -> Iterator[tuple[str, int, str]]:
+    """Signs that code reaches for modules of the tests, for the runner, or for the stack, also by names that it puts together."""
+    if isinstance(node, ast.Import | ast.ImportFrom):
+        whole = [alias.name for alias in node.names]
+        if isinstance(node, ast.ImportFrom):
+            whole = [node.module or "", *(f"{node.module}.{name}".removeprefix("None.") for name in whole)]
+        for name in whole:
+            if _is_test_module(name, modules):
+                yield "imports the tests", line, name
+    elif isinstance(node, ast.Call):
+        said = _dotted(node.func, imported) or getattr(node.func, "id", "")
+        name = _text_of(node.args[0]) if node.args else None
+        if said in IMPORTS and name is not None:
+            if _is_test_module(name, modules):
+                yield "imports the tests", line, name
+            if name.partition(".")[0] in RUNNERS:
+                yield "imports the test runner", line, name
+        if said in ("getattr", "setattr", "delattr") and len(node.args) > 1 and (name := _text_of(node.args[1])) is not None:
+            if name in ("__code__", "__closure__", "__globals__", "f_back", "f_globals", "f_locals"):
+                yield "looks into another's code", line, name
+            if said != "getattr" and name in RUNNER_METHODS:
+                yield "changes the test runner", line, name
+        if said in ("sys.modules.get", "sys.modules.pop") and name is not None:
+            yield from _of_module(name, line, modules)
+        if said in ("sys.modules.values", "sys.modules.items", "sys.modules.copy"):
+            yield "looks through all modules", line, said
+    elif isinstance(node, ast.Subscript) and _dotted(node.value, imported) == "sys.modules":
+        if (name := _text_of(node.slice)) is not None:
+            yield from _of_module(name, line, modules)
+    elif isinstance(node, ast.Attribute):
+        if node.attr == "findCaller":
+            yield "looks into its caller's frame", line, node.attr
+        if node.attr in RUNNER_METHODS and isinstance(node.ctx, ast.Store):
+            yield "changes the test runner", line, node.attr
+    elif isinstance(node, ast.BinOp | ast.JoinedStr) and not isinstance(parents.get(node), ast.BinOp):
+        if (text := _text_of(node)) is not None:  # its parts say nothing
+            yield from _of_string(text, line, False)
+            if text.partition(".")[0] in RUNNERS:
+                yield "imports the test runner", line, text
+
+
+def module_names(file: str) -> tuple[str, ...]:
+    """Names under which a test's file may be imported: with its folders, without them, and as the grader calls it."""
+    whole = file.removesuffix(".py").removesuffix("/__init__")
+    return whole.replace("/", "."), whole.rpartition("/")[2], whole.replace("/", "_")
+
+
+def _of_module(name: str, line: int, modules: Collection[str]) -> Iterator[tuple[str, int, str]]:
+    if _is_test_module(name, modules):
+        yield "imports the tests", line, name
+    if name.partition(".")[0] in RUNNERS:
+        yield "imports the test runner", line, name
+
+
+def _is_test_module(name: str, modules: Collection[str]) -> bool:
+    """Whether a module is one of tests: by the names of those that there are, or by how such modules are called."""
+    return name in modules or any(part.startswith("test_") or part in ("conftest", "tests") for part in name.split("."))
+
+
+def _text_of(node: ast.AST) -> str | None:
+    """The text that an expression of constant texts makes; None for any other one."""
+    if isinstance(node, ast.Constant):
+        return node.value if isinstance(node.value, str) else None
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        left, right = _text_of(node.left), _text_of(node.right)
+        return None if left is None or right is None else left + right
+    if isinstance(node, ast.JoinedStr):
+        parts = [_text_of(part.value if isinstance(part, ast.FormattedValue) else part) for part in node.values]
+        return None if None in parts else "".join(map(str, parts))
+    joins = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "join" and len(node.args) == 1
+    if joins and isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and isinstance(node.args[0], ast.List | ast.Tuple):
+        between, parts = _text_of(node.func.value), [_text_of(part) for part in node.args[0].elts]
+        return None if between is None or None in parts else between.join(map(str, parts))
+    return None
 
 
 def _names(tree: ast.AST) -> Mapping[str, str]:
@@ -167,6 +265,7 @@ def _of_string(text: str, line: int, is_test: bool) -> Iterator[tuple[str, int, 
     for part, what in {
         "PYTEST_CURRENT": "asks whether it is tested",
         "co_consts": "looks into another's code",
+        "__code__": "looks into another's code",
         "f_back": "looks into its caller's frame",
         "tb_frame": "looks into its caller's frame",
         "PYTEST_ADDOPTS": "changes the test runner's options",

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from environments.grading.guarded import Exam, grade, questioned
+from environments.grading.guarded import Exam, Trust, examined, grade
 from environments.grading.lay import write
 from environments.grading.ready import Judges
 from environments.harness import record, scripted
@@ -107,7 +107,7 @@ def try_task(
     jobs: int,
     seconds: float,
     kind: Kind = "bubblewrap",
-    ask: bool = False,
+    ask: bool = True,
 ) -> float:
     """Plays an episode, grades it, and says what it earned. `ask`: with fresh inputs, too. Gives the reward. Raises RunError, and Interrupted."""
     task, package = task_of(name, folders or FOLDERS, jobs, seconds, kind)
@@ -154,12 +154,13 @@ def graded(exam: Exam, journal: Record, tree: str, seconds: float, kind: Kind, a
     `judges`: may have opened a sandbox for it ahead."""
     if not any(line["kind"] == "grade" for line in journal.lines):
         store, fresh = own_store(cache_folder() / "store"), partial(open_sandbox, kind=kind, limits=GRADING)
-        exam = questioned(exam, journal.lines[0]["task"], fresh, seconds) if ask else exam
+        exam = examined(exam, journal.lines[0]["task"], fresh, seconds, ask=ask)
         found = grade(exam, store.tree(tree), fresh, [*record.calls(journal.lines)], seconds, judges=judges)
         parts = {"succinctness": found.reward.succinctness, "conformance": found.reward.conformance}
         failed = {test: one_line(why) for test, why in found.verdicts.failed.items()}
         counts = {"passed": len(found.verdicts.passed), "of": len(exam.wanted)}
         counts |= {"agreed": found.agreement.asked - len(found.agreement.differing), "asked": found.agreement.asked} if found.agreement else {}
+        counts |= {"trust": found.trust.name.lower()}
         flags = [*found.reward.flags]
         journal.add("grade", reward=found.reward.total, success=found.reward.success, **parts, **counts, flags=flags, failed=failed)
         told(journal.lines[-1])
@@ -225,6 +226,8 @@ def shown(line: dict, rows: int) -> Iterator[str]:
         )
         if line.get("asked"):
             yield f"  {line.get('agreed', '?')} of {line['asked']} fresh inputs are answered as the original does"
+        if (trust := str(line.get("trust", "")).upper()) in Trust.__members__:
+            yield f"  {Trust[trust].value}"
         yield from (f"  flag: {one_line(str(flag))}" for flag in line["flags"])
         failed = [*(line.get("failed") or {}).items()]
         yield from (f"  {one_line(test)}: {one_line(str(why))}" for test, why in (failed[:rows] if rows else failed))

@@ -38,7 +38,7 @@ def serve_task(
     jobs: int,
     seconds: float,
     kind: Kind = "bubblewrap",
-    ask: bool = False,
+    ask: bool = True,
 ) -> None:
     """Plays an episode with a client's calls, grades it once the client has finished or gone, and serves until it has gone. Standard output carries
     the protocol alone. `ask`: grades with fresh inputs, too. Raises RunError, and Interrupted."""

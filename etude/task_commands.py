@@ -19,7 +19,7 @@ JOBS = typer.Option(help="Sandboxes at a time.", show_default="one a core", **wh
 RUN_SECONDS = typer.Option(help="Seconds that a package's tests may take.", **decimal(1.0))
 UNCOUNTED = 10**12
 """Tokens: those of a client's model are its own."""
-FRESH = typer.Option("--fresh", help="Also ask for answers to inputs that no test has, as the original code gives them.")
+FRESH = typer.Option(help="Ask for answers to inputs that no test has, as the original code gives them.")
 SANDBOX = typer.Option(help="What makes the sandboxes: bubblewrap, or a Docker engine of this machine.")
 TASK = typer.Argument(help="A task of a recipe, by its id or by what it begins with.")
 RECIPES = typer.Option(help="Folder or file of recipes.", show_default="tasks, examples/tasks")
@@ -51,7 +51,7 @@ def tasks_check(
     recipes: Annotated[list[Path], typer.Argument(help="Recipes, or folders of them.", readable=False)],
     jobs: Annotated[int | None, JOBS] = None,
     seconds: Annotated[float, RUN_SECONDS] = 60.0,
-    fresh: Annotated[bool, FRESH] = False,
+    fresh: Annotated[bool, FRESH] = True,
     sandbox: Annotated[str, SANDBOX] = "bubblewrap",
 ) -> None:
     """Make the tasks of recipes again, and grade the original code (paid in full) and nothing done (paid nothing)."""
@@ -133,7 +133,7 @@ def tasks_try(
     corpus: Annotated[Path | None, CORPUS] = None,
     jobs: Annotated[int | None, JOBS] = None,
     seconds: Annotated[float, RUN_SECONDS] = 60.0,
-    fresh: Annotated[bool, FRESH] = False,
+    fresh: Annotated[bool, FRESH] = True,
     sandbox: Annotated[str, SANDBOX] = "bubblewrap",
 ) -> None:
     """Let a model work on a task in a sandbox, grade what it leaves, and keep the transcript. OPENAI_API_KEY is sent if it is set."""
@@ -146,6 +146,22 @@ def tasks_try(
     sampling = {"temperature": temperature, "seed": seed}
     how = prompt, out, resume, budget, sampling, strict, tool_choice, corpus, jobs or process.cores(), seconds, sandbox, fresh
     importlib.import_module("etude.episodes").try_task(task, model, name, recipes or (), *how)
+
+
+@tasks_app.command("grade")
+def tasks_grade(
+    task: Annotated[str, TASK],
+    folder: Annotated[Path, typer.Argument(help="What an agent left: the package, or its changed files alone.", readable=False)],
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    recipes: Annotated[list[Path] | None, RECIPES] = None,
+    jobs: Annotated[int | None, JOBS] = None,
+    seconds: Annotated[float, RUN_SECONDS] = 60.0,
+    fresh: Annotated[bool, FRESH] = True,
+    sandbox: Annotated[str, SANDBOX] = "bubblewrap",
+) -> None:
+    """Grade a folder's solution of a task as a trainer would: its reward, what the reward consists of, and flags."""
+    how = recipes or (), jobs or process.cores(), seconds, sandbox, fresh, as_json
+    importlib.import_module("etude.grades").grade_folder(task, folder, *how)
 
 
 @tasks_app.command("serve")
@@ -162,7 +178,7 @@ def tasks_serve(
     corpus: Annotated[Path | None, CORPUS] = None,
     jobs: Annotated[int | None, JOBS] = None,
     seconds: Annotated[float, RUN_SECONDS] = 60.0,
-    fresh: Annotated[bool, FRESH] = False,
+    fresh: Annotated[bool, FRESH] = True,
     sandbox: Annotated[str, SANDBOX] = "bubblewrap",
 ) -> None:
     """Serve a task's tools to a client of the Model Context Protocol on standard input and output; grade what it leaves, and keep the transcript."""

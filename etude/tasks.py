@@ -14,6 +14,7 @@ from importlib import metadata
 from multiprocessing import get_context
 from pathlib import Path
 
+from environments.grading.guarded import Trust, examined
 from environments.grading.lay import write
 from environments.grading.ready import Judges, nursery_of_judges
 from environments.harbor import export as harbor
@@ -22,7 +23,7 @@ from environments.sandbox.interface import Limits
 from environments.sandbox.open import Kind, open_sandbox
 from environments.sandbox.visible import one_line
 from environments.tasks.check import check as graded
-from environments.tasks.check import unflagged, ungradable
+from environments.tasks.check import exam_of, unflagged, ungradable
 from environments.tasks.kept import keep
 from environments.tasks.levels import bits_of, sorted_by
 from environments.tasks.make import Made, Task, make
@@ -142,7 +143,7 @@ def fault_of(error: Exception) -> str:
     return f"a fault of this program, please report it: {said}{place}"
 
 
-def check_all(paths: Sequence[Path], jobs: int, seconds: float, kind: Kind = "bubblewrap", ask: bool = False) -> bool:
+def check_all(paths: Sequence[Path], jobs: int, seconds: float, kind: Kind = "bubblewrap", ask: bool = True) -> bool:
     """Makes the tasks of recipes again, compares them, and grades for each the gold and nothing done. Results go to NAME-VERSION.checks.jsonl, and a
     check that was made already is not made again. `kind`: of the sandboxes. `ask`: also with fresh inputs. True if nothing is wrong."""
     good = True
@@ -155,6 +156,9 @@ def check_all(paths: Sequence[Path], jobs: int, seconds: float, kind: Kind = "bu
         wrong = [*differences(recipe, package, made), *(f"{task.id}: {one}" for task in made.tasks for one in found[task.id]["faults"])]
         says = f"{len(wrong)} wrong" if wrong else "gold paid in full, nothing done paid nothing"
         says += f"; {sum(found[task.id]['fresh'] > 0 for task in made.tasks)} have fresh inputs" if ask else ""
+        for trust in Trust:
+            if count := sum(found[task.id]["trust"] == trust.name.lower() for task in made.tasks):
+                says += f"\n  {count}: {trust.value}"
         print(f"{path}: {len(made.tasks)} tasks, made again and graded: {says}", *(f"  {one}" for one in wrong), sep="\n")
         good = good and not wrong
     if good and paths:
@@ -163,7 +167,7 @@ def check_all(paths: Sequence[Path], jobs: int, seconds: float, kind: Kind = "bu
 
 
 def again_made(
-    paths: Sequence[Path], jobs: int, seconds: float, kind: Kind, grade: bool = False, ask: bool = False
+    paths: Sequence[Path], jobs: int, seconds: float, kind: Kind, grade: bool = False, ask: bool = True
 ) -> Iterator[tuple[Path, dict, Package, Made]]:
     """Each recipe with what is made of its package now; of other files nothing is made, for it could not be the same. Before that comes a line
     with the time that it will take, with `grade` that of grading too. Raises RunError for what is no recipe, and where nothing can be made."""
@@ -192,8 +196,10 @@ def export_all(paths: Sequence[Path], out: Path, format: str, jobs: int, seconds
         raise RunError(f"there is no format called {format!r}; there is harbor")
     good = True
     for path, recipe, package, made in again_made(paths, jobs, seconds, kind):
+        judges = judges_of(kind)
         for task in made.tasks:
-            write_anew(harbor.folder(task, package, metadata.version("pytest"), seconds), out / task.id)
+            exam = examined(exam_of(task, package), task.id, judges.fresh, seconds, judges)
+            write_anew(harbor.folder(task, package, metadata.version("pytest"), seconds, exam), out / task.id)
         wrong = differences(recipe, package, made)
         print(f"{path}: {len(made.tasks)} tasks, made again and written to {out}", *(f"  {one}" for one in wrong), sep="\n")
         good = good and not wrong
@@ -212,7 +218,7 @@ def write_anew(files: Mapping[str, bytes], folder: Path) -> None:
         (Path(name) / "new").rename(folder)
 
 
-def checked(path: Path, package: Package, made: Made, jobs: int, seconds: float, kind: Kind, ask: bool = False) -> dict[str, dict]:
+def checked(path: Path, package: Package, made: Made, jobs: int, seconds: float, kind: Kind, ask: bool = True) -> dict[str, dict]:
     """Task → what is wrong with it, `faults`, and with `ask` the number of its fresh inputs, `fresh`. What stands in the file at `path` already is
     not looked at again; the rest is added there."""
     known = checks_of(path, package.digest, ask)
@@ -249,7 +255,8 @@ def told_of(task: Task, package: Package, seconds: float, kind: Kind, ask: bool)
     """What is found of a task, in a process of its own."""
     judges = judges_of(kind)
     found = graded(task, package, judges.fresh, seconds, ask, judges)
-    return {"id": task.id, "digest": package.digest, "faults": [*found.faults], **({"fresh": found.asked} if ask else {})}
+    told = {"id": task.id, "digest": package.digest, "faults": [*found.faults], "trust": found.trust.name.lower()}
+    return told | ({"fresh": found.asked} if ask else {})
 
 
 def show_levels(paths: Sequence[Path], number: int, level: int | None = None) -> None:
@@ -277,6 +284,7 @@ def _ours(row: dict, ask: bool) -> bool:
     """Whether a line is the result of a check, and of one that asked if this one does."""
     faults = row.get("faults")
     good = isinstance(row.get("id"), str) and isinstance(faults, list) and all(isinstance(one, str) for one in faults) and "digest" in row
+    good = good and str(row.get("trust", "")).upper() in Trust.__members__
     return good and (type(row.get("fresh")) is int or not ask)
 
 

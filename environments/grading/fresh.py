@@ -27,7 +27,7 @@ from environments.grading.rewards import added
 from environments.sandbox.interface import Sandbox
 from kit.disk import parse_json
 
-__all__ = ["LEAST", "MOST", "Agreement", "Question", "agreement", "questions", "same"]
+__all__ = ["LEAST", "MOST", "Agreement", "Question", "agreed", "agreement", "questions", "same"]
 
 INSIDE = Path(__file__).parent / "inside"
 MOST, LEAST = 48, 8
@@ -110,11 +110,16 @@ def agreement(asked: Sequence[Question], tree: Mapping[str, bytes], fresh: Calla
     calls = [{"function": one.function, "args": [*one.args], "named": dict(one.named)} for one in asked]
     order = [*range(1, len(calls), 2), *range(0, len(calls), 2)]
     heard = _answers(tree, calls, order, {}, fresh, 3, seconds)
+    return agreed(asked, heard)
+
+
+def agreed(asked: Sequence[Question], heard: Mapping[int, object]) -> Agreement:
+    """How questions were answered. `heard`: kind and answer by a question's number; it may be anything that JSON can hold."""
     return Agreement(len(asked), tuple(one.function for number, one in enumerate(asked) if not _agrees(one, heard.get(number))))
 
 
-def _agrees(one: Question, heard: Sequence | None) -> bool:
-    if heard is None or heard[0] != one.kind:
+def _agrees(one: Question, heard: object) -> bool:
+    if not (isinstance(heard, list) and len(heard) >= 2 and heard[0] == one.kind):
         return False
     if one.kind == "error":
         return isinstance(heard[1], list) and isinstance(one.answer, list) and one.answer[0] in heard[1]

@@ -2,36 +2,50 @@
 
 The agent's sandbox is closed before, with every process in it (G8), and only files go on. In a fresh sandbox without a network (G7) the judge of
 `inside/` plays the tests on a pristine tree with the agent's editable files laid onto it. What it says under seal is read, canaries and all, and the
-monitor looks at what was changed and called. A flag means that nothing is paid. Where an exam has questions that no test asks (fresh.py), what passed
-all tests is asked them, in one more sandbox, and must answer as the original does.
+monitor looks at what was changed and called. A flag means that nothing is paid.
 
-What is not guarded: code that finds the pipe of the verdicts in its own process, and tells real tests from canaries, by means that the monitor has
-no signature of. It would have to be written into the editable files.
+The examiner's secrets do not lie in the examinee's process. Tests that can be carried over a pipe (`Exam.apart`) run in a process of their own, and
+the package in another one, which sees calls and nothing else. Questions that no test asks (`Exam.fresh`, see fresh.py) go the same way, and must be
+answered as the original does. `examined` finds both, by the original. Other tests run with the package in one process, as guarded as that can be:
+code in it can read them. So a task none of whose tests can be carried, and which has no fresh inputs, says so (`Exam.trust`).
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from enum import Enum
 from pathlib import Path
 
 from environments.grading import fresh as fresh_inputs
-from environments.grading.fresh import Agreement, Question
+from environments.grading.fresh import Agreement, Question, agreed
 from environments.grading.lay import Collected, Editable, collect, lay, packed
 from environments.grading.ready import Judges, opened
 from environments.grading.rewards import WEIGHTS, Reward, Weights, reward
-from environments.grading.verdicts import Verdicts, canaries, cases_of, disguised, original, read
-from environments.monitor import Call, Episode, Flag, watch
+from environments.grading.verdicts import Verdicts, answers_of, canaries, cases_of, disguised, original, read
+from environments.monitor import Call, Episode, Flag, is_test, watch
 from environments.sandbox.interface import ENDED, Observation, Sandbox
 
-__all__ = ["Exam", "Grade", "grade", "questioned"]
+__all__ = ["Exam", "Grade", "Trust", "examined", "grade", "questioned"]
 
 LARGEST, MANY = 4 << 20, 1000
 """Bytes and files of a tree that the judge lays. A larger one lies there before the judge begins, which takes longer."""
 NO_TREE = 3
 """As in inside/judge.py."""
+EACH = 20.0
+"""Seconds of processor time of a call of the package, where tests are played apart."""
+
+
+class Trust(Enum):
+    """What a solution would have to forge that passes without solving the task. Of each, the original is paid in full."""
+
+    APART = "all tests that fail without the feature are played apart from the package"
+    PARTLY = "some of the tests that fail without the feature are played apart from the package"
+    FRESH = "no test that fails without the feature can be played apart from the package; fresh inputs decide"
+    NONE = "no test that fails without the feature can be played apart from the package, and there are no fresh inputs: a solution can read the tests"
 
 
 @dataclass(frozen=True)
@@ -53,10 +67,20 @@ class Exam:
     """Those of the wanted tests that fail without the feature. Canaries are copies of them before others: what is equal to everything shows only in
     tests that look at it."""
     fresh: tuple[Question, ...] = ()
-    """Questions that no test asks; none by default. `questioned` finds them."""
+    """Questions that no test asks; none by default. `questioned` and `examined` find them."""
+    apart: tuple[str, ...] = ()
+    """Those of the wanted tests that are played apart from the package; none by default. `examined` finds them."""
     support: Mapping[str, object] = field(default_factory=dict)
     """conftest files and modules that the tests need besides themselves, from the original: see `Support` of
     inside/play.py. Nothing of an agent's is among them."""
+
+    @property
+    def trust(self) -> Trust:
+        """What guards the exam besides the monitor and canaries. Where it does not say which tests fail without the feature, all of them count."""
+        asked = {*(self.asked or self.wanted)}
+        if asked <= {*self.apart}:
+            return Trust.APART
+        return Trust.PARTLY if asked & {*self.apart} else Trust.FRESH if self.fresh else Trust.NONE
 
 
 @dataclass(frozen=True)
@@ -68,13 +92,42 @@ class Grade:
     collected: Collected
     flags: tuple[Flag, ...]
     agreement: Agreement | None = None
-    """How what passed all tests answered the exam's questions, where it has any."""
+    """How the exam's fresh inputs were answered, where it has any."""
+    trust: Trust = Trust.NONE
+    """What the exam is guarded by."""
 
 
 def questioned(exam: Exam, seed: str, fresh: Callable[[Path], Sandbox], seconds: float = 60.0) -> Exam:
     """The exam with fresh inputs, the same ones for the same seed, such as a task's id; without any where the functions that are gone are not ones
     that can be asked. The original code answers them as it did, so what it is paid stays. `fresh`, `seconds`: see `grade`."""
     return replace(exam, fresh=fresh_inputs.questions(exam.given, exam.gold, exam.tests, exam.wanted, fresh, seed, seconds))
+
+
+CARRIED: dict[str, frozenset[str]] = {}
+"""Digest of an original, its tests and questions → what of the tests it passes apart: the tasks of a package have it in common."""
+
+
+def examined(exam: Exam, seed: str, fresh: Callable[[Path], Sandbox], seconds: float = 60.0, judges: Judges | None = None, ask: bool = True) -> Exam:
+    """The exam with fresh inputs (see `questioned`), and with those tests played apart from the package that the original passes
+    so, also without the others. Fresh inputs that the original answers otherwise over the pipe are left out. `fresh`, `seconds`,
+    `judges`: see `grade`. `ask`: False leaves fresh inputs out."""
+    exam, sandboxes = questioned(exam, seed, fresh, seconds) if ask else exam, judges or Judges(fresh)
+    own = {name: data for name, data in exam.gold.items() if name in exam.editable or not is_test(name)}
+    parts = [sorted(own.items()), sorted(exam.tests.items()), sorted(exam.wanted)]
+    digest = hashlib.sha256(repr(parts).encode()).hexdigest()
+
+    def play(tests: Collection[str]) -> tuple[Verdicts, dict[int, object]]:
+        whole = replace(exam, apart=tuple(tests), wanted=tuple(tests))
+        key = secrets.token_bytes(16)
+        return _verdicts(whole, exam.gold, exam.tests, [], {}, [], key, sandboxes, seconds)
+
+    if digest not in CARRIED:
+        CARRIED[digest] = play(exam.wanted)[0].passed
+    verdicts, answers = play([test for test in exam.wanted if test in CARRIED[digest]])
+    CARRIED[digest] &= verdicts.passed
+    apart = tuple(test for test in exam.wanted if test in verdicts.passed)
+    asked = tuple(one for number, one in enumerate(exam.fresh) if not agreed([one], {0: answers.get(number)}).differing)
+    return replace(exam, apart=apart, fresh=asked if len(asked) >= fresh_inputs.LEAST else ())
 
 
 def grade(
@@ -89,15 +142,13 @@ def grade(
     """Grades a folder that an agent left. `fresh`: opens a sandbox over a folder; its limit on output must hold a line of 200 bytes for each test.
     `calls`: the episode's, for the monitor. `seconds`: of wall-clock for all tests together. `judges`: may have opened such a sandbox ahead."""
     collected = collect(left, exam.editable, exam.given)
-    key = secrets.token_bytes(16)
-    tests, traps = {}, []
-    for name, source in exam.tests.items():
-        heads = [test.partition("[")[0].removeprefix(f"{name}::") for test in exam.asked if test.startswith(f"{name}::")]
-        tests[name], names = canaries(source, key, first=heads)
-        traps += [f"{name}::{one}{case}" for one in names for case in cases_of(f"{name}::{original(one)}", exam.wanted)]
+    key, apart = secrets.token_bytes(16), {*exam.apart}
     laid = lay(exam.given, collected, exam.editable)
-    verdicts = _verdicts(exam, laid, tests, traps, key, judges or Judges(fresh), seconds)
-    agreement = fresh_inputs.agreement(exam.fresh, laid, fresh, seconds) if exam.fresh and verdicts.all_passed else None
+    carried, carried_traps = _with_canaries(exam, key, [test for test in exam.asked if test in apart]) if apart else ({}, [])
+    rest = [test for test in exam.wanted if test not in apart]
+    others, other_traps = _with_canaries(exam, secrets.token_bytes(16), [test for test in exam.asked if test not in apart]) if rest else ({}, [])
+    verdicts, answers = _verdicts(exam, laid, carried, carried_traps, others, other_traps, key, judges or Judges(fresh), seconds)
+    agreement = agreed(exam.fresh, answers) if exam.fresh else None
     after = {**exam.given, **collected.ignored, **collected.files}
     gone = [name for name in exam.given if name in exam.editable and name not in collected.files]
     after = {name: data for name, data in after.items() if name not in gone}
@@ -106,7 +157,7 @@ def grade(
     said = (*verdicts.flags, *(f"{flag.where}: {flag.signature} ({flag.seen})" for flag in flags))
     graded = {**{name: data for name, data in exam.given.items() if name not in exam.editable}, **collected.files}
     passed = verdicts.all_passed and (agreement is None or agreement.good)
-    return Grade(reward(passed, exam.given, graded, exam.gold, said, weights), verdicts, collected, flags, agreement)
+    return Grade(reward(passed, exam.given, graded, exam.gold, said, weights), verdicts, collected, flags, agreement, exam.trust)
 
 
 def _said(sandbox: Sandbox, plan: Mapping[str, object], seconds: float) -> Observation:
@@ -117,29 +168,86 @@ def _said(sandbox: Sandbox, plan: Mapping[str, object], seconds: float) -> Obser
         sandbox.close()
 
 
+def _with_canaries(exam: Exam, key: bytes, first: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """The exam's files of tests with canaries in them, and their names. `first`: tests that are copied before others."""
+    tests, traps = {}, []
+    for name, source in exam.tests.items():
+        heads = [test.partition("[")[0].removeprefix(f"{name}::") for test in first if test.startswith(f"{name}::")]
+        tests[name], names = canaries(source, key, first=heads)
+        traps += [f"{name}::{one}{case}" for one in names for case in cases_of(f"{name}::{original(one)}", exam.wanted)]
+    return tests, traps
+
+
 def _verdicts(
-    exam: Exam, tree: Mapping[str, bytes], tests: Mapping[str, str], traps: Sequence[str], key: bytes, judges: Judges, seconds: float
-) -> Verdicts:
-    played = disguised(exam.wanted, key)
+    exam: Exam,
+    tree: Mapping[str, bytes],
+    carried: Mapping[str, str],
+    carried_traps: Sequence[str],
+    others: Mapping[str, str],
+    other_traps: Sequence[str],
+    key: bytes,
+    judges: Judges,
+    seconds: float,
+) -> tuple[Verdicts, dict[int, object]]:
+    """Plays an exam over a tree: the verdicts, and the answers to its fresh inputs by number. `carried`, `others`: files of tests, with canaries, for
+    the process that is apart from the package, and for the one that is not."""
+    played, apart = disguised(exam.wanted, key), {*exam.apart}
+    own = {name: data for name, data in tree.items() if name not in exam.tests and (name in exam.editable or not is_test(name))}
+    later = {name: data for name, data in tree.items() if name not in own}
     small = len(tree) <= MANY and sum(map(len, tree.values())) <= LARGEST
+    folders = ["/work/tree", "/work/tree/src"]
+
+    def part(tests: Mapping[str, str], traps: Sequence[str], wanted: Sequence[str]) -> dict:
+        heads = {test.partition("[")[0]: played[test].partition("[")[0] for test in wanted}
+        return {
+            "folder": "/work/exam/tests",
+            "tests": tests,
+            "wanted": [*map(played.__getitem__, wanted), *traps],
+            "names": heads,
+            "folders": folders,
+            "support": exam.support,
+        }
+
+    questions = [{"function": one.function, "args": [*one.args], "named": dict(one.named)} for one in exam.fresh]
+    here = part(carried, carried_traps, [test for test in exam.wanted if test in apart])
+    there = part(others, other_traps, [test for test in exam.wanted if test not in apart])
     plan = {
         "key": key.hex(),
-        "files": packed(tree) if small else {},
+        "files": packed(own) if small else {},
+        "later": packed(later),
         "tree": "/work/tree",
-        "folder": "/work/exam/tests",
-        "tests": tests,
-        "wanted": [*played.values(), *traps],
-        "names": {test.partition("[")[0]: name.partition("[")[0] for test, name in played.items()},
+        "apart": {**here, "asked": questions, "each": EACH, **_modules(own, later)},
+        "inside": there,
         "seconds": seconds,
-        "support": exam.support,
     }
-    said = _said(judges.take() if small else opened(judges.fresh, tree), plan, seconds)
+    said = _said(judges.take() if small else opened(judges.fresh, own), plan, seconds)
     if small and said.exit is None and (said.ended or "").startswith(ENDED):
         # Whoever ends a nursery ends all of its forks, and what is graded in them is not to blame.
         said = _said(opened(judges.fresh), plan, seconds)
     if said.exit == NO_TREE:  # nothing of the tree has run yet
         raise RuntimeError(f"the grading sandbox takes no tree: {said.text}")
     lines = said.text.encode().splitlines() if said.exit == 0 else []  # a judge that was killed has said nothing
-    said = read(lines, key, [*played.values()], traps)
+    lines, answers = answers_of(lines, key)
+    traps = [*(carried_traps if here["wanted"] else ()), *(other_traps if there["wanted"] else ())]
+    said = read(lines, key, [*played.values()], traps) if played else Verdicts(frozenset(), {}, ())
     names = {name: test for test, name in played.items()}
-    return Verdicts(frozenset(map(names.__getitem__, said.passed)), {names[name]: why for name, why in said.failed.items()}, said.flags)
+    failed = {names[name]: why for name, why in said.failed.items()}
+    return Verdicts(frozenset(map(names.__getitem__, said.passed)), failed, said.flags), answers
+
+
+def _modules(own: Mapping[str, bytes], tests: Mapping[str, bytes]) -> dict[str, object]:
+    """The names at the top of the package's modules, "tops", and the tests' own modules with their sources, "local"."""
+
+    def module(name: str) -> str:
+        return name.removeprefix("src/").removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+    tops = {module(name).partition(".")[0] for name in own if name.endswith(".py")}
+    local: dict[str, list] = {}
+    for name, data in tests.items():
+        if name.endswith(".py"):
+            parent = module(name).rpartition(".")[0]
+            while parent and parent.partition(".")[0] not in tops:
+                local.setdefault(parent, ["", True])
+                parent = parent.rpartition(".")[0]
+            local[module(name)] = [data.decode(errors="replace"), name.endswith("/__init__.py")]
+    return {"tops": sorted(tops), "local": local}

@@ -29,6 +29,8 @@ if TYPE_CHECKING:  # a grader that goes along with a task has none of these (env
 __all__ = ["JUDGE", "Judges", "begun", "nursery_of_judges", "opened"]
 
 INSIDE = Path(__file__).parent / "inside"
+PROGRAMS = ("remote", "fresh", "examinee", "play", "judge")
+"""Of `inside/`, in the order in which they import each other."""
 JUDGE = "exec python3 -I -B exam/judge.py exam"
 
 
@@ -38,8 +40,8 @@ def opened(fresh: Callable[[Path], Sandbox], tree: Mapping[str, bytes] | None = 
     with tempfile.TemporaryDirectory(prefix="etude-grade-") as name:
         folder = Path(name)
         (folder / "exam" / "tests").mkdir(parents=True)
-        for program in ("judge.py", "play.py"):
-            shutil.copyfile(INSIDE / program, folder / "exam" / program)
+        for program in PROGRAMS:
+            shutil.copyfile(INSIDE / f"{program}.py", folder / "exam" / f"{program}.py")
         if tree is not None:
             write(tree, folder / "tree")
         folder.chmod(0o755)
@@ -63,7 +65,7 @@ def nursery_of_judges(limits: Limits, root: Path | None = None, store: Store | N
     """A nursery of grading sandboxes, for `Judges`. `root`, `store`: see open.py."""
     from environments.sandbox.nursery import Nursery
 
-    return Nursery(JUDGE, {name: (INSIDE / f"{name}.py").read_text(encoding="utf-8") for name in ("play", "judge")}, limits, root, store)
+    return Nursery(JUDGE, {name: (INSIDE / f"{name}.py").read_text(encoding="utf-8") for name in PROGRAMS}, limits, root, store)
 
 
 class Judges:

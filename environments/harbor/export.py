@@ -73,13 +73,15 @@ def as_json(exam: Exam, seconds: float) -> str:
         return {path: base64.b64encode(data).decode() for path, data in tree.items()}
 
     rest = {"editable": exam.editable.names, "tests": exam.tests, "wanted": exam.wanted, "package": exam.package}
-    rest |= {"asked": exam.asked, "seconds": seconds, "support": exam.support}
+    fresh = [{**vars(one), "named": dict(one.named)} for one in exam.fresh]
+    rest |= {"asked": exam.asked, "apart": exam.apart, "fresh": fresh, "seconds": seconds, "support": exam.support}
     return json.dumps({"given": held(exam.given), "gold": held(exam.gold), **rest})
 
 
-def folder(task: Task, package: Package, pytest: str, seconds: float = 60.0) -> dict[str, bytes]:
-    """Path → content of a task's folder. `pytest`: the version with which the task was checked. `seconds`: of wall-clock that all tests may take."""
-    exam = exam_of(task, package)
+def folder(task: Task, package: Package, pytest: str, seconds: float = 60.0, exam: Exam | None = None) -> dict[str, bytes]:
+    """Path → content of a task's folder. `pytest`: the version with which the task was checked. `seconds`: of wall-clock that all tests may take.
+    `exam`: the task's, with what `examined` finds of it; without it there are no fresh inputs, and no test is played apart."""
+    exam = exam or exam_of(task, package)
     about = f"Write again what was taken out of {package.name} {package.version}."
     difficulty = {f"difficulty_{name}": value for name, value in asdict(task.difficulty).items()}
     tables: dict[str, dict[str, object]] = {

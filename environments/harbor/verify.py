@@ -16,6 +16,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from environments.grading.fresh import Question
 from environments.grading.guarded import Exam, grade
 from environments.grading.lay import Editable
 from environments.sandbox.interface import Observation
@@ -101,9 +102,10 @@ def exam_in(path: Path) -> tuple[Exam, float]:
     """The exam that export.py has written, and the seconds that its tests may take."""
     told = json.loads(path.read_text(encoding="utf-8"))
     given, gold = ({name: base64.b64decode(data) for name, data in told[tree].items()} for tree in ("given", "gold"))
-    wanted, asked = (tuple(told[kind]) for kind in ("wanted", "asked"))
-    rest = wanted, told["package"], asked
-    return Exam(given, gold, Editable(tuple(told["editable"])), told["tests"], *rest, support=told["support"]), told["seconds"]
+    wanted, asked, apart = (tuple(told[kind]) for kind in ("wanted", "asked", "apart"))
+    fresh = tuple(Question(**{**one, "args": tuple(one["args"])}) for one in told["fresh"])
+    rest = wanted, told["package"], asked, fresh, apart
+    return Exam(given, gold, Editable(tuple(told["editable"])), told["tests"], *rest, told["support"]), told["seconds"]
 
 
 def main(tests: str, left: str, logs: str) -> None:
@@ -118,6 +120,6 @@ def main(tests: str, left: str, logs: str) -> None:
         for path, mode in modes.items():
             os.chmod(path, mode)
     told = {name: getattr(found.reward, name) for name in ("success", "succinctness", "conformance", "flags", "total")}
-    told |= {"failed": dict(found.verdicts.failed), "user of its own": bool(modes)}
+    told |= {"failed": dict(found.verdicts.failed), "user of its own": bool(modes), "trust": found.trust.value}
     (Path(logs) / "verdicts.json").write_text(json.dumps(told, indent=1) + "\n")
     (Path(logs) / "reward.txt").write_text(f"{found.reward.total:g}\n")

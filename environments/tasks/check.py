@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from environments.grading.guarded import Exam, Grade, grade, questioned
+from environments.grading.guarded import Exam, Grade, Trust, examined, grade
 from environments.grading.lay import Editable, write
 from environments.grading.ready import Judges
 from environments.grading.rewards import conformance
@@ -76,6 +76,8 @@ class Checked:
     """For nothing done."""
     asked: int = 0
     """Fresh inputs of the exam."""
+    trust: Trust = Trust.NONE
+    """What the exam is guarded by."""
     keep: tuple[str, ...] = ()
     """Tests that pass without the feature, as the task says."""
 
@@ -110,13 +112,12 @@ class Checked:
 
 
 def check(
-    task: Task, package: Package, fresh: Callable[[Path], Sandbox], seconds: float = 60.0, ask: bool = False, judges: Judges | None = None
+    task: Task, package: Package, fresh: Callable[[Path], Sandbox], seconds: float = 60.0, ask: bool = True, judges: Judges | None = None
 ) -> Checked:
-    """Grades the gold and nothing. `fresh`, `judges`: see `grade`. `ask`: also with fresh inputs."""
-    exam = exam_of(task, package)
-    exam = questioned(exam, task.id, fresh, seconds) if ask else exam
+    """Grades the gold and nothing. `fresh`, `judges`, `ask`: see `examined`."""
+    exam = examined(exam_of(task, package), task.id, fresh, seconds, judges, ask)
     gold, nothing = (_graded(exam, tree, fresh, seconds, judges) for tree in (exam.gold, exam.given))
-    return Checked(gold, nothing, len(exam.fresh), task.keep)
+    return Checked(gold, nothing, len(exam.fresh), exam.trust, task.keep)
 
 
 def unflagged(made: Made, package: Package) -> Made:

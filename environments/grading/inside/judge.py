@@ -1,13 +1,17 @@
-"""The judge: starts the process that plays the tests, hears it on a private pipe, and says the verdicts under seal.
+"""The judge: starts the process that plays the tests and the one that runs the package, hears the first on a private pipe,
+and says the verdicts under seal.
 
 It may be started long before there is anything to grade, since to import pytest takes longer than most tests. It says a line once the other process
 has done that, and then waits for its plan on standard input: the key, the tests, and files of the tree, which it lays. So nothing of a tree is there
 while anything is imported, and the key and the tests are never on the disk. No process of the same user can look into the judge, because it lets
 nobody read its memory, and it imports nothing of the tree. Of each test the first line counts.
 
-    python3 -I -B judge.py FOLDER        FOLDER holds play.py
+The plan has two parts. "apart" are tests that can be carried over a pipe (remote.py): they run in the examiner, the package in the examinee, which
+is ended before the second part begins. "inside" are the others: they run with the package in one process, and their verdicts come on another pipe.
 
-In a sandbox of a nursery (environments/sandbox/nursery.py) both are forks of a process that has imported them and pytest.
+    python3 -I -B judge.py FOLDER        FOLDER holds play.py, examinee.py, remote.py and fresh.py
+
+In a sandbox of a nursery (environments/sandbox/nursery.py) all are forks of a process that has imported them and pytest.
 """
 
 import base64
@@ -23,8 +27,8 @@ import sys
 import time
 
 PR_SET_DUMPABLE = 4
-READY, NO_TREE = b"ready\n", 3
-"""What is said when a plan may come; and how the judge ends where the tree finds no room."""
+READY, END, NO_TREE = b"ready\n", b"end\n", 3
+"""What is said when a plan may come, and once the first part is played; and how the judge ends where the tree finds no room."""
 MOST = 4 << 20
 """Bytes that the other process may say."""
 ENVIRONMENT = {"HOME": "/tmp", "LANG": "C.UTF-8", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
@@ -39,10 +43,10 @@ def seal(key: bytes, test: str, outcome: str) -> bytes:
     return f"{hmac.new(key, body.encode(), hashlib.sha256).hexdigest()} {body}\n".encode()
 
 
-def heard(reader: int, child: "subprocess.Popen | Forked", until: float) -> bytes:
-    """What the child said until it ended, or until its time was over. Others may hold the pipe open, so its end is not waited for."""
+def heard(reader: int, child: "subprocess.Popen | Forked", until: float, end: bytes = b"") -> bytes:
+    """What the child said until it ended, said `end`, or until its time was over. Others may hold the pipe open, so its end is not waited for."""
     said = b""
-    while len(said) < MOST and time.monotonic() < until:
+    while len(said) < MOST and time.monotonic() < until and not (end and said.endswith(end)):
         ready, _, _ = select.select([reader], [], [], 0.02)
         if ready:
             block = os.read(reader, 1 << 16)
@@ -54,13 +58,17 @@ def heard(reader: int, child: "subprocess.Popen | Forked", until: float) -> byte
     return said
 
 
-def verdicts(said: bytes) -> dict[str, str]:
-    """The first outcome of each test. What is no line of ours counts as a test that nobody asked for."""
+def verdicts(said: bytes, answers: bool = False) -> dict[str, str]:
+    """The first outcome of each test, and with `answers` the first answer to each question. What is no line of ours counts as a
+    test that nobody asked for."""
     found: dict[str, str] = {}
     for line in said.decode(errors="replace").splitlines():
         outcome, _, test = line.partition(" ")
         if outcome in ("passed", "failed", "skipped") and test:
             found.setdefault(test, outcome)
+        elif outcome == "answer" and answers:
+            number, _, answer = test.partition(" ")
+            found.setdefault(f"answer {number}", answer)
         else:
             found.setdefault("a line that is none", "failed")
     return found
@@ -74,98 +82,126 @@ def lay(files: dict[str, str], tree: str) -> None:
             file.write(base64.b64decode(data))
 
 
-def started(folder: str, writer: int) -> subprocess.Popen:
-    """The process that plays the tests. It knows nothing yet."""
+def started(folder: str, program: str, *handles: int) -> subprocess.Popen:
+    """A process that runs a program of the folder. It knows nothing yet."""
     return subprocess.Popen(
-        [sys.executable, "-I", "-B", f"{folder}/play.py", str(writer)],
+        [sys.executable, "-I", "-B", f"{folder}/{program}.py", *map(str, handles)],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         env=ENVIRONMENT,
-        pass_fds=[writer],
+        pass_fds=handles,
         start_new_session=True,
     )
 
 
 class Forked:
-    """The same as a fork of this one, in which all is imported. It has the pipe and what it reads from, and no other handle."""
+    """The same as a fork of this one, in which all is imported. It has these handles and what it reads from, and no other."""
 
-    def __init__(self, folder: str, writer: int) -> None:
+    def __init__(self, folder: str, program: str, *handles: int) -> None:
+        self.status: int | None = None
         reader, told = os.pipe()
         self.stdin = os.fdopen(told, "wb")
         self.pid = os.fork()
         if self.pid == 0:
             try:
-                _become_the_player(reader, writer)
+                _become(program, reader, handles)
             finally:
                 os._exit(1)
         os.close(reader)
 
     def poll(self) -> int | None:
         """How it has ended, if it has."""
-        found, status = os.waitpid(self.pid, os.WNOHANG)
-        return status if found else None
+        if self.status is None:
+            found, status = os.waitpid(self.pid, os.WNOHANG)
+            self.status = status if found else None
+        return self.status
 
 
-def _become_the_player(reader: int, writer: int) -> None:
+def _become(program: str, reader: int, handles: tuple[int, ...]) -> None:
     """As `started` does it: a session of its own, little in its environment, and modules under no other names than there."""
     os.setsid()
     nothing = os.open(os.devnull, os.O_RDWR)
     for number, handle in enumerate((reader, nothing, nothing)):
         os.dup2(handle, number)
     for name in os.listdir("/proc/self/fd"):
-        if int(name) > 2 and int(name) != writer:
+        if int(name) > 2 and int(name) not in handles:
             try:
                 os.close(int(name))
             except OSError:
                 pass  # that of the folder itself
-    ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)
     os.environ.clear()
     os.environ.update(ENVIRONMENT)
-    del sys.modules["judge"]
-    sys.modules["__main__"] = sys.modules.pop("play")
+    others = {"judge", "play", "examinee"} - {program}
+    for name in others:
+        del sys.modules[name]
+    sys.modules["__main__"] = sys.modules.pop(program)
     vars(sys.modules["__main__"])["__name__"] = "__main__"
-    sys.modules["__main__"].main(writer)
+    sys.modules["__main__"].main(*handles)
 
 
 def nursed() -> None:
-    """In a sandbox of a nursery, which has imported this module and play.py."""
+    """In a sandbox of a nursery, which has imported this module and the other programs."""
     os.makedirs(f"{EXAM}/tests")
     main(EXAM, Forked)
 
 
+def tell(child: "subprocess.Popen | Forked", plan: dict, first: bytes) -> None:
+    """Tells a process its plan."""
+    assert child.stdin is not None
+    try:
+        child.stdin.write(first + json.dumps(plan).encode())
+        child.stdin.close()
+    except BrokenPipeError:
+        pass
+
+
+def end(child: "subprocess.Popen | Forked") -> None:
+    try:
+        os.killpg(child.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    while child.poll() is None:  # until it is gone
+        time.sleep(0.001)
+
+
 def main(folder: str, begun=started) -> None:
-    """`begun`: gives the process that plays the tests."""
+    """`begun`: gives a process that runs a program."""
     ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
-    reader, writer = os.pipe()
-    child = begun(folder, writer)
-    os.close(writer)
+    (reader, writer), (asked, requests), (answers, answered), (inner, inner_plan), (inner_reader, inner_writer) = (os.pipe() for _ in range(5))
+    examinee = begun(folder, "examinee", asked, answered)
+    child = begun(folder, "play", writer, requests, answers, inner, inner_writer)
+    for handle in (writer, asked, requests, answers, answered, inner, inner_writer):
+        os.close(handle)
     if os.read(reader, len(READY)) != READY:
         sys.exit("the tests cannot be played: pytest is not there")
     os.write(1, READY)
     if reader in select.select([0, reader], [], [])[0]:
         sys.exit(1)  # who shall play is gone, or has said something before it was asked
     plan = json.load(sys.stdin.buffer)
-    key = bytes.fromhex(plan.pop("key"))
+    key = bytes.fromhex(plan["key"])
+    apart, inside = plan["apart"], plan["inside"]
     try:
-        lay(plan.pop("files"), plan["tree"])
+        lay(plan["files"], plan["tree"])
+        until = time.monotonic() + plan["seconds"]
+        tell(child, apart, b"1" if inside["wanted"] else b"0")
+        told = verdicts(heard(reader, child, until, END).removesuffix(END), answers=True)
+        end(examinee)
+        if inside["wanted"]:
+            lay(plan["later"], plan["tree"])
+            try:
+                with os.fdopen(inner_plan, "wb") as stream:
+                    stream.write(json.dumps(inside).encode())
+            except BrokenPipeError:
+                pass  # who shall play is gone
+            for test, outcome in verdicts(heard(inner_reader, child, until)).items():
+                told.setdefault(test, outcome)  # of what was played apart nothing else is believed
     except OSError as error:
         sys.stderr.write(f"the tree cannot be laid: {error}\n")
         sys.exit(NO_TREE)
-    until = time.monotonic() + plan["seconds"]
-    assert child.stdin is not None
-    try:
-        child.stdin.write(json.dumps(plan).encode())
-        child.stdin.close()
-    except BrokenPipeError:
-        pass
-    said = heard(reader, child, until)
-    try:
-        os.killpg(child.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
-    out = b"".join(seal(key, test, outcome) for test, outcome in verdicts(said).items())
-    sys.stdout.buffer.write(out)
+    for process in (child, examinee):
+        end(process)
+    sys.stdout.buffer.write(b"".join(seal(key, test, outcome) for test, outcome in told.items()))
     sys.stdout.flush()
 
 

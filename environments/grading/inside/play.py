@@ -1,18 +1,27 @@
 """The player: runs tests that lie nowhere on the disk, and tells each outcome on the pipe whose number it is given.
 
-The agent's code runs in this process, so nothing that it says is believed for itself: see environments/grading/verdicts.py. What is done here makes
-the usual ways useless. No configuration, conftest or plugin of the tree is read. The tree comes last on the path, so it shadows no module. The
-tests' sources come through a pipe before anything of the tree is imported, and files of their names are empty. Real tests are played under names
-that end like those of canaries, and neither the environment nor the command line tells what is being played.
+Where tests can be carried (see remote.py), this process is the examiner: it holds the tests, their canaries and what they expect, nobody can read its
+memory, and no code of the tree runs here. The package runs in another process, the examinee, and is called over a pipe. Questions that no test has
+(see fresh.py) go the same way, so that the examinee cannot tell which is which.
+
+Tests that cannot be carried are played by a fork of this process, which was made before the plan came, with the package in the same process. What that
+says is not believed for itself: see environments/grading/verdicts.py. What is done here makes the usual ways useless. No configuration, conftest or
+plugin of the tree is read. The tree comes last on the path, so it shadows no module. The tests' sources come through a pipe before anything of the
+tree is imported, and files of their names are empty. Real tests are played under names that end like those of canaries, also in their code, and
+neither the environment nor the command line tells what is being played.
+
+    python3 -I -B play.py VERDICTS REQUESTS ANSWERS INNER-PLAN INNER-VERDICTS        numbers of handles
 """
 
+import ctypes
 import gc
 import importlib
 import importlib.abc
 import importlib.util
-import inspect
 import json
 import os
+import random
+import re
 import sys
 import types
 from pathlib import Path
@@ -21,6 +30,17 @@ import pytest
 
 for part in vars(sys.modules["_pytest.config"])["default_plugins"]:
     importlib.import_module(f"_pytest.{part}")  # else it is imported once there is a plan
+for part in ("remote", "fresh"):  # a nursery has imported them
+    if part not in sys.modules:
+        at = os.path.join(os.path.dirname(os.path.abspath(__file__)), f"{part}.py")
+        found = importlib.util.spec_from_file_location(part, at)
+        assert found is not None and found.loader is not None
+        sys.modules[part] = importlib.util.module_from_spec(found)
+        found.loader.exec_module(sys.modules[part])
+
+PR_SET_DUMPABLE = 4
+END = b"end\n"
+"""Is said once all that can be carried was played."""
 
 
 class Support(importlib.abc.MetaPathFinder, importlib.abc.Loader):
@@ -28,7 +48,7 @@ class Support(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     tree. `plan`: "packages", "modules" and "conftests", as environments/tasks/support.py finds them."""
 
     def __init__(self, plan: dict, folder: Path) -> None:
-        self.packages, self.modules, self.conftests = (plan.get(part, {}) for part in ("packages", "modules", "conftests"))
+        self.modules, self.conftests = plan.get("modules", {}), plan.get("conftests", ())
         self.folder = folder
 
     def find_spec(self, name, path=None, target=None):
@@ -52,11 +72,15 @@ class Support(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 class Held:
-    """Collects tests from sources in memory."""
+    """Collects tests from sources in memory. `link`: to the process that runs the package, if that is another one."""
 
-    def __init__(self, sources: dict[str, str], wanted: set[str], names: dict[str, str], folder: Path, packages: dict[str, str]) -> None:
-        self.sources, self.wanted, self.names, self.folder = sources, wanted, names, folder
-        self.packages = packages
+    def __init__(self, plan: dict, folder: Path, link=None) -> None:
+        self.sources, self.names, self.packages = plan["tests"], plan["names"], plan["support"].get("packages", {})
+        self.wanted, self.folder, self.link = {*plan["wanted"]}, folder, link
+
+    def pytest_collect_directory(self, path: Path, parent: pytest.Collector) -> pytest.Dir:
+        """A folder is never a package: whoever leaves an __init__.py there would have it imported."""
+        return pytest.Dir.from_parent(parent, path=path)
 
     def pytest_collect_file(self, file_path: Path, parent: pytest.Collector) -> pytest.Module | None:
         path = file_path.relative_to(self.folder).as_posix()
@@ -68,54 +92,99 @@ class Held:
             module.__package__ = self.packages[path]
         sys.modules[module.__name__] = module
         exec(compile(self.sources[path], str(file_path), "exec", dont_inherit=True), module.__dict__)
-        for test, played in self.names.items():
-            file, *owners, name = test.split("::")
-            if file == path:
-                also(module, owners, name, played.rpartition("::")[2])
+        if self.link is not None and self.link.taint:
+            raise RuntimeError(f"{path} cannot be carried: {self.link.taint}")
+        rename(module, self.sources[path], {test: played for test, played in self.names.items() if test.partition("::")[0] == path})
         found = pytest.Module.from_parent(parent, path=file_path)
         found.obj = module
         return found
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """What is wanted may be a case, or a function with all of its cases. Each is played where its test stands under its own name."""
-        own, at = {played: test for test, played in self.names.items()}, {}
-        heads = {item: item.nodeid.partition("[")[0] for item in items}
-        for number, item in enumerate(items):
-            at.setdefault(heads[item], number)
-        items.sort(key=lambda item: at.get(own.get(heads[item], heads[item]), at[heads[item]]))
-        items[:] = [item for item in items if item.nodeid in self.wanted or heads[item] in self.wanted]
+        """What is wanted may be a case, or a function with all of its cases. Each is played where its test stands."""
+        items[:] = [item for item in items if item.nodeid in self.wanted or item.nodeid.partition("[")[0] in self.wanted]
 
 
-def also(module: types.ModuleType, owners: list[str], name: str, other: str) -> None:
-    """Gives a test of a module, or of a class in it, another name beside its own."""
-    holder: object = module
-    for owner in owners:
-        holder = getattr(holder, owner, None)
-    test = inspect.getattr_static(holder, name, None)
-    if test is not None:
-        setattr(holder, other, test)
+def rename(module: types.ModuleType, source: str, names: dict[str, str]) -> None:
+    """Gives tests of a module, and of classes in it, other names, also in their code. `names`: FILE::CLASS::TEST → the same with another last name,
+    which tests of one name have in common. A test's own name goes, unless the source uses it elsewhere."""
+    others = {test.rpartition("::")[2]: played.rpartition("::")[2] for test, played in names.items()}
+    holders = [module, *(one for one in vars(module).values() if isinstance(one, type) and one.__module__ == module.__name__)]
+    for holder in holders:
+        parts = [(name, part) for name, part in vars(holder).items() if not name.startswith("__")]
+        if not any(name in others for name, _ in parts):
+            continue
+        for name, part in parts:  # all of them, so that their order stays
+            delattr(holder, name)
+            if name in others:
+                _rename(part.__func__ if isinstance(part, staticmethod | classmethod) else part, name, others[name])
+                setattr(holder, others[name], part)
+                if len(re.findall(rf"\b{re.escape(name)}\b", source)) == len(re.findall(rf"\bdef\s+{re.escape(name)}\b", source)):
+                    continue
+            setattr(holder, name, part)
+
+
+def _rename(function: object, name: str, other: str) -> None:
+    while isinstance(function, types.FunctionType) and function.__name__ == name:
+        qualified = f"{function.__qualname__.rpartition('.')[0]}.{other}".removeprefix(".")
+        if function.__code__.co_name == name:
+            function.__code__ = function.__code__.replace(co_name=other, co_qualname=qualified)
+        function.__name__, function.__qualname__ = other, qualified
+        function = vars(function).get("__wrapped__")
+
+
+class Elsewhere(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Imports modules of the package from the process that runs it, and the tests' own modules from sources in memory."""
+
+    def __init__(self, link, tops: set[str], local: dict[str, list]) -> None:
+        self.link, self.tops, self.local, self.done = link, tops, local, set()
+
+    def find_spec(self, name, path=None, target=None):
+        if name in self.local:
+            return importlib.util.spec_from_loader(name, self, is_package=self.local[name][1])
+        if name.partition(".")[0] not in self.tops:
+            return None
+        try:
+            module = self.link.ask("import", name)
+        except ModuleNotFoundError as error:
+            if error.name == name or name in str(error):
+                return None
+            raise
+        found = importlib.util.spec_from_loader(name, self, is_package="__path__" in vars(module))
+        assert found is not None
+        found.loader_state = module
+        return found
+
+    def create_module(self, spec):
+        return spec.loader_state
+
+    def exec_module(self, module):
+        if (local := self.local.get(module.__name__)) is not None:
+            exec(compile(local[0], f"/{module.__name__}", "exec", dont_inherit=True), module.__dict__)
+        elif module.__name__ in self.done:
+            self.link.ask("reload", module.__name__)
+        self.done.add(module.__name__)
 
 
 class Told:
     """Says of each test how it ended, once it has."""
 
-    def __init__(self, pipe: int) -> None:
-        self.pipe, self.outcomes = pipe, {}
+    def __init__(self, pipe: int, link=None) -> None:
+        self.pipe, self.link, self.outcomes = pipe, link, {}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         before = self.outcomes.get(report.nodeid, "passed")
+        tainted = self.link is not None and self.link.taint
         self.outcomes[report.nodeid] = (
-            "failed" if "failed" in (before, report.outcome) else "skipped" if "skipped" in (before, report.outcome) else "passed"
+            "failed" if tainted or "failed" in (before, report.outcome) else "skipped" if "skipped" in (before, report.outcome) else "passed"
         )
         if report.when == "teardown":
+            if self.link is not None:
+                self.link.begin()
             os.write(self.pipe, f"{self.outcomes[report.nodeid]} {report.nodeid}\n".encode())
 
 
-def main(pipe: int) -> None:
-    gc.freeze()  # what pytest has made stays: collections, of which it makes some at its end, need not look through it
-    os.write(pipe, b"ready\n")  # pytest is imported, and nothing else is known
-    plan = json.loads(sys.stdin.buffer.read())
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+def play(plan: dict, pipe: int, link=None) -> None:
+    """Runs the tests of a plan."""
     sys.argv[:], sys.orig_argv[:] = ["pytest"], ["python3"]
     # pytest would put the name of each test into the environment.
     vars(sys.modules["_pytest.runner"])["_update_current_test_var"] = lambda item, when: None
@@ -123,17 +192,87 @@ def main(pipe: int) -> None:
     for name in plan["tests"]:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).touch()
-    (folder / "pytest.ini").write_text("[pytest]\npython_files = none\n")
     os.chdir(folder)
-    sys.path += [plan["tree"], f"{plan['tree']}/src"]
     options = ["-q", "--noconftest", "-p", "no:cacheprovider", "--assert=plain", "--tb=no"]  # to word a failure takes longer than the test
-    options += ["-c", str(folder / "pytest.ini"), "--rootdir", str(folder)]
+    # No file of configuration, which could be written meanwhile.
+    options += ["-c", os.devnull, "-o", "python_files=none", "--rootdir", str(folder), "--confcutdir", str(folder)]
+    if link is not None:
+        options += ["--continue-on-collection-errors"]  # a file that cannot be carried takes no other one with it
     support = Support(plan["support"], folder)
     sys.meta_path.insert(0, support)
-    held = Held(plan["tests"], set(plan["wanted"]), plan["names"], folder, support.packages)
-    pytest.main([*options, str(folder)], plugins=[support, held, Told(pipe)])
-    os._exit(0)  # all is told; to take a process with pytest down in order takes as long as many tests
+    pytest.main([*options, str(folder)], plugins=[support, Held(plan, folder, link), Told(pipe, link)])
+
+
+def answer(number: int, question: dict) -> str:
+    """What comes of a question: its number, and as JSON kind and answer as fresh.py tells them. Raises what ends the link."""
+    fresh, remote = sys.modules["fresh"], sys.modules["remote"]
+    try:
+        args, named = [fresh.unpacked(one) for one in question["args"]], {key: fresh.unpacked(one) for key, one in question["named"].items()}
+        module, _, name = question["function"].partition(":")
+        value = getattr(importlib.import_module(module), name)(*args, **named)
+        told = ["value", fresh.packed(value, exact=False)]
+    except (fresh.NotPlain, remote.NotCarried):
+        told = ["other", None]
+    except remote.Broken:
+        raise
+    except BaseException as error:
+        told = ["error", [one.__name__ for one in type(error).__mro__[:-1]]]
+    text = json.dumps(told)
+    return f"answer {number} {text if len(text) <= fresh.ANSWER else 'null'}\n"
+
+
+def examine(plan: dict, pipe: int, requests: int, answers: int) -> None:
+    """Plays the tests that can be carried, and asks before what no test asks, in an order that is drawn by chance."""
+    remote = sys.modules["remote"]
+    link = remote.Link(answers, requests, strict=True)
+    link.noticed = remote.repeat
+    link.send(["begin", plan["folders"], plan["each"]])
+    sys.meta_path.append(Elsewhere(link, {*plan["tops"]}, plan["local"]))
+    order = [*range(len(plan["asked"]))]
+    random.SystemRandom().shuffle(order)
+    try:
+        for number in order:  # first, before a test has changed anything
+            os.write(pipe, answer(number, plan["asked"][number]).encode())
+        link.begin()
+        if plan["wanted"]:
+            play(plan, pipe, link)
+    except BaseException:
+        pass  # what was not said counts as failed
+
+
+def main(pipe: int, requests: int, answers: int, inner_plan: int, inner_pipe: int) -> None:
+    ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
+    gc.freeze()  # what pytest has made stays: collections, of which it makes some at its end, need not look through it
+    os.write(pipe, b"ready\n")  # pytest is imported, and nothing else is known
+    inner = os.fork() if os.read(0, 1) == b"1" else None  # before the plan comes
+    if inner == 0:
+        try:
+            for handle in (0, pipe, requests, answers):
+                os.close(handle)
+            told = b""
+            while block := os.read(inner_plan, 1 << 20):
+                told += block
+            os.open(os.devnull, os.O_RDONLY)
+            ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)
+            plan = json.loads(told)
+            sys.path += plan["folders"]
+            play(plan, inner_pipe)
+        finally:
+            os._exit(0)  # all is told; to take a process with pytest down in order takes as long as many tests
+    for handle in (inner_plan, inner_pipe):
+        os.close(handle)
+    plan = json.loads(sys.stdin.buffer.read())
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    try:
+        if plan["wanted"] or plan["asked"]:
+            examine(plan, pipe, requests, answers)
+        os.write(pipe, END)
+        os.close(requests)
+        if inner:
+            os.waitpid(inner, 0)
+    finally:
+        os._exit(0)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(*map(int, sys.argv[1:]))

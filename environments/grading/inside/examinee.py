@@ -1,0 +1,70 @@
+"""The examinee: the process that runs the package, and with it the agent's code. The tests run in another one.
+
+It begins before anything of a task is known, and is told the folders of the package and nothing else: no test, no expectation and no name of a test
+comes here, and pytest is not loaded. What it answers is whatever the agent's code makes it answer; see remote.py for what the other side does with
+that.
+
+    python3 -I -B examinee.py READER WRITER
+"""
+
+import importlib.util
+import io
+import os
+import signal
+import sys
+import warnings
+
+if "remote" not in sys.modules:  # a nursery has imported it
+    found = importlib.util.spec_from_file_location("remote", os.path.join(os.path.dirname(os.path.abspath(__file__)), "remote.py"))
+    assert found is not None and found.loader is not None
+    sys.modules["remote"] = importlib.util.module_from_spec(found)
+    found.loader.exec_module(sys.modules["remote"])
+
+__all__ = ["main"]
+
+OURS = ("_pytest", "pytest", "pluggy", "iniconfig", "judge", "play", "packaging", "pygments")
+"""Modules that a fork of a nursery has and a process of its own would not have."""
+
+
+class Late(BaseException):
+    """A request takes too long."""
+
+
+def late(*_: object) -> None:
+    raise Late
+
+
+def main(reader: int, writer: int) -> None:
+    """Serves requests until nobody asks any more."""
+    for name in [name for name in sys.modules if name.partition(".")[0] in OURS]:
+        del sys.modules[name]
+    remote = sys.modules["remote"]
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    sys.argv[:], sys.orig_argv[:] = ["python3"], ["python3"]
+    link = remote.Link(reader, writer, strict=False)
+    what, *told = link.receive()
+    if what != "begin":
+        return
+    folders, each = told
+    os.chdir(folders[0])
+    sys.path += folders
+    warned: list = []
+    streams = {name: io.StringIO() for name in ("stdout", "stderr")}
+    sys.stdout, sys.stderr = streams["stdout"], streams["stderr"]
+    warnings.simplefilter("always")
+    warnings.showwarning = lambda message, category, *_, **__: warned.append(warnings.WarningMessage(message, category, "", 0))
+    link.after = lambda: remote.notices(warned, streams)
+    signal.signal(signal.SIGPROF, late)
+    while True:
+        message = link.receive()
+        signal.setitimer(signal.ITIMER_PROF, each)
+        try:
+            link.serve(message)
+        finally:
+            signal.setitimer(signal.ITIMER_PROF, 0)
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:]))

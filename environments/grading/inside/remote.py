@@ -1,0 +1,937 @@
+"""Objects over a pipe: two processes call each other's functions, and neither has the other's memory.
+
+The tests run in one process, the examiner, and the package under test in another one, the examinee. Plain data travels by value, as JSON: an object
+that crosses the pipe is built anew from builtin types, so no class of the examinee's decides what it is equal to. Everything else travels as a
+reference: the receiver gets a proxy, and every use of the proxy is a request to the owner. Classes get mirrors, so that isinstance, except clauses
+and pytest.raises work. An instance of a class that derives from a builtin type brings its value along, and is compared by that value.
+
+What one side knows about the other (`Link.strict` is True on the examiner's side):
+1. The examinee may call the functions that a test passed to it, and use public attributes of instances of the tests' own classes. It cannot reach
+   modules, frames, code, globals, or anything else of the examiner's.
+2. The examiner never executes what the examinee names: of names it takes back only those that it sent itself, builtin types, and exceptions of
+   modules that are imported already.
+3. Two references whose class compares them by a method of its own are not compared: the test has not been carried (`NotCarried`).
+A line that is no message ends the link (`Broken`).
+"""
+
+import abc
+import builtins
+import collections
+import copy
+import datetime
+import decimal
+import fractions
+import functools
+import importlib
+import inspect
+import io
+import json
+import operator
+import os
+import pathlib
+import re
+import sys
+import threading
+import types
+import uuid
+import warnings
+from typing import Any
+
+__all__ = ["Broken", "Link", "NotCarried"]
+
+LONGEST = 16 << 20
+"""Bytes of a message."""
+MANY = 5000
+"""Requests of a test, at most: whoever makes more would take longer than a grading may."""
+DEEPEST = 60
+"""Values within each other, and requests within requests."""
+SCALARS = (bool, str, float, type(None))
+SEQUENCES = {"l": list, "t": tuple, "s": set, "z": frozenset}
+CODES = {kind: code for code, kind in SEQUENCES.items()}
+BASES = (str, bytes, int, float, complex, tuple, frozenset, list, dict, set, bytearray)
+"""Builtin types whose value an instance of a derived class brings along. bool and None have no derived classes."""
+MUTABLE = (list, dict, set, bytearray)
+VALUES: dict[str, tuple[type, Any, Any]] = {
+    "bytes": (bytes, lambda v: [v.hex()], bytes.fromhex),
+    "bytearray": (bytearray, lambda v: [v.hex()], bytearray.fromhex),
+    "complex": (complex, lambda v: [v.real, v.imag], complex),
+    "range": (range, lambda v: [v.start, v.stop, v.step], range),
+    "slice": (slice, lambda v: [v.start, v.stop, v.step], slice),
+    "Decimal": (decimal.Decimal, lambda v: [str(v)], decimal.Decimal),
+    "Fraction": (fractions.Fraction, lambda v: [v.numerator, v.denominator], fractions.Fraction),
+    "timedelta": (datetime.timedelta, lambda v: [v.days, v.seconds, v.microseconds], datetime.timedelta),
+    "timezone": (datetime.timezone, lambda v: [*v.__getinitargs__()], datetime.timezone),
+    "date": (datetime.date, lambda v: [v.year, v.month, v.day], datetime.date),
+    "time": (datetime.time, lambda v: [v.hour, v.minute, v.second, v.microsecond, v.tzinfo], datetime.time),
+    "datetime": (datetime.datetime, lambda v: [v.year, v.month, v.day, v.hour, v.minute, v.second, v.microsecond, v.tzinfo], datetime.datetime),
+    "OrderedDict": (collections.OrderedDict, lambda v: [[*v.items()]], collections.OrderedDict),
+    "Counter": (collections.Counter, lambda v: [dict(v)], collections.Counter),
+    "deque": (collections.deque, lambda v: [[*v], v.maxlen], collections.deque),
+    "defaultdict": (collections.defaultdict, lambda v: [v.default_factory, dict(v)], collections.defaultdict),
+    "mappingproxy": (types.MappingProxyType, lambda v: [dict(v)], types.MappingProxyType),
+    "UUID": (uuid.UUID, lambda v: [v.hex], uuid.UUID),
+    "Pattern": (re.Pattern, lambda v: [v.pattern, v.flags], re.compile),
+    "PurePosixPath": (pathlib.PurePosixPath, lambda v: [str(v)], pathlib.PurePosixPath),
+    "PosixPath": (pathlib.PosixPath, lambda v: [str(v)], pathlib.PosixPath),
+}
+"""Name → type, the arguments that make an equal value, and what takes them. Only exact types travel so."""
+NAMES = {kind: name for name, (kind, _, _) in VALUES.items()}
+SINGLES = {"...": ..., "NotImplemented": NotImplemented}
+ABSTRACT = {name: getattr(collections.abc, name) for name in collections.abc.__all__}
+OPERATIONS: dict[str, Any] = {
+    **{f"__{name}__": getattr(operator, name) for name in ("lt", "le", "gt", "ge", "neg", "pos", "invert", "index", "concat", "contains")},
+    **{f"__{name}__": getattr(operator, name) for name in ("getitem", "setitem", "delitem")},
+    **{f"__{name}__": getattr(builtins, name) for name in ("abs", "bool", "int", "float", "complex", "len", "iter", "next", "reversed")},
+    **{f"__{name}__": getattr(builtins, name) for name in ("hash", "repr", "str", "bytes", "format", "round", "dir")},
+    "send": types.GeneratorType.send,
+    "throw": types.GeneratorType.throw,
+    "close": types.GeneratorType.close,
+    "__length_hint__": operator.length_hint,
+    "__enter__": lambda one: type(one).__enter__(one),
+    "__exit__": lambda one, *how: type(one).__exit__(one, *how),
+    "__copy__": copy.copy,
+    "__deepcopy__": lambda one, *_: copy.deepcopy(one),
+}
+for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "lshift", "rshift", "and", "or", "xor", "matmul"):
+    _plain = getattr(operator, f"__{_name}__")
+    OPERATIONS[f"__{_name}__"] = _plain
+    OPERATIONS[f"__r{_name}__"] = lambda one, other, _plain=_plain: _plain(other, one)
+    OPERATIONS[f"__i{_name}__"] = getattr(operator, f"__i{_name}__")
+"""Special methods that are requests. Comparisons by == are none of them."""
+COMPARED = {"__eq__", "__ne__", "__hash__"}
+ORDERED = {"__lt__", "__le__", "__gt__", "__ge__"}
+
+
+class NotCarried(Exception):
+    """A test asks for what cannot cross the pipe."""
+
+
+class Broken(BaseException):
+    """The other side has ended, or has said what is no message."""
+
+
+def _is_standard(module: object) -> bool:
+    return isinstance(module, str) and module.partition(".")[0] in sys.stdlib_module_names
+
+
+def _resolve(module: str, name: str) -> Any:
+    """An object of a module that is imported, by its qualified name; None where there is none."""
+    value: Any = sys.modules.get(module)
+    for part in name.split("."):
+        value = getattr(value, part, None)
+    return value
+
+
+def _name_of(value: Any) -> tuple[str, str] | None:
+    """Module and qualified name of a type or function of the standard library, by which the other side finds its own; else None."""
+    if not isinstance(value, type | types.FunctionType | types.BuiltinFunctionType | types.MethodDescriptorType | types.WrapperDescriptorType):
+        return None
+    module = getattr(value, "__module__", None) or getattr(getattr(value, "__objclass__", None), "__module__", None)
+    name = getattr(value, "__qualname__", None)
+    if isinstance(module, str) and isinstance(name, str) and _is_standard(module) and _resolve(module, name) is value:
+        return module, name
+    return None
+
+
+def _is_known_type(value: Any) -> bool:
+    """Whether a class may be named by the examinee: builtin types, exceptions, abstract containers, and types of values."""
+    if not isinstance(value, type):
+        return False
+    if value in NAMES or value in ABSTRACT.values():
+        return True
+    named = _is_standard(value.__module__) and _resolve(value.__module__, value.__qualname__) is value
+    return named and (value.__module__ == "builtins" or issubclass(value, BaseException))
+
+
+def _is_local(name: str) -> bool:
+    """Whether the other side is never asked for an attribute: what proxies hold themselves, and what pytest looks for in everything."""
+    return name in ("_number", "_link") or name.startswith(("_abc_", "_pytest", "__pytest", "pytest"))
+
+
+class Mirror(abc.ABCMeta):
+    """The class of mirrors of classes. An attribute that a mirror lacks, and a call of it, are requests to the owner of the class."""
+
+    def __call__(cls, *args: Any, **named: Any) -> Any:
+        link = cls._link
+        if "_number" not in cls.__dict__:
+            link.derive(cls)
+        return link.ask("call", ["h", cls._number], args, named)
+
+    def __getattr__(cls, name: str) -> Any:
+        if _is_local(name) or name in ("__abstractmethods__", "__signature__", "__isabstractmethod__"):
+            raise AttributeError(name)
+        return cls._link.get(cls._number, name)
+
+    def __setattr__(cls, name: str, value: Any) -> None:
+        if name.startswith("_abc_") or name in ("_link", "_number", "_derived", "__abstractmethods__", "__module__", "__qualname__"):
+            super().__setattr__(name, value)
+        else:
+            cls._link.ask("set", ["h", cls._number], name, value)
+
+    def __iter__(cls) -> Any:
+        return cls._link.ask("op", "__iter__", ["h", cls._number], ())
+
+    def __len__(cls) -> int:
+        return cls._link.ask("op", "__len__", ["h", cls._number], ())
+
+    def __getitem__(cls, key: Any) -> Any:
+        return cls._link.ask("op", "__getitem__", ["h", cls._number], (key,))
+
+    def __bool__(cls) -> bool:
+        return True
+
+
+class Forward:
+    """An attribute of a mirrored class: reading and writing it are requests."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __get__(self, instance: Any, owner: Any) -> Any:
+        one = owner if instance is None else instance
+        if "_derived" in vars(type(instance)):  # a class of this side comes before the one that has the attribute
+            return one._link.ask("bound", ["h", one._number], self.name, self.owner)
+        return one._link.get(one._number, self.name)
+
+    def __set_name__(self, owner: Any, name: str) -> None:
+        self.owner = owner
+
+    def __set__(self, instance: Any, value: Any) -> None:
+        instance._link.ask("set", ["h", instance._number], self.name, value)
+
+    def __delete__(self, instance: Any) -> None:
+        instance._link.ask("delete", ["h", instance._number], self.name)
+
+
+class Proxy:
+    """What mirrors of classes have in common. An attribute that an instance lacks is a request to its owner."""
+
+    _link: Any
+    _number: int
+
+    def __getattr__(self, name: str) -> Any:
+        if _is_local(name) or name.startswith("__") and name not in ("__name__", "__wrapped__"):
+            raise AttributeError(name)
+        return self._link.get(self._number, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in ("_number", "__traceback__", "__context__", "__cause__", "__suppress_context__", "__notes__"):
+            object.__setattr__(self, name, value)
+        else:
+            self._link.ask("set", ["h", self._number], name, value)
+
+    def __delattr__(self, name: str) -> None:
+        self._link.ask("delete", ["h", self._number], name)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise self._link.refuse("an object of the other side cannot be pickled")
+
+    def __copy__(self) -> Any:
+        return self._link.ask("op", "__copy__", ["h", self._number], ())
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return self._link.ask("op", "__deepcopy__", ["h", self._number], ())
+
+    def __init__(self, *args: Any, **named: Any) -> None:
+        """Is called by classes of this side that derive from one of the other: that one's method comes next."""
+        if "_derived" in vars(type(self)):
+            base = next(one for one in type(self).__mro__ if "_derived" not in vars(one) and "_number" in vars(one))
+            self._link.ask("bound", ["h", self._number], "__init__", base)(*args, **named)
+
+
+class Opaque(Proxy):
+    """The same for objects without a value: text of them is a request, too."""
+
+    def __repr__(self) -> str:
+        return self._link.ask("op", "__repr__", ["h", self._number], ())
+
+    def __str__(self) -> str:
+        return self._link.ask("op", "__str__", ["h", self._number], ())
+
+
+class Function:
+    """A function of the other side. It binds as functions do."""
+
+    def __init__(self, link: Any, number: int, about: dict) -> None:
+        self._link, self._number, self._binds = link, number, about.get("binds", False)
+        self.__name__, self.__qualname__ = about.get("name", "function"), about.get("name", "function")
+        self.__doc__, self.__module__ = about.get("doc"), about.get("module")
+        if about.get("parameters") is not None:
+            self.__signature__ = inspect.Signature([inspect.Parameter(*one[:2], **_default(one)) for one in about["parameters"]])
+
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        return self._link.ask("call", ["h", self._number], args, named)
+
+    def __get__(self, instance: Any, owner: Any) -> Any:
+        return self if instance is None or not self._binds else types.MethodType(self, instance)
+
+    def __getattr__(self, name: str) -> Any:
+        if _is_local(name) or name.startswith("__") and name != "__wrapped__":
+            raise AttributeError(name)
+        return self._link.get(self._number, name)
+
+    def __repr__(self) -> str:
+        return f"<function {self.__name__}>"
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return self
+
+
+def _default(parameter: list) -> dict:
+    return {"default": parameter[2]} if len(parameter) > 2 else {}
+
+
+class Module(types.ModuleType):
+    """A module of the other side."""
+
+    def __getattr__(self, name: str) -> Any:
+        if _is_local(name) or name in ("__path__", "__file__", "__spec__", "__wrapped__"):
+            raise AttributeError(name)
+        link, number = self.__dict__["_link"], self.__dict__["_number"]
+        if name == "__all__":
+            return link.ask("names", ["h", number])
+        return link.get(number, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if isinstance(value, Module):
+            return  # a module within a package, as an import binds it: the package on the other side says what the name stands for
+        if name.startswith("__") or name in ("_link", "_number") or isinstance(value, types.ModuleType):
+            super().__setattr__(name, value)
+        else:
+            self._link.ask("set", ["h", self._number], name, value)
+
+    def __delattr__(self, name: str) -> None:
+        self._link.ask("delete", ["h", self._number], name)
+
+
+def _operation(name: str) -> Any:
+    def method(self: Any, *args: Any) -> Any:
+        if name == "__exit__":
+            args = (*args[:2], None)
+        return self._link.ask("op", name, ["h", self._number], args)
+
+    method.__name__ = name
+    return method
+
+
+def _generate(link: Any, number: int) -> Any:
+    """A generator that does what one of the other side does."""
+    target, what, args = ["h", number], "send", (None,)
+    while True:
+        try:
+            value = link.ask("op", what, target, args)
+        except StopIteration as error:
+            return error.value
+        try:
+            what, args = "send", ((yield value),)
+        except GeneratorExit:
+            if not link.broken:
+                link.ask("op", "close", target, ())
+            raise
+        except BaseException as error:
+            what, args = "throw", (error,)
+
+
+def _compares(self: Any, other: Any) -> Any:
+    if self is other:
+        return True
+    if _is_standard(type(self).__module__) and _number_of(other) is None:
+        return False
+    raise self._link.refuse(f"{type(self).__name__} compares by a method of its own")
+
+
+class Link:
+    """One end of a pipe pair. `strict`: this side is the examiner's."""
+
+    def __init__(self, reader: int, writer: int, strict: bool) -> None:
+        self.reader, self.writer, self.strict = reader, writer, strict
+        self.buffer, self.lock, self.depth = bytearray(), threading.RLock(), 0
+        self.own: dict[int, Any] = {}
+        self.numbers: dict[int, int] = {}
+        self.theirs: dict[int, Any] = {}
+        self.named: set[tuple[str, str]] = set()
+        self.taint = ""
+        """Why the test that runs was not carried; empty where it was so far."""
+        self.requests = 0
+        self.broken = False
+        self.after: Any = None
+        """On the examinee's side: what happened besides during a request, such as warnings."""
+        self.noticed: Any = None
+        """On the examiner's side: is given what the other side says so."""
+
+    def refuse(self, why: str) -> NotCarried:
+        self.taint = self.taint or why
+        return NotCarried(why)
+
+    def begin(self) -> None:
+        """A test begins."""
+        self.taint, self.requests = "", 0
+
+    # Messages.
+
+    def send(self, message: Any) -> None:
+        data = json.dumps(message).encode() + b"\n"
+        if len(data) > LONGEST:
+            raise self.refuse("a message is too long")
+        view = memoryview(data)
+        try:
+            while view:
+                view = view[os.write(self.writer, view) :]
+        except OSError:
+            self.broken = True
+            raise Broken("the other side has ended") from None
+
+    def receive(self) -> list:
+        while (end := self.buffer.find(b"\n")) < 0:
+            block = b"" if len(self.buffer) > LONGEST else os.read(self.reader, 1 << 16)
+            if not block:
+                self.broken = True
+                raise Broken("the other side has ended")
+            self.buffer += block
+        line = bytes(self.buffer[:end])
+        del self.buffer[: end + 1]
+        try:
+            message = json.loads(line)
+        except (ValueError, RecursionError):
+            message = None
+        if not (isinstance(message, list) and message and isinstance(message[0], str)):
+            self.broken = True
+            raise Broken("no message")
+        return message
+
+    def ask(self, what: str, *parts: Any) -> Any:
+        """A request, and its answer. Raises what the other side raises, NotCarried, and Broken."""
+        with self.lock:
+            if self.broken:
+                raise Broken("the link is broken")
+            self.depth, self.requests = self.depth + 1, self.requests + 1
+            try:
+                if self.strict and self.requests > MANY:
+                    raise self.refuse(f"it makes more than {MANY} requests")
+                if self.depth > DEEPEST:
+                    raise RecursionError("requests within requests")
+                args = parts[1] if what == "call" else ()
+                self.send(self._request(what, parts))
+                while (message := self.receive())[0] not in ("ok", "error"):
+                    self.serve(message)
+                return self._outcome(message, args)
+            finally:
+                self.depth -= 1
+
+    def _request(self, what: str, parts: tuple) -> list:
+        target = [one for one in parts if isinstance(one, list) and len(one) == 2 and one[0] == "h"][:1]
+        if what == "call":
+            return [what, *target, [self.pack(one) for one in parts[1]], {name: self.pack(one) for name, one in parts[2].items()}]
+        if what == "op":
+            return [what, parts[0], *target, [self.pack(one) for one in parts[2]]]
+        return [what, *target, *(one if isinstance(one, str) else self.pack(one) for one in parts[len(target) :])]
+
+    def _outcome(self, message: list, args: Any) -> Any:
+        try:
+            kind, told, more = message
+            for at, content in more.get("args", {}).items():
+                one, told_now = args[int(at)], self.unpack(content)
+                if type(one) is not type(told_now) or type(one) not in MUTABLE:
+                    raise ValueError("no content of an argument")
+                _refill(one, told_now)
+            if self.noticed is not None:
+                self.noticed(self, more)
+            if kind == "ok" and isinstance(told, list) and len(told) == 2 and told[0] == "a":
+                return args[told[1]]
+            value = self.unpack(told)
+        except NotCarried:
+            raise
+        except Exception as error:
+            self.broken = True
+            raise Broken(f"no answer: {type(error).__name__}: {error}") from None
+        if kind == "ok":
+            return value
+        if not isinstance(value, BaseException):
+            self.broken = True
+            raise Broken("no error")
+        raise value
+
+    def get(self, number: int, name: str) -> Any:
+        return self.ask("get", ["h", number], name)
+
+    def derive(self, kind: Any) -> None:
+        """Makes a class on the other side for one of this side that derives from a mirror: the same name and bases, and methods that call this side's.
+        Raises NotCarried where a base or an attribute cannot cross the pipe."""
+        for base in kind.__bases__:
+            if isinstance(base, Mirror) and "_number" not in vars(base):
+                self.derive(base)
+        space = {name: part for name, part in vars(kind).items() if name not in DERIVED and not name.startswith("_abc_")}
+        parts = [[name, *self._part(part)] for name, part in space.items()]
+        number = self.ask("derive", kind.__name__, [*kind.__bases__], parts)
+        if type(number) is not int:
+            raise Broken("no number of a class")
+        kind._derived, kind._number = True, number
+        self.theirs[number] = kind
+
+    def _part(self, part: Any) -> tuple[str, Any]:
+        """An attribute of a class as `derive` tells it."""
+        if isinstance(part, staticmethod | classmethod):
+            return type(part).__name__, part.__func__
+        if isinstance(part, property):
+            return "property", (part.fget, part.fset, part.fdel)
+        return "plain", part
+
+    def _derived(self, name: str, bases: list, parts: list) -> int:
+        """The same on the side that owns the bases."""
+        make = {"staticmethod": staticmethod, "classmethod": classmethod, "property": lambda three: property(*three), "plain": lambda part: part}
+        kind = types.new_class(name, tuple(bases), {}, lambda space: space.update({one: make[how](part) for one, how, part in parts}))
+        number = len(self.own) + 1
+        self.own[number], self.numbers[id(kind)] = kind, number
+        return number
+
+    # Serving.
+
+    def serve(self, message: list) -> None:
+        """Answers a request of the other side."""
+        more: dict[str, Any] = {}
+        try:
+            answer = self._serve(message, more)
+            told = ["ok", answer]
+        except Broken:
+            raise
+        except BaseException as error:
+            if self.strict and not isinstance(error, Exception):
+                raise
+            try:
+                told = ["error", self.pack(error)]
+            except BaseException:
+                told = ["error", self.pack(RuntimeError("an error that cannot be told"))]
+        if self.after is not None:
+            more |= self.after()
+        with self.lock:
+            self.send([*told, more])
+
+    def _serve(self, message: list, more: dict) -> Any:
+        try:
+            what, *parts = message
+            if what == "derive" and not self.strict:
+                return self._derived(*map(self.unpack, parts))
+            if what == "op":
+                name, target, args = parts
+                one, args = self._target(target, "op", name), [self.unpack(part) for part in args]
+                return self.pack(OPERATIONS[name](one, *args))
+            one = self._target(parts[0], what, parts[1] if len(parts) > 1 else "")
+        except (KeyError, IndexError) as error:
+            raise RuntimeError(f"no request: {error}") from None
+        if what == "call":
+            return self._call(one, parts[1], parts[2], more)
+        if what == "get":
+            return self.pack(getattr(one, parts[1]))
+        if what == "set":
+            return setattr(one, parts[1], self.unpack(parts[2]))
+        if what == "delete":
+            return delattr(one, parts[1])
+        if what == "bound" and not self.strict:
+            owner = self.unpack(parts[2])
+            return self.pack(getattr(super(_before(type(one), owner), one), parts[1]))
+        if what == "names" and not self.strict:
+            return self.pack([*getattr(one, "__all__", [name for name in vars(one) if not name.startswith("_")])])
+        if what == "import" and not self.strict:
+            return self.pack(importlib.import_module(one))
+        if what == "reload" and not self.strict:
+            return self.pack(importlib.reload(sys.modules[one]))
+        raise RuntimeError("no request")
+
+    def _target(self, told: Any, what: str, name: Any) -> Any:
+        """The object that a request is about. Raises PermissionError for what the examinee may not ask of the examiner."""
+        if what in ("import", "reload"):
+            return told
+        one = self.own[told[1]]
+        if self.strict:
+            private = not isinstance(name, str) or name.startswith("_") and not _is_custom(name)
+            foreign = what in ("get", "set", "delete") and (private or not _is_of_tests(one))
+            if foreign or what not in ("get", "set", "delete", "call", "op"):
+                raise AttributeError(name)
+        return one
+
+    def _call(self, function: Any, args: list, named: dict, more: dict) -> Any:
+        values = [self.unpack(part) for part in args]
+        value = function(*values, **{str(name): self.unpack(part) for name, part in named.items()})
+        if self.strict:
+            return self.pack(value)
+        for at, one in enumerate(values):  # what was given by value, and is another value now
+            if type(one) in MUTABLE:
+                try:
+                    if (told := self.pack(one)) != args[at]:
+                        more.setdefault("args", {})[str(at)] = told
+                except NotCarried:
+                    pass
+        for at, one in enumerate(values):
+            if one is value and type(one) in MUTABLE:
+                return ["a", at]
+        return self.pack(value)
+
+    # Values.
+
+    def pack(self, value: Any, depth: int = 0) -> Any:
+        """A value as JSON. Raises NotCarried."""
+        if depth > DEEPEST:
+            raise self.refuse("a value is too deep")
+        kind = type(value)
+        if kind in SCALARS:
+            return value
+        if kind is int:
+            return value if abs(value) < 1 << 53 else ["n", hex(value)]
+        if kind in CODES:
+            return [CODES[kind], [self.pack(part, depth + 1) for part in value]]
+        if kind is dict:
+            return ["d", [[self.pack(key, depth + 1), self.pack(part, depth + 1)] for key, part in value.items()]]
+        if kind in NAMES:
+            name = NAMES[kind]
+            return ["x", name, [self.pack(part, depth + 1) for part in VALUES[name][1](value)]]
+        for name, single in SINGLES.items():
+            if value is single:
+                return ["1", name]
+        if kind is types.ModuleType and _is_standard(value.__name__) and sys.modules.get(value.__name__) is value:
+            if self.strict or (value.__name__, "") in self.named:
+                self.named.add((value.__name__, ""))
+                return ["g", value.__name__, ""]
+        if (number := _number_of(value)) is not None and value._link is self:
+            return ["h", number]
+        if self.numbers.get(id(value), 0) < 0:  # it was made for an object of the other side, and goes home as that
+            return ["h", -self.numbers[id(value)]]
+        if (name := _name_of(value)) is not None and (self.strict or name in self.named or _is_known_type(value)):
+            self.named.add(name)
+            return ["g", *name]
+        return self._reference(value, depth)
+
+    def _reference(self, value: Any, depth: int) -> list:
+        """An object of this side: its number, the first time what it is, and its content."""
+        kind = type(value)
+        shy = issubclass(kind, HIDDEN) or kind.__module__.partition(".")[0] in ("_pytest", "pytest", "unittest", "pluggy")
+        if self.strict and (shy or kind.__name__.startswith("Test")):
+            raise self.refuse(f"a {kind.__name__} is not shown to the other side")
+        number = self.numbers.get(id(value))
+        first = number is None
+        if number is None:
+            number = len(self.own) + 1
+            self.own[number], self.numbers[id(value)] = value, number
+        base = next((one for one in BASES if issubclass(kind, one)), None)  # by its type: what it says of itself does not count
+        content = None
+        if base is not None and (first or base in MUTABLE):
+            content = [self.pack(_content(base, value), depth + 1)]
+        return ["o", number, self._about(value, depth) if first else None, content]
+
+    def _about(self, value: Any, depth: int) -> dict:
+        kind = type(value)
+        if issubclass(kind, types.ModuleType):
+            return {"kind": "module", "name": value.__name__, "package": hasattr(value, "__path__")}
+        if issubclass(kind, type):
+            bases = [self._base(one, depth) for one in value.__bases__]
+            own = [name for name in vars(value) if name not in OBJECT]
+            return {
+                "kind": "class",
+                "name": value.__name__,
+                "module": value.__module__,
+                "bases": [one for one in bases if one is not None],
+                "methods": [name for name in own if name in OPERATIONS or name in COMPARED or name == "__call__"],
+                "names": [name for name in own if not name.startswith("__") or _is_custom(name)],
+                "doc": value.__doc__ if isinstance(value.__doc__, str) else None,
+            }
+        if issubclass(kind, FUNCTIONS):
+            return {
+                "kind": "function",
+                "name": str(getattr(value, "__name__", "function")),
+                "module": str(getattr(value, "__module__", "")),
+                "doc": value.__doc__ if isinstance(value.__doc__, str) and not self.strict else None,
+                "parameters": self._parameters(value, depth),
+                "binds": isinstance(value, types.FunctionType),
+            }
+        if issubclass(kind, types.GeneratorType):
+            return {"kind": "generator"}
+        about: dict[str, Any] = {"kind": "instance", "class": self._class(kind, depth)}
+        if issubclass(kind, BaseException):
+            about["args"] = [self._argument(part, depth) for part in value.args]
+        return about
+
+    def _argument(self, value: Any, depth: int) -> Any:
+        try:
+            return self.pack(value, depth + 1)
+        except NotCarried:
+            return None
+
+    def _class(self, kind: type, depth: int) -> Any:
+        """A class as the class of an instance: one that the other side has, or a mirror."""
+        known = issubclass(kind, BaseException) and _is_known_type(kind)
+        return ["g", kind.__module__, kind.__qualname__] if known else self._reference(kind, depth + 1)
+
+    def _base(self, kind: type, depth: int) -> Any:
+        """A class as a base of another one; None where mirrors do without it."""
+        if kind in (object, type):
+            return None
+        known = kind in BASES or kind in ABSTRACT.values() or issubclass(kind, BaseException) and _is_known_type(kind)
+        if known:
+            name = next((name for name, one in ABSTRACT.items() if one is kind), kind.__qualname__)
+            return ["g", "collections.abc" if kind in ABSTRACT.values() else kind.__module__, name]
+        return self._reference(kind, depth + 1)
+
+    def _parameters(self, value: Any, depth: int) -> list | None:
+        try:
+            found = inspect.signature(value).parameters.values()
+        except (TypeError, ValueError):
+            return None
+        empty = inspect.Parameter.empty
+        return [[one.name, int(one.kind), *([] if one.default is empty else [self._argument(one.default, depth)])] for one in found]
+
+    def unpack(self, told: Any, depth: int = 0) -> Any:
+        """The value that was packed. Raises ValueError and others for what is none."""
+        if depth > 2 * DEEPEST:
+            raise ValueError("a value is too deep")
+        if told is None or isinstance(told, bool | str | int | float):
+            return told
+        code, *rest = told
+        if code in SEQUENCES:
+            return SEQUENCES[code]([self.unpack(part, depth + 1) for part in rest[0]])
+        if code == "d":
+            return {self.unpack(key, depth + 1): self.unpack(part, depth + 1) for key, part in rest[0]}
+        if code == "n":
+            return int(rest[0], 16)
+        if code == "x":
+            _, _, make = VALUES[rest[0]]
+            return make(*[self.unpack(part, depth + 1) for part in rest[1]])
+        if code == "1":
+            return SINGLES[rest[0]]
+        if code == "h":
+            return self.own[rest[0]]
+        if code == "g":
+            return self._named(*rest)
+        if code == "o":
+            return self._proxy(*rest, depth=depth)
+        raise ValueError("no value")
+
+    def _named(self, module: str, name: str) -> Any:
+        if not self.strict:
+            self.named.add((module, name))
+            importlib.import_module(module)
+            return functools.reduce(getattr, name.split("."), sys.modules[module]) if name else sys.modules[module]
+        value = (_resolve(module, name) if name else sys.modules.get(module)) if _is_standard(module) else None
+        if value is None or (module, name) not in self.named and not _is_known_type(value):
+            raise ValueError("no name that may be used")
+        return value
+
+    def _proxy(self, number: int, about: dict | None, content: list | None, depth: int) -> Any:
+        if type(number) is not int:
+            raise ValueError("no number")
+        found = self.theirs.get(number)
+        if found is None:
+            if about is None:
+                raise ValueError("an object that nobody knows")
+            found = self._made(number, about, content, depth)
+            self.theirs.setdefault(number, found)
+        elif content is not None and isinstance(found, MUTABLE):
+            _refill(found, self.unpack(content[0], depth + 1))
+        return found
+
+    def _made(self, number: int, about: dict, content: list | None, depth: int) -> Any:
+        kind = about["kind"]
+        if kind == "generator":
+            return self._stands_for(number, _generate(self, number))
+        if kind == "module":
+            module = Module(str(about["name"]))
+            module.__dict__.update(_link=self, _number=number)
+            if about["package"]:
+                module.__dict__["__path__"] = []
+            return module
+        if kind == "function":
+            told = about.get("parameters")
+            told = None if told is None else [[str(one[0]), inspect._ParameterKind(one[1]), *map(self.unpack, one[2:])] for one in told]
+            return Function(self, number, {**about, "parameters": told})
+        if kind == "class":
+            return self._mirror(number, about, depth)
+        owner = self.unpack(about["class"], depth + 1)
+        if not isinstance(owner, type):
+            raise ValueError("no class")
+        if not isinstance(owner, Mirror):
+            if not issubclass(owner, BaseException):
+                raise ValueError("no class of an instance")
+            args = [self.unpack(part, depth + 1) for part in about.get("args", ())]
+            error = owner.__new__(owner, *args)
+            if owner.__module__ == "builtins":
+                error.__init__(*args)
+            error.args = tuple(args)
+            return self._stands_for(number, error)
+        base = next((one for one in BASES if issubclass(owner, one)), None)
+        if issubclass(owner, BaseException):
+            instance = owner.__new__(owner, *(args := [self.unpack(part, depth + 1) for part in about.get("args", ())]))
+            BaseException.__setattr__(instance, "args", tuple(args))
+        elif base is None:
+            instance = object.__new__(owner)
+        else:
+            value = self.unpack((content or [])[0], depth + 1)
+            if type(value) is not base:
+                raise ValueError("no content")
+            instance = base.__new__(owner) if base in MUTABLE else base.__new__(owner, value)
+            if base in MUTABLE:
+                _refill(instance, value)
+        object.__setattr__(instance, "_number", number) if not isinstance(instance, BASES) else instance.__dict__.__setitem__("_number", number)
+        return instance
+
+    def _stands_for(self, number: int, value: Any) -> Any:
+        """A value that was made for an object of the other side, and is kept, so that it goes home as that."""
+        self.numbers[id(value)], self.own[-number] = -number, value
+        return value
+
+    def _mirror(self, number: int, about: dict, depth: int) -> type:
+        bases = [self.unpack(one, depth + 1) for one in about["bases"]]
+        if not all(isinstance(one, type) for one in bases):
+            raise ValueError("no classes")
+        value = any(issubclass(one, (*BASES, BaseException)) for one in bases)
+        space: dict[str, Any] = {"_link": self, "_number": number, "__doc__": about.get("doc"), "__module__": str(about["module"])}
+        space |= {str(name): Forward(str(name)) for name in about["names"]}
+        for name in about["methods"]:
+            if name in COMPARED:
+                if not value and "__eq__" in about["methods"]:
+                    space |= {"__eq__": _compares, "__hash__": _operation("__hash__")}
+            elif not (value and name in ORDERED):
+                space[name] = _calls if name == "__call__" else _operation(name)
+        mixin = Proxy if value else Opaque
+        if not any(issubclass(one, Proxy) for one in bases):
+            bases = [mixin, *bases]
+        try:
+            made = Mirror(str(about["name"]), tuple(bases), space)
+        except TypeError:  # bases that do not go together
+            made = Mirror(str(about["name"]), (mixin,), space)
+        made.__abstractmethods__ = frozenset()
+        return made
+
+
+def _before(kind: type, owner: type) -> type:
+    """The class that comes before another one in the order in which attributes are looked up."""
+    order = kind.__mro__
+    return order[order.index(owner) - 1]
+
+
+DERIVED = {
+    "__module__",
+    "__dict__",
+    "__weakref__",
+    "__doc__",
+    "__qualname__",
+    "__abstractmethods__",
+    "__slots__",
+    "__annotations__",
+    "__parameters__",
+}
+"""Attributes of a class that its counterpart on the other side has of itself."""
+
+
+def _calls(self: Any, *args: Any, **named: Any) -> Any:
+    return self._link.ask("call", ["h", self._number], args, named)
+
+
+FUNCTIONS = (
+    types.FunctionType,
+    types.BuiltinFunctionType,
+    types.MethodType,
+    types.MethodDescriptorType,
+    types.WrapperDescriptorType,
+    types.MethodWrapperType,
+    types.ClassMethodDescriptorType,
+)
+PYTHONS = {
+    *dir(type),
+    *dir(object),
+    *dir(types.FunctionType),
+    "__slots__",
+    "__weakref__",
+    "__getattr__",
+    "__del__",
+    "__class_getitem__",
+    "__setstate__",
+}
+PYTHONS |= {"__getnewargs__", "__getnewargs_ex__", "__orig_bases__", "__parameters__", "__match_args__", "__set_name__", "__set__", "__delete__"}
+PYTHONS |= {"__static_attributes__", "__firstlineno__", "__post_init__", "__await__", "__aiter__", "__anext__", "__aenter__", "__aexit__", "__call__"}
+PYTHONS |= {"__dataclass_fields__", "__dataclass_params__", "__missing__", "__fspath__"}
+"""Special names that have a meaning of Python's own."""
+HIDDEN = (types.ModuleType, types.FrameType, types.CodeType, types.TracebackType)
+"""Objects of the examiner's to which there are no references."""
+OBJECT = {*vars(object)} - {"__eq__", "__ne__", "__hash__", "__lt__", "__le__", "__gt__", "__ge__", "__repr__", "__str__", "__format__", "__dir__"}
+
+
+def _is_custom(name: str) -> bool:
+    """Whether a name with underscores on both sides is one of a library, such as `__html__`."""
+    return name.startswith("__") and name.endswith("__") and name not in OPERATIONS and name not in COMPARED and name not in PYTHONS
+
+
+def _is_of_tests(value: Any) -> bool:
+    """Whether attributes of an object of the examiner's may be asked for: instances of classes that tests define, such classes, and files in memory."""
+    if type(value) in (io.BytesIO, io.StringIO):
+        return True
+    kind = value if isinstance(value, type) else type(value)
+    return not _is_standard(kind.__module__) and kind.__module__.partition(".")[0] not in (
+        "_pytest",
+        "pytest",
+        "pluggy",
+        "remote",
+        "play",
+        "__main__",
+    )
+
+
+def _number_of(value: Any) -> int | None:
+    """The number of a proxy; None for any other object. Asks for nothing."""
+    if issubclass(type(value), (Mirror, Function, Module)):
+        return vars(value).get("_number")
+    return object.__getattribute__(value, "__dict__").get("_number") if isinstance(type(value), Mirror) else None
+
+
+def _content(base: type, value: Any) -> Any:
+    """The builtin value of an instance of a derived class, whatever its methods say."""
+    if base is str:
+        return str.__str__(value) if type(str.__str__(value)) is str else "".join(str.__iter__(value))
+    if base is dict:
+        return {key: dict.__getitem__(value, key) for key in dict.keys(value)}
+    if base in (list, tuple, set, frozenset, bytearray):
+        return base([*base.__iter__(value)])
+    if base is int:
+        return int.__add__(value, 0)
+    if base is float:
+        return float.__add__(value, 0.0)
+    if base is complex:
+        return complex.__add__(value, 0j)
+    return bytes.__add__(value, b"")
+
+
+def _refill(one: Any, value: Any) -> None:
+    """Gives a container another content."""
+    if isinstance(one, dict):
+        dict.clear(one)
+        dict.update(one, value)
+    elif isinstance(one, set):
+        set.clear(one)
+        set.update(one, value)
+    elif isinstance(one, list):
+        list.__setitem__(one, slice(None), value)
+    else:
+        bytearray.__setitem__(one, slice(None), value)
+
+
+def notices(warned: list, streams: dict[str, Any]) -> dict:
+    """What a request of the examinee's has led to besides: warnings, and what was printed."""
+    found: dict[str, Any] = {}
+    if warned:
+        found["warned"] = [[one.category.__name__, str(one.message)] for one in warned]
+        warned.clear()
+    for name, stream in streams.items():
+        if stream.tell():
+            found[name] = stream.getvalue()
+            stream.seek(0)
+            stream.truncate()
+    return found
+
+
+def repeat(link: Link, more: dict) -> None:
+    """On the examiner's side: does again what was noticed on the other one."""
+    for name in ("stdout", "stderr"):
+        if isinstance(text := more.get(name), str):
+            getattr(sys, name).write(text)
+    for name, text in more.get("warned", ()):
+        kind = getattr(builtins, str(name), None)
+        if not (isinstance(kind, type) and issubclass(kind, Warning)):
+            kind = UserWarning
+        warnings.warn(str(text), kind, stacklevel=4)
