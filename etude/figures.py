@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from etude import catalog, expected, fingerprints
+from etude.claim_shape import CLAIMS, RECORD, STORED_CLAIMS
 from etude.limits import qualified
 from etude.statements import coverage, open_statements
-from kit.disk import atomic_write, parse_json, read_bytes, read_json, seal_record
+from kit.disk import atomic_write, describe_mismatch, parse_json, read_bytes, read_json, seal_record
 from kit.process import machine
 from kit.runs import Run, flatten
 from kit.settings import RunError, fill
@@ -150,6 +151,8 @@ def gather(folders: Iterable[Path], out: Path) -> list[dict]:
     known = {entry.name: entry for entry in catalog.EXPERIMENTS}
     new = {}
     for folder, record in ((place, record) for place in map(Path, folders) for record in _records(place)):
+        if wrong := describe_mismatch(record, RECORD):
+            raise RunError(f"{folder} holds a damaged record of {record['experiment']} ({wrong}); run the experiment again")
         if record["quick"]:
             raise RunError(f"{folder} comes from a run with --quick, whose numbers prove nothing; run it without --quick")
         if record["experiment"] not in known:
@@ -196,15 +199,15 @@ def claims_of(record: dict) -> list[dict]:
 
 
 def _claims_of(folder: Path, record: dict) -> list[dict]:
-    if not fingerprints.is_sealed(record):
-        raise RunError(f"{folder} holds a record of {record['experiment']} that was changed after it was written; run {record['experiment']} again")
     try:
-        claims = claims_of(record)
-        wrong = next(filter(None, map(contradiction, record["claims"])), None)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        wrong = describe_mismatch(record["claims"], CLAIMS) or next(filter(None, map(contradiction, record["claims"])), None)
+        claims = [] if wrong else claims_of(record)
+    except (ArithmeticError, AttributeError, LookupError, StopIteration, TypeError, ValueError) as error:
         wrong = f"{type(error).__name__}: {error}"
     if wrong:
         raise RunError(f"{folder} holds claims that this version cannot judge ({wrong}); run {record['experiment']} again")
+    if not fingerprints.is_sealed(record):
+        raise RunError(f"{folder} holds a record of {record['experiment']} that was changed after it was written; run {record['experiment']} again")
     return claims
 
 
@@ -222,7 +225,7 @@ def shown() -> Path:
 def load(path: Path) -> list[dict]:
     """The claims in a file that `gather` wrote. Raises RunError if the file is missing or damaged."""
     try:
-        found = read_json(path, list)
+        found = read_json(path, STORED_CLAIMS)
         if not isinstance(found, list) or not all(isinstance(claim, dict) and CLAIM <= claim.keys() for claim in found):
             raise ValueError("it does not hold claims in the format that etude claims writes")
         if wrong := next(filter(None, map(contradiction, found)), None):
