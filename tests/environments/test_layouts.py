@@ -1,6 +1,9 @@
 """Awkward layouts of packages: each gives tasks, or one line that names the cause, and never a traceback."""
 
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Mapping
 from functools import partial
 
@@ -20,6 +23,7 @@ from environments.tasks.recipe import prepared
 from environments.tasks.runner import LIMITS, Sandboxed
 from environments.tasks.sources import package_of
 from environments.tasks.support import decode_source, find_support, package_of_file
+from etude import tasks
 from etude.tasks import GRADING, refuse_ungradable, without_tasks
 from kit.settings import RunError
 from ref.feature_deletion import bodies, delete
@@ -162,3 +166,48 @@ def test_fixtures_and_helpers_are_the_original_s(tmp_path, root, shared_store):
         write({**given, **files}, tmp_path / name)
         found = grade(exam, tmp_path / name, partial(open_sandbox, root=root, store=shared_store, limits=GRADING), seconds=30)
         assert (found.verdicts.passed == {*wanted}) == passes and found.verdicts.flags == ()
+
+
+WITHOUT_TORCH = """
+import sys
+from pathlib import Path
+
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "torch":
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Missing())
+from etude import cli, tasks
+from etude.task_times import told
+from environments.tasks.package import Package
+
+assert told("made", Package("pk", "1", {}, {}, "MIT", "folder"), 1, 1, "bubblewrap") == ""
+sys.argv = ["etude", *sys.argv[1:]]
+cli.main()
+"""
+
+
+@pytest.mark.parametrize("words", [["tasks", "make", "/dev/null"], ["run", "kl", "--scale", "small"]])
+def test_an_install_without_torch(tmp_path, words):
+    """Tasks need none, and what does says what to install."""
+    command = [sys.executable, "-c", WITHOUT_TORCH, *words, "--out", str(tmp_path / "out")]
+    found = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "XDG_CACHE_HOME": str(tmp_path)})
+    says = "is no sdist" if words[0] == "tasks" else f"error: torch is not installed; run: {sys.executable} -m pip install torch"
+    assert found.returncode == 2 and says in found.stderr and "Traceback" not in found.stderr
+
+
+def test_a_package_that_breaks_this_program_is_a_line(tmp_path, monkeypatch, capsys):
+    """And the next ones come."""
+
+    def breaks(package, *_, **more):
+        raise TypeError(f"{package.name} is\nodd")
+
+    monkeypatch.setattr(tasks, "made_of", breaks)
+    for name in ("flat-module", "no-tests"):
+        write_layout(tmp_path / name, LAYOUTS[name])
+    folders = [str(tmp_path / name) for name in ("flat-module", "no-tests")]
+    assert not tasks.make_all(folders, tmp_path / "out", 1, 1.0, False)
+    first, second = capsys.readouterr().err.splitlines()
+    assert "a fault of this program, please report it: TypeError: flat-module is odd in test_layouts.py" in first
+    assert "holds no tests" in second and not [*(tmp_path / "out").iterdir()]
