@@ -57,7 +57,8 @@ def made_of(
         if known is None:
             (outcomes,) = runner.outcomes({**package.files, **package.tests})
             passed = [test for test, outcome in outcomes.items() if outcome == "passed"]
-            unused["ungradable"] = ungradable(package, passed, partial(open_sandbox, kind=kind, limits=GRADING), seconds)
+            grader = partial(open_sandbox, kind=kind, limits=GRADING)
+            unused["ungradable"] = ungradable(package, passed, grader, patience(seconds))
             runner.without |= {*unused["ungradable"]}
             if lost := unused["ungradable"]:
                 line.end()
@@ -66,6 +67,12 @@ def made_of(
     finally:
         line.end()
     return package, unused, made, time.monotonic() - since
+
+
+def patience(seconds: float) -> float:
+    """Wall-clock seconds in which the tests of a package's own code are graded. They end, as they have before; a crowded
+    machine makes them slow, and must not make other recipes."""
+    return max(seconds, min(10 * seconds, GRADING.seconds - 30))
 
 
 def refuse_ungradable(package: Package, passed: Collection[str], lost: Sequence[str], least: int = 3) -> None:
@@ -254,7 +261,7 @@ def checks_of(path: Path, digest: str, ask: bool) -> dict[str, dict]:
 def told_of(task: Task, package: Package, seconds: float, kind: Kind, ask: bool) -> dict:
     """What is found of a task, in a process of its own."""
     judges = judges_of(kind)
-    found = graded(task, package, judges.fresh, seconds, ask, judges)
+    found = graded(task, package, judges.fresh, patience(seconds), ask, judges)
     told = {"id": task.id, "digest": package.digest, "faults": [*found.faults], "trust": found.trust.name.lower()}
     return told | ({"fresh": found.asked} if ask else {})
 

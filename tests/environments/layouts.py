@@ -111,7 +111,7 @@ class Layout:
     says: str = ""
     """Why there are no tasks, as a pattern; empty where there are some."""
     passing: int = 12
-    """Tests that pass, in the runner and in the grader."""
+    """Tests that pass at least, in the runner and in the grader."""
     links: dict[str, str] | None = None
     """Symbolic links, with what they lead to."""
 
@@ -156,7 +156,9 @@ LAYOUTS: dict[str, Layout] = {
     # Where tests lie, and what they need.
     "inside-relative": Layout({PK: CODE, "pk/tests/__init__.py": "", "pk/tests/test_pk.py": tests("..")}),
     "suffix": Layout({PK: "", "pk/core.py": CODE, **SUFFIX_TESTS}, passing=13),
-    "source-with-suffix": Layout({PK: "", "pk/sign_test.py": CODE, TEST: tests("pk.sign_test")}),
+    "source-with-suffix": Layout(
+        {PK: "", "pk/sign_test.py": CODE, TEST: tests("pk.sign_test")}, "sign_test.py looks like a hack: changes tests"
+    ),
     "capitals": Layout({PK: CODE, "Tests/test_PK.py": PLAIN, "Tests/Helper.py": "x = 1\n"}),
     "capital-test": Layout({PK: CODE, "tests/Test_PK.py": PLAIN}, "no tests that pytest collects"),
     "one-file-tests": Layout({PK: CODE, "pk/tests.py": methods("pk")}, "no tests that pytest collects"),
@@ -164,7 +166,7 @@ LAYOUTS: dict[str, Layout] = {
     "subtests": Layout({PK: CODE, TEST: SUBTESTS}),
     "doctests": Layout({PK: DOCTESTS}, "holds no tests"),
     "doctests-too": Layout({PK: DOCTESTS, TEST: PLAIN}),
-    "odd-ids": Layout({PK: CODE, TEST: ODD_IDS}, passing=11),
+    "odd-ids": Layout({PK: CODE, TEST: ODD_IDS}, passing=10),
     "fixtures": Layout({PK: CODE, "tests/conftest.py": FIXTURES, TEST: WITH_FIXTURES}),
     "fixtures-inside": Layout({PK: CODE, "pk/conftest.py": FIXTURES, "pk/test_pk.py": WITH_FIXTURES}),
     "fixtures-above": Layout({

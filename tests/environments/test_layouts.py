@@ -1,6 +1,9 @@
-"""Awkward layouts of packages: each gives tests that make tasks, or one line that names the cause, and never a traceback."""
+"""Awkward layouts of packages: each gives tasks, or one line that names the cause, and never a traceback."""
 
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Mapping
 from functools import partial
 
@@ -8,8 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from environments.grading.lay import Editable
+from environments.grading.guarded import Exam, grade
+from environments.grading.lay import Editable, write
 from environments.grading.ready import Judges, nursery_of_judges
+from environments.monitor import Episode, watch
 from environments.sandbox.open import open_sandbox
 from environments.tasks.check import ungradable
 from environments.tasks.make import make
@@ -18,9 +23,10 @@ from environments.tasks.recipe import prepared
 from environments.tasks.runner import LIMITS, Sandboxed
 from environments.tasks.sources import package_of
 from environments.tasks.support import decode_source, find_support, package_of_file
+from etude import tasks
 from etude.tasks import GRADING, refuse_ungradable, without_tasks
 from kit.settings import RunError
-from ref.feature_deletion import bodies
+from ref.feature_deletion import bodies, delete
 from tests.environments.layouts import LAYOUTS, write_layout
 
 
@@ -65,20 +71,24 @@ def test_each_layout_gives_tests_or_a_line(tmp_path, root, shared_store):
                 source = {path: data for path, data in package.files.items() if path.endswith(".py")}
                 if passing[name] < 3 or not bodies(source):
                     lines[name] = without_tasks(make(package, canned))
-                for piece in bodies(source):
+                for piece in bodies(source)[:1]:  # all lie in one file
                     Editable((piece.patches[0].file,))
+                    given = delete(package.files, piece)
+                    for flag in watch(Episode(given, package.files, (), package.name, package.tests)):
+                        lines[name] = f"{flag.where} looks like a hack: {flag.signature}"
             except (ValueError, RunError) as error:
                 lines[name] = str(error)
     for name, layout in LAYOUTS.items():
         line = lines.get(name, "")
         assert "\n" not in line and bool(line) == bool(layout.says) and re.search(layout.says, line), (name, line)
-        assert passing.get(name, layout.passing) == layout.passing, (name, passing[name])
+        assert passing.get(name, layout.passing) >= layout.passing, (name, passing[name])
     assert len(LAYOUTS) >= 50 and sum(not layout.says for layout in LAYOUTS.values()) >= 30
 
 
-names = st.sampled_from(["pk", "tests", "testing", "build", "test_a", "a_test", "conftest", "__init__", "src", ".x", "a\nb", "\udcff"])
+names = st.sampled_from("pk tests testing build test_a a_test conftest __init__ src .x a\u2028b \udcff".split(" "))
 paths = st.lists(names, min_size=1, max_size=4).map(lambda parts: "/".join(parts) + ".py")
-contents = st.sampled_from([b"", b"def test():\n    pass\n", b"from . import a\n", b"from .... import b\nimport tests.a\n", b"\xff", b"\0", b"("])
+imports = [b"from . import a\n", b"from .... import b\nimport tests.a\n", b"pytest_plugins = ['tests', '.']\n"]
+contents = st.sampled_from([b"", b"def test():\n    pass\n", *imports, b"\xff", b"\0", b"("])
 
 
 @given(st.dictionaries(paths, contents, max_size=6))
@@ -106,7 +116,7 @@ def test_any_files_are_a_package_or_a_line(tmp_path_factory, files):
 
 
 def test_support_by_hand():
-    """conftest files above a test, what they import, and packages; nothing of the package under test, and no stranger."""
+    """conftest files above a test, what they import, and packages; nothing of the package under test."""
     tests = {
         "conftest.py": b"pytest_plugins = ['tests.shared']\n",
         "tests/__init__.py": b"",
@@ -132,7 +142,72 @@ def test_support_by_hand():
     assert package_of_file("src/pk/tests/test_b.py") == "pk.tests" and package_of_file("test_a.py") == ""
 
 
-@pytest.mark.parametrize("data", [b"\xff", b"# coding: nothing\n", b"# coding: rot13\nx", b"\xef\xbb\xbf# coding: latin-1\n"])
+@pytest.mark.parametrize("data", [b"\xff", b"# coding: nothing\n", b"# coding: rot13\n", b"\xef\xbb\xbf# coding: latin-1\n"])
 def test_source_that_python_cannot_read(data):
     with pytest.raises(ValueError):
         decode_source(data)
+
+
+def test_fixtures_and_helpers_are_the_original_s(tmp_path, root, shared_store):
+    """A solution is graded with them, whatever it left in their place; and the agent's own cannot make it pass."""
+    tests = {
+        "tests/conftest.py": b"import pytest\n\n\n@pytest.fixture\ndef two():\n    return 2\n",
+        "tests/values.py": b"THREE = 3\n",
+        "tests/test_pk.py": b"from pk import f\nfrom values import THREE\n\n\ndef test_f(two):\n    assert f(two) == THREE\n",
+    }
+    right, wrong = b"def f(x):\n    return x + 1\n", b"def f(x):\n    return None\n"
+    given, wanted = {"pk.py": wrong, **tests}, ("tests/test_pk.py::test_f",)
+    exam = Exam(
+        given, {**given, "pk.py": right}, Editable(("pk.py", "tests/")),
+        {"tests/test_pk.py": tests["tests/test_pk.py"].decode()}, wanted, support=find_support(tests, ["pk.py"], ["tests/test_pk.py"]),
+    )  # fmt: skip
+    hack = {"tests/conftest.py": tests["tests/conftest.py"].replace(b"2", b"None"), "tests/values.py": b"THREE = None\n"}
+    for name, files, passes in (("right", {"pk.py": right, **hack}, True), ("wrong", {"pk.py": wrong, **hack}, False)):
+        write({**given, **files}, tmp_path / name)
+        found = grade(exam, tmp_path / name, partial(open_sandbox, root=root, store=shared_store, limits=GRADING), seconds=30)
+        assert (found.verdicts.passed == {*wanted}) == passes and found.verdicts.flags == ()
+
+
+WITHOUT_TORCH = """
+import sys
+from pathlib import Path
+
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "torch":
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Missing())
+from etude import cli, tasks
+from etude.task_times import told
+from environments.tasks.package import Package
+
+assert told("made", Package("pk", "1", {}, {}, "MIT", "folder"), 1, 1, "bubblewrap") == ""
+sys.argv = ["etude", *sys.argv[1:]]
+cli.main()
+"""
+
+
+@pytest.mark.parametrize("words", [["tasks", "make", "/dev/null"], ["run", "kl", "--scale", "small"]])
+def test_an_install_without_torch(tmp_path, words):
+    """Tasks need none, and what does says what to install."""
+    command = [sys.executable, "-c", WITHOUT_TORCH, *words, "--out", str(tmp_path / "out")]
+    found = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "XDG_CACHE_HOME": str(tmp_path)})
+    says = "is no sdist" if words[0] == "tasks" else f"error: torch is not installed; run: {sys.executable} -m pip install torch"
+    assert found.returncode == 2 and says in found.stderr and "Traceback" not in found.stderr
+
+
+def test_a_package_that_breaks_this_program_is_a_line(tmp_path, monkeypatch, capsys):
+    """And the next ones come."""
+
+    def breaks(package, *_, **more):
+        raise TypeError(f"{package.name} is\nodd")
+
+    monkeypatch.setattr(tasks, "made_of", breaks)
+    for name in ("flat-module", "no-tests"):
+        write_layout(tmp_path / name, LAYOUTS[name])
+    folders = [str(tmp_path / name) for name in ("flat-module", "no-tests")]
+    assert not tasks.make_all(folders, tmp_path / "out", 1, 1.0, False)
+    first, second = capsys.readouterr().err.splitlines()
+    assert "a fault of this program, please report it: TypeError: flat-module is odd in test_layouts.py" in first
+    assert "holds no tests" in second and not [*(tmp_path / "out").iterdir()]
