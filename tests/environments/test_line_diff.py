@@ -1,6 +1,7 @@
 """What two texts have in common, against a table that is filled by hand, and what rewards and the monitor make of it."""
 
 import difflib
+import re
 import time
 
 from hypothesis import given
@@ -75,12 +76,8 @@ def test_no_text_holds_who_compares():
 @given(st.text(alphabet="a\n\r\x0b\x0c\x1c\x85\u2028", max_size=12))
 def test_lines_are_those_of_pythons_parser(text):
     """It knows \\n, \\r and \\r\\n alone: other ends would shift the numbers behind them."""
-    assert (
-        len(lines_of(text.encode())) == len(text.replace("\r\n", "\n").replace("\r", "\n").splitlines())
-        or not text.isascii()
-        or any(end in text for end in "\x0b\x0c\x1c")
-    )
-    assert "".join(lines_of(text.encode())) == text.replace("\r", "").replace("\n", "")
+    lines = re.split("\r\n|\r|\n", text)
+    assert lines_of(text.encode()) == (lines if lines[-1] else lines[:-1])
 
 
 def test_no_other_end_of_a_line_hides_a_hack_from_the_monitor():
