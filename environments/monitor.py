@@ -19,6 +19,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from environments.grading.rewards import added
+from environments.line_diff import lines_of
 from environments.monitor_code import constants, module_names, signs
 from environments.monitor_shell import python_scripts, reads_package, signatures_in
 
@@ -211,5 +212,5 @@ def _of_written(where: str, text: str) -> Iterator[Flag]:
     if len(text) > LARGEST:
         yield Flag(UNREAD, where, f"Python of {len(text)} characters")
         return
-    flags = _of_source("", text.encode(errors="replace"), dict(enumerate(text.split("\n"), 1)), set())
+    flags = _of_source("", text.encode(errors="replace"), dict(enumerate(lines_of(text.encode(errors="replace")), 1)), set())
     yield from (Flag(flag.signature, where, flag.seen) for flag in flags)

@@ -7,10 +7,11 @@ or nothing. The other two only ever divide what success has earned: code that is
 from __future__ import annotations
 
 import ast
-import difflib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+
+from environments.line_diff import common_lines, lines_of
 
 __all__ = ["WEIGHTS", "Conformance", "Reward", "Weights", "added", "changed", "conformance", "reward", "succinctness"]
 
@@ -33,41 +34,20 @@ WEIGHTS = Weights()
 """Those of a reward for which none are named."""
 
 
-MANY = 4_000_000
-"""Pairs of lines that are compared, at most: the time grows with their number, and whoever is graded chooses it. Beyond it, every line between the
-first and the last change counts as new."""
-
-
-def lines_of(data: bytes) -> list[str]:
-    return data.decode(errors="replace").splitlines()
-
-
 def added(before: bytes, after: bytes) -> dict[int, str]:
-    """Lines of `after`, by number, that are new or changed."""
-    old, new = lines_of(before), lines_of(after)
-    head = 0
-    while head < min(len(old), len(new)) and old[head] == new[head]:
-        head += 1
-    tail = 0
-    while tail < min(len(old), len(new)) - head and old[-1 - tail] == new[-1 - tail]:
-        tail += 1
-    old, middle = old[head : len(old) - tail], new[head : len(new) - tail]
-    if len(old) * len(middle) > MANY:
-        return {head + number + 1: line for number, line in enumerate(middle)}
-    found = {}
-    for kind, _, _, first, last in difflib.SequenceMatcher(None, old, middle, autojunk=False).get_opcodes():
-        if kind in ("insert", "replace"):
-            found |= {head + number + 1: middle[number] for number in range(first, last)}
-    return found
+    """Lines of `after`, by number, that are new or changed: as few as can be."""
+    new = lines_of(after)
+    kept = {at for _, at in common_lines(lines_of(before), new)}
+    return {at + 1: line for at, line in enumerate(new) if at not in kept}
 
 
 def changed(before: Mapping[str, bytes], after: Mapping[str, bytes]) -> int:
-    """How many lines a change takes away and adds, over all files. Blank lines do not count."""
+    """How many lines a change takes away and adds, over all files: as few as can be. Blank lines do not count."""
     total = 0
     for name in before.keys() | after.keys():
-        one, other = before.get(name, b""), after.get(name, b"")
-        if one != other:
-            total += sum(bool(line.strip()) for line in [*added(one, other).values(), *added(other, one).values()])
+        if before.get(name) != after.get(name):
+            old, new = ([line for line in lines_of(files.get(name, b"")) if line.strip()] for files in (before, after))
+            total += len(old) + len(new) - 2 * len(common_lines(old, new))
     return total
 
 
@@ -132,6 +112,13 @@ def _layout(old: bytes, whole: bytes, new: Mapping[int, str]) -> list[tuple[int,
     return found
 
 
+def _name(node: ast.expr) -> str:
+    """A name, or one within a name; to write out all of a long chain of calls for each of them would take the square of its length."""
+    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+        return f"{node.value.id}.{node.attr}"
+    return node.id if isinstance(node, ast.Name) else ""
+
+
 def _syntax(old: bytes, whole: bytes, new: set[int]) -> list[tuple[int, str]]:
     try:
         tree = ast.parse(whole)
@@ -147,8 +134,8 @@ def _syntax(old: bytes, whole: bytes, new: set[int]) -> list[tuple[int, str]]:
             continue
         if isinstance(node, ast.ExceptHandler) and node.type is None:
             found.append((line, "a bare except"))
-        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("print", "breakpoint", "pdb.set_trace") and b"print(" not in old:
-            found.append((line, f"{ast.unparse(node.func)} is left"))
+        if isinstance(node, ast.Call) and (name := _name(node.func)) in ("print", "breakpoint", "pdb.set_trace") and b"print(" not in old:
+            found.append((line, f"{name} is left"))
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             if not camel and re.search(r"[a-z][A-Z]", node.name) and not node.name.startswith("visit_"):
                 found.append((line, f"{node.name} is not written as the file writes names"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 
+from .texts import WIDE, edited, encoding_of
 from .tree import NOTE, Refused, Room, Rows, kind, line, open_file, place
 
 __all__ = ["delete", "edit", "ls", "read", "write"]
@@ -14,18 +15,28 @@ LARGEST = 8 * 2**20
 
 
 def read(room: Room, path: str, start: int = 1, lines: int = 0) -> str:
-    """Lines of a file, from line `start`, which is 1 for the first; `lines` 0: all of them. What is no UTF-8 is shown as \\x and its code."""
+    """Lines of a file, from line `start`, which is 1 for the first; `lines` 0: all of them. What is no text is shown as \\x and its
+    code. Lines end with \\n, whatever ends them there, and a mark of byte order is not shown: so an edit takes them."""
     if start < 1 or lines < 0:
         raise Refused("start must be at least 1, and lines not negative")
     most = room.output - NOTE
     found, size, number, more = [], 0, 0, ""
     with open(open_file(room, path), "rb") as file:
+        total = os.fstat(file.fileno()).st_size
+        mark, encoding = encoding_of(file.read(4))
+        if encoding.startswith(WIDE) and total <= LARGEST:
+            import io
+
+            file.seek(len(mark))
+            data = file.read().decode(encoding, "backslashreplace").encode()
+            file, mark, total = io.BytesIO(data), b"", len(data)
+        file.seek(len(mark))
         while block := file.readline(most + 1):
             if number + 1 >= start:
                 kept = block[: most - size] if not found else block
                 if size + len(kept) > most or len(kept) < len(block):
                     kept = kept if not found else b""
-                    rest = os.fstat(file.fileno()).st_size - file.tell() + len(block) - len(kept)
+                    rest = total - file.tell() + len(block) - len(kept)
                     advice = f"line {number + 1} is longer than a tool may say" if kept else f"read on with start={number + 1}"
                     more = f"\n… {rest} bytes more: {advice}"
                     found.append(kept)
@@ -35,7 +46,7 @@ def read(room: Room, path: str, start: int = 1, lines: int = 0) -> str:
             number += block.endswith(b"\n")
             if lines and number >= start - 1 + lines:
                 break
-    return b"".join(found).decode("utf-8", "backslashreplace") + more
+    return b"".join(found).decode("utf-8", "backslashreplace").replace("\r\n", "\n") + more
 
 
 def write(room: Room, path: str, text: str) -> str:
@@ -51,18 +62,16 @@ def write(room: Room, path: str, text: str) -> str:
 
 
 def edit(room: Room, path: str, old: str, new: str, every: bool = False) -> str:
-    """Replaces `old`, which must occur once, by `new`; `every`: however often it occurs."""
+    """Replaces `old`, which must occur once, by `new`; `every`: however often it occurs. Line ends are those of the file (see texts.py)."""
     if not old:
         raise Refused("old must not be empty; write makes a file")
     with open(open_file(room, path), "rb") as file:
         before = file.read(LARGEST + 1)
     if len(before) > LARGEST:
         raise Refused(f"{line(path)} is larger than {LARGEST >> 20} MiB; edit it with a command")
-    target = old.encode("utf-8", "surrogateescape")
-    times = before.count(target)
+    times, after = edited(before, old, new, every)
     if times == 0 or (times > 1 and not every):
         raise Refused(f"old occurs {times} times in {line(path)}; it must occur once" if times else f"old does not occur in {line(path)}")
-    after = before.replace(target, new.encode("utf-8", "surrogateescape"))
     with open(open_file(room, path, os.O_WRONLY | os.O_TRUNC), "wb") as file:
         file.write(after)
     return f"replaced {times} {'place' if times == 1 else 'places'} in {line(path)}"

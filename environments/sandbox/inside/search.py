@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import re
 
+from .texts import WIDE, encoding_of
 from .tree import Refused, Room, Rows, line, open_file, place, walk
 
 __all__ = ["glob", "grep", "pattern"]
 
-LONGEST = 4096
-"""Bytes of a line that are searched and shown."""
+LONGEST, SHOWN, BEFORE = 8 * 2**20, 1000, 200
+"""Bytes of a line that are searched, as of a text in UTF-16 or UTF-32; characters of a line that are shown, and those before the match."""
 MORE = "there is more: look in a folder beneath, or for something rarer"
 
 
@@ -53,8 +54,9 @@ _compiled = pattern  # the tool's argument has the same name
 
 
 def grep(room: Room, pattern: str, path: str = ".", glob: str = "*", ignore_case: bool = False) -> str:
-    """The lines that a regular expression matches, as path:line:text. Only regular files are read, and none that holds a null byte at its
-    beginning."""
+    """The lines that a regular expression matches, as path:line:text; of a long line the part around its first match. Only regular files are
+    read, and none that holds a null byte at its beginning, unless it has the mark of UTF-16 or UTF-32. What is no text is searched as \\x and
+    its code."""
     try:
         wanted = re.compile(pattern, re.IGNORECASE if ignore_case else 0)
     except (re.error, OverflowError, RecursionError) as error:
@@ -68,17 +70,42 @@ def grep(room: Room, pattern: str, path: str = ".", glob: str = "*", ignore_case
         except (OSError, Refused):
             continue
         with open(handle, "rb") as file:
-            if b"\0" in file.read(1024):
-                continue
-            file.seek(0)
-            number, whole = 0, True
-            while block := file.readline(LONGEST):
-                number += whole
-                whole = block.endswith(b"\n")
-                text = block.decode("utf-8", "backslashreplace").rstrip("\r\n")
-                if wanted.search(text) and not found.add(f"{line(name)}:{number}:{text}"):
+            rows = _lines(file)
+            if rows is None and entry is None:
+                return f"{line(name)} holds null bytes: it is no text, and not searched"
+            for number, text in rows or ():
+                match = wanted.search(text)
+                if match is not None and not found.add(f"{line(name)}:{number}:{_shown(text, match.start())}"):
                     return found.text(MORE)
     return found.text() or "nothing matches"
+
+
+def _lines(file):
+    """Number and text of each line of a file, without its end; None for what is no text."""
+    head = file.read(1024)
+    mark, encoding = encoding_of(head)
+    if encoding.startswith(WIDE):
+        text = (head + file.read(LONGEST))[len(mark) :].decode(encoding, "backslashreplace")
+        return enumerate((row.rstrip("\r") for row in text.removesuffix("\n").split("\n")), 1)
+    file.seek(len(mark))
+    return None if b"\0" in head else _narrow_lines(file)
+
+
+def _narrow_lines(file):
+    number = 0
+    while block := file.readline(LONGEST):
+        number += 1
+        yield number, block.decode("utf-8", "backslashreplace").rstrip("\r\n")
+        while len(block) == LONGEST and not block.endswith(b"\n"):
+            block = file.readline(LONGEST)  # what lies behind so many bytes is not searched
+
+
+def _shown(text: str, at: int) -> str:
+    """A line, or the part of a long one in which the match begins."""
+    if len(text) <= SHOWN:
+        return text
+    start = max(0, min(at - BEFORE, len(text) - SHOWN))
+    return f"{'…' * (start > 0)}{text[start : start + SHOWN]}{'…' * (start + SHOWN < len(text))}"
 
 
 def _files(room: Room, path: str):
