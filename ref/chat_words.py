@@ -15,9 +15,10 @@ cannot hold a mark and are looked for in the text of their call. A template may 
 
 import json
 import re
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from ref.control_tokens import MARK, ChatTokenizer
 
@@ -41,8 +42,7 @@ KINDS = {"name": "function", "arguments": "value"}
 NAMES = {"content": "its content", "thought": "its thought", "function": "the function's name", "key": "an argument's name", "value": "an argument"}
 
 
-@dataclass(frozen=True)
-class Part:
+class Part(NamedTuple):
     """A text of a message, or a number, boolean or null of a call."""
 
     message: int
@@ -66,19 +66,19 @@ def answer_of(text: str) -> int:
     return text.rfind(THOUGHT) + len(THOUGHT) if THOUGHT in text else 0
 
 
-def mark_position(text: str, control: re.Pattern) -> int:
-    """Behind the first letter outside of tags and control tokens, in the answer if there is one; before its first character if there is none."""
+def mark_position(text: str, control: re.Pattern | None) -> int:
+    """Behind the first letter outside of tags and control tokens, in the answer if there is one; before its first character if there is none.
+    `control`: None for a text without control tokens."""
     start = answer_of(text)
     start = start if text[start:].strip() else 0
-    taken = [token.span() for token in control.finditer(text, start)]
+    taken = [token.span() for token in control.finditer(text, start)] if control else []
     for found in LETTER.finditer(text, start):
         if found[1] and not any(a < found.end() < b for a, b in taken):
             return found.end()
     return len_behind(text, start)
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(NamedTuple):
     """A range of the rendered text in which a part stands, or a piece of it."""
 
     start: int
@@ -172,10 +172,14 @@ class Words:
 
     def __init__(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]], reader: ChatTokenizer):
         """`messages` and `tools`: as the template reads them. Raises ValueError for a text that holds a reserved code point."""
-        check_characters([messages, tools])
         self.reader, self.messages, self.parts = reader, messages, []
+        written = json.dumps([messages, tools], ensure_ascii=False)
+        if held := RESERVED.search(written):
+            raise ValueError(f"a text holds U+{ord(held[0]):X}, which is no character")
+        self.spells = reader.has_escapes or reader.control.search(written) is not None
+        """Whether a text may spell a control token."""
         self.marked = [self.mark_message(number, message) for number, message in enumerate(messages)]
-        self.marked_tools = [spell(tool, reader.control) for tool in tools]
+        self.marked_tools = [spell(tool, reader.control) for tool in tools] if self.spells else tools
 
     def mark_message(self, number: int, message: dict[str, Any]) -> dict[str, Any]:
         """A message with marks in its parts, which are added to `parts`, and in the control tokens that it spells."""
@@ -188,6 +192,8 @@ class Words:
                 item | {"function": {key: self.mark(number, KINDS[key], value, call) for key, value in item["function"].items()}}
                 for call, item in enumerate(calls)
             ]
+        if not self.spells:
+            return made
         control = self.reader.reserved if message["role"] == "assistant" else self.reader.control
         return {key: value if key == "role" else spell(value, control) for key, value in made.items()}
 
@@ -200,7 +206,7 @@ class Words:
         if not isinstance(value, str):
             self.parts.append(Part(message, kind, json.dumps(value), call))
         elif value.strip():
-            at = mark_position(value, self.reader.control)
+            at = mark_position(value, self.reader.control if self.spells else None)
             self.parts.append(Part(message, kind, value, call, at))
             return f"{value[:at]}{MARK}{len(self.parts) - 1}{MARK}{value[at:]}"
         return value
@@ -248,66 +254,71 @@ class Words:
         that is missing, for one of a turn that stands outside of its range, and for one that stands in a turn of another message."""
         thoughtless: set[int] = set()
         calls: dict[tuple[int, int], list[int]] = {}
+        firsts, order = [turns[message][0] for message in sorted(turns)], sorted(turns)
+        tokens = [token.span() for token in self.reader.control.finditer(traced.text)]
         for number, part in enumerate(self.parts):
             if part.message >= count:
                 break
-            places, turn = traced.places.get(number, []), turns.get(part.message)
-            self.check_places(part, places, traced, turns)
+            places, inside = traced.places.get(number, []), []
+            for place in places:
+                k = bisect_right(firsts, place.letter) - 1
+                owner = order[k] if k >= 0 and place.letter < turns[order[k]][1] else None
+                if owner is not None and owner != part.message:
+                    what = f"{NAMES[part.kind]} into the turn of message {owner + 1}"
+                    raise ValueError(f"message {part.message + 1}: the chat template writes {what}")
+                if owner is not None or part.message not in turns:
+                    inside.append(place)
+                if place.complete and (token := crossing(tokens, place)) is not None:
+                    word = traced.text[slice(*token)]
+                    raise ValueError(f"message {part.message + 1}: {NAMES[part.kind]} and the text beside it spell {word!r} together")
             if part.call >= 0:
                 calls.setdefault((part.message, part.call), []).append(number)
-                continue
-            inside = [place for place in places if turn is None or turn[0] <= place.letter < turn[1]]
-            if any(place.complete for place in inside):
-                continue
-            earlier = self.messages[part.message]["role"] == "assistant" and turn is None
-            answered = not part.text[part.answer :].strip() or any(place.first <= part.answer and place.stop is None for place in inside)
-            if earlier and (part.kind == "thought" or part.answer and answered):
+            elif not any(place.complete for place in inside):
+                earlier = part.message not in turns and self.messages[part.message]["role"] == "assistant"
+                answered = not part.text[part.answer :].strip() or any(place.first <= part.answer and place.stop is None for place in inside)
+                if not (earlier and (part.kind == "thought" or part.answer and answered)):
+                    raise ValueError(lost(part, places, inside))
                 thoughtless.add(part.message)
-                continue
-            raise ValueError(lost(part, places, inside))
         for (message, _), numbers in calls.items():
             self.check_call(numbers, traced, turns.get(message))
         return thoughtless
 
-    def check_places(self, part: Part, places: list[Place], traced: Traced, turns: dict[int, tuple[int, int]]) -> None:
-        """Raises ValueError if a part stands in the turn of another message, or makes a control token together with the template's text."""
-        for place in places:
-            for message, (start, end) in turns.items():
-                if message != part.message and start <= place.letter < end:
-                    raise ValueError(
-                        f"message {part.message + 1}: the chat template writes {NAMES[part.kind]} into the turn of message {message + 1}"
-                    )
-            for border in (place.start, place.end):
-                token = self.reader.crossing(traced.text, border)
-                if token is not None:
-                    raise ValueError(f"message {part.message + 1}: {NAMES[part.kind]} and the text beside it spell {token!r} together")
+    def check_whole(self, traced: Traced, message: int) -> None:
+        """Raises ValueError unless the content and the thought of a message stand in the text."""
+        for number, part in enumerate(self.parts):
+            places = traced.places.get(number, [])
+            if part.message == message and part.call < 0 and not any(place.complete for place in places):
+                raise ValueError(lost(part, [], places))
 
     def check_call(self, numbers: list[int], traced: Traced, turn: tuple[int, int] | None) -> None:
         """Raises ValueError unless a call stands in the text, in the range of its turn if that is learned. All names of its arguments may be
         missing, where a template writes them by position."""
-        text, (start, end) = traced.text, turn or (0, len(traced.text))
+        start, end = turn or (0, len(traced.text))
         found = {number: [place for place in traced.places.get(number, []) if start <= place.letter < end] for number in numbers}
-        start = min((place.start for places in found.values() for place in places), default=start)
-        behind = (place.start for number, places in traced.places.items() if number > numbers[-1] for place in places)
-        end = min((at for at in behind if start < at < end), default=end)
-        missing: list[Part] = []
-        for number in numbers:
-            part = self.parts[number]
-            if part.at is None:
-                alike = sum(self.parts[k].at is None and self.parts[k].text == part.text for k in numbers)
-                there = len(scalar(part.text).findall(text, start, end)) >= alike
-            elif traced.names or part.kind == "value":
-                there = any(place.complete for place in found[number])
-            else:
-                there = any(text.find(form, start, end) >= 0 for form in (part.text, *(escape(part.text) for escape in ESCAPES)))
-            if not there:
-                missing.append(part)
+        missing = [self.parts[number] for number in numbers if not any(place.complete for place in found[number])]
+        if unmarked := [part for part in missing if part.at is None or not traced.names and part.kind != "value"]:
+            start = min((place.start for places in found.values() for place in places), default=start)
+            behind = (place.start for number, places in traced.places.items() if number > numbers[-1] for place in places)
+            text = traced.text[start : min((at for at in behind if start < at < end), default=end)]
+            standing = [part for part in unmarked if is_written(part, text, unmarked)]
+            missing = [part for part in missing if part not in standing]
+        if not missing:
+            return
         keys = [self.parts[number] for number in numbers if self.parts[number].kind == "key"]
         by_position = all(part in missing for part in keys)
         for part in missing:
             if part.kind != "key" or not by_position:
                 number = next(k for k in numbers if self.parts[k] is part)
                 raise ValueError(lost(part, traced.places.get(number, []), found[number]))
+
+
+def crossing(tokens: list[tuple[int, int]], place: Place) -> tuple[int, int] | None:
+    """The range, among those of `tokens`, that has the beginning or the end of a place inside of it; None if there is none."""
+    for border in (place.start, place.end):
+        k = bisect_left(tokens, (border, 0)) - 1
+        if k >= 0 and tokens[k][1] > border:
+            return tokens[k]
+    return None
 
 
 def lost(part: Part, places: list[Place], inside: list[Place]) -> str:
@@ -324,10 +335,13 @@ def lost(part: Part, places: list[Place], inside: list[Place]) -> str:
     return f"message {part.message + 1}: the chat template leaves out {NAMES[part.kind]}: {word!r}"
 
 
-def scalar(text: str) -> re.Pattern:
-    """Matches a number, boolean or null as JSON or Python writes it."""
-    forms = {"true": "[Tt]rue", "false": "[Ff]alse", "null": "null|[Nn]one"}
-    return re.compile(rf"(?<![\w.])(?:{forms.get(text, re.escape(text))})(?!\w|\.\d)")
+def is_written(part: Part, text: str, unmarked: list[Part]) -> bool:
+    """Whether a part without a mark stands in the text of its call: a name, or a number, boolean or null as JSON or Python writes it, as often as
+    among the parts without marks."""
+    if part.at is not None:
+        return any(form in text for form in (part.text, *(escape(part.text) for escape in ESCAPES)))
+    form = {"true": "[Tt]rue", "false": "[Ff]alse", "null": "null|[Nn]one"}.get(part.text, re.escape(part.text))
+    return len(re.findall(rf"(?<![\w.])(?:{form})(?!\w|\.\d)", text)) >= unmarked.count(part)
 
 
 def spell(value: Any, control: re.Pattern) -> Any:
@@ -346,15 +360,3 @@ def unmark(value: Any, numbers: set[int]) -> Any:
     if isinstance(value, dict):
         return {unmark(key, numbers): unmark(item, numbers) for key, item in value.items()}
     return [unmark(item, numbers) for item in value] if isinstance(value, list) else value
-
-
-def check_characters(value: Any) -> None:
-    """Raises ValueError if a text in JSON holds a reserved code point."""
-    if isinstance(value, str):
-        if held := RESERVED.search(value):
-            raise ValueError(f"a text holds U+{ord(held[0]):X}, which is no character")
-    elif isinstance(value, dict):
-        check_characters([*value, *value.values()])
-    elif isinstance(value, list):
-        for item in value:
-            check_characters(item)

@@ -9,6 +9,7 @@ for the rendered text, with one exception: what a message spells is text.
 """
 
 import copy
+import json
 import re
 import weakref
 from collections.abc import Iterable, Sequence
@@ -26,9 +27,10 @@ BRACKETED = re.compile(r"<[^<>\s]+>|\[[^\[\]\s]+\]")
 ELEMENT = re.compile(r"</?(?!s>)[A-Za-z_][\w-]*>")
 """An opening or closing tag; `<s>` and `</s>` begin and end a document."""
 HTML = frozenset(
-    "a abbr article aside b blockquote body br button caption center code col colgroup dd del details div dl dt em figcaption figure footer form h1 h2 h3"
-    " h4 h5 h6 head header hr html i img input ins kbd label li link main mark meta nav ol optgroup option p pre q samp script section select small span"
-    " strong style sub summary sup table tbody td template textarea tfoot th thead title tr u ul var video".split()
+    "a abbr article aside b blockquote body br button caption center code col colgroup dd del details div dl dt em figcaption figure"
+    " footer form h1 h2 h3 h4 h5 h6 head header hr html i img input ins kbd label li link main mark meta nav ol optgroup option p pre q"
+    " samp script section select small span strong style sub summary sup table tbody td template textarea tfoot th thead title tr u ul"
+    " var video".split()
 )
 """Elements whose tags are ordinary text, where a vocabulary has them as added tokens that are not special."""
 
@@ -96,17 +98,9 @@ class ChatTokenizer:
         return twin, {twin.token_to_id(place): twin.token_to_id(name) for name, place in self.placeholders.items()}
 
     @cached_property
-    def longest(self) -> int:
-        """Characters of the longest control token."""
-        return max(map(len, self.tokens))
-
-    def crossing(self, text: str, border: int) -> str | None:
-        """The control token that begins before a place in a text and ends behind it; None if there is none."""
-        start = max(0, border - self.longest + 1)
-        for token in self.control.finditer(text, start, border + self.longest - 1):
-            if token.start() < border < token.end():
-                return token[0]
-        return None
+    def has_escapes(self) -> bool:
+        """Whether JSON writes a control token otherwise than it is."""
+        return any(json.dumps(name, ensure_ascii=False) != f'"{name}"' for name in self.tokens)
 
     def encode(self, text: str, own: Bool[np.ndarray, " C"], spelled: Sequence[tuple[int, int]] = ()) -> tuple[list[int], list[bool]]:
         """Ids of a text of C characters, and whether the first character of each is `own`. The control tokens text[start:end] of `spelled` are

@@ -45,6 +45,7 @@ Glossary
     –           mask         [T]        w of a single context
 """
 
+import contextlib
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -214,20 +215,30 @@ def tokens_and_mask(chat: Chat, render: Render, tokenizer) -> list[tuple[Int[Ten
     """The contexts of a chat, each with its tokens [T] and which of them the assistant has to learn [T]. There is none if it has no turn to
     learn, and usually one. `tokenizer`: the checkpoint's, as `ref.cpt.load_tokenizer` gives it or as it is. Raises ValueError, by the number of
     the message, where it cannot be told what the assistant wrote, and where the template leaves words out."""
-    reader = chat_tokenizer(tokenizer)
-    words = Words([m.plain() for m in chat.messages], list(chat.tools), reader)
-    found = []
+    reader, plain = chat_tokenizer(tokenizer), [m.plain() for m in chat.messages]
+    forms = [plain]
+    if any(message["content"] is None for message in plain):  # transformers leaves such a content out; older templates ask whether it is null
+        forms.insert(0, [{key: value for key, value in message.items() if value is not None} for message in plain])
+    for messages in forms[:-1]:
+        with contextlib.suppress(ValueError):
+            return encode(chat, Words(messages, list(chat.tools), reader), render)
+    return encode(chat, Words(plain, list(chat.tools), reader), render)
+
+
+def encode(chat: Chat, words: Words, render: Render) -> list[tuple[Int[Tensor, " T"], Bool[Tensor, " T"]]]:
+    """`tokens_and_mask` of the messages in `words`."""
+    encoded = []
     for context in contexts(chat, words, render):
         traced = trace(chat, words, render, context)
         own = np.zeros(len(context.text), dtype=bool)
         for number, (start, end) in context.turns.items():
             try:
-                own[start : end_of_turn(context.text, start, end, reader, traced.spelled)] = True
+                own[start : end_of_turn(context.text, start, end, words.reader, traced.spelled)] = True
             except ValueError as error:
                 raise ValueError(f"message {number + 1}: {error}") from None
-        ids, mask = reader.encode(context.text, own, traced.spelled)
-        found.append((torch.tensor(ids), torch.tensor(mask)))
-    return found
+        ids, mask = words.reader.encode(context.text, own, traced.spelled)
+        encoded.append((torch.tensor(ids), torch.tensor(mask)))
+    return encoded
 
 
 @dataclass
@@ -275,7 +286,7 @@ def trace(chat: Chat, words: Words, render: Render, context: Context) -> Traced:
     for number in words.check(traced, context.count, context.turns):
         if not chat.messages[number].learn:
             text, _ = render(words.messages[: number + 1], list(chat.tools), False)
-            words.check(words.trace(render, number + 1, text), number + 1, {number: (0, len(text))})
+            words.check_whole(words.trace(render, number + 1, text), number)
     return traced
 
 

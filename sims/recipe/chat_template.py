@@ -49,9 +49,24 @@ class Generation(Extension):
         return BEGIN + caller() + END
 
 
-def sandbox(now: datetime) -> ImmutableSandboxedEnvironment:
+class Sandbox(ImmutableSandboxedEnvironment):
+    """Jinja's sandbox, which decides about an attribute of plain JSON once instead of at every access: a third of the time of a rendering."""
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        kind = type(obj)
+        if kind not in (str, dict, list):
+            return super().is_safe_attribute(obj, attr, value)
+        if (kind, attr) not in self.decided:
+            self.decided[kind, attr] = super().is_safe_attribute(obj, attr, value)
+        return self.decided[kind, attr]
+
+    decided: dict[tuple[type, str], bool]
+
+
+def sandbox(now: datetime) -> Sandbox:
     """Jinja's, with the additions of transformers. `now`: the date for templates that write it."""
-    env = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, "jinja2.ext.loopcontrols"])
+    env = Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, "jinja2.ext.loopcontrols"])
+    env.decided = {}
     for name in ("lipsum", "cycler", "joiner"):
         del env.globals[name]
     env.filters["tojson"] = tojson
@@ -77,8 +92,7 @@ def current_date() -> datetime:
 
 def with_thinking(message: dict[str, Any]) -> dict[str, Any]:
     """The message with its thought under both names that templates know."""
-    thought = message.get("reasoning_content")
-    return message if thought is None else {"thinking": thought, **message}
+    return {"thinking": message["reasoning_content"], **message} if message.get("reasoning_content") is not None else message
 
 
 def refuse(why: str) -> None:
@@ -108,7 +122,9 @@ class Template:
         if tools and self.with_tools is not None:
             return self.with_tools(messages, tools, prompt)
         try:
-            text = self.template.render(messages=[*map(with_thinking, messages)], tools=tools or None, add_generation_prompt=prompt, **self.tokens)
+            if any("reasoning_content" in message for message in messages):
+                messages = [*map(with_thinking, messages)]
+            text = self.template.render(messages=messages, tools=tools or None, add_generation_prompt=prompt, **self.tokens)
         except Exception as error:  # a program from elsewhere may fail in any way
             raise ValueError(f"the chat template refuses it ({said(error)})") from None
         if "generation" not in self.source or BEGIN not in text:
