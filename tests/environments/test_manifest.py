@@ -64,7 +64,7 @@ def test_a_change_leads_from_one_tree_to_the_other(before, after):
 
 
 def test_a_change_by_hand():
-    """Of a folder that is gone only its top is named, and a neighbour whose name begins like it by itself. What becomes of another kind goes first."""
+    """Of a folder that is gone only its top is named, and a neighbour whose name begins like it by itself. Another kind is a removal, too."""
     root, folder, file = Entry("dir", 0o755), Entry("dir", 0o700), Entry("file", 0o600, 1, "0" * 64)
     before = {"": root, "pkg": folder, "pkg/a": file, "pkg/b": folder, "pkg/b/c": file, "pkg2": file, "turns": file, "stays": file}
     after = {"": root, "turns": folder, "turns/x": file, "stays": Entry("file", 0o644, 1, "0" * 64)}
