@@ -318,7 +318,7 @@ def test_a_kill_at_any_byte_changes_nothing(tmp_path_factory, cut):
 
 
 def test_a_budget_is_that_of_all_parts_of_an_episode_together(tmp_path):
-    """By hand: 1,000 of 1,800 seconds, 40 tokens of a reply and 50 of a summary are spent; who goes on has the rest, and tells what all have spent."""
+    """By hand: 1,000 of 1,800 seconds, 40 tokens of a reply and 50 of a summary are spent; the rest is left, and what all have spent is told."""
     played, journal = episode(tmp_path / "t", [], Budget(seconds=1800.0, tokens=100, turns=9))
     journal.add("reply", text="", calls=[], tokens=40, seconds=1.0)
     journal.add("nudge", text=NUDGE)
