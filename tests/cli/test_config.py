@@ -212,3 +212,18 @@ def test_describe():
     assert rows["lr"][2] == "Learning rate."
     assert rows["optimizer"][0] == "muon or adamw"
     assert list(rows)[:2] == ["seed", "lr"]
+
+
+@dataclass(frozen=True)
+class Plain:
+    share: float = 0.0
+    delay: float = -1.0
+    stages: Literal[1, 2] = 1
+
+
+def test_a_number_whose_default_is_zero_is_not_negative_and_true_is_no_number():
+    assert fill(Plain, None, ["delay=-2", "stages=2"]) == Plain(0.0, -2.0, 2)
+    with pytest.raises(RunError, match="share must not be negative, got -0.5"):
+        fill(Plain, None, ["share=-0.5"])
+    with pytest.raises(RunError, match="stages expects 1 or 2, got 'True'"):
+        fill(Plain, {"stages": True})

@@ -317,6 +317,35 @@ def test_a_kill_at_any_byte_changes_nothing(tmp_path_factory, cut):
     assert facts(records.read(folder / "cut")) == facts(journal.lines)
 
 
+def test_a_budget_is_that_of_all_parts_of_an_episode_together(tmp_path):
+    """By hand: 1,000 of 1,800 seconds, 40 tokens of a reply and 50 of a summary are spent; the rest is left, and what all have spent is told."""
+    played, journal = episode(tmp_path / "t", [], Budget(seconds=1800.0, tokens=100, turns=9))
+    journal.add("reply", text="", calls=[], tokens=40, seconds=1.0)
+    journal.add("nudge", text=NUDGE)
+    journal.add("turn", tree=TREE, spent=500.0)
+    journal.add("summary", text="so far", tokens=50, prompt_tokens=None, tree=TREE, spent=1000.0, seconds=1.0)
+    journal.close()
+    asked = []
+
+    class Wordy(Script):
+        def reply(self, messages, tools, most):
+            asked.append(most)
+            return super().reply(messages, tools, most)
+
+    again, other = episode(tmp_path / "t", Wordy([Reply("", (call("list"),), 10, 10)] * 5), Budget(seconds=9e9, tokens=10**9))
+    assert (again.turns, again.tokens) == (1, 90)  # and it is the first one's budget that counts
+    again.play()
+    assert other.lines[-1]["why"] == "100 tokens" and len(asked) == 1 and 1000 <= other.lines[-1]["seconds"] < 1100
+    assert 1000 <= other.lines[-2]["spent"] < 1100
+    other.close()
+    late, journal = episode(tmp_path / "late", [], Budget(seconds=1000.0))
+    journal.add("turn", tree=TREE, spent=1000.0)
+    journal.close()
+    late, journal = episode(tmp_path / "late", endless())
+    late.play()
+    assert journal.lines[-1]["why"] == "1000 seconds" and kinds(journal.lines) == ["begin", "turn", "end"]
+
+
 def test_another_tasks_transcript_is_refused(tmp_path):
     played, journal = episode(tmp_path / "t", [say("", FINISH)])
     played.play()

@@ -63,6 +63,19 @@ def test_a_change_leads_from_one_tree_to_the_other(before, after):
     assert not any(a != b and a.startswith(b + "/") for a in remove for b in remove)
 
 
+def test_a_change_by_hand():
+    """Of a folder that is gone only its top is named, and a neighbour whose name begins like it by itself. Another kind is a removal, too."""
+    root, folder, file = Entry("dir", 0o755), Entry("dir", 0o700), Entry("file", 0o600, 1, "0" * 64)
+    before = {"": root, "pkg": folder, "pkg/a": file, "pkg/b": folder, "pkg/b/c": file, "pkg2": file, "turns": file, "stays": file}
+    after = {"": root, "turns": folder, "turns/x": file, "stays": Entry("file", 0o644, 1, "0" * 64)}
+    assert lists.changed(before, after) == (["pkg", "pkg2", "turns"], ["stays", "turns", "turns/x"])
+
+
+def test_whoever_owns_a_tree_can_read_it_and_enter_its_folders():
+    tree = {"": Entry("dir", 0), "a": Entry("file", 0o070), "b": Entry("dir", 0o027), "c": Entry("link", 0o777, 0, "x"), "d": Entry("file", 0o755)}
+    assert [entry.mode for entry in lists.readable(tree).values()] == [0o500, 0o470, 0o527, 0o777, 0o755]
+
+
 @given(trees(), trees())
 def test_rows_add_to_what_is_left_of_a_tree(before, after):
     """As a sandbox tells of its changes."""
@@ -87,6 +100,9 @@ ROOT = ["", "dir", 0o755, 0, ""]
         {},
         [["a", *FILE]],
         [ROOT, ["../a", *FILE]],
+        [ROOT, ["..", "dir", 0o755, 0, ""], ["../a", *FILE]],
+        [ROOT, ["a", "dir", 0o755, 0, ""], ["a/..", "dir", 0o755, 0, ""], ["a/../b", *FILE]],
+        [ROOT, [".", "dir", 0o755, 0, ""], ["./a", *FILE]],
         [ROOT, ["/a", *FILE]],
         [ROOT, ["a/./b", *FILE], ["a", "dir", 0o755, 0, ""]],
         [ROOT, ["a//b", *FILE], ["a", "dir", 0o755, 0, ""]],
@@ -149,6 +165,8 @@ def test_a_folder_s_list_depends_on_its_content_alone(tmp_path):
         found.append({path: entry for path, entry, _ in lists.of_folder(folder)})
     assert found[0] == found[1] == found[2] == lists.parse([[p, e.kind, e.mode, e.size, e.value] for p, e in found[0].items()])
     assert found[0]["link"] == Entry("link", 0o777, 0, "/etc/passwd")
+    (folder / "a.txt").chmod(0o4640), (folder / "b").chmod(0o2755)  # set-user and set-group bits are not part of a tree
+    assert {path: entry for path, entry, _ in lists.of_folder(folder)} == found[0]
     (folder / "a.txt").chmod(0o600)
     assert {path: entry for path, entry, _ in lists.of_folder(folder)} != found[0]
 
