@@ -92,7 +92,7 @@ class Grade:
     collected: Collected
     flags: tuple[Flag, ...]
     agreement: Agreement | None = None
-    """How the exam's fresh inputs were answered, where it has any."""
+    """How what passed all tests answered the exam's fresh inputs, where it has any."""
     trust: Trust = Trust.NONE
     """What the exam is guarded by."""
 
@@ -148,7 +148,7 @@ def grade(
     rest = [test for test in exam.wanted if test not in apart]
     others, other_traps = _with_canaries(exam, secrets.token_bytes(16), [test for test in exam.asked if test not in apart]) if rest else ({}, [])
     verdicts, answers = _verdicts(exam, laid, carried, carried_traps, others, other_traps, key, judges or Judges(fresh), seconds)
-    agreement = agreed(exam.fresh, answers) if exam.fresh else None
+    agreement = agreed(exam.fresh, answers) if exam.fresh and verdicts.all_passed else None
     after = {**exam.given, **collected.ignored, **collected.files}
     gone = [name for name in exam.given if name in exam.editable and name not in collected.files]
     after = {name: data for name, data in after.items() if name not in gone}

@@ -21,7 +21,14 @@ def test_it():
     sys.stdout.close()
 """
 EVERYBODY = "processes: signalling every process"
-PLAN = {"key": "00" * 16, "files": {}, "tree": "/work/tree", "folder": "/work/exam/tests", "names": {}, "seconds": 290}
+NOTHING = {"folder": "/work/exam/tests", "tests": {}, "wanted": [], "names": {}, "folders": ["/work/tree", "/work/tree/src"]}
+
+
+def plan_of(source, name, seconds, key="00" * 16):
+    """What a judge is told of a test that is played with the package in one process."""
+    apart = {**NOTHING, "asked": [], "each": 1.0, "tops": [], "local": {}}
+    inside = {**NOTHING, "tests": {"t.py": source}, "wanted": [f"t.py::{name}"]}
+    return json.dumps({"key": key, "files": {}, "later": {}, "tree": "/work/tree", "apart": apart, "inside": inside, "seconds": seconds})
 
 
 def main():
@@ -44,7 +51,7 @@ def main():
             heard = sandbox.call("shell", {"command": "python3 -I runner.py asked.json"})
         else:
             assert sandbox.begin(JUDGE).ok
-            heard = sandbox.tell(json.dumps({**PLAN, "tests": {"t.py": TEST}, "wanted": ["t.py::test_it"]}))
+            heard = sandbox.tell(plan_of(TEST, "test_it", 290))
             assert heard.ok and '["t.py::test_it","passed"]' in heard.text, heard
             heard = sandbox.call("shell", {"command": "cat found.json"})
         found = json.loads(heard.text)

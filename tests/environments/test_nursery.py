@@ -31,7 +31,14 @@ from tests.environments.test_hacks import EXAM
 from tests.environments.test_ready import SPY
 
 USERS = ["this user", "nobody"] if os.geteuid() == 0 else ["this user"]
-PLAN = {"key": "00" * 16, "files": {}, "tree": "/work/tree", "folder": "/work/exam/tests", "names": {}, "seconds": 50}
+NOTHING = {"folder": "/work/exam/tests", "tests": {}, "wanted": [], "names": {}, "folders": ["/work/tree", "/work/tree/src"]}
+
+
+def plan_of(source, name, seconds, key="00" * 16):
+    """What a judge is told of a test that is played with the package in one process."""
+    apart = {**NOTHING, "asked": [], "each": 1.0, "tops": [], "local": {}}
+    inside = {**NOTHING, "tests": {"t.py": source}, "wanted": [f"t.py::{name}"]}
+    return json.dumps({"key": key, "files": {}, "later": {}, "tree": "/work/tree", "apart": apart, "inside": inside, "seconds": seconds})
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +72,7 @@ def test_two_gradings_get_nothing_of_each_other(crossed, user):
 def test_what_ends_its_judge_ends_nobody_else(crossed, user):
     """It has left a daemon and killed its parent. The others wait on, and the next one finds nothing of it, and room beside a full one."""
     found = crossed[user]
-    assert found["attack"] == {"exit": 137, "text": "", "ended": "2 processes that outlived the call"}
+    assert found["attack"] == {"exit": 137, "text": "", "ended": "3 processes that outlived the call"}
     assert int(found["left"]) == 4, "the server, and a command of three processes"
     assert found["lives"] == [True] * 5
     assert found["full"] == ["more than 8 MiB of disk", True]
@@ -164,7 +171,7 @@ def test_graded_code_finds_what_it_finds_in_a_sandbox_of_its_own(nursery, fresh)
     process began with are the nursery's: a language, and no secret. Signals 32 and 33 belong to the C library: it lets them be ignored in a process
     that posix_spawn starts, and sets them itself where it needs them. And a file may be as large as the disk and the tree that lies there before,
     which is empty in a fork."""
-    plan = json.dumps({**PLAN, "tests": {"t.py": LOOK}, "wanted": ["t.py::test_look"]})
+    plan = plan_of(LOOK, "test_look", 50)
     found = []
     for sandbox in (begun(nursery.sandbox()), opened(fresh)):
         with sandbox:
@@ -205,7 +212,7 @@ def test_no_memory_holds_what_was_judged_before(nursery):
         source = f"{inspect.getsource(scanned)}\nSECRET = {others[name].decode() * 16!r}\n\ndef test_scan():\n"
         source += f"    open('/work/found', 'w').write(str(scanned('self', {words!r})))\n"
         with begun(nursery.sandbox()) as sandbox:
-            said = sandbox.tell(json.dumps({**PLAN, "key": key.decode() * 16, "tests": {"t.py": source}, "wanted": ["t.py::test_scan"]}))
+            said = sandbox.tell(plan_of(source, "test_scan", 50, key.decode() * 16))
             assert '"passed"' in said.text, said
             assert scanned(sandbox.first, [key])[0] > 0, "the server has passed it on"
             assert [count > 0 for count in json.loads(sandbox.call("read", {"path": "found"}).text)] == seen
@@ -313,7 +320,7 @@ def test_one_that_does_not_answer_is_asked_no_more_and_its_sandboxes_go_on(how, 
                 patch.undo()
             with nursery.sandbox() as other:
                 assert nursery.first != first and other.call("list", {}).ok
-        said = sandbox.tell(json.dumps({**PLAN, "tests": {"t.py": "def test_it():\n    pass\n"}, "wanted": ["t.py::test_it"]}))
+        said = sandbox.tell(plan_of("def test_it():\n    pass\n", "test_it", 50))
         assert '"passed"' in said.text and Path(f"/proc/{first}").exists()
         nursery.close()
         assert not Path(f"/proc/{first}").exists()

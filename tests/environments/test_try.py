@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from dataclasses import replace
 
 import pytest
 
+from environments.grading.guarded import Trust
 from environments.harness.remote import Remote
 from environments.sandbox.cache import cache_folder
 from environments.tasks.kept import keep, kept
@@ -61,12 +63,59 @@ def lines(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+def test_a_folder_is_graded(recipe, ask, tmp_path):
+    """As a trainer would: the original in full, the tree as it was given nothing; what is ignored is named. JSON is one object."""
+    path, name = recipe
+    task, package = episodes.task_of(name, (path,), 1, 60.0, "bubblewrap")
+    exam = episodes.exam_of(task, package)
+    whole, given = tmp_path / "whole", tmp_path / "given"
+    for folder, tree in ((whole, exam.gold), (given, exam.given)):
+        for file in exam.editable.names:
+            (folder / file).parent.mkdir(parents=True)
+            (folder / file).write_bytes(tree[file])
+    (given / "tests").mkdir()
+    (given / "tests/test_nouns.py").write_text("def test_any():\n    pass\n")
+    code, said, wrong = ask("tasks", "grade", name, whole, "--recipes", path)
+    assert code == 0 and "reward 1.00" in said and Trust.APART.value in said, said + wrong
+    code, said, wrong = ask("tasks", "grade", name, given, "--recipes", path, "--json")
+    found = json.loads(said)
+    assert code == 0 and found["reward"] == 0.0 and found["failed"] and found["trust"] == "apart", said + wrong
+    assert found["ignored"] == ["tests/test_nouns.py"] and any("changes tests" in flag for flag in found["flags"])
+    assert found["passed"] < found["of"] == len(exam.wanted) and found["refused"] == {} and found["missing"] == []
+
+
+@pytest.mark.parametrize(
+    ("made", "why"),
+    [
+        (None, "does not exist"),
+        ({}, "is empty; expected the files that an agent left"),
+        ({"notes.txt": "x"}, "holds none of the files that .* may change: words/nouns.py"),
+    ],
+)
+def test_a_folder_that_cannot_be_graded_is_said_in_one_line(made, why, recipe, ask, tmp_path):
+    path, name = recipe
+    folder = tmp_path / "left"
+    if made is not None:
+        folder.mkdir()
+        for file, text in made.items():
+            (folder / file).write_text(text)
+    code, said, wrong = ask("tasks", "grade", name, folder, "--recipes", path)
+    assert code != 0 and said == "" and wrong.count("\n") == 1 and re.search(why, wrong), (said, wrong)
+
+
+def test_grade_names_a_task_that_there_is_not_and_a_file_that_is_no_folder(recipe, ask, tmp_path):
+    (tmp_path / "a.py").write_text("x = 1\n")
+    for task, folder, why in (("nothing-1.0", tmp_path, "has a task nothing-1.0"), (recipe[1], tmp_path / "a.py", "is no folder")):
+        code, said, wrong = ask("tasks", "grade", task, folder, "--recipes", recipe[0])
+        assert code != 0 and wrong.count("\n") == 1 and why in wrong, (said, wrong)
+
+
 def test_oracle_and_fool(recipe, ask, tmp_path, made_once):
     """The original is paid in full and nothing done is paid nothing, through the tools of an agent; a person can read what happened."""
     path, name = recipe
     (cache_folder() / "tasks" / f"{name}.json").unlink()  # as on a machine that has the recipe only
     for who, reward in (("oracle", 1.0), ("fool", 0.0)):
-        code, said, wrong = ask("tasks", "try", name, "--model", who, "--recipes", path, "--out", tmp_path / who, "--fresh")
+        code, said, wrong = ask("tasks", "try", name, "--model", who, "--recipes", path, "--out", tmp_path / who)
         assert code == 0, said + wrong
         assert ("its tasks are made once more; they are kept then" in said) == (who == "oracle")
         found = lines(tmp_path / who / f"{name}.jsonl")

@@ -22,6 +22,7 @@ import json
 import os
 import random
 import re
+import signal
 import sys
 import types
 from pathlib import Path
@@ -30,15 +31,21 @@ import pytest
 
 for part in vars(sys.modules["_pytest.config"])["default_plugins"]:
     importlib.import_module(f"_pytest.{part}")  # else it is imported once there is a plan
-for part in ("remote", "fresh"):  # a nursery has imported them
-    if part not in sys.modules:
-        at = os.path.join(os.path.dirname(os.path.abspath(__file__)), f"{part}.py")
-        found = importlib.util.spec_from_file_location(part, at)
-        assert found is not None and found.loader is not None
-        sys.modules[part] = importlib.util.module_from_spec(found)
-        found.loader.exec_module(sys.modules[part])
 
-PR_SET_DUMPABLE = 4
+
+def load(name: str) -> None:
+    """Imports a program that lies beside this one, unless a nursery has done so."""
+    if name not in sys.modules:
+        path = os.path.join(os.path.dirname(os.path.abspath(__file__)), f"{name}.py")
+        spec = importlib.util.spec_from_file_location(name, path)
+        assert spec is not None and spec.loader is not None
+        sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[name])
+
+
+for part in ("remote", "fresh"):
+    load(part)
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE = 1, 4
 END = b"end\n"
 """Is said once all that can be carried was played."""
 
@@ -247,12 +254,15 @@ def main(pipe: int, requests: int, answers: int, inner_plan: int, inner_pipe: in
     inner = os.fork() if os.read(0, 1) == b"1" else None  # before the plan comes
     if inner == 0:
         try:
+            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
             for handle in (0, pipe, requests, answers):
                 os.close(handle)
             told = b""
             while block := os.read(inner_plan, 1 << 20):
                 told += block
+            os.close(inner_plan)
             os.open(os.devnull, os.O_RDONLY)
+            os.setsid()
             ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)
             plan = json.loads(told)
             sys.path += plan["folders"]

@@ -181,17 +181,32 @@ class Mirror(abc.ABCMeta):
         return True
 
 
-class Forward:
-    """An attribute of a mirrored class: reading and writing it are requests."""
+class Method:
+    """A method of an object of the other side, which is looked up when it is called."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self, instance: Any, name: str) -> None:
+        self.__self__, self.__name__ = instance, name
+
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        return self.__self__._link.ask("method", ["h", self.__self__._number], args, named, self.__name__)
+
+    def __getattr__(self, name: str) -> Any:
+        if _is_local(name):
+            raise AttributeError(name)
+        return getattr(self.__self__._link.get(self.__self__._number, self.__name__), name)
+
+
+class Forward:
+    """An attribute of a mirrored class: reading and writing it are requests. `is_method`: it is a function of that class."""
+
+    def __init__(self, name: str, is_method: bool) -> None:
+        self.name, self.is_method = name, is_method
 
     def __get__(self, instance: Any, owner: Any) -> Any:
         one = owner if instance is None else instance
         if "_derived" in vars(type(instance)):  # a class of this side comes before the one that has the attribute
             return one._link.ask("bound", ["h", one._number], self.name, self.owner)
-        return one._link.get(one._number, self.name)
+        return Method(instance, self.name) if self.is_method and instance is not None else one._link.get(one._number, self.name)
 
     def __set_name__(self, owner: Any, name: str) -> None:
         self.owner = owner
@@ -287,10 +302,15 @@ class Module(types.ModuleType):
     def __getattr__(self, name: str) -> Any:
         if _is_local(name) or name in ("__path__", "__file__", "__spec__", "__wrapped__"):
             raise AttributeError(name)
-        link, number = self.__dict__["_link"], self.__dict__["_number"]
+        link, number, cache = self.__dict__["_link"], self.__dict__["_number"], self.__dict__["_cache"]
         if name == "__all__":
             return link.ask("names", ["h", number])
-        return link.get(number, name)
+        if name in cache:
+            return cache[name]
+        value = link.get(number, name)
+        if issubclass(type(value), (Function, Mirror)):
+            cache[name] = value  # until a test puts another one in its place
+        return value
 
     def __setattr__(self, name: str, value: Any) -> None:
         if isinstance(value, Module):
@@ -298,9 +318,11 @@ class Module(types.ModuleType):
         if name.startswith("__") or name in ("_link", "_number") or isinstance(value, types.ModuleType):
             super().__setattr__(name, value)
         else:
+            self._cache.pop(name, None)
             self._link.ask("set", ["h", self._number], name, value)
 
     def __delattr__(self, name: str) -> None:
+        self._cache.pop(name, None)
         self._link.ask("delete", ["h", self._number], name)
 
 
@@ -391,7 +413,7 @@ class Link:
         line = bytes(self.buffer[:end])
         del self.buffer[: end + 1]
         try:
-            message = json.loads(line)
+            message = json.loads(line.decode())
         except (ValueError, RecursionError):
             message = None
         if not (isinstance(message, list) and message and isinstance(message[0], str)):
@@ -410,7 +432,7 @@ class Link:
                     raise self.refuse(f"it makes more than {MANY} requests")
                 if self.depth > DEEPEST:
                     raise RecursionError("requests within requests")
-                args = parts[1] if what == "call" else ()
+                args = parts[1] if what in ("call", "method") else ()
                 self.send(self._request(what, parts))
                 while (message := self.receive())[0] not in ("ok", "error"):
                     self.serve(message)
@@ -420,8 +442,8 @@ class Link:
 
     def _request(self, what: str, parts: tuple) -> list:
         target = [one for one in parts if isinstance(one, list) and len(one) == 2 and one[0] == "h"][:1]
-        if what == "call":
-            return [what, *target, [self.pack(one) for one in parts[1]], {name: self.pack(one) for name, one in parts[2].items()}]
+        if what in ("call", "method"):
+            return [what, *target, [self.pack(one) for one in parts[1]], {name: self.pack(one) for name, one in parts[2].items()}, *parts[3:]]
         if what == "op":
             return [what, parts[0], *target, [self.pack(one) for one in parts[2]]]
         return [what, *target, *(one if isinstance(one, str) else self.pack(one) for one in parts[len(target) :])]
@@ -515,11 +537,13 @@ class Link:
                 name, target, args = parts
                 one, args = self._target(target, "op", name), [self.unpack(part) for part in args]
                 return self.pack(OPERATIONS[name](one, *args))
-            one = self._target(parts[0], what, parts[1] if len(parts) > 1 else "")
+            one = self._target(parts[0], what, parts[3] if what == "method" else parts[1] if len(parts) > 1 else "")
         except (KeyError, IndexError) as error:
             raise RuntimeError(f"no request: {error}") from None
         if what == "call":
             return self._call(one, parts[1], parts[2], more)
+        if what == "method":
+            return self._call(getattr(one, parts[3]), parts[1], parts[2], more)
         if what == "get":
             return self.pack(getattr(one, parts[1]))
         if what == "set":
@@ -544,8 +568,8 @@ class Link:
         one = self.own[told[1]]
         if self.strict:
             private = not isinstance(name, str) or name.startswith("_") and not _is_custom(name)
-            foreign = what in ("get", "set", "delete") and (private or not _is_of_tests(one))
-            if foreign or what not in ("get", "set", "delete", "call", "op"):
+            foreign = what in ("get", "set", "delete", "method") and (private or not _is_of_tests(one))
+            if foreign or what not in ("get", "set", "delete", "method", "call", "op"):
                 raise AttributeError(name)
         return one
 
@@ -593,6 +617,8 @@ class Link:
                 return ["g", value.__name__, ""]
         if (number := _number_of(value)) is not None and value._link is self:
             return ["h", number]
+        if kind is Method:
+            return self.pack(value.__self__._link.get(value.__self__._number, value.__name__), depth)
         if self.numbers.get(id(value), 0) < 0:  # it was made for an object of the other side, and goes home as that
             return ["h", -self.numbers[id(value)]]
         if (name := _name_of(value)) is not None and (self.strict or name in self.named or _is_known_type(value)):
@@ -630,7 +656,7 @@ class Link:
                 "module": value.__module__,
                 "bases": [one for one in bases if one is not None],
                 "methods": [name for name in own if name in OPERATIONS or name in COMPARED or name == "__call__"],
-                "names": [name for name in own if not name.startswith("__") or _is_custom(name)],
+                "names": [[name, type(vars(value)[name]) is types.FunctionType] for name in own if not name.startswith("__") or _is_custom(name)],
                 "doc": value.__doc__ if isinstance(value.__doc__, str) else None,
             }
         if issubclass(kind, FUNCTIONS):
@@ -733,7 +759,7 @@ class Link:
             return self._stands_for(number, _generate(self, number))
         if kind == "module":
             module = Module(str(about["name"]))
-            module.__dict__.update(_link=self, _number=number)
+            module.__dict__.update(_link=self, _number=number, _cache={})
             if about["package"]:
                 module.__dict__["__path__"] = []
             return module
@@ -782,7 +808,7 @@ class Link:
             raise ValueError("no classes")
         value = any(issubclass(one, (*BASES, BaseException)) for one in bases)
         space: dict[str, Any] = {"_link": self, "_number": number, "__doc__": about.get("doc"), "__module__": str(about["module"])}
-        space |= {str(name): Forward(str(name)) for name in about["names"]}
+        space |= {str(name): Forward(str(name), bool(is_method)) for name, is_method in about["names"]}
         for name in about["methods"]:
             if name in COMPARED:
                 if not value and "__eq__" in about["methods"]:
