@@ -159,7 +159,7 @@ def what_is_wrong(path: Path, size: int, digest: str, prefix: bool = False) -> s
 def describe_mismatch(value: Any, shape: Any) -> str:
     """Describes where a JSON value differs from this shape; empty if it matches.
 
-    A shape is a type or a tuple of types; a list with the shape of its elements, and ... if it must not be empty; a dict with the shapes of
+    A shape is a type or a tuple of types, or `object` for any value; a list with the shape of its elements, and ... if it must not be empty; a dict with the shapes of
     the required keys, or under ... the shape of every value; or a function from a value to its shape."""
     if isinstance(shape, dict):
         if not isinstance(value, dict):
@@ -170,6 +170,8 @@ def describe_mismatch(value: Any, shape: Any) -> str:
         if not isinstance(value, list) or len(shape) > len(value) + 1:
             return "empty" if value == [] else "not a list"
         wrong = ((place, describe_mismatch(inner, shape[0])) for place, inner in enumerate(value))
+    elif shape is object:
+        return ""
     elif isinstance(shape, type | tuple):
         return "" if type(value) in (shape if isinstance(shape, tuple) else (shape,)) else f"unexpected value {json.dumps(value)[:40]}"
     else:
@@ -196,7 +198,8 @@ def parse_json(
         raise ValueError(f"it is not valid UTF-8: {error.reason} at byte {error.start:,}") from None
     except json.JSONDecodeError as error:
         raise ValueError(f"it is not valid JSON: {error}") from None
-    _check_depth(value)
+    if decoded.count("[") + decoded.count("{") > MAX_DEPTH:
+        _check_depth(value)
     return value
 
 
