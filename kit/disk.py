@@ -159,8 +159,9 @@ def what_is_wrong(path: Path, size: int, digest: str, prefix: bool = False) -> s
 def describe_mismatch(value: Any, shape: Any) -> str:
     """Describes where a JSON value differs from this shape; empty if it matches.
 
-    A shape is a type or a tuple of types, or `object` for any value; a list with the shape of its elements, and ... if it must not be empty; a dict with the shapes of
-    the required keys, or under ... the shape of every value; or a function from a value to its shape."""
+    A shape is a type or a tuple of types, or `object` for any value; a list with the shape of its elements, and ... if it
+    must not be empty; a dict with the shapes of the required keys, or under ... the shape of every value; or a function
+    from a value to its shape."""
     if isinstance(shape, dict):
         if not isinstance(value, dict):
             return "not a JSON object"
