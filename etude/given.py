@@ -73,7 +73,8 @@ def commands(context: typer.Context) -> list[str]:
 
 
 def read_toml(path: Path | None) -> dict:
-    """The settings in a TOML file, which may be a pipe; none without a file. Raises OSError, and RunError for another file."""
+    """The settings in a TOML file, which may be a pipe; none without a file. Raises OSError, and RunError for
+    another file."""
     return {} if path is None else load_toml(path)
 
 

@@ -1,6 +1,6 @@
-"""Files that survive a kill, a full disk and careless edits: replaced atomically, appended in complete entries, checked by hash, and read within
-limits. Whatever a file or a message holds, reading it ends in a value of the expected shape or in an error of one line.
-"""
+"""Files that survive a kill, a full disk and careless edits: replaced atomically, appended in complete entries,
+checked by hash, and read within limits. Whatever a file or a message holds, reading it ends in a value of the
+expected shape or in an error of one line."""
 
 from __future__ import annotations
 
@@ -159,8 +159,9 @@ def what_is_wrong(path: Path, size: int, digest: str, prefix: bool = False) -> s
 def describe_mismatch(value: Any, shape: Any) -> str:
     """Describes where a JSON value differs from this shape; empty if it matches.
 
-    A shape is a type or a tuple of types; a list with the shape of its elements, and ... if it must not be empty; a dict with the shapes of
-    the required keys, or under ... the shape of every value; or a function from a value to its shape."""
+    A shape is a type or a tuple of types, or `object` for any value; a list with the shape of its elements, and ...
+    if it must not be empty; a dict with the shapes of the required keys, or under ... the shape of every value; or a
+    function from a value to its shape."""
     if isinstance(shape, dict):
         if not isinstance(value, dict):
             return "not a JSON object"
@@ -170,6 +171,8 @@ def describe_mismatch(value: Any, shape: Any) -> str:
         if not isinstance(value, list) or len(shape) > len(value) + 1:
             return "empty" if value == [] else "not a list"
         wrong = ((place, describe_mismatch(inner, shape[0])) for place, inner in enumerate(value))
+    elif shape is object:
+        return ""
     elif isinstance(shape, type | tuple):
         return "" if type(value) in (shape if isinstance(shape, tuple) else (shape,)) else f"unexpected value {json.dumps(value)[:40]}"
     else:
@@ -183,8 +186,9 @@ def parse_json(
     parse_constant: Callable[[str], Any] | None = None,
     object_hook: Callable[[dict], Any] | None = None,
 ) -> Any:
-    """The value of a JSON text, in UTF-8 if it comes as bytes. NaN and infinities are accepted; the hooks are those of `json.loads`. Raises
-    ValueError, in one line, for anything else, for more than `limit` bytes or characters, and for nesting deeper than `MAX_DEPTH`."""
+    """The value of a JSON text, in UTF-8 if it comes as bytes. NaN and infinities are accepted; the hooks are
+    those of `json.loads`. Raises ValueError, in one line, for anything else, for more than `limit` bytes or
+    characters, and for nesting deeper than `MAX_DEPTH`."""
     if len(text) > limit:
         raise ValueError(f"it has more than {limit:,} bytes")
     try:
@@ -196,7 +200,8 @@ def parse_json(
         raise ValueError(f"it is not valid UTF-8: {error.reason} at byte {error.start:,}") from None
     except json.JSONDecodeError as error:
         raise ValueError(f"it is not valid JSON: {error}") from None
-    _check_depth(value)
+    if decoded.count("[") + decoded.count("{") > MAX_DEPTH:
+        _check_depth(value)
     return value
 
 
@@ -215,7 +220,8 @@ def parse_toml(text: str | bytes) -> dict[str, Any]:
 
 
 def _check_depth(value: Any) -> None:
-    """Raises ValueError for a value nested deeper than `MAX_DEPTH`; level by level, because recursion is what it protects from."""
+    """Raises ValueError for a value nested deeper than `MAX_DEPTH`; level by level, because recursion is what it
+    protects from."""
     level = [value] if isinstance(value, dict | list) else []
     for _ in range(MAX_DEPTH):
         if not level:
@@ -226,8 +232,8 @@ def _check_depth(value: Any) -> None:
 
 
 def read_bytes(path: str | Path, limit: float = MAX_BYTES) -> bytes:
-    """The content of a regular file. Raises OSError if it cannot be read, and DamagedFile for a device or pipe, which may have no end, and
-    for more than `limit` bytes."""
+    """The content of a regular file. Raises OSError if it cannot be read, and DamagedFile for a device or pipe,
+    which may have no end, and for more than `limit` bytes."""
     path = Path(path)
     status = path.stat()
     if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):
@@ -246,18 +252,19 @@ def read_text(path: str | Path, limit: float = MAX_BYTES) -> str:
 
 
 def seal_record(record: dict[str, Any]) -> dict[str, Any]:
-    """The record with its seal: under "seal", the SHA-256 of its canonical content, which is JSON in ASCII with sorted keys and without spaces."""
+    """The record with its seal: under "seal", the SHA-256 of its canonical content, which is JSON in ASCII with
+    sorted keys and without spaces."""
     content = {key: value for key, value in record.items() if key != "seal"}
     canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return {**content, "seal": hashlib.sha256(canonical.encode()).hexdigest()}
 
 
 def read_record(path: str | Path, shape: dict[str, Any], advice: str, optional: str = "") -> dict[str, Any]:
-    """The record that `seal_record` sealed, in a JSON file. `optional`: a key beside those of `shape`. Raises OSError and DamagedFile as
-    `read_json` does.
+    """The record that `seal_record` sealed, in a JSON file. `optional`: a key beside those of `shape`. Raises
+    OSError and DamagedFile as `read_json` does.
 
-    A record without a seal was written by a version before seals, and is accepted. It has no other keys than these, or else damage to the word
-    "seal" would make such a record of a sealed one."""
+    A record without a seal was written by a version before seals, and is accepted. It has no other keys than these,
+    or else damage to the word "seal" would make such a record of a sealed one."""
     record = read_json(path, shape, advice)
     if unknown := sorted(record.keys() - shape.keys() - {"seal", optional}):
         raise DamagedFile(Path(path), f"unknown key {unknown[0]!r}", advice)
@@ -265,10 +272,12 @@ def read_record(path: str | Path, shape: dict[str, Any], advice: str, optional: 
 
 
 def read_json(path: str | Path, shape: Any = dict, advice: str = "restore or delete it", limit: int = MAX_BYTES) -> Any:
-    """The value in a JSON file. Every reader of such a file uses this function. A record that has a seal must match it.
+    """The value in a JSON file. Every reader of such a file uses this function. A record that has a seal must
+    match it.
 
-    `shape`: what the value must look like, as `describe_mismatch` takes it; by default a JSON object. `advice`: what the message tells the user
-    to do. Raises OSError if the file cannot be read, and DamagedFile if it does not hold such a value within the limits of `parse_json`."""
+    `shape`: what the value must look like, as `describe_mismatch` takes it; by default a JSON object. `advice`: what
+    the message tells the user to do. Raises OSError if the file cannot be read, and DamagedFile if it does not hold
+    such a value within the limits of `parse_json`."""
     path = Path(path)
     try:
         value = parse_json(read_bytes(path, limit), limit)
@@ -300,8 +309,9 @@ def read_toml(path: str | Path) -> dict[str, Any]:
 
 
 def read_lines(path: Path) -> list[dict]:
-    """The JSON objects in a file of JSON lines; empty if there is no file. Skips other lines, such as a last line that a kill cut off.
-    Every reader of such files uses this function. Raises OSError if the file cannot be read, and DamagedFile for a device or pipe."""
+    """The JSON objects in a file of JSON lines; empty if there is no file. Skips other lines, such as a last line
+    that a kill cut off. Every reader of such files uses this function. Raises OSError if the file cannot be read,
+    and DamagedFile for a device or pipe."""
     objects = []
     for line in read_bytes(path, math.inf).decode("utf-8", "replace").split("\n") if path.exists() else ():
         try:

@@ -71,8 +71,8 @@ def fill(cls: type[T], toml: dict | None, sets: Iterable[str | tuple[str, Any]] 
 
 
 def parse_number(text: str) -> int | float | None:
-    """The number that a text spells, or None: ASCII digits with an optional sign, fraction and exponent, as TOML and JSON write decimal numbers, but
-    without underscores. Without fraction and exponent it is a whole number."""
+    """The number that a text spells, or None: ASCII digits with an optional sign, fraction and exponent, as TOML
+    and JSON write decimal numbers, but without underscores. Without fraction and exponent it is a whole number."""
     if not NUMBER.fullmatch(text):
         return None
     return int(text) if len(text) <= MAX_DIGITS and text.lstrip("+-").isdigit() else float(text)

@@ -62,8 +62,8 @@ def refuse(message: str, rows: Tensor) -> None:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """The value of a JSON text; `kit.disk.parse_json` for a room that imports no other. Raises UnicodeDecodeError or json.JSONDecodeError, which are
-    ValueErrors, for anything else and for nesting deeper than `MAX_DEPTH`."""
+    """The value of a JSON text; `kit.disk.parse_json` for a room that imports no other. Raises UnicodeDecodeError
+    or json.JSONDecodeError, which are ValueErrors, for anything else and for nesting deeper than `MAX_DEPTH`."""
     try:
         value = json.loads(text)
     except RecursionError:

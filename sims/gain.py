@@ -30,20 +30,26 @@ FIGURES = (
     ("segments", "contexts per rollout"),
 )
 
+INTERVAL = dict.fromkeys(("value", "low", "high"), (int, float))
+CONFIG = {"config": {"seed": int, "rl": {"shuffle_rewards": bool}}}
+MEASURES = {name: INTERVAL for name, _ in FIGURES}
+EVALUATION = {"result": {**dict.fromkeys(("before", "after", "difference"), MEASURES), "tasks": int, "codebase": object}}
+"""Shapes of what is read of a run. One with fewer rollouts than 8 of a task has no best of 8."""
+
 
 def read(root: Path, shuffled: bool) -> dict:
     """The evaluation of a finished run. Raises RunError if the folder is not a finished run, or wrongly is (or is not) a control."""
     try:
-        config = read_json(root / "config.json")["config"]
-        found = read_json(root / "stages" / "eval.json")["result"]
-        decode = read_json(root / "stages" / "decode.json")["result"]
-    except (OSError, ValueError, KeyError) as error:
+        config = read_json(root / "config.json", CONFIG)["config"]
+        found = read_json(root / "stages" / "eval.json", EVALUATION)["result"]
+        decode = read_json(root / "stages" / "decode.json", {"result": dict})["result"]
+    except (OSError, ValueError) as error:
         raise RunError(f"{root} is not a finished run of the recipe ({error}); pass folders of finished runs of `etude run recipe`") from None
     if config["rl"]["shuffle_rewards"] != shuffled:
         kind = "a control (rl.shuffle_rewards=true): pass it with --control" if not shuffled else "not a control: its rewards are not shuffled"
         raise RunError(f"{root} is {kind}")
     finished = {line["stage"]: line for line in timings(root) if line.get("finished")}.values()
-    curve = [line["success"] for line in read_lines(root / "metrics" / "rl.jsonl")]
+    curve = [line["success"] for line in read_lines(root / "metrics" / "rl.jsonl") if type(line.get("success")) in (int, float)]
     return {
         "seed": config["seed"],
         "success_by_step": [round(x, 4) for x in curve],

@@ -1,5 +1,5 @@
-"""Files that a run leaves, damaged at random: whoever reads them ends with what was written, or with one line. Never with a traceback, never with
-another value."""
+"""Files that a run leaves, damaged at random: whoever reads them ends with what was written, or with one line.
+Never with a traceback, never with another value."""
 
 import json
 import random
@@ -24,7 +24,8 @@ VALUES = (b"null", b"true", b'"x"', b"[]", b"{}", b"-1", b"1e999", b"NaN", b"9" 
 
 
 def damage(rng: random.Random, content: bytes) -> bytes:
-    """Other bytes than `content`: a flipped bit or digit, a part cut out, doubled or overwritten, a value of another type, another file."""
+    """Other bytes than `content`: a flipped bit or digit, a part cut out, doubled or overwritten, a value of
+    another type, another file."""
     at, size = rng.randrange(len(content) + 1), rng.choice((1, 2, 8, 64))
     numbers = [match.span() for match in re.finditer(rb'-?\d+(\.\d+)?|"[^"]*"|null|true|false', content)]
     digits = [place for place, byte in enumerate(content) if chr(byte).isdigit()]

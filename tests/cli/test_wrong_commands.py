@@ -1,4 +1,5 @@
-"""The command line under wrong words: 300 different invocations over all commands, each refused in one line, and nothing written."""
+"""The command line under wrong words: 300 different invocations over all commands, each refused in one line, and
+nothing written."""
 
 import os
 import subprocess
@@ -22,7 +23,8 @@ def tree(root: Path) -> dict[str, tuple]:
 
 @pytest.fixture
 def place(tmp_path, monkeypatch):
-    """A folder with the files that wrong invocations name. A process that would replace this one, a server's, is refused."""
+    """A folder with the files that wrong invocations name. A process that would replace this one, a server's, is
+    refused."""
     lay_files(tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(os, "execv", lambda *_: pytest.fail("a wrong command started a server"))
@@ -42,8 +44,8 @@ def test_every_command_has_wrong_invocations():
 
 
 def test_wrong_words_end_in_one_line(place, monkeypatch, ask):
-    """No traceback, no work begun, one line on stderr, exit code 1 or 2, and every file as it was. Commands that go through a list of files name the
-    file first, the others begin with "error:"."""
+    """No traceback, no work begun, one line on stderr, exit code 1 or 2, and every file as it was. Commands that
+    go through a list of files name the file first, the others begin with "error:"."""
     monkeypatch.setattr(cli, "app", typer.main.get_command(cli.app))  # built once, as in a process
     before, failures, count = tree(place), [], 0
     for words in invocations(COUNT, 20260729):
@@ -60,11 +62,7 @@ def test_wrong_words_end_in_one_line(place, monkeypatch, ask):
     assert count == COUNT and not failures
 
 
-@pytest.mark.parametrize(
-    "words",
-    [("run", "kl", "--set", "seed=١٠"), ("claims", "runs/deep"), ("play", os.fsdecode(b"caf\xe9")), ("run", "kl", "--out", "loop/below")],
-    ids=["digits", "deep", "bytes", "loop"],
-)
+@pytest.mark.parametrize("words", [("run", "kl", "--set", "seed=١٠"), ("show", os.fsdecode(b"caf\xe9"))], ids=["digits", "bytes"])
 def test_wrong_words_from_outside(place, words):
     """In a process of its own: no traceback, and nothing on stdout."""
     done = subprocess.run([sys.executable, "-m", "etude.cli", *words], env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, timeout=300)

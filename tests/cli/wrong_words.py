@@ -1,5 +1,5 @@
-"""Wrong invocations of every command: a seeded generator of words, and the files that they name. Each has at least one fault that must be refused
-before any work begins."""
+"""Wrong invocations of every command: a seeded generator of words, and the files that they name. Each has at least
+one fault that must be refused before any work begins."""
 
 from __future__ import annotations
 
@@ -158,8 +158,8 @@ def commands() -> list[tuple[list[str], list[Faults]]]:
 
 
 def invocations(count: int, seed: int) -> Iterator[list[str]]:
-    """`count` different wrong invocations: every command and option in turn, with values drawn from its faults; one in eight lacks the value of its
-    option, has an option that no command has, or a second fault."""
+    """`count` different wrong invocations: every command and option in turn, with values drawn from its faults;
+    one in eight lacks the value of its option, has an option that no command has, or a second fault."""
     rng, seen = random.Random(seed), set[tuple[str, ...]]()
     faults = [(words, option, values) for words, options in commands() for option, values in options]
     while True:

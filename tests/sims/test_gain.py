@@ -55,6 +55,16 @@ def test_table_has_a_column_a_run_and_the_control_last(tmp_path):
     assert "0.50 [0.46, 0.54] → 0.75 [0.71, 0.79]; +0.250 [+0.210, +0.290]" in success
 
 
+def test_a_run_without_a_measure_is_named(tmp_path):
+    """A run with fewer than 8 rollouts of each task has no best of 8: it ended in a KeyError."""
+    root = finished_run(tmp_path / "a", 0, 0.6)
+    record = json.loads((root / "stages" / "eval.json").read_text())
+    del record["result"]["after"]["best_of_8"]
+    (root / "stages" / "eval.json").write_text(json.dumps(record))
+    with pytest.raises(RunError, match="is not a finished run of the recipe .*result: after: best_of_8: missing"):
+        gain.gather([root], [])
+
+
 def test_one_seed_has_no_deviation(tmp_path):
     found = gain.gather([finished_run(tmp_path / "a", 0, 0.6)], [])
     assert found["over_seeds"]["success"]["after"] == {"mean": 0.6, "sd": None}
