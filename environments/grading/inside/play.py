@@ -28,7 +28,8 @@ class Support(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     tree. `plan`: "packages", "modules" and "conftests", as environments/tasks/support.py finds them."""
 
     def __init__(self, plan: dict, folder: Path) -> None:
-        self.packages, self.modules, self.conftests = (plan.get(part, {}) for part in ("packages", "modules", "conftests"))
+        parts = (plan.get(part, {}) for part in ("packages", "modules", "conftests"))
+        self.packages, self.modules, self.conftests = parts
         self.folder = folder
 
     def find_spec(self, name, path=None, target=None):
