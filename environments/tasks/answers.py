@@ -1,4 +1,4 @@
-"""What a run of tests answers, checked. The process that answers ran code of a package, so its answer may be anything."""
+"""Answers of runs of tests, checked. The process that answers ran code of a package, so its answer may be anything."""
 
 from __future__ import annotations
 

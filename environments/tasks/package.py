@@ -24,7 +24,8 @@ NEVER = re.compile(
 """Names of folders and files that never come into a tree."""
 BUILT = re.compile(r"build|dist|venv|env|cover|PKG-INFO|tags", re.IGNORECASE)
 """Names that what a tool has made often has. A folder of this name that is a package, or lies in one, is source."""
-KEPT = re.compile(r".*\.(py|pyi|txt|md|rst|toml|cfg|ini|json|csv|yaml|yml|po|mo|typed)|(LICEN[CS]E|COPYING|NOTICE|AUTHORS).*", re.IGNORECASE)
+TEXTS = r".*\.(py|pyi|txt|md|rst|toml|cfg|ini|json|csv|yaml|yml|po|mo|typed)"
+KEPT = re.compile(rf"{TEXTS}|(LICEN[CS]E|COPYING|NOTICE|AUTHORS).*", re.IGNORECASE)
 LARGEST = 256 << 20
 """Bytes of all files of a package."""
 LICENCES = {
@@ -130,7 +131,7 @@ def sanitised(folder: Path, name: str, version: str, origin: str, largest: int =
             except OSError as error:
                 raise ValueError(f"{path} cannot be read: {error.strerror}") from error
             if size > LARGEST:
-                raise ValueError(f"{folder} holds more than {LARGEST >> 20} MiB of source; name the folder of one package")
+                raise ValueError(f"{folder} holds more than {LARGEST >> 20} MiB; name the folder of one package")
     tests = tests_among(files)
     rest = {path: data for path, data in files.items() if path not in tests}
     but = f"; its {links} symbolic links are not followed" if links else ""

@@ -26,13 +26,16 @@ EACH = 3.0
 """Seconds of processor time of one test, after which its run is over: without a piece, a loop may never end."""
 SLOWER = 10
 """Times as long may a run take in which lines are recorded, or the first one of a package."""
+Tree = Mapping[str, bytes]
+"""Files by their paths."""
 Run = tuple[Mapping[str, bytes], Collection[str] | None]
 """Some files with other contents, and the tests that are played; None for all."""
 
 
 class Sandboxed:
-    """See `Runner` in make.py. `fresh`: opens a sandbox over a folder, with LIMITS or wider ones. `jobs`: runs at a time. `seconds`: of one run.
-    `told`: hears how many runs were made, now and then. `without`: tests that are never played."""
+    """See `Runner` in make.py. `fresh`: opens a sandbox over a folder, with LIMITS or wider ones. `jobs`: runs at a time.
+    `seconds`: of processor time of one run; a run that only waits for that long is ended as well (inside/run.py). `told`:
+    hears how many runs were made, now and then. `without`: tests that are never played."""
 
     def __init__(
         self, fresh: Callable[[Path], Sandbox], jobs: int = 2, seconds: float = 60.0, told: Callable[[int], None] = lambda count: None
@@ -69,7 +72,7 @@ class Sandboxed:
     def _long(self) -> float:
         return min(SLOWER * self.seconds, LIMITS.seconds - 30)
 
-    def _play(self, files: Mapping[str, bytes], runs: Sequence[Run], seconds: float, each: float, trace: bool = False, seed: int = 0) -> list[Answer]:
+    def _play(self, files: Tree, runs: Sequence[Run], seconds: float, each: float, trace: bool = False, seed: int = 0) -> list[Answer]:
         """The answer of each run. Where a run takes others down with it, halves are played again, until it is alone."""
         answers = self._once(files, runs, seconds, each, trace, seed)
         if answers is not None:
@@ -80,7 +83,7 @@ class Sandboxed:
         parts = (runs[:half], runs[half:])
         return [answer for part in parts for answer in self._play(files, part, seconds, each, trace, seed)]
 
-    def _once(self, files: Mapping[str, bytes], runs: Sequence[Run], seconds: float, each: float, trace: bool, seed: int) -> list[Answer] | None:
+    def _once(self, files: Tree, runs: Sequence[Run], seconds: float, each: float, trace: bool, seed: int) -> list[Answer] | None:
         """The answer of each run; None where the call crossed a limit, or where its text is no list of answers. Raises
         RunError where the sandbox does not work."""
         plan = {

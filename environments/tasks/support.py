@@ -33,7 +33,8 @@ def find_support(tests: Mapping[str, bytes], source: Collection[str], played: Co
     modules = {name: file for file in _python(tests) for name in _names_of(file, {*tests, *source})[::-1]}
     modules |= {_dotted(file): file for file in _python(tests)}
     folders = {str(folder) for file in played for folder in PurePosixPath(file).parents}
-    conftests = [file for file in _python(tests) if PurePosixPath(file).name == "conftest.py" and _folder(file) in folders]
+    conftests = [f"{folder}/conftest.py".removeprefix("./") for folder in sorted(folders)]
+    conftests = [file for file in conftests if file in tests]
     needed = _closure(tests, modules, [*played, *conftests]) | {*conftests}
     found: dict[str, tuple[str, str, bool]] = {}
     for name, file in modules.items():

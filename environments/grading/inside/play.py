@@ -14,10 +14,12 @@ neither the environment nor the command line tells what is being played.
 """
 
 import ctypes
+import functools
 import gc
 import importlib
 import importlib.abc
 import importlib.util
+import inspect
 import json
 import os
 import random
@@ -128,6 +130,17 @@ def rename(module: types.ModuleType, source: str, names: dict[str, str]) -> None
                 if len(re.findall(rf"\b{re.escape(name)}\b", source)) == len(re.findall(rf"\bdef\s+{re.escape(name)}\b", source)):
                     continue
             setattr(holder, name, part)
+    for test in names:  # those that a class inherits, or that another module defines
+        *owners, name = test.split("::")[1:]
+        holder = functools.reduce(lambda outer, owner: getattr(outer, owner, None), owners, module)
+        part = inspect.getattr_static(holder, name, None)
+        if isinstance(part, types.FunctionType) and inspect.getattr_static(holder, others[name], None) is None:
+            copy = types.FunctionType(part.__code__, part.__globals__, name, part.__defaults__, part.__closure__)
+            functools.update_wrapper(copy, part)
+            del copy.__wrapped__
+            copy.__kwdefaults__ = part.__kwdefaults__
+            _rename(copy, name, others[name])
+            setattr(holder, others[name], copy)
 
 
 def _rename(function: object, name: str, other: str) -> None:

@@ -209,7 +209,7 @@ class Run:
             pass
 
     def result(self) -> str | None:
-        """The answer as it was given, which is JSON unless code of the package did otherwise; None where there is none."""
+        """The answer as it was given: JSON, unless code of the package wrote something else; None where there is none."""
         self.end()
         self.read()
         os.close(self.reader)
