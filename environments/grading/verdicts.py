@@ -59,7 +59,7 @@ def read(lines: Iterable[bytes], key: bytes, tests: Collection[str], must_fail: 
     flags: list[str] = []
     for number, line in enumerate(lines, 1):
         mark, _, body = line.strip().partition(b" ")
-        if not hmac.compare_digest(mark, hmac.new(key, body, hashlib.sha256).hexdigest().encode()):
+        if not hmac.compare_digest(mark, _mark(key, body)):
             flags.append(f"line {number} of the verdicts has a wrong seal")
             continue
         test, outcome = parse_json(body)
@@ -83,15 +83,24 @@ def answers_of(lines: Iterable[bytes], key: bytes) -> tuple[list[bytes], dict[in
     rest, answers = [], dict[int, object]()
     for line in lines:
         mark, _, body = line.strip().partition(b" ")
-        if body.startswith(b'["answer ') and hmac.compare_digest(mark, hmac.new(key, body, hashlib.sha256).hexdigest().encode()):
-            name, text = parse_json(body)
-            try:
-                answers.setdefault(int(name.removeprefix("answer ")), parse_json(text))
-            except (ValueError, RecursionError):
-                continue
-        else:
+        if not (body.startswith(b'["answer ') and hmac.compare_digest(mark, _mark(key, body))):
             rest.append(line)
+        elif (found := _answer(body)) is not None:
+            answers.setdefault(*found)
     return rest, answers
+
+
+def _mark(key: bytes, body: bytes) -> bytes:
+    return hmac.new(key, body, hashlib.sha256).hexdigest().encode()
+
+
+def _answer(body: bytes) -> tuple[int, object] | None:
+    """The number and the answer on a line; None where the answer is no JSON."""
+    name, written = parse_json(body)
+    try:
+        return int(name.removeprefix("answer ")), parse_json(written)
+    except ValueError:
+        return None
 
 
 def canaries(source: str, key: bytes, most: int = 4, first: Collection[str] = ()) -> tuple[str, tuple[str, ...]]:

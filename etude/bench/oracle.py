@@ -15,7 +15,7 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
-from environments.grading.guarded import Exam, grade
+from environments.grading.guarded import Exam, examined, grade
 from environments.grading.lay import Editable, write
 from environments.grading.ready import Judges, nursery_of_judges
 from environments.harness import record
@@ -64,8 +64,8 @@ class Plays:
     """Episodes of the oracle, whose trees lie in `store`. Raises RunError where the package is not there."""
 
     def __init__(self, store: Store, package: Path = PACKAGE) -> None:
-        self.store, self.exam = store, exam_of(package)
-        self.fresh = partial(open_sandbox, limits=GRADING, store=store)
+        self.store, self.fresh = store, partial(open_sandbox, limits=GRADING, store=store)
+        self.exam = examined(exam_of(package), "words", self.fresh)
         with tempfile.TemporaryDirectory(prefix="etude-bench-") as name:
             write(self.exam.given, Path(name) / "tree")
             self.tree = store.add_folder(Path(name) / "tree")

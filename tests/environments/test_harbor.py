@@ -208,6 +208,7 @@ def test_all_tasks_of_a_recipe_are_written_and_what_differs_is_said(tmp_path, mo
         return package, unused, made, 1.0
 
     monkeypatch.setattr("etude.tasks.made_of", made_of)
+    monkeypatch.setattr("etude.tasks.examined", lambda exam, *how: exam)  # that needs sandboxes, and is shown by test_apart.py
     recipe = as_recipe("words", PACKAGE, unused, made)
     (tmp_path / "recipes").mkdir()
     (tmp_path / "recipes/words-1.0.json").write_text(json.dumps(recipe))

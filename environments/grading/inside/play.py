@@ -1,14 +1,16 @@
 """The player: runs tests that lie nowhere on the disk, and tells each outcome on the pipe whose number it is given.
 
-Where tests can be carried (see remote.py), this process is the examiner: it holds the tests, their canaries and what they expect, nobody can read its
-memory, and no code of the tree runs here. The package runs in another process, the examinee, and is called over a pipe. Questions that no test has
+Where tests can be carried (see remote.py), this process is the examiner: it holds the tests, their canaries and what they
+expect, nobody can read its memory, and no code of the tree runs here. The package runs in another process, the examinee, and is
+called over a pipe. Questions that no test has
 (see fresh.py) go the same way, so that the examinee cannot tell which is which.
 
-Tests that cannot be carried are played by a fork of this process, which was made before the plan came, with the package in the same process. What that
-says is not believed for itself: see environments/grading/verdicts.py. What is done here makes the usual ways useless. No configuration, conftest or
-plugin of the tree is read. The tree comes last on the path, so it shadows no module. The tests' sources come through a pipe before anything of the
-tree is imported, and files of their names are empty. Real tests are played under names that end like those of canaries, also in their code, and
-neither the environment nor the command line tells what is being played.
+Tests that cannot be carried are played by a fork of this process, which was made before the plan came, with the package in the
+same process. What that says is not believed for itself: see environments/grading/verdicts.py. What is done here makes the usual
+ways useless. No configuration, conftest or plugin of the tree is read. The tree comes last on the path, so it shadows no module.
+The tests' sources come through a pipe before anything of the tree is imported, and files of their names are empty. Real tests
+are played under names that end like those of canaries, also in their code, and neither the environment nor the command line
+tells what is being played.
 
     python3 -I -B play.py VERDICTS REQUESTS ANSWERS INNER-PLAN INNER-VERDICTS        numbers of handles
 """

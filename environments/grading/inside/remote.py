@@ -17,6 +17,7 @@ A line that is no message ends the link (`Broken`).
 import abc
 import builtins
 import collections
+import collections.abc
 import copy
 import datetime
 import decimal
@@ -270,7 +271,7 @@ class Function:
     def __init__(self, link: Any, number: int, about: dict) -> None:
         self._link, self._number, self._binds = link, number, about.get("binds", False)
         self.__name__, self.__qualname__ = about.get("name", "function"), about.get("name", "function")
-        self.__doc__, self.__module__ = about.get("doc"), about.get("module")
+        self.__doc__, self.__module__ = about.get("doc"), str(about.get("module"))
         if about.get("parameters") is not None:
             self.__signature__ = inspect.Signature([inspect.Parameter(*one[:2], **_default(one)) for one in about["parameters"]])
 
@@ -477,8 +478,8 @@ class Link:
         return self.ask("get", ["h", number], name)
 
     def derive(self, kind: Any) -> None:
-        """Makes a class on the other side for one of this side that derives from a mirror: the same name and bases, and methods that call this side's.
-        Raises NotCarried where a base or an attribute cannot cross the pipe."""
+        """Makes a class on the other side for one of this side that derives from a mirror: the same name and bases, and methods that
+        call this side's. Raises NotCarried where a base or an attribute cannot cross the pipe."""
         for base in kind.__bases__:
             if isinstance(base, Mirror) and "_number" not in vars(base):
                 self.derive(base)
@@ -562,7 +563,7 @@ class Link:
         raise RuntimeError("no request")
 
     def _target(self, told: Any, what: str, name: Any) -> Any:
-        """The object that a request is about. Raises PermissionError for what the examinee may not ask of the examiner."""
+        """The object that a request is about. Raises AttributeError for what the examinee may not ask of the examiner."""
         if what in ("import", "reload"):
             return told
         one = self.own[told[1]]
@@ -769,7 +770,7 @@ class Link:
             return Function(self, number, {**about, "parameters": told})
         if kind == "class":
             return self._mirror(number, about, depth)
-        owner = self.unpack(about["class"], depth + 1)
+        owner: Any = self.unpack(about["class"], depth + 1)
         if not isinstance(owner, type):
             raise ValueError("no class")
         if not isinstance(owner, Mirror):
@@ -781,7 +782,12 @@ class Link:
                 error.__init__(*args)
             error.args = tuple(args)
             return self._stands_for(number, error)
-        base = next((one for one in BASES if issubclass(owner, one)), None)
+        return self._instance(owner, number, about, content, depth)
+
+    def _instance(self, owner: Any, number: int, about: dict, content: list | None, depth: int) -> Any:
+        """A proxy for an instance of a mirrored class, with the value that it brings along."""
+        base: Any = next((one for one in BASES if issubclass(owner, one)), None)
+        instance: Any
         if issubclass(owner, BaseException):
             instance = owner.__new__(owner, *(args := [self.unpack(part, depth + 1) for part in about.get("args", ())]))
             BaseException.__setattr__(instance, "args", tuple(args))
@@ -791,10 +797,11 @@ class Link:
             value = self.unpack((content or [])[0], depth + 1)
             if type(value) is not base:
                 raise ValueError("no content")
-            instance = base.__new__(owner) if base in MUTABLE else base.__new__(owner, value)
+            make: Any = base.__new__
+            instance = make(owner) if base in MUTABLE else make(owner, value)
             if base in MUTABLE:
                 _refill(instance, value)
-        object.__setattr__(instance, "_number", number) if not isinstance(instance, BASES) else instance.__dict__.__setitem__("_number", number)
+        vars(instance)["_number"] = number
         return instance
 
     def _stands_for(self, number: int, value: Any) -> Any:
@@ -885,7 +892,8 @@ def _is_custom(name: str) -> bool:
 
 
 def _is_of_tests(value: Any) -> bool:
-    """Whether attributes of an object of the examiner's may be asked for: instances of classes that tests define, such classes, and files in memory."""
+    """Whether attributes of an object of the examiner's may be asked for: instances of classes that tests define, such classes,
+    and files in memory."""
     if type(value) in (io.BytesIO, io.StringIO):
         return True
     kind = value if isinstance(value, type) else type(value)
