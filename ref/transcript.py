@@ -164,6 +164,8 @@ def comments(code: str) -> list[str]:
 def python_comments(code: str) -> Iterator[str]:
     beginning, alone = True, None
     for token in tokenize.generate_tokens(io.StringIO(code).readline):
+        if token.type == tokenize.ERRORTOKEN:
+            raise SyntaxError("a quote that is never closed is searched for anew from every letter of its line")
         if token.type == tokenize.COMMENT:
             yield token.string
         elif token.type in (tokenize.NEWLINE, tokenize.ENDMARKER):

@@ -104,7 +104,7 @@ LICENCES = (
     ("PSF-2.0", "psf license", "python software foundation license", "licensed to psf"),
 )
 """SPDX identifier, and words of which one names the licence."""
-SPDX = re.compile(r"SPDX-License-Identifier:\s*+((?:(?!-->)[\w.+()\-])++(?: ++(?:(?!-->)[\w.+()\-])++)*+)\s*+(?:\*/|-->|$)", re.MULTILINE)
+SPDX = re.compile(r"SPDX-License-Identifier:\s*+((?:(?!-->)[\w.+()\-])++(?: ++(?:(?!-->)[\w.+()\-])++)*+)[ \t\r]*+(?:\*/|-->|$)", re.MULTILINE)
 MARGIN = re.compile(r"(?:\s|^)[\s#/*;%]+", re.MULTILINE)
 
 

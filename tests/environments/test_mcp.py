@@ -40,7 +40,10 @@ def said(answer):
     return found
 
 
-@pytest.mark.parametrize(("asked", "agreed"), [*((one, one) for one in HANDSHAKE), ("2024-01-01", HANDSHAKE[0]), (STATELESS[0], HANDSHAKE[0])])
+@pytest.mark.parametrize(
+    ("asked", "agreed"),
+    [*((one, one) for one in HANDSHAKE), ("2025-03-26", "2024-11-05"), ("2024-01-01", HANDSHAKE[0]), (STATELESS[0], HANDSHAKE[0])],
+)
 def test_a_version_is_agreed_on(asked, agreed):
     """That of the client where it is known, else our newest one of those that have a handshake."""
     found = said(protocol(False).heard(line("initialize", protocolVersion=asked, capabilities={}, clientInfo={"name": "c", "version": "1"})))

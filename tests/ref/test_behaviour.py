@@ -2,6 +2,7 @@
 record of a rollout: comments, claims about tests, and what it says of them."""
 
 import math
+import time
 from dataclasses import fields, replace
 
 import pytest
@@ -345,3 +346,12 @@ def test_the_demonstration_ranks_habits_and_a_shared_fault_moves_nothing():
     assert rewards == sorted(rewards, reverse=True) and len(set(rewards)) == 4
     advantages = [found[f"{name}_advantage"] for name in ("tidy", "clumsy", "silent", "boastful")]
     assert sum(advantages) == pytest.approx(0) and advantages[0] > 0 > advantages[3]
+
+
+@pytest.mark.parametrize("text", ['"' + '\\"' * 20_000, "'" * 20_001, "$" * 20_000, "f'{" * 10_000, "x = 'a\n# b\n" * 5000, "1_" * 20_000])
+def test_no_text_of_a_policy_holds_who_reads_its_comments(text):
+    """A quote that is never closed was looked for anew from every letter of its line: 26 seconds for 40,000 characters."""
+    since = time.thread_time()
+    share = comment_share([text])
+    claims_tests_pass(text)
+    assert share is not None and (share > 0) == ("#" in text) and time.thread_time() - since < 5
