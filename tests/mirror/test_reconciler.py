@@ -508,6 +508,27 @@ def test_a_new_trainer_hears_that_nobody_works():
     assert r.handle(Hello("a", 1, 1, -1), 3.0) == [("trainer", Workers(1))] and r.tick(3.5) == []
 
 
+def test_a_group_that_a_worker_no_longer_claims_is_played_anew():
+    """It says hello again as the same process, and its line was never seen to end."""
+    r = Reconciler(Rules(2, 0, 1), ["a"], list().append)
+    assert r.handle(Hello("a", 0, 2, 0), 0.0) == [("a", Work((0, 1)))]
+    assert r.handle(Hello("a", 0, 2, 0, (1,), (0,)), 1.0) == [("a", Work((0,)))] and r.workers["a"].running == {0, 1}
+
+
+def test_a_group_is_as_old_as_the_weights_of_the_worker_that_began_it():
+    """Not as the step at which it began: after one more step it is too old, and is given up."""
+    r = Reconciler(Rules(1, 1, 4), ["a", "b"], list().append)
+    r.handle(Hello("a", 0, 1, 0), 0.0)
+    r.handle(Hello("b", 0, 1, 0), 0.0)
+    r.handle(Ready("trainer", 0, 0), 0.0)
+    r.handle(Done("a", 0, 0, 0, "k0", "d"), 0.0)
+    assert r.handle(Trained("trainer", 0, 0, (0,)), 1.0) == [("a", Work((2,)))] and r.since[2] == 0
+    r.handle(Ready("trainer", 0, 1, (0,)), 1.0)
+    r.handle(Done("b", 0, 1, 0, "k1", "d"), 1.0)
+    sent = r.handle(Trained("trainer", 0, 1, (1,)), 2.0)
+    assert ("a", Forget((2,))) in sent and r.life.state[2] == "dropped"
+
+
 def test_of_two_workers_the_one_with_more_room_left_is_given_the_group():
     """One of two seats is taken here, two of ten there."""
     r = Reconciler(Rules(1, 3, 9), ["a", "b"], list().append)
