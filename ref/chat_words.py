@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from ref.control_tokens import MARK, ChatTokenizer
 
-__all__ = ["Part", "Place", "Traced", "Words"]
+__all__ = ["ChatPart", "Place", "Traced", "Words"]
 
 MARKS = re.compile(rf"(?:{MARK}|\\+ufdd0)(\d*)(?:{MARK}|\\+ufdd0)")
 """A mark as it is, or escaped."""
@@ -42,7 +42,7 @@ KINDS = {"name": "function", "arguments": "value"}
 NAMES = {"content": "its content", "thought": "its thought", "function": "the function's name", "key": "an argument's name", "value": "an argument"}
 
 
-class Part(NamedTuple):
+class ChatPart(NamedTuple):
     """A text of a message, or a number, boolean or null of a call."""
 
     message: int
@@ -95,7 +95,7 @@ class Place(NamedTuple):
         return not self.first and self.stop is None
 
 
-def place_of(part: Part, text: str, mark: int) -> Place:
+def place_of(part: ChatPart, text: str, mark: int) -> Place:
     """The place of a part in a text, around the position of its mark."""
     assert part.at is not None
     whole, bare = part.text, part.text.strip()
@@ -168,7 +168,7 @@ class Traced:
 class Words:
     """The parts of a chat."""
 
-    parts: list[Part]
+    parts: list[ChatPart]
 
     def __init__(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]], reader: ChatTokenizer):
         """`messages` and `tools`: as the template reads them. Raises ValueError for a text that holds a reserved code point."""
@@ -204,10 +204,10 @@ class Words:
         if isinstance(value, list):
             return [self.mark(message, kind, item, call) for item in value]
         if not isinstance(value, str):
-            self.parts.append(Part(message, kind, json.dumps(value), call))
+            self.parts.append(ChatPart(message, kind, json.dumps(value), call))
         elif value.strip():
             at = mark_position(value, self.reader.control if self.spells else None)
-            self.parts.append(Part(message, kind, value, call, at))
+            self.parts.append(ChatPart(message, kind, value, call, at))
             return f"{value[:at]}{MARK}{len(self.parts) - 1}{MARK}{value[at:]}"
         return value
 
@@ -321,7 +321,7 @@ def crossing(tokens: list[tuple[int, int]], place: Place) -> tuple[int, int] | N
     return None
 
 
-def lost(part: Part, places: list[Place], inside: list[Place]) -> str:
+def lost(part: ChatPart, places: list[Place], inside: list[Place]) -> str:
     """Why a part cannot be learned from; `inside`: those of its places that count."""
     if any(place.complete for place in places):
         return f"message {part.message + 1}: the chat template writes {NAMES[part.kind]} outside of its turn"
@@ -335,7 +335,7 @@ def lost(part: Part, places: list[Place], inside: list[Place]) -> str:
     return f"message {part.message + 1}: the chat template leaves out {NAMES[part.kind]}: {word!r}"
 
 
-def is_written(part: Part, text: str, unmarked: list[Part]) -> bool:
+def is_written(part: ChatPart, text: str, unmarked: list[ChatPart]) -> bool:
     """Whether a part without a mark stands in the text of its call: a name, or a number, boolean or null as JSON or Python writes it, as often as
     among the parts without marks."""
     if part.at is not None:

@@ -20,9 +20,12 @@ c. Tokens do not end where texts do: the newline of "assistant\\n" and one at th
    as it will be read, not message by message, and a token belongs to whoever wrote its first character.
 d. The token that ends a turn is the assistant's. A policy that never learns it never stops. What a template writes behind it, a newline in
    ChatML, is not the assistant's: sampling ends before it.
-e. A content that spells a control token (`<|im_end|>` in a file that the agent reads) is text. It may neither end a turn nor begin one.
+e. A content that spells a control token (`<|im_end|>` in a file that the agent reads) is text. It may neither end a turn nor begin one. The
+   ids are otherwise those that the checkpoint's tokenizer gives for the whole text (`ref/control_tokens.py`).
 f. Only the count of the complete step may divide the loss; a micro-batch's own count gives tokens in sparse rows more weight.
 g. A context longer than a row is cut behind its last turn that fits, never inside one, and dropped if none fits. Both are counted.
+h. Templates leave out what they do not know, without an error: a role, a thought, a call, a tool's answer. A chat of which a word that is
+   learned or answered is missing in the text is refused (`ref/chat_words.py`). So is a turn that would be learned without its words.
 
 Where this file departs from the paper
 1. The report names neither the format of its data nor its mask. Ours is OpenAI's: lines of JSON with `messages`, `tools` and tool calls, and

@@ -252,7 +252,9 @@ def prefix_of(folder: Path) -> tuple[int, ...]:
     """What tokenizer.json puts before an empty text."""
     from tokenizers import Tokenizer
 
-    return tuple(Tokenizer.from_str((folder / "tokenizer.json").read_text(encoding="utf-8")).encode("").ids)
+    tokenizer = Tokenizer.from_str((folder / "tokenizer.json").read_text(encoding="utf-8"))
+    tokenizer.no_padding()
+    return tuple(tokenizer.encode("").ids)
 
 
 def title_of(name: str, folder: Path) -> str:

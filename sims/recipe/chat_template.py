@@ -113,9 +113,10 @@ class Template:
             raise ValueError(f"the chat template is not one that Jinja reads ({said(error)})") from None
 
     @property
-    def writes_date(self) -> bool:
-        """Whether the template may write today's date."""
-        return "strftime_now" in self.source or (self.with_tools is not None and self.with_tools.writes_date)
+    def date(self) -> str | None:
+        """The date that the template may write; None if it asks for none."""
+        asks = "strftime_now" in self.source or (self.with_tools is not None and self.with_tools.date is not None)
+        return f"{self.now:%Y-%m-%d}" if asks else None
 
     def __call__(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]], prompt: bool) -> tuple[str, list[tuple[int, int]] | None]:
         """The text, and where it is marked as the assistant's; None for a template without marks. ValueError if it refuses the messages."""

@@ -46,6 +46,8 @@ def pack_conversations(
     """Rows of `length` tokens and what they were made of. Prints a line for the first few lines that are skipped. Raises RunError if no
     conversation is left."""
     chats, refused = sft.read_conversations(path)
+    if date := getattr(render, "date", None):
+        print(f"the chat template writes today's date, {date}; SOURCE_DATE_EPOCH=SECONDS sets another one", flush=True)
     contexts: list[tuple[Tensor, Tensor]] = []
     counts = {"conversations": 0, "contexts": 0, "cut": 0, "dropped": 0, "skipped": 0}
     for number, (line, chat) in enumerate(chats, 1):

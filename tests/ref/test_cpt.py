@@ -149,6 +149,22 @@ def test_a_loaded_tokenizer_reads_text_as_text_wherever_it_lies(tokenizer, carel
         cpt.load_tokenizer(path)
 
 
+@given(spelled)
+def test_a_tokenizer_json_cuts_and_pads_nothing(tokenizer, text):
+    """Whoever saved it last may have left `truncation` and `padding` in it, and control tokens that are not special."""
+    from tokenizers import AddedToken, Tokenizer
+
+    made = Tokenizer.from_str(tokenizer.to_str())
+    made.enable_truncation(4)
+    made.enable_padding(length=9)
+    made.add_tokens([AddedToken(name, special=False, normalized=False) for name in ("<think>", "<h1>", "  ")])
+    read = cpt.as_text(made)
+    assert read.encode(text).ids == cpt.as_text(read).encode(text).ids and read.decode(read.encode(text).ids) == text
+    assert len(made.encode("x" * 9).ids) == 9 and made.truncation is not None  # nobody changed it
+    plain = read.encode(f"<think>{text}<h1>").ids
+    assert plain[0] != read.token_to_id("<think>") and plain[-1] == read.token_to_id("<h1>")  # a tag of HTML is no control token
+
+
 def test_special_tokens_in_texts_are_text_to_the_trainer_too():
     """Merges are learned from what such a word is spelled with, as from any other."""
     one, other = (cpt.train_tokenizer([f"a<|{word}|>b\n" * 9] * 3, 300) for word in ("endoftext", "endoftexu"))

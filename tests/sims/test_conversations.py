@@ -207,6 +207,33 @@ def test_where_a_template_is_found(tmp_path):
         template_of(tmp_path, foreign)
 
 
+def test_templates_by_name_and_the_date(tmp_path, monkeypatch):
+    """As transformers chooses: `tool_use` for chats with tools, `default` for others; files before tokenizer_config.json."""
+    foreign, tools = Language(chats.bytes_tokenizer(control=("<|im_start|>", "<|im_end|>"))), [{"name": "read"}]
+
+    def written(given):
+        return template_of(tmp_path, foreign)([], given, False)[0]
+
+    (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": "legacy"}))
+    assert written([]) == "legacy"
+    several = [{"name": "default", "template": "d"}, {"name": "tool_use", "template": "t{{ tools | length }}"}]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": several}))
+    assert (written([]), written(tools)) == ("d", "t1")
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": several[1:]}))
+    assert written(tools) == "t1"
+    with pytest.raises(ValueError, match="none for chats without tools"):
+        written([])
+    (tmp_path / "chat_template.jinja").write_text("j")
+    assert (written([]), written(tools)) == ("j", "j")
+    (tmp_path / "additional_chat_templates").mkdir()
+    (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text("{{ strftime_now('%d %b %Y') }}")
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "86400")
+    assert (written([]), written(tools)) == ("j", "02 Jan 1970") and template_of(tmp_path, foreign).date == "1970-01-02"
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "today")
+    with pytest.raises(RunError, match="SOURCE_DATE_EPOCH=today is not a number of seconds"):
+        written([])
+
+
 # ------------------------------------------------------------------------------------------------ the command line
 
 
