@@ -22,10 +22,11 @@ from environments.tasks.package import Package
 
 __all__ = ["CARRIED", "as_json", "folder", "toml"]
 
-ROOM = Path(__file__).parents[1]
-CARRIED = ("__init__.py", "monitor.py", "monitor_code.py", "grading", "harbor/__init__.py", "harbor/verify.py", "sandbox/__init__.py")
-CARRIED += ("sandbox/interface.py",)
-"""What the grader consists of, beneath `environments/`; folders with all that is in them."""
+ROOT = Path(__file__).parents[2]
+PARTS = ("__init__.py", "line_diff.py", "monitor.py", "monitor_code.py", "monitor_shell.py", "grading")
+PARTS += ("harbor/__init__.py", "harbor/verify.py", "sandbox/__init__.py", "sandbox/interface.py")
+CARRIED = (*(f"environments/{part}" for part in PARTS), "kit/__init__.py", "kit/disk.py", "kit/settings.py")
+"""What the grader consists of, beneath the project's folder; folders with all that is in them."""
 SLACK = 120.0
 """Seconds for the verifier beside the tests' own."""
 DOCKERFILE = """FROM python:{python}-slim
@@ -109,5 +110,5 @@ def folder(task: Task, package: Package, pytest: str, seconds: float = 60.0, exa
 
 def grader() -> dict[str, bytes]:
     """Path → content of the grader, as `tests/` carries it: the standard library is all that it needs beside pytest."""
-    files = [path for name in CARRIED for path in ([ROOM / name] if name.endswith(".py") else sorted((ROOM / name).rglob("*.py")))]
-    return {f"tests/grader/environments/{path.relative_to(ROOM).as_posix()}": path.read_bytes() for path in files}
+    files = [path for name in CARRIED for path in ([ROOT / name] if name.endswith(".py") else sorted((ROOT / name).rglob("*.py")))]
+    return {f"tests/grader/{path.relative_to(ROOT).as_posix()}": path.read_bytes() for path in files}
