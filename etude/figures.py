@@ -192,6 +192,8 @@ def claims_of(record: dict) -> list[dict]:
     """The claims of a record as the ledger shows them. If the code that measured or judged them has changed since, their verdict is "stale"."""
     entry = catalog.find_experiment(record["experiment"])
     reasons = fingerprints.stale_reasons(record, entry.sim) if entry else []
+    if not fingerprints.is_recorded(record):
+        return [claim | {"unrecorded": True} for claim in record["claims"]]
     if not reasons:
         return record["claims"]
     why = f"stale: {'; '.join(reasons)}"
@@ -396,8 +398,9 @@ def show_quick(experiment: str, claims: list[dict], full: Path) -> None:
 
 
 def worded(claim: dict) -> str:
-    """A claim's verdict, and whether its rule came after its data."""
-    return claim["verdict"] + (", after the fact" if claim.get("after_the_fact") else "")
+    """A claim's verdict, whether its rule came after its data, and whether its record says which code measured it."""
+    late, unrecorded = claim.get("after_the_fact"), claim.get("unrecorded")
+    return claim["verdict"] + (", after the fact" if late else "") + (", code not recorded" if unrecorded else "")
 
 
 def broken_laws(claims: Iterable[dict]) -> list[str]:

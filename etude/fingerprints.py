@@ -5,10 +5,11 @@ A record in `results/figures/` holds, next to its numbers,
     rules     path → fingerprint of the code that judged: the functions that call `claim`, and `judge`
     seal      SHA-256 of everything else in the record
 If the checkout's fingerprints differ from a record's, its rows are *stale*: `etude claims` gives them no verdict until the experiment is
-run again, or until `python -m etude.fingerprints NAME` has shown that the change altered no number.
+run again, or until `python -m etude.fingerprints NAME` has shown that the change altered no number. Records of earlier versions have no
+fingerprints; the ledger says so next to their verdicts.
 
 The experiment's files are the module that the catalogue names and all modules of the experiment rooms that it imports, directly or through
-one another. What many experiments share is left out: the small world, the recipe, the reference files. The record names their commit, and
+one another. What many experiments share is left out: the small world, the recipe and its agents, the reference files. The record names their commit, and
 their own tests hold their behaviour. A fingerprint is taken of the syntax tree, so comments, formatting and docstrings do not count, nor does
 prose: f-strings, the wording of a claim, and the function that draws the picture.
 
@@ -34,12 +35,12 @@ from kit.disk import atomic_write, read_json, seal_record
 from kit.process import machine
 from kit.settings import RunError
 
-__all__ = ["ROOT", "fingerprints", "is_sealed", "renew", "results_folder", "stale_reasons"]
+__all__ = ["ROOT", "fingerprints", "is_recorded", "is_sealed", "quick_record", "renew", "results_folder", "stale_reasons"]
 
 ROOT = Path(__file__).resolve().parents[1]
 JUDGE = "sims/experiment.py"
 """Its `judge` turns every rule into a verdict."""
-SHARED = ("sims/recipe/", "sims/microrepo/", "sims/__init__.py", "sims/drawing.py", JUDGE)
+SHARED = ("sims/recipe/", "sims/microrepo/", "sims/__init__.py", "sims/drawing.py", "sims/policies.py", JUDGE)
 EXPERIMENT_ROOMS = ("sims/", "etude/real.py", "etude/async_figure.py", "etude/async_cells.py", "etude/async_clock.py")
 PROSE = {"says": 1, "source": 2, "unit": 6, "note": 7}
 """Parameters of `claim` that are prose, with their positions."""
@@ -133,15 +134,20 @@ def fingerprints(sim: str, read: Read = working_tree) -> dict[str, dict[str, str
 
 
 def stale_reasons(record: dict, sim: str) -> list[str]:
-    """Why a record's rows are stale, one reason per changed file; empty if they are not."""
-    if "sources" not in record or "rules" not in record:
-        return ["the record does not say which code measured it"]
+    """Why a record's rows are stale, one reason per changed file; empty if they are not, or if the record has no fingerprints."""
+    if not is_recorded(record):
+        return []
     today = fingerprints(sim)
     reasons = []
     for half, what in (("sources", "measures"), ("rules", "judges")):
         before, now = record[half], today[half]
         reasons += [f"what {path} {what} has changed" for path in sorted(before.keys() | now.keys()) if before.get(path) != now.get(path)]
     return reasons
+
+
+def is_recorded(record: dict) -> bool:
+    """Whether a record says which code measured and judged it. Those of earlier versions do not."""
+    return "sources" in record and "rules" in record
 
 
 def is_sealed(record: dict) -> bool:
@@ -163,8 +169,8 @@ def renew(name: str) -> str:
     if subprocess.run(["git", "cat-file", "-e", f"{commit}^{{commit}}"], cwd=ROOT, capture_output=True).returncode:
         raise RunError(f"{commit}, which measured {name}, is no commit of this checkout; run it again: etude figure {name}")
     with tempfile.TemporaryDirectory() as folder:
-        before = _quick(name, at=commit, folder=Path(folder))
-        after = _quick(name, at=None, folder=Path(folder))
+        before = quick_record(name, at=commit, folder=Path(folder))
+        after = quick_record(name, at=None, folder=Path(folder))
     if difference := _difference(before, after):
         raise RunError(f"{name} measures something else since {commit[:12]}: {difference}; run it again: etude figure {name}")
     record["claims"] = _reworded(record["claims"], before["claims"], after["claims"])
@@ -190,7 +196,7 @@ def results_folder() -> Path:
     return ROOT / "results" / "figures"
 
 
-def _quick(name: str, at: str | None, folder: Path) -> dict:
+def quick_record(name: str, at: str | None, folder: Path) -> dict:
     """The record of `etude figure NAME --quick` at a commit; None: of this checkout."""
     tree, out = ROOT, folder / (at or "now")
     if at:

@@ -74,21 +74,21 @@ def gain() -> str:
     runs, controls = (", ".join(f"{change(run)} (seed {run['seed']})" for run in found[key]) for key in ("runs", "control"))
     return prose(
         f"Sampled success on {first['tasks']} held-out tasks before → after RL: {runs}. The mean difference is {moved['success']} (standard "
-        f"deviation over seeds). Decoded greedily the same policies solve {greedy}, a difference of {moved['greedy']}; best of 8 moves by "
-        f"{moved['best_of_8']}. So RL brings sampled success up to what greedy decoding had before it. Control, with shuffled rewards: {controls}. "
+        f"deviation over seeds), of greedy decoding {moved['greedy']} ({greedy}), of best of 8 {moved['best_of_8']}: sampled success rises to "
+        f"what greedy decoding had before. Control, with shuffled rewards: {controls}. "
         f"Seed {first['seed']} took {first['seconds'] / 60:.1f} minutes on {box['cores']} cores ({box['cpu']}). "
         f"[All measures](docs/recipe.md). {committed()}"
     )
 
 
 def committed() -> str:
-    """How often the agent in the clone succeeds, beside the weights that it was made from and itself before RL."""
+    """How often the agent in the clone succeeds, beside itself before RL."""
     (record,) = measured("examples/agent/record.json")
     tried = record["held_out"]
-    said = {name: "{value:.2f} [{low:.2f}, {high:.2f}]".format(**tried[name]["success"]) for name in ("agent", "original", "sft")}
+    said = {name: "{value:.2f} [{low:.2f}, {high:.2f}]".format(**tried[name]["success"]) for name in ("agent", "sft")}
     return (
         f"[The clone's agent]({EXAMPLES}/agent/record.json), {record['weights']['bytes'] / 1e6:.1f} MB of bfloat16, solves {said['agent']} of "
-        f"{tried['tasks']} × {tried['samples']}, its float32 original {said['original']}, before RL {said['sft']}."
+        f"{tried['tasks']} × {tried['samples']}, before RL {said['sft']}."
     )
 
 
@@ -108,9 +108,11 @@ def report_figures() -> str:
     counts = Counter(claim["verdict"] for claim in figures.of_sources(claims))
     verdicts = ", ".join(f"{counts[word]} {word}" for word in figures.COLOURS if counts[word])
     laws = figures.laws(claims)
+    unrecorded, late = (sum(bool(claim.get(key)) for claim in claims) for key in ("unrecorded", "after_the_fact"))
     told = (
-        f"{figures.covered(claims)} Claims: {verdicts}. Laws, which are closed forms and identities: "
-        f"{sum(law['verdict'] == 'holds' for law in laws)} of {len(laws)} hold."
+        f"{figures.covered(claims)} Claims: {verdicts}. Laws: "
+        f"{sum(law['verdict'] == 'holds' for law in laws)} of {len(laws)} hold. {late} rules came after their data, and {unrecorded} rows "
+        f"name no code."
     )
     return "\n".join([*rows, "", prose(told)])
 

@@ -163,10 +163,9 @@ def check_all(paths: Sequence[Path], jobs: int, seconds: float, kind: Kind = "bu
         wrong = [*differences(recipe, package, made), *(f"{task.id}: {one}" for task in made.tasks for one in found[task.id]["faults"])]
         says = f"{len(wrong)} wrong" if wrong else "gold paid in full, nothing done paid nothing"
         says += f"; {sum(found[task.id]['fresh'] > 0 for task in made.tasks)} have fresh inputs" if ask else ""
-        for trust in Trust:
-            if count := sum(found[task.id]["trust"] == trust.name.lower() for task in made.tasks):
-                says += f"\n  {count}: {trust.value}"
-        print(f"{path}: {len(made.tasks)} tasks, made again and graded: {says}", *(f"  {one}" for one in wrong), sep="\n")
+        counts = {trust: sum(found[task.id]["trust"] == trust.name.lower() for task in made.tasks) for trust in Trust}
+        rest = [f"  {one}" for one in wrong] + [f"  {count}: {trust.value}" for trust, count in counts.items() if count]
+        print(f"{path}: {len(made.tasks)} tasks, made again and graded: {says}", *rest, sep="\n")
         good = good and not wrong
     if good and paths:
         afterwards.show(afterwards.of_tasks(paths[0], checked=True))

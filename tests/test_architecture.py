@@ -201,6 +201,7 @@ STANDARD_LIBRARY_ONLY = {
     "environments/grading/inside/fresh.py",
     "environments/grading/inside/judge.py",
     "environments/grading/inside/play.py",
+    "environments/grading/inside/remote.py",
     "environments/sandbox/inside/lines.py",
     "environments/tasks/inside/run.py",
     "environments/harbor/verify.py",

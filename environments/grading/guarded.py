@@ -144,9 +144,9 @@ def grade(
     collected = collect(left, exam.editable, exam.given)
     key, apart = secrets.token_bytes(16), {*exam.apart}
     laid = lay(exam.given, collected, exam.editable)
-    carried, carried_traps = _with_canaries(exam, key, [test for test in exam.asked if test in apart]) if apart else ({}, [])
+    carried, carried_traps = _with_canaries(exam, key, exam.apart, 2)
     rest = [test for test in exam.wanted if test not in apart]
-    others, other_traps = _with_canaries(exam, secrets.token_bytes(16), [test for test in exam.asked if test not in apart]) if rest else ({}, [])
+    others, other_traps = _with_canaries(exam, secrets.token_bytes(16), rest, 4)
     verdicts, answers = _verdicts(exam, laid, carried, carried_traps, others, other_traps, key, judges or Judges(fresh), seconds)
     agreement = agreed(exam.fresh, answers) if exam.fresh and verdicts.all_passed else None
     after = {**exam.given, **collected.ignored, **collected.files}
@@ -168,12 +168,13 @@ def _said(sandbox: Sandbox, plan: Mapping[str, object], seconds: float) -> Obser
         sandbox.close()
 
 
-def _with_canaries(exam: Exam, key: bytes, first: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """The exam's files of tests with canaries in them, and their names. `first`: tests that are copied before others."""
+def _with_canaries(exam: Exam, key: bytes, played: Collection[str], most: int) -> tuple[dict[str, str], list[str]]:
+    """The files of these tests with at most `most` canaries in each, and the canaries' names. Those of the tests that fail without
+    the feature are copied before others."""
     tests, traps = {}, []
-    for name, source in exam.tests.items():
-        heads = [test.partition("[")[0].removeprefix(f"{name}::") for test in first if test.startswith(f"{name}::")]
-        tests[name], names = canaries(source, key, first=heads)
+    for name in [name for name in exam.tests if any(test.startswith(f"{name}::") for test in played)]:
+        heads = [test.partition("[")[0].removeprefix(f"{name}::") for test in exam.asked if test in played and test.startswith(f"{name}::")]
+        tests[name], names = canaries(exam.tests[name], key, most, heads)
         traps += [f"{name}::{one}{case}" for one in names for case in cases_of(f"{name}::{original(one)}", exam.wanted)]
     return tests, traps
 

@@ -129,7 +129,7 @@ def test_make_and_check(words, ask, tmp_path, made_once):
     kept = [json.dumps(row) for row in [{**rows[0], "faults": ["as it was"]}, *rows[2:]]]
     foreign = ["{}", '{"id": 3, "faults": [], "digest": ""}', json.dumps({**rows[0], "faults": "none"})]
     log.write_text("\n".join([*kept, *foreign, json.dumps(rows[1])[:30]]))  # a kill has cut the last line off
-    code, said, _ = ask("tasks", "check", path, "--jobs", 1)
+    code, said, _ = ask("tasks", "check", path, "--jobs", 1, "--no-fresh")
     assert code == 2 and f"1 wrong\n  {rows[0]['id']}: as it was\n" in said, "what was graded is not graded again"
     del rows[1]["fresh"]  # this check does not ask
     assert number >= 2 and json.loads(log.read_text().splitlines()[-1]) == rows[1]
