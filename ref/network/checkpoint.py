@@ -316,12 +316,20 @@ def matched(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> tuple[dict[s
 
 
 def fit(target: Tensor, tensor: Tensor, path: Path, part: str) -> None:
-    """Copy a tensor from disk into its place. Raises CheckpointError if its shape differs or it does not hold floats."""
-    if target.shape != tensor.shape or not tensor.is_floating_point():
+    """Copy a tensor from disk into its place. Raises CheckpointError if its shape differs, if it does not hold floats of 16 bits or
+    more (numbers of 8 bits are quantised, and mean nothing without their scales), or if a weight is NaN or infinite."""
+    if target.shape != tensor.shape or not tensor.is_floating_point() or tensor.dtype.itemsize < 2:
         raise CheckpointError(
             f"{path}: tensor {part} must hold floats of shape {list(target.shape)}; got {tensor.dtype} of shape {list(tensor.shape)}"
         )
-    target.copy_(tensor)
+    target.copy_(check_finite(tensor, path, part))
+
+
+def check_finite(tensor: Tensor, path: Path, part: str) -> Tensor:
+    """The tensor itself. Raises CheckpointError if a weight is NaN or infinite."""
+    if not bool(tensor.isfinite().all()):
+        raise CheckpointError(f"{path}: tensor {part} holds weights that are NaN or infinite; get the file again")
+    return tensor
 
 
 def check_tied(folder: Path, head: Tensor, embedding: Tensor) -> None:

@@ -110,12 +110,13 @@ def read(model: nn.Module, folder: Path, dtype: torch.dtype) -> None:
 
 
 def part_of(path: Path, name: str, shape: list[int], inside: list[slice]) -> Tensor:
-    """A part of a tensor on disk, of which nothing else is read. Raises CheckpointError unless the tensor holds floats of this shape."""
+    """A part of a tensor on disk, of which nothing else is read. Raises CheckpointError unless the tensor holds finite floats of this
+    shape."""
     with ref.opened(path) as file:
         if name in file.keys():
             there = file.get_slice(name)
             if list(there.get_shape()) == shape and there.get_dtype() in DTYPES.values():
-                return there[tuple(inside)]
+                return ref.check_finite(there[tuple(inside)], path, name)
     [(_, tensor)] = ref.read_file(path, [name])  # says what is wrong with it
     ref.fit(torch.empty(shape, device="meta"), tensor, path, name)
     return tensor[tuple(inside)]

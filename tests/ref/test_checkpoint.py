@@ -404,6 +404,15 @@ FAULTS = {
         retensor(lambda t: t.update({EXPERT: torch.zeros(6, 8, dtype=torch.int64)})),
         rf"{EXPERT} must hold floats of shape \[6, 8\]; got torch.int64",
     ),
+    "quantised without a scale": (
+        retensor(lambda t: t.update({EXPERT: torch.zeros(6, 8).to(torch.float8_e4m3fn)})),
+        rf"{EXPERT} must hold floats of shape \[6, 8\]; got torch.float8_e4m3fn",
+    ),
+    "a weight that is no number": (
+        retensor(lambda t: t.update({EXPERT: torch.full((6, 8), torch.nan)})),
+        rf"tensor {EXPERT} holds weights that are NaN or infinite",
+    ),
+    "an infinite weight": (retensor(lambda t: t[EXPERT][0, 0].fill_(-torch.inf)), rf"tensor {EXPERT} holds weights that are NaN or infinite"),
 }
 
 
