@@ -9,6 +9,7 @@ import torch
 from streamlit.testing.v1 import AppTest
 
 from etude.explorer import examples, lesson, mtp, replay, summary
+from kit.disk import seal_record
 from lessons import syllabus
 from ref import dr_grpo, self_summary
 from sims import drafting
@@ -209,7 +210,7 @@ def test_what_was_measured_elsewhere_stands_between_the_sliders_ends(page, tmp_p
     for row in found["rows"]:
         if row["part"] == "decode" and row["way"] == "3":
             row |= {"way": "9", "verify_cost": 0.97, "opening_cost": 10, "draft_cost": 1.5}
-    (tmp_path / "mtp.json").write_text(json.dumps(found))
+    (tmp_path / "mtp.json").write_text(json.dumps(seal_record(found)))
     monkeypatch.setattr(mtp, "MEASURED", tmp_path / "mtp.json")
     at = page("mtp")
     assert [at.slider(key=key).value for key in ("drafts", "cost", "verify", "opening")] == [8, 1.0, 1.0, 4.0] and not at.error

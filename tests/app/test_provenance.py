@@ -10,6 +10,7 @@ import pytest
 
 from etude.explorer import PAGES, examples, kl, mtp, pretraining, provenance, real_time_rl
 from etude.report.record import STAGES
+from kit.disk import seal_record
 from tests.app.test_runs import played, runs  # noqa: F401 – a fixture
 
 SHOWN = {"mtp": "drafting.json", "kl": "token-distributions.npz", "penalties": "rollouts.json", "summary": "chain.json", "replay": "routing.npz"}
@@ -179,10 +180,10 @@ def test_a_page_shows_the_user_s_own_experiment_and_says_so(page, runs, name, ex
     folder = runs / "figure" / "own"
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps({"technique": f"figure {experiment}", "config": {"seed": 5}, "machine": {}}))
-    (folder / f"{experiment}.json").write_text(json.dumps(record | {"quick": True}))
+    (folder / f"{experiment}.json").write_text(json.dumps(seal_record(record | {"quick": True})))
     [value] = figure.values()
     assert shown() != value, "what ran with --quick proves nothing"
-    (folder / f"{experiment}.json").write_text(json.dumps(record | {"config": {"seed": 5}}))
+    (folder / f"{experiment}.json").write_text(json.dumps(seal_record(record | {"config": {"seed": 5}})))
     assert shown() == value
     at = page(name)
     assert not at.error and f"your run in runs/figure/own, made by `etude figure {experiment}` · seed 5" in said(at)

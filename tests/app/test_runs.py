@@ -15,6 +15,7 @@ from etude import figures
 from etude.explorer import claims, curves, examples, run_files, run_state
 from etude.explorer.panels import PANELS
 from etude.explorer.provenance import EXAMPLE
+from etude.limits import qualified
 from etude.report.record import STAGES, collect
 from etude.statements import open_statements
 from kit.settings import RunError
@@ -263,8 +264,8 @@ def test_claims_are_filtered(page, drive, whole, table):
         some = sorted({c["experiment"] for c in known if c["verdict"] == verdict})[:2]
         shown = table(page("claims", verdict=verdict, experiment=some), "claim")
         right = [c for c in known if c["verdict"] == verdict and c["experiment"] in some]
-        assert right and shown["claim"].tolist() == [c["claim"] for c in right]
-        assert set(shown["verdict"]) == {f"{claims.MARKS[verdict]} {verdict}"}
+        assert right and shown["claim"].tolist() == [qualified(c) for c in right]
+        assert shown["verdict"].tolist() == [f"{claims.MARKS[verdict]} {figures.worded(c)}" for c in right]
         assert shown["measured"].tolist() == [figures.measured(c) for c in right]
     at = page("claims", words="NO such claim")
     assert not at.error and "No claim matches" in words(at) and not at.dataframe
@@ -273,7 +274,7 @@ def test_claims_are_filtered(page, drive, whole, table):
 def test_laws_and_open_statements_have_tables_of_their_own(page, table):
     everything = figures.load(claims.RESULTS / "claims.json")
     at = page("claims")
-    assert table(at, "law")["law"].tolist() == [c["claim"] for c in figures.laws(everything)]
+    assert table(at, "law")["law"].tolist() == [qualified(c) for c in figures.laws(everything)]
     assert table(at, "statement")["statement"].tolist() == [statement.says for statement, _ in open_statements(everything)]
     at = page("claims", experiment=["kl-variance"])
     assert len(table(at, "law")) == 17 and not any("statement" in shown.value.columns for shown in at.dataframe)
@@ -300,7 +301,7 @@ def test_the_answer_of_the_claims_page_is_what_the_records_say():
         return mine.count("reproduced") / len(mine)
 
     assert "behaviour and length-penalty show no effect" in claims.PAGE.look and share("behaviour", "length-penalty") < 0.2
-    assert "async-rl and weight-sync nearly all" in claims.PAGE.look and share("async-rl", "weight-sync") > 0.9
+    assert "async-rl and weight-sync mostly" in claims.PAGE.look and share("async-rl", "weight-sync") > 0.7
 
 
 @pytest.mark.parametrize("content", [None, "[{", '[{"claim": 1}]', "[3]", '{"a": 1}'])

@@ -318,7 +318,7 @@ BAD = [
     (["lost/checkpoints/final"], "lost/config.json holds no settings of a run"),
     (["--greedy", "--temperature", "1"], "--greedy is temperature 0"),
     (["--temperature", "-1"], "--temperature must be finite and not negative, got -1.0"),
-    (["--temperature", "nan"], "got nan"),
+    (["--temperature", "nan"], "got 'nan'"),
     (["--me", "--greedy"], "with --me you play"),
     (["--new", "--task", "3"], "leave one out"),
     (["--task", "-1"], "--task"),

@@ -19,6 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kit import disk, process, runs
+from kit.disk import seal_record
 from kit.runs import Run, Stage
 from kit.settings import RunError
 
@@ -110,7 +111,7 @@ def test_a_setting_that_is_no_more_is_another_run(tmp_path):
     Run.open(tmp_path, "kl", Settings()).close()
     record = json.loads((tmp_path / "config.json").read_text())
     record["config"]["gone"] = 3
-    (tmp_path / "config.json").write_text(json.dumps(record))
+    (tmp_path / "config.json").write_text(json.dumps(seal_record(record)))
     with pytest.raises(RunError, match="started with gone = 3, not nothing"):
         Run.open(tmp_path, "kl", Settings(), resume=True)
 

@@ -146,6 +146,8 @@ def commands() -> list[tuple[list[str], list[Faults]]]:
             ["tasks", "try", "zebra", "--model", "oracle"],
             [("--prompt", NAMES), ("--tool-choice", NAMES), ("--corpus", ABSENT), ("--temperature", decimal)],
         ),
+        (["tasks", "grade", "zebra"], [("", read)]),
+        (["tasks", "grade", "zebra", "folder"], [("--recipes", read)]),
         (["tasks", "serve", "zebra"], [("--recipes", read), ("--calls", (*number, "0")), ("--minutes", decimal)]),
         (["tasks", "hints"], [("", read)]),
         (["tasks", "hints", "list.json"], [("--source", NAMES), ("--loss", read)]),

@@ -121,9 +121,9 @@ def test_nothing_done_must_be_played_to_its_end():
         return Grade(Reward(not failed, 1.0, 1.0, (), total), verdicts, Collected({}, (), {}), ())
 
     gold, keep = graded(1.0, tests), tuple(sorted(tests))[1:]
-    assert Checked(gold, graded(0.0, {*keep}), 0, keep).faults == ()
-    assert Checked(gold, graded(0.0, {*keep[:2]}), 0, keep).faults == (), "half of them"
-    few = Checked(gold, graded(0.0, {keep[0]}), 0, keep).faults
+    assert Checked(gold, graded(0.0, {*keep}), 0, keep=keep).faults == ()
+    assert Checked(gold, graded(0.0, {*keep[:2]}), 0, keep=keep).faults == (), "half of them"
+    few = Checked(gold, graded(0.0, {keep[0]}), 0, keep=keep).faults
     assert few == ("with nothing done, 1 of the 4 tests pass that do not need the feature",)
-    late = Checked(gold, graded(0.0, {*keep}, "missing"), 0, keep).faults
+    late = Checked(gold, graded(0.0, {*keep}, "missing"), 0, keep=keep).faults
     assert late == ("with nothing done, the run does not end: t.py::test_a was not played",)
