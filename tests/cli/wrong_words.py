@@ -123,7 +123,7 @@ def commands() -> list[tuple[list[str], list[Faults]]]:
         (["challenge"], [("", (*number, "99"))]),
         (["challenge", "5"], [("--seed", (*number, *NEGATIVE)), ("", FILES)]),
         (["challenge", "5", "--score"], [("", read)]),
-        (["glossary"], [("", NAMES)]),
+        (["glossary"], [("", tuple(name for name in NAMES if name.strip() != "KL"))]),  # the glossary folds white space
         (["kernels"], [("--target", NAMES), ("--show", NAMES)]),
         (["show"], [("", (*read, "runs/deep/config.json"))]),
         (["show", "list.json"], [("--rows", number)]),
