@@ -24,7 +24,7 @@ from ref.control_tokens import MARK, ChatTokenizer
 
 __all__ = ["ChatPart", "Place", "Traced", "Words"]
 
-MARKS = re.compile(rf"(?:{MARK}|\\+ufdd0)(\d*)(?:{MARK}|\\+ufdd0)")
+MARKS = re.compile(rf"(?:{MARK}|\\{{1,16}}ufdd0)(\d{{0,9}})(?:{MARK}|\\{{1,16}}ufdd0)")
 """A mark as it is, or escaped."""
 RESERVED = re.compile("[\ufdd0-\ufdd2]")
 """What a chat may not hold: `MARK`, and the marks of `{% generation %}` (`sims/recipe/chat_template.py`)."""

@@ -203,7 +203,7 @@ def test_where_a_template_is_found(tmp_path):
         with pytest.raises(RunError, match="is not one that Jinja reads"):
             template_of(tmp_path, foreign)
     (tmp_path / "tokenizer_config.json").write_text("[]")
-    with pytest.raises(RunError, match="is not an object of JSON"):
+    with pytest.raises(RunError, match="tokenizer_config.json is damaged"):
         template_of(tmp_path, foreign)
 
 
