@@ -360,10 +360,9 @@ def test_a_loosened_bound_in_a_copied_record_is_refused(tmp_path, name):
             loosened["rule"]["bound"] *= 2 if loosened["rule"]["kind"] == "at most" else 0.5
             loosened["rule"]["bound"] += 1e-3 if loosened["rule"]["kind"] == "at most" else -1e-3
         else:
-            loosened["needs"] = {}
             loosened["note"] += "."
     rewritten(folder / f"{name}.json", sealed=False, claims=claims)
-    with pytest.raises(RunError, match=f"record of {name} that was changed|cannot judge"):
+    with pytest.raises(RunError, match=f"record of {name} that was changed"):
         figures.gather([folder], tmp_path / "claims.json")
 
 
