@@ -13,6 +13,7 @@ from functools import cache, partial
 from importlib import metadata
 from multiprocessing import get_context
 from pathlib import Path
+from statistics import median
 
 from environments.grading.guarded import Trust, examined
 from environments.grading.lay import write
@@ -165,6 +166,7 @@ def check_all(paths: Sequence[Path], jobs: int, seconds: float, kind: Kind = "bu
         says += f"; {sum(found[task.id]['fresh'] > 0 for task in made.tasks)} have fresh inputs" if ask else ""
         counts = {trust: sum(found[task.id]["trust"] == trust.name.lower() for task in made.tasks) for trust in Trust}
         rest = [f"  {one}" for one in wrong] + [f"  {count}: {trust.value}" for trust, count in counts.items() if count]
+        rest += [f"  a grading takes {median(took):.2f} s (median)"] if (took := [found[task.id]["seconds"] for task in made.tasks]) else []
         print(f"{path}: {len(made.tasks)} tasks, made again and graded: {says}", *rest, sep="\n")
         good = good and not wrong
     if good and paths:
@@ -261,7 +263,7 @@ def told_of(task: Task, package: Package, seconds: float, kind: Kind, ask: bool)
     """What is found of a task, in a process of its own."""
     judges = judges_of(kind)
     found = graded(task, package, judges.fresh, patience(seconds), ask, judges)
-    told = {"id": task.id, "digest": package.digest, "faults": [*found.faults], "trust": found.trust.name.lower()}
+    told = {"id": task.id, "digest": package.digest, "faults": [*found.faults], "trust": found.trust.name.lower(), "seconds": round(found.seconds, 3)}
     return told | ({"fresh": found.asked} if ask else {})
 
 
@@ -290,7 +292,7 @@ def _ours(row: dict, ask: bool) -> bool:
     """Whether a line is the result of a check, and of one that asked if this one does."""
     faults = row.get("faults")
     good = isinstance(row.get("id"), str) and isinstance(faults, list) and all(isinstance(one, str) for one in faults) and "digest" in row
-    good = good and str(row.get("trust", "")).upper() in Trust.__members__
+    good = good and str(row.get("trust", "")).upper() in Trust.__members__ and type(row.get("seconds")) is float
     return good and (type(row.get("fresh")) is int or not ask)
 
 

@@ -35,6 +35,8 @@ LARGEST, MANY = 4 << 20, 1000
 """Bytes and files of a tree that the judge lays. A larger one lies there before the judge begins, which takes longer."""
 NO_TREE = 3
 """As in inside/judge.py."""
+PATIENCE = 4
+"""As in inside/judge.py: of wall-clock time the tests may take so many times their seconds, on a crowded machine."""
 EACH = 20.0
 """Seconds of processor time of a call of the package, where tests are played apart."""
 
@@ -140,7 +142,8 @@ def grade(
     judges: Judges | None = None,
 ) -> Grade:
     """Grades a folder that an agent left. `fresh`: opens a sandbox over a folder; its limit on output must hold a line of 200 bytes for each test.
-    `calls`: the episode's, for the monitor. `seconds`: of wall-clock for all tests together. `judges`: may have opened such a sandbox ahead."""
+    `calls`: the episode's, for the monitor. `seconds`: of processor time for all tests together; tests that only
+    wait for that long are ended as well. `judges`: may have opened such a sandbox ahead."""
     collected = collect(left, exam.editable, exam.given)
     key, apart = secrets.token_bytes(16), {*exam.apart}
     laid = lay(exam.given, collected, exam.editable)
@@ -163,7 +166,7 @@ def grade(
 def _said(sandbox: Sandbox, plan: Mapping[str, object], seconds: float) -> Observation:
     """What a sandbox's judge says; it is closed then."""
     try:
-        return sandbox.tell(json.dumps(plan), seconds + 10)
+        return sandbox.tell(json.dumps(plan), PATIENCE * seconds + 10)
     finally:
         sandbox.close()
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import tempfile
+import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -80,6 +81,8 @@ class Checked:
     """What the exam is guarded by."""
     keep: tuple[str, ...] = ()
     """Tests that pass without the feature, as the task says."""
+    seconds: float = 0.0
+    """That the grading of the gold took, of wall-clock time."""
 
     @property
     def faults(self) -> tuple[str, ...]:
@@ -116,8 +119,10 @@ def check(
 ) -> Checked:
     """Grades the gold and nothing. `fresh`, `judges`, `ask`: see `examined`."""
     exam = examined(exam_of(task, package), task.id, fresh, seconds, judges, ask)
-    gold, nothing = (_graded(exam, tree, fresh, seconds, judges) for tree in (exam.gold, exam.given))
-    return Checked(gold, nothing, len(exam.fresh), exam.trust, task.keep)
+    since = time.perf_counter()
+    gold = _graded(exam, exam.gold, fresh, seconds, judges)
+    took = time.perf_counter() - since
+    return Checked(gold, _graded(exam, exam.given, fresh, seconds, judges), len(exam.fresh), exam.trust, task.keep, took)
 
 
 def unflagged(made: Made, package: Package) -> Made:

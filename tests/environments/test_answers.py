@@ -1,6 +1,9 @@
 """What a package's tests answer is checked: a run that lies, or does not end, is in error, and nothing else is."""
 
 import json
+import os
+import subprocess
+import sys
 import time
 from functools import partial
 
@@ -8,7 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from environments.grading import guarded
 from environments.grading.guarded import Grade
+from environments.grading.inside import judge
 from environments.grading.lay import Collected
 from environments.grading.rewards import Reward
 from environments.grading.verdicts import Verdicts
@@ -96,6 +101,28 @@ def test_time_is_that_of_the_processor(seconds, waited, share):
         assert late
     elif waited < 0.99 * seconds or 0.06 < share and share * waited < 0.99 * seconds and waited < 0.99 * program.PATIENCE * seconds:
         assert not late
+
+
+@given(st.floats(0.1, 100), st.floats(0, 2000), st.floats(0, 2))
+@settings(max_examples=50, deadline=None)
+def test_the_judges_time_is_that_of_the_processor(seconds, waited, share):
+    """As above, for a solution that is graded. It has its seconds by the wall clock in any case."""
+    clock = judge.Clock(seconds)
+    clock.since, clock.used = time.monotonic() - waited, lambda: share * waited
+    over = clock.is_over()
+    if waited > 1.01 * seconds and (share * waited > 1.01 * seconds or share < 0.04) or waited > 1.01 * judge.PATIENCE * seconds:
+        assert over
+    elif waited < 0.99 * seconds or 0.06 < share and share * waited < 0.99 * seconds and waited < 0.99 * judge.PATIENCE * seconds:
+        assert not over
+
+
+def test_the_judge_counts_the_time_of_processes_that_have_ended(monkeypatch):
+    """Whoever was waited for counts with who waited."""
+    monkeypatch.setattr(judge.os, "listdir", lambda folder: [str(os.getpid()), "uptime"])
+    clock = judge.Clock(1.0)
+    loop = "import time\nwhile time.process_time() < 0.3:\n    pass"
+    subprocess.run([sys.executable, "-S", "-c", loop], check=True)
+    assert 0.29 < clock.used() and guarded.PATIENCE == judge.PATIENCE
 
 
 def test_a_run_that_does_not_end_makes_no_task():

@@ -1,6 +1,7 @@
 """`etude tasks`: recipes of tasks are written, made again with the same ids, and graded; what is no material is a line."""
 
 import json
+import re
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -123,6 +124,7 @@ def test_make_and_check(words, ask, tmp_path, made_once):
     log, number = out / "words-1.0.checks.jsonl", len(recipe["tasks"])
     code, said, _ = ask("tasks", "check", out, "--fresh", "--jobs", 1)
     assert code == 0 and f"{path}: {number} tasks, made again and graded: gold paid in full, nothing done paid nothing; {number} have fresh" in said
+    assert re.search(r"\n  a grading takes \d+\.\d\d s \(median\)\n", said)
     rows = [json.loads(line) for line in log.read_text().splitlines()]
     assert len(made_once) == 2, "the check has made them again"
     assert [row["faults"] for row in rows] == [[]] * number and all(row["fresh"] >= 8 for row in rows)
@@ -131,8 +133,10 @@ def test_make_and_check(words, ask, tmp_path, made_once):
     log.write_text("\n".join([*kept, *foreign, json.dumps(rows[1])[:30]]))  # a kill has cut the last line off
     code, said, _ = ask("tasks", "check", path, "--jobs", 1, "--no-fresh")
     assert code == 2 and f"1 wrong\n  {rows[0]['id']}: as it was\n" in said, "what was graded is not graded again"
+    again = json.loads(log.read_text().splitlines()[-1])
+    assert number >= 2 and again.pop("seconds") > 0 < rows[1].pop("seconds")
     del rows[1]["fresh"]  # this check does not ask
-    assert number >= 2 and json.loads(log.read_text().splitlines()[-1]) == rows[1]
+    assert again == rows[1]
     (words / "words" / "nouns.py").write_text(NOUNS.replace("Plurals", "Some plurals"))
     code, said, _ = ask("tasks", "check", path, "--jobs", 1)
     assert code == 2 and "the files of words 1.0 are others than those that the recipe was made of" in said
