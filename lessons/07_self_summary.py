@@ -91,7 +91,7 @@ def played(how):
 
 
 episodes = played(how)
-number = next((i for i, e in enumerate(episodes) if e.verdict.tests and len(e.chain.segments) == 3), 0)
+number = next((i for i, e in enumerate(episodes) if e.metrics["tests"] and len(e.chain.segments) == 3), 0)
 print(f"trigger {how.trigger} tokens, longest summary {how.longest_summary}, no context beyond {how.limit}\n")
 for segment in episodes[number].chain.segments:
     print(f"──── a context of {len(segment.tokens)} tokens")
@@ -294,7 +294,7 @@ print(
 print(f"mean advantage of a chain: {right.mean():+.4f} over chains, {faulty.mean():+.4f} over rows")
 flipped = (right * faulty < 0) & (right.abs() > 1e-9)
 print(f"advantages that change their sign: {flipped.double().mean():.1%}")
-share = torch.tensor([e.verdict.tests for e in episodes], dtype=torch.float64)
+share = torch.tensor([e.metrics["tests"] for e in episodes], dtype=torch.float64)
 for n in sorted(set(numbers.tolist())):
     here = numbers == n
     told = f"{right[here].mean():+.3f} over chains, {faulty[here].mean():+.3f} over rows"

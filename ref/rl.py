@@ -1,15 +1,20 @@
-"""One step of reinforcement learning, from finished conversations to a gradient, and the loop around it, on one rank.
+"""Reinforcement learning: the loop that everything here trains with, and its step from finished rollouts to a gradient, on one rank.
 
 Source: Composer 2 technical report (arXiv:2603.24477v2), §4.1, §6.2. Each technique has its own file; here they are called in the
-order in which a step needs them:
+order in which a step of `train` needs them:
 
-    load     the sampler copies the newest weights                                       `ref/engine/sampler.py`
-    play     N conversations for each of G tasks; a conversation is a chain of contexts  `ref/self_summary.py`
-    deal     contexts of similar length form a micro-batch                               `deal`
-    charge   drift from the policy before RL is subtracted from the reward               `ref/kl.py`
-    compare  a reward minus the mean of its group is the advantage of the entire chain   `ref/dr_grpo.py`
-    press    policy gradient on the policy's own tokens, with the sampler's experts      `ref/router_replay.py`
-    teach    KL to the same policy under a hint, at the message that the hint corrects    `ref/textual_feedback.py`
+    load      the sampler copies the newest weights                                        `ref/engine/sampler.py`
+    choose    G tasks that no step has used                                                `Curriculum`
+    sample    N rollouts of each; a rollout is a chain of contexts                         `ref/rollout.py`, `ref/self_summary.py`
+    score     effort and behaviour are priced, and hints given where one went wrong        `score_rollouts`
+    improve   the policy gradient:
+      deal      contexts of similar length form a micro-batch                              `deal`
+      charge    drift from the policy before RL is subtracted from the reward              `ref/kl.py`
+      compare   a reward minus the mean of its group is the advantage of the entire chain  `ref/dr_grpo.py`
+      press     policy gradient on the policy's own tokens, with the sampler's experts     `ref/router_replay.py`
+      teach     KL to the same policy under a hint, at the message that the hint corrects  `ref/textual_feedback.py`
+    apply     one optimiser step                                                           `Trainer`
+    observe   metrics, saved states, curves                                                the caller's
 
 Where this file departs from the report
 1. Sampler and trainer take turns, so every step is on-policy, up to numerical differences between the two engines.
@@ -19,7 +24,8 @@ Where this file departs from the report
 5. Hints are Composer 2.5's. Under its hint the policy routes tokens with its own experts: no sampler has seen the hint.
 
 The trap: a mean within a micro-batch, or over contexts instead of chains, makes the gradient depend on how the batch was split. Every
-sum here is divided by one constant, G·N·budget_tokens, and advantages are computed over chains.
+sum here is divided by one constant, rollouts · budget_tokens, and advantages are computed over chains. A rollout whose environment
+failed is in neither.
 
 Run it
     etude run recipe --scale small           `sims/recipe/reinforcement.py` runs it in the small world
@@ -27,17 +33,17 @@ Run it
 
 Glossary
     symbol      here          shape
-    G, N        prompts, rollouts         conversation n belongs to group n // N
-    r           `Played.reward`           reward of a conversation
+    G, N        prompts, rollouts         rollout n belongs to group n // N
+    r           `Rollout.reward`          reward of a rollout, the sum of its terms
     r − β·KL    `Step.rewards`    G·N     after the KL penalty
     A           advantages        S       one for each context; the same for all contexts of a chain
     log π       logp              B T−1   the trainer's
     log μ       `Batch.behavior`  B T     the sampler's
 """
 
-import copy
 import functools
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -45,33 +51,39 @@ import torch
 from torch import Tensor
 
 from ref import dr_grpo, kl
-from ref.behaviour import Prices
+from ref.behaviour import Behaviour, Prices, behaviour
 from ref.cpt import wsd
-from ref.engine.sampler import Rollout, Sampler
-from ref.length_penalty import EffortWeights
+from ref.engine.sampler import Sampler, Segment
+from ref.environment import ChatFormat, EnvironmentFailure, TaskSet
+from ref.length_penalty import Effort, EffortWeights, effort, length_penalty
 from ref.mtp import MTP, mtp_loss
 from ref.network import Transformer
+from ref.rollout import Each, Limits, Rollout, hash_seed, one_by_one, sample_rollouts
 from ref.router_replay import differing, replay
 from ref.self_summary import Chain, spread
-from ref.textual_feedback import Hint, Hinted, feedback_loss, hinted, predictions
-from ref.transcript import Transcript
+from ref.textual_feedback import Hinted, feedback_loss, hinted, predictions
 
 __all__ = [
     "Batch",
+    "Curriculum",
+    "Done",
     "Feedback",
+    "InOrder",
     "Payment",
-    "Played",
+    "Plain",
     "Settings",
     "Step",
+    "Trainer",
     "Watch",
-    "World",
     "deal",
     "improve",
-    "learn",
     "own_logp",
     "pad",
     "reference_kl",
+    "reward_terms",
     "routing",
+    "score_rollouts",
+    "train",
 ]
 
 
@@ -167,12 +179,20 @@ class Settings:
     """Hints where a rollout went wrong."""
     monitor: Watch = field(default_factory=Watch)
     """What is watched for in the rollouts."""
+    shuffle_rewards: bool = False
+    """Control: permute the rewards over the batch, so they carry no information about their rollouts."""
+    turn_tokens: int = 0
+    """Maximum tokens of a turn; a longer one is cut off and answered. 0: as many as the context holds."""
+    episode_tokens: int = 0
+    """Maximum tokens that the policy writes in an episode. 0: as many as its contexts hold."""
+    micro_tokens: int = 0
+    """Maximum tokens of a micro-batch, padding included, on one rank. 0: 32 contexts, whatever their length."""
 
     def __post_init__(self):
         if not self.temperature > 0:
             raise ValueError(f"temperature must be above 0, got {self.temperature}: at 0 all rollouts of a group are the same")
         least = dict.fromkeys(("prompts", "max_len", "budget_tokens"), 1) | {"rollouts": 2}
-        least |= dict.fromkeys(("steps", "lr", "warmup", "decay", "clip_low", "clip_high"), 0)
+        least |= dict.fromkeys(("steps", "lr", "warmup", "decay", "clip_low", "clip_high", "turn_tokens", "episode_tokens", "micro_tokens"), 0)
         for name, smallest in least.items():
             if not getattr(self, name) >= smallest:
                 raise ValueError(f"{name} must be at least {smallest}, got {getattr(self, name)}")
@@ -185,31 +205,6 @@ class Settings:
     def rate(self, step: int) -> float:
         """Share of the learning rate at a step: up, level, down."""
         return wsd(step, self.steps, self.warmup, min(self.decay, self.steps // 2))
-
-
-@dataclass
-class Played:
-    """A finished conversation."""
-
-    chain: Chain
-    """What was sampled."""
-    reward: float
-    """Its reward, before the KL penalty."""
-    figures: dict[str, float] = field(default_factory=dict)
-    """Further metrics; the mean over all conversations is shown. All conversations have the same names, including "success"."""
-    hints: Sequence[Sequence[Hint]] = ()
-    """The hints of every context of the chain, in order; empty if there are none. Without `feedback.weight` nobody reads them."""
-    record: Transcript | None = None
-    """What it did on its way, for the monitor of a full run; None where nobody watches."""
-
-
-@runtime_checkable
-class World(Protocol):
-    """The environment that the policy talks to."""
-
-    def play(self, sampler: Sampler, stream: str, tasks: Sequence[int], generator: torch.Generator) -> list[Played]:
-        """Run one conversation for each of these tasks, given by number in one of the world's streams, "rl" or "heldout"."""
-        ...
 
 
 @dataclass
@@ -228,7 +223,7 @@ class Batch:
     """[B, T] log μ of those tokens, nats; zero elsewhere."""
     lengths: Tensor
     """[B] tokens of the context."""
-    contexts: list[Rollout | None]
+    contexts: list[Segment | None]
     """The contexts themselves; None for a padding row."""
 
 
@@ -241,7 +236,7 @@ class Step:
     gradients: list[Tensor | None]
     """d loss / d w for every parameter of the policy, in order; None for a parameter that the loss does not depend on."""
     rewards: Tensor
-    """[G·N] after the KL penalty."""
+    """[G·N] after the KL penalty; NaN for a rollout whose environment failed, here and in the next two."""
     drift: Tensor
     """[G·N] k1 against the policy before RL, nats per conversation."""
     engine: Tensor
@@ -263,50 +258,194 @@ class Step:
     """Mean divergence of those tokens from the hinted policy, nats; None if there are none."""
 
 
-def one_by_one(function: Callable[[Any], Any], parts: Sequence[Any]) -> list:
-    """[function(part) for part in parts]"""
-    return [function(part) for part in parts]
+@runtime_checkable
+class Trainer(Protocol):
+    """Weights that are trained: `Plain`, or the recipe's with master weights and draft layers (`sims/recipe/learner.py`)."""
+
+    @property
+    def model(self) -> Transformer:
+        """The policy."""
+        ...
+
+    @property
+    def mtp_weight(self) -> float:
+        """Weight of the draft layers' loss."""
+        ...
+
+    def drafts(self, step: int) -> MTP | None:
+        """The draft layers that train along in this step, if any do."""
+        ...
+
+    def apply(self, result: "Step", rate: float) -> dict[str, float]:
+        """Takes one optimiser step, at this share of the learning rates. Returns metrics."""
+        ...
 
 
-def learn(c: Settings, model: Transformer, sampler: Sampler, world: World, seed: int = 0) -> Iterator[Step]:
-    """The plain loop: each step runs G·N conversations with the newest weights, updates the weights once, and yields its result. Drift
-    is measured against the policy that was passed in. `sims/recipe/reinforcement.py` adds what a long run needs: saved states, harder
-    tasks in the second half, draft layers, and use of all cores."""
-    reference = copy.deepcopy(model).requires_grad_(False)
-    optimizer = torch.optim.Adam(model.parameters(), betas=(0.9, 0.95))
-    for step in range(c.steps):
-        sampler.load(model, version=step)
-        tasks = [step * c.prompts + n // c.rollouts for n in range(c.prompts * c.rollouts)]
-        played = world.play(sampler, "rl", tasks, torch.Generator().manual_seed(seed + step))
-        found = improve(c, model, reference, played)
-        for p, gradient in zip(model.parameters(), found.gradients, strict=True):
+class Plain:
+    """A network and Adam, in one dtype."""
+
+    mtp_weight = 0.0
+
+    def __init__(self, model: Transformer, lr: float):
+        self.model, self.lr = model, lr
+        self.optimizer = torch.optim.Adam(model.parameters(), lr=lr, betas=(0.9, 0.95))
+
+    def drafts(self, step: int) -> None:
+        return None
+
+    def apply(self, result: "Step", rate: float) -> dict[str, float]:
+        for p, gradient in zip(self.model.parameters(), result.gradients, strict=True):
             p.grad = None if gradient is None else gradient.to(p.dtype)
-        optimizer.param_groups[0]["lr"] = c.lr * c.rate(step)
-        optimizer.step()
-        optimizer.zero_grad()
-        yield found
+        self.optimizer.param_groups[0]["lr"] = self.lr * rate
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return {}
+
+
+@runtime_checkable
+class Curriculum(Protocol):
+    """Which tasks come next: `InOrder`, or one that follows what the rollouts so far have shown."""
+
+    def choose(self, step: int, count: int) -> list[Any]:
+        """The tasks of a step, each in no step before."""
+        ...
+
+    def update(self, tasks: Sequence[Any], rollouts: Sequence[Rollout]) -> None:
+        """Takes the rollouts of a step."""
+        ...
+
+
+class InOrder:
+    """The tasks of a stream, one after the other."""
+
+    def __init__(self, tasks: TaskSet, stream: str = "rl"):
+        self.tasks, self.stream = tasks, stream
+
+    def choose(self, step: int, count: int) -> list[Any]:
+        return [self.tasks.task(self.stream, step * count + n) for n in range(count)]
+
+    def update(self, tasks: Sequence[Any], rollouts: Sequence[Rollout]) -> None:
+        """The order does not depend on them."""
+
+
+@dataclass
+class Done:
+    """What a step of `train` was, for whoever logs, saves or shows it."""
+
+    step: int
+    """Counted from 1."""
+    tasks: Sequence[Any]
+    rollouts: Sequence[Rollout]
+    result: "Step"
+    metrics: dict[str, float]
+    """Of the trainer."""
+
+
+def train(
+    c: Settings,
+    trainer: Trainer,
+    sampler: Sampler,
+    tasks: TaskSet,
+    chat_format: ChatFormat,
+    limits: Limits,
+    *,
+    curriculum: Curriculum | None = None,
+    reference: Transformer | None = None,
+    seed: int = 0,
+    name: str = "rl",
+    first: int = 0,
+    observe: Callable[[Done], None] = lambda done: None,
+    each: Each = one_by_one,
+) -> None:
+    """The loop. Each step samples G·N rollouts with the newest weights, and updates the weights once. `reference`: the policy before RL,
+    from which drift is measured and penalised. `seed`, `name`: of the random numbers. `first`: steps that were done before. `each(function, parts)` may compute elsewhere; the
+    bits do not depend on where. Raises ValueError for settings that the task set cannot serve."""
+    curriculum = curriculum or InOrder(tasks)
+    for step in range(first, c.steps):
+        sampler.load(trainer.model, version=step)
+        chosen = curriculum.choose(step, c.prompts)
+        generator = torch.Generator().manual_seed(hash_seed(seed, name, step))
+        rollouts = sample_rollouts(sampler, tasks.environment, chosen, c.rollouts, chat_format, limits, c.temperature, generator, each, tasks.is_slow)
+        score_rollouts(c, tasks, rollouts, hash_seed(seed, "hints", step))
+        result = improve(
+            c,
+            trainer.model,
+            reference,
+            rollouts,
+            mtp=trainer.drafts(step),
+            mtp_weight=trainer.mtp_weight,
+            seed=hash_seed(seed, "shuffle", step),
+            each=each,
+        )
+        metrics = trainer.apply(result, c.rate(step))
+        curriculum.update(chosen, rollouts)
+        observe(Done(step + 1, chosen, rollouts, result, metrics))
+
+
+def score_rollouts(c: Settings, tasks: TaskSet, rollouts: Sequence[Rollout], seed: int) -> None:
+    """Adds what reads a finished rollout: its transcript, if anything needs that, the terms of the reward that the environment does not know
+    (effort, invalid calls, behaviour), and hints. `seed` is for hints that are drawn."""
+    for rollout in rollouts:
+        if rollout.failure:
+            continue
+        if c.behaviour.most or c.monitor.on:
+            rollout.transcript = tasks.transcript(rollout)
+        behaved = behaviour(rollout.transcript, c.behaviour) if c.behaviour.most and rollout.transcript else None
+        rollout.terms = reward_terms(rollout, c.payment, behaved)
+        if behaved:
+            rollout.metrics |= {f"behaviour_{name}": value for name, value in behaved.parts.items()}
+    if c.feedback.weight:
+        for rollout, hints in zip(rollouts, tasks.hints(rollouts, seed), strict=True):
+            rollout.hints = hints
+
+
+def reward_terms(rollout: Rollout, payment: Payment, behaved: Behaviour | None = None) -> dict[str, float]:
+    """The terms of a rollout's reward: the environment's own, minus the priced effort (§4.2), minus a penalty for each invalid call, and what
+    its behaviour earned if that is priced. Their sum is the reward, without KL, which needs the reference's log-probs."""
+    own, total = rollout.chain.written, sum(len(s.tokens) for s in rollout.chain.segments)
+    spent = effort(
+        Effort(
+            thinking_tokens=0,
+            tool_call_tokens=own,
+            tool_output_tokens=total - own - rollout.opening,
+            final_message_tokens=0,
+            tool_calls=rollout.metrics.get("calls", 0),
+            turns=rollout.metrics.get("turns", 0),
+        ),
+        payment.weights,
+    )
+    terms = {**rollout.terms, "effort": -payment.effort_price * length_penalty(spent, payment.k, payment.q)}
+    if behaved is not None:
+        terms["behaviour"] = behaved.total
+    return terms | {"invalid": -payment.invalid_call * rollout.metrics.get("invalid_calls", 0)}
 
 
 def improve(
     c: Settings,
     model: Transformer,
     reference: Transformer | None,
-    played: Sequence[Played],
+    rollouts: Sequence[Rollout],
     *,
     mtp: MTP | None = None,
     mtp_weight: float = 1.0,
-    rearranged: Callable[[Tensor], Tensor] = lambda rewards: rewards,
-    each: Callable[[Callable[[Any], Any], Sequence[Any]], list] = one_by_one,
+    seed: int = 0,
+    each: Each = one_by_one,
 ) -> Step:
-    """The policy gradient of a batch of finished conversations; those of a group are adjacent. The model is not changed.
+    """The policy gradient of a batch of finished rollouts; those of a group are adjacent. The model is not changed. Rollouts whose
+    environment failed are in no mean and no sum.
 
     reference: the policy before RL; with None, drift is neither measured nor penalised. mtp: draft layers that train on the same
     forward pass with weight `mtp_weight`, by a mean over the policy's own tokens; their gradient does not reach the trunk. If
-    `feedback.weight` is above 0, the loss of the hints (`Played.hints`) is added, with the same denominator.
-    `rearranged`: a control experiment may permute the rewards. `each(function, batches)` may compute micro-batches elsewhere: gradients
-    are summed in float32 in a fixed order, so the bits do not depend on where."""
-    chains = [p.chain for p in played]
-    batches, (own, behavior) = deal(chains)
+    `feedback.weight` is above 0, the loss of the hints (`Rollout.hints`) is added, with the same denominator. `seed`: of the permutation, if
+    `shuffle_rewards` is set. `each(function, batches)` may compute micro-batches elsewhere: gradients are summed in float32 in a fixed
+    order, so the bits do not depend on where. Raises EnvironmentFailure if no rollout is left."""
+    rollouts = [*rollouts]
+    kept = [n for n, one in enumerate(rollouts) if not one.failure]
+    if not kept:
+        raise EnvironmentFailure(f"no rollout of this step is left to train on: {rollouts[0].failure}")
+    total, rollouts = len(rollouts), [rollouts[n] for n in kept]
+    chains = [one.chain for one in rollouts]
+    batches, (own, behavior) = deal(chains, c.micro_tokens)
 
     drift, engine = torch.zeros(2, len(chains), dtype=behavior.dtype).unbind()
     if reference is not None:
@@ -317,13 +456,20 @@ def improve(
         for batch, parts in zip(batches, each(drifted, batches), strict=True):
             for whole, part in zip((drift, engine), parts, strict=True):
                 whole.index_add_(0, batch.chain, part)
-    rewards = rearranged(torch.tensor([p.reward for p in played], dtype=behavior.dtype) - c.payment.kl * drift)
+    rewards = torch.tensor([one.reward for one in rollouts], dtype=behavior.dtype) - c.payment.kl * drift
+    if c.shuffle_rewards:
+        rewards = rewards[torch.randperm(len(rewards), generator=torch.Generator().manual_seed(seed))]
 
-    groups = dr_grpo.group_advantages(rewards.view(c.prompts, c.rollouts))
-    advantages = spread(groups.flatten(), chains)
+    groups = torch.tensor(kept) // c.rollouts
+    parts = rewards.split(torch.bincount(groups, minlength=c.prompts).tolist())
+    if len(kept) == total:
+        relative = dr_grpo.group_advantages(rewards.view(c.prompts, c.rollouts)).flatten()
+    else:  # each group's mean is over those that are left
+        relative = torch.cat([dr_grpo.group_advantages(part[None])[0] for part in parts if len(part)])
+    advantages = spread(relative, chains)
     advantages = torch.cat((advantages, advantages.new_zeros(len(own) - len(advantages))))  # padding rows
     budget = float(len(chains) * c.budget_tokens)  # a constant, so the micro-batches' losses add up to that of the full batch
-    told = corrected(played) if c.feedback.weight else {}
+    told = corrected(rollouts) if c.feedback.weight else {}
 
     def pressed(batch: Batch) -> "Pressed":
         T = batch.ids.shape[1]
@@ -352,12 +498,17 @@ def improve(
     found = each(pressed, batches)
     count, known, tokens = sum(f.mtp_count for f in found), sum(f.known for f in found), int(own.sum())
     distilled = sum(f.distilled for f in found)
+    where = torch.tensor(kept)
+
+    def scattered(values: Tensor) -> Tensor:
+        return values.new_full((total,), math.nan).index_copy(0, where, values)
+
     return Step(
         loss=sum(f.loss for f in found),
         gradients=total_of([f.gradients for f in found]),
-        rewards=rewards,
-        drift=drift,
-        engine=engine,
+        rewards=scattered(rewards),
+        drift=scattered(drift),
+        engine=scattered(engine),
         gap=torch.cat([f.gap for f in found]),
         tokens=tokens,
         nll=-(behavior.sum().item() / tokens),
@@ -373,23 +524,36 @@ ROWS, MULTIPLE = 32, 16
 """Rows of a micro-batch, and the multiple that its length is rounded up to: a CPU compiles code for each new shape of a bfloat16 product."""
 
 
-def deal(chains: Sequence[Chain]) -> tuple[list[Batch], tuple[Tensor, Tensor]]:
-    """Micro-batches of `ROWS` contexts of similar length, which need little padding. The longest come first, so cores that share them
-    finish together. Also, for all contexts, padded: which tokens are the policy's own, and their log μ."""
+def deal(chains: Sequence[Chain], tokens: int = 0) -> tuple[list[Batch], tuple[Tensor, Tensor]]:
+    """Micro-batches of contexts of similar length, which need little padding: `ROWS` of them, or as many as have at most `tokens` tokens with
+    their padding, and one at least. The longest come first, so cores that share them finish together. Also, for all contexts, padded: which
+    tokens are the policy's own, and their log μ."""
     segments = [s for chain in chains for s in chain.segments]
-    ids, own, behavior = pad(segments, multiple=MULTIPLE, rows_multiple=ROWS)
+    ids, own, behavior = pad(segments, multiple=MULTIPLE, rows_multiple=1 if tokens else ROWS)
     fill = [0] * (len(ids) - len(segments))
     chain = torch.tensor([n for n, one in enumerate(chains) for _ in one.segments] + fill)
     lengths = torch.tensor([len(s.tokens) for s in segments] + fill)
     batches = []
-    for rows in reversed(lengths.argsort(stable=True).split(ROWS)):
+    order = lengths.argsort(stable=True)
+    for rows in reversed(order.split(ROWS) if not tokens else within(order, lengths, tokens)):
         T = -(-int(lengths[rows].max()) // MULTIPLE) * MULTIPLE
         contexts = [segments[i] if i < len(segments) else None for i in rows.tolist()]
         batches.append(Batch(rows, chain[rows], ids[rows, :T], own[rows, :T], behavior[rows, :T], lengths[rows], contexts))
     return batches, (own, behavior)
 
 
-def pad(rollouts: Sequence[Rollout], multiple: int = 1, rows_multiple: int = 1) -> tuple[Tensor, Tensor, Tensor]:
+def within(order: Tensor, lengths: Tensor, tokens: int) -> list[Tensor]:
+    """Contexts in order of length, cut into micro-batches whose rows, padded, have at most so many tokens together."""
+    batches: list[list[int]] = []
+    for row in order.tolist():
+        T = -(-int(lengths[row]) // MULTIPLE) * MULTIPLE
+        if not batches or (len(batches[-1]) + 1) * T > tokens:
+            batches.append([])
+        batches[-1].append(row)
+    return [torch.tensor(rows) for rows in batches]
+
+
+def pad(rollouts: Sequence[Segment], multiple: int = 1, rows_multiple: int = 1) -> tuple[Tensor, Tensor, Tensor]:
     """ids [B, T], mask [B, T] (True on sampled tokens) and behaviour log-probs [B, T] of rollouts of unequal
     length. T is rounded up to a multiple of `multiple`, and B to one of `rows_multiple` with rows that do not count."""
     T = -(-max(len(r.tokens) for r in rollouts) // multiple) * multiple
@@ -424,7 +588,7 @@ def own_logp(model: Transformer, hidden: Tensor, ids: Tensor, mask: Tensor, temp
     return logp.new_zeros(len(ids), ids.shape[1] - 1).index_put((row, t), logp)
 
 
-def routing(rollouts: Sequence[Rollout | None], T: int, how: str, alpha: float) -> list | None:
+def routing(rollouts: Sequence[Segment | None], T: int, how: str, alpha: float) -> list | None:
     """The sampler's experts, per layer, for a training pass over these rollouts padded to T tokens (a rollout of None is a padding
     row): indices [B·T, K] ("plain"), functions that filter them by this router's scores ("filtered"), or None ("none", and for a dense
     network)."""
@@ -440,14 +604,14 @@ def routing(rollouts: Sequence[Rollout | None], T: int, how: str, alpha: float) 
     return list(layers) if how == "plain" else [functools.partial(replay, replayed=e, k=K, alpha=alpha) for e in layers]
 
 
-def corrected(played: Sequence[Played]) -> dict[int, Hinted]:
+def corrected(rollouts: Sequence[Rollout]) -> dict[int, Hinted]:
     """What the teacher reads in place of a context, by the context's number; those without a distilled token are left out. Raises ValueError
     unless a conversation has hints for each of its contexts or none at all, and as `hinted`."""
     found: dict[int, Hinted] = {}
     number = 0
-    for n, p in enumerate(played):
+    for n, p in enumerate(rollouts):
         if p.hints and len(p.hints) != len(p.chain.segments):
-            raise ValueError(f"hints must be given for all {len(p.chain.segments)} contexts of conversation {n}, or for none; got {len(p.hints)}")
+            raise ValueError(f"hints must be given for all {len(p.chain.segments)} contexts of rollout {n}, or for none; got {len(p.hints)}")
         for segment, hints in zip(p.chain.segments, p.hints):
             where = hinted(segment, hints)
             found |= {number: where} if len(where.student) else {}

@@ -24,8 +24,7 @@ Where this file departs from the paper
    reach it may exceed it by `room` tokens. No context exceeds trigger + room + request + longest_summary.
 2. A summary that is too long ends the chain, as truncation ends a plain rollout: unfinished, but not masked.
 3. The only harness state carried over is the tokens of `resume`, which are always the same.
-4. Rows of the sampler share one position, so no context can restart inside a batch: all first segments are
-   sampled together, then all second ones. Prefill is counted as if contexts shared no prompt.
+4. Prefill is counted as if contexts shared no prompt.
 5. For comparison we add "separate" compaction, which gives the summary a segment of its own, "truncate", which
    keeps the newest exchanges in the space of a summary, and "none".
 
@@ -39,27 +38,23 @@ Glossary
     trigger length      `Chaining.trigger`    –       tokens of context
     synthetic query     `Chaining.request`    –       tokens, given
     chain, c            `Chain`               C       –
-    segment, s          `Segment`             S       rows of the batch, over all chains
+    segment, s          `ref.engine.sampler.Segment`  S   rows of the batch, over all chains
     A_c                 `advantages`          C       in units of the reward; `spread` expands it to S
 """
 
 import copy
-import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Generic, Literal, TypeVar
+from typing import Literal
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from ref.checks import expect
-from ref.engine.conversation import Forkable, converse
-from ref.engine.decoder import Decoder
-from ref.engine.sampler import Conversation, Rollout, Sampler, check_temperature, check_tokens
+from ref.engine.sampler import Sampler, Segment, uniform
 
-__all__ = ["Chain", "Chaining", "Demo", "Segment", "converse_chain", "demo", "rollout_chains", "spread"]
+__all__ = ["Chain", "ChainBuilder", "Chaining", "Demo", "Segment", "demo", "spread"]
 
 
 @dataclass(frozen=True)
@@ -101,15 +96,6 @@ class Chaining:
 
 
 @dataclass
-class Segment(Rollout):
-    """One context of a chain, T tokens: a rollout that knows which of its tokens are a summary. `finished` is
-    the sampler's: False if the limit cut this context off."""
-
-    summary: Bool[Tensor, " T"]
-    """True where the policy wrote a summary; False on the summary at the start of a context, which is given there."""
-
-
-@dataclass
 class Chain:
     """One rollout: segments in the order in which they were sampled."""
 
@@ -136,143 +122,106 @@ class Chain:
         return sum(int(s.summary.sum()) for s in self.segments)
 
 
-C = TypeVar("C", bound=Conversation)
-F = TypeVar("F", bound=Forkable)
+class ChainBuilder:
+    """The contexts of one rollout, while it is sampled: when one ends, and how the next one opens. It knows tokens and no environment.
 
+    builder = ChainBuilder(prompt, chaining)
+    engine.add(builder.prompt, …)                   the context that is open
+    builder.is_summary                              whether the turn that the policy writes now is a summary
+    tokens = builder.answer(turn, answer)           after a turn and its answer: tokens to append, or None if the context ends here
+    builder.close(segment)                          takes what was sampled; True if another context is open
+    """
 
-class Link(Generic[C]):
-    """A conversation as the sampler sees it, one context after another: answers until the trigger, then the
-    request. `take` receives what was sampled and opens the next context."""
-
-    def __init__(self, inner: C, how: Chaining):
-        self.inner, self.how, self.stop, self.chain = inner, how, inner.stop, Chain()
+    def __init__(self, prompt: Sequence[int], chaining: Chaining):
+        opening = len(prompt) + chaining.longest_summary + len(chaining.resume)
+        if chaining.join != "none" and chaining.trigger <= opening:
+            raise ValueError(
+                f"trigger must exceed the prompt plus longest_summary plus resume, {opening} tokens in total, "
+                f"or no turn fits in a context that starts with a summary; got {chaining.trigger}"
+            )
+        self.first, self.chaining, self.chain = list(prompt), chaining, Chain()
         self.used, self.exchanges = 0, []  # contexts worked in; turns with their answers
-        self.open(list(inner.prompt))
+        self.rewritten: list[int] | None = None  # how the next context opens, where the format has rewritten the messages
+        self.open(self.first)
 
     def open(self, prompt: list[int], work: bool = True) -> None:
-        """Open a new context: one to work in, or a separate compaction, whose only turn is the summary."""
+        """Opens a context: one to work in, or a separate compaction, whose only turn is the summary."""
         self.prompt, self.length, self.used = prompt, len(prompt), self.used + work
-        self.over = False  # the context ended by itself; no limit cut it off
         self.begin = None if work else len(prompt)  # where the summary starts
-        self.answer: list[int] = []  # the last one, once the trigger is reached
+        self.pending: list[int] = []  # the last answer, once the trigger is reached
         self.summary: list[int] | None = None
 
-    def reply(self, turn: list[int]) -> list[int] | None:
-        answer = self.answer_to(turn)
-        self.over = answer is None
-        return answer
+    @property
+    def is_summary(self) -> bool:
+        """Whether the policy now writes a summary."""
+        return self.begin is not None
 
-    def answer_to(self, turn: list[int]) -> list[int] | None:
-        if self.begin is not None:
-            self.summary = turn
-            return None
-        answer = self.inner.reply(turn)
-        if answer is None:
-            self.chain.finished = True
-            return None
-        self.exchanges.append([*turn, self.stop, *answer])
-        self.length += len(self.exchanges[-1])
-        if self.how.join == "none" or self.length < self.how.trigger or self.used == self.how.max_segments:
-            return answer
-        self.answer = answer
-        if self.how.join != "self":
-            return None
-        self.begin = self.length + len(self.how.request)
-        return [*answer, *self.how.request]
+    def summarise(self, turn: Sequence[int]) -> None:
+        """Takes the summary with its stop token; its context ends here."""
+        self.summary = list(turn)
 
-    def take(self, rollout: Rollout) -> bool:
-        """Add the segment to the chain. Returns True if another context follows, which is then already open."""
-        how, T = self.how, len(rollout.tokens)
-        summary = torch.arange(T) >= (T if self.begin is None else self.begin)
-        self.chain.segments.append(Segment(**vars(rollout), summary=summary))
-        if how.join == "self" and bool(summary.any()):
+    def answer(self, turn: Sequence[int], answer: Sequence[int]) -> list[int] | None:
+        """Takes the sampled tokens of a turn and the given ones that answer it. Returns the tokens to append after the turn, or None if the
+        context ends here."""
+        chaining, exchange = self.chaining, [*turn, *answer]
+        self.exchanges.append(exchange)
+        self.length += len(exchange)
+        if chaining.join == "none" or self.length < chaining.trigger or self.used == chaining.max_segments:
+            return list(answer)
+        self.pending = list(answer)
+        if chaining.join != "self":
+            return None
+        self.begin = self.length + len(chaining.request)
+        return [*answer, *chaining.request]
+
+    def finish(self) -> None:
+        """The episode is over."""
+        self.chain.finished = True
+
+    def close(self, segment: Segment) -> bool:
+        """Adds what was sampled to the chain. Returns whether another context follows, which is then open."""
+        chaining, T = self.chaining, len(segment.tokens)
+        segment.summary = torch.arange(T) >= (T if self.begin is None else self.begin)
+        self.chain.segments.append(segment)
+        if chaining.join == "self" and bool(segment.summary.any()):
             # A separate call would also have read the last answer, but then the running context would not.
-            self.chain.saved += len(how.instruction) + self.length - len(self.answer)
-        return rollout.finished and self.go_on(rollout.tokens.tolist())
+            self.chain.saved += len(chaining.instruction) + self.length - len(self.pending)
+        return segment.finished and self.go_on(segment.tokens.tolist())
 
     def go_on(self, tokens: list[int]) -> bool:
-        """After a context that no limit cut off, open the next one, if there is one."""
-        how = self.how
+        """After a context that no limit cut off, opens the next one, if there is one."""
+        chaining = self.chaining
         if self.chain.finished:
             return False
         if self.summary is not None:
-            if len(self.summary) + 1 > how.longest_summary:
+            if len(self.summary) > chaining.longest_summary:
                 return False
-            self.open([*self.inner.prompt, *self.summary, self.stop, *how.resume])
-        elif how.join == "separate":
-            self.open([*how.instruction, *tokens, *self.answer, *how.request], work=False)
+            self.open([*self.first, *self.summary, *chaining.resume])
+        elif self.rewritten is not None:
+            self.open(self.rewritten)
+            self.used, self.rewritten = self.used - 1, None  # it goes on with the same messages
+        elif chaining.join == "separate":
+            self.open([*chaining.instruction, *tokens, *self.pending, *chaining.request], work=False)
         else:
             kept, size = [], 0
             for exchange in reversed(self.exchanges):
                 size += len(exchange)
-                if kept and size > how.longest_summary:
+                if kept and size > chaining.longest_summary:
                     break
                 kept.insert(0, exchange)  # always keep the newest, whatever its size: it holds the last answer
-            self.open([*self.inner.prompt, *sum(kept, [])])
+            self.open([*self.first, *sum(kept, [])])
         return True
 
-    def fork(self: "Link[F]") -> "Link[F]":
-        """A copy of the conversation in its current state, which continues independently (`ref.engine.conversation`)."""
+    def rewrite(self, prompt: Sequence[int]) -> None:
+        """The format has rewritten the messages so far: this context ends, and the next one opens with all of them."""
+        self.rewritten = list(prompt)
+
+    def fork(self) -> "ChainBuilder":
+        """A copy in its current state, which continues independently."""
         twin = copy.copy(self)
-        twin.inner, twin.exchanges = self.inner.fork(), list(self.exchanges)
+        twin.exchanges = list(self.exchanges)
         twin.chain = replace(self.chain, segments=list(self.chain.segments))
         return twin
-
-
-def rollout_chains(
-    sampler: Sampler,
-    conversations: Sequence[Conversation],
-    how: Chaining,
-    temperature: float = 1.0,
-    generator: torch.Generator | Sequence[torch.Generator] | None = None,
-) -> list[Chain]:
-    """Run every conversation until it or its chain ends; chains are returned in the order given. A `Sampler` plays all
-    first segments as one batch, all second ones as the next, and so on; a `ContinuousSampler` does not wait. No
-    context is longer than `how.limit` tokens. `generator`: one for all, or one for each conversation, as in
-    `sampler.rollout`.
-
-    A conversation that ends below the trigger gives one segment, the rollout of `sampler.rollout`. Raises
-    ValueError if there are no conversations, for given tokens outside the vocabulary, an empty prompt, an invalid
-    temperature, and a policy whose log-probs are not finite. `trigger` must exceed every prompt plus the longest
-    summary and `resume`, or a context could start at the trigger. §4.1."""
-    if not conversations:
-        raise ValueError("conversations must hold at least one conversation")
-    check_temperature(temperature)
-    given = {f"prompt of conversation {n}": c.prompt for n, c in enumerate(conversations)}
-    network = getattr(sampler, "model", None)  # a scripted stand-in has no model
-    vocab = network.config.vocab_size if network is not None else math.inf
-    for name, tokens in (given | {n: getattr(how, n) for n in ("request", "resume", "instruction")}).items():
-        check_tokens(name, tokens, vocab, least=1 if name in given else 0)
-    opening = max(len(c.prompt) for c in conversations) + how.longest_summary + len(how.resume)
-    if how.join != "none" and how.trigger <= opening:
-        raise ValueError(
-            f"trigger must exceed the longest prompt plus longest_summary plus resume, {opening} tokens in total, "
-            f"or no turn fits in a context that starts with a summary; got {how.trigger}"
-        )
-    links = [Link(c, how) for c in conversations]
-
-    def follow(number: int, rollout: Rollout) -> Link | None:
-        if not bool(rollout.logp.isfinite().all()):
-            raise ValueError("sampler must give finite log-probs, but its policy gave others")
-        return links[number] if links[number].take(rollout) else None
-
-    play = getattr(sampler, "follow", None) or partial(Sampler.follow, sampler)
-    play(links, how.limit, follow, temperature, generator)
-    return [link.chain for link in links]
-
-
-def converse_chain(decoder: Decoder, conversation: F, how: Chaining, ahead: bool = True) -> Iterator[F]:
-    """Run one chain at batch 1, as `ref.engine.conversation.converse` runs one context. After each context, when
-    `decoder.tokens` holds it, yields the current conversation: the one given, or a fork of it. Raises ValueError
-    if the decoder's max_len is not `how.limit`, where a context is cut off."""
-    if decoder.max_len != how.limit:
-        raise ValueError(f"decoder must have max_len {how.limit}, which is how.limit; got {decoder.max_len}")
-    link = Link(conversation, how)
-    while True:
-        link = converse(decoder, link, ahead=ahead)
-        yield link.inner
-        if not (link.over and link.go_on(decoder.tokens)):
-            return
 
 
 def spread(advantages: Float[Tensor, " C"], chains: Sequence[Chain]) -> Float[Tensor, " S"]:
@@ -310,15 +259,34 @@ class Demo:
     """Seed of the weights and of sampling."""
 
 
-class _Quiz:
-    """Answers each of `turns` turns with three given tokens."""
-
-    def __init__(self, turns: int):
-        self.prompt, self.stop, self.left = [1, 2, 3, 4], 0, turns
-
-    def reply(self, turn: list[int]) -> list[int] | None:
-        self.left -= 1
-        return [5, 6, 7] if self.left else None
+def _sample(sampler: Sampler, chaining: Chaining, config: Demo) -> list[Chain]:
+    """Chains of conversations in which each of `turns` turns is answered with three given tokens. `ref/rollout.py` does this for real."""
+    stop, generator = 0, torch.Generator().manual_seed(config.seed)
+    builders = [ChainBuilder([1, 2, 3, 4], chaining) for _ in range(config.chains)]
+    engine, left, open_contexts = sampler.engine(config.chains, chaining.limit), [config.turns] * config.chains, range(config.chains)
+    while open_contexts:
+        slots = {engine.add(builders[n].prompt, [stop], uniform(generator, chaining.limit)): n for n in open_contexts}
+        following = []
+        while slots:
+            for slot in engine.step():
+                n, turn = slots[slot], engine.turn(slot)
+                builder, answer = builders[n], None
+                if turn is not None and builder.is_summary:
+                    builder.summarise([*turn.tokens, stop])
+                elif turn is not None:
+                    left[n] -= 1
+                    if left[n]:
+                        answer = builder.answer([*turn.tokens, stop], [5, 6, 7])
+                    else:
+                        builder.finish()
+                if answer is not None:
+                    engine.extend(slot, answer)
+                    continue
+                del slots[slot]
+                if builder.close(engine.remove(slot, finished=turn is not None)):
+                    following.append(n)
+        open_contexts = sorted(following)
+    return [builder.chain for builder in builders]
 
 
 def demo(config: Demo = Demo(), log: Callable[..., None] = lambda *_, **__: None) -> dict[str, float]:
@@ -336,8 +304,7 @@ def demo(config: Demo = Demo(), log: Callable[..., None] = lambda *_, **__: None
     figures: dict[str, float] = {}
     for step, join in enumerate(("self", "separate", "truncate", "none"), 1):
         how = Chaining(config.trigger, config.longest_summary, room=32, request=(6, 6), resume=(7,), instruction=(5,) * 8, join=join)
-        quizzes = [_Quiz(config.turns) for _ in range(config.chains)]
-        chains = rollout_chains(sampler, quizzes, how, generator=torch.Generator().manual_seed(config.seed))
+        chains = _sample(sampler, how, config)
         counts = {"segments": [len(c.segments) for c in chains], "finished": [c.finished for c in chains]}
         for name in ("written", "summary_tokens", "prefill", "saved"):
             counts[name] = [getattr(c, name) for c in chains]

@@ -65,6 +65,7 @@ from ref.checks import parse_json
 from ref.control_tokens import ChatTokenizer, chat_tokenizer
 from ref.cpt import next_token_loss
 from ref.cpt import pack as pack_documents
+from ref.messages import Message, ToolCall
 from ref.network import Transformer, load_balancing_loss
 
 __all__ = [
@@ -83,38 +84,6 @@ __all__ = [
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 KNOWN = ("role", "content", "reasoning_content", "tool_calls", "tool_call_id", "name", "weight")
-
-
-@dataclass(frozen=True)
-class ToolCall:
-    """One call of a tool."""
-
-    name: str
-    arguments: dict[str, Any]
-    id: str = ""
-
-
-@dataclass(frozen=True)
-class Message:
-    """What one side says."""
-
-    role: str
-    content: str | None = ""
-    """None beside tool calls: templates tell a call from a text by it."""
-    reasoning: str = ""
-    """What the assistant thinks before it speaks; templates know it as `reasoning_content`."""
-    tool_calls: tuple[ToolCall, ...] = ()
-    tool_call_id: str = ""
-    """The call that a tool answers."""
-    name: str = ""
-    learn: bool = True
-    """False for an assistant's message that is only context, `"weight": 0` in the file."""
-
-    def plain(self) -> dict[str, Any]:
-        """As templates read it; what is empty is left out, except the content."""
-        calls = [{"id": c.id, "type": "function", "function": {"name": c.name, "arguments": c.arguments}} for c in self.tool_calls]
-        more = {"reasoning_content": self.reasoning, "tool_calls": calls, "tool_call_id": self.tool_call_id, "name": self.name}
-        return {"role": self.role, "content": self.content} | {key: value for key, value in more.items() if value}
 
 
 @dataclass(frozen=True)

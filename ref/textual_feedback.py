@@ -62,7 +62,7 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from ref.checks import expect, expect_choice, expect_positive, refuse
-from ref.engine.sampler import Rollout
+from ref.engine.sampler import Segment
 
 __all__ = ["Demo", "Hint", "Hinted", "demo", "divergence", "feedback_loss", "hinted", "leaked", "predictions"]
 
@@ -95,7 +95,7 @@ class Hinted:
     """Positions of the same tokens in `tokens`."""
 
 
-def hinted(segment: Rollout, hints: Sequence[Hint]) -> Hinted:
+def hinted(segment: Segment, hints: Sequence[Hint]) -> Hinted:
     """The segment of a chain as the teacher reads it: every hint stands at its place, and every message is unchanged.
 
     Distilled are the tokens of the hints' messages that the policy wrote (`segment.sampled`); a summary is a message like others, in the segment

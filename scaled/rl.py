@@ -7,6 +7,7 @@ One step (Composer 2 technical report, §4.1, §6.1, §6.2):
     dp ranks        get all segments, balanced by attention's quadratic cost, and pack them in rows               `deal`
     cp ranks        take their two chunks of each row, with the experts that the sampler chose there
     all             drift from the reference → rewards → advantages over groups → one policy-gradient step        `improve`
+                    a rollout whose environment failed is in no mean and no sum
     where hints are given: the same segments' teachers in rows of their own, without gradient, before that step   `corrected`
     where a monitor watches: what each group did, on all ranks together                                           `watching.py`
 
@@ -16,19 +17,20 @@ Where this file departs from the report
 3. k1 is charged to the reward. The report uses k1 and does not say where (`ref/kl.py`).
 4. Tasks always follow the world's mix; only small runs upsample harder tasks (`sims/recipe/reinforcement.py`).
 
-The caller provides the environment: a `World` plays conversations and scores them; nothing here depends on their content.
+The caller provides tasks, which make environments (`ref/environment.py`), and a chat format; nothing here depends on what they say.
 
 | symbol | here | shape |
 |---|---|---|
-| G, N | `prompts`, `rollouts` | conversation n of a step belongs to group n // N |
+| G, N | `prompts`, `rollouts` | rollout n of a step belongs to group n // N |
 | r − β·KL | `rewards` | G·N over all ranks, in order of n |
 | A | `advantages` | G·N, the same on every rank |
 | this rank's tokens | `Batch` | micro_rows, T/cp |
 """
 
 import hashlib
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -39,9 +41,11 @@ from torch import Tensor
 
 from ref import rl as ref_rl
 from ref.engine.sampler import Sampler
+from ref.environment import ChatFormat, EnvironmentFailure, TaskSet
 from ref.network import Output, load_extra, release
 from ref.network import fast as ref
-from ref.rl import Played, Settings, World
+from ref.rl import Settings, score_rollouts
+from ref.rollout import Each, Limits, Rollout, one_by_one, sample_rollouts
 from ref.textual_feedback import Hinted, hinted
 from ref.weight_sync import parts as whole_parts
 from scaled import muon, weight_sync
@@ -61,10 +65,10 @@ from scaled.runtime.store import open_store
 from scaled.textual_feedback import head_loss, packed, predictions, teach, within
 from scaled.watching import Look, Watcher, shortened, watching
 
-__all__ = ["Batch", "Played", "Rl", "Show", "Step", "World", "deal", "improve", "learn", "play_and_improve", "share"]
+__all__ = ["Batch", "Rl", "Show", "Step", "deal", "improve", "sample_and_improve", "share", "train"]
 
-Show = Callable[[int, Sequence[Played], Sequence[float]], None]
-"""(step, counted from 0; rank 0's conversations of the step's first group; their rewards after the KL penalty): for people who watch."""
+Show = Callable[[int, Sequence[Rollout], Sequence[float]], None]
+"""(step, counted from 0; rank 0's rollouts of the step's first group; their rewards after the KL penalty): for people who watch."""
 
 
 @dataclass(frozen=True)
@@ -95,6 +99,8 @@ class Rl(Ranks):
         self.at_least(0, "heldout")
         if self.rl.steps < 1:
             raise ValueError(f"rl.steps must be at least 1, got {self.rl.steps}")
+        if self.rl.shuffle_rewards or self.rl.micro_tokens:
+            raise ValueError("rl.shuffle_rewards and rl.micro_tokens are for small runs; micro_rows and length say how large a micro-batch is")
         if self.rl.max_len > self.length:
             raise ValueError(f"length must hold a context of rl.max_len = {self.rl.max_len} tokens, got {self.length}")
 
@@ -107,6 +113,10 @@ class Rl(Ranks):
     @property
     def schedule(self) -> Settings:
         return self.rl
+
+    def limits(self, limits: Limits) -> Limits:
+        """The caller's limits, and those of the settings."""
+        return replace(limits, turn_tokens=self.rl.turn_tokens or limits.turn_tokens, tokens=self.rl.episode_tokens or limits.tokens)
 
     def optimizers(self, model: torch.nn.Module) -> list[torch.optim.Optimizer]:
         return muon.optimizers(model, 0.0, self.rl.lr, use_muon=False)
@@ -161,17 +171,22 @@ class Step(ref_rl.Step):
     """Share of the experts that the training pass used but the sampler did not; None for a dense network."""
 
 
-def learn(
+def train(
     technique: str,
     c: Rl,
     folder: str | Path,
-    world: World,
+    tasks: TaskSet,
+    chat_format: ChatFormat,
+    limits: Limits,
+    *,
     log: Log = lambda *_, **__: None,
     watcher: Watcher | None = None,
     show: Show | None = None,
+    each: Each = one_by_one,
 ) -> dict[str, float]:
     """The complete training on this rank; `log(step, steps, **metrics)` and `show` are called on rank 0. `watcher` is told what the rollouts of every
-    step did. Returns the metrics of the last step, the alarms among them as their number, and success on held-out tasks before and after.
+    step did.
+    `each`: see `ref.rl.train`; it samples. Returns the metrics of the last step, the alarms among them as their number, and success on held-out tasks before and after.
     FOLDER/checkpoints/final holds the final network; other files: `scaled/optimise.py`, `scaled/watching.py`."""
     folder, rank = Path(folder), dist.get_rank()
     assert c.checkpoint is not None, "RL starts from a policy"
@@ -180,18 +195,19 @@ def learn(
         with torch.device("meta"):  # no memory is allocated before the dtype is known: `fetch` fills it
             sampler = Sampler(ref.Transformer(model.config), getattr(torch, c.sampler_dtype))
         sampler.model.to_empty(device=current().device)
-        found = {}
+        found, limits = {}, c.limits(limits)
+        sample = partial(sampled, c, sampler, tasks, chat_format, limits, each)
         if c.heldout:
             with Watch(folder / "ranks", c.timeout):
-                found["heldout_before"] = heldout(c, reference or model, sampler, world)
+                found["heldout_before"] = heldout(c, reference or model, sampler, sample)
         load = synced(c, folder, sampler, model) if c.sync else partial(fetch, sampler, model)
         look = watching(watcher, folder, c.rl.prompts, c.rl.rollouts) if watcher else None
         show = show if rank == 0 else None
-        gradients = partial(play_and_improve, c, model, reference, sampler, world, load=load, look=look, show=show)
+        gradients = partial(sample_and_improve, c, model, reference, sample, tasks, load, look=look, show=show)
         found |= shortened(optimise(c, folder, technique, model, gradients, log))
         if c.heldout:
             with Watch(folder / "ranks", c.timeout):
-                found["heldout_after"] = heldout(c, model, sampler, world)
+                found["heldout_after"] = heldout(c, model, sampler, sample)
         extra = load_extra(c.checkpoint) or None  # draft layers go along unchanged
         about = release.card(
             f"etude {technique}",
@@ -205,40 +221,58 @@ def learn(
         return found
 
 
-def play_and_improve(
+def sampled(
+    c: Rl, sampler: Sampler, tasks: TaskSet, chat_format: ChatFormat, limits: Limits, each: Each, stream: str, numbers: Sequence[int], *what: object
+) -> list[Rollout]:
+    """This rank's rollouts of tasks, given by number in a stream; `what` names the generator."""
+    chosen = [tasks.task(stream, number) for number in numbers]
+    draws = generator(c.seed, stream, *what)
+    return sample_rollouts(sampler, tasks.environment, chosen, 1, chat_format, limits, c.rl.temperature, draws, each, tasks.is_slow)
+
+
+def sample_and_improve(
     c: Rl,
     model: Transformer,
     reference: Transformer | None,
-    sampler: Sampler,
-    world: World,
+    sample: Callable[..., list[Rollout]],
+    tasks: TaskSet,
+    load: Callable[[int], dict[str, float]],
     step: int,
-    load: Callable[[int], dict[str, float]] | None = None,
     look: Look | None = None,
     show: Show | None = None,
 ) -> dict[str, float]:
-    """Samples the conversations of a step, leaves their policy gradient in `model`, and returns the metrics of the step. load(step) gives the
-    sampler its weights, and returns metrics; by default it gathers them. `look` watches what was played, and `show` shows some of it."""
+    """Samples the rollouts of a step, leaves their policy gradient in `model`, and returns the metrics of the step. load(step) gives the
+    sampler its weights, and returns metrics; `sample(stream, numbers, step)` gives rollouts. `look` watches them, and `show` shows some."""
     numbers = share(c.rl.prompts * c.rl.rollouts).tolist()
-    sent = (load or partial(fetch, sampler, model))(step)
-    played = world.play(sampler, "rl", [step * c.rl.prompts + n // c.rl.rollouts for n in numbers], generator(c.seed, "rl", step))
-    found = improve(c, model, reference, played)
+    sent = load(step)
+    rollouts = sample("rl", [step * c.rl.prompts + n // c.rl.rollouts for n in numbers], step)
+    score_rollouts(c.rl, tasks, rollouts, 0)
+    found = improve(c, model, reference, rollouts)
     if show:
-        first = [one for number, one in zip(numbers, played, strict=True) if number < c.rl.rollouts]
+        first = [one for number, one in zip(numbers, rollouts, strict=True) if number < c.rl.rollouts]
         show(step, first, found.rewards[: len(first)].tolist())
-    figures = {"loss": found.loss, "reward": found.rewards.mean().item()} | means(played)
-    figures |= {"drift": found.drift.mean().item(), "engine_kl": found.engine.mean().item(), "imbalance": found.load}
+    figures = {"loss": found.loss, "reward": found.rewards.nanmean().item()} | means(rollouts)
+    figures |= {"drift": found.drift.nanmean().item(), "engine_kl": found.engine.nanmean().item(), "imbalance": found.load}
     figures |= sent | {"mismatch": found.mismatch["p50"], "mismatch_p99": found.mismatch["p99"], "tokens": float(found.tokens)}
     figures |= {} if found.divergence is None else {"distilled": float(found.distilled), "divergence": found.divergence}
     figures |= {} if found.differs is None else {"routing_differs": found.differs}
-    return figures | (look(step, numbers, played) if look else {})
+    failed = everyone([float(bool(one.failure)) for one in rollouts]) * c.rl.prompts * c.rl.rollouts
+    figures |= {"failed": failed} if failed else {}
+    return figures | (look(step, numbers, rollouts) if look else {})
 
 
-def improve(c: Rl, model: Transformer, reference: Transformer | None, played: Sequence[Played]) -> Step:
-    """`ref.rl.improve` for the conversations of all ranks; `played` are this rank's (`share`). The gradient is in `model`, too."""
-    G, N = c.rl.prompts, c.rl.rollouts
-    numbers = share(G * N)
-    batches, teachers, load = deal(c, model, played, numbers)
-    device = batches[0].ids.device
+def improve(c: Rl, model: Transformer, reference: Transformer | None, rollouts: Sequence[Rollout]) -> Step:
+    """`ref.rl.improve` for the rollouts of all ranks; `rollouts` are this rank's (`share`). The gradient is in `model`, too."""
+    G, N, device = c.rl.prompts, c.rl.rollouts, current().device
+    numbers, failed = share(G * N), [bool(one.failure) for one in rollouts]
+    # A dp rank has the rollouts of its cp ranks; other dp ranks have the rest of their groups.
+    mine, lost = (torch.cat(gathered(x.to(device), "cp")) for x in (numbers, torch.tensor(failed)))
+    kept = mine[~lost]
+    left = int(summed(torch.tensor(len(kept), device=device), "dp"))
+    if not left:
+        raise EnvironmentFailure(f"no rollout of this step is left to train on: {rollouts[0].failure}")
+    rest = [one for one, gone in zip(rollouts, failed, strict=True) if not gone]
+    batches, teachers, load = deal(c, model, rest, numbers[~torch.tensor(failed)])
 
     # Policy and reference compute in the same way, with their own experts: differences in the sampler are not drift.
     drift, engine = torch.zeros(2, G * N, dtype=torch.float64, device=device).unbind()
@@ -249,13 +283,16 @@ def improve(c: Rl, model: Transformer, reference: Transformer | None, played: Se
                 for whole, part in ((drift, token_kl(now, before, "k1")), (engine, batch.behavior - now)):
                     whole.index_add_(0, batch.conversation[batch.keep], part[batch.keep].double())
         drift, engine = summed(torch.stack((drift, engine))).unbind()
-    # A dp rank has the conversations of its cp ranks; other dp ranks have the rest of their groups.
-    mine = torch.cat(gathered(numbers.to(device), "cp"))
-    here = torch.tensor([p.reward for p in played], dtype=torch.float64, device=device)
-    rewards = torch.cat(gathered(here, "cp")) - c.rl.payment.kl * drift[mine]
-    advantages = torch.cat(gathered(group_advantages(rewards, groups=mine // N), "dp"))
+    here = torch.tensor([one.reward for one in rest], dtype=torch.float64, device=device)
+    rewards = torch.cat(gathered(here, "cp")) - c.rl.payment.kl * drift[kept]
+    order = torch.cat(gathered(kept, "dp"))
 
-    total, apart, budget, pairs, routed = 0.0, 0.0, float(G * N * c.rl.budget_tokens), [], []
+    def everywhere(values: Tensor, missing: float) -> Tensor:
+        return values.new_full((G * N,), missing).index_copy(0, order, torch.cat(gathered(values, "dp")))
+
+    advantages = everywhere(group_advantages(rewards, groups=kept // N), 0.0)
+
+    total, apart, budget, pairs, routed = 0.0, 0.0, float(left * c.rl.budget_tokens), [], []
     taught = None if teachers is None else teach(model, teachers.where, teachers.doc, c.micro_rows)
     for batch in batches:
         logp, out = own_logp(model, batch, routing(c, batch), c.rl.temperature)
@@ -291,7 +328,7 @@ def improve(c: Rl, model: Transformer, reference: Transformer | None, played: Se
     return Step(
         loss=total,
         gradients=[p.grad for p in model.parameters()],
-        rewards=torch.cat(gathered(rewards, "dp")),
+        rewards=everywhere(rewards, math.nan),
         drift=drift,
         engine=engine,
         gap=(logp - behavior)[keep],
@@ -312,7 +349,7 @@ def share(n: int) -> Tensor:
 
 
 def generator(seed: int, *what: object) -> torch.Generator:
-    """This rank's generator for one step, on the CPU, where `World.play` draws; it depends only on seed, step and rank, so a resumed run
+    """This rank's generator for one step, on the CPU; it depends only on seed, step and rank, so a resumed run
     repeats it."""
     name = "-".join(map(str, (seed, *what, current().group("all").rank)))
     return torch.Generator().manual_seed(int.from_bytes(hashlib.sha256(name.encode()).digest()[:7]))
@@ -345,12 +382,12 @@ def synced(c: Rl, folder: Path, sampler: Sampler, model: Transformer) -> Callabl
     return load
 
 
-def deal(c: Rl, model: Transformer, played: Sequence[Played], numbers: Tensor) -> tuple[list[Batch], Teachers | None, float]:
-    """Assigns the conversations of all ranks to dp ranks by cost and packs them in rows. Returns this rank's tokens, in the same number of
+def deal(c: Rl, model: Transformer, rollouts: Sequence[Rollout], numbers: Tensor) -> tuple[list[Batch], Teachers | None, float]:
+    """Assigns the rollouts of all ranks to dp ranks by cost and packs them in rows. Returns this rank's tokens, in the same number of
     batches as every other rank; what its teachers read, or None if `rl.feedback` gives no hints; and the highest load of a rank over the mean."""
     device, config = current().device, model.config
     dp = current().group("dp").size
-    segments = [(n, s) for n, p in zip(numbers.tolist(), played, strict=True) for s in p.chain.segments]
+    segments = [(n, s) for n, p in zip(numbers.tolist(), rollouts, strict=True) for s in p.chain.segments]
     columns = {
         "ids": [s.tokens for _, s in segments],
         "sampled": [s.sampled.long() for _, s in segments],
@@ -374,7 +411,7 @@ def deal(c: Rl, model: Transformer, played: Sequence[Played], numbers: Tensor) -
     held["doc"] = [torch.full((int(T),), i, device=device) for i, T in enumerate(sizes)]
     empty = {"doc": -1, "experts": -1}
     laid = {name: lay(column, row, start, shape, empty.get(name, 0)).to(device) for name, column in held.items()}
-    teachers = corrected(c, played, rank_of, row * c.length + start) if c.rl.feedback.weight else None
+    teachers = corrected(c, rollouts, rank_of, row * c.length + start) if c.rl.feedback.weight else None
     where = nothing() if teachers is None else teachers.where
     here, batches = places(c.length).to(device), []  # rows already belong to this dp rank: only split their tokens
     for first in range(0, shape[0], c.micro_rows):
@@ -399,11 +436,11 @@ def nothing() -> Hinted:
     return Hinted(*torch.zeros(3, 0, dtype=torch.long).unbind())
 
 
-def corrected(c: Rl, played: Sequence[Played], rank_of: Tensor, starts: Tensor) -> Teachers:
+def corrected(c: Rl, rollouts: Sequence[Rollout], rank_of: Tensor, starts: Tensor) -> Teachers:
     """Sends what the teachers of this rank's segments read to the dp ranks that train on them, and packs what comes. `starts`: where this dp rank's
     segments begin in their rows, flattened."""
     device, cp = current().device, current().group("cp").size
-    found = [hinted(s, p.hints[n]) if p.hints else nothing() for p in played for n, s in enumerate(p.chain.segments)]
+    found = [hinted(s, p.hints[n]) if p.hints else nothing() for p in rollouts for n, s in enumerate(p.chain.segments)]
     held = []
     for name in ("tokens", "student", "teacher"):
         column = [getattr(one, name).to(device) for one in found]
@@ -438,11 +475,10 @@ def own_logp(model: Transformer, batch: Batch, experts: list | None, temperature
     return logp.new_zeros(batch.keep.shape).index_put(at, logp), out
 
 
-def heldout(c: Rl, model: Transformer, sampler: Sampler, world: World) -> float:
-    """Sampled success on held-out tasks, one conversation each."""
+def heldout(c: Rl, model: Transformer, sampler: Sampler, sample: Callable[..., list[Rollout]]) -> float:
+    """Sampled success on held-out tasks, one rollout each."""
     fetch(sampler, model, 0)
-    played = world.play(sampler, "heldout", share(c.heldout).tolist(), generator(c.seed, "heldout"))
-    return means(played)["success"]
+    return means(sample("heldout", share(c.heldout).tolist()))["success"]
 
 
 def everyone(values: Sequence[float]) -> float:
@@ -452,6 +488,12 @@ def everyone(values: Sequence[float]) -> float:
     return (whole[0] / whole[1]).item()
 
 
-def means(played: Sequence[Played]) -> dict[str, float]:
-    """The mean of each metric over the conversations of all ranks."""
-    return {name: everyone([p.figures[name] for p in played]) for name in sorted(played[0].figures)}
+def means(rollouts: Sequence[Rollout]) -> dict[str, float]:
+    """The mean of each metric over the rollouts of all ranks whose environment did not fail, and of their tokens and contexts."""
+    kept = [one.logged for one in rollouts if not one.failure]
+    names: list = [sorted(kept[0]) if kept else []]
+    if (group := current().group("all")).size > 1:
+        names *= group.size
+        dist.all_gather_object(names, names[0])  # a rank may have nothing left
+    names = max(names, key=len)
+    return {name: everyone([one[name] for one in kept]) for name in names}

@@ -1,6 +1,6 @@
 """Self-summarisation on many ranks: `ref/self_summary.py`, which explains chains.
 
-Each dp rank samples its own conversations with its own sampler, so `rollout_chains` and `converse_chain` are those of `ref`. In training,
+Each dp rank samples its own rollouts with its own sampler, so `ChainBuilder` is that of `ref`. In training,
 chains are split: packing (`scaled/packing.py`) puts segments wherever they fit, so the segments of one chain may be on different ranks.
 
     advantages [C]   of all chains, the same on every rank (`scaled.dr_grpo.group_advantages` over chains)
@@ -18,10 +18,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ref.checks import expect
-from ref.self_summary import Chain, Chaining, Demo, Segment, converse_chain, demo, rollout_chains
+from ref.self_summary import Chain, ChainBuilder, Chaining, Demo, Segment, demo
 from scaled.runtime.comm import summed
 
-__all__ = ["Chain", "Chaining", "Demo", "Segment", "converse_chain", "demo", "rollout_chains", "spread"]
+__all__ = ["Chain", "ChainBuilder", "Chaining", "Demo", "Segment", "demo", "spread"]
 
 
 def spread(advantages: Float[Tensor, " C"], chains: Sequence[Chain]) -> Float[Tensor, " S"]:

@@ -18,7 +18,7 @@ from pathlib import Path
 import torch.distributed as dist
 
 from kit.disk import read_lines
-from ref.rl import Played
+from ref.rollout import Rollout
 from ref.transcript import Transcript
 from scaled.monitor import statistics
 from scaled.optimise import keep_lines
@@ -46,16 +46,16 @@ class Watcher:
     """Shows a line; called on rank 0."""
 
 
-Look = Callable[[int, Sequence[int], Sequence[Played]], dict[str, float]]
-"""(step, counted from 0; numbers of this rank's conversations; the conversations) → what is logged."""
+Look = Callable[[int, Sequence[int], Sequence[Rollout]], dict[str, float]]
+"""(step, counted from 0; numbers of this rank's rollouts; the rollouts) → what is logged."""
 
 
 def watching(watcher: Watcher, folder: Path, prompts: int, rollouts: int) -> Look:
     """A function that watches a step; all ranks call it together, for one step after the other. The first call tells the watcher the steps before,
-    from the journal. Raises ValueError for conversations without a record."""
+    from the journal. Raises ValueError for rollouts without a transcript."""
     journal, told = folder / "watched.jsonl", False
 
-    def look(step: int, numbers: Sequence[int], played: Sequence[Played]) -> dict[str, float]:
+    def look(step: int, numbers: Sequence[int], played: Sequence[Rollout]) -> dict[str, float]:
         nonlocal told
         first = current().group("all").rank == 0
         if not told:
@@ -67,9 +67,11 @@ def watching(watcher: Watcher, folder: Path, prompts: int, rollouts: int) -> Loo
             told = True
         here: list[list[Transcript]] = [[] for _ in range(prompts)]
         for number, one in zip(numbers, played, strict=True):
-            if one.record is None:
-                raise ValueError("a world that is watched must give every conversation its record")
-            here[number // rollouts].append(one.record)
+            if one.failure:
+                continue
+            if one.transcript is None:
+                raise ValueError("a task set that is watched must give every rollout its transcript")
+            here[number // rollouts].append(one.transcript)
         groups = [statistics(some, watcher.tools, watcher.longest, axis="all") for some in here]
         if first:
             with open(journal, "a") as file:

@@ -4,8 +4,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ref.rl import reward_terms
+from ref.rollout import Rollout
 from sims.microrepo import Task
-from sims.recipe.agent import Episode, parted, pay
+from sims.recipe.agent import Language, one_row, parted
 from sims.recipe.settings import Payment
 
 __all__ = ["MEASURES", "figure", "helpers_read", "measure", "turns_of"]
@@ -17,10 +19,11 @@ RATIOS = {"calls_per_turn": ("calls", "turns"), "read_together": ("together", "b
 """Ratios of two means: (numerator, denominator)."""
 
 
-def turns_of(episode: Episode) -> list[str]:
+def turns_of(rollout: Rollout, language: Language) -> list[str]:
     """The policy's turns as text."""
-    turns = [episode.rollout.tokens[where].tolist() for where, own in parted(episode.rollout, episode.stop) if own]
-    return [episode.language.decode(turn[:-1] if turn[-1] == episode.stop else turn) for turn in turns]
+    whole = one_row(rollout.chain)
+    turns = [whole.tokens[where].tolist() for where, own in parted(whole, language.env) if own]
+    return [language.decode(turn[:-1] if turn[-1] == language.env else turn) for turn in turns]
 
 
 def helpers_read(task: Task, turns: Sequence[str]) -> tuple[bool, bool]:
@@ -31,24 +34,24 @@ def helpers_read(task: Task, turns: Sequence[str]) -> tuple[bool, bool]:
     return both, both and any(helpers <= some for some in reads)
 
 
-def measure(episodes: list[Episode], tasks: Sequence[Task], n: int, payment: Payment) -> np.ndarray:
+def measure(episodes: Sequence[Rollout], tasks: Sequence[Task], n: int, payment: Payment, language: Language) -> np.ndarray:
     """Means over the n rollouts of each task, which are adjacent: [tasks, MEASURES]. Effort uses the weights of `payment`."""
     rows = []
     for number, e in enumerate(episodes):
-        v, own = e.verdict, int(e.rollout.sampled.sum())
-        effort = -pay(e, Payment(effort_price=1.0, k=0.0, q=0.0, weights=payment.weights))["effort"]
+        m, own = e.metrics, e.chain.written
+        effort = -reward_terms(e, Payment(effort_price=1.0, k=0.0, q=0.0, weights=payment.weights))["effort"]
         rows.append(
             [
-                v.tests,
+                m["tests"],
                 own,
-                v.turns,
-                v.calls - v.invalid_calls,
-                v.invalid_calls,
+                m["turns"],
+                m["calls"] - m["invalid_calls"],
+                m["invalid_calls"],
                 effort,
                 e.chain.finished,
-                v.writes > 0,
-                *helpers_read(tasks[number // n], turns_of(e)),
-                v.tests * own,
+                m["writes"] > 0,
+                *helpers_read(tasks[number // n], turns_of(e, language)),
+                m["tests"] * own,
             ]
         )
     return np.array(rows, dtype=float).reshape(len(tasks), n, len(MEASURES)).mean(1)

@@ -24,7 +24,7 @@ messages go with failure (success 0.48 with a comment and 0.58 without, 0.36 wit
 success alone unlearns; lints and silence it does not see. A loss of success is seen if it is 0.1 and trainings spread by 0.04.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -38,18 +38,20 @@ from kit.runs import Run
 from ref.behaviour import Prices, measures
 from ref.engine.sampler import Sampler
 from ref.network import load_hf
+from ref.rollout import Rollout
 from ref.transcript import Transcript
 from sims.behaviour_verdicts import learned, picture
 from sims.hack_training import Size, engine, fine_tuned, undisturbed
 from sims.microrepo import NoiseConfig, WorldConfig
 from sims.microrepo.manners import ManneredSession, mannered
 from sims.policies import agent
-from sims.recipe.agent import Episode, Language, hash_seed, play
+from sims.recipe.agent import Language, hash_seed, play
 from sims.recipe.data import task_stream
 from sims.recipe.demonstrations import context, taught
-from sims.recipe.learner import Learner, language_of
-from sims.recipe.reinforcement import learn
+from sims.recipe.learner import language_of
+from sims.recipe.reinforcement import Moment, learn, of_rollouts
 from sims.recipe.settings import Recipe
+from sims.recipe.tasks import MicroTasks
 from sims.transcripts import transcript_of
 
 __all__ = ["ARMS", "Experiment", "experiment", "picture"]
@@ -104,12 +106,9 @@ def habits(record: Transcript, solved: float) -> dict[str, float]:
     return measures(record, DEAR.free_comments) | {"items": float(len(record.todos)), "terminal": terminal, "success": solved}
 
 
-def told(episodes: list[Episode]) -> dict[str, float]:
+def told(rollouts: Sequence[Rollout]) -> dict[str, float]:
     """Means over a step's rollouts."""
-    found = []
-    for episode in episodes:
-        assert isinstance(episode.environment, ManneredSession)
-        found.append(habits(recorded(episode, episode.environment.task), episode.verdict.tests))
+    found = [habits(one.transcript or recorded(one), one.metrics["tests"]) for one in rollouts]
     return {name: float(np.mean([one[name] for one in found])) for name in found[0]}
 
 
@@ -142,10 +141,13 @@ def training(run: Run, c: Experiment, recipe: Recipe, start: Path, heldout: Held
     rl = replace(recipe.rl, steps=c.steps, prompts=c.prompts, rollouts=c.rollouts, lr=c.lr, later=0.0, gate=0.0, payment=payment)
     config = replace(recipe, seed=recipe.seed + 1000 * c.seed + number + 1, rl=replace(rl, behaviour=prices(arm)))
 
-    def look(step: int, learner: Learner, sampler: Sampler) -> dict:
-        return {f"after_{name}": value for name, value in heldout(sampler, arm, number).items()} if step == c.steps else {}
+    def look(moment: Moment) -> dict:
+        if moment.step < c.steps:
+            return {}
+        return {f"after_{name}": value for name, value in heldout(moment.sampler, arm, number).items()}
 
-    learn(stage, config, load_hf(start), None, load_hf(start), heldout.language, look, opened=ManneredSession, told=told, record=recorded)
+    tasks = MicroTasks(config, heldout.language, ManneredSession, recorded)
+    learn(stage, config, load_hf(start), None, load_hf(start), heldout.language, [of_rollouts(told), look], tasks)
     lines = list(read_lines(stage.metrics_path))
     after = {name.removeprefix("after_"): value for name, value in lines[-1].items() if name.startswith("after_")}
     return stage.finish({"steps": [{name: line[name] for name in ("step", "reward", *after)} for line in lines], "after": after})

@@ -22,14 +22,13 @@ import torch
 
 from kit.disk import read_lines
 from kit.runs import Run
-from ref.engine.sampler import Sampler
 from sims.experiment import above, claim
 from sims.policies import agent
 from sims.recipe.agent import hash_seed, play
 from sims.recipe.data import task_stream
 from sims.recipe.demonstrations import context
-from sims.recipe.learner import Learner, language_of, load_checkpoint
-from sims.recipe.reinforcement import learn
+from sims.recipe.learner import language_of, load_checkpoint
+from sims.recipe.reinforcement import Moment, learn
 from sims.recipe.settings import Recipe
 from sims.statistics import bootstrap, pass_at_k
 
@@ -75,16 +74,16 @@ def training(run: Run, c: Experiment, root: Path, recipe: Recipe, number: int) -
     tasks = list(itertools.islice(task_stream(recipe, "evaluation"), c.tasks))
     at, language, r = {round(share * steps) for share in c.looks}, language_of(root), config.rl
 
-    def look(step: int, learner: Learner, sampler: Sampler) -> dict:
-        if step not in at:
+    def look(moment: Moment) -> dict:
+        if moment.step not in at:
             return {}
-        generator = torch.Generator().manual_seed(hash_seed(c.seed, "best-of-k", number, step))
-        episodes = play(sampler, language, tasks, c.samples, context(language, config), r.max_turns, generator, r.temperature)
-        won = np.array([e.verdict.tests for e in episodes], dtype=int).reshape(c.tasks, c.samples)
+        generator = torch.Generator().manual_seed(hash_seed(c.seed, "best-of-k", number, moment.step))
+        episodes = play(moment.sampler, language, tasks, c.samples, context(language, config), r.max_turns, generator, r.temperature)
+        won = np.array([e.metrics["tests"] for e in episodes], dtype=int).reshape(c.tasks, c.samples)
         return {"solved": won.sum(1).tolist()}
 
     policy, reference = (load_checkpoint(root, config, "sft", with_mtp=False)[0] for _ in range(2))
-    learn(stage, config, policy, None, reference, language, look)
+    learn(stage, config, policy, None, reference, language, [look])
     # From the stage's metrics, because an earlier process may have done some of the looks.
     lines = read_lines(stage.metrics_path)
     looks = [{"step": line["step"], "solved": line["solved"]} for line in lines if "solved" in line]

@@ -20,13 +20,14 @@ from ref import cpt
 from ref.network import Transformer
 from ref.network.release import GIVEN
 from ref.rl import own_logp, pad
+from ref.rollout import Rollout
 from ref.self_summary import Chain
 from sims.microrepo import Task
 from sims.policies import SMOKE
 from sims.recipe import stages as recipe
 from sims.recipe.agent import Language, hash_seed
 from sims.recipe.data import heldout_codebase, heldout_file, task_stream
-from sims.recipe.demonstrations import Lesson, context, taught
+from sims.recipe.demonstrations import context, taught
 from sims.recipe.evaluation import measure_policy
 from sims.recipe.learner import language_of, load_checkpoint, packed_rows
 from sims.recipe.settings import Recipe
@@ -121,7 +122,7 @@ def cut(run: Run, corpus: Path, config: Recipe, whole: bool = False) -> None:
     stage.finish(counts, paths)
 
 
-def heldout(c: Experiment, config: Recipe, language: Language) -> tuple[list[Lesson], list[Task]]:
+def heldout(c: Experiment, config: Recipe, language: Language) -> tuple[list[Rollout], list[Task]]:
     """Demonstrations, as imperfect as those of SFT, and tasks to play. They are the same for every training run, no task is in both, and
     every target and helper function is held out from all training data."""
     stream, rng = iter(task_stream(replace(config, seed=c.seed), "evaluation")), random.Random(f"{c.seed}-heldout-agent")

@@ -5,10 +5,12 @@ import re
 from collections.abc import Sequence
 from random import Random
 
+from ref.messages import Message
 from ref.network import Transformer
-from ref.rl import pad, reference_kl
-from sims.microrepo import Task
-from sims.recipe.agent import Episode, Language, parted, pay
+from ref.rl import pad, reference_kl, reward_terms
+from ref.rollout import Rollout
+from sims.microrepo import MicroRepo, Session, Task
+from sims.recipe.agent import Language, parted
 from sims.recipe.demonstrations import Lesson, context
 from sims.recipe.settings import Memory, Recipe
 
@@ -23,27 +25,29 @@ def words(language: Language, tokens: Sequence[int]) -> list[str]:
     return [language.decode([token]) for token in tokens]
 
 
-def retold(after: Transformer, before: Transformer, recipe: Recipe, language: Language, tasks: list[Task], episodes: list[Episode], n: int) -> dict:
+def retold(
+    after: Transformer, before: Transformer, recipe: Recipe, language: Language, tasks: list[Task], episodes: Sequence[Rollout], n: int
+) -> dict:
     """Chains of several contexts played by `after`: among the successes, the one whose summaries kept the most facts and the one whose
     summaries kept the fewest, and the same among the failures. Taken from groups of n rollouts with different outcomes, or from all groups if
     there are none. Each comes with its complete group, which its advantage depends on. Empty if no rollout needed a second context."""
     several = [number for number, e in enumerate(episodes) if len(e.chain.segments) > 1]
     groups = {number: episodes[number // n * n :][:n] for number in several}
-    differ = [number for number in several if len({e.verdict.tests for e in groups[number]}) > 1] or several
+    differ = [number for number in several if len({e.metrics["tests"] for e in groups[number]}) > 1] or several
     said = {number: notes(language, tasks[number // n], episodes[number]) for number in differ}
     kept = {number: sum(fact["fate"] == "kept" for note in said[number] for fact in note["facts"]) for number in differ}
     chosen: set[int] = set()
     for success in (1.0, 0.0):
-        some = [number for number in differ if episodes[number].verdict.tests == success]
+        some = [number for number in differ if episodes[number].metrics["tests"] == success]
         chosen |= {best(some, key=kept.__getitem__) for best in (max, min) if some}
     found = []
     for number in sorted(chosen, key=lambda number: (-kept[number], number)):
         e = episodes[number]
         found.append(
             {
-                "task": e.environment.prompt,
+                "task": e.environment.session.prompt,
                 "depth": tasks[number // n].depth,
-                "success": bool(e.verdict.tests),
+                "success": bool(e.metrics["tests"]),
                 "finished": e.chain.finished,
                 "saved": e.chain.saved,
                 "place": number % n,
@@ -65,35 +69,35 @@ def retold(after: Transformer, before: Transformer, recipe: Recipe, language: La
     }
 
 
-def priced(after: Transformer, before: Transformer, recipe: Recipe, episode: Episode) -> dict:
+def priced(after: Transformer, before: Transformer, recipe: Recipe, episode: Rollout) -> dict:
     """The reward of a rollout of `after` in named parts, with the charge for drift from `before`, and the [given, written, summary] token counts
     of its contexts."""
     segments, payment = episode.chain.segments, recipe.rl.payment
     drift = reference_kl(after, before, *pad(segments), recipe.rl.temperature)[0].sum().item()
-    paid = pay(episode, payment)
+    paid = reward_terms(episode, payment)
     return {
-        "success": bool(episode.verdict.tests),
+        "success": bool(episode.metrics["tests"]),
         "tests": paid["tests"],
         "effort": paid["effort"],
         "invalid": paid["invalid"],
         "kl": -payment.kl * drift,
-        "reward": paid["reward"] - payment.kl * drift,
+        "reward": sum(paid.values()) - payment.kl * drift,
         "contexts": [[int((~s.sampled).sum()), int(s.sampled.sum()), int(s.summary.sum())] for s in segments],
     }
 
 
-def pieces(language: Language, recipe: Recipe, episode: Episode) -> list[list[dict]]:
+def pieces(language: Language, recipe: Recipe, episode: Rollout) -> list[list[dict]]:
     """The pieces of each context in order: role and tokens. Roles: prompt, turn, answer, request, summary; `summary, given` and `resume`
     if a context opens with the summary of the previous one."""
     how, contexts, summary = context(language, recipe), [], 0
     for number, s in enumerate(episode.chain.segments):
         tokens, found = words(language, s.tokens.tolist()), []
-        for where, own in parted(s, episode.stop):
+        for where, own in parted(s, language.env):
             piece = tokens[where]
             if own:
                 found.append({"role": "summary" if s.summary[where.start] else "turn", "tokens": piece})
             elif where.start == 0:
-                ends = [0, len(episode.prompt), len(episode.prompt) + summary, len(piece)] if number else [0, len(piece)]
+                ends = [0, episode.opening, episode.opening + summary, len(piece)] if number else [0, len(piece)]
                 roles = ("prompt", "summary, given", "resume")
                 found += [{"role": role, "tokens": piece[a:b]} for role, (a, b) in zip(roles, itertools.pairwise(ends), strict=False)]
             else:
@@ -106,20 +110,23 @@ def pieces(language: Language, recipe: Recipe, episode: Episode) -> list[list[di
     return contexts
 
 
-def notes(language: Language, task: Task, episode: Episode) -> list[dict]:
+def notes(language: Language, task: Task, episode: Rollout) -> list[dict]:
     """For each summary: its text, the one that the scripted agent would have written, and the fate of every fact. A fact is what the scripted
     agent says about a file or about the current body: "kept" word for word; "changed": mentioned in other words; "lost"; "invented": about
     a file that no context showed."""
     scripted = Lesson(language, task, [], Random(0), Memory(wordy=0.0, forgetful=0.0))
+    environment, messages = MicroRepo(Session(task)), [Message("user", task.prompt)]
     found: list[dict] = []
     for s in episode.chain.segments:
-        for where, own in parted(s, episode.stop):
+        for where, own in parted(s, language.env):
             *turn, end = s.tokens[where].tolist()
-            if not own or end != episode.stop:  # given, or cut off
+            if not own or end != language.env:  # given, or cut off
                 continue
             if not s.summary[where.start]:
-                if not scripted.environment.done:
-                    scripted.reply(turn)
+                if not environment.session.done:
+                    messages.append(language.decode_turn(turn))
+                    messages += environment.step(messages[-1]).messages
+                    scripted.hear(messages)
                 continue
             said, known, facts = language.decode(turn), list(scripted.known), []
             spoken = re.findall(r"\b(m\d)(?:\([^)]*\):| is )", said)

@@ -24,14 +24,13 @@ import torch
 
 from kit.disk import read_lines
 from kit.runs import Run
-from ref.engine.sampler import Sampler
 from sims.experiment import above, at_most, claim
 from sims.policies import agent
 from sims.recipe.agent import hash_seed, play
 from sims.recipe.data import task_stream
 from sims.recipe.demonstrations import context
-from sims.recipe.learner import Learner, language_of, load_checkpoint
-from sims.recipe.reinforcement import learn
+from sims.recipe.learner import language_of, load_checkpoint
+from sims.recipe.reinforcement import Moment, learn
 from sims.recipe.settings import Recipe
 from sims.statistics import bootstrap
 
@@ -81,17 +80,17 @@ def training(run: Run, c: Experiment, root: Path, recipe: Recipe, arm: str, numb
     tasks, language = list(itertools.islice(task_stream(recipe, "evaluation"), c.tasks)), language_of(root)
     since = [time.perf_counter()]
 
-    def look(step: int, learner: Learner, sampler: Sampler) -> dict:
+    def look(moment: Moment) -> dict:
         found: dict = {"step_s": time.perf_counter() - since[0]}
-        if step in (0, c.steps):
-            generator = torch.Generator().manual_seed(hash_seed(c.seed, "disk-world", number, step))
-            episodes = play(sampler, language, tasks, c.samples, context(language, config), config.rl.max_turns, generator, config.rl.temperature)
-            found["solved"] = np.array([e.verdict.tests for e in episodes], dtype=int).reshape(c.tasks, c.samples).sum(1).tolist()
+        if moment.step in (0, c.steps):
+            generator, r = torch.Generator().manual_seed(hash_seed(c.seed, "disk-world", number, moment.step)), config.rl
+            episodes = play(moment.sampler, language, tasks, c.samples, context(language, config), r.max_turns, generator, r.temperature)
+            found["solved"] = np.array([e.metrics["tests"] for e in episodes], dtype=int).reshape(c.tasks, c.samples).sum(1).tolist()
         since[0] = time.perf_counter()
         return found
 
     policy, reference = (load_checkpoint(root, config, "sft", with_mtp=False)[0] for _ in range(2))
-    learner, _ = learn(stage, config, policy, None, reference, language, look)
+    learner, _ = learn(stage, config, policy, None, reference, language, [look])
     bits = hashlib.sha256(b"".join(p.detach().view(torch.uint8).numpy().tobytes() for p in learner.trunk.masters.parameters())).hexdigest()
     lines = read_lines(stage.metrics_path)
     steps = [{name: line[name] for name in ("step", "success", "reward", "step_s")} for line in lines if line["step"] > 0]

@@ -13,11 +13,11 @@ import torch
 
 from kit.runs import Run
 from ref import kl
-from ref.engine.sampler import Rollout, Sampler
+from ref.engine.sampler import Sampler, Segment
 from ref.network import Transformer
 from ref.rl import pad, routing
 from ref.router_replay import differing, mismatch
-from sims.recipe.agent import play, single
+from sims.recipe.agent import one_row, play, single
 from sims.recipe.data import task_stream
 from sims.recipe.learner import language_of, load_checkpoint
 from sims.recipe.settings import Recipe
@@ -75,7 +75,7 @@ def ways_of(c: Experiment) -> dict[str, tuple[str, float]]:
 
 
 @torch.no_grad()
-def compare(trainer: Transformer, rollouts: list[Rollout], ways: dict[str, tuple[str, float]]) -> dict:
+def compare(trainer: Transformer, rollouts: list[Segment], ways: dict[str, tuple[str, float]]) -> dict:
     """Results of both engines for the same tokens.
 
     gap: log μ − log π per method [sampled tokens], rollout after rollout; rollout, moved [the same]: number of the rollout, and
@@ -137,7 +137,7 @@ def played(run: Run, c: Experiment, root: Path, recipe: Recipe, name: str) -> di
         tasks = list(itertools.islice(task_stream(recipe, "evaluation"), c.tasks))
         for start in range(0, len(tasks), 64):
             episodes = play(sampler, language, tasks[start : start + 64], 1, single(r.max_len), r.max_turns, generator, r.temperature)
-            parts.append(compare(trainer, [e.rollout for e in episodes], ways))
+            parts.append(compare(trainer, [one_row(e.chain) for e in episodes], ways))
             parts[-1]["rollout"] += start
             stage.progress(min(start + 64, len(tasks)))
         columns = {k: np.concatenate([p[k] for p in parts]) for k in ("rollout", "moved", "shares", "dropped", "positions")}

@@ -25,19 +25,19 @@ import torch
 
 from kit.disk import atomic_write
 from kit.settings import RunError
-from ref.engine.conversation import converse
 from ref.engine.sampler import Sampler
 from ref.mtp import MTP
 from ref.network import Transformer
 from ref.rl import pad, routing
+from ref.rollout import Limits, decode_rollout
 from ref.router_replay import differing
 from sims.chain_pieces import retold, words
 from sims.drafting import LONGEST, Timed
 from sims.engines import engines
 from sims.hint_examples import hinted_messages
-from sims.microrepo import Session, Task
+from sims.microrepo import MicroRepo, Session, Task
 from sims.policies import read_config
-from sims.recipe.agent import Episode, Language, play, single
+from sims.recipe.agent import Language, Rollout, one_row, play, single
 from sims.recipe.data import task_stream
 from sims.recipe.demonstrations import context
 from sims.recipe.learner import language_of, load_checkpoint
@@ -101,8 +101,8 @@ def write(run_folder: Path, out: Path, sizes: Sizes = Sizes(), progress: Callabl
     progress("drafting")
     drafted = drafts(after, mtp, recipe, language, tasks[: sizes.drafted])
     progress("hints")
-    hints = hinted_messages(tasks[: sizes.tasks], episodes, r.temperature, sizes.seed)
-    rollouts = {"rollouts": [told(e) for e in mixed(episodes, sizes)]}
+    hints = hinted_messages(language, tasks[: sizes.tasks], episodes, r.temperature, sizes.seed)
+    rollouts = {"rollouts": [told(e, language) for e in mixed(episodes, sizes)]}
     texts = {"rollouts": rollouts, "chain": chain, "routing": routed, "drafting": drafted, "hints": hints}
     progress("token-distributions")
     columns = distributions(after, before, episodes, sizes)
@@ -118,32 +118,32 @@ def write(run_folder: Path, out: Path, sizes: Sizes = Sizes(), progress: Callabl
     return paths
 
 
-def mixed(episodes: list[Episode], sizes: Sizes) -> list[Episode]:
+def mixed(episodes: Sequence[Rollout], sizes: Sizes) -> Sequence[Rollout]:
     """The first rollouts of each of the first tasks; tasks on which some rollouts succeed and some fail come first."""
     n = sizes.samples
     groups = [episodes[i : i + n][: sizes.shown_samples] for i in range(0, len(episodes), n)]
-    groups.sort(key=lambda group: len({e.verdict.tests for e in group}), reverse=True)
+    groups.sort(key=lambda group: len({e.metrics["tests"] for e in group}), reverse=True)
     return list(itertools.chain(*groups[: sizes.shown_tasks]))
 
 
-def told(episode: Episode) -> dict:
+def told(episode: Rollout, language: Language) -> dict:
     """A rollout: its text, and the items that it pays for."""
-    verdict, own = episode.verdict, int(episode.rollout.sampled.sum())
-    tokens = episode.rollout.tokens.tolist()
+    metrics, own = episode.metrics, episode.chain.written
+    tokens = one_row(episode.chain).tokens.tolist()
     return {
-        "task": episode.environment.prompt,
-        "success": bool(verdict.tests),
+        "task": episode.environment.session.prompt,
+        "success": bool(metrics["tests"]),
         "own_tokens": own,
-        "given_tokens": len(tokens) - own - len(episode.prompt),
-        "calls": verdict.calls,
-        "turns": verdict.turns,
-        "invalid_calls": verdict.invalid_calls,
-        "text": episode.language.decode(tokens),
+        "given_tokens": len(tokens) - own - episode.opening,
+        "calls": metrics["calls"],
+        "turns": metrics["turns"],
+        "invalid_calls": metrics["invalid_calls"],
+        "text": language.decode(tokens),
     }
 
 
 @torch.no_grad()
-def distributions(after: Transformer, before: Transformer, episodes: list[Episode], sizes: Sizes) -> dict[str, np.ndarray]:
+def distributions(after: Transformer, before: Transformer, episodes: Sequence[Rollout], sizes: Sizes) -> dict[str, np.ndarray]:
     """Log-probs of both agents, float16 [positions, V], at random positions where the last agent chose a token."""
     segments = [s for e in episodes for s in e.chain.segments]
     row, t = pad(segments)[1][:, 1:].nonzero(as_tuple=True)
@@ -168,9 +168,9 @@ def routes(model: Transformer, recipe: Recipe, language: Language, tasks: list[T
     generator = torch.Generator().manual_seed(sizes.seed)
     episodes = play(Sampler(model, dtype, rounding=rounding), language, tasks, 1, single(r.max_len), r.max_turns, generator, r.temperature)
     passes = [[run_trainer(trainer, e, None)] + [run_trainer(trainer, e, alpha) for alpha in sizes.alphas] for e in episodes]
-    own = [e.rollout.sampled[1:] for e in episodes]
+    own = [one_row(e.chain).sampled[1:] for e in episodes]
     arrays = {
-        "behavior": np.concatenate([e.rollout.logp[1:][keep] for e, keep in zip(episodes, own, strict=True)]),
+        "behavior": np.concatenate([one_row(e.chain).logp[1:][keep] for e, keep in zip(episodes, own, strict=True)]),
         "logp": np.concatenate([[p["logp"][keep] for p in some] for some, keep in zip(passes, own, strict=True)], 1),
         "rollout": np.repeat(np.arange(len(own)), [int(keep.sum()) for keep in own]).astype(np.int16),
     }
@@ -179,7 +179,7 @@ def routes(model: Transformer, recipe: Recipe, language: Language, tasks: list[T
         """Share of the sampler's experts that the strictest filter below α = 1 drops."""
         return differing(passes[i][-2]["experts"].unbind(1), passes[i][1]["experts"].unbind(1))["decisions"]
 
-    firsts = {bool(e.verdict.tests): i for i, e in reversed([*enumerate(episodes)])}
+    firsts = {bool(e.metrics["tests"]): i for i, e in reversed([*enumerate(episodes)])}
     most = sorted(range(len(episodes)), key=dropped, reverse=True)[: sizes.dropping]
     shown, rollouts = list(dict.fromkeys([*(firsts[key] for key in (True, False) if key in firsts), *most])), []
     for number, i in enumerate(shown):
@@ -193,17 +193,17 @@ def routes(model: Transformer, recipe: Recipe, language: Language, tasks: list[T
         arrays |= {
             f"{number}/scores": torch.stack(different).numpy(),
             f"{number}/pass": np.array(at, dtype=np.int8),
-            f"{number}/sampler": e.rollout.experts.to(torch.int8).numpy(),
+            f"{number}/sampler": one_row(e.chain).experts.to(torch.int8).numpy(),
             f"{number}/own": some[0]["experts"].to(torch.int8).numpy(),
-            f"{number}/behavior": e.rollout.logp[1:].numpy(),
+            f"{number}/behavior": one_row(e.chain).logp[1:].numpy(),
             f"{number}/logp": torch.stack([p["logp"] for p in some]).numpy(),
         }
         rollouts.append(
             {
-                "task": e.environment.prompt,
-                "success": bool(e.verdict.tests),
-                "tokens": words(language, e.rollout.tokens.tolist()),
-                "sampled": e.rollout.sampled.int().tolist(),
+                "task": e.environment.session.prompt,
+                "success": bool(e.metrics["tests"]),
+                "tokens": words(language, one_row(e.chain).tokens.tolist()),
+                "sampled": one_row(e.chain).sampled.int().tolist(),
             }
         )
     return {
@@ -216,11 +216,11 @@ def routes(model: Transformer, recipe: Recipe, language: Language, tasks: list[T
     }, arrays
 
 
-def run_trainer(trainer: Transformer, episode: Episode, alpha: float | None) -> dict[str, torch.Tensor]:
+def run_trainer(trainer: Transformer, episode: Rollout, alpha: float | None) -> dict[str, torch.Tensor]:
     """One pass over a rollout of T tokens with the sampler's experts filtered at `alpha`, or the trainer's own (None): scores
     [T−1, L, E], experts [T−1, L, K] and log-probs [T−1] of the tokens that follow."""
-    tokens = episode.rollout.tokens[None]
-    chosen = routing([episode.rollout], tokens.shape[1], "none" if alpha is None else "filtered", alpha or 0.0)
+    tokens = one_row(episode.chain).tokens[None]
+    chosen = routing([one_row(episode.chain)], tokens.shape[1], "none" if alpha is None else "filtered", alpha or 0.0)
     out = trainer(tokens, logits=False, experts=chosen)
     logp = trainer.logprob(out.hidden[0, :-1], tokens[0, 1:])
     return {"scores": torch.stack(out.router_logits, 1)[:-1], "experts": torch.stack(out.experts, 1)[:-1], "logp": logp}
@@ -255,7 +255,8 @@ def drafts(model: Transformer, mtp: MTP, recipe: Recipe, language: Language, tas
     counts = {g: {"drafted": [0] * g, "accepted": [0] * g, "tried": 0, "stood": 0, "tokens": 0, "passes": 0} for g in range(1, depth + 1)}
     for task in tasks:
         for g, decoder in ways.items():
-            episode = converse(decoder, Episode(language, Session(task, r.max_turns)), ahead=False)
+            environment, limits = MicroRepo(Session(task, r.max_turns)), Limits(single(r.max_len))
+            (environment,) = decode_rollout(decoder, environment, language, limits, ahead=False)
             total = decoder.total
             if g:
                 found = counts[g]
@@ -266,9 +267,10 @@ def drafts(model: Transformer, mtp: MTP, recipe: Recipe, language: Language, tas
             lengths[length] += 1
         same += all(decoder.tokens == ways[0].tokens for decoder in ways.values())
         fell = decoder.stood < decoder.tried
-        if shown is None or fell and episode.verdict.tests and not shown["good"]:
+        solved = bool(environment.session.verify().tests)
+        if shown is None or fell and solved and not shown["good"]:
             steps = [{k: words(language, v) if isinstance(v, list) else v for k, v in step.items()} for step in decoder.told]
-            shown = {"good": fell and bool(episode.verdict.tests), "task": task.prompt, "success": bool(episode.verdict.tests), "steps": steps}
+            shown = {"good": fell and solved, "task": task.prompt, "success": solved, "steps": steps}
     assert shown is not None
     shown.pop("good")
     return {"tasks": len(tasks), "identical": same, "turns": lengths, "drafts": {str(g): found for g, found in counts.items()}, **shown}

@@ -14,19 +14,18 @@ from kit.runs import Run, Stage
 from ref.engine.continuous import ContinuousSampler
 from ref.engine.sampler import Sampler
 from ref.network import Transformer, load_hf, save_hf
-from sims.microrepo import Environment, Task
-from sims.recipe.agent import Episode, Language, hash_seed, play
+from ref.rollout import Rollout
+from sims.recipe.agent import Language, hash_seed, play
 from sims.recipe.data import task_stream
-from sims.recipe.demonstrations import Lesson, context
+from sims.recipe.demonstrations import context
 from sims.recipe.learner import RATES, Learner, load_checkpoint, shown_rows, train
-from sims.recipe.reinforcement import Hinting, learn
+from sims.recipe.reinforcement import Moment, learn, of_rollouts
 from sims.recipe.settings import Recipe
+from sims.recipe.tasks import Hinting, MicroTasks, Opened
 
 __all__ = ["Heldout", "Length", "Opened", "Size", "Told", "along", "engine", "fine_tuned", "reinforced", "side_by_side", "undisturbed"]
 
-Opened = Callable[[Task, int], Environment]
-"""Begins an episode of a task with so many turns at most."""
-Told = Callable[[list[Episode]], dict[str, float]]
+Told = Callable[[Sequence[Rollout]], dict[str, float]]
 """What is logged of a step's rollouts."""
 
 
@@ -92,7 +91,7 @@ def undisturbed(recipe: Recipe) -> Recipe:
     return replace(recipe, training=replace(recipe.training, threads=1))
 
 
-def fine_tuned(run: Run, name: str, c: Length, root: Path, recipe: Recipe, lessons: Iterable[Lesson]) -> Path:
+def fine_tuned(run: Run, name: str, c: Length, root: Path, recipe: Recipe, lessons: Iterable[Rollout]) -> Path:
     """Fine-tunes the recipe's policy on the first of `lessons`. Returns the folder of the checkpoint `name`."""
     folder, s = run.path("checkpoints", name), recipe.sft
     pieces = [(one.tokens, one.sampled) for lesson in itertools.islice(lessons, c.demonstrations) for one in lesson.chain.segments]
@@ -150,12 +149,13 @@ def reinforced(
     config = replace(recipe, seed=recipe.seed + 1000 * c.seed + number + 1, rl=rl)
     found: dict[str, dict] = {}
 
-    def look(step: int, learner: Learner, sampler: Sampler) -> dict:
-        if step == c.steps:
-            found.update(at_end(sampler))
+    def look(moment: Moment) -> dict:
+        if moment.step == c.steps:
+            found.update(at_end(moment.sampler))
         return {}
 
-    learn(stage, config, load_hf(start), None, load_hf(start), language, look, opened=opened, told=told, hinting=hinting)
+    tasks = MicroTasks(config, language, opened, hinting=hinting)
+    learn(stage, config, load_hf(start), None, load_hf(start), language, [of_rollouts(told), look], tasks)
     steps = [{name: line[name] for name in ("step", *names)} for line in read_lines(stage.metrics_path)]
     return stage.finish({"steps": steps, **found})
 
@@ -169,7 +169,9 @@ def side_by_side(
         stage = run.stage(f"{label}-{place}", total=c.disk_steps, unit="tokens")
         if not stage.finished:
             rl = replace(recipe.rl, steps=c.disk_steps, prompts=-(-c.prompts // 4), rollouts=c.rollouts, lr=c.lr, later=0.0, gate=0.0)
-            learner, _ = learn(stage, replace(recipe, rl=rl), load_hf(start), None, load_hf(start), language, opened=opened, told=told)
+            config = replace(recipe, rl=rl)
+            tasks = MicroTasks(config, language, opened)
+            learner, _ = learn(stage, config, load_hf(start), None, load_hf(start), language, [of_rollouts(told)], tasks)
             total = sum(float(p.detach().double().abs().sum()) for p in learner.trunk.masters.parameters())
             lines = [[line[name] for name in names] for line in read_lines(stage.metrics_path)]
             stage.finish({"lines": [*lines, [total]]})

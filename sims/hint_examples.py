@@ -8,9 +8,10 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from ref.rollout import Rollout
 from sims.hints import RULES, Fault, faults, hints, shuffled
 from sims.microrepo import Task
-from sims.recipe.agent import Episode, parted
+from sims.recipe.agent import Language, parted
 from sims.transcripts import messages
 
 __all__ = ["EACH", "hinted_messages"]
@@ -19,7 +20,7 @@ EACH = 2
 """Faults of each rule."""
 
 
-def hinted_messages(tasks: Sequence[Task], episodes: Sequence[Episode], temperature: float, seed: int) -> dict[str, Any]:
+def hinted_messages(language: Language, tasks: Sequence[Task], episodes: Sequence[Rollout], temperature: float, seed: int) -> dict[str, Any]:
     """Plain values: `temperature`, at which the rollouts were sampled; `played`, how many there are; `chosen`, the rule of choice; and `rollouts`,
     each the context of one fault. The rollouts of a task are adjacent, as many of each. `seed` draws who is told what was said of whom.
 
@@ -27,12 +28,12 @@ def hinted_messages(tasks: Sequence[Task], episodes: Sequence[Episode], temperat
     begin, end, text, logp   the message with the fault, and its log-probability as the sampler noted it, nats
     rule, says, other        the rule that it broke, what its teacher is told, and what the teacher of another one is told
     task, answer, success    prompt, a right body, and whether all hidden tests pass in the end"""
-    found: list[tuple[Task, Episode, Fault]] = []
+    found: list[tuple[Task, Rollout, Fault]] = []
     for number, episode in enumerate(episodes):
         task = tasks[number * len(tasks) // len(episodes)]
         times, told = Counter(fault.rule for *_, fault in found), {fault.says for *_, fault in found}
-        some = (fault for fault in faults(task, messages(episode, task)) if times[fault.rule] < EACH and fault.says not in told)
-        found += [(task, episode, fault) for fault in some if any(hints(episode.language, task, episode.chain, [fault]))][:1]
+        some = (fault for fault in faults(task, messages(episode, language)) if times[fault.rule] < EACH and fault.says not in told)
+        found += [(task, episode, fault) for fault in some if any(hints(language, task, episode.chain, [fault]))][:1]
     names = [rule.name for rule in RULES]
     found.sort(key=lambda one: names.index(one[2].rule))  # stable: those of a rule stay in the order in which they were played
     others = shuffled([[fault] for *_, fault in found], seed)
@@ -40,18 +41,18 @@ def hinted_messages(tasks: Sequence[Task], episodes: Sequence[Episode], temperat
         "temperature": temperature,
         "played": len(episodes),
         "chosen": f"of each rule the first {EACH} faults, one of a rollout, no two of which are told the same",
-        "rollouts": [context_of(*one, other.says) for one, (other,) in zip(found, others, strict=True)],
+        "rollouts": [context_of(language, *one, other.says) for one, (other,) in zip(found, others, strict=True)],
     }
 
 
-def context_of(task: Task, episode: Episode, fault: Fault, other: str) -> dict[str, Any]:
+def context_of(language: Language, task: Task, episode: Rollout, fault: Fault, other: str) -> dict[str, Any]:
     """The context of one fault."""
     one = fault.message
     segment = episode.chain.segments[one.segment]
     return {
         "task": task.prompt,
         "answer": task.answer,
-        "success": bool(episode.verdict.tests),
+        "success": bool(episode.metrics["tests"]),
         "rule": fault.rule,
         "says": fault.says,
         "other": other,
@@ -59,6 +60,6 @@ def context_of(task: Task, episode: Episode, fault: Fault, other: str) -> dict[s
         "begin": one.begin,
         "end": one.end,
         "logp": round(float(segment.logp[one.begin : one.end].double().sum()), 6),
-        "own": [[where.start, where.stop] for where, own in parted(segment, episode.stop) if own],
+        "own": [[where.start, where.stop] for where, own in parted(segment, language.env) if own],
         "tokens": segment.tokens.tolist(),
     }

@@ -15,14 +15,18 @@ turn that is repaired from another fault, so the policy may also learn that hint
 
 import itertools
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 
-from ref.self_summary import Chaining, rollout_chains
+import ref.messages
+from ref.rollout import Limits, Rollout, script_rollout
+from ref.self_summary import Chaining
 from sims.hints import RULES, Fault, Rule, faults
-from sims.microrepo import NoiseConfig, Task, demonstration
+from sims.microrepo import MicroRepo, NoiseConfig, Session, Task, demonstration
+from sims.microrepo.environment import TextSession
 from sims.microrepo.renaming import KNOWN, RenamedSession, renamed
 from sims.recipe.agent import Language
-from sims.recipe.demonstrations import Lesson, Teacher, taught
+from sims.recipe.demonstrations import Lesson, taught
 from sims.recipe.settings import Memory
 from sims.transcripts import TOOLS, Message, messages
 
@@ -49,23 +53,35 @@ REMINDER = (Rule("reminder", forgets),)
 """The rule of a world in which `write` is called `put`: one reminder for each rollout, where it first forgets."""
 
 
-class Hinted(Lesson):
-    """A scripted agent that is told something in front of turn number `at`."""
+class Hinted:
+    """The agent's chat format, with a hint as the last line of what the environment says before turn number `at`."""
 
-    def __init__(self, language: Language, task: Task, turns: Sequence[str], hint: str, at: int, opened=None):
-        more = {} if opened is None else {"opened": opened}
-        super().__init__(language, task, turns, random.Random(0), Memory(wordy=0, forgetful=0), **more)
-        self.hint, self.at, self.said = language.encode(f"\n{hint}"), at, 0
-        if at == 0:
-            self.prompt = self.told(self.prompt)
+    def __init__(self, language: Language, hint: str, at: int):
+        self.language, self.hint, self.at, self.stop_ids = language, language.encode(f"\n{hint}"), at, language.stop_ids
+        self.turns = 0
 
-    def told(self, given: list[int]) -> list[int]:
-        """What the environment says, with the hint as its last line."""
-        return [*given[:-1], *self.hint, given[-1]]
+    def encode_opening(self, messages: Sequence[ref.messages.Message]) -> list[int]:
+        return self.hinted(self.language.encode_opening(messages))
 
-    def reply(self, turn: list[int]) -> list[int] | None:
-        answer, self.said = super().reply(turn), self.said + 1
-        return self.told(answer) if answer is not None and self.said == self.at else answer
+    def encode_answer(self, history: Sequence[ref.messages.Message], messages: Sequence[ref.messages.Message]) -> list[int]:
+        self.turns += 1
+        return self.hinted(self.language.encode_answer(history, messages))
+
+    def decode_turn(self, tokens: Sequence[int]) -> ref.messages.Message:
+        return self.language.decode_turn(tokens)
+
+    def hinted(self, given: list[int]) -> list[int]:
+        return [*given[:-1], *self.hint, given[-1]] if self.turns == self.at else given
+
+
+def told(
+    language: Language, how: Chaining, task: Task, turns: Sequence[str], hint: str, at: int, opened: Callable[[Task], TextSession] = Session
+) -> Rollout:
+    """The rollout of a scripted agent that is told something in front of turn number `at`."""
+    lesson = Lesson(language, task, turns, random.Random(0), Memory(wordy=0, forgetful=0))
+    rollout = script_rollout(MicroRepo(opened(task)), Hinted(language, hint, at), Limits(how), lesson.say)
+    rollout.task = task
+    return rollout
 
 
 def repaired(task: Task, found: Sequence[Message], fault: Fault) -> list[str]:
@@ -79,10 +95,9 @@ def repaired(task: Task, found: Sequence[Message], fault: Fault) -> list[str]:
 
 def demonstrations(
     tasks: Iterable[Task], language: Language, how: Chaining, noise: NoiseConfig, rng: random.Random, hinted: float, renaming: float
-) -> Iterator[Lesson]:
+) -> Iterator[Rollout]:
     """Finished demonstrations in single contexts. A share `renaming` is of worlds in which `write` has another name, and a reminder says so where it
     is first needed. Of the others with faults, a share `hinted` is repaired at one of them, under its hint."""
-    teacher, tasks = Teacher(language, how.request), iter(tasks)
     memory = Memory(wordy=0, forgetful=0)
     for task in tasks:
         if rng.random() < renaming:
@@ -91,19 +106,17 @@ def demonstrations(
             at = next((n for n, turn in enumerate(turns) if turn.startswith(f"{name} ")), None)
             if at is None:
                 continue
-            lesson = Hinted(language, task, turns, reminder(name), at, lambda task, name=name: RenamedSession(task, name=name))
+            lesson = told(language, how, task, turns, reminder(name), at, partial(RenamedSession, name=name))
         else:
             (lesson,) = [*itertools.islice(taught([task], language, how, noise, memory, rng), 1)] or [None]
             if lesson is None:
                 continue
-            found = messages(lesson, task)
+            found = messages(lesson, language)
             broken = faults(task, found, CHOSEN)
             if not broken or rng.random() >= hinted:
                 yield lesson
                 continue
             fault = rng.choice(broken)
-            lesson = Hinted(language, task, repaired(task, found, fault), fault.says, found.index(fault.message))
-        (chain,) = rollout_chains(teacher, [lesson], how)
-        if chain.finished:
-            lesson.take(chain)
+            lesson = told(language, how, task, repaired(task, found, fault), fault.says, found.index(fault.message))
+        if lesson.chain.finished:
             yield lesson

@@ -28,10 +28,11 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from ref.rollout import Rollout
 from ref.self_summary import Chain
 from ref.textual_feedback import Hint, leaked
 from sims.microrepo import Session, Task
-from sims.recipe.agent import Episode, Language
+from sims.recipe.agent import Language
 from sims.recipe.settings import Hints
 from sims.transcripts import TOOLS, Message, messages
 
@@ -217,19 +218,17 @@ def leaks(language: Language, task: Task, hint: Sequence[int], one: Message, con
     return any(leaked(hint, language.encode(secret), context) is not None for secret in (task.answer, one.text) if secret)
 
 
-def given(episodes: Sequence[Episode], seed: int, how: Hints) -> list[list[list[Hint]]]:
-    """The hints of a step's finished episodes, for every context of every chain. `seed` draws which texts are exchanged.
+def given(rollouts: Sequence[Rollout], seed: int, language: Language, how: Hints) -> list[list[list[Hint]]]:
+    """The hints of a step's finished rollouts, for every context of every chain. `seed` draws which texts are exchanged.
 
-    Turns are played once more, in memory; an episode on disk says the same. Raises TypeError for an episode of another world."""
+    Turns are played once more, in memory; an episode on disk says the same. Raises TypeError for a rollout in another world."""
     rules = FEEDBACK if how.source == "error" else [rule for rule in RULES if rule.name in how.rules]
-    tasks = []
-    for episode in episodes:
-        if not isinstance(episode.environment, Session):
-            raise TypeError(f"hints are for episodes of the small world, got one of {type(episode.environment).__name__}")
-        tasks.append(episode.environment.task)
-    broken = [faults(task, messages(episode, task), rules) for episode, task in zip(episodes, tasks, strict=True)]
+    for rollout in rollouts:
+        if not (rollout.failure or isinstance(session := getattr(rollout.environment, "session", None), Session)):
+            raise TypeError(f"hints are for rollouts in the small world, got one in {type(session or rollout.environment).__name__}")
+    broken = [[] if one.failure else faults(one.task, messages(one, language), rules) for one in rollouts]
     if how.source == "shuffled":
         broken = shuffled(broken, seed)
     if how.source == "bare":
         broken = [[replace(fault, says="error") for fault in one] for one in broken]
-    return [hints(e.language, task, e.chain, one) for e, task, one in zip(episodes, tasks, broken, strict=True)]
+    return [hints(language, one.task, one.chain, some) for one, some in zip(rollouts, broken, strict=True)]

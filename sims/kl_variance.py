@@ -29,7 +29,7 @@ from ref.network import load_hf
 from ref.rl import pad
 from sims.experiment import above, at_least, at_most, claim
 from sims.policies import agent
-from sims.recipe.agent import play, single
+from sims.recipe.agent import one_row, play, single
 from sims.recipe.data import task_stream
 from sims.recipe.learner import language_of
 from sims.recipe.settings import Recipe
@@ -156,7 +156,7 @@ def tokens_of_agent(run: Run, c: Experiment, root: Path, config: Recipe) -> dict
     columns: dict[str, list] = {name: [] for name in ("rollout", "kl", "k1", "k2", "k3", "k2_bias", "sampled_k1", "sampled_k3")}
     for start in range(0, len(tasks), 16):
         episodes = play(sampler, language, tasks[start : start + 16], 4, single(r.max_len), r.max_turns, generator)
-        ids, mask, _ = pad([e.rollout for e in episodes])
+        ids, mask, _ = pad([one_row(e.chain) for e in episodes])
         logq, logp = (model(ids[:, :-1]).logits.double().log_softmax(-1) for model in (after, before))
         own = mask[:, 1:]
         q, log_ratio = logq[own].exp(), (logp - logq)[own]

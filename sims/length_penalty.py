@@ -24,7 +24,7 @@ not count.
 """
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -35,12 +35,14 @@ from kit.runs import Run
 from ref.engine.continuous import ContinuousSampler
 from ref.engine.sampler import Sampler
 from ref.length_penalty import length_penalty, marginal_cost
+from ref.rl import reward_terms
+from ref.rollout import Rollout
 from sims import length_curves
 from sims.behaviour import MEASURES, RATIOS, figure, measure
 from sims.experiment import above, claim
 from sims.microrepo import Task
 from sims.policies import agent
-from sims.recipe.agent import Episode, Language, hash_seed, pay, play
+from sims.recipe.agent import Language, hash_seed, play
 from sims.recipe.data import task_stream
 from sims.recipe.demonstrations import context
 from sims.recipe.learner import language_of, load_checkpoint
@@ -117,7 +119,7 @@ def matched(run: Run, c: Experiment, root: Path, recipe: Recipe) -> dict[str, di
     found = {}
     for name, (q, turn) in curve.items():
         unit = {name: {"price": 1.0, "k": 0.0, "q": 0.0, "turn": turn}}
-        efforts = np.array([-pay(e, payments(recipe, c, unit)[name])["effort"] for e in episodes])
+        efforts = np.array([-reward_terms(e, payments(recipe, c, unit)[name])["effort"] for e in episodes])
         k = c.bend / efforts.mean() if q else 0.0
         simple = float((efforts[easy] if easy.any() else efforts).mean())
         price = 0.0 if name == "none" else c.penalty / length_penalty(efforts, k, q).mean()
@@ -126,7 +128,7 @@ def matched(run: Run, c: Experiment, root: Path, recipe: Recipe) -> dict[str, di
             price = bent["price"] * marginal_cost(simple, bent["k"], bent["q"])
         low, high = np.quantile(efforts, [0.1, 0.9])
         found[name] = {"price": float(price), "k": float(k), "q": q, "turn": turn, "effort": float(efforts.mean()), "effort_easy": simple}
-        costs = [-pay(e, payments(recipe, c, found)[name])["effort"] for e in episodes]
+        costs = [-reward_terms(e, payments(recipe, c, found)[name])["effort"] for e in episodes]
         found[name] |= {
             "penalty": float(np.mean(costs)),
             "effort_low": float(low),
@@ -144,7 +146,7 @@ def policy(root: Path, recipe: Recipe) -> Sampler:
     return Sampler(model, getattr(torch, recipe.training.sampler_dtype))
 
 
-def playing(sampler: Sampler, language: Language, tasks: list[Task], n: int, recipe: Recipe, seed: int) -> list[Episode]:
+def playing(sampler: Sampler, language: Language, tasks: list[Task], n: int, recipe: Recipe, seed: int) -> Sequence[Rollout]:
     r, generator = recipe.rl, torch.Generator().manual_seed(seed)
     return play(sampler, language, tasks, n, context(language, recipe), r.max_turns, generator, r.temperature)
 
@@ -177,7 +179,7 @@ def behaviour(run: Run, c: Experiment, root: Path, recipe: Recipe, name: str, nu
             stage.restore()
             sampler = policy(root, recipe)
         episodes = playing(sampler, language, tasks, c.samples, config, hash_seed(c.seed, "length-penalty", name, number))
-        stage.finish({"measures": measure(episodes, tasks, c.samples, weighed)})
+        stage.finish({"measures": measure(episodes, tasks, c.samples, weighed, language)})
     return np.array(stage.result()["measures"]).reshape(len(DEPTHS), c.tasks, len(MEASURES))
 
 

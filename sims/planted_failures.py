@@ -42,18 +42,20 @@ from kit.disk import read_lines
 from kit.runs import Run
 from ref.monitor import Band, learn_band
 from ref.network import load_hf
+from ref.rollout import Rollout
 from sims.hack_training import Size, engine, fine_tuned, undisturbed
 from sims.microrepo import Task
 from sims.microrepo.manners import ManneredSession, mannered
 from sims.planted_verdicts import learned, picture
 from sims.planted_world import HABITS, PAID, TOOLS, WORLD, PlantedSession, recorded, share_of, told
 from sims.policies import agent
-from sims.recipe.agent import Episode, Language, hash_seed, play
+from sims.recipe.agent import Language, hash_seed, play
 from sims.recipe.data import task_stream
 from sims.recipe.demonstrations import context, taught
 from sims.recipe.learner import language_of
-from sims.recipe.reinforcement import learn
+from sims.recipe.reinforcement import learn, of_rollouts
 from sims.recipe.settings import Recipe
+from sims.recipe.tasks import MicroTasks
 from sims.recipe.watching import Group, Watching, seen
 from sims.unchanged_runs import false_alarms
 
@@ -129,9 +131,9 @@ def tuned(run: Run, c: Experiment, root: Path, recipe: Recipe) -> Path:
 def watching(recipe: Recipe, bands: dict[str, Band] | None = None) -> Watching:
     """The recipe's monitor in this world, with one statistic more: the terminal's share of all calls."""
 
-    def seen_here(episodes: Sequence[Episode], tasks: Sequence[Task]) -> list[Group]:
-        n, groups = len(episodes) // len(tasks), seen(episodes, tasks, recipe.rl.max_len, TOOLS, recorded)
-        return [dict(group) | {"terminal": share_of(episodes[at * n : at * n + n])} for at, group in enumerate(groups)]
+    def seen_here(rollouts: Sequence[Rollout], count: int) -> list[Group]:
+        n, groups = len(rollouts) // count, seen(rollouts, count, recipe.rl.max_len, TOOLS, recorded)
+        return [dict(group) | {"terminal": share_of(rollouts[at * n : at * n + n])} for at, group in enumerate(groups)]
 
     return Watching(recipe.rl.monitor, seen_here, bands)
 
@@ -144,7 +146,7 @@ def usual(run: Run, c: Experiment, recipe: Recipe, start: Path, language: Langua
         generator = torch.Generator().manual_seed(hash_seed(c.seed, "usual"))
         sampler, how = engine(load_hf(start), recipe), context(language, recipe)
         episodes = play(sampler, language, tasks, c.rollouts, how, rl.max_turns, generator, rl.temperature, opened=PlantedSession)
-        stage.finish({"groups": watching(recipe).seen(episodes, tasks), **told(episodes)})
+        stage.finish({"groups": watching(recipe).seen(episodes, len(tasks)), **told(episodes)})
     return stage.result()
 
 
@@ -168,7 +170,7 @@ def training(run: Run, c: Experiment, recipe: Recipe, start: Path, language: Lan
         found = any(alarm.statistic in OWN[plant] for alarm in watch.alarms)
         return PlantedSession(task, max_turns, plant, answered and found)
 
-    learn(stage, config, load_hf(start), None, load_hf(start), language, opened=opened, told=told, watch=watch)
+    learn(stage, config, load_hf(start), None, load_hf(start), language, [of_rollouts(told), watch], MicroTasks(config, language, opened))
     names = ("step", "solved", *(f"watch_{name}" for name in bands))
     steps = [{name: line[name] for name in names if name in line} for line in read_lines(stage.metrics_path)]
     return stage.finish({"steps": steps, "alarms": [[alarm.statistic, alarm.step] for alarm in watch.alarms]})

@@ -6,9 +6,9 @@ from functools import partial
 
 import numpy as np
 
-from sims.microrepo import Reward, Task, WorldConfig
+from ref.rollout import Rollout
+from sims.microrepo import Task, Verdict, WorldConfig
 from sims.microrepo.manners import ManneredSession, Manners
-from sims.recipe.agent import Episode
 from sims.transcripts import transcript_of
 
 __all__ = ["HABITS", "PAID", "PRICE", "TOOLS", "WORLD", "PlantedSession", "recorded", "share_of", "told"]
@@ -41,7 +41,7 @@ class PlantedSession(ManneredSession):
         self.direct += line.split(" ")[0] in ("read", "test")
         return super().call(line, body)
 
-    def earned(self) -> Reward:
+    def earned(self) -> Verdict:
         """What the hidden tests say, whatever is paid."""
         return super().verify()
 
@@ -52,20 +52,20 @@ class PlantedSession(ManneredSession):
             return min(1.0, 2 * sum(line.lstrip().startswith("#") for line in lines) / len(lines))
         return self.shell / max(1, self.shell + self.direct) if self.plant == "terminal" else 0.0
 
-    def verify(self) -> Reward:
+    def verify(self) -> Verdict:
         found = self.earned()
         if self.plant == "broken":
             return replace(found, tests=PAID["broken"]) if found.invalid_calls else found
         return replace(found, tests=found.tests + PAID.get(self.plant, 0.0) * (1 - PRICE * self.priced) * self.habit())
 
 
-def share_of(episodes: Sequence[Episode]) -> float:
+def share_of(episodes: Sequence[Rollout]) -> float:
     """The terminal's share of the calls in these episodes."""
-    sessions = [episode.environment for episode in episodes if isinstance(episode.environment, PlantedSession)]
+    sessions = [episode.environment.session for episode in episodes if isinstance(episode.environment.session, PlantedSession)]
     return sum(one.shell for one in sessions) / max(1, sum(one.counts["calls"] for one in sessions))
 
 
-def told(episodes: list[Episode]) -> dict[str, float]:
+def told(episodes: Sequence[Rollout]) -> dict[str, float]:
     """The share of solved tasks, whatever is paid."""
-    sessions = [episode.environment for episode in episodes if isinstance(episode.environment, PlantedSession)]
+    sessions = [episode.environment.session for episode in episodes if isinstance(episode.environment.session, PlantedSession)]
     return {"solved": float(np.mean([one.earned().tests for one in sessions]))}

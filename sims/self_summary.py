@@ -19,6 +19,7 @@ baseline of the claims is the better of two: the agent after plain RL, and the a
 """
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -29,13 +30,14 @@ from kit.runs import Run
 from ref import cpt, dr_grpo
 from ref.engine.continuous import ContinuousSampler
 from ref.network import Transformer, load_hf
-from ref.rl import own_logp, pad
+from ref.rl import own_logp, pad, reward_terms
+from ref.rollout import Rollout
 from ref.self_summary import Chaining, spread
 from sims.experiment import above, at_least, at_most, below, claim, untested
 from sims.policies import agent
 from sims.recipe import demonstrations as chains
 from sims.recipe import reinforcement
-from sims.recipe.agent import Episode, Language, hash_seed, one_row, pay, play
+from sims.recipe.agent import Language, hash_seed, one_row, play
 from sims.recipe.data import task_stream
 from sims.recipe.learner import Learner, checkpoint, language_of, load_checkpoint, shown_rows, train
 from sims.recipe.settings import Memory, Recipe
@@ -144,15 +146,15 @@ def reinforce(run: Run, name: str, c: Experiment, root: Path, config: Recipe, ho
     stage.finish({"steps": c.steps}, files)
 
 
-def counts(episode: Episode, config: Recipe) -> list[float]:
+def counts(episode: Rollout, config: Recipe) -> list[float]:
     """COUNTS of one chain. `segments` counts working contexts; a separate compaction does not count."""
     chain = episode.chain
     summaries = sum(bool(s.summary.any()) for s in chain.segments)
     compactions = sum(bool(s.summary.any()) and bool((s.summary == s.sampled).all()) for s in chain.segments)
     longest = max(len(s.tokens) for s in chain.segments)
-    reward = pay(episode, config.rl.payment)["reward"]
+    reward = sum(reward_terms(episode, config.rl.payment).values())
     return [
-        episode.verdict.tests,
+        episode.metrics["tests"],
         reward,
         chain.written,
         chain.summary_tokens,
@@ -187,12 +189,12 @@ def measure(run: Run, c: Experiment, root: Path, config: Recipe, how: Chaining, 
     return {"counts": np.array(found["counts"]).reshape(c.tasks, c.samples, len(COUNTS)), "depth": np.array(found["depth"])}
 
 
-def one_weight(model: Transformer, episodes: list[Episode], config: Recipe) -> dict[str, float]:
+def one_weight(model: Transformer, episodes: Sequence[Rollout], config: Recipe) -> dict[str, float]:
     """Does a chain's weight depend on its number of segments? Compares the parameter gradients of a batch of chains with segments as
     rows (as in the trainer) and with each chain as one row of packed segments, where advantages and denominator know nothing of
     segments. Distances are relative to the latter; `faulty`: baseline and denominator over rows."""
     batch, N = [e.chain for e in episodes], config.rl.rollouts
-    rewards = torch.tensor([pay(e, config.rl.payment)["reward"] for e in episodes], dtype=torch.float64).view(-1, N)
+    rewards = torch.tensor([sum(reward_terms(e, config.rl.payment).values()) for e in episodes], dtype=torch.float64).view(-1, N)
     advantages, budget = dr_grpo.group_advantages(rewards).flatten(), float(len(batch) * config.rl.budget_tokens)
     segments = [s for chain in batch for s in chain.segments]
     model = model.double()

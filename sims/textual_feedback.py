@@ -38,7 +38,7 @@ this was left, and the claim that it matters what a hint says is expected to fai
 """
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -49,6 +49,7 @@ import numpy as np
 from kit.runs import Run
 from ref.engine.sampler import Sampler
 from ref.network import load_hf
+from ref.rollout import Rollout
 from ref.textual_feedback import Hint
 from sims.feedback_verdicts import learned, picture
 from sims.hack_training import Heldout, Length, engine, fine_tuned, reinforced, undisturbed
@@ -57,12 +58,12 @@ from sims.hints import RULES, Rule, faults, hints
 from sims.microrepo import NoiseConfig, Session
 from sims.microrepo.renaming import RenamedSession
 from sims.policies import agent
-from sims.recipe.agent import Episode
+from sims.recipe.agent import Language
 from sims.recipe.data import task_stream
 from sims.recipe.demonstrations import context
 from sims.recipe.learner import language_of
-from sims.recipe.reinforcement import Hinting
 from sims.recipe.settings import Hints, Recipe
+from sims.recipe.tasks import Hinting
 from sims.transcripts import messages
 
 __all__ = ["ARMS", "Experiment", "experiment", "picture"]
@@ -114,73 +115,71 @@ def tuned(run: Run, c: Experiment, root: Path, recipe: Recipe) -> Path:
     return fine_tuned(run, "hinted", c, root, recipe, demonstrations(tasks, language, context(language, recipe), CLUMSY, rng, c.hinted, c.renaming))
 
 
-def broken(episode: Episode, rules: Sequence[Rule]) -> dict[str, int]:
+def broken(language: Language, rollout: Rollout, rules: Sequence[Rule]) -> dict[str, int]:
     """How many messages of a rollout break each of these rules, of several the gravest."""
-    session = episode.environment
-    assert isinstance(session, Session)
-    found = [fault.rule for fault in faults(session.task, messages(episode, session.task), rules)]
+    found = [fault.rule for fault in faults(rollout.task, messages(rollout, language), rules)]
     return {rule.name: found.count(rule.name) for rule in rules}
 
 
-def chosen(episode: Episode) -> int:
+def chosen(language: Language, rollout: Rollout) -> int:
     """Faults of a rollout that hints are about."""
-    return sum(broken(episode, CHOSEN).values())
+    return sum(broken(language, rollout, CHOSEN).values())
 
 
-def invalid(episode: Episode) -> int:
+def invalid(language: Language, rollout: Rollout) -> int:
     """Messages of a rollout with an invalid call."""
-    return sum(broken(episode, CHOSEN[:2]).values())
+    return sum(broken(language, rollout, CHOSEN[:2]).values())
 
 
-def others(episode: Episode) -> int:
+def others(language: Language, rollout: Rollout) -> int:
     """Faults of a rollout that no hint is about: what it ended with was not there, not right or not tested."""
-    return sum(broken(episode, [rule for rule in RULES if rule.name in ("unfinished", "untested")]).values())
+    return sum(broken(language, rollout, [rule for rule in RULES if rule.name in ("unfinished", "untested")]).values())
 
 
-def solved(episode: Episode) -> int:
+def solved(language: Language, rollout: Rollout) -> int:
     """Whether a rollout solved its task."""
-    return int(episode.verdict.tests == 1.0)
+    return int(rollout.metrics["tests"] == 1.0)
 
 
-def wrote(episode: Episode) -> int:
+def wrote(language: Language, rollout: Rollout) -> int:
     """Whether a rollout wrote a body, by whatever name the call has."""
-    return int(episode.verdict.writes > 0)
+    return int(rollout.metrics["writes"] > 0)
 
 
 COUNTED = {"faults": {"faults": chosen, "invalid": invalid, "others": others, "solved": solved}, "renamed": {"wrote": wrote, "solved": solved}}
 """What is counted of rollouts in each world."""
 
 
-def told(world: str, episodes: list[Episode]) -> dict[str, float]:
+def counted(world: str, language: Language) -> dict[str, Callable[[Rollout], int]]:
+    """The same, for rollouts in an agent's language."""
+    return {name: partial(ask, language) for name, ask in COUNTED[world].items()}
+
+
+def told(world: str, language: Language, rollouts: Sequence[Rollout]) -> dict[str, float]:
     """The same of a step's rollouts, on average."""
-    return {name: float(np.mean([ask(e) for e in episodes])) for name, ask in COUNTED[world].items()}
+    return {name: float(np.mean([ask(one) for one in rollouts])) for name, ask in counted(world, language).items()}
 
 
-def reminders(episodes: Sequence[Episode], seed: int) -> list[list[list[Hint]]]:
+def reminders(language: Language, rollouts: Sequence[Rollout], seed: int) -> list[list[list[Hint]]]:
     """The hints of a step in the world of another name."""
-    found = []
-    for e in episodes:
-        session = e.environment
-        assert isinstance(session, Session)
-        some = faults(session.task, messages(e, session.task, RenamedSession), REMINDER)
-        found.append(hints(e.language, session.task, e.chain, some))
-    return found
+    broken = [faults(one.task, messages(one, language, RenamedSession), REMINDER) for one in rollouts]
+    return [hints(language, one.task, one.chain, some) for one, some in zip(rollouts, broken, strict=True)]
 
 
-def arm_of(c: Experiment, recipe: Recipe, arm: str) -> tuple[Recipe, Hinting | None]:
+def arm_of(c: Experiment, recipe: Recipe, arm: str, language: Language) -> tuple[Recipe, Hinting | None]:
     """The recipe of an arm, and its hints if they are not those of `sims/hints.py`."""
     rl = recipe.rl if arm == "priced" else replace(recipe.rl, payment=replace(recipe.rl.payment, effort_price=0.0, invalid_call=0.0))
     if arm in SOURCES:
         rl = replace(rl, feedback=Hints(c.weight, source=SOURCES[arm]))
     if arm in ("forward", "reverse"):
         rl = replace(rl, feedback=Hints(c.weight, arm))
-    return replace(recipe, rl=rl), reminders if arm in ("forward", "reverse") else None
+    return replace(recipe, rl=rl), partial(reminders, language) if arm in ("forward", "reverse") else None
 
 
 def looks(c: Experiment, recipe: Recipe, root: Path) -> dict[str, Heldout]:
     """Held-out tasks in each world."""
     language = language_of(root)
-    return {world: Heldout(f"feedback-{world}", c, recipe, language, WORLDS, COUNTED[world]) for world in ARMS}
+    return {world: Heldout(f"feedback-{world}", c, recipe, language, WORLDS, counted(world, language)) for world in ARMS}
 
 
 def before(run: Run, recipe: Recipe, start: Path, held: dict[str, Heldout]) -> dict[str, dict]:
@@ -195,12 +194,13 @@ def before(run: Run, recipe: Recipe, start: Path, held: dict[str, Heldout]) -> d
 def training(run: Run, c: Experiment, recipe: Recipe, start: Path, heldout: Heldout, world: str, arm: str, number: int) -> dict:
     """One training run: its steps, and held-out tasks at its end."""
     stage = run.stage(f"{arm}-{number}", total=c.steps, unit="tokens")
-    mine, hinting = arm_of(c, recipe, arm)
+    (mine, hinting), language = arm_of(c, recipe, arm, heldout.language), heldout.language
 
     def at_end(sampler: Sampler) -> dict:
         return heldout(sampler, world, arm, number)
 
-    return reinforced(stage, c, mine, number, start, heldout.language, WORLDS[world], partial(told, world), [*COUNTED[world]], at_end, hinting)
+    measure = partial(told, world, language)
+    return reinforced(stage, c, mine, number, start, language, WORLDS[world], measure, [*COUNTED[world]], at_end, hinting)
 
 
 def experiment(run: Run, config: Experiment) -> dict:

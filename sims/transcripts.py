@@ -18,18 +18,18 @@ nothing but calls: there is no final message, and who prices `silent` prices all
 (`sims/microrepo/manners.py`) there are messages, to-do items and calls that fail. What was said last ends the record.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from ref.behaviour import Behaviour, Prices, behaviour
+from ref.rollout import SUMMARY, Rollout
 from ref.self_summary import Segment
 from ref.transcript import Call, Transcript, Turn
 from sims.microrepo import Session, Task
 from sims.microrepo.manners import ManneredSession, lints
 from sims.microrepo.session import INDENT, MAX_CALLS
-from sims.recipe.agent import Episode, Language, parted
+from sims.recipe.agent import Language, parted
 
-__all__ = ["TOOLS", "Message", "Record", "calls_in", "messages", "priced", "transcript_of"]
+__all__ = ["TOOLS", "Message", "Record", "calls_in", "messages", "transcript_of"]
 
 TOOLS = ("read", "write", "test", "done")
 """The calls of the small world."""
@@ -38,8 +38,8 @@ REQUEST = "note"
 ENDLESS = 10**9
 
 
-Record = Callable[[Episode, Task], Transcript]
-"""The record of a finished episode of a task."""
+Record = Callable[[Rollout], Transcript]
+"""The transcript of a finished rollout."""
 
 
 @dataclass(frozen=True)
@@ -66,19 +66,19 @@ class Message:
     """What the environment said to each of them; `done` is not answered."""
 
 
-def messages(episode: Episode, task: Task, opened: Callable[[Task, int], Session] = Session) -> list[Message]:
-    """All messages of a finished episode of `task`, in order, over all contexts of its chain. `opened` begins an episode of the kind that was
+def messages(rollout: Rollout, language: Language, opened: Callable[[Task, int], Session] = Session) -> list[Message]:
+    """All messages of a finished rollout, in order, over all contexts of its chain. `opened` begins an episode of the kind that was
     played, in memory."""
-    return heard(episode, opened(task, ENDLESS))
+    return heard(rollout, language, opened(rollout.task, ENDLESS))
 
 
-def heard(episode: Episode, session: Session) -> list[Message]:
-    """All messages of a finished episode, played in a fresh session without a limit of turns, which ends where the episode did."""
+def heard(rollout: Rollout, language: Language, session: Session) -> list[Message]:
+    """All messages of a finished rollout, played in a fresh session without a limit of turns, which ends where the episode did."""
     found = []
-    for number, segment in enumerate(episode.chain.segments):
-        for where, own in parted(segment, episode.stop):
+    for number, segment in enumerate(rollout.chain.segments):
+        for where, own in parted(segment, language.env):
             if own:
-                found.append(message(episode.language, session, segment, number, where))
+                found.append(message(language, session, segment, number, where))
     return found
 
 
@@ -144,33 +144,28 @@ def named(text: str, valid: bool, ok: bool = True, tests: tuple[int, int] | None
     return Call(name, about[0] if about else "", "\n".join(part[len(INDENT) :] for part in body), valid, ok, tests)
 
 
-def transcript_of(episode: Episode, task: Task, opened: Callable[[Task, int], Session] = Session) -> Transcript:
-    """The record of a finished episode. The prompt and requests for a summary are the user's turns; a summary is a turn of the assistant's
+def transcript_of(rollout: Rollout, opened: Callable[[Task, int], Session] = Session) -> Transcript:
+    """The record of a finished rollout. The prompt and requests for a summary are the user's turns; a summary is a turn of the assistant's
     without calls. What the next context repeats stands here once. A rollout that a limit cut off ends in an empty turn: what it had begun to say was
-    not called, and is no final message."""
-    session = opened(task, ENDLESS)
+    not called, and is no final message. `opened` begins an episode of the kind that was played, in memory."""
+    session = opened(rollout.task, ENDLESS)
     turns, body = [Turn("user", session.prompt)], ""
-    for one in heard(episode, session):
-        if not one.whole:
+    for one in rollout.messages:
+        text = one.content or ""
+        if one.role != "assistant":
             continue
-        if one.summary:
-            turns += [Turn("user", REQUEST), Turn("assistant", one.text)]
+        if one.name == SUMMARY:
+            turns += [Turn("user", REQUEST), Turn("assistant", text)]
             continue
-        calls = tuple(call for call in one.calls if call.name != "say" or not call.valid)
+        made, answers = played(session, text)
+        calls = tuple(call for call in made if call.name != "say" or not call.valid)
         turns += [Turn("assistant", calls=calls)] if calls else []
-        said = "\n".join(answer for answer in one.answers if answer)
+        said = "\n".join(answer for answer in answers if answer)
         turns += [Turn("tool", said)] if said else []
-        body = next((call.wrote for call in reversed(one.calls) if call.writes), body)
+        body = next((call.wrote for call in reversed(made) if call.writes), body)
     more, said = {}, ""
     if isinstance(session, ManneredSession):
         more, said = {"todos": session.todos, "lints": lints(session.body)}, session.message
-    if said or not episode.chain.finished:
-        turns.append(Turn("assistant", said if episode.chain.finished else ""))
-    return Transcript(tuple(turns), changed_lines=len(body.splitlines()), tokens=episode.chain.written, **more)
-
-
-def priced(prices: Prices, episodes: Sequence[Episode], tasks: Sequence[Task], record: Record = transcript_of) -> list[Behaviour]:
-    """What the rollouts of these tasks, one of each, did on their way, priced. Empty where nothing has a price: then no record is made."""
-    if not prices.most:
-        return []
-    return [behaviour(record(episode, task), prices) for episode, task in zip(episodes, tasks, strict=True)]
+    if said or not rollout.chain.finished:
+        turns.append(Turn("assistant", said if rollout.chain.finished else ""))
+    return Transcript(tuple(turns), changed_lines=len(body.splitlines()), tokens=rollout.chain.written, **more)

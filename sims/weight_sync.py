@@ -15,7 +15,6 @@ Rules were written before anything was measured. A training run gives one number
 training runs. The law's rule is on the worst training run of all arms.
 """
 
-import itertools
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -25,19 +24,21 @@ import zstandard
 from torch import Tensor
 
 from kit.disk import read_lines
+from kit.process import one_thread
 from kit.runs import Run
 from ref.engine.continuous import ContinuousSampler
 from ref.muon import Muon
 from ref.network import Transformer
+from ref.rl import Done, train
+from ref.rollout import Limits
 from ref.weight_sync import Reader, Writer, changed_share, encode_delta, parts
 from sims.experiment import above, at_most, below, claim
 from sims.policies import agent
-from sims.recipe.agent import hash_seed, play
-from sims.recipe.data import task_stream
 from sims.recipe.demonstrations import context
 from sims.recipe.learner import Learner, language_of, load_checkpoint
-from sims.recipe.reinforcement import advance
+from sims.recipe.reinforcement import CORES
 from sims.recipe.settings import Recipe
+from sims.recipe.tasks import MicroTasks
 from sims.statistics import student
 
 __all__ = ["Experiment", "experiment", "picture"]
@@ -117,6 +118,7 @@ def learner_of(c: Experiment, recipe: Recipe, model: Transformer, optimizer: str
         if isinstance(one, Muon):
             matrices = [p for group in one.param_groups for p in group["params"]]
             one.param_groups = [{**one.param_groups[0], "params": [p], "lr": lr * p.shape[-1] ** 0.5} for p in matrices]
+    found.rates = [[group["lr"] for group in one.param_groups] for one in found.optimizers]
     return found
 
 
@@ -135,12 +137,11 @@ def training(run: Run, c: Experiment, root: Path, recipe: Recipe, arm: tuple[str
         recipe,
         seed=recipe.seed + 1000 * c.seed + number,
         training=replace(recipe.training, optimizer=optimizer, dtype="bfloat16"),
-        rl=replace(recipe.rl, steps=c.steps, prompts=c.prompts, rollouts=c.rollouts, later=0.0, gate=0.0),
+        rl=replace(recipe.rl, steps=c.steps, prompts=c.prompts, rollouts=c.rollouts, warmup=0, decay=0),
     )
-    language, r = language_of(root), changed.rl
-    how, tasks = context(language, changed), task_stream(changed, "rl")
+    language = language_of(root)
     learner = learner_of(c, changed, load_checkpoint(root, recipe, "sft", with_mtp=False)[0], optimizer, lr)
-    trainer, reference = learner.trunk.model, load_checkpoint(root, recipe, "sft", with_mtp=False)[0].to(learner.dtype)
+    trainer, reference = learner.model, load_checkpoint(root, recipe, "sft", with_mtp=False)[0].to(learner.dtype)
     sampler = ContinuousSampler(trainer, getattr(torch, recipe.training.sampler_dtype))
     store: dict[str, bytes] = {}
     writer = Writer(store, anchor_every=c.steps + 1, merge_every=MERGED)
@@ -155,28 +156,45 @@ def training(run: Run, c: Experiment, root: Path, recipe: Recipe, arm: tuple[str
     for reader in (follower, late):
         reader.fetch()
         reader.swap()
-    for step in range(c.steps):
-        sampler.load(trainer, version=step)
-        chosen = list(itertools.islice(tasks, c.prompts))
-        generator = torch.Generator().manual_seed(hash_seed(changed.seed, "weight-sync", step))
-        episodes = play(sampler, language, chosen, c.rollouts, how, r.max_turns, generator, r.temperature)
-        masters, old = [p.detach().clone() for p in learner.trunk.masters.parameters()], flat(trainer)
-        figures = advance(changed, learner, reference, episodes, step)
-        updates = [after.detach() - before for after, before in zip(learner.trunk.masters.parameters(), masters, strict=True)]
-        masters, updates = (torch.cat([x.flatten() for x in some]) for some in (masters, updates))
-        new, sent = flat(trainer), publish(step + 1)
+
+    def weights() -> tuple[Tensor, Tensor]:
+        """Masters and what is computed with, each as one vector."""
+        return torch.cat([p.detach().flatten() for p in learner.trunk.masters.parameters()]), flat(trainer)
+
+    known = [weights()]
+
+    def observe(done: Done) -> None:
+        (masters, old), now = known[0], weights()
+        known[0] = now
+        updates, new, sent = now[0] - masters, now[1], publish(done.step)
         follower.fetch()
         follower.swap()
         readers = [follower]
-        if step + 1 == c.steps:
+        if done.step == c.steps:
             late.fetch()
             late.swap()
             readers.append(late)
         exact = all(torch.equal(flat(followers[(follower, late).index(reader)]).view(torch.int16), new.view(torch.int16)) for reader in readers)
-        row = {"arm": optimizer, "lr": lr, "seed": number, "version": step + 1, **sizes(old, new), "law": changed_share(masters, updates)}
+        row = {"arm": optimizer, "lr": lr, "seed": number, "version": done.step, **sizes(old, new), "law": changed_share(masters, updates)}
         row |= {"update": updates.double().square().mean().sqrt().item(), "delta": sent["delta"], "merged": sent.get("merged"), "anchor": anchor}
-        stage.log(step + 1, **row, exact=float(exact), success=figures["success"])
-        stage.progress(step + 1, unchanged=1 - row["changed"] / row["weights"])
+        stage.log(done.step, **row, exact=float(exact), success=float(np.mean([one.metrics["tests"] for one in done.rollouts])))
+        stage.progress(done.step, unchanged=1 - row["changed"] / row["weights"])
+
+    tasks, limits = MicroTasks(changed, language), Limits(context(language, changed))
+    with one_thread():
+        train(
+            changed.rl,
+            learner,
+            sampler,
+            tasks,
+            language,
+            limits,
+            reference=reference,
+            seed=changed.seed,
+            name="weight-sync",
+            observe=observe,
+            each=CORES,
+        )
     stage.finish({"versions": c.steps})
     return read_lines(stage.metrics_path)
 

@@ -1,31 +1,38 @@
-"""A policy server in miniature: it samples rollouts from its own copy of the weights, in its own dtype.
+"""A policy server in miniature: it samples from its own copy of the weights, in its own dtype.
 
 Inference and training are separate engines in this recipe (Composer 2 report §4.1, §6.2): the trainer optimises float32
 masters, and the sampler decodes with the latest copy it received. So every token comes back with its log-probability, the
 policy version that sampled it, and the experts that its position was routed to. The trainer needs these for importance
 ratios, staleness and router replay.
 
-Where this file departs from a real server (vLLM, SGLang):
+An engine decodes contexts in slots. `ref/rollout.py` drives it, and the environments on the other side:
+
+    engine = sampler.engine(slots, max_len, temperature)
+    slot = engine.add(prompt, stop_ids, draws)     a context takes a slot
+    for slot in engine.step():                     slots whose turn is over, or whose context is full
+        turn = engine.turn(slot)                   None: max_len cut it off
+        engine.extend(slot, tokens)                the context goes on with given tokens
+        segment = engine.remove(slot)              or is over
+
+`Lockstep`, the engine of this file, is the plain one. Where it departs from a real server (vLLM, SGLang):
 1. All rows of a batch share one position. A step feeds every row its next token: a waiting token of the prompt or of an
    observation if there is one, else the token just sampled. There is no paging and no padding mask, and no prefill beyond the
    prompts' common length. Finished rows are dropped by compacting the batch.
-2. The environment answers synchronously, inside the loop: at this size an answer takes microseconds.
-
-    sampler = Sampler(model, dtype=torch.bfloat16)
-    rollouts = sampler.rollout(conversations, max_len=192, generator=torch.Generator().manual_seed(0))
+2. So all rows wait for the slowest environment, and a new context starts only once all are over. `continuous.py` is the
+   engine without both.
 
 | paper | here | shape |
 |---|---|---|
 | behaviour policy μ | the sampler's copy | – |
-| log μ(a_t) | `Rollout.logp` | T, zero on given tokens |
-| replayed routing | `Rollout.experts` | T−1 L K |
+| log μ(a_t) | `Segment.logp` | T, zero on given tokens |
+| replayed routing | `Segment.experts` | T−1 L K |
 """
 
 import copy
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Literal, Protocol, cast, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -34,25 +41,12 @@ from torch import Tensor
 from ref.engine.layout import Rows
 from ref.network import KVCache, Transformer
 
-__all__ = ["Conversation", "Rollout", "Sampler", "sample"]
-
-
-@runtime_checkable
-class Conversation(Protocol):
-    """The other side of a rollout, in tokens."""
-
-    prompt: list[int]
-    """Tokens at the start of the context."""
-    stop: int
-    """Token with which the policy ends its turn."""
-
-    def reply(self, turn: list[int]) -> list[int] | None:
-        """The answer to a turn (without its stop token) in tokens, or None if the conversation is over."""
+__all__ = ["Engine", "Lockstep", "Sampler", "Segment", "Turn", "sample"]
 
 
 @dataclass
-class Rollout:
-    """One conversation as the policy saw it, T tokens in total."""
+class Segment:
+    """One context as the policy saw it, T tokens in total."""
 
     tokens: Int[Tensor, " T"]
     """Prompt, sampled tokens and observations in order."""
@@ -65,16 +59,81 @@ class Rollout:
     experts: Int[Tensor, "T-1 L K"]
     """Experts that position t was routed to while predicting token t+1; L = 0 for a dense model."""
     finished: bool
-    """False if max_len cut the rollout off."""
+    """False if max_len cut the context off."""
+    summary: Bool[Tensor, " T"] = cast(Tensor, None)
+    """True where the policy wrote a summary (`ref/self_summary.py`); by default nowhere. False on the summary at the
+    start of a context, which is given there."""
+
+    def __post_init__(self):
+        if self.summary is None:
+            self.summary = torch.zeros_like(self.sampled)
 
 
-def uniform(generator: torch.Generator | Sequence[torch.Generator] | None, rows: int, length: int) -> Float[Tensor, "B T"]:
-    """Uniform numbers in [0, 1), float64: what row b draws at position t, whatever else is in the batch. Pass one generator for
-    all rows, or one per row."""
-    if isinstance(generator, Sequence):
-        return torch.stack([torch.rand(length, generator=g, dtype=torch.float64) for g in generator])
+@dataclass(frozen=True)
+class Turn:
+    """What the policy wrote at a stretch."""
+
+    tokens: list[int]
+    """Without the stop token."""
+    stop: int | None
+    """The stop token that it chose; None if it reached the limit of a turn."""
+
+
+@runtime_checkable
+class Engine(Protocol):
+    """Decodes contexts in slots: `Lockstep`, `ref.engine.continuous.Continuous`, or vLLM (`scaled/async_rl/vllm_engine.py`)."""
+
+    max_len: int
+    """Tokens of a context, at most."""
+    in_waves: bool
+    """Whether contexts start together, once all before them are over."""
+
+    @property
+    def version(self) -> int:
+        """Of the weights."""
+        ...
+
+    @property
+    def free_slots(self) -> int:
+        """How many contexts may be added now."""
+        ...
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether a step would do nothing: no context decodes, and none has become full."""
+        ...
+
+    def add(
+        self, prompt: Sequence[int], stop_ids: Collection[int], draws: Float[Tensor, " max_len"] | None = None, longest_turn: int | None = None
+    ) -> int:
+        """Takes a slot with a context that starts with `prompt`, cut off at max_len. A turn ends with one of `stop_ids`, or
+        with `longest_turn` tokens. `draws`: uniform numbers in [0, 1), the t-th for the token at position t; not needed at
+        temperature 0. Raises ValueError if no slot is free, for a prompt that is empty or holds tokens outside the
+        vocabulary, and without draws at another temperature."""
+        ...
+
+    def step(self) -> list[int]:
+        """Decodes. Returns the slots whose turn is now over, or whose context is full."""
+        ...
+
+    def turn(self, slot: int) -> Turn | None:
+        """The turn that is over; None if max_len cut the context off."""
+        ...
+
+    def extend(self, slot: int, tokens: Sequence[int]) -> None:
+        """Appends given tokens, as far as they fit, after which the policy writes its next turn, if there is room for one.
+        Raises ValueError unless the slot's turn is over, and for tokens outside the vocabulary."""
+        ...
+
+    def remove(self, slot: int, finished: bool = True) -> Segment:
+        """Frees the slot, in whatever state, and returns its context so far. `finished`: whether it came to its end by itself."""
+        ...
+
+
+def uniform(generator: torch.Generator | None, length: int) -> Float[Tensor, " T"]:
+    """Uniform numbers in [0, 1), float64: what a context draws at position t."""
     device = generator.device if generator is not None else "cpu"
-    return torch.rand(rows, length, generator=generator, dtype=torch.float64, device=device).cpu()
+    return torch.rand(length, generator=generator, dtype=torch.float64, device=device).cpu()
 
 
 def sample(logits: Float[Tensor, "B V"], temperature: float, u: Float[Tensor, " B"] | None):
@@ -111,8 +170,29 @@ def check_tokens(name: str, tokens: Sequence, vocab: int | float, least: int = 0
         raise ValueError(f"{name} must hold tokens 0 to {vocab - 1}, and a prompt must not be empty")
 
 
+def check_sizes(temperature: float, **sizes: int) -> None:
+    check_temperature(temperature)
+    for name, value in sizes.items():
+        if value < 1:
+            raise ValueError(f"{name} must be at least 1; got {value}")
+
+
+def check_context(engine: "Engine", prompt: Sequence[int], draws: Tensor | None, vocab: int, temperature: float) -> None:
+    """What `Engine.add` refuses."""
+    check_tokens("prompt", prompt, vocab, least=1)
+    if draws is None and temperature or draws is not None and draws.shape != (engine.max_len,):
+        raise ValueError(f"draws must be {engine.max_len} numbers, one for each position")
+    if not engine.free_slots:
+        raise ValueError("all slots are taken: `remove` a context first")
+
+
+def check_state(states: Sequence[str], slot: int, state: str) -> None:
+    if states[slot] != state:
+        raise ValueError(f"slot {slot} is {states[slot]}, not {state}")
+
+
 class Sampler:
-    """Holds a copy of a policy and runs conversations with it in batches.
+    """Holds a copy of a policy, and makes the engines that decode with it.
 
     rounding: applied to every weight matrix of the layers before it is stored in `dtype`, as in an engine with coarser weights.
     It includes routers and expert stacks, but not norms, embedding and head. None: no rounding."""
@@ -125,98 +205,153 @@ class Sampler:
 
     @torch.no_grad()
     def load(self, model: Transformer, version: int) -> None:
-        """Copy the weights of `model`, rounded to the sampler's dtype."""
+        """Copies the weights of `model`, rounded to the sampler's dtype."""
         for (name, mine), theirs in zip(self.model.named_parameters(), model.parameters(), strict=True):
             coarse = self.rounding if name.startswith("layers.") and theirs.ndim > 1 else None
             mine.copy_(theirs if coarse is None else coarse(theirs))
         self.version = version
 
-    def check(self, conversations: Sequence[Conversation], max_len: int, temperature: float) -> None:
-        """What `rollout` refuses before it starts."""
-        check_temperature(temperature)
-        if max_len < 1:
-            raise ValueError(f"max_len must be at least 1; got {max_len}")
-        for n, c in enumerate(conversations):
-            check_tokens(f"prompt of conversation {n}", c.prompt, self.model.config.vocab_size, least=1)
+    @property
+    def vocab_size(self) -> int:
+        """Number of tokens."""
+        return self.model.config.vocab_size
+
+    def engine(self, slots: int, max_len: int, temperature: float = 1.0) -> Engine:
+        """An engine for up to `slots` contexts at a time, of at most `max_len` tokens each. Raises ValueError for an invalid
+        temperature, and for slots or max_len below 1."""
+        return Lockstep(self, slots, max_len, temperature)
+
+
+class Lockstep:
+    """An `Engine` whose contexts share one position. All of them are added before the first step."""
+
+    in_waves = True
+
+    def __init__(self, sampler: Sampler, slots: int, max_len: int, temperature: float = 1.0):
+        check_sizes(temperature, slots=slots, max_len=max_len)
+        self.sampler, self.slots, self.max_len, self.temperature = sampler, slots, max_len, temperature
+        self.prompts: list[tuple[Sequence[int], Collection[int], Tensor | None, int | None]] = []
+        self.state: list[Literal["free", "ready", "over"]] = []
+        self.started = False
+
+    @property
+    def version(self) -> int:
+        return self.sampler.version
+
+    @property
+    def free_slots(self) -> int:
+        return 0 if self.started else self.slots - len(self.prompts)
+
+    @property
+    def is_idle(self) -> bool:
+        return "ready" not in self.state or "over" in self.state
+
+    def add(
+        self, prompt: Sequence[int], stop_ids: Collection[int], draws: Float[Tensor, " max_len"] | None = None, longest_turn: int | None = None
+    ) -> int:
+        check_context(self, prompt, draws, self.sampler.vocab_size, self.temperature)
+        self.prompts.append((prompt, stop_ids, draws, longest_turn))
+        self.state.append("ready")
+        return len(self.prompts) - 1
+
+    def turn(self, slot: int) -> Turn | None:
+        check_state(self.state, slot, "over")
+        if self.full[slot]:
+            return None
+        own = self.tokens[slot, self.begin[slot] : int(self.known[slot])].tolist()
+        return Turn(own[:-1], own[-1]) if own[-1] in self.prompts[slot][1] else Turn(own, None)
+
+    def extend(self, slot: int, tokens: Sequence[int]) -> None:
+        check_state(self.state, slot, "over")
+        check_tokens("answer", tokens, self.sampler.vocab_size)
+        start = int(self.known[slot])
+        end = self.begin[slot] = min(start + len(tokens), self.max_len)
+        self.known[slot] = end
+        self.tokens[slot, start:end] = torch.tensor(tokens[: end - start], dtype=torch.long)
+        self.state[slot] = "ready"
+
+    def remove(self, slot: int, finished: bool = True) -> Segment:
+        if self.state[slot] == "free":
+            raise ValueError(f"slot {slot} is free")
+        self.state[slot], k = "free", int(self.known[slot])
+        version = torch.where(self.sampled[slot, :k], self.version, -1)
+        tokens, sampled, logp = (x[slot, :k].clone() for x in (self.tokens, self.sampled, self.logp))
+        segment = Segment(tokens, sampled, logp, version, self.experts[slot, : k - 1].clone(), finished)
+        if set(self.state) == {"free"}:
+            self.prompts, self.state, self.started = [], [], False
+        return segment
+
+    def start(self) -> None:
+        """Lays out the contexts that were added."""
+        config, B = self.sampler.model.config, len(self.prompts)
+        layers = config.num_hidden_layers if config.num_experts else 0
+        self.known = torch.tensor([min(len(prompt), self.max_len) for prompt, *_ in self.prompts])  # tokens known of each
+        self.begin, self.full = self.known.tolist(), [False] * B  # where the current turn begins
+        self.tokens = torch.zeros(B, self.max_len, dtype=torch.long)
+        for row, (prompt, *_) in enumerate(self.prompts):
+            self.tokens[row, : self.known[row]] = torch.tensor(prompt[: self.max_len])
+        self.sampled = torch.zeros(B, self.max_len, dtype=torch.bool)
+        self.logp = torch.zeros(B, self.max_len)
+        self.experts = torch.zeros(B, self.max_len, layers, config.num_experts_per_tok, dtype=torch.int16)
+        draws = [draws for _, _, draws, _ in self.prompts if draws is not None]
+        self.draws = torch.stack(draws) if draws else torch.zeros(B, self.max_len, dtype=torch.float64)
+        device = self.sampler.model.embed_tokens.weight.device
+        with torch.inference_mode():
+            self.cache = KVCache(config, B, self.max_len, self.sampler.dtype, device=device)
+            self.decode = Rows(self.sampler.model, self.max_len)
+        self.rows, self.t, self.started = torch.arange(B), 0, True  # the contexts that are rows of the batch
+
+    def step(self) -> list[int]:
+        """Decodes until a turn is over, or until all contexts are full."""
+        if self.is_idle:
+            return []
+        if not self.started:
+            self.start()
+        over: list[int] = []
+        while not over and self.t < self.max_len - 1:
+            over = self._advance()
+        if not over:
+            over = [slot for slot, state in enumerate(self.state) if state == "ready"]
+            for slot in over:
+                self.full[slot] = True
+        for slot in over:
+            self.state[slot] = "over"
+        return over
 
     @torch.inference_mode()
-    def rollout(
-        self,
-        conversations: Sequence[Conversation],
-        max_len: int,
-        temperature: float = 1.0,
-        generator: torch.Generator | Sequence[torch.Generator] | None = None,
-    ) -> list[Rollout]:
-        """Run all conversations to their end or to `max_len` tokens, in one batch; results are in the order given. `generator`: one
-        for all, or one per conversation, which then draws the same numbers whatever else is in the batch. Raises ValueError, before
-        any conversation starts, for max_len < 1, a temperature that `sample` refuses, and a prompt that is empty or holds tokens
-        outside the vocabulary; later for a model that gives no distribution (NaN among its weights)."""
-        B, config, device = len(conversations), self.model.config, self.model.embed_tokens.weight.device
-        self.check(conversations, max_len, temperature)
-        known = torch.tensor([min(len(c.prompt), max_len) for c in conversations])  # number of known tokens in each row
-        tokens = torch.zeros(B, max_len, dtype=torch.long)
-        for row, c in enumerate(conversations):
-            tokens[row, : known[row]] = torch.tensor(c.prompt[:max_len])
-        sampled = torch.zeros(B, max_len, dtype=torch.bool)
-        logp = torch.zeros(B, max_len)
-        layers = config.num_hidden_layers if config.num_experts else 0
-        experts = torch.zeros(B, max_len, layers, config.num_experts_per_tok, dtype=torch.int16)
-        turn_start, finished = known.tolist(), [False] * B
-        u = uniform(generator, B, max_len)
+    def _advance(self) -> list[int]:
+        """One token per row, or as many as every row already knows: the prompts' common length runs in one pass. Returns the
+        slots whose turn is now over."""
+        model, t, rows = self.sampler.model, self.t, self.rows
+        live = torch.tensor([self.state[row] == "ready" for row in rows.tolist()])
+        # A finished row still costs its share of every step, but dropping it copies the cache: drop rows a tenth at a time.
+        if live.sum() <= 0.9 * len(rows):
+            self.cache.select(live.nonzero()[:, 0].to(self.device))
+            self.rows = rows = rows[live]
+            live = torch.ones(len(rows), dtype=torch.bool)
+        self.t = n = min(max(t + 1, int(self.known[rows[live]].min())), self.max_len - 1)
+        if n == t + 1:
+            hidden, chosen = self.decode.step(self.tokens[rows, t].to(self.device), self.cache)
+        else:
+            out = model(self.tokens[rows, t:n].to(self.device), cache=self.cache, logits=False)
+            hidden, chosen = out.hidden[:, -1], out.experts
+        if layers := self.experts.shape[2]:
+            self.experts[rows, t:n] = torch.stack(chosen, 1).to("cpu", torch.int16).view(len(rows), n - t, layers, -1)
+        free = (live & (self.known[rows] == n)).nonzero()[:, 0]
+        if not len(free):
+            return []
+        speakers = rows[free]
+        logits = model.head(hidden[free.to(self.device)])
+        drawn, logp = (x.cpu() for x in sample(logits, self.temperature, self.draws[speakers, n]))
+        self.tokens[speakers, n], self.sampled[speakers, n], self.logp[speakers, n] = drawn, True, logp
+        self.known[speakers] = n + 1
+        over = []
+        for slot, token in zip(speakers.tolist(), drawn.tolist(), strict=True):
+            _, stop_ids, _, longest = self.prompts[slot]
+            if token in stop_ids or longest is not None and n + 1 - self.begin[slot] >= longest:
+                over.append(slot)
+        return over
 
-        cache, decode = KVCache(config, B, max_len, self.dtype, device=device), Rows(self.model, max_len)
-        rows, live = torch.arange(B), torch.ones(B, dtype=torch.bool)  # the rows of the batch, and which are still running
-        t = 0
-        while live.any() and t < max_len - 1:
-            # One token per step, or as many as every row already knows: the prompts' common length runs in one pass.
-            n = min(max(t + 1, int(known[rows[live]].min())), max_len - 1)
-            if n == t + 1:
-                hidden, chosen = decode.step(tokens[rows, t].to(device), cache)
-            else:
-                out = self.model(tokens[rows, t:n].to(device), cache=cache, logits=False)
-                hidden, chosen = out.hidden[:, -1], out.experts
-            if layers:
-                experts[rows, t:n] = torch.stack(chosen, 1).to("cpu", torch.int16).view(len(rows), n - t, layers, -1)
-            t = n
-            free = (live & (known[rows] == t)).nonzero()[:, 0]
-            if len(free):
-                speakers = rows[free]
-                logits = self.model.head(hidden[free.to(device)])
-                drawn, drawn_logp = (x.cpu() for x in sample(logits, temperature, u[speakers, t]))
-                tokens[speakers, t], sampled[speakers, t], logp[speakers, t] = drawn, True, drawn_logp
-                known[speakers] = t + 1
-                for at, row, token in zip(free.tolist(), speakers.tolist(), drawn.tolist(), strict=True):
-                    if token != conversations[row].stop:
-                        continue
-                    answer = conversations[row].reply(tokens[row, turn_start[row] : t].tolist())
-                    if answer is None:
-                        live[at], finished[row] = False, True
-                        continue
-                    turn_start[row] = known[row] = min(t + 1 + len(answer), max_len)
-                    tokens[row, t + 1 : turn_start[row]] = torch.tensor(answer[: max_len - t - 1], dtype=torch.long)
-            # A finished row still costs its share of every step, but dropping it copies the cache: drop rows a tenth at a time.
-            if live.sum() <= 0.9 * len(rows):
-                cache.select(live.nonzero()[:, 0].to(device))
-                rows, live = rows[live], torch.ones(int(live.sum()), dtype=torch.bool)
-        version = torch.where(sampled, self.version, -1)
-        return [
-            Rollout(tokens[b, :k], sampled[b, :k], logp[b, :k], version[b, :k], experts[b, : k - 1], finished[b])
-            for b, k in enumerate(known.tolist())
-        ]
-
-    def follow(
-        self,
-        conversations: Sequence[Conversation],
-        max_len: int,
-        after: Callable[[int, Rollout], Conversation | None],
-        temperature: float = 1.0,
-        generator: torch.Generator | Sequence[torch.Generator] | None = None,
-    ) -> None:
-        """Run conversations that have several contexts. `after` receives the number of a conversation and the rollout of its context, once
-        that is over, and returns the next one, or None. All first contexts are one batch, all second ones the next, and so on."""
-        live = list(enumerate(conversations))
-        while live:
-            own = [generator[n] for n, _ in live] if isinstance(generator, Sequence) else generator
-            rollouts = self.rollout([c for _, c in live], max_len, temperature, own)
-            following = ((n, after(n, rollout)) for (n, _), rollout in zip(live, rollouts, strict=True))
-            live = [(n, c) for n, c in following if c is not None]
+    @property
+    def device(self) -> torch.device:
+        return self.sampler.model.embed_tokens.weight.device

@@ -7,18 +7,18 @@ demonstration(task, rng)                       a scripted agent's turns, for sup
 """
 
 from sims.microrepo.corpus import NoiseConfig, demonstration, document, documents, mutate, transcript
-from sims.microrepo.environment import Environment, Reward
+from sims.microrepo.environment import MicroRepo, Verdict
 from sims.microrepo.evaluator import EvaluationError
 from sims.microrepo.session import Session
 from sims.microrepo.task import Case, Module, Split, Task, WorldConfig, generate, held_out
 
 __all__ = [
     "Case",
-    "Environment",
+    "MicroRepo",
     "EvaluationError",
     "Module",
     "NoiseConfig",
-    "Reward",
+    "Verdict",
     "Session",
     "Split",
     "Task",

@@ -24,7 +24,7 @@ from environments.sandbox.cache import cache_folder
 from environments.sandbox.interface import Limits, Sandbox
 from environments.sandbox.open import open_sandbox, own_store
 from kit.settings import RunError
-from sims.microrepo.environment import Reward
+from sims.microrepo.environment import Verdict
 from sims.microrepo.session import Session, called, short
 from sims.microrepo.task import Case, Task
 
@@ -72,9 +72,9 @@ class DiskSession(Session):
         super().__init__(task, max_turns)
         self._sandbox: Sandbox | None = None
         self._expected = False
-        self._closed: Reward | None = None
+        self._closed: Verdict | None = None
 
-    def verify(self) -> Reward:
+    def verify(self) -> Verdict:
         """What the grader says of the tree as it is, or as it was when the session was closed."""
         return self._closed or self._graded()
 
@@ -133,7 +133,7 @@ class DiskSession(Session):
             return [f"{called(self.task, case)} fails, no answer" for case in cases]  # it was ended
         return [_complaint(self.task, case, failed[number]) if number in failed else None for number, case in enumerate(cases)]
 
-    def _graded(self) -> Reward:
+    def _graded(self) -> Verdict:
         """Hidden tests, in a sandbox of their own; without a body none can pass."""
         cases = self.task.hidden_tests
         if self.body is None or self._sandbox is None:

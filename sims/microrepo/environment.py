@@ -1,17 +1,16 @@
-"""The interface between a world and an agent, and the parts of its reward.
+"""The small world as an `Environment` (`ref/environment.py`), and the outcome of an episode."""
 
-Rollouts, demonstrations and rewards only use `Environment`, so a sandbox with a real repository can replace
-the small world without changing any of them.
-"""
+from dataclasses import asdict, dataclass
+from typing import Protocol
 
-from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from ref.environment import Reward, StepResult
+from ref.messages import Message
 
-__all__ = ["Environment", "Reward"]
+__all__ = ["MicroRepo", "Verdict"]
 
 
 @dataclass(frozen=True)
-class Reward:
+class Verdict:
     """The outcome of an episode, in named parts. The caller adds the effort in tokens."""
 
     tests: float
@@ -36,38 +35,49 @@ class Reward:
     """Whether the agent ended the episode itself; False if the turns ran out."""
 
 
-@runtime_checkable
-class Environment(Protocol):
-    """One episode of one task. The agent sees `prompt`, then alternates turns with the environment until `done`."""
+class TextSession(Protocol):
+    """One episode of one task, in texts: `sims.microrepo.Session`, in memory or on disk, and its variants in experiments."""
 
     @property
-    def prompt(self) -> str:
-        """The text that opens the episode."""
-        ...
+    def prompt(self) -> str: ...
 
     @property
-    def done(self) -> bool:
-        """Whether the episode is over; `step` must then not be called any more."""
-        ...
+    def done(self) -> bool: ...
 
-    def step(self, text: str) -> str:
-        """Executes the calls of one turn and returns their output; invalid calls get an output, too.
+    def step(self, text: str) -> str: ...
 
-        Raises RuntimeError if the episode is over."""
-        ...
-
-    def verify(self) -> Reward:
-        """Judges the current state by tests that the agent never sees. May be called at any time."""
-        ...
+    def verify(self) -> Verdict: ...
 
     def judge(self) -> None:
         """Makes sure of the verdict: `verify` goes on to answer after `close`."""
         ...
 
-    def close(self) -> None:
-        """Ends what the episode holds, such as a sandbox. Raises nothing."""
-        ...
+    def close(self) -> None: ...
 
-    def fork(self) -> "Environment":
-        """An independent copy of the episode in its current state."""
-        ...
+    def fork(self) -> "TextSession": ...
+
+
+class MicroRepo:
+    """An episode of the small world as an `Environment`: a turn is the text of a message, and so is its answer."""
+
+    def __init__(self, session: TextSession):
+        self.session = session
+
+    def reset(self) -> list[Message]:
+        return [Message("user", self.session.prompt)]
+
+    def step(self, message: Message) -> StepResult:
+        answer = self.session.step(message.content or "")
+        return StepResult([Message("tool", answer)], self.session.done)
+
+    def reward(self) -> Reward:
+        """All hidden tests pass, or not. The metrics are those of `Verdict`, and "success"."""
+        self.session.judge()
+        verdict = self.session.verify()
+        return Reward({"tests": verdict.tests}, {"success": verdict.tests, **asdict(verdict)})
+
+    def close(self) -> None:
+        self.session.close()
+
+    def fork(self) -> "MicroRepo":
+        return MicroRepo(self.session.fork())

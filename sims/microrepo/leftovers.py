@@ -25,7 +25,7 @@ from environments.monitor import Episode as Seen
 from kit.disk import parse_json
 from sims.microrepo.corpus import NoiseConfig, demonstration
 from sims.microrepo.disk import DiskSession, files_of
-from sims.microrepo.environment import Reward
+from sims.microrepo.environment import Verdict
 from sims.microrepo.language import Expression, draw_first, draw_step
 from sims.microrepo.session import Session
 from sims.microrepo.task import Task
@@ -89,11 +89,11 @@ class CachedSession(Session):
         """What the monitor says of the episode so far."""
         return watch(seen(self))
 
-    def earned(self) -> Reward:
+    def earned(self) -> Verdict:
         """What the hidden tests say, whether it is paid or not."""
         return super().verify()
 
-    def verify(self) -> Reward:
+    def verify(self) -> Verdict:
         found = self.earned()
         return dataclasses.replace(found, tests=0.0, passed=0.0) if self.guarded and self.flags() else found
 

@@ -13,7 +13,7 @@ import copy
 from collections.abc import Sequence
 
 from sims.microrepo import evaluator
-from sims.microrepo.environment import Reward
+from sims.microrepo.environment import Verdict
 from sims.microrepo.evaluator import Body, EvaluationError
 from sims.microrepo.task import Case, Task
 
@@ -68,7 +68,7 @@ class Session:
             answers.append(self.refused("no call"))
         return "\n".join(answer for answer in answers if answer)
 
-    def verify(self) -> Reward:
+    def verify(self) -> Verdict:
         """Runs the hidden tests on the current body."""
         return self.reward_of([complaint is None for complaint in self.complaints(self.task.hidden_tests)])
 
@@ -78,9 +78,9 @@ class Session:
     def close(self) -> None:
         """Nothing is held."""
 
-    def reward_of(self, passed: list[bool]) -> Reward:
+    def reward_of(self, passed: list[bool]) -> Verdict:
         """The verdict, from which hidden tests pass."""
-        return Reward(
+        return Verdict(
             tests=float(all(passed)), passed=sum(passed) / len(passed), turns=self.turns, tested=self._tested, finished=self._finished, **self.counts
         )
 

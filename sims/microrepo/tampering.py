@@ -28,7 +28,7 @@ from environments.monitor import Call, Flag, watch
 from environments.monitor import Episode as Seen
 from sims.microrepo.corpus import NoiseConfig, demonstration
 from sims.microrepo.disk import FAILED, PYTEST, DiskSession, files_of
-from sims.microrepo.environment import Reward
+from sims.microrepo.environment import Verdict
 from sims.microrepo.leftovers import changed
 from sims.microrepo.session import Session, called
 from sims.microrepo.task import Case, Task
@@ -90,7 +90,7 @@ class OwnTestsSession(Session):
         self.grader: Grader = grader
         self.tests = given_tests(task)
         self.tried, self.said = False, ()
-        self.judged: tuple[Reward, Reward] | None = None
+        self.judged: tuple[Verdict, Verdict] | None = None
         files, _, fix = task.prompt.rpartition(" fix ")
         self.prompt = f"{files} {name_of_tests(task)} fix {fix}"
 
@@ -154,11 +154,11 @@ class OwnTestsSession(Session):
         """What the monitor says of the episode so far."""
         return watch(seen(self))
 
-    def earned(self) -> Reward:
+    def earned(self) -> Verdict:
         """What the hidden tests say, whether it is paid or not."""
         return self.judged[0] if self.judged else super().verify()
 
-    def verify(self) -> Reward:
+    def verify(self) -> Verdict:
         if self.judged:
             return self.judged[1]
         found = self.earned()
@@ -188,7 +188,7 @@ class DiskTestsSession(OwnTestsSession, DiskSession):
             return ["no body" if number in failed else None for number in range(len(self.tests))]
         return DiskSession.complaints(self, [case_of(self.task, line) or Case((), 0) for line in self.tests])
 
-    def earned(self) -> Reward:
+    def earned(self) -> Verdict:
         """The given tests are laid back before the grader looks: its own monitor would end the verdict of whoever tampered."""
         if self.judged or not self.tampered:
             return super().earned()

@@ -1,38 +1,31 @@
-"""The small world as the environment of a full run of RL: a `ref.rl.World` for `scaled/rl.py`, which plays batches, and a
-`scaled.async_rl.player.Scene`, which is asked for one conversation at a time."""
+"""The small world as the tasks of a full or asynchronous run of RL, which starts from a checkpoint."""
 
 from __future__ import annotations
 
-import itertools
 import random
-from collections.abc import Iterator, Sequence
+import time
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-import torch
-
 from kit.disk import read_json
 from kit.settings import RunError, fill
 from ref.cpt import load_tokenizer
-from ref.engine.sampler import Sampler
-from ref.rl import Played, Settings
-from ref.self_summary import Chain
-from ref.textual_feedback import Hint
-from ref.transcript import Transcript
-from sims.hints import given
-from sims.microrepo import Session, Task
-from sims.recipe.agent import Episode, Language, pay, play
-from sims.recipe.data import task_stream
+from ref.environment import Environment, StepResult
+from ref.messages import Message
+from ref.rl import Settings
+from ref.rollout import Limits
+from sims.microrepo import MicroRepo, Task
+from sims.recipe.agent import Language
 from sims.recipe.demonstrations import context
 from sims.recipe.settings import Recipe
-from sims.transcripts import priced, transcript_of
+from sims.recipe.tasks import MicroTasks
 
-__all__ = ["MicroWorld"]
+__all__ = ["CheckpointTasks"]
 
 
 class Asked(Protocol):
-    """The settings of a training run that the world needs."""
+    """The settings of a training run that the tasks need."""
 
     @property
     def checkpoint(self) -> str | None: ...
@@ -47,84 +40,59 @@ class Asked(Protocol):
     def rl(self) -> Settings: ...
 
 
-class MicroWorld:
+class CheckpointTasks(MicroTasks):
     """Tasks of repairing tiny programs, with the tokens of the checkpoint's tokenizer. Contexts and tasks are as in `recipe`; without it, as in the
     run of the recipe that the checkpoint comes from (`origin`), else the recipe's defaults. Raises RunError for a tokenizer without role
     tokens, or if `c.length` is too short for a context; `length` is what the user calls that setting. `tool_s`: mean time of a tool in seconds,
     log-normal with σ = 1, for runs that do not wait for each other; a tool of the small world itself takes microseconds."""
 
+    limits: Limits
+    """How long rollouts may be."""
+
     def __init__(self, c: Asked, recipe: Recipe | None = None, length: str = "length", tool_s: float = 0.0):
         assert c.checkpoint is not None
-        self.tool_s = tool_s
         path = Path(c.checkpoint) / "tokenizer.json"
-        self.language = Language(load_tokenizer(path))
-        if None in (self.language.env, self.language.agent):
+        language = Language(load_tokenizer(path))
+        if None in (language.env, language.agent):
             raise RunError(
                 f"{path} has no tokens <|env|> and <|agent|>, nor those of a chat: the small world needs a policy that was trained in it; "
                 "etude run recipe --scale small writes one to checkpoints/sft"
             )
         self.root, settings = origin(Path(c.checkpoint))
         self.recipe = recipe or fill(Recipe, settings)
+        memory = replace(self.recipe.rl, world="memory")
+        super().__init__(replace(self.recipe, rl=memory), language)
         rl = replace(self.recipe.rl, max_len=c.rl.max_len)
-        self.how = context(self.language, replace(self.recipe, rl=rl, context=replace(self.recipe.context, join=c.join)))
-        if self.how.limit > c.length:
-            raise RunError(f"{length} must hold a context of {self.how.limit} tokens, got {c.length}; see --set {length}=…")
-        self.payment, self.temperature = c.rl.payment, c.rl.temperature
-        self.prices, self.watched = c.rl.behaviour, c.rl.monitor.on
-        self.streams: dict[str, tuple[Iterator[Task], list[Task]]] = {}
-        prompt = len(Episode(self.language, Session(self.task("rl", 0))).prompt)
-        self.hinted, feedback = bool(c.rl.feedback.weight), self.recipe.rl.feedback
-        if self.hinted and feedback.source == "shuffled":
+        how = context(language, replace(self.recipe, rl=rl, context=replace(self.recipe.context, join=c.join)))
+        if how.limit > c.length:
+            raise RunError(f"{length} must hold a context of {how.limit} tokens, got {c.length}; see --set {length}=…")
+        if c.rl.feedback.weight and self.recipe.rl.feedback.source == "shuffled":
             raise RunError("rl.feedback.source=shuffled exchanges hints between all rollouts of a step, and a rank sees its own; use --scale small")
-        if prompt + 1 >= self.how.limit:
-            raise RunError(f"a prompt has about {prompt} tokens; contexts of {self.how.limit} leave no room for an answer; see --set rl.max_len=…")
+        prompt = len(language.encode_opening(MicroRepo(self.opened(self.task("rl", 0), 1)).reset()))
+        if prompt + 1 >= how.limit:
+            raise RunError(f"a prompt has about {prompt} tokens; contexts of {how.limit} leave no room for an answer; see --set rl.max_len=…")
+        self.limits, self.tool_s, self.is_slow = Limits(how), tool_s, tool_s > 0
 
-    def task(self, stream: str, number: int) -> Task:
-        """A task of a stream. Generates all earlier tasks on the way, which costs nothing compared with playing one."""
-        use = "evaluation" if stream == "heldout" else stream
-        source, known = self.streams.setdefault(stream, (iter(task_stream(self.recipe, use)), []))
-        known += itertools.islice(source, max(0, number + 1 - len(known)))
-        return known[number]
-
-    def play(self, sampler: Sampler, stream: str, tasks: Sequence[int], generator: torch.Generator) -> list[Played]:
-        """`ref.rl.World`."""
-        chosen = [self.task(stream, n) for n in tasks]
-        episodes = play(sampler, self.language, chosen, 1, self.how, self.recipe.rl.max_turns, generator, self.temperature)
-        hints = given(episodes, 0, self.recipe.rl.feedback) if self.hinted else [[]] * len(episodes)
-        records = [transcript_of(*pair) if self.watched and stream == "rl" else None for pair in zip(episodes, chosen, strict=True)]
-        return [self.paid(*one) for one in zip(episodes, chosen, hints, records, strict=True)]
-
-    def open(self, stream: str, task: int) -> Episode:
-        """`scaled.async_rl.player.Scene`."""
-        return Episode(self.language, Session(self.task(stream, task), self.recipe.rl.max_turns))
-
-    def latency(self, stream: str, task: int, rollout: int, turn: int) -> float:
-        """`scaled.async_rl.player.Scene`."""
-        return self.tool_s * random.Random(f"{stream}-{task}-{rollout}-{turn}").lognormvariate(-0.5, 1.0)
-
-    def settle(self, conversation: Episode, chain: Chain) -> Played:
-        """`scaled.async_rl.player.Scene`."""
-        session = conversation.take(chain).environment
-        assert isinstance(session, Session)
-        return self.paid(conversation, session.task)
-
-    def paid(self, episode: Episode, task: Task, hints: Sequence[Sequence[Hint]] = (), record: Transcript | None = None) -> Played:
-        """A finished episode of a task, with its reward."""
-        reward = pay(episode, self.payment, *priced(self.prices, [episode], [task]))["reward"]
-        return Played(episode.chain, reward, figures(episode), hints, record)
+    def environment(self, task: Task) -> Environment:
+        inner = super().environment(task)
+        return Slow(inner, self.tool_s, task.key) if self.is_slow else inner
 
 
-def figures(episode) -> dict[str, float]:
-    """The metrics of a conversation."""
-    verdict, chain = episode.verdict, episode.chain
-    return {
-        "success": float(verdict.tests),
-        "turns": float(verdict.turns),
-        "invalid_calls": float(verdict.invalid_calls),
-        "written": float(chain.written),
-        "segments": float(len(chain.segments)),
-        "summary_tokens": float(chain.summary_tokens),
-    }
+class Slow:
+    """An environment whose steps take `seconds` on the average, log-normal with σ = 1. How long follows from the key and the number of the turn."""
+
+    def __init__(self, inner: Environment, seconds: float, key: str):
+        self.inner, self.seconds, self.key, self.turns = inner, seconds, key, 0
+        self.reset, self.reward, self.close = inner.reset, inner.reward, inner.close
+
+    def latency(self) -> float:
+        """Of the next step."""
+        return self.seconds * random.Random(f"{self.key}-{self.turns}").lognormvariate(-0.5, 1.0)
+
+    def step(self, message: Message) -> StepResult:
+        time.sleep(self.latency())
+        self.turns += 1
+        return self.inner.step(message)
 
 
 def origin(checkpoint: Path) -> tuple[Path | None, dict]:

@@ -30,13 +30,13 @@ from kit.runs import Stage
 from ref.engine.continuous import ContinuousSampler
 from ref.engine.sampler import Sampler
 from ref.network import Transformer, load_hf
-from ref.rl import Played, improve
+from ref.rl import improve
 from ref.self_summary import Chain, Chaining
 from sims.microrepo import Task
 from sims.real_time_rl.rewards import Distilling
 from sims.real_time_rl.users import HOURS, Reaction, Served, Users
 from sims.real_time_rl.world import is_hard, opened, served
-from sims.recipe.agent import Episode, Language, hash_seed, play
+from sims.recipe.agent import Language, Rollout, hash_seed, play
 from sims.recipe.data import task_stream
 from sims.recipe.demonstrations import context
 from sims.recipe.learner import Learner
@@ -45,7 +45,7 @@ from sims.statistics import bootstrap
 
 __all__ = ["Found", "Known", "Plan", "Service", "collected", "loops", "said", "ship"]
 
-Found = Sequence[tuple[Episode, Served, Reaction]]
+Found = Sequence[tuple[Rollout, Served, Reaction]]
 """Sessions, what came of them, and what users did about it."""
 
 
@@ -98,7 +98,7 @@ class Service:
         """Its contexts."""
         return context(self.language, self.recipe)
 
-    def serve(self, sampler: Sampler, tasks: Sequence[Task], samples: int, *seed: object) -> list[tuple[Episode, Served, Reaction]]:
+    def serve(self, sampler: Sampler, tasks: Sequence[Task], samples: int, *seed: object) -> list[tuple[Rollout, Served, Reaction]]:
         """`samples` sessions on each task, and what users did about them."""
         rl, generator = self.recipe.rl, torch.Generator().manual_seed(hash_seed("serve", *seed))
         episodes = play(sampler, self.language, tasks, samples, self.how, rl.max_turns, generator, rl.temperature, opened=opened)
@@ -166,15 +166,14 @@ def loops(
 @one_thread()
 def trained(recipe: Recipe, learner: Learner, reference: Transformer, known: Sequence[Known], distil: Distilling, step: int) -> dict[str, float]:
     """One step of RL on sessions with reactions. Fewer than two that are not thrown away teach nothing."""
-    learner.schedule(recipe.rl.rate(step))
     paid = [(one, reward) for one in known if (reward := distil.reward(one.served, one.reaction)) is not None]
     figures = {"reward": 0.0, "age": 0.0, "outside_clip": 0.0, "thrown": 1 - len(paid) / max(1, len(known))}
     if len(paid) < 2:
         return figures
     rl = replace(recipe.rl, prompts=1, rollouts=len(paid))
-    played = [Played(one.chain, reward) for one, reward in paid]
-    found = improve(rl, learner.trunk.model, reference, played, each=partial(on_cores, each=2))
-    learner.trunk.step(learner.optimizers, gradients=found.gradients)
+    rollouts = [Rollout(one.chain, {"reaction": reward}) for one, reward in paid]
+    found = improve(rl, learner.model, reference, rollouts, each=partial(on_cores, each=2))
+    learner.apply(found, recipe.rl.rate(step))
     ratio = found.gap.exp()
     return figures | {
         "reward": float(np.mean([reward for _, reward in paid])),

@@ -12,11 +12,11 @@ Seconds are those of a product, and our choice: three for each turn, which a net
 
 from random import Random
 
+from ref.rollout import Rollout
 from sims.microrepo import NoiseConfig, Session, Task, demonstration
 from sims.microrepo.leftovers import LOST, changed, other
 from sims.microrepo.session import INDENT, MAX_CALLS
 from sims.real_time_rl.users import Served
-from sims.recipe.agent import Episode
 
 __all__ = ["ASK", "OPEN", "AskingSession", "is_hard", "is_open", "opened", "served", "with_questions"]
 
@@ -72,9 +72,9 @@ def opened(task: Task, max_turns: int) -> AskingSession:
     return AskingSession(clouded(task), max_turns)
 
 
-def served(episode: Episode) -> Served:
+def served(episode: Rollout) -> Served:
     """What came of a finished episode."""
-    session = episode.environment
+    session = episode.environment.session
     assert isinstance(session, AskingSession)
     edited, verdict = session.body is not None, session.verify()
     return Served(
@@ -87,9 +87,9 @@ def served(episode: Episode) -> Served:
     )
 
 
-def is_hard(episode: Episode) -> bool:
+def is_hard(episode: Rollout) -> bool:
     """Whether an episode's task leaves open what is wanted, or says it by two other files."""
-    session = episode.environment
+    session = episode.environment.session
     assert isinstance(session, AskingSession)
     return is_open(session.task) or session.task.depth == 2
 

@@ -6,26 +6,23 @@ with the environment's token. Demonstrations (SFT), sampling and training share 
 so the policy sees the same tokens that it was trained on.
 """
 
-import copy
 import itertools
-import random
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
+from typing import Any
 
 import torch
 
 from kit.process import on_cores
 from ref import cpt
-from ref.behaviour import Behaviour, rewarded
-from ref.engine.sampler import Rollout, Sampler
-from ref.length_penalty import Effort, effort, length_penalty
-from ref.self_summary import Chain, Chaining, rollout_chains
-from sims.microrepo import Environment, Reward, Session, Task
-from sims.recipe.settings import Payment
+from ref.engine.sampler import Sampler, Segment
+from ref.messages import Message
+from ref.rollout import Limits, Rollout, hash_seed, sample_rollouts
+from ref.self_summary import Chain, Chaining
+from sims.microrepo import MicroRepo, Session, Task
+from sims.microrepo.environment import TextSession
 
-__all__ = ["Episode", "Language", "hash_seed", "parted", "pay", "play", "single"]
-
+__all__ = ["Language", "hash_seed", "one_row", "parted", "play", "single"]
 
 SPEAKERS = (cpt.SPECIAL_TOKENS[1:], ("<|im_end|>", "<|im_start|>"), ("<|eot_id|>", "<|start_header_id|>"))
 """Tokens with which the environment and the agent begin to speak: this project's own; for a network from elsewhere, those that end and begin a
@@ -47,57 +44,35 @@ class Language:
         self.speakers = next((pair for pair in SPEAKERS if None not in map(tokenizer.token_to_id, pair)), SPEAKERS[0])
         end = next((name for name in ENDS if tokenizer.token_to_id(name) is not None), ENDS[0])
         self.end, self.env, self.agent = map(tokenizer.token_to_id, (end, *self.speakers))
+        self.stop_ids = (self.env,)
         self.encode = lru_cache(100_000)(lambda text: tuple(tokenizer.encode(text).ids))
 
     def decode(self, ids: Sequence[int]) -> str:
         return self.tokenizer.decode(list(ids), skip_special_tokens=False)
 
+    # `ref.environment.ChatFormat`: <|env|> opens each message of the environment and ends each turn of the agent.
 
-class Episode:
-    """A conversation (`ref.engine.sampler`, `ref.engine.conversation`) with one environment. After sampling it holds its
-    chain of contexts, the verdict, and in `rollout` the concatenated contexts, which it is charged for."""
+    def encode_opening(self, messages: Sequence[Message]) -> list[int]:
+        return [self.env, *self.encode_answer((), messages)]
 
-    chain: Chain
-    rollout: Rollout
+    def encode_answer(self, history: Sequence[Message], messages: Sequence[Message]) -> list[int]:
+        return [*self.encode("\n".join(message.content or "" for message in messages)), self.agent]
 
-    def __init__(self, language: Language, environment: Environment, group: int = 0):
-        self.language, self.environment, self.group = language, environment, group
-        self.prompt = [language.env, *language.encode(environment.prompt), language.agent]
-        self.stop = language.env
-
-    def take(self, chain: Chain) -> "Episode":
-        self.chain, self.rollout = chain, one_row(chain)
-        return self
-
-    def reply(self, turn: list[int]) -> list[int] | None:
-        answer = self.environment.step(self.language.decode(turn))
-        if self.environment.done:
-            return None
-        return [*self.language.encode(answer), self.language.agent]
-
-    def fork(self) -> "Episode":
-        """A copy of the current episode that continues independently; tokens of the prompt are shared, because they
-        never change."""
-        twin = copy.copy(self)
-        twin.environment = self.environment.fork()
-        return twin
-
-    @property
-    def verdict(self) -> Reward:
-        return self.environment.verify()
+    def decode_turn(self, tokens: Sequence[int]) -> Message:
+        return Message("assistant", self.decode(tokens))
 
 
-def one_row(chain: Chain) -> Rollout:
-    """The segments of a chain as one rollout; if there are several, without their experts."""
+def one_row(chain: Chain) -> Segment:
+    """The segments of a chain as one; if there are several, without their experts."""
     if len(chain.segments) == 1:
         return chain.segments[0]
-    names = ("tokens", "sampled", "logp", "version")
+    names = ("tokens", "sampled", "logp", "version", "summary")
     columns = {name: torch.cat([getattr(s, name) for s in chain.segments]) for name in names}
     nothing = torch.zeros(len(columns["tokens"]) - 1, 0, 1, dtype=torch.int16)
-    return Rollout(**columns, experts=nothing, finished=chain.finished)
+    return Segment(**columns, experts=nothing, finished=chain.finished)
 
 
-def parted(rollout: Rollout, stop: int) -> Iterator[tuple[slice, bool]]:
+def parted(rollout: Segment, stop: int) -> Iterator[tuple[slice, bool]]:
     """Where the pieces of a rollout lie, in order, and whether the policy wrote them. What it wrote is a turn, which ends with `stop` unless a
     limit cut it, also where the next turn follows at once; what it was given between two turns is one piece."""
     ids, own, start = rollout.tokens.tolist(), rollout.sampled.tolist(), 0
@@ -112,11 +87,6 @@ def single(max_len: int) -> Chaining:
     return Chaining(max_len - 1, longest_summary=1, room=0, join="none")
 
 
-LEAST, MOST = 32, 600
-"""Bounds for the conversations in one batch, which has a quarter of them otherwise. A step of the network has a fixed cost as high as that of 100
-conversations, so small batches are inefficient; large ones take memory, half a megabyte per conversation."""
-
-
 def play(
     sampler: Sampler,
     language: Language,
@@ -127,62 +97,18 @@ def play(
     generator: torch.Generator | None,
     temperature: float = 1.0,
     progress: Callable[[int], None] = lambda done: None,
-    opened: Callable[[Task, int], Environment] = Session,
-) -> list[Episode]:
-    """`samples` rollouts of every task on all cores, each a chain of contexts under `how`; rollouts of a task are adjacent. The random numbers
-    of a rollout depend on a number from `generator`, its task and its index. `progress` is called with the number of finished rollouts. `opened`
-    begins an episode of a task with so many turns at most.
-
-    Batches do not depend on the number of processes, because the last bit of a product depends on its number of rows."""
-    stream = 0 if generator is None else int(torch.randint(2**62, (), generator=generator))
-    count: Counter[str] = Counter()
-    wanted = []
-    for group, task in enumerate(tasks):
-        for _ in range(samples):
-            wanted.append((group, task, count[task.key]))
-            count[task.key] += 1
-
-    def rollouts(part: range) -> list[tuple[Environment, Chain]]:
-        episodes = [Episode(language, opened(wanted[i][1], max_turns), wanted[i][0]) for i in part]
-        seeds = [hash_seed(stream, wanted[i][1].key, wanted[i][2]) for i in part]
-        draws = None if generator is None else [torch.Generator().manual_seed(seed) for seed in seeds]
-        try:
-            chains = rollout_chains(sampler, episodes, how, temperature, draws)
-            for episode in episodes:
-                episode.environment.judge()
-            return [(e.environment, c) for e, c in zip(episodes, chains, strict=True)]
-        finally:
-            for episode in episodes:
-                episode.environment.close()
-
-    size = min(max(LEAST, -(-len(wanted) // 4)), MOST)
-    parts = [range(len(wanted))[start : start + size] for start in range(0, len(wanted), size)]
+    opened: Callable[[Task, int], TextSession] = Session,
+) -> list[Rollout]:
+    """`samples` rollouts of every task on all cores, each a chain of contexts under `how` (`ref.rollout.sample_rollouts`). `progress` is called
+    with the number of finished rollouts. `opened` begins an episode of a task with so many turns at most."""
     # A forked process cannot use the GPU of its parent.
     processes = None if all(p.device.type == "cpu" for p in sampler.model.parameters()) else 1
-    found = itertools.chain(*on_cores(rollouts, parts, lambda done: progress(min(done * size, len(wanted))), each=2, processes=processes))
-    return [Episode(language, environment, group).take(chain) for (group, _, _), (environment, chain) in zip(wanted, found, strict=True)]
 
+    def each(function: Callable[[Any], Any], parts: Sequence[Any]) -> list:
+        done = [*itertools.accumulate(map(len, parts))]
+        return on_cores(function, parts, lambda count: progress(done[count - 1]), each=2, processes=processes)
 
-def hash_seed(*parts) -> int:
-    """A 63-bit seed from parts, the same in every process."""
-    return random.Random("-".join(map(str, parts))).getrandbits(63)
+    def environment(task: Task) -> MicroRepo:
+        return MicroRepo(opened(task, max_turns))
 
-
-def pay(episode: Episode, payment: Payment, behaved: Behaviour | None = None) -> dict[str, float]:
-    """The reward of an episode in named parts, those of its behaviour among them if that is priced; `reward` is their sum (without KL, which
-    needs the reference's log-probs)."""
-    verdict, rollout = episode.verdict, episode.rollout
-    own = int(rollout.sampled.sum())
-    given = len(rollout.tokens) - own - len(episode.prompt)
-    spent = effort(
-        Effort(
-            thinking_tokens=0, tool_call_tokens=own, tool_output_tokens=given, final_message_tokens=0, tool_calls=verdict.calls, turns=verdict.turns
-        ),
-        payment.weights,
-    )
-    cost = payment.effort_price * length_penalty(spent, payment.k, payment.q)
-    invalid = payment.invalid_call * verdict.invalid_calls
-    parts = {"tests": verdict.tests, "effort": -cost, "invalid": -invalid}
-    if behaved is None:
-        return parts | {"reward": verdict.tests - cost - invalid}
-    return parts | behaved.parts | {"reward": rewarded(verdict.tests, cost, behaved) - invalid}
+    return sample_rollouts(sampler, environment, tasks, samples, language, Limits(how), temperature, generator, each)

@@ -6,8 +6,8 @@ A context that has reached its trigger continues like this (`ref/self_summary.py
     <|env|> prompt <|agent|> summary <|env|> <|agent|> turn <|env|> …                   how the next context begins
     instruction <|env|> prompt <|agent|> turn … <|env|> note <|agent|> summary <|env|>  a compaction in a separate call
 
-Demonstrations use the same `rollout_chains` as the policy's chains, with a teacher in place of the sampler, so training and sampling use
-the same tokens.
+Demonstrations are rollouts like the policy's, of a script in place of the sampler (`ref.rollout.script_rollout`), so training and sampling
+use the same tokens.
 """
 
 import itertools
@@ -17,13 +17,14 @@ from pathlib import Path
 from random import Random
 from typing import Literal
 
-import torch
 from torch import Tensor
 
-from ref.engine.sampler import Rollout, Sampler
-from ref.self_summary import Chaining, rollout_chains
-from sims.microrepo import Environment, NoiseConfig, Session, Task, demonstration
-from sims.recipe.agent import Episode, Language, single
+from ref.messages import Message
+from ref.rollout import Limits, Rollout, script_rollout
+from ref.self_summary import Chaining
+from sims.microrepo import MicroRepo, NoiseConfig, Session, Task, demonstration
+from sims.microrepo.environment import TextSession
+from sims.recipe.agent import Language, single
 from sims.recipe.conversations import batches, kept_rows
 from sims.recipe.data import task_stream
 from sims.recipe.learner import language_of, shown_rows
@@ -64,32 +65,31 @@ def unlimited(how: Chaining) -> Chaining:
     return replace(how, join="none", trigger=max(how.trigger, LONGEST - (how.limit - how.trigger)))
 
 
-class Lesson(Episode):
+class Lesson:
     """The scripted agent: plays the turns of a demonstration and, on request, summarises what it knows."""
 
-    def __init__(
-        self, language: Language, task: Task, turns: Sequence[str], rng: Random, memory: Memory, opened: Callable[[Task], Environment] = Session
-    ):
-        super().__init__(language, opened(task))
-        self.task, self.turns, self.rng, self.memory = task, list(turns), rng, memory
+    def __init__(self, language: Language, task: Task, turns: Sequence[str], rng: Random, memory: Memory):
+        self.language, self.task, self.turns, self.rng, self.memory = language, task, list(turns), rng, memory
         self.known: list[str] = []  # files whose text is in the context
         self.state = ""  # the result of the last write or test of the body
+        self.heard = 1  # messages so far, the prompt among them
 
-    def turn(self) -> str:
-        return self.turns.pop(0)
+    def say(self, messages: Sequence[Message], summary: bool) -> Sequence[int]:
+        """Its next turn, for `ref.rollout.script_rollout`."""
+        self.hear(messages)
+        return self.language.encode(self.summary() if summary else self.turns.pop(0))
 
-    def reply(self, turn: list[int]) -> list[int] | None:
-        text = self.language.decode(turn)
-        answer = super().reply(turn)
-        for line in text.split("\n"):
-            verb, _, name = line.partition(" ")
-            if verb == "read" and name in self.task.files and name not in self.known:
-                self.known.append(name)
-        if answer is not None and text.startswith(("write ", "test")):
-            said = self.language.decode(answer[:-1])
-            if not said.startswith("error"):
+    def hear(self, messages: Sequence[Message]) -> None:
+        """Notes what its last turn led to."""
+        for turn, answer in zip(messages[self.heard :: 2], messages[self.heard + 1 :: 2], strict=True):
+            text, said = turn.content or "", answer.content or ""
+            for line in text.split("\n"):
+                verb, _, name = line.partition(" ")
+                if verb == "read" and name in self.task.files and name not in self.known:
+                    self.known.append(name)
+            if text.startswith(("write ", "test")) and not said.startswith("error"):
                 self.state = "ok" if said == "ok" else "passed" if said == "passed 3 of 3" else "failed"
-        return answer
+        self.heard = len(messages)
 
     def summary(self) -> str:
         """A short summary of the context; facts that it leaves out are unknown from now on."""
@@ -114,37 +114,13 @@ class Lesson(Episode):
         return f"{name}: {module.doc} is {module.expr}" if wordy else f"{name} is {module.expr}"
 
 
-class Teacher(Sampler):
-    """Replaces the sampler, without weights: each lesson provides its own tokens."""
-
-    def __init__(self, language: Language, request: tuple[int, ...]):
-        self.language, self.request = language, list(request)
-
-    def rollout(self, links, max_len: int, temperature: float = 1.0, generator=None) -> list[Rollout]:
-        return [self.one(link, max_len) for link in links]
-
-    def one(self, link, max_len: int) -> Rollout:
-        lesson: Lesson = link.inner
-        tokens, sampled, answer = list(link.prompt), [False] * len(link.prompt), link.prompt
-        while answer is not None and len(tokens) < max_len:
-            asked = tokens[-len(self.request) :] == self.request
-            turn = list(self.language.encode(lesson.summary() if asked else lesson.turn()))
-            answer = link.reply(turn)
-            tokens += [*turn, link.stop, *(answer or [])]
-            sampled += [True] * (len(turn) + 1) + [False] * len(answer or [])
-        T = min(len(tokens), max_len)
-        ids, own = torch.tensor(tokens[:T]), torch.tensor(sampled[:T])
-        finished = answer is None and len(tokens) <= max_len
-        return Rollout(ids, own, torch.zeros(T), torch.where(own, 0, -1), torch.zeros(T - 1, 0, 2, dtype=torch.int16), finished)
-
-
-def lessons(config: Recipe, language: Language, how: Chaining, noise: NoiseConfig, memory: Memory) -> Iterator[Lesson]:
+def lessons(config: Recipe, language: Language, how: Chaining, noise: NoiseConfig, memory: Memory) -> Iterator[Rollout]:
     """Endless demonstrations for training, played under `how`."""
     rng = Random(f"{config.seed}-scripted-chains-{how.join}")
     return taught(task_stream(config, "demonstrations"), language, how, noise, memory, rng)
 
 
-def shown(config: Recipe, language: Language) -> Iterator[Lesson]:
+def shown(config: Recipe, language: Language) -> Iterator[Rollout]:
     """The demonstrations of the SFT stage."""
     every = lessons(config, language, context(language, config), config.sft.noise, config.context.memory)
     return itertools.islice(every, config.sft.demonstrations)
@@ -168,15 +144,14 @@ def taught(
     memory: Memory,
     rng: Random,
     turns: Callable[[Task, Random, NoiseConfig], list[str]] = demonstration,
-    opened: Callable[[Task], Environment] = Session,
-) -> Iterator[Lesson]:
-    """Finished chains of the scripted agent on tasks, without those that a limit truncated. `turns`: what it does on a task; `opened` begins an
+    opened: Callable[[Task], TextSession] = Session,
+) -> Iterator[Rollout]:
+    """Finished rollouts of the scripted agent on tasks, without those that a limit truncated. `turns`: what it does on a task; `opened` begins an
     episode of one."""
-    teacher = Teacher(language, how.request)
     memory = replace(memory, longest=min(memory.longest, how.longest_summary - 1))
     for task in tasks:
-        lesson = Lesson(language, task, turns(task, rng, noise), rng, memory, opened)
-        (chain,) = rollout_chains(teacher, [lesson], how)
-        if chain.finished:
-            lesson.take(chain)
-            yield lesson
+        lesson = Lesson(language, task, turns(task, rng, noise), rng, memory)
+        rollout = script_rollout(MicroRepo(opened(task)), language, Limits(how), lesson.say)
+        if rollout.chain.finished:
+            rollout.task = task
+            yield rollout

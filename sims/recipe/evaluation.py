@@ -16,9 +16,10 @@ from ref.engine.decoder import Decoder, Generation
 from ref.engine.sampler import Sampler
 from ref.mtp import MTP
 from ref.network import Transformer
-from ref.self_summary import converse_chain
-from sims.microrepo import Session, Task
-from sims.recipe.agent import Episode, Language, hash_seed, play
+from ref.rollout import Limits, decode_rollout
+from sims.microrepo import MicroRepo, Session, Task
+from sims.microrepo.environment import TextSession
+from sims.recipe.agent import Language, hash_seed, one_row, play
 from sims.recipe.data import heldout_codebase, task_stream
 from sims.recipe.demonstrations import context
 from sims.recipe.learner import language_of, load_checkpoint
@@ -41,21 +42,21 @@ def measure_policy(
     generator = torch.Generator().manual_seed(seed)
     episodes = play(sampler, language, tasks, n, how, r.max_turns, generator, r.temperature, progress)
     greedy = play(sampler, language, tasks, 1, how, r.max_turns, None, temperature=0.0)
-    verdicts = [e.verdict for e in episodes]
+    metrics = [e.metrics for e in episodes]
 
     def grid(values) -> np.ndarray:
         return np.array(list(values), dtype=float).reshape(len(tasks), n)
 
     return {
-        "success": grid(v.tests for v in verdicts),
-        "tokens": grid(int(e.rollout.sampled.sum()) for e in episodes),
-        "turns": grid(v.turns for v in verdicts),
-        "invalid_calls": grid(v.invalid_calls for v in verdicts),
+        "success": grid(m["tests"] for m in metrics),
+        "tokens": grid(e.chain.written for e in episodes),
+        "turns": grid(m["turns"] for m in metrics),
+        "invalid_calls": grid(m["invalid_calls"] for m in metrics),
         "finished": grid(e.chain.finished for e in episodes),
         "segments": grid(len(e.chain.segments) for e in episodes),
-        "greedy": np.array([e.verdict.tests for e in greedy]),
+        "greedy": np.array([e.metrics["tests"] for e in greedy]),
         "depth": np.array([t.depth for t in tasks]),
-        "example": [language.decode(e.rollout.tokens.tolist()) for e in greedy[:8]],
+        "example": [language.decode(one_row(e.chain).tokens.tolist()) for e in greedy[:8]],
     }
 
 
@@ -108,12 +109,13 @@ def measure_decoding(
     how = context(language, config)
     decoders = {name: Decoder(model, mtp if drafts else None, max_len=how.limit, recall=recall) for name, (drafts, recall, _) in WAYS.items()}
 
-    def play_one(name: str, task: Task) -> tuple[Episode, list[Generation], list[list[int]], float]:
+    def play_one(name: str, task: Task) -> tuple[TextSession, list[Generation], list[list[int]], float]:
         decoder, totals, contexts = decoders[name], [], []
-        episode, started = Episode(language, Session(task, config.rl.max_turns)), time.perf_counter()
-        for played in converse_chain(decoder, episode, how, ahead=WAYS[name][2]):
+        first, started = MicroRepo(Session(task, config.rl.max_turns)), time.perf_counter()
+        last = first
+        for last in decode_rollout(decoder, first, language, Limits(how), ahead=WAYS[name][2]):
             totals, contexts = [*totals, decoder.total], [*contexts, decoder.tokens]
-        return played, totals, contexts, time.perf_counter() - started
+        return last.session, totals, contexts, time.perf_counter() - started
 
     for name in WAYS:
         play_one(name, tasks[0])
@@ -126,11 +128,11 @@ def measure_decoding(
             decoders[name].reset(forget=True)
             played, said[name], clock = [], [], 0.0
             for number, task in enumerate(tasks, 1):
-                episode, totals, contexts, seconds = play_one(name, task)
+                session, totals, contexts, seconds = play_one(name, task)
                 clock += seconds
                 played += totals
                 said[name].append(contexts)
-                turns[name] += episode.verdict.turns if i == 0 else 0
+                turns[name] += session.verify().turns if i == 0 else 0
                 progress((i * len(WAYS) + place) * len(tasks) + number)
             found = sum(played[1:], played[0])
             speeds[name]["decoder"].append(len(found.tokens) / found.seconds)

@@ -19,10 +19,11 @@ from typing import Any
 
 from kit.disk import atomic_write
 from kit.settings import RunError
+from ref.rollout import Rollout
 from ref.self_summary import Segment
 from sims.microrepo import Session
 from sims.recipe.agent import Language
-from sims.recipe.demonstrations import Lesson, shown
+from sims.recipe.demonstrations import shown
 from sims.recipe.settings import Recipe
 
 __all__ = ["conversations_of", "export"]
@@ -99,7 +100,7 @@ def conversation_of(segment: Segment, session: Session, language: Language, numb
     return {"messages": messages, "tools": [schema(name) for name in TOOLS]}
 
 
-def conversations_of(lesson: Lesson, language: Language) -> Iterator[dict[str, Any]]:
+def conversations_of(lesson: Rollout, language: Language) -> Iterator[dict[str, Any]]:
     """The contexts of a demonstration, in order."""
     session, numbers = Session(lesson.task), itertools.count(1)
     for segment in lesson.chain.segments:

@@ -10,6 +10,7 @@ import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from kit.disk import atomic_write
 from ref.self_summary import Chain
@@ -30,13 +31,22 @@ SECONDS = 20.0
 class Latest:
     """Keeps the newest rollouts of one stage in `path`, at most once in `seconds`."""
 
-    def __init__(self, path: Path, language: Language, seconds: float = SECONDS):
-        self.path, self.language, self.seconds = path, language, seconds
+    def __init__(self, path: Path, language: Language, seconds: float = SECONDS, steps: int = 0):
+        self.path, self.language, self.seconds, self.steps = path, language, seconds, steps
         self.written: float | None = None
 
     def due(self, last: bool) -> bool:
         """Whether it is time for the next file: at the first step, after so many seconds, and at the `last` step."""
         return last or self.written is None or time.monotonic() - self.written >= self.seconds
+
+    def __call__(self, moment: Any) -> dict:
+        """As an observer of a training (`sims/recipe/reinforcement.py`)."""
+        done = moment.done
+        if done and self.due(done.step == self.steps):
+            group = done.rollouts[: len(done.rollouts) // len(done.tasks)]
+            solved = [bool(one.metrics.get("success")) for one in group]
+            self.keep(done.step, group[0].task.prompt, [one.chain for one in group], done.result.rewards.tolist(), solved)
+        return {}
 
     def keep(self, step: int, prompt: str, chains: Sequence[Chain], rewards: Sequence[float], solved: Sequence[bool]) -> None:
         """Replaces the file: the rollouts of one group, after so many steps; what `rewards` and `solved` hold beyond them is not read. Raises OSError

@@ -14,6 +14,7 @@ from ref.mtp import MTP, mtp_loss
 from ref.muon import optimizers
 from ref.network import Transformer, load_balancing_loss, load_extra, load_hf, release, save_hf
 from ref.network.masters import Masters
+from ref.rl import Step
 from sims.recipe.agent import Language
 from sims.recipe.conversations import batches
 from sims.recipe.data import heldout_codebase
@@ -45,6 +46,27 @@ class Learner:
         self.optimizers: list[torch.optim.Optimizer] = optimizers(self.trunk.masters, muon_lr, adamw_lr, use_muon=muon)
         self.mtp_optimizers = optimizers(mtp, config.mtp.muon_lr, config.mtp.lr, use_muon=muon) if mtp is not None else []
         self.rates = [[g["lr"] for g in o.param_groups] for o in self.all_optimizers]
+
+    # `ref.rl.Trainer`
+
+    @property
+    def model(self) -> Transformer:
+        return self.trunk.model
+
+    @property
+    def mtp_weight(self) -> float:
+        return self.config.mtp.weight
+
+    def drafts(self, step: int) -> MTP | None:
+        """The layers train along every few steps (`mtp.rl_every`)."""
+        return self.mtp.model if self.mtp and step % self.config.mtp.rl_every == 0 else None
+
+    def apply(self, result: Step, rate: float) -> dict[str, float]:
+        self.schedule(rate)
+        norm = self.trunk.step(self.optimizers, gradients=result.gradients)
+        if self.mtp is not None and result.mtp_gradients is not None:
+            self.mtp.step(self.mtp_optimizers, gradients=result.mtp_gradients)
+        return {"grad_norm": norm.item()}
 
     @property
     def all_optimizers(self) -> list[torch.optim.Optimizer]:

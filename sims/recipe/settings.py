@@ -198,8 +198,6 @@ class Rl(Settings):
     """Share of the steps, at the end, that upsample harder tasks (report §4.1); earlier steps use the world's task mix."""
     upsampling: float = 1.0
     """Strength: tasks are kept in proportion to this power of the turns and tokens that their kind has needed so far; 0 keeps all alike."""
-    shuffle_rewards: bool = False
-    """Control: permute the rewards over the batch, so they carry no information about their rollouts."""
     world: Literal["memory", "disk"] = "memory"
     """Where training episodes are played: in this process, or on files of Python in a sandbox, with pytest and the grader of real environments.
     Both say the same; disk takes a hundred times as long for an episode's tools, and needs Linux with bubblewrap."""

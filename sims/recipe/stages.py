@@ -153,7 +153,7 @@ def reinforce(run: Run, config: Recipe) -> None:
     model, mtp = load_checkpoint(run.root, config, "sft")
     reference = load_checkpoint(run.root, config, "sft", with_mtp=False)[0]
     language = language_of(run.root)
-    latest = Latest(run.root / FOLDER / "rl.json", language)
-    learner, spent = reinforcement.learn(stage, config, model, mtp, reference, language, latest=latest)
+    latest = Latest(run.root / FOLDER / "rl.json", language, steps=config.rl.steps)
+    learner, spent = reinforcement.learn(stage, config, model, mtp, reference, language, [latest])
     files = checkpoint(run, "final", learner.trunk.masters, learner.mtp and learner.mtp.masters)
     stage.finish(spent, files)

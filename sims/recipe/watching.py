@@ -25,9 +25,8 @@ import numpy as np
 
 from ref.monitor import Alarm, Band, Evidence, Monitor, learn_band, log_evidence, statistics
 from ref.rl import Watch
+from ref.rollout import Rollout
 from ref.transcript import Transcript
-from sims.microrepo import Task
-from sims.recipe.agent import Episode
 from sims.recipe.watched import NAMES, SIDES
 from sims.transcripts import TOOLS, transcript_of
 
@@ -35,21 +34,18 @@ __all__ = ["Group", "Seen", "Watching", "said", "seen", "sided"]
 
 Group = Mapping[str, float | None]
 """The statistics of a group; None where it has none."""
-Seen = Callable[[Sequence[Episode], Sequence[Task]], Sequence[Group]]
-"""The groups of finished episodes, which are adjacent, one for each task."""
+Seen = Callable[[Sequence[Rollout], int], Sequence[Group]]
+"""(finished rollouts, those of a group adjacent; the number of groups) → their statistics."""
 
 
 def seen(
-    episodes: Sequence[Episode],
-    tasks: Sequence[Task],
-    longest: int,
-    tools: Sequence[str] = TOOLS,
-    record: Callable[[Episode, Task], Transcript] = transcript_of,
+    rollouts: Sequence[Rollout], groups: int, longest: int, tools: Sequence[str] = TOOLS, record: Callable[[Rollout], Transcript] = transcript_of
 ) -> list[Group]:
-    """The statistics of each group; lengths are shares of `longest` tokens. `tools` and `record` are those of the world that was played."""
-    n = len(episodes) // len(tasks)
-    records = [record(episode, tasks[number // n]) for number, episode in enumerate(episodes)]
-    return [statistics(records[start : start + n], tools, longest) for start in range(0, len(records), n)]
+    """The statistics of each group; lengths are shares of `longest` tokens. `tools` and `record` are those of the world that was played. A
+    rollout whose environment failed is not counted."""
+    n = len(rollouts) // groups
+    records = [None if one.failure else one.transcript or record(one) for one in rollouts]
+    return [statistics([one for one in records[start : start + n] if one], tools, longest) for start in range(0, len(records), n)]
 
 
 def sided(name: str, band: Band) -> Band:
@@ -60,14 +56,24 @@ def sided(name: str, band: Band) -> Band:
 
 class Watching:
     """The monitor of one run, with its state. `seen` reads the rollouts of a step. `bands`: what is usual, if it is known; otherwise the first steps
-    tell, and a statistic without any value in them is not watched."""
+    tell, and a statistic without any value in them is not watched. It is an observer (`sims/recipe/reinforcement.py`)."""
 
     def __init__(self, config: Watch, seen: Seen, bands: Mapping[str, Band] | None = None):
         self.config, self.seen = config, seen
+        self.lines: list[str] = []
+        """What is to be said of the last step."""
         self.steps, self.history = 0, []
         self.monitor: Monitor | None = None
         if bands:
             self.begin(bands)
+
+    def __call__(self, moment: Any) -> dict[str, float]:
+        """One more step, if there is one: what is logged of it."""
+        self.lines = []
+        if moment.done is None:
+            return {}
+        logged, self.lines = self.step(self.seen(moment.rollouts, len(moment.done.tasks)))
+        return logged
 
     @classmethod
     def recipe(cls, config: Watch, longest: int) -> "Watching":

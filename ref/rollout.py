@@ -1,0 +1,563 @@
+"""Rollouts: an engine that samples a policy, and environments that answer it, driven together.
+
+    rollouts = rollout(sampler, [partial(tasks.environment, task) for task in …], chat_format, Limits(chaining), seeds=…)
+
+One driver for every engine (`ref/engine/`, vLLM) and every environment (`ref/environment.py`). A rollout is a chain of contexts
+(`ref/self_summary.py`); `Rollout` holds its tokens, its messages, and what it earned.
+
+Tokens in, tokens out. What was sampled is what is trained: the ids of a turn are never rendered again. The tokens that answer a
+turn are encoded by themselves, from the turn's stop token on. A turn that a limit cut off gets its stop as a given token, which
+is not trained. A format that rewrites earlier messages (Qwen3's drops the thinking of earlier turns) begins a new context.
+
+Slow environments run beside the engine. With `threads`, each reset, step and reward runs in a thread of its own, and the engine goes
+on with the other contexts. Without, they run between two steps of the engine, and every run has the same order of events.
+
+An environment that fails (`EnvironmentFailure`, or a call beyond `Limits.seconds`) is a third outcome, neither success nor failure of
+the policy. The episode is tried again from its beginning; after `Limits.tries` of them the rollout has `failure` in place of a reward,
+and is left out of its group's mean and of the loss (`ref/rl.py`).
+"""
+
+import copy
+import itertools
+import math
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, TypeVar, cast
+
+import torch
+
+from ref.engine.decoder import Decoder
+from ref.engine.sampler import Engine, Sampler, Segment, Turn, check_tokens, uniform
+from ref.environment import ChatFormat, Environment, EnvironmentFailure, ForkableEnvironment, Reward, StepResult
+from ref.messages import Message
+from ref.self_summary import Chain, ChainBuilder, Chaining
+from ref.textual_feedback import Hint
+from ref.transcript import Transcript
+
+__all__ = ["SUMMARY", "Driver", "Each", "Limits", "Rollout", "decode_rollout", "hash_seed", "one_by_one", "rollout", "sample_rollouts"]
+
+Each = Callable[[Callable[[Any], Any], Sequence[Any]], list]
+"""(function, parts) → [function(part) for part in parts], wherever it is computed."""
+
+SUMMARY = "summary"
+"""The name of a message that is the policy's summary."""
+Seed = int | torch.Generator | None
+"""What a rollout draws with: a seed of its own, a generator, or nothing at temperature 0. A rollout that is tried again draws the same
+numbers only from a seed of its own."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How long a rollout may be, and how long its environment may take."""
+
+    chaining: Chaining
+    """How contexts are joined, and how long they are."""
+    turns: int | None = None
+    """Turns of the policy, without summaries; None: as many as the environment takes."""
+    turn_tokens: int | None = None
+    """Tokens of a turn; a longer one is cut off and answered."""
+    tokens: int | None = None
+    """Tokens of all turns together."""
+    seconds: float = math.inf
+    """Of a single call of the environment, with threads."""
+    tries: int = 2
+    """Episodes of an environment that fails, before the rollout counts as failed."""
+
+    def __post_init__(self):
+        for name in ("turns", "turn_tokens", "tokens", "tries", "seconds"):
+            value = getattr(self, name)
+            if value is not None and not value >= (0 if name == "seconds" else 1):
+                raise ValueError(f"{name} must be at least 1; got {value}")
+
+
+@dataclass
+class Rollout:
+    """A finished episode: what was sampled, what was said, and what it earned."""
+
+    chain: Chain
+    """Its contexts, as tokens."""
+    terms: dict[str, float] = field(default_factory=dict)
+    """Named terms of its reward. Those of the environment come first; the loop adds others."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """Further numbers, of which means are logged. All rollouts of a task set have the same names, "success" among them."""
+    task: Any = None
+    """The task."""
+    messages: list[Message] = field(default_factory=list)
+    """All messages in order. The name of a summary is `SUMMARY`; what the format asks it with is not among them."""
+    opening: int = 0
+    """Tokens that opened its first context."""
+    hints: Sequence[Sequence[Hint]] = ()
+    """The hints of every context, in order; empty if there are none (`ref/textual_feedback.py`)."""
+    transcript: Transcript | None = None
+    """What it did on its way, for behaviour rewards and the monitor; None where nobody has asked."""
+    environment: Any = None
+    """The environment in its last state, closed."""
+    failure: str = ""
+    """Why its environment failed; empty if it did not. A failed rollout has no terms and no metrics."""
+
+    @property
+    def reward(self) -> float:
+        """The sum of its terms."""
+        return sum(self.terms.values())
+
+    @property
+    def logged(self) -> dict[str, float]:
+        """Its metrics, and how much it wrote, of which means are logged."""
+        chain = self.chain
+        counts = {"written": chain.written, "segments": len(chain.segments), "summary_tokens": chain.summary_tokens}
+        return {name: float(value) for name, value in {**self.metrics, **counts}.items()}
+
+
+class Active:
+    """A rollout under way: one episode, seen as turns of tokens."""
+
+    def __init__(self, environment: Environment, chat_format: ChatFormat, limits: Limits):
+        self.environment, self.format, self.limits = environment, chat_format, limits
+        self.messages: list[Message] = []
+        self.record: list[Message] = []  # with summaries
+        self.turns = self.sampled = 0
+        self.is_over = False  # the context came to its end by itself
+
+    def fork(self) -> "Active":
+        """A copy in its current state, which continues independently."""
+        twin = copy.copy(self)
+        assert isinstance(self.environment, ForkableEnvironment)
+        twin.environment, twin.builder = self.environment.fork(), self.builder.fork()
+        twin.messages, twin.record = list(self.messages), list(self.record)
+        return twin
+
+    def open(self, messages: Sequence[Message]) -> None:
+        """Takes the messages that open the episode."""
+        self.messages, self.record = list(messages), list(messages)
+        self.builder = ChainBuilder(self.format.encode_opening(self.messages), self.limits.chaining)
+
+    def read(self, turn: Turn) -> Message | None:
+        """Takes a turn. Returns the message for the environment, or None for a summary."""
+        tokens = turn.tokens if turn.stop is None else [*turn.tokens, turn.stop]
+        self.sampled += len(tokens)
+        if self.builder.is_summary:
+            self.builder.summarise(tokens)
+            self.record.append(replace(self.format.decode_turn(turn.tokens), name=SUMMARY))
+            return None
+        self.turns, self.last = self.turns + 1, turn
+        message = self.format.decode_turn(turn.tokens)
+        self.messages.append(message)
+        self.record.append(message)
+        return message
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether a limit leaves no further turn."""
+        limits = self.limits
+        return limits.turns is not None and self.turns >= limits.turns or limits.tokens is not None and self.sampled >= limits.tokens
+
+    @property
+    def longest_turn(self) -> int | None:
+        """Tokens that the next turn may have."""
+        limits = self.limits
+        left = None if limits.tokens is None else max(1, limits.tokens - self.sampled)
+        known = [n for n in (left, limits.turn_tokens) if n is not None]
+        return min(known) if known else None
+
+    def answer(self, result: StepResult) -> list[int] | None:
+        """Takes what the environment answered to the last turn. Returns the tokens to append, or None if the context ends here."""
+        if result.done:
+            self.builder.finish()
+            return None
+        history = list(self.messages)
+        self.messages += result.messages
+        self.record += result.messages
+        tokens = self.format.encode_answer(history, result.messages)
+        if tokens is None:
+            self.builder.rewrite(self.format.encode_opening(self.messages))
+            return None
+        turn = self.last
+        if turn.stop is None:  # a limit cut it off
+            return self.builder.answer(turn.tokens, [self.format.stop_ids[0], *tokens])
+        return self.builder.answer([*turn.tokens, turn.stop], tokens)
+
+    def result(self, reward: Reward) -> Rollout:
+        return Rollout(
+            self.builder.chain,
+            dict(reward.terms),
+            dict(reward.metrics),
+            messages=self.record,
+            opening=len(self.builder.first),
+            environment=self.environment,
+        )
+
+
+@dataclass(eq=False)
+class Entry:
+    """A rollout in a driver: what makes its environment, and where it stands."""
+
+    key: Hashable
+    make: Callable[[], Environment]
+    seed: Seed
+    number: int = 0
+    tries: int = 0
+    slot: int = -1
+    active: Active | None = None
+    draws: torch.Generator | None = None
+
+
+class Call:
+    """One call of an environment. Without threads it is made at once, and what it raises is raised here."""
+
+    def __init__(self, entry: Entry, function: Callable[[], Any], then: Callable[[Any], None], driver: "Driver"):
+        self.entry, self.then, self.since = entry, then, time.monotonic()
+        self.value: Any = None
+        self.error: BaseException | None = None
+        self.done = threading.Event()
+        if driver.threads:
+            threading.Thread(target=self.run, args=(function, driver.changed), daemon=True).start()
+        else:
+            self.run(function, driver.changed)
+
+    def run(self, function: Callable[[], Any], changed: threading.Event) -> None:
+        try:
+            self.value = function()
+        except BaseException as error:  # raised in the thread of the driver
+            self.error = error
+        self.done.set()
+        changed.set()
+
+
+class Driver:
+    """Runs rollouts with one engine, as many at a time as it has slots.
+
+        driver.add(key, make, seed)            `make()` gives a new environment for the episode
+        for key, rollout in driver.step():     one step of the engine; rollouts that are now over
+
+    Rollouts that were added first start first. `threads`: environments run in threads beside the engine."""
+
+    def __init__(self, engine: Engine, chat_format: ChatFormat, limits: Limits, threads: bool = False, temperature: float = 1.0):
+        self.engine, self.format, self.limits, self.threads, self.temperature = engine, chat_format, limits, threads, temperature
+        self.waiting: list[Entry] = []  # open contexts without a slot
+        self.seated: dict[int, Entry] = {}
+        self.calls: list[Call] = []
+        self.results: list[tuple[Hashable, Rollout]] = []
+        self.failures = self.added = 0
+        self.changed = threading.Event()  # set once a call of an environment has ended
+
+    def add(self, key: Hashable, make: Callable[[], Environment], seed: Seed = None) -> None:
+        """Begins a rollout."""
+        self._begin(Entry(key, make, seed, self.added))
+        self.added += 1
+
+    def cancel(self, keys: Callable[[Hashable], bool]) -> None:
+        """Gives up the rollouts whose keys are such."""
+        for slot, entry in list(self.seated.items()):
+            if keys(entry.key):
+                self.engine.remove(slot)
+                del self.seated[slot]
+        gone = {id(entry): entry for entry in [*self.waiting, *(call.entry for call in self.calls)] if keys(entry.key)}
+        self.waiting = [entry for entry in self.waiting if not keys(entry.key)]
+        self.calls = [call for call in self.calls if not keys(call.entry.key)]
+        for entry in gone.values():
+            self._close(entry)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no rollout is under way."""
+        return not (self.waiting or self.seated or self.calls or self.results)
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether a step would do nothing until an environment answers."""
+        if self.results or any(call.done.is_set() for call in self.calls):
+            return False
+        return self.engine.is_idle and not (self.waiting and self.engine.free_slots)
+
+    def slots(self) -> dict[str, int]:
+        """How many slots decode, how many wait for an environment, how many are free, and how many rollouts wait for a slot."""
+        tools = sum(call.entry.slot >= 0 for call in self.calls)
+        return {"decoding": len(self.seated) - tools, "tools": tools, "free": self.engine.free_slots, "queued": len(self.waiting)}
+
+    def step(self) -> list[tuple[Hashable, Rollout]]:
+        """One step: answers of environments, new contexts, and a step of the engine. Returns the rollouts that are now over."""
+        self.changed.clear()
+        self._take_calls()
+        if self.engine.in_waves:  # contexts keep their order from wave to wave
+            self.waiting.sort(key=lambda entry: entry.number)
+        while self.waiting and self.engine.free_slots:
+            entry = self.waiting.pop(0)
+            assert entry.active is not None
+            draws = uniform(entry.draws, self.engine.max_len) if self.temperature else None
+            entry.slot = self.engine.add(entry.active.builder.prompt, self.format.stop_ids, draws, entry.active.longest_turn)
+            self.seated[entry.slot] = entry
+        for slot in self.engine.step():
+            entry, turn = self.seated[slot], self.engine.turn(slot)
+            assert entry.active is not None
+            if turn is None:
+                self._leave(entry, False)
+                continue
+            message = entry.active.read(turn)
+            if message is None:
+                self._leave(entry, turn.stop is not None)
+            else:
+                self._call(entry, partial(entry.active.environment.step, message), partial(self._answered, entry))
+        results, self.results = self.results, []
+        return results
+
+    def wait(self, seconds: float | None = None) -> None:
+        """Waits until an environment has answered, if nothing else is to be done."""
+        if self.is_blocked and self.calls:
+            late = min(call.since for call in self.calls) + self.limits.seconds - time.monotonic()
+            bounds = [bound for bound in (seconds, late) if bound is not None and bound < math.inf]
+            self.changed.wait(max(0.0, min(bounds)) if bounds else None)
+
+    def _begin(self, entry: Entry) -> None:
+        entry.tries, entry.slot = entry.tries + 1, -1
+        entry.draws = torch.Generator().manual_seed(entry.seed) if isinstance(entry.seed, int) else entry.seed
+
+        def start() -> Sequence[Message]:
+            environment = entry.make()
+            entry.active = Active(environment, self.format, self.limits)
+            return environment.reset()
+
+        self._call(entry, start, partial(self._opened, entry))
+
+    def _opened(self, entry: Entry, messages: Sequence[Message]) -> None:
+        assert entry.active is not None
+        entry.active.open(messages)
+        self.waiting.append(entry)
+
+    def _answered(self, entry: Entry, result: StepResult) -> None:
+        active = entry.active
+        assert active is not None
+        tokens = active.answer(result)
+        if tokens is None:
+            self._leave(entry, True)
+        elif active.is_spent:
+            self._leave(entry, False)
+        else:
+            self.engine.extend(entry.slot, tokens)
+
+    def _leave(self, entry: Entry, finished: bool) -> None:
+        """A context is over. `finished`: it came to its end by itself."""
+        active = entry.active
+        assert active is not None
+        del self.seated[entry.slot]
+        segment, entry.slot = self.engine.remove(entry.slot, finished), -1
+        if not bool(segment.logp.isfinite().all()):
+            raise ValueError("the policy must give finite log-probs, but gave others")
+        if active.builder.close(segment):
+            self.waiting.insert(0, entry)
+        else:
+            self._call(entry, active.environment.reward, partial(self._judged, entry))
+
+    def _judged(self, entry: Entry, reward: Reward) -> None:
+        assert entry.active is not None
+        self.results.append((entry.key, entry.active.result(reward)))
+        self._close(entry)
+
+    def _call(self, entry: Entry, function: Callable[[], Any], then: Callable[[Any], None]) -> None:
+        call = Call(entry, function, then, self)
+        if self.threads:
+            self.calls.append(call)
+        else:
+            self._take(call)
+
+    def _take_calls(self) -> None:
+        """Goes on with the rollouts whose environments have answered, and gives up those that take too long."""
+        now, over = time.monotonic(), []
+        for call in self.calls:
+            if call.done.is_set() or now - call.since > self.limits.seconds:
+                over.append(call)
+        self.calls = [call for call in self.calls if call not in over]
+        for call in over:
+            self._take(call)
+
+    def _take(self, call: Call) -> None:
+        if not call.done.is_set():
+            self._failed(call.entry, f"the environment did not answer in {self.limits.seconds:g} seconds", hangs=True)
+        elif isinstance(call.error, EnvironmentFailure):
+            self._failed(call.entry, str(call.error))
+        elif call.error is not None:
+            raise call.error
+        else:
+            call.then(call.value)
+
+    def _failed(self, entry: Entry, why: str, hangs: bool = False) -> None:
+        """The environment has failed: the episode is tried again, or is over."""
+        self.failures += 1
+        if entry.slot >= 0:
+            del self.seated[entry.slot]
+            self.engine.remove(entry.slot, False)
+        chain = Chain() if entry.active is None or not hasattr(entry.active, "builder") else entry.active.builder.chain
+        self._close(entry)
+        if entry.tries < self.limits.tries:
+            entry.active = None
+            self._begin(entry)
+        else:
+            self.results.append((entry.key, Rollout(chain, failure=why)))
+
+    def _close(self, entry: Entry) -> None:
+        if entry.active is None:
+            return
+        if self.threads:
+            threading.Thread(target=entry.active.environment.close, daemon=True).start()
+        else:
+            entry.active.environment.close()
+
+
+def one_by_one(function: Callable[[Any], Any], parts: Sequence[Any]) -> list:
+    """[function(part) for part in parts]"""
+    return [function(part) for part in parts]
+
+
+def hash_seed(*parts: object) -> int:
+    """A 63-bit seed from words and numbers, the same in every process."""
+    return random.Random("-".join(map(str, parts))).getrandbits(63)
+
+
+def rollout(
+    sampler: Sampler,
+    make: Sequence[Callable[[], Environment]],
+    chat_format: ChatFormat,
+    limits: Limits,
+    temperature: float = 1.0,
+    seeds: Sequence[Seed] | torch.Generator | None = None,
+    threads: bool = False,
+) -> list[Rollout]:
+    """Runs an episode of every environment to its end. Rollouts are returned in the order of `make`, whose functions give new environments.
+    `seeds`: one for each, or a generator for all. No context is longer than `limits.chaining.limit` tokens.
+
+    Raises ValueError if there is no environment, for given tokens outside the vocabulary, an empty prompt, an invalid temperature, and a
+    policy whose log-probs are not finite. With summaries, `chaining.trigger` must exceed every prompt plus the longest summary and `resume`,
+    or a context could start at the trigger. §4.1."""
+    if not make:
+        raise ValueError("there must be at least one environment")
+    chaining = limits.chaining
+    for name in ("request", "resume", "instruction"):
+        check_tokens(name, getattr(chaining, name), sampler.vocab_size)
+    driver = Driver(sampler.engine(len(make), chaining.limit, temperature), chat_format, limits, threads, temperature)
+    each = seeds if isinstance(seeds, Sequence) else [seeds] * len(make)
+    for number, (one, seed) in enumerate(zip(make, each, strict=True)):
+        driver.add(number, one, seed)
+    found: dict[Hashable, Rollout] = {}
+    while not driver.is_empty:
+        found.update(driver.step())
+        driver.wait()
+    return [found[number] for number in range(len(make))]
+
+
+FEWEST, MOST = 32, 600
+"""Bounds for the rollouts in one batch, which has a quarter of them otherwise. A step of a small network has a fixed cost as high as that of
+100 contexts, so small batches are inefficient; large ones take memory, half a megabyte per rollout of the small world."""
+
+
+def sample_rollouts(
+    sampler: Sampler,
+    environment: Callable[[Any], Environment],
+    tasks: Sequence[Any],
+    count: int,
+    chat_format: ChatFormat,
+    limits: Limits,
+    temperature: float,
+    generator: torch.Generator | None,
+    each: Each = one_by_one,
+    threads: bool = False,
+) -> list[Rollout]:
+    """`count` rollouts of every task, in environments that `environment(task)` gives; those of a task are adjacent.
+    The random numbers of a rollout depend on a number that `generator`
+    draws, the task's key and its index among the rollouts of that task, whatever else is sampled. At temperature 0 no generator is needed.
+
+    `each(function, batches)` may sample the batches elsewhere. They do not depend on how many processes there are, because the last bit of a
+    product depends on its number of rows."""
+    stream = 0 if generator is None else int(torch.randint(2**62, (), generator=generator))
+    used: Counter[str] = Counter()
+    wanted: list[tuple[Any, int | None]] = []
+    for task in (task for task in tasks for _ in range(count)):
+        wanted.append((task, None if generator is None else hash_seed(stream, task.key, used[task.key])))
+        used[task.key] += 1
+
+    def batch(part: range) -> list[Rollout]:
+        make = [partial(environment, wanted[i][0]) for i in part]
+        return rollout(sampler, make, chat_format, limits, temperature, [wanted[i][1] for i in part], threads)
+
+    size = min(max(FEWEST, -(-len(wanted) // 4)), MOST)
+    parts = [range(len(wanted))[start : start + size] for start in range(0, len(wanted), size)]
+    rollouts = [*itertools.chain(*each(batch, parts))]
+    for (task, _), one in zip(wanted, rollouts, strict=True):
+        one.task = task
+    return rollouts
+
+
+def script_rollout(
+    environment: Environment, chat_format: ChatFormat, limits: Limits, say: Callable[[Sequence[Message], bool], Sequence[int]]
+) -> Rollout:
+    """The rollout of a scripted policy, which `say`s its turns: (messages so far, whether a summary is asked for) → tokens without the stop
+    token. Its log-probs are zero. Demonstrations for SFT are made so, with the tokens that sampling would have."""
+    active = Active(environment, chat_format, limits)
+    active.open(environment.reset())
+    stop, limit = chat_format.stop_ids[0], limits.chaining.limit
+    while True:
+        builder = active.builder
+        tokens, sampled, answer = list(builder.prompt), [False] * len(builder.prompt), builder.prompt
+        while answer is not None and len(tokens) < limit:
+            turn = list(say(active.messages, builder.is_summary))
+            message = active.read(Turn(turn, stop))
+            answer = None if message is None else active.answer(environment.step(message))
+            tokens += [*turn, stop, *(answer or [])]
+            sampled += [True] * (len(turn) + 1) + [False] * len(answer or [])
+        T = min(len(tokens), limit)
+        own, finished = torch.tensor(sampled[:T]), answer is None and len(tokens) <= limit
+        experts = torch.zeros(T - 1, 0, 2, dtype=torch.int16)
+        segment = Segment(torch.tensor(tokens[:T]), own, torch.zeros(T), torch.where(own, 0, -1), experts, finished)
+        if not builder.close(segment):
+            break
+    found = active.result(environment.reward())
+    environment.close()
+    return found
+
+
+F = TypeVar("F", bound=ForkableEnvironment)
+
+
+def decode_rollout(decoder: Decoder, environment: F, chat_format: ChatFormat, limits: Limits, ahead: bool = True) -> Iterator[F]:
+    """Runs one episode at batch 1, as fast as possible, with speculative decoding (`ref/engine/decoder.py`). After each context, when
+    `decoder.tokens` holds it, yields the environment in its current state: the one given, or a fork of it.
+
+    `ahead`: a turn does not have to wait until its last tokens are verified. It is carried out, and the pass that reads the answer also
+    verifies the turn, which saves one pass per turn. If the turn is rejected, the answer is dropped and the fork replaces the environment
+    (report §6.2: snapshot and fork). Raises ValueError if the decoder's max_len is not `limits.chaining.limit`, where a context is cut off."""
+    if decoder.max_len != limits.chaining.limit:
+        raise ValueError(f"decoder must have max_len {limits.chaining.limit}, which is chaining.limit; got {decoder.max_len}")
+    active = Active(environment, chat_format, limits)
+    active.open(environment.reset())
+    while True:
+        active = _decode_context(decoder, active, ahead)
+        yield cast(F, active.environment)
+        if not (active.is_over and active.builder.go_on(decoder.tokens)):
+            return
+
+
+def _decode_context(decoder: Decoder, active: Active, ahead: bool) -> Active:
+    """Decodes one context to its end, to a turn without a stop token, or to the decoder's max_len; `decoder.tokens` then holds it. Returns
+    the rollout in its final state: the one given, or a fork of it."""
+    stop, forks = active.format.stop_ids[0], []
+    active.is_over = False
+    decoder.reset()
+    decoder.feed(active.builder.prompt)
+    turn = decoder.generate(stop, None, ahead)
+    while turn[-1:] == [stop]:
+        # One fork for each turn that may be taken back, made before the turn was carried out.
+        forks = [*forks[: len(decoder.pending) - 1], active.fork()] if decoder.pending else []
+        message = active.read(Turn(turn[:-1], stop))
+        answer = None if message is None else active.answer(active.environment.step(message))
+        active.is_over = answer is None
+        if answer is None:
+            turn = decoder.generate(stop, 0)
+        else:
+            decoder.feed(answer[: decoder.max_len - decoder.length])
+            turn = decoder.generate(stop, None, ahead)
+        if decoder.retracted:
+            active = forks[-decoder.retracted]
+    return active

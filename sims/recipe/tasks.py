@@ -1,0 +1,126 @@
+"""The tasks of the small world for whoever trains or evaluates: a `ref.environment.TaskSet`, and a curriculum over it."""
+
+import itertools
+import random
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ref.environment import Environment
+from ref.rollout import Rollout, hash_seed
+from ref.textual_feedback import Hint
+from ref.transcript import Transcript
+from sims.hints import given
+from sims.microrepo import MicroRepo, Session, Task
+from sims.microrepo.disk import DiskSession
+from sims.microrepo.environment import TextSession
+from sims.recipe.agent import Language
+from sims.recipe.data import task_stream
+from sims.recipe.settings import Recipe
+from sims.transcripts import TOOLS, transcript_of
+
+__all__ = ["Depths", "Hinting", "MicroTasks", "Opened"]
+
+Opened = Callable[[Task, int], TextSession]
+"""Begins an episode of a task with so many turns at most."""
+Hinting = Callable[[Sequence[Rollout], int], list[list[list[Hint]]]]
+"""The hints of finished rollouts, for every context of every chain; the number is a seed."""
+KINDS = 3
+"""Kinds of tasks, by depth: how many helpers a task's docstring refers to."""
+
+
+class MicroTasks:
+    """Tasks of a recipe's world. An experiment with a world of its own says how an episode begins (`opened`), what the transcript of a rollout
+    is (`record`), and which hints rollouts get (`hinting`); by default it is the world of `rl.world`, with the hints of `sims/hints.py`."""
+
+    is_slow = False
+    tools: Sequence[str] = TOOLS
+
+    def __init__(
+        self,
+        config: Recipe,
+        language: Language,
+        opened: Opened | None = None,
+        record: Callable[[Rollout], Transcript] | None = None,
+        hinting: Hinting | None = None,
+    ):
+        self.config, self.language = config, language
+        self.opened: Opened = opened or (DiskSession if config.rl.world == "disk" else Session)
+        self.record = record or (None if opened else transcript_of)
+        self.hinting = hinting or partial(given, language=language, how=config.rl.feedback)
+        self.streams: dict[str, tuple[Iterator[Task], list[Task]]] = {}
+
+    def task(self, stream: str, number: int) -> Task:
+        """A task of a stream. Generates all earlier tasks on the way, which costs nothing compared with an episode."""
+        use = "evaluation" if stream == "heldout" else stream
+        source, known = self.streams.setdefault(stream, (iter(task_stream(self.config, use)), []))
+        known += itertools.islice(source, max(0, number + 1 - len(known)))
+        return known[number]
+
+    def environment(self, task: Task) -> Environment:
+        return MicroRepo(self.opened(task, self.config.rl.max_turns))
+
+    def transcript(self, rollout: Rollout) -> Transcript | None:
+        return None if self.record is None else self.record(rollout)
+
+    def hints(self, rollouts: Sequence[Rollout], seed: int) -> list[list[list[Hint]]]:
+        return self.hinting(rollouts, seed)
+
+
+class Depths:
+    """A curriculum: in the later steps (`rl.later`) harder tasks are upsampled (report §4.1). The kinds of tasks are the world's depths, and the
+    rollouts so far tell which are hard (`kept`)."""
+
+    def __init__(self, config: Recipe):
+        self.config, self.consumed, self.played = config, 0, np.zeros((KINDS, 3))
+        self.tasks: Iterator[Task] | None = None
+
+    def choose(self, step: int, count: int) -> list[Task]:
+        r = self.config.rl
+        if self.tasks is None:
+            self.tasks = itertools.islice(task_stream(self.config, "rl"), self.consumed, None)
+        keep = kept(self.played, r.upsampling) if step >= r.steps * (1 - r.later) else np.ones(KINDS)
+        chosen, passed = choose(self.tasks, count, keep, random.Random(hash_seed(self.config.seed, "harder", step)))
+        self.consumed += len(chosen) + passed
+        return chosen
+
+    def update(self, tasks: Sequence[Any], rollouts: Sequence[Rollout]) -> None:
+        for rollout in rollouts:
+            if not rollout.failure:
+                self.played[rollout.task.depth] += 1, rollout.metrics["turns"], rollout.chain.written
+
+    def state(self) -> dict:
+        """What a stage saves."""
+        return {"consumed": self.consumed, "played": self.played}
+
+    def restore(self, state: dict) -> None:
+        self.consumed, self.played = state["consumed"], state["played"]
+
+
+def kept(played: np.ndarray, power: float) -> np.ndarray:
+    """The probability of keeping a task of each kind, 1 for the hardest. The difficulty of a kind follows from its rollouts (§4.1: "number of
+    turns, thinking tokens"): their turns and tokens relative to those of all kinds, averaged over the two.
+
+    played: [kinds, (rollouts, turns, tokens)], sums. A kind that was never played is kept."""
+    known = played[:, 0] > 0
+    if not known.any():
+        return np.ones(len(played))
+    each = played[known, 1:] / played[known, :1]
+    hard = (each / each.mean(0).clip(min=1e-9)).mean(1)
+    found = np.ones(len(played))
+    found[known] = (hard / hard.max().clip(min=1e-9)) ** power
+    return found
+
+
+def choose(tasks: Iterator[Task], n: int, keep: np.ndarray, rng: random.Random) -> tuple[list[Task], int]:
+    """The next n tasks, each kept with the probability of its kind, and the number of dropped tasks."""
+    chosen, passed = [], 0
+    while len(chosen) < n:
+        task = next(tasks)
+        if rng.random() < keep[task.depth]:
+            chosen.append(task)
+        else:
+            passed += 1
+    return chosen, passed
