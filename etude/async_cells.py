@@ -16,10 +16,10 @@ from kit.runs import Run
 from kit.settings import RunError
 from ref import weight_sync
 from ref.network import load_hf
-from ref.rl import Played
+from ref.rollout import Rollout
 from scaled.async_rl import services
 from scaled.async_rl.local import play
-from sims.microrepo.world import MicroWorld
+from sims.microrepo.world import CheckpointTasks
 
 __all__ = ["ARMS", "Experiment", "cell", "settings"]
 
@@ -141,7 +141,7 @@ def figures_of(folder: Path) -> dict:
     }
 
 
-def thirds_of(version: int, played: Played) -> tuple[float, float]:
+def thirds_of(version: int, played: Rollout) -> tuple[float, float]:
     """Mean age of a rollout's first third of own tokens, and of its last."""
     ages = np.concatenate([version - s.version[s.sampled].numpy() for s in played.chain.segments])
     n = -(-len(ages) // 3)
@@ -154,4 +154,4 @@ def heldout(folder: Path, asked: Async, version: int) -> float:
     reader = weight_sync.Reader(services.open_stores(str(folder)).weights, weight_sync.parts(model), "figure")
     reader.fetch(version)
     reader.swap()
-    return float(successes(asked, MicroWorld(asked), model).mean())
+    return float(successes(asked, CheckpointTasks(asked), model).mean())

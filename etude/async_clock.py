@@ -1,7 +1,7 @@
 """How long the services of asynchronous RL take on this machine, so that the virtual clock of `ref.async_rl.simulate` can foretell a run.
 
     measure(folder, config)              a short synchronous run of the services, and an engine that is timed token by token
-    foretell(pace, world, rules, …)      the seconds that a run should take, and all else that the virtual clock sees
+    foretell(pace, config, tasks)      the seconds that a run should take, and all else that the virtual clock sees
 
 Nothing of the run that is foretold goes in: not its steps, not its rollouts. What goes in is how long a step of training takes on idle cores, how
 long a token takes with so many rows, from the end of a step to new weights in an engine, and the turns of the short run's rollouts.
@@ -21,11 +21,11 @@ from etude import async_timeline
 from etude.async_rl import Async, Small
 from kit.process import cores, on_cores
 from ref.async_rl import Load, Outcome, Rules, simulate
-from ref.rl import Played
+from ref.rollout import Rollout
 from scaled.async_rl import services
 from scaled.async_rl.local import Plan, play
 from scaled.async_rl.player import Player
-from sims.microrepo.world import MicroWorld
+from sims.microrepo.world import CheckpointTasks
 
 __all__ = ["Pace", "as_json", "foretell", "measure", "of_json", "plan_of", "second", "turns"]
 
@@ -80,18 +80,18 @@ def timed(c: Async, number: int) -> np.ndarray:
     part = Small(c)
     sampler = part.sampler()
     sampler.version = 0
-    player = Player(sampler, part.scene(), c.slots, c.rl.rollouts, c.seed, c.rl.temperature)
+    player = Player(sampler, part.setup(), c.slots, c.rl.rollouts, c.seed, c.rl.temperature)
     share = c.slots // c.rl.rollouts
     player.give(range(share * number, share * (number + 1)))
     found = []
     while player.groups:
         rows, began = player.slots()["decoding"] + player.slots()["queued"], time.monotonic()
-        player.tick(began)
+        player.tick()
         found.append((rows, time.monotonic() - began))
     return np.array(found)
 
 
-def turns(played: Played) -> list[tuple[int, bool]]:
+def turns(played: Rollout) -> list[tuple[int, bool]]:
     """The turns of a rollout: how many tokens were sampled, and whether a tool ran afterwards."""
     found: list[tuple[int, bool]] = []
     for segment in played.chain.segments:
@@ -101,18 +101,18 @@ def turns(played: Played) -> list[tuple[int, bool]]:
     return [*found[:-1], (found[-1][0], False)]
 
 
-def second(c: Async) -> MicroWorld:
-    """The small world whose tools take a second in the mean."""
-    return Small(replace(c, tool_s=1.0)).scene()
+def second(c: Async) -> CheckpointTasks:
+    """Tasks whose tools take a second in the mean."""
+    return CheckpointTasks(c, tool_s=1.0)
 
 
-def foretell(pace: Pace, c: Async, world: MicroWorld) -> Outcome:
-    """What the virtual clock says about a run with these settings. Tools take what they take in the run, to the bit; `world`: of `second`."""
+def foretell(pace: Pace, c: Async, tasks: CheckpointTasks) -> Outcome:
+    """What the virtual clock says about a run with these settings. Tools take what they take in the run, to the bit; `tasks`: of `second`."""
 
     def drawn(group: int, rollout: int) -> list[tuple[int, float]]:
         asked, found = 0, []
         for tokens, tool in pace.turns[group % len(pace.turns)][rollout]:
-            found.append((tokens, c.tool_s * world.latency("rl", group, rollout, asked) if tool else 0.0))
+            found.append((tokens, c.tool_s * tasks.latency(tasks.task("rl", group), rollout, asked) if tool else 0.0))
             asked += tool
         return found
 

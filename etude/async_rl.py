@@ -32,11 +32,13 @@ from scaled.async_rl.evaluator import Evaluate
 from scaled.async_rl.group import Sharded, TrainerGroup, restored
 from scaled.async_rl.learner import Trained
 from scaled.async_rl.local import Plan, claim
+from scaled.async_rl.player import Setup
 from scaled.network import model as sharded
 from scaled.rl import Rl
 from scaled.runtime.mesh import Compute, Layout
 from sims.drawing import save
-from sims.microrepo.world import MicroWorld
+from sims.microrepo.world import CheckpointTasks
+from sims.recipe.agent import play
 from sims.statistics import bootstrap
 
 __all__ = ["Async", "Cluster", "Small", "run", "successes", "there"]
@@ -85,7 +87,7 @@ class Async:
     timeout: float = 10.0
     """Seconds of silence after which a worker is given up."""
     tool_deadline: float = 60.0
-    """Seconds that a tool may take; then its rollout is over."""
+    """Seconds that a call of an environment may take; then it has failed, and its episode is tried again."""
     standby: int = 0
     """Processes more that hold the weights and play nothing until a worker dies; one of them then takes its place."""
     store: str = ""
@@ -180,8 +182,9 @@ class Small:
         keep_freed_memory()
         return Sampler(load_hf(there(self.c.checkpoint)), torch.float32)
 
-    def scene(self) -> MicroWorld:
-        return MicroWorld(self.c, tool_s=self.c.tool_s)
+    def setup(self) -> Setup:
+        tasks = CheckpointTasks(self.c, tool_s=self.c.tool_s)
+        return Setup(tasks, tasks.language, tasks.limits, self.c.rl)
 
     def learner(self) -> Trained:
         keep_freed_memory()
@@ -210,8 +213,8 @@ class Small:
         return learner.model
 
     def evaluate(self) -> Evaluate:
-        world = MicroWorld(self.c)
-        return lambda sampler: float(successes(self.c, world, sampler.model).mean())
+        tasks = CheckpointTasks(self.c)
+        return lambda sampler: float(successes(self.c, tasks, sampler.model).mean())
 
 
 def there(checkpoint: str) -> str:
@@ -229,7 +232,7 @@ def run(run: Run, config: Async) -> dict:
     there(c.checkpoint)
     if c.runtime == "ray":
         cluster.imported()
-    world = MicroWorld(c, length="cluster.length")
+    tasks = CheckpointTasks(c, length="cluster.length")
     if c.cluster.backend == "nccl" and c.runtime == "local" and torch.cuda.device_count() < c.trainers:
         raise RunError(f"{c.trainers} trainers over nccl need as many GPUs, and this machine has {torch.cuda.device_count()}; see cluster.backend")
     if c.grouped and (experts := config_of(c.checkpoint).num_experts) % c.cluster.ep:
@@ -257,15 +260,14 @@ def run(run: Run, config: Async) -> dict:
     if c.engine == "vllm":
         vllm_engine.installed()
     claim(plan)  # before anything takes long
-    before = measured(run.stage("before", c.heldout, "tasks"), c, world, load_hf(c.checkpoint)) if c.heldout else None
+    before = measured(run.stage("before", c.heldout, "tasks"), c, tasks, load_hf(c.checkpoint)) if c.heldout else None
     stage = run.stage("services", c.rl.steps, "tokens")
     if not stage.finished:
         shown = Shown(stage, folder)
-        play = cluster.play if c.runtime == "ray" else local.play
-        play(plan, shown)
+        (cluster.play if c.runtime == "ray" else local.play)(plan, shown)
         stage.finish(async_timeline.summary(folder, c.rl.steps))
     model = Small(c).trained(folder)
-    after = measured(run.stage("after", c.heldout, "tasks"), c, world, model) if c.heldout else None
+    after = measured(run.stage("after", c.heldout, "tasks"), c, tasks, model) if c.heldout else None
     found = dict(stage.result())
     if rows := [{name: line[name] for name in ("version", "success", "seconds")} for line in evaluator.measured(folder)]:
         found["heldout by version"] = rows
@@ -303,18 +305,18 @@ class Shown:
         self.stage.progress(step, self.tokens, **words, **{name: sum(one[name] for one in now) for name in ("decoding", "tools")})
 
 
-def measured(stage: Stage, c: Async, world: MicroWorld, model: torch.nn.Module) -> dict:
+def measured(stage: Stage, c: Async, tasks: CheckpointTasks, model: torch.nn.Module) -> dict:
     """Success of each held-out task, over its samples."""
     if stage.finished:
         return stage.result()
-    found = successes(c, world, model)
+    found = successes(c, tasks, model)
     stage.progress(c.heldout)
     return stage.finish({"success": found})
 
 
-def successes(c: Async, world: MicroWorld, model: torch.nn.Module) -> np.ndarray:
+def successes(c: Async, tasks: CheckpointTasks, model: torch.nn.Module) -> np.ndarray:
     """Success of each held-out task, over its samples: heldout"""
     sampler = ContinuousSampler(model, torch.float32)  # pyright: ignore[reportArgumentType]
-    tasks = [task for task in range(c.heldout) for _ in range(c.samples)]
-    played = world.play(sampler, "heldout", tasks, torch.Generator().manual_seed(c.seed))
-    return np.array([p.figures["success"] for p in played]).reshape(-1, c.samples).mean(1)
+    chosen, draws = [tasks.task("heldout", number) for number in range(c.heldout)], torch.Generator().manual_seed(c.seed)
+    rollouts = play(sampler, tasks.language, chosen, c.samples, tasks.limits.chaining, tasks.config.rl.max_turns, draws, c.rl.temperature)
+    return np.array([one.metrics["success"] for one in rollouts]).reshape(-1, c.samples).mean(1)

@@ -31,7 +31,7 @@ import torch
 import torch.distributed as dist
 
 from kit.disk import read_lines
-from kit.process import in_fresh_process
+from kit.process import in_fresh_process, on_cores
 from kit.runs import Run, Stage
 from kit.settings import RunError
 from ref.cpt import load_tokenizer
@@ -39,6 +39,7 @@ from ref.network import fast as ref
 from ref.network import load_extra, release
 from ref.network.model import config_of
 from ref.rl import Settings
+from ref.rollout import Rollout
 from scaled import cpt, rl, supervised
 from scaled.data.read import Prepared, is_prepared
 from scaled.mtp import MTP
@@ -48,7 +49,7 @@ from scaled.runtime import sharding
 from scaled.runtime.launch import Watch
 from scaled.runtime.mesh import current, mesh
 from scaled.watching import Watcher
-from sims.microrepo.world import MicroWorld
+from sims.microrepo.world import CheckpointTasks
 from sims.recipe import evaluation
 from sims.recipe.agent import Language, hash_seed
 from sims.recipe.chat_template import template_of
@@ -204,7 +205,7 @@ def check(c: Whole, ranks: int) -> None:
     name = rows_of_step(c, "sft")[2]
     if c.rl.max_len > c.agent_length:
         raise RunError(f"{name} must hold a context of rl.max_len = {c.rl.max_len} tokens, got {c.agent_length}; see --set {name}=…")
-    MicroWorld(policy(c, network.num_experts), c.small, name)
+    CheckpointTasks(policy(c, network.num_experts), c.small, name)
 
 
 def prepare(run: Run, c: Whole) -> None:
@@ -368,8 +369,8 @@ def save(run: Run | None, out: Path, c: Whole, name: str, model: Transformer, la
 def reinforce(c: Whole, out: Path, work: Path, start: Path, note: Note | None) -> dict:
     """Dr. GRPO from the end of SFT; the draft layers go along unchanged."""
     asked = policy(c, config_of(start).num_experts, out)
-    watcher, world = watcher_of(asked, note.stage.say if note else quiet), MicroWorld(asked, c.small)
-    found = rl.learn("rl", asked, work, world, note.log if note else quiet, watcher, latest_of(asked, out, world))
+    tasks = CheckpointTasks(asked, c.small)
+    found = reinforced("rl", asked, work, out, tasks, note.log if note else quiet, note.stage.say if note else quiet)
     if note is not None:
         note.catch_up(c.rl.steps)
         if c.sft.conversations is not None:
@@ -379,19 +380,29 @@ def reinforce(c: Whole, out: Path, work: Path, start: Path, note: Note | None) -
     return {"steps": c.rl.steps, "prompts": c.rl.steps * c.rl.prompts, "rollouts": c.rl.steps * c.rl.prompts * c.rl.rollouts, **found}
 
 
+def reinforced(
+    technique: str, c: rl.Rl, work: Path, out: Path, tasks: CheckpointTasks, log: Callable[..., None], say: Callable[[str], None]
+) -> dict[str, float]:
+    """RL on this rank, with the monitor, and the newest rollouts in the folder `out`."""
+    each = partial(on_cores, each=2, processes=None if current().device.type == "cpu" else 1)
+    return rl.train(
+        technique, c, work, tasks, tasks.language, tasks.limits, log=log, watcher=watcher_of(c, say), show=latest_of(c, out, tasks), each=each
+    )
+
+
 def watcher_of(c: rl.Rl, say: Callable[[str], None]) -> Watcher | None:
     """The monitor beside RL on this rank, as `rl.monitor` has it; rank 0 says what has changed."""
     return Watcher(Watching.recipe(c.rl.monitor, c.rl.max_len).step, TOOLS, c.rl.max_len, say) if c.rl.monitor.on else None
 
 
-def latest_of(c: rl.Rl, out: Path, world: MicroWorld) -> rl.Show:
+def latest_of(c: rl.Rl, out: Path, tasks: CheckpointTasks) -> rl.Show:
     """Keeps the newest rollouts of rank 0 in the run's folder, as a small run does (`sims/recipe/latest.py`)."""
-    latest = Latest(out / FOLDER / "rl.json", world.language)
+    latest = Latest(out / FOLDER / "rl.json", tasks.language)
 
-    def show(step: int, played: Sequence[rl.Played], rewards: Sequence[float]) -> None:
+    def show(step: int, rollouts: Sequence[Rollout], rewards: Sequence[float]) -> None:
         if latest.due(step + 1 == c.rl.steps):
-            solved = [bool(one.figures["success"]) for one in played]
-            latest.keep(step + 1, world.task("rl", step * c.rl.prompts).prompt, [one.chain for one in played], rewards, solved)
+            solved = [bool(one.metrics.get("success")) for one in rollouts]
+            latest.keep(step + 1, rollouts[0].task.prompt, [one.chain for one in rollouts], rewards, solved)
 
     return show
 

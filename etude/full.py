@@ -146,9 +146,9 @@ def check_work(config, name: str, ranks: int) -> None:
         if not network.num_experts and (name in RL and config.rl.replay != "none" or config.experts != "model"):
             raise RunError(f"{name} needs a network with experts, and {config.checkpoint} has none; see --set rl.replay=… and experts=…")
         if name in RL:
-            from sims.microrepo.world import MicroWorld
+            from sims.microrepo.world import CheckpointTasks
 
-            MicroWorld(config)
+            CheckpointTasks(config)
     except (CheckpointError, ValueError) as error:
         raise RunError(str(error)) from None
 

@@ -68,7 +68,7 @@ def train(out: Path, told: dict, config, me: int) -> None:
     """One technique, on this rank."""
     from kit.process import machine
     from kit.progress import Progress
-    from scaled import pretrain, rl
+    from scaled import pretrain
     from scaled.runtime.mesh import mesh
 
     technique = told["technique"]
@@ -87,11 +87,10 @@ def train(out: Path, told: dict, config, me: int) -> None:
 
     with mesh(**layout(config, told["ranks"])):
         if technique in RL:
-            from etude.chain import latest_of, watcher_of
-            from sims.microrepo.world import MicroWorld
+            from etude.chain import reinforced
+            from sims.microrepo.world import CheckpointTasks
 
-            world = MicroWorld(config)
-            found = rl.learn(technique, config, out, world, log, watcher_of(config, progress.say), latest_of(config, out, world))
+            found = reinforced(technique, config, out, out, CheckpointTasks(config), log, progress.say)
         else:
             found = pretrain.train(technique, config, out, log)
     if me == 0:

@@ -31,8 +31,9 @@ from ref import cpt
 from ref.engine.sampler import Sampler
 from ref.mtp import MTP
 from ref.network import Transformer
+from ref.rollout import Rollout
 from sims.microrepo import Session, Task, generate
-from sims.recipe.agent import Episode, Language, play
+from sims.recipe.agent import Language, play
 from sims.recipe.data import task_stream
 from sims.recipe.demonstrations import context
 from sims.recipe.settings import Recipe
@@ -149,7 +150,7 @@ def task_of(recipe: Recipe, number: int, new: int | None) -> Task:
     return next(itertools.islice(iter(task_stream(recipe, "evaluation")), number, None))
 
 
-def episode_of(agent: Agent, task: Task, temperature: float, seed: int) -> tuple[Episode, Transformer]:
+def episode_of(agent: Agent, task: Task, temperature: float, seed: int) -> tuple[Rollout, Transformer]:
     """An agent's rollout and the network that sampled it; temperature 0 is greedy. Raises RunError for a network that gives no distribution or no
     room for the task."""
     recipe = agent.recipe
@@ -164,7 +165,7 @@ def episode_of(agent: Agent, task: Task, temperature: float, seed: int) -> tuple
 
 def play_one(agent: Agent, task: Task, temperature: float, seed: int) -> Played:
     """The same rollout as a reader sees it. Raises RunError as `episode_of`."""
-    return of_episode(agent.name, episode_of(agent, task, temperature, seed)[0])
+    return of_episode(agent.name, episode_of(agent, task, temperature, seed)[0], agent.language)
 
 
 def turns(lines: Iterable[str]) -> Iterator[str]:

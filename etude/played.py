@@ -10,9 +10,10 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from ref.rollout import Rollout
 from ref.self_summary import Segment
-from sims.microrepo import Reward, Session
-from sims.recipe.agent import Episode, Language, parted
+from sims.microrepo import Session, Verdict
+from sims.recipe.agent import Language, parted
 
 __all__ = ["Piece", "Played", "difference", "of_episode", "of_session", "pieces", "wrong"]
 
@@ -46,7 +47,7 @@ class Played:
     """For each test that the agent could run: what is wrong, or None."""
     hidden: tuple[str | None, ...]
     """The same for the tests that decide."""
-    reward: Reward
+    reward: Verdict
     own_tokens: int
     """Tokens that the player wrote, with the one that ends each turn."""
     contexts: int
@@ -90,21 +91,20 @@ def difference(before: str, after: str) -> tuple[str, ...]:
     return tuple(difflib.unified_diff(before.split("\n"), after.split("\n"), lineterm="", n=10**6))[3:]
 
 
-def of_episode(who: str, episode: Episode) -> Played:
-    """An agent's episode in the small world."""
-    session, segments = episode.environment, episode.chain.segments
-    assert isinstance(session, Session)
-    return of_session(who, session, tuple(pieces(episode)), episode.chain.written, len(segments))
+def of_episode(who: str, rollout: Rollout, language: Language) -> Played:
+    """An agent's rollout in the small world."""
+    chain = rollout.chain
+    return of_session(who, rollout.environment.session, tuple(pieces(rollout, language)), chain.written, len(chain.segments))
 
 
-def pieces(episode: Episode) -> Iterator[Piece]:
+def pieces(rollout: Rollout, language: Language) -> Iterator[Piece]:
     """What was said in all contexts, in order. A later context repeats the prompt and the summary before it; here it is a remark."""
-    yield Piece("environment", episode.environment.prompt)
-    for number, segment in enumerate(episode.chain.segments, 1):
+    yield Piece("environment", rollout.environment.session.prompt)
+    for number, segment in enumerate(rollout.chain.segments, 1):
         if number > 1:
             yield Piece("context", f"context {number}: the agent knows the task and its summary")
-        yield from of_segment(segment, episode.language)
-    if not episode.chain.finished:
+        yield from of_segment(segment, language)
+    if not rollout.chain.finished:
         yield Piece("context", "cut off: the context is full")
 
 

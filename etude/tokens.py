@@ -19,9 +19,10 @@ from etude.play import Agent, episode_of
 from etude.played import Played, of_episode
 from kit.process import one_thread
 from ref.network import Transformer
+from ref.rollout import Rollout
 from ref.self_summary import Segment
 from sims.microrepo import Task
-from sims.recipe.agent import Episode, Language, parted
+from sims.recipe.agent import Language, parted
 
 __all__ = ["OTHERS", "Token", "Watched", "texts", "turns", "watched"]
 
@@ -71,13 +72,15 @@ def watched(agent: Agent, task: Task, temperature: float, seed: int, drafts: boo
     episode, model = episode_of(agent, task, temperature, seed)
     layers = agent.drafts() if drafts else None
     drafter = None if layers is None else Drafter(layers.to(model.norm.weight.dtype), temperature, seed)
-    return Watched(agent.folder.name, of_episode(agent.name, episode), tuple(turns(model, episode, temperature, drafter)))
+    return Watched(
+        agent.folder.name, of_episode(agent.name, episode, agent.language), tuple(turns(model, episode, agent.language, temperature, drafter))
+    )
 
 
-def turns(model: Transformer, episode: Episode, temperature: float, drafter: Drafter | None = None) -> list[tuple[Token, ...]]:
+def turns(model: Transformer, rollout: Rollout, language: Language, temperature: float, drafter: Drafter | None = None) -> list[tuple[Token, ...]]:
     """The tokens of each turn and summary that the policy wrote, in order. `model`: the network that sampled the episode."""
-    every = enumerate(episode.chain.segments)
-    return [turn for number, segment in every for turn in of_segment(model, segment, episode.language, temperature or 1.0, drafter, number)]
+    every = enumerate(rollout.chain.segments)
+    return [turn for number, segment in every for turn in of_segment(model, segment, language, temperature or 1.0, drafter, number)]
 
 
 @torch.inference_mode()

@@ -83,8 +83,8 @@ def attempt(number):
             for speaker in language.speakers:
                 said = said.replace(speaker, "\n")
             show("agent" if own else "env", said)
-    verdict = episode.verdict
-    print(f"\n{'solved' if verdict.tests else 'not solved'}: {verdict.passed:.0%} of the hidden tests pass, after {verdict.turns} turns")
+    told = episode.metrics
+    print(f"\n{'solved' if told['tests'] else 'not solved'}: {told['passed']:.0%} of the hidden tests pass, after {told['turns']} turns")
 
 
 attempt(4)

@@ -43,29 +43,30 @@ import torch
 from lessons.course import check, quick, source, verdicts
 from ref import cpt, dr_grpo, self_summary
 from ref.network import Config, Transformer
+from ref.rl import reward_terms
+from ref.rollout import Limits, script_rollout
 from sims import self_summary as experiment
-from sims.microrepo import demonstration, documents, transcript
+from sims.microrepo import MicroRepo, Session, demonstration, documents, transcript
 from sims.recipe import demonstrations as chains
-from sims.recipe.agent import Language, pay
+from sims.recipe.agent import Language
 from sims.recipe.data import shown_episodes, task_stream
 from sims.recipe.settings import Recipe
 
-source(self_summary.Link.answer_to, self_summary.Link.take, self_summary.Link.go_on)
+source(self_summary.ChainBuilder.answer, self_summary.ChainBuilder.close, self_summary.ChainBuilder.go_on)
 
 # %% [markdown]
-# `Link` stands between the sampler and the environment. To the sampler it looks like an ordinary conversation, as long as the context
-# lasts.
+# `ChainBuilder` follows one rollout while it is sampled, and knows nothing but its tokens.
 #
-# * `answer_to` passes turns on and counts tokens. After the answer that reaches the trigger it adds the request. So no turn is cut in two,
-#   and a context may exceed the trigger by the `room` that is left for one turn and its answer.
-# * `take` receives what was sampled, marks the summary in it, and
+# * `answer` takes each turn with the tokens that answer it, and counts. To the answer that reaches the trigger it adds the request. So no
+#   turn is cut in two, and a context may exceed the trigger by the `room` that is left for one turn and its answer.
+# * `close` receives what was sampled, marks the summary in it, and
 # * `go_on` opens the next segment: the prompt, the summary, and one or more fixed tokens that tell the policy to go on. A summary that is
 #   too long ends the chain, just as hitting the limit ends a plain rollout.
 #
 # ## A chain, read
 #
 # To see chains that make sense, we need an agent that makes sense. The small world has a scripted one, which repairs functions according to
-# a plan and summarises what it has read; SFT shows it to the policy. Its tokens go through the same `rollout_chains` as the policy's.
+# a plan and summarises what it has read; SFT shows it to the policy. Its rollouts are made by the same code as the policy's.
 
 # %%
 recipe, limits = Recipe(), experiment.Experiment()
@@ -80,13 +81,10 @@ N = recipe.rl.rollouts
 
 def played(how):
     """N episodes of the scripted agent on every task, those of a task side by side, the same turns whatever joins its contexts."""
-    rng, teacher = Random(1), chains.Teacher(language, how.request)
-    episodes = [
-        chains.Lesson(language, task, demonstration(task, rng, recipe.sft.noise), Random(f"memory-{number}"), chains.Memory())
-        for number, task in enumerate(t for t in tasks for _ in range(N))
-    ]
-    for episode, chain in zip(episodes, self_summary.rollout_chains(teacher, episodes, how), strict=True):
-        episode.take(chain)
+    rng, episodes = Random(1), []
+    for number, task in enumerate(t for t in tasks for _ in range(N)):
+        lesson = chains.Lesson(language, task, demonstration(task, rng, recipe.sft.noise), Random(f"memory-{number}"), chains.Memory())
+        episodes.append(script_rollout(MicroRepo(Session(task)), language, Limits(how), lesson.say))
     return episodes
 
 
@@ -280,7 +278,7 @@ print(f"mean advantage of a chain with the baseline over rows: {figures['advanta
 # hidden tests, less the price of effort and of invalid calls.
 
 # %%
-rewards = torch.tensor([pay(e, recipe.rl.payment)["reward"] for e in episodes], dtype=torch.float64)
+rewards = torch.tensor([sum(reward_terms(e, recipe.rl.payment).values()) for e in episodes], dtype=torch.float64)
 numbers = torch.tensor([len(e.chain.segments) for e in episodes])
 owner = torch.arange(len(episodes)) // N
 right = dr_grpo.group_advantages(rewards.view(-1, N)).flatten()
@@ -380,7 +378,7 @@ verdicts("self-summary")
 #
 # ## Where to read on
 #
-# * `ref/self_summary.py` from the top; `converse_chain` is the same for one conversation at a time.
+# * `ref/self_summary.py` from the top; `ref.rollout.decode_rollout` runs one chain at a time, with drafts.
 # * `sims/recipe/demonstrations.py`: what the scripted agent puts into a summary, and how it is made to forget on purpose.
 # * `etude figure self-summary` runs the experiment (up to an hour); `etude explore`, page *Self-summary*, steps through a real chain.
 # * `ref/rl.py`, function `improve`: rewards and drift by chain, rows by segment, in the recipe's own step.

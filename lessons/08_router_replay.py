@@ -33,16 +33,20 @@
 import copy
 import math
 from dataclasses import replace
+from functools import partial
 
 import matplotlib.pyplot as plt
 import numpy as np
 import torch
 
 from lessons.course import check, quick, source, verdicts
+from lessons.talks import Ids, Parrot, Talk
 from ref import router_replay
 from ref.engine.sampler import Sampler
 from ref.network import Config, Transformer
+from ref.rollout import Limits, rollout
 from sims import engines
+from sims.recipe.agent import single
 from sims.rounding import fp8_rows
 
 source(router_replay.replay, router_replay.gates)
@@ -107,21 +111,13 @@ check(1, check_1)
 
 
 # %%
-class Talk:
-    """The other side of a rollout: three tokens answer whatever is said."""
-
-    def __init__(self, number):
-        self.prompt, self.stop = [1 + number, 2, 3], 0
-
-    def reply(self, turn):
-        return [5, 6, 7]
-
-
 torch.manual_seed(0)
 shape = Config.tiny(vocab_size=256, hidden_size=64, head_dim=16, moe_intermediate_size=64, initializer_range=0.15)
 trainer = Transformer(shape)
 sampler = Sampler(trainer, torch.bfloat16, rounding=fp8_rows)
-rollouts = sampler.rollout([Talk(n) for n in range(quick(96, 8))], max_len=96, generator=torch.Generator().manual_seed(0))
+talks = [partial(Talk, Parrot([1 + n, 2, 3], answer=[5, 6, 7], turns=1000)) for n in range(quick(96, 8))]  # three tokens answer whatever is said
+played = rollout(sampler, talks, Ids(), Limits(single(96)), seeds=torch.Generator().manual_seed(0))
+rollouts = [one.chain.segments[0] for one in played]
 ways = {"own": ("none", 0.0), "plain": ("plain", 0.0)} | {f"α={a:g}": ("filtered", a) for a in (0.5, 0.75, 0.9, 1.0)}
 
 

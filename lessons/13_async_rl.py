@@ -50,7 +50,7 @@ from lessons.async_parts import Brief, network
 from lessons.course import check, hushed, quick, source
 from ref import async_rl, dr_grpo
 from ref.async_rl import Event, Life, Load, Rules, heavy_tailed, simulate
-from ref.engine.continuous import Engine
+from ref.engine.continuous import Continuous
 from ref.engine.sampler import Sampler
 from scaled.async_rl import local, services
 from scaled.async_rl.player import Player
@@ -298,14 +298,14 @@ models = {0: old, 1: new}
 
 def sampled(cache):
     """A context of 24 tokens; the weights change after nine of them were sampled."""
-    engine = Engine(Sampler(old, torch.float64), slots=1, max_len=24)
-    seat = engine.join([1, 2, 3], stop=-1, draws=torch.rand(24, generator=torch.Generator().manual_seed(0), dtype=torch.float64))
+    engine = Continuous(Sampler(old, torch.float64), slots=1, max_len=24)
+    slot = engine.add([1, 2, 3], [-1], draws=torch.rand(24, generator=torch.Generator().manual_seed(0), dtype=torch.float64))
     for _ in range(9):
         engine.step()
     engine.load(new, 1, cache)
     while not engine.step():
         pass
-    return engine.leave(seat)
+    return engine.remove(slot)
 
 
 for cache in ("keep", "recompute"):

@@ -38,7 +38,7 @@ import torch
 
 from lessons.course import check, quick, source, verdicts
 from ref import textual_feedback
-from ref.engine.sampler import Rollout
+from ref.engine.sampler import Segment
 from ref.textual_feedback import Hint
 from sims.microrepo import Session, generate
 
@@ -68,7 +68,7 @@ for number, (who, text) in enumerate(lines):
 words = "repo m1 m3 <agent> read m3 <env> def m3: <agent> raed m1 <env> error <agent> read m1 <env>".split()
 own = [False] * 4 + [True] * 3 + [False] * 3 + [True] * 3 + [False] * 2 + [True] * 3
 ids = torch.arange(len(words))
-segment = Rollout(ids, torch.tensor(own), torch.zeros(len(ids)), torch.where(torch.tensor(own), 0, -1), torch.zeros(len(ids) - 1, 0, 1).short(), True)
+segment = Segment(ids, torch.tensor(own), torch.zeros(len(ids)), torch.where(torch.tensor(own), 0, -1), torch.zeros(len(ids) - 1, 0, 1).short(), True)
 begin, end = words.index("raed"), words.index("raed") + 3
 hint = Hint(at=begin - 1, tokens=(100, 101, 102), begin=begin, end=end)
 where = textual_feedback.hinted(segment, [hint])

@@ -1,21 +1,29 @@
-"""What lesson 13 gives the services to play and to train: a policy of nine tokens that is paid for saying little.
+"""What lesson 13 gives the services to sample and to train: a policy of nine tokens that is rewarded for saying little.
 
 Services are processes, and what a notebook defines no other process can import. So it stands here, with the interfaces of `scaled.async_rl`:
 
-    Brief(...)       `local.Parts`: sampler, scene and learner, made anew in each process that needs one
-    Room             `player.Scene`: conversations of three turns, in which a tool takes a while
+    Brief(...)       `local.Parts`: sampler, setup and learner, made anew in each process that needs one
+    Room             `ref.environment.TaskSet`: conversations of three turns, in which a tool takes a while
 """
 
 import random
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
+from lessons.talks import Ids, Parrot, Talk
 from ref.engine.sampler import Sampler
+from ref.environment import Environment, Reward, StepResult
+from ref.messages import Message
 from ref.network import Config, Transformer
-from ref.rl import Played, Settings
-from ref.self_summary import Chain, Chaining
+from ref.rl import Settings
+from ref.rollout import Limits
+from ref.self_summary import Chaining
 from scaled.async_rl.learner import Trained
+from scaled.async_rl.player import Setup
 
 __all__ = ["Brief", "Room", "network"]
 
@@ -29,17 +37,35 @@ def network() -> Transformer:
         return Transformer(Config.tiny(9, num_experts=0, initializer_range=0.4, **SHAPE))
 
 
-@dataclass
-class Talk:
-    """Three turns, each ended by token 0; the environment answers with two tokens."""
+class Asked(NamedTuple):
+    """A task: its number."""
 
-    prompt: list[int]
-    stop: int = 0
-    turns: int = 0
+    stream: str
+    number: int
 
-    def reply(self, turn: list[int]) -> list[int] | None:
-        self.turns += 1
-        return [7, 8] if self.turns < 3 else None
+    @property
+    def key(self) -> str:
+        return f"{self.stream}-{self.number}"
+
+
+class Brevity(Talk):
+    """Three turns, each answered with two tokens. A tenth is lost with each token that is written, and one if the end is not reached."""
+
+    def __init__(self, task: Asked, rollout: int, tool_s: float):
+        super().__init__(Parrot([1 + task.number % 6], [7, 8], 3))
+        self.name, self.tool_s, self.wrote, self.over = f"{task.key}-{rollout}", tool_s, 0, False
+
+    def step(self, message: Message) -> StepResult:
+        if self.tool_s:
+            turn = len(self.inner.heard)  # pyright: ignore[reportAttributeAccessIssue]
+            time.sleep(self.tool_s * random.Random(f"{self.name}-{turn}").lognormvariate(-0.5, 1.0))
+        self.wrote += len((message.content or "").split()) + 1
+        found = super().step(message)
+        self.over = found.done
+        return found
+
+    def reward(self) -> Reward:
+        return Reward({"brevity": -0.1 * self.wrote, "end": float(self.over) - 1}, {"success": float(self.over)})
 
 
 @dataclass
@@ -47,17 +73,23 @@ class Room:
     """A tool takes `tool_s` seconds on the average, log-normal with σ = 1."""
 
     tool_s: float
-    how: Chaining = Chaining(trigger=40, longest_summary=1, room=0, join="none")
+    tools: Sequence[str] = ()
 
-    def open(self, stream: str, task: int) -> Talk:
-        return Talk([1 + task % 6])
+    @property
+    def is_slow(self) -> bool:
+        return self.tool_s > 0
 
-    def latency(self, stream: str, task: int, rollout: int, turn: int) -> float:
-        return self.tool_s * random.Random(f"{stream}-{task}-{rollout}-{turn}").lognormvariate(-0.5, 1.0)
+    def task(self, stream: str, number: int) -> Asked:
+        return Asked(stream, number)
 
-    def settle(self, conversation: Talk, chain: Chain) -> Played:
-        """A tenth is lost with each token that is written, and one if the end is not reached."""
-        return Played(chain, -0.1 * chain.written - (not chain.finished), {"success": float(chain.finished)})
+    def environment(self, task: Asked, number: int) -> Environment:
+        return Brevity(task, number, self.tool_s)
+
+    def transcript(self, rollout: object) -> None:
+        """There are no calls to make a record of."""
+
+    def hints(self, rollouts: Sequence[object], seed: int) -> list:
+        return [[] for _ in rollouts]
 
 
 @dataclass(frozen=True)
@@ -70,11 +102,15 @@ class Brief:
     tool_s: float = 0.0
     lr: float = 0.02
 
+    @property
+    def settings(self) -> Settings:
+        return Settings(self.steps, self.groups, self.rollouts, self.lr, warmup=0, decay=0)
+
     def sampler(self) -> Sampler:
         return Sampler(network(), torch.bfloat16)
 
-    def scene(self) -> Room:
-        return Room(self.tool_s)
+    def setup(self) -> Setup:
+        return Setup(Room(self.tool_s), Ids(), Limits(Chaining(trigger=40, longest_summary=1, room=0, join="none")), self.settings)
 
     def learner(self) -> Trained:
-        return Trained(Settings(self.steps, self.groups, self.rollouts, self.lr, warmup=0, decay=0), network())
+        return Trained(self.settings, network())

@@ -21,13 +21,16 @@ environment are the same to everything that trains.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, Self, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from ref.messages import Message
 from ref.textual_feedback import Hint
 from ref.transcript import Transcript
 
 __all__ = ["ChatFormat", "Environment", "EnvironmentFailure", "ForkableEnvironment", "Reward", "StepResult", "TaskSet"]
+
+
+Me = TypeVar("Me")
 
 
 class EnvironmentFailure(Exception):
@@ -81,7 +84,7 @@ class Environment(Protocol):
 class ForkableEnvironment(Environment, Protocol):
     """An environment whose state can be copied (report §6.2: snapshot and fork)."""
 
-    def fork(self) -> Self:
+    def fork(self: Me) -> Me:
         """An independent copy of the episode in its current state."""
         ...
 
@@ -99,8 +102,8 @@ class TaskSet(Protocol):
         """A task of a stream by its number. It has a `key`, a text that no other task has."""
         ...
 
-    def environment(self, task: Any) -> Environment:
-        """A new episode of a task."""
+    def environment(self, task: Any, number: int) -> Environment:
+        """A new episode of a task. `number`: of the rollout among those of its task."""
         ...
 
     def transcript(self, rollout: Any) -> Transcript | None:

@@ -358,8 +358,8 @@ def train(
     each: Each = one_by_one,
 ) -> None:
     """The loop. Each step samples G·N rollouts with the newest weights, and updates the weights once. `reference`: the policy before RL,
-    from which drift is measured and penalised. `seed`, `name`: of the random numbers. `first`: steps that were done before. `each(function, parts)` may compute elsewhere; the
-    bits do not depend on where. Raises ValueError for settings that the task set cannot serve."""
+    from which drift is measured and penalised. `seed`, `name`: of the random numbers.
+    `first`: steps that were done before. `each(function, parts)` may compute elsewhere; the bits do not depend on where."""
     curriculum = curriculum or InOrder(tasks)
     for step in range(first, c.steps):
         sampler.load(trainer.model, version=step)

@@ -241,7 +241,7 @@ class Driver:
         self.waiting: list[Entry] = []  # open contexts without a slot
         self.seated: dict[int, Entry] = {}
         self.calls: list[Call] = []
-        self.results: list[tuple[Hashable, Rollout]] = []
+        self.results: list[tuple[Any, Rollout]] = []
         self.failures = self.added = 0
         self.changed = threading.Event()  # set once a call of an environment has ended
 
@@ -250,7 +250,7 @@ class Driver:
         self._begin(Entry(key, make, seed, self.added))
         self.added += 1
 
-    def cancel(self, keys: Callable[[Hashable], bool]) -> None:
+    def cancel(self, keys: Callable[[Any], bool]) -> None:
         """Gives up the rollouts whose keys are such."""
         for slot, entry in list(self.seated.items()):
             if keys(entry.key):
@@ -279,7 +279,7 @@ class Driver:
         tools = sum(call.entry.slot >= 0 for call in self.calls)
         return {"decoding": len(self.seated) - tools, "tools": tools, "free": self.engine.free_slots, "queued": len(self.waiting)}
 
-    def step(self) -> list[tuple[Hashable, Rollout]]:
+    def step(self) -> list[tuple[Any, Rollout]]:
         """One step: answers of environments, new contexts, and a step of the engine. Returns the rollouts that are now over."""
         self.changed.clear()
         self._take_calls()
@@ -455,7 +455,7 @@ FEWEST, MOST = 32, 600
 
 def sample_rollouts(
     sampler: Sampler,
-    environment: Callable[[Any], Environment],
+    environment: Callable[[Any, int], Environment],
     tasks: Sequence[Any],
     count: int,
     chat_format: ChatFormat,
@@ -465,7 +465,7 @@ def sample_rollouts(
     each: Each = one_by_one,
     threads: bool = False,
 ) -> list[Rollout]:
-    """`count` rollouts of every task, in environments that `environment(task)` gives; those of a task are adjacent.
+    """`count` rollouts of every task, in environments that `environment(task, number)` gives; those of a task are adjacent.
     The random numbers of a rollout depend on a number that `generator`
     draws, the task's key and its index among the rollouts of that task, whatever else is sampled. At temperature 0 no generator is needed.
 
@@ -473,19 +473,20 @@ def sample_rollouts(
     product depends on its number of rows."""
     stream = 0 if generator is None else int(torch.randint(2**62, (), generator=generator))
     used: Counter[str] = Counter()
-    wanted: list[tuple[Any, int | None]] = []
+    wanted: list[tuple[Any, int, int | None]] = []
     for task in (task for task in tasks for _ in range(count)):
-        wanted.append((task, None if generator is None else hash_seed(stream, task.key, used[task.key])))
+        number = used[task.key]
+        wanted.append((task, number, None if generator is None else hash_seed(stream, task.key, number)))
         used[task.key] += 1
 
     def batch(part: range) -> list[Rollout]:
-        make = [partial(environment, wanted[i][0]) for i in part]
-        return rollout(sampler, make, chat_format, limits, temperature, [wanted[i][1] for i in part], threads)
+        make = [partial(environment, *wanted[i][:2]) for i in part]
+        return rollout(sampler, make, chat_format, limits, temperature, [wanted[i][2] for i in part], threads)
 
     size = min(max(FEWEST, -(-len(wanted) // 4)), MOST)
     parts = [range(len(wanted))[start : start + size] for start in range(0, len(wanted), size)]
     rollouts = [*itertools.chain(*each(batch, parts))]
-    for (task, _), one in zip(wanted, rollouts, strict=True):
+    for (task, *_), one in zip(wanted, rollouts, strict=True):
         one.task = task
     return rollouts
 
@@ -527,7 +528,9 @@ def decode_rollout(decoder: Decoder, environment: F, chat_format: ChatFormat, li
 
     `ahead`: a turn does not have to wait until its last tokens are verified. It is carried out, and the pass that reads the answer also
     verifies the turn, which saves one pass per turn. If the turn is rejected, the answer is dropped and the fork replaces the environment
-    (report §6.2: snapshot and fork). Raises ValueError if the decoder's max_len is not `limits.chaining.limit`, where a context is cut off."""
+    (report §6.2: snapshot and fork). A turn of `limits.turn_tokens` without a stop token ends the rollout.
+
+    Raises ValueError if the decoder's max_len is not `limits.chaining.limit`, where a context is cut off."""
     if decoder.max_len != limits.chaining.limit:
         raise ValueError(f"decoder must have max_len {limits.chaining.limit}, which is chaining.limit; got {decoder.max_len}")
     active = Active(environment, chat_format, limits)
@@ -546,7 +549,8 @@ def _decode_context(decoder: Decoder, active: Active, ahead: bool) -> Active:
     active.is_over = False
     decoder.reset()
     decoder.feed(active.builder.prompt)
-    turn = decoder.generate(stop, None, ahead)
+    longest = active.limits.turn_tokens
+    turn = decoder.generate(stop, longest, ahead)
     while turn[-1:] == [stop]:
         # One fork for each turn that may be taken back, made before the turn was carried out.
         forks = [*forks[: len(decoder.pending) - 1], active.fork()] if decoder.pending else []
@@ -557,7 +561,7 @@ def _decode_context(decoder: Decoder, active: Active, ahead: bool) -> Active:
             turn = decoder.generate(stop, 0)
         else:
             decoder.feed(answer[: decoder.max_len - decoder.length])
-            turn = decoder.generate(stop, None, ahead)
+            turn = decoder.generate(stop, longest, ahead)
         if decoder.retracted:
             active = forks[-decoder.retracted]
     return active

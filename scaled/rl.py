@@ -185,9 +185,9 @@ def train(
     each: Each = one_by_one,
 ) -> dict[str, float]:
     """The complete training on this rank; `log(step, steps, **metrics)` and `show` are called on rank 0. `watcher` is told what the rollouts of every
-    step did.
-    `each`: see `ref.rl.train`; it samples. Returns the metrics of the last step, the alarms among them as their number, and success on held-out tasks before and after.
-    FOLDER/checkpoints/final holds the final network; other files: `scaled/optimise.py`, `scaled/watching.py`."""
+    step did. `each`: see `ref.rl.train`; rollouts are sampled by it. Returns the metrics of the last step, the alarms among them as their number, and
+    success on held-out tasks before and after. FOLDER/checkpoints/final holds the final network; other files: `scaled/optimise.py`,
+    `scaled/watching.py`."""
     folder, rank = Path(folder), dist.get_rank()
     assert c.checkpoint is not None, "RL starts from a policy"
     with begun(c, folder, rank):

@@ -14,6 +14,7 @@ from ref.engine.sampler import Sampler
 from ref.network import load_hf
 from ref.network.checkpoint import locate
 from sims.recipe.agent import Language
+from tests.talks import contexts_of
 
 __all__ = ["check"]
 
@@ -52,7 +53,7 @@ def check(path: Path, drafts: bool = False) -> None:
         ids = [language.env, *language.encode(text), language.agent]
         assert prompt["input_ids"][0].tolist() == ids
         # Our sampler only knows the token that ends a turn: what a text's end would end is cut there.
-        [ours] = sampler.rollout([Monologue(ids, language.env)], len(ids) + 24, temperature=0.0)
+        [ours] = contexts_of(sampler, [Monologue(ids, language.env)], len(ids) + 24, temperature=0.0)
         turn = ours.tokens[len(ids) :].tolist()
         until = next((i + 1 for i, token in enumerate(turn) if token in stops), len(turn))
         found = theirs.generate(**prompt, max_new_tokens=24)

@@ -94,11 +94,12 @@ def parts_of(root: Path) -> dict[str, Callable[[], object]]:
 
     from ref.engine.continuous import ContinuousSampler
     from ref.engine.sampler import Sampler
+    from ref.rl import improve, reward_terms
     from sims.recipe import agent, evaluation
     from sims.recipe.data import task_stream
     from sims.recipe.demonstrations import context
     from sims.recipe.learner import Learner, language_of, load_checkpoint
-    from sims.recipe.reinforcement import advance
+    from sims.recipe.reinforcement import CORES
 
     config, model, mtp = after_sft(root)
     language, r, dtype = language_of(root), config.rl, getattr(torch, config.training.dtype)
@@ -120,6 +121,8 @@ def parts_of(root: Path) -> dict[str, Callable[[], object]]:
         return x.sum().item()
 
     batch = rollouts(r.prompts * r.rollouts)
+    for one in batch:
+        one.terms = reward_terms(one, r.payment)
     tasks = list(itertools.islice(task_stream(config, "evaluation"), 8))
 
     def decode() -> None:
@@ -129,7 +132,7 @@ def parts_of(root: Path) -> dict[str, Callable[[], object]]:
 
     return {
         "sampling": lambda: rollouts(ROLLOUTS["sampling"]),
-        "step": lambda: advance(config, learner, reference, batch, 0),
+        "step": lambda: learner.apply(improve(r, learner.model, reference, batch, mtp=learner.drafts(0), each=CORES), 1.0),
         **({"decoding": decode} if decoded is not None else {}),
         "evaluation": lambda: rollouts(ROLLOUTS["evaluation"], in_evaluation),
         "products": lambda: agent.on_cores(products, range(cores())),
@@ -144,6 +147,7 @@ def threads() -> Iterator[None]:
 
     import torch
 
+    from ref import rollout
     from ref.engine.continuous import ContinuousSampler
     from ref.engine.sampler import Sampler
     from sims.recipe import agent, evaluation, reinforcement
@@ -151,14 +155,15 @@ def threads() -> Iterator[None]:
     before = torch.get_num_threads()
     torch.set_num_threads(cores())
 
-    def here(function: Callable, parts: list, progress: Callable[[int], None] = lambda done: None, each: int = 1) -> list:
+    def here(function: Callable, parts: list, progress: Callable[[int], None] = lambda done: None, **_: object) -> list:
         return [function(part) for part in parts]
 
     try:
         with (
-            mock.patch.multiple(agent, on_cores=here, LEAST=800, MOST=800),
-            mock.patch.multiple(ContinuousSampler, rollout=Sampler.rollout, follow=Sampler.follow),
-            mock.patch.object(reinforcement, "on_cores", here),
+            mock.patch.object(agent, "on_cores", here),
+            mock.patch.multiple(rollout, FEWEST=800, MOST=800),
+            mock.patch.object(ContinuousSampler, "engine", Sampler.engine),
+            mock.patch.object(reinforcement, "CORES", here),
             mock.patch.object(evaluation, "one_thread", contextlib.nullcontext),
         ):
             yield

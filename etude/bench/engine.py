@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import statistics
 import time
+from functools import partial
 from pathlib import Path
 
 from etude.bench import written
@@ -26,9 +27,8 @@ def bench(run: Path = Path("runs/small"), out: Path | None = Path("results"), ro
 
     from ref.engine.continuous import ContinuousSampler
     from ref.engine.sampler import Sampler
-    from ref.self_summary import rollout_chains
-    from sims.microrepo import Session
-    from sims.recipe.agent import Episode, hash_seed
+    from ref.rollout import Limits, hash_seed, rollout
+    from sims.microrepo import MicroRepo, Session
     from sims.recipe.data import task_stream
     from sims.recipe.demonstrations import context
     from sims.recipe.learner import language_of
@@ -42,11 +42,11 @@ def bench(run: Path = Path("runs/small"), out: Path | None = Path("results"), ro
 
     def play(name: str, slots: int) -> tuple[float, list]:
         tasks = itertools.islice(task_stream(config, "rl"), slots)
-        episodes = [Episode(language, Session(task, config.rl.max_turns)) for task in tasks]
-        draws = [torch.Generator().manual_seed(hash_seed("bench", number)) for number in range(slots)]
+        make = [partial(MicroRepo, Session(task, config.rl.max_turns)) for task in tasks]
+        seeds = [hash_seed("bench", number) for number in range(slots)]
         began = time.perf_counter()
-        chains = rollout_chains(samplers[name], episodes, how, config.rl.temperature, draws)
-        return time.perf_counter() - began, chains
+        rollouts = rollout(samplers[name], make, language, Limits(how), config.rl.temperature, seeds)
+        return time.perf_counter() - began, [one.chain for one in rollouts]
 
     cells = []
     with one_thread():

@@ -14,7 +14,7 @@ from torch import Tensor
 from etude import tokens
 from etude.play import Agent
 from kit.process import one_thread
-from ref.engine.sampler import Rollout, Sampler
+from ref.engine.sampler import Sampler, Segment
 from ref.network import Transformer, load_hf
 from ref.textual_feedback import Hint, Hinted, divergence, hinted, leaked, predictions
 from sims.recipe.agent import Language
@@ -77,13 +77,13 @@ class Case:
     tokens: tuple[int, ...]
 
     @property
-    def segment(self) -> Rollout:
+    def segment(self) -> Segment:
         """The context as `ref` takes it. What else the sampler noted is not needed, and not there."""
         ids, sampled = torch.tensor(self.tokens), torch.zeros(len(self.tokens), dtype=torch.bool)
         for begin, end in self.own:
             sampled[begin:end] = True
         nothing = torch.zeros(len(ids) - 1, 0, 1, dtype=torch.int16)
-        return Rollout(ids, sampled, torch.zeros(len(ids)), torch.where(sampled, 0, -1), nothing, True)
+        return Segment(ids, sampled, torch.zeros(len(ids)), torch.where(sampled, 0, -1), nothing, True)
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,6 @@
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import streamlit as st
@@ -15,8 +13,11 @@ from etude.explorer.charts import Axis, Look, chart, drawing, lines, picked, poi
 from etude.explorer.drawing import Drawing
 from etude.explorer.page import Page, steering, table
 from kit.settings import RunError
+from ref.engine.sampler import Segment
 from ref.length_penalty import Effort, EffortWeights, effort, length_penalty, marginal_cost
-from sims.recipe.agent import pay
+from ref.rl import reward_terms
+from ref.rollout import Rollout
+from ref.self_summary import Chain
 from sims.recipe.settings import Payment
 
 RECIPE = Payment()
@@ -50,19 +51,20 @@ def rollouts(folder: Path | None = None) -> list[dict]:
 
 
 def spent(rollout: dict, payment: Payment) -> tuple[float, dict[str, float]]:
-    """Effort of an example rollout in token equivalents, and what `sims.recipe.agent.pay` pays for it, part by part."""
+    """Effort of an example rollout in token equivalents, and the terms of its reward (`ref.rl.reward_terms`)."""
     own, given = rollout["own_tokens"], rollout["given_tokens"]
-    verdict = SimpleNamespace(tests=float(rollout["success"]), **{k: rollout[k] for k in ("calls", "turns", "invalid_calls")})
-    taken = SimpleNamespace(sampled=torch.ones(own), tokens=range(own + given))
-    episode: Any = SimpleNamespace(verdict=verdict, rollout=taken, prompt=())
-    unit = pay(episode, replace(payment, effort_price=1.0, k=0.0, q=0.0))
-    return -unit["effort"], pay(episode, payment)
+    taken = torch.arange(own + given) < own
+    nothing = torch.zeros(len(taken) - 1, 0, 1, dtype=torch.int16)
+    segment = Segment(torch.zeros(len(taken), dtype=torch.long), taken, torch.zeros(len(taken)), taken.long(), nothing, True)
+    metrics = {name: rollout[name] for name in ("calls", "turns", "invalid_calls")}
+    whole = Rollout(Chain([segment]), {"tests": float(rollout["success"])}, metrics)
+    return -reward_terms(whole, replace(payment, effort_price=1.0, k=0.0, q=0.0))["effort"], reward_terms(whole, payment)
 
 
 def ranked(found: list[dict], payment: Payment) -> list[dict]:
     """Rollouts by reward, best first, with their rank and its change from the ranking without a length penalty. Equal rewards share a rank."""
     free = replace(payment, effort_price=0.0)
-    before, after = ([spent(r, p)[1]["reward"] for r in found] for p in (free, payment))
+    before, after = ([sum(spent(r, p)[1].values()) for r in found] for p in (free, payment))
     rows = []
     for number, r in enumerate(found):
         x, parts = spent(r, payment)
@@ -74,7 +76,7 @@ def ranked(found: list[dict], payment: Payment) -> list[dict]:
                 "rollout": number + 1,
                 "task": r["task"],
                 "success": r["success"],
-                "reward": parts["reward"],
+                "reward": sum(parts.values()),
                 "effort": x,
                 "C(effort)": length_penalty(x, payment.k, payment.q),
                 "next unit costs": marginal_cost(x, payment.k, payment.q),

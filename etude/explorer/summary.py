@@ -214,6 +214,6 @@ PAGE = Page(
     question="What does the next context know of the one before it? And does a token of the summary get more credit than others, as much, or less?",
     look="The next context knows nothing but the summary, which gets the same credit as every other token that the policy wrote.",
     draw=draw,
-    code=(self_summary.spread, self_summary.Chaining, self_summary.rollout_chains),
+    code=(self_summary.spread, self_summary.Chaining, self_summary.ChainBuilder),
     technique="self-summary",
 )

@@ -29,7 +29,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from kit.settings import RunError
-from ref.rl import Played
+from ref.rollout import Rollout
 from scaled import weight_sync
 from scaled.async_rl.messages import Batch
 from scaled.async_rl.services import Log, Publisher, Stores, insist, own_versions, read
@@ -78,7 +78,7 @@ class Sharded:
         self.optimizers = c.optimizers(model)
         self.rates = [[group["lr"] for group in optimizer.param_groups] for optimizer in self.optimizers]
 
-    def step(self, played: Sequence[Played], first: int = 0) -> dict[str, float]:
+    def step(self, played: Sequence[Rollout], first: int = 0) -> dict[str, float]:
         """One optimiser step; all ranks call it together. played: conversations `first`, `first` + 1, … of the step, this rank's `share` of them
         included. Returns metrics of all ranks' conversations."""
         c, mine = self.c, [played[n - first] for n in share(self.c.rl.prompts * self.c.rl.rollouts).tolist()]
@@ -94,7 +94,7 @@ class Sharded:
         self.done += 1
         ratio = found.gap.exp()
         outside = ((ratio < 1 - c.rl.clip_low) | (ratio > 1 + c.rl.clip_high)).double().sum()
-        figures = {"reward": found.rewards.mean().item()} | means(mine) | {"kl": found.drift.mean().item(), "grad_norm": norm}
+        figures = {"reward": found.rewards.nanmean().item()} | means(mine) | {"kl": found.drift.nanmean().item(), "grad_norm": norm}
         return figures | {"outside_clip": summed(outside).item() / found.tokens, "imbalance": found.load}
 
     def state(self) -> dict[str, Tensor]:
@@ -168,7 +168,7 @@ class Rank:
             dist.broadcast_object_list([words], 0, group=self.words)
 
 
-def ages(played: Sequence[Played], version: int) -> dict[str, float]:
+def ages(played: Sequence[Rollout], version: int) -> dict[str, float]:
     """`services.ages` of the conversations of all ranks, this rank's given."""
     age = version - own_versions(played).to(current().device).double()
     total, tokens = summed(torch.stack((age.sum(), torch.ones_like(age).sum()))).tolist()

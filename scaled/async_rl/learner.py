@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 
 from ref.network import Transformer
 from ref.network.masters import Masters
-from ref.rl import Played, Settings, improve, one_by_one
+from ref.rl import Settings, improve
+from ref.rollout import Each, Rollout, one_by_one
 
 __all__ = ["Trained"]
 
@@ -20,13 +20,7 @@ class Trained:
     """Dr. GRPO on a network, which becomes the masters. reference: the policy before RL, if drift from it is paid for; `each`: as for
     `ref.rl.improve`."""
 
-    def __init__(
-        self,
-        c: Settings,
-        network: Transformer,
-        reference: Transformer | None = None,
-        each: Callable[[Callable[[Any], Any], Sequence[Any]], list] = one_by_one,
-    ):
+    def __init__(self, c: Settings, network: Transformer, reference: Transformer | None = None, each: Each = one_by_one):
         self.c, self.each, self.done = c, each, 0
         self.masters = Masters(network, torch.bfloat16)
         self.reference = None if reference is None else reference.bfloat16().requires_grad_(False)
@@ -36,15 +30,17 @@ class Trained:
     def model(self) -> Transformer:
         return self.masters.model
 
-    def step(self, played: Sequence[Played]) -> dict[str, float]:
+    def step(self, played: Sequence[Rollout]) -> dict[str, float]:
         found = improve(self.c, self.model, self.reference, played, each=self.each)
         self.optimizer.param_groups[0]["lr"] = self.c.lr * self.c.rate(self.done)
         norm = self.masters.step([self.optimizer], gradients=found.gradients)
         self.done += 1
         ratio = found.gap.exp()
         outside = ((ratio < 1 - self.c.clip_low) | (ratio > 1 + self.c.clip_high)).double().mean().item()
-        means = {name: float(np.mean([p.figures[name] for p in played])) for name in played[0].figures}
-        return {"reward": found.rewards.mean().item(), **means, "kl": found.drift.mean().item(), "grad_norm": norm.item(), "outside_clip": outside}
+        kept = [one.logged for one in played if not one.failure]
+        means = {name: float(np.mean([one[name] for one in kept])) for name in kept[0]}
+        reward, drift = found.rewards.nanmean().item(), found.drift.nanmean().item()
+        return {"reward": reward, **means, "kl": drift, "grad_norm": norm.item(), "outside_clip": outside}
 
     def save(self) -> bytes:
         file = io.BytesIO()

@@ -21,7 +21,7 @@ import traceback
 import uuid
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -30,7 +30,7 @@ from kit.settings import RunError
 from ref.async_rl import Rules
 from ref.engine.sampler import Sampler
 from scaled.async_rl import evaluator, services, trainer, worker
-from scaled.async_rl.player import Player, Scene
+from scaled.async_rl.player import Player, Setup
 from scaled.async_rl.vllm_engine import VLLM
 from scaled.async_rl.wire import Port, meeting_place
 from scaled.runtime.store import open_store
@@ -51,7 +51,9 @@ class Parts(Protocol):
         """A sampler whose network has the shape of the trainer's, in bfloat16 numbers; its weights are replaced."""
         ...
 
-    def scene(self) -> Scene: ...
+    def setup(self) -> Setup:
+        """What is sampled; `Plan.tool_deadline` bounds each call of an environment."""
+        ...
 
     def learner(self) -> services.Learner: ...
 
@@ -69,9 +71,9 @@ class Plan:
     parts: Parts
     workers: int = 2
     slots: int = 64
-    """Conversations that a worker plays at a time."""
+    """Rollouts that a worker samples at a time."""
     rollouts: int = 8
-    """Conversations of a group."""
+    """Rollouts of a group."""
     seed: int = 0
     temperature: float = 1.0
     timeout: float = 10.0
@@ -82,7 +84,7 @@ class Plan:
     store_patience: float = 600.0
     """Seconds that a store may be down."""
     tool_deadline: float = 60.0
-    """Seconds that a tool may take; then its rollout is over."""
+    """Seconds that a call of an environment may take; then it has failed."""
     standby: int = 0
     """Workers more that hold the weights and play nothing until another one dies."""
     evaluate_every: int = 0
@@ -284,12 +286,13 @@ def serve(plan: Plan, at: Path | Port, name: str, epoch: int, tell: Callable[[An
             measure = plan.parts.evaluate()
             evaluator.evaluate(plan.folder, epoch, plan.address, plan.parts.sampler(), measure, plan.evaluate_every, plan.rules.steps)
         else:
-            sampler, scene = plan.parts.sampler(), plan.parts.scene()
+            sampler, setup = plan.parts.sampler(), plan.parts.setup()
+            setup = replace(setup, limits=replace(setup.limits, seconds=plan.tool_deadline))
             with contextlib.ExitStack() as ending:
                 if plan.engine == "vllm":
-                    own = VLLM(sampler.model, plan.address, name, plan.slots, scene.how.limit, plan.temperature)
+                    own = VLLM(sampler.model, plan.address, name, plan.slots, setup.limits.chaining.limit, plan.temperature)
                     sampler = ending.enter_context(contextlib.closing(own))
-                player = Player(sampler, scene, plan.slots, plan.rollouts, plan.seed, plan.temperature, deadline=plan.tool_deadline)
+                player = Player(sampler, setup, plan.slots, plan.rollouts, plan.seed, plan.temperature)
                 worker.work(plan.folder, at, name, epoch, player, plan.address, patience, plan.store_patience)
         return None
     except Exception as error:

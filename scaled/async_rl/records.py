@@ -16,8 +16,9 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from kit.disk import parse_json
-from ref.rl import Played
-from ref.self_summary import Chain, Segment
+from ref.engine.sampler import Segment
+from ref.rollout import Rollout
+from ref.self_summary import Chain
 
 __all__ = ["oldest", "pack", "unpack"]
 
@@ -25,11 +26,12 @@ COLUMNS = ("tokens", "sampled", "logp", "version", "summary")
 DTYPES = (torch.int64, torch.bool, torch.float32, torch.int64, torch.bool)
 
 
-def pack(played: Sequence[Played]) -> bytes:
-    """A group's rollouts, at least one, as the bytes of a safetensors file."""
-    chains = [p.chain for p in played]
+def pack(rollouts: Sequence[Rollout]) -> bytes:
+    """A group's rollouts as the bytes of a safetensors file. At least one of them has not failed; those that have are without tokens."""
+    chains = [Chain() if one.failure else one.chain for one in rollouts]
     segments = [s for chain in chains for s in chain.segments]
-    names = sorted(played[0].figures)
+    kept = next(one for one in rollouts if not one.failure)
+    metrics, terms = sorted(kept.metrics), list(kept.terms)
     tensors: dict[str, Tensor] = {
         name: torch.cat([getattr(s, name) for s in segments]).to(dtype) for name, dtype in zip(COLUMNS, DTYPES, strict=True)
     }
@@ -37,16 +39,22 @@ def pack(played: Sequence[Played]) -> bytes:
     rows = [(n, len(s.tokens), s.finished) for n, chain in enumerate(chains) for s in chain.segments]
     tensors["segments"] = torch.tensor(rows, dtype=torch.int64)
     tensors["chains"] = torch.tensor([(chain.finished, chain.saved) for chain in chains], dtype=torch.int64)
-    tensors["rewards"] = torch.tensor([p.reward for p in played], dtype=torch.float64)
-    tensors["figures"] = torch.tensor([[p.figures[name] for name in names] for p in played], dtype=torch.float64)
-    return save({name: x.contiguous() for name, x in tensors.items()}, {"figures": json.dumps(names)})
+    nothing = float("nan")
+    tensors["terms"] = torch.tensor([[nothing if one.failure else one.terms[name] for name in terms] for one in rollouts], dtype=torch.float64)
+    tensors["metrics"] = torch.tensor([[nothing if one.failure else one.metrics[name] for name in metrics] for one in rollouts], dtype=torch.float64)
+    names = {"metrics": json.dumps(metrics), "terms": json.dumps(terms), "failures": json.dumps([one.failure for one in rollouts])}
+    return save({name: x.contiguous() for name, x in tensors.items()}, names)
 
 
-def unpack(data: bytes) -> list[Played]:
-    """What `pack` was given. Raises ValueError for bytes that are not such a file."""
+def unpack(data: bytes) -> list[Rollout]:
+    """What `pack` was given, without messages and environments. Raises ValueError for bytes that are not such a file."""
     try:
-        names = parse_json(parse_json(data[8 : 8 + int.from_bytes(data[:8], "little")])["__metadata__"]["figures"])
+        about = parse_json(data[8 : 8 + int.from_bytes(data[:8], "little")])["__metadata__"]
         tensors = load(data)
+        if "rewards" in tensors:  # as earlier versions wrote it
+            tensors |= {"terms": tensors["rewards"][:, None], "metrics": tensors["figures"]}
+            about = {"metrics": about["figures"], "terms": '["reward"]', "failures": json.dumps([""] * len(tensors["rewards"]))}
+        metrics, terms, failures = (parse_json(about[name]) for name in ("metrics", "terms", "failures"))
         rows = tensors["segments"].tolist()
         chains = [Chain([], bool(finished), saved) for finished, saved in tensors["chains"].tolist()]
         lengths = [length for _, length, _ in rows]
@@ -54,12 +62,17 @@ def unpack(data: bytes) -> list[Played]:
         experts = tensors["experts"].split([length - 1 for length in lengths])
         for (n, _, finished), tokens, sampled, logp, version, summary, chosen in zip(rows, *columns, experts, strict=True):
             chains[n].segments.append(Segment(tokens, sampled, logp, version, chosen, bool(finished), summary))
-        earned = zip(chains, tensors["rewards"].tolist(), tensors["figures"].tolist(), strict=True)
-        return [Played(chain, reward, dict(zip(names, some, strict=True))) for chain, reward, some in earned]
+        found = []
+        for chain, values, numbers, failure in zip(chains, tensors["terms"].tolist(), tensors["metrics"].tolist(), failures, strict=True):
+            if not isinstance(failure, str):
+                raise ValueError("a failure is no text")
+            earned = (dict(zip(terms, values, strict=True)), dict(zip(metrics, numbers, strict=True)))
+            found.append(Rollout(chain, failure=failure) if failure else Rollout(chain, *earned))
+        return found
     except (SafetensorError, ValueError, KeyError, TypeError, IndexError, RuntimeError, RecursionError) as error:
         raise ValueError(f"not the record of a group: {error}") from None
 
 
-def oldest(played: Sequence[Played]) -> int:
+def oldest(rollouts: Sequence[Rollout]) -> int:
     """The version of the group's oldest token."""
-    return min(int(s.version[s.sampled].min()) for p in played for s in p.chain.segments if bool(s.sampled.any()))
+    return min(int(s.version[s.sampled].min()) for one in rollouts for s in one.chain.segments if bool(s.sampled.any()))

@@ -33,7 +33,7 @@ from kit.disk import NO_ROOM, Journal, atomic_write, read_json, read_lines, seal
 from kit.settings import RunError
 from ref import weight_sync
 from ref.async_rl import Rules
-from ref.rl import Played
+from ref.rollout import Rollout
 from scaled.async_rl.beside import Beside, Errand
 from scaled.async_rl.messages import Hello, Ready, Refused, Stop, decode, encode
 from scaled.async_rl.reconciler import Reconciler
@@ -80,7 +80,7 @@ class Steps(Protocol):
         """The network whose weights are published."""
         ...
 
-    def step(self, played: Sequence[Played]) -> dict[str, float]:
+    def step(self, played: Sequence[Rollout]) -> dict[str, float]:
         """One optimiser step on the rollouts of the groups of a step; returns its metrics."""
         ...
 
@@ -285,18 +285,18 @@ def insist(call: Callable, what: str, log: Log, patience: float):
             time.sleep(pause(failures))
 
 
-def ages(played: Sequence[Played], version: int) -> dict[str, float]:
+def ages(played: Sequence[Rollout], version: int) -> dict[str, float]:
     """Mean and greatest age, in updates, of the policy's own tokens, and their number."""
     own = own_versions(played)
     return {"age": (version - own).double().mean().item(), "oldest": float(version - int(own.min())), "tokens": float(len(own))}
 
 
-def own_versions(played: Sequence[Played]) -> torch.Tensor:
+def own_versions(played: Sequence[Rollout]) -> torch.Tensor:
     """The version of each of the policy's own tokens, [n]."""
     return torch.cat([s.version[s.sampled] for p in played for s in p.chain.segments])
 
 
-def trained(folder: Path, store: str = "") -> Iterator[tuple[int, list[Played]]]:
+def trained(folder: Path, store: str = "") -> Iterator[tuple[int, list[Rollout]]]:
     """The steps of a run in the order of its journal: the version that each began with, and the rollouts of its groups. `store`: where these lie, if
     no longer where the run left them."""
     records, groups = dict[int, tuple[str, str]](), open_stores(store or address(folder)).groups
@@ -317,7 +317,7 @@ def replay(folder: Path, learner: Steps, store: str = "") -> int:
     return steps
 
 
-def read(groups: Mapping[str, bytes], keys: Sequence[str], digests: Sequence[str]) -> list[Played]:
+def read(groups: Mapping[str, bytes], keys: Sequence[str], digests: Sequence[str]) -> list[Rollout]:
     """The rollouts of some groups. Raises ValueError for a record that is not the one that was announced, or is gone."""
     found = []
     for key, digest in zip(keys, digests, strict=True):

@@ -1,4 +1,4 @@
-"""vLLM as the engine of a worker: `player.Seats`, and weights that follow the store (`player.Follows`).
+"""vLLM as the engine of a worker: `ref.engine.sampler.Engine`, and weights that follow the store (`player.Follows`).
 
     pip install -e '.[vllm]'                             in an environment of its own; `make test-vllm` makes one
     pip uninstall torchvision torchaudio torchcodec      which vLLM pulls in and does not need here
@@ -27,7 +27,7 @@ import os
 import queue
 import tempfile
 import threading
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Collection, Coroutine, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -37,7 +37,7 @@ from torch import Tensor
 
 from kit.settings import RunError
 from ref import weight_sync
-from ref.engine.sampler import Rollout, check_temperature, check_tokens
+from ref.engine.sampler import Segment, Turn, check_context, check_state, check_temperature, check_tokens
 from ref.network import Transformer
 from ref.network.checkpoint import write_config
 from scaled.runtime.store import StoreError
@@ -80,7 +80,7 @@ class VLLM:
         self.state: list[Literal["free", "ready", "over"]] = ["free"] * slots
         self.full: list[int] = []
         self.contexts: dict[int, Context] = {}
-        self.over, self.serving, self.sums, self.serial = queue.SimpleQueue[tuple[Context, Any]](), -1, "", itertools.count()
+        self.over, self.version, self.sums, self.serial = queue.SimpleQueue[tuple[Context, Any]](), -1, "", itertools.count()
         self.fetched = -1
         self.loop = asyncio.new_event_loop()
         threading.Thread(target=self.loop.run_forever, daemon=True).start()
@@ -139,47 +139,53 @@ class VLLM:
         self.llm.shutdown()
         self.loop.call_soon_threadsafe(self.loop.stop)
 
-    # Seats.
+    # Slots.
+
+    in_waves = False
 
     @property
-    def free(self) -> int:
+    def free_slots(self) -> int:
         return self.state.count("free")
 
-    def join(self, prompt: Sequence[int], stop: int, draws: Tensor) -> int:
+    @property
+    def is_idle(self) -> bool:
+        return not self.full and "ready" not in self.state
+
+    def add(self, prompt: Sequence[int], stop_ids: Collection[int], draws: Tensor | None = None, longest_turn: int | None = None) -> int:
         """`draws` only give the seeds of the turns."""
-        check_tokens("prompt", prompt, self.config.vocab_size, least=1)
-        if not self.free:
-            raise ValueError(f"all {len(self.state)} seats are taken: `leave` one first")
-        seat = self.state.index("free")
-        self.contexts[seat] = Context(seat, stop, draws, str(self.serving))
-        self.give(seat, prompt)
-        return seat
+        check_context(self, prompt, draws, self.config.vocab_size, self.temperature)
+        slot = self.state.index("free")
+        self.contexts[slot] = Context(slot, stop_ids, draws, longest_turn, str(self.version))
+        self.give(slot, prompt)
+        return slot
 
-    def answer(self, seat: int, tokens: Sequence[int]) -> None:
-        self.must(seat, "over")
+    def extend(self, slot: int, tokens: Sequence[int]) -> None:
+        check_state(self.state, slot, "over")
         check_tokens("answer", tokens, self.config.vocab_size)
-        self.give(seat, tokens)
+        self.give(slot, tokens)
 
-    def turn(self, seat: int) -> list[int] | None:
-        self.must(seat, "over")
-        context = self.contexts[seat]
+    def turn(self, slot: int) -> Turn | None:
+        check_state(self.state, slot, "over")
+        context = self.contexts[slot]
         own = context.tokens[context.begin :]
-        return own[:-1] if own and own[-1] == context.stop and context.version[-1] >= 0 else None
+        if own and own[-1] in context.stop_ids and context.versions[-1] >= 0:
+            return Turn(own[:-1], own[-1])
+        return None if len(context.tokens) == self.max_len else Turn(own, None)
 
-    def leave(self, seat: int, finished: bool = True) -> Rollout:
+    def remove(self, slot: int, finished: bool = True) -> Segment:
         """A turn that is under way is given up, and no part of what is returned."""
-        if self.state[seat] == "free":
-            raise ValueError(f"seat {seat} is free")
-        context, self.state[seat] = self.contexts.pop(seat), "free"
-        self.full = [one for one in self.full if one != seat]
+        if self.state[slot] == "free":
+            raise ValueError(f"slot {slot} is free")
+        context, self.state[slot] = self.contexts.pop(slot), "free"
+        self.full = [other for other in self.full if other != slot]
         if context.request is not None:
             context.request.cancel()
-        version = torch.tensor(context.version)
+        version = torch.tensor(context.versions)
         experts = torch.zeros(len(version) - 1, 0, self.config.num_experts_per_tok, dtype=torch.int16)
-        return Rollout(torch.tensor(context.tokens), version >= 0, torch.tensor(context.logp), version, experts, finished)
+        return Segment(torch.tensor(context.tokens), version >= 0, torch.tensor(context.logp), version, experts, finished)
 
     def step(self) -> list[int]:
-        """Seats whose turn is over since the last step, or whose context is full. Waits for a moment if there is none."""
+        """Slots whose turn is over since the last step, or whose context is full. Waits for a moment if there is none."""
         over, self.full = self.full, []
         wait = NOTICE if "ready" in self.state and not over else 0.0
         while True:
@@ -188,23 +194,23 @@ class VLLM:
             except queue.Empty:
                 return over
             wait = 0.0
-            if self.contexts.get(context.seat) is not context:
+            if self.contexts.get(context.slot) is not context:
                 continue  # it has left meanwhile
             if isinstance(found, BaseException):
                 raise found
             context.take(found, self.temperature)
-            self.state[context.seat] = "over"
-            over.append(context.seat)
+            self.state[context.slot] = "over"
+            over.append(context.slot)
 
-    def give(self, seat: int, tokens: Sequence[int]) -> None:
-        context = self.contexts[seat]
+    def give(self, slot: int, tokens: Sequence[int]) -> None:
+        context = self.contexts[slot]
         context.given(tokens[: self.max_len - len(context.tokens)])
         if len(context.tokens) < self.max_len:
-            self.state[seat] = "ready"
+            self.state[slot] = "ready"
             context.request = asyncio.run_coroutine_threadsafe(self.speak(context), self.loop)
         else:
-            self.state[seat] = "over"
-            self.full.append(seat)
+            self.state[slot] = "over"
+            self.full.append(slot)
 
     async def speak(self, context: Context) -> None:
         """One turn."""
@@ -214,9 +220,9 @@ class VLLM:
         begin = context.begin
         how = SamplingParams(
             temperature=self.temperature,
-            seed=int(context.draws[begin].item() * 2**53) if self.temperature else None,
-            max_tokens=self.max_len - begin,
-            stop_token_ids=[context.stop],
+            seed=int(context.draws[begin].item() * 2**53) if context.draws is not None else None,
+            max_tokens=min(self.max_len - begin, context.longest_turn or self.max_len),
+            stop_token_ids=[*context.stop_ids],
             ignore_eos=True,
             detokenize=False,
             logprobs=0,
@@ -226,16 +232,12 @@ class VLLM:
         prompt = {"prompt_token_ids": list(context.tokens), "cache_salt": context.salt}
         try:
             found = None
-            async for found in self.llm.generate(prompt, how, f"{context.seat}-{next(self.serial)}"):
+            async for found in self.llm.generate(prompt, how, f"{context.slot}-{next(self.serial)}"):
                 pass
             assert found is not None
             self.over.put((context, found.outputs[0]))
         except Exception as error:
             self.over.put((context, error))
-
-    def must(self, seat: int, state: str) -> None:
-        if self.state[seat] != state:
-            raise ValueError(f"seat {seat} is {self.state[seat]}, not {state}")
 
     # Weights.
 
@@ -260,8 +262,8 @@ class VLLM:
     def swap(self) -> dict[str, float | str]:
         """`player.Follows`; the sum of what serves is told as well. Raises RunError if that is not the trainer's."""
         self.sums = self.call(self.exchange(self.fetched))
-        self.serving = self.fetched
-        return {"version": self.serving, "sums": self.sums}
+        self.version = self.fetched
+        return {"version": self.version, "sums": self.sums}
 
     async def exchange(self, version: int) -> str:
         from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
@@ -288,18 +290,18 @@ WHY = " (on a CPU vLLM lays experts out once, when it starts, and reads later on
 class Context:
     """One context of a conversation, as far as it is known."""
 
-    def __init__(self, seat: int, stop: int, draws: Tensor, salt: str):
-        self.seat, self.stop, self.draws, self.salt = seat, stop, draws, salt
+    def __init__(self, slot: int, stop_ids: Collection[int], draws: Tensor | None, longest_turn: int | None, salt: str):
+        self.slot, self.stop_ids, self.draws, self.longest_turn, self.salt = slot, stop_ids, draws, longest_turn, salt
         self.tokens: list[int] = []
         self.logp: list[float] = []
-        self.version: list[int] = []
+        self.versions: list[int] = []
         self.begin = 0
         self.request: Any = None
 
     def given(self, tokens: Sequence[int]) -> None:
         self.tokens += tokens
         self.logp += [0.0] * len(tokens)
-        self.version += [-1] * len(tokens)
+        self.versions += [-1] * len(tokens)
         self.begin = len(self.tokens)
 
     def take(self, found: Any, temperature: float) -> None:
@@ -309,7 +311,7 @@ class Context:
         tokens, versions = list(found.token_ids), [version for version, count in spans for _ in range(count)]
         assert len(tokens) == len(versions) == len(found.logprobs)
         self.tokens += tokens
-        self.version += versions
+        self.versions += versions
         # As everywhere here, a greedy token has probability one.
         self.logp += [row[token].logprob if temperature else 0.0 for row, token in zip(found.logprobs, tokens, strict=True)]
 

@@ -13,12 +13,13 @@ import time
 from collections.abc import MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import torch
 
 from kit.settings import RunError
 from ref import weight_sync
-from ref.engine.continuous import Engine
+from ref.engine.continuous import Continuous
 from scaled.async_rl.beside import Beside, Errand
 from scaled.async_rl.messages import Beat, Done, Forget, Hello, Loaded, Refused, Stop, Stuck, Update, Work, decode, encode
 from scaled.async_rl.player import Follows, Player
@@ -69,7 +70,7 @@ class Storing:
 class Own:
     """The weights of this project's engine."""
 
-    def __init__(self, store: MutableMapping[str, bytes], name: str, engine: Engine):
+    def __init__(self, store: MutableMapping[str, bytes], name: str, engine: Continuous):
         # What is synchronised is bfloat16, whatever the sampler computes in.
         self.engine, sampler = engine, engine.sampler
         self.served = sampler.model if sampler.dtype is torch.bfloat16 else copy.deepcopy(sampler.model).bfloat16()
@@ -169,20 +170,20 @@ def work(folder: Path, at: Path | Port, name: str, epoch: int, player: Player, s
     """A worker, until it is told to stop. Raises Lost if there is no reconciler for `patience` seconds, GivenUp if the reconciler refuses it, and
     RunError if the store takes and gives nothing for `store_patience` seconds."""
     log, engine, in_store = Log(folder, name, epoch), player.engine, open_stores(store)
-    follows = Own(in_store.weights, name, engine) if isinstance(engine, Engine) else engine
+    follows = Own(in_store.weights, name, engine) if isinstance(engine, Continuous) else cast(Follows, engine)
     weights, groups = Weights(follows, store_patience), Groups(in_store.groups, store_patience)
     log("start")
     while True:
         line = Line.to(at, patience)
         try:
             known = groups.oldest()
-            room = max(1, len(engine.state) // player.rollouts)
+            room = max(1, player.capacity // player.rollouts)
             line.say(encode(Hello(name, epoch, room, weights.serves, tuple(known), tuple(known.values()))))
             for one in groups.done.values():
                 line.say(encode(one))
             beat = time.monotonic()
             while True:
-                wait = min(player.idle(time.monotonic()), BEAT / 2) if weights.serves >= 0 else BEAT / 2
+                wait = min(player.idle(), BEAT / 2) if weights.serves >= 0 else BEAT / 2
                 if weights.errand is not None or groups.storing:
                     wait = min(wait, 0.005)
                 for data in line.heard(wait):
@@ -214,7 +215,7 @@ def work(folder: Path, at: Path | Port, name: str, epoch: int, player: Player, s
                     told = weights.swap()
                     log("load", **told)
                     line.say(encode(Loaded(name, epoch, weights.serves)))
-                for group, played in player.tick(time.monotonic()).items() if weights.serves >= 0 else ():
+                for group, played in player.tick().items() if weights.serves >= 0 else ():
                     data = pack(played)
                     done = Done(name, epoch, group, oldest(played), f"{group:06d}-{name}-{epoch}", hashlib.sha256(data).hexdigest())
                     groups.storing[group] = Storing(done, data, sum(p.chain.written for p in played))
@@ -228,7 +229,7 @@ def work(folder: Path, at: Path | Port, name: str, epoch: int, player: Player, s
                 if time.monotonic() - beat > BEAT:
                     beat = time.monotonic()
                     line.say(encode(Beat(name, epoch)))
-                    log("slots", version=weights.serves, late=player.late, **player.slots())
+                    log("slots", version=weights.serves, failures=player.failures, **player.slots())
         except Lost:
             log("lost")
         finally:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Callable
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -73,24 +75,24 @@ class CheckpointTasks(MicroTasks):
             raise RunError(f"a prompt has about {prompt} tokens; contexts of {how.limit} leave no room for an answer; see --set rl.max_len=…")
         self.limits, self.tool_s, self.is_slow = Limits(how), tool_s, tool_s > 0
 
-    def environment(self, task: Task) -> Environment:
-        inner = super().environment(task)
-        return Slow(inner, self.tool_s, task.key) if self.is_slow else inner
+    def environment(self, task: Task, number: int) -> Environment:
+        inner = super().environment(task, number)
+        return Slow(inner, partial(self.latency, task, number)) if self.is_slow else inner
+
+    def latency(self, task: Task, number: int, turn: int) -> float:
+        """Seconds that the tools of a turn take; the same whenever they are called."""
+        return self.tool_s * random.Random(f"{task.key}-{number}-{turn}").lognormvariate(-0.5, 1.0)
 
 
 class Slow:
-    """An environment whose steps take `seconds` on the average, log-normal with σ = 1. How long follows from the key and the number of the turn."""
+    """An environment whose steps take so many seconds: `latency(turn)`."""
 
-    def __init__(self, inner: Environment, seconds: float, key: str):
-        self.inner, self.seconds, self.key, self.turns = inner, seconds, key, 0
+    def __init__(self, inner: Environment, latency: Callable[[int], float]):
+        self.inner, self.latency, self.turns = inner, latency, 0
         self.reset, self.reward, self.close = inner.reset, inner.reward, inner.close
 
-    def latency(self) -> float:
-        """Of the next step."""
-        return self.seconds * random.Random(f"{self.key}-{self.turns}").lognormvariate(-0.5, 1.0)
-
     def step(self, message: Message) -> StepResult:
-        time.sleep(self.latency())
+        time.sleep(self.latency(self.turns))
         self.turns += 1
         return self.inner.step(message)
 

@@ -108,7 +108,7 @@ def play(
         done = [*itertools.accumulate(map(len, parts))]
         return on_cores(function, parts, lambda count: progress(done[count - 1]), each=2, processes=processes)
 
-    def environment(task: Task) -> MicroRepo:
+    def environment(task: Task, number: int) -> MicroRepo:
         return MicroRepo(opened(task, max_turns))
 
     return sample_rollouts(sampler, environment, tasks, samples, language, Limits(how), temperature, generator, each)

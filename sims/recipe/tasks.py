@@ -59,7 +59,7 @@ class MicroTasks:
         known += itertools.islice(source, max(0, number + 1 - len(known)))
         return known[number]
 
-    def environment(self, task: Task) -> Environment:
+    def environment(self, task: Task, number: int) -> Environment:
         return MicroRepo(self.opened(task, self.config.rl.max_turns))
 
     def transcript(self, rollout: Rollout) -> Transcript | None:

@@ -18,7 +18,7 @@ from kit.disk import atomic_write
 from kit.settings import RunError
 from ref import async_rl as ref_async
 from ref import weight_sync as ref_sync
-from ref.rl import Played
+from ref.rollout import Rollout
 from ref.self_summary import Chain, Segment
 from scaled.async_rl.records import pack
 
@@ -189,7 +189,7 @@ def run(tmp_path):
             True,
             torch.zeros(n, dtype=torch.bool),
         )
-        data = pack([Played(Chain([segment], True, 0), 1.0, {"success": 1.0})])
+        data = pack([Rollout(Chain([segment], True, 0), {"tests": 1.0}, {"success": 1.0})])
         atomic_write(services / "groups" / f"{group}", data)
         journal.append({"kind": "start", "groups": [group], "version": group // 2})
         journal.append(

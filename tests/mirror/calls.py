@@ -6,7 +6,9 @@ import os
 import signal
 import threading
 import time
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 import torch
@@ -14,13 +16,14 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from etude import chain, full_rank, full_settings, ladder
-from etude.chain import latest_of, watcher_of
+from etude.chain import quiet, reinforced
 from kit.disk import read_lines
 from ref import muon as ref_muon
 from ref.engine.sampler import Sampler
 from ref.network import Config
 from ref.network import fast as ref_model
 from ref.network.gradients import experts_swiglu
+from ref.rollout import Limits, Rollout
 from scaled import cpt, dr_grpo, feature_deletion, mtp, muon, packing, pretrain, quant, rl, router_replay, self_summary, sft, supervised
 from scaled.network import checkpoint
 from scaled.network import model as network
@@ -31,7 +34,7 @@ from scaled.runtime.comm import Traffic, all_to_all, gathered, sum_over, summed,
 from scaled.runtime.cut import ahead, cut, full, joined, places
 from scaled.runtime.exchange import exchange
 from scaled.runtime.mesh import computing, current
-from sims.microrepo.world import MicroWorld
+from sims.microrepo.world import CheckpointTasks
 
 
 def leaf(x):
@@ -554,8 +557,7 @@ def training(technique, sets, folder):
     c = full_settings.settings(technique, "gloo", {}, sets)
     if not isinstance(c, rl.Rl):
         return pretrain.train(technique, c, folder)
-    world = MicroWorld(c)
-    return rl.learn(technique, c, folder, world, watcher=watcher_of(c, lambda line: None), show=latest_of(c, folder, world))
+    return reinforced(technique, c, folder, folder, CheckpointTasks(c), quiet, lambda line: None)
 
 
 def prepared_rows(sets, folder, step):
@@ -618,8 +620,8 @@ def hung_outside(where, checkpoint, corpus, folder):
     ):
         if isinstance(c, rl.Rl):
             script = Script([chain_of(1), chain_of(1)], [0.0, 1.0])
-            with mock.patch.object(script, "play", late(script.play)):
-                rl.learn(technique, c, folder, script)
+            with mock.patch.object(rl, "sampled", late(lambda *asked: script(*asked[6:]))):
+                rl.train(technique, c, folder, script, script, Limits(self_summary.Chaining(20, 1, 0, join="none")))
         else:
             pretrain.train(technique, c, folder)
     return torch.distributed.get_rank(), heard
@@ -653,15 +655,30 @@ def spoilt(x):
 
 
 class Script:
-    """A world in which every conversation went as written down: what each rank is asked for is its share."""
+    """Rollouts that went as written down: each rank gets its share. It stands for a sampler and for a task set."""
+
+    is_slow, tools = False, ()
 
     def __init__(self, chains, rewards, hints=None):
-        self.chains, self.rewards, self.hints, self.asked = chains, rewards, hints or [[]] * len(chains), []
+        self.chains, self.rewards, self.told, self.asked = chains, rewards, hints or [[]] * len(chains), []
 
-    def play(self, sampler, stream, tasks, generator):
-        numbers = rl.share(len(self.chains)).tolist()
-        self.asked += tasks
-        return [rl.Played(self.chains[n], float(self.rewards[n]), {"success": float(n % 3 == 0)}, self.hints[n]) for n in numbers]
+    def __call__(self, stream, numbers, *what):
+        self.asked += numbers
+        mine = rl.share(len(self.chains)).tolist()
+        metrics = [{"success": float(n % 3 == 0)} for n in mine]
+        return [Rollout(self.chains[n], {"tests": float(self.rewards[n])}, one, hints=self.told[n]) for n, one in zip(mine, metrics, strict=True)]
+
+    def transcript(self, rollout):
+        return rollout.transcript
+
+    def hints(self, rollouts, seed):
+        return [one.hints for one in rollouts]
+
+    def task(self, stream, number):
+        return SimpleNamespace(key=f"{stream}-{number}")
+
+    def environment(self, task, number):
+        raise AssertionError("nothing is sampled")
 
 
 def rl_step(settings, config, state, before, chains, rewards, hints=None):
@@ -669,7 +686,8 @@ def rl_step(settings, config, state, before, chains, rewards, hints=None):
     model, reference = given(config, state), given(config, before)
     sampler = Sampler(ref_model.Transformer(config), torch.float64)
     script = Script(chains, rewards, hints)
-    figures = rl.play_and_improve(settings, model, reference if settings.rl.payment.kl else None, sampler, script, 2)
+    reference = reference if settings.rl.payment.kl else None
+    figures = rl.sample_and_improve(settings, model, reference, script, script, partial(rl.fetch, sampler, model), 2)
     norm = sharding.clip(model, 0.0)
     # Whole weights have come to the sampler.
     arrived = all(torch.equal(p, state[name]) for name, p in sampler.model.named_parameters())

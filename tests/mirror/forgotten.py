@@ -13,7 +13,7 @@ from etude import full_settings
 from scaled import pretrain, rl
 from scaled.runtime.checkpoint import Checkpoints
 from scaled.runtime.mesh import mesh
-from sims.microrepo.world import MicroWorld
+from sims.microrepo.world import CheckpointTasks
 from tests import pretend
 
 TEXT = (f"corpus={Path(__file__).resolve().parents[2] / 'kit'}", "rows=2", "length=64", "perplexity_tokens=64", "steps=1", "warmup=0", "decay=1")
@@ -35,7 +35,8 @@ def main(folder: Path, checkpoints: Path) -> None:
             c = full_settings.settings(technique, "gloo", {}, [f"checkpoint={checkpoints / start}", *sets])
             with mesh(**full_settings.layout(c, 1)):
                 if technique in full_settings.RL:
-                    told[technique] = rl.learn(technique, c, folder / technique, MicroWorld(c))
+                    tasks = CheckpointTasks(c)
+                    told[technique] = rl.train(technique, c, folder / technique, tasks, tasks.language, tasks.limits)
                 else:
                     told[technique] = pretrain.train(technique, c, folder / technique)
     print(json.dumps(told))

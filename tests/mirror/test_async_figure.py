@@ -16,9 +16,9 @@ from etude.async_rl import Async, Small, successes
 from kit.runs import Run
 from kit.settings import RunError
 from ref.network import load_hf
-from ref.rl import Played
+from ref.rollout import Rollout
 from ref.self_summary import Chain, Segment
-from sims.microrepo.world import MicroWorld
+from sims.microrepo.world import CheckpointTasks
 
 SMALL = {
     "tools": (0.05,),
@@ -47,13 +47,13 @@ def segment(sampled: str, version=(), summary: str = "") -> Segment:
 def test_turns_by_hand():
     """Tools run after turns, not after summaries, and not after the last turn."""
     chain = Chain([segment("0011101111", summary="0000001111"), segment("0001011")], True, 0)
-    assert turns(Played(chain, 0.0, {})) == [(3, True), (4, False), (1, True), (2, False)]
+    assert turns(Rollout(chain)) == [(3, True), (4, False), (1, True), (2, False)]
 
 
 def test_ages_of_the_first_and_the_last_third():
     """Six tokens of versions 1 1 | 2 2 | 3 4 at version 4: the first third is 3 updates old, the last 0.5."""
     chain = Chain([segment("0110", (1, 1)), segment("01111", (2, 2, 3, 4))], True, 0)
-    assert thirds_of(4, Played(chain, 0.0, {})) == (3.0, 0.5)
+    assert thirds_of(4, Rollout(chain)) == (3.0, 0.5)
 
 
 def test_the_clock_of_a_synchronous_run_by_hand(tiny_run):
@@ -148,7 +148,7 @@ def test_a_cell_and_its_clock(tiny_run, tmp_path, monkeypatch):
     assert found["first_third"] >= found["last_third"] and found["tokens_per_s"] > 0
     assert [one["version"] for one in found["curve"]] == [0, 1, 2]
     assert 0 == found["curve"][0]["seconds"] < found["curve"][1]["seconds"] < found["curve"][2]["seconds"] == pytest.approx(found["seconds"])
-    assert found["curve"][0]["success"] == successes(asked, MicroWorld(asked), load_hf(asked.checkpoint)).mean()
+    assert found["curve"][0]["success"] == successes(asked, CheckpointTasks(asked), load_hf(asked.checkpoint)).mean()
     assert not list((tmp_path / "run" / "cells").iterdir())
     trainings = async_timeline.trainings
 

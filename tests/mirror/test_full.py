@@ -24,7 +24,7 @@ from ref.cpt import read_corpus, train_tokenizer
 from ref.network import Config, Transformer, load_hf, save_hf
 from scaled.runtime import launch
 from scaled.runtime.checkpoint import Checkpoints
-from sims.microrepo.world import MicroWorld
+from sims.microrepo.world import CheckpointTasks
 from sims.recipe.settings import Recipe
 from tests import elsewhere, forks
 from tests.mirror import calls
@@ -260,11 +260,11 @@ def test_tasks_are_those_of_the_run_that_a_checkpoint_goes_back_to(given, tmp_pa
     second = run("full", "dr-grpo full", {"checkpoint": str(first)})
     third = run("again", "kl full", {"checkpoint": str(second)})
     for checkpoint in (first, second, third):
-        world = MicroWorld(settings(checkpoint))
+        world = CheckpointTasks(settings(checkpoint))
         assert world.root == tmp_path / "small" and world.recipe.rl.max_turns == 3
     circle = run("circle", "kl full", {"checkpoint": str(tmp_path / "circle" / "checkpoints" / "final")})
     for checkpoint in (given / "net", run("alone", "cpt full", {"checkpoint": None}), circle):
-        world = MicroWorld(settings(checkpoint))
+        world = CheckpointTasks(settings(checkpoint))
         assert world.root is None and world.recipe == Recipe()
 
 

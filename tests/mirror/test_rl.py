@@ -8,6 +8,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from ref import packing, rl
+from ref.rollout import Rollout
 from ref.self_summary import Chain
 from scaled.rl import Rl
 from tests.contexts import CONFIG, LENGTH, hints, network, policy, segment
@@ -22,7 +23,7 @@ ASKED = dataclasses.replace(Rl.rehearsal(), rl=SMALL, length=LENGTH, heldout=0)
 def on_one(c: Rl, state: dict, before: dict, chains: list[Chain], rewards: torch.Tensor, told: list | None = None) -> tuple[rl.Step, dict]:
     """The step of `ref.rl`, and its gradients by name."""
     told = told or [[]] * len(chains)
-    model, played = policy(state), [rl.Played(chain, float(r), hints=one) for chain, r, one in zip(chains, rewards, told, strict=True)]
+    model, played = policy(state), [Rollout(chain, {"tests": float(r)}, hints=one) for chain, r, one in zip(chains, rewards, told, strict=True)]
     found = rl.improve(c.rl, model, policy(before) if c.rl.payment.kl else None, played)
     return found, {name: g for (name, _), g in zip(model.named_parameters(), found.gradients, strict=True)}
 

@@ -11,7 +11,7 @@ import torch
 from kit.disk import read_lines
 from kit.settings import RunError
 from ref import weight_sync
-from ref.rl import Played
+from ref.rollout import Rollout
 from ref.self_summary import Chain, Segment
 from scaled.async_rl import services, worker
 from scaled.async_rl.beside import Beside
@@ -99,7 +99,7 @@ def segment(versions, sampled, finished=True):
 
 
 def rollout(reward, *segments, finished=True):
-    return Played(Chain(list(segments), finished, 4), reward, {"success": 1.0})
+    return Rollout(Chain(list(segments), finished, 4), {"tests": reward}, {"success": 1.0})
 
 
 def test_ages_and_the_oldest_token_by_hand():

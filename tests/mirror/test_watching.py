@@ -8,7 +8,8 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from ref.monitor import statistics
-from ref.rl import Played, Settings, Watch
+from ref.rl import Settings, Watch
+from ref.rollout import Rollout
 from ref.self_summary import Chain
 from scaled.rl import Rl
 from scaled.watching import Watcher, shortened, watching
@@ -90,13 +91,13 @@ def test_alarms_are_counted_in_what_is_left():
 
 def test_a_conversation_without_a_record_is_refused(tmp_path):
     look = watching(Watcher(lambda groups: ({}, []), TOOLS, LONGEST, print), tmp_path, 1, 2)
-    with pytest.raises(ValueError, match="every conversation its record"):
-        look(0, [0, 1], [Played(Chain([], finished=True), 0.0)] * 2)
+    with pytest.raises(ValueError, match="every rollout its transcript"):
+        look(0, [0, 1], [Rollout(Chain([], finished=True))] * 2)
 
 
 def test_a_monitor_says_that_it_comes_late(tmp_path):
     """A run that was begun before there was a monitor, or whose journal was lost, is watched from where it is."""
-    said, played = [], [Played(Chain([], finished=True), 0.0, record=watch_parts.recorded(0, 0.5))] * 2
+    said, played = [], [Rollout(Chain([], finished=True), transcript=watch_parts.recorded(0, 0.5))] * 2
     for name, steps in {"whole": (0, 1), "late": (3, 4)}.items():
         (tmp_path / name).mkdir()
         for step in steps:

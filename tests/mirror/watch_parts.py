@@ -1,6 +1,8 @@
 """What ranks are asked to do with a monitor beside RL. Every call gets the whole problem, takes this rank's part, and returns whole results."""
 
 import random
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -9,7 +11,8 @@ import torch.distributed as dist
 from kit.disk import read_lines
 from ref.engine.sampler import Sampler
 from ref.network import fast as ref_model
-from ref.rl import Played, Watch
+from ref.rl import Watch
+from ref.rollout import Rollout
 from ref.self_summary import Chain
 from ref.transcript import Call, Transcript, Turn
 from scaled import rl
@@ -18,7 +21,7 @@ from scaled.runtime.mesh import current
 from scaled.watching import Watcher, watching
 from sims.recipe.watching import Watching
 from sims.transcripts import TOOLS
-from tests.mirror.calls import given
+from tests.mirror.calls import Script, given
 
 __all__ = ["LONGEST", "looked", "recorded", "trained"]
 
@@ -37,26 +40,28 @@ def watcher_of(watch: Watch, said: list[str]) -> Watcher:
     return Watcher(Watching.recipe(watch, LONGEST).step, TOOLS, LONGEST, said.append)
 
 
-class Recorded:
-    """A world in which every conversation of a step went as written down, with its record."""
+class Recorded(Script):
+    """Rollouts of a step that went as written down, with their transcripts."""
 
     def __init__(self, chains, rewards, records):
-        self.chains, self.rewards, self.records = chains, rewards, records
+        super().__init__(chains, rewards)
+        self.records = records
 
-    def play(self, sampler, stream, tasks, generator):
+    def __call__(self, stream, numbers, *what):
         N = len(self.chains)
-        step = tasks[0] * 2 // N if tasks else 0  # two rollouts of a task
-        return [Played(self.chains[n], float(self.rewards[n]), {"success": 0.0}, record=self.records[step * N + n]) for n in rl.share(N).tolist()]
+        step = numbers[0] * 2 // N if numbers else 0  # two rollouts of a task
+        mine = zip(super().__call__(stream, numbers), rl.share(N).tolist(), strict=True)
+        return [replace(one, transcript=self.records[step * N + n]) for one, n in mine]
 
 
 def trained(settings, config, state, chains, rewards, records, watch: Watch | None, folder: Path):
     """Some steps of RL on conversations that are given: their metrics, and the weights after them."""
     model, sampler = given(config, state), Sampler(ref_model.Transformer(config), torch.float64)
-    world, figures, said = Recorded(chains, rewards, records), [], []
+    script, figures, said = Recorded(chains, rewards, records), [], []
     look = watching(watcher_of(watch, said), folder, settings.rl.prompts, settings.rl.rollouts) if watch else None
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for step in range(len(records) // len(chains)):
-        found = rl.play_and_improve(settings, model, None, sampler, world, step, look=look)
+        found = rl.sample_and_improve(settings, model, None, script, script, partial(rl.fetch, sampler, model), step, look=look)
         optimizer.step()
         optimizer.zero_grad()
         sharding.rest(model)
@@ -73,7 +78,7 @@ def looked(records: list[list[Transcript]], prompts: int, watch: Watch, folder: 
     for begin, end in spans:
         look = watching(watcher_of(watch, said), folder, prompts, N // prompts)
         for step in range(begin, end):
-            logged[step] = look(step, numbers, [Played(Chain([], finished=True), 0.0, record=records[step][n]) for n in numbers])
+            logged[step] = look(step, numbers, [Rollout(Chain([], finished=True), transcript=records[step][n]) for n in numbers])
     told = [said]
     if current().group("all").size > 1:
         dist.broadcast_object_list(told, 0)

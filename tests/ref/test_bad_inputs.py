@@ -6,14 +6,16 @@ import copy
 import importlib
 import importlib.util
 import math
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from ref.engine.sampler import Rollout, Sampler, sample
+from ref.engine.sampler import Lockstep, Sampler, sample
 from ref.network import Config, Transformer
+from tests.talks import chains_of, contexts_of
 
 INF, NAN = math.inf, math.nan
 FILES = ("kl", "dr_grpo", "length_penalty", "mtp", "engine/decoder", "cpt", "router_replay", "self_summary", "quant")
@@ -469,26 +471,31 @@ def test_sample(change, says, greedy):
 ROLLOUT = {
     "temperature": ({"temperature": -1.0}, "temperature must be finite and not negative; got -1.0"),
     "length": ({"max_len": 0}, "max_len must be at least 1; got 0"),
-    "prompt, nothing": ({"prompt": []}, "prompt of conversation 1 must hold tokens 0 to 22, and a prompt must not be empty"),
-    "prompt, unknown": ({"prompt": [1, 23]}, "prompt of conversation 1 must hold tokens 0 to 22"),
-    "prompt, negative": ({"prompt": [-1]}, "prompt of conversation 1 must hold tokens 0 to 22"),
-    "prompt, dtype": ({"prompt": [1.5]}, "prompt of conversation 1 must hold tokens 0 to 22"),
+    "prompt, nothing": ({"prompt": []}, "prompt must hold tokens 0 to 22, and a prompt must not be empty"),
+    "prompt, unknown": ({"prompt": [1, 23]}, "prompt must hold tokens 0 to 22"),
+    "prompt, negative": ({"prompt": [-1]}, "prompt must hold tokens 0 to 22"),
+    "prompt, dtype": ({"prompt": [1.5]}, "prompt must hold tokens 0 to 22"),
 }
 
 
 @pytest.mark.parametrize("change, says", ROLLOUT.values(), ids=ROLLOUT)
 def test_rollout(network, change, says):
     sampler, talks = Sampler(network[0], torch.float32), [Talk([1, 2]), Talk(change.get("prompt", [3]))]
-    options = {"max_len": 5} | {name: value for name, value in change.items() if name != "prompt"}
-    assert len(sampler.rollout([Talk([1, 2]), Talk([3])], 5)) == 2
-    refuses(says, sampler.rollout, talks, **options)
+    slots, max_len, temperature = 2, change.get("max_len", 5), change.get("temperature", 1.0)
+
+    def sampled(talks, max_len=5, temperature=1.0):
+        engine = sampler.engine(slots, max_len, temperature)
+        return [engine.add(talk.prompt, [0], torch.rand(max_len)) for talk in talks]
+
+    assert sampled([Talk([1, 2]), Talk([3])]) == [0, 1]
+    refuses(says, sampled, talks, max_len, temperature)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_sampling_from_weights_that_are_no_numbers(network, temperature):
     sampler = Sampler(network[0], torch.float32)
     sampler.model.norm.weight[3] = NAN
-    refuses("logits / temperature", sampler.rollout, [Talk([1, 2])], 5, temperature)
+    refuses("logits / temperature", contexts_of, sampler, [Talk([1, 2])], 5, temperature)
 
 
 # ------------------------------------------------------------------------ self-summary
@@ -496,7 +503,7 @@ def test_sampling_from_weights_that_are_no_numbers(network, temperature):
 
 def chain(ref, segments):
     nothing = (zeros(1).long(), zeros(1).bool(), zeros(1), zeros(1).long(), zeros(0, 0, 2).short(), True)
-    return ref.self_summary.Chain([ref.self_summary.Segment(*nothing, zeros(1).bool()) for _ in range(segments)])
+    return ref.self_summary.Chain([ref.self_summary.Segment(*nothing) for _ in range(segments)])
 
 
 SPREAD = {
@@ -532,9 +539,9 @@ class Talk:
 
 
 CHAINS = {
-    "prompt, nothing": ({"prompt": []}, "prompt of conversation 1 must hold tokens 0 to 22, and a prompt must not be empty"),
-    "prompt, unknown": ({"prompt": [23]}, "prompt of conversation 1 must hold tokens 0 to 22"),
-    "prompt, dtype": ({"prompt": [1.5]}, "prompt of conversation 1 must hold tokens"),
+    "prompt, nothing": ({"prompt": []}, "prompt must hold tokens 0 to 22, and a prompt must not be empty"),
+    "prompt, unknown": ({"prompt": [23]}, "prompt must hold tokens 0 to 22"),
+    "prompt, dtype": ({"prompt": [1.5]}, "prompt must hold tokens"),
     "request": ({"request": (23,)}, "request must hold tokens 0 to 22"),
     "resume": ({"resume": (-1,)}, "resume must hold tokens 0 to 22"),
     "temperature": ({"temperature": NAN}, "temperature must be finite and not negative; got nan"),
@@ -549,18 +556,19 @@ def test_rollout_chains(ref, network, change, says):
     talks = [Talk([1, 2]), Talk(change.get("prompt", [3]))]
     options = {"temperature": change["temperature"]} if "temperature" in change else {}
     how = ref.self_summary.Chaining(**settings)
-    refuses(says, ref.self_summary.rollout_chains, Sampler(network[0], torch.float32), talks, how, **options)
+    refuses(says, chains_of, Sampler(network[0], torch.float32), talks, how, **options)
 
 
 def test_a_policy_without_finite_log_probs(ref, network):
-    class Broken(Sampler):
-        def rollout(self, conversations, *rest):
-            done = super().rollout(conversations, *rest)
-            return [Rollout(**(vars(r) | {"logp": r.logp * NAN})) for r in done]
+    class Broken(Lockstep):
+        def remove(self, slot, finished=True):
+            segment = super().remove(slot, finished)
+            return replace(segment, logp=segment.logp * NAN)
 
     how = ref.self_summary.Chaining(trigger=20, longest_summary=4, room=3, request=(1,))
-    broken = Broken(network[0], torch.float32)
-    refuses("sampler must give finite log-probs", ref.self_summary.rollout_chains, broken, [Talk([1])], how)
+    sampler = Sampler(network[0], torch.float32)
+    sampler.engine = lambda *sizes: Broken(sampler, *sizes)
+    refuses("the policy must give finite log-probs", chains_of, sampler, [Talk([1])], how)
 
 
 # ------------------------------------------------------------------------ low precision

@@ -8,10 +8,11 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from ref.engine.continuous import ContinuousSampler, Engine
+from ref.engine.continuous import Continuous, ContinuousSampler
 from ref.engine.sampler import Sampler, sample
 from ref.network import Config, KVCache, Transformer
-from ref.self_summary import Chaining, rollout_chains
+from ref.self_summary import Chaining
+from tests.talks import chains_of, contexts_of
 
 SHAPE = Config.tiny(
     9,
@@ -75,10 +76,12 @@ def alike(a, b):
 def test_the_same_tokens_as_one_by_one(seed, number, slots, max_len, temperature, dense):
     model = DENSE if dense else MODELS[0]
     one, many = talks(random.Random(seed), number), talks(random.Random(seed), number)
-    alone = [Sampler(model, torch.float64, 4).rollout([talk], max_len, temperature, [g])[0] for talk, g in zip(one, generators(number), strict=True)]
+    alone = [
+        contexts_of(Sampler(model, torch.float64, 4), [talk], max_len, temperature, [g])[0] for talk, g in zip(one, generators(number), strict=True)
+    ]
     sampler = ContinuousSampler(model, torch.float64, 4)
     sampler.slots = slots
-    for a, b in zip(alone, sampler.rollout(many, max_len, temperature, generators(number)), strict=True):
+    for a, b in zip(alone, contexts_of(sampler, many, max_len, temperature, generators(number)), strict=True):
         alike(a, b)
     assert [talk.heard for talk in one] == [talk.heard for talk in many]
 
@@ -88,10 +91,10 @@ def test_the_same_tokens_as_one_by_one(seed, number, slots, max_len, temperature
 def test_chains_do_not_wait_and_are_the_same(seed, join, slots):
     how = Chaining(24, 9, room=6, request=(3,), resume=(4,), instruction=(5, 6), max_segments=3, join=join)
     one, many = talks(random.Random(seed), 5), talks(random.Random(seed), 5)
-    waves = rollout_chains(Sampler(MODELS[0], torch.float64), one, how, 1.0, generators(5))
+    waves = chains_of(Sampler(MODELS[0], torch.float64), one, how, 1.0, generators(5))
     sampler = ContinuousSampler(MODELS[0], torch.float64)
     sampler.slots = slots
-    for a, b in zip(waves, rollout_chains(sampler, many, how, 1.0, generators(5)), strict=True):
+    for a, b in zip(waves, chains_of(sampler, many, how, 1.0, generators(5)), strict=True):
         assert a.finished == b.finished and a.saved == b.saved and len(a.segments) == len(b.segments)
         for x, y in zip(a.segments, b.segments, strict=True):
             alike(x, y)
@@ -99,14 +102,14 @@ def test_chains_do_not_wait_and_are_the_same(seed, join, slots):
 
 
 class Written:
-    """Notes, beside an engine, which version read which position of which seat, again and again where contexts are read again."""
+    """Notes, beside an engine, which version read which position of which slot, again and again where contexts are read again."""
 
     def __init__(self, engine):
         self.engine, self.reader, inner = engine, {}, engine.ragged.step
 
         def step(ids, row, position, rows):
             for r, t in zip(row.tolist(), position.tolist(), strict=True):
-                self.reader.setdefault(engine.seats[r], {})[t] = engine.sampler.version
+                self.reader.setdefault(engine.slots[r], {})[t] = engine.sampler.version
             return inner(ids, row, position, rows)
 
         engine.ragged.step = step
@@ -130,31 +133,31 @@ def by_hand(rollout, readers, draws, temperature):
 def test_swaps_joins_waits_and_leaves(seed, slots, budget):
     """An engine is driven at random. Every context, finished or taken out, is what its own tokens, draws and weights give, one by one."""
     rng, max_len = random.Random(seed), 30
-    engine = Engine(Sampler(MODELS[0], torch.float64), slots, max_len, budget=budget)
+    engine = Continuous(Sampler(MODELS[0], torch.float64), slots, max_len, budget=budget)
     notes, held, left, over = Written(engine), {}, 0, set()
     for _ in range(60):
         move = rng.choice(["step"] * 6 + ["join", "join", "answer", "answer", "leave", "load"])
-        if move == "join" and engine.free:
+        if move == "join" and engine.free_slots:
             (talk,) = talks(rng, 1)
             draws = torch.rand(max_len, dtype=torch.float64, generator=torch.Generator().manual_seed(rng.randrange(2**32)))
-            seat = engine.join(talk.prompt, STOP, draws)
-            notes.reader.pop(seat, None)
-            held[seat] = talk, draws
+            slot = engine.add(talk.prompt, [STOP], draws)
+            notes.reader.pop(slot, None)
+            held[slot] = talk, draws
         elif move == "step":
             over |= set(engine.step())
         elif move == "answer" and over:
-            seat = over.pop()
-            turn = engine.turn(seat)
-            answer = None if turn is None else held[seat][0].reply(turn)
+            slot = over.pop()
+            turn = engine.turn(slot)
+            answer = None if turn is None else held[slot][0].reply(turn.tokens)
             if answer is not None:
-                engine.answer(seat, answer)
+                engine.extend(slot, answer)
                 continue
-            by_hand(engine.leave(seat, turn is not None), notes.reader.get(seat, {}), held.pop(seat)[1], 1.0)
+            by_hand(engine.remove(slot, turn is not None), notes.reader.get(slot, {}), held.pop(slot)[1], 1.0)
             left += 1
         elif move == "leave" and held and rng.random() < 0.3:
-            seat = rng.choice(sorted(held))
-            over.discard(seat)
-            by_hand(engine.leave(seat, False), notes.reader.get(seat, {}), held.pop(seat)[1], 1.0)
+            slot = rng.choice(sorted(held))
+            over.discard(slot)
+            by_hand(engine.remove(slot, False), notes.reader.get(slot, {}), held.pop(slot)[1], 1.0)
         elif move == "load":
             engine.load(MODELS[(engine.sampler.version + 1) % 3], engine.sampler.version + 1)
 
@@ -167,17 +170,17 @@ def test_recomputed_contexts_are_the_new_weights_alone(seed, steps):
     talk, draws = talks(rng, 1)[0], torch.rand(30, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
     logps = {}
     for cache in ("keep", "recompute"):
-        engine = Engine(Sampler(MODELS[0], torch.float64), 3, 30)
-        seat = engine.join(talk.prompt, 99, draws)  # no token ends its turn
+        engine = Continuous(Sampler(MODELS[0], torch.float64), 3, 30)
+        slot = engine.add(talk.prompt, [99], draws)  # no token ends its turn
         for _ in range(steps):
             engine.step()
-        before = engine.leave(seat)  # freed and taken anew, to read what it holds
-        seat = engine.join(before.tokens.tolist(), 99, draws)
+        before = engine.remove(slot)  # freed and taken anew, to read what it holds
+        slot = engine.add(before.tokens.tolist(), [99], draws)
         engine.sampler.load(MODELS[0], 0)
         engine.step()
         engine.load(MODELS[1], 1, cache)
         engine.step()
-        after = engine.leave(seat)
+        after = engine.remove(slot)
         tokens = after.tokens[:-1]
         logits = MODELS[1](tokens[None]).logits[:, -1]
         token, logp = sample(logits, 1.0, draws[None, len(tokens)])
@@ -202,12 +205,12 @@ def read(engine):
 
 def test_a_waiting_context_costs_nothing_and_a_prompt_one_step():
     """Tokens that the network reads: each once; a prompt in one step, next to other contexts' single tokens."""
-    engine = Engine(Sampler(MODELS[0], torch.float64), 4, 40, budget=100)
+    engine = Continuous(Sampler(MODELS[0], torch.float64), 4, 40, budget=100)
     sizes = read(engine)
     draws = torch.full((40,), 0.5, dtype=torch.float64)
-    engine.join([1, 2, 3], 99, draws)
+    engine.add([1, 2, 3], [99], draws)
     engine.step()
-    engine.join([4] * 10, 99, draws)
+    engine.add([4] * 10, [99], draws)
     engine.step()
     engine.step()
     assert sizes == [3, 11, 2]
@@ -220,10 +223,10 @@ def test_a_waiting_context_costs_nothing_and_a_prompt_one_step():
 
 
 def test_a_budget_bounds_a_step():
-    engine = Engine(Sampler(MODELS[0], torch.float64), 3, 40, budget=5)
+    engine = Continuous(Sampler(MODELS[0], torch.float64), 3, 40, budget=5)
     sizes = read(engine)
     for _ in range(3):
-        engine.join([1] * 20, 99, torch.full((40,), 0.5, dtype=torch.float64))
+        engine.add([1] * 20, [99], torch.full((40,), 0.5, dtype=torch.float64))
     for _ in range(12):
         engine.step()
     assert max(sizes) <= 3 + 5 and sum(sizes[:8]) >= 8 * 6
@@ -231,40 +234,40 @@ def test_a_budget_bounds_a_step():
 
 def test_what_is_refused():
     with pytest.raises(ValueError, match="slots must be at least 1; got 0"):
-        Engine(Sampler(MODELS[0], torch.float64), 0, 10)
+        Continuous(Sampler(MODELS[0], torch.float64), 0, 10)
     with pytest.raises(ValueError, match="temperature must be"):
-        Engine(Sampler(MODELS[0], torch.float64), 1, 10, temperature=-1.0)
-    engine = Engine(Sampler(MODELS[0], torch.float64), 1, 10)
+        Continuous(Sampler(MODELS[0], torch.float64), 1, 10, temperature=-1.0)
+    engine = Continuous(Sampler(MODELS[0], torch.float64), 1, 10)
     draws = torch.rand(10, dtype=torch.float64)
     for prompt in ([], [9], [-1]):
         with pytest.raises(ValueError, match="prompt must hold tokens 0 to 8"):
-            engine.join(prompt, STOP, draws)
+            engine.add(prompt, [STOP], draws)
     with pytest.raises(ValueError, match="draws must be 10 numbers"):
-        engine.join([1], STOP)
-    seat = engine.join([1], STOP, draws)
-    with pytest.raises(ValueError, match="all 1 seats are taken"):
-        engine.join([1], STOP, draws)
-    with pytest.raises(ValueError, match="seat 0 is ready, not over"):
-        engine.answer(seat, [1])
-    engine.leave(seat)
-    with pytest.raises(ValueError, match="seat 0 is free"):
-        engine.leave(seat)
+        engine.add([1], [STOP])
+    slot = engine.add([1], [STOP], draws)
+    with pytest.raises(ValueError, match="all slots are taken"):
+        engine.add([1], [STOP], draws)
+    with pytest.raises(ValueError, match="slot 0 is ready, not over"):
+        engine.extend(slot, [1])
+    engine.remove(slot)
+    with pytest.raises(ValueError, match="slot 0 is free"):
+        engine.remove(slot)
     assert engine.step() == []
 
 
 def test_a_full_seat_that_leaves_is_forgotten():
-    """A turn ends at the last position, and its answer does not fit. Before the next step would return the seat, it is given up."""
-    engine = Engine(Sampler(MODELS[0], torch.float64), 1, 3)
+    """A turn ends at the last position, and its answer does not fit. Before the next step would return the slot, it is given up."""
+    engine = Continuous(Sampler(MODELS[0], torch.float64), 1, 3)
     for number in range(500):
         draws = torch.rand(3, dtype=torch.float64, generator=torch.Generator().manual_seed(number))
-        seat = engine.join([1], STOP, draws)
+        slot = engine.add([1], [STOP], draws)
         while not engine.step():
             pass
-        if engine.known[seat] == 3 and engine.turn(seat) is not None:
-            engine.answer(seat, [2])
-            assert engine.full == [seat]
-            engine.leave(seat)
-            assert engine.step() == [] and engine.free == 1
+        if engine.known[slot] == 3 and engine.turn(slot) is not None:
+            engine.extend(slot, [2])
+            assert engine.full == [slot]
+            engine.remove(slot)
+            assert engine.step() == [] and engine.free_slots == 1
             return
-        engine.leave(seat)
+        engine.remove(slot)
     raise AssertionError("no turn ended at the last position")

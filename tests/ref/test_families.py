@@ -18,6 +18,7 @@ from ref.network.model import config_of, rope_table
 from ref.network.rope import frequencies
 from tests.elsewhere import Monologue
 from tests.networks import SCALINGS, scramble
+from tests.talks import contexts_of
 
 V, LONG = 61, 100
 SHAPE = dict(
@@ -287,7 +288,7 @@ def test_sampler_and_decoder_choose_the_tokens_of_the_plain_network(family, rope
     quick.load_state_dict(plain.state_dict())
     prompt, length = ids(20, 1)[0].tolist(), 48
     wanted = greedy(plain, prompt, length)
-    [found] = Sampler(quick, torch.float64).rollout([Monologue(prompt, V)], length, temperature=0.0)
+    [found] = contexts_of(Sampler(quick, torch.float64), [Monologue(prompt, V)], length, temperature=0.0)
     assert found.tokens.tolist() == wanted
     layers = scramble(MTP(c, MTPConfig(depth=2, intermediate_size=16))).double()
     assert layers.config.model_type == (family if family != "qwen3_moe" else "qwen3")

@@ -11,11 +11,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from scipy.stats import chi2
 
-from ref.engine.conversation import converse
+from lessons.talks import Ids, Talk
 from ref.engine.decoder import invert
 from ref.engine.layout import Stack
 from ref.mtp import MTP, Decoder, Demo, HeadLoss, MTPConfig, accept, demo, mtp_loss, plain_generate, speculative_generate, teach
 from ref.network import Config, Transformer
+from ref.rollout import Limits, decode_rollout
+from tests.talks import whole
 
 SMALL = Config(
     vocab_size=23,
@@ -642,6 +644,13 @@ class Echo:
         return None if len(self.turns) == 6 else [10, 1 + self.state][: 1 + self.state % 2]
 
 
+def converse(decoder, talk, longest, ahead=True):
+    """Runs a conversation in one context, to its end or to a turn of `longest` tokens; returns it in its final state."""
+    limits = Limits(whole(decoder.max_len), turn_tokens=longest)
+    (end,) = decode_rollout(decoder, Talk(talk), Ids((talk.stop,)), limits, ahead)
+    return end.inner
+
+
 @pytest.mark.parametrize("recall", [0, 4])
 @pytest.mark.parametrize("max_len", [28, 200])
 def test_turns_handed_over_early_change_nothing(trained, recall, max_len):
@@ -665,8 +674,7 @@ def test_turns_handed_over_early_change_nothing(trained, recall, max_len):
     ahead.generate = watched
     for _ in range(3):
         for seed in range(10):
-            one = converse(plain, Echo(seed), 30, ahead=False)
-            two = converse(ahead, Echo(seed), 30, ahead=True)
+            one, two = converse(plain, Echo(seed), 30, ahead=False), converse(ahead, Echo(seed), 30, ahead=True)
             assert plain.tokens == ahead.tokens and not ahead.pending
             assert (one.turns, one.state) == (two.turns, two.state)
             assert all(0 <= a <= d for a, d in zip(ahead.total.accepted, ahead.total.drafted, strict=True))

@@ -12,6 +12,7 @@ from ref.engine.sampler import Sampler
 from ref.network import Config, Transformer, load_hf, release, save_hf
 from sims.recipe.agent import Language
 from tests.elsewhere import Monologue, check
+from tests.talks import contexts_of
 
 C = Config.tiny(
     300,
@@ -58,7 +59,7 @@ def test_a_turn_ends_where_ours_does(tmp_path, tokenizer, ends):
     theirs, lengths = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float64), set()
     for text in ("def", "return x", "x + 1", "f(f(x))", "1 + 1 + 1", "turn"):
         ids = [language.env, *language.encode(text), language.agent]
-        [ours] = sampler.rollout([Monologue(ids, end)], len(ids) + 40, temperature=0.0)
+        [ours] = contexts_of(sampler, [Monologue(ids, end)], len(ids) + 40, temperature=0.0)
         found = theirs.generate(torch.tensor([ids]), attention_mask=torch.ones(1, len(ids)), max_new_tokens=40)
         assert found[0].tolist() == ours.tokens.tolist()
         lengths |= {len(ours.tokens) - len(ids)} if ours.finished else set()

@@ -1,19 +1,25 @@
 """One step of `ref.rl`: the policy gradient written out context by context, sums that do not depend on the cut, and a loop that learns."""
 
+import inspect
 import math
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lessons.talks import Ids
 from ref import dr_grpo, kl, rl, router_replay, textual_feedback
 from ref.engine.sampler import Sampler
+from ref.environment import Environment, EnvironmentFailure, Reward, StepResult, TaskSet
+from ref.messages import Message
 from ref.mtp import MTP
 from ref.network import Config, Transformer
-from ref.self_summary import Chain, spread
+from ref.rollout import Limits, Rollout
+from ref.self_summary import Chain, Chaining, spread
 from tests.contexts import CONFIG, hints, network, policy, segment
 
 TINY = dict(hidden_size=16, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, head_dim=8)
@@ -24,13 +30,13 @@ def asked(**more) -> rl.Settings:
     return rl.Settings(prompts=G, rollouts=N, budget_tokens=5, **more)
 
 
-def conversations(seed: int, model: Transformer, longest: int = 2) -> list[rl.Played]:
+def conversations(seed: int, model: Transformer, longest: int = 2) -> list[Rollout]:
     g = torch.Generator().manual_seed(seed)
     chains = [Chain([segment(g, model) for _ in range(1 + n % longest)], finished=True) for n in range(G * N)]
-    return [rl.Played(chain, r) for chain, r in zip(chains, torch.randn(G * N, generator=g).tolist(), strict=True)]
+    return [Rollout(chain, {"tests": r}) for chain, r in zip(chains, torch.randn(G * N, generator=g).tolist(), strict=True)]
 
 
-def written_out(c: rl.Settings, model: Transformer, reference: Transformer, played: list[rl.Played]) -> tuple[float, list]:
+def written_out(c: rl.Settings, model: Transformer, reference: Transformer, played: list[Rollout]) -> tuple[float, list]:
     """Loss and gradients, every context a batch of its own, by autograd."""
     chains = [p.chain for p in played]
 
@@ -84,19 +90,19 @@ def test_a_step_is_the_one_written_out_context_by_context(seed, replay, beta, lo
     assert (found.dropped is not None) == (replay == "filtered")
 
 
-def with_hints(seed: int, played: list[rl.Played], share: float = 0.7) -> list[rl.Played]:
+def with_hints(seed: int, played: list[Rollout], share: float = 0.7) -> list[Rollout]:
     """The same conversations, some of them with hints for their contexts."""
     g = torch.Generator().manual_seed(seed)
     told = [[hints(g, s) for s in p.chain.segments] if torch.rand((), generator=g) < share else [] for p in played]
     return [replace(p, hints=one) for p, one in zip(played, told, strict=True)]
 
 
-def told_of(played: list[rl.Played]) -> list:
+def told_of(played: list[Rollout]) -> list:
     """Every context that has hints, with them."""
     return [(s, p.hints[n]) for p in played if p.hints for n, s in enumerate(p.chain.segments)]
 
 
-def taught(c: rl.Settings, model: Transformer, played: list[rl.Played]) -> tuple[float, int, list]:
+def taught(c: rl.Settings, model: Transformer, played: list[Rollout]) -> tuple[float, int, list]:
     """The loss of the hints without its weight, how many tokens it is of, and its gradients: every message by itself, by its formula."""
     total, tokens = torch.zeros((), dtype=torch.float64), 0
     for s, some in told_of(played):
@@ -167,7 +173,7 @@ def test_where_no_hint_is_given_every_bit_is_as_it_was():
 def test_hints_teach_where_rewards_do_not():
     """Equal rewards, and a step against the gradient of the hints brings the policy nearer to the hinted one."""
     model = policy(network(2))
-    played = [replace(p, reward=1.0) for p in with_hints(2, conversations(2, model))]
+    played = [replace(p, terms={"tests": 1.0}) for p in with_hints(2, conversations(2, model))]
     c = asked(feedback=rl.Feedback(1.0, "forward"))
     found = rl.improve(c, model, None, played)
     told = [(s, textual_feedback.hinted(s, some)) for s, some in told_of(played)]
@@ -193,7 +199,7 @@ def test_hints_of_some_contexts_are_refused():
     model = policy(network(0))
     played = conversations(0, model)
     played[1] = replace(played[1], hints=[[]])
-    says = "hints must be given for all 2 contexts of conversation 1, or for none; got 1"
+    says = "hints must be given for all 2 contexts of rollout 1, or for none; got 1"
     with pytest.raises(ValueError, match=says):
         rl.improve(asked(feedback=rl.Feedback(1.0)), model, None, played)
     with pytest.raises(ValueError, match="weight must be at least 0, got -1"):
@@ -227,10 +233,11 @@ def test_equal_rewards_teach_nothing_and_a_control_may_permute_them():
     model = policy(network(0))
     played = conversations(0, model)
     c = asked()
-    same = rl.improve(c, model, None, [rl.Played(p.chain, 1.0) for p in played])
+    same = rl.improve(c, model, None, [Rollout(p.chain, {"tests": 1.0}) for p in played])
     assert same.loss == 0 and all(not g.any() for g in same.gradients if g is not None)
-    turned = rl.improve(c, model, None, played, rearranged=lambda rewards: rewards.roll(1))
-    wanted = rl.improve(c, model, None, [rl.Played(p.chain, q.reward) for p, q in zip(played, [played[-1], *played[:-1]], strict=True)])
+    turned = rl.improve(replace(c, shuffle_rewards=True), model, None, played, seed=5)
+    order = torch.randperm(G * N, generator=torch.Generator().manual_seed(5)).tolist()
+    wanted = rl.improve(c, model, None, [replace(p, terms=played[n].terms) for p, n in zip(played, order, strict=True)])
     assert torch.equal(turned.rewards, wanted.rewards) and turned.loss == wanted.loss
 
 
@@ -273,31 +280,99 @@ def test_gradients_of_a_loss_leave_the_network_as_it_was():
     assert all(p.grad is None for p in model.parameters())
 
 
-class Coin:
-    """One turn of one token is a conversation; it is worth 1 where the token is even."""
+class Even:
+    """One turn of one token is an episode; it is worth 1 where the token is even. Token 0 ends the turn by itself."""
 
-    def __init__(self):
-        self.prompt, self.stop = [1], 0
+    even = 0.0
 
-    def reply(self, turn):
+    def reset(self):
+        return [Message("user", "1")]
+
+    def reward(self):
+        return Reward({"even": self.even}, {"success": self.even})
+
+    def close(self):
+        """Nothing is held."""
+
+    def step(self, message):
+        self.even = float(int(message.content) % 2 == 0) if message.content else 1.0
+        return StepResult((), True)
+
+
+class Coins:
+    """A task set of coins."""
+
+    is_slow, tools = False, ()
+
+    def task(self, stream, number):
+        return SimpleNamespace(key=f"{stream}-{number}")
+
+    def environment(self, task, number):
+        return Even()
+
+    def transcript(self, rollout):
         return None
 
-
-class Even:
-    """A world in which a token is worth 1 where it is even."""
-
-    def play(self, sampler, stream, tasks, generator):
-        from ref.self_summary import Chaining, rollout_chains
-
-        how = Chaining(2, longest_summary=1, room=0, join="none")
-        chains = rollout_chains(sampler, [Coin() for _ in tasks], how, 1.0, generator)
-        return [rl.Played(chain, float(chain.segments[0].tokens[1] % 2 == 0), {"success": 1.0}) for chain in chains]
+    def hints(self, rollouts, seed):
+        return [[] for _ in rollouts]
 
 
 def test_the_loop_learns():
     torch.manual_seed(0)
     model = Transformer(Config.tiny(10, **TINY, num_experts=0, intermediate_size=16))
-    assert isinstance(Even(), rl.World)
+    assert isinstance(Even(), Environment) and isinstance(Coins(), TaskSet) and isinstance(rl.Plain(model, 0.01), rl.Trainer)
     c = rl.Settings(steps=30, prompts=4, rollouts=8, lr=0.01, warmup=0, decay=0, budget_tokens=1)
-    rewards = [step.rewards.mean().item() for step in rl.learn(c, model, Sampler(model, torch.float32), Even())]
+    limits, rewards = Limits(Chaining(4, longest_summary=1, room=0, join="none"), turn_tokens=1), []
+    sampler = Sampler(model, torch.float32)
+    rl.train(c, rl.Plain(model, c.lr), sampler, Coins(), Ids((0,)), limits, observe=lambda done: rewards.append(done.result.rewards.mean().item()))
     assert sum(rewards[:3]) / 3 < 0.75 and sum(rewards[-3:]) / 3 > 0.95, rewards
+
+
+def test_the_text_of_the_loop_fits_on_a_screen():
+    """Whoever reads the report can read the loop beside it."""
+    assert len(inspect.getsource(rl.train).splitlines()) <= 60
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.integers(0, 2**20), st.sets(st.integers(0, G * N - 1), min_size=1, max_size=G * N - 1))
+def test_a_failed_rollout_is_in_no_mean_and_no_sum(seed, failed):
+    """The gradient is that of the others, by hand: means over those that are left in each group, and a constant that counts them."""
+    model = policy(network(seed % 5))
+    rollouts = conversations(seed, model)
+    c = asked()
+    some = [replace(one, terms={}, failure="its sandbox died") if n in failed else one for n, one in enumerate(rollouts)]
+    found = rl.improve(c, model, None, some)
+    assert found.rewards.isnan().nonzero()[:, 0].tolist() == sorted(failed)
+    kept = [n for n in range(G * N) if n not in failed]
+    loss = torch.zeros((), dtype=torch.float64)
+    for n in kept:
+        group = [rollouts[m].reward for m in kept if m // N == n // N]
+        advantage = torch.tensor([rollouts[n].reward - sum(group) / len(group)], dtype=torch.float64)
+        for s in rollouts[n].chain.segments:
+            hidden = model(s.tokens[None], logits=False).hidden
+            logp = model.logprob(hidden[0, :-1] / c.temperature, s.tokens[1:])[None]
+            budget = float(len(kept) * c.budget_tokens)
+            loss = loss + dr_grpo.policy_loss(logp, s.logp[None, 1:], advantage, s.sampled[None, 1:], budget=budget)
+    assert found.loss == pytest.approx(loss.item(), abs=1e-6)
+    wanted = torch.autograd.grad(loss, list(model.parameters()), allow_unused=True)
+    for ours, theirs in zip(found.gradients, wanted, strict=True):
+        torch.testing.assert_close(ours, torch.zeros_like(ours) if theirs is None else theirs, rtol=0, atol=1e-6)
+
+
+def test_a_step_without_any_rollout_is_refused():
+    rollouts = [Rollout(Chain(), failure="no more sandboxes") for _ in range(G * N)]
+    with pytest.raises(EnvironmentFailure, match="no rollout of this step is left to train on: no more sandboxes"):
+        rl.improve(asked(), policy(network(0)), None, rollouts)
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.integers(0, 2**20), st.integers(1, 600))
+def test_a_bound_on_tokens_cuts_micro_batches_and_changes_nothing_else(seed, tokens):
+    model = policy(network(seed % 5))
+    rollouts = conversations(seed, model, 3)
+    batches, _ = rl.deal([one.chain for one in rollouts], tokens)
+    assert all(len(batch.ids) == 1 or batch.ids.numel() <= tokens for batch in batches)
+    plain, found = (rl.improve(asked(micro_tokens=n), model, None, rollouts) for n in (0, tokens))
+    assert found.loss == pytest.approx(plain.loss, abs=1e-10)
+    for a, b in zip(plain.gradients, found.gradients, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-10)

@@ -9,6 +9,7 @@ from scipy.stats import chi2
 
 from ref.engine.sampler import Sampler, sample
 from ref.network import Config, Transformer
+from tests.talks import contexts_of
 
 SHAPE = Config.tiny(
     9,
@@ -52,7 +53,7 @@ def talks():
 def played(model, version=3, temperature=1.0, max_len=60, seed=0):
     conversations = talks()
     sampler = Sampler(model, torch.float32, version=version)
-    return sampler.rollout(conversations, max_len, temperature, torch.Generator().manual_seed(seed)), conversations
+    return contexts_of(sampler, conversations, max_len, temperature, torch.Generator().manual_seed(seed)), conversations
 
 
 def test_who_spoke_and_what_was_heard():
@@ -91,7 +92,7 @@ def test_the_version_is_that_of_the_weights_and_none_where_the_token_was_given()
         assert torch.equal(rollout.version, torch.where(rollout.sampled, 3, -1))
     sampler = Sampler(first, torch.float32, version=3)
     sampler.load(second, 8)
-    now, wanted = (s.rollout(talks(), 60, generator=torch.Generator().manual_seed(0)) for s in (sampler, Sampler(second, torch.float32)))
+    now, wanted = (contexts_of(s, talks(), 60, generator=torch.Generator().manual_seed(0)) for s in (sampler, Sampler(second, torch.float32)))
     for rollout, other in zip(now, wanted, strict=True):
         assert torch.equal(rollout.tokens, other.tokens) and torch.equal(rollout.logp, other.logp)
         assert torch.equal(rollout.version, torch.where(rollout.sampled, 8, -1))
@@ -114,11 +115,11 @@ def test_a_dense_network_has_no_experts():
 def test_the_sampler_keeps_its_own_copy():
     model = network()
     sampler = Sampler(model, torch.float32)
-    before = sampler.rollout(talks(), 30, generator=torch.Generator().manual_seed(1))
+    before = contexts_of(sampler, talks(), 30, generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         for p in model.parameters():
             p.zero_()
-    after = sampler.rollout(talks(), 30, generator=torch.Generator().manual_seed(1))
+    after = contexts_of(sampler, talks(), 30, generator=torch.Generator().manual_seed(1))
     assert all(torch.equal(a.tokens, b.tokens) and torch.equal(a.logp, b.logp) for a, b in zip(before, after, strict=True))
 
 

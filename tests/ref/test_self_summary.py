@@ -10,11 +10,14 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from lessons.talks import Ids, Talk
 from ref.dr_grpo import group_advantages, policy_loss
 from ref.engine.decoder import Decoder
-from ref.engine.sampler import Rollout, Sampler
+from ref.engine.sampler import Sampler, Segment
 from ref.network import Config, Transformer
-from ref.self_summary import Chain, Chaining, Demo, Link, Segment, converse_chain, demo, rollout_chains, spread
+from ref.rollout import Limits, decode_rollout
+from ref.self_summary import Chain, ChainBuilder, Chaining, Demo, demo, spread
+from tests.talks import chains_of, contexts_of
 
 STOP, PROMPT = 0, [1, 2, 5]
 TINY = Config.tiny(
@@ -71,7 +74,7 @@ class Quiz:
 
 
 def play(how=HAND, turns=3, model=POLITE, **quiz):
-    (chain,) = rollout_chains(Sampler(model, torch.float32), [Quiz(turns, **quiz)], how, temperature=0.0)
+    (chain,) = chains_of(Sampler(model, torch.float32), [Quiz(turns, **quiz)], how, temperature=0.0)
     return chain
 
 
@@ -82,7 +85,7 @@ def random_chains(seed, turns=(5,), network=BRIEF, **changes):
     torch.manual_seed(seed)
     quizzes = [Quiz(n) for n in turns]
     sampler = Sampler(Transformer(network), torch.float32)
-    return rollout_chains(sampler, quizzes, how, generator=torch.Generator().manual_seed(seed)), quizzes, how
+    return chains_of(sampler, quizzes, how, generator=torch.Generator().manual_seed(seed)), quizzes, how
 
 
 def rows(chains):
@@ -213,7 +216,7 @@ def test_a_segment_continues_its_running_context_and_the_next_opens_with_prompt_
     (chain,), _, how = random_chains(seed)
     torch.manual_seed(seed)
     sampler = Sampler(Transformer(BRIEF), torch.float32)
-    (plain,) = sampler.rollout([Quiz(5)], 60, generator=torch.Generator().manual_seed(seed))
+    (plain,) = contexts_of(sampler, [Quiz(5)], 60, generator=torch.Generator().manual_seed(seed))
     first = chain.segments[0]
     asked = int((first.sampled & ~first.summary).nonzero()[-1]) + 1
     assert torch.equal(first.tokens[:asked], plain.tokens[:asked])
@@ -234,7 +237,7 @@ def test_below_the_trigger_a_chain_is_the_samplers_rollout(join):
     chains, _, how = random_chains(3, turns, network, trigger=200, join=join)
     torch.manual_seed(3)
     sampler = Sampler(Transformer(network), torch.float32)
-    plain = sampler.rollout([Quiz(n) for n in turns], how.limit, generator=torch.Generator().manual_seed(3))
+    plain = contexts_of(sampler, [Quiz(n) for n in turns], how.limit, generator=torch.Generator().manual_seed(3))
     for chain, rollout in zip(chains, plain, strict=True):
         (segment,) = chain.segments
         for name, value in vars(rollout).items():
@@ -351,14 +354,14 @@ def test_an_unknown_join_is_named_without_the_type_checker_too():
 def test_the_trigger_must_leave_a_turn_behind_prompt_summary_and_resume():
     sampler = Sampler(POLITE, torch.float32)
     with pytest.raises(ValueError, match="trigger must exceed .* 7 tokens"):
-        rollout_chains(sampler, [Quiz(2)], replace(HAND, trigger=7))
+        chains_of(sampler, [Quiz(2)], replace(HAND, trigger=7))
     for fits in (replace(HAND, trigger=8), replace(HAND, trigger=7, join="none")):
-        assert rollout_chains(sampler, [Quiz(2)], fits, temperature=0.0)
+        assert chains_of(sampler, [Quiz(2)], fits, temperature=0.0)
 
 
 def test_no_conversations_and_advantages_that_do_not_fit():
-    with pytest.raises(ValueError, match="conversations"):
-        rollout_chains(Sampler(POLITE, torch.float32), [], HAND)
+    with pytest.raises(ValueError, match="there must be at least one environment"):
+        chains_of(Sampler(POLITE, torch.float32), [], HAND)
     with pytest.raises(ValueError, match="chains must hold"):
         spread(torch.zeros(0), [])
     with pytest.raises(ValueError, match=r"advantages must be a float tensor of shape \[1\].* \[2\]"):
@@ -378,27 +381,23 @@ def test_at_batch_one_a_chain_has_the_samplers_contexts(join):
             p.data.normal_(0, 0.7)  # a greedy network that does not repeat itself for long
         how = Chaining(20, 14, 12, (4, 4), (5,), (6,) * 3, max_segments=3, join=join)
         quizzes = [Quiz(turns, answer=(seed % 5 + 1, 5)) for turns in (1, 4, 9)]
-        chains = rollout_chains(Sampler(model, torch.float32), quizzes, how, temperature=0.0)
+        chains = chains_of(Sampler(model, torch.float32), quizzes, how, temperature=0.0)
         decoders = {ahead: Decoder(model, max_len=how.limit, recall=4) for ahead in (False, True)}
         for ahead, decoder in decoders.items():
             for quiz, chain in zip(quizzes, chains, strict=True):
                 contexts, played = [], Quiz(quiz.turns, quiz.answer)
-                for after in converse_chain(decoder, played, how, ahead):  # a fork where the decoder ran ahead
+                for after in decode_rollout(decoder, Talk(played), Ids((STOP,)), Limits(how), ahead):  # a fork where the decoder ran ahead
                     contexts.append(list(decoder.tokens))
                     retracted += decoder.total.retracted
                 assert contexts == [s.tokens.tolist() for s in chain.segments]
-                assert after.heard == quiz.heard
+                assert after.inner.heard == quiz.heard
         segments += [len(chain.segments) for chain in chains]
     assert retracted > 0 and (max(segments) > 1) == (join != "none")
 
 
 def test_at_batch_one_the_decoders_room_is_the_chains():
     with pytest.raises(ValueError, match="max_len"):
-        next(converse_chain(Decoder(Transformer(BRIEF), max_len=HAND.limit + 1), Quiz(1), HAND))
-
-
-def test_a_segment_is_a_rollout():
-    assert all(isinstance(s, Rollout) for s in play().segments)
+        next(decode_rollout(Decoder(Transformer(BRIEF), max_len=HAND.limit + 1), Talk(Quiz(1)), Ids((STOP,)), Limits(HAND)))
 
 
 def test_demo_counts():
@@ -419,7 +418,7 @@ class Counting(Quiz):
 def test_what_truncation_keeps_stands_in_the_order_in_which_it_was_said():
     """Three exchanges of five tokens reach the trigger; ten tokens hold the last two of them."""
     how = replace(HAND, join="truncate", longest_summary=10, trigger=17)
-    (chain,) = rollout_chains(Sampler(POLITE, torch.float32), [Counting(4)], how, temperature=0.0)
+    (chain,) = chains_of(Sampler(POLITE, torch.float32), [Counting(4)], how, temperature=0.0)
     first, second = (s.tokens.tolist() for s in chain.segments)
     assert first == [*PROMPT, 6, 7, STOP, 1, 5, 6, 7, STOP, 2, 5, 6, 7, STOP]
     assert second == [*PROMPT, 6, 7, STOP, 2, 5, 6, 7, STOP, 3, 5, 6, 7, STOP] and chain.finished
@@ -427,10 +426,9 @@ def test_what_truncation_keeps_stands_in_the_order_in_which_it_was_said():
 
 def test_a_fork_lives_by_itself():
     """What is said to one after the fork, the other has not heard, and does not carry on into its next context."""
-    one = Link(Counting(9), replace(HAND, join="truncate", trigger=13))
-    one.reply([6, 7])
+    one = ChainBuilder(PROMPT, replace(HAND, join="truncate", trigger=13))
+    one.answer([6, 7, STOP], [1, 5])
     other = one.fork()
-    assert one.reply([8]) == [2, 5] and other.reply([9, 9]) is None, "the trigger"
+    assert one.answer([8, STOP], [2, 5]) == [2, 5] and other.answer([9, 9, STOP], [2, 5]) is None, "the trigger"
     assert one.exchanges == [[6, 7, STOP, 1, 5], [8, STOP, 2, 5]] and other.exchanges == [[6, 7, STOP, 1, 5], [9, 9, STOP, 2, 5]]
-    assert (one.inner.heard, other.inner.heard) == ([[6, 7], [8]], [[6, 7], [9, 9]])
     assert (one.length, other.length) == (12, 13)

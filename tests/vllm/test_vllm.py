@@ -26,6 +26,7 @@ from tests.mirror.test_async_rl import events, weights
 from tests.mirror.test_player import Quiz
 from tests.mirror.test_player import play as play_out
 from tests.ref.test_async_rl import audit
+from tests.talks import contexts_of
 from tests.vllm.parts import Mixture, dense
 
 pytestmark = pytest.mark.vllm
@@ -182,7 +183,7 @@ def test_greedy_tokens_are_our_sampler_s(served):
             return None
 
     engine, asked, model = served.engine, prompts(SEATS, 1), served.models[-1]
-    wanted = Sampler(model, torch.bfloat16).rollout([Alone(prompt) for prompt in asked], MAX, 0.0)
+    wanted = contexts_of(Sampler(model, torch.bfloat16), [Alone(prompt) for prompt in asked], MAX, 0.0)
     engine.temperature = 0.0
     try:
         seats, found = {engine.join(prompt, STOP, draws(0)): n for n, prompt in enumerate(asked)}, {}
