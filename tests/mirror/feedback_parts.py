@@ -3,7 +3,7 @@
 import torch
 import torch.distributed as dist
 
-from ref.engine.sampler import Rollout
+from ref.engine.sampler import Segment
 from ref.textual_feedback import Hint, Hinted
 from ref.transcript import Transcript
 from scaled import behaviour, monitor, packing, textual_feedback
@@ -14,7 +14,7 @@ from tests.mirror.calls import given, gradients, leaf
 
 __all__ = ["Laid", "crossed", "fed", "mine", "pairs", "parted", "refused", "step", "watched", "words"]
 
-Told = list[tuple[Rollout, list[Hint]]]
+Told = list[tuple[Segment, list[Hint]]]
 """Segments with their hints."""
 
 

@@ -68,8 +68,8 @@ def test_the_clock_asks_for_the_same_tools_as_a_run(tiny_run):
     """Two rollouts at once: each takes its tokens and the waits that the small world draws for its turns, and the step waits for both."""
     asked = Async(str(tiny_run / "checkpoints" / "sft"), workers=1, slots=2, staleness=0, tool_s=0.7)
     asked = replace(asked, rl=replace(asked.rl, steps=1, prompts=1, rollouts=2))
-    scene = Small(asked).scene()
-    waits = [sum(scene.latency("rl", 0, rollout, turn) for turn in range(2)) for rollout in range(2)]
+    tasks = Small(asked).setup().tasks
+    waits = [sum(tasks.latency(tasks.task("rl", 0), rollout, turn) for turn in range(2)) for rollout in range(2)]
     pace = Pace(3.0, 0.0, 0.0, (0.1, 0.0), [[[(10, True), (5, False), (5, True), (1, False)]] * 2])
     assert foretell(pace, asked, second(asked)).seconds == pytest.approx(2.1 + max(waits) + 3.0)
     assert waits[0] != waits[1]

@@ -47,7 +47,7 @@ def test_a_step(layout, seed, replay, beta, longest, micro, length, temperature)
     mine = policy(state)
     chains = [Chain([segment(g, mine) for _ in range(1 + n % longest)], finished=True) for n in range(G * N)]
     rewards = torch.randn(G * N, generator=g, dtype=torch.float64)
-    small = dataclasses.replace(SMALL, replay=replay, payment=rl.Payment(kl=beta), temperature=temperature)
+    small = dataclasses.replace(SMALL, replay=replay, payment=rl.Payment(effort_price=0.0, invalid_call=0.0, kl=beta), temperature=temperature)
     c = dataclasses.replace(ASKED, rl=small, cp=layout["cp"], ep=layout["ep"], micro_rows=micro, length=length)
     figures, grads, asked, arrived = play(layout, calls.rl_step, c, CONFIG, state, before, chains, rewards)
     found, wanted = on_one(c, state, before, chains, rewards)

@@ -114,7 +114,7 @@ def test_a_record_tells_the_end_of_a_context_from_that_of_its_chain():
     chained = rollout(0.1, segment([-1, 0], [False, True], finished=False), segment([-1, 0, 1], [False, True, True]))
     chained.chain.segments[1].experts[0] = 300
     (back,) = unpack(pack([chained]))
-    assert back.reward == 0.1 and back.figures == {"success": 1.0} and (back.chain.finished, back.chain.saved) == (True, 4)
+    assert back.reward == 0.1 and back.metrics == {"success": 1.0} and (back.chain.finished, back.chain.saved) == (True, 4)
     assert [(len(s.tokens), s.finished) for s in back.chain.segments] == [(2, False), (3, True)]
     assert back.chain.segments[1].experts.tolist() == [[[300]], [[0]]]
 

@@ -10,7 +10,7 @@ import torch
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from ref.engine.sampler import Rollout
+from ref.engine.sampler import Segment
 from ref.network import Transformer
 from ref.self_summary import Segment
 from ref.textual_feedback import Demo, Hint, demo, divergence, feedback_loss, hinted, leaked, predictions
@@ -31,7 +31,7 @@ def rollout(tokens, own, **more):
     """A segment in which the policy wrote the tokens whose places have a 1 in `own`."""
     T = len(tokens)
     sampled = torch.tensor([mark == "1" for mark in own], dtype=torch.bool)
-    kind = Segment if more else Rollout
+    kind = Segment if more else Segment
     empty = torch.zeros(max(T - 1, 0), 0, 2, dtype=torch.long)
     return kind(torch.tensor(tokens, dtype=torch.long), sampled, torch.zeros(T), torch.full((T,), -1), empty, True, **more)
 
