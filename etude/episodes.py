@@ -17,11 +17,12 @@ from environments.grading.guarded import Exam, Trust, examined, grade
 from environments.grading.lay import write
 from environments.grading.ready import Judges
 from environments.harness import record, scripted
-from environments.harness.episode import Budget, Episode, Job
+from environments.harness.episode import Budget, Episode
 from environments.harness.messages import Policy, PolicyError
 from environments.harness.record import Record
 from environments.harness.remote import Remote
 from environments.harness.tools import TOOLS
+from environments.harness.workspace import Job
 from environments.sandbox.cache import cache_folder
 from environments.sandbox.interface import Limits
 from environments.sandbox.open import Kind, open_sandbox, own_store

@@ -12,10 +12,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import BinaryIO
 
-from environments.harness.episode import SYSTEM, Budget, Episode
+from environments.harness.episode import Budget, Episode
 from environments.harness.mcp import Door, Protocol
 from environments.harness.record import Record
 from environments.harness.tools import chosen
+from environments.harness.workspace import SYSTEM
 from environments.sandbox.cache import cache_folder
 from environments.sandbox.open import Kind, open_sandbox, own_store
 from environments.tasks.check import exam_of

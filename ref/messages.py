@@ -11,7 +11,8 @@ class ToolCall:
     """One call of a tool."""
 
     name: str
-    arguments: dict[str, Any]
+    arguments: dict[str, Any] | str
+    """A text where what the policy wrote is no JSON object."""
     id: str = ""
 
 

@@ -30,8 +30,9 @@ from unittest import mock
 from environments.grading.guarded import Exam, Grade, grade
 from environments.grading.lay import write
 from environments.harness import record
-from environments.harness.episode import Episode, Job
+from environments.harness.episode import Episode
 from environments.harness.scripted import tests
+from environments.harness.workspace import Job
 from environments.sandbox.cache import cache_folder
 from environments.sandbox.interface import Limits, Sandbox
 from environments.sandbox.open import open_sandbox, own_store

@@ -7,46 +7,34 @@ replaced by the policy's own summary (self-summarisation; ref/self_summary.py).
 
 from __future__ import annotations
 
-import difflib
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 
-from environments.grading.rewards import conformance
-from environments.harness.index import Index
 from environments.harness.messages import Called, Message, Policy, PolicyError, text_of
 from environments.harness.record import Record, context, spent
-from environments.harness.tools import TOOLS, BadCall, Tool, chosen, openai
-from environments.sandbox.interface import Observation, Sandbox
-from environments.sandbox.manifest import Entry
+from environments.harness.tools import chosen, openai
+from environments.harness.workspace import BROKEN, Job, Workspace
+from environments.sandbox.interface import Sandbox
 from environments.sandbox.store import Store
-from environments.sandbox.visible import cut, one_line, visible
+from environments.sandbox.visible import one_line
 from kit.settings import RunError
 
-__all__ = ["SYSTEM", "Budget", "Episode", "Job", "difference", "size"]
+__all__ = ["CUT", "NUDGE", "PATIENCE", "Budget", "Episode", "size"]
 
-SYSTEM = """You are a software engineer. You work in a folder with the source of a package, through tools. There is no network.
-Look at the code, change what is needed and no more, run the tests, and call finish when you are done. Several calls may stand in one reply."""
 NUDGE = "You have called no tool. Call one, or call finish if you are done."
 CUT = "Your reply reached its limit on length before it called a tool. Think less, and call one."
 SUMMARISE = (
     "The context is nearly full. Write a summary for yourself with which you can go on: what was asked, what you have found and changed, with the "
     "names of files, and what is left to do. Nothing else of this conversation will be there."
 )
-LARGEST, LONGEST, SAYS = 256 << 10, 16 << 10, 16 << 10
-"""Bytes of a file that is compared or looked through for lints, of a turn's diff, and of an answer."""
-MANY = 4_000_000
-"""Pairs of lines that are compared for a diff, at most: whoever works in the tree chooses their number."""
-CALLS, LEAST = 32, 16
-"""Calls of a reply that are made, and tokens that a reply may always have."""
-CACHES = {"__pycache__", ".pytest_cache"}
+LEAST = 16
+"""Tokens that a reply may always have."""
 ROOM = 0.8
 """Share of a context behind which it is summarised."""
 PATIENCE, CUTS = 2, 6
 """Replies without a call, one after the other, that end an episode; and those that were cut off before they could call anything."""
-BROKEN = "broken"
-"""What is said of an answer to a call that was none."""
 
 
 @dataclass(frozen=True)
@@ -71,26 +59,6 @@ class Budget:
                 raise ValueError(f"{field.name} must be positive; got {getattr(self, field.name)}")
 
 
-@dataclass(frozen=True)
-class Job:
-    """What an agent is asked."""
-
-    task: str
-    """Its name."""
-    prompt: str
-    tree: str
-    """The hash of the stored tree that it begins with."""
-    given: Mapping[str, bytes]
-    """The files of that tree: for lints, and for the search."""
-    pages: Mapping[str, str] | None = None
-    """A frozen corpus: name of a page → its text."""
-    tools: tuple[str, ...] = tuple(TOOLS)
-    strict: bool = False
-    who: str = ""
-    """Who plays, and how it samples."""
-    system: str = SYSTEM
-
-
 def size(messages: Sequence[Message]) -> int:
     """Tokens of some messages, at four characters each."""
     letters = (len(one.text) + len(text_of(one.thoughts)) + sum(len(call.name) + len(call.arguments) for call in one.calls) for one in messages)
@@ -113,8 +81,6 @@ class Episode:
         """A transcript that holds lines already is gone on with, under the budget that it was begun with. Raises RunError for another task's."""
         self.job, self.policy, self.record, self.store, self.budget, self.told = job, policy, record, store, budget, told
         self.tools = {tool.name: tool for tool in chosen(job.tools)}
-        self.over = next((line["over"] for line in record.lines if "over" in line), "")
-        self.index, self.corpus = None, None
         if not record.lines:
             asked = {"task": job.task, "system": job.system, "prompt": job.prompt, "tools": [*self.tools], "strict": job.strict, "who": job.who}
             self._add("begin", **asked, budget=asdict(budget), schemas=openai([*self.tools.values()], job.strict), tree=job.tree)
@@ -134,15 +100,20 @@ class Episode:
         self.tokens = sum(line.get("tokens") or 0 for line in record.lines if line["kind"] in ("reply", "summary"))
         self.ids = {call["id"] for line in record.lines if line["kind"] == "reply" for call in line["calls"]}
         self.next_id = 1
-        self.tree = next(line["tree"] for line in reversed(record.lines) if "tree" in line)
-        self.fork = fork
+        tree = next(line["tree"] for line in reversed(record.lines) if "tree" in line)
+        self.workspace = Workspace(job, fork, store, self.budget.call, tree)
+        self.workspace.over = next((line["over"] for line in record.lines if "over" in line), "")
+
+    @property
+    def tree(self) -> str:
+        """The stored tree behind the last turn."""
+        return self.workspace.tree
 
     def play(self) -> str:
         """Plays until the episode is over, and gives the hash of the tree that is left. Raises PolicyError where the policy gives no answer: the
         same transcript goes on later."""
         if any(line["kind"] == "end" for line in self.record.lines):
             return self.tree
-        self.sandbox = self.fork(self.tree)
         try:
             while not (why := self._why()):
                 self._turn()
@@ -151,7 +122,7 @@ class Episode:
             self._add("stop", why=one_line(str(error)))
             raise
         finally:
-            self.sandbox.close()
+            self.workspace.close()
         return self.tree
 
     def _why(self) -> str:
@@ -160,8 +131,8 @@ class Episode:
         replies = [line for line in lines if line["kind"] == "reply"][-CUTS:]
         unfinished = [not line["calls"] and bool(line.get("cut")) for line in replies]
         silent = [not line["calls"] and not line.get("cut") for line in replies[-PATIENCE:]]
-        if self.over:
-            return self.over
+        if self.workspace.over:
+            return self.workspace.over
         if len(silent) == PATIENCE and all(silent):
             return "nothing was called"
         if len(unfinished) == CUTS and all(unfinished):
@@ -210,11 +181,16 @@ class Episode:
         told = {"prompt_tokens": reply.prompt_tokens, "tokens": written, "cut": reply.cut, **known}
         self._add("reply", text=reply.text, calls=[asdict(call) for call in made], **told, seconds=time.monotonic() - since)
         for number, call in enumerate(made):
-            self._answer(call, number)
+            answer = self.workspace.call(call, number, self.budget.seconds - self._spent())
+            more = {BROKEN: True} if answer.broken else {}
+            more |= {name: value for name, value in (("exit", answer.exit), ("ended", answer.ended)) if value is not None}
+            self._add("answer", id=call.id, tool=call.name, text=answer.text, ok=answer.ok, **more, seconds=answer.seconds)
         if not made:
             self._add("nudge", text=CUT if reply.cut else NUDGE)
-        changed = self._store() if made else ""
-        more = {name: value for name, value in (("diff", changed), ("over", self.over)) if value}
+        changed, complaint = self.workspace.keep() if made else ("", "")
+        if complaint:
+            self._add("nudge", text=complaint)
+        more = {name: value for name, value in (("diff", changed), ("over", self.workspace.over)) if value}
         self._add("turn", tree=self.tree, **more, spent=self._spent())
 
     def _with_ids(self, calls: Sequence[Called]) -> tuple[Called, ...]:
@@ -229,78 +205,8 @@ class Episode:
             named.append(replace(call, id=name))
         return tuple(named)
 
-    def _store(self) -> str:
-        """Stores the tree, and gives the difference to the last one. A tree that cannot be stored, with a FIFO in it for instance, is the agent's to
-        mend; the last good one stays."""
-        try:
-            before, self.tree = self.tree, self.sandbox.snapshot()
-            return difference(self.store, before, self.tree) if before != self.tree else ""
-        except RunError as error:
-            heard = self.sandbox.call("list", {})
-            if heard.ended:
-                self.over = f"the sandbox ended: {heard.ended}"
-            else:
-                self._add("nudge", text=f"The work tree cannot be stored, and is again as it was before: {one_line(str(error))}")
-                self.sandbox.close()
-                self.sandbox = self.fork(self.tree)
-            return ""
-
     def _count(self, text: str, told: int | None) -> int:
         return told if told is not None else -(-len(text) // 4)
-
-    def _answer(self, call: Called, number: int) -> None:
-        since, tool = time.monotonic(), self.tools.get(call.name)
-        args, more = None, {}
-        try:
-            if self.over:
-                raise BadCall("the episode is over; this call was not made")
-            left = self.budget.seconds - self._spent()
-            if number >= CALLS or left <= 0:
-                raise BadCall(f"there are more than {CALLS} calls in this reply" if number >= CALLS else "the time of the episode is over")
-            if tool is None:
-                raise BadCall(f"there is no tool {call.name[:100]!r}; there are {', '.join(self.tools)}")
-            args = tool.checked(call.arguments, self.job.strict)
-            heard = self._own(tool, args) or self.sandbox.call(tool.name, args, min(self.budget.call, left))
-        except BadCall as error:
-            heard, more = Observation(one_line(str(error), 1000), False), {BROKEN: True}
-        text = cut(heard.text, SAYS)
-        if heard.exit:
-            text += f"\n[exit code {heard.exit}]"
-        if heard.ended:
-            text += f"\n[ended: {heard.ended}]"
-        more |= {name: value for name, value in (("exit", heard.exit), ("ended", heard.ended)) if value is not None}
-        self._add("answer", id=call.id, tool=call.name, text=text.strip("\n"), ok=heard.ok, **more, seconds=time.monotonic() - since)
-
-    def _own(self, tool: Tool, args: dict) -> Observation | None:
-        """What a tool of the harness says; None for one that runs in the sandbox."""
-        if tool.name == "finish":
-            self.over = "finish"
-            return Observation("the episode is over", True)
-        if tool.name == "todo":
-            done = sum(item["state"] == "done" for item in args["items"])
-            return Observation(f"{len(args['items'])} items, {done} done", True)
-        if tool.name == "lints":
-            return self._lints(args["path"])
-        if tool.name == "semantic_search":
-            self.index = self.index or Index({name: data.decode() for name, data in self.job.given.items() if _text(data)})
-            return _hits(self.index, args["query"])
-        if tool.name == "web_search":
-            self.corpus = self.corpus or Index(self.job.pages or {}, height=60)
-            return _hits(self.corpus, args["query"])
-        return None
-
-    def _lints(self, path: str) -> Observation:
-        """Problems of the lines of a file that are new."""
-        name = path.removeprefix("/work/").removeprefix("./")
-        try:
-            entry = self.store.manifest(self.sandbox.snapshot()).get(name)
-        except RunError as error:
-            return Observation(one_line(str(error)), False)
-        if entry is None or entry.kind != "file" or not name.endswith(".py") or entry.size > LARGEST:
-            return Observation(f"{one_line(path)} is no file of Python in the work tree, or larger than {LARGEST >> 10} KiB", False)
-        known = {name: self.job.given[name]} if name in self.job.given else {}
-        found = conformance(known, {name: self.store.content(entry)})
-        return Observation("\n".join(found.problems) or f"nothing in {found.lines} new lines", True)
 
 
 def fitting(messages: Sequence[Message], most: int) -> list[Message]:
@@ -314,46 +220,3 @@ def fitting(messages: Sequence[Message], most: int) -> list[Message]:
                 calls = tuple(Called(call.id, call.name, "{}") for call in one.calls)
                 found[at] = Message(role, "[left out: there is no room]", calls, one.answers)
     return found
-
-
-def difference(store: Store, before: str, after: str) -> str:
-    """What changed from one stored tree to another, as a unified diff of its text files; of others it says so. Folders, and caches of Python and
-    pytest, are left out. At most LONGEST bytes. Raises RunError."""
-    old, new, found = store.manifest(before), store.manifest(after), list[str]()
-    for name in sorted(path for path in old.keys() | new.keys() if old.get(path) != new.get(path) and not CACHES & {*path.split("/")}):
-        sides = [_side(store, tree.get(name)) for tree in (old, new)]
-        if None in sides:
-            found.append(f"{visible(name)}: no text, or a link, or too large")
-            continue
-        one, other = ([*map(visible, (side or "").splitlines())] for side in sides)
-        if len(one) * len(other) > MANY:
-            found.append(f"{visible(name)}: too many lines to compare")
-            continue
-        lines = [*difflib.unified_diff(one, other, f"a/{visible(name)}", f"b/{visible(name)}", lineterm="")]
-        if sum(map(len, found)) > LONGEST:
-            found.append("…")
-            break
-        same = any(tree[name].kind == "dir" for tree in (old, new) if name in tree)
-        found += lines or ([] if same else [f"{visible(name)}: its mode or the end of its last line"])
-    return cut("\n".join(found), LONGEST)
-
-
-def _side(store: Store, entry: Entry | None) -> str | None:
-    """A file's text for a diff; empty where there is none, and None where it is nothing to compare."""
-    if entry is None or entry.kind == "dir":
-        return ""
-    data = store.content(entry) if entry.kind == "file" and entry.size <= LARGEST else b"\0"
-    return data.decode() if _text(data) else None
-
-
-def _text(data: bytes) -> bool:
-    try:
-        data.decode()
-    except UnicodeDecodeError:
-        return False
-    return b"\0" not in data
-
-
-def _hits(index: Index, query: str) -> Observation:
-    found = [f"{hit.name}:{hit.line}\n" + "\n".join(line[:300] for line in hit.text.splitlines()) for hit in index.find(query)]
-    return Observation("\n\n".join(found) or "nothing is found", True)

@@ -12,9 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from environments.harness.episode import Budget, Episode, Job
+from environments.harness.episode import Budget, Episode
 from environments.harness.messages import Policy
 from environments.harness.record import Record
+from environments.harness.workspace import Job
 from environments.install.attempt import Outcome, why
 from environments.install.steps import MOST, Step, deduplicated, of_rows
 from environments.install.wheels import FOLDER, INDEX

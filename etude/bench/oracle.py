@@ -19,11 +19,12 @@ from environments.grading.guarded import Exam, examined, grade
 from environments.grading.lay import Editable, write
 from environments.grading.ready import Judges, nursery_of_judges
 from environments.harness import record
-from environments.harness.episode import Episode, Job
+from environments.harness.episode import Episode
 from environments.harness.messages import Reply
 from environments.harness.record import Record
 from environments.harness.scripted import Script, oracle
 from environments.harness.tools import TOOLS
+from environments.harness.workspace import Job
 from environments.sandbox.interface import Sandbox
 from environments.sandbox.open import open_sandbox
 from environments.sandbox.store import Store

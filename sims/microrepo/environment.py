@@ -1,7 +1,7 @@
 """The small world as an `Environment` (`ref/environment.py`), and the outcome of an episode."""
 
 from dataclasses import asdict, dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from ref.environment import Reward, StepResult
 from ref.messages import Message
@@ -35,6 +35,7 @@ class Verdict:
     """Whether the agent ended the episode itself; False if the turns ran out."""
 
 
+@runtime_checkable
 class TextSession(Protocol):
     """One episode of one task, in texts: `sims.microrepo.Session`, in memory or on disk, and its variants in experiments."""
 

@@ -9,10 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from environments.harness import record as records
-from environments.harness.episode import NUDGE, Budget, Episode, Job, difference, size
+from environments.harness.episode import NUDGE, Budget, Episode, size
 from environments.harness.messages import Called, PolicyError, Reply
 from environments.harness.record import Record, calls, context
 from environments.harness.scripted import Script, call
+from environments.harness.workspace import Job, difference
 from environments.sandbox.interface import Observation
 from environments.sandbox.manifest import Entry
 from environments.sandbox.open import open_sandbox

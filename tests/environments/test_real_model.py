@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from environments.harness.episode import Budget, Episode, Job
+from environments.harness.episode import Budget, Episode
 from environments.harness.record import Record, read
 from environments.harness.remote import Remote
+from environments.harness.workspace import Job
 from environments.sandbox.open import open_sandbox
 
 pytestmark = pytest.mark.real

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from ref.engine.sampler import Segment
 from ref.network import Transformer
-from ref.self_summary import Segment
 from ref.textual_feedback import Demo, Hint, demo, divergence, feedback_loss, hinted, leaked, predictions
 from tests.networks import configs, same, scramble
 

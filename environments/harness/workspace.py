@@ -1,0 +1,204 @@
+"""The place where an episode works: a sandbox over a stored tree, and the tools that a policy calls there.
+
+A call is made by the harness itself (finish, todo, lints, the searches) or in the sandbox. Behind each turn the tree is stored, so there is a tree
+for each: whoever goes on with an interrupted episode forks the last one. `Episode` (episode.py) plays one with a policy behind messages, and
+`HarnessEnvironment` (environment.py) is one for RL.
+"""
+
+from __future__ import annotations
+
+import difflib
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from environments.grading.rewards import conformance
+from environments.harness.index import Index
+from environments.harness.messages import Called
+from environments.harness.tools import TOOLS, BadCall, Tool, chosen
+from environments.sandbox.interface import Observation, Sandbox
+from environments.sandbox.manifest import Entry
+from environments.sandbox.store import Store
+from environments.sandbox.visible import cut, one_line, visible
+from kit.settings import RunError
+
+__all__ = ["BROKEN", "SYSTEM", "Answer", "Job", "Workspace", "difference"]
+
+SYSTEM = """You are a software engineer. You work in a folder with the source of a package, through tools. There is no network.
+Look at the code, change what is needed and no more, run the tests, and call finish when you are done. Several calls may stand in one reply."""
+LARGEST, LONGEST, SAYS = 256 << 10, 16 << 10, 16 << 10
+"""Bytes of a file that is compared or looked through for lints, of a turn's diff, and of an answer."""
+MANY = 4_000_000
+"""Pairs of lines that are compared for a diff, at most: whoever works in the tree chooses their number."""
+CALLS = 32
+"""Calls of a reply that are made."""
+CACHES = {"__pycache__", ".pytest_cache"}
+BROKEN = "broken"
+"""What is said of an answer to a call that was none."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What an agent is asked."""
+
+    task: str
+    """Its name."""
+    prompt: str
+    tree: str
+    """The hash of the stored tree that it begins with."""
+    given: Mapping[str, bytes]
+    """The files of that tree: for lints, and for the search."""
+    pages: Mapping[str, str] | None = None
+    """A frozen corpus: name of a page → its text."""
+    tools: tuple[str, ...] = tuple(TOOLS)
+    strict: bool = False
+    who: str = ""
+    """Who plays, and how it samples."""
+    system: str = SYSTEM
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came of a call."""
+
+    text: str
+    ok: bool
+    broken: bool = False
+    """Whether the call was none: there is no such tool, or its arguments do not fit."""
+    exit: int | None = None
+    ended: str | None = None
+    seconds: float = 0.0
+
+
+class Workspace:
+    """`fork`: opens a sandbox over a stored tree. `call_seconds`: of a call, at most. `tree`: where an episode goes on, by default the job's."""
+
+    def __init__(self, job: Job, fork: Callable[[str], Sandbox], store: Store, call_seconds: float = 60.0, tree: str | None = None) -> None:
+        self.job, self.fork, self.store, self.call_seconds = job, fork, store, call_seconds
+        self.tools = {tool.name: tool for tool in chosen(job.tools)}
+        self.tree = job.tree if tree is None else tree
+        self.over = ""
+        """Why the episode is over, if it is."""
+        self.index, self.corpus = None, None
+        self.sandbox: Sandbox | None = None
+
+    @property
+    def opened(self) -> Sandbox:
+        """The sandbox, which is opened for the first call."""
+        if self.sandbox is None:
+            self.sandbox = self.fork(self.tree)
+        return self.sandbox
+
+    def close(self) -> None:
+        if self.sandbox is not None:
+            self.sandbox.close()
+            self.sandbox = None
+
+    def call(self, call: Called, number: int, left: float) -> Answer:
+        """Makes the call of this number in its reply. `left`: seconds that the episode has."""
+        since, tool, broken = time.monotonic(), self.tools.get(call.name), False
+        try:
+            if self.over:
+                raise BadCall("the episode is over; this call was not made")
+            if number >= CALLS or left <= 0:
+                raise BadCall(f"there are more than {CALLS} calls in this reply" if number >= CALLS else "the time of the episode is over")
+            if tool is None:
+                raise BadCall(f"there is no tool {call.name[:100]!r}; there are {', '.join(self.tools)}")
+            args = tool.checked(call.arguments, self.job.strict)
+            heard = self._own(tool, args) or self.opened.call(tool.name, args, min(self.call_seconds, left))
+        except BadCall as error:
+            heard, broken = Observation(one_line(str(error), 1000), False), True
+        text = cut(heard.text, SAYS)
+        if heard.exit:
+            text += f"\n[exit code {heard.exit}]"
+        if heard.ended:
+            text += f"\n[ended: {heard.ended}]"
+        return Answer(text.strip("\n"), heard.ok, broken, heard.exit, heard.ended, time.monotonic() - since)
+
+    def keep(self) -> tuple[str, str]:
+        """Stores the tree. Gives the difference to the last one, and what is to be said to the agent: a tree that cannot be stored, with a FIFO in it
+        for instance, is the agent's to mend; the last good one stays."""
+        try:
+            before, self.tree = self.tree, self.opened.snapshot()
+            return difference(self.store, before, self.tree) if before != self.tree else "", ""
+        except RunError as error:
+            heard = self.opened.call("list", {})
+            if heard.ended:
+                self.over = f"the sandbox ended: {heard.ended}"
+                return "", ""
+            self.close()
+            return "", f"The work tree cannot be stored, and is again as it was before: {one_line(str(error))}"
+
+    def _own(self, tool: Tool, args: dict) -> Observation | None:
+        """What a tool of the harness says; None for one that runs in the sandbox."""
+        if tool.name == "finish":
+            self.over = "finish"
+            return Observation("the episode is over", True)
+        if tool.name == "todo":
+            done = sum(item["state"] == "done" for item in args["items"])
+            return Observation(f"{len(args['items'])} items, {done} done", True)
+        if tool.name == "lints":
+            return self._lints(args["path"])
+        if tool.name == "semantic_search":
+            self.index = self.index or Index({name: data.decode() for name, data in self.job.given.items() if _text(data)})
+            return _hits(self.index, args["query"])
+        if tool.name == "web_search":
+            self.corpus = self.corpus or Index(self.job.pages or {}, height=60)
+            return _hits(self.corpus, args["query"])
+        return None
+
+    def _lints(self, path: str) -> Observation:
+        """Problems of the lines of a file that are new."""
+        name = path.removeprefix("/work/").removeprefix("./")
+        try:
+            entry = self.store.manifest(self.opened.snapshot()).get(name)
+        except RunError as error:
+            return Observation(one_line(str(error)), False)
+        if entry is None or entry.kind != "file" or not name.endswith(".py") or entry.size > LARGEST:
+            return Observation(f"{one_line(path)} is no file of Python in the work tree, or larger than {LARGEST >> 10} KiB", False)
+        known = {name: self.job.given[name]} if name in self.job.given else {}
+        found = conformance(known, {name: self.store.content(entry)})
+        return Observation("\n".join(found.problems) or f"nothing in {found.lines} new lines", True)
+
+
+def difference(store: Store, before: str, after: str) -> str:
+    """What changed from one stored tree to another, as a unified diff of its text files; of others it says so. Folders, and caches of Python and
+    pytest, are left out. At most LONGEST bytes. Raises RunError."""
+    old, new, found = store.manifest(before), store.manifest(after), list[str]()
+    for name in sorted(path for path in old.keys() | new.keys() if old.get(path) != new.get(path) and not CACHES & {*path.split("/")}):
+        sides = [_side(store, tree.get(name)) for tree in (old, new)]
+        if None in sides:
+            found.append(f"{visible(name)}: no text, or a link, or too large")
+            continue
+        one, other = ([*map(visible, (side or "").splitlines())] for side in sides)
+        if len(one) * len(other) > MANY:
+            found.append(f"{visible(name)}: too many lines to compare")
+            continue
+        lines = [*difflib.unified_diff(one, other, f"a/{visible(name)}", f"b/{visible(name)}", lineterm="")]
+        if sum(map(len, found)) > LONGEST:
+            found.append("…")
+            break
+        same = any(tree[name].kind == "dir" for tree in (old, new) if name in tree)
+        found += lines or ([] if same else [f"{visible(name)}: its mode or the end of its last line"])
+    return cut("\n".join(found), LONGEST)
+
+
+def _side(store: Store, entry: Entry | None) -> str | None:
+    """A file's text for a diff; empty where there is none, and None where it is nothing to compare."""
+    if entry is None or entry.kind == "dir":
+        return ""
+    data = store.content(entry) if entry.kind == "file" and entry.size <= LARGEST else b"\0"
+    return data.decode() if _text(data) else None
+
+
+def _text(data: bytes) -> bool:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return b"\0" not in data
+
+
+def _hits(index: Index, query: str) -> Observation:
+    found = [f"{hit.name}:{hit.line}\n" + "\n".join(line[:300] for line in hit.text.splitlines()) for hit in index.find(query)]
+    return Observation("\n\n".join(found) or "nothing is found", True)

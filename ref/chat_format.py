@@ -1,0 +1,266 @@
+"""The chat format of a checkpoint from elsewhere: messages to tokens and back, by its own chat template.
+
+    chat_format = TemplateFormat(tokenizer, render, tools)         `render`: the template, as `ref.sft.Render`
+    ids = chat_format.encode_opening(messages)                      a context that begins with these messages
+    message = chat_format.decode_turn(ids)                          what the policy wrote: thought, text, calls
+    ids = chat_format.encode_answer(history, answers)               what follows its stop token
+
+Rendering by differences. A policy's turn is never rendered again: its ids are those that were sampled. What follows it is what the rendering of the
+whole conversation says behind the turn's stop token. That is exact only if the template has left the messages before as they were, which is checked
+each time: the text before the turn, and which thoughts stand there. Where it has rewritten them (Qwen3's drops the thoughts of earlier turns as soon
+as a user speaks), `encode_answer` returns None, and a new context opens.
+
+A template that cannot be used so is refused when the format is made, by name of what it does (`ChatFormatError`): one that does not end turns with
+a control token, goes on otherwise than with its generation prompt, drops a word of a message, or knows no tool calls.
+
+    family      a call in the text                                                                      template, for example
+    hermes      <tool_call>{"name": …, "arguments": {…}}</tool_call>                                    Qwen2.5, Qwen3, ChatML of Hermes
+    xml         <tool_call><function=NAME><parameter=KEY>VALUE</parameter></function></tool_call>       Qwen3-Coder
+    llama       {"name": …, "parameters": {…}}, the whole turn                                          Llama 3.1
+
+Calls are looked for between control tokens where the family has them, not in text that spells them. A call that cannot be read keeps its text as
+`arguments`, so the environment can answer it, and count it.
+"""
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Literal
+
+import numpy as np
+
+from ref.chat_words import Words
+from ref.checks import parse_json
+from ref.control_tokens import chat_tokenizer
+from ref.messages import Message, ToolCall
+from ref.sft import Render, end_of_turn
+
+__all__ = ["ChatFormatError", "Family", "TemplateFormat", "parse_turn"]
+
+Family = Literal["hermes", "xml", "llama"]
+PROBE = ToolCall("look_up", {"word": "zebra"}, "callAAAA1")
+"""A call that is rendered to see how a template writes calls."""
+PROBE_TOOL = {
+    "type": "function",
+    "function": {
+        "name": PROBE.name,
+        "description": "Looks a word up.",
+        "parameters": {"type": "object", "properties": {"word": {"type": "string"}}, "required": ["word"]},
+    },
+}
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
+PARAMETER = re.compile(r"<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
+FUNCTION = re.compile(r"\s*<function=([^>\n]+)>(.*)</function>\s*", re.DOTALL)
+
+
+class ChatFormatError(ValueError):
+    """A chat template that cannot serve as a chat format, in one line that says why."""
+
+
+class TemplateFormat:
+    """A `ref.environment.ChatFormat`. `tokenizer`: a `tokenizers.Tokenizer`; `tools`: JSON schemas of the tools, which the template shows to the
+    policy. Raises ChatFormatError."""
+
+    def __init__(self, tokenizer: Any, render: Render, tools: Sequence[dict[str, Any]] = ()):
+        self.tokenizer, self.render, self.tools = tokenizer, render, list(tools)
+        try:
+            self.reader = chat_tokenizer(tokenizer)
+            opening, said = [Message("user", "What is it?")], Message("assistant", "A zebra.")
+            self.stop_ids = (self._stop_of(opening, said),)
+            self.family: Family | None = self._family_of(opening) if tools else None
+            if self.encode_answer([*opening, said], [Message("user", "Why?")]) is None:
+                raise ChatFormatError("rewrites a plain conversation when it goes on")
+            if self.encode_opening(opening)[-1:] == list(self.stop_ids):
+                raise ChatFormatError("has no generation prompt")
+        except ChatFormatError as error:
+            raise ChatFormatError(f"the chat template cannot be used for rollouts: it {error}") from None
+        except ValueError as error:
+            raise ChatFormatError(f"the chat template cannot be used for rollouts: {error}") from None
+
+    def encode_opening(self, messages: Sequence[Message]) -> list[int]:
+        """See `ChatFormat`. Raises ValueError, by the number of the message, for one of which a word would be lost."""
+        text, spelled, _ = self._text(messages)
+        return self._encode(text, spelled)
+
+    def encode_answer(self, history: Sequence[Message], messages: Sequence[Message]) -> list[int] | None:
+        """See `ChatFormat`. Raises ValueError as `encode_opening`."""
+        before, _, _ = self._rendered(history[:-1])
+        _, _, lost = self._rendered(history)
+        whole, spelled, lost_now = self._text([*history, *messages])
+        if not whole.startswith(before) or lost != {number for number in lost_now if number < len(history)}:
+            return None
+        at = self._end_of_turn(whole, len(before), spelled)
+        return self._encode(whole[at:], [(start - at, stop - at) for start, stop in spelled if start >= at])
+
+    def decode_turn(self, tokens: Sequence[int]) -> Message:
+        """See `ChatFormat`."""
+        return parse_turn(self._pieces(tokens), self.family)
+
+    def encode_turn(self, history: Sequence[Message], message: Message) -> list[int]:
+        """The tokens, without the stop token, with which a policy would write this message: for scripted policies and demonstrations. Raises
+        ValueError as `encode_opening`."""
+        before, _, _ = self._text(history)
+        text, spelled, _ = self._rendered([*history, message])
+        if not text.startswith(before):
+            raise ValueError("the template writes the turn otherwise than its generation prompt begins it")
+        start = len(before)
+        end = self._end_of_turn(text, start, spelled) - len(self._stop)
+        return self._encode(text[start:end], [(a - start, b - start) for a, b in spelled if start <= a < end])
+
+    def _encode(self, text: str, spelled: list[tuple[int, int]]) -> list[int]:
+        return self.reader.encode(text, np.zeros(len(text), dtype=bool), spelled)[0]
+
+    def _rendered(self, messages: Sequence[Message]) -> tuple[str, list[tuple[int, int]], set[int]]:
+        """The text of some messages without a generation prompt, the control tokens in it that a message spells, and the messages whose thought
+        is not in it. Raises ValueError."""
+        plain = [message.plain() for message in messages]
+        text, _ = self.render(plain, self.tools, False)
+        words = Words(plain, self.tools, self.reader)
+        traced = words.trace(self.render, len(plain), text)
+        return text, traced.spelled, words.check(traced, len(plain), {})
+
+    def _text(self, messages: Sequence[Message]) -> tuple[str, list[tuple[int, int]], set[int]]:
+        """The same with the generation prompt."""
+        text, spelled, lost = self._rendered(messages)
+        whole, _ = self.render([message.plain() for message in messages], self.tools, True)
+        if not whole.startswith(text):
+            raise ChatFormatError("does not go on with its generation prompt")
+        return whole, spelled, lost
+
+    def _end_of_turn(self, text: str, start: int, spelled: list[tuple[int, int]]) -> int:
+        """Behind the stop token of the turn that begins at `start`. Raises ValueError."""
+        ends = (token.end() for token in self.reader.control.finditer(text, start) if token[0] == self._stop and token.span() not in spelled)
+        end = next(ends, None)
+        if end is None:
+            raise ValueError(f"the template ends this turn otherwise than with {self._stop}")
+        return end
+
+    def _stop_of(self, opening: list[Message], said: Message) -> int:
+        """The token with which a turn ends."""
+        before, _, _ = self._rendered(opening)
+        text, spelled, _ = self._rendered([*opening, said])
+        if not text.startswith(before):
+            raise ChatFormatError("rewrites what was asked when it is answered")
+        end = text[: end_of_turn(text, len(before), len(text), self.reader, spelled)]
+        self._stop = next(name for name in sorted(self.reader.tokens, key=len, reverse=True) if end.endswith(name))
+        return self.tokenizer.token_to_id(self._stop)
+
+    def _family_of(self, opening: list[Message]) -> Family:
+        """How the template writes calls."""
+        called = Message("assistant", "", tool_calls=(PROBE,))
+        probe = TemplateFormat.__new__(TemplateFormat)
+        probe.__dict__.update(self.__dict__, tools=[PROBE_TOOL], family=None)
+        try:
+            tokens = probe.encode_turn(opening, called)
+        except ValueError as error:
+            raise ChatFormatError(f"does not write tool calls ({error})") from None
+        pieces = probe._pieces(tokens)
+        for family in ("hermes", "xml", "llama"):
+            found = parse_turn(pieces, family).tool_calls
+            if [(call.name, call.arguments) for call in found] == [(PROBE.name, PROBE.arguments)]:
+                break
+        else:
+            raise ChatFormatError(f"writes tool calls in no way that is known here: {''.join(text for _, text in pieces)[:80]!r}")
+        answer = Message("tool", "An animal.", tool_call_id=PROBE.id, name=PROBE.name)
+        if probe.encode_answer([*opening, called], [answer]) is None:
+            raise ChatFormatError("rewrites a call when it is answered")
+        return family
+
+    def _pieces(self, tokens: Sequence[int]) -> list[tuple[bool, str]]:
+        """Tokens as texts: (whether it is a control token, its text)."""
+        pieces: list[tuple[bool, str]] = []
+        plain: list[int] = []
+        names = {self.tokenizer.token_to_id(name): name for name in self.reader.tokens}
+
+        def flush() -> None:
+            if plain:
+                pieces.append((False, self.tokenizer.decode(plain, skip_special_tokens=False)))
+                plain.clear()
+
+        for token in tokens:
+            if token in names:
+                flush()
+                pieces.append((True, names[token]))
+            else:
+                plain.append(token)
+        flush()
+        return pieces
+
+
+def parse_turn(pieces: Sequence[tuple[bool, str]], family: Family | None) -> Message:
+    """The message of a turn: its thought, its text and its calls. A control token that means nothing here stays in the text."""
+    has_tags = any(is_control and text == OPEN for is_control, text in pieces)
+    text = "".join(text for _, text in pieces)
+    thought = ""
+    if "</think>" in text:
+        thought, _, text = text.partition("</think>")
+        thought = thought.removeprefix("<think>").strip("\n")
+        pieces = _behind(pieces, "</think>")
+    calls: list[ToolCall] = []
+    if family == "llama":
+        found = _call_of_json(text.removeprefix("<|python_tag|>"), "parameters")
+        if found is not None:
+            return Message("assistant", None, thought, (replace(found, id="call0"),))
+        return Message("assistant", text.strip("\n"), thought)
+    if family is not None:
+        spoken, inside, body = [], False, ""
+        for is_control, piece in pieces if has_tags else _split(text):
+            if piece == OPEN and is_control:
+                inside, body = True, ""
+            elif piece == CLOSE and is_control and inside:
+                calls.append(_call_of(body, family, len(calls)))
+                inside = False
+            elif inside:
+                body += piece
+            else:
+                spoken.append(piece)
+        if inside:  # a limit cut it off
+            calls.append(_call_of(body, family, len(calls)))
+        text = "".join(spoken)
+    text = text.strip("\n")
+    return Message("assistant", None if calls and not text.strip() else text, thought, tuple(calls))
+
+
+def _behind(pieces: Sequence[tuple[bool, str]], tag: str) -> list[tuple[bool, str]]:
+    """The pieces behind the first tag."""
+    for at, (is_control, text) in enumerate(pieces):
+        if tag in text:
+            rest = text.partition(tag)[2]
+            return [*([(is_control, rest)] if rest else []), *pieces[at + 1 :]]
+    return list(pieces)
+
+
+def _split(text: str) -> list[tuple[bool, str]]:
+    """A text by the tags of calls, for families whose tags are no control tokens."""
+    return [(piece in (OPEN, CLOSE), piece) for piece in re.split(f"({re.escape(OPEN)}|{re.escape(CLOSE)})", text) if piece]
+
+
+def _call_of(body: str, family: Family, number: int) -> ToolCall:
+    """A call between its tags; one that cannot be read has its text as arguments."""
+    found = _call_of_json(body, "arguments") if family == "hermes" else _call_of_xml(body)
+    return replace(found or ToolCall("", body.strip()), id=f"call{number}")
+
+
+def _call_of_json(body: str, key: str) -> ToolCall | None:
+    try:
+        found = parse_json(body.strip())
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(found, dict) or not isinstance(name := found.get("name"), str):
+        return None
+    arguments = found.get(key, found.get("arguments", {}))
+    return ToolCall(name, arguments if isinstance(arguments, dict) else json.dumps(arguments))
+
+
+def _call_of_xml(body: str) -> ToolCall | None:
+    found = FUNCTION.fullmatch(body)
+    if found is None:
+        return None
+    arguments: dict[str, Any] = {}
+    for name, value in PARAMETER.findall(found[2]):
+        try:
+            arguments[name] = parse_json(value)
+        except (ValueError, RecursionError):
+            arguments[name] = value
+    return ToolCall(found[1], arguments)
