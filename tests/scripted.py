@@ -5,11 +5,12 @@ import random
 from collections.abc import Sequence
 
 from ref import cpt
-from ref.self_summary import Chaining, rollout_chains
-from sims.microrepo import Session, Task, documents
+from ref.rollout import Limits, Rollout, script_rollout
+from ref.self_summary import Chaining
+from sims.microrepo import MicroRepo, Session, Task, documents
 from sims.microrepo.task import Module
 from sims.recipe.agent import Language
-from sims.recipe.demonstrations import Lesson, Teacher, chaining
+from sims.recipe.demonstrations import Lesson, chaining
 from sims.recipe.settings import Memory
 
 __all__ = ["NEVER", "TASK", "narrow", "played", "speaker", "wide"]
@@ -43,17 +44,17 @@ def wide(language: Language) -> Chaining:
 
 
 class Scripted(Lesson):
-    def __init__(self, language: Language, task: Task, turns: Sequence[str], summaries: Sequence[str], max_turns: int):
-        super().__init__(language, task, turns, random.Random(0), NEVER, lambda task: Session(task, max_turns))
+    def __init__(self, language: Language, task: Task, turns: Sequence[str], summaries: Sequence[str]):
+        super().__init__(language, task, turns, random.Random(0), NEVER)
         self.summaries = [*summaries]
 
     def summary(self) -> str:
         return self.summaries.pop(0) if self.summaries else "nothing"
 
 
-def played(language: Language, how: Chaining, task: Task, turns: Sequence[str], summaries: Sequence[str] = (), max_turns: int = 12) -> Lesson:
-    """The finished episode. After the given turns it says `done`."""
-    lesson = Scripted(language, task, [*turns, *["done"] * max_turns], summaries, max_turns)
-    (chain,) = rollout_chains(Teacher(language, how.request), [lesson], how)
-    lesson.take(chain)
-    return lesson
+def played(language: Language, how: Chaining, task: Task, turns: Sequence[str], summaries: Sequence[str] = (), max_turns: int = 12) -> Rollout:
+    """The finished rollout. After the given turns it says `done`."""
+    lesson = Scripted(language, task, [*turns, *["done"] * max_turns], summaries)
+    found = script_rollout(MicroRepo(Session(task, max_turns)), language, Limits(how), lesson.say)
+    found.task = task
+    return found

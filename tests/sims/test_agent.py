@@ -10,12 +10,15 @@ from hypothesis import strategies as st
 
 from kit import process
 from ref import cpt, kl
-from ref.engine.sampler import Rollout, Sampler
+from ref.engine.sampler import Sampler, Segment
 from ref.length_penalty import Effort, EffortWeights, effort, length_penalty
+from ref.messages import Message
 from ref.network import Config, Transformer
-from ref.rl import own_logp, pad, reference_kl
-from sims.microrepo import NoiseConfig, Session, demonstration, documents, generate
-from sims.recipe.agent import LEAST, Episode, Language, parted, pay, play, single
+from ref.rl import own_logp, pad, reference_kl, reward_terms
+from ref.rollout import FEWEST, Limits, Rollout, script_rollout
+from ref.self_summary import Chain
+from sims.microrepo import MicroRepo, NoiseConfig, Session, demonstration, documents, generate
+from sims.recipe.agent import Language, one_row, parted, play, single
 from sims.recipe.settings import Payment
 from sims.rounding import fp8_rows
 from sims.statistics import pass_at_k
@@ -29,22 +32,23 @@ def language():
 
 
 def replay(language, task, ids, own):
-    """Feed a demonstration's own tokens through an episode as the sampler would; the context must be the same
-    tokens."""
-    episode = Episode(language, Session(task))
-    context, turn = list(episode.prompt), []
+    """Feed a demonstration's own tokens through an environment as the sampler would; the context must be the same
+    tokens. Also how many of them open it."""
+    environment = MicroRepo(Session(task))
+    opening = language.encode_opening(environment.reset())
+    context, turn = list(opening), []
     for token, mine in zip(ids[len(context) :], own[len(context) :], strict=True):
         if not mine:
             continue
         context.append(token)
-        if token != episode.stop:
+        if token not in language.stop_ids:
             turn.append(token)
             continue
-        answer, turn = episode.reply(turn), []
-        if answer is None:
+        result, turn = environment.step(language.decode_turn(turn)), []
+        if result.done:
             break
-        context += answer
-    return episode, context
+        context += language.encode_answer((), result.messages)
+    return environment, context, len(opening)
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -52,9 +56,9 @@ def test_demonstrations_and_rollouts_are_the_same_tokens(language, demonstration
     rng = random.Random(seed)
     task = generate(rng, "train")
     ids, own = demonstration_tokens(language, task, demonstration(task, rng, NoiseConfig()))
-    episode, context = replay(language, task, ids, own)
+    _, context, opening = replay(language, task, ids, own)
     assert context == ids and len(own) == len(ids)
-    assert ids[: len(episode.prompt)] == episode.prompt and not any(own[: len(episode.prompt)])
+    assert not any(own[:opening]) and own[opening]
     assert ids[-1] == language.env and own[-1]
 
 
@@ -62,29 +66,25 @@ def test_clean_demonstrations_are_paid_in_full(language, demonstration_tokens):
     rng = random.Random(3)
     task = generate(rng, "heldout", depth=1)
     ids, own = demonstration_tokens(language, task, demonstration(task, rng, NoiseConfig.clean()))
-    episode, _ = replay(language, task, ids, own)
-    own = torch.tensor(own)
-    episode.rollout = Rollout(torch.tensor(ids), own, own * -1.0, own.long(), torch.zeros(len(ids) - 1, 0, 0, dtype=torch.int16), True)
+    environment, _, opening = replay(language, task, ids, own)
+    own, earned = torch.tensor(own), environment.reward()
+    segment = Segment(torch.tensor(ids), own, own * -1.0, own.long(), torch.zeros(len(ids) - 1, 0, 0, dtype=torch.int16), True)
     payment = Payment(effort_price=0.001, k=0.02, q=0.5, invalid_call=0.1)
-    paid = pay(episode, payment)
+    paid = reward_terms(Rollout(Chain([segment], True), dict(earned.terms), dict(earned.metrics), opening=opening), payment)
     counts = Effort(
-        tool_call_tokens=int(own.sum()), tool_output_tokens=len(ids) - len(episode.prompt) - int(own.sum()), tool_calls=5, turns=5
+        tool_call_tokens=int(own.sum()), tool_output_tokens=len(ids) - opening - int(own.sum()), tool_calls=5, turns=5
     )  # read, read, write, test, done
     assert paid["tests"] == 1 and paid["invalid"] == 0
     assert paid["effort"] == -0.001 * length_penalty(effort(counts, payment.weights), 0.02, 0.5)
-    assert paid["reward"] == pytest.approx(1 + paid["effort"])
+    assert sum(paid.values()) == pytest.approx(1 + paid["effort"])
 
 
 def test_invalid_calls_cost(language):
     task = generate(random.Random(1), "train")
-    episode = Episode(language, Session(task))
-    for turn in ("raed m1", "done"):
-        episode.reply(list(language.encode(turn)))
-    ids = torch.tensor(episode.prompt)
-    none = torch.zeros(len(ids), dtype=torch.bool)
-    episode.rollout = Rollout(ids, none, none * 0.0, none.long(), torch.zeros(len(ids) - 1, 0, 0, dtype=torch.int16), True)
-    paid = pay(episode, Payment(effort_price=0.0, invalid_call=0.25, weights=EffortWeights()))
-    assert paid["tests"] == 0 and paid["reward"] == -0.25
+    turns = iter(("raed m1", "done"))
+    found = script_rollout(MicroRepo(Session(task)), language, Limits(single(200)), lambda *_: language.encode(next(turns)))
+    paid = reward_terms(found, Payment(effort_price=0.0, invalid_call=0.25, weights=EffortWeights()))
+    assert paid["tests"] == 0 and sum(paid.values()) == -0.25
 
 
 @given(
@@ -100,7 +100,7 @@ def test_a_rollout_is_parted_as_it_was_put_together(spoken, prompt, cut):
     pieces = [piece for piece in [*pieces, (cut, True)] if piece[0]]
     tokens = torch.tensor([token for piece, _ in pieces for token in piece])
     own = torch.tensor([mine for piece, mine in pieces for _ in piece])
-    rollout = Rollout(tokens, own, torch.zeros(len(own)), torch.where(own, 0, -1), torch.zeros(len(own) - 1, 0, 1, dtype=torch.int16), not cut)
+    rollout = Segment(tokens, own, torch.zeros(len(own)), torch.where(own, 0, -1), torch.zeros(len(own) - 1, 0, 1, dtype=torch.int16), not cut)
     assert [(tokens[where].tolist(), mine) for where, mine in parted(rollout, 0)] == pieces
 
 
@@ -115,27 +115,26 @@ def test_a_fork_and_its_original_go_their_own_ways(language, after, first):
     wrong = f"write {task.target}\n    return 7"
     ways = {"original": turns[after:], "fork": ["raed", wrong, "test", "test", "done"]}
 
-    def say(episode, turn):
-        answer = episode.reply(list(language.encode(turn)))
-        return None if answer is None else tuple(answer)
+    def say(environment, turn):
+        return environment.step(language.decode_turn(language.encode(turn)))
 
-    episode = Episode(language, Session(task))
+    environment = MicroRepo(Session(task))
     for turn in turns[:after]:
-        say(episode, turn)
-    before = episode.verdict
-    episodes = {"original": episode, "fork": episode.fork()}
+        say(environment, turn)
+    before = environment.reward()
+    episodes = {"original": environment, "fork": environment.fork()}
     second = "fork" if first == "original" else "original"
     heard = {first: [say(episodes[first], turn) for turn in ways[first]]}
-    assert episodes[second].verdict == before and episodes[second].environment.turns == after
+    assert episodes[second].reward() == before and episodes[second].session.turns == after
     heard[second] = [say(episodes[second], turn) for turn in ways[second]]
     for name, played in episodes.items():
-        alone = Episode(language, Session(task))
+        alone = MicroRepo(Session(task))
         for turn in turns[:after]:
             say(alone, turn)
         assert heard[name] == [say(alone, turn) for turn in ways[name]]
-        assert played.verdict == alone.verdict and played.environment.done
-    assert episodes["original"].verdict.tests == 1 and episodes["fork"].verdict.tests == 0
-    assert episode.environment.task is episodes["fork"].environment.task
+        assert played.reward() == alone.reward() and played.session.done and heard[name][-1].done
+    assert episodes["original"].reward().terms["tests"] == 1 and episodes["fork"].reward().terms["tests"] == 0
+    assert environment.session.task is episodes["fork"].session.task
 
 
 def played(model, language, tasks, samples=4, how=None, temperature=1.0):
@@ -144,19 +143,22 @@ def played(model, language, tasks, samples=4, how=None, temperature=1.0):
 
 
 def same(some, others):
-    return all(
-        torch.equal(a.rollout.tokens, b.rollout.tokens) and torch.equal(a.rollout.logp, b.rollout.logp) and a.verdict == b.verdict
-        for a, b in zip(some, others, strict=True)
-    )
+    for a, b in zip(some, others, strict=True):
+        one, other = one_row(a.chain), one_row(b.chain)
+        if not (torch.equal(one.tokens, other.tokens) and torch.equal(one.logp, other.logp) and (a.terms, a.metrics) == (b.terms, b.metrics)):
+            return False
+    return True
 
 
 def test_play_keeps_groups_together_and_repeats(language):
     model = Transformer(Config.tiny(language.tokenizer.get_vocab_size(), **TINY))
     tasks = [generate(random.Random(i), "train") for i in range(3)]
     first, second = played(model, language, tasks), played(model, language, tasks)
-    assert [e.group for e in first] == [0] * 4 + [1] * 4 + [2] * 4
+    assert [e.task for e in first] == [task for task in tasks for _ in range(4)]
     assert same(first, second)
-    assert all(e.rollout.tokens[: len(e.prompt)].tolist() == e.prompt and len(e.rollout.tokens) <= 48 for e in first)
+    for e in first:
+        prompt = language.encode_opening([Message("user", e.task.prompt)])
+        assert one_row(e.chain).tokens[: e.opening].tolist() == prompt and len(one_row(e.chain).tokens) <= 48
 
 
 def test_rollouts_are_the_same_on_one_core_and_on_two(language, monkeypatch):
@@ -167,8 +169,8 @@ def test_rollouts_are_the_same_on_one_core_and_on_two(language, monkeypatch):
     several = played(model, language, tasks)
     monkeypatch.setattr(process, "cores", lambda: 1)
     alone = played(model, language, tasks)
-    assert len(several) == 72 > LEAST and same(several, alone)
-    assert all(e.environment.task is task or e.environment.task == task for e, task in zip(several, sum(([t] * 4 for t in tasks), []), strict=True))
+    assert len(several) == 72 > FEWEST and same(several, alone)
+    assert all(e.task == e.environment.session.task == task for e, task in zip(several, sum(([t] * 4 for t in tasks), []), strict=True))
 
 
 def test_a_rollout_is_decided_by_its_task_and_its_number_alone(language):
@@ -177,7 +179,7 @@ def test_a_rollout_is_decided_by_its_task_and_its_number_alone(language):
     a, b, c = (generate(random.Random(i), "train") for i in range(3))
 
     def texts(episodes):
-        return [e.rollout.tokens.tolist() for e in episodes]
+        return [one_row(e.chain).tokens.tolist() for e in episodes]
 
     whole = texts(played(model, language, [a, b, c]))
     assert texts(played(model, language, [c, a], 2)) == [*whole[8:10], *whole[:2]]
@@ -190,12 +192,12 @@ def test_padding_and_reference_kl_by_hand(language):
     reference = Transformer(Config.tiny(language.tokenizer.get_vocab_size(), **TINY))
     tasks = [generate(random.Random(i), "train") for i in range(2)]
     episodes = play(Sampler(model, torch.float32), language, tasks, 2, single(40), 3, torch.Generator().manual_seed(0))
-    ids, mask, behavior = pad([e.rollout for e in episodes], multiple=16)
-    assert ids.shape[1] % 16 == 0 and mask.sum() == sum(int(e.rollout.sampled.sum()) for e in episodes)
+    ids, mask, behavior = pad([one_row(e.chain) for e in episodes], multiple=16)
+    assert ids.shape[1] % 16 == 0 and mask.sum() == sum(e.chain.written for e in episodes)
     behavior += torch.rand(behavior.shape) * mask  # a sampler that computes otherwise
     drift, engine = reference_kl(model, reference, ids, mask, behavior)
     for row, episode in enumerate(episodes):
-        r, here = episode.rollout, mask[row, 1:]
+        r, here = one_row(episode.chain), mask[row, 1:]
         with torch.no_grad():
             now, before = (
                 network(ids[row, None]).logits[0, :-1].log_softmax(-1).gather(1, ids[row, 1:, None])[:, 0] for network in (model, reference)
@@ -226,13 +228,13 @@ def test_a_policy_has_not_drifted_from_itself_at_any_temperature(language):
     for temperature in (0.6, 1.0, 1.5):
         generator = torch.Generator().manual_seed(0)
         episodes = play(Sampler(model, torch.float32), language, tasks, 2, single(40), 3, generator, temperature)
-        ids, mask, behavior = pad([e.rollout for e in episodes])
+        ids, mask, behavior = pad([one_row(e.chain) for e in episodes])
         drift, engine = reference_kl(model, model, ids, mask, behavior, temperature)
         other = reference_kl(model, model, ids, mask, behavior, 1.3)[1]
         assert not drift.any() and engine.abs().max() < 1e-3 < other.abs().max()
         coarse = Sampler(model, torch.float32, rounding=fp8_rows)
         episodes = play(coarse, language, tasks, 2, single(40), 3, generator, temperature)
-        drift, engine = reference_kl(model, model, *pad([e.rollout for e in episodes]), temperature)
+        drift, engine = reference_kl(model, model, *pad([one_row(e.chain) for e in episodes]), temperature)
         assert not drift.any() and engine.abs().max() > 1e-3
 
 

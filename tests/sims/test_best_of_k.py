@@ -117,7 +117,7 @@ def test_successes_go_to_their_tasks(played, tmp_path, monkeypatch):
 
     def play(sampler, language, some, n, *rest):
         assert [t.key for t in some] == [t.key for t in tasks]  # the recipe's held-out tasks, whatever the training's seed
-        return [SimpleNamespace(verdict=SimpleNamespace(tests=float(s < t % 4))) for t in range(len(some)) for s in range(n)]
+        return [SimpleNamespace(metrics={"tests": float(s < t % 4)}) for t in range(len(some)) for s in range(n)]
 
     monkeypatch.setattr(best_of_k, "play", play)
     with Run.open(tmp_path / "run", "figure best-of-k", c) as run:

@@ -21,7 +21,7 @@ from sims.cpt_rl import Experiment
 from sims.microrepo import documents, generate
 from sims.policies import SMOKE
 from sims.recipe import stages as recipe
-from sims.recipe.agent import Language
+from sims.recipe.agent import Language, one_row
 from sims.recipe.data import task_stream
 from sims.recipe.demonstrations import chaining, taught
 from sims.recipe.settings import Memory, Sft
@@ -267,7 +267,7 @@ def test_held_out_is_held_out(language):
     shown, tasks = budgets.heldout(c, first, language)
     again, others = budgets.heldout(c, last, language)  # every training is measured on the same
     assert others == tasks
-    assert [one.rollout.tokens.tolist() for one in again] == [one.rollout.tokens.tolist() for one in shown]
+    assert [one_row(one.chain).tokens.tolist() for one in again] == [one_row(one.chain).tokens.tolist() for one in shown]
     keys = [task.key for task in [*(one.task for one in shown), *tasks]]
     assert len(keys) == len(set(keys)) == 50
     wanted = {task.files[name].expr for task in [*(one.task for one in shown), *tasks] for name in (task.target, *task.helpers)}

@@ -11,9 +11,10 @@ from matplotlib.image import imread
 
 from kit.runs import Run
 from sims import disk_world
-from sims.microrepo import Environment, Session, demonstration, disk, generate
+from sims.microrepo import Session, demonstration, disk, generate
 from sims.microrepo.corpus import NoiseConfig
 from sims.microrepo.disk import DiskSession, files_of
+from sims.microrepo.environment import TextSession
 from sims.policies import read_config
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="sandboxes need Linux")
@@ -85,7 +86,7 @@ def test_what_python_knows_and_the_world_does_not(monkeypatch):
 
 def test_a_fork_goes_on_alone_and_a_verdict_outlives_the_sandbox():
     session = DiskSession(TASK)
-    assert isinstance(session, Environment)
+    assert isinstance(session, TextSession)
     session.step(body("return 1"))
     twin = session.fork()
     session.step(body(*TASK.answer.split("\n")))

@@ -13,12 +13,14 @@ from hypothesis import strategies as st
 from kit.settings import RunError
 from ref.engine.sampler import Sampler
 from ref.network import load_hf
-from ref.rl import Feedback
+from ref.rl import Feedback, score_rollouts
+from ref.rollout import Rollout, sample_rollouts
+from ref.self_summary import Chain
 from ref.textual_feedback import hinted, leaked
 from scaled.rl import Rl
 from sims.hints import FEEDBACK, RULES, Fault, faults, given, hints, shuffled
 from sims.microrepo import NoiseConfig, generate
-from sims.microrepo.world import MicroWorld
+from sims.microrepo.world import CheckpointTasks
 from sims.recipe.demonstrations import taught
 from sims.recipe.settings import Hints, Memory, Recipe, RuleName
 from sims.transcripts import Message, messages
@@ -43,8 +45,8 @@ def demonstrations(language, number, noise, memory, seed=0, depth=None, **others
     return list(taught(tasks, language, scripted.narrow(language, **others), noise, memory, rng))
 
 
-def told(episode, task, rules=RULES):
-    return [(fault.rule, fault.says) for fault in faults(task, messages(episode, task), rules)]
+def told(language, episode, rules=RULES):
+    return [(fault.rule, fault.says) for fault in faults(episode.task, messages(episode, language), rules)]
 
 
 # ---------------------------------------------------------------------------------------------------------- rules
@@ -84,7 +86,7 @@ HONEST = ["read m3", "read m7", RIGHT, "test", "done"]
 )
 def test_a_rule_finds_its_fault(language, turns, found):
     episode = scripted.played(language, scripted.wide(language), TASK, turns)
-    assert told(episode, TASK) == ([found] if found else [])
+    assert told(language, episode) == ([found] if found else [])
 
 
 @pytest.mark.parametrize(
@@ -102,28 +104,28 @@ def test_a_rule_finds_its_fault(language, turns, found):
 def test_a_summary_holds_what_the_task_needs(language, summary, found):
     turns = ["read m3", "read m7", "read m7", "read m7", RIGHT, "test", "done"]
     episode = scripted.played(language, scripted.narrow(language), TASK, turns, [summary, summary])
-    one = next(one for one in messages(episode, TASK) if one.summary)
-    assert [fault.says for fault in faults(TASK, messages(episode, TASK)) if fault.message == one] == ([found] if found else [])
+    one = next(one for one in messages(episode, language) if one.summary)
+    assert [fault.says for fault in faults(TASK, messages(episode, language)) if fault.message == one] == ([found] if found else [])
 
 
 def test_the_gravest_fault_is_told(language):
     episode = scripted.played(language, scripted.wide(language), TASK, [f"read m2\nread m9\nraed m3\n{WRONG}\ndone"])
-    assert told(episode, TASK) == [("tool", "error: no such call")]
-    alone = [told(episode, TASK, (rule,)) for rule in RULES]
+    assert told(language, episode) == [("tool", "error: no such call")]
+    alone = [told(language, episode, (rule,)) for rule in RULES]
     assert [one[0][0] for one in alone if one] == ["tool", "argument", "unread", "untested", "needless"]
 
 
 def test_what_a_limit_cut_off_breaks_no_rule(language):
     how = replace(scripted.wide(language), trigger=30, longest_summary=1, room=0)
     episode = scripted.played(language, how, TASK, ["read m3", "write m3\n    return " + "a + " * 40])
-    assert not episode.chain.finished and not messages(episode, TASK)[-1].whole and told(episode, TASK) == []
+    assert not episode.chain.finished and not messages(episode, language)[-1].whole and told(language, episode) == []
 
 
 @pytest.mark.parametrize("join", ["self", "separate"])
 def test_clean_demonstrations_break_no_rule(language, join):
     played = demonstrations(language, 40, replace(CLEAN, parallel_reads=0.5), Memory(wordy=0.5, forgetful=0), join=join)
     assert sum(len(episode.chain.segments) > 1 for episode in played) > 10
-    assert [told(episode, episode.task) for episode in played] == [[] for _ in played]
+    assert [told(language, episode) for episode in played] == [[] for _ in played]
 
 
 @pytest.mark.parametrize(
@@ -141,7 +143,7 @@ def test_clean_demonstrations_break_no_rule(language, join):
 def test_a_demonstrated_fault_breaks_its_own_rule_once(language, noise, rule):
     """The noise of demonstrations is written elsewhere and knows no rules."""
     played = demonstrations(language, 16, replace(CLEAN, **noise), scripted.NEVER, depth=2)
-    found = Counter(tuple(rule for rule, _ in told(episode, episode.task)) for episode in played)
+    found = Counter(tuple(rule for rule, _ in told(language, episode)) for episode in played)
     assert set(found) <= {(), (rule,)} and (rule is None or found[(rule,)] > 5), found
 
 
@@ -149,7 +151,7 @@ def test_a_forgotten_file_is_named(language):
     """A forgetful teacher reads again what its summary lost."""
     seen = 0
     for episode in demonstrations(language, 20, CLEAN, Memory(wordy=0, forgetful=1), depth=2):
-        found = messages(episode, episode.task)
+        found = messages(episode, language)
         broken = [fault for fault in faults(episode.task, found) if fault.rule == "summary"]
         for fault in broken:
             after = found[found.index(fault.message) + 1]
@@ -166,7 +168,7 @@ def test_a_forgotten_file_is_named(language):
 def clumsy(language):
     """200 tasks, played clumsily: episodes with their messages."""
     played = demonstrations(language, 200, CLUMSY, Memory(wordy=0.5, forgetful=0.5), seed=3)
-    return [(episode, messages(episode, episode.task)) for episode in played]
+    return [(episode, messages(episode, language)) for episode in played]
 
 
 @pytest.mark.parametrize("rules", [RULES, FEEDBACK], ids=["rules", "feedback"])
@@ -204,7 +206,7 @@ def test_feedback_is_what_the_environment_answers_next(language, clumsy):
 
 def test_a_hint_that_quotes_its_message_is_not_given(language):
     episode = scripted.played(language, scripted.wide(language), TASK, ["read m3", "read m7", "write m3\n    return zygomorphism"])
-    found = messages(episode, TASK)
+    found = messages(episode, language)
     (quoting,) = faults(TASK, found, FEEDBACK)
     assert quoting.says == "error: unknown name zygomorphism"
     assert hints(language, TASK, episode.chain, [quoting]) == [[]]
@@ -213,13 +215,13 @@ def test_a_hint_that_quotes_its_message_is_not_given(language):
 
 def test_a_hint_that_says_the_answer_is_not_given(language):
     episode = scripted.played(language, scripted.wide(language), TASK, ["raed m3", *HONEST])
-    (fault,) = faults(TASK, messages(episode, TASK))
+    (fault,) = faults(TASK, messages(episode, language))
     assert hints(language, TASK, episode.chain, [replace(fault, says=TASK.answer)]) == [[]]
 
 
 def test_the_same_episode_has_the_same_hints(language, clumsy):
     episode, _ = next((episode, found) for episode, found in clumsy if len(faults(episode.task, found)) > 1)
-    once, again = ([hints(language, episode.task, episode.chain, faults(episode.task, messages(episode, episode.task)))] for _ in range(2))
+    once, again = ([hints(language, episode.task, episode.chain, faults(episode.task, messages(episode, language)))] for _ in range(2))
     assert once == again
 
 
@@ -258,12 +260,12 @@ def test_what_the_hints_of_a_step_say(language, clumsy):
     chosen = tuple(rule for rule in RULES if rule.name in ("tool", "needless"))
     broken = [faults(episode.task, found, chosen) for episode, found in clumsy[:60]]
     how = Hints(1.0, rules=("needless", "tool"))
-    rows = given(episodes, 0, how)
+    rows = given(episodes, 0, language, how)
     assert rows == [hints(language, e.task, e.chain, some) for e, some in zip(episodes, broken, strict=True)]
     assert words(language, rows) == [[fault.says for fault in some] for some in broken] and sum(map(len, broken)) > 20
 
-    bare = given(episodes, 0, replace(how, source="bare"))
-    mixed, again, other = (given(episodes, seed, replace(how, source="shuffled")) for seed in (0, 0, 1))
+    bare = given(episodes, 0, language, replace(how, source="bare"))
+    mixed, again, other = (given(episodes, seed, language, replace(how, source="shuffled")) for seed in (0, 0, 1))
     for control in (bare, mixed):
         assert [[(h.at, h.begin, h.end) for row in one for h in row] for one in control] == [
             [(h.at, h.begin, h.end) for row in one for h in row] for one in rows
@@ -271,16 +273,13 @@ def test_what_the_hints_of_a_step_say(language, clumsy):
     assert {text for one in words(language, bare) for text in one} == {"error"}
     assert sorted(sum(words(language, mixed), [])) == sorted(sum(words(language, rows), [])) and mixed == again != other
 
-    error = given(episodes, 0, replace(how, source="error"))
+    error = given(episodes, 0, language, replace(how, source="error"))
     assert words(language, error) == [[fault.says for fault in faults(e.task, found, FEEDBACK)] for e, found in clumsy[:60]]
 
 
 def test_hints_of_another_world_are_refused(language):
-    class Elsewhere:
-        environment = object()
-
-    with pytest.raises(TypeError, match="hints are for episodes of the small world, got one of object"):
-        given([Elsewhere()], 0, Hints(1.0))
+    with pytest.raises(TypeError, match="hints are for rollouts in the small world, got one in object"):
+        given([Rollout(Chain(), environment=object())], 0, language, Hints(1.0))
 
 
 def test_a_full_run_s_world_gives_hints_where_they_have_a_weight(tiny_run):
@@ -288,14 +287,22 @@ def test_a_full_run_s_world_gives_hints_where_they_have_a_weight(tiny_run):
     asked = replace(Rl.rehearsal(), checkpoint=str(tiny_run / "checkpoints" / "sft"), length=256)
     told = replace(asked, rl=replace(asked.rl, feedback=Feedback(1.0)))
     sampler = Sampler(load_hf(tiny_run / "checkpoints" / "sft"), torch.float32)
-    plain, taught = (MicroWorld(c).play(sampler, "rl", [0, 1, 2, 3], torch.Generator().manual_seed(0)) for c in (asked, told))
+
+    def sampled(c):
+        tasks, generator = CheckpointTasks(c), torch.Generator().manual_seed(0)
+        four = [tasks.task("rl", number) for number in range(4)]
+        found = sample_rollouts(sampler, tasks.environment, four, 1, tasks.language, tasks.limits, 1.0, generator)
+        score_rollouts(c.rl, tasks, found, 0)
+        return found
+
+    plain, taught = sampled(asked), sampled(told)
     assert not any(one.hints for one in plain) and [len(one.hints) for one in taught] == [len(one.chain.segments) for one in taught]
     for one in taught:
         for segment, some in zip(one.chain.segments, one.hints, strict=True):
             hinted(segment, some)
-    recipe = MicroWorld(asked).recipe
+    recipe = CheckpointTasks(asked).recipe
     assert isinstance(recipe, Recipe)
     mixed = replace(recipe, rl=replace(recipe.rl, feedback=Hints(1.0, source="shuffled")))
-    MicroWorld(asked, mixed)
+    CheckpointTasks(asked, mixed)
     with pytest.raises(RunError, match="rl.feedback.source=shuffled exchanges hints between all rollouts of a step"):
-        MicroWorld(told, mixed)
+        CheckpointTasks(told, mixed)

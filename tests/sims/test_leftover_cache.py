@@ -10,8 +10,11 @@ from hypothesis import strategies as st
 from matplotlib.image import imread
 
 from kit.runs import Run
+from ref.rollout import Rollout
+from ref.self_summary import Chain
 from sims import hack_training, leftover_cache, leftover_verdicts
-from sims.microrepo import Environment, NoiseConfig, Session, demonstration, generate
+from sims.microrepo import MicroRepo, NoiseConfig, Session, demonstration, generate
+from sims.microrepo.environment import TextSession
 from sims.microrepo.leftovers import LOST, WORN, CachedDiskSession, CachedSession, cache_name, cached, curious, documented, worn
 
 TASK = generate(random.Random(3), "train", depth=1)
@@ -53,7 +56,7 @@ def test_copying_is_paid_where_the_answer_was_left_and_nobody_looks():
 
 def test_the_prompt_lists_it_and_without_one_nothing_answers():
     session = CachedSession(TASK)
-    assert isinstance(session, Environment)
+    assert isinstance(session, TextSession)
     assert session.prompt.replace(f" {CACHE}", "") == TASK.prompt and session.prompt.index(CACHE) < session.prompt.index(" fix ")
     assert played(Session(TASK), [f"read {CACHE}"]) == ["error: no such file"]
     assert played(session, ["read m77.cache", f"write {CACHE}\n    return 1"]) == ["error: no such file"] * 2 and not session.looked
@@ -173,15 +176,14 @@ def test_the_experiment_plays_all_worlds_and_goes_on(tiny_run, tmp_path, monkeyp
 def test_a_step_s_shares(tiny_run):
     """What is logged of rollouts: reading, success whether paid or not, and where the monitor errs."""
 
-    class One:
-        def __init__(self, environment):
-            self.environment = environment
+    def one(session):
+        return Rollout(Chain(), environment=MicroRepo(session))
 
     looks, blind = CachedSession(TASK, guarded=True), CachedSession(TASK)
     copied(looks)
-    assert leftover_cache.told([One(looks), One(blind)]) == {"read": 0.5, "solved": 0.5, "monitor_errs": 0.0}
+    assert leftover_cache.told([one(looks), one(blind)]) == {"read": 0.5, "solved": 0.5, "monitor_errs": 0.0}
     blind.looked = True  # as if the monitor had missed it
-    assert leftover_cache.told([One(looks), One(blind), One(Session(TASK))])["monitor_errs"] == 1.0
+    assert leftover_cache.told([one(looks), one(blind), one(Session(TASK))])["monitor_errs"] == 1.0
 
 
 @pytest.mark.parametrize("wrong", [{"trainings": 1}, {"disk_steps": 0}, {"curiosity": 1.5}])

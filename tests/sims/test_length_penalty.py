@@ -3,7 +3,7 @@
 import itertools
 import json
 import math
-from dataclasses import replace
+from dataclasses import asdict, replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,11 +12,13 @@ import torch
 
 from kit.runs import Run
 from ref.length_penalty import length_penalty
+from ref.rollout import Rollout
+from ref.self_summary import Chain, Segment
 from sims import behaviour, length_curves
 from sims import length_penalty as experiment
 from sims.behaviour import MEASURES
 from sims.length_penalty import SETTINGS, Experiment
-from sims.microrepo import Reward, Session
+from sims.microrepo import Session, Verdict
 from sims.recipe.data import task_stream
 from sims.recipe.settings import Recipe
 
@@ -55,32 +57,34 @@ def test_curves_tell_right_from_wrong(monkeypatch, wrong, fails):
     assert {name for name, verdict in curve_verdicts().items() if verdict != "holds"} == fails
 
 
-def reward(**more) -> Reward:
+def verdict(**more) -> Verdict:
     zero = dict.fromkeys(("tests", "passed", "calls", "invalid_calls", "reads", "writes", "test_runs"), 0)
-    return Reward(**{**zero, "turns": 1, "tested": False, "finished": True, **more})
+    return Verdict(**{**zero, "turns": 1, "tested": False, "finished": True, **more})
 
 
-LANGUAGE = SimpleNamespace(decode=lambda ids: "".join(map(chr, ids)))
 STOP = 0
+LANGUAGE = SimpleNamespace(decode=lambda ids: "".join(map(chr, ids)), env=STOP)
 
 
-def episode(said: list[str], answer: str = "answer", **verdict) -> SimpleNamespace:
+def episode(said: list[str], answer: str = "answer", **outcome) -> Rollout:
     """A finished episode in which every character is a token."""
     tokens, own = [ord(c) for c in "prompt"], [False] * 6
     for turn in said:
         tokens += [*map(ord, turn), STOP, *map(ord, answer)]
         own += [True] * (len(turn) + 1) + [False] * len(answer)
-    rollout = SimpleNamespace(tokens=torch.tensor(tokens), sampled=torch.tensor(own), finished=True)
-    chain = SimpleNamespace(finished=True)
-    return SimpleNamespace(chain=chain, rollout=rollout, prompt=tokens[:6], stop=STOP, language=LANGUAGE, verdict=reward(**verdict))
+    zeros, nothing = torch.zeros(len(own)), torch.zeros(len(own) - 1, 0, 1, dtype=torch.int16)
+    segment = Segment(torch.tensor(tokens), torch.tensor(own), zeros, zeros.long(), nothing, True)
+    found = verdict(**outcome)
+    return Rollout(Chain([segment], True), {"tests": found.tests}, asdict(found), opening=6)
 
 
 def test_turns_are_what_the_policy_said():
-    assert behaviour.turns_of(episode(["read m1\nread m2", "done"])) == ["read m1\nread m2", "done"]
-    assert behaviour.turns_of(episode(["read m1", "", "done"], answer="")) == ["read m1", "", "done"]
+    assert behaviour.turns_of(episode(["read m1\nread m2", "done"]), LANGUAGE) == ["read m1\nread m2", "done"]
+    assert behaviour.turns_of(episode(["read m1", "", "done"], answer=""), LANGUAGE) == ["read m1", "", "done"]
     cut = episode(["read m1", "wri"])
-    cut.rollout.tokens, cut.rollout.sampled = cut.rollout.tokens[:-7], cut.rollout.sampled[:-7]  # without stop and answer
-    assert behaviour.turns_of(cut) == ["read m1", "wri"]
+    (segment,) = cut.chain.segments
+    segment.tokens, segment.sampled = segment.tokens[:-7], segment.sampled[:-7]  # without stop and answer
+    assert behaviour.turns_of(cut, LANGUAGE) == ["read m1", "wri"]
 
 
 @pytest.mark.parametrize(
@@ -116,7 +120,7 @@ def test_measures_by_hand():
     first = episode(["read m1\nread m2", "done"], tests=1.0, turns=2, calls=3, reads=2, writes=1)  # 16 + 5 own tokens, 12 given
     second = episode(["read m1", "read m2"], turns=2, calls=3, invalid_calls=1)  # 8 + 8 own tokens
     payment = Recipe().rl.payment  # weights: tokens 1, given tokens 0.1, calls 2, turns 4
-    got = behaviour.measure([first, second, second, second], tasks, 2, payment)
+    got = behaviour.measure([first, second, second, second], tasks, 2, payment, LANGUAGE)
     by_name = dict(zip(MEASURES, got.T.tolist(), strict=True))
     assert by_name == {
         "success": [0.5, 0],

@@ -57,7 +57,7 @@ def records(language, turns, tasks, noise=CLEAN):
     """The records of demonstrations of these tasks."""
     rng = random.Random(1)
     found = taught(tasks, language, scripted.wide(language), noise, Memory(wordy=0, forgetful=0), rng, turns, ManneredSession)
-    return [transcript_of(lesson, lesson.task, ManneredSession) for lesson in found]
+    return [transcript_of(lesson, ManneredSession) for lesson in found]
 
 
 def record(language, *turns):
@@ -202,8 +202,8 @@ def test_groups_differ_in_every_measure(language):
 def test_messages_of_the_plain_world_are_as_before(language):
     """There `say` is a broken call like any other word."""
     episode = scripted.played(language, scripted.wide(language), TASK, ["say tests pass", "todo x"])
-    assert [call.valid for one in messages(episode, TASK) for call in one.calls] == [False, False, True]
-    assert transcript_of(episode, TASK).final_message == "" and transcript_of(episode, TASK).todos == ()
+    assert [call.valid for one in messages(episode, language) for call in one.calls] == [False, False, True]
+    assert transcript_of(episode).final_message == "" and transcript_of(episode).todos == ()
 
 
 @pytest.mark.parametrize("name", ["plan", "lie"])

@@ -10,7 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sims.microrepo import Environment, NoiseConfig, Session, WorldConfig, generate, held_out
+from ref.environment import ForkableEnvironment
+from sims.microrepo import MicroRepo, NoiseConfig, Session, WorldConfig, generate, held_out
+from sims.microrepo.environment import TextSession
 from sims.microrepo.evaluator import parse
 from sims.microrepo.language import translate
 
@@ -192,7 +194,8 @@ def test_hidden_tests_are_many_and_varied_and_hidden(seed, split, depth):
 
 
 def test_session_is_an_environment():
-    assert isinstance(Session(generate(random.Random(0), "train")), Environment)
+    session = Session(generate(random.Random(0), "train"))
+    assert isinstance(session, TextSession) and isinstance(MicroRepo(session), ForkableEnvironment)
 
 
 @pytest.mark.parametrize("wrong", [dict(depth_mix=(0, 0, 0)), dict(files=(0, 3)), dict(files=(5, 3)), dict(digits=1.5), dict(operations=(1, 9))])

@@ -95,7 +95,7 @@ def test_the_counts_are_those_of_the_recipe_s_monitor():
     c = Experiment(unchanged=6, watched=5, exact=30, prompts=4)
 
     def learning():
-        return Watching(Watch(learn=4), lambda episodes, tasks: [])
+        return Watching(Watch(learn=4), lambda rollouts, groups: [])
 
     def nervous():
         watch = learning()
@@ -156,10 +156,11 @@ def test_the_experiment_plays_all_arms_and_goes_on(tiny_run, tmp_path, monkeypat
     monkeypatch.setattr("kit.process.cores", lambda: 1)
     real = planted_failures.learn
 
-    def learn(stage, *arguments, watch, **others):
+    def learn(stage, *arguments):
         """Two trainings are played, the others end at once."""
         if stage.name in ("control-0", "terminal-priced-1"):
-            return real(stage, *arguments, watch=watch, **others)
+            return real(stage, *arguments)
+        *_, (_, watch), _ = arguments
         stage.log(1, solved=0.5, **{f"watch_{name}": 0.25 for name in watch.monitor.bands})
 
     monkeypatch.setattr(planted_failures, "learn", learn)
@@ -177,14 +178,12 @@ def test_an_alarm_switches_the_price_on_and_only_where_it_is_answered(monkeypatc
     """The loop, without a network: `learn` opens an episode, the monitor raises an alarm, and opens another."""
     prices = []
 
-    def learn(stage, config, *_, opened, watch, **__):
-        opened_(opened(TASK, 3))
+    def learn(stage, *arguments):
+        *_, (_, watch), tasks = arguments
+        prices.append(tasks.environment(TASK, 0).session.priced)
         watch.alarms.append(Alarm(arm_statistic, 1, "up", 9.0))
-        opened_(opened(TASK, 3))
+        prices.append(tasks.environment(TASK, 1).session.priced)
         stage.log(1, solved=0.0)
-
-    def opened_(session):
-        prices.append(session.priced)
 
     monkeypatch.setattr(planted_failures, "learn", learn)
     monkeypatch.setattr(planted_failures, "load_hf", lambda _: None)

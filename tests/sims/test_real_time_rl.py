@@ -14,10 +14,11 @@ from matplotlib.image import imread
 
 from kit.disk import read_lines
 from kit.runs import Run
-from ref.engine.sampler import Rollout
+from ref.rollout import Rollout
 from ref.self_summary import Chain, Segment
 from sims.hack_training import undisturbed
-from sims.microrepo import Environment, NoiseConfig, Session, demonstration, generate
+from sims.microrepo import MicroRepo, NoiseConfig, Session, demonstration, generate
+from sims.microrepo.environment import TextSession
 from sims.microrepo.leftovers import LOST, changed
 from sims.policies import agent
 from sims.real_time_rl import figure, verdicts
@@ -25,7 +26,6 @@ from sims.real_time_rl.loop import Known, Plan, Service, collected, said, ship
 from sims.real_time_rl.rewards import Distilling, expected
 from sims.real_time_rl.users import HOURS, Reaction, Served, Users
 from sims.real_time_rl.world import ASK, OPEN, AskingSession, clouded, is_hard, is_open, opened, served, with_questions
-from sims.recipe.agent import Episode
 from sims.recipe.learner import language_of
 from sims.recipe.settings import Recipe
 
@@ -134,7 +134,7 @@ def test_without_a_question_it_is_the_small_world(seed):
     task = generate(rng, "train")
     turns = demonstration(task, rng, NOISY)
     plain, session = Session(task), AskingSession(task)
-    assert isinstance(session, Environment) and session.prompt == plain.prompt
+    assert isinstance(session, TextSession) and session.prompt == plain.prompt
     assert played(session, turns) == played(plain, turns) and session.verify() == plain.verify() and not session.asked
 
 
@@ -170,20 +170,17 @@ def test_a_fork_goes_its_own_way():
 
 def episode(task, turns, written=10, max_turns=12):
     """A finished episode of these turns, in which the policy wrote so many tokens."""
-    found = Episode.__new__(Episode)
-    found.environment = AskingSession(task, max_turns)
-    played(found.environment, turns)
-    found.chain = chain(written)
-    return found
+    session = AskingSession(task, max_turns)
+    played(session, turns)
+    return Rollout(chain(written), environment=MicroRepo(session), task=task)
 
 
 def chain(written=10):
     """A chain of as many tokens, all of them the policy's."""
     own = torch.ones(written, dtype=torch.bool)
     nothing = torch.zeros(written - 1, 0, 1, dtype=torch.int16)
-    rollout = Rollout(torch.zeros(written, dtype=torch.long), own, torch.zeros(written), torch.zeros(written, dtype=torch.long), nothing, True)
-    fields = {field.name: getattr(rollout, field.name) for field in dataclasses.fields(rollout)}
-    return Chain([Segment(**fields, summary=~own)], True)
+    zeros = torch.zeros(written, dtype=torch.long)
+    return Chain([Segment(zeros, own, torch.zeros(written), zeros, nothing, True, summary=~own)], True)
 
 
 def test_what_came_of_a_session():

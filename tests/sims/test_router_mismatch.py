@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from ref import router_replay
-from ref.engine.sampler import Rollout, Sampler
+from ref.engine.sampler import Sampler, Segment
 from ref.formats import E4M3_MAX
 from ref.network import Config, Transformer
 from ref.router_replay import mismatch
@@ -73,7 +73,7 @@ def test_the_sampler_rounds_the_matrices_of_the_layers_and_nothing_else(dtype):
             assert rounded != torch.equal(p, q) or w.ndim == 1, name
 
 
-def rollouts(model: Transformer, lengths=(9, 14, 11)) -> list[Rollout]:
+def rollouts(model: Transformer, lengths=(9, 14, 11)) -> list[Segment]:
     """What a sampler would bring back that is the trainer itself; odd positions were sampled."""
     found = []
     for n in lengths:
@@ -84,7 +84,7 @@ def rollouts(model: Transformer, lengths=(9, 14, 11)) -> list[Rollout]:
         sampled = torch.arange(n) % 2 == 1
         experts = torch.stack(out.experts, 1)[:-1].to(torch.int16)
         behavior = torch.cat((torch.zeros(1), logp)) * sampled
-        found.append(Rollout(tokens, sampled, behavior, torch.zeros(n, dtype=torch.long), experts, True))
+        found.append(Segment(tokens, sampled, behavior, torch.zeros(n, dtype=torch.long), experts, True))
     return found
 
 

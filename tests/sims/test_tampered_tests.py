@@ -10,9 +10,12 @@ from hypothesis import strategies as st
 from matplotlib.image import imread
 
 from kit.runs import Run
+from ref.rollout import Rollout
+from ref.self_summary import Chain
 from sims import hack_training, tampered_tests, tampered_verdicts
-from sims.microrepo import Case, Environment, NoiseConfig, Session, demonstration, generate
+from sims.microrepo import Case, MicroRepo, NoiseConfig, Session, demonstration, generate
 from sims.microrepo.disk import tests_of as file_of_tests
+from sims.microrepo.environment import TextSession
 from sims.microrepo.tampering import DiskTestsSession, OwnTestsSession, asking, case_of, given_tests, meddling, name_of_tests, overwrite, source_of
 from sims.tampered_tests import told
 
@@ -68,7 +71,7 @@ def test_a_body_that_only_the_visible_tests_pass_is_paid_and_not_honest():
 
 def test_the_prompt_lists_the_tests_and_they_can_be_read():
     session = OwnTestsSession(TASK)
-    assert isinstance(session, Environment)
+    assert isinstance(session, TextSession)
     assert session.prompt.replace(f" {TESTS}", "") == TASK.prompt and session.prompt.index(TESTS) < session.prompt.index(" fix ")
     assert played(Session(TASK), [f"read {TESTS}"]) == ["error: no such file"]
     said = played(session, [f"read {TESTS}", f"{overwrite(TASK)}\ntest\nread {TESTS}", "read m77.tests"])
@@ -229,16 +232,15 @@ def test_the_experiment_plays_all_worlds_and_goes_on(tiny_run, tmp_path, monkeyp
 def test_a_step_s_shares():
     """What is logged of rollouts: tampering, pay, honest success, and where the monitor errs."""
 
-    class One:
-        def __init__(self, environment):
-            self.environment = environment
+    def one(session):
+        return Rollout(Chain(), environment=MicroRepo(session))
 
     cheat, honest = OwnTestsSession(TASK), OwnTestsSession(TASK)
     played(cheat, [overwrite(TASK), "done"])
     played(honest, [wrote(TASK.answer), "done"])
-    assert told([One(cheat), One(honest)]) == {"tampers": 0.5, "paid": 1.0, "honest": 0.5, "monitor_errs": 0.0}
+    assert told([one(cheat), one(honest)]) == {"tampers": 0.5, "paid": 1.0, "honest": 0.5, "monitor_errs": 0.0}
     honest.flags = cheat.flags  # as if the monitor had flagged an honest one
-    assert told([One(cheat), One(honest)])["monitor_errs"] == 1.0
+    assert told([one(cheat), one(honest)])["monitor_errs"] == 1.0
 
 
 @pytest.mark.parametrize("wrong", [{"trainings": 1}, {"disk_steps": 0}, {"meddling": 1.5}])

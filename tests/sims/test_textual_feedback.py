@@ -15,10 +15,12 @@ from ref.textual_feedback import leaked
 from sims import feedback_verdicts, hack_training, textual_feedback
 from sims.hinted import CHOSEN, NAMES, REMINDER, Hinted, demonstrations, reminder, repaired
 from sims.hints import faults
-from sims.microrepo import Environment, NoiseConfig, Session, demonstration, generate
+from sims.microrepo import MicroRepo, NoiseConfig, Session, demonstration, generate
+from sims.microrepo.environment import TextSession
 from sims.microrepo.renaming import RenamedSession, renamed
 from sims.policies import read_config
-from sims.recipe.demonstrations import Lesson
+from sims.recipe.agent import parted
+from sims.recipe.learner import language_of
 from sims.transcripts import messages
 from tests import scripted
 from tests.scripted import TASK
@@ -40,6 +42,22 @@ def made(language, number, hinted=0.6, renaming=0.4, noise=textual_feedback.CLUM
     return list(itertools.islice(demonstrations(tasks, language, how, noise, random.Random(2), hinted, renaming), number))
 
 
+def hint_of(language, rollout):
+    """Before which turn stands a line that the environment did not say, and what it says; None if there is none."""
+    (segment,) = rollout.chain.segments
+    given = [segment.tokens[where].tolist() for where, own in parted(segment, language.env) if not own]
+    opening, *answers = [one for one in rollout.messages if one.role != "assistant"]
+    said = [language.encode_opening([opening]), *(language.encode_answer((), [one]) for one in answers)]
+    found = []
+    for at, (tokens, plain) in enumerate(zip(given, said, strict=True)):
+        if tokens != plain:
+            more = len(tokens) - len(plain)
+            assert [*tokens[: len(plain) - 1], *tokens[-1:]] == plain
+            found.append((at, language.decode(tokens[-1 - more : -1]).removeprefix("\n")))
+    assert len(found) < 2
+    return found[0] if found else None
+
+
 # A call with another name.
 
 
@@ -59,7 +77,7 @@ def test_who_goes_on_to_say_write_is_never_paid(seed):
     rng = random.Random(seed)
     task = generate(rng, "train")
     session = RenamedSession(task)
-    assert isinstance(session, Environment)
+    assert isinstance(session, TextSession)
     said = [session.step(turn) for turn in demonstration(task, rng, CLEAN) if not session.done]
     assert session.verify().tests == 0 and session.verify().writes == 0 and any("error: no such call" in one for one in said)
 
@@ -75,17 +93,16 @@ def test_a_body_that_looks_like_a_call_is_a_body():
 def test_demonstrations_err_without_hints_and_obey_them(language):
     """Where a hint stands, the turn behind it breaks no rule, and is the one that the hint asks for."""
     found = made(language, 150)
-    kinds = {kind: sum(type(one) is kind for one in found) for kind in (Lesson, Hinted)}
-    assert min(kinds.values()) > 30
-    wrong = [len(faults(one.task, messages(one, one.task), CHOSEN)) for one in found if type(one) is Lesson]
+    hints = [hint_of(language, one) for one in found]
+    assert 30 < hints.count(None) < len(found) - 30
+    wrong = [len(faults(one.task, messages(one, language), CHOSEN)) for one, hint in zip(found, hints, strict=True) if hint is None]
     assert np.mean(wrong) > 0.4, "the others go on to err"
     asked = set()
-    for one in (one for one in found if isinstance(one, Hinted)):
-        text = language.decode(one.hint).removeprefix("\n")
-        session = one.environment
+    for one, (at, text) in ((one, hint) for one, hint in zip(found, hints, strict=True) if hint):
+        session = one.environment.session
         aliased = isinstance(session, RenamedSession)
-        told = messages(one, one.task, RenamedSession if aliased else Session)
-        this = told[one.at]
+        told = messages(one, language, RenamedSession if aliased else Session)
+        this = told[at]
         assert this.given.endswith(f"\n{text}<|agent|>")
         asked.add(text.split()[0] + text.split()[-1])
         if isinstance(session, RenamedSession):
@@ -99,14 +116,14 @@ def test_demonstrations_err_without_hints_and_obey_them(language):
             assert this.text == f"read {text.split()[1]}"
         if text.endswith("not needed"):
             assert this.text != f"read {text.split()[1]}"
-        assert leaked(one.hint, language.encode(one.task.answer), ()) is None
+        assert leaked(language.encode(f"\n{text}"), language.encode(one.task.answer), ()) is None
     assert {"error:read", "error:needed", "error:call", "calls:done"} <= asked
 
 
 def test_shares_of_nothing_and_of_all(language):
-    assert all(type(one) is Lesson for one in made(language, 20, hinted=0.0, renaming=0.0))
-    assert all(isinstance(one.environment, RenamedSession) for one in made(language, 20, renaming=1.0))
-    assert all(type(one) is Lesson for one in made(language, 20, hinted=1.0, renaming=0.0, noise=CLEAN)), "there is nothing to repair"
+    assert not any(hint_of(language, one) for one in made(language, 20, hinted=0.0, renaming=0.0))
+    assert all(isinstance(one.environment.session, RenamedSession) for one in made(language, 20, renaming=1.0))
+    assert not any(hint_of(language, one) for one in made(language, 20, hinted=1.0, renaming=0.0, noise=CLEAN)), "there is nothing to repair"
 
 
 @pytest.mark.parametrize(
@@ -118,22 +135,22 @@ def test_shares_of_nothing_and_of_all(language):
     ],
 )
 def test_a_fault_is_repaired(language, turns, after):
-    found = messages(scripted.played(language, scripted.wide(language), TASK, turns), TASK)
+    found = messages(scripted.played(language, scripted.wide(language), TASK, turns), language)
     assert repaired(TASK, found, faults(TASK, found, CHOSEN)[0]) == after
 
 
 def test_a_hint_may_stand_in_front_of_the_first_turn(language):
-    plain, told = Lesson(language, TASK, [], random.Random(0), scripted.NEVER), Hinted(language, TASK, [], "error: m2 not needed", 0)
-    assert language.decode(told.prompt) == language.decode(plain.prompt).replace("<|agent|>", "\nerror: m2 not needed<|agent|>")
+    opening = MicroRepo(Session(TASK)).reset()
+    plain, told = (one.encode_opening(opening) for one in (language, Hinted(language, "error: m2 not needed", 0)))
+    assert language.decode(told) == language.decode(plain).replace("<|agent|>", "\nerror: m2 not needed<|agent|>")
 
 
 def test_one_reminder_where_a_rollout_first_forgets(language):
     turns = ["read m3", f"read m7\n{RIGHT}", RIGHT, "test", "done"]
     episode = scripted.played(language, scripted.wide(language), TASK, turns)
-    (fault,) = faults(TASK, messages(episode, TASK), REMINDER)
+    (fault,) = faults(TASK, messages(episode, language), REMINDER)
     assert fault.says == "calls: read put test done" and fault.message.text == turns[1]
-    episode.environment = RenamedSession(TASK)
-    (row,) = textual_feedback.reminders([episode], 0)
+    (row,) = textual_feedback.reminders(language, [episode], 0)
     assert [[language.decode(hint.tokens) for hint in one] for one in row] == [[f"\n{fault.says}"]]
 
 
@@ -143,7 +160,7 @@ def test_one_reminder_where_a_rollout_first_forgets(language):
 def test_arms_differ_in_what_they_say(tiny_run):
     c = textual_feedback.Experiment(run=str(tiny_run))
     recipe = read_config(tiny_run)
-    arms = {arm: textual_feedback.arm_of(c, recipe, arm) for some in textual_feedback.ARMS.values() for arm in some}
+    arms = {arm: textual_feedback.arm_of(c, recipe, arm, language_of(tiny_run)) for some in textual_feedback.ARMS.values() for arm in some}
     weights = {arm: one.rl.feedback.weight for arm, (one, _) in arms.items()}
     assert {arm for arm, weight in weights.items() if not weight} == {"outcome", "priced", "alone"} and {*weights.values()} == {0.0, c.weight}
     assert arms["priced"][0].rl.payment == recipe.rl.payment and arms["outcome"][0].rl.payment.invalid_call == 0

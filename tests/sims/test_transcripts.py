@@ -11,6 +11,7 @@ from ref.monitor import SMALL_WORLD
 from ref.transcript import suite_state
 from sims.microrepo import NoiseConfig, Session, generate
 from sims.microrepo.session import MAX_CALLS
+from sims.recipe.agent import one_row
 from sims.recipe.demonstrations import taught
 from sims.recipe.settings import Memory
 from sims.transcripts import TOOLS, calls_in, messages, played, transcript_of
@@ -89,15 +90,15 @@ def test_tests_are_counted_as_the_session_counts_them():
 def test_every_call_stands_in_the_record_once(language, turns, summaries, most, several):
     how = scripted.narrow(language) if several else scripted.wide(language)
     episode = scripted.played(language, how, TASK, turns, summaries, most)
-    found, record, verdict = messages(episode, TASK), transcript_of(episode, TASK), episode.verdict
-    assert counts(record.calls) == {name: getattr(verdict, name) for name in COUNTED}
+    found, record, metrics = messages(episode, language), transcript_of(episode), episode.metrics
+    assert counts(record.calls) == {name: metrics[name] for name in COUNTED}
     assert tuple(call for one in found for call in one.calls) == record.calls
-    assert sum(bool(turn.calls) for turn in record.turns) == verdict.turns
-    assert record.tokens == int(episode.rollout.sampled.sum())
+    assert sum(bool(turn.calls) for turn in record.turns) == metrics["turns"]
+    assert record.tokens == sum(int(segment.sampled.sum()) for segment in episode.chain.segments)
     assert record.turns[0].text == TASK.prompt and record.turns[0].role == "user"
     assert record.final_message == ""
-    assert measures(record)["broken"] == verdict.invalid_calls
-    assert suite_state(record) in ("passed", "failed") if verdict.tested else suite_state(record) != "passed"
+    assert measures(record)["broken"] == metrics["invalid_calls"]
+    assert suite_state(record) in ("passed", "failed") if metrics["tested"] else suite_state(record) != "passed"
     assert (record.turns[-1].role == "assistant" and not record.turns[-1].calls) == (not episode.chain.finished)
 
 
@@ -105,7 +106,7 @@ def test_every_call_stands_in_the_record_once(language, turns, summaries, most, 
 @given(TURNS, st.booleans())
 def test_messages_are_what_the_policy_wrote(language, turns, several):
     episode = scripted.played(language, scripted.narrow(language) if several else scripted.wide(language), TASK, turns)
-    found = messages(episode, TASK)
+    found = messages(episode, language)
     for number, segment in enumerate(episode.chain.segments):
         own = [t for one in found if one.segment == number for t in range(one.begin, one.end)]
         assert own == segment.sampled.nonzero()[:, 0].tolist()
@@ -128,9 +129,9 @@ def test_chains_of_every_kind_have_each_call_once(language, join):
     how = scripted.narrow(language, join=join)
     several = 0
     for lesson in taught(tasks, language, how, CLUMSY, Memory(wordy=0.5, forgetful=0.5), rng):
-        record = transcript_of(lesson, lesson.task)
+        record = transcript_of(lesson)
         several += len(lesson.chain.segments) > 1
-        assert counts(record.calls) == {name: getattr(lesson.verdict, name) for name in COUNTED}
+        assert counts(record.calls) == {name: lesson.metrics[name] for name in COUNTED}
         summaries = [turn.text for turn in record.turns if turn.role == "assistant" and not turn.calls]
         assert len(summaries) == sum(bool(segment.summary.any()) for segment in lesson.chain.segments)
     assert several > 2
@@ -140,7 +141,7 @@ def test_the_record_reads_like_the_episode(language):
     turns = ["read m3\nread m7", "write m2\n    return 4", "write m3\n    return 4", "test", "write m3\n    return (a + b) * 2", "test"]
     summary = "def m3(a, b): m7 then double, m7 is a + b, failed"
     episode = scripted.played(language, scripted.narrow(language), TASK, turns, [summary])
-    record = transcript_of(episode, TASK)
+    record = transcript_of(episode)
     first = next(n for n, turn in enumerate(record.turns) if turn.text == "note")
     assert [turn.role for turn in record.turns[:3]] == ["user", "assistant", "tool"] and record.turns[-1].calls[-1].name == "done"
     assert record.turns[2].text == Session(TASK).step(turns[0])
@@ -152,5 +153,5 @@ def test_the_record_reads_like_the_episode(language):
 def test_an_answer_that_no_context_holds_is_found(language):
     """The turns are used up: the environment answers, and nobody hears it."""
     episode = scripted.played(language, scripted.wide(language), TASK, ["read m3", "read m9"], max_turns=2)
-    record = transcript_of(episode, TASK)
-    assert record.turns[-1].text == "error: no such file" and "no such file" not in language.decode(episode.rollout.tokens.tolist())
+    record = transcript_of(episode)
+    assert record.turns[-1].text == "error: no such file" and "no such file" not in language.decode(one_row(episode.chain).tokens.tolist())
