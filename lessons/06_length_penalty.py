@@ -381,6 +381,6 @@ for row in record["rows"]:
 # * `ref/length_penalty.py`: the trap in its author's words, and why a negative $k$ raises an error.
 # * `etude figure length-penalty` reproduces Figure 6 and runs all trainings (up to an hour); `etude explore`, page *Length penalties*,
 #   re-ranks real rollouts as you move $k$ and $q$.
-# * `sims/recipe/agent.py`, function `pay`: what an episode of the recipe is charged for.
+# * `ref/rl.py`, function `reward_terms`: what a rollout is charged for.
 # * Composer 2 technical report, §4.2, on the other behaviour rewards and on what went wrong with them.
 # * Next: lesson 7, what to do when a task outgrows the context.

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from etude.bench import written
 from kit.disk import read_json
-from kit.process import cores, keep_freed_memory, machine
+from kit.process import cores, keep_freed_memory, machine, one_thread
 from kit.settings import RunError, fill
 
 BUSY = "import os, sys\nwhile os.getppid() == int(sys.argv[1]): sum(range(10_000))"
@@ -95,11 +95,10 @@ def parts_of(root: Path) -> dict[str, Callable[[], object]]:
     from ref.engine.continuous import ContinuousSampler
     from ref.engine.sampler import Sampler
     from ref.rl import improve, reward_terms
-    from sims.recipe import agent, evaluation
+    from sims.recipe import agent, evaluation, reinforcement
     from sims.recipe.data import task_stream
     from sims.recipe.demonstrations import context
     from sims.recipe.learner import Learner, language_of, load_checkpoint
-    from sims.recipe.reinforcement import CORES
 
     config, model, mtp = after_sft(root)
     language, r, dtype = language_of(root), config.rl, getattr(torch, config.training.dtype)
@@ -130,9 +129,14 @@ def parts_of(root: Path) -> dict[str, Callable[[], object]]:
         with evaluation.one_thread():
             evaluation.measure_decoding(reference, decoded, language, tasks, config, rounds=1)
 
+    @one_thread()  # as in `reinforcement.learn`
+    def step() -> None:
+        found = improve(r, learner.model, reference, batch, mtp=learner.drafts(0), mtp_weight=learner.mtp_weight, each=reinforcement.CORES)
+        learner.apply(found, 1.0)
+
     return {
         "sampling": lambda: rollouts(ROLLOUTS["sampling"]),
-        "step": lambda: learner.apply(improve(r, learner.model, reference, batch, mtp=learner.drafts(0), each=CORES), 1.0),
+        "step": step,
         **({"decoding": decode} if decoded is not None else {}),
         "evaluation": lambda: rollouts(ROLLOUTS["evaluation"], in_evaluation),
         "products": lambda: agent.on_cores(products, range(cores())),

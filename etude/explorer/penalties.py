@@ -56,7 +56,7 @@ def spent(rollout: dict, payment: Payment) -> tuple[float, dict[str, float]]:
     taken = torch.arange(own + given) < own
     nothing = torch.zeros(len(taken) - 1, 0, 1, dtype=torch.int16)
     segment = Segment(torch.zeros(len(taken), dtype=torch.long), taken, torch.zeros(len(taken)), taken.long(), nothing, True)
-    metrics = {name: rollout[name] for name in ("calls", "turns", "invalid_calls")}
+    metrics = {name: float(rollout[name]) for name in ("calls", "turns", "invalid_calls")}
     whole = Rollout(Chain([segment]), {"tests": float(rollout["success"])}, metrics)
     return -reward_terms(whole, replace(payment, effort_price=1.0, k=0.0, q=0.0))["effort"], reward_terms(whole, payment)
 

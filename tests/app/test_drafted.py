@@ -12,9 +12,8 @@ from etude import drafted, example_agent, play, tokens
 from etude.drafted import Drafter
 from ref.engine.decoder import Decoder, Generation, accept
 from ref.mtp import MTP
-from ref.self_summary import converse_chain
-from sims.microrepo import Session
-from sims.recipe.agent import Episode
+from ref.rollout import Limits, decode_rollout
+from sims.microrepo import MicroRepo, Session
 from sims.recipe.demonstrations import context
 
 
@@ -29,7 +28,8 @@ def decoded(agent, model, mtp, task) -> tuple[list[int], Generation]:
     """The greedy rollout of a decoder that drafts."""
     how = context(agent.language, agent.recipe)
     decoder = Decoder(model, mtp, max_len=how.limit)
-    parts = [decoder.total for _ in converse_chain(decoder, Episode(agent.language, Session(task, agent.recipe.rl.max_turns)), how, ahead=False)]
+    environment = MicroRepo(Session(task, agent.recipe.rl.max_turns))
+    parts = [decoder.total for _ in decode_rollout(decoder, environment, agent.language, Limits(how), ahead=False)]
     total = sum(parts[1:], parts[0])
     return total.tokens, total
 
@@ -43,7 +43,7 @@ def test_greedy_drafts_are_those_of_the_decoder(name):
     for number in range(4):
         task = play.task_of(agent.recipe, number, None)
         episode, model = play.episode_of(agent, task, 0.0, 0)
-        turns = tokens.turns(model, episode, 0.0, Drafter(mtp, 0.0, 0))
+        turns = tokens.turns(model, episode, agent.language, 0.0, Drafter(mtp, 0.0, 0))
         written, total = decoded(agent, model, mtp, task)
         assert written == [one for part in episode.chain.segments for one in part.tokens[part.sampled].tolist()]
         found = drafted.tally([token.draft for token in turn] for turn in turns)
@@ -108,6 +108,6 @@ def test_the_same_seed_marks_the_same_tokens():
     agent = play.agent_in(example_agent.FOLDER)
     episode, model = play.episode_of(agent, play.task_of(agent.recipe, 1, None), 1.0, 3)
     drafter = Drafter(layers_of(agent), 1.0, 3)
-    first, again, other = (tokens.turns(model, episode, 1.0, one) for one in (drafter, drafter, replace(drafter, seed=4)))
+    first, again, other = (tokens.turns(model, episode, agent.language, 1.0, one) for one in (drafter, drafter, replace(drafter, seed=4)))
     unmarked = [tuple(replace(token, draft=None) for token in turn) for turn in other]
-    assert first == again and unmarked == tokens.turns(model, episode, 1.0), "marks change nothing else"
+    assert first == again and unmarked == tokens.turns(model, episode, agent.language, 1.0), "marks change nothing else"

@@ -12,6 +12,7 @@ import torch
 
 from etude.bench import crowded as bench_crowded
 from kit.settings import RunError
+from ref import rollout
 from ref.engine.continuous import ContinuousSampler
 from ref.engine.sampler import Sampler
 from sims.recipe import agent, evaluation, reinforcement
@@ -57,14 +58,15 @@ def test_a_folder_without_a_policy_is_one_line(tmp_path, ask):
 
 
 def test_the_old_way_is_one_process_with_threads():
-    before, own = torch.get_num_threads(), (agent.on_cores, agent.LEAST, agent.MOST, evaluation.one_thread)
+    before, own = torch.get_num_threads(), (agent.on_cores, rollout.FEWEST, rollout.MOST, evaluation.one_thread, reinforcement.CORES)
     with bench_crowded.threads():
-        assert torch.get_num_threads() == bench_crowded.cores() and (agent.LEAST, agent.MOST) == (800, 800)
+        assert torch.get_num_threads() == bench_crowded.cores() and (rollout.FEWEST, rollout.MOST) == (800, 800)
         assert agent.on_cores(lambda part: (part, os.getpid()), [1, 2], each=2) == [(1, os.getpid()), (2, os.getpid())]
-        assert reinforcement.on_cores is agent.on_cores
-        assert (ContinuousSampler.rollout, ContinuousSampler.follow) == (Sampler.rollout, Sampler.follow)
-    assert ContinuousSampler.follow is not Sampler.follow
-    assert torch.get_num_threads() == before and (agent.on_cores, agent.LEAST, agent.MOST, evaluation.one_thread) == own
+        assert reinforcement.CORES is agent.on_cores
+        assert ContinuousSampler.engine == Sampler.engine
+    assert ContinuousSampler.engine is not Sampler.engine
+    assert torch.get_num_threads() == before
+    assert (agent.on_cores, rollout.FEWEST, rollout.MOST, evaluation.one_thread, reinforcement.CORES) == own
 
 
 def test_busy_programs_end_with_a_killed_benchmark(tmp_path):

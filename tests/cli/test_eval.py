@@ -38,7 +38,7 @@ def test_figures_are_those_of_the_rollouts(one_core, ask):
     (only,) = found["agents"]
     assert code == 0 and (found["tasks"], found["samples"], found["seed"]) == (2, 2, 5) and "difference" not in found
     for name, values in (("success", "tests"), ("turns", "turns"), ("invalid_calls", "invalid_calls")):
-        assert only[name]["value"] == pytest.approx(np.mean([getattr(e.verdict, values) for e in episodes]))
+        assert only[name]["value"] == pytest.approx(np.mean([e.metrics[values] for e in episodes]))
         assert only[name]["low"] <= only[name]["value"] <= only[name]["high"]
     assert sum(some["tasks"] for some in only["by_depth"].values()) == 2
 

@@ -175,7 +175,7 @@ def test_what_is_shown_is_what_was_said(agent):
     """The agent's pieces, played again, get the environment's pieces as their answers; a summary follows its request."""
     several = 0
     for lesson in itertools.islice(shown(agent.recipe, agent.language), 60):
-        told, session = [*pieces(lesson)], Session(lesson.task)
+        told, session = [*pieces(lesson, agent.language)], Session(lesson.task)
         assert told[0] == Piece("environment", session.prompt)
         answers = [piece.text for piece in told[1:] if piece.role == "environment" and piece.text != "note"]
         assert answers == [answer for piece in told if piece.role == "agent" if (answer := session.step(piece.text))]
@@ -183,14 +183,14 @@ def test_what_is_shown_is_what_was_said(agent):
             assert (piece.role == "summary") == (before == Piece("environment", "note"))
         several += sum(piece.role == "context" for piece in told) > 0
         assert sum(piece.role == "context" for piece in told) == len(lesson.chain.segments) - 1
-        assert of_episode("a script", lesson).reward == session.verify()
+        assert of_episode("a script", lesson, agent.language).reward == session.verify()
     assert several
 
 
 def test_a_rollout_that_a_limit_cut_says_so(agent):
     lesson = next(iter(shown(agent.recipe, agent.language)))
     lesson.chain.finished = False
-    assert [*pieces(lesson)][-1].text.startswith("cut off")
+    assert [*pieces(lesson, agent.language)][-1].text.startswith("cut off")
 
 
 @given(st.lists(st.text(alphabet="ab\\ ", max_size=4), max_size=5), st.lists(st.text(alphabet="ab\\ ", max_size=4), max_size=5))

@@ -2,6 +2,7 @@
 
 import itertools
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,21 +14,22 @@ from matplotlib.image import imread
 from kit.disk import read_lines
 from kit.runs import Run
 from kit.settings import RunError, fill
-from ref.behaviour import MOST, Behaviour, Prices
+from ref.behaviour import MOST, Behaviour, Prices, behaviour
 from ref.engine.sampler import Sampler
 from ref.network import load_hf
-from ref.self_summary import rollout_chains
+from ref.rl import Watch, reward_terms, score_rollouts
+from ref.rollout import rollout, sample_rollouts
 from sims import behaviour_prices, behaviour_verdicts
 from sims.behaviour_prices import ARMS, DEAR, Experiment, prices
 from sims.microrepo import Session
 from sims.microrepo.manners import ManneredSession
-from sims.microrepo.world import MicroWorld
+from sims.microrepo.world import CheckpointTasks
 from sims.policies import read_config
-from sims.recipe.agent import pay
 from sims.recipe.learner import language_of
 from sims.recipe.reinforcement import learn
 from sims.recipe.settings import Payment, Recipe
-from sims.transcripts import priced, transcript_of
+from sims.recipe.tasks import MicroTasks
+from sims.transcripts import transcript_of
 from tests import scripted
 from tests.scripted import TASK
 
@@ -39,32 +41,43 @@ def episode():
     return scripted.played(language, scripted.wide(language), TASK, ["raed m3", "read m3", "write m3\n    return (a + b) * 2"])
 
 
-def trained(run, tiny_run, name, sets=(), **more):
+def trained(run, tiny_run, name, sets=(), opened=None):
     """One RL step from the tiny run's SFT checkpoint: what was logged, and all weights. That policy babbles, and hardly one rollout in four has a
     whole call, so there are many."""
     recipe = fill(Recipe, None, ["rl.steps=1", "rl.later=0", "rl.prompts=8", "rl.rollouts=8", *sets], read_config(tiny_run))
     stage, start = run.stage(name, total=1), tiny_run / "checkpoints" / "sft"
-    learner, _ = learn(stage, recipe, load_hf(start), None, load_hf(start), language_of(tiny_run), **more)
+    language = language_of(tiny_run)
+    tasks = MicroTasks(recipe, language, opened) if opened else None
+    learner, _ = learn(stage, recipe, load_hf(start), None, load_hf(start), language, tasks=tasks)
     return list(read_lines(stage.metrics_path)), [p.detach().clone() for p in learner.trunk.masters.parameters()]
 
 
 def test_a_reward_is_the_sum_of_its_parts(episode):
     payment, costs = Payment(effort_price=0.001, invalid_call=0.25), replace(Prices.free(), broken=0.05, silent=0.125)
-    plain, (behaved,) = pay(episode, payment), priced(costs, [episode], [TASK])
-    paid = pay(episode, payment, behaved)
-    assert (paid["broken"], paid["silent"], paid["invalid"], paid["tests"]) == (-0.05, -0.125, -0.25, 1.0)
-    assert paid["reward"] == pytest.approx(plain["reward"] - 0.175) == pytest.approx(sum(paid.values()) - paid["reward"])
-    assert set(paid) == {*plain, *MOST} and plain["effort"] == paid["effort"] < 0
+    plain, behaved = reward_terms(episode, payment), behaviour(transcript_of(episode), costs)
+    paid = reward_terms(episode, payment, behaved)
+    assert (behaved.parts["broken"], behaved.parts["silent"], paid["invalid"], paid["tests"]) == (-0.05, -0.125, -0.25, 1.0)
+    assert sum(paid.values()) == pytest.approx(sum(plain.values()) - 0.175) and paid["behaviour"] == pytest.approx(sum(behaved.parts.values()))
+    assert set(paid) == {*plain, "behaviour"} and set(behaved.parts) == {*MOST} and plain["effort"] == paid["effort"] < 0
+
+    one = replace(episode, metrics=dict(episode.metrics))
+    c = replace(Recipe().rl, payment=payment, behaviour=costs)
+    score_rollouts(c, MicroTasks(Recipe(), scripted.speaker()), [one], 0)
+    assert one.terms == paid and one.reward == sum(paid.values())
+    assert one.metrics == episode.metrics | {f"behaviour_{name}": value for name, value in behaved.parts.items()}
 
 
 def test_a_behaviour_that_costs_nothing_leaves_the_reward_bit_for_bit(episode):
     payment = Payment(effort_price=0.0007, invalid_call=0.03)
-    assert pay(episode, payment, Behaviour(dict.fromkeys(MOST, 0.0)))["reward"] == pay(episode, payment)["reward"]
+    behaved = reward_terms(episode, payment, Behaviour(dict.fromkeys(MOST, 0.0)))
+    assert sum(behaved.values()) == sum(reward_terms(episode, payment).values())
 
 
 def test_without_a_price_no_record_is_made(episode):
     assert Recipe().rl.behaviour == Prices.free() and Prices.free().most == 0
-    assert priced(Prices.free(), [episode], [TASK], lambda *_: pytest.fail("a record was made")) == []
+    c, one = replace(Recipe().rl, monitor=Watch(on=False)), replace(episode)
+    score_rollouts(c, MicroTasks(Recipe(), scripted.speaker(), record=lambda _: pytest.fail("a record was made")), [one], 0)
+    assert one.transcript is None and one.terms == reward_terms(episode, c.payment)
 
 
 def test_a_price_is_logged_and_moves_the_policy_and_one_that_nothing_is_asked_moves_nothing(tiny_run, tmp_path, monkeypatch):
@@ -102,13 +115,16 @@ def test_a_full_run_pays_the_same_prices(tiny_run):
     dear, played = replace(recipe.rl, behaviour=replace(Prices.free(), broken=0.25)), []
     for rl in (recipe.rl, dear):
         asked: Any = SimpleNamespace(checkpoint=str(tiny_run / "checkpoints" / "sft"), length=512, join=recipe.context.join, rl=rl)
-        world, generator = MicroWorld(asked), torch.Generator().manual_seed(0)
-        sampler = Sampler(load_hf(asked.checkpoint), torch.float32)
-        alone = world.open("rl", 0)
-        (chain,) = rollout_chains(sampler, [alone], world.how, 1.0, [torch.Generator().manual_seed(0)])
-        played.append([*world.play(sampler, "rl", range(6), generator), world.settle(alone, chain)])
+        world, generator = CheckpointTasks(asked), torch.Generator().manual_seed(0)
+        sampler, tasks = Sampler(load_hf(asked.checkpoint), torch.float32), [world.task("rl", number) for number in range(6)]
+        found = sample_rollouts(sampler, world.environment, tasks, 1, world.language, world.limits, 1.0, generator)
+        (alone,) = rollout(sampler, [partial(world.environment, tasks[0], 0)], world.language, world.limits, 1.0, [0])
+        alone.task = tasks[0]
+        score_rollouts(rl, world, found, 0)
+        score_rollouts(rl, world, [alone], 0)
+        played.append([*found, alone])
     free, paid = played
-    costs = [0.25 * min(5.0, one.figures["invalid_calls"]) for one in free]
+    costs = [0.25 * min(5.0, one.metrics["invalid_calls"]) for one in free]
     assert max(costs) > 0 and [one.reward for one in paid] == pytest.approx([one.reward - cost for one, cost in zip(free, costs, strict=True)])
 
 
@@ -161,10 +177,9 @@ def test_the_experiment_plays_all_arms_and_goes_on(tiny_run, tmp_path, monkeypat
 def test_what_is_asked_of_a_rollout():
     language = scripted.speaker()
     lesson = scripted.played(language, scripted.wide(language), TASK, ["read m3", "done"])
-    lesson.environment = ManneredSession(TASK)
     found = behaviour_prices.told([lesson])
     assert found["terminal"] == found["success"] == found["items"] == 0.0 and found["silent"] == 1.0 and set(MOST) < set(found)
-    assert transcript_of(lesson, TASK, ManneredSession).final_message == ""
+    assert transcript_of(lesson, ManneredSession).final_message == ""
 
 
 @pytest.mark.parametrize("wrong", [{"trainings": 1}, {"steps": 0}])

@@ -59,7 +59,7 @@ def test_curves_tell_right_from_wrong(monkeypatch, wrong, fails):
 
 def verdict(**more) -> Verdict:
     zero = dict.fromkeys(("tests", "passed", "calls", "invalid_calls", "reads", "writes", "test_runs"), 0)
-    return Verdict(**{**zero, "turns": 1, "tested": False, "finished": True, **more})
+    return Verdict(**{**zero, "tests": 0.0, "turns": 1, "tested": False, "finished": True, **more})
 
 
 STOP = 0

@@ -9,7 +9,6 @@ import time
 from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,15 +18,20 @@ from safetensors.torch import save_file
 from kit.disk import seal_record
 from kit.runs import Run
 from kit.settings import fill
+from ref import rl
 from ref.network import Transformer, load_hf
+from ref.rl import Step
+from ref.rollout import Rollout
+from ref.self_summary import Chain, Segment
 from sims.microrepo import transcript
 from sims.policies import SMOKE
 from sims.recipe import data as corpus
 from sims.recipe import reinforcement
 from sims.recipe import stages as recipe
-from sims.recipe.agent import Language
+from sims.recipe.agent import Language, single
 from sims.recipe.latest import MOST
-from sims.recipe.learner import language_of, load_checkpoint
+from sims.recipe.learner import Learner, language_of, load_checkpoint
+from sims.recipe.tasks import kept
 from tests import elsewhere, forks
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -254,23 +258,26 @@ def test_later_steps_hold_more_of_the_tasks_that_took_longer(tmp_path, monkeypat
     config = fill(recipe.Recipe, SMOKE | {"rl": {"steps": 6, "prompts": 60, "rollouts": 2, "gate": 0.0, "later": 0.5, "monitor": {"on": False}}})
     asked: list[list] = []
 
-    def play(sampler, language, tasks, n, *_, **__):
+    def sampled(sampler, environment, tasks, n, *_):
         asked.append(tasks)
         if len(asked) == 5:  # the fifth step: a gate of 0 plays nothing
             raise KeyboardInterrupt
-        return [
-            SimpleNamespace(
-                rollout=SimpleNamespace(tokens=[0]),
-                chain=SimpleNamespace(written=90 if task.depth == slow else 30),
-                verdict=SimpleNamespace(tests=0.0, turns=6 if task.depth == slow else 4),
-            )
-            for task in tasks
-            for _ in range(n)
-        ]
+        return [written(task, 90, 6) if task.depth == slow else written(task, 30, 4) for task in tasks for _ in range(n)]
 
-    monkeypatch.setattr(reinforcement, "play", play)
-    monkeypatch.setattr(reinforcement, "advance", lambda *_: {"reward": 0.0, "success": 0.0})
-    monkeypatch.setattr(reinforcement, "context", lambda *_: None)
+    def written(task, tokens, turns):
+        own, zeros = torch.ones(tokens, dtype=torch.bool), torch.zeros(tokens)
+        segment = Segment(zeros.long(), own, zeros, zeros.long(), torch.zeros(tokens - 1, 0, 1, dtype=torch.int16), True)
+        metrics = {"tests": 0.0, "turns": float(turns), "invalid_calls": 0.0, "tested": 0.0}
+        return Rollout(Chain([segment], True), {"tests": 0.0}, metrics, task=task)
+
+    def improve(c, model, reference, rollouts, **_):
+        some = torch.zeros(len(rollouts))
+        return Step(0.0, [], some, some, some, gap=some, tokens=1, nll=0.0)
+
+    monkeypatch.setattr(rl, "sample_rollouts", sampled)
+    monkeypatch.setattr(rl, "improve", improve)
+    monkeypatch.setattr(Learner, "apply", lambda *_: {})
+    monkeypatch.setattr(reinforcement, "context", lambda *_: single(100))
 
     def learn(name, resume=False):
         with Run.open(tmp_path / name, "recipe", config, resume=resume, checkpoint_seconds=0) as run:
@@ -295,9 +302,9 @@ def test_later_steps_hold_more_of_the_tasks_that_took_longer(tmp_path, monkeypat
 def test_how_hard_a_kind_is_by_hand():
     played = np.array([[10, 40, 300], [5, 30, 300], [0, 0, 0]])
     # 4 and 6 turns, 30 and 60 tokens: (4/5 + 30/45)/2 against (6/5 + 60/45)/2. What was never played is kept.
-    assert reinforcement.kept(played, 1.0).tolist() == pytest.approx([(0.8 + 2 / 3) / (1.2 + 4 / 3), 1, 1])
-    assert reinforcement.kept(played, 0.0).tolist() == reinforcement.kept(0 * played, 1.0).tolist() == [1, 1, 1]
-    assert reinforcement.kept(played, 2.0)[0] == pytest.approx(reinforcement.kept(played, 1.0)[0] ** 2)
+    assert kept(played, 1.0).tolist() == pytest.approx([(0.8 + 2 / 3) / (1.2 + 4 / 3), 1, 1])
+    assert kept(played, 0.0).tolist() == kept(0 * played, 1.0).tolist() == [1, 1, 1]
+    assert kept(played, 2.0)[0] == pytest.approx(kept(played, 1.0)[0] ** 2)
 
 
 def test_smoke_settings_are_settings(tiny_run):

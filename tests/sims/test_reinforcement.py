@@ -9,54 +9,66 @@ import pytest
 import torch
 
 from kit import process
+from kit.runs import Run
 from kit.settings import fill
-from ref import cpt, dr_grpo
+from ref import cpt, dr_grpo, rl
 from ref.engine.sampler import Sampler
 from ref.mtp import MTP, mtp_loss
 from ref.network import Config, Transformer
 from ref.network.masters import Masters
-from ref.rl import own_logp, pad, routing
+from ref.rl import Done, improve, own_logp, pad, routing, score_rollouts
 from ref.self_summary import spread
 from sims.microrepo import documents
 from sims.policies import SMOKE
 from sims.recipe import agent, reinforcement
 from sims.recipe import stages as recipe
-from sims.recipe.agent import Language
+from sims.recipe.agent import Language, hash_seed, one_row
 from sims.recipe.data import task_stream
 from sims.recipe.learner import Learner
-from sims.recipe.reinforcement import advance
+from sims.recipe.reinforcement import CORES, metrics_of
+from sims.recipe.tasks import MicroTasks
 
 TINY = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, head_dim=16, num_experts=4, moe_intermediate_size=32)
 
 
 @pytest.fixture(scope="module")
 def played():
-    """Configuration, policy, MTP layers, and a batch of 40 sampled rollouts of unlike lengths: two micro-batches."""
+    """Configuration, policy, MTP layers, a batch of 40 sampled rollouts of unlike lengths (two micro-batches), and the agent's language."""
     language = Language(cpt.train_tokenizer(itertools.islice(documents(random.Random(0)), 300), 400))
     settings = SMOKE | {"training": SMOKE["training"] | {"dtype": "float32"}, "rl": SMOKE["rl"] | {"prompts": 10, "rollouts": 4, "replay": "plain"}}
     config = fill(recipe.Recipe, settings)
     torch.manual_seed(1)
     network = Config.tiny(language.tokenizer.get_vocab_size(), **TINY)
     model, mtp = Transformer(network), MTP(network)
-    sampler, generator, episodes = Sampler(model, torch.float32), torch.Generator().manual_seed(0), []
+    sampler, generator, rollouts = Sampler(model, torch.float32), torch.Generator().manual_seed(0), []
     for n, task in enumerate(itertools.islice(task_stream(config, "rl"), 10)):
-        episodes += agent.play(sampler, language, [task], 4, agent.single(150 + 8 * n), 4, generator)
-    assert len({len(e.rollout.tokens) for e in episodes}) > 1 and min(int(e.rollout.sampled.sum()) for e in episodes) > 1
-    return config, model, mtp, episodes
+        rollouts += agent.play(sampler, language, [task], 4, agent.single(150 + 8 * n), 4, generator)
+    assert len({len(one_row(one.chain).tokens) for one in rollouts}) > 1 and min(one.chain.written for one in rollouts) > 1
+    return config, model, mtp, rollouts, language
 
 
 def a_step(played, monkeypatch, cores, rewards):
     """The figures of a step on `played` with these rewards, and what it left of the policy and of its MTP layers."""
-    config, model, mtp, episodes = played
+    config, model, mtp, rollouts, language = played
     monkeypatch.setattr(process, "cores", lambda: cores)
     given = iter(rewards)
-    monkeypatch.setattr(reinforcement, "pay", lambda episode, payment: {"reward": next(given), "effort": 0.0})
-    reference = copy.deepcopy(model)
+    monkeypatch.setattr(rl, "reward_terms", lambda *_: {"tests": next(given), "effort": 0.0})
     learner = Learner(config, copy.deepcopy(model), copy.deepcopy(mtp), 0.0, 0.0)
     learner.optimizers = [torch.optim.SGD(learner.trunk.masters.parameters(), lr=1.0)]
     learner.mtp_optimizers = [torch.optim.SGD(learner.mtp.masters.parameters(), lr=1.0)]
-    figures = advance(config, learner, reference, episodes, 0)
+    figures = advance(config, learner, copy.deepcopy(model), rollouts, MicroTasks(config, language))
     return figures, [learner.trunk.masters.state_dict(), learner.mtp.masters.state_dict()]
+
+
+def advance(config, learner, reference, rollouts, tasks):
+    """The first step of `ref.rl.train` on rollouts that were sampled before, at the optimisers' own rates."""
+    learner.rates = [[group["lr"] for group in one.param_groups] for one in learner.all_optimizers]
+    rollouts = [replace(one) for one in rollouts]
+    score_rollouts(config.rl, tasks, rollouts, hash_seed(config.seed, "hints", 0))
+    more = {"mtp": learner.drafts(0), "mtp_weight": learner.mtp_weight, "each": CORES}
+    result = improve(config.rl, learner.model, reference, rollouts, **more)
+    chosen = [one.task for one in rollouts[:: config.rl.rollouts]]
+    return metrics_of(config, Done(1, chosen, rollouts, result, learner.apply(result, 1.0)))
 
 
 REWARDS = torch.rand(40, generator=torch.Generator().manual_seed(0)).tolist()
@@ -90,24 +102,29 @@ def test_a_step_may_be_given_other_hints(played, monkeypatch):
     """The function is asked once, and its hints are those that count."""
     asked = []
 
-    def none(episodes, seed):
-        asked.append(len(episodes))
-        return [[[] for _ in e.chain.segments] for e in episodes]
+    def none(rollouts, seed):
+        asked.append(len(rollouts))
+        return [[[] for _ in one.chain.segments] for one in rollouts]
 
-    config, model, _, episodes = with_feedback(played, weight=1.0)
+    config, model, _, rollouts, language = with_feedback(played, weight=1.0)
     learner = Learner(config, copy.deepcopy(model), None, 0.0, 0.0)
-    figures = advance(config, learner, copy.deepcopy(model), episodes, 0, hinting=none)
+    figures = advance(config, learner, copy.deepcopy(model), rollouts, MicroTasks(config, language, hinting=none))
     assert asked == [40] and figures["hints"] == 0 and "divergence" not in figures
 
 
-def test_between_the_processes_a_step_computes_with_one_thread(played, monkeypatch):
+def test_between_the_processes_a_step_computes_with_one_thread(played, tmp_path, monkeypatch):
     """Two threads wait for each other in every sum and in Adam: beside busy programs that was a tenth of the step."""
-    seen, improve, step, before = [], reinforcement.improve, Masters.step, torch.get_num_threads()
-    monkeypatch.setattr(reinforcement, "improve", lambda *a, **k: (seen.append(torch.get_num_threads()), improve(*a, **k))[1])
+    seen, step, before = [], Masters.step, torch.get_num_threads()
+    monkeypatch.setattr(rl, "improve", lambda *a, **k: (seen.append(torch.get_num_threads()), improve(*a, **k))[1])
     monkeypatch.setattr(Masters, "step", lambda *a, **k: (seen.append(torch.get_num_threads()), step(*a, **k))[1])
-    config, *rest = played
+    monkeypatch.setattr(process, "cores", lambda: 1)
+    config, model, mtp, _, language = played
+    short = replace(config.rl, steps=1, prompts=2, rollouts=2, max_turns=2)
+    config = replace(config, training=replace(config.training, threads=2), rl=short)
     try:
-        a_step((replace(config, training=replace(config.training, threads=2)), *rest), monkeypatch, 1, REWARDS)
+        with Run.open(tmp_path / "run", "recipe", config) as run:
+            stage = run.stage("rl", total=1)
+            reinforcement.learn(stage, config, copy.deepcopy(model), copy.deepcopy(mtp), copy.deepcopy(model), language)
         assert seen == [1, 1, 1] and torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
@@ -116,10 +133,10 @@ def test_between_the_processes_a_step_computes_with_one_thread(played, monkeypat
 @pytest.mark.parametrize("cores", [1, 2])
 def test_the_step_is_the_one_on_the_whole_batch(played, monkeypatch, cores):
     """Written out on one padded batch, by autograd: the same weights after a step of plain gradient descent, which is clipped to norm 1."""
-    config, model, mtp, episodes = played
+    config, model, mtp, rollouts, _ = played
     r = config.rl
     figures, (after, drafts) = a_step(played, monkeypatch, cores, REWARDS)
-    chains = [e.chain for e in episodes]
+    chains = [one.chain for one in rollouts]
     segments = [s for chain in chains for s in chain.segments]
     ids, mask, behavior = pad(segments)
     advantages = spread(dr_grpo.group_advantages(torch.tensor(REWARDS).view(10, 4)).flatten(), chains)

@@ -11,20 +11,23 @@ import torch
 
 from kit.settings import fill
 from ref import cpt
+from ref.messages import Message
 from ref.network import Config, Transformer
-from ref.rl import reference_kl
-from ref.self_summary import rollout_chains, spread
+from ref.rl import Done, improve, reference_kl, reward_terms, score_rollouts
+from ref.rollout import Limits, script_rollout
+from ref.self_summary import spread
 from sims import self_summary
 from sims.experiment import LAW_VERDICTS, VERDICTS, is_law
-from sims.microrepo import NoiseConfig, demonstration, documents, generate
+from sims.microrepo import MicroRepo, NoiseConfig, Session, demonstration, documents, generate
 from sims.policies import SMOKE
 from sims.recipe import demonstrations as chains
-from sims.recipe import reinforcement
 from sims.recipe import stages as recipe
-from sims.recipe.agent import Language, pay
-from sims.recipe.demonstrations import Lesson, Teacher
+from sims.recipe.agent import Language, one_row
+from sims.recipe.demonstrations import Lesson
 from sims.recipe.learner import Learner
+from sims.recipe.reinforcement import metrics_of
 from sims.recipe.settings import Memory
+from sims.recipe.tasks import MicroTasks
 from sims.self_summary import ARMS, COUNTS, Experiment
 
 TINY = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, head_dim=16, num_experts=4, moe_intermediate_size=32)
@@ -52,9 +55,22 @@ def lesson(language, how, depth, seed=0, memory=NEVER, noise=None):
     rng = random.Random(seed)
     task = generate(rng, "train", depth)
     turns = demonstration(task, rng, noise or NoiseConfig.clean())
-    lesson = Lesson(language, task, turns, rng, memory)
-    (chain,) = rollout_chains(Teacher(language, how.request), [lesson], how)
-    return lesson.take(chain), task, turns
+    rollout = script_rollout(MicroRepo(Session(task)), language, Limits(how), Lesson(language, task, turns, rng, memory).say)
+    rollout.task = task
+    return rollout, task, turns
+
+
+def conversation(lesson):
+    """Turns of a lesson: a function that takes one of them, and tells the lesson what it leads to."""
+    environment = MicroRepo(Session(lesson.task))
+    messages = environment.reset()
+
+    def say(turn):
+        messages.append(Message("assistant", turn))
+        messages.extend(environment.step(messages[-1]).messages)
+        lesson.hear(messages)
+
+    return say
 
 
 def summaries(language, chain):
@@ -77,7 +93,7 @@ def test_without_limit_the_teacher_gives_the_recipes_demonstrations(language, de
 @pytest.mark.parametrize("seed", range(4))
 def test_a_scripted_chain_says_the_same_turns_and_solves_the_task(language, how, join, seed):
     taught, task, turns = lesson(language, replace(how, join=join), 2, seed)
-    assert taught.chain.finished and taught.verdict.tests == 1 and len(taught.chain.segments) > 1
+    assert taught.chain.finished and taught.metrics["tests"] == 1 and len(taught.chain.segments) > 1
     said = [t for s in taught.chain.segments for t in s.tokens[s.sampled & ~s.summary].tolist()]
     assert said == [t for turn in turns for t in (*language.encode(turn), language.env)]
     # All that a segment needs to know stands in it: the body is written where the docstring and both helpers can be seen.
@@ -92,17 +108,18 @@ def test_summaries_by_hand(language, how):
     first, second = task.helpers
     target = task.files[task.target]
     one = Lesson(language, task, [], rng, NEVER)
+    say = conversation(one)
     head = f"def {task.target}({', '.join(target.args)}): {target.doc}"
     assert one.summary() == "nothing"
     for turn in (f"read {first}", f"read {task.target}"):
-        one.reply(list(language.encode(turn)))
+        say(turn)
     assert one.summary() == f"{head}, {first} is {task.files[first].expr}"
-    one.reply(list(language.encode(f"write {task.target}\n    return 1")))
+    say(f"write {task.target}\n    return 1")
     assert one.summary() == f"{head}, {first} is {task.files[first].expr}, ok"
-    one.reply(list(language.encode("test")))
+    say("test")
     assert one.summary().endswith(", failed") and second not in one.summary().partition(", ")[2].partition(target.doc)[2]
-    one.reply(list(language.encode(f"write {task.target}\n    {task.answer}")))
-    one.reply(list(language.encode("test")))
+    say(f"write {task.target}\n    {task.answer}")
+    say("test")
     assert one.summary() == "passed"  # nothing else is needed any more
     assert one.known == []
 
@@ -112,16 +129,18 @@ def test_a_forgotten_file_is_read_again_and_a_wordy_summary_says_more(language):
     task = generate(rng, "train", 1)
     (helper,) = task.helpers
     one = Lesson(language, task, ["done"], rng, Memory(wordy=0, forgetful=1))
+    say = conversation(one)
     for turn in (f"read {helper}", f"read {task.target}"):
-        one.reply(list(language.encode(turn)))
+        say(turn)
     text = one.summary()
     lost = ({helper, task.target} - set(one.known)).pop()
     assert one.turns == [f"read {lost}", "done"] and one.fact(lost, False) not in text
     other = next(iter(set(task.files) - {helper, task.target}), None)
     for longest, wordy in ((1000, True), (10, False)):  # one that is too long is cut down to what is needed
         one = Lesson(language, task, ["done"], rng, Memory(wordy=1, forgetful=0, longest=longest))
+        say = conversation(one)
         for name in filter(None, (helper, task.target, other)):
-            one.reply(list(language.encode(f"read {name}")))
+            say(f"read {name}")
         text = one.summary()
         assert (f"{helper}: {task.files[helper].doc} is {task.files[helper].expr}" in text) == wordy
         assert other is None or (other in one.known) == wordy
@@ -132,7 +151,7 @@ def test_lessons_are_finished_and_within_the_limits(language, how, config):
     assert all(one.chain.finished for one in some) and max(len(one.chain.segments) for one in some) > 2
     for one in some:
         assert all(len(s.tokens) <= how.limit for s in one.chain.segments)
-        assert len(one.rollout.tokens) == sum(len(s.tokens) for s in one.chain.segments)
+        assert len(one_row(one.chain).tokens) == sum(len(s.tokens) for s in one.chain.segments)
 
 
 def test_unlimited_has_the_recipes_long_context(how):
@@ -163,14 +182,17 @@ def test_a_step_on_chains_pays_chains_and_counts_every_token_once(language, how,
         drift = 0.0
         for s in e.chain.segments:
             drift += reference_kl(model, reference, s.tokens[None], s.sampled[None], s.logp[None])[0].item()
-        rewards.append(pay(e, config.rl.payment)["reward"] - config.rl.payment.kl * drift)
+        rewards.append(sum(reward_terms(e, config.rl.payment).values()) - config.rl.payment.kl * drift)
     pairs = torch.tensor(rewards, dtype=torch.float64).view(3, 2)
     advantages = (pairs - pairs.mean(1, keepdim=True)).flatten().tolist()
     written = [sum(int(s.sampled.sum()) for s in e.chain.segments) for e in episodes]
     expected = -sum(a * n for a, n in zip(advantages, written, strict=True)) / (6 * config.rl.budget_tokens)
     learner = Learner(config, model, None, 0.0, 0.0)
     learner.optimizers = [torch.optim.Adam(learner.trunk.masters.parameters(), lr=1e-3)]
-    figures = reinforcement.advance(config, learner, reference, episodes, 0)
+    learner.rates = [[1e-3]]
+    score_rollouts(config.rl, MicroTasks(config, language), episodes, 0)
+    result = improve(config.rl, learner.model, reference, episodes)
+    figures = metrics_of(config, Done(1, [e.task for e in episodes[::2]], episodes, result, learner.apply(result, 1.0)))
     assert abs(expected) > 1e-3 and figures["loss"] == pytest.approx(expected, rel=1e-3)
     assert figures["reward"] == pytest.approx(np.mean(rewards), rel=1e-5) and figures["grad_norm"] > 0
     assert figures["segments"] == sum(len(e.chain.segments) for e in episodes) / 6
@@ -205,7 +227,7 @@ def test_counts_of_a_scripted_chain(language, how, config):
         row = dict(zip(COUNTS, self_summary.counts(taught, config), strict=True))
         asked = len(summaries(language, taught.chain))
         assert row["success"] == row["finished"] == 1 and row["summaries"] == asked > 0 and row["segments"] == asked + 1
-        assert row["prefill"] + row["written"] == len(taught.rollout.tokens)
+        assert row["prefill"] + row["written"] == len(one_row(taught.chain).tokens)
         assert (row["saved"] > 0) == (join == "self") and row["longest"] <= replace(how, join=join).limit
 
 

@@ -33,7 +33,7 @@ NET = dict(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, num_key_v
 USUAL = {"entropy": 0.9, "top_tool": 0.4, "comments": 0.0, "length": 0.3, "broken": 0.05, "questions": 0.0, "hacks": 0.0}
 
 
-def unseen(episodes, tasks):
+def unseen(rollouts, groups):
     """These tests give the statistics themselves."""
     return []
 
@@ -48,8 +48,8 @@ def language():
     return scripted.speaker()
 
 
-def trained(folder, language, killed_after=None, resume=False, shown=None, **changed):
-    """Three steps of RL of an untrained policy: its weights, and the lines of its metrics. `shown`: what keeps its newest rollouts."""
+def trained(folder, language, killed_after=None, resume=False, observers=(), **changed):
+    """Three steps of RL of an untrained policy: its weights, and the lines of its metrics. `observers`: who looks on, beside the monitor."""
     rl = SMOKE["rl"] | {"steps": 3, "prompts": 2, "rollouts": 2, "max_turns": 2, "monitor": {"learn": 1} | changed}
     config = fill(recipe.Recipe, SMOKE | {"rl": rl})
     torch.manual_seed(1)
@@ -66,28 +66,33 @@ def trained(folder, language, killed_after=None, resume=False, shown=None, **cha
                     raise KeyboardInterrupt
 
             stage.progress = until
-        learner, _ = reinforcement.learn(stage, config, model, None, reference, language, latest=shown)
+        learner, _ = reinforcement.learn(stage, config, model, None, reference, language, observers)
     return learner.trunk.masters.state_dict(), (folder / "metrics" / "rl.jsonl").read_text()
 
 
 def test_watching_changes_no_bit_and_a_killed_run_says_the_same(language, tmp_path, monkeypatch):
     """Nor does keeping the newest rollouts as text, which the run beside it does not. Ten minutes do not pass between two steps, so the file is that
     of the first step, and in the end that of the last."""
-    episodes, steps, kept = [], [], []
-    play, improve, keep = reinforcement.play, reinforcement.improve, Latest.keep
-    monkeypatch.setattr(reinforcement, "play", lambda *given, **more: episodes.append(play(*given, **more)) or episodes[-1])
-    monkeypatch.setattr(reinforcement, "improve", lambda *given, **more: steps.append(improve(*given, **more)) or steps[-1])
+    moments, kept, keep = [], [], Latest.keep
     monkeypatch.setattr(Latest, "keep", lambda self, step, *given: kept.append(step) or keep(self, step, *given))
 
     def newest(name):
-        return Latest(tmp_path / name / "rollouts" / "rl.json", language, 600.0)
+        return Latest(tmp_path / name / "rollouts" / "rl.json", language, 600.0, steps=3)
 
-    weights, whole = trained(tmp_path / "whole", language, shown=newest("whole"))
-    group, found = episodes[-1][:2], json.loads(newest("whole").path.read_text(encoding="utf-8"))
-    assert kept == [1, 3] and found["step"] == 3 and found["prompt"] == group[0].environment.prompt
-    for one, episode, reward in zip(found["rollouts"], group, steps[-1].rewards[:2].tolist(), strict=True):
+    def look(moment):
+        moments.append(moment)
+        return {}
+
+    weights, whole = trained(tmp_path / "whole", language, observers=[newest("whole"), look])
+    group, rewards, found = (
+        moments[-1].rollouts[:2],
+        moments[-1].done.result.rewards[:2].tolist(),
+        json.loads(newest("whole").path.read_text(encoding="utf-8")),
+    )
+    assert kept == [1, 3] and found["step"] == 3 and found["prompt"] == group[0].environment.session.prompt
+    for one, episode, reward in zip(found["rollouts"], group, rewards, strict=True):
         texts = [language.decode(segment.tokens.tolist()) for segment in episode.chain.segments]
-        assert one == {"success": bool(episode.verdict.tests), "reward": reward, "contexts": len(texts), "text": "\n".join(texts)}
+        assert one == {"success": bool(episode.metrics["tests"]), "reward": reward, "contexts": len(texts), "text": "\n".join(texts)}
 
     others, unwatched = trained(tmp_path / "off", language, on=False)
     assert all(torch.equal(x, y) for x, y in zip(weights.values(), others.values(), strict=True))
@@ -96,9 +101,9 @@ def test_watching_changes_no_bit_and_a_killed_run_says_the_same(language, tmp_pa
     assert not any(name.startswith(("watch_", "evidence_")) for name in plain[0])
     assert "watch_length" in lines[0] and "evidence_length" not in lines[0] and {"evidence_length", "high_broken", "alarm_hacks"} <= set(lines[1])
     with pytest.raises(KeyboardInterrupt):
-        trained(tmp_path / "killed", language, killed_after=2, shown=newest("killed"))
+        trained(tmp_path / "killed", language, killed_after=2, observers=[newest("killed")])
     newest("killed").path.write_text("{")
-    again, resumed = trained(tmp_path / "killed", language, resume=True, shown=newest("killed"))
+    again, resumed = trained(tmp_path / "killed", language, resume=True, observers=[newest("killed")])
     assert resumed == whole and all(torch.equal(x, y) for x, y in zip(weights.values(), again.values(), strict=True))
     assert json.loads(newest("killed").path.read_text(encoding="utf-8")) == found
 
@@ -107,8 +112,8 @@ def test_a_group_is_one_value_of_each_statistic(language):
     tasks = [scripted.TASK, generate(random.Random(0), "train", 0)]
     turns = ["read m3", "write m3\n    return 4"], ["raed"]
     episodes = [scripted.played(language, scripted.wide(language), task, some, max_turns=3) for task in tasks for some in turns]
-    records = [transcript_of(episode, task) for episode, task in zip(episodes, [tasks[0], tasks[0], tasks[1], tasks[1]], strict=True)]
-    assert seen(episodes, tasks, 60) == [statistics(records[:2], TOOLS, 60), statistics(records[2:], TOOLS, 60)]
+    records = [transcript_of(episode) for episode in episodes]
+    assert seen(episodes, len(tasks), 60) == [statistics(records[:2], TOOLS, 60), statistics(records[2:], TOOLS, 60)]
 
 
 PLAIN: list = [np.ndarray, np.dtype, type(np.dtype("d")), np.zeros(1).__reduce__()[0]]
