@@ -18,6 +18,7 @@ from safetensors.torch import save_file
 from kit.disk import seal_record
 from kit.runs import Run
 from kit.settings import fill
+from lessons.talks import Ids
 from ref import rl
 from ref.network import Transformer, load_hf
 from ref.rl import Step
@@ -282,7 +283,7 @@ def test_later_steps_hold_more_of_the_tasks_that_took_longer(tmp_path, monkeypat
     def learn(name, resume=False):
         with Run.open(tmp_path / name, "recipe", config, resume=resume, checkpoint_seconds=0) as run:
             stage = run.stage("rl", total=6)
-            reinforcement.learn(stage, config, *(Transformer(config.model) if part else None for part in (1, 0, 1)), None)
+            reinforcement.learn(stage, config, *(Transformer(config.model) if part else None for part in (1, 0, 1)), Ids())
         return [json.loads(line)["depth"] for line in (tmp_path / name / "metrics" / "rl.jsonl").read_text().splitlines()]
 
     with pytest.raises(KeyboardInterrupt):
