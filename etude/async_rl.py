@@ -26,7 +26,7 @@ from ref.engine.continuous import ContinuousSampler
 from ref.engine.sampler import Sampler
 from ref.network import Transformer, load_hf, release, save_hf
 from ref.network.model import config_of
-from ref.rl import Payment, Settings
+from ref.rl import Payment, Settings, Watch
 from scaled.async_rl import cluster, evaluator, local, services, vllm_engine
 from scaled.async_rl.evaluator import Evaluate
 from scaled.async_rl.group import Sharded, TrainerGroup, restored
@@ -184,7 +184,8 @@ class Small:
 
     def setup(self) -> Setup:
         tasks = CheckpointTasks(self.c, tool_s=self.c.tool_s)
-        return Setup(tasks, tasks.language, tasks.limits, self.c.rl)
+        unwatched = replace(self.c.rl, monitor=Watch(on=False))  # no monitor, so no transcripts
+        return Setup(tasks, tasks.language, tasks.limits, unwatched)
 
     def learner(self) -> Trained:
         keep_freed_memory()

@@ -62,8 +62,8 @@ def installed() -> None:
 
 class VLLM:
     """`model`: the shape of the network; its weights come from the store at `address`, where this reader is called `name`. `slots`, `max_len`,
-    `temperature`, `cache`: as for `ref.engine.continuous.Engine`. Raises RunError if vLLM is not installed or does not start, and for a mixture of
-    experts."""
+    `temperature`, `cache`: as for `ref.engine.continuous.Continuous`. Raises RunError if vLLM is not installed or does not start, and for a mixture
+    of experts."""
 
     def __init__(
         self,

@@ -5,13 +5,27 @@ from dataclasses import dataclass
 
 import torch
 
+from lessons.talks import Ids
 from ref.async_rl import Rules
 from ref.engine.sampler import Sampler
-from ref.rl import Settings
+from ref.environment import Reward
+from ref.length_penalty import EffortWeights
+from ref.rl import Payment, Settings
+from ref.rollout import Limits
 from scaled.async_rl.learner import Trained
-from scaled.async_rl.player import Player
-from tests.mirror.test_player import HOW, Quiz
+from scaled.async_rl.player import Player, Setup
+from tests.mirror.test_player import HOW, Heard, Quiz
 from tests.ref.test_continuous import network
+
+LESS = Payment(
+    effort_price=0.1,
+    k=0.0,
+    q=0.0,
+    weights=EffortWeights(tool_call_tokens=1.0, tool_output_tokens=0.0, tool_calls=0.0, turns=0.0),
+    invalid_call=0.0,
+    kl=0.0,
+)
+"""A tenth is lost with each token that is written."""
 
 
 @dataclass(frozen=True)
@@ -28,12 +42,19 @@ class Tiny:
     def sampler(self):
         return Sampler(network().float(), torch.bfloat16)
 
-    def scene(self):
-        return Paid(self.seconds, HOW)
+    @property
+    def rl(self):
+        how = dict(steps=self.steps, prompts=self.groups, rollouts=self.rollouts, lr=self.lr, warmup=0, decay=0, budget_tokens=20)
+        return Settings(**how, payment=LESS)
+
+    def tasks(self):
+        return Paid(self.seconds)
+
+    def setup(self):
+        return Setup(self.tasks(), Ids((0,)), Limits(HOW), self.rl)
 
     def learner(self):
-        c = Settings(steps=self.steps, prompts=self.groups, rollouts=self.rollouts, lr=self.lr, warmup=0, decay=0, budget_tokens=20)
-        return Trained(c, network().float().requires_grad_(True))
+        return Trained(self.rl, network().float().requires_grad_(True))
 
     def evaluate(self):
         return measure
@@ -44,26 +65,30 @@ def measure(sampler):
     return float(sum(p.double().sum() for p in sampler.model.parameters()))
 
 
-class Paid(Quiz):
-    """Earns more for less."""
+class Unpaid(Heard):
+    """Earns nothing itself."""
 
-    def settle(self, conversation, chain):
-        played = super().settle(conversation, chain)
-        played.reward = -0.1 * chain.written
-        return played
+    def reward(self):
+        return Reward({}, {"success": 1.0})
+
+
+class Paid(Quiz):
+    """Earns more for less (`LESS`)."""
+
+    kind = Unpaid
 
 
 def synchronous(parts: Tiny, rules: Rules, workers: int, seed: int = 0) -> Trained:
     """The loop without services: n players take their shares of a step in turn, and the trainer waits for all."""
     torch.set_num_threads(1)
     learner = parts.learner()
-    players = [Player(parts.sampler(), parts.scene(), rules.groups * parts.rollouts, parts.rollouts, seed) for _ in range(workers)]
+    players = [Player(parts.sampler(), parts.setup(), rules.groups * parts.rollouts, parts.rollouts, seed) for _ in range(workers)]
     for step in range(rules.steps):
         played = {}
         for n, player in enumerate(players):
             player.load(copy.deepcopy(learner.model), step)
             player.give([step * rules.groups + g for g in range(rules.groups) if g * workers // rules.groups == n])
             while player.groups:
-                played |= player.tick(0.0)
+                played |= player.tick()
         learner.step([one for group in sorted(played) for one in played[group]])
     return learner

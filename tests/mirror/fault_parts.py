@@ -14,12 +14,11 @@ from pathlib import Path
 
 from kit.disk import Journal
 from ref import weight_sync
-from ref.engine.continuous import Engine
+from ref.engine.continuous import Continuous
 from scaled.async_rl import services, worker
 from scaled.async_rl.wire import Line
 from scaled.runtime.store import Folder, StoreError
 from tests.mirror.async_parts import Paid, Tiny
-from tests.mirror.test_player import HOW
 
 
 @dataclass(frozen=True)
@@ -33,8 +32,8 @@ class Faulty(Tiny):
         if self.fault:
             FAULTS[self.fault](Path(self.mark), multiprocessing.current_process().name)
 
-    def scene(self):
-        return Hanging(self.seconds, HOW) if self.fault == "a tool hangs" else super().scene()
+    def tasks(self):
+        return Hanging(self.seconds) if self.fault == "a task hangs" else super().tasks()
 
     def evaluate(self):
         return (lambda sampler: hang()) if self.fault == "measuring never ends" else super().evaluate()
@@ -55,12 +54,12 @@ class Several(Tiny):
 
 
 class Hanging(Paid):
-    """A tool of group 2 never answers, and holds up whoever asks."""
+    """The task of group 2 never comes, and holds up whoever asks."""
 
-    def latency(self, stream, task, rollout, turn):
-        if task == 2:
+    def task(self, stream, number):
+        if number == 2:
             hang()
-        return super().latency(stream, task, rollout, turn)
+        return super().task(stream, number)
 
 
 def hang():
@@ -215,7 +214,7 @@ def slow_store(mark):
 
 def watched(mark, name):
     """Ends a worker whose weights change while its network computes."""
-    step = Engine.step
+    step = Continuous.step
 
     def watch(self):
         was = [p.clone() for p in self.sampler.model.parameters()]
@@ -223,7 +222,7 @@ def watched(mark, name):
         assert all(a.equal(b) for a, b in zip(was, self.sampler.model.parameters(), strict=True))
         return found
 
-    Engine.step = watch
+    Continuous.step = watch
 
 
 def often(mark, name):
@@ -251,12 +250,12 @@ def a_standby_is_needed(mark, name):
     if name == "trainer":
         waiting(4, mark, "")
     if name == "worker-0":
-        before(Engine, "step", lambda self: die(mark) if self.ready > 1 and standby.exists() and '"load"' in standby.read_text() else None)
+        before(Continuous, "step", lambda self: die(mark) if self.ready > 1 and standby.exists() and '"load"' in standby.read_text() else None)
 
 
 def rollout(mark):
     """In the middle of its rollouts, when it has finished some groups."""
-    before(Engine, "step", lambda self: die(mark) if self.sampler.version >= 1 and self.ready > 2 else None)
+    before(Continuous, "step", lambda self: die(mark) if self.sampler.version >= 1 and self.ready > 2 else None)
 
 
 def told(word):
@@ -308,6 +307,6 @@ FAULTS = {
     "the evaluator dies": the_evaluator_dies,
     "measuring never ends": measuring_never_ends,
     "a standby is needed": a_standby_is_needed,
-    "a tool hangs": lambda mark, name: None,
+    "a task hangs": lambda mark, name: None,
 }
 assert worker.work  # the module is what a worker's process runs

@@ -3,7 +3,7 @@
 import copy
 import hashlib
 import multiprocessing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -43,7 +43,7 @@ class Grouped(Tiny):
 
     @property
     def rl(self) -> Settings:
-        return Settings(steps=self.steps, prompts=self.groups, rollouts=self.rollouts, lr=self.lr, warmup=0, decay=0, max_len=64, budget_tokens=20)
+        return replace(super().rl, max_len=64)
 
     def whole(self):
         """The network in one piece, float64."""
@@ -88,13 +88,13 @@ def plain(parts: Grouped, rules: Rules) -> tuple[dict, dict]:
     torch.set_num_threads(1)
     model, digests = parts.whole(), {}
     optimizers = muon.optimizers(model, 0.0, parts.lr, use_muon=False)
-    player = Player(parts.sampler(), parts.scene(), rules.groups * parts.rollouts, parts.rollouts, 0)
+    player = Player(parts.sampler(), parts.setup(), rules.groups * parts.rollouts, parts.rollouts, 0)
     for step in range(rules.steps):
         player.load(copy.deepcopy(model).bfloat16().requires_grad_(False), step)
         player.give(list(range(step * rules.groups, (step + 1) * rules.groups)))
         played = {}
         while player.groups:
-            played |= player.tick(0.0)
+            played |= player.tick()
         digests |= {group: hashlib.sha256(pack(some)).hexdigest() for group, some in played.items()}
         batch = [one for group in sorted(played) for one in played[group]]
         for segment in (segment for one in batch for segment in one.chain.segments):

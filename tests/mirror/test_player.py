@@ -52,6 +52,7 @@ class Quiz:
     the first `times` times."""
 
     tools = ()
+    kind = Heard
 
     def __init__(self, seconds=0.0, bad=None, times=0, fails=False):
         self.seconds, self.bad, self.times, self.fails = seconds, bad, times, fails
@@ -69,8 +70,8 @@ class Quiz:
         seconds = [rng.expovariate(1 / self.seconds) for _ in range(9)] if self.seconds else []
         if (task.number, number) == (0, self.bad) and self.times:
             self.times -= 1
-            return Heard(talk, seconds, 0, self.fails)
-        return Heard(talk, seconds)
+            return self.kind(talk, seconds, 0, self.fails)
+        return self.kind(talk, seconds)
 
     def transcript(self, rollout):
         return None

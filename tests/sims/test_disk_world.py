@@ -157,8 +157,8 @@ def test_both_arms_train_the_same_weights(tiny_run, tmp_path, monkeypatch):
         def step(self, text):
             return super().step(f"write {self.task.target}\n    return {self.task.files[self.task.target].args[0]}\ntest\n{text}")
 
-    monkeypatch.setattr("sims.recipe.reinforcement.DiskSession", Counted)
-    monkeypatch.setattr("sims.recipe.reinforcement.Session", Same)
+    monkeypatch.setattr("sims.recipe.tasks.DiskSession", Counted)
+    monkeypatch.setattr("sims.recipe.tasks.Session", Same)
     monkeypatch.setattr("kit.process.cores", lambda: 1)  # in this process, where it is counted
     c = disk_world.Experiment(run=str(tiny_run), trainings=1, steps=2, prompts=1, rollouts=2, tasks=2, samples=2)
     recipe = read_config(tiny_run)

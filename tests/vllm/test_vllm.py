@@ -23,8 +23,8 @@ from scaled.async_rl.player import Player
 from scaled.async_rl.vllm_engine import VLLM, total
 from tests import forks
 from tests.mirror.test_async_rl import events, weights
-from tests.mirror.test_player import Quiz
 from tests.mirror.test_player import play as play_out
+from tests.mirror.test_player import setup
 from tests.ref.test_async_rl import audit
 from tests.talks import contexts_of
 from tests.vllm.parts import Mixture, dense
@@ -58,7 +58,7 @@ class Served:
         self.engine.fetch(version)
         told = self.engine.swap()
         own = {part.name: f"{weight_sync.digest(part):032x}" for part in weight_sync.parts(self.models[version])}
-        assert told == {"version": version, "sums": total(own)} and self.engine.serving == version
+        assert told == {"version": version, "sums": total(own)} and self.engine.version == version
 
     def made(self):
         """Tokens of turns under way, as far as vLLM has told."""
@@ -104,20 +104,20 @@ def test_five_swaps_under_running_requests(served):
     engine, waiting, found, first = served.engine, prompts(32), [], len(served.models) - 1
 
     def go_on():
-        while waiting and engine.free:
-            engine.join(waiting[-1], STOP, draws(len(waiting)))
+        while waiting and engine.free_slots:
+            engine.add(waiting[-1], [STOP], draws(len(waiting)))
             waiting.pop()
-        for seat in engine.step():
-            found.append(engine.leave(seat, engine.turn(seat) is not None))
+        for slot in engine.step():
+            found.append(engine.remove(slot, engine.turn(slot) is not None))
 
     for _ in range(5):
         served.publish()  # which takes its time, in which those that run may end
-        while served.made() < 2 * SEATS and (waiting or engine.free < SEATS):
+        while served.made() < 2 * SEATS and (waiting or engine.free_slots < SEATS):
             go_on()
         running = engine.state.count("ready")
         served.swap()
         assert running > 0
-    while waiting or engine.free < SEATS:
+    while waiting or engine.free_slots < SEATS:
         go_on()
     assert len(found) == 32 and served.made() == 0
     exact, ours, shifted, theirs, changes = [], [], [], [], 0
@@ -147,13 +147,13 @@ def test_five_swaps_under_running_requests(served):
 
 def test_conversations_of_many_turns(served):
     """A player's: tools answer, and groups come and go. Every token has its log-probability under the whole context."""
-    player = Player(served.engine, Quiz(), SEATS, 2, 0)
+    player = Player(served.engine, setup(), SEATS, 2, 0)
     player.give(range(10))
     for _ in range(5):
-        player.tick(0.0)
+        player.tick()
     player.forget([9])
     found = play_out(player)
-    assert sorted(found) == list(range(9)) and served.engine.free == SEATS
+    assert sorted(found) == list(range(9)) and served.engine.free_slots == SEATS
     wide = dense().float()
     wide.load_state_dict(served.models[-1].state_dict())
     segments = [s for played in found.values() for p in played for s in p.chain.segments if bool(s.sampled.any())]
@@ -186,10 +186,10 @@ def test_greedy_tokens_are_our_sampler_s(served):
     wanted = contexts_of(Sampler(model, torch.bfloat16), [Alone(prompt) for prompt in asked], MAX, 0.0)
     engine.temperature = 0.0
     try:
-        seats, found = {engine.join(prompt, STOP, draws(0)): n for n, prompt in enumerate(asked)}, {}
+        slots, found = {engine.add(prompt, [STOP], draws(0)): n for n, prompt in enumerate(asked)}, {}
         while len(found) < SEATS:
-            for seat in engine.step():
-                found[seats[seat]] = engine.leave(seat)
+            for slot in engine.step():
+                found[slots[slot]] = engine.remove(slot)
     finally:
         engine.temperature = 1.0
     same = 0
