@@ -157,13 +157,7 @@ def graded(exam: Exam, journal: Record, tree: str, seconds: float, kind: Kind, a
         store, fresh = own_store(cache_folder() / "store"), partial(open_sandbox, kind=kind, limits=GRADING)
         exam = examined(exam, journal.lines[0]["task"], fresh, seconds, ask=ask)
         found = grade(exam, store.tree(tree), fresh, [*record.calls(journal.lines)], seconds, judges=judges)
-        parts = {"succinctness": found.reward.succinctness, "conformance": found.reward.conformance}
-        failed = {test: one_line(why) for test, why in found.verdicts.failed.items()}
-        counts = {"passed": len(found.verdicts.passed), "of": len(exam.wanted)}
-        counts |= {"agreed": found.agreement.asked - len(found.agreement.differing), "asked": found.agreement.asked} if found.agreement else {}
-        counts |= {"trust": found.trust.name.lower()}
-        flags = [*found.reward.flags]
-        journal.add("grade", reward=found.reward.total, success=found.reward.success, **parts, **counts, flags=flags, failed=failed)
+        journal.add("grade", **record.grade_fields(found, len(exam.wanted)))
         told(journal.lines[-1])
     return next(line["reward"] for line in journal.lines if line["kind"] == "grade")
 

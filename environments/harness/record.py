@@ -21,12 +21,14 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+from environments.grading.guarded import Grade
 from environments.harness.messages import Called, Message, thoughts_in
 from environments.monitor import Call
+from environments.sandbox.visible import one_line
 from kit.disk import Journal, atomic_write, parse_json, read_lines
 from kit.settings import RunError
 
-__all__ = ["Record", "calls", "context", "read", "spent"]
+__all__ = ["Record", "calls", "context", "grade_fields", "read", "spent"]
 
 ENDS = ("begin", "turn", "summary", "end", "grade")
 """Kinds of lines behind which nothing is half done."""
@@ -147,3 +149,14 @@ def calls(lines: list[dict]) -> Iterator[Call]:
     for one, answer in zip(asked, answers, strict=False):
         if not answer.get("broken"):
             yield Call(one["name"], parse_json(one["arguments"] or "{}"))
+
+
+def grade_fields(found: Grade, of: int) -> dict:
+    """The fields of the line that says what an episode earned. `of`: tests of the exam."""
+    fields = {"reward": found.reward.total, "success": found.reward.success}
+    fields |= {"succinctness": found.reward.succinctness, "conformance": found.reward.conformance}
+    fields |= {"passed": len(found.verdicts.passed), "of": of}
+    if found.agreement:
+        fields |= {"agreed": found.agreement.asked - len(found.agreement.differing), "asked": found.agreement.asked}
+    fields |= {"trust": found.trust.name.lower(), "flags": [*found.reward.flags]}
+    return fields | {"failed": {test: one_line(why) for test, why in found.verdicts.failed.items()}}

@@ -82,9 +82,8 @@ class Workspace:
         self.index, self.corpus = None, None
         self.sandbox: Sandbox | None = None
 
-    @property
-    def opened(self) -> Sandbox:
-        """The sandbox, which is opened for the first call."""
+    def open(self) -> Sandbox:
+        """The sandbox, which is opened if it is not."""
         if self.sandbox is None:
             self.sandbox = self.fork(self.tree)
         return self.sandbox
@@ -105,7 +104,7 @@ class Workspace:
             if tool is None:
                 raise BadCall(f"there is no tool {call.name[:100]!r}; there are {', '.join(self.tools)}")
             args = tool.checked(call.arguments, self.job.strict)
-            heard = self._own(tool, args) or self.opened.call(tool.name, args, min(self.call_seconds, left))
+            heard = self._own(tool, args) or self.open().call(tool.name, args, min(self.call_seconds, left))
         except BadCall as error:
             heard, broken = Observation(one_line(str(error), 1000), False), True
         text = cut(heard.text, SAYS)
@@ -119,10 +118,10 @@ class Workspace:
         """Stores the tree. Gives the difference to the last one, and what is to be said to the agent: a tree that cannot be stored, with a FIFO in it
         for instance, is the agent's to mend; the last good one stays."""
         try:
-            before, self.tree = self.tree, self.opened.snapshot()
+            before, self.tree = self.tree, self.open().snapshot()
             return difference(self.store, before, self.tree) if before != self.tree else "", ""
         except RunError as error:
-            heard = self.opened.call("list", {})
+            heard = self.open().call("list", {})
             if heard.ended:
                 self.over = f"the sandbox ended: {heard.ended}"
                 return "", ""
@@ -151,7 +150,7 @@ class Workspace:
         """Problems of the lines of a file that are new."""
         name = path.removeprefix("/work/").removeprefix("./")
         try:
-            entry = self.store.manifest(self.opened.snapshot()).get(name)
+            entry = self.store.manifest(self.open().snapshot()).get(name)
         except RunError as error:
             return Observation(one_line(str(error)), False)
         if entry is None or entry.kind != "file" or not name.endswith(".py") or entry.size > LARGEST:

@@ -1,0 +1,167 @@
+"""Real tasks in sandboxes for RL: an episode of the harness as a `ref.environment.Environment`.
+
+A turn's calls are made in their order in the episode's own sandbox (`workspace.py`); each is answered with a message of its own, broken ones too. The
+reward is the guarded grader's (`environments/grading/`), in its named parts. What happens is kept as lines like those of `record.py`, which hints,
+behaviour rewards and the monitor read (`task_set.py`).
+
+A sandbox that cannot be opened, or whose server dies, is a failure of the infrastructure (`EnvironmentFailure`): the episode is neither won nor lost.
+When a context is full the rollout's driver asks for a summary (`ref/rollout.py`); an environment does not know of it.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from environments.grading.guarded import Exam, Grade
+from environments.grading.rewards import WEIGHTS, Weights
+from environments.harness.episode import NUDGE, PATIENCE
+from environments.harness.hint_audit import Secret
+from environments.harness.messages import Called
+from environments.harness.record import calls, grade_fields
+from environments.harness.workspace import BROKEN, Answer, Job, Workspace
+from environments.monitor import Call
+from environments.sandbox.interface import ENDED, Sandbox
+from environments.sandbox.store import Store
+from kit.settings import RunError
+from ref.environment import EnvironmentFailure, Reward, StepResult
+from ref.messages import Message, ToolCall
+
+__all__ = ["Grader", "HarnessEnvironment", "HarnessTask"]
+
+
+@dataclass(frozen=True)
+class HarnessTask:
+    """What an agent is asked, and how what it leaves is graded."""
+
+    job: Job
+    exam: Exam
+    shown: frozenset[str] = frozenset()
+    """Names of the tests that the agent can run."""
+    secret: Secret = Secret(())
+    """What no hint may tell."""
+
+    @property
+    def key(self) -> str:
+        return self.job.task
+
+
+Grader = Callable[[HarnessTask, str, Sequence[Call]], Grade]
+"""(task, the hash of the stored tree that was left, the calls that were made) → the grade."""
+
+
+class HarnessEnvironment:
+    """One episode. `fork`: opens a sandbox over a stored tree. `seconds`: of wall-clock for the episode; `call_seconds`: of a call."""
+
+    def __init__(
+        self,
+        task: HarnessTask,
+        fork: Callable[[str], Sandbox],
+        store: Store,
+        grader: Grader,
+        seconds: float = 1800.0,
+        call_seconds: float = 60.0,
+        weights: Weights = WEIGHTS,
+    ) -> None:
+        self.task, self.grader, self.seconds, self.weights = task, grader, seconds, weights
+        self.workspace = Workspace(task.job, fork, store, call_seconds)
+        self.lines: list[dict] = []
+        """What happened, as in `record.py`, without summaries."""
+        self.silent = self.made = 0
+        self.grade: Grade | None = None
+
+    def reset(self) -> list[Message]:
+        """See `Environment`. Opens the sandbox."""
+        self.since, job = time.monotonic(), self.task.job
+        self.lines = [{"kind": "begin", "task": job.task, "system": job.system, "prompt": job.prompt, "tree": job.tree}]
+        with infrastructure(self.task.key):
+            self.workspace.open()
+        return [Message("system", job.system), Message("user", job.prompt)]
+
+    def step(self, message: Message) -> StepResult:
+        """See `Environment`. Replies without a call, `PATIENCE` of them one after the other, end the episode."""
+        called = [written(call, self.made + number) for number, call in enumerate(message.tool_calls)]
+        fields = [{"id": one.id, "name": one.name, "arguments": one.arguments} for one in called]
+        self.lines.append({"kind": "reply", "text": message.content or "", "calls": fields})
+        answers = [self._call(number, *one) for number, one in enumerate(zip(called, message.tool_calls, strict=True))]
+        self.made += len(called)
+        if not called:
+            self.silent += 1
+            answers = [Message("user", NUDGE)]
+            self.lines.append({"kind": "nudge", "text": NUDGE})
+        changed = ""
+        if called:
+            self.silent = 0
+            with infrastructure(self.task.key):
+                changed, complaint = self.workspace.keep()
+            alive(self.task.key, self.workspace.over.removeprefix("the sandbox ended: "))
+            if complaint:
+                answers.append(Message("user", complaint))
+                self.lines.append({"kind": "nudge", "text": complaint})
+        self.lines.append({"kind": "turn", "tree": self.workspace.tree, "diff": changed})
+        return StepResult(answers, bool(self.workspace.over) or self.silent >= PATIENCE)
+
+    def _call(self, number: int, call: Called, asked: ToolCall) -> Message:
+        with infrastructure(self.task.key):
+            answer = self.workspace.call(call, number, self.seconds - (time.monotonic() - self.since))
+        alive(self.task.key, answer.ended or "")
+        self.lines.append({"kind": "answer", "id": call.id, "tool": call.name, "text": answer.text, "ok": answer.ok, **more(answer)})
+        return Message("tool", answer.text, tool_call_id=asked.id, name=asked.name)
+
+    def reward(self) -> Reward:
+        """See `Environment`. The terms are the parts of the grader's reward; their sum is its total."""
+        self.workspace.close()
+        with infrastructure(self.task.key):
+            found = self.grade = self.grader(self.task, self.workspace.tree, [*calls(self.lines)])
+        self.lines.append({"kind": "grade", **grade_fields(found, len(self.task.exam.wanted))})
+        earned, paid, weights = found.reward, found.reward.success and not found.reward.flags, self.weights
+        terms = {
+            "tests": weights.success * paid,
+            "succinctness": weights.succinctness * earned.succinctness * paid,
+            "conformance": weights.conformance * earned.conformance * paid,
+        }
+        answers = [line for line in self.lines if line["kind"] == "answer"]
+        metrics = {
+            "success": float(paid),
+            "passed": len(found.verdicts.passed) / max(1, len(self.task.exam.wanted)),
+            "flags": len(earned.flags),
+            "turns": sum(line["kind"] == "reply" for line in self.lines),
+            "calls": len(answers),
+            "invalid_calls": sum(BROKEN in line for line in answers),
+            "failed_calls": sum(not line["ok"] and BROKEN not in line for line in answers),
+            "finished": float(self.workspace.over == "finish"),
+        }
+        return Reward(terms, metrics)
+
+    def close(self) -> None:
+        """See `Environment`."""
+        self.workspace.close()
+
+
+def written(call: ToolCall, number: int) -> Called:
+    """A call as the harness takes it, with an id that no other one of the episode has: a chat format may count them anew in each turn."""
+    return Called(f"c{number + 1:08d}", call.name, call.arguments if isinstance(call.arguments, str) else json.dumps(call.arguments))
+
+
+def more(answer: Answer) -> dict:
+    """Fields of an answer's line that it need not have."""
+    found = {"exit": answer.exit, "ended": answer.ended, BROKEN: answer.broken or None}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def alive(task: str, ended: str) -> None:
+    """Raises EnvironmentFailure if the sandbox's server has ended."""
+    if ended.startswith(ENDED):
+        raise EnvironmentFailure(f"{task}: {ended}")
+
+
+@contextmanager
+def infrastructure(task: str) -> Iterator[None]:
+    """What sandboxes and graders raise is the infrastructure's failure: they answer whatever the policy does."""
+    try:
+        yield
+    except (RunError, RuntimeError, OSError) as error:
+        raise EnvironmentFailure(f"{task}: {error}") from error
