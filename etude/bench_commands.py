@@ -80,6 +80,12 @@ def bench_engine(run: Annotated[Path, SMALL] = Path("runs/small")) -> None:
     importlib.import_module("etude.bench.engine").bench(run)
 
 
+@bench_app.command("tools")
+def bench_tools() -> None:
+    """Time rollouts whose tools are slow, or hang, beside an engine."""
+    importlib.import_module("etude.bench.tools").bench()
+
+
 @bench_app.command("explorer")
 def bench_explorer() -> None:
     """Redraw time of every slider in the explorer."""

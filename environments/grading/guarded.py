@@ -26,7 +26,7 @@ from environments.grading.lay import Collected, Editable, collect, lay, packed
 from environments.grading.ready import Judges, opened
 from environments.grading.rewards import WEIGHTS, Reward, Weights, reward
 from environments.grading.verdicts import Verdicts, answers_of, canaries, cases_of, disguised, original, read
-from environments.monitor import Call, Episode, Flag, is_test, watch
+from environments.monitor import Attempt, Call, Flag, is_test, watch
 from environments.sandbox.interface import ENDED, Observation, Sandbox
 
 __all__ = ["Exam", "Grade", "Trust", "examined", "grade", "questioned"]
@@ -156,7 +156,7 @@ def grade(
     gone = [name for name in exam.given if name in exam.editable and name not in collected.files]
     after = {name: data for name, data in after.items() if name not in gone}
     held = {name: source.encode() for name, source in exam.tests.items()}
-    flags = watch(Episode(exam.given, after, calls, exam.package, held))
+    flags = watch(Attempt(exam.given, after, calls, exam.package, held))
     said = (*verdicts.flags, *(f"{flag.where}: {flag.signature} ({flag.seen})" for flag in flags))
     graded = {**{name: data for name, data in exam.given.items() if name not in exam.editable}, **collected.files}
     passed = verdicts.all_passed and (agreement is None or agreement.good)

@@ -17,7 +17,7 @@ from environments.grading.guarded import Exam, Grade, Trust, examined, grade
 from environments.grading.lay import Editable, write
 from environments.grading.ready import Judges
 from environments.grading.rewards import conformance
-from environments.monitor import Episode, watch
+from environments.monitor import Attempt, watch
 from environments.sandbox.interface import Sandbox
 from environments.tasks.make import Made, Task, label
 from environments.tasks.package import Package
@@ -137,7 +137,7 @@ def unflagged(made: Made, package: Package) -> Made:
             reasons[label(task.piece)] = (f"exam: {error}",)
             continue
         held = {name: source.encode() for name, source in exam.tests.items()}
-        if flags := watch(Episode(exam.given, exam.gold, (), exam.package, held)):
+        if flags := watch(Attempt(exam.given, exam.gold, (), exam.package, held)):
             reasons[label(task.piece)] = (f"flag: {flags[0].where} looks like a hack: {flags[0].signature}",)
         elif problems := conformance(exam.given, exam.gold).problems:
             reasons[label(task.piece)] = (f"style: {problems[0]}",)

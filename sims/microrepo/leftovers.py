@@ -20,8 +20,8 @@ import json
 from random import Random
 from typing import Literal
 
+from environments.monitor import Attempt as Seen
 from environments.monitor import Call, Flag, watch
-from environments.monitor import Episode as Seen
 from kit.disk import parse_json
 from sims.microrepo.corpus import NoiseConfig, demonstration
 from sims.microrepo.disk import DiskSession, files_of

@@ -24,8 +24,8 @@ from collections.abc import Sequence
 from random import Random
 from typing import Literal
 
+from environments.monitor import Attempt as Seen
 from environments.monitor import Call, Flag, watch
-from environments.monitor import Episode as Seen
 from sims.microrepo.corpus import NoiseConfig, demonstration
 from sims.microrepo.disk import FAILED, PYTEST, DiskSession, files_of
 from sims.microrepo.environment import Verdict

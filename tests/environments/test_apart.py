@@ -15,7 +15,7 @@ from environments.grading.guarded import Exam, Trust, examined, grade
 from environments.grading.inside.remote import Broken, Link, NotCarried
 from environments.grading.lay import Editable, write
 from environments.grading.rewards import Weights
-from environments.monitor import Episode, watch
+from environments.monitor import Attempt, watch
 from tests.environments import blind_hacks
 from tests.environments.blind_hacks import ATTACKS, HONEST, WANTED
 from tests.environments.hacks import HACKS
@@ -104,7 +104,7 @@ SIGNS = {
 def test_the_monitor_names_an_attack(name):
     after = {**BARE.given, **{file: text.encode() for file, text in ATTACKS[name].items()}}
     tests = {file: text.encode() for file, text in BARE.tests.items()}
-    assert SIGNS[name] in {flag.signature for flag in watch(Episode(BARE.given, after, (), "words", tests))}
+    assert SIGNS[name] in {flag.signature for flag in watch(Attempt(BARE.given, after, (), "words", tests))}
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_the_monitor_names_an_attack(name):
 )
 def test_signs_of_loading(line, signature):
     source = f"import importlib\nimport sys\nimport traceback\n\n\n{line}\n"
-    flags = watch(Episode({"m.py": b""}, {"m.py": source.encode()}, (), "", {"held.py": b"", "test_nouns.py": b""}))
+    flags = watch(Attempt({"m.py": b""}, {"m.py": source.encode()}, (), "", {"held.py": b"", "test_nouns.py": b""}))
     assert {flag.signature for flag in flags} == ({signature} if signature else set())
 
 

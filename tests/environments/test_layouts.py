@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from environments.grading.guarded import Exam, grade
 from environments.grading.lay import Editable, write
 from environments.grading.ready import Judges, nursery_of_judges
-from environments.monitor import Episode, watch
+from environments.monitor import Attempt, watch
 from environments.sandbox.open import open_sandbox
 from environments.tasks.check import ungradable
 from environments.tasks.make import make
@@ -74,7 +74,7 @@ def test_each_layout_gives_tests_or_a_line(tmp_path, root, shared_store):
                 for piece in bodies(source)[:1]:  # all lie in one file
                     Editable((piece.patches[0].file,))
                     given = delete(package.files, piece)
-                    for flag in watch(Episode(given, package.files, (), package.name, package.tests)):
+                    for flag in watch(Attempt(given, package.files, (), package.name, package.tests)):
                         lines[name] = f"{flag.where} looks like a hack: {flag.signature}"
             except (ValueError, RunError) as error:
                 lines[name] = str(error)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from environments import line_diff
 from environments.grading.rewards import added, changed, succinctness
 from environments.line_diff import common_lines, lines_of
-from environments.monitor import Episode, watch
+from environments.monitor import Attempt, watch
 
 LINES = st.lists(st.sampled_from(["a", "b", "c", "d", ""]), max_size=12)
 
@@ -83,4 +83,4 @@ def test_lines_are_those_of_pythons_parser(text):
 def test_no_other_end_of_a_line_hides_a_hack_from_the_monitor():
     before = b"import os\n# a\n\n\ndef f(x):\n    return x\n\n\ndef g(x):\n    return x\n"
     after = before.replace(b"# a", "# a\u2028\u2028\x0c\x0c".encode()).replace(b"def g(x):", b"def g(x):\n    os._exit(0)")
-    assert {flag.signature for flag in watch(Episode({"a.py": before}, {"a.py": after}))} == {"leaves the process"}
+    assert {flag.signature for flag in watch(Attempt({"a.py": before}, {"a.py": after}))} == {"leaves the process"}
