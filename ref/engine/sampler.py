@@ -259,7 +259,9 @@ class Lockstep:
         if self.full[slot]:
             return None
         own = self.tokens[slot, self.begin[slot] : int(self.known[slot])].tolist()
-        return Turn(own[:-1], own[-1]) if own[-1] in self.prompts[slot][1] else Turn(own, None)
+        if own[-1] in self.prompts[slot][1]:
+            return Turn(own[:-1], own[-1])
+        return None if self.known[slot] == self.max_len else Turn(own, None)
 
     def extend(self, slot: int, tokens: Sequence[int]) -> None:
         check_state(self.state, slot, "over")

@@ -86,19 +86,38 @@ def test_the_same_tokens_as_one_by_one(seed, number, slots, max_len, temperature
     assert [talk.heard for talk in one] == [talk.heard for talk in many]
 
 
-@settings(max_examples=8)
-@given(st.integers(0, 2**32), st.sampled_from(["self", "separate", "truncate", "none"]), st.integers(1, 6))
-def test_chains_do_not_wait_and_are_the_same(seed, join, slots):
+LIMITS = st.fixed_dictionaries({}, optional={"turn_tokens": st.integers(1, 9), "tokens": st.integers(1, 60), "turns": st.integers(1, 3)})
+
+
+@settings(max_examples=20)
+@given(st.integers(0, 2**32), st.sampled_from(["self", "separate", "truncate", "none"]), st.integers(1, 6), LIMITS)
+def test_chains_do_not_wait_and_are_the_same(seed, join, slots, limits):
+    """Also where a limit ends turns or chains."""
     how = Chaining(24, 9, room=6, request=(3,), resume=(4,), instruction=(5, 6), max_segments=3, join=join)
     one, many = talks(random.Random(seed), 5), talks(random.Random(seed), 5)
-    waves = chains_of(Sampler(MODELS[0], torch.float64), one, how, 1.0, generators(5))
+    waves = chains_of(Sampler(MODELS[0], torch.float64), one, how, 1.0, generators(5), **limits)
     sampler = ContinuousSampler(MODELS[0], torch.float64)
     sampler.slots = slots
-    for a, b in zip(waves, chains_of(sampler, many, how, 1.0, generators(5)), strict=True):
+    for a, b in zip(waves, chains_of(sampler, many, how, 1.0, generators(5), **limits), strict=True):
         assert a.finished == b.finished and a.saved == b.saved and len(a.segments) == len(b.segments)
         for x, y in zip(a.segments, b.segments, strict=True):
             alike(x, y)
             assert x.summary.equal(y.summary)
+    assert [talk.heard for talk in one] == [talk.heard for talk in many]
+
+
+@pytest.mark.parametrize("longest", [1, 3, 4, 5])
+def test_a_turn_that_ends_with_its_context_is_cut_off(longest):
+    """By either engine, though it is as long as a turn may be."""
+    found = []
+    for kind in (Sampler, ContinuousSampler):
+        engine = kind(MODELS[0], torch.float64).engine(1, 7)
+        slot = engine.add([1, 2, 3], [], torch.rand(7, dtype=torch.float64, generator=torch.Generator().manual_seed(0)), longest)
+        while not engine.step():
+            pass
+        turn = engine.turn(slot)
+        found.append((None if turn is None else len(turn.tokens), engine.remove(slot).tokens.tolist()))
+    assert found[0] == found[1] and found[0][0] == (longest if longest < 4 else None)
 
 
 class Written:
