@@ -469,14 +469,14 @@ for x in config.latencies:
 def synchronous(parts, workers):
     """No service, no waiting for each other: sample, then train."""
     learner = parts.learner()
-    players = [Player(parts.sampler(), parts.scene(), slots=16, rollouts=parts.rollouts, seed=0) for _ in range(workers)]
+    players = [Player(parts.sampler(), parts.setup(), slots=16, rollouts=parts.rollouts, seed=0) for _ in range(workers)]
     for step in range(parts.steps):
         played = {}
         for n, player in enumerate(players):
             player.load(learner.model, step)
             player.give([step * parts.groups + g for g in range(parts.groups) if g * workers // parts.groups == n])
             while player.groups:
-                played |= player.tick(0.0)
+                played |= player.tick()
         learner.step([one for group in sorted(played) for one in played[group]])
     return learner
 

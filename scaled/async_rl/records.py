@@ -42,8 +42,9 @@ def pack(rollouts: Sequence[Rollout]) -> bytes:
     nothing = float("nan")
     tensors["terms"] = torch.tensor([[nothing if one.failure else one.terms[name] for name in terms] for one in rollouts], dtype=torch.float64)
     tensors["metrics"] = torch.tensor([[nothing if one.failure else one.metrics[name] for name in metrics] for one in rollouts], dtype=torch.float64)
-    names = {"metrics": json.dumps(metrics), "terms": json.dumps(terms), "failures": json.dumps([one.failure for one in rollouts])}
-    return save({name: x.contiguous() for name, x in tensors.items()}, names)
+    about = {"metrics": metrics, "terms": terms, "failures": [one.failure for one in rollouts]}
+    # A single entry: safetensors writes several in any order, and equal groups must have equal bytes.
+    return save({name: x.contiguous() for name, x in tensors.items()}, {"about": json.dumps(about)})
 
 
 def unpack(data: bytes) -> list[Rollout]:
@@ -53,8 +54,10 @@ def unpack(data: bytes) -> list[Rollout]:
         tensors = load(data)
         if "rewards" in tensors:  # as earlier versions wrote it
             tensors |= {"terms": tensors["rewards"][:, None], "metrics": tensors["figures"]}
-            about = {"metrics": about["figures"], "terms": '["reward"]', "failures": json.dumps([""] * len(tensors["rewards"]))}
-        metrics, terms, failures = (parse_json(about[name]) for name in ("metrics", "terms", "failures"))
+            about = {"metrics": parse_json(about["figures"]), "terms": ["reward"], "failures": [""] * len(tensors["rewards"])}
+        else:
+            about = parse_json(about["about"])
+        metrics, terms, failures = (about[name] for name in ("metrics", "terms", "failures"))
         rows = tensors["segments"].tolist()
         chains = [Chain([], bool(finished), saved) for finished, saved in tensors["chains"].tolist()]
         lengths = [length for _, length, _ in rows]

@@ -209,6 +209,7 @@ def test_records_keep_every_bit(seed, rollouts):
     for a, b in zip(played, unpack(pack(played)), strict=True):
         same(a, b)
     assert oldest(unpack(pack(played))) == oldest(played) == 0
+    assert len({pack(played) for _ in range(9)}) == 1, "equal groups have equal bytes"
 
 
 @pytest.mark.parametrize("data", [b"", b"\x08" + b"\0" * 7 + b"{}      ", b"\xff" * 40, b"\x02" + b"\0" * 7 + b"[]"])
