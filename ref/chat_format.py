@@ -257,10 +257,13 @@ def _call_of_xml(body: str) -> ToolCall | None:
     found = FUNCTION.fullmatch(body)
     if found is None:
         return None
-    arguments: dict[str, Any] = {}
-    for name, value in PARAMETER.findall(found[2]):
-        try:
-            arguments[name] = parse_json(value)
-        except (ValueError, RecursionError):
-            arguments[name] = value
+    arguments = {name: _value(value) for name, value in PARAMETER.findall(found[2])}
     return ToolCall(found[1], arguments)
+
+
+def _value(text: str) -> Any:
+    """The value of a parameter: JSON, or a text."""
+    try:
+        return parse_json(text)
+    except (ValueError, RecursionError):
+        return text

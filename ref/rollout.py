@@ -32,7 +32,7 @@ from typing import Any, TypeVar, cast
 import torch
 
 from ref.engine.decoder import Decoder
-from ref.engine.sampler import Engine, Sampler, Segment, Turn, check_tokens, uniform
+from ref.engine.sampler import Engine, SampledTurn, Sampler, Segment, check_tokens, uniform
 from ref.environment import ChatFormat, Environment, EnvironmentFailure, ForkableEnvironment, Reward, StepResult
 from ref.messages import Message
 from ref.self_summary import Chain, ChainBuilder, Chaining
@@ -136,7 +136,7 @@ class Active:
         self.messages, self.record = list(messages), list(messages)
         self.builder = ChainBuilder(self.format.encode_opening(self.messages), self.limits.chaining)
 
-    def read(self, turn: Turn) -> Message | None:
+    def read(self, turn: SampledTurn) -> Message | None:
         """Takes a turn. Returns the message for the environment, or None for a summary."""
         tokens = turn.tokens if turn.stop is None else [*turn.tokens, turn.stop]
         self.sampled += len(tokens)
@@ -206,7 +206,7 @@ class Entry:
     draws: torch.Generator | None = None
 
 
-class Call:
+class EnvironmentCall:
     """One call of an environment. Without threads it is made at once, and what it raises is raised here."""
 
     def __init__(self, entry: Entry, function: Callable[[], Any], then: Callable[[Any], None], driver: "Driver"):
@@ -240,7 +240,7 @@ class Driver:
         self.engine, self.format, self.limits, self.threads, self.temperature = engine, chat_format, limits, threads, temperature
         self.waiting: list[Entry] = []  # open contexts without a slot
         self.seated: dict[int, Entry] = {}
-        self.calls: list[Call] = []
+        self.calls: list[EnvironmentCall] = []
         self.results: list[tuple[Any, Rollout]] = []
         self.failures = self.added = 0
         self.changed = threading.Event()  # set once a call of an environment has ended
@@ -358,7 +358,7 @@ class Driver:
         self._close(entry)
 
     def _call(self, entry: Entry, function: Callable[[], Any], then: Callable[[Any], None]) -> None:
-        call = Call(entry, function, then, self)
+        call = EnvironmentCall(entry, function, then, self)
         if self.threads:
             self.calls.append(call)
         else:
@@ -374,7 +374,7 @@ class Driver:
         for call in over:
             self._take(call)
 
-    def _take(self, call: Call) -> None:
+    def _take(self, call: EnvironmentCall) -> None:
         if not call.done.is_set():
             self._failed(call.entry, f"the environment did not answer in {self.limits.seconds:g} seconds", hangs=True)
         elif isinstance(call.error, EnvironmentFailure):
@@ -504,7 +504,7 @@ def script_rollout(
         tokens, sampled, answer = list(builder.prompt), [False] * len(builder.prompt), builder.prompt
         while answer is not None and len(tokens) < limit:
             turn = list(say(active.messages, builder.is_summary))
-            message = active.read(Turn(turn, stop))
+            message = active.read(SampledTurn(turn, stop))
             answer = None if message is None else active.answer(environment.step(message))
             tokens += [*turn, stop, *(answer or [])]
             sampled += [True] * (len(turn) + 1) + [False] * len(answer or [])
@@ -554,7 +554,7 @@ def _decode_context(decoder: Decoder, active: Active, ahead: bool) -> Active:
     while turn[-1:] == [stop]:
         # One fork for each turn that may be taken back, made before the turn was carried out.
         forks = [*forks[: len(decoder.pending) - 1], active.fork()] if decoder.pending else []
-        message = active.read(Turn(turn[:-1], stop))
+        message = active.read(SampledTurn(turn[:-1], stop))
         answer = None if message is None else active.answer(active.environment.step(message))
         active.is_over = answer is None
         if answer is None:

@@ -143,7 +143,7 @@ def test_a_technique_is_read_by_itself():
 
 
 def test_a_class_of_ref_has_one_definition():
-    """Whoever reads `Conversation` need not ask which. A technique's settings are called `Demo` in every file, as the catalogue wants; a class
+    """Whoever reads `Environment` need not ask which. A technique's settings are called `Demo` in every file, as the catalogue wants; a class
     of the fast network has the name of the plain one that it derives from."""
     where: dict[str, list[str]] = {}
     for path in sorted((ROOT / "ref").rglob("*.py")):

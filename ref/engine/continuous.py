@@ -24,7 +24,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ref.engine.ragged import Ragged
-from ref.engine.sampler import Engine, Sampler, Segment, Turn, check_context, check_sizes, check_state, check_tokens, sample
+from ref.engine.sampler import Engine, SampledTurn, Sampler, Segment, check_context, check_sizes, check_state, check_tokens, sample
 from ref.network import Transformer
 
 __all__ = ["Continuous", "ContinuousSampler"]
@@ -86,12 +86,12 @@ class Continuous:
         check_tokens("answer", tokens, self.vocab)
         self._give(slot, tokens)
 
-    def turn(self, slot: int) -> Turn | None:
+    def turn(self, slot: int) -> SampledTurn | None:
         check_state(self.state, slot, "over")
         own = self.tokens[slot, self.begin[slot] : self.known[slot]].tolist()
         if own and own[-1] in self.stop_ids[slot] and self.sampled[slot, self.known[slot] - 1]:
-            return Turn(own[:-1], own[-1])
-        return None if self.known[slot] == self.max_len else Turn(own, None)
+            return SampledTurn(own[:-1], own[-1])
+        return None if self.known[slot] == self.max_len else SampledTurn(own, None)
 
     def remove(self, slot: int, finished: bool = True) -> Segment:
         if self.state[slot] == "free":

@@ -41,7 +41,7 @@ from torch import Tensor
 from ref.engine.layout import Rows
 from ref.network import KVCache, Transformer
 
-__all__ = ["Engine", "Lockstep", "Sampler", "Segment", "Turn", "sample"]
+__all__ = ["Engine", "Lockstep", "Sampler", "Segment", "SampledTurn", "sample"]
 
 
 @dataclass
@@ -70,7 +70,7 @@ class Segment:
 
 
 @dataclass(frozen=True)
-class Turn:
+class SampledTurn:
     """What the policy wrote at a stretch."""
 
     tokens: list[int]
@@ -116,7 +116,7 @@ class Engine(Protocol):
         """Decodes. Returns the slots whose turn is now over, or whose context is full."""
         ...
 
-    def turn(self, slot: int) -> Turn | None:
+    def turn(self, slot: int) -> SampledTurn | None:
         """The turn that is over; None if max_len cut the context off."""
         ...
 
@@ -254,14 +254,14 @@ class Lockstep:
         self.state.append("ready")
         return len(self.prompts) - 1
 
-    def turn(self, slot: int) -> Turn | None:
+    def turn(self, slot: int) -> SampledTurn | None:
         check_state(self.state, slot, "over")
         if self.full[slot]:
             return None
         own = self.tokens[slot, self.begin[slot] : int(self.known[slot])].tolist()
         if own[-1] in self.prompts[slot][1]:
-            return Turn(own[:-1], own[-1])
-        return None if self.known[slot] == self.max_len else Turn(own, None)
+            return SampledTurn(own[:-1], own[-1])
+        return None if self.known[slot] == self.max_len else SampledTurn(own, None)
 
     def extend(self, slot: int, tokens: Sequence[int]) -> None:
         check_state(self.state, slot, "over")

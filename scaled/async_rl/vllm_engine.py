@@ -37,7 +37,7 @@ from torch import Tensor
 
 from kit.settings import RunError
 from ref import weight_sync
-from ref.engine.sampler import Segment, Turn, check_context, check_state, check_temperature, check_tokens
+from ref.engine.sampler import SampledTurn, Segment, check_context, check_state, check_temperature, check_tokens
 from ref.network import Transformer
 from ref.network.checkpoint import write_config
 from scaled.runtime.store import StoreError
@@ -164,13 +164,13 @@ class VLLM:
         check_tokens("answer", tokens, self.config.vocab_size)
         self.give(slot, tokens)
 
-    def turn(self, slot: int) -> Turn | None:
+    def turn(self, slot: int) -> SampledTurn | None:
         check_state(self.state, slot, "over")
         context = self.contexts[slot]
         own = context.tokens[context.begin :]
         if own and own[-1] in context.stop_ids and context.versions[-1] >= 0:
-            return Turn(own[:-1], own[-1])
-        return None if len(context.tokens) == self.max_len else Turn(own, None)
+            return SampledTurn(own[:-1], own[-1])
+        return None if len(context.tokens) == self.max_len else SampledTurn(own, None)
 
     def remove(self, slot: int, finished: bool = True) -> Segment:
         """A turn that is under way is given up, and no part of what is returned."""

@@ -254,7 +254,7 @@ def test_what_they_did_is_read(played, tasks, chat_format):
         if at % 2 == 0:
             assert seen.calls[3].tests[0] == seen.calls[3].tests[1] > 0
         assert len(spans_of(one, chat_format.stop_ids)) == one.metrics["turns"]
-        ((segment,), (hints,)) = one.chain.segments, tasks._hints(one)
+        ((segment,), (hints,)) = one.chain.segments, tasks.hints([one], 0)[0]
         assert len(hints) == at % 2, "only who gives up while tests fail"
         for hint in hints:
             said = "Your next reply would finish while tests fail that you can run."
