@@ -189,7 +189,7 @@ PAGE = Page(
     "not reproduce are listed, too, and so are statements that are not tested yet.",
     formula="",
     question="Of which claims shows so small a world least: of those on losses and curves, on engines and weights, or on an agent's habits?",
-    look="Of those on habits: most claims of the experiments behaviour and length-penalty show no effect here, while those of async-rl and "
+    look="Of those on habits: most claims of the experiment behaviour show no effect here, while those of async-rl and "
     "weight-sync mostly reproduce. The table gives rule and reason, and every row names the command that runs it again.",
     draw=draw,
     code=(figures.gather,),
