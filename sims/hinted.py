@@ -17,7 +17,7 @@ import itertools
 import random
 from collections.abc import Iterable, Iterator, Sequence
 
-from ref.self_summary import Chaining, rollout_chains
+from ref.self_summary import Chain, Chaining, rollout_chains
 from sims.hints import RULES, Fault, Rule, faults
 from sims.microrepo import NoiseConfig, Task, demonstration
 from sims.microrepo.renaming import KNOWN, RenamedSession, renamed
@@ -94,7 +94,7 @@ def demonstrations(
             lesson = Hinted(language, task, turns, reminder(name), at, lambda task, name=name: RenamedSession(task, name=name))
         else:
             (lesson,) = [*itertools.islice(taught([task], language, how, noise, memory, rng), 1)] or [None]
-            if lesson is None:
+            if lesson is None or not ended(lesson.chain):
                 continue
             found = messages(lesson, task)
             broken = faults(task, found, CHOSEN)
@@ -104,6 +104,11 @@ def demonstrations(
             fault = rng.choice(broken)
             lesson = Hinted(language, task, repaired(task, found, fault), fault.says, found.index(fault.message))
         (chain,) = rollout_chains(teacher, [lesson], how)
-        if chain.finished:
+        if ended(chain):
             lesson.take(chain)
             yield lesson
+
+
+def ended(chain: Chain) -> bool:
+    """Whether the last turn is whole: a context may end within the word that ends the episode, and then the message cannot be played again."""
+    return chain.finished and chain.segments[-1].finished
