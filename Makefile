@@ -2,7 +2,8 @@
 # make small   runs the whole recipe here, into runs/small (again after an interruption: goes on)
 # make check   lint, format, types, the architecture, README and docs, tests/ref: what one runs before every commit
 # make test    runs every test, files side by side on all cores; one file or test alone: .venv/bin/python -m pytest FILE
-# make test-gpu runs what only a CUDA device can show; without one its tests are skipped
+# make test-gpu runs the tests that need a CUDA device; without one they are skipped
+# make gpu     the same, and then times a training step, decoding and the kernels on that device: half an hour; results go to results/
 # make test-big reads and writes a folder of 4 GB on two ranks, and says how much memory that took
 # make test-faults kills services again and again, and an S3 server in the middle of a sync: installs s3fs and moto (130 MB) beside the others
 # make test-ray runs the services of asynchronous RL on a Ray of this machine, and kills some: installs Ray (240 MB) beside the others
@@ -22,7 +23,7 @@ PY ?= python3
 HARBOR_PY ?= python3.12
 BIN := .venv/bin
 
-.PHONY: demo small check test test-gpu test-big test-faults test-ray test-docker test-harbor test-vllm test-real mutants explore lab lessons .venv
+.PHONY: demo small check test test-gpu gpu test-big test-faults test-ray test-docker test-harbor test-vllm test-real mutants explore lab lessons .venv
 .DEFAULT_GOAL := small
 
 demo: .venv/.has-core
@@ -42,6 +43,11 @@ test: .venv/.has-test,dev
 
 test-gpu: .venv/.has-test,dev
 	$(BIN)/python -m pytest -m gpu tests
+
+gpu: test-gpu
+	$(BIN)/etude bench step
+	$(BIN)/etude bench decode
+	$(BIN)/etude bench kernels
 
 test-big: .venv/.has-test,dev
 	ETUDE_TEST_GB=4 $(BIN)/python -m pytest -s tests/mirror/test_big.py

@@ -11,6 +11,7 @@ import typer
 
 from etude import meant
 from etude.course_commands import need_streamlit
+from etude.given import whole
 
 __all__ = ["bench_app"]
 
@@ -37,6 +38,32 @@ def bench_kernels() -> None:
     if importlib.util.find_spec("triton") is None:
         raise RunError("etude bench kernels needs Triton (Linux): pip install triton")
     importlib.import_module("etude.bench.kernels").kernels()
+
+
+MODEL = typer.Option(help="qwen3_30b_a3b, tiny, or a Hugging Face folder, of which only config.json is read.")
+
+
+@bench_app.command("step")
+def bench_step(
+    model: Annotated[str, MODEL] = "qwen3_30b_a3b",
+    layers: Annotated[int, typer.Option(help="Layers; the widths are the model's.", **whole(1, 1000))] = 4,
+    tokens: Annotated[int, typer.Option(help="Tokens of a step.", **whole(2))] = 16_384,
+    length: Annotated[int, typer.Option(help="Tokens of a row.", **whole(2))] = 8192,
+) -> None:
+    """A training step on one device: tokens/s, launches and memory beside the plan."""
+    importlib.import_module("etude.bench.step").bench(model, layers, tokens, length)
+
+
+@bench_app.command("decode")
+def bench_decode(
+    model: Annotated[str, MODEL] = "qwen3_30b_a3b",
+    layers: Annotated[int, typer.Option(help="Layers; the widths are the model's.", **whole(1, 1000))] = 8,
+    rows: Annotated[list[int] | None, typer.Option(help="Conversations at once; repeatable.", show_default="32 and 128", **whole(1, 4096))] = None,
+    prompt: Annotated[int, typer.Option(help="Tokens of a prompt.", **whole(1, 65_536))] = 256,
+    new: Annotated[int, typer.Option(help="Tokens that each conversation samples.", **whole(2, 65_536))] = 64,
+) -> None:
+    """Sampled tokens/s of both samplers on one device, beside the plan."""
+    importlib.import_module("etude.bench.decode").bench(model, layers, rows or [32, 128], prompt, new)
 
 
 @bench_app.command("plan")

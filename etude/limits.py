@@ -10,6 +10,7 @@ __all__ = ["LIMITS", "qualified"]
 
 SEEDED = "RL amplifies a hack that some rollouts show before it"
 RATE = "at a learning rate of 1e-6; fewer weights stay equal at the recipe's own 1e-4"
+STEPS = "80 supervised steps of a tiny network, where float32 differs from bfloat16 by about as much"
 LIMITS: dict[str, str] = {
     "best-of-k/best-of-4": "it rises under mere sharpening, too",
     "best-of-k/best-of-16": "inconclusive in this world: before RL 16 rollouts solve nearly every task, so there is no head-room",
@@ -21,7 +22,8 @@ LIMITS: dict[str, str] = {
     "async-rl/background": "weights of a 2.6 M network, written to a folder",
     "weight-sync/unchanged": RATE,
     "weight-sync/fiftieth": "at most a fiftieth, at a learning rate of 1e-6; several times more at the recipe's own 1e-4",
-    "low-precision/trains": "within 0.02 nats after 80 supervised steps, and measurably worse than bfloat16",
+    "low-precision/trains": STEPS,
+    "low-precision/mxfp8-trains": STEPS,
     "low-precision/division-mxfp8": "an identity of the formats; in RL not tested",
     "self-summary/cache": "an identity: it follows from what a chain holds",
     "disk-world/same-curves": "the four calls of the small world, carried out on real files; the harness of environments/ is not part of it",

@@ -37,6 +37,8 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "crowded": tables.crowded,
     "delta": tables.delta,
     "explorer": tables.explorer,
+    "gpu-step": tables.gpu_step,
+    "gpu-decode": tables.gpu_decode,
     "kernels": tables.kernels,
     "covered": _of_claims(figures.covered),
     "claims": _of_claims(figures.markdown),

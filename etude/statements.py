@@ -62,7 +62,7 @@ PRETRAINING = (
         "codebase perplexity predicts the reward of RL",
         _in("cpt-rl", "perplexity-success", "perplexity-reward"),
     ),
-    Statement("mxfp8-trains", "§3.1", "continued pretraining in MXFP8 trains as in BF16", why=HERE),
+    Statement("mxfp8-trains", "§3.1", "continued pretraining in MXFP8 trains as in BF16", _in("low-precision", "mxfp8-trains")),
     Statement("benchmarks-foretell-less", "App. B", "agent benchmarks of a base say less about the end of RL than base evaluations do", why=CLUSTER),
     Statement(
         "strict-accuracy-brittle",
@@ -313,7 +313,10 @@ REPLAY = (
         _in("router-mismatch", "filter-bf16", "filter-fp8", "rl-filter"),
     ),
     Statement(
-        "filter-own-choice", "§6.2", "what is implausible is replaced by the router's own candidates", _in("router-mismatch", "alpha-0", "alpha-1")
+        "filter-own-choice",
+        "§6.2",
+        "what is implausible is replaced by the router's own candidates",
+        _in("router-mismatch", "alpha-0", "alpha-1", "filter-threshold"),
     ),
     Statement(
         "router-learns",

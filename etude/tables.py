@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import io
+import statistics
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +20,8 @@ __all__ = [
     "decode",
     "delta",
     "explorer",
+    "gpu_decode",
+    "gpu_step",
     "kernels",
     "measured",
     "perplexity",
@@ -200,6 +203,44 @@ def kernels() -> str:
                 lines.append(f"| {row['case']} | {row['size']} | {ours.removeprefix('kernel').strip(', ') or 'kernel'} | {speed} | {others} |")
         right = sum(row["wrong"] is None for row in found["results"])
         lines += ["", f"{right} of {len(found['results'])} cases gave the right result at these sizes, and only those have a speed."]
+    return "\n".join(lines)
+
+
+def gpu_step() -> str:
+    """What `etude bench step` measured, by GPU: a training step beside the plan."""
+    lines = []
+    for found in measured("step-nvidia-*.json"):
+        box = found["machine"]
+        lines += [
+            f"| {box['gpu']}, torch {box['torch']} | step | tokens/s | MFU | launches | plan's time / measured | peak | plan / peak |",
+            "|---|---|---|---|---|---|---|---|",
+        ]
+        for cell in found["cells"]:
+            blocks = "recomputed" if cell["formats"]["rematerialise"] else "kept"
+            lines.append(
+                f"| blocks {blocks}, experts in {cell['formats'].get('experts', cell['dtype'])} | {statistics.median(cell['seconds']):.3f} s | "
+                f"{cell['tokens_per_second']:,.0f} | {cell['mfu']:.1%} | {cell['launches']:,} | {cell['planned_over_measured']:.2f} | "
+                f"{cell['peak_bytes'] / 1e9:.1f} GB | {cell['planned_over_peak']:.2f} |"
+            )
+        size = f"{found['parameters'] / 1e9:.1f} B parameters, {found['active'] / 1e9:.2f} B active per token"
+        lines += [
+            "",
+            f"`{found['command']}`: {size}; {found['tokens']:,} tokens in rows of {found['length']:,}, documents of {found['document']:,}; median of "
+            f"{found['rounds']} steps.",
+        ]
+    return "\n".join(lines)
+
+
+def gpu_decode() -> str:
+    """What `etude bench decode` measured, by GPU: both samplers beside the plan."""
+    lines = []
+    for found in measured("decode-nvidia-*.json"):
+        box = found["machine"]
+        lines += [f"| {box['gpu']}, torch {box['torch']} | rows | tokens/s, by round | plan's time / measured |", "|---|---|---|---|"]
+        for cell in found["cells"]:
+            rates = ", ".join(f"{cell['tokens'] / seconds:,.0f}" for seconds in cell["seconds"])
+            lines.append(f"| `{cell['sampler']}` | {cell['rows']} | {rates} | {cell['planned_over_measured']:.2f} |")
+        lines += ["", f"`{found['command']}`, {found['dtype']}; prompts were read before the clock started."]
     return "\n".join(lines)
 
 

@@ -263,8 +263,8 @@ def told_of(task: Task, package: Package, seconds: float, kind: Kind, ask: bool)
     """What is found of a task, in a process of its own."""
     judges = judges_of(kind)
     found = graded(task, package, judges.fresh, patience(seconds), ask, judges)
-    told = {"id": task.id, "digest": package.digest, "faults": [*found.faults], "trust": found.trust.name.lower(), "seconds": round(found.seconds, 3)}
-    return told | ({"fresh": found.asked} if ask else {})
+    row = {"id": task.id, "digest": package.digest, "faults": [*found.faults], "trust": found.trust.name.lower(), "seconds": round(found.seconds, 3)}
+    return row | ({"fresh": found.asked} if ask else {})
 
 
 def show_levels(paths: Sequence[Path], number: int, level: int | None = None) -> None:

@@ -284,10 +284,11 @@ axis.legend(frameon=False)
 plt.show()
 
 # %% [markdown]
-# Read the verdicts with the picture. Each habit is rarer with its price than without, most of them in every training; yet hardly any
-# interval ends below zero. Three trainings are few, and a habit without a price does not stay where it was. It drifts, up in one training
-# and down in another, because nothing holds it: success does not depend on lint or silence. Where habits have a price, all trainings end
-# near the same place. So a price does not only lower a habit; it also decides what chance decided before.
+# Read the verdicts with the picture. Each habit is rarer with its price than without. That took eight trainings of each arm: an earlier run
+# had three, and hardly any of its intervals ended below zero, because a habit without a price does not stay where it was. It drifts, up in
+# one training and down in another: success does not depend on lint or silence, so nothing holds them. So a price does not only lower a
+# habit; it also decides what chance decided before. Silence still drifts by more than its price moves it, and two prices that work in the
+# mean do not work in every training.
 #
 # Comments need no price here. In this world a comment repeats the docstring, sometimes a wrong one, and rollouts with comments solve fewer
 # tasks; success alone removes the habit. In the report comments grew, because there they were thoughts that helped. A price need not repeat

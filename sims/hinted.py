@@ -20,7 +20,7 @@ from functools import partial
 
 import ref.messages
 from ref.rollout import Limits, Rollout, script_rollout
-from ref.self_summary import Chaining
+from ref.self_summary import Chain, Chaining
 from sims.hints import RULES, Fault, Rule, faults
 from sims.microrepo import MicroRepo, NoiseConfig, Session, Task, demonstration
 from sims.microrepo.environment import TextSession
@@ -109,7 +109,7 @@ def demonstrations(
             lesson = told(language, how, task, turns, reminder(name), at, partial(RenamedSession, name=name))
         else:
             (lesson,) = [*itertools.islice(taught([task], language, how, noise, memory, rng), 1)] or [None]
-            if lesson is None:
+            if lesson is None or not ended(lesson.chain):
                 continue
             found = messages(lesson, language)
             broken = faults(task, found, CHOSEN)
@@ -118,5 +118,10 @@ def demonstrations(
                 continue
             fault = rng.choice(broken)
             lesson = told(language, how, task, repaired(task, found, fault), fault.says, found.index(fault.message))
-        if lesson.chain.finished:
+        if ended(lesson.chain):
             yield lesson
+
+
+def ended(chain: Chain) -> bool:
+    """Whether the last turn is whole: a context may end within the word that ends the episode, and then the message cannot be played again."""
+    return chain.finished and chain.segments[-1].finished

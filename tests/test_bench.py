@@ -6,6 +6,7 @@ import logging.handlers
 import pytest
 import torch
 
+from etude.bench import decode, step
 from etude.bench import training as bench
 from kit.process import keep_freed_memory
 from kit.settings import RunError
@@ -151,3 +152,28 @@ def test_bench_delta_shows_no_speed_of_a_codec_that_changes_a_bit(monkeypatch):
     monkeypatch.setattr(delta, "unpack", lambda blob, size: (torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=torch.int32)))
     with pytest.raises(RunError, match="gap . step does not give the weights back"):
         delta.bench(None, weights=2**12, rounds=1)
+
+
+def test_bench_step_writes_what_it_prints(tmp_path, capsys):
+    record = step.bench("tiny", 2, 64, 32, tmp_path, rounds=1)
+    [path] = tmp_path.iterdir()
+    assert path.name.startswith("step-") and json.loads(path.read_text()) == record
+    assert [cell["formats"] for cell in record["cells"]] == [*step.CELLS]
+    plain, recomputed, quantised = record["cells"]
+    assert plain["loss"] == pytest.approx(recomputed["loss"], abs=1e-5) == pytest.approx(quantised["loss"], abs=0.05)
+    assert plain["flops"] == recomputed["flops"] and plain["planned_bytes"]["activations"] > recomputed["planned_bytes"]["activations"]
+    assert plain["moments_bytes"] >= 2 * plain["weights_bytes"]
+    assert capsys.readouterr().out.count("tokens/s") == 3
+
+
+def test_bench_decode_counts_tokens_after_the_prompts(tmp_path, capsys):
+    record = decode.bench("tiny", 1, [1, 3], prompt=5, new=4, out=tmp_path, rounds=1)
+    assert json.loads(next(tmp_path.iterdir()).read_text()) == record
+    assert [(cell["sampler"], cell["rows"]) for cell in record["cells"]] == [(s, n) for s in ("Sampler", "ContinuousSampler") for n in (1, 3)]
+    assert all(cell["tokens"] == 3 * cell["rows"] for cell in record["cells"])  # the first token of each belongs to the prompt's pass
+    assert capsys.readouterr().out.count("tokens/s") == 4
+
+
+def test_rows_that_do_not_fill_a_step_are_one_line(ask):
+    code, _, said = ask("bench", "step", "--model", "tiny", "--tokens", 100, "--length", 64)
+    assert code and "--tokens must be a multiple of --length" in said and said.count("\n") == 1

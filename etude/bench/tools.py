@@ -42,7 +42,7 @@ WAYS = {"at once": (1, 0.0, False), "slow": (1, SECONDS, False), "slow, twice th
 class Plain:
     """A `ref.environment.ChatFormat` of a few fixed tokens: what is said does not matter here."""
 
-    stop_ids = (0,)
+    stop_ids: tuple[int, ...] = (0,)
 
     def encode_opening(self, messages: Sequence[Message]) -> list[int]:
         return [1] * PROMPT

@@ -188,9 +188,9 @@ PAGE = Page(
     says="What the sources claim, what was measured here, and a verdict that follows only from a rule and the measurement. Claims that did "
     "not reproduce are listed, too, and so are statements that are not tested yet.",
     formula="",
-    question="Of which claims shows so small a world least: of those on losses and curves, on engines and weights, or on an agent's habits?",
-    look="Of those on habits: most claims of the experiments behaviour and length-penalty show no effect here, while those of async-rl and "
-    "weight-sync mostly reproduce. The table gives rule and reason, and every row names the command that runs it again.",
+    question="Which experiment contradicts the sources most often: on an agent's habits, on draft layers, or on engines and weights?",
+    look="The one on draft layers, mtp. Nothing is contradicted in async-rl and weight-sync, which mostly reproduce. "
+    "The table gives rule and reason, and every row names the command that runs it again.",
     draw=draw,
     code=(figures.gather,),
 )

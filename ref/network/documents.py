@@ -16,8 +16,8 @@ logarithm of the sum of its weights, so that the mean over all keys is
 Source: FlashAttention (arXiv:2205.14135), §3.1, algorithm 1. Its backward pass (§B.2) takes from the forward pass only o and l. Given those
 of all keys, each call's backward pass therefore yields its own part of the gradient, as in ring attention (arXiv:2310.01889).
 
-On a GPU, FlexAttention (arXiv:2412.05496) skips the blocks in which no query sees a key: `blocks` and `attend_blocks`. A test compares
-what its mask says; an H100 has trained with them.
+On a GPU, FlexAttention (arXiv:2412.05496) skips the blocks in which no query sees a key: `blocks` and `attend_blocks`. Tests compare what its
+mask and its blocks say; tests/gpu trains with them.
 
 The trap: a document number that returns later in a row. Such a document does not lie in one piece, and `documents` returns None: only a mask
 describes that row.
@@ -29,9 +29,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
-__all__ = ["BlockMask", "Run", "attend_blocks", "attend_documents", "blocks", "documents"]
+__all__ = ["SPARSE", "BlockMask", "Run", "attend_blocks", "attend_documents", "blocks", "documents"]
+
+
+SPARSE = 128
+"""Queries, and keys, of a block."""
 
 
 @dataclass(frozen=True)
@@ -127,19 +131,37 @@ def heads(x: Tensor, rows: slice, keys: slice, q: Tensor) -> Tensor:
 
 def blocks(doc: Tensor, where: Tensor | None = None) -> BlockMask:
     """The same as `documents` for FlexAttention: blocks of 128 × 128 query-key pairs that hold anything to be seen, (T/128)² numbers a row. Documents
-    may lie in several pieces."""
-    T = doc.shape[1]
-    where = torch.arange(T, device=doc.device) if where is None else where.to(doc.device)
-    at = doc[:, where]
-    return create_block_mask(
-        lambda b, _, query, key: (where[query] >= key) & (at[b, query] == doc[b, key]),
-        len(doc),
-        None,
-        len(where),
-        T,
-        device=doc.device,
-        _compile=doc.is_cuda,
+    may lie in several pieces. A block is left out if its documents or its places cannot meet, and needs no mask if all its pairs are seen."""
+    T, device = doc.shape[1], doc.device
+    where = torch.arange(T, device=device) if where is None else where.to(device)
+    at, place = doc[:, where], torch.arange(T, device=device)[None]
+    order = torch.where(doc < 0, doc.amax() + 1, doc)  # padding stands behind the documents
+    (low_q, high_q), (low_k, high_k) = (ranges(x) for x in (order[:, where], order))
+    (first_q, last_q), (first_k, last_k) = (ranges(x) for x in (where[None], place))
+    meets = (high_q[:, :, None] >= low_k[:, None]) & (low_q[:, :, None] <= high_k[:, None]) & (last_q[:, :, None] >= first_k[:, None])
+    one = (low_q == high_q)[:, :, None] & (low_k == high_k)[:, None] & (low_q[:, :, None] == low_k[:, None])
+    whole = one & (first_q[:, :, None] >= last_k[:, None])
+    for axis, length in ((1, len(where)), (2, T)):  # a block that the row's end cuts needs the mask
+        if length % SPARSE:
+            whole.select(axis, -1).fill_(False)
+    return BlockMask.from_kv_blocks(
+        *in_order(meets & ~whole),
+        *in_order(whole),
+        BLOCK_SIZE=SPARSE,
+        mask_mod=lambda b, _, query, key: (where[query] >= key) & (at[b, query] == doc[b, key]),
+        seq_lengths=(len(where), T),
     )
+
+
+def ranges(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Least and greatest number of each block of a row, [B, T] → twice [B, T/128]; a block that the row's end cuts has its last number again."""
+    rest = -x.shape[1] % SPARSE
+    return torch.cat((x, x[:, -1:].expand(-1, rest)), 1).unflatten(1, (-1, SPARSE)).aminmax(dim=2)
+
+
+def in_order(seen: Tensor) -> tuple[Tensor, Tensor]:
+    """How many blocks of keys each block of queries takes, [B, 1, Q], and which, those first, [B, 1, Q, K]."""
+    return seen.sum(2, dtype=torch.int32)[:, None], seen.int().sort(dim=2, descending=True, stable=True).indices.int()[:, None]
 
 
 def attend_blocks(q: Tensor, k: Tensor, v: Tensor, seen: BlockMask) -> Tensor:
@@ -152,4 +174,5 @@ def attend_blocks(q: Tensor, k: Tensor, v: Tensor, seen: BlockMask) -> Tensor:
 
 @cache
 def compiled() -> Any:
-    return torch.compile(flex_attention, dynamic=False)
+    """With sizes as variables: torch compiles a function anew for eight sizes (`recompile_limit`), then runs it uncompiled, all scores in memory."""
+    return torch.compile(flex_attention, dynamic=True)

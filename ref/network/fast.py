@@ -22,7 +22,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ref.network import model
-from ref.network.documents import BlockMask, Run, attend_blocks, attend_documents, blocks, documents
+from ref.network.documents import SPARSE, BlockMask, Run, attend_blocks, attend_documents, blocks, documents
 from ref.network.gradients import attend, chunked_logprob, experts_swiglu, rms_norm, turned_heads
 from ref.network.model import Config, KVCache, visible
 
@@ -134,10 +134,11 @@ def attention_mask(config: Config, T: int, start: int, doc: Tensor | None, like:
 
 
 def seen_in(doc: Int[Tensor, "B T"], where: Int[Tensor, " Q"] | None = None) -> Mask:
-    """What queries at the places `where` of the row see in the documents of packed rows."""
-    if doc.is_cuda:
+    """What queries at the places `where` of the row see in the documents of packed rows. On a GPU, rows shorter than a block take a Boolean mask:
+    on an H200 (torch 2.11) a row of 100 tokens failed in FlexAttention, and longer ones did not."""
+    if doc.is_cuda and doc.shape[1] >= SPARSE:
         return blocks(doc, where)
-    if (runs := documents(doc, where)) is not None:
+    if not doc.is_cuda and (runs := documents(doc, where)) is not None:
         return runs
     seen = visible(doc.shape[1], 0, doc, doc.device)
     return seen if seen is None or where is None else seen[:, :, where]

@@ -9,7 +9,7 @@
 Sharded tensors are DTensors, so a slice knows its position; another layout reads other slices and gets the same bits. A folder gets its
 name only when the shards of every rank and the manifest are on disk, so a kill at any moment leaves the previous checkpoint intact.
 `.metadata` is a pickle, and a shared folder must not execute code: it is read with the classes that describe tensors, and no others.
-A thread writes from copies, with its own process group; `finish` waits for it, and so does the next `save`.
+A thread writes from copies in the computer's memory, with its own process group; `finish` waits for it, and so does the next `save`.
 """
 
 import io
@@ -30,6 +30,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint import filesystem, metadata
+from torch.distributed.tensor import DTensor
 
 from ref.network.checkpoint import CheckpointError, flush, read_json
 from scaled.runtime.mesh import current
@@ -75,7 +76,7 @@ class Checkpoints:
     def save(self, step: int, state: dict[str, Tensor], meta: dict | None = None) -> None:
         """Starts writing; returns once everything is copied. All ranks call it together, with the same keys."""
         self.finish()
-        copies = {name: x.detach().clone() for name, x in state.items()}
+        copies = {name: on_host(x) for name, x in state.items()}
         layout = current().layout
         record = {"step": step, "layout": {"dp": layout.dp, "cp": layout.cp, "ep": layout.ep}, **(meta or {})}
         self.thread = threading.Thread(target=self._write, args=(step, copies, record))
@@ -261,6 +262,15 @@ class Reader(dcp.FileSystemReader):
 
     def read_metadata(self) -> metadata.Metadata:
         return self.described
+
+
+def on_host(x: Tensor) -> Tensor:
+    """A copy in the computer's memory: weights and moments once more on a GPU would leave the next step no room."""
+    x = x.detach()
+    if not isinstance(x, DTensor):
+        return x.to("cpu", copy=True)
+    local = x.to_local().to("cpu", copy=True)
+    return DTensor.from_local(local, x.device_mesh, x.placements, run_check=False, shape=x.shape, stride=x.stride())
 
 
 def checksum(path: Path) -> int:

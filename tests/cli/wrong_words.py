@@ -155,6 +155,9 @@ def commands() -> list[tuple[list[str], list[Faults]]]:
         (["bench", "data", "--archives", "folder"], [("--tokenizer", read)]),
         (["bench", "crowded"], [("", (*runs, *read))]),
         (["bench", "engine"], [("", (*runs, *read))]),
+        (["bench", "step", "--model", "tiny"], [("--layers", (*number, "0")), ("--tokens", (*number, "1", "33")), ("--length", (*number, "1"))]),
+        (["bench", "step"], [("--model", read)]),
+        (["bench", "decode", "--model", "tiny"], [("--rows", (*number, "0")), ("--prompt", (*number, "0")), ("--new", (*number, "1"))]),
         ([], [("", NAMES)]),
     ]
 

@@ -21,7 +21,7 @@ def test_it():
     sys.stdout.close()
 """
 EVERYBODY = "processes: signalling every process"
-NOTHING = {"folder": "/work/exam/tests", "tests": {}, "wanted": [], "names": {}, "folders": ["/work/tree", "/work/tree/src"]}
+NOTHING = {"folder": "/work/exam/tests", "tests": {}, "wanted": [], "names": {}, "folders": ["/work/tree", "/work/tree/src"], "support": {}}
 
 
 def plan_of(source, name, seconds, key="00" * 16):

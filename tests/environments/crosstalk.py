@@ -101,7 +101,7 @@ def test_honest():
     assert len([name for name in os.listdir("/proc") if name.isdigit()]) == 4
 """
 )
-NOTHING = {"folder": "/work/exam/tests", "tests": {}, "wanted": [], "names": {}, "folders": ["/work/tree", "/work/tree/src"]}
+NOTHING = {"folder": "/work/exam/tests", "tests": {}, "wanted": [], "names": {}, "folders": ["/work/tree", "/work/tree/src"], "support": {}}
 BOMB = "for i in $(seq 200); do sleep 60 & done; wait"
 
 

@@ -31,7 +31,7 @@ from tests.environments.test_hacks import EXAM
 from tests.environments.test_ready import SPY
 
 USERS = ["this user", "nobody"] if os.geteuid() == 0 else ["this user"]
-NOTHING = {"folder": "/work/exam/tests", "tests": {}, "wanted": [], "names": {}, "folders": ["/work/tree", "/work/tree/src"]}
+NOTHING = {"folder": "/work/exam/tests", "tests": {}, "wanted": [], "names": {}, "folders": ["/work/tree", "/work/tree/src"], "support": {}}
 
 
 def plan_of(source, name, seconds, key="00" * 16):

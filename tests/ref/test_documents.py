@@ -1,12 +1,14 @@
 """Attention inside documents: who sees whom, without a mask of T² bytes."""
 
+import itertools
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from ref.network.documents import attend_blocks, attend_documents, blocks, documents
+from ref.network.documents import SPARSE, attend_blocks, attend_documents, blocks, documents
 from ref.network.fast import seen_in
 from ref.network.model import visible
 
@@ -108,6 +110,27 @@ def test_what_is_computed_grows_with_the_documents_not_with_the_row():
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@given(seeds, st.integers(1, 3), st.sampled_from([1, 100, 128, 129, 300, 512]))
+def test_the_gpu_s_blocks_hold_all_that_is_seen(seed, rows, length):
+    """FlexAttention reads the listed blocks only, and asks the mask only in those that are not whole."""
+    doc = drawn(seed, rows, length)
+    where = torch.arange(length) if length % 4 else places(seed, length)
+    found = blocks(doc, where)
+    assert found.seq_lengths == (len(where), length) and found.BLOCK_SIZE == (SPARSE, SPARSE)
+    seen = (where[:, None] >= torch.arange(length)) & (doc[:, where, None] == doc[:, None])
+    tiles = torch.nn.functional.pad(seen, (0, -length % SPARSE, 0, -len(where) % SPARSE)).unflatten(2, (-1, SPARSE)).unflatten(1, (-1, SPARSE))
+    some, every = tiles.any(4).any(2), tiles.all(4).all(2)
+    listed = {}
+    for name, number, index in (("partial", found.kv_num_blocks, found.kv_indices), ("whole", found.full_kv_num_blocks, found.full_kv_indices)):
+        listed[name] = torch.zeros_like(some)
+        for b, q in itertools.product(range(rows), range(some.shape[1])):
+            listed[name][b, q, index[b, 0, q, : number[b, 0, q]].long()] = True
+    assert not (listed["partial"] & listed["whole"]).any()
+    assert (listed["whole"] <= every).all() and (some <= (listed["partial"] | listed["whole"])).all()
+    if len(where) == length:  # in a whole row of documents in one piece, nothing more is read
+        assert torch.equal(listed["partial"] | listed["whole"], some) and torch.equal(listed["whole"], every)
+
+
 @given(seeds, st.integers(1, 2), st.sampled_from([1, 64, 130, 260]))
 def test_the_gpu_s_blocks_say_the_same(seed, rows, length):
     """FlexAttention's own reference, without a GPU."""

@@ -19,7 +19,7 @@ from sims.microrepo import MicroRepo, NoiseConfig, Session, demonstration, gener
 from sims.microrepo.environment import TextSession
 from sims.microrepo.renaming import RenamedSession, renamed
 from sims.policies import read_config
-from sims.recipe.agent import parted
+from sims.recipe.agent import parted, single
 from sims.recipe.learner import language_of
 from sims.transcripts import messages
 from tests import scripted
@@ -124,6 +124,15 @@ def test_shares_of_nothing_and_of_all(language):
     assert not any(hint_of(language, one) for one in made(language, 20, hinted=0.0, renaming=0.0))
     assert all(isinstance(one.environment.session, RenamedSession) for one in made(language, 20, renaming=1.0))
     assert not any(hint_of(language, one) for one in made(language, 20, hinted=1.0, renaming=0.0, noise=CLEAN)), "there is nothing to repair"
+
+
+@pytest.mark.parametrize("limit", [80, 110, 140, 170, 200])
+def test_contexts_that_end_within_a_turn_are_left_out(language, limit):
+    """A last turn of which the context held only the beginning was said again where a repair had left it room: the script ran out of turns."""
+    tasks, rng = random.Random(1), random.Random(2)
+    stream = (generate(tasks, "train") for _ in range(300))
+    found = [*demonstrations(stream, language, single(limit), textual_feedback.CLUMSY, rng, 1.0, 0.3)]
+    assert found and all(one.chain.finished and one.chain.segments[-1].finished for one in found)
 
 
 @pytest.mark.parametrize(

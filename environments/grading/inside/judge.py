@@ -74,7 +74,7 @@ class Clock:
         return used > self.seconds or used < waited / BUSY or waited > PATIENCE * self.seconds
 
 
-def heard(reader: int, child: "subprocess.Popen | Forked", clock: Clock, end: bytes = b"") -> bytes:
+def read_output(reader: int, child: "subprocess.Popen | Forked", clock: Clock, end: bytes = b"") -> bytes:
     """What the child said until it ended, said `end`, or until its time was over. Others may hold the pipe open, so its end is not waited for."""
     said = b""
     while len(said) < MOST and not clock.is_over() and not (end and said.endswith(end)):
@@ -216,7 +216,7 @@ def main(folder: str, begun=started) -> None:
         lay(plan["files"], plan["tree"])
         clock = Clock(plan["seconds"])
         tell(child, apart, b"1" if inside["wanted"] else b"0")
-        told = verdicts(heard(reader, child, clock, END).removesuffix(END), answers=True)
+        outcomes = verdicts(read_output(reader, child, clock, END).removesuffix(END), answers=True)
         end(examinee)
         if inside["wanted"]:
             lay(plan["later"], plan["tree"])
@@ -225,14 +225,14 @@ def main(folder: str, begun=started) -> None:
                     stream.write(json.dumps(inside).encode())
             except BrokenPipeError:
                 pass  # who shall play is gone
-            for test, outcome in verdicts(heard(inner_reader, child, clock)).items():
-                told.setdefault(test, outcome)  # of what was played apart nothing else is believed
+            for test, outcome in verdicts(read_output(inner_reader, child, clock)).items():
+                outcomes.setdefault(test, outcome)  # of what was played apart nothing else is believed
     except OSError as error:
         sys.stderr.write(f"the tree cannot be laid: {error}\n")
         sys.exit(NO_TREE)
     for process in (child, examinee):
         end(process)
-    sys.stdout.buffer.write(b"".join(seal(key, test, outcome) for test, outcome in told.items()))
+    sys.stdout.buffer.write(b"".join(seal(key, test, outcome) for test, outcome in outcomes.items()))
     sys.stdout.flush()
 
 

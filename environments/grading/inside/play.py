@@ -86,7 +86,7 @@ class Held:
     """Collects tests from sources in memory. `link`: to the process that runs the package, if that is another one."""
 
     def __init__(self, plan: dict, folder: Path, link=None) -> None:
-        self.sources, self.names, self.packages = plan["tests"], plan["names"], plan.get("support", {}).get("packages", {})
+        self.sources, self.names, self.packages = plan["tests"], plan["names"], plan["support"].get("packages", {})
         self.wanted, self.folder, self.link = {*plan["wanted"]}, folder, link
 
     def pytest_collect_directory(self, path: Path, parent: pytest.Collector) -> pytest.Dir:
@@ -220,7 +220,7 @@ def play(plan: dict, pipe: int, link=None) -> None:
     options += ["-c", os.devnull, "-o", "python_files=none", "--rootdir", str(folder), "--confcutdir", str(folder)]
     if link is not None:
         options += ["--continue-on-collection-errors"]  # a file that cannot be carried takes no other one with it
-    support = Support(plan.get("support", {}), folder)
+    support = Support(plan["support"], folder)
     sys.meta_path.insert(0, support)
     pytest.main([*options, str(folder)], plugins=[support, Held(plan, folder, link), Told(pipe, link)])
 
