@@ -319,5 +319,5 @@ def successes(c: Async, tasks: CheckpointTasks, model: torch.nn.Module) -> np.nd
     """Success of each held-out task, over its samples: heldout"""
     sampler = ContinuousSampler(model, torch.float32)  # pyright: ignore[reportArgumentType]
     chosen, draws = [tasks.task("heldout", number) for number in range(c.heldout)], torch.Generator().manual_seed(c.seed)
-    rollouts = play(sampler, tasks.language, chosen, c.samples, tasks.limits.chaining, tasks.config.rl.max_turns, draws, c.rl.temperature)
+    rollouts = play(sampler, tasks.language, chosen, c.samples, tasks.limits, tasks.config.rl.max_turns, draws, c.rl.temperature)
     return np.array([one.metrics["success"] for one in rollouts]).reshape(-1, c.samples).mean(1)

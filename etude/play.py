@@ -155,9 +155,9 @@ def episode_of(agent: Agent, task: Task, temperature: float, seed: int) -> tuple
     room for the task."""
     recipe = agent.recipe
     generator = torch.Generator().manual_seed(seed) if temperature else None
-    how = context(agent.language, recipe)
+    limits = recipe.rl.limits(context(agent.language, recipe))
     try:
-        (episode,) = play(agent.sampler, agent.language, [task], 1, how, recipe.rl.max_turns, generator, temperature)
+        (episode,) = play(agent.sampler, agent.language, [task], 1, limits, recipe.rl.max_turns, generator, temperature)
     except ValueError as error:
         raise RunError(f"{agent.name} cannot play: {error}") from None
     return episode, agent.sampler.model

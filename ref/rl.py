@@ -60,7 +60,7 @@ from ref.mtp import MTP, mtp_loss
 from ref.network import Transformer
 from ref.rollout import Each, Limits, Rollout, hash_seed, one_by_one, sample_rollouts
 from ref.router_replay import differing, replay
-from ref.self_summary import Chain, spread
+from ref.self_summary import Chain, Chaining, spread
 from ref.textual_feedback import Hinted, feedback_loss, hinted, predictions
 
 __all__ = [
@@ -205,6 +205,10 @@ class Settings:
     def rate(self, step: int) -> float:
         """Share of the learning rate at a step: up, level, down."""
         return wsd(step, self.steps, self.warmup, min(self.decay, self.steps // 2))
+
+    def limits(self, chaining: Chaining) -> Limits:
+        """How long rollouts of such contexts may be, in training and in evaluations."""
+        return Limits(chaining, turn_tokens=self.turn_tokens or None, tokens=self.episode_tokens or None)
 
 
 @dataclass

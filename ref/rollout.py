@@ -39,7 +39,19 @@ from ref.self_summary import Chain, ChainBuilder, Chaining
 from ref.textual_feedback import Hint
 from ref.transcript import Transcript
 
-__all__ = ["SUMMARY", "Driver", "Each", "Limits", "Rollout", "decode_rollout", "hash_seed", "one_by_one", "rollout", "sample_rollouts"]
+__all__ = [
+    "SUMMARY",
+    "Driver",
+    "Each",
+    "Limits",
+    "Rollout",
+    "decode_rollout",
+    "hash_seed",
+    "one_by_one",
+    "rollout",
+    "sample_rollouts",
+    "script_rollout",
+]
 
 Each = Callable[[Callable[[Any], Any], Sequence[Any]], list]
 """(function, parts) → [function(part) for part in parts], wherever it is computed."""
@@ -103,7 +115,7 @@ class Rollout:
     @property
     def reward(self) -> float:
         """The sum of its terms."""
-        return sum(self.terms.values())
+        return sum(self.terms.values(), 0.0)
 
     @property
     def logged(self) -> dict[str, float]:
@@ -252,11 +264,12 @@ class Driver:
 
     def cancel(self, keys: Callable[[Any], bool]) -> None:
         """Gives up the rollouts whose keys are such."""
+        under_way = [*self.seated.values(), *self.waiting, *(call.entry for call in self.calls)]
+        gone = {id(entry): entry for entry in under_way if keys(entry.key)}
         for slot, entry in list(self.seated.items()):
             if keys(entry.key):
                 self.engine.remove(slot)
                 del self.seated[slot]
-        gone = {id(entry): entry for entry in [*self.waiting, *(call.entry for call in self.calls)] if keys(entry.key)}
         self.waiting = [entry for entry in self.waiting if not keys(entry.key)]
         self.calls = [call for call in self.calls if not keys(call.entry.key)]
         for entry in gone.values():
@@ -337,7 +350,7 @@ class Driver:
         elif active.is_spent:
             self._leave(entry, False)
         else:
-            self.engine.extend(entry.slot, tokens)
+            self.engine.extend(entry.slot, tokens, active.longest_turn)
 
     def _leave(self, entry: Entry, finished: bool) -> None:
         """A context is over. `finished`: it came to its end by itself."""

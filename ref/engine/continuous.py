@@ -49,7 +49,8 @@ class Continuous:
         self.draws = torch.zeros(slots, max_len, dtype=torch.float64)
         # Per slot: tokens known, tokens that the cache holds, positions whose experts are recorded, where the current turn
         # begins, the tokens that end it, and how long it may be.
-        self.known, self.read, self.routed, self.begin, self.longest = ([0] * slots for _ in range(5))
+        self.known, self.read, self.routed, self.begin = ([0] * slots for _ in range(4))
+        self.longest: list[int | None] = [None] * slots  # tokens of the current turn, at most
         self.stop_ids: list[Collection[int]] = [()] * slots
         self.state: list[Literal["free", "ready", "over"]] = ["free"] * slots
         self.slots = list(range(slots))  # the slot of each row of the cache; ready ones are moved to the front
@@ -75,15 +76,16 @@ class Continuous:
         slot = self.state.index("free")
         self.known[slot] = self.read[slot] = self.routed[slot] = 0
         self.sampled[slot], self.logp[slot], self.versions[slot] = False, 0.0, -1
-        self.stop_ids[slot], self.longest[slot] = stop_ids, self.max_len if longest_turn is None else longest_turn
+        self.stop_ids[slot], self.longest[slot] = stop_ids, longest_turn
         if draws is not None:
             self.draws[slot] = draws
         self._give(slot, prompt)
         return slot
 
-    def extend(self, slot: int, tokens: Sequence[int]) -> None:
+    def extend(self, slot: int, tokens: Sequence[int], longest_turn: int | None = None) -> None:
         check_state(self.state, slot, "over")
         check_tokens("answer", tokens, self.vocab)
+        self.longest[slot] = longest_turn
         self._give(slot, tokens)
 
     def turn(self, slot: int) -> SampledTurn | None:
@@ -160,8 +162,8 @@ class Continuous:
         over = []
         for (_, slot), token in zip(speakers, drawn.tolist(), strict=True):
             self.known[slot] += 1
-            length = self.known[slot] - self.begin[slot]
-            if token in self.stop_ids[slot] or self.known[slot] == self.max_len or length >= self.longest[slot]:
+            length, longest = self.known[slot] - self.begin[slot], self.longest[slot]
+            if token in self.stop_ids[slot] or self.known[slot] == self.max_len or longest is not None and length >= longest:
                 self.state[slot] = "over"
                 over.append(slot)
         return over

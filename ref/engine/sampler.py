@@ -106,8 +106,8 @@ class Engine(Protocol):
     def add(
         self, prompt: Sequence[int], stop_ids: Collection[int], draws: Float[Tensor, " max_len"] | None = None, longest_turn: int | None = None
     ) -> int:
-        """Takes a slot with a context that starts with `prompt`, cut off at max_len. A turn ends with one of `stop_ids`, or
-        with `longest_turn` tokens. `draws`: uniform numbers in [0, 1), the t-th for the token at position t; not needed at
+        """Takes a slot with a context that starts with `prompt`, cut off at max_len. A turn ends with one of `stop_ids`, the
+        first also with `longest_turn` tokens. `draws`: uniform numbers in [0, 1), the t-th for the token at position t; not needed at
         temperature 0. Raises ValueError if no slot is free, for a prompt that is empty or holds tokens outside the
         vocabulary, and without draws at another temperature."""
         ...
@@ -120,9 +120,9 @@ class Engine(Protocol):
         """The turn that is over; None if max_len cut the context off."""
         ...
 
-    def extend(self, slot: int, tokens: Sequence[int]) -> None:
-        """Appends given tokens, as far as they fit, after which the policy writes its next turn, if there is room for one.
-        Raises ValueError unless the slot's turn is over, and for tokens outside the vocabulary."""
+    def extend(self, slot: int, tokens: Sequence[int], longest_turn: int | None = None) -> None:
+        """Appends given tokens, as far as they fit, after which the policy writes its next turn, of at most `longest_turn`
+        tokens, if there is room for one. Raises ValueError unless the slot's turn is over, and for tokens outside the vocabulary."""
         ...
 
     def remove(self, slot: int, finished: bool = True) -> Segment:
@@ -230,7 +230,8 @@ class Lockstep:
     def __init__(self, sampler: Sampler, slots: int, max_len: int, temperature: float = 1.0):
         check_sizes(temperature, slots=slots, max_len=max_len)
         self.sampler, self.slots, self.max_len, self.temperature = sampler, slots, max_len, temperature
-        self.prompts: list[tuple[Sequence[int], Collection[int], Tensor | None, int | None]] = []
+        self.prompts: list[tuple[Sequence[int], Collection[int], Tensor | None]] = []
+        self.longest: list[int | None] = []  # tokens of the current turn, at most
         self.state: list[Literal["free", "ready", "over"]] = []
         self.started = False
 
@@ -250,7 +251,8 @@ class Lockstep:
         self, prompt: Sequence[int], stop_ids: Collection[int], draws: Float[Tensor, " max_len"] | None = None, longest_turn: int | None = None
     ) -> int:
         check_context(self, prompt, draws, self.sampler.vocab_size, self.temperature)
-        self.prompts.append((prompt, stop_ids, draws, longest_turn))
+        self.prompts.append((prompt, stop_ids, draws))
+        self.longest.append(longest_turn)
         self.state.append("ready")
         return len(self.prompts) - 1
 
@@ -263,14 +265,14 @@ class Lockstep:
             return SampledTurn(own[:-1], own[-1])
         return None if self.known[slot] == self.max_len else SampledTurn(own, None)
 
-    def extend(self, slot: int, tokens: Sequence[int]) -> None:
+    def extend(self, slot: int, tokens: Sequence[int], longest_turn: int | None = None) -> None:
         check_state(self.state, slot, "over")
         check_tokens("answer", tokens, self.sampler.vocab_size)
         start = int(self.known[slot])
         end = self.begin[slot] = min(start + len(tokens), self.max_len)
         self.known[slot] = end
         self.tokens[slot, start:end] = torch.tensor(tokens[: end - start], dtype=torch.long)
-        self.state[slot] = "ready"
+        self.state[slot], self.longest[slot] = "ready", longest_turn
 
     def remove(self, slot: int, finished: bool = True) -> Segment:
         if self.state[slot] == "free":
@@ -280,7 +282,7 @@ class Lockstep:
         tokens, sampled, logp = (x[slot, :k].clone() for x in (self.tokens, self.sampled, self.logp))
         segment = Segment(tokens, sampled, logp, version, self.experts[slot, : k - 1].clone(), finished)
         if set(self.state) == {"free"}:
-            self.prompts, self.state, self.started = [], [], False
+            self.prompts, self.longest, self.state, self.started = [], [], [], False
         return segment
 
     def start(self) -> None:
@@ -295,7 +297,7 @@ class Lockstep:
         self.sampled = torch.zeros(B, self.max_len, dtype=torch.bool)
         self.logp = torch.zeros(B, self.max_len)
         self.experts = torch.zeros(B, self.max_len, layers, config.num_experts_per_tok, dtype=torch.int16)
-        draws = [draws for _, _, draws, _ in self.prompts if draws is not None]
+        draws = [draws for _, _, draws in self.prompts if draws is not None]
         self.draws = torch.stack(draws) if draws else torch.zeros(B, self.max_len, dtype=torch.float64)
         device = self.sampler.model.embed_tokens.weight.device
         with torch.inference_mode():
@@ -349,8 +351,8 @@ class Lockstep:
         self.known[speakers] = n + 1
         over = []
         for slot, token in zip(speakers.tolist(), drawn.tolist(), strict=True):
-            _, stop_ids, _, longest = self.prompts[slot]
-            if token in stop_ids or longest is not None and n + 1 - self.begin[slot] >= longest:
+            longest = self.longest[slot]
+            if token in self.prompts[slot][1] or longest is not None and n + 1 - self.begin[slot] >= longest:
                 over.append(slot)
         return over
 

@@ -159,9 +159,10 @@ class VLLM:
         self.give(slot, prompt)
         return slot
 
-    def extend(self, slot: int, tokens: Sequence[int]) -> None:
+    def extend(self, slot: int, tokens: Sequence[int], longest_turn: int | None = None) -> None:
         check_state(self.state, slot, "over")
         check_tokens("answer", tokens, self.config.vocab_size)
+        self.contexts[slot].longest_turn = longest_turn
         self.give(slot, tokens)
 
     def turn(self, slot: int) -> SampledTurn | None:

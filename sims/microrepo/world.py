@@ -73,7 +73,7 @@ class CheckpointTasks(MicroTasks):
         prompt = len(language.encode_opening(MicroRepo(self.opened(self.task("rl", 0), 1)).reset()))
         if prompt + 1 >= how.limit:
             raise RunError(f"a prompt has about {prompt} tokens; contexts of {how.limit} leave no room for an answer; see --set rl.max_len=…")
-        self.limits = Limits(how, turn_tokens=c.rl.turn_tokens or None, tokens=c.rl.episode_tokens or None)
+        self.limits = c.rl.limits(how)
         self.tool_s, self.is_slow = tool_s, tool_s > 0
 
     def environment(self, task: Task, number: int) -> Environment:

@@ -92,15 +92,16 @@ def play(
     language: Language,
     tasks: Sequence[Task],
     samples: int,
-    how: Chaining,
+    how: Chaining | Limits,
     max_turns: int,
     generator: torch.Generator | None,
     temperature: float = 1.0,
     progress: Callable[[int], None] = lambda done: None,
     opened: Callable[[Task, int], TextSession] = Session,
 ) -> list[Rollout]:
-    """`samples` rollouts of every task on all cores, each a chain of contexts under `how` (`ref.rollout.sample_rollouts`). `progress` is called
-    with the number of finished rollouts. `opened` begins an episode of a task with so many turns at most."""
+    """`samples` rollouts of every task on all cores, each a chain of contexts under `how`, or under all these limits
+    (`ref.rollout.sample_rollouts`). `progress` is called with the number of finished rollouts. `opened` begins an episode of a task
+    with so many turns at most."""
     # A forked process cannot use the GPU of its parent.
     processes = None if all(p.device.type == "cpu" for p in sampler.model.parameters()) else 1
 
@@ -111,4 +112,5 @@ def play(
     def environment(task: Task, number: int) -> MicroRepo:
         return MicroRepo(opened(task, max_turns))
 
-    return sample_rollouts(sampler, environment, tasks, samples, language, Limits(how), temperature, generator, each)
+    limits = how if isinstance(how, Limits) else Limits(how)
+    return sample_rollouts(sampler, environment, tasks, samples, language, limits, temperature, generator, each)

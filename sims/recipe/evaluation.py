@@ -16,7 +16,7 @@ from ref.engine.decoder import Decoder, Generation
 from ref.engine.sampler import Sampler
 from ref.mtp import MTP
 from ref.network import Transformer
-from ref.rollout import Limits, decode_rollout
+from ref.rollout import decode_rollout
 from sims.microrepo import MicroRepo, Session, Task
 from sims.microrepo.environment import TextSession
 from sims.recipe.agent import Language, hash_seed, one_row, play
@@ -37,11 +37,12 @@ def measure_policy(
     """Per task and sample, [tasks, samples]: success, tokens (sampled by the policy), turns, invalid_calls,
     finished, segments; and greedy [tasks]. Rollouts are chains of contexts; `model` is sampled in
     `training.sampler_dtype`."""
-    n, r, how = config.evaluation.samples, config.rl, context(language, config)
+    n, r = config.evaluation.samples, config.rl
+    limits = r.limits(context(language, config))
     sampler = Sampler(model, getattr(torch, config.training.sampler_dtype))
     generator = torch.Generator().manual_seed(seed)
-    episodes = play(sampler, language, tasks, n, how, r.max_turns, generator, r.temperature, progress)
-    greedy = play(sampler, language, tasks, 1, how, r.max_turns, None, temperature=0.0)
+    episodes = play(sampler, language, tasks, n, limits, r.max_turns, generator, r.temperature, progress)
+    greedy = play(sampler, language, tasks, 1, limits, r.max_turns, None, temperature=0.0)
     metrics = [e.metrics for e in episodes]
 
     def grid(values) -> np.ndarray:
@@ -113,7 +114,7 @@ def measure_decoding(
         decoder, totals, contexts = decoders[name], [], []
         first, started = MicroRepo(Session(task, config.rl.max_turns)), time.perf_counter()
         last = first
-        for last in decode_rollout(decoder, first, language, Limits(how), ahead=WAYS[name][2]):
+        for last in decode_rollout(decoder, first, language, config.rl.limits(how), ahead=WAYS[name][2]):
             totals, contexts = [*totals, decoder.total], [*contexts, decoder.tokens]
         return last.session, totals, contexts, time.perf_counter() - started
 

@@ -20,7 +20,7 @@ from ref.engine.sampler import Sampler
 from ref.mtp import MTP
 from ref.network import Transformer
 from ref.rl import Done, train
-from ref.rollout import Limits, Rollout
+from ref.rollout import Rollout
 from ref.self_summary import Chaining
 from sims.recipe.agent import Language, hash_seed, play
 from sims.recipe.data import task_stream
@@ -140,7 +140,7 @@ def learn(
             sampler,
             tasks,
             language,
-            Limits(how, turn_tokens=r.turn_tokens or None, tokens=r.episode_tokens or None),
+            r.limits(how),
             curriculum=curriculum,
             reference=reference.to(learner.dtype),
             seed=config.seed,
@@ -164,7 +164,7 @@ def gate(config: Recipe, sampler: Sampler, language: Language, how: Chaining) ->
     """Sampled success on 64 training tasks that RL does not use."""
     tasks = list(itertools.islice(task_stream(config, "gate"), 64))
     generator = torch.Generator().manual_seed(hash_seed(config.seed, "gate"))
-    episodes = play(sampler, language, tasks, 4, how, config.rl.max_turns, generator)
+    episodes = play(sampler, language, tasks, 4, config.rl.limits(how), config.rl.max_turns, generator)
     return float(np.mean([e.metrics["tests"] for e in episodes]))
 
 

@@ -1,0 +1,242 @@
+"""Rollouts: limits hold in every engine; environments in threads, that fail, and that hang; formats that rewrite; scripts say what was sampled."""
+
+import threading
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lessons.talks import Ids, spoken
+from ref.engine.continuous import ContinuousSampler
+from ref.engine.sampler import Sampler
+from ref.environment import EnvironmentFailure, Reward, StepResult
+from ref.messages import Message
+from ref.network import Config, Transformer
+from ref.rollout import Driver, Limits, rollout, script_rollout
+from tests.talks import whole
+
+STOP, VOCAB = 0, 6
+CONFIG = Config.tiny(
+    VOCAB, hidden_size=8, num_hidden_layers=1, num_attention_heads=1, num_key_value_heads=1, head_dim=8, num_experts=0, intermediate_size=8
+)
+KINDS = (Sampler, ContinuousSampler)
+
+
+def policy(kind=ContinuousSampler) -> Sampler:
+    torch.manual_seed(0)
+    return kind(Transformer(CONFIG), torch.float32)
+
+
+@dataclass
+class Echo:
+    """Answers `turns` turns with their last word, or with 5. What it is to do when, `faults` says: (method, episode, turn) → call."""
+
+    turns: int = 3
+    faults: dict = field(default_factory=dict)
+    episode: int = 0
+    heard: list[str] = field(default_factory=list)
+    closed: int = 0
+
+    def happen(self, method: str) -> None:
+        self.faults.get((method, self.episode, len(self.heard)), lambda: None)()
+
+    def reset(self) -> list[Message]:
+        self.happen("reset")
+        return [Message("user", "1 2")]
+
+    def step(self, message: Message) -> StepResult:
+        self.happen("step")
+        self.heard.append(message.content or "")
+        return StepResult([Message("user", f"{(self.heard[-1].split() or ['5'])[-1]} 3")], len(self.heard) == self.turns)
+
+    def reward(self) -> Reward:
+        self.happen("reward")
+        return Reward({"turns": float(len(self.heard))}, {"success": 1.0})
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def fails() -> None:
+    raise EnvironmentFailure("the sandbox is gone")
+
+
+def episodes(faults: dict | None = None, turns: int = 3) -> tuple[list[Echo], object]:
+    """Environments of one rollout, episode by episode as they are made, and what makes them."""
+    made: list[Echo] = []
+
+    def make() -> Echo:
+        made.append(Echo(turns, faults or {}, len(made)))
+        return made[-1]
+
+    return made, make
+
+
+def same(a, b) -> bool:
+    return len(a.chain.segments) == len(b.chain.segments) and all(
+        x.tokens.equal(y.tokens) and x.sampled.equal(y.sampled) for x, y in zip(a.chain.segments, b.chain.segments, strict=True)
+    )
+
+
+amount = st.none() | st.integers(1, 9)
+
+
+@settings(max_examples=60)
+@given(amount, amount, st.none() | st.integers(1, 25), st.integers(4, 60), st.integers(1, 6), st.integers(0, 2**31))
+def test_limits_hold_in_every_engine(turns, turn_tokens, tokens, length, answered, seed):
+    limits, found = Limits(whole(length), turns=turns, turn_tokens=turn_tokens, tokens=tokens), []
+    for kind in KINDS:
+        made = [episodes(turns=answered) for _ in range(3)]
+        found.append(rollout(policy(kind), [make for _, make in made], Ids(), limits, seeds=[seed, seed + 1, seed + 2]))
+        for one, ((environment,), _) in zip(found[-1], made, strict=True):
+            (context,) = one.chain.segments
+            assert len(context.tokens) <= length and environment.closed == 1
+            assert int(context.sampled.sum()) <= (tokens or length), "of all turns together"
+            assert len(environment.heard) <= min(turns or answered, answered) and one.terms == {"turns": len(environment.heard)}
+            assert all(len(said.split()) <= (turn_tokens or length) for said in environment.heard)
+            assert one.chain.finished == (len(environment.heard) == answered)
+            for said in environment.heard[:-1]:  # a turn that was cut off is answered behind a given stop token
+                assert STOP not in map(int, said.split())
+    assert all(map(same, *found)), "the engines' rollouts are alike"
+
+
+def test_a_turn_that_is_cut_off_ends_with_a_given_token():
+    (one,) = rollout(policy(), [episodes(turns=2)[1]], Ids(), Limits(whole(30), turn_tokens=1), seeds=[5])
+    (context,) = one.chain.segments
+    own, ids = context.sampled.tolist(), context.tokens.tolist()
+    assert ids[2] != STOP and own[2:4] == [True, False] and ids[3] == STOP, "drawn, then given"
+
+
+@given(st.integers(0, 2**31), st.integers(1, 4))
+@settings(max_examples=15)
+def test_threads_change_no_rollout(seed, turns):
+    """Neighbours of a context change the last bit of its logits and no token of a seed of its own."""
+    beside, plain = (
+        rollout(policy(), [episodes(turns=turns)[1] for _ in range(4)], Ids(), Limits(whole(40)), seeds=[seed + n for n in range(4)], threads=threads)
+        for threads in (True, False)
+    )
+    assert all(map(same, beside, plain))
+
+
+def test_who_waits_for_a_tool_holds_up_nobody():
+    """One environment answers only after the other rollout is over."""
+    over = threading.Event()
+    slow, make_slow = episodes({("step", 0, 0): lambda: over.wait(60)}, turns=1)
+    _, make_fast = episodes(turns=4)
+    driver = Driver(policy().engine(2, 40), Ids(), Limits(whole(40)), threads=True)
+    driver.add("slow", make_slow, 1)
+    driver.add("fast", make_fast, 2)
+    order = []
+    while not driver.is_empty:
+        for key, _ in driver.step():
+            order.append(key)
+            over.set()
+        driver.wait(60.0)
+    assert order == ["fast", "slow"] and slow[0].heard
+
+
+def test_a_tool_that_hangs_is_given_up():
+    """After `tries` episodes the rollout has a failure and no reward; the other one is as it is alone."""
+    release = threading.Event()
+    hangs, make_hangs = episodes({("step", n, 0): lambda: release.wait(60) for n in range(2)})
+    _, make = episodes()
+    limits = Limits(whole(40), seconds=0.2, tries=2)
+    try:
+        failed, fine = rollout(policy(), [make_hangs, make], Ids(), limits, seeds=[1, 2], threads=True)
+    finally:
+        release.set()
+    (alone,) = rollout(policy(), [episodes()[1]], Ids(), limits, seeds=[2])
+    assert failed.failure == "the environment did not answer in 0.2 seconds" and not failed.terms and not failed.metrics
+    assert len(hangs) == 2 and not fine.failure and same(fine, alone)
+
+
+@pytest.mark.parametrize("threads", [False, True])
+@pytest.mark.parametrize("place", [("reset", 0), ("step", 0), ("step", 2), ("reward", 3)])
+def test_an_environment_that_fails_once_is_tried_again(place, threads):
+    method, turn = place
+    made, make = episodes({(method, 0, turn): fails})
+    (one,) = rollout(policy(), [make], Ids(), Limits(whole(60)), seeds=[3], threads=threads)
+    (never,) = rollout(policy(), [episodes()[1]], Ids(), Limits(whole(60)), seeds=[3])
+    assert len(made) == 2 and not one.failure and same(one, never) and one.terms == never.terms, "the second episode draws the same numbers"
+
+
+@pytest.mark.parametrize("tries", [1, 3])
+def test_an_environment_that_always_fails_is_a_failure(tries):
+    made, make = episodes({("reward", n, 3): fails for n in range(tries)})
+    failed, fine = rollout(policy(), [make, episodes()[1]], Ids(), Limits(whole(60), tries=tries), seeds=[3, 4])
+    assert failed.failure == "the sandbox is gone" and failed.reward == 0 and not failed.metrics and len(made) == tries
+    assert all(one.closed == 1 for one in made) and fine.terms
+
+
+@pytest.mark.parametrize("threads", [False, True])
+def test_other_errors_are_the_programmer_s(threads):
+    _, make = episodes({("step", 0, 0): lambda: {}["missing"]})
+    with pytest.raises(KeyError, match="missing"):
+        rollout(policy(), [make], Ids(), Limits(whole(60)), seeds=[3], threads=threads)
+
+
+class Forgetful(Ids):
+    """A format that shows every turn its number alone: what came before is written anew."""
+
+    def encode_opening(self, messages):
+        return [1, *spoken(messages[-1:])]
+
+    def encode_answer(self, history, messages):
+        return None
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_format_that_rewrites_begins_a_context_for_each_turn(kind):
+    made, make = episodes(turns=4)
+    (one,) = rollout(policy(kind), [make], Forgetful(), Limits(whole(40), turn_tokens=3), seeds=[7])
+    first, *others = one.chain.segments
+    assert first.tokens.tolist()[:3] == [1, 1, 2] and len(others) == 3
+    for context, said in zip(others, made[0].heard, strict=False):
+        assert context.tokens.tolist()[:3] == [1, int((said.split() or ["5"])[-1]), 3], "the answer to the turn before"
+    assert one.chain.finished and one.terms == {"turns": 4.0}
+
+
+def test_who_is_cancelled_leaves_the_rest_as_it_was():
+    gone, make_gone = episodes()
+    driver = Driver(policy().engine(2, 60), Ids(), Limits(whole(60)))
+    driver.add("gone", make_gone, 1)
+    driver.add("stays", episodes()[1], 2)
+    found = dict(driver.step())
+    driver.cancel(lambda key: key == "gone")
+    while not driver.is_empty:
+        found.update(driver.step())
+    (alone,) = rollout(policy(), [episodes()[1]], Ids(), Limits(whole(60)), seeds=[2])
+    assert [*found] == ["stays"] and same(found["stays"], alone) and gone[0].closed == 1
+
+
+@given(st.integers(0, 2**31), st.integers(1, 4))
+@settings(max_examples=25)
+def test_a_script_that_says_what_was_sampled_gives_the_same_contexts(seed, turns):
+    """So demonstrations hold the tokens that sampling would have."""
+    made, make = episodes(turns=turns)
+    (one,) = rollout(policy(), [make], Ids(), Limits(whole(200)), seeds=[seed])
+    said = iter(made[0].heard)
+    again = script_rollout(Echo(turns), Ids(), Limits(whole(200)), lambda messages, summary: spoken([Message("assistant", next(said))]))
+    assert not one.chain.finished or same(one, again)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("turns", 0), ("turn_tokens", 0), ("tokens", -1), ("tries", 0), ("seconds", -1.0), ("seconds", float("nan"))]
+)
+def test_limits_that_are_none(name, value):
+    with pytest.raises(ValueError, match=f"{name} must be at least"):
+        Limits(whole(10), **{name: value})
+
+
+class Empty(Echo):
+    def reset(self) -> list[Message]:
+        return []
+
+
+def test_nothing_to_play_is_refused():
+    with pytest.raises(ValueError, match="at least one environment"):
+        rollout(policy(), [], Ids(), Limits(whole(10)), seeds=[])
+    with pytest.raises(ValueError, match="prompt must hold"):
+        rollout(policy(), [Empty], Ids(), Limits(whole(10)), seeds=[0])
