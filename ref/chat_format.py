@@ -261,9 +261,9 @@ def _call_of_xml(body: str) -> ToolCall | None:
     return ToolCall(found[1], arguments)
 
 
-def _value(text: str) -> Any:
+def _value(written: str) -> Any:
     """The value of a parameter: JSON, or a text."""
     try:
-        return parse_json(text)
+        return parse_json(written)
     except (ValueError, RecursionError):
-        return text
+        return written
