@@ -222,6 +222,19 @@ def test_a_script_that_says_what_was_sampled_gives_the_same_contexts(seed, turns
     assert not one.chain.finished or same(one, again)
 
 
+def test_a_script_whose_context_ends_within_a_turn_is_unfinished():
+    said = [2, 3, 4, 2, 3]
+    for length, finished in ((7, False), (8, True)):
+        one = script_rollout(Echo(1), Ids(), Limits(whole(length)), lambda messages, summary: said)
+        (context,) = one.chain.segments
+        assert context.finished == finished and context.tokens.tolist() == [1, 2, *said, STOP][:length]
+
+
+def test_a_rollout_draws_with_its_own_seed():
+    first, again, other = rollout(policy(), [episodes()[1] for _ in range(3)], Ids(), Limits(whole(60)), seeds=[1, 1, 2])
+    assert same(first, again) and not same(first, other)
+
+
 @pytest.mark.parametrize(
     ("name", "value"), [("turns", 0), ("turn_tokens", 0), ("tokens", -1), ("tries", 0), ("seconds", -1.0), ("seconds", float("nan"))]
 )
