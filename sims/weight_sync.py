@@ -326,7 +326,6 @@ def verdicts(c: Experiment, rows: list[dict], table: list[dict]) -> list[dict]:
             at_most(0.0),
             unit="versions with other bits",
             note=f"{len(rows)} versions in {len(table)} chains, a reader that follows each, and one that comes late for the last",
-            needs={"20 steps or more": c.steps >= 20},
         ),
     ]
 

@@ -68,7 +68,7 @@ def test_rules():
     rows[7]["exact"] = 0.0
     assert decided(c, rows)["chain"] == "broken"
     short = replace(c, steps=16)
-    assert decided(short, made(short))["chain"] == "broken", "a chain of 16 steps is no chain of 20"
+    assert decided(short, made(short))["chain"] == "holds", "a law needs no size: a short run with --quick would be an error"
     others = made(c)
     for row in others:
         row["xor"] = 20 if row["lr"] == 1e-4 else 40
