@@ -22,8 +22,8 @@ interval is as wide as 2.5 standard deviations to each side: a difference of 0.3
 left open and comments fell without any price, comments to 0.004, so little is left for theirs to do. In rollouts before RL, comments and untrue
 messages go with failure (success 0.48 with a comment and 0.58 without, 0.36 with an untrue message and 0.63 without). What goes with failure,
 success alone unlearns; lints and silence it does not see. A loss of success is seen if it is 0.1 and trainings spread by 0.04.
-Three trainings, with seed 0, then left nearly all prices undecided: trainings spread by up to 0.3. The committed record has eight, with seed 1, fixed
-before they ran (`--set seed=1 --set trainings=8`); their interval is about a third as wide.
+Three trainings, with seed 0, then left nearly all prices undecided: without a price trainings spread by 0.2 to 0.3. The committed record has eight,
+with seed 1, fixed before they ran (`--set seed=1 --set trainings=8`); their interval is about a third as wide.
 """
 
 from collections.abc import Mapping, Sequence

@@ -6,7 +6,16 @@ from pathlib import Path
 
 from kit.disk import atomic_write
 
-__all__ = ["written"]
+__all__ = ["machine_with_gpu", "written"]
+
+
+def machine_with_gpu() -> dict:
+    """`kit.process.machine`, and the GPU where there is one."""
+    import torch
+
+    from kit.process import machine
+
+    return machine() | ({"gpu": torch.cuda.get_device_name(), "cuda": torch.version.cuda} if torch.cuda.is_available() else {})
 
 
 def written(record: dict, out: Path | None, kind: str, device: str) -> dict:

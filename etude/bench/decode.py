@@ -12,9 +12,8 @@ from pathlib import Path
 
 import torch
 
-from etude.bench import written
+from etude.bench import machine_with_gpu, written
 from etude.bench.random_network import config_with_layers, hardware, random_network
-from kit.process import machine
 from ref.engine.continuous import ContinuousSampler
 from ref.engine.sampler import Sampler, uniform
 
@@ -63,10 +62,11 @@ def bench(model: str, layers: int, rows: list[int], prompt: int, new: int, out: 
             print(f"{cell['sampler']:18s} {count:4d} rows: {cell['tokens_per_second']:,.0f} tokens/s{plan}", flush=True)
         del sampler
     sizes = " ".join(f"--rows {number}" for number in rows) + f" --prompt {prompt} --new {new}"
+    box = machine_with_gpu()
     record = {
         "what": "sampled tokens per second on one device, random weights, beside the plan's figure; prompts are read before the clock starts",
         "command": f"etude bench decode --model {model} --layers {layers} {sizes}",
-        "machine": machine() | ({"gpu": torch.cuda.get_device_name(), "cuda": torch.version.cuda} if on_gpu else {}),
+        "machine": box,
         "model": model,
         "layers": layers,
         "dtype": str(dtype).removeprefix("torch."),
@@ -75,4 +75,4 @@ def bench(model: str, layers: int, rows: list[int], prompt: int, new: int, out: 
         "rounds": rounds,
         "cells": cells,
     }
-    return written(record, out, "decode", record["machine"]["gpu"] if on_gpu else record["machine"]["cpu"])
+    return written(record, out, "decode", box.get("gpu", box["cpu"]))

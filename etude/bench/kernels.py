@@ -12,9 +12,8 @@ from pathlib import Path
 
 import torch
 
-from etude.bench import written
+from etude.bench import machine_with_gpu, written
 from etude.bench.kernel_cases import Case, cases
-from kit.process import machine
 from kit.settings import RunError
 
 
@@ -23,6 +22,8 @@ def kernels(out: Path | None = Path("results"), rounds: int = 15) -> dict:
     named and gets no number."""
     if not torch.cuda.is_available():
         raise RunError("etude bench kernels needs a CUDA GPU; on this machine, `make test` runs the kernels in the interpreter")
+    import triton
+
     results = []
     for case in cases("cuda"):
         wrong = case.gate()
@@ -33,20 +34,15 @@ def kernels(out: Path | None = Path("results"), rounds: int = 15) -> dict:
         print(sentence(line))
         del case
         torch.cuda.empty_cache()
+    box = machine_with_gpu() | {"triton": triton.__version__}
     record = {
         "what": "kernels beside what one would otherwise call, seconds and ratios",
         "command": "etude bench kernels",
-        "machine": machine() | device(),
+        "machine": box,
         "rounds": rounds,
         "results": results,
     }
-    return written(record, out, "kernels", device()["gpu"])
-
-
-def device() -> dict:
-    import triton
-
-    return {"gpu": torch.cuda.get_device_name(), "cuda": torch.version.cuda, "triton": triton.__version__}
+    return written(record, out, "kernels", box["gpu"])
 
 
 def take_turns(contenders: dict[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:

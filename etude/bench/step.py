@@ -18,9 +18,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from etude.bench import written
+from etude.bench import machine_with_gpu, written
 from etude.bench.random_network import config_with_layers, hardware, random_network
-from kit.process import machine
 from kit.settings import RunError
 from ref.network import Config
 from ref.packing import Cost
@@ -48,11 +47,11 @@ def bench(model: str, layers: int, tokens: int, length: int, out: Path | None = 
             continue
         cells.append(measure(config, tokens // length, length, formats, rounds))
         print(sentence(cells[-1]), flush=True)
-    on_gpu = torch.cuda.is_available()
+    box = machine_with_gpu()
     record = {
         "what": "a training step (forward, backward, AdamW) on one device, random weights, beside the plan's figures; medians of rounds",
         "command": f"etude bench step --model {model} --layers {layers} --tokens {tokens} --length {length}",
-        "machine": machine() | ({"gpu": torch.cuda.get_device_name(), "cuda": torch.version.cuda} if on_gpu else {}),
+        "machine": box,
         "model": model,
         "layers": layers,
         "parameters": config.parameters(),
@@ -63,7 +62,7 @@ def bench(model: str, layers: int, tokens: int, length: int, out: Path | None = 
         "rounds": rounds,
         "cells": cells,
     }
-    return written(record, out, "step", record["machine"]["gpu"] if on_gpu else record["machine"]["cpu"])
+    return written(record, out, "step", box.get("gpu", box["cpu"]))
 
 
 def measure(config: Config, rows: int, length: int, formats: dict, rounds: int) -> dict:
@@ -109,7 +108,7 @@ def measure(config: Config, rows: int, length: int, formats: dict, rounds: int) 
     forward = rows * length * (cost.linear + cost.quadratic * document)
     middle = statistics.median(seconds)
     # On one rank nothing is gathered. Beyond the plan: the head, the loss, and what the allocator rounds up.
-    kept = saved(config, rows * length, formats["rematerialise"], dtype.itemsize)
+    activations = saved(config, rows * length, formats["rematerialise"], dtype.itemsize)
     cell = {
         "formats": formats,
         "dtype": str(dtype).removeprefix("torch."),
@@ -119,7 +118,7 @@ def measure(config: Config, rows: int, length: int, formats: dict, rounds: int) 
         "loss": loss.item(),
         "weights_bytes": state,
         "moments_bytes": moments,
-        "planned_bytes": {"weights": state, "gradients": state, "moments": moments, "activations": kept},
+        "planned_bytes": {"weights": state, "gradients": state, "moments": moments, "activations": activations},
         "peak_bytes": peak,
         **launched,
     }
@@ -131,7 +130,7 @@ def measure(config: Config, rows: int, length: int, formats: dict, rounds: int) 
             "mfu": 3 * forward / middle / chip.flops,
             "planned_seconds": planned,
             "planned_over_measured": planned / middle,
-            "planned_over_peak": (2 * state + moments + kept) / peak,
+            "planned_over_peak": (2 * state + moments + activations) / peak,
         }
     return cell
 
