@@ -35,6 +35,10 @@ by 0.08. In the world of another name, where no rollout was paid without hints, 
 In these trials shuffled hints mended as much as the right ones (1.48 faults at the end, 0.35 invalid calls). Then 0.4 of the hinted demonstrations
 were made to break another rule than that of their hint. Hints mended less (1.88 and 0.42), shuffled ones little less than they (2.02 and 0.47). So
 this was left, and the claim that it matters what a hint says is expected to fail here.
+
+The first record had three trainings. Hints less outcome spread by 0.09 faults over all rollouts and by 0.17 after RL, too much to decide by three.
+So the committed record has eight trainings, fixed beforehand, with a seed that no trial had: `--set seed=1 --set trainings=8`. Their interval is
+0.84 standard deviations wide to each side, 0.07 and 0.14 if they spread as the three did.
 """
 
 import random
