@@ -124,7 +124,7 @@ def figures_of(folder: Path) -> dict:
         raise RunError(f"{restarts} services of {folder} died; its times say nothing. Run it again with --resume")
     begin = min(line["at"] for lines in async_timeline.workers(known).values() for line in lines if line["what"] == "work")
     seconds = trained[-1]["at"] - begin
-    thirds = [thirds_of(version, p) for version, played in services.trained(folder) for p in played]
+    thirds = [thirds_of(version, p) for version, played in services.trained(folder) for p in played if not p.failure]
     tokens = sum(step["tokens"] for step in trained)
     return {
         "seconds": seconds,

@@ -92,13 +92,13 @@ def timed(c: Async, number: int) -> np.ndarray:
 
 
 def turns(played: Rollout) -> list[tuple[int, bool]]:
-    """The turns of a rollout: how many tokens were sampled, and whether a tool ran afterwards."""
+    """The turns of a rollout: how many tokens were sampled, and whether a tool ran afterwards. None where its environment failed."""
     found: list[tuple[int, bool]] = []
     for segment in played.chain.segments:
         bounds = np.flatnonzero(np.diff(np.concatenate([[0], segment.sampled.int().numpy(), [0]])))
         for begin, end in bounds.reshape(-1, 2).tolist():
             found.append((end - begin, not bool(segment.summary[begin:end].any())))
-    return [*found[:-1], (found[-1][0], False)]
+    return [*found[:-1], (found[-1][0], False)] if found else []
 
 
 def second(c: Async) -> CheckpointTasks:

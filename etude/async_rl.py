@@ -127,6 +127,8 @@ class Async:
             raise ValueError(f"rl.steps must be at least 1, got {self.rl.steps}")
         if self.rl.feedback.weight:
             raise ValueError(f"rl.feedback.weight must be 0 where services train: hints are not sent between them; got {self.rl.feedback.weight}")
+        if self.rl.shuffle_rewards:
+            raise ValueError("rl.shuffle_rewards is a control of runs that go on in step, and needs the whole step's rollouts; use --scale small")
         for name in ("timeout", "tool_deadline"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be above 0 seconds, got {getattr(self, name)}")

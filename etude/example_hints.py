@@ -34,7 +34,7 @@ def write(out: Path) -> Path:
     sampler = Sampler(model, getattr(torch, recipe.training.sampler_dtype))
     generator = torch.Generator().manual_seed(sizes.seed)
     r = recipe.rl
-    episodes = play(sampler, language, tasks, sizes.samples, context(language, recipe), r.max_turns, generator, r.temperature)
+    episodes = play(sampler, language, tasks, sizes.samples, r.limits(context(language, recipe)), r.max_turns, generator, r.temperature)
     found = hinted_messages(language, tasks, episodes, r.temperature, sizes.seed)
     atomic_write(out, json.dumps(found, indent=1, ensure_ascii=False) + "\n")
     return out

@@ -8,7 +8,8 @@
 Rendering by differences. A policy's turn is never rendered again: its ids are those that were sampled. What follows it is what the rendering of the
 whole conversation says behind the turn's stop token. That is exact only if the template has left the messages before as they were, which is checked
 each time: the text before the turn, and which thoughts stand there. Where it has rewritten them (Qwen3's drops the thoughts of earlier turns as soon
-as a user speaks), `encode_answer` returns None, and a new context opens.
+as a user speaks), `encode_answer` returns None, and a new context opens. For these renderings the policy's turns have placeholders as words, with as
+many calls and thoughts: what a policy writes cannot make a template fail.
 
 A template that cannot be used so is refused when the format is made, by name of what it does (`ChatFormatError`): one that does not end turns with
 a control token, goes on otherwise than with its generation prompt, drops a word of a message, or knows no tool calls.
@@ -18,8 +19,8 @@ a control token, goes on otherwise than with its generation prompt, drops a word
     xml         <tool_call><function=NAME><parameter=KEY>VALUE</parameter></function></tool_call>       Qwen3-Coder
     llama       {"name": …, "parameters": {…}}, the whole turn                                          Llama 3.1
 
-Calls are looked for between control tokens where the family has them, not in text that spells them. A call that cannot be read keeps its text as
-`arguments`, so the environment can answer it, and count it.
+Calls are looked for between control tokens where the tokenizer has them, not in text that spells them. A call that cannot be read keeps its text as
+`arguments`, so the environment can answer it, and count it. A parameter of the xml family is a text if its schema says so, and else JSON.
 """
 
 import json
@@ -30,7 +31,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ref.chat_words import Words
+from ref.chat_words import RESERVED, Words
 from ref.checks import parse_json
 from ref.control_tokens import chat_tokenizer
 from ref.messages import Message, ToolCall
@@ -60,18 +61,20 @@ class ChatFormatError(ValueError):
 
 class TemplateFormat:
     """A `ref.environment.ChatFormat`. `tokenizer`: a `tokenizers.Tokenizer`; `tools`: JSON schemas of the tools, which the template shows to the
-    policy. Raises ChatFormatError."""
+    policy; `stop_ids`: further tokens that end a turn, such as those of a checkpoint's generation config. Raises ChatFormatError."""
 
-    def __init__(self, tokenizer: Any, render: Render, tools: Sequence[dict[str, Any]] = ()):
+    def __init__(self, tokenizer: Any, render: Render, tools: Sequence[dict[str, Any]] = (), stop_ids: Sequence[int] = ()):
         self.tokenizer, self.render, self.tools = tokenizer, render, list(tools)
+        self.types = parameter_types(self.tools)
         try:
             self.reader = chat_tokenizer(tokenizer)
             opening, said = [Message("user", "What is it?")], Message("assistant", "A zebra.")
-            self.stop_ids = (self._stop_of(opening, said),)
+            own = self._stop_of(opening, said)
+            self.stop_ids = (own, *(token for token in dict.fromkeys(stop_ids) if token != own))
             self.family: Family | None = self._family_of(opening) if tools else None
             if self.encode_answer([*opening, said], [Message("user", "Why?")]) is None:
                 raise ChatFormatError("rewrites a plain conversation when it goes on")
-            if self.encode_opening(opening)[-1:] == list(self.stop_ids):
+            if self.encode_opening(opening)[-1:] == [own]:
                 raise ChatFormatError("has no generation prompt")
         except ChatFormatError as error:
             raise ChatFormatError(f"the chat template cannot be used for rollouts: it {error}") from None
@@ -84,18 +87,19 @@ class TemplateFormat:
         return self._encode(text, spelled)
 
     def encode_answer(self, history: Sequence[Message], messages: Sequence[Message]) -> list[int] | None:
-        """See `ChatFormat`. Raises ValueError as `encode_opening`."""
-        before, _, _ = self._rendered(history[:-1])
-        _, _, lost = self._rendered(history)
-        whole, spelled, lost_now = self._text([*history, *messages])
-        if not whole.startswith(before) or lost != {number for number in lost_now if number < len(history)}:
+        """See `ChatFormat`. Raises ValueError as `encode_opening`, but not for what the policy wrote."""
+        turns = [placeholder(message) if message.role == "assistant" else message for message in history]
+        before, _, _ = self._rendered(turns[:-1])
+        _, _, lost = self._rendered(turns)
+        whole, spelled, lost_now = self._text([*turns, *messages])
+        if not whole.startswith(before) or lost != {number for number in lost_now if number < len(turns)}:
             return None
         at = self._end_of_turn(whole, len(before), spelled)
         return self._encode(whole[at:], [(start - at, stop - at) for start, stop in spelled if start >= at])
 
     def decode_turn(self, tokens: Sequence[int]) -> Message:
         """See `ChatFormat`."""
-        return parse_turn(self._pieces(tokens), self.family)
+        return parse_turn(self._pieces(tokens), self.family, OPEN in self.reader.tokens, self.types)
 
     def encode_turn(self, history: Sequence[Message], message: Message) -> list[int]:
         """The tokens, without the stop token, with which a policy would write this message: for scripted policies and demonstrations. Raises
@@ -114,7 +118,7 @@ class TemplateFormat:
     def _rendered(self, messages: Sequence[Message]) -> tuple[str, list[tuple[int, int]], set[int]]:
         """The text of some messages without a generation prompt, the control tokens in it that a message spells, and the messages whose thought
         is not in it. Raises ValueError."""
-        plain = [message.plain() for message in messages]
+        plain = plain_messages(messages)
         text, _ = self.render(plain, self.tools, False)
         words = Words(plain, self.tools, self.reader)
         traced = words.trace(self.render, len(plain), text)
@@ -123,7 +127,7 @@ class TemplateFormat:
     def _text(self, messages: Sequence[Message]) -> tuple[str, list[tuple[int, int]], set[int]]:
         """The same with the generation prompt."""
         text, spelled, lost = self._rendered(messages)
-        whole, _ = self.render([message.plain() for message in messages], self.tools, True)
+        whole, _ = self.render(plain_messages(messages), self.tools, True)
         if not whole.startswith(text):
             raise ChatFormatError("does not go on with its generation prompt")
         return whole, spelled, lost
@@ -157,8 +161,8 @@ class TemplateFormat:
             raise ChatFormatError(f"does not write tool calls ({error})") from None
         pieces = probe._pieces(tokens)
         for family in ("hermes", "xml", "llama"):
-            found = parse_turn(pieces, family).tool_calls
-            if [(call.name, call.arguments) for call in found] == [(PROBE.name, PROBE.arguments)]:
+            read = parse_turn(pieces, family, OPEN in self.reader.tokens, parameter_types([PROBE_TOOL])).tool_calls
+            if [(call.name, call.arguments) for call in read] == [(PROBE.name, PROBE.arguments)]:
                 break
         else:
             raise ChatFormatError(f"writes tool calls in no way that is known here: {''.join(text for _, text in pieces)[:80]!r}")
@@ -188,9 +192,44 @@ class TemplateFormat:
         return pieces
 
 
-def parse_turn(pieces: Sequence[tuple[bool, str]], family: Family | None) -> Message:
-    """The message of a turn: its thought, its text and its calls. A control token that means nothing here stays in the text."""
-    has_tags = any(is_control and text == OPEN for is_control, text in pieces)
+def plain_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """Messages as templates read them. Code points that mark words here (`ref/chat_words.py`) are no characters, and become U+FFFD."""
+    return [_without_reserved(message.plain()) for message in messages]
+
+
+def _without_reserved(value: Any) -> Any:
+    if isinstance(value, str):
+        return RESERVED.sub("\ufffd", value)
+    if isinstance(value, dict):
+        return {_without_reserved(key): _without_reserved(item) for key, item in value.items()}
+    return [_without_reserved(item) for item in value] if isinstance(value, list) else value
+
+
+def placeholder(turn: Message) -> Message:
+    """A turn of the policy with other words: a text where it has one, a thought where it has one, and as many calls of the same ids."""
+    calls = tuple(ToolCall(PROBE.name, PROBE.arguments, call.id) for call in turn.tool_calls)
+    says = "A zebra." if turn.content and turn.content.strip() else turn.content
+    return replace(turn, content=says, reasoning="Stripes." if turn.reasoning else "", tool_calls=calls)
+
+
+Types = dict[tuple[str, str], str]
+"""(tool, parameter) → its type in the tool's schema."""
+
+
+def parameter_types(tools: Sequence[dict[str, Any]]) -> Types:
+    """The types of all parameters that have one."""
+    types: Types = {}
+    for tool in tools:
+        function = tool.get("function", tool)
+        for name, schema in function.get("parameters", {}).get("properties", {}).items():
+            if isinstance(schema, dict) and isinstance(schema.get("type"), str):
+                types[function["name"], name] = schema["type"]
+    return types
+
+
+def parse_turn(pieces: Sequence[tuple[bool, str]], family: Family | None, has_tags: bool = True, types: Types | None = None) -> Message:
+    """The message of a turn: its thought, its text and its calls. A control token that means nothing here stays in the text. `has_tags`: whether
+    the tags of calls are control tokens; `types`: of the tools' parameters."""
     text = "".join(text for _, text in pieces)
     thought = ""
     if "</think>" in text:
@@ -209,14 +248,14 @@ def parse_turn(pieces: Sequence[tuple[bool, str]], family: Family | None) -> Mes
             if piece == OPEN and is_control:
                 inside, body = True, ""
             elif piece == CLOSE and is_control and inside:
-                calls.append(_call_of(body, family, len(calls)))
+                calls.append(_call_of(body, family, len(calls), types or {}))
                 inside = False
             elif inside:
                 body += piece
             else:
                 spoken.append(piece)
         if inside:  # a limit cut it off
-            calls.append(_call_of(body, family, len(calls)))
+            calls.append(_call_of(body, family, len(calls), types or {}))
         text = "".join(spoken)
     text = text.strip("\n")
     return Message("assistant", None if calls and not text.strip() else text, thought, tuple(calls))
@@ -236,9 +275,9 @@ def _split(text: str) -> list[tuple[bool, str]]:
     return [(piece in (OPEN, CLOSE), piece) for piece in re.split(f"({re.escape(OPEN)}|{re.escape(CLOSE)})", text) if piece]
 
 
-def _call_of(body: str, family: Family, number: int) -> ToolCall:
+def _call_of(body: str, family: Family, number: int, types: Types) -> ToolCall:
     """A call between its tags; one that cannot be read has its text as arguments."""
-    found = _call_of_json(body, "arguments") if family == "hermes" else _call_of_xml(body)
+    found = _call_of_json(body, "arguments") if family == "hermes" else _call_of_xml(body, types)
     return replace(found or ToolCall("", body.strip()), id=f"call{number}")
 
 
@@ -253,17 +292,17 @@ def _call_of_json(body: str, key: str) -> ToolCall | None:
     return ToolCall(name, arguments if isinstance(arguments, dict) else json.dumps(arguments))
 
 
-def _call_of_xml(body: str) -> ToolCall | None:
+def _call_of_xml(body: str, types: Types) -> ToolCall | None:
     found = FUNCTION.fullmatch(body)
     if found is None:
         return None
-    arguments = {name: _value(value) for name, value in PARAMETER.findall(found[2])}
-    return ToolCall(found[1], arguments)
+    tool = found[1]
+    return ToolCall(tool, {name: _value(value, types.get((tool, name), "")) for name, value in PARAMETER.findall(found[2])})
 
 
-def _value(written: str) -> Any:
-    """The value of a parameter: JSON, or a text."""
+def _value(written: str, kind: str) -> Any:
+    """The value of a parameter of this type: a text, or JSON; what is no JSON is a text."""
     try:
-        return parse_json(written)
+        return written if kind == "string" else parse_json(written)
     except (ValueError, RecursionError):
         return written

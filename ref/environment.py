@@ -43,7 +43,7 @@ class StepResult:
     """What an environment answers to a turn."""
 
     messages: Sequence[Message] = ()
-    """In order, such as one for each tool call. Nobody reads them if the episode is over."""
+    """In order, such as one for each tool call. Ignored if the episode is over."""
     done: bool = False
     """Whether the episode is over."""
 
@@ -76,7 +76,8 @@ class Environment(Protocol):
         ...
 
     def close(self) -> None:
-        """Releases what the episode holds, such as a sandbox. Called once. Raises nothing."""
+        """Releases what the episode holds, such as a sandbox. Called once; also while a call that took too long still runs in another thread, which
+        must then open nothing more. What it raises becomes a warning."""
         ...
 
 

@@ -170,7 +170,7 @@ class Settings:
     payment: Payment = field(default_factory=lambda: Payment(effort_price=0.0, invalid_call=0.0, kl=0.0))
     """Prices of effort, of invalid calls and of drift from the policy before RL."""
     behaviour: Prices = field(default_factory=Prices.free)
-    """Prices of habits (§4.2). With none no record of a rollout is made. The plain small world has no messages, to-do items and lints to price."""
+    """Prices of habits (§4.2). The plain small world has no messages, to-do items and lints to price."""
     replay: Literal["none", "plain", "filtered"] = "none"
     """Router replay: experts used in the training pass (none: its own; plain: the sampler's; filtered: the sampler's if plausible)."""
     replay_alpha: float = 0.5
@@ -187,12 +187,17 @@ class Settings:
     """Maximum tokens that the policy writes in an episode. 0: as many as its contexts hold."""
     micro_tokens: int = 0
     """Maximum tokens of a micro-batch, padding included, on one rank. 0: 32 contexts, whatever their length."""
+    environment_timeout: float = 3600.0
+    """Seconds that one call of a slow environment may take before the episode has failed: more than the environment itself allows the policy."""
+    environment_tries: int = 2
+    """Episodes that are begun where environments fail, before their rollout is left out."""
 
     def __post_init__(self):
         if not self.temperature > 0:
             raise ValueError(f"temperature must be above 0, got {self.temperature}: at 0 all rollouts of a group are the same")
-        least = dict.fromkeys(("prompts", "max_len", "budget_tokens"), 1) | {"rollouts": 2}
+        least = dict.fromkeys(("prompts", "max_len", "budget_tokens", "environment_tries"), 1) | {"rollouts": 2}
         least |= dict.fromkeys(("steps", "lr", "warmup", "decay", "clip_low", "clip_high", "turn_tokens", "episode_tokens", "micro_tokens"), 0)
+        least |= {"environment_timeout": 0}
         for name, smallest in least.items():
             if not getattr(self, name) >= smallest:
                 raise ValueError(f"{name} must be at least {smallest}, got {getattr(self, name)}")
@@ -208,7 +213,13 @@ class Settings:
 
     def limits(self, chaining: Chaining) -> Limits:
         """How long rollouts of such contexts may be, in training and in evaluations."""
-        return Limits(chaining, turn_tokens=self.turn_tokens or None, tokens=self.episode_tokens or None)
+        return Limits(
+            chaining,
+            turn_tokens=self.turn_tokens or None,
+            tokens=self.episode_tokens or None,
+            seconds=self.environment_timeout,
+            tries=self.environment_tries,
+        )
 
 
 @dataclass
@@ -311,7 +322,7 @@ class Curriculum(Protocol):
     """Which tasks come next: `InOrder`, or one that follows what the rollouts so far have shown."""
 
     def choose(self, step: int, count: int) -> list[Any]:
-        """The tasks of a step, each in no step before."""
+        """The tasks of a step."""
         ...
 
     def update(self, tasks: Sequence[Any], rollouts: Sequence[Rollout]) -> None:
@@ -442,7 +453,8 @@ def improve(
     forward pass with weight `mtp_weight`, by a mean over the policy's own tokens; their gradient does not reach the trunk. If
     `feedback.weight` is above 0, the loss of the hints (`Rollout.hints`) is added, with the same denominator. `seed`: of the permutation, if
     `shuffle_rewards` is set. `each(function, batches)` may compute micro-batches elsewhere: gradients are summed in float32 in a fixed
-    order, so the bits do not depend on where. Raises EnvironmentFailure if no rollout is left."""
+    order, so the bits do not depend on where. The loss is divided by `budget_tokens` times the rollouts that are left. Raises
+    EnvironmentFailure if there are none."""
     rollouts = [*rollouts]
     kept = [n for n, one in enumerate(rollouts) if not one.failure]
     if not kept:

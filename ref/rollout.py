@@ -1,6 +1,6 @@
 """Rollouts: an engine that samples a policy, and environments that answer it, driven together.
 
-    rollouts = rollout(sampler, [partial(tasks.environment, task) for task in …], chat_format, Limits(chaining), seeds=…)
+    rollouts = rollout(sampler, [partial(tasks.environment, task, 0) for task in …], chat_format, Limits(chaining), seeds=…)
 
 One driver for every engine (`ref/engine/`, vLLM) and every environment (`ref/environment.py`). A rollout is a chain of contexts
 (`ref/self_summary.py`); `Rollout` holds its tokens, its messages, and what it earned.
@@ -9,8 +9,9 @@ Tokens in, tokens out. What was sampled is what is trained: the ids of a turn ar
 turn are encoded by themselves, from the turn's stop token on. A turn that a limit cut off gets its stop as a given token, which
 is not trained. A format that rewrites earlier messages (Qwen3's drops the thinking of earlier turns) begins a new context.
 
-Slow environments run beside the engine. With `threads`, each reset, step and reward runs in a thread of its own, and the engine goes
-on with the other contexts. Without, they run between two steps of the engine, and every run has the same order of events.
+Slow environments run beside the engine. With `threads`, each call of an environment runs in a thread of its own, and the engine goes
+on with the other contexts. Without, they run between two steps of the engine, and every run has the same order of events. An episode
+begins once a slot is free or nearly so, and its environment is closed as soon as it is over, given up, or the driver stops.
 
 An environment that fails (`EnvironmentFailure`, or a call beyond `Limits.seconds`) is a third outcome, neither success nor failure of
 the policy. The episode is tried again from its beginning; after `Limits.tries` of them the rollout has `failure` in place of a reward,
@@ -23,8 +24,9 @@ import math
 import random
 import threading
 import time
+import warnings
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar, cast
@@ -45,6 +47,7 @@ __all__ = [
     "Each",
     "Limits",
     "Rollout",
+    "common_names",
     "decode_rollout",
     "hash_seed",
     "one_by_one",
@@ -72,11 +75,12 @@ class Limits:
     turns: int | None = None
     """Turns of the policy, without summaries; None: as many as the environment takes."""
     turn_tokens: int | None = None
-    """Tokens of a turn; a longer one is cut off and answered."""
+    """Tokens of a turn other than a summary; a longer one is cut off and answered."""
     tokens: int | None = None
     """Tokens of all turns together."""
     seconds: float = math.inf
-    """Of a single call of the environment, with threads."""
+    """Of a single call of the environment, with threads. It must exceed what the environment itself allows the policy, or a policy could
+    make its episode a failure of the environment."""
     tries: int = 2
     """Episodes of an environment that fails, before the rollout counts as failed."""
 
@@ -132,7 +136,8 @@ class Active:
         self.environment, self.format, self.limits = environment, chat_format, limits
         self.messages: list[Message] = []
         self.record: list[Message] = []  # with summaries
-        self.turns = self.sampled = 0
+        self.starts: list[int] = []  # where among `messages` each turn begins
+        self.sampled = 0
         self.is_over = False  # the context came to its end by itself
 
     def fork(self) -> "Active":
@@ -140,23 +145,25 @@ class Active:
         twin = copy.copy(self)
         assert isinstance(self.environment, ForkableEnvironment)
         twin.environment, twin.builder = self.environment.fork(), self.builder.fork()
-        twin.messages, twin.record = list(self.messages), list(self.record)
+        twin.messages, twin.record, twin.starts = list(self.messages), list(self.record), list(self.starts)
         return twin
 
     def open(self, messages: Sequence[Message]) -> None:
         """Takes the messages that open the episode."""
         self.messages, self.record = list(messages), list(messages)
+        self.opening = len(self.messages)
         self.builder = ChainBuilder(self.format.encode_opening(self.messages), self.limits.chaining)
 
     def read(self, turn: SampledTurn) -> Message | None:
         """Takes a turn. Returns the message for the environment, or None for a summary."""
-        tokens = turn.tokens if turn.stop is None else [*turn.tokens, turn.stop]
+        tokens = written_tokens(turn)
         self.sampled += len(tokens)
         if self.builder.is_summary:
             self.builder.summarise(tokens)
             self.record.append(replace(self.format.decode_turn(turn.tokens), name=SUMMARY))
             return None
-        self.turns, self.last = self.turns + 1, turn
+        self.last = turn
+        self.starts.append(len(self.messages))
         message = self.format.decode_turn(turn.tokens)
         self.messages.append(message)
         self.record.append(message)
@@ -164,16 +171,17 @@ class Active:
 
     @property
     def is_spent(self) -> bool:
-        """Whether a limit leaves no further turn."""
+        """Whether a limit leaves no further turn to an episode that is not over."""
         limits = self.limits
-        return limits.turns is not None and self.turns >= limits.turns or limits.tokens is not None and self.sampled >= limits.tokens
+        over = limits.turns is not None and len(self.starts) >= limits.turns or limits.tokens is not None and self.sampled >= limits.tokens
+        return over and not self.builder.chain.finished
 
     @property
     def longest_turn(self) -> int | None:
         """Tokens that the next turn may have."""
         limits = self.limits
         left = None if limits.tokens is None else max(1, limits.tokens - self.sampled)
-        known = [n for n in (left, limits.turn_tokens) if n is not None]
+        known = [n for n in (left, None if self.builder.is_summary else limits.turn_tokens) if n is not None]
         return min(known) if known else None
 
     def answer(self, result: StepResult) -> list[int] | None:
@@ -186,12 +194,25 @@ class Active:
         self.record += result.messages
         tokens = self.format.encode_answer(history, result.messages)
         if tokens is None:
-            self.builder.rewrite(self.format.encode_opening(self.messages))
+            self.builder.rewrite(self._rewritten())
             return None
-        turn = self.last
-        if turn.stop is None:  # a limit cut it off
-            return self.builder.answer(turn.tokens, [self.format.stop_ids[0], *tokens])
-        return self.builder.answer([*turn.tokens, turn.stop], tokens)
+        # Behind a turn that a limit cut off, or that ended with another stop token, the format's own one is given.
+        stop = self.format.stop_ids[0]
+        return self.builder.answer(written_tokens(self.last), tokens if self.last.stop == stop else [stop, *tokens])
+
+    def _rewritten(self) -> list[int] | None:
+        """The current context as the format writes its messages now, up to where the policy speaks; None if it cannot be written: because of
+        what the policy wrote, or because a summary would have to stand where the format writes something else."""
+        builder = self.builder
+        messages = [*self.messages[: self.opening], *self.messages[self.starts[builder.dropped] :]]
+        try:
+            prompt = self.format.encode_opening(messages)
+        except ValueError:
+            return None
+        if builder.base == builder.first:
+            return prompt
+        length = len(builder.first)
+        return [*builder.base, *prompt[length:]] if prompt[:length] == builder.first else None
 
     def result(self, reward: Reward) -> Rollout:
         return Rollout(
@@ -204,6 +225,11 @@ class Active:
         )
 
 
+def written_tokens(turn: SampledTurn) -> list[int]:
+    """The tokens of a turn, with the stop token that it chose."""
+    return turn.tokens if turn.stop is None else [*turn.tokens, turn.stop]
+
+
 @dataclass(eq=False)
 class Entry:
     """A rollout in a driver: what makes its environment, and where it stands."""
@@ -214,18 +240,23 @@ class Entry:
     number: int = 0
     tries: int = 0
     slot: int = -1
+    environment: Environment | None = None
+    """Of the current episode, until it is closed."""
     active: Active | None = None
+    """The current episode, once its environment has been reset."""
     draws: torch.Generator | None = None
 
 
 class EnvironmentCall:
-    """One call of an environment. Without threads it is made at once, and what it raises is raised here."""
+    """One call of an environment. Without threads it is made at once. `discard`: what becomes of a value that comes too late."""
 
-    def __init__(self, entry: Entry, function: Callable[[], Any], then: Callable[[Any], None], driver: "Driver"):
-        self.entry, self.then, self.since = entry, then, time.monotonic()
+    def __init__(
+        self, entry: Entry, function: Callable[[], Any], then: Callable[[Any], None], driver: "Driver", discard: Callable[[Any], None] | None = None
+    ):
+        self.entry, self.then, self.discard, self.since = entry, then, discard, time.monotonic()
         self.value: Any = None
         self.error: BaseException | None = None
-        self.done = threading.Event()
+        self.done, self.lock, self.is_abandoned = threading.Event(), threading.Lock(), False
         if driver.threads:
             threading.Thread(target=self.run, args=(function, driver.changed), daemon=True).start()
         else:
@@ -236,8 +267,23 @@ class EnvironmentCall:
             self.value = function()
         except BaseException as error:  # raised in the thread of the driver
             self.error = error
-        self.done.set()
+        with self.lock:
+            self.done.set()
+            late = self.is_abandoned
+        if late:
+            self._discard()
         changed.set()
+
+    def abandon(self) -> None:
+        """Nobody waits for the call any more. If it returns a value, now or later, the value is discarded."""
+        with self.lock:
+            self.is_abandoned, over = True, self.done.is_set()
+        if over:
+            self._discard()
+
+    def _discard(self) -> None:
+        if self.discard is not None and self.error is None:
+            self.discard(self.value)
 
 
 class Driver:
@@ -245,60 +291,85 @@ class Driver:
 
         driver.add(key, make, seed)            `make()` gives a new environment for the episode
         for key, rollout in driver.step():     one step of the engine; rollouts that are now over
+        driver.close()                         gives up what is under way; every environment is closed
 
-    Rollouts that were added first start first. `threads`: environments run in threads beside the engine."""
+    Rollouts that were added first start first. `threads`: environments run in threads beside the engine; a quarter more of them than
+    there are slots are opened ahead."""
 
     def __init__(self, engine: Engine, chat_format: ChatFormat, limits: Limits, threads: bool = False, temperature: float = 1.0):
         self.engine, self.format, self.limits, self.threads, self.temperature = engine, chat_format, limits, threads, temperature
+        self.most = engine.free_slots + max(1, engine.free_slots // 4)  # episodes under way
+        self.queue: list[Entry] = []  # not yet begun
+        self.entries: dict[Entry, None] = {}  # under way
         self.waiting: list[Entry] = []  # open contexts without a slot
         self.seated: dict[int, Entry] = {}
         self.calls: list[EnvironmentCall] = []
+        self.closing: list[threading.Thread] = []
         self.results: list[tuple[Any, Rollout]] = []
         self.failures = self.added = 0
         self.changed = threading.Event()  # set once a call of an environment has ended
 
     def add(self, key: Hashable, make: Callable[[], Environment], seed: Seed = None) -> None:
-        """Begins a rollout."""
-        self._begin(Entry(key, make, seed, self.added))
+        """Adds a rollout, which begins in a later step."""
+        self.queue.append(Entry(key, make, seed, self.added))
         self.added += 1
 
     def cancel(self, keys: Callable[[Any], bool]) -> None:
-        """Gives up the rollouts whose keys are such."""
-        under_way = [*self.seated.values(), *self.waiting, *(call.entry for call in self.calls)]
-        gone = {id(entry): entry for entry in under_way if keys(entry.key)}
+        """Gives up the rollouts whose keys are such, and closes their environments."""
         for slot, entry in list(self.seated.items()):
             if keys(entry.key):
                 self.engine.remove(slot)
                 del self.seated[slot]
-        self.waiting = [entry for entry in self.waiting if not keys(entry.key)]
+        for call in self.calls:
+            if keys(call.entry.key):
+                call.abandon()
+        self.queue, self.waiting = ([entry for entry in entries if not keys(entry.key)] for entries in (self.queue, self.waiting))
         self.calls = [call for call in self.calls if not keys(call.entry.key)]
-        for entry in gone.values():
-            self._close(entry)
+        self.results = [(key, rollout) for key, rollout in self.results if not keys(key)]
+        for entry in [entry for entry in self.entries if keys(entry.key)]:
+            self._end(entry)
+
+    def close(self, seconds: float = 10.0) -> None:
+        """Gives up all rollouts. Waits until their environments are closed, for so many seconds at most."""
+        self.cancel(lambda _: True)
+        until = time.monotonic() + seconds
+        for thread in self.closing:
+            thread.join(max(0.0, until - time.monotonic()))
 
     @property
     def is_empty(self) -> bool:
         """Whether no rollout is under way."""
-        return not (self.waiting or self.seated or self.calls or self.results)
+        return not (self.queue or self.entries or self.results)
 
     @property
     def is_blocked(self) -> bool:
         """Whether a step would do nothing until an environment answers."""
-        if self.results or any(call.done.is_set() for call in self.calls):
+        if self.results or any(call.done.is_set() for call in self.calls) or self.queue and len(self.entries) < self.most:
             return False
-        return self.engine.is_idle and not (self.waiting and self.engine.free_slots)
+        return self.engine.is_idle and not (self.waiting and self._may_seat)
+
+    @property
+    def _may_seat(self) -> bool:
+        """Whether a context may take a slot. Contexts that start together wait for those whose environments are still opening."""
+        return self.engine.free_slots > 0 and not (self.engine.in_waves and any(call.entry.active is None for call in self.calls))
 
     def slots(self) -> dict[str, int]:
         """How many slots decode, how many wait for an environment, how many are free, and how many rollouts wait for a slot."""
         tools = sum(call.entry.slot >= 0 for call in self.calls)
-        return {"decoding": len(self.seated) - tools, "tools": tools, "free": self.engine.free_slots, "queued": len(self.waiting)}
+        queued = len(self.queue) + len(self.waiting)
+        return {"decoding": len(self.seated) - tools, "tools": tools, "free": self.engine.free_slots, "queued": queued}
 
     def step(self) -> list[tuple[Any, Rollout]]:
         """One step: answers of environments, new contexts, and a step of the engine. Returns the rollouts that are now over."""
         self.changed.clear()
         self._take_calls()
+        while self.queue and len(self.entries) < self.most:
+            entry = self.queue.pop(0)
+            self.entries[entry] = None
+            self._begin(entry)
         if self.engine.in_waves:  # contexts keep their order from wave to wave
             self.waiting.sort(key=lambda entry: entry.number)
-        while self.waiting and self.engine.free_slots:
+        while self.waiting and self._may_seat:
             entry = self.waiting.pop(0)
             assert entry.active is not None
             draws = uniform(entry.draws, self.engine.max_len) if self.temperature else None
@@ -312,7 +383,7 @@ class Driver:
                 continue
             message = entry.active.read(turn)
             if message is None:
-                self._leave(entry, turn.stop is not None)
+                self._leave(entry, turn.stop is not None and not entry.active.is_spent)
             else:
                 self._call(entry, partial(entry.active.environment.step, message), partial(self._answered, entry))
         results, self.results = self.results, []
@@ -328,16 +399,15 @@ class Driver:
     def _begin(self, entry: Entry) -> None:
         entry.tries, entry.slot = entry.tries + 1, -1
         entry.draws = torch.Generator().manual_seed(entry.seed) if isinstance(entry.seed, int) else entry.seed
+        self._call(entry, entry.make, partial(self._made, entry), close)
 
-        def start() -> Sequence[Message]:
-            environment = entry.make()
-            entry.active = Active(environment, self.format, self.limits)
-            return environment.reset()
-
-        self._call(entry, start, partial(self._opened, entry))
+    def _made(self, entry: Entry, environment: Environment) -> None:
+        entry.environment = environment
+        self._call(entry, environment.reset, partial(self._opened, entry))
 
     def _opened(self, entry: Entry, messages: Sequence[Message]) -> None:
-        assert entry.active is not None
+        assert entry.environment is not None
+        entry.active = Active(entry.environment, self.format, self.limits)
         entry.active.open(messages)
         self.waiting.append(entry)
 
@@ -345,10 +415,10 @@ class Driver:
         active = entry.active
         assert active is not None
         tokens = active.answer(result)
-        if tokens is None:
-            self._leave(entry, True)
-        elif active.is_spent:
+        if active.is_spent:
             self._leave(entry, False)
+        elif tokens is None:
+            self._leave(entry, True)
         else:
             self.engine.extend(entry.slot, tokens, active.longest_turn)
 
@@ -368,10 +438,10 @@ class Driver:
     def _judged(self, entry: Entry, reward: Reward) -> None:
         assert entry.active is not None
         self.results.append((entry.key, entry.active.result(reward)))
-        self._close(entry)
+        self._end(entry)
 
-    def _call(self, entry: Entry, function: Callable[[], Any], then: Callable[[Any], None]) -> None:
-        call = EnvironmentCall(entry, function, then, self)
+    def _call(self, entry: Entry, function: Callable[[], Any], then: Callable[[Any], None], discard: Callable[[Any], None] | None = None) -> None:
+        call = EnvironmentCall(entry, function, then, self, discard)
         if self.threads:
             self.calls.append(call)
         else:
@@ -379,17 +449,15 @@ class Driver:
 
     def _take_calls(self) -> None:
         """Goes on with the rollouts whose environments have answered, and gives up those that take too long."""
-        now, over = time.monotonic(), []
-        for call in self.calls:
-            if call.done.is_set() or now - call.since > self.limits.seconds:
-                over.append(call)
-        self.calls = [call for call in self.calls if call not in over]
-        for call in over:
+        now = time.monotonic()
+        for call in [call for call in self.calls if call.done.is_set() or now - call.since > self.limits.seconds]:
+            self.calls.remove(call)
             self._take(call)
 
     def _take(self, call: EnvironmentCall) -> None:
         if not call.done.is_set():
-            self._failed(call.entry, f"the environment did not answer in {self.limits.seconds:g} seconds", hangs=True)
+            call.abandon()
+            self._failed(call.entry, f"the environment did not answer in {self.limits.seconds:g} seconds")
         elif isinstance(call.error, EnvironmentFailure):
             self._failed(call.entry, str(call.error))
         elif call.error is not None:
@@ -397,27 +465,48 @@ class Driver:
         else:
             call.then(call.value)
 
-    def _failed(self, entry: Entry, why: str, hangs: bool = False) -> None:
+    def _failed(self, entry: Entry, why: str) -> None:
         """The environment has failed: the episode is tried again, or is over."""
         self.failures += 1
         if entry.slot >= 0:
             del self.seated[entry.slot]
             self.engine.remove(entry.slot, False)
-        chain = Chain() if entry.active is None or not hasattr(entry.active, "builder") else entry.active.builder.chain
-        self._close(entry)
+        chain = Chain() if entry.active is None else entry.active.builder.chain
         if entry.tries < self.limits.tries:
-            entry.active = None
+            self._close(entry)
             self._begin(entry)
         else:
             self.results.append((entry.key, Rollout(chain, failure=why)))
+            self._end(entry)
+
+    def _end(self, entry: Entry) -> None:
+        """The rollout is over, or given up."""
+        del self.entries[entry]
+        self._close(entry)
 
     def _close(self, entry: Entry) -> None:
-        if entry.active is None:
+        environment, entry.environment, entry.active = entry.environment, None, None
+        if environment is None:
             return
         if self.threads:
-            threading.Thread(target=entry.active.environment.close, daemon=True).start()
+            thread = threading.Thread(target=close, args=(environment,), daemon=True)
+            thread.start()
+            self.closing = [*(other for other in self.closing if other.is_alive()), thread]
         else:
-            entry.active.environment.close()
+            close(environment)
+
+
+def close(environment: Environment) -> None:
+    """Closes an environment. An error is a warning: the rollout is over, and others go on."""
+    try:
+        environment.close()
+    except Exception as error:
+        warnings.warn(f"an environment could not be closed: {error!r}", RuntimeWarning, stacklevel=2)
+
+
+def common_names(metrics: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The names that all of them have, in the order of the first."""
+    return [name for name in (metrics[0] if metrics else ()) if all(name in one for one in metrics)]
 
 
 def one_by_one(function: Callable[[Any], Any], parts: Sequence[Any]) -> list:
@@ -451,14 +540,17 @@ def rollout(
     for name in ("request", "resume", "instruction"):
         check_tokens(name, getattr(chaining, name), sampler.vocab_size)
     driver = Driver(sampler.engine(len(make), chaining.limit, temperature), chat_format, limits, threads, temperature)
-    each = seeds if isinstance(seeds, Sequence) else [seeds] * len(make)
-    for number, (one, seed) in enumerate(zip(make, each, strict=True)):
-        driver.add(number, one, seed)
-    found: dict[Hashable, Rollout] = {}
-    while not driver.is_empty:
-        found.update(driver.step())
-        driver.wait()
-    return [found[number] for number in range(len(make))]
+    every = seeds if isinstance(seeds, Sequence) else [seeds] * len(make)
+    rollouts: dict[Hashable, Rollout] = {}
+    try:
+        for number, (new, seed) in enumerate(zip(make, every, strict=True)):
+            driver.add(number, new, seed)
+        while not driver.is_empty:
+            rollouts.update(driver.step())
+            driver.wait()
+    finally:
+        driver.close()
+    return [rollouts[number] for number in range(len(make))]
 
 
 FEWEST, MOST = 32, 600
@@ -482,8 +574,8 @@ def sample_rollouts(
     The random numbers of a rollout depend on a number that `generator`
     draws, the task's key and its index among the rollouts of that task, whatever else is sampled. At temperature 0 no generator is needed.
 
-    `each(function, batches)` may sample the batches elsewhere. They do not depend on how many processes there are, because the last bit of a
-    product depends on its number of rows."""
+    `each(function, batches)` may sample the batches elsewhere. How rollouts are divided into batches does not depend on the number of processes,
+    because the last bit of a product depends on its number of rows."""
     stream = 0 if generator is None else int(torch.randint(2**62, (), generator=generator))
     used: Counter[str] = Counter()
     wanted: list[tuple[Any, int, int | None]] = []
@@ -508,28 +600,38 @@ def script_rollout(
     environment: Environment, chat_format: ChatFormat, limits: Limits, say: Callable[[Sequence[Message], bool], Sequence[int]]
 ) -> Rollout:
     """The rollout of a scripted policy, which `say`s its turns: (messages so far, whether a summary is asked for) → tokens without the stop
-    token. Its log-probs are zero. Demonstrations for SFT are made so, with the tokens that sampling would have."""
+    token. Its log-probs are zero. Limits hold as in `rollout`, so demonstrations for SFT have the tokens that sampling would have."""
     active = Active(environment, chat_format, limits)
-    active.open(environment.reset())
-    stop, limit = chat_format.stop_ids[0], limits.chaining.limit
-    while True:
-        builder = active.builder
-        tokens, sampled, answer = list(builder.prompt), [False] * len(builder.prompt), builder.prompt
-        while answer is not None and len(tokens) < limit:
-            turn = list(say(active.messages, builder.is_summary))
-            message = active.read(SampledTurn(turn, stop))
-            answer = None if message is None else active.answer(environment.step(message))
-            tokens += [*turn, stop, *(answer or [])]
-            sampled += [True] * (len(turn) + 1) + [False] * len(answer or [])
-        T = min(len(tokens), limit)
-        own, finished = torch.tensor(sampled[:T]), answer is None and len(tokens) <= limit
-        experts = torch.zeros(T - 1, 0, 2, dtype=torch.int16)
-        segment = Segment(torch.tensor(tokens[:T]), own, torch.zeros(T), torch.where(own, 0, -1), experts, finished)
-        if not builder.close(segment):
+    try:
+        active.open(environment.reset())
+        while active.builder.close(_script_context(active, say)):
+            pass
+        return active.result(environment.reward())
+    finally:
+        close(environment)
+
+
+def _script_context(active: Active, say: Callable[[Sequence[Message], bool], Sequence[int]]) -> Segment:
+    """Writes one context to its end, or up to a limit."""
+    builder, stop, limit = active.builder, active.format.stop_ids[0], active.limits.chaining.limit
+    tokens, own, answer, finished = list(builder.prompt), [False] * len(builder.prompt), builder.prompt, False
+    while answer is not None and len(tokens) < limit:
+        said, longest = list(say(active.messages, builder.is_summary)), active.longest_turn
+        turn = SampledTurn(said, stop) if longest is None or len(said) < longest else SampledTurn(said[:longest], None)
+        tokens += written_tokens(turn)
+        own += [True] * len(written_tokens(turn))
+        if len(tokens) > limit:
+            break  # full within the turn, which nobody sees
+        message = active.read(turn)
+        answer = None if message is None else active.answer(active.environment.step(message))
+        finished = answer is None and not active.is_spent and (message is not None or turn.stop is not None)
+        tokens += answer or []
+        own += [False] * len(answer or [])
+        if active.is_spent:
             break
-    found = active.result(environment.reward())
-    environment.close()
-    return found
+    T = min(len(tokens), limit)
+    sampled, experts = torch.tensor(own[:T]), torch.zeros(T - 1, 0, 2, dtype=torch.int16)
+    return Segment(torch.tensor(tokens[:T]), sampled, torch.zeros(T), torch.where(sampled, 0, -1), experts, finished)
 
 
 F = TypeVar("F", bound=ForkableEnvironment)
@@ -541,7 +643,7 @@ def decode_rollout(decoder: Decoder, environment: F, chat_format: ChatFormat, li
 
     `ahead`: a turn does not have to wait until its last tokens are verified. It is carried out, and the pass that reads the answer also
     verifies the turn, which saves one pass per turn. If the turn is rejected, the answer is dropped and the fork replaces the environment
-    (report §6.2: snapshot and fork). A turn of `limits.turn_tokens` without a stop token ends the rollout.
+    (report §6.2: snapshot and fork). Limits hold as in `rollout`; turns end with the first of the format's stop tokens.
 
     Raises ValueError if the decoder's max_len is not `limits.chaining.limit`, where a context is cut off."""
     if decoder.max_len != limits.chaining.limit:
@@ -556,25 +658,25 @@ def decode_rollout(decoder: Decoder, environment: F, chat_format: ChatFormat, li
 
 
 def _decode_context(decoder: Decoder, active: Active, ahead: bool) -> Active:
-    """Decodes one context to its end, to a turn without a stop token, or to the decoder's max_len; `decoder.tokens` then holds it. Returns
-    the rollout in its final state: the one given, or a fork of it."""
+    """Decodes one context to its end, to a limit, or to the decoder's max_len; `decoder.tokens` then holds it. Returns the rollout in its final
+    state: the one given, or a fork of it."""
     stop, forks = active.format.stop_ids[0], []
     active.is_over = False
     decoder.reset()
     decoder.feed(active.builder.prompt)
-    longest = active.limits.turn_tokens
-    turn = decoder.generate(stop, longest, ahead)
-    while turn[-1:] == [stop]:
+    turn = decoder.generate(stop, active.longest_turn, ahead)
+    while turn and (turn[-1] == stop or decoder.length < decoder.max_len):
         # One fork for each turn that may be taken back, made before the turn was carried out.
         forks = [*forks[: len(decoder.pending) - 1], active.fork()] if decoder.pending else []
-        message = active.read(SampledTurn(turn[:-1], stop))
+        is_whole = turn[-1] == stop
+        message = active.read(SampledTurn(turn[:-1], stop) if is_whole else SampledTurn(turn, None))
         answer = None if message is None else active.answer(active.environment.step(message))
-        active.is_over = answer is None
-        if answer is None:
+        active.is_over = answer is None and not active.is_spent and (is_whole or message is not None)
+        if answer is None or active.is_spent:
             turn = decoder.generate(stop, 0)
         else:
             decoder.feed(answer[: decoder.max_len - decoder.length])
-            turn = decoder.generate(stop, longest, ahead)
+            turn = decoder.generate(stop, active.longest_turn, ahead)
         if decoder.retracted:
             active = forks[-decoder.retracted]
     return active

@@ -140,8 +140,11 @@ class ChainBuilder:
                 f"or no turn fits in a context that starts with a summary; got {chaining.trigger}"
             )
         self.first, self.chaining, self.chain = list(prompt), chaining, Chain()
-        self.used, self.exchanges = 0, []  # contexts worked in; turns with their answers
+        self.used = 0  # contexts worked in
+        self.base, self.dropped = self.first, 0  # with which the turns of the context begin; the turns before them
+        self.exchanges: list[tuple[list[int], int]] = []  # of the context: tokens of turns with their answers, and how many turns
         self.rewritten: list[int] | None = None  # how the next context opens, where the format has rewritten the messages
+        self.is_lost = False
         self.open(self.first)
 
     def open(self, prompt: list[int], work: bool = True) -> None:
@@ -164,7 +167,7 @@ class ChainBuilder:
         """Takes the sampled tokens of a turn and the given ones that answer it. Returns the tokens to append after the turn, or None if the
         context ends here."""
         chaining, exchange = self.chaining, [*turn, *answer]
-        self.exchanges.append(exchange)
+        self.exchanges.append((exchange, 1))
         self.length += len(exchange)
         if chaining.join == "none" or self.length < chaining.trigger or self.used == chaining.max_segments:
             return list(answer)
@@ -191,30 +194,55 @@ class ChainBuilder:
     def go_on(self, tokens: list[int]) -> bool:
         """After a context that no limit cut off, opens the next one, if there is one."""
         chaining = self.chaining
-        if self.chain.finished:
+        if self.chain.finished or self.is_lost:
             return False
         if self.summary is not None:
             if len(self.summary) > chaining.longest_summary:
                 return False
-            self.open([*self.first, *self.summary, *chaining.resume])
+            self._drop(len(self.exchanges))
+            self.base = [*self.first, *self.summary, *chaining.resume]
+            self.open(self.base)
         elif self.rewritten is not None:
-            self.open(self.rewritten)
-            self.used, self.rewritten = self.used - 1, None  # it goes on with the same messages
+            self._reopen(self.rewritten)
         elif chaining.join == "separate":
             self.open([*chaining.instruction, *tokens, *self.pending, *chaining.request], work=False)
         else:
-            kept, size = [], 0
-            for exchange in reversed(self.exchanges):
+            kept, size = 0, 0
+            for exchange, _ in reversed(self.exchanges):
                 size += len(exchange)
                 if kept and size > chaining.longest_summary:
                     break
-                kept.insert(0, exchange)  # always keep the newest, whatever its size: it holds the last answer
-            self.open([*self.first, *sum(kept, [])])
+                kept += 1  # always keep the newest, whatever its size: it holds the last answer
+            self._drop(len(self.exchanges) - kept)
+            self.open([*self.first, *sum((exchange for exchange, _ in self.exchanges), [])])
         return True
 
-    def rewrite(self, prompt: Sequence[int]) -> None:
-        """The format has rewritten the messages so far: this context ends, and the next one opens with all of them."""
+    def _drop(self, count: int) -> None:
+        """The next context does without the first exchanges of this one."""
+        self.dropped += sum(turns for _, turns in self.exchanges[:count])
+        del self.exchanges[:count]
+
+    def rewrite(self, prompt: Sequence[int] | None) -> None:
+        """The format has rewritten the messages after `base`: this context ends, and the next one opens with `prompt`, which holds them all. None:
+        they cannot be written so; the chain is cut off here."""
+        if prompt is None:
+            self.is_lost = True
+            return
         self.rewritten = list(prompt)
+        # They are one exchange from now on, the turn that has just been answered among them.
+        self.exchanges = [(self.rewritten[len(self.base) :], sum(turns for _, turns in self.exchanges) + 1)]
+
+    def _reopen(self, prompt: list[int]) -> None:
+        """Opens a context with rewritten messages. If they reach the trigger, its first turn is the summary."""
+        chaining, self.rewritten = self.chaining, None
+        if len(prompt) < chaining.trigger or self.used == chaining.max_segments or chaining.join in ("none", "truncate"):
+            self.open(prompt)
+            self.used -= 1  # it goes on with the same messages
+        elif chaining.join == "separate":
+            self.open([*chaining.instruction, *prompt, *chaining.request], work=False)
+        else:
+            self.open([*prompt, *chaining.request])
+            self.used, self.length, self.begin = self.used - 1, len(prompt), len(self.prompt)
 
     def fork(self) -> "ChainBuilder":
         """A copy in its current state, which continues independently."""

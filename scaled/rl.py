@@ -45,7 +45,7 @@ from ref.environment import ChatFormat, EnvironmentFailure, TaskSet
 from ref.network import Output, load_extra, release
 from ref.network import fast as ref
 from ref.rl import Settings, score_rollouts
-from ref.rollout import Each, Limits, Rollout, one_by_one, sample_rollouts
+from ref.rollout import Each, Limits, Rollout, common_names, hash_seed, one_by_one, sample_rollouts
 from ref.textual_feedback import Hinted, hinted
 from ref.weight_sync import parts as whole_parts
 from scaled import muon, weight_sync
@@ -246,7 +246,7 @@ def sample_and_improve(
     numbers = share(c.rl.prompts * c.rl.rollouts).tolist()
     sent = load(step)
     rollouts = sample("rl", [step * c.rl.prompts + n // c.rl.rollouts for n in numbers], step)
-    score_rollouts(c.rl, tasks, rollouts, 0)
+    score_rollouts(c.rl, tasks, rollouts, hash_seed(c.seed, "hints", step))
     found = improve(c, model, reference, rollouts)
     if show:
         first = [one for number, one in zip(numbers, rollouts, strict=True) if number < c.rl.rollouts]
@@ -282,7 +282,8 @@ def improve(c: Rl, model: Transformer, reference: Transformer | None, rollouts: 
                 now, before = (own_logp(network, batch, None, c.rl.temperature)[0] for network in (model, reference))
                 for whole, part in ((drift, token_kl(now, before, "k1")), (engine, batch.behavior - now)):
                     whole.index_add_(0, batch.conversation[batch.keep], part[batch.keep].double())
-        drift, engine = summed(torch.stack((drift, engine))).unbind()
+        drift, engine = summed(torch.stack((drift, engine))).unbind()  # all rollouts', on every rank
+    gone = torch.ones(G * N, dtype=torch.bool, device=device).index_fill(0, torch.cat(gathered(kept, "dp")), False)
     here = torch.tensor([one.reward for one in rest], dtype=torch.float64, device=device)
     rewards = torch.cat(gathered(here, "cp")) - c.rl.payment.kl * drift[kept]
     order = torch.cat(gathered(kept, "dp"))
@@ -329,8 +330,8 @@ def improve(c: Rl, model: Transformer, reference: Transformer | None, rollouts: 
         loss=total,
         gradients=[p.grad for p in model.parameters()],
         rewards=everywhere(rewards, math.nan),
-        drift=drift,
-        engine=engine,
+        drift=drift.masked_fill(gone, math.nan),
+        engine=engine.masked_fill(gone, math.nan),
         gap=(logp - behavior)[keep],
         tokens=int(tokens),
         nll=-sampled / tokens,
@@ -388,6 +389,7 @@ def deal(c: Rl, model: Transformer, rollouts: Sequence[Rollout], numbers: Tensor
     device, config = current().device, model.config
     dp = current().group("dp").size
     segments = [(n, s) for n, p in zip(numbers.tolist(), rollouts, strict=True) for s in p.chain.segments]
+    shapes = {"behavior": ((), torch.float32), "experts": ((config.num_hidden_layers, config.num_experts_per_tok), torch.int32)}
     columns = {
         "ids": [s.tokens for _, s in segments],
         "sampled": [s.sampled.long() for _, s in segments],
@@ -397,12 +399,12 @@ def deal(c: Rl, model: Transformer, rollouts: Sequence[Rollout], numbers: Tensor
     if config.num_experts:
         # The last token of a context predicts nothing and was not routed.
         columns["experts"] = [torch.nn.functional.pad(s.experts.int(), (0, 0, 0, 0, 0, 1), value=-1) for _, s in segments]
-    sizes = torch.cat(gathered(torch.tensor([len(s.tokens) for _, s in segments], device=device), "cp"))
+    sizes = torch.cat(gathered(torch.tensor([len(s.tokens) for _, s in segments], dtype=torch.long, device=device), "cp"))
     costs = Cost.of(config)(sizes)
     rank_of = balance(costs, dp)
     held = {}
     for name, column in columns.items():
-        together = torch.cat(gathered(torch.cat(column).to(device), "cp"))
+        together = torch.cat(gathered(joined(column, *shapes.get(name, ((), torch.long))).to(device), "cp"))
         held[name] = exchange(list(together.split(sizes.tolist())), rank_of)
     sizes = torch.tensor([len(x) for x in held["ids"]])
     row, start = rows(sizes, c.length)
@@ -431,6 +433,11 @@ def deal(c: Rl, model: Transformer, rollouts: Sequence[Rollout], numbers: Tensor
     return batches, teachers, imbalance(costs, rank_of, dp)
 
 
+def joined(column: Sequence[Tensor], shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """A column in one tensor. A rank whose environments have all failed has an empty one, of this shape and dtype."""
+    return torch.cat([*column]) if column else torch.zeros(0, *shape, dtype=dtype)
+
+
 def nothing() -> Hinted:
     """What the teacher of a segment without a hint reads."""
     return Hinted(*torch.zeros(3, 0, dtype=torch.long).unbind())
@@ -446,8 +453,8 @@ def corrected(c: Rl, rollouts: Sequence[Rollout], rank_of: Tensor, starts: Tenso
         column = [getattr(one, name).to(device) for one in found]
         # Where nothing is corrected, nothing is read.
         column = [x if len(one.student) else x[:0] for x, one in zip(column, found, strict=True)]
-        sizes = torch.cat(gathered(torch.tensor([len(x) for x in column], device=device), "cp"))
-        together = torch.cat(gathered(torch.cat(column), "cp"))
+        sizes = torch.cat(gathered(torch.tensor([len(x) for x in column], dtype=torch.long, device=device), "cp"))
+        together = torch.cat(gathered(joined(column, (), torch.long).to(device), "cp"))
         held.append(exchange(list(together.split(sizes.tolist())), rank_of))
     mine = [Hinted(*three) for three in zip(*held, strict=True)]
     longest = int(most(torch.tensor(max((len(one.tokens) for one in mine), default=0), device=device), "dp"))
@@ -478,7 +485,11 @@ def own_logp(model: Transformer, batch: Batch, experts: list | None, temperature
 def heldout(c: Rl, model: Transformer, sampler: Sampler, sample: Callable[..., list[Rollout]]) -> float:
     """Sampled success on held-out tasks, one rollout each."""
     fetch(sampler, model, 0)
-    return means(sample("heldout", share(c.heldout).tolist()))["success"]
+    rollouts = sample("heldout", share(c.heldout).tolist())
+    found = means(rollouts)
+    if not found:
+        raise EnvironmentFailure(f"no held-out rollout is left to evaluate: {rollouts[0].failure if rollouts else 'there are none'}")
+    return found["success"]
 
 
 def everyone(values: Sequence[float]) -> float:
@@ -489,11 +500,12 @@ def everyone(values: Sequence[float]) -> float:
 
 
 def means(rollouts: Sequence[Rollout]) -> dict[str, float]:
-    """The mean of each metric over the rollouts of all ranks whose environment did not fail, and of their tokens and contexts."""
+    """The mean of each metric over the rollouts of all ranks whose environment did not fail, and of their tokens and contexts. Empty if all failed.
+    A metric that a rollout does not have, such as one of an earlier version's record, is left out."""
     kept = [one.logged for one in rollouts if not one.failure]
-    names: list = [sorted(kept[0]) if kept else []]
+    known: list = [sorted(common_names(kept)) if kept else None]
     if (group := current().group("all")).size > 1:
-        names *= group.size
-        dist.all_gather_object(names, names[0])  # a rank may have nothing left
-    names = max(names, key=len)
+        known *= group.size
+        dist.all_gather_object(known, known[0])  # a rank may have nothing left
+    names = common_names([dict.fromkeys(names) for names in known if names is not None])
     return {name: everyone([one[name] for one in kept]) for name in names}

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 import torch.distributed as dist
 
 from kit.disk import read_lines
@@ -22,6 +23,7 @@ from ref.rollout import Rollout
 from ref.transcript import Transcript
 from scaled.monitor import statistics
 from scaled.optimise import keep_lines
+from scaled.runtime.comm import summed
 from scaled.runtime.mesh import current
 
 __all__ = ["Group", "Look", "Watcher", "shortened", "watching"]
@@ -52,7 +54,7 @@ Look = Callable[[int, Sequence[int], Sequence[Rollout]], dict[str, float]]
 
 def watching(watcher: Watcher, folder: Path, prompts: int, rollouts: int) -> Look:
     """A function that watches a step; all ranks call it together, for one step after the other. The first call tells the watcher the steps before,
-    from the journal. Raises ValueError for rollouts without a transcript."""
+    from the journal. A group whose environments have all failed is left out. Raises ValueError for rollouts without a transcript."""
     journal, told = folder / "watched.jsonl", False
 
     def look(step: int, numbers: Sequence[int], played: Sequence[Rollout]) -> dict[str, float]:
@@ -72,7 +74,8 @@ def watching(watcher: Watcher, folder: Path, prompts: int, rollouts: int) -> Loo
             if one.transcript is None:
                 raise ValueError("a task set that is watched must give every rollout its transcript")
             here[number // rollouts].append(one.transcript)
-        groups = [statistics(some, watcher.tools, watcher.longest, axis="all") for some in here]
+        left = summed(torch.tensor([len(some) for some in here], device=current().device)).tolist()
+        groups = [statistics(some, watcher.tools, watcher.longest, axis="all") for some, count in zip(here, left, strict=True) if count]
         if first:
             with open(journal, "a") as file:
                 file.write(json.dumps({"step": step + 1, "groups": groups}) + "\n")

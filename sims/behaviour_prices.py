@@ -125,7 +125,9 @@ class Heldout:
     def __call__(self, sampler: Sampler, *seed: object) -> dict[str, float]:
         generator = torch.Generator().manual_seed(hash_seed(self.c.seed, "behaviour", *seed))
         rl, samples = self.recipe.rl, self.c.samples
-        return told(play(sampler, self.language, self.tasks, samples, self.how, rl.max_turns, generator, rl.temperature, opened=ManneredSession))
+        return told(
+            play(sampler, self.language, self.tasks, samples, rl.limits(self.how), rl.max_turns, generator, rl.temperature, opened=ManneredSession)
+        )
 
 
 def before(run: Run, recipe: Recipe, start: Path, heldout: Heldout) -> dict[str, float]:

@@ -78,7 +78,7 @@ def training(run: Run, c: Experiment, root: Path, recipe: Recipe, number: int) -
         if moment.step not in at:
             return {}
         generator = torch.Generator().manual_seed(hash_seed(c.seed, "best-of-k", number, moment.step))
-        episodes = play(moment.sampler, language, tasks, c.samples, context(language, config), r.max_turns, generator, r.temperature)
+        episodes = play(moment.sampler, language, tasks, c.samples, r.limits(context(language, config)), r.max_turns, generator, r.temperature)
         won = np.array([e.metrics["tests"] for e in episodes], dtype=int).reshape(c.tasks, c.samples)
         return {"solved": won.sum(1).tolist()}
 

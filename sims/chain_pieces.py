@@ -10,7 +10,7 @@ from ref.network import Transformer
 from ref.rl import pad, reference_kl, reward_terms
 from ref.rollout import Rollout
 from sims.microrepo import MicroRepo, Session, Task
-from sims.recipe.agent import Language, parted
+from sims.recipe.agent import Language, is_received, parted
 from sims.recipe.demonstrations import Lesson, context
 from sims.recipe.settings import Memory, Recipe
 
@@ -119,9 +119,10 @@ def notes(language: Language, task: Task, episode: Rollout) -> list[dict]:
     found: list[dict] = []
     for s in episode.chain.segments:
         for where, own in parted(s, language.env):
-            *turn, end = s.tokens[where].tolist()
-            if not own or end != language.env:  # given, or cut off
+            if not own or not is_received(s, where, language.env):  # given, or cut off
                 continue
+            turn = s.tokens[where].tolist()
+            turn = turn[:-1] if turn[-1] == language.env else turn
             if not s.summary[where.start]:
                 if not environment.session.done:
                     messages.append(language.decode_turn(turn))

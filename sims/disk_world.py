@@ -84,7 +84,7 @@ def training(run: Run, c: Experiment, root: Path, recipe: Recipe, arm: str, numb
         found: dict = {"step_s": time.perf_counter() - since[0]}
         if moment.step in (0, c.steps):
             generator, r = torch.Generator().manual_seed(hash_seed(c.seed, "disk-world", number, moment.step)), config.rl
-            episodes = play(moment.sampler, language, tasks, c.samples, context(language, config), r.max_turns, generator, r.temperature)
+            episodes = play(moment.sampler, language, tasks, c.samples, r.limits(context(language, config)), r.max_turns, generator, r.temperature)
             found["solved"] = np.array([e.metrics["tests"] for e in episodes], dtype=int).reshape(c.tasks, c.samples).sum(1).tolist()
         since[0] = time.perf_counter()
         return found

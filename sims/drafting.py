@@ -21,7 +21,7 @@ from torch import Tensor
 from ref.engine.decoder import Decoder
 from ref.mtp import MTP
 from ref.network import Transformer
-from ref.rollout import Limits, decode_rollout
+from ref.rollout import decode_rollout
 from sims.experiment import above, at_least, between, claim
 from sims.microrepo import MicroRepo, Session
 from sims.recipe.agent import single
@@ -191,7 +191,7 @@ def decode(root: Path, recipe: Recipe, c: Experiment, progress) -> dict:
         for at, task in enumerate(tasks[:1] if number < 0 else tasks):
             for way in [*ways][at % len(ways) :] + [*ways][: at % len(ways)]:
                 decoder = ways[way]
-                list(decode_rollout(decoder, MicroRepo(Session(task, r.max_turns)), language, Limits(single(r.max_len)), ahead=way == FULL))
+                list(decode_rollout(decoder, MicroRepo(Session(task, r.max_turns)), language, r.limits(single(r.max_len)), ahead=way == FULL))
                 if number < 0:
                     continue
                 total, here = decoder.total, found[way]

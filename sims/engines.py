@@ -136,7 +136,7 @@ def played(run: Run, c: Experiment, root: Path, recipe: Recipe, name: str) -> di
         trainer, generator, parts = model.to(trainer_dtype), torch.Generator().manual_seed(c.seed), []
         tasks = list(itertools.islice(task_stream(recipe, "evaluation"), c.tasks))
         for start in range(0, len(tasks), 64):
-            episodes = play(sampler, language, tasks[start : start + 64], 1, single(r.max_len), r.max_turns, generator, r.temperature)
+            episodes = play(sampler, language, tasks[start : start + 64], 1, r.limits(single(r.max_len)), r.max_turns, generator, r.temperature)
             parts.append(compare(trainer, [one_row(e.chain) for e in episodes], ways))
             parts[-1]["rollout"] += start
             stage.progress(min(start + 64, len(tasks)))

@@ -29,7 +29,7 @@ from ref.engine.sampler import Sampler
 from ref.mtp import MTP
 from ref.network import Transformer
 from ref.rl import pad, routing
-from ref.rollout import Limits, decode_rollout
+from ref.rollout import decode_rollout
 from ref.router_replay import differing
 from sims.chain_pieces import retold, words
 from sims.drafting import LONGEST, Timed
@@ -92,7 +92,14 @@ def write(run_folder: Path, out: Path, sizes: Sizes = Sizes(), progress: Callabl
     r = recipe.rl
     progress("rollouts")
     episodes = play(
-        Sampler(after, torch.float32), language, tasks[: sizes.tasks], sizes.samples, context(language, recipe), r.max_turns, generator, r.temperature
+        Sampler(after, torch.float32),
+        language,
+        tasks[: sizes.tasks],
+        sizes.samples,
+        r.limits(context(language, recipe)),
+        r.max_turns,
+        generator,
+        r.temperature,
     )
     progress("routing")
     routed, arrays = routes(after, recipe, language, tasks[: sizes.routed], sizes)
@@ -166,7 +173,7 @@ def routes(model: Transformer, recipe: Recipe, language: Language, tasks: list[T
     dtype, rounding, trainer_dtype = engines(recipe)["fp8"]
     trainer, r = model.to(trainer_dtype), recipe.rl
     generator = torch.Generator().manual_seed(sizes.seed)
-    episodes = play(Sampler(model, dtype, rounding=rounding), language, tasks, 1, single(r.max_len), r.max_turns, generator, r.temperature)
+    episodes = play(Sampler(model, dtype, rounding=rounding), language, tasks, 1, r.limits(single(r.max_len)), r.max_turns, generator, r.temperature)
     passes = [[run_trainer(trainer, e, None)] + [run_trainer(trainer, e, alpha) for alpha in sizes.alphas] for e in episodes]
     own = [one_row(e.chain).sampled[1:] for e in episodes]
     arrays = {
@@ -255,7 +262,7 @@ def drafts(model: Transformer, mtp: MTP, recipe: Recipe, language: Language, tas
     counts = {g: {"drafted": [0] * g, "accepted": [0] * g, "tried": 0, "stood": 0, "tokens": 0, "passes": 0} for g in range(1, depth + 1)}
     for task in tasks:
         for g, decoder in ways.items():
-            environment, limits = MicroRepo(Session(task, r.max_turns)), Limits(single(r.max_len))
+            environment, limits = MicroRepo(Session(task, r.max_turns)), r.limits(single(r.max_len))
             (environment,) = decode_rollout(decoder, environment, language, limits, ahead=False)
             total = decoder.total
             if g:

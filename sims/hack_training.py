@@ -118,7 +118,9 @@ class Heldout:
         """Of each task: the number of rollouts of which it is true, for everything that is counted."""
         c, generator = self.c, torch.Generator().manual_seed(hash_seed(self.c.seed, self.label, *seed))
         rl = self.recipe.rl
-        episodes = play(sampler, self.language, self.tasks, c.samples, self.how, rl.max_turns, generator, rl.temperature, opened=self.worlds[world])
+        episodes = play(
+            sampler, self.language, self.tasks, c.samples, rl.limits(self.how), rl.max_turns, generator, rl.temperature, opened=self.worlds[world]
+        )
         found = np.array([[ask(e) for ask in self.counted.values()] for e in episodes], dtype=int).reshape(c.tasks, c.samples, -1).sum(1)
         return dict(zip(self.counted, found.T.tolist(), strict=True))
 

@@ -155,7 +155,7 @@ def tokens_of_agent(run: Run, c: Experiment, root: Path, config: Recipe) -> dict
     generator = torch.Generator().manual_seed(c.seed)
     columns: dict[str, list] = {name: [] for name in ("rollout", "kl", "k1", "k2", "k3", "k2_bias", "sampled_k1", "sampled_k3")}
     for start in range(0, len(tasks), 16):
-        episodes = play(sampler, language, tasks[start : start + 16], 4, single(r.max_len), r.max_turns, generator)
+        episodes = play(sampler, language, tasks[start : start + 16], 4, r.limits(single(r.max_len)), r.max_turns, generator)
         ids, mask, _ = pad([one_row(e.chain) for e in episodes])
         logq, logp = (model(ids[:, :-1]).logits.double().log_softmax(-1) for model in (after, before))
         own = mask[:, 1:]

@@ -148,7 +148,7 @@ def policy(root: Path, recipe: Recipe) -> Sampler:
 
 def playing(sampler: Sampler, language: Language, tasks: list[Task], n: int, recipe: Recipe, seed: int) -> Sequence[Rollout]:
     r, generator = recipe.rl, torch.Generator().manual_seed(seed)
-    return play(sampler, language, tasks, n, context(language, recipe), r.max_turns, generator, r.temperature)
+    return play(sampler, language, tasks, n, r.limits(context(language, recipe)), r.max_turns, generator, r.temperature)
 
 
 def heldout(recipe: Recipe, c: Experiment) -> list[Task]:

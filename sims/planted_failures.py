@@ -145,7 +145,7 @@ def usual(run: Run, c: Experiment, recipe: Recipe, start: Path, language: Langua
         rl, tasks = recipe.rl, [task for task, _ in zip(task_stream(recipe, "gate"), range(c.groups))]
         generator = torch.Generator().manual_seed(hash_seed(c.seed, "usual"))
         sampler, how = engine(load_hf(start), recipe), context(language, recipe)
-        episodes = play(sampler, language, tasks, c.rollouts, how, rl.max_turns, generator, rl.temperature, opened=PlantedSession)
+        episodes = play(sampler, language, tasks, c.rollouts, rl.limits(how), rl.max_turns, generator, rl.temperature, opened=PlantedSession)
         stage.finish({"groups": watching(recipe).seen(episodes, len(tasks)), **told(episodes)})
     return stage.result()
 

@@ -180,7 +180,7 @@ def measure(run: Run, c: Experiment, root: Path, config: Recipe, how: Chaining, 
         rows, chunk = [], max(1, 256 // c.samples)
         for start in range(0, len(tasks), chunk):
             some = tasks[start : start + chunk]
-            episodes = play(sampler, language, some, c.samples, how, r.max_turns, generator, r.temperature)
+            episodes = play(sampler, language, some, c.samples, r.limits(how), r.max_turns, generator, r.temperature)
             rows += [counts(e, config) for e in episodes]
             stage.progress(min(start + chunk, len(tasks)))
         stage.log(1, success=float(np.mean([row[0] for row in rows])))
@@ -241,7 +241,7 @@ def weigh(run: Run, c: Experiment, root: Path, config: Recipe, how: Chaining) ->
     model, language, r = load_hf(run.path("checkpoints", "shown")), language_of(root), config.rl
     tasks = list(itertools.islice(task_stream(config, "gate"), c.weighed))
     generator = torch.Generator().manual_seed(hash_seed(config.seed, "weight"))
-    episodes = play(ContinuousSampler(model, torch.float32), language, tasks, r.rollouts, how, r.max_turns, generator, r.temperature)
+    episodes = play(ContinuousSampler(model, torch.float32), language, tasks, r.rollouts, r.limits(how), r.max_turns, generator, r.temperature)
     return stage.finish(one_weight(model, episodes, config))
 
 

@@ -27,19 +27,15 @@ from ref.transcript import Call, Transcript, Turn
 from sims.microrepo import Session, Task
 from sims.microrepo.manners import ManneredSession, lints
 from sims.microrepo.session import INDENT, MAX_CALLS
-from sims.recipe.agent import Language, parted
+from sims.recipe.agent import Language, is_received, parted
 
-__all__ = ["TOOLS", "Message", "Record", "calls_in", "messages", "transcript_of"]
+__all__ = ["TOOLS", "Message", "calls_in", "messages", "transcript_of"]
 
 TOOLS = ("read", "write", "test", "done")
 """The calls of the small world."""
 REQUEST = "note"
 """What the policy hears when it is to summarise (`sims/recipe/demonstrations.py`)."""
 ENDLESS = 10**9
-
-
-Record = Callable[[Rollout], Transcript]
-"""The transcript of a finished rollout."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +55,7 @@ class Message:
     summary: bool = False
     """Whether it is a summary: nothing was called."""
     whole: bool = True
-    """Whether the policy ended it; otherwise nothing was called either."""
+    """Whether the environment received it: the policy ended it, or the limit of a turn did. Otherwise nothing was called either."""
     calls: tuple[Call, ...] = ()
     """What it called, in order."""
     answers: tuple[str, ...] = ()
@@ -85,8 +81,8 @@ def heard(rollout: Rollout, language: Language, session: Session) -> list[Messag
 def message(language: Language, session: Session, segment: Segment, number: int, where: slice) -> Message:
     """The message at these positions of a context; a turn is played in `session`."""
     ids, given = segment.tokens[where].tolist(), segment.tokens[: where.start][~segment.sampled[: where.start]]
-    whole = ids[-1] == language.env
-    text, summary = language.decode(ids[:-1] if whole else ids), bool(segment.summary[where.start])
+    whole = is_received(segment, where, language.env)
+    text, summary = language.decode(ids[:-1] if ids[-1] == language.env else ids), bool(segment.summary[where.start])
     calls, answers = played(session, text) if whole and not summary else ((), ())
     return Message(number, where.start, where.stop, text, language.decode(given.tolist()), summary, whole, calls, answers)
 

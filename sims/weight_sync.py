@@ -29,8 +29,7 @@ from kit.runs import Run
 from ref.engine.continuous import ContinuousSampler
 from ref.muon import Muon
 from ref.network import Transformer
-from ref.rl import Done, train
-from ref.rollout import Limits
+from ref.rl import Done, Watch, train
 from ref.weight_sync import Reader, Writer, changed_share, encode_delta, parts
 from sims.experiment import above, at_most, below, claim
 from sims.policies import agent
@@ -137,7 +136,7 @@ def training(run: Run, c: Experiment, root: Path, recipe: Recipe, arm: tuple[str
         recipe,
         seed=recipe.seed + 1000 * c.seed + number,
         training=replace(recipe.training, optimizer=optimizer, dtype="bfloat16"),
-        rl=replace(recipe.rl, steps=c.steps, prompts=c.prompts, rollouts=c.rollouts, warmup=0, decay=0),
+        rl=replace(recipe.rl, steps=c.steps, prompts=c.prompts, rollouts=c.rollouts, warmup=0, decay=0, world="memory", monitor=Watch(on=False)),
     )
     language = language_of(root)
     learner = learner_of(c, changed, load_checkpoint(root, recipe, "sft", with_mtp=False)[0], optimizer, lr)
@@ -180,7 +179,7 @@ def training(run: Run, c: Experiment, root: Path, recipe: Recipe, arm: tuple[str
         stage.log(done.step, **row, exact=float(exact), success=float(np.mean([one.metrics["tests"] for one in done.rollouts])))
         stage.progress(done.step, unchanged=1 - row["changed"] / row["weights"])
 
-    tasks, limits = MicroTasks(changed, language), Limits(context(language, changed))
+    tasks, limits = MicroTasks(changed, language), changed.rl.limits(context(language, changed))
     with one_thread():
         train(
             changed.rl,

@@ -54,7 +54,8 @@ Grader = Callable[[HarnessTask, str, Sequence[Call]], Grade]
 
 
 class HarnessEnvironment:
-    """One episode. `fork`: opens a sandbox over a stored tree. `seconds`: of wall-clock for the episode; `call_seconds`: of a call."""
+    """One episode. `fork`: opens a sandbox over a stored tree. `seconds`: of all calls together, after which the episode is over, so that the policy
+    can keep nobody waiting for longer; waiting for the policy is not counted. `call_seconds`: of a call."""
 
     def __init__(
         self,
@@ -71,11 +72,12 @@ class HarnessEnvironment:
         self.lines: list[dict] = []
         """What happened, as in `record.py`, without summaries."""
         self.silent = self.made = 0
+        self.spent = 0.0
         self.grade: Grade | None = None
 
     def reset(self) -> list[Message]:
         """See `Environment`. Opens the sandbox."""
-        self.since, job = time.monotonic(), self.task.job
+        job = self.task.job
         self.lines = [{"kind": "begin", "task": job.task, "system": job.system, "prompt": job.prompt, "tree": job.tree}]
         with infrastructure(self.task.key):
             self.workspace.open()
@@ -83,7 +85,7 @@ class HarnessEnvironment:
 
     def step(self, message: Message) -> StepResult:
         """See `Environment`. Replies without a call, `PATIENCE` of them one after the other, end the episode."""
-        called = [written(call, self.made + number) for number, call in enumerate(message.tool_calls)]
+        called = [to_called(call, self.made + number) for number, call in enumerate(message.tool_calls)]
         fields = [{"id": one.id, "name": one.name, "arguments": one.arguments} for one in called]
         self.lines.append({"kind": "reply", "text": message.content or "", "calls": fields})
         answers = [self._call(number, *one) for number, one in enumerate(zip(called, message.tool_calls, strict=True))]
@@ -97,24 +99,26 @@ class HarnessEnvironment:
             self.silent = 0
             with infrastructure(self.task.key):
                 changed, complaint = self.workspace.keep()
-            alive(self.task.key, self.workspace.over.removeprefix("the sandbox ended: "))
+            check_server(self.task.key, self.workspace.over.removeprefix("the sandbox ended: "))
             if complaint:
                 answers.append(Message("user", complaint))
                 self.lines.append({"kind": "nudge", "text": complaint})
         self.lines.append({"kind": "turn", "tree": self.workspace.tree, "diff": changed})
-        return StepResult(answers, bool(self.workspace.over) or self.silent >= PATIENCE)
+        return StepResult(answers, bool(self.workspace.over) or self.silent >= PATIENCE or self.spent >= self.seconds)
 
     def _call(self, number: int, call: Called, asked: ToolCall) -> Message:
+        since = time.monotonic()
         with infrastructure(self.task.key):
-            answer = self.workspace.call(call, number, self.seconds - (time.monotonic() - self.since))
-        alive(self.task.key, answer.ended or "")
+            answer = self.workspace.call(call, number, self.seconds - self.spent)
+        self.spent += time.monotonic() - since
+        check_server(self.task.key, answer.ended or "")
         self.lines.append({"kind": "answer", "id": call.id, "tool": call.name, "text": answer.text, "ok": answer.ok, **more(answer)})
         return Message("tool", answer.text, tool_call_id=asked.id, name=asked.name)
 
     def reward(self) -> Reward:
         """See `Environment`. The terms are the parts of the grader's reward; their sum is its total."""
-        self.workspace.close()
         with infrastructure(self.task.key):
+            self.workspace.close()
             found = self.grade = self.grader(self.task, self.workspace.tree, [*calls(self.lines)])
         self.lines.append({"kind": "grade", **grade_fields(found, len(self.task.exam.wanted))})
         earned, paid, weights = found.reward, found.reward.success and not found.reward.flags, self.weights
@@ -137,11 +141,15 @@ class HarnessEnvironment:
         return Reward(terms, metrics)
 
     def close(self) -> None:
-        """See `Environment`."""
-        self.workspace.close()
+        """See `Environment`. A call that still runs opens no other sandbox."""
+        self.workspace.end()
+
+    def __getstate__(self) -> dict:
+        """An episode in another process is its record: sandbox, store and grader stay where they are."""
+        return {name: getattr(self, name) for name in ("task", "lines", "grade", "spent", "made", "silent")}
 
 
-def written(call: ToolCall, number: int) -> Called:
+def to_called(call: ToolCall, number: int) -> Called:
     """A call as the harness takes it, with an id that no other one of the episode has: a chat format may count them anew in each turn."""
     return Called(f"c{number + 1:08d}", call.name, call.arguments if isinstance(call.arguments, str) else json.dumps(call.arguments))
 
@@ -152,7 +160,7 @@ def more(answer: Answer) -> dict:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def alive(task: str, ended: str) -> None:
+def check_server(task: str, ended: str) -> None:
     """Raises EnvironmentFailure if the sandbox's server has ended."""
     if ended.startswith(ENDED):
         raise EnvironmentFailure(f"{task}: {ended}")
@@ -160,8 +168,10 @@ def alive(task: str, ended: str) -> None:
 
 @contextmanager
 def infrastructure(task: str) -> Iterator[None]:
-    """What sandboxes and graders raise is the infrastructure's failure: they answer whatever the policy does."""
+    """What sandboxes and graders raise is the infrastructure's failure: they answer whatever the policy does. Mistakes of programs stay errors."""
     try:
         yield
+    except (NotImplementedError, RecursionError):
+        raise
     except (RunError, RuntimeError, OSError) as error:
         raise EnvironmentFailure(f"{task}: {error}") from error

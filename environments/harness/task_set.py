@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from environments.grading.rewards import changed, conformance
@@ -178,7 +179,7 @@ class Levels:
 
     def __init__(self, schedule: Schedule, tasks: HarnessTasks) -> None:
         """Raises ValueError for a task of the schedule that is not in the stream."""
-        self.schedule, self.state_now, self.known = schedule, State(), {task.key: task for task in tasks.streams["rl"]}
+        self.schedule, self.progress, self.known = schedule, State(), {task.key: task for task in tasks.streams["rl"]}
         if missing := [name for names in schedule.levels for name in names if name not in self.known]:
             raise ValueError(f"task {missing[0]} of the schedule is not in the stream")
 
@@ -186,7 +187,7 @@ class Levels:
         """See `Curriculum`. Tasks of the level now; each comes once before one comes again."""
         chosen = []
         for _ in range(count):
-            name, self.state_now = self.schedule.draw(self.state_now)
+            name, self.progress = self.schedule.draw(self.progress)
             chosen.append(self.known[name])
         return chosen
 
@@ -194,4 +195,12 @@ class Levels:
         """See `Curriculum`. Failed environments count neither as solved nor as tried."""
         ended = [rollout for rollout in rollouts if not rollout.failure]
         solved = sum(rollout.metrics["success"] == 1 for rollout in ended)
-        self.state_now = self.schedule.after(self.state_now, solved, len(ended))
+        self.progress = self.schedule.after(self.progress, solved, len(ended))
+
+    def save(self, path: Path) -> None:
+        """Saves where the curriculum stands, as `Schedule.save`."""
+        self.schedule.save(path, self.progress)
+
+    def load(self, path: Path) -> None:
+        """Goes on where `save` was called. Raises RunError as `Schedule.load`."""
+        self.progress = self.schedule.load(path)

@@ -8,6 +8,7 @@ for each: whoever goes on with an interrupted episode forks the last one. `Episo
 from __future__ import annotations
 
 import difflib
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -81,17 +82,28 @@ class Workspace:
         """Why the episode is over, if it is."""
         self.index, self.corpus = None, None
         self.sandbox: Sandbox | None = None
+        self.is_ended, self.lock = False, threading.Lock()
 
     def open(self) -> Sandbox:
-        """The sandbox, which is opened if it is not."""
-        if self.sandbox is None:
-            self.sandbox = self.fork(self.tree)
-        return self.sandbox
+        """The sandbox, which is opened if it is not. Raises RunError after `end`."""
+        with self.lock:
+            if self.is_ended:
+                raise RunError("the episode is closed")
+            if self.sandbox is None:
+                self.sandbox = self.fork(self.tree)
+            return self.sandbox
 
     def close(self) -> None:
-        if self.sandbox is not None:
-            self.sandbox.close()
-            self.sandbox = None
+        """Closes the sandbox; the next call opens another one over the stored tree."""
+        with self.lock:
+            sandbox, self.sandbox = self.sandbox, None
+        if sandbox is not None:
+            sandbox.close()
+
+    def end(self) -> None:
+        """Closes the sandbox for good, also where a call still runs in another thread."""
+        self.is_ended = True
+        self.close()
 
     def call(self, call: Called, number: int, left: float) -> Answer:
         """Makes the call of this number in its reply. `left`: seconds that the episode has."""
@@ -99,8 +111,10 @@ class Workspace:
         try:
             if self.over:
                 raise BadCall("the episode is over; this call was not made")
-            if number >= CALLS or left <= 0:
-                raise BadCall(f"there are more than {CALLS} calls in this reply" if number >= CALLS else "the time of the episode is over")
+            if number >= CALLS:
+                raise BadCall(f"there are more than {CALLS} calls in this reply")
+            if left <= 0:
+                return Answer("the time of the episode is over; this call was not made", False)
             if tool is None:
                 raise BadCall(f"there is no tool {call.name[:100]!r}; there are {', '.join(self.tools)}")
             args = tool.checked(call.arguments, self.job.strict)

@@ -111,7 +111,7 @@ def parts_of(root: Path) -> dict[str, Callable[[], object]]:
 
     def rollouts(conversations: int, sampler: Sampler = in_rl) -> list:
         tasks = list(itertools.islice(task_stream(config, "rl"), conversations // r.rollouts))
-        return agent.play(sampler, language, tasks, r.rollouts, how, r.max_turns, torch.Generator().manual_seed(1), r.temperature)
+        return agent.play(sampler, language, tasks, r.rollouts, r.limits(how), r.max_turns, torch.Generator().manual_seed(1), r.temperature)
 
     def products(part: int) -> float:
         x, weight = torch.randn(64, 256), torch.randn(256, 256)

@@ -80,7 +80,8 @@ def _trained(folder: Path, checkpoint: str, changed: int) -> tuple[str, list[Rol
     found = []
     for one in played[:KEPT]:
         texts = [language.decode(segment.tokens.tolist()) for segment in one.chain.segments]
-        found.append(Rollout(f"{solved(one.metrics.get('success'))}, reward {one.reward:.3f}, contexts: {len(texts)}", "\n".join(texts)))
+        earned = f"{solved(one.metrics.get('success'))}, reward {one.reward:.3f}, contexts: {len(texts)}"
+        found.append(Rollout(f"its environment failed: {one.failure}" if one.failure else earned, "\n".join(texts)))
     return f"of the step that made version {version + 1}", found
 
 

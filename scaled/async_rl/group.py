@@ -15,6 +15,7 @@ over the interface that leads there.
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 from collections.abc import Callable, Iterator, Sequence
@@ -94,7 +95,9 @@ class Sharded:
         self.done += 1
         ratio = found.gap.exp()
         outside = ((ratio < 1 - c.rl.clip_low) | (ratio > 1 + c.rl.clip_high)).double().sum()
-        figures = {"reward": found.rewards.nanmean().item()} | means(mine) | {"kl": found.drift.nanmean().item(), "grad_norm": norm}
+        failed = summed(torch.tensor(float(sum(bool(one.failure) for one in mine)), device=current().device)).item()
+        figures = {"reward": found.rewards.nanmean().item()} | means(mine) | ({"failed": failed} if failed else {})
+        figures |= {"kl": found.drift.nanmean().item(), "grad_norm": norm}
         return figures | {"outside_clip": summed(outside).item() / found.tokens, "imbalance": found.load}
 
     def state(self) -> dict[str, Tensor]:
@@ -172,7 +175,8 @@ def ages(played: Sequence[Rollout], version: int) -> dict[str, float]:
     """`services.ages` of the conversations of all ranks, this rank's given."""
     age = version - own_versions(played).to(current().device).double()
     total, tokens = summed(torch.stack((age.sum(), torch.ones_like(age).sum()))).tolist()
-    return {"age": total / tokens, "oldest": most(age.max()).item(), "tokens": tokens}
+    oldest = age.max() if len(age) else age.new_tensor(-math.inf)  # this rank's environments have all failed
+    return {"age": total / tokens, "oldest": most(oldest).item(), "tokens": tokens}
 
 
 def interface_to(host: str, port: int) -> str:

@@ -11,7 +11,7 @@ import torch
 from ref.network import Transformer
 from ref.network.masters import Masters
 from ref.rl import Settings, improve
-from ref.rollout import Each, Rollout, one_by_one
+from ref.rollout import Each, Rollout, common_names, one_by_one
 
 __all__ = ["Trained"]
 
@@ -38,7 +38,8 @@ class Trained:
         ratio = found.gap.exp()
         outside = ((ratio < 1 - self.c.clip_low) | (ratio > 1 + self.c.clip_high)).double().mean().item()
         kept = [one.logged for one in played if not one.failure]
-        means = {name: float(np.mean([one[name] for one in kept])) for name in kept[0]}
+        means = {name: float(np.mean([one[name] for one in kept])) for name in common_names(kept)}
+        means |= {"failed": float(len(played) - len(kept))} if len(kept) < len(played) else {}
         reward, drift = found.rewards.nanmean().item(), found.drift.nanmean().item()
         return {"reward": reward, **means, "kl": drift, "grad_norm": norm.item(), "outside_clip": outside}
 

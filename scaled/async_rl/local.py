@@ -29,6 +29,7 @@ from kit.disk import NO_ROOM, atomic_write, refusal
 from kit.settings import RunError
 from ref.async_rl import Rules
 from ref.engine.sampler import Sampler
+from ref.environment import EnvironmentFailure
 from scaled.async_rl import evaluator, services, trainer, worker
 from scaled.async_rl.player import Player, Setup
 from scaled.async_rl.vllm_engine import VLLM
@@ -302,7 +303,7 @@ def serve(plan: Plan, at: Path | Port, name: str, epoch: int, tell: Callable[[An
             traceback.print_exc()
         why = str(error) if isinstance(error, RunError) else f"{type(error).__name__}: {error}"
         number, path = (refused.errno, refused.filename) if refused is not None and full else (None, None)
-        return Failed(why, isinstance(error, RunError), number, None if path is None else str(path))
+        return Failed(why, isinstance(error, RunError | EnvironmentFailure), number, None if path is None else str(path))
 
 
 class Deaths:

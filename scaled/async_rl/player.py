@@ -17,13 +17,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal, Protocol
 
-from kit.settings import RunError
 from ref.engine.continuous import Continuous
 from ref.engine.sampler import Engine, Sampler
 from ref.environment import ChatFormat, TaskSet
 from ref.network import Transformer
 from ref.rl import Settings, score_rollouts
-from ref.rollout import Driver, Limits, Rollout
+from ref.rollout import Driver, Limits, Rollout, hash_seed
 
 __all__ = ["Follows", "Player", "Setup"]
 
@@ -56,7 +55,7 @@ class Setup:
 
 
 TRIES = 3
-"""How often a group is begun whose rollouts all fail."""
+"""How often a group is begun if the environments of all its rollouts fail. After that it has failed: there is nothing in it to train on."""
 
 
 class Player:
@@ -135,8 +134,7 @@ class Player:
         return POLL if self.driver.calls else float("inf")
 
     def tick(self) -> dict[int, list[Rollout]]:
-        """One step. Returns the groups that are now finished, each with its rollouts in order. Raises RunError for a group whose environments
-        fail again and again."""
+        """One step. Returns the groups that are now finished, each with its rollouts in order."""
         finished: dict[int, list[Rollout]] = {}
         for key, rollout in self.driver.step():
             group, number = key
@@ -146,12 +144,10 @@ class Player:
             if len(of_group) < self.rollouts:
                 continue
             rollouts = [of_group[number] for number in range(self.rollouts)]
-            if all(one.failure for one in rollouts):
-                if self.tries[group] == TRIES:
-                    raise RunError(f"the environments of group {group} fail again and again: {rollouts[0].failure}")
+            if all(one.failure for one in rollouts) and self.tries[group] < TRIES:
                 self._begin(group)
                 continue
-            score_rollouts(self.setup.settings, self.setup.tasks, rollouts, 0)
+            score_rollouts(self.setup.settings, self.setup.tasks, rollouts, hash_seed(self.seed, "hints", self.stream, group))
             finished[group] = rollouts
             del self.finished[group], self.tries[group]
         return finished

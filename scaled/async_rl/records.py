@@ -27,17 +27,18 @@ DTYPES = (torch.int64, torch.bool, torch.float32, torch.int64, torch.bool)
 
 
 def pack(rollouts: Sequence[Rollout]) -> bytes:
-    """A group's rollouts as the bytes of a safetensors file. At least one of them has not failed; those that have are without tokens."""
+    """A group's rollouts as the bytes of a safetensors file. Those whose environment failed are without tokens."""
     chains = [Chain() if one.failure else one.chain for one in rollouts]
     segments = [s for chain in chains for s in chain.segments]
-    kept = next(one for one in rollouts if not one.failure)
+    kept = next((one for one in rollouts if not one.failure), Rollout(Chain()))
     metrics, terms = sorted(kept.metrics), list(kept.terms)
     tensors: dict[str, Tensor] = {
-        name: torch.cat([getattr(s, name) for s in segments]).to(dtype) for name, dtype in zip(COLUMNS, DTYPES, strict=True)
+        name: torch.cat([torch.zeros(0, dtype=dtype), *(getattr(s, name).to(dtype) for s in segments)])
+        for name, dtype in zip(COLUMNS, DTYPES, strict=True)
     }
-    tensors["experts"] = torch.cat([s.experts for s in segments]).to(torch.int16)
+    tensors["experts"] = torch.cat([s.experts for s in segments]).to(torch.int16) if segments else torch.zeros(0, 0, 1, dtype=torch.int16)
     rows = [(n, len(s.tokens), s.finished) for n, chain in enumerate(chains) for s in chain.segments]
-    tensors["segments"] = torch.tensor(rows, dtype=torch.int64)
+    tensors["segments"] = torch.tensor(rows, dtype=torch.int64).view(-1, 3)
     tensors["chains"] = torch.tensor([(chain.finished, chain.saved) for chain in chains], dtype=torch.int64)
     nothing = float("nan")
     tensors["terms"] = torch.tensor([[nothing if one.failure else one.terms[name] for name in terms] for one in rollouts], dtype=torch.float64)
@@ -76,6 +77,7 @@ def unpack(data: bytes) -> list[Rollout]:
         raise ValueError(f"not the record of a group: {error}") from None
 
 
-def oldest(rollouts: Sequence[Rollout]) -> int:
-    """The version of the group's oldest token."""
-    return min(int(s.version[s.sampled].min()) for one in rollouts for s in one.chain.segments if bool(s.sampled.any()))
+def oldest(rollouts: Sequence[Rollout], serving: int) -> int:
+    """The version of the group's oldest token, in rollouts whose environment did not fail; `serving` if there is none."""
+    kept = (s for one in rollouts if not one.failure for s in one.chain.segments)
+    return min((int(s.version[s.sampled].min()) for s in kept if bool(s.sampled.any())), default=serving)

@@ -292,8 +292,8 @@ def ages(played: Sequence[Rollout], version: int) -> dict[str, float]:
 
 
 def own_versions(played: Sequence[Rollout]) -> torch.Tensor:
-    """The version of each of the policy's own tokens, [n]."""
-    return torch.cat([s.version[s.sampled] for p in played for s in p.chain.segments])
+    """The version of each of the policy's own tokens, [n], in rollouts whose environment did not fail."""
+    return torch.cat([torch.zeros(0, dtype=torch.long), *(s.version[s.sampled] for p in played if not p.failure for s in p.chain.segments)])
 
 
 def trained(folder: Path, store: str = "") -> Iterator[tuple[int, list[Rollout]]]:

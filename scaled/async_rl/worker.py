@@ -217,8 +217,8 @@ def work(folder: Path, at: Path | Port, name: str, epoch: int, player: Player, s
                     line.say(encode(Loaded(name, epoch, weights.serves)))
                 for group, played in player.tick().items() if weights.serves >= 0 else ():
                     data = pack(played)
-                    done = Done(name, epoch, group, oldest(played), f"{group:06d}-{name}-{epoch}", hashlib.sha256(data).hexdigest())
-                    groups.storing[group] = Storing(done, data, sum(p.chain.written for p in played))
+                    done = Done(name, epoch, group, oldest(played, weights.serves), f"{group:06d}-{name}-{epoch}", hashlib.sha256(data).hexdigest())
+                    groups.storing[group] = Storing(done, data, sum(p.chain.written for p in played if not p.failure))
                     groups.since.pop(group, None)
                 stored, wrong = groups.stored()
                 for one in stored:

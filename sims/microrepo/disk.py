@@ -23,7 +23,7 @@ from environments.grading.ready import Judges, nursery_of_judges
 from environments.sandbox.cache import cache_folder
 from environments.sandbox.interface import Limits, Sandbox
 from environments.sandbox.open import open_sandbox, own_store
-from kit.settings import RunError
+from ref.environment import EnvironmentFailure
 from sims.microrepo.environment import Verdict
 from sims.microrepo.session import Session, called, short
 from sims.microrepo.task import Case, Task
@@ -65,8 +65,8 @@ def stored(task: Task, more: tuple[tuple[str, str], ...]) -> str:
 
 
 class DiskSession(Session):
-    """An `Environment` for one task, with a sandbox from its first call to `close`. Raises RunError where this machine has no sandboxes, and
-    where one dies."""
+    """A session of a task on disk, with a sandbox from its first call to `close`. Raises RunError where this machine has no sandboxes, and
+    EnvironmentFailure where one dies."""
 
     def __init__(self, task: Task, max_turns: int = 12) -> None:
         super().__init__(task, max_turns)
@@ -106,7 +106,7 @@ class DiskSession(Session):
             self._sandbox = open_sandbox(stored(self.task, self.more()), limits=LIMITS)
         heard = self._sandbox.call(tool, args)
         if not heard.ok and heard.exit is None and tool != "shell":
-            raise RunError(f"the small world's sandbox cannot {tool}: {heard.ended or heard.text}")
+            raise EnvironmentFailure(f"the small world's sandbox cannot {tool}: {heard.ended or heard.text}")
         return heard.text
 
     def more(self) -> tuple[tuple[str, str], ...]:

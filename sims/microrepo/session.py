@@ -24,7 +24,7 @@ MAX_CALLS = 16
 
 
 class Session:
-    """An `Environment` for one task. Equal turns give equal outputs, so an episode can be replayed."""
+    """An episode of one task, in texts. Equal turns give equal outputs, so an episode can be replayed."""
 
     def __init__(self, task: Task, max_turns: int = 12) -> None:
         if max_turns < 1:

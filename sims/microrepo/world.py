@@ -86,16 +86,18 @@ class CheckpointTasks(MicroTasks):
 
 
 class Slow:
-    """An environment whose steps take so many seconds: `latency(turn)`."""
+    """An environment whose steps take so many seconds, `latency(turn)`; the last one, after which nothing is sampled, takes none."""
 
     def __init__(self, inner: Environment, latency: Callable[[int], float]):
         self.inner, self.latency, self.turns = inner, latency, 0
         self.reset, self.reward, self.close = inner.reset, inner.reward, inner.close
 
     def step(self, message: Message) -> StepResult:
-        time.sleep(self.latency(self.turns))
+        result = self.inner.step(message)
+        if not result.done:
+            time.sleep(self.latency(self.turns))
         self.turns += 1
-        return self.inner.step(message)
+        return result
 
 
 def origin(checkpoint: Path) -> tuple[Path | None, dict]:

@@ -101,7 +101,7 @@ class Service:
     def serve(self, sampler: Sampler, tasks: Sequence[Task], samples: int, *seed: object) -> list[tuple[Rollout, Served, Reaction]]:
         """`samples` sessions on each task, and what users did about them."""
         rl, generator = self.recipe.rl, torch.Generator().manual_seed(hash_seed("serve", *seed))
-        episodes = play(sampler, self.language, tasks, samples, self.how, rl.max_turns, generator, rl.temperature, opened=opened)
+        episodes = play(sampler, self.language, tasks, samples, rl.limits(self.how), rl.max_turns, generator, rl.temperature, opened=opened)
         found = []
         for number, episode in enumerate(episodes):
             seen = served(episode)

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from kit.process import on_cores
+from kit.settings import RunError
 from ref import cpt
 from ref.engine.sampler import Sampler, Segment
 from ref.messages import Message
@@ -72,6 +73,13 @@ def one_row(chain: Chain) -> Segment:
     return Segment(**columns, experts=nothing, finished=chain.finished)
 
 
+def is_received(segment: Segment, where: slice, stop: int | None) -> bool:
+    """Whether the environment received the turn at these positions of a context: the policy ended it, or the limit of a turn did, behind which
+    the stop token is given. Otherwise the context was full."""
+    ids, end = segment.tokens.tolist(), where.stop
+    return ids[end - 1] == stop or end < len(ids) and ids[end] == stop and not bool(segment.sampled[end])
+
+
 def parted(rollout: Segment, stop: int) -> Iterator[tuple[slice, bool]]:
     """Where the pieces of a rollout lie, in order, and whether the policy wrote them. What it wrote is a turn, which ends with `stop` unless a
     limit cut it, also where the next turn follows at once; what it was given between two turns is one piece."""
@@ -92,16 +100,16 @@ def play(
     language: Language,
     tasks: Sequence[Task],
     samples: int,
-    how: Chaining | Limits,
+    limits: Limits,
     max_turns: int,
     generator: torch.Generator | None,
     temperature: float = 1.0,
     progress: Callable[[int], None] = lambda done: None,
     opened: Callable[[Task, int], TextSession] = Session,
 ) -> list[Rollout]:
-    """`samples` rollouts of every task on all cores, each a chain of contexts under `how`, or under all these limits
+    """`samples` rollouts of every task on all cores, each a chain of contexts under these limits
     (`ref.rollout.sample_rollouts`). `progress` is called with the number of finished rollouts. `opened` begins an episode of a task
-    with so many turns at most."""
+    with so many turns at most. Raises RunError if an environment fails again and again: a mean over the rest would be another one."""
     # A forked process cannot use the GPU of its parent.
     processes = None if all(p.device.type == "cpu" for p in sampler.model.parameters()) else 1
 
@@ -112,5 +120,7 @@ def play(
     def environment(task: Task, number: int) -> MicroRepo:
         return MicroRepo(opened(task, max_turns))
 
-    limits = how if isinstance(how, Limits) else Limits(how)
-    return sample_rollouts(sampler, environment, tasks, samples, language, limits, temperature, generator, each)
+    rollouts = sample_rollouts(sampler, environment, tasks, samples, language, limits, temperature, generator, each)
+    if failed := [one.failure for one in rollouts if one.failure]:
+        raise RunError(f"{len(failed)} of {len(rollouts)} rollouts of an evaluation have no result, the first one because {failed[0]}; run it again")
+    return rollouts

@@ -67,8 +67,8 @@ Observer = Callable[[Moment], dict]
 
 
 def of_rollouts(measure: Callable[[Sequence[Rollout]], dict]) -> Observer:
-    """An observer of each step's rollouts."""
-    return lambda moment: measure(moment.rollouts) if moment.done else {}
+    """An observer of each step's rollouts, without those whose environment failed."""
+    return lambda moment: measure([one for one in moment.rollouts if not one.failure]) if moment.done else {}
 
 
 def learn(
@@ -176,6 +176,7 @@ def metrics_of(config: Recipe, done: Done) -> dict[str, float]:
     r, found = config.rl, done.result
     whole = [done.rollouts[start : start + r.rollouts] for start in range(0, len(done.rollouts), r.rollouts)]
     rollouts = [rollout for rollout in done.rollouts if not rollout.failure]
+    best = [[one.metrics["tests"] for one in group if not one.failure] for group in whole]
     chains = [rollout.chain for rollout in rollouts]
     ratio, size = found.gap.exp(), found.gap.abs()
 
@@ -189,7 +190,7 @@ def metrics_of(config: Recipe, done: Done) -> dict[str, float]:
     figures = {
         "reward": mean(found.rewards[found.rewards.isfinite()].tolist()),
         "success": of("tests"),
-        "best": mean(max((one.metrics["tests"] for one in group if not one.failure), default=0.0) for group in whole),
+        "best": mean(max(group) for group in best if group),
         "tokens": found.tokens / len(rollouts),
         "turns": of("turns"),
         "invalid_calls": of("invalid_calls"),

@@ -35,7 +35,7 @@ class MicroTasks:
     """Tasks of a recipe's world. An experiment with a world of its own says how an episode begins (`opened`), what the transcript of a rollout
     is (`record`), and which hints rollouts get (`hinting`); by default it is the world of `rl.world`, with the hints of `sims/hints.py`."""
 
-    is_slow = False
+    is_slow = False  # answers take microseconds; on disk they take longer, and processes sample batches side by side in the same order every run
     tools: Sequence[str] = TOOLS
 
     def __init__(

@@ -42,10 +42,11 @@ def seen(
     rollouts: Sequence[Rollout], groups: int, longest: int, tools: Sequence[str] = TOOLS, record: Callable[[Rollout], Transcript] = transcript_of
 ) -> list[Group]:
     """The statistics of each group; lengths are shares of `longest` tokens. `tools` and `record` are those of the world that was played. A
-    rollout whose environment failed is not counted."""
+    rollout whose environment failed is not counted, and a group without any other is left out."""
     n = len(rollouts) // groups
     records = [None if one.failure else one.transcript or record(one) for one in rollouts]
-    return [statistics([one for one in records[start : start + n] if one], tools, longest) for start in range(0, len(records), n)]
+    kept = [[one for one in records[start : start + n] if one] for start in range(0, len(records), n)]
+    return [statistics(group, tools, longest) for group in kept if group]
 
 
 def sided(name: str, band: Band) -> Band:

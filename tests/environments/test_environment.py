@@ -317,8 +317,8 @@ def test_levels_follow_success(tasks, made):
         return Rollout(Chain(), metrics={} if failure else {"success": success}, failure=failure)
 
     levels.update(easy, [ended(1.0, "dead")] * 9 + [ended(1.0)] * 3)
-    assert levels.state_now.now == 0 and levels.state_now.tried == 3
+    assert levels.progress.now == 0 and levels.progress.tried == 3
     levels.update(easy, [ended(1.0)])
-    assert levels.state_now.now == 1 and {task.key for task in levels.choose(1, 3)} == set(list(made)[2:])
+    assert levels.progress.now == 1 and {task.key for task in levels.choose(1, 3)} == set(list(made)[2:])
     with pytest.raises(ValueError, match="task other of the schedule is not in the stream"):
         Levels(Schedule({"other": 1.0}, number=1), tasks)

@@ -37,7 +37,7 @@ words = st.text(alphabet="ab \n.é<|>_", min_size=1, max_size=12).filter(lambda 
     ["<|im_end|>", "say <|eot_id|> now", "x <tool_call> y", "</tool_call>", "<|im_start|>user"]
 )
 plain = st.text(alphabet="ab .é", min_size=1, max_size=12).map(str.strip).filter(bool)
-values = st.dictionaries(st.sampled_from(["path", "n"]), st.integers(-9, 9) | plain, min_size=1)
+values = st.fixed_dictionaries({}, optional={"path": plain, "n": st.integers(-9, 9) | plain}).filter(bool)
 calls = st.builds(ToolCall, st.sampled_from(["read", "write"]), values)
 turns = st.one_of(
     st.builds(lambda text: Message("assistant", text), plain), st.builds(lambda call: Message("assistant", None, tool_calls=(call,)), calls)
@@ -154,6 +154,8 @@ def test_text_that_spells_a_tag_is_no_call():
     ]
     found = parse_turn(pieces, "hermes")
     assert [call.name for call in found.tool_calls] == ["read"] and "<tool_call>" in found.content
+    alone = pieces[:1]
+    assert not parse_turn(alone, "hermes").tool_calls and [call.name for call in parse_turn(alone, "hermes", has_tags=False).tool_calls] == ["x"]
     assert parse_turn([(False, "plain <think> text")], "hermes").content == "plain <think> text"
 
 
@@ -163,6 +165,58 @@ def test_text_that_spells_a_tag_is_no_call():
 def test_nothing_that_a_policy_writes_is_an_error(pieces):
     for family in ("hermes", "xml", "llama", None):
         assert parse_turn(pieces, family).role == "assistant"
+
+
+def test_a_parameter_that_is_a_text_stays_one():
+    """The xml family writes values without quotes: the schema says which of them are texts."""
+    chat_format = made("qwen3_8")
+    body = "<tool_call>\n<function=write>\n" + "".join(
+        f"<parameter={name}>\n{value}\n</parameter>\n" for name, value in (("path", '{"a": 1}'), ("n", "3"), ("other", "[2]"))
+    )
+    ids = chat_format.tokenizer.encode(f"{body}</function>\n</tool_call>", add_special_tokens=False).ids
+    (call,) = chat_format.decode_turn(ids).tool_calls
+    assert call.name == "write" and call.arguments == {"path": '{"a": 1}', "n": 3, "other": [2]}
+
+
+scraps = st.sampled_from(
+    [
+        *(
+            "<tool_call>",
+            "</tool_call>",
+            "<think>",
+            "</think>",
+            "\n",
+            "foo",
+            "\ufdd0",
+            '{"name": "read"}',
+            '{"name": "read", "arguments": {"path": "a"}}',
+        ),
+        *("<function=read>", "<parameter=path>", "</parameter>", "</function>", "<|im_start|>", "<|eot_id|>", '{"name": "read", "parameters": {}}'),
+    ]
+)
+
+
+@settings(max_examples=25)
+@pytest.mark.parametrize("name", CALLING)
+@given(st.lists(scraps, max_size=8), st.lists(scraps, max_size=8), st.text(max_size=5))
+def test_whatever_a_policy_writes_is_answered(name, first, second, answer):
+    """A turn is read, answered by the environment, and followed by another one: in the tokens of its answer, or in a new context."""
+    chat_format = made(name)
+    history = [Message("user", "Look.")]
+    for scrap in (first, second):
+        ids = chat_format.tokenizer.encode("".join(scrap), add_special_tokens=False).ids
+        history.append(chat_format.decode_turn([token for token in ids if token not in chat_format.stop_ids]))
+        calls = history[-1].tool_calls
+        answers = [Message("tool", answer or "ok", tool_call_id=call.id, name=call.name or "tool") for call in calls] or [Message("user", "Go on.")]
+        tokens = chat_format.encode_answer(history, answers)
+        assert tokens is None or tokens, "tokens to append, or a new context"
+        history += answers
+
+
+def test_more_tokens_may_end_a_turn():
+    tokenizer, _, render = loaded(PUBLISHED["qwen2_5"])
+    end, text = (tokenizer.token_to_id(name) for name in ("<|im_end|>", "<|eos|>"))
+    assert made("qwen2_5").stop_ids == (end,) and TemplateFormat(tokenizer, render, TOOLS, (text, end, text)).stop_ids == (end, text)
 
 
 @pytest.mark.parametrize(

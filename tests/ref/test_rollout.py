@@ -1,6 +1,7 @@
 """Rollouts: limits hold in every engine; environments in threads, that fail, and that hang; formats that rewrite; scripts say what was sampled."""
 
 import threading
+import time
 from dataclasses import dataclass, field
 
 import pytest
@@ -15,6 +16,7 @@ from ref.environment import EnvironmentFailure, Reward, StepResult
 from ref.messages import Message
 from ref.network import Config, Transformer
 from ref.rollout import Driver, Limits, rollout, script_rollout
+from ref.self_summary import ChainBuilder, Chaining
 from tests.talks import whole
 
 STOP, VOCAB = 0, 6
@@ -253,3 +255,207 @@ def test_nothing_to_play_is_refused():
         rollout(policy(), [], Ids(), Limits(whole(10)), seeds=[])
     with pytest.raises(ValueError, match="prompt must hold"):
         rollout(policy(), [Empty], Ids(), Limits(whole(10)), seeds=[0])
+
+
+class Noisy(Ids):
+    """A format that rewrites the messages after every second turn: the tokens of turns become 4."""
+
+    def encode_opening(self, messages):
+        return [token for message in messages for token in ([4] if message.role == "assistant" else spoken([message]))]
+
+    def encode_answer(self, history, messages):
+        turns = sum(message.role == "assistant" for message in history)
+        return None if turns % 2 == 0 else spoken(messages)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("limit", "value", "turns"), [("turns", 2, 2), ("tokens", 4, 4), ("turns", 5, 5)])
+def test_limits_hold_where_every_turn_begins_a_context(kind, limit, value, turns):
+    made, make = episodes(turns=9)
+    limits = Limits(whole(40), **{"turn_tokens": 1, limit: value})
+    (one,) = rollout(policy(kind), [make], Forgetful(), limits, seeds=[7])
+    assert len(made[0].heard) == turns and len(one.chain.segments) == turns and not one.chain.finished
+    again = script_rollout(Echo(9), Forgetful(), limits, lambda messages, summary: [2, 3])
+    assert len(again.chain.segments) == turns and not again.chain.finished and again.terms == {"turns": float(turns)}
+
+
+def summing(trigger: int, join="self", **more) -> Chaining:
+    return Chaining(trigger, longest_summary=2, room=30, request=(5, 5), resume=(3,), instruction=(1,), join=join, **more)
+
+
+@pytest.mark.parametrize("join", ["self", "separate"])
+def test_a_context_that_is_rewritten_after_a_summary_holds_the_summary(join):
+    """What the summary replaced does not come back."""
+    one = script_rollout(Echo(8), Noisy(), Limits(summing(14, join)), lambda messages, summary: [4] if summary else [2, 2])
+    first, summary = [1, 2], [4, STOP, 3]
+    starts = [segment.tokens.tolist() for segment in one.chain.segments]
+    seen = sum(any(bool(t) for t in segment.summary) for segment in one.chain.segments)
+    assert seen and one.chain.finished and len(starts) > seen + 2
+    after = False
+    for segment, tokens in zip(one.chain.segments, starts, strict=True):
+        begin = tokens[1:] if tokens[0] == 1 and tokens[1] == 1 else tokens
+        assert begin[:2] == first and (not after or begin[2:5] == summary), "each context after a summary begins with it"
+        after = after or bool(segment.summary.any())
+        assert len(tokens) <= 14 + 30
+
+
+def test_rewritten_messages_that_reach_the_trigger_are_summarised_first():
+    builder = ChainBuilder([1, 2], summing(9))
+    assert builder.answer([4, STOP], [3]) == [3]
+    builder.rewrite([1, 2, 4, 4, 4, 4, 4, 4, 4])
+    assert builder.go_on([]) and builder.is_summary and builder.prompt == [1, 2, *[4] * 7, 5, 5]
+    builder.summarise([2, STOP])
+    assert builder.go_on([]) and builder.prompt == [1, 2, 2, STOP, 3] and not builder.is_summary and builder.dropped == 2
+
+
+def test_what_cannot_be_written_anew_ends_the_rollout():
+    class Strict(Forgetful):
+        def encode_opening(self, messages):
+            if len(messages) > 1:
+                raise ValueError("message 2: the chat template leaves out its content")
+            return super().encode_opening(messages)
+
+    made, make = episodes(turns=4)
+    (one,) = rollout(policy(), [make], Strict(), Limits(whole(40), turn_tokens=2), seeds=[7])
+    assert not one.chain.finished and one.terms == {"turns": 1.0} and made[0].closed == 1
+
+
+def test_another_stop_token_is_followed_by_the_format_s_own():
+    found = 0
+    for seed in range(20):
+        (one,) = rollout(policy(), [episodes(turns=4)[1]], Ids((STOP, 5)), Limits(whole(60)), seeds=[seed])
+        (context,) = one.chain.segments
+        own, ids = context.sampled.tolist(), context.tokens.tolist()
+        for at in range(len(ids) - 1):
+            if own[at] and ids[at] == 5 and (at + 1 < len(ids)):
+                assert not own[at + 1] and ids[at + 1] == STOP
+                found += 1
+            assert not (own[at] and ids[at] == STOP and own[at + 1])
+    assert found
+
+
+def until(what, seconds=20.0):
+    end = time.monotonic() + seconds
+    while not what() and time.monotonic() < end:
+        time.sleep(0.01)
+    return what()
+
+
+@pytest.mark.parametrize("method", ["make", "reset", "step", "reward"])
+def test_every_environment_is_closed_once_also_one_that_comes_too_late(method):
+    """Given up, cancelled, and where the program fails: in the middle of a call of the environment."""
+    for end in ("late", "cancel", "error"):
+        release, made = threading.Event(), []
+
+        def make(made=made, release=release, end=end):
+            number = len(made)
+            if method == "make" and (number == 0 or end != "late"):
+                made.append(None)
+                release.wait(20)
+                made[number] = Echo(1)
+                return made[number]
+            slow = {(method, 0, 1 if method == "reward" else 0): lambda: release.wait(20)} if number == 0 or end != "late" else {}
+            made.append(Echo(1, slow))
+            return made[-1]
+
+        limits = Limits(whole(40), turn_tokens=2, seconds=0.3 if end == "late" else float("inf"))
+        driver = Driver(policy().engine(1, 40), Ids(), limits, threads=True)
+        driver.add("one", make, 3)
+        results = []
+        while not results and not (end != "late" and driver.calls and until(lambda d=driver: d.is_blocked, 0.2) and made):
+            results += driver.step()
+            driver.wait(0.05)
+        if end == "error":
+            driver.close(0.1)
+        else:
+            driver.cancel(lambda key: True)
+        release.set()
+        assert until(lambda made=made: all(one is not None and one.closed == 1 for one in made)), (method, end)
+        time.sleep(0.05)
+        assert all(one.closed == 1 for one in made) and (end != "late" or (results and not results[0][1].failure)), (method, end)
+
+
+def test_a_late_first_episode_does_not_disturb_the_second():
+    """`make` of the first episode returns while the second one is under way."""
+    release, made = threading.Event(), []
+
+    def make():
+        number = len(made)
+        made.append(Echo(2))
+        if number == 0:
+            release.wait(20)
+        else:
+            release.set()
+            time.sleep(0.1)
+        return made[number]
+
+    (one,) = rollout(policy(), [make], Ids(), Limits(whole(40), seconds=0.3), seeds=[3], threads=True)
+    (alone,) = rollout(policy(), [lambda: Echo(2)], Ids(), Limits(whole(40)), seeds=[3])
+    assert same(one, alone) and not made[0].heard and made[1].heard and until(lambda: [e.closed for e in made] == [1, 1])
+
+
+def test_an_error_of_the_program_closes_all_environments():
+    made = [Echo(3, {("step", 0, 0): lambda: {}["missing"]}), Echo(3), Echo(3)]
+    with pytest.raises(KeyError):
+        rollout(policy(), [lambda one=one: one for one in made], Ids(), Limits(whole(60)), seeds=[3, 4, 5])
+    assert [one.closed for one in made] == [1, 1, 1]
+    (environment,) = ([Echo(3, {("step", 0, 0): fails})],)
+    with pytest.raises(EnvironmentFailure):
+        script_rollout(environment[0], Ids(), Limits(whole(60)), lambda messages, summary: [2])
+    assert environment[0].closed == 1
+
+
+def test_an_environment_that_cannot_be_closed_is_a_warning():
+    class Stuck(Echo):
+        def close(self):
+            raise OSError("no space")
+
+    with pytest.warns(RuntimeWarning, match="could not be closed.*no space"):
+        (one,) = rollout(policy(), [lambda: Stuck(1)], Ids(), Limits(whole(40)), seeds=[3])
+    assert one.terms
+
+
+@pytest.mark.parametrize("threads", [False, True])
+def test_no_more_environments_are_open_than_slots_need(threads):
+    live, most, lock = 0, 0, threading.Lock()
+
+    class Counted(Echo):
+        def reset(self):
+            nonlocal live, most
+            with lock:
+                live += 1
+                most = max(most, live)
+            return super().reset()
+
+        def close(self):
+            nonlocal live
+            with lock:
+                live -= 1
+            super().close()
+
+    driver = Driver(policy().engine(4, 40), Ids(), Limits(whole(40)), threads)
+    for number in range(30):
+        driver.add(number, lambda: Counted(2), number)
+    finished = []
+    while not driver.is_empty:
+        finished += [key for key, _ in driver.step()]
+        driver.wait()
+    driver.close()
+    assert sorted(finished) == list(range(30)) and live == 0 and most <= 5 + 4 * threads, "closing runs beside the next one's reset"
+
+
+def test_contexts_that_start_together_wait_for_slow_openings():
+    calls = []
+
+    class Watched(Sampler):
+        def engine(self, slots, max_len, temperature=1.0):
+            engine = super().engine(slots, max_len, temperature)
+            start = engine.start
+            engine.start = lambda: (calls.append(len(engine.prompts)), start())
+            return engine
+
+    torch.manual_seed(0)
+    sampler = Watched(Transformer(CONFIG), torch.float32)
+    make = [lambda n=n: Echo(1, {("reset", 0, 0): lambda n=n: time.sleep(0.02 * n)}) for n in range(5)]
+    rollout(sampler, make, Ids(), Limits(whole(20)), seeds=list(range(5)), threads=True)
+    assert calls == [5]
