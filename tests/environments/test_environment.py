@@ -3,6 +3,9 @@
 import ast
 import json
 import os
+import pickle
+import threading
+import time
 from collections import deque
 from dataclasses import replace
 from functools import partial
@@ -322,3 +325,59 @@ def test_levels_follow_success(tasks, made):
     assert levels.progress.now == 1 and {task.key for task in levels.choose(1, 3)} == set(list(made)[2:])
     with pytest.raises(ValueError, match="task other of the schedule is not in the stream"):
         Levels(Schedule({"other": 1.0}, number=1), tasks)
+
+
+def test_an_episode_whose_time_is_over_is_over(tasks, made):
+    """A call that was not made for want of time is no invalid call, and waiting for the policy takes no time."""
+    environment = HarnessEnvironment(made["counted"][0], tasks.fork, tasks.store, tasks.grader, seconds=1.0)
+    environment.reset()
+    time.sleep(1.1)
+    slow = ToolCall("shell", {"command": "sleep 5"})
+    result = environment.step(Message("assistant", None, tool_calls=(slow, slow)))
+    assert result.done and "the time of the episode is over" in result.messages[1].content and 1.0 <= environment.spent < 4.0
+    reward = environment.reward()
+    environment.close()
+    assert reward.metrics["invalid_calls"] == 0 and reward.metrics["failed_calls"] == 2 and reward.metrics["finished"] == 0
+
+
+def test_what_is_closed_in_the_middle_of_a_call_opens_no_other_sandbox(tasks, made):
+    opened, ended = [], []
+
+    def fork(tree):
+        opened.append(tasks.fork(tree))
+        return opened[-1]
+
+    environment = HarnessEnvironment(made["counted"][0], fork, tasks.store, tasks.grader)
+    environment.reset()
+
+    def step():
+        try:
+            environment.step(Message("assistant", None, tool_calls=(ToolCall("shell", {"command": "sleep 3"}),)))
+        except EnvironmentFailure as error:
+            ended.append(str(error))
+
+    thread = threading.Thread(target=step)
+    thread.start()
+    time.sleep(0.3)
+    environment.close()
+    thread.join(20)
+    assert not thread.is_alive() and len(opened) == 1 and len(ended) == 1
+
+
+def test_an_episode_in_another_process_is_its_record(played):
+    """Sandbox, store and grader stay where they are; what reads a rollout needs the lines and the grade."""
+    environment = played[0][0].environment
+    other = pickle.loads(pickle.dumps(environment))
+    assert other.lines == environment.lines and other.grade == environment.grade and other.task == environment.task and not hasattr(other, "grader")
+
+
+@pytest.mark.parametrize(("error", "is_failure"), [(OSError("no space"), True), (RecursionError("deep"), False), (NotImplementedError(), False)])
+def test_a_grader_s_mistake_is_no_failure_of_the_infrastructure(tasks, made, error, is_failure):
+    def grader(*_):
+        raise error
+
+    environment = HarnessEnvironment(made["counted"][0], tasks.fork, tasks.store, grader)
+    environment.reset()
+    with pytest.raises(EnvironmentFailure if is_failure else type(error)):
+        environment.reward()
+    environment.close()
