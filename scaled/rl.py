@@ -389,11 +389,12 @@ def deal(c: Rl, model: Transformer, rollouts: Sequence[Rollout], numbers: Tensor
     device, config = current().device, model.config
     dp = current().group("dp").size
     segments = [(n, s) for n, p in zip(numbers.tolist(), rollouts, strict=True) for s in p.chain.segments]
-    shapes = {"behavior": ((), torch.float32), "experts": ((config.num_hidden_layers, config.num_experts_per_tok), torch.int32)}
+    precision = torch.promote_types(torch.float32, next(model.parameters()).dtype)
+    shapes = {"behavior": ((), precision), "experts": ((config.num_hidden_layers, config.num_experts_per_tok), torch.int32)}
     columns = {
         "ids": [s.tokens for _, s in segments],
         "sampled": [s.sampled.long() for _, s in segments],
-        "behavior": [s.logp for _, s in segments],
+        "behavior": [s.logp.to(precision) for _, s in segments],
         "conversation": [torch.full_like(s.tokens, n) for n, s in segments],
     }
     if config.num_experts:

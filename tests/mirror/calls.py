@@ -655,18 +655,23 @@ def spoilt(x):
 
 
 class Script:
-    """Rollouts that went as written down: each rank gets its share. It stands for a sampler and for a task set."""
+    """Rollouts that went as written down: each rank gets its share. It stands for a sampler and for a task set. `lost`: numbers of those whose
+    environment failed."""
 
     is_slow, tools = False, ()
 
-    def __init__(self, chains, rewards, hints=None):
-        self.chains, self.rewards, self.told, self.asked = chains, rewards, hints or [[]] * len(chains), []
+    def __init__(self, chains, rewards, hints=None, lost=()):
+        self.chains, self.rewards, self.told, self.asked, self.lost = chains, rewards, hints or [[]] * len(chains), [], lost
 
     def __call__(self, stream, numbers, *what):
         self.asked += numbers
         mine = rl.share(len(self.chains)).tolist()
-        metrics = [{"success": float(n % 3 == 0)} for n in mine]
-        return [Rollout(self.chains[n], {"tests": float(self.rewards[n])}, one, hints=self.told[n]) for n, one in zip(mine, metrics, strict=True)]
+        return [self.rollout(n) for n in mine]
+
+    def rollout(self, n):
+        if n in self.lost:
+            return Rollout(self.chains[n], failure="the sandbox is gone")
+        return Rollout(self.chains[n], {"tests": float(self.rewards[n])}, {"success": float(n % 3 == 0)}, hints=self.told[n])
 
     def transcript(self, rollout):
         return rollout.transcript
@@ -681,11 +686,11 @@ class Script:
         raise AssertionError("nothing is sampled")
 
 
-def rl_step(settings, config, state, before, chains, rewards, hints=None):
+def rl_step(settings, config, state, before, chains, rewards, hints=None, lost=()):
     """Figures and gradients of one RL step on conversations that are given, and which tasks all ranks asked for."""
     model, reference = given(config, state), given(config, before)
     sampler = Sampler(ref_model.Transformer(config), torch.float64)
-    script = Script(chains, rewards, hints)
+    script = Script(chains, rewards, hints, lost)
     reference = reference if settings.rl.payment.kl else None
     figures = rl.sample_and_improve(settings, model, reference, script, script, partial(rl.fetch, sampler, model), 2)
     norm = sharding.clip(model, 0.0)

@@ -4,11 +4,11 @@ import dataclasses
 
 import pytest
 import torch
-from hypothesis import Phase, given, settings
+from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
 from ref import packing, rl
-from ref.rollout import Rollout
+from ref.environment import EnvironmentFailure
 from ref.self_summary import Chain
 from scaled.rl import Rl
 from tests.contexts import CONFIG, LENGTH, hints, network, policy, segment
@@ -20,10 +20,10 @@ SMALL = rl.Settings(prompts=G, rollouts=N, max_len=LENGTH, budget_tokens=5)
 ASKED = dataclasses.replace(Rl.rehearsal(), rl=SMALL, length=LENGTH, heldout=0)
 
 
-def on_one(c: Rl, state: dict, before: dict, chains: list[Chain], rewards: torch.Tensor, told: list | None = None) -> tuple[rl.Step, dict]:
+def on_one(c: Rl, state: dict, before: dict, chains: list[Chain], rewards: torch.Tensor, told: list | None = None, lost=()) -> tuple[rl.Step, dict]:
     """The step of `ref.rl`, and its gradients by name."""
-    told = told or [[]] * len(chains)
-    model, played = policy(state), [Rollout(chain, {"tests": float(r)}, hints=one) for chain, r, one in zip(chains, rewards, told, strict=True)]
+    script = calls.Script(chains, rewards, told, lost)
+    model, played = policy(state), [script.rollout(n) for n in range(len(chains))]
     found = rl.improve(c.rl, model, policy(before) if c.rl.payment.kl else None, played)
     return found, {name: g for (name, _), g in zip(model.named_parameters(), found.gradients, strict=True)}
 
@@ -101,6 +101,40 @@ def test_a_step_with_hints(layout, seed, replay, longest, micro, length, tempera
     largest = max(float(x.abs().max()) for x in wanted.values())
     for name, x in wanted.items():
         close(grads[name], x, largest)
+
+
+@settings(max_examples=10, deadline=None, derandomize=True, phases=(Phase.explicit, Phase.generate))
+@given(layouts, seeds, st.sets(st.integers(0, G * N - 1), max_size=G * N - 1), st.integers(1, 3), st.sampled_from([0.0, 0.3]))
+@example(dict(dp=4, cp=1, ep=2), 0, {0, 1, 2}, 1, 0.3)  # the first rank's share, which is a group
+@example(dict(dp=2, cp=2, ep=2), 1, {0, 1, 2, 3, 4}, 2, 0.0)  # a dp rank's
+def test_environments_that_fail(layout, seed, lost, longest, beta):
+    """What is left is trained on as on one rank, also where a rank or a group has nothing left. Nobody's drift is that of those that failed."""
+    g, state, before = torch.Generator().manual_seed(seed), network(seed % 5), network(seed % 5 + 1)
+    mine = policy(state)
+    chains = [Chain([segment(g, mine) for _ in range(1 + n % longest)], finished=True) for n in range(G * N)]
+    told = [[hints(g, s) for s in chain.segments] for chain in chains]
+    rewards = torch.randn(G * N, generator=g, dtype=torch.float64)
+    small = dataclasses.replace(SMALL, payment=rl.Payment(effort_price=0.0, invalid_call=0.0, kl=beta), feedback=rl.Feedback(1.7, "reverse"))
+    c = dataclasses.replace(ASKED, rl=small, cp=layout["cp"], ep=layout["ep"])
+    figures, grads, *_ = play(layout, calls.rl_step, c, CONFIG, state, before, chains, rewards, told, lost)
+    found, wanted = on_one(c, state, before, chains, rewards, told, lost)
+    close(figures["loss"], found.loss)
+    for name, mean in (("reward", found.rewards), ("drift", found.drift), ("engine_kl", found.engine)):
+        close(figures[name], mean.nanmean().item())
+    assert figures.get("failed", 0) == len(lost) and figures["tokens"] == found.tokens and figures.get("distilled", 0) == found.distilled
+    assert figures["success"] == pytest.approx(sum(n % 3 == 0 for n in range(G * N) if n not in lost) / (G * N - len(lost)))
+    largest = max(float(x.abs().max()) for x in wanted.values())
+    for name, x in wanted.items():
+        close(grads[name], x, largest)
+
+
+@pytest.mark.parametrize("layout", [dict(dp=1, cp=1, ep=1), dict(dp=2, cp=2, ep=2)], ids=str)
+def test_a_step_without_any_rollout_is_refused(layout):
+    g, state = torch.Generator().manual_seed(0), network(0)
+    chains = [Chain([segment(g, policy(state))], finished=True) for _ in range(G * N)]
+    c = dataclasses.replace(ASKED, cp=layout["cp"], ep=layout["ep"])
+    with pytest.raises((EnvironmentFailure, RuntimeError), match="no rollout of this step is left to train on: the sandbox is gone"):
+        play(layout, calls.rl_step, c, CONFIG, state, state, chains, torch.zeros(G * N).double(), None, range(G * N))
 
 
 def test_engines_that_differ_are_no_drift():
