@@ -11,7 +11,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kit.settings import RunError
 from lessons.talks import Ids, Talk
 from ref.engine.continuous import ContinuousSampler
 from ref.engine.sampler import Sampler
@@ -19,8 +18,9 @@ from ref.environment import EnvironmentFailure, Reward
 from ref.rl import Settings
 from ref.rollout import Limits, rollout
 from ref.self_summary import Chaining
-from scaled.async_rl.player import Player, Setup, seed_of
+from scaled.async_rl.player import TRIES, Player, Setup, seed_of
 from scaled.async_rl.records import oldest, pack, unpack
+from scaled.async_rl.services import own_versions
 from tests.ref.test_continuous import MODELS, talks
 
 HOW = Chaining(24, 9, room=6, request=(3,), resume=(4,), max_segments=3)
@@ -174,7 +174,9 @@ def test_a_rollout_whose_environment_fails_again_and_again_is_left_out():
         assert a.failure == b.failure and (a.failure or a.terms == b.terms)
 
 
-def test_a_group_whose_environments_all_fail_ends_the_worker():
+def test_a_group_whose_environments_all_fail_is_tried_again_and_then_has_failed():
+    """It has nothing to train on, and ends no run: what is left of a step is trained on."""
+
     class Broken(Quiz):
         is_slow = False
 
@@ -183,8 +185,10 @@ def test_a_group_whose_environments_all_fail_ends_the_worker():
 
     player = Player(Sampler(MODELS[0], torch.float64), setup(Broken()), 4, 2, 3)
     player.give([0])
-    with pytest.raises(RunError, match="the environments of group 0 fail again and again: there are no sandboxes"):
-        play(player)
+    (group,) = play(player).values()
+    assert [one.failure for one in group] == ["there are no sandboxes"] * 2 and player.failures == 2 * 2 * TRIES
+    assert [one.failure for one in unpack(pack(group))] == ["there are no sandboxes"] * 2 and oldest(group, 7) == 7
+    assert len(own_versions(group)) == 0
 
 
 def test_weights_in_flight():
@@ -195,7 +199,7 @@ def test_weights_in_flight():
         player.tick()
     player.load(MODELS[1], 4)
     found = play(player)
-    assert player.version == 4 and {oldest(played) for played in found.values()} == {3}
+    assert player.version == 4 and {oldest(played, 4) for played in found.values()} == {3}
     versions = torch.cat([s.version[s.sampled] for played in found.values() for p in played for s in p.chain.segments])
     assert set(versions.tolist()) == {3, 4}
 
@@ -208,7 +212,7 @@ def test_records_keep_every_bit(seed, rollouts):
     (played,) = play(player).values()
     for a, b in zip(played, unpack(pack(played)), strict=True):
         same(a, b)
-    assert oldest(unpack(pack(played))) == oldest(played) == 0
+    assert oldest(unpack(pack(played)), 5) == oldest(played, 5) == 0
     assert len({pack(played) for _ in range(9)}) == 1, "equal groups have equal bytes"
 
 

@@ -4,6 +4,7 @@ import errno
 import hashlib
 import json
 import threading
+from dataclasses import replace
 
 import pytest
 import torch
@@ -105,8 +106,9 @@ def rollout(reward, *segments, finished=True):
 def test_ages_and_the_oldest_token_by_hand():
     """Tokens that somebody else wrote have version −1, and no age."""
     played = [rollout(0.1, segment([-1, 5, 3], [False, True, True])), rollout(0.2, segment([-1, 6], [False, True]))]
-    assert oldest(played) == 3
-    assert services.ages(played, 7) == {"age": pytest.approx((2 + 4 + 1) / 3), "oldest": 4.0, "tokens": 3.0}
+    failed = replace(rollout(0.0, segment([-1, 1], [False, True])), failure="the sandbox is gone")
+    assert oldest([*played, failed], 7) == 3
+    assert services.ages([*played, failed], 7) == {"age": pytest.approx((2 + 4 + 1) / 3), "oldest": 4.0, "tokens": 3.0}
 
 
 def test_a_record_tells_the_end_of_a_context_from_that_of_its_chain():
