@@ -8,9 +8,9 @@ from random import Random
 from ref.messages import Message
 from ref.network import Transformer
 from ref.rl import pad, reference_kl, reward_terms
-from ref.rollout import Rollout
+from ref.rollout import SUMMARY, Rollout
 from sims.microrepo import MicroRepo, Session, Task
-from sims.recipe.agent import Language, is_received, parted
+from sims.recipe.agent import Language, parted
 from sims.recipe.demonstrations import Lesson, context
 from sims.recipe.settings import Memory, Recipe
 
@@ -117,14 +117,17 @@ def notes(language: Language, task: Task, episode: Rollout) -> list[dict]:
     scripted = Lesson(language, task, [], Random(0), Memory(wordy=0.0, forgetful=0.0))
     environment, messages = MicroRepo(Session(task)), [Message("user", task.prompt)]
     found: list[dict] = []
+    left = sum(one.role == "assistant" and one.name != SUMMARY for one in episode.messages)  # turns that the environment received
     for s in episode.chain.segments:
         for where, own in parted(s, language.env):
-            if not own or not is_received(s, where, language.env):  # given, or cut off
-                continue
             turn = s.tokens[where].tolist()
-            turn = turn[:-1] if turn[-1] == language.env else turn
+            is_ended = turn[-1] == language.env
+            turn = turn[:-1] if is_ended else turn
+            if not own or s.summary[where.start] and not is_ended:  # given, or cut off
+                continue
             if not s.summary[where.start]:
-                if not environment.session.done:
+                left -= 1
+                if left >= 0 and not environment.session.done:
                     messages.append(language.decode_turn(turn))
                     messages += environment.step(messages[-1]).messages
                     scripted.hear(messages)

@@ -27,7 +27,7 @@ from ref.transcript import Call, Transcript, Turn
 from sims.microrepo import Session, Task
 from sims.microrepo.manners import ManneredSession, lints
 from sims.microrepo.session import INDENT, MAX_CALLS
-from sims.recipe.agent import Language, is_received, parted
+from sims.recipe.agent import Language, parted
 
 __all__ = ["TOOLS", "Message", "calls_in", "messages", "transcript_of"]
 
@@ -70,19 +70,21 @@ def messages(rollout: Rollout, language: Language, opened: Callable[[Task, int],
 
 def heard(rollout: Rollout, language: Language, session: Session) -> list[Message]:
     """All messages of a finished rollout, played in a fresh session without a limit of turns, which ends where the episode did."""
-    found = []
+    found, left = [], sum(one.role == "assistant" and one.name != SUMMARY for one in rollout.messages)  # turns that the environment received
     for number, segment in enumerate(rollout.chain.segments):
         for where, own in parted(segment, language.env):
             if own:
-                found.append(message(language, session, segment, number, where))
+                found.append(message(language, session, segment, number, where, left > 0))
+                left -= not found[-1].summary
     return found
 
 
-def message(language: Language, session: Session, segment: Segment, number: int, where: slice) -> Message:
-    """The message at these positions of a context; a turn is played in `session`."""
+def message(language: Language, session: Session, segment: Segment, number: int, where: slice, received: bool) -> Message:
+    """The message at these positions of a context; a turn is played in `session`. `received`: whether the environment received the turn; a summary
+    is whole if the policy ended it."""
     ids, given = segment.tokens[where].tolist(), segment.tokens[: where.start][~segment.sampled[: where.start]]
-    whole = is_received(segment, where, language.env)
     text, summary = language.decode(ids[:-1] if ids[-1] == language.env else ids), bool(segment.summary[where.start])
+    whole = ids[-1] == language.env if summary else received
     calls, answers = played(session, text) if whole and not summary else ((), ())
     return Message(number, where.start, where.stop, text, language.decode(given.tolist()), summary, whole, calls, answers)
 

@@ -52,9 +52,11 @@ class Scripted(Lesson):
         return self.summaries.pop(0) if self.summaries else "nothing"
 
 
-def played(language: Language, how: Chaining, task: Task, turns: Sequence[str], summaries: Sequence[str] = (), max_turns: int = 12) -> Rollout:
-    """The finished rollout. After the given turns it says `done`."""
+def played(
+    language: Language, how: Chaining, task: Task, turns: Sequence[str], summaries: Sequence[str] = (), max_turns: int = 12, **limits
+) -> Rollout:
+    """The finished rollout under these limits. After the given turns it says `done`."""
     lesson = Scripted(language, task, [*turns, *["done"] * max_turns], summaries)
-    found = script_rollout(MicroRepo(Session(task, max_turns)), language, Limits(how), lesson.say)
+    found = script_rollout(MicroRepo(Session(task, max_turns)), language, Limits(how, **limits), lesson.say)
     found.task = task
     return found

@@ -73,13 +73,6 @@ def one_row(chain: Chain) -> Segment:
     return Segment(**columns, experts=nothing, finished=chain.finished)
 
 
-def is_received(segment: Segment, where: slice, stop: int | None) -> bool:
-    """Whether the environment received the turn at these positions of a context: the policy ended it, or the limit of a turn did, behind which
-    the stop token is given. Otherwise the context was full."""
-    ids, end = segment.tokens.tolist(), where.stop
-    return ids[end - 1] == stop or end < len(ids) and ids[end] == stop and not bool(segment.sampled[end])
-
-
 def parted(rollout: Segment, stop: int) -> Iterator[tuple[slice, bool]]:
     """Where the pieces of a rollout lie, in order, and whether the policy wrote them. What it wrote is a turn, which ends with `stop` unless a
     limit cut it, also where the next turn follows at once; what it was given between two turns is one piece."""

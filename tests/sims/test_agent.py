@@ -139,7 +139,7 @@ def test_a_fork_and_its_original_go_their_own_ways(language, after, first):
 
 def played(model, language, tasks, samples=4, how=None, temperature=1.0):
     generator = torch.Generator().manual_seed(5)
-    return play(Sampler(model, torch.float32), language, tasks, samples, how or single(48), 3, generator, temperature)
+    return play(Sampler(model, torch.float32), language, tasks, samples, Limits(how or single(48)), 3, generator, temperature)
 
 
 def same(some, others):
@@ -191,7 +191,7 @@ def test_padding_and_reference_kl_by_hand(language):
     model = Transformer(Config.tiny(language.tokenizer.get_vocab_size(), **TINY))
     reference = Transformer(Config.tiny(language.tokenizer.get_vocab_size(), **TINY))
     tasks = [generate(random.Random(i), "train") for i in range(2)]
-    episodes = play(Sampler(model, torch.float32), language, tasks, 2, single(40), 3, torch.Generator().manual_seed(0))
+    episodes = play(Sampler(model, torch.float32), language, tasks, 2, Limits(single(40)), 3, torch.Generator().manual_seed(0))
     ids, mask, behavior = pad([one_row(e.chain) for e in episodes], multiple=16)
     assert ids.shape[1] % 16 == 0 and mask.sum() == sum(e.chain.written for e in episodes)
     behavior += torch.rand(behavior.shape) * mask  # a sampler that computes otherwise
@@ -227,13 +227,13 @@ def test_a_policy_has_not_drifted_from_itself_at_any_temperature(language):
     tasks = [generate(random.Random(i), "train") for i in range(2)]
     for temperature in (0.6, 1.0, 1.5):
         generator = torch.Generator().manual_seed(0)
-        episodes = play(Sampler(model, torch.float32), language, tasks, 2, single(40), 3, generator, temperature)
+        episodes = play(Sampler(model, torch.float32), language, tasks, 2, Limits(single(40)), 3, generator, temperature)
         ids, mask, behavior = pad([one_row(e.chain) for e in episodes])
         drift, engine = reference_kl(model, model, ids, mask, behavior, temperature)
         other = reference_kl(model, model, ids, mask, behavior, 1.3)[1]
         assert not drift.any() and engine.abs().max() < 1e-3 < other.abs().max()
         coarse = Sampler(model, torch.float32, rounding=fp8_rows)
-        episodes = play(coarse, language, tasks, 2, single(40), 3, generator, temperature)
+        episodes = play(coarse, language, tasks, 2, Limits(single(40)), 3, generator, temperature)
         drift, engine = reference_kl(model, model, *pad([one_row(e.chain) for e in episodes]), temperature)
         assert not drift.any() and engine.abs().max() > 1e-3
 

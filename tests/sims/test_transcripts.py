@@ -86,10 +86,18 @@ def test_tests_are_counted_as_the_session_counts_them():
 
 
 @settings(max_examples=20)
-@given(TURNS, st.lists(st.sampled_from(["def m3(a, b): m7 then double", "", "ok, " * 40]), max_size=3), st.integers(1, 12), st.booleans())
-def test_every_call_stands_in_the_record_once(language, turns, summaries, most, several):
+@given(
+    TURNS,
+    st.lists(st.sampled_from(["def m3(a, b): m7 then double", "", "ok, " * 40]), max_size=3),
+    st.integers(1, 12),
+    st.booleans(),
+    st.none() | st.integers(1, 9),
+)
+@example(["read m3\nwrite m3", "test"], [], 12, False, 3)
+def test_every_call_stands_in_the_record_once(language, turns, summaries, most, several, longest):
+    """A turn that is cut off at `longest` tokens is carried out as far as it goes."""
     how = scripted.narrow(language) if several else scripted.wide(language)
-    episode = scripted.played(language, how, TASK, turns, summaries, most)
+    episode = scripted.played(language, how, TASK, turns, summaries, most, turn_tokens=longest)
     found, record, metrics = messages(episode, language), transcript_of(episode), episode.metrics
     assert counts(record.calls) == {name: metrics[name] for name in COUNTED}
     assert tuple(call for one in found for call in one.calls) == record.calls
