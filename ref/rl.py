@@ -4,15 +4,15 @@ Source: Composer 2 technical report (arXiv:2603.24477v2), §4.1, §6.2. Each tec
 order in which a step of `train` needs them:
 
     load      the sampler copies the newest weights                                        `ref/engine/sampler.py`
-    choose    G tasks that no step has used                                                `Curriculum`
+    choose    G tasks                                                                      `Curriculum`
     sample    N rollouts of each; a rollout is a chain of contexts                         `ref/rollout.py`, `ref/self_summary.py`
-    score     effort and behaviour are priced, and hints given where one went wrong        `score_rollouts`
+    score     terms of effort and behaviour are added, and hints where one went wrong      `score_rollouts`
     improve   the policy gradient:
-      deal      contexts of similar length form a micro-batch                              `deal`
-      charge    drift from the policy before RL is subtracted from the reward              `ref/kl.py`
-      compare   a reward minus the mean of its group is the advantage of the entire chain  `ref/dr_grpo.py`
-      press     policy gradient on the policy's own tokens, with the sampler's experts     `ref/router_replay.py`
-      teach     KL to the same policy under a hint, at the message that the hint corrects  `ref/textual_feedback.py`
+      micro-batches of contexts of similar length                                          `make_microbatches`
+      KL penalty: drift from the policy before RL is subtracted from the reward            `ref/kl.py`
+      advantage of an entire chain: its reward minus the mean of its group                 `ref/dr_grpo.py`
+      policy gradient on the policy's own tokens, with the sampler's experts               `ref/router_replay.py`
+      KL to the same policy under a hint, at the message that the hint corrects            `ref/textual_feedback.py`
     apply     one optimiser step                                                           `Trainer`
     observe   metrics, saved states, curves                                                the caller's
 
@@ -75,7 +75,7 @@ __all__ = [
     "Step",
     "Trainer",
     "Watch",
-    "deal",
+    "make_microbatches",
     "improve",
     "own_logp",
     "pad",
@@ -461,7 +461,7 @@ def improve(
         raise EnvironmentFailure(f"no rollout of this step is left to train on: {rollouts[0].failure}")
     total, rollouts = len(rollouts), [rollouts[n] for n in kept]
     chains = [one.chain for one in rollouts]
-    batches, (own, behavior) = deal(chains, c.micro_tokens)
+    batches, (own, behavior) = make_microbatches(chains, c.micro_tokens)
 
     drift, engine = torch.zeros(2, len(chains), dtype=behavior.dtype).unbind()
     if reference is not None:
@@ -485,16 +485,16 @@ def improve(
     advantages = spread(relative, chains)
     advantages = torch.cat((advantages, advantages.new_zeros(len(own) - len(advantages))))  # padding rows
     budget = float(len(chains) * c.budget_tokens)  # a constant, so the micro-batches' losses add up to that of the full batch
-    told = corrected(rollouts) if c.feedback.weight else {}
+    hinted_contexts = find_hinted(rollouts) if c.feedback.weight else {}
 
-    def pressed(batch: Batch) -> "Pressed":
+    def compute_microbatch(batch: Batch) -> "MicrobatchResult":
         T = batch.ids.shape[1]
         out = model(batch.ids, logits=False, experts=routing(batch.contexts, T, c.replay, c.replay_alpha))
         logp = own_logp(model, out.hidden, batch.ids, batch.own, c.temperature)
         loss = dr_grpo.policy_loss(
             logp, batch.behavior[:, 1:], advantages[batch.rows], batch.own[:, 1:], budget=budget, clip_low=c.clip_low, clip_high=c.clip_high
         )
-        found = Pressed(loss.item(), (logp.detach() - batch.behavior[:, 1:])[batch.own[:, 1:]])
+        found = MicrobatchResult(loss.item(), (logp.detach() - batch.behavior[:, 1:])[batch.own[:, 1:]])
         if c.replay == "filtered" and out.experts:  # the last token of a context predicts nothing, so it was not routed
             known = (torch.arange(T) < batch.lengths[:, None] - 1).flatten()
             pair = ([e[known] for e in layers] for layers in (out.experts, routing(batch.contexts, T, "plain", 0.0) or []))
@@ -503,7 +503,7 @@ def improve(
             doc = torch.where(torch.arange(T) < batch.lengths[:, None], 0, -1)
             distilled, found.mtp_count, _ = mtp_loss(mtp, model, out, batch.ids, doc, batch.own.float())
             found.mtp_loss, found.mtp_gradients = distilled.item(), gradients_of(mtp_weight * distilled / own.sum(), mtp, again=True)
-        if some := [(at, told[row]) for at, row in enumerate(batch.rows.tolist()) if row in told]:
+        if some := [(at, hinted_contexts[row]) for at, row in enumerate(batch.rows.tolist()) if row in hinted_contexts]:
             student, teacher = (model.head(x) / c.temperature for x in pairs(model, out.hidden, some))
             apart = feedback_loss(student, teacher, torch.ones(len(student)), budget=budget, kind=c.feedback.divergence)
             loss = loss + c.feedback.weight * apart
@@ -511,7 +511,7 @@ def improve(
         found.gradients = gradients_of(loss, model)
         return found
 
-    found = each(pressed, batches)
+    found = each(compute_microbatch, batches)
     count, known, tokens = sum(f.mtp_count for f in found), sum(f.known for f in found), int(own.sum())
     distilled = sum(f.distilled for f in found)
     where = torch.tensor(kept)
@@ -540,7 +540,7 @@ ROWS, MULTIPLE = 32, 16
 """Rows of a micro-batch, and the multiple that its length is rounded up to: a CPU compiles code for each new shape of a bfloat16 product."""
 
 
-def deal(chains: Sequence[Chain], tokens: int = 0) -> tuple[list[Batch], tuple[Tensor, Tensor]]:
+def make_microbatches(chains: Sequence[Chain], tokens: int = 0) -> tuple[list[Batch], tuple[Tensor, Tensor]]:
     """Micro-batches of contexts of similar length, which need little padding: `ROWS` of them, or as many as have at most `tokens` tokens with
     their padding, and one at least. The longest come first, so cores that share them finish together. Also, for all contexts, padded: which
     tokens are the policy's own, and their log μ."""
@@ -620,7 +620,7 @@ def routing(rollouts: Sequence[Segment | None], T: int, how: str, alpha: float) 
     return list(layers) if how == "plain" else [functools.partial(replay, replayed=e, k=K, alpha=alpha) for e in layers]
 
 
-def corrected(rollouts: Sequence[Rollout]) -> dict[int, Hinted]:
+def find_hinted(rollouts: Sequence[Rollout]) -> dict[int, Hinted]:
     """What the teacher reads in place of a context, by the context's number; those without a distilled token are left out. Raises ValueError
     unless a conversation has hints for each of its contexts or none at all, and as `hinted`."""
     found: dict[int, Hinted] = {}
@@ -650,7 +650,7 @@ def pairs(model: Transformer, hidden: Tensor, told: Sequence[tuple[int, Hinted]]
 
 
 @dataclass
-class Pressed:
+class MicrobatchResult:
     """A micro-batch's part of the step: its loss, gradients and metrics."""
 
     loss: float

@@ -415,10 +415,8 @@ class Driver:
         active = entry.active
         assert active is not None
         tokens = active.answer(result)
-        if active.is_spent:
-            self._leave(entry, False)
-        elif tokens is None:
-            self._leave(entry, True)
+        if tokens is None or active.is_spent:
+            self._leave(entry, not active.is_spent)
         else:
             self.engine.extend(entry.slot, tokens, active.longest_turn)
 

@@ -4,11 +4,11 @@ router-replay, weight-sync and textual-feedback turn on one more part each; moni
 One step (Composer 2 technical report, §4.1, §6.1, §6.2):
 
     every rank      gathers the newest weights into its sampler and samples its share of the G·N rollouts         `share`
-    dp ranks        get all segments, balanced by attention's quadratic cost, and pack them in rows               `deal`
+    dp ranks        get all segments, balanced by attention's quadratic cost, and pack them in rows               `make_microbatches`
     cp ranks        take their two chunks of each row, with the experts that the sampler chose there
     all             drift from the reference → rewards → advantages over groups → one policy-gradient step        `improve`
                     a rollout whose environment failed is in no mean and no sum
-    where hints are given: the same segments' teachers in rows of their own, without gradient, before that step   `corrected`
+    where hints are given: the same segments' teachers in rows of their own, without gradient, before that step   `send_hinted`
     where a monitor watches: what each group did, on all ranks together                                           `watching.py`
 
 Where this file departs from the report
@@ -65,7 +65,7 @@ from scaled.runtime.store import open_store
 from scaled.textual_feedback import head_loss, packed, predictions, teach, within
 from scaled.watching import Look, Watcher, shortened, watching
 
-__all__ = ["Batch", "Rl", "Show", "Step", "deal", "improve", "sample_and_improve", "share", "train"]
+__all__ = ["Batch", "Rl", "Show", "Step", "make_microbatches", "improve", "sample_and_improve", "share", "train"]
 
 Show = Callable[[int, Sequence[Rollout], Sequence[float]], None]
 """(step, counted from 0; rank 0's rollouts of the step's first group; their rewards after the KL penalty): for people who watch."""
@@ -272,7 +272,7 @@ def improve(c: Rl, model: Transformer, reference: Transformer | None, rollouts: 
     if not left:
         raise EnvironmentFailure(f"no rollout of this step is left to train on: {rollouts[0].failure}")
     rest = [one for one, gone in zip(rollouts, failed, strict=True) if not gone]
-    batches, teachers, load = deal(c, model, rest, numbers[~torch.tensor(failed)])
+    batches, teachers, load = make_microbatches(c, model, rest, numbers[~torch.tensor(failed)])
 
     # Policy and reference compute in the same way, with their own experts: differences in the sampler are not drift.
     drift, engine = torch.zeros(2, G * N, dtype=torch.float64, device=device).unbind()
@@ -383,7 +383,7 @@ def synced(c: Rl, folder: Path, sampler: Sampler, model: Transformer) -> Callabl
     return load
 
 
-def deal(c: Rl, model: Transformer, rollouts: Sequence[Rollout], numbers: Tensor) -> tuple[list[Batch], Teachers | None, float]:
+def make_microbatches(c: Rl, model: Transformer, rollouts: Sequence[Rollout], numbers: Tensor) -> tuple[list[Batch], Teachers | None, float]:
     """Assigns the rollouts of all ranks to dp ranks by cost and packs them in rows. Returns this rank's tokens, in the same number of
     batches as every other rank; what its teachers read, or None if `rl.feedback` gives no hints; and the highest load of a rank over the mean."""
     device, config = current().device, model.config
@@ -414,7 +414,7 @@ def deal(c: Rl, model: Transformer, rollouts: Sequence[Rollout], numbers: Tensor
     held["doc"] = [torch.full((int(T),), i, device=device) for i, T in enumerate(sizes)]
     empty = {"doc": -1, "experts": -1}
     laid = {name: lay(column, row, start, shape, empty.get(name, 0)).to(device) for name, column in held.items()}
-    teachers = corrected(c, rollouts, rank_of, row * c.length + start) if c.rl.feedback.weight else None
+    teachers = send_hinted(c, rollouts, rank_of, row * c.length + start) if c.rl.feedback.weight else None
     where = nothing() if teachers is None else teachers.where
     here, batches = places(c.length).to(device), []  # rows already belong to this dp rank: only split their tokens
     for first in range(0, shape[0], c.micro_rows):
@@ -444,7 +444,7 @@ def nothing() -> Hinted:
     return Hinted(*torch.zeros(3, 0, dtype=torch.long).unbind())
 
 
-def corrected(c: Rl, rollouts: Sequence[Rollout], rank_of: Tensor, starts: Tensor) -> Teachers:
+def send_hinted(c: Rl, rollouts: Sequence[Rollout], rank_of: Tensor, starts: Tensor) -> Teachers:
     """Sends what the teachers of this rank's segments read to the dp ranks that train on them, and packs what comes. `starts`: where this dp rank's
     segments begin in their rows, flattened."""
     device, cp = current().device, current().group("cp").size

@@ -210,7 +210,7 @@ def test_a_batch_holds_every_context_once_with_what_belongs_to_it():
     played = conversations(3, policy(network(0)), 3)
     chains = [p.chain for p in played]
     segments = [(n, s) for n, chain in enumerate(chains) for s in chain.segments]
-    batches, (own, behavior) = rl.deal(chains)
+    batches, (own, behavior) = rl.make_microbatches(chains)
     seen = []
     for batch in batches:
         assert batch.ids.shape == batch.own.shape == batch.behavior.shape and len(batch.ids) == rl.ROWS and batch.ids.shape[1] % rl.MULTIPLE == 0
@@ -370,7 +370,7 @@ def test_a_step_without_any_rollout_is_refused():
 def test_a_bound_on_tokens_cuts_micro_batches_and_changes_nothing_else(seed, tokens):
     model = policy(network(seed % 5))
     rollouts = conversations(seed, model, 3)
-    batches, _ = rl.deal([one.chain for one in rollouts], tokens)
+    batches, _ = rl.make_microbatches([one.chain for one in rollouts], tokens)
     assert all(len(batch.ids) == 1 or batch.ids.numel() <= tokens for batch in batches)
     plain, found = (rl.improve(asked(micro_tokens=n), model, None, rollouts) for n in (0, tokens))
     assert found.loss == pytest.approx(plain.loss, abs=1e-10)

@@ -299,6 +299,19 @@ def test_a_context_that_is_rewritten_after_a_summary_holds_the_summary(join):
         assert len(tokens) <= 14 + 30
 
 
+def test_a_limit_of_turns_is_none_of_summaries():
+    """`turn_tokens` cuts no summary, and one that uses up the tokens of all turns is the end."""
+    long = Limits(summing(14), turn_tokens=1)
+    one = script_rollout(Echo(8), Ids(), long, lambda messages, summary: [4] if summary else [])
+    assert one.chain.finished and any(bool(segment.summary.any()) for segment in one.chain.segments)
+    for kind in KINDS:
+        for seed in range(12):
+            made, make = episodes(turns=9)
+            limits = Limits(summing(14), turn_tokens=1, tokens=5)
+            (some,) = rollout(policy(kind), [make], Ids(), limits, seeds=[seed])
+            assert some.chain.written <= 5 and len(some.chain.segments) <= 2 and not some.chain.finished
+
+
 def test_rewritten_messages_that_reach_the_trigger_are_summarised_first():
     builder = ChainBuilder([1, 2], summing(9))
     assert builder.answer([4, STOP], [3]) == [3]
