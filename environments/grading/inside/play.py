@@ -89,6 +89,7 @@ class Held:
     def __init__(self, plan: dict, folder: Path, link=None) -> None:
         self.sources, self.names, self.packages = plan["tests"], plan["names"], plan["support"].get("packages", {})
         self.wanted, self.folder, self.link = {*plan["wanted"]}, folder, link
+        self.functions = {test.partition("[")[0] for test in self.wanted}
 
     def pytest_collect_directory(self, path: Path, parent: pytest.Collector) -> pytest.Dir:
         """A folder is never a package: whoever leaves an __init__.py there would have it imported."""
@@ -110,6 +111,11 @@ class Held:
         found = pytest.Module.from_parent(parent, path=file_path)
         found.obj = module
         return found
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_pycollect_makeitem(self, collector: pytest.Collector, name: str, obj: object) -> list[pytest.Item] | None:
+        """A function none of whose cases is wanted has no items."""
+        return [] if inspect.isroutine(obj) and f"{collector.nodeid}::{name}" not in self.functions else None
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         """What is wanted may be a case, or a function with all of its cases. Each is played where its test stands. No failure is put into words,
