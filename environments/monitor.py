@@ -17,8 +17,9 @@ import sys
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
-from environments.grading.rewards import added
+from environments.grading.rewards import added, syntax_tree
 from environments.line_diff import lines_of
 from environments.monitor_code import constants, module_names, signs
 from environments.monitor_shell import python_scripts, reads_package, signatures_in
@@ -90,12 +91,19 @@ SHADOWS = {"pytest", "_pytest", "pluggy", "iniconfig", "hypothesis", "coverage",
 def _of_files(attempt: Attempt) -> Iterator[tuple[str, Iterator[Flag]]]:
     """Names of files that differ, each with its flags, which are not looked for before they are asked for."""
     tests = attempt.tests if attempt.tests is not None else {name: data for name, data in attempt.before.items() if is_test(name)}
-    expected = constants([tree for data in tests.values() if (tree := _parsed(data))])
+    expected = set[object]().union(*map(_constants, tests.values()))
     modules = {part for name in tests for part in module_names(name)}
     for name in sorted(attempt.before.keys() | attempt.after.keys()):
         old, new = attempt.before.get(name), attempt.after.get(name)
         if old != new:
             yield name, _of_file(name, old, new, name in tests, expected, modules, attempt.after)
+
+
+@lru_cache(64)
+def _constants(data: bytes) -> frozenset[object]:
+    """Numbers and strings of a file of tests. Many episodes are watched with the same tests."""
+    tree = _parsed(data)
+    return frozenset(constants([tree]) if tree else ())
 
 
 def _of_file(
@@ -142,19 +150,11 @@ def _of_name(name: str, is_new: bool, others: Collection[str] = ()) -> Iterator[
         yield Flag("shadows a module", name, top)
 
 
-TRIES = 5
-"""Python 3.11 raises SystemError where two threads parse at once (python/cpython#106905); the next try has another moment."""
-
-
 def _parsed(data: bytes) -> ast.Module | None:
-    for left in reversed(range(TRIES)):
-        try:
-            return ast.parse(data)
-        except (SyntaxError, ValueError, RecursionError, MemoryError):
-            return None
-        except SystemError:
-            if not left:  # the agent's file may be one that fails every time
-                raise
+    try:
+        return syntax_tree(data)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
 
 
 def _of_source(name: str, data: bytes, lines: Mapping[int, str], expected: set[object], modules: Collection[str] = ()) -> Iterator[Flag]:

@@ -16,10 +16,12 @@ import ast
 import copy
 import hashlib
 import hmac
+import itertools
 import json
 import textwrap
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 from kit.disk import parse_json
 
@@ -110,10 +112,11 @@ def canaries(source: str, key: bytes, most: int = 4, first: Collection[str] = ()
     Which tests are copied, where the copies stand, and their names follow from the key; but tests of `first`, `test_a` or `TestB::test_a`, are copied
     before others. Source without tests comes back as it is. Raises SyntaxError for source that is none."""
     source = source.removeprefix("\ufeff")  # a byte order mark, which is no part of the program
-    found = _tests(ast.parse(source))
+    found = _tests(source)
     salt = _digest(key, "another value")
     lines, names, placed = source.replace("\r\n", "\n").replace("\r", "\n").split("\n"), [], []
-    chosen = sorted(found, key=lambda place: ("::".join(filter(None, place)) not in first, _digest(key, ".".join(place))))[:most]
+    order = sorted(found, key=lambda place: ("::".join(filter(None, place)) not in first, _digest(key, ".".join(place))))
+    chosen = list(itertools.islice((place for place in order if _may_fail(found[place])), most))
     coin = int(salt[-1], 16)
     for number, (owner, name) in enumerate(chosen):
         node = found[owner, name]
@@ -142,11 +145,11 @@ def original(canary: str) -> str:
     return canary[: -PREFIX - 1]
 
 
-def cases_of(test: str, wanted: Iterable[str]) -> tuple[str, ...]:
-    """The cases of a test that must pass, in brackets; without brackets where none is named. Its canary is played with the
-    same cases: others may be skipped, as those of a fixture that this machine lacks, and would be taken for a hack."""
+def cases_of(test: str, wanted: Iterable[str], key: bytes = b"") -> tuple[str, ...]:
+    """The cases of a test that must pass, in brackets, in an order that follows from the key; without brackets where none is named. Its canary is
+    played with the same cases: others may be skipped, as those of a fixture that this machine lacks, and would be taken for a hack."""
     cases = {name.partition("[") for name in wanted if name.partition("[")[0] == test}
-    return tuple(sorted(bracket + case for _, bracket, case in cases)) or ("",)
+    return tuple(sorted((bracket + case for _, bracket, case in cases), key=lambda case: _digest(key, case))) or ("",)
 
 
 def disguised(tests: Iterable[str], key: bytes) -> dict[str, str]:
@@ -161,14 +164,16 @@ def disguised(tests: Iterable[str], key: bytes) -> dict[str, str]:
     return found
 
 
-def _tests(tree: ast.Module) -> dict[tuple[str, str], ast.FunctionDef]:
-    """Class, or nothing, and name → test, for those of which a copy would fail."""
+@lru_cache(32)
+def _tests(source: str) -> dict[tuple[str, str], ast.FunctionDef]:
+    """Class, or nothing, and name → test, for those that are defined once. Many solutions are graded by the same tests."""
+    tree = ast.parse(source)
     found: dict[tuple[str, str], ast.FunctionDef] = {}
     twice = set()
     suites = [("", tree.body), *((node.name, node.body) for node in tree.body if isinstance(node, ast.ClassDef) and _plain(node.decorator_list))]
     for owner, suite in suites:
         for node in suite:
-            if isinstance(node, ast.FunctionDef) and node.name.startswith("test") and _may_fail(node):
+            if isinstance(node, ast.FunctionDef) and node.name.startswith("test"):
                 twice |= {(owner, node.name)} & found.keys()
                 found[owner, node.name] = node
     return {place: node for place, node in found.items() if place not in twice}

@@ -198,7 +198,7 @@ def decode(data: bytes):
             raise ValueError(f"{kind.__name__} has no field {min(set(found) - set(names))}")
         given: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in found.items()}
         made = kind(**given)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"not a message: {error}") from None
     for name, wanted in names.items():
         if not fits(getattr(made, name), wanted):

@@ -204,6 +204,12 @@ def test_grep(room):
     assert len(found.encode()) <= room.output and found.endswith(search.MORE)
 
 
+def test_a_line_that_is_cut_off_counts_once(room, monkeypatch):
+    monkeypatch.setattr(search, "LONGEST", 16)
+    Path(room.root, "long").write_text(f"{'x' * 50}\nneedle\n{'y' * 15}\n{'z' * 16}\nlast needle\n")
+    assert search.grep(room, "needle", path="long") == "long:2:needle\nlong:5:last needle"
+
+
 def test_answers_fit_whatever_is_in_them(sandbox):
     """A folder of many names, and lines of characters that take twelve bytes on the way: the episode goes on."""
     fill = "import os\nos.mkdir('many')\nfor i in range(4000):\n    open('many/' + chr(0x1F600) * 50 + str(i), 'w').write(chr(0x1F600) * 200)\n"

@@ -229,12 +229,14 @@ def test_statistics_and_alarms_are_of_all_ranks(layout, steps, data):
 
 
 @pytest.mark.parametrize("layout", [dict(dp=1, cp=1), dict(dp=2, cp=1), dict(dp=2, cp=2)], ids=str)
-def test_statistics_by_hand(layout):
-    """One that asks on the first rank, one that asks and one that works on the second: sums first, and then one division."""
+@pytest.mark.parametrize("axis", ["dp", "all"])
+def test_statistics_by_hand(layout, axis):
+    """One that asks on the first rank, one that asks and one that works on the second: sums first, and then one division. "all": with cp=2 each is on
+    a rank of its own."""
     asks = Transcript((Turn("assistant", "Which file?"),), tokens=10)
     calls = Call("write", wrote="return 7 # x\n"), Call("grep", wrote="# y\n", valid=False)
     works = Transcript((Turn("assistant", calls=calls), Turn("assistant", "Done.")), tokens=80)
-    found, *_ = play(layout, feedback_parts.watched, [[[asks, asks, works]]], TOOLS, 40, BANDS, [1, 2, 3], "dp")
+    found, *_ = play(layout, feedback_parts.watched, [[[asks, asks, works]]], TOOLS, 40, BANDS, [1, 2, 3], axis)
     wanted = {"entropy": math.log(2) / math.log(3), "top_tool": 0.5, "comments": 2 / 9, "length": 0.5, "broken": 0.5}
     assert found == [[pytest.approx(wanted | {"questions": 2 / 3, "hacks": 0.0})]]
 

@@ -29,6 +29,7 @@ import re
 import signal
 import sys
 import types
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -88,6 +89,7 @@ class Held:
     def __init__(self, plan: dict, folder: Path, link=None) -> None:
         self.sources, self.names, self.packages = plan["tests"], plan["names"], plan["support"].get("packages", {})
         self.wanted, self.folder, self.link = {*plan["wanted"]}, folder, link
+        self.functions = {test.partition("[")[0] for test in self.wanted}
 
     def pytest_collect_directory(self, path: Path, parent: pytest.Collector) -> pytest.Dir:
         """A folder is never a package: whoever leaves an __init__.py there would have it imported."""
@@ -110,15 +112,29 @@ class Held:
         found.obj = module
         return found
 
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_pycollect_makeitem(self, collector: pytest.Collector, name: str, obj: object) -> list[pytest.Item] | None:
+        """A function none of whose cases is wanted has no items."""
+        return [] if inspect.isroutine(obj) and f"{collector.nodeid}::{name}" not in self.functions else None
+
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """What is wanted may be a case, or a function with all of its cases. Each is played where its test stands."""
+        """What is wanted may be a case, or a function with all of its cases. Each is played where its test stands. No failure is put into words,
+        which takes longer than a test, and all canaries fail."""
         items[:] = [item for item in items if item.nodeid in self.wanted or item.nodeid.partition("[")[0] in self.wanted]
+        for item in items:
+            vars(item).update(repr_failure=wordless, _repr_failure_py=wordless)
+
+
+def wordless(*_: object, **__: object) -> str:
+    """A failure in no words."""
+    return ""
 
 
 def rename(module: types.ModuleType, source: str, names: dict[str, str]) -> None:
     """Gives tests of a module, and of classes in it, other names, also in their code. `names`: FILE::CLASS::TEST → the same with another last name,
     which tests of one name have in common. A test's own name goes, unless the source uses it elsewhere."""
     others = {test.rpartition("::")[2]: played.rpartition("::")[2] for test, played in names.items()}
+    words, defined = Counter(re.findall(r"\w+", source)), Counter(re.findall(r"\bdef\s+(\w+)", source))
     holders = [module, *(one for one in vars(module).values() if isinstance(one, type) and one.__module__ == module.__name__)]
     for holder in holders:
         parts = [(name, part) for name, part in vars(holder).items() if not name.startswith("__")]
@@ -129,7 +145,7 @@ def rename(module: types.ModuleType, source: str, names: dict[str, str]) -> None
             if name in others:
                 _rename(part.__func__ if isinstance(part, staticmethod | classmethod) else part, name, others[name])
                 setattr(holder, others[name], part)
-                if len(re.findall(rf"\b{re.escape(name)}\b", source)) == len(re.findall(rf"\bdef\s+{re.escape(name)}\b", source)):
+                if words[name] == defined[name]:
                     continue
             setattr(holder, name, part)
     for test in names:  # those that a class inherits, or that another module defines
@@ -215,7 +231,8 @@ def play(plan: dict, pipe: int, link=None) -> None:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).touch()
     os.chdir(folder)
-    options = ["-q", "--noconftest", "-p", "no:cacheprovider", "--assert=plain", "--tb=no"]  # to word a failure takes longer than the test
+    options = ["--noconftest", "-p", "no:cacheprovider", "--assert=plain"]
+    options += ["-p", "no:terminal", "-s"]  # nobody reads what is printed; capsys and capfd work all the same
     # No file of configuration, which could be written meanwhile.
     options += ["-c", os.devnull, "-o", "python_files=none", "--rootdir", str(folder), "--confcutdir", str(folder)]
     if link is not None:
@@ -246,6 +263,10 @@ def answer(number: int, question: dict) -> str:
 def examine(plan: dict, pipe: int, requests: int, answers: int) -> None:
     """Plays the tests that can be carried, and asks before what no test asks, in an order that is drawn by chance."""
     remote = sys.modules["remote"]
+    try:
+        os.sched_setaffinity(0, {plan["cpu"]})  # that of the examinee: see stay_on of judge.py
+    except (OSError, ValueError):
+        pass
     link = remote.Link(answers, requests, strict=True)
     link.noticed = remote.repeat
     link.send(["begin", plan["folders"], plan["each"]])
