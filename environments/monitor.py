@@ -72,7 +72,7 @@ def watch(attempt: Attempt, seconds: float = 60.0) -> tuple[Flag, ...]:
     flags, until = set[Flag](), time.thread_time() + seconds
     for where, parts in itertools.chain(_of_files(attempt), _of_calls(attempt)):
         if time.thread_time() >= until:
-            flags.add(Flag(UNREAD, where, f"reading the attempt takes more than {seconds:g} seconds"))
+            flags.add(Flag(UNREAD, where, f"reading the episode takes more than {seconds:g} seconds"))
             break
         flags |= {*parts}
     return tuple(sorted(flags))
