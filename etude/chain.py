@@ -62,7 +62,6 @@ from sims.recipe.limits import within
 from sims.recipe.model_card import about
 from sims.recipe.settings import Recipe, Training
 from sims.recipe.watching import Watching
-from sims.transcripts import TOOLS
 
 __all__ = ["FREE", "STAGES", "Cluster", "Whole", "check", "gather", "latest_of", "layout", "play", "prepare", "prepared", "trained", "watcher_of"]
 
@@ -386,13 +385,22 @@ def reinforced(
     """RL on this rank, with the monitor, and the newest rollouts in the folder `out`."""
     each = partial(on_cores, each=2, processes=None if current().device.type == "cpu" else 1)
     return rl.train(
-        technique, c, work, tasks, tasks.language, tasks.limits, log=log, watcher=watcher_of(c, say), show=latest_of(c, out, tasks), each=each
+        technique,
+        c,
+        work,
+        tasks,
+        tasks.language,
+        tasks.limits,
+        log=log,
+        watcher=watcher_of(c, tasks.tools, say),
+        show=latest_of(c, out, tasks),
+        each=each,
     )
 
 
-def watcher_of(c: rl.Rl, say: Callable[[str], None]) -> Watcher | None:
-    """The monitor beside RL on this rank, as `rl.monitor` has it; rank 0 says what has changed."""
-    return Watcher(Watching.recipe(c.rl.monitor, c.rl.max_len).step, TOOLS, c.rl.max_len, say) if c.rl.monitor.on else None
+def watcher_of(c: rl.Rl, tools: Sequence[str], say: Callable[[str], None]) -> Watcher | None:
+    """The monitor beside RL on this rank, as `rl.monitor` has it, for policies with these tools; rank 0 says what has changed."""
+    return Watcher(Watching.recipe(c.rl.monitor, c.rl.max_len).step, tools, c.rl.max_len, say) if c.rl.monitor.on else None
 
 
 def latest_of(c: rl.Rl, out: Path, tasks: CheckpointTasks) -> rl.Show:
