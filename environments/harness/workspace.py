@@ -1,8 +1,8 @@
 """The place where an episode works: a sandbox over a stored tree, and the tools that a policy calls there.
 
 A call is made by the harness itself (finish, todo, lints, the searches) or in the sandbox. Behind each turn the tree is stored, so there is a tree
-for each: whoever goes on with an interrupted episode forks the last one. `Episode` (episode.py) plays one with a policy behind messages, and
-`HarnessEnvironment` (environment.py) is one for RL.
+for each: whoever goes on with an interrupted episode forks the last one. `Episode` (episode.py) is one of a model behind an address, and
+`HarnessEnvironment` (environment.py) one for RL.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ Where this file departs from the paper:
    win. In float32 that needs a tie within about 1e-6; in bfloat16 ties are common.
 2. We add two options, both off by default. `recall` drafts for a turn's first pass, where the MTP layers have no
    hidden state to start from. `ahead` returns a turn before its last drafts are verified; the caller must be able
-   to undo its effects (`ref/engine/conversation.py`). Neither changes the output.
+   to undo its effects (`ref/rollout.py`). Neither changes the output.
 
 | paper | here | shape |
 |---|---|---|
