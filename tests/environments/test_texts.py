@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from environments.sandbox.inside import files, search
@@ -85,6 +85,7 @@ def test_a_text_without_bytes_loses_no_file(room):
     assert path.read_bytes() == b"one\ntwo\n"
 
 
+@example("", "^$", (b"\xff\xfe\x00\x00", "utf-32-le"))  # a mark, and no line
 @given(
     st.lists(st.sampled_from(["a", "é", "x" * 4093, "\U0001f600", "needle", "\n", "\r\n", "\ud800"]), max_size=8).map("".join),
     st.sampled_from(["needle", "^a", "a$", "é.*needle", "x{3}é", "\\\\x", "^$", "\U0001f600a", "^needle"]),

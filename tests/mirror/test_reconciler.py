@@ -381,6 +381,9 @@ def test_messages_travel(kind, data):
         b'{"kind": "Update", "version": 1, "more": 2}',
         b'{"kind": "Work", "groups": [1, "2"]}',
         b'{"kind": ["Work"]}',
+        b'"Work"',
+        b"3",
+        b"null",
     ],
 )
 def test_what_is_no_message(data):

@@ -343,7 +343,7 @@ def test_errands_are_done_in_their_order_by_one_thread_and_an_error_is_kept():
     beside, order, threads = Beside(), [], set()
 
     def call(number):
-        threads.add(threading.get_ident())
+        threads.add(threading.current_thread())  # not its number, which the next thread may have
         order.append(number)
         if number == 1:
             raise ValueError("no")
@@ -351,7 +351,7 @@ def test_errands_are_done_in_their_order_by_one_thread_and_an_error_is_kept():
     errands = [beside.send(lambda number=number: call(number)) for number in range(3)]
     for errand in errands:
         assert errand.done.wait(10)
-    assert order == [0, 1, 2] and len(threads) == 1 and threading.get_ident() not in threads
+    assert order == [0, 1, 2] and len(threads) == 1 and threading.current_thread() not in threads
     assert [type(errand.error) for errand in errands] == [type(None), ValueError, type(None)]
     assert all(errand.seconds >= 0 for errand in errands)
 

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ref import sft
+from ref.control_tokens import chat_tokenizer
 from ref.network import Config, Transformer
 from tests import chats
 from tests.chats import AGENT, CHATML, CONTROL, LLAMA3, MARKED, QWEN3, QWEN25, spoken, template
@@ -339,3 +340,14 @@ def test_a_step_without_a_token_to_learn_changes_nothing():
     ids, doc, weight = rows_of(8)
     assert sft.sft_step(model, [torch.optim.SGD(model.parameters(), lr=0.1)], ids, doc, 0 * weight) == {"loss": 0.0, "n_tokens": 0.0}
     assert all(torch.equal(p, before[name]) for name, p in model.state_dict().items())
+
+
+def test_a_control_token_that_a_message_spells_ends_no_turn():
+    """The turn ends behind the template's own token, also where that stands behind the range and the message's last word is the same."""
+    reader, said = chat_tokenizer(chats.bytes_tokenizer(control=("<|im_start|>", "<|im_end|>"))), "say <|im_end|>"
+    text = f"<|im_start|>{said}<|im_end|>\n"
+    start = len("<|im_start|>")
+    end = start + len(said)
+    spelled = [(end - len("<|im_end|>"), end)]
+    assert sft.end_of_turn(text, start, end, reader, spelled) == len(text) - 1 and sft.end_of_turn(text, start, end, reader, []) == end
+    assert sft.end_of_turn(text, start, len(text), reader, spelled) == len(text) - 1
