@@ -34,7 +34,7 @@ def test_figures_are_those_of_the_rollouts(one_core, ask):
     sampler = Sampler(load_hf(FOLDER).to(getattr(torch, recipe.training.dtype)), getattr(torch, recipe.training.sampler_dtype))
     generator = torch.Generator().manual_seed(hash_seed(5, "eval"))
     how, r = context(agent.language, recipe), recipe.rl
-    episodes = play(sampler, agent.language, tasks, 2, how, r.max_turns, generator, r.temperature)
+    episodes = play(sampler, agent.language, tasks, 2, r.limits(how), r.max_turns, generator, r.temperature)
     (only,) = found["agents"]
     assert code == 0 and (found["tasks"], found["samples"], found["seed"]) == (2, 2, 5) and "difference" not in found
     for name, values in (("success", "tests"), ("turns", "turns"), ("invalid_calls", "invalid_calls")):

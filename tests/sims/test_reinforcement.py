@@ -17,6 +17,7 @@ from ref.mtp import MTP, mtp_loss
 from ref.network import Config, Transformer
 from ref.network.masters import Masters
 from ref.rl import Done, improve, own_logp, pad, routing, score_rollouts
+from ref.rollout import Limits
 from ref.self_summary import spread
 from sims.microrepo import documents
 from sims.policies import SMOKE
@@ -42,7 +43,7 @@ def played():
     model, mtp = Transformer(network), MTP(network)
     sampler, generator, rollouts = Sampler(model, torch.float32), torch.Generator().manual_seed(0), []
     for n, task in enumerate(itertools.islice(task_stream(config, "rl"), 10)):
-        rollouts += agent.play(sampler, language, [task], 4, agent.single(150 + 8 * n), 4, generator)
+        rollouts += agent.play(sampler, language, [task], 4, Limits(agent.single(150 + 8 * n)), 4, generator)
     assert len({len(one_row(one.chain).tokens) for one in rollouts}) > 1 and min(one.chain.written for one in rollouts) > 1
     return config, model, mtp, rollouts, language
 
