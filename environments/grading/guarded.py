@@ -149,9 +149,9 @@ def grade(
     collected = collect(left, exam.editable, exam.given)
     key, apart = secrets.token_bytes(16), {*exam.apart}
     laid = lay(exam.given, collected, exam.editable)
-    carried, carried_traps = _with_canaries(exam, key, exam.apart, 2, CASES)
+    carried, carried_traps = with_canaries(exam, key, exam.apart, 2, CASES)
     rest = [test for test in exam.wanted if test not in apart]
-    others, other_traps = _with_canaries(exam, secrets.token_bytes(16), rest, 4)
+    others, other_traps = with_canaries(exam, secrets.token_bytes(16), rest, 4)
     verdicts, answers = _verdicts(exam, laid, carried, carried_traps, others, other_traps, key, judges or Judges(fresh), seconds)
     agreement = agreed(exam.fresh, answers) if exam.fresh and verdicts.all_passed else None
     after = {**exam.given, **collected.ignored, **collected.files}
@@ -173,7 +173,7 @@ def _said(sandbox: Sandbox, plan: Mapping[str, object], seconds: float) -> Obser
         sandbox.close()
 
 
-def _with_canaries(exam: Exam, key: bytes, subset: Collection[str], most: int, cases: int | None = None) -> tuple[dict[str, str], list[str]]:
+def with_canaries(exam: Exam, key: bytes, subset: Collection[str], most: int, cases: int | None = None) -> tuple[dict[str, str], list[str]]:
     """The files of a subset of the exam's tests with at most `most` canaries in each, and the canaries' names, with at most so many `cases` of each.
     Those of the tests that fail without the feature are copied before others."""
     tests, traps = {}, []

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from environments.grading.guarded import CASES, Exam, Trust, _with_canaries, examined, grade
+from environments.grading.guarded import CASES, Exam, Trust, examined, grade, with_canaries
 from environments.grading.inside.remote import Broken, Link, NotCarried, stay_on
 from environments.grading.lay import Editable, write
 from environments.grading.rewards import Weights
@@ -145,12 +145,12 @@ def test_a_canary_has_some_of_its_test_s_cases():
     names = tuple(f"test_a.py::test_n[{n}]" for n in range(20))
     exam, subsets = Exam({}, {}, Editable(()), {"test_a.py": source}, names), set()
     for number in range(9):
-        _, traps = _with_canaries(exam, bytes([number]) * 16, names, 2, CASES)
+        _, traps = with_canaries(exam, bytes([number]) * 16, names, 2, CASES)
         cases = {trap.partition("[")[2] for trap in traps}
         assert len(traps) == len(cases) == CASES and {original(trap.partition("[")[0]) for trap in traps} == {"test_a.py::test_n"}
         assert {f"test_a.py::test_n[{case}" for case in cases} <= {*names}
         subsets.add(frozenset(cases))
-        assert len(_with_canaries(exam, bytes([number]) * 16, names, 4)[1]) == len(names)
+        assert len(with_canaries(exam, bytes([number]) * 16, names, 4)[1]) == len(names)
     assert len(subsets) > 1
 
 
