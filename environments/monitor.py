@@ -19,7 +19,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from environments.grading.rewards import added, syntax_tree
+from environments.grading.rewards import added
 from environments.line_diff import lines_of
 from environments.monitor_code import constants, module_names, signs
 from environments.monitor_shell import python_scripts, reads_package, signatures_in
@@ -101,7 +101,7 @@ def _of_files(attempt: Attempt) -> Iterator[tuple[str, Iterator[Flag]]]:
 
 @lru_cache(64)
 def _constants(data: bytes) -> frozenset[object]:
-    """Numbers and strings of a file of tests. Many episodes are watched with the same tests."""
+    """Numbers and strings of a file of tests, which are the same for many episodes. No tree is held: that of an agent's file may be large."""
     tree = _parsed(data)
     return frozenset(constants([tree]) if tree else ())
 
@@ -150,11 +150,19 @@ def _of_name(name: str, is_new: bool, others: Collection[str] = ()) -> Iterator[
         yield Flag("shadows a module", name, top)
 
 
+TRIES = 5
+"""Python 3.11 raises SystemError where two threads parse at once (python/cpython#106905); the next try has another moment."""
+
+
 def _parsed(data: bytes) -> ast.Module | None:
-    try:
-        return syntax_tree(data)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return None
+    for left in reversed(range(TRIES)):
+        try:
+            return ast.parse(data)
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            return None
+        except SystemError:
+            if not left:  # the agent's file may be one that fails every time
+                raise
 
 
 def _of_source(name: str, data: bytes, lines: Mapping[int, str], expected: set[object], modules: Collection[str] = ()) -> Iterator[Flag]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 import tempfile
@@ -154,7 +155,7 @@ def fault_of(error: Exception) -> str:
 def check_all(paths: Sequence[Path], jobs: int, seconds: float, kind: Kind = "bubblewrap", ask: bool = True) -> bool:
     """Makes the tasks of recipes again, compares them, and grades for each the gold and nothing done. Results go to NAME-VERSION.checks.jsonl, and a
     check that was made already is not made again. `kind`: of the sandboxes. `ask`: also with fresh inputs. True if nothing is wrong."""
-    good, every = True, list[float]()
+    good, gradings = True, list[list[float]]()
     for path, recipe, package, made in again_made(paths, jobs, seconds, kind, grade=True, ask=ask):
         log, since = path.with_suffix(".checks.jsonl"), time.monotonic()
         known = len(checks_of(log, package.digest, ask))
@@ -167,10 +168,10 @@ def check_all(paths: Sequence[Path], jobs: int, seconds: float, kind: Kind = "bu
         counts = {trust: sum(found[task.id]["trust"] == trust.name.lower() for task in made.tasks) for trust in Trust}
         rest = [f"  {one}" for one in wrong] + [f"  {count}: {trust.value}" for trust, count in counts.items() if count]
         rest += [f"  a grading takes {median(took):.2f} s (median)"] if (took := [found[task.id]["seconds"] for task in made.tasks]) else []
-        every += took
+        gradings.append(took)
         print(f"{path}: {len(made.tasks)} tasks, made again and graded: {says}", *rest, sep="\n")
         good = good and not wrong
-    if every:
+    if len(gradings) > 1 and (every := [*itertools.chain(*gradings)]):
         print(f"{len(every)} tasks in all: a grading takes {median(every):.2f} s (median)")
     if good and paths:
         afterwards.show(afterwards.of_tasks(paths[0], checked=True))

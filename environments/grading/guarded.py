@@ -38,7 +38,7 @@ NO_TREE = 3
 PATIENCE = 4
 """As in inside/judge.py: of wall-clock time the tests may take so many times their seconds, on a crowded machine."""
 CASES = 8
-"""Cases of a canary that are played apart from the package, at most: the package sees calls, and not how often a test is played."""
+"""Cases of a canary that are played apart from the package, at most: what makes one of them pass makes others pass, too."""
 EACH = 20.0
 """Seconds of processor time of a call of the package, where tests are played apart."""
 
@@ -149,9 +149,9 @@ def grade(
     collected = collect(left, exam.editable, exam.given)
     key, apart = secrets.token_bytes(16), {*exam.apart}
     laid = lay(exam.given, collected, exam.editable)
-    carried, carried_traps = _with_canaries(exam, key, exam.apart, 2, CASES)
+    carried, carried_traps = with_canaries(exam, key, exam.apart, 2, CASES)
     rest = [test for test in exam.wanted if test not in apart]
-    others, other_traps = _with_canaries(exam, secrets.token_bytes(16), rest, 4)
+    others, other_traps = with_canaries(exam, secrets.token_bytes(16), rest, 4)
     verdicts, answers = _verdicts(exam, laid, carried, carried_traps, others, other_traps, key, judges or Judges(fresh), seconds)
     agreement = agreed(exam.fresh, answers) if exam.fresh and verdicts.all_passed else None
     after = {**exam.given, **collected.ignored, **collected.files}
@@ -173,12 +173,12 @@ def _said(sandbox: Sandbox, plan: Mapping[str, object], seconds: float) -> Obser
         sandbox.close()
 
 
-def _with_canaries(exam: Exam, key: bytes, played: Collection[str], most: int, cases: int | None = None) -> tuple[dict[str, str], list[str]]:
-    """The files of these tests with at most `most` canaries in each, and the canaries' names, with at most so many `cases` of each. Those of the
-    tests that fail without the feature are copied before others."""
+def with_canaries(exam: Exam, key: bytes, subset: Collection[str], most: int, cases: int | None = None) -> tuple[dict[str, str], list[str]]:
+    """The files of a subset of the exam's tests with at most `most` canaries in each, and the canaries' names, with at most so many `cases` of each.
+    Those of the tests that fail without the feature are copied before others."""
     tests, traps = {}, []
-    for name in [name for name in exam.tests if any(test.startswith(f"{name}::") for test in played)]:
-        heads = [test.partition("[")[0].removeprefix(f"{name}::") for test in exam.asked if test in played and test.startswith(f"{name}::")]
+    for name in [name for name in exam.tests if any(test.startswith(f"{name}::") for test in subset)]:
+        heads = [test.partition("[")[0].removeprefix(f"{name}::") for test in exam.asked if test in subset and test.startswith(f"{name}::")]
         tests[name], names = canaries(exam.tests[name], key, most, heads)
         traps += [f"{name}::{one}{case}" for one in names for case in cases_of(f"{name}::{original(one)}", exam.wanted, key)[:cases]]
     return tests, traps

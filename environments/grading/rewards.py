@@ -10,11 +10,10 @@ import ast
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 
 from environments.line_diff import common_lines, lines_of
 
-__all__ = ["WEIGHTS", "Conformance", "Reward", "Weights", "added", "changed", "conformance", "syntax_tree", "reward", "succinctness"]
+__all__ = ["WEIGHTS", "Conformance", "Reward", "Weights", "added", "changed", "conformance", "reward", "succinctness"]
 
 
 @dataclass(frozen=True)
@@ -120,25 +119,9 @@ def _name(node: ast.expr) -> str:
     return node.id if isinstance(node, ast.Name) else ""
 
 
-TRIES = 5
-"""Python 3.11 raises SystemError where two threads parse at once (python/cpython#106905); the next try has another moment."""
-
-
-@lru_cache(16)
-def syntax_tree(data: bytes) -> ast.Module:
-    """The syntax tree of a file, which nobody changes: what a grading looks at more than once is parsed once. Raises SyntaxError, ValueError,
-    RecursionError and MemoryError."""
-    for _ in range(TRIES - 1):
-        try:
-            return ast.parse(data)
-        except SystemError:
-            pass
-    return ast.parse(data)  # the agent's file may be one that fails every time
-
-
 def _syntax(old: bytes, whole: bytes, new: set[int]) -> list[tuple[int, str]]:
     try:
-        tree = syntax_tree(whole)
+        tree = ast.parse(whole)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         return [(getattr(error, "lineno", None) or 1, "the file cannot be parsed")]
     camel = bool(re.search(rb"\bdef [a-z]+[A-Z]", old))

@@ -112,14 +112,14 @@ def canaries(source: str, key: bytes, most: int = 4, first: Collection[str] = ()
     Which tests are copied, where the copies stand, and their names follow from the key; but tests of `first`, `test_a` or `TestB::test_a`, are copied
     before others. Source without tests comes back as it is. Raises SyntaxError for source that is none."""
     source = source.removeprefix("\ufeff")  # a byte order mark, which is no part of the program
-    found = _tests(source)
+    tests = _tests(source)
     salt = _digest(key, "another value")
     lines, names, placed = source.replace("\r\n", "\n").replace("\r", "\n").split("\n"), [], []
-    order = sorted(found, key=lambda place: ("::".join(filter(None, place)) not in first, _digest(key, ".".join(place))))
-    chosen = list(itertools.islice((place for place in order if _may_fail(found[place])), most))
+    order = sorted(tests, key=lambda place: ("::".join(filter(None, place)) not in first, _digest(key, ".".join(place))))
+    chosen = list(itertools.islice((place for place in order if _may_fail(tests[place])), most))
     coin = int(salt[-1], 16)
     for number, (owner, name) in enumerate(chosen):
-        node = found[owner, name]
+        node = tests[owner, name]
         one = copy.deepcopy(node)
         one.name = f"{name}_{_digest(key, f'{owner}.{name}')[:PREFIX]}"
         compared = [part for part in one.body if _compared(part)]

@@ -3,6 +3,7 @@
 import ctypes
 import json
 import os
+import sys
 import threading
 from contextlib import contextmanager
 from dataclasses import replace
@@ -11,10 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from environments.grading.guarded import Exam, Trust, examined, grade
-from environments.grading.inside.remote import Broken, Link, NotCarried
+from environments.grading.guarded import CASES, Exam, Trust, examined, grade, with_canaries
+from environments.grading.inside.remote import Broken, Link, NotCarried, stay_on
 from environments.grading.lay import Editable, write
 from environments.grading.rewards import Weights
+from environments.grading.verdicts import original
 from environments.monitor import Attempt, watch
 from tests.environments import blind_hacks
 from tests.environments.blind_hacks import ATTACKS, HONEST, WANTED
@@ -135,6 +137,29 @@ def test_signs_of_loading(line, signature):
     source = f"import importlib\nimport sys\nimport traceback\n\n\n{line}\n"
     flags = watch(Attempt({"m.py": b""}, {"m.py": source.encode()}, (), "", {"held.py": b"", "test_nouns.py": b""}))
     assert {flag.signature for flag in flags} == ({signature} if signature else set())
+
+
+def test_a_canary_has_some_of_its_test_s_cases():
+    """Which ones nobody knows before; where the tests run with the package it has all of them."""
+    source = "import pytest\n\n\n@pytest.mark.parametrize('n', range(20))\ndef test_n(n):\n    assert same(n) == n\n"
+    names = tuple(f"test_a.py::test_n[{n}]" for n in range(20))
+    exam, subsets = Exam({}, {}, Editable(()), {"test_a.py": source}, names), set()
+    for number in range(9):
+        _, traps = with_canaries(exam, bytes([number]) * 16, names, 2, CASES)
+        cases = {trap.partition("[")[2] for trap in traps}
+        assert len(traps) == len(cases) == CASES and {original(trap.partition("[")[0]) for trap in traps} == {"test_a.py::test_n"}
+        assert {f"test_a.py::test_n[{case}" for case in cases} <= {*names}
+        subsets.add(frozenset(cases))
+        assert len(with_canaries(exam, bytes([number]) * 16, names, 4)[1]) == len(names)
+    assert len(subsets) > 1
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are kept on a CPU by Linux")
+def test_a_cpu_that_there_is_not_changes_nothing():
+    before = os.sched_getaffinity(0)
+    for cpu in (-1, 1 << 20):
+        stay_on(cpu)
+        assert os.sched_getaffinity(0) == before
 
 
 def test_fifteen_attacks_and_twenty_solutions():

@@ -338,8 +338,8 @@ def test_a_parser_that_another_thread_has_disturbed_is_asked_again(monkeypatch):
             raise SystemError("AST constructor recursion depth mismatch (before=39, after=34)")
         return real(data, *more, **named)
 
-    monkeypatch.setattr("environments.grading.rewards.ast.parse", disturbed)
-    watch(Attempt({"a.py": b"x = 1\n"}, {"a.py": b"x = 'disturbed'\n"}, tests={"test_a.py": b"def test_a(): pass\n"}))
+    monkeypatch.setattr("environments.monitor.ast.parse", disturbed)
+    watch(Attempt({"a.py": b"x = 1\n"}, {"a.py": b"x = 2\n"}, tests={"test_a.py": b"def test_a(): pass\n"}))
     assert len(asked) > 1
 
 
@@ -349,6 +349,6 @@ def test_a_file_that_no_parser_takes_ends_the_grading_and_not_the_grader(monkeyp
     def broken(*_, **__):
         raise SystemError("AST constructor recursion depth mismatch")
 
-    monkeypatch.setattr("environments.grading.rewards.ast.parse", broken)
+    monkeypatch.setattr("environments.monitor.ast.parse", broken)
     with pytest.raises(SystemError):
-        watch(Attempt({"a.py": b"x = 1\n"}, {"a.py": b"x = 'broken'\n"}, tests={"test_a.py": b"def test_a(): pass\n"}))
+        watch(Attempt({"a.py": b"x = 1\n"}, {"a.py": b"x = 2\n"}, tests={"test_a.py": b"def test_a(): pass\n"}))

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -128,6 +129,11 @@ def test_make_and_check(words, ask, tmp_path, made_once):
     rows = [json.loads(line) for line in log.read_text().splitlines()]
     assert len(made_once) == 2, "the check has made them again"
     assert [row["faults"] for row in rows] == [[]] * number and all(row["fresh"] >= 8 for row in rows)
+    assert "tasks in all" not in said, "the recipe's own line says it"
+    for one in (path, log):
+        shutil.copy(one, out / one.name.replace("words-1.0", "words-again"))
+    code, said, _ = ask("tasks", "check", out, "--fresh", "--jobs", 1)
+    assert code == 0 and re.search(rf"\n{2 * number} tasks in all: a grading takes \d+\.\d\d s \(median\)\n", said)
     kept = [json.dumps(row) for row in [{**rows[0], "faults": ["as it was"]}, *rows[2:]]]
     foreign = ["{}", '{"id": 3, "faults": [], "digest": ""}', json.dumps({**rows[0], "faults": "none"})]
     log.write_text("\n".join([*kept, *foreign, json.dumps(rows[1])[:30]]))  # a kill has cut the last line off

@@ -344,10 +344,10 @@ def test_a_step_without_a_token_to_learn_changes_nothing():
 
 def test_a_control_token_that_a_message_spells_ends_no_turn():
     """The turn ends behind the template's own token, also where that stands behind the range and the message's last word is the same."""
-    reader, said = chat_tokenizer(chats.bytes_tokenizer(control=("<|im_start|>", "<|im_end|>"))), "say <|im_end|>"
-    text = f"<|im_start|>{said}<|im_end|>\n"
+    reader, content = chat_tokenizer(chats.bytes_tokenizer(control=("<|im_start|>", "<|im_end|>"))), "say <|im_end|>"
+    text = f"<|im_start|>{content}<|im_end|>\n"
     start = len("<|im_start|>")
-    end = start + len(said)
+    end = start + len(content)
     spelled = [(end - len("<|im_end|>"), end)]
     assert sft.end_of_turn(text, start, end, reader, spelled) == len(text) - 1 and sft.end_of_turn(text, start, end, reader, []) == end
     assert sft.end_of_turn(text, start, len(text), reader, spelled) == len(text) - 1

@@ -50,7 +50,8 @@ def main(reader: int, writer: int) -> None:
     what, *told = link.receive()
     if what != "begin":
         return
-    folders, each = told
+    folders, each, cpu = told
+    remote.stay_on(cpu)
     os.chdir(folders[0])
     sys.path += folders
     warned: list = []

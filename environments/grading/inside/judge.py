@@ -177,20 +177,6 @@ def nursed() -> None:
     main(EXAM, Forked)
 
 
-def cpu_here() -> int:
-    """The CPU on which this process runs now; −1 where that is not known."""
-    return ctypes.CDLL(None).sched_getcpu()
-
-
-def stay_on(cpu: int, process: int = 0) -> None:
-    """Keeps a process, by default this one, on a CPU. Two processes that wait for each other are faster on one than on two, which would have to be
-    woken in turn. It is a matter of speed alone: where the system refuses, nothing happens."""
-    try:
-        os.sched_setaffinity(process, {cpu} if cpu >= 0 else ())
-    except (OSError, ValueError):
-        pass
-
-
 def tell(child: "subprocess.Popen | Forked", plan: dict, first: bytes) -> None:
     """Tells a process its plan."""
     assert child.stdin is not None
@@ -228,9 +214,8 @@ def main(folder: str, begun=started) -> None:
     apart, inside = plan["apart"], plan["inside"]
     try:
         lay(plan["files"], plan["tree"])
-        clock, cpu = Clock(plan["seconds"]), cpu_here()
-        stay_on(cpu, examinee.pid)
-        tell(child, {**apart, "cpu": cpu}, b"1" if inside["wanted"] else b"0")
+        clock = Clock(plan["seconds"])
+        tell(child, apart, b"1" if inside["wanted"] else b"0")
         outcomes = verdicts(read_output(reader, child, clock, END).removesuffix(END), answers=True)
         end(examinee)
         if inside["wanted"]:

@@ -103,6 +103,15 @@ COMPARED = {"__eq__", "__ne__", "__hash__"}
 ORDERED = {"__lt__", "__le__", "__gt__", "__ge__"}
 
 
+def stay_on(cpu: int) -> None:
+    """Keeps this process on a CPU. Two processes that wait for each other are faster on one than on two, each of which would have to be woken.
+    Where the system does not allow it, or does not know the CPU (−1), grading is only slower."""
+    try:
+        os.sched_setaffinity(0, {cpu})
+    except (OSError, ValueError):
+        pass
+
+
 class NotCarried(Exception):
     """A test asks for what cannot cross the pipe."""
 

@@ -86,7 +86,8 @@ def _lines(file):
     mark, encoding = encoding_of(head)
     if encoding.startswith(WIDE):
         text = (head + file.read(LONGEST))[len(mark) :].decode(encoding, "backslashreplace")
-        return enumerate((row.rstrip("\r") for row in text.removesuffix("\n").split("\n") if text), 1)
+        rows = text.removesuffix("\n").split("\n") if text else []
+        return enumerate((row.rstrip("\r") for row in rows), 1)
     file.seek(len(mark))
     return None if b"\0" in head else _narrow_lines(file)
 
