@@ -129,9 +129,13 @@ class Teacher(Sampler):
         while answer is not None and len(tokens) < max_len:
             asked = tokens[-len(self.request) :] == self.request
             turn = list(self.language.encode(lesson.summary() if asked else lesson.turn()))
+            tokens += [*turn, link.stop]
+            sampled += [True] * (len(turn) + 1)
+            if len(tokens) > max_len:
+                break  # full within the turn, which nobody sees, as when a policy is sampled
             answer = link.reply(turn)
-            tokens += [*turn, link.stop, *(answer or [])]
-            sampled += [True] * (len(turn) + 1) + [False] * len(answer or [])
+            tokens += answer or []
+            sampled += [False] * len(answer or [])
         T = min(len(tokens), max_len)
         ids, own = torch.tensor(tokens[:T]), torch.tensor(sampled[:T])
         finished = answer is None and len(tokens) <= max_len
