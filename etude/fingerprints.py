@@ -16,6 +16,8 @@ do not count, nor does prose: f-strings, the wording of a claim, and the functio
     python -m etude.fingerprints grpo-bias mtp      runs `etude figure NAME --quick` at the record's commit and here; if every row and
                                                     every claim is the same to the last bit, the record takes today's fingerprints and
                                                     today's wording
+    python -m etude.fingerprints --at COMMIT mtp    compares with a later commit, at which the record was not stale yet: what they share
+                                                    was changed in between, and only the change of the experiment is in question
 """
 
 from __future__ import annotations
@@ -155,26 +157,30 @@ def is_sealed(record: dict) -> bool:
     return "seal" in record and record == seal_record(record)
 
 
-def renew(name: str) -> str:
+def renew(name: str, at: str | None = None) -> str:
     """Shows by `--quick` that a record's experiment still measures the same, then writes today's fingerprints into the record.
 
-    Returns a line that says what happened. Raises RunError if the experiment is unknown, if the record names no commit of this checkout,
-    or if a row or claim differs."""
+    `at`: the commit to compare with, by default the record's own. Returns a line that says what happened. Raises RunError if the experiment is
+    unknown, if the commit is none of this checkout or the record was stale there, or if a row or claim differs."""
     entry = catalog.find_experiment(name)
     if entry is None:
         raise RunError(f"there is no experiment '{name}'; etude figure lists them")
     path = results_folder() / f"{name}.json"
     record = read_json(path)
-    commit = record.get("renewed", {}).get("commit") or record["machine"]["commit"]
+    commit = at or record.get("renewed", {}).get("commit") or record["machine"]["commit"]
     if subprocess.run(["git", "cat-file", "-e", f"{commit}^{{commit}}"], cwd=ROOT, capture_output=True).returncode:
         raise RunError(f"{commit}, which measured {name}, is no commit of this checkout; run it again: etude figure {name}")
+    if at and (not is_recorded(record) or {half: record[half] for half in ("sources", "rules")} != fingerprints(entry.sim, at_commit(at))):
+        raise RunError(f"{name} had changed before {at}, or its record has no fingerprints; compare with the record's own commit, without --at")
     with tempfile.TemporaryDirectory() as folder:
         before = quick_record(name, at=commit, folder=Path(folder))
         after = quick_record(name, at=None, folder=Path(folder))
     if difference := _difference(before, after):
         raise RunError(f"{name} measures something else since {commit[:12]}: {difference}; run it again: etude figure {name}")
     record["claims"] = _reworded(record["claims"], before["claims"], after["claims"])
-    record |= fingerprints(entry.sim) | {"renewed": {"commit": machine()["commit"], "compared": f"{len(after['rows'])} rows of --quick"}}
+    record |= fingerprints(entry.sim) | {
+        "renewed": {"commit": machine()["commit"], "compared": f"{len(after['rows'])} rows of --quick", "with": commit}
+    }
     atomic_write(path, json.dumps(seal_record(record), indent=1) + "\n")
     return f"{name}: {len(after['rows'])} rows and {len(after['claims'])} claims of --quick are the same as at {commit[:12]}"
 
@@ -234,9 +240,11 @@ def _difference(before: dict, after: dict) -> str:
 
 
 if __name__ == "__main__":
-    for experiment in sys.argv[1:]:
+    names = sys.argv[1:]
+    at = names[1] if names[:1] == ["--at"] and len(names) > 1 else None
+    for experiment in names[2:] if at else names:
         try:
-            print(renew(experiment), flush=True)
+            print(renew(experiment, at), flush=True)
         except RunError as error:
             print(f"error: {error}", file=sys.stderr)
             sys.exit(2)

@@ -492,6 +492,23 @@ def test_a_record_is_renewed_only_if_quick_measures_the_same(tmp_path, monkeypat
         fingerprints.renew("alchemy")
 
 
+def test_a_record_is_compared_with_another_commit_only_if_it_was_not_stale_there(tmp_path, monkeypatch):
+    path = finished(tmp_path / "a") / "kl-variance.json"
+    monkeypatch.setattr(fingerprints, "results_folder", lambda: path.parent)
+    quick, asked = {"rows": [{"a": 1.0}], "claims": []}, []
+    monkeypatch.setattr(fingerprints, "quick_record", lambda name, at, folder: asked.append(at) or quick)
+    rewritten(path, machine={"commit": "HEAD"}, **fingerprints.fingerprints("sims/kl_variance.py", fingerprints.at_commit("HEAD")))
+    assert "are the same as at HEAD" in fingerprints.renew("kl-variance", "HEAD") and asked == ["HEAD", None]
+    assert json.loads(path.read_text())["renewed"]["with"] == "HEAD"
+    record = json.loads(path.read_text())
+    for changed in (record | {"sources": {"sims/kl_variance.py": "before"}}, {key: value for key, value in record.items() if key != "sources"}):
+        path.write_text(json.dumps(seal_record(changed)))
+        before = path.read_text()
+        with pytest.raises(RunError, match="had changed before HEAD"):
+            fingerprints.renew("kl-variance", "HEAD")
+        assert path.read_text() == before and asked == ["HEAD", None]
+
+
 def test_every_claim_hangs_on_a_statement_and_every_statement_says_what_tests_it():
     named = [name for statement in statements.STATEMENTS for name in statement.tests]
     assert sorted(named) == sorted(ids(figures.load(RESULTS / "claims.json")))  # once each

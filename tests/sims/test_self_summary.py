@@ -154,6 +154,14 @@ def test_lessons_are_finished_and_within_the_limits(language, how, config):
         assert len(one_row(one.chain).tokens) == sum(len(s.tokens) for s in one.chain.segments)
 
 
+def test_a_lesson_whose_last_turn_a_limit_cuts_is_left_out(language, config):
+    """Without summaries, some contexts are full within the turn that would have ended the episode."""
+    few = chains.chaining(language, 80, 12, 40, 1)
+    some = list(itertools.islice(chains.lessons(config, language, few, NoiseConfig(), Memory()), 200))
+    assert all(one.chain.segments[-1].finished for one in some)
+    assert max(len(one.chain.segments[-1].tokens) for one in some) > few.limit - 3
+
+
 def test_unlimited_has_the_recipes_long_context(how):
     assert chains.unlimited(how).limit == max(256, how.limit) and chains.unlimited(how).join == "none"
 
