@@ -275,14 +275,14 @@ def machine() -> dict:
 
 
 def _commit() -> str | None:
-    """The checked-out commit of this source, with "+changes" if files were edited; None outside Git."""
+    """The checked-out commit of this source, with "+changes" if files other than measurements were edited; None outside Git."""
     root = Path(__file__).resolve().parent.parent
     if not (root / ".git").exists():
         return None
     try:
         ask = ["git", "-C", str(root)]
         head = subprocess.run([*ask, "rev-parse", "HEAD"], capture_output=True, text=True, timeout=10)
-        status = subprocess.run([*ask, "status", "--porcelain", "-uno"], capture_output=True, text=True, timeout=10)
+        status = subprocess.run([*ask, "status", "--porcelain", "-uno", "--", ".", ":!results/figures"], capture_output=True, text=True, timeout=10)
     except (OSError, subprocess.TimeoutExpired):
         return None
     if head.returncode != 0:

@@ -476,8 +476,8 @@ def test_a_record_is_renewed_only_if_quick_measures_the_same(tmp_path, monkeypat
     place.write_text(path.read_text())
     today = fingerprints.fingerprints("sims/kl_variance.py")
     monkeypatch.setattr(fingerprints, "results_folder", lambda: place.parent)
-    quick = {"rows": [{"a": 1.0}], "claims": [claim("crossing", "k3 stops winning", "Fig. 4", 1.0, above())]}
-    new = {"rows": [{"a": 1.0}], "claims": [claim("crossing", "in other words", "Fig. 4", 1.0, above())]}
+    quick = {"rows": [{"a": 1.0, "step_s": 0.1}], "claims": [claim("crossing", "k3 stops winning", "Fig. 4", 1.0, above())]}
+    new = {"rows": [{"a": 1.0, "step_s": 0.2}], "claims": [claim("crossing", "in other words", "Fig. 4", 1.0, above())]}
     runs = {"HEAD": quick, None: {**new, "rows": [{"a": 1.0 + 1e-15}]}}
     monkeypatch.setattr(fingerprints, "quick_record", lambda name, at, folder: runs[at])
     with pytest.raises(RunError, match="measures something else since HEAD: row 0, a"):

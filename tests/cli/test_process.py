@@ -200,7 +200,7 @@ def test_cores_are_those_that_the_process_may_use(monkeypatch, asked, found):
 
 
 def test_a_measurement_says_whether_its_source_was_edited(tmp_path, monkeypatch):
-    """The commit of the checkout; with a mark where a file of it is another one. Files that Git does not know make no difference."""
+    """The commit of the checkout; with a mark where a file of it is another one. Files that Git does not know, and records of measurements, make no difference."""
 
     def git(*words):
         return subprocess.run(
@@ -213,10 +213,13 @@ def test_a_measurement_says_whether_its_source_was_edited(tmp_path, monkeypatch)
     monkeypatch.setattr(process, "__file__", str(tmp_path / "kit" / "process.py"))
     assert process.machine()["commit"] is None
     git("init", "-q")
-    (tmp_path / "a.py").write_text("1")
-    git("add", "a.py"), git("commit", "-qm", "first")
+    (record := tmp_path / "results" / "figures" / "a.json").parent.mkdir(parents=True)
+    for path in (record, tmp_path / "a.py"):
+        path.write_text("1")
+    git("add", "."), git("commit", "-qm", "first")
     head = git("rev-parse", "HEAD").stdout[:12]
     (tmp_path / "notes").write_text("mine")
+    record.write_text("2")
     assert process.machine()["commit"] == head
     (tmp_path / "a.py").write_text("2")
     assert process.machine()["commit"] == f"{head}+changes"
