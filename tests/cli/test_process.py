@@ -200,7 +200,7 @@ def test_cores_are_those_that_the_process_may_use(monkeypatch, asked, found):
 
 
 def test_a_measurement_says_whether_its_source_was_edited(tmp_path, monkeypatch):
-    """The commit of the checkout; with a mark where a file of it is another one. Files that Git does not know, and records of measurements, make no difference."""
+    """The commit of the checkout; with a mark where a file of it is another one, other than records and files that Git does not know."""
 
     def git(*words):
         return subprocess.run(
