@@ -68,11 +68,11 @@ class TemplateFormat:
         self.types = parameter_types(self.tools)
         try:
             self.reader = chat_tokenizer(tokenizer)
-            opening, said = [Message("user", "What is it?")], Message("assistant", "A zebra.")
-            own = self._stop_of(opening, said)
+            opening, reply = [Message("user", "What is it?")], Message("assistant", "A zebra.")
+            own = self._stop_of(opening, reply)
             self.stop_ids = (own, *(token for token in dict.fromkeys(stop_ids) if token != own))
             self.family: Family | None = self._family_of(opening) if tools else None
-            if self.encode_answer([*opening, said], [Message("user", "Why?")]) is None:
+            if self.encode_answer([*opening, reply], [Message("user", "Why?")]) is None:
                 raise ChatFormatError("rewrites a plain conversation when it goes on")
             if self.encode_opening(opening)[-1:] == [own]:
                 raise ChatFormatError("has no generation prompt")
@@ -140,10 +140,10 @@ class TemplateFormat:
             raise ValueError(f"the template ends this turn otherwise than with {self._stop}")
         return end
 
-    def _stop_of(self, opening: list[Message], said: Message) -> int:
+    def _stop_of(self, opening: list[Message], reply: Message) -> int:
         """The token with which a turn ends."""
         before, _, _ = self._rendered(opening)
-        text, spelled, _ = self._rendered([*opening, said])
+        text, spelled, _ = self._rendered([*opening, reply])
         if not text.startswith(before):
             raise ChatFormatError("rewrites what was asked when it is answered")
         end = text[: end_of_turn(text, len(before), len(text), self.reader, spelled)]
@@ -238,9 +238,9 @@ def parse_turn(pieces: Sequence[tuple[bool, str]], family: Family | None, has_ta
         pieces = _behind(pieces, "</think>")
     calls: list[ToolCall] = []
     if family == "llama":
-        found = _call_of_json(text.removeprefix("<|python_tag|>"), "parameters")
-        if found is not None:
-            return Message("assistant", None, thought, (replace(found, id="call0"),))
+        call = _call_of_json(text.removeprefix("<|python_tag|>"), "parameters")
+        if call is not None:
+            return Message("assistant", None, thought, (replace(call, id="call0"),))
         return Message("assistant", text.strip("\n"), thought)
     if family is not None:
         spoken, inside, body = [], False, ""
@@ -277,27 +277,27 @@ def _split(text: str) -> list[tuple[bool, str]]:
 
 def _call_of(body: str, family: Family, number: int, types: Types) -> ToolCall:
     """A call between its tags; one that cannot be read has its text as arguments."""
-    found = _call_of_json(body, "arguments") if family == "hermes" else _call_of_xml(body, types)
-    return replace(found or ToolCall("", body.strip()), id=f"call{number}")
+    call = _call_of_json(body, "arguments") if family == "hermes" else _call_of_xml(body, types)
+    return replace(call or ToolCall("", body.strip()), id=f"call{number}")
 
 
 def _call_of_json(body: str, key: str) -> ToolCall | None:
     try:
-        found = parse_json(body.strip())
+        fields = parse_json(body.strip())
     except (ValueError, RecursionError):
         return None
-    if not isinstance(found, dict) or not isinstance(name := found.get("name"), str):
+    if not isinstance(fields, dict) or not isinstance(name := fields.get("name"), str):
         return None
-    arguments = found.get(key, found.get("arguments", {}))
+    arguments = fields.get(key, fields.get("arguments", {}))
     return ToolCall(name, arguments if isinstance(arguments, dict) else json.dumps(arguments))
 
 
 def _call_of_xml(body: str, types: Types) -> ToolCall | None:
-    found = FUNCTION.fullmatch(body)
-    if found is None:
+    match = FUNCTION.fullmatch(body)
+    if match is None:
         return None
-    tool = found[1]
-    return ToolCall(tool, {name: _value(value, types.get((tool, name), "")) for name, value in PARAMETER.findall(found[2])})
+    tool = match[1]
+    return ToolCall(tool, {name: _value(value, types.get((tool, name), "")) for name, value in PARAMETER.findall(match[2])})
 
 
 def _value(written: str, kind: str) -> Any:

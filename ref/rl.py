@@ -456,10 +456,10 @@ def improve(
     order, so the bits do not depend on where. The loss is divided by `budget_tokens` times the rollouts that are left. Raises
     EnvironmentFailure if there are none."""
     rollouts = [*rollouts]
-    kept = [n for n, one in enumerate(rollouts) if not one.failure]
-    if not kept:
+    valid = [n for n, one in enumerate(rollouts) if not one.failure]
+    if not valid:
         raise EnvironmentFailure(f"no rollout of this step is left to train on: {rollouts[0].failure}")
-    total, rollouts = len(rollouts), [rollouts[n] for n in kept]
+    total, rollouts = len(rollouts), [rollouts[n] for n in valid]
     chains = [one.chain for one in rollouts]
     batches, (own, behavior) = make_microbatches(chains, c.micro_tokens)
 
@@ -476,9 +476,9 @@ def improve(
     if c.shuffle_rewards:
         rewards = rewards[torch.randperm(len(rewards), generator=torch.Generator().manual_seed(seed))]
 
-    groups = torch.tensor(kept) // c.rollouts
+    groups = torch.tensor(valid) // c.rollouts
     parts = rewards.split(torch.bincount(groups, minlength=c.prompts).tolist())
-    if len(kept) == total:
+    if len(valid) == total:
         relative = dr_grpo.group_advantages(rewards.view(c.prompts, c.rollouts)).flatten()
     else:  # each group's mean is over those that are left
         relative = torch.cat([dr_grpo.group_advantages(part[None])[0] for part in parts if len(part)])
@@ -494,45 +494,45 @@ def improve(
         loss = dr_grpo.policy_loss(
             logp, batch.behavior[:, 1:], advantages[batch.rows], batch.own[:, 1:], budget=budget, clip_low=c.clip_low, clip_high=c.clip_high
         )
-        found = MicrobatchResult(loss.item(), (logp.detach() - batch.behavior[:, 1:])[batch.own[:, 1:]])
+        result = MicrobatchResult(loss.item(), (logp.detach() - batch.behavior[:, 1:])[batch.own[:, 1:]])
         if c.replay == "filtered" and out.experts:  # the last token of a context predicts nothing, so it was not routed
             known = (torch.arange(T) < batch.lengths[:, None] - 1).flatten()
             pair = ([e[known] for e in layers] for layers in (out.experts, routing(batch.contexts, T, "plain", 0.0) or []))
-            found.dropped, found.known = differing(*pair)["decisions"], int(known.sum())
+            result.dropped, result.known = differing(*pair)["decisions"], int(known.sum())
         if mtp is not None:
             doc = torch.where(torch.arange(T) < batch.lengths[:, None], 0, -1)
-            distilled, found.mtp_count, _ = mtp_loss(mtp, model, out, batch.ids, doc, batch.own.float())
-            found.mtp_loss, found.mtp_gradients = distilled.item(), gradients_of(mtp_weight * distilled / own.sum(), mtp, again=True)
+            distilled, result.mtp_count, _ = mtp_loss(mtp, model, out, batch.ids, doc, batch.own.float())
+            result.mtp_loss, result.mtp_gradients = distilled.item(), gradients_of(mtp_weight * distilled / own.sum(), mtp, again=True)
         if some := [(at, hinted_contexts[row]) for at, row in enumerate(batch.rows.tolist()) if row in hinted_contexts]:
             student, teacher = (model.head(x) / c.temperature for x in pairs(model, out.hidden, some))
             apart = feedback_loss(student, teacher, torch.ones(len(student)), budget=budget, kind=c.feedback.divergence)
             loss = loss + c.feedback.weight * apart
-            found.distilled, found.apart = len(student), apart.item() * budget
-        found.gradients = gradients_of(loss, model)
-        return found
+            result.distilled, result.apart = len(student), apart.item() * budget
+        result.gradients = gradients_of(loss, model)
+        return result
 
-    found = each(compute_microbatch, batches)
-    count, known, tokens = sum(f.mtp_count for f in found), sum(f.known for f in found), int(own.sum())
-    distilled = sum(f.distilled for f in found)
-    where = torch.tensor(kept)
+    results = each(compute_microbatch, batches)
+    count, known, tokens = sum(f.mtp_count for f in results), sum(f.known for f in results), int(own.sum())
+    distilled = sum(f.distilled for f in results)
+    where = torch.tensor(valid)
 
     def scattered(values: Tensor) -> Tensor:
         return values.new_full((total,), math.nan).index_copy(0, where, values)
 
     return Step(
-        loss=sum(f.loss for f in found),
-        gradients=total_of([f.gradients for f in found]),
+        loss=sum(f.loss for f in results),
+        gradients=total_of([f.gradients for f in results]),
         rewards=scattered(rewards),
         drift=scattered(drift),
         engine=scattered(engine),
-        gap=torch.cat([f.gap for f in found]),
+        gap=torch.cat([f.gap for f in results]),
         tokens=tokens,
         nll=-(behavior.sum().item() / tokens),
-        dropped=sum(f.dropped * f.known for f in found) / known if known else None,
-        mtp_loss=sum(f.mtp_loss for f in found) / count if count else None,
-        mtp_gradients=total_of([f.mtp_gradients for f in found]) if count else None,
+        dropped=sum(f.dropped * f.known for f in results) / known if known else None,
+        mtp_loss=sum(f.mtp_loss for f in results) / count if count else None,
+        mtp_gradients=total_of([f.mtp_gradients for f in results]) if count else None,
         distilled=distilled,
-        divergence=sum(f.apart for f in found) / distilled if distilled else None,
+        divergence=sum(f.apart for f in results) / distilled if distilled else None,
     )
 
 
@@ -623,17 +623,17 @@ def routing(rollouts: Sequence[Segment | None], T: int, how: str, alpha: float) 
 def find_hinted(rollouts: Sequence[Rollout]) -> dict[int, Hinted]:
     """What the teacher reads in place of a context, by the context's number; those without a distilled token are left out. Raises ValueError
     unless a conversation has hints for each of its contexts or none at all, and as `hinted`."""
-    found: dict[int, Hinted] = {}
+    contexts: dict[int, Hinted] = {}
     number = 0
     for n, p in enumerate(rollouts):
         if p.hints and len(p.hints) != len(p.chain.segments):
             raise ValueError(f"hints must be given for all {len(p.chain.segments)} contexts of rollout {n}, or for none; got {len(p.hints)}")
         for segment, hints in zip(p.chain.segments, p.hints):
             where = hinted(segment, hints)
-            found |= {number: where} if len(where.student) else {}
+            contexts |= {number: where} if len(where.student) else {}
             number += 1
         number += 0 if p.hints else len(p.chain.segments)
-    return found
+    return contexts
 
 
 def pairs(model: Transformer, hidden: Tensor, told: Sequence[tuple[int, Hinted]]) -> tuple[Tensor, Tensor]:

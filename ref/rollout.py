@@ -180,8 +180,8 @@ class Active:
     def longest_turn(self) -> int | None:
         """Tokens that the next turn may have."""
         limits = self.limits
-        left = None if limits.tokens is None else max(1, limits.tokens - self.sampled)
-        known = [n for n in (left, None if self.builder.is_summary else limits.turn_tokens) if n is not None]
+        remaining = None if limits.tokens is None else max(1, limits.tokens - self.sampled)
+        known = [n for n in (remaining, None if self.builder.is_summary else limits.turn_tokens) if n is not None]
         return min(known) if known else None
 
     def answer(self, result: StepResult) -> list[int] | None:
@@ -614,8 +614,8 @@ def _script_context(active: Active, say: Callable[[Sequence[Message], bool], Seq
     builder, stop, limit = active.builder, active.format.stop_ids[0], active.limits.chaining.limit
     tokens, own, answer, finished = list(builder.prompt), [False] * len(builder.prompt), builder.prompt, False
     while answer is not None and len(tokens) < limit:
-        said, longest = list(say(active.messages, builder.is_summary)), active.longest_turn
-        turn = SampledTurn(said, stop) if longest is None or len(said) < longest else SampledTurn(said[:longest], None)
+        ids, longest = list(say(active.messages, builder.is_summary)), active.longest_turn
+        turn = SampledTurn(ids, stop) if longest is None or len(ids) < longest else SampledTurn(ids[:longest], None)
         tokens += written_tokens(turn)
         own += [True] * len(written_tokens(turn))
         if len(tokens) > limit:

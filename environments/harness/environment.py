@@ -119,9 +119,9 @@ class HarnessEnvironment:
         """See `Environment`. The terms are the parts of the grader's reward; their sum is its total."""
         with infrastructure(self.task.key):
             self.workspace.close()
-            found = self.grade = self.grader(self.task, self.workspace.tree, [*calls(self.lines)])
-        self.lines.append({"kind": "grade", **grade_fields(found, len(self.task.exam.wanted))})
-        earned, paid, weights = found.reward, found.reward.success and not found.reward.flags, self.weights
+            grade = self.grade = self.grader(self.task, self.workspace.tree, [*calls(self.lines)])
+        self.lines.append({"kind": "grade", **grade_fields(grade, len(self.task.exam.wanted))})
+        earned, paid, weights = grade.reward, grade.reward.success and not grade.reward.flags, self.weights
         terms = {
             "tests": weights.success * paid,
             "succinctness": weights.succinctness * earned.succinctness * paid,
@@ -130,7 +130,7 @@ class HarnessEnvironment:
         answers = [line for line in self.lines if line["kind"] == "answer"]
         metrics = {
             "success": float(paid),
-            "passed": len(found.verdicts.passed) / max(1, len(self.task.exam.wanted)),
+            "passed": len(grade.verdicts.passed) / max(1, len(self.task.exam.wanted)),
             "flags": len(earned.flags),
             "turns": sum(line["kind"] == "reply" for line in self.lines),
             "calls": len(answers),
@@ -156,8 +156,8 @@ def to_called(call: ToolCall, number: int) -> Called:
 
 def more(answer: Answer) -> dict:
     """Fields of an answer's line that it need not have."""
-    found = {"exit": answer.exit, "ended": answer.ended, BROKEN: answer.broken or None}
-    return {name: value for name, value in found.items() if value is not None}
+    fields = {"exit": answer.exit, "ended": answer.ended, BROKEN: answer.broken or None}
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def check_server(task: str, ended: str) -> None:

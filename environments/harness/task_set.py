@@ -78,15 +78,15 @@ class HarnessTasks:
         return [self._hints(rollout) for rollout in rollouts]
 
     def _hints(self, rollout: Rollout) -> list[list[Hint]]:
-        found: list[list[Hint]] = [[] for _ in rollout.chain.segments]
+        hints: list[list[Hint]] = [[] for _ in rollout.chain.segments]
         if rollout.failure:
-            return found
+            return hints
         spans = [span for span in spans_of(rollout, self.chat_format.stop_ids) if not span.is_summary]
         for fault in faults(lines_of(rollout, self.chat_format.stop_ids), rollout.task.shown):
             span = spans[fault.turn.number - 1]
             if not refusal(fault, rollout.task.secret):
-                found[span.segment] += self._hint(rollout, span, fault.says)
-        return found
+                hints[span.segment] += self._hint(rollout, span, fault.says)
+        return hints
 
     def _hint(self, rollout: Rollout, span: Span, says: str) -> list[Hint]:
         """The hint as a message of the user, in front of where the turn's own message begins; none where the format cannot say it there."""
@@ -113,48 +113,48 @@ class Span(NamedTuple):
 
 def spans_of(rollout: Rollout, stop_ids: Sequence[int]) -> list[Span]:
     """The turns of a chain, summaries included, in order."""
-    found = []
+    spans = []
     for number, segment in enumerate(rollout.chain.segments):
         own, tokens = [False, *segment.sampled.tolist(), False], segment.tokens.tolist()
         begins = [at for at in range(len(tokens)) if own[at + 1] and not own[at]]
         for begin in begins:
             end = next(at for at in range(begin, len(tokens) + 1) if not own[at + 1])
-            found.append(Span(number, begin, end, bool(segment.summary[begin]), tokens[end - 1] not in stop_ids))
-    return found
+            spans.append(Span(number, begin, end, bool(segment.summary[begin]), tokens[end - 1] not in stop_ids))
+    return spans
 
 
 def lines_of(rollout: Rollout, stop_ids: Sequence[int]) -> list[dict]:
     """The lines of an episode as `record.py` has them, with the summaries of its chain."""
-    own, found = list[dict](rollout.environment.lines), list[dict]()
+    own, lines = list[dict](rollout.environment.lines), list[dict]()
     cuts = [span.is_cut for span in spans_of(rollout, stop_ids) if not span.is_summary]
-    said = (message for message in rollout.messages if message.role == "assistant")
+    messages = (message for message in rollout.messages if message.role == "assistant")
     replies = 0
     for line in own:
         if line["kind"] == "reply":
-            while (message := next(said)).name == SUMMARY:
-                found.append({"kind": "summary", "text": message.content or ""})
+            while (message := next(messages)).name == SUMMARY:
+                lines.append({"kind": "summary", "text": message.content or ""})
             line, replies = {**line, "cut": cuts[replies]}, replies + 1
-        found.append(line)
-    return found
+        lines.append(line)
+    return lines
 
 
 def transcript_of(rollout: Rollout, stop_ids: Sequence[int]) -> transcript.Transcript:
     """What an episode was, for behaviour rewards and the monitor. Lints and changed lines are those of the files that were graded."""
     lines, environment = lines_of(rollout, stop_ids), rollout.environment
-    task, found = environment.task, [transcript.Turn("system", lines[0]["system"]), transcript.Turn("user", lines[0]["prompt"])]
+    task, history = environment.task, [transcript.Turn("system", lines[0]["system"]), transcript.Turn("user", lines[0]["prompt"])]
     todos: dict[str, transcript.Todo] = {}
     for turn in turns(lines):
-        found.append(
+        history.append(
             transcript.Turn("assistant", turn.said.text, tuple(call_of(called.name, arguments(called), line) for called, line in turn.calls))
         )
-        found += [transcript.Turn("tool", line["text"]) for line in turn.answers]
+        history += [transcript.Turn("tool", line["text"]) for line in turn.answers]
         todos |= todos_of(turn)
-    given, left = task.exam.given, dict(task.exam.given)
+    before, after = task.exam.given, dict(task.exam.given)
     if environment.grade is not None:
         files = environment.grade.collected.files
-        left = {**{name: data for name, data in given.items() if name not in task.exam.editable}, **files}
-    count = len(conformance(given, left).problems)
-    return transcript.Transcript(tuple(found), tuple(todos.values()), count, changed(given, left), rollout.chain.written)
+        after = {**{name: data for name, data in before.items() if name not in task.exam.editable}, **files}
+    count = len(conformance(before, after).problems)
+    return transcript.Transcript(tuple(history), tuple(todos.values()), count, changed(before, after), rollout.chain.written)
 
 
 def call_of(name: str, args: Mapping[str, object], line: Mapping[str, object]) -> transcript.Call:
