@@ -74,7 +74,7 @@ def show(who, text):
 
 def attempt(number):
     """The agent tries a held-out task. It always takes the likeliest token."""
-    (episode,) = agent.play(sampler, language, [held_out[number]], 1, context(language, trained), trained.rl.max_turns, None, 0.0)
+    (episode,) = agent.play(sampler, language, [held_out[number]], 1, trained.rl.limits(context(language, trained)), trained.rl.max_turns, None, 0.0)
     for place, segment in enumerate(episode.chain.segments):
         if place:
             print("       ┆ a new context: the task, and the summary that the agent wrote of what went before")
