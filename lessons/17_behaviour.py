@@ -48,17 +48,17 @@ READ, TEST, WRITE = Call("read", "a.py"), Call("test", tests=(3, 3)), Call("writ
 BROKEN = Call("grep", valid=False)
 
 
-def rollout(*turns, says="f adds one. All tests pass.", todos=()):
+def make_transcript(*turns, says="f adds one. All tests pass.", todos=()):
     """The record of a rollout: calls that are made together are a tuple, and a message ends it."""
     return Transcript((*(Turn("assistant", calls=calls) for calls in turns), Turn("assistant", says)), todos)
 
 
 OPEN = (Todo("write it up", "open"),)
 GROUP = {
-    "tidy": rollout((READ,), (WRITE, TEST), todos=OPEN),
-    "clumsy": rollout((BROKEN,), (BROKEN, READ), (WRITE, TEST), todos=OPEN),
-    "silent": rollout((READ,), (WRITE, TEST), says="", todos=OPEN),
-    "boastful": rollout((READ,), (WRITE,), todos=OPEN),
+    "tidy": make_transcript((READ,), (WRITE, TEST), todos=OPEN),
+    "clumsy": make_transcript((BROKEN,), (BROKEN, READ), (WRITE, TEST), todos=OPEN),
+    "silent": make_transcript((READ,), (WRITE, TEST), says="", todos=OPEN),
+    "boastful": make_transcript((READ,), (WRITE,), todos=OPEN),
 }
 priced = {name: behaviour.behaviour(one, Prices()) for name, one in GROUP.items()}
 for name, one in priced.items():

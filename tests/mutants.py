@@ -308,7 +308,7 @@ MUTANTS: list[Mutant] = [
         ("len(self.starts) >= limits.turns", "len(self.starts) > limits.turns"),
         ("limits.tokens is not None and self.sampled >= limits.tokens", "False"),
         ("else max(1, limits.tokens - self.sampled)", "else limits.tokens"),
-        ("(left, None if self.builder.is_summary else limits.turn_tokens)", "(left, limits.turn_tokens)"),
+        ("(remaining, None if self.builder.is_summary else limits.turn_tokens)", "(remaining, limits.turn_tokens)"),
         ("self.engine.extend(entry.slot, tokens, active.longest_turn)", "self.engine.extend(entry.slot, tokens)"),
         ("[stop, *tokens])", "tokens)"),
         ("self.messages[self.starts[builder.dropped] :]", "self.messages[self.opening :]"),

@@ -277,13 +277,24 @@ class Lockstep:
     def remove(self, slot: int, finished: bool = True) -> Segment:
         if self.state[slot] == "free":
             raise ValueError(f"slot {slot} is free")
-        self.state[slot], k = "free", int(self.known[slot])
-        version = torch.where(self.sampled[slot, :k], self.version, -1)
-        tokens, sampled, logp = (x[slot, :k].clone() for x in (self.tokens, self.sampled, self.logp))
-        segment = Segment(tokens, sampled, logp, version, self.experts[slot, : k - 1].clone(), finished)
+        self.state[slot] = "free"
+        segment = self._written(slot, finished) if self.started else self._unread(slot, finished)
         if set(self.state) == {"free"}:
             self.prompts, self.longest, self.state, self.started = [], [], [], False
         return segment
+
+    def _written(self, slot: int, finished: bool) -> Segment:
+        k = int(self.known[slot])
+        version = torch.where(self.sampled[slot, :k], self.version, -1)
+        tokens, sampled, logp = (x[slot, :k].clone() for x in (self.tokens, self.sampled, self.logp))
+        return Segment(tokens, sampled, logp, version, self.experts[slot, : k - 1].clone(), finished)
+
+    def _unread(self, slot: int, finished: bool) -> Segment:
+        """Before the first step: the prompt alone."""
+        tokens, config = torch.tensor(self.prompts[slot][0][: self.max_len]), self.sampler.model.config
+        k, layers = len(tokens), config.num_hidden_layers if config.num_experts else 0
+        experts = torch.zeros(k - 1, layers, config.num_experts_per_tok, dtype=torch.int16)
+        return Segment(tokens, torch.zeros(k, dtype=torch.bool), torch.zeros(k), torch.full((k,), -1), experts, finished)
 
     def start(self) -> None:
         """Lays out the contexts that were added."""

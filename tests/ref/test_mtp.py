@@ -704,15 +704,14 @@ def test_playing_ahead_keeps_the_distribution():
             return None if len(self.turns) == 2 else [1 + sum(turn) % 2]
 
     def spread(tokens, turns, new, p):
-        """Every outcome and its probability; a turn has two tokens at most and ends the rollout if it does
-        not stop."""
+        """Every outcome and its probability; a turn has two tokens at most, and is followed by the stop token if it does not stop."""
         logp = (model(torch.tensor([tokens])).logits[0, -1] / T).log_softmax(-1)
         for x in range(3):
             here, more = p * logp[x].exp().item(), (*new, x)
             if x != 0 and len(more) < 2:
                 spread([*tokens, x], turns, more, here)
-            elif x == 0 and len(turns) == 0:
-                spread([*tokens, 0, 1 + sum(more) % 2], (more,), (), here)
+            elif len(turns) == 0:
+                spread([*tokens, x, *([0] if x else []), 1 + sum(more) % 2], (more,), (), here)
             else:
                 outcomes[(*turns, more)] = here
 
@@ -740,9 +739,10 @@ def test_playing_ahead_keeps_the_distribution():
             if turn[-1] == 0 or len(turn) == 2:
                 sampled.append(tuple(turn))
                 turn = []
-                if sampled[-1][-1] == 0 and len(sampled) == 1:
+                if len(sampled) == 1:
+                    assert sampled[0][-1] == 0 or context.pop(0) == 0
                     assert context.pop(0) == 1 + sum(sampled[0]) % 2
-        assert [t[:-1] for t in sampled if t[-1] == 0] == end.turns
+        assert [t[:-1] if t[-1] == 0 else t for t in sampled] == end.turns
         count += decoder.total.retracted
         seen[tuple(sampled)] += 1
     assert count == back[1] + 2 * back[2]

@@ -7,6 +7,7 @@ import pytest
 import torch
 from scipy.stats import chi2
 
+from ref.engine.continuous import Continuous
 from ref.engine.sampler import Sampler, sample
 from ref.network import Config, Transformer
 from tests.talks import contexts_of
@@ -138,3 +139,22 @@ def test_tokens_are_drawn_as_often_as_they_are_likely(temperature):
 def test_at_temperature_zero_the_first_of_the_likeliest_is_taken_for_certain():
     tokens, logp = sample(torch.tensor([[0.0, 2.0, 2.0], [5.0, 1.0, 2.0]]), 0.0, None)
     assert tokens.tolist() == [1, 0] and logp.tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("length", [1, 3, 6])
+def test_a_context_that_leaves_before_the_first_step_is_its_prompt(length):
+    """As in continuous batching, and another one may come."""
+    sampler, prompt = Sampler(network(), torch.float64), [*range(1, 1 + length)]
+    draws = torch.rand(5, dtype=torch.float64)
+    waves, continuous = sampler.engine(2, 5), Continuous(sampler, 2, 5)
+    gone = [engine.remove(engine.add(prompt, [STOP], draws)) for engine in (waves, continuous)]
+    for name, value in vars(gone[0]).items():
+        other = getattr(gone[1], name)
+        assert torch.equal(value, other) and value.dtype == other.dtype if torch.is_tensor(value) else value == other, name
+    slots = [waves.add(prompt, [STOP], draws), waves.add([8], [STOP], draws)]
+    waves.remove(slots[0])
+    with pytest.raises(ValueError, match="is free"):
+        waves.remove(slots[0])
+    while slots[1] not in waves.step():
+        pass
+    assert waves.remove(slots[1]).tokens[0] == 8 and waves.free_slots == 2

@@ -116,7 +116,7 @@ def test_a_full_run_pays_the_same_prices(tiny_run):
     for rl in (recipe.rl, dear):
         asked: Any = SimpleNamespace(checkpoint=str(tiny_run / "checkpoints" / "sft"), length=512, join=recipe.context.join, rl=rl)
         world, generator = CheckpointTasks(asked), torch.Generator().manual_seed(0)
-        sampler, tasks = Sampler(load_hf(asked.checkpoint), torch.float32), [world.task("rl", number) for number in range(6)]
+        sampler, tasks = Sampler(load_hf(asked.checkpoint), torch.float32), [world.task("rl", number) for number in range(24)]
         found = sample_rollouts(sampler, world.environment, tasks, 1, world.language, world.limits, 1.0, generator)
         (alone,) = rollout(sampler, [partial(world.environment, tasks[0], 0)], world.language, world.limits, 1.0, [0])
         alone.task = tasks[0]

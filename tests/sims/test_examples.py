@@ -110,7 +110,9 @@ def shown(root, memory):
         return taught(tasks, language, context(language, recipe), NoiseConfig.clean(), memory, Random(0))
 
     tasks = itertools.islice(task_stream(recipe, "demonstrations"), 200)
-    task = next(lesson.task for lesson in played(tasks) if len(lesson.chain.segments) > 1 and len(lesson.task.helpers) > 0)
+    task = next(
+        one.task for one in played(tasks) if one.task.helpers and [n["scripted"].startswith("def ") for n in notes(language, one.task, one)] == [True]
+    )
     return recipe, language, list(played([task, task]))
 
 
