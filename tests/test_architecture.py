@@ -241,6 +241,13 @@ def test_a_bare_parser_is_seen(source):
     assert bare_parsing(source) and not bare_parsing(source.replace("load", "dump"))
 
 
+def test_python_is_parsed_in_one_place_where_gradings_run_in_threads():
+    """Programs inside of a sandbox have one thread."""
+    rooms = [path for path in files() if path.relative_to(ROOT).parts[0] == "environments" and "inside" not in path.parts]
+    callers = {path.relative_to(ROOT).as_posix() for path in rooms if re.search(r"\bast\.parse\(", text(path))}
+    assert callers == {"environments/syntax.py"}
+
+
 def private(name: str) -> bool:
     return name.startswith("_") and not name.startswith("__")
 
