@@ -35,8 +35,10 @@ small: .venv/.has-core
 check: .venv/.has-test,dev
 	$(BIN)/ruff check -q .
 	$(BIN)/ruff format --check -q .
-	$(BIN)/pyright
-	$(BIN)/python -m pytest -n logical --dist worksteal tests/test_architecture.py tests/test_readme.py tests/test_mutants.py tests/ref
+	@# types beside tests: the tests leave a core idle at their end
+	$(BIN)/pyright & types=$$!; \
+	$(BIN)/python -m pytest -n logical --dist worksteal tests/test_architecture.py tests/test_readme.py tests/test_mutants.py tests/ref; tests=$$?; \
+	wait $$types && exit $$tests
 
 test: .venv/.has-test,dev
 	$(BIN)/python -m pytest -n logical --dist loadfile --no-loadscope-reorder --durations=10

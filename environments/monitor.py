@@ -23,6 +23,7 @@ from environments.grading.rewards import added
 from environments.line_diff import lines_of
 from environments.monitor_code import constants, module_names, signs
 from environments.monitor_shell import python_scripts, reads_package, signatures_in
+from environments.syntax import parse
 
 __all__ = ["Attempt", "Call", "Flag", "is_test", "watch"]
 
@@ -150,19 +151,11 @@ def _of_name(name: str, is_new: bool, others: Collection[str] = ()) -> Iterator[
         yield Flag("shadows a module", name, top)
 
 
-TRIES = 5
-"""Python 3.11 raises SystemError where two threads parse at once (python/cpython#106905); the next try has another moment."""
-
-
 def _parsed(data: bytes) -> ast.Module | None:
-    for left in reversed(range(TRIES)):
-        try:
-            return ast.parse(data)
-        except (SyntaxError, ValueError, RecursionError, MemoryError):
-            return None
-        except SystemError:
-            if not left:  # the agent's file may be one that fails every time
-                raise
+    try:
+        return parse(data)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
 
 
 def _of_source(name: str, data: bytes, lines: Mapping[int, str], expected: set[object], modules: Collection[str] = ()) -> Iterator[Flag]:

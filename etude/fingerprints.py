@@ -22,6 +22,7 @@ do not count, nor does prose: f-strings, the wording of a claim, and the functio
 
 from __future__ import annotations
 
+import argparse
 import ast
 import hashlib
 import json
@@ -171,7 +172,8 @@ def renew(name: str, at: str | None = None) -> str:
     record = read_json(path)
     commit = at or record.get("renewed", {}).get("commit") or record["machine"]["commit"]
     if subprocess.run(["git", "cat-file", "-e", f"{commit}^{{commit}}"], cwd=ROOT, capture_output=True).returncode:
-        raise RunError(f"{commit}, which measured {name}, is no commit of this checkout; run it again: etude figure {name}")
+        advice = "give --at one that is" if at else f"run it again: etude figure {name}"
+        raise RunError(f"{commit}, with which {name} is to be compared, is no commit of this checkout; {advice}")
     if at and (not is_recorded(record) or {half: record[half] for half in ("sources", "rules")} != fingerprints(entry.sim, at_commit(at))):
         raise RunError(f"{name} had changed before {at}, or its record has no fingerprints; compare with the record's own commit, without --at")
     with tempfile.TemporaryDirectory() as folder:
@@ -242,11 +244,13 @@ def _difference(before: dict, after: dict) -> str:
 
 
 if __name__ == "__main__":
-    names = sys.argv[1:]
-    at = names[1] if names[:1] == ["--at"] and len(names) > 1 else None
-    for experiment in names[2:] if at else names:
+    parser = argparse.ArgumentParser(prog="python -m etude.fingerprints", description="Shows that records still hold, and renews their fingerprints.")
+    parser.add_argument("experiments", nargs="+", metavar="NAME")
+    parser.add_argument("--at", metavar="COMMIT", help="compare with this commit in place of the record's own")
+    arguments = parser.parse_args()
+    for experiment in arguments.experiments:
         try:
-            print(renew(experiment, at), flush=True)
+            print(renew(experiment, arguments.at), flush=True)
         except RunError as error:
             print(f"error: {error}", file=sys.stderr)
             sys.exit(2)

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from environments.harbor.export import grader
 from etude import catalog
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -239,6 +240,25 @@ def test_files_and_messages_are_parsed_within_limits():
 )
 def test_a_bare_parser_is_seen(source):
     assert bare_parsing(source) and not bare_parsing(source.replace("load", "dump"))
+
+
+def test_python_is_parsed_in_one_place_where_gradings_run_in_threads():
+    """Programs inside of a sandbox have one thread."""
+    rooms = [path for path in files() if path.relative_to(ROOT).parts[0] == "environments" and "inside" not in path.parts]
+    callers = {path.relative_to(ROOT).as_posix() for path in rooms if re.search(r"\bast\.parse\(", text(path))}
+    assert callers == {"environments/syntax.py"}
+
+
+def test_the_grader_that_goes_along_with_a_harbor_task_carries_what_it_imports():
+    """A verifier's container has no other file of the project."""
+    carried = {path.removeprefix("tests/grader/").removesuffix(".py").replace("/", ".") for path in grader()}
+    missing = {}
+    for module in carried:
+        path = ROOT / f"{module.replace('.', '/')}.py"
+        for_types = [node for node in nodes(text(path)) if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
+        names = imports(path) - {name for node in for_types for name in imported(ast.unparse(node), ())}
+        missing[module] = {name for name in names if name.partition(".")[0] in ROOMS and not {name, name.rpartition(".")[0]} & carried}
+    assert {module: names for module, names in missing.items() if names} == {}
 
 
 def private(name: str) -> bool:

@@ -25,6 +25,7 @@ from environments.grading.inside.fresh import unpacked
 from environments.grading.lay import write
 from environments.grading.rewards import added
 from environments.sandbox.interface import Sandbox
+from environments.syntax import parse
 from kit.disk import parse_json
 
 __all__ = ["LEAST", "MOST", "Agreement", "Question", "agreed", "agreement", "questions", "same"]
@@ -158,7 +159,7 @@ def functions_of(file: str, data: bytes) -> set[str]:
     need not be written again."""
     module = file.removeprefix("src/").removesuffix(".py").removesuffix("/__init__").replace("/", ".")
     try:
-        return {f"{module}:{node.name}" for node in ast.parse(data).body if isinstance(node, ast.FunctionDef)}
+        return {f"{module}:{node.name}" for node in parse(data).body if isinstance(node, ast.FunctionDef)}
     except (SyntaxError, ValueError):
         return set()
 

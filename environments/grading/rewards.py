@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from environments.line_diff import common_lines, lines_of
+from environments.syntax import parse
 
 __all__ = ["WEIGHTS", "Conformance", "Reward", "Weights", "added", "changed", "conformance", "reward", "succinctness"]
 
@@ -121,7 +122,7 @@ def _name(node: ast.expr) -> str:
 
 def _syntax(old: bytes, whole: bytes, new: set[int]) -> list[tuple[int, str]]:
     try:
-        tree = ast.parse(whole)
+        tree = parse(whole)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         return [(getattr(error, "lineno", None) or 1, "the file cannot be parsed")]
     camel = bool(re.search(rb"\bdef [a-z]+[A-Z]", old))

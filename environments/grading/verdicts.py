@@ -23,6 +23,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
+from environments.syntax import parse
 from kit.disk import parse_json
 
 __all__ = ["Verdicts", "answers_of", "canaries", "cases_of", "disguised", "original", "read", "seal"]
@@ -127,7 +128,7 @@ def canaries(source: str, key: bytes, most: int = 4, first: Collection[str] = ()
             for part in compared:
                 _ask_nearly(part, salt)
         else:
-            one.body.append(ast.parse("assert False").body[0])
+            one.body.append(parse("assert False").body[0])
         above = min(line.lineno for line in (node, *node.decorator_list)) - 1
         at = above if (number + coin) % 2 else node.end_lineno or 0
         indent = lines[node.lineno - 1][: node.col_offset]
@@ -167,7 +168,7 @@ def disguised(tests: Iterable[str], key: bytes) -> dict[str, str]:
 @lru_cache(32)
 def _tests(source: str) -> dict[tuple[str, str], ast.FunctionDef]:
     """Class, or nothing, and name → test, for those that are defined once. Many solutions are graded by the same tests."""
-    tree = ast.parse(source)
+    tree = parse(source)
     found: dict[tuple[str, str], ast.FunctionDef] = {}
     twice = set()
     suites = [("", tree.body), *((node.name, node.body) for node in tree.body if isinstance(node, ast.ClassDef) and _plain(node.decorator_list))]

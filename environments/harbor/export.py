@@ -23,7 +23,7 @@ from environments.tasks.package import Package
 __all__ = ["CARRIED", "as_json", "folder", "toml"]
 
 ROOT = Path(__file__).parents[2]
-PARTS = ("__init__.py", "line_diff.py", "monitor.py", "monitor_code.py", "monitor_shell.py", "grading")
+PARTS = ("__init__.py", "line_diff.py", "monitor.py", "monitor_code.py", "monitor_shell.py", "syntax.py", "grading")
 PARTS += ("harbor/__init__.py", "harbor/verify.py", "sandbox/__init__.py", "sandbox/interface.py")
 CARRIED = (*(f"environments/{part}" for part in PARTS), "kit/__init__.py", "kit/disk.py", "kit/settings.py")
 """What the grader consists of, beneath the project's folder; folders with all that is in them."""

@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
+from environments.syntax import parse
 from kit.disk import parse_toml
 
 __all__ = ["Project", "ci_commands", "make_commands", "pyproject", "requirements", "setup_cfg", "setup_py", "tox"]
@@ -101,7 +102,7 @@ def setup_cfg(data: bytes) -> Project | None:
 def setup_py(data: bytes) -> Project | None:
     """Of setup.py, as far as its arguments are written out, there or in a variable of the module. It is not run."""
     try:
-        tree = ast.parse(data)
+        tree = parse(data)
         known: dict[str, ast.expr] = {}
         for node in tree.body:
             if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):

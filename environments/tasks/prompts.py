@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Mapping, Sequence
 
+from environments.syntax import parse
 from ref.feature_deletion import Piece
 
 __all__ = ["TERSE", "specified", "terse"]
@@ -58,7 +59,7 @@ def specified(piece: Piece, whole: Mapping[str, bytes], visible: Sequence[str], 
 
 def _told(data: bytes, name: str) -> tuple[str, str]:
     """Signature and docstring of a function or class by its qualified name."""
-    node: ast.AST = ast.parse(data)
+    node: ast.AST = parse(data)
     for part in name.replace(".<locals>", "").split("."):
         inner = [one for one in ast.walk(node) if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and one.name == part]
         if not inner:

@@ -13,6 +13,8 @@ import tokenize
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import PurePosixPath
 
+from environments.syntax import parse
+
 __all__ = ["decode_source", "find_support", "package_of_file"]
 
 
@@ -105,7 +107,7 @@ def _closure(tests: Mapping[str, bytes], modules: Mapping[str, str], files: Coll
 def _imported(data: bytes, package: str) -> Iterator[str]:
     """Names that may be modules which a file imports, and texts that may name one. None for a file that is no Python."""
     try:
-        tree = ast.parse(data)
+        tree = parse(data)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return
     for node in ast.walk(tree):

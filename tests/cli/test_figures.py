@@ -495,10 +495,10 @@ def test_a_record_is_renewed_only_if_quick_measures_the_same(tmp_path, monkeypat
 def test_a_record_is_compared_with_another_commit_only_if_it_was_not_stale_there(tmp_path, monkeypatch):
     path = finished(tmp_path / "a") / "kl-variance.json"
     monkeypatch.setattr(fingerprints, "results_folder", lambda: path.parent)
-    quick, asked = {"rows": [{"a": 1.0}], "claims": []}, []
-    monkeypatch.setattr(fingerprints, "quick_record", lambda name, at, folder: asked.append(at) or quick)
+    quick, commits = {"rows": [{"a": 1.0}], "claims": []}, []
+    monkeypatch.setattr(fingerprints, "quick_record", lambda name, at, folder: commits.append(at) or quick)
     rewritten(path, machine={"commit": "HEAD"}, **fingerprints.fingerprints("sims/kl_variance.py", fingerprints.at_commit("HEAD")))
-    assert "are the same as at HEAD" in fingerprints.renew("kl-variance", "HEAD") and asked == ["HEAD", None]
+    assert "are the same as at HEAD" in fingerprints.renew("kl-variance", "HEAD") and commits == ["HEAD", None]
     assert json.loads(path.read_text())["renewed"]["with"] == "HEAD"
     record = json.loads(path.read_text())
     for changed in (record | {"sources": {"sims/kl_variance.py": "before"}}, {key: value for key, value in record.items() if key != "sources"}):
@@ -506,7 +506,9 @@ def test_a_record_is_compared_with_another_commit_only_if_it_was_not_stale_there
         before = path.read_text()
         with pytest.raises(RunError, match="had changed before HEAD"):
             fingerprints.renew("kl-variance", "HEAD")
-        assert path.read_text() == before and asked == ["HEAD", None]
+        assert path.read_text() == before and commits == ["HEAD", None]
+    with pytest.raises(RunError, match="nowhere, with which kl-variance is to be compared, is no commit of this checkout; give --at one that is"):
+        fingerprints.renew("kl-variance", "nowhere")
 
 
 def test_every_claim_hangs_on_a_statement_and_every_statement_says_what_tests_it():

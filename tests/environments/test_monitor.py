@@ -7,6 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from environments.grading.rewards import conformance
+from environments.grading.verdicts import canaries
 from environments.monitor import Attempt, Call, Flag, watch
 from environments.monitor_code import CALLS, STATE
 from environments.monitor_shell import COMMANDS
@@ -328,27 +330,36 @@ def test_depth_breaks_no_monitor(text):
     assert {flag.signature for flag in watch(top(text))} <= {"cannot be read"}
 
 
-def test_a_parser_that_another_thread_has_disturbed_is_asked_again(monkeypatch):
+GRADED = {
+    "monitor": lambda: watch(Attempt({"a.py": b"x = 1\n"}, {"a.py": b"x = 2\n"}, tests={"test_a.py": b"def test_a(): pass\n"})),
+    "conformance": lambda: conformance({"a.py": b"x = 1\n"}, {"a.py": b"x = 2\n"}),
+    "canaries": lambda: canaries("def test_a():\n    assert f(1) == 2\n", b"k" * 16),
+}
+
+
+@pytest.mark.parametrize("grades", GRADED.values(), ids=GRADED)
+def test_a_parser_that_another_thread_has_disturbed_is_asked_again(grades):
     """Python 3.11 raises SystemError there (python/cpython#106905): an honest grading ended with it, in a benchmark of two at once."""
-    real, asked = ast.parse, []
+    real, calls = ast.parse, []
 
     def disturbed(data, *more, **named):
-        asked.append(data)
-        if len(asked) == 1:
+        calls.append(data)
+        if len(calls) % 2:
             raise SystemError("AST constructor recursion depth mismatch (before=39, after=34)")
         return real(data, *more, **named)
 
-    monkeypatch.setattr("environments.monitor.ast.parse", disturbed)
-    watch(Attempt({"a.py": b"x = 1\n"}, {"a.py": b"x = 2\n"}, tests={"test_a.py": b"def test_a(): pass\n"}))
-    assert len(asked) > 1
+    with pytest.MonkeyPatch.context() as patch:  # no longer than this: pytest parses, too
+        patch.setattr(ast, "parse", disturbed)
+        result = grades()
+    assert len(calls) > 1 and result == grades()
 
 
-def test_a_file_that_no_parser_takes_ends_the_grading_and_not_the_grader(monkeypatch):
+def test_a_file_that_no_parser_takes_ends_the_grading_and_not_the_grader():
     """An agent that finds such a file must not keep a grader busy for ever."""
 
     def broken(*_, **__):
         raise SystemError("AST constructor recursion depth mismatch")
 
-    monkeypatch.setattr("environments.monitor.ast.parse", broken)
-    with pytest.raises(SystemError):
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemError):
+        patch.setattr(ast, "parse", broken)
         watch(Attempt({"a.py": b"x = 1\n"}, {"a.py": b"x = 2\n"}, tests={"test_a.py": b"def test_a(): pass\n"}))

@@ -157,9 +157,10 @@ def test_lessons_are_finished_and_within_the_limits(language, how, config):
 def test_a_lesson_whose_last_turn_a_limit_cuts_is_left_out(language, config):
     """Without summaries, some contexts are full within the turn that would have ended the episode."""
     few = chains.chaining(language, 80, 12, 40, 1)
-    some = list(itertools.islice(chains.lessons(config, language, few, NoiseConfig(), Memory()), 200))
-    assert all(one.chain.segments[-1].finished for one in some)
-    assert max(len(one.chain.segments[-1].tokens) for one in some) > few.limit - 3
+    lessons = itertools.islice(chains.lessons(config, language, few, NoiseConfig(), Memory()), 200)
+    last = [lesson.chain.segments[-1] for lesson in lessons]
+    assert all(segment.finished for segment in last)
+    assert max(len(segment.tokens) for segment in last) > few.limit - 3
 
 
 def test_unlimited_has_the_recipes_long_context(how):
