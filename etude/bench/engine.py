@@ -2,6 +2,7 @@
 
 Both play the same conversations of the small world with the same random numbers, one after the other, in alternation. A chain of contexts
 continues at once in continuous batching, and with the next wave in the other. Time in the environment is included; it is microseconds.
+Nobody asks for rewards: hidden tests take longer than that, and are no part of a sampler.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ def bench(run: Path = Path("runs/small"), out: Path | None = Path("results"), ro
 
     from ref.engine.continuous import ContinuousSampler
     from ref.engine.sampler import Sampler
+    from ref.environment import Reward
     from ref.rollout import Limits, hash_seed, rollout
     from sims.microrepo import MicroRepo, Session
     from sims.recipe.data import task_stream
@@ -40,9 +42,13 @@ def bench(run: Path = Path("runs/small"), out: Path | None = Path("results"), ro
     samplers = {"one position": Sampler, "continuous": ContinuousSampler}
     samplers = {name: kind(model, getattr(torch, config.training.sampler_dtype)) for name, kind in samplers.items()}
 
+    class WithoutReward(MicroRepo):
+        def reward(self) -> Reward:
+            return Reward()
+
     def play(name: str, slots: int) -> tuple[float, list]:
         tasks = itertools.islice(task_stream(config, "rl"), slots)
-        make = [partial(MicroRepo, Session(task, config.rl.max_turns)) for task in tasks]
+        make = [partial(WithoutReward, Session(task, config.rl.max_turns)) for task in tasks]
         seeds = [hash_seed("bench", number) for number in range(slots)]
         began = time.perf_counter()
         rollouts = rollout(samplers[name], make, language, Limits(how), config.rl.temperature, seeds)
