@@ -248,19 +248,22 @@ class Entry:
 
 
 class EnvironmentCall:
-    """One call of an environment. Without threads it is made at once. `discard`: what becomes of a value that comes too late."""
+    """One call of an environment, in a thread of its own. `changed` is set once it has ended. `discard`: what becomes of a value that comes too
+    late."""
 
     def __init__(
-        self, entry: Entry, function: Callable[[], Any], then: Callable[[Any], None], driver: "Driver", discard: Callable[[Any], None] | None = None
+        self,
+        entry: Entry,
+        function: Callable[[], Any],
+        then: Callable[[Any], None],
+        changed: threading.Event,
+        discard: Callable[[Any], None] | None = None,
     ):
         self.entry, self.then, self.discard, self.since = entry, then, discard, time.monotonic()
         self.value: Any = None
         self.error: BaseException | None = None
         self.done, self.lock, self.is_abandoned = threading.Event(), threading.Lock(), False
-        if driver.threads:
-            threading.Thread(target=self.run, args=(function, driver.changed), daemon=True).start()
-        else:
-            self.run(function, driver.changed)
+        threading.Thread(target=self.run, args=(function, changed), daemon=True).start()
 
     def run(self, function: Callable[[], Any], changed: threading.Event) -> None:
         try:
@@ -439,11 +442,15 @@ class Driver:
         self._end(entry)
 
     def _call(self, entry: Entry, function: Callable[[], Any], then: Callable[[Any], None], discard: Callable[[Any], None] | None = None) -> None:
-        call = EnvironmentCall(entry, function, then, self, discard)
         if self.threads:
-            self.calls.append(call)
+            self.calls.append(EnvironmentCall(entry, function, then, self.changed, discard))
+            return
+        try:
+            value = function()
+        except EnvironmentFailure as error:
+            self._failed(entry, str(error))
         else:
-            self._take(call)
+            then(value)
 
     def _take_calls(self) -> None:
         """Goes on with the rollouts whose environments have answered, and gives up those that take too long."""

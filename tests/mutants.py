@@ -331,8 +331,8 @@ MUTANTS: list[Mutant] = [
         ("(q_norm * a.head_dim**-0.5).expand", "q_norm.expand"),
         ("scale.roll(a.head_dim // 2, -1) * sin", "scale * sin"),
         ("return qkv * block.input_layernorm.weight.to(cos.dtype), bias", "return qkv, bias"),
-        ("y = unit(qk, self.eps) if a.q_norm is not None else qk", "y = unit(qk, self.eps)"),
-        ("y = unit(x, self.eps) * block.post_attention_layernorm.weight", "y = unit(x, self.eps)"),
+        ("y = unit(qk, self.eps) if c.qk_norm else qk", "y = unit(qk, self.eps)"),
+        ("y = unit(x, self.eps) * norm", "y = unit(x, self.eps)"),
         (
             "k, v = cache.append(layer, heads[:, H : H + G, None], heads[:, H + G :, None])",
             "k, v = cache.append(layer, heads[:, H + G :, None], heads[:, H : H + G, None])",
@@ -510,9 +510,9 @@ MUTANTS: list[Mutant] = [
         ("        self.version = version\n", "        pass\n"),
         ("experts[rows, t:n] = torch", "experts[rows.roll(1), t:n] = torch"),
         ("(logits.float() / temperature).log_softmax(-1)", "logits.float().log_softmax(-1)"),
-        ("self.tokens[slot, self.begin[slot] : int", "self.tokens[slot, self.begin[slot] - 1 : int"),
+        ("self.tokens[slot, self.begin[slot] : self.known", "self.tokens[slot, self.begin[slot] - 1 : self.known"),
         ("copy.deepcopy(model).to(dtype)", "model.to(dtype)"),
-        ("(live & (self.known[rows] == n))", "(self.known[rows] == n)"),
+        ("at for at in live if self.known[self.rows[at]] == n", "at for at in range(len(self.rows)) if self.known[self.rows[at]] == n"),
     ),
     *of(
         "cpt",

@@ -140,9 +140,12 @@ class Continuous:
         device = self.ragged.device
         hidden, chosen = self.ragged.step(self.tokens[where, position].to(device), row.to(device), position.to(device), len(slots))
         if chosen:
-            # A context that is read again under new weights keeps the experts under which its tokens were sampled.
-            new = position >= torch.tensor(self.routed)[where]
-            self.experts[where[new], position[new]] = torch.stack(chosen, 1).to("cpu", torch.int16)[new]
+            experts = torch.stack(chosen, 1).to("cpu", torch.int16)
+            if any(self.read[slot] < self.routed[slot] for slot in slots):
+                # A context that is read again under new weights keeps the experts under which its tokens were sampled.
+                new = position >= torch.tensor(self.routed)[where]
+                where, position, experts = where[new], position[new], experts[new]
+            self.experts[where, position] = experts
         speakers = []
         for row, (slot, end) in enumerate(zip(slots, ends, strict=True)):
             self.read[slot], self.routed[slot] = end, max(self.routed[slot], end)

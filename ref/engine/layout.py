@@ -142,28 +142,29 @@ class Rows:
             self.bias = [None if bias is None else copied(bias, dtype, device) for _, bias, _ in laid_out]
             self.tables = [copied(table, dtype, device).unbind() for _, _, table in laid_out]
         self.eps = torch.tensor(model.config.rms_norm_eps, dtype=dtype, device=device)
+        # Modules look their parameters up by name: once here, not in each step.
+        self.rest = [(block.self_attn.o_proj.weight, block.post_attention_layernorm.weight, block.mlp) for block in model.layers]
 
     def step(self, ids: Int[Tensor, " B"], cache: KVCache) -> tuple[Float[Tensor, "B D"], list[Tensor]]:
         """Final hidden states, which `model.head` turns into logits, and the experts of each MoE layer [B, K].
         The cache grows by one position."""
-        B, x, t = len(ids), self.model.embed_tokens(ids), cache.length
+        B, x, t, c = len(ids), self.model.embed_tokens(ids), cache.length, self.model.config
+        H, G, d = c.num_attention_heads, c.num_key_value_heads, c.head_dim
         chosen = []
-        for layer, block in enumerate(self.model.layers):
-            a, (cos, sin) = block.self_attn, self.tables[layer]
-            H, G, d = a.heads, a.kv_heads, a.head_dim
-            heads = projected(unit(x, self.eps), self.qkv[layer], self.bias[layer]).view(B, H + 2 * G, d)
+        for layer, (qkv, bias, (cos, sin), (o, norm, mlp)) in enumerate(zip(self.qkv, self.bias, self.tables, self.rest, strict=True)):
+            heads = projected(unit(x, self.eps), qkv, bias).view(B, H + 2 * G, d)
             qk = heads[:, : H + G]
-            y = unit(qk, self.eps) if a.q_norm is not None else qk
+            y = unit(qk, self.eps) if c.qk_norm else qk
             torch.addcmul(y * cos[t], y.roll(d // 2, -1), sin[t], out=qk)
             k, v = cache.append(layer, heads[:, H : H + G, None], heads[:, H + G :, None])
             q = heads[:, :H].reshape(B, G, H // G, d)
             scores = torch.matmul(q, k.transpose(2, 3))
-            x = torch.addmm(x, torch.matmul(scores.softmax(-1), v).view(B, H * d), a.o_proj.weight.t())
-            y = unit(x, self.eps) * block.post_attention_layernorm.weight
-            if isinstance(block.mlp, MLP):
-                x = x + block.mlp(y)
+            x = torch.addmm(x, torch.matmul(scores.softmax(-1), v).view(B, H * d), o.t())
+            y = unit(x, self.eps) * norm
+            if isinstance(mlp, MLP):
+                x = x + mlp(y)
             else:
-                y, _, experts = block.mlp(y)
+                y, _, experts = mlp(y)
                 x = x + y
                 chosen.append(experts)
         cache.length = t + 1

@@ -33,6 +33,8 @@ class Ragged:
         self.keys, self.values = ([torch.zeros(shape, dtype=self.dtype, device=self.device) for _ in model.layers] for _ in range(2))
         self.eps = torch.tensor(config.rms_norm_eps, dtype=self.dtype, device=self.device)
         self.where = torch.arange(max_len, device=self.device)
+        # Modules look their parameters up by name: once here, not in each step.
+        self.rest = [(block.self_attn.o_proj.weight, block.post_attention_layernorm.weight, block.mlp) for block in model.layers]
         self.copy()
 
     @torch.no_grad()
@@ -68,28 +70,28 @@ class Ragged:
         hidden = torch.zeros(A, 1, S, dtype=self.dtype, device=self.device).masked_fill_(self.where[:S] > position[:A, None, None], float("-inf"))
         hidden = hidden.repeat_interleave(self.keys[0].shape[1], 0)
         before = Before(row[A:], position[A:], self.where[:S], self.dtype) if len(ids) > A else None
-        chosen, wide = [], iter(self.experts)
-        for layer, block in enumerate(self.model.layers):
-            a, (cos, sin) = block.self_attn, tables[:, layer].unbind(1)
-            H, G, d = a.heads, a.kv_heads, a.head_dim
-            heads = projected(unit(x, self.eps), self.qkv[layer], self.bias[layer]).view(-1, H + 2 * G, d)
+        config, wide = self.model.config, iter(self.experts)
+        H, G, d = config.num_attention_heads, config.num_key_value_heads, config.head_dim
+        chosen, layers = [], zip(self.qkv, self.bias, tables.unbind(1), self.keys, self.values, self.rest, strict=True)
+        for qkv, bias, table, keys, values, (o, norm, mlp) in layers:
+            cos, sin = table.unbind(1)
+            heads = projected(unit(x, self.eps), qkv, bias).view(-1, H + 2 * G, d)
             qk = heads[:, : H + G]
-            y = unit(qk, self.eps) if a.q_norm is not None else qk
+            y = unit(qk, self.eps) if config.qk_norm else qk
             turned = torch.addcmul(y * cos, y.roll(d // 2, -1), sin)
-            keys, values = self.keys[layer], self.values[layer]
             keys[row, :, position], values[row, :, position] = turned[:, H:], heads[:, H + G :]
             q = turned[:, :H].unflatten(1, (G, -1))
             scores = torch.baddbmm(hidden, q[:A].reshape(A * G, H // G, d), keys[:A, :, :S].flatten(0, 1).transpose(1, 2))
             seen = torch.bmm(scores.softmax(-1), values[:A, :, :S].flatten(0, 1)).view(A, H * d)
             if before is not None:
                 seen = torch.cat((seen, before.attend(q[A:], keys, values, S)))
-            x = torch.addmm(x, seen, a.o_proj.weight.t())
-            y = unit(x, self.eps) * block.post_attention_layernorm.weight
-            if isinstance(block.mlp, MLP):
-                x = x + block.mlp(y)
+            x = torch.addmm(x, seen, o.t())
+            y = unit(x, self.eps) * norm
+            if isinstance(mlp, MLP):
+                x = x + mlp(y)
                 continue
-            _, gates, experts = block.mlp.route(y, None)
-            x = x + (self.mixed(y, gates, experts, *next(wide)) if len(y) <= DENSE else block.mlp.mix(y, gates, experts))
+            _, gates, experts = mlp.route(y, None)
+            x = x + (self.mixed(y, gates, experts, *next(wide)) if len(y) <= DENSE else mlp.mix(y, gates, experts))
             chosen.append(experts)
         return unit(x, self.eps) * self.model.norm.weight, chosen
 

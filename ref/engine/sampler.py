@@ -260,7 +260,7 @@ class Lockstep:
         check_state(self.state, slot, "over")
         if self.full[slot]:
             return None
-        own = self.tokens[slot, self.begin[slot] : int(self.known[slot])].tolist()
+        own = self.tokens[slot, self.begin[slot] : self.known[slot]].tolist()
         if own[-1] in self.prompts[slot][1]:
             return SampledTurn(own[:-1], own[-1])
         return None if self.known[slot] == self.max_len else SampledTurn(own, None)
@@ -268,9 +268,8 @@ class Lockstep:
     def extend(self, slot: int, tokens: Sequence[int], longest_turn: int | None = None) -> None:
         check_state(self.state, slot, "over")
         check_tokens("answer", tokens, self.sampler.vocab_size)
-        start = int(self.known[slot])
-        end = self.begin[slot] = min(start + len(tokens), self.max_len)
-        self.known[slot] = end
+        start = self.known[slot]
+        end = self.known[slot] = self.begin[slot] = min(start + len(tokens), self.max_len)
         self.tokens[slot, start:end] = torch.tensor(tokens[: end - start], dtype=torch.long)
         self.state[slot], self.longest[slot] = "ready", longest_turn
 
@@ -284,7 +283,7 @@ class Lockstep:
         return segment
 
     def _written(self, slot: int, finished: bool) -> Segment:
-        k = int(self.known[slot])
+        k = self.known[slot]
         version = torch.where(self.sampled[slot, :k], self.version, -1)
         tokens, sampled, logp = (x[slot, :k].clone() for x in (self.tokens, self.sampled, self.logp))
         return Segment(tokens, sampled, logp, version, self.experts[slot, : k - 1].clone(), finished)
@@ -300,8 +299,8 @@ class Lockstep:
         """Lays out the contexts that were added."""
         config, B = self.sampler.model.config, len(self.prompts)
         layers = config.num_hidden_layers if config.num_experts else 0
-        self.known = torch.tensor([min(len(prompt), self.max_len) for prompt, *_ in self.prompts])  # tokens known of each
-        self.begin, self.full = self.known.tolist(), [False] * B  # where the current turn begins
+        self.known = [min(len(prompt), self.max_len) for prompt, *_ in self.prompts]  # tokens known of each
+        self.begin, self.full = list(self.known), [False] * B  # where the current turn begins
         self.tokens = torch.zeros(B, self.max_len, dtype=torch.long)
         for row, (prompt, *_) in enumerate(self.prompts):
             self.tokens[row, : self.known[row]] = torch.tensor(prompt[: self.max_len])
@@ -314,7 +313,7 @@ class Lockstep:
         with torch.inference_mode():
             self.cache = KVCache(config, B, self.max_len, self.sampler.dtype, device=device)
             self.decode = Rows(self.sampler.model, self.max_len)
-        self.rows, self.t, self.started = torch.arange(B), 0, True  # the contexts that are rows of the batch
+        self.rows, self.t, self.started = list(range(B)), 0, True  # the contexts that are rows of the batch
 
     def step(self) -> list[int]:
         """Decodes until a turn is over, or until all contexts are full."""
@@ -337,14 +336,14 @@ class Lockstep:
     def _advance(self) -> list[int]:
         """One token per row, or as many as every row already knows: the prompts' common length runs in one pass. Returns the
         slots whose turn is now over."""
-        model, t, rows = self.sampler.model, self.t, self.rows
-        live = torch.tensor([self.state[row] == "ready" for row in rows.tolist()])
+        model, t = self.sampler.model, self.t
+        live = [at for at, slot in enumerate(self.rows) if self.state[slot] == "ready"]
         # A finished row still costs its share of every step, but dropping it copies the cache: drop rows a tenth at a time.
-        if live.sum() <= 0.9 * len(rows):
-            self.cache.select(live.nonzero()[:, 0].to(self.device))
-            self.rows = rows = rows[live]
-            live = torch.ones(len(rows), dtype=torch.bool)
-        self.t = n = min(max(t + 1, int(self.known[rows[live]].min())), self.max_len - 1)
+        if len(live) <= 0.9 * len(self.rows):
+            self.cache.select(torch.tensor(live).to(self.device))
+            self.rows, live = [self.rows[at] for at in live], list(range(len(live)))
+        rows = torch.tensor(self.rows)
+        self.t = n = min(max(t + 1, min(self.known[self.rows[at]] for at in live)), self.max_len - 1)
         if n == t + 1:
             hidden, chosen = self.decode.step(self.tokens[rows, t].to(self.device), self.cache)
         else:
@@ -352,17 +351,17 @@ class Lockstep:
             hidden, chosen = out.hidden[:, -1], out.experts
         if layers := self.experts.shape[2]:
             self.experts[rows, t:n] = torch.stack(chosen, 1).to("cpu", torch.int16).view(len(rows), n - t, layers, -1)
-        free = (live & (self.known[rows] == n)).nonzero()[:, 0]
-        if not len(free):
+        free = [at for at in live if self.known[self.rows[at]] == n]
+        if not free:
             return []
-        speakers = rows[free]
-        logits = model.head(hidden[free.to(self.device)])
+        slots = [self.rows[at] for at in free]
+        speakers = torch.tensor(slots)
+        logits = model.head(hidden[torch.tensor(free).to(self.device)])
         drawn, logp = (x.cpu() for x in sample(logits, self.temperature, self.draws[speakers, n]))
         self.tokens[speakers, n], self.sampled[speakers, n], self.logp[speakers, n] = drawn, True, logp
-        self.known[speakers] = n + 1
         over = []
-        for slot, token in zip(speakers.tolist(), drawn.tolist(), strict=True):
-            longest = self.longest[slot]
+        for slot, token in zip(slots, drawn.tolist(), strict=True):
+            self.known[slot], longest = n + 1, self.longest[slot]
             if token in self.prompts[slot][1] or longest is not None and n + 1 - self.begin[slot] >= longest:
                 over.append(slot)
         return over
