@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 __all__ = ["constants", "module_names", "signs"]
 
@@ -91,10 +91,15 @@ def signs(
 ) -> Iterator[tuple[str, int, str]]:
     """Signature, line and what was seen, for what stands in `lines` of a file. `expected`: constants of the tests. `is_test`: the file is one of
     the tests, which may import a runner. `test_modules`: names of the tests' modules."""
-    imported = _names(tree)
+    nodes: list[ast.AST] = [tree]
+    parents: dict[ast.AST, ast.AST] = {}
+    for node in nodes:  # which grows: in the order of `ast.walk`
+        for child in ast.iter_child_nodes(node):
+            parents[child] = node
+            nodes.append(child)
+    imported = _names(nodes)
     guarded = {line for node in tree.body if _is_main(node) for line in range(node.lineno, (node.end_lineno or 0) + 1)}
-    parents = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
-    for node in ast.walk(tree):
+    for node in nodes:
         line = getattr(node, "lineno", 0)
         if line not in lines:
             continue
@@ -217,10 +222,10 @@ def _text_of(node: ast.AST) -> str | None:
     return None
 
 
-def _names(tree: ast.AST) -> Mapping[str, str]:
+def _names(nodes: Iterable[ast.AST]) -> Mapping[str, str]:
     """What a name that was imported stands for."""
     found = {}
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Import):
             found |= {
                 alias.asname or alias.name.partition(".")[0]: alias.name if alias.asname else alias.name.partition(".")[0] for alias in node.names

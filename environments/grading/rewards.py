@@ -126,10 +126,11 @@ def _syntax(old: bytes, whole: bytes, new: set[int]) -> list[tuple[int, str]]:
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         return [(getattr(error, "lineno", None) or 1, "the file cannot be parsed")]
     camel = bool(re.search(rb"\bdef [a-z]+[A-Z]", old))
-    used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
-    used |= {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}  # in __all__
+    nodes = [*ast.walk(tree)]
+    used = {node.id for node in nodes if isinstance(node, ast.Name)}
+    used |= {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}  # in __all__
     found = []
-    for node in ast.walk(tree):
+    for node in nodes:
         line = getattr(node, "lineno", 0)
         if line not in new:
             continue

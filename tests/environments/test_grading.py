@@ -6,8 +6,10 @@ import os
 import re
 import socket
 import subprocess
+import sys
 import unittest
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import example, given
@@ -600,3 +602,37 @@ def test_rewards_by_hand():
 def test_a_seal_is_one_line_of_ascii():
     line = seal(KEY, "t[é\n]", "passed")
     assert line.isascii() and line.count(b"\n") == 1 and json.loads(line.partition(b" ")[2]) == ["t[é\n]", "passed"]
+
+
+ARGUMENTS = """
+import functools, inspect, sys, _pytest.compat
+sys.path.insert(0, sys.argv[1])
+import play
+
+class A:
+    def method(self, a, b=1): ...
+    @staticmethod
+    def static(a): ...
+    @classmethod
+    def of_class(cls, a): ...
+    def none(): ...
+
+def plain(a, /, b, c=1, *rest, d, e=2, **more): ...
+def rest(*rest, **more): ...
+def only(*, a): ...
+@functools.wraps(plain)
+def wrapped(): ...
+def signed(): ...
+signed.__signature__ = inspect.signature(lambda x, y: 0)
+functions = [plain, rest, only, wrapped, signed, lambda: 0, lambda a: 0, lambda a=1: 0, lambda *, a: 0, len, A().method]
+for function in functions:
+    assert play.argument_names(function) == _pytest.compat.getfuncargnames(function), function
+for name in ("method", "static", "of_class", "none"):
+    function = getattr(A, name)
+    assert play.argument_names(function, name=name, cls=A) == _pytest.compat.getfuncargnames(function, name=name, cls=A), name
+"""
+
+
+def test_arguments_are_found_as_pytest_finds_them():
+    inside = Path(__file__).resolve().parents[2] / "environments" / "grading" / "inside"
+    subprocess.run([sys.executable, "-c", ARGUMENTS, str(inside)], check=True)

@@ -36,6 +36,24 @@ import pytest
 
 for part in vars(sys.modules["_pytest.config"])["default_plugins"]:
     importlib.import_module(f"_pytest.{part}")  # else it is imported once there is a plan
+for part in ("_pytest._argcomplete", "faulthandler", "pdb", "pickle", "readline", "unittest.mock"):
+    if importlib.util.find_spec(part):  # pytest imports these when it begins, or many tests do
+        importlib.import_module(part)
+
+
+ARGUMENT_NAMES = vars(sys.modules["_pytest.fixtures"])["getfuncargnames"]
+
+
+def argument_names(function, *args, **named) -> tuple[str, ...]:
+    """pytest's own, which inspects a signature, for what takes arguments. Each value of a parametrised test is a function that takes none."""
+    if type(function) is types.FunctionType and not vars(function):
+        code = function.__code__
+        if not code.co_argcount and not code.co_kwonlyargcount:
+            return ()
+    return ARGUMENT_NAMES(function, *args, **named)
+
+
+vars(sys.modules["_pytest.fixtures"])["getfuncargnames"] = argument_names
 
 
 def load(name: str) -> None:
@@ -119,10 +137,10 @@ class Held:
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         """What is wanted may be a case, or a function with all of its cases. Each is played where its test stands. No failure is put into words,
-        which takes longer than a test, and all canaries fail."""
+        which takes longer than a test, and all canaries fail. Nobody asks for the line that a test stands in."""
         items[:] = [item for item in items if item.nodeid in self.wanted or item.nodeid.partition("[")[0] in self.wanted]
         for item in items:
-            vars(item).update(repr_failure=wordless, _repr_failure_py=wordless)
+            vars(item).update(repr_failure=wordless, _repr_failure_py=wordless, location=("", None, ""))
 
 
 def wordless(*_: object, **__: object) -> str:
