@@ -15,7 +15,7 @@ from ref.engine.sampler import Sampler
 from ref.environment import EnvironmentFailure, Reward, StepResult
 from ref.messages import Message
 from ref.network import Config, Transformer
-from ref.rollout import Driver, Limits, rollout, script_rollout
+from ref.rollout import Driver, Entry, EnvironmentCall, Limits, rollout, script_rollout
 from ref.self_summary import ChainBuilder, Chaining
 from tests.talks import whole
 
@@ -297,6 +297,8 @@ def test_a_context_that_is_rewritten_after_a_summary_holds_the_summary(join):
         assert begin[:2] == first and (not after or begin[2:5] == summary), "each context after a summary begins with it"
         after = after or bool(segment.summary.any())
         assert len(tokens) <= 14 + 30
+    since = [*first, *summary, *[4, 2, 3] * 2, 2, 2]  # two turns since the summary, and then the policy speaks
+    assert any(tokens[: len(since)] == since for tokens in starts)
 
 
 def test_a_limit_of_turns_is_none_of_summaries():
@@ -319,6 +321,22 @@ def test_rewritten_messages_that_reach_the_trigger_are_summarised_first():
     assert builder.go_on([]) and builder.is_summary and builder.prompt == [1, 2, *[4] * 7, 5, 5]
     builder.summarise([2, STOP])
     assert builder.go_on([]) and builder.prompt == [1, 2, 2, STOP, 3] and not builder.is_summary and builder.dropped == 2
+
+
+@pytest.mark.parametrize("error", [None, ValueError("late")])
+def test_what_a_call_has_returned_is_discarded_once_it_is_abandoned(error):
+    """Nobody else would close an environment that was made just before the driver gave it up."""
+
+    def make():
+        if error is not None:
+            raise error
+        return "environment"
+
+    discarded = []
+    call = EnvironmentCall(Entry("key", Ids, 0), make, discarded.append, threading.Event(), discarded.append)
+    assert call.done.wait(60) and not discarded
+    call.abandon()
+    assert discarded == ([] if error else ["environment"])
 
 
 def test_what_cannot_be_written_anew_ends_the_rollout():

@@ -424,6 +424,15 @@ def test_what_truncation_keeps_stands_in_the_order_in_which_it_was_said():
     assert second == [*PROMPT, 6, 7, STOP, 2, 5, 6, 7, STOP, 3, 5, 6, 7, STOP] and chain.finished
 
 
+@pytest.mark.parametrize(("sizes", "kept"), [((9, 2, 3), 2), ((2, 3, 9), 1), ((3, 4, 4), 2), ((1, 1, 9), 1)])
+def test_truncation_keeps_the_newest_exchanges_that_fit(sizes, kept):
+    """`longest_summary` is 8: what counts is the size of the newest exchanges, not that of the oldest."""
+    builder = ChainBuilder(PROMPT, replace(HAND, join="truncate", trigger=len(PROMPT) + sum(sizes), longest_summary=8))
+    answers = [builder.answer([6] * size, []) for size in sizes]
+    assert answers == [[], [], None] and builder.go_on([])
+    assert builder.prompt == [*PROMPT, *[6] * sum(sizes[-kept:])] and builder.dropped == 3 - kept
+
+
 def test_a_fork_lives_by_itself():
     """What is said to one after the fork, the other has not heard, and does not carry on into its next context."""
     one = ChainBuilder(PROMPT, replace(HAND, join="truncate", trigger=13))
