@@ -209,8 +209,11 @@ def test_a_version_is_visible_once_it_was_published_and_is_repaired_whole(log, t
     assert publisher.visible == -1
     publisher.publish(0)
     learner.set(2.0)
+    gate = threading.Event()
+    publisher.beside.send(gate.wait)  # the background thread is busy until the next step has changed the weights
     publisher.start(1, lambda: seen.append(publisher.visible))
     learner.set(3.0)  # the next step goes on with the same tensors
+    gate.set()
     publisher.wait()
     assert seen == [1] == [publisher.visible]
     served = torch.zeros(1, 1).bfloat16()
