@@ -170,7 +170,11 @@ MUTANTS: list[Mutant] = [
     *of(
         "self_summary",
         ("self.dropped += sum(turns for _, turns in self.exchanges[:count])", "pass"),
-        ("[(self.rewritten[len(self.base) :],", "[(self.rewritten,"),
+        (
+            "[(self.rewritten[len(self.base) :],",
+            "[(self.rewritten,",
+            "it is the oldest exchange, which truncation never keeps: whatever reaches the trigger does not fit beside newer ones",
+        ),
         ("if len(prompt) < chaining.trigger or self.used", "if True or self.used"),
         test="ref/test_rollout",
     ),
