@@ -173,7 +173,7 @@ MUTANTS: list[Mutant] = [
         (
             "[(self.rewritten[len(self.base) :],",
             "[(self.rewritten,",
-            "it is the oldest exchange, which truncation never keeps: whatever reaches the trigger does not fit beside newer ones",
+            "truncation never keeps the oldest exchange, since all of those that reach the trigger do not fit",
         ),
         ("if len(prompt) < chaining.trigger or self.used", "if True or self.used"),
         test="ref/test_rollout",

@@ -128,7 +128,8 @@ def _syntax(old: bytes, whole: bytes, new: set[int]) -> list[tuple[int, str]]:
     camel = bool(re.search(rb"\bdef [a-z]+[A-Z]", old))
     nodes = [*ast.walk(tree)]
     used = {node.id for node in nodes if isinstance(node, ast.Name)}
-    used |= {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}  # in __all__
+    constants = (node.value for node in nodes if isinstance(node, ast.Constant))
+    used |= {value for value in constants if isinstance(value, str)}  # in __all__
     found = []
     for node in nodes:
         line = getattr(node, "lineno", 0)

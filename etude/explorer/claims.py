@@ -189,8 +189,8 @@ PAGE = Page(
     "not reproduce are listed, too, and so are statements that are not tested yet.",
     formula="",
     question="Which experiment contradicts the sources most often: on an agent's habits, on draft layers, or on engines and weights?",
-    look="The one on draft layers, mtp. Nothing is contradicted in async-rl and weight-sync, and more than half of their claims reproduce. "
-    "The table gives rule and reason, and every row names the command that runs it again.",
+    look="The one on draft layers, mtp. Nothing is contradicted in async-rl and weight-sync: 8 of their 14 claims "
+    "reproduce. The table gives rule and reason, and every row names the command that runs it again.",
     draw=draw,
     code=(figures.gather,),
 )

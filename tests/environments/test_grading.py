@@ -628,8 +628,9 @@ functions = [plain, rest, only, wrapped, signed, lambda: 0, lambda a: 0, lambda 
 for function in functions:
     assert play.argument_names(function) == _pytest.compat.getfuncargnames(function), function
 for name in ("method", "static", "of_class", "none"):
+    given = {"name": name, "cls": A}
     function = getattr(A, name)
-    assert play.argument_names(function, name=name, cls=A) == _pytest.compat.getfuncargnames(function, name=name, cls=A), name
+    assert play.argument_names(function, **given) == _pytest.compat.getfuncargnames(function, **given), name
 """
 
 

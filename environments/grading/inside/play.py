@@ -45,7 +45,8 @@ ARGUMENT_NAMES = vars(sys.modules["_pytest.fixtures"])["getfuncargnames"]
 
 
 def argument_names(function, *args, **named) -> tuple[str, ...]:
-    """pytest's own, which inspects a signature, for what takes arguments. Each value of a parametrised test is a function that takes none."""
+    """pytest's own, which inspects a signature, for what takes arguments. Each value of a parametrised test is a
+    function that takes none."""
     if type(function) is types.FunctionType and not vars(function):
         code = function.__code__
         if not code.co_argcount and not code.co_kwonlyargcount:
