@@ -117,12 +117,30 @@ def test_the_judges_time_is_that_of_the_processor(seconds, waited, share):
 
 
 def test_the_judge_counts_the_time_of_processes_that_have_ended(monkeypatch):
-    """Whoever was waited for counts with who waited."""
+    """Whoever was waited for counts with who waited, to the tick of what the system says of children."""
     monkeypatch.setattr(judge.os, "listdir", lambda folder: [str(os.getpid()), "uptime"])
-    clock = judge.Clock(1.0)
+    hertz = os.sysconf("SC_CLK_TCK")
+
+    def count_children() -> int:
+        times = os.times()
+        return round(hertz * times.children_user) + round(hertz * times.children_system)
+
+    clock, before = judge.Clock(1.0), count_children()
     loop = "import time\nwhile time.process_time() < 0.3:\n    pass"
     subprocess.run([sys.executable, "-S", "-c", loop], check=True)
-    assert 0.29 < clock.used() and guarded.PATIENCE == judge.PATIENCE
+    assert 0 < count_children() - before <= round(hertz * clock.used())
+    assert guarded.PATIENCE == judge.PATIENCE
+
+
+@given(st.integers(0, 10**10), st.integers(0, 10**5))
+@settings(max_examples=50, deadline=None)
+def test_the_judges_clock_is_exact_at_any_uptime(before, ticks):
+    """Processor time is a difference of whole ticks: 29 ticks are 0.29 s, never a hair less."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(judge.Clock, "count_ticks", lambda self: before)
+        clock = judge.Clock(1.0)
+        patch.setattr(judge.Clock, "count_ticks", lambda self: before + ticks)
+        assert clock.used() == ticks / os.sysconf("SC_CLK_TCK")
 
 
 def test_a_run_that_does_not_end_makes_no_task():
