@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import signal
 import sys
 
 import hypothesis
@@ -39,6 +40,14 @@ def seeded():
 def own_main(monkeypatch):
     """Streamlit's AppTest makes the page that it plays the main module, and leaves it there: every process begun later would play it first."""
     monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
+
+
+@pytest.fixture
+def interruptible():
+    """Ctrl-C is Python's to hear. What a shell starts in the background ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture

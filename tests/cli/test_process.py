@@ -182,7 +182,7 @@ def test_parts_end_with_the_process_that_dealt_them(tmp_path):
             time.sleep(0.02)
 
 
-def test_ctrl_c_within_a_block_comes_behind_it():
+def test_ctrl_c_within_a_block_comes_behind_it(interruptible):
     done = []
     with pytest.raises(KeyboardInterrupt):
         with process.uninterrupted():

@@ -254,14 +254,6 @@ def recipe(monkeypatch, tmp_path, ask):
     return played
 
 
-@pytest.fixture
-def interruptible():
-    """Ctrl-C is Python's to hear. What a shell starts in the background ignores it."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
 def test_ctrl_c_while_a_state_is_written(recipe, monkeypatch, interruptible):
     """It waits until the state is whole: exit code 130 and the line that says how to go on, and nothing half written."""
     real, written = torch.save, []
