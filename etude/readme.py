@@ -1,7 +1,7 @@
-"""README.md and docs/, whose numbers are written from the files that were measured: python -m etude.readme
+"""Writes the measured numbers of README.md and docs/: python -m etude.readme
 
-Between <!-- NAME --> and <!-- /NAME --> stands what the function of that name makes from results/ and the catalogue. A test
-fails when a page and the files disagree, so a number there can only change together with the measurement.
+The function of BLOCKS with that name makes the text between <!-- NAME --> and <!-- /NAME --> from results/ and the
+catalogue. A test fails when a page and the files disagree, so a number can only change together with its measurement.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from etude import catalog, figures, front, recording, tables
+from etude import figures, front, recording, tables
 from kit.disk import atomic_write
 from kit.settings import RunError
 
@@ -19,15 +19,19 @@ __all__ = ["BLOCKS", "filled", "pages"]
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def _of_claims(make: Callable[[list[dict]], str]) -> Callable[[], str]:
+def _make_claims_block(make: Callable[[list[dict]], str]) -> Callable[[], str]:
     return lambda: make(figures.load(ROOT / "results" / "claims.json"))
 
 
 BLOCKS: dict[str, Callable[[], str]] = {
-    "rollout": front.rollout,
+    "commands": front.commands,
     "gain": front.gain,
+    "verdicts": front.verdicts,
+    "techniques": front.techniques,
+    "rollout": front.rollout,
+    "bundled": front.bundled,
     "report-figures": front.report_figures,
-    "techniques": catalog.table,
+    "catalogue": front.catalogue,
     "recording": recording.block,
     "recipe": tables.recipe,
     "by-depth": tables.by_depth,
@@ -40,11 +44,11 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "gpu-step": tables.gpu_step,
     "gpu-decode": tables.gpu_decode,
     "kernels": tables.kernels,
-    "covered": _of_claims(figures.covered),
-    "claims": _of_claims(figures.markdown),
-    "laws": _of_claims(figures.markdown_laws),
-    "untested": _of_claims(figures.markdown_open),
-    "twins": tables.twins,
+    "covered": _make_claims_block(figures.covered),
+    "claims": _make_claims_block(figures.markdown),
+    "laws": _make_claims_block(figures.markdown_laws),
+    "untested": _make_claims_block(figures.markdown_open),
+    "distributed": tables.distributed,
     "plan-output": tables.plan_output,
     "recipe-plan-output": tables.recipe_plan_output,
     "kernels-plan-output": tables.kernels_plan_output,
@@ -53,25 +57,25 @@ BLOCKS: dict[str, Callable[[], str]] = {
 
 
 def pages() -> list[Path]:
-    """The files that hold blocks, or may."""
+    """The files that may hold blocks."""
     return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
 def filled(text: str, folder: Path = ROOT) -> str:
-    """The text of a page in `folder` with every block made anew; the blocks' links lead on from there. RunError for a block that nobody
-    makes, or that does not end."""
-    up = "../" * len(folder.relative_to(ROOT).parts)
+    """The text of a page in `folder` with every block made anew, and links of blocks relative to `folder`. RunError for
+    a block that no function makes, or that does not end."""
+    path_prefix = "../" * len(folder.relative_to(ROOT).parts)
 
     def block(match: re.Match) -> str:
         if match[1] not in BLOCKS:
             raise RunError(f"a page has a block {match[1]}; there are {', '.join(BLOCKS)}")
-        made = re.sub(r"\]\((?!https?:|#)", f"]({up}", BLOCKS[match[1]]())
-        return f"<!-- {match[1]} -->\n{made}\n<!-- /{match[1]} -->"
+        content = re.sub(r"\]\((?!https?:|#)", f"]({path_prefix}", BLOCKS[match[1]]())
+        return f"<!-- {match[1]} -->\n{content}\n<!-- /{match[1]} -->"
 
-    made, number = re.subn(r"<!-- ([a-z-]+) -->\n.*?<!-- /\1 -->", block, text, flags=re.DOTALL)
+    filled_text, number = re.subn(r"<!-- ([a-z-]+) -->\n.*?<!-- /\1 -->", block, text, flags=re.DOTALL)
     if number != len(re.findall(r"<!-- [a-z-]+ -->", text)):
         raise RunError("a page has a block that does not end: <!-- NAME --> needs its <!-- /NAME -->")
-    return made
+    return filled_text
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import streamlit as st
 
 from etude.explorer import examples, reading
 from etude.explorer.page import COLOURS, PLACES, Page, link
-from etude.front import chosen, turns
+from etude.front import parse_turns, select_rollout
 from etude.stages import PARTS, Part, Stage
 from kit.settings import RunError
 
@@ -114,11 +114,11 @@ def task() -> None:
     st.header("What a task is", anchor=False)
     try:
         rollouts = examples.load("rollouts")["rollouts"]
-        one = rollouts[chosen(rollouts)]
+        one = rollouts[select_rollout(rollouts)]
     except (RunError, ValueError, OSError) as error:
         st.error(str(error))
         return
-    said = turns(one["text"])
+    said = parse_turns(one["text"])
     (_, asked), (_, lost), (_, answer) = said[0], said[2], next(pair for pair in said if pair[1].startswith("write"))
     st.markdown(
         "1. **A package has lost the body of a function.** Its name and its docstring are left. The docstring speaks of other functions, its "
