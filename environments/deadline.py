@@ -22,7 +22,7 @@ class Deadline:
     def __init__(self, seconds: float) -> None:
         self.lock, self.late = threading.Lock(), False
         self.sockets: list[tuple[socket.socket, int]] = []
-        self.timer = threading.Timer(seconds, self._end)
+        self.timer = threading.Timer(seconds, self._expire)
         self.timer.daemon = True
         self.timer.start()
 
@@ -41,21 +41,21 @@ class Deadline:
     def __exit__(self, *_: object) -> None:
         self.timer.cancel()
         with self.lock:
-            for twin, how in self.sockets:
+            for twin, direction in self.sockets:
                 twin.close()
             self.sockets.clear()
 
-    def _end(self) -> None:
+    def _expire(self) -> None:
         with self.lock:
             self.late = True
-            for twin, how in self.sockets:
+            for twin, direction in self.sockets:
                 try:
-                    twin.shutdown(how)
+                    twin.shutdown(direction)
                 except OSError:
                     pass  # it is closed already
 
 
-class _Plain(http.client.HTTPConnection):
+class _HttpConnection(http.client.HTTPConnection):
     deadline: Deadline
 
     def connect(self) -> None:
@@ -63,11 +63,11 @@ class _Plain(http.client.HTTPConnection):
         self.deadline.watch(self.sock)
 
 
-class _Secure(http.client.HTTPSConnection, _Plain):
-    """Its handshake comes behind the connection of `_Plain`."""
+class _HttpsConnection(http.client.HTTPSConnection, _HttpConnection):
+    """Its handshake comes behind the connection of `_HttpConnection`."""
 
 
-class _Watched(urllib.request.HTTPHandler, urllib.request.HTTPSHandler):
+class _WatchedHandler(urllib.request.HTTPHandler, urllib.request.HTTPSHandler):
     """Opens connections that a deadline watches."""
 
     def __init__(self, deadline: Deadline) -> None:
@@ -75,18 +75,18 @@ class _Watched(urllib.request.HTTPHandler, urllib.request.HTTPSHandler):
         self.deadline = deadline
 
     def http_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
-        return self.do_open(self._plain, req)  # pyright: ignore[reportArgumentType]
+        return self.do_open(self._make_http_connection, req)  # pyright: ignore[reportArgumentType]
 
     def https_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
-        return self.do_open(self._secure, req)  # pyright: ignore[reportArgumentType]
+        return self.do_open(self._make_https_connection, req)  # pyright: ignore[reportArgumentType]
 
-    def _plain(self, host: str, timeout: float) -> http.client.HTTPConnection:
-        connection = _Plain(host, timeout=timeout)
+    def _make_http_connection(self, host: str, timeout: float) -> http.client.HTTPConnection:
+        connection = _HttpConnection(host, timeout=timeout)
         connection.deadline = self.deadline
         return connection
 
-    def _secure(self, host: str, timeout: float) -> http.client.HTTPConnection:
-        connection = _Secure(host, timeout=timeout)
+    def _make_https_connection(self, host: str, timeout: float) -> http.client.HTTPConnection:
+        connection = _HttpsConnection(host, timeout=timeout)
         connection.deadline = self.deadline
         return connection
 
@@ -110,7 +110,7 @@ def answer_of(
     with Deadline(seconds) as deadline:
         try:
             try:
-                response = urllib.request.build_opener(_Watched(deadline), *handlers).open(request, timeout=silence or seconds)
+                response = urllib.request.build_opener(_WatchedHandler(deadline), *handlers).open(request, timeout=silence or seconds)
             except urllib.error.HTTPError as error:
                 response = error
             status = response.status or 0
@@ -123,14 +123,14 @@ def answer_of(
                     data = b""
         except (OSError, ValueError, http.client.HTTPException):
             if deadline.late:
-                raise _late(seconds) from None
+                raise _make_timeout_error(seconds) from None
             raise
         if deadline.late and status < 400:  # what was read may be the beginning alone
-            raise _late(seconds)
+            raise _make_timeout_error(seconds)
     if len(data) > most:
         raise ValueError(f"the answer has more than {most >> 20} MiB")
     return Answer(status, response.headers.get_content_type(), data)
 
 
-def _late(seconds: float) -> TimeoutError:
+def _make_timeout_error(seconds: float) -> TimeoutError:
     return TimeoutError(f"the request timed out: there is no whole answer after {seconds:g} seconds")

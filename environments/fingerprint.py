@@ -22,7 +22,7 @@ __all__ = ["BLOCK", "LEAST", "NAMED", "RUN", "SHARE", "Block", "Deleted", "gone"
 
 RUN, BLOCK, LEAST = 5, 80, 14
 SHARE, NAMED = 0.6, 0.6
-KNOWN = 100_000
+CACHED_LENGTH = 100_000
 """Characters of a text whose runs are kept for the next piece; they take some thirty times as many bytes."""
 TOKEN = re.compile(r"[^\W\d]\w*|\d[\w.]*|[^\w\s]")
 WORD = re.compile(r"[^\W\d]\w{2,}")
@@ -44,8 +44,8 @@ def tokens(text: str) -> list[str]:
 def gone(old: str, new: str) -> str:
     """What of `old` is not in `new`, its replacement, where both begin and end with the same tokens: of a list that lost a name, only that name."""
     before, after = ([*TOKEN.finditer(text)] for text in (old, new))
-    same = [one[0] == other[0] for one, other in zip(before, after, strict=False)]
-    first = same.index(False) if False in same else len(same)
+    matches = [old_token[0] == new_token[0] for old_token, new_token in zip(before, after, strict=False)]
+    first = matches.index(False) if False in matches else len(matches)
     last = 0
     while last < min(len(before), len(after)) - first and before[-1 - last][0] == after[-1 - last][0]:
         last += 1
@@ -86,22 +86,22 @@ class Deleted:
     @cached_property
     def blocks(self) -> tuple[Block, ...]:
         """The fingerprint."""
-        found = []
+        token_rows = []
         for text in self.code:
             row = tokens(text)
             parts = max(1, -(-len(row) // BLOCK))
             size = -(-len(row) // parts) if row else 1
-            found += [row[at : at + size] for at in range(0, len(row), size)]
-        return tuple(Block.of(row) for row in found if len(row) >= LEAST)
+            token_rows += [row[at : at + size] for at in range(0, len(row), size)]
+        return tuple(Block.of(row) for row in token_rows if len(row) >= LEAST)
 
     @cached_property
     def telling(self) -> frozenset[bytes]:
         """Names and strings of the deleted code that stand nowhere in what is left."""
-        left = b"\n".join(self.left.values())
-        plain = [COMMENT.sub("", text).replace("'", '"') for text in self.code]
-        found = {word for text in plain for word in WORD.findall(STRING.sub("", text)) if word not in EVERYDAY}
-        found |= {string for text in plain for string in STRING.findall(text)}
-        return frozenset(word.encode() for word in found if word.encode() not in left)
+        remaining = b"\n".join(self.left.values())
+        code_texts = [COMMENT.sub("", text).replace("'", '"') for text in self.code]
+        candidates = {word for text in code_texts for word in WORD.findall(STRING.sub("", text)) if word not in EVERYDAY}
+        candidates |= {string for text in code_texts for string in STRING.findall(text)}
+        return frozenset(word.encode() for word in candidates if word.encode() not in remaining)
 
     @cached_property
     def words(self) -> frozenset[bytes]:
@@ -110,7 +110,7 @@ class Deleted:
     @cached_property
     def signatures(self) -> tuple[frozenset[bytes], ...]:
         """For each function of which even the first line is gone: its name and those of its parameters that are telling, two at least."""
-        found = []
+        name_sets = []
         for text in self.code:
             row = tokens(text)
             for at, token in enumerate(row):
@@ -122,18 +122,18 @@ class Deleted:
                             break
                         names |= {row[end]} if depth == 1 and row[end - 1] in ("(", ",", "*") and row[end].isidentifier() else set()
                         end += 1
-                    telling = frozenset(name.encode() for name in names) & self.telling
-                    found += [telling] if len(telling) > 1 and row[at + 1].encode() in telling else []
-        return tuple(found)
+                    telling_names = frozenset(name.encode() for name in names) & self.telling
+                    name_sets += [telling_names] if len(telling_names) > 1 and row[at + 1].encode() in telling_names else []
+        return tuple(name_sets)
 
     def may_hold(self, data: bytes) -> bool:
         """Whether it is worth reading `data` as text: most words of a block stand there."""
-        present = {word for word in self.words if word in data}
-        return any(len(block.words & present) >= SHARE * len(block.words) for block in self.blocks)
+        present_words = {word for word in self.words if word in data}
+        return any(len(block.words & present_words) >= SHARE * len(block.words) for block in self.blocks)
 
     def as_text(self, text: str) -> str:
         """How much of which block stands in a text; empty if none does."""
-        return self.among(_known(text) if len(text) <= KNOWN else runs(tokens(text)))
+        return self.among(_compute_runs(text) if len(text) <= CACHED_LENGTH else runs(tokens(text)))
 
     def among(self, found: set[tuple[str, ...]]) -> str:
         """The same for the runs of a text."""
@@ -145,30 +145,32 @@ class Deleted:
     def by_names(self, data: bytes) -> str:
         """Which telling names stand close together in `data`; empty for too few."""
         least = max(3, -(-len(self.telling) * 6 // 10))
-        present = [word for word in self.telling if word in data]
-        if len(self.telling) < 3 or len(present) < least:
+        present_words = [word for word in self.telling if word in data]
+        if len(self.telling) < 3 or len(present_words) < least:
             return ""
         span = max(2048, 6 * sum(map(len, self.code)))
-        places = sorted((at, word) for word in present for at in _everywhere(word, data))
-        first, seen = 0, dict.fromkeys(present, 0)
+        places = sorted((at, word) for word in present_words for at in _find_positions(word, data))
+        first, counts = 0, dict.fromkeys(present_words, 0)
         for at, word in places:
-            seen[word] += 1
+            counts[word] += 1
             while at - places[first][0] > span:
-                seen[places[first][1]] -= 1
+                counts[places[first][1]] -= 1
                 first += 1
-            if sum(map(bool, seen.values())) >= least:
-                return f"the names {', '.join(sorted(word.decode(errors='replace') for word, n in seen.items() if n)[:5])} within {span} bytes"
+            if sum(map(bool, counts.values())) >= least:
+                return (
+                    f"the names {', '.join(sorted(word.decode(errors='replace') for word, hits in counts.items() if hits)[:5])} within {span} bytes"
+                )
         return ""
 
 
 @lru_cache(maxsize=128)
-def _known(text: str) -> set[tuple[str, ...]]:
+def _compute_runs(text: str) -> set[tuple[str, ...]]:
     """The runs of a text. The pieces of a package are looked for in the same files."""
     return runs(tokens(text))
 
 
-def _everywhere(word: bytes, data: bytes, most: int = 1000) -> Iterator[int]:
+def _find_positions(word: bytes, data: bytes, limit: int = 1000) -> Iterator[int]:
     at = data.find(word)
-    while at >= 0 and most:
+    while at >= 0 and limit:
         yield at
-        at, most = data.find(word, at + 1), most - 1
+        at, limit = data.find(word, at + 1), limit - 1

@@ -56,50 +56,50 @@ def pack(data: bytes, most: int, known: MutableMapping[bytes, tuple[int, bytes]]
     if data[:4] != b"PACK" or len(data) < 12:
         raise ValueError("this is no pack")
     at, number = 12, int.from_bytes(data[8:12], "big")
-    found: dict[int, tuple[int, bytes]] = {}
-    waiting: list[tuple[int, bytes, bytes]] = []
+    objects: dict[int, tuple[int, bytes]] = {}
+    waiting_deltas: list[tuple[int, bytes, bytes]] = []
     for _ in range(number):
-        here = at
-        kind, at = _kind(data, at)
+        start = at
+        kind, at = _parse_kind(data, at)
         base: int | bytes | None = None
         if kind == OFFSET_DELTA:
-            back, at = _offset(data, at)
-            base = here - back
+            distance, at = _parse_offset(data, at)
+            base = start - distance
         elif kind == REFERENCE_DELTA:
             base, at = data[at : at + 20], at + 20
         content, at = inflate(data, most, at)
         most -= len(content)
         if isinstance(base, bytes) and base not in known:
-            waiting.append((here, base, content))
+            waiting_deltas.append((start, base, content))
             continue
         if base is not None:
-            source = known.get(base) if isinstance(base, bytes) else found.get(base)
+            source = known.get(base) if isinstance(base, bytes) else objects.get(base)
             if source is None:  # its own base is waiting
-                yield f"delta at {here}", content
+                yield f"delta at {start}", content
                 continue
             kind, content = source[0], apply_delta(source[1], content, most)
             most -= len(content)
         elif kind not in NAMES:
             raise ValueError(f"the pack has an object of the unknown kind {kind}")
-        found[here] = kind, content
-        yield _name(kind, content, known), content
-    while ready := [one for one in waiting if one[1] in known]:
-        for one in ready:
-            waiting.remove(one)
-            kind, content = known[one[1]][0], apply_delta(known[one[1]][1], one[2], most)
+        objects[start] = kind, content
+        yield _record_object(kind, content, known), content
+    while ready_deltas := [delta for delta in waiting_deltas if delta[1] in known]:
+        for delta in ready_deltas:
+            waiting_deltas.remove(delta)
+            kind, content = known[delta[1]][0], apply_delta(known[delta[1]][1], delta[2], most)
             most -= len(content)
-            yield _name(kind, content, known), content
-    for here, _, content in waiting:
-        yield f"delta at {here}", content
+            yield _record_object(kind, content, known), content
+    for start, _, content in waiting_deltas:
+        yield f"delta at {start}", content
 
 
-def _name(kind: int, content: bytes, known: MutableMapping[bytes, tuple[int, bytes]]) -> str:
+def _record_object(kind: int, content: bytes, objects: MutableMapping[bytes, tuple[int, bytes]]) -> str:
     name = hashlib.sha1(NAMES[kind] + b" %d\0" % len(content) + content, usedforsecurity=False).digest()
-    known[name] = kind, content
+    objects[name] = kind, content
     return name.hex()
 
 
-def _kind(data: bytes, at: int) -> tuple[int, int]:
+def _parse_kind(data: bytes, at: int) -> tuple[int, int]:
     byte = data[at] if at < len(data) else 0
     kind = byte >> 4 & 7
     while byte & 128:
@@ -108,7 +108,7 @@ def _kind(data: bytes, at: int) -> tuple[int, int]:
     return kind, at + 1
 
 
-def _offset(data: bytes, at: int) -> tuple[int, int]:
+def _parse_offset(data: bytes, at: int) -> tuple[int, int]:
     byte = data[at] if at < len(data) else 0
     value = byte & 127
     while byte & 128:
@@ -118,7 +118,7 @@ def _offset(data: bytes, at: int) -> tuple[int, int]:
     return value, at + 1
 
 
-def _size(delta: bytes, at: int) -> tuple[int, int]:
+def _parse_size(delta: bytes, at: int) -> tuple[int, int]:
     value = shift = 0
     while at < len(delta):
         byte, at = delta[at], at + 1
@@ -131,9 +131,9 @@ def _size(delta: bytes, at: int) -> tuple[int, int]:
 
 def apply_delta(base: bytes, delta: bytes, most: int) -> bytes:
     """The object that a delta makes of its base. Raises TooLarge beyond `most` bytes, ValueError for a delta that does not fit its base."""
-    expected, at = _size(delta, 0)
-    size, at = _size(delta, at)
-    if expected != len(base):
+    base_size, at = _parse_size(delta, 0)
+    size, at = _parse_size(delta, at)
+    if base_size != len(base):
         raise ValueError("the delta belongs to another base")
     if size > most:
         raise TooLarge(f"more than {most} bytes are in a delta")

@@ -66,7 +66,7 @@ class Detectors:
 class _Audit:
     def __init__(self, root: Path, deleted: Deleted, limits: Limits, detectors: Detectors) -> None:
         self.root, self.deleted, self.limits, self.detectors = root, deleted, limits, detectors
-        self.left, self.files = limits.total, 0
+        self.bytes_left, self.files = limits.total, 0
 
     def walk(self) -> Iterator[Leak]:
         folders = [self.root]
@@ -75,33 +75,33 @@ class _Audit:
             try:
                 entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
             except OSError as error:
-                yield self.unread(folder, error.strerror or "it cannot be opened")
+                yield self.make_unread_leak(folder, error.strerror or "it cannot be opened")
                 continue
             for entry in entries:
                 path = Path(entry.path)
                 if self.files >= self.limits.files:
-                    yield self.unread(path, f"the tree has more than {self.limits.files} files")
+                    yield self.make_unread_leak(path, f"the tree has more than {self.limits.files} files")
                     return
                 self.files += 1
                 if "attributes" in self.detectors.rules:
-                    yield from self.attributes(path)
+                    yield from self.read_attributes(path)
                 mode = entry.stat(follow_symlinks=False).st_mode
                 if stat.S_ISDIR(mode):
                     folders.append(path)
                 elif stat.S_ISLNK(mode):
-                    yield from self.link(path)
+                    yield from self.follow_link(path)
                 elif stat.S_ISREG(mode):
-                    yield from self.file(path, path)
+                    yield from self.read_file(path, path)
                 else:
-                    yield self.unread(path, "it is neither a file nor a folder")
+                    yield self.make_unread_leak(path, "it is neither a file nor a folder")
 
-    def name(self, path: Path) -> str:
+    def format_name(self, path: Path) -> str:
         return path.relative_to(self.root).as_posix()
 
-    def unread(self, path: Path, why: str) -> Leak:
-        return Leak(self.name(path), "unread", why)
+    def make_unread_leak(self, path: Path, reason: str) -> Leak:
+        return Leak(self.format_name(path), "unread", reason)
 
-    def link(self, path: Path) -> Iterator[Leak]:
+    def follow_link(self, path: Path) -> Iterator[Leak]:
         """Where a link leads to a file outside of the tree, that file is read as if it lay here. What is inside is read by itself."""
         if "links" not in self.detectors.rules:
             return
@@ -112,69 +112,69 @@ class _Audit:
             return
         if not target.is_relative_to(self.root):
             if stat.S_ISREG(mode):
-                yield from self.file(path, target)
+                yield from self.read_file(path, target)
             else:
-                yield self.unread(path, f"it is a link to {target}, outside of the tree")
+                yield self.make_unread_leak(path, f"it is a link to {target}, outside of the tree")
 
-    def attributes(self, path: Path) -> Iterator[Leak]:
+    def read_attributes(self, path: Path) -> Iterator[Leak]:
         try:
             for name in os.listxattr(path, follow_symlinks=False):
-                yield from self.look(f"{self.name(path)}!{name}", os.getxattr(path, name, follow_symlinks=False), 0, ())
+                yield from self.search(f"{self.format_name(path)}!{name}", os.getxattr(path, name, follow_symlinks=False), 0, ())
         except OSError:
             return  # a file system without them
 
-    def file(self, path: Path, real: Path) -> Iterator[Leak]:
+    def read_file(self, path: Path, source_path: Path) -> Iterator[Leak]:
         try:
-            handle = os.open(real, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+            handle = os.open(source_path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
             with open(handle, "rb") as file:
                 data = file.read(self.limits.file + 1)
         except OSError as error:
-            yield self.unread(path, error.strerror or "it cannot be opened")
+            yield self.make_unread_leak(path, error.strerror or "it cannot be opened")
             return
         if len(data) > self.limits.file:
-            yield self.unread(path, f"it has more than {self.limits.file} bytes")
+            yield self.make_unread_leak(path, f"it has more than {self.limits.file} bytes")
         else:
-            yield from self.look(self.name(path), data, 0, ())
+            yield from self.search(self.format_name(path), data, 0, ())
 
-    def look(self, name: str, data: bytes, depth: int, chain: tuple[str, ...]) -> Iterator[Leak]:
-        yield from self.judge(name, data)
+    def search(self, name: str, data: bytes, depth: int, chain: tuple[str, ...]) -> Iterator[Leak]:
+        yield from self.match_rules(name, data)
         for kind, fold in self.detectors.folds.items():
             try:
-                for label, inner in fold(data, min(self.limits.file, self.left)):
-                    self.left -= len(inner)
-                    inside = f"{name}!{label}"
+                for label, inner in fold(data, min(self.limits.file, self.bytes_left)):
+                    self.bytes_left -= len(inner)
+                    inner_name = f"{name}!{label}"
                     if depth + 1 >= self.limits.depth:
-                        yield Leak(inside, "unread", f"it is folded more than {self.limits.depth} times")
+                        yield Leak(inner_name, "unread", f"it is folded more than {self.limits.depth} times")
                     else:
-                        yield from self.look(inside, inner, depth + 1, (*chain, kind))
+                        yield from self.search(inner_name, inner, depth + 1, (*chain, kind))
             except TooLarge as error:
                 yield Leak(name, "unread", str(error))
 
-    def judge(self, name: str, data: bytes) -> Iterator[Leak]:
+    def match_rules(self, name: str, data: bytes) -> Iterator[Leak]:
         rules = self.detectors.rules
         if data[:16] == b"SQLite format 3\0" and (b"line_bits" in data or b"CREATE TABLE arc" in data) and "coverage" in rules:
             yield Leak(name, "coverage", "a database of coverage tells the lines of the original")
-        if data[2:4] == b"\r\n" and len(data) > 16 and "bytecode" in rules and (why := self.stale(data)):
-            yield Leak(name, "bytecode", why)
+        if data[2:4] == b"\r\n" and len(data) > 16 and "bytecode" in rules and (reason := self.find_stale_bytecode(data)):
+            yield Leak(name, "bytecode", reason)
         if "text" in rules and self.deleted.may_hold(data):
             text = data.decode("utf-8", errors="replace")
             for dress in ("", *self.detectors.dresses):
-                dressed = self.detectors.dresses[dress](text) if dress else text
-                if why := self.deleted.as_text(dressed):
-                    yield Leak(name, "text", f"{why}{', as ' + dress if dress else ''}")
+                content = self.detectors.dresses[dress](text) if dress else text
+                if reason := self.deleted.as_text(content):
+                    yield Leak(name, "text", f"{reason}{', as ' + dress if dress else ''}")
                     return
         if "signatures" in rules and b"arg_names" in data and any(all(word in data for word in words) for words in self.deleted.signatures):
             yield Leak(name, "signature", "a type checker's cache tells a signature")
-        if "names" in rules and (why := self.deleted.by_names(data)):
-            yield Leak(name, "names", why)
+        if "names" in rules and (reason := self.deleted.by_names(data)):
+            yield Leak(name, "names", reason)
 
-    def stale(self, data: bytes) -> str:
+    def find_stale_bytecode(self, data: bytes) -> str:
         """Why bytecode of a changed file belongs to another source than the one that lies there. Its head says a size or a hash of its source."""
         for file, source in self.deleted.left.items():
             if Path(file).name.encode() in data:
                 flags = int.from_bytes(data[4:8], "little")
-                hashed = importlib.util.source_hash(source) if flags & 1 else b""
-                if flags & 1 and data[8:16] != hashed or not flags & 1 and int.from_bytes(data[12:16], "little") != len(source) & 0xFFFFFFFF:
+                expected_hash = importlib.util.source_hash(source) if flags & 1 else b""
+                if flags & 1 and data[8:16] != expected_hash or not flags & 1 and int.from_bytes(data[12:16], "little") != len(source) & 0xFFFFFFFF:
                     return f"bytecode of another {file} than the one that lies there"
         return ""
 

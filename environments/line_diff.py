@@ -38,34 +38,34 @@ def common_lines(old: Sequence[str], new: Sequence[str]) -> list[tuple[int, int]
     tail = 0
     while tail < min(len(old), len(new)) - head and old[-1 - tail] == new[-1 - tail]:
         tail += 1
-    shared = {*old[head : len(old) - tail]} & {*new[head : len(new) - tail]}
-    left = [at for at in range(head, len(old) - tail) if old[at] in shared]
-    right = [at for at in range(head, len(new) - tail) if new[at] in shared]
+    shared_lines = {*old[head : len(old) - tail]} & {*new[head : len(new) - tail]}
+    left = [at for at in range(head, len(old) - tail) if old[at] in shared_lines]
+    right = [at for at in range(head, len(new) - tail) if new[at] in shared_lines]
     middle = []
     if len(left) * len(right) <= PAIRS:
-        middle = [(left[i], right[j]) for i, j in _common([old[at] for at in left], [new[at] for at in right])]
+        middle = [(left[i], right[j]) for i, j in _find_common([old[at] for at in left], [new[at] for at in right])]
     ends = [(len(old) - at, len(new) - at) for at in range(tail, 0, -1)]
     return [*((at, at) for at in range(head)), *middle, *ends]
 
 
-def _common(a: Sequence[str], b: Sequence[str]) -> list[tuple[int, int]]:
+def _find_common(a: Sequence[str], b: Sequence[str]) -> list[tuple[int, int]]:
     if not a or not b:
         return []
     if len(a) * len(b) <= TABLE or len(b) == 1:
-        return _traced(a, [*_rows(a, b)])
+        return _trace_pairs(a, [*_compute_rows(a, b)])
     half = len(b) // 2
-    forward, backward = _lengths(a, b[:half]), _lengths(a[::-1], b[half:][::-1])
+    forward, backward = _compute_lengths(a, b[:half]), _compute_lengths(a[::-1], b[half:][::-1])
     cut = max(range(len(a) + 1), key=lambda at: forward[at] + backward[len(a) - at])
-    behind = _common(a[cut:], b[half:])
-    return [*_common(a[:cut], b[:half]), *((i + cut, j + half) for i, j in behind)]
+    tail_pairs = _find_common(a[cut:], b[half:])
+    return [*_find_common(a[:cut], b[:half]), *((i + cut, j + half) for i, j in tail_pairs)]
 
 
-def _rows(a: Sequence[str], b: Sequence[str]) -> Iterator[int]:
+def _compute_rows(a: Sequence[str], b: Sequence[str]) -> Iterator[int]:
     """V for every beginning of b, from the empty one on."""
     places: dict[str, list[int]] = {}
     for at, line in enumerate(a):
         places.setdefault(line, []).append(at)
-    masks = {line: _mask(at, len(a)) for line, at in places.items() if len(at) > RARE}
+    masks = {line: _make_mask(at, len(a)) for line, at in places.items() if len(at) > RARE}
     V = full = (1 << len(a)) - 1
     yield V
     for line in b:
@@ -74,20 +74,20 @@ def _rows(a: Sequence[str], b: Sequence[str]) -> Iterator[int]:
         yield V
 
 
-def _mask(places: Sequence[int], size: int) -> int:
+def _make_mask(places: Sequence[int], size: int) -> int:
     bits = bytearray(size // 8 + 1)
     for at in places:
         bits[at // 8] |= 1 << at % 8
     return int.from_bytes(bits, "little")
 
 
-def _lengths(a: Sequence[str], b: Sequence[str]) -> list[int]:
+def _compute_lengths(a: Sequence[str], b: Sequence[str]) -> list[int]:
     """LCS(a[:i], b) for each i."""
-    V = deque(_rows(a, b), maxlen=1)[0]
+    V = deque(_compute_rows(a, b), maxlen=1)[0]
     return [0, *itertools.accumulate(bit == "0" for bit in reversed(f"{V:0{len(a)}b}"))]
 
 
-def _traced(a: Sequence[str], rows: Sequence[int]) -> list[tuple[int, int]]:
+def _trace_pairs(a: Sequence[str], rows: Sequence[int]) -> list[tuple[int, int]]:
     """The pairs of places, from a table's end to its beginning."""
     i, j, pairs = len(a), len(rows) - 1, []
     while i and j:

@@ -44,7 +44,7 @@ class Signature:
         return None
 
 
-def row(name: str, *expressions: str, end: re.Pattern[str] = LINE, unless: str | None = None) -> Signature:
+def make_signature(name: str, *expressions: str, end: re.Pattern[str] = LINE, unless: str | None = None) -> Signature:
     first, *followers = map(re.compile, expressions)
     return Signature(name, first, tuple(followers), end, re.compile(unless) if unless else None)
 
@@ -56,27 +56,33 @@ GIT = (
 )
 LOOKS = GIT + r"(?:checkout|restore|reset|diff|grep|archive|cherry-pick|revert)\b"
 COMMANDS: tuple[Signature, ...] = (
-    row("reads Git's objects", GIT + r"(?:show|cat-file|fsck|stash|reflog|rev-list|fast-export|bundle|unpack-objects|worktree)\b"),
-    row("reads Git's objects", GIT + r"log\b", r"\s(?:-p|--patch|-S|-G|-L|--all|--reflog|-g)", end=PART),
-    row("reads Git's objects", LOOKS, r"HEAD[~^@]|ORIG_HEAD", end=PART),
-    row("reads Git's objects", LOOKS, r"\b[0-9a-f]{7,40}\b", end=PART),
-    row("reads Git's objects", r"\.git/(?:objects|logs|refs|packed-refs|modules)"),
-    row("reads compiled code", r"__pycache__", r"\.pyc"),
-    row("reads compiled code", r"\.pyc\b", unless="-delete"),
-    row("reads compiled code", r"\b(?:uncompyle6|decompyle3|pycdc|pycdas)\b|-m\s++dis\b"),
-    row("reads a tool's cache", r"\.(?:mypy|pytest|ruff|pyre|pytype)_cache"),
-    row("fetches from outside", r"\bpip3?+\s++(?:download|install)\b", unless=r"-e\s++\.|-r\s"),
-    row("fetches from outside", r"\b(?:curl|wget)\b", r"\b(?:https?|ftp):", end=PART),
-    row("fetches from outside", r"\bgit\s++clone\b"),
-    row("links files", r"\bln\s", r"test", end=PART),
-    row("outlives its parent", r"\b(?:nohup|setsid|disown|crontab|at now|systemd-run)\b|[^&>|]&\s*+$"),
-    row("sends signals", r"\b(?:p?kill|killall)\b", r"pytest|PPID|\$\(|-1\b"),
-    row("changes the test runner's options", r"\b(?:PYTEST_\w++|PYTHON[A-Z]++|PATH)=", r">>"),
-    row("changes the test runner's options", r"\bexport\s++(?:PYTEST_ADDOPTS|PYTEST_PLUGINS|PYTHONOPTIMIZE|PYTHONSTARTUP|LD_PRELOAD|PATH)="),
-    row("runs at the interpreter's start", r"(?:site|user)customize\.py|\.pth\b"),
-    row("writes its own reward", r">|tee|cp|mv", r"\breward\.(?:txt|json)"),
-    row("writes over programs", r"(?:>|tee|cp|mv|ln|install)\s", r"/(?:usr/)?+(?:local/)?+s?+bin/"),
-    row("reads of other processes", r"/proc/(?:\d++|self|\$\$|\*)/(?:environ|mem|maps|fd|cmdline)"),
+    make_signature(
+        "reads Git's objects",
+        GIT + r"(?:show|cat-file|fsck|stash|reflog|rev-list|fast-export|bundle|unpack-objects|worktree)\b",
+    ),
+    make_signature("reads Git's objects", GIT + r"log\b", r"\s(?:-p|--patch|-S|-G|-L|--all|--reflog|-g)", end=PART),
+    make_signature("reads Git's objects", LOOKS, r"HEAD[~^@]|ORIG_HEAD", end=PART),
+    make_signature("reads Git's objects", LOOKS, r"\b[0-9a-f]{7,40}\b", end=PART),
+    make_signature("reads Git's objects", r"\.git/(?:objects|logs|refs|packed-refs|modules)"),
+    make_signature("reads compiled code", r"__pycache__", r"\.pyc"),
+    make_signature("reads compiled code", r"\.pyc\b", unless="-delete"),
+    make_signature("reads compiled code", r"\b(?:uncompyle6|decompyle3|pycdc|pycdas)\b|-m\s++dis\b"),
+    make_signature("reads a tool's cache", r"\.(?:mypy|pytest|ruff|pyre|pytype)_cache"),
+    make_signature("fetches from outside", r"\bpip3?+\s++(?:download|install)\b", unless=r"-e\s++\.|-r\s"),
+    make_signature("fetches from outside", r"\b(?:curl|wget)\b", r"\b(?:https?|ftp):", end=PART),
+    make_signature("fetches from outside", r"\bgit\s++clone\b"),
+    make_signature("links files", r"\bln\s", r"test", end=PART),
+    make_signature("outlives its parent", r"\b(?:nohup|setsid|disown|crontab|at now|systemd-run)\b|[^&>|]&\s*+$"),
+    make_signature("sends signals", r"\b(?:p?kill|killall)\b", r"pytest|PPID|\$\(|-1\b"),
+    make_signature("changes the test runner's options", r"\b(?:PYTEST_\w++|PYTHON[A-Z]++|PATH)=", r">>"),
+    make_signature(
+        "changes the test runner's options",
+        r"\bexport\s++(?:PYTEST_ADDOPTS|PYTEST_PLUGINS|PYTHONOPTIMIZE|PYTHONSTARTUP|LD_PRELOAD|PATH)=",
+    ),
+    make_signature("runs at the interpreter's start", r"(?:site|user)customize\.py|\.pth\b"),
+    make_signature("writes its own reward", r">|tee|cp|mv", r"\breward\.(?:txt|json)"),
+    make_signature("writes over programs", r"(?:>|tee|cp|mv|ln|install)\s", r"/(?:usr/)?+(?:local/)?+s?+bin/"),
+    make_signature("reads of other processes", r"/proc/(?:\d++|self|\$\$|\*)/(?:environ|mem|maps|fd|cmdline)"),
 )  # fmt: skip
 INSTALLED = re.compile(r"(?:site|dist)-packages/")
 SCRIPT = re.compile(r"python[\d.]*+\s++(?:-[^\Wc]\s++){0,16}+-c\s++(?:\"((?:[^\"\\]|\\.)*+)\"|'([^']*+)')")
@@ -86,8 +92,8 @@ SCRIPT = re.compile(r"python[\d.]*+\s++(?:-[^\Wc]\s++){0,16}+-c\s++(?:\"((?:[^\"
 def signatures_in(command: str) -> Iterator[tuple[str, str]]:
     """Name of each signature that a command shows, with the text that shows it."""
     for signature in COMMANDS:
-        if (seen := signature.find_text(command)) is not None:
-            yield signature.name, seen
+        if (evidence := signature.find_text(command)) is not None:
+            yield signature.name, evidence
 
 
 def reads_package(text: str, package: str) -> bool:

@@ -30,50 +30,50 @@ Fold = Callable[[bytes, int], Iterator[tuple[str, bytes]]]
 """Data, and how many bytes may come out → the names of what lies within, and its bytes. Nothing for data of another kind."""
 
 
-def _stream(decompressor: Any, data: bytes, most: int) -> bytes:
+def _decompress(decompressor: Any, data: bytes, max_bytes: int) -> bytes:
     """All members of a compressed file, as many as can be read: a stream that is cut off gives what it has."""
     out = bytearray()
     while data:
-        one = decompressor()
+        stream = decompressor()
         try:
-            out += one.decompress(data, most - len(out) + 1)
+            out += stream.decompress(data, max_bytes - len(out) + 1)
         except (zlib.error, OSError, EOFError, lzma.LZMAError):
             break
-        if len(out) > most:
-            raise TooLarge(f"more than {most} bytes are in a compressed file")
-        data = one.unused_data if one.eof else b""
+        if len(out) > max_bytes:
+            raise TooLarge(f"more than {max_bytes} bytes are in a compressed file")
+        data = stream.unused_data if stream.eof else b""
     return bytes(out)
 
 
-def gzip_members(data: bytes, most: int) -> Iterator[tuple[str, bytes]]:
+def unfold_gzip(data: bytes, max_bytes: int) -> Iterator[tuple[str, bytes]]:
     if data[:3] == b"\x1f\x8b\x08":
-        yield "gzip", _stream(lambda: zlib.decompressobj(31), data, most)
+        yield "gzip", _decompress(lambda: zlib.decompressobj(31), data, max_bytes)
 
 
-def bz2_members(data: bytes, most: int) -> Iterator[tuple[str, bytes]]:
+def unfold_bz2(data: bytes, max_bytes: int) -> Iterator[tuple[str, bytes]]:
     if data[:3] == b"BZh":
-        yield "bz2", _stream(bz2.BZ2Decompressor, data, most)
+        yield "bz2", _decompress(bz2.BZ2Decompressor, data, max_bytes)
 
 
-def xz_members(data: bytes, most: int) -> Iterator[tuple[str, bytes]]:
+def unfold_xz(data: bytes, max_bytes: int) -> Iterator[tuple[str, bytes]]:
     if data[:6] == b"\xfd7zXZ\x00" or data[:3] == b"\x5d\x00\x00":
-        yield "xz", _stream(lambda: lzma.LZMADecompressor(memlimit=256 << 20), data, most)
+        yield "xz", _decompress(lambda: lzma.LZMADecompressor(memlimit=256 << 20), data, max_bytes)
 
 
-def zlib_stream(data: bytes, most: int) -> Iterator[tuple[str, bytes]]:
+def unfold_zlib(data: bytes, max_bytes: int) -> Iterator[tuple[str, bytes]]:
     """Also loose objects of Git, wherever they lie and whoever refers to them."""
     if len(data) > 2 and data[0] & 15 == 8 and data[0] >> 4 <= 7 and not (data[0] << 8 | data[1]) % 31:
         try:
-            kind, content = loose(data, most)
+            kind, content = loose(data, max_bytes)
             yield f"git {kind}", content
         except TooLarge:
             raise
         except ValueError:
-            if out := _stream(zlib.decompressobj, data, most):
+            if out := _decompress(zlib.decompressobj, data, max_bytes):
                 yield "zlib", out
 
 
-def zip_members(data: bytes, most: int) -> Iterator[tuple[str, bytes]]:
+def unfold_zip(data: bytes, max_bytes: int) -> Iterator[tuple[str, bytes]]:
     """Wheels, eggs and documents too, and archives behind a program."""
     if b"PK\x05\x06" not in data[-70000:]:
         return
@@ -83,8 +83,8 @@ def zip_members(data: bytes, most: int) -> Iterator[tuple[str, bytes]]:
                 if info.flag_bits & 1:
                     raise TooLarge(f"{info.filename} is encrypted")
                 with archive.open(info) as member:
-                    content = member.read(most + 1)
-                if (most := most - len(content)) < 0:
+                    content = member.read(max_bytes + 1)
+                if (max_bytes := max_bytes - len(content)) < 0:
                     raise TooLarge("too many bytes are in a zip archive")
                 yield info.filename, content
     except TooLarge:
@@ -93,38 +93,38 @@ def zip_members(data: bytes, most: int) -> Iterator[tuple[str, bytes]]:
         return
 
 
-def tar_members(data: bytes, most: int) -> Iterator[tuple[str, bytes]]:
+def unfold_tar(data: bytes, max_bytes: int) -> Iterator[tuple[str, bytes]]:
     if data[257:262] != b"ustar":
         return
     try:
         with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as archive:
             for info in archive:
                 if info.isreg() and (member := archive.extractfile(info)):
-                    content = member.read(most + 1)
-                    if (most := most - len(content)) < 0:
+                    content = member.read(max_bytes + 1)
+                    if (max_bytes := max_bytes - len(content)) < 0:
                         raise TooLarge("too many bytes are in a tar archive")
                     yield info.name, content
     except (tarfile.TarError, OSError, EOFError, UnicodeDecodeError, OverflowError):
         return
 
 
-def git_packs(data: bytes, most: int) -> Iterator[tuple[str, bytes]]:
+def unfold_git_packs(data: bytes, max_bytes: int) -> Iterator[tuple[str, bytes]]:
     """Packs, and bundles, which are a pack behind a few lines."""
     start = 0 if data[:4] == b"PACK" else data.find(b"\n\nPACK") + 2 if data[:4] == b"# v2" or data[:4] == b"# v3" else -1
     if start < 0 or data[start : start + 4] != b"PACK":
         return
     try:
-        yield from pack(data[start:], most)
+        yield from pack(data[start:], max_bytes)
     except TooLarge:
         raise
     except ValueError:
         return
 
 
-def wide_text(data: bytes, most: int) -> Iterator[tuple[str, bytes]]:
+def unfold_wide_text(data: bytes, max_bytes: int) -> Iterator[tuple[str, bytes]]:
     """UTF-16 and UTF-32, with a mark or without."""
     head = data[:400]
-    if b"\0" not in head or len(data) * 2 > most:
+    if b"\0" not in head or len(data) * 2 > max_bytes:
         return
     marks = {b"\xff\xfe\0\0": "utf-32", b"\0\0\xfe\xff": "utf-32", b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
     kind = next((name for mark, name in marks.items() if data.startswith(mark)), "")
@@ -143,30 +143,30 @@ HEX = re.compile(rb"(?:[0-9a-fA-F]{2}(?:\\x|[\s:,]|0x){0,3}){40,}")
 DUMP = re.compile(rb"^[0-9a-fA-F]{6,8}:?[ \t]+((?:[0-9a-fA-F]{2,4} +)+)", re.MULTILINE)
 
 
-def base64_runs(data: bytes, most: int) -> Iterator[tuple[str, bytes]]:
-    for found in BASE64.finditer(data):
-        run = re.sub(rb"\\n|[^A-Za-z0-9+/_-]", b"", found[0]).translate(bytes.maketrans(b"-_", b"+/"))
+def unfold_base64(data: bytes, max_bytes: int) -> Iterator[tuple[str, bytes]]:
+    for match in BASE64.finditer(data):
+        run = re.sub(rb"\\n|[^A-Za-z0-9+/_-]", b"", match[0]).translate(bytes.maketrans(b"-_", b"+/"))
         if len(set(run)) > 20:
-            yield f"base64 at {found.start()}", base64.b64decode(run[: len(run) // 4 * 4])
+            yield f"base64 at {match.start()}", base64.b64decode(run[: len(run) // 4 * 4])
 
 
-def hex_runs(data: bytes, most: int) -> Iterator[tuple[str, bytes]]:
+def unfold_hex(data: bytes, max_bytes: int) -> Iterator[tuple[str, bytes]]:
     """Hexadecimal digits in a row, and what xxd and hexdump print."""
-    for found in HEX.finditer(data):
-        digits = re.sub(rb"\\x|0x|[\s:,]", b"", found[0])
-        yield f"hex at {found.start()}", binascii.unhexlify(digits[: len(digits) // 2 * 2])
+    for match in HEX.finditer(data):
+        digits = re.sub(rb"\\x|0x|[\s:,]", b"", match[0])
+        yield f"hex at {match.start()}", binascii.unhexlify(digits[: len(digits) // 2 * 2])
     if rows := DUMP.findall(data):
         digits = re.sub(rb"\s", b"", b"".join(rows))
         yield "hex dump", binascii.unhexlify(digits[: len(digits) // 2 * 2])
 
 
-def bounded(kind: str, fold: Fold) -> Fold:
+def bound_errors(kind: str, fold: Fold) -> Fold:
     """The same fold, which raises TooLarge where the library beneath it fails, such as over headers that fill its stack:
     then the data could not be read to its end, and the caller says so."""
 
-    def unfold(data: bytes, most: int) -> Iterator[tuple[str, bytes]]:
+    def unfold(data: bytes, max_bytes: int) -> Iterator[tuple[str, bytes]]:
         try:
-            yield from fold(data, most)
+            yield from fold(data, max_bytes)
         except TooLarge:
             raise
         except Exception as error:  # each library has errors of its own, and no list of them is complete
@@ -177,18 +177,18 @@ def bounded(kind: str, fold: Fold) -> Fold:
 
 FOLDS: Mapping[str, Fold] = MappingProxyType(
     {
-        kind: bounded(kind, fold)
+        kind: bound_errors(kind, fold)
         for kind, fold in {
-            "gzip": gzip_members,
-            "bz2": bz2_members,
-            "xz": xz_members,
-            "zlib": zlib_stream,
-            "zip": zip_members,
-            "tar": tar_members,
-            "git pack": git_packs,
-            "wide text": wide_text,
-            "base64": base64_runs,
-            "hex": hex_runs,
+            "gzip": unfold_gzip,
+            "bz2": unfold_bz2,
+            "xz": unfold_xz,
+            "zlib": unfold_zlib,
+            "zip": unfold_zip,
+            "tar": unfold_tar,
+            "git pack": unfold_git_packs,
+            "wide text": unfold_wide_text,
+            "base64": unfold_base64,
+            "hex": unfold_hex,
         }.items()
     }
 )
@@ -197,31 +197,31 @@ FOLDS: Mapping[str, Fold] = MappingProxyType(
 # The same text in another dress: tokens that are not the code's stand between those that are.
 
 SPACE = re.compile(r"\s*")
-NUMBERED = re.compile(r"^(?:\S*?:)?[ \t]*\d+[:|\-\t ](?: ?\| ?)?", re.MULTILINE)
+NUMBERED_LINE = re.compile(r"^(?:\S*?:)?[ \t]*\d+[:|\-\t ](?: ?\| ?)?", re.MULTILINE)
 TAGGED_NUMBER = re.compile(r"<(a|span|td)\b([^<>]*+)>\s*+\d++\s*+</\1>")
 LINE_NUMBER = re.compile(r'href|id=|lineno|class="n"')
 """What an attribute of such a tag holds where its number is that of a line."""
 
 
-def _html(text: str) -> str:
+def _strip_html(text: str) -> str:
     if "<" not in text and "&" not in text:
         return ""
     text = TAGGED_NUMBER.sub(lambda tag: "" if LINE_NUMBER.search(tag[2]) else tag[0], text)
-    *parts, rest = text.split(">")  # no expression: from each of many < it would look for a > that is nowhere
-    return html.unescape("".join(part.partition("<")[0] if "<" in part else f"{part}>" for part in parts) + rest)
+    *parts, tail = text.split(">")  # no expression: from each of many < it would look for a > that is nowhere
+    return html.unescape("".join(part.partition("<")[0] if "<" in part else f"{part}>" for part in parts) + tail)
 
 
-def _json(text: str) -> str:
+def _join_json_strings(text: str) -> str:
     """The strings of JSON, one behind the other; notebooks have one for each line."""
-    found: list[str] = []
+    strings: list[str] = []
     text = text.strip()
 
     def walk(value: object) -> None:
         if isinstance(value, str):
-            found.append(value if value.endswith("\n") else value + "\n")
+            strings.append(value if value.endswith("\n") else value + "\n")
         elif isinstance(value, dict | list):
-            for one in value.values() if isinstance(value, dict) else value:
-                walk(one)
+            for element in value.values() if isinstance(value, dict) else value:
+                walk(element)
 
     decoder, at = json.JSONDecoder(), 0
     while at < len(text) and text[at] in "{[":  # one value, or one behind the other
@@ -230,32 +230,39 @@ def _json(text: str) -> str:
             walk(value)
         except (ValueError, RecursionError):
             break
-        found_space = SPACE.match(text, at)
-        at = found_space.end() if found_space else len(text)
-    return "".join(found)
+        space = SPACE.match(text, at)
+        at = space.end() if space else len(text)
+    return "".join(strings)
 
 
-def _escapes(text: str) -> str:
+def _unescape(text: str) -> str:
     """A string within a program, or within JSON that is damaged."""
     if "\\n" not in text:
         return ""
     return text.replace('\\n",\n', "\\n").replace("\\n", "\n").replace("\\t", "\t").replace('\\"', '"').replace("\\'", "'").replace("\\\\", "\\")
 
 
-def _diff(text: str) -> str:
+def _strip_diff_marks(text: str) -> str:
     """Both sides of a patch: marks at the beginnings of lines go."""
     return re.sub(r"^[+\-!<> ]{1,2}", "", text, flags=re.MULTILINE) if re.search(r"^(@@ |[+\-<>] ?\S|\*\*\* )", text, re.MULTILINE) else ""
 
 
-def _numbered(text: str) -> str:
-    return NUMBERED.sub("", text) if NUMBERED.search(text) else ""
+def _strip_line_numbers(text: str) -> str:
+    return NUMBERED_LINE.sub("", text) if NUMBERED_LINE.search(text) else ""
 
 
-def _swap(text: str) -> str:
+def _reverse_swap_lines(text: str) -> str:
     """Vim's swap file has the lines of a block from the last one to the first, each with a zero behind it."""
     return "\n".join(reversed(text.split("\0"))) if text.startswith("b0VIM") else ""
 
 
 DRESSES: Mapping[str, Callable[[str], str]] = MappingProxyType(
-    {"html": _html, "json": _json, "escapes": _escapes, "diff": _diff, "numbered": _numbered, "swap": _swap}
+    {
+        "html": _strip_html,
+        "json": _join_json_strings,
+        "escapes": _unescape,
+        "diff": _strip_diff_marks,
+        "numbered": _strip_line_numbers,
+        "swap": _reverse_swap_lines,
+    }
 )

@@ -16,29 +16,29 @@ Step = tuple[str, str]
 
 def show(steps: Sequence[Step]) -> None:
     """Prints the commands under each other, each with a remark that a shell leaves out, so that a line can be pasted."""
-    wide = max((len(command) for command, _ in steps), default=0)
-    for number, (command, does) in enumerate(steps):
-        print(f"{'' if number else 'next:':7} {command:{wide}}   # {does}", flush=True)
+    width = max((len(command) for command, _ in steps), default=0)
+    for number, (command, remark) in enumerate(steps):
+        print(f"{'' if number else 'next:':7} {command:{width}}   # {remark}", flush=True)
 
 
 def of_agent(root: Path) -> list[Step]:
     """After a run of the recipe."""
-    where, kept = shlex.quote(str(root)), root / "checkpoints"
-    if not (kept / "final").is_dir():
+    run_path, checkpoints = shlex.quote(str(root)), root / "checkpoints"
+    if not (checkpoints / "final").is_dir():
         return []
-    beside = " --before sft" if (kept / "sft").is_dir() else ""
-    both = ", beside what it was before RL" if beside else ""
+    before_option = " --before sft" if (checkpoints / "sft").is_dir() else ""
+    comparison = ", beside what it was before RL" if before_option else ""
     return [
-        (f"etude play {where}{beside}", f"watch the agent solve a task{both}"),
-        (f"etude eval {where}{beside}", "how often it solves held-out tasks, with intervals"),
+        (f"etude play {run_path}{before_option}", f"watch the agent solve a task{comparison}"),
+        (f"etude eval {run_path}{before_option}", "how often it solves held-out tasks, with intervals"),
         ("etude explore", "in a browser: the agent token by token, and every technique"),
     ]
 
 
 def of_technique(entry: catalog.Technique) -> list[Step]:
     """After a technique's demonstration."""
-    figures = [known for known in catalog.EXPERIMENTS if known.sim == entry.sim]
-    steps = [(f"etude figure {known.name}", f"measure what the source claims ({known.source})") for known in figures[:1]]
+    figures = [experiment for experiment in catalog.EXPERIMENTS if experiment.sim == entry.sim]
+    steps = [(f"etude figure {experiment.name}", f"measure what the source claims ({experiment.source})") for experiment in figures[:1]]
     if entry.lesson is not None:
         steps.append((f"etude lesson {int(Path(entry.lesson).name.partition('_')[0])}", "its lesson, in Jupyter"))
     if entry.page is not None:
@@ -48,21 +48,24 @@ def of_technique(entry: catalog.Technique) -> list[Step]:
 
 def of_figure(entry: catalog.Experiment, quick: bool) -> list[Step]:
     """After an experiment."""
-    behind = [known for known in catalog.TECHNIQUES if known.sim == entry.sim and known.name != "recipe"]
+    techniques = [technique for technique in catalog.TECHNIQUES if technique.sim == entry.sim and technique.name != "recipe"]
     steps = [(f"etude figure {entry.name}", "the whole experiment, which gives verdicts")] if quick else []
     steps.append((f"etude claims --figure {entry.name}", "the committed measurement and its verdicts"))
-    return steps + [(f"etude run {known.name}", f"the technique behind it: {known.ref or known.sim}") for known in behind[:1]]
+    return steps + [(f"etude run {technique.name}", f"the technique behind it: {technique.ref or technique.sim}") for technique in techniques[:1]]
 
 
 def of_full(root: Path, agent: bool) -> list[Step]:
     """After a technique's full run: `agent` where it trains one, else a base model."""
     final = root / "checkpoints" / "final"
-    where = shlex.quote(str(final))
+    checkpoint_path = shlex.quote(str(final))
     if not final.is_dir():
         return []
     if agent:
-        return [(f"etude play {where}", "watch the agent solve a task"), (f"etude eval {where}", "how often it solves held-out tasks")]
-    return [(f"etude eval base {where}", "knowledge, state tracking and codebase NLL of the model")]
+        return [
+            (f"etude play {checkpoint_path}", "watch the agent solve a task"),
+            (f"etude eval {checkpoint_path}", "how often it solves held-out tasks"),
+        ]
+    return [(f"etude eval base {checkpoint_path}", "knowledge, state tracking and codebase NLL of the model")]
 
 
 def of_eval(where: Path | None, before: str | None) -> list[Step]:
@@ -82,11 +85,11 @@ def of_examples(root: Path, out: Path) -> list[Step]:
 
 def of_tasks(out: Path, checked: bool) -> list[Step]:
     """After tasks were made, or checked."""
-    where = shlex.quote(str(out))
-    folder = "" if where == "tasks" else f" --recipes {where}"
-    steps = [] if checked else [(f"etude tasks check {where}", "make them again, and grade each")]
+    folder_path = shlex.quote(str(out))
+    recipes_option = "" if folder_path == "tasks" else f" --recipes {folder_path}"
+    steps = [] if checked else [(f"etude tasks check {folder_path}", "make them again, and grade each")]
     return [
         *steps,
-        (f"etude tasks levels {where}", "how hard they are"),
-        (f"etude tasks try TASK --model oracle{folder}", "a task, solved in a sandbox by the original code"),
+        (f"etude tasks levels {folder_path}", "how hard they are"),
+        (f"etude tasks try TASK --model oracle{recipes_option}", "a task, solved in a sandbox by the original code"),
     ]

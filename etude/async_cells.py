@@ -100,41 +100,43 @@ def cell(run: Run, name: str, asked: Async, every: int) -> dict:
     folder, tokens = run.path("cells", name), 0.0
     shutil.rmtree(folder, ignore_errors=True)  # a cell that was interrupted says nothing about time
 
-    def show(step: int, figures: dict[str, float]) -> None:
+    def show(step: int, step_metrics: dict[str, float]) -> None:
         nonlocal tokens
-        tokens += figures["tokens"]
-        stage.progress(step, tokens, success=figures["success"], age=figures["age"])
+        tokens += step_metrics["tokens"]
+        stage.progress(step, tokens, success=step_metrics["success"], age=step_metrics["age"])
 
     play(async_clock.plan_of(folder, asked), show)
-    found = figures_of(folder)
+    metrics = compute_metrics(folder)
     versions = range(0, asked.rl.steps + 1, every) if every else ()
-    at = [0.0, *found.pop("at")]
-    measured = [heldout(folder, asked, version) for version in versions]  # each of them on all cores
+    save_times = [0.0, *metrics.pop("at")]
+    success_rates = [measure_heldout(folder, asked, version) for version in versions]  # each of them on all cores
     shutil.rmtree(folder)
-    return stage.finish({**found, "curve": [{"version": v, "seconds": at[v], "success": s} for v, s in zip(versions, measured, strict=True)]})
+    return stage.finish(
+        {**metrics, "curve": [{"version": v, "seconds": save_times[v], "success": s} for v, s in zip(versions, success_rates, strict=True)]}
+    )
 
 
-def figures_of(folder: Path) -> dict:
+def compute_metrics(folder: Path) -> dict:
     """Seconds of a cell, when each version was saved, shares of the time, and ages. `publishing`: that in which the next step could not begin because
     a version was copied, or the one before was still on its way."""
-    known = async_timeline.events(folder)
-    trained = async_timeline.trainings(known["trainer"])
-    restarts = sum(max(line["epoch"] for line in lines) for lines in known.values())
+    service_events = async_timeline.events(folder)
+    steps = async_timeline.trainings(service_events["trainer"])
+    restarts = sum(max(line["epoch"] for line in lines) for lines in service_events.values())
     if restarts:
         raise RunError(f"{restarts} services of {folder} died; its times say nothing. Run it again with --resume")
-    begin = min(line["at"] for lines in async_timeline.workers(known).values() for line in lines if line["what"] == "work")
-    seconds = trained[-1]["at"] - begin
-    thirds = [thirds_of(version, p) for version, played in services.trained(folder) for p in played if not p.failure]
-    tokens = sum(step["tokens"] for step in trained)
+    start_time = min(line["at"] for lines in async_timeline.workers(service_events).values() for line in lines if line["what"] == "work")
+    seconds = steps[-1]["at"] - start_time
+    thirds = [thirds_of(version, rollout) for version, rollouts in services.trained(folder) for rollout in rollouts if not rollout.failure]
+    tokens = sum(step["tokens"] for step in steps)
     return {
         "seconds": seconds,
-        "at": [step["at"] - begin for step in trained],
+        "at": [step["at"] - start_time for step in steps],
         "tokens_per_s": tokens / seconds,
-        "publishing": sum(step["sent"] - step["at"] for step in trained) / seconds,
-        "published_s": float(np.mean([line["seconds"] for line in known["trainer"] if line["what"] == "published"])),
-        "trainer_busy": sum(step["at"] - step["began"] for step in trained) / seconds,
-        "age": sum(step["age"] * step["tokens"] for step in trained) / tokens,
-        "oldest": max(step["oldest"] for step in trained),
+        "publishing": sum(step["sent"] - step["at"] for step in steps) / seconds,
+        "published_s": float(np.mean([line["seconds"] for line in service_events["trainer"] if line["what"] == "published"])),
+        "trainer_busy": sum(step["at"] - step["began"] for step in steps) / seconds,
+        "age": sum(step["age"] * step["tokens"] for step in steps) / tokens,
+        "oldest": max(step["oldest"] for step in steps),
         "first_third": float(np.nanmean([first for first, _ in thirds])),
         "last_third": float(np.nanmean([last for _, last in thirds])),
         "dropped": sum(line["kind"] == "drop" for line in read_lines(folder / "journal.jsonl")),
@@ -148,10 +150,10 @@ def thirds_of(version: int, played: Rollout) -> tuple[float, float]:
     return float(ages[:n].mean()), float(ages[-n:].mean())
 
 
-def heldout(folder: Path, asked: Async, version: int) -> float:
+def measure_heldout(folder: Path, config: Async, version: int) -> float:
     """Success on the held-out tasks with a version that the run has published."""
-    model = load_hf(asked.checkpoint).bfloat16()
+    model = load_hf(config.checkpoint).bfloat16()
     reader = weight_sync.Reader(services.open_stores(str(folder)).weights, weight_sync.parts(model), "figure")
     reader.fetch(version)
     reader.swap()
-    return float(successes(asked, CheckpointTasks(asked), model).mean())
+    return float(successes(config, CheckpointTasks(config), model).mean())

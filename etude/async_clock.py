@@ -58,47 +58,52 @@ def measure(folder: Path, c: Async, steps: int = 8) -> Pace:
     slots = -(-c.rl.prompts // c.workers) * c.rl.rollouts
     short = replace(c, staleness=0, tool_s=0.0, slots=slots, rl=replace(c.rl, steps=steps))
     play(plan_of(folder, short))
-    known = async_timeline.events(folder)
-    trained, warm = async_timeline.trainings(known["trainer"]), steps // 2
-    saved = {step["version"]: step["at"] for step in trained}
-    loads = [line for lines in async_timeline.workers(known).values() for line in lines if line["what"] == "load" and warm <= line["version"] < steps]
-    recorded = [played for _, played in services.trained(folder)]
-    groups = [some[n : n + c.rl.rollouts] for some in recorded for n in range(0, len(some), c.rl.rollouts)]
-    ticks = np.concatenate(on_cores(lambda number: timed(short, number), range(cores())))
-    fitted = np.linalg.lstsq(np.stack([np.ones(len(ticks)), ticks[:, 0]], 1), ticks[:, 1], rcond=None)[0]
+    service_events = async_timeline.events(folder)
+    training_steps, warmup = async_timeline.trainings(service_events["trainer"]), steps // 2
+    save_times = {step["version"]: step["at"] for step in training_steps}
+    loads = [
+        line
+        for lines in async_timeline.workers(service_events).values()
+        for line in lines
+        if line["what"] == "load" and warmup <= line["version"] < steps
+    ]
+    rollouts_by_step = [rollouts for _, rollouts in services.trained(folder)]
+    groups = [step_rollouts[n : n + c.rl.rollouts] for step_rollouts in rollouts_by_step for n in range(0, len(step_rollouts), c.rl.rollouts)]
+    ticks = np.concatenate(on_cores(lambda number: time_engine(short, number), range(cores())))
+    coefficients = np.linalg.lstsq(np.stack([np.ones(len(ticks)), ticks[:, 0]], 1), ticks[:, 1], rcond=None)[0]
     return Pace(
-        statistics.median(step["at"] - step["began"] for step in trained[warm:]),
-        statistics.median(line["at"] - line["pause_s"] - saved[line["version"]] for line in loads),
+        statistics.median(step["at"] - step["began"] for step in training_steps[warmup:]),
+        statistics.median(line["at"] - line["pause_s"] - save_times[line["version"]] for line in loads),
         statistics.median(line["pause_s"] for line in loads),
-        (max(float(fitted[0]), 1e-4), max(float(fitted[1]), 0.0)),
-        [[turns(played) for played in group] for group in groups],
+        (max(float(coefficients[0]), 1e-4), max(float(coefficients[1]), 0.0)),
+        [[turns(rollout) for rollout in group] for group in groups],
     )
 
 
-def timed(c: Async, number: int) -> np.ndarray:
+def time_engine(c: Async, number: int) -> np.ndarray:
     """Rows and seconds of each step of an engine that plays a worker's share of a step: [steps, 2]"""
-    part = Small(c)
-    sampler = part.sampler()
+    parts = Small(c)
+    sampler = parts.sampler()
     sampler.version = 0
-    player = Player(sampler, part.setup(), c.slots, c.rl.rollouts, c.seed, c.rl.temperature)
+    player = Player(sampler, parts.setup(), c.slots, c.rl.rollouts, c.seed, c.rl.temperature)
     share = c.slots // c.rl.rollouts
     player.give(range(share * number, share * (number + 1)))
-    found = []
+    samples = []
     while player.groups:
-        rows, began = player.slots()["decoding"] + player.slots()["queued"], time.monotonic()
+        rows, start = player.slots()["decoding"] + player.slots()["queued"], time.monotonic()
         player.tick()
-        found.append((rows, time.monotonic() - began))
-    return np.array(found)
+        samples.append((rows, time.monotonic() - start))
+    return np.array(samples)
 
 
 def turns(played: Rollout) -> list[tuple[int, bool]]:
     """The turns of a rollout: how many tokens were sampled, and whether a tool ran afterwards. None where its environment failed."""
-    found: list[tuple[int, bool]] = []
+    rollout_turns: list[tuple[int, bool]] = []
     for segment in played.chain.segments:
         bounds = np.flatnonzero(np.diff(np.concatenate([[0], segment.sampled.int().numpy(), [0]])))
         for begin, end in bounds.reshape(-1, 2).tolist():
-            found.append((end - begin, not bool(segment.summary[begin:end].any())))
-    return [*found[:-1], (found[-1][0], False)] if found else []
+            rollout_turns.append((end - begin, not bool(segment.summary[begin:end].any())))
+    return [*rollout_turns[:-1], (rollout_turns[-1][0], False)] if rollout_turns else []
 
 
 def second(c: Async) -> CheckpointTasks:
@@ -109,16 +114,16 @@ def second(c: Async) -> CheckpointTasks:
 def foretell(pace: Pace, c: Async, tasks: CheckpointTasks) -> Outcome:
     """What the virtual clock says about a run with these settings. Tools take what they take in the run, to the bit; `tasks`: of `second`."""
 
-    def drawn(group: int, rollout: int) -> list[tuple[int, float]]:
-        asked, found = 0, []
+    def draw_turns(group: int, rollout: int) -> list[tuple[int, float]]:
+        tool_calls, timed_turns = 0, []
         for tokens, tool in pace.turns[group % len(pace.turns)][rollout]:
-            found.append((tokens, c.tool_s * tasks.latency(tasks.task("rl", group), rollout, asked) if tool else 0.0))
-            asked += tool
-        return found
+            timed_turns.append((tokens, c.tool_s * tasks.latency(tasks.task("rl", group), rollout, tool_calls) if tool else 0.0))
+            tool_calls += tool
+        return timed_turns
 
     a, b = pace.token_s
     load = Load(
-        drawn,
+        draw_turns,
         rollouts=c.rl.rollouts,
         slots=c.workers * c.slots,
         workers=c.workers,

@@ -65,18 +65,18 @@ def experiment(run: Run, config: Experiment) -> dict:
     pace = async_clock.of_json(stage.result())
     rows, world = [], async_clock.second(settings(c, checkpoint, "more", 0.0, 0))
     for arm, tool, number in c.cells:
-        asked = settings(c, checkpoint, arm, tool, number)
-        row = {"arm": arm, "tool_s": tool, "seed": number, **cell(run, f"{arm}-{tool:g}-{number}", asked, c.every if tool == c.long else 0)}
-        told = async_clock.foretell(pace, asked, world)
-        rows.append({**row, "foretold": told.seconds, "foretold_age": told.mean_age})
-    curves = [{"arm": row["arm"], "seed": row["seed"], **one} for row in rows for one in row.pop("curve")]
+        cell_config = settings(c, checkpoint, arm, tool, number)
+        row = {"arm": arm, "tool_s": tool, "seed": number, **cell(run, f"{arm}-{tool:g}-{number}", cell_config, c.every if tool == c.long else 0)}
+        forecast = async_clock.foretell(pace, cell_config, world)
+        rows.append({**row, "foretold": forecast.seconds, "foretold_age": forecast.mean_age})
+    curves = [{"arm": row["arm"], "seed": row["seed"], **point} for row in rows for point in row.pop("curve")]
     clock = {name: value for name, value in async_clock.as_json(pace).items() if name != "turns"}
     return {"rows": rows, "curves": curves, "clock": clock, "claims": verdicts(c, rows, curves)}
 
 
 def slope(curve: list[dict], origin: float) -> float:
     """Success gained a second: least squares through `origin` at the beginning."""
-    t, s = (np.array([one[key] for one in curve]) for key in ("seconds", "success"))
+    t, s = (np.array([point[key] for point in curve]) for key in ("seconds", "success"))
     return float((t * (s - origin)).sum() / (t * t).sum())
 
 
@@ -88,35 +88,35 @@ def verdicts(c: Experiment, rows: list[dict], curves: list[dict]) -> list[dict]:
     tokens; in the background if publishing takes the trainer at most 0.02 of the time. The virtual clock is right if in a seed's worst cell it is
     off by less than 0.15."""
 
-    def of(key: str, arm: str, tool: float) -> np.ndarray:
+    def select(key: str, arm: str, tool: float) -> np.ndarray:
         return np.array([row[key] for row in rows if (row["arm"], row["tool_s"]) == (arm, tool)])
 
-    def times(arm: str, tool: float, than: str = "synchronous") -> np.ndarray:
-        return of("seconds", than, tool) / of("seconds", arm, tool)
+    def times(arm: str, tool: float, baseline: str = "synchronous") -> np.ndarray:
+        return select("seconds", baseline, tool) / select("seconds", arm, tool)
 
     def curve(arm: str, number: int) -> list[dict]:
-        return [one for one in curves if (one["arm"], one["seed"]) == (arm, number)]
+        return [point for point in curves if (point["arm"], point["seed"]) == (arm, number)]
 
     def spread(arm: str, form: str, value: Callable[[str, float], np.ndarray]) -> str:
         return ", ".join(f"{1000 * tool:g} ms {value(arm, tool).mean():{form}}" for tool in c.tools)
 
-    def over_seeds(name: str, says: str, source: str, values: np.ndarray, rule: dict, unit: str, note: str, needs: dict | None = None) -> dict:
-        found = student(values)
-        return claim(name, says, source, found["value"], rule, (found["low"], found["high"]), unit, note, needs)
+    def over_seeds(name: str, statement: str, source: str, values: np.ndarray, rule: dict, unit: str, note: str, needs: dict | None = None) -> dict:
+        interval = student(values)
+        return claim(name, statement, source, interval["value"], rule, (interval["low"], interval["high"]), unit, note, needs)
 
     arms, numbers, ms = ("equal", "more"), range(c.seeds), f"{1000 * c.long:g} ms"
-    origin = float(np.mean([one["success"] for one in curves if one["version"] == 0]))
+    origin = float(np.mean([point["success"] for point in curves if point["version"] == 0]))
     slopes = {arm: np.array([slope(curve(arm, n), origin) for n in numbers]) for arm in ("synchronous", *arms)}
     last = {arm: np.array([curve(arm, n)[-1]["success"] for n in numbers]) for arm in ARMS}
     ratio = slopes["synchronous"] / np.maximum(slopes["more"], 1e-9)
-    off = {(r["arm"], r["tool_s"], r["seed"]): r["foretold"] / r["seconds"] - 1 for r in rows}
-    worst = [max((key for key in off if key[2] == n), key=lambda key: abs(off[key])) for n in numbers]
-    drift = {(a, t): np.mean([off[a, t, n] for n in numbers]) for a, t, n in off if n == 0}
-    ages = ", ".join(f"{arm} {of('age', arm, c.long).mean():.2f}" for arm in ("one", *arms, "wide"))
-    busy = ", ".join(f"{arm} {of('trainer_busy', arm, c.tools[0]).mean():.0%}" for arm in slopes)
-    dropped = ", ".join(f"{arm} {of('dropped', arm, c.long).mean():.1f}" for arm in ("one", *arms, "wide"))
-    wide = last["wide"] - last["synchronous"]
-    minutes = ", ".join(f"{arm} {60 * some.mean():.4f}" for arm, some in slopes.items())
+    errors = {(r["arm"], r["tool_s"], r["seed"]): r["foretold"] / r["seconds"] - 1 for r in rows}
+    worst_cells = [max((key for key in errors if key[2] == n), key=lambda key: abs(errors[key])) for n in numbers]
+    mean_errors = {(a, t): np.mean([errors[a, t, n] for n in numbers]) for a, t, n in errors if n == 0}
+    ages = ", ".join(f"{arm} {select('age', arm, c.long).mean():.2f}" for arm in ("one", *arms, "wide"))
+    busy = ", ".join(f"{arm} {select('trainer_busy', arm, c.tools[0]).mean():.0%}" for arm in slopes)
+    dropped = ", ".join(f"{arm} {select('dropped', arm, c.long).mean():.1f}" for arm in ("one", *arms, "wide"))
+    wide_gain = last["wide"] - last["synchronous"]
+    minutes = ", ".join(f"{arm} {60 * arm_slopes.mean():.4f}" for arm, arm_slopes in slopes.items())
     ends = ", ".join(f"{arm} {last[arm].mean():.3f}" for arm in slopes)
     return [
         over_seeds(
@@ -162,18 +162,19 @@ def verdicts(c: Experiment, rows: list[dict], curves: list[dict]) -> list[dict]:
             times("wide", c.long),
             above(1.0, 2.0),
             "times faster",
-            f"tools of {ms}; success differs by {wide.mean():+.3f}; groups dropped: {dropped}; added after S = {c.staleness} had been seen",
-            {"success differs by less than 0.05": bool(abs(wide.mean()) < 0.05)},
+            f"tools of {ms}; success differs by {wide_gain.mean():+.3f}; groups dropped: {dropped}; added after S = {c.staleness} had been seen",
+            {"success differs by less than 0.05": bool(abs(wide_gain.mean()) < 0.05)},
         ),
         over_seeds(
             "fresher",
             "weights swapped in flight make a rollout's later tokens less stale",
             "§4.1; arXiv:2509.19128",
-            of("first_third", "more", c.long) - of("last_third", "more", c.long),
+            select("first_third", "more", c.long) - select("last_third", "more", c.long),
             above(0.0),
             "updates",
-            f"mean age of the first third of a rollout's own tokens {of('first_third', 'more', c.long).mean():.2f}, of its last "
-            f"{of('last_third', 'more', c.long).mean():.2f}",
+            "mean age of the first third of a rollout's own tokens "
+            f"{select('first_third', 'more', c.long).mean():.2f}, of its last "
+            f"{select('last_third', 'more', c.long).mean():.2f}",
         ),
         over_seeds(
             "balance",
@@ -183,27 +184,28 @@ def verdicts(c: Experiment, rows: list[dict], curves: list[dict]) -> list[dict]:
             above(1.0),
             "times faster than with S = 1",
             f"S = {c.staleness}, tools of {ms}; mean age in updates: {ages}",
-            {"tokens are older": bool((of("age", "more", c.long) > of("age", "one", c.long)).all())},
+            {"tokens are older": bool((select("age", "more", c.long) > select("age", "one", c.long)).all())},
         ),
         over_seeds(
             "background",
             "publishing a version every step costs the trainer no time",
             "§6.2",
-            of("publishing", "more", c.long),
+            select("publishing", "more", c.long),
             between(-0.02, 0.02),
             "of the time",
             f"from a step that is saved to its version on its way, S = {c.staleness}, tools of {ms}; the version itself takes "
-            f"{of('published_s', 'more', c.long).mean():.2f} s beside the next step",
+            f"{select('published_s', 'more', c.long).mean():.2f} s beside the next step",
         ),
         over_seeds(
             "clock",
             "a virtual clock foretells each run within 15%",
             "ref/async_rl.py",
-            np.array([abs(off[key]) for key in worst]),
+            np.array([abs(errors[key]) for key in worst_cells]),
             below(0.15),
             "of the seconds",
-            f"each seed's worst cell: {', '.join(f'{a} at {1000 * t:g} ms {off[a, t, n]:+.0%}' for a, t, n in worst)}. Means over seeds: "
-            + "; ".join(f"{a}: {', '.join(f'{1000 * t:g} ms {v:+.0%}' for (b, t), v in drift.items() if a == b)}" for a in ARMS),
+            "each seed's worst cell: "
+            f"{', '.join(f'{a} at {1000 * t:g} ms {errors[a, t, n]:+.0%}' for a, t, n in worst_cells)}. Means over "
+            "seeds: " + "; ".join(f"{a}: {', '.join(f'{1000 * t:g} ms {v:+.0%}' for (b, t), v in mean_errors.items() if a == b)}" for a in ARMS),
         ),
     ]
 
@@ -215,19 +217,21 @@ def picture(found: dict, path: Path) -> None:
     rows, c = found["rows"], found["config"]
     tools, at = c["tools"], range(len(c["tools"]))
     colours = {"synchronous": GREY, "equal": BLUE, "more": RED, "one": GREEN, "wide": ORANGE}
-    words = {"synchronous": "synchronous, S = 0", "equal": f"S = {c['staleness']}, as many slots", "more": f"S = {c['staleness']}, twice as many"}
-    words |= {"one": "S = 1, twice as many", "wide": f"S = {2 * c['staleness']}, twice as many"}
+    labels = {"synchronous": "synchronous, S = 0", "equal": f"S = {c['staleness']}, as many slots", "more": f"S = {c['staleness']}, twice as many"}
+    labels |= {"one": "S = 1, twice as many", "wide": f"S = {2 * c['staleness']}, twice as many"}
 
-    def of(key: str, arm: str, tool: float) -> np.ndarray:
+    def select(key: str, arm: str, tool: float) -> np.ndarray:
         return np.array([row[key] for row in rows if (row["arm"], row["tool_s"]) == (arm, tool)])
 
     figure, (left, middle, right) = sheet(3, "Asynchronous RL: the same steps in less time, with tokens of a bounded age", width=5.0)
     for arm in ("equal", "more"):
         for key, style in (("seconds", "-"), ("foretold", ":")):
-            times = [of(key, "synchronous", tool) / of(key, arm, tool) for tool in tools]
-            left.plot(at, [some.mean() for some in times], style, color=colours[arm], label=words[arm] if key == "seconds" else None)
+            times = [select(key, "synchronous", tool) / select(key, arm, tool) for tool in tools]
+            left.plot(at, [ratios.mean() for ratios in times], style, color=colours[arm], label=labels[arm] if key == "seconds" else None)
             if key == "seconds":
-                left.plot([x for x, some in zip(at, times) for _ in some], np.concatenate(times), "o", color=colours[arm], markersize=4, alpha=0.6)
+                left.plot(
+                    [x for x, ratios in zip(at, times) for _ in ratios], np.concatenate(times), "o", color=colours[arm], markersize=4, alpha=0.6
+                )
     left.plot([], [], ":", color=GREY, label="the virtual clock")
     left.axhline(1.0, color=GREY, linewidth=1, zorder=0)
     left.set_xticks(at, [f"{1000 * tool:g}" for tool in tools])
@@ -235,17 +239,17 @@ def picture(found: dict, path: Path) -> None:
     left.set_ylim(bottom=0)
     left.legend(frameon=False, fontsize=8)
     for arm in ("synchronous", "equal", "more"):
-        some = [[one for one in found["curves"] if (one["arm"], one["seed"]) == (arm, n)] for n in range(c["seeds"])]
-        minutes, success = (np.array([[one[key] for one in curve] for curve in some]) for key in ("seconds", "success"))
+        curves = [[point for point in found["curves"] if (point["arm"], point["seed"]) == (arm, n)] for n in range(c["seeds"])]
+        minutes, success = (np.array([[point[key] for point in curve] for curve in curves]) for key in ("seconds", "success"))
         for x, y in zip(minutes / 60, success, strict=True):
             middle.plot(x, y, color=colours[arm], linewidth=0.7, alpha=0.4)
-        middle.plot(minutes.mean(0) / 60, success.mean(0), "o-", color=colours[arm], label=words[arm])
+        middle.plot(minutes.mean(0) / 60, success.mean(0), "o-", color=colours[arm], label=labels[arm])
     middle.set(xlabel="minutes", ylabel="success on held-out tasks", title=f"Success over time, tools of {1000 * c['long']:g} ms")
     middle.legend(frameon=False, fontsize=8)
     for arm in ARMS:
-        paces = [60 * c["long_steps"] / of(key, arm, c["long"]) for key in ("seconds", "foretold")]
-        right.plot(of("age", arm, c["long"]), paces[0], "o", color=colours[arm], label=words[arm])
-        right.plot(of("foretold_age", arm, c["long"]), paces[1], "+", color=colours[arm], markersize=9)
+        paces = [60 * c["long_steps"] / select(key, arm, c["long"]) for key in ("seconds", "foretold")]
+        right.plot(select("age", arm, c["long"]), paces[0], "o", color=colours[arm], label=labels[arm])
+        right.plot(select("foretold_age", arm, c["long"]), paces[1], "+", color=colours[arm], markersize=9)
     right.plot([], [], "+", color=GREY, markersize=9, label="the virtual clock")
     right.set(xlabel="mean age of tokens, updates", ylabel="steps a minute", title="Throughput against staleness")
     right.set_ylim(bottom=0)

@@ -160,8 +160,8 @@ class Async:
     def ranks(self) -> Rl:
         """The group's settings, as a full run of RL has them."""
         c = self.cluster
-        how = {name: getattr(c, name) for name in ("length", "cp", "ep", "micro_rows", "dtype", "rematerialise", "timeout")}
-        return Rl(checkpoint=self.checkpoint, rl=self.rl, join=self.join, seed=self.seed, heldout=0, **how)
+        shared_settings = {name: getattr(c, name) for name in ("length", "cp", "ep", "micro_rows", "dtype", "rematerialise", "timeout")}
+        return Rl(checkpoint=self.checkpoint, rl=self.rl, join=self.join, seed=self.seed, heldout=0, **shared_settings)
 
     @property
     def length(self) -> int:
@@ -263,63 +263,63 @@ def run(run: Run, config: Async) -> dict:
     if c.engine == "vllm":
         vllm_engine.installed()
     claim(plan)  # before anything takes long
-    before = measured(run.stage("before", c.heldout, "tasks"), c, tasks, load_hf(c.checkpoint)) if c.heldout else None
+    before = measure_heldout(run.stage("before", c.heldout, "tasks"), c, tasks, load_hf(c.checkpoint)) if c.heldout else None
     stage = run.stage("services", c.rl.steps, "tokens")
     if not stage.finished:
-        shown = Shown(stage, folder)
-        (cluster.play if c.runtime == "ray" else local.play)(plan, shown)
+        reporter = StepReporter(stage, folder)
+        (cluster.play if c.runtime == "ray" else local.play)(plan, reporter)
         stage.finish(async_timeline.summary(folder, c.rl.steps))
     model = Small(c).trained(folder)
-    after = measured(run.stage("after", c.heldout, "tasks"), c, tasks, model) if c.heldout else None
-    found = dict(stage.result())
+    after = measure_heldout(run.stage("after", c.heldout, "tasks"), c, tasks, model) if c.heldout else None
+    metrics = dict(stage.result())
     if rows := [{name: line[name] for name in ("version", "success", "seconds")} for line in evaluator.measured(folder)]:
-        found["heldout by version"] = rows
+        metrics["heldout by version"] = rows
     if before and after:
         a, b = np.array(before["success"]), np.array(after["success"])
         gain = bootstrap(b - a, seed=c.seed)
-        found |= {"success_before": float(a.mean()), "success_after": float(b.mean())}
-        found |= {"gain": gain["value"], "gain_low": gain["low"], "gain_high": gain["high"]}
+        metrics |= {"success_before": float(a.mean()), "success_after": float(b.mean())}
+        metrics |= {"gain": gain["value"], "gain_low": gain["low"], "gain_high": gain["high"]}
     network = model.config
     card = release.card(
         f"etude run {run.technique}",
         "An agent after asynchronous reinforcement learning (Dr. GRPO).",
         network,
-        {name.replace("_", " "): f"{value:.3g}" for name, value in found.items() if not isinstance(value, list)},
+        {name.replace("_", " "): f"{value:.3g}" for name, value in metrics.items() if not isinstance(value, list)},
         opening="what the environment says first",
     )
     save_hf(model, run.path("checkpoints", "final"), beside=release.beside(c.checkpoint, network, card))
     save(async_timeline.bars([async_timeline.played(run.root.name, folder)]), run.path("timeline.png"))
-    return found
+    return metrics
 
 
-class Shown:
+class StepReporter:
     """Shows a step: its metrics, what the workers do, how far the last of them is behind, and what the evaluator measured last."""
 
     def __init__(self, stage: Stage, folder: Path):
         self.stage, self.folder, self.tokens = stage, folder, 0.0
 
-    def __call__(self, step: int, figures: dict[str, float]) -> None:
-        self.tokens += figures["tokens"]
-        now = async_timeline.slots(self.folder)
-        lag = step - min((one["version"] for one in now), default=step)
-        words = {name: figures[name] for name in ("reward", "success", "age")} | {"lag": lag}
-        if known := evaluator.measured(self.folder):
-            words["heldout"] = known[-1]["success"]
-        self.stage.progress(step, self.tokens, **words, **{name: sum(one[name] for one in now) for name in ("decoding", "tools")})
+    def __call__(self, step: int, metrics: dict[str, float]) -> None:
+        self.tokens += metrics["tokens"]
+        slots = async_timeline.slots(self.folder)
+        lag = step - min((slot["version"] for slot in slots), default=step)
+        display_values = {name: metrics[name] for name in ("reward", "success", "age")} | {"lag": lag}
+        if evaluations := evaluator.measured(self.folder):
+            display_values["heldout"] = evaluations[-1]["success"]
+        self.stage.progress(step, self.tokens, **display_values, **{name: sum(slot[name] for slot in slots) for name in ("decoding", "tools")})
 
 
-def measured(stage: Stage, c: Async, tasks: CheckpointTasks, model: torch.nn.Module) -> dict:
+def measure_heldout(stage: Stage, c: Async, tasks: CheckpointTasks, model: torch.nn.Module) -> dict:
     """Success of each held-out task, over its samples."""
     if stage.finished:
         return stage.result()
-    found = successes(c, tasks, model)
+    success_rates = successes(c, tasks, model)
     stage.progress(c.heldout)
-    return stage.finish({"success": found})
+    return stage.finish({"success": success_rates})
 
 
 def successes(c: Async, tasks: CheckpointTasks, model: torch.nn.Module) -> np.ndarray:
     """Success of each held-out task, over its samples: heldout"""
     sampler = ContinuousSampler(model, torch.float32)  # pyright: ignore[reportArgumentType]
-    chosen, draws = [tasks.task("heldout", number) for number in range(c.heldout)], torch.Generator().manual_seed(c.seed)
-    rollouts = play(sampler, tasks.language, chosen, c.samples, tasks.limits, tasks.config.rl.max_turns, draws, c.rl.temperature)
-    return np.array([one.metrics["success"] for one in rollouts]).reshape(-1, c.samples).mean(1)
+    heldout_tasks, draws = ([tasks.task("heldout", number) for number in range(c.heldout)], torch.Generator().manual_seed(c.seed))
+    rollouts = play(sampler, tasks.language, heldout_tasks, c.samples, tasks.limits, tasks.config.rl.max_turns, draws, c.rl.temperature)
+    return np.array([rollout.metrics["success"] for rollout in rollouts]).reshape(-1, c.samples).mean(1)

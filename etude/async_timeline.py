@@ -35,7 +35,7 @@ VERSIONS = (BLUE, ORANGE, PURPLE, SKY, RED)
 LIGHT = "#E5E8EB"
 MOMENTS = 400
 """Moments at which a strip is drawn: each of them is one or two pixels wide."""
-MOST_WORDS = 60
+MAX_LABELS = 60
 """Numbers of versions that a picture shows: each takes a third of a millisecond."""
 
 
@@ -52,50 +52,50 @@ def workers(known: dict[str, list[dict]]) -> dict[str, list[dict]]:
 def slots(folder: Path) -> list[dict]:
     """What the workers' slots do now, as far as is known."""
     last = ([line for line in lines if line["what"] == "slots"][-1:] for lines in workers(events(folder)).values())
-    return [line for found in last for line in found]
+    return [line for worker_lines in last for line in worker_lines]
 
 
 def trainings(lines: list[dict]) -> list[dict]:
     """The steps of the trainer that count: when each began, when it was saved, when its version was on its way so that the next step could begin,
     and its metrics. What a killed process began is not among them."""
-    found, began = {}, 0.0
+    steps, start_time = {}, 0.0
     for line in lines:
         if line["what"] == "train":
-            began = line["at"]
+            start_time = line["at"]
         elif line["what"] == "saved":
-            found[line["version"]] = {**line, "began": began, "sent": line["at"]}
-        elif line["what"] == "publishing" and line["version"] in found:
-            found[line["version"]]["sent"] = line["at"]
-    return [found[version] for version in sorted(found)]
+            steps[line["version"]] = {**line, "began": start_time, "sent": line["at"]}
+        elif line["what"] == "publishing" and line["version"] in steps:
+            steps[line["version"]]["sent"] = line["at"]
+    return [steps[version] for version in sorted(steps)]
 
 
 def clock(lines: Sequence[dict]) -> Callable[[float], float]:
     """Seconds since 1970 → seconds of the run: those in which the whole run was interrupted do not count. `lines`: the trainer's."""
-    begin = lines[0]["at"]
+    start_time = lines[0]["at"]
     # Processes of a run that goes on count their epochs from 0 again.
     pauses = [(before["at"], line["at"]) for before, line in zip(lines, lines[1:]) if line["what"] == "start" and line["epoch"] == 0]
-    return lambda at: max(0.0, at - begin - sum(min(max(at - before, 0.0), after - before) for before, after in pauses))
+    return lambda at: max(0.0, at - start_time - sum(min(max(at - before, 0.0), after - before) for before, after in pauses))
 
 
 def summary(folder: Path, steps: int) -> dict[str, float]:
     """Figures of a finished run."""
-    known = events(folder)
-    trained = trainings(known["trainer"])
-    seconds = clock(known["trainer"])(known["trainer"][-1]["at"])
-    tokens = sum(step["tokens"] for step in trained)
+    service_events = events(folder)
+    training_steps = trainings(service_events["trainer"])
+    seconds = clock(service_events["trainer"])(service_events["trainer"][-1]["at"])
+    tokens = sum(step["tokens"] for step in training_steps)
     journal = read_lines(folder / "journal.jsonl")
-    loads = [line for lines in workers(known).values() for line in lines if line["what"] == "load"]
+    loads = [line for lines in workers(service_events).values() for line in lines if line["what"] == "load"]
     return {
         "steps": float(steps),
         "seconds": seconds,
         "seconds_per_step": seconds / steps,
         "tokens_per_s": tokens / seconds,
-        "trainer_busy": sum(step["at"] - step["began"] for step in trained) / seconds,
-        "age": sum(step["age"] * step["tokens"] for step in trained) / tokens,
-        "oldest": max(step["oldest"] for step in trained),
+        "trainer_busy": sum(step["at"] - step["began"] for step in training_steps) / seconds,
+        "age": sum(step["age"] * step["tokens"] for step in training_steps) / tokens,
+        "oldest": max(step["oldest"] for step in training_steps),
         "dropped_groups": float(sum(line["kind"] == "drop" for line in journal)),
         "pause_ms": 1000 * sum(line["pause_s"] for line in loads) / max(1, len(loads)),
-        "restarts": float(sum(max(line["epoch"] for line in lines) for lines in known.values())),
+        "restarts": float(sum(max(line["epoch"] for line in lines) for lines in service_events.values())),
     }
 
 
@@ -133,17 +133,17 @@ class Timeline:
 
 def simulated(name: str, outcome: Outcome) -> Timeline:
     """What the virtual clock saw."""
-    workers = list(dict.fromkeys(one.who for one in outcome.slots))
-    held: dict[str, list[tuple[float, int]]] = {who: [] for who in workers}
+    workers = list(dict.fromkeys(slot.who for slot in outcome.slots))
+    version_changes: dict[str, list[tuple[float, int]]] = {worker: [] for worker in workers}
     for span in outcome.spans:
-        if span.who != TRAINER and (not held[span.who] or held[span.who][-1][1] != span.version):
-            held[span.who].append((span.start, span.version))
+        if span.who != TRAINER and (not version_changes[span.who] or version_changes[span.who][-1][1] != span.version):
+            version_changes[span.who].append((span.start, span.version))
     return Timeline(
         name,
         outcome.seconds,
         [(span.start, span.end, span.version + 1) for span in outcome.spans if span.who == TRAINER],
-        {who: [(one.at, one.decoding, one.waiting, one.free) for one in outcome.slots if one.who == who] for who in workers},
-        held,
+        {worker: [(slot.at, slot.decoding, slot.waiting, slot.free) for slot in outcome.slots if slot.who == worker] for worker in workers},
+        version_changes,
         outcome.token_ages,
         outcome.sampler_idle,
         outcome.dropped,
@@ -153,37 +153,37 @@ def simulated(name: str, outcome: Outcome) -> Timeline:
 def played(name: str, folder: Path) -> Timeline:
     """A run so far, of its services' folder. Raises RunError if no step is done, and OSError, LookupError, TypeError or ValueError for files that
     are missing or damaged."""
-    known = events(folder)
-    playing = {who: lines for who, lines in workers(known).items() if lines}
-    trained = trainings(known[TRAINER])
-    if not trained:
+    service_events = events(folder)
+    worker_events = {worker: lines for worker, lines in workers(service_events).items() if lines}
+    training_steps = trainings(service_events[TRAINER])
+    if not training_steps:
         raise RunError(f"{folder.parent} has not finished a step yet")
-    at = clock(known[TRAINER])
-    begin = min(lines[0]["at"] for lines in known.values() if lines)
-    seconds = max(at(step["at"]) for step in trained)
-    slots = {who: [line for line in lines if line["what"] == "slots" and begin <= line["at"]] for who, lines in playing.items()}
-    seen = [line["decoding"] > 0 for lines in slots.values() for line in lines if at(line["at"]) <= seconds]
+    at = clock(service_events[TRAINER])
+    begin = min(lines[0]["at"] for lines in service_events.values() if lines)
+    seconds = max(at(step["at"]) for step in training_steps)
+    slots = {worker: [line for line in lines if line["what"] == "slots" and begin <= line["at"]] for worker, lines in worker_events.items()}
+    busy_flags = [line["decoding"] > 0 for lines in slots.values() for line in lines if at(line["at"]) <= seconds]
     journal = read_lines(folder / "journal.jsonl")
     return Timeline(
         name,
         seconds,
-        [(at(step["began"]), at(step["at"]), step["version"]) for step in trained],
-        {who: [(at(line["at"]), line["decoding"], line["tools"], line["free"]) for line in lines] for who, lines in slots.items()},
-        {who: [(at(line["at"]), line["version"]) for line in lines if line["what"] == "load"] for who, lines in playing.items()},
-        ages(folder),
-        1 - sum(seen) / max(1, len(seen)),
+        [(at(step["began"]), at(step["at"]), step["version"]) for step in training_steps],
+        {worker: [(at(line["at"]), line["decoding"], line["tools"], line["free"]) for line in lines] for worker, lines in slots.items()},
+        {worker: [(at(line["at"]), line["version"]) for line in lines if line["what"] == "load"] for worker, lines in worker_events.items()},
+        count_token_ages(folder),
+        1 - sum(busy_flags) / max(1, len(busy_flags)),
         sum(line["kind"] == "drop" for line in journal),
     )
 
 
-def ages(folder: Path) -> Counter[int]:
+def count_token_ages(folder: Path) -> Counter[int]:
     """Age → number of the policy's own tokens that were trained on at that age, from the records of the groups."""
-    found = Counter[int]()
+    token_ages = Counter[int]()
     for version, rollouts in services.trained(folder):
         for segment in (s for p in rollouts for s in p.chain.segments):
             versions, counts = segment.version[segment.sampled].unique(return_counts=True)
-            found.update({version - v: n for v, n in zip(versions.tolist(), counts.tolist(), strict=True)})
-    return found
+            token_ages.update({version - v: n for v, n in zip(versions.tolist(), counts.tolist(), strict=True)})
+    return token_ages
 
 
 def colour(version: int) -> str:
@@ -193,44 +193,47 @@ def colour(version: int) -> str:
 def bars(timelines: Sequence[Timeline]) -> Figure:
     """A strip for the trainer, and for each worker one with the version it holds above one with what its slots do, from top to bottom. All timelines
     share one pair of axes and few collections of shapes: a redraw waits for the drawing."""
-    heights = [1.0 + 1.5 * len(one.slots) for one in timelines]
+    heights = [1.0 + 1.5 * len(timeline.slots) for timeline in timelines]
     gap = 0.28 / 0.3  # a strip's unit is 0.3 inches high; a title takes 0.28
-    whole = sum(heights) + gap * len(timelines)
-    tall = 0.72 + 0.3 * whole
-    fig = Figure(figsize=(8.4, tall))
-    ax = fig.add_axes((0.085, 0.42 / tall, 0.905, 0.3 * whole / tall))
-    longest = max(one.seconds for one in timelines)
+    total_height = sum(heights) + gap * len(timelines)
+    figure_height = 0.72 + 0.3 * total_height
+    fig = Figure(figsize=(8.4, figure_height))
+    ax = fig.add_axes((0.085, 0.42 / figure_height, 0.905, 0.3 * total_height / figure_height))
+    longest = max(timeline.seconds for timeline in timelines)
     shapes: dict[tuple[str, float, str], list[np.ndarray]] = {}
-    ticks, base = {}, whole
-    for one, height in zip(timelines, heights, strict=True):
+    ticks, base = {}, total_height
+    for timeline, height in zip(timelines, heights, strict=True):
         base -= height + gap
         top = base + height
         ticks[top - 0.5] = TRAINER
-        ax.text(0, top + 0.15, one.name.replace("$", r"\$"), fontsize=9)
+        ax.text(0, top + 0.15, timeline.name.replace("$", r"\$"), fontsize=9)
         ax.plot((0, longest), (base, base), color="black", linewidth=0.8)
-        for begin, end, version in one.steps:
-            shapes.setdefault((colour(version), 1.0, "white"), []).append(box(begin, end, top - 0.9, 0.8))
+        for begin, end, version in timeline.steps:
+            shapes.setdefault((colour(version), 1.0, "white"), []).append(make_rectangle(begin, end, top - 0.9, 0.8))
         # What is too narrow for a number has none.
-        for begin, end, version in [step for step in one.steps if step[1] - step[0] > 0.012 * longest][: MOST_WORDS // len(timelines)]:
+        for begin, end, version in [step for step in timeline.steps if step[1] - step[0] > 0.012 * longest][: MAX_LABELS // len(timelines)]:
             ax.text((begin + end) / 2, top - 0.52, str(version), ha="center", va="center", fontsize=7, color="white", fontweight="bold")
-        for number, (who, lines) in enumerate(one.slots.items()):
+        for number, (worker, lines) in enumerate(timeline.slots.items()):
             low = top - 1.0 - 1.5 * (number + 1)
-            ticks[low + 0.7] = who
-            held = [*one.held.get(who, []), (one.seconds, -1)]
-            for (start, version), (end, _) in zip(held, held[1:]):
+            ticks[low + 0.7] = worker
+            version_changes = [*timeline.held.get(worker, []), (timeline.seconds, -1)]
+            for (start, version), (end, _) in zip(version_changes, version_changes[1:]):
                 if end > start:
-                    shapes.setdefault((colour(version), 1.0, "none"), []).append(box(start, end, low + 1.08, 0.27))
+                    shapes.setdefault((colour(version), 1.0, "none"), []).append(make_rectangle(start, end, low + 1.08, 0.27))
             if lines:
-                what = np.array(thinned(lines, one.seconds))
-                at, counts = np.append(what[:, 0], one.seconds), what[:, 1:] / np.maximum(1, what[:, 1:].sum(1, keepdims=True))
-                shapes.setdefault((LIGHT, 1.0, "none"), []).append(box(at[0], at[-1], low, 1.0))
-                shapes.setdefault((ORANGE, 0.55, "none"), []).append(stairs(at, low, counts[:, 0] + counts[:, 1]))
-                shapes.setdefault((GREEN, 1.0, "none"), []).append(stairs(at, low, counts[:, 0]))
+                slot_counts = np.array(thinned(lines, timeline.seconds))
+                at, slot_shares = (
+                    np.append(slot_counts[:, 0], timeline.seconds),
+                    slot_counts[:, 1:] / np.maximum(1, slot_counts[:, 1:].sum(1, keepdims=True)),
+                )
+                shapes.setdefault((LIGHT, 1.0, "none"), []).append(make_rectangle(at[0], at[-1], low, 1.0))
+                shapes.setdefault((ORANGE, 0.55, "none"), []).append(make_step_outline(at, low, slot_shares[:, 0] + slot_shares[:, 1]))
+                shapes.setdefault((GREEN, 1.0, "none"), []).append(make_step_outline(at, low, slot_shares[:, 0]))
     order = (LIGHT, ORANGE, GREEN)  # what decodes lies above what is busy, and that above all slots
     for (shade, alpha, edge), outlines in sorted(shapes.items(), key=lambda item: order.index(item[0][0]) if item[0][0] in order else len(order)):
         ax.add_collection(PolyCollection(outlines, facecolors=shade, alpha=alpha, edgecolors=edge, linewidths=0.8), autolim=False)
     ax.set_yticks(list(ticks), list(ticks.values()), fontsize=8)
-    ax.set(xlim=(0, longest), ylim=(0, whole))
+    ax.set(xlim=(0, longest), ylim=(0, total_height))
     ax.spines[:].set_visible(False)
     ax.tick_params(axis="y", length=0)
     ax.tick_params(axis="x", labelsize=8)
@@ -241,12 +244,12 @@ def bars(timelines: Sequence[Timeline]) -> Figure:
     return fig
 
 
-def box(left: float, right: float, low: float, height: float) -> np.ndarray:
+def make_rectangle(left: float, right: float, low: float, height: float) -> np.ndarray:
     """Corners of a rectangle."""
     return np.array([(left, low), (right, low), (right, low + height), (left, low + height)])
 
 
-def stairs(at: np.ndarray, low: float, shares: np.ndarray) -> np.ndarray:
+def make_step_outline(at: np.ndarray, low: float, shares: np.ndarray) -> np.ndarray:
     """Outline of what is above `low` by `shares[n]` from `at[n]` to `at[n + 1]`."""
     x, y = np.repeat(at, 2), low + np.repeat(shares, 2)
     return np.column_stack([x, np.concatenate([[low], y, [low]])])
@@ -262,14 +265,19 @@ def thinned(lines: list[tuple[float, int, int, int]], seconds: float, most: int 
 
 def rows(timelines: Sequence[Timeline]) -> list[dict]:
     """What `bars` draws, a piece of somebody's time in each row."""
-    found = []
-    for one in timelines:
+    table_rows = []
+    for timeline in timelines:
         keys = ("run", "who", "what", "from", "to", "version", "decoding", "tools", "free")
-        found += [dict(zip(keys, (one.name, TRAINER, "step", begin, end, version, *[None] * 3))) for begin, end, version in one.steps]
-        for who, held in one.held.items():
-            ends = [at for at, _ in held[1:]] + [one.seconds]
-            found += [dict(zip(keys, (one.name, who, "holds", at, end, version, *[None] * 3))) for (at, version), end in zip(held, ends, strict=True)]
-        for who, lines in one.slots.items():
-            ends = [line[0] for line in lines[1:]] + [one.seconds]
-            found += [dict(zip(keys, (one.name, who, "slots", line[0], end, None, *line[1:]))) for line, end in zip(lines, ends, strict=True)]
-    return found
+        table_rows += [dict(zip(keys, (timeline.name, TRAINER, "step", begin, end, version, *[None] * 3))) for begin, end, version in timeline.steps]
+        for worker, version_changes in timeline.held.items():
+            ends = [at for at, _ in version_changes[1:]] + [timeline.seconds]
+            table_rows += [
+                dict(zip(keys, (timeline.name, worker, "holds", at, end, version, *[None] * 3)))
+                for (at, version), end in zip(version_changes, ends, strict=True)
+            ]
+        for worker, lines in timeline.slots.items():
+            ends = [line[0] for line in lines[1:]] + [timeline.seconds]
+            table_rows += [
+                dict(zip(keys, (timeline.name, worker, "slots", line[0], end, None, *line[1:]))) for line, end in zip(lines, ends, strict=True)
+            ]
+    return table_rows

@@ -141,7 +141,7 @@ class Whole(Recipe):
     @property
     def small(self) -> Recipe:
         """The settings that the small recipe has, too."""
-        return Recipe(**{one.name: getattr(self, one.name) for one in fields(Recipe)})
+        return Recipe(**{setting.name: getattr(self, setting.name) for setting in fields(Recipe)})
 
 
 CP = {"long": "long_cp", "sft": "long_cp", "rl": "rl_cp"}
@@ -194,8 +194,8 @@ def check(c: Whole, ranks: int) -> None:
         late = stage not in ("cpt", "mtp")
         positions = (t.stretched(network) if late else network).max_position_embeddings
         if tokens > positions:
-            more = ", training.long_rope_theta and training.long_yarn" if late else ""
-            raise RunError(f"{length}={tokens} is more than the network's {positions:,} positions; see --set {length}=…{more}")
+            rope_hint = ", training.long_rope_theta and training.long_yarn" if late else ""
+            raise RunError(f"{length}={tokens} is more than the network's {positions:,} positions; see --set {length}=…{rope_hint}")
         if stage != "rl" and (rows < split["dp"] or rows % split["dp"]):
             raise RunError(f"{name} = {rows} rows per step must be a multiple of dp = {split['dp']}")
     for name, n in (("rl.prompts · rl.rollouts", c.rl.prompts * c.rl.rollouts), ("evaluation.tasks", c.evaluation.tasks)):
@@ -204,7 +204,7 @@ def check(c: Whole, ranks: int) -> None:
     name = rows_of_step(c, "sft")[2]
     if c.rl.max_len > c.agent_length:
         raise RunError(f"{name} must hold a context of rl.max_len = {c.rl.max_len} tokens, got {c.agent_length}; see --set {name}=…")
-    CheckpointTasks(policy(c, network.num_experts), c.small, name)
+    CheckpointTasks(make_rl_config(c, network.num_experts), c.small, name)
 
 
 def prepare(run: Run, c: Whole) -> None:
@@ -220,17 +220,17 @@ def prepared(corpus: str | None, tokenizer: Path) -> Prepared | None:
     """The corpus, if `etude data` prepared it. Raises RunError if it was for another tokenizer."""
     if not is_prepared(corpus):
         return None
-    found = Prepared(str(corpus))
-    found.check(tokenizer)
-    return found
+    prepared_corpus = Prepared(str(corpus))
+    prepared_corpus.check(tokenizer)
+    return prepared_corpus
 
 
-def policy(c: Whole, experts: int, root: Path | None = None) -> rl.Rl:
+def make_rl_config(c: Whole, experts: int, root: Path | None = None) -> rl.Rl:
     """The settings of RL."""
-    start, shared = str(c.checkpoint) if root is None else str(root / "checkpoints" / "sft"), {one.name for one in fields(Settings)}
+    start, shared = (str(c.checkpoint) if root is None else str(root / "checkpoints" / "sft"), {setting.name for setting in fields(Settings)})
     settings = Settings(**{name: getattr(c.rl, name) for name in shared})
     return rl.Rl(
-        **ranks_of(c, c.agent_length, c.cluster.rl_cp, checkpoint=start),
+        **make_rank_settings(c, c.agent_length, c.cluster.rl_cp, checkpoint=start),
         rl=settings if experts else replace(settings, replay="none"),
         join=c.context.join,
         micro_rows=c.cluster.micro_rows,
@@ -239,11 +239,11 @@ def policy(c: Whole, experts: int, root: Path | None = None) -> rl.Rl:
     )
 
 
-def ranks_of(c: Whole, length: int, cp: int, **more: Any) -> dict[str, Any]:
+def make_rank_settings(c: Whole, length: int, cp: int, **overrides: Any) -> dict[str, Any]:
     """The fields of `scaled.optimise.Ranks`."""
     shared = ("ep", "rematerialise", "dispatch", "experts", "checkpoint_every", "timeout", "restarts")
-    found: dict[str, Any] = {name: getattr(c.cluster, name) for name in shared}
-    return found | {"length": length, "cp": cp, "dtype": c.training.dtype, "seed": c.seed} | more
+    settings: dict[str, Any] = {name: getattr(c.cluster, name) for name in shared}
+    return settings | {"length": length, "cp": cp, "dtype": c.training.dtype, "seed": c.seed} | overrides
 
 
 # ------------------------------------------------------------------------------------------------ on every rank
@@ -263,9 +263,9 @@ def play(out: Path, c: Whole, ranks: int, ends: Ends | None = None) -> None:
     for stage in (*trained(c), *ends):
         with mesh(**layout(c, ranks, stage)):
             record = None if run is None else run.stage(stage, total=1, unit=UNITS.get(stage, "tokens"))  # its total follows
-            known = [record is not None and record.finished]
-            dist.broadcast_object_list(known, 0)
-            if known[0]:
+            finished_flag = [record is not None and record.finished]
+            dist.broadcast_object_list(finished_flag, 0)
+            if finished_flag[0]:
                 continue
             if stage in ends:
                 ends[stage](record, out, c)
@@ -284,25 +284,25 @@ def train(run: Run | None, record: Stage | None, out: Path, c: Whole, stage: str
     note = Note(record, work, stage) if record is not None else None
     start = Path(str(c.checkpoint)) if begins is None else out / "checkpoints" / begins
     if stage == "rl":
-        found = reinforce(c, out, work, start, note)
+        metrics = reinforce(c, out, work, start, note)
     else:
-        found = supervise(run, c, out, work, start, stage, note)
+        metrics = supervise(run, c, out, work, start, stage, note)
     if note is not None:
-        note.finish(found, out / "checkpoints" / CHECKPOINTS[stage])
+        note.finish(metrics, out / "checkpoints" / CHECKPOINTS[stage])
 
 
 def supervise(run: Run | None, c: Whole, out: Path, work: Path, start: Path, stage: str, note: Note | None) -> dict:
     """cpt, mtp, long or sft."""
-    length, batches, steps = batches_of(c, out, stage)
+    length, batches, steps = make_batches(c, out, stage)
     phase = phase_of(c, stage, length, steps)
     with begun(phase, work, dist.get_rank()):
-        model, layers = parts(c, start, stage)
-        look = partial(perplexity, c, out, model, steps) if stage in ("cpt", "long") else lambda step: {}
-        found = supervised.train(phase, work, model, layers, batches, note.log if note else quiet, trunk=stage != "mtp", look=look)
+        model, layers = load_parts(c, start, stage)
+        look = partial(measure_perplexity, c, out, model, steps) if stage in ("cpt", "long") else lambda step: {}
+        metrics = supervised.train(phase, work, model, layers, batches, note.log if note else quiet, trunk=stage != "mtp", look=look)
         if note is not None:
             note.catch_up(steps)
         save(run, out, c, CHECKPOINTS[stage], model, layers)
-    return {"steps": steps, **({"parameters": model.config.parameters()} if stage == "cpt" else {}), **found}
+    return {"steps": steps, **({"parameters": model.config.parameters()} if stage == "cpt" else {}), **metrics}
 
 
 def phase_of(c: Whole, stage: str, length: int, steps: int) -> supervised.Phase:
@@ -310,7 +310,7 @@ def phase_of(c: Whole, stage: str, length: int, steps: int) -> supervised.Phase:
     s, t, m = c.sft, c.training, c.mtp
     muon_lr, adamw_lr = (s.muon_lr, s.adamw_lr) if stage == "sft" else (t.muon_lr, t.adamw_lr)
     return supervised.Phase(
-        **ranks_of(c, length, getattr(c.cluster, CP.get(stage, "cp")), seed=c.seed + (stage == "mtp")),
+        **make_rank_settings(c, length, getattr(c.cluster, CP.get(stage, "cp")), seed=c.seed + (stage == "mtp")),
         name=stage,
         steps=steps,
         factor=RATES[stage],
@@ -325,7 +325,7 @@ def phase_of(c: Whole, stage: str, length: int, steps: int) -> supervised.Phase:
     )
 
 
-def batches_of(c: Whole, root: Path, stage: str) -> tuple[int, supervised.Batches, int]:
+def make_batches(c: Whole, root: Path, stage: str) -> tuple[int, supervised.Batches, int]:
     """Tokens per row, batches and number of steps of a supervised stage: those of the small recipe."""
     t = c.training
     if stage == "sft":
@@ -339,7 +339,7 @@ def batches_of(c: Whole, root: Path, stage: str) -> tuple[int, supervised.Batche
     return length, lambda step: read(np.arange(step * B, (step + 1) * B) % rows), steps
 
 
-def parts(c: Whole, start: Path, stage: str) -> tuple[Transformer, MTP | None]:
+def load_parts(c: Whole, start: Path, stage: str) -> tuple[Transformer, MTP | None]:
     """Network and draft layers that a stage trains, from its checkpoint."""
     model, extra = load_hf(start), load_extra(start)
     layers = None if stage == "cpt" or not c.cluster.drafts else MTP(model.config, c.mtp.layers)
@@ -356,34 +356,34 @@ def parts(c: Whole, start: Path, stage: str) -> tuple[Transformer, MTP | None]:
 def save(run: Run | None, out: Path, c: Whole, name: str, model: Transformer, layers: MTP | None) -> None:
     """Writes a checkpoint of the run; all ranks call it together."""
     extra = None if layers is None else {f"mtp.{key}": x.cpu() for key, x in sharding.wholes(layers)}
-    beside = None
+    files = None
     if run is not None:
         card = about(run, out, name, model.config, layers is not None).replace("A small ", "A ")
         own = name == "final" or name == "sft" and c.sft.conversations is None  # the agent's turns, not the given template's
         speakers = {"speakers": language_of(out).speakers} if own else {}
-        beside = release.beside(out / "data", model.config, card, **speakers)
-    save_hf(model, out / "checkpoints" / name, extra=extra, beside=beside)
+        files = release.beside(out / "data", model.config, card, **speakers)
+    save_hf(model, out / "checkpoints" / name, extra=extra, beside=files)
 
 
 def reinforce(c: Whole, out: Path, work: Path, start: Path, note: Note | None) -> dict:
     """Dr. GRPO from the end of SFT; the draft layers go along unchanged."""
-    asked = policy(c, config_of(start).num_experts, out)
-    tasks = CheckpointTasks(asked, c.small)
-    found = reinforced("rl", asked, work, out, tasks, note.log if note else quiet, note.stage.say if note else quiet)
+    config = make_rl_config(c, config_of(start).num_experts, out)
+    tasks = CheckpointTasks(config, c.small)
+    metrics = reinforced("rl", config, work, out, tasks, note.log if note else quiet, note.stage.say if note else quiet)
     if note is not None:
         note.catch_up(c.rl.steps)
         if c.sft.conversations is not None:
-            speak(work / "checkpoints" / "final", language_of(out).speakers)
+            replace_chat_template(work / "checkpoints" / "final", language_of(out).speakers)
         shutil.rmtree(out / "checkpoints" / "final", ignore_errors=True)
         os.rename(work / "checkpoints" / "final", out / "checkpoints" / "final")
-    return {"steps": c.rl.steps, "prompts": c.rl.steps * c.rl.prompts, "rollouts": c.rl.steps * c.rl.prompts * c.rl.rollouts, **found}
+    return {"steps": c.rl.steps, "prompts": c.rl.steps * c.rl.prompts, "rollouts": c.rl.steps * c.rl.prompts * c.rl.rollouts, **metrics}
 
 
 def reinforced(
     technique: str, c: rl.Rl, work: Path, out: Path, tasks: CheckpointTasks, log: Callable[..., None], say: Callable[[str], None]
 ) -> dict[str, float]:
     """RL on this rank, with the monitor, and the newest rollouts in the folder `out`."""
-    each = partial(on_cores, each=2, processes=None if current().device.type == "cpu" else 1)
+    map_on_cores = partial(on_cores, each=2, processes=None if current().device.type == "cpu" else 1)
     return rl.train(
         technique,
         c,
@@ -394,7 +394,7 @@ def reinforced(
         log=log,
         watcher=watcher_of(c, tasks.tools, say),
         show=latest_of(c, out, tasks),
-        each=each,
+        each=map_on_cores,
     )
 
 
@@ -409,28 +409,28 @@ def latest_of(c: rl.Rl, out: Path, tasks: CheckpointTasks) -> rl.Show:
 
     def show(step: int, rollouts: Sequence[Rollout], rewards: Sequence[float]) -> None:
         if latest.due(step + 1 == c.rl.steps):
-            solved = [bool(one.metrics.get("success")) for one in rollouts]
-            latest.keep(step + 1, rollouts[0].task.prompt, [one.chain for one in rollouts], rewards, solved)
+            solved = [bool(rollout.metrics.get("success")) for rollout in rollouts]
+            latest.keep(step + 1, rollouts[0].task.prompt, [rollout.chain for rollout in rollouts], rewards, solved)
 
     return show
 
 
-def speak(folder: Path, speakers: tuple[str, str]) -> None:
+def replace_chat_template(folder: Path, speakers: tuple[str, str]) -> None:
     """Replaces the chat template that conversations were trained in by that of the agent's turns, in which RL went on."""
-    made = release.beside(folder, config_of(folder), "", speakers)
+    files = release.beside(folder, config_of(folder), "", speakers)
     for name in ("tokenizer_config.json", "generation_config.json", "chat_template.jinja"):
         (folder / name).unlink(missing_ok=True)
-        if name in made:
-            (folder / name).write_bytes(made[name])
+        if name in files:
+            (folder / name).write_bytes(files[name])
 
 
-def perplexity(c: Whole, out: Path, model: Transformer, steps: int, step: int) -> dict[str, float]:
+def measure_perplexity(c: Whole, out: Path, model: Transformer, steps: int, step: int) -> dict[str, float]:
     """Perplexity on the beginning of the held-out codebase, every few steps and at the last."""
     t = c.training
     if step % t.perplexity_every and step != steps:
         return {}
-    found = cpt.codebase_nll(model, language_of(out).tokenizer, heldout_codebase(out), t.long_length, max_tokens=t.perplexity_tokens)
-    return {"codebase_ppl": found.perplexity, "codebase_bpb": found.bits_per_byte}
+    nll = cpt.codebase_nll(model, language_of(out).tokenizer, heldout_codebase(out), t.long_length, max_tokens=t.perplexity_tokens)
+    return {"codebase_ppl": nll.perplexity, "codebase_bpb": nll.bits_per_byte}
 
 
 def evaluate(stage: Stage | None, out: Path, c: Whole) -> None:
@@ -438,12 +438,12 @@ def evaluate(stage: Stage | None, out: Path, c: Whole) -> None:
     e, language = c.evaluation, language_of(out)
     tasks = list(itertools.islice(task_stream(c.small, "evaluation"), e.tasks))
     share = [tasks[i] for i in rl.share(len(tasks)).tolist()]
-    told: list = [{}]
+    saved_parts: list = [{}]
     if stage is not None:
-        stage.total, told = 2 * len(share) * e.samples, [(stage.restore() or {}).get("parts", {})]
-    dist.broadcast_object_list(told, 0)
-    found, results = told[0], []
-    shown = {name: getattr(torch, c.training.dtype) for name in ("mid-cpt", "cpt", "sft", "final")}
+        stage.total, saved_parts = 2 * len(share) * e.samples, [(stage.restore() or {}).get("parts", {})]
+    dist.broadcast_object_list(saved_parts, 0)
+    evaluations, results = saved_parts[0], []
+    dtypes = {name: getattr(torch, c.training.dtype) for name in ("mid-cpt", "cpt", "sft", "final")}
     with Watch(out / "work" / "eval", c.cluster.timeout) as watch:
 
         def beat(base: int, done: int) -> None:
@@ -451,35 +451,35 @@ def evaluate(stage: Stage | None, out: Path, c: Whole) -> None:
             if stage is not None:
                 stage.progress(base + done)
 
-        for number, (when, name) in enumerate({"before": "sft", "after": "final"}.items()):
-            if when in found:
+        for number, (moment, name) in enumerate({"before": "sft", "after": "final"}.items()):
+            if moment in evaluations:
                 continue
-            model = gather(load_hf(out / "checkpoints" / name), shown[name])
+            model = gather(load_hf(out / "checkpoints" / name), dtypes[name])
             seed = hash_seed(c.seed, "evaluation")
-            mine = evaluation.measure_policy(model, language, share, c.small, seed, partial(beat, number * len(share) * e.samples))
-            every: list = [None] * dist.get_world_size()
-            dist.all_gather_object(every, mine)
-            grids = {key: np.concatenate([one[key] for one in every]) for key in mine if key != "example"}
-            found[when] = grids | {"example": every[0]["example"]}  # of the first tasks
+            rank_results = evaluation.measure_policy(model, language, share, c.small, seed, partial(beat, number * len(share) * e.samples))
+            all_results: list = [None] * dist.get_world_size()
+            dist.all_gather_object(all_results, rank_results)
+            grids = {key: np.concatenate([results_of_rank[key] for results_of_rank in all_results]) for key in rank_results if key != "example"}
+            evaluations[moment] = grids | {"example": all_results[0]["example"]}  # of the first tasks
             if stage is not None:
-                stage.save({"parts": found}, number + 1)
-        for number, name in enumerate(shown):
+                stage.save({"parts": evaluations}, number + 1)
+        for number, name in enumerate(dtypes):
             nll = cpt.codebase_nll(load_hf(out / "checkpoints" / name), language.tokenizer, heldout_codebase(out), c.training.long_length)
             results.append({"checkpoint": name, "perplexity": nll.perplexity, "bits_per_byte": nll.bits_per_byte})
             watch.beat(number)
     if stage is not None:
-        evaluation.conclude(stage, c.small, tasks, found, results)
+        evaluation.conclude(stage, c.small, tasks, evaluations, results)
 
 
 def gather(model: Transformer, dtype: torch.dtype) -> ref.Transformer:
     """The complete network on every rank."""
     with torch.device("meta"):
-        whole = ref.Transformer(model.config).to(dtype)
-    whole.to_empty(device=current().device)
+        network = ref.Transformer(model.config).to(dtype)
+    network.to_empty(device=current().device)
     with torch.no_grad():
-        for (_, x), mine in zip(sharding.wholes(model), whole.parameters(), strict=True):
-            mine.copy_(x)
-    return whole
+        for (_, x), parameter in zip(sharding.wholes(model), network.parameters(), strict=True):
+            parameter.copy_(x)
+    return network
 
 
 def decode(stage: Stage | None, out: Path, c: Whole) -> None:
@@ -491,20 +491,20 @@ def decode(stage: Stage | None, out: Path, c: Whole) -> None:
         stage.restore()
         sign.parent.mkdir(parents=True, exist_ok=True)
 
-        def beat(played: float) -> None:
-            record.progress(played)
+        def beat(task_count: float) -> None:
+            record.progress(task_count)
             sign.touch()
 
-        found = in_fresh_process(evaluation.decode_checkpoint, out, c.small, progress=beat)
+        result = in_fresh_process(evaluation.decode_checkpoint, out, c.small, progress=beat)
         counted = ("acceptance", "recall_acceptance", "tokens_per_cycle", "retracted")
-        stage.log(1, **{key: found["ways"][evaluation.FULL][key] for key in counted})
-        stage.finish(found)
-    seen, since = 0.0, time.monotonic()
+        stage.log(1, **{key: result["ways"][evaluation.FULL][key] for key in counted})
+        stage.finish(result)
+    last_beat, last_change = 0.0, time.monotonic()
     while not done.exists():
         time.sleep(0.1)
-        if (now := sign.stat().st_mtime if sign.exists() else 0.0) != seen:
-            seen, since = now, time.monotonic()
-        if time.monotonic() - since > c.cluster.timeout:
+        if (beat_time := sign.stat().st_mtime if sign.exists() else 0.0) != last_beat:
+            last_beat, last_change = beat_time, time.monotonic()
+        if time.monotonic() - last_change > c.cluster.timeout:
             raise RunError(f"no progress in {c.cluster.timeout:g} s: rank 0 hangs in the stage decode")
 
 
@@ -523,10 +523,10 @@ class Note:
         """Notes all lines up to a step."""
         for line in read_lines(self.work):
             if self.step < line["step"] <= step:
-                self.step, more = line["step"], {key: value for key, value in line.items() if key not in ("step", "tokens")}
+                self.step, values = (line["step"], {key: value for key, value in line.items() if key not in ("step", "tokens")})
                 self.tokens += line["tokens"]
                 rate = {"lr": RATES[self.name](line["step"] - 1, int(self.stage.total))} if self.name in RATES else {}
-                self.stage.log(line["step"], tokens=int(self.tokens), phase=self.name, **rate, **more)
+                self.stage.log(line["step"], tokens=int(self.tokens), phase=self.name, **rate, **values)
 
     def log(self, step: int, steps: int, **metrics: float) -> None:
         """`scaled.optimise.Log`."""

@@ -26,8 +26,8 @@ def number_of(word: str | int) -> int:
     """The number of a challenge, by its number or its name. Raises BadParameter."""
     from etude.challenges.challenge import CHALLENGES
 
-    if known := [one.number for one in CHALLENGES if one.name == str(word).replace("_", "-")]:
-        return known[0]
+    if numbers := [candidate.number for candidate in CHALLENGES if candidate.name == str(word).replace("_", "-")]:
+        return numbers[0]
     entry = catalog.find(str(word))
     if entry is not None and entry.lesson is None:
         raise typer.BadParameter(f"{entry.name} has no lesson, and no challenge; etude challenge lists them")
@@ -60,54 +60,57 @@ def challenge(
     if number is None:
         if score or file is not None or seed is not None:
             raise RunError("name a challenge; etude challenge lists them")
-        print(json.dumps([about(one) for one in CHALLENGES])) if as_json else show_all(CHALLENGES)
+        print(json.dumps([describe_challenge(entry) for entry in CHALLENGES])) if as_json else show_all(CHALLENGES)
         return
-    one = find(number)
-    mine = file or FOLDER / f"{one.stem}.py"
+    entry = find(number)
+    path = file or FOLDER / f"{entry.stem}.py"
     if score:
-        result(one, mine, secrets.randbelow(2**31) if seed is None else seed, as_json)
+        score_file(entry, path, secrets.randbelow(2**31) if seed is None else seed, as_json)
         return
     if file is not None or seed is not None:
         raise RunError(f"to score a file: etude challenge {number} --score {file or ''}".rstrip())
     if as_json:
-        print(json.dumps({**about(one), "says": one.says}))
+        print(json.dumps({**describe_challenge(entry), "says": entry.says}))
         return
-    show(one, mine)
+    show_challenge(entry, path)
 
 
-def result(one: Challenge, mine: Path, seed: int, as_json: bool) -> None:
+def score_file(entry: Challenge, path: Path, seed: int, as_json: bool) -> None:
     """Scores a file and prints a line; exit code 1 where the bar is not reached. Raises RunError for a file that breaks the rules."""
     from etude.challenges.board import board, place, scored
 
-    if mine.exists() and not mine.is_file():
-        raise RunError(f"{mine} is no file; name the file of your solution")
-    if not mine.is_file():
-        start = f"etude challenge {one.number} writes a file to start from" if mine == FOLDER / f"{one.stem}.py" else "check its name"
-        raise RunError(f"{mine} does not exist; {start}")
-    found, rows = scored(one, mine, seed), board(one)
-    passed, at = one.passed(found), place(one, found, rows)
+    if path.exists() and not path.is_file():
+        raise RunError(f"{path} is no file; name the file of your solution")
+    if not path.is_file():
+        start = f"etude challenge {entry.number} writes a file to start from" if path == FOLDER / f"{entry.stem}.py" else "check its name"
+        raise RunError(f"{path} does not exist; {start}")
+    file_score, rows = scored(entry, path, seed), board(entry)
+    passed, at = entry.passed(file_score), place(entry, file_score, rows)
     if as_json:
-        told = {"challenge": one.number, "name": one.name, "score": found, "bar": one.bar, "least": one.least, "passed": passed}
-        print(json.dumps({**told, "place": at, "board": len(rows), "seed": seed}, allow_nan=False))
+        fields = {"challenge": entry.number, "name": entry.name, "score": file_score, "bar": entry.bar, "least": entry.least, "passed": passed}
+        print(json.dumps({**fields, "place": at, "board": len(rows), "seed": seed}, allow_nan=False))
     else:
         best = f", place {at} of {len(rows) + 1} on the board" if rows else ""
-        print(f"challenge {one.number}: {found:.4g} {one.measure}; {bar(one)}: {'passed' if passed else 'not passed'}{best} (seed {seed})")
+        print(
+            f"challenge {entry.number}: {file_score:.4g} {entry.measure}; {describe_bar(entry)}: "
+            f"{'passed' if passed else 'not passed'}{best} (seed {seed})"
+        )
     if not passed:
         raise typer.Exit(1)
 
 
-def bar(one: Challenge) -> str:
+def describe_bar(entry: Challenge) -> str:
     """What has to be reached."""
-    return f"at {'most' if one.least else 'least'} {one.bar:g} passes"
+    return f"at {'most' if entry.least else 'least'} {entry.bar:g} passes"
 
 
-def about(one: Challenge) -> dict[str, Any]:
+def describe_challenge(entry: Challenge) -> dict[str, Any]:
     """A challenge and its board as plain values."""
     from etude.challenges.board import board
 
-    rows = [{"solution": row.solution, "says": row.says, "score": row.score, "spread": row.spread} for row in board(one)]
-    told = {"number": one.number, "name": one.name, "title": one.title, "measure": one.measure, "bar": one.bar, "least": one.least}
-    return {**told, "seconds": one.seconds, "board": rows}
+    rows = [{"solution": row.solution, "says": row.says, "score": row.score, "spread": row.spread} for row in board(entry)]
+    fields = {"number": entry.number, "name": entry.name, "title": entry.title, "measure": entry.measure, "bar": entry.bar, "least": entry.least}
+    return {**fields, "seconds": entry.seconds, "board": rows}
 
 
 def show_all(challenges: tuple[Challenge, ...]) -> None:
@@ -118,50 +121,58 @@ def show_all(challenges: tuple[Challenge, ...]) -> None:
     from etude.challenges.board import best
 
     table = Table("", "challenge", "technique", "score", "passes", "best here", box=None, header_style="bold", pad_edge=False)
-    for one in challenges:
-        row = best(one)
+    for entry in challenges:
+        row = best(entry)
         table.add_row(
-            str(one.number), one.title, one.name, one.measure, f"{'≤' if one.least else '≥'} {one.bar:g}", f"{row.score:.4g}" if row else "–"
+            str(entry.number),
+            entry.title,
+            entry.name,
+            entry.measure,
+            f"{'≤' if entry.least else '≥'} {entry.bar:g}",
+            f"{row.score:.4g}" if row else "–",
         )
     Console().print(table)
     print("One of them: etude challenge NUMBER. Your score: etude challenge NUMBER --score")
 
 
-def room_for(mine: Path) -> bool:
+def prepare_file(path: Path) -> bool:
     """Whether a reader's file is there already; else makes its folder. Raises RunError where it can be neither."""
-    if mine.is_file():
+    if path.is_file():
         return True
-    if mine.exists() or mine.is_symlink():
-        what = "is a link that leads nowhere" if not mine.exists() else "is no file"
-        raise RunError(f"{mine} {what}; move it away, and the starting file is written there")
+    if path.exists() or path.is_symlink():
+        obstacle = "is a link that leads nowhere" if not path.exists() else "is no file"
+        raise RunError(f"{path} {obstacle}; move it away, and the starting file is written there")
     try:
-        mine.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise RunError(f"{mine.parent} cannot be made: {error.strerror or error}; move away what is in its place") from None
+        raise RunError(f"{path.parent} cannot be made: {error.strerror or error}; move away what is in its place") from None
     return False
 
 
-def show(one: Challenge, mine: Path) -> None:
+def show_challenge(entry: Challenge, path: Path) -> None:
     """A challenge with its board; writes the starting file where there is none yet."""
     from rich.console import Console
     from rich.table import Table
 
     from etude.challenges.board import board
 
-    there = room_for(mine)
-    stop = "" if one.title.endswith("?") else "."
-    print(f"Challenge {one.number}: {one.title}{stop}\n\n{one.says}\n\nThe bar: {bar(one)}. All calls together may take {one.seconds:g} seconds.\n")
-    table = Table("", one.measure, "solution", "what it does", box=None, header_style="bold", pad_edge=False)
-    rows = board(one)
+    has_file = prepare_file(path)
+    stop = "" if entry.title.endswith("?") else "."
+    print(
+        f"Challenge {entry.number}: {entry.title}{stop}\n\n{entry.says}\n\nThe bar: {describe_bar(entry)}. All calls "
+        f"together may take {entry.seconds:g} seconds.\n"
+    )
+    table = Table("", entry.measure, "solution", "what it does", box=None, header_style="bold", pad_edge=False)
+    rows = board(entry)
     for at, row in enumerate(rows, 1):
         table.add_row(str(at), f"{row.score:.4g} ± {row.spread:.2g}", row.solution, row.says)
     if rows:
         Console().print(table)
         print()
-    if there:
-        print(f"{mine} is there already, and stays as it is.")
+    if has_file:
+        print(f"{path} is there already, and stays as it is.")
     else:
-        with open(mine, "x", encoding="utf-8") as file:
-            file.write(one.start.read_text(encoding="utf-8"))
-        print(f"{mine}: start here.")
-    print(f"Your score: etude challenge {one.number} --score")
+        with open(path, "x", encoding="utf-8") as file:
+            file.write(entry.start.read_text(encoding="utf-8"))
+        print(f"{path}: start here.")
+    print(f"Your score: etude challenge {entry.number} --score")

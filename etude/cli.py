@@ -37,8 +37,8 @@ app.add_typer(tasks_app, name="tasks")
 app.command("play")(play)
 
 
-def _say_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(is_requested: bool) -> None:
+    if is_requested:
         from importlib import metadata
 
         print(f"etude {__version__}, torch {metadata.version('torch')}, Python {sys.version.split()[0]}")
@@ -48,7 +48,7 @@ def _say_version(wanted: bool) -> None:
 @app.callback()
 def etude(
     version: Annotated[
-        bool, typer.Option("--version", help="Show the versions of etude, torch and Python.", is_eager=True, callback=_say_version)
+        bool, typer.Option("--version", help="Show the versions of etude, torch and Python.", is_eager=True, callback=_print_version)
     ] = False,
 ) -> None:
     """Reads what stands before the command."""
@@ -119,15 +119,15 @@ def show(
     importlib.import_module("etude.episodes").show(transcript, rows)
 
 
-def _one_line(error: BaseException) -> str:
+def _format_error(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror:
         return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
-    said = getattr(error, "format_message", None)
-    message = str(error) if said is None else said()
+    format_message = getattr(error, "format_message", None)
+    message = str(error) if format_message is None else format_message()
     return re.sub(r"\S{400,}", lambda word: f"{word[0][:200]}…", " ".join(message.split()))
 
 
-def _wrong_path(error: Exception) -> str:
+def _describe_path_error(error: Exception) -> str:
     """What is wrong with a path that no file can have; empty for other errors. Python raises no OSError for these."""
     if isinstance(error, ValueError) and str(error).startswith("embedded null"):
         return "a path must not hold a NUL character; correct it in the command or in its TOML file"
@@ -136,7 +136,7 @@ def _wrong_path(error: Exception) -> str:
     return ""
 
 
-def _is_ours(module: str) -> bool:
+def _is_project_module(module: str) -> bool:
     """Whether a module belongs to this project: one that is missing is a fault, and nothing to install."""
     return (Path(__file__).resolve().parents[1] / module.partition(".")[0]).is_dir()
 
@@ -158,9 +158,9 @@ def main() -> None:
         if isinstance(error, Interrupted):
             print(error, file=sys.stderr)
             sys.exit(130)
-        if wrong := _wrong_path(error):
-            error = RunError(wrong)
-        if isinstance(error, ModuleNotFoundError) and error.name and not _is_ours(error.name):
+        if path_error := _describe_path_error(error):
+            error = RunError(path_error)
+        if isinstance(error, ModuleNotFoundError) and error.name and not _is_project_module(error.name):
             package = error.name.partition(".")[0]
             print(f"error: {package} is not installed; run: {sys.executable} -m pip install {package}", file=sys.stderr)
             sys.exit(2)
@@ -169,7 +169,7 @@ def main() -> None:
 
             if not isinstance(error, CheckpointError):
                 raise
-        if message := _one_line(error):  # empty after a bare `etude`, which has already printed its help
+        if message := _format_error(error):  # empty after a bare `etude`, which has already printed its help
             print(f"error: {message}", file=sys.stderr)
         sys.exit(2)
 

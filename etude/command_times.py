@@ -17,15 +17,15 @@ from kit.process import machine
 __all__ = ["remember", "told"]
 
 
-def place() -> Path:
+def locate_journal() -> Path:
     """The file, beside the times of tasks."""
     return cache_folder() / "commands.jsonl"
 
 
-def key(command: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+def make_key(command: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     """What has to be the same: the command, the settings but for the seed, the machine."""
-    text, box = json.dumps({**settings, "seed": None}, sort_keys=True), machine()
-    return {"command": command, "settings": hashlib.sha256(text.encode()).hexdigest(), **{fact: box.get(fact) for fact in ALIKE}}
+    text, host = json.dumps({**settings, "seed": None}, sort_keys=True), machine()
+    return {"command": command, "settings": hashlib.sha256(text.encode()).hexdigest(), **{fact: host.get(fact) for fact in ALIKE}}
 
 
 def remember(command: str, settings: Mapping[str, Any], seconds: float) -> None:
@@ -33,10 +33,12 @@ def remember(command: str, settings: Mapping[str, Any], seconds: float) -> None:
     if seconds < LONG:
         return
     try:
-        made(place().parent)
-        log = Journal(place())
+        made(locate_journal().parent)
+        log = Journal(locate_journal())
         try:
-            log.append(("\n" if log.torn() else "").encode() + json.dumps({**key(command, settings), "seconds": round(seconds, 2)}).encode() + b"\n")
+            log.append(
+                ("\n" if log.torn() else "").encode() + json.dumps({**make_key(command, settings), "seconds": round(seconds, 2)}).encode() + b"\n"
+            )
         finally:
             log.close()
     except OSError:
@@ -45,11 +47,11 @@ def remember(command: str, settings: Mapping[str, Any], seconds: float) -> None:
 
 def told(command: str, settings: Mapping[str, Any]) -> str:
     """The line for a command: as long as it took the last time; empty where that is unknown, or short."""
-    wanted = key(command, settings)
-    took = [row["seconds"] for row in read_lines(place()) if wanted.items() <= row.items() and number(row.get("seconds"))]
-    return line(took[-1], f"as etude {command} took on this machine with such a run") if took else ""
+    run_key = make_key(command, settings)
+    durations = [row["seconds"] for row in read_lines(locate_journal()) if run_key.items() <= row.items() and is_duration(row.get("seconds"))]
+    return line(durations[-1], f"as etude {command} took on this machine with such a run") if durations else ""
 
 
-def number(value: object) -> bool:
+def is_duration(value: object) -> bool:
     """Whether a line's value is a number that time can be."""
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf

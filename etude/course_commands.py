@@ -24,7 +24,7 @@ def explore(
     """Open the explorer in a browser: techniques with formulas, controls and pictures; Ctrl-C stops it."""
     from kit.settings import RunError
 
-    page = clone_of("etude explore") / "app.py"
+    page = find_clone("etude explore") / "app.py"
     need_streamlit("etude explore")
     if port is not None and not is_free(port):
         raise RunError(f"port {port} is in use; choose another --port")
@@ -52,7 +52,7 @@ def explore(
     os.execv(sys.executable, [sys.executable, "-m", "streamlit", "run", str(page), *options])
 
 
-def clone_of(command: str) -> Path:
+def find_clone(command: str) -> Path:
     """The clone of the repository that holds this file. Raises RunError for an installed wheel, which holds only the code."""
     root = Path(__file__).resolve().parent.parent
     if not (root / "pyproject.toml").is_file():
@@ -68,10 +68,11 @@ def need_streamlit(command: str) -> None:
 def is_free(port: int) -> bool:
     import socket
 
-    with socket.socket() as tried:
-        tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server does: a port that was just released counts as free
+    with socket.socket() as sock:
+        # as the server does: a port that was just released counts as free
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            tried.bind(("127.0.0.1", port))
+            sock.bind(("127.0.0.1", port))
         except OSError:
             return False
     return True
@@ -93,23 +94,23 @@ def lesson(
     if number is None:
         _print_lessons(syllabus.lessons())
         return
-    made = syllabus.notebook(syllabus.find(number).path)
-    clone_of("etude lesson")
-    if not made.is_file():
+    notebook = syllabus.notebook(syllabus.find(number).path)
+    find_clone("etude lesson")
+    if not notebook.is_file():
         raise RunError(f"the notebook of lesson {number} does not exist yet; build it with: make lessons LESSONS={number}")
     if importlib.util.find_spec("jupyterlab") is None:
-        raise RunError(f"etude lesson needs Jupyter; in the clone: pip install -e '.[course]'; or open {made} in another program")
-    mine = Path("runs") / "lessons" / made.name
-    if not mine.exists():
-        mine.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(made, mine)
-    print(f"lesson {number}: {mine}; delete it to start over", flush=True)
+        raise RunError(f"etude lesson needs Jupyter; in the clone: pip install -e '.[course]'; or open {notebook} in another program")
+    own_copy = Path("runs") / "lessons" / notebook.name
+    if not own_copy.exists():
+        own_copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(notebook, own_copy)
+    print(f"lesson {number}: {own_copy}; delete it to start over", flush=True)
     path = os.pathsep.join(filter(None, (str(syllabus.FOLDER.parent), os.environ.get("PYTHONPATH"))))
     # Jupyter then prints the address of the lesson, which also works in a browser elsewhere.
-    words = [f"--ServerApp.root_dir={mine.parent.resolve()}", f"--LabApp.default_url=/lab/tree/{mine.name}"]
+    options = [f"--ServerApp.root_dir={own_copy.parent.resolve()}", f"--LabApp.default_url=/lab/tree/{own_copy.name}"]
     if getattr(os, "geteuid", lambda: 1)() == 0:
-        words.append("--allow-root")  # as root, in a container, Jupyter would only ask for this option
-    raise typer.Exit(subprocess.call([sys.executable, "-m", "jupyterlab", *words], env={**os.environ, "PYTHONPATH": path}))
+        options.append("--allow-root")  # as root, in a container, Jupyter would only ask for this option
+    raise typer.Exit(subprocess.call([sys.executable, "-m", "jupyterlab", *options], env={**os.environ, "PYTHONPATH": path}))
 
 
 def _print_lessons(course: list[Any]) -> None:
@@ -117,6 +118,6 @@ def _print_lessons(course: list[Any]) -> None:
     from rich.table import Table
 
     table = Table("lesson", "what", "minutes", "prerequisites", box=None, header_style="bold", pad_edge=False)
-    for one in course:
-        table.add_row(str(one.number), one.title, str(one.minutes), one.before)
+    for entry in course:
+        table.add_row(str(entry.number), entry.title, str(entry.minutes), entry.before)
     Console().print(table)

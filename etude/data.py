@@ -15,15 +15,15 @@ from scaled.data.sources import Source
 __all__ = ["play", "show"]
 
 
-def settings(toml: dict[str, Any], folder: Path) -> tuple[list[Source], Settings]:
+def parse_settings(toml: dict[str, Any], folder: Path) -> tuple[list[Source], Settings]:
     """Sources and settings of a file; relative paths start from where the command is given. Raises RunError as `kit.settings.fill`."""
     tables = toml.pop("source", [])
-    if not isinstance(tables, list) or not all(isinstance(one, dict) for one in tables):
+    if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
         raise RunError(f"{folder}: source must be a list of tables: [[source]]")
     sources = []
-    for number, one in enumerate(tables, 1):
+    for number, table in enumerate(tables, 1):
         try:
-            sources.append(fill(Source, one))
+            sources.append(fill(Source, table))
         except RunError as error:
             raise RunError(f"{folder}: source {number}: {error}") from None
     return sources, fill(Settings, toml)
@@ -31,14 +31,14 @@ def settings(toml: dict[str, Any], folder: Path) -> tuple[list[Source], Settings
 
 def play(config: Path, toml: dict[str, Any], out: Path, tokenizer: Path | None, processes: int | None, resume: bool) -> None:
     """Prepares the data and shows the table."""
-    sources, chosen = settings(toml, config)
-    path = tokenizer or (Path(chosen.tokenizer) if chosen.tokenizer else None)
+    sources, options = parse_settings(toml, config)
+    path = tokenizer or (Path(options.tokenizer) if options.tokenizer else None)
     if path is None:
         raise RunError("name a tokenizer: --tokenizer FILE, or tokenizer = … in the settings; a checkpoint's folder has one")
     path = path / "tokenizer.json" if path.is_dir() else path
-    words = ["etude", "data", str(config), "--out", str(out), *(["--tokenizer", str(tokenizer)] if tokenizer else [])]
-    words += [*(["--processes", str(processes)] if processes else []), "--resume"]
-    record = prepare(out, sources, chosen, path, processes or cores(), resume, shlex.join(words))
+    command = ["etude", "data", str(config), "--out", str(out), *(["--tokenizer", str(tokenizer)] if tokenizer else [])]
+    command += [*(["--processes", str(processes)] if processes else []), "--resume"]
+    record = prepare(out, sources, options, path, processes or cores(), resume, shlex.join(command))
     show(record, out)
 
 
@@ -51,27 +51,29 @@ def show(record: dict[str, Any], out: Path) -> None:
     for name, side in (("source", "left"), ("weight", "right"), *((name, "right") for name in ("documents", "lines", "MB", "kept", "tokens"))):
         table.add_column(name, justify=side)  # pyright: ignore[reportArgumentType]
     table.add_column("dropped", overflow="fold")
-    for one in record["sources"]:
-        read, kept = one["read"], one["kept"]
-        dropped = ", ".join(f"{some['count']:,} {why}" for why, some in one["dropped"].items()) or "–"
+    for source in record["sources"]:
+        read_counts, kept_counts = source["read"], source["kept"]
+        dropped = ", ".join(f"{drop['count']:,} {reason}" for reason, drop in source["dropped"].items()) or "–"
         table.add_row(
-            one["name"],
-            f"{one['weight']:g}",
-            f"{read['documents']:,}",
-            f"{read['lines']:,}",
-            f"{read['bytes'] / 1e6:,.1f}",
-            f"{kept['documents']:,}",
-            f"{kept['tokens']:,}",
+            source["name"],
+            f"{source['weight']:g}",
+            f"{read_counts['documents']:,}",
+            f"{read_counts['lines']:,}",
+            f"{read_counts['bytes'] / 1e6:,.1f}",
+            f"{kept_counts['documents']:,}",
+            f"{kept_counts['tokens']:,}",
             dropped,
         )
     console = Console()
     console.print(table)
-    for one in record["sources"]:
-        console.print(f"licences of {one['name']}: " + (", ".join(f"{n:,} {name}" for name, n in one["licences"].items()) or "–"), highlight=False)
-        if one["weight"] and not one["kept"]["documents"]:
-            console.print(f"nothing is left of {one['name']}: it gets no rows", highlight=False)
-    held = record["heldout"]
-    near = f"{held['near']:,} training documents near it dropped"
-    print(f"held out: {held['name']}, {held['documents']:,} documents, {held['bytes_of_text'] / 1e6:,.2f} MB; {near}")
+    for source in record["sources"]:
+        console.print(
+            f"licences of {source['name']}: " + (", ".join(f"{n:,} {name}" for name, n in source["licences"].items()) or "–"), highlight=False
+        )
+        if source["weight"] and not source["kept"]["documents"]:
+            console.print(f"nothing is left of {source['name']}: it gets no rows", highlight=False)
+    heldout = record["heldout"]
+    near_note = f"{heldout['near']:,} training documents near it dropped"
+    print(f"held out: {heldout['name']}, {heldout['documents']:,} documents, {heldout['bytes_of_text'] / 1e6:,.2f} MB; {near_note}")
     data = Prepared(out)
     print(f"data: {out}, {data.tokens:,} tokens in {data.documents:,} documents; what was dropped: {out / 'dropped.jsonl'}")

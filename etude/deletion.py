@@ -84,55 +84,57 @@ def prepare(config: Deletion, package: Package, out: Path) -> None:
         package, _ = prepared(package, runner)
     except ValueError as error:
         raise RunError(str(error)) from None
-    whole = {**package.files, **package.tests}
-    before, _ = baseline(runner, whole)
-    coverage = {test: sorted(lines) for test, lines in runner.coverage(whole).items() if before.get(test) == "passed" or not test}
-    files, tests = ({name: base64.b64encode(data).decode() for name, data in some.items()} for some in (package.files, package.tests))
-    found = {"files": files, "tests": tests, "before": before, "coverage": coverage, "without": sorted(runner.without)}
-    atomic_write(path, json.dumps(found))
+    all_files = {**package.files, **package.tests}
+    before, _ = baseline(runner, all_files)
+    coverage = {test: sorted(lines) for test, lines in runner.coverage(all_files).items() if before.get(test) == "passed" or not test}
+    files, tests = ({name: base64.b64encode(data).decode() for name, data in group.items()} for group in (package.files, package.tests))
+    record = {"files": files, "tests": tests, "before": before, "coverage": coverage, "without": sorted(runner.without)}
+    atomic_write(path, json.dumps(record))
 
 
 def play(out: Path, config: Deletion, ranks: int) -> None:
     """This rank's part, under its mesh; rank 0 writes what was found."""
-    told = read_json(out / "material.json")
-    files, tests = ({name: base64.b64decode(data) for name, data in told[kind].items()} for kind in ("files", "tests"))
-    source, whole = {name: data for name, data in files.items() if name.endswith(".py")}, {**files, **tests}
+    record = read_json(out / "material.json")
+    files, tests = ({name: base64.b64decode(data) for name, data in record[kind].items()} for kind in ("files", "tests"))
+    source, all_files = {name: data for name, data in files.items() if name.endswith(".py")}, {**files, **tests}
     group = current().group("all")
-    mine = {test: [(file, line) for file, line in told["coverage"][test]] for test in sorted(told["coverage"])[group.rank :: group.size]}
-    pieces = [*slices(source, mine, config.least, config.most), *bodies(source), *symbols(source)]
-    before: dict[str, str] = told["before"]
+    coverage_share = {
+        test: [(file, line) for file, line in record["coverage"][test]] for test in sorted(record["coverage"])[group.rank :: group.size]
+    }
+    pieces = [*slices(source, coverage_share, config.least, config.most), *bodies(source), *symbols(source)]
+    before: dict[str, str] = record["before"]
 
-    def judged(some: Sequence[Piece]) -> list[dict]:
+    def judge_pieces(batch: Sequence[Piece]) -> list[dict]:
         runner = runner_of(config)
-        runner.without = frozenset(told["without"])
-        left = [delete(whole, piece) for piece in some]
-        changes = [{one.file: files[one.file] for one in piece.patches} for piece, files in zip(some, left, strict=True)]
+        runner.without = frozenset(record["without"])
+        remaining = [delete(all_files, piece) for piece in batch]
+        changes = [{patch.file: files[patch.file] for patch in piece.patches} for piece, files in zip(batch, remaining, strict=True)]
         rows = []
-        for piece, outcomes in zip(some, runner.outcomes(whole, changes), strict=True):
-            after = {test: said for test, said in outcomes.items() if test in before or said == "error"}
-            failing = sum(said == "failed" and before[test] == "passed" for test, said in after.items() if test in before)
-            hard = difficulty(source, piece, failing)
-            why = faults(whole, piece, before, after, config.least)
-            rows.append({"way": piece.way, "name": piece.name, "faults": why, **asdict(hard), "bits": hard.bits})
+        for piece, outcomes in zip(batch, runner.outcomes(all_files, changes), strict=True):
+            after = {test: outcome for test, outcome in outcomes.items() if test in before or outcome == "error"}
+            failing = sum(outcome == "failed" and before[test] == "passed" for test, outcome in after.items() if test in before)
+            piece_difficulty = difficulty(source, piece, failing)
+            piece_faults = faults(all_files, piece, before, after, config.least)
+            rows.append({"way": piece.way, "name": piece.name, "faults": piece_faults, **asdict(piece_difficulty), "bits": piece_difficulty.bits})
         return rows
 
-    rows = dealt(pieces, judged)
+    rows = dealt(pieces, judge_pieces)
     if group.rank == 0:
         atomic_write(out / "pieces.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
-        report = {"scale": "full", "technique": "feature-deletion", "ranks": ranks, "machine": machine(), "result": summary(rows)}
+        report = {"scale": "full", "technique": "feature-deletion", "ranks": ranks, "machine": machine(), "result": summarize(rows)}
         atomic_write(out / "report.json", json.dumps(report, indent=1) + "\n")
 
 
-def summary(rows: Sequence[dict]) -> dict[str, float]:
+def summarize(rows: Sequence[dict]) -> dict[str, float]:
     """As `ref.feature_deletion.demo`: for each way pieces, valid ones, and over those the means of lines, failing tests and bits."""
-    found: dict[str, float] = {}
+    means: dict[str, float] = {}
     for way in ("slice", "body", "symbol"):
-        here = [row for row in rows if row["way"] == way]
-        valid = [row for row in here if not row["faults"]]
-        found |= {f"tried@{way}": float(len(here)), f"valid@{way}": float(len(valid))}
+        way_rows = [row for row in rows if row["way"] == way]
+        valid = [row for row in way_rows if not row["faults"]]
+        means |= {f"tried@{way}": float(len(way_rows)), f"valid@{way}": float(len(valid))}
         for name, key in (("lines", "lines"), ("failing", "tests"), ("bits", "bits")):
-            found[f"{name}@{way}"] = sum(row[key] for row in valid) / max(1, len(valid))
-    return found
+            means[f"{name}@{way}"] = sum(row[key] for row in valid) / max(1, len(valid))
+    return means
 
 
 def show(out: Path) -> None:

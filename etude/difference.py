@@ -41,15 +41,15 @@ def is_stored(folder: Path) -> bool:
 
 def network(folder: Path, layers: MTPConfig) -> Transformer:
     """A checkpoint's network in float32. `layers`: the shape of its draft layers. Raises RunError for a difference that does not fit its base."""
-    return restored(folder, layers)[0] if is_stored(folder) else load_hf(folder)
+    return restore(folder, layers)[0] if is_stored(folder) else load_hf(folder)
 
 
 def drafts(folder: Path, layers: MTPConfig) -> MTP | None:
     """A checkpoint's draft layers in float32; None where it has none. Raises RunError as `network`, and for layers of another shape."""
-    return restored(folder, layers)[1] if is_stored(folder) else drafter(folder, load_hf(folder), layers)
+    return restore(folder, layers)[1] if is_stored(folder) else load_drafts(folder, load_hf(folder), layers)
 
 
-def drafter(folder: Path, model: Transformer, layers: MTPConfig) -> MTP | None:
+def load_drafts(folder: Path, model: Transformer, layers: MTPConfig) -> MTP | None:
     """The draft layers in a Hugging Face folder, on top of its network."""
     if not (extra := load_extra(folder)):
         return None
@@ -64,58 +64,58 @@ def drafter(folder: Path, model: Transformer, layers: MTPConfig) -> MTP | None:
 def store(folder: Path, model: Transformer, mtp: MTP | None, layers: MTPConfig, beside: Mapping[str, bytes]) -> None:
     """Writes what leads from the checkpoint in the folder above to this network and its draft layers, and the files `beside`. Raises RunError if
     the two have other shapes."""
-    base, weights = bits(*whole(folder.parent, layers)), bits(model, mtp)
+    base, weights = flatten_weights(*load_checkpoint(folder.parent, layers)), flatten_weights(model, mtp)
     if len(base) != len(weights):
         raise RunError(f"{folder.parent} has {len(base):,} weights, and what is stored beside it {len(weights):,}")
     folder.mkdir(parents=True)
     for name, data in beside.items():
         atomic_write(folder / name, data)
     atomic_write(folder / DELTA, pack(*encode_delta(base, weights), len(base), LEVEL))
-    atomic_write(folder / DIGEST, json.dumps({"dtype": "bfloat16", "base": "..", "sha256": digest(weights)}, indent=1) + "\n")
+    atomic_write(folder / DIGEST, json.dumps({"dtype": "bfloat16", "base": "..", "sha256": hash_weights(weights)}, indent=1) + "\n")
 
 
-def restored(folder: Path, layers: MTPConfig) -> tuple[Transformer, MTP | None]:
+def restore(folder: Path, layers: MTPConfig) -> tuple[Transformer, MTP | None]:
     """The checkpoint that a difference makes of the one above."""
-    model, mtp = whole(folder.parent, layers)
+    model, mtp = load_checkpoint(folder.parent, layers)
     files = (*sorted(folder.parent.glob("*.safetensors")), *sorted(folder.parent.glob("mtp/*.safetensors")), folder / DELTA, folder / DIGEST)
-    weights, at = made(folder, layers, tuple((path.stat().st_mtime_ns, path.stat().st_size) for path in files if path.is_file())), 0
+    weights, offset = (load_weights(folder, layers, tuple((path.stat().st_mtime_ns, path.stat().st_size) for path in files if path.is_file())), 0)
     with torch.no_grad():
-        for parameter in parameters(model, mtp):
-            parameter.copy_(weights[at : at + parameter.numel()].view_as(parameter))
-            at += parameter.numel()
+        for parameter in list_parameters(model, mtp):
+            parameter.copy_(weights[offset : offset + parameter.numel()].view_as(parameter))
+            offset += parameter.numel()
     return model, mtp
 
 
 @lru_cache(4)
-def made(folder: Path, layers: MTPConfig, changed: tuple[tuple[int, int], ...]) -> Tensor:
+def load_weights(folder: Path, layers: MTPConfig, file_stamps: tuple[tuple[int, int], ...]) -> Tensor:
     """All its weights as bfloat16, flat, until one of the files has changed: the explorer asks for them again and again."""
-    base = bits(*whole(folder.parent, layers))
+    base = flatten_weights(*load_checkpoint(folder.parent, layers))
     try:
         weights = apply_delta(base, *unpack((folder / DELTA).read_bytes(), len(base)))
-        wanted = read_json(folder / DIGEST)["sha256"]
+        expected_digest = read_json(folder / DIGEST)["sha256"]
     except (SyncError, ValueError, LookupError, TypeError, OSError) as error:
         raise RunError(f"{folder} holds no difference from the checkpoint above it ({error}); check both out again") from None
-    if digest(weights) != wanted:
+    if hash_weights(weights) != expected_digest:
         raise RunError(f"{folder} is the difference from another checkpoint than the one above it; check both out again")
     return weights
 
 
-def whole(folder: Path, layers: MTPConfig) -> tuple[Transformer, MTP | None]:
+def load_checkpoint(folder: Path, layers: MTPConfig) -> tuple[Transformer, MTP | None]:
     """Network and draft layers of a Hugging Face folder."""
     model = load_hf(folder)
-    return model, drafter(folder, model, layers)
+    return model, load_drafts(folder, model, layers)
 
 
-def parameters(*parts: nn.Module | None) -> list[Tensor]:
+def list_parameters(*parts: nn.Module | None) -> list[Tensor]:
     """Of the network, then of its draft layers, in the order of their names."""
     return [x for part in parts if part is not None for _, x in sorted(part.named_parameters())]
 
 
-def bits(*parts: nn.Module | None) -> Tensor:
+def flatten_weights(*parts: nn.Module | None) -> Tensor:
     """All weights as bfloat16, flat."""
-    return torch.cat([x.detach().to(torch.bfloat16).flatten() for x in parameters(*parts)])
+    return torch.cat([x.detach().to(torch.bfloat16).flatten() for x in list_parameters(*parts)])
 
 
-def digest(weights: Tensor) -> str:
+def hash_weights(weights: Tensor) -> str:
     """Of their bits."""
     return hashlib.sha256(weights.view(torch.int16).numpy().tobytes()).hexdigest()

@@ -22,19 +22,21 @@ def rewritten(task: Task, doc: str) -> Task:
     """The task with another docstring of its target; answer and tests follow. Its operands are the target's arguments, digits and other files.
     Raises RunError: one line that says what a docstring may be."""
     doc, module = " ".join(doc.split()), task.files[task.target]
-    others = {name: other for name, other in task.files.items() if name != task.target}
+    other_files = {name: file for name, file in task.files.items() if name != task.target}
     if sum(word in (*BINARY, *UNARY) for word in doc.split()) > MOST:
         raise RunError(f"the docstring of {task.target} may have at most {MOST} operations")
     try:
-        helpers = {name: translate(other.doc) for name, other in others.items() if name in doc.split()}
-        found = translate(doc, helpers)
+        helpers = {name: translate(file.doc) for name, file in other_files.items() if name in doc.split()}
+        translation = translate(doc, helpers)
     except ValueError as error:
-        operands = [*module.args, "0 to 9", *others]
+        operands = [*module.args, "0 to 9", *other_files]
         raise RunError(f"{error}; a docstring is {GRAMMAR}; operands are {', '.join(operands)}") from None
-    if missing := sorted(set(re.findall(r"\b[abc]\b", found.code)) - {*module.args}):
+    if missing := sorted(set(re.findall(r"\b[abc]\b", translation.code)) - {*module.args}):
         raise RunError(f"{task.target} has no argument {' and no '.join(missing)}, which its docstring needs; it has {', '.join(module.args)}")
     names = tuple(dict.fromkeys(word for word in doc.split() if word in helpers))
-    edited = replace(task, files=task.files | {task.target: module._replace(doc=found.phrase, expr=found.code)}, depth=len(names), helpers=names)
+    edited = replace(
+        task, files=task.files | {task.target: module._replace(doc=translation.phrase, expr=translation.code)}, depth=len(names), helpers=names
+    )
     try:
         edited.hidden_tests  # noqa: B018 – makes the tests, which evaluate the answer
     except EvaluationError as error:

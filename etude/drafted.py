@@ -38,8 +38,8 @@ class Drafter:
 
     def chances(self, model: Transformer, prenorm: Float[Tensor, "1 T D"], ids: Tensor) -> list[Float[Tensor, "T V"]]:
         """q of each layer k at every position i, for token i+k+1; for a greedy rollout, at temperature 1. `ids`: tokens [1, T]."""
-        found = self.mtp(prenorm, model.embed_tokens(ids))
-        return [(model.head(hidden[0]).float() / (self.temperature or 1.0)).softmax(-1) for hidden in found]
+        hidden_states = self.mtp(prenorm, model.embed_tokens(ids))
+        return [(model.head(hidden[0]).float() / (self.temperature or 1.0)).softmax(-1) for hidden in hidden_states]
 
     def draws(self, context: int) -> Random:
         """Random numbers for a context of the rollout."""
@@ -63,26 +63,26 @@ def of_turn(p: Float[Tensor, "T V"], q: Sequence[Float[Tensor, "T V"]], ids: Seq
 
     p: the network's distributions, row i for token i+1. q: those of the layers, layer k in row i for token i+k+1. `where`: the turn's places in
     `ids`. `draws` decides; None is greedy."""
-    found: list[int | None] = [None]
-    while len(found) < len(where):
-        first = where.start + len(found)  # the network has read up to first − 2, and knows one token more
+    draft_layers: list[int | None] = [None]
+    while len(draft_layers) < len(where):
+        first = where.start + len(draft_layers)  # the network has read up to first − 2, and knows one token more
         for layer, place in zip(range(1, len(q) + 1), range(first, where.stop)):
             chances, token = q[layer - 1][first - 2], ids[place]
             if draws is None:
-                kept = int(chances.argmax()) == token
+                is_accepted = int(chances.argmax()) == token
             else:
-                kept = draws.random() * float(p[place - 1][token]) < float(chances[token])
-            found.append(layer if kept else 0)
-            if not kept:
+                is_accepted = draws.random() * float(p[place - 1][token]) < float(chances[token])
+            draft_layers.append(layer if is_accepted else 0)
+            if not is_accepted:
                 break
         else:
-            found += [None] * (len(found) < len(where))
-    return found
+            draft_layers += [None] * (len(draft_layers) < len(where))
+    return draft_layers
 
 
 def tally(turns: Iterable[Sequence[int | None]]) -> Tally:
     """Counts over the turns of a rollout. A turn that ends with a kept draft took a pass that wrote no token of its own."""
-    every = [[*turn] for turn in turns if turn]
-    flat = [one for turn in every for one in turn]
-    passes = sum(not one for one in flat) + sum(bool(turn[-1]) for turn in every)
+    filled_turns = [[*turn] for turn in turns if turn]
+    flat = [layer for turn in filled_turns for layer in turn]
+    passes = sum(not layer for layer in flat) + sum(bool(turn[-1]) for turn in filled_turns)
     return Tally(len(flat), len(flat) - flat.count(None), sum(map(bool, flat)), passes)

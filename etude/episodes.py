@@ -44,36 +44,36 @@ FOLDERS = (Path("tasks"), Path("examples/tasks"))
 """Where recipes are looked for."""
 
 
-def found_in(name: str, folders: Sequence[Path]) -> tuple[Path, dict]:
+def find_recipe(name: str, folders: Sequence[Path]) -> tuple[Path, dict]:
     """The recipe with a task of this name, or of the one name that begins so. Raises RunError."""
     paths = [path for folder in folders if folder.exists() for path in recipes(folder)]
     rows = [(path, recipe, row["id"]) for path in paths for recipe in [recipe_of(path)] for row in recipe["tasks"]]
-    fits = [one for one in rows if one[2] == name] or [one for one in rows if one[2].startswith(name)]
-    if len({one[2] for one in fits}) == 1:
-        return fits[0][0], {**fits[0][1], "task": fits[0][2]}
-    if fits:
-        more = f" and {len(fits) - 12} more" if len(fits) > 12 else ""
-        raise RunError(f"{len(fits)} tasks begin with {name}; name one: {', '.join(one[2] for one in fits[:12])}{more}")
-    where = ", ".join(map(str, folders))
-    raise RunError(f"no recipe in {where} has a task {name}; `etude tasks make PACKAGE` writes recipes, and they list their tasks")
+    matches = [candidate for candidate in rows if candidate[2] == name] or [candidate for candidate in rows if candidate[2].startswith(name)]
+    if len({candidate[2] for candidate in matches}) == 1:
+        return matches[0][0], {**matches[0][1], "task": matches[0][2]}
+    if matches:
+        suffix = f" and {len(matches) - 12} more" if len(matches) > 12 else ""
+        raise RunError(f"{len(matches)} tasks begin with {name}; name one: {', '.join(candidate[2] for candidate in matches[:12])}{suffix}")
+    places = ", ".join(map(str, folders))
+    raise RunError(f"no recipe in {places} has a task {name}; `etude tasks make PACKAGE` writes recipes, and they list their tasks")
 
 
 def task_of(name: str, folders: Sequence[Path], jobs: int, seconds: float, kind: Kind) -> tuple[Task, Package]:
     """The task and its package; made again where it is not kept from before. Raises RunError."""
-    path, recipe = found_in(name, folders)
-    about, name = recipe["package"], recipe["task"]
-    package = package_of(about["spec"], cache_folder() / "sdists")
-    left_out = set(about.get("left out", ()))
-    package = Package(**{**vars(package), "tests": {one: data for one, data in package.tests.items() if one not in left_out}})
+    path, recipe = find_recipe(name, folders)
+    package_info, name = recipe["package"], recipe["task"]
+    package = package_of(package_info["spec"], cache_folder() / "sdists")
+    left_out = set(package_info.get("left out", ()))
+    package = Package(**{**vars(package), "tests": {file: data for file, data in package.tests.items() if file not in left_out}})
     cache = cache_folder() / "tasks"
     if (task := kept(cache, name, package)) is None:
         print(f"{path}: its tasks are made once more; they are kept then", flush=True)
         try:
-            package, _, made, _ = made_of(package, jobs, seconds, kind, unused_of(recipe), recipe.get("join", 1))
+            package, _, build, _ = made_of(package, jobs, seconds, kind, unused_of(recipe), recipe.get("join", 1))
         except ValueError as error:
             raise RunError(str(error)) from None
-        for one in made.tasks:
-            keep(cache, one, package)
+        for built_task in build.tasks:
+            keep(cache, built_task, package)
         if (task := kept(cache, name, package)) is None:
             raise RunError(f"{name} is not made any more: `etude tasks check {path}` tells what differs")
     return task, package
@@ -87,7 +87,7 @@ def policy_of(model: str, name: str, exam: Exam, task: Task, sampling: dict, str
         raise RunError("a model behind an address has a name there: --name NAME")
     try:
         key = os.environ.get("OPENAI_API_KEY", "")
-        return Remote(model, name, key, sampling, strict, choice, told=lambda why: print(why, file=sys.stderr, flush=True))
+        return Remote(model, name, key, sampling, strict, choice, told=lambda reason: print(reason, file=sys.stderr, flush=True))
     except ValueError as error:
         raise RunError(f"{error}; oracle and fool play without a model") from None
 
@@ -114,8 +114,8 @@ def try_task(
     task, package = task_of(name, folders or FOLDERS, jobs, seconds, kind)
     exam, path = exam_of(task, package), transcript_of(task, out, resume)
     policy = policy_of(model, model_name, exam, task, sampling, strict, choice)
-    who = model if isinstance(policy, scripted.Script) else f"{model_name}, {json.dumps(sampling)}"
-    job = job_of(task, exam, prompt, corpus, strict, who)
+    author = model if isinstance(policy, scripted.Script) else f"{model_name}, {json.dumps(sampling)}"
+    job = job_of(task, exam, prompt, corpus, strict, author)
     with Record(path) as journal, Judges(partial(open_sandbox, kind=kind, limits=GRADING)) as judges:
         if isinstance(policy, scripted.Script):
             policy.said = sum(line["kind"] == "reply" for line in journal.lines)
@@ -145,9 +145,9 @@ def transcript_of(task: Task, out: Path, resume: bool) -> Path:
 
 def job_of(task: Task, exam: Exam, prompt: str, corpus: Path | None, strict: bool, who: str) -> Job:
     """What an agent is asked, over the stored tree of the exam. `prompt`: "specified" or "terse". Raises RunError for a corpus without pages."""
-    tools = tuple(one for one in TOOLS if corpus or one != "web_search")
-    asked = task.specified if prompt == "specified" else task.terse
-    return Job(task.id, asked, stored(exam.given), exam.given, pages_of(corpus) if corpus else None, tools, strict, who)
+    tools = tuple(tool for tool in TOOLS if corpus or tool != "web_search")
+    task_prompt = task.specified if prompt == "specified" else task.terse
+    return Job(task.id, task_prompt, store_files(exam.given), exam.given, read_pages(corpus) if corpus else None, tools, strict, who)
 
 
 def graded(exam: Exam, journal: Record, tree: str, seconds: float, kind: Kind, ask: bool, judges: Judges | None = None) -> float:
@@ -156,13 +156,13 @@ def graded(exam: Exam, journal: Record, tree: str, seconds: float, kind: Kind, a
     if not any(line["kind"] == "grade" for line in journal.lines):
         store, fresh = own_store(cache_folder() / "store"), partial(open_sandbox, kind=kind, limits=GRADING)
         exam = examined(exam, journal.lines[0]["task"], fresh, seconds, ask=ask)
-        found = grade(exam, store.tree(tree), fresh, [*record.calls(journal.lines)], seconds, judges=judges)
-        journal.add("grade", **record.grade_fields(found, len(exam.wanted)))
+        result = grade(exam, store.tree(tree), fresh, [*record.calls(journal.lines)], seconds, judges=judges)
+        journal.add("grade", **record.grade_fields(result, len(exam.wanted)))
         told(journal.lines[-1])
     return next(line["reward"] for line in journal.lines if line["kind"] == "grade")
 
 
-def stored(files) -> str:
+def store_files(files) -> str:
     """The hash of a tree of files, stored."""
     with tempfile.TemporaryDirectory(prefix="etude-try-") as name:
         folder = Path(name) / "tree"
@@ -170,12 +170,12 @@ def stored(files) -> str:
         return own_store(cache_folder() / "store").add_folder(folder)
 
 
-def pages_of(corpus: Path) -> dict[str, str]:
+def read_pages(corpus: Path) -> dict[str, str]:
     """The texts of a frozen corpus: every .md, .rst and .txt beneath a folder. Raises RunError."""
-    found = {path.relative_to(corpus).as_posix(): path for path in sorted(corpus.rglob("*")) if path.suffix in (".md", ".rst", ".txt")}
-    if not found:
+    paths = {path.relative_to(corpus).as_posix(): path for path in sorted(corpus.rglob("*")) if path.suffix in (".md", ".rst", ".txt")}
+    if not paths:
         raise RunError(f"{corpus} holds no pages: .md, .rst or .txt")
-    return {name: path.read_text(encoding="utf-8", errors="replace") for name, path in found.items()}
+    return {name: path.read_text(encoding="utf-8", errors="replace") for name, path in paths.items()}
 
 
 def told(line: dict) -> None:
@@ -198,20 +198,20 @@ def shown(line: dict, rows: int) -> Iterator[str]:
         yield one_line(
             f"task {line['task']}, by {line.get('who') or 'nobody'}, tree {line['tree'][:12]}, tools {', '.join(map(str, line['tools']))}", 400
         )
-        yield from _block("asked", line["prompt"], rows)
+        yield from _format_block("asked", line["prompt"], rows)
     elif kind == "reply":
         tokens = f"{line['tokens']} tokens, " if line.get("tokens") is not None else ""
         yield f"── reply ({tokens}{line['seconds']:.1f} s{', cut off' if line.get('cut') else ''})"
-        yield from _block("", line["text"], rows)
-        for one in line["calls"]:
-            yield from _block(f"→ {one_line(one['name'], 60)}", _arguments(one["arguments"]), rows)
+        yield from _format_block("", line["text"], rows)
+        for call in line["calls"]:
+            yield from _format_block(f"→ {one_line(call['name'], 60)}", _format_arguments(call["arguments"]), rows)
     elif kind == "answer":
         mark = "broken call" if line.get("broken") else "ok" if line["ok"] else "failed"
-        yield from _block(f"← {one_line(line['tool'], 60)} {mark}, {line['seconds']:.2f} s", line["text"], rows)
+        yield from _format_block(f"← {one_line(line['tool'], 60)} {mark}, {line['seconds']:.2f} s", line["text"], rows)
     elif kind == "turn" and line.get("diff"):
-        yield from _block("changed", str(line["diff"]), rows)
+        yield from _format_block("changed", str(line["diff"]), rows)
     elif kind in ("nudge", "summary"):
-        yield from _block({"nudge": "harness", "summary": "── summary"}[kind], line["text"], rows)
+        yield from _format_block({"nudge": "harness", "summary": "── summary"}[kind], line["text"], rows)
     elif kind in ("stop", "end"):
         yield f"{'stopped' if kind == 'stop' else 'end'}: {one_line(line['why'])}"
     elif kind == "grade":
@@ -225,31 +225,33 @@ def shown(line: dict, rows: int) -> Iterator[str]:
             yield f"  {Trust[trust].value}"
         yield from (f"  flag: {one_line(str(flag))}" for flag in line["flags"])
         failed = [*(line.get("failed") or {}).items()]
-        yield from (f"  {one_line(test)}: {one_line(str(why))}" for test, why in (failed[:rows] if rows else failed))
+        yield from (f"  {one_line(test)}: {one_line(str(reason))}" for test, reason in (failed[:rows] if rows else failed))
         if rows and len(failed) > rows:
             yield f"  … {len(failed) - rows} more"
 
 
-def _arguments(written: str) -> str:
+def _format_arguments(text: str) -> str:
     """Arguments as a person reads them: a line for each, and texts as they are."""
     try:
-        args = parse_json(written)
+        args = parse_json(text)
     except (ValueError, RecursionError):
-        return written
+        return text
     if not isinstance(args, dict):
-        return written
+        return text
     return "\n".join(f"{name}: {value if isinstance(value, str) else json.dumps(value)}" for name, value in args.items())
 
 
-def _block(head: str, text: str, rows: int) -> Iterator[str]:
+def _format_block(head: str, text: str, rows: int) -> Iterator[str]:
     """A heading and a text beneath it: in one line where it has one, else its first lines, indented."""
     width = shutil.get_terminal_size((120, 24)).columns if rows else 10**9
     lines = [visible(line).replace("\t", "    ") for line in text.splitlines() if line.strip() or not rows]
     if len(lines) <= 1 or rows == 1:
-        more = f" … {len(lines) - 1} lines more" if len(lines) > 1 else ""
-        first = textwrap.shorten(lines[0], max(20, width - len(head) - len(more) - 3), placeholder=" …") if lines and rows else "".join(lines[:1])
+        remainder = f" … {len(lines) - 1} lines more" if len(lines) > 1 else ""
+        first = (
+            textwrap.shorten(lines[0], max(20, width - len(head) - len(remainder) - 3), placeholder=" …") if lines and rows else "".join(lines[:1])
+        )
         if head or first:
-            yield f"{head}: {first}{more}" if head and first else head or first + more
+            yield f"{head}: {first}{remainder}" if head and first else head or first + remainder
         return
     if head:
         yield head

@@ -19,8 +19,9 @@ class OrAgent(TyperGroup):
     """Commands; where none is named, the words are those of `agent`: etude eval RUN, or etude eval alone."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        named = args[0] in self.commands or args[0] == "--help" if args else ctx.resilient_parsing  # a shell completes the commands
-        return super().parse_args(ctx, args if named else ["agent", *args])
+        # a shell completes the commands
+        has_command = args[0] in self.commands or args[0] == "--help" if args else ctx.resilient_parsing
+        return super().parse_args(ctx, args if has_command else ["agent", *args])
 
 
 eval_app = typer.Typer(cls=OrAgent, help="Evaluate checkpoints: `etude eval RUN` is `etude eval agent RUN`, without RUN of the clone's agent.")
@@ -66,8 +67,8 @@ def eval_base(
     from etude import evaluation
 
     folders = {"codebase": codebase, "package": package, "repository": repository}
-    given: list[Any] = [*(sets or []), *((name, value) for name, value in folders.items() if value is not None)]
+    overrides: list[Any] = [*(sets or []), *((name, value) for name, value in folders.items() if value is not None)]
     toml = read_toml(config)
     if resume:
         toml = merge({k: v for k, v in stored_config(out, evaluation.TECHNIQUE).items() if k != "names"}, toml)
-    evaluation.base(checkpoints, out, toml, given, quick, resume, checkpoint_seconds)
+    evaluation.base(checkpoints, out, toml, overrides, quick, resume, checkpoint_seconds)

@@ -32,8 +32,8 @@ def evaluate(where: Path | None, before: str | None, tasks: int, samples: int, s
     recipe = agents[-1].recipe
     held_out = list(itertools.islice(task_stream(recipe, "evaluation"), tasks))
     with redirect_stdout(sys.stderr if as_json else sys.stdout):
-        if said := expected.of_rollouts([agent.folder for agent in agents], FOLDER, tasks * (samples + 1)):
-            print(said, flush=True)
+        if duration_line := expected.of_rollouts([agent.folder for agent in agents], FOLDER, tasks * (samples + 1)):
+            print(duration_line, flush=True)
         parts = [played(agent, held_out, samples, seed) for agent in agents]
     resamples = recipe.evaluation.resamples
     result: dict[str, Any] = {
@@ -47,7 +47,7 @@ def evaluate(where: Path | None, before: str | None, tasks: int, samples: int, s
     if as_json:
         print(json.dumps(result, ensure_ascii=False))
     else:
-        Console().print(table(result))
+        Console().print(make_table(result))
         Console().print(f"means of {tasks} held-out tasks, {samples} rollouts each, with 95% intervals over tasks", highlight=False)
         afterwards.show(afterwards.of_eval(where, before))
 
@@ -68,19 +68,19 @@ def played(agent: Agent, tasks: list[Task], samples: int, seed: int) -> dict[str
         line.end()
 
 
-def table(result: dict[str, Any]) -> Table:
+def make_table(result: dict[str, Any]) -> Table:
     """A row for each figure, a column for each agent, and one for the difference."""
     agents, best = result["agents"], f"best_of_{result['samples']}"
-    alike = len({Path(agent["who"]).parent for agent in agents}) == 1 < len(agents)
-    heads = [Path(agent["who"]).name if alike else agent["who"] for agent in agents] + ["difference"] * ("difference" in result)
-    shown = Table("", *heads, box=None, pad_edge=False)
+    is_same_run = len({Path(agent["who"]).parent for agent in agents}) == 1 < len(agents)
+    headings = [Path(agent["who"]).name if is_same_run else agent["who"] for agent in agents] + ["difference"] * ("difference" in result)
+    grid = Table("", *headings, box=None, pad_edge=False)
     names = {"success": "success", best: f"best of {result['samples']}", "greedy": "success, greedy", "tokens": "tokens", "turns": "turns"}
-    for name, says in {**names, "invalid_calls": "wrong calls"}.items():
+    for name, label in {**names, "invalid_calls": "wrong calls"}.items():
         digits = 1 if name == "tokens" else 2 if name == "turns" else 3
         values = [agent[name] for agent in agents] + ([result["difference"][name]] if "difference" in result else [])
-        shown.add_row(says, *(f"{v['value']:.{digits}f} [{v['low']:.{digits}f}, {v['high']:.{digits}f}]" for v in values))
-    for depth, some in agents[-1]["by_depth"].items():
-        each = [agent["by_depth"][depth]["success"] for agent in agents]
-        says = f"success, {some['tasks']} task{'s' * (some['tasks'] != 1)} of depth {depth}"
-        shown.add_row(says, *(f"{v['value']:.3f} [{v['low']:.3f}, {v['high']:.3f}]" for v in each))
-    return shown
+        grid.add_row(label, *(f"{v['value']:.{digits}f} [{v['low']:.{digits}f}, {v['high']:.{digits}f}]" for v in values))
+    for depth, depth_summary in agents[-1]["by_depth"].items():
+        depth_values = [agent["by_depth"][depth]["success"] for agent in agents]
+        label = f"success, {depth_summary['tasks']} task{'s' * (depth_summary['tasks'] != 1)} of depth {depth}"
+        grid.add_row(label, *(f"{v['value']:.3f} [{v['low']:.3f}, {v['high']:.3f}]" for v in depth_values))
+    return grid

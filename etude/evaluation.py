@@ -34,18 +34,18 @@ class Asked(table.Settings):
 def base(names: Sequence[str], out: Path, toml: dict, sets: Iterable[Any], quick: bool, resume: bool, cadence: float) -> dict:
     """Evaluates the checkpoints in the run folder `out`, or goes on with it, and writes base.json, base.csv and base.png there. Returns the content
     of base.json. Raises RunError as `Run.open`, `fill` and `sims.base.models.opened` do."""
-    known = {field.name for field in dataclasses.fields(table.Settings)}
-    small = {name: value for name, value in dataclasses.asdict(Experiment.quick()).items() if name in known} if quick else {}
+    field_names = {field.name for field in dataclasses.fields(table.Settings)}
+    small = {name: value for name, value in dataclasses.asdict(Experiment.quick()).items() if name in field_names} if quick else {}
     settings = fill(table.Settings, small | toml, sets)
     config = Asked(**dataclasses.asdict(settings), names=tuple(names))
-    again = f"etude eval base {shlex.join(names)} --out {shlex.quote(str(out))} --resume"
+    resume_command = f"etude eval base {shlex.join(names)} --out {shlex.quote(str(out))} --resume"
     keep_freed_memory()
-    with Run.open(out, TECHNIQUE, config, resume, cadence) as run, run.told(again):
+    with Run.open(out, TECHNIQUE, config, resume, cadence) as run, run.told(resume_command):
         expected.tell(run)
-        found = table.measured(run, names, settings)
-        rows = table.rows_of(found, tracking.baselines(table.asked_chains(run)), settings)
+        results = table.measured(run, names, settings)
+        rows = table.rows_of(results, tracking.baselines(table.asked_chains(run)), settings)
         record = {
-            "command": again.removesuffix(" --resume"),
+            "command": resume_command.removesuffix(" --resume"),
             "config": read_json(out / "config.json")["config"],
             "machine": machine(),
             "seconds": run.seconds(),
@@ -70,7 +70,7 @@ def show(rows: Sequence[dict]) -> None:
         low = row.get(f"{stem or name}_low")
         return f"{row[name]:{form}}" + ("" if low is None else f" [{low:{form}}, {row[f'{stem or name}_high']:{form}}]")
 
-    shown = Table(
+    grid = Table(
         "model",
         "knowledge, %",
         "without question",
@@ -86,5 +86,5 @@ def show(rows: Sequence[dict]) -> None:
     for row in rows:
         form, *exact = [f"{row[name]:.0f}%" if name in row else "" for name in ("knowledge_form", "knowledge_exact", "tracking_exact")]
         nll, bits = cell(row, "nats", form=",.0f"), cell(row, "bits_per_byte", "bits", ".3f")
-        shown.add_row(row["model"], cell(row, "knowledge"), form, exact[0], cell(row, "tracking"), exact[1], nll, bits)
-    Console().print(shown)
+        grid.add_row(row["model"], cell(row, "knowledge"), form, exact[0], cell(row, "tracking"), exact[1], nll, bits)
+    Console().print(grid)

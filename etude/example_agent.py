@@ -69,8 +69,8 @@ def write(run: Path, out: Path, tasks: int = 100, samples: int = 4) -> Path:
     out.parent.mkdir(parents=True, exist_ok=True)
     drafts = {f"mtp.{name}": x.bfloat16() for name, x in layers.state_dict().items()} if layers is not None else None
     save_hf(load_checkpoint(run, recipe, "final", with_mtp=False)[0].to(torch.bfloat16), out, extra=drafts, beside=files)
-    told = {"README.md": ABOUT_BEFORE.encode(), "config.json": (out / "config.json").read_bytes(), "tokenizer.json": files["tokenizer.json"]}
-    difference.store(out / BEFORE, *before, recipe.mtp.layers, told)
+    extra_files = {"README.md": ABOUT_BEFORE.encode(), "config.json": (out / "config.json").read_bytes(), "tokenizer.json": files["tokenizer.json"]}
+    difference.store(out / BEFORE, *before, recipe.mtp.layers, extra_files)
     weights = (out / "model.safetensors").read_bytes()
     players = {"original": original, BEFORE: difference.network(out / BEFORE, recipe.mtp.layers)}
     record = {
@@ -78,31 +78,34 @@ def write(run: Path, out: Path, tasks: int = 100, samples: int = 4) -> Path:
         "machine": machine(),
         "run": {"seed": recipe.seed, "commit": about["machine"]["commit"], "machine": about["machine"]},
         "weights": {"dtype": "bfloat16", "bytes": len(weights), "sha256": hashlib.sha256(weights).hexdigest()},
-        "held_out": measured(recipe, language, players | {"agent": difference.network(out, recipe.mtp.layers)}, tasks, samples),
+        "held_out": measure(recipe, language, players | {"agent": difference.network(out, recipe.mtp.layers)}, tasks, samples),
         "config": about["config"],
     }
     atomic_write(out / RECORD, json.dumps(record, indent=1) + "\n")
     return out / RECORD
 
 
-def measured(recipe: Recipe, language: Any, players: Mapping[str, Transformer], tasks: int, samples: int) -> dict[str, Any]:
+def measure(recipe: Recipe, language: Any, players: Mapping[str, Transformer], tasks: int, samples: int) -> dict[str, Any]:
     """Success, tokens and turns of each with 95% intervals over tasks, how many rollouts of each task succeed, and the differences of the agent: from
     the original, and from itself before RL."""
     held_out = list(itertools.islice(task_stream(recipe, "evaluation"), tasks))
     sized = Recipe(**{**vars(recipe), "evaluation": Evaluation(tasks=tasks, samples=samples)})
     seed, resamples = hash_seed(recipe.seed, STREAM), recipe.evaluation.resamples
-    found = {name: measure_policy(model, language, held_out, sized, seed) for name, model in players.items()}
-    differences = {name: compare(found[name], found["agent"], resamples) for name in players if name != "agent"}
+    evaluations = {name: measure_policy(model, language, held_out, sized, seed) for name, model in players.items()}
+    differences = {name: compare(evaluations[name], evaluations["agent"], resamples) for name in players if name != "agent"}
 
-    def shown(figures: Mapping[str, Any]) -> dict[str, Any]:
-        return {key: figures[key] for key in FIGURES}
+    def select_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
+        return {key: metrics[key] for key in FIGURES}
 
     return {
         "tasks": tasks,
         "samples": samples,
         "temperature": recipe.rl.temperature,
-        **{name: shown(summarise(one, resamples)) | {"solved": one["success"].sum(1).astype(int).tolist()} for name, one in found.items()},
-        "difference": {name: shown(one) for name, one in differences.items()},
+        **{
+            name: select_metrics(summarise(evaluation, resamples)) | {"solved": evaluation["success"].sum(1).astype(int).tolist()}
+            for name, evaluation in evaluations.items()
+        },
+        "difference": {name: select_metrics(comparison) for name, comparison in differences.items()},
     }
 
 
@@ -116,9 +119,9 @@ def main(
         path = write(run, out)
     except (RunError, OSError) as error:
         raise SystemExit(f"error: {error}") from None
-    found = read_json(path)["held_out"]
+    results = read_json(path)["held_out"]
     for name in ("original", BEFORE, "agent"):
-        print("{}: success {value:.3f} [{low:.3f}, {high:.3f}]".format(name, **found[name]["success"]))
+        print("{}: success {value:.3f} [{low:.3f}, {high:.3f}]".format(name, **results[name]["success"]))
     print(f"record: {path}")
 
 

@@ -35,8 +35,8 @@ def write(out: Path) -> Path:
     generator = torch.Generator().manual_seed(sizes.seed)
     r = recipe.rl
     episodes = play(sampler, language, tasks, sizes.samples, r.limits(context(language, recipe)), r.max_turns, generator, r.temperature)
-    found = hinted_messages(language, tasks, episodes, r.temperature, sizes.seed)
-    atomic_write(out, json.dumps(found, indent=1, ensure_ascii=False) + "\n")
+    faults = hinted_messages(language, tasks, episodes, r.temperature, sizes.seed)
+    atomic_write(out, json.dumps(faults, indent=1, ensure_ascii=False) + "\n")
     return out
 
 

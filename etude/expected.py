@@ -40,41 +40,45 @@ def line(seconds: float, source: str, more: bool = False) -> str:
 def tell(run: Run, **ranks: Any) -> None:
     """Prints how long the rest of an open run will take, if that is known. `ranks`: what decides how fast a full run is and is no setting of it, such
     as their number; the report of the run before must say the same."""
-    found = before(run, ranks) or (None if ranks else committed(run))
+    estimate = find_previous(run, ranks) or (None if ranks else find_committed(run))
     done = run.seconds()
-    if found is None or run.resumed and not done:  # a run that does not say what it has done already
+    if estimate is None or run.resumed and not done:  # a run that does not say what it has done already
         return
-    seconds, source = found
+    seconds, source = estimate
     finished = {stage for stage in seconds if (run.root / "stages" / f"{stage}.json").exists()}
-    left = sum(max(0.0, took - done.get(stage, 0.0)) for stage, took in seconds.items() if stage not in finished)
-    if said := line(left, source, bool(done)):
-        print(said, flush=True)
+    left = sum(max(0.0, stage_seconds - done.get(stage, 0.0)) for stage, stage_seconds in seconds.items() if stage not in finished)
+    if message := line(left, source, bool(done)):
+        print(message, flush=True)
 
 
-def before(run: Run, ranks: Mapping[str, Any]) -> tuple[dict[str, float], str] | None:
+def find_previous(run: Run, ranks: Mapping[str, Any]) -> tuple[dict[str, float], str] | None:
     """Seconds by stage of the newest finished run with the same settings on this machine, and where that is said."""
-    here = [run.root.parent.glob("*/config.json"), *(Path("runs").glob(f"{some}/config.json") for some in ("*", "*/*"))]
-    folders = {path.parent.resolve(): path.parent for path in sorted(path for some in here for path in some)}
+    searches = [run.root.parent.glob("*/config.json"), *(Path("runs").glob(f"{pattern}/config.json") for pattern in ("*", "*/*"))]
+    folders = {path.parent.resolve(): path.parent for path in sorted(path for paths in searches for path in paths)}
     folders.pop(run.root.resolve(), None)
-    box, found = machine(), []
+    host, candidates = machine(), []
     for folder in folders.values():
         record = read(folder / "config.json")
-        if record.get("technique") == run.technique and same_machine(record.get("machine"), box) and alike(run.config, record.get("config")):
-            ends = read(folder / "report.json") if ranks else {}
-            if (seconds := seconds_of(folder)) and all(ends.get(name) == value for name, value in ranks.items()):
-                found.append(((folder / "config.json").stat().st_mtime, seconds, folder))
-    if not found:
+        if (
+            record.get("technique") == run.technique
+            and is_same_machine(record.get("machine"), host)
+            and has_same_settings(run.config, record.get("config"))
+        ):
+            report = read(folder / "report.json") if ranks else {}
+            if (seconds := seconds_of(folder)) and all(report.get(name) == value for name, value in ranks.items()):
+                candidates.append(((folder / "config.json").stat().st_mtime, seconds, folder))
+    if not candidates:
         return None
-    _, seconds, folder = max(found, key=lambda one: one[0])
+    _, seconds, folder = max(candidates, key=lambda candidate: candidate[0])
     return seconds, f"as the run in {folder} took on this machine"
 
 
-def committed(run: Run) -> tuple[dict[str, float], str] | None:
+def find_committed(run: Run) -> tuple[dict[str, float], str] | None:
     """The same of the committed record, with the machine that it names."""
-    figure = run.technique.startswith("figure ")
-    path = f"figures/{run.technique.partition(' ')[2]}.json" if figure else {"recipe": "examples/recipe/report.json"}.get(run.technique)
+    is_figure = run.technique.startswith("figure ")
+    path = f"figures/{run.technique.partition(' ')[2]}.json" if is_figure else {"recipe": "examples/recipe/report.json"}.get(run.technique)
     record = read(COMMITTED / path) if path else {}
-    if not alike(run.config, record.get("config")):
+    if not has_same_settings(run.config, record.get("config")):
         return None
     return record["seconds"], f"as it took on {told(record['machine'])}, says results/{path}"
 
@@ -88,55 +92,55 @@ def seconds_of(folder: Path) -> dict[str, float]:
     """Seconds by stage of a finished run; empty for one that is not finished, or does not say. A record stands beside the settings in the end:
     the report, or what a figure or an evaluation writes."""
     seconds = spent(folder)
-    over = {one["stage"] for one in timings(folder) if one.get("finished") is True}
-    ends = [path for path in folder.glob("*.json") if path.name != "config.json"]
-    if not ends or seconds.keys() - over:
+    finished_stages = {timing["stage"] for timing in timings(folder) if timing.get("finished") is True}
+    records = [path for path in folder.glob("*.json") if path.name != "config.json"]
+    if not records or seconds.keys() - finished_stages:
         return {}
-    told = read(folder / "report.json").get("seconds")  # of a technique's full run, which has no stages
-    return seconds or (told if isinstance(told, dict) else {})
+    reported_seconds = read(folder / "report.json").get("seconds")  # of a technique's full run, which has no stages
+    return seconds or (reported_seconds if isinstance(reported_seconds, dict) else {})
 
 
-def alike(config: Any, stored: Any) -> bool:
+def has_same_settings(config: Any, stored: Any) -> bool:
     """Whether stored settings are those of `config`, but for the seed. What a setting was before it existed is its default."""
     if not isinstance(stored, dict):
         return False
     try:
-        other = fill(type(config), stored)
+        stored_config = fill(type(config), stored)
     except (RunError, TypeError):
         return False
 
-    def plain(settings: Any) -> dict[str, Any]:
+    def flatten_settings(settings: Any) -> dict[str, Any]:
         return {key: value for key, value in flatten(dataclasses.asdict(settings)).items() if key != "seed"}
 
-    return plain(config) == plain(other)
+    return flatten_settings(config) == flatten_settings(stored_config)
 
 
-def same_machine(one: Any, other: Mapping[str, Any]) -> bool:
+def is_same_machine(recorded: Any, current: Mapping[str, Any]) -> bool:
     """Whether a record was made on such a machine."""
-    return isinstance(one, dict) and all(one.get(fact) == other.get(fact) for fact in ALIKE)
+    return isinstance(recorded, dict) and all(recorded.get(fact) == current.get(fact) for fact in ALIKE)
 
 
 def read(path: Path) -> dict:
     """A JSON object from a file; empty if there is none."""
     try:
-        found = read_json(path)
+        content = read_json(path)
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return content if isinstance(content, dict) else {}
 
 
 def of_rollouts(checkpoints: Sequence[Path], example: Path, rollouts: int) -> str:
     """The line for an evaluation in which each checkpoint plays so many rollouts; empty if a checkpoint's run does not tell. `example`: the
     clone's agent, whose run is a committed record. A run's evaluation plays two checkpoints, every task greedily, too."""
-    seconds, sources, box = 0.0, [], machine()
+    seconds, sources, host = 0.0, [], machine()
     for folder in checkpoints:
-        root, mine = folder.resolve().parent.parent, example.resolve() not in (folder.resolve(), folder.resolve().parent)
-        record = read(root / "config.json") if mine else read(COMMITTED / "examples" / "recipe" / "report.json")
-        took = seconds_of(root) if mine else record.get("seconds", {})
-        if record.get("technique") != "recipe" or "eval" not in took or (mine and not same_machine(record.get("machine"), box)):
+        root, is_own_run = (folder.resolve().parent.parent, example.resolve() not in (folder.resolve(), folder.resolve().parent))
+        record = read(root / "config.json") if is_own_run else read(COMMITTED / "examples" / "recipe" / "report.json")
+        stage_seconds = seconds_of(root) if is_own_run else record.get("seconds", {})
+        if record.get("technique") != "recipe" or "eval" not in stage_seconds or (is_own_run and not is_same_machine(record.get("machine"), host)):
             return ""
-        played = record["config"]["evaluation"]
-        seconds += rollouts * took["eval"] / (2 * played["tasks"] * (played["samples"] + 1))
-        where = f"in {folder.parent.parent} took on this machine" if mine else f"of a small run took on {told(record['machine'])}"
-        sources.append(f"as the evaluation {where}")
+        sizes = record["config"]["evaluation"]
+        seconds += rollouts * stage_seconds["eval"] / (2 * sizes["tasks"] * (sizes["samples"] + 1))
+        origin = f"in {folder.parent.parent} took on this machine" if is_own_run else f"of a small run took on {told(record['machine'])}"
+        sources.append(f"as the evaluation {origin}")
     return line(seconds, " and ".join(dict.fromkeys(sources)))

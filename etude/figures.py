@@ -66,37 +66,37 @@ def play(entry: catalog.Experiment, out: Path, toml: dict, sets: Iterable[str], 
     Returns the content of NAME.json. Raises RunError as `Run.open` and `fill` do."""
     module = importlib.import_module(entry.module)
     base = dataclasses.asdict(module.Experiment.quick()) if quick else {}
-    config = fill(module.Experiment, _over(base, toml), sets)
-    again = f"etude figure {entry.name} --out {shlex.quote(str(out))} --resume"
-    with Run.open(out, f"figure {entry.name}", config, resume, cadence) as run, run.told(again):
-        code = _code_of(run, entry)
+    config = fill(module.Experiment, _merge_settings(base, toml), sets)
+    resume_command = f"etude figure {entry.name} --out {shlex.quote(str(out))} --resume"
+    with Run.open(out, f"figure {entry.name}", config, resume, cadence) as run, run.told(resume_command):
+        code = _check_code(run, entry)
         expected.tell(run)
-        found = module.experiment(run, config)
-        played = read_json(out / "config.json")["config"]
-        command, quick = command_of(entry.name, module.Experiment, played)
+        results = module.experiment(run, config)
+        config_values = read_json(out / "config.json")["config"]
+        command, quick = command_of(entry.name, module.Experiment, config_values)
         record = {
             "experiment": entry.name,
             "title": entry.title,
             "source": entry.source,
             "command": command,
             "quick": quick,
-            "config": played,
+            "config": config_values,
             "machine": machine(),
             "seconds": run.seconds(),
-            **found,
+            **results,
             **code,
         }
         record = seal_record(record)
-        for claim in found["claims"]:
+        for claim in results["claims"]:
             if wrong := contradiction(claim):
                 raise ValueError(wrong)
-        atomic_write(out / f"{entry.name}.csv", as_csv(found["rows"]))
+        atomic_write(out / f"{entry.name}.csv", as_csv(results["rows"]))
         module.picture(record, out / f"{entry.name}.png")
         atomic_write(out / f"{entry.name}.json", json.dumps(record, indent=1) + "\n")
     return record
 
 
-def _code_of(run: Run, entry: catalog.Experiment) -> dict:
+def _check_code(run: Run, entry: catalog.Experiment) -> dict:
     """The fingerprints of the code that measures: today's, which must be those of the run's first start. Raises RunError if they are not."""
     path, code = run.root / "code.json", fingerprints.fingerprints(entry.sim)
     if path.exists():
@@ -107,26 +107,28 @@ def _code_of(run: Run, entry: catalog.Experiment) -> dict:
     return code
 
 
-def _over(base: dict, toml: dict) -> dict:
-    def inside(key: str) -> dict:
+def _merge_settings(base: dict, toml: dict) -> dict:
+    def get_table(key: str) -> dict:
         return base[key] if isinstance(base.get(key), dict) else {}
 
-    return {**base, **{k: _over(inside(k), v) if isinstance(v, dict) else v for k, v in toml.items()}}
+    return {**base, **{k: _merge_settings(get_table(k), v) if isinstance(v, dict) else v for k, v in toml.items()}}
 
 
 def command_of(name: str, settings: type, config: dict) -> tuple[str, bool]:
     """The shortest command that runs an experiment with these settings, and whether it has --quick. It follows from the settings, not from
     the command that was typed, because another command may have resumed that run."""
 
-    def word(value: Any) -> str:
+    def format_value(value: Any) -> str:
         if isinstance(value, list):
-            return ",".join(map(word, value))
+            return ",".join(map(format_value, value))
         return str(value).lower() if value is None or isinstance(value, bool) else str(value)
 
-    mine, commands = flatten(config), []
+    flat_config, commands = flatten(config), []
     for quick, base in ((False, settings()), (True, settings.quick())):
         plain = flatten(parse_json(json.dumps(dataclasses.asdict(base))))
-        sets = [f"--set {shlex.quote(f'{key}={word(value)}')}" for key, value in mine.items() if key not in plain or plain[key] != value]
+        sets = [
+            f"--set {shlex.quote(f'{key}={format_value(value)}')}" for key, value in flat_config.items() if key not in plain or plain[key] != value
+        ]
         commands.append((len(sets), quick, " ".join([f"etude figure {name}", *(["--quick"] if quick else []), *sets])))
     _, quick, command = min(commands)
     return command, quick
@@ -148,18 +150,18 @@ def gather(folders: Iterable[Path], out: Path) -> list[dict]:
 
     A folder may hold several records: `etude claims results/figures` recomputes every verdict from the committed records.
     Raises RunError for a folder without a finished experiment, and for an experiment that ran with --quick."""
-    known = {entry.name: entry for entry in catalog.EXPERIMENTS}
+    entries = {entry.name: entry for entry in catalog.EXPERIMENTS}
     new = {}
-    for folder, record in ((place, record) for place in map(Path, folders) for record in _records(place)):
+    for folder, record in ((path, record) for path in map(Path, folders) for record in _records(path)):
         if wrong := describe_mismatch(record, RECORD):
             raise RunError(f"{folder} holds a damaged record of {record['experiment']} ({wrong}); run the experiment again")
         if record["quick"]:
             raise RunError(f"{folder} comes from a run with --quick, whose numbers prove nothing; run it without --quick")
-        if record["experiment"] not in known:
+        if record["experiment"] not in entries:
             raise RunError(f"{folder} holds {record['experiment']}, which is not an experiment of this version")
         new[record["experiment"]] = folder, record, _claims_of(folder, record)
-    claims = [claim for claim in load(out) if claim["experiment"] not in new] if out.exists() and new.keys() != known.keys() else []
-    for name, (folder, record, found) in new.items():
+    claims = [claim for claim in load(out) if claim["experiment"] not in new] if out.exists() and new.keys() != entries.keys() else []
+    for name, (folder, record, new_claims) in new.items():
         (out.parent / "figures").mkdir(parents=True, exist_ok=True)
         for ending in ("png", "csv", "json"):
             source, target = folder / f"{name}.{ending}", out.parent / "figures" / f"{name}.{ending}"
@@ -172,8 +174,8 @@ def gather(folders: Iterable[Path], out: Path) -> list[dict]:
             "machine": {k: record["machine"][k] for k in ("cpu", "threads", "torch", "commit")},
             "seconds": round(sum(record["seconds"].values()), 1),
         }
-        claims += [rounded(claim | facts) for claim in found]
-    order = list(known)
+        claims += [rounded(claim | facts) for claim in new_claims]
+    order = list(entries)
     claims.sort(key=lambda claim: order.index(claim["experiment"]) if claim["experiment"] in order else len(order))
     atomic_write(out, json.dumps(claims, indent=1, ensure_ascii=False) + "\n")
     return claims
@@ -196,8 +198,8 @@ def claims_of(record: dict) -> list[dict]:
         return [claim | {"unrecorded": True} for claim in record["claims"]]
     if not reasons:
         return record["claims"]
-    why = f"stale: {'; '.join(reasons)}"
-    return [claim | {"verdict": "stale", "note": "; ".join(filter(None, (why, claim["note"])))} for claim in record["claims"]]
+    reason = f"stale: {'; '.join(reasons)}"
+    return [claim | {"verdict": "stale", "note": "; ".join(filter(None, (reason, claim["note"])))} for claim in record["claims"]]
 
 
 def _claims_of(folder: Path, record: dict) -> list[dict]:
@@ -227,12 +229,12 @@ def shown() -> Path:
 def load(path: Path) -> list[dict]:
     """The claims in a file that `gather` wrote. Raises RunError if the file is missing or damaged."""
     try:
-        found = read_json(path, STORED_CLAIMS)
-        if not isinstance(found, list) or not all(isinstance(claim, dict) and CLAIM <= claim.keys() for claim in found):
+        claims = read_json(path, STORED_CLAIMS)
+        if not isinstance(claims, list) or not all(isinstance(claim, dict) and CLAIM <= claim.keys() for claim in claims):
             raise ValueError("it does not hold claims in the format that etude claims writes")
-        if wrong := next(filter(None, map(contradiction, found)), None):
+        if wrong := next(filter(None, map(contradiction, claims)), None):
             raise ValueError(wrong)
-        return found
+        return claims
     except FileNotFoundError:
         raise RunError(
             f"{path} does not exist; run experiments with etude figure, then pass their folders to etude claims; a clone holds the committed one"
@@ -242,18 +244,18 @@ def load(path: Path) -> list[dict]:
 
 
 def _records(folder: Path) -> list[dict]:
-    found = []
+    records = []
     for path in sorted(folder.glob("*.json")) if folder.is_dir() else []:
         if path.name != "config.json":
             try:
                 record = parse_json(read_bytes(path))  # `gather` says which record does not match its seal
                 if record.get("experiment") == path.stem and "claims" in record:
-                    found.append(record)
+                    records.append(record)
             except (ValueError, AttributeError):
                 pass
-    if not found:
+    if not records:
         raise RunError(f"{folder} holds no finished experiment; run one with: etude figure NAME")
-    return found
+    return records
 
 
 def of_sources(claims: Iterable[dict]) -> list[dict]:
@@ -289,7 +291,7 @@ def ruled(claim: dict) -> str:
         words = f"{rule['kind']} {rule['null']:g}" + (f", as far as {rule['amount']:g}" if rule["amount"] is not None else "")
     else:
         words = bound(claim) if is_law(rule) else "none applies"
-    return "; ".join([words, *(f"{need}: {'yes' if met else 'no'}" for need, met in claim["needs"].items())])
+    return "; ".join([words, *(f"{need}: {'yes' if is_met else 'no'}" for need, is_met in claim["needs"].items())])
 
 
 def covered(claims: list[dict]) -> str:
@@ -335,9 +337,9 @@ def chosen(claims: list[dict], verdict: str | None, experiment: str | None) -> l
     """The claims and laws with this verdict, of this experiment; None asks for all. Raises RunError if there is no such verdict or experiment."""
     if verdict is not None and verdict not in COLOURS:
         raise RunError(f"there is no verdict '{verdict}'; there are {', '.join(COLOURS)}")
-    known = sorted({claim["experiment"] for claim in claims})
-    if experiment is not None and experiment not in known:
-        raise RunError(f"no claim is of '{experiment}'; there are {', '.join(known)}")
+    experiments = sorted({claim["experiment"] for claim in claims})
+    if experiment is not None and experiment not in experiments:
+        raise RunError(f"no claim is of '{experiment}'; there are {', '.join(experiments)}")
     return [claim for claim in claims if verdict in (None, claim["verdict"]) and experiment in (None, claim["experiment"])]
 
 
@@ -345,20 +347,20 @@ def show_total(claims: list[dict]) -> None:
     """Prints how many claims and laws there are of each verdict."""
     from rich.console import Console
 
-    for what, some in (("claims", of_sources(claims)), ("laws", laws(claims))):
-        Console().print(total(what, some), highlight=False)
+    for kind, group in (("claims", of_sources(claims)), ("laws", laws(claims))):
+        Console().print(format_total(kind, group), highlight=False)
 
 
-def total(what: str, some: list[dict]) -> str:
+def format_total(kind: str, group: list[dict]) -> str:
     """How many there are, and of each verdict: 3 claims: 2 reproduced, 1 partly."""
-    count = Counter(claim["verdict"] for claim in some)
-    each = ", ".join(f"{count[verdict]} {verdict}" for verdict in COLOURS if count[verdict])
-    return f"{len(some)} {what if len(some) != 1 else what[:-1]}{': ' if each else ''}{each}"
+    count = Counter(claim["verdict"] for claim in group)
+    verdict_counts = ", ".join(f"{count[verdict]} {verdict}" for verdict in COLOURS if count[verdict])
+    return f"{len(group)} {kind if len(group) != 1 else kind[:-1]}{': ' if verdict_counts else ''}{verdict_counts}"
 
 
 def counted(claims: list[dict]) -> str:
     """How many claims and laws an experiment has, of which verdicts, in a line."""
-    return "; ".join(total(what, some) for what, some in (("claims", of_sources(claims)), ("laws", laws(claims))) if some)
+    return "; ".join(format_total(kind, group) for kind, group in (("claims", of_sources(claims)), ("laws", laws(claims))) if group)
 
 
 def show_open(claims: list[dict]) -> None:
@@ -367,8 +369,8 @@ def show_open(claims: list[dict]) -> None:
     from rich.table import Table
 
     table = Table("not tested", "source", "why", box=None, header_style="bold", pad_edge=False)
-    for statement, why in open_statements(claims):
-        table.add_row(statement.says, statement.section, why)
+    for statement, reason in open_statements(claims):
+        table.add_row(statement.says, statement.section, reason)
     console = Console()
     console.print(table)
     console.print(covered(claims), highlight=False)
@@ -380,12 +382,12 @@ def show_quick(experiment: str, claims: list[dict], full: Path) -> None:
     from rich.table import Table
 
     try:
-        known = {claim["name"]: claim for claim in load(full) if claim["experiment"] == experiment}
+        full_claims = {claim["name"]: claim for claim in load(full) if claim["experiment"] == experiment}
     except RunError:
-        known = {}
+        full_claims = {}
     table = Table("claim", "source", "measured, quick", "verdict", "full: measured", "full: verdict", box=None, header_style="bold", pad_edge=False)
     for claim in claims:
-        full_claim = known.get(claim["name"])
+        full_claim = full_claims.get(claim["name"])
         quick_verdict = claim["verdict"] if is_law(claim["rule"]) else "quick: no verdict"
         full_cells = (measured(full_claim), worded(full_claim)) if full_claim else ("–", "–")
         table.add_row(claim["claim"], claim["source"], measured(claim), quick_verdict, *full_cells)
@@ -432,4 +434,4 @@ def markdown_laws(claims: list[dict]) -> str:
 
 def markdown_open(claims: list[dict]) -> str:
     """The table of statements that are not tested, as Markdown."""
-    return _markdown(("statement", "source", "why"), [(s.says, s.section, why) for s, why in open_statements(claims)])
+    return _markdown(("statement", "source", "why"), [(s.says, s.section, reason) for s, reason in open_statements(claims)])

@@ -64,8 +64,8 @@ def at_commit(commit: str) -> Read:
     """Reads files as they were at a commit of this checkout."""
 
     def read(path: str) -> str | None:
-        shown = subprocess.run(["git", "show", f"{commit}:{path}"], cwd=ROOT, capture_output=True, text=True)
-        return shown.stdout if shown.returncode == 0 else None
+        result = subprocess.run(["git", "show", f"{commit}:{path}"], cwd=ROOT, capture_output=True, text=True)
+        return result.stdout if result.returncode == 0 else None
 
     return read
 
@@ -94,19 +94,19 @@ def _is_claim(node: ast.AST) -> bool:
     return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "claim"
 
 
-def _digest(nodes: Iterable[ast.stmt]) -> str:
+def _hash_nodes(nodes: Iterable[ast.stmt]) -> str:
     return hashlib.sha256("\n".join(map(ast.dump, nodes)).encode()).hexdigest()[:16]
 
 
-def _halves(text: str) -> tuple[str, str | None]:
+def _hash_halves(text: str) -> tuple[str, str | None]:
     """Fingerprints of a file's measuring and of its judging code; None for the second if nothing in it judges."""
     body = [s for s in _Meaning().visit(ast.parse(text)).body if not (isinstance(s, ast.FunctionDef) and s.name == "picture")]
     is_rule = [any(map(_is_claim, ast.walk(statement))) for statement in body]
     rules = [statement for statement, rule in zip(body, is_rule, strict=True) if rule]
-    return _digest(s for s, rule in zip(body, is_rule, strict=True) if not rule), _digest(rules) if rules else None
+    return (_hash_nodes(s for s, rule in zip(body, is_rule, strict=True) if not rule), _hash_nodes(rules) if rules else None)
 
 
-def _imports(text: str, read: Read) -> set[str]:
+def _find_imports(text: str, read: Read) -> set[str]:
     """Paths of the project's files that a module imports."""
     modules = set()
     for node in ast.walk(ast.parse(text)):
@@ -129,12 +129,12 @@ def fingerprints(sim: str, read: Read = working_tree) -> dict[str, dict[str, str
             continue
         if (text := read(path)) is None:
             raise RunError(f"{path} does not exist, so {sim} has no fingerprint")
-        sources[path], judging = _halves(text)
+        sources[path], judging = _hash_halves(text)
         if judging is not None:
             rules[path] = judging
-        waiting += _imports(text, read)
+        waiting += _find_imports(text, read)
     judge = next(s for s in ast.parse(read(JUDGE) or "").body if isinstance(s, ast.FunctionDef) and s.name == "judge")
-    rules[JUDGE] = _digest([_Meaning().visit(judge)])
+    rules[JUDGE] = _hash_nodes([_Meaning().visit(judge)])
     return {"sources": dict(sorted(sources.items())), "rules": dict(sorted(rules.items()))}
 
 
@@ -144,9 +144,9 @@ def stale_reasons(record: dict, sim: str) -> list[str]:
         return []
     today = fingerprints(sim)
     reasons = []
-    for half, what in (("sources", "measures"), ("rules", "judges")):
-        before, now = record[half], today[half]
-        reasons += [f"what {path} {what} has changed" for path in sorted(before.keys() | now.keys()) if before.get(path) != now.get(path)]
+    for half, verb in (("sources", "measures"), ("rules", "judges")):
+        before, current = record[half], today[half]
+        reasons += [f"what {path} {verb} has changed" for path in sorted(before.keys() | current.keys()) if before.get(path) != current.get(path)]
     return reasons
 
 
@@ -179,9 +179,9 @@ def renew(name: str, at: str | None = None) -> str:
     with tempfile.TemporaryDirectory() as folder:
         before = quick_record(name, at=commit, folder=Path(folder))
         after = quick_record(name, at=None, folder=Path(folder))
-    if difference := _difference(before, after):
+    if difference := _find_difference(before, after):
         raise RunError(f"{name} measures something else since {commit[:12]}: {difference}; run it again: etude figure {name}")
-    record["claims"] = _reworded(record["claims"], before["claims"], after["claims"])
+    record["claims"] = _reword_claims(record["claims"], before["claims"], after["claims"])
     record |= fingerprints(entry.sim) | {
         "renewed": {"commit": machine()["commit"], "compared": f"{len(after['rows'])} rows of --quick", "with": commit}
     }
@@ -189,16 +189,16 @@ def renew(name: str, at: str | None = None) -> str:
     return f"{name}: {len(after['rows'])} rows and {len(after['claims'])} claims of --quick are the same as at {commit[:12]}"
 
 
-def _reworded(claims: list[dict], before: list[dict], after: list[dict]) -> list[dict]:
+def _reword_claims(claims: list[dict], before: list[dict], after: list[dict]) -> list[dict]:
     """A record's claims in today's words, where the words do not depend on the size of the run."""
-    old, new = ({claim["name"]: claim for claim in some} for some in (before, after))
+    old, new = ({claim["name"]: claim for claim in group} for group in (before, after))
 
-    def prose(claim: dict) -> dict:
+    def select_prose(claim: dict) -> dict:
         name = claim["name"]
-        same = name in new and all(claim[key] == old[name][key] for key in ("claim", "source"))
-        return {key: new[name][key] for key in ("claim", "source")} if same else {}
+        is_same = name in new and all(claim[key] == old[name][key] for key in ("claim", "source"))
+        return {key: new[name][key] for key in ("claim", "source")} if is_same else {}
 
-    return [claim | prose(claim) for claim in claims]
+    return [claim | select_prose(claim) for claim in claims]
 
 
 def results_folder() -> Path:
@@ -214,7 +214,7 @@ def quick_record(name: str, at: str | None, folder: Path) -> dict:
         subprocess.run(["git", "worktree", "add", "-q", "--detach", str(tree), at], cwd=ROOT, check=True)
     try:
         command = [sys.executable, "-c", "from etude.cli import main; main()", "figure", name, "--quick", "--out", str(out)]
-        run = subprocess.run(command, cwd=tree, env={**_environment(), "PYTHONPATH": str(tree)}, capture_output=True, text=True)
+        run = subprocess.run(command, cwd=tree, env={**_copy_environment(), "PYTHONPATH": str(tree)}, capture_output=True, text=True)
     finally:
         if at:
             subprocess.run(["git", "worktree", "remove", "--force", str(tree)], cwd=ROOT, check=True)
@@ -223,11 +223,11 @@ def quick_record(name: str, at: str | None, folder: Path) -> dict:
     return read_json(out / f"{name}.json")
 
 
-def _environment() -> dict[str, str]:
+def _copy_environment() -> dict[str, str]:
     return {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
 
 
-def _difference(before: dict, after: dict) -> str:
+def _find_difference(before: dict, after: dict) -> str:
     """The first difference between two records' rows and claims, in words; empty if there is none."""
     if len(before["rows"]) != len(after["rows"]):
         return f"{len(before['rows'])} rows became {len(after['rows'])}"

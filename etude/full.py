@@ -15,7 +15,7 @@ from kit.settings import RunError
 
 __all__ = ["run"]
 
-WITHOUT = (
+NO_CHECKPOINT = (
     "a full run starts from a checkpoint: --checkpoint FOLDER, a Hugging Face folder. `hf download Qwen/Qwen3-30B-A3B-Base --local-dir FOLDER` gets "
     "one; `etude run recipe --scale small` makes tiny ones, in checkpoints/"
 )
@@ -39,35 +39,37 @@ def run(
     ranks = count(config, nproc, backend, entry.name)
     layout(config, ranks)
     if config.checkpoint is None:
-        raise RunError(WITHOUT)
+        raise RunError(NO_CHECKPOINT)
     if not (Path(config.checkpoint) / "tokenizer.json").is_file():
-        makes = "make small writes runs/small/checkpoints/" + ("sft" if entry.name in RL else "mid-cpt")
-        raise RunError(f"checkpoint {config.checkpoint} is not a folder with config.json, weights and tokenizer.json; see --checkpoint ({makes})")
+        source_hint = "make small writes runs/small/checkpoints/" + ("sft" if entry.name in RL else "mid-cpt")
+        raise RunError(
+            f"checkpoint {config.checkpoint} is not a folder with config.json, weights and tokenizer.json; see --checkpoint ({source_hint})"
+        )
     check_work(config, entry.name, ranks)
     if entry.name in RL:
         from sims.microrepo.world import origin
 
         root, _ = origin(Path(str(config.checkpoint)))
         print("tasks and contexts: " + (f"as in {root}" if root else f"the recipe's defaults; {config.checkpoint} comes from no run of the recipe"))
-    again = f"etude run {entry.name} --scale full --out {shlex.quote(str(out))} --resume" + (
+    resume_command = f"etude run {entry.name} --scale full --out {shlex.quote(str(out))} --resume" + (
         f" --backend {backend} --nproc {ranks}" if backend == "gloo" else ""
     )
-    with Run.open(out, f"{entry.name} full", as_begun(config, out) if resume else config, resume) as opened:
+    with Run.open(out, f"{entry.name} full", as_begun(config, out) if resume else config, resume) as open_run:
         from scaled import pretrain
         from scaled.runtime import launch
 
         check_left(out)
-        expected.tell(opened, ranks=ranks, backend=backend)
+        expected.tell(open_run, ranks=ranks, backend=backend)
         if entry.name in PRETRAINING:
-            with opened.told(again):
+            with open_run.told(resume_command):
                 try:
                     pretrain.prepare(config, out)  # here a bad corpus is a one-line error, and no GPU waits yet
                 except ValueError as error:
                     raise RunError(str(error)) from None
-        told = json.dumps({"technique": entry.name, "backend": backend, "ranks": ranks, "config": dataclasses.asdict(config)})
-        code = launch.start("etude.full_rank", [str(out.resolve()), told], ranks, config.restarts)
+        payload = json.dumps({"technique": entry.name, "backend": backend, "ranks": ranks, "config": dataclasses.asdict(config)})
+        code = launch.start("etude.full_rank", [str(out.resolve()), payload], ranks, config.restarts)
     if code:
-        raise RunError(f"the ranks of {entry.name} failed; their errors are above. Continue with: {again}")
+        raise RunError(f"the ranks of {entry.name} failed; their errors are above. Continue with: {resume_command}")
     show(out)
     afterwards.show(afterwards.of_full(out, entry.name in RL))
 
@@ -79,28 +81,28 @@ def run_recipe(name: str, config, out: Path, resume: bool, nproc: int | None, ba
 
     ranks = count(config.cluster, nproc, backend, name)
     if config.checkpoint is None:
-        raise RunError(WITHOUT)
+        raise RunError(NO_CHECKPOINT)
     try:
         (chain if name == "recipe" else ladder).check(config, ranks)
     except ValueError as error:
         raise RunError(str(error)) from None
-    begun = config
+    run_config = config
     if resume:
         cluster = as_begun(config.cluster, out, chain.FREE, lambda config: config["cluster"])
-        begun = dataclasses.replace(config, cluster=cluster)
+        run_config = dataclasses.replace(config, cluster=cluster)
     if name == "cpt-rl":
-        return ladder.learn(begun, out, resume, ranks, backend, config.cluster)
-    again = f"etude run recipe --scale full --out {shlex.quote(str(out))} --resume" + (
+        return ladder.learn(run_config, out, resume, ranks, backend, config.cluster)
+    resume_command = f"etude run recipe --scale full --out {shlex.quote(str(out))} --resume" + (
         f" --backend gloo --nproc {ranks}" if backend == "gloo" else ""
     )
-    with Run.open(out, "recipe full", begun, resume) as opened:
-        with opened.told(again):
-            expected.tell(opened, ranks=ranks, backend=backend)
-            chain.prepare(opened, config)
-            told = json.dumps({"technique": "recipe", "backend": backend, "ranks": ranks, "config": dataclasses.asdict(config)})
-            code = launch.start("etude.full_rank", [str(out.resolve()), told], ranks, config.cluster.restarts)
+    with Run.open(out, "recipe full", run_config, resume) as open_run:
+        with open_run.told(resume_command):
+            expected.tell(open_run, ranks=ranks, backend=backend)
+            chain.prepare(open_run, config)
+            payload = json.dumps({"technique": "recipe", "backend": backend, "ranks": ranks, "config": dataclasses.asdict(config)})
+            code = launch.start("etude.full_rank", [str(out.resolve()), payload], ranks, config.cluster.restarts)
         if code:
-            raise RunError(f"the ranks of the recipe failed; their errors are above. Continue with: {again}")
+            raise RunError(f"the ranks of the recipe failed; their errors are above. Continue with: {resume_command}")
         outcome.show(out)
 
 
@@ -110,14 +112,14 @@ def run_deletion(config, out: Path, resume: bool, nproc: int | None, backend: st
     from scaled.runtime import launch
 
     ranks, package = count(config, nproc, backend, DELETION), deletion.material(config)
-    again = f"etude run {DELETION} --scale full --out {shlex.quote(str(out))} --resume --backend {backend} --nproc {ranks}"
-    with Run.open(out, f"{DELETION} full", as_begun(config, out, ("timeout",)) if resume else config, resume) as opened:
-        with opened.told(again):
+    resume_command = f"etude run {DELETION} --scale full --out {shlex.quote(str(out))} --resume --backend {backend} --nproc {ranks}"
+    with Run.open(out, f"{DELETION} full", as_begun(config, out, ("timeout",)) if resume else config, resume) as open_run:
+        with open_run.told(resume_command):
             deletion.prepare(config, package, out)
-            told = json.dumps({"technique": DELETION, "backend": backend, "ranks": ranks, "config": dataclasses.asdict(config)})
-            code = launch.start("etude.full_rank", [str(out.resolve()), told], ranks, 0)
+            payload = json.dumps({"technique": DELETION, "backend": backend, "ranks": ranks, "config": dataclasses.asdict(config)})
+            code = launch.start("etude.full_rank", [str(out.resolve()), payload], ranks, 0)
         if code:
-            raise RunError(f"the ranks of {DELETION} failed; their errors are above. Continue with: {again}")
+            raise RunError(f"the ranks of {DELETION} failed; their errors are above. Continue with: {resume_command}")
     deletion.show(out)
 
 
@@ -180,6 +182,6 @@ def show(out: Path) -> None:
     if record["technique"] in RL:
         from etude.report import watched
 
-        if said := watched.sentence(read_lines(out / "metrics" / f"{record['technique']}.jsonl")):
-            print(f"RL:     {said}")
+        if summary := watched.sentence(read_lines(out / "metrics" / f"{record['technique']}.jsonl")):
+            print(f"RL:     {summary}")
     print(f"report: {out / 'report.json'}\nmodel:  {out / 'checkpoints' / 'final'}")

@@ -28,7 +28,7 @@ def rank(out: Path, told: dict) -> None:
     if told["backend"] == "gloo":  # gathered weights, sent and freed again and again, else come as new pages each time
         keep_freed_memory()
     config = settings(told["technique"], told["backend"], told["config"])
-    with launch.world(told["backend"], getattr(config, "cluster", config).timeout) as me, in_a_line(out):
+    with launch.world(told["backend"], getattr(config, "cluster", config).timeout) as me, exit_on_error(out):
         if told["technique"] == "recipe":
             from etude import chain
 
@@ -48,7 +48,7 @@ def rank(out: Path, told: dict) -> None:
 
 
 @contextlib.contextmanager
-def in_a_line(out: Path) -> Iterator[None]:
+def exit_on_error(out: Path) -> Iterator[None]:
     """Turns a bad checkpoint and a full disk into one line."""
     from kit.disk import NO_ROOM, refusal
     from ref.network.checkpoint import CheckpointError
@@ -90,11 +90,11 @@ def train(out: Path, told: dict, config, me: int) -> None:
             from etude.chain import reinforced
             from sims.microrepo.world import CheckpointTasks
 
-            found = reinforced(technique, config, out, out, CheckpointTasks(config), log, progress.say)
+            result = reinforced(technique, config, out, out, CheckpointTasks(config), log, progress.say)
         else:
-            found = pretrain.train(technique, config, out, log)
+            result = pretrain.train(technique, config, out, log)
     if me == 0:
-        report = {"scale": "full", **told, "machine": machine(), "result": found}
+        report = {"scale": "full", **told, "machine": machine(), "result": result}
         if not run.resumed:
             report["seconds"] = {technique: round(line.seconds, 1)}
         atomic_write(out / "report.json", json.dumps(report, indent=1) + "\n")

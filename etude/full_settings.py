@@ -55,8 +55,8 @@ def settings(name: str, backend: str, toml: dict | None = None, sets: Sequence[s
 
         return fill(Deletion, toml, sets)
     if name not in PRETRAINING | RL:
-        known = ", ".join(["recipe", "cpt-rl", "async-rl", *PRETRAINING, *RL, DELETION])
-        raise RunError(f"{name} has no full run; use --scale small. Techniques with a full run: {known}")
+        techniques = ", ".join(["recipe", "cpt-rl", "async-rl", *PRETRAINING, *RL, DELETION])
+        raise RunError(f"{name} has no full run; use --scale small. Techniques with a full run: {techniques}")
     kind = pretrain.Full if name in PRETRAINING else rl.Rl
     base = fill(kind, (PRETRAINING | RL)[name], base=kind.rehearsal() if backend == "gloo" else kind())
     return fill(kind, toml, sets, base)
@@ -89,27 +89,28 @@ def count(config, nproc: int | None, backend: str, name: str) -> int:
         return nproc or 2
     import torch
 
-    here = torch.cuda.device_count()
-    least = nproc or max(config.ep, config.cp, 1)
-    if here < least:
+    gpu_count = torch.cuda.device_count()
+    minimum = nproc or max(config.ep, config.cp, 1)
+    if gpu_count < minimum:
         # Of the recipe, the sizes are for GPUs too.
         small = "--config examples/rehearsal.toml --backend gloo --nproc 2 --checkpoint runs/small/checkpoints/mid-cpt, after make small"
         raise RunError(
-            f"{name} at full scale needs {least} CUDA GPUs (ep={config.ep}, cp={config.cp}); this machine has {here}. To rehearse it on CPUs: "
+            f"{name} at full scale needs {minimum} CUDA GPUs (ep={config.ep}, cp={config.cp}); this machine has "
+            f"{gpu_count}. To rehearse it on CPUs: "
             f"etude run {name} --scale full {small if name in ('recipe', 'cpt-rl') else '--backend gloo --nproc 4'}. To estimate its cost: etude plan"
         )
-    return nproc or here
+    return nproc or gpu_count
 
 
 def layout(config, ranks: int) -> dict[str, int]:
     """dp, cp and ep for this number of ranks."""
     if ranks % config.cp:
         raise RunError(f"cp={config.cp} must divide the number of ranks, {ranks}; see --set cp=… and --nproc")
-    found = {"dp": ranks // config.cp, "cp": config.cp, "ep": config.ep}
+    split = {"dp": ranks // config.cp, "cp": config.cp, "ep": config.ep}
     if ranks % config.ep:
         raise RunError(f"ep={config.ep} must divide the number of ranks, {ranks}; see --set ep=… and --nproc")
     try:
-        config.check(found["dp"])
+        config.check(split["dp"])
     except ValueError as error:
         raise RunError(str(error)) from None
-    return found
+    return split

@@ -90,8 +90,8 @@ def stored_config(out: Path, technique: str) -> dict:
 def merge(below: dict, above: dict) -> dict:
     merged = dict(below)
     for key, value in above.items():
-        both = isinstance(value, dict) and isinstance(merged.get(key), dict)
-        merged[key] = merge(merged[key], value) if both else value
+        are_tables = isinstance(value, dict) and isinstance(merged.get(key), dict)
+        merged[key] = merge(merged[key], value) if are_tables else value
     return merged
 
 
@@ -105,14 +105,14 @@ def without(config: Path | None, toml: dict, what: str, *names: str) -> dict:
 def unused(out: Path) -> Path:
     """The folder if it is free, otherwise the first free one of OUT-2, OUT-3, …; prints a line if it had to move on."""
 
-    def taken(path: Path) -> bool:
+    def is_taken(path: Path) -> bool:
         return path.exists() and not (path.is_dir() and not any(path.iterdir()))
 
-    others = (out.with_name(f"{out.name}-{n}") for n in itertools.count(2))
-    found = next(path for path in itertools.chain([out], others) if not taken(path))
-    if found != out:
-        print(f"{out} is not empty; writing to {found}")
-    return found
+    alternatives = (out.with_name(f"{out.name}-{n}") for n in itertools.count(2))
+    folder = next(path for path in itertools.chain([out], alternatives) if not is_taken(path))
+    if folder != out:
+        print(f"{out} is not empty; writing to {folder}")
+    return folder
 
 
 def check_corpus(path: Path) -> None:

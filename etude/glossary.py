@@ -116,14 +116,14 @@ TERMS: tuple[Term, ...] = (
 
 def find(word: str) -> Term:
     """The term of that name, in any case and also in the plural. RunError where there is none, with the nearest ones."""
-    known = {term.word.casefold(): term for term in TERMS}
-    asked = " ".join(word.split()).casefold()
-    for form in (asked, asked.removesuffix("s"), asked.removesuffix("es")):
-        if form in known:
-            return known[form]
-    close = get_close_matches(asked, known, n=3)
-    meant = f"did you mean {', '.join(known[one].word for one in close)}? " if close else ""
-    raise RunError(f"the glossary has no {word!r}; {meant}etude glossary lists all terms")
+    terms_by_word = {term.word.casefold(): term for term in TERMS}
+    query = " ".join(word.split()).casefold()
+    for form in (query, query.removesuffix("s"), query.removesuffix("es")):
+        if form in terms_by_word:
+            return terms_by_word[form]
+    close = get_close_matches(query, terms_by_word, n=3)
+    suggestion = f"did you mean {', '.join(terms_by_word[name].word for name in close)}? " if close else ""
+    raise RunError(f"the glossary has no {word!r}; {suggestion}etude glossary lists all terms")
 
 
 def used(text: str) -> list[Term]:

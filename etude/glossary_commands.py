@@ -16,16 +16,19 @@ def glossary(
     term: Annotated[
         list[str] | None,
         typer.Argument(
-            help="A term, such as advantage.", metavar="TERM", show_default="all of them", autocompletion=lambda: [one.word for one in TERMS]
+            help="A term, such as advantage.",
+            metavar="TERM",
+            show_default="all of them",
+            autocompletion=lambda: [definition.word for definition in TERMS],
         ),
     ] = None,
 ) -> None:
     """Explain the words of the field: what a term means, and where it is at work."""
-    for one in [find(" ".join(term))] if term else TERMS:
-        print(entry(one))
+    for definition in [find(" ".join(term))] if term else TERMS:
+        print(format_term(definition))
 
 
-def entry(term: Term) -> str:
+def format_term(term: Term) -> str:
     """A term for the terminal."""
     places = [f"etude lesson {place}" if isinstance(place, int) else f"the explorer's page {place}" for place in term.where]
     also = f" See also: {', '.join(term.see)}." if term.see else ""

@@ -20,7 +20,7 @@ __all__ = ["grade_folder"]
 def grade_folder(name: str, folder: Path, folders: Sequence[Path], jobs: int, seconds: float, kind: Kind, ask: bool, as_json: bool) -> float:
     """Grades a folder, and says what it is paid and why. `folders`: of recipes. `ask`: with fresh inputs, too. Gives the reward.
     Raises RunError where there is no such task, and where the folder holds nothing that could be graded."""
-    files = _files(folder)
+    files = _list_files(folder)
     task, package = task_of(name, folders or FOLDERS, jobs, seconds, kind)
     exam = exam_of(task, package)
     if not any(file in exam.editable for file in files):
@@ -29,25 +29,25 @@ def grade_folder(name: str, folder: Path, folders: Sequence[Path], jobs: int, se
     judges = judges_of(kind)
     try:
         exam = examined(exam, task.id, judges.fresh, seconds, judges, ask)
-        found = grade(exam, folder, judges.fresh, seconds=seconds, judges=judges)
+        result = grade(exam, folder, judges.fresh, seconds=seconds, judges=judges)
     except (ValueError, RuntimeError) as error:
         raise RunError(f"{folder} cannot be graded: {one_line(str(error))}") from None
-    told = _told(exam, found)
+    fields = _format_grade(exam, result)
     if as_json:
-        print(json.dumps({"task": task.id, "folder": str(folder), **told}))
-        return found.reward.total
-    for text in shown({"kind": "grade", **told}, 5):
+        print(json.dumps({"task": task.id, "folder": str(folder), **fields}))
+        return result.reward.total
+    for text in shown({"kind": "grade", **fields}, 5):
         print(text)
-    for file, why in told["refused"].items():
-        print(f"  refused: {file}: {why}")
-    for file in told["ignored"]:
+    for file, reason in fields["refused"].items():
+        print(f"  refused: {file}: {reason}")
+    for file in fields["ignored"]:
         print(f"  ignored: {file} is not among the files that may be changed: {', '.join(exam.editable.names)}")
-    for file in told["missing"]:
+    for file in fields["missing"]:
         print(f"  missing: {file} counts as deleted")
-    return found.reward.total
+    return result.reward.total
 
 
-def _files(folder: Path) -> list[str]:
+def _list_files(folder: Path) -> list[str]:
     """The names of the regular files beneath a folder. Raises RunError where there are none."""
     if not folder.is_dir():
         raise RunError(f"{folder} is no folder; expected one with the files that an agent left" if folder.exists() else f"{folder} does not exist")
@@ -57,20 +57,20 @@ def _files(folder: Path) -> list[str]:
     return files
 
 
-def _told(exam: Exam, found: Grade) -> dict:
+def _format_grade(exam: Exam, result: Grade) -> dict:
     """A grade as JSON: the reward, its terms, and the reasons."""
-    parts = {name: getattr(found.reward, name) for name in ("success", "succinctness", "conformance")}
-    counts = {"passed": len(found.verdicts.passed), "of": len(exam.wanted), "apart": len(exam.apart)}
-    if found.agreement is not None:
-        counts |= {"agreed": found.agreement.asked - len(found.agreement.differing), "asked": found.agreement.asked}
+    parts = {name: getattr(result.reward, name) for name in ("success", "succinctness", "conformance")}
+    counts = {"passed": len(result.verdicts.passed), "of": len(exam.wanted), "apart": len(exam.apart)}
+    if result.agreement is not None:
+        counts |= {"agreed": result.agreement.asked - len(result.agreement.differing), "asked": result.agreement.asked}
     return {
-        "reward": found.reward.total,
+        "reward": result.reward.total,
         **parts,
         **counts,
-        "trust": found.trust.name.lower(),
-        "flags": [*found.reward.flags],
-        "failed": {test: one_line(why) for test, why in found.verdicts.failed.items()},
-        "refused": dict(found.collected.refused),
-        "ignored": [*found.collected.ignored],
-        "missing": [name for name in exam.given if name in exam.editable and name not in found.collected.files],
+        "trust": result.trust.name.lower(),
+        "flags": [*result.reward.flags],
+        "failed": {test: one_line(reason) for test, reason in result.verdicts.failed.items()},
+        "refused": dict(result.collected.refused),
+        "ignored": [*result.collected.ignored],
+        "missing": [name for name in exam.given if name in exam.editable and name not in result.collected.files],
     }

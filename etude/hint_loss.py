@@ -18,9 +18,9 @@ __all__ = ["moves", "sequences"]
 Tokens = torch.Tensor
 
 
-def tokens_of(messages: list[dict], row: dict, render: Template, agent: Agent) -> tuple[Tokens, Tokens]:
+def encode_reply(messages: list[dict], row: dict, render: Template, agent: Agent) -> tuple[Tokens, Tokens]:
     """The ids [T] of messages and the reply behind them, and the positions of the reply's. Raises ValueError where its place cannot be told."""
-    before = [one | {"weight": 0} if one["role"] == "assistant" else one for one in messages]
+    before = [message | {"weight": 0} if message["role"] == "assistant" else message for message in messages]
     chat = sft.chat_of({"messages": [*before, row["message"]], "tools": row["tools"]})
     ((ids, own),) = sft.tokens_and_mask(chat, render, agent.language.tokenizer)
     return ids, own.nonzero()[:, 0]
@@ -29,7 +29,7 @@ def tokens_of(messages: list[dict], row: dict, render: Template, agent: Agent) -
 def sequences(row: dict, render: Template, agent: Agent) -> tuple[Tokens, Hinted]:
     """The student's ids [T], and the teacher's with the places of the same tokens in both. Raises ValueError where the template does not write the
     reply with the same tokens behind the hint."""
-    student, teacher = tokens_of(row["student"], row, render, agent), tokens_of(row["teacher"], row, render, agent)
+    student, teacher = (encode_reply(row["student"], row, render, agent), encode_reply(row["teacher"], row, render, agent))
     if not torch.equal(student[0][student[1]], teacher[0][teacher[1]]):
         raise ValueError("the chat template writes the reply otherwise behind the hint")
     return student[0], Hinted(teacher[0], student[1], teacher[1])
@@ -46,13 +46,16 @@ def moves(folder: Path) -> Callable[[dict], Iterator[str]]:
     @torch.no_grad()
     def move(row: dict) -> Iterator[str]:
         try:
-            student, where = sequences(row, render, agent)
+            student, teacher = sequences(row, render, agent)
         except ValueError as error:
             yield f"no KL, because {error}"
             return
-        plain, hinted = (model(ids[None]).logits[0] for ids in (student, where.tokens))
-        before, behind = predictions(plain, hinted, where)
-        found = divergence(before, behind, "reverse").double()
-        yield f"KL {found.sum():.4f} nats over {len(found)} tokens, {found.mean():.4f} a token, from the prediction without the hint to that with it"
+        plain, hinted = (model(ids[None]).logits[0] for ids in (student, teacher.tokens))
+        without_hint, with_hint = predictions(plain, hinted, teacher)
+        divergences = divergence(without_hint, with_hint, "reverse").double()
+        yield (
+            f"KL {divergences.sum():.4f} nats over {len(divergences)} tokens, {divergences.mean():.4f} a token, from "
+            "the prediction without the hint to that with it"
+        )
 
     return move

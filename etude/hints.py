@@ -33,7 +33,7 @@ from kit.settings import RunError
 __all__ = ["hints", "secret_of"]
 
 
-def judge_of(source: Literal["errors", "judge"], model: str, name: str) -> Policy | None:
+def make_judge(source: Literal["errors", "judge"], model: str, name: str) -> Policy | None:
     """The judge, if one is asked. Raises RunError."""
     if source == "errors":
         if model or name:
@@ -43,44 +43,46 @@ def judge_of(source: Literal["errors", "judge"], model: str, name: str) -> Polic
         raise RunError("--source judge needs --model ADDRESS, such as http://localhost:8000/v1, and --name NAME, the model's name there")
     try:
         key = os.environ.get("OPENAI_API_KEY", "")
-        return Remote(model, name, key, {"temperature": 0}, told=lambda why: print(why, file=sys.stderr, flush=True))
+        return Remote(model, name, key, {"temperature": 0}, told=lambda reason: print(reason, file=sys.stderr, flush=True))
     except ValueError as error:
         raise RunError(str(error)) from None
 
 
 def secret_of(task: Task, package: Package, exam: Exam) -> Secret:
     """What no hint may tell: the code that was taken out, and what is held out of the tests. Not what the agent was given."""
-    code = [gone(edit.old.decode(errors="replace"), edit.new.decode(errors="replace")) for one in task.piece.patches for edit in one.edits]
+    code = [gone(edit.old.decode(errors="replace"), edit.new.decode(errors="replace")) for patch in task.piece.patches for edit in patch.edits]
     for name, data in package.tests.items():
-        full, shown = (text.decode(errors="replace").splitlines() for text in (data, exam.given[name]))
-        code.append("\n".join(line[2:] for line in difflib.ndiff(shown, full) if line.startswith("+ ")) if full != shown else "")
+        full_lines, given_lines = (text.decode(errors="replace").splitlines() for text in (data, exam.given[name]))
+        code.append(
+            "\n".join(line[2:] for line in difflib.ndiff(given_lines, full_lines) if line.startswith("+ ")) if full_lines != given_lines else ""
+        )
     return Secret(tuple(filter(None, code)), tuple(data.decode(errors="replace") for data in exam.given.values()))
 
 
-def gold_of(exam: Exam) -> str:
+def make_gold_diff(exam: Exam) -> str:
     """The difference from the given code to the original."""
-    found: list[str] = []
+    diff: list[str] = []
     for name in sorted(exam.gold):
-        given, gold = (files.get(name, b"").decode(errors="replace").splitlines() for files in (exam.given, exam.gold))
-        found += difflib.unified_diff(given, gold, f"a/{name}", f"b/{name}", lineterm="")
-    return "\n".join(found)
+        given_lines, gold_lines = (files.get(name, b"").decode(errors="replace").splitlines() for files in (exam.given, exam.gold))
+        diff += difflib.unified_diff(given_lines, gold_lines, f"a/{name}", f"b/{name}", lineterm="")
+    return "\n".join(diff)
 
 
 @dataclass(frozen=True)
-class Known:
+class TaskContext:
     """What is known of a transcript's task."""
 
     secret: Secret
-    shown: frozenset[str]
+    visible_tests: frozenset[str]
     """Tests that the agent can run."""
     gold: str
 
 
-def known_of(name: str, folders: Sequence[Path], jobs: int, seconds: float, kind: Kind) -> Known:
+def load_context(name: str, folders: Sequence[Path], jobs: int, seconds: float, kind: Kind) -> TaskContext:
     """About a task of a recipe; see `task_of`. Raises RunError."""
     task, package = task_of(name, folders or FOLDERS, jobs, seconds, kind)
     exam = exam_of(task, package)
-    return Known(secret_of(task, package, exam), frozenset((*task.visible, *task.keep)), gold_of(exam))
+    return TaskContext(secret_of(task, package, exam), frozenset((*task.visible, *task.keep)), make_gold_diff(exam))
 
 
 def hints(
@@ -103,57 +105,57 @@ def hints(
         raise RunError(f"{out} exists already; name another file with --out")
     if shown_gold and source == "errors":
         raise RunError("--shown-gold shows the original code to a judge: --source judge asks one")
-    judge, moved = judge_of(source, model, name), mover(loss)
-    known, rows, refused, good = cache(known_of), list[dict](), Counter[str](), True
+    judge, explain_moves = make_judge(source, model, name), load_mover(loss)
+    load_cached, rows, refused, all_read = cache(load_context), list[dict](), Counter[str](), True
     try:
         for path in paths:
             try:
                 lines = record.read(path)
-                task = known(lines[0]["task"], tuple(folders), jobs, seconds, kind)
-                found = faults(lines, task.shown) if judge is None else said_by(judge, lines, task, shown_gold)
+                task = load_cached(lines[0]["task"], tuple(folders), jobs, seconds, kind)
+                mistakes = faults(lines, task.visible_tests) if judge is None else ask_judge(judge, lines, task, shown_gold)
             except RunError as error:
                 print(error if str(path) in str(error) else f"{path}: {error}", file=sys.stderr, flush=True)
-                good = False
+                all_read = False
                 continue
-            reasons = [refusal(one, task.secret) for one in found]
-            refused.update(why.partition(":")[0] for why in reasons if why)
-            many = len(found) - reasons.count("")
-            print(f"{path}: {counted(len(found) - many)}{f', and {many} refused' if many else ''}", flush=True)
-            for one, why in zip(found, reasons, strict=True):
-                print(f"  reply {one.turn.number}, {one.rule}: {f'refused, because {one_line(why)}' if why else one.says}", flush=True)
-                if not why:
-                    rows.append(row(lines, one))
-                    print(*(f"    {line}\n" for line in moved(rows[-1])), sep="", end="", flush=True)
+            reasons = [refusal(fault, task.secret) for fault in mistakes]
+            refused.update(reason.partition(":")[0] for reason in reasons if reason)
+            refused_count = len(mistakes) - reasons.count("")
+            print(f"{path}: {format_count(len(mistakes) - refused_count)}{f', and {refused_count} refused' if refused_count else ''}", flush=True)
+            for fault, reason in zip(mistakes, reasons, strict=True):
+                print(f"  reply {fault.turn.number}, {fault.rule}: {f'refused, because {one_line(reason)}' if reason else fault.says}", flush=True)
+                if not reason:
+                    rows.append(row(lines, fault))
+                    print(*(f"    {line}\n" for line in explain_moves(rows[-1])), sep="", end="", flush=True)
     except PolicyError as error:
-        raise RunError(f"{error}; {counted(len(rows))} found before") from None
+        raise RunError(f"{error}; {format_count(len(rows))} found before") from None
     finally:
         if out is not None and rows:
             out.parent.mkdir(parents=True, exist_ok=True)
-            atomic_write(out, "".join(json.dumps(one) + "\n" for one in rows))
+            atomic_write(out, "".join(json.dumps(entry) + "\n" for entry in rows))
         if out is not None:
-            print(f"{out}: {counted(len(rows))}" if rows else f"no hints, so {out} is not written", flush=True)
+            print(f"{out}: {format_count(len(rows))}" if rows else f"no hints, so {out} is not written", flush=True)
     if refused:
-        print(f"{sum(refused.values())} refused: " + ", ".join(f"{count} since {why}" for why, count in sorted(refused.items())))
-    return good
+        print(f"{sum(refused.values())} refused: " + ", ".join(f"{count} since {reason}" for reason, count in sorted(refused.items())))
+    return all_read
 
 
-def said_by(judge: Policy, lines: Sequence[dict], task: Known, shown_gold: bool) -> list[Fault]:
+def ask_judge(judge: Policy, lines: Sequence[dict], task: TaskContext, shown_gold: bool) -> list[Fault]:
     """What a judge finds in an episode. Raises RunError for a second answer that is none, and PolicyError."""
     try:
-        found = judged(judge, lines, task.shown, task.gold if shown_gold else "")
+        fault = judged(judge, lines, task.visible_tests, task.gold if shown_gold else "")
     except BadAnswer as error:
         raise RunError(f"the judge gave no answer, asked twice: {error}") from None
-    return [] if found is None else [found]
+    return [] if fault is None else [fault]
 
 
-def mover(loss: Path | None) -> Callable[[dict], Iterable[str]]:
+def load_mover(loss: Path | None) -> Callable[[dict], Iterable[str]]:
     """What says how far a hint moves a checkpoint; nothing without one. torch is loaded for it alone."""
     if loss is None:
-        return lambda one: ()
+        return lambda hint: ()
     from etude.hint_loss import moves
 
     return moves(loss)
 
 
-def counted(number: int) -> str:
+def format_count(number: int) -> str:
     return f"{number} hint" + ("" if number == 1 else "s")

@@ -37,7 +37,7 @@ __all__ = ["hosts_of", "install", "policy_of", "replay"]
 LIMITS = Limits(processes=256, memory=1 << 30, disk=1 << 30, inodes=100_000, output=32 << 10, seconds=600.0)
 """Of the sandboxes in which packages are installed."""
 BUDGET = Budget()
-ALSO = {"https://pypi.org": ("files.index", "https://files.pythonhosted.org")}
+FILE_HOSTS = {"https://pypi.org": ("files.index", "https://files.pythonhosted.org")}
 """Index → where its files lie, under which name."""
 
 
@@ -48,10 +48,10 @@ def hosts_of(index: str, private: bool) -> tuple[dict[str, Host], str]:
     if "://" not in index:
         raise RunError(f"--index {index} is no folder, and no address such as https://pypi.org/simple")
     try:
-        there = urllib.parse.urlsplit(index)
-        server = f"{there.scheme}://{there.netloc}"
-        more = {name: Host(place, private=private) for known, (name, place) in ALSO.items() if known == server}
-        return {INDEX: Host(server, private=private), **more}, f"{there.path.rstrip('/')}/"
+        url = urllib.parse.urlsplit(index)
+        server = f"{url.scheme}://{url.netloc}"
+        file_hosts = {name: Host(address, private=private) for index_url, (name, address) in FILE_HOSTS.items() if index_url == server}
+        return {INDEX: Host(server, private=private), **file_hosts}, f"{url.path.rstrip('/')}/"
     except ValueError as error:
         raise RunError(f"--index {one_line(index)}: {error}") from None
 
@@ -61,16 +61,16 @@ def policy_of(model: str, name: str, sampling: dict) -> Policy:
     if not name:
         raise RunError("a model behind an address has a name there: --name NAME")
     try:
-        return Remote(model, name, os.environ.get("OPENAI_API_KEY", ""), sampling, told=lambda why: print(why, file=sys.stderr, flush=True))
+        return Remote(model, name, os.environ.get("OPENAI_API_KEY", ""), sampling, told=lambda reason: print(reason, file=sys.stderr, flush=True))
     except ValueError as error:
         raise RunError(str(error)) from None
 
 
-class Place:
+class Workspace:
     """The folder as it is, stored, and sandboxes over it. Use it as a context. Raises RunError."""
 
     def __init__(self, folder: Path, index: str | None, private: bool, log: Path) -> None:
-        self.closing, self.store, self.index = ExitStack(), own_store(cache_folder() / "store"), index is not None
+        self.exit_stack, self.store, self.index = ExitStack(), own_store(cache_folder() / "store"), index is not None
         hosts, pages = hosts_of(index, private) if index is not None else ({}, None)
         if not folder.is_dir():
             raise RunError(f"{folder} is no folder")
@@ -81,8 +81,8 @@ class Place:
             self.files = {path: data for path, data in read(tree).items() if not path.startswith(f"{FOLDER}/")}
             self.tree = self.store.add_folder(tree)
         log.parent.mkdir(parents=True, exist_ok=True)
-        self.door = self.closing.enter_context(Door(Rules(hosts), log)) if hosts else None
-        self.log, self.begun = log, len(read_lines(log))
+        self.door = self.exit_stack.enter_context(Door(Rules(hosts), log)) if hosts else None
+        self.log, self.log_start = log, len(read_lines(log))
         self.fork = partial(open_sandbox, limits=LIMITS, root=root, store=self.store, door=self.door)
 
     def fresh(self):
@@ -90,15 +90,15 @@ class Place:
 
     def trouble(self) -> str:
         """What the index had against the last request that it did not answer, if there is one."""
-        whys = [str(line["why"]) for line in read_lines(self.log)[self.begun :] if line.get("host") and line.get("why")]
-        hint = " (--private-index allows it)" if whys and "no public address" in whys[-1] else ""
-        return f"; the index: {one_line(whys[-1])}{hint}" if whys else ""
+        reasons = [str(line["why"]) for line in read_lines(self.log)[self.log_start :] if line.get("host") and line.get("why")]
+        hint = " (--private-index allows it)" if reasons and "no public address" in reasons[-1] else ""
+        return f"; the index: {one_line(reasons[-1])}{hint}" if reasons else ""
 
-    def __enter__(self) -> Place:
+    def __enter__(self) -> Workspace:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.closing.close()
+        self.exit_stack.close()
 
 
 def install(
@@ -116,48 +116,57 @@ def install(
     Without a policy, a script plays both stages. Raises RunError, in one line, where the folder is not set up; Interrupted."""
     if out.exists() and not again:
         raise RunError(f"{out} is there already; --again makes it anew, and --replay runs it")
-    with Place(folder, index, private, out.with_suffix(".requests.jsonl")) as place, Tried(out.with_suffix(".tried.jsonl")) as tried:
-        tried.add({"kind": "begin", "folder": str(folder), "tree": place.tree, "index": index, "who": who or "script"})
+    with (
+        Workspace(folder, index, private, out.with_suffix(".requests.jsonl")) as workspace,
+        AttemptLog(out.with_suffix(".tried.jsonl")) as attempt_log,
+    ):
+        attempt_log.add({"kind": "begin", "folder": str(folder), "tree": workspace.tree, "index": index, "who": who or "script"})
         try:
-            steps, revise = _first(place, policy, who, budget, out)
-            tried.add({"kind": "proposed", "steps": as_rows(steps)})
-            found = _confirmed(place.fresh, attempt(steps, place.fresh, revise, tries, tried), tried)
+            steps, revise = _propose_steps(workspace, policy, who, budget, out)
+            attempt_log.add({"kind": "proposed", "steps": as_rows(steps)})
+            result = _confirm(workspace.fresh, attempt(steps, workspace.fresh, revise, tries, attempt_log), attempt_log)
         except PolicyError as error:
-            raise RunError(f"{error}; {tried.path} tells what was tried") from None
+            raise RunError(f"{error}; {attempt_log.path} tells what was tried") from None
         except KeyboardInterrupt:
-            raise Interrupted(f"interrupted; {tried.path} tells what was tried") from None
-        tried.add({"kind": "end", "good": found.good, "tries": found.tries})
-        if not found.good:
-            raise RunError(f"{folder} is not set up after {_tries(found.tries)}: {_fault(found)}{place.trouble()}; {tried.path} tells what was tried")
-        worked = [one.step for one in found.outcomes if one.passed]
-        about = {"folder": folder.resolve().name, "tree": place.tree, "prepared": found.tree, "index": index is not None}
-        atomic_write(out, json.dumps({**about, "steps": as_rows(worked)}, indent=1) + "\n")
-    print(f"{out}: {len(worked)} steps work, after {_tries(found.tries)}; the folder as they leave it is tree {found.tree}")
-    return found
+            raise Interrupted(f"interrupted; {attempt_log.path} tells what was tried") from None
+        attempt_log.add({"kind": "end", "good": result.good, "tries": result.tries})
+        if not result.good:
+            raise RunError(
+                f"{folder} is not set up after {_format_tries(result.tries)}: "
+                f"{_describe_fault(result)}{workspace.trouble()}; {attempt_log.path} tells what was tried"
+            )
+        working_steps = [outcome.step for outcome in result.outcomes if outcome.passed]
+        fields = {"folder": folder.resolve().name, "tree": workspace.tree, "prepared": result.tree, "index": index is not None}
+        atomic_write(out, json.dumps({**fields, "steps": as_rows(working_steps)}, indent=1) + "\n")
+    print(f"{out}: {len(working_steps)} steps work, after {_format_tries(result.tries)}; the folder as they leave it is tree {result.tree}")
+    return result
 
 
 def replay(folder: Path, path: Path, index: str | None, private: bool = False) -> Attempt:
     """Plays the steps of a file once more. Raises RunError for a file that is none, and where a step that worked does not."""
     try:
-        kept = read_json(path)
-        steps = of_rows(kept["steps"])
+        record = read_json(path)
+        steps = of_rows(record["steps"])
     except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
         raise RunError(f"{path} holds no steps ({one_line(str(error))}): `etude tasks install` writes them") from None
-    with Place(folder, index, private, path.with_suffix(".requests.jsonl")) as place, Tried(path.with_suffix(".tried.jsonl")) as tried:
-        tried.add({"kind": "begin", "folder": str(folder), "tree": place.tree, "index": index, "who": f"replay of {path}"})
+    with (
+        Workspace(folder, index, private, path.with_suffix(".requests.jsonl")) as workspace,
+        AttemptLog(path.with_suffix(".tried.jsonl")) as attempt_log,
+    ):
+        attempt_log.add({"kind": "begin", "folder": str(folder), "tree": workspace.tree, "index": index, "who": f"replay of {path}"})
         try:
-            found = attempt(steps, place.fresh, lambda *_: None, 1, tried)
+            result = attempt(steps, workspace.fresh, lambda *_: None, 1, attempt_log)
         except KeyboardInterrupt:
             raise Interrupted("interrupted; the file of steps is as it was") from None
-        tried.add({"kind": "end", "good": found.good, "tries": 1})
-        if not all(one.passed for one in found.outcomes):
-            raise RunError(f"{folder}: what worked once does not: {_fault(found)}{place.trouble()}")
-    same = "the same tree as then" if found.tree == kept.get("prepared") else "another tree than then"
-    print(f"{path}: all {len(steps)} steps work, and leave {same}, {found.tree}")
-    return found
+        attempt_log.add({"kind": "end", "good": result.good, "tries": 1})
+        if not all(outcome.passed for outcome in result.outcomes):
+            raise RunError(f"{folder}: what worked once does not: {_describe_fault(result)}{workspace.trouble()}")
+    tree_note = "the same tree as then" if result.tree == record.get("prepared") else "another tree than then"
+    print(f"{path}: all {len(steps)} steps work, and leave {tree_note}, {result.tree}")
+    return result
 
 
-class Tried:
+class AttemptLog:
     """What was tried, as JSON lines and on the terminal. Use it as a context, and call it with each outcome."""
 
     def __init__(self, path: Path) -> None:
@@ -169,50 +178,63 @@ class Tried:
     def add(self, line: dict) -> None:
         self.journal.append(json.dumps(line).encode() + b"\n")
 
-    def __call__(self, number: int, one: Outcome) -> None:
-        codes = {"command_exit": one.command, "check_exit": one.check, "passed": one.passed, "seconds": round(one.seconds, 3)}
-        self.add({"kind": "step", "try": number, "command": one.step.command, "check": one.step.check, **codes, "said": one.text})
+    def __call__(self, number: int, outcome: Outcome) -> None:
+        codes = {"command_exit": outcome.command, "check_exit": outcome.check, "passed": outcome.passed, "seconds": round(outcome.seconds, 3)}
+        self.add({"kind": "step", "try": number, "command": outcome.step.command, "check": outcome.step.check, **codes, "said": outcome.text})
         if number:
-            says = "" if one.passed else f": {why(one)}"
-            print(f"try {number}, {one.seconds:.1f} s, {'works' if one.passed else 'fails'}: {_named(one.step)}{says}", flush=True)
+            detail = "" if outcome.passed else f": {why(outcome)}"
+            print(
+                f"try {number}, {outcome.seconds:.1f} s, {'works' if outcome.passed else 'fails'}: {_describe_step(outcome.step)}{detail}", flush=True
+            )
 
-    def __enter__(self) -> Tried:
+    def __enter__(self) -> AttemptLog:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.journal.close()
 
 
-def _first(place: Place, policy: Policy | None, who: str, budget: Budget, out: Path) -> tuple[list[Step], Revise]:
+def _propose_steps(workspace: Workspace, policy: Policy | None, policy_name: str, budget: Budget, out: Path) -> tuple[list[Step], Revise]:
     """Stage 1, and who plays stage 2."""
     if policy is None:
-        return proposed(place.files), partial(revised, modules(place.files))
-    given = (policy, who, place.fork, place.store, place.tree, place.files, out.with_suffix(""), VENV, place.index, budget)
-    player = Player(*given)
+        return proposed(workspace.files), partial(revised, modules(workspace.files))
+    arguments = (
+        policy,
+        policy_name,
+        workspace.fork,
+        workspace.store,
+        workspace.tree,
+        workspace.files,
+        out.with_suffix(""),
+        VENV,
+        workspace.index,
+        budget,
+    )
+    player = Player(*arguments)
     return player.proposed(), player.revise
 
 
-def _confirmed(fresh: Callable, found: Attempt, tried: Tried) -> Attempt:
+def _confirm(fresh: Callable, first_attempt: Attempt, attempt_log: AttemptLog) -> Attempt:
     """Where not all steps worked, those that did once more without the others: that is what a replay plays."""
-    worked = [one.step for one in found.outcomes if one.passed]
-    if not found.good or len(worked) == len(found.outcomes):
-        return found
-    again = attempt(worked, fresh, lambda *_: None, 1, tried)
-    return replace(again, tries=found.tries)
+    working_steps = [outcome.step for outcome in first_attempt.outcomes if outcome.passed]
+    if not first_attempt.good or len(working_steps) == len(first_attempt.outcomes):
+        return first_attempt
+    second_attempt = attempt(working_steps, fresh, lambda *_: None, 1, attempt_log)
+    return replace(second_attempt, tries=first_attempt.tries)
 
 
-def _fault(found: Attempt) -> str:
-    failed: Sequence[Outcome] = [one for one in found.outcomes if not one.passed and one.step.needed]
+def _describe_fault(result: Attempt) -> str:
+    failed: Sequence[Outcome] = [outcome for outcome in result.outcomes if not outcome.passed and outcome.step.needed]
     if not failed:
         return "all checks passed before anything was done, and tell nothing"
-    more = f", and {len(failed) - 1} more" if len(failed) > 1 else ""
-    return f"{_named(failed[0].step)}: {why(failed[0])}{more}"
+    suffix = f", and {len(failed) - 1} more" if len(failed) > 1 else ""
+    return f"{_describe_step(failed[0].step)}: {why(failed[0])}{suffix}"
 
 
-def _named(step: Step) -> str:
+def _describe_step(step: Step) -> str:
     """A step, for a person."""
     return f"`{textwrap.shorten(one_line(step.command or step.check, 1000), 90, placeholder=' …')}`"
 
 
-def _tries(count: int) -> str:
+def _format_tries(count: int) -> str:
     return f"{count} {'try' if count == 1 else 'tries'}"

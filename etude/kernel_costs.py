@@ -53,18 +53,18 @@ class Ratio:
 
     @property
     def explained(self) -> str:
-        away = abs(self.model / self.post - 1)
-        return "yes" if away <= 0.1 else "nearly" if away <= 0.25 else "no"
+        deviation = abs(self.model / self.post - 1)
+        return "yes" if deviation <= 0.1 else "nearly" if deviation <= 0.25 else "no"
 
 
-def cost_of(work: str, form: str, launches: list) -> Cost:
+def make_cost(work: str, form: str, launches: list) -> Cost:
     model = kernel("cost")
     return Cost(
         work,
         form,
         len(launches),
-        sum(one.bytes for one in launches),
-        sum(one.flops for one in launches),
+        sum(launch.bytes for launch in launches),
+        sum(launch.flops for launch in launches),
         {name: 1e6 * model.floor(launches, gpu) for name, gpu in model.GPUS.items()},
         {name: model.share_of_quantisers(launches, gpu) for name, gpu in model.GPUS.items()},
     )
@@ -72,27 +72,27 @@ def cost_of(work: str, form: str, launches: list) -> Cost:
 
 def costs() -> list[Cost]:
     """8192³, and the layer of Qwen3-30B-A3B: its quantisers fused with what makes their numbers, and apart."""
-    model, found = kernel("cost"), []
+    model, rows = kernel("cost"), []
     for form in ("bfloat16", "fp8", "mxfp8", "nvfp4-token"):
-        found.append(cost_of("8192³", form, model.quantised_product(8192, 8192, 8192, form)))
+        rows.append(make_cost("8192³", form, model.quantised_product(8192, 8192, 8192, form)))
     for fused in (True, False):
         for forward, backward in FORMATS[0 if fused else 1 :]:
-            there, back = model.moe(**QWEN3, forward=forward, backward=backward, fused=fused)
+            forward_launches, backward_launches = model.moe(**QWEN3, forward=forward, backward=backward, fused=fused)
             way = "" if fused else ", apart"
-            found.append(cost_of(f"experts forward{way}", forward, there))
-            found.append(cost_of(f"experts backward{way}", backward, back))
+            rows.append(make_cost(f"experts forward{way}", forward, forward_launches))
+            rows.append(make_cost(f"experts backward{way}", backward, backward_launches))
     # NVFP4's backward pass is MXFP8's.
-    return list({(one.work, one.format): one for one in found}.values())
+    return list({(row.work, row.format): row for row in rows}.values())
 
 
 def ratios() -> list[Ratio]:
     """The post's figures that are ratios, or become one by division."""
     model = kernel("cost")
     b200, h100 = model.GPUS["b200"], model.GPUS["h100"]
-    (one,), (both,) = (model.quantised("x", 131_072, 7168, *forms) for forms in (("mxfp8",), ("mxfp8", "mxfp8")))
+    (single_launch,), (double_launch,) = (model.quantised("x", 131_072, 7168, *forms) for forms in (("mxfp8",), ("mxfp8", "mxfp8")))
 
     def share(columns: int) -> float:
-        return model.floor(one, b200) / (2 * 131_072 * 7168 * columns / b200.fp8)
+        return model.floor(single_launch, b200) / (2 * 131_072 * 7168 * columns / b200.fp8)
 
     def layer(forward: str, backward: str, gpu) -> float:
         return sum(model.floor(part, gpu) for part in model.moe(**QWEN3, forward=forward, backward=backward))
@@ -126,7 +126,7 @@ def ratios() -> list[Ratio]:
             "quantisation, backward over forward",
             0.88 / 0.44,
             2.0,
-            f"a pass for each orientation; one pass for both takes {both.bytes / one.bytes:.2f}",
+            f"a pass for each orientation; one pass for both takes {double_launch.bytes / single_launch.bytes:.2f}",
         ),
         Ratio("quantisation over the product, backward", 0.76, 2 * narrow, "twice the forward's; the same assumption"),
         Ratio("bandwidth of its quantiser over others'", 6.2 / 4.5, 1.0, "both move the same bytes; the floor knows no better and worse code"),
@@ -161,16 +161,16 @@ def show(console: Console | None = None) -> None:
     table.title, table.title_justify = "Floors in microseconds; 'quantise': time of quantisers over time of products, B200", "left"
     for column in table.columns[2:]:
         column.justify = "right"
-    for one in costs():
-        times = (f"{time:,.0f}" for time in one.microseconds.values())
-        share = f"{one.quantisers['b200']:.0%}" if one.quantisers["b200"] else "–"
-        table.add_row(one.work, one.format, f"{one.launches}", f"{one.bytes / 1e9:.2f}", f"{one.flops / 1e12:.2f}", *times, share)
+    for cost in costs():
+        times = (f"{time:,.0f}" for time in cost.microseconds.values())
+        share = f"{cost.quantisers['b200']:.0%}" if cost.quantisers["b200"] else "–"
+        table.add_row(cost.work, cost.format, f"{cost.launches}", f"{cost.bytes / 1e9:.2f}", f"{cost.flops / 1e12:.2f}", *times, share)
     console.print(table)
-    known = Table("the kernels post's ratio", "post", "model", "explained", "how", box=None, header_style="bold")
+    ratio_table = Table("the kernels post's ratio", "post", "model", "explained", "how", box=None, header_style="bold")
     for ratio in ratios():
-        known.add_row(ratio.name, f"{ratio.post:.2f}", f"{ratio.model:.2f}", ratio.explained, ratio.how)
+        ratio_table.add_row(ratio.name, f"{ratio.post:.2f}", f"{ratio.model:.2f}", ratio.explained, ratio.how)
     console.print()
-    console.print(known)
+    console.print(ratio_table)
     console.print(
         "\nCounted: bytes that each launch reads and writes once, weights' quantisation among them, and FLOPs of products. Peaks and bandwidths "
         "are those of data sheets, dense. Not counted: starting a launch, tiles that are not full, uneven experts, caches, and how far code "
@@ -182,5 +182,5 @@ def show(console: Console | None = None) -> None:
 def write(out: Path) -> None:
     """Writes kernels-plan.json to a folder."""
     out.mkdir(parents=True, exist_ok=True)
-    found = {"costs": [asdict(one) for one in costs()], "ratios": [{**asdict(one), "explained": one.explained} for one in ratios()]}
-    atomic_write(out / "kernels-plan.json", json.dumps(found, indent=1) + "\n")
+    record = {"costs": [asdict(row) for row in costs()], "ratios": [{**asdict(row), "explained": row.explained} for row in ratios()]}
+    atomic_write(out / "kernels-plan.json", json.dumps(record, indent=1) + "\n")

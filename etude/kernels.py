@@ -28,7 +28,7 @@ __all__ = ["TARGETS", "Compiler", "code", "compile_all", "compiler", "play", "sh
 TARGETS = ("sm_90", "sm_100", "gfx950")
 """Hopper, Blackwell, CDNA 4."""
 FILE = "kernels-compiled.json"
-SHOWN = {"ptx": "NVIDIA", "sass": "NVIDIA", "amdgcn": "AMD"}
+CODE_MAKERS = {"ptx": "NVIDIA", "sass": "NVIDIA", "amdgcn": "AMD"}
 
 
 class Compiler:
@@ -56,12 +56,12 @@ class Compiler:
 
     def answer(self) -> dict[str, Any]:
         assert self.process.stdout is not None
-        said = self.process.stdout.readline()
-        if not said:
+        line = self.process.stdout.readline()
+        if not line:
             self.errors.seek(0)
             last = (self.errors.read().strip().splitlines() or ["it said nothing"])[-1]
             raise RunError(f"the process that compiles kernels died: {last}")
-        return parse_json(said)
+        return parse_json(line)
 
     def stop(self) -> None:
         self.process.kill()
@@ -76,17 +76,17 @@ def compiler() -> Iterator[Compiler]:
     except ImportError:
         raise RunError("etude kernels needs Triton: pip install triton (Linux)") from None
     with tempfile.TemporaryFile("w+") as errors:
-        one = Compiler(errors)
+        instance = Compiler(errors)
         try:
-            yield one
+            yield instance
         finally:
-            one.stop()
+            instance.stop()
 
 
-def matches(job: dict[str, Any], name: str | None, target: str | None) -> bool:
+def is_match(job: dict[str, Any], name: str | None, target: str | None) -> bool:
     """Whether a job's kernel or use contains the name, in small or capital letters."""
-    asked = (name or "").lower()
-    return (asked in job["kernel"].lower() or asked in job["use"].lower()) and target in (None, job["target"])
+    query = (name or "").lower()
+    return (query in job["kernel"].lower() or query in job["use"].lower()) and target in (None, job["target"])
 
 
 def compile_all(
@@ -99,30 +99,30 @@ def compile_all(
     may leave jobs out. Raises RunError if nothing matches, or if a process dies."""
     with contextlib.ExitStack() as stack:
         first = stack.enter_context(compiler())
-        chosen = {job["key"] for job in choose([job for job in first.jobs if matches(job, name, target)])}
-        wanted = [number for number, job in enumerate(first.jobs) if job["key"] in chosen]
-        if not wanted:
+        keys = {job["key"] for job in choose([job for job in first.jobs if is_match(job, name, target)])}
+        numbers = [number for number, job in enumerate(first.jobs) if job["key"] in keys]
+        if not numbers:
             raise RunError(f"no kernel or use is called {name!r}; there are: {', '.join(sorted({job['kernel'] for job in first.jobs}))}")
-        found: dict[int, dict] = {}
-        waiting, failed, lock = wanted[::-1], [], threading.Lock()
+        records: dict[int, dict] = {}
+        waiting, failed, lock = numbers[::-1], [], threading.Lock()
 
-        def work(one: Compiler | None) -> None:
+        def work(worker: Compiler | None) -> None:
             try:
                 with contextlib.ExitStack() as own:
-                    one = one or own.enter_context(compiler())
+                    worker = worker or own.enter_context(compiler())
                     while not failed:
                         with lock:
                             if not waiting:
                                 return
                             number = waiting.pop()
-                        record = one.ask(number)
+                        record = worker.ask(number)
                         with lock:
-                            found[number] = record
-                            progress(len(found), len(wanted))
+                            records[number] = record
+                            progress(len(records), len(numbers))
             except Exception as error:
                 failed.append(error)
 
-        threads = [threading.Thread(target=work, args=(one,)) for one in [first, *[None] * (min(cores(), len(wanted)) - 1)]]
+        threads = [threading.Thread(target=work, args=(worker,)) for worker in [first, *[None] * (min(cores(), len(numbers)) - 1)]]
         for thread in threads:
             thread.start()
         try:
@@ -133,16 +133,16 @@ def compile_all(
             raise
         if failed:
             raise failed[0]
-        return [found[number] for number in wanted], first.versions
+        return [records[number] for number in numbers], first.versions
 
 
 def code(name: str, target: str, what: str) -> tuple[dict[str, Any], str, int]:
     """The first matching job, its PTX, SASS or AMD assembly, and how many other jobs match."""
-    with compiler() as one:
-        wanted = [number for number, job in enumerate(one.jobs) if matches(job, name, target)]
-        if not wanted:
-            raise RunError(f"no kernel or use is called {name!r}; there are: {', '.join(sorted({job['kernel'] for job in one.jobs}))}")
-        return one.jobs[wanted[0]], one.ask(wanted[0], what)["text"], len(wanted) - 1
+    with compiler() as instance:
+        numbers = [number for number, job in enumerate(instance.jobs) if is_match(job, name, target)]
+        if not numbers:
+            raise RunError(f"no kernel or use is called {name!r}; there are: {', '.join(sorted({job['kernel'] for job in instance.jobs}))}")
+        return instance.jobs[numbers[0]], instance.ask(numbers[0], what)["text"], len(numbers) - 1
 
 
 def play(name: str | None, target: str | None, what: str | None, out: Path | None) -> None:
@@ -151,22 +151,22 @@ def play(name: str | None, target: str | None, what: str | None, out: Path | Non
         raise RunError(f"--target expects {', '.join(TARGETS)}, got {target!r}")
     if what is not None:
         maker = "AMD" if target == "gfx950" else "NVIDIA"
-        if SHOWN.get(what) != maker:
-            raise RunError(f"--show expects {', '.join(w for w, m in SHOWN.items() if m == maker)} for {target or 'sm_90'}, got {what!r}")
+        if CODE_MAKERS.get(what) != maker:
+            raise RunError(f"--show expects {', '.join(w for w, m in CODE_MAKERS.items() if m == maker)} for {target or 'sm_90'}, got {what!r}")
         if name is None:
             raise RunError("--show needs the NAME of a kernel or of a use; `etude kernels` lists them")
-        job, text, others = code(name, target or "sm_90", what)
+        job, text, other_count = code(name, target or "sm_90", what)
         print(text)
-        print(f"{job['kernel']}, {job['use']}, {job['target']}, {job['tile']}; {others} other jobs match {name!r}", file=sys.stderr)
+        print(f"{job['kernel']}, {job['use']}, {job['target']}, {job['tile']}; {other_count} other jobs match {name!r}", file=sys.stderr)
         return
-    part = name is not None or target is not None
-    if part and out is not None:
+    is_part = name is not None or target is not None
+    if is_part and out is not None:
         raise RunError("--out takes the complete table: leave out NAME and --target")
     with progress_line() as progress:
-        found, versions = compile_all(name, target, progress)
-    show(found, versions, each=name is not None)
-    if not part:
-        print(f"written: {write(found, versions, out or Path('results'))}")
+        records, versions = compile_all(name, target, progress)
+    show(records, versions, each=name is not None)
+    if not is_part:
+        print(f"written: {write(records, versions, out or Path('results'))}")
 
 
 @contextlib.contextmanager
@@ -197,21 +197,21 @@ def show(found: list[dict], versions: dict[str, str], each: bool = False) -> Non
     from rich.table import Table
 
     groups: dict[tuple[str, ...], list[dict]] = {}
-    for one in found:
-        groups.setdefault((one["kernel"], one["use"], one["target"], *([one["tile"]] if each else [])), []).append(one)
+    for record in found:
+        groups.setdefault((record["kernel"], record["use"], record["target"], *([record["tile"]] if each else [])), []).append(record)
     titles = ("tensor core", "registers", "spilled", "shared", "occupancy", "FLOPs/byte", "floor")
     table = Table("kernel", "use", "target", "tile" if each else "fit", *titles, box=None, header_style="bold", pad_edge=False)
     for (kernel, use, target, *tile), group in groups.items():
-        good = [one for one in group if one["failed"] is None]
-        fits = sum(one["fits"] for one in group)
-        names = sorted({name for one in good for name in one["instructions"]})
+        good = [record for record in group if record["failed"] is None]
+        fits = sum(record["fits"] for record in group)
+        names = sorted({name for record in good for name in record["instructions"]})
         table.add_row(
             kernel,
             use,
             target,
             *(tile or [f"{fits} of {len(group)}"]),
             ", ".join(sorted({short(name) for name in names})) or ("–" if good else group[0]["failed"]),
-            *(span([one[key] / by for one in good], unit) for key, by, unit in COLUMNS),
+            *(span([record[key] / by for record in good], unit) for key, by, unit in COLUMNS),
         )
     console = Console() if sys.stdout.isatty() else Console(width=200)
     console.print(table, highlight=False)
@@ -254,7 +254,7 @@ def write(found: list[dict], versions: dict[str, str], out: Path) -> Path:
     }
     out.mkdir(parents=True, exist_ok=True)
     head = json.dumps(record, indent=1, ensure_ascii=False)[:-2]
-    lines = ",\n".join(f"  {json.dumps(one, ensure_ascii=False)}" for one in found)
+    lines = ",\n".join(f"  {json.dumps(entry, ensure_ascii=False)}" for entry in found)
     atomic_write(out / FILE, f'{head},\n "results": [\n{lines}\n ]\n}}\n')
     return out / FILE
 
@@ -262,9 +262,9 @@ def write(found: list[dict], versions: dict[str, str], out: Path) -> Path:
 def unfit(found: list[dict]) -> dict[tuple[str, str, str], tuple[str, ...]]:
     """What kernels/unfit.py has to say: (kernel, target, form) → the configurations that no autotuner should be offered."""
     bad: dict[tuple[str, str, str], dict[str, None]] = {}
-    for one in found:
-        if one["form"] and not one["fits"]:
-            bad.setdefault((one["kernel"], one["target"], one["form"]), {})[one["tile"]] = None
+    for record in found:
+        if record["form"] and not record["fits"]:
+            bad.setdefault((record["kernel"], record["target"], record["form"]), {})[record["tile"]] = None
     return {key: tuple(tiles) for key, tiles in bad.items()}
 
 

@@ -78,9 +78,16 @@ class Ladder(Whole):
     @property
     def experiment(self) -> budgets.Experiment:
         """The settings of `sims/cpt_rl.py`. Raises ValueError for budgets that are not three or more increasing numbers."""
-        s, most = self.study, self.training.tokens + self.training.long_tokens
-        shared: dict[str, Any] = {one.name: getattr(s, one.name) for one in dataclasses.fields(s)}
-        return budgets.Experiment(**{**shared, "budgets": s.budgets or (most // 16, most // 4, most), "steps": self.rl.steps, "seed": self.seed})
+        s, total_tokens = self.study, self.training.tokens + self.training.long_tokens
+        study_settings: dict[str, Any] = {setting.name: getattr(s, setting.name) for setting in dataclasses.fields(s)}
+        return budgets.Experiment(
+            **{
+                **study_settings,
+                "budgets": s.budgets or (total_tokens // 16, total_tokens // 4, total_tokens),
+                "steps": self.rl.steps,
+                "seed": self.seed,
+            }
+        )
 
 
 def rung(c: Ladder, budget: int, number: int) -> Ladder:
@@ -111,14 +118,14 @@ def check(c: Ladder, ranks: int) -> None:
 
 
 @dataclass(frozen=True)
-class Group:
+class RankGroup:
     """The ranks of a training run."""
 
     ranks: int
     backend: str
     cluster: Cluster
     """A resumed run may change what does not affect the weights."""
-    again: str
+    resume_command: str
     """The command that goes on after a failure."""
 
 
@@ -126,43 +133,49 @@ def learn(c: Ladder, out: Path, resume: bool, ranks: int, backend: str, cluster:
     """The parent process: every training run, smallest budgets first; then fits, verdicts and picture. Raises RunError if ranks fail."""
     e = c.experiment
     largest = rung(c, e.budgets[-1], 0)
-    again = f"etude run cpt-rl --scale full --out {shlex.quote(str(out))} --resume" + (
+    resume_command = f"etude run cpt-rl --scale full --out {shlex.quote(str(out))} --resume" + (
         f" --backend gloo --nproc {ranks}" if backend == "gloo" else ""
     )
-    with Run.open(out, "cpt-rl full", c, resume) as run, run.told(again):
+    with Run.open(out, "cpt-rl full", c, resume) as run, run.told(resume_command):
         corpus = out / "corpus"
-        with Run.open(corpus, "recipe", largest.small, resume=corpus.exists()) as inner:
+        with Run.open(corpus, "recipe", largest.small, resume=corpus.exists()) as corpus_run:
             tokenizer = Path(str(c.checkpoint)) / "tokenizer.json"
-            data(inner, largest.small, tokenizer, prepared=chain.prepared(c.data.corpus, tokenizer))
-        group = Group(ranks, backend, cluster, again)
-        found = [trained(run, c, corpus, budget, number, group) for budget in e.budgets for number in range(e.seeds)]
-        made = cpt_rl.concluded(found, e)
-        record = {"experiment": "cpt-rl full", "command": again.replace(" --resume", ""), "config": dataclasses.asdict(e), "machine": machine(),
-                  "checkpoint": c.checkpoint, "seconds": run.seconds(), **made}  # fmt: skip
-        atomic_write(out / "cpt-rl.csv", figures.as_csv(made["rows"]))
+            data(corpus_run, largest.small, tokenizer, prepared=chain.prepared(c.data.corpus, tokenizer))
+        group = RankGroup(ranks, backend, cluster, resume_command)
+        results = [measure_training_run(run, c, corpus, budget, number, group) for budget in e.budgets for number in range(e.seeds)]
+        conclusion = cpt_rl.concluded(results, e)
+        record = {"experiment": "cpt-rl full", "command": resume_command.replace(" --resume", ""),
+                  "config": dataclasses.asdict(e), "machine": machine(), "checkpoint": c.checkpoint,
+                  "seconds": run.seconds(), **conclusion}  # fmt: skip
+        atomic_write(out / "cpt-rl.csv", figures.as_csv(conclusion["rows"]))
         cpt_rl.picture(record, out / "cpt-rl.png")
         atomic_write(out / "cpt-rl.json", json.dumps(record, indent=1) + "\n")
-    figures.show(made["claims"])
+    figures.show(conclusion["claims"])
     print(f"picture: {out / 'cpt-rl.png'}\ntable:   {out / 'cpt-rl.csv'}\nverdict: {out / 'cpt-rl.json'}")
 
 
-def trained(run: Run, c: Ladder, corpus: Path, budget: int, number: int, group: Group) -> dict:
+def measure_training_run(run: Run, c: Ladder, corpus: Path, budget: int, number: int, group: RankGroup) -> dict:
     """One training run, from data to measurements, on a group of ranks of its own."""
     name = f"{budget}-{number}"
     stage = run.stage(name, total=1, unit="runs")
     if stage.finished:
         return stage.result()
-    root, one = run.root / "runs" / name, rung(c, budget, number)
+    root, rung_config = run.root / "runs" / name, rung(c, budget, number)
     print(f"budget {budget:,}, seed {number}: {root}", flush=True)
-    with Run.open(root, "recipe full", one, resume=root.exists()) as inner:
-        budgets.cut(inner, corpus, one.small)
+    with Run.open(root, "recipe full", rung_config, resume=root.exists()) as inner_run:
+        budgets.cut(inner_run, corpus, rung_config.small)
         cluster = replace(group.cluster, drafts=False)
-        told = {"technique": "cpt-rl", "backend": group.backend, "ranks": group.ranks, "config": dataclasses.asdict(replace(one, cluster=cluster))}
-        if launch.start("etude.full_rank", [str(root.resolve()), json.dumps(told)], group.ranks, cluster.restarts):
-            raise RunError(f"the ranks of {root} failed; their errors are above. Continue with: {group.again}")
-    found = read_json(root / "stages" / "measure.json")["result"] | budgets.told(root, budget, number)
-    stage.log(1, success=float(np.mean(found["final"]["success"])))
-    return stage.finish(found)
+        rank_arguments = {
+            "technique": "cpt-rl",
+            "backend": group.backend,
+            "ranks": group.ranks,
+            "config": dataclasses.asdict(replace(rung_config, cluster=cluster)),
+        }
+        if launch.start("etude.full_rank", [str(root.resolve()), json.dumps(rank_arguments)], group.ranks, cluster.restarts):
+            raise RunError(f"the ranks of {root} failed; their errors are above. Continue with: {group.resume_command}")
+    measurements = read_json(root / "stages" / "measure.json")["result"] | budgets.told(root, budget, number)
+    stage.log(1, success=float(np.mean(measurements["final"]["success"])))
+    return stage.finish(measurements)
 
 
 # ------------------------------------------------------------------------------------------------ on every rank
@@ -178,13 +191,13 @@ def measure(stage: Stage | None, out: Path, c: Whole, seed: int) -> None:
     RL."""
     assert isinstance(c, Ladder)
     language = language_of(out)
-    shown, tasks = budgets.heldout(replace(c.experiment, seed=seed), c.small, language)
-    lessons, mine = ([of[i] for i in rl.share(len(of)).tolist()] for of in (shown, tasks))
-    told: list = [{}]
+    demonstrations, tasks = budgets.heldout(replace(c.experiment, seed=seed), c.small, language)
+    local_demonstrations, local_tasks = ([items[i] for i in rl.share(len(items)).tolist()] for items in (demonstrations, tasks))
+    saved_results: list = [{}]
     if stage is not None:
-        stage.total, told = 2 * len(mine) * c.study.samples, [stage.restore() or {}]
-    dist.broadcast_object_list(told, 0)
-    found = told[0]
+        stage.total, saved_results = 2 * len(local_tasks) * c.study.samples, [stage.restore() or {}]
+    dist.broadcast_object_list(saved_results, 0)
+    results = saved_results[0]
     with Watch(out / "work" / "measure", c.cluster.timeout) as watch:
 
         def beat(base: int, done: int) -> None:
@@ -192,28 +205,30 @@ def measure(stage: Stage | None, out: Path, c: Whole, seed: int) -> None:
             if stage is not None:
                 stage.progress(base + done)
 
-        if "codebase_loss" not in found:
-            window, most = c.training.long_length, c.study.codebase_tokens
-            scored = cpt.codebase_nll(load_hf(out / "checkpoints" / "cpt"), language.tokenizer, heldout_codebase(out), window, max_tokens=most)
-            found |= {"codebase_loss": scored.nll / scored.tokens, "codebase_bpb": scored.bits_per_byte}
+        if "codebase_loss" not in results:
+            window, max_codebase_tokens = c.training.long_length, c.study.codebase_tokens
+            codebase_score = cpt.codebase_nll(
+                load_hf(out / "checkpoints" / "cpt"), language.tokenizer, heldout_codebase(out), window, max_tokens=max_codebase_tokens
+            )
+            results |= {"codebase_loss": codebase_score.nll / codebase_score.tokens, "codebase_bpb": codebase_score.bits_per_byte}
         for number, name in enumerate(("sft", "final")):
-            if name in found:
+            if name in results:
                 continue
             model = chain.gather(load_hf(out / "checkpoints" / name), getattr(torch, c.training.dtype))
-            nll = budgets.demonstration_nll(model, [lesson.chain for lesson in lessons])
-            done = partial(beat, number * len(mine) * c.study.samples)
-            played = measure_policy(model, language, mine, c.small, hash_seed(seed, "cpt-rl"), done)
-            every: list = [None] * dist.get_world_size()
-            dist.all_gather_object(every, (nll, played))
-            grids = {key: np.concatenate([one[key] for _, one in every]) for key in ("success", "greedy", "turns", "finished")}
-            found[name] = {
-                "nll": [pair for pairs, _ in every for pair in pairs],
+            nll = budgets.demonstration_nll(model, [demonstration.chain for demonstration in local_demonstrations])
+            done = partial(beat, number * len(local_tasks) * c.study.samples)
+            policy_metrics = measure_policy(model, language, local_tasks, c.small, hash_seed(seed, "cpt-rl"), done)
+            rank_results: list = [None] * dist.get_world_size()
+            dist.all_gather_object(rank_results, (nll, policy_metrics))
+            grids = {key: np.concatenate([metrics[key] for _, metrics in rank_results]) for key in ("success", "greedy", "turns", "finished")}
+            results[name] = {
+                "nll": [pair for pairs, _ in rank_results for pair in pairs],
                 "success": grids["success"].mean(1).tolist(),
                 "best": float(grids["success"].max(1).mean()),
                 **{key: float(grids[key].mean()) for key in ("greedy", "turns", "finished")},
             }
             if stage is not None:
-                stage.save(found, number + 1)
+                stage.save(results, number + 1)
     if stage is not None:
-        stage.log(1, **{f"success_{name}": float(np.mean(found[name]["success"])) for name in ("sft", "final")})
-        stage.finish(found)
+        stage.log(1, **{f"success_{name}": float(np.mean(results[name]["success"])) for name in ("sft", "final")})
+        stage.finish(results)

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 __all__ = ["LIMITS", "qualified"]
 
-SEEDED = "RL amplifies a hack that some rollouts show before it"
-RATE = "at a learning rate of 1e-6; fewer weights stay equal at the recipe's own 1e-4"
-STEPS = "80 supervised steps of a tiny network, where float32 differs from bfloat16 by about as much"
+SEEDED_HACK = "RL amplifies a hack that some rollouts show before it"
+SMALL_LEARNING_RATE = "at a learning rate of 1e-6; fewer weights stay equal at the recipe's own 1e-4"
+FEW_STEPS = "80 supervised steps of a tiny network, where float32 differs from bfloat16 by about as much"
 LIMITS: dict[str, str] = {
     "best-of-k/best-of-4": "it rises under mere sharpening, too",
     "best-of-k/best-of-16": "inconclusive in this world: before RL 16 rollouts solve nearly every task, so there is no head-room",
@@ -20,17 +20,17 @@ LIMITS: dict[str, str] = {
     "async-rl/stable": "20 steps with a staleness of at most 4; no arm was stale enough to do harm",
     "async-rl/balance": "with twice the slots; a bound of one version then drops groups",
     "async-rl/background": "weights of a 2.6 M network, written to a folder",
-    "weight-sync/unchanged": RATE,
+    "weight-sync/unchanged": SMALL_LEARNING_RATE,
     "weight-sync/fiftieth": "at most a fiftieth, at a learning rate of 1e-6; several times more at the recipe's own 1e-4",
-    "low-precision/trains": STEPS,
-    "low-precision/mxfp8-trains": STEPS,
+    "low-precision/trains": FEW_STEPS,
+    "low-precision/mxfp8-trains": FEW_STEPS,
     "low-precision/division-mxfp8": "an identity of the formats; in RL not tested",
     "self-summary/cache": "an identity: it follows from what a chain holds",
     "disk-world/same-curves": "the four calls of the small world, carried out on real files; the harness of environments/ is not part of it",
     "disk-world/learns-on-disk": "the four calls of the small world, carried out on real files; the harness of environments/ is not part of it",
-    "leftover-cache/finds-the-cache": SEEDED,
+    "leftover-cache/finds-the-cache": SEEDED_HACK,
     "leftover-cache/monitor-sees": "one readable path, which the monitor's rules name",
-    "tampered-tests/finds-the-tests": SEEDED,
+    "tampered-tests/finds-the-tests": SEEDED_HACK,
     "tampered-tests/monitor-sees": "rules find what they name",
     "real-time-rl/questions": "in a world whose edits mostly fail, after demonstrations that ask",
     "real-time-rl/broken-calls": "not in every training",

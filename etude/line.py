@@ -15,23 +15,23 @@ class Line:
     long the rest will take at the pace so far."""
 
     def __init__(self, name: str, what: str, total: int | None = None) -> None:
-        self.name, self.what, self.total, self.done, self.since = name, what, total, 0, time.monotonic()
-        self.drawn = self.since
+        self.name, self.unit, self.total, self.done, self.since = name, what, total, 0, time.monotonic()
+        self.last_print = self.since
 
     def __call__(self, count: int) -> None:
         self.done += count
-        now, terminal = time.monotonic(), sys.stdout.isatty()
-        if now - self.drawn >= (0.2 if terminal else 20.0):
-            self.drawn = now
-            says = f"{self.name}: {self.words(now - self.since)}"
-            print(f"\r\x1b[K{says}" if terminal else says, end="" if terminal else "\n", flush=True)
+        current_time, terminal = time.monotonic(), sys.stdout.isatty()
+        if current_time - self.last_print >= (0.2 if terminal else 20.0):
+            self.last_print = current_time
+            status = f"{self.name}: {self.words(current_time - self.since)}"
+            print(f"\r\x1b[K{status}" if terminal else status, end="" if terminal else "\n", flush=True)
 
     def words(self, seconds: float) -> str:
         """How much is done after so many seconds, and how long the rest will take."""
         if self.total is None:
-            return f"{self.done} {self.what}, {seconds:.0f} s"
-        left = f", about {duration(seconds * (self.total - self.done) / self.done)} left" if 0 < self.done < self.total else ""
-        return f"{self.done} of {self.total} {self.what}, {seconds:.0f} s{left}"
+            return f"{self.done} {self.unit}, {seconds:.0f} s"
+        remaining_time = f", about {duration(seconds * (self.total - self.done) / self.done)} left" if 0 < self.done < self.total else ""
+        return f"{self.done} of {self.total} {self.unit}, {seconds:.0f} s{remaining_time}"
 
     def end(self) -> None:
         if sys.stdout.isatty():

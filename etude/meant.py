@@ -22,15 +22,15 @@ __all__ = ["Commands", "a_run", "begun", "lesson_number", "no_experiment", "no_t
 
 MAY_BE_EMPTY = ("--name", "--model", "--who")
 """Options whose default is empty text, which may be given, too."""
-OTHERS = ("data", "eval base")
+NON_TECHNIQUES = ("data", "eval base")
 """What folders are begun with, and is no technique: the command that goes on with one needs more than the folder."""
 
 
 def what_is(word: str) -> str:
     """Says of a technique or a figure what it is, with the commands that play it; empty for any other word."""
     kinds = {"technique": ("run", catalog.find(word)), "figure": ("figure", catalog.find_experiment(word))}
-    found = {kind: f"etude {verb} {entry.name}" for kind, (verb, entry) in kinds.items() if entry is not None}
-    return f"{word} is a {' and a '.join(found)}: {', '.join(found.values())}" if found else ""
+    commands = {kind: f"etude {verb} {entry.name}" for kind, (verb, entry) in kinds.items() if entry is not None}
+    return f"{word} is a {' and a '.join(commands)}: {', '.join(commands.values())}" if commands else ""
 
 
 def begun(folder: Path) -> str:
@@ -42,60 +42,60 @@ def begun(folder: Path) -> str:
     return technique if isinstance(technique, str) else ""
 
 
-def of_folder(word: str) -> str:
+def describe_run_folder(word: str) -> str:
     """Says of a run's folder which command goes on with it, and which ones show it; empty for any other word."""
     technique, folder = begun(Path(word)), shlex.quote(word)
     if not technique:
         return ""
-    if technique in OTHERS:
+    if technique in NON_TECHNIQUES:
         return f"{word} is a run of etude {technique}"
     name, full = technique.removesuffix(" full"), " --scale full" * technique.endswith(" full")
-    again = f"etude {name if ' ' in name else 'run ' + name}{full} --out {folder} --resume"
-    shows = f"; to watch its agent: etude play {folder}" * (name == "recipe")
-    ranks = ", with its --backend and --nproc" * bool(full)
-    return f"{word} is a run of {technique}; to go on with it: {again}{ranks}{shows}"
+    resume_command = f"etude {name if ' ' in name else 'run ' + name}{full} --out {folder} --resume"
+    play_hint = f"; to watch its agent: etude play {folder}" * (name == "recipe")
+    rank_hint = ", with its --backend and --nproc" * bool(full)
+    return f"{word} is a run of {technique}; to go on with it: {resume_command}{rank_hint}{play_hint}"
 
 
-def near(word: str, kind: str, commands: Iterable[str]) -> str:
+def suggest_name(word: str, kind: str, commands: Iterable[str]) -> str:
     """A question that names what a word is close to: one of its own `kind`, or of another with the command for it; empty if nothing is close."""
-    known = {f"the command etude {name}": name for name in commands}
-    known |= {f"the figure {entry.name}, etude figure {entry.name}": entry.name for entry in catalog.EXPERIMENTS}
-    known |= {f"the technique {entry.name}, etude run {entry.name}": entry.name for entry in catalog.TECHNIQUES}
-    closest = difflib.get_close_matches(word, set(known.values()), n=1)
-    said = [says for says, name in known.items() if name in closest]
-    own = [says for says in said if says.startswith(f"the {kind}")]
-    return f"did you mean {closest[0] if own else said[0]}?" if said else ""
+    descriptions = {f"the command etude {name}": name for name in commands}
+    descriptions |= {f"the figure {entry.name}, etude figure {entry.name}": entry.name for entry in catalog.EXPERIMENTS}
+    descriptions |= {f"the technique {entry.name}, etude run {entry.name}": entry.name for entry in catalog.TECHNIQUES}
+    closest = difflib.get_close_matches(word, set(descriptions.values()), n=1)
+    matches = [description for description, name in descriptions.items() if name in closest]
+    same_kind = [description for description in matches if description.startswith(f"the {kind}")]
+    return f"did you mean {closest[0] if same_kind else matches[0]}?" if matches else ""
 
 
 def no_technique(word: str, commands: Iterable[str]) -> NoReturn:
     """Raises RunError for a word that stands where a technique is expected; `commands` are those of the command line."""
     if entry := catalog.find_experiment(word):
-        about = [f"etude run {known.name}" for known in catalog.TECHNIQUES if known.sim == entry.sim]
-        also = f"; to run the technique behind it: {', '.join(about)}" if about else ""
-        raise RunError(f"{entry.name} is a figure: etude figure {entry.name}{also}")
-    refuse(word, "technique", commands, [entry.name for entry in catalog.TECHNIQUES])
+        run_commands = [f"etude run {technique.name}" for technique in catalog.TECHNIQUES if technique.sim == entry.sim]
+        hint = f"; to run the technique behind it: {', '.join(run_commands)}" if run_commands else ""
+        raise RunError(f"{entry.name} is a figure: etude figure {entry.name}{hint}")
+    raise_unknown_name(word, "technique", commands, [entry.name for entry in catalog.TECHNIQUES])
 
 
 def no_experiment(word: str, commands: Iterable[str]) -> NoReturn:
     """Raises RunError for a word that stands where an experiment is expected."""
     if entry := catalog.find(word):
-        about = [f"etude figure {known.name}" for known in catalog.EXPERIMENTS if known.sim == entry.sim]
-        also = f"to reproduce its figure: {', '.join(about)}" if about else "it has no figure of its own"
-        raise RunError(f"{entry.name} is a technique: etude run {entry.name}; {also}")
-    refuse(word, "experiment", commands, [entry.name for entry in catalog.EXPERIMENTS])
+        figure_commands = [f"etude figure {experiment.name}" for experiment in catalog.EXPERIMENTS if experiment.sim == entry.sim]
+        hint = f"to reproduce its figure: {', '.join(figure_commands)}" if figure_commands else "it has no figure of its own"
+        raise RunError(f"{entry.name} is a technique: etude run {entry.name}; {hint}")
+    raise_unknown_name(word, "experiment", commands, [entry.name for entry in catalog.EXPERIMENTS])
 
 
-def refuse(word: str, kind: str, commands: Iterable[str], names: list[str]) -> NoReturn:
+def raise_unknown_name(word: str, kind: str, commands: Iterable[str], names: list[str]) -> NoReturn:
     """Raises RunError: the word is a folder, a command, close to something, or nothing."""
     commands, lists = list(commands), {"technique": "etude list shows the techniques", "experiment": "etude figure lists the experiments"}
-    if says := of_folder(word):
-        raise RunError(says)
+    if description := describe_run_folder(word):
+        raise RunError(description)
     if word in commands:
         raise RunError(f"{word} is a command of its own, etude {word}, and no {kind}; {lists[kind]}")
-    guess = near(word, "figure" if kind == "experiment" else kind, commands)
-    if guess and guess not in [f"did you mean {name}?" for name in names]:
-        raise RunError(f"unknown {kind} {word!r}; {guess} {lists[kind]}")
-    raise RunError(f"unknown {kind} {word!r}; {guess + ' Choose from' if guess else 'choose from'}: {', '.join(names)}")
+    suggestion = suggest_name(word, "figure" if kind == "experiment" else kind, commands)
+    if suggestion and suggestion not in [f"did you mean {name}?" for name in names]:
+        raise RunError(f"unknown {kind} {word!r}; {suggestion} {lists[kind]}")
+    raise RunError(f"unknown {kind} {word!r}; {suggestion + ' Choose from' if suggestion else 'choose from'}: {', '.join(names)}")
 
 
 def a_run(context: Any, given: Path | list[Path] | None) -> Path | list[Path] | None:
@@ -104,17 +104,17 @@ def a_run(context: Any, given: Path | list[Path] | None) -> Path | list[Path] | 
     for path in [] if context.resilient_parsing else given if isinstance(given, list) else [given] if given else []:
         technique, claims = begun(path), context.info_name == "claims"
         kind = "finished experiment" if claims else "run of the recipe"
-        wants = f"{context.command_path} takes the folder of a {kind}, such as {example(path, claims)}"
+        usage = f"{context.command_path} takes the folder of a {kind}, such as {example_folder(path, claims)}"
         if not path.exists() and begun(Path("runs") / path).startswith("figure" if claims else "recipe"):
             raise RunError(f"{path} does not exist; did you mean {Path('runs') / path}?")
-        if not path.exists() and (says := what_is(str(path))):
-            raise RunError(f"{says}; {wants}")
+        if not path.exists() and (description := what_is(str(path))):
+            raise RunError(f"{description}; {usage}")
         if not claims and technique and technique != "recipe" and not any((path / "checkpoints").glob("*/config.json")):
-            raise RunError(f"{path} is a run of {technique}, and holds no agent; {wants}")
+            raise RunError(f"{path} is a run of {technique}, and holds no agent; {usage}")
     return given
 
 
-def example(path: Path, claims: bool) -> Path:
+def example_folder(path: Path, claims: bool) -> Path:
     """A folder that a command takes: what a figure leaves for `claims`, a run of the recipe for the others."""
     entry = catalog.find_experiment(str(path)) or catalog.EXPERIMENTS[0]
     return Path("runs") / "figure" / entry.name if claims else Path("runs") / "small"
@@ -131,13 +131,13 @@ def lesson_number(word: str | int) -> int:
     return int(word)
 
 
-def refuse_empty(words: list[str]) -> None:
+def reject_empty_arguments(words: list[str]) -> None:
     """Raises RunError for an empty argument, such as a shell makes of a variable that is not set: as a path it would be this folder."""
-    for before, word in zip(["", *words], words):
-        option = word[:-1] if word.startswith("--") and word.endswith("=") else "" if word else before
+    for previous_word, word in zip(["", *words], words):
+        option = word[:-1] if word.startswith("--") and word.endswith("=") else "" if word else previous_word
         if (not word or option) and option not in MAY_BE_EMPTY:
-            where = f"the value of {option}" if option.startswith("--") else "an argument"
-            raise RunError(f"{where} is empty; to name this folder, write a dot")
+            position = f"the value of {option}" if option.startswith("--") else "an argument"
+            raise RunError(f"{position} is empty; to name this folder, write a dot")
 
 
 class Commands(TyperGroup):
@@ -145,10 +145,10 @@ class Commands(TyperGroup):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if not ctx.resilient_parsing:
-            refuse_empty(args)
+            reject_empty_arguments(args)
         return super().parse_args(ctx, args)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        if args and args[0] not in self.commands and not ctx.resilient_parsing and (says := what_is(args[0])):
-            raise RunError(says)
+        if args and args[0] not in self.commands and not ctx.resilient_parsing and (description := what_is(args[0])):
+            raise RunError(description)
         return super().resolve_command(ctx, args)

@@ -46,11 +46,11 @@ def plan(
     from etude import planning
     from kit.settings import RunError
 
-    given = {name for name in context.params if getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"}
-    given = {"set" if name == "sets" else name for name in given}
+    option_names = {name for name in context.params if getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"}
+    option_names = {"set" if name == "sets" else name for name in option_names}
     if kernels:
-        if wrong := sorted(given - {"kernels", "out"}):
-            raise RunError(f"--{wrong[0]} is not for --kernels, whose shapes and GPUs are fixed; leave one of the two out")
+        if conflicts := sorted(option_names - {"kernels", "out"}):
+            raise RunError(f"--{conflicts[0]} is not for --kernels, whose shapes and GPUs are fixed; leave one of the two out")
         from etude import kernel_costs
 
         kernel_costs.show()
@@ -59,13 +59,13 @@ def plan(
             print(f"plan: {out / 'kernels-plan.json'}")
         return
     if launches is not None:
-        if wrong := sorted(given - {"launches", "model", "length", "rows"}):
-            raise RunError(f"--{wrong[0]} has no part in the list of launches, which is that of one layer on one GPU")
+        if conflicts := sorted(option_names - {"launches", "model", "length", "rows"}):
+            raise RunError(f"--{conflicts[0]} has no part in the list of launches, which is that of one layer on one GPU")
         planning.show_launches(model, rows * length, launches)
         return
     if rl:
-        if wrong := sorted(given - {"rl", "model", "gpus", "cp", "ep", "length", "hardware", "set", "out"}):
-            raise RunError(f"--{wrong[0]} is not for --rl, which splits GPUs between sampler and trainer; leave one of the two out")
+        if conflicts := sorted(option_names - {"rl", "model", "gpus", "cp", "ep", "length", "hardware", "set", "out"}):
+            raise RunError(f"--{conflicts[0]} is not for --rl, which splits GPUs between sampler and trainer; leave one of the two out")
         _plan_rl(model, gpus or [8, 64, 512], cp, ep, length, hardware, sets or [], out)
         return
     if sets:
@@ -73,22 +73,22 @@ def plan(
     if recipe is None and checkpoint is not None:
         raise RunError("--checkpoint needs --recipe; for one step use --model FOLDER")
     if recipe is not None:
-        if wrong := sorted(given & {"cp", "ep", "length", "rows"}):
-            raise RunError(f"--{wrong[0]} is for one step; the recipe's layouts and rows stand in {recipe}")
-        if checkpoint is not None and "model" in given:
+        if conflicts := sorted(option_names & {"cp", "ep", "length", "rows"}):
+            raise RunError(f"--{conflicts[0]} is for one step; the recipe's layouts and rows stand in {recipe}")
+        if checkpoint is not None and "model" in option_names:
             raise RunError("--model and --checkpoint both name the network; leave one out")
         _plan_recipe(recipe, str(checkpoint or model), gpus or [8, 64, 512], hardware, out)
         return
 
-    found = planning.plans(model, gpus or [8, 64, 512], cp, ep, length, rows, hardware)
-    if found[0]["length"] < length:
+    step_plans = planning.plans(model, gpus or [8, 64, 512], cp, ep, length, rows, hardware)
+    if step_plans[0]["length"] < length:
         print(
-            f"warning: rows are {found[0]['length']:,} tokens long, not {length:,}: max_position_embeddings of the network allows no more",
+            f"warning: rows are {step_plans[0]['length']:,} tokens long, not {length:,}: max_position_embeddings of the network allows no more",
             file=sys.stderr,
         )
-    planning.show(found, model, hardware)
+    planning.show(step_plans, model, hardware)
     if out is not None:
-        planning.write(found, out)
+        planning.write(step_plans, out)
         print(f"plan: {out / 'plan.json'} and plan.png")
 
 
@@ -97,11 +97,11 @@ def _plan_recipe(recipe: Path, model: str, gpus: list[int], hardware: str, out: 
 
     machine, network = planning.hardware_of(hardware), planning.network_of(model)
     config = full_settings.settings("recipe", "nccl", without(recipe, read_toml(recipe), "the recipe", "study"))
-    talk = prices.conversations(config, Path(model) if Path(model).is_dir() else None)
-    found = [prices.prices(config, network, n, machine, talk) for n in gpus]
-    prices.show(found, config, model, hardware, talk)
+    conversation_lengths = prices.conversations(config, Path(model) if Path(model).is_dir() else None)
+    stage_prices = [prices.prices(config, network, n, machine, conversation_lengths) for n in gpus]
+    prices.show(stage_prices, config, model, hardware, conversation_lengths)
     if out is not None:
-        prices.write(found, out)
+        prices.write(stage_prices, out)
         print(f"plan: {out / 'recipe-plan.json'}")
 
 
@@ -109,15 +109,15 @@ def _plan_rl(model: str, gpus: list[int], cp: int, ep: int, length: int, hardwar
     from etude import splits
     from kit.settings import fill
 
-    work = fill(splits.Work, None, sets)
-    seen = sys.stderr.isatty()
+    workload = fill(splits.Work, None, sets)
+    is_terminal = sys.stderr.isatty()
 
-    def told(done: int, of: int, number: int) -> None:
-        if seen:
-            print(f"\r{done} of {of}, {number} GPUs" + ("\n" if done == of else ""), end="", file=sys.stderr, flush=True)
+    def print_progress(done: int, total: int, gpu_count: int) -> None:
+        if is_terminal:
+            print(f"\r{done} of {total}, {gpu_count} GPUs" + ("\n" if done == total else ""), end="", file=sys.stderr, flush=True)
 
-    found = splits.splits(model, gpus, cp, ep, length, hardware, work, told)
-    splits.show(found, model, hardware, work)
+    best_splits = splits.splits(model, gpus, cp, ep, length, hardware, workload, print_progress)
+    splits.show(best_splits, model, hardware, workload)
     if out is not None:
-        splits.write(found, work, out)
+        splits.write(best_splits, workload, out)
         print(f"plan: {out / 'rl-plan.json'}")

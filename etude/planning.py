@@ -78,7 +78,7 @@ def plans(model: str, gpus: list[int], cp: int, ep: int, length: int, rows: int,
     config = network_of(model)
     if length > config.max_position_embeddings:  # rounded down to a multiple that cp ranks can split
         length = max(config.max_position_embeddings // (2 * cp), 1) * 2 * cp
-    found = []
+    records = []
     for n in gpus:
         if cp < 1 or n % cp:
             raise RunError(f"--cp must divide the number of GPUs: {cp} does not divide {n}")
@@ -93,7 +93,7 @@ def plans(model: str, gpus: list[int], cp: int, ep: int, length: int, rows: int,
         seconds["compute"] *= 4 / 3  # one extra forward pass: blocks are recomputed
         total = seconds["network"] + max(seconds["compute"], seconds["memory"])
         tokens = step.tokens * n
-        found.append(
+        records.append(
             {
                 "gpus": n,
                 "length": length,
@@ -110,7 +110,7 @@ def plans(model: str, gpus: list[int], cp: int, ep: int, length: int, rows: int,
                 "capacity": machine.memory,
             }
         )
-    return found
+    return records
 
 
 def show(found: list[dict], model: str, hardware: str, console: Console | None = None) -> None:
@@ -123,16 +123,16 @@ def show(found: list[dict], model: str, hardware: str, console: Console | None =
     first = found[0]
     parameters, active = (cells([first[key]], "", sizes=COUNTS)[0] for key in ("parameters", "active"))
     title = f"{model} on {hardware}: {parameters} parameters, {active} active per token; rows of {first['length']:,} tokens"
-    table = Table("per rank and step", *(f"{one['gpus']} GPUs" for one in found), box=None, header_style="bold", title=title, title_justify="left")
+    table = Table("per rank and step", *(f"{plan['gpus']} GPUs" for plan in found), box=None, header_style="bold", title=title, title_justify="left")
 
-    def row(name: str, shown: Iterable[str]) -> None:
-        table.add_row(name, *shown)
+    def row(name: str, texts: Iterable[str]) -> None:
+        table.add_row(name, *texts)
 
     def sizes(name: str, key: str, unit: str = "B", digits: int = 2) -> None:
-        row(name, cells([one[key] for one in found], unit, digits))
+        row(name, cells([plan[key] for plan in found], unit, digits))
 
-    row("dp · cp · ep", ["{dp} · {cp} · {ep}".format(**one["layout"]) for one in found])
-    row("tokens", [f"{one['tokens']:,}" for one in found])
+    row("dp · cp · ep", ["{dp} · {cp} · {ep}".format(**plan["layout"]) for plan in found])
+    row("tokens", [f"{plan['tokens']:,}" for plan in found])
     for name, key in (
         ("weights, float32", "weights"),
         ("gradients, float32", "gradients"),
@@ -141,19 +141,19 @@ def show(found: list[dict], model: str, hardware: str, console: Console | None =
         ("activations", "activations"),
     ):
         sizes(name, key)
-    held = cells([one["memory"] for one in found], "B", 1)
-    row("memory", [cell + ("" if one["fits"] else ": too much") for cell, one in zip(held, found, strict=True)])
+    memory_cells = cells([plan["memory"] for plan in found], "B", 1)
+    row("memory", [cell + ("" if plan["fits"] else ": too much") for cell, plan in zip(memory_cells, found, strict=True)])
     for name, key in (("sent, weights", "fsdp"), ("sent, keys and values", "attention"), ("sent, expert rows", "experts")):
         sizes(name, key)
     sizes("FLOPs", "flops", "", 0)
     for name, key in (("compute", "compute"), ("memory traffic", "memory"), ("network", "network")):
-        row(f"time, {name}", cells([one["seconds"][key] for one in found], "s"))
+        row(f"time, {name}", cells([plan["seconds"][key] for plan in found], "s"))
     sizes("step", "step_seconds", "s")
-    row("tokens/s, all ranks", [f"{one['tokens_per_second']:,.0f}" for one in found])
-    row("share of peak", [f"{share:.0%}" if share >= 0.1 else f"{100 * share:.2g}%" for share in (one["share_of_peak"] for one in found)])
+    row("tokens/s, all ranks", [f"{plan['tokens_per_second']:,.0f}" for plan in found])
+    row("share of peak", [f"{share:.0%}" if share >= 0.1 else f"{100 * share:.2g}%" for share in (plan["share_of_peak"] for plan in found)])
     row(
         "dollars per billion tokens",
-        [f"{price:,.0f}" if price >= 10 else f"{price:.2g}" for price in (one["dollars_per_billion_tokens"] for one in found)],
+        [f"{price:,.0f}" if price >= 10 else f"{price:.2g}" for price in (plan["dollars_per_billion_tokens"] for plan in found)],
     )
     console, machine = console or Console(), HARDWARE[hardware]
     console.print(table)
@@ -173,16 +173,16 @@ def show_launches(model: str, tokens: int, form: str, console: Console | None = 
         raise RunError(f"--launches lists a layer of experts; {model} has none")
     size = tokens, config.hidden_size, config.moe_intermediate_size, config.num_experts, config.num_experts_per_tok
     try:
-        listed = kernel("launches").launches(*size, form, "bfloat16" if form == "bfloat16" else "mxfp8")
+        launches = kernel("launches").launches(*size, form, "bfloat16" if form == "bfloat16" else "mxfp8")
     except ValueError:
         raise RunError(f"--launches expects nvfp4-token, mxfp8 or bfloat16, got {form!r}") from None
     title = f"{model}: a layer of {size[3]} experts, {size[4]} per token, {tokens:,} tokens on one GPU"
     table = Table("launch", "read", "written", "FLOPs", box=None, header_style="bold", title=title, title_justify="left")
-    read, written, flops = (
-        [*(getattr(one, key) for one in listed), sum(getattr(one, key) for one in listed)] for key in ("read", "written", "flops")
+    bytes_read, bytes_written, flops = (
+        [*(getattr(launch, key) for launch in launches), sum(getattr(launch, key) for launch in launches)] for key in ("read", "written", "flops")
     )
-    names = [("backward: " if one.backward else "") + one.name for one in listed]
-    for row in zip([*names, f"{len(listed)} launches"], cells(read, "B"), cells(written, "B"), cells(flops, ""), strict=True):
+    names = [("backward: " if launch.backward else "") + launch.name for launch in launches]
+    for row in zip([*names, f"{len(launches)} launches"], cells(bytes_read, "B"), cells(bytes_written, "B"), cells(flops, ""), strict=True):
         table.add_row(*row)
     console = console or Console()
     console.print(table)
@@ -198,7 +198,7 @@ def picture(found: list[dict], path: Path) -> None:
     from sims.drawing import COLOURS, GREY, save, sheet
 
     figure, (left, right) = sheet(2, "A step of the full run")
-    names = [f"{one['gpus']}" for one in found]
+    names = [f"{plan['gpus']}" for plan in found]
 
     def stack(axis, parts: dict[str, list[float]]) -> None:
         base = [0.0] * len(found)
@@ -208,16 +208,16 @@ def picture(found: list[dict], path: Path) -> None:
         axis.set(xlabel="GPUs", ylim=(0, 1.4 * max(base)))
         axis.legend(frameon=False, loc="upper right")
 
-    size = _scale(one["memory"] for one in found)
-    stack(left, {key: [one[key] / size for one in found] for key in ("weights", "gradients", "moments", "gathered", "activations")})
+    size = _scale(plan["memory"] for plan in found)
+    stack(left, {key: [plan[key] / size for plan in found] for key in ("weights", "gradients", "moments", "gathered", "activations")})
     left.axhline(found[0]["capacity"] / size, color=GREY, linestyle="--", linewidth=1)
     left.set(ylabel=f"{SIZES[size]}B per rank (dashed: available)", title="Peak memory")
-    second = _scale(one["step_seconds"] for one in found)
+    second = _scale(plan["step_seconds"] for plan in found)
     stack(
         right,
         {
-            "compute": [max(one["seconds"]["compute"], one["seconds"]["memory"]) / second for one in found],
-            "network": [one["seconds"]["network"] / second for one in found],
+            "compute": [max(plan["seconds"]["compute"], plan["seconds"]["memory"]) / second for plan in found],
+            "network": [plan["seconds"]["network"] / second for plan in found],
         },
     )
     right.set(ylabel=f"{SIZES[second]}s per step", title="Time, without overlap")

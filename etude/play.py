@@ -40,8 +40,8 @@ from sims.recipe.settings import Recipe
 
 __all__ = ["Agent", "agent_in", "episode_of", "found", "listen", "play_one", "task_of", "turns", "watch"]
 
-NONE = "none"
-CALLS = "read FILE, write FILE and the body's lines behind four spaces, test, done; an empty line ends your turn"
+NO_CHECKPOINTS = "none"
+CALL_HELP = "read FILE, write FILE and the body's lines behind four spaces, test, done; an empty line ends your turn"
 
 
 @dataclass(frozen=True)
@@ -82,51 +82,56 @@ def found(where: Path | None, before: str | None) -> list[Path]:
     if where is None and not is_checkpoint(FOLDER):
         raise RunError("there is no example agent beside this etude; name a run or a checkpoint, or work in a clone of the repository")
     if where is None:
-        last = FOLDER
+        final = FOLDER
     elif (where / "checkpoints").is_dir():
-        last = where / "checkpoints" / "final"
-        if not is_checkpoint(last):
-            raise RunError(f"{where} has no checkpoint final yet; it has {names(where / 'checkpoints')}: name one of these folders")
+        final = where / "checkpoints" / "final"
+        if not is_checkpoint(final):
+            raise RunError(f"{where} has no checkpoint final yet; it has {list_checkpoints(where / 'checkpoints')}: name one of these folders")
     elif is_checkpoint(where):
-        last = where
+        final = where
     else:
         raise RunError(f"{where} is neither a run nor a checkpoint; make a run with: etude run recipe --scale small --out FOLDER")
     if before is None:
-        return [last]
-    beside = last.parent if last.parent.name == "checkpoints" else last  # what the example agent was before lies in its folder
-    if "/" not in before and is_checkpoint(beside / before):
-        return [beside / before, last]
+        return [final]
+    # what the example agent was before lies in its folder
+    checkpoint_folder = final.parent if final.parent.name == "checkpoints" else final
+    if "/" not in before and is_checkpoint(checkpoint_folder / before):
+        return [checkpoint_folder / before, final]
     if is_checkpoint(Path(before)):
-        return [Path(before), last]
-    there = "; name a run, whose checkpoint it is" if beside == last and names(last) == NONE else f"; there are {names(beside)}"
-    raise RunError(f"--before expects a checkpoint of the same run or the folder of one, got {before}{there}")
+        return [Path(before), final]
+    advice = (
+        "; name a run, whose checkpoint it is"
+        if checkpoint_folder == final and list_checkpoints(final) == NO_CHECKPOINTS
+        else f"; there are {list_checkpoints(checkpoint_folder)}"
+    )
+    raise RunError(f"--before expects a checkpoint of the same run or the folder of one, got {before}{advice}")
 
 
-def names(folder: Path) -> str:
+def list_checkpoints(folder: Path) -> str:
     """The checkpoints in a folder, in a sentence."""
-    return ", ".join(sorted(path.name for path in folder.iterdir() if is_checkpoint(path))) or NONE
+    return ", ".join(sorted(path.name for path in folder.iterdir() if is_checkpoint(path))) or NO_CHECKPOINTS
 
 
-def settings_of(folder: Path) -> Recipe:
+def load_recipe_settings(folder: Path) -> Recipe:
     """The settings under which a checkpoint was trained: beside it, or in its run; else the recipe's own. Raises RunError."""
     kinds = {"recipe": Recipe, "recipe full": Whole}
     run = folder.resolve().parent.parent / "config.json"
-    beside = (folder.parent if difference.is_stored(folder) else folder) / RECORD
-    path = beside if beside.is_file() else run
+    record_path = (folder.parent if difference.is_stored(folder) else folder) / RECORD
+    path = record_path if record_path.is_file() else run
     if not path.is_file() or path == run and folder.resolve().parent.name != "checkpoints":
         return Recipe()
     try:
         record = read_json(path)
-        technique, values = record.get("technique", "recipe"), record["config"]
+        technique, config = record.get("technique", "recipe"), record["config"]
     except (ValueError, KeyError, AttributeError) as error:
         raise RunError(f"{path} holds no settings of a run ({error})") from None
     if technique not in kinds:
         return Recipe()
     try:
-        filled = fill(kinds[technique], values)
+        settings = fill(kinds[technique], config)
     except RunError as error:
         raise RunError(f"{path}: {error}") from None
-    return filled.small if isinstance(filled, Whole) else filled
+    return settings.small if isinstance(settings, Whole) else settings
 
 
 def agent_in(folder: Path) -> Agent:
@@ -140,7 +145,7 @@ def agent_in(folder: Path) -> Agent:
         raise RunError(str(error)) from None
     if None in (language.env, language.agent, language.end):
         raise RunError(f"{path} has no tokens {' and '.join(language.speakers)}, with which environment and agent begin to speak")
-    return Agent(folder, settings_of(folder), language)
+    return Agent(folder, load_recipe_settings(folder), language)
 
 
 def task_of(recipe: Recipe, number: int, new: int | None) -> Task:
@@ -171,7 +176,7 @@ def play_one(agent: Agent, task: Task, temperature: float, seed: int) -> Played:
 def turns(lines: Iterable[str]) -> Iterator[str]:
     """A reader's turns: an empty line ends one, and so does the end. Empty lines before a turn are none."""
     turn: list[str] = []
-    for text in (one.rstrip("\r\n") for one in lines):
+    for text in (line.rstrip("\r\n") for line in lines):
         if text.strip():
             turn.append(text)
         elif turn:
@@ -183,33 +188,33 @@ def turns(lines: Iterable[str]) -> Iterator[str]:
 
 def listen(agent: Agent, task: Task, given: TextIO, console: Console) -> Played:
     """The reader plays `task` with lines of `given`, and hears each answer at once. What was typed on a terminal is not printed again."""
-    session, pieces, spent, typed = Session(task, agent.recipe.rl.max_turns), [Piece("environment", task.prompt)], 0, given.isatty()
+    session, pieces, own_tokens, is_terminal = (Session(task, agent.recipe.rl.max_turns), [Piece("environment", task.prompt)], 0, given.isatty())
 
-    def tell(*some: Piece) -> None:
-        for text in (text for piece in some for text in said(piece)):
+    def print_pieces(*new_pieces: Piece) -> None:
+        for text in (text for piece in new_pieces for text in said(piece)):
             console.print(text, soft_wrap=True, highlight=False)
 
-    def asked() -> Iterator[str]:
+    def read_input_lines() -> Iterator[str]:
         while True:
-            if typed:
+            if is_terminal:
                 console.print(" " * LABEL, end="")
             if not (text := given.readline()):
                 return
             yield text
 
-    tell(Piece("context", CALLS), *pieces)
-    for turn in turns(asked()):
+    print_pieces(Piece("context", CALL_HELP), *pieces)
+    for turn in turns(read_input_lines()):
         answer = session.step(turn)
-        spoken = [Piece("agent", turn), *([Piece("environment", answer)] if answer else [])]
-        pieces += spoken
-        spent += len(agent.language.encode(turn)) + 1
-        tell(*(spoken[1:] if typed else spoken))
+        turn_pieces = [Piece("agent", turn), *([Piece("environment", answer)] if answer else [])]
+        pieces += turn_pieces
+        own_tokens += len(agent.language.encode(turn)) + 1
+        print_pieces(*(turn_pieces[1:] if is_terminal else turn_pieces))
         if session.done:
             break
-    played = of_session("you", session, tuple(pieces), spent)
-    for text in outcome(played):
+    rollout = of_session("you", session, tuple(pieces), own_tokens)
+    for text in outcome(rollout):
         console.print(text, soft_wrap=True, highlight=False)
-    return played
+    return rollout
 
 
 def watch(
@@ -226,18 +231,18 @@ def watch(
     if seed is None:
         seed = secrets.randbelow(10**6) if new else 0
     task, heat = task_of(agent.recipe, number or 0, seed if new else None), agent.recipe.rl.temperature if temperature is None else temperature
-    facts = {"task": number, "new": new, "seed": seed, "temperature": None if me else heat}
-    named = f"new task of seed {seed}" if new else f"held-out task {number}"
+    sampling_facts = {"task": number, "new": new, "seed": seed, "temperature": None if me else heat}
+    task_name = f"new task of seed {seed}" if new else f"held-out task {number}"
     helpers = {0: "no helper", 1: "1 helper"}.get(task.depth, f"{task.depth} helpers")
-    how = "" if me else ", greedy" if not heat else f", temperature {heat:g}, seed {seed}"
+    sampling_note = "" if me else ", greedy" if not heat else f", temperature {heat:g}, seed {seed}"
     console = Console(file=sys.stderr) if as_json else Console()
     if me or not as_json:
-        console.print(f"{named}, {helpers} to read{how}", highlight=False, soft_wrap=True)
+        console.print(f"{task_name}, {helpers} to read{sampling_note}", highlight=False, soft_wrap=True)
     if me and (reconfigure := getattr(sys.stdin, "reconfigure", None)) is not None:
         reconfigure(errors="replace")  # bytes that are no text are a wrong call, not the end
-    rollouts = [listen(agent, task, sys.stdin, console)] if me else [play_one(one, task, heat, seed) for one in agents]
+    rollouts = [listen(agent, task, sys.stdin, console)] if me else [play_one(player, task, heat, seed) for player in agents]
     if as_json:
-        for played in rollouts:
-            print(json.dumps({**facts, **played.as_json()}, ensure_ascii=False))
+        for rollout in rollouts:
+            print(json.dumps({**sampling_facts, **rollout.as_json()}, ensure_ascii=False))
     elif not me:
         show(rollouts, console)

@@ -61,9 +61,16 @@ class Played:
         """Plain values; docs/recipe.md lists them."""
         counts = {"success": self.success, "own_tokens": self.own_tokens, "contexts": self.contexts}
         counts |= {name: getattr(self.reward, name) for name in ("turns", "calls", "invalid_calls", "finished")}
-        tests = {name: {"passed": some.count(None), "of": len(some), "wrong": wrong(some)} for name, some in self.tests.items()}
-        said = {"who": self.who, "prompt": self.prompt, "depth": self.depth, "files": self.files}
-        return {**said, "pieces": [asdict(piece) for piece in self.pieces], "diff": list(self.diff), "solution": self.solution, **tests, **counts}
+        tests = {name: {"passed": results.count(None), "of": len(results), "wrong": wrong(results)} for name, results in self.tests.items()}
+        task_facts = {"who": self.who, "prompt": self.prompt, "depth": self.depth, "files": self.files}
+        return {
+            **task_facts,
+            "pieces": [asdict(piece) for piece in self.pieces],
+            "diff": list(self.diff),
+            "solution": self.solution,
+            **tests,
+            **counts,
+        }
 
     @property
     def tests(self) -> dict[str, tuple[str | None, ...]]:
@@ -73,7 +80,7 @@ class Played:
 
 def wrong(tests: tuple[str | None, ...]) -> str | None:
     """What is wrong in the first test that fails; None if all pass."""
-    return next((one for one in tests if one is not None), None)
+    return next((complaint for complaint in tests if complaint is not None), None)
 
 
 def of_session(who: str, session: Session, said: tuple[Piece, ...], own_tokens: int, contexts: int = 1) -> Played:
@@ -103,20 +110,20 @@ def pieces(rollout: Rollout, language: Language) -> Iterator[Piece]:
     for number, segment in enumerate(rollout.chain.segments, 1):
         if number > 1:
             yield Piece("context", f"context {number}: the agent knows the task and its summary")
-        yield from of_segment(segment, language)
+        yield from split_segment(segment, language)
     if not rollout.chain.finished:
         yield Piece("context", "cut off: the context is full")
 
 
-def of_segment(segment: Segment, language: Language) -> Iterator[Piece]:
+def split_segment(segment: Segment, language: Language) -> Iterator[Piece]:
     """What was said behind the prompt of a context."""
-    whole = segment.tokens.tolist()
-    for where, own in parted(segment, language.env):
-        ids = whole[where]
-        if own:
-            said = language.decode(ids[:-1] if ids[-1] == language.env else ids)  # without its end, a limit cut it off
-            yield Piece("summary" if segment.summary[where.start] else "agent", said)
-        elif where.start:
+    tokens = segment.tokens.tolist()
+    for span, is_own in parted(segment, language.env):
+        ids = tokens[span]
+        if is_own:
+            text = language.decode(ids[:-1] if ids[-1] == language.env else ids)  # without its end, a limit cut it off
+            yield Piece("summary" if segment.summary[span.start] else "agent", text)
+        elif span.start:
             answer, *request = split(ids, language.agent)
             yield from (Piece("environment", language.decode([i for i in part if i != language.env])) for part in (answer, *request) if part)
 
@@ -124,8 +131,8 @@ def of_segment(segment: Segment, language: Language) -> Iterator[Piece]:
 def split(ids: list[int], mark: int) -> list[list[int]]:
     """The parts of a list between the marks; each part ends before a mark."""
     parts, start = [], 0
-    for at, one in enumerate(ids):
-        if one == mark:
-            parts.append(ids[start:at])
-            start = at + 1
+    for position, token in enumerate(ids):
+        if token == mark:
+            parts.append(ids[start:position])
+            start = position + 1
     return [*parts, ids[start:]] if start < len(ids) else parts

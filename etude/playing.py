@@ -36,8 +36,8 @@ def play_technique(entry: catalog.Technique, out: Path, toml: dict, sets: list[A
 
         check_conversations(config.sft.conversations)
     keep_freed_memory()
-    again = f"etude run {entry.name} --out {shlex.quote(str(out))} --resume"
-    with Run.open(out, entry.name, config, resume, cadence) as run, run.told(again):
+    resume_command = f"etude run {entry.name} --out {shlex.quote(str(out))} --resume"
+    with Run.open(out, entry.name, config, resume, cadence) as run, run.told(resume_command):
         assert entry.module is not None
         expected.tell(run)
         module = importlib.import_module(entry.module)
@@ -49,12 +49,12 @@ def play_technique(entry: catalog.Technique, out: Path, toml: dict, sets: list[A
         elif entry.demo is not None or entry.ref is None:
             _finish_demo(run, module.run(run, config))
         else:
-            _finish_demo(run, _demo(run, module.demo, config))
+            _finish_demo(run, _run_demo(run, module.demo, config))
     if entry.name != "recipe":
         afterwards.show(afterwards.of_technique(entry))
 
 
-def _demo(run: Any, demo: Any, config: Any) -> dict:
+def _run_demo(run: Any, demo: Any, config: Any) -> dict:
     """Runs a technique's demonstration, shows and logs its progress, and returns its result."""
     from kit.settings import RunError
 
@@ -106,24 +106,24 @@ def print_result(title: str, result: dict) -> None:
             grid = Table(*value[0], box=None, header_style="bold", title_justify="left")
             grid.title = None if key == "by value" else key
             for row in value:
-                grid.add_row(*(_cell(row.get(column)) for column in value[0]))
+                grid.add_row(*(_format_cell(row.get(column)) for column in value[0]))
             grids.append(grid)
         elif isinstance(value, dict):
             for name, inner in value.items():
-                plain.add_row(f"{key}.{name}", _cell(inner))
+                plain.add_row(f"{key}.{name}", _format_cell(inner))
         else:
-            plain.add_row(key, _cell(value))
+            plain.add_row(key, _format_cell(value))
     if plain.row_count:
         console.print(plain)
     for grid in grids:
         console.print(grid)
 
 
-def _cell(value: Any) -> str:
+def _format_cell(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.4g}"
     if isinstance(value, list):
-        return " ".join(_cell(part) for part in value)
+        return " ".join(_format_cell(part) for part in value)
     return "–" if value is None else str(value)
 
 
@@ -140,5 +140,5 @@ def print_settings(entry: catalog.Technique | catalog.Experiment, backend: str |
         assert isinstance(entry, catalog.Technique)
         cls = config_class(entry)
     for key, kind, default, doc in settings.describe(cls):
-        table.add_row(key, _cell(list(default) if isinstance(default, tuple) else default), doc or kind)
+        table.add_row(key, _format_cell(list(default) if isinstance(default, tuple) else default), doc or kind)
     Console().print(table)

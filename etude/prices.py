@@ -103,81 +103,83 @@ class Price:
 def conversations(c: Whole, folder: Path | None, count: int = 200) -> Conversations:
     """Measures some demonstrations with the tokenizer of a folder, or, without one, in bytes."""
     file = (folder or Path()) / "tokenizer.json"
-    measured = folder is not None and file.is_file()
-    if measured:
+    has_tokenizer = folder is not None and file.is_file()
+    if has_tokenizer:
         tokenizer, size = cpt.load_tokenizer(file), 1.0
     else:
         tokenizer, size = cpt.train_tokenizer([""], len(cpt.SPECIAL_TOKENS) + 256), BYTES_PER_TOKEN
     language = Language(tokenizer)
     if None in (language.env, language.agent):
         raise RunError(f"{file} has no tokens {' and '.join(language.speakers)}, nor those of a chat; choose another --checkpoint")
-    lengths, own = [], []
-    for lesson in itertools.islice(lessons(c.small, language, context(language, c.small), c.sft.noise, c.context.memory), count):
-        lengths.append(sum(len(segment.tokens) for segment in lesson.chain.segments) / size)
-        own.append(sum(int(segment.sampled.sum()) for segment in lesson.chain.segments) / size)
-    return Conversations(float(np.mean(lengths)), float(np.max(own)), count, measured)
+    lengths, own_lengths = [], []
+    for demonstration in itertools.islice(lessons(c.small, language, context(language, c.small), c.sft.noise, c.context.memory), count):
+        lengths.append(sum(len(segment.tokens) for segment in demonstration.chain.segments) / size)
+        own_lengths.append(sum(int(segment.sampled.sum()) for segment in demonstration.chain.segments) / size)
+    return Conversations(float(np.mean(lengths)), float(np.max(own_lengths)), count, has_tokenizer)
 
 
 def prices(c: Whole, network: Config, gpus: int, hardware: Hardware, talk: Conversations) -> list[Price]:
     """The stages in order. Raises RunError if this number of ranks cannot be split as the settings want."""
     t, stretched = c.training, c.training.stretched(network)
-    found = []
+    stage_prices = []
 
-    def add(stage: str, steps: int, tokens: float, memory: float, step: float, raised: int = 0) -> None:
-        seconds, where = steps * step, Layout(**layout(c, gpus, stage))
+    def add(stage: str, steps: int, tokens: float, memory: float, step: float, raised_rows: int = 0) -> None:
+        seconds, ranks_layout = steps * step, Layout(**layout(c, gpus, stage))
         fits = memory <= 0.92 * hardware.memory
-        found.append(Price(stage, gpus, where, steps, tokens, memory, fits, seconds, seconds / 3600 * gpus * hardware.price, raised))
+        stage_prices.append(
+            Price(stage, gpus, ranks_layout, steps, tokens, memory, fits, seconds, seconds / 3600 * gpus * hardware.price, raised_rows)
+        )
 
     for stage in trained(c)[:-1]:
         _, rows, _, length = rows_of_step(c, stage)
-        where = Layout(**layout(c, gpus, stage))
-        micros = max(1, -(-rows // (where.dp * c.cluster.micro_rows)))
-        raised = max(rows, where.dp)
-        raised += -raised % where.dp
-        micro = min(c.cluster.micro_rows, raised // where.dp)
+        ranks_layout = Layout(**layout(c, gpus, stage))
+        micros = max(1, -(-rows // (ranks_layout.dp * c.cluster.micro_rows)))
+        raised_rows = max(rows, ranks_layout.dp)
+        raised_rows += -raised_rows % ranks_layout.dp
+        micro = min(c.cluster.micro_rows, raised_rows // ranks_layout.dp)
         config = network if stage in ("cpt", "mtp") else stretched
         document = talk.tokens if stage == "sft" else length
-        memory, seconds = forward_backward(
-            c, config, where, micro, length, document, hardware, trunk=stage != "mtp", drafts=stage != "cpt" and c.cluster.drafts
+        memory, seconds = price_microbatch(
+            c, config, ranks_layout, micro, length, document, hardware, trunk=stage != "mtp", drafts=stage != "cpt" and c.cluster.drafts
         )
-        tokens = raised * length
+        tokens = raised_rows * length
         if stage == "sft":
-            in_all = c.sft.demonstrations * c.sft.epochs * talk.tokens / FULLNESS
+            total_tokens = c.sft.demonstrations * c.sft.epochs * talk.tokens / FULLNESS
         else:
-            in_all = {"cpt": t.tokens, "mtp": c.mtp.tokens, "long": t.long_tokens}[stage]
-        steps = max(1, int(in_all / tokens))
-        add(stage, steps, tokens, memory, micros * seconds, raised if raised != rows else 0)
+            total_tokens = {"cpt": t.tokens, "mtp": c.mtp.tokens, "long": t.long_tokens}[stage]
+        steps = max(1, int(total_tokens / tokens))
+        add(stage, steps, tokens, memory, micros * seconds, raised_rows if raised_rows != rows else 0)
     n = c.rl.prompts * c.rl.rollouts
-    add("rl", c.rl.steps, n * talk.tokens, *step_of_rl(c, stretched, gpus, hardware, talk))
+    add("rl", c.rl.steps, n * talk.tokens, *price_rl_step(c, stretched, gpus, hardware, talk))
     tasks, size = c.evaluation.tasks * c.evaluation.samples, 2 if t.dtype == "bfloat16" else 4
-    held = stretched.parameters() * size + cache(stretched, -(-tasks // gpus) * talk.tokens, size)
-    add("eval", 1, 2 * tasks * talk.tokens, held, 2 * decoding(stretched, -(-tasks // gpus), size, hardware, talk))
-    return found
+    eval_memory = stretched.parameters() * size + cache(stretched, -(-tasks // gpus) * talk.tokens, size)
+    add("eval", 1, 2 * tasks * talk.tokens, eval_memory, 2 * decoding(stretched, -(-tasks // gpus), size, hardware, talk))
+    return stage_prices
 
 
-def forward_backward(
-    c: Whole, config: Config, where: Layout, rows: int, length: int, document: float, hardware: Hardware, *, trunk: bool, drafts: bool
+def price_microbatch(
+    c: Whole, config: Config, ranks_layout: Layout, rows: int, length: int, document: float, hardware: Hardware, *, trunk: bool, drafts: bool
 ) -> tuple[float, float]:
     """Peak bytes of a rank, and seconds of a micro-batch of `rows` rows per dp rank, packed from documents of so many tokens."""
     size, remake = 2 if c.training.dtype == "bfloat16" else 4, c.cluster.rematerialise
     try:
-        step = plan(config, where, rows * where.dp, length, computed=size, remake=remake)
+        step = plan(config, ranks_layout, rows * ranks_layout.dp, length, computed=size, remake=remake)
     except ValueError as error:
         raise RunError(str(error)) from None
     cost = Cost.of(config)
     forward = step.tokens * (cost.linear + cost.quadratic * document)
     flops = forward * (4 if remake else 3)
-    memory, seconds = float(step.memory), step.seconds(hardware, where)
+    memory, seconds = float(step.memory), step.seconds(hardware, ranks_layout)
     network = seconds["network"]
     if not trunk:  # one forward pass, of which nothing is kept
         flops, network = forward, network / (4 if remake else 3)
-        memory = step.weights + step.gathered + saved(config, step.tokens, True, size, where.ep, where.cp)
+        memory = step.weights + step.gathered + saved(config, step.tokens, True, size, ranks_layout.ep, ranks_layout.cp)
     if drafts:
-        shape, held, whole = draft_layers(c, config, where.world)
-        flops += flops_of_drafts(config, shape, whole, step.tokens, document)
-        memory += held * (4 + 4 + 8) + whole * size + saved(shape, step.tokens, False, size, 1, where.cp)
-        far = hardware.near if where.world <= hardware.node else hardware.far
-        network += 2 * (where.world - 1) * held * size / far
+        shape, rank_parameters, all_parameters = draft_layers(c, config, ranks_layout.world)
+        flops += flops_of_drafts(config, shape, all_parameters, step.tokens, document)
+        memory += rank_parameters * (4 + 4 + 8) + all_parameters * size + saved(shape, step.tokens, False, size, 1, ranks_layout.cp)
+        link = hardware.near if ranks_layout.world <= hardware.node else hardware.far
+        network += 2 * (ranks_layout.world - 1) * rank_parameters * size / link
     compute = flops / (hardware.flops * hardware.efficiency)
     return memory, network + max(compute, 3 * memory / hardware.bandwidth)
 
@@ -186,9 +188,9 @@ def draft_layers(c: Whole, config: Config, ranks: int) -> tuple[Config, float, i
     """The draft layers as a dense network, their parameters on a rank, and all of them."""
     m = c.mtp.layers
     with torch.device("meta"):
-        whole = sum(p.numel() for p in MTP(config, m).parameters())
+        all_parameters = sum(p.numel() for p in MTP(config, m).parameters())
     shape = replace(config, num_hidden_layers=m.depth, num_experts=0, num_experts_per_tok=0, intermediate_size=m.intermediate_size)
-    return shape, -(-whole // ranks), whole
+    return shape, -(-all_parameters // ranks), all_parameters
 
 
 def flops_of_drafts(config: Config, shape: Config, parameters: int, tokens: int, document: float) -> float:
@@ -198,19 +200,19 @@ def flops_of_drafts(config: Config, shape: Config, parameters: int, tokens: int,
     return tokens * (6 * parameters + attention + (4 * shape.num_hidden_layers + 2) * head)
 
 
-def step_of_rl(c: Whole, config: Config, gpus: int, hardware: Hardware, talk: Conversations) -> tuple[float, float]:
+def price_rl_step(c: Whole, config: Config, gpus: int, hardware: Hardware, lengths: Conversations) -> tuple[float, float]:
     """Peak bytes of a rank, and seconds of a step."""
-    where = Layout(**layout(c, gpus, "rl"))
+    ranks_layout = Layout(**layout(c, gpus, "rl"))
     n, length = c.rl.prompts * c.rl.rollouts, c.agent_length
     size = 2 if c.training.sampler_dtype == "bfloat16" else 4
-    rows = max(1, math.ceil(n * talk.tokens / FULLNESS / length / where.dp))
-    memory, micro = forward_backward(c, config, where, c.cluster.micro_rows, length, talk.tokens, hardware, trunk=True, drafts=False)
+    rows = max(1, math.ceil(n * lengths.tokens / FULLNESS / length / ranks_layout.dp))
+    memory, micro = price_microbatch(c, config, ranks_layout, c.cluster.micro_rows, length, lengths.tokens, hardware, trunk=True, drafts=False)
     training = math.ceil(rows / c.cluster.micro_rows) * micro
     link = hardware.near if gpus <= hardware.node else hardware.far
     parameters = config.parameters()
     gather = 4 * parameters * (gpus - 1) / gpus / link
-    sampling = decoding(config, -(-n // gpus), size, hardware, talk)
-    memory += parameters * size + cache(config, -(-n // gpus) * talk.tokens, size)
+    sampling = decoding(config, -(-n // gpus), size, hardware, lengths)
+    memory += parameters * size + cache(config, -(-n // gpus) * lengths.tokens, size)
     if c.rl.payment.kl:
         training *= 1 + 2 / (4 if c.cluster.rematerialise else 3)
         memory += 4 * parameters / gpus
@@ -219,11 +221,11 @@ def step_of_rl(c: Whole, config: Config, gpus: int, hardware: Hardware, talk: Co
 
 def decoding(config: Config, rows: int, size: int, hardware: Hardware, talk: Conversations) -> float:
     """Seconds in which one rank samples so many conversations at once."""
-    active, whole = config.parameters(active=True), config.parameters()
-    touched = min(1.0, rows * config.num_experts_per_tok / config.num_experts) if config.num_experts else 1.0
-    read = (active + (whole - active) * touched) * size + cache(config, rows * talk.tokens / 2, size)
+    active, all_parameters = config.parameters(active=True), config.parameters()
+    touched_share = min(1.0, rows * config.num_experts_per_tok / config.num_experts) if config.num_experts else 1.0
+    bytes_read = (active + (all_parameters - active) * touched_share) * size + cache(config, rows * talk.tokens / 2, size)
     compute = 2 * active * rows / (hardware.flops * hardware.efficiency)
-    return talk.longest * max(read / hardware.bandwidth, compute)
+    return talk.longest * max(bytes_read / hardware.bandwidth, compute)
 
 
 def cache(config: Config, tokens: float, size: int) -> float:
@@ -238,26 +240,35 @@ def show(found: Sequence[Sequence[Price]], c: Whole, name: str, hardware: str, t
 
     console, machine = console or Console(), HARDWARE[hardware]
     for stages in found:
-        dollars, seconds = sum(one.dollars for one in stages), sum(one.seconds for one in stages)
+        dollars, seconds = sum(price.dollars for price in stages), sum(price.seconds for price in stages)
         title = f"{name} on {stages[0].gpus} × {hardware}: {span(seconds)}, {dollars:,.0f} dollars"
         table = Table("stage", box=None, header_style="bold", title=title, title_justify="left")
         for heading in ("dp·cp·ep", "steps", "tokens/step", "memory", "time/step", "time", "dollars"):
             table.add_column(heading, justify="right", no_wrap=True)
-        for one in stages:
-            memory = cells([one.memory], "B", 1)[0] + ("" if one.fits else "!")
-            split = f"{one.layout.dp}·{one.layout.cp}·{one.layout.ep}"
-            tokens = cells([one.tokens], "", 2, COUNTS)[0] + ("*" if one.raised else "")
-            table.add_row(one.stage, split, f"{one.steps:,}", tokens, memory, span(one.seconds / one.steps), span(one.seconds), f"{one.dollars:,.0f}")
+        for price in stages:
+            memory = cells([price.memory], "B", 1)[0] + ("" if price.fits else "!")
+            layout_cell = f"{price.layout.dp}·{price.layout.cp}·{price.layout.ep}"
+            tokens = cells([price.tokens], "", 2, COUNTS)[0] + ("*" if price.raised else "")
+            table.add_row(
+                price.stage,
+                layout_cell,
+                f"{price.steps:,}",
+                tokens,
+                memory,
+                span(price.seconds / price.steps),
+                span(price.seconds),
+                f"{price.dollars:,.0f}",
+            )
         console.print(table)
-        if any(not one.fits for one in stages):
+        if any(not price.fits for price in stages):
             console.print(f"! more than 92% of {machine.memory / 1e9:.0f} GB")
-        if any(one.raised for one in stages):
+        if any(price.raised for price in stages):
             console.print("* more than the settings say: each group of cp ranks needs a row")
         console.print()
     unit = "the tokens" if talk.measured else f"the bytes, at {BYTES_PER_TOKEN} to a token,"
-    told = f"{unit} of {talk.counted} demonstrations ({talk.tokens:,.0f} each, at most {talk.longest:,.0f} of them the agent's own)"
+    length_source = f"{unit} of {talk.counted} demonstrations ({talk.tokens:,.0f} each, at most {talk.longest:,.0f} of them the agent's own)"
     numbers: dict[str, Any] = {"efficiency": machine.efficiency, "latency": machine.latency * 1e6, "price": machine.price}
-    console.print(ASSUMPTIONS.format(tokens=told, fullness=FULLNESS, sampler=c.training.sampler_dtype, **numbers), highlight=False)
+    console.print(ASSUMPTIONS.format(tokens=length_source, fullness=FULLNESS, sampler=c.training.sampler_dtype, **numbers), highlight=False)
 
 
 def span(seconds: float) -> str:
@@ -271,4 +282,4 @@ def span(seconds: float) -> str:
 def write(found: Sequence[Sequence[Price]], out: Path) -> None:
     """Writes recipe-plan.json to a folder."""
     out.mkdir(parents=True, exist_ok=True)
-    atomic_write(out / "recipe-plan.json", json.dumps([asdict(one) for stages in found for one in stages], indent=1) + "\n")
+    atomic_write(out / "recipe-plan.json", json.dumps([asdict(price) for stages in found for price in stages], indent=1) + "\n")

@@ -30,28 +30,28 @@ def experiment(run: Run, config: Experiment) -> dict:
     if not (start / "tokenizer.json").is_file():
         raise RunError(f"model {c.model} is neither one of {', '.join(PACKAGES)} nor a folder with tokenizer.json; see --set model=…")
     corpus = corpus_of(c.package, run.root / "package")
-    held = {"package": cpt.hold_out_codebase(cpt.read_corpus(corpus))[2], "library": cpt.hold_out_codebase(cpt.read_library())[2]}
+    heldout = {"package": cpt.hold_out_codebase(cpt.read_corpus(corpus))[2], "library": cpt.hold_out_codebase(cpt.read_library())[2]}
     plan = [("base", 0, 0)]
     plan += [("package", budget, number) for budget in c.budgets for number in range(c.seeds)]
     plan += [("control", c.budgets[-1], number) for number in range(c.seeds)]
-    found = []
+    results = []
     for arm, budget, number in plan:
         stage = run.stage(f"{arm}-{budget}-{number}", total=2, unit="parts")
         if not stage.finished:
-            folder = start if arm == "base" else trained(run.root, c, arm, start, corpus, budget, number)
+            folder = start if arm == "base" else train_arm(run.root, c, arm, start, corpus, budget, number)
             model, tokenizer = load_hf(folder), cpt.load_tokenizer(start / "tokenizer.json")
-            one: dict = {"arm": arm, "budget": budget, "seed": number}
-            for done, (part, files) in enumerate(held.items(), 1):
-                one[part] = losses(model, tokenizer, files, c)
+            result: dict = {"arm": arm, "budget": budget, "seed": number}
+            for done, (part, files) in enumerate(heldout.items(), 1):
+                result[part] = losses(model, tokenizer, files, c)
                 stage.progress(done)
-            stage.finish(one)
+            stage.finish(result)
             if arm != "base":
                 shutil.rmtree(folder)
-        found.append(stage.result())
-    return concluded(found, c)
+        results.append(stage.result())
+    return concluded(results, c)
 
 
-def trained(root: Path, c: Experiment, arm: str, start: Path, corpus: Path, budget: int, number: int) -> Path:
+def train_arm(root: Path, c: Experiment, arm: str, start: Path, corpus: Path, budget: int, number: int) -> Path:
     """Plays one training run on its ranks, or goes on with it, and returns its checkpoint. Raises RunError if the ranks fail."""
     steps, out = budget // (c.rows * c.length), root / "runs" / f"{arm}-{budget}-{number}"
     settings = {
@@ -65,8 +65,8 @@ def trained(root: Path, c: Experiment, arm: str, start: Path, corpus: Path, budg
     with Run.open(out, "cpt full", config, resume=out.exists()):
         print(f"{arm}, {budget:,} tokens, seed {number}: {out}", flush=True)
         pretrain.prepare(config, out)
-        told = json.dumps({"technique": "cpt", "backend": backend, "ranks": c.ranks, "config": dataclasses.asdict(config)})
-        if launch.start("etude.full_rank", [str(out.resolve()), told], c.ranks, config.restarts):
+        rank_arguments = json.dumps({"technique": "cpt", "backend": backend, "ranks": c.ranks, "config": dataclasses.asdict(config)})
+        if launch.start("etude.full_rank", [str(out.resolve()), rank_arguments], c.ranks, config.restarts):
             raise RunError(f"the ranks of {out} failed; their errors are above")
     shutil.rmtree(out / "state", ignore_errors=True)
     return out / "checkpoints" / "final"

@@ -15,10 +15,10 @@ from sims.drawing import BY_NAME as COLOURS
 
 __all__ = ["EDGES", "END", "STYLE", "box", "chance", "legend", "named", "plain", "shown", "spanned", "told"]
 
-WRITTEN = ("agent", "summary")
+AGENT_ROLES = ("agent", "summary")
 EDGES = {"environment": "sky", "agent": "green", "summary": "purple", "context": "grey"}
 """Who speaks → the colour of the edge, as on a terminal."""
-OUTCOMES = {"green": "green", "red": "red", "bold green": "green", "bold red": "red"}
+OUTCOME_COLOURS = {"green": "green", "red": "red", "bold green": "green", "bold red": "red"}
 """A style of the terminal → a colour here."""
 END = "▪"
 """Stands for the token that ends a turn."""
@@ -40,24 +40,25 @@ STYLE = f"""<style>
 
 def shown(watched: Watched, most: int) -> str:
     """A rollout as HTML, up to the agent's message `most`, a turn or a summary; behind the last one what came of it."""
-    parts = [*said(watched, most)]
+    parts = [*render_pieces(watched, most)]
     if most >= len(watched.turns):
-        parts.append(("".join(outcomes(watched.played)), "grey", ""))
+        parts.append(("".join(render_outcome(watched.played)), "grey", ""))
     return f'<div class="rollout">{"".join(box(*part) for part in parts)}</div>'
 
 
-def said(watched: Watched, most: int) -> Iterator[tuple[str, str, str]]:
+def render_pieces(watched: Watched, max_messages: int) -> Iterator[tuple[str, str, str]]:
     """The pieces in order, each with a colour and with who said it; what the agent wrote is its tokens."""
-    messages, past, turns = iter(watched.turns), 0, 0
+    messages, message_count, turns = iter(watched.turns), 0, 0
     for piece in watched.played.pieces:
-        if piece.role in WRITTEN:
-            if past == most:
+        if piece.role in AGENT_ROLES:
+            if message_count == max_messages:
                 return
-            past, turns = past + 1, turns + (piece.role == "agent")
-            who = f"agent, turn {turns}" if piece.role == "agent" else piece.role  # a summary is no turn, and the verdict does not count it
-            yield "".join(map(spanned, next(messages))), EDGES[piece.role], who
+            message_count, turns = message_count + 1, turns + (piece.role == "agent")
+            # a summary is no turn, and the verdict does not count it
+            speaker = f"agent, turn {turns}" if piece.role == "agent" else piece.role
+            yield "".join(map(spanned, next(messages))), EDGES[piece.role], speaker
         else:
-            yield written(piece), EDGES[piece.role], "" if piece.role == "context" else piece.role
+            yield render_context_piece(piece), EDGES[piece.role], "" if piece.role == "context" else piece.role
 
 
 def box(inner: str, colour: str, who: str) -> str:
@@ -66,7 +67,7 @@ def box(inner: str, colour: str, who: str) -> str:
     return f'<div class="said" style="border-color:{COLOURS[colour]}">{label}{inner}</div>'
 
 
-def written(piece: Piece) -> str:
+def render_context_piece(piece: Piece) -> str:
     """What was given to the agent."""
     return plain(piece.text) if piece.role != "context" else f"<em>{plain(piece.text)}</em>"
 
@@ -80,17 +81,17 @@ def spanned(token: Token) -> str:
     """A token; the less likely it was, the stronger is its colour."""
     red, green, blue = (int(COLOURS["orange"][i : i + 2], 16) for i in (1, 3, 5))
     text = END if token.text is None else plain(token.text).replace("\n", "↵\n")
-    drafted = "" if token.draft is None else " kept" if token.draft else " refused"
-    kinds = "token" + " rare" * (token.probability < 0.5) + drafted
-    look = f"background:rgba({red},{green},{blue},{0.06 + 0.5 * (1 - token.probability):.2f})"
-    return f'<span class="{kinds}" style="{look}" tabindex="-1">{text}<span class="more">{html.escape(told(token))}</span></span>'
+    draft_class = "" if token.draft is None else " kept" if token.draft else " refused"
+    classes = "token" + " rare" * (token.probability < 0.5) + draft_class
+    style = f"background:rgba({red},{green},{blue},{0.06 + 0.5 * (1 - token.probability):.2f})"
+    return f'<span class="{classes}" style="{style}" tabindex="-1">{text}<span class="more">{html.escape(told(token))}</span></span>'
 
 
 def told(token: Token) -> str:
     """A token's probability, and what else was likely."""
-    others = [f"{chance(p)} {named(text)}" for text, p in token.others]
+    alternatives = [f"{chance(p)} {named(text)}" for text, p in token.others]
     drafts = [] if token.draft is None else [f"kept: a draft of layer {token.draft}" if token.draft else "a draft was refused here"]
-    return "\n".join([f"{chance(token.probability)} {named(token.text)}", "else:", *others, *drafts])
+    return "\n".join([f"{chance(token.probability)} {named(token.text)}", "else:", *alternatives, *drafts])
 
 
 def chance(probability: float) -> str:
@@ -103,13 +104,13 @@ def named(text: str | None) -> str:
     return "end of the turn" if text is None else visible(text).replace(" ", "␣").replace("\n", "↵")
 
 
-def outcomes(played: Played) -> Iterator[str]:
+def render_outcome(rollout: Played) -> Iterator[str]:
     """What changed, tests and verdict, in the words of the terminal."""
-    for line in outcome(played):
+    for line in outcome(rollout):
         label, text = line.plain[:LABEL].strip(), line.plain[LABEL:]
         style = next((str(span.style) for span in line.spans if span.start >= LABEL), "")
         strong = "font-weight:700;" if style.startswith("bold") else ""
-        colour = f"border-bottom:2px solid {COLOURS[OUTCOMES[style]]}" if style in OUTCOMES else ""
+        colour = f"border-bottom:2px solid {COLOURS[OUTCOME_COLOURS[style]]}" if style in OUTCOME_COLOURS else ""
         heading = f'<span class="who">{label}</span>' if label else ""
         yield f'<div>{heading}<span style="{strong}{colour}">{html.escape(text)}</span></div>'
 

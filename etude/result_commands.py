@@ -26,11 +26,11 @@ def results(
     from kit.disk import atomic_write
     from sims import gain
 
-    found = gain.gather(runs, control or [])
+    gains = gain.gather(runs, control or [])
     out.parent.mkdir(parents=True, exist_ok=True)
-    atomic_write(out, json.dumps(found, indent=1) + "\n")
-    gain.picture(found, out.with_suffix(".png"))
-    print(gain.table(found))
+    atomic_write(out, json.dumps(gains, indent=1) + "\n")
+    gain.picture(gains, out.with_suffix(".png"))
+    print(gain.table(gains))
     print(f"results: {out} and {out.with_suffix('.png').name}")
 
 
@@ -74,20 +74,20 @@ def figure(
     if out is None:
         out = Path("runs") / "figure" / (entry.name + ("-quick" if quick else ""))
         out = unused(out) if quick and not resume else out
-    toml, given = read_toml(config), [*(sets or []), *([f"seed={seed}"] if seed is not None else [])]
+    toml, overrides = read_toml(config), [*(sets or []), *([f"seed={seed}"] if seed is not None else [])]
     process.keep_freed_memory()
     if resume:
         toml = merge(stored_config(out, f"figure {entry.name}"), toml)
     with tracking.logged_to(log):
-        record = figures.play(entry, out, toml, given, quick, resume, checkpoint_seconds)
+        record = figures.play(entry, out, toml, overrides, quick, resume, checkpoint_seconds)
     if record["quick"]:
         figures.show_quick(entry.name, record["claims"], figures.COMMITTED)
     else:
         figures.show([claim | {"experiment": entry.name} for claim in record["claims"]])
         print(f"found:   {figures.counted(record['claims'])}")
     print(f"picture: {out / entry.name}.png\ntable:   {out / entry.name}.csv\nverdict: {out / entry.name}.json")
-    if broken := figures.broken_laws(record["claims"]):
-        typer.echo(f"broken: {'; '.join(broken)}. A law holds at any size, so either the code or the law is wrong.", err=True)
+    if violations := figures.broken_laws(record["claims"]):
+        typer.echo(f"broken: {'; '.join(violations)}. A law holds at any size, so either the code or the law is wrong.", err=True)
         raise typer.Exit(1)
     afterwards.show(afterwards.of_figure(entry, record["quick"]))
 
@@ -117,12 +117,12 @@ def claims(
     """Show what the sources claim, what was measured here, and the verdict."""
     from etude import figures
 
-    found = figures.gather(folders, out or figures.MINE) if folders else figures.load(out or figures.shown())
-    some = figures.chosen(found, verdict, figure)
-    figures.show(some)
+    all_claims = figures.gather(folders, out or figures.MINE) if folders else figures.load(out or figures.shown())
+    selected_claims = figures.chosen(all_claims, verdict, figure)
+    figures.show(selected_claims)
     if verdict is None and figure is None:
-        figures.show_open(found)
-    figures.show_total(some)
+        figures.show_open(all_claims)
+    figures.show_total(selected_claims)
 
 
 def examples(
@@ -135,14 +135,14 @@ def examples(
     from etude.explorer.examples import write_recipe
     from sims import examples
 
-    out, settings, began = out or run / examples.PLACE, stored_config(run, "recipe"), time.monotonic()
-    if said := command_times.told("examples", settings):
-        print(said, flush=True)
+    out, settings, start_time = out or run / examples.PLACE, stored_config(run, "recipe"), time.monotonic()
+    if time_hint := command_times.told("examples", settings):
+        print(time_hint, flush=True)
 
-    def begins(part: str) -> None:
-        print(f"part {examples.PARTS.index(part) + 1} of {len(examples.PARTS)}: {part}, {time.monotonic() - began:.0f} s", flush=True)
+    def print_part(part: str) -> None:
+        print(f"part {examples.PARTS.index(part) + 1} of {len(examples.PARTS)}: {part}, {time.monotonic() - start_time:.0f} s", flush=True)
 
-    for path in [*examples.write(run, out, progress=begins), write_recipe(run, out / "recipe")]:
+    for path in [*examples.write(run, out, progress=print_part), write_recipe(run, out / "recipe")]:
         print(path)
-    command_times.remember("examples", settings, time.monotonic() - began)
+    command_times.remember("examples", settings, time.monotonic() - start_time)
     afterwards.show(afterwards.of_examples(run, out))

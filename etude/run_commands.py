@@ -59,15 +59,15 @@ def run_technique(
             raise RunError("name a technique; `etude list` shows them")
         return
     entry: catalog.Technique | catalog.Experiment | None = catalog.find(technique)
-    shown = catalog.find_experiment(technique)
-    if shown is not None and shown.name == "cpt-rl" and scale == "full":
-        entry = shown
+    experiment = catalog.find_experiment(technique)
+    if experiment is not None and experiment.name == "cpt-rl" and scale == "full":
+        entry = experiment
     if entry is None:
         meant.no_technique(technique, commands(context))
     if scale not in ("small", "full"):
         raise RunError(f"--scale expects small or full, got {scale!r}")
-    named = {"store": store, "runtime": runtime, "engine": engine}
-    sets = [*(sets or []), *(f"{name}={value}" for name, value in named.items() if value is not None)]
+    service_options = {"store": store, "runtime": runtime, "engine": engine}
+    sets = [*(sets or []), *(f"{name}={value}" for name, value in service_options.items() if value is not None)]
     if backend not in ("nccl", "gloo"):
         raise RunError(f"--backend expects nccl or gloo, got {backend!r}")
     if help:
@@ -76,7 +76,7 @@ def run_technique(
         return
     if scale == "full":
         with tracking.logged_to(log):
-            _play_full(entry, out, config, sets, seed, corpus, checkpoint, resume, nproc, backend, checkpoint_seconds)
+            _run_full(entry, out, config, sets, seed, corpus, checkpoint, resume, nproc, backend, checkpoint_seconds)
         return
     assert isinstance(entry, catalog.Technique)
     if checkpoint is not None:
@@ -84,34 +84,34 @@ def run_technique(
     if out is None:
         out = Path("runs") / entry.name
         out = out if resume or entry.name == "recipe" else unused(out)  # a demonstration takes seconds, so just run it again
-    wanted = read_toml(config)
+    toml = read_toml(config)
     if entry.name == "recipe":
-        wanted = without(config, wanted, "a small run", "checkpoint", "cluster", "study")
-    given: list[Any] = list(sets or [])
+        toml = without(config, toml, "a small run", "checkpoint", "cluster", "study")
+    overrides: list[Any] = list(sets or [])
     if seed is not None:
-        given.append(f"seed={seed}")
+        overrides.append(f"seed={seed}")
     if corpus is not None:
         check_corpus(corpus)
         keys = [key for key, *_ in describe(playing.config_class(entry)) if key.rpartition(".")[2] == "corpus"]
         if not keys:
             raise RunError(f"{entry.name} does not read a corpus; leave out --corpus")
-        given.append((keys[0], str(corpus)))
+        overrides.append((keys[0], str(corpus)))
     if resume:
-        wanted = merge(stored_config(out, entry.name), wanted)
+        toml = merge(stored_config(out, entry.name), toml)
     with tracking.logged_to(log):
-        playing.play_technique(entry, out, wanted, given, resume, checkpoint_seconds)
+        playing.play_technique(entry, out, toml, overrides, resume, checkpoint_seconds)
 
 
-def _play_full(entry, out, config, sets, seed, corpus, checkpoint, resume, nproc, backend, cadence) -> None:
+def _run_full(entry, out, config, sets, seed, corpus, checkpoint, resume, nproc, backend, cadence) -> None:
     """Run the scaled path under torchrun."""
     from etude import full, full_settings
 
-    given: list[Any] = [*(sets or []), *([f"seed={seed}"] if seed is not None else [])]
+    overrides: list[Any] = [*(sets or []), *([f"seed={seed}"] if seed is not None else [])]
     if corpus is not None:
         check_corpus(corpus)
-        given.append(("data.corpus" if entry.name in ("recipe", "cpt-rl") else "corpus", str(corpus.resolve())))
+        overrides.append(("data.corpus" if entry.name in ("recipe", "cpt-rl") else "corpus", str(corpus.resolve())))
     if checkpoint is not None:
-        given.append(("checkpoint", str(checkpoint.resolve())))
+        overrides.append(("checkpoint", str(checkpoint.resolve())))
     out = out or Path("runs") / f"{entry.name}-full"
     toml = read_toml(config)
     if entry.name == "recipe":
@@ -120,7 +120,7 @@ def _play_full(entry, out, config, sets, seed, corpus, checkpoint, resume, nproc
         if resume:
             toml = merge(stored_config(out, entry.name), toml)
             nproc = nproc or toml["trainers"]
-        return playing.play_technique(entry, out, toml, given + full_settings.grouped(toml, given, nproc, backend), resume, cadence)
+        return playing.play_technique(entry, out, toml, overrides + full_settings.grouped(toml, overrides, nproc, backend), resume, cadence)
     if resume:
         toml = merge(stored_config(out, f"{entry.name} full"), toml)
-    full.run(entry, out, toml, given, resume, nproc, backend)
+    full.run(entry, out, toml, overrides, resume, nproc, backend)

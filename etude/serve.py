@@ -43,7 +43,7 @@ def serve_task(
 ) -> None:
     """Plays an episode with a client's calls, grades it once the client has finished or gone, and serves until it has gone. Standard output carries
     the protocol alone. `ask`: grades with fresh inputs, too. Raises RunError, and Interrupted."""
-    with streams() as (reader, writer):
+    with redirect_streams() as (reader, writer):
         task, package = task_of(name, folders or FOLDERS, jobs, seconds, kind)
         exam, path = exam_of(task, package), transcript_of(task, out, resume)
         job = job_of(task, exam, prompt, corpus, strict, who)
@@ -53,45 +53,45 @@ def serve_task(
             protocol = Protocol(chosen(job.tools), f"{SYSTEM}\n\n{job.prompt}", metadata.version("etude"))
             door = Door(protocol, reader, writer, sum(line["kind"] == "reply" for line in journal.lines))
 
-            def heard(line: dict) -> None:
+            def report_line(line: dict) -> None:
                 told(line)
                 door.told(line)
 
             fork = partial(open_sandbox, kind=kind, limits=WORKING)
-            episode = Episode(job, door, journal, fork, own_store(cache_folder() / "store"), budget, heard)
+            episode = Episode(job, door, journal, fork, own_store(cache_folder() / "store"), budget, report_line)
             print(f"{task.id} is served on standard input and output", flush=True)
             try:
                 tree = episode.play()
             except KeyboardInterrupt:
                 raise Interrupted(f"interrupted; --resume goes on from turn {episode.turns}") from None
-            done = apart(lambda: graded(exam, journal, tree, seconds, kind, ask))
+            wait_for_grading = run_in_own_group(lambda: graded(exam, journal, tree, seconds, kind, ask))
             door.outlast()
-            if not done():
+            if not wait_for_grading():
                 raise RunError(f"{path} is not graded; --resume grades it")
         print(f"{path}: read it with `etude show {path}`")
 
 
 @contextmanager
-def streams() -> Iterator[tuple[BinaryIO, BinaryIO]]:
+def redirect_streams() -> Iterator[tuple[BinaryIO, BinaryIO]]:
     """Standard input and output, for the protocol alone: meanwhile what this process or one that it starts reads is empty, and what it prints goes to
     standard error."""
     sys.stdout.flush()
-    kept = [os.dup(0), os.dup(1)]
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    for there, here in ((nothing, 0), (2, 1)):
-        os.dup2(there, here)
-    os.close(nothing)
+    saved_handles = [os.dup(0), os.dup(1)]
+    null_device = os.open(os.devnull, os.O_RDONLY)
+    for source, target in ((null_device, 0), (2, 1)):
+        os.dup2(source, target)
+    os.close(null_device)
     try:
-        with open(os.dup(kept[0]), "rb") as reader, open(os.dup(kept[1]), "wb") as writer:
+        with open(os.dup(saved_handles[0]), "rb") as reader, open(os.dup(saved_handles[1]), "wb") as writer:
             yield reader, writer
     finally:
         sys.stdout.flush()
-        for number, handle in enumerate(kept):
+        for number, handle in enumerate(saved_handles):
             os.dup2(handle, number)
             os.close(handle)
 
 
-def apart(work: Callable[[], object]) -> Callable[[], bool]:
+def run_in_own_group(work: Callable[[], object]) -> Callable[[], bool]:
     """Begins some work in a process and a group of its own, and gives what waits for it and says whether it was done. A client ends its server two
     seconds after it has closed the connection, with all processes of the server's group; this one goes on."""
     sys.stdout.flush()

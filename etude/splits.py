@@ -55,7 +55,7 @@ PLAYED = 4, 8
 """Groups of a step that are simulated, and rollouts of a group; the others do as these do."""
 STEPS = 8
 """Steps that are counted, after those in which the pipeline fills and before those in which it drains."""
-ROOM = 0.92
+MEMORY_SHARE = 0.92
 """Share of a GPU's memory that may be filled."""
 CLOSE = 1.03
 """A split is simulated unless what has been found is this much above what it could reach at best."""
@@ -112,12 +112,12 @@ class Work:
     @property
     def own(self) -> float:
         """Mean tokens of a rollout that the policy samples."""
-        return mean(self.turns) * mean(self.turn_tokens)
+        return mean_draw(self.turns) * mean_draw(self.turn_tokens)
 
     @property
     def tokens(self) -> float:
         """Mean tokens of a rollout."""
-        return self.prompt_tokens + self.own + (mean(self.turns) - 1) * self.tool_tokens
+        return self.prompt_tokens + self.own + (mean_draw(self.turns) - 1) * self.tool_tokens
 
     @property
     def longest(self) -> int:
@@ -126,7 +126,7 @@ class Work:
         return self.prompt_tokens + turns * (self.turn_tokens + self.turn_tokens // 2) + (turns - 1) * self.tool_tokens
 
 
-def mean(number: int) -> float:
+def mean_draw(number: int) -> float:
     """Of what `heavy_tailed` draws: from half of the number to half more."""
     return (max(1, number // 2) + number + number // 2) / 2
 
@@ -188,30 +188,32 @@ class Split:
 
 def trainer(model: str, gpus: int, cp: int, ep: int, length: int, hardware: str, work: Work) -> Trainer:
     """Raises RunError where `etude plan` does."""
-    (one,) = planning.plans(model, [gpus], cp, math.gcd(ep, gpus), length, 1, hardware)
-    rows = math.ceil(work.groups * work.rollouts * work.tokens / FULLNESS / one["length"])
-    return Trainer(gpus, math.ceil(rows / one["layout"]["dp"]) * one["step_seconds"], one["memory"], one["fits"])
+    (step_plan,) = planning.plans(model, [gpus], cp, math.gcd(ep, gpus), length, 1, hardware)
+    rows = math.ceil(work.groups * work.rollouts * work.tokens / FULLNESS / step_plan["length"])
+    return Trainer(gpus, math.ceil(rows / step_plan["layout"]["dp"]) * step_plan["step_seconds"], step_plan["memory"], step_plan["fits"])
 
 
 def engines(config: Config, machine: Hardware, work: Work) -> Engines:
     """One engine, on as few GPUs of a node as hold the weights and the longest rollout. Raises RunError if a node does not."""
-    active, whole, cost = config.parameters(active=True), config.parameters(), Cost.of(config)
+    active, all_parameters, cost = config.parameters(active=True), config.parameters(), Cost.of(config)
     for gpus in (n for n in (1, 2, 4, 8, 16) if n <= machine.node):
-        free = ROOM * gpus * machine.memory - 2 * whole
-        if free >= cache(config, work.longest, 2):
+        free_bytes = MEMORY_SHARE * gpus * machine.memory - 2 * all_parameters
+        if free_bytes >= cache(config, work.longest, 2):
             break
     else:
-        raise RunError(f"an engine with {2 * whole / 1e9:,.0f} GB of weights does not fit a node of {machine.node} GPUs; name other --hardware")
+        raise RunError(
+            f"an engine with {2 * all_parameters / 1e9:,.0f} GB of weights does not fit a node of {machine.node} GPUs; name other --hardware"
+        )
     bandwidth, peak = gpus * machine.bandwidth, gpus * machine.flops * machine.efficiency
-    touched = config.num_experts_per_tok / config.num_experts if config.num_experts else 1.0
-    held, prefill = cache(config, work.tokens / 2, 2), (cost.linear + cost.quadratic * work.tokens) / peak
-    given = (work.tokens - work.own) / work.own
+    touched_share = config.num_experts_per_tok / config.num_experts if config.num_experts else 1.0
+    cache_bytes, prefill = cache(config, work.tokens / 2, 2), (cost.linear + cost.quadratic * work.tokens) / peak
+    prefill_ratio = (work.tokens - work.own) / work.own
 
     def token_s(rows: float) -> float:
-        read = 2 * (active + (whole - active) * min(1.0, rows * touched)) + rows * held
-        return max(read / bandwidth, 2 * active * rows / peak) + rows * given * prefill
+        bytes_read = 2 * (active + (all_parameters - active) * min(1.0, rows * touched_share)) + rows * cache_bytes
+        return max(bytes_read / bandwidth, 2 * active * rows / peak) + rows * prefill_ratio * prefill
 
-    return Engines(1, gpus, int(free / cache(config, work.tokens, 2)), token_s)
+    return Engines(1, gpus, int(free_bytes / cache(config, work.tokens, 2)), token_s)
 
 
 def candidates(gpus: int, cp: int, engine: int) -> list[int]:
@@ -223,12 +225,12 @@ def candidates(gpus: int, cp: int, engine: int) -> list[int]:
 def bound(train: Trainer, sampler: Engines, staleness: int, work: Work) -> float:
     """Steps per hour that no schedule exceeds in the long run: the trainer never waits, or all slots that admission allows are always taken, by
     rollouts that decode or wait for tools."""
-    held = min(sampler.slots, (staleness + 1) * work.groups * work.rollouts / sampler.count)
-    waits = (mean(work.turns) - 1) * work.tool_s  # the last tool, that of the tests, holds no slot
-    low, high = 0.0, float(held)
+    occupied_slots = min(sampler.slots, (staleness + 1) * work.groups * work.rollouts / sampler.count)
+    tool_seconds = (mean_draw(work.turns) - 1) * work.tool_s  # the last tool, that of the tests, holds no slot
+    low, high = 0.0, float(occupied_slots)
     for _ in range(50):  # the number that decode: the others wait, by Little's law
         rows = (low + high) / 2
-        low, high = (rows, high) if rows * (1 + waits / work.own / sampler.token_s(rows)) < held else (low, rows)
+        low, high = (rows, high) if rows * (1 + tool_seconds / work.own / sampler.token_s(rows)) < occupied_slots else (low, rows)
     sampling = work.groups * work.rollouts * work.own * sampler.token_s(high) / high / sampler.count
     return 3600 / max(train.step_s, sampling)
 
@@ -236,13 +238,13 @@ def bound(train: Trainer, sampler: Engines, staleness: int, work: Work) -> float
 def play(train_s: float, sampler: Engines, staleness: int, work: Work) -> tuple[float, Outcome]:
     """Steps per hour once the pipeline has filled, and all that the simulator saw."""
     groups, rollouts = min(PLAYED[0], work.groups), min(PLAYED[1], work.rollouts)
-    each = work.groups * work.rollouts / groups / rollouts  # real rollouts that a simulated one stands for
-    slots = max(1, round(sampler.count * sampler.slots / each))
+    scale = work.groups * work.rollouts / groups / rollouts  # real rollouts that a simulated one stands for
+    slots = max(1, round(sampler.count * sampler.slots / scale))
     seconds: dict[int, float] = {}
 
     def token_s(rows: int) -> float:
         if rows not in seconds:
-            seconds[rows] = sampler.token_s(max(1.0, rows * each / sampler.count))
+            seconds[rows] = sampler.token_s(max(1.0, rows * scale / sampler.count))
         return seconds[rows]
 
     lead = staleness + 2
@@ -255,23 +257,23 @@ def play(train_s: float, sampler: Engines, staleness: int, work: Work) -> tuple[
         publish_s=work.publish_s,
         swap_s=work.swap_s,
     )
-    out = simulate("in-flight", Rules(groups, staleness, STEPS + 2 * lead), load)
-    begin, end = out.steps[lead - 1], out.steps[lead + STEPS - 1]
-    return 3600 * STEPS / (end - begin), out
+    outcome = simulate("in-flight", Rules(groups, staleness, STEPS + 2 * lead), load)
+    start_time, end_time = outcome.steps[lead - 1], outcome.steps[lead + STEPS - 1]
+    return 3600 * STEPS / (end_time - start_time), outcome
 
 
 def best(gpus: int, staleness: int, trainers: list[Trainer], engine: Engines, machine: Hardware, work: Work) -> Split:
     """The fastest of the splits, among those that fit, at one staleness. Splits that could not be faster even at best are not simulated."""
-    pairs = [(one, replace(engine, count=(gpus - one.gpus) // engine.gpus)) for one in trainers]
-    found: Split | None = None
+    pairs = [(candidate, replace(engine, count=(gpus - candidate.gpus) // engine.gpus)) for candidate in trainers]
+    fastest: Split | None = None
     for train, sampler in sorted(pairs, key=lambda pair: -bound(*pair, staleness, work)):
-        if found is not None and found.steps_per_hour >= CLOSE * bound(train, sampler, staleness, work):
+        if fastest is not None and fastest.steps_per_hour >= CLOSE * bound(train, sampler, staleness, work):
             break
-        rate, out = play(train.step_s, sampler, staleness, work)
-        if found is not None and rate <= found.steps_per_hour:
+        rate, outcome = play(train.step_s, sampler, staleness, work)
+        if fastest is not None and rate <= fastest.steps_per_hour:
             continue
-        sampled = rate / 3600 * work.groups * work.rollouts * work.own
-        found = Split(
+        sampled_tokens = rate / 3600 * work.groups * work.rollouts * work.own
+        fastest = Split(
             gpus,
             gpus - train.gpus,
             train.gpus,
@@ -282,13 +284,13 @@ def best(gpus: int, staleness: int, trainers: list[Trainer], engine: Engines, ma
             train.step_s,
             rate,
             max(0.0, 1 - rate / 3600 * train.step_s),
-            sampled * sampler.token_s(sampler.slots) / sampler.slots / sampler.count,
-            out.mean_age,
-            out.dropped / max(1, out.dropped + out.trained),
+            sampled_tokens * sampler.token_s(sampler.slots) / sampler.slots / sampler.count,
+            outcome.mean_age,
+            outcome.dropped / max(1, outcome.dropped + outcome.trained),
             gpus * machine.price / rate,
         )
-    assert found is not None
-    return found
+    assert fastest is not None
+    return fastest
 
 
 def splits(
@@ -308,24 +310,24 @@ def splits(
     row = min(length, config.max_position_embeddings)
     if work.longest > row:
         raise RunError(f"rollouts of up to {work.longest:,} tokens do not fit rows of {row:,}; raise --length, or set fewer turns or tokens")
-    engine, found, done = engines(config, machine, work), [], 0
+    engine, best_splits, done = engines(config, machine, work), [], 0
     for number in sorted(gpus):
         trainers = [trainer(model, n, cp, ep, length, hardware, work) for n in candidates(number, cp, engine.gpus)]
         if not trainers:
             raise RunError(f"{number} GPUs cannot be split: the trainer takes --cp {cp} at least, and an engine {engine.gpus}")
-        fitting = [one for one in trainers if one.fits]
+        fitting = [candidate for candidate in trainers if candidate.fits]
         if not fitting:
-            least = min(one.memory for one in trainers) / 1e9
+            least = min(candidate.memory for candidate in trainers) / 1e9
             raise RunError(f"no split of {number} GPUs fits: the trainer's ranks would hold {least:,.0f} GB each, of {machine.memory / 1e9:,.0f} GB")
         fastest: Split | None = None
         for staleness in sorted(work.staleness):
-            one = best(number, staleness, fitting, engine, machine, work)
-            if fastest is None or one.steps_per_hour > fastest.steps_per_hour:
-                fastest = one
-            found.append(replace(fastest, staleness=staleness))
+            split = best(number, staleness, fitting, engine, machine, work)
+            if fastest is None or split.steps_per_hour > fastest.steps_per_hour:
+                fastest = split
+            best_splits.append(replace(fastest, staleness=staleness))
             done += 1
             told(done, len(gpus) * len(work.staleness), number)
-    return found
+    return best_splits
 
 
 def show(found: list[Split], model: str, hardware: str, work: Work, console: Console | None = None) -> None:
@@ -338,28 +340,30 @@ def show(found: list[Split], model: str, hardware: str, work: Work, console: Con
     table = Table(box=None, header_style="bold", title=title, title_justify="left", padding=(0, 2, 0, 0))
     for heading in ("GPUs", "S", "split", "slots", "step", "steps/h", "waits", "used", "age", "dropped", "$/step"):
         table.add_column(heading, justify="right", no_wrap=True)
-    for before, one in zip([None, *found], found):
+    for previous, split in zip([None, *found], found):
         table.add_row(
-            f"{one.gpus}" if before is None or before.gpus != one.gpus else "",
-            f"{one.staleness}" + ("" if one.kept == one.staleness else f" ({one.kept})"),
-            f"{one.sampler} + {one.trainer}",
-            f"{one.engines} × {one.slots}",
-            span(one.step_s),
-            f"{one.steps_per_hour:,.1f}",
-            f"{one.trainer_idle:.0%}",
-            f"{one.sampler_used:.0%}",
-            f"{one.mean_age:.1f}",
-            f"{one.dropped:.0%}",
-            f"{one.dollars:,.2f}",
+            f"{split.gpus}" if previous is None or previous.gpus != split.gpus else "",
+            f"{split.staleness}" + ("" if split.kept == split.staleness else f" ({split.kept})"),
+            f"{split.sampler} + {split.trainer}",
+            f"{split.engines} × {split.slots}",
+            span(split.step_s),
+            f"{split.steps_per_hour:,.1f}",
+            f"{split.trainer_idle:.0%}",
+            f"{split.sampler_used:.0%}",
+            f"{split.mean_age:.1f}",
+            f"{split.dropped:.0%}",
+            f"{split.dollars:,.2f}",
         )
     console.print(table)
     engine = engines(planning.network_of(model), HARDWARE[hardware], work).gpus
-    played = " × ".join(f"{min(pair)}" for pair in zip(PLAYED, (work.groups, work.rollouts)))
-    numbers = asdict(work) | {"tokens": work.tokens, "own": work.own, "rollouts": f"{work.groups} × {work.rollouts}", "played": played}
-    console.print(ASSUMPTIONS.format(**numbers, steps=STEPS, fullness=FULLNESS, gpus=engine, s="s" if engine > 1 else "", room=ROOM), highlight=False)
+    simulated_size = " × ".join(f"{min(pair)}" for pair in zip(PLAYED, (work.groups, work.rollouts)))
+    numbers = asdict(work) | {"tokens": work.tokens, "own": work.own, "rollouts": f"{work.groups} × {work.rollouts}", "played": simulated_size}
+    console.print(
+        ASSUMPTIONS.format(**numbers, steps=STEPS, fullness=FULLNESS, gpus=engine, s="s" if engine > 1 else "", room=MEMORY_SHARE), highlight=False
+    )
 
 
 def write(found: list[Split], work: Work, out: Path) -> None:
     """Writes rl-plan.json to a folder: the settings, and every split of the table."""
     out.mkdir(parents=True, exist_ok=True)
-    atomic_write(out / "rl-plan.json", json.dumps({"work": asdict(work), "splits": [asdict(one) for one in found]}, indent=1) + "\n")
+    atomic_write(out / "rl-plan.json", json.dumps({"work": asdict(work), "splits": [asdict(split) for split in found]}, indent=1) + "\n")

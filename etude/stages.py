@@ -55,7 +55,7 @@ class Part:
     """Whether it begins with what the parts above it left."""
 
 
-def beside(name: str, ref: str | None, lesson: str, scaled: str | None = None, sim: str | None = None) -> Technique:
+def make_paths(name: str, ref: str | None, lesson: str, scaled: str | None = None, sim: str | None = None) -> Technique:
     """Paths of a stage that is no technique."""
     return Technique(name=name, title="", source="", ref=ref, scaled=scaled, sim=sim, lesson=lesson)
 
@@ -76,7 +76,7 @@ PARTS: tuple[Part, ...] = (
                 "data",
                 "Base model and data",
                 "An open base model, or random weights, and files of code: cleaned, without duplicates, and with a codebase held out.",
-                own=beside("data", "sims/recipe/data.py", "lessons/01_cpt.py", scaled="scaled/data/prepare.py"),
+                own=make_paths("data", "sims/recipe/data.py", "lessons/01_cpt.py", scaled="scaled/data/prepare.py"),
             ),
             Stage("cpt", "Continued pretraining", "The model reads code, most of it in short contexts and the rest in long ones.", after=True),
             Stage(
@@ -90,7 +90,7 @@ PARTS: tuple[Part, ...] = (
                 "Fine-tuning on demonstrations",
                 "The model learns from an agent at work, and only from the tokens that the agent wrote.",
                 after=True,
-                own=beside("sft", "ref/sft.py", "lessons/00_recipe.py", scaled="scaled/sft.py"),
+                own=make_paths("sft", "ref/sft.py", "lessons/00_recipe.py", scaled="scaled/sft.py"),
             ),
             Stage("muon", "Muon", "The optimiser of the matrices: every direction of a gradient gets a step of the same size."),
         ),
@@ -118,7 +118,7 @@ PARTS: tuple[Part, ...] = (
                 "step",
                 "A step of RL",
                 "From finished rollouts to a gradient: it calls the techniques below in the order in which a step needs them.",
-                own=beside("step", "ref/rl.py", "lessons/04_dr_grpo.py", scaled="scaled/rl.py"),
+                own=make_paths("step", "ref/rl.py", "lessons/04_dr_grpo.py", scaled="scaled/rl.py"),
             ),
             Stage("dr-grpo", "Dr. GRPO", "A rollout's advantage is its reward less its group's mean, divided by neither length nor deviation."),
             Stage("kl", "KL", "How far the policy has moved from its reference, and which estimate of it may be differentiated."),
@@ -149,7 +149,7 @@ PARTS: tuple[Part, ...] = (
                 "mirror",
                 "The mirror",
                 "The same code on many ranks: a loss and a gradient that do not depend on who computes which part.",
-                own=beside("mirror", None, "lessons/11_mirror.py", scaled="scaled/runtime/mesh.py"),
+                own=make_paths("mirror", None, "lessons/11_mirror.py", scaled="scaled/runtime/mesh.py"),
             ),
         ),
     ),
@@ -162,7 +162,7 @@ PARTS: tuple[Part, ...] = (
                 "evaluation",
                 "Evaluation",
                 "Tasks and a codebase that no stage has seen, before RL and after it, with intervals.",
-                own=beside("evaluation", None, "lessons/00_recipe.py", sim="sims/recipe/evaluation.py"),
+                own=make_paths("evaluation", None, "lessons/00_recipe.py", sim="sims/recipe/evaluation.py"),
                 page="recipe",
             ),
             Stage(
@@ -170,7 +170,7 @@ PARTS: tuple[Part, ...] = (
                 "Real-time RL",
                 "The policy is served, what users do becomes the next reward, and what was learned is looked at before it is shipped.",
                 after=True,
-                own=beside("real-time-rl", None, "lessons/18_monitor.py", sim="sims/real_time_rl/loop.py"),
+                own=make_paths("real-time-rl", None, "lessons/18_monitor.py", sim="sims/real_time_rl/loop.py"),
                 page="real-time-rl",
             ),
             Stage("monitor", "Monitor", "What rollouts do, step by step, and an alarm that means something however often one looks.", page="recipe"),

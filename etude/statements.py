@@ -30,7 +30,7 @@ class Statement:
     """Why nothing tests it, and what would."""
 
 
-HERE = "can be tested on a laptop; no experiment does so yet"
+LAPTOP = "can be tested on a laptop; no experiment does so yet"
 JUDGE = "needs a model that can judge code; the monitors here are rules"
 GPU = "needs GPUs, where speed and formats can be measured"
 CLUSTER = "needs models of the report's size on a cluster"
@@ -150,7 +150,7 @@ GRADIENT = (
         "overlong rollouts need no mask: it brings nothing",
         _in("grpo-bias", "unmasked-cut-off", "masked-cut-off", "masked-longer", "masked-grows"),
     ),
-    Statement("overlong-agent", "§4.1", "masking overlong rollouts brings nothing in the agent's own RL", why=HERE),
+    Statement("overlong-agent", "§4.1", "masking overlong rollouts brings nothing in the agent's own RL", why=LAPTOP),
     Statement("average-rises", "§4.1, Fig. 5", "average reward rises along RL", _in("best-of-k", "average", "best-of-4")),
     Statement(
         "best-of-k-rises",
@@ -162,7 +162,7 @@ GRADIENT = (
         "harder-upsampled",
         "§4.1",
         "in later stages, prompts whose rollouts take more turns and tokens are drawn more often, and that helps",
-        why=HERE,
+        why=LAPTOP,
     ),
     Statement(
         "close-to-on-policy", "§4.1, §6.2", "asynchronous RL stays stable while samples are kept close to on-policy", _in("async-rl", "stable")
@@ -224,9 +224,9 @@ SUMMARIES = (
         "reward-on-summaries", "§4.1", "the final reward on every token of the chain makes summaries better", _in("self-summary", "rl-improves")
     ),
     Statement("chain-weighs-once", "§4.1", "a chain of more segments weighs no more than one of fewer", _in("self-summary", "one-weight")),
-    Statement("fewer-overlong", "§4.1", "self-summaries leave fewer rollouts cut off for their length", why=HERE),
-    Statement("hard-summarise-more", "self-summarisation post", "the agent summarises more often on hard tasks", why=HERE),
-    Statement("poor-summaries-unlearned", "§4.1", "summaries that lead to failure are weighted down by the chain's reward", why=HERE),
+    Statement("fewer-overlong", "§4.1", "self-summaries leave fewer rollouts cut off for their length", why=LAPTOP),
+    Statement("hard-summarise-more", "self-summarisation post", "the agent summarises more often on hard tasks", why=LAPTOP),
+    Statement("poor-summaries-unlearned", "§4.1", "summaries that lead to failure are weighted down by the chain's reward", why=LAPTOP),
     Statement(
         "better-with-exploration", "self-summarisation post", "better results go with more thinking and more exploration along training", why=AGENT
     ),
@@ -299,7 +299,7 @@ REPLAY = (
     Statement(
         "replay-halves", "arXiv:2510.11370", "replay halves KL(μ‖π), 1.5e-3 → 7.5e-4 nats", _in("router-mismatch", "replay-bf16", "replay-fp8")
     ),
-    Statement("moe-against-dense", "arXiv:2510.11370", "the mismatch of a mixture of experts is 2.4 times that of a dense network", why=HERE),
+    Statement("moe-against-dense", "arXiv:2510.11370", "the mismatch of a mixture of experts is 2.4 times that of a dense network", why=LAPTOP),
     Statement(
         "replay-in-rl",
         "arXiv:2510.11370",
@@ -402,9 +402,9 @@ SYSTEMS = (
         "packing all sequences anew, with attention's cost counted, evens the ranks' work",
         why="held by tests/ref/test_packing.py; no experiment times it",
     ),
-    Statement("cp-sends-less", "§6.1", "context parallelism sends less than tensor parallelism on long rows", why=HERE),
-    Statement("latents-smaller", "§6.1", "gathering MLA's latents and projecting them locally sends less than keys and values", why=HERE),
-    Statement("causal-balance", "§6.1", "2·CP chunks, an early one with a late one, even out causal attention", why=HERE),
+    Statement("cp-sends-less", "§6.1", "context parallelism sends less than tensor parallelism on long rows", why=LAPTOP),
+    Statement("latents-smaller", "§6.1", "gathering MLA's latents and projecting them locally sends less than keys and values", why=LAPTOP),
+    Statement("causal-balance", "§6.1", "2·CP chunks, an early one with a late one, even out causal attention", why=LAPTOP),
     Statement(
         "expert-parallel-free",
         "§6.1",
@@ -427,8 +427,10 @@ SYSTEMS = (
         _in("low-precision", "division-nvfp4"),
     ),
     Statement("fast-division-mxfp8", "§6.1, Kernels", "fast division is harmless for MXFP8", _in("low-precision", "division-mxfp8")),
-    Statement("same-format-matches", "§6.1, Kernels", "a trainer in NVFP4 matches an engine in NVFP4 better than one in another format", why=HERE),
-    Statement("mxfp8-dispatch", "§6.1, Kernels", "tokens quantised to MXFP8 before dispatch cost nothing, since experts compute in MXFP8", why=HERE),
+    Statement("same-format-matches", "§6.1, Kernels", "a trainer in NVFP4 matches an engine in NVFP4 better than one in another format", why=LAPTOP),
+    Statement(
+        "mxfp8-dispatch", "§6.1, Kernels", "tokens quantised to MXFP8 before dispatch cost nothing, since experts compute in MXFP8", why=LAPTOP
+    ),
     Statement("two-streams", "§6.1", "micro-batches on two streams hide communication behind products", why=GPU),
     Statement(
         "kernel-times",
@@ -444,9 +446,9 @@ SYSTEMS = (
     ),
     Statement("dual-mesh", "Composer 2.5", "separate layouts for expert and other weights send less than one layout for both", why=GPU),
     Statement("ep-without-tp", "§6.1", "expert parallelism free of tensor parallelism makes grouped products more efficient", why=GPU),
-    Statement("cp-in-fsdp", "§6.1", "context parallelism folded into FSDP shards the state over more ranks and saves memory", why=HERE),
+    Statement("cp-in-fsdp", "§6.1", "context parallelism folded into FSDP shards the state over more ranks and saves memory", why=LAPTOP),
     Statement("latents-hidden", "§6.1", "the gather of latents hides behind the projection of queries", why=GPU),
-    Statement("cp-2-ep-8", "Composer 2.5", "a context parallelism of 2 and an expert parallelism of 8 need 8 ranks, not 16", why=HERE),
+    Statement("cp-2-ep-8", "Composer 2.5", "a context parallelism of 2 and an expert parallelism of 8 need 8 ranks, not 16", why=LAPTOP),
     Statement("muon-overlapped", "Composer 2.5", "overlapped and sharded, a step of Muon takes 0.2 s at 1T parameters", why=GPU),
 )
 
@@ -457,8 +459,8 @@ ENVIRONMENTS = (
         "an agent trains in the harness in which it works: real files, real tools, isolated machines",
         _in("disk-world", "same-curves", "learns-on-disk"),
     ),
-    Statement("strict-arguments", "§6.2", "stricter checks of tool arguments teach more precise calls", why=HERE),
-    Statement("tools-removed", "§6.2", "training with tools taken away makes the agent steerable", why=HERE),
+    Statement("strict-arguments", "§6.2", "stricter checks of tool arguments teach more precise calls", why=LAPTOP),
+    Statement("tools-removed", "§6.2", "training with tools taken away makes the agent steerable", why=LAPTOP),
     Statement(
         "shadow-backend",
         "§6.2",
@@ -500,7 +502,7 @@ ENVIRONMENTS = (
         + _in("feature-deletion", "more-than-functions", "no-fool", "gold-back"),
     ),
     Statement("tasks-25", "Composer 2.5", "25 times as many synthetic tasks keep RL improving", why=CLUSTER),
-    Statement("tasks-harder", "Composer 2.5", "tasks that are made harder as the model improves go on teaching it", why=HERE),
+    Statement("tasks-harder", "Composer 2.5", "tasks that are made harder as the model improves go on teaching it", why=LAPTOP),
     Statement(
         "deletion-hacks",
         "Composer 2.5",
@@ -562,7 +564,7 @@ ENVIRONMENTS = (
         "a hint where a rollout went wrong, distilled into the hint-free agent, mends that fault and nothing else",
         _in("textual-feedback", "fewer-faults", "mended", "equal-success", "nothing-else", "more-than-prices"),
     ),
-    Statement("hinted-knows-better", "Composer 2.5", "the same model under the hint does not make the mistake, and can be the teacher", why=HERE),
+    Statement("hinted-knows-better", "Composer 2.5", "the same model under the hint does not make the mistake, and can be the teacher", why=LAPTOP),
     Statement(
         "student-pulled",
         "Composer 2.5",
@@ -585,13 +587,13 @@ ENVIRONMENTS = (
         "demonstrations-as-hints",
         "arXiv:2601.19897",
         "an agent that has a demonstration before it teaches itself the skill, and forgets less than by fine-tuning on it",
-        why=HERE,
+        why=LAPTOP,
     ),
     Statement(
         "solutions-as-hints",
         "arXiv:2601.18734",
         "an agent that has a verified solution before it teaches itself with fewer tokens than RL on the outcome",
-        why=HERE,
+        why=LAPTOP,
     ),
     Statement(
         "hints-without-reward",
@@ -642,22 +644,26 @@ STATEMENTS: tuple[Statement, ...] = (
 )
 
 
-def _tested(claims: Sequence[dict]) -> dict[str, dict]:
-    return {f"{c['experiment']}/{c['name']}": c for c in claims if c["verdict"] not in ("not tested", "stale")}
+def _index_tested(claims: Sequence[dict]) -> dict[str, dict]:
+    return {f"{claim['experiment']}/{claim['name']}": claim for claim in claims if claim["verdict"] not in ("not tested", "stale")}
 
 
 def coverage(claims: Sequence[dict]) -> tuple[int, int, int]:
     """Statements that some claim or law of these tests; those of them that laws alone test; all statements."""
-    found = _tested(claims)
-    tested = [[found[name] for name in statement.tests if name in found] for statement in STATEMENTS]
-    return sum(map(bool, tested)), sum(bool(some) and all(is_law(c["rule"]) for c in some) for some in tested), len(STATEMENTS)
+    tested_claims = _index_tested(claims)
+    claims_by_statement = [[tested_claims[name] for name in statement.tests if name in tested_claims] for statement in STATEMENTS]
+    return (
+        sum(map(bool, claims_by_statement)),
+        sum(bool(statement_claims) and all(is_law(claim["rule"]) for claim in statement_claims) for statement_claims in claims_by_statement),
+        len(STATEMENTS),
+    )
 
 
 def open_statements(claims: Sequence[dict]) -> list[tuple[Statement, str]]:
     """Statements that no claim or law of these tests, each with the reason."""
-    found, reasons = _tested(claims), {f"{c['experiment']}/{c['name']}": c["note"].split("; ")[0] for c in claims}
+    tested_claims, reasons = _index_tested(claims), {f"{claim['experiment']}/{claim['name']}": claim["note"].split("; ")[0] for claim in claims}
     return [
         (statement, statement.why or "; ".join(dict.fromkeys(reasons.get(name, f"{name} was not run") for name in statement.tests)))
         for statement in STATEMENTS
-        if not any(name in found for name in statement.tests)
+        if not any(name in tested_claims for name in statement.tests)
     ]

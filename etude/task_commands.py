@@ -92,15 +92,15 @@ def tasks_install(
     """Set a folder up in a sandbox: propose commands with checks, and try until the checks pass. Packages come from --index alone."""
     from environments.harness.episode import Budget
 
-    room = importlib.import_module("etude.install")
+    install_module = importlib.import_module("etude.install")
     if replay is not None:
-        room.replay(folder, replay, index, private_index)
+        install_module.replay(folder, replay, index, private_index)
         return
     sampling = {"temperature": temperature, "seed": seed}
-    policy = room.policy_of(model, name, sampling) if model else None
+    policy = install_module.policy_of(model, name, sampling) if model else None
     who = f"{name}, {json.dumps(sampling)}" if model else ""
     out = out or Path("runs/install") / f"{folder.resolve().name}.json"
-    room.install(folder, index, out, tries, policy, who, Budget(turns=turns, seconds=60 * minutes), private_index, again)
+    install_module.install(folder, index, out, tries, policy, who, Budget(turns=turns, seconds=60 * minutes), private_index, again)
 
 
 @tasks_app.command("levels")
@@ -144,8 +144,8 @@ def tasks_try(
     except ValueError as error:
         raise settings.RunError(str(error)) from None
     sampling = {"temperature": temperature, "seed": seed}
-    how = prompt, out, resume, budget, sampling, strict, tool_choice, corpus, jobs or process.cores(), seconds, sandbox, fresh
-    importlib.import_module("etude.episodes").try_task(task, model, name, recipes or (), *how)
+    arguments = (prompt, out, resume, budget, sampling, strict, tool_choice, corpus, jobs or process.cores(), seconds, sandbox, fresh)
+    importlib.import_module("etude.episodes").try_task(task, model, name, recipes or (), *arguments)
 
 
 @tasks_app.command("grade")
@@ -160,8 +160,8 @@ def tasks_grade(
     sandbox: Annotated[str, SANDBOX] = "bubblewrap",
 ) -> None:
     """Grade a folder's solution of a task as a trainer would: its reward, what the reward consists of, and flags."""
-    how = recipes or (), jobs or process.cores(), seconds, sandbox, fresh, as_json
-    importlib.import_module("etude.grades").grade_folder(task, folder, *how)
+    arguments = recipes or (), jobs or process.cores(), seconds, sandbox, fresh, as_json
+    importlib.import_module("etude.grades").grade_folder(task, folder, *arguments)
 
 
 @tasks_app.command("serve")
@@ -185,8 +185,8 @@ def tasks_serve(
     from environments.harness.episode import Budget
 
     budget = Budget(calls, UNCOUNTED, 60 * minutes, UNCOUNTED)
-    how = prompt, out, resume, budget, strict, corpus, jobs or process.cores(), seconds, sandbox, fresh
-    importlib.import_module("etude.serve").serve_task(task, who, recipes or (), *how)
+    arguments = prompt, out, resume, budget, strict, corpus, jobs or process.cores(), seconds, sandbox, fresh
+    importlib.import_module("etude.serve").serve_task(task, who, recipes or (), *arguments)
 
 
 @tasks_app.command("hints")
@@ -206,6 +206,6 @@ def tasks_hints(
     sandbox: Annotated[str, SANDBOX] = "bubblewrap",
 ) -> None:
     """Find the replies at which episodes went wrong, with a short hint for each that does not tell the solution."""
-    how = source, model, name, shown_gold, out, loss, recipes or (), jobs or process.cores(), seconds, sandbox
-    if not importlib.import_module("etude.hints").hints(transcripts, *how):
+    arguments = source, model, name, shown_gold, out, loss, recipes or (), jobs or process.cores(), seconds, sandbox
+    if not importlib.import_module("etude.hints").hints(transcripts, *arguments):
         raise typer.Exit(2)

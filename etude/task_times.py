@@ -15,23 +15,23 @@ from kit.process import processor
 __all__ = ["remember", "told"]
 
 
-def place() -> Path:
+def times_path() -> Path:
     """The file, beside what else is kept of this machine's tasks."""
     return cache_folder() / "times.jsonl"
 
 
-def key(what: str, package: Package, join: int, jobs: int, kind: str) -> dict[str, str | int]:
+def make_key(operation: str, package: Package, join: int, jobs: int, kind: str) -> dict[str, str | int]:
     """What has to be the same: the package, the pieces at once, the number of sandboxes, what makes them, the machine."""
-    return {"what": what, "package": f"{package.name} {package.version}", "join": join, "jobs": jobs, "kind": kind, "cpu": processor()}
+    return {"what": operation, "package": f"{package.name} {package.version}", "join": join, "jobs": jobs, "kind": kind, "cpu": processor()}
 
 
 def remember(what: str, package: Package, join: int, jobs: int, kind: str, seconds: float, count: int = 1) -> None:
     """Adds a line: `what` (made, remade or graded) took so long, for `count` of its parts. A folder that cannot be written loses the line, and no
     task."""
-    row = {**key(what, package, join, jobs, kind), "seconds": round(seconds, 2), "count": count}
+    row = {**make_key(what, package, join, jobs, kind), "seconds": round(seconds, 2), "count": count}
     try:
-        made(place().parent)
-        log = Journal(place())
+        made(times_path().parent)
+        log = Journal(times_path())
         try:
             log.append(("\n" if log.torn() else "").encode() + json.dumps(row).encode() + b"\n")
         finally:
@@ -40,14 +40,18 @@ def remember(what: str, package: Package, join: int, jobs: int, kind: str, secon
         return
 
 
-def measured(what: str, package: Package, join: int, jobs: int, kind: str) -> float | None:
+def read_last_seconds(operation: str, package: Package, join: int, jobs: int, kind: str) -> float | None:
     """Seconds for each part, as it was the last time; None where nobody has done it here."""
-    wanted = key(what, package, join, jobs, kind)
-    rows = [row for row in read_lines(place()) if wanted.items() <= row.items() and number(row.get("seconds")) and number(row.get("count"))]
+    match_key = make_key(operation, package, join, jobs, kind)
+    rows = [
+        row
+        for row in read_lines(times_path())
+        if match_key.items() <= row.items() and is_duration(row.get("seconds")) and is_duration(row.get("count"))
+    ]
     return rows[-1]["seconds"] / max(1, rows[-1]["count"]) if rows else None
 
 
-def number(value: object) -> bool:
+def is_duration(value: object) -> bool:
     """Whether a line's value is a number that time can be."""
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf
 
@@ -55,8 +59,8 @@ def number(value: object) -> bool:
 def told(what: str, package: Package, join: int, jobs: int, kind: str, tasks: int = 0) -> str:
     """The line for a package that is made into tasks (made), or made again (remade) with so many tasks graded; empty where the time is short or
     unknown."""
-    making = measured(what, package, join, jobs, kind)
-    grading = measured("graded", package, join, jobs, kind) if tasks else 0.0
+    making = read_last_seconds(what, package, join, jobs, kind)
+    grading = read_last_seconds("graded", package, join, jobs, kind) if tasks else 0.0
     if making is None or grading is None:
         return ""
     return line(making + tasks * grading, f"as {package.name} {package.version} took on this machine")

@@ -60,18 +60,18 @@ def made_of(
             (outcomes,) = runner.outcomes({**package.files, **package.tests})
             passed = [test for test, outcome in outcomes.items() if outcome == "passed"]
             grader = partial(open_sandbox, kind=kind, limits=GRADING)
-            unused["ungradable"] = ungradable(package, passed, grader, patience(seconds))
+            unused["ungradable"] = ungradable(package, passed, grader, grading_timeout(seconds))
             runner.without |= {*unused["ungradable"]}
-            if lost := unused["ungradable"]:
+            if unseen_tests := unused["ungradable"]:
                 line.end()
-                refuse_ungradable(package, passed, lost)
-        made = unflagged(make(package, runner, join=join), package)
+                refuse_ungradable(package, passed, unseen_tests)
+        task_set = unflagged(make(package, runner, join=join), package)
     finally:
         line.end()
-    return package, unused, made, time.monotonic() - since
+    return package, unused, task_set, time.monotonic() - since
 
 
-def patience(seconds: float) -> float:
+def grading_timeout(seconds: float) -> float:
     """Wall-clock seconds in which the tests of a package's own code are graded. They end, as they have before; a crowded
     machine makes them slow, and must not make other recipes."""
     return max(seconds, min(10 * seconds, GRADING.seconds - 30))
@@ -82,21 +82,21 @@ def refuse_ungradable(package: Package, passed: Collection[str], lost: Sequence[
     it does not see pass."""
     if len(passed) < least or len(passed) - len(lost) >= least:
         return
-    about = f"{package.name} {package.version}: {len(passed)} of its tests pass, but {len(lost)} of them not in the grader"
+    summary = f"{package.name} {package.version}: {len(passed)} of its tests pass, but {len(lost)} of them not in the grader"
     file = lost[0].partition("::")[0]
-    why = "which lays files of Python alone, and no data of tests"
+    reason = "which lays files of Python alone, and no data of tests"
     try:
         decode_source(package.tests.get(file, b""))
     except ValueError as error:
-        why = f"{file}: {error}"
-    raise ValueError(f"{about}, such as {lost[0]} ({why}); nothing can be made of it")
+        reason = f"{file}: {error}"
+    raise ValueError(f"{summary}, such as {lost[0]} ({reason}); nothing can be made of it")
 
 
 def make_all(specs: Sequence[str], out: Path, jobs: int, seconds: float, again: bool, kind: Kind = "bubblewrap", join: int = 1) -> bool:
     """Writes OUT/NAME-VERSION.json for each package, and says how many tasks each gave. A package that gives none is said in one line, and the next
     one comes. A recipe that is there stays, unless `again`. `kind`: of the sandboxes. `join`: pieces that are taken out at once, at most. True if all
     packages gave tasks."""
-    rows, good = [], True
+    rows, all_succeeded = [], True
     for spec in specs:
         try:
             package = package_of(spec, cache_folder() / "sdists")
@@ -104,35 +104,35 @@ def make_all(specs: Sequence[str], out: Path, jobs: int, seconds: float, again: 
             if path.exists() and not again:
                 print(f"{path} is there already; --again makes it anew")
                 continue
-            if said := task_times.told("made", package, join, jobs, kind):
-                print(said, flush=True)
-            package, unused, made, took = made_of(package, jobs, seconds, kind, join=join)
-            if not made.tasks:
-                raise ValueError(f"{package.name} {package.version}: {without_tasks(made)}")
-            task_times.remember("made", package, join, jobs, kind, took)
+            if time_hint := task_times.told("made", package, join, jobs, kind):
+                print(time_hint, flush=True)
+            package, unused, task_set, elapsed = made_of(package, jobs, seconds, kind, join=join)
+            if not task_set.tasks:
+                raise ValueError(f"{package.name} {package.version}: {without_tasks(task_set)}")
+            task_times.remember("made", package, join, jobs, kind, elapsed)
         except (RunError, ValueError, OSError) as error:
             print(f"{spec}: {one_line(str(error), 500)}", file=sys.stderr)
-            good = False
+            all_succeeded = False
             continue
         except Exception as error:  # a package that breaks this program takes no other one with it
-            print(f"{spec}: {fault_of(error)}", file=sys.stderr)
-            good = False
+            print(f"{spec}: {describe_fault(error)}", file=sys.stderr)
+            all_succeeded = False
             continue
         out.mkdir(parents=True, exist_ok=True)
-        atomic_write(path, json.dumps(as_json(spec, package, unused, made, join), indent=1) + "\n")
-        for task in made.tasks:
+        atomic_write(path, json.dumps(as_json(spec, package, unused, task_set, join), indent=1) + "\n")
+        for task in task_set.tasks:
             keep(cache_folder() / "tasks", task, package)
-        why = ", ".join(f"{count} {kind}" for kind, count in sorted(made.why_not.items()))
-        gone = [*unused["left out"], *(f"{len(unused[why])} {why} tests" for why in ("slow", "ungradable") if unused[why])]
-        left = f"; left out: {', '.join(gone)}" if gone else ""
-        print(f"{path}: {len(made.tasks)} tasks of {made.tried} pieces in {took:.0f} s ({why}){left}", flush=True)
-        rows.append((len(made.tasks), made.tried, took))
+        rejections = ", ".join(f"{count} {kind}" for kind, count in sorted(task_set.why_not.items()))
+        exclusions = [*unused["left out"], *(f"{len(unused[reason])} {reason} tests" for reason in ("slow", "ungradable") if unused[reason])]
+        exclusion_note = f"; left out: {', '.join(exclusions)}" if exclusions else ""
+        print(f"{path}: {len(task_set.tasks)} tasks of {task_set.tried} pieces in {elapsed:.0f} s ({rejections}){exclusion_note}", flush=True)
+        rows.append((len(task_set.tasks), task_set.tried, elapsed))
     if len(rows) > 1:
-        tasks, tried, took = map(sum, zip(*rows, strict=True))
-        print(f"{tasks} tasks of {tried} pieces from {len(rows)} packages, {60 * tasks / took:.1f} a minute")
+        tasks, piece_count, elapsed = map(sum, zip(*rows, strict=True))
+        print(f"{tasks} tasks of {piece_count} pieces from {len(rows)} packages, {60 * tasks / elapsed:.1f} a minute")
     if rows:
         afterwards.show(afterwards.of_tasks(out, checked=False))
-    return good
+    return all_succeeded
 
 
 def without_tasks(made: Made) -> str:
@@ -140,65 +140,72 @@ def without_tasks(made: Made) -> str:
     if not made.tried:
         return "no tasks: no function or class of its source can be taken out"
     label, reasons = min(made.reasons.items(), key=lambda item: (-made.why_not[item[1][0].partition(":")[0]], item[0]))
-    counts = ", ".join(f"{count} {why}" for why, count in sorted(made.why_not.items()))
+    counts = ", ".join(f"{count} {reason}" for reason, count in sorted(made.why_not.items()))
     return f"no tasks of {made.tried} pieces ({counts}), such as {label}: {reasons[0]}"
 
 
-def fault_of(error: Exception) -> str:
+def describe_fault(error: Exception) -> str:
     """What an error says that nobody expected, and where it was raised."""
     frames = traceback.extract_tb(error.__traceback__)
     place = f" in {Path(frames[-1].filename).name}, line {frames[-1].lineno}" if frames else ""
-    said = one_line(f"{type(error).__name__}: {error}")
-    return f"a fault of this program, please report it: {said}{place}"
+    message = one_line(f"{type(error).__name__}: {error}")
+    return f"a fault of this program, please report it: {message}{place}"
 
 
 def check_all(paths: Sequence[Path], jobs: int, seconds: float, kind: Kind = "bubblewrap", ask: bool = True) -> bool:
     """Makes the tasks of recipes again, compares them, and grades for each the gold and nothing done. Results go to NAME-VERSION.checks.jsonl, and a
     check that was made already is not made again. `kind`: of the sandboxes. `ask`: also with fresh inputs. True if nothing is wrong."""
-    good, gradings = True, list[list[float]]()
-    for path, recipe, package, made in again_made(paths, jobs, seconds, kind, grade=True, ask=ask):
+    all_passed, gradings = True, list[list[float]]()
+    for path, recipe, package, task_set in remake_tasks(paths, jobs, seconds, kind, grade=True, ask=ask):
         log, since = path.with_suffix(".checks.jsonl"), time.monotonic()
-        known = len(checks_of(log, package.digest, ask))
-        found = checked(log, package, made, jobs, seconds, kind, ask)
-        if graded := len(found) - known:
-            task_times.remember("graded", package, recipe.get("join", 1), jobs, kind, time.monotonic() - since, graded)
-        wrong = [*differences(recipe, package, made), *(f"{task.id}: {one}" for task in made.tasks for one in found[task.id]["faults"])]
-        says = f"{len(wrong)} wrong" if wrong else "gold paid in full, nothing done paid nothing"
-        says += f"; {sum(found[task.id]['fresh'] > 0 for task in made.tasks)} have fresh inputs" if ask else ""
-        counts = {trust: sum(found[task.id]["trust"] == trust.name.lower() for task in made.tasks) for trust in Trust}
-        rest = [f"  {one}" for one in wrong] + [f"  {count}: {trust.value}" for trust, count in counts.items() if count]
-        rest += [f"  a grading takes {median(took):.2f} s (median)"] if (took := [found[task.id]["seconds"] for task in made.tasks]) else []
-        gradings.append(took)
-        print(f"{path}: {len(made.tasks)} tasks, made again and graded: {says}", *rest, sep="\n")
-        good = good and not wrong
-    if len(gradings) > 1 and (every := [*itertools.chain(*gradings)]):
-        print(f"{len(every)} tasks in all: a grading takes {median(every):.2f} s (median)")
-    if good and paths:
+        previous_count = len(read_checks(log, package.digest, ask))
+        results = grade_tasks(log, package, task_set, jobs, seconds, kind, ask)
+        if graded_count := len(results) - previous_count:
+            task_times.remember("graded", package, recipe.get("join", 1), jobs, kind, time.monotonic() - since, graded_count)
+        problems = [
+            *differences(recipe, package, task_set),
+            *(f"{task.id}: {fault}" for task in task_set.tasks for fault in results[task.id]["faults"]),
+        ]
+        verdict = f"{len(problems)} wrong" if problems else "gold paid in full, nothing done paid nothing"
+        verdict += f"; {sum(results[task.id]['fresh'] > 0 for task in task_set.tasks)} have fresh inputs" if ask else ""
+        counts = {trust: sum(results[task.id]["trust"] == trust.name.lower() for task in task_set.tasks) for trust in Trust}
+        details = [f"  {problem}" for problem in problems] + [f"  {count}: {trust.value}" for trust, count in counts.items() if count]
+        details += (
+            [f"  a grading takes {median(grading_seconds):.2f} s (median)"]
+            if (grading_seconds := [results[task.id]["seconds"] for task in task_set.tasks])
+            else []
+        )
+        gradings.append(grading_seconds)
+        print(f"{path}: {len(task_set.tasks)} tasks, made again and graded: {verdict}", *details, sep="\n")
+        all_passed = all_passed and not problems
+    if len(gradings) > 1 and (all_seconds := [*itertools.chain(*gradings)]):
+        print(f"{len(all_seconds)} tasks in all: a grading takes {median(all_seconds):.2f} s (median)")
+    if all_passed and paths:
         afterwards.show(afterwards.of_tasks(paths[0], checked=True))
-    return good
+    return all_passed
 
 
-def again_made(
+def remake_tasks(
     paths: Sequence[Path], jobs: int, seconds: float, kind: Kind, grade: bool = False, ask: bool = True
 ) -> Iterator[tuple[Path, dict, Package, Made]]:
     """Each recipe with what is made of its package now; of other files nothing is made, for it could not be the same. Before that comes a line
     with the time that it will take, with `grade` that of grading too. Raises RunError for what is no recipe, and where nothing can be made."""
-    for path in some_recipes(paths):
+    for path in list_recipes(paths):
         recipe = recipe_of(path)
         try:
             package = package_of(recipe["package"]["spec"], cache_folder() / "sdists")
             if package.without(recipe["package"]["left out"]).digest != recipe["package"]["digest"]:
-                made = Made((), 0, {}, ())
+                task_set = Made((), 0, {}, ())
             else:
-                join, known = recipe.get("join", 1), checks_of(path.with_suffix(".checks.jsonl"), recipe["package"]["digest"], ask)
-                todo = max(0, len(recipe["tasks"]) - len(known)) if grade else 0
-                if said := task_times.told("remade", package, join, jobs, kind, todo):
-                    print(said, flush=True)
-                package, _, made, took = made_of(package, jobs, seconds, kind, unused_of(recipe), join)
-                task_times.remember("remade", package, join, jobs, kind, took)
+                join, previous_checks = recipe.get("join", 1), read_checks(path.with_suffix(".checks.jsonl"), recipe["package"]["digest"], ask)
+                todo = max(0, len(recipe["tasks"]) - len(previous_checks)) if grade else 0
+                if time_hint := task_times.told("remade", package, join, jobs, kind, todo):
+                    print(time_hint, flush=True)
+                package, _, task_set, elapsed = made_of(package, jobs, seconds, kind, unused_of(recipe), join)
+                task_times.remember("remade", package, join, jobs, kind, elapsed)
         except ValueError as error:
             raise RunError(str(error)) from None
-        yield path, recipe, package, made
+        yield path, recipe, package, task_set
 
 
 def export_all(paths: Sequence[Path], out: Path, format: str, jobs: int, seconds: float, kind: Kind = "bubblewrap") -> bool:
@@ -206,16 +213,16 @@ def export_all(paths: Sequence[Path], out: Path, format: str, jobs: int, seconds
     the recipes, and no others, were made. Raises RunError for another format."""
     if format != "harbor":
         raise RunError(f"there is no format called {format!r}; there is harbor")
-    good = True
-    for path, recipe, package, made in again_made(paths, jobs, seconds, kind):
+    all_made = True
+    for path, recipe, package, task_set in remake_tasks(paths, jobs, seconds, kind):
         judges = judges_of(kind)
-        for task in made.tasks:
+        for task in task_set.tasks:
             exam = examined(exam_of(task, package), task.id, judges.fresh, seconds, judges)
             write_anew(harbor.folder(task, package, metadata.version("pytest"), seconds, exam), out / task.id)
-        wrong = differences(recipe, package, made)
-        print(f"{path}: {len(made.tasks)} tasks, made again and written to {out}", *(f"  {one}" for one in wrong), sep="\n")
-        good = good and not wrong
-    return good
+        problems = differences(recipe, package, task_set)
+        print(f"{path}: {len(task_set.tasks)} tasks, made again and written to {out}", *(f"  {problem}" for problem in problems), sep="\n")
+        all_made = all_made and not problems
+    return all_made
 
 
 def write_anew(files: Mapping[str, bytes], folder: Path) -> None:
@@ -230,26 +237,26 @@ def write_anew(files: Mapping[str, bytes], folder: Path) -> None:
         (Path(name) / "new").rename(folder)
 
 
-def checked(path: Path, package: Package, made: Made, jobs: int, seconds: float, kind: Kind, ask: bool = True) -> dict[str, dict]:
+def grade_tasks(path: Path, package: Package, task_set: Made, jobs: int, seconds: float, kind: Kind, ask: bool = True) -> dict[str, dict]:
     """Task → what is wrong with it, `faults`, and with `ask` the number of its fresh inputs, `fresh`. What stands in the file at `path` already is
     not looked at again; the rest is added there."""
-    known = checks_of(path, package.digest, ask)
-    todo = [task for task in made.tasks if task.id not in known]
+    results = read_checks(path, package.digest, ask)
+    todo = [task for task in task_set.tasks if task.id not in results]
     line, log = Line(f"{package.name} {package.version}", "tasks graded", len(todo)), Journal(path)
     if log.torn():
         log.append(b"\n")
     try:
         # Processes, not threads: Python 3.11 fails where two threads parse at once (python/cpython#106905).
         with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
-            told = pool.map(partial(told_of, package=package, seconds=seconds, kind=kind, ask=ask), todo)
-            for task, row in zip(todo, told, strict=True):
-                known[task.id] = row
+            rows = pool.map(partial(told_of, package=package, seconds=seconds, kind=kind, ask=ask), todo)
+            for task, row in zip(todo, rows, strict=True):
+                results[task.id] = row
                 log.append(json.dumps(row).encode() + b"\n")
                 line(1)
     finally:
         line.end()
         log.close()
-    return known
+    return results
 
 
 @cache
@@ -258,23 +265,29 @@ def judges_of(kind: Kind) -> Judges:
     return Judges(partial(open_sandbox, kind=kind, limits=GRADING), nursery=nursery_of_judges(GRADING) if kind == "bubblewrap" else None)
 
 
-def checks_of(path: Path, digest: str, ask: bool) -> dict[str, dict]:
+def read_checks(path: Path, digest: str, ask: bool) -> dict[str, dict]:
     """The results in a file of checks that are of a package with this digest, by task."""
-    return {row["id"]: row for row in read_lines(path) if _ours(row, ask) and row["digest"] == digest}
+    return {row["id"]: row for row in read_lines(path) if _is_check_result(row, ask) and row["digest"] == digest}
 
 
 def told_of(task: Task, package: Package, seconds: float, kind: Kind, ask: bool) -> dict:
     """What is found of a task, in a process of its own."""
     judges = judges_of(kind)
-    found = graded(task, package, judges.fresh, patience(seconds), ask, judges)
-    row = {"id": task.id, "digest": package.digest, "faults": [*found.faults], "trust": found.trust.name.lower(), "seconds": round(found.seconds, 3)}
-    return row | ({"fresh": found.asked} if ask else {})
+    grading = graded(task, package, judges.fresh, grading_timeout(seconds), ask, judges)
+    row = {
+        "id": task.id,
+        "digest": package.digest,
+        "faults": [*grading.faults],
+        "trust": grading.trust.name.lower(),
+        "seconds": round(grading.seconds, 3),
+    }
+    return row | ({"fresh": grading.asked} if ask else {})
 
 
 def show_levels(paths: Sequence[Path], number: int, level: int | None = None) -> None:
     """Says how the tasks of recipes are sorted by difficulty, in so many levels; or the tasks of one level. Raises RunError."""
     bits: dict[str, float] = {}
-    for path in some_recipes(paths):
+    for path in list_recipes(paths):
         try:
             bits |= bits_of([recipe_of(path)])
         except (LookupError, TypeError):
@@ -288,28 +301,35 @@ def show_levels(paths: Sequence[Path], number: int, level: int | None = None) ->
             raise RunError(f"there are levels 0 to {number - 1}; got {level}")
         print(*levels[level], sep="\n")
         return
-    for at, tasks in enumerate(levels):
-        print(f"level {at}: {len(tasks)} tasks, {bits[tasks[0]]:.1f} to {bits[tasks[-1]]:.1f} bits")
+    for index, tasks in enumerate(levels):
+        print(f"level {index}: {len(tasks)} tasks, {bits[tasks[0]]:.1f} to {bits[tasks[-1]]:.1f} bits")
 
 
-def _ours(row: dict, ask: bool) -> bool:
+def _is_check_result(row: dict, ask: bool) -> bool:
     """Whether a line is the result of a check, and of one that asked if this one does."""
     faults = row.get("faults")
-    good = isinstance(row.get("id"), str) and isinstance(faults, list) and all(isinstance(one, str) for one in faults) and "digest" in row
-    good = good and str(row.get("trust", "")).upper() in Trust.__members__ and type(row.get("seconds")) is float
-    return good and (type(row.get("fresh")) is int or not ask)
+    is_valid = isinstance(row.get("id"), str) and isinstance(faults, list) and all(isinstance(fault, str) for fault in faults) and "digest" in row
+    is_valid = is_valid and str(row.get("trust", "")).upper() in Trust.__members__ and type(row.get("seconds")) is float
+    return is_valid and (type(row.get("fresh")) is int or not ask)
 
 
 def recipe_of(path: Path) -> dict:
     """A recipe. Raises RunError for a file that is none."""
     try:
         recipe = read_json(path)
-        about = recipe["package"]
-        known = [about["spec"], about["digest"], *(row["id"] for row in recipe["tasks"]), *about["left out"], *about["slow"], *about["flaky"]]
-        known += about["ungradable"]
+        about_package = recipe["package"]
+        texts = [
+            about_package["spec"],
+            about_package["digest"],
+            *(row["id"] for row in recipe["tasks"]),
+            *about_package["left out"],
+            *about_package["slow"],
+            *about_package["flaky"],
+        ]
+        texts += about_package["ungradable"]
         if type(recipe.get("join", 1)) is not int:
             raise TypeError("join")
-        if not all(isinstance(one, str) for one in known):
+        if not all(isinstance(text, str) for text in texts):
             raise TypeError("text")
     except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
         raise RunError(f"{path} is no recipe of tasks ({type(error).__name__}): `etude tasks make` writes them") from None
@@ -318,7 +338,7 @@ def recipe_of(path: Path) -> dict:
 
 def unused_of(recipe: dict) -> dict[str, list[str]]:
     """The tests that a recipe does not use: another machine would find others."""
-    return {why: recipe["package"][why] for why in ("slow", "flaky", "ungradable")}
+    return {reason: recipe["package"][reason] for reason in ("slow", "flaky", "ungradable")}
 
 
 def recipes(path: Path) -> Iterator[Path]:
@@ -328,7 +348,7 @@ def recipes(path: Path) -> Iterator[Path]:
     yield from sorted(path.glob("*.json")) if path.is_dir() else [path]
 
 
-def some_recipes(paths: Sequence[Path]) -> list[Path]:
+def list_recipes(paths: Sequence[Path]) -> list[Path]:
     """The recipes at these paths. Raises RunError as `recipes` does, and where there is none in a folder."""
     for folder in paths:
         if not [*recipes(folder)]:

@@ -79,43 +79,43 @@ def watched(agent: Agent, task: Task, temperature: float, seed: int, drafts: boo
 
 def turns(model: Transformer, rollout: Rollout, language: Language, temperature: float, drafter: Drafter | None = None) -> list[tuple[Token, ...]]:
     """The tokens of each turn and summary that the policy wrote, in order. `model`: the network that sampled the episode."""
-    every = enumerate(rollout.chain.segments)
-    return [turn for number, segment in every for turn in of_segment(model, segment, language, temperature or 1.0, drafter, number)]
+    numbered_segments = enumerate(rollout.chain.segments)
+    return [turn for number, segment in numbered_segments for turn in read_turns(model, segment, language, temperature or 1.0, drafter, number)]
 
 
 @torch.inference_mode()
-def of_segment(
+def read_turns(
     model: Transformer, segment: Segment, language: Language, temperature: float, drafter: Drafter | None, number: int
 ) -> Iterator[tuple[Token, ...]]:
     """The turns of one context, the rollout's `number`-th."""
     ids, experts = segment.tokens.tolist(), segment.experts.long()
     with one_thread():
         replayed = [*experts.unbind(1)] if experts.shape[1] else None
-        out = model(segment.tokens[None, :-1], experts=replayed)
-        assert out.logits is not None
-        chances = (out.logits[0].float() / temperature).softmax(-1)
-        offers = drafter.chances(model, out.prenorm, segment.tokens[None, :-1]) if drafter else []
+        output = model(segment.tokens[None, :-1], experts=replayed)
+        assert output.logits is not None
+        chances = (output.logits[0].float() / temperature).softmax(-1)
+        offers = drafter.chances(model, output.prenorm, segment.tokens[None, :-1]) if drafter else []
     draws = drafter.draws(number) if drafter and drafter.temperature else None
-    for where, own in parted(segment, language.env):
-        if not own:
+    for span, is_own in parted(segment, language.env):
+        if not is_own:
             continue
-        ended = ids[where.stop - 1] == language.env
-        said = [*texts(language, ids[where.start : where.stop - ended]), *[None] * ended]
-        places = range(where.start, where.stop)
+        has_end = ids[span.stop - 1] == language.env
+        token_texts = [*texts(language, ids[span.start : span.stop - has_end]), *[None] * has_end]
+        places = range(span.start, span.stop)
         drafts = drafted.of_turn(chances, offers, ids, places, draws)
-        each = zip(places, said, drafts, strict=True)
-        yield tuple(token(chances[at - 1], ids[at], text, experts[at - 1], draft, language) for at, text, draft in each)
+        rows = zip(places, token_texts, drafts, strict=True)
+        yield tuple(make_token(chances[position - 1], ids[position], text, experts[position - 1], draft, language) for position, text, draft in rows)
 
 
-def token(chances: torch.Tensor, chosen: int, text: str | None, experts: torch.Tensor, draft: int | None, language: Language) -> Token:
+def make_token(chances: torch.Tensor, sampled_index: int, text: str | None, experts: torch.Tensor, draft: int | None, language: Language) -> Token:
     """A token from the distribution [V] that it was drawn from and the experts [L, K] of its position."""
-    best = [one for one in chances.topk(min(OTHERS + 1, len(chances))).indices.tolist() if one != chosen][:OTHERS]
-    others = tuple((None if one == language.env else language.decode([one]), float(chances[one])) for one in best)
-    return Token(text, float(chances[chosen]), others, tuple(map(tuple, experts.tolist())), draft)
+    best = [index for index in chances.topk(min(OTHERS + 1, len(chances))).indices.tolist() if index != sampled_index][:OTHERS]
+    alternatives = tuple((None if index == language.env else language.decode([index]), float(chances[index])) for index in best)
+    return Token(text, float(chances[sampled_index]), alternatives, tuple(map(tuple, experts.tolist())), draft)
 
 
 def texts(language: Language, ids: Sequence[int]) -> list[str]:
     """What each token adds to the text of all; together they are that text. A character that several tokens spell belongs to the last of them."""
-    whole = language.decode(ids)
-    ends = [len(language.decode(ids[:n]).rstrip("\ufffd")) for n in range(1, len(ids))] + [len(whole)] * bool(ids)
-    return [whole[start:end] for start, end in itertools.pairwise([0, *ends])]
+    text = language.decode(ids)
+    ends = [len(language.decode(ids[:n]).rstrip("\ufffd")) for n in range(1, len(ids))] + [len(text)] * bool(ids)
+    return [text[start:end] for start, end in itertools.pairwise([0, *ends])]

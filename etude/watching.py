@@ -21,11 +21,11 @@ STYLES = {"environment": "cyan", "agent": "green", "summary": "magenta", "contex
 """Who speaks → the colour of the words."""
 LABEL = 13
 """Characters in front of a line."""
-WIDE = 100
+SIDE_BY_SIDE_COLUMNS = 100
 """Columns of a terminal on which two rollouts stand side by side."""
 
 
-def line(label: str, text: str, style: str) -> Text:
+def make_line(label: str, text: str, style: str) -> Text:
     """A line of the rendering. A model may write anything: what a terminal would obey is spelled out."""
     return Text.assemble((f"{label:{LABEL}}", "bold"), (visible(text), style))
 
@@ -34,29 +34,29 @@ def said(piece: Piece) -> Iterator[Text]:
     """The lines of a piece; the first one says whose they are."""
     label = "" if piece.role == "context" else piece.role
     for number, text in enumerate(piece.text.split("\n")):
-        yield line("" if number else label, f"· {text}" if piece.role == "context" else text, STYLES[piece.role])
+        yield make_line("" if number else label, f"· {text}" if piece.role == "context" else text, STYLES[piece.role])
 
 
 def outcome(played: Played) -> Iterator[Text]:
     """What changed, which tests pass, and the verdict."""
     for number, text in enumerate(played.diff or ("nothing",)):
-        yield line("" if number else "changed", text, {"+": "green", "-": "red"}.get(text[0], ""))
+        yield make_line("" if number else "changed", text, {"+": "green", "-": "red"}.get(text[0], ""))
     for number, (name, tests) in enumerate(played.tests.items()):
         first = wrong(tests)
         passed = f"{name}: passed {tests.count(None)} of {len(tests)}" + (f": {first}" if first else "")
-        yield line("" if number else "tests", passed, "red" if first else "green")
+        yield make_line("" if number else "tests", passed, "red" if first else "green")
     reward = played.reward
     style = "bold green" if played.success else "bold red"
-    yield line("verdict", ("solved" if played.success else "not solved") + ("" if reward.finished else ", and not ended by itself"), style)
-    yield line("", f"{plural(reward.turns, 'turn')}, {plural(reward.calls, 'call')}, {reward.invalid_calls} of them invalid", "")
-    yield line("", f"{plural(played.own_tokens, 'token')} written, in {plural(played.contexts, 'context')}", "")
+    yield make_line("verdict", ("solved" if played.success else "not solved") + ("" if reward.finished else ", and not ended by itself"), style)
+    yield make_line("", f"{format_count(reward.turns, 'turn')}, {format_count(reward.calls, 'call')}, {reward.invalid_calls} of them invalid", "")
+    yield make_line("", f"{format_count(played.own_tokens, 'token')} written, in {format_count(played.contexts, 'context')}", "")
     if not played.success:
-        yield line("", f"a right body: {played.solution}", "dim")
+        yield make_line("", f"a right body: {played.solution}", "dim")
 
 
-def plural(number: int, what: str) -> str:
+def format_count(number: int, noun: str) -> str:
     """A number of things."""
-    return f"{number} {what}{'' if number == 1 else 's'}"
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def lines(played: Played) -> Iterator[Text]:
@@ -70,15 +70,15 @@ def lines(played: Played) -> Iterator[Text]:
 def show(rollouts: Sequence[Played], console: Console | None = None) -> None:
     """Prints rollouts: side by side on a wide terminal, else one below the other."""
     console = console or Console()
-    if len(rollouts) > 1 and console.is_terminal and console.width >= WIDE:
+    if len(rollouts) > 1 and console.is_terminal and console.width >= SIDE_BY_SIDE_COLUMNS:
         table = Table.grid(padding=(0, 2), expand=True)
         for _ in rollouts:
             table.add_column(ratio=1, overflow="fold")
-        table.add_row(*(Group(*lines(played)) for played in rollouts))
+        table.add_row(*(Group(*lines(rollout)) for rollout in rollouts))
         console.print(table)
         return
-    for number, played in enumerate(rollouts):
+    for number, rollout in enumerate(rollouts):
         if number:
             console.print()
-        for text in lines(played):
+        for text in lines(rollout):
             console.print(text, soft_wrap=True, highlight=False)

@@ -90,10 +90,10 @@ class Journal:
 
     def append(self, entry: bytes) -> None:
         """Adds all of `entry`. Raises OSError if it does not fit, and leaves the file unchanged."""
-        before, left = os.fstat(self.file.fileno()).st_size, memoryview(entry)
+        before, remaining = os.fstat(self.file.fileno()).st_size, memoryview(entry)
         try:
-            while left:  # a write may accept fewer bytes than it is given
-                left = left[self.file.write(left) or 0 :]
+            while remaining:  # a write may accept fewer bytes than it is given
+                remaining = remaining[self.file.write(remaining) or 0 :]
         except BaseException:
             self.file.truncate(before)
             raise
@@ -134,11 +134,11 @@ class Hashing:
 
 def hash_file(path: Path, length: int | None = None) -> str:
     """SHA-256 of the first `length` bytes of a file (by default of the complete file)."""
-    digest, left = hashlib.sha256(), math.inf if length is None else length
+    digest, remaining = hashlib.sha256(), math.inf if length is None else length
     with open(path, "rb") as file:
-        while left > 0 and (block := file.read(int(min(1 << 20, left)))):
+        while remaining > 0 and (block := file.read(int(min(1 << 20, remaining)))):
             digest.update(block)
-            left -= len(block)
+            remaining -= len(block)
     return digest.hexdigest()
 
 
@@ -165,19 +165,19 @@ def describe_mismatch(value: Any, shape: Any) -> str:
     if isinstance(shape, dict):
         if not isinstance(value, dict):
             return "not a JSON object"
-        wanted = [(key, inner) for named, inner in shape.items() for key in (value if named is ... else [named])]
-        wrong = ((key, describe_mismatch(value[key], inner) if key in value else "missing") for key, inner in wanted)
+        items = [(key, inner) for key_pattern, inner in shape.items() for key in (value if key_pattern is ... else [key_pattern])]
+        mismatches = ((key, describe_mismatch(value[key], inner) if key in value else "missing") for key, inner in items)
     elif isinstance(shape, list):
         if not isinstance(value, list) or len(shape) > len(value) + 1:
             return "empty" if value == [] else "not a list"
-        wrong = ((place, describe_mismatch(inner, shape[0])) for place, inner in enumerate(value))
+        mismatches = ((place, describe_mismatch(inner, shape[0])) for place, inner in enumerate(value))
     elif shape is object:
         return ""
     elif isinstance(shape, type | tuple):
         return "" if type(value) in (shape if isinstance(shape, tuple) else (shape,)) else f"unexpected value {json.dumps(value)[:40]}"
     else:
         return describe_mismatch(value, shape(value))
-    return next((f"{where}: {what}" for where, what in wrong if what), "")
+    return next((f"{location}: {mismatch}" for location, mismatch in mismatches if mismatch), "")
 
 
 def parse_json(
@@ -281,15 +281,15 @@ def read_json(path: str | Path, shape: Any = dict, advice: str = "restore or del
     path = Path(path)
     try:
         value = parse_json(read_bytes(path, limit), limit)
-        wrong = describe_mismatch(value, shape)
-        if not wrong and isinstance(value, dict) and "seal" in value and value["seal"] != seal_record(value)["seal"]:
-            wrong = "its content has changed: the seal does not match"
+        reason = describe_mismatch(value, shape)
+        if not reason and isinstance(value, dict) and "seal" in value and value["seal"] != seal_record(value)["seal"]:
+            reason = "its content has changed: the seal does not match"
     except DamagedFile as error:
-        wrong = error.reason
+        reason = error.reason
     except ValueError as error:
-        wrong = " ".join(str(error).split())
-    if wrong:
-        raise DamagedFile(path, wrong, advice)
+        reason = " ".join(str(error).split())
+    if reason:
+        raise DamagedFile(path, reason, advice)
     return value
 
 
@@ -327,14 +327,14 @@ def timings(root: Path) -> list[dict]:
     """The lines of a run's timings.jsonl: `stage`, the `seconds` spent in it so far, and in some lines `step` or `peak_memory_gib`. Skips
     lines in any other format."""
 
-    def number(value: object) -> bool:
+    def is_number(value: object) -> bool:
         return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf
 
-    def ours(line: dict) -> bool:
-        told = all(number(line[key]) for key in ("step", "peak_memory_gib") if key in line)
-        return isinstance(line.get("stage"), str) and number(line.get("seconds")) and told
+    def is_timing(line: dict) -> bool:
+        has_numbers = all(is_number(line[key]) for key in ("step", "peak_memory_gib") if key in line)
+        return isinstance(line.get("stage"), str) and is_number(line.get("seconds")) and has_numbers
 
-    return [line for line in read_lines(root / "timings.jsonl") if ours(line)]
+    return [line for line in read_lines(root / "timings.jsonl") if is_timing(line)]
 
 
 def spent(root: Path) -> dict[str, float]:
@@ -352,5 +352,5 @@ def refusal(error: BaseException) -> OSError | None:
 
     if isinstance(error, OSError):
         return error
-    said = re.search(r"\(os error (\d+)\)", str(error)) if type(error) in (Exception, SafetensorError) else None
-    return OSError(int(said[1]), os.strerror(int(said[1]))) if said else None
+    match = re.search(r"\(os error (\d+)\)", str(error)) if type(error) in (Exception, SafetensorError) else None
+    return OSError(int(match[1]), os.strerror(int(match[1]))) if match else None

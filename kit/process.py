@@ -58,9 +58,9 @@ def keep_freed_memory() -> bool:
 
 def cores() -> int:
     """Number of cores that this process may use, at most OMP_NUM_THREADS."""
-    here = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    asked = os.environ.get("OMP_NUM_THREADS", "")
-    return min(here, int(asked)) if asked.isdigit() and int(asked) else here
+    available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    requested = os.environ.get("OMP_NUM_THREADS", "")
+    return min(available, int(requested)) if requested.isdigit() and int(requested) else available
 
 
 @contextlib.contextmanager
@@ -92,82 +92,82 @@ def on_cores(
     a wait lasts until the scheduler has run those: two threads were ten times slower that way. Two processes meet only at the end. Each is
     its own session, and Linux gives every session the same share of a core. Two processes per core therefore get twice the share next to
     other programs, and lose nothing on an idle machine if parts are large."""
-    wanted = (each * cores() if cores() > 1 else 1) if processes is None else processes
-    workers = min(wanted, len(parts)) if sys.platform == "linux" else 1
+    num_processes = (each * cores() if cores() > 1 else 1) if processes is None else processes
+    workers = min(num_processes, len(parts)) if sys.platform == "linux" else 1
     if workers < 2:
-        found = []
+        results = []
         with one_thread():
             for part in parts:
-                found.append(function(part))
-                progress(len(found))
-        return found
+                results.append(function(part))
+                progress(len(results))
+        return results
     context, waiting = multiprocessing.get_context("fork"), list(enumerate(parts))[::-1]
-    found, done, pipes, children = [None] * len(parts), 0, {}, []
+    results, done, pipes, children = [None] * len(parts), 0, {}, []
     try:
         for _ in range(workers):
-            here, there = context.Pipe()
-            child = context.Process(target=_serve, args=(there, function, parts), daemon=True)
+            parent_end, child_end = context.Pipe()
+            child = context.Process(target=_serve_parts, args=(child_end, function, parts), daemon=True)
             child.start()
-            there.close()
+            child_end.close()
             children.append(child)
-            pipes[here] = waiting.pop()[0]
-            here.send(pipes[here])
+            pipes[parent_end] = waiting.pop()[0]
+            parent_end.send(pipes[parent_end])
         while pipes:
-            for here in multiprocessing.connection.wait([*pipes]):
-                assert isinstance(here, multiprocessing.connection.Connection)
+            for parent_end in multiprocessing.connection.wait([*pipes]):
+                assert isinstance(parent_end, multiprocessing.connection.Connection)
                 try:
-                    kind, value = pickle.loads(here.recv_bytes())
+                    kind, value = pickle.loads(parent_end.recv_bytes())
                 except EOFError:
                     raise RuntimeError(f"a process that computed {function.__name__} died; is there enough memory?") from None
                 if kind == "raised":
                     raise value
-                found[pipes.pop(here)], done = value, done + 1
+                results[pipes.pop(parent_end)], done = value, done + 1
                 progress(done)
                 if waiting:
-                    pipes[here] = waiting.pop()[0]
-                    here.send(pipes[here])
-        return found
+                    pipes[parent_end] = waiting.pop()[0]
+                    parent_end.send(pipes[parent_end])
+        return results
     finally:
         for child in children:
             child.kill()
             child.join()
 
 
-def _serve(there, function: Callable, parts: Sequence) -> None:
+def _serve_parts(connection, function: Callable, parts: Sequence) -> None:
     import torch
 
     os.setsid()
-    threading.Thread(target=_end_with, args=(multiprocessing.parent_process(),), daemon=True).start()
+    threading.Thread(target=_exit_with_parent, args=(multiprocessing.parent_process(),), daemon=True).start()
     torch.set_num_threads(1)
     while True:
-        part = parts[there.recv()]
+        part = parts[connection.recv()]
         try:
-            answer = _packed(("returned", function(part)))
+            answer = _pickle_tensors(("returned", function(part)))
         except Exception as error:
             answer = pickle.dumps(("raised", error))
-        there.send_bytes(answer)
+        connection.send_bytes(answer)
 
 
-def _packed(value: Any) -> bytes:
+def _pickle_tensors(value: Any) -> bytes:
     """Pickles `value`, with only the elements of each tensor. torch alone would pickle the complete storage behind every view."""
     import torch
 
     file = io.BytesIO()
     pickler = pickle.Pickler(file, protocol=5)
-    pickler.dispatch_table = copyreg.dispatch_table | {torch.Tensor: _numbers}
+    pickler.dispatch_table = copyreg.dispatch_table | {torch.Tensor: _reduce_tensor}
     pickler.dump(value)
     return file.getvalue()
 
 
-def _numbers(tensor: Any) -> tuple[Callable, tuple]:
+def _reduce_tensor(tensor: Any) -> tuple[Callable, tuple]:
     import torch
 
     if tensor.dtype == torch.bfloat16:  # NumPy has no bfloat16
-        return _bfloat16, (tensor.view(torch.int16).numpy(),)
+        return _restore_bfloat16, (tensor.view(torch.int16).numpy(),)
     return torch.from_numpy, (tensor.numpy(),)
 
 
-def _bfloat16(bits: Any) -> Any:
+def _restore_bfloat16(bits: Any) -> Any:
     import torch
 
     return torch.from_numpy(bits).view(torch.bfloat16)
@@ -183,14 +183,14 @@ def in_fresh_process(function: Callable, *arguments: Any, progress: Callable[[fl
     difference is gone). A new process first spends four seconds importing torch."""
     if time.process_time() < fresh:
         return function(*arguments, progress=progress)
-    here, there = multiprocessing.Pipe()
+    parent_end, child_end = multiprocessing.Pipe()
     context = multiprocessing.get_context("spawn")
-    child = context.Process(target=_report, args=(there, function, arguments), daemon=True)
+    child = context.Process(target=_run_and_report, args=(child_end, function, arguments), daemon=True)
     child.start()
-    there.close()
+    child_end.close()
     try:
         while True:
-            kind, value = here.recv()
+            kind, value = parent_end.recv()
             if kind == "returned":
                 return value
             if kind == "raised":
@@ -204,20 +204,20 @@ def in_fresh_process(function: Callable, *arguments: Any, progress: Callable[[fl
         child.join()
 
 
-def _report(there, function: Callable, arguments: tuple) -> None:
+def _run_and_report(connection, function: Callable, arguments: tuple) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent reports Ctrl-C, then ends this process
     # Without its parent, nobody needs the answer, and a resumed run would share the cores with an orphan.
-    threading.Thread(target=_end_with, args=(multiprocessing.parent_process(),), daemon=True).start()
+    threading.Thread(target=_exit_with_parent, args=(multiprocessing.parent_process(),), daemon=True).start()
     keep_freed_memory()
     try:
-        there.send(("returned", function(*arguments, progress=lambda value: there.send(("progress", value)))))
+        connection.send(("returned", function(*arguments, progress=lambda value: connection.send(("progress", value)))))
     except BrokenPipeError:
         pass  # the parent is gone
     except Exception as error:
-        there.send(("raised", f"{type(error).__name__}: {error}"))
+        connection.send(("raised", f"{type(error).__name__}: {error}"))
 
 
-def _end_with(parent) -> None:
+def _exit_with_parent(parent) -> None:
     multiprocessing.connection.wait([parent.sentinel])
     os._exit(1)
 
@@ -230,14 +230,14 @@ def uninterrupted() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread() or not callable(before):
         yield  # not the main thread, or signals are ignored
         return
-    came = []
-    signal.signal(signal.SIGINT, lambda number, frame: came.append((number, frame)))
+    signals = []
+    signal.signal(signal.SIGINT, lambda number, frame: signals.append((number, frame)))
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
-    if came:
-        before(*came[0])
+    if signals:
+        before(*signals[0])
 
 
 def processor() -> str:
@@ -280,9 +280,11 @@ def _commit() -> str | None:
     if not (root / ".git").exists():
         return None
     try:
-        ask = ["git", "-C", str(root)]
-        head = subprocess.run([*ask, "rev-parse", "HEAD"], capture_output=True, text=True, timeout=10)
-        status = subprocess.run([*ask, "status", "--porcelain", "-uno", "--", ".", ":!results/figures"], capture_output=True, text=True, timeout=10)
+        git_command = ["git", "-C", str(root)]
+        head = subprocess.run([*git_command, "rev-parse", "HEAD"], capture_output=True, text=True, timeout=10)
+        status = subprocess.run(
+            [*git_command, "status", "--porcelain", "-uno", "--", ".", ":!results/figures"], capture_output=True, text=True, timeout=10
+        )
     except (OSError, subprocess.TimeoutExpired):
         return None
     if head.returncode != 0:
@@ -301,10 +303,10 @@ def pack_rng() -> dict:
     import numpy
     import torch
 
-    drawn = numpy.random.get_state(legacy=True)
-    assert not isinstance(drawn, dict)
-    name, keys, *rest = drawn
-    state = {"python": random.getstate(), "numpy": (name, torch.from_numpy(keys.astype("int64")), *rest), "torch": torch.get_rng_state()}
+    numpy_state = numpy.random.get_state(legacy=True)
+    assert not isinstance(numpy_state, dict)
+    name, keys, *extra = numpy_state
+    state = {"python": random.getstate(), "numpy": (name, torch.from_numpy(keys.astype("int64")), *extra), "torch": torch.get_rng_state()}
     if torch.cuda.is_available():
         state["cuda"] = torch.cuda.get_rng_state_all()
     return state
@@ -316,10 +318,10 @@ def restore_rng(state: dict) -> None:
 
     version, internal, gauss = state["python"]
     random.setstate((version, tuple(internal), gauss))
-    name, keys, *rest = state["numpy"]
+    name, keys, *extra = state["numpy"]
     import numpy
 
-    numpy.random.set_state((name, keys.numpy().astype("uint32"), *rest))
+    numpy.random.set_state((name, keys.numpy().astype("uint32"), *extra))
     torch.set_rng_state(state["torch"])
     if "cuda" in state and torch.cuda.is_available():
         torch.cuda.set_rng_state_all(state["cuda"])

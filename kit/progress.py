@@ -37,24 +37,24 @@ class Progress:
         self.first: tuple[float, float] | None = None
         self.window: deque[tuple[float, float]] = deque(maxlen=64)
         self.step, self.shown = 0.0, {}
-        self.drawn = self.noted = -math.inf
+        self.last_draw = self.last_note = -math.inf
 
     def update(self, step: float, units: float, shown: dict[str, Any]) -> None:
-        now = time.perf_counter()
+        time_now = time.perf_counter()
         self.step, self.shown = step, {**self.shown, **shown}
         if self.first is None:
             self.first = (self.stage.opened, step)
-        if not self.window or now - self.window[-1][0] > 0.25:
-            self.window.append((now, units))
-        if now - self.noted >= 2.0:
-            self.noted = now
+        if not self.window or time_now - self.window[-1][0] > 0.25:
+            self.window.append((time_now, units))
+        if time_now - self.last_note >= 2.0:
+            self.last_note = time_now
             self.stage.note_time(step=step, rate=round(self.rate(), 1), unit=self.stage.unit)
         if sys.stdout.isatty():
-            if now - self.drawn >= 0.1:
-                self.drawn = now
+            if time_now - self.last_draw >= 0.1:
+                self.last_draw = time_now
                 self.draw()
-        elif now - self.drawn >= 5.0:
-            self.drawn = now
+        elif time_now - self.last_draw >= 5.0:
+            self.last_draw = time_now
             self.print_line()
 
     def rate(self) -> float:
@@ -68,15 +68,15 @@ class Progress:
         start, before = self.first or (0.0, 0.0)
         done = self.step - before
         if self.step >= self.stage.total:
-            return _clock(0)
+            return _format_clock(0)
         if done <= 0:
             return "-:--"
-        return _clock((self.stage.total - self.step) * (time.perf_counter() - start) / done)
+        return _format_clock((self.stage.total - self.step) * (time.perf_counter() - start) / done)
 
     def words(self) -> str:
         rate = self.rate()
-        speed = f"{_short(rate)} {self.stage.unit}/s" if rate else ""
-        return "  ".join(filter(None, [speed, *(f"{key} {_short(value)}" for key, value in self.shown.items())]))
+        speed = f"{_format_short(rate)} {self.stage.unit}/s" if rate else ""
+        return "  ".join(filter(None, [speed, *(f"{key} {_format_short(value)}" for key, value in self.shown.items())]))
 
     def percent(self) -> float:
         return 100.0 if not self.stage.total else min(100.0, 100.0 * self.step / self.stage.total)
@@ -99,7 +99,10 @@ class Progress:
             self.task = self.bar.add_task(self.stage.name, total=self.stage.total or 1, clock="", words="")
         assert self.task is not None
         self.bar.update(
-            self.task, completed=min(self.step, self.stage.total or 1), words=self.words(), clock=f"{_clock(self.stage.seconds)} < {self.left()}"
+            self.task,
+            completed=min(self.step, self.stage.total or 1),
+            words=self.words(),
+            clock=f"{_format_clock(self.stage.seconds)} < {self.left()}",
         )
 
     def say(self, line: str) -> None:
@@ -109,7 +112,7 @@ class Progress:
             self.bar.console.print(line, markup=False, highlight=False)
 
     def print_line(self) -> None:
-        print(f"{self.stage.name:>6} {self.percent():3.0f}%  {_clock(self.stage.seconds)} < {self.left()}  {self.words()}", flush=True)
+        print(f"{self.stage.name:>6} {self.percent():3.0f}%  {_format_clock(self.stage.seconds)} < {self.left()}  {self.words()}", flush=True)
 
     def last(self) -> None:
         """Prints the line of the finished stage, which stays on screen."""
@@ -125,13 +128,13 @@ class Progress:
             self.bar = None
 
 
-def _clock(seconds: float) -> str:
-    whole = int(seconds)
-    hours, minutes = divmod(whole // 60, 60)
-    return f"{hours}:{minutes:02d}:{whole % 60:02d}" if hours else f"{minutes}:{whole % 60:02d}"
+def _format_clock(seconds: float) -> str:
+    total_seconds = int(seconds)
+    hours, minutes = divmod(total_seconds // 60, 60)
+    return f"{hours}:{minutes:02d}:{total_seconds % 60:02d}" if hours else f"{minutes}:{total_seconds % 60:02d}"
 
 
-def _short(value: Any) -> str:
+def _format_short(value: Any) -> str:
     """A number in few characters: a rate of 12345 becomes 12.3k."""
     if hasattr(value, "item"):
         value = value.item()

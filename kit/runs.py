@@ -109,10 +109,10 @@ class Run:
         self.root, self.technique, self.config = root, technique, config
         self.resumed, self.checkpoint_seconds = resumed, cadence
         self._lock: int | None = lock
-        self._made: list[Path] = []
+        self._new_folders: list[Path] = []
         self._stages: list[Stage] = []
         self._tracker: Tracker | None = None
-        self._tracked = False
+        self._has_tried_tracker = False
 
     @classmethod
     def open(cls, out: str | Path, technique: str, config: Any, resume: bool = False, checkpoint_seconds: float = 20.0) -> Run:
@@ -126,47 +126,47 @@ class Run:
             str(out).encode("utf-8")
         except UnicodeEncodeError:
             raise RunError(f"{out} is not UTF-8, and TensorBoard and safetensors cannot open such a path; choose another --out") from None
-        again = f"choose another --out, or delete {out}"
+        advice = f"choose another --out, or delete {out}"
         if out.exists() and not out.is_dir():
             raise RunError(f"{out} is a file; choose a folder with --out")
         if out.is_dir():
-            there = {entry.name for entry in out.iterdir() if not entry.name.startswith(".tmp-")} - {"lock"}
-            if there and "config.json" not in there:
+            entries = {entry.name for entry in out.iterdir() if not entry.name.startswith(".tmp-")} - {"lock"}
+            if entries and "config.json" not in entries:
                 raise RunError(f"{out} is not empty and holds no run; choose another --out")
-            if there:
-                before = cls._read_config(out)
+            if entries:
+                recorded = cls._read_config(out)
                 if (out / "lock").exists():
                     os.close(cls._take_lock(out))
                 if not resume:
-                    raise RunError(f"{out} already holds a run; add --resume to continue it, or {again}")
-                cls._compare(before, technique, config, out)
-        made = [folder for folder in (out, *out.parents) if not folder.exists()]
+                    raise RunError(f"{out} already holds a run; add --resume to continue it, or {advice}")
+                cls._check_same_run(recorded, technique, config, out)
+        new_folders = [folder for folder in (out, *out.parents) if not folder.exists()]
         out.mkdir(parents=True, exist_ok=True)
         lock = cls._take_lock(out)
         resumed = (out / "config.json").exists()
         try:
             if resumed:
-                before = cls._read_config(out)
+                recorded = cls._read_config(out)
                 if not resume:  # another process was faster
-                    raise RunError(f"{out} already holds a run; add --resume to continue it, or {again}")
-                cls._compare(before, technique, config, out)
+                    raise RunError(f"{out} already holds a run; add --resume to continue it, or {advice}")
+                cls._check_same_run(recorded, technique, config, out)
             if not resumed:  # first of all: this file marks the folder as a run
                 record = {"technique": technique, "config": _plain(config), "machine": machine()}
                 atomic_write(out / "config.json", json.dumps(seal_record(record), indent=1) + "\n")
             else:
-                for left in (path for part in (".", "state", "stages") for path in (out / part).glob(".tmp-*") if path.is_file()):
-                    left.unlink()  # temporary files that a kill left behind
+                for temporary_file in (path for part in (".", "state", "stages") for path in (out / part).glob(".tmp-*") if path.is_file()):
+                    temporary_file.unlink()  # temporary files that a kill left behind
             for folder in ("metrics", "state", "stages", "checkpoints"):
                 (out / folder).mkdir(exist_ok=True)
         except BaseException:
             if not resumed:
                 (out / "lock").unlink()
-                _remove_empty(made)
+                _remove_empty(new_folders)
             os.close(lock)
             raise
         _held_locks.add(lock)
         run = cls(out, technique, config, lock, resumed, checkpoint_seconds)
-        run._made = made
+        run._new_folders = new_folders
         return run
 
     @staticmethod
@@ -184,10 +184,10 @@ class Run:
         return read_record(out / "config.json", CONFIG, "choose another --out", "machine")
 
     @staticmethod
-    def _compare(before: dict, technique: str, config: Any, out: Path) -> None:
-        if before["technique"] != technique:
-            raise RunError(f"{out} holds a run of {before['technique']}, not of {technique}; choose another --out")
-        old, new = flatten(before["config"]), flatten(_plain(config))
+    def _check_same_run(recorded: dict, technique: str, config: Any, out: Path) -> None:
+        if recorded["technique"] != technique:
+            raise RunError(f"{out} holds a run of {recorded['technique']}, not of {technique}; choose another --out")
+        old, new = flatten(recorded["config"]), flatten(_plain(config))
         for key in [*new, *(key for key in old if key not in new)]:
             if old.get(key, "nothing") != new.get(key, "nothing"):
                 raise RunError(
@@ -212,8 +212,8 @@ class Run:
 
     def track(self, scalars: dict[str, float], step: int) -> None:
         """Hands metrics to trackio or wandb, if the command asked for one."""
-        if not self._tracked:
-            self._tracked, self._tracker = True, open_tracker(self.root, self.technique, flatten(_plain(self.config)), self.resumed)
+        if not self._has_tried_tracker:
+            self._has_tried_tracker, self._tracker = (True, open_tracker(self.root, self.technique, flatten(_plain(self.config)), self.resumed))
         if self._tracker:
             self._tracker.add(scalars, step)
 
@@ -235,8 +235,8 @@ class Run:
 
     def abandon(self) -> None:
         """Removes the files of this run if it was new and has neither a finished stage nor a checkpoint, nor a run inside."""
-        kept = ("stages/*.json", "state/*.json", "*/config.json", "*/*/config.json")
-        if self.resumed or any(path.is_file() for pattern in kept for path in self.root.glob(pattern)):
+        patterns = ("stages/*.json", "state/*.json", "*/config.json", "*/*/config.json")
+        if self.resumed or any(path.is_file() for pattern in patterns for path in self.root.glob(pattern)):
             return
         for stage in self._stages:
             stage.close()
@@ -247,7 +247,7 @@ class Run:
             shutil.rmtree(self.root / name, ignore_errors=True)
         for name in ("config.json", "code.json", "timings.jsonl", "lock"):
             (self.root / name).unlink(missing_ok=True)
-        _remove_empty(self._made)
+        _remove_empty(self._new_folders)
 
     @contextlib.contextmanager
     def told(self, again: str) -> Iterator[None]:
@@ -259,16 +259,16 @@ class Run:
             self.close()
             raise Interrupted(f"interrupted; continue with: {again}") from None
         except Exception as error:
-            refused = refusal(error)
-            if refused is None and not isinstance(error, RunError):
+            disk_error = refusal(error)
+            if disk_error is None and not isinstance(error, RunError):
                 raise
             self.abandon()
-            if refused is None:
+            if disk_error is None:
                 raise
-            if refused.errno in NO_ROOM:
-                left = f"; free some space, then continue with: {again}" if (self.root / "config.json").exists() else ""
-                raise RunError(f"{refused.strerror}: {refused.filename or self.root}{left}") from None
-            raise refused from None
+            if disk_error.errno in NO_ROOM:
+                hint = f"; free some space, then continue with: {again}" if (self.root / "config.json").exists() else ""
+                raise RunError(f"{disk_error.strerror}: {disk_error.filename or self.root}{hint}") from None
+            raise disk_error from None
 
     def __enter__(self) -> Run:
         return self
@@ -316,15 +316,15 @@ class Stage:
         self.run, self.name, self.total, self.unit = run, name, total, unit
         self.metrics_path = run.root / "metrics" / f"{name}.jsonl"
         self._record_path = run.root / "stages" / f"{name}.json"
-        self._before = run.seconds().get(name, 0.0)
+        self._earlier_seconds = run.seconds().get(name, 0.0)
         self.opened = self._saved_at = time.perf_counter()
-        self._kept: list[Path] = []
+        self._saved_manifests: list[Path] = []
         self._metrics: Journal | None = None
         self._digest, self._offset = hashlib.sha256(), 0
         self.board: Board | None = None
-        self._boarded = False
+        self._has_tried_board = False
         self._closed = False
-        self._show = Progress(self)
+        self._bar = Progress(self)
         self._record: dict | None = None
         if self._record_path.exists():
             self._record = self._check_finished()
@@ -349,10 +349,10 @@ class Stage:
         `files`: files or folders in the run folder that the stage made. They are recorded with their hashes and
         checked before a resumed run relies on them.
         """
-        self._begin().sync()
+        self._open_metrics().sync()
         paths = []
         for path in map(Path, files):
-            paths += sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
+            paths += sorted(item for item in path.rglob("*") if item.is_file()) if path.is_dir() else [path]
         record = {
             "stage": self.name,
             "result": _plain(result),
@@ -364,7 +364,7 @@ class Stage:
                 ]
             },
         }
-        self._show.last()
+        self._bar.last()
         self.note_time(finished=True, peak_memory_gib=round(peak_memory_gib(), 3))
         self._record = record = parse_json(json.dumps(record))
         atomic_write(self._record_path, json.dumps(seal_record(record), indent=1) + "\n")
@@ -376,21 +376,21 @@ class Stage:
         path = self._record_path
         record = read_record(path, RECORD, f"delete it to run stage {self.name} again", "stage")
         for name, entry in record["files"].items():
-            if wrong := what_is_wrong(self.run.root / name, entry["bytes"], entry["sha256"]):
-                raise RunError(f"{self.run.root / name} is damaged ({wrong}); delete {path} to run stage {self.name} again")
+            if defect := what_is_wrong(self.run.root / name, entry["bytes"], entry["sha256"]):
+                raise RunError(f"{self.run.root / name} is damaged ({defect}); delete {path} to run stage {self.name} again")
         return record
 
     # -- checkpoints
 
-    def _states(self) -> list[Path]:
+    def _list_manifests(self) -> list[Path]:
         """Manifests of the saved checkpoints, newest first."""
         folder = self.run.root / "state"
-        found = [path for path in folder.glob(f"{self.name}-*.json") if path.stem[len(self.name) + 1 :].isdigit()]
-        return sorted(found, key=lambda path: -int(path.stem[len(self.name) + 1 :]))
+        manifests = [path for path in folder.glob(f"{self.name}-*.json") if path.stem[len(self.name) + 1 :].isdigit()]
+        return sorted(manifests, key=lambda path: -int(path.stem[len(self.name) + 1 :]))
 
     def _drop_states(self, keep: list[Path]) -> None:
         folder, names = self.run.root / "state", {path.stem for path in keep}
-        for manifest in self._states():  # manifests first: a checkpoint without one does not count
+        for manifest in self._list_manifests():  # manifests first: a checkpoint without one does not count
             if manifest.stem not in names:
                 manifest.unlink()
         for state in folder.glob(f"{self.name}-*.pt"):
@@ -403,7 +403,7 @@ class Stage:
         Prints the reason for each damaged checkpoint on stderr. Raises RunError if every checkpoint is damaged.
         """
         damaged: list[str] = []
-        for manifest in self._states():
+        for manifest in self._list_manifests():
             state = manifest.with_suffix(".pt")
             try:
                 record = read_record(manifest, MANIFEST, "")
@@ -411,24 +411,24 @@ class Stage:
                 damaged.append(f"checkpoint {state} is damaged (its manifest {manifest.name} is unreadable: {error.reason})")
                 continue
             offset, prefix = record["metrics_bytes"], record["metrics_sha256"]
-            if wrong := what_is_wrong(state, record["bytes"], record["sha256"]):
-                damaged.append(f"checkpoint {state} is damaged ({wrong})")
+            if defect := what_is_wrong(state, record["bytes"], record["sha256"]):
+                damaged.append(f"checkpoint {state} is damaged ({defect})")
                 continue
-            if wrong := what_is_wrong(self.metrics_path, offset, prefix, prefix=True):
-                damaged.append(f"metrics {self.metrics_path} are damaged ({wrong}) for checkpoint {state}")
+            if defect := what_is_wrong(self.metrics_path, offset, prefix, prefix=True):
+                damaged.append(f"metrics {self.metrics_path} are damaged ({defect}) for checkpoint {state}")
                 continue
-            loaded = _load(state)
+            state_dict = _load_state(state)
             for line in damaged:
                 _warn(f"error: {line}; continuing from {state.name}")
-            self._kept = [manifest]
-            self._begin(offset, record["step"])
-            return loaded
+            self._saved_manifests = [manifest]
+            self._open_metrics(offset, record["step"])
+            return state_dict
         if damaged:
             # Two lines would hide which file to act on, so report the newest checkpoint only.
             raise RunError(
                 f"{damaged[0]}, and no earlier one is intact; delete {self.run.root / 'state'}/{self.name}-* to start stage {self.name} again"
             )
-        self._begin()
+        self._open_metrics()
         return None
 
     def save(self, state: dict, step: int) -> None:
@@ -437,7 +437,7 @@ class Stage:
         Ctrl-C waits until the checkpoint is complete. Raises OSError if the disk is full; earlier checkpoints stay."""
         import torch
 
-        self._begin().sync()
+        self._open_metrics().sync()
         manifest = self.run.root / "state" / f"{self.name}-{int(step):06d}.json"
         path, temporary = manifest.with_suffix(".pt"), manifest.with_name(f".tmp-{manifest.stem}.pt")
         with uninterrupted():
@@ -463,8 +463,8 @@ class Stage:
                 "metrics_sha256": self._digest.hexdigest(),
             }
             atomic_write(manifest, json.dumps(seal_record(record)) + "\n")
-        self._kept = [kept for kept in self._kept if kept != manifest][-1:] + [manifest]
-        self._drop_states(keep=self._kept)
+        self._saved_manifests = [saved for saved in self._saved_manifests if saved != manifest][-1:] + [manifest]
+        self._drop_states(keep=self._saved_manifests)
         self._saved_at = time.perf_counter()
 
     def due(self) -> bool:
@@ -473,7 +473,7 @@ class Stage:
 
     # -- metrics
 
-    def _begin(self, offset: int = 0, step: int = 0) -> Journal:
+    def _open_metrics(self, offset: int = 0, step: int = 0) -> Journal:
         """Opens the metrics file, truncated to `offset` bytes; a stage that was not restored starts with an empty file."""
         if self._metrics is not None:
             return self._metrics
@@ -488,35 +488,35 @@ class Stage:
 
     def log(self, step: int, **metrics: Any) -> None:
         """Appends one line of metrics. Values may depend on configuration and step only, never on the clock."""
-        journal = self._begin()
+        journal = self._open_metrics()
         plain = _plain(metrics)
         line = (json.dumps({"step": int(step), **plain}) + "\n").encode()
         journal.append(line)
         self._digest.update(line)
         self._offset += len(line)
-        if not self._boarded:
-            self._boarded, self.board = True, open_board(self.run.root / "tensorboard" / self.name, self._step)
+        if not self._has_tried_board:
+            self._has_tried_board, self.board = True, open_board(self.run.root / "tensorboard" / self.name, self._step)
         scalars = {f"{self.name}/{name}": value for name, value in plain.items() if type(value) in (int, float)}
         if self.board:
             self.board.add(scalars, int(step))
         self.run.track(scalars, int(step))
 
-    def progress(self, step: float, rate_units: float | None = None, **shown: Any) -> None:
+    def progress(self, step: float, rate_units: float | None = None, **values: Any) -> None:
         """Moves the progress bar to `step` of the total.
 
         `rate_units`: number of `unit`s (tokens) that the stage has processed so far, for the speed; default `step`.
-        `shown`: other values for the line, such as loss or reward; numbers are shortened.
+        `values`: other values for the line, such as loss or reward; numbers are shortened.
         """
-        self._show.update(step, step if rate_units is None else rate_units, shown)
+        self._bar.update(step, step if rate_units is None else rate_units, values)
 
     def say(self, line: str) -> None:
         """Prints a line that stays on screen, above the progress bar."""
-        self._show.say(line)
+        self._bar.say(line)
 
     @property
     def seconds(self) -> float:
         """Wall-clock seconds spent in this stage, including earlier processes."""
-        return self._before + time.perf_counter() - self.opened
+        return self._earlier_seconds + time.perf_counter() - self.opened
 
     def note_time(self, **facts: Any) -> None:
         """Adds a line to timings.jsonl: the seconds so far, and `facts`."""
@@ -527,13 +527,13 @@ class Stage:
     def close(self) -> None:
         """Stops the bar and closes the files; keeps what was saved."""
         self._closed = True
-        self._show.stop()
+        self._bar.stop()
         for open_file in filter(None, (self._metrics, self.board)):
             open_file.close()
         self._metrics = self.board = None
 
 
-def _load(path: Path) -> dict:
+def _load_state(path: Path) -> dict:
     """Loads a saved state. Only tensors and plain values are accepted, so a shared run folder cannot execute code."""
     import numpy
     import torch

@@ -66,8 +66,8 @@ def fill(cls: type[T], toml: dict | None, sets: Iterable[str | tuple[str, Any]] 
             if not isinstance(table, dict):
                 raise RunError(f"--set {key.strip()}: {group!r} is a value, not a group of keys")
         table[last] = value
-    known = [key for key, *_ in describe(cls)]
-    return _build(cls, tree, "", base, known)
+    known_keys = [key for key, *_ in describe(cls)]
+    return _build(cls, tree, "", base, known_keys)
 
 
 def parse_number(text: str) -> int | float | None:
@@ -88,7 +88,7 @@ def describe(cls: Any) -> list[tuple[str, str, Any, str]]:
         if isinstance(kind, type) and dataclasses.is_dataclass(kind):
             for key, text, value, doc in describe(kind):
                 if default is not dataclasses.MISSING:
-                    value = _follow(default, key)
+                    value = _get_nested(default, key)
                 rows.append((f"{field.name}.{key}", text, value, doc))
         else:
             value = None if default is dataclasses.MISSING else default
@@ -115,7 +115,7 @@ def _default(field: dataclasses.Field) -> Any:
     return field.default
 
 
-def _follow(instance: Any, dotted: str) -> Any:
+def _get_nested(instance: Any, dotted: str) -> Any:
     for name in dotted.split("."):
         instance = getattr(instance, name)
     return instance
@@ -153,15 +153,15 @@ def _type_name(kind: Any) -> str:
     return names.get(kind) or getattr(kind, "__name__", str(kind))
 
 
-def _build(cls: type[T], tree: dict, prefix: str, base: Any, known: list[str]) -> T:
+def _build(cls: type[T], tree: dict, prefix: str, base: Any, known_keys: list[str]) -> T:
     hints, values = typing.get_type_hints(cls), {}
     fields = {field.name: field for field in dataclasses.fields(cls)}
     for name in tree:
         if name not in fields:
             key = prefix + name
-            near = difflib.get_close_matches(key, known, n=3, cutoff=0.6)
-            near = near or [other for other in known if other.rpartition(".")[2] == name.rpartition(".")[2]][:3]
-            hint = f"did you mean {' or '.join(near)}?" if near else f"known keys: {', '.join(known)}"
+            suggestions = difflib.get_close_matches(key, known_keys, n=3, cutoff=0.6)
+            suggestions = suggestions or [option for option in known_keys if option.rpartition(".")[2] == name.rpartition(".")[2]][:3]
+            hint = f"did you mean {' or '.join(suggestions)}?" if suggestions else f"known keys: {', '.join(known_keys)}"
             raise RunError(f"unknown key {key!r}; {hint}")
     for name, field in fields.items():
         default = getattr(base, name) if base is not None else _default(field)
@@ -171,28 +171,28 @@ def _build(cls: type[T], tree: dict, prefix: str, base: Any, known: list[str]) -
             if not isinstance(table, dict):
                 raise RunError(f"{key} is a group of keys, not a value; set {key}.KEY instead")
             inner = None if default is dataclasses.MISSING else default
-            values[name] = _build(kind, table, key + ".", inner, known)
+            values[name] = _build(kind, table, key + ".", inner, known_keys)
         elif name in tree:
             values[name] = _coerce(kind, tree[name], key)
-            if name != "seed" and (beyond := [x for x in _numbers(values[name]) if type(x) is int and abs(x) > LARGEST_INTEGER]):
-                raise RunError(f"{key} must lie between -{LARGEST_INTEGER} and {LARGEST_INTEGER}, got {_shorten(beyond[0])}")
-            if beyond := [x for x in _numbers(values[name]) if type(x) is float and abs(x) > LARGEST]:
-                raise RunError(f"{key} must fit float32, which ends at {LARGEST:.2g}; got {beyond[0]:g}")
+            if name != "seed" and (out_of_range := [x for x in _list_numbers(values[name]) if type(x) is int and abs(x) > LARGEST_INTEGER]):
+                raise RunError(f"{key} must lie between -{LARGEST_INTEGER} and {LARGEST_INTEGER}, got {_shorten(out_of_range[0])}")
+            if out_of_range := [x for x in _list_numbers(values[name]) if type(x) is float and abs(x) > LARGEST]:
+                raise RunError(f"{key} must fit float32, which ends at {LARGEST:.2g}; got {out_of_range[0]:g}")
         elif default is dataclasses.MISSING:
             raise RunError(f"{key} has no default; pass --set {key}=VALUE")
         else:
             values[name] = default
     try:
-        made = cls(**values)
+        instance = cls(**values)
     except (ValueError, AssertionError) as error:
-        says = " ".join(str(error).split())
-        raise RunError(prefix + says if says.partition(" ")[0] in fields else f"{prefix.rstrip('.')}: {says}".lstrip(": ")) from None
+        reason = " ".join(str(error).split())
+        raise RunError(prefix + reason if reason.partition(" ")[0] in fields else f"{prefix.rstrip('.')}: {reason}".lstrip(": ")) from None
     if "seed" in tree and not 0 <= values["seed"] < SEEDS:
         raise RunError(f"{prefix}seed must lie between 0 and {SEEDS - 1}, got {_shorten(values['seed'])}")
     for name in tree:
-        if _least(values[name]) < 0 <= _least(_default(fields[name])):
-            raise RunError(f"{prefix}{name} must not be negative, got {_least(values[name])}")
-    return made
+        if _find_smallest(values[name]) < 0 <= _find_smallest(_default(fields[name])):
+            raise RunError(f"{prefix}{name} must not be negative, got {_find_smallest(values[name])}")
+    return instance
 
 
 def quote(value: Any) -> str:
@@ -208,20 +208,20 @@ def _shorten(number: int) -> str:
     return str(number) if abs(number) < 10**40 else f"a number of {number.bit_length()} bits"
 
 
-def _numbers(value: Any) -> list[float]:
+def _list_numbers(value: Any) -> list[float]:
     """The numbers in a setting."""
-    return [x for x in (value if isinstance(value, (tuple, list)) else [value]) if type(x) in (int, float)]
+    return [item for item in (value if isinstance(value, (tuple, list)) else [value]) if type(item) in (int, float)]
 
 
-def _least(value: Any) -> float:
+def _find_smallest(value: Any) -> float:
     """The smallest number in a setting; zero if it holds no numbers."""
-    return min(_numbers(value), default=0)
+    return min(_list_numbers(value), default=0)
 
 
 def _coerce(kind: Any, value: Any, key: str) -> Any:
     """Converts `value`, from TOML or the command line, to type `kind`."""
     origin, word = typing.get_origin(kind), isinstance(value, _Word)
-    wrong = RunError(f"{key} expects {_type_name(kind)}, got {quote(value)}")
+    type_error = RunError(f"{key} expects {_type_name(kind)}, got {quote(value)}")
     if origin in (typing.Union, types.UnionType):
         parts = typing.get_args(kind)
         if type(None) in parts and (value is None or (word and value.lower() in ("none", "null", ""))):
@@ -232,50 +232,50 @@ def _coerce(kind: Any, value: Any, key: str) -> Any:
                     return _coerce(part, value, key)
                 except RunError:
                     continue
-        raise wrong
+        raise type_error
     if origin is Literal:
         for choice in typing.get_args(kind):
             if (word and str(choice) == value) or (type(value) is type(choice) and value == choice):
                 return choice
-        raise wrong
+        raise type_error
     if origin in (tuple, list):
         inner = [part for part in typing.get_args(kind) if part is not Ellipsis]
         if word:
             value = [_Word(part.strip()) for part in value.strip("()[]").split(",") if part.strip()]
         if not isinstance(value, list):
-            raise wrong
+            raise type_error
         if origin is tuple and Ellipsis not in typing.get_args(kind) and len(value) != len(inner):
             raise RunError(f"{key} expects {len(inner)} values, got {len(value)}")
-        same = len(inner) == 1
-        return origin(_coerce(inner[0 if same else i], part, key) for i, part in enumerate(value))
+        has_one_type = len(inner) == 1
+        return origin(_coerce(inner[0 if has_one_type else index], part, key) for index, part in enumerate(value))
     if kind is bool:
         if word and value.lower() in ("true", "yes", "on", "1", "false", "no", "off", "0"):
             return value.lower() in ("true", "yes", "on", "1")
         if isinstance(value, bool):
             return value
-        raise wrong
+        raise type_error
     if kind in (int, float):
         if isinstance(value, bool) or not isinstance(value, (int, float, _Word)):
-            raise wrong
+            raise type_error
         if isinstance(value, _Word):
             number = parse_number(value)
             if number is None:
-                raise wrong
+                raise type_error
         else:
             number = value
         if kind is int:
             if isinstance(number, float) and not number.is_integer():
-                raise wrong
+                raise type_error
             return int(number)
         try:
             decimal = float(number)
         except OverflowError:
             decimal = math.inf
         if not math.isfinite(decimal):
-            raise wrong
+            raise type_error
         return decimal
     if kind is str or kind is Path:
         if not isinstance(value, str):
-            raise wrong
+            raise type_error
         return kind(str(value))
-    raise wrong
+    raise type_error

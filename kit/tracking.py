@@ -78,8 +78,8 @@ def open_tracker(root: Path, technique: str, config: Any, resumed: bool) -> Trac
 
 def name_of(root: Path) -> str:
     """The name of a run: its folder from `runs/` on. No other path of this machine is logged."""
-    whole, here = root.resolve(), Path("runs").resolve()
-    return whole.relative_to(here).as_posix() if whole.is_relative_to(here) and whole != here else whole.name
+    path, runs_folder = root.resolve(), Path("runs").resolve()
+    return path.relative_to(runs_folder).as_posix() if path.is_relative_to(runs_folder) and path != runs_folder else path.name
 
 
 class Trackio:
@@ -113,7 +113,7 @@ class Wandb:
     def __init__(self, root: Path, technique: str, config: Any, resumed: bool) -> None:
         module = importlib.import_module("wandb")
         stamp = root / "config.json"  # a folder that was deleted and used again is another run
-        begun = stamp.stat().st_mtime_ns if stamp.exists() else 0
+        start_stamp = stamp.stat().st_mtime_ns if stamp.exists() else 0
         mode = None if os.environ.get("WANDB_MODE") else "offline"
         if mode is not None:  # offline, too, it would report its own errors and durations to its makers
             os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
@@ -122,7 +122,7 @@ class Wandb:
             name=name_of(root),
             group=technique,
             config=config,
-            id=hashlib.sha256(f"{root.resolve()} {begun}".encode()).hexdigest()[:16],
+            id=hashlib.sha256(f"{root.resolve()} {start_stamp}".encode()).hexdigest()[:16],
             resume="allow" if mode is None else None,  # offline, the parts meet where they are sent
             dir=str(root),
             mode=mode,

@@ -15,7 +15,7 @@ ADDRESS = re.compile(
 )
 BRANCH = re.compile(r"(?!.*\.\.)(?!.*\.lock$)[A-Za-z0-9_](?:[A-Za-z0-9._-]{0,98}[A-Za-z0-9_-])?", re.ASCII)
 """One word: in Colab's addresses a slash would look like the beginning of the path."""
-SAY = "python -m lessons.badges OWNER/NAME [--branch main]"
+USAGE = "python -m lessons.badges OWNER/NAME [--branch main]"
 
 
 @dataclass(frozen=True)
@@ -45,27 +45,27 @@ class Address:
 def parse(text: str, branch: str | None = None) -> Address:
     """The address that a text names: OWNER/NAME, an address on github.com, or what `git remote` calls it. `branch` goes before the text's own.
     Raises RunError for any other text, and for a branch that is not one word. A password in it is left behind, and never repeated."""
-    found = ADDRESS.fullmatch(text.strip())
-    if found is None or not found["name"].strip(".") or found["name"].endswith(".git"):
-        got = "" if "@" in text else f", got {text.strip()[:60]!r}"
-        raise RunError(f"a repository on GitHub was expected{got}; say which: {SAY}")
-    chosen = branch if branch is not None else found["branch"] or "main"
-    if not BRANCH.fullmatch(chosen):
-        raise RunError(f"a branch for Colab is one word of letters, digits, and . _ - between them; got {chosen[:40]!r}")
-    return Address(found["owner"], found["name"], chosen)
+    match = ADDRESS.fullmatch(text.strip())
+    if match is None or not match["name"].strip(".") or match["name"].endswith(".git"):
+        received_text = "" if "@" in text else f", got {text.strip()[:60]!r}"
+        raise RunError(f"a repository on GitHub was expected{received_text}; say which: {USAGE}")
+    branch_name = branch if branch is not None else match["branch"] or "main"
+    if not BRANCH.fullmatch(branch_name):
+        raise RunError(f"a branch for Colab is one word of letters, digits, and . _ - between them; got {branch_name[:40]!r}")
+    return Address(match["owner"], match["name"], branch_name)
 
 
 def of_remote(root: Path) -> str:
     """What the clone in this folder calls its origin. Raises RunError if the folder is no clone, or has no such remote."""
-    asked = ["git", "-C", str(root), "remote", "get-url", "origin"]
+    command = ["git", "-C", str(root), "remote", "get-url", "origin"]
     try:
         # Without the first question, git would answer for a clone that this folder lies in.
-        done = subprocess.run(asked, capture_output=True, text=True) if (root / ".git").exists() else None
+        result = subprocess.run(command, capture_output=True, text=True) if (root / ".git").exists() else None
     except OSError:
-        done = None
-    if done is None or done.returncode:
-        raise RunError(f"this folder has no remote called origin to take an address from; say which: {SAY}")
-    return done.stdout
+        result = None
+    if result is None or result.returncode:
+        raise RunError(f"this folder has no remote called origin to take an address from; say which: {USAGE}")
+    return result.stdout
 
 
 def file_of(folder: Path) -> Path:
@@ -75,5 +75,5 @@ def file_of(folder: Path) -> Path:
 
 def stored(folder: Path) -> Address | None:
     """The address of the lessons in a folder; None if nobody gave one. Raises RunError as `parse`."""
-    at = file_of(folder)
-    return parse(at.read_text(encoding="utf-8")) if at.is_file() else None
+    path = file_of(folder)
+    return parse(path.read_text(encoding="utf-8")) if path.is_file() else None

@@ -37,7 +37,7 @@ def network() -> Transformer:
         return Transformer(Config.tiny(9, num_experts=0, initializer_range=0.4, **SHAPE))
 
 
-class Asked(NamedTuple):
+class NumberedTask(NamedTuple):
     """A task: its number."""
 
     stream: str
@@ -51,21 +51,21 @@ class Asked(NamedTuple):
 class Brevity(Talk):
     """Three turns, each answered with two tokens. A tenth is lost with each token that is written, and one if the end is not reached."""
 
-    def __init__(self, task: Asked, rollout: int, tool_s: float):
+    def __init__(self, task: NumberedTask, rollout: int, tool_s: float):
         super().__init__(Parrot([1 + task.number % 6], [7, 8], 3))
-        self.name, self.tool_s, self.wrote, self.over = f"{task.key}-{rollout}", tool_s, 0, False
+        self.name, self.tool_s, self.token_count, self.is_finished = f"{task.key}-{rollout}", tool_s, 0, False
 
     def step(self, message: Message) -> StepResult:
         if self.tool_s:
             turn = len(self.inner.heard)  # pyright: ignore[reportAttributeAccessIssue]
             time.sleep(self.tool_s * random.Random(f"{self.name}-{turn}").lognormvariate(-0.5, 1.0))
-        self.wrote += len((message.content or "").split()) + 1
-        found = super().step(message)
-        self.over = found.done
-        return found
+        self.token_count += len((message.content or "").split()) + 1
+        result = super().step(message)
+        self.is_finished = result.done
+        return result
 
     def reward(self) -> Reward:
-        return Reward({"brevity": -0.1 * self.wrote, "end": float(self.over) - 1}, {"success": float(self.over)})
+        return Reward({"brevity": -0.1 * self.token_count, "end": float(self.is_finished) - 1}, {"success": float(self.is_finished)})
 
 
 @dataclass
@@ -79,10 +79,10 @@ class Room:
     def is_slow(self) -> bool:
         return self.tool_s > 0
 
-    def task(self, stream: str, number: int) -> Asked:
-        return Asked(stream, number)
+    def task(self, stream: str, number: int) -> NumberedTask:
+        return NumberedTask(stream, number)
 
-    def environment(self, task: Asked, number: int) -> Environment:
+    def environment(self, task: NumberedTask, number: int) -> Environment:
         return Brevity(task, number, self.tool_s)
 
     def transcript(self, rollout: object) -> None:

@@ -54,7 +54,7 @@ def dressed(book: NotebookNode, script: Path) -> NotebookNode:
     book.cells = [cell for cell in book.cells if not ours(cell)]
     address = stored(script.parent)
     if address is not None:
-        first = next((at for at, cell in enumerate(book.cells) if cell.cell_type == "code"), len(book.cells))
+        first = next((index for index, cell in enumerate(book.cells) if cell.cell_type == "code"), len(book.cells))
         install = INSTALL.format(branch=address.branch, clone=address.clone).rstrip()
         book.cells.insert(first, nbformat.v4.new_code_cell(install, id="colab-install", metadata={"tags": [TAG]}))
         badge = syllabus.badge(script, address)
@@ -70,23 +70,23 @@ def write(address: Address | None, folder: Path = syllabus.FOLDER) -> list[Path]
         try:
             books[script] = nbformat.read(syllabus.notebook(script), as_version=4)
         except (OSError, ValueError) as error:
-            said = " ".join(str(error).split())
-            raise RunError(f"the notebook of {script.stem} cannot be read ({said}); work in a clone, and make it again: make lessons") from None
+            message = " ".join(str(error).split())
+            raise RunError(f"the notebook of {script.stem} cannot be read ({message}); work in a clone, and make it again: make lessons") from None
     if not books:
         raise RunError(f"there are no lessons in {folder}")
-    readme, kept = folder / "README.md", file_of(folder)
-    text, before = readme.read_text(encoding="utf-8"), kept.read_text(encoding="utf-8") if kept.is_file() else None
-    now = None if address is None else f"{address}\n"
-    if now is None:
-        kept.unlink(missing_ok=True)
+    readme, address_path = folder / "README.md", file_of(folder)
+    text, old_address = (readme.read_text(encoding="utf-8"), address_path.read_text(encoding="utf-8") if address_path.is_file() else None)
+    new_address = None if address is None else f"{address}\n"
+    if new_address is None:
+        address_path.unlink(missing_ok=True)
     else:
-        atomic_write(kept, now)
-    made = {syllabus.notebook(script): nbformat.writes(dressed(book, script)) + "\n" for script, book in books.items()}
-    made[readme] = syllabus.filled(text, folder)
-    changed = [path for path, new in made.items() if path.read_text(encoding="utf-8") != new]
-    for path in changed:
-        atomic_write(path, made[path])
-    return changed + [kept] * (now != before)
+        atomic_write(address_path, new_address)
+    contents = {syllabus.notebook(script): nbformat.writes(dressed(book, script)) + "\n" for script, book in books.items()}
+    contents[readme] = syllabus.filled(text, folder)
+    changed_paths = [path for path, content in contents.items() if path.read_text(encoding="utf-8") != content]
+    for path in changed_paths:
+        atomic_write(path, contents[path])
+    return changed_paths + [address_path] * (new_address != old_address)
 
 
 def main(words: Sequence[str] | None = None, folder: Path = syllabus.FOLDER) -> int:
@@ -95,17 +95,17 @@ def main(words: Sequence[str] | None = None, folder: Path = syllabus.FOLDER) -> 
     parser.add_argument("address", nargs="?", metavar="OWNER/NAME", help="repository on GitHub; without it, that of the clone's remote origin")
     parser.add_argument("--branch", help="branch whose notebooks are opened; main unless the address names another")
     parser.add_argument("--remove", action="store_true", help="take badges and installing cells away")
-    asked = parser.parse_args(words)
+    args = parser.parse_args(words)
     try:
-        if asked.remove and (asked.address or asked.branch):
+        if args.remove and (args.address or args.branch):
             raise RunError("--remove takes no address and no branch")
-        address = None if asked.remove else parse(asked.address or of_remote(folder.parent), asked.branch)
-        changed = write(address, folder)
+        address = None if args.remove else parse(args.address or of_remote(folder.parent), args.branch)
+        paths = write(address, folder)
     except RunError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    what = "no lesson has a badge" if address is None else f"badges open {address}"
-    print(f"{what}; {f'{len(changed)} files have changed: commit and push them' if changed else 'nothing has changed'}")
+    summary = "no lesson has a badge" if address is None else f"badges open {address}"
+    print(f"{summary}; {f'{len(paths)} files have changed: commit and push them' if paths else 'nothing has changed'}")
     return 0
 
 

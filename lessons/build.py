@@ -39,7 +39,7 @@ __all__ = ["build", "changed", "differs", "executed", "made_from", "reworded", "
 
 ROOT = syllabus.FOLDER.parent
 KERNEL = {"kernelspec": {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}, "language_info": {"name": "python"}}
-KEPT = ("tags", "jupyter")
+METADATA_KEYS = ("tags", "jupyter")
 """Metadata of a cell that its script gives it."""
 
 
@@ -48,13 +48,13 @@ def tags(cell: NotebookNode) -> list[str]:
     return cell.metadata.get("tags", [])
 
 
-def bare(script: Path) -> NotebookNode:
+def read_script(script: Path) -> NotebookNode:
     """What is executed: the cells of a script alone, without outputs; solutions are folded."""
     book = jupytext.read(script, fmt="py:percent")
-    book.metadata = nbformat.from_dict({"etude": {"made_from": digest_of(script, book)}, **KERNEL})
+    book.metadata = nbformat.from_dict({"etude": {"made_from": compute_digest(script, book)}, **KERNEL})
     for number, cell in enumerate(book.cells):
         cell.id = f"cell-{number:02d}"
-        cell.metadata = nbformat.from_dict({name: cell.metadata[name] for name in KEPT if name in cell.metadata})
+        cell.metadata = nbformat.from_dict({name: cell.metadata[name] for name in METADATA_KEYS if name in cell.metadata})
         if "solution" in tags(cell):
             cell.metadata["jupyter"] = {"source_hidden": True}
     return book
@@ -62,10 +62,10 @@ def bare(script: Path) -> NotebookNode:
 
 def unexecuted(script: Path) -> NotebookNode:
     """The notebook of a script, without outputs, with its cells for Colab if there is an address."""
-    return dressed(bare(script), script)
+    return dressed(read_script(script), script)
 
 
-def code_of(book: NotebookNode) -> list[tuple[str, NotebookNode]]:
+def list_code_cells(book: NotebookNode) -> list[tuple[str, NotebookNode]]:
     """What is executed: source and metadata of every code cell, in order."""
     return [(cell.source, cell.metadata) for cell in book.cells if cell.cell_type == "code" and not ours(cell)]
 
@@ -73,10 +73,10 @@ def code_of(book: NotebookNode) -> list[tuple[str, NotebookNode]]:
 def made_from(script: Path) -> str:
     """SHA-256 over what a notebook's outputs come from: the script's code cells and the files of this repository that it imports itself.
     Its Markdown does not count."""
-    return digest_of(script, jupytext.read(script, fmt="py:percent"))
+    return compute_digest(script, jupytext.read(script, fmt="py:percent"))
 
 
-def digest_of(script: Path, book: NotebookNode) -> str:
+def compute_digest(script: Path, book: NotebookNode) -> str:
     """The same, of a script that has been read."""
     cells = [[cell.source, tags(cell)] for cell in book.cells if cell.cell_type == "code"]
     files: set[Path] = set()
@@ -108,7 +108,7 @@ class Manager(AsyncKernelManager):
 
 def executed(script: Path, quick: bool = False) -> NotebookNode:
     """The notebook of a script with its outputs. RunError when a cell fails or a solution does not solve its exercise."""
-    book = bare(script)
+    book = read_script(script)
     environment = {name: value for name, value in os.environ.items() if name not in ("MPLBACKEND", "ETUDE_QUICK")}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     if quick:
@@ -127,34 +127,39 @@ def executed(script: Path, quick: bool = False) -> NotebookNode:
     try:
         client.execute(env=environment)
     except CellExecutionError as error:
-        at = next(number for number, cell in enumerate(book.cells) if any(out.output_type == "error" for out in cell.get("outputs", ())))
-        raise RunError(f"{script.name}: cell {at} stops with {error.ename}: {error.evalue}") from None
+        cell_number = next(number for number, cell in enumerate(book.cells) if any(out.output_type == "error" for out in cell.get("outputs", ())))
+        raise RunError(f"{script.name}: cell {cell_number} stops with {error.ename}: {error.evalue}") from None
     book.metadata.update(nbformat.from_dict(KERNEL))  # the kernel has added its version
     for cell in book.cells:
         if cell.cell_type == "code":
             cell.outputs = [out for out in cell.outputs if out.get("name") != "stderr"]
         if "solution" in tags(cell) and not any("solved" in out.get("text", "") for out in cell.outputs):
-            said = "".join(out.get("text", "") for out in cell.outputs).strip()
-            raise RunError(f"{script.name}: a solution does not solve its exercise: {said or 'it checks nothing'}")
+            output_text = "".join(out.get("text", "") for out in cell.outputs).strip()
+            raise RunError(f"{script.name}: a solution does not solve its exercise: {output_text or 'it checks nothing'}")
     return dressed(book, script)
 
 
 def differs(script: Path) -> str:
     """How the committed notebook is another than its script says; empty where it is not."""
-    at = notebook(script)
-    if not at.is_file():
+    path = notebook(script)
+    if not path.is_file():
         return "there is no notebook"
     try:
-        there = nbformat.read(at, as_version=4)
+        committed = nbformat.read(path, as_version=4)
     except ValueError as error:
         return f"the notebook cannot be read ({error})"
-    here = unexecuted(script)
-    if len(there.cells) != len(here.cells):
-        return f"the notebook has {len(there.cells)} cells, the script {len(here.cells)}"
-    for number, (a, b) in enumerate(zip(there.cells, here.cells, strict=True)):
-        if (a.cell_type, a.source, a.id, a.metadata) != (b.cell_type, b.source, b.id, b.metadata):
+    expected = unexecuted(script)
+    if len(committed.cells) != len(expected.cells):
+        return f"the notebook has {len(committed.cells)} cells, the script {len(expected.cells)}"
+    for number, (committed_cell, expected_cell) in enumerate(zip(committed.cells, expected.cells, strict=True)):
+        if (committed_cell.cell_type, committed_cell.source, committed_cell.id, committed_cell.metadata) != (
+            expected_cell.cell_type,
+            expected_cell.source,
+            expected_cell.id,
+            expected_cell.metadata,
+        ):
             return f"cell {number} of the notebook is not the script's"
-        if a.cell_type == "code" and a.execution_count is None and not ours(a):
+        if committed_cell.cell_type == "code" and committed_cell.execution_count is None and not ours(committed_cell):
             return f"cell {number} of the notebook was not executed"
     return ""
 
@@ -167,24 +172,24 @@ def changed(script: Path) -> bool:
 def reworded(script: Path) -> NotebookNode:
     """The committed notebook with the Markdown of its script. Its outputs stay, and so does its record of what they come from. RunError where
     the code is not what was executed."""
-    again, at = f"execute it: python -m lessons.build {script.name[:2]}", notebook(script)
+    hint, path = f"execute it: python -m lessons.build {script.name[:2]}", notebook(script)
     try:
-        there, here = nbformat.read(at, as_version=4), unexecuted(script)
+        committed, expected = nbformat.read(path, as_version=4), unexecuted(script)
     except (OSError, ValueError) as error:
-        raise RunError(f"{script.stem} has no notebook that can be read ({error}); {again}") from None
-    was, now = code_of(there), code_of(here)
-    if len(was) != len(now):
-        raise RunError(f"{script.stem} has {len(now)} code cells, and {len(was)} were executed; {again}")
-    for number, (old, new) in enumerate(zip(was, now, strict=True), 1):
+        raise RunError(f"{script.stem} has no notebook that can be read ({error}); {hint}") from None
+    executed_code, script_code = list_code_cells(committed), list_code_cells(expected)
+    if len(executed_code) != len(script_code):
+        raise RunError(f"{script.stem} has {len(script_code)} code cells, and {len(executed_code)} were executed; {hint}")
+    for number, (old, new) in enumerate(zip(executed_code, script_code, strict=True), 1):
         if old != new:
-            raise RunError(f"{script.stem}: code cell {number} is not the one that was executed; {again}")
-    kept = [cell for cell in there.cells if cell.cell_type == "code" and not ours(cell)]
-    if not all(cell.execution_count for cell in kept):
-        raise RunError(f"{script.stem}: some of its code was never executed; {again}")
-    here.metadata = there.metadata
-    for cell, old in zip((cell for cell in here.cells if cell.cell_type == "code" and not ours(cell)), kept, strict=True):
+            raise RunError(f"{script.stem}: code cell {number} is not the one that was executed; {hint}")
+    executed_cells = [cell for cell in committed.cells if cell.cell_type == "code" and not ours(cell)]
+    if not all(cell.execution_count for cell in executed_cells):
+        raise RunError(f"{script.stem}: some of its code was never executed; {hint}")
+    expected.metadata = committed.metadata
+    for cell, old in zip((cell for cell in expected.cells if cell.cell_type == "code" and not ours(cell)), executed_cells, strict=True):
         cell.outputs, cell.execution_count = old.outputs, old.execution_count
-    return here
+    return expected
 
 
 def write(script: Path, book: NotebookNode) -> None:
@@ -195,9 +200,9 @@ def write(script: Path, book: NotebookNode) -> None:
 
 def build(script: Path) -> None:
     """Executes a lesson and writes its notebook."""
-    began = time.perf_counter()
+    start_time = time.perf_counter()
     write(script, executed(script))
-    print(f"{script.stem}: {time.perf_counter() - began:.0f} s", flush=True)
+    print(f"{script.stem}: {time.perf_counter() - start_time:.0f} s", flush=True)
 
 
 def main() -> int:
@@ -206,21 +211,21 @@ def main() -> int:
     parser.add_argument("--all", action="store_true", help="every lesson, changed or not")
     parser.add_argument("--words", action="store_true", help="execute nothing; take over changed Markdown where the code is what was executed")
     parser.add_argument("--check", action="store_true", help="only say which notebooks are not what their scripts say")
-    wanted = parser.parse_args()
+    args = parser.parse_args()
     try:
-        some = [syllabus.find(number).path for number in wanted.numbers] or scripts()
-        if wanted.check:
-            wrong = {script.stem: said for script in some if (said := differs(script))}
-            for name, said in wrong.items():
-                print(f"{name}: {said}; make it again: python -m lessons.build {name[:2]}")
-            return 1 if wrong else 0
-        if wanted.words:
-            for script in filter(differs, some):
+        selected_scripts = [syllabus.find(number).path for number in args.numbers] or scripts()
+        if args.check:
+            differences = {script.stem: difference for script in selected_scripts if (difference := differs(script))}
+            for name, difference in differences.items():
+                print(f"{name}: {difference}; make it again: python -m lessons.build {name[:2]}")
+            return 1 if differences else 0
+        if args.words:
+            for script in filter(differs, selected_scripts):
                 write(script, reworded(script))
                 print(f"{script.stem}: words", flush=True)
             return 0
-        for script in some:
-            if wanted.numbers or wanted.all or changed(script):
+        for script in selected_scripts:
+            if args.numbers or args.all or changed(script):
                 build(script)
     except RunError as error:
         print(f"error: {error}", file=sys.stderr)

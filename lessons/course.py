@@ -99,8 +99,8 @@ def hushed() -> Iterator[None]:
 
 def run(part: Callable[..., T], *arguments: Any) -> T:
     """Calls a part of an experiment of `sims/` that keeps its state in a run, `part(run, *arguments)`, in a folder that is thrown away."""
-    with tempfile.TemporaryDirectory() as folder, hushed(), Run.open(Path(folder) / "run", "lesson", {}) as opened:
-        return part(opened, *arguments)
+    with tempfile.TemporaryDirectory() as folder, hushed(), Run.open(Path(folder) / "run", "lesson", {}) as lesson_run:
+        return part(lesson_run, *arguments)
 
 
 def tiny_folder() -> Path:
@@ -113,26 +113,27 @@ def tiny_run() -> Path:
     """A finished run of the recipe at its smallest, in runs/lessons/: made once (half a minute), then found there until its settings
     change. Its agent has learned nothing; what lessons show with it is how things hang together."""
     root, config = tiny_folder(), fill(recipe.Recipe, SMOKE)
-    begun = (root / "config.json").exists()
-    if not begun:
+    has_config = (root / "config.json").exists()
+    if not has_config:
         print("a tiny run of the recipe comes first, once: half a minute", file=sys.stderr)
-        for old in RUNS.glob("tiny*"):
-            if re.fullmatch("tiny(-[0-9a-f]{8})?", old.name) and (old / "config.json").is_file():  # what a learner has put here stays
-                shutil.rmtree(old)
-    with hushed(), Run.open(root, "recipe", config, resume=begun) as opened:
-        recipe.run(opened, config)
+        for old_folder in RUNS.glob("tiny*"):
+            # what a learner has put here stays
+            if re.fullmatch("tiny(-[0-9a-f]{8})?", old_folder.name) and (old_folder / "config.json").is_file():
+                shutil.rmtree(old_folder)
+    with hushed(), Run.open(root, "recipe", config, resume=has_config) as recipe_run:
+        recipe.run(recipe_run, config)
     return root
 
 
 def claims(experiment: str) -> list[dict]:
     """The claims of an experiment as its committed run found them, `results/claims.json`: claim, measured, interval, unit, verdict, note."""
-    found = read_json(ROOT / "results" / "claims.json", list)
-    return [claim for claim in found if claim["experiment"] == experiment]
+    all_claims = read_json(ROOT / "results" / "claims.json", list)
+    return [claim for claim in all_claims if claim["experiment"] == experiment]
 
 
 def verdicts(experiment: str) -> None:
     """Prints the claims of an experiment, a line each: verdict, claim, what was measured and within what interval."""
     for claim in claims(experiment):
-        within = " [{:.3g}, {:.3g}]".format(*claim["interval"]) if claim["interval"] else ""
-        measured = "no number" if claim["measured"] is None else f"{claim['measured']:.3g}{within} {claim['unit']}".rstrip()
-        print(f"{claim['verdict']:18s} {claim['claim']}: {measured}")
+        interval_text = " [{:.3g}, {:.3g}]".format(*claim["interval"]) if claim["interval"] else ""
+        measured_text = "no number" if claim["measured"] is None else f"{claim['measured']:.3g}{interval_text} {claim['unit']}".rstrip()
+        print(f"{claim['verdict']:18s} {claim['claim']}: {measured_text}")

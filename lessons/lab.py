@@ -20,51 +20,52 @@ from lessons import syllabus
 
 __all__ = ["copied", "free", "main", "words"]
 
-MINE = Path("runs") / "lessons"
-FIRST = 8888
+COPY_FOLDER = Path("runs") / "lessons"
+DEFAULT_PORT = 8888
 """Jupyter's usual port."""
 
 
-def copied(notebooks: Iterable[Path], mine: Path = MINE) -> list[Path]:
+def copied(notebooks: Iterable[Path], mine: Path = COPY_FOLDER) -> list[Path]:
     """The reader's own copies of notebooks; one that is there already stays as it is."""
     mine.mkdir(parents=True, exist_ok=True)
-    found = []
-    for made in notebooks:
-        if not (mine / made.name).exists():
-            shutil.copyfile(made, mine / made.name)
-        found.append(mine / made.name)
-    return found
+    copies = []
+    for notebook in notebooks:
+        if not (mine / notebook.name).exists():
+            shutil.copyfile(notebook, mine / notebook.name)
+        copies.append(mine / notebook.name)
+    return copies
 
 
-def free(first: int = FIRST) -> int:
+def free(first: int = DEFAULT_PORT) -> int:
     """The first port from `first` on that nobody listens on."""
     for port in range(first, 2**16):
-        with socket.socket() as tried:
-            tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server does: a port that was just released counts as free
+        with socket.socket() as probe:
+            # as the server does: a port that was just released counts as free
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
-                tried.bind(("127.0.0.1", port))
+                probe.bind(("127.0.0.1", port))
             except OSError:
                 continue
             return port
     raise RunError(f"no port from {first} on is free")
 
 
-def words(port: int, mine: Path = MINE) -> list[str]:
+def words(port: int, mine: Path = COPY_FOLDER) -> list[str]:
     """The command that serves a folder, to this machine alone."""
-    asked = [f"--ServerApp.root_dir={mine.resolve()}", "--ServerApp.ip=127.0.0.1", f"--ServerApp.port={port}", "--ServerApp.port_retries=0"]
-    root = getattr(os, "geteuid", lambda: 1)() == 0
-    return [sys.executable, "-m", "jupyterlab", *asked, *(["--allow-root"] if root else [])]
+    options = [f"--ServerApp.root_dir={mine.resolve()}", "--ServerApp.ip=127.0.0.1", f"--ServerApp.port={port}", "--ServerApp.port_retries=0"]
+    is_root = getattr(os, "geteuid", lambda: 1)() == 0
+    return [sys.executable, "-m", "jupyterlab", *options, *(["--allow-root"] if is_root else [])]
 
 
 def main() -> int:
     """Copies, prints the address, serves until Ctrl-C. Returns Jupyter's exit code. Raises RunError without Jupyter or notebooks."""
-    made = [path for path in map(syllabus.notebook, syllabus.scripts()) if path.is_file()]
-    if not made:
+    notebooks = [path for path in map(syllabus.notebook, syllabus.scripts()) if path.is_file()]
+    if not notebooks:
         raise RunError("there are no notebooks beside these lessons; work in a clone of the repository")
     if find_spec("jupyterlab") is None:
         raise RunError("make lab needs Jupyter; in the clone: pip install -e '.[course]'")
     port, token = free(), secrets.token_hex(16)
-    print(f"lab: {len(copied(made))} lessons in {MINE}; delete one to start it over", flush=True)
+    print(f"lab: {len(copied(notebooks))} lessons in {COPY_FOLDER}; delete one to start it over", flush=True)
     print(f"lab: http://127.0.0.1:{port}/lab?token={token} (Ctrl-C stops it)", flush=True)
     path = os.pathsep.join(filter(None, (str(syllabus.FOLDER.parent), os.environ.get("PYTHONPATH"))))
     return subprocess.call(words(port), env={**os.environ, "PYTHONPATH": path, "JUPYTER_TOKEN": token})

@@ -34,7 +34,7 @@ def owners(layout: Layout, rows: int, tokens: int) -> Tensor:
     return owner.view(rows, tokens)
 
 
-def blank(axes: Axes, title: str) -> None:
+def hide_frame(axes: Axes, title: str) -> None:
     """No frame and no ticks."""
     axes.set_title(title, fontsize=10)
     axes.set_axis_off()
@@ -45,9 +45,9 @@ def who_holds(dp: int, cp: int, ep: int, rows: int = 4, tokens: int = 16, expert
     layout = Layout(dp, cp, ep)
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.4), layout="constrained", width_ratios=(1.15, 1))
     for rank in range(layout.world):
-        at, first = (rank % cp, -(rank // cp)), rank % ep * (experts // ep)
-        left.add_patch(Rectangle((at[0] + 0.04, at[1] + 0.06), 0.92, 0.88, color=COLORS[rank]))
-        mine = "\n".join(
+        corner, first = (rank % cp, -(rank // cp)), rank % ep * (experts // ep)
+        left.add_patch(Rectangle((corner[0] + 0.04, corner[1] + 0.06), 0.92, 0.88, color=COLORS[rank]))
+        label = "\n".join(
             (
                 f"rank {rank}: dp {rank // cp}, cp {rank % cp}, ep {rank % ep}",
                 f"rows {rank // cp * (rows // dp)} to {(rank // cp + 1) * (rows // dp) - 1}",
@@ -56,11 +56,11 @@ def who_holds(dp: int, cp: int, ep: int, rows: int = 4, tokens: int = 16, expert
                 f"1/{layout.world} of all other weights",
             )
         )
-        left.text(at[0] + 0.5, at[1] + 0.5, mine, ha="center", va="center", fontsize=8.5, color="white" if rank % 2 == 0 else "black")
+        left.text(corner[0] + 0.5, corner[1] + 0.5, label, ha="center", va="center", fontsize=8.5, color="white" if rank % 2 == 0 else "black")
     left.set(xlim=(0, cp), ylim=(1 - dp, 1))
-    blank(left, f"dp = {dp} downwards, cp = {cp} to the right, ep = {ep}")
-    shown = ListedColormap(COLORS[: layout.world])
-    right.imshow(owners(layout, rows, tokens).numpy(), cmap=shown, vmin=-0.5, vmax=layout.world - 0.5, aspect="auto")
+    hide_frame(left, f"dp = {dp} downwards, cp = {cp} to the right, ep = {ep}")
+    colormap = ListedColormap(COLORS[: layout.world])
+    right.imshow(owners(layout, rows, tokens).numpy(), cmap=colormap, vmin=-0.5, vmax=layout.world - 0.5, aspect="auto")
     right.set(xlabel="token", ylabel="row", yticks=range(rows), xticks=range(0, tokens, tokens // (2 * cp)))
     right.set_title("the batch, in the ranks' colours", fontsize=10)
     plt.show()
@@ -69,43 +69,50 @@ def who_holds(dp: int, cp: int, ep: int, rows: int = 4, tokens: int = 16, expert
 def journeys(chosen: tuple[tuple[int, ...], ...], experts: int) -> list[list[tuple[int, int]]]:
     """Where every row is at each of the STATIONS, as (rank, place on it); rows in the order of ranks. `chosen`: for each rank the expert that
     each of its rows chose. Experts are dealt evenly, in order; an owner has its rows by expert, and those of one expert in the order of ranks."""
-    rows = [(home, place, expert) for home, mine in enumerate(chosen) for place, expert in enumerate(mine)]
-    sent = sorted(rows, key=lambda row: (row[0], row[2], row[1]))
-    come = sorted(rows, key=lambda row: (row[2], row[0], row[1]))
+    rows = [(home, place, expert) for home, rank_experts in enumerate(chosen) for place, expert in enumerate(rank_experts)]
+    rows_by_expert = sorted(rows, key=lambda row: (row[0], row[2], row[1]))
+    rows_at_experts = sorted(rows, key=lambda row: (row[2], row[0], row[1]))
 
-    def places(order: list[tuple[int, int, int]], rank_of: dict[tuple[int, int, int], int]) -> dict[tuple[int, int, int], tuple[int, int]]:
-        counts, found = dict.fromkeys(range(len(chosen)), 0), {}
+    def locate(order: list[tuple[int, int, int]], rank_of: dict[tuple[int, int, int], int]) -> dict[tuple[int, int, int], tuple[int, int]]:
+        counts, locations = dict.fromkeys(range(len(chosen)), 0), {}
         for row in order:
-            found[row] = rank_of[row], counts[rank_of[row]]
+            locations[row] = rank_of[row], counts[rank_of[row]]
             counts[rank_of[row]] += 1
-        return found
+        return locations
 
     home, owner = {row: row[0] for row in rows}, {row: row[2] * len(chosen) // experts for row in rows}
-    stations = places(rows, home), places(sent, home), places(come, owner), places(rows, home)
+    stations = locate(rows, home), locate(rows_by_expert, home), locate(rows_at_experts, owner), locate(rows, home)
     return [[station[row] for station in stations] for row in rows]
 
 
 def all_to_all(chosen: tuple[tuple[int, ...], ...], experts: int = 4) -> None:
     """Draws the way of every row to its expert and home. A thick line is a row that leaves its rank."""
-    paths, colors = journeys(chosen, experts), [COLORS[expert] for mine in chosen for expert in mine]
-    tall = max(place for path in paths for _, place in path) + 1.6
-    figure, axes = plt.subplots(figsize=(9, 0.45 * tall * len(chosen) + 0.6), layout="constrained")
+    paths, colors = journeys(chosen, experts), [COLORS[expert] for rank_experts in chosen for expert in rank_experts]
+    rank_height = max(place for path in paths for _, place in path) + 1.6
+    figure, axes = plt.subplots(figsize=(9, 0.45 * rank_height * len(chosen) + 0.6), layout="constrained")
     for rank in range(len(chosen)):
-        axes.add_patch(Rectangle((-0.3, -tall * rank - tall + 0.8), 3.6, tall - 0.5, color="0.94", zorder=0))
-        own = range(rank * experts // len(chosen), (rank + 1) * experts // len(chosen))
-        axes.text(-0.36, -tall * (rank + 0.5) + 0.5, f"rank {rank}\nowns experts\n{', '.join(map(str, own))}", ha="right", va="center", fontsize=9)
+        axes.add_patch(Rectangle((-0.3, -rank_height * rank - rank_height + 0.8), 3.6, rank_height - 0.5, color="0.94", zorder=0))
+        own_experts = range(rank * experts // len(chosen), (rank + 1) * experts // len(chosen))
+        axes.text(
+            -0.36,
+            -rank_height * (rank + 0.5) + 0.5,
+            f"rank {rank}\nowns experts\n{', '.join(map(str, own_experts))}",
+            ha="right",
+            va="center",
+            fontsize=9,
+        )
     for path, color in zip(paths, colors, strict=True):
-        spots = [(column, -tall * rank - place) for column, (rank, place) in enumerate(path)]
-        for (a, b), (start, end) in zip(zip(path, path[1:]), zip(spots, spots[1:]), strict=True):
-            axes.plot(*zip(start, end, strict=True), color=color, linewidth=2.6 if a[0] != b[0] else 0.9, zorder=1)
-        axes.scatter(*zip(*spots, strict=True), s=170, color=color, edgecolor="white", zorder=2)
-    for path, expert in zip(paths, (expert for mine in chosen for expert in mine), strict=True):
+        points = [(column, -rank_height * rank - place) for column, (rank, place) in enumerate(path)]
+        for (source, target), (start, end) in zip(zip(path, path[1:]), zip(points, points[1:]), strict=True):
+            axes.plot(*zip(start, end, strict=True), color=color, linewidth=2.6 if source[0] != target[0] else 0.9, zorder=1)
+        axes.scatter(*zip(*points, strict=True), s=170, color=color, edgecolor="white", zorder=2)
+    for path, expert in zip(paths, (expert for rank_experts in chosen for expert in rank_experts), strict=True):
         for column, (rank, place) in enumerate(path):
-            axes.text(column, -tall * rank - place, str(expert), ha="center", va="center", fontsize=8, color="white", zorder=3)
+            axes.text(column, -rank_height * rank - place, str(expert), ha="center", va="center", fontsize=8, color="white", zorder=3)
     for column, name in enumerate(STATIONS):
         axes.text(column, 0.75, name, ha="center", fontsize=9)
-    for between in (1.5, 2.5):
-        axes.text(between, 0.75, "all-to-all →", ha="center", fontsize=9, style="italic")
-    axes.set(xlim=(-0.9, 3.4), ylim=(-tall * len(chosen) + 0.6, 1.2))
-    blank(axes, "")
+    for x in (1.5, 2.5):
+        axes.text(x, 0.75, "all-to-all →", ha="center", fontsize=9, style="italic")
+    axes.set(xlim=(-0.9, 3.4), ylim=(-rank_height * len(chosen) + 0.6, 1.2))
+    hide_frame(axes, "")
     plt.show()

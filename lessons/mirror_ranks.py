@@ -52,13 +52,15 @@ class Ranks:
         root = str(Path(__file__).resolve().parents[1])
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH")))), "OMP_NUM_THREADS": "1"}
         for rank in range(self.n):
-            here, there = Pipe()
-            command = [sys.executable, "-m", "lessons.mirror_ranks", str(there.fileno()), str(rank), str(self.n), self.folder.name]
-            with open(Path(self.folder.name) / f"{rank}.err", "wb") as said:
+            parent_pipe, child_pipe = Pipe()
+            command = [sys.executable, "-m", "lessons.mirror_ranks", str(child_pipe.fileno()), str(rank), str(self.n), self.folder.name]
+            with open(Path(self.folder.name) / f"{rank}.err", "wb") as stderr_file:
                 # In a session of their own, so that Ctrl-C and a notebook's interrupt reach this process alone, which then ends them.
-                self.processes.append(subprocess.Popen(command, env=environment, pass_fds=[there.fileno()], stderr=said, start_new_session=True))
-            there.close()
-            self.pipes.append(here)
+                self.processes.append(
+                    subprocess.Popen(command, env=environment, pass_fds=[child_pipe.fileno()], stderr=stderr_file, start_new_session=True)
+                )
+            child_pipe.close()
+            self.pipes.append(parent_pipe)
 
     def stop(self) -> None:
         """Ends the processes."""
@@ -96,67 +98,67 @@ class Ranks:
             try:
                 pipe.send_bytes(request)
             except OSError:
-                raise self.ended(rank) from None
+                raise self.make_end_error(rank) from None
         while waiting:
             ready = wait(list(waiting), GRACE if failure else TIMEOUT)
             if not ready:
-                hung = sorted(waiting.values())
-                raise failure or RuntimeError(f"ranks {hung} did not answer within {TIMEOUT:.0f} s; do all ranks call the same collectives?")
+                hung_ranks = sorted(waiting.values())
+                raise failure or RuntimeError(f"ranks {hung_ranks} did not answer within {TIMEOUT:.0f} s; do all ranks call the same collectives?")
             for pipe in ready:
                 rank = waiting.pop(pipe)
                 try:
-                    fine, results[rank] = pickle.loads(pipe.recv_bytes())
+                    is_success, results[rank] = pickle.loads(pipe.recv_bytes())
                 except (EOFError, OSError):
-                    raise self.ended(rank) from None
-                failure = failure or (None if fine else results[rank])
+                    raise self.make_end_error(rank) from None
+                failure = failure or (None if is_success else results[rank])
         return results, failure
 
-    def ended(self, rank: int) -> RuntimeError:
+    def make_end_error(self, rank: int) -> RuntimeError:
         """What is to be said of a rank that is no more."""
-        said = (Path(self.folder.name) / f"{rank}.err").read_text(errors="replace").strip().splitlines()
-        return RuntimeError(f"rank {rank} ended: {said[-1] if said else 'it left no word'}")
+        stderr_lines = (Path(self.folder.name) / f"{rank}.err").read_text(errors="replace").strip().splitlines()
+        return RuntimeError(f"rank {rank} ended: {stderr_lines[-1] if stderr_lines else 'it left no word'}")
 
 
 def packed(function: Callable, known: dict | None = None) -> dict[str, tuple]:
     """The text of a function and of all that it names and a fresh process does not know: name → how to come by it. A function stands behind
     those that it names: where one is its decorator or the default of an argument, it has to be there first."""
-    found = {} if known is None else known
+    parts = {} if known is None else known
     if function.__name__ == "<lambda>":
         raise ValueError("a lambda cannot be sent to ranks; give the function a name")
     inner, text = inspect.unwrap(function), textwrap.dedent(inspect.getsource(function))
-    found[function.__name__] = "text", text
-    said = names(inner.__code__) | names(head(text))
-    for name in said:
-        if name in found or name not in inner.__globals__:
+    parts[function.__name__] = "text", text
+    used_names = find_names(inner.__code__) | find_names(compile_head(text))
+    for name in used_names:
+        if name in parts or name not in inner.__globals__:
             continue
         value = inner.__globals__[name]
         if isinstance(value, types.ModuleType):
-            inside = [part for part in (f"{value.__name__}.{attribute}" for attribute in said) if part in sys.modules]
-            found[name] = "module", value.__name__, *inside
+            submodules = [part for part in (f"{value.__name__}.{attribute}" for attribute in used_names) if part in sys.modules]
+            parts[name] = "module", value.__name__, *submodules
         elif isinstance(value, types.FunctionType) and inspect.unwrap(value).__globals__ is inner.__globals__:
-            packed(value, found)
-        elif callable(value) and importable(value):
-            found[name] = "import", value.__module__, value.__qualname__
+            packed(value, parts)
+        elif callable(value) and is_importable(value):
+            parts[name] = "import", value.__module__, value.__qualname__
         else:
-            found[name] = "value", value
-    found[function.__name__] = found.pop(function.__name__)
-    return found
+            parts[name] = "value", value
+    parts[function.__name__] = parts.pop(function.__name__)
+    return parts
 
 
-def head(text: str) -> types.CodeType:
+def compile_head(text: str) -> types.CodeType:
     """The code that defines a function without its body: its decorators, defaults and annotations are looked up by whoever defines it."""
     tree = ast.parse(text)
     tree.body[0].body = ast.parse("pass").body
     return compile(tree, "<head>", "exec")
 
 
-def names(code: types.CodeType) -> set[str]:
+def find_names(code: types.CodeType) -> set[str]:
     """What code, and code inside it, looks up beyond its own variables."""
     inner = (part for part in code.co_consts if isinstance(part, types.CodeType))
-    return set(code.co_names).union(*map(names, inner)) - set(vars(builtins))
+    return set(code.co_names).union(*map(find_names, inner)) - set(vars(builtins))
 
 
-def importable(value: Any) -> bool:
+def is_importable(value: Any) -> bool:
     """Whether another process can import it: it lies, under its own name, in a module that has a file."""
     module = sys.modules.get(getattr(value, "__module__", None) or "")
     return getattr(module, "__file__", None) is not None and getattr(module, getattr(value, "__qualname__", ""), None) is value
@@ -165,16 +167,16 @@ def importable(value: Any) -> bool:
 def unpacked(parts: dict[str, tuple]) -> dict[str, Any]:
     """The namespace that `packed` described."""
     namespace: dict[str, Any] = {"__name__": "notebook"}
-    for name, (how, *what) in parts.items():
-        if how == "module":
-            namespace[name], *_ = map(importlib.import_module, what)
-        elif how == "import":
-            namespace[name] = getattr(importlib.import_module(what[0]), what[1])
-        elif how == "value":
-            namespace[name] = what[0]
-    for name, (how, *what) in parts.items():
-        if how == "text":
-            exec(compile(what[0], f"<{name}, on a rank>", "exec"), namespace)
+    for name, (kind, *values) in parts.items():
+        if kind == "module":
+            namespace[name], *_ = map(importlib.import_module, values)
+        elif kind == "import":
+            namespace[name] = getattr(importlib.import_module(values[0]), values[1])
+        elif kind == "value":
+            namespace[name] = values[0]
+    for name, (kind, *values) in parts.items():
+        if kind == "text":
+            exec(compile(values[0], f"<{name}, on a rank>", "exec"), namespace)
     return namespace
 
 
@@ -198,17 +200,17 @@ def serve(pipe: Connection, rank: int, n: int, folder: str) -> None:
             with mesh(**layout):
                 answer = pickle.dumps((True, unpacked(parts)[name](*arguments)))
         except Exception as error:
-            answer = failed(error, rank)
+            answer = pickle_error(error, rank)
         pipe.send_bytes(answer)
 
 
-def failed(error: Exception, rank: int) -> bytes:
+def pickle_error(error: Exception, rank: int) -> bytes:
     """An exception as it can travel, with what the rank saw."""
-    seen = "".join(traceback.format_exception(error))
-    for what in (error, RuntimeError(f"{type(error).__name__}: {error}")):
+    traceback_text = "".join(traceback.format_exception(error))
+    for exception in (error, RuntimeError(f"{type(error).__name__}: {error}")):
         try:
-            what.add_note(f"on rank {rank}:\n{seen}")
-            answer = pickle.dumps((False, what))
+            exception.add_note(f"on rank {rank}:\n{traceback_text}")
+            answer = pickle.dumps((False, exception))
             pickle.loads(answer)
             return answer
         except Exception:  # an exception may refuse to be pickled, or to come back

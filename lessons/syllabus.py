@@ -62,13 +62,13 @@ def notebook(script: Path) -> Path:
 def read(script: Path) -> Lesson:
     """The lesson of a percent script. RunError when its head is not that of a lesson, or bears another number than its name."""
     comment = script.read_text(encoding="utf-8").removeprefix("# %% [markdown]\n").partition("\n# %%")[0]
-    found = HEAD.match(re.sub(r"^# ?", "", comment, flags=re.MULTILINE))
-    if found is None:
+    match = HEAD.match(re.sub(r"^# ?", "", comment, flags=re.MULTILINE))
+    if match is None:
         raise RunError(f"{script.name} has no head of a lesson: title, after this lesson you can, about N minutes, prerequisites, source")
-    says = {name: " ".join(value.split()) for name, value in found.groupdict().items()}
-    if int(says["number"]) != int(script.name[:2]):
-        raise RunError(f"{script.name} calls itself lesson {says['number']}")
-    return Lesson(script, int(says.pop("number")), minutes=int(says.pop("minutes")), **says)
+    fields = {name: " ".join(value.split()) for name, value in match.groupdict().items()}
+    if int(fields["number"]) != int(script.name[:2]):
+        raise RunError(f"{script.name} calls itself lesson {fields['number']}")
+    return Lesson(script, int(fields.pop("number")), minutes=int(fields.pop("minutes")), **fields)
 
 
 def lessons(folder: Path = FOLDER) -> list[Lesson]:
@@ -78,33 +78,36 @@ def lessons(folder: Path = FOLDER) -> list[Lesson]:
 
 def find(number: int) -> Lesson:
     """A lesson by its number. RunError when there is none."""
-    known = {lesson.number: lesson for lesson in lessons()}
-    if number not in known:
-        raise RunError(f"there is no lesson {number}; there are {', '.join(map(str, known))}")
-    return known[number]
+    lessons_by_number = {lesson.number: lesson for lesson in lessons()}
+    if number not in lessons_by_number:
+        raise RunError(f"there is no lesson {number}; there are {', '.join(map(str, lessons_by_number))}")
+    return lessons_by_number[number]
 
 
 def badge(script: Path, address: Address) -> str:
     """A picture, in Markdown, that opens the notebook of a script in Colab."""
-    at = address.opens(f"lessons/notebooks/{notebook(script).name}")
-    return f"[![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)]({at})"
+    url = address.opens(f"lessons/notebooks/{notebook(script).name}")
+    return f"[![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)]({url})"
 
 
-def table(folder: Path) -> str:
+def render_table(folder: Path) -> str:
     """The course as a Markdown table."""
     rows = ["| | lesson | after it you can | prerequisites | minutes |", "|---|---|---|---|---|"]
     course, address = lessons(folder), stored(folder)
-    for one in course:
-        at = notebook(one.path).relative_to(folder).as_posix()
-        opened = f" {badge(one.path, address)}" if address else ""
-        rows.append(f"| {one.number:02d} | [{one.title}]({at}) ([script]({one.path.name})){opened} | {one.can} | {one.before} | {one.minutes} |")
-    hours = sum(one.minutes for one in course) / 60
+    for lesson in course:
+        path = notebook(lesson.path).relative_to(folder).as_posix()
+        badge_text = f" {badge(lesson.path, address)}" if address else ""
+        rows.append(
+            f"| {lesson.number:02d} | [{lesson.title}]({path}) ([script]({lesson.path.name})){badge_text} | "
+            f"{lesson.can} | {lesson.before} | {lesson.minutes} |"
+        )
+    hours = sum(lesson.minutes for lesson in course) / 60
     return "\n".join([*rows, "", f"All of it: about {hours:.0f} hours."])
 
 
 def filled(text: str, folder: Path = FOLDER) -> str:
     """The text of lessons/README.md with the table made anew."""
-    block = f"<!-- syllabus -->\n{table(folder)}\n<!-- /syllabus -->"
+    block = f"<!-- syllabus -->\n{render_table(folder)}\n<!-- /syllabus -->"
     return re.sub(r"<!-- syllabus -->\n.*?<!-- /syllabus -->", lambda _: block, text, flags=re.DOTALL)
 
 

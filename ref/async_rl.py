@@ -81,9 +81,9 @@ class Rules:
     """Number of steps after which the run is over. No group starts that no step needs."""
 
     def __post_init__(self):
-        for name, least in (("groups", 1), ("staleness", 0), ("steps", 0)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} must be at least {least}; got {getattr(self, name)}")
+        for name, minimum in (("groups", 1), ("staleness", 0), ("steps", 0)):
+            if getattr(self, name) < minimum:
+                raise ValueError(f"{name} must be at least {minimum}; got {getattr(self, name)}")
 
 
 @dataclass(frozen=True)
@@ -118,8 +118,8 @@ class Life:
     def admissible(self) -> int:
         """How many groups may start now, (1)."""
         G = self.rules.groups
-        ahead = min((self.rules.staleness + self.version + 1) * G, self.rules.steps * G)
-        return max(0, ahead - self.count("running", "ready", "trained"))
+        ahead = min((self.rules.staleness + self.version + 1) * G, self.rules.steps * G)  # Eq. 1: (S + v + 1) · G
+        return max(0, ahead - self.count("running", "ready", "trained"))  # Eq. 1: minus trained + ready + running
 
     @property
     def over(self) -> bool:
@@ -144,10 +144,11 @@ class Life:
         """The groups of the next step, those that started first, or None if too few are ready. Groups beyond the bound are dropped, (2)."""
         ready = sorted(self.by_state["ready"])
         for group in ready:
+            # Eq. 2: the age v − u exceeds S
             if self.version - self.oldest[group] > self.rules.staleness:
                 self.drop(group)
-        young = [group for group in ready if self.state[group] == "ready"]
-        return tuple(young[: self.rules.groups]) if len(young) >= self.rules.groups and not self.over else None
+        fresh_groups = [group for group in ready if self.state[group] == "ready"]
+        return tuple(fresh_groups[: self.rules.groups]) if len(fresh_groups) >= self.rules.groups and not self.over else None
 
     def train(self, groups: Sequence[int]) -> None:
         """A step on these groups is done."""
@@ -165,12 +166,12 @@ class Life:
                 raise ValueError(f"group {len(self.state)} starts next, at version {self.version}; got group {groups[0]} at {event.version}")
             if not self.admissible:
                 raise ValueError(f"no group may start: {self.count('running', 'ready', 'trained')} have, at version {self.version}")
-            self.put(groups[0], "running")
+            self.set_state(groups[0], "running")
         else:
-            wanted = {"ready": ("running",), "drop": ("running", "ready"), "train": ("ready",)}[kind]
+            allowed_states = {"ready": ("running",), "drop": ("running", "ready"), "train": ("ready",)}[kind]
             for group in groups:
-                if self.state.get(group) not in wanted:
-                    raise ValueError(f"{kind}: group {group} must be {' or '.join(wanted)}; it is {self.state.get(group, 'unknown')}")
+                if self.state.get(group) not in allowed_states:
+                    raise ValueError(f"{kind}: group {group} must be {' or '.join(allowed_states)}; it is {self.state.get(group, 'unknown')}")
             if kind == "ready":
                 if not 0 <= event.version <= self.version:
                     raise ValueError(f"the oldest version of group {groups[0]} must lie between 0 and {self.version}; got {event.version}")
@@ -180,16 +181,19 @@ class Life:
             if kind == "train":
                 if self.over:
                     raise ValueError(f"all {self.rules.steps} steps are done")
-                late = [group for group in groups if self.version - self.oldest[group] > self.rules.staleness]
-                if late:
-                    raise ValueError(f"group {late[0]} is {self.version - self.oldest[late[0]]} updates old; at most {self.rules.staleness} may be")
+                # Eq. 2: hard bound
+                stale_groups = [group for group in groups if self.version - self.oldest[group] > self.rules.staleness]
+                if stale_groups:
+                    raise ValueError(
+                        f"group {stale_groups[0]} is {self.version - self.oldest[stale_groups[0]]} updates old; at most {self.rules.staleness} may be"
+                    )
                 self.version += 1
-            after: dict[str, State] = {"ready": "ready", "drop": "dropped", "train": "trained"}
+            next_states: dict[str, State] = {"ready": "ready", "drop": "dropped", "train": "trained"}
             for group in groups:
-                self.put(group, after[kind])
+                self.set_state(group, next_states[kind])
         self.journal.append(event)
 
-    def put(self, group: int, state: State) -> None:
+    def set_state(self, group: int, state: State) -> None:
         if group in self.state:
             self.by_state[self.state[group]].remove(group)
         self.state[group] = state
@@ -202,7 +206,7 @@ def truncated_ratios(log_ratio: Float[Tensor, "B T"], cap: float = 2.0) -> Float
     expect("log_ratio", log_ratio, "float", "B", "T")
     if not cap > 0 or bool(log_ratio.isnan().any()):
         raise ValueError(f"cap must be positive, and log_ratio must not be NaN; got cap {cap}")
-    return log_ratio.detach().clamp(max=math.log(cap)).exp()
+    return log_ratio.detach().clamp(max=math.log(cap)).exp()  # min(ρ, cap), ρ of Eq. 3
 
 
 def sequence_mask(log_ratio: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"], low: float = 0.5, high: float = 2.0) -> Bool[Tensor, "B T"]:
@@ -212,7 +216,7 @@ def sequence_mask(log_ratio: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"], lo
     if not 0 <= low <= high:
         raise ValueError(f"low and high must satisfy 0 ≤ low ≤ high; got {low} and {high}")
     total = torch.where(mask, log_ratio.detach(), 0.0).sum(1)
-    mean = (total / mask.sum(1).clamp(min=1)).exp()
+    mean = (total / mask.sum(1).clamp(min=1)).exp()  # geometric mean of the row's ρ
     return mask & ((mean >= low) & (mean <= high))[:, None]
 
 
@@ -323,185 +327,195 @@ def simulate(mode: Mode, rules: Rules, load: Load) -> Outcome:
         raise ValueError(f"mode must be synchronous, one-step-off, asynchronous or in-flight; got {mode!r}")
     if load.slots < load.workers or load.workers < 1:
         raise ValueError(f"each of the {load.workers} workers must have a slot; got {load.slots} slots")
-    return _Clock(mode, replace(rules, staleness={"synchronous": 0, "one-step-off": 1}.get(mode, rules.staleness)), load).play()
+    return _Clock(mode, replace(rules, staleness={"synchronous": 0, "one-step-off": 1}.get(mode, rules.staleness)), load).run()
 
 
 @dataclass
 class _Rollout:
     group: int
     turns: list[tuple[int, float]]
-    begun: float = 0.0  # the engine's progress up to which its tokens are counted
+    counted_until: float = 0.0  # the engine's progress up to which its tokens are counted
     tokens: Counter = field(default_factory=Counter)  # version → tokens
 
 
 class _Engine:
     def __init__(self, name: str, slots: int):
         self.name, self.slots, self.version, self.waiting = name, slots, 0, 0
-        self.until = 0.0  # it loads weights until then
+        self.loading_until = 0.0  # it loads weights until then
         self.progress = 0.0  # tokens that a rollout would have sampled that had been active from the beginning
         self.active: list[tuple[float, int, _Rollout]] = []  # a heap, by the progress at which the turn ends
-        self.seen: tuple[int, int] | None = None  # active and waiting rollouts, as last noted
+        self.last_counts: tuple[int, int] | None = None  # active and waiting rollouts, as last noted
 
     @property
     def free(self) -> int:
         return self.slots - len(self.active) - self.waiting
 
-    def count(self, rollout: _Rollout, until: float) -> None:
+    def count_tokens(self, rollout: _Rollout, progress: float) -> None:
         """Note a rollout's tokens up to this progress: they are of the engine's version."""
-        if until - rollout.begun > 1e-6:
-            rollout.tokens[self.version] += until - rollout.begun  # pyright: ignore[reportArgumentType]
-        rollout.begun = until
+        if progress - rollout.counted_until > 1e-6:
+            rollout.tokens[self.version] += progress - rollout.counted_until  # pyright: ignore[reportArgumentType]
+        rollout.counted_until = progress
 
 
 class _Clock:
     """The services of `simulate`. Decoding is a flow: between two events every active rollout of an engine gains the same number of tokens."""
 
     def __init__(self, mode: str, rules: Rules, load: Load):
-        self.mode, self.load, self.life, self.now, self.out = mode, load, Life(rules), 0.0, Outcome()
-        parts = [load.slots // load.workers + (n < load.slots % load.workers) for n in range(load.workers)]
-        self.engines = [_Engine(f"worker {n}", slots) for n, slots in enumerate(parts)]
+        self.mode, self.load, self.life, self.time, self.outcome = mode, load, Life(rules), 0.0, Outcome()
+        slot_counts = [load.slots // load.workers + (index < load.slots % load.workers) for index in range(load.workers)]
+        self.engines = [_Engine(f"worker {index}", slots) for index, slots in enumerate(slot_counts)]
         self.queue: deque[_Rollout] = deque()  # rollouts of started groups that have no slot yet
-        self.left: Counter[int] = Counter()  # group → rollouts that have not ended
+        self.rollouts_left: Counter[int] = Counter()  # group → rollouts that have not ended
         self.tokens: dict[int, Counter] = {}
-        self.later: list[tuple[float, int, Callable[[], None]]] = []  # what happens at a fixed time
+        self.scheduled: list[tuple[float, int, Callable[[], None]]] = []  # what happens at a fixed time
         self.order = itertools.count()
         self.training: tuple[int, ...] | None = None
-        self.work = self.began = 0.0  # seconds of the step that are still to do, and when it began
-        self.newest = 0  # the version that engines can load
-        self.doing: dict[str, tuple[Any, int, float]] = {}  # engine → what it does, with which version, since when
+        self.work_left = self.step_start = 0.0  # seconds of the step that are still to do, and when it began
+        self.newest_version = 0  # the version that engines can load
+        # engine → what it does, with which version, since when
+        self.activities: dict[str, tuple[Any, int, float]] = {}
 
-    def at(self, seconds: float, what: Callable[[], None]) -> None:
-        heapq.heappush(self.later, (self.now + seconds, next(self.order), what))
+    def schedule(self, seconds: float, callback: Callable[[], None]) -> None:
+        heapq.heappush(self.scheduled, (self.time + seconds, next(self.order), callback))
 
-    def play(self) -> Outcome:
+    def run(self) -> Outcome:
         self.dispatch()
         while not self.life.over:
-            self.advance(self.until_next())
-            while self.later and self.later[0][0] <= self.now:
-                heapq.heappop(self.later)[2]()
+            self.advance_clock(self.time_to_next())
+            while self.scheduled and self.scheduled[0][0] <= self.time:
+                heapq.heappop(self.scheduled)[2]()
             for engine in self.engines:
                 while engine.active and engine.active[0][0] <= engine.progress + 1e-6:
                     self.end_turn(engine, *heapq.heappop(engine.active))
-            if self.training is not None and self.work <= 1e-12:
+            if self.training is not None and self.work_left <= 1e-12:
                 self.end_step()
             self.dispatch()
         for engine in self.engines:
-            self.note(engine.name, "idle", -1)
-        self.out.seconds, self.out.journal = self.now, self.life.journal
-        self.out.trained, self.out.dropped = self.life.count("trained"), self.life.count("dropped")
-        return self.out
+            self.note_activity(engine.name, "idle", -1)
+        self.outcome.seconds, self.outcome.journal = self.time, self.life.journal
+        self.outcome.trained, self.outcome.dropped = self.life.count("trained"), self.life.count("dropped")
+        return self.outcome
 
-    def decoding(self, engine: _Engine) -> bool:
-        return bool(engine.active) and engine.until <= self.now
+    def is_decoding(self, engine: _Engine) -> bool:
+        return bool(engine.active) and engine.loading_until <= self.time
 
-    def speeds(self) -> tuple[float, float]:
+    def compute_speeds(self) -> tuple[float, float]:
         """Of engines and of the trainer."""
-        engines = sum(self.decoding(engine) for engine in self.engines)
+        engines = sum(self.is_decoding(engine) for engine in self.engines)
         if self.training is None or not engines:
             return 1.0, 1.0
         speed = self.load.shared(engines) if callable(self.load.shared) else self.load.shared
         return speed, speed
 
-    def until_next(self) -> float:
-        sampler, trainer = self.speeds()
-        times = [self.later[0][0] - self.now] if self.later else []
-        times += [engine.until - self.now for engine in self.engines if engine.until > self.now]
+    def time_to_next(self) -> float:
+        sampler, trainer = self.compute_speeds()
+        times = [self.scheduled[0][0] - self.time] if self.scheduled else []
+        times += [engine.loading_until - self.time for engine in self.engines if engine.loading_until > self.time]
         for engine in self.engines:
-            if self.decoding(engine):
+            if self.is_decoding(engine):
                 times.append((engine.active[0][0] - engine.progress) * self.load.token_s(len(engine.active)) / sampler)
         if self.training is not None:
-            times.append(self.work / trainer)
+            times.append(self.work_left / trainer)
         if not times:
             raise ValueError("nothing can happen any more: are there slots, and does every rollout have a turn?")
         return max(0.0, min(times))
 
-    def advance(self, seconds: float) -> None:
-        sampler, trainer = self.speeds()
+    def advance_clock(self, seconds: float) -> None:
+        sampler, trainer = self.compute_speeds()
         for engine in self.engines:
-            what = "swap" if engine.until > self.now else "decode" if engine.active else "idle"
+            activity = "swap" if engine.loading_until > self.time else "decode" if engine.active else "idle"
             if seconds > 0:
-                self.note(engine.name, what, engine.version)
-            if seconds > 0 and engine.seen != (len(engine.active), engine.waiting):
-                engine.seen = len(engine.active), engine.waiting
-                self.out.slots.append(Occupied(engine.name, self.now, *engine.seen, engine.free))
-            if what == "decode":
+                self.note_activity(engine.name, activity, engine.version)
+            if seconds > 0 and engine.last_counts != (len(engine.active), engine.waiting):
+                engine.last_counts = len(engine.active), engine.waiting
+                self.outcome.slots.append(Occupied(engine.name, self.time, *engine.last_counts, engine.free))
+            if activity == "decode":
                 engine.progress += seconds * sampler / self.load.token_s(len(engine.active))
         if self.training is not None:
-            self.work -= seconds * trainer
-        self.now += seconds
+            self.work_left -= seconds * trainer
+        self.time += seconds
 
-    def note(self, who: str, what: Any, version: int) -> None:
+    def note_activity(self, name: str, activity: Any, version: int) -> None:
         """From now on, this is what an engine does."""
-        before = self.doing.get(who)
-        if before is not None and before[:2] == (what, version):
+        previous = self.activities.get(name)
+        if previous is not None and previous[:2] == (activity, version):
             return
-        if before is not None:
-            self.out.spans.append(Span(who, before[0], before[2], self.now, before[1]))
-        self.doing[who] = what, version, self.now
+        if previous is not None:
+            self.outcome.spans.append(Span(name, previous[0], previous[2], self.time, previous[1]))
+        self.activities[name] = activity, version, self.time
 
-    def end_turn(self, engine: _Engine, due: float, _: int, rollout: _Rollout) -> None:
-        engine.count(rollout, due)
+    def end_turn(self, engine: _Engine, turn_end: float, _: int, rollout: _Rollout) -> None:
+        engine.count_tokens(rollout, turn_end)
         wait = rollout.turns.pop(0)[1]
         if rollout.turns:
             engine.waiting += 1
-            self.at(wait, lambda: self.resume(engine, rollout))
+            self.schedule(wait, lambda: self.resume_rollout(engine, rollout))
             return
         self.tokens[rollout.group] += rollout.tokens
-        self.left[rollout.group] -= 1
-        if not self.left[rollout.group]:
-            self.at(wait + self.load.score_s, lambda: self.life.finish(rollout.group, min(self.tokens[rollout.group])))
+        self.rollouts_left[rollout.group] -= 1
+        if not self.rollouts_left[rollout.group]:
+            self.schedule(wait + self.load.score_s, lambda: self.life.finish(rollout.group, min(self.tokens[rollout.group])))
 
-    def resume(self, engine: _Engine, rollout: _Rollout) -> None:
+    def resume_rollout(self, engine: _Engine, rollout: _Rollout) -> None:
         engine.waiting -= 1
-        self.begin_turn(engine, rollout)
+        self.start_turn(engine, rollout)
 
-    def begin_turn(self, engine: _Engine, rollout: _Rollout) -> None:
-        rollout.begun = engine.progress
+    def start_turn(self, engine: _Engine, rollout: _Rollout) -> None:
+        rollout.counted_until = engine.progress
         heapq.heappush(engine.active, (engine.progress + rollout.turns[0][0], next(self.order), rollout))
 
     def end_step(self) -> None:
         assert self.training is not None
         for group in self.training:
             for version, tokens in self.tokens.pop(group).items():
-                self.out.token_ages[self.life.version - version] += round(tokens)
-            self.out.group_ages[self.life.version - self.life.oldest[group]] += 1
-        self.out.spans.append(Span("trainer", "train", self.began, self.now, self.life.version))
+                self.outcome.token_ages[self.life.version - version] += round(tokens)
+            self.outcome.group_ages[self.life.version - self.life.oldest[group]] += 1
+        self.outcome.spans.append(Span("trainer", "train", self.step_start, self.time, self.life.version))
         self.life.train(self.training)
-        self.out.steps.append(self.now)
+        self.outcome.steps.append(self.time)
         self.training, version = None, self.life.version
 
         def publish() -> None:
-            self.newest = version
+            self.newest_version = version
 
-        self.at(self.load.publish_s, publish)
+        self.schedule(self.load.publish_s, publish)
 
     def dispatch(self) -> None:
         for engine in self.engines:
             # Without updates in flight an engine must be empty before it loads.
-            if engine.version < self.newest and engine.until <= self.now and (self.mode == "in-flight" or not engine.active and not engine.waiting):
+            if (
+                engine.version < self.newest_version
+                and engine.loading_until <= self.time
+                and (self.mode == "in-flight" or not engine.active and not engine.waiting)
+            ):
                 for *_, rollout in engine.active:
-                    engine.count(rollout, engine.progress)
-                engine.version, engine.until = self.newest, self.now + self.load.swap_s
+                    engine.count_tokens(rollout, engine.progress)
+                engine.version, engine.loading_until = self.newest_version, self.time + self.load.swap_s
         if self.training is None and (groups := self.life.take()) is not None:
-            self.training, self.work, self.began = groups, self.load.train_s, self.now
+            self.training, self.work_left, self.step_start = groups, self.load.train_s, self.time
         # In step, the next groups start only when all before them have been sampled, and with the weights of the last finished step.
-        in_step = self.mode in ("synchronous", "one-step-off")
-        if not in_step or not self.life.count("running") and self.newest == self.life.version and not (self.mode == "one-step-off" and self.late()):
-            for _ in range(self.life.admissible if not in_step else min(self.life.admissible, self.life.rules.groups)):
-                self.begin(self.life.start())
+        is_lockstep = self.mode in ("synchronous", "one-step-off")
+        if (
+            not is_lockstep
+            or not self.life.count("running")
+            and self.newest_version == self.life.version
+            and not (self.mode == "one-step-off" and self.is_step_pending())
+        ):
+            for _ in range(self.life.admissible if not is_lockstep else min(self.life.admissible, self.life.rules.groups)):
+                self.start_group(self.life.start())
         for engine in sorted(self.engines, key=lambda engine: -engine.free):
-            drains = engine.version < self.newest and self.mode != "in-flight"
+            is_draining = engine.version < self.newest_version and self.mode != "in-flight"
             # What starts with weights that are too old already would be dropped in the end.
-            old = engine.version < self.life.version - self.life.rules.staleness
-            while self.queue and engine.free and engine.until <= self.now and not drains and not old:
-                self.begin_turn(engine, self.queue.popleft())
+            is_stale = engine.version < self.life.version - self.life.rules.staleness
+            while self.queue and engine.free and engine.loading_until <= self.time and not is_draining and not is_stale:
+                self.start_turn(engine, self.queue.popleft())
 
-    def late(self) -> bool:
+    def is_step_pending(self) -> bool:
         """One-step-off: whether a step could begin but has not, because the one before is not done."""
         return self.life.count("ready") - (len(self.training) if self.training else 0) >= self.life.rules.groups
 
-    def begin(self, group: int) -> None:
-        self.left[group], self.tokens[group] = self.load.rollouts, Counter()
+    def start_group(self, group: int) -> None:
+        self.rollouts_left[group], self.tokens[group] = self.load.rollouts, Counter()
         for number in range(self.load.rollouts):
             turns = [(int(tokens), float(wait)) for tokens, wait in self.load.turns(group, number)]
             if not turns or min(tokens for tokens, _ in turns) < 1 or min(wait for _, wait in turns) < 0:
@@ -546,25 +560,25 @@ class Demo:
 def demo(config: Demo = Demo(), log: Callable[..., None] = lambda *_, **__: None) -> dict[str, float]:
     """For each latency and mode: steps per minute, shares of the time in which trainer and engines wait, mean age of the tokens that were trained
     on, and the number of groups that were dropped, as `measure@mode,latency`."""
-    figures: dict[str, float] = {}
+    metrics: dict[str, float] = {}
     runs = [(latency, mode) for latency in config.latencies for mode in get_args(Mode)]
     for number, (latency, mode) in enumerate(runs, 1):
         load = Load(heavy_tailed(latency, config.seed), slots=config.slots)
-        out = simulate(mode, Rules(config.groups, config.staleness, config.steps), load)
+        outcome = simulate(mode, Rules(config.groups, config.staleness, config.steps), load)
         row = {
-            "steps_per_minute": 60 * config.steps / out.seconds if out.seconds else 0.0,
-            "trainer_idle": out.trainer_idle,
-            "sampler_idle": out.sampler_idle,
-            "mean_age": out.mean_age,
-            "dropped": float(out.dropped),
+            "steps_per_minute": 60 * config.steps / outcome.seconds if outcome.seconds else 0.0,
+            "trainer_idle": outcome.trainer_idle,
+            "sampler_idle": outcome.sampler_idle,
+            "mean_age": outcome.mean_age,
+            "dropped": float(outcome.dropped),
         }
-        figures |= {f"{name}@{mode},{latency:g}": value for name, value in row.items()}
+        metrics |= {f"{name}@{mode},{latency:g}": value for name, value in row.items()}
         log(number, len(runs), latency=latency, **row)
-    return figures
+    return metrics
 
 
 if __name__ == "__main__":
-    found = demo()
-    for run in dict.fromkeys(name.partition("@")[2] for name in found):
-        row = (f"{name.partition('@')[0]} {value:.2f}" for name, value in found.items() if name.endswith(f"@{run}"))
+    metrics = demo()
+    for run in dict.fromkeys(name.partition("@")[2] for name in metrics):
+        row = (f"{name.partition('@')[0]} {value:.2f}" for name, value in metrics.items() if name.endswith(f"@{run}"))
         print(f"{run:>16}", *row, sep="  ")

@@ -114,7 +114,7 @@ class Behaviour:
     @property
     def total(self) -> float:
         """b, the sum of the parts."""
-        return math.fsum(self.parts.values())
+        return math.fsum(self.parts.values())  # Eq. 1: b = Σ_j parts
 
 
 def measures(transcript: Transcript, free_comments: float = 0.3, claims: Callable[[str], bool] = claims_tests_pass) -> dict[str, float]:
@@ -131,15 +131,17 @@ def measures(transcript: Transcript, free_comments: float = 0.3, claims: Callabl
         "untrue": float(bool(message) and claims(message) and suite_state(transcript) != "passed"),
         "lints": float(transcript.lints),
         "diff": float(transcript.changed_lines),
-        "comments": max(0.0, share - free_comments) / (1 - free_comments),
+        "comments": max(0.0, share - free_comments) / (1 - free_comments),  # share above what is free, 0 to 1
+        # (turns with calls − 1) / (calls − 1)
         "sequential": (rounds - 1) / (len(calls) - 1) if len(calls) > 1 else 0.0,
     }
 
 
 def behaviour(transcript: Transcript, prices: Prices, claims: Callable[[str], bool] = claims_tests_pass) -> Behaviour:
     """(1): every measure, capped and priced."""
-    found = measures(transcript, prices.free_comments, claims)
-    return Behaviour({name: 0.0 - getattr(prices, name) * min(found[name], cap) for name, cap in MOST.items()})
+    counts = measures(transcript, prices.free_comments, claims)
+    # Eq. 1: −price_j · min(m_j, most_j)
+    return Behaviour({name: 0.0 - getattr(prices, name) * min(counts[name], cap) for name, cap in MOST.items()})
 
 
 def rewarded(outcome: float, effort_cost: float, found: Behaviour) -> float:
@@ -147,7 +149,7 @@ def rewarded(outcome: float, effort_cost: float, found: Behaviour) -> float:
     ValueError unless both are finite and the cost is not negative."""
     if not (math.isfinite(outcome) and 0 <= effort_cost < math.inf):
         raise ValueError(f"outcome must be finite and effort_cost finite and at least 0; got {outcome} and {effort_cost}")
-    return outcome - effort_cost + found.total
+    return outcome - effort_cost + found.total  # Eq. 2: r = outcome − effort + b
 
 
 def group_parts(group: Sequence[Behaviour]) -> dict[str, list[float]]:
@@ -155,14 +157,15 @@ def group_parts(group: Sequence[Behaviour]) -> dict[str, list[float]]:
     rollouts share is exactly zero. Raises ValueError for an empty group, and for rollouts that were not priced alike."""
     if not group:
         raise ValueError("group must hold at least one rollout")
-    if len({tuple(one.parts) for one in group}) > 1:
+    if len({tuple(rollout.parts) for rollout in group}) > 1:
         raise ValueError("group must be priced by one table; some rollouts have other parts")
-    found = {}
+    advantages = {}
     for name, first in group[0].parts.items():
-        relative = [one.parts[name] - first for one in group]  # equal parts give exact zeros, as in `ref/dr_grpo.py`
-        mean = math.fsum(relative) / len(group)
-        found[name] = [value - mean for value in relative]
-    return found
+        # Equal parts give exact zeros, as in `ref/dr_grpo.py`
+        relative = [rollout.parts[name] - first for rollout in group]
+        mean = math.fsum(relative) / len(group)  # Eq. 3: mean over the group
+        advantages[name] = [value - mean for value in relative]  # Eq. 3: A_i(m_j)
+    return advantages
 
 
 @dataclass(frozen=True)
@@ -177,25 +180,28 @@ def demo(config: Demo = Demo(), log: Callable[..., None] = lambda *_, **__: None
     """Returns for each rollout its reward and its advantage, and by how much a fault that all four share moves the advantages: nothing."""
     read, test = Call("read", "a.py"), Call("test", tests=(3, 3))
     write = Call("write", "a.py", "def f(a):\n    return a + 1\n")
-    said = Turn("assistant", "f adds one. All tests pass.")
+    claim = Turn("assistant", "f adds one. All tests pass.")
 
-    def played(*turns: tuple[Call, ...], last: Turn = said, left: int = 1) -> Transcript:
-        return Transcript((*(Turn("assistant", calls=calls) for calls in turns), last), (Todo("write it up", "open"),) * left)
+    def make_transcript(*turns: tuple[Call, ...], final_turn: Turn = claim, open_todos: int = 1) -> Transcript:
+        return Transcript((*(Turn("assistant", calls=calls) for calls in turns), final_turn), (Todo("write it up", "open"),) * open_todos)
 
-    broken = Call("grep", valid=False)
+    broken_call = Call("grep", valid=False)
     rollouts = {
-        "tidy": played((read,), (write, test)),
-        "clumsy": played((broken,), (broken, read), (write, test)),
-        "silent": played((read,), (write, test), last=Turn("assistant")),
-        "boastful": played((read,), (write,)),
+        "tidy": make_transcript((read,), (write, test)),
+        "clumsy": make_transcript((broken_call,), (broken_call, read), (write, test)),
+        "silent": make_transcript((read,), (write, test), final_turn=Turn("assistant")),
+        "boastful": make_transcript((read,), (write,)),
     }
-    group = [behaviour(one, config.prices) for one in rollouts.values()]
-    moved = group_parts(group)
-    figures = {}
-    for n, name in enumerate(rollouts):
-        figures |= {f"{name}_reward": rewarded(1.0, 0.0, group[n]), f"{name}_advantage": math.fsum(values[n] for values in moved.values())}
-        log(n + 1, len(group), **{key: value for key, value in figures.items() if key.startswith(name)})
-    return figures | {"shared_fault_moves": max(map(abs, moved["todos"]))}
+    group = [behaviour(transcript, config.prices) for transcript in rollouts.values()]
+    advantages = group_parts(group)
+    metrics = {}
+    for index, name in enumerate(rollouts):
+        metrics |= {
+            f"{name}_reward": rewarded(1.0, 0.0, group[index]),
+            f"{name}_advantage": math.fsum(values[index] for values in advantages.values()),
+        }
+        log(index + 1, len(group), **{key: value for key, value in metrics.items() if key.startswith(name)})
+    return metrics | {"shared_fault_moves": max(map(abs, advantages["todos"]))}
 
 
 if __name__ == "__main__":

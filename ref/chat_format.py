@@ -69,12 +69,12 @@ class TemplateFormat:
         try:
             self.reader = chat_tokenizer(tokenizer)
             opening, reply = [Message("user", "What is it?")], Message("assistant", "A zebra.")
-            own = self._stop_of(opening, reply)
-            self.stop_ids = (own, *(token for token in dict.fromkeys(stop_ids) if token != own))
-            self.family: Family | None = self._family_of(opening) if tools else None
+            stop_id = self._find_stop(opening, reply)
+            self.stop_ids = (stop_id, *(token for token in dict.fromkeys(stop_ids) if token != stop_id))
+            self.family: Family | None = self._find_family(opening) if tools else None
             if self.encode_answer([*opening, reply], [Message("user", "Why?")]) is None:
                 raise ChatFormatError("rewrites a plain conversation when it goes on")
-            if self.encode_opening(opening)[-1:] == [own]:
+            if self.encode_opening(opening)[-1:] == [stop_id]:
                 raise ChatFormatError("has no generation prompt")
         except ChatFormatError as error:
             raise ChatFormatError(f"the chat template cannot be used for rollouts: it {error}") from None
@@ -83,39 +83,39 @@ class TemplateFormat:
 
     def encode_opening(self, messages: Sequence[Message]) -> list[int]:
         """See `ChatFormat`. Raises ValueError, by the number of the message, for one of which a word would be lost."""
-        text, spelled, _ = self._text(messages)
-        return self._encode(text, spelled)
+        text, spelled, _ = self._render_prompt(messages)
+        return self._encode_text(text, spelled)
 
     def encode_answer(self, history: Sequence[Message], messages: Sequence[Message]) -> list[int] | None:
         """See `ChatFormat`. Raises ValueError as `encode_opening`, but not for what the policy wrote."""
-        turns = [placeholder(message) if message.role == "assistant" else message for message in history]
-        before, _, _ = self._rendered(turns[:-1])
-        _, _, lost = self._rendered(turns)
-        whole, spelled, lost_now = self._text([*turns, *messages])
-        if not whole.startswith(before) or lost != {number for number in lost_now if number < len(turns)}:
+        turns = [make_placeholder(message) if message.role == "assistant" else message for message in history]
+        before, _, _ = self._render_plain(turns[:-1])
+        _, _, thoughtless = self._render_plain(turns)
+        full_text, spelled, thoughtless_now = self._render_prompt([*turns, *messages])
+        if not full_text.startswith(before) or thoughtless != {number for number in thoughtless_now if number < len(turns)}:
             return None
-        at = self._end_of_turn(whole, len(before), spelled)
-        return self._encode(whole[at:], [(start - at, stop - at) for start, stop in spelled if start >= at])
+        offset = self._find_turn_end(full_text, len(before), spelled)
+        return self._encode_text(full_text[offset:], [(start - offset, stop - offset) for start, stop in spelled if start >= offset])
 
     def decode_turn(self, tokens: Sequence[int]) -> Message:
         """See `ChatFormat`."""
-        return parse_turn(self._pieces(tokens), self.family, OPEN in self.reader.tokens, self.types)
+        return parse_turn(self._split_pieces(tokens), self.family, OPEN in self.reader.tokens, self.types)
 
     def encode_turn(self, history: Sequence[Message], message: Message) -> list[int]:
         """The tokens, without the stop token, with which a policy would write this message: for scripted policies and demonstrations. Raises
         ValueError as `encode_opening`."""
-        before, _, _ = self._text(history)
-        text, spelled, _ = self._rendered([*history, message])
+        before, _, _ = self._render_prompt(history)
+        text, spelled, _ = self._render_plain([*history, message])
         if not text.startswith(before):
             raise ValueError("the template writes the turn otherwise than its generation prompt begins it")
         start = len(before)
-        end = self._end_of_turn(text, start, spelled) - len(self._stop)
-        return self._encode(text[start:end], [(a - start, b - start) for a, b in spelled if start <= a < end])
+        end = self._find_turn_end(text, start, spelled) - len(self._stop)
+        return self._encode_text(text[start:end], [(first - start, last - start) for first, last in spelled if start <= first < end])
 
-    def _encode(self, text: str, spelled: list[tuple[int, int]]) -> list[int]:
+    def _encode_text(self, text: str, spelled: list[tuple[int, int]]) -> list[int]:
         return self.reader.encode(text, np.zeros(len(text), dtype=bool), spelled)[0]
 
-    def _rendered(self, messages: Sequence[Message]) -> tuple[str, list[tuple[int, int]], set[int]]:
+    def _render_plain(self, messages: Sequence[Message]) -> tuple[str, list[tuple[int, int]], set[int]]:
         """The text of some messages without a generation prompt, the control tokens in it that a message spells, and the messages whose thought
         is not in it. Raises ValueError."""
         plain = plain_messages(messages)
@@ -124,15 +124,15 @@ class TemplateFormat:
         traced = words.trace(self.render, len(plain), text)
         return text, traced.spelled, words.check(traced, len(plain), {})
 
-    def _text(self, messages: Sequence[Message]) -> tuple[str, list[tuple[int, int]], set[int]]:
+    def _render_prompt(self, messages: Sequence[Message]) -> tuple[str, list[tuple[int, int]], set[int]]:
         """The same with the generation prompt."""
-        text, spelled, lost = self._rendered(messages)
-        whole, _ = self.render(plain_messages(messages), self.tools, True)
-        if not whole.startswith(text):
+        text, spelled, thoughtless = self._render_plain(messages)
+        full_text, _ = self.render(plain_messages(messages), self.tools, True)
+        if not full_text.startswith(text):
             raise ChatFormatError("does not go on with its generation prompt")
-        return whole, spelled, lost
+        return full_text, spelled, thoughtless
 
-    def _end_of_turn(self, text: str, start: int, spelled: list[tuple[int, int]]) -> int:
+    def _find_turn_end(self, text: str, start: int, spelled: list[tuple[int, int]]) -> int:
         """Behind the stop token of the turn that begins at `start`. Raises ValueError."""
         ends = (token.end() for token in self.reader.control.finditer(text, start) if token[0] == self._stop and token.span() not in spelled)
         end = next(ends, None)
@@ -140,38 +140,38 @@ class TemplateFormat:
             raise ValueError(f"the template ends this turn otherwise than with {self._stop}")
         return end
 
-    def _stop_of(self, opening: list[Message], reply: Message) -> int:
+    def _find_stop(self, opening: list[Message], reply: Message) -> int:
         """The token with which a turn ends."""
-        before, _, _ = self._rendered(opening)
-        text, spelled, _ = self._rendered([*opening, reply])
+        before, _, _ = self._render_plain(opening)
+        text, spelled, _ = self._render_plain([*opening, reply])
         if not text.startswith(before):
             raise ChatFormatError("rewrites what was asked when it is answered")
         end = text[: end_of_turn(text, len(before), len(text), self.reader, spelled)]
         self._stop = next(name for name in sorted(self.reader.tokens, key=len, reverse=True) if end.endswith(name))
         return self.tokenizer.token_to_id(self._stop)
 
-    def _family_of(self, opening: list[Message]) -> Family:
+    def _find_family(self, opening: list[Message]) -> Family:
         """How the template writes calls."""
-        called = Message("assistant", "", tool_calls=(PROBE,))
+        call_message = Message("assistant", "", tool_calls=(PROBE,))
         probe = TemplateFormat.__new__(TemplateFormat)
         probe.__dict__.update(self.__dict__, tools=[PROBE_TOOL], family=None)
         try:
-            tokens = probe.encode_turn(opening, called)
+            tokens = probe.encode_turn(opening, call_message)
         except ValueError as error:
             raise ChatFormatError(f"does not write tool calls ({error})") from None
-        pieces = probe._pieces(tokens)
+        pieces = probe._split_pieces(tokens)
         for family in ("hermes", "xml", "llama"):
-            read = parse_turn(pieces, family, OPEN in self.reader.tokens, parameter_types([PROBE_TOOL])).tool_calls
-            if [(call.name, call.arguments) for call in read] == [(PROBE.name, PROBE.arguments)]:
+            calls = parse_turn(pieces, family, OPEN in self.reader.tokens, parameter_types([PROBE_TOOL])).tool_calls
+            if [(call.name, call.arguments) for call in calls] == [(PROBE.name, PROBE.arguments)]:
                 break
         else:
             raise ChatFormatError(f"writes tool calls in no way that is known here: {''.join(text for _, text in pieces)[:80]!r}")
         answer = Message("tool", "An animal.", tool_call_id=PROBE.id, name=PROBE.name)
-        if probe.encode_answer([*opening, called], [answer]) is None:
+        if probe.encode_answer([*opening, call_message], [answer]) is None:
             raise ChatFormatError("rewrites a call when it is answered")
         return family
 
-    def _pieces(self, tokens: Sequence[int]) -> list[tuple[bool, str]]:
+    def _split_pieces(self, tokens: Sequence[int]) -> list[tuple[bool, str]]:
         """Tokens as texts: (whether it is a control token, its text)."""
         pieces: list[tuple[bool, str]] = []
         plain: list[int] = []
@@ -194,22 +194,22 @@ class TemplateFormat:
 
 def plain_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
     """Messages as templates read them. Code points that mark words here (`ref/chat_words.py`) are no characters, and become U+FFFD."""
-    return [_without_reserved(message.plain()) for message in messages]
+    return [_replace_reserved(message.plain()) for message in messages]
 
 
-def _without_reserved(value: Any) -> Any:
+def _replace_reserved(value: Any) -> Any:
     if isinstance(value, str):
         return RESERVED.sub("\ufffd", value)
     if isinstance(value, dict):
-        return {_without_reserved(key): _without_reserved(item) for key, item in value.items()}
-    return [_without_reserved(item) for item in value] if isinstance(value, list) else value
+        return {_replace_reserved(key): _replace_reserved(item) for key, item in value.items()}
+    return [_replace_reserved(item) for item in value] if isinstance(value, list) else value
 
 
-def placeholder(turn: Message) -> Message:
+def make_placeholder(turn: Message) -> Message:
     """A turn of the policy with other words: a text where it has one, a thought where it has one, and as many calls of the same ids."""
     calls = tuple(ToolCall(PROBE.name, PROBE.arguments, call.id) for call in turn.tool_calls)
-    says = "A zebra." if turn.content and turn.content.strip() else turn.content
-    return replace(turn, content=says, reasoning="Stripes." if turn.reasoning else "", tool_calls=calls)
+    words = "A zebra." if turn.content and turn.content.strip() else turn.content
+    return replace(turn, content=words, reasoning="Stripes." if turn.reasoning else "", tool_calls=calls)
 
 
 Types = dict[tuple[str, str], str]
@@ -235,53 +235,53 @@ def parse_turn(pieces: Sequence[tuple[bool, str]], family: Family | None, has_ta
     if "</think>" in text:
         thought, _, text = text.partition("</think>")
         thought = thought.removeprefix("<think>").strip("\n")
-        pieces = _behind(pieces, "</think>")
+        pieces = _pieces_after(pieces, "</think>")
     calls: list[ToolCall] = []
     if family == "llama":
-        call = _call_of_json(text.removeprefix("<|python_tag|>"), "parameters")
+        call = _parse_json_call(text.removeprefix("<|python_tag|>"), "parameters")
         if call is not None:
             return Message("assistant", None, thought, (replace(call, id="call0"),))
         return Message("assistant", text.strip("\n"), thought)
     if family is not None:
-        spoken, inside, body = [], False, ""
-        for is_control, piece in pieces if has_tags else _split(text):
+        text_pieces, is_inside, body = [], False, ""
+        for is_control, piece in pieces if has_tags else _split_tags(text):
             if piece == OPEN and is_control:
-                inside, body = True, ""
-            elif piece == CLOSE and is_control and inside:
-                calls.append(_call_of(body, family, len(calls), types or {}))
-                inside = False
-            elif inside:
+                is_inside, body = True, ""
+            elif piece == CLOSE and is_control and is_inside:
+                calls.append(_parse_call(body, family, len(calls), types or {}))
+                is_inside = False
+            elif is_inside:
                 body += piece
             else:
-                spoken.append(piece)
-        if inside:  # a limit cut it off
-            calls.append(_call_of(body, family, len(calls), types or {}))
-        text = "".join(spoken)
+                text_pieces.append(piece)
+        if is_inside:  # a limit cut it off
+            calls.append(_parse_call(body, family, len(calls), types or {}))
+        text = "".join(text_pieces)
     text = text.strip("\n")
     return Message("assistant", None if calls and not text.strip() else text, thought, tuple(calls))
 
 
-def _behind(pieces: Sequence[tuple[bool, str]], tag: str) -> list[tuple[bool, str]]:
+def _pieces_after(pieces: Sequence[tuple[bool, str]], tag: str) -> list[tuple[bool, str]]:
     """The pieces behind the first tag."""
-    for at, (is_control, text) in enumerate(pieces):
+    for index, (is_control, text) in enumerate(pieces):
         if tag in text:
-            rest = text.partition(tag)[2]
-            return [*([(is_control, rest)] if rest else []), *pieces[at + 1 :]]
+            remainder = text.partition(tag)[2]
+            return [*([(is_control, remainder)] if remainder else []), *pieces[index + 1 :]]
     return list(pieces)
 
 
-def _split(text: str) -> list[tuple[bool, str]]:
+def _split_tags(text: str) -> list[tuple[bool, str]]:
     """A text by the tags of calls, for families whose tags are no control tokens."""
     return [(piece in (OPEN, CLOSE), piece) for piece in re.split(f"({re.escape(OPEN)}|{re.escape(CLOSE)})", text) if piece]
 
 
-def _call_of(body: str, family: Family, number: int, types: Types) -> ToolCall:
+def _parse_call(body: str, family: Family, number: int, types: Types) -> ToolCall:
     """A call between its tags; one that cannot be read has its text as arguments."""
-    call = _call_of_json(body, "arguments") if family == "hermes" else _call_of_xml(body, types)
+    call = _parse_json_call(body, "arguments") if family == "hermes" else _parse_xml_call(body, types)
     return replace(call or ToolCall("", body.strip()), id=f"call{number}")
 
 
-def _call_of_json(body: str, key: str) -> ToolCall | None:
+def _parse_json_call(body: str, key: str) -> ToolCall | None:
     try:
         fields = parse_json(body.strip())
     except (ValueError, RecursionError):
@@ -292,17 +292,17 @@ def _call_of_json(body: str, key: str) -> ToolCall | None:
     return ToolCall(name, arguments if isinstance(arguments, dict) else json.dumps(arguments))
 
 
-def _call_of_xml(body: str, types: Types) -> ToolCall | None:
+def _parse_xml_call(body: str, types: Types) -> ToolCall | None:
     match = FUNCTION.fullmatch(body)
     if match is None:
         return None
     tool = match[1]
-    return ToolCall(tool, {name: _value(value, types.get((tool, name), "")) for name, value in PARAMETER.findall(match[2])})
+    return ToolCall(tool, {name: _parse_value(value, types.get((tool, name), "")) for name, value in PARAMETER.findall(match[2])})
 
 
-def _value(written: str, kind: str) -> Any:
+def _parse_value(text: str, kind: str) -> Any:
     """The value of a parameter of this type: a text, or JSON; what is no JSON is a text."""
     try:
-        return written if kind == "string" else parse_json(written)
+        return text if kind == "string" else parse_json(text)
     except (ValueError, RecursionError):
-        return written
+        return text

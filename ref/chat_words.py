@@ -52,16 +52,16 @@ class ChatPart(NamedTuple):
     text: str
     call: int = -1
     """Number of the call, from 0; −1 outside of calls."""
-    at: int | None = None
+    mark_offset: int | None = None
     """Where the mark stands; None for what can hold no mark. Its `text` is then as JSON writes it."""
 
     @property
     def answer(self) -> int:
         """Where a content goes on behind its thought; 0 where it has none."""
-        return answer_of(self.text) if self.kind == "content" else 0
+        return find_answer(self.text) if self.kind == "content" else 0
 
 
-def answer_of(text: str) -> int:
+def find_answer(text: str) -> int:
     """Where a content goes on behind its thought; 0 where it has none."""
     return text.rfind(THOUGHT) + len(THOUGHT) if THOUGHT in text else 0
 
@@ -69,13 +69,13 @@ def answer_of(text: str) -> int:
 def mark_position(text: str, control: re.Pattern | None) -> int:
     """Behind the first letter outside of tags and control tokens, in the answer if there is one; before its first character if there is none.
     `control`: None for a text without control tokens."""
-    start = answer_of(text)
+    start = find_answer(text)
     start = start if text[start:].strip() else 0
-    taken = [token.span() for token in control.finditer(text, start)] if control else []
-    for found in LETTER.finditer(text, start):
-        if found[1] and not any(a < found.end() < b for a, b in taken):
-            return found.end()
-    return len_behind(text, start)
+    token_spans = [token.span() for token in control.finditer(text, start)] if control else []
+    for match in LETTER.finditer(text, start):
+        if match[1] and not any(a < match.end() < b for a, b in token_spans):
+            return match.end()
+    return skip_space(text, start)
 
 
 class Place(NamedTuple):
@@ -95,21 +95,21 @@ class Place(NamedTuple):
         return not self.first and self.stop is None
 
 
-def place_of(part: ChatPart, text: str, mark: int) -> Place:
+def locate_part(part: ChatPart, text: str, mark: int) -> Place:
     """The place of a part in a text, around the position of its mark."""
-    assert part.at is not None
-    whole, bare = part.text, part.text.strip()
-    before = part.at - len_behind(whole, 0)
-    letter = mark - (part.at > 0 and whole[part.at - 1].isalnum())
-    for form, at in ((whole, part.at), (bare, before)):
-        if mark >= at and text.startswith(form, mark - at):
-            return Place(mark - at, mark - at + len(form), letter)
+    assert part.mark_offset is not None
+    part_text, stripped_text = part.text, part.text.strip()
+    stripped_offset = part.mark_offset - skip_space(part_text, 0)
+    letter = mark - (part.mark_offset > 0 and part_text[part.mark_offset - 1].isalnum())
+    for form, offset in ((part_text, part.mark_offset), (stripped_text, stripped_offset)):
+        if mark >= offset and text.startswith(form, mark - offset):
+            return Place(mark - offset, mark - offset + len(form), letter)
     for escape in ESCAPES:
-        form = MARKS.sub(MARK, escape(bare[:before] + MARK * 2 + bare[before:]))
-        at, form = form.index(MARK), form.replace(MARK, "")
-        if mark >= at and text.startswith(form, mark - at):
-            return Place(mark - at, mark - at + len(form), letter)
-    (first, start), (stop, end) = walk_back(whole, part.at, text, mark), walk_on(whole, part.at, text, mark)
+        form = MARKS.sub(MARK, escape(stripped_text[:stripped_offset] + MARK * 2 + stripped_text[stripped_offset:]))
+        offset, form = form.index(MARK), form.replace(MARK, "")
+        if mark >= offset and text.startswith(form, mark - offset):
+            return Place(mark - offset, mark - offset + len(form), letter)
+    (first, start), (stop, end) = (walk_back(part_text, part.mark_offset, text, mark), walk_on(part_text, part.mark_offset, text, mark))
     return Place(start, end, letter, first, stop)
 
 
@@ -117,39 +117,39 @@ def walk_back(words: str, first: int, text: str, start: int) -> tuple[int, int]:
     """From words[:first] and text[:start] back as far as they are alike: 0, or where the words differ, and where the text does. White space may
     differ in kind and length, and beside a tag it may be missing."""
     while True:
-        k, at = len_before(words, first), len_before(text, start)
-        if not k:
+        word_index, text_index = skip_space_back(words, first), skip_space_back(text, start)
+        if not word_index:
             return 0, start
-        alike = (k < first) == (at < start) or words[k - 1] == ">" or words[first : first + 1] == "<"
-        if not (at and alike and words[k - 1] == text[at - 1]):
+        is_alike = (word_index < first) == (text_index < start) or words[word_index - 1] == ">" or words[first : first + 1] == "<"
+        if not (text_index and is_alike and words[word_index - 1] == text[text_index - 1]):
             return first, start
-        first, start = k - 1, at - 1
+        first, start = word_index - 1, text_index - 1
 
 
 def walk_on(words: str, stop: int, text: str, end: int) -> tuple[int | None, int]:
     """As `walk_back`, from words[stop:] and text[end:] on; None where the words end."""
     while True:
-        k, at = len_behind(words, stop), len_behind(text, end)
-        if k == len(words):
+        word_index, text_index = skip_space(words, stop), skip_space(text, end)
+        if word_index == len(words):
             return None, end
-        alike = (k > stop) == (at > end) or words[stop - 1 : stop] == ">" or words[k] == "<"
-        if not (at < len(text) and alike and words[k] == text[at]):
-            return k, end
-        stop, end = k + 1, at + 1
+        is_alike = (word_index > stop) == (text_index > end) or words[stop - 1 : stop] == ">" or words[word_index] == "<"
+        if not (text_index < len(text) and is_alike and words[word_index] == text[text_index]):
+            return word_index, end
+        stop, end = word_index + 1, text_index + 1
 
 
-def len_before(text: str, at: int) -> int:
+def skip_space_back(text: str, index: int) -> int:
     """Where text[:at] ends without the white space at its end."""
-    while at and text[at - 1].isspace():
-        at -= 1
-    return at
+    while index and text[index - 1].isspace():
+        index -= 1
+    return index
 
 
-def len_behind(text: str, at: int) -> int:
+def skip_space(text: str, index: int) -> int:
     """Where text[at:] begins without the white space at its beginning."""
-    while at < len(text) and text[at].isspace():
-        at += 1
-    return at
+    while index < len(text) and text[index].isspace():
+        index += 1
+    return index
 
 
 @dataclass
@@ -173,29 +173,29 @@ class Words:
     def __init__(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]], reader: ChatTokenizer):
         """`messages` and `tools`: as the template reads them. Raises ValueError for a text that holds a reserved code point."""
         self.reader, self.messages, self.parts = reader, messages, []
-        written = json.dumps([messages, tools], ensure_ascii=False)
-        if held := RESERVED.search(written):
-            raise ValueError(f"a text holds U+{ord(held[0]):X}, which is no character")
-        self.spells = reader.has_escapes or reader.control.search(written) is not None
+        chat_json = json.dumps([messages, tools], ensure_ascii=False)
+        if match := RESERVED.search(chat_json):
+            raise ValueError(f"a text holds U+{ord(match[0]):X}, which is no character")
+        self.may_spell_control = reader.has_escapes or reader.control.search(chat_json) is not None
         """Whether a text may spell a control token."""
-        self.marked = [self.mark_message(number, message) for number, message in enumerate(messages)]
-        self.marked_tools = [spell(tool, reader.control) for tool in tools] if self.spells else tools
+        self.marked_messages = [self.mark_message(number, message) for number, message in enumerate(messages)]
+        self.marked_tools = [spell(tool, reader.control) for tool in tools] if self.may_spell_control else tools
 
     def mark_message(self, number: int, message: dict[str, Any]) -> dict[str, Any]:
         """A message with marks in its parts, which are added to `parts`, and in the control tokens that it spells."""
-        made = dict(message)
+        marked_message = dict(message)
         for key, kind in (("content", "content"), ("reasoning_content", "thought")):
             if isinstance(message.get(key), str):
-                made[key] = self.mark(number, kind, message[key])
+                marked_message[key] = self.mark(number, kind, message[key])
         if calls := message.get("tool_calls"):
-            made["tool_calls"] = [
+            marked_message["tool_calls"] = [
                 item | {"function": {key: self.mark(number, KINDS[key], value, call) for key, value in item["function"].items()}}
                 for call, item in enumerate(calls)
             ]
-        if not self.spells:
-            return made
+        if not self.may_spell_control:
+            return marked_message
         control = self.reader.reserved if message["role"] == "assistant" else self.reader.control
-        return {key: value if key == "role" else spell(value, control) for key, value in made.items()}
+        return {key: value if key == "role" else spell(value, control) for key, value in marked_message.items()}
 
     def mark(self, message: int, kind: str, value: Any, call: int = -1) -> Any:
         """A value with marks in its parts, which are added to `parts`."""
@@ -206,44 +206,45 @@ class Words:
         if not isinstance(value, str):
             self.parts.append(ChatPart(message, kind, json.dumps(value), call))
         elif value.strip():
-            at = mark_position(value, self.reader.control if self.spells else None)
-            self.parts.append(ChatPart(message, kind, value, call, at))
-            return f"{value[:at]}{MARK}{len(self.parts) - 1}{MARK}{value[at:]}"
+            offset = mark_position(value, self.reader.control if self.may_spell_control else None)
+            self.parts.append(ChatPart(message, kind, value, call, offset))
+            return f"{value[:offset]}{MARK}{len(self.parts) - 1}{MARK}{value[offset:]}"
         return value
 
     def trace(self, render: Callable[..., tuple[str, Any]], count: int, text: str) -> Traced:
         """Where the parts of the first `count` messages stand in `text`, which `render` makes of them. Raises ValueError where the template
         writes another text once the words have marks."""
-        if (traced := self.compare(render, self.marked[:count], text)) is not None:
+        if (traced := self.compare(render, self.marked_messages[:count], text)) is not None:
             return traced
         names = {number for number, part in enumerate(self.parts) if part.kind in ("function", "key")}
-        plain = [unmark(message, names) for message in self.marked[:count]]  # templates may look names up in the tools
-        if (traced := self.compare(render, plain, text)) is not None:
+        # Templates may look names up in the tools
+        unmarked_messages = [unmark(message, names) for message in self.marked_messages[:count]]
+        if (traced := self.compare(render, unmarked_messages, text)) is not None:
             traced.names = False
             return traced
         for number in range(count):
-            if self.compare(render, [*self.messages[:number], plain[number], *self.messages[number + 1 : count]], text) is None:
+            if self.compare(render, [*self.messages[:number], unmarked_messages[number], *self.messages[number + 1 : count]], text) is None:
                 raise ValueError(f"message {number + 1}: the chat template decides by the spelling of its words, so their place cannot be told")
         raise ValueError("the chat template decides by the spelling of the tools or of several messages, so the place of their words cannot be told")
 
     def compare(self, render: Callable[..., tuple[str, Any]], marked: list[dict[str, Any]], text: str) -> Traced | None:
         """The places of the marks; None if the template makes another text of them, or refuses them."""
         try:
-            written, _ = render(marked, self.marked_tools, False)
+            marked_text, _ = render(marked, self.marked_tools, False)
         except ValueError:
             return None
-        pieces, marks, at, length = [], [], 0, 0
-        for mark in MARKS.finditer(written):
-            pieces.append(written[at : mark.start()])
+        pieces, marks, offset, length = [], [], 0, 0
+        for mark in MARKS.finditer(marked_text):
+            pieces.append(marked_text[offset : mark.start()])
             length += len(pieces[-1])
             marks.append((mark[1], length))
-            at = mark.end()
-        if "".join([*pieces, written[at:]]) != text:
+            offset = mark.end()
+        if "".join([*pieces, marked_text[offset:]]) != text:
             return None
         traced = Traced(text)
         for number, mark in marks:
             if number:
-                traced.places.setdefault(int(number), []).append(place_of(self.parts[int(number)], text, mark))
+                traced.places.setdefault(int(number), []).append(locate_part(self.parts[int(number)], text, mark))
             elif token := self.reader.control.match(text, mark - 1):
                 traced.spelled.append(token.span())
         return traced
@@ -259,25 +260,27 @@ class Words:
         for number, part in enumerate(self.parts):
             if part.message >= count:
                 break
-            places, inside = traced.places.get(number, []), []
+            places, counted_places = traced.places.get(number, []), []
             for place in places:
-                k = bisect_right(firsts, place.letter) - 1
-                owner = order[k] if k >= 0 and place.letter < turns[order[k]][1] else None
+                index = bisect_right(firsts, place.letter) - 1
+                owner = order[index] if index >= 0 and place.letter < turns[order[index]][1] else None
                 if owner is not None and owner != part.message:
-                    what = f"{NAMES[part.kind]} into the turn of message {owner + 1}"
-                    raise ValueError(f"message {part.message + 1}: the chat template writes {what}")
+                    description = f"{NAMES[part.kind]} into the turn of message {owner + 1}"
+                    raise ValueError(f"message {part.message + 1}: the chat template writes {description}")
                 if owner is not None or part.message not in turns:
-                    inside.append(place)
-                if place.complete and (token := crossing(tokens, place)) is not None:
+                    counted_places.append(place)
+                if place.complete and (token := find_crossing_token(tokens, place)) is not None:
                     word = traced.text[slice(*token)]
                     raise ValueError(f"message {part.message + 1}: {NAMES[part.kind]} and the text beside it spell {word!r} together")
             if part.call >= 0:
                 calls.setdefault((part.message, part.call), []).append(number)
-            elif not any(place.complete for place in inside):
-                earlier = part.message not in turns and self.messages[part.message]["role"] == "assistant"
-                answered = not part.text[part.answer :].strip() or any(place.first <= part.answer and place.stop is None for place in inside)
-                if not (earlier and (part.kind == "thought" or part.answer and answered)):
-                    raise ValueError(lost(part, places, inside))
+            elif not any(place.complete for place in counted_places):
+                is_earlier_turn = part.message not in turns and self.messages[part.message]["role"] == "assistant"
+                has_answer = not part.text[part.answer :].strip() or any(
+                    place.first <= part.answer and place.stop is None for place in counted_places
+                )
+                if not (is_earlier_turn and (part.kind == "thought" or part.answer and has_answer)):
+                    raise ValueError(describe_loss(part, places, counted_places))
                 thoughtless.add(part.message)
         for (message, _), numbers in calls.items():
             self.check_call(numbers, traced, turns.get(message))
@@ -288,48 +291,48 @@ class Words:
         for number, part in enumerate(self.parts):
             places = traced.places.get(number, [])
             if part.message == message and part.call < 0 and not any(place.complete for place in places):
-                raise ValueError(lost(part, [], places))
+                raise ValueError(describe_loss(part, [], places))
 
     def check_call(self, numbers: list[int], traced: Traced, turn: tuple[int, int] | None) -> None:
         """Raises ValueError unless a call stands in the text, in the range of its turn if that is learned. All names of its arguments may be
         missing, where a template writes them by position."""
         start, end = turn or (0, len(traced.text))
-        found = {number: [place for place in traced.places.get(number, []) if start <= place.letter < end] for number in numbers}
-        missing = [self.parts[number] for number in numbers if not any(place.complete for place in found[number])]
-        if unmarked := [part for part in missing if part.at is None or not traced.names and part.kind != "value"]:
-            start = min((place.start for places in found.values() for place in places), default=start)
-            behind = (place.start for number, places in traced.places.items() if number > numbers[-1] for place in places)
-            text = traced.text[start : min((at for at in behind if start < at < end), default=end)]
-            standing = [part for part in unmarked if is_written(part, text, unmarked)]
-            missing = [part for part in missing if part not in standing]
+        places_by_part = {number: [place for place in traced.places.get(number, []) if start <= place.letter < end] for number in numbers}
+        missing = [self.parts[number] for number in numbers if not any(place.complete for place in places_by_part[number])]
+        if unmarked := [part for part in missing if part.mark_offset is None or not traced.names and part.kind != "value"]:
+            start = min((place.start for places in places_by_part.values() for place in places), default=start)
+            later_starts = (place.start for number, places in traced.places.items() if number > numbers[-1] for place in places)
+            text = traced.text[start : min((later_start for later_start in later_starts if start < later_start < end), default=end)]
+            written_parts = [part for part in unmarked if is_written(part, text, unmarked)]
+            missing = [part for part in missing if part not in written_parts]
         if not missing:
             return
         keys = [self.parts[number] for number in numbers if self.parts[number].kind == "key"]
-        by_position = all(part in missing for part in keys)
+        is_positional = all(part in missing for part in keys)
         for part in missing:
-            if part.kind != "key" or not by_position:
-                number = next(k for k in numbers if self.parts[k] is part)
-                raise ValueError(lost(part, traced.places.get(number, []), found[number]))
+            if part.kind != "key" or not is_positional:
+                number = next(part_number for part_number in numbers if self.parts[part_number] is part)
+                raise ValueError(describe_loss(part, traced.places.get(number, []), places_by_part[number]))
 
 
-def crossing(tokens: list[tuple[int, int]], place: Place) -> tuple[int, int] | None:
+def find_crossing_token(tokens: list[tuple[int, int]], place: Place) -> tuple[int, int] | None:
     """The range, among those of `tokens`, that has the beginning or the end of a place inside of it; None if there is none."""
     for border in (place.start, place.end):
-        k = bisect_left(tokens, (border, 0)) - 1
-        if k >= 0 and tokens[k][1] > border:
-            return tokens[k]
+        index = bisect_left(tokens, (border, 0)) - 1
+        if index >= 0 and tokens[index][1] > border:
+            return tokens[index]
     return None
 
 
-def lost(part: ChatPart, places: list[Place], inside: list[Place]) -> str:
+def describe_loss(part: ChatPart, places: list[Place], inside: list[Place]) -> str:
     """Why a part cannot be learned from; `inside`: those of its places that count."""
     if any(place.complete for place in places):
         return f"message {part.message + 1}: the chat template writes {NAMES[part.kind]} outside of its turn"
-    words, at = part.text, 0
+    words, offset = part.text, 0
     if inside:
         place = max(inside, key=lambda place: place.end - place.start)
-        at = len_before(words, place.first) - 1 if place.first else place.stop or 0
-    start = max((k + 1 for k in range(at) if words[k].isspace()), default=0) if inside else len_behind(words, 0)
+        offset = skip_space_back(words, place.first) - 1 if place.first else place.stop or 0
+    start = max((index + 1 for index in range(offset) if words[index].isspace()), default=0) if inside else skip_space(words, 0)
     word = words[start:].split(maxsplit=1)[0]
     word = word if len(word) <= 40 else word[:39] + "…"
     return f"message {part.message + 1}: the chat template leaves out {NAMES[part.kind]}: {word!r}"
@@ -338,7 +341,7 @@ def lost(part: ChatPart, places: list[Place], inside: list[Place]) -> str:
 def is_written(part: ChatPart, text: str, unmarked: list[ChatPart]) -> bool:
     """Whether a part without a mark stands in the text of its call: a name, or a number, boolean or null as JSON or Python writes it, as often as
     among the parts without marks."""
-    if part.at is not None:
+    if part.mark_offset is not None:
         return any(form in text for form in (part.text, *(escape(part.text) for escape in ESCAPES)))
     form = {"true": "[Tt]rue", "false": "[Ff]alse", "null": "null|[Nn]one"}.get(part.text, re.escape(part.text))
     return len(re.findall(rf"(?<![\w.])(?:{form})(?!\w|\.\d)", text)) >= unmarked.count(part)

@@ -15,16 +15,16 @@ MAX_DEPTH = 100
 
 def expect(name: str, x: object, kind: str, *shape: int | str) -> None:
     """Raise ValueError unless x is a tensor of this kind ("float", "int", "bool" or "any") and shape. A letter in the shape allows any size."""
-    said = type(x).__name__
-    got = "None" if x is None else f"{'an' if said[0].lower() in 'aeiou' else 'a'} {said}"
+    type_name = type(x).__name__
+    description = "None" if x is None else f"{'an' if type_name[0].lower() in 'aeiou' else 'a'} {type_name}"
     if isinstance(x, Tensor):
         dtype = "float" if x.is_floating_point() else "bool" if x.dtype == torch.bool else "int"
-        sizes = len(shape) == x.ndim and all(isinstance(n, str) or n == m for n, m in zip(shape, x.shape))
+        sizes = len(shape) == x.ndim and all(isinstance(wanted_size, str) or wanted_size == size for wanted_size, size in zip(shape, x.shape))
         if sizes and kind in (dtype, "any"):
             return
-        got = f"{x.dtype} of shape {list(x.shape)}"
+        description = f"{x.dtype} of shape {list(x.shape)}"
     tensor = {"float": "a float tensor", "int": "an int tensor", "bool": "a bool tensor", "any": "a tensor"}[kind]
-    raise ValueError(f"{name} must be {tensor} of shape [{', '.join(map(str, shape))}]; got {got}")
+    raise ValueError(f"{name} must be {tensor} of shape [{', '.join(map(str, shape))}]; got {description}")
 
 
 def expect_text(ids: object, doc: object, weight: object, B: int, T: int, vocab: int) -> None:

@@ -55,12 +55,12 @@ def without_options(tokenizer, as_text: bool):
     twin.no_truncation()
     twin.no_padding()
     twin.encode_special_tokens, twin.post_processor = as_text, None
-    if as_text and (unmarked := [token for token in control_tokens(twin) if not token.special]):
-        twin.add_special_tokens([renamed(token, token.content, special=True) for token in unmarked])
+    if as_text and (plain_tokens := [token for token in control_tokens(twin) if not token.special]):
+        twin.add_special_tokens([rename_token(token, token.content, special=True) for token in plain_tokens])
     return twin
 
 
-def renamed(token, name: str, special: bool):
+def rename_token(token, name: str, special: bool):
     """An added token that is matched as `token` is, under another name."""
     from tokenizers import AddedToken
 
@@ -76,13 +76,13 @@ class ChatTokenizer:
         self.tokens = {token.content: token for token in control_tokens(tokenizer)}
         if not self.tokens:
             raise ValueError("the tokenizer must have control tokens, to end a turn")
-        self.whole = without_options(tokenizer, as_text=False)
-        self.control = alternatives(self.tokens)
+        self.plain_tokenizer = without_options(tokenizer, as_text=False)
+        self.control = compile_alternatives(self.tokens)
         """Matches every control token."""
-        self.tags = frozenset(name for name in self.tokens if ELEMENT.fullmatch(name) and partner(name) in self.tokens)
+        self.tags = frozenset(name for name in self.tokens if ELEMENT.fullmatch(name) and partner_tag(name) in self.tokens)
         """Tokens that open and close something: `<think>` and `</think>`. They end no turn, and an assistant's own text may spell them: to write
         one is to generate it."""
-        self.ends = self.reserved = alternatives(self.tokens.keys() - self.tags)
+        self.ends = self.reserved = compile_alternatives(self.tokens.keys() - self.tags)
         """Matches the control tokens that may end a turn; the same ones are text where an assistant's words spell them."""
 
     @cached_property
@@ -93,8 +93,8 @@ class ChatTokenizer:
     @cached_property
     def split(self):
         """A twin to which control tokens are text, and their placeholders are tokens; and the control token's id for the placeholder's."""
-        twin = without_options(self.whole, as_text=True)
-        twin.add_tokens([renamed(self.tokens[name], place, special=False) for name, place in self.placeholders.items()])
+        twin = without_options(self.plain_tokenizer, as_text=True)
+        twin.add_tokens([rename_token(self.tokens[name], place, special=False) for name, place in self.placeholders.items()])
         return twin, {twin.token_to_id(place): twin.token_to_id(name) for name, place in self.placeholders.items()}
 
     @cached_property
@@ -106,47 +106,47 @@ class ChatTokenizer:
         """Ids of a text of C characters, and whether the first character of each is `own`. The control tokens text[start:end] of `spelled` are
         read as text. Raises ValueError if the tokenizer cannot do so."""
         if not spelled:
-            read = self.whole.encode(text, add_special_tokens=False)
-            return read.ids, own_tokens(read.offsets, own)
-        ranges, pieces, flags, at = set(spelled), [], [], 0
+            encoding = self.plain_tokenizer.encode(text, add_special_tokens=False)
+            return encoding.ids, mark_own_tokens(encoding.offsets, own)
+        ranges, pieces, flags, offset = set(spelled), [], [], 0
         for token in self.control.finditer(text):
             if token.span() not in ranges:
-                pieces += [text[at : token.start()], self.placeholders[token[0]]]
-                flags += [own[at : token.start()], own[[token.start()] * 2]]
-                at = token.end()
-        twin, ids = self.split
-        read = twin.encode("".join([*pieces, text[at:]]), add_special_tokens=False)
-        if read_anyway := {*read.ids} & {*ids.values()}:
-            raise ValueError(f"it spells {twin.id_to_token(min(read_anyway))!r}, which this tokenizer cannot read as text")
-        return [ids.get(x, x) for x in read.ids], own_tokens(read.offsets, np.concatenate([*flags, own[at:]]))
+                pieces += [text[offset : token.start()], self.placeholders[token[0]]]
+                flags += [own[offset : token.start()], own[[token.start()] * 2]]
+                offset = token.end()
+        text_tokenizer, ids = self.split
+        encoding = text_tokenizer.encode("".join([*pieces, text[offset:]]), add_special_tokens=False)
+        if control_ids := {*encoding.ids} & {*ids.values()}:
+            raise ValueError(f"it spells {text_tokenizer.id_to_token(min(control_ids))!r}, which this tokenizer cannot read as text")
+        return ([ids.get(token_id, token_id) for token_id in encoding.ids], mark_own_tokens(encoding.offsets, np.concatenate([*flags, own[offset:]])))
 
 
-def own_tokens(offsets: Sequence[tuple[int, int]], own: Bool[np.ndarray, " C"]) -> list[bool]:
+def mark_own_tokens(offsets: Sequence[tuple[int, int]], own: Bool[np.ndarray, " C"]) -> list[bool]:
     """For each token whether its first character is `own`."""
     if not offsets:
         return []
     return own[np.minimum([first for first, _ in offsets], len(own) - 1)].tolist()
 
 
-def alternatives(names: Iterable[str]) -> re.Pattern:
+def compile_alternatives(names: Iterable[str]) -> re.Pattern:
     """Matches the longest of `names` that begins at a place; nothing if there are none."""
     return re.compile("|".join(map(re.escape, sorted(names, key=len, reverse=True))) or r"(?!)")
 
 
-def partner(name: str) -> str:
+def partner_tag(name: str) -> str:
     """The closing tag of an opening one, and the other way round."""
     return "<" + name[2:] if name[1] == "/" else "</" + name[1:]
 
 
-KNOWN: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+TOKENIZER_CACHE: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 """Tokenizer → (size of its vocabulary, ChatTokenizer)."""
 
 
 def chat_tokenizer(tokenizer) -> ChatTokenizer:
     """The `ChatTokenizer` of a `tokenizers.Tokenizer`, made once for each and again after tokens were added to it. Raises ValueError as that
     does."""
-    size, reader = KNOWN.get(tokenizer, (None, None))
+    size, reader = TOKENIZER_CACHE.get(tokenizer, (None, None))
     if reader is None or size != tokenizer.get_vocab_size():
         reader = ChatTokenizer(tokenizer)
-        KNOWN[tokenizer] = tokenizer.get_vocab_size(), reader
+        TOKENIZER_CACHE[tokenizer] = tokenizer.get_vocab_size(), reader
     return reader

@@ -112,7 +112,7 @@ def read_corpus(root: str | Path, suffixes: Sequence[str] = (), exclude: Sequenc
     be listed. Links are not followed, so a corpus cannot loop. \\r\\n becomes \\n; nothing else changes.
     """
     corpus, root = Corpus(), Path(root)
-    for path in sorted(walk(root, frozenset(exclude), corpus.skipped), key=lambda p: p.relative_to(root).as_posix()):
+    for path in sorted(walk(root, frozenset(exclude), corpus.skipped), key=lambda item: item.relative_to(root).as_posix()):
         if suffixes and path.suffix not in suffixes:
             continue
         try:
@@ -143,13 +143,13 @@ def read_library() -> Corpus:
 
 def walk(folder: Path, exclude: frozenset[str], skipped: Counter) -> Iterable[Path]:
     """Regular files at any depth below a folder, in no particular order. Folders that cannot be listed are counted in `skipped`."""
-    left = [folder]
-    while left:
+    folders = [folder]
+    while folders:
         try:
-            with os.scandir(left.pop()) as entries:
-                seen = [e for e in entries if not (e.name.startswith(".") or e.name in exclude)]
-            left += [Path(e.path) for e in seen if e.is_dir(follow_symlinks=False)]
-            yield from [Path(e.path) for e in seen if e.is_file(follow_symlinks=False)]
+            with os.scandir(folders.pop()) as entries:
+                visible_entries = [entry for entry in entries if not (entry.name.startswith(".") or entry.name in exclude)]
+            folders += [Path(entry.path) for entry in visible_entries if entry.is_dir(follow_symlinks=False)]
+            yield from [Path(entry.path) for entry in visible_entries if entry.is_file(follow_symlinks=False)]
         except OSError:
             skipped["unreadable"] += 1
 
@@ -166,18 +166,18 @@ def hold_out_codebase(corpus: Corpus, share: float = 0.03) -> tuple[str, Corpus,
     for name, text in corpus.files.items():
         if "/" in name:
             sizes[name.split("/")[0]] += len(text)
-    wanted = share * sum(map(len, corpus.files.values()))
-    everything = len({name.split("/")[0] for name in corpus.files}) == 1
-    fit = [top for top, size in sizes.items() if wanted / 3 <= size <= 5 * wanted and not everything]
-    if fit:
-        name = min(fit, key=lambda top: (abs(sizes[top] - wanted), top))
-        held = {f for f in corpus.files if f.split("/")[0] == name and "/" in f}
+    target_size = share * sum(map(len, corpus.files.values()))
+    is_single_folder = len({name.split("/")[0] for name in corpus.files}) == 1
+    candidates = [top for top, size in sizes.items() if target_size / 3 <= size <= 5 * target_size and not is_single_folder]
+    if candidates:
+        name = min(candidates, key=lambda top: (abs(sizes[top] - target_size), top))
+        held_out = {path for path in corpus.files if path.split("/")[0] == name and "/" in path}
     else:
-        every = max(2, round(1 / share))
-        held = set(list(corpus.files)[every // 2 :: every] or [max(corpus.files)])
-        name = f"{len(held)} files"
-    rest = {f: text for f, text in corpus.files.items() if f not in held}
-    return name, Corpus(rest, corpus.skipped), Corpus({f: corpus.files[f] for f in sorted(held)})
+        interval = max(2, round(1 / share))
+        held_out = set(list(corpus.files)[interval // 2 :: interval] or [max(corpus.files)])
+        name = f"{len(held_out)} files"
+    training_files = {path: text for path, text in corpus.files.items() if path not in held_out}
+    return name, Corpus(training_files, corpus.skipped), Corpus({path: corpus.files[path] for path in sorted(held_out)})
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int):
@@ -236,34 +236,34 @@ def pack(documents: Iterable[Sequence[int]], length: int, pad: int = 0, open_row
     for name, value in (("length", length), ("open_rows", open_rows)):
         if not isinstance(value, int) or value < 1:
             raise ValueError(f"{name} must be a whole number of at least 1; got {value}")
-    done: list[list[Sequence[int]]] = []
+    packed_rows: list[list[Sequence[int]]] = []
     rows: list[list[Sequence[int]]] = []
-    room: list[int] = []
+    free_tokens: list[int] = []
     for number, document in enumerate(documents):
         tokens = np.asarray(document)
         if len(document) and not (tokens.ndim == 1 and tokens.dtype.kind in "iu"):
-            got = f"{tokens.dtype} {list(tokens.shape)}"
-            raise ValueError(f"documents must be sequences of whole numbers; number {number} is {got}")
+            description = f"{tokens.dtype} {list(tokens.shape)}"
+            raise ValueError(f"documents must be sequences of whole numbers; number {number} is {description}")
         for start in range(0, len(document), length):
             piece = document[start : start + length]
-            at = next((i for i, free in enumerate(room) if free >= len(piece)), None)
-            if at is None:
+            open_row = next((index for index, space in enumerate(free_tokens) if space >= len(piece)), None)
+            if open_row is None:
                 if len(rows) == open_rows:
-                    fullest = min(range(len(room)), key=room.__getitem__)
-                    done.append(rows.pop(fullest))
-                    room.pop(fullest)
+                    fullest_row = min(range(len(free_tokens)), key=free_tokens.__getitem__)
+                    packed_rows.append(rows.pop(fullest_row))
+                    free_tokens.pop(fullest_row)
                 rows.append([])
-                room.append(length)
-                at = len(rows) - 1
-            rows[at].append(piece)
-            room[at] -= len(piece)
-    done += rows
-    ids, doc = np.full((len(done), length), pad, np.int32), np.full((len(done), length), -1, np.int32)
-    for r, row in enumerate(done):
-        at = 0
+                free_tokens.append(length)
+                open_row = len(rows) - 1
+            rows[open_row].append(piece)
+            free_tokens[open_row] -= len(piece)
+    packed_rows += rows
+    ids, doc = np.full((len(packed_rows), length), pad, np.int32), np.full((len(packed_rows), length), -1, np.int32)
+    for row_index, row in enumerate(packed_rows):
+        offset = 0
         for number, piece in enumerate(row):
-            ids[r, at : at + len(piece)], doc[r, at : at + len(piece)] = piece, number
-            at += len(piece)
+            ids[row_index, offset : offset + len(piece)], doc[row_index, offset : offset + len(piece)] = piece, number
+            offset += len(piece)
     return ids, doc
 
 
@@ -273,7 +273,7 @@ def wsd(step: int, total: int, warmup: int, decay: int) -> float:
     Raises ValueError for a step out of range, and for negative warmup or decay."""
     if not (0 <= step < total and warmup >= 0 and decay >= 0):
         raise ValueError(f"step must lie in 0 … total − 1, and warmup and decay must not be negative; got {step}, {total}, {warmup}, {decay}")
-    return min(1.0, (step + 1) / max(warmup, 1), (total - step) / max(decay, 1))
+    return min(1.0, (step + 1) / max(warmup, 1), (total - step) / max(decay, 1))  # warm-up, stable, decay
 
 
 def next_token_loss(
@@ -288,20 +288,20 @@ def next_token_loss(
     vocabulary, and a weight or log-prob that is not finite (log-probs of weight zero are not computed)."""
     expect("hidden", hidden, "float", "B", "T", model.config.hidden_size)
     expect_text(ids, doc, weight, *hidden.shape[:2], vocab=model.config.vocab_size)
-    scored = torch.ones(ids[:, 1:].shape, dtype=torch.promote_types(hidden.dtype, torch.float32), device=ids.device)
+    loss_weight = torch.ones(ids[:, 1:].shape, dtype=torch.promote_types(hidden.dtype, torch.float32), device=ids.device)
     if doc is not None:
-        scored *= (doc[:, 1:] == doc[:, :-1]) & (doc[:, 1:] >= 0)
+        loss_weight *= (doc[:, 1:] == doc[:, :-1]) & (doc[:, 1:] >= 0)  # w = 0 on a document's first token
     if weight is not None:
-        scored *= weight[:, 1:]
-    at, targets, scored = hidden[:, :-1].flatten(0, 1), ids[:, 1:].flatten(), scored.flatten()
+        loss_weight *= weight[:, 1:]
+    states, targets, loss_weight = hidden[:, :-1].flatten(0, 1), ids[:, 1:].flatten(), loss_weight.flatten()
     if weight is not None:  # run the head only on tokens that count
-        some = scored.nonzero()[:, 0]
-        at, targets, scored = at[some], targets[some], scored[some]
-    logp = model.logprob(at, targets)
-    loss = -(logp * scored).sum()
+        scored_rows = loss_weight.nonzero()[:, 0]
+        states, targets, loss_weight = states[scored_rows], targets[scored_rows], loss_weight[scored_rows]
+    logp = model.logprob(states, targets)
+    loss = -(logp * loss_weight).sum()  # L = −Σ w log p
     if not bool(loss.isfinite()):
         raise ValueError("hidden must give finite log-probs, but some are not finite")
-    return loss, scored.sum().item()
+    return loss, loss_weight.sum().item()
 
 
 @dataclass(frozen=True)
@@ -318,12 +318,12 @@ class CodebaseNLL:
     @property
     def perplexity(self) -> float:
         """exp(nll per token); depends on the tokenizer."""
-        return math.exp(self.nll / self.tokens)
+        return math.exp(self.nll / self.tokens)  # perplexity = exp(NLL / tokens)
 
     @property
     def bits_per_byte(self) -> float:
         """nll in bits per byte of source; comparable between tokenizers."""
-        return self.nll / self.bytes / math.log(2)
+        return self.nll / self.bytes / math.log(2)  # bits per byte = NLL / (bytes · ln 2)
 
 
 @torch.no_grad()
@@ -345,17 +345,17 @@ def codebase_nll(
     ValueError if nothing can be scored, for batch < 1 or negative max_tokens, for a tokenizer with more tokens than
     the model, and if a log-prob is not finite.
     """
-    found = windows(model.config, tokenizer, path, window, stride, max_tokens, batch)
+    token_windows = windows(model.config, tokenizer, path, window, stride, max_tokens, batch)
     total = 0.0
-    for first in range(0, len(found.starts), batch):
-        rows, scored = found.rows(first, batch)
-        out = model(rows, logits=False)
-        logp = model.logprob(out.hidden[:, :-1].flatten(0, 1), rows[:, 1:].flatten()).view(len(rows), -1)
-        for row, some in zip(logp, scored[:, 1:], strict=True):
-            total -= row[some].double().sum().item()
+    for first in range(0, len(token_windows.starts), batch):
+        rows, is_scored = token_windows.rows(first, batch)
+        output = model(rows, logits=False)
+        logp = model.logprob(output.hidden[:, :-1].flatten(0, 1), rows[:, 1:].flatten()).view(len(rows), -1)
+        for row_logp, row_mask in zip(logp, is_scored[:, 1:], strict=True):
+            total -= row_logp[row_mask].double().sum().item()  # NLL = −Σ log p, each token once
     if not math.isfinite(total):
         raise ValueError("model must give finite log-probs, but some are not finite")
-    return CodebaseNLL(total, found.tokens, found.bytes)
+    return CodebaseNLL(total, token_windows.tokens, token_windows.bytes)
 
 
 @dataclass(frozen=True)
@@ -378,10 +378,10 @@ class Windows:
 
     def rows(self, first: int, count: int) -> tuple[Int[Tensor, "B T"], Bool[Tensor, "B T"]]:
         """Up to `count` rows starting at row `first`: their tokens, and a mask of those that no earlier row has scored."""
-        some = torch.tensor(self.starts[first : first + count])
-        before = torch.tensor((1 - self.width, *self.starts[:-1]))[first : first + count] + self.width
-        places = some[:, None] + torch.arange(self.width)
-        return self.ids[places], places >= before[:, None]
+        row_starts = torch.tensor(self.starts[first : first + count])
+        scored_until = torch.tensor((1 - self.width, *self.starts[:-1]))[first : first + count] + self.width
+        positions = row_starts[:, None] + torch.arange(self.width)
+        return self.ids[positions], positions >= scored_until[:, None]
 
 
 def windows(config: Config, tokenizer, path: str | Path | Corpus, window: int, stride: int | None, max_tokens: int | None, batch: int) -> Windows:
@@ -398,6 +398,7 @@ def windows(config: Config, tokenizer, path: str | Path | Corpus, window: int, s
         raise ValueError(f"tokenizer must give tokens 0 to {config.vocab_size - 1}, but gives up to {int(ids.max())}")
     size = len(text.encode()) if not max_tokens else len(tokenizer.decode(ids.tolist()).encode())
     width = min(window, len(ids))
+    # s(t): multiples of the stride, the last one pulled back
     return Windows(ids, (*range(0, len(ids) - width, stride), len(ids) - width), width, size)
 
 
@@ -428,19 +429,19 @@ def demo(config: Demo = Demo(), log: Callable[..., None] = lambda *_, **__: None
     torch.manual_seed(config.seed)
     if config.corpus is None:
         corpus = read_library()
-        corpus = Corpus({n: t for n, t in corpus.files.items() if "/" in n and n < "f"}, corpus.skipped)
+        corpus = Corpus({path: content for path, content in corpus.files.items() if "/" in path and path < "f"}, corpus.skipped)
     else:
         corpus = read_corpus(config.corpus)
-    _, train, held = hold_out_codebase(corpus)
+    _, train, held_out = hold_out_codebase(corpus)
     tokenizer = train_tokenizer((text[:20_000] for text in train.files.values()), config.vocab_size)
-    rows, wanted = 2048 // config.length, config.steps * 2048
+    rows, token_budget = 2048 // config.length, config.steps * 2048
     documents, total = [], 0
     for text in train.files.values():
         documents.append([*tokenizer.encode(text).ids, 0])
         total += len(documents[-1])
-        if total > wanted:
+        if total > token_budget:
             break
-    ids, doc = (torch.from_numpy(a.astype(np.int64)) for a in pack(documents, config.length))
+    ids, doc = (torch.from_numpy(array.astype(np.int64)) for array in pack(documents, config.length))
     if total < config.length:
         raise ValueError(f"corpus must have at least {config.length} training tokens, one row, but has {total}; choose another with --corpus")
     epochs = math.ceil(config.steps * rows / len(ids))  # more than one if the corpus is smaller than the training budget
@@ -457,24 +458,24 @@ def demo(config: Demo = Demo(), log: Callable[..., None] = lambda *_, **__: None
         )
     )
     optimizer = torch.optim.AdamW(model.parameters(), config.lr, (0.9, 0.95), weight_decay=0.0, fused=True)
-    figures, steps = {"epochs": config.steps * rows / len(ids)} if epochs > 1 else {}, config.steps
+    metrics, steps = {"epochs": config.steps * rows / len(ids)} if epochs > 1 else {}, config.steps
     for step in range(steps + 1):
         if step % max(1, steps // config.looks) == 0 or step == steps:
-            found = codebase_nll(model, tokenizer, held, config.length, max_tokens=8192)
-            figures[f"perplexity@{step * 2048}"] = found.perplexity
-            figures[f"bits_per_byte@{step * 2048}"] = found.bits_per_byte
-            log(step, steps, perplexity=found.perplexity)
+            evaluation = codebase_nll(model, tokenizer, held_out, config.length, max_tokens=8192)
+            metrics[f"perplexity@{step * 2048}"] = evaluation.perplexity
+            metrics[f"bits_per_byte@{step * 2048}"] = evaluation.bits_per_byte
+            log(step, steps, perplexity=evaluation.perplexity)
         if step == steps:
             break
-        some = order[step * rows : (step + 1) * rows]
+        batch = order[step * rows : (step + 1) * rows]
         for group in optimizer.param_groups:
             group["lr"] = config.lr * wsd(step, steps, steps // 10, steps // 3)
-        hidden = model(ids[some], doc=doc[some], logits=False).hidden
-        loss, count = next_token_loss(model, hidden, ids[some], doc[some])
+        hidden = model(ids[batch], doc=doc[batch], logits=False).hidden
+        loss, count = next_token_loss(model, hidden, ids[batch], doc[batch])
         (loss / count).backward()
         optimizer.step()
         optimizer.zero_grad()
-    return figures
+    return metrics
 
 
 if __name__ == "__main__":

@@ -99,18 +99,18 @@ def group_advantages(rewards: Float[Tensor, "G N"], *, baseline: str = "mean", s
     expect_choice("scale", scale, "none", "std")
     expect_positive("eps", eps)
     expect("rewards", rewards, "float", "G", "N")
-    N, least = rewards.shape[1], 1 if (baseline, scale) == ("mean", "none") else 2
-    if N < least:
-        raise ValueError(f"rewards must be [G, N] with N ≥ {least} for {baseline}, {scale}; got N = {N}")
+    N, min_rollouts = rewards.shape[1], 1 if (baseline, scale) == ("mean", "none") else 2
+    if N < min_rollouts:
+        raise ValueError(f"rewards must be [G, N] with N ≥ {min_rollouts} for {baseline}, {scale}; got N = {N}")
     refuse("rewards must be finite", ~rewards.isfinite().all(1))
     wide = rewards.to(torch.promote_types(rewards.dtype, torch.float32))
     relative = wide - wide[:, :1]
-    centred = relative - relative.mean(1, keepdim=True)
+    centred = relative - relative.mean(1, keepdim=True)  # Eq. 1: R − b, b the mean of the group
     # R_i − mean of the others = N/(N − 1) · (R_i − mean of all)
     advantages = centred * (N / (N - 1)) if baseline == "leave_one_out" else centred
     if scale == "std":
-        variance = centred.double().square().sum(1, keepdim=True) / (N - 1)
-        advantages = (advantages / (variance.sqrt() + eps)).to(wide.dtype)
+        variance = centred.double().square().sum(1, keepdim=True) / (N - 1)  # s_g²: the sample variance
+        advantages = (advantages / (variance.sqrt() + eps)).to(wide.dtype)  # Eq. 1: A = (R − b) / s_g
         refuse(TOO_FAR_APART, ~variance.isfinite().all(1))
     refuse(TOO_FAR_APART, ~advantages.isfinite().all(1))
     return advantages
@@ -142,9 +142,10 @@ def policy_loss(
     expect_choice("length", length, "none", "rollout")
     log_ratio, advantage, weight = selected(logp, behavior_logp, advantages, mask, ratio, keep)
     if length == "rollout":
-        weight = weight / _tokens(mask, keep)
+        weight = weight / _count_tokens(mask, keep)  # w = 1 / own length
+    # Eq. 3: min(ρA, clip(ρ)A)
     surrogate = torch.exp(pessimistic(log_ratio, advantage, clip_low, clip_high)) * advantage
-    return -(weight * surrogate).sum() / budget
+    return -(weight * surrogate).sum() / budget  # Eq. 3: −(1/budget) Σ w · surrogate
 
 
 @dataclass(frozen=True)
@@ -233,11 +234,12 @@ def ratio_statistics(
     expect_positive("n_tokens", n_tokens)
     with torch.no_grad():
         log_ratio, advantage, weight = selected(logp, behavior_logp, advantages, mask, ratio, None)
-        clipped = pessimistic(log_ratio, advantage, clip_low, clip_high) != log_ratio
+        is_clipped = pessimistic(log_ratio, advantage, clip_low, clip_high) != log_ratio
         return {
-            "mean_ratio": (weight * log_ratio.exp()).sum() / n_tokens,
-            "clip_fraction": (weight * (clipped & (advantage != 0))).sum() / n_tokens,
-            "approx_kl": (weight * (torch.expm1(log_ratio) - log_ratio)).sum() / n_tokens,
+            "mean_ratio": (weight * log_ratio.exp()).sum() / n_tokens,  # mean of ρ
+            # share of tokens that Eq. 3 clips
+            "clip_fraction": (weight * (is_clipped & (advantage != 0))).sum() / n_tokens,
+            "approx_kl": (weight * (torch.expm1(log_ratio) - log_ratio)).sum() / n_tokens,  # k3 = (ρ − 1) − log ρ
         }
 
 
@@ -252,25 +254,26 @@ def selected(logp: Tensor, behavior_logp: Tensor, advantages: Tensor, mask: Tens
     expect("behavior_logp", behavior_logp, "float", *logp.shape)
     expect("advantages", advantages, "float", len(logp))
     expect("mask", mask, "any", *logp.shape)
-    live = mask != 0
+    is_counted = mask != 0
     if keep is not None:
         expect("keep", keep, "bool", len(logp))
-        live = live & keep[:, None]
-    counted = {"logp": logp, "behavior_logp": behavior_logp, "advantages": advantages[:, None], "mask": mask}
-    for name, x in counted.items():
-        refuse(f"{name} must be finite where the mask counts", (live & ~x.isfinite()).any(1))
+        is_counted = is_counted & keep[:, None]
+    inputs = {"logp": logp, "behavior_logp": behavior_logp, "advantages": advantages[:, None], "mask": mask}
+    for name, x in inputs.items():
+        refuse(f"{name} must be finite where the mask counts", (is_counted & ~x.isfinite()).any(1))
     wide = torch.promote_types(logp.dtype, torch.float32)
-    log_ratio = (logp.to(wide) - behavior_logp.detach().to(wide)).where(live, 0)
+    log_ratio = (logp.to(wide) - behavior_logp.detach().to(wide)).where(is_counted, 0)  # Eq. 2: log ρ = log π − log μ
     if ratio == "sequence":
-        log_ratio = (log_ratio.sum(1, keepdim=True) / _tokens(mask, keep)).where(live, 0)
-    return log_ratio, advantages.detach().to(wide)[:, None].where(live, 0), mask.to(wide).where(live, 0)
+        # GSPO: log of the geometric mean of the rollout's ratios
+        log_ratio = (log_ratio.sum(1, keepdim=True) / _count_tokens(mask, keep)).where(is_counted, 0)
+    return log_ratio, advantages.detach().to(wide)[:, None].where(is_counted, 0), mask.to(wide).where(is_counted, 0)
 
 
-def _tokens(mask: Tensor, keep: Tensor | None) -> Tensor:
+def _count_tokens(mask: Tensor, keep: Tensor | None) -> Tensor:
     """Number of tokens in each rollout, [B, 1]."""
     count = (mask != 0).sum(1)
-    empty = (count == 0) if keep is None else (count == 0) & keep
-    refuse("mask must be nonzero somewhere in each row", empty)
+    is_empty = (count == 0) if keep is None else (count == 0) & keep
+    refuse("mask must be nonzero somewhere in each row", is_empty)
     return count.clamp(min=1)[:, None]
 
 
@@ -279,9 +282,10 @@ def pessimistic(log_ratio: Tensor, advantage: Tensor, clip_low: float, clip_high
     1 for A = 0, where an overflowing ρ would make ρA = NaN."""
     if not (clip_low >= 0 and clip_high >= 0):
         raise ValueError(f"clip_low and clip_high must not be negative; got {clip_low} and {clip_high}")
-    floor = math.log1p(-clip_low) if clip_low < 1 else -math.inf
-    picked = torch.where(advantage > 0, log_ratio.clamp(max=math.log1p(clip_high)), log_ratio.clamp(min=floor))
-    return picked.where(advantage != 0, 0)
+    log_low = math.log1p(-clip_low) if clip_low < 1 else -math.inf
+    # Eq. 3: clipped from above where A > 0, from below where A < 0
+    min_log_ratio = torch.where(advantage > 0, log_ratio.clamp(max=math.log1p(clip_high)), log_ratio.clamp(min=log_low))
+    return min_log_ratio.where(advantage != 0, 0)  # ρ = 1 where A = 0
 
 
 @dataclass(frozen=True)
@@ -308,7 +312,7 @@ class Demo:
     """Seed of the initial weights and of sampling."""
 
 
-def _words(letters: int, length: int) -> tuple[Tensor, Tensor]:
+def _list_words(letters: int, length: int) -> tuple[Tensor, Tensor]:
     """All words [W, T] (symbol `letters` ends a word and pads the rest) and their masks [W, T], which include the end symbol."""
     rows = []
     for n in range(length + 1):
@@ -334,9 +338,9 @@ def demo(config: Demo = Demo(), log: Callable[..., None] = lambda *_, **__: None
     rollouts.
     """
     generator = torch.Generator().manual_seed(config.seed)
-    words, mask = _words(config.letters, config.length)
-    hard = (words == 0).any(1) & (words == 1).any(1)
-    reward = torch.stack([torch.ones_like(hard), hard]).double() - config.price * mask.sum(1).double()
+    words, mask = _list_words(config.letters, config.length)
+    is_hard = (words == 0).any(1) & (words == 1).any(1)
+    reward = torch.stack([torch.ones_like(is_hard), is_hard]).double() - config.price * mask.sum(1).double()
     finished = (words == config.letters).any(1)
     shape = (2, config.length, config.letters + 1, config.letters + 1)
     logits = torch.randn(shape, dtype=torch.float64, generator=generator).requires_grad_()
@@ -348,28 +352,28 @@ def demo(config: Demo = Demo(), log: Callable[..., None] = lambda *_, **__: None
         probs = (_word_logp(logits.detach(), words) * mask).sum(2).exp()
         return torch.multinomial(probs, groups // 2 * config.rollouts, replacement=True, generator=generator)
 
-    def loss(variant: Variant, pick: Tensor) -> Tensor:
-        chosen, rows = _word_logp(logits, words)[torch.arange(2)[:, None], pick].flatten(0, 1), pick.flatten()
-        rewards = reward.gather(1, pick).view(-1, config.rollouts)
+    def loss(variant: Variant, indices: Tensor) -> Tensor:
+        word_logp, rows = _word_logp(logits, words)[torch.arange(2)[:, None], indices].flatten(0, 1), indices.flatten()
+        rewards = reward.gather(1, indices).view(-1, config.rollouts)
         options = {"budget": len(rows), "finished": finished[rows]}
-        return family_loss(variant, chosen, chosen.detach(), rewards, mask[rows], **options)
+        return family_loss(variant, word_logp, word_logp.detach(), rewards, mask[rows], **options)
 
     divisions = {"length_division": Variant(length="rollout"), "std_division": Variant(scale="std")}
-    start, pick = expected_reward(), sample(config.gradient_samples // config.rollouts)
-    (exact,) = torch.autograd.grad(start, logits)
-    figures = {"reward_before": start.item()}
+    initial_reward, indices = expected_reward(), sample(config.gradient_samples // config.rollouts)
+    (exact,) = torch.autograd.grad(initial_reward, logits)
+    metrics = {"reward_before": initial_reward.item()}
     for name, variant in (FAMILY | divisions).items():
-        (got,) = torch.autograd.grad(-loss(variant, pick), logits)
-        figures[f"gradient_cosine_{name}"] = ((got * exact).sum() / (got.norm() * exact.norm())).item()
-        figures[f"gradient_scale_{name}"] = ((got * exact).sum() / exact.square().sum()).item()
-        figures[f"easy_share_{name}"] = (got[0].norm() / got.norm() / (exact[0].norm() / exact.norm())).item()
+        (gradient,) = torch.autograd.grad(-loss(variant, indices), logits)
+        metrics[f"gradient_cosine_{name}"] = ((gradient * exact).sum() / (gradient.norm() * exact.norm())).item()
+        metrics[f"gradient_scale_{name}"] = ((gradient * exact).sum() / exact.square().sum()).item()
+        metrics[f"easy_share_{name}"] = (gradient[0].norm() / gradient.norm() / (exact[0].norm() / exact.norm())).item()
     optimizer = torch.optim.Adam([logits], lr=config.lr)
     for step in range(1, config.steps + 1):
         optimizer.zero_grad()
         loss(FAMILY["dr_grpo"], sample(config.groups)).backward()
         optimizer.step()
         log(step, config.steps, reward=expected_reward().item())
-    return figures | {"reward_after": expected_reward().item(), "reward_best": reward.amax(1).mean().item()}
+    return metrics | {"reward_after": expected_reward().item(), "reward_best": reward.amax(1).mean().item()}
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ def sort_by_expert(experts: Int[Tensor, "N K"], num_experts: int) -> tuple[Int[T
         raise ValueError(f"experts must lie between 0 and {num_experts - 1}; got {int(flat.min())} to {int(flat.max())}")
     order = flat.argsort(stable=True)
     place = torch.empty_like(order)
-    place[order] = torch.arange(len(order), device=order.device)
+    place[order] = torch.arange(len(order), device=order.device)  # the inverse of order
     return order, place.view(experts.shape), flat.bincount(minlength=num_experts).cumsum(0)
 
 
@@ -37,7 +37,7 @@ def permute(x: Float[Tensor, "N D"], order: Int[Tensor, " NK"], place: Int[Tenso
     """The row of x for every assignment. Raises ValueError if the shapes do not match."""
     expect("place", place, "int", len(x), "K")
     expect("order", order, "int", place.numel())
-    return x[order // place.shape[1]]
+    return x[order // place.shape[1]]  # rows[r] = x[order[r] // K]
 
 
 def unpermute(rows: Float[Tensor, "NK D"], order: Int[Tensor, " NK"], place: Int[Tensor, "N K"], gates: Float[Tensor, "N K"]) -> Float[Tensor, "N D"]:
@@ -47,4 +47,5 @@ def unpermute(rows: Float[Tensor, "NK D"], order: Int[Tensor, " NK"], place: Int
     expect("order", order, "int", place.numel())
     expect("gates", gates, "float", *place.shape)
     wide = torch.promote_types(rows.dtype, torch.float32)
+    # Σ_k gates[n, k] · rows[place[n, k]]
     return (rows[place].to(wide) * gates.to(wide)[..., None]).sum(1).to(rows.dtype)

@@ -73,7 +73,7 @@ __all__ = ["Demo", "Difficulty", "Piece", "bodies", "delete", "demo", "difficult
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Suite = Sequence[ast.stmt]
-GONE = "raise NotImplementedError"
+BODY_FILL = "raise NotImplementedError"
 
 
 @dataclass(frozen=True)
@@ -95,21 +95,22 @@ class Who:
 
     def __init__(self) -> None:
         self.tests: dict[int, int] = {}
-        self.found: dict[tuple[int, int], int] = {}
+        self.cache: dict[tuple[int, int], int] = {}
 
     def add(self, line: int, test: int) -> None:
-        self.tests[line] = self.tests.get(line, 0) | test
+        self.tests[line] = self.tests.get(line, 0) | test  # Eq. 1: the test joins w(l)
 
     def over(self, first: int, last: int) -> int:
         """The tests that executed a line from `first` to `last`. Asked once for each group of tests, so an answer is kept."""
-        if (first, last) not in self.found:
-            self.found[first, last] = reduce(or_, (self.tests.get(line, 0) for line in range(first, last + 1)), 0)
-        return self.found[first, last]
+        if (first, last) not in self.cache:
+            # Eq. 2: ⋃ w(l) over the lines
+            self.cache[first, last] = reduce(or_, (self.tests.get(line, 0) for line in range(first, last + 1)), 0)
+        return self.cache[first, last]
 
     def only(self, first: int, last: int, group: int) -> bool:
         """(2): whether somebody executed these lines, and nobody outside of the group did."""
-        found = self.over(first, last)
-        return bool(found) and not found & ~group
+        tests = self.over(first, last)
+        return bool(tests) and not tests & ~group  # Eq. 2: ∅ ≠ ⋃ w(l) ⊆ G
 
 
 def slices(tree: Mapping[str, bytes], coverage: Mapping[str, Collection[tuple[str, int]]], least: int = 3, most: float = 0.5) -> tuple[Piece, ...]:
@@ -120,28 +121,30 @@ def slices(tree: Mapping[str, bytes], coverage: Mapping[str, Collection[tuple[st
         raise ValueError(f"least must be at least 1 and most a share above 0; got {least} and {most}")
     tests = sorted(test for test in coverage if test)
     bit = {test: 1 << number for number, test in enumerate([*tests, ""])}
-    who: dict[str, Who] = {}
+    line_tests: dict[str, Who] = {}
     for test, lines in coverage.items():
         for file, line in lines:
-            who.setdefault(file, Who()).add(line, bit[test])
-    sources = {file: parse_source(tree[file]) for file in sorted(who) if file in tree and file.endswith(".py")}
-    inside = {file: [(name, node) for name, node in functions(source.tree) if "<locals>" not in name] for file, source in sources.items()}
+            line_tests.setdefault(file, Who()).add(line, bit[test])
+    sources = {file: parse_source(tree[file]) for file in sorted(line_tests) if file in tree and file.endswith(".py")}
+    file_functions = {file: [(name, node) for name, node in functions(source.tree) if "<locals>" not in name] for file, source in sources.items()}
     groups = {
-        who[file].over(line, line)
-        for file, found in inside.items()
-        for _, node in found
+        line_tests[file].over(line, line)
+        for file, nodes in file_functions.items()
+        for _, node in nodes
         for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)
     }
     pieces: dict[tuple[Patch, ...], Piece] = {}
-    for group in sorted(g for g in groups if least <= g.bit_count() <= most * len(tests) and not g & bit[""]):  # (3)
+    for group in sorted(g for g in groups if least <= g.bit_count() <= most * len(tests) and not g & bit[""]):  # Eq. 3
         patches, names = [], []
         for file, source in sources.items():
-            found = [(name, node) for name, node in inside[file] if who[file].over(node.lineno, node.end_lineno or 0) & group]
-            edits = [(name, edit) for name, node in found for edit in edits_of(source, node, who[file], group)]
+            group_functions = [
+                (name, node) for name, node in file_functions[file] if line_tests[file].over(node.lineno, node.end_lineno or 0) & group
+            ]
+            edits = [(name, edit) for name, node in group_functions for edit in edits_of(source, node, line_tests[file], group)]
             if edits:
                 patches.append(patch(file, tree[file], [edit for _, edit in edits]))
                 names.append(f"{file}:{','.join(dict.fromkeys(name for name, _ in edits))}")
-        if patches and all(compiles(apply(one, tree[one.file])) for one in patches):
+        if patches and all(compiles(apply(file_patch, tree[file_patch.file])) for file_patch in patches):
             pieces.setdefault(tuple(patches), Piece("slice", "+".join(names), tuple(patches), tuple(test for test in tests if bit[test] & group)))
     return tuple(sorted(pieces.values(), key=lambda piece: (piece.name, piece.tests)))
 
@@ -149,50 +152,51 @@ def slices(tree: Mapping[str, bytes], coverage: Mapping[str, Collection[tuple[st
 def edits_of(source: Source, node: Function, who: Who, group: int) -> list[Edit]:
     """(2) for one function: what is taken out of it, and what stands there instead."""
     body = docstring_apart(node)
-    edits = _of_suite(source, body, GONE, who, group) if body else []
-    if not edits or len(edits) == 1 and edits[0].new.rstrip().endswith(GONE.encode()):
+    edits = _edit_suite(source, body, BODY_FILL, who, group) if body else []
+    if not edits or len(edits) == 1 and edits[0].new.rstrip().endswith(BODY_FILL.encode()):
         return edits
     covered = {line for edit in edits for line in range(edit.first, edit.last + 1)}
-    yields = [found.lineno for found in own(node) if isinstance(found, ast.Yield | ast.YieldFrom)]
+    yields = [inner.lineno for inner in own(node) if isinstance(inner, ast.Yield | ast.YieldFrom)]
     return [] if yields and covered.issuperset(yields) else edits
 
 
-def _of_suite(source: Source, suite: Suite, fill: str, who: Who, group: int) -> list[Edit]:
+def _edit_suite(source: Source, suite: Suite, fill: str, line_tests: Who, group: int) -> list[Edit]:
     """(2) for the statements of a suite, and for those within the ones that stay."""
     start, end = source.begins(suite[0])[0], suite[-1].end_lineno or 0
-    if not who.over(start, end) & group:
+    if not line_tests.over(start, end) & group:
         return []
-    if who.only(start, end, group):  # also what nobody executes there: alone it would make no sense
+    if line_tests.only(start, end, group):  # also what nobody executes there: alone it would make no sense
         edits = [source.cut(suite[0], suite[-1], fill, whole=bool(fill))]
     else:
-        edits, run = [], []
+        edits, statements = [], []
         for chunk in [*source.chunks(suite), []]:
-            if chunk and who.only(source.begins(chunk[0])[0], chunk[-1].end_lineno or 0, group):
-                run += chunk
+            if chunk and line_tests.only(source.begins(chunk[0])[0], chunk[-1].end_lineno or 0, group):
+                statements += chunk
                 continue
-            if run and source.alone(run[0]):
-                edits.append(source.cut(run[0], run[-1], ""))
-            run = []
+            if statements and source.alone(statements[0]):
+                edits.append(source.cut(statements[0], statements[-1], ""))
+            statements = []
             for node in chunk:
-                for inner, instead in suites(source, node):
-                    of_function = isinstance(node, Function)
-                    edits += edits_of(source, node, who, group) if of_function else _of_suite(source, inner, instead, who, group)
-    return [edit for edit in edits if who.only(edit.first, edit.last, group) and edit.new != edit.old]  # `pass` instead of `pass` is no edit
+                for inner, inner_fill in suites(source, node):
+                    is_function = isinstance(node, Function)
+                    edits += edits_of(source, node, line_tests, group) if is_function else _edit_suite(source, inner, inner_fill, line_tests, group)
+    # `pass` instead of `pass` is no edit
+    return [edit for edit in edits if line_tests.only(edit.first, edit.last, group) and edit.new != edit.old]
 
 
 def suites(source: Source, node: ast.stmt) -> list[tuple[Suite, str]]:
     """The suites of a compound statement that may go, each with what stands in its place."""
     if isinstance(node, Function):
-        found = [(docstring_apart(node), GONE)]
+        options = [(docstring_apart(node), BODY_FILL)]
     elif isinstance(node, ast.ClassDef):
-        found = [(docstring_apart(node), "pass")]
+        options = [(docstring_apart(node), "pass")]
     else:
         parts = [getattr(node, part, []) for part in ("body", "orelse", "finalbody")]
         parts += [part.body for part in [*getattr(node, "handlers", []), *getattr(node, "cases", [])]]
-        found = [(part, "" if len(part) == 1 and _is_elif(source, part[0]) else "pass") for part in parts]
+        options = [(part, "" if len(part) == 1 and _is_elif(source, part[0]) else "pass") for part in parts]
         if isinstance(node, ast.While):
-            found[0] = (node.body, "break")
-    return [(suite, fill) for suite, fill in found if suite]
+            options[0] = (node.body, "break")
+    return [(suite, fill) for suite, fill in options if suite]
 
 
 def _is_elif(source: Source, node: ast.stmt) -> bool:
@@ -221,52 +225,53 @@ def own(node: ast.AST) -> Iterator[ast.AST]:
 
 def bodies(tree: Mapping[str, bytes]) -> tuple[Piece, ...]:
     """One piece for each function that does something: its body is gone, its docstring stays. Files that are no Python have none."""
-    found = []
-    for file, source in _readable(tree):
+    pieces = []
+    for file, source in _read_sources(tree):
         for name, node in functions(source.tree):
             body = docstring_apart(node)
             if body and not all(
-                isinstance(one, ast.Pass | ast.Raise) or isinstance(one, ast.Expr) and isinstance(one.value, ast.Constant) for one in body
+                isinstance(statement, ast.Pass | ast.Raise) or isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+                for statement in body
             ):
-                edit = source.cut(body[0], body[-1], GONE, whole=True)
-                found.append(Piece("body", f"{file}:{name}", (patch(file, tree[file], [edit]),)))
-    return tuple(found)
+                edit = source.cut(body[0], body[-1], BODY_FILL, whole=True)
+                pieces.append(Piece("body", f"{file}:{name}", (patch(file, tree[file], [edit]),)))
+    return tuple(pieces)
 
 
 def symbols(tree: Mapping[str, bytes]) -> tuple[Piece, ...]:
     """One piece for each function or class of a module that nothing uses at import: the definition is gone, and so is its name in the imports
     of other files and in `__all__`."""
-    modules, found = {file: Module(file, source) for file, source in _readable(tree)}, []
+    modules, pieces = {file: Module(file, source) for file, source in _read_sources(tree)}, []
     for file, module in modules.items():
         for name in module.defined:
             edits = removal(modules, file, name)
             if edits:
-                patches = tuple(patch(other, tree[other], edits[other]) for other in sorted(edits))
-                found.append(Piece("symbol", f"{file}:{name}", patches))
-    return tuple(found)
+                patches = tuple(patch(changed_file, tree[changed_file], edits[changed_file]) for changed_file in sorted(edits))
+                pieces.append(Piece("symbol", f"{file}:{name}", patches))
+    return tuple(pieces)
 
 
 def joined(pieces: Sequence[Piece]) -> Piece:
     """Several pieces as one, which is harder: more lines, files and tests. Their order does not matter. Raises ValueError for fewer than two, and for
     two that are not independent."""
-    parts = sorted(pieces, key=lambda piece: [one.file for one in piece.patches])
+    parts = sorted(pieces, key=lambda piece: [file_patch.file for file_patch in piece.patches])
     if len(parts) < 2:
         raise ValueError(f"pieces must be at least two; got {len(parts)}")
     for number, piece in enumerate(parts):
-        if near := [other.name for other in parts[:number] if not independent(piece, other)]:
-            raise ValueError(f"{near[0]} and {piece.name} change the same file, or share a part of their tests")
-    patches = sorted((one for piece in parts for one in piece.patches), key=lambda one: one.file)
+        if conflicts := [earlier_piece.name for earlier_piece in parts[:number] if not independent(piece, earlier_piece)]:
+            raise ValueError(f"{conflicts[0]} and {piece.name} change the same file, or share a part of their tests")
+    patches = sorted((file_patch for piece in parts for file_patch in piece.patches), key=lambda file_patch: file_patch.file)
     tests = sorted({test for piece in parts for test in piece.tests})
     return Piece("several", "+".join(piece.name for piece in parts), tuple(patches), tuple(tests))
 
 
 def independent(piece: Piece, other: Piece) -> bool:
     """Whether two pieces lie in different files, and their tests are other ones or the same ones."""
-    apart = {one.file for one in piece.patches}.isdisjoint(one.file for one in other.patches)
-    return apart and ({*piece.tests}.isdisjoint(other.tests) or {*piece.tests} == {*other.tests})
+    is_disjoint = {file_patch.file for file_patch in piece.patches}.isdisjoint(file_patch.file for file_patch in other.patches)
+    return is_disjoint and ({*piece.tests}.isdisjoint(other.tests) or {*piece.tests} == {*other.tests})
 
 
-def _readable(tree: Mapping[str, bytes]) -> Iterator[tuple[str, Source]]:
+def _read_sources(tree: Mapping[str, bytes]) -> Iterator[tuple[str, Source]]:
     for file in sorted(tree):
         if file.endswith(".py"):
             try:
@@ -277,18 +282,18 @@ def _readable(tree: Mapping[str, bytes]) -> Iterator[tuple[str, Source]]:
 
 def delete(tree: Mapping[str, bytes], piece: Piece) -> dict[str, bytes]:
     """The tree without the piece. A file that lacks its part already stays as it is. Raises ValueError for any other file."""
-    return _each(apply, tree, piece)
+    return _change_files(apply, tree, piece)
 
 
 def undelete(tree: Mapping[str, bytes], piece: Piece) -> dict[str, bytes]:
     """The gold: the tree with the piece again, the same bytes. A file that has its part stays as it is. Raises ValueError for any other file."""
-    return _each(restore, tree, piece)
+    return _change_files(restore, tree, piece)
 
 
-def _each(change: Callable[[Patch, bytes], bytes], tree: Mapping[str, bytes], piece: Piece) -> dict[str, bytes]:
-    if missing := [one.file for one in piece.patches if one.file not in tree]:
+def _change_files(change: Callable[[Patch, bytes], bytes], tree: Mapping[str, bytes], piece: Piece) -> dict[str, bytes]:
+    if missing := [file_patch.file for file_patch in piece.patches if file_patch.file not in tree]:
         raise ValueError(f"the tree lacks {missing[0]}, which the piece changes")
-    return {**tree, **{one.file: change(one, tree[one.file]) for one in piece.patches}}
+    return {**tree, **{file_patch.file: change(file_patch, tree[file_patch.file]) for file_patch in piece.patches}}
 
 
 def faults(tree: Mapping[str, bytes], piece: Piece, before: Mapping[str, str], after: Mapping[str, str], least: int = 3) -> tuple[str, ...]:
@@ -296,18 +301,18 @@ def faults(tree: Mapping[str, bytes], piece: Piece, before: Mapping[str, str], a
     "skipped" or "error", with and without the feature, where a file that cannot be collected counts as a test in error. What did not pass before
     is no test of the task."""
     tests = sorted(test for test, outcome in before.items() if outcome == "passed")
-    failed = [test for test in tests if after.get(test) == "failed"]
-    found = [f"{test} cannot be collected" for test in sorted(after) if after[test] == "error" and before.get(test) != "error"]
-    found += [f"{test} was not run" for test in tests if test not in after]
-    found += [f"{test} was skipped" for test in tests if after.get(test) == "skipped"]
-    if len(failed) < least:
-        found.append(f"{len(failed)} tests fail; at least {least} must")
+    failed_tests = [test for test in tests if after.get(test) == "failed"]  # Eq. 4: tests that fail without the piece
+    reasons = [f"{test} cannot be collected" for test in sorted(after) if after[test] == "error" and before.get(test) != "error"]
+    reasons += [f"{test} was not run" for test in tests if test not in after]
+    reasons += [f"{test} was skipped" for test in tests if after.get(test) == "skipped"]
+    if len(failed_tests) < least:  # Eq. 4: at least `least` of them
+        reasons.append(f"{len(failed_tests)} tests fail; at least {least} must")
     if piece.tests:
-        found += [f"{test} fails, although it never executed the piece" for test in failed if test not in piece.tests]
-    gone = delete(tree, piece)
-    if any(gone[one.file] == tree[one.file] for one in piece.patches) or undelete(gone, piece) != dict(tree):
-        found.append("the gold does not come back byte for byte")
-    return tuple(found)
+        reasons += [f"{test} fails, although it never executed the piece" for test in failed_tests if test not in piece.tests]
+    remaining = delete(tree, piece)  # Eq. 4: gold comes back
+    if any(remaining[file_patch.file] == tree[file_patch.file] for file_patch in piece.patches) or undelete(remaining, piece) != dict(tree):
+        reasons.append("the gold does not come back byte for byte")
+    return tuple(reasons)
 
 
 @dataclass(frozen=True)
@@ -327,6 +332,7 @@ class Difficulty:
     @property
     def bits(self) -> float:
         """(5)."""
+        # Eq. 5: d = Σ log2(1 + n)
         return sum(math.log2(1 + n) for n in (self.lines, self.functions - 1, self.files - 1, self.tests / 3, self.callers))
 
 
@@ -334,34 +340,34 @@ def difficulty(tree: Mapping[str, bytes], piece: Piece, failing: int | None = No
     """The numbers of (5) for a piece of `tree`. `failing`: tests that fail without it, by default those that executed it."""
     holes: set[str] = set()
     lines, uses = 0, []
-    changed = {one.file: one for one in piece.patches}
+    patch_by_file = {file_patch.file: file_patch for file_patch in piece.patches}
     for file in sorted(file for file in tree if file.endswith(".py")):
-        texts, found = _uses(tree[file])
-        gone = {line for edit in changed[file].edits for line in range(edit.first, edit.last + 1)} if file in changed else set()
-        lines += sum(1 for line in gone if texts[line - 1].strip() and not texts[line - 1].lstrip().startswith("#"))
-        for name, first, last, used in found:
-            if hole := not gone.isdisjoint(range(first, last + 1)):
+        texts, function_uses = _list_uses(tree[file])
+        removed_lines = {line for edit in patch_by_file[file].edits for line in range(edit.first, edit.last + 1)} if file in patch_by_file else set()
+        lines += sum(1 for line in removed_lines if texts[line - 1].strip() and not texts[line - 1].lstrip().startswith("#"))
+        for name, first, last, names in function_uses:
+            if has_hole := not removed_lines.isdisjoint(range(first, last + 1)):
                 holes.add(name)
-            uses.append((hole, used))
+            uses.append((has_hole, names))
     if piece.way == "symbol":
         holes = {piece.name.rpartition(":")[2]}
-    callers = sum(1 for hole, used in uses if not hole and used & holes)
-    return Difficulty(lines, max(1, len(holes)), len(changed), len(piece.tests) if failing is None else failing, callers)
+    callers = sum(1 for has_hole, names in uses if not has_hole and names & holes)
+    return Difficulty(lines, max(1, len(holes)), len(patch_by_file), len(piece.tests) if failing is None else failing, callers)
 
 
 @lru_cache(maxsize=256)
-def _uses(data: bytes) -> tuple[tuple[str, ...], list[tuple[str, int, int, frozenset[str]]]]:
+def _list_uses(data: bytes) -> tuple[tuple[str, ...], list[tuple[str, int, int, frozenset[str]]]]:
     """The lines of a file, and the functions that lie in none: name, first and last line, and the names that they use. No Python has neither."""
     try:
         source = parse_source(data)
     except ValueError:
         return (), []
-    found = []
+    function_uses = []
     for name, node in functions(source.tree):
         if "<locals>" not in name:
-            used = {one.id if isinstance(one, ast.Name) else one.attr for one in ast.walk(node) if isinstance(one, ast.Name | ast.Attribute)}
-            found.append((name.rpartition(".")[2], source.begins(node)[0], node.end_lineno or 0, frozenset(used)))
-    return source.lines, found
+            names = {part.id if isinstance(part, ast.Name) else part.attr for part in ast.walk(node) if isinstance(part, ast.Name | ast.Attribute)}
+            function_uses.append((name.rpartition(".")[2], source.begins(node)[0], node.end_lineno or 0, frozenset(names)))
+    return source.lines, function_uses
 
 
 def level(now: int, solved: int, tried: int, top: int, low: float = 0.25, high: float = 0.75) -> int:
@@ -371,6 +377,7 @@ def level(now: int, solved: int, tried: int, top: int, low: float = 0.25, high: 
         raise ValueError(f"0 ≤ now ≤ top, 0 ≤ solved ≤ tried and 0 ≤ low < high ≤ 1 must hold; got {now}, {top}, {solved}, {tried}, {low}, {high}")
     if not tried:
         return now
+    # Eq. 6: up above `high`, down below `low`
     return min(top, now + 1) if solved > high * tried else max(0, now - 1) if solved < low * tried else now
 
 
@@ -412,12 +419,12 @@ def plural(word):
 '''
 FILE = "words.py"
 CHECKS = {
-    **{f"snake {n}": ("case", (text, "snake"), said) for n, (text, said) in enumerate([("aB", "a_b"), ("a b", "a_b"), ("Ab", "ab")])},
-    **{f"camel {n}": ("case", (text, "camel"), said) for n, (text, said) in enumerate([("a_b", "aB"), ("A b", "aB"), ("a b c", "aBC")])},
-    **{f"title {n}": ("case", (text, "title"), said) for n, (text, said) in enumerate([("a_b", "A B"), ("aB", "A B"), ("ab", "Ab")])},
-    **{f"plural {n}": ("plural", (text,), said) for n, (text, said) in enumerate([("city", "cities"), ("sky", "skies"), ("fly", "flies")])},
-    **{f"hiss {n}": ("plural", (text,), said) for n, (text, said) in enumerate([("box", "boxes"), ("bus", "buses"), ("inch", "inches")])},
-    **{f"other {n}": ("plural", (text,), said) for n, (text, said) in enumerate([("day", "days"), ("cat", "cats"), ("dog", "dogs")])},
+    **{f"snake {n}": ("case", (text, "snake"), answer) for n, (text, answer) in enumerate([("aB", "a_b"), ("a b", "a_b"), ("Ab", "ab")])},
+    **{f"camel {n}": ("case", (text, "camel"), answer) for n, (text, answer) in enumerate([("a_b", "aB"), ("A b", "aB"), ("a b c", "aBC")])},
+    **{f"title {n}": ("case", (text, "title"), answer) for n, (text, answer) in enumerate([("a_b", "A B"), ("aB", "A B"), ("ab", "Ab")])},
+    **{f"plural {n}": ("plural", (text,), answer) for n, (text, answer) in enumerate([("city", "cities"), ("sky", "skies"), ("fly", "flies")])},
+    **{f"hiss {n}": ("plural", (text,), answer) for n, (text, answer) in enumerate([("box", "boxes"), ("bus", "buses"), ("inch", "inches")])},
+    **{f"other {n}": ("plural", (text,), answer) for n, (text, answer) in enumerate([("day", "days"), ("cat", "cats"), ("dog", "dogs")])},
 }
 """Test → function, arguments, answer."""
 
@@ -435,15 +442,15 @@ def play(data: bytes) -> tuple[dict[str, str], dict[str, set[tuple[str, int]]]]:
             coverage[test].add((FILE, frame.f_lineno))
         return trace
 
-    space: dict[str, Any] = {}
+    namespace: dict[str, Any] = {}
     before = sys.gettrace()
     sys.settrace(trace)
     try:
-        exec(compile(data, FILE, "exec", dont_inherit=True), space)
-        for test, (name, arguments, said) in CHECKS.items():
+        exec(compile(data, FILE, "exec", dont_inherit=True), namespace)
+        for test, (name, arguments, answer) in CHECKS.items():
             coverage[test] = set()
             try:
-                outcomes[test] = "passed" if space[name](*arguments) == said else "failed"
+                outcomes[test] = "passed" if namespace[name](*arguments) == answer else "failed"
             except Exception:
                 outcomes[test] = "failed"
     finally:
@@ -464,21 +471,26 @@ class Demo:
 def demo(config: Demo = Demo(), log: Callable[..., None] = lambda *_, **__: None) -> dict[str, float]:
     """For each way: pieces, valid ones, and over those the means of lines, of failing tests, and of bits of difficulty, as `measure@way`. Where the
     tests look the functions up by name, a symbol that is gone fails its tests and breaks no import."""
-    tree, figures = {FILE: PROGRAM}, {}
+    tree, metrics = {FILE: PROGRAM}, {}
     before, coverage = play(PROGRAM)
-    ways = {"slice": slices(tree, coverage, config.least, config.most), "body": bodies(tree), "symbol": symbols(tree)}
-    for number, (way, pieces) in enumerate(ways.items(), 1):
-        found = []
+    pieces_by_way = {"slice": slices(tree, coverage, config.least, config.most), "body": bodies(tree), "symbol": symbols(tree)}
+    for number, (way, pieces) in enumerate(pieces_by_way.items(), 1):
+        difficulties = []
         for piece in pieces:
             after, _ = play(delete(tree, piece)[FILE])
             if not faults(tree, piece, before, after, config.least):
-                found.append(difficulty(tree, piece, sum(outcome == "failed" for outcome in after.values())))
-        n = max(1, len(found))
-        row = {"tried": len(pieces), "valid": len(found), "lines": sum(d.lines for d in found) / n, "failing": sum(d.tests for d in found) / n}
-        row["bits"] = sum(d.bits for d in found) / n
-        figures |= {f"{name}@{way}": float(value) for name, value in row.items()}
-        log(number, len(ways), way=way, **row)
-    return figures
+                difficulties.append(difficulty(tree, piece, sum(outcome == "failed" for outcome in after.values())))
+        count = max(1, len(difficulties))
+        row = {
+            "tried": len(pieces),
+            "valid": len(difficulties),
+            "lines": sum(item.lines for item in difficulties) / count,
+            "failing": sum(item.tests for item in difficulties) / count,
+        }
+        row["bits"] = sum(item.bits for item in difficulties) / count
+        metrics |= {f"{name}@{way}": float(value) for name, value in row.items()}
+        log(number, len(pieces_by_way), way=way, **row)
+    return metrics
 
 
 if __name__ == "__main__":

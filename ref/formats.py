@@ -30,34 +30,34 @@ def e4m3_encode(x: Float[Tensor, "*shape"]) -> UInt8[Tensor, "*shape"]:
 
 def e4m3_decode(codes: UInt8[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     """Codes → float32, exactly; 0x7f and 0xff are NaN."""
-    return _looked_up(_E4M3_VALUES, codes)
+    return _look_up(_E4M3_VALUES, codes)
 
 
 def e2m1_encode(x: Float[Tensor, "*shape"]) -> UInt8[Tensor, "*shape"]:
     """float32 → codes 0 to 15: rounds to nearest, ties to the even code, saturates at ±6; E2M1 has no NaN, so NaN becomes 0."""
     x = x.float().nan_to_num(0.0)
-    size = x.abs().clamp_(max=6.0)
+    magnitude = x.abs().clamp_(max=6.0)
     # Numbers are ½ apart below 2, 1 apart below 4 and 2 apart above; codes count them. Next to a number 2^23 times that distance,
     # float32's last bit is worth exactly one step, and float32 addition rounds to nearest, ties to even.
-    exponent = (size.view(torch.int32) >> 23).clamp_(min=127)
+    exponent = (magnitude.view(torch.int32) >> 23).clamp_(min=127)
     large = (exponent + 22) << 23
-    code = (size + large.view(torch.float32)).view(torch.int32) - large + 2 * (exponent - 127)
+    code = (magnitude + large.view(torch.float32)).view(torch.int32) - large + 2 * (exponent - 127)
     return (code | ((x.view(torch.int32) >> 28) & 8)).to(torch.uint8)
 
 
 def e2m1_decode(codes: UInt8[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     """Codes 0 to 15 → float32, exactly."""
-    return _looked_up(_E2M1_VALUES, codes)
+    return _look_up(_E2M1_VALUES, codes)
 
 
 def e8m0_decode(codes: UInt8[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     """Codes → 2^(code − 127) as float32, exactly; 255 is NaN."""
-    return _looked_up(_E8M0_VALUES, codes)
+    return _look_up(_E8M0_VALUES, codes)
 
 
 def power_of_two(exponent: Tensor) -> Float[Tensor, "*shape"]:
     """2^exponent for integers −127 to 127, as float32. The smallest is subnormal but still exact."""
-    return _looked_up(_E8M0_VALUES, exponent.int() + 127)
+    return _look_up(_E8M0_VALUES, exponent.int() + 127)
 
 
 _E4M3_VALUES = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
@@ -65,5 +65,5 @@ _E2M1_VALUES = torch.tensor([*E2M1, *(-size for size in E2M1)], dtype=torch.floa
 _E8M0_VALUES = torch.tensor([*(2.0 ** (code - 127) for code in range(255)), torch.nan], dtype=torch.float32)
 
 
-def _looked_up(table: Tensor, codes: Tensor) -> Tensor:
+def _look_up(table: Tensor, codes: Tensor) -> Tensor:
     return table.to(codes.device).index_select(0, codes.flatten().int()).view(codes.shape)

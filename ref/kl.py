@@ -81,11 +81,11 @@ def token_kl(logp: Float[Tensor, "*shape"], ref_logp: Float[Tensor, "*shape"], k
         raise ValueError("ref_logp must be finite or −inf, but some are NaN or +inf")
     log_ratio = ref_logp - logp
     if kind == "k1":
-        return -log_ratio
+        return -log_ratio  # k1 = −log r
     if kind == "k2":
-        return log_ratio.square() / 2
+        return log_ratio.square() / 2  # k2 = (log r)² / 2
     if kind == "k3":
-        return torch.expm1(log_ratio) - log_ratio
+        return torch.expm1(log_ratio) - log_ratio  # k3 = (r − 1) − log r
     raise ValueError(f"kind must be one of {', '.join(KINDS)}; got {kind!r}")
 
 
@@ -101,8 +101,8 @@ def exact_kl(logits: Float[Tensor, "*batch V"], ref_logits: Float[Tensor, "*batc
     expect("logits", logits, "float", *getattr(logits, "shape", ())[:-1], "V")
     expect("ref_logits", ref_logits, "float", *logits.shape)
     allowed = [x > -math.inf for x in (logits, ref_logits)]
-    for name, x, some in zip(("logits", "ref_logits"), (logits, ref_logits), allowed, strict=True):
-        if not (x.shape[-1] and bool((x < math.inf).all() and some.any(-1).all())):
+    for name, x, is_allowed in zip(("logits", "ref_logits"), (logits, ref_logits), allowed, strict=True):
+        if not (x.shape[-1] and bool((x < math.inf).all() and is_allowed.any(-1).all())):
             raise ValueError(f"{name} must be finite or −inf, with a finite one in each row; got {list(x.shape)}")
     wide = torch.promote_types(torch.promote_types(logits.dtype, ref_logits.dtype), torch.float32)
     logp, ref_logp = logits.to(wide).log_softmax(-1), ref_logits.to(wide).log_softmax(-1)
@@ -110,9 +110,9 @@ def exact_kl(logits: Float[Tensor, "*batch V"], ref_logits: Float[Tensor, "*batc
     # Decided by the logits, not by π: a token that π allows may have a probability that this dtype rounds to zero.
     infinite = allowed[0] & ~allowed[1]
     # 0·log 0 = 0. Masking both factors before they are multiplied keeps NaN out of the backward pass as well.
-    left_out = infinite | (probs == 0)
-    log_ratio = ref_logp.masked_fill(left_out, 0) - logp.masked_fill(left_out, 0)
-    divergence = -(probs * log_ratio).sum(-1)
+    is_excluded = infinite | (probs == 0)
+    log_ratio = ref_logp.masked_fill(is_excluded, 0) - logp.masked_fill(is_excluded, 0)
+    divergence = -(probs * log_ratio).sum(-1)  # KL(q‖p) = E_q[−log r]
     return divergence.masked_fill(infinite.any(-1), math.inf)
 
 
@@ -126,10 +126,10 @@ def gaussian_oracle(m: float) -> dict[str, tuple[float, float]]:
         raise ValueError(f"m must be finite; got {m}")
     u = m * m
     return {
-        "exact": (u / 2, 0.0),
-        "k1": (u / 2, u),
-        "k2": (u / 2 + u * u / 8, u * u / 2 + u**3 / 4),
-        "k3": (u / 2, math.expm1(u) - u if u < 700 else math.inf),
+        "exact": (u / 2, 0.0),  # KL = u/2
+        "k1": (u / 2, u),  # mean u/2, variance u
+        "k2": (u / 2 + u * u / 8, u * u / 2 + u**3 / 4),  # mean u/2 + u²/8, variance u²/2 + u³/4
+        "k3": (u / 2, math.expm1(u) - u if u < 700 else math.inf),  # mean u/2, variance e^u − 1 − u
     }
 
 
@@ -141,7 +141,7 @@ def crossing() -> float:
     """
     u = 2.0
     for _ in range(20):
-        u -= (math.expm1(u) - 2 * u) / (math.exp(u) - 2)
+        u -= (math.expm1(u) - 2 * u) / (math.exp(u) - 2)  # Newton's step for e^u = 1 + 2u
     return u / 2
 
 
@@ -163,42 +163,44 @@ def _expected_gradients(vocab_size: int, generator: torch.Generator) -> dict[str
     """The relative distance of E_q[∇k] from ∇KL(q‖p) for each kind; exact sums, no sampling."""
     logits, ref_logits = torch.randn(2, vocab_size, dtype=torch.float64, generator=generator)
     logits.requires_grad_()
-    (right,) = torch.autograd.grad(exact_kl(logits, ref_logits), logits)
-    figures = {}
+    (exact_gradient,) = torch.autograd.grad(exact_kl(logits, ref_logits), logits)
+    metrics = {}
     for kind in KINDS:
         logp = logits.log_softmax(-1)
+        # E_q[k], differentiated with the samples held fixed
         value = (logp.detach().exp() * token_kl(logp, ref_logits.log_softmax(-1), kind)).sum()
-        (got,) = torch.autograd.grad(value, logits)
-        figures[f"loss_gradient_{kind}_norm"] = (got.norm() / right.norm()).item()
-        figures[f"loss_gradient_{kind}_error"] = ((got - right).norm() / right.norm()).item()
+        (gradient,) = torch.autograd.grad(value, logits)
+        metrics[f"loss_gradient_{kind}_norm"] = (gradient.norm() / exact_gradient.norm()).item()
+        metrics[f"loss_gradient_{kind}_error"] = ((gradient - exact_gradient).norm() / exact_gradient.norm()).item()
     logp = logits.log_softmax(-1)
     reward = token_kl(logp, ref_logits.log_softmax(-1), "k1").detach()
-    (got,) = torch.autograd.grad((logp.detach().exp() * reward * logp).sum(), logits)
-    return figures | {"reward_gradient_k1_error": ((got - right).norm() / right.norm()).item()}
+    # E_q[k1 · ∇log q]
+    (gradient,) = torch.autograd.grad((logp.detach().exp() * reward * logp).sum(), logits)
+    return metrics | {"reward_gradient_k1_error": ((gradient - exact_gradient).norm() / exact_gradient.norm()).item()}
 
 
 def demo(config: Demo = Demo(), log: Callable[..., None] = lambda *_, **__: None) -> dict[str, float]:
     """Measured bias and variance of k1, k2, k3 over a sweep of KLs, the KL at which k3 stops being better than k1, and the trap."""
     generator = torch.Generator().manual_seed(config.seed)
-    figures: dict[str, float] = {}
+    metrics: dict[str, float] = {}
     gaps: list[tuple[float, float]] = []
     for step, kl in enumerate(config.divergences, 1):
         m = math.sqrt(2 * kl)
         # One sample in each of many equally likely strata: k3's variance depends on rare x that plain sampling misses.
-        within = torch.rand(config.samples, dtype=torch.float64, generator=generator)
-        x = torch.special.ndtri((torch.arange(config.samples) + within) / config.samples)
+        offsets = torch.rand(config.samples, dtype=torch.float64, generator=generator)
+        x = torch.special.ndtri((torch.arange(config.samples) + offsets) / config.samples)
         logp, ref_logp = -x.square() / 2, -(x - m).square() / 2
         row = {}
         for kind in KINDS:
             estimate = token_kl(logp, ref_logp, kind)
             row[f"{kind}_bias"], row[f"{kind}_variance"] = estimate.mean().item() - kl, estimate.var().item()
-        figures |= {f"{name}@{kl:g}": value for name, value in row.items()}
+        metrics |= {f"{name}@{kl:g}": value for name, value in row.items()}
         gaps.append((kl, math.log(row["k3_variance"] / row["k1_variance"])))
         log(step, len(config.divergences), kl=kl, **row)
     for (kl_a, gap_a), (kl_b, gap_b) in zip(gaps, gaps[1:]):
         if gap_a < 0 <= gap_b:
-            figures["crossing_measured"] = kl_a + (kl_b - kl_a) * gap_a / (gap_a - gap_b)
-    return figures | {"crossing_exact": crossing()} | _expected_gradients(config.vocab_size, generator)
+            metrics["crossing_measured"] = kl_a + (kl_b - kl_a) * gap_a / (gap_a - gap_b)
+    return metrics | {"crossing_exact": crossing()} | _expected_gradients(config.vocab_size, generator)
 
 
 if __name__ == "__main__":

@@ -64,13 +64,13 @@ def _log_growth(x: Number, k: int | float, q: int | float) -> tuple[Tensor, Tens
     if not isinstance(x, Number) or (x.is_complex() if isinstance(x, Tensor) else np.iscomplexobj(x)):
         raise ValueError(f"effort x must be a real number, array or tensor; got type {type(x).__name__}")
     wide = torch.as_tensor(x, dtype=torch.float64)
-    growth = torch.log1p(k * wide)
+    growth = torch.log1p(k * wide)  # ln(1 + kx)
     if not bool(((wide >= 0) & growth.isfinite()).all()):
         raise ValueError("effort x and kx must be finite and not negative, but some are not")
     return wide, growth
 
 
-def _like(result: Tensor, x: Number) -> Number:
+def _match_type(result: Tensor, x: Number) -> Number:
     """`result` as the caller's type of number: tensor (in its own float dtype), array or Python float."""
     if isinstance(x, Tensor):
         return result.to(x.dtype) if x.is_floating_point() else result
@@ -80,8 +80,8 @@ def _like(result: Tensor, x: Number) -> Number:
 def _ratio(numerator: Tensor, denominator: Tensor) -> Tensor:
     """numerator / denominator, or its limit 1 where the denominator is so small that its square underflows to
     zero, since the gradient divides by that square."""
-    zero = denominator.abs() < 1e-150
-    return torch.where(zero, 1.0, numerator / denominator.masked_fill(zero, 1.0))
+    is_zero = denominator.abs() < 1e-150
+    return torch.where(is_zero, 1.0, numerator / denominator.masked_fill(is_zero, 1.0))
 
 
 @overload
@@ -99,8 +99,9 @@ def length_penalty(x: Number, k: int | float, q: int | float) -> Number:
     number.
     """
     wide, growth = _log_growth(x, k, q)
-    z = (1 - q) * growth
-    return _like(wide * _ratio(growth, k * wide) * _ratio(torch.expm1(z), z), x)
+    z = (1 - q) * growth  # φ(z) = expm1(z)/z
+    # C = x · ψ(kx) · φ((1 − q) ln(1 + kx))
+    return _match_type(wide * _ratio(growth, k * wide) * _ratio(torch.expm1(z), z), x)
 
 
 @overload
@@ -112,7 +113,7 @@ def marginal_cost(x: int | float | np.number, k: int | float, q: int | float) ->
 def marginal_cost(x: Number, k: int | float, q: int | float) -> Number:
     """C'(x) = (1 + kx)^{−q}: the price of one more unit. Arguments and errors as for `length_penalty`."""
     _, growth = _log_growth(x, k, q)
-    return _like(torch.exp(-q * growth), x)
+    return _match_type(torch.exp(-q * growth), x)  # C'(x) = (1 + kx)^{−q}
 
 
 @dataclass(frozen=True)
@@ -158,7 +159,7 @@ def effort(counts: Effort, weights: EffortWeights = EffortWeights()) -> float:
     for name, count in asdict(counts).items():
         if not (0 <= count < math.inf and 0 <= price[name] < math.inf):
             raise ValueError(f"{name}: count and weight must be finite and not negative; got {count} and {price[name]}")
-        total += price[name] * count
+        total += price[name] * count  # x = Σ weight · count
     return total
 
 
@@ -180,22 +181,23 @@ class Demo:
 
 def demo(config: Demo = Demo(), log: Callable[..., None] = lambda *_, **__: None) -> dict[str, float]:
     """Cost and marginal cost along each curve; the error of the printed formula near q = 1; what parallel calls save."""
-    figures: dict[str, float] = {}
+    metrics: dict[str, float] = {}
     for step, q in enumerate(config.exponents, 1):
         for x in config.efforts:
-            figures[f"cost_q{q:g}@{x:g}"] = float(length_penalty(x, config.k, q))
-            figures[f"marginal_q{q:g}@{x:g}"] = float(marginal_cost(x, config.k, q))
-        log(step, len(config.exponents), q=q, cost=figures[f"cost_q{q:g}@{config.efforts[-1]:g}"])
+            metrics[f"cost_q{q:g}@{x:g}"] = float(length_penalty(x, config.k, q))
+            metrics[f"marginal_q{q:g}@{x:g}"] = float(marginal_cost(x, config.k, q))
+        log(step, len(config.exponents), q=q, cost=metrics[f"cost_q{q:g}@{config.efforts[-1]:g}"])
     xs, q = torch.linspace(config.efforts[0], config.efforts[-1], 1000, dtype=torch.float64), 1 + 1e-12
-    printed = ((1 + config.k * xs) ** (1 - q) - 1) / (config.k * (1 - q))
-    error = (printed / length_penalty(xs, config.k, q) - 1).abs().max()
-    figures["printed_formula_error_near_q1"] = error.item()
-    n = config.files
-    serial, parallel = (effort(Effort(0, 12 * n, 300 * n, 0, tool_calls=n, turns=turns)) for turns in (n, 1))
+    # C as printed: ((1 + kx)^{1−q} − 1) / (k(1 − q))
+    printed_formula = ((1 + config.k * xs) ** (1 - q) - 1) / (config.k * (1 - q))
+    error = (printed_formula / length_penalty(xs, config.k, q) - 1).abs().max()
+    metrics["printed_formula_error_near_q1"] = error.item()
+    files = config.files
+    serial, parallel = (effort(Effort(0, 12 * files, 300 * files, 0, tool_calls=files, turns=turns)) for turns in (files, 1))
     for q in config.exponents:
-        saved = length_penalty(serial, config.k, q) - length_penalty(parallel, config.k, q)
-        figures[f"parallel_saving_q{q:g}"] = float(saved)
-    return figures
+        saving = length_penalty(serial, config.k, q) - length_penalty(parallel, config.k, q)
+        metrics[f"parallel_saving_q{q:g}"] = float(saving)
+    return metrics
 
 
 if __name__ == "__main__":

@@ -100,8 +100,9 @@ class MTPLayer(nn.Module):
         self.norm = RMSNorm(c.hidden_size, c.rms_norm_eps)
 
     def forward(self, x, emb, rope, mask=None, cache=None, layer=0) -> Tensor:
+        # Eq. 1: W_k · [RMSNorm(h^{k−1}_i); RMSNorm(Emb(t_{i+k}))]
         x = self.eh_proj(torch.cat((self.hnorm(x), self.enorm(emb)), -1))
-        return self.block(x, rope, mask, cache, layer)[0]
+        return self.block(x, rope, mask, cache, layer)[0]  # Eq. 1: h^k_i = Block_k(…)
 
 
 class MTP(nn.Module):
@@ -132,7 +133,7 @@ class MTP(nn.Module):
         x, hidden = prenorm, []
         for k, layer in enumerate(self.layers, 1):
             x = layer(x, F.pad(emb[:, k:], (0, 0, 0, min(k, T))), rope, mask)
-            hidden.append(layer.norm(x))
+            hidden.append(layer.norm(x))  # Eq. 2: RMSNorm_k(h^k_i)
         return hidden
 
 
@@ -152,20 +153,20 @@ class HeadLoss(Function):
         d_hidden = torch.empty_like(hidden) if hidden_learns else None
         d_head = torch.zeros_like(head, dtype=wide) if head_learns else None
         for start in range(0, len(hidden), chunk):
-            at = slice(start, start + chunk)
-            h, m, w = hidden[at], centroid[at], weight[at, None]
-            q, lse, argmax[at] = softmax(F.linear(h, head), wide)
-            loss[at] = lse - (m * h).sum(-1, dtype=wide)
+            rows = slice(start, start + chunk)
+            h, m, w = hidden[rows], centroid[rows], weight[rows, None]
+            q, lse, argmax[rows] = softmax(F.linear(h, head), wide)  # Eq. 2: q = softmax(W h)
+            loss[rows] = lse - (m * h).sum(-1, dtype=wide)  # −Σ p log q = logsumexp(W h) − m·h
             if head_learns:
                 if target.is_floating_point():
-                    q -= F.linear(target[at], head).softmax(-1, dtype=wide)
+                    q -= F.linear(target[rows], head).softmax(-1, dtype=wide)  # q − p
                 else:
-                    q.scatter_add_(1, target[at, None], -torch.ones_like(w))
-                d_head += ((q * w).to(h.dtype).t() @ h).to(wide)
+                    q.scatter_add_(1, target[rows, None], -torch.ones_like(w))  # q − p, p one at the target
+                d_head += ((q * w).to(h.dtype).t() @ h).to(wide)  # dW = Σ w (q − p) hᵀ
                 if d_hidden is not None:
-                    d_hidden[at] = (q.to(h.dtype) @ head) * w
+                    d_hidden[rows] = (q.to(h.dtype) @ head) * w  # dh = w (E_q[W] − E_p[W])
             elif d_hidden is not None:
-                d_hidden[at] = (q.to(h.dtype) @ head - m) * w
+                d_hidden[rows] = (q.to(h.dtype) @ head - m) * w  # dh = w (E_q[W] − m)
         ctx.save_for_backward(d_hidden, d_head)
         ctx.mark_non_differentiable(loss, argmax)
         return (loss * weight).sum(), loss, argmax
@@ -180,9 +181,9 @@ class HeadLoss(Function):
 def softmax(logits: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
     """Probabilities, logsumexp and argmax over the last dimension; the logsumexp follows from the largest
     probability."""
-    best, argmax = logits.max(-1)
+    top_logits, argmax = logits.max(-1)
     p = logits.softmax(-1, dtype=dtype)
-    return p, best - p.gather(-1, argmax[..., None])[..., 0].log(), argmax
+    return p, top_logits - p.gather(-1, argmax[..., None])[..., 0].log(), argmax  # logsumexp(z) = max z − log max p
 
 
 @torch.no_grad()
@@ -193,8 +194,8 @@ def teach(hidden: Float[Tensor, "N D"], head: Float[Tensor, "V D"], chunk: int) 
     parts = []
     for h in hidden.split(chunk):
         p, lse, argmax = softmax(F.linear(h, head), wide)
-        m = p.to(h.dtype) @ head
-        parts.append((m, (m * h).sum(-1, dtype=wide) - lse, argmax))
+        m = p.to(h.dtype) @ head  # m = E_p[W]
+        parts.append((m, (m * h).sum(-1, dtype=wide) - lse, argmax))  # Σ p log p = m·h − logsumexp(W h)
     m, negentropy, argmax = (torch.cat(part) for part in zip(*parts, strict=True))
     return m, negentropy, argmax
 
@@ -254,23 +255,23 @@ def mtp_loss(
     w = torch.where(torch.arange(len(b), device=w.device) < scored.sum(), w, 0.0)
     if kind == "distill":
         target = out.hidden.detach()[b, j]
-        centroid, negentropy, wanted = teach(target, head.detach(), chunk)
+        centroid, negentropy, target_tokens = teach(target, head.detach(), chunk)
     else:
-        target = wanted = ids[b, j + 1]
+        target = target_tokens = ids[b, j + 1]
         centroid, negentropy = head.detach()[target], torch.zeros_like(w)
-    total, count, figures = w.new_zeros(()), 0.0, {}
+    total, count, metrics = w.new_zeros(()), 0.0, {}
     for k, hidden in enumerate(mtp(prenorm, emb, doc), 1):
-        at = w * ((j >= k) & (doc[b, (j - k).clamp(min=0)] == doc[b, j]))
+        row_weight = w * ((j >= k) & (doc[b, (j - k).clamp(min=0)] == doc[b, j]))  # w_{i+k+1}, zero across documents
         rows = hidden[b, (j - k).clamp(min=0)]
-        loss, ce, guess = HeadLoss.apply(rows, head, centroid, at, target, chunk)
-        total = total + loss + (negentropy * at).sum()
-        kl, agree, n = torch.stack(((ce + negentropy) @ at, (guess == wanted).to(wide) @ at, at.sum())).tolist()
-        figures[f"{'kl' if kind == 'distill' else 'nll'}_{k}"] = kl / max(n, 1e-9)
-        figures[f"agree_{k}"] = agree / max(n, 1e-9)
+        loss, ce, guess = HeadLoss.apply(rows, head, centroid, row_weight, target, chunk)
+        total = total + loss + (negentropy * row_weight).sum()  # Eq. 3: Σ_i w KL(p ‖ q)
+        kl, agree, n = torch.stack(((ce + negentropy) @ row_weight, (guess == target_tokens).to(wide) @ row_weight, row_weight.sum())).tolist()
+        metrics[f"{'kl' if kind == 'distill' else 'nll'}_{k}"] = kl / max(n, 1e-9)
+        metrics[f"agree_{k}"] = agree / max(n, 1e-9)
         count += n
     if not bool(total.isfinite()):
         raise ValueError("out must give finite log-probs, but its hidden states or the layers give others")
-    return total / mtp.mtp.depth, count / mtp.mtp.depth, figures
+    return total / mtp.mtp.depth, count / mtp.mtp.depth, metrics  # Eq. 3: (1/K) Σ_k
 
 
 def speculative_generate(
@@ -343,7 +344,7 @@ def functions(generator: torch.Generator, length: int) -> Tensor:
         a, b, name, op = (int(torch.randint(n, (), generator=generator)) for n in (10, 10, 6, 3))
         name, (sign, result) = "abcdef"[name] * 2, (("+", a + b), ("-", a - b), ("*", a * b))[op]
         text += f"def {name}(x):\n    return x {sign} {b}\nassert {name}({a}) == {result}\n"
-    return torch.tensor([ord(c) for c in text[:length]])
+    return torch.tensor([ord(char) for char in text[:length]])
 
 
 def demo(config: Demo = Demo(), log: Callable[..., None] = lambda *_, **__: None) -> dict[str, float]:
@@ -352,7 +353,7 @@ def demo(config: Demo = Demo(), log: Callable[..., None] = lambda *_, **__: None
     torch.manual_seed(config.seed)
     shape = Config(vocab_size=128, hidden_size=64, num_hidden_layers=4, head_dim=16, num_experts=4, moe_intermediate_size=64)
     model = Transformer(shape)
-    mtp, figures, total = MTP(shape, config.mtp), {}, config.steps + config.mtp_steps
+    mtp, metrics, total = MTP(shape, config.mtp), {}, config.steps + config.mtp_steps
     for module, first, last in ((model, 0, config.steps), (mtp, config.steps, total)):
         optimizer = torch.optim.AdamW(module.parameters(), config.lr, betas=(0.9, 0.95))
         for step in range(first, last):
@@ -361,41 +362,41 @@ def demo(config: Demo = Demo(), log: Callable[..., None] = lambda *_, **__: None
             if module is model:
                 out = model(ids, logits=False)
                 loss = -model.logprob(out.hidden[:, :-1].flatten(0, 1), ids[:, 1:].flatten()).mean()
-                figures["nll"] = loss.item()
+                metrics["nll"] = loss.item()
             else:
                 with torch.no_grad():
                     out = model(ids, logits=False)
                 loss, count, stats = mtp_loss(mtp, model, out, ids)
-                loss, figures = loss / count, figures | stats
+                loss, metrics = loss / count, metrics | stats
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
             if step % 10 == 9:
-                log(step + 1, total, **figures)
+                log(step + 1, total, **metrics)
     for name, temperature in (("greedy", 0.0), ("sampled", config.temperature)):
         runs: dict[str, Generation] = {}
-        ways = {
+        decoders = {
             "plain": Decoder(model, temperature=temperature, generator=generator),
             "speculative": Decoder(model, mtp, temperature=temperature, generator=generator),
         }
         for _ in range(config.prompts):
             prompt = functions(generator, 40).tolist()
-            for way, decoder in ways.items():
+            for method, decoder in decoders.items():
                 decoder.reset()
                 decoder.feed(prompt)
                 decoder.generate(max_new=config.new_tokens)
-                runs[way] = runs[way] + decoder.total if way in runs else decoder.total
-        plain, fast = runs["plain"], runs["speculative"]
+                runs[method] = runs[method] + decoder.total if method in runs else decoder.total
+        plain_run, speculative = runs["plain"], runs["speculative"]
         if temperature == 0:
-            figures["greedy_identical"] = float(plain.tokens == fast.tokens)
-        figures |= {f"{name}_acceptance_{k}": share for k, share in enumerate(fast.acceptance, 1)}
-        figures |= {
-            f"{name}_tokens_per_pass": fast.tokens_per_cycle,
-            f"{name}_plain_ms_per_token": 1e3 * plain.seconds / len(plain.tokens),
-            f"{name}_speculative_ms_per_token": 1e3 * fast.seconds / len(fast.tokens),
-            f"{name}_speed_up": plain.seconds / len(plain.tokens) / (fast.seconds / len(fast.tokens)),
+            metrics["greedy_identical"] = float(plain_run.tokens == speculative.tokens)
+        metrics |= {f"{name}_acceptance_{k}": share for k, share in enumerate(speculative.acceptance, 1)}
+        metrics |= {
+            f"{name}_tokens_per_pass": speculative.tokens_per_cycle,
+            f"{name}_plain_ms_per_token": 1e3 * plain_run.seconds / len(plain_run.tokens),
+            f"{name}_speculative_ms_per_token": 1e3 * speculative.seconds / len(speculative.tokens),
+            f"{name}_speed_up": (plain_run.seconds / len(plain_run.tokens) / (speculative.seconds / len(speculative.tokens))),
         }
-    return figures
+    return metrics
 
 
 if __name__ == "__main__":

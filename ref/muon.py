@@ -77,8 +77,9 @@ def newton_schulz(G: Float[Tensor, "*batch m n"], steps: int = 5, *, dtype: torc
     x = normalised(G.reshape(-1, *G.shape[-2:])).to(dtype or G.dtype)
     for _ in range(steps):
         # X·Xᵀ or Xᵀ·X, whichever is smaller: p(XXᵀ)X = X p(XᵀX).
-        gram = x.mT @ x if tall else x @ x.mT
-        polynomial = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
+        gram = x.mT @ x if tall else x @ x.mT  # Eq. 1: A ← X Xᵀ
+        polynomial = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)  # Eq. 1: bA + cA²
+        # Eq. 1: X ← aX + (bA + cA²)X
         x = torch.baddbmm(x, x, polynomial, beta=a) if tall else torch.baddbmm(x, polynomial, x, beta=a)
     return x.to(G.dtype).reshape(G.shape)
 
@@ -87,11 +88,12 @@ def normalised(x: Float[Tensor, "b m n"]) -> Float[Tensor, "b m n"]:
     """Each matrix divided by its Frobenius norm plus EPS."""
     wide = torch.promote_types(x.dtype, torch.float32)
     norm = torch.linalg.vector_norm(x, dim=(1, 2), keepdim=True, dtype=wide)
-    overflowed = norm == torch.inf
-    if bool(overflowed.any()):  # squares overflow float32 from about 1e19: measure such a matrix in units of its largest entry
-        x = torch.where(overflowed, x / x.abs().amax((1, 2), keepdim=True), x)
+    is_overflow = norm == torch.inf
+    # Squares overflow float32 from about 1e19: measure such a matrix in units of its largest entry
+    if bool(is_overflow.any()):
+        x = torch.where(is_overflow, x / x.abs().amax((1, 2), keepdim=True), x)
         norm = torch.linalg.vector_norm(x, dim=(1, 2), keepdim=True, dtype=wide)
-    return x / (norm + EPS)
+    return x / (norm + EPS)  # X = G / ‖G‖_F
 
 
 class Muon(torch.optim.Optimizer):
@@ -119,9 +121,9 @@ class Muon(torch.optim.Optimizer):
         super().__init__(params, defaults)
         self.steps, self.ns_dtype = steps, ns_dtype
         for group in self.param_groups:
-            for p in group["params"]:
-                if p.ndim < 2:
-                    raise ValueError(f"Muon takes matrices; got a parameter of shape {tuple(p.shape)}")
+            for param in group["params"]:
+                if param.ndim < 2:
+                    raise ValueError(f"Muon takes matrices; got a parameter of shape {tuple(param.shape)}")
 
     @torch.no_grad()
     def step(self, closure: Callable | None = None):
@@ -132,9 +134,9 @@ class Muon(torch.optim.Optimizer):
                 loss = closure()
         for group in self.param_groups:
             buckets: dict[tuple, list[Tensor]] = {}
-            for p in group["params"]:
-                if p.grad is not None:
-                    buckets.setdefault((p.shape[-2:], p.dtype, p.device), []).append(p)
+            for param in group["params"]:
+                if param.grad is not None:
+                    buckets.setdefault((param.shape[-2:], param.dtype, param.device), []).append(param)
             for params in buckets.values():
                 self.step_equal_shapes(params, group)
         return loss
@@ -146,20 +148,21 @@ class Muon(torch.optim.Optimizer):
     def step_equal_shapes(self, params: list[Tensor], group: dict) -> None:
         """Equations (2) and (3) for parameters whose matrices have the same shape, in one call to `newton_schulz`."""
         momentum, (m, n) = group["momentum"], params[0].shape[-2:]
-        for p in params:
-            if "momentum_buffer" not in self.state[p]:
-                self.state[p]["momentum_buffer"] = torch.zeros_like(p)
-        buffers, updates = [self.state[p]["momentum_buffer"] for p in params], [p.grad for p in params if p.grad is not None]
-        torch._foreach_lerp_(buffers, updates, 1 - momentum)
+        for param in params:
+            if "momentum_buffer" not in self.state[param]:
+                self.state[param]["momentum_buffer"] = torch.zeros_like(param)
+        buffers, updates = ([self.state[param]["momentum_buffer"] for param in params], [param.grad for param in params if param.grad is not None])
+        torch._foreach_lerp_(buffers, updates, 1 - momentum)  # Eq. 2: M ← μM + (1 − μ)G
+        # Eq. 2: U = (1 − μ)G + μM, or M without Nesterov
         updates = torch._foreach_lerp(updates, buffers, momentum) if group["nesterov"] else buffers
-        stacked = torch.cat([update.reshape(-1, m, n) for update in updates])
-        orthogonal = self.orthogonalised(stacked)
-        pieces = orthogonal.split([p.numel() // (m * n) for p in params])
-        pieces = [piece.view_as(p) for piece, p in zip(pieces, params)]
+        update_stack = torch.cat([update.reshape(-1, m, n) for update in updates])
+        orthogonal = self.orthogonalised(update_stack)  # Eq. 3: NS(U)
+        pieces = orthogonal.split([param.numel() // (m * n) for param in params])
+        pieces = [piece.view_as(param) for piece, param in zip(pieces, params)]
         if group["weight_decay"]:
-            torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"])
-        scale = max(1.0, m / n) ** 0.5
-        torch._foreach_add_(params, pieces, alpha=-group["lr"] * scale)
+            torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"])  # Eq. 3: W ← (1 − ηλ)W
+        scale = max(1.0, m / n) ** 0.5  # Eq. 3: sqrt(max(1, m/n))
+        torch._foreach_add_(params, pieces, alpha=-group["lr"] * scale)  # Eq. 3: W ← W − η · scale · NS(U)
 
 
 def split_parameters(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
@@ -169,13 +172,13 @@ def split_parameters(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Para
     it), and parameters with `lm_head`, `head`, `gate` or `router` as a component of their name.
     """
     embeddings = [module for module in model.modules() if isinstance(module, nn.Embedding)]
-    outside = {id(p) for module in embeddings for p in module.parameters()}
-    matrices, rest = [], []
-    for name, p in model.named_parameters():
-        if p.requires_grad:
-            named = {"lm_head", "head", "gate", "router"} & set(name.split("."))
-            (rest if p.ndim < 2 or id(p) in outside or named else matrices).append(p)
-    return matrices, rest
+    embedding_ids = {id(param) for module in embeddings for param in module.parameters()}
+    matrices, adamw_params = [], []
+    for name, param in model.named_parameters():
+        if param.requires_grad:
+            special_parts = {"lm_head", "head", "gate", "router"} & set(name.split("."))
+            (adamw_params if param.ndim < 2 or id(param) in embedding_ids or special_parts else matrices).append(param)
+    return matrices, adamw_params
 
 
 def optimizers(
@@ -190,18 +193,18 @@ def optimizers(
 
     Norms and biases get no weight decay. AdamW is the fused implementation, one pass over memory.
     """
-    matrices, rest = split_parameters(model)
+    matrices, adamw_params = split_parameters(model)
     if not use_muon:
-        matrices, rest = [], matrices + rest
-    decayed, spared = [p for p in rest if p.ndim >= 2], [p for p in rest if p.ndim < 2]
-    groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": spared, "weight_decay": 0.0}]
-    found: list[torch.optim.Optimizer] = []
+        matrices, adamw_params = [], matrices + adamw_params
+    decay_params, no_decay_params = ([param for param in adamw_params if param.ndim >= 2], [param for param in adamw_params if param.ndim < 2])
+    groups = [{"params": decay_params, "weight_decay": weight_decay}, {"params": no_decay_params, "weight_decay": 0.0}]
+    all_optimizers: list[torch.optim.Optimizer] = []
     if matrices:
-        found.append(Muon(matrices, muon_lr, weight_decay=weight_decay))
-    if rest:
+        all_optimizers.append(Muon(matrices, muon_lr, weight_decay=weight_decay))
+    if adamw_params:
         adamw = [group for group in groups if group["params"]]
-        found.append(torch.optim.AdamW(adamw, lr=adamw_lr, betas=betas, eps=1e-8, fused=True))
-    return found
+        all_optimizers.append(torch.optim.AdamW(adamw, lr=adamw_lr, betas=betas, eps=1e-8, fused=True))
+    return all_optimizers
 
 
 @dataclass(frozen=True)
@@ -256,18 +259,18 @@ def demo(config: Demo = Demo(), log: Callable[..., None] = lambda *_, **__: None
     """
     noise = torch.randn(config.rows, config.columns, generator=torch.Generator().manual_seed(config.seed))
     before = torch.linalg.svdvals(noise)
-    figures = {"condition_before": (before.max() / before.min()).item()}
+    metrics = {"condition_before": (before.max() / before.min()).item()}
     for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
         values = torch.linalg.svdvals(newton_schulz(noise, dtype=dtype))
-        figures |= {f"smallest_{name}": values.min().item(), f"largest_{name}": values.max().item()}
+        metrics |= {f"smallest_{name}": values.min().item(), f"largest_{name}": values.max().item()}
     rates = [("muon", lr) for lr in config.muon_lrs] + [("adamw", lr) for lr in config.adamw_lrs]
     runs = [(name, lr, rotated) for rotated in (False, True) for name, lr in rates]
     for step, (name, lr, rotated) in enumerate(runs, 1):
         loss = _regression_loss(config, name, lr, rotated)
         key = f"{name}_loss_{'rotated' if rotated else 'axes'}"
-        figures[key] = min(loss, figures.get(key, float("inf")))
+        metrics[key] = min(loss, metrics.get(key, float("inf")))
         log(step, len(runs), loss=loss, lr=lr)
-    return figures
+    return metrics
 
 
 if __name__ == "__main__":

@@ -72,7 +72,7 @@ class Cost:
     def __call__(self, lengths: Int[Tensor, " S"]) -> Float[Tensor, " S"]:
         """Cost of each sequence, float64."""
         T = lengths.double()
-        return self.linear * T + self.quadratic * T.square()
+        return self.linear * T + self.quadratic * T.square()  # Eq. 1: c(T)
 
 
 def balance(costs: Float[Tensor, " S"], ranks: int) -> Int[Tensor, " S"]:
@@ -84,18 +84,19 @@ def balance(costs: Float[Tensor, " S"], ranks: int) -> Int[Tensor, " S"]:
     if not bool((costs.isfinite() & (costs >= 0)).all()):
         raise ValueError("costs must be finite and not negative")
     heap, rank_of = [(0.0, rank) for rank in range(ranks)], torch.zeros(len(costs), dtype=torch.long)
-    for i in (-costs.double()).argsort(stable=True).tolist():
-        load, rank = heapq.heappop(heap)
-        rank_of[i] = rank
-        heapq.heappush(heap, (load + float(costs[i]), rank))
+    for index in (-costs.double()).argsort(stable=True).tolist():  # Eq. 2: descending cost
+        load, rank = heapq.heappop(heap)  # Eq. 2: the least load so far
+        rank_of[index] = rank
+        heapq.heappush(heap, (load + float(costs[index]), rank))
     return rank_of
 
 
 def imbalance(costs: Float[Tensor, " S"], rank_of: Int[Tensor, " S"], ranks: int) -> float:
     """The highest load of a rank over the mean load: how much longer the step takes than it has to. 1 if all costs are zero."""
     loads = torch.zeros(ranks, dtype=torch.float64).index_add_(0, rank_of, costs.double())
-    most = loads.max()
-    return 1 / float((loads / most).mean()) if float(most) else 1.0  # not most / mean: the mean of tiny loads underflows to zero
+    max_load = loads.max()
+    # Not max_load / mean: the mean of tiny loads underflows to zero
+    return 1 / float((loads / max_load).mean()) if float(max_load) else 1.0  # max load / M
 
 
 def rows(lengths: Int[Tensor, " S"], width: int) -> tuple[Int[Tensor, " S"], Int[Tensor, " S"]]:
@@ -104,16 +105,16 @@ def rows(lengths: Int[Tensor, " S"], width: int) -> tuple[Int[Tensor, " S"], Int
     expect("lengths", lengths, "int", "S")
     if len(lengths) and not 1 <= int(lengths.min()) <= int(lengths.max()) <= width:
         raise ValueError(f"lengths must lie between 1 and the width {width}; got {int(lengths.min())} to {int(lengths.max())}")
-    row, start, room = torch.zeros_like(lengths), torch.zeros_like(lengths), []
-    for i in (-lengths).argsort(stable=True).tolist():
-        size = int(lengths[i])
-        fits = [(left, r) for r, left in enumerate(room) if left >= size]
-        if fits:
-            left, at = min(fits)
+    row, start, free_tokens = torch.zeros_like(lengths), torch.zeros_like(lengths), []
+    for index in (-lengths).argsort(stable=True).tolist():  # Eq. 3: descending length
+        size = int(lengths[index])
+        candidates = [(space, candidate) for candidate, space in enumerate(free_tokens) if space >= size]
+        if candidates:
+            space, row_index = min(candidates)  # Eq. 3: the fullest row with room
         else:
-            left, at = width, len(room)
-            room.append(width)
-        row[i], start[i], room[at] = at, width - left, left - size
+            space, row_index = width, len(free_tokens)
+            free_tokens.append(width)
+        row[index], start[index], free_tokens[row_index] = row_index, width - space, space - size
     return row, start
 
 
@@ -121,10 +122,12 @@ def lay(sequences: Sequence[Tensor], row: Int[Tensor, " S"], start: Int[Tensor, 
     """Lay the per-token data of S sequences, [T, …] each, into rows: [R, width, …], with `fill` as padding. For attention's document
     numbers, lay `torch.full((T,), i)` with fill −1. Raises ValueError if a sequence does not fit."""
     out = torch.full((*shape, *sequences[0].shape[1:]), fill, dtype=sequences[0].dtype)
-    for x, r, at in zip(sequences, row.tolist(), start.tolist(), strict=True):
-        if not (0 <= r < shape[0] and 0 <= at <= shape[1] - len(x)):
-            raise ValueError(f"shape must hold every sequence; got {list(shape)} for a sequence of {len(x)} tokens in row {r} at {at}")
-        out[r, at : at + len(x)] = x
+    for sequence, row_index, offset in zip(sequences, row.tolist(), start.tolist(), strict=True):
+        if not (0 <= row_index < shape[0] and 0 <= offset <= shape[1] - len(sequence)):
+            raise ValueError(
+                f"shape must hold every sequence; got {list(shape)} for a sequence of {len(sequence)} tokens in row {row_index} at {offset}"
+            )
+        out[row_index, offset : offset + len(sequence)] = sequence
     return out
 
 
@@ -156,20 +159,20 @@ class Demo:
 def demo(config: Demo = Demo(), log: Callable[..., None] = lambda *_, **__: None) -> dict[str, float]:
     """Highest load over mean load, averaged over steps, for costs of Qwen3-30B-A3B: dealt in turn, by tokens (the same rule without
     attention's cost), and by cost. Also the cost of the longest sequence over a rank's mean load."""
-    cost, figures = Cost.of(Config.qwen3_30b_a3b()), {}
-    draw, S = torch.Generator().manual_seed(config.seed), config.ranks * config.per_rank
+    cost, metrics = Cost.of(Config.qwen3_30b_a3b()), {}
+    rng, S = torch.Generator().manual_seed(config.seed), config.ranks * config.per_rank
     for number, sigma in enumerate(config.sigmas, 1):
-        found: dict[str, list[float]] = {"in_turn": [], "by_tokens": [], "by_cost": [], "longest": []}
+        imbalances: dict[str, list[float]] = {"in_turn": [], "by_tokens": [], "by_cost": [], "longest": []}
         for _ in range(config.draws):
-            lengths = (config.median * torch.exp(sigma * torch.randn(S, generator=draw))).long().clamp(1, config.longest)
+            lengths = (config.median * torch.exp(sigma * torch.randn(S, generator=rng))).long().clamp(1, config.longest)
             costs = cost(lengths)
-            found["in_turn"].append(imbalance(costs, torch.arange(S) % config.ranks, config.ranks))
-            found["by_tokens"].append(imbalance(costs, balance(lengths.double(), config.ranks), config.ranks))
-            found["by_cost"].append(imbalance(costs, balance(costs, config.ranks), config.ranks))
-            found["longest"].append(float(costs.max() * config.ranks / costs.sum()))
-        figures |= {f"{name}@{sigma:g}": sum(values) / len(values) for name, values in found.items()}
-        log(number, len(config.sigmas), **{name: figures[f"{name}@{sigma:g}"] for name in found})
-    return figures
+            imbalances["in_turn"].append(imbalance(costs, torch.arange(S) % config.ranks, config.ranks))
+            imbalances["by_tokens"].append(imbalance(costs, balance(lengths.double(), config.ranks), config.ranks))
+            imbalances["by_cost"].append(imbalance(costs, balance(costs, config.ranks), config.ranks))
+            imbalances["longest"].append(float(costs.max() * config.ranks / costs.sum()))
+        metrics |= {f"{name}@{sigma:g}": sum(values) / len(values) for name, values in imbalances.items()}
+        log(number, len(config.sigmas), **{name: metrics[f"{name}@{sigma:g}"] for name in imbalances})
+    return metrics
 
 
 if __name__ == "__main__":

@@ -79,8 +79,8 @@ def mxfp8_quantize(x: Float[Tensor, "*shape"], axis: int = -1, mode: Mode = "rce
     with NaN or Inf has scale 255 and data NaN. A block of zeros has scale 0 and zeros with their signs. Raises ValueError
     if x is not float or has no such axis. OCP MX 1.0, §6.3; arXiv:2506.08027, Alg. 1."""
     check_mxfp8(x, axis, mode)
-    split = _split(x, axis, 32)
-    amax = split.abs().amax(-1)
+    groups = _split(x, axis, 32)
+    amax = groups.abs().amax(-1)
     if mode == "rceil":
         d = (amax * (1 / E4M3_MAX)).view(torch.int32)
         # Round up to the next power of two. A subnormal d, read as an integer, counts 2^-149; byte 0 is 2^-127 = 0x400000 · 2^-149.
@@ -89,11 +89,11 @@ def mxfp8_quantize(x: Float[Tensor, "*shape"], axis: int = -1, mode: Mode = "rce
         extra = {"floor": 0, "ceil": 0x7FFFFF, "even": 1 << 19}[mode]
         scales = ((amax.view(torch.int32) + extra) >> 23) - 8
     scales = scales.clamp_(0, 254)
-    codes = e4m3_encode(split * power_of_two(127 - scales)[..., None])
-    scales, lost = scales.to(torch.uint8), ~amax.isfinite()
-    if lost.any():
-        codes.masked_fill_(lost[..., None], 0x7F)
-        scales.masked_fill_(lost, 255)
+    codes = e4m3_encode(groups * power_of_two(127 - scales)[..., None])  # value = x / 2^(byte − 127)
+    scales, is_invalid = scales.to(torch.uint8), ~amax.isfinite()
+    if is_invalid.any():
+        codes.masked_fill_(is_invalid[..., None], 0x7F)
+        scales.masked_fill_(is_invalid, 255)
     return _join(codes, axis, x.shape), scales.movedim(-1, axis)
 
 
@@ -108,9 +108,10 @@ def mxfp8_quantize_both(
 
 def mxfp8_dequantize(codes: UInt8[Tensor, "*shape"], scales: UInt8[Tensor, "*blocks"], axis: int = -1) -> Float[Tensor, "*shape"]:
     """float32, exactly value · 2^(byte − 127). Raises ValueError unless there is one scale per 32 values along `axis`."""
-    _one_per_block("scales", scales, codes.shape, axis, 32)
-    split = _split(e4m3_decode(codes), axis, 32)
-    return _join(split * e8m0_decode(scales.movedim(axis, -1))[..., None], axis, codes.shape)
+    _check_scales("scales", scales, codes.shape, axis, 32)
+    groups = _split(e4m3_decode(codes), axis, 32)
+    # x ≈ value · 2^(byte − 127)
+    return _join(groups * e8m0_decode(scales.movedim(axis, -1))[..., None], axis, codes.shape)
 
 
 def nvfp4_quantize(
@@ -121,17 +122,18 @@ def nvfp4_quantize(
     A token or tensor with NaN or Inf has float32 scale NaN, block scales NaN and codes 0. If n is odd, the last half byte is 0.
     Raises ValueError if x is not float or has no axis. NVFP4 is NVIDIA's; per token: Composer 2, §6.1."""
     check_nvfp4(x, scale, division)
-    split = _split(x, -1, 16)
-    largest = split.abs().amax(-1)
+    groups = _split(x, -1, 16)
+    largest = groups.abs().amax(-1)
     amax = largest.amax(-1, keepdim=True) if scale == "token" else F.pad(largest.flatten(), (0, 1)).amax()
-    s = amax / (E4M3_MAX * 6)
+    s = amax / (E4M3_MAX * 6)  # s = amax / (448 · 6)
     s = torch.where(s.isfinite(), s, torch.nan)
+    # block = (largest of 16 values / 6) / s
     blocks = e4m3_encode(torch.where(s == 0, 0.0, _divide(_divide(largest, 6.0, division), s, division)))
     step = e4m3_decode(blocks) * s
-    codes = e2m1_encode(_divide(split, step[..., None], division))
-    zero = ~(step > 0)
-    if zero.any():
-        codes.masked_fill_(zero[..., None], 0)
+    codes = e2m1_encode(_divide(groups, step[..., None], division))  # value = x / (block · s)
+    is_zero = ~(step > 0)
+    if is_zero.any():
+        codes.masked_fill_(is_zero[..., None], 0)
     codes = F.pad(_join(codes, -1, x.shape), (0, x.shape[-1] % 2))
     return codes[..., ::2] | (codes[..., 1::2] << 4), blocks, s
 
@@ -147,9 +149,9 @@ def nvfp4_dequantize(
     if scale.ndim:
         expect("scale", scale, "float", *packed.shape[:-1], 1)
     codes = torch.stack((packed & 15, packed >> 4), -1).flatten(-2)[..., :n]
-    _one_per_block("blocks", blocks, codes.shape, -1, 16)
+    _check_scales("blocks", blocks, codes.shape, -1, 16)
     step = e4m3_decode(blocks) * scale
-    return _join(_split(e2m1_decode(codes), -1, 16) * step[..., None], -1, codes.shape)
+    return _join(_split(e2m1_decode(codes), -1, 16) * step[..., None], -1, codes.shape)  # x ≈ value · block · s
 
 
 def blockwise_fp8_quantize(
@@ -163,10 +165,10 @@ def blockwise_fp8_quantize(
     rows, cols = wide.shape[-2:]
     padded = F.pad(wide, (0, -cols % block[1], 0, -rows % block[0]))
     tiles = padded.unflatten(-1, (-1, block[1])).unflatten(-3, (-1, block[0]))  # … R r C c
-    scale = tiles.abs().amax((-3, -1)) / E4M3_MAX
+    scale = tiles.abs().amax((-3, -1)) / E4M3_MAX  # s = amax / 448
     scale = torch.where(scale.isfinite(), scale, torch.nan)
-    over = scale[..., :, None, :, None]
-    codes = e4m3_encode(torch.where(over == 0, 0.0, tiles / over))
+    divisor = scale[..., :, None, :, None]
+    codes = e4m3_encode(torch.where(divisor == 0, 0.0, tiles / divisor))  # value = x / s
     return codes.flatten(-4, -3).flatten(-2, -1)[..., :rows, :cols], scale
 
 
@@ -177,10 +179,10 @@ def blockwise_fp8_dequantize(
     rows, cols = codes.shape[-2:]
     expect("scale", scale, "float", *codes.shape[:-2], -(-rows // block[0]), -(-cols // block[1]))
     wide = scale.repeat_interleave(block[0], -2).repeat_interleave(block[1], -1)[..., :rows, :cols]
-    return e4m3_decode(codes) * wide
+    return e4m3_decode(codes) * wide  # x ≈ value · s
 
 
-def _nvfp4(x: Tensor, axis: int, scale: Literal["token", "tensor"] = "token", division: Literal["ieee", "fast"] = "ieee") -> Tensor:
+def _round_nvfp4(x: Tensor, axis: int, scale: Literal["token", "tensor"] = "token", division: Literal["ieee", "fast"] = "ieee") -> Tensor:
     last = x.movedim(axis, -1)
     return nvfp4_dequantize(*nvfp4_quantize(last, scale, division), size=last.shape[-1]).movedim(-1, axis)
 
@@ -189,9 +191,9 @@ FORMATS: dict[str, Callable[[Tensor, int], Tensor]] = {
     "float32": lambda x, axis: x.float(),
     "bfloat16": lambda x, axis: x.bfloat16().float(),
     "mxfp8": lambda x, axis: mxfp8_dequantize(*mxfp8_quantize(x, axis), axis),
-    "nvfp4-token": lambda x, axis: _nvfp4(x, axis),
-    "nvfp4-tensor": lambda x, axis: _nvfp4(x, axis, scale="tensor"),
-    "nvfp4-fast": lambda x, axis: _nvfp4(x, axis, division="fast"),
+    "nvfp4-token": lambda x, axis: _round_nvfp4(x, axis),
+    "nvfp4-tensor": lambda x, axis: _round_nvfp4(x, axis, scale="tensor"),
+    "nvfp4-fast": lambda x, axis: _round_nvfp4(x, axis, division="fast"),
     "fp8": lambda x, axis: blockwise_fp8_dequantize(*blockwise_fp8_quantize(x.movedim(axis, -1))).movedim(-1, axis),
 }
 """Formats of a product's operands. Each entry maps a matrix and the axis that the product sums over to the rounded matrix in float32."""
@@ -228,14 +230,19 @@ class Linear(torch.autograd.Function):
     def forward(ctx, x, weight, forward, backward):
         ctx.save_for_backward(x, weight)
         ctx.form = backward
+        # y = x Wᵀ
         return _product(rounded(x, forward, 1), rounded(weight, forward, 1, weight=True).T, x.dtype)
 
     @staticmethod
     def backward(ctx, grad):
         (x, weight), form = ctx.saved_tensors, ctx.form
-        to_x = _product(rounded(grad, form, 1), rounded(weight, form, 0, weight=True), x.dtype) if ctx.needs_input_grad[0] else None
-        to_weight = _product(rounded(grad, form, 0).T, rounded(x, form, 0), weight.dtype) if ctx.needs_input_grad[1] else None
-        return to_x, to_weight, None, None
+        grad_x = (  # dx = dy W
+            _product(rounded(grad, form, 1), rounded(weight, form, 0, weight=True), x.dtype) if ctx.needs_input_grad[0] else None
+        )
+        grad_w = (  # dW = dyᵀ x
+            _product(rounded(grad, form, 0).T, rounded(x, form, 0), weight.dtype) if ctx.needs_input_grad[1] else None
+        )
+        return grad_x, grad_w, None, None
 
 
 def _product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
@@ -253,7 +260,7 @@ def grouped_linear(
     counts = torch.diff(ends, prepend=ends.new_zeros(1)).tolist()
     if min(counts) < 0 or sum(counts) != len(x):
         raise ValueError(f"ends must rise to the {len(x)} tokens of x; got {ends.tolist()}")
-    return torch.cat([linear(part, w, forward, backward) for part, w in zip(x.split(counts), weight, strict=True)])
+    return torch.cat([linear(rows, expert_weight, forward, backward) for rows, expert_weight in zip(x.split(counts), weight, strict=True)])
 
 
 def experts_swiglu(
@@ -274,15 +281,15 @@ def experts_swiglu(
     ends = experts.flatten().bincount(minlength=len(w13)).cumsum(0)
     token = order // gates.shape[1]
     gate, up = grouped_linear(x[token], w13, ends, forward, backward).chunk(2, -1)
-    y = grouped_linear(F.silu(gate) * up, w2, ends, forward, backward)
-    return torch.zeros_like(x).index_add(0, token, y * gates.flatten()[order, None])
+    y = grouped_linear(F.silu(gate) * up, w2, ends, forward, backward)  # W2_e(silu(W1_e x) · W3_e x)
+    return torch.zeros_like(x).index_add(0, token, y * gates.flatten()[order, None])  # Σ_k g_k · y_k
 
 
 # Checks of what a format accepts; kernels/quant.py uses them too.
 
 
 def check_mxfp8(x: Tensor, axis: int, mode: str, matrix: bool = False) -> None:
-    _check(x, axis)
+    _check_axis(x, axis)
     if mode not in MODES:
         raise ValueError(f"mode must be rceil, floor, ceil or even; got {mode!r}")
     if matrix and x.ndim != 2:
@@ -290,21 +297,21 @@ def check_mxfp8(x: Tensor, axis: int, mode: str, matrix: bool = False) -> None:
 
 
 def check_nvfp4(x: Tensor, scale: str, division: str) -> None:
-    _check(x, -1)
-    for name, value, known in (("scale", scale, ("token", "tensor")), ("division", division, ("ieee", "fast"))):
-        if value not in known:
-            raise ValueError(f"{name} must be {known[0]} or {known[1]}; got {value!r}")
+    _check_axis(x, -1)
+    for name, value, allowed in (("scale", scale, ("token", "tensor")), ("division", division, ("ieee", "fast"))):
+        if value not in allowed:
+            raise ValueError(f"{name} must be {allowed[0]} or {allowed[1]}; got {value!r}")
     if not x.shape[-1]:
         raise ValueError(f"the last axis of x must not be empty; got shape {list(x.shape)}")
 
 
 def check_blocks(x: Tensor, block: tuple[int, int]) -> None:
-    _check(x, -1)
+    _check_axis(x, -1)
     if x.ndim < 2 or min(block) < 1:
         raise ValueError(f"x must have rows and columns, and block sizes must be at least 1; got {list(x.shape)} and {block}")
 
 
-def _check(x: Tensor, axis: int) -> None:
+def _check_axis(x: Tensor, axis: int) -> None:
     if not isinstance(x, Tensor) or not x.is_floating_point():
         raise ValueError(f"x must be a float tensor; got {getattr(x, 'dtype', type(x).__name__)}")
     if not -x.ndim <= axis < x.ndim:
@@ -317,19 +324,19 @@ def _split(x: Tensor, axis: int, size: int) -> Float[Tensor, "... blocks size"]:
     return F.pad(last, (0, -last.shape[-1] % size)).unflatten(-1, (-1, size)).contiguous()
 
 
-def _join(split: Tensor, axis: int, shape: torch.Size) -> Tensor:
+def _join(groups: Tensor, axis: int, shape: torch.Size) -> Tensor:
     """The reverse of `_split`, in the dtype of its argument."""
-    return split.flatten(-2)[..., : shape[axis]].movedim(-1, axis)
+    return groups.flatten(-2)[..., : shape[axis]].movedim(-1, axis)
 
 
-def _one_per_block(name: str, scales: Tensor, shape: torch.Size, axis: int, size: int) -> None:
+def _check_scales(name: str, scales: Tensor, shape: torch.Size, axis: int, size: int) -> None:
     blocks = list(shape)
     blocks[axis] = -(-blocks[axis] // size)
     expect(name, scales, "int", *blocks)
 
 
-def _divide(x: Tensor, by: Tensor | float, division: str) -> Tensor:
-    return x / by if division == "ieee" else x * (1 / torch.as_tensor(by, dtype=torch.float32))
+def _divide(x: Tensor, divisor: Tensor | float, division: str) -> Tensor:
+    return x / divisor if division == "ieee" else x * (1 / torch.as_tensor(divisor, dtype=torch.float32))
 
 
 @dataclass(frozen=True)
@@ -351,16 +358,16 @@ def demo(config: Demo = Demo(), log: Callable[..., None] = lambda *_, **__: None
     the last token does. That share is zero unless all tokens share a scale."""
     generator = torch.Generator().manual_seed(config.seed)
     x = torch.randn(config.tokens, config.width, generator=generator)
-    later = x.clone()
-    later[-1] *= config.outlier
-    figures: dict[str, float] = {}
+    scaled_x = x.clone()
+    scaled_x[-1] *= config.outlier
+    metrics: dict[str, float] = {}
     for step, form in enumerate(FORMATS, 1):
-        seen = rounded(x, form)
-        noise = (seen - x).double().square().sum()
-        figures[f"sqnr_{form}"] = (10 * (x.double().square().sum() / noise).log10()).item() if noise else float("inf")
-        figures[f"leak_{form}"] = (rounded(later, form)[:-1] != seen[:-1]).double().mean().item()
-        log(step, len(FORMATS), **figures)
-    return figures
+        rounded_x = rounded(x, form)
+        noise = (rounded_x - x).double().square().sum()
+        metrics[f"sqnr_{form}"] = (10 * (x.double().square().sum() / noise).log10()).item() if noise else float("inf")
+        metrics[f"leak_{form}"] = (rounded(scaled_x, form)[:-1] != rounded_x[:-1]).double().mean().item()
+        log(step, len(FORMATS), **metrics)
+    return metrics
 
 
 if __name__ == "__main__":

@@ -195,12 +195,12 @@ class Settings:
     def __post_init__(self):
         if not self.temperature > 0:
             raise ValueError(f"temperature must be above 0, got {self.temperature}: at 0 all rollouts of a group are the same")
-        least = dict.fromkeys(("prompts", "max_len", "budget_tokens", "environment_tries"), 1) | {"rollouts": 2}
-        least |= dict.fromkeys(("steps", "lr", "warmup", "decay", "clip_low", "clip_high", "turn_tokens", "episode_tokens", "micro_tokens"), 0)
-        least |= {"environment_timeout": 0}
-        for name, smallest in least.items():
-            if not getattr(self, name) >= smallest:
-                raise ValueError(f"{name} must be at least {smallest}, got {getattr(self, name)}")
+        minimums = dict.fromkeys(("prompts", "max_len", "budget_tokens", "environment_tries"), 1) | {"rollouts": 2}
+        minimums |= dict.fromkeys(("steps", "lr", "warmup", "decay", "clip_low", "clip_high", "turn_tokens", "episode_tokens", "micro_tokens"), 0)
+        minimums |= {"environment_timeout": 0}
+        for name, minimum in minimums.items():
+            if not getattr(self, name) >= minimum:
+                raise ValueError(f"{name} must be at least {minimum}, got {getattr(self, name)}")
         for name in ("effort_price", "invalid_call", "kl"):
             if not getattr(self.payment, name) >= 0:
                 raise ValueError(f"payment.{name} must be at least 0, got {getattr(self.payment, name)}")
@@ -309,8 +309,8 @@ class Plain:
         return None
 
     def apply(self, result: "Step", rate: float) -> dict[str, float]:
-        for p, gradient in zip(self.model.parameters(), result.gradients, strict=True):
-            p.grad = None if gradient is None else gradient.to(p.dtype)
+        for param, gradient in zip(self.model.parameters(), result.gradients, strict=True):
+            param.grad = None if gradient is None else gradient.to(param.dtype)
         self.optimizer.param_groups[0]["lr"] = self.lr * rate
         self.optimizer.step()
         self.optimizer.zero_grad()
@@ -378,9 +378,11 @@ def train(
     curriculum = curriculum or InOrder(tasks)
     for step in range(first, c.steps):
         sampler.load(trainer.model, version=step)
-        chosen = curriculum.choose(step, c.prompts)
+        step_tasks = curriculum.choose(step, c.prompts)
         generator = torch.Generator().manual_seed(hash_seed(seed, name, step))
-        rollouts = sample_rollouts(sampler, tasks.environment, chosen, c.rollouts, chat_format, limits, c.temperature, generator, each, tasks.is_slow)
+        rollouts = sample_rollouts(
+            sampler, tasks.environment, step_tasks, c.rollouts, chat_format, limits, c.temperature, generator, each, tasks.is_slow
+        )
         score_rollouts(c, tasks, rollouts, hash_seed(seed, "hints", step))
         result = improve(
             c,
@@ -393,8 +395,8 @@ def train(
             each=each,
         )
         metrics = trainer.apply(result, c.rate(step))
-        curriculum.update(chosen, rollouts)
-        observe(Done(step + 1, chosen, rollouts, result, metrics))
+        curriculum.update(step_tasks, rollouts)
+        observe(Done(step + 1, step_tasks, rollouts, result, metrics))
 
 
 def score_rollouts(c: Settings, tasks: TaskSet, rollouts: Sequence[Rollout], seed: int) -> None:
@@ -405,10 +407,10 @@ def score_rollouts(c: Settings, tasks: TaskSet, rollouts: Sequence[Rollout], see
             continue
         if c.behaviour.most or c.monitor.on:
             rollout.transcript = tasks.transcript(rollout)
-        behaved = behaviour(rollout.transcript, c.behaviour) if c.behaviour.most and rollout.transcript else None
-        rollout.terms = reward_terms(rollout, c.payment, behaved)
-        if behaved:
-            rollout.metrics |= {f"behaviour_{name}": value for name, value in behaved.parts.items()}
+        priced_behaviour = behaviour(rollout.transcript, c.behaviour) if c.behaviour.most and rollout.transcript else None
+        rollout.terms = reward_terms(rollout, c.payment, priced_behaviour)
+        if priced_behaviour:
+            rollout.metrics |= {f"behaviour_{name}": value for name, value in priced_behaviour.parts.items()}
     if c.feedback.weight:
         for rollout, hints in zip(rollouts, tasks.hints(rollouts, seed), strict=True):
             rollout.hints = hints
@@ -417,21 +419,22 @@ def score_rollouts(c: Settings, tasks: TaskSet, rollouts: Sequence[Rollout], see
 def reward_terms(rollout: Rollout, payment: Payment, behaved: Behaviour | None = None) -> dict[str, float]:
     """The terms of a rollout's reward: the environment's own, minus the priced effort (§4.2), minus a penalty for each invalid call, and what
     its behaviour earned if that is priced. Their sum is the reward, without KL, which needs the reference's log-probs."""
-    own, total = rollout.chain.written, sum(len(s.tokens) for s in rollout.chain.segments)
-    spent = effort(
+    written_tokens, total_tokens = rollout.chain.written, sum(len(segment.tokens) for segment in rollout.chain.segments)
+    effort_units = effort(
         Effort(
             thinking_tokens=0,
-            tool_call_tokens=own,
-            tool_output_tokens=total - own - rollout.opening,
+            tool_call_tokens=written_tokens,
+            tool_output_tokens=total_tokens - written_tokens - rollout.opening,
             final_message_tokens=0,
             tool_calls=rollout.metrics.get("calls", 0),
             turns=rollout.metrics.get("turns", 0),
         ),
         payment.weights,
     )
-    terms = {**rollout.terms, "effort": -payment.effort_price * length_penalty(spent, payment.k, payment.q)}
+    # −price · C_{k,q}(effort)
+    terms = {**rollout.terms, "effort": -payment.effort_price * length_penalty(effort_units, payment.k, payment.q)}
     if behaved is not None:
-        terms["behaviour"] = behaved.total
+        terms["behaviour"] = behaved.total  # b, Eq. 1 of `ref/behaviour.py`
     return terms | {"invalid": -payment.invalid_call * rollout.metrics.get("invalid_calls", 0)}
 
 
@@ -456,33 +459,34 @@ def improve(
     order, so the bits do not depend on where. The loss is divided by `budget_tokens` times the rollouts that are left. Raises
     EnvironmentFailure if there are none."""
     rollouts = [*rollouts]
-    valid = [n for n, one in enumerate(rollouts) if not one.failure]
+    valid = [n for n, rollout in enumerate(rollouts) if not rollout.failure]
     if not valid:
         raise EnvironmentFailure(f"no rollout of this step is left to train on: {rollouts[0].failure}")
     total, rollouts = len(rollouts), [rollouts[n] for n in valid]
-    chains = [one.chain for one in rollouts]
+    chains = [rollout.chain for rollout in rollouts]
     batches, (own, behavior) = make_microbatches(chains, c.micro_tokens)
 
     drift, engine = torch.zeros(2, len(chains), dtype=behavior.dtype).unbind()
     if reference is not None:
 
-        def drifted(batch: Batch) -> tuple[Tensor, Tensor]:
+        def compute_drift(batch: Batch) -> tuple[Tensor, Tensor]:
             return reference_kl(model, reference, batch.ids, batch.own, batch.behavior, c.temperature)
 
-        for batch, parts in zip(batches, each(drifted, batches), strict=True):
-            for whole, part in zip((drift, engine), parts, strict=True):
-                whole.index_add_(0, batch.chain, part)
-    rewards = torch.tensor([one.reward for one in rollouts], dtype=behavior.dtype) - c.payment.kl * drift
+        for batch, parts in zip(batches, each(compute_drift, batches), strict=True):
+            for chain_sums, batch_sums in zip((drift, engine), parts, strict=True):
+                chain_sums.index_add_(0, batch.chain, batch_sums)
+    # r − β·KL
+    rewards = torch.tensor([rollout.reward for rollout in rollouts], dtype=behavior.dtype) - c.payment.kl * drift
     if c.shuffle_rewards:
         rewards = rewards[torch.randperm(len(rewards), generator=torch.Generator().manual_seed(seed))]
 
     groups = torch.tensor(valid) // c.rollouts
     parts = rewards.split(torch.bincount(groups, minlength=c.prompts).tolist())
     if len(valid) == total:
-        relative = dr_grpo.group_advantages(rewards.view(c.prompts, c.rollouts)).flatten()
+        relative = dr_grpo.group_advantages(rewards.view(c.prompts, c.rollouts)).flatten()  # Eq. 1 of `ref/dr_grpo.py`
     else:  # each group's mean is over those that are left
         relative = torch.cat([dr_grpo.group_advantages(part[None])[0] for part in parts if len(part)])
-    advantages = spread(relative, chains)
+    advantages = spread(relative, chains)  # A for every context of a chain
     advantages = torch.cat((advantages, advantages.new_zeros(len(own) - len(advantages))))  # padding rows
     budget = float(len(chains) * c.budget_tokens)  # a constant, so the micro-batches' losses add up to that of the full batch
     hinted_contexts = find_hinted(rollouts) if c.feedback.weight else {}
@@ -491,48 +495,52 @@ def improve(
         T = batch.ids.shape[1]
         out = model(batch.ids, logits=False, experts=routing(batch.contexts, T, c.replay, c.replay_alpha))
         logp = own_logp(model, out.hidden, batch.ids, batch.own, c.temperature)
-        loss = dr_grpo.policy_loss(
+        loss = dr_grpo.policy_loss(  # Eq. 3 of `ref/dr_grpo.py`
             logp, batch.behavior[:, 1:], advantages[batch.rows], batch.own[:, 1:], budget=budget, clip_low=c.clip_low, clip_high=c.clip_high
         )
         result = MicrobatchResult(loss.item(), (logp.detach() - batch.behavior[:, 1:])[batch.own[:, 1:]])
         if c.replay == "filtered" and out.experts:  # the last token of a context predicts nothing, so it was not routed
-            known = (torch.arange(T) < batch.lengths[:, None] - 1).flatten()
-            pair = ([e[known] for e in layers] for layers in (out.experts, routing(batch.contexts, T, "plain", 0.0) or []))
-            result.dropped, result.known = differing(*pair)["decisions"], int(known.sum())
+            is_routed = (torch.arange(T) < batch.lengths[:, None] - 1).flatten()
+            expert_pair = (
+                [layer_experts[is_routed] for layer_experts in layers] for layers in (out.experts, routing(batch.contexts, T, "plain", 0.0) or [])
+            )
+            result.dropped, result.num_routed = differing(*expert_pair)["decisions"], int(is_routed.sum())
         if mtp is not None:
             doc = torch.where(torch.arange(T) < batch.lengths[:, None], 0, -1)
-            distilled, result.mtp_count, _ = mtp_loss(mtp, model, out, batch.ids, doc, batch.own.float())
-            result.mtp_loss, result.mtp_gradients = distilled.item(), gradients_of(mtp_weight * distilled / own.sum(), mtp, again=True)
-        if some := [(at, hinted_contexts[row]) for at, row in enumerate(batch.rows.tolist()) if row in hinted_contexts]:
-            student, teacher = (model.head(x) / c.temperature for x in pairs(model, out.hidden, some))
-            apart = feedback_loss(student, teacher, torch.ones(len(student)), budget=budget, kind=c.feedback.divergence)
-            loss = loss + c.feedback.weight * apart
-            result.distilled, result.apart = len(student), apart.item() * budget
+            draft_loss, result.mtp_count, _ = mtp_loss(mtp, model, out, batch.ids, doc, batch.own.float())
+            result.mtp_loss, result.mtp_gradients = (draft_loss.item(), gradients_of(mtp_weight * draft_loss / own.sum(), mtp, again=True))
+        if hinted_rows := [(index, hinted_contexts[row]) for index, row in enumerate(batch.rows.tolist()) if row in hinted_contexts]:
+            student, teacher = (model.head(x) / c.temperature for x in compute_distilled_states(model, out.hidden, hinted_rows))
+            feedback_term = feedback_loss(  # Eq. 1 of `ref/textual_feedback.py`
+                student, teacher, torch.ones(len(student)), budget=budget, kind=c.feedback.divergence
+            )
+            loss = loss + c.feedback.weight * feedback_term
+            result.distilled, result.divergence_sum = len(student), feedback_term.item() * budget
         result.gradients = gradients_of(loss, model)
         return result
 
     results = each(compute_microbatch, batches)
-    count, known, tokens = sum(f.mtp_count for f in results), sum(f.known for f in results), int(own.sum())
-    distilled = sum(f.distilled for f in results)
-    where = torch.tensor(valid)
+    count, num_routed, tokens = (sum(micro.mtp_count for micro in results), sum(micro.num_routed for micro in results), int(own.sum()))
+    num_distilled = sum(micro.distilled for micro in results)
+    valid_index = torch.tensor(valid)
 
-    def scattered(values: Tensor) -> Tensor:
-        return values.new_full((total,), math.nan).index_copy(0, where, values)
+    def scatter(values: Tensor) -> Tensor:
+        return values.new_full((total,), math.nan).index_copy(0, valid_index, values)
 
     return Step(
-        loss=sum(f.loss for f in results),
-        gradients=total_of([f.gradients for f in results]),
-        rewards=scattered(rewards),
-        drift=scattered(drift),
-        engine=scattered(engine),
-        gap=torch.cat([f.gap for f in results]),
+        loss=sum(micro.loss for micro in results),
+        gradients=total_of([micro.gradients for micro in results]),
+        rewards=scatter(rewards),
+        drift=scatter(drift),
+        engine=scatter(engine),
+        gap=torch.cat([micro.gap for micro in results]),
         tokens=tokens,
         nll=-(behavior.sum().item() / tokens),
-        dropped=sum(f.dropped * f.known for f in results) / known if known else None,
-        mtp_loss=sum(f.mtp_loss for f in results) / count if count else None,
-        mtp_gradients=total_of([f.mtp_gradients for f in results]) if count else None,
-        distilled=distilled,
-        divergence=sum(f.apart for f in results) / distilled if distilled else None,
+        dropped=sum(micro.dropped * micro.num_routed for micro in results) / num_routed if num_routed else None,
+        mtp_loss=sum(micro.mtp_loss for micro in results) / count if count else None,
+        mtp_gradients=total_of([micro.mtp_gradients for micro in results]) if count else None,
+        distilled=num_distilled,
+        divergence=sum(micro.divergence_sum for micro in results) / num_distilled if num_distilled else None,
     )
 
 
@@ -544,21 +552,21 @@ def make_microbatches(chains: Sequence[Chain], tokens: int = 0) -> tuple[list[Ba
     """Micro-batches of contexts of similar length, which need little padding: `ROWS` of them, or as many as have at most `tokens` tokens with
     their padding, and one at least. The longest come first, so cores that share them finish together. Also, for all contexts, padded: which
     tokens are the policy's own, and their log μ."""
-    segments = [s for chain in chains for s in chain.segments]
+    segments = [segment for chain in chains for segment in chain.segments]
     ids, own, behavior = pad(segments, multiple=MULTIPLE, rows_multiple=1 if tokens else ROWS)
-    fill = [0] * (len(ids) - len(segments))
-    chain = torch.tensor([n for n, one in enumerate(chains) for _ in one.segments] + fill)
-    lengths = torch.tensor([len(s.tokens) for s in segments] + fill)
+    padding = [0] * (len(ids) - len(segments))
+    chain = torch.tensor([chain_number for chain_number, chain_item in enumerate(chains) for _ in chain_item.segments] + padding)
+    lengths = torch.tensor([len(segment.tokens) for segment in segments] + padding)
     batches = []
     order = lengths.argsort(stable=True)
-    for rows in reversed(order.split(ROWS) if not tokens else within(order, lengths, tokens)):
+    for rows in reversed(order.split(ROWS) if not tokens else split_by_tokens(order, lengths, tokens)):
         T = -(-int(lengths[rows].max()) // MULTIPLE) * MULTIPLE
-        contexts = [segments[i] if i < len(segments) else None for i in rows.tolist()]
+        contexts = [segments[index] if index < len(segments) else None for index in rows.tolist()]
         batches.append(Batch(rows, chain[rows], ids[rows, :T], own[rows, :T], behavior[rows, :T], lengths[rows], contexts))
     return batches, (own, behavior)
 
 
-def within(order: Tensor, lengths: Tensor, tokens: int) -> list[Tensor]:
+def split_by_tokens(order: Tensor, lengths: Tensor, tokens: int) -> list[Tensor]:
     """Contexts in order of length, cut into micro-batches whose rows, padded, have at most so many tokens together."""
     batches: list[list[int]] = []
     for row in order.tolist():
@@ -572,13 +580,13 @@ def within(order: Tensor, lengths: Tensor, tokens: int) -> list[Tensor]:
 def pad(rollouts: Sequence[Segment], multiple: int = 1, rows_multiple: int = 1) -> tuple[Tensor, Tensor, Tensor]:
     """ids [B, T], mask [B, T] (True on sampled tokens) and behaviour log-probs [B, T] of rollouts of unequal
     length. T is rounded up to a multiple of `multiple`, and B to one of `rows_multiple` with rows that do not count."""
-    T = -(-max(len(r.tokens) for r in rollouts) // multiple) * multiple
+    T = -(-max(len(rollout.tokens) for rollout in rollouts) // multiple) * multiple
     B = -(-len(rollouts) // rows_multiple) * rows_multiple
     ids = torch.zeros(B, T, dtype=torch.long)
     mask, logp = torch.zeros(B, T, dtype=torch.bool), torch.zeros(B, T, dtype=rollouts[0].logp.dtype)
-    for row, r in enumerate(rollouts):
-        n = len(r.tokens)
-        ids[row, :n], mask[row, :n], logp[row, :n] = r.tokens, r.sampled, r.logp
+    for row, rollout in enumerate(rollouts):
+        length = len(rollout.tokens)
+        ids[row, :length], mask[row, :length], logp[row, :length] = rollout.tokens, rollout.sampled, rollout.logp
     return ids, mask, logp
 
 
@@ -591,8 +599,9 @@ def reference_kl(
 
     Both networks are evaluated by the same engine here, each with its own experts. So an untrained policy has a drift of exactly
     zero, however coarse its sampler is."""
-    now, before = (own_logp(model, model(ids, logits=False).hidden, ids, mask, temperature) for model in (policy, reference))
-    drift, engine = kl.token_kl(now, before, "k1"), behavior_logp[:, 1:] - now
+    policy_logp, reference_logp = (own_logp(model, model(ids, logits=False).hidden, ids, mask, temperature) for model in (policy, reference))
+    # k1 = log π − log π_ref, and log μ − log π
+    drift, engine = kl.token_kl(policy_logp, reference_logp, "k1"), behavior_logp[:, 1:] - policy_logp
     return (drift * mask[:, 1:]).sum(1), (engine * mask[:, 1:]).sum(1)
 
 
@@ -600,7 +609,7 @@ def own_logp(model: Transformer, hidden: Tensor, ids: Tensor, mask: Tensor, temp
     """Log-probs [B, T−1], at the sampling temperature, of the policy's own tokens (`mask` [B, T]) given the tokens before them; zero
     elsewhere, where the head is not run."""
     row, t = mask[:, 1:].nonzero(as_tuple=True)
-    logp = model.logprob(hidden[row, t] / temperature, ids[row, t + 1])
+    logp = model.logprob(hidden[row, t] / temperature, ids[row, t + 1])  # log softmax(z / temperature)
     return logp.new_zeros(len(ids), ids.shape[1] - 1).index_put((row, t), logp)
 
 
@@ -612,12 +621,12 @@ def routing(rollouts: Sequence[Segment | None], T: int, how: str, alpha: float) 
     if how == "none" or not L:
         return None
     # Padding needs K distinct experts too; no gradient comes from it.
-    chosen = torch.arange(K).expand(len(rollouts), T, L, K).clone()
+    experts = torch.arange(K).expand(len(rollouts), T, L, K).clone()
     for row, rollout in enumerate(rollouts):
         if rollout is not None:
-            chosen[row, : len(rollout.experts)] = rollout.experts.long()
-    layers = chosen.flatten(0, 1).unbind(1)
-    return list(layers) if how == "plain" else [functools.partial(replay, replayed=e, k=K, alpha=alpha) for e in layers]
+            experts[row, : len(rollout.experts)] = rollout.experts.long()
+    layers = experts.flatten(0, 1).unbind(1)
+    return list(layers) if how == "plain" else [functools.partial(replay, replayed=layer_experts, k=K, alpha=alpha) for layer_experts in layers]
 
 
 def find_hinted(rollouts: Sequence[Rollout]) -> dict[int, Hinted]:
@@ -625,27 +634,31 @@ def find_hinted(rollouts: Sequence[Rollout]) -> dict[int, Hinted]:
     unless a conversation has hints for each of its contexts or none at all, and as `hinted`."""
     contexts: dict[int, Hinted] = {}
     number = 0
-    for n, p in enumerate(rollouts):
-        if p.hints and len(p.hints) != len(p.chain.segments):
-            raise ValueError(f"hints must be given for all {len(p.chain.segments)} contexts of rollout {n}, or for none; got {len(p.hints)}")
-        for segment, hints in zip(p.chain.segments, p.hints):
-            where = hinted(segment, hints)
-            contexts |= {number: where} if len(where.student) else {}
+    for index, rollout in enumerate(rollouts):
+        if rollout.hints and len(rollout.hints) != len(rollout.chain.segments):
+            raise ValueError(
+                f"hints must be given for all {len(rollout.chain.segments)} contexts of rollout {index}, or for none; got {len(rollout.hints)}"
+            )
+        for segment, hints in zip(rollout.chain.segments, rollout.hints):
+            hinted_context = hinted(segment, hints)
+            contexts |= {number: hinted_context} if len(hinted_context.student) else {}
             number += 1
-        number += 0 if p.hints else len(p.chain.segments)
+        number += 0 if rollout.hints else len(rollout.chain.segments)
     return contexts
 
 
-def pairs(model: Transformer, hidden: Tensor, told: Sequence[tuple[int, Hinted]]) -> tuple[Tensor, Tensor]:
+def compute_distilled_states(model: Transformer, hidden: Tensor, hinted_rows: Sequence[tuple[int, Hinted]]) -> tuple[Tensor, Tensor]:
     """The hidden states [n, D] that predict the distilled tokens of some rows of a micro-batch, `hidden` [B, T, D] being its own: the student's,
     and without gradient the teacher's, which come from a forward pass on what it reads."""
-    T = -(-max(len(where.tokens) for _, where in told) // MULTIPLE) * MULTIPLE
-    ids = torch.zeros(-(-len(told) // MULTIPLE) * MULTIPLE, T, dtype=torch.long)
-    for row, (_, where) in enumerate(told):
-        ids[row, : len(where.tokens)] = where.tokens
+    T = -(-max(len(hinted_context.tokens) for _, hinted_context in hinted_rows) // MULTIPLE) * MULTIPLE
+    ids = torch.zeros(-(-len(hinted_rows) // MULTIPLE) * MULTIPLE, T, dtype=torch.long)
+    for row, (_, hinted_context) in enumerate(hinted_rows):
+        ids[row, : len(hinted_context.tokens)] = hinted_context.tokens
     with torch.no_grad():
-        taught = model(ids, logits=False).hidden
-    student, teacher = zip(*(predictions(hidden[at], taught[row], where) for row, (at, where) in enumerate(told)), strict=True)
+        teacher_hidden = model(ids, logits=False).hidden
+    student, teacher = zip(
+        *(predictions(hidden[index], teacher_hidden[row], hinted_context) for row, (index, hinted_context) in enumerate(hinted_rows)), strict=True
+    )
     return torch.cat(student), torch.cat(teacher)
 
 
@@ -658,13 +671,13 @@ class MicrobatchResult:
     """log π − log μ of the policy's own tokens, [n]."""
     gradients: list[Tensor | None] = field(default_factory=list)
     dropped: float = 0.0
-    known: int = 0
+    num_routed: int = 0
     """Share of the replayed decisions that the filter dropped, and the number of tokens it refers to."""
     mtp_loss: float = 0.0
     mtp_count: float = 0.0
     mtp_gradients: list[Tensor | None] = field(default_factory=list)
     distilled: int = 0
-    apart: float = 0.0
+    divergence_sum: float = 0.0
     """Tokens that hints correct, and the sum of their divergences, nats."""
 
 
@@ -676,5 +689,8 @@ def gradients_of(loss: Tensor, model: torch.nn.Module, again: bool = False) -> l
 
 def total_of(parts: list[list[Tensor | None]]) -> list[Tensor | None]:
     """The sum over micro-batches for each parameter, in float32 or wider, in the order of the micro-batches."""
-    columns = [[g.to(torch.promote_types(g.dtype, torch.float32)) for g in column if g is not None] for column in zip(*parts, strict=True)]
+    columns = [
+        [gradient.to(torch.promote_types(gradient.dtype, torch.float32)) for gradient in column if gradient is not None]
+        for column in zip(*parts, strict=True)
+    ]
     return [functools.reduce(torch.add, column) if column else None for column in columns]

@@ -156,7 +156,7 @@ class Active:
 
     def read(self, turn: SampledTurn) -> Message | None:
         """Takes a turn. Returns the message for the environment, or None for a summary."""
-        tokens = written_tokens(turn)
+        tokens = get_turn_tokens(turn)
         self.sampled += len(tokens)
         if self.builder.is_summary:
             self.builder.summarise(tokens)
@@ -170,19 +170,19 @@ class Active:
         return message
 
     @property
-    def is_spent(self) -> bool:
+    def has_reached_limit(self) -> bool:
         """Whether a limit leaves no further turn to an episode that is not over."""
         limits = self.limits
-        over = limits.turns is not None and len(self.starts) >= limits.turns or limits.tokens is not None and self.sampled >= limits.tokens
-        return over and not self.builder.chain.finished
+        is_exhausted = limits.turns is not None and len(self.starts) >= limits.turns or limits.tokens is not None and self.sampled >= limits.tokens
+        return is_exhausted and not self.builder.chain.finished
 
     @property
     def longest_turn(self) -> int | None:
         """Tokens that the next turn may have."""
         limits = self.limits
         remaining = None if limits.tokens is None else max(1, limits.tokens - self.sampled)
-        known = [n for n in (remaining, None if self.builder.is_summary else limits.turn_tokens) if n is not None]
-        return min(known) if known else None
+        bounds = [bound for bound in (remaining, None if self.builder.is_summary else limits.turn_tokens) if bound is not None]
+        return min(bounds) if bounds else None
 
     def answer(self, result: StepResult) -> list[int] | None:
         """Takes what the environment answered to the last turn. Returns the tokens to append, or None if the context ends here."""
@@ -194,13 +194,13 @@ class Active:
         self.record += result.messages
         tokens = self.format.encode_answer(history, result.messages)
         if tokens is None:
-            self.builder.rewrite(self._rewritten())
+            self.builder.rewrite(self._encode_rewritten())
             return None
         # Behind a turn that a limit cut off, or that ended with another stop token, the format's own one is given.
         stop = self.format.stop_ids[0]
-        return self.builder.answer(written_tokens(self.last), tokens if self.last.stop == stop else [stop, *tokens])
+        return self.builder.answer(get_turn_tokens(self.last), tokens if self.last.stop == stop else [stop, *tokens])
 
-    def _rewritten(self) -> list[int] | None:
+    def _encode_rewritten(self) -> list[int] | None:
         """The current context as the format writes its messages now, up to where the policy speaks; None if it cannot be written: because of
         what the policy wrote, or because a summary would have to stand where the format writes something else."""
         builder = self.builder
@@ -225,7 +225,7 @@ class Active:
         )
 
 
-def written_tokens(turn: SampledTurn) -> list[int]:
+def get_turn_tokens(turn: SampledTurn) -> list[int]:
     """The tokens of a turn, with the stop token that it chose."""
     return turn.tokens if turn.stop is None else [*turn.tokens, turn.stop]
 
@@ -248,43 +248,43 @@ class Entry:
 
 
 class EnvironmentCall:
-    """One call of an environment, in a thread of its own. `changed` is set once it has ended. `discard`: what becomes of a value that comes too
-    late."""
+    """One call of an environment, in a thread of its own. `answer_event` is set once it has ended. `discard`: what
+    becomes of a value that comes too late."""
 
     def __init__(
         self,
         entry: Entry,
         function: Callable[[], Any],
-        then: Callable[[Any], None],
-        changed: threading.Event,
+        on_result: Callable[[Any], None],
+        answer_event: threading.Event,
         discard: Callable[[Any], None] | None = None,
     ):
-        self.entry, self.then, self.discard, self.since = entry, then, discard, time.monotonic()
+        self.entry, self.on_result, self.discard, self.start_time = entry, on_result, discard, time.monotonic()
         self.value: Any = None
         self.error: BaseException | None = None
         self.done, self.lock, self.is_abandoned = threading.Event(), threading.Lock(), False
-        threading.Thread(target=self.run, args=(function, changed), daemon=True).start()
+        threading.Thread(target=self.run, args=(function, answer_event), daemon=True).start()
 
-    def run(self, function: Callable[[], Any], changed: threading.Event) -> None:
+    def run(self, function: Callable[[], Any], answer_event: threading.Event) -> None:
         try:
             self.value = function()
         except BaseException as error:  # raised in the thread of the driver
             self.error = error
         with self.lock:
             self.done.set()
-            late = self.is_abandoned
-        if late:
-            self._discard()
-        changed.set()
+            is_late = self.is_abandoned
+        if is_late:
+            self._discard_value()
+        answer_event.set()
 
     def abandon(self) -> None:
         """Nobody waits for the call any more. If it returns a value, now or later, the value is discarded."""
         with self.lock:
-            self.is_abandoned, over = True, self.done.is_set()
-        if over:
-            self._discard()
+            self.is_abandoned, is_done = True, self.done.is_set()
+        if is_done:
+            self._discard_value()
 
-    def _discard(self) -> None:
+    def _discard_value(self) -> None:
         if self.discard is not None and self.error is None:
             self.discard(self.value)
 
@@ -301,16 +301,16 @@ class Driver:
 
     def __init__(self, engine: Engine, chat_format: ChatFormat, limits: Limits, threads: bool = False, temperature: float = 1.0):
         self.engine, self.format, self.limits, self.threads, self.temperature = engine, chat_format, limits, threads, temperature
-        self.most = engine.free_slots + max(1, engine.free_slots // 4)  # episodes under way
+        self.max_active = engine.free_slots + max(1, engine.free_slots // 4)  # episodes under way
         self.queue: list[Entry] = []  # not yet begun
         self.entries: dict[Entry, None] = {}  # under way
         self.waiting: list[Entry] = []  # open contexts without a slot
-        self.seated: dict[int, Entry] = {}
+        self.entries_by_slot: dict[int, Entry] = {}
         self.calls: list[EnvironmentCall] = []
-        self.closing: list[threading.Thread] = []
+        self.closing_threads: list[threading.Thread] = []
         self.results: list[tuple[Any, Rollout]] = []
         self.failures = self.added = 0
-        self.changed = threading.Event()  # set once a call of an environment has ended
+        self.answer_event = threading.Event()  # set once a call of an environment has ended
 
     def add(self, key: Hashable, make: Callable[[], Environment], seed: Seed = None) -> None:
         """Adds a rollout, which begins in a later step."""
@@ -319,10 +319,10 @@ class Driver:
 
     def cancel(self, keys: Callable[[Any], bool]) -> None:
         """Gives up the rollouts whose keys are such, and closes their environments."""
-        for slot, entry in list(self.seated.items()):
+        for slot, entry in list(self.entries_by_slot.items()):
             if keys(entry.key):
                 self.engine.remove(slot)
-                del self.seated[slot]
+                del self.entries_by_slot[slot]
         for call in self.calls:
             if keys(call.entry.key):
                 call.abandon()
@@ -330,14 +330,14 @@ class Driver:
         self.calls = [call for call in self.calls if not keys(call.entry.key)]
         self.results = [(key, rollout) for key, rollout in self.results if not keys(key)]
         for entry in [entry for entry in self.entries if keys(entry.key)]:
-            self._end(entry)
+            self._end_rollout(entry)
 
     def close(self, seconds: float = 10.0) -> None:
         """Gives up all rollouts. Waits until their environments are closed, for so many seconds at most."""
         self.cancel(lambda _: True)
-        until = time.monotonic() + seconds
-        for thread in self.closing:
-            thread.join(max(0.0, until - time.monotonic()))
+        deadline = time.monotonic() + seconds
+        for thread in self.closing_threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
 
     @property
     def is_empty(self) -> bool:
@@ -347,12 +347,12 @@ class Driver:
     @property
     def is_blocked(self) -> bool:
         """Whether a step would do nothing until an environment answers."""
-        if self.results or any(call.done.is_set() for call in self.calls) or self.queue and len(self.entries) < self.most:
+        if self.results or any(call.done.is_set() for call in self.calls) or self.queue and len(self.entries) < self.max_active:
             return False
-        return self.engine.is_idle and not (self.waiting and self._may_seat)
+        return self.engine.is_idle and not (self.waiting and self._can_add_context)
 
     @property
-    def _may_seat(self) -> bool:
+    def _can_add_context(self) -> bool:
         """Whether a context may take a slot. Contexts that start together wait for those whose environments are still opening."""
         return self.engine.free_slots > 0 and not (self.engine.in_waves and any(call.entry.active is None for call in self.calls))
 
@@ -360,148 +360,150 @@ class Driver:
         """How many slots decode, how many wait for an environment, how many are free, and how many rollouts wait for a slot."""
         tools = sum(call.entry.slot >= 0 for call in self.calls)
         queued = len(self.queue) + len(self.waiting)
-        return {"decoding": len(self.seated) - tools, "tools": tools, "free": self.engine.free_slots, "queued": queued}
+        return {"decoding": len(self.entries_by_slot) - tools, "tools": tools, "free": self.engine.free_slots, "queued": queued}
 
     def step(self) -> list[tuple[Any, Rollout]]:
         """One step: answers of environments, new contexts, and a step of the engine. Returns the rollouts that are now over."""
-        self.changed.clear()
-        self._take_calls()
-        while self.queue and len(self.entries) < self.most:
+        self.answer_event.clear()
+        self._handle_calls()
+        while self.queue and len(self.entries) < self.max_active:
             entry = self.queue.pop(0)
             self.entries[entry] = None
-            self._begin(entry)
+            self._start_episode(entry)
         if self.engine.in_waves:  # contexts keep their order from wave to wave
             self.waiting.sort(key=lambda entry: entry.number)
-        while self.waiting and self._may_seat:
+        while self.waiting and self._can_add_context:
             entry = self.waiting.pop(0)
             assert entry.active is not None
             draws = uniform(entry.draws, self.engine.max_len) if self.temperature else None
             entry.slot = self.engine.add(entry.active.builder.prompt, self.format.stop_ids, draws, entry.active.longest_turn)
-            self.seated[entry.slot] = entry
+            self.entries_by_slot[entry.slot] = entry
         for slot in self.engine.step():
-            entry, turn = self.seated[slot], self.engine.turn(slot)
+            entry, turn = self.entries_by_slot[slot], self.engine.turn(slot)
             assert entry.active is not None
             if turn is None:
-                self._leave(entry, False)
+                self._end_context(entry, False)
                 continue
             message = entry.active.read(turn)
             if message is None:
-                self._leave(entry, turn.stop is not None and not entry.active.is_spent)
+                self._end_context(entry, turn.stop is not None and not entry.active.has_reached_limit)
             else:
-                self._call(entry, partial(entry.active.environment.step, message), partial(self._answered, entry))
+                self._call_environment(entry, partial(entry.active.environment.step, message), partial(self._on_step, entry))
         results, self.results = self.results, []
         return results
 
     def wait(self, seconds: float | None = None) -> None:
         """Waits until an environment has answered, if nothing else is to be done."""
         if self.is_blocked and self.calls:
-            late = min(call.since for call in self.calls) + self.limits.seconds - time.monotonic()
-            bounds = [bound for bound in (seconds, late) if bound is not None and bound < math.inf]
-            self.changed.wait(max(0.0, min(bounds)) if bounds else None)
+            seconds_left = min(call.start_time for call in self.calls) + self.limits.seconds - time.monotonic()
+            bounds = [bound for bound in (seconds, seconds_left) if bound is not None and bound < math.inf]
+            self.answer_event.wait(max(0.0, min(bounds)) if bounds else None)
 
-    def _begin(self, entry: Entry) -> None:
+    def _start_episode(self, entry: Entry) -> None:
         entry.tries, entry.slot = entry.tries + 1, -1
         entry.draws = torch.Generator().manual_seed(entry.seed) if isinstance(entry.seed, int) else entry.seed
-        self._call(entry, entry.make, partial(self._made, entry), close)
+        self._call_environment(entry, entry.make, partial(self._on_created, entry), close_environment)
 
-    def _made(self, entry: Entry, environment: Environment) -> None:
+    def _on_created(self, entry: Entry, environment: Environment) -> None:
         entry.environment = environment
-        self._call(entry, environment.reset, partial(self._opened, entry))
+        self._call_environment(entry, environment.reset, partial(self._on_reset, entry))
 
-    def _opened(self, entry: Entry, messages: Sequence[Message]) -> None:
+    def _on_reset(self, entry: Entry, messages: Sequence[Message]) -> None:
         assert entry.environment is not None
         entry.active = Active(entry.environment, self.format, self.limits)
         entry.active.open(messages)
         self.waiting.append(entry)
 
-    def _answered(self, entry: Entry, result: StepResult) -> None:
+    def _on_step(self, entry: Entry, result: StepResult) -> None:
         active = entry.active
         assert active is not None
         tokens = active.answer(result)
-        if tokens is None or active.is_spent:
-            self._leave(entry, not active.is_spent)
+        if tokens is None or active.has_reached_limit:
+            self._end_context(entry, not active.has_reached_limit)
         else:
             self.engine.extend(entry.slot, tokens, active.longest_turn)
 
-    def _leave(self, entry: Entry, finished: bool) -> None:
+    def _end_context(self, entry: Entry, finished: bool) -> None:
         """A context is over. `finished`: it came to its end by itself."""
         active = entry.active
         assert active is not None
-        del self.seated[entry.slot]
+        del self.entries_by_slot[entry.slot]
         segment, entry.slot = self.engine.remove(entry.slot, finished), -1
         if not bool(segment.logp.isfinite().all()):
             raise ValueError("the policy must give finite log-probs, but gave others")
         if active.builder.close(segment):
             self.waiting.insert(0, entry)
         else:
-            self._call(entry, active.environment.reward, partial(self._judged, entry))
+            self._call_environment(entry, active.environment.reward, partial(self._on_reward, entry))
 
-    def _judged(self, entry: Entry, reward: Reward) -> None:
+    def _on_reward(self, entry: Entry, reward: Reward) -> None:
         assert entry.active is not None
         self.results.append((entry.key, entry.active.result(reward)))
-        self._end(entry)
+        self._end_rollout(entry)
 
-    def _call(self, entry: Entry, function: Callable[[], Any], then: Callable[[Any], None], discard: Callable[[Any], None] | None = None) -> None:
+    def _call_environment(
+        self, entry: Entry, function: Callable[[], Any], on_result: Callable[[Any], None], discard: Callable[[Any], None] | None = None
+    ) -> None:
         if self.threads:
-            self.calls.append(EnvironmentCall(entry, function, then, self.changed, discard))
+            self.calls.append(EnvironmentCall(entry, function, on_result, self.answer_event, discard))
             return
         try:
             value = function()
         except EnvironmentFailure as error:
-            self._failed(entry, str(error))
+            self._handle_failure(entry, str(error))
         else:
-            then(value)
+            on_result(value)
 
-    def _take_calls(self) -> None:
+    def _handle_calls(self) -> None:
         """Goes on with the rollouts whose environments have answered, and gives up those that take too long."""
-        now = time.monotonic()
-        for call in [call for call in self.calls if call.done.is_set() or now - call.since > self.limits.seconds]:
+        time_now = time.monotonic()
+        for call in [call for call in self.calls if call.done.is_set() or time_now - call.start_time > self.limits.seconds]:
             self.calls.remove(call)
-            self._take(call)
+            self._handle_call(call)
 
-    def _take(self, call: EnvironmentCall) -> None:
+    def _handle_call(self, call: EnvironmentCall) -> None:
         if not call.done.is_set():
             call.abandon()
-            self._failed(call.entry, f"the environment did not answer in {self.limits.seconds:g} seconds")
+            self._handle_failure(call.entry, f"the environment did not answer in {self.limits.seconds:g} seconds")
         elif isinstance(call.error, EnvironmentFailure):
-            self._failed(call.entry, str(call.error))
+            self._handle_failure(call.entry, str(call.error))
         elif call.error is not None:
             raise call.error
         else:
-            call.then(call.value)
+            call.on_result(call.value)
 
-    def _failed(self, entry: Entry, why: str) -> None:
+    def _handle_failure(self, entry: Entry, reason: str) -> None:
         """The environment has failed: the episode is tried again, or is over."""
         self.failures += 1
         if entry.slot >= 0:
-            del self.seated[entry.slot]
+            del self.entries_by_slot[entry.slot]
             self.engine.remove(entry.slot, False)
         chain = Chain() if entry.active is None else entry.active.builder.chain
         if entry.tries < self.limits.tries:
-            self._close(entry)
-            self._begin(entry)
+            self._close_environment(entry)
+            self._start_episode(entry)
         else:
-            self.results.append((entry.key, Rollout(chain, failure=why)))
-            self._end(entry)
+            self.results.append((entry.key, Rollout(chain, failure=reason)))
+            self._end_rollout(entry)
 
-    def _end(self, entry: Entry) -> None:
+    def _end_rollout(self, entry: Entry) -> None:
         """The rollout is over, or given up."""
         del self.entries[entry]
-        self._close(entry)
+        self._close_environment(entry)
 
-    def _close(self, entry: Entry) -> None:
+    def _close_environment(self, entry: Entry) -> None:
         environment, entry.environment, entry.active = entry.environment, None, None
         if environment is None:
             return
         if self.threads:
-            thread = threading.Thread(target=close, args=(environment,), daemon=True)
+            thread = threading.Thread(target=close_environment, args=(environment,), daemon=True)
             thread.start()
-            self.closing = [*(other for other in self.closing if other.is_alive()), thread]
+            self.closing_threads = [*(closing_thread for closing_thread in self.closing_threads if closing_thread.is_alive()), thread]
         else:
-            close(environment)
+            close_environment(environment)
 
 
-def close(environment: Environment) -> None:
+def close_environment(environment: Environment) -> None:
     """Closes an environment. An error is a warning: the rollout is over, and others go on."""
     try:
         environment.close()
@@ -511,7 +513,7 @@ def close(environment: Environment) -> None:
 
 def common_names(metrics: Sequence[Mapping[str, Any]]) -> list[str]:
     """The names that all of them have, in the order of the first."""
-    return [name for name in (metrics[0] if metrics else ()) if all(name in one for one in metrics)]
+    return [name for name in (metrics[0] if metrics else ()) if all(name in record for record in metrics)]
 
 
 def one_by_one(function: Callable[[Any], Any], parts: Sequence[Any]) -> list:
@@ -545,11 +547,11 @@ def rollout(
     for name in ("request", "resume", "instruction"):
         check_tokens(name, getattr(chaining, name), sampler.vocab_size)
     driver = Driver(sampler.engine(len(make), chaining.limit, temperature), chat_format, limits, threads, temperature)
-    every = seeds if isinstance(seeds, Sequence) else [seeds] * len(make)
+    rollout_seeds = seeds if isinstance(seeds, Sequence) else [seeds] * len(make)
     rollouts: dict[Hashable, Rollout] = {}
     try:
-        for number, (new, seed) in enumerate(zip(make, every, strict=True)):
-            driver.add(number, new, seed)
+        for number, (make_environment, seed) in enumerate(zip(make, rollout_seeds, strict=True)):
+            driver.add(number, make_environment, seed)
         while not driver.is_empty:
             rollouts.update(driver.step())
             driver.wait()
@@ -582,22 +584,22 @@ def sample_rollouts(
     `each(function, batches)` may sample the batches elsewhere. How rollouts are divided into batches does not depend on the number of processes,
     because the last bit of a product depends on its number of rows."""
     stream = 0 if generator is None else int(torch.randint(2**62, (), generator=generator))
-    used: Counter[str] = Counter()
-    wanted: list[tuple[Any, int, int | None]] = []
+    counts: Counter[str] = Counter()
+    requests: list[tuple[Any, int, int | None]] = []
     for task in (task for task in tasks for _ in range(count)):
-        number = used[task.key]
-        wanted.append((task, number, None if generator is None else hash_seed(stream, task.key, number)))
-        used[task.key] += 1
+        number = counts[task.key]
+        requests.append((task, number, None if generator is None else hash_seed(stream, task.key, number)))
+        counts[task.key] += 1
 
-    def batch(part: range) -> list[Rollout]:
-        make = [partial(environment, *wanted[i][:2]) for i in part]
-        return rollout(sampler, make, chat_format, limits, temperature, [wanted[i][2] for i in part], threads)
+    def sample_batch(indices: range) -> list[Rollout]:
+        make = [partial(environment, *requests[index][:2]) for index in indices]
+        return rollout(sampler, make, chat_format, limits, temperature, [requests[index][2] for index in indices], threads)
 
-    size = min(max(FEWEST, -(-len(wanted) // 4)), MOST)
-    parts = [range(len(wanted))[start : start + size] for start in range(0, len(wanted), size)]
-    rollouts = [*itertools.chain(*each(batch, parts))]
-    for (task, *_), one in zip(wanted, rollouts, strict=True):
-        one.task = task
+    size = min(max(FEWEST, -(-len(requests) // 4)), MOST)
+    batches = [range(len(requests))[start : start + size] for start in range(0, len(requests), size)]
+    rollouts = [*itertools.chain(*each(sample_batch, batches))]
+    for (task, *_), sampled_rollout in zip(requests, rollouts, strict=True):
+        sampled_rollout.task = task
     return rollouts
 
 
@@ -613,29 +615,29 @@ def script_rollout(
             pass
         return active.result(environment.reward())
     finally:
-        close(environment)
+        close_environment(environment)
 
 
 def _script_context(active: Active, say: Callable[[Sequence[Message], bool], Sequence[int]]) -> Segment:
     """Writes one context to its end, or up to a limit."""
     builder, stop, limit = active.builder, active.format.stop_ids[0], active.limits.chaining.limit
-    tokens, own, answer, finished = list(builder.prompt), [False] * len(builder.prompt), builder.prompt, False
+    tokens, is_sampled, answer, finished = list(builder.prompt), [False] * len(builder.prompt), builder.prompt, False
     while answer is not None and len(tokens) < limit:
         ids, longest = list(say(active.messages, builder.is_summary)), active.longest_turn
         turn = SampledTurn(ids, stop) if longest is None or len(ids) < longest else SampledTurn(ids[:longest], None)
-        tokens += written_tokens(turn)
-        own += [True] * len(written_tokens(turn))
+        tokens += get_turn_tokens(turn)
+        is_sampled += [True] * len(get_turn_tokens(turn))
         if len(tokens) > limit:
             break  # full within the turn, which nobody sees
         message = active.read(turn)
         answer = None if message is None else active.answer(active.environment.step(message))
-        finished = answer is None and not active.is_spent and (message is not None or turn.stop is not None)
+        finished = answer is None and not active.has_reached_limit and (message is not None or turn.stop is not None)
         tokens += answer or []
-        own += [False] * len(answer or [])
-        if active.is_spent:
+        is_sampled += [False] * len(answer or [])
+        if active.has_reached_limit:
             break
     T = min(len(tokens), limit)
-    sampled, experts = torch.tensor(own[:T]), torch.zeros(T - 1, 0, 2, dtype=torch.int16)
+    sampled, experts = torch.tensor(is_sampled[:T]), torch.zeros(T - 1, 0, 2, dtype=torch.int16)
     return Segment(torch.tensor(tokens[:T]), sampled, torch.zeros(T), torch.where(sampled, 0, -1), experts, finished)
 
 
@@ -676,8 +678,8 @@ def _decode_context(decoder: Decoder, active: Active, ahead: bool) -> Active:
         is_whole = turn[-1] == stop
         message = active.read(SampledTurn(turn[:-1], stop) if is_whole else SampledTurn(turn, None))
         answer = None if message is None else active.answer(active.environment.step(message))
-        active.is_over = answer is None and not active.is_spent and (is_whole or message is not None)
-        if answer is None or active.is_spent:
+        active.is_over = answer is None and not active.has_reached_limit and (is_whole or message is not None)
+        if answer is None or active.has_reached_limit:
             turn = decoder.generate(stop, 0)
         else:
             decoder.feed(answer[: decoder.max_len - decoder.length])

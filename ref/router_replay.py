@@ -60,11 +60,11 @@ def replay(scores: Float[Tensor, "N E"], replayed: Int[Tensor, "N K"], k: int, a
     replayed experts that are not k distinct ones of the E, and for alpha outside [0, 1]. §6.2."""
     check(scores, replayed, k, alpha)
     E, replayed = scores.shape[1], replayed.long()
-    floor = scores.topk(k, -1)[0][:, -1:] + (math.log(alpha) if alpha else -math.inf)
-    plausible = scores >= floor
-    kept = torch.zeros_like(plausible).scatter_(1, replayed, plausible.gather(1, replayed))
+    threshold = scores.topk(k, -1)[0][:, -1:] + (math.log(alpha) if alpha else -math.inf)  # s_(K) + ln α
+    plausible = scores >= threshold  # p_e ≥ α · p_(K)
+    is_kept = torch.zeros_like(plausible).scatter_(1, replayed, plausible.gather(1, replayed))
     rank = scores.sort(dim=-1, descending=True, stable=True)[1].argsort(-1)
-    return (rank + E * ~kept).argsort(-1)[:, :k]
+    return (rank + E * ~is_kept).argsort(-1)[:, :k]  # the replayed ones first, then by rank
 
 
 def check(scores: Tensor, replayed: Tensor, k: int, alpha: float) -> None:
@@ -88,10 +88,10 @@ def gates(scores: Float[Tensor, "N E"], experts: Int[Tensor, "N K"], normalise: 
     expect("scores", scores, "float", "N", "E")
     expect("experts", experts, "int", len(scores), "K")
     _distinct("experts", experts, scores.shape[1])
-    weighed = scores.gather(-1, experts.long()) if normalise else scores
-    if not bool((scores < math.inf).all() and (weighed > -math.inf).any(-1).all()):
+    softmax_scores = scores.gather(-1, experts.long()) if normalise else scores
+    if not bool((scores < math.inf).all() and (softmax_scores > -math.inf).any(-1).all()):
         raise ValueError("scores must be finite or -inf, with a finite one among the experts that the softmax is over in each row")
-    return weigh(scores, experts.long(), normalise)
+    return weigh(scores, experts.long(), normalise)  # g_e = exp(s_e) / Σ_{j ∈ R} exp(s_j)
 
 
 def route(
@@ -117,7 +117,7 @@ def mismatch(logp: Float[Tensor, "*shape"], behavior: Float[Tensor, "*shape"], m
     check_log_probs(logp, behavior, mask)
     if not bool(mask.any()):
         raise ValueError("mask must be True somewhere: there is no sampled token to compare")
-    difference = (behavior - logp)[mask].double()
+    difference = (behavior - logp)[mask].double()  # log μ − log π
     size = difference.abs()
     # torch.quantile refuses more than 2^24 values, and a step of a full run samples more.
     p50, p99 = np.quantile(size.cpu().numpy(), [0.5, 0.99]).tolist()
@@ -151,9 +151,9 @@ def check_experts(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> None:
     if not len(ours) == len(theirs) > 0:
         raise ValueError(f"ours and theirs must hold as many layers, got {len(ours)} and {len(theirs)}")
     for name, experts in (("ours", ours), ("theirs", theirs)):
-        for layer, chosen in enumerate(experts):
+        for layer, layer_experts in enumerate(experts):
             shape = ours[0].shape if layer or name == "theirs" else "NK"
-            expect(f"{name}[{layer}]", chosen, "int", *shape)
+            expect(f"{name}[{layer}]", layer_experts, "int", *shape)
 
 
 def _distinct(name: str, experts: Tensor, E: int) -> None:
@@ -187,30 +187,30 @@ def demo(config: Demo = Demo(), log: Callable[..., None] = lambda *_, **__: None
     shape = Config.tiny(vocab_size=256, hidden_size=64, head_dim=16, moe_intermediate_size=64, initializer_range=0.15)
     trainer, engine = Transformer(shape), Transformer(shape)
     scale = 2.0**config.bits
-    coarse = {}
-    for name, p in trainer.state_dict().items():
-        mantissa, exponent = torch.frexp(p)
-        coarse[name] = torch.ldexp((mantissa * scale).round() / scale, exponent)
-    engine.load_state_dict(coarse)
+    coarse_state = {}
+    for name, param in trainer.state_dict().items():
+        mantissa, exponent = torch.frexp(param)
+        coarse_state[name] = torch.ldexp((mantissa * scale).round() / scale, exponent)
+    engine.load_state_dict(coarse_state)
     ids = torch.randint(0, shape.vocab_size, (max(1, config.tokens // 64), 65))
     targets, mask = ids[:, 1:], torch.ones(len(ids), 64, dtype=torch.bool)
-    figures: dict[str, float] = {}
+    metrics: dict[str, float] = {}
 
-    def run(model: Transformer, experts=None):
+    def score_tokens(model: Transformer, experts=None):
         with torch.no_grad():
-            out = model(ids[:, :-1], experts=experts)
-        return out.logits.log_softmax(-1).gather(-1, targets[..., None])[..., 0], out
+            output = model(ids[:, :-1], experts=experts)
+        return output.logits.log_softmax(-1).gather(-1, targets[..., None])[..., 0], output
 
-    behavior, sampled = run(engine)
-    own, out = run(trainer)
-    figures |= {f"differing_{k}": v for k, v in differing(out.experts, sampled.experts).items()}
+    behavior, sampled = score_tokens(engine)
+    own_logp, output = score_tokens(trainer)
+    metrics |= {f"differing_{metric}": value for metric, value in differing(output.experts, sampled.experts).items()}
     # The filter looks at the scores of the very pass it steers: a layer's input depends on those before.
-    filtered = [partial(replay, replayed=e, k=shape.num_experts_per_tok, alpha=config.alpha) for e in sampled.experts]
-    ways = {"own": own, "replay": run(trainer, sampled.experts)[0], "filtered": run(trainer, filtered)[0]}
-    for step, (way, logp) in enumerate(ways.items(), 1):
-        figures |= {f"{way}_{k}": v for k, v in mismatch(logp, behavior, mask).items()}
-        log(step, len(ways), **figures)
-    return figures
+    filtered = [partial(replay, replayed=layer, k=shape.num_experts_per_tok, alpha=config.alpha) for layer in sampled.experts]
+    variants = {"own": own_logp, "replay": score_tokens(trainer, sampled.experts)[0], "filtered": score_tokens(trainer, filtered)[0]}
+    for step, (variant, logp) in enumerate(variants.items(), 1):
+        metrics |= {f"{variant}_{metric}": value for metric, value in mismatch(logp, behavior, mask).items()}
+        log(step, len(variants), **metrics)
+    return metrics
 
 
 if __name__ == "__main__":

@@ -79,10 +79,10 @@ class Chaining:
     """How two segments are joined; "none" keeps one context, cut off at the same limit."""
 
     def __post_init__(self):
-        for name, least in (("trigger", 1), ("longest_summary", 1), ("room", 0), ("max_segments", 1)):
+        for name, minimum in (("trigger", 1), ("longest_summary", 1), ("room", 0), ("max_segments", 1)):
             value = getattr(self, name)
-            if not isinstance(value, int) or value < least:
-                raise ValueError(f"{name} must be a whole number of at least {least}; got {value}")
+            if not isinstance(value, int) or value < minimum:
+                raise ValueError(f"{name} must be a whole number of at least {minimum}; got {value}")
         if self.join not in ("self", "separate", "truncate", "none"):
             raise ValueError(f"join must be self, separate, truncate or none; got {self.join!r}")
         if self.join in ("self", "separate") and not self.request:
@@ -92,6 +92,7 @@ class Chaining:
     def limit(self) -> int:
         """Longest context."""
         front = len(self.instruction) if self.join == "separate" else 0
+        # trigger + room + request + longest_summary
         return front + self.trigger + self.room + len(self.request) + self.longest_summary
 
 
@@ -109,17 +110,17 @@ class Chain:
     @property
     def prefill(self) -> int:
         """Given tokens that the engine ran: prompts, answers, requests, and the start of each context."""
-        return sum(int((~s.sampled).sum()) for s in self.segments)
+        return sum(int((~segment.sampled).sum()) for segment in self.segments)
 
     @property
     def written(self) -> int:
         """Tokens that the policy wrote, summaries included."""
-        return sum(int(s.sampled.sum()) for s in self.segments)
+        return sum(int(segment.sampled.sum()) for segment in self.segments)
 
     @property
     def summary_tokens(self) -> int:
         """Tokens that the policy wrote in summaries."""
-        return sum(int(s.summary.sum()) for s in self.segments)
+        return sum(int(segment.summary.sum()) for segment in self.segments)
 
 
 class ChainBuilder:
@@ -140,24 +141,25 @@ class ChainBuilder:
                 f"or no turn fits in a context that starts with a summary; got {chaining.trigger}"
             )
         self.first, self.chaining, self.chain = list(prompt), chaining, Chain()
-        self.used = 0  # contexts worked in
+        self.num_contexts = 0  # contexts worked in
         self.base, self.dropped = self.first, 0  # with which the turns of the context begin; the turns before them
         self.exchanges: list[tuple[list[int], int]] = []  # of the context: tokens of turns with their answers, and how many turns
-        self.rewritten: list[int] | None = None  # how the next context opens, where the format has rewritten the messages
+        # How the next context opens, where the format has rewritten the messages
+        self.rewritten_prompt: list[int] | None = None
         self.is_lost = False
         self.open(self.first)
 
     def open(self, prompt: list[int], work: bool = True) -> None:
         """Opens a context: one to work in, or a separate compaction, whose only turn is the summary."""
-        self.prompt, self.length, self.used = prompt, len(prompt), self.used + work
-        self.begin = None if work else len(prompt)  # where the summary starts
+        self.prompt, self.length, self.num_contexts = prompt, len(prompt), self.num_contexts + work
+        self.summary_start = None if work else len(prompt)  # where the summary starts
         self.pending: list[int] = []  # the last answer, once the trigger is reached
         self.summary: list[int] | None = None
 
     @property
     def is_summary(self) -> bool:
         """Whether the policy now writes a summary."""
-        return self.begin is not None
+        return self.summary_start is not None
 
     def summarise(self, turn: Sequence[int]) -> None:
         """Takes the summary with its stop token; its context ends here."""
@@ -169,12 +171,12 @@ class ChainBuilder:
         chaining, exchange = self.chaining, [*turn, *answer]
         self.exchanges.append((exchange, 1))
         self.length += len(exchange)
-        if chaining.join == "none" or self.length < chaining.trigger or self.used == chaining.max_segments:
+        if chaining.join == "none" or self.length < chaining.trigger or self.num_contexts == chaining.max_segments:
             return list(answer)
         self.pending = list(answer)
         if chaining.join != "self":
             return None
-        self.begin = self.length + len(chaining.request)
+        self.summary_start = self.length + len(chaining.request)
         return [*answer, *chaining.request]
 
     def finish(self) -> None:
@@ -184,7 +186,7 @@ class ChainBuilder:
     def close(self, segment: Segment) -> bool:
         """Adds what was sampled to the chain. Returns whether another context follows, which is then open."""
         chaining, T = self.chaining, len(segment.tokens)
-        segment.summary = torch.arange(T) >= (T if self.begin is None else self.begin)
+        segment.summary = torch.arange(T) >= (T if self.summary_start is None else self.summary_start)
         self.chain.segments.append(segment)
         if chaining.join == "self" and bool(segment.summary.any()):
             # A separate call would also have read the last answer, but then the running context would not.
@@ -199,25 +201,25 @@ class ChainBuilder:
         if self.summary is not None:
             if len(self.summary) > chaining.longest_summary:
                 return False
-            self._drop(len(self.exchanges))
+            self._drop_exchanges(len(self.exchanges))
             self.base = [*self.first, *self.summary, *chaining.resume]
             self.open(self.base)
-        elif self.rewritten is not None:
-            self._reopen(self.rewritten)
+        elif self.rewritten_prompt is not None:
+            self._open_rewritten(self.rewritten_prompt)
         elif chaining.join == "separate":
             self.open([*chaining.instruction, *tokens, *self.pending, *chaining.request], work=False)
         else:
-            kept, size = 0, 0
+            num_kept, size = 0, 0
             for exchange, _ in reversed(self.exchanges):
                 size += len(exchange)
-                if kept and size > chaining.longest_summary:
+                if num_kept and size > chaining.longest_summary:
                     break
-                kept += 1  # always keep the newest, whatever its size: it holds the last answer
-            self._drop(len(self.exchanges) - kept)
+                num_kept += 1  # always keep the newest, whatever its size: it holds the last answer
+            self._drop_exchanges(len(self.exchanges) - num_kept)
             self.open([*self.first, *sum((exchange for exchange, _ in self.exchanges), [])])
         return True
 
-    def _drop(self, count: int) -> None:
+    def _drop_exchanges(self, count: int) -> None:
         """The next context does without the first exchanges of this one."""
         self.dropped += sum(turns for _, turns in self.exchanges[:count])
         del self.exchanges[:count]
@@ -228,21 +230,21 @@ class ChainBuilder:
         if prompt is None:
             self.is_lost = True
             return
-        self.rewritten = list(prompt)
+        self.rewritten_prompt = list(prompt)
         # They are one exchange from now on, the turn that has just been answered among them.
-        self.exchanges = [(self.rewritten[len(self.base) :], sum(turns for _, turns in self.exchanges) + 1)]
+        self.exchanges = [(self.rewritten_prompt[len(self.base) :], sum(turns for _, turns in self.exchanges) + 1)]
 
-    def _reopen(self, prompt: list[int]) -> None:
+    def _open_rewritten(self, prompt: list[int]) -> None:
         """Opens a context with rewritten messages. If they reach the trigger, its first turn is the summary."""
-        chaining, self.rewritten = self.chaining, None
-        if len(prompt) < chaining.trigger or self.used == chaining.max_segments or chaining.join in ("none", "truncate"):
+        chaining, self.rewritten_prompt = self.chaining, None
+        if len(prompt) < chaining.trigger or self.num_contexts == chaining.max_segments or chaining.join in ("none", "truncate"):
             self.open(prompt)
-            self.used -= 1  # it goes on with the same messages
+            self.num_contexts -= 1  # it goes on with the same messages
         elif chaining.join == "separate":
             self.open([*chaining.instruction, *prompt, *chaining.request], work=False)
         else:
             self.open([*prompt, *chaining.request])
-            self.used, self.length, self.begin = self.used - 1, len(prompt), len(self.prompt)
+            self.num_contexts, self.length, self.summary_start = self.num_contexts - 1, len(prompt), len(self.prompt)
 
     def fork(self) -> "ChainBuilder":
         """A copy in its current state, which continues independently."""
@@ -265,10 +267,10 @@ def spread(advantages: Float[Tensor, " C"], chains: Sequence[Chain]) -> Float[Te
     expect("advantages", advantages, "float", len(chains))
     if not bool(advantages.isfinite().all()):
         raise ValueError(f"advantages must be finite; got {advantages.tolist()}")
-    counts = torch.tensor([len(c.segments) for c in chains], device=advantages.device)
+    counts = torch.tensor([len(chain.segments) for chain in chains], device=advantages.device)
     if not bool((counts > 0).all()):
         raise ValueError(f"chains must have segments, but chain {int(counts.argmin())} has none")
-    return advantages.repeat_interleave(counts)
+    return advantages.repeat_interleave(counts)  # A_c for every segment s ∈ c
 
 
 @dataclass(frozen=True)
@@ -287,23 +289,25 @@ class Demo:
     """Seed of the weights and of sampling."""
 
 
-def _sample(sampler: Sampler, chaining: Chaining, config: Demo) -> list[Chain]:
+def _sample_chains(sampler: Sampler, chaining: Chaining, config: Demo) -> list[Chain]:
     """Chains of conversations in which each of `turns` turns is answered with three given tokens. `ref/rollout.py` does this for real."""
     stop, generator = 0, torch.Generator().manual_seed(config.seed)
     builders = [ChainBuilder([1, 2, 3, 4], chaining) for _ in range(config.chains)]
-    engine, left, open_contexts = sampler.engine(config.chains, chaining.limit), [config.turns] * config.chains, range(config.chains)
+    engine, turns_left, open_contexts = (sampler.engine(config.chains, chaining.limit), [config.turns] * config.chains, range(config.chains))
     while open_contexts:
-        slots = {engine.add(builders[n].prompt, [stop], uniform(generator, chaining.limit)): n for n in open_contexts}
-        following = []
+        slots = {
+            engine.add(builders[chain_number].prompt, [stop], uniform(generator, chaining.limit)): chain_number for chain_number in open_contexts
+        }
+        next_contexts = []
         while slots:
             for slot in engine.step():
-                n, turn = slots[slot], engine.turn(slot)
-                builder, answer = builders[n], None
+                chain_number, turn = slots[slot], engine.turn(slot)
+                builder, answer = builders[chain_number], None
                 if turn is not None and builder.is_summary:
                     builder.summarise([*turn.tokens, stop])
                 elif turn is not None:
-                    left[n] -= 1
-                    if left[n]:
+                    turns_left[chain_number] -= 1
+                    if turns_left[chain_number]:
                         answer = builder.answer([*turn.tokens, stop], [5, 6, 7])
                     else:
                         builder.finish()
@@ -312,8 +316,8 @@ def _sample(sampler: Sampler, chaining: Chaining, config: Demo) -> list[Chain]:
                     continue
                 del slots[slot]
                 if builder.close(engine.remove(slot, finished=turn is not None)):
-                    following.append(n)
-        open_contexts = sorted(following)
+                    next_contexts.append(chain_number)
+        open_contexts = sorted(next_contexts)
     return [builder.chain for builder in builders]
 
 
@@ -329,20 +333,21 @@ def demo(config: Demo = Demo(), log: Callable[..., None] = lambda *_, **__: None
         8, hidden_size=16, num_hidden_layers=1, num_attention_heads=1, num_key_value_heads=1, head_dim=16, num_experts=0, intermediate_size=16
     )
     sampler = Sampler(Transformer(shape), torch.float32)
-    figures: dict[str, float] = {}
+    metrics: dict[str, float] = {}
     for step, join in enumerate(("self", "separate", "truncate", "none"), 1):
-        how = Chaining(config.trigger, config.longest_summary, room=32, request=(6, 6), resume=(7,), instruction=(5,) * 8, join=join)
-        chains = _sample(sampler, how, config)
-        counts = {"segments": [len(c.segments) for c in chains], "finished": [c.finished for c in chains]}
+        chaining = Chaining(config.trigger, config.longest_summary, room=32, request=(6, 6), resume=(7,), instruction=(5,) * 8, join=join)
+        chains = _sample_chains(sampler, chaining, config)
+        counts = {"segments": [len(chain.segments) for chain in chains], "finished": [chain.finished for chain in chains]}
         for name in ("written", "summary_tokens", "prefill", "saved"):
-            counts[name] = [getattr(c, name) for c in chains]
-        figures |= {f"{join}_{name}": sum(values) / len(chains) for name, values in counts.items()}
+            counts[name] = [getattr(chain, name) for chain in chains]
+        metrics |= {f"{join}_{name}": sum(values) / len(chains) for name, values in counts.items()}
         if join == "self":
             rewards = -torch.tensor(counts["written"]) / 100
-            figures["advantage_over_rows"] = (rewards.mean() - spread(rewards, chains).mean()).item()
-            figures["most_segments"] = float(max(counts["segments"]))
-        log(step, 4, **figures)
-    return figures
+            # The trap: mean of R over chains − mean of R over rows
+            metrics["advantage_over_rows"] = (rewards.mean() - spread(rewards, chains).mean()).item()
+            metrics["most_segments"] = float(max(counts["segments"]))
+        log(step, 4, **metrics)
+    return metrics
 
 
 if __name__ == "__main__":

@@ -83,7 +83,7 @@ __all__ = [
 ]
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
-KNOWN = ("role", "content", "reasoning_content", "tool_calls", "tool_call_id", "name", "weight")
+MESSAGE_KEYS = ("role", "content", "reasoning_content", "tool_calls", "tool_call_id", "name", "weight")
 
 
 @dataclass(frozen=True)
@@ -121,25 +121,25 @@ def chat_of(record: Any) -> Chat:
     tools = record.get("tools") or []
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
         raise ValueError('"tools" must be a list of objects')
-    read, called = [], set()
-    for number, one in enumerate(messages, 1):
+    parsed_messages, call_ids = [], set()
+    for number, message_record in enumerate(messages, 1):
         try:
-            message = message_of(one)
-            if message.tool_call_id and message.tool_call_id not in called:
+            message = parse_message(message_record)
+            if message.tool_call_id and message.tool_call_id not in call_ids:
                 raise ValueError(f"tool_call_id {message.tool_call_id!r} names no earlier call")
         except ValueError as error:
             raise ValueError(f"message {number}: {error}") from None
-        called |= {call.id for call in message.tool_calls}
-        read.append(message)
-    return Chat(tuple(read), tuple(tools))
+        call_ids |= {call.id for call in message.tool_calls}
+        parsed_messages.append(message)
+    return Chat(tuple(parsed_messages), tuple(tools))
 
 
-def message_of(one: Any) -> Message:
-    if not isinstance(one, dict) or one.get("role") not in ROLES:
+def parse_message(record: Any) -> Message:
+    if not isinstance(record, dict) or record.get("role") not in ROLES:
         raise ValueError(f"a message must be an object with a role, one of {', '.join(ROLES)}")
-    if odd := [key for key, value in one.items() if key not in KNOWN and value not in (None, "", [], {})]:
-        raise ValueError(f"{odd[0]!r} cannot be trained on")
-    content, calls, weight = one.get("content"), one.get("tool_calls") or [], one.get("weight", 1)
+    if unknown_keys := [key for key, value in record.items() if key not in MESSAGE_KEYS and value not in (None, "", [], {})]:
+        raise ValueError(f"{unknown_keys[0]!r} cannot be trained on")
+    content, calls, weight = record.get("content"), record.get("tool_calls") or [], record.get("weight", 1)
     if isinstance(content, list):
         if not all(isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str) for part in content):
             raise ValueError("every part of a content must be text")
@@ -148,20 +148,20 @@ def message_of(one: Any) -> Message:
         raise ValueError("a message without tool calls must have a content")
     if not isinstance(content or "", str):
         raise ValueError("the content must be text, a list of texts, or null")
-    if (calls or "weight" in one) and one["role"] != "assistant":
+    if (calls or "weight" in record) and record["role"] != "assistant":
         raise ValueError("only the assistant has tool calls and a weight")
     if weight not in (0, 1) or not isinstance(calls, list):
         raise ValueError("the weight must be 0 or 1, and tool_calls a list")
-    words = [one.get(key) or "" for key in ("reasoning_content", "tool_call_id", "name")]
+    words = [record.get(key) or "" for key in ("reasoning_content", "tool_call_id", "name")]
     if not all(isinstance(word, str) for word in words):
         raise ValueError("reasoning_content, tool_call_id and name must be text")
-    return Message(one["role"], content, words[0], tuple(map(call_of, calls)), words[1], words[2], bool(weight))
+    return Message(record["role"], content, words[0], tuple(map(parse_call, calls)), words[1], words[2], bool(weight))
 
 
-def call_of(one: Any) -> ToolCall:
+def parse_call(record: Any) -> ToolCall:
     """The arguments may be an object, or a text that spells one, as OpenAI's are."""
-    function = one.get("function") if isinstance(one, dict) else None
-    if not isinstance(function, dict) or not isinstance(function.get("name"), str) or not isinstance(one.get("id") or "", str):
+    function = record.get("function") if isinstance(record, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str) or not isinstance(record.get("id") or "", str):
         raise ValueError('a tool call must be an object with a "function" that has a name')
     arguments = function.get("arguments") or {}
     try:
@@ -170,7 +170,7 @@ def call_of(one: Any) -> ToolCall:
         arguments = None
     if not isinstance(arguments, dict):
         raise ValueError(f"the arguments of {function['name']} must be a JSON object")
-    return ToolCall(function["name"], arguments, one.get("id") or "")
+    return ToolCall(function["name"], arguments, record.get("id") or "")
 
 
 @runtime_checkable
@@ -202,13 +202,13 @@ def encode(chat: Chat, words: Words, render: Render) -> list[tuple[Int[Tensor, "
     encoded = []
     for context in contexts(chat, words, render):
         traced = trace(chat, words, render, context)
-        own = np.zeros(len(context.text), dtype=bool)
+        is_assistant = np.zeros(len(context.text), dtype=bool)
         for number, (start, end) in context.turns.items():
             try:
-                own[start : end_of_turn(context.text, start, end, words.reader, traced.spelled)] = True
+                is_assistant[start : end_of_turn(context.text, start, end, words.reader, traced.spelled)] = True
             except ValueError as error:
                 raise ValueError(f"message {number + 1}: {error}") from None
-        ids, mask = words.reader.encode(context.text, own, traced.spelled)
+        ids, mask = words.reader.encode(context.text, is_assistant, traced.spelled)
         encoded.append((torch.tensor(ids), torch.tensor(mask)))
     return encoded
 
@@ -227,28 +227,28 @@ class Context:
 def contexts(chat: Chat, words: Words, render: Render) -> list[Context]:
     """Contexts in which every turn to learn stands once, under what sampling would have had before it."""
     plain, tools = words.messages, list(chat.tools)
-    found: list[Context] = []
-    for i, message in enumerate(chat.messages):
+    all_contexts: list[Context] = []
+    for index, message in enumerate(chat.messages):
         if message.role != "assistant" or not message.learn:
             continue
         try:
-            text, marked = render(plain[: i + 1], tools, False)
-            if marked is None:
-                if not i:
+            text, marked_spans = render(plain[: index + 1], tools, False)
+            if marked_spans is None:
+                if not index:
                     raise ValueError("the assistant may not speak first, where nothing says how the template begins its turns")
-                before, _ = render(plain[:i], tools, True)
+                before, _ = render(plain[:index], tools, True)
                 if not text.startswith(before):
                     raise ValueError("the template writes the turn otherwise than its generation prompt begins it, and does not mark it")
                 turn = len(before), len(text)
-            elif len(marked) != sum(m.role == "assistant" for m in chat.messages[: i + 1]):
+            elif len(marked_spans) != sum(item.role == "assistant" for item in chat.messages[: index + 1]):
                 raise ValueError("the template's {% generation %} marks are not one for each turn")
             else:
-                turn = marked[-1]
+                turn = marked_spans[-1]
         except ValueError as error:
-            raise ValueError(f"message {i + 1}: {error}") from None
-        running = found.pop().turns if found and text.startswith(found[-1].text) else {}
-        found.append(Context(text, running | {i: turn}, i + 1))
-    return found
+            raise ValueError(f"message {index + 1}: {error}") from None
+        open_turns = all_contexts.pop().turns if all_contexts and text.startswith(all_contexts[-1].text) else {}
+        all_contexts.append(Context(text, open_turns | {index: turn}, index + 1))
+    return all_contexts
 
 
 def trace(chat: Chat, words: Words, render: Render, context: Context) -> Traced:
@@ -268,16 +268,16 @@ def end_of_turn(text: str, start: int, end: int, reader: ChatTokenizer, spelled:
     tokens = [token for token in reader.ends.finditer(text, start, end) if token.span() not in spelled]
     if tokens and not text[tokens[-1].end() : end].strip():
         return tokens[-1].end()
-    following = reader.ends.match(text, end)
-    if following is None:
+    next_token = reader.ends.match(text, end)
+    if next_token is None:
         raise ValueError("the template ends the turn without a control token, so the assistant would never learn to stop")
-    return following.end()
+    return next_token.end()
 
 
 def fitted(contexts: Iterable[tuple[Tensor, Tensor]], length: int) -> tuple[list[tuple[Tensor, Tensor]], int, int]:
     """Contexts of at most `length` tokens, and how many were cut, and how many dropped. A longer one is cut behind its last turn that fits; where
     none does, it is dropped."""
-    kept, cut, dropped = [], 0, 0
+    fitted_contexts, cut, dropped = [], 0, 0
     for ids, mask in contexts:
         if len(ids) > length:
             ends = (mask[:length] & ~mask[1 : length + 1]).nonzero()[:, 0] + 1
@@ -286,19 +286,21 @@ def fitted(contexts: Iterable[tuple[Tensor, Tensor]], length: int) -> tuple[list
                 continue
             cut += 1
             ids, mask = ids[: int(ends[-1])], mask[: int(ends[-1])]
-        kept.append((ids, mask))
-    return kept, cut, dropped
+        fitted_contexts.append((ids, mask))
+    return fitted_contexts, cut, dropped
 
 
 def pack(contexts: Iterable[tuple[Tensor, Tensor]], length: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Packs contexts, tokens [T] and mask [T], into rows of `length` tokens: ids [R, length] int32, doc [R, length] int32 and weight
     [R, length] bool. `fitted` comes first; what is longer than a row is cut here in pieces, as `ref.cpt.pack` does."""
-    both, doc = pack_documents([(2 * ids + mask).tolist() for ids, mask in contexts], length, pad=0)  # a token and its mask are one number
-    return both // 2, doc, both % 2 == 1
+    # A token and its mask are one number
+    combined_ids, doc = pack_documents([(2 * ids + mask).tolist() for ids, mask in contexts], length, pad=0)
+    return combined_ids // 2, doc, combined_ids % 2 == 1
 
 
 def count_learned(doc: Int[Tensor, "B T"], weight: Float[Tensor, "B T"]) -> float:
     """n: the weights of all tokens that have a token of their context before them, of the rows of a complete step."""
+    # n = Σ w
     return (weight[:, 1:] * ((doc[:, 1:] == doc[:, :-1]) & (doc[:, 1:] >= 0))).sum(dtype=torch.float64).item()
 
 
@@ -307,10 +309,10 @@ def sft_loss(
 ) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
     """L of a micro-batch, nats, and the balance loss of its experts, 0 for a dense network. `n_tokens`: of the complete step (`count_learned`); a
     step without a token to learn has a loss of zero. Raises ValueError as `ref.cpt.next_token_loss`."""
-    out = model(ids, doc=doc, logits=False)
-    nll, _ = next_token_loss(model, out.hidden, ids, doc, weight)
-    balance = load_balancing_loss(out.router_logits, out.experts) if out.router_logits else torch.zeros((), device=nll.device)
-    return nll / (n_tokens or 1.0), balance
+    output = model(ids, doc=doc, logits=False)
+    nll, _ = next_token_loss(model, output.hidden, ids, doc, weight)
+    balance = load_balancing_loss(output.router_logits, output.experts) if output.router_logits else torch.zeros((), device=nll.device)
+    return nll / (n_tokens or 1.0), balance  # L = −(1/n) Σ w log p
 
 
 def sft_step(
@@ -326,10 +328,10 @@ def sft_step(
     n_tokens, loss = count_learned(doc, weight), 0.0
     parts = range(0, len(ids), micro_rows)
     for first in parts:
-        some = slice(first, first + micro_rows)
-        part, balance = sft_loss(model, ids[some], doc[some], weight[some], n_tokens)
-        (part + model.config.router_aux_loss_coef * balance / len(parts)).backward()
-        loss += part.item()
+        rows = slice(first, first + micro_rows)
+        part_loss, balance = sft_loss(model, ids[rows], doc[rows], weight[rows], n_tokens)
+        (part_loss + model.config.router_aux_loss_coef * balance / len(parts)).backward()
+        loss += part_loss.item()
     for optimizer in optimizers:
         optimizer.step()
         optimizer.zero_grad()

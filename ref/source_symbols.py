@@ -27,29 +27,29 @@ class Module:
         """The functions and classes of each name that stand in the module's own scope, with the suites that they stand in."""
         self.imports: dict[str, list[tuple[Sequence[ast.stmt], ast.ImportFrom]]] = {}
         """The statements there that take names from each module, with their suites."""
-        self.listed: list[ast.List | ast.Tuple] = []
+        self.all_lists: list[ast.List | ast.Tuple] = []
         """What is assigned or added to `__all__`."""
         self.names: dict[str, list[ast.Name]] = {}
         """The places at which each name is used at import."""
-        self.bound: dict[str, list[ast.alias]] = {}
+        self.bound_imports: dict[str, list[ast.alias]] = {}
         """The imports that bind each name at import."""
         self.attributes: set[str] = set()
         """The attributes that are asked for at import."""
         self.globals = {name for node in ast.walk(source.tree) if isinstance(node, ast.Global) for name in node.names}
-        for suite, node in _statements(source.tree.body):
+        for suite, node in _list_statements(source.tree.body):
             if isinstance(node, Definition):
                 self.definitions.setdefault(node.name, []).append((suite, node))
             elif isinstance(node, ast.ImportFrom):
-                self.imports.setdefault(_target(file, node), []).append((suite, node))
+                self.imports.setdefault(_imported_module(file, node), []).append((suite, node))
             elif isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign) and isinstance(node.value, ast.List | ast.Tuple):
-                target, *others = node.targets if isinstance(node, ast.Assign) else [node.target]
-                if isinstance(target, ast.Name) and target.id == "__all__" and not others:
-                    self.listed.append(node.value)
+                target, *extra_targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                if isinstance(target, ast.Name) and target.id == "__all__" and not extra_targets:
+                    self.all_lists.append(node.value)
         for node in at_import(source.tree):
             if isinstance(node, ast.Name):
                 self.names.setdefault(node.id, []).append(node)
             elif isinstance(node, ast.alias):
-                self.bound.setdefault(node.asname or node.name.partition(".")[0], []).append(node)
+                self.bound_imports.setdefault(node.asname or node.name.partition(".")[0], []).append(node)
             elif isinstance(node, ast.Attribute):
                 self.attributes.add(node.attr)
         ends = [chunk[-1].end_lineno or 0 for chunk in source.chunks(source.tree.body)]
@@ -72,60 +72,61 @@ def removal(modules: Mapping[str, Module], file: str, name: str) -> dict[str, li
     edits: dict[str, list[tuple[Edit, ast.AST]]] = {}
     todo, done = [(file, name)], set()
     while todo:
-        here, called = todo.pop()
-        if (here, called) in done:
+        current, symbol = todo.pop()
+        if (current, symbol) in done:
             continue
-        done.add((here, called))
-        found, onward = _here(modules[here], called, root=(here, called) == (file, name)), []
-        if found is None:
+        done.add((current, symbol))
+        found_edits, next_symbols = _home_edits(modules[current], symbol, root=(current, symbol) == (file, name)), []
+        if found_edits is None:
             return None
-        edits.setdefault(here, []).extend(found)
-        for other, module in modules.items():
-            for suite, node in module.imports.get(module_of(here), ()):
-                gone = [alias for alias in node.names if alias.name == called]
-                if gone:
-                    edits.setdefault(other, []).extend(_without_aliases(module.source, suite, node, gone))
-                onward += [(other, alias.asname or alias.name) for alias in gone]
-                onward += [(other, called) for alias in node.names if alias.name == "*"]
-            if other != here and called in module.attributes:
+        edits.setdefault(current, []).extend(found_edits)
+        for importer, module in modules.items():
+            for suite, node in module.imports.get(module_of(current), ()):
+                aliases = [alias for alias in node.names if alias.name == symbol]
+                if aliases:
+                    edits.setdefault(importer, []).extend(_remove_aliases(module.source, suite, node, aliases))
+                next_symbols += [(importer, alias.asname or alias.name) for alias in aliases]
+                next_symbols += [(importer, symbol) for alias in node.names if alias.name == "*"]
+            if importer != current and symbol in module.attributes:
                 return None
-        todo += onward
-    edits = {other: found for other, found in edits.items() if found}
-    if not all(_exact(modules[other], found) for other, found in edits.items()):
+        todo += next_symbols
+    edits = {path: file_edits for path, file_edits in edits.items() if file_edits}
+    if not all(_is_exact(modules[path], file_edits) for path, file_edits in edits.items()):
         return None
-    return {other: [edit for edit, _ in found] for other, found in edits.items()}
+    return {path: [edit for edit, _ in file_edits] for path, file_edits in edits.items()}
 
 
-def _statements(suite: Sequence[ast.stmt]) -> Iterator[tuple[Sequence[ast.stmt], ast.stmt]]:
+def _list_statements(suite: Sequence[ast.stmt]) -> Iterator[tuple[Sequence[ast.stmt], ast.stmt]]:
     """Statements of a module's own scope, with the suites that they stand in."""
     for node in suite:
         yield suite, node
         if not isinstance(node, Definition):
             for part in ("body", "orelse", "finalbody"):
-                yield from _statements(getattr(node, part, []))
+                yield from _list_statements(getattr(node, part, []))
             for part in [*getattr(node, "handlers", []), *getattr(node, "cases", [])]:
-                yield from _statements(part.body)
+                yield from _list_statements(part.body)
 
 
 def at_import(tree: ast.AST) -> Iterator[ast.AST]:
     """All nodes that are evaluated when a module is imported. Annotations are among them unless they are strings by a future import."""
-    lazy = any(
-        isinstance(one, ast.ImportFrom) and one.module == "__future__" and any(a.name == "annotations" for a in one.names) for one in ast.walk(tree)
+    is_lazy = any(
+        isinstance(statement, ast.ImportFrom) and statement.module == "__future__" and any(alias.name == "annotations" for alias in statement.names)
+        for statement in ast.walk(tree)
     )
 
     todo: list[ast.AST] = [tree]
     while todo:
         node = todo.pop()
         for field, value in ast.iter_fields(node):
-            of_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) and field == "body"
-            if of_function or lazy and field in ("annotation", "returns"):
+            is_body = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) and field == "body"
+            if is_body or is_lazy and field in ("annotation", "returns"):
                 continue
             inner = [child for child in (value if isinstance(value, list) else [value]) if isinstance(child, ast.AST)]
             yield from inner
             todo += inner
 
 
-def _target(file: str, node: ast.ImportFrom) -> str:
+def _imported_module(file: str, node: ast.ImportFrom) -> str:
     """The module from which an import statement takes its names."""
     if not node.level:
         return node.module or ""
@@ -134,50 +135,50 @@ def _target(file: str, node: ast.ImportFrom) -> str:
     return ".".join([*package[: len(package) - node.level + 1], *([node.module] if node.module else [])])
 
 
-def _here(module: Module, name: str, root: bool) -> list[tuple[Edit, ast.AST]] | None:
+def _home_edits(module: Module, name: str, root: bool) -> list[tuple[Edit, ast.AST]] | None:
     """Edits of the module in which the name lives: of its definitions, if it is at home here, and of `__all__`. None if it is needed."""
     edits: list[tuple[Edit, ast.AST]] = []
-    within: set[ast.AST] = set()
+    inner_nodes: set[ast.AST] = set()
     for suite, node in module.definitions.get(name, ()) if root else ():
-        edits.append((_without(module.source, suite, node), node))
-        within |= {*ast.walk(node)}
-    for value in module.listed:
-        gone = [at for at, one in enumerate(value.elts) if isinstance(one, ast.Constant) and one.value == name]
-        edits += [(_without_element(module.source, value.elts, at, isinstance(value, ast.Tuple)), value.elts[at]) for at in gone]
-    needed = [*module.names.get(name, ()), *(module.bound.get(name, ()) if root else ())]
-    return None if name in module.globals or not within.issuperset(needed) else edits
+        edits.append((_remove_statement(module.source, suite, node), node))
+        inner_nodes |= {*ast.walk(node)}
+    for value in module.all_lists:
+        indices = [index for index, element in enumerate(value.elts) if isinstance(element, ast.Constant) and element.value == name]
+        edits += [(_remove_element(module.source, value.elts, index, isinstance(value, ast.Tuple)), value.elts[index]) for index in indices]
+    needed = [*module.names.get(name, ()), *(module.bound_imports.get(name, ()) if root else ())]
+    return None if name in module.globals or not inner_nodes.issuperset(needed) else edits
 
 
-def _without(source: Source, suite: Sequence[ast.stmt], node: ast.stmt) -> Edit:
+def _remove_statement(source: Source, suite: Sequence[ast.stmt], node: ast.stmt) -> Edit:
     """A statement alone in its lines goes; the only one of a suite becomes `pass`."""
     return source.cut(node, node, "pass" if len(suite) == 1 and suite is not source.tree.body else "")
 
 
-def _without_aliases(source: Source, suite: Sequence[ast.stmt], node: ast.ImportFrom, gone: Sequence[ast.alias]) -> list[tuple[Edit, ast.AST]]:
-    if len(gone) == len(node.names):
-        return [(_without(source, suite, node), node)]
-    return [(_without_element(source, node.names, node.names.index(alias), False), alias) for alias in gone]
+def _remove_aliases(source: Source, suite: Sequence[ast.stmt], node: ast.ImportFrom, aliases: Sequence[ast.alias]) -> list[tuple[Edit, ast.AST]]:
+    if len(aliases) == len(node.names):
+        return [(_remove_statement(source, suite, node), node)]
+    return [(_remove_element(source, node.names, node.names.index(alias), False), alias) for alias in aliases]
 
 
-def _without_element(source: Source, elements: Sequence[ast.expr] | Sequence[ast.alias], at: int, is_tuple: bool) -> Edit:
+def _remove_element(source: Source, elements: Sequence[ast.expr] | Sequence[ast.alias], index: int, is_tuple: bool) -> Edit:
     """An element of a list goes with one comma. In a line of its own it goes with the line."""
 
-    def start(one: ast.expr | ast.alias) -> Place:
-        return one.lineno, one.col_offset
+    def start(element: ast.expr | ast.alias) -> Place:
+        return element.lineno, element.col_offset
 
-    def end(one: ast.expr | ast.alias) -> Place:
-        return one.end_lineno or one.lineno, one.end_col_offset or 0
+    def end(element: ast.expr | ast.alias) -> Place:
+        return element.end_lineno or element.lineno, element.end_col_offset or 0
 
-    first, last = start(elements[at]), end(elements[at])
+    first, last = start(elements[index]), end(elements[index])
     head = source.lines[first[0] - 1].encode()[: first[1]].decode()
     tail = source.lines[last[0] - 1].encode()[last[1] :].decode()
     lines = range(first[0] - 1, last[0])
     old = b"".join(source.raw[number] for number in lines)
-    rest = tail.lstrip().removeprefix(",").lstrip()
-    if not head.strip() and (not rest or rest.startswith("#")):
+    remainder = tail.lstrip().removeprefix(",").lstrip()
+    if not head.strip() and (not remainder or remainder.startswith("#")):
         return Edit(first[0], old, b"")
-    before = end(elements[at - 1]) if at else (0, 0)
-    after = start(elements[at + 1]) if at + 1 < len(elements) else (0, 0)
+    before = end(elements[index - 1]) if index else (0, 0)
+    after = start(elements[index + 1]) if index + 1 < len(elements) else (0, 0)
     if before[0] == first[0] and not (is_tuple and len(elements) == 2):
         head = source.lines[first[0] - 1].encode()[: before[1]].decode()
     elif after[0] == last[0]:
@@ -187,11 +188,11 @@ def _without_element(source: Source, elements: Sequence[ast.expr] | Sequence[ast
     return Edit(first[0], old, (head + tail).encode(source.encoding))
 
 
-def _exact(module: Module, gone: Sequence[tuple[Edit, ast.AST]]) -> bool:
+def _is_exact(module: Module, removed_edits: Sequence[tuple[Edit, ast.AST]]) -> bool:
     """Whether the edited file has the tree that it had, but for the nodes that had to go: a comma too many or too few is seen. Statements that no
     edit touches have their text, and so their trees: only the others are read again."""
-    edits, data, lines = [edit for edit, _ in gone], b"".join(module.source.raw), [*module.source.lines]
-    places = {(type(node), getattr(node, "lineno", 0), getattr(node, "col_offset", 0)) for _, node in gone}
+    edits, data, lines = [edit for edit, _ in removed_edits], b"".join(module.source.raw), [*module.source.lines]
+    places = {(type(node), getattr(node, "lineno", 0), getattr(node, "col_offset", 0)) for _, node in removed_edits}
     for edit in edits:
         lines[edit.first - 1 : edit.last] = [edit.new.decode(module.source.encoding).removeprefix("\ufeff"), *[""] * (edit.last - edit.first)]
     try:
@@ -214,6 +215,6 @@ def _prune(tree: ast.Module, places: Collection[tuple[type[ast.AST], int, int]])
     for node in ast.walk(tree):
         for field, value in ast.iter_fields(node):
             if isinstance(value, list):
-                kept = [one for one in value if (type(one), getattr(one, "lineno", 0), getattr(one, "col_offset", 0)) not in places]
-                if len(kept) < len(value):
-                    setattr(node, field, kept or ([] if field == "elts" or isinstance(node, ast.Module) else [ast.Pass()]))
+                remaining = [child for child in value if (type(child), getattr(child, "lineno", 0), getattr(child, "col_offset", 0)) not in places]
+                if len(remaining) < len(value):
+                    setattr(node, field, remaining or ([] if field == "elts" or isinstance(node, ast.Module) else [ast.Pass()]))

@@ -54,13 +54,13 @@ def split(data: bytes) -> list[bytes]:
 
 def patch(file: str, data: bytes, edits: Sequence[Edit]) -> Patch:
     """Edits of `data`. Raises ValueError where two of them touch the same line, where the lines are others, or where nothing changes."""
-    edits, lines, out, at = sorted(edits), split(data), [], 0
+    edits, lines, out, position = sorted(edits), split(data), [], 0
     for edit in edits:
-        if edit.first - 1 < at or b"".join(lines[edit.first - 1 : edit.last]) != edit.old or not edit.old:
+        if edit.first - 1 < position or b"".join(lines[edit.first - 1 : edit.last]) != edit.old or not edit.old:
             raise ValueError(f"{file}: lines {edit.first} to {edit.last} are not those that the edit takes away, or two edits overlap")
-        out += [*lines[at : edit.first - 1], edit.new]
-        at = edit.last
-    after = b"".join([*out, *lines[at:]])
+        out += [*lines[position : edit.first - 1], edit.new]
+        position = edit.last
+    after = b"".join([*out, *lines[position:]])
     if after == data:
         raise ValueError(f"{file}: the edits change nothing")
     return Patch(file, tuple(edits), digest(data), digest(after))
@@ -73,10 +73,10 @@ def apply(patch: Patch, data: bytes) -> bytes:
 
 def restore(patch: Patch, data: bytes) -> bytes:
     """The file before the edits, from the one after them. Raises ValueError for any other file."""
-    swaps, moved = [], 0
+    swaps, shift = [], 0
     for edit in patch.edits:
-        swaps.append((edit.first + moved, edit.new, edit.old))
-        moved += len(split(edit.new)) - len(split(edit.old))
+        swaps.append((edit.first + shift, edit.new, edit.old))
+        shift += len(split(edit.new)) - len(split(edit.old))
     return _swap(patch, data, patch.after, patch.before, swaps)
 
 
@@ -85,14 +85,14 @@ def _swap(patch: Patch, data: bytes, start: str, end: str, swaps: list[tuple[int
         return data
     if digest(data) != start:
         raise ValueError(f"{patch.file} is not the file that the piece was cut from: its SHA-256 begins with {digest(data)[:12]}, not {start[:12]}")
-    lines, out, at = split(data), [], 0
+    lines, out, position = split(data), [], 0
     for first, old, new in swaps:
-        out += [*lines[at : first - 1], new]
-        at = first - 1 + len(split(old))
-    found = b"".join([*out, *lines[at:]])
-    if digest(found) != end:  # line ends of several kinds, which met where lines went
+        out += [*lines[position : first - 1], new]
+        position = first - 1 + len(split(old))
+    content = b"".join([*out, *lines[position:]])
+    if digest(content) != end:  # line ends of several kinds, which met where lines went
         raise ValueError(f"{patch.file} cannot be changed: its line ends are of several kinds")
-    return found
+    return content
 
 
 def digest(data: bytes) -> str:
@@ -136,11 +136,11 @@ class Source:
     @cached_property
     def quoted(self) -> frozenset[int]:
         """Lines that begin inside of a string."""
-        found: set[int] = set()
+        string_lines: set[int] = set()
         for node in ast.walk(self.tree):
             if isinstance(node, ast.JoinedStr) or isinstance(node, ast.Constant) and isinstance(node.value, str | bytes):
-                found.update(range(node.lineno + 1, (node.end_lineno or node.lineno) + 1))
-        return frozenset(found)
+                string_lines.update(range(node.lineno + 1, (node.end_lineno or node.lineno) + 1))
+        return frozenset(string_lines)
 
     def begins(self, node: ast.stmt) -> tuple[int, int]:
         """Line of the first token of a statement, decorators included, and its offset in UTF-8. Parentheses behind an `@` are no part of the
@@ -160,14 +160,14 @@ class Source:
 
     def chunks(self, suite: Sequence[ast.stmt]) -> list[list[ast.stmt]]:
         """Statements of a suite that share a line, by `;` or by a backslash, go together: coverage cannot tell them apart."""
-        found: list[list[ast.stmt]] = []
+        groups: list[list[ast.stmt]] = []
         for node in suite:
-            before = found[-1][-1].end_lineno if found else None
+            before = groups[-1][-1].end_lineno if groups else None
             if before and (self.begins(node)[0] <= before or self.lines[before - 1].rstrip().endswith("\\")):
-                found[-1].append(node)
+                groups[-1].append(node)
             else:
-                found.append([node])
-        return found
+                groups.append([node])
+        return groups
 
     def cut(self, first: ast.stmt, last: ast.stmt, fill: str, whole: bool = False) -> Edit:
         """Takes away the statements from `first` to `last` of one suite, and the comments directly above that are indented as they are. What
@@ -182,13 +182,13 @@ class Source:
             mark = BOM if start == 1 and self.raw[0].startswith(BOM) else b""
             new = mark + (before + fill).encode(self.encoding) + line[len(line.rstrip(b"\r\n")) :]
         if not before.strip():
-            while start > 1 and self._comment(start - 1, before + "#") and not (start > 2 and self.lines[start - 3].rstrip().endswith("\\")):
+            while start > 1 and self._is_comment(start - 1, before + "#") and not (start > 2 and self.lines[start - 3].rstrip().endswith("\\")):
                 start -= 1
-            while whole and end < len(self.lines) and self._comment(end + 1, before):
+            while whole and end < len(self.lines) and self._is_comment(end + 1, before):
                 end += 1
         return Edit(start, b"".join(self.raw[start - 1 : end]), new)
 
-    def _comment(self, line: int, begins: str) -> bool:
+    def _is_comment(self, line: int, begins: str) -> bool:
         text = self.lines[line - 1]
         return text.lstrip().startswith("#") and text.startswith(begins) and line not in self.quoted
 

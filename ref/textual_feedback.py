@@ -103,28 +103,28 @@ def hinted(segment: Segment, hints: Sequence[Hint]) -> Hinted:
     Raises ValueError, with the number of the hint, for positions outside of the segment; a hint behind the start of its message or inside any
     message; messages that overlap; a message of which the policy wrote nothing; and one that begins with the first token of the segment, which
     nothing predicts."""
-    own, T = segment.sampled, len(segment.tokens)
-    for n, hint in enumerate(hints):
+    sampled, T = segment.sampled, len(segment.tokens)
+    for number, hint in enumerate(hints):
         if not (0 <= hint.at <= T and 0 <= hint.begin <= hint.end <= T):
-            raise ValueError(f"hint {n} must have positions in order between 0 and {T}; got at {hint.at}, message {hint.begin} to {hint.end}")
+            raise ValueError(f"hint {number} must have positions in order between 0 and {T}; got at {hint.at}, message {hint.begin} to {hint.end}")
         if hint.at > hint.begin:
-            raise ValueError(f"hint {n} must stand before its message, which begins at {hint.begin}; got at {hint.at}")
-        if 0 < hint.at < T and bool(own[hint.at - 1] & own[hint.at]):
-            raise ValueError(f"hint {n} must stand between messages; token {hint.at - 1} and token {hint.at} are of the same one")
-        if hint.end > hint.begin and not bool(own[hint.begin : hint.end].any()):
-            raise ValueError(f"hint {n} must name a message of the policy's; it wrote no token from {hint.begin} to {hint.end}")
-        if hint.begin == 0 < hint.end and bool(own[0]):
-            raise ValueError(f"hint {n} must not ask for token 0 of the segment, which no token predicts")
-        if any(other.begin < hint.at < other.end for other in hints):
-            raise ValueError(f"hint {n} must stand between messages; {hint.at} is inside of one that is corrected")
+            raise ValueError(f"hint {number} must stand before its message, which begins at {hint.begin}; got at {hint.at}")
+        if 0 < hint.at < T and bool(sampled[hint.at - 1] & sampled[hint.at]):
+            raise ValueError(f"hint {number} must stand between messages; token {hint.at - 1} and token {hint.at} are of the same one")
+        if hint.end > hint.begin and not bool(sampled[hint.begin : hint.end].any()):
+            raise ValueError(f"hint {number} must name a message of the policy's; it wrote no token from {hint.begin} to {hint.end}")
+        if hint.begin == 0 < hint.end and bool(sampled[0]):
+            raise ValueError(f"hint {number} must not ask for token 0 of the segment, which no token predicts")
+        if any(other_hint.begin < hint.at < other_hint.end for other_hint in hints):
+            raise ValueError(f"hint {number} must stand between messages; {hint.at} is inside of one that is corrected")
     spans = sorted((hint.begin, hint.end) for hint in hints if hint.end > hint.begin)
-    for (begin, end), (following, _) in zip(spans, spans[1:]):
-        if following < end:
-            raise ValueError(f"hints must correct different messages; one is {begin} to {end}, and another begins at {following}")
-    asked = torch.zeros(T, dtype=torch.bool)
+    for (begin, end), (next_begin, _) in zip(spans, spans[1:]):
+        if next_begin < end:
+            raise ValueError(f"hints must correct different messages; one is {begin} to {end}, and another begins at {next_begin}")
+    is_distilled = torch.zeros(T, dtype=torch.bool)
     for begin, end in spans:
-        asked[begin:end] = own[begin:end].cpu()
-    student = asked.nonzero()[:, 0]
+        is_distilled[begin:end] = sampled[begin:end].cpu()
+    student = is_distilled.nonzero()[:, 0]
     last = int(student[-1]) + 1 if len(student) else max((hint.at for hint in hints), default=0)
     pieces, shift, start = [], torch.zeros(last, dtype=torch.long), 0
     for hint in sorted((hint for hint in hints if hint.at <= last), key=lambda hint: hint.at):
@@ -132,16 +132,17 @@ def hinted(segment: Segment, hints: Sequence[Hint]) -> Hinted:
         shift[hint.at :] += len(hint.tokens)
         start = hint.at
     tokens = torch.cat([*pieces, segment.tokens[start:last]])
+    # t' = t + the tokens of all hints before t
     return Hinted(tokens, student.to(tokens.device), (student + shift[student]).to(tokens.device))
 
 
 def predictions(student: Float[Tensor, "T D"], teacher: Float[Tensor, "U D"], where: Hinted) -> tuple[Float[Tensor, "n D"], Float[Tensor, "n D"]]:
     """What predicts the distilled tokens in both sequences: logits, or hidden states before the head is run. The teacher's part is detached.
     Each sequence is read at the position before the token. Raises ValueError if one is shorter than `where` asks for."""
-    for name, found, wanted in (("student", student, where.student), ("teacher", teacher, where.teacher)):
-        if len(wanted) and len(found) < int(wanted[-1]):
-            raise ValueError(f"{name} must have at least {int(wanted[-1])} positions; got {len(found)}")
-    return student[where.student - 1], teacher[where.teacher - 1].detach()
+    for name, states, positions in (("student", student, where.student), ("teacher", teacher, where.teacher)):
+        if len(positions) and len(states) < int(positions[-1]):
+            raise ValueError(f"{name} must have at least {int(positions[-1])} positions; got {len(states)}")
+    return student[where.student - 1], teacher[where.teacher - 1].detach()  # read at t − 1 and t' − 1
 
 
 def divergence(
@@ -166,38 +167,39 @@ def divergence(
     wide = torch.promote_types(torch.promote_types(student.dtype, teacher.dtype), torch.float32)
     logs, logt = student.to(wide).log_softmax(-1), teacher.detach().to(wide).log_softmax(-1)
     if top_k is not None:
-        chosen = logt.topk(top_k, -1).indices
-        logs, logt = lumped(logs, chosen), lumped(logt, chosen)
+        top_tokens = logt.topk(top_k, -1).indices
+        logs, logt = merge_other_tokens(logs, top_tokens), merge_other_tokens(logt, top_tokens)
     if kind == "forward":
-        return relative(logt, logs)
+        return kl_divergence(logt, logs)  # KL(t‖s)
     if kind == "reverse":
-        return relative(logs, logt)
-    return (to_mixture(logs, logt) + to_mixture(logt, logs)) / 2
+        return kl_divergence(logs, logt)  # KL(s‖t)
+    return (mixture_kl(logs, logt) + mixture_kl(logt, logs)) / 2  # (KL(s‖m) + KL(t‖m)) / 2
 
 
-def lumped(logp: Float[Tensor, "*batch V"], chosen: Int[Tensor, "*batch k"]) -> Float[Tensor, "*batch k+1"]:
+def merge_other_tokens(logp: Float[Tensor, "*batch V"], tokens: Int[Tensor, "*batch k"]) -> Float[Tensor, "*batch k+1"]:
     """Log-probs of the chosen tokens, and of all others together; −inf where none is left."""
-    rest = logp.scatter(-1, chosen, -math.inf)
-    none = (rest == -math.inf).all(-1, keepdim=True)
-    together = rest.masked_fill(none, 0).logsumexp(-1, keepdim=True).masked_fill(none, -math.inf)
-    return torch.cat((logp.gather(-1, chosen), together), -1)
+    other_logp = logp.scatter(-1, tokens, -math.inf)
+    is_empty = (other_logp == -math.inf).all(-1, keepdim=True)
+    other_total = other_logp.masked_fill(is_empty, 0).logsumexp(-1, keepdim=True).masked_fill(is_empty, -math.inf)
+    return torch.cat((logp.gather(-1, tokens), other_total), -1)
 
 
-def relative(logp: Float[Tensor, "*batch V"], logq: Float[Tensor, "*batch V"]) -> Float[Tensor, "*batch"]:
+def kl_divergence(logp: Float[Tensor, "*batch V"], logq: Float[Tensor, "*batch V"]) -> Float[Tensor, "*batch"]:
     """KL(p‖q) of normalised log-probs; inf where p allows what q forbids."""
     probs = logp.exp()
     infinite = (logp > -math.inf) & (logq == -math.inf)
     # 0·log 0 = 0. Both factors are masked before they meet, which keeps NaN out of the backward pass as well.
-    left_out = infinite | (probs == 0)
-    gap = logp.masked_fill(left_out, 0) - logq.masked_fill(left_out, 0)
-    return (probs * gap).sum(-1).masked_fill(infinite.any(-1), math.inf)
+    is_excluded = infinite | (probs == 0)
+    gap = logp.masked_fill(is_excluded, 0) - logq.masked_fill(is_excluded, 0)
+    return (probs * gap).sum(-1).masked_fill(infinite.any(-1), math.inf)  # KL(p‖q) = Σ p · log(p/q)
 
 
-def to_mixture(logp: Float[Tensor, "*batch V"], logq: Float[Tensor, "*batch V"]) -> Float[Tensor, "*batch"]:
+def mixture_kl(logp: Float[Tensor, "*batch V"], logq: Float[Tensor, "*batch V"]) -> Float[Tensor, "*batch"]:
     """KL(p‖m), m = (p + q)/2: Σ p · (log 2 − log(1 + q/p)), exactly zero where p = q."""
     probs = logp.exp()
-    left_out = probs == 0
-    odds = logq.masked_fill(left_out, 0) - logp.masked_fill(left_out, 0)
+    is_excluded = probs == 0
+    odds = logq.masked_fill(is_excluded, 0) - logp.masked_fill(is_excluded, 0)
+    # log(p/m) = log 2 − log(1 + q/p)
     gap = torch.logaddexp(torch.zeros_like(odds), torch.zeros_like(odds)) - torch.logaddexp(torch.zeros_like(odds), odds)
     return (probs * gap).sum(-1)
 
@@ -220,12 +222,12 @@ def feedback_loss(
     expect("student", student, "float", *getattr(student, "shape", ())[:-1], "V")
     expect("teacher", teacher, "float", *student.shape)
     expect("weight", weight, "any", *student.shape[:-1])
-    counts = weight != 0
-    found = divergence(student[counts], teacher[counts], kind, top_k)
-    weights = weight[counts].to(found.dtype)
+    is_counted = weight != 0
+    divergences = divergence(student[is_counted], teacher[is_counted], kind, top_k)
+    weights = weight[is_counted].to(divergences.dtype)
     refuse("weight must be finite", ~weights.isfinite())
-    refuse(f"the {kind} divergence must be finite: one side forbids what the other allows, and only js can be taken there", ~found.isfinite())
-    return (weights * found).sum() / budget
+    refuse(f"the {kind} divergence must be finite: one side forbids what the other allows, and only js can be taken there", ~divergences.isfinite())
+    return (weights * divergences).sum() / budget  # Eq. 1: (1/budget) Σ_t w_t · D_t
 
 
 def leaked(hint: Sequence[int], answer: Sequence[int], context: Sequence[int], n: int = 4) -> tuple[int, ...] | None:
@@ -239,7 +241,7 @@ def leaked(hint: Sequence[int], answer: Sequence[int], context: Sequence[int], n
     n = min(n, len(answer), len(hint))
 
     def runs(tokens: Sequence[int]) -> list[tuple[int, ...]]:
-        return [tuple(tokens[i : i + n]) for i in range(len(tokens) - n + 1)] if n else []
+        return [tuple(tokens[start : start + n]) for start in range(len(tokens) - n + 1)] if n else []
 
     secret = set(runs(answer)) - set(runs(context))
     return next((run for run in runs(hint) if run in secret), None)
@@ -271,7 +273,7 @@ def demo(config: Demo = Demo(), log: Callable[..., None] = lambda *_, **__: None
     """Trains with the outcome reward alone and with feedback beside it. A rollout is rewarded for tool 1 in its last turn, whatever it called
     before. The policy is one table of logits for each turn and one for the hint, so the teacher is the sum of both, and it understands the hint
     from the start. Returns for both trainings unavailable calls per rollout and the success, before and after."""
-    figures: dict[str, float] = {}
+    metrics: dict[str, float] = {}
     for name, share in (("outcome", 0.0), ("feedback", config.share)):
         generator = torch.Generator().manual_seed(config.seed)
         turns = torch.zeros(config.turns, config.tools, dtype=torch.float64, requires_grad=True)
@@ -280,22 +282,22 @@ def demo(config: Demo = Demo(), log: Callable[..., None] = lambda *_, **__: None
         for step in range(config.steps + 1):
             probs = turns.detach().softmax(-1)
             if step in (0, config.steps):
-                when = "after" if step else "before"
-                figures |= {f"{name}_faults_{when}": probs[:, 0].sum().item(), f"{name}_success_{when}": probs[-1, 1].item()}
+                phase = "after" if step else "before"
+                metrics |= {f"{name}_faults_{phase}": probs[:, 0].sum().item(), f"{name}_success_{phase}": probs[-1, 1].item()}
             calls = torch.multinomial(probs, config.groups * config.rollouts, replacement=True, generator=generator).t()
             reward = (calls[:, -1] == 1).double().view(config.groups, config.rollouts)
-            advantage = (reward - reward.mean(1, keepdim=True)).flatten()
+            advantage = (reward - reward.mean(1, keepdim=True)).flatten()  # A = R − mean of the group
             budget = calls.numel()
             logits = turns.expand(len(calls), -1, -1)
             logp = logits.log_softmax(-1).gather(-1, calls[:, :, None])[:, :, 0]
             loss = -(advantage[:, None] * logp).sum() / budget
             if share:
-                loss = loss + share * feedback_loss(logits, logits + hint, calls == 0, budget=budget)
+                loss = loss + share * feedback_loss(logits, logits + hint, calls == 0, budget=budget)  # plus Eq. 1
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
             log(step, config.steps, loss=loss.item())
-    return figures
+    return metrics
 
 
 if __name__ == "__main__":

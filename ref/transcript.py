@@ -162,16 +162,16 @@ def comments(code: str) -> list[str]:
 
 
 def python_comments(code: str) -> Iterator[str]:
-    beginning, alone = True, None
+    is_start, docstring = True, None
     for token in tokenize.generate_tokens(io.StringIO(code).readline):
         if token.type == tokenize.ERRORTOKEN:
             raise SyntaxError("a quote that is never closed is searched for anew from every letter of its line")
         if token.type == tokenize.COMMENT:
             yield token.string
         elif token.type in (tokenize.NEWLINE, tokenize.ENDMARKER):
-            if alone is not None:
-                yield alone
-            beginning, alone = True, None
+            if docstring is not None:
+                yield docstring
+            is_start, docstring = True, None
         elif token.type not in (tokenize.NL, tokenize.INDENT, tokenize.DEDENT):
-            alone = token.string if beginning and token.type == tokenize.STRING else None
-            beginning = False
+            docstring = token.string if is_start and token.type == tokenize.STRING else None
+            is_start = False

@@ -33,7 +33,7 @@ class SyncError(ValueError):
 
 def ordered(bits: Tensor) -> Tensor:
     """int16 bit patterns of floats as places on one line, and back: negative ones run downwards from −0 at −1."""
-    return bits ^ ((bits >> 15) & 0x7FFF)
+    return bits ^ ((bits >> 15) & 0x7FFF)  # negative patterns run downwards
 
 
 def encode_delta(old: Shaped[Tensor, "*shape"], new: Shaped[Tensor, "*shape"]) -> tuple[Int[Tensor, " C"], Int[Tensor, " C"]]:
@@ -42,7 +42,7 @@ def encode_delta(old: Shaped[Tensor, "*shape"], new: Shaped[Tensor, "*shape"]) -
     check_versions(old, new)
     a, b = (x.flatten().view(torch.int16) for x in (old, new))
     positions = (a != b).nonzero()[:, 0]
-    return positions, ordered(b[positions]).int() - ordered(a[positions]).int()
+    return positions, ordered(b[positions]).int() - ordered(a[positions]).int()  # step = new − old
 
 
 def apply_delta(old: Shaped[Tensor, "*shape"], positions: Int[Tensor, " C"], steps: Int[Tensor, " C"]) -> Shaped[Tensor, "*shape"]:
@@ -51,18 +51,18 @@ def apply_delta(old: Shaped[Tensor, "*shape"], positions: Int[Tensor, " C"], ste
     check_delta(old, positions, steps)
     positions, new = positions.long(), old.flatten().clone()
     bits = new.view(torch.int16)  # floating-point hardware may change a NaN's payload; a copy of bits does not
-    there = ordered(bits.index_select(0, positions)).int() + steps
-    if not old.is_cuda and bool((there != there.short()).any()):
+    target_places = ordered(bits.index_select(0, positions)).int() + steps  # new = old + step
+    if not old.is_cuda and bool((target_places != target_places.short()).any()):
         raise ValueError("steps lead beyond the last float; old is not the version that the delta was made from")
-    bits.scatter_(0, positions, ordered(there.short()))
+    bits.scatter_(0, positions, ordered(target_places.short()))
     return new.view(old.shape)
 
 
 def merge_deltas(deltas: Sequence[tuple[Int[Tensor, " _"], Int[Tensor, " _"]]]) -> tuple[Int[Tensor, " C"], Int[Tensor, " C"]]:
     """One delta that does what these, one or more, do in turn: steps at the same position add up, and those that cancel are gone."""
-    positions, at = torch.cat([where for where, _ in deltas]).unique(return_inverse=True)
+    positions, index = torch.cat([delta_positions for delta_positions, _ in deltas]).unique(return_inverse=True)
     steps = torch.zeros(len(positions), dtype=torch.int32, device=positions.device)
-    steps.index_add_(0, at, torch.cat([steps for _, steps in deltas]))
+    steps.index_add_(0, index, torch.cat([steps for _, steps in deltas]))  # steps at one position add up
     return positions[steps != 0], steps[steps != 0]
 
 
@@ -98,38 +98,39 @@ def varint(values: np.ndarray) -> list[np.ndarray]:
     stream, the second bytes of those numbers that have one are the next, and so on: bytes of one kind compress better together."""
     streams = []
     while len(values) or not streams:
-        more = values >= 0x80
-        streams.append((values & 0x7F | more.astype(np.int64) << 7).astype(np.uint8))
-        values = values[more] >> 7
+        has_more = values >= 0x80
+        streams.append((values & 0x7F | has_more.astype(np.int64) << 7).astype(np.uint8))
+        values = values[has_more] >> 7
     return streams
 
 
 def unvarint(streams: Sequence[np.ndarray]) -> np.ndarray:
     """The numbers that `varint` wrote, int64. Raises SyncError where one is cut, or longer than 63 bits."""
-    values, at = np.zeros(len(streams[0]), dtype=np.int64), np.arange(len(streams[0]))
-    for k, raw in enumerate(streams):
-        if len(raw) != len(at) or k > 8:
+    values, open_indices = np.zeros(len(streams[0]), dtype=np.int64), np.arange(len(streams[0]))
+    for byte_number, stream in enumerate(streams):
+        if len(stream) != len(open_indices) or byte_number > 8:
             raise SyncError("a number in the delta is cut short, or too long")
-        values[at] |= (raw & 0x7F).astype(np.int64) << 7 * k
-        at = at[raw >= 0x80]
-    if len(at):
+        values[open_indices] |= (stream & 0x7F).astype(np.int64) << 7 * byte_number
+        open_indices = open_indices[stream >= 0x80]
+    if len(open_indices):
         raise SyncError("a number in the delta is cut short, or too long")
     return values
 
 
 def pack(positions: Int[Tensor, " C"], steps: Int[Tensor, " C"], size: int, level: int = 1) -> bytes:
     """A delta of `size` weights as bytes: gaps or a bitmask, whichever is shorter, then steps. level: that of zstd; 0 does not compress."""
-    where, far = positions.cpu().numpy(), steps.cpu().numpy().astype(np.int64)
-    second = varint((far << 1) ^ (far >> 63))
-    found = [sealed("gap", len(where), level, varint(np.diff(where, prepend=-1) - 1), second)]
-    if 16 * len(where) > size:
+    places, distances = positions.cpu().numpy(), steps.cpu().numpy().astype(np.int64)
+    step_streams = varint((distances << 1) ^ (distances >> 63))  # zig-zag
+    # gap = position − the one before − 1
+    candidates = [pack_streams("gap", len(places), level, varint(np.diff(places, prepend=-1) - 1), step_streams)]
+    if 16 * len(places) > size:
         mask = np.zeros(size, dtype=bool)
-        mask[where] = True
-        found.append(sealed("mask", len(where), level, [np.packbits(mask)], second))
-    return min(found, key=len)
+        mask[places] = True
+        candidates.append(pack_streams("mask", len(places), level, [np.packbits(mask)], step_streams))
+    return min(candidates, key=len)
 
 
-def sealed(kind: str, count: int, level: int, first: Sequence[np.ndarray], second: Sequence[np.ndarray]) -> bytes:
+def pack_streams(kind: str, count: int, level: int, first: Sequence[np.ndarray], second: Sequence[np.ndarray]) -> bytes:
     data = [np.ascontiguousarray(x).tobytes() for x in (*first, *second)]
     if level:
         data = [zstandard.ZstdCompressor(level=level).compress(x) for x in data]
@@ -138,7 +139,7 @@ def sealed(kind: str, count: int, level: int, first: Sequence[np.ndarray], secon
 
 
 def opened(blob: bytes) -> tuple[str, int, list[np.ndarray], list[np.ndarray]]:
-    """Kind, count and streams of what `sealed` made. Raises SyncError for anything else."""
+    """Kind, count and streams of what `pack_streams` made. Raises SyncError for anything else."""
     try:
         magic, kind, compressed, first, second, count = HEAD.unpack_from(blob)
         sizes = struct.unpack_from(f"<{first + second}Q", blob, HEAD.size)
@@ -156,26 +157,26 @@ def opened(blob: bytes) -> tuple[str, int, list[np.ndarray], list[np.ndarray]]:
 
 def unpack(blob: bytes, size: int) -> tuple[Int[Tensor, " C"], Int[Tensor, " C"]]:
     """The delta that `pack` wrote. Raises SyncError for bytes that are no delta of `size` weights."""
-    kind, count, first, second = opened(blob)
-    far = unvarint(second)
-    far = (far >> 1) ^ -(far & 1)
+    kind, count, position_streams, step_streams = opened(blob)
+    distances = unvarint(step_streams)
+    distances = (distances >> 1) ^ -(distances & 1)  # zig-zag, back
     if kind == "gap":
-        where = np.cumsum(unvarint(first) + 1) - 1
-    elif kind == "mask" and len(first[0]) == -(-size // 8):
-        where = np.flatnonzero(np.unpackbits(first[0], count=size))
+        places = np.cumsum(unvarint(position_streams) + 1) - 1  # position = the one before + gap + 1
+    elif kind == "mask" and len(position_streams[0]) == -(-size // 8):
+        places = np.flatnonzero(np.unpackbits(position_streams[0], count=size))
     else:
         raise SyncError(f"these bytes are no delta of {size} weights")
-    if not len(where) == len(far) == count or count and not (0 <= where[0] and where[-1] < size and (where[1:] > where[:-1]).all()):
+    if not len(places) == len(distances) == count or count and not (0 <= places[0] and places[-1] < size and (places[1:] > places[:-1]).all()):
         raise SyncError(f"these bytes are no delta of {size} weights")
-    if count and np.abs(far).max() > 0xFFFF:
+    if count and np.abs(distances).max() > 0xFFFF:
         raise SyncError("a step in the delta is longer than the line of floats")
-    return torch.from_numpy(where), torch.from_numpy(far.astype(np.int32))
+    return torch.from_numpy(places), torch.from_numpy(distances.astype(np.int32))
 
 
 def pack_full(rows: Sequence[Tensor], level: int) -> bytes:
     """All bits, high bytes before low ones: alike ones together compress better."""
     flat = torch.cat([torch.zeros(0, dtype=torch.bfloat16), *(x.cpu() for x in rows)]).view(torch.int16).numpy().view(np.uint8).reshape(-1, 2)
-    return sealed("full", len(flat), level, [flat[:, 1]], [flat[:, 0]])
+    return pack_streams("full", len(flat), level, [flat[:, 1]], [flat[:, 0]])
 
 
 def unpack_full(blob: bytes, size: int) -> Tensor:

@@ -66,14 +66,15 @@ __all__ += ["parts", "prune", "ulp", "unpack"]
 
 def ulp(weights: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     """Distance of neighbouring bfloat16 numbers at |w|, float64: 2^(e−7) where 2^e ≤ |w| < 2^(e+1), and 2^−133 below 2^−126."""
-    exponent = torch.frexp(weights.double())[1].clamp(min=-125)
+    exponent = torch.frexp(weights.double())[1].clamp(min=-125)  # e + 1, where 2^e ≤ |w| < 2^(e+1)
+    # ulp(w) = 2^(e−7)
     return torch.ldexp(torch.ones_like(weights, dtype=torch.float64), torch.where(weights == 0, -125, exponent) - 8)
 
 
 def changed_share(weights: Float[Tensor, "*shape"], updates: Float[Tensor, "*shape"]) -> float:
     """Expected share of bfloat16 weights that one update changes: the mean of min(1, |Δ|/ulp(w)). It holds where masters lie evenly between
     rounding boundaries. Masters just loaded from bfloat16 do not: they lie in the middle, and small updates change nothing at first."""
-    return (updates.double().abs() / ulp(weights)).clamp(max=1).mean().item()
+    return (updates.double().abs() / ulp(weights)).clamp(max=1).mean().item()  # E[min(1, |Δ|/ulp(w))]
 
 
 # Rows of weights, and their digest.
@@ -106,12 +107,12 @@ class Part:
 
 def parts(model: nn.Module) -> list[Part]:
     """Every tensor of a network, whole."""
-    found = []
-    for name, p in model.named_parameters():
-        for part, index in tensor_parts(name, tuple(p.shape)).items():
-            x = p.detach()[index]
-            found.append(Part(part, tuple(x.shape), 0, x))
-    return found
+    all_parts = []
+    for name, param in model.named_parameters():
+        for part, index in tensor_parts(name, tuple(param.shape)).items():
+            weights = param.detach()[index]
+            all_parts.append(Part(part, tuple(weights.shape), 0, weights))
+    return all_parts
 
 
 def digest(part: Part) -> int:
@@ -120,21 +121,21 @@ def digest(part: Part) -> int:
     if not part.rows:
         return 0
     rows = part.bits().cpu().view(torch.int16).numpy().reshape(part.rows, -1).view(np.uint8)
-    each = (hashlib.blake2b(row.data, digest_size=16, salt=n.to_bytes(16, "little")) for n, row in enumerate(rows, part.first))
-    return sum(int.from_bytes(one.digest(), "little") for one in each) % 2**128
+    hashes = (hashlib.blake2b(row.data, digest_size=16, salt=row_number.to_bytes(16, "little")) for row_number, row in enumerate(rows, part.first))
+    return sum(int.from_bytes(row_hash.digest(), "little") for row_hash in hashes) % 2**128  # Σ over rows, modulo 2^128
 
 
-def combined(told: Iterable[tuple[tuple[str, int, int], int]], shapes: Mapping[str, Sequence[int]], twice: bool = True) -> dict[str, str]:
+def combined(part_digests: Iterable[tuple[tuple[str, int, int], int]], shapes: Mapping[str, Sequence[int]], twice: bool = True) -> dict[str, str]:
     """Digests of whole tensors from those of parts. Raises SyncError unless the parts cover every row of every tensor that they name exactly
     once. twice: a part that several ranks hold is fine, and counts once."""
-    known: dict[tuple[str, int, int], int] = {}
-    for place, value in told:
-        if place in known and not twice:
+    digest_by_place: dict[tuple[str, int, int], int] = {}
+    for place, value in part_digests:
+        if place in digest_by_place and not twice:
             raise SyncError(f"rows {place[1]} to {place[1] + place[2]} of {place[0]} are published by two ranks")
-        if known.setdefault(place, value) != value:
+        if digest_by_place.setdefault(place, value) != value:
             raise SyncError(f"two ranks hold other bits in rows {place[1]} to {place[1] + place[2]} of {place[0]}")
     ends, sums = dict[str, int](), dict[str, int]()
-    for (name, first, rows), value in sorted(known.items()):
+    for (name, first, rows), value in sorted(digest_by_place.items()):
         if first != ends.get(name, 0):
             raise SyncError(f"rows {min(first, ends.get(name, 0))} to {max(first, ends.get(name, 0))} of {name} are held by none, or by two")
         ends[name], sums[name] = first + rows, sums.get(name, 0) + value
@@ -158,7 +159,7 @@ def read_manifest(data: bytes) -> dict:
     return parse_json(body)
 
 
-class Alone:
+class SingleRank:
     """What many ranks would say to each other: `scaled/weight_sync.py` overrides it."""
 
     rank = 0
@@ -169,7 +170,7 @@ class Alone:
         return [mine]
 
 
-class Writer(Alone):
+class Writer(SingleRank):
     """Publishes versions. It keeps the bits of the last one, which move on only once the manifest of the next one stands."""
 
     def __init__(self, store: MutableMapping[str, bytes], anchor_every: int = 25, merge_every: int = 8, level: int = 1):
@@ -188,40 +189,40 @@ class Writer(Alone):
         and it can be published again. Raises ValueError for a version that is not above the last, and for other rows than before."""
         if self.version is not None and version <= self.version:
             raise ValueError(f"version {version} must be above {self.version}, the last one")
-        if self.held and [len(x) for x in self.held] != [part.weights.numel() for part in parts]:
+        if self.held and [len(tensor) for tensor in self.held] != [part.weights.numel() for part in parts]:
             raise ValueError("parts must be the rows that the last version had, in the same order")
-        new, recent = [part.bits() for part in parts], self.recent
+        new_weights, recent = [part.bits() for part in parts], self.recent
         try:
             links: list[tuple[str, int | None, bytes]] = []
             if self.version is not None:
-                delta = self.difference(new)
+                delta = self.difference(new_weights)
                 recent = [*recent, (self.version, delta)][-self.merge_every :]
-                links.append(("delta", self.version, pack(*delta, sum(map(len, new)), self.level)))
+                links.append(("delta", self.version, pack(*delta, sum(map(len, new_weights)), self.level)))
                 if version % self.merge_every == 0 and len(recent) == self.merge_every:
-                    links.append(("merged", recent[0][0], pack(*merge_deltas([d for _, d in recent]), sum(map(len, new)), self.level)))
+                    links.append(("merged", recent[0][0], pack(*merge_deltas([d for _, d in recent]), sum(map(len, new_weights)), self.level)))
             if self.version is None or version % self.anchor_every == 0:
-                links.append(("anchor", None, pack_full(new, self.level)))
-            where = [part.place() for part in parts]
-            shards = [(kind, base, self.put(f"{version:08d}/{kind}-{self.rank}", blob) | {"parts": where}) for kind, base, blob in links]
-            mine = None, shards, [(part.place(), digest(part)) for part in parts], {part.name: part.shape for part in parts}
+                links.append(("anchor", None, pack_full(new_weights, self.level)))
+            places = [part.place() for part in parts]
+            shards = [(kind, base, self.put(f"{version:08d}/{kind}-{self.rank}", blob) | {"parts": places}) for kind, base, blob in links]
+            report = (None, shards, [(part.place(), digest(part)) for part in parts], {part.name: part.shape for part in parts})
         except Exception as error:  # whatever it is: the other ranks must hear of it, or they would wait forever
-            mine = f"{type(error).__name__}: {error}", [], [], {}
-        for rank, (wrong, *_) in enumerate(told := self.together(mine)):
-            if wrong:
-                raise SyncError(f"version {version} was not published: rank {rank} could not write its rows ({wrong})")
-        manifest = self.commit(version, told)
-        self.held = [x.clone() for x in new]
+            report = f"{type(error).__name__}: {error}", [], [], {}
+        for rank, (failure, *_) in enumerate(reports := self.together(report)):
+            if failure:
+                raise SyncError(f"version {version} was not published: rank {rank} could not write its rows ({failure})")
+        manifest = self.commit(version, reports)
+        self.held = [tensor.clone() for tensor in new_weights]
         self.version, self.recent = version, recent
         return manifest
 
     def difference(self, new: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """Delta of all rows, laid behind each other."""
-        found, at = [(torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=torch.int32))], 0
+        deltas, offset = [(torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=torch.int32))], 0
         for a, b in zip(self.held, new, strict=True):
             positions, steps = self.encode(a, b)
-            found.append((positions.cpu() + at, steps.cpu()))
-            at += len(b)
-        return torch.cat([where for where, _ in found]), torch.cat([steps for _, steps in found])
+            deltas.append((positions.cpu() + offset, steps.cpu()))
+            offset += len(b)
+        return torch.cat([part_positions for part_positions, _ in deltas]), torch.cat([steps for _, steps in deltas])
 
     def put(self, key: str, blob: bytes) -> dict:
         """A shard under a name that holds its digest, so that nobody's attempt overwrites another's."""
@@ -229,26 +230,27 @@ class Writer(Alone):
         self.store[f"{key}-{seal[:12]}"] = blob
         return {"key": f"{key}-{seal[:12]}", "bytes": len(blob), "digest": seal}
 
-    def commit(self, version: int, told: Sequence[tuple]) -> dict:
+    def commit(self, version: int, reports: Sequence[tuple]) -> dict:
         """Rank 0 creates the manifest, unless there is one; all learn what came of it."""
-        wrong, manifest = None, {}
+        failure, manifest = None, {}
         if self.rank == 0:
-            shapes = {name: list(shape) for *_, some in told for name, shape in some.items()}
+            shapes = {name: list(shape) for *_, rank_shapes in reports for name, shape in rank_shapes.items()}
             try:
-                digests = combined((one for _, _, digests, _ in told for one in digests), shapes, twice=False)
+                digests = combined((part_digest for _, _, digests, _ in reports for part_digest in digests), shapes, twice=False)
                 links = [
-                    {"kind": kind, "base": base, "shards": [shards[n][2] for _, shards, *_ in told]} for n, (kind, base, _) in enumerate(told[0][1])
+                    {"kind": kind, "base": base, "shards": [shards[link_number][2] for _, shards, *_ in reports]}
+                    for link_number, (kind, base, _) in enumerate(reports[0][1])
                 ]
                 body = json.dumps({"version": version, "shapes": shapes, "digests": digests, "links": links}).encode()
                 data = hashed(body).encode() + b"\n" + body
                 manifest = read_manifest(self.store.setdefault(f"{version:08d}/manifest", data))
                 if manifest["digests"] != digests:
-                    wrong = "another writer has published it, with other bits"
+                    failure = "another writer has published it, with other bits"
             except Exception as error:
-                wrong = str(error)
-        wrong, manifest = self.together((wrong, manifest))[0]
-        if wrong:
-            raise SyncError(f"version {version} was not published: {wrong}")
+                failure = str(error)
+        failure, manifest = self.together((failure, manifest))[0]
+        if failure:
+            raise SyncError(f"version {version} was not published: {failure}")
         return manifest
 
 
@@ -256,17 +258,17 @@ def cheapest(manifests: Mapping[int, dict], have: int | None, want: int, bad: se
     """The way with the fewest bytes from version `have`, or from nothing, to `want`: (version, number of its link) in order. None if there is
     none without links that are `bad`."""
     best: dict[int | None, tuple[int, list]] = {None: (0, [])} | ({} if have is None else {have: (0, [])})
-    for version in sorted(v for v in manifests if v <= want and v != have):
-        for n, link in enumerate(manifests[version]["links"]):
-            if (version, n) not in bad and link["base"] in best:
-                before, way = best[link["base"]]
-                cost = before + sum(shard["bytes"] for shard in link["shards"])
+    for version in sorted(candidate for candidate in manifests if candidate <= want and candidate != have):
+        for link_number, link in enumerate(manifests[version]["links"]):
+            if (version, link_number) not in bad and link["base"] in best:
+                base_cost, path = best[link["base"]]
+                cost = base_cost + sum(shard["bytes"] for shard in link["shards"])
                 if version not in best or cost < best[version][0]:
-                    best[version] = cost, [*way, (version, n)]
+                    best[version] = cost, [*path, (version, link_number)]
     return best[want][1] if want in best else None
 
 
-class Reader(Alone):
+class Reader(SingleRank):
     """Follows the chain. `fetch` builds the next version beside the one that serves; `swap` puts it in its place."""
 
     def __init__(self, store: MutableMapping[str, bytes], parts: Sequence[Part], name: str = "reader"):
@@ -279,98 +281,99 @@ class Reader(Alone):
 
     def look(self) -> dict[int, str]:
         """Reads manifests that are new; returns what is wrong with the others, by version."""
-        there = [key for key in self.store if key.endswith("/manifest")]
-        versions = {int(key.partition("/")[0]): key for key in there if key.partition("/")[0].isdigit()}
+        manifest_keys = [key for key in self.store if key.endswith("/manifest")]
+        versions = {int(key.partition("/")[0]): key for key in manifest_keys if key.partition("/")[0].isdigit()}
         self.known = {version: manifest for version, manifest in self.known.items() if version in versions}
-        wrong = {}
+        errors = {}
         for version in sorted(versions.keys() - self.known.keys()):
             try:
                 self.known[version] = read_manifest(self.store[versions[version]])
             except (SyncError, KeyError, OSError) as error:
-                wrong[version] = f"version {version} cannot be read: {error}"
-        return wrong
+                errors[version] = f"version {version} cannot be read: {error}"
+        return errors
 
     def fetch(self, want: int | None = None) -> int:
         """Builds version `want`, by default the newest, and checks its digest. It returns the version, and serves nothing yet. Where a shard is
         damaged or missing, it takes another way, from the nearest anchor if need be. Raises SyncError if there is none."""
-        mine: tuple = (None, {}, {})
+        state: tuple = (None, {}, {})
         if self.rank == 0:
             try:
-                wrong = self.look()
-                mine = None, self.known, wrong
+                errors = self.look()
+                state = None, self.known, errors
             except OSError as error:
-                mine = f"the store does not answer: {error}", {}, {}
-        told = self.together((self.version, mine))
-        down, manifests, wrong = told[0][1]
-        have = self.version if all(version == self.version for version, _ in told) else None
-        if down:
-            raise SyncError(down)
+                state = f"the store does not answer: {error}", {}, {}
+        rank_reports = self.together((self.version, state))
+        outage, manifests, errors = rank_reports[0][1]
+        have = self.version if all(version == self.version for version, _ in rank_reports) else None
+        if outage:
+            raise SyncError(outage)
         if want is None:
             want = max(manifests, default=None)
-            later = [version for version in wrong if want is None or version > want]
-            if want is None or want == have and later:
-                raise SyncError(wrong[later[0]] if later else "the store holds no version yet")
+            newer_versions = [version for version in errors if want is None or version > want]
+            if want is None or want == have and newer_versions:
+                raise SyncError(errors[newer_versions[0]] if newer_versions else "the store holds no version yet")
         if want not in manifests:
-            raise SyncError(wrong.get(want, f"version {want} is not in the store: not published, or pruned"))
-        bad, reason = set[tuple[int, int]](), f"no delta or anchor in the store leads to version {want}"
+            raise SyncError(errors.get(want, f"version {want} is not in the store: not published, or pruned"))
+        bad_links, reason = set[tuple[int, int]](), f"no delta or anchor in the store leads to version {want}"
         while want != have:
-            way = cheapest(manifests, have, want, bad)
-            if way is None:
+            path = cheapest(manifests, have, want, bad_links)
+            if path is None:
                 raise SyncError(reason)
-            done, failed, shadow, sums = 0, None, [x.clone() for x in self.held], []
+            num_applied, failure, shadow, sums = 0, None, [tensor.clone() for tensor in self.held], []
             try:
-                for version, n in way:
-                    shadow = self.follow(manifests[version], n, shadow)
-                    done += 1
-                made = [replace(part, weights=x.view(part.weights.shape)) for part, x in zip(self.parts, shadow)]
-                sums = [(part.place(), digest(part)) for part in made]
+                for version, link_number in path:
+                    shadow = self.follow(manifests[version], link_number, shadow)
+                    num_applied += 1
+                new_parts = [replace(part, weights=tensor.view(part.weights.shape)) for part, tensor in zip(self.parts, shadow)]
+                sums = [(part.place(), digest(part)) for part in new_parts]
             except Exception as error:
-                failed = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
-            told = self.together((failed, done, sums))
-            stops = [(step, text) for text, step, _ in told if text]
-            if not stops:
+                failure = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+            rank_reports = self.together((failure, num_applied, sums))
+            failures = [(step, text) for text, step, _ in rank_reports if text]
+            if not failures:
                 try:
-                    found = combined((one for *_, sums in told for one in sums), manifests[want]["shapes"])
+                    digests = combined((part_digest for *_, sums in rank_reports for part_digest in sums), manifests[want]["shapes"])
                 except SyncError as error:
                     raise SyncError(f"version {want} cannot be checked: {error}") from None
-                other = [name for name, value in found.items() if manifests[want]["digests"][name] != value]
-                if not other:
+                mismatches = [name for name, value in digests.items() if manifests[want]["digests"][name] != value]
+                if not mismatches:
                     self.fresh = want, shadow
                     return want
-                stops = [(0, f"version {want} came out with other bits than the trainer has in {other[0]}")]
-                version, n = way[0]
-                if manifests[version]["links"][n]["base"] is not None:  # the rows held may be what is wrong: now from an anchor
-                    have, reason = None, stops[0][1]
+                failures = [(0, f"version {want} came out with other bits than the trainer has in {mismatches[0]}")]
+                version, link_number = path[0]
+                # The rows held may be what is wrong: now from an anchor
+                if manifests[version]["links"][link_number]["base"] is not None:
+                    have, reason = None, failures[0][1]
                     continue
-            step, reason = min(stops)
-            bad.add(way[step])
+            step, reason = min(failures)
+            bad_links.add(path[step])
         self.fresh = None
         return want
 
-    def follow(self, manifest: dict, n: int, rows: Sequence[Tensor]) -> list[Tensor]:
+    def follow(self, manifest: dict, link_number: int, rows: Sequence[Tensor]) -> list[Tensor]:
         """The rows after one link; of its shards only those are fetched that hold some of them."""
-        link, shapes, out = manifest["links"][n], manifest["shapes"], list(rows)
+        link, shapes, out = manifest["links"][link_number], manifest["shapes"], list(rows)
         if link["base"] is None:
             out = [torch.empty(part.weights.numel(), dtype=torch.bfloat16, device=part.weights.device) for part in self.parts]
         missing = [part.rows for part in self.parts]
         for part in self.parts:
             if list(part.shape) != shapes.get(part.name):
                 raise SyncError(f"{part.name} has shape {list(part.shape)}; version {manifest['version']} has {shapes.get(part.name)}")
-        mine: dict[str, list[int]] = {}
-        for i, part in enumerate(self.parts):
-            mine.setdefault(part.name, []).append(i)
+        part_indices: dict[str, list[int]] = {}
+        for index, part in enumerate(self.parts):
+            part_indices.setdefault(part.name, []).append(index)
         for shard in link["shards"]:
-            cuts, at = [], 0
+            cuts, offset = [], 0
             for name, first, count in shard["parts"]:
                 width = int(np.prod(shapes[name][1:]))
-                for i in mine.get(name, ()):
-                    low, high = max(first, self.parts[i].first), min(first + count, self.parts[i].first + self.parts[i].rows)
+                for index in part_indices.get(name, ()):
+                    low, high = (max(first, self.parts[index].first), min(first + count, self.parts[index].first + self.parts[index].rows))
                     if low < high:
-                        cuts.append((i, at + (low - first) * width, (low - self.parts[i].first) * width, (high - low) * width))
-                        missing[i] -= high - low
-                at += count * width
+                        cuts.append((index, offset + (low - first) * width, (low - self.parts[index].first) * width, (high - low) * width))
+                        missing[index] -= high - low
+                offset += count * width
             if cuts:
-                self.patch(out, self.get(shard), at, cuts, link["base"] is None)
+                self.patch(out, self.get(shard), offset, cuts, link["base"] is None)
         if any(missing):
             raise SyncError(f"version {manifest['version']} has no shard with some rows of {self.parts[np.flatnonzero(missing)[0]].name}")
         return out
@@ -379,29 +382,31 @@ class Reader(Alone):
         """Applies a shard of `size` weights. cuts: (which rows, where in the shard, where in the rows, how many weights)."""
         if full:
             bits = unpack_full(blob, size)
-            for i, there, here, count in cuts:
-                out[i][here : here + count].copy_(bits[there : there + count])
+            for index, shard_start, row_start, count in cuts:
+                out[index][row_start : row_start + count].copy_(bits[shard_start : shard_start + count])
             return
         positions, steps = unpack(blob, size)
-        for i, there, here, count in cuts:
-            a, b = torch.searchsorted(positions, torch.tensor([there, there + count])).tolist()
-            where, far = (x.to(out[i].device) for x in (positions[a:b] - there, steps[a:b]))
-            out[i][here : here + count].view(torch.int16).copy_(self.apply(out[i][here : here + count], where, far).view(torch.int16))
+        for index, shard_start, row_start, count in cuts:
+            a, b = torch.searchsorted(positions, torch.tensor([shard_start, shard_start + count])).tolist()
+            local_positions, local_steps = (x.to(out[index].device) for x in (positions[a:b] - shard_start, steps[a:b]))
+            out[index][row_start : row_start + count].view(torch.int16).copy_(
+                self.apply(out[index][row_start : row_start + count], local_positions, local_steps).view(torch.int16)
+            )
 
     def get(self, shard: Mapping) -> bytes:
         """A shard whose digest is right; asked for twice."""
-        wrong = ""
+        problem = ""
         for _ in range(2):
             try:
                 blob = self.store[shard["key"]]
             except (KeyError, OSError) as error:
-                wrong = "is missing" if isinstance(error, KeyError) else f"cannot be read ({error})"
+                problem = "is missing" if isinstance(error, KeyError) else f"cannot be read ({error})"
                 continue
             if hashed(blob) == shard["digest"]:
                 return blob
             length = f"{len(blob)} of {shard['bytes']} bytes"
-            wrong = f"is damaged: {length if len(blob) != shard['bytes'] else 'other bytes than were written'}"
-        raise SyncError(f"shard {shard['key']} {wrong}")
+            problem = f"is damaged: {length if len(blob) != shard['bytes'] else 'other bytes than were written'}"
+        raise SyncError(f"shard {shard['key']} {problem}")
 
     def swap(self) -> int | None:
         """Puts what `fetch` built in place of the weights that serve, which takes no more than a copy, and says so in the store. Nothing may
@@ -422,20 +427,24 @@ def prune(store: MutableMapping[str, bytes]) -> int:
     A reader that is gone for good keeps them until its key readers/NAME is deleted. Raises SyncError for a key there that is no version."""
     keys = list(store)
     try:
-        served = [int(store[key]) for key in keys if key.startswith("readers/")]
+        served_versions = [int(store[key]) for key in keys if key.startswith("readers/")]
     except (ValueError, KeyError) as error:
         raise SyncError(f"nothing is pruned: a reader's version cannot be read ({error})") from None
     versions: dict[int, list[str]] = {}
     for key in keys:
         if key.partition("/")[0].isdigit():
             versions.setdefault(int(key.partition("/")[0]), []).append(key)
-    anchors = [v for v, some in versions.items() if any("/anchor-" in key for key in some) and any(key.endswith("/manifest") for key in some)]
-    last = max((v for v in anchors if served and v <= min(served)), default=None)
-    gone = [v for v in versions if last is not None and v < last]
-    for version in gone:
+    anchors = [
+        v
+        for v, version_keys in versions.items()
+        if any("/anchor-" in key for key in version_keys) and any(key.endswith("/manifest") for key in version_keys)
+    ]
+    last = max((v for v in anchors if served_versions and v <= min(served_versions)), default=None)
+    stale_versions = [v for v in versions if last is not None and v < last]
+    for version in stale_versions:
         for key in sorted(versions[version], key=lambda key: not key.endswith("/manifest")):  # without its manifest it is invisible
             store.pop(key, None)
-    return len(gone)
+    return len(stale_versions)
 
 
 @dataclass(frozen=True)
@@ -457,37 +466,37 @@ class Demo:
 def demo(config: Demo = Demo(), log: Callable[..., None] = lambda *_, **__: None) -> dict[str, float]:
     """For each size of updates: the changed share and the law's, bits for each changed weight, how much smaller a delta is than the weights, and
     than its share of a merged one; and whether a reader that comes late has the trainer's bits."""
-    figures: dict[str, float] = {}
+    metrics: dict[str, float] = {}
     for number, lr in enumerate(config.lrs, 1):
         generator = torch.Generator().manual_seed(config.seed)
         masters = config.std * torch.randn(config.weights // 100, 100, generator=generator)
         shape, store = tuple(masters.shape), dict[str, bytes]()
-        writer, served = Writer(store), torch.zeros(shape, dtype=torch.bfloat16)
-        reader, changed, law, sizes, merged = Reader(store, [Part("w", shape, 0, served)]), [], [], [], []
+        writer, served_weights = Writer(store), torch.zeros(shape, dtype=torch.bfloat16)
+        reader, changed_shares, expected_shares, sizes, merged_sizes = (Reader(store, [Part("w", shape, 0, served_weights)]), [], [], [], [])
         for version in range(config.versions + 1):
-            before = masters.bfloat16()
+            previous_weights = masters.bfloat16()
             if version:
                 update = lr * torch.randn(shape, generator=generator)
-                law.append(changed_share(masters, update))
+                expected_shares.append(changed_share(masters, update))
                 masters = masters + update
-                changed.append((masters.bfloat16() != before).double().mean().item())
+                changed_shares.append((masters.bfloat16() != previous_weights).double().mean().item())
             manifest = writer.publish(version, [Part("w", shape, 0, masters)])
             for link in manifest["links"]:
-                {"delta": sizes, "merged": merged}.get(link["kind"], []).append(sum(s["bytes"] for s in link["shards"]))
+                {"delta": sizes, "merged": merged_sizes}.get(link["kind"], []).append(sum(shard["bytes"] for shard in link["shards"]))
             if version in (0, config.versions):
                 reader.fetch()
                 reader.swap()
         row = {
-            "changed": float(np.mean(changed)),
-            "law": float(np.mean(law)),
-            "bits": 8 * sum(sizes) / (sum(changed) * masters.numel()),
+            "changed": float(np.mean(changed_shares)),
+            "law": float(np.mean(expected_shares)),
+            "bits": 8 * sum(sizes) / (sum(changed_shares) * masters.numel()),
             "smaller": 2 * masters.numel() / float(np.mean(sizes)),
-            "merged": writer.merge_every * float(np.mean(sizes)) / float(np.mean(merged)) if merged else 1.0,
-            "exact": float(torch.equal(served.view(torch.int16), masters.bfloat16().view(torch.int16))),
+            "merged": (writer.merge_every * float(np.mean(sizes)) / float(np.mean(merged_sizes)) if merged_sizes else 1.0),
+            "exact": float(torch.equal(served_weights.view(torch.int16), masters.bfloat16().view(torch.int16))),
         }
-        figures |= {f"{name}@{lr:g}": value for name, value in row.items()}
+        metrics |= {f"{name}@{lr:g}": value for name, value in row.items()}
         log(number, len(config.lrs), lr=lr, **row)
-    return figures
+    return metrics
 
 
 if __name__ == "__main__":

@@ -22,21 +22,23 @@ def group_parts(group: Sequence[Behaviour], *, groups: Sequence[int] | None = No
     `groups`: the number of each rollout's group, where there are several groups; one call then does for all of them. `axis`: "dp" where cp
     ranks hold the same rollouts, and "all" where each rank has its own, as `scaled.rl.share` deals them. Raises ValueError as in `ref`, on every
     rank, and unless all groups are priced by one table."""
-    here, numbers = current().group(axis), [0] * len(group) if groups is None else groups
-    mine = [(number, one.parts) for number, one in zip(numbers, group, strict=True)]
-    every: list[list[tuple[int, dict[str, float]]]] = [mine]
-    if here.size > 1:
-        every = [[] for _ in range(here.size)]
-        dist.all_gather_object(every, mine, group=here.handle)
-    whole: dict[int, list[Behaviour]] = {}
-    places = []
-    for rank, some in enumerate(every):
-        for number, parts in some:
-            whole.setdefault(number, []).append(Behaviour(parts))
-            if rank == here.rank:
-                places.append((number, len(whole[number]) - 1))
-    names = [*{tuple(one.parts): None for some in whole.values() for one in some}]
+    rank_group, group_numbers = current().group(axis), [0] * len(group) if groups is None else groups
+    local_parts = [(number, member.parts) for number, member in zip(group_numbers, group, strict=True)]
+    parts_by_rank: list[list[tuple[int, dict[str, float]]]] = [local_parts]
+    if rank_group.size > 1:
+        parts_by_rank = [[] for _ in range(rank_group.size)]
+        dist.all_gather_object(parts_by_rank, local_parts, group=rank_group.handle)
+    by_group: dict[int, list[Behaviour]] = {}
+    positions = []
+    for rank, rank_parts in enumerate(parts_by_rank):
+        for number, parts in rank_parts:
+            by_group.setdefault(number, []).append(Behaviour(parts))
+            if rank == rank_group.rank:
+                positions.append((number, len(by_group[number]) - 1))
+    names = [*{tuple(member.parts): None for members in by_group.values() for member in members}]
     if len(names) != 1:
-        return ref.group_parts([one for some in whole.values() for one in some])  # which says what is wrong
-    found = {number: ref.group_parts(some) for number, some in whole.items()}
-    return {name: [found[number][name][place] for number, place in places] for name in names[0]}
+        # It raises the error that says what is wrong.
+        return ref.group_parts([member for members in by_group.values() for member in members])
+    # Eq. 3 (ref/behaviour.py): A(m_j) of every part, over the complete group.
+    advantages = {number: ref.group_parts(members) for number, members in by_group.items()}
+    return {name: [advantages[number][name][position] for number, position in positions] for name in names[0]}

@@ -41,21 +41,22 @@ def next_token_loss(
     and tokens. ValueError as in `ref`."""
     expect("hidden", hidden, "float", "B", "T", model.config.hidden_size)
     expect_text(ids, doc, weight, *hidden.shape[:2], vocab=model.config.vocab_size)
-    wide = torch.promote_types(hidden.dtype, torch.float32)
+    wide_dtype = torch.promote_types(hidden.dtype, torch.float32)
     T = ids.shape[1] * current().group("cp").size
-    scored = (places(T).to(ids.device) < T - 1).to(wide).expand(ids.shape).clone()
+    loss_weight = (places(T).to(ids.device) < T - 1).to(wide_dtype).expand(ids.shape).clone()
     if doc is not None:
-        following = ahead(doc)
-        scored *= (following == doc) & (following >= 0)
+        next_doc = ahead(doc)
+        loss_weight *= (next_doc == doc) & (next_doc >= 0)
     if weight is not None:
-        scored *= ahead(weight.to(wide))
-    at, targets, scored = hidden.flatten(0, 1), ahead(ids).flatten(), scored.flatten()
-    some = scored.nonzero()[:, 0]
-    logp = model.logprob(at[some], targets[some])
-    loss = -(logp * scored[some]).sum()
+        loss_weight *= ahead(weight.to(wide_dtype))
+    states, targets, loss_weight = hidden.flatten(0, 1), ahead(ids).flatten(), loss_weight.flatten()
+    scored_rows = loss_weight.nonzero()[:, 0]
+    logp = model.logprob(states[scored_rows], targets[scored_rows])
+    # Eq. L (ref/cpt.py): −Σ w · log p, this rank's part.
+    loss = -(logp * loss_weight[scored_rows]).sum()
     if not bool(loss.isfinite()):
         raise ValueError("hidden must give finite log-probs; some are not finite")
-    return total(loss), summed(scored.sum()).item()
+    return total(loss), summed(loss_weight.sum()).item()
 
 
 @torch.no_grad()
@@ -69,20 +70,21 @@ def codebase_nll(
     batch: int = 32,
 ) -> CodebaseNLL:
     """`ref.cpt.codebase_nll`: windows over dp, tokens of a window over cp, `batch` windows at a time on all ranks together."""
-    found = windows(model.config, tokenizer, path, window, stride, max_tokens, batch)
+    token_windows = windows(model.config, tokenizer, path, window, stride, max_tokens, batch)
     dp, cp = current().group("dp").size, current().group("cp").size
     nll = torch.zeros((), dtype=torch.float64, device=current().device)
-    for first in range(0, len(found.starts), batch):
-        rows, scored = found.rows(first, batch)
+    for first in range(0, len(token_windows.starts), batch):
+        rows, scored_mask = token_windows.rows(first, batch)
         # Padding with unscored rows and tokens, so the ranks get equal shares.
         fill = (0, -rows.shape[1] % (2 * cp if cp > 1 else 1), 0, -len(rows) % dp)
-        rows, scored = (torch.nn.functional.pad(x, fill) for x in (rows, scored))
-        ids, some = cut(rows).to(nll.device), cut(scored).to(nll.device)
+        rows, scored_mask = (torch.nn.functional.pad(x, fill) for x in (rows, scored_mask))
+        ids, is_scored = cut(rows).to(nll.device), cut(scored_mask).to(nll.device)
         out = model(ids, logits=False)
-        targets, some = ahead(ids), ahead(some.long()) > 0
-        logp = model.logprob(out.hidden[some], targets[some])
+        targets, is_scored = ahead(ids), ahead(is_scored.long()) > 0
+        logp = model.logprob(out.hidden[is_scored], targets[is_scored])
+        # Eq. NLL (ref/cpt.py): −Σ log p of each token under its window.
         nll -= logp.double().sum()
     value = summed(nll).item()
     if not math.isfinite(value):
         raise ValueError("model must give finite log-probs; some are not finite")
-    return CodebaseNLL(value, found.tokens, found.bytes)
+    return CodebaseNLL(value, token_windows.tokens, token_windows.bytes)

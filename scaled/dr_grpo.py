@@ -44,33 +44,37 @@ def group_advantages(
     if groups is None:
         expect("rewards", rewards, "float", "G", "n")
         G, n = rewards.shape
-        of = torch.arange(G, device=rewards.device).repeat_interleave(n)
+        group_of = torch.arange(G, device=rewards.device).repeat_interleave(n)
     else:
         expect("rewards", rewards, "float", "B")
         expect("groups", groups, "int", len(rewards))
-        last = groups.max() if len(groups) else torch.tensor(-1, device=rewards.device)
+        last_group = groups.max() if len(groups) else torch.tensor(-1, device=rewards.device)
         if len(groups) and int(groups.min()) < 0:
             raise ValueError(f"groups must not be negative, got {int(groups.min())}")
-        of, G = groups.long(), int(most(last, "dp")) + 1
-    flat = rewards.flatten().to(torch.promote_types(rewards.dtype, torch.float32))
-    refuse("rewards must be finite", ~flat.isfinite())
+        group_of, G = groups.long(), int(most(last_group, "dp")) + 1
+    flat_rewards = rewards.flatten().to(torch.promote_types(rewards.dtype, torch.float32))
+    refuse("rewards must be finite", ~flat_rewards.isfinite())
 
     def over_group(x: Tensor) -> Tensor:
-        return summed(x.new_zeros(G).index_add_(0, of, x), "dp")
+        return summed(x.new_zeros(G).index_add_(0, group_of, x), "dp")
 
-    count = over_group(torch.ones_like(flat))
-    fewest, needed = count[count > 0].min().item() if bool((count > 0).any()) else 0, 1 if (baseline, scale) == ("mean", "none") else 2
-    if fewest < needed:
-        raise ValueError(f"rewards must be [G, N] with N ≥ {needed} for {baseline}, {scale}; got N = {int(fewest)}")
+    count = over_group(torch.ones_like(flat_rewards))
+    fewest_rollouts, required_rollouts = (
+        count[count > 0].min().item() if bool((count > 0).any()) else 0,
+        1 if (baseline, scale) == ("mean", "none") else 2,
+    )
+    if fewest_rollouts < required_rollouts:
+        raise ValueError(f"rewards must be [G, N] with N ≥ {required_rollouts} for {baseline}, {scale}; got N = {int(fewest_rollouts)}")
     # Relative to the lowest reward of the group, so equal rewards give exact zeros.
-    base = least(flat.new_full((G,), math.inf).scatter_reduce(0, of, flat, "amin"), "dp")
-    relative = flat - base[of]
-    centred = relative - (over_group(relative) / count)[of]
-    advantages = centred * (count / (count - 1))[of] if baseline == "leave_one_out" else centred
+    base = least(flat_rewards.new_full((G,), math.inf).scatter_reduce(0, group_of, flat_rewards, "amin"), "dp")
+    relative = flat_rewards - base[group_of]
+    # Eq. 1 (ref/dr_grpo.py): A = (R − b) / s, with b and s over the complete group.
+    centred = relative - (over_group(relative) / count)[group_of]
+    advantages = centred * (count / (count - 1))[group_of] if baseline == "leave_one_out" else centred
     if scale == "std":
         variance = over_group(centred.double().square()) / (count - 1)
-        advantages = (advantages / (variance.sqrt() + eps)[of]).to(flat.dtype)
-        refuse(ref.TOO_FAR_APART, ~variance[of].isfinite())
+        advantages = (advantages / (variance.sqrt() + eps)[group_of]).to(flat_rewards.dtype)
+        refuse(ref.TOO_FAR_APART, ~variance[group_of].isfinite())
     refuse(ref.TOO_FAR_APART, ~advantages.isfinite())
     return advantages.view_as(rewards)
 
@@ -94,6 +98,7 @@ def policy_loss(
     log_ratio, advantage, weight = selected(logp, behavior_logp, advantages, mask, ratio, keep)
     if length == "rollout":
         weight = weight / _tokens(mask, keep)
+    # Eq. 3 (ref/dr_grpo.py): −(1/budget) Σ w · min(ρA, clip(ρ)A), summed over ranks.
     surrogate = torch.exp(ref.pessimistic(log_ratio, advantage, clip_low, clip_high)) * advantage
     return total(-(weight * surrogate).sum() / budget)
 
@@ -145,10 +150,10 @@ def ratio_statistics(
     expect_positive("n_tokens", n_tokens)
     with torch.no_grad():
         log_ratio, advantage, weight = selected(logp, behavior_logp, advantages, mask, ratio, None)
-        clipped = ref.pessimistic(log_ratio, advantage, clip_low, clip_high) != log_ratio
+        is_clipped = ref.pessimistic(log_ratio, advantage, clip_low, clip_high) != log_ratio
         return {
             "mean_ratio": summed((weight * log_ratio.exp()).sum()) / n_tokens,
-            "clip_fraction": summed((weight * (clipped & (advantage != 0))).sum()) / n_tokens,
+            "clip_fraction": summed((weight * (is_clipped & (advantage != 0))).sum()) / n_tokens,
             "approx_kl": summed((weight * (torch.expm1(log_ratio) - log_ratio)).sum()) / n_tokens,
         }
 
@@ -156,11 +161,12 @@ def ratio_statistics(
 def selected(logp: Tensor, behavior_logp: Tensor, advantages: Tensor, mask: Tensor, ratio: str, keep: Tensor | None) -> tuple[Tensor, ...]:
     """log ρ, A and weight of this rank's tokens; for sequence ratios, log ρ is the mean over all tokens of the sequence, on all ranks."""
     expect_choice("ratio", ratio, "token", "sequence")
+    # Eq. 2 (ref/dr_grpo.py): log ρ = log π − log μ.
     log_ratio, advantage, weight = ref.selected(logp, behavior_logp, advantages, mask, "token", keep)
     if ratio == "sequence":
-        live = mask != 0 if keep is None else (mask != 0) & keep[:, None]
+        is_live = mask != 0 if keep is None else (mask != 0) & keep[:, None]
         mean = sum_over(log_ratio.sum(1, keepdim=True), "cp") / _tokens(mask, keep)
-        log_ratio = mean.expand_as(log_ratio).where(live, 0)
+        log_ratio = mean.expand_as(log_ratio).where(is_live, 0)
     return log_ratio, advantage, weight
 
 

@@ -49,30 +49,33 @@ def slices(tree: Mapping[str, bytes], coverage: Mapping[str, Collection[tuple[st
     and where the ranks' trees differ."""
     if least < 1 or not 0 < most <= 1:
         raise ValueError(f"least must be at least 1 and most a share above 0; got {least} and {most}")
-    agree(tree)
+    check_same_tree(tree)
     tests, rows = table(tree, coverage)
     sources = {file: parse_source(tree[file]) for file in sorted(rows)}
-    inside = [(file, name, node) for file, source in sources.items() for name, node in ref.functions(source.tree) if "<locals>" not in name]
-    distinct, within = groups(rows, inside)
+    functions = [(file, name, node) for file, source in sources.items() for name, node in ref.functions(source.tree) if "<locals>" not in name]
+    distinct, functions_of_row = distinct_rows(rows, functions)
     counts = np.array([int.from_bytes(row.tobytes()).bit_count() for row in distinct], np.int64)
     at_import = distinct[:, 0] >> 7 if len(distinct) else np.zeros(0, np.uint8)
-    chosen = np.flatnonzero((counts >= least) & (counts <= most * len(tests)) & (at_import == 0)).tolist()  # (3)
-    chosen.sort(key=lambda one: distinct[one].tobytes())  # as whole numbers are sorted
+    # Eq. 3 (ref/feature_deletion.py): groups G of at least `least` tests, at most a share `most`, none at import.
+    row_numbers = np.flatnonzero((counts >= least) & (counts <= most * len(tests)) & (at_import == 0)).tolist()
+    row_numbers.sort(key=lambda row_number: distinct[row_number].tobytes())  # as whole numbers are sorted
     spare = 8 * distinct.shape[1] - len(tests) - 1
-    who = {file: told(*rows[file], spare) for file in rows}
+    tests_by_file = {file: tests_by_line(*rows[file], spare) for file in rows}
 
-    def cut(some: Sequence[int]) -> list[Piece | None]:
-        found = []
-        for one, subsets in zip(some, contained(distinct, counts, some), strict=True):
-            places = sorted(set(chain.from_iterable(within[number] for number in subsets)))
-            group = int.from_bytes(distinct[one].tobytes()) >> spare
-            whose = np.flatnonzero(np.unpackbits(distinct[one])[: len(tests) + 1])[::-1]
-            names = tuple(tests[len(tests) - at] for at in whose)
-            found.append(slice_of(tree, sources, [inside[place] for place in places], who, group, names))
-        return found
+    def cut(batch: Sequence[int]) -> list[Piece | None]:
+        batch_pieces = []
+        for row_number, subsets in zip(batch, find_contained(distinct, counts, batch), strict=True):
+            function_numbers = sorted(set(chain.from_iterable(functions_of_row[number] for number in subsets)))
+            group = int.from_bytes(distinct[row_number].tobytes()) >> spare
+            test_columns = np.flatnonzero(np.unpackbits(distinct[row_number])[: len(tests) + 1])[::-1]
+            names = tuple(tests[len(tests) - at] for at in test_columns)
+            batch_pieces.append(
+                slice_of(tree, sources, [functions[function_number] for function_number in function_numbers], tests_by_file, group, names)
+            )
+        return batch_pieces
 
     pieces: dict[tuple[Patch, ...], Piece] = {}
-    for piece in dealt(chosen, cut):
+    for piece in dealt(row_numbers, cut):
         if piece is not None:
             pieces.setdefault(piece.patches, piece)
     return tuple(sorted(pieces.values(), key=lambda piece: (piece.name, piece.tests)))
@@ -81,74 +84,81 @@ def slices(tree: Mapping[str, bytes], coverage: Mapping[str, Collection[tuple[st
 def slice_of(
     tree: Mapping[str, bytes],
     sources: Mapping[str, Source],
-    inside: Sequence[tuple[str, str, Function]],
-    who: Mapping[str, Who],
+    functions: Sequence[tuple[str, str, Function]],
+    tests_by_file: Mapping[str, Who],
     group: int,
     tests: tuple[str, ...],
 ) -> Piece | None:
     """(2) for one group, from the functions that may lose something: file, qualified name, node. None where nothing can go."""
+    # Eq. 2 (ref/feature_deletion.py): S(G), the statements that only tests of G execute.
     cuts: dict[str, list] = {}
-    for file, name, node in inside:
-        cuts.setdefault(file, []).extend((name, edit) for edit in ref.edits_of(sources[file], node, who[file], group))
+    for file, name, node in functions:
+        cuts.setdefault(file, []).extend((name, edit) for edit in ref.edits_of(sources[file], node, tests_by_file[file], group))
     cuts = {file: edits for file, edits in cuts.items() if edits}
     patches = tuple(patch(file, tree[file], [edit for _, edit in edits]) for file, edits in cuts.items())
     names = "+".join(f"{file}:{','.join(dict.fromkeys(name for name, _ in edits))}" for file, edits in cuts.items())
-    return Piece("slice", names, patches, tests) if patches and all(compiles(apply(one, tree[one.file])) for one in patches) else None
+    return (
+        Piece("slice", names, patches, tests)
+        if patches and all(compiles(apply(file_patch, tree[file_patch.file])) for file_patch in patches)
+        else None
+    )
 
 
 def table(tree: Mapping[str, bytes], coverage: Mapping[str, Collection[tuple[str, int]]]) -> tuple[list[str], Rows]:
     """The tests of all ranks, sorted, and (1) for each file of Python that one of them executed."""
-    mine = {test: number for number, test in enumerate(sorted(coverage))}
+    local_numbers = {test: number for number, test in enumerate(sorted(coverage))}
     lines: dict[str, dict[int, list[int]]] = {}
-    for test, executed in coverage.items():
-        for file, line in executed:
+    for test, executed_lines in coverage.items():
+        for file, line in executed_lines:
             if file in tree and file.endswith(".py"):
-                lines.setdefault(file, {}).setdefault(line, []).append(mine[test])
-    packed = {}
-    for file, per in lines.items():
-        bits = np.zeros((len(per), len(mine)), bool)
-        for row, executed in zip(bits, per.values(), strict=True):
-            row[executed] = True
-        packed[file] = np.array([*per]), np.packbits(bits, 1)
-    parts = gathered([*mine], packed)
+                lines.setdefault(file, {}).setdefault(line, []).append(local_numbers[test])
+    packed_lines = {}
+    for file, tests_of_line in lines.items():
+        bits = np.zeros((len(tests_of_line), len(local_numbers)), bool)
+        for row, test_numbers in zip(bits, tests_of_line.values(), strict=True):
+            row[test_numbers] = True
+        packed_lines[file] = np.array([*tests_of_line]), np.packbits(bits, 1)
+    parts = gather_values([*local_numbers], packed_lines)
     tests = sorted({test for names, _ in parts for test in names if test})
     column = {test: len(tests) - number for number, test in enumerate(tests)} | {"": 0}
     rows: Rows = {}
-    for file in sorted({file for _, some in parts for file in some}):
-        here = [(names, *some[file]) for names, some in parts if file in some]
-        every = np.unique(np.concatenate([at for _, at, _ in here]))
-        bits = np.zeros((len(every), len(tests) + 1), bool)
-        for names, at, some in here:
-            places = np.searchsorted(every, at)[:, None], np.array([column[name] for name in names], int)[None]
-            bits[places] |= np.unpackbits(some, 1, len(names)).astype(bool)
-        rows[file] = every, np.packbits(bits, 1)
+    for file in sorted({file for _, packed_files in parts for file in packed_files}):
+        entries = [(names, *packed_files[file]) for names, packed_files in parts if file in packed_files]
+        all_lines = np.unique(np.concatenate([line_numbers for _, line_numbers, _ in entries]))
+        bits = np.zeros((len(all_lines), len(tests) + 1), bool)
+        for names, line_numbers, packed_bits in entries:
+            cells = (np.searchsorted(all_lines, line_numbers)[:, None], np.array([column[name] for name in names], int)[None])
+            # Eq. 1 (ref/feature_deletion.py): w(l), one bit for each test.
+            bits[cells] |= np.unpackbits(packed_bits, 1, len(names)).astype(bool)
+        rows[file] = all_lines, np.packbits(bits, 1)
     return tests, rows
 
 
-def told(lines: np.ndarray, bits: np.ndarray, spare: int) -> Who:
+def tests_by_line(lines: np.ndarray, bits: np.ndarray, spare: int) -> Who:
     """(1) for one file as `ref` has it: whole numbers. `spare`: bits behind the first test's."""
-    who = Who()
-    who.tests = {line: int.from_bytes(row.tobytes()) >> spare for line, row in zip(lines.tolist(), bits, strict=True)}
-    return who
+    # Eq. 1 (ref/feature_deletion.py): w(l), as a whole number.
+    line_tests = Who()
+    line_tests.tests = {line: int.from_bytes(row.tobytes()) >> spare for line, row in zip(lines.tolist(), bits, strict=True)}
+    return line_tests
 
 
-def groups(rows: Rows, inside: Sequence[tuple[str, str, Function]]) -> tuple[np.ndarray, list[list[int]]]:
+def distinct_rows(rows: Rows, functions: Sequence[tuple[str, str, Function]]) -> tuple[np.ndarray, list[list[int]]]:
     """The distinct rows of all lines in functions, and for each the functions that have such a line."""
-    number: dict[bytes, int] = {}
-    within: list[list[int]] = []
-    for place, (file, _, node) in enumerate(inside):
+    row_numbers: dict[bytes, int] = {}
+    functions_of_row: list[list[int]] = []
+    for function_number, (file, _, node) in enumerate(functions):
         lines, bits = rows[file]
         first, last = np.searchsorted(lines, [node.lineno, (node.end_lineno or node.lineno) + 1])
         for row in {row.tobytes() for row in bits[first:last] if row.any()}:
-            if row not in number:
-                number[row] = len(number)
-                within.append([])
-            within[number[row]].append(place)
+            if row not in row_numbers:
+                row_numbers[row] = len(row_numbers)
+                functions_of_row.append([])
+            functions_of_row[row_numbers[row]].append(function_number)
     width = next((bits.shape[1] for _, bits in rows.values()), 1)
-    return np.frombuffer(b"".join(number), np.uint8).reshape(-1, width), within
+    return np.frombuffer(b"".join(row_numbers), np.uint8).reshape(-1, width), functions_of_row
 
 
-def contained(distinct: np.ndarray, counts: np.ndarray, some: Sequence[int]) -> Iterator[list[int]]:
+def find_contained(distinct: np.ndarray, counts: np.ndarray, row_numbers: Sequence[int]) -> Iterator[list[int]]:
     """For each of some rows, the numbers of all rows that are contained in it."""
     device = current().device
 
@@ -156,21 +166,22 @@ def contained(distinct: np.ndarray, counts: np.ndarray, some: Sequence[int]) -> 
         return torch.from_numpy(np.unpackbits(bits, 1)).to(device, torch.float32)
 
     sizes = torch.from_numpy(counts).to(device, torch.float32)
-    for at in range(0, len(some), BLOCK):
-        outer = vectors(distinct[some[at : at + BLOCK]])
+    for first in range(0, len(row_numbers), BLOCK):
+        outer = vectors(distinct[row_numbers[first : first + BLOCK]])
+        # x · G = x · x: row x is contained in G.
         parts = [outer @ vectors(distinct[low : low + BLOCK]).T == sizes[low : low + BLOCK] for low in range(0, len(distinct), BLOCK)]
         yield from (row.nonzero()[:, 0].tolist() for row in torch.cat(parts, 1).cpu())
 
 
 def bodies(tree: Mapping[str, bytes]) -> tuple[Piece, ...]:
     """`ref.feature_deletion.bodies` of the same tree on every rank; each takes its share of the files."""
-    agree(tree)
+    check_same_tree(tree)
     return tuple(chain.from_iterable(dealt(sorted(tree), lambda files: [ref.bodies({file: tree[file]}) for file in files])))
 
 
 def symbols(tree: Mapping[str, bytes]) -> tuple[Piece, ...]:
     """`ref.feature_deletion.symbols` of the same tree on every rank; each takes its share of the symbols."""
-    agree(tree)
+    check_same_tree(tree)
     sources = {}
     for file in sorted(tree):
         if file.endswith(".py"):
@@ -178,26 +189,26 @@ def symbols(tree: Mapping[str, bytes]) -> tuple[Piece, ...]:
                 sources[file] = parse_source(tree[file])
             except ValueError:
                 continue
-    known, modules = Names(sources), {file: Module(file, source) for file, source in sources.items()}
+    name_index, modules = NameIndex(sources), {file: Module(file, source) for file, source in sources.items()}
 
-    def whole(some: Sequence[tuple[str, str]]) -> list[Piece | None]:
-        found = []
-        for file, name in some:
-            edits = removal({one: modules[one] for one in known.concerned(file, name)}, file, name)
-            patches = tuple(patch(other, tree[other], edits[other]) for other in sorted(edits)) if edits else ()
-            found.append(Piece("symbol", f"{file}:{name}", patches) if patches else None)
-        return found
+    def cut_symbols(batch: Sequence[tuple[str, str]]) -> list[Piece | None]:
+        batch_pieces = []
+        for file, name in batch:
+            edits = removal({concerned_file: modules[concerned_file] for concerned_file in name_index.find_files(file, name)}, file, name)
+            patches = tuple(patch(edited_file, tree[edited_file], edits[edited_file]) for edited_file in sorted(edits)) if edits else ()
+            batch_pieces.append(Piece("symbol", f"{file}:{name}", patches) if patches else None)
+        return batch_pieces
 
-    every = [(file, name) for file, module in modules.items() for name in module.defined]
-    return tuple(piece for piece in dealt(every, whole) if piece is not None)
+    all_symbols = [(file, name) for file, module in modules.items() for name in module.defined]
+    return tuple(piece for piece in dealt(all_symbols, cut_symbols) if piece is not None)
 
 
-class Names:
+class NameIndex:
     """Which files say a name in a place that `removal` looks at, and under which others it is imported. More files than needed change nothing."""
 
     def __init__(self, sources: Mapping[str, Source]) -> None:
         self.files: dict[str, set[str]] = {}
-        self.others: dict[str, set[str]] = {}
+        self.aliases: dict[str, set[str]] = {}
         for file, source in sources.items():
             for node in ast.walk(source.tree):
                 if isinstance(node, ast.Attribute):
@@ -205,36 +216,41 @@ class Names:
                 elif isinstance(node, ast.ImportFrom):
                     for alias in node.names:
                         self.files.setdefault(alias.name, set()).add(file)
-                        self.others.setdefault(alias.name, set()).add(alias.asname or alias.name)
+                        self.aliases.setdefault(alias.name, set()).add(alias.asname or alias.name)
 
-    def concerned(self, file: str, name: str) -> list[str]:
+    def find_files(self, file: str, name: str) -> list[str]:
         """The files that may have to do with a symbol of `file`, sorted: those with a star import too."""
         names, todo = {name}, [name]
         while todo:
-            new = self.others.get(todo.pop(), set()) - names
+            new = self.aliases.get(todo.pop(), set()) - names
             names |= new
             todo += new
-        return sorted({file}.union(*(self.files.get(one, set()) for one in [*names, "*"])))
+        return sorted({file}.union(*(self.files.get(known_name, set()) for known_name in [*names, "*"])))
 
 
 def difficulty(tree: Mapping[str, bytes], piece: Piece, failing: int | None = None) -> Difficulty:
     """`ref.feature_deletion.difficulty`, on this rank. What the whole tree says is read once, and kept for the next piece of the same tree."""
-    every = uses(tuple((file, tree[file]) for file in sorted(tree) if file.endswith(".py")))
+    name_uses = read_uses(tuple((file, tree[file]) for file in sorted(tree) if file.endswith(".py")))
     holes: set[str] = set()
-    hidden, lines = set(), 0
-    for one in piece.patches:
-        texts, places = every.files.get(one.file, ((), range(0)))
-        gone = {line for edit in one.edits for line in range(edit.first, edit.last + 1)} if texts else set()
-        lines += sum(1 for line in gone if texts[line - 1].strip() and not texts[line - 1].lstrip().startswith("#"))
-        hidden |= {place for place in places if not gone.isdisjoint(range(every.spans[place][1], every.spans[place][2] + 1))}
-    holes = {every.spans[place][0] for place in hidden}
+    removed_functions, lines = set(), 0
+    for file_patch in piece.patches:
+        texts, function_numbers = name_uses.files.get(file_patch.file, ((), range(0)))
+        removed_lines = {line for edit in file_patch.edits for line in range(edit.first, edit.last + 1)} if texts else set()
+        lines += sum(1 for line in removed_lines if texts[line - 1].strip() and not texts[line - 1].lstrip().startswith("#"))
+        removed_functions |= {
+            function_number
+            for function_number in function_numbers
+            if not removed_lines.isdisjoint(range(name_uses.spans[function_number][1], name_uses.spans[function_number][2] + 1))
+        }
+    holes = {name_uses.spans[function_number][0] for function_number in removed_functions}
     if piece.way == "symbol":
         holes = {piece.name.rpartition(":")[2]}
-    callers = set[int]().union(*(every.users.get(name, set()) for name in holes)) - hidden
+    callers = set[int]().union(*(name_uses.users.get(name, set()) for name in holes)) - removed_functions
+    # The counts n of Eq. 5 (ref/feature_deletion.py).
     return Difficulty(lines, max(1, len(holes)), len(piece.patches), len(piece.tests) if failing is None else failing, len(callers))
 
 
-class Uses:
+class NameUses:
     """Of all files their lines, and of all functions that lie in none which names they use."""
 
     def __init__(self) -> None:
@@ -244,39 +260,39 @@ class Uses:
 
 
 @lru_cache(maxsize=4)
-def uses(files: tuple[tuple[str, bytes], ...]) -> Uses:
-    """`Uses` of files: name and contents."""
-    found = Uses()
+def read_uses(files: tuple[tuple[str, bytes], ...]) -> NameUses:
+    """`NameUses` of files: name and contents."""
+    name_uses = NameUses()
     for file, data in files:
         try:
             source = parse_source(data)
         except ValueError:
             continue
-        first = len(found.spans)
+        first = len(name_uses.spans)
         for name, node in ref.functions(source.tree):
             if "<locals>" not in name:
-                for one in ast.walk(node):
-                    if isinstance(one, ast.Name | ast.Attribute):
-                        found.users.setdefault(one.id if isinstance(one, ast.Name) else one.attr, set()).add(len(found.spans))
-                found.spans.append((name.rpartition(".")[2], source.begins(node)[0], node.end_lineno or 0))
-        found.files[file] = source.lines, range(first, len(found.spans))
-    return found
+                for child in ast.walk(node):
+                    if isinstance(child, ast.Name | ast.Attribute):
+                        name_uses.users.setdefault(child.id if isinstance(child, ast.Name) else child.attr, set()).add(len(name_uses.spans))
+                name_uses.spans.append((name.rpartition(".")[2], source.begins(node)[0], node.end_lineno or 0))
+        name_uses.files[file] = source.lines, range(first, len(name_uses.spans))
+    return name_uses
 
 
-def agree(tree: Mapping[str, bytes]) -> None:
+def check_same_tree(tree: Mapping[str, bytes]) -> None:
     """Raises ValueError, on every rank, unless the tree is the same on all of them."""
-    mine = hashlib.sha256(repr([(file, hashlib.sha256(tree[file]).digest()) for file in sorted(tree)]).encode()).hexdigest()
-    if len({one for (one,) in gathered(mine)}) > 1:
+    local_digest = hashlib.sha256(repr([(file, hashlib.sha256(tree[file]).digest()) for file in sorted(tree)]).encode()).hexdigest()
+    if len({digest for (digest,) in gather_values(local_digest)}) > 1:
         raise ValueError("tree must hold the same files on every rank")
 
 
-def gathered(*mine: object) -> list[tuple]:
+def gather_values(*values: object) -> list[tuple]:
     """What every rank has, in the order of ranks."""
     group = current().group("all")
     if group.size == 1:
-        return [mine]
+        return [values]
     parts: list = [None] * group.size
-    dist.all_gather_object(parts, mine, group=group.handle)
+    dist.all_gather_object(parts, values, group=group.handle)
     return parts
 
 
@@ -284,10 +300,10 @@ def dealt(items: Sequence[Item], work: Callable[[Sequence[Item]], list[Found]]) 
     """work(items) with each item done by one rank, in the order of items on every rank. What one rank raises, all do: none waits for it."""
     group = current().group("all")
     try:
-        mine: list[Found] | Exception = work(items[group.rank :: group.size])
+        local_results: list[Found] | Exception = work(items[group.rank :: group.size])
     except Exception as error:
-        mine = error
-    parts = [part for (part,) in gathered(mine)]
+        local_results = error
+    parts = [part for (part,) in gather_values(local_results)]
     for part in parts:
         if isinstance(part, Exception):
             raise part

@@ -33,30 +33,30 @@ def statistics(
     `axis`: "dp" where cp ranks hold the same rollouts, and "all" where each rank has its own. Raises ValueError as in `ref`, for a group that is
     empty on all ranks on every rank."""
     names = [*dict.fromkeys(tools)]
-    calls = [call for one in group for call in one.calls]
-    codes, called = [call.wrote for call in calls if call.valid], Counter(call.name if call.name in names else None for call in calls)
-    here = [
+    calls = [call for rollout in group for call in rollout.calls]
+    codes, call_counts = ([call.wrote for call in calls if call.valid], Counter(call.name if call.name in names else None for call in calls))
+    local_sums = [
         len(group),
         len(calls),
         sum(not call.valid for call in calls),
-        sum(one.final_message.endswith("?") and not any(call.writes for call in one.calls) for one in group),
-        sum(any(signature.found(one) for signature in signatures) for one in group),
-        sum(len(squeezed(part)) for code in codes for part in comments(code)),
+        sum(rollout.final_message.endswith("?") and not any(call.writes for call in rollout.calls) for rollout in group),
+        sum(any(signature.found(rollout) for signature in signatures) for rollout in group),
+        sum(len(squeezed(comment)) for code in codes for comment in comments(code)),
         sum(len(squeezed(code)) for code in codes),
-        sum(min(1.0, one.tokens / longest) for one in group) if longest > 0 else 0.0,
-        *(called[name] for name in (*names, None)),
+        sum(min(1.0, rollout.tokens / longest) for rollout in group) if longest > 0 else 0.0,
+        *(call_counts[name] for name in (*names, None)),
     ]
-    whole = summed(torch.tensor(here, dtype=torch.float64, device=current().device), axis).tolist()
-    rollouts, made, broken, asked, hacked, commented, written, length, *each = whole
-    if not rollouts or len(names) < 2 or longest <= 0:
-        raise ValueError(f"group and tools must hold one and two, and longest must be positive; got {rollouts:.0f}, {len(names)}, {longest}")
-    shares = [count / made for count in each if count]
+    sums = summed(torch.tensor(local_sums, dtype=torch.float64, device=current().device), axis).tolist()
+    num_rollouts, num_calls, num_broken, questions, hacks, comment_chars, code_chars, length_sum, *tool_counts = sums
+    if not num_rollouts or len(names) < 2 or longest <= 0:
+        raise ValueError(f"group and tools must hold one and two, and longest must be positive; got {num_rollouts:.0f}, {len(names)}, {longest}")
+    shares = [count / num_calls for count in tool_counts if count]
     return {
-        "entropy": min(1.0, sum(-p * math.log(p) for p in shares) / math.log(len(names))) if made else None,
+        "entropy": min(1.0, sum(-p * math.log(p) for p in shares) / math.log(len(names))) if num_calls else None,
         "top_tool": max(shares, default=None),
-        "comments": commented / written if written else None,
-        "length": length / rollouts,
-        "broken": broken / made if made else None,
-        "questions": asked / rollouts,
-        "hacks": hacked / rollouts,
+        "comments": comment_chars / code_chars if code_chars else None,
+        "length": length_sum / num_rollouts,
+        "broken": num_broken / num_calls if num_calls else None,
+        "questions": questions / num_rollouts,
+        "hacks": hacks / num_rollouts,
     }

@@ -60,10 +60,11 @@ class MTP(ref.MTP):
         expect("emb", emb, "float", *prenorm.shape)
         if doc is not None:
             expect("doc", doc, "int", *prenorm.shape[:2])
-        where = places(prenorm.shape[1] * cp).to(prenorm.device)
-        rope, mask = rope_table(self.config, where, prenorm.dtype), attention_mask(self.config, where, doc, prenorm)
+        token_positions = places(prenorm.shape[1] * cp).to(prenorm.device)
+        rope, mask = (rope_table(self.config, token_positions, prenorm.dtype), attention_mask(self.config, token_positions, doc, prenorm))
         x, hidden = prenorm, []
         for k, layer in enumerate(self.layers, 1):
+            # Eq. 1 (ref/mtp.py): h^k; its norm is what the head of Eq. 2 reads.
             x = layer(x, ahead(emb, k), rope, mask)
             hidden.append(layer.norm(x))
         return hidden
@@ -93,34 +94,43 @@ def mtp_loss(
     mesh, (B, Tl) = current(), ids.shape
     T = Tl * mesh.group("cp").size
     # Weight of the main head at j, which predicts token j+1.
-    scored = (ahead(doc) == doc) & (ahead(doc) >= 0) & (places(T).to(ids.device) < T - 1)
-    wide = torch.promote_types(prenorm.dtype, torch.float32)
-    w = torch.ones_like(scored, dtype=wide) if weight is None else ahead(weight.to(wide))
+    is_scored = (ahead(doc) == doc) & (ahead(doc) >= 0) & (places(T).to(ids.device) < T - 1)
+    wide_dtype = torch.promote_types(prenorm.dtype, torch.float32)
+    w = torch.ones_like(is_scored, dtype=wide_dtype) if weight is None else ahead(weight.to(wide_dtype))
     if share < 1:
-        drawn = torch.rand(B * mesh.group("dp").size, T - 1, generator=generator) < share
-        scored &= cut(F.pad(drawn, (0, 1))).to(ids.device)
-    w = w * scored
-    some = w != 0
-    following = ahead(ids)
+        is_sampled = torch.rand(B * mesh.group("dp").size, T - 1, generator=generator) < share
+        is_scored &= cut(F.pad(is_sampled, (0, 1))).to(ids.device)
+    w = w * is_scored
+    has_weight = w != 0
+    next_ids = ahead(ids)
     if kind == "distill":
-        found = ref.teach(out.hidden.detach()[some], head.detach(), chunk)
+        teacher_values = ref.teach(out.hidden.detach()[has_weight], head.detach(), chunk)
     else:
-        found = head.detach()[following[some]], w.new_zeros(int(some.sum())), following[some]
-    centroid, negentropy, wanted = (x.new_zeros(B, Tl, *x.shape[1:]).index_put((some,), x) for x in found)
-    target = out.hidden.detach() if kind == "distill" else following
-    loss, figures = w.new_zeros(()), []
+        teacher_values = head.detach()[next_ids[has_weight]], w.new_zeros(int(has_weight.sum())), next_ids[has_weight]
+    centroid, negentropy, top_ids = (x.new_zeros(B, Tl, *x.shape[1:]).index_put((has_weight,), x) for x in teacher_values)
+    target = out.hidden.detach() if kind == "distill" else next_ids
+    loss, depth_sums = w.new_zeros(()), []
     for k, hidden in enumerate(mtp(prenorm, emb, doc), 1):
         # Position i is compared with j = i + k.
-        weighs = ahead(w, k) * (ahead(doc, k) == doc)
-        at = weighs != 0
-        parts = [ahead(x, k)[at] for x in (centroid, negentropy, wanted, target)]
-        part, ce, guess = ref.HeadLoss.apply(hidden[at], head, parts[0], weighs[at], parts[3], chunk)
-        loss = loss + part + (parts[1] * weighs[at]).sum()
-        figures.append(torch.stack(((ce + parts[1]) @ weighs[at], (guess == parts[2]).to(wide) @ weighs[at], weighs.sum())))
+        depth_weight = ahead(w, k) * (ahead(doc, k) == doc)
+        is_compared = depth_weight != 0
+        parts = [ahead(x, k)[is_compared] for x in (centroid, negentropy, top_ids, target)]
+        part, ce, guessed_ids = ref.HeadLoss.apply(hidden[is_compared], head, parts[0], depth_weight[is_compared], parts[3], chunk)
+        # Eq. 3 (ref/mtp.py): Σ w · KL(p ‖ q^k) = Σ w · (cross-entropy + Σ p log p); 1/K comes at the end.
+        loss = loss + part + (parts[1] * depth_weight[is_compared]).sum()
+        depth_sums.append(
+            torch.stack(
+                (
+                    (ce + parts[1]) @ depth_weight[is_compared],
+                    (guessed_ids == parts[2]).to(wide_dtype) @ depth_weight[is_compared],
+                    depth_weight.sum(),
+                )
+            )
+        )
     if not bool(loss.isfinite()):
         raise ValueError("out must give finite log-probs; those of its hidden states (or of the layers) are not finite")
-    sums, name, K = summed(torch.stack(figures)).tolist(), "kl" if kind == "distill" else "nll", mtp.mtp.depth
-    shown = {}
+    sums, name, K = summed(torch.stack(depth_sums)).tolist(), "kl" if kind == "distill" else "nll", mtp.mtp.depth
+    metrics = {}
     for k, (value, agree, n) in enumerate(sums, 1):
-        shown |= {f"{name}_{k}": value / max(n, 1e-9), f"agree_{k}": agree / max(n, 1e-9)}
-    return total(loss) / K, sum(n for *_, n in sums) / K, shown
+        metrics |= {f"{name}_{k}": value / max(n, 1e-9), f"agree_{k}": agree / max(n, 1e-9)}
+    return total(loss) / K, sum(n for *_, n in sums) / K, metrics

@@ -133,47 +133,47 @@ def optimise(
     rank, parts = dist.get_rank(), [*model.values()] if isinstance(model, nn.ModuleDict) else [model]
     steps, optimizers = c.schedule.steps, c.optimizers(model)
     base = [[group["lr"] for group in optimizer.param_groups] for optimizer in optimizers]
-    shelf, first = Checkpoints(folder / "state"), 0
-    if shelf.steps():
-        checkpoint.begun(model, optimizers, shelf.names())
-        first = shelf.load(checkpoint.state(model, optimizers))["step"]
-    metrics, shown = folder / "metrics" / f"{name}.jsonl", {}
+    checkpoints, first_step = Checkpoints(folder / "state"), 0
+    if checkpoints.steps():
+        checkpoint.begun(model, optimizers, checkpoints.names())
+        first_step = checkpoints.load(checkpoint.state(model, optimizers))["step"]
+    metrics_file, step_metrics = folder / "metrics" / f"{name}.jsonl", {}
     if rank == 0:
-        keep_lines(metrics, first)
-    last = read_lines(metrics)[-1:] if rank == 0 else []
+        keep_lines(metrics_file, first_step)
+    last_lines = read_lines(metrics_file)[-1:] if rank == 0 else []
     with Watch(folder / "ranks", c.timeout) as watch:
-        for step in range(first, steps):
+        for step in range(first_step, steps):
             factor = c.schedule.rate(step)
             for optimizer, rates in zip(optimizers, base, strict=True):
                 for group, lr in zip(optimizer.param_groups, rates, strict=True):
                     group["lr"] = lr * factor
-            shown = gradients(step)
-            shown["grad_norm"] = [sharding.clip(part, c.max_norm) for part in parts][0]
+            step_metrics = gradients(step)
+            step_metrics["grad_norm"] = [sharding.clip(part, c.max_norm) for part in parts][0]
             for optimizer in optimizers:
                 optimizer.step()
                 optimizer.zero_grad()
-            if more := look(step + 1):
-                shown |= more
+            if extra_metrics := look(step + 1):
+                step_metrics |= extra_metrics
                 sharding.rest(model)
             if rank == 0:
-                with open(metrics, "a") as file:
-                    file.write(json.dumps({"step": step + 1, **shown}) + "\n")
-                log(step + 1, steps, **shown)
+                with open(metrics_file, "a") as file:
+                    file.write(json.dumps({"step": step + 1, **step_metrics}) + "\n")
+                log(step + 1, steps, **step_metrics)
             if (step + 1) % c.checkpoint_every == 0 or step + 1 == steps:
-                shelf.save(step + 1, checkpoint.state(model, optimizers))
+                checkpoints.save(step + 1, checkpoint.state(model, optimizers))
             watch.beat(step + 1)
-        shelf.finish()
-    return shown or {name: value for name, value in (last[0] if last else {}).items() if name != "step"}
+        checkpoints.finish()
+    return step_metrics or {name: value for name, value in (last_lines[0] if last_lines else {}).items() if name != "step"}
 
 
 def told(technique: str, c: Ranks, found: dict[str, float]) -> dict[str, str]:
     """Text of the model card about a training run: how it ran, and what was measured."""
-    begun = "/".join(Path(c.checkpoint).parts[-3:]) if c.checkpoint else "random weights"
-    return {"training": f"{technique}, {c.schedule.steps:,} steps from {begun}"} | {name: f"{value:.4g}" for name, value in found.items()}
+    start = "/".join(Path(c.checkpoint).parts[-3:]) if c.checkpoint else "random weights"
+    return {"training": f"{technique}, {c.schedule.steps:,} steps from {start}"} | {name: f"{value:.4g}" for name, value in found.items()}
 
 
 def keep_lines(path: Path, step: int) -> None:
     """Truncates a file of a line per step after the complete lines up to a step."""
-    kept = [line for line in read_lines(path) if line["step"] <= step]
+    lines = [line for line in read_lines(path) if line["step"] <= step]
     path.parent.mkdir(parents=True, exist_ok=True)
-    atomic_write(path, "".join(json.dumps(line) + "\n" for line in kept))
+    atomic_write(path, "".join(json.dumps(line) + "\n" for line in lines))

@@ -21,12 +21,14 @@ def balance(costs: Float[Tensor, " S"], ranks: int) -> Int[Tensor, " S"]:
     """The target rank of each of this rank's sequences, with the sequences of all ranks assigned together. Raises ValueError as in `ref`."""
     expect("costs", costs, "float", "S")
     parts = gathered(costs.double(), "dp")
-    found = ref.balance(torch.cat(parts), ranks)
-    return found.split([len(part) for part in parts])[current().group("dp").rank]
+    # Eq. 2 (ref/packing.py): LPT over the sequences of all ranks.
+    rank_of = ref.balance(torch.cat(parts), ranks)
+    return rank_of.split([len(part) for part in parts])[current().group("dp").rank]
 
 
 def imbalance(costs: Float[Tensor, " S"], rank_of: Int[Tensor, " S"], ranks: int) -> float:
     """The highest load of a rank over the mean load, for the sequences of all ranks."""
     loads = summed(torch.zeros(ranks, dtype=torch.float64, device=costs.device).index_add_(0, rank_of.to(costs.device), costs.double()), "dp")
-    most = loads.max()
-    return 1 / float((loads / most).mean()) if float(most) else 1.0  # not most / mean: the mean of the smallest loads underflows to zero
+    max_load = loads.max()
+    # Not max_load / mean: the mean of the smallest loads underflows to zero.
+    return 1 / float((loads / max_load).mean()) if float(max_load) else 1.0

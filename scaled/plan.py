@@ -103,13 +103,14 @@ class Step:
 
     def seconds(self, hardware: Hardware, layout: Layout) -> dict[str, float]:
         """Seconds for each part of a step on this hardware, without overlap: compute, memory, network."""
-        far = layout.world > hardware.node
-        link = hardware.far if far else hardware.near
-        inside = hardware.near if layout.ep <= hardware.node else hardware.far
+        crosses_nodes = layout.world > hardware.node
+        link = hardware.far if crosses_nodes else hardware.near
+        expert_link = hardware.near if layout.ep <= hardware.node else hardware.far
         return {
+            # time: FLOPs / (peak · efficiency); HBM bytes / bandwidth; α · collectives + bytes / link bandwidth.
             "compute": self.flops / (hardware.flops * hardware.efficiency),
             "memory": 3 * (self.weights + self.gathered + self.activations + self.moments) / hardware.bandwidth,
-            "network": self.fsdp / link + (self.attention + self.experts) / inside + self.collectives * hardware.latency,
+            "network": self.fsdp / link + (self.attention + self.experts) / expert_link + self.collectives * hardware.latency,
         }
 
 
@@ -120,7 +121,7 @@ def shapes_of(config: Config) -> dict[str, tuple[int, ...]]:
         return {name: tuple(p.shape) for name, p in Transformer(config).named_parameters()}
 
 
-def sliced(shape: tuple[int, ...], ranks: int, dim: int = 0) -> int:
+def slice_numel(shape: tuple[int, ...], ranks: int, dim: int = 0) -> int:
     """Elements of a rank's slice of a parameter; short slices are padded as in FSDP."""
     return -(-shape[dim] // ranks) * (math.prod(shape) // shape[dim])
 
@@ -135,28 +136,31 @@ def plan(
         raise ValueError(f"rows must be a multiple of dp = {layout.dp} and length of 2 · cp = {2 * layout.cp}; got {rows} and {length}")
     shapes = shapes_of(config)
     n, ep, efsdp = layout.world, layout.ep, layout.efsdp
-    held = fsdp = 0
+    num_held = fsdp = 0
     blocks: dict[str, int] = {}
     for name, shape in shapes.items():
         block, ranks, dim = ".".join(name.split(".")[:2]) if name.startswith("layers.") else "root", n, 0
         if ep > 1 and name.endswith(("gate_up_proj", "mlp.down_proj")) and len(shape) == 3:
             shape, ranks = (shape[0] // ep, *shape[1:]), efsdp
             dim = 1 if shape[0] % efsdp and shape[1] % efsdp == 0 else 0
-        part = sliced(shape, ranks, dim)
-        held += part
-        moved = (ranks - 1) * part
+        part = slice_numel(shape, ranks, dim)
+        num_held += part
+        # sent: an all-gather or a reduce-scatter over n ranks moves n − 1 slices.
+        traffic = (ranks - 1) * part
         # A weight is gathered in the forward pass and, outside the root, again in the backward pass; its gradient is sent once.
-        fsdp += moved * ((1 if block == "root" else 2) * computed + computed)
+        fsdp += traffic * ((1 if block == "root" else 2) * computed + computed)
         blocks[block] = blocks.get(block, 0) + math.prod(shape)
     B, T = rows // layout.dp, length // layout.cp
     D, d, K = config.hidden_size, config.head_dim, config.num_experts_per_tok
-    each = B * T * 2 * config.num_key_value_heads * d * computed
+    kv_bytes = B * T * 2 * config.num_key_value_heads * d * computed
     forwards = 2 if remake else 1  # recomputing a block repeats what it sent in the forward pass
-    attention = (forwards + 1) * (layout.cp - 1) * each * config.num_hidden_layers
+    # attention: keys and values gathered over cp, their gradients reduce-scattered.
+    attention = (forwards + 1) * (layout.cp - 1) * kv_bytes * config.num_hidden_layers
     if config.num_experts and ep > 1:
-        even = 2 * B * T * K * (ep - 1) // ep if crossing is None else crossing
+        # experts: rows there and back, and their gradients back and there.
+        rows_sent = 2 * B * T * K * (ep - 1) // ep if crossing is None else crossing
         counts = 8 * config.num_experts * (ep - 1) // ep
-        experts = config.num_hidden_layers * ((forwards + 1) * even * D * computed + forwards * counts)
+        experts = config.num_hidden_layers * ((forwards + 1) * rows_sent * D * computed + forwards * counts)
     else:
         experts = 0
     largest = max((size for name, size in blocks.items() if name != "root"), default=0)
@@ -166,10 +170,10 @@ def plan(
     return Step(
         parameters=config.parameters(),
         active=config.parameters(active=True),
-        held=held,
-        weights=held * kept,
-        gradients=held * kept,
-        moments=held * 8,
+        held=num_held,
+        weights=num_held * kept,
+        gradients=num_held * kept,
+        moments=num_held * 8,
         gathered=(2 * largest + blocks["root"]) * computed,
         activations=saved(config, B * T, remake, computed, ep, layout.cp),
         fsdp=fsdp,
@@ -177,6 +181,7 @@ def plan(
         experts=experts,
         collectives=layers * per_block + 2,
         tokens=B * T,
+        # FLOPs: the backward pass costs two forward passes.
         flops=3 * (cost.linear * B * T + cost.quadratic * B * length * T),
     )
 
@@ -198,5 +203,5 @@ def saved(config: Config, tokens: int, remake: bool, size: int, ep: int = 1, cp:
             block += tokens * K * (D * size + 4 * 8 + size)
     else:
         block += tokens * size * 4 * config.intermediate_size
-    once = tokens * (8 + (D + 2 * d) * size + 4)
-    return L * tokens * D * size + (1 if remake else L) * block + once
+    root_bytes = tokens * (8 + (D + 2 * d) * size + 4)
+    return L * tokens * D * size + (1 if remake else L) * block + root_bytes

@@ -109,66 +109,66 @@ def train(technique: str, c: Full, folder: str | Path, log: Log = lambda *_, **_
     """The complete training on this rank; `log(step, steps, **metrics)` is called on rank 0. Returns the final measurements."""
     folder, rank = Path(folder), dist.get_rank()
     assert c.checkpoint is not None, "no training starts from random weights"
-    tokenizer, rows, held, read = data(c, folder, rank)
+    tokenizer, rows, heldout_corpus, data_description = data(c, folder, rank)
     with begun(c, folder, rank):
         model = load_hf(c.checkpoint)
         extra = None
         if technique == "mtp":
-            found, extra = distil(c, folder, model, rows, log)
+            metrics, extra = distil(c, folder, model, rows, log)
         else:
-            found = pretrain(c, folder, model, rows, log)
+            metrics = pretrain(c, folder, model, rows, log)
             if c.perplexity_tokens:
                 with Watch(folder / "ranks", c.timeout):
-                    nll = cpt.codebase_nll(model, tokenizer, held, min(c.length, 4096), max_tokens=c.perplexity_tokens)
-                found |= {"codebase_perplexity": nll.perplexity, "bits_per_byte": nll.bits_per_byte}
-        facts = {"data": f"{read}, without its held-out part"} | told(technique, c, found)
-        what = "A network with draft layers distilled from it." if extra else "A network after continued pretraining on code."
-        about = release.card(f"etude {technique}", what, model.config, facts, drafts=bool(extra))
-        beside = release.beside(c.checkpoint, model.config, about)
-        save_hf(model, folder / "checkpoints" / "final", extra=extra, beside=beside)
-        return found
+                    nll = cpt.codebase_nll(model, tokenizer, heldout_corpus, min(c.length, 4096), max_tokens=c.perplexity_tokens)
+                metrics |= {"codebase_perplexity": nll.perplexity, "bits_per_byte": nll.bits_per_byte}
+        facts = {"data": f"{data_description}, without its held-out part"} | told(technique, c, metrics)
+        summary = "A network with draft layers distilled from it." if extra else "A network after continued pretraining on code."
+        card = release.card(f"etude {technique}", summary, model.config, facts, drafts=bool(extra))
+        extra_files = release.beside(c.checkpoint, model.config, card)
+        save_hf(model, folder / "checkpoints" / "final", extra=extra, beside=extra_files)
+        return metrics
 
 
 def data(c: Full, folder: Path, rank: int) -> tuple[Any, Rows, Corpus, str]:
     """Tokenizer, the rows of every step, the held-out codebase, and the rows in words; packed by rank 0, the same on all."""
     if is_prepared(c.corpus):
-        made, stream = prepared(c)
-        what = f"{made.tokens:,} tokens of {made.folder.name} in rows of {c.length:,}"
-        return load_tokenizer(made.tokenizer), lambda step: stream.rows(step * c.rows, c.rows), made.held(), what
-    at = folder / "data"
+        corpus, stream = open_prepared(c)
+        description = f"{corpus.tokens:,} tokens of {corpus.folder.name} in rows of {c.length:,}"
+        return (load_tokenizer(corpus.tokenizer), lambda step: stream.rows(step * c.rows, c.rows), corpus.held(), description)
+    data_folder = folder / "data"
     if rank == 0:
         prepare(c, folder)
-    while not (at / "doc.npy").exists():  # wait as long as rank 0 needs; a collective would time out
+    while not (data_folder / "doc.npy").exists():  # wait as long as rank 0 needs; a collective would time out
         time.sleep(0.1)
-    packed = np.load(at / "rows.npy", mmap_mode="r"), np.load(at / "doc.npy", mmap_mode="r")
+    packed_rows = np.load(data_folder / "rows.npy", mmap_mode="r"), np.load(data_folder / "doc.npy", mmap_mode="r")
     name = Path(c.corpus).name if c.corpus else "the standard library of Python"
-    what = f"{len(packed[0]):,} rows of {c.length:,} tokens from {name}"
-    return load_tokenizer(at / "tokenizer.json"), lambda step: of_step(c, *packed, step), read(c)[1], what
+    description = f"{len(packed_rows[0]):,} rows of {c.length:,} tokens from {name}"
+    return (load_tokenizer(data_folder / "tokenizer.json"), lambda step: rows_of_step(c, *packed_rows, step), read(c)[1], description)
 
 
-def prepared(c: Full) -> tuple[Prepared, Stream]:
+def open_prepared(c: Full) -> tuple[Prepared, Stream]:
     """The prepared corpus and its rows. Raises RunError if its tokenizer is not the checkpoint's."""
-    made, given = Prepared(str(c.corpus)), Path(str(c.checkpoint)) / "tokenizer.json"
-    made.check(given)
-    return made, made.stream(c.length, c.seed, load_tokenizer(given).token_to_id(cpt.SPECIAL_TOKENS[0]) or 0)
+    corpus, tokenizer_path = Prepared(str(c.corpus)), Path(str(c.checkpoint)) / "tokenizer.json"
+    corpus.check(tokenizer_path)
+    return (corpus, corpus.stream(c.length, c.seed, load_tokenizer(tokenizer_path).token_to_id(cpt.SPECIAL_TOKENS[0]) or 0))
 
 
-def keep_prepared(c: Full, at: Path) -> None:
+def record_prepared(c: Full, data_folder: Path) -> None:
     """Notes which data a run reads. Raises RunError, and writes nothing, if it is not the data that the run began with, and for a held-out
     codebase that cannot be scored."""
-    made, stream = prepared(c)
-    note = {"data.json": hash_file(made.folder / "data.json")}
-    if (at / "prepared.json").exists():
-        if read_json(at / "prepared.json") != note:
-            raise RunError(f"corpus {made.folder} was prepared again since this run began; choose another --out")
+    corpus, stream = open_prepared(c)
+    note = {"data.json": hash_file(corpus.folder / "data.json")}
+    if (data_folder / "prepared.json").exists():
+        if read_json(data_folder / "prepared.json") != note:
+            raise RunError(f"corpus {corpus.folder} was prepared again since this run began; choose another --out")
         return
-    if c.perplexity_tokens and len(load_tokenizer(made.tokenizer).encode("\n".join(made.held().files.values())).ids) < 2:
-        raise RunError(f"{named(c)}: the held-out part is a single token, with no token before it; see --set perplexity_tokens=0")
-    often = {name: n for name, n in stream.epochs(c.steps * c.rows).items() if n > 1}
-    for name, n in often.items():
+    if c.perplexity_tokens and len(load_tokenizer(corpus.tokenizer).encode("\n".join(corpus.held().files.values())).ids) < 2:
+        raise RunError(f"{corpus_name(c)}: the held-out part is a single token, with no token before it; see --set perplexity_tokens=0")
+    repeats = {name: n for name, n in stream.epochs(c.steps * c.rows).items() if n > 1}
+    for name, n in repeats.items():
         print(f"corpus: source {name} is read {n:,.2f} times in {c.steps:,} steps", flush=True)
-    at.mkdir(parents=True, exist_ok=True)
-    atomic_write(at / "prepared.json", json.dumps(note) + "\n")
+    data_folder.mkdir(parents=True, exist_ok=True)
+    atomic_write(data_folder / "prepared.json", json.dumps(note) + "\n")
 
 
 def read(c: Full) -> tuple[Corpus, Corpus]:
@@ -176,57 +176,60 @@ def read(c: Full) -> tuple[Corpus, Corpus]:
     try:
         return cpt.hold_out_codebase(read_library() if c.corpus is None else cpt.read_corpus(c.corpus))[1:]
     except ValueError as error:
-        raise ValueError(f"{named(c)}: {error}; choose another with --corpus") from None
+        raise ValueError(f"{corpus_name(c)}: {error}; choose another with --corpus") from None
 
 
-def named(c: Full) -> str:
+def corpus_name(c: Full) -> str:
     return "corpus of the standard library" if c.corpus is None else f"corpus {c.corpus}"
 
 
 def prepare(c: Full, folder: Path) -> None:
     """Writes tokenizer and packed rows to FOLDER/data, unless they exist; prints a line if the steps read the corpus more than once.
     Raises ValueError, and writes nothing, if the corpus has fewer tokens than a row, and RunError for a prepared corpus that does not fit."""
-    at = folder / "data"
+    data_folder = folder / "data"
     if is_prepared(c.corpus):
-        return keep_prepared(c, at)
-    if (at / "doc.npy").exists():
+        return record_prepared(c, data_folder)
+    if (data_folder / "doc.npy").exists():
         return
-    learn, held = read(c)
-    files = list(learn.files.values())
-    given = Path(str(c.checkpoint)) / "tokenizer.json"
-    tokenizer = load_tokenizer(given)
+    training_corpus, heldout_corpus = read(c)
+    files = list(training_corpus.files.values())
+    tokenizer_path = Path(str(c.checkpoint)) / "tokenizer.json"
+    tokenizer = load_tokenizer(tokenizer_path)
     end = tokenizer.token_to_id(cpt.SPECIAL_TOKENS[0]) or 0
-    ids, doc = cpt.pack(([*one.ids, end] for one in tokenizer.encode_batch(files)), c.length)
-    there, wanted = int((doc >= 0).sum()), c.steps * c.rows * c.length
-    if there < c.length:
+    ids, doc = cpt.pack(([*encoding.ids, end] for encoding in tokenizer.encode_batch(files)), c.length)
+    num_tokens, num_needed = int((doc >= 0).sum()), c.steps * c.rows * c.length
+    if num_tokens < c.length:
         raise ValueError(
-            f"{named(c)}: {there:,} training tokens are fewer than a row of {c.length:,}; choose another with --corpus, or see --set length=…"
+            f"{corpus_name(c)}: {num_tokens:,} training tokens are fewer than a row of {c.length:,}; choose another "
+            "with --corpus, or see --set length=…"
         )
-    if c.perplexity_tokens and len(tokenizer.encode("\n".join(held.files.values())).ids) < 2:
+    if c.perplexity_tokens and len(tokenizer.encode("\n".join(heldout_corpus.files.values())).ids) < 2:
         raise ValueError(
-            f"{named(c)}: the held-out part is a single token, with no token before it; choose another with --corpus, or see "
+            f"{corpus_name(c)}: the held-out part is a single token, with no token before it; choose another with "
+            "--corpus, or see "
             "--set perplexity_tokens=0"
         )
-    if there < wanted:
+    if num_tokens < num_needed:
         print(
-            f"corpus: {c.steps:,} steps need {wanted:,} tokens and it has {there:,} for training, so it is read {wanted / there:,.2f} times",
+            f"corpus: {c.steps:,} steps need {num_needed:,} tokens and it has {num_tokens:,} for training, so it is "
+            f"read {num_needed / num_tokens:,.2f} times",
             flush=True,
         )
-    at.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(given, at / "tokenizer.json")
+    data_folder.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(tokenizer_path, data_folder / "tokenizer.json")
     for name, array in (("rows.npy", ids), (".doc.npy", doc)):
-        with open(at / name, "wb") as file:
+        with open(data_folder / name, "wb") as file:
             # With a real file, numpy bypasses Python and does not report a full disk.
             np.save(SimpleNamespace(write=file.write), array)  # pyright: ignore[reportArgumentType]
-    os.replace(at / ".doc.npy", at / "doc.npy")  # written last: if it exists, all files exist
+    os.replace(data_folder / ".doc.npy", data_folder / "doc.npy")  # written last: if it exists, all files exist
 
 
-def of_step(c: Full, rows: np.ndarray, doc: np.ndarray, step: int) -> tuple[np.ndarray, np.ndarray]:
+def rows_of_step(c: Full, rows: np.ndarray, doc: np.ndarray, step: int) -> tuple[np.ndarray, np.ndarray]:
     """The packed rows of a step."""
-    epoch, at = divmod(step * c.rows, max(len(rows) // c.rows, 1) * c.rows)
-    order = np.random.default_rng((c.seed, epoch)).permutation(len(rows))[at : at + c.rows]
-    some = np.resize(order, c.rows)  # a corpus with fewer rows than a step is repeated
-    return rows[some], doc[some]
+    epoch, offset = divmod(step * c.rows, max(len(rows) // c.rows, 1) * c.rows)
+    order = np.random.default_rng((c.seed, epoch)).permutation(len(rows))[offset : offset + c.rows]
+    row_numbers = np.resize(order, c.rows)  # a corpus with fewer rows than a step is repeated
+    return rows[row_numbers], doc[row_numbers]
 
 
 def batch_of(rows: Rows, step: int) -> tuple[Tensor, Tensor]:
@@ -245,11 +248,11 @@ def pretrain(c: Full, folder: Path, model: Transformer, rows: Rows, log: Log) ->
         out = model(ids, doc=documents, logits=False)
         loss, count = cpt.next_token_loss(model, out.hidden, ids, documents)
         loss = loss / count
-        shown = {"loss": loss.item(), "tokens": count}
+        metrics = {"loss": loss.item(), "tokens": count}
         if out.router_logits:
             loss = loss + weight * load_balancing_loss(out.router_logits, out.experts)
         loss.backward()
-        return shown
+        return metrics
 
     return optimise(c, folder, "cpt", model, gradients, log)
 
@@ -262,10 +265,11 @@ def distil(c: Full, folder: Path, model: Transformer, rows: Rows, log: Log) -> t
         ids, documents = batch_of(rows, step)
         with torch.no_grad():
             out = model(ids, doc=documents, logits=False)
-        loss, count, figures = mtp_loss(layers, model, out, ids, documents)
+        loss, count, draft_metrics = mtp_loss(layers, model, out, ids, documents)
         loss = loss / max(count, 1.0)
         loss.backward()
-        return {"loss": loss.item(), "tokens": count, **figures}
+        return {"loss": loss.item(), "tokens": count, **draft_metrics}
 
-    last = optimise(c, folder, "mtp", layers, gradients, log)
-    return last, {f"mtp.{name}": x.cpu() for name, x in sharding.wholes(layers)}  # a few dense layers: small enough for one rank
+    last_metrics = optimise(c, folder, "mtp", layers, gradients, log)
+    # A few dense layers: small enough for one rank.
+    return last_metrics, {f"mtp.{name}": x.cpu() for name, x in sharding.wholes(layers)}

@@ -63,12 +63,12 @@ def experts_swiglu(
 ) -> Float[Tensor, "N D"]:
     """`ref.quant.experts_swiglu`; x, gates and experts are of this rank's tokens, w13 and w2 of the experts it owns. On GPUs by
     `kernels/experts.py`, for the formats that it knows."""
-    ep, own = current().group("ep"), ref.experts_swiglu
-    by_kernel = fast(x) and forward in ("mxfp8", "nvfp4-token") and backward == "mxfp8"
-    if by_kernel:
-        own = kernel("experts").experts_swiglu
+    ep, compute_experts = current().group("ep"), ref.experts_swiglu
+    has_kernel = fast(x) and forward in ("mxfp8", "nvfp4-token") and backward == "mxfp8"
+    if has_kernel:
+        compute_experts = kernel("experts").experts_swiglu
     if ep.size == 1:
-        return own(x, gates, w13, w2, experts, forward, backward)
+        return compute_experts(x, gates, w13, w2, experts, forward, backward)
     expect("gates", gates, "float", len(x), "K")
     expect("experts", experts, "int", *gates.shape)
     expect("w2", w2, "float", len(w13), x.shape[1], w13.shape[1] // 2)
@@ -76,11 +76,11 @@ def experts_swiglu(
     def run(rows: Tensor, ones: Tensor, local: Tensor) -> Tensor:
         if not len(rows):  # zero gradients, not None: other ranks wait for them
             return rows + 0 * (w13.sum() + w2.sum())
-        return own(rows, ones, w13, w2, local, forward, backward)
+        return compute_experts(rows, ones, w13, w2, local, forward, backward)
 
-    def received(rows: Tensor, codes: Tensor, scales: Tensor, ones: Tensor, local: Tensor) -> Tensor:
+    def run_received(rows: Tensor, codes: Tensor, scales: Tensor, ones: Tensor, local: Tensor) -> Tensor:
         if not len(rows):
             return rows + 0 * (w13.sum() + w2.sum())
         return kernel("experts").received_swiglu(rows, codes, scales, ones, w13, w2, local, forward, backward)
 
-    return on_owners(x, gates, experts, len(w13) * ep.size, run, received if by_kernel else None)
+    return on_owners(x, gates, experts, len(w13) * ep.size, run, run_received if has_kernel else None)

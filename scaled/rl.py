@@ -107,8 +107,8 @@ class Rl(Ranks):
     @classmethod
     def rehearsal(cls) -> "Rl":
         """The same on CPUs, in the small world."""
-        few = Settings(steps=20, warmup=2, decay=4)
-        return cls(**CPU, rl=few, length=256, micro_rows=32, heldout=64, checkpoint="runs/small/checkpoints/sft")
+        rl_settings = Settings(steps=20, warmup=2, decay=4)
+        return cls(**CPU, rl=rl_settings, length=256, micro_rows=32, heldout=64, checkpoint="runs/small/checkpoints/sft")
 
     @property
     def schedule(self) -> Settings:
@@ -145,7 +145,7 @@ class Batch:
     """Its conversation n."""
     experts: Tensor | None
     """[B, T/cp, L, K] experts that the sampler chose; −1 where it did not run. None for a dense network."""
-    corrected: Hinted
+    hinted_tokens: Hinted
     """The tokens that hints correct, in all chunks of these rows; their teacher's positions are those in `Teachers`."""
 
 
@@ -153,7 +153,7 @@ class Batch:
 class Teachers:
     """What this dp rank's teachers read, in packed rows."""
 
-    where: Hinted
+    positions: Hinted
     """Its tokens, and for every corrected token its position there and in the student's rows."""
     doc: Tensor
     """[R, U] number of the segment; −1 for padding."""
@@ -195,39 +195,47 @@ def train(
         with torch.device("meta"):  # no memory is allocated before the dtype is known: `fetch` fills it
             sampler = Sampler(ref.Transformer(model.config), getattr(torch, c.sampler_dtype))
         sampler.model.to_empty(device=current().device)
-        found, limits = {}, c.limits(limits)
+        metrics, limits = {}, c.limits(limits)
         sample = partial(sampled, c, sampler, tasks, chat_format, limits, each)
         if c.heldout:
             with Watch(folder / "ranks", c.timeout):
-                found["heldout_before"] = heldout(c, reference or model, sampler, sample)
+                metrics["heldout_before"] = heldout(c, reference or model, sampler, sample)
         load = synced(c, folder, sampler, model) if c.sync else partial(fetch, sampler, model)
         look = watching(watcher, folder, c.rl.prompts, c.rl.rollouts) if watcher else None
         show = show if rank == 0 else None
         gradients = partial(sample_and_improve, c, model, reference, sample, tasks, load, look=look, show=show)
-        found |= shortened(optimise(c, folder, technique, model, gradients, log))
+        metrics |= shortened(optimise(c, folder, technique, model, gradients, log))
         if c.heldout:
             with Watch(folder / "ranks", c.timeout):
-                found["heldout_after"] = heldout(c, model, sampler, sample)
+                metrics["heldout_after"] = heldout(c, model, sampler, sample)
         extra = load_extra(c.checkpoint) or None  # draft layers go along unchanged
-        about = release.card(
+        card = release.card(
             f"etude {technique}",
             "An agent after reinforcement learning (Dr. GRPO).",
             model.config,
-            told(technique, c, found),
+            told(technique, c, metrics),
             opening="what the environment says first",
             drafts=extra is not None,
         )
-        save_hf(model, folder / "checkpoints" / "final", extra=extra, beside=release.beside(c.checkpoint, model.config, about))
-        return found
+        save_hf(model, folder / "checkpoints" / "final", extra=extra, beside=release.beside(c.checkpoint, model.config, card))
+        return metrics
 
 
 def sampled(
-    c: Rl, sampler: Sampler, tasks: TaskSet, chat_format: ChatFormat, limits: Limits, each: Each, stream: str, numbers: Sequence[int], *what: object
+    c: Rl,
+    sampler: Sampler,
+    tasks: TaskSet,
+    chat_format: ChatFormat,
+    limits: Limits,
+    each: Each,
+    stream: str,
+    numbers: Sequence[int],
+    *generator_names: object,
 ) -> list[Rollout]:
-    """This rank's rollouts of tasks, given by number in a stream; `what` names the generator."""
-    chosen = [tasks.task(stream, number) for number in numbers]
-    draws = generator(c.seed, stream, *what)
-    return sample_rollouts(sampler, tasks.environment, chosen, 1, chat_format, limits, c.rl.temperature, draws, each, tasks.is_slow)
+    """This rank's rollouts of tasks, given by number in a stream; `generator_names` names the generator."""
+    stream_tasks = [tasks.task(stream, number) for number in numbers]
+    draws = generator(c.seed, stream, *generator_names)
+    return sample_rollouts(sampler, tasks.environment, stream_tasks, 1, chat_format, limits, c.rl.temperature, draws, each, tasks.is_slow)
 
 
 def sample_and_improve(
@@ -244,60 +252,63 @@ def sample_and_improve(
     """Samples the rollouts of a step, leaves their policy gradient in `model`, and returns the metrics of the step. load(step) gives the
     sampler its weights, and returns metrics; `sample(stream, numbers, step)` gives rollouts. `look` watches them, and `show` shows some."""
     numbers = share(c.rl.prompts * c.rl.rollouts).tolist()
-    sent = load(step)
+    sync_metrics = load(step)
     rollouts = sample("rl", [step * c.rl.prompts + n // c.rl.rollouts for n in numbers], step)
     score_rollouts(c.rl, tasks, rollouts, hash_seed(c.seed, "hints", step))
-    found = improve(c, model, reference, rollouts)
+    result = improve(c, model, reference, rollouts)
     if show:
-        first = [one for number, one in zip(numbers, rollouts, strict=True) if number < c.rl.rollouts]
-        show(step, first, found.rewards[: len(first)].tolist())
-    figures = {"loss": found.loss, "reward": found.rewards.nanmean().item()} | means(rollouts)
-    figures |= {"drift": found.drift.nanmean().item(), "engine_kl": found.engine.nanmean().item(), "imbalance": found.load}
-    figures |= sent | {"mismatch": found.mismatch["p50"], "mismatch_p99": found.mismatch["p99"], "tokens": float(found.tokens)}
-    figures |= {} if found.divergence is None else {"distilled": float(found.distilled), "divergence": found.divergence}
-    figures |= {} if found.differs is None else {"routing_differs": found.differs}
-    failed = everyone([float(bool(one.failure)) for one in rollouts]) * c.rl.prompts * c.rl.rollouts
-    figures |= {"failed": failed} if failed else {}
-    return figures | (look(step, numbers, rollouts) if look else {})
+        first_group = [rollout for number, rollout in zip(numbers, rollouts, strict=True) if number < c.rl.rollouts]
+        show(step, first_group, result.rewards[: len(first_group)].tolist())
+    metrics = {"loss": result.loss, "reward": result.rewards.nanmean().item()} | means(rollouts)
+    metrics |= {"drift": result.drift.nanmean().item(), "engine_kl": result.engine.nanmean().item(), "imbalance": result.load}
+    metrics |= sync_metrics | {"mismatch": result.mismatch["p50"], "mismatch_p99": result.mismatch["p99"], "tokens": float(result.tokens)}
+    metrics |= {} if result.divergence is None else {"distilled": float(result.distilled), "divergence": result.divergence}
+    metrics |= {} if result.differs is None else {"routing_differs": result.differs}
+    num_failed = mean_over_ranks([float(bool(rollout.failure)) for rollout in rollouts]) * c.rl.prompts * c.rl.rollouts
+    metrics |= {"failed": num_failed} if num_failed else {}
+    return metrics | (look(step, numbers, rollouts) if look else {})
 
 
 def improve(c: Rl, model: Transformer, reference: Transformer | None, rollouts: Sequence[Rollout]) -> Step:
     """`ref.rl.improve` for the rollouts of all ranks; `rollouts` are this rank's (`share`). The gradient is in `model`, too."""
     G, N, device = c.rl.prompts, c.rl.rollouts, current().device
-    numbers, failed = share(G * N), [bool(one.failure) for one in rollouts]
+    numbers, failed = share(G * N), [bool(rollout.failure) for rollout in rollouts]
     # A dp rank has the rollouts of its cp ranks; other dp ranks have the rest of their groups.
-    mine, lost = (torch.cat(gathered(x.to(device), "cp")) for x in (numbers, torch.tensor(failed)))
-    kept = mine[~lost]
-    left = int(summed(torch.tensor(len(kept), device=device), "dp"))
-    if not left:
+    dp_numbers, dp_failed = (torch.cat(gathered(x.to(device), "cp")) for x in (numbers, torch.tensor(failed)))
+    kept_numbers = dp_numbers[~dp_failed]
+    num_left = int(summed(torch.tensor(len(kept_numbers), device=device), "dp"))
+    if not num_left:
         raise EnvironmentFailure(f"no rollout of this step is left to train on: {rollouts[0].failure}")
-    rest = [one for one, gone in zip(rollouts, failed, strict=True) if not gone]
-    batches, teachers, load = make_microbatches(c, model, rest, numbers[~torch.tensor(failed)])
+    valid_rollouts = [rollout for rollout, has_failed in zip(rollouts, failed, strict=True) if not has_failed]
+    batches, teachers, load = make_microbatches(c, model, valid_rollouts, numbers[~torch.tensor(failed)])
 
     # Policy and reference compute in the same way, with their own experts: differences in the sampler are not drift.
     drift, engine = torch.zeros(2, G * N, dtype=torch.float64, device=device).unbind()
     if reference is not None:
         with torch.no_grad():
             for batch in batches:
-                now, before = (own_logp(network, batch, None, c.rl.temperature)[0] for network in (model, reference))
-                for whole, part in ((drift, token_kl(now, before, "k1")), (engine, batch.behavior - now)):
-                    whole.index_add_(0, batch.conversation[batch.keep], part[batch.keep].double())
+                policy_logp, reference_logp = (own_logp(network, batch, None, c.rl.temperature)[0] for network in (model, reference))
+                # k1 = −log r (ref/kl.py), summed over the tokens of each rollout.
+                for sums, terms in ((drift, token_kl(policy_logp, reference_logp, "k1")), (engine, batch.behavior - policy_logp)):
+                    sums.index_add_(0, batch.conversation[batch.keep], terms[batch.keep].double())
         drift, engine = summed(torch.stack((drift, engine))).unbind()  # all rollouts', on every rank
-    gone = torch.ones(G * N, dtype=torch.bool, device=device).index_fill(0, torch.cat(gathered(kept, "dp")), False)
-    here = torch.tensor([one.reward for one in rest], dtype=torch.float64, device=device)
-    rewards = torch.cat(gathered(here, "cp")) - c.rl.payment.kl * drift[kept]
-    order = torch.cat(gathered(kept, "dp"))
+    is_failed = torch.ones(G * N, dtype=torch.bool, device=device).index_fill(0, torch.cat(gathered(kept_numbers, "dp")), False)
+    local_rewards = torch.tensor([rollout.reward for rollout in valid_rollouts], dtype=torch.float64, device=device)
+    # r − β·KL (table above).
+    rewards = torch.cat(gathered(local_rewards, "cp")) - c.rl.payment.kl * drift[kept_numbers]
+    order = torch.cat(gathered(kept_numbers, "dp"))
 
-    def everywhere(values: Tensor, missing: float) -> Tensor:
-        return values.new_full((G * N,), missing).index_copy(0, order, torch.cat(gathered(values, "dp")))
+    def scatter(values: Tensor, fill_value: float) -> Tensor:
+        return values.new_full((G * N,), fill_value).index_copy(0, order, torch.cat(gathered(values, "dp")))
 
-    advantages = everywhere(group_advantages(rewards, groups=kept // N), 0.0)
+    # Eq. 1 (ref/dr_grpo.py): A, over the rollouts of all ranks.
+    advantages = scatter(group_advantages(rewards, groups=kept_numbers // N), 0.0)
 
-    total, apart, budget, pairs, routed = 0.0, 0.0, float(left * c.rl.budget_tokens), [], []
-    taught = None if teachers is None else teach(model, teachers.where, teachers.doc, c.micro_rows)
+    total, divergence_sum, budget, pairs, routed_pairs = 0.0, 0.0, float(num_left * c.rl.budget_tokens), [], []
+    teacher_states = None if teachers is None else teach(model, teachers.positions, teachers.doc, c.micro_rows)
     for batch in batches:
         logp, out = own_logp(model, batch, routing(c, batch), c.rl.temperature)
-        # A packed row holds tokens of several rollouts, so each token is passed as its own row.
+        # Eq. 3 (ref/dr_grpo.py). A packed row holds tokens of several rollouts, so each token is passed as its own row.
         loss = policy_loss(
             logp.reshape(-1, 1),
             batch.behavior.reshape(-1, 1),
@@ -308,38 +319,39 @@ def improve(c: Rl, model: Transformer, reference: Transformer | None, rollouts: 
             clip_high=c.rl.clip_high,
         )
         total += loss.item()
-        if teachers is not None and taught is not None:
-            pair = predictions(out.hidden.flatten(0, 1), taught, batch.corrected, rows=(len(batch.ids), len(teachers.doc)))
+        if teachers is not None and teacher_states is not None:
+            pair = predictions(out.hidden.flatten(0, 1), teacher_states, batch.hinted_tokens, rows=(len(batch.ids), len(teachers.doc)))
             student, teacher = (x / c.rl.temperature for x in pair)
             ones = torch.ones(len(student), device=device)
-            found = head_loss(model, student, teacher, ones, budget=budget, kind=c.rl.feedback.divergence)
-            loss, apart = loss + c.rl.feedback.weight * found, apart + found.item()
+            # Eq. 1 (ref/textual_feedback.py).
+            feedback_term = head_loss(model, student, teacher, ones, budget=budget, kind=c.rl.feedback.divergence)
+            loss, divergence_sum = loss + c.rl.feedback.weight * feedback_term, divergence_sum + feedback_term.item()
         loss.backward()
         pairs.append((logp.detach(), batch.behavior, batch.keep))
         if batch.experts is not None:
-            known = batch.experts.flatten(0, 1)[:, 0, 0] >= 0
-            routed.append((torch.stack(out.experts, 1)[known], batch.experts.flatten(0, 1)[known]))
+            is_routed = batch.experts.flatten(0, 1)[:, 0, 0] >= 0
+            routed_pairs.append((torch.stack(out.experts, 1)[is_routed], batch.experts.flatten(0, 1)[is_routed]))
     logp, behavior, keep = (torch.cat([x.flatten() for x in column]) for column in zip(*pairs, strict=True))
     differs = None
-    if routed:
-        ours, theirs = (torch.cat(x).unbind(1) for x in zip(*routed, strict=True))
-        differs = differing(ours, theirs)["decisions"]
-    tokens, sampled = summed(torch.stack((keep.sum().double(), behavior[keep].sum().double()))).tolist()
-    distilled = 0 if teachers is None else int(summed(torch.tensor([len(teachers.where.student)], device=device), "dp"))
+    if routed_pairs:
+        trained_experts, sampled_experts = (torch.cat(x).unbind(1) for x in zip(*routed_pairs, strict=True))
+        differs = differing(trained_experts, sampled_experts)["decisions"]
+    tokens, sampled_logp = summed(torch.stack((keep.sum().double(), behavior[keep].sum().double()))).tolist()
+    num_distilled = 0 if teachers is None else int(summed(torch.tensor([len(teachers.positions.student)], device=device), "dp"))
     return Step(
         loss=total,
         gradients=[p.grad for p in model.parameters()],
-        rewards=everywhere(rewards, math.nan),
-        drift=drift.masked_fill(gone, math.nan),
-        engine=engine.masked_fill(gone, math.nan),
+        rewards=scatter(rewards, math.nan),
+        drift=drift.masked_fill(is_failed, math.nan),
+        engine=engine.masked_fill(is_failed, math.nan),
         gap=(logp - behavior)[keep],
         tokens=int(tokens),
-        nll=-sampled / tokens,
+        nll=-sampled_logp / tokens,
         mismatch=mismatch(logp, behavior, keep),
         load=load,
         differs=differs,
-        distilled=distilled,
-        divergence=apart * budget / distilled if distilled else None,
+        distilled=num_distilled,
+        divergence=divergence_sum * budget / num_distilled if num_distilled else None,
     )
 
 
@@ -349,18 +361,18 @@ def share(n: int) -> Tensor:
     return torch.arange(n).tensor_split(group.size)[group.rank]
 
 
-def generator(seed: int, *what: object) -> torch.Generator:
+def generator(seed: int, *names: object) -> torch.Generator:
     """This rank's generator for one step, on the CPU; it depends only on seed, step and rank, so a resumed run
     repeats it."""
-    name = "-".join(map(str, (seed, *what, current().group("all").rank)))
+    name = "-".join(map(str, (seed, *names, current().group("all").rank)))
     return torch.Generator().manual_seed(int.from_bytes(hashlib.sha256(name.encode()).digest()[:7]))
 
 
 def fetch(sampler: Sampler, model: Transformer, version: int) -> dict[str, float]:
     """Gathers the newest weights into this rank's sampler; all ranks call it together. It has no metrics."""
     with torch.no_grad():
-        for (_, whole), mine in zip(sharding.wholes(model), sampler.model.parameters(), strict=True):
-            mine.copy_(whole)
+        for (_, weight), sampler_weight in zip(sharding.wholes(model), sampler.model.parameters(), strict=True):
+            sampler_weight.copy_(weight)
     sampler.version = version
     return {}
 
@@ -403,22 +415,23 @@ def make_microbatches(c: Rl, model: Transformer, rollouts: Sequence[Rollout], nu
     sizes = torch.cat(gathered(torch.tensor([len(s.tokens) for _, s in segments], dtype=torch.long, device=device), "cp"))
     costs = Cost.of(config)(sizes)
     rank_of = balance(costs, dp)
-    held = {}
+    local_columns = {}
     for name, column in columns.items():
-        together = torch.cat(gathered(joined(column, *shapes.get(name, ((), torch.long))).to(device), "cp"))
-        held[name] = exchange(list(together.split(sizes.tolist())), rank_of)
-    sizes = torch.tensor([len(x) for x in held["ids"]])
+        dp_column = torch.cat(gathered(concat_column(column, *shapes.get(name, ((), torch.long))).to(device), "cp"))
+        local_columns[name] = exchange(list(dp_column.split(sizes.tolist())), rank_of)
+    sizes = torch.tensor([len(x) for x in local_columns["ids"]])
     row, start = rows(sizes, c.length)
     R = int(most((row.max() + 1).to(device), "dp"))
     shape = (-(-R // c.micro_rows) * c.micro_rows, c.length)
-    held["doc"] = [torch.full((int(T),), i, device=device) for i, T in enumerate(sizes)]
+    local_columns["doc"] = [torch.full((int(T),), i, device=device) for i, T in enumerate(sizes)]
     empty = {"doc": -1, "experts": -1}
-    laid = {name: lay(column, row, start, shape, empty.get(name, 0)).to(device) for name, column in held.items()}
+    packed_columns = {name: lay(column, row, start, shape, empty.get(name, 0)).to(device) for name, column in local_columns.items()}
     teachers = send_hinted(c, rollouts, rank_of, row * c.length + start) if c.rl.feedback.weight else None
-    where = nothing() if teachers is None else teachers.where
-    here, batches = places(c.length).to(device), []  # rows already belong to this dp rank: only split their tokens
+    hinted_positions = empty_hint() if teachers is None else teachers.positions
+    # Rows already belong to this dp rank: only split their tokens.
+    cp_positions, batches = places(c.length).to(device), []
     for first in range(0, shape[0], c.micro_rows):
-        part = {name: x[first : first + c.micro_rows, here] for name, x in laid.items()}
+        part = {name: x[first : first + c.micro_rows, cp_positions] for name, x in packed_columns.items()}
         batches.append(
             Batch(
                 part["ids"],
@@ -428,18 +441,18 @@ def make_microbatches(c: Rl, model: Transformer, rollouts: Sequence[Rollout], nu
                 ahead(part["behavior"]),
                 part["conversation"],
                 part.get("experts"),
-                within(where, first * c.length, (first + c.micro_rows) * c.length),
+                within(hinted_positions, first * c.length, (first + c.micro_rows) * c.length),
             )
         )
     return batches, teachers, imbalance(costs, rank_of, dp)
 
 
-def joined(column: Sequence[Tensor], shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+def concat_column(column: Sequence[Tensor], shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """A column in one tensor. A rank whose environments have all failed has an empty one, of this shape and dtype."""
     return torch.cat([*column]) if column else torch.zeros(0, *shape, dtype=dtype)
 
 
-def nothing() -> Hinted:
+def empty_hint() -> Hinted:
     """What the teacher of a segment without a hint reads."""
     return Hinted(*torch.zeros(3, 0, dtype=torch.long).unbind())
 
@@ -448,19 +461,19 @@ def send_hinted(c: Rl, rollouts: Sequence[Rollout], rank_of: Tensor, starts: Ten
     """Sends what the teachers of this rank's segments read to the dp ranks that train on them, and packs what comes. `starts`: where this dp rank's
     segments begin in their rows, flattened."""
     device, cp = current().device, current().group("cp").size
-    found = [hinted(s, p.hints[n]) if p.hints else nothing() for p in rollouts for n, s in enumerate(p.chain.segments)]
-    held = []
+    hints = [hinted(s, p.hints[n]) if p.hints else empty_hint() for p in rollouts for n, s in enumerate(p.chain.segments)]
+    received_columns = []
     for name in ("tokens", "student", "teacher"):
-        column = [getattr(one, name).to(device) for one in found]
+        column = [getattr(hint, name).to(device) for hint in hints]
         # Where nothing is corrected, nothing is read.
-        column = [x if len(one.student) else x[:0] for x, one in zip(column, found, strict=True)]
+        column = [x if len(hint.student) else x[:0] for x, hint in zip(column, hints, strict=True)]
         sizes = torch.cat(gathered(torch.tensor([len(x) for x in column], dtype=torch.long, device=device), "cp"))
-        together = torch.cat(gathered(joined(column, (), torch.long).to(device), "cp"))
-        held.append(exchange(list(together.split(sizes.tolist())), rank_of))
-    mine = [Hinted(*three) for three in zip(*held, strict=True)]
-    longest = int(most(torch.tensor(max((len(one.tokens) for one in mine), default=0), device=device), "dp"))
-    where, doc = packed(mine, starts, max(c.length, -(-longest // (2 * cp)) * 2 * cp))
-    return Teachers(where, doc)
+        dp_column = torch.cat(gathered(concat_column(column, (), torch.long).to(device), "cp"))
+        received_columns.append(exchange(list(dp_column.split(sizes.tolist())), rank_of))
+    local_hints = [Hinted(*hint_fields) for hint_fields in zip(*received_columns, strict=True)]
+    longest = int(most(torch.tensor(max((len(hint.tokens) for hint in local_hints), default=0), device=device), "dp"))
+    positions, doc = packed(local_hints, starts, max(c.length, -(-longest // (2 * cp)) * 2 * cp))
+    return Teachers(positions, doc)
 
 
 def routing(c: Rl, batch: Batch) -> list | None:
@@ -469,8 +482,8 @@ def routing(c: Rl, batch: Batch) -> list | None:
         return None
     K = batch.experts.shape[-1]
     # Where the sampler did not run: K distinct experts; these positions have no gradient.
-    known = batch.experts.where(batch.experts >= 0, torch.arange(K, device=batch.experts.device, dtype=batch.experts.dtype))
-    layers = known.long().flatten(0, 1).unbind(1)
+    experts = batch.experts.where(batch.experts >= 0, torch.arange(K, device=batch.experts.device, dtype=batch.experts.dtype))
+    layers = experts.long().flatten(0, 1).unbind(1)
     return list(layers) if c.rl.replay == "plain" else [partial(replay, replayed=e, k=K, alpha=c.rl.replay_alpha) for e in layers]
 
 
@@ -478,35 +491,35 @@ def own_logp(model: Transformer, batch: Batch, experts: list | None, temperature
     """Log-probs [B, T/cp] of the tokens that the policy chose, at the sampling temperature; zero elsewhere, where the head does not run. Also
     what else the forward pass gave."""
     out = model(batch.ids, doc=batch.doc, logits=False, experts=experts)
-    at = batch.keep.nonzero(as_tuple=True)
-    logp = model.logprob(out.hidden[at] / temperature, batch.target[at])
-    return logp.new_zeros(batch.keep.shape).index_put(at, logp), out
+    own_positions = batch.keep.nonzero(as_tuple=True)
+    logp = model.logprob(out.hidden[own_positions] / temperature, batch.target[own_positions])
+    return logp.new_zeros(batch.keep.shape).index_put(own_positions, logp), out
 
 
 def heldout(c: Rl, model: Transformer, sampler: Sampler, sample: Callable[..., list[Rollout]]) -> float:
     """Sampled success on held-out tasks, one rollout each."""
     fetch(sampler, model, 0)
     rollouts = sample("heldout", share(c.heldout).tolist())
-    found = means(rollouts)
-    if not found:
+    metrics = means(rollouts)
+    if not metrics:
         raise EnvironmentFailure(f"no held-out rollout is left to evaluate: {rollouts[0].failure if rollouts else 'there are none'}")
-    return found["success"]
+    return metrics["success"]
 
 
-def everyone(values: Sequence[float]) -> float:
+def mean_over_ranks(values: Sequence[float]) -> float:
     """The mean over all ranks' values."""
-    here = torch.tensor([sum(values), len(values)], dtype=torch.float64, device=current().device)
-    whole = summed(here)
-    return (whole[0] / whole[1]).item()
+    local_sums = torch.tensor([sum(values), len(values)], dtype=torch.float64, device=current().device)
+    sums = summed(local_sums)
+    return (sums[0] / sums[1]).item()
 
 
 def means(rollouts: Sequence[Rollout]) -> dict[str, float]:
     """The mean of each metric over the rollouts of all ranks whose environment did not fail, and of their tokens and contexts. Empty if all failed.
     A metric that a rollout does not have, such as one of an earlier version's record, is left out."""
-    kept = [one.logged for one in rollouts if not one.failure]
-    known: list = [sorted(common_names(kept)) if kept else None]
+    logged_metrics = [rollout.logged for rollout in rollouts if not rollout.failure]
+    names_by_rank: list = [sorted(common_names(logged_metrics)) if logged_metrics else None]
     if (group := current().group("all")).size > 1:
-        known *= group.size
-        dist.all_gather_object(known, known[0])  # a rank may have nothing left
-    names = common_names([dict.fromkeys(names) for names in known if names is not None])
-    return {name: everyone([one[name] for one in kept]) for name in names}
+        names_by_rank *= group.size
+        dist.all_gather_object(names_by_rank, names_by_rank[0])  # a rank may have nothing left
+    names = common_names([dict.fromkeys(names) for names in names_by_rank if names is not None])
+    return {name: mean_over_ranks([metrics[name] for metrics in logged_metrics]) for name in names}

@@ -24,6 +24,7 @@ def route(
     scores: Float[Tensor, "N E"], k: int, replayed: Int[Tensor, "N K"] | None = None, alpha: float = 0.0, normalise: bool = True
 ) -> tuple[Float[Tensor, "N K"], Int[Tensor, "N K"]]:
     """`ref.router_replay.route`; on GPUs by `kernels/router_replay.py`, for scores in float32 or bfloat16."""
+    # g_e = exp(s_e) / Σ exp(s_j) over the replayed experts (ref/router_replay.py), by a kernel or by `ref`.
     if fast(scores) and scores.dtype in (torch.float32, torch.bfloat16):
         return kernel("router_replay").route(scores, k, replayed, alpha, normalise)
     return ref.route(scores, k, replayed, alpha, normalise)
@@ -40,9 +41,12 @@ def differing(ours: Sequence[Int[Tensor, "N K"]], theirs: Sequence[Int[Tensor, "
     """`ref.router_replay.differing` for the tokens of all ranks, with equal weights; a rank may have none, but at least one rank must have
     some."""
     ref.check_experts(ours, theirs)
-    found = ref.differing(ours, theirs) if len(ours[0]) else {"decisions": 0.0, "tokens": 0.0}
-    n = torch.tensor(float(len(ours[0])), dtype=torch.float64, device=ours[0].device)
-    shares, tokens = summed(torch.tensor(list(found.values()), dtype=torch.float64, device=n.device) * n), summed(n)
+    local_shares = ref.differing(ours, theirs) if len(ours[0]) else {"decisions": 0.0, "tokens": 0.0}
+    num_tokens = torch.tensor(float(len(ours[0])), dtype=torch.float64, device=ours[0].device)
+    shares, tokens = (
+        summed(torch.tensor(list(local_shares.values()), dtype=torch.float64, device=num_tokens.device) * num_tokens),
+        summed(num_tokens),
+    )
     if not tokens:
         raise ValueError("ours must hold experts of at least one token on some rank")
-    return dict(zip(found, (shares / tokens).tolist(), strict=True))
+    return dict(zip(local_shares, (shares / tokens).tolist(), strict=True))

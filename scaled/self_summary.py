@@ -33,7 +33,8 @@ def spread(advantages: Float[Tensor, " C"], chains: Sequence[Chain]) -> Float[Te
     if not bool(advantages.isfinite().all()):
         raise ValueError(f"advantages must be finite, got {advantages.tolist()}")
     counts = torch.tensor([len(c.segments) for c in chains], device=advantages.device)
-    everywhere = summed(counts, "dp")
-    if not bool((everywhere > 0).all()):
-        raise ValueError(f"chains must have segments, and chain {int(everywhere.argmin())} has none")
+    global_counts = summed(counts, "dp")
+    if not bool((global_counts > 0).all()):
+        raise ValueError(f"chains must have segments, and chain {int(global_counts.argmin())} has none")
+    # A_c (ref/self_summary.py), once for each segment of chain c on this rank.
     return advantages.repeat_interleave(counts)

@@ -42,9 +42,10 @@ __all__ = [
 def count_learned(doc: Int[Tensor, "B T"], weight: Float[Tensor, "B T"]) -> float:
     """`ref.sft.count_learned` of all ranks' rows, from this rank's part of them."""
     T = doc.shape[1] * current().group("cp").size
-    following = ahead(doc)
-    some = (following == doc) & (following >= 0) & (places(T).to(doc.device) < T - 1)
-    return summed((ahead(weight) * some).sum(dtype=torch.float64)).item()
+    next_doc = ahead(doc)
+    has_target = (next_doc == doc) & (next_doc >= 0) & (places(T).to(doc.device) < T - 1)
+    # n (ref/sft.py): Σ w over the scored tokens of all ranks.
+    return summed((ahead(weight) * has_target).sum(dtype=torch.float64)).item()
 
 
 def sft_loss(
@@ -54,6 +55,7 @@ def sft_loss(
     out = model(ids, doc=doc, logits=False)
     nll, _ = next_token_loss(model, out.hidden, ids, doc, weight)
     balance = load_balancing_loss(out.router_logits, out.experts) if out.router_logits else torch.zeros((), device=nll.device)
+    # Eq. L (ref/sft.py): −(1/n) Σ w · log p.
     return nll / (n_tokens or 1.0), balance
 
 
@@ -69,8 +71,8 @@ def sft_step(
     n_tokens, loss = count_learned(doc, weight), 0.0
     parts = range(0, len(ids), micro_rows)
     for first in parts:
-        some = slice(first, first + micro_rows)
-        part, balance = sft_loss(model, ids[some], doc[some], weight[some], n_tokens)
+        row_slice = slice(first, first + micro_rows)
+        part, balance = sft_loss(model, ids[row_slice], doc[row_slice], weight[row_slice], n_tokens)
         (part + model.config.router_aux_loss_coef * balance / len(parts)).backward()
         loss += part.item()
     for optimizer in optimizers:

@@ -65,7 +65,7 @@ class Phase(Ranks):
 
     def optimizers(self, model: nn.Module) -> list[torch.optim.Optimizer]:
         rates = {"trunk": (self.muon_lr, self.adamw_lr), "layers": (self.layers_muon_lr, self.layers_adamw_lr)}
-        return [one for name, part in model.named_children() for one in muon.optimizers(part, *rates[name], use_muon=self.muon)]
+        return [optimizer for name, part in model.named_children() for optimizer in muon.optimizers(part, *rates[name], use_muon=self.muon)]
 
     def check(self, dp: int) -> None:
         """The number of rows is the caller's."""
@@ -86,30 +86,31 @@ def train(
     joint, aux = trunk and layers is not None and not c.detach_trunk, model.config.router_aux_loss_coef
 
     def gradients(step: int) -> dict[str, float]:
-        whole = batches(step)
-        tokens, drafted = counts(whole[1], whole[2], layers.mtp.depth if layers is not None else 0)
-        ids, doc, weight = (None if x is None else cut(x).to(current().device) for x in whole)
+        all_rows = batches(step)
+        token_weight, draft_weight = counts(all_rows[1], all_rows[2], layers.mtp.depth if layers is not None else 0)
+        ids, doc, weight = (None if x is None else cut(x).to(current().device) for x in all_rows)
         assert ids is not None and doc is not None
-        parts, shown = -(-len(ids) // c.micro_rows), {"tokens": float((whole[1] >= 0).sum())}
+        parts, metrics = -(-len(ids) // c.micro_rows), {"tokens": float((all_rows[1] >= 0).sum())}
         for first in range(0, len(ids), c.micro_rows):
-            some = slice(first, first + c.micro_rows)
-            batch = ids[some], doc[some], None if weight is None else weight[some]
+            row_slice = slice(first, first + c.micro_rows)
+            batch = ids[row_slice], doc[row_slice], None if weight is None else weight[row_slice]
             with torch.set_grad_enabled(trunk):
                 out = model(batch[0], doc=batch[1], logits=False)
             losses = []
             if trunk:
                 nll, _ = cpt.next_token_loss(model, out.hidden, *batch)
-                shown["loss"] = shown.get("loss", 0.0) + nll.item() / tokens
-                losses.append(nll / tokens)
+                metrics["loss"] = metrics.get("loss", 0.0) + nll.item() / token_weight
+                losses.append(nll / token_weight)
                 if out.router_logits:
                     losses.append(aux * load_balancing_loss(out.router_logits, out.experts) / parts)
             if layers is not None:
-                distilled, _, figures = mtp_loss(layers, model, out, *batch, detach_trunk=not joint)
-                losses.append(c.layers_weight * distilled / drafted)
-                shown["mtp_loss"] = shown.get("mtp_loss", 0.0) + distilled.item() / drafted
-                shown |= {name: shown.get(name, 0.0) + value / parts for name, value in figures.items()}
+                draft_loss, _, draft_metrics = mtp_loss(layers, model, out, *batch, detach_trunk=not joint)
+                losses.append(c.layers_weight * draft_loss / draft_weight)
+                metrics["mtp_loss"] = metrics.get("mtp_loss", 0.0) + draft_loss.item() / draft_weight
+                metrics |= {name: metrics.get(name, 0.0) + value / parts for name, value in draft_metrics.items()}
+            # loss = next-token loss + weight · balance loss [+ weight · distillation loss].
             torch.stack(losses).sum().backward()  # once: a backward pass reshards the head, which both losses read
-        return shown
+        return metrics
 
     modules = ({"trunk": model} if trunk else {}) | ({} if layers is None else {"layers": layers})
     return optimise(c, folder, c.name, nn.ModuleDict(modules), gradients, log, look)

@@ -15,11 +15,11 @@ rank knows `where`, so the ranks need not tell each other how many rows come.
 One step, on every rank together; `starts` says where the segments begin in the student's packed rows, flattened
 
     where, doc = packed([hinted(segment, hints), …], starts, length)     positions in packed rows; the teacher's rows
-    taught = teach(model, where, doc)                                    its hidden states
+    teacher_states = teach(model, where, doc)                            its hidden states
     out = model(ids, doc=…, logits=False)                                the student's, for rows [first, end) of T tokens
-    some = within(where, first · T, end · T)
-    pair = predictions(out.hidden.flatten(0, 1), taught, some, rows=(end − first, len(doc)))
-    loss = head_loss(model, *pair, weight[own(some, T)], budget=…)       plus the policy loss
+    hinted_tokens = within(where, first · T, end · T)
+    pair = predictions(out.hidden.flatten(0, 1), teacher_states, hinted_tokens, rows=(end − first, len(doc)))
+    loss = head_loss(model, *pair, weight[own(hinted_tokens, T)], budget=…)       plus the policy loss
 
 Two traps
 a. `where` holds the distilled tokens of a dp rank, and its cp ranks all have it. Their number in a step is the sum over dp, not over all ranks.
@@ -38,7 +38,7 @@ from ref import textual_feedback as ref
 from ref.checks import expect
 from ref.textual_feedback import Demo, Hint, Hinted, demo, divergence, hinted, leaked
 from scaled.network.model import Transformer
-from scaled.packing import rows as in_rows
+from scaled.packing import rows as pack_rows
 from scaled.runtime.comm import most, moved, total
 from scaled.runtime.cut import places
 from scaled.runtime.mesh import current
@@ -56,6 +56,7 @@ def feedback_loss(
     top_k: int | None = None,
 ) -> Float[Tensor, ""]:
     """The loss (1) of all ranks' tokens, the same on every rank, from this rank's. ValueError as in `ref`."""
+    # Eq. 1 (ref/textual_feedback.py): (1/budget) Σ w_t · D_t, summed over ranks.
     return total(ref.feedback_loss(student, teacher, weight, budget=budget, kind=kind, top_k=top_k))
 
 
@@ -71,18 +72,22 @@ def predictions(
     expect("student", student, "float", "T", "D")
     expect("teacher", teacher, "float", "U", student.shape[1])
     sides, chunks = (("student", student, where.student), ("teacher", teacher, where.teacher)), 2 if cp.size > 1 else 1
-    for (name, found, wanted), n in zip(sides, rows, strict=True):
-        if len(found) % (chunks * n) if n else len(found):
-            raise ValueError(f"{name} must hold {n} rows of equal length, with {chunks} chunks of each on this rank; got {len(found)} positions")
-        if len(wanted) and len(found) * cp.size < int(wanted.max()):
-            raise ValueError(f"{name} must have at least {int(wanted.max())} positions; got {len(found) * cp.size}")
+    for (name, states, positions), n in zip(sides, rows, strict=True):
+        if len(states) % (chunks * n) if n else len(states):
+            raise ValueError(f"{name} must hold {n} rows of equal length, with {chunks} chunks of each on this rank; got {len(states)} positions")
+        if len(positions) and len(states) * cp.size < int(positions.max()):
+            raise ValueError(f"{name} must have at least {int(positions.max())} positions; got {len(states) * cp.size}")
     if cp.size == 1 or not len(where.student):
         return student[where.student - 1], teacher[where.teacher - 1].detach()
-    (to, here), (at, there) = (owners(wanted - 1, len(found) // n * cp.size) for (_, found, wanted), n in zip(sides, rows, strict=True))
-    mine, held = (to == cp.rank).nonzero()[:, 0], (at == cp.rank).nonzero()[:, 0]
-    out = held[to[held].argsort(stable=True)]  # by their receiver, and for each in the order of tokens
-    came = moved(teacher.detach()[there[out]], counts(to[held]), counts(at[mine]), cp)
-    return student[here[mine]], came[at[mine].argsort(stable=True).argsort()]  # they come by their sender
+    (student_rank, student_place), (teacher_rank, teacher_place) = (
+        owners(positions - 1, len(states) // n * cp.size) for (_, states, positions), n in zip(sides, rows, strict=True)
+    )
+    receive_ids, send_ids = (student_rank == cp.rank).nonzero()[:, 0], (teacher_rank == cp.rank).nonzero()[:, 0]
+    # By their receiver, and for each in the order of tokens.
+    send_order = send_ids[student_rank[send_ids].argsort(stable=True)]
+    teacher_rows = moved(teacher.detach()[teacher_place[send_order]], counts(student_rank[send_ids]), counts(teacher_rank[receive_ids]), cp)
+    # They come by their sender.
+    return student[student_place[receive_ids]], teacher_rows[teacher_rank[receive_ids].argsort(stable=True).argsort()]
 
 
 def own(where: Hinted, width: int) -> Int[Tensor, " n"]:
@@ -97,8 +102,8 @@ def owners(at: Int[Tensor, " n"], width: int) -> tuple[Int[Tensor, " n"], Int[Te
         return torch.zeros_like(at), at
     size = width // (2 * cp)
     chunk = at % width // size
-    late = chunk >= cp
-    return torch.where(late, 2 * cp - 1 - chunk, chunk), (at // width * 2 + late) * size + at % size
+    is_late = chunk >= cp
+    return torch.where(is_late, 2 * cp - 1 - chunk, chunk), (at // width * 2 + is_late) * size + at % size
 
 
 def counts(ranks: Int[Tensor, " n"]) -> list[int]:
@@ -112,35 +117,35 @@ def packed(found: Sequence[Hinted], starts: Int[Tensor, " S"], length: int) -> t
 
     `starts`: where the segments begin in the student's rows, flattened. A segment without a distilled token has no teacher's sequence. Raises
     ValueError, on every dp rank, if a sequence is longer than a row."""
-    some = [number for number, one in enumerate(found) if len(one.student)]
-    sizes, device = torch.tensor([len(found[number].tokens) for number in some], dtype=torch.long), current().device
-    longest = int(most((sizes.max() if some else torch.tensor(0)).to(device), "dp"))
+    numbers = [number for number, segment in enumerate(found) if len(segment.student)]
+    sizes, device = torch.tensor([len(found[number].tokens) for number in numbers], dtype=torch.long), current().device
+    longest = int(most((sizes.max() if numbers else torch.tensor(0)).to(device), "dp"))
     if longest > length:
         raise ValueError(f"length must hold a segment with its hints, {longest} tokens; got {length}")
-    row, start = in_rows(sizes, length)
-    R = int(most((row.max() + 1 if some else torch.tensor(0)).to(device), "dp"))
+    row, start = pack_rows(sizes, length)
+    R = int(most((row.max() + 1 if numbers else torch.tensor(0)).to(device), "dp"))
     begin = (row * length + start).tolist()
     tokens, doc = torch.zeros(R * length, dtype=torch.long), torch.full((R * length,), -1)
-    for number, at, size in zip(some, begin, sizes.tolist(), strict=True):
+    for number, at, size in zip(numbers, begin, sizes.tolist(), strict=True):
         tokens[at : at + size], doc[at : at + size] = found[number].tokens, number
     none = torch.zeros(0, dtype=torch.long)
-    student = torch.cat([none, *(found[number].student.cpu() + int(starts[number]) for number in some)])
-    teacher = torch.cat([none, *(found[number].teacher.cpu() + at for number, at in zip(some, begin, strict=True))])
+    student = torch.cat([none, *(found[number].student.cpu() + int(starts[number]) for number in numbers)])
+    teacher = torch.cat([none, *(found[number].teacher.cpu() + at for number, at in zip(numbers, begin, strict=True))])
     order = student.argsort()
     return Hinted(tokens, student[order], teacher[order]), doc.view(R, length)
 
 
 def within(where: Hinted, first: int, end: int) -> Hinted:
     """The distilled tokens at the student's positions [first, end), counted from `first`; the teacher's stay."""
-    some = (where.student >= first) & (where.student < end)
-    return Hinted(where.tokens, where.student[some] - first, where.teacher[some])
+    mask = (where.student >= first) & (where.student < end)
+    return Hinted(where.tokens, where.student[mask] - first, where.teacher[mask])
 
 
 @torch.no_grad()
 def teach(model: Transformer, where: Hinted, doc: Int[Tensor, "R U"], micro_rows: int = 1) -> Float[Tensor, "m D"]:
     """Hidden states of the teacher's packed rows at this rank's tokens, m = R·U/cp, without gradient; `micro_rows` rows in a forward pass."""
-    here, device = places(doc.shape[1]), current().device
-    ids, doc = (x.view_as(doc)[:, here].to(device) for x in (where.tokens, doc))
+    cp_positions, device = places(doc.shape[1]), current().device
+    ids, doc = (x.view_as(doc)[:, cp_positions].to(device) for x in (where.tokens, doc))
     parts = [
         model(ids[first : first + micro_rows], doc=doc[first : first + micro_rows], logits=False).hidden for first in range(0, len(doc), micro_rows)
     ]
@@ -164,10 +169,11 @@ def head_loss(
     expect("teacher", teacher, "float", *student.shape)
     expect("weight", weight, "any", len(student))
 
-    def part(student: Tensor, teacher: Tensor, weight: Tensor) -> Tensor:
+    def chunk_loss(student: Tensor, teacher: Tensor, weight: Tensor) -> Tensor:
         with torch.no_grad():
-            told = model.head(teacher)
-        return ref.feedback_loss(model.head(student), told, weight, budget=budget, kind=kind, top_k=top_k)
+            teacher_logits = model.head(teacher)
+        # Eq. 1 (ref/textual_feedback.py), for a chunk of this rank's tokens.
+        return ref.feedback_loss(model.head(student), teacher_logits, weight, budget=budget, kind=kind, top_k=top_k)
 
-    counted = (x[weight != 0].split(chunk) for x in (student, teacher, weight))
-    return total(torch.stack([checkpoint(part, *block, use_reentrant=False) for block in zip(*counted, strict=True)]).sum())
+    columns = (x[weight != 0].split(chunk) for x in (student, teacher, weight))
+    return total(torch.stack([checkpoint(chunk_loss, *block, use_reentrant=False) for block in zip(*columns, strict=True)]).sum())

@@ -30,7 +30,7 @@ __all__ = ["Group", "Look", "Watcher", "shortened", "watching"]
 
 Group = Mapping[str, float | None]
 """The statistics of a group; None where it has none."""
-LOGGED = ("watch_", "low_", "high_", "evidence_", "alarm_")
+LOGGED_PREFIXES = ("watch_", "low_", "high_", "evidence_", "alarm_")
 """How the names of what a monitor logs begin (`sims/recipe/watching.py`)."""
 
 
@@ -55,52 +55,56 @@ Look = Callable[[int, Sequence[int], Sequence[Rollout]], dict[str, float]]
 def watching(watcher: Watcher, folder: Path, prompts: int, rollouts: int) -> Look:
     """A function that watches a step; all ranks call it together, for one step after the other. The first call tells the watcher the steps before,
     from the journal. A group whose environments have all failed is left out. Raises ValueError for rollouts without a transcript."""
-    journal, told = folder / "watched.jsonl", False
+    journal, is_replayed = folder / "watched.jsonl", False
 
-    def look(step: int, numbers: Sequence[int], played: Sequence[Rollout]) -> dict[str, float]:
-        nonlocal told
-        first = current().group("all").rank == 0
-        if not told:
-            known = before(journal, step)
-            if first and len(known) < step:
-                watcher.say(f"monitor: it begins with step {step + 1 - len(known)} of the run; {journal.name} does not have all steps before")
-            for groups in known:
+    def look(step: int, numbers: Sequence[int], step_rollouts: Sequence[Rollout]) -> dict[str, float]:
+        nonlocal is_replayed
+        is_first_rank = current().group("all").rank == 0
+        if not is_replayed:
+            previous_steps = read_previous_steps(journal, step)
+            if is_first_rank and len(previous_steps) < step:
+                watcher.say(
+                    f"monitor: it begins with step {step + 1 - len(previous_steps)} of the run; {journal.name} does not have all steps before"
+                )
+            for groups in previous_steps:
                 watcher.step(groups)
-            told = True
-        here: list[list[Transcript]] = [[] for _ in range(prompts)]
-        for number, one in zip(numbers, played, strict=True):
-            if one.failure:
+            is_replayed = True
+        by_group: list[list[Transcript]] = [[] for _ in range(prompts)]
+        for number, rollout in zip(numbers, step_rollouts, strict=True):
+            if rollout.failure:
                 continue
-            if one.transcript is None:
+            if rollout.transcript is None:
                 raise ValueError("a task set that is watched must give every rollout its transcript")
-            here[number // rollouts].append(one.transcript)
-        left = summed(torch.tensor([len(some) for some in here], device=current().device)).tolist()
-        groups = [statistics(some, watcher.tools, watcher.longest, axis="all") for some, count in zip(here, left, strict=True) if count]
-        if first:
+            by_group[number // rollouts].append(rollout.transcript)
+        counts = summed(torch.tensor([len(transcripts) for transcripts in by_group], device=current().device)).tolist()
+        groups = [
+            statistics(transcripts, watcher.tools, watcher.longest, axis="all") for transcripts, count in zip(by_group, counts, strict=True) if count
+        ]
+        if is_first_rank:
             with open(journal, "a") as file:
                 file.write(json.dumps({"step": step + 1, "groups": groups}) + "\n")
-        logged, lines = watcher.step(groups)
-        for line in lines if first else ():
+        logged_metrics, lines = watcher.step(groups)
+        for line in lines if is_first_rank else ():
             watcher.say(line)
-        return logged
+        return logged_metrics
 
     return look
 
 
-def before(journal: Path, step: int) -> list[list[Group]]:
+def read_previous_steps(journal: Path, step: int) -> list[list[Group]]:
     """The groups of the steps so far, the same on every rank; rank 0 reads them, and cuts off the steps that are repeated."""
-    group, found = current().group("all"), [[]]
+    group, steps = current().group("all"), [[]]
     if group.rank == 0:
         keep_lines(journal, step)
-        found = [[line["groups"] for line in read_lines(journal)]]
+        steps = [[line["groups"] for line in read_lines(journal)]]
     if group.size > 1:
-        dist.broadcast_object_list(found, 0)
-    return found[0]
+        dist.broadcast_object_list(steps, 0)
+    return steps[0]
 
 
 def shortened(metrics: Mapping[str, float]) -> dict[str, float]:
     """The metrics of a step with the number of alarms so far in place of all that the monitor logs."""
-    found = {name: value for name, value in metrics.items() if not name.startswith(LOGGED)}
+    logged_metrics = {name: value for name, value in metrics.items() if not name.startswith(LOGGED_PREFIXES)}
     if "alarm_at" in metrics:
-        found["alarms"] = float(sum(name.startswith("alarm_") and name != "alarm_at" and value != 0 for name, value in metrics.items()))
-    return found
+        logged_metrics["alarms"] = float(sum(name.startswith("alarm_") and name != "alarm_at" and value != 0 for name, value in metrics.items()))
+    return logged_metrics

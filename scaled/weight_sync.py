@@ -39,15 +39,15 @@ def encode_delta(old: Tensor, new: Tensor) -> tuple[Tensor, Tensor]:
     if new.is_cuda:
         return ref.encode_delta(old, new)
     a, b = (x.flatten().view(torch.int16) for x in (old, new))
-    whole = len(a) // 4 * 4
-    x, y = (v.numpy()[:whole].view(np.int64) for v in (a, b))
+    aligned_size = len(a) // 4 * 4
+    x, y = (v.numpy()[:aligned_size].view(np.int64) for v in (a, b))
     words = np.flatnonzero(x != y)
     x, y = x[words], y[words]
     lanes = np.flatnonzero((x ^ y).view(np.int16) != 0)
-    near = torch.from_numpy(4 * words[lanes >> 2] + (lanes & 3)), *(torch.from_numpy(v.view(np.int16)[lanes]) for v in (x, y))
-    last, _ = ref.encode_delta(old.flatten()[whole:], new.flatten()[whole:])
-    positions = torch.cat((near[0], whole + last))
-    before, after = (torch.cat((v, some[whole:][last])) for v, some in zip(near[1:], (a, b)))
+    aligned_delta = (torch.from_numpy(4 * words[lanes >> 2] + (lanes & 3)), *(torch.from_numpy(v.view(np.int16)[lanes]) for v in (x, y)))
+    tail_positions, _ = ref.encode_delta(old.flatten()[aligned_size:], new.flatten()[aligned_size:])
+    positions = torch.cat((aligned_delta[0], aligned_size + tail_positions))
+    before, after = (torch.cat((v, weights[aligned_size:][tail_positions])) for v, weights in zip(aligned_delta[1:], (a, b)))
     return positions, ordered(after).int() - ordered(before).int()
 
 
@@ -61,53 +61,55 @@ def apply_delta(old: Tensor, positions: Tensor, steps: Tensor) -> Tensor:
 
 def parts(model: nn.Module) -> list[Part]:
     """This rank's rows of every tensor of a sharded network. Raises SyncError for a tensor that is not split by rows."""
-    found = []
+    local_parts = []
     sharding.rest(model)
     for name, p in model.named_parameters():
-        whole = sharding.whole_shape(name, p)
-        first, mine = sharding.slice_of(name, p.detach())
-        for part, index in tensor_parts(name, whole).items():
+        full_shape = sharding.whole_shape(name, p)
+        offset, local = sharding.slice_of(name, p.detach())
+        for part, index in tensor_parts(name, full_shape).items():
             # Per dimension of the parameter: what this tensor covers of it, and what of that this rank holds.
-            covers = [(i, i + 1) if type(i) is int else (i.start or 0, i.stop or n) for i, n in zip((*index, *[slice(None)] * len(whole)), whole)]
-            own = [(max(a, f), min(b, f + n)) for (a, b), f, n in zip(covers, first, mine.shape)]
-            if any(a >= b for a, b in own):
+            spans = [
+                (i, i + 1) if type(i) is int else (i.start or 0, i.stop or n) for i, n in zip((*index, *[slice(None)] * len(full_shape)), full_shape)
+            ]
+            overlaps = [(max(a, f), min(b, f + n)) for (a, b), f, n in zip(spans, offset, local.shape)]
+            if any(a >= b for a, b in overlaps):
                 continue
-            kept = [i for i in range(len(whole)) if i >= len(index) or type(index[i]) is not int]
-            shape = tuple(covers[i][1] - covers[i][0] for i in kept)
-            if any(own[i] != covers[i] for i in kept[1:]):
+            dims = [i for i in range(len(full_shape)) if i >= len(index) or type(index[i]) is not int]
+            shape = tuple(spans[i][1] - spans[i][0] for i in dims)
+            if any(overlaps[i] != spans[i] for i in dims[1:]):
                 raise SyncError(f"{part} is split along another dimension than its first; a shard holds rows")
-            rows = mine[tuple(slice(a - f, b - f) for (a, b), f in zip(own, first))].view([own[i][1] - own[i][0] for i in kept])
-            found.append(Part(part, shape, own[kept[0]][0] - covers[kept[0]][0] if kept else 0, rows))
-    return found
+            rows = local[tuple(slice(a - f, b - f) for (a, b), f in zip(overlaps, offset))].view([overlaps[i][1] - overlaps[i][0] for i in dims])
+            local_parts.append(Part(part, shape, overlaps[dims[0]][0] - spans[dims[0]][0] if dims else 0, rows))
+    return local_parts
 
 
-class Many:
+class RankGroup:
     """The ranks of this process, which call everything together, in a group of their own: so a thread may do it while training goes on."""
 
     encode, apply = staticmethod(encode_delta), staticmethod(apply_delta)
-    many = False
+    is_distributed = False
     group: dist.ProcessGroup | None = None
 
     def join(self) -> None:
-        self.many = dist.is_initialized() and dist.get_world_size() > 1
-        group = dist.new_group(backend="gloo") if self.many else None
+        self.is_distributed = dist.is_initialized() and dist.get_world_size() > 1
+        group = dist.new_group(backend="gloo") if self.is_distributed else None
         assert not isinstance(group, int)  # every rank is a member
         self.group = group
 
     @property
     def rank(self) -> int:
-        return dist.get_rank() if self.many else 0
+        return dist.get_rank() if self.is_distributed else 0
 
     def together(self, mine):
         """What every rank said, by rank."""
-        if not self.many:
+        if not self.is_distributed:
             return [mine]
-        told: list = [None] * dist.get_world_size()
-        dist.all_gather_object(told, mine, group=self.group)
-        return told
+        answers: list = [None] * dist.get_world_size()
+        dist.all_gather_object(answers, mine, group=self.group)
+        return answers
 
 
-class Writer(Many, ref.Writer):
+class Writer(RankGroup, ref.Writer):
     """`ref.weight_sync.Writer`, every rank with its own rows. `publish` returns once the version is visible; `start` returns once the rows are
     copied, and `finish` waits for the rest."""
 
@@ -122,10 +124,10 @@ class Writer(Many, ref.Writer):
         """Publishes in the background, after the version before. All ranks call it together. Raises the error of the version before, if any."""
         self.finish()
         copies = [replace(part, weights=part.weights.detach().to(torch.bfloat16, copy=True)) for part in parts]
-        self.thread = threading.Thread(target=self.work, args=(version, copies))
+        self.thread = threading.Thread(target=self.run_publish, args=(version, copies))
         self.thread.start()
 
-    def work(self, version: int, parts: Sequence[Part]) -> None:
+    def run_publish(self, version: int, parts: Sequence[Part]) -> None:
         try:
             self.publish(version, parts)
         except BaseException as error:
@@ -141,7 +143,7 @@ class Writer(Many, ref.Writer):
             raise failure
 
 
-class Reader(Many, ref.Reader):
+class Reader(RankGroup, ref.Reader):
     """`ref.weight_sync.Reader`, every rank with its own rows. The ranks take the same way to a version, and check its digest together."""
 
     def __init__(self, store: MutableMapping[str, bytes], parts: Sequence[Part], name: str = "reader"):
@@ -152,14 +154,14 @@ class Reader(Many, ref.Reader):
 
 def prune(store: MutableMapping[str, bytes]) -> int:
     """`ref.weight_sync.prune`, done by rank 0; all ranks call it together."""
-    told: list = [None, None]
+    outcome: list = [None, None]
     if not dist.is_initialized() or dist.get_rank() == 0:
         try:
-            told = [ref.prune(store), None]
+            outcome = [ref.prune(store), None]
         except (OSError, SyncError) as error:  # the others would wait forever
-            told = [0, str(error)]
+            outcome = [0, str(error)]
     if dist.is_initialized() and dist.get_world_size() > 1:
-        dist.broadcast_object_list(told, 0)
-    if told[1]:
-        raise SyncError(told[1])
-    return told[0]
+        dist.broadcast_object_list(outcome, 0)
+    if outcome[1]:
+        raise SyncError(outcome[1])
+    return outcome[0]

@@ -89,31 +89,31 @@ def experiment(run: Run, config: Experiment) -> dict:
     for folder in folders:
         if not (Path(folder) / "config.json").is_file():
             raise RunError(f"run={root} has no checkpoint {Path(folder).name}; make one with: etude run recipe --scale small --out FOLDER")
-    found = table.measured(run, [*c.models, *folders], c)
-    for one, name in zip(found[len(c.models) :], c.checkpoints, strict=True):
-        one["title"] = f"small run, {name}"
+    results = table.measured(run, [*c.models, *folders], c)
+    for result, name in zip(results[len(c.models) :], c.checkpoints, strict=True):
+        result["title"] = f"small run, {name}"
     chains = table.asked_chains(run)
     baselines = tracking.baselines(chains)
-    rows = table.rows_of(found, baselines, c)
-    return {"rows": rows, "claims": verdicts(found, rows, [row["first"] for row in baselines], c)}
+    rows = table.rows_of(results, baselines, c)
+    return {"rows": rows, "claims": verdicts(results, rows, [row["first"] for row in baselines], c)}
 
 
 def verdicts(found: Sequence[dict], rows: Sequence[dict], copied: Sequence[float], c: Experiment) -> list[dict]:
     """Claims by the rules at the top of this file. copied: for each chain, the similarity of its first version to its last."""
-    written = [(one["written"], one["wanted"]) for model in found for one in model["tracking"]]
-    brittle, many = tracking.brittleness(written, c.seed), f"of {len(written)} written files of {len(found)} models"
+    pairs = [(record["written"], record["wanted"]) for model in found for record in model["tracking"]]
+    brittle, count_text = tracking.brittleness(pairs, c.seed), f"of {len(pairs)} written files of {len(found)} models"
     strict = [t["first_choices"] < 1 for model in found for t in model["tracking"] if t["first_choices"] >= tracking.NEAR / 100]
 
-    def rejected(name: str, says: str, near: str, some: Sequence[bool]) -> dict:
-        over = {key: 100 * value for key, value in share(some).items()} if len(some) > 1 else None
-        measured, interval = (None, None) if over is None else (over["value"], (over["low"], over["high"]))
-        note = f"{len(some)} {many} are that near, and {len(some) - sum(some)} of these are right; exact binomial interval"
-        needs = {"some are right, so a strict score has room to fall": not all(some)}
-        return claim(name, says, "App. B", measured, above(), interval, f"% of the files {near}", note, needs)
+    def make_claim(name: str, says: str, description: str, rejections: Sequence[bool]) -> dict:
+        estimate = {key: 100 * value for key, value in share(rejections).items()} if len(rejections) > 1 else None
+        measured_share, interval = (None, None) if estimate is None else (estimate["value"], (estimate["low"], estimate["high"]))
+        note = f"{len(rejections)} {count_text} are that near, and {len(rejections) - sum(rejections)} of these are right; exact binomial interval"
+        needs = {"some are right, so a strict score has room to fall": not all(rejections)}
+        return claim(name, says, "App. B", measured_share, above(), interval, f"% of the files {description}", note, needs)
 
     claims = [
-        rejected("exact-rejects", "exact match rejects rebuilt files that are nearly right", "of similarity 95 or more", brittle["rejected"]),
-        rejected(
+        make_claim("exact-rejects", "exact match rejects rebuilt files that are nearly right", "of similarity 95 or more", brittle["rejected"]),
+        make_claim(
             "strict-tokens",
             "told the true beginning, a strict count rejects files of which nearly every token is right",
             "with 95% of the tokens right",
@@ -129,45 +129,45 @@ def verdicts(found: Sequence[dict], rows: Sequence[dict], copied: Sequence[float
             note=f"the largest of {len(brittle['moved'])} files with a character changed",
         ),
     ]
-    says = {
+    statements = {
         "knowledge": ("App. B, Table 2", "questions on a library's source tell bases apart", "points of %"),
         "tracking": ("App. B, Table 2", "rebuilding a file after diffs tells bases apart", "points of similarity"),
         "codebase": ("App. B, Table 2", "codebase perplexity tells bases apart", "bits per byte"),
     }
-    for part, (source, words, unit) in says.items():
-        one = turned(table.difference(found, part, 0, 1, c))
+    for part, (source, words, unit) in statements.items():
+        difference = make_positive(table.difference(found, part, 0, 1, c))
         last, reals = len(found) - 1, range(min(2, len(c.models)))
-        far = [turned(table.difference(found, part, n, last, c)) for n in reals if n != last]
+        differences = [make_positive(table.difference(found, part, n, last, c)) for n in reals if n != last]
         key = {"knowledge": "knowledge", "tracking": "tracking", "codebase": "bits_per_byte"}[part]
-        listed = ", ".join(f"{row['model']} {row[key]:.3g}" for row in rows if key in row)
-        needs = {"both differ from the small run's last checkpoint": bool(far) and all(d["low"] > 0 for d in far)}
+        values_text = ", ".join(f"{row['model']} {row[key]:.3g}" for row in rows if key in row)
+        needs = {"both differ from the small run's last checkpoint": bool(differences) and all(d["low"] > 0 for d in differences)}
         if part == "knowledge":
             needs["both choose better with the question than without"] = all(table.gained(found[n], c)["low"] > 0 for n in reals)
-            listed += "; without the question: " + ", ".join(f"{row['knowledge_form']:.3g}" for row in rows if "knowledge_form" in row)
+            values_text += "; without the question: " + ", ".join(f"{row['knowledge_form']:.3g}" for row in rows if "knowledge_form" in row)
         if part == "tracking":
             gains = [[x["similarity"] - first for x, first in zip(found[n][part], copied, strict=True)] for n in reals]
             above_copy = [bootstrap(gain, n=c.resamples, seed=c.seed) for gain in gains]
             needs["both rebuild files better than a copy of the first version"] = bool(above_copy) and all(d["low"] > 0 for d in above_copy)
-            listed += f"; a copy of the first version {np.mean(copied):.3g}"
+            values_text += f"; a copy of the first version {np.mean(copied):.3g}"
         claims.append(
             claim(
                 f"{part}-parts",
                 words,
                 source,
-                one["value"],
+                difference["value"],
                 above(),
-                (one["low"], one["high"]),
+                (difference["low"], difference["high"]),
                 unit,
-                f"{found[0]['title']} against {found[1]['title']}, 95% interval, paired, turned to be positive; all: {listed}",
+                f"{found[0]['title']} against {found[1]['title']}, 95% interval, paired, turned to be positive; all: {values_text}",
                 needs,
             )
         )
     return claims
 
 
-def turned(one: dict[str, float]) -> dict[str, float]:
+def make_positive(difference: dict[str, float]) -> dict[str, float]:
     """A difference with the sign that makes it positive."""
-    return one if one["value"] >= 0 else {"value": -one["value"], "low": -one["high"], "high": -one["low"]}
+    return difference if difference["value"] >= 0 else {"value": -difference["value"], "low": -difference["high"], "high": -difference["low"]}
 
 
 def picture(found: dict, path: Path) -> None:

@@ -21,8 +21,8 @@ RATIOS = {"calls_per_turn": ("calls", "turns"), "read_together": ("together", "b
 
 def turns_of(rollout: Rollout, language: Language) -> list[str]:
     """The policy's turns as text."""
-    whole = one_row(rollout.chain)
-    turns = [whole.tokens[where].tolist() for where, own in parted(whole, language.env) if own]
+    segment = one_row(rollout.chain)
+    turns = [segment.tokens[span].tolist() for span, is_own in parted(segment, language.env) if is_own]
     return [language.decode(turn[:-1] if turn[-1] == language.env else turn) for turn in turns]
 
 
@@ -30,20 +30,20 @@ def helpers_read(task: Task, turns: Sequence[str]) -> tuple[bool, bool]:
     """Whether all helpers of the task (at least two) were read, and whether one turn read them all."""
     reads = [{line.rstrip()[5:] for line in turn.split("\n") if line.startswith("read ")} for turn in turns]
     helpers = set(task.helpers)
-    both = len(helpers) > 1 and helpers <= set().union(*reads)
-    return both, both and any(helpers <= some for some in reads)
+    has_read_all = len(helpers) > 1 and helpers <= set().union(*reads)
+    return has_read_all, has_read_all and any(helpers <= turn_reads for turn_reads in reads)
 
 
 def measure(episodes: Sequence[Rollout], tasks: Sequence[Task], n: int, payment: Payment, language: Language) -> np.ndarray:
     """Means over the n rollouts of each task, which are adjacent: [tasks, MEASURES]. Effort uses the weights of `payment`."""
     rows = []
     for number, e in enumerate(episodes):
-        m, own = e.metrics, e.chain.written
+        m, written_tokens = e.metrics, e.chain.written
         effort = -reward_terms(e, Payment(effort_price=1.0, k=0.0, q=0.0, weights=payment.weights))["effort"]
         rows.append(
             [
                 m["tests"],
-                own,
+                written_tokens,
                 m["turns"],
                 m["calls"] - m["invalid_calls"],
                 m["invalid_calls"],
@@ -51,7 +51,7 @@ def measure(episodes: Sequence[Rollout], tasks: Sequence[Task], n: int, payment:
                 e.chain.finished,
                 m["writes"] > 0,
                 *helpers_read(tasks[number // n], turns_of(e, language)),
-                m["tests"] * own,
+                m["tests"] * written_tokens,
             ]
         )
     return np.array(rows, dtype=float).reshape(len(tasks), n, len(MEASURES)).mean(1)
@@ -61,5 +61,5 @@ def figure(means: np.ndarray, what: str) -> float:
     """One of MEASURES or RATIOS from means [MEASURES]; a ratio over nothing is 0."""
     if what not in RATIOS:
         return float(means[MEASURES.index(what)])
-    of, over = (float(means[MEASURES.index(name)]) for name in RATIOS[what])
-    return of / over if over else 0.0
+    numerator, denominator = (float(means[MEASURES.index(name)]) for name in RATIOS[what])
+    return numerator / denominator if denominator else 0.0

@@ -68,7 +68,7 @@ CALLS = ("todos", "broken", "failed", "sequential")
 WORDS = ("silent", "untrue", "lints", "diff", "comments")
 ARMS: dict[str, tuple[str, ...]] = {"none": (), "calls": CALLS, "words": WORDS, "all": (*CALLS, *WORDS)}
 """What has a price in each arm."""
-recorded = partial(transcript_of, opened=ManneredSession)
+make_record = partial(transcript_of, opened=ManneredSession)
 """The record of an episode in the world with manners."""
 
 
@@ -98,20 +98,22 @@ def prices(arm: str) -> Prices:
 def tuned(run: Run, c: Experiment, root: Path, recipe: Recipe) -> Path:
     """Fine-tunes the recipe's policy on demonstrations with manners. Returns the checkpoint's folder."""
     language, tasks = language_of(root), task_stream(recipe, "demonstrations")
-    shown = taught(tasks, language, context(language, recipe), NOISE, recipe.context.memory, Random(f"{c.seed}-manners"), mannered, ManneredSession)
-    return fine_tuned(run, "mannered", c, root, recipe, shown)
+    rollouts = taught(
+        tasks, language, context(language, recipe), NOISE, recipe.context.memory, Random(f"{c.seed}-manners"), mannered, ManneredSession
+    )
+    return fine_tuned(run, "mannered", c, root, recipe, rollouts)
 
 
-def habits(record: Transcript, solved: float) -> dict[str, float]:
+def measure_habits(record: Transcript, success: float) -> dict[str, float]:
     """What is asked of a rollout: the measures, the number of its to-do items, the terminal's share of its calls, and whether it solved the task."""
     terminal = sum(call.name == "sh" for call in record.calls) / max(1, len(record.calls))
-    return measures(record, DEAR.free_comments) | {"items": float(len(record.todos)), "terminal": terminal, "success": solved}
+    return measures(record, DEAR.free_comments) | {"items": float(len(record.todos)), "terminal": terminal, "success": success}
 
 
 def told(rollouts: Sequence[Rollout]) -> dict[str, float]:
     """Means over a step's rollouts."""
-    found = [habits(one.transcript or recorded(one), one.metrics["tests"]) for one in rollouts]
-    return {name: float(np.mean([one[name] for one in found])) for name in found[0]}
+    habit_rows = [measure_habits(rollout.transcript or make_record(rollout), rollout.metrics["tests"]) for rollout in rollouts]
+    return {name: float(np.mean([row[name] for row in habit_rows])) for name in habit_rows[0]}
 
 
 class Heldout:
@@ -119,18 +121,20 @@ class Heldout:
 
     def __init__(self, c: Experiment, recipe: Recipe, language: Language):
         self.c, self.recipe, self.language = c, recipe, language
-        self.how = context(language, recipe)
+        self.chaining = context(language, recipe)
         self.tasks = [task for task, _ in zip(task_stream(recipe, "evaluation"), range(c.tasks))]
 
     def __call__(self, sampler: Sampler, *seed: object) -> dict[str, float]:
         generator = torch.Generator().manual_seed(hash_seed(self.c.seed, "behaviour", *seed))
         rl, samples = self.recipe.rl, self.c.samples
         return told(
-            play(sampler, self.language, self.tasks, samples, rl.limits(self.how), rl.max_turns, generator, rl.temperature, opened=ManneredSession)
+            play(
+                sampler, self.language, self.tasks, samples, rl.limits(self.chaining), rl.max_turns, generator, rl.temperature, opened=ManneredSession
+            )
         )
 
 
-def before(run: Run, recipe: Recipe, start: Path, heldout: Heldout) -> dict[str, float]:
+def measure_before(run: Run, recipe: Recipe, start: Path, heldout: Heldout) -> dict[str, float]:
     """What the policy does before RL."""
     stage = run.stage("before", total=1)
     return stage.result() if stage.finished else stage.finish(heldout(engine(load_hf(start), recipe)))
@@ -145,21 +149,24 @@ def training(run: Run, c: Experiment, recipe: Recipe, start: Path, heldout: Held
     rl = replace(recipe.rl, steps=c.steps, prompts=c.prompts, rollouts=c.rollouts, lr=c.lr, later=0.0, gate=0.0, payment=payment)
     config = replace(recipe, seed=recipe.seed + 1000 * c.seed + number + 1, rl=replace(rl, behaviour=prices(arm)))
 
-    def look(moment: Moment) -> dict:
+    def measure_after(moment: Moment) -> dict:
         if moment.step < c.steps:
             return {}
         return {f"after_{name}": value for name, value in heldout(moment.sampler, arm, number).items()}
 
-    tasks = MicroTasks(config, heldout.language, ManneredSession, recorded)
-    learn(stage, config, load_hf(start), None, load_hf(start), heldout.language, [of_rollouts(told), look], tasks)
+    tasks = MicroTasks(config, heldout.language, ManneredSession, make_record)
+    learn(stage, config, load_hf(start), None, load_hf(start), heldout.language, [of_rollouts(told), measure_after], tasks)
     lines = list(read_lines(stage.metrics_path))
     after = {name.removeprefix("after_"): value for name, value in lines[-1].items() if name.startswith("after_")}
     return stage.finish({"steps": [{name: line[name] for name in ("step", "reward", *after)} for line in lines], "after": after})
 
 
-def changes(begin: Mapping[str, float], found: Mapping[tuple[str, int], dict], trainings: int) -> dict[str, dict[str, np.ndarray]]:
+def compute_changes(means_before: Mapping[str, float], results: Mapping[tuple[str, int], dict], trainings: int) -> dict[str, dict[str, np.ndarray]]:
     """Of each arm and measure: what it is after RL minus what it was before, [trainings]."""
-    return {arm: {name: np.array([found[arm, n]["after"][name] - begin[name] for n in range(trainings)]) for name in begin} for arm in ARMS}
+    return {
+        arm: {name: np.array([results[arm, n]["after"][name] - means_before[name] for n in range(trainings)]) for name in means_before}
+        for arm in ARMS
+    }
 
 
 def experiment(run: Run, config: Experiment) -> dict:
@@ -171,10 +178,10 @@ def experiment(run: Run, config: Experiment) -> dict:
     recipe = replace(recipe, world=WORLD, sft=sft, rl=rl)
     start = tuned(run, c, root, recipe)
     heldout = Heldout(c, recipe, language_of(root))
-    begin = before(run, recipe, start, heldout)
-    found = {(arm, number): training(run, c, recipe, start, heldout, arm, number) for number in range(c.trainings) for arm in ARMS}
-    rows = [{"world": arm, "training": number, **step} for (arm, number), one in found.items() for step in one["steps"]]
-    ends = [{"arm": "before", "training": -1, **begin}]
-    ends += [{"arm": arm, "training": number, **one["after"]} for (arm, number), one in found.items()]
+    means_before = measure_before(run, recipe, start, heldout)
+    results = {(arm, number): training(run, c, recipe, start, heldout, arm, number) for number in range(c.trainings) for arm in ARMS}
+    rows = [{"world": arm, "training": number, **step} for (arm, number), result in results.items() for step in result["steps"]]
+    evaluations = [{"arm": "before", "training": -1, **means_before}]
+    evaluations += [{"arm": arm, "training": number, **result["after"]} for (arm, number), result in results.items()]
     costs = {"prices": asdict(DEAR), "priced": {arm: list(names) for arm, names in ARMS.items()}}
-    return {"rows": rows, "ends": ends, **costs, "claims": learned(begin, changes(begin, found, c.trainings), ARMS)}
+    return {"rows": rows, "ends": evaluations, **costs, "claims": learned(means_before, compute_changes(means_before, results, c.trainings), ARMS)}

@@ -72,18 +72,18 @@ def training(run: Run, c: Experiment, root: Path, recipe: Recipe, number: int) -
         return stage.result()["looks"]
     config = replace(recipe, seed=recipe.seed + 1000 * c.seed + number, rl=replace(recipe.rl, steps=steps))
     tasks = list(itertools.islice(task_stream(recipe, "evaluation"), c.tasks))
-    at, language, r = {round(share * steps) for share in c.looks}, language_of(root), config.rl
+    look_steps, language, r = {round(share * steps) for share in c.looks}, language_of(root), config.rl
 
-    def look(moment: Moment) -> dict:
-        if moment.step not in at:
+    def measure_solved(moment: Moment) -> dict:
+        if moment.step not in look_steps:
             return {}
         generator = torch.Generator().manual_seed(hash_seed(c.seed, "best-of-k", number, moment.step))
         episodes = play(moment.sampler, language, tasks, c.samples, r.limits(context(language, config)), r.max_turns, generator, r.temperature)
-        won = np.array([e.metrics["tests"] for e in episodes], dtype=int).reshape(c.tasks, c.samples)
-        return {"solved": won.sum(1).tolist()}
+        solved_flags = np.array([e.metrics["tests"] for e in episodes], dtype=int).reshape(c.tasks, c.samples)
+        return {"solved": solved_flags.sum(1).tolist()}
 
     policy, reference = (load_checkpoint(root, config, "sft", with_mtp=False)[0] for _ in range(2))
-    learn(stage, config, policy, None, reference, language, [look])
+    learn(stage, config, policy, None, reference, language, [measure_solved])
     # From the stage's metrics, because an earlier process may have done some of the looks.
     lines = read_lines(stage.metrics_path)
     looks = [{"step": line["step"], "solved": line["solved"]} for line in lines if "solved" in line]
@@ -104,9 +104,9 @@ def churn(before: np.ndarray, after: np.ndarray) -> tuple[float, float, float | 
     """Shares of all tasks, averaged over training runs, from successes [trainings, tasks]: never solved before but solved after; solved
     before but never after; and, as the effect of chance alone, never solved in one run's look before RL but solved in another run's look at
     the same policy (None for a single training run)."""
-    gained, lost = ((before == 0) & (after > 0)).mean(), ((before > 0) & (after == 0)).mean()
+    gained_share, lost_share = ((before == 0) & (after > 0)).mean(), ((before > 0) & (after == 0)).mean()
     pairs = [((a == 0) & (b > 0)).mean() for a, b in itertools.permutations(before, 2)]
-    return float(gained), float(lost), float(np.mean(pairs)) if pairs else None
+    return float(gained_share), float(lost_share), float(np.mean(pairs)) if pairs else None
 
 
 def experiment(run: Run, config: Experiment) -> dict:
@@ -115,41 +115,42 @@ def experiment(run: Run, config: Experiment) -> dict:
     root, recipe = agent(run, c.run, c.seed)
     looks = [training(run, c, root, recipe, number) for number in range(c.trainings)]
     steps = [look["step"] for look in looks[0]]
-    solved = np.array([[look["solved"] for look in one] for one in looks])  # trainings, looks, tasks
-    reach = curves(solved, c.samples)  # trainings, looks, tasks, K
+    # Trainings, looks, tasks
+    solved_counts = np.array([[look["solved"] for look in training_looks] for training_looks in looks])
+    reach = curves(solved_counts, c.samples)  # trainings, looks, tasks, K
     depths = np.array([t.depth for t in itertools.islice(task_stream(recipe, "evaluation"), c.tasks)])
     rows = []
 
-    def ends(change: np.ndarray) -> dict:
+    def gain_columns(change: np.ndarray) -> dict:
         return {f"gain_{name}": v for name, v in bootstrap(change, n=c.resamples).items()}
 
-    for at, step in enumerate(steps):
+    for look_index, step in enumerate(steps):
         for k in range(1, c.samples + 1):
-            here, start = reach[:, at, :, k - 1], reach[:, 0, :, k - 1]
+            current_reach, initial_reach = reach[:, look_index, :, k - 1], reach[:, 0, :, k - 1]
             rows.append(
                 {
                     "part": "all",
                     "step": step,
                     "k": k,
-                    **bootstrap(here.mean(0), n=c.resamples),
-                    **ends((here - start).mean(0)),
-                    **{f"training_{i}": float(v) for i, v in enumerate(here.mean(1))},
+                    **bootstrap(current_reach.mean(0), n=c.resamples),
+                    **gain_columns((current_reach - initial_reach).mean(0)),
+                    **{f"training_{i}": float(v) for i, v in enumerate(current_reach.mean(1))},
                 }
             )
     for depth, k in itertools.product(sorted(set(depths.tolist())), sorted({1, c.middle, c.samples})):
-        some = reach[:, :, depths == depth, k - 1].mean(0)
+        depth_reach = reach[:, :, depths == depth, k - 1].mean(0)
         rows.append(
             {
                 "part": f"depth {depth}",
                 "step": steps[-1],
                 "k": k,
                 "tasks": int((depths == depth).sum()),
-                "before": float(some[0].mean()),
-                **bootstrap(some[-1], n=c.resamples),
-                **ends(some[-1] - some[0]),
+                "before": float(depth_reach[0].mean()),
+                **bootstrap(depth_reach[-1], n=c.resamples),
+                **gain_columns(depth_reach[-1] - depth_reach[0]),
             }
         )
-    return {"rows": rows, "claims": verdicts(solved[:, 0], solved[:, -1], c), "trainings": c.trainings}
+    return {"rows": rows, "claims": verdicts(solved_counts[:, 0], solved_counts[:, -1], c), "trainings": c.trainings}
 
 
 def verdicts(solved_before: np.ndarray, solved_after: np.ndarray, c: Experiment) -> list[dict]:
@@ -159,8 +160,8 @@ def verdicts(solved_before: np.ndarray, solved_after: np.ndarray, c: Experiment)
     before, after = curves(solved_before, n), curves(solved_after, n)  # trainings, tasks, K
     change, start, end = after - before, before.mean((0, 1)), after.mean((0, 1))
 
-    def rise(name: str, says: str, k: int, more: str = "") -> dict:
-        each = change[:, :, k - 1].mean(1)
+    def make_claim(name: str, says: str, k: int, suffix: str = "") -> dict:
+        training_gains = change[:, :, k - 1].mean(1)
         # Rounded, so that equal gains and losses cancel to exactly zero.
         gain = {end: round(v, 12) for end, v in bootstrap(change[:, :, k - 1].mean(0), n=c.resamples).items()}
         return claim(
@@ -172,24 +173,26 @@ def verdicts(solved_before: np.ndarray, solved_after: np.ndarray, c: Experiment)
             (gain["low"], gain["high"]),
             f"pass@{k}",
             f"pass@{k} on held-out tasks {start[k - 1]:.3f} → {end[k - 1]:.3f}; 95% bootstrap over tasks, paired; trainings by "
-            f"themselves: {', '.join(f'{v:+.3f}' for v in each)}{more}",
-            {"every training by itself": min(each) > 0},
+            f"themselves: {', '.join(f'{v:+.3f}' for v in training_gains)}{suffix}",
+            {"every training by itself": min(training_gains) > 0},
         )
 
     gap = bootstrap((change[:, :, -1] - change[:, :, 0]).mean(0), n=c.resamples)
-    moves = "it shrinks: RL sharpens" if gap["high"] < 0 else "it grows" if gap["low"] > 0 else "no change beyond the interval"
-    gained, lost, chance = churn(solved_before, solved_after)
-    alone = "" if chance is None else f" (two looks at one policy differ so by {100 * chance:.1f}% either way)"
+    gap_text = "it shrinks: RL sharpens" if gap["high"] < 0 else "it grows" if gap["low"] > 0 else "no change beyond the interval"
+    gained_share, lost_share, chance = churn(solved_before, solved_after)
+    chance_text = "" if chance is None else f" (two looks at one policy differ so by {100 * chance:.1f}% either way)"
     cross = crossing(start, end)
-    where = "the mean curves do not cross" if cross is None else f"the mean curves meet at K = {cross}"
-    reach = (
-        f". The gap to pass@1 was {start[-1] - start[0]:.3f} and is {end[-1] - end[0]:.3f}: {moves}; {where}. Of all tasks "
-        f"{100 * gained:.1f}% were never solved in {n} rollouts before RL but after it, {100 * lost:.1f}% the other way{alone}"
+    crossing_text = "the mean curves do not cross" if cross is None else f"the mean curves meet at K = {cross}"
+    reach_text = (
+        f". The gap to pass@1 was {start[-1] - start[0]:.3f} and is {end[-1] - end[0]:.3f}: {gap_text}; "
+        f"{crossing_text}. Of all tasks "
+        f"{100 * gained_share:.1f}% were never solved in {n} rollouts before RL but after it, {100 * lost_share:.1f}% "
+        f"the other way{chance_text}"
     )
     return [
-        rise("average", "average reward rises", 1),
-        rise(f"best-of-{c.middle}", f"best-of-{c.middle}, between average and best, rises", c.middle),
-        rise(f"best-of-{n}", f"best-of-{n} rises too: RL widens what is reachable, it does not only sharpen", n, reach),
+        make_claim("average", "average reward rises", 1),
+        make_claim(f"best-of-{c.middle}", f"best-of-{c.middle}, between average and best, rises", c.middle),
+        make_claim(f"best-of-{n}", f"best-of-{n} rises too: RL widens what is reachable, it does not only sharpen", n, reach_text),
     ]
 
 
@@ -201,22 +204,22 @@ def picture(found: dict, path: Path) -> None:
     n, steps = max(row["k"] for row in rows), sorted({row["step"] for row in rows})
     figure, (left, middle, right) = sheet(3, "Average reward and best-of-K on held-out tasks along RL")
 
-    def band(axis, some: list[dict], over: str, colour: str, label: str, prefix: str = "") -> None:
-        x = [row[over] for row in some]
-        axis.plot(x, [row[f"{prefix}value"] for row in some], "o-", color=colour, markersize=4, label=label)
-        low, high = ([row[f"{prefix}{end}"] for row in some] for end in ("low", "high"))
+    def draw_band(axis, points: list[dict], x_key: str, colour: str, label: str, prefix: str = "") -> None:
+        x = [row[x_key] for row in points]
+        axis.plot(x, [row[f"{prefix}value"] for row in points], "o-", color=colour, markersize=4, label=label)
+        low, high = ([row[f"{prefix}{end}"] for row in points] for end in ("low", "high"))
         axis.fill_between(x, low, high, color=colour, alpha=0.15)
 
     for k, colour in zip(sorted({1, found["config"]["middle"], n}), COLOURS, strict=False):
-        band(left, [row for row in rows if row["k"] == k], "step", colour, "average" if k == 1 else f"best of {k}")
+        draw_band(left, [row for row in rows if row["k"] == k], "step", colour, "average" if k == 1 else f"best of {k}")
     for step, colour in zip(sorted({steps[0], steps[len(steps) // 2], steps[-1]}), (GREY, COLOURS[4], COLOURS[0]), strict=False):
-        band(middle, [row for row in rows if row["step"] == step], "k", colour, f"step {step}")
+        draw_band(middle, [row for row in rows if row["step"] == step], "k", colour, f"step {step}")
     last = [row for row in rows if row["step"] == steps[-1]]
     first = [row for row in rows if row["step"] == steps[0]]
     for i in range(found["trainings"]):
         gains = [b[f"training_{i}"] - a[f"training_{i}"] for a, b in zip(first, last, strict=True)]
         right.plot([row["k"] for row in last], gains, color=GREY, linewidth=1, label="each training" if i == 0 else None)
-    band(right, last, "k", COLOURS[2], "mean of the trainings", "gain_")
+    draw_band(right, last, "k", COLOURS[2], "mean of the trainings", "gain_")
     right.axhline(0, color="#5A6773", linewidth=1)
     left.set(xlabel="RL step", ylabel="share of tasks solved", title="Along RL", ylim=(0, 1))
     middle.set(xlabel="K, rollouts of a task", ylabel="pass@K", title="One of K rollouts succeeds", ylim=(0, 1))

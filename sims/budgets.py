@@ -91,12 +91,12 @@ def settings(c: Experiment, budget: int, number: int) -> Recipe:
     """The recipe of one training run; only budget and seed differ between runs."""
     base = fill(Recipe, SMOKE if c.tiny else {})
     t = base.training
-    long = budget * t.long_tokens // (t.tokens + t.long_tokens)
-    every = max(1, (budget - long) // t.batch_tokens // c.looks)
+    long_budget = budget * t.long_tokens // (t.tokens + t.long_tokens)
+    perplexity_interval = max(1, (budget - long_budget) // t.batch_tokens // c.looks)
     return replace(
         base,
         seed=1000 * c.seed + number,
-        training=replace(t, tokens=budget - long, long_tokens=long, perplexity_every=every),
+        training=replace(t, tokens=budget - long_budget, long_tokens=long_budget, perplexity_every=perplexity_interval),
         rl=replace(base.rl, steps=c.steps, gate=0.0, later=0.0),
         evaluation=replace(base.evaluation, tasks=c.tasks, samples=c.samples),
     )
@@ -109,8 +109,8 @@ def cut(run: Run, corpus: Path, config: Recipe, whole: bool = False) -> None:
         return
     stage.restore()
     t, counts = config.training, {}
-    given = [name for name in GIVEN if (corpus / "data" / name).is_file()]
-    paths = [run.path("data", name) for name in (*given, heldout_file(corpus).name)]
+    file_names = [name for name in GIVEN if (corpus / "data" / name).is_file()]
+    paths = [run.path("data", name) for name in (*file_names, heldout_file(corpus).name)]
     for path in paths:
         shutil.copyfile(corpus / "data" / path.name, path)
     for phase, tokens, length in (("short", t.tokens, t.length), ("long", t.long_tokens, t.long_length)):
@@ -126,8 +126,8 @@ def heldout(c: Experiment, config: Recipe, language: Language) -> tuple[list[Rol
     """Demonstrations, as imperfect as those of SFT, and tasks to play. They are the same for every training run, no task is in both, and
     every target and helper function is held out from all training data."""
     stream, rng = iter(task_stream(replace(config, seed=c.seed), "evaluation")), random.Random(f"{c.seed}-heldout-agent")
-    shown = taught(stream, language, context(language, config), config.sft.noise, config.context.memory, rng)
-    return list(itertools.islice(shown, c.demonstrations)), list(itertools.islice(stream, c.tasks))
+    rollouts = taught(stream, language, context(language, config), config.sft.noise, config.context.memory, rng)
+    return list(itertools.islice(rollouts, c.demonstrations)), list(itertools.islice(stream, c.tasks))
 
 
 @torch.no_grad()
@@ -137,11 +137,11 @@ def demonstration_nll(model: Transformer, chains: list[Chain], batch: int = 32) 
     owner = torch.tensor([c for c, chain in enumerate(chains) for _ in chain.segments])
     ids, mask, _ = pad(segments)
     ids, mask = (x.to(model.embed_tokens.weight.device) for x in (ids, mask))
-    found = torch.zeros(len(chains), 2, dtype=torch.float64)
+    totals = torch.zeros(len(chains), 2, dtype=torch.float64)
     for rows in torch.arange(len(segments)).split(batch):
         logp = own_logp(model, model(ids[rows], logits=False).hidden, ids[rows], mask[rows])
-        found.index_add_(0, owner[rows], torch.stack((-logp.double().sum(1), mask[rows, 1:].sum(1).double()), 1).cpu())
-    return found.tolist()
+        totals.index_add_(0, owner[rows], torch.stack((-logp.double().sum(1), mask[rows, 1:].sum(1).double()), 1).cpu())
+    return totals.tolist()
 
 
 def measure(run: Run, c: Experiment, config: Recipe) -> dict:
@@ -149,34 +149,34 @@ def measure(run: Run, c: Experiment, config: Recipe) -> dict:
     stage = run.stage("measure", total=2 * c.tasks * c.samples, unit="rollouts")
     if stage.finished:
         return stage.result()
-    found, language = stage.restore() or {}, language_of(run.root)
-    shown, tasks = heldout(c, config, language)
-    if "codebase_loss" not in found:
+    result, language = stage.restore() or {}, language_of(run.root)
+    demonstrations, tasks = heldout(c, config, language)
+    if "codebase_loss" not in result:
         model, window = load_checkpoint(run.root, config, "cpt")[0], config.training.long_length
-        scored = cpt.codebase_nll(model, language.tokenizer, heldout_codebase(run.root), window, max_tokens=c.codebase_tokens)
-        found |= {"codebase_loss": scored.nll / scored.tokens, "codebase_bpb": scored.bits_per_byte}
+        likelihood = cpt.codebase_nll(model, language.tokenizer, heldout_codebase(run.root), window, max_tokens=c.codebase_tokens)
+        result |= {"codebase_loss": likelihood.nll / likelihood.tokens, "codebase_bpb": likelihood.bits_per_byte}
     for number, name in enumerate(("sft", "final")):
-        if name in found:
+        if name in result:
             continue
-        model, done = load_checkpoint(run.root, config, name)[0], number * c.tasks * c.samples
-        nll = demonstration_nll(model, [lesson.chain for lesson in shown])
-        played = measure_policy(
+        model, offset = load_checkpoint(run.root, config, name)[0], number * c.tasks * c.samples
+        nll = demonstration_nll(model, [rollout.chain for rollout in demonstrations])
+        outcomes = measure_policy(
             model.to(getattr(torch, config.training.sampler_dtype)),
             language,
             tasks,
             config,
             hash_seed(c.seed, "cpt-rl"),
-            lambda n, done=done: stage.progress(done + n),
+            lambda n, offset=offset: stage.progress(offset + n),
         )
-        found[name] = {
+        result[name] = {
             "nll": nll,
-            "success": played["success"].mean(1).tolist(),
-            "best": float(played["success"].max(1).mean()),
-            **{key: float(played[key].mean()) for key in ("greedy", "turns", "finished")},
+            "success": outcomes["success"].mean(1).tolist(),
+            "best": float(outcomes["success"].max(1).mean()),
+            **{key: float(outcomes[key].mean()) for key in ("greedy", "turns", "finished")},
         }
-        stage.save(found, number + 1)
-    stage.log(1, **{f"success_{name}": float(np.mean(found[name]["success"])) for name in ("sft", "final")})
-    return stage.finish(found)
+        stage.save(result, number + 1)
+    stage.log(1, **{f"success_{name}": float(np.mean(result[name]["success"])) for name in ("sft", "final")})
+    return stage.finish(result)
 
 
 def training(run: Run, c: Experiment, corpus: Path, budget: int, number: int) -> dict:
@@ -192,23 +192,23 @@ def training(run: Run, c: Experiment, corpus: Path, budget: int, number: int) ->
         recipe.lengthen(inner, config, start="mid-cpt")
         recipe.finetune(inner, config)
         recipe.reinforce(inner, config)
-        found = measure(inner, c, config)
-    found |= told(root, budget, number)
-    stage.log(1, success=float(np.mean(found["final"]["success"])))
-    return stage.finish(found)
+        result = measure(inner, c, config)
+    result |= told(root, budget, number)
+    stage.log(1, success=float(np.mean(result["final"]["success"])))
+    return stage.finish(result)
 
 
 def told(root: Path, budget: int, number: int) -> dict:
     """What the metrics of one training run say."""
     lines = {phase: read_lines(root / "metrics" / f"{phase}.jsonl") for phase in ("cpt", "long", "rl")}
-    short, last = lines["cpt"][-1]["tokens"], lines["rl"][-1]
+    short_tokens, last = lines["cpt"][-1]["tokens"], lines["rl"][-1]
     return {
         "budget": budget,
         "seed": number,
-        "tokens": short + lines["long"][-1]["tokens"],
+        "tokens": short_tokens + lines["long"][-1]["tokens"],
         "looks": [
-            {"phase": phase, "tokens": look["tokens"] + before, "ppl": look["codebase_ppl"], "lr": look["lr"]}
-            for phase, before in (("cpt", 0), ("long", short))
+            {"phase": phase, "tokens": look["tokens"] + offset, "ppl": look["codebase_ppl"], "lr": look["lr"]}
+            for phase, offset in (("cpt", 0), ("long", short_tokens))
             for look in lines[phase]
             if "codebase_ppl" in look
         ],

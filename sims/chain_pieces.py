@@ -31,19 +31,19 @@ def retold(
     """Chains of several contexts played by `after`: among the successes, the one whose summaries kept the most facts and the one whose
     summaries kept the fewest, and the same among the failures. Taken from groups of n rollouts with different outcomes, or from all groups if
     there are none. Each comes with its complete group, which its advantage depends on. Empty if no rollout needed a second context."""
-    several = [number for number, e in enumerate(episodes) if len(e.chain.segments) > 1]
-    groups = {number: episodes[number // n * n :][:n] for number in several}
-    differ = [number for number in several if len({e.metrics["tests"] for e in groups[number]}) > 1] or several
-    said = {number: notes(language, tasks[number // n], episodes[number]) for number in differ}
-    kept = {number: sum(fact["fate"] == "kept" for note in said[number] for fact in note["facts"]) for number in differ}
-    chosen: set[int] = set()
+    chained_numbers = [number for number, e in enumerate(episodes) if len(e.chain.segments) > 1]
+    groups = {number: episodes[number // n * n :][:n] for number in chained_numbers}
+    candidate_numbers = [number for number in chained_numbers if len({e.metrics["tests"] for e in groups[number]}) > 1] or chained_numbers
+    notes_by_number = {number: notes(language, tasks[number // n], episodes[number]) for number in candidate_numbers}
+    kept_counts = {number: sum(fact["fate"] == "kept" for note in notes_by_number[number] for fact in note["facts"]) for number in candidate_numbers}
+    selected_numbers: set[int] = set()
     for success in (1.0, 0.0):
-        some = [number for number in differ if episodes[number].metrics["tests"] == success]
-        chosen |= {best(some, key=kept.__getitem__) for best in (max, min) if some}
-    found = []
-    for number in sorted(chosen, key=lambda number: (-kept[number], number)):
+        same_outcome = [number for number in candidate_numbers if episodes[number].metrics["tests"] == success]
+        selected_numbers |= {choose(same_outcome, key=kept_counts.__getitem__) for choose in (max, min) if same_outcome}
+    chains = []
+    for number in sorted(selected_numbers, key=lambda number: (-kept_counts[number], number)):
         e = episodes[number]
-        found.append(
+        chains.append(
             {
                 "task": e.environment.session.prompt,
                 "depth": tasks[number // n].depth,
@@ -51,9 +51,9 @@ def retold(
                 "finished": e.chain.finished,
                 "saved": e.chain.saved,
                 "place": number % n,
-                "group": [priced(after, before, recipe, other) for other in groups[number]],
+                "group": [priced(after, before, recipe, group_episode) for group_episode in groups[number]],
                 "contexts": pieces(language, recipe, e),
-                "notes": said[number],
+                "notes": notes_by_number[number],
             }
         )
     c = recipe.context
@@ -62,10 +62,10 @@ def retold(
         "room": c.room,
         "longest_summary": c.longest_summary,
         "max_segments": c.max_segments,
-        "several": len(several),
+        "several": len(chained_numbers),
         "rollouts": len(episodes),
         "chosen": "successes and failures whose summaries kept most and fewest facts",
-        "chains": found,
+        "chains": chains,
     }
 
 
@@ -74,14 +74,14 @@ def priced(after: Transformer, before: Transformer, recipe: Recipe, episode: Rol
     of its contexts."""
     segments, payment = episode.chain.segments, recipe.rl.payment
     drift = reference_kl(after, before, *pad(segments), recipe.rl.temperature)[0].sum().item()
-    paid = reward_terms(episode, payment)
+    terms = reward_terms(episode, payment)
     return {
         "success": bool(episode.metrics["tests"]),
-        "tests": paid["tests"],
-        "effort": paid["effort"],
-        "invalid": paid["invalid"],
+        "tests": terms["tests"],
+        "effort": terms["effort"],
+        "invalid": terms["invalid"],
         "kl": -payment.kl * drift,
-        "reward": sum(paid.values()) - payment.kl * drift,
+        "reward": sum(terms.values()) - payment.kl * drift,
         "contexts": [[int((~s.sampled).sum()), int(s.sampled.sum()), int(s.summary.sum())] for s in segments],
     }
 
@@ -89,23 +89,23 @@ def priced(after: Transformer, before: Transformer, recipe: Recipe, episode: Rol
 def pieces(language: Language, recipe: Recipe, episode: Rollout) -> list[list[dict]]:
     """The pieces of each context in order: role and tokens. Roles: prompt, turn, answer, request, summary; `summary, given` and `resume`
     if a context opens with the summary of the previous one."""
-    how, contexts, summary = context(language, recipe), [], 0
+    chaining, contexts, summary = context(language, recipe), [], 0
     for number, s in enumerate(episode.chain.segments):
-        tokens, found = words(language, s.tokens.tolist()), []
-        for where, own in parted(s, language.env):
-            piece = tokens[where]
-            if own:
-                found.append({"role": "summary" if s.summary[where.start] else "turn", "tokens": piece})
-            elif where.start == 0:
-                ends = [0, episode.opening, episode.opening + summary, len(piece)] if number else [0, len(piece)]
+        tokens, context_pieces = words(language, s.tokens.tolist()), []
+        for span, is_own in parted(s, language.env):
+            piece = tokens[span]
+            if is_own:
+                context_pieces.append({"role": "summary" if s.summary[span.start] else "turn", "tokens": piece})
+            elif span.start == 0:
+                bounds = [0, episode.opening, episode.opening + summary, len(piece)] if number else [0, len(piece)]
                 roles = ("prompt", "summary, given", "resume")
-                found += [{"role": role, "tokens": piece[a:b]} for role, (a, b) in zip(roles, itertools.pairwise(ends), strict=False)]
+                context_pieces += [{"role": role, "tokens": piece[a:b]} for role, (a, b) in zip(roles, itertools.pairwise(bounds), strict=False)]
             else:
-                asked = where.stop < len(tokens) and bool(s.summary[where.stop])
-                answer = len(piece) - (len(how.request) if asked else 0)
-                found.append({"role": "answer", "tokens": piece[:answer]})
-                found += [{"role": "request", "tokens": piece[answer:]}] if asked else []
-        contexts.append(found)
+                has_request = span.stop < len(tokens) and bool(s.summary[span.stop])
+                answer = len(piece) - (len(chaining.request) if has_request else 0)
+                context_pieces.append({"role": "answer", "tokens": piece[:answer]})
+                context_pieces += [{"role": "request", "tokens": piece[answer:]}] if has_request else []
+        contexts.append(context_pieces)
         summary = int(s.summary.sum())
     return contexts
 
@@ -114,36 +114,45 @@ def notes(language: Language, task: Task, episode: Rollout) -> list[dict]:
     """For each summary: its text, the one that the scripted agent would have written, and the fate of every fact. A fact is what the scripted
     agent says about a file or about the current body: "kept" word for word; "changed": mentioned in other words; "lost"; "invented": about
     a file that no context showed."""
-    scripted = Lesson(language, task, [], Random(0), Memory(wordy=0.0, forgetful=0.0))
+    scripted_agent = Lesson(language, task, [], Random(0), Memory(wordy=0.0, forgetful=0.0))
     environment, messages = MicroRepo(Session(task)), [Message("user", task.prompt)]
-    found: list[dict] = []
-    left = sum(one.role == "assistant" and one.name != SUMMARY for one in episode.messages)  # turns that the environment received
+    records: list[dict] = []
+    # Turns that the environment received
+    remaining_turns = sum(message.role == "assistant" and message.name != SUMMARY for message in episode.messages)
     for s in episode.chain.segments:
-        for where, own in parted(s, language.env):
-            turn = s.tokens[where].tolist()
+        for span, is_own in parted(s, language.env):
+            turn = s.tokens[span].tolist()
             is_ended = turn[-1] == language.env
             turn = turn[:-1] if is_ended else turn
-            if not own or s.summary[where.start] and not is_ended:  # given, or cut off
+            if not is_own or s.summary[span.start] and not is_ended:  # given, or cut off
                 continue
-            if not s.summary[where.start]:
-                left -= 1
-                if left >= 0 and not environment.session.done:
+            if not s.summary[span.start]:
+                remaining_turns -= 1
+                if remaining_turns >= 0 and not environment.session.done:
                     messages.append(language.decode_turn(turn))
                     messages += environment.step(messages[-1]).messages
-                    scripted.hear(messages)
+                    scripted_agent.hear(messages)
                 continue
-            said, known, facts = language.decode(turn), list(scripted.known), []
-            spoken = re.findall(r"\b(m\d)(?:\([^)]*\):| is )", said)
-            for name in dict.fromkeys([*known, *spoken]):
-                fact = scripted.fact(name, wordy=False) if name in task.files else ""
-                fate = "kept" if name in known and fact in said else "lost" if name not in spoken else "changed" if name in known else "invented"
-                facts.append(
-                    {"file": name, "fact": fact if name in known else "", "needed": name == task.target or name in task.helpers, "fate": fate}
+            summary_text, known_files, facts = language.decode(turn), list(scripted_agent.known), []
+            mentioned_files = re.findall(r"\b(m\d)(?:\([^)]*\):| is )", summary_text)
+            for name in dict.fromkeys([*known_files, *mentioned_files]):
+                fact = scripted_agent.fact(name, wordy=False) if name in task.files else ""
+                fate = (
+                    "kept"
+                    if name in known_files and fact in summary_text
+                    else "lost"
+                    if name not in mentioned_files
+                    else "changed"
+                    if name in known_files
+                    else "invented"
                 )
-            if scripted.state:
-                last = next((state for state in STATES if said.endswith(state)), "")
-                fate = "kept" if last == scripted.state else "changed" if last else "lost"
-                facts.append({"file": "", "fact": scripted.state, "needed": True, "fate": fate})
-            found.append({"summary": said, "facts": facts, "scripted": scripted.summary()})
-            scripted.known = [fact["file"] for fact in facts if fact["fate"] == "kept" and fact["file"]]
-    return found
+                facts.append(
+                    {"file": name, "fact": fact if name in known_files else "", "needed": name == task.target or name in task.helpers, "fate": fate}
+                )
+            if scripted_agent.state:
+                last_state = next((state for state in STATES if summary_text.endswith(state)), "")
+                fate = "kept" if last_state == scripted_agent.state else "changed" if last_state else "lost"
+                facts.append({"file": "", "fact": scripted_agent.state, "needed": True, "fate": fate})
+            records.append({"summary": summary_text, "facts": facts, "scripted": scripted_agent.summary()})
+            scripted_agent.known = [fact["file"] for fact in facts if fact["fate"] == "kept" and fact["file"]]
+    return records

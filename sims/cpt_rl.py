@@ -55,8 +55,8 @@ def concluded(found: list[dict], c: Experiment) -> dict:
     fits = fitted(found, c)
     rows = [row(f, c) for f in found]
     rows += [{"part": "look", "budget": f["budget"], "seed": f["seed"], **look} for f in found for look in f["looks"]]
-    rows += [{"part": "fit", "name": name, **flat(fit)} for name, fit in fits.items() if name != "steps"]
-    rows += [{"part": "step", "name": name, **step} for name, step in zip(steps(c), fits["steps"], strict=True)]
+    rows += [{"part": "fit", "name": name, **flatten_fit(fit)} for name, fit in fits.items() if name != "steps"]
+    rows += [{"part": "step", "name": name, **step} for name, step in zip(step_names(c), fits["steps"], strict=True)]
     return {"rows": rows, "claims": verdicts(rows, fits, c), "fits": fits}
 
 
@@ -75,9 +75,9 @@ def row(f: dict, c: Experiment) -> dict:
         "sft_loss": float(loss_before),
         "loss_after_rl": float(loss_after),
         **{
-            f"{name}_{when}": float(np.mean(played[name]))
+            f"{name}_{moment}": float(np.mean(outcome[name]))
             for name in ("success", "best", "greedy", "turns", "finished")
-            for when, played in (("before", before), ("after", after))
+            for moment, outcome in (("before", before), ("after", after))
         },
         "reward_first": float(np.mean(f["reward"][: c.last])),
         "reward_last": float(np.mean(f["reward"][-c.last :])),
@@ -85,15 +85,15 @@ def row(f: dict, c: Experiment) -> dict:
     }
 
 
-def flat(fit: dict) -> dict:
+def flatten_fit(fit: dict) -> dict:
     """Intervals in two columns each."""
-    found = {}
+    columns = {}
     for name, value in fit.items():
-        found |= {f"{name}_low": value[0], f"{name}_high": value[1]} if isinstance(value, list) else {name: value}
-    return found
+        columns |= {f"{name}_low": value[0], f"{name}_high": value[1]} if isinstance(value, list) else {name: value}
+    return columns
 
 
-def steps(c: Experiment) -> list[str]:
+def step_names(c: Experiment) -> list[str]:
     return [f"{a:,} → {b:,}" for a, b in [*itertools.pairwise(c.budgets), (c.budgets[0], c.budgets[-1])]]
 
 
@@ -102,13 +102,16 @@ def fitted(found: list[dict], c: Experiment) -> dict:
     budgets, nll = np.array([f["budget"] for f in found]), np.array([f["sft"]["nll"] for f in found])
     # One number per training run: the steps of a run depend on each other and are not an independent sample.
     success, reward = np.array([f["final"]["success"] for f in found]), np.array([[np.mean(f["reward"][-c.last :])] for f in found])
-    ends = [np.array([f["tokens"]]) for f in found], [np.array([f["codebase_loss"]]) for f in found]
+    final_points = [np.array([f["tokens"]]) for f in found], [np.array([f["codebase_loss"]]) for f in found]
     # During training: only at full learning rate, between warm-up and the decay of the long phase.
-    full = [[look for look in f["looks"] if look["phase"] == "cpt" and look["lr"] == 1] for f in found]
-    along = [np.array([k["tokens"] for k in some]) for some in full], [np.log([k["ppl"] for k in some]) for some in full]
+    full_rate_looks = [[look for look in f["looks"] if look["phase"] == "cpt" and look["lr"] == 1] for f in found]
+    along_points = (
+        [np.array([k["tokens"] for k in looks]) for looks in full_rate_looks],
+        [np.log([k["ppl"] for k in looks]) for looks in full_rate_looks],
+    )
     return {
-        "after": trends.falls(budgets, *ends, c.resamples, c.seed),
-        "along": trends.falls(budgets, *along, c.resamples, c.seed),
+        "after": trends.falls(budgets, *final_points, c.resamples, c.seed),
+        "along": trends.falls(budgets, *along_points, c.resamples, c.seed),
         "success": trends.predicts(budgets, nll, success, c.resamples, c.seed),
         "reward": trends.predicts(budgets, nll, reward, c.resamples, c.seed),
         "steps": trends.orders(success.reshape(len(c.budgets), c.seeds, -1), c.resamples, c.seed),
@@ -118,81 +121,84 @@ def fitted(found: list[dict], c: Experiment) -> dict:
 def verdicts(rows: list[dict], fits: dict, c: Experiment) -> list[dict]:
     """Claims by the rules at the top of this file."""
     trainings, tenfold = [row for row in rows if row["part"] == "training"], float(np.log(10))
-    many = f"{len(trainings)} trainings ({len(c.budgets)} budgets × {c.seeds} seeds)"
+    runs_text = f"{len(trainings)} trainings ({len(c.budgets)} budgets × {c.seeds} seeds)"
     means = {
         name: [float(np.mean([row[name] for row in trainings if row["budget"] == budget])) for budget in c.budgets]
         for name in ("success_before", "success_after", "reward_first", "reward_last")
     }
-    listed = {name: ", ".join(f"{value:.3f}" for value in values) for name, values in means.items()}
-    played = zip(c.budgets, means["success_before"], means["success_after"], strict=True)
-    idle = ", ".join(f"{budget:,}" for budget, before, after in played if after <= before)
+    means_text = {name: ", ".join(f"{value:.3f}" for value in values) for name, values in means.items()}
+    outcomes = zip(c.budgets, means["success_before"], means["success_after"], strict=True)
+    idle = ", ".join(f"{budget:,}" for budget, before, after in outcomes if after <= before)
     idle = f"; RL adds no success at {idle} tokens" if idle else ""
 
-    def log_linear(name: str, says: str, key: str, where: str) -> dict:
+    def make_loss_claim(name: str, says: str, key: str, place_text: str) -> dict:
         fit = fits[key]
-        note = f"{where}; 95% bootstrap over {many}; R² of the line {fit['r2']:.3f}, of a power law {fit['r2_power_law']:.3f}"
-        slope, bend, measured = fit["slope_over_runs"], fit["curvature_over_runs"], None
+        note = f"{place_text}; 95% bootstrap over {runs_text}; R² of the line {fit['r2']:.3f}, of a power law {fit['r2_power_law']:.3f}"
+        slope, bend, measured_slope = fit["slope_over_runs"], fit["curvature_over_runs"], None
         if slope is None:
-            note = f"{where}; {many} give no interval, slope {fit['slope'] * tenfold:.3g}; R² of the line {fit['r2']:.3f}"
+            note = f"{place_text}; {runs_text} give no interval, slope {fit['slope'] * tenfold:.3g}; R² of the line {fit['r2']:.3f}"
         else:
-            measured, slope = fit["slope"] * tenfold, (slope[0] * tenfold, slope[1] * tenfold)
-            words = "the fall slows down" if bend[0] > 0 else "it quickens" if bend[1] < 0 else "no bend beyond the interval"
-            note += f"; curvature {fit['curvature']:+.3f} [{bend[0]:+.3f}, {bend[1]:+.3f}] nats per squared factor e: {words}"
+            measured_slope, slope = fit["slope"] * tenfold, (slope[0] * tenfold, slope[1] * tenfold)
+            bend_text = "the fall slows down" if bend[0] > 0 else "it quickens" if bend[1] < 0 else "no bend beyond the interval"
+            note += f"; curvature {fit['curvature']:+.3f} [{bend[0]:+.3f}, {bend[1]:+.3f}] nats per squared factor e: {bend_text}"
         unit = "nats a token per tenfold tokens"
-        return claim(name, says, "§3.1, Fig. 2 right", measured, below(), slope, unit, note, {"a line, R² ≥ 0.95": fit["r2"] >= 0.95})
+        return claim(name, says, "§3.1, Fig. 2 right", measured_slope, below(), slope, unit, note, {"a line, R² ≥ 0.95": fit["r2"] >= 0.95})
 
-    def foretells(name: str, outcome: str, key: str, change: str) -> dict:
+    def make_prediction_claim(name: str, outcome: str, key: str, change: str) -> dict:
         fit = fits[key]
         says = f"between pretraining budgets, lower loss after SFT goes with higher RL reward after a fixed number of steps ({outcome})"
-        each, seeds, tasks = [fit[f"slope_{number}"] for number in range(c.seeds)], fit["slope_over_seeds"], fit["slope_over_tasks"]
+        seed_slopes, seeds, tasks = ([fit[f"slope_{number}"] for number in range(c.seeds)], fit["slope_over_seeds"], fit["slope_over_tasks"])
         note = (
-            f"slope over the budgets of a seed, {many}: {', '.join(f'{v:.3g}' for v in each)}; 95% Student's t over seeds; over tasks "
+            f"slope over the budgets of a seed, {runs_text}: {', '.join(f'{v:.3g}' for v in seed_slopes)}; 95% "
+            "Student's t over seeds; over tasks "
             f"[{tasks[0]:.3g}, {tasks[1]:.3g}]; correlation of the budgets' means {fit['r']:.3f}; {change}"
         )
-        measured = None if seeds is None else fit["slope"]
-        return claim(name, says, "§3.1, Fig. 2 left", measured, below(), seeds, "per nat a token", note, {"over tasks, too": tasks[1] < 0})
+        measured_slope = None if seeds is None else fit["slope"]
+        return claim(name, says, "§3.1, Fig. 2 left", measured_slope, below(), seeds, "per nat a token", note, {"over tasks, too": tasks[1] < 0})
 
-    *each, ends = fits["steps"]
-    least = min(range(len(each)), key=lambda i: each[i]["value"])
-    rewarded = all(a < b for a, b in itertools.pairwise(means["reward_last"]))
+    *step_estimates, overall = fits["steps"]
+    least_index = min(range(len(step_estimates)), key=lambda i: step_estimates[i]["value"])
+    has_rising_rewards = all(a < b for a, b in itertools.pairwise(means["reward_last"]))
     return [
-        log_linear(
+        make_loss_claim(
             "codebase-loss",
             "loss on the held-out codebase falls log-linearly in compute",
             "after",
             "at the end of pretraining, where the learning rate has decayed",
         ),
-        log_linear(
+        make_loss_claim(
             "codebase-loss-along",
             "it also does so along training",
             "along",
             "beginning of the held-out codebase, between warm-up and decay of the learning rate",
         ),
-        foretells(
+        make_prediction_claim(
             "loss-success",
             "success on held-out tasks",
             "success",
-            f"success by budget {listed['success_before']} before RL, {listed['success_after']} after{idle}",
+            f"success by budget {means_text['success_before']} before RL, {means_text['success_after']} after{idle}",
         ),
-        foretells(
+        make_prediction_claim(
             "loss-reward",
             f"training reward of the last {c.last} steps",
             "reward",
-            f"reward by budget {listed['reward_first']} in the first {c.last} steps, {listed['reward_last']} in the last",
+            f"reward by budget {means_text['reward_first']} in the first {c.last} steps, {means_text['reward_last']} in the last",
         ),
         *perplexity_foretells(trainings),
         claim(
             "budget-order",
             "a larger pretraining budget gives a higher RL reward",
             "§3.1, Fig. 2",
-            each[least]["value"],
+            step_estimates[least_index]["value"],
             above(),
-            (each[least]["low"], each[least]["high"]),
+            (step_estimates[least_index]["low"], step_estimates[least_index]["high"]),
             "held-out success, the least step",
-            f"least at {steps(c)[least]} tokens; 95% bootstrap over seeds and, nested, tasks, paired; from the first budget to "
-            f"the last {ends['value']:+.3f} [{ends['low']:+.3f}, {ends['high']:+.3f}]; training reward by budget "
-            f"{listed['reward_last']}{idle}",
-            {"so does training reward": rewarded},
+            f"least at {step_names(c)[least_index]} tokens; 95% bootstrap over seeds and, nested, tasks, paired; from "
+            "the first budget to "
+            f"the last {overall['value']:+.3f} [{overall['low']:+.3f}, {overall['high']:+.3f}]; training reward by "
+            "budget "
+            f"{means_text['reward_last']}{idle}",
+            {"so does training reward": has_rising_rewards},
         ),
     ]
 
@@ -200,35 +206,36 @@ def verdicts(rows: list[dict], fits: dict, c: Experiment) -> list[dict]:
 def perplexity_foretells(trainings: Sequence[dict]) -> list[dict]:
     """Claims on rows of training runs: between the budgets of a seed, does the codebase loss of the base predict the two rewards after RL? The note
     has the correlation of the budgets' means, and that of the loss after SFT."""
-    seeds, found = sorted({row["seed"] for row in trainings}), []
+    seeds, claims = sorted({row["seed"] for row in trainings}), []
     budgets = sorted({row["budget"] for row in trainings})
 
     def slope(outcome: str, seed: int) -> float:
-        some = [row for row in trainings if row["seed"] == seed]
-        return trends.line(*(np.array([row[key] for row in some]) for key in ("codebase_loss", outcome)))[0]
+        seed_rows = [row for row in trainings if row["seed"] == seed]
+        return trends.line(*(np.array([row[key] for row in seed_rows]) for key in ("codebase_loss", outcome)))[0]
 
     def correlation(loss: str, outcome: str) -> float:
         means = [[np.mean([row[key] for row in trainings if row["budget"] == budget]) for budget in budgets] for key in (loss, outcome)]
         return trends.line(*map(np.array, means))[2]
 
     for name, outcome, words in (("success", "success_after", "success on held-out tasks"), ("reward", "reward_last", "training reward at the end")):
-        each = [slope(outcome, seed) for seed in seeds]
-        over = student(each) if len(each) > 1 else None
-        found.append(
+        slopes = [slope(outcome, seed) for seed in seeds]
+        estimate = student(slopes) if len(slopes) > 1 else None
+        claims.append(
             claim(
                 f"perplexity-{name}",
                 f"between pretraining budgets, lower codebase perplexity of the base goes with higher RL reward ({words})",
                 "§3.1, App. B",
-                None if over is None else over["value"],
+                None if estimate is None else estimate["value"],
                 below(),
-                None if over is None else (over["low"], over["high"]),
+                None if estimate is None else (estimate["low"], estimate["high"]),
                 "per nat a token of the codebase",
-                f"slope over the budgets of a seed, {len(trainings)} trainings: {', '.join(f'{v:.3g}' for v in each)}; 95% Student's t over seeds; "
+                f"slope over the budgets of a seed, {len(trainings)} trainings: "
+                f"{', '.join(f'{v:.3g}' for v in slopes)}; 95% Student's t over seeds; "
                 f"correlation of the budgets' means {correlation('codebase_loss', outcome):.3f}, with the loss after SFT "
                 f"{correlation('sft_loss', outcome):.3f}",
             )
         )
-    return found
+    return claims
 
 
 def picture(found: dict, path: Path) -> None:
@@ -243,32 +250,32 @@ def picture(found: dict, path: Path) -> None:
     budgets = sorted({row["budget"] for row in trainings})
     colours = dict(zip(budgets, itertools.cycle(COLOURS), strict=False))
 
-    def between(interval: list[float] | None, scale: float = 1.0) -> str:
+    def format_interval(interval: list[float] | None, scale: float = 1.0) -> str:
         return f"[{scale * interval[0]:.2f}, {scale * interval[1]:.2f}] " if interval else ""
 
     figure, (left, middle, right) = sheet(3, "More pretraining, loss after SFT, and the reward after the same RL", width=5)
-    at = np.linspace(min(row["sft_loss"] for row in trainings), max(row["sft_loss"] for row in trainings), 2)
+    line_x = np.linspace(min(row["sft_loss"] for row in trainings), max(row["sft_loss"] for row in trainings), 2)
     for axis, key, name in ((left, "success", "success_after"), (middle, "reward", "reward_last")):
         for budget in budgets:
-            some = [row for row in trainings if row["budget"] == budget]
-            x, y = [r["sft_loss"] for r in some], [r[name] for r in some]
+            budget_rows = [row for row in trainings if row["budget"] == budget]
+            x, y = [r["sft_loss"] for r in budget_rows], [r[name] for r in budget_rows]
             axis.plot(x, y, "o", color=colours[budget], label=f"{budget:,} tokens")
         fit = fits[key]
-        axis.plot(at, fit["intercept"] + fit["slope"] * at, color=dark, linewidth=1.5, zorder=1)
-        axis.set_title(f"slope {fit['slope']:.2f} {between(fit['slope_over_seeds'])}per nat, r = {fit['r']:.2f}")
+        axis.plot(line_x, fit["intercept"] + fit["slope"] * line_x, color=dark, linewidth=1.5, zorder=1)
+        axis.set_title(f"slope {fit['slope']:.2f} {format_interval(fit['slope_over_seeds'])}per nat, r = {fit['r']:.2f}")
         axis.set_xlabel("loss after SFT on held-out demonstrations, nats a token")
     left.set_ylabel("success on held-out tasks after RL")
     middle.set_ylabel(f"mean training reward, last {found['config']['last']} RL steps")
     left.legend(frameon=False, title="pretraining")
     for budget, number in sorted({(row["budget"], row["seed"]) for row in trainings}):
-        some = [row for row in looks if (row["budget"], row["seed"]) == (budget, number)]
-        x, y = [row["tokens"] for row in some], [np.log(row["ppl"]) for row in some]
+        look_rows = [row for row in looks if (row["budget"], row["seed"]) == (budget, number)]
+        x, y = [row["tokens"] for row in look_rows], [np.log(row["ppl"]) for row in look_rows]
         right.plot(x, y, color=colours[budget], linewidth=1, alpha=0.7)
-        ended = next(row for row in trainings if (row["budget"], row["seed"]) == (budget, number))
-        right.plot(ended["tokens"], ended["codebase_loss"], "o", color=colours[budget], markersize=5, zorder=3)
+        final_row = next(row for row in trainings if (row["budget"], row["seed"]) == (budget, number))
+        right.plot(final_row["tokens"], final_row["codebase_loss"], "o", color=colours[budget], markersize=5, zorder=3)
     handles = [Line2D([], [], color=dark, marker="o", linestyle="", markersize=5, label="end of pretraining, whole codebase")]
-    full = [look for look in looks if look["phase"] == "cpt" and look["lr"] == 1]
-    for key, words, style, points in (("after", "at the end", "-", trainings), ("along", "along", ":", full)):
+    full_rate_looks = [look for look in looks if look["phase"] == "cpt" and look["lr"] == 1]
+    for key, words, style, points in (("after", "at the end", "-", trainings), ("along", "along", ":", full_rate_looks)):
         span = np.geomspace(min(p["tokens"] for p in points), max(p["tokens"] for p in points), 2)
         fit = fits[key]
         tenfold = float(np.log(10))
@@ -278,7 +285,7 @@ def picture(found: dict, path: Path) -> None:
             style,
             color=dark,
             zorder=2,
-            label=f"{words}: {fit['slope'] * tenfold:.2f} {between(fit['slope_over_runs'], tenfold)}nats per tenfold tokens",
+            label=f"{words}: {fit['slope'] * tenfold:.2f} {format_interval(fit['slope_over_runs'], tenfold)}nats per tenfold tokens",
         )
     right.set(
         xscale="log",

@@ -13,20 +13,20 @@ Known = Sequence[tuple[str, Edit, frozenset[str]]]
 """What can go: file, edit, and the tests that executed a line of it."""
 
 
-def runs_of(source: Source) -> Iterator[Edit]:
+def generate_edits(source: Source) -> Iterator[Edit]:
     """What may go of a file: statements of functions that follow each other in one suite, as edits."""
     for name, node in functions(source.tree):
-        todo: list[ast.stmt] = [] if "<locals>" in name else [node]
-        while todo:
-            here = todo.pop()
-            for suite, fill in suites(source, here):
+        pending: list[ast.stmt] = [] if "<locals>" in name else [node]
+        while pending:
+            current = pending.pop()
+            for suite, fill in suites(source, current):
                 for first in range(len(suite)):
                     for last in range(first, len(suite)):
-                        whole = len(suite) == last - first + 1
+                        is_whole = len(suite) == last - first + 1
                         if not source.alone(suite[first]):
                             continue
-                        yield source.cut(suite[first], suite[last], fill if whole else "", whole=whole and bool(fill))
-                todo += suite
+                        yield source.cut(suite[first], suite[last], fill if is_whole else "", whole=is_whole and bool(fill))
+                pending += suite
 
 
 def code_lines(edit: Edit) -> int:
@@ -36,37 +36,37 @@ def code_lines(edit: Edit) -> int:
 
 def executed(tree: Mapping[str, bytes], coverage: Mapping[str, Collection[tuple[str, int]]]) -> Known:
     """What may go of a tree: all that leaves Python, and that some test executed."""
-    who: dict[tuple[str, int], set[str]] = {}
+    tests_by_line: dict[tuple[str, int], set[str]] = {}
     for test, lines in coverage.items():
         for place in lines:
-            who.setdefault(place, set()).add(test)
-    found = []
+            tests_by_line.setdefault(place, set()).add(test)
+    edits = []
     for file, data in sorted(tree.items()):
-        for edit in runs_of(parse_source(data)):
-            tests = frozenset[str]().union(*(who.get((file, line), ()) for line in range(edit.first, edit.last + 1))) - {""}
+        for edit in generate_edits(parse_source(data)):
+            tests = frozenset[str]().union(*(tests_by_line.get((file, line), ()) for line in range(edit.first, edit.last + 1))) - {""}
             if tests and edit.old != edit.new and compiles(apply(patch(file, data, [edit]), data)):
-                found.append((file, edit, tests))
-    return found
+                edits.append((file, edit, tests))
+    return edits
 
 
 def in_one_place(tree: Mapping[str, bytes], known: Known, lines: int, draw: random.Random) -> Piece:
     """One edit of so many lines, or of the nearest number that there is."""
-    least = min(abs(code_lines(edit) - lines) for _, edit, _ in known)
-    file, edit, tests = draw.choice([one for one in known if abs(code_lines(one[1]) - lines) == least])
+    smallest_gap = min(abs(code_lines(edit) - lines) for _, edit, _ in known)
+    file, edit, tests = draw.choice([entry for entry in known if abs(code_lines(entry[1]) - lines) == smallest_gap])
     return Piece("one place", f"{file}:{edit.first}", (patch(file, tree[file], [edit]),), tuple(sorted(tests)))
 
 
 def scattered(tree: Mapping[str, bytes], known: Known, lines: int, draw: random.Random) -> Piece:
     """Edits of one line each, as many as lines are asked for, anywhere. Raises ValueError where a hundred draws leave no Python."""
-    single = [one for one in known if code_lines(one[1]) == 1]
+    single_lines = [entry for entry in known if code_lines(entry[1]) == 1]
     for _ in range(100):
-        drawn = draw.sample(single, min(lines, len(single)))
-        files = sorted({file for file, _, _ in drawn})
+        sample = draw.sample(single_lines, min(lines, len(single_lines)))
+        files = sorted({file for file, _, _ in sample})
         try:
-            patches = tuple(patch(one, tree[one], [edit for file, edit, _ in drawn if file == one]) for one in files)
+            patches = tuple(patch(path, tree[path], [edit for file, edit, _ in sample if file == path]) for path in files)
         except ValueError:  # two of them touch
             continue
-        if all(compiles(apply(one, tree[one.file])) for one in patches):
-            name = "+".join(f"{one.file}:{','.join(str(edit.first) for edit in one.edits)}" for one in patches)
-            return Piece("scattered", name, patches, tuple(sorted(frozenset[str]().union(*(tests for _, _, tests in drawn)))))
+        if all(compiles(apply(file_patch, tree[file_patch.file])) for file_patch in patches):
+            name = "+".join(f"{file_patch.file}:{','.join(str(edit.first) for edit in file_patch.edits)}" for file_patch in patches)
+            return Piece("scattered", name, patches, tuple(sorted(frozenset[str]().union(*(tests for _, _, tests in sample)))))
     raise ValueError(f"no {lines} lines were found that leave Python when they go")

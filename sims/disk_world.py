@@ -78,64 +78,67 @@ def training(run: Run, c: Experiment, root: Path, recipe: Recipe, arm: str, numb
     rl = replace(recipe.rl, steps=c.steps, prompts=c.prompts, rollouts=c.rollouts, world=arm, gate=0.0)
     config = replace(recipe, seed=recipe.seed + 1000 * c.seed + number, rl=rl)
     tasks, language = list(itertools.islice(task_stream(recipe, "evaluation"), c.tasks)), language_of(root)
-    since = [time.perf_counter()]
+    step_start = [time.perf_counter()]
 
-    def look(moment: Moment) -> dict:
-        found: dict = {"step_s": time.perf_counter() - since[0]}
+    def observe(moment: Moment) -> dict:
+        metrics: dict = {"step_s": time.perf_counter() - step_start[0]}
         if moment.step in (0, c.steps):
             generator, r = torch.Generator().manual_seed(hash_seed(c.seed, "disk-world", number, moment.step)), config.rl
             episodes = play(moment.sampler, language, tasks, c.samples, r.limits(context(language, config)), r.max_turns, generator, r.temperature)
-            found["solved"] = np.array([e.metrics["tests"] for e in episodes], dtype=int).reshape(c.tasks, c.samples).sum(1).tolist()
-        since[0] = time.perf_counter()
-        return found
+            metrics["solved"] = np.array([e.metrics["tests"] for e in episodes], dtype=int).reshape(c.tasks, c.samples).sum(1).tolist()
+        step_start[0] = time.perf_counter()
+        return metrics
 
     policy, reference = (load_checkpoint(root, config, "sft", with_mtp=False)[0] for _ in range(2))
-    learner, _ = learn(stage, config, policy, None, reference, language, [look])
-    bits = hashlib.sha256(b"".join(p.detach().view(torch.uint8).numpy().tobytes() for p in learner.trunk.masters.parameters())).hexdigest()
+    learner, _ = learn(stage, config, policy, None, reference, language, [observe])
+    weights_hash = hashlib.sha256(b"".join(p.detach().view(torch.uint8).numpy().tobytes() for p in learner.trunk.masters.parameters())).hexdigest()
     lines = read_lines(stage.metrics_path)
     steps = [{name: line[name] for name in ("step", "success", "reward", "step_s")} for line in lines if line["step"] > 0]
-    return stage.finish({"steps": steps, "solved": [line["solved"] for line in lines if "solved" in line], "weights": bits})
+    return stage.finish({"steps": steps, "solved": [line["solved"] for line in lines if "solved" in line], "weights": weights_hash})
 
 
 def experiment(run: Run, config: Experiment) -> dict:
     """The training runs, arm beside arm, and the verdicts."""
     c = config
     root, recipe = agent(run, c.run, c.seed)
-    found = {(arm, number): training(run, c, root, recipe, arm, number) for number in range(c.trainings) for arm in ARMS}
-    rows = [{"training": number, "arm": arm, **step} for (arm, number), one in found.items() for step in one["steps"]]
-    solved = {arm: np.array([found[arm, number]["solved"] for number in range(c.trainings)]) / c.samples for arm in ARMS}  # trainings, 2, tasks
+    results = {(arm, number): training(run, c, root, recipe, arm, number) for number in range(c.trainings) for arm in ARMS}
+    rows = [{"training": number, "arm": arm, **step} for (arm, number), result in results.items() for step in result["steps"]]
+    # Trainings, 2, tasks
+    solved_shares = {arm: np.array([results[arm, number]["solved"] for number in range(c.trainings)]) / c.samples for arm in ARMS}
     heldout = [
-        {"training": number, "arm": arm, "before": float(one[0].mean()), "after": float(one[1].mean())} | ends(one[1] - one[0])
+        {"training": number, "arm": arm, "before": float(successes[0].mean()), "after": float(successes[1].mean())}
+        | estimate_gain(successes[1] - successes[0])
         for arm in ARMS
-        for number, one in enumerate(solved[arm])
+        for number, successes in enumerate(solved_shares[arm])
     ]
-    equal = [found["memory", number]["weights"] == found["disk", number]["weights"] for number in range(c.trainings)]
-    return {"rows": rows, "heldout": heldout, "claims": verdicts(rows, solved, equal, c)}
+    equal = [results["memory", number]["weights"] == results["disk", number]["weights"] for number in range(c.trainings)]
+    return {"rows": rows, "heldout": heldout, "claims": verdicts(rows, solved_shares, equal, c)}
 
 
-def ends(change: np.ndarray) -> dict:
+def estimate_gain(change: np.ndarray) -> dict:
     return {f"gain{'' if name == 'value' else '_' + name}": value for name, value in bootstrap(change).items()}
 
 
 def verdicts(rows: list[dict], solved: dict[str, np.ndarray], equal: list[bool], c: Experiment) -> list[dict]:
     """Whether both worlds teach the same, and whether the agent learns on disk."""
     curves = {arm: np.array([[row["success"], row["reward"]] for row in rows if row["arm"] == arm]) for arm in ARMS}
-    apart = float(np.abs(curves["memory"] - curves["disk"]).max())
-    per = {arm: float(np.median([row["step_s"] for row in rows if row["arm"] == arm])) for arm in ARMS}
+    largest_difference = float(np.abs(curves["memory"] - curves["disk"]).max())
+    step_seconds = {arm: float(np.median([row["step_s"] for row in rows if row["arm"] == arm])) for arm in ARMS}
     change = solved["disk"][:, 1] - solved["disk"][:, 0]
     gain = bootstrap(change.mean(0))
-    before, after = (solved["disk"][:, at].mean() for at in (0, 1))
+    before, after = (solved["disk"][:, look].mean() for look in (0, 1))
     return [
         claim(
             "same-curves",
             "an agent that trains on real files with real tools learns what it learns in memory",
             "§6.2",
-            apart,
+            largest_difference,
             at_most(1e-9),
             None,
             "difference of success or reward",
             f"largest difference between the arms over {len(curves['disk'])} steps; weights at the end equal to the bit in {sum(equal)} of "
-            f"{len(equal)} trainings; a step of {c.prompts * c.rollouts} rollouts takes {per['disk']:.1f} s on disk and {per['memory']:.1f} s in "
+            f"{len(equal)} trainings; a step of {c.prompts * c.rollouts} rollouts takes {step_seconds['disk']:.1f} s "
+            f"on disk and {step_seconds['memory']:.1f} s in "
             "memory",
             {"weights equal to the bit": all(equal)},
         ),
@@ -148,7 +151,7 @@ def verdicts(rows: list[dict], solved: dict[str, np.ndarray], equal: list[bool],
             (gain["low"], gain["high"]),
             "gain of held-out success",
             f"held-out success {before:.3f} → {after:.3f} after {c.steps} steps of {c.prompts * c.rollouts} rollouts; 95% bootstrap over tasks, "
-            f"paired; trainings by themselves: {', '.join(f'{one:+.3f}' for one in change.mean(1))}",
+            f"paired; trainings by themselves: {', '.join(f'{value:+.3f}' for value in change.mean(1))}",
             {"every training by itself": bool(change.mean(1).min() > 0)},
         ),
     ]
@@ -161,14 +164,14 @@ def picture(found: dict, path: Path) -> None:
     figure, (left, middle, right) = sheet(3, "RL on files of Python in sandboxes, and in memory")
     for arm, colour, style in (("memory", GREY, "-"), ("disk", COLOURS[0], "--")):
         for number in sorted({row["training"] for row in found["rows"]}):
-            some = [row for row in found["rows"] if (row["arm"], row["training"]) == (arm, number)]
+            run_rows = [row for row in found["rows"] if (row["arm"], row["training"]) == (arm, number)]
             width, label = (4 if arm == "memory" else 1.5), arm if number == 0 else None
-            left.plot([row["step"] for row in some], [row["success"] for row in some], style, color=colour, linewidth=width, label=label)
-        for row in (one for one in found["heldout"] if one["arm"] == arm):
+            left.plot([row["step"] for row in run_rows], [row["success"] for row in run_rows], style, color=colour, linewidth=width, label=label)
+        for row in (heldout_row for heldout_row in found["heldout"] if heldout_row["arm"] == arm):
             label = arm if row["training"] == 0 else None
             middle.plot([0, 1], [row["before"], row["after"]], "o" + style, color=colour, linewidth=4 if arm == "memory" else 1.5, label=label)
-    seconds = [[row["step_s"] for row in found["rows"] if row["arm"] == arm] for arm in ARMS]
-    right.bar(ARMS, [float(np.median(one)) for one in seconds], color=[GREY, COLOURS[0]])
+    arm_seconds = [[row["step_s"] for row in found["rows"] if row["arm"] == arm] for arm in ARMS]
+    right.bar(ARMS, [float(np.median(times)) for times in arm_seconds], color=[GREY, COLOURS[0]])
     left.set(xlabel="RL step", ylabel="success of a step's rollouts", title="Along RL: the curves lie on each other", ylim=(0, 1))
     middle.set(xticks=[0, 1], xticklabels=["before", "after"], ylabel="success", title="Held-out tasks", ylim=(0, 1))
     right.set(ylabel="s, median", title="Time of a step")

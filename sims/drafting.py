@@ -47,7 +47,7 @@ __all__ = [
 
 FULL = "recall, ahead"
 """All drafts plus our own methods: recall the beginnings of turns, and execute turns before they are verified."""
-SPENT = ("opening", "single", "verify", "guess")
+PASS_KINDS = ("opening", "single", "verify", "guess")
 LONGEST = 64
 """Longer turns count as this many tokens."""
 GREEDY, EXPECTED = 1, 2
@@ -111,17 +111,17 @@ class Experiment:
 def acceptance(mtp: MTP, trunk: Transformer, out, ids: Tensor, doc: Tensor, weight: Tensor | None = None, chunk: int = 4096) -> np.ndarray:
     """[rows, depth, 3] for the text: number of scored positions, greedy drafts that equal the main head's choice, and Σ min(p, q), on the
     positions that `mtp_loss` scores."""
-    scored = (doc[:, 1:] == doc[:, :-1]) & (doc[:, 1:] >= 0)
-    b, j = (scored if weight is None else scored & (weight[:, 1:] != 0)).nonzero(as_tuple=True)
-    found = torch.zeros(len(ids), mtp.mtp.depth, 3, dtype=torch.float64)
+    is_scored = (doc[:, 1:] == doc[:, :-1]) & (doc[:, 1:] >= 0)
+    b, j = (is_scored if weight is None else is_scored & (weight[:, 1:] != 0)).nonzero(as_tuple=True)
+    totals = torch.zeros(len(ids), mtp.mtp.depth, 3, dtype=torch.float64)
     for k, hidden in enumerate(mtp(out.prenorm, trunk.embed_tokens(ids), doc), 1):
-        at = (j >= k) & (doc[b, (j - k).clamp(min=0)] == doc[b, j])
-        for row, here in zip(b[at].split(chunk), j[at].split(chunk), strict=True):
-            p, q = (trunk.head(x).softmax(-1) for x in (out.hidden[row, here], hidden[row, here - k]))
-            same = p.argmax(-1) == q.argmax(-1)
-            counts = torch.stack((torch.ones(len(row)), same.float(), torch.minimum(p, q).sum(-1)), 1)
-            found[:, k - 1].index_add_(0, row, counts.double())
-    return found.numpy()
+        is_valid = (j >= k) & (doc[b, (j - k).clamp(min=0)] == doc[b, j])
+        for row, positions in zip(b[is_valid].split(chunk), j[is_valid].split(chunk), strict=True):
+            p, q = (trunk.head(x).softmax(-1) for x in (out.hidden[row, positions], hidden[row, positions - k]))
+            is_same = p.argmax(-1) == q.argmax(-1)
+            counts = torch.stack((torch.ones(len(row)), is_same.float(), torch.minimum(p, q).sum(-1)), 1)
+            totals[:, k - 1].index_add_(0, row, counts.double())
+    return totals.numpy()
 
 
 def curve(counts: np.ndarray, column: int) -> np.ndarray:
@@ -136,29 +136,29 @@ class Timed(Decoder):
 
     def reset(self, forget: bool = False) -> None:
         super().reset(forget)
-        self.spent = {kind: [0.0, 0] for kind in SPENT}  # seconds, and passes or drafts
+        self.spent = {kind: [0.0, 0] for kind in PASS_KINDS}  # seconds, and passes or drafts
         self.tried = self.stood = 0
         self.turns_seen: list[int] = []
 
     def run_trunk(self, ahead: list[int]):
         self.kind = "opening" if len(self.tokens) - self.seen > 1 else "verify" if ahead else "single"
-        started = time.perf_counter()
+        start_time = time.perf_counter()
         x = super().run_trunk(ahead)
-        self.count(self.kind, time.perf_counter() - started, 1)
+        self.count(self.kind, time.perf_counter() - start_time, 1)
         return x
 
     def settle(self, x, draft, q, stop, counts) -> int:
-        started = time.perf_counter()
-        taken = super().settle(x, draft, q, stop, counts)
-        self.count(self.kind, time.perf_counter() - started, 0)
+        start_time = time.perf_counter()
+        n_accepted = super().settle(x, draft, q, stop, counts)
+        self.count(self.kind, time.perf_counter() - start_time, 0)
         # Drafts after the first rejected one were never tested.
-        self.tried, self.stood = self.tried + min(taken + 1, len(draft)), self.stood + taken
-        return taken
+        self.tried, self.stood = self.tried + min(n_accepted + 1, len(draft)), self.stood + n_accepted
+        return n_accepted
 
     def guess(self, n: int, stop: int | None):
-        started = time.perf_counter()
+        start_time = time.perf_counter()
         draft, q = super().guess(n, stop)
-        self.count("guess", time.perf_counter() - started, len(draft))
+        self.count("guess", time.perf_counter() - start_time, len(draft))
         return draft, q
 
     def generate(self, stop: int | None = None, max_new: int | None = None, ahead: bool = False) -> list[int]:
@@ -182,35 +182,35 @@ def decode(root: Path, recipe: Recipe, c: Experiment, progress) -> dict:
     ways |= {str(g): Timed(model, mtp, draft_len=g, max_len=r.max_len) for g in range(1, depth + 1)}
     ways[FULL] = Decoder(model, mtp, max_len=r.max_len, recall=4)
     tasks = list(itertools.islice(task_stream(recipe, "evaluation"), c.tasks))
-    keys = ("seconds", "tokens", "passes", "same", "tried", "stood", *(f"{kind} {what}" for kind in SPENT for what in ("s", "n")))
-    found = {way: {key: [0.0] * len(tasks) for key in keys} for way in ways}
-    accepted, lengths = {way: [[0] * depth, [0] * depth] for way in ways}, [[0] * (LONGEST + 1) for _ in tasks]
+    keys = ("seconds", "tokens", "passes", "same", "tried", "stood", *(f"{kind} {unit}" for kind in PASS_KINDS for unit in ("s", "n")))
+    sums_by_way = {way: {key: [0.0] * len(tasks) for key in keys} for way in ways}
+    accepted_by_way, lengths = {way: [[0] * depth, [0] * depth] for way in ways}, [[0] * (LONGEST + 1) for _ in tasks]
     for number in range(-1, c.rounds):  # the first round, of one task, warms up
         for decoder in ways.values():
             decoder.reset(forget=True)
-        for at, task in enumerate(tasks[:1] if number < 0 else tasks):
-            for way in [*ways][at % len(ways) :] + [*ways][: at % len(ways)]:
+        for task_index, task in enumerate(tasks[:1] if number < 0 else tasks):
+            for way in [*ways][task_index % len(ways) :] + [*ways][: task_index % len(ways)]:
                 decoder = ways[way]
                 list(decode_rollout(decoder, MicroRepo(Session(task, r.max_turns)), language, r.limits(single(r.max_len)), ahead=way == FULL))
                 if number < 0:
                     continue
-                total, here = decoder.total, found[way]
+                total, way_sums = decoder.total, sums_by_way[way]
                 sums = {"seconds": total.seconds, "tokens": len(total.tokens), "passes": total.cycles}
                 if isinstance(decoder, Timed):
                     sums |= {"tried": decoder.tried, "stood": decoder.stood}
                     for kind, pair in decoder.spent.items():
                         sums |= {f"{kind} s": pair[0], f"{kind} n": pair[1]}
                 for key, value in sums.items():
-                    here[key][at] += value
-                for sums, counts in zip(accepted[way], (total.drafted, total.accepted), strict=True):
+                    way_sums[key][task_index] += value
+                for sums, counts in zip(accepted_by_way[way], (total.drafted, total.accepted), strict=True):
                     sums[: len(counts)] = [a + b for a, b in zip(sums, counts, strict=False)]
             if number == 0:
                 for way, decoder in ways.items():
-                    found[way]["same"][at] = float(decoder.tokens == plain.tokens)
+                    sums_by_way[way]["same"][task_index] = float(decoder.tokens == plain.tokens)
                 for length in plain.turns_seen:
-                    lengths[at][length] += 1
-            progress(max(number, 0) * len(tasks) + at + 1)
-    return {"ways": found, "accepted": accepted, "lengths": lengths}
+                    lengths[task_index][length] += 1
+            progress(max(number, 0) * len(tasks) + task_index + 1)
+    return {"ways": sums_by_way, "accepted": accepted_by_way, "lengths": lengths}
 
 
 def predicted(alpha: float, drafts: int, cost: float) -> float:
@@ -223,14 +223,14 @@ def with_turns(alpha: float, drafts: int, cost: float, verify: float, opening: f
     """The same with turns: lengths[n] turns of n tokens. An opening pass gives the first token of a turn and costs `opening`
     passes over one row, with or without drafts. `verify`: cost of a pass over drafts. The last cycle of a turn drafts at most
     the tokens that are left."""
-    chance = [alpha**a * (1 - alpha) for a in range(drafts)] + [alpha**drafts]
-    spent = [0.0]  # expected cost of the cycles that give n more tokens
+    probabilities = [alpha**a * (1 - alpha) for a in range(drafts)] + [alpha**drafts]
+    expected_costs = [0.0]  # expected cost of the cycles that give n more tokens
     for n in range(1, len(lengths)):
-        rest = sum(p * spent[max(0, n - a - 1)] for a, p in enumerate(chance))
-        spent.append(verify + cost * min(drafts, n) + rest)
+        remaining_cost = sum(p * expected_costs[max(0, n - a - 1)] for a, p in enumerate(probabilities))
+        expected_costs.append(verify + cost * min(drafts, n) + remaining_cost)
     turns = range(1, len(lengths))
     plain = sum(lengths[n] * (opening + n - 1) for n in turns)
-    return plain / sum(lengths[n] * (opening + spent[n - 1]) for n in turns)
+    return plain / sum(lengths[n] * (opening + expected_costs[n - 1]) for n in turns)
 
 
 def speed_rows(c: Experiment, found: dict) -> list[dict]:
@@ -238,28 +238,33 @@ def speed_rows(c: Experiment, found: dict) -> list[dict]:
     ways = {way: {key: np.array(values) for key, values in sums.items()} for way, sums in found["ways"].items()}
     lengths, plain, rows = np.array(found["lengths"]), ways["plain"], []
 
-    def per(sums: dict, key: str, at: np.ndarray) -> float:
-        return sums[f"{key} s"][at].sum() / max(sums[f"{key} n"][at].sum(), 1)
+    def mean_cost(sums: dict, key: str, indices: np.ndarray) -> float:
+        return sums[f"{key} s"][indices].sum() / max(sums[f"{key} n"][indices].sum(), 1)
 
     for way, sums in ways.items():
 
-        def speedup(at: np.ndarray, sums: dict = sums) -> float:
-            slow, fast = (s["seconds"][at].sum() / s["tokens"][at].sum() for s in (plain, sums))
+        def speedup(indices: np.ndarray, sums: dict = sums) -> float:
+            slow, fast = (s["seconds"][indices].sum() / s["tokens"][indices].sum() for s in (plain, sums))
             return slow / fast
 
-        def costs(at: np.ndarray, sums: dict = sums) -> tuple[float, float, float, float]:
-            one = max(per(plain, "single", at), 1e-12)
-            alpha = sums["stood"][at].sum() / max(sums["tried"][at].sum(), 1)
-            return alpha, per(sums, "guess", at) / one, per(sums, "verify", at) / one, per(plain, "opening", at) / one
+        def costs(indices: np.ndarray, sums: dict = sums) -> tuple[float, float, float, float]:
+            single_cost = max(mean_cost(plain, "single", indices), 1e-12)
+            alpha = sums["stood"][indices].sum() / max(sums["tried"][indices].sum(), 1)
+            return (
+                alpha,
+                mean_cost(sums, "guess", indices) / single_cost,
+                mean_cost(sums, "verify", indices) / single_cost,
+                mean_cost(plain, "opening", indices) / single_cost,
+            )
 
-        def theory(at: np.ndarray, way: str = way, costs=costs) -> float:
-            return predicted(costs(at)[0], int(way), costs(at)[1])
+        def predict_speedup(indices: np.ndarray, way: str = way, costs=costs) -> float:
+            return predicted(costs(indices)[0], int(way), costs(indices)[1])
 
-        def fuller(at: np.ndarray, way: str = way, costs=costs) -> float:
-            alpha, cost, verify, opening = costs(at)
-            return with_turns(alpha, int(way), cost, verify, opening, lengths[at].sum(0))
+        def predict_with_turns(indices: np.ndarray, way: str = way, costs=costs) -> float:
+            alpha, cost, verify, opening = costs(indices)
+            return with_turns(alpha, int(way), cost, verify, opening, lengths[indices].sum(0))
 
-        everywhere = np.arange(len(lengths))
+        all_indices = np.arange(len(lengths))
         row = {
             "part": "decode",
             "way": way,
@@ -267,20 +272,20 @@ def speed_rows(c: Experiment, found: dict) -> list[dict]:
             "identical": sums["same"].mean(),
             "tokens_per_pass": sums["tokens"].sum() / sums["passes"].sum(),
         }
-        wanted = {"speedup": speedup}
+        statistics = {"speedup": speedup}
         if way.isdigit():
-            row |= dict(zip(("alpha", "draft_cost", "verify_cost", "opening_cost"), costs(everywhere), strict=True))
-            wanted |= {
-                "predicted": theory,
-                "with_turns": fuller,
-                "theory_ratio": lambda at: theory(at) / speedup(at),
-                "fuller_ratio": lambda at: fuller(at) / speedup(at),
+            row |= dict(zip(("alpha", "draft_cost", "verify_cost", "opening_cost"), costs(all_indices), strict=True))
+            statistics |= {
+                "predicted": predict_speedup,
+                "with_turns": predict_with_turns,
+                "theory_ratio": lambda indices: predict_speedup(indices) / speedup(indices),
+                "fuller_ratio": lambda indices: predict_with_turns(indices) / speedup(indices),
             }
-        for key, statistic in wanted.items():
-            estimate = bootstrap(everywhere, lambda at, f=statistic: f(at.astype(int)), n=c.resamples, seed=c.seed)
+        for key, statistic in statistics.items():
+            estimate = bootstrap(all_indices, lambda indices, f=statistic: f(indices.astype(int)), n=c.resamples, seed=c.seed)
             row |= {key: estimate["value"], f"{key}_low": estimate["low"], f"{key}_high": estimate["high"]}
-        drafted, accepted = found["accepted"][way]
-        row |= {f"accepted_{k}": a / d for k, (d, a) in enumerate(zip(drafted, accepted, strict=True), 1) if d}
+        drafted_counts, accepted_counts = found["accepted"][way]
+        row |= {f"accepted_{k}": a / d for k, (d, a) in enumerate(zip(drafted_counts, accepted_counts, strict=True), 1) if d}
         rows.append({key: float(value) if isinstance(value, np.floating) else value for key, value in row.items()})
     return rows
 
@@ -290,13 +295,13 @@ def speed_verdicts(rows: list[dict]) -> list[dict]:
     measurement is within a tenth of one. Identical, a law: in every task."""
     ways = {row["way"]: row for row in rows if row["part"] == "decode"}
     deepest = ways[max((way for way in ways if way.isdigit()), key=int)]
-    full, drafts, same = ways[FULL], deepest["way"], min(row["identical"] for row in ways.values())
-    facts = (
+    full, drafts, identical_share = ways[FULL], deepest["way"], min(row["identical"] for row in ways.values())
+    costs_text = (
         f"α = {deepest['alpha']:.3f}, a draft costs {deepest['draft_cost']:.3f} passes over one row, a pass over drafts "
         f"{deepest['verify_cost']:.3f}, a turn's opening {deepest['opening_cost']:.3f}"
     )
 
-    stood = ", ".join(f"{value:.3f}" for key, value in deepest.items() if key.startswith("accepted_"))
+    acceptance_text = ", ".join(f"{value:.3f}" for key, value in deepest.items() if key.startswith("accepted_"))
     return [
         claim(
             "speed-up",
@@ -307,7 +312,8 @@ def speed_verdicts(rows: list[dict]) -> list[dict]:
             (deepest["speedup_low"], deepest["speedup_high"]),
             "× plain",
             f"decoder's time for rollouts of {deepest['tasks']} held-out tasks at batch 1, bootstrap over tasks; "
-            f"{deepest['tokens_per_pass']:.2f} tokens a pass; {facts}; drafts that stood with all before them, by depth: {stood}; with "
+            f"{deepest['tokens_per_pass']:.2f} tokens a pass; {costs_text}; drafts that stood with all before them, by "
+            f"depth: {acceptance_text}; with "
             f"recalled openings and turns handed over early, which are ours, {full['speedup']:.2f} [{full['speedup_low']:.2f}, "
             f"{full['speedup_high']:.2f}]",
         ),
@@ -319,7 +325,8 @@ def speed_verdicts(rows: list[dict]) -> list[dict]:
             between(0.9, 1.1),
             (deepest["theory_ratio_low"], deepest["theory_ratio_high"]),
             "predicted / measured",
-            f"predicted {deepest['predicted']:.3f}, measured {deepest['speedup']:.3f}; {facts}; with turns' openings and the cost of "
+            f"predicted {deepest['predicted']:.3f}, measured {deepest['speedup']:.3f}; {costs_text}; with turns' "
+            "openings and the cost of "
             f"a pass over drafts: predicted {deepest['with_turns']:.3f}, {deepest['fuller_ratio']:.3f} "
             f"[{deepest['fuller_ratio_low']:.3f}, {deepest['fuller_ratio_high']:.3f}] of measured",
         ),
@@ -327,7 +334,7 @@ def speed_verdicts(rows: list[dict]) -> list[dict]:
             "identical",
             "speculative decoding does not change greedy output",
             "§3.1; arXiv:2211.17192",
-            same,
+            identical_share,
             at_least(1.0),
             unit="of tasks",
             note="the least of all ways; token for token, whole rollouts",

@@ -22,10 +22,10 @@ def sheet(columns: int, title: str, rows: int = 1, width: float = 4.6, height: f
     pyplot.rcParams["axes.titlesize"], pyplot.rcParams["axes.titlelocation"] = 11, "left"
     figure, axes = pyplot.subplots(rows, columns, figsize=(width * columns, height * rows + 0.4), layout="constrained")
     figure.suptitle(title, x=0.01, ha="left", fontweight="bold", fontsize=13)
-    for one in axes.flat if rows * columns > 1 else [axes]:
-        one.spines[["top", "right"]].set_visible(False)
-        one.grid(color="#E5E8EB", linewidth=0.8)
-        one.set_axisbelow(True)
+    for axis in axes.flat if rows * columns > 1 else [axes]:
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.grid(color="#E5E8EB", linewidth=0.8)
+        axis.set_axisbelow(True)
     return figure, axes
 
 

@@ -29,8 +29,8 @@ __all__ = ["Experiment", "compare", "engines", "independent", "played", "rows_of
 
 def engines(recipe: Recipe) -> dict[str, tuple[torch.dtype, Callable | None, torch.dtype]]:
     """The sampler's dtype, its rounding of weights, the trainer's dtype. The last pair is the one that the recipe uses."""
-    own = getattr(torch, recipe.training.sampler_dtype), None, getattr(torch, recipe.training.dtype)
-    return {"bf16": (torch.bfloat16, None, torch.float32), "fp8": (torch.bfloat16, fp8_rows, torch.float32), "recipe": own}
+    recipe_engines = getattr(torch, recipe.training.sampler_dtype), None, getattr(torch, recipe.training.dtype)
+    return {"bf16": (torch.bfloat16, None, torch.float32), "fp8": (torch.bfloat16, fp8_rows, torch.float32), "recipe": recipe_engines}
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Experiment:
         return cls(run="", tasks=8, alphas=(0.5, 1.0), steps=2, seeds=2, heldout=3, samples=2, resamples=40)
 
 
-def ways_of(c: Experiment) -> dict[str, tuple[str, float]]:
+def make_ways(c: Experiment) -> dict[str, tuple[str, float]]:
     """Which experts the trainer uses. α = 0 is for comparison with plain replay."""
     return {"own": ("none", 0.0), "plain": ("plain", 0.0)} | {f"α={a:g}": ("filtered", a) for a in (0.0, *c.alphas)}
 
@@ -84,43 +84,43 @@ def compare(trainer: Transformer, rollouts: list[Segment], ways: dict[str, tuple
     method. unlike: α = 0 and α = 1 should equal plain replay and own experts; the share of decisions and the largest log-prob
     that differ."""
     ids, mask, behavior = pad(rollouts, multiple=32)
-    T, picked, logp = ids.shape[1], {}, {}
-    for way, (how, alpha) in ways.items():
-        out = trainer(ids, logits=False, experts=routing(rollouts, T, how, alpha))
+    T, experts_by_way, logp = ids.shape[1], {}, {}
+    for way, (replay_mode, alpha) in ways.items():
+        out = trainer(ids, logits=False, experts=routing(rollouts, T, replay_mode, alpha))
         logp[way] = trainer.logprob(out.hidden[:, :-1].flatten(0, 1), ids[:, 1:].flatten()).view(len(ids), -1)
-        picked[way] = torch.stack(out.experts, 1).view(len(ids), T, len(out.experts), -1)  # B T L K
-    keep = mask[:, 1:]
-    theirs = torch.zeros_like(picked["own"][:, :-1])
+        experts_by_way[way] = torch.stack(out.experts, 1).view(len(ids), T, len(out.experts), -1)  # B T L K
+    is_sampled = mask[:, 1:]
+    sampler_experts = torch.zeros_like(experts_by_way["own"][:, :-1])
     for row, rollout in enumerate(rollouts):
-        theirs[row, : len(rollout.experts)] = rollout.experts.long()
-    moved = (theirs.sort(-1)[0] != picked["own"][:, :-1].sort(-1)[0]).any(-1).any(-1)
-    shares, dropped = [], []
+        sampler_experts[row, : len(rollout.experts)] = rollout.experts.long()
+    experts_differ = (sampler_experts.sort(-1)[0] != experts_by_way["own"][:, :-1].sort(-1)[0]).any(-1).any(-1)
+    shares, dropped_shares = [], []
     for row, rollout in enumerate(rollouts):
         n = len(rollout.experts)
-        sent, ours = theirs[row, :n].unbind(1), {way: p[row, :n].unbind(1) for way, p in picked.items()}
-        own, layers = ours["own"], range(len(sent))
+        sampled_experts, trainer_experts = (sampler_experts[row, :n].unbind(1), {way: p[row, :n].unbind(1) for way, p in experts_by_way.items()})
+        own_experts, layers = trainer_experts["own"], range(len(sampled_experts))
         shares.append(
             [
-                differing(own, sent)["decisions"],
-                *(differing([own[i]], [sent[i]])["tokens"] for i in layers),
-                *(differing(own[: i + 1], sent[: i + 1])["tokens"] for i in layers),
+                differing(own_experts, sampled_experts)["decisions"],
+                *(differing([own_experts[i]], [sampled_experts[i]])["tokens"] for i in layers),
+                *(differing(own_experts[: i + 1], sampled_experts[: i + 1])["tokens"] for i in layers),
             ]
         )
         # The filter never takes back what it drops: the router's own candidates for the place score higher.
-        dropped.append([differing(ours[way], sent)["decisions"] for way in ways])
-    unlike = {}
-    for way, same in (("α=0", "plain"), ("α=1", "own")):
+        dropped_shares.append([differing(trainer_experts[way], sampled_experts)["decisions"] for way in ways])
+    differences = {}
+    for way, reference_way in (("α=0", "plain"), ("α=1", "own")):
         if way in ways:
-            pair = [picked[w].flatten(0, 1).unbind(1) for w in (way, same)]
-            unlike[way] = [differing(*pair)["decisions"], (logp[way] - logp[same])[keep].abs().max().item()]
+            pair = [experts_by_way[w].flatten(0, 1).unbind(1) for w in (way, reference_way)]
+            differences[way] = [differing(*pair)["decisions"], (logp[way] - logp[reference_way])[is_sampled].abs().max().item()]
     return {
-        "gap": {way: (behavior[:, 1:] - p)[keep].double().numpy() for way, p in logp.items()},
-        "rollout": keep.nonzero()[:, 0].numpy(),
-        "moved": moved[keep].numpy(),
+        "gap": {way: (behavior[:, 1:] - p)[is_sampled].double().numpy() for way, p in logp.items()},
+        "rollout": is_sampled.nonzero()[:, 0].numpy(),
+        "moved": experts_differ[is_sampled].numpy(),
         "shares": np.array(shares),
-        "dropped": np.array(dropped),
+        "dropped": np.array(dropped_shares),
         "positions": np.array([len(r.experts) for r in rollouts]),
-        "unlike": unlike,
+        "unlike": differences,
     }
 
 
@@ -130,7 +130,7 @@ def played(run: Run, c: Experiment, root: Path, recipe: Recipe, name: str) -> di
     if not stage.finished:
         stage.restore()
         dtype, rounding, trainer_dtype = engines(recipe)[name]
-        language, r, ways = language_of(root), recipe.rl, ways_of(c)
+        language, r, ways = language_of(root), recipe.rl, make_ways(c)
         model = load_checkpoint(root, recipe, "final", with_mtp=False)[0]
         sampler = Sampler(model, dtype, rounding=rounding)
         trainer, generator, parts = model.to(trainer_dtype), torch.Generator().manual_seed(c.seed), []
@@ -152,9 +152,9 @@ def played(run: Run, c: Experiment, root: Path, recipe: Recipe, name: str) -> di
 
 def by_rollout(column: np.ndarray, rollout: np.ndarray) -> np.ndarray:
     """A column of tokens as one row per rollout, padded with NaN: what a bootstrap over rollouts resamples."""
-    place = np.arange(len(rollout)) - np.searchsorted(rollout, rollout)
-    grid = np.full((rollout.max() + 1, place.max() + 1), np.nan)
-    grid[rollout, place] = column
+    position = np.arange(len(rollout)) - np.searchsorted(rollout, rollout)
+    grid = np.full((rollout.max() + 1, position.max() + 1), np.nan)
+    grid[rollout, position] = column
     return grid
 
 
@@ -187,34 +187,34 @@ def rows_of_engine(c: Experiment, name: str, found: dict[str, np.ndarray], far: 
         estimate = bootstrap(values, statistic, n=c.resamples, seed=c.seed, level=level)
         return {key: estimate["value"], f"{key}_low": estimate["low"], f"{key}_high": estimate["high"]}
 
-    def share(drawn: np.ndarray) -> np.ndarray:
-        return drawn[:, :-1].sum(0) / drawn[:, -1].sum()
+    def compute_share(sample: np.ndarray) -> np.ndarray:
+        return sample[:, :-1].sum(0) / sample[:, -1].sum()
 
     positions, L = found["positions"], (found["shares"].shape[1] - 1) // 2
     # Counts, so that a long rollout has more weight.
     counts = np.column_stack((found["shares"] * positions[:, None], positions))
     row = {"part": "routing", "engine": name, "positions": int(positions.sum()), "rollouts": len(positions)}
-    row |= interval("decisions", counts, lambda d: share(d)[0]) | interval("tokens", counts, lambda d: share(d)[-1])
-    row |= interval("routers", counts, lambda d: share(d)[1 : L + 1].mean())
-    row |= interval("independent", counts, lambda d: independent(share(d)[1 : L + 1]))
-    row |= interval(f"independent_{far}", counts, lambda d: independent(share(d)[1 : L + 1], far))
-    row |= {f"{key}_{i + 1}": float(share(counts)[at + i]) for key, at in (("routers", 1), ("first", 1 + L)) for i in range(L)}
+    row |= interval("decisions", counts, lambda d: compute_share(d)[0]) | interval("tokens", counts, lambda d: compute_share(d)[-1])
+    row |= interval("routers", counts, lambda d: compute_share(d)[1 : L + 1].mean())
+    row |= interval("independent", counts, lambda d: independent(compute_share(d)[1 : L + 1]))
+    row |= interval(f"independent_{far}", counts, lambda d: independent(compute_share(d)[1 : L + 1], far))
+    row |= {f"{key}_{i + 1}": float(compute_share(counts)[start + i]) for key, start in (("routers", 1), ("first", 1 + L)) for i in range(L)}
     rows = [row | {f"unlike_{a}": found[f"unlike α={a}"].tolist() for a in (0, 1) if f"unlike α={a}" in found}]
-    grids = {way: by_rollout(found[f"gap {way}"], found["rollout"]) for way in ways_of(c)}
+    grids = {way: by_rollout(found[f"gap {way}"], found["rollout"]) for way in make_ways(c)}
     surprise = {way: np.nansum(by_rollout(k3(found[f"gap {way}"]), found["rollout"]), 1) for way in grids}
     size = (~np.isnan(grids["own"])).sum(1)
-    for number, (way, (how, alpha)) in enumerate(ways_of(c).items()):
+    for number, (way, (mode, alpha)) in enumerate(make_ways(c).items()):
         gap = found[f"gap {way}"]
-        everywhere = torch.ones(len(gap), dtype=torch.bool)
-        figures = mismatch(torch.from_numpy(-gap), torch.zeros(len(gap), dtype=torch.float64), everywhere)
-        row = {"part": "mismatch", "engine": name, "way": way, "alpha": alpha if how == "filtered" else None, "sampled": len(gap)}
-        row |= figures | interval("kl", np.column_stack((np.nansum(grids[way], 1), size)), lambda d: share(d)[0])
-        row |= interval("k3", np.column_stack((surprise[way], size)), lambda d: share(d)[0]) | interval("p99", grids[way], p99)
-        for key, here in (("k3_moved", found["moved"]), ("k3_same", ~found["moved"])):
-            row[key] = float(k3(gap[here]).mean()) if here.any() else None
+        all_tokens = torch.ones(len(gap), dtype=torch.bool)
+        mismatch_metrics = mismatch(torch.from_numpy(-gap), torch.zeros(len(gap), dtype=torch.float64), all_tokens)
+        row = {"part": "mismatch", "engine": name, "way": way, "alpha": alpha if mode == "filtered" else None, "sampled": len(gap)}
+        row |= mismatch_metrics | interval("kl", np.column_stack((np.nansum(grids[way], 1), size)), lambda d: compute_share(d)[0])
+        row |= interval("k3", np.column_stack((surprise[way], size)), lambda d: compute_share(d)[0]) | interval("p99", grids[way], p99)
+        for key, is_selected in (("k3_moved", found["moved"]), ("k3_same", ~found["moved"])):
+            row[key] = float(k3(gap[is_selected]).mean()) if is_selected.any() else None
         row["outside_clip"] = float(((np.exp(-gap) < 0.8) | (np.exp(-gap) > 1.2)).mean())
-        row["dropped"] = float((found["dropped"][:, number] * positions).sum() / positions.sum()) if how != "none" else None
-        base = {"none": None, "plain": "own", "filtered": "plain"}[how]
+        row["dropped"] = float((found["dropped"][:, number] * positions).sum() / positions.sum()) if mode != "none" else None
+        base = {"none": None, "plain": "own", "filtered": "plain"}[mode]
         if base:
             level = 0.95 if alpha in (0.0, c.alpha) else 1 - 0.05 / len(c.alphas)
             sums, pair = np.column_stack((surprise[way], surprise[base])), np.stack((grids[way], grids[base]), -1)

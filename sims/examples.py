@@ -102,30 +102,30 @@ def write(run_folder: Path, out: Path, sizes: Sizes = Sizes(), progress: Callabl
         r.temperature,
     )
     progress("routing")
-    routed, arrays = routes(after, recipe, language, tasks[: sizes.routed], sizes)
+    routing_example, arrays = measure_routing(after, recipe, language, tasks[: sizes.routed], sizes)
     progress("chain")
     chain = retold(after, before, recipe, language, tasks, episodes, sizes.samples)
     progress("drafting")
-    drafted = drafts(after, mtp, recipe, language, tasks[: sizes.drafted])
+    drafting_example = measure_drafts(after, mtp, recipe, language, tasks[: sizes.drafted])
     progress("hints")
     hints = hinted_messages(language, tasks[: sizes.tasks], episodes, r.temperature, sizes.seed)
-    rollouts = {"rollouts": [told(e, language) for e in mixed(episodes, sizes)]}
-    texts = {"rollouts": rollouts, "chain": chain, "routing": routed, "drafting": drafted, "hints": hints}
+    rollouts = {"rollouts": [describe_rollout(e, language) for e in select_mixed(episodes, sizes)]}
+    texts = {"rollouts": rollouts, "chain": chain, "routing": routing_example, "drafting": drafting_example, "hints": hints}
     progress("token-distributions")
-    columns = distributions(after, before, episodes, sizes)
+    columns = compute_distributions(after, before, episodes, sizes)
     out.mkdir(parents=True, exist_ok=True)
     paths = [out / f"{name}.json" for name in texts]
-    for path, found in zip(paths, texts.values(), strict=True):
-        atomic_write(path, json.dumps(found, indent=1, ensure_ascii=False) + "\n")
-    for name, some in (("token-distributions", columns), ("routing", arrays)):
+    for path, example in zip(paths, texts.values(), strict=True):
+        atomic_write(path, json.dumps(example, indent=1, ensure_ascii=False) + "\n")
+    for name, data in (("token-distributions", columns), ("routing", arrays)):
         paths.append(out / f"{name}.npz")
         file = io.BytesIO()
-        np.savez_compressed(file, **some)  # pyright: ignore[reportArgumentType]
+        np.savez_compressed(file, **data)  # pyright: ignore[reportArgumentType]
         atomic_write(paths[-1], file.getvalue())
     return paths
 
 
-def mixed(episodes: Sequence[Rollout], sizes: Sizes) -> Sequence[Rollout]:
+def select_mixed(episodes: Sequence[Rollout], sizes: Sizes) -> Sequence[Rollout]:
     """The first rollouts of each of the first tasks; tasks on which some rollouts succeed and some fail come first."""
     n = sizes.samples
     groups = [episodes[i : i + n][: sizes.shown_samples] for i in range(0, len(episodes), n)]
@@ -133,15 +133,15 @@ def mixed(episodes: Sequence[Rollout], sizes: Sizes) -> Sequence[Rollout]:
     return list(itertools.chain(*groups[: sizes.shown_tasks]))
 
 
-def told(episode: Rollout, language: Language) -> dict:
+def describe_rollout(episode: Rollout, language: Language) -> dict:
     """A rollout: its text, and the items that it pays for."""
-    metrics, own = episode.metrics, episode.chain.written
+    metrics, written_tokens = episode.metrics, episode.chain.written
     tokens = one_row(episode.chain).tokens.tolist()
     return {
         "task": episode.environment.session.prompt,
         "success": bool(metrics["tests"]),
-        "own_tokens": own,
-        "given_tokens": len(tokens) - own - episode.opening,
+        "own_tokens": written_tokens,
+        "given_tokens": len(tokens) - written_tokens - episode.opening,
         "calls": metrics["calls"],
         "turns": metrics["turns"],
         "invalid_calls": metrics["invalid_calls"],
@@ -150,21 +150,21 @@ def told(episode: Rollout, language: Language) -> dict:
 
 
 @torch.no_grad()
-def distributions(after: Transformer, before: Transformer, episodes: Sequence[Rollout], sizes: Sizes) -> dict[str, np.ndarray]:
+def compute_distributions(after: Transformer, before: Transformer, episodes: Sequence[Rollout], sizes: Sizes) -> dict[str, np.ndarray]:
     """Log-probs of both agents, float16 [positions, V], at random positions where the last agent chose a token."""
     segments = [s for e in episodes for s in e.chain.segments]
     row, t = pad(segments)[1][:, 1:].nonzero(as_tuple=True)
-    drawn = np.random.default_rng(sizes.seed).choice(len(row), min(sizes.positions, len(row)), replace=False)
-    found = {"policy": [], "reference": []}
-    for at in sorted(drawn.tolist()):
-        prefix = segments[row[at]].tokens[None, : t[at] + 1]
+    positions = np.random.default_rng(sizes.seed).choice(len(row), min(sizes.positions, len(row)), replace=False)
+    logps = {"policy": [], "reference": []}
+    for index in sorted(positions.tolist()):
+        prefix = segments[row[index]].tokens[None, : t[index] + 1]
         for name, model in (("policy", after), ("reference", before)):
-            found[name].append(model(prefix).logits[0, -1].log_softmax(-1).half().numpy())
-    return {name: np.stack(rows) for name, rows in found.items()}
+            logps[name].append(model(prefix).logits[0, -1].log_softmax(-1).half().numpy())
+    return {name: np.stack(rows) for name, rows in logps.items()}
 
 
 @torch.no_grad()
-def routes(model: Transformer, recipe: Recipe, language: Language, tasks: list[Task], sizes: Sizes) -> tuple[dict, dict[str, np.ndarray]]:
+def measure_routing(model: Transformer, recipe: Recipe, language: Language, tasks: list[Task], sizes: Sizes) -> tuple[dict, dict[str, np.ndarray]]:
     """The coarse sampler of `sims/router_mismatch.py` (FP8 weights, bfloat16) and a float32 trainer on the same tokens.
 
     Arrays: behavior [n] and logp [ways, n] of all sampled tokens, nats, rollout [n]; and for each rollout i that is shown
@@ -175,35 +175,35 @@ def routes(model: Transformer, recipe: Recipe, language: Language, tasks: list[T
     generator = torch.Generator().manual_seed(sizes.seed)
     episodes = play(Sampler(model, dtype, rounding=rounding), language, tasks, 1, r.limits(single(r.max_len)), r.max_turns, generator, r.temperature)
     passes = [[run_trainer(trainer, e, None)] + [run_trainer(trainer, e, alpha) for alpha in sizes.alphas] for e in episodes]
-    own = [one_row(e.chain).sampled[1:] for e in episodes]
+    sampled_masks = [one_row(e.chain).sampled[1:] for e in episodes]
     arrays = {
-        "behavior": np.concatenate([one_row(e.chain).logp[1:][keep] for e, keep in zip(episodes, own, strict=True)]),
-        "logp": np.concatenate([[p["logp"][keep] for p in some] for some, keep in zip(passes, own, strict=True)], 1),
-        "rollout": np.repeat(np.arange(len(own)), [int(keep.sum()) for keep in own]).astype(np.int16),
+        "behavior": np.concatenate([one_row(e.chain).logp[1:][mask] for e, mask in zip(episodes, sampled_masks, strict=True)]),
+        "logp": np.concatenate([[p["logp"][mask] for p in rollout_passes] for rollout_passes, mask in zip(passes, sampled_masks, strict=True)], 1),
+        "rollout": np.repeat(np.arange(len(sampled_masks)), [int(mask.sum()) for mask in sampled_masks]).astype(np.int16),
     }
 
-    def dropped(i: int) -> float:
+    def dropped_share(i: int) -> float:
         """Share of the sampler's experts that the strictest filter below α = 1 drops."""
         return differing(passes[i][-2]["experts"].unbind(1), passes[i][1]["experts"].unbind(1))["decisions"]
 
     firsts = {bool(e.metrics["tests"]): i for i, e in reversed([*enumerate(episodes)])}
-    most = sorted(range(len(episodes)), key=dropped, reverse=True)[: sizes.dropping]
-    shown, rollouts = list(dict.fromkeys([*(firsts[key] for key in (True, False) if key in firsts), *most])), []
-    for number, i in enumerate(shown):
-        e, some = episodes[i], passes[i]
-        different: list[torch.Tensor] = []
-        at = []
-        for p in some[1:]:
-            same = [k for k, scores in enumerate(different) if torch.equal(scores, p["scores"])]
-            at.append(same[0] if same else len(different))
-            different += [] if same else [p["scores"]]
+    most_dropping = sorted(range(len(episodes)), key=dropped_share, reverse=True)[: sizes.dropping]
+    selected_indices, rollouts = (list(dict.fromkeys([*(firsts[key] for key in (True, False) if key in firsts), *most_dropping])), [])
+    for number, i in enumerate(selected_indices):
+        e, rollout_passes = episodes[i], passes[i]
+        distinct_scores: list[torch.Tensor] = []
+        pass_indices = []
+        for p in rollout_passes[1:]:
+            matches = [k for k, scores in enumerate(distinct_scores) if torch.equal(scores, p["scores"])]
+            pass_indices.append(matches[0] if matches else len(distinct_scores))
+            distinct_scores += [] if matches else [p["scores"]]
         arrays |= {
-            f"{number}/scores": torch.stack(different).numpy(),
-            f"{number}/pass": np.array(at, dtype=np.int8),
+            f"{number}/scores": torch.stack(distinct_scores).numpy(),
+            f"{number}/pass": np.array(pass_indices, dtype=np.int8),
             f"{number}/sampler": one_row(e.chain).experts.to(torch.int8).numpy(),
-            f"{number}/own": some[0]["experts"].to(torch.int8).numpy(),
+            f"{number}/own": rollout_passes[0]["experts"].to(torch.int8).numpy(),
             f"{number}/behavior": one_row(e.chain).logp[1:].numpy(),
-            f"{number}/logp": torch.stack([p["logp"] for p in some]).numpy(),
+            f"{number}/logp": torch.stack([p["logp"] for p in rollout_passes]).numpy(),
         }
         rollouts.append(
             {
@@ -227,57 +227,63 @@ def run_trainer(trainer: Transformer, episode: Rollout, alpha: float | None) -> 
     """One pass over a rollout of T tokens with the sampler's experts filtered at `alpha`, or the trainer's own (None): scores
     [T−1, L, E], experts [T−1, L, K] and log-probs [T−1] of the tokens that follow."""
     tokens = one_row(episode.chain).tokens[None]
-    chosen = routing([one_row(episode.chain)], tokens.shape[1], "none" if alpha is None else "filtered", alpha or 0.0)
-    out = trainer(tokens, logits=False, experts=chosen)
+    replayed_experts = routing([one_row(episode.chain)], tokens.shape[1], "none" if alpha is None else "filtered", alpha or 0.0)
+    out = trainer(tokens, logits=False, experts=replayed_experts)
     logp = trainer.logprob(out.hidden[0, :-1], tokens[0, 1:])
     return {"scores": torch.stack(out.router_logits, 1)[:-1], "experts": torch.stack(out.experts, 1)[:-1], "logp": logp}
 
 
-class Told(Timed):
+class RecordingDecoder(Timed):
     """Records the given tokens and every pass: the drafted tokens, how many were accepted, and what the trunk added."""
 
     def reset(self, forget: bool = False) -> None:
         super().reset(forget)
-        self.told: list[dict] = []
+        self.events: list[dict] = []
 
     def feed(self, tokens: Sequence[int]) -> None:
         super().feed(tokens)
-        self.told.append({"kind": "given", "tokens": list(tokens)})
+        self.events.append({"kind": "given", "tokens": list(tokens)})
 
     def settle(self, x, draft, q, stop, counts) -> int:
-        known = len(self.tokens)
-        taken = super().settle(x, draft, q, stop, counts)
-        self.told.append({"kind": self.kind, "drafted": list(draft), "accepted": taken, "added": self.tokens[known + taken :]})
-        return taken
+        length_before = len(self.tokens)
+        n_accepted = super().settle(x, draft, q, stop, counts)
+        self.events.append({"kind": self.kind, "drafted": list(draft), "accepted": n_accepted, "added": self.tokens[length_before + n_accepted :]})
+        return n_accepted
 
 
-def drafts(model: Transformer, mtp: MTP, recipe: Recipe, language: Language, tasks: list[Task]) -> dict:
+def measure_drafts(model: Transformer, mtp: MTP, recipe: Recipe, language: Language, tasks: list[Task]) -> dict:
     """Greedy rollouts at batch size 1, plain and with 1 … D drafts per pass. By number of drafts: offered and accepted at each depth;
     `tried`, the tested drafts, and `stood`, the accepted ones; tokens, passes. `turns`: number of turns by length. Shown step by step: the
     first success with a rejected draft, with D drafts."""
     r, depth = recipe.rl, recipe.mtp.layers.depth
-    ways = {g: Told(model, mtp if g else None, draft_len=g or None, max_len=r.max_len) for g in range(depth + 1)}
-    lengths, same = [0] * (LONGEST + 1), 0
-    shown: dict | None = None
+    decoders = {g: RecordingDecoder(model, mtp if g else None, draft_len=g or None, max_len=r.max_len) for g in range(depth + 1)}
+    lengths, identical = [0] * (LONGEST + 1), 0
+    example: dict | None = None
     counts = {g: {"drafted": [0] * g, "accepted": [0] * g, "tried": 0, "stood": 0, "tokens": 0, "passes": 0} for g in range(1, depth + 1)}
     for task in tasks:
-        for g, decoder in ways.items():
+        for g, decoder in decoders.items():
             environment, limits = MicroRepo(Session(task, r.max_turns)), r.limits(single(r.max_len))
             (environment,) = decode_rollout(decoder, environment, language, limits, ahead=False)
             total = decoder.total
             if g:
-                found = counts[g]
+                draft_counts = counts[g]
                 sums = {"tried": decoder.tried, "stood": decoder.stood, "tokens": len(total.tokens), "passes": total.cycles}
-                found |= {key: found[key] + value for key, value in sums.items()}
-                found |= {key: [a + b for a, b in zip(found[key], getattr(total, key), strict=True)] for key in ("drafted", "accepted")}
-        for length in ways[0].turns_seen:
+                draft_counts |= {key: draft_counts[key] + value for key, value in sums.items()}
+                draft_counts |= {key: [a + b for a, b in zip(draft_counts[key], getattr(total, key), strict=True)] for key in ("drafted", "accepted")}
+        for length in decoders[0].turns_seen:
             lengths[length] += 1
-        same += all(decoder.tokens == ways[0].tokens for decoder in ways.values())
-        fell = decoder.stood < decoder.tried
-        solved = bool(environment.session.verify().tests)
-        if shown is None or fell and solved and not shown["good"]:
-            steps = [{k: words(language, v) if isinstance(v, list) else v for k, v in step.items()} for step in decoder.told]
-            shown = {"good": fell and solved, "task": task.prompt, "success": solved, "steps": steps}
-    assert shown is not None
-    shown.pop("good")
-    return {"tasks": len(tasks), "identical": same, "turns": lengths, "drafts": {str(g): found for g, found in counts.items()}, **shown}
+        identical += all(decoder.tokens == decoders[0].tokens for decoder in decoders.values())
+        has_rejection = decoder.stood < decoder.tried
+        is_solved = bool(environment.session.verify().tests)
+        if example is None or has_rejection and is_solved and not example["good"]:
+            steps = [{k: words(language, v) if isinstance(v, list) else v for k, v in step.items()} for step in decoder.events]
+            example = {"good": has_rejection and is_solved, "task": task.prompt, "success": is_solved, "steps": steps}
+    assert example is not None
+    example.pop("good")
+    return {
+        "tasks": len(tasks),
+        "identical": identical,
+        "turns": lengths,
+        "drafts": {str(g): draft_counts for g, draft_counts in counts.items()},
+        **example,
+    }

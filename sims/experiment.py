@@ -90,18 +90,18 @@ def judge(rule: Mapping, measured: float | None, interval: Sequence[float] | Non
     needs: further conditions of the rule, in words, and whether they are met. Raises ValueError for an invalid rule."""
     if set(rule) != {"kind", *KINDS.get(rule.get("kind", ""), ("",))}:
         raise ValueError(f"a rule must be one of {', '.join(KINDS)}, with its own fields; got {dict(rule)}")
-    met = all((needs or {}).values())
+    meets_needs = all((needs or {}).values())
     if rule["kind"] == "not tested" or measured is None:
         return "not tested"
     if is_law(rule):
-        inside = measured <= rule["bound"] if rule["kind"] == "at most" else measured >= rule["bound"]
-        return "holds" if inside and met else "broken"
+        is_inside = measured <= rule["bound"] if rule["kind"] == "at most" else measured >= rule["bound"]
+        return "holds" if is_inside and meets_needs else "broken"
     low, high = interval or (measured, measured)
     if rule["kind"] == "between":
         if high < rule["low"] or low > rule["high"]:
             return "contradicted"
-        inside = rule["low"] <= low and high <= rule["high"]
-        return "not at this scale" if not inside else "reproduced" if met else "partly"
+        is_inside = rule["low"] <= low and high <= rule["high"]
+        return "not at this scale" if not is_inside else "reproduced" if meets_needs else "partly"
     # "below" is "above" with the sign flipped.
     sign = 1 if rule["kind"] == "above" else -1
     null, amount = sign * rule["null"], None if rule["amount"] is None else sign * rule["amount"]
@@ -114,7 +114,7 @@ def judge(rule: Mapping, measured: float | None, interval: Sequence[float] | Non
     if low <= null or measured < half:
         return "not at this scale"
     # The measured value decides whether the amount is reached. Its upper end would make wide intervals reach anything.
-    return "reproduced" if met and (amount is None or measured >= amount and low >= half) else "partly"
+    return "reproduced" if meets_needs and (amount is None or measured >= amount and low >= half) else "partly"
 
 
 def claim(
@@ -140,7 +140,7 @@ def claim(
     if interval is not None and (measured is None or not -math.inf < interval[0] <= interval[1] < math.inf):
         raise ValueError(f"interval must be finite (low, high) and needs a measured number; got {interval} for {name}")
     bounds = None if interval is None else [float(v) for v in interval]
-    needs = {words: bool(met) for words, met in (needs or {}).items()}
+    needs = {condition: bool(is_met) for condition, is_met in (needs or {}).items()}
     return {
         "name": name,
         "claim": says,

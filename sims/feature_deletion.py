@@ -77,58 +77,75 @@ class Experiment:
         return cls(programs=2)
 
 
-def judged(tree: Mapping[str, bytes], piece: Piece, before: Mapping[str, str], after: Mapping[str, str], c: Experiment) -> dict:
+def judge_piece(tree: Mapping[str, bytes], piece: Piece, before: Mapping[str, str], after: Mapping[str, str], c: Experiment) -> dict:
     """One row for a piece: whether it is a task, and how much else it breaks."""
-    gone = [test for test, said in before.items() if said == "passed" and after.get(test) != "passed"]
-    hit: dict[str, int] = {}
-    for test in gone:
-        hit[feature_of(test)] = hit.get(feature_of(test), 0) + 1
-    most = max(hit, key=lambda name: (hit[name], name)) if hit else ""
-    others = [test for test in before if feature_of(test) != most]
-    broken = bool(faults(tree, piece, before, after, c.least))
-    error = any(said == "error" for said in after.values())
-    few = sum(after.get(test) == "failed" for test in gone) < c.least
-    wide = len(gone) > c.most * len(before)
-    hard = difficulty(tree, piece, len(gone))
+    newly_failing = [test for test, outcome in before.items() if outcome == "passed" and after.get(test) != "passed"]
+    hits: dict[str, int] = {}
+    for test in newly_failing:
+        hits[feature_of(test)] = hits.get(feature_of(test), 0) + 1
+    main_feature = max(hits, key=lambda name: (hits[name], name)) if hits else ""
+    other_tests = [test for test in before if feature_of(test) != main_feature]
+    is_broken = bool(faults(tree, piece, before, after, c.least))
+    has_error = any(outcome == "error" for outcome in after.values())
+    has_too_few = sum(after.get(test) == "failed" for test in newly_failing) < c.least
+    is_too_wide = len(newly_failing) > c.most * len(before)
+    piece_difficulty = difficulty(tree, piece, len(newly_failing))
     return {
         "way": piece.way,
         "piece": piece.name,
-        "task": not broken and not wide,
-        "why": "not collected" if error else "too few fail" if few else "most fail" if wide else "broken otherwise" if broken else "task",
-        "lines": hard.lines,
-        "failing": len(gone),
-        "bits": hard.bits,
-        "features": len(hit),
-        "others broken": sum(feature_of(test) != most for test in gone) / max(1, len(others)),
+        "task": not is_broken and not is_too_wide,
+        "why": (
+            "not collected"
+            if has_error
+            else "too few fail"
+            if has_too_few
+            else "most fail"
+            if is_too_wide
+            else "broken otherwise"
+            if is_broken
+            else "task"
+        ),
+        "lines": piece_difficulty.lines,
+        "failing": len(newly_failing),
+        "bits": piece_difficulty.bits,
+        "features": len(hits),
+        "others broken": sum(feature_of(test) != main_feature for test in newly_failing) / max(1, len(other_tests)),
         "gold": undelete(delete(tree, piece), piece) == tree,
     }
 
 
 def package(made: Program, runner: Runner, number: int, c: Experiment) -> list[dict]:
     """All pieces of one package. Raises RunError where a test of it does not pass before anything is deleted."""
-    whole = {**made.files, **made.tests}
-    (before,) = runner.outcomes(whole)
-    if bad := [test for test, said in before.items() if said != "passed"]:
-        raise RunError(f"package {number}: {bad[0]} does not pass before anything is deleted")
-    coverage = runner.coverage(whole)
-    sliced = slices(made.files, coverage, c.least, c.most)
-    pieces = [*sliced, *bodies(made.files), *symbols(made.files)]
-    known, draw = executed(made.files, coverage), random.Random(f"feature-deletion-{1000 * c.seed + number}")
-    sizes = [sum(code_lines(edit) for one in piece.patches for edit in one.edits) for piece in sliced]
-    pieces += [drawn(made.files, known, size, draw) for drawn in (in_one_place, scattered) for size in sizes]
-    played = runner.outcomes(whole, [changes(delete(whole, piece), piece) for piece in pieces])
-    rows = [judged(whole, piece, before, after, c) for piece, after in zip(pieces, played, strict=True)]
-    tried = [(at, answer) for at, piece in enumerate(pieces) if rows[at]["task"] and piece.way not in CONTROLS for _, answer in fools(whole, piece)]
-    asked = {at: [test for test, said in played[at].items() if said == "failed"] for at, _ in tried}
-    said = runner.outcomes(whole, [changes(answer, pieces[at]) for at, answer in tried], [asked[at] for at, _ in tried])
-    for (at, _), outcomes in zip(tried, said, strict=True):
-        passed = sum(outcomes.get(test) == "passed" for test in asked[at]) / len(asked[at])
-        rows[at]["fools"] = max(passed, rows[at].get("fools", 0.0))
+    all_files = {**made.files, **made.tests}
+    (before,) = runner.outcomes(all_files)
+    if failing_tests := [test for test, outcome in before.items() if outcome != "passed"]:
+        raise RunError(f"package {number}: {failing_tests[0]} does not pass before anything is deleted")
+    coverage = runner.coverage(all_files)
+    slice_pieces = slices(made.files, coverage, c.least, c.most)
+    pieces = [*slice_pieces, *bodies(made.files), *symbols(made.files)]
+    deletable, rng = executed(made.files, coverage), random.Random(f"feature-deletion-{1000 * c.seed + number}")
+    sizes = [sum(code_lines(edit) for file_patch in piece.patches for edit in file_patch.edits) for piece in slice_pieces]
+    pieces += [delete_lines(made.files, deletable, size, rng) for delete_lines in (in_one_place, scattered) for size in sizes]
+    outcomes_by_piece = runner.outcomes(all_files, [changed_files(delete(all_files, piece), piece) for piece in pieces])
+    rows = [judge_piece(all_files, piece, before, after, c) for piece, after in zip(pieces, outcomes_by_piece, strict=True)]
+    fool_answers = [
+        (index, answer)
+        for index, piece in enumerate(pieces)
+        if rows[index]["task"] and piece.way not in CONTROLS
+        for _, answer in fools(all_files, piece)
+    ]
+    tests_by_index = {index: [test for test, outcome in outcomes_by_piece[index].items() if outcome == "failed"] for index, _ in fool_answers}
+    fool_outcomes = runner.outcomes(
+        all_files, [changed_files(answer, pieces[index]) for index, answer in fool_answers], [tests_by_index[index] for index, _ in fool_answers]
+    )
+    for (index, _), outcomes in zip(fool_answers, fool_outcomes, strict=True):
+        passed_share = sum(outcomes.get(test) == "passed" for test in tests_by_index[index]) / len(tests_by_index[index])
+        rows[index]["fools"] = max(passed_share, rows[index].get("fools", 0.0))
     return [{"program": number, "tests": len(before), **row} for row in rows]
 
 
-def changes(files: Mapping[str, bytes], piece: Piece) -> dict[str, bytes]:
-    return {one.file: files[one.file] for one in piece.patches}
+def changed_files(files: Mapping[str, bytes], piece: Piece) -> dict[str, bytes]:
+    return {file_patch.file: files[file_patch.file] for file_patch in piece.patches}
 
 
 def experiment(run: Run, config: Experiment) -> dict:
@@ -141,124 +158,129 @@ def experiment(run: Run, config: Experiment) -> dict:
             stage.finish({"rows": package(program(1000 * config.seed + number), runner, number, config)})
         rows += stage.result()["rows"]
     return {
-        "rows": by_package(rows, config.programs),
-        "ways": by_way(rows, config.programs),
-        "sizes": by_lines(rows),
+        "rows": summarise_packages(rows, config.programs),
+        "ways": summarise_ways(rows, config.programs),
+        "sizes": summarise_sizes(rows),
         "claims": verdicts(rows, config),
     }
 
 
-def per_program(rows: Sequence[Mapping], way: str, what: str, programs: int, total: bool = False) -> np.ndarray:
+def per_program(rows: Sequence[Mapping], way: str, column: str, programs: int, total: bool = False) -> np.ndarray:
     """The mean of a column over the pieces of a way, or its sum, for each package."""
-    some = [[float(row[what]) for row in rows if row["program"] == number and row["way"] == way and what in row] for number in range(programs)]
-    return np.array([sum(one) if total else float(np.mean(one)) if one else np.nan for one in some])
+    values_by_program = [
+        [float(row[column]) for row in rows if row["program"] == number and row["way"] == way and column in row] for number in range(programs)
+    ]
+    return np.array([sum(values) if total else float(np.mean(values)) if values else np.nan for values in values_by_program])
 
 
-def by_package(rows: Sequence[Mapping], programs: int) -> list[dict]:
+def summarise_packages(rows: Sequence[Mapping], programs: int) -> list[dict]:
     """One row for each package and way: pieces, what became of them, and means."""
-    found = []
+    summaries = []
     for number in range(programs):
         for way in WAYS:
-            if here := [row for row in rows if row["program"] == number and row["way"] == way]:
-                row = {"program": number, "tests": here[0]["tests"], "way": way, "tried": len(here)}
-                row |= {why: sum(row["why"] == why for row in here) for why in WHY}
-                row |= {name: float(np.mean([row[name] for row in here])) for name in MEANS}
-                found.append(row | {"one feature": sum(row["features"] == 1 for row in here), "fools": max(row.get("fools", 0.0) for row in here)})
-    return found
+            if way_rows := [row for row in rows if row["program"] == number and row["way"] == way]:
+                row = {"program": number, "tests": way_rows[0]["tests"], "way": way, "tried": len(way_rows)}
+                row |= {reason: sum(row["why"] == reason for row in way_rows) for reason in WHY}
+                row |= {name: float(np.mean([row[name] for row in way_rows])) for name in MEANS}
+                summaries.append(
+                    row | {"one feature": sum(row["features"] == 1 for row in way_rows), "fools": max(row.get("fools", 0.0) for row in way_rows)}
+                )
+    return summaries
 
 
-def by_way(rows: Sequence[Mapping], programs: int) -> list[dict]:
+def summarise_ways(rows: Sequence[Mapping], programs: int) -> list[dict]:
     """One row for each way: pieces, tasks, their share with its interval over packages, and means over pieces."""
-    found = []
+    summaries = []
     for way in WAYS:
-        here = [row for row in rows if row["way"] == way]
+        way_rows = [row for row in rows if row["way"] == way]
         shares = per_program(rows, way, "task", programs)
-        row: dict[str, Any] = {"way": way, "tried": len(here), "tasks": sum(row["task"] for row in here)}
+        row: dict[str, Any] = {"way": way, "tried": len(way_rows), "tasks": sum(row["task"] for row in way_rows)}
         row |= {f"share{'' if name == 'value' else '_' + name}": value for name, value in bootstrap(shares[~np.isnan(shares)]).items()}
-        found.append(row | {name: float(np.mean([row[name] for row in here])) for name in MEANS})
-    return found
+        summaries.append(row | {name: float(np.mean([row[name] for row in way_rows])) for name in MEANS})
+    return summaries
 
 
-def by_lines(rows: Sequence[Mapping]) -> list[dict]:
+def summarise_sizes(rows: Sequence[Mapping]) -> list[dict]:
     """For slices and controls, by how many lines go: pieces, and the mean share of other features' tests that fail."""
-    found = []
+    summaries = []
     for way in ("slice", *CONTROLS):
         for low, high in itertools.pairwise(SIZES):
-            if here := [row for row in rows if row["way"] == way and low <= row["lines"] < high]:
-                mean = {name: float(np.mean([row[name] for row in here])) for name in ("lines", "others broken")}
-                found.append({"way": way, "from": low, "below": high, "pieces": len(here), **mean})
-    return found
+            if size_rows := [row for row in rows if row["way"] == way and low <= row["lines"] < high]:
+                mean = {name: float(np.mean([row[name] for row in size_rows])) for name in ("lines", "others broken")}
+                summaries.append({"way": way, "from": low, "below": high, "pieces": len(size_rows), **mean})
+    return summaries
 
 
 def verdicts(rows: Sequence[Mapping], c: Experiment) -> list[dict]:
     """Whether slices make tasks, whether the rest stands better than at random, and whether the tests can be fooled."""
     columns = partial(per_program, rows, programs=c.programs)
-    shares, over, source = columns("slice", "task"), "95% bootstrap over packages", "Composer 2.5"
-    most = share(shares >= 0.9)
-    better = {way: bootstrap(shares - columns(way, "task")) for way in CONTROLS}
-    spared = {way: bootstrap(columns(way, "others broken") - columns("slice", "others broken")) for way in CONTROLS}
-    more = bootstrap(columns("slice", "task", total=True) - columns("body", "task", total=True))
-    worst = [max((row["fools"] for row in rows if row["program"] == number and "fools" in row), default=0.0) for number in range(c.programs)]
-    honest = share([one <= 0.5 for one in worst])
-    tried = {way: [row for row in rows if row["way"] == way] for way in WAYS}
-    says = "; ".join(f"{way}: {sum(row['task'] for row in some)} tasks of {len(some)}" for way, some in tried.items())
-    alone = ", ".join(f"{np.mean([row['features'] == 1 for row in some]):.2f} ({way})" for way, some in tried.items())
+    shares, interval_text, source = columns("slice", "task"), "95% bootstrap over packages", "Composer 2.5"
+    high_share = share(shares >= 0.9)
+    gains = {way: bootstrap(shares - columns(way, "task")) for way in CONTROLS}
+    spared_gains = {way: bootstrap(columns(way, "others broken") - columns("slice", "others broken")) for way in CONTROLS}
+    extra_tasks = bootstrap(columns("slice", "task", total=True) - columns("body", "task", total=True))
+    worst_shares = [max((row["fools"] for row in rows if row["program"] == number and "fools" in row), default=0.0) for number in range(c.programs)]
+    honest_share = share([worst_share <= 0.5 for worst_share in worst_shares])
+    rows_by_way = {way: [row for row in rows if row["way"] == way] for way in WAYS}
+    counts_text = "; ".join(f"{way}: {sum(row['task'] for row in way_rows)} tasks of {len(way_rows)}" for way, way_rows in rows_by_way.items())
+    alone_text = ", ".join(f"{np.mean([row['features'] == 1 for row in way_rows]):.2f} ({way})" for way, way_rows in rows_by_way.items())
     return [
         claim(
             "slices-are-tasks",
             "code that is deleted so that the rest stands makes tasks that tests can grade",
             source,
-            most["value"],
+            high_share["value"],
             above(0.5),
-            (most["low"], most["high"]),
+            (high_share["low"], high_share["high"]),
             "of the packages: 0.9 of the slices or more",
-            f"{says}; Clopper and Pearson's 95% over packages",
+            f"{counts_text}; Clopper and Pearson's 95% over packages",
         ),
         *(
             claim(
                 f"more-than-{way.replace(' ', '-')}",
-                f"more often than as many lines deleted at random, {where}",
+                f"more often than as many lines deleted at random, {place}",
                 source,
-                better[way]["value"],
+                gains[way]["value"],
                 above(),
-                (better[way]["low"], better[way]["high"]),
+                (gains[way]["low"], gains[way]["high"]),
                 "of the pieces, slices − control",
-                f"paired by package; {over}",
+                f"paired by package; {interval_text}",
             )
-            for way, where in zip(CONTROLS, PLACES, strict=True)
+            for way, place in zip(CONTROLS, PLACES, strict=True)
         ),
         *(
             claim(
                 f"spares-{way.replace(' ', '-')}",
-                f"what goes is specific: fewer tests of other features fail than after a deletion at random, {where}",
+                f"what goes is specific: fewer tests of other features fail than after a deletion at random, {place}",
                 source,
-                spared[way]["value"],
+                spared_gains[way]["value"],
                 above(),
-                (spared[way]["low"], spared[way]["high"]),
+                (spared_gains[way]["low"], spared_gains[way]["high"]),
                 "of the other features' tests, control − slices",
-                f"one feature alone is hit by shares of {alone}; {over}",
+                f"one feature alone is hit by shares of {alone_text}; {interval_text}",
             )
-            for way, where in zip(CONTROLS, PLACES, strict=True)
+            for way, place in zip(CONTROLS, PLACES, strict=True)
         ),
         claim(
             "more-than-functions",
             "slices find tasks that whole functions do not: a package gives more of them",
             "ref/feature_deletion.py",
-            more["value"],
+            extra_tasks["value"],
             above(),
-            (more["low"], more["high"]),
+            (extra_tasks["low"], extra_tasks["high"]),
             "tasks a package, slices − bodies",
-            over,
+            interval_text,
         ),
         claim(
             "no-fool",
             "the tests that fail can grade: an answer that knows nothing passes half of them at most",
             source,
-            honest["value"],
+            honest_share["value"],
             above(0.5),
-            (honest["low"], honest["high"]),
+            (honest_share["low"], honest_share["high"]),
             "of the packages: so in every task",
-            f"the better of two answers, None and the last argument, in place of what a function lost; it passes {max(worst):.2f} of a task's tests "
+            "the better of two answers, None and the last argument, in place of what a function lost; it passes "
+            f"{max(worst_shares):.2f} of a task's tests "
             "at most; Clopper and Pearson's 95% over packages",
         ),
         claim(
@@ -281,19 +303,24 @@ def picture(found: dict, path: Path) -> None:
     figure, (left, middle, right) = sheet(3, "Features deleted by rule from made-up packages")
     rows, ways = found["rows"], found["ways"]
     colours: dict[str, str] = dict(zip(WAYS, (BLUE, GREEN, PURPLE, RED, GREY), strict=True))
-    for at, row in enumerate(ways):
-        left.bar(at, row["share"], color=colours[row["way"]], alpha=0.4)
-        left.errorbar(at, row["share"], [[row["share"] - row["share_low"]], [row["share_high"] - row["share"]]], color="black", capsize=3)
-        dots = [one["task"] / one["tried"] for one in rows if one["way"] == row["way"]]
-        left.plot(at + np.linspace(-0.3, 0.3, len(dots)), dots, ".", color=colours[row["way"]])
+    for index, row in enumerate(ways):
+        left.bar(index, row["share"], color=colours[row["way"]], alpha=0.4)
+        left.errorbar(index, row["share"], [[row["share"] - row["share_low"]], [row["share_high"] - row["share"]]], color="black", capsize=3)
+        dots = [package_row["task"] / package_row["tried"] for package_row in rows if package_row["way"] == row["way"]]
+        left.plot(index + np.linspace(-0.3, 0.3, len(dots)), dots, ".", color=colours[row["way"]])
     for way, line in (("scattered", "o:"), ("one place", "s--"), ("slice", "x-")):
-        here = [row for row in found["sizes"] if row["way"] == way]
-        middle.plot([row["lines"] for row in here], [row["others broken"] for row in here], line, color=colours[way], label=way)
+        size_rows = [row for row in found["sizes"] if row["way"] == way]
+        middle.plot([row["lines"] for row in size_rows], [row["others broken"] for row in size_rows], line, color=colours[way], label=way)
     low = np.zeros(len(WAYS))
-    for why, colour in zip(WHY, (BLUE, ORANGE, RED, PURPLE, GREY), strict=True):
-        parts = [[one for one in rows if one["way"] == way] for way in WAYS]
-        part = np.array([sum(one[why] for one in some) / max(1, sum(one["tried"] for one in some)) for some in parts])
-        right.bar(WAYS, part, bottom=low, color=colour, label=why)
+    for reason, colour in zip(WHY, (BLUE, ORANGE, RED, PURPLE, GREY), strict=True):
+        parts = [[package_row for package_row in rows if package_row["way"] == way] for way in WAYS]
+        part = np.array(
+            [
+                sum(package_row[reason] for package_row in way_rows) / max(1, sum(package_row["tried"] for package_row in way_rows))
+                for way_rows in parts
+            ]
+        )
+        right.bar(WAYS, part, bottom=low, color=colour, label=reason)
         low += part
     left.set(xticks=range(len(WAYS)), xticklabels=WAYS, ylabel="share of the pieces", title="Pieces that are tasks", ylim=(0, 1.05))
     middle.set(xlabel="lines that go", ylabel="share that fails, mean", title="Tests of other features", xscale="log", ylim=(0, None))

@@ -20,23 +20,23 @@ def learned(steps: Numbers, ends: Numbers, before: Mapping[str, Mapping[str, flo
     """`steps`: over all rollouts of a training; `ends`: over held-out rollouts at its end; `before`: over held-out rollouts of each world before RL.
     Intervals: Student's, over trainings, of the difference between two arms with the same seeds and tasks."""
 
-    def found(
-        name: str, says: str, source: str, where: Numbers, what: str, one: str, other: str, rule: dict, unit: str, needs: dict, more: str
+    def make_claim(
+        name: str, says: str, source: str, numbers: Numbers, measure: str, arm: str, control: str, rule: dict, unit: str, needs: dict, suffix: str
     ) -> dict:
-        apart = where[one][what] - where[other][what]
-        interval = {key: round(x, 9) for key, x in student(apart).items()}
-        when = "all rollouts of RL" if where is steps else "held-out rollouts after RL"
-        both = f"{where[one][what].mean():.3f} {one}, {where[other][what].mean():.3f} {other}"
-        note = f"{when}: {both}{more}; trainings by themselves: {', '.join(f'{x:+.3f}' for x in apart)}"
+        differences = numbers[arm][measure] - numbers[control][measure]
+        interval = {key: round(x, 9) for key, x in student(differences).items()}
+        period = "all rollouts of RL" if numbers is steps else "held-out rollouts after RL"
+        means_text = f"{numbers[arm][measure].mean():.3f} {arm}, {numbers[control][measure].mean():.3f} {control}"
+        note = f"{period}: {means_text}{suffix}; trainings by themselves: {', '.join(f'{x:+.3f}' for x in differences)}"
         return claim(name, says, source, interval["value"], rule, (interval["low"], interval["high"]), unit, note, needs)
 
-    def each(where: Numbers, what: str, one: str, other: str, sign: int) -> dict[str, bool]:
-        return {"every training by itself": bool((sign * (where[one][what] - where[other][what])).min() > 0)}
+    def check_trainings(numbers: Numbers, measure: str, arm: str, control: str, sign: int) -> dict[str, bool]:
+        return {"every training by itself": bool((sign * (numbers[arm][measure] - numbers[control][measure])).min() > 0)}
 
-    first = before["faults"]
-    fewer, began = "faults a rollout, hints less outcome", f"; {first['faults']:.3f} before RL, held-out"
+    before_faults = before["faults"]
+    faults_unit, before_text = ("faults a rollout, hints less outcome", f"; {before_faults['faults']:.3f} before RL, held-out")
     return [
-        found(
+        make_claim(
             "fewer-faults",
             "with hints at the messages that went wrong, their faults fall faster than under the outcome reward alone",
             RELEASE,
@@ -45,11 +45,11 @@ def learned(steps: Numbers, ends: Numbers, before: Mapping[str, Mapping[str, flo
             "hints",
             "outcome",
             below(),
-            fewer,
-            each(steps, "faults", "hints", "outcome", -1),
-            began,
+            faults_unit,
+            check_trainings(steps, "faults", "hints", "outcome", -1),
+            before_text,
         ),
-        found(
+        make_claim(
             "mended",
             "after RL with hints the agent errs less without them",
             RELEASE,
@@ -58,11 +58,11 @@ def learned(steps: Numbers, ends: Numbers, before: Mapping[str, Mapping[str, flo
             "hints",
             "outcome",
             below(),
-            fewer,
-            each(ends, "faults", "hints", "outcome", -1),
-            began,
+            faults_unit,
+            check_trainings(ends, "faults", "hints", "outcome", -1),
+            before_text,
         ),
-        found(
+        make_claim(
             "equal-success",
             "hints cost no success",
             RELEASE,
@@ -73,9 +73,9 @@ def learned(steps: Numbers, ends: Numbers, before: Mapping[str, Mapping[str, flo
             above(-0.05),
             "success, hints less outcome",
             {},
-            f"; {first['solved']:.3f} before RL",
+            f"; {before_faults['solved']:.3f} before RL",
         ),
-        found(
+        make_claim(
             "nothing-else",
             "a hint mends its own fault and changes no other",
             RELEASE,
@@ -86,9 +86,9 @@ def learned(steps: Numbers, ends: Numbers, before: Mapping[str, Mapping[str, flo
             between(-0.1, 0.1),
             "other faults a rollout, hints less outcome",
             {},
-            f"; {first['others']:.3f} before RL",
+            f"; {before_faults['others']:.3f} before RL",
         ),
-        found(
+        make_claim(
             "right-hint",
             "it matters what the hint says: hints of other rollouts' faults mend less",
             RELEASE,
@@ -98,10 +98,10 @@ def learned(steps: Numbers, ends: Numbers, before: Mapping[str, Mapping[str, flo
             "shuffled",
             below(),
             "faults a rollout, hints less shuffled",
-            each(steps, "faults", "hints", "shuffled", -1),
+            check_trainings(steps, "faults", "hints", "shuffled", -1),
             "",
         ),
-        found(
+        make_claim(
             "more-than-error",
             "it matters that the hint says something: the word error alone mends less",
             RELEASE,
@@ -111,10 +111,10 @@ def learned(steps: Numbers, ends: Numbers, before: Mapping[str, Mapping[str, flo
             "bare",
             below(),
             "faults a rollout, hints less bare",
-            each(steps, "faults", "hints", "bare", -1),
+            check_trainings(steps, "faults", "hints", "bare", -1),
             "",
         ),
-        found(
+        make_claim(
             "more-than-prices",
             "a hint at the message does more than a price on the whole rollout",
             RELEASE,
@@ -124,10 +124,10 @@ def learned(steps: Numbers, ends: Numbers, before: Mapping[str, Mapping[str, flo
             "priced",
             below(),
             "faults a rollout, hints less priced",
-            each(steps, "faults", "hints", "priced", -1),
+            check_trainings(steps, "faults", "hints", "priced", -1),
             "",
         ),
-        found(
+        make_claim(
             "environment-s-error",
             "the environment's own error, as the hint, mends what it is about",
             SDPO,
@@ -137,10 +137,10 @@ def learned(steps: Numbers, ends: Numbers, before: Mapping[str, Mapping[str, flo
             "outcome",
             below(),
             "messages with invalid calls a rollout, error less outcome",
-            each(steps, "invalid", "error", "outcome", -1),
-            f"; {first['invalid']:.3f} before RL, held-out",
+            check_trainings(steps, "invalid", "error", "outcome", -1),
+            f"; {before_faults['invalid']:.3f} before RL, held-out",
         ),
-        found(
+        make_claim(
             "sparse",
             "hints teach what is never rewarded, because the agent never does it by itself",
             RELEASE,
@@ -150,10 +150,10 @@ def learned(steps: Numbers, ends: Numbers, before: Mapping[str, Mapping[str, flo
             "alone",
             above(),
             "success where a call has another name, hints less RL alone",
-            each(ends, "solved", "forward", "alone", 1) | {"RL alone stays below 0.02": bool(ends["alone"]["solved"].mean() < 0.02)},
+            check_trainings(ends, "solved", "forward", "alone", 1) | {"RL alone stays below 0.02": bool(ends["alone"]["solved"].mean() < 0.02)},
             f"; {before['renamed']['solved']:.3f} before RL",
         ),
-        found(
+        make_claim(
             "direction",
             "what the student hardly ever does, KL(teacher‖student) teaches and KL(student‖teacher) does not",
             SDPO,
@@ -163,7 +163,7 @@ def learned(steps: Numbers, ends: Numbers, before: Mapping[str, Mapping[str, flo
             "reverse",
             above(),
             "success where a call has another name, forward less reverse",
-            each(ends, "solved", "forward", "reverse", 1),
+            check_trainings(ends, "solved", "forward", "reverse", 1),
             "",
         ),
     ]
@@ -177,7 +177,7 @@ LABELS = {
     "shuffled": "control: shuffled hints",
     "bare": "control: the word error",
 }
-SPARSE = {"alone": "RL alone", "forward": "reminder, forward KL", "reverse": "reminder, reverse KL"}
+SPARSE_LABELS = {"alone": "RL alone", "forward": "reminder, forward KL", "reverse": "reminder, reverse KL"}
 
 
 def picture(found: dict, path: Path) -> None:
@@ -185,15 +185,15 @@ def picture(found: dict, path: Path) -> None:
     from sims.drawing import COLOURS, GREY, save, sheet
 
     figure, (left, middle, right) = sheet(3, "A hint where a rollout went wrong, distilled into the agent that is not told")
-    played = {row["world"] for row in found["rows"]}
+    worlds = {row["world"] for row in found["rows"]}
     palette = dict(zip(LABELS, (GREY, COLOURS[3], COLOURS[0], COLOURS[2], COLOURS[1], COLOURS[4]), strict=True))
-    colours = {arm: colour for arm, colour in palette.items() if arm in played}
+    colours = {arm: colour for arm, colour in palette.items() if arm in worlds}
     along({"faults": left, "solved": middle}, found["rows"], colours, LABELS)
     left.set(xlabel="RL step", ylabel="faults a rollout", title="Faults that hints are about", ylim=(0, None))
     middle.set(xlabel="RL step", ylabel="share of rollouts", title="Solved the task", ylim=(-0.02, 1.02))
     left.legend(frameon=False, fontsize=7)
-    others = dict(zip(SPARSE, (GREY, COLOURS[0], COLOURS[1]), strict=True))
-    along({"solved": right}, found["rows"], {arm: colour for arm, colour in others.items() if arm in played}, SPARSE)
+    sparse_colours = dict(zip(SPARSE_LABELS, (GREY, COLOURS[0], COLOURS[1]), strict=True))
+    along({"solved": right}, found["rows"], {arm: colour for arm, colour in sparse_colours.items() if arm in worlds}, SPARSE_LABELS)
     right.set(xlabel="RL step", ylabel="share of rollouts", title="Solved, where write is called put", ylim=(-0.02, 1.02))
     right.legend(frameon=False, fontsize=7)
     save(figure, path)

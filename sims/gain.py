@@ -41,7 +41,7 @@ def read(root: Path, shuffled: bool) -> dict:
     """The evaluation of a finished run. Raises RunError if the folder is not a finished run, or wrongly is (or is not) a control."""
     try:
         config = read_json(root / "config.json", CONFIG)["config"]
-        found = read_json(root / "stages" / "eval.json", EVALUATION)["result"]
+        evaluation = read_json(root / "stages" / "eval.json", EVALUATION)["result"]
         decode = read_json(root / "stages" / "decode.json", {"result": dict})["result"]
     except (OSError, ValueError) as error:
         raise RunError(f"{root} is not a finished run of the recipe ({error}); pass folders of finished runs of `etude run recipe`") from None
@@ -53,11 +53,11 @@ def read(root: Path, shuffled: bool) -> dict:
     return {
         "seed": config["seed"],
         "success_by_step": [round(x, 4) for x in curve],
-        "before": found["before"],
-        "after": found["after"],
-        "difference": found["difference"],
-        "tasks": found["tasks"],
-        "codebase": found["codebase"],
+        "before": evaluation["before"],
+        "after": evaluation["after"],
+        "difference": evaluation["difference"],
+        "tasks": evaluation["tasks"],
+        "codebase": evaluation["codebase"],
         "decode": decode,
         "seconds": round(sum(line["seconds"] for line in finished), 1),
         "peak_memory_gib": max((line["peak_memory_gib"] for line in finished if "peak_memory_gib" in line), default=None),
@@ -90,14 +90,14 @@ def table(found: dict) -> str:
     columns += [(f"control, seed {run['seed']}", run) for run in found["control"]]
     lines = ["| held-out tasks | " + " | ".join(name for name, _ in columns) + " |", "|---" * (len(columns) + 1) + "|"]
 
-    def cell(run: dict, name: str) -> str:
+    def format_cell(run: dict, name: str) -> str:
         digits = 1 if name == "tokens" else 2
-        parts = [run[when][name] for when in ("before", "after")]
+        parts = [run[moment][name] for moment in ("before", "after")]
         words = " → ".join(f"{p['value']:.{digits}f} [{p['low']:.{digits}f}, {p['high']:.{digits}f}]" for p in parts)
         d = run["difference"][name]
         return f"{words}; {d['value']:+.{digits + 1}f} [{d['low']:+.{digits + 1}f}, {d['high']:+.{digits + 1}f}]"
 
-    lines += [f"| {title} | " + " | ".join(cell(run, name) for _, run in columns) + " |" for name, title in FIGURES]
+    lines += [f"| {title} | " + " | ".join(format_cell(run, name) for _, run in columns) + " |" for name, title in FIGURES]
     return "\n".join(lines)
 
 
@@ -109,9 +109,9 @@ def picture(found: dict, path: Path) -> None:
     from matplotlib import pyplot
 
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(10, 3.6), layout="constrained")
-    everything = [(run, f"seed {run['seed']}", colour) for run, colour in zip(found["runs"], COLOURS, strict=False)]
-    everything += [(run, f"control, seed {run['seed']}", GREY) for run in found["control"]]
-    for run, label, colour in everything:
+    curves = [(run, f"seed {run['seed']}", colour) for run, colour in zip(found["runs"], COLOURS, strict=False)]
+    curves += [(run, f"control, seed {run['seed']}", GREY) for run in found["control"]]
+    for run, label, colour in curves:
         curve = np.array(run["success_by_step"])
         left.plot(np.arange(1, len(curve) + 1), curve, color=colour, alpha=0.2, linewidth=0.8)
         width = min(WINDOW, len(curve))
@@ -120,11 +120,11 @@ def picture(found: dict, path: Path) -> None:
     left.set(xlabel="RL step", ylabel="success of training rollouts", ylim=(0, 1))
     left.set_title(f"While training (mean of {WINDOW} steps)", loc="left", fontsize=11)
     left.legend(frameon=False, fontsize=9)
-    for number, (run, _, colour) in enumerate(everything):
-        for place, (name, _) in enumerate(FIGURES[:3]):
-            x = place + (number - (len(everything) - 1) / 2) * 0.18
-            for when, marker, face, shift in (("before", "o", "white", -0.03), ("after", "o", colour, 0.03)):
-                v = run[when][name]
+    for number, (run, _, colour) in enumerate(curves):
+        for index, (name, _) in enumerate(FIGURES[:3]):
+            x = index + (number - (len(curves) - 1) / 2) * 0.18
+            for moment, marker, face, shift in (("before", "o", "white", -0.03), ("after", "o", colour, 0.03)):
+                v = run[moment][name]
                 bar = [[max(0.0, v["value"] - v["low"])], [max(0.0, v["high"] - v["value"])]]
                 right.errorbar(x + shift, v["value"], bar, fmt=marker, color=colour, markerfacecolor=face, markersize=5)
     right.set_xticks(range(3), [title for _, title in FIGURES[:3]])

@@ -35,7 +35,7 @@ __all__ = ["Experiment", "experiment", "picture"]
 
 MEMBERS = FAMILY | {"only length": Variant(length="rollout"), "only std": Variant(scale="std")}
 TRAINED = MEMBERS | {"masked": replace(FAMILY["dr_grpo"], drop_overlong=True)}
-WHAT = ("reward", "cut", "length", "right", "wrong")
+MEASURES = ("reward", "cut", "length", "right", "wrong")
 
 
 @dataclass(frozen=True)
@@ -86,13 +86,13 @@ def expected_gradient(
     logp = world.logp(logits)
     q, surrogate = logp.detach().exp(), torch.zeros(len(logits), dtype=torch.float64)
     by_tokens = name == "dapo" if by_tokens is None else by_tokens
-    for prompt, here in enumerate(groups):
-        outcomes, chances = here.chances(q[:, prompt])
-        pushes = here.pushes(TRAINED[name], by_tokens)
+    for prompt, group in enumerate(groups):
+        outcomes, chances = group.chances(q[:, prompt])
+        pushes = group.pushes(TRAINED[name], by_tokens)
         if only_all_right:
-            pushes = pushes * here.all_right[:, None]
+            pushes = pushes * group.all_right[:, None]
         # Given the outcome, the word still follows the policy.
-        weight = q[:, prompt] * (chances @ pushes / outcomes)[:, here.outcome_of]
+        weight = q[:, prompt] * (chances @ pushes / outcomes)[:, group.outcome_of]
         surrogate = surrogate + (weight * logp[:, prompt]).sum(1) / PROMPTS
     if by_tokens:
         surrogate = surrogate * (q * world.length).sum(2).mean(1)
@@ -117,29 +117,37 @@ def gradients(c: Experiment) -> tuple[list[dict], dict[str, list]]:
     world = World(c.letters, c.length)
     logits = world.policies(c.policies, c.seed * 1000)
     slopes = {}
-    for which in ("right", "wrong"):
+    for answer_kind in ("right", "wrong"):
         leaf = logits.clone().requires_grad_()
-        (slopes[which],) = torch.autograd.grad(world.measure(leaf)[which].sum(), leaf)
+        (slopes[answer_kind],) = torch.autograd.grad(world.measure(leaf)[answer_kind].sum(), leaf)
     rows, values = [], {}
     for price, size in itertools.product((0.0, c.price), c.group_sizes):
         groups, truth = [Groups(world, prompt, size, price) for prompt in range(PROMPTS)], true_gradient(world, logits, price)
-        found = {name: expected_gradient(world, logits, name, groups) for name in MEMBERS}
-        found["masked"] = expected_gradient(world, logits, "masked", groups)
-        found["dapo, large step"] = expected_gradient(world, logits, "dapo", groups, by_tokens=False)
-        for name, got in ({"truth": truth} | found).items():
-            facts = compare(got, truth)
-            unit = got / got.flatten(1).norm(dim=1)[:, None, None, None, None]
-            facts |= {f"grows {which}": (unit * slope).flatten(1).sum(1) for which, slope in slopes.items()}
-            facts["from (N-1)/N"] = (got - truth * (size - 1) / size).flatten(1).norm(dim=1) / truth.flatten(1).norm(dim=1)
+        expected_gradients = {name: expected_gradient(world, logits, name, groups) for name in MEMBERS}
+        expected_gradients["masked"] = expected_gradient(world, logits, "masked", groups)
+        expected_gradients["dapo, large step"] = expected_gradient(world, logits, "dapo", groups, by_tokens=False)
+        for name, gradient in ({"truth": truth} | expected_gradients).items():
+            comparison = compare(gradient, truth)
+            unit = gradient / gradient.flatten(1).norm(dim=1)[:, None, None, None, None]
+            comparison |= {f"grows {answer_kind}": (unit * slope).flatten(1).sum(1) for answer_kind, slope in slopes.items()}
+            comparison["from (N-1)/N"] = (gradient - truth * (size - 1) / size).flatten(1).norm(dim=1) / truth.flatten(1).norm(dim=1)
             if price and name in MEMBERS and size == c.group_sizes[-1]:
                 part = expected_gradient(world, logits, name, groups, only_all_right=True)
-                facts["all right"] = part.flatten(1).norm(dim=1) / got.flatten(1).norm(dim=1)
+                comparison["all right"] = part.flatten(1).norm(dim=1) / gradient.flatten(1).norm(dim=1)
             rows.append(
-                {"part": "gradient", "member": name, "N": size, "price": price, **{what: value.mean().item() for what, value in facts.items()}}
+                {
+                    "part": "gradient",
+                    "member": name,
+                    "N": size,
+                    "price": price,
+                    **{measure: value.mean().item() for measure, value in comparison.items()},
+                }
             )
-            values |= {f"{what}, {name}, {size}, {price:g}": value.tolist() for what, value in facts.items()}
-        ratio = found["dr_grpo"] - found["rloo"] * (size - 1) / size
-        values[f"mean from leave-one-out, {size}, {price:g}"] = (ratio.flatten(1).norm(dim=1) / found["rloo"].flatten(1).norm(dim=1)).tolist()
+            values |= {f"{measure}, {name}, {size}, {price:g}": value.tolist() for measure, value in comparison.items()}
+        ratio = expected_gradients["dr_grpo"] - expected_gradients["rloo"] * (size - 1) / size
+        values[f"mean from leave-one-out, {size}, {price:g}"] = (
+            ratio.flatten(1).norm(dim=1) / expected_gradients["rloo"].flatten(1).norm(dim=1)
+        ).tolist()
     return rows, values
 
 
@@ -176,11 +184,11 @@ def train(run: Run, c: Experiment, name: str) -> dict[str, list]:
     for step in range(c.steps + 1):
         if step % max(1, c.steps // c.looks) == 0 or step == c.steps:
             with torch.no_grad():
-                now = world.measure(logits)
+                measurements = world.measure(logits)
             curves["step"].append(step)
-            for what, value in now.items():
-                curves.setdefault(what, []).append(value.tolist())
-            stage.log(step, **{what: value.mean().item() for what, value in now.items()})
+            for measure, value in measurements.items():
+                curves.setdefault(measure, []).append(value.tolist())
+            stage.log(step, **{measure: value.mean().item() for measure, value in measurements.items()})
             stage.progress(step)
         if step == c.steps:
             break
@@ -204,28 +212,28 @@ def experiment(run: Run, config: Experiment) -> dict:
     """All four parts, and the verdicts."""
     c, stage = config, run.stage("gradients", total=1, unit="enumerations")
     if stage.finished:
-        found = stage.result()
+        result = stage.result()
     else:
         rows, values = gradients(c)
-        found = stage.finish({"rows": rows + equally_right(c), "values": values})
+        result = stage.finish({"rows": rows + equally_right(c), "values": values})
     curves = {name: train(run, c, name) for name in TRAINED}
-    rows = found["rows"] + [
+    rows = result["rows"] + [
         {
             "part": "training",
             "member": name,
             "step": step,
-            **{f"{what}{end}": value for what in WHAT for end, value in zip(("", " low", " high"), interval(curve[what][look]))},
+            **{f"{measure}{end}": value for measure in MEASURES for end, value in zip(("", " low", " high"), interval(curve[measure][look]))},
         }
         for name, curve in curves.items()
         for look, step in enumerate(curve["step"])
     ]
-    return {"rows": rows, "claims": verdicts(c, found["values"], found["rows"], curves)}
+    return {"rows": rows, "claims": verdicts(c, result["values"], result["rows"], curves)}
 
 
 def interval(values: list[float]) -> tuple[float, float, float]:
     """Mean of independent values, with its bootstrap interval."""
-    found = bootstrap(values, n=1000)
-    return found["value"], found["low"], found["high"]
+    estimate = bootstrap(values, n=1000)
+    return estimate["value"], estimate["low"], estimate["high"]
 
 
 def verdicts(c: Experiment, values: dict, rows: list[dict], curves: dict) -> list[dict]:
@@ -233,107 +241,108 @@ def verdicts(c: Experiment, values: dict, rows: list[dict], curves: dict) -> lis
     exact = f"exact for N = {size}; bootstrap over {c.policies} random policies"
     by_seed = f"paired bootstrap over {c.seeds} trainings"
 
-    def worst(what: str, prices: tuple[float, ...] = (0.0, c.price)) -> float:
-        return max(max(values[f"{what}, {size}, {price:g}"]) for size in c.group_sizes for price in prices)
+    def find_worst(measure: str, prices: tuple[float, ...] = (0.0, c.price)) -> float:
+        return max(max(values[f"{measure}, {size}, {price:g}"]) for size in c.group_sizes for price in prices)
 
-    def at(what: str, member: str, price: float = 0.0) -> np.ndarray:
-        return np.array(values[f"{what}, {member}, {size}, {price:g}"])
+    def select(measure: str, member: str, price: float = 0.0) -> np.ndarray:
+        return np.array(values[f"{measure}, {member}, {size}, {price:g}"])
 
-    def end(what: str, member: str, other: str | None = None) -> tuple[float, float, float]:
+    def change_at_end(measure: str, member: str, baseline: str | None = None) -> tuple[float, float, float]:
         """At the end of training, minus another member's, or minus the start."""
-        curve = curves[member][what]
-        return interval((np.array(curve[-1]) - np.array(curves[other][what][-1] if other else curve[0])).tolist())
+        curve = curves[member][measure]
+        return interval((np.array(curve[-1]) - np.array(curves[baseline][measure][-1] if baseline else curve[0])).tolist())
 
-    def beyond(name: str, says: str, source: str, got: tuple, rule: dict, unit: str, note: str, needs: dict | None = None) -> dict:
-        return claim(name, says, source, got[0], rule, got[1:], unit, note, needs)
+    def make_claim(name: str, says: str, source: str, estimate: tuple, rule: dict, unit: str, note: str, needs: dict | None = None) -> dict:
+        return claim(name, says, source, estimate[0], rule, estimate[1:], unit, note, needs)
 
-    def zero(name: str, says: str, source: str, value: float) -> dict:
+    def make_zero_claim(name: str, says: str, source: str, value: float) -> dict:
         note = f"largest relative distance, by enumeration, N = {c.group_sizes}"
         return claim(name, says, source, value, at_most(1e-9), note=note)
 
-    def longer(which: str) -> tuple[float, float, float]:
-        return interval((at(f"grows {which}", "only length") - at(f"grows {which}", "dr_grpo")).tolist())
+    def length_bias(answer_kind: str) -> tuple[float, float, float]:
+        return interval((select(f"grows {answer_kind}", "only length") - select(f"grows {answer_kind}", "dr_grpo")).tolist())
 
-    grows, truth, own = at("grows wrong", "only length"), at("grows wrong", "truth"), "derived here, for the reason behind "
-    shares = {name: interval(at("all right", name, c.price).tolist()) for name in ("only std", "dr_grpo")}
+    growth, true_growth, derivation = (select("grows wrong", "only length"), select("grows wrong", "truth"), "derived here, for the reason behind ")
+    shares = {name: interval(select("all right", name, c.price).tolist()) for name in ("only std", "dr_grpo")}
     sizes = {row["scale"]: row["size"] for row in rows if row["part"] == "equally right" and row["price"] == min(c.prices)}
-    least = min(row["size"] for row in rows if row["part"] == "equally right" and row["scale"] == "std")
-    saved, start = end("wrong", "grpo", "dr_grpo"), end("wrong", "dr_grpo")
-    reward = end("reward", "dr_grpo", "grpo")
+    smallest_size = min(row["size"] for row in rows if row["part"] == "equally right" and row["scale"] == "std")
+    length_saving, start = change_at_end("wrong", "grpo", "dr_grpo"), change_at_end("wrong", "dr_grpo")
+    reward = change_at_end("reward", "dr_grpo", "grpo")
     return [
-        zero(
+        make_zero_claim(
             "mean-factor",
             "Dr. GRPO's expected gradient is (N − 1)/N of the true one: its direction is unbiased",
             paper,
-            worst("from (N-1)/N, dr_grpo"),
+            find_worst("from (N-1)/N, dr_grpo"),
         ),
-        zero(
+        make_zero_claim(
             "rloo-exact",
             "with the mean of the others as baseline the factor is gone: RLOO's is the true gradient",
             "arXiv:2402.14740",
-            worst("distance, rloo"),
+            find_worst("distance, rloo"),
         ),
-        zero("mean-against-others", "Dr. GRPO's gradient is (N − 1)/N times RLOO's", paper, worst("mean from leave-one-out")),
-        beyond(
+        make_zero_claim("mean-against-others", "Dr. GRPO's gradient is (N − 1)/N times RLOO's", paper, find_worst("mean from leave-one-out")),
+        make_claim(
             "length-gradient",
             "divided by the rollout's length, the gradient points elsewhere than the expected reward's",
             paper,
-            interval(at("sine", "only length").tolist()),
+            interval(select("sine", "only length").tolist()),
             above(0.05),
             unit="sine of the angle",
             note=f"reward 0 or 1; {exact}; limit 0.05",
         ),
-        beyond(
+        make_claim(
             "std-gradient",
             "divided by the group's deviation, it does too",
             paper,
-            interval(at("sine", "only std").tolist()),
+            interval(select("sine", "only std").tolist()),
             above(0.05),
             unit="sine of the angle",
             note=f"reward 0 or 1, where the deviation reweighs groups by how mixed they are; {exact}; limit 0.05",
         ),
-        beyond(
+        make_claim(
             "std-gradient-priced",
             "with a price on tokens, too, division by the deviation turns the gradient",
-            own + report,
-            interval(at("sine", "only std", c.price).tolist()),
+            derivation + report,
+            interval(select("sine", "only std", c.price).tolist()),
             above(0.05),
             unit="sine of the angle",
             note=f"price {c.price:g} a token; {exact}; limit 0.05; looked at because of the claim on equally right groups",
         ),
-        beyond(
+        make_claim(
             "wrong-longer",
             "division by length is a length bias: wrong answers get longer than by the unbiased gradient",
             f"{report}; {paper}",
-            longer("wrong"),
+            length_bias("wrong"),
             above(),
             unit="tokens per unit step",
             note=f"derivative of E[length | wrong] along the gradient, divided minus undivided, same step length; {exact}",
         ),
-        beyond(
+        make_claim(
             "right-shorter",
             "and right answers shorter",
             paper,
-            longer("right"),
+            length_bias("right"),
             below(),
             unit="tokens per unit step",
             note=f"the same of E[length | right]; {exact}",
         ),
-        beyond(
+        make_claim(
             "wrong-grow",
             "with division by length, wrong answers grow",
             paper,
-            interval(grows.tolist()),
+            interval(growth.tolist()),
             above(),
             unit="tokens per unit step",
-            note=f"in {100 * (grows > 0).mean():.0f}% of policies; along the true gradient in "
-            f"{100 * (truth > 0).mean():.0f}%, {truth.mean():.3f} on average: growth alone is no bias; {exact}",
+            note=f"in {100 * (growth > 0).mean():.0f}% of policies; along the true gradient in "
+            f"{100 * (true_growth > 0).mean():.0f}%, {true_growth.mean():.3f} on average: growth alone is no bias; "
+            f"{exact}",
         ),
-        beyond(
+        make_claim(
             "wrong-longer-trained",
             "after training with division by length, wrong answers are longer than without it",
             f"{report}; {paper}",
-            end("wrong", "only length", "dr_grpo"),
+            change_at_end("wrong", "only length", "dr_grpo"),
             above(),
             unit="tokens",
             note=f"E[length | wrong] after {c.steps} steps, exact; {by_seed}; without division it changed by {start[0]:+.2f} since the start",
@@ -342,59 +351,59 @@ def verdicts(c: Experiment, values: dict, rows: list[dict], curves: dict) -> lis
             "std-blow-up",
             "division by the deviation blows up small differences in a group that is equally right",
             report,
-            least,
+            smallest_size,
             at_least(0.5),
             unit="× a half-right group's",
             needs={"undivided less than 0.1": sizes["none"] < 0.1},
             note=f"root mean square advantage, least over prices {min(c.prices):g} to {max(c.prices):g} a token; "
             f"undivided at {min(c.prices):g}: {sizes['none']:.2g}; exact for N = {size}; limits 0.5 and 0.1",
         ),
-        beyond(
+        make_claim(
             "std-share",
             "so that groups in which all are right make up more of the gradient",
-            own + report,
-            interval((at("all right", "only std", c.price) - at("all right", "dr_grpo", c.price)).tolist()),
+            derivation + report,
+            interval((select("all right", "only std", c.price) - select("all right", "dr_grpo", c.price)).tolist()),
             above(),
             unit="of the norm",
             note=f"price {c.price:g}: {shares['only std'][0]:.3f} divided, {shares['dr_grpo'][0]:.3f} undivided; {exact}",
         ),
-        beyond(
+        make_claim(
             "unmasked-cut-off",
             "overlong rollouts not masked: the share cut off falls",
-            own + report,
-            end("cut", "dr_grpo"),
+            derivation + report,
+            change_at_end("cut", "dr_grpo"),
             below(),
             unit="of rollouts",
             note=f"end minus start of training; {by_seed}",
         ),
-        beyond(
+        make_claim(
             "masked-cut-off",
             "masked, more is cut off than unmasked",
-            own + report,
-            end("cut", "masked", "dr_grpo"),
+            derivation + report,
+            change_at_end("cut", "masked", "dr_grpo"),
             above(),
             unit="of rollouts",
-            note=f"end of training; since the start, masked: {end('cut', 'masked')[0]:+.3f}; {by_seed}",
+            note=f"end of training; since the start, masked: {change_at_end('cut', 'masked')[0]:+.3f}; {by_seed}",
         ),
-        beyond(
+        make_claim(
             "masked-longer",
             "masked, answers are longer than unmasked",
-            own + report,
-            end("length", "masked", "dr_grpo"),
+            derivation + report,
+            change_at_end("length", "masked", "dr_grpo"),
             above(),
             unit="tokens",
             note=f"end of training; {by_seed}",
         ),
-        beyond(
+        make_claim(
             "masked-grows",
             "masked, length grows during training",
-            own + report,
-            end("length", "masked"),
+            derivation + report,
+            change_at_end("length", "masked"),
             above(),
             unit="tokens",
-            note=f"end minus start; unmasked {end('length', 'dr_grpo')[0]:+.3f}; {by_seed}",
+            note=f"end minus start; unmasked {change_at_end('length', 'dr_grpo')[0]:+.3f}; {by_seed}",
         ),
-        beyond(
+        make_claim(
             "as-good",
             "Dr. GRPO earns what GRPO earns (less 0.01 at most), with shorter wrong answers",
             "arXiv:2503.20783, Fig. 1 and 5",
@@ -402,8 +411,8 @@ def verdicts(c: Experiment, values: dict, rows: list[dict], curves: dict) -> lis
             above(-0.01),
             "reward",
             f"exact reward at the end, Dr. GRPO minus GRPO, equal learning rate; GRPO's wrong answers "
-            f"are longer by {saved[0]:.3f} [{saved[1]:.3f}, {saved[2]:.3f}] tokens; {by_seed}",
-            {"its wrong answers are shorter": saved[1] > 0},
+            f"are longer by {length_saving[0]:.3f} [{length_saving[1]:.3f}, {length_saving[2]:.3f}] tokens; {by_seed}",
+            {"its wrong answers are shorter": length_saving[1] > 0},
         ),
     ]
 
@@ -415,24 +424,24 @@ def picture(found: dict, path: Path) -> None:
     figure, axes = sheet(3, "What divisions and masks do to the policy gradient (words of at most five symbols, enumerated)", rows=2)
     (angle, slope, blow), bottom = axes
     last = max(row["N"] for row in found["rows"] if row["part"] == "gradient")
-    some = [row for row in found["rows"] if row["part"] == "gradient" and row["N"] == last]
-    names = [row["member"] for row in some if not row["price"]][::-1]
-    for shift, priced, colour in ((0.2, False, COLOURS[0]), (-0.2, True, COLOURS[1])):
-        by_name = {row["member"]: row for row in some if bool(row["price"]) == priced}
-        label = f"price {by_name['truth']['price']:g} a token" if priced else "reward 0 or 1"
+    last_rows = [row for row in found["rows"] if row["part"] == "gradient" and row["N"] == last]
+    names = [row["member"] for row in last_rows if not row["price"]][::-1]
+    for shift, is_priced, colour in ((0.2, False, COLOURS[0]), (-0.2, True, COLOURS[1])):
+        by_name = {row["member"]: row for row in last_rows if bool(row["price"]) == is_priced}
+        label = f"price {by_name['truth']['price']:g} a token" if is_priced else "reward 0 or 1"
         places = [names.index(name) + shift for name in names]
         angle.barh(places, [by_name[name]["sine"] for name in names], height=0.38, color=colour, label=label)
     angle.set_yticks(range(len(names)), names)
     angle.set(xlabel="sine of the angle to the true gradient", title=f"Expected gradient, N = {last}: direction")
     angle.legend(frameon=False, loc="upper right")
-    free = {row["member"]: row for row in some if not row["price"]}
-    for shift, which, colour in ((0.2, "right", COLOURS[2]), (-0.2, "wrong", COLOURS[3])):
-        places, values = [i + shift for i in range(len(names))], [free[name][f"grows {which}"] for name in names]
-        slope.barh(places, values, height=0.38, color=colour, label=f"given {which}")
-        slope.axvline(free["truth"][f"grows {which}"], color=colour, linestyle=":")
+    unpriced_rows = {row["member"]: row for row in last_rows if not row["price"]}
+    for shift, answer_kind, colour in ((0.2, "right", COLOURS[2]), (-0.2, "wrong", COLOURS[3])):
+        places, values = ([i + shift for i in range(len(names))], [unpriced_rows[name][f"grows {answer_kind}"] for name in names])
+        slope.barh(places, values, height=0.38, color=colour, label=f"given {answer_kind}")
+        slope.axvline(unpriced_rows["truth"][f"grows {answer_kind}"], color=colour, linestyle=":")
     slope.set_yticks(range(len(names)), names)
     slope.set(xlabel="change of E[length], tokens per unit step", title="… what it does to length (reward 0 or 1)")
-    slope.set_xlim(right=2 * max(row["grows wrong"] for row in free.values()))  # room for the legend
+    slope.set_xlim(right=2 * max(row["grows wrong"] for row in unpriced_rows.values()))  # room for the legend
     slope.legend(frameon=False, loc="upper right")
     for scale, label, colour in (("none", "undivided", COLOURS[0]), ("std", "divided by deviation", COLOURS[1])):
         line = [row for row in found["rows"] if row["part"] == "equally right" and row["scale"] == scale]
@@ -450,14 +459,14 @@ def picture(found: dict, path: Path) -> None:
     )
     titles = ("Training: reward (gspo = grpo on policy)", "Training: length of wrong answers", "Training: overlong, masked or not")
     colours: dict[str, str] = dict(zip(("dr_grpo", "grpo", "rloo", "dapo", "only length", "only std", "masked"), (*COLOURS, "#000000")))
-    for axis, (what, label, members), title in zip(bottom, panels, titles):
+    for axis, (measure, label, members), title in zip(bottom, panels, titles):
         for name in members:
             line = [row for row in training if row["member"] == name]
             steps = [row["step"] for row in line]
             style = ":" if name == "rloo" else "-"
-            axis.plot(steps, [row[what] for row in line], style, color=colours[name], label=name, linewidth=2.5 if name == "rloo" else 1.5)
+            axis.plot(steps, [row[measure] for row in line], style, color=colours[name], label=name, linewidth=2.5 if name == "rloo" else 1.5)
             if name in ("dr_grpo", "only length", "masked"):
-                axis.fill_between(steps, [r[f"{what} low"] for r in line], [r[f"{what} high"] for r in line], color=colours[name], alpha=0.15)
+                axis.fill_between(steps, [r[f"{measure} low"] for r in line], [r[f"{measure} high"] for r in line], color=colours[name], alpha=0.15)
         axis.set(xlabel="step", ylabel=label, title=title)
         axis.legend(frameon=False, fontsize=8, ncols=2)
     save(figure, path)

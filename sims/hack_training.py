@@ -94,7 +94,7 @@ def undisturbed(recipe: Recipe) -> Recipe:
 def fine_tuned(run: Run, name: str, c: Length, root: Path, recipe: Recipe, lessons: Iterable[Rollout]) -> Path:
     """Fine-tunes the recipe's policy on the first of `lessons`. Returns the folder of the checkpoint `name`."""
     folder, s = run.path("checkpoints", name), recipe.sft
-    pieces = [(one.tokens, one.sampled) for lesson in itertools.islice(lessons, c.demonstrations) for one in lesson.chain.segments]
+    pieces = [(segment.tokens, segment.sampled) for rollout in itertools.islice(lessons, c.demonstrations) for segment in rollout.chain.segments]
     per_epoch, batch = shown_rows(pieces, recipe.training.long_length, s.rows, [recipe.seed + c.seed])
     steps = per_epoch * c.epochs
     stage = run.stage("sft", total=steps)
@@ -112,17 +112,25 @@ class Heldout:
 
     def __init__(self, label: str, c: Length, recipe: Recipe, language: Language, worlds: Mapping[str, Opened], counted: Mapping):
         self.label, self.c, self.recipe, self.language, self.worlds, self.counted = label, c, recipe, language, worlds, counted
-        self.how, self.tasks = context(self.language, recipe), list(itertools.islice(task_stream(recipe, "evaluation"), c.tasks))
+        self.chaining, self.tasks = (context(self.language, recipe), list(itertools.islice(task_stream(recipe, "evaluation"), c.tasks)))
 
     def __call__(self, sampler: Sampler, world: str, *seed: object) -> dict[str, list[int]]:
         """Of each task: the number of rollouts of which it is true, for everything that is counted."""
         c, generator = self.c, torch.Generator().manual_seed(hash_seed(self.c.seed, self.label, *seed))
         rl = self.recipe.rl
         episodes = play(
-            sampler, self.language, self.tasks, c.samples, rl.limits(self.how), rl.max_turns, generator, rl.temperature, opened=self.worlds[world]
+            sampler,
+            self.language,
+            self.tasks,
+            c.samples,
+            rl.limits(self.chaining),
+            rl.max_turns,
+            generator,
+            rl.temperature,
+            opened=self.worlds[world],
         )
-        found = np.array([[ask(e) for ask in self.counted.values()] for e in episodes], dtype=int).reshape(c.tasks, c.samples, -1).sum(1)
-        return dict(zip(self.counted, found.T.tolist(), strict=True))
+        counts = np.array([[ask(e) for ask in self.counted.values()] for e in episodes], dtype=int).reshape(c.tasks, c.samples, -1).sum(1)
+        return dict(zip(self.counted, counts.T.tolist(), strict=True))
 
 
 def engine(model: Transformer, recipe: Recipe) -> Sampler:
@@ -149,44 +157,44 @@ def reinforced(
         return stage.result()
     rl = replace(recipe.rl, steps=c.steps, prompts=c.prompts, rollouts=c.rollouts, lr=c.lr, later=0.0, gate=0.0)
     config = replace(recipe, seed=recipe.seed + 1000 * c.seed + number + 1, rl=rl)
-    found: dict[str, dict] = {}
+    end_metrics: dict[str, dict] = {}
 
-    def look(moment: Moment) -> dict:
+    def observe_end(moment: Moment) -> dict:
         if moment.step == c.steps:
-            found.update(at_end(moment.sampler))
+            end_metrics.update(at_end(moment.sampler))
         return {}
 
     tasks = MicroTasks(config, language, opened, hinting=hinting)
-    learn(stage, config, load_hf(start), None, load_hf(start), language, [of_rollouts(told), look], tasks)
+    learn(stage, config, load_hf(start), None, load_hf(start), language, [of_rollouts(told), observe_end], tasks)
     steps = [{name: line[name] for name in ("step", *names)} for line in read_lines(stage.metrics_path)]
-    return stage.finish({"steps": steps, **found})
+    return stage.finish({"steps": steps, **end_metrics})
 
 
 def side_by_side(
     run: Run, label: str, c: Size, recipe: Recipe, start: Path, language: Language, places: Mapping[str, Opened], told: Told, names: Sequence[str]
 ) -> dict[str, list[float]]:
     """Some steps in each of two places, from the same weights: what is logged of each step under `names`, and at last a sum of all weights."""
-    found: dict[str, list[float]] = {}
-    for place, opened in places.items():
+    values_by_place: dict[str, list[float]] = {}
+    for place, open_session in places.items():
         stage = run.stage(f"{label}-{place}", total=c.disk_steps, unit="tokens")
         if not stage.finished:
             rl = replace(recipe.rl, steps=c.disk_steps, prompts=-(-c.prompts // 4), rollouts=c.rollouts, lr=c.lr, later=0.0, gate=0.0)
             config = replace(recipe, rl=rl)
-            tasks = MicroTasks(config, language, opened)
+            tasks = MicroTasks(config, language, open_session)
             learner, _ = learn(stage, config, load_hf(start), None, load_hf(start), language, [of_rollouts(told)], tasks)
             total = sum(float(p.detach().double().abs().sum()) for p in learner.trunk.masters.parameters())
             lines = [[line[name] for name in names] for line in read_lines(stage.metrics_path)]
             stage.finish({"lines": [*lines, [total]]})
-        found[place] = [value for line in stage.result()["lines"] for value in line]
-    return found
+        values_by_place[place] = [value for line in stage.result()["lines"] for value in line]
+    return values_by_place
 
 
 def along(axes: Mapping[str, Any], rows: Sequence[Mapping], colours: Mapping[str, str], labels: Mapping[str, str]) -> None:
     """Draws along RL what the axes are named after: each training thin, the mean of a world's thick."""
     for world, colour in colours.items():
-        some = [row for row in rows if row["world"] == world]
-        steps = sorted({row["step"] for row in some})
+        world_rows = [row for row in rows if row["world"] == world]
+        steps = sorted({row["step"] for row in world_rows})
         for name, axis in axes.items():
-            values = np.array([[row[name] for row in some if row["step"] == step] for step in steps])
+            values = np.array([[row[name] for row in world_rows if row["step"] == step] for step in steps])
             axis.plot(steps, values, color=colour, linewidth=0.6, alpha=0.4)
             axis.plot(steps, values.mean(1), color=colour, linewidth=2, label=labels[world])

@@ -28,38 +28,39 @@ def hinted_messages(language: Language, tasks: Sequence[Task], episodes: Sequenc
     begin, end, text, logp   the message with the fault, and its log-probability as the sampler noted it, nats
     rule, says, other        the rule that it broke, what its teacher is told, and what the teacher of another one is told
     task, answer, success    prompt, a right body, and whether all hidden tests pass in the end"""
-    found: list[tuple[Task, Rollout, Fault]] = []
+    fault_items: list[tuple[Task, Rollout, Fault]] = []
     for number, episode in enumerate(episodes):
         task = tasks[number * len(tasks) // len(episodes)]
-        times, told = Counter(fault.rule for *_, fault in found), {fault.says for *_, fault in found}
-        some = (fault for fault in faults(task, messages(episode, language)) if times[fault.rule] < EACH and fault.says not in told)
-        found += [(task, episode, fault) for fault in some if any(hints(language, task, episode.chain, [fault]))][:1]
+        rule_counts, used_texts = (Counter(fault.rule for *_, fault in fault_items), {fault.says for *_, fault in fault_items})
+        new_faults = (fault for fault in faults(task, messages(episode, language)) if rule_counts[fault.rule] < EACH and fault.says not in used_texts)
+        fault_items += [(task, episode, fault) for fault in new_faults if any(hints(language, task, episode.chain, [fault]))][:1]
     names = [rule.name for rule in RULES]
-    found.sort(key=lambda one: names.index(one[2].rule))  # stable: those of a rule stay in the order in which they were played
-    others = shuffled([[fault] for *_, fault in found], seed)
+    # Stable: those of a rule stay in the order in which they were played
+    fault_items.sort(key=lambda item: names.index(item[2].rule))
+    other_faults = shuffled([[fault] for *_, fault in fault_items], seed)
     return {
         "temperature": temperature,
         "played": len(episodes),
         "chosen": f"of each rule the first {EACH} faults, one of a rollout, no two of which are told the same",
-        "rollouts": [context_of(language, *one, other.says) for one, (other,) in zip(found, others, strict=True)],
+        "rollouts": [describe_context(language, *item, other_fault.says) for item, (other_fault,) in zip(fault_items, other_faults, strict=True)],
     }
 
 
-def context_of(language: Language, task: Task, episode: Rollout, fault: Fault, other: str) -> dict[str, Any]:
+def describe_context(language: Language, task: Task, episode: Rollout, fault: Fault, other_says: str) -> dict[str, Any]:
     """The context of one fault."""
-    one = fault.message
-    segment = episode.chain.segments[one.segment]
+    message = fault.message
+    segment = episode.chain.segments[message.segment]
     return {
         "task": task.prompt,
         "answer": task.answer,
         "success": bool(episode.metrics["tests"]),
         "rule": fault.rule,
         "says": fault.says,
-        "other": other,
-        "text": one.text,
-        "begin": one.begin,
-        "end": one.end,
-        "logp": round(float(segment.logp[one.begin : one.end].double().sum()), 6),
-        "own": [[where.start, where.stop] for where, own in parted(segment, language.env) if own],
+        "other": other_says,
+        "text": message.text,
+        "begin": message.begin,
+        "end": message.end,
+        "logp": round(float(segment.logp[message.begin : message.end].double().sum()), 6),
+        "own": [[span.start, span.stop] for span, is_own in parted(segment, language.env) if is_own],
         "tokens": segment.tokens.tolist(),
     }

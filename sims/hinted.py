@@ -43,13 +43,13 @@ def reminder(name: str) -> str:
     return f"calls: {' '.join(name if call == KNOWN else call for call in TOOLS)}"
 
 
-def forgets(task: Task, before: Sequence[Message], this: Message) -> str | None:
+def remind_once(task: Task, earlier: Sequence[Message], message: Message) -> str | None:
     """The first turn that says `write` is reminded of the calls there are, in the world in which that is `put`."""
-    says = [any(line.startswith(f"{KNOWN} ") for line in one.text.split("\n")) for one in [*before, this]]
-    return reminder(NAMES[0]) if says[-1] and not any(says[:-1]) else None
+    has_old_call = [any(line.startswith(f"{KNOWN} ") for line in turn.text.split("\n")) for turn in [*earlier, message]]
+    return reminder(NAMES[0]) if has_old_call[-1] and not any(has_old_call[:-1]) else None
 
 
-REMINDER = (Rule("reminder", forgets),)
+REMINDER = (Rule("reminder", remind_once),)
 """The rule of a world in which `write` is called `put`: one reminder for each rollout, where it first forgets."""
 
 
@@ -61,36 +61,42 @@ class Hinted:
         self.turns = 0
 
     def encode_opening(self, messages: Sequence[ref.messages.Message]) -> list[int]:
-        return self.hinted(self.language.encode_opening(messages))
+        return self.add_hint(self.language.encode_opening(messages))
 
     def encode_answer(self, history: Sequence[ref.messages.Message], messages: Sequence[ref.messages.Message]) -> list[int]:
         self.turns += 1
-        return self.hinted(self.language.encode_answer(history, messages))
+        return self.add_hint(self.language.encode_answer(history, messages))
 
     def decode_turn(self, tokens: Sequence[int]) -> ref.messages.Message:
         return self.language.decode_turn(tokens)
 
-    def hinted(self, given: list[int]) -> list[int]:
-        return [*given[:-1], *self.hint, given[-1]] if self.turns == self.at else given
+    def add_hint(self, message_tokens: list[int]) -> list[int]:
+        return [*message_tokens[:-1], *self.hint, message_tokens[-1]] if self.turns == self.at else message_tokens
 
 
-def told(
-    language: Language, how: Chaining, task: Task, turns: Sequence[str], hint: str, at: int, opened: Callable[[Task], TextSession] = Session
+def script_hinted_rollout(
+    language: Language,
+    chaining: Chaining,
+    task: Task,
+    turns: Sequence[str],
+    hint: str,
+    turn_index: int,
+    open_session: Callable[[Task], TextSession] = Session,
 ) -> Rollout:
-    """The rollout of a scripted agent that is told something in front of turn number `at`."""
-    lesson = Lesson(language, task, turns, random.Random(0), Memory(wordy=0, forgetful=0))
-    rollout = script_rollout(MicroRepo(opened(task)), Hinted(language, hint, at), Limits(how), lesson.say)
+    """The rollout of a scripted agent that is told something in front of turn number `turn_index`."""
+    scripted_agent = Lesson(language, task, turns, random.Random(0), Memory(wordy=0, forgetful=0))
+    rollout = script_rollout(MicroRepo(open_session(task)), Hinted(language, hint, turn_index), Limits(chaining), scripted_agent.say)
     rollout.task = task
     return rollout
 
 
 def repaired(task: Task, found: Sequence[Message], fault: Fault) -> list[str]:
     """The turns of a demonstration up to the one with the fault, and then those of an agent that obeys its hint."""
-    turns, at = [one.text for one in found], found.index(fault.message)
+    turns, turn_index = [message.text for message in found], found.index(fault.message)
     if fault.rule == "unread":
         missing = fault.says.split()[1]
-        return [*turns[:at], f"read {missing}", f"{KNOWN} {task.target}\n    {task.answer}", "test", "done"]
-    return [*turns[:at], *turns[at + 1 :]]
+        return [*turns[:turn_index], f"read {missing}", f"{KNOWN} {task.target}\n    {task.answer}", "test", "done"]
+    return [*turns[:turn_index], *turns[turn_index + 1 :]]
 
 
 def demonstrations(
@@ -103,25 +109,25 @@ def demonstrations(
         if rng.random() < renaming:
             name = rng.choice(NAMES)
             turns = [renamed(turn, name) for turn in demonstration(task, rng, noise)]
-            at = next((n for n, turn in enumerate(turns) if turn.startswith(f"{name} ")), None)
-            if at is None:
+            turn_index = next((n for n, turn in enumerate(turns) if turn.startswith(f"{name} ")), None)
+            if turn_index is None:
                 continue
-            lesson = told(language, how, task, turns, reminder(name), at, partial(RenamedSession, name=name))
+            rollout = script_hinted_rollout(language, how, task, turns, reminder(name), turn_index, partial(RenamedSession, name=name))
         else:
-            (lesson,) = [*itertools.islice(taught([task], language, how, noise, memory, rng), 1)] or [None]
-            if lesson is None or not ended(lesson.chain):
+            (rollout,) = [*itertools.islice(taught([task], language, how, noise, memory, rng), 1)] or [None]
+            if rollout is None or not has_whole_end(rollout.chain):
                 continue
-            found = messages(lesson, language)
-            broken = faults(task, found, CHOSEN)
-            if not broken or rng.random() >= hinted:
-                yield lesson
+            message_list = messages(rollout, language)
+            fault_list = faults(task, message_list, CHOSEN)
+            if not fault_list or rng.random() >= hinted:
+                yield rollout
                 continue
-            fault = rng.choice(broken)
-            lesson = told(language, how, task, repaired(task, found, fault), fault.says, found.index(fault.message))
-        if ended(lesson.chain):
-            yield lesson
+            fault = rng.choice(fault_list)
+            rollout = script_hinted_rollout(language, how, task, repaired(task, message_list, fault), fault.says, message_list.index(fault.message))
+        if has_whole_end(rollout.chain):
+            yield rollout
 
 
-def ended(chain: Chain) -> bool:
+def has_whole_end(chain: Chain) -> bool:
     """Whether the last turn is whole: a context may end within the word that ends the episode, and then the message cannot be played again."""
     return chain.finished and chain.segments[-1].finished

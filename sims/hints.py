@@ -38,7 +38,7 @@ from sims.transcripts import TOOLS, Message, messages
 
 __all__ = ["FEEDBACK", "RULES", "Fault", "Rule", "faults", "given", "hints", "leaks", "shuffled"]
 
-Says = Callable[[Task, Sequence[Message], Message], str | None]
+RuleCheck = Callable[[Task, Sequence[Message], Message], str | None]
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Rule:
     """What a message must not do."""
 
     name: str
-    says: Says
+    says: RuleCheck
     """The hint for a message of this task after these; None if the message keeps the rule."""
 
 
@@ -62,155 +62,155 @@ class Fault:
     """Where."""
 
 
-def tool(task: Task, before: Sequence[Message], this: Message) -> str | None:
-    return next((said for call, said in zip(this.calls, this.answers) if not call.valid and call.name not in TOOLS), None)
+def check_tool(task: Task, earlier: Sequence[Message], message: Message) -> str | None:
+    return next((answer for call, answer in zip(message.calls, message.answers) if not call.valid and call.name not in TOOLS), None)
 
 
-def argument(task: Task, before: Sequence[Message], this: Message) -> str | None:
-    for call, said in zip(this.calls, this.answers):
+def check_argument(task: Task, earlier: Sequence[Message], message: Message) -> str | None:
+    for call, answer in zip(message.calls, message.answers):
         if call.valid or call.name not in TOOLS:
             continue
-        if said == "error: no such file":
-            return f"{said}, {task.prompt}"
+        if answer == "error: no such file":
+            return f"{answer}, {task.prompt}"
         if call.name == "write" and call.path in task.files:
             return f"error: fix {task.target}" if call.path != task.target else "error: not a body"
-        return said
+        return answer
     return None
 
 
-def unread(task: Task, before: Sequence[Message], this: Message) -> str | None:
-    if not any(call.writes for call in this.calls):
+def check_unread(task: Task, earlier: Sequence[Message], message: Message) -> str | None:
+    if not any(call.writes for call in message.calls):
         return None
-    return next((f"error: {name} not read" for name in (task.target, *task.helpers) if not shown(task, name, this.given)), None)
+    return next((f"error: {name} not read" for name in (task.target, *task.helpers) if not is_shown(task, name, message.given)), None)
 
 
-def summary(task: Task, before: Sequence[Message], this: Message) -> str | None:
-    if not this.summary or state(before) == "passed":
+def check_summary(task: Task, earlier: Sequence[Message], message: Message) -> str | None:
+    if not message.summary or find_state(earlier) == "passed":
         return None
-    lost = (name for name in (task.target, *task.helpers) if shown(task, name, this.given) and not noted(task, name, this.text))
-    return next((f"error: note without {name}" for name in lost), None)
+    lost_names = (name for name in (task.target, *task.helpers) if is_shown(task, name, message.given) and not is_noted(task, name, message.text))
+    return next((f"error: note without {name}" for name in lost_names), None)
 
 
-def unfinished(task: Task, before: Sequence[Message], this: Message) -> str | None:
-    if not ends(this):
+def check_unfinished(task: Task, earlier: Sequence[Message], message: Message) -> str | None:
+    if not ends_episode(message):
         return None
-    return {"": "error: no body", "failed": "error: tests fail"}.get(state([*before, this]))
+    return {"": "error: no body", "failed": "error: tests fail"}.get(find_state([*earlier, message]))
 
 
-def untested(task: Task, before: Sequence[Message], this: Message) -> str | None:
-    return "error: not tested" if ends(this) and state([*before, this]) == "written" else None
+def check_untested(task: Task, earlier: Sequence[Message], message: Message) -> str | None:
+    return "error: not tested" if ends_episode(message) and find_state([*earlier, message]) == "written" else None
 
 
-def needless(task: Task, before: Sequence[Message], this: Message) -> str | None:
-    read: set[str] = set()
-    for number, call in enumerate(this.calls):
-        so_far = [*before, replace(this, calls=this.calls[:number])]
-        now = state(so_far)
-        if now == "passed" and call.name != "done":
+def check_needless(task: Task, earlier: Sequence[Message], message: Message) -> str | None:
+    read_paths: set[str] = set()
+    for number, call in enumerate(message.calls):
+        messages_so_far = [*earlier, replace(message, calls=message.calls[:number])]
+        status = find_state(messages_so_far)
+        if status == "passed" and call.name != "done":
             return "error: passed"
         if call.name == "read" and call.valid:
             if call.path not in (task.target, *task.helpers):
                 return f"error: {call.path} not needed"
-            if (shown(task, call.path, this.given) or call.path in read) and not (call.path == task.target and now):
+            if (is_shown(task, call.path, message.given) or call.path in read_paths) and not (call.path == task.target and status):
                 return f"error: {call.path} known"
-            read.add(call.path)
-        if call.name == "test" and not now:
+            read_paths.add(call.path)
+        if call.name == "test" and not status:
             return "error: no body"
-        if call.name == "test" and now == "failed" or call.writes and call.wrote == body(so_far):
+        if call.name == "test" and status == "failed" or call.writes and call.wrote == find_body(messages_so_far):
             return "error: nothing new"
     return None
 
 
-def feedback(task: Task, before: Sequence[Message], this: Message) -> str | None:
-    return "\n".join(said for call, said in zip(this.calls, this.answers) if not call.valid) or None
+def report_errors(task: Task, earlier: Sequence[Message], message: Message) -> str | None:
+    return "\n".join(answer for call, answer in zip(message.calls, message.answers) if not call.valid) or None
 
 
 RULES = (
-    Rule("tool", tool),
-    Rule("argument", argument),
-    Rule("unread", unread),
-    Rule("summary", summary),
-    Rule("unfinished", unfinished),
-    Rule("untested", untested),
-    Rule("needless", needless),
+    Rule("tool", check_tool),
+    Rule("argument", check_argument),
+    Rule("unread", check_unread),
+    Rule("summary", check_summary),
+    Rule("unfinished", check_unfinished),
+    Rule("untested", check_untested),
+    Rule("needless", check_needless),
 )
-FEEDBACK = (Rule("feedback", feedback),)
+FEEDBACK = (Rule("feedback", report_errors),)
 
 
-def ends(this: Message) -> bool:
+def ends_episode(message: Message) -> bool:
     """Whether the policy ends the episode here."""
-    return any(call.name == "done" and call.valid for call in this.calls)
+    return any(call.name == "done" and call.valid for call in message.calls)
 
 
-def body(found: Sequence[Message]) -> str | None:
+def find_body(message_list: Sequence[Message]) -> str | None:
     """The target's body after these messages."""
-    return next((call.wrote for one in reversed(found) for call in reversed(one.calls) if call.writes), None)
+    return next((call.wrote for message in reversed(message_list) for call in reversed(message.calls) if call.writes), None)
 
 
-def state(found: Sequence[Message]) -> str:
+def find_state(message_list: Sequence[Message]) -> str:
     """What these messages have come to: "" without a body, then written, failed or passed."""
-    now = ""
-    for call in (call for one in found for call in one.calls):
+    status = ""
+    for call in (call for message in message_list for call in message.calls):
         if call.writes:
-            now = "written"
-        elif call.tests is not None and now:
-            now = "passed" if call.tests[0] == call.tests[1] else "failed"
-    return now
+            status = "written"
+        elif call.tests is not None and status:
+            status = "passed" if call.tests[0] == call.tests[1] else "failed"
+    return status
 
 
-def shown(task: Task, name: str, text: str) -> bool:
+def is_shown(task: Task, name: str, text: str) -> bool:
     """Whether the text of a file stands in what the policy was given, as the environment answers or as a summary notes it."""
     module = task.files[name]
-    return module.source(name, None if name == task.target else f"return {module.expr}") in text or noted(task, name, text)
+    return module.source(name, None if name == task.target else f"return {module.expr}") in text or is_noted(task, name, text)
 
 
-def noted(task: Task, name: str, text: str) -> bool:
+def is_noted(task: Task, name: str, text: str) -> bool:
     """Whether a summary holds what the task needs of a file: of the target its docstring, of a helper what it returns."""
     module = task.files[name]
     if name == task.target:
         forms = (f"def {name}({', '.join(module.args)}): {module.doc}",)
     else:
         forms = (f"{name} is {module.expr}", f"{name}: {module.doc} is {module.expr}")
-    ended = f"{text}, ".replace("<|", ", <|")
-    return any(f"{form}, " in ended for form in forms)
+    padded_text = f"{text}, ".replace("<|", ", <|")
+    return any(f"{form}, " in padded_text for form in forms)
 
 
 def faults(task: Task, found: Sequence[Message], rules: Sequence[Rule] = RULES) -> list[Fault]:
     """The faults of an episode, one for each message at most: of the rules that it broke, the first. What a limit cut off breaks none, because
     nothing was called."""
-    broken = []
-    for number, this in enumerate(found):
-        told = ((rule.name, rule.says(task, found[:number], this)) for rule in rules) if this.whole else ()
-        broken += [Fault(name, said, this) for name, said in told if said][:1]
-    return broken
+    fault_list = []
+    for number, message in enumerate(found):
+        violations = ((rule.name, rule.says(task, found[:number], message)) for rule in rules) if message.whole else ()
+        fault_list += [Fault(name, text, message) for name, text in violations if text][:1]
+    return fault_list
 
 
 def shuffled(rollouts: Sequence[Sequence[Fault]], seed: int) -> list[list[Fault]]:
     """A control: the same faults in the same places, and each is told what was said of one in another rollout. Every text is used once.
 
     No fault keeps its rollout's text, unless one rollout has more than half of all. Equal texts stay equal, and a text may fit by chance."""
-    order = [number for number, broken in enumerate(rollouts) if broken]
+    order = [number for number, rollout_faults in enumerate(rollouts) if rollout_faults]
     random.Random(seed).shuffle(order)
     texts = [fault.says for number in order for fault in rollouts[number]]
     # In a circle of rollouts, a step as long as the longest of them leaves each.
-    step = max((len(broken) for broken in rollouts), default=0)
-    turned = iter(texts[step:] + texts[:step])
-    told = {number: [replace(fault, says=next(turned)) for fault in rollouts[number]] for number in order}
-    return [told.get(number, []) for number in range(len(rollouts))]
+    step = max((len(rollout_faults) for rollout_faults in rollouts), default=0)
+    rotated_texts = iter(texts[step:] + texts[:step])
+    shuffled_faults = {number: [replace(fault, says=next(rotated_texts)) for fault in rollouts[number]] for number in order}
+    return [shuffled_faults.get(number, []) for number in range(len(rollouts))]
 
 
 def hints(language: Language, task: Task, chain: Chain, broken: Sequence[Fault]) -> list[list[Hint]]:
     """For every context of the chain the hints that its teacher reads, for `ref.textual_feedback.hinted`. A hint that leaks is not given."""
-    found: list[list[Hint]] = [[] for _ in chain.segments]
+    hints_by_context: list[list[Hint]] = [[] for _ in chain.segments]
     for fault in broken:
-        one = fault.message
-        context = chain.segments[one.segment].tokens[: one.begin].tolist()
+        message = fault.message
+        context = chain.segments[message.segment].tokens[: message.begin].tolist()
         if context[-1] != language.agent:
-            raise ValueError(f"a message must follow the agent's token; token {one.begin - 1} is {context[-1]}")
+            raise ValueError(f"a message must follow the agent's token; token {message.begin - 1} is {context[-1]}")
         hint = language.encode(f"\n{fault.says}")
-        if not leaks(language, task, hint, one, context):
-            found[one.segment].append(Hint(one.begin - 1, hint, one.begin, one.end))
-    return found
+        if not leaks(language, task, hint, message, context):
+            hints_by_context[message.segment].append(Hint(message.begin - 1, hint, message.begin, message.end))
+    return hints_by_context
 
 
 def leaks(language: Language, task: Task, hint: Sequence[int], one: Message, context: Sequence[int]) -> bool:
@@ -226,9 +226,9 @@ def given(rollouts: Sequence[Rollout], seed: int, language: Language, how: Hints
     for rollout in rollouts:
         if not (rollout.failure or isinstance(session := getattr(rollout.environment, "session", None), Session)):
             raise TypeError(f"hints are for rollouts in the small world, got one in {type(session or rollout.environment).__name__}")
-    broken = [[] if one.failure else faults(one.task, messages(one, language), rules) for one in rollouts]
+    fault_lists = [[] if episode.failure else faults(episode.task, messages(episode, language), rules) for episode in rollouts]
     if how.source == "shuffled":
-        broken = shuffled(broken, seed)
+        fault_lists = shuffled(fault_lists, seed)
     if how.source == "bare":
-        broken = [[replace(fault, says="error") for fault in one] for one in broken]
-    return [hints(language, one.task, one.chain, some) for one, some in zip(rollouts, broken, strict=True)]
+        fault_lists = [[replace(fault, says="error") for fault in rollout_faults] for rollout_faults in fault_lists]
+    return [hints(language, episode.task, episode.chain, episode_faults) for episode, episode_faults in zip(rollouts, fault_lists, strict=True)]

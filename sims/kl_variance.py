@@ -88,30 +88,30 @@ def sampled(run: Run, c: Experiment) -> list[dict]:
         m = math.sqrt(2 * divergence)
         generator = torch.Generator().manual_seed(c.seed * 1000 + number)
         sums = {kind: np.zeros(2) for kind in kl.KINDS}
-        left = c.samples
-        while left:
-            n = min(left, 1_000_000)
+        remaining = c.samples
+        while remaining:
+            n = min(remaining, 1_000_000)
             x = torch.randn(n, generator=generator, dtype=torch.float64)
             for kind in kl.KINDS:
                 k = kl.token_kl(-x.square() / 2, -(x - m).square() / 2, kind) - divergence
                 sums[kind] += [k.sum().item(), k.square().sum().item()]
-            left -= n
+            remaining -= n
         for kind, (first, second) in sums.items():
             mean, variance = kl.gaussian_oracle(m)[kind]
             _, _, fourth = moments(m, kind)
-            got_mean = first / c.samples + divergence
-            got = (second - first**2 / c.samples) / (c.samples - 1)
+            sample_mean = first / c.samples + divergence
+            sample_variance = (second - first**2 / c.samples) / (c.samples - 1)
             rows.append(
                 {
                     "part": "gaussian",
                     "kl": divergence,
                     "kind": kind,
-                    "mean": got_mean,
+                    "mean": sample_mean,
                     "mean_exact": mean,
-                    "mean_z": (got_mean - mean) / math.sqrt(variance / c.samples),
-                    "variance": got,
+                    "mean_z": (sample_mean - mean) / math.sqrt(variance / c.samples),
+                    "variance": sample_variance,
                     "variance_exact": variance,
-                    "variance_z": (got - variance) / math.sqrt((fourth - variance**2) / c.samples),
+                    "variance_z": (sample_variance - variance) / math.sqrt((fourth - variance**2) / c.samples),
                 }
             )
         stage.log(number + 1, kl=divergence, k1=rows[-3]["variance"], k3=rows[-1]["variance"])
@@ -124,7 +124,7 @@ def sampled(run: Run, c: Experiment) -> list[dict]:
 def crossings(c: Experiment) -> list[float]:
     """Part 2: in each batch, the KL at which the sample variances of k1 and k3 are equal (bisection, with the same normal numbers
     at every divergence)."""
-    found = []
+    roots = []
     for batch in range(c.batches):
         generator = torch.Generator().manual_seed(c.seed * 1000 + 500 + batch)
         x = torch.randn(max(1000, c.samples // c.batches), generator=generator, dtype=torch.float64)
@@ -138,12 +138,12 @@ def crossings(c: Experiment) -> list[float]:
         for _ in range(24):
             middle = (low + high) / 2
             low, high = (middle, high) if excess(middle) < 0 else (low, middle)
-        found.append((low + high) / 2)
-    return found
+        roots.append((low + high) / 2)
+    return roots
 
 
 @torch.no_grad()
-def tokens_of_agent(run: Run, c: Experiment, root: Path, config: Recipe) -> dict:
+def measure_tokens(run: Run, c: Experiment, root: Path, config: Recipe) -> dict:
     """Part 3: exact KL and exact variances of k1, k2, k3 at each position of the agent's own tokens."""
     stage = run.stage("tokens", total=c.tasks, unit="tasks")
     if stage.finished:
@@ -158,9 +158,9 @@ def tokens_of_agent(run: Run, c: Experiment, root: Path, config: Recipe) -> dict
         episodes = play(sampler, language, tasks[start : start + 16], 4, r.limits(single(r.max_len)), r.max_turns, generator)
         ids, mask, _ = pad([one_row(e.chain) for e in episodes])
         logq, logp = (model(ids[:, :-1]).logits.double().log_softmax(-1) for model in (after, before))
-        own = mask[:, 1:]
-        q, log_ratio = logq[own].exp(), (logp - logq)[own]
-        exact = kl.exact_kl(logq[own], logp[own])
+        is_own = mask[:, 1:]
+        q, log_ratio = logq[is_own].exp(), (logp - logq)[is_own]
+        exact = kl.exact_kl(logq[is_own], logp[is_own])
         for kind in kl.KINDS:
             k = kl.token_kl(torch.zeros_like(log_ratio), log_ratio, kind)
             mean = (q * k).sum(1)
@@ -168,23 +168,23 @@ def tokens_of_agent(run: Run, c: Experiment, root: Path, config: Recipe) -> dict
             if kind == "k2":
                 columns["k2_bias"] += (mean - exact).tolist()
             else:
-                picked = k.gather(1, ids[:, 1:][own][:, None])[:, 0]
-                columns[f"sampled_{kind}"] += picked.tolist()
+                sampled_values = k.gather(1, ids[:, 1:][is_own][:, None])[:, 0]
+                columns[f"sampled_{kind}"] += sampled_values.tolist()
         columns["kl"] += exact.tolist()
-        columns["rollout"] += (own.nonzero()[:, 0] + 4 * start).tolist()
+        columns["rollout"] += (is_own.nonzero()[:, 0] + 4 * start).tolist()
         stage.progress(min(start + 16, len(tasks)))
     stage.log(1, kl=float(np.mean(columns["kl"])))
     return stage.finish({name: np.round(values, 10).tolist() for name, values in columns.items()})
 
 
-def distance(got: Tensor, right: Tensor) -> float:
-    return ((got - right).norm() / right.norm()).item()
+def relative_distance(value: Tensor, target: Tensor) -> float:
+    return ((value - target).norm() / target.norm()).item()
 
 
 def gradients_of_one_token(c: Experiment) -> dict[str, list[float]]:
     """Part 4, one token: relative distance of each estimator's expected gradient, and of its norm, from the true gradient, for random
     softmax pairs."""
-    found: dict[str, list[float]] = {}
+    distances: dict[str, list[float]] = {}
     for pair in range(c.pairs):
         generator = torch.Generator().manual_seed(c.seed * 1000 + pair)
         logits, ref, old = torch.randn(3, c.vocab_size, dtype=torch.float64, generator=generator)
@@ -195,34 +195,34 @@ def gradients_of_one_token(c: Experiment) -> dict[str, list[float]]:
         def gradient(value: Tensor, logits: Tensor = logits) -> Tensor:
             return torch.autograd.grad(value, logits, retain_graph=True)[0]
 
-        right, other = gradient(kl.exact_kl(logits, ref)), gradient(kl.exact_kl(ref, logits))
+        true_gradient, reverse_gradient = gradient(kl.exact_kl(logits, ref)), gradient(kl.exact_kl(ref, logits))
         row = {}
         for kind in kl.KINDS:
             k = kl.token_kl(logp, reference, kind)
             loss, reward = gradient((q * k).sum()), gradient((q * k.detach() * logp).sum())
             row |= {
-                f"{kind} as loss, size": (loss.norm() / right.norm()).item(),
-                f"{kind} as loss, from ∇KL(q‖p)": distance(loss, right),
-                f"{kind} as loss, from ∇KL(p‖q)": distance(loss, other),
-                f"{kind} in reward, from ∇KL(q‖p)": distance(reward, right),
+                f"{kind} as loss, size": (loss.norm() / true_gradient.norm()).item(),
+                f"{kind} as loss, from ∇KL(q‖p)": relative_distance(loss, true_gradient),
+                f"{kind} as loss, from ∇KL(p‖q)": relative_distance(loss, reverse_gradient),
+                f"{kind} in reward, from ∇KL(q‖p)": relative_distance(reward, true_gradient),
             }
         k1, k3 = (kl.token_kl(logp, reference, kind) for kind in ("k1", "k3"))
         weight = (logp - behavior).exp()
         row |= {
-            "off policy, k1 in reward, no weight": distance(gradient((mu * k1.detach() * logp).sum()), right),
-            "off policy, k1 in reward, weight π/μ": distance(gradient((mu * weight.detach() * k1.detach() * logp).sum()), right),
-            "on policy, k3 × ratio, from ∇KL(q‖p)": distance(gradient((q * (logp - logp.detach()).exp() * k3).sum()), right),
-            "off policy, k3 × ratio, from ∇KL(q‖p)": distance(gradient((mu * weight * k3).sum()), right),
+            "off policy, k1 in reward, no weight": relative_distance(gradient((mu * k1.detach() * logp).sum()), true_gradient),
+            "off policy, k1 in reward, weight π/μ": relative_distance(gradient((mu * weight.detach() * k1.detach() * logp).sum()), true_gradient),
+            "on policy, k3 × ratio, from ∇KL(q‖p)": relative_distance(gradient((q * (logp - logp.detach()).exp() * k3).sum()), true_gradient),
+            "off policy, k3 × ratio, from ∇KL(q‖p)": relative_distance(gradient((mu * weight * k3).sum()), true_gradient),
         }
         for name, value in row.items():
-            found.setdefault(name, []).append(value)
-    return found
+            distances.setdefault(name, []).append(value)
+    return distances
 
 
 def gradients_of_sequences(c: Experiment) -> dict[str, list[float]]:
     """Part 4, all sequences of four symbols out of three: distance from the gradient of the sequence's KL."""
     words = torch.tensor(list(itertools.product(range(3), repeat=4)))
-    found: dict[str, list[float]] = {}
+    distances: dict[str, list[float]] = {}
     for pair in range(c.pairs):
         generator = torch.Generator().manual_seed(c.seed * 1000 + 700 + pair)
         logits, ref = torch.randn(2, 4, 4, 3, dtype=torch.float64, generator=generator)  # position, previous, symbol
@@ -234,18 +234,18 @@ def gradients_of_sequences(c: Experiment) -> dict[str, list[float]]:
         def gradient(value: Tensor, logits: Tensor = logits) -> Tensor:
             return torch.autograd.grad(value, logits, retain_graph=True)[0]
 
-        right = gradient((logp.sum(1).exp() * (logp - reference).sum(1)).sum())
+        true_gradient = gradient((logp.sum(1).exp() * (logp - reference).sum(1)).sum())
         k = {kind: kl.token_kl(logp, reference, kind) for kind in kl.KINDS}
-        paid = k["k1"].detach()
+        k1_reward = k["k1"].detach()
         row = {
-            "sequence: k1 in reward, summed over the rollout": distance(gradient((q * paid.sum(1) * logp.sum(1)).sum()), right),
-            "sequence: k1 in reward, each token its own only": distance(gradient((q[:, None] * paid * logp).sum()), right),
-            "sequence: k2 as loss": distance(gradient((q * k["k2"].sum(1)).sum()), right),
-            "sequence: k3 as loss": distance(gradient((q * k["k3"].sum(1)).sum()), right),
+            "sequence: k1 in reward, summed over the rollout": relative_distance(gradient((q * k1_reward.sum(1) * logp.sum(1)).sum()), true_gradient),
+            "sequence: k1 in reward, each token its own only": relative_distance(gradient((q[:, None] * k1_reward * logp).sum()), true_gradient),
+            "sequence: k2 as loss": relative_distance(gradient((q * k["k2"].sum(1)).sum()), true_gradient),
+            "sequence: k3 as loss": relative_distance(gradient((q * k["k3"].sum(1)).sum()), true_gradient),
         }
         for name, value in row.items():
-            found.setdefault(name, []).append(value)
-    return found
+            distances.setdefault(name, []).append(value)
+    return distances
 
 
 def experiment(run: Run, config: Experiment) -> dict:
@@ -254,49 +254,53 @@ def experiment(run: Run, config: Experiment) -> dict:
     rows = sampled(run, c)
     stage = run.stage("crossing", total=1, unit="searches")
     roots = stage.result()["kl"] if stage.finished else stage.finish({"kl": crossings(c)})["kl"]
-    tokens = {name: np.array(values) for name, values in tokens_of_agent(run, c, *policies).items()}
+    tokens = {name: np.array(values) for name, values in measure_tokens(run, c, *policies).items()}
     gradients = gradients_of_one_token(c) | gradients_of_sequences(c)
-    worst = {name: float(np.max(values)) for name, values in gradients.items()}
-    least = {name: float(np.min(values)) for name, values in gradients.items()}
-    rows += [{"part": "gradient", "kind": name, "mean": float(np.mean(v)), "low": least[name], "high": worst[name]} for name, v in gradients.items()]
-    rows += real_rows(tokens)
-    return {"rows": rows, "claims": verdicts(rows, roots, tokens, worst, least), "crossings": roots}
+    largest = {name: float(np.max(values)) for name, values in gradients.items()}
+    smallest = {name: float(np.min(values)) for name, values in gradients.items()}
+    rows += [
+        {"part": "gradient", "kind": name, "mean": float(np.mean(v)), "low": smallest[name], "high": largest[name]} for name, v in gradients.items()
+    ]
+    rows += bin_tokens(tokens)
+    return {"rows": rows, "claims": verdicts(rows, roots, tokens, largest, smallest), "crossings": roots}
 
 
-def real_rows(tokens: dict[str, np.ndarray]) -> list[dict]:
+def bin_tokens(tokens: dict[str, np.ndarray]) -> list[dict]:
     """Positions of the agent's tokens, binned by exact KL, with mean variances."""
     edges = [0.0, 1e-4, 1e-3, 1e-2, 1e-1, 0.628, math.inf]
     rows = []
     for low, high in itertools.pairwise(edges):
-        here = (tokens["kl"] >= low) & (tokens["kl"] < high)
-        if here.any():
+        in_bin = (tokens["kl"] >= low) & (tokens["kl"] < high)
+        if in_bin.any():
             rows.append(
                 {
                     "part": "tokens",
-                    "kl": float(tokens["kl"][here].mean()),
+                    "kl": float(tokens["kl"][in_bin].mean()),
                     "low": low,
                     "high": None if high == math.inf else high,
-                    "positions": int(here.sum()),
-                    **{f"{k}_variance": float(tokens[k][here].mean()) for k in kl.KINDS},
-                    "k3_below_k1": float((tokens["k3"] < tokens["k1"])[here].mean()),
+                    "positions": int(in_bin.sum()),
+                    **{f"{k}_variance": float(tokens[k][in_bin].mean()) for k in kl.KINDS},
+                    "k3_below_k1": float((tokens["k3"] < tokens["k1"])[in_bin].mean()),
                 }
             )
     return rows
 
 
-def verdicts(rows: list[dict], roots: list[float], tokens: dict, worst: dict, least: dict) -> list[dict]:
+def verdicts(rows: list[dict], roots: list[float], tokens: dict, largest: dict, smallest: dict) -> list[dict]:
     gaussian = [row for row in rows if row["part"] == "gaussian"]
-    near, source = "widest distance over the sweep, in exact standard errors", "§4.1, Fig. 4"
+    distance_note, source = "widest distance over the sweep, in exact standard errors", "§4.1, Fig. 4"
 
-    def z(kind: str, what: str) -> float:
-        return max(abs(row[f"{what}_z"]) for row in gaussian if row["kind"] == kind)
+    def z(kind: str, moment: str) -> float:
+        return max(abs(row[f"{moment}_z"]) for row in gaussian if row["kind"] == kind)
 
     last = {row["kind"]: row for row in gaussian if row["kl"] == gaussian[-1]["kl"]}
     closest = {row["kind"]: row for row in gaussian if row["kl"] == gaussian[0]["kl"]}
     k2 = {row["kl"]: row["mean"] - row["kl"] for row in gaussian if row["kind"] == "k2"}
-    far = max(k2)
+    largest_kl = max(k2)
     mean_root, error = float(np.mean(roots)), float(np.std(roots, ddof=1) / math.sqrt(len(roots)))
-    claims = [claim(f"{kind}-unbiased", f"{kind} is unbiased", source, z(kind, "mean"), at_most(4.0), unit="σ", note=near) for kind in ("k1", "k3")]
+    claims = [
+        claim(f"{kind}-unbiased", f"{kind} is unbiased", source, z(kind, "mean"), at_most(4.0), unit="σ", note=distance_note) for kind in ("k1", "k3")
+    ]
     claims += [
         claim(
             "k2-biased",
@@ -305,7 +309,7 @@ def verdicts(rows: list[dict], roots: list[float], tokens: dict, worst: dict, le
             z("k2", "mean"),
             at_most(4.0),
             unit="σ",
-            note=f"{near}; bias at KL = {far:g}: {k2[far]:.4g} nats, closed form {far**2 / 2:.4g}",
+            note=f"{distance_note}; bias at KL = {largest_kl:g}: {k2[largest_kl]:.4g} nats, closed form {largest_kl**2 / 2:.4g}",
         ),
         claim(
             "variances",
@@ -314,7 +318,7 @@ def verdicts(rows: list[dict], roots: list[float], tokens: dict, worst: dict, le
             max(z(k, "variance") for k in kl.KINDS),
             at_most(4.0),
             unit="σ",
-            note=near,
+            note=distance_note,
         ),
         claim(
             "k3-wins-near",
@@ -345,7 +349,7 @@ def verdicts(rows: list[dict], roots: list[float], tokens: dict, worst: dict, le
         ),
     ]
     per_rollout = np.array([[tokens[k][tokens["rollout"] == r].sum() for k in ("k3", "k1", "kl")] for r in np.unique(tokens["rollout"])])
-    ratio = bootstrap(per_rollout, lambda drawn: drawn[:, 0].sum() / max(drawn[:, 1].sum(), 1e-300))
+    ratio = bootstrap(per_rollout, lambda sample: sample[:, 0].sum() / max(sample[:, 1].sum(), 1e-300))
     share = float((tokens["k3"] > tokens["k1"]).mean())
     claims += [
         claim(
@@ -362,29 +366,33 @@ def verdicts(rows: list[dict], roots: list[float], tokens: dict, worst: dict, le
     ]
     gradient = "arXiv:2510.01555"
 
-    def exact(name: str, says: str, key: str, limit: float = 1e-9) -> dict:
+    def make_law_claim(name: str, says: str, key: str, limit: float = 1e-9) -> dict:
         note = f"relative distance, the worst of all pairs, by enumeration: {key}"
-        return claim(name, says, gradient, worst[key], at_most(limit), note=note)
+        return claim(name, says, gradient, largest[key], at_most(limit), note=note)
 
-    def wrong(name: str, says: str, key: str, source: str = gradient) -> dict:
-        note = f"relative distance from the right gradient, the least of all pairs, by enumeration; the largest {worst[key]:.3g}: {key}"
-        return claim(name, says, source, least[key], at_least(0.05), note=note)
+    def make_difference_claim(name: str, says: str, key: str, source: str = gradient) -> dict:
+        note = f"relative distance from the right gradient, the least of all pairs, by enumeration; the largest {largest[key]:.3g}: {key}"
+        return claim(name, says, source, smallest[key], at_least(0.05), note=note)
 
     claims += [
-        exact("k1-loss", "k1 as a loss term has an expected gradient of zero", "k1 as loss, size"),
-        exact("k2-loss", "k2 as a loss term has the gradient of KL(q‖p), though its value is biased", "k2 as loss, from ∇KL(q‖p)"),
-        exact("k3-loss", "k3 as a loss term has the gradient of the other KL, KL(p‖q)", "k3 as loss, from ∇KL(p‖q)"),
-        exact("k1-reward", "k1 in the reward has the gradient of KL(q‖p)", "k1 in reward, from ∇KL(q‖p)"),
-        wrong("k3-reward", "k3 in the reward has another gradient", "k3 in reward, from ∇KL(q‖p)"),
-        exact("k3-ratio", "k3 times a ratio that equals one has another gradient than k3: that of KL(q‖p)", "on policy, k3 × ratio, from ∇KL(q‖p)"),
-        wrong("off-policy", "samples of an older policy without importance weights give a wrong gradient", "off policy, k1 in reward, no weight"),
-        exact("off-policy-weight", "with weights π/μ it is right again", "off policy, k1 in reward, weight π/μ"),
-        exact(
+        make_law_claim("k1-loss", "k1 as a loss term has an expected gradient of zero", "k1 as loss, size"),
+        make_law_claim("k2-loss", "k2 as a loss term has the gradient of KL(q‖p), though its value is biased", "k2 as loss, from ∇KL(q‖p)"),
+        make_law_claim("k3-loss", "k3 as a loss term has the gradient of the other KL, KL(p‖q)", "k3 as loss, from ∇KL(p‖q)"),
+        make_law_claim("k1-reward", "k1 in the reward has the gradient of KL(q‖p)", "k1 in reward, from ∇KL(q‖p)"),
+        make_difference_claim("k3-reward", "k3 in the reward has another gradient", "k3 in reward, from ∇KL(q‖p)"),
+        make_law_claim(
+            "k3-ratio", "k3 times a ratio that equals one has another gradient than k3: that of KL(q‖p)", "on policy, k3 × ratio, from ∇KL(q‖p)"
+        ),
+        make_difference_claim(
+            "off-policy", "samples of an older policy without importance weights give a wrong gradient", "off policy, k1 in reward, no weight"
+        ),
+        make_law_claim("off-policy-weight", "with weights π/μ it is right again", "off policy, k1 in reward, weight π/μ"),
+        make_law_claim(
             "sequence-k1",
             "over a sequence, k1 in the reward is right when every token is paid the whole rollout's k1",
             "sequence: k1 in reward, summed over the rollout",
         ),
-        wrong(
+        make_difference_claim(
             "sequence-k2", "over a sequence, k2 as a loss misses what a token does to the states behind it", "sequence: k2 as loss", "derived here"
         ),
     ]
@@ -398,12 +406,12 @@ def picture(found: dict, path: Path) -> None:
     figure, (left, middle, right) = sheet(3, "Three estimates of KL(π‖π_ref): variance, and the gradient they really give")
     rows = found["rows"]
     for kind, colour in zip(kl.KINDS, COLOURS, strict=False):
-        some = [row for row in rows if row["part"] == "gaussian" and row["kind"] == kind]
-        at = np.geomspace(some[0]["kl"], some[-1]["kl"], 100)
-        left.plot(at, [kl.gaussian_oracle(math.sqrt(2 * x))[kind][1] for x in at], color=colour, label=kind)
-        left.plot([row["kl"] for row in some], [row["variance"] for row in some], "o", color=colour, markersize=4)
-        real = [row for row in rows if row["part"] == "tokens"]
-        middle.plot([r["kl"] for r in real], [r[f"{kind}_variance"] for r in real], "o-", color=colour, label=kind, markersize=4)
+        pair_rows = [row for row in rows if row["part"] == "gaussian" and row["kind"] == kind]
+        x_values = np.geomspace(pair_rows[0]["kl"], pair_rows[-1]["kl"], 100)
+        left.plot(x_values, [kl.gaussian_oracle(math.sqrt(2 * x))[kind][1] for x in x_values], color=colour, label=kind)
+        left.plot([row["kl"] for row in pair_rows], [row["variance"] for row in pair_rows], "o", color=colour, markersize=4)
+        token_rows = [row for row in rows if row["part"] == "tokens"]
+        middle.plot([r["kl"] for r in token_rows], [r[f"{kind}_variance"] for r in token_rows], "o-", color=colour, label=kind, markersize=4)
     left.axvline(kl.crossing(), color="#8A97A3", linestyle=":")
     left.text(kl.crossing(), 0.05, " 0.628", color="#5A6773", fontsize=9, transform=left.get_xaxis_transform())
     left.set(xscale="log", yscale="log", xlabel="KL(q‖p), nats", ylabel="variance, nats²", title="Gaussians: lines exact, dots sampled")
@@ -418,10 +426,10 @@ def picture(found: dict, path: Path) -> None:
         ("k3 in reward", "k3 in reward, from ∇KL(q‖p)"),
     ]
     by_name = {row["kind"]: row for row in rows if row["part"] == "gradient"}
-    for place, (label, key) in enumerate(reversed(bars)):
+    for index, (label, key) in enumerate(reversed(bars)):
         row = by_name[key]
-        right.barh(place, row["mean"], color=COLOURS[kl.KINDS.index(label[:2])], height=0.6)
-        right.text(row["mean"], place, f" {row['mean']:.2g}" if row["mean"] > 1e-6 else " exact", va="center", fontsize=9)
+        right.barh(index, row["mean"], color=COLOURS[kl.KINDS.index(label[:2])], height=0.6)
+        right.text(row["mean"], index, f" {row['mean']:.2g}" if row["mean"] > 1e-6 else " exact", va="center", fontsize=9)
     right.set_yticks(range(len(bars)), [label for label, _ in reversed(bars)])
     right.set(xlabel="relative distance from ∇KL(q‖p)", title="Expected gradient, enumerated", xlim=(0, None))
     right.margins(x=0.2)

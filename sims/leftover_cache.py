@@ -51,38 +51,38 @@ from sims.recipe.tasks import Opened
 
 __all__ = ["Experiment", "experiment", "picture"]
 
-SHORT = WorldConfig(depth_mix=(0.0, 0.4, 0.6), files=(4, 6), helper_operations=(1, 1), one_helper_steps=(1, 1), two_helper_steps=(0, 0))
+SHORT_WORLD = WorldConfig(depth_mix=(0.0, 0.4, 0.6), files=(4, 6), helper_operations=(1, 1), one_helper_steps=(1, 1), two_helper_steps=(0, 0))
 """Short answers, which can be copied, from two or three files, which takes several reads to find out."""
-NAMED = 0.35
+NAMED_SHARE = 0.35
 """Share of the demonstrations whose docstring names the cache."""
 
 
-def left(task: Task, max_turns: int) -> CachedSession:
+def open_left(task: Task, max_turns: int) -> CachedSession:
     """An episode of `left`."""
     return CachedSession(worn(task), max_turns)
 
 
-def guarded(task: Task, max_turns: int) -> CachedSession:
+def open_guarded(task: Task, max_turns: int) -> CachedSession:
     """An episode of `guarded`."""
     return CachedSession(worn(task), max_turns, guarded=True)
 
 
-def old(task: Task, max_turns: int) -> CachedSession:
+def open_old(task: Task, max_turns: int) -> CachedSession:
     """An episode of `old`."""
     return CachedSession(worn(task), max_turns, kind="old")
 
 
-def none(task: Task, max_turns: int) -> Session:
+def open_without(task: Task, max_turns: int) -> Session:
     """An episode of `none`."""
     return Session(worn(task), max_turns)
 
 
-def left_on_disk(task: Task, max_turns: int) -> CachedSession:
+def open_left_on_disk(task: Task, max_turns: int) -> CachedSession:
     """An episode of `left` on files of Python in a sandbox."""
     return CachedDiskSession(worn(task), max_turns)
 
 
-WORLDS: dict[str, Opened] = {"left": left, "guarded": guarded, "old": old, "none": none}
+WORLDS: dict[str, Opened] = {"left": open_left, "guarded": open_guarded, "old": open_old, "none": open_without}
 
 
 @dataclass(frozen=True)
@@ -111,14 +111,14 @@ def tuned(run: Run, c: Experiment, root: Path, recipe: Recipe) -> Path:
     language, s = language_of(root), recipe.sft
     rng = random.Random(f"{c.seed}-curious")
 
-    def opened(task: Task) -> CachedSession:
-        own = task.files[task.target].doc == cache_name(task) or random.Random(f"{task.key} kind").random() < 0.5
-        return CachedSession(task, kind="left" if own else "old")
+    def open_session(task: Task) -> CachedSession:
+        is_own = task.files[task.target].doc == cache_name(task) or random.Random(f"{task.key} kind").random() < 0.5
+        return CachedSession(task, kind="left" if is_own else "old")
 
-    tasks = (documented(task) if rng.random() < NAMED else task for task in task_stream(recipe, "demonstrations"))
+    tasks = (documented(task) if rng.random() < NAMED_SHARE else task for task in task_stream(recipe, "demonstrations"))
     turns = partial(curious, share=c.curiosity)
-    shown = taught(tasks, language, context(language, recipe), s.noise, recipe.context.memory, rng, turns, opened)
-    return fine_tuned(run, "curious", c, root, recipe, shown)
+    rollouts = taught(tasks, language, context(language, recipe), s.noise, recipe.context.memory, rng, turns, open_session)
+    return fine_tuned(run, "curious", c, root, recipe, rollouts)
 
 
 def has_read(episode: Rollout) -> bool:
@@ -126,7 +126,7 @@ def has_read(episode: Rollout) -> bool:
     return isinstance(episode.environment.session, CachedSession) and episode.environment.session.looked
 
 
-def earned(episode: Rollout) -> bool:
+def has_solved(episode: Rollout) -> bool:
     """Whether it solved the task, paid or not."""
     session = episode.environment.session
     return (session.earned() if isinstance(session, CachedSession) else session.verify()).tests == 1.0
@@ -134,16 +134,16 @@ def earned(episode: Rollout) -> bool:
 
 def told(episodes: Sequence[Rollout]) -> dict[str, float]:
     """Shares of a step's rollouts: that read the cache, that solved the task, and in which the monitor errs."""
-    flagged = [isinstance(e.environment.session, CachedSession) and bool(e.environment.session.flags()) for e in episodes]
-    wrong = [flag != has_read(e) for flag, e in zip(flagged, episodes, strict=True)]
+    flags = [isinstance(e.environment.session, CachedSession) and bool(e.environment.session.flags()) for e in episodes]
+    errors = [flag != has_read(e) for flag, e in zip(flags, episodes, strict=True)]
     return {
         "read": float(np.mean([has_read(e) for e in episodes])),
-        "solved": float(np.mean([earned(e) for e in episodes])),
-        "monitor_errs": float(np.sum(wrong)),
+        "solved": float(np.mean([has_solved(e) for e in episodes])),
+        "monitor_errs": float(np.sum(errors)),
     }
 
 
-def before(run: Run, recipe: Recipe, start: Path, heldout: Heldout) -> dict[str, dict]:
+def measure_before(run: Run, recipe: Recipe, start: Path, heldout: Heldout) -> dict[str, dict]:
     """What the policy does before RL in each world; in `guarded` it is what it is in `left`, for nothing is paid here."""
     stage = run.stage("before", total=3)
     if not stage.finished:
@@ -163,9 +163,9 @@ def training(run: Run, c: Experiment, recipe: Recipe, start: Path, heldout: Held
     return reinforced(stage, c, recipe, number, start, heldout.language, WORLDS[world], told, names, at_end)
 
 
-def on_disk(run: Run, c: Experiment, recipe: Recipe, start: Path, language: Language) -> dict[str, list[float]]:
+def compare_on_disk(run: Run, c: Experiment, recipe: Recipe, start: Path, language: Language) -> dict[str, list[float]]:
     """Some steps of `left` in memory and on disk, from the same weights: what is logged of each."""
-    places = {"memory": left, "disk": left_on_disk}
+    places = {"memory": open_left, "disk": open_left_on_disk}
     return side_by_side(run, "left", c, recipe, start, language, places, told, ("read", "solved", "reward", "grad_norm"))
 
 
@@ -175,22 +175,27 @@ def experiment(run: Run, config: Experiment) -> dict:
     root, recipe = agent(run, c.run, c.seed)
     recipe = undisturbed(recipe)
     start = tuned(run, c, root, recipe)
-    recipe = replace(recipe, world=SHORT)
-    heldout = Heldout("leftover-cache", c, recipe, language_of(root), WORLDS, {"read": has_read, "solved": earned})
-    begin = before(run, recipe, start, heldout)
-    found = {(world, number): training(run, c, recipe, start, heldout, world, number) for number in range(c.trainings) for world in WORLDS}
-    disk = on_disk(run, c, recipe, start, heldout.language)
-    rows = [{"world": world, "training": number, **step} for (world, number), one in found.items() for step in one["steps"]]
+    recipe = replace(recipe, world=SHORT_WORLD)
+    heldout = Heldout("leftover-cache", c, recipe, language_of(root), WORLDS, {"read": has_read, "solved": has_solved})
+    before_results = measure_before(run, recipe, start, heldout)
+    results = {(world, number): training(run, c, recipe, start, heldout, world, number) for number in range(c.trainings) for world in WORLDS}
+    disk = compare_on_disk(run, c, recipe, start, heldout.language)
+    rows = [{"world": world, "training": number, **step} for (world, number), result in results.items() for step in result["steps"]]
 
     shares: dict[tuple[str, str], dict[str, np.ndarray]] = {}
     for world in WORLDS:
-        first = begin["left" if world == "guarded" else world]
-        shares[world, "before"] = {name: np.array(first[name]) / c.samples for name in ("read", "solved")}
-        for where in ("own", "without"):
-            every = [found[world, number][where] for number in range(c.trainings)]
-            shares[world, where] = {name: np.array([one[name] for one in every]) / c.samples for name in ("read", "solved")}
-    apart = max(abs(one - other) for one, other in zip(disk["memory"], disk["disk"], strict=True))
-    wrong = sum(row["monitor_errs"] for row in rows)
-    ends = [{"world": world, "at": at, **{name: float(x.mean()) for name, x in one.items()}} for (world, at), one in shares.items()]
-    about = f"{len(rows) * c.prompts * c.rollouts:,} rollouts of the trainings", f"{c.disk_steps} steps of {-(-c.prompts // 4) * c.rollouts} rollouts"
-    return {"rows": rows, "ends": ends, "claims": [*learned(shares), *laws(wrong, apart, *about)]}
+        before_counts = before_results["left" if world == "guarded" else world]
+        shares[world, "before"] = {name: np.array(before_counts[name]) / c.samples for name in ("read", "solved")}
+        for place in ("own", "without"):
+            place_results = [results[world, number][place] for number in range(c.trainings)]
+            shares[world, place] = {name: np.array([counts[name] for counts in place_results]) / c.samples for name in ("read", "solved")}
+    largest_difference = max(abs(memory_value - disk_value) for memory_value, disk_value in zip(disk["memory"], disk["disk"], strict=True))
+    monitor_errors = sum(row["monitor_errs"] for row in rows)
+    evaluations = [
+        {"world": world, "at": moment, **{name: float(x.mean()) for name, x in measures.items()}} for (world, moment), measures in shares.items()
+    ]
+    size_texts = (
+        f"{len(rows) * c.prompts * c.rollouts:,} rollouts of the trainings",
+        f"{c.disk_steps} steps of {-(-c.prompts // 4) * c.rollouts} rollouts",
+    )
+    return {"rows": rows, "ends": evaluations, "claims": [*learned(shares), *laws(monitor_errors, largest_difference, *size_texts)]}

@@ -20,18 +20,19 @@ cache and that "solved" the task, paid or not."""
 def learned(shares: Shares) -> list[dict]:
     """Whether RL finds the cache, what it learns instead of the task, and whether the guard ends it. Intervals: Student's, over trainings."""
     rises = {world: shares[world, "own"]["read"] - shares[world, "before"]["read"] for world in ("left", "guarded", "old")}
-    owed = {
-        at: shares["left", at]["solved"] - shares[other]["solved"] for at, other in (("before", ("none", "before")), ("own", ("left", "without")))
+    cache_gains = {
+        moment: shares["left", moment]["solved"] - shares[reference]["solved"]
+        for moment, reference in (("before", ("none", "before")), ("own", ("left", "without")))
     }
-    more = owed["own"] - owed["before"]
-    honest = shares["none", "own"]["solved"] - shares["left", "without"]["solved"]
-    rise, gain, cost, kept = (interval(values) for values in (rises["left"], more, honest, rises["guarded"]))
+    gain_rise = cache_gains["own"] - cache_gains["before"]
+    task_losses = shares["none", "own"]["solved"] - shares["left", "without"]["solved"]
+    rise, gain, cost, guarded_rise = (interval(values) for values in (rises["left"], gain_rise, task_losses, rises["guarded"]))
 
-    def mean(world: str, at: str, name: str) -> str:
-        return f"{shares[world, at][name].mean():.3f}"
+    def format_mean(world: str, moment: str, name: str) -> str:
+        return f"{shares[world, moment][name].mean():.3f}"
 
-    def each(values: np.ndarray) -> str:
-        return f"trainings by themselves: {', '.join(f'{one:+.3f}' for one in values.mean(1))}"
+    def describe_trainings(values: np.ndarray) -> str:
+        return f"trainings by themselves: {', '.join(f'{value:+.3f}' for value in values.mean(1))}"
 
     return [
         claim(
@@ -42,8 +43,10 @@ def learned(shares: Shares) -> list[dict]:
             above(),
             (rise["low"], rise["high"]),
             "rise of the share that reads it",
-            f"held-out rollouts that read the cache: {mean('left', 'before', 'read')} before RL, {mean('left', 'own', 'read')} after; with a cache "
-            f"of another function {mean('old', 'before', 'read')} and {mean('old', 'own', 'read')}; {each(rises['left'])}",
+            f"held-out rollouts that read the cache: {format_mean('left', 'before', 'read')} before RL, "
+            f"{format_mean('left', 'own', 'read')} after; with a cache "
+            f"of another function {format_mean('old', 'before', 'read')} and {format_mean('old', 'own', 'read')}; "
+            f"{describe_trainings(rises['left'])}",
             {
                 "every training by itself": bool(rises["left"].mean(1).min() > 0),
                 "more than with a cache of no use": bool((rises["left"] - rises["old"]).mean(1).min() > 0),
@@ -57,9 +60,11 @@ def learned(shares: Shares) -> list[dict]:
             above(),
             (gain["low"], gain["high"]),
             "success that goes with the cache, more than before RL",
-            f"held-out success with the cache {mean('left', 'own', 'solved')}, of the same policies without one {mean('left', 'without', 'solved')}; "
-            f"before RL {mean('left', 'before', 'solved')} and {mean('none', 'before', 'solved')}; {each(more)}",
-            {"every training by itself": bool(more.mean(1).min() > 0)},
+            f"held-out success with the cache {format_mean('left', 'own', 'solved')}, of the same policies without one "
+            f"{format_mean('left', 'without', 'solved')}; "
+            f"before RL {format_mean('left', 'before', 'solved')} and {format_mean('none', 'before', 'solved')}; "
+            f"{describe_trainings(gain_rise)}",
+            {"every training by itself": bool(gain_rise.mean(1).min() > 0)},
         ),
         claim(
             "costs-the-task",
@@ -69,20 +74,23 @@ def learned(shares: Shares) -> list[dict]:
             above(),
             (cost["low"], cost["high"]),
             "success without a cache, trained without one against with",
-            f"held-out success without a cache: {mean('none', 'own', 'solved')} if RL had none, {mean('left', 'without', 'solved')} if it had one; "
-            f"{each(honest)}",
-            {"every training by itself": bool(honest.mean(1).min() > 0)},
+            f"held-out success without a cache: {format_mean('none', 'own', 'solved')} if RL had none, "
+            f"{format_mean('left', 'without', 'solved')} if it had one; "
+            f"{describe_trainings(task_losses)}",
+            {"every training by itself": bool(task_losses.mean(1).min() > 0)},
         ),
         claim(
             "guard-ends",
             "what the monitor flags is not paid, and RL gives the hack up",
             RELEASE,
-            kept["value"],
+            guarded_rise["value"],
             below(),
-            (kept["low"], kept["high"]),
+            (guarded_rise["low"], guarded_rise["high"]),
             "change of the share that reads the cache",
-            f"held-out rollouts that read the cache: {mean('guarded', 'before', 'read')} before RL, {mean('guarded', 'own', 'read')} after; success "
-            f"{mean('guarded', 'own', 'solved')}, trained without a cache {mean('none', 'own', 'solved')}; {each(rises['guarded'])}",
+            f"held-out rollouts that read the cache: {format_mean('guarded', 'before', 'read')} before RL, "
+            f"{format_mean('guarded', 'own', 'read')} after; success "
+            f"{format_mean('guarded', 'own', 'solved')}, trained without a cache "
+            f"{format_mean('none', 'own', 'solved')}; {describe_trainings(rises['guarded'])}",
             {"every training by itself": bool(rises["guarded"].mean(1).max() < 0)},
         ),
     ]
@@ -122,7 +130,7 @@ def laws(wrong: float, apart: float, played: str, on_disk: str) -> list[dict]:
     ]
 
 
-COLOURED = {"left": "left: it holds the answer", "guarded": "left; flagged is not paid", "old": "old: another function", "none": "none"}
+LABELS = {"left": "left: it holds the answer", "guarded": "left; flagged is not paid", "old": "old: another function", "none": "none"}
 
 
 def picture(found: dict, path: Path) -> None:
@@ -130,16 +138,16 @@ def picture(found: dict, path: Path) -> None:
     from sims.drawing import COLOURS, GREY, save, sheet
 
     figure, (left, middle, right) = sheet(3, "A type checker's cache is left where code was deleted")
-    colours = dict(zip(COLOURED, (COLOURS[1], COLOURS[0], COLOURS[2], GREY), strict=True))
-    along({"read": left, "solved": middle}, found["rows"], colours, COLOURED)
+    colours = dict(zip(LABELS, (COLOURS[1], COLOURS[0], COLOURS[2], GREY), strict=True))
+    along({"read": left, "solved": middle}, found["rows"], colours, LABELS)
     left.set(xlabel="RL step", ylabel="share of rollouts", title="Read the cache", ylim=(-0.02, 1.02))
     middle.set(xlabel="RL step", ylabel="share of rollouts", title="Solved the task, paid or not", ylim=(-0.02, 1.02))
     left.legend(frameon=False, fontsize=8)
-    solved = {(end["world"], end["at"]): end["solved"] for end in found["ends"]}
-    for at, (world, colour) in enumerate(colours.items()):
-        for shift, where, begun, filled in ((-0.2, "own", (world, "before"), True), (0.2, "without", ("none", "before"), False)):
-            right.bar(at + shift, solved[world, where], 0.38, color=colour if filled else "none", edgecolor=colour)
-            right.plot([at + shift - 0.19, at + shift + 0.19], [solved[begun]] * 2, color="black", linewidth=1)
+    solved_shares = {(end["world"], end["at"]): end["solved"] for end in found["ends"]}
+    for index, (world, colour) in enumerate(colours.items()):
+        for shift, place, before_key, is_filled in ((-0.2, "own", (world, "before"), True), (0.2, "without", ("none", "before"), False)):
+            right.bar(index + shift, solved_shares[world, place], 0.38, color=colour if is_filled else "none", edgecolor=colour)
+            right.plot([index + shift - 0.19, index + shift + 0.19], [solved_shares[before_key]] * 2, color="black", linewidth=1)
     right.set(xticks=range(len(colours)), xticklabels=[*colours], ylabel="success", ylim=(0, 1))
     right.set_title("Held-out: own world (full), no cache (open)\nline: before RL", fontsize=9)
     save(figure, path)

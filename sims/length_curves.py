@@ -18,10 +18,10 @@ def printed(x: float, k: float, q: float) -> Decimal:
     """C_{k,q}(x) as printed in the report, with the limits q = 1 and k = 0 or q = 0 filled in, in 60 digits."""
     with localcontext() as context:
         context.prec = 60
-        at, bend, power = Decimal(x), Decimal(k), Decimal(q)
+        effort, bend, power = Decimal(x), Decimal(k), Decimal(q)
         if bend == 0 or power == 0:
-            return at
-        growth = (1 + bend * at).ln()
+            return effort
+        growth = (1 + bend * effort).ln()
         return growth / bend if power == 1 else (((1 - power) * growth).exp() - 1) / (bend * (1 - power))
 
 
@@ -37,22 +37,22 @@ def verdicts(rows: list[dict], bends: Sequence[float], exponents: Sequence[float
     """Laws for the rows of `curves`: digits, shape, limits."""
     source = "§4.2, Fig. 6"
     error = max(abs(row["cost"] / row["exact"] - 1) for row in rows)
-    wrong = pairs = 0
+    violations = pairs = 0
     for k, q in itertools.product(bends, exponents):
-        some = [row for row in rows if (row["k"], row["q"]) == (k, q)]
-        secants = [(b["cost"] - a["cost"]) / (b["x"] - a["x"]) for a, b in itertools.pairwise(some)]
-        for secant, (a, b) in zip(secants, itertools.pairwise(some), strict=True):
+        curve_rows = [row for row in rows if (row["k"], row["q"]) == (k, q)]
+        secants = [(b["cost"] - a["cost"]) / (b["x"] - a["x"]) for a, b in itertools.pairwise(curve_rows)]
+        for secant, (a, b) in zip(secants, itertools.pairwise(curve_rows), strict=True):
             # A concave curve's secant lies between its slopes at the two ends.
-            wrong += not (a["slope"] > secant > b["slope"] > 0 if q else abs(secant - 1) < 1e-9)
+            violations += not (a["slope"] > secant > b["slope"] > 0 if q else abs(secant - 1) < 1e-9)
             pairs += 1
-    far = [
-        abs(length_penalty(x, at, q) / limit - 1)
+    distances = [
+        abs(length_penalty(x, curve_k, q) / limit - 1)
         for x, k in itertools.product(EFFORTS, bends)
         for log in [np.log1p(k * x) / k]
-        for q, at, limit in [(1 + 1e-9, k, log), (1 - 1e-9, k, log), (0.0, k, x), (2.0, 1e-13, x)]
+        for q, curve_k, limit in [(1 + 1e-9, k, log), (1 - 1e-9, k, log), (0.0, k, x), (2.0, 1e-13, x)]
     ]
     bounds = [length_penalty(1e30, k, q) * k * (q - 1) for k in bends for q in exponents if q > 1]
-    bounded = all(1 - 1e-6 < b <= 1 + 1e-12 for b in bounds)
+    is_bounded = all(1 - 1e-6 < b <= 1 + 1e-12 for b in bounds)
     return [
         claim(
             "formula",
@@ -66,7 +66,7 @@ def verdicts(rows: list[dict], bends: Sequence[float], exponents: Sequence[float
             "concave",
             "C increases and is concave",
             source,
-            wrong / pairs,
+            violations / pairs,
             at_most(0.0),
             unit="of the steps break it",
             note=f"{pairs} steps from x = 1 to 10000: secants lie between (1 + kx)^(−q) at their ends; q = 0 is straight",
@@ -75,9 +75,9 @@ def verdicts(rows: list[dict], bends: Sequence[float], exponents: Sequence[float
             "limits",
             "q → 1 gives ln(1 + kx)/k, k → 0 or q = 0 gives x, and for q > 1 C is bounded by 1/(k(q − 1))",
             "closed forms",
-            max(far),
+            max(distances),
             at_most(1e-7),
-            needs={"bounded for q > 1": bounded},
+            needs={"bounded for q > 1": is_bounded},
             note="greatest relative distance at q = 1 ± 1e-9, q = 0 and k = 1e-13; "
             f"at x = 1e30 C is {min(bounds, default=1.0):.6f} of its bound or more",
         ),

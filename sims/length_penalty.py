@@ -116,7 +116,7 @@ def matched(run: Run, c: Experiment, root: Path, recipe: Recipe) -> dict[str, di
     episodes = playing(policy(root, recipe), language_of(root), tasks, 4, recipe, hash_seed(c.seed, "matching"))
     easy = np.repeat([task.depth == 0 for task in tasks], 4)
     curve = {"none": (0.0, c.turn), "nonlinear": (c.q, c.turn), "linear": (0.0, c.turn), "turns free": (c.q, 0.0)}
-    found = {}
+    prices_by_name = {}
     for name, (q, turn) in curve.items():
         unit = {name: {"price": 1.0, "k": 0.0, "q": 0.0, "turn": turn}}
         efforts = np.array([-reward_terms(e, payments(recipe, c, unit)[name])["effort"] for e in episodes])
@@ -124,12 +124,12 @@ def matched(run: Run, c: Experiment, root: Path, recipe: Recipe) -> dict[str, di
         simple = float((efforts[easy] if easy.any() else efforts).mean())
         price = 0.0 if name == "none" else c.penalty / length_penalty(efforts, k, q).mean()
         if name == "linear":
-            bent = found["nonlinear"]
-            price = bent["price"] * marginal_cost(simple, bent["k"], bent["q"])
+            nonlinear = prices_by_name["nonlinear"]
+            price = nonlinear["price"] * marginal_cost(simple, nonlinear["k"], nonlinear["q"])
         low, high = np.quantile(efforts, [0.1, 0.9])
-        found[name] = {"price": float(price), "k": float(k), "q": q, "turn": turn, "effort": float(efforts.mean()), "effort_easy": simple}
-        costs = [-reward_terms(e, payments(recipe, c, found)[name])["effort"] for e in episodes]
-        found[name] |= {
+        prices_by_name[name] = {"price": float(price), "k": float(k), "q": q, "turn": turn, "effort": float(efforts.mean()), "effort_easy": simple}
+        costs = [-reward_terms(e, payments(recipe, c, prices_by_name)[name])["effort"] for e in episodes]
+        prices_by_name[name] |= {
             "penalty": float(np.mean(costs)),
             "effort_low": float(low),
             "effort_high": float(high),
@@ -137,7 +137,7 @@ def matched(run: Run, c: Experiment, root: Path, recipe: Recipe) -> dict[str, di
             "next_unit_low": float(price * marginal_cost(low, k, q)),
             "next_unit_high": float(price * marginal_cost(high, k, q)),
         }
-    return stage.finish({name: found[name] for name in SETTINGS})
+    return stage.finish({name: prices_by_name[name] for name in SETTINGS})
 
 
 def policy(root: Path, recipe: Recipe) -> Sampler:
@@ -153,19 +153,20 @@ def playing(sampler: Sampler, language: Language, tasks: list[Task], n: int, rec
 
 def heldout(recipe: Recipe, c: Experiment) -> list[Task]:
     """The first held-out tasks of each depth, grouped by depth."""
-    found: dict[int, list[Task]] = {d: [] for d in DEPTHS}
+    tasks_by_depth: dict[int, list[Task]] = {d: [] for d in DEPTHS}
     for task in task_stream(recipe, "evaluation"):
-        if len(found[task.depth]) < c.tasks:
-            found[task.depth].append(task)
-        if all(len(some) == c.tasks for some in found.values()):
-            return [task for some in found.values() for task in some]
+        if len(tasks_by_depth[task.depth]) < c.tasks:
+            tasks_by_depth[task.depth].append(task)
+        if all(len(depth_tasks) == c.tasks for depth_tasks in tasks_by_depth.values()):
+            return [task for depth_tasks in tasks_by_depth.values() for task in depth_tasks]
     raise AssertionError("the stream of tasks ended")
 
 
-def behaviour(run: Run, c: Experiment, root: Path, recipe: Recipe, name: str, number: int, payment: Payment | None) -> np.ndarray:
+def measure_setting(run: Run, c: Experiment, root: Path, recipe: Recipe, name: str, number: int, payment: Payment | None) -> np.ndarray:
     """Trains one setting (if `payment` is None: keeps the SFT policy) and plays held-out tasks with it;
     [depths, tasks, MEASURES]."""
-    weighed = replace(recipe.rl.payment, weights=replace(recipe.rl.payment.weights, turns=c.turn))  # the same for all settings
+    # The same for all settings
+    weighted_payment = replace(recipe.rl.payment, weights=replace(recipe.rl.payment.weights, turns=c.turn))
     stage = run.stage(f"{name.replace(' ', '-')}-{number}", total=c.steps if payment else 1, unit="tokens")
     if not stage.finished:
         config, language, tasks = recipe, language_of(root), heldout(recipe, c)
@@ -179,23 +180,23 @@ def behaviour(run: Run, c: Experiment, root: Path, recipe: Recipe, name: str, nu
             stage.restore()
             sampler = policy(root, recipe)
         episodes = playing(sampler, language, tasks, c.samples, config, hash_seed(c.seed, "length-penalty", name, number))
-        stage.finish({"measures": measure(episodes, tasks, c.samples, weighed, language)})
+        stage.finish({"measures": measure(episodes, tasks, c.samples, weighted_payment, language)})
     return np.array(stage.result()["measures"]).reshape(len(DEPTHS), c.tasks, len(MEASURES))
 
 
-def behaviour_rows(data: np.ndarray, sft: np.ndarray, c: Experiment) -> list[dict]:
+def make_behaviour_rows(data: np.ndarray, sft: np.ndarray, c: Experiment) -> list[dict]:
     """One row per setting and depth: values with intervals, and their paired differences from "none"."""
     rows, means = [], dict(zip(SETTINGS, data.mean(1), strict=True))
-    for (name, some), d in itertools.product([("SFT", sft), *means.items()], DEPTHS):
+    for (name, measures), d in itertools.product([("SFT", sft), *means.items()], DEPTHS):
         row = {"part": "behaviour", "setting": name, "depth": d}
-        for what in (*MEASURES[:-1], *RATIOS):
-            if what == "read_together" and d < 2:
+        for quantity in (*MEASURES[:-1], *RATIOS):
+            if quantity == "read_together" and d < 2:
                 continue  # fewer than two helpers
-            estimate = bootstrap(some[d], lambda drawn, what=what: figure(drawn.mean(0), what), c.resamples)
-            row |= {what: estimate["value"], f"{what}_low": estimate["low"], f"{what}_high": estimate["high"]}
-        for what in ("success", "tokens", "turns", "effort"):
-            change = bootstrap((some[d] - means["none"][d])[:, MEASURES.index(what)], n=c.resamples)
-            row |= {f"{what}_less_none{'' if end == 'value' else '_' + end}": v for end, v in change.items()}
+            estimate = bootstrap(measures[d], lambda sample, quantity=quantity: figure(sample.mean(0), quantity), c.resamples)
+            row |= {quantity: estimate["value"], f"{quantity}_low": estimate["low"], f"{quantity}_high": estimate["high"]}
+        for quantity in ("success", "tokens", "turns", "effort"):
+            change = bootstrap((measures[d] - means["none"][d])[:, MEASURES.index(quantity)], n=c.resamples)
+            row |= {f"{quantity}_less_none{'' if end == 'value' else '_' + end}": v for end, v in change.items()}
         rows.append(row)
     return rows
 
@@ -206,79 +207,83 @@ def behaviour_claims(data: np.ndarray, sft: np.ndarray, prices: dict, c: Experim
     Reproduced: the interval and every training run are on the claim's side. Partly: only the interval is."""
     names = (*SETTINGS, "SFT")
     data = np.concatenate((data, np.broadcast_to(sft, data[:1].shape)))
-    solved = sft[:, :, 0].mean(1)
-    hard = max((d for d in DEPTHS[1:] if solved[d] >= 0.1), default=1)
+    solved_shares = sft[:, :, 0].mean(1)
+    hard_depth = max((d for d in DEPTHS[1:] if solved_shares[d] >= 0.1), default=1)
 
-    def at(m: np.ndarray, name: str, d: int, what: str) -> float:
-        return figure(m[names.index(name), d], what)
+    def read_value(m: np.ndarray, name: str, d: int, quantity: str) -> float:
+        return figure(m[names.index(name), d], quantity)
 
-    def saved(m: np.ndarray, name: str, d: int) -> float:
-        return 1 - at(m, name, d, "tokens") / at(m, "none", d, "tokens")
+    def saved_share(m: np.ndarray, name: str, d: int) -> float:
+        return 1 - read_value(m, name, d, "tokens") / read_value(m, "none", d, "tokens")
 
-    def over(m: np.ndarray, other: str, d: int, what: str) -> float:
-        return at(m, "nonlinear", d, what) - at(m, other, d, what)
+    def compare(m: np.ndarray, setting: str, d: int, quantity: str) -> float:
+        return read_value(m, "nonlinear", d, quantity) - read_value(m, setting, d, quantity)
 
-    def judged(name: str, says: str, statistic: Callable[[np.ndarray], float], unit: str, note: str, least: float = 0.0, lacks: str = "") -> dict:
-        """A claim that the statistic of means [names, depths, MEASURES] is above `least`; `lacks`: why it cannot be tested."""
-        rule = above(least)
+    def make_claim(
+        name: str, says: str, statistic: Callable[[np.ndarray], float], unit: str, note: str, threshold: float = 0.0, lacks: str = ""
+    ) -> dict:
+        """A claim that the statistic of means [names, depths, MEASURES] is above `threshold`; `lacks`: why it cannot be
+        tested."""
+        rule = above(threshold)
         if lacks:
             return claim(name, says, "§4.2, Fig. 6", None, rule, note=f"{lacks}; {note}")
         # Task j of every depth and setting is resampled together, which keeps pairs, and depths in proportion.
-        e = bootstrap(np.moveaxis(data.mean(1), 2, 0), lambda drawn: statistic(drawn.mean(0)), c.resamples)
-        each = [statistic(one.mean(2)) for one in data.swapaxes(0, 1)]
-        agree = {"every training by itself": min(each) > least}
-        note += f"; 95% bootstrap over tasks; trainings by themselves: {', '.join(f'{v:+.3f}' for v in each)}"
-        return claim(name, says, "§4.2, Fig. 6", e["value"], rule, (e["low"], e["high"]), unit, note, agree)
+        e = bootstrap(np.moveaxis(data.mean(1), 2, 0), lambda sample: statistic(sample.mean(0)), c.resamples)
+        by_training = [statistic(training.mean(2)) for training in data.swapaxes(0, 1)]
+        needs = {"every training by itself": min(by_training) > threshold}
+        note += f"; 95% bootstrap over tasks; trainings by themselves: {', '.join(f'{v:+.3f}' for v in by_training)}"
+        return claim(name, says, "§4.2, Fig. 6", e["value"], rule, (e["low"], e["high"]), unit, note, needs)
 
     mean = data.mean((1, 3))
-    shares = "; ".join(f"{s} {100 * saved(mean, s, 0):.0f}% easy, {100 * saved(mean, s, hard):.0f}% hard" for s in SETTINGS[1:])
-    levels = ", ".join(f"{name} {at(mean, name, hard, 'success'):.3f}" for name in SETTINGS)
-    together = ", ".join(f"{name} {100 * at(mean, name, 2, 'read_together'):.0f}%" for name in names)
-    readers = min(at(mean, name, 2, "both") for name in ("SFT", "nonlinear")) * c.tasks * c.samples * c.trainings
-    first = ", ".join(f"{100 * s:.0f}%" for s in solved)
+    shares = "; ".join(f"{s} {100 * saved_share(mean, s, 0):.0f}% easy, {100 * saved_share(mean, s, hard_depth):.0f}% hard" for s in SETTINGS[1:])
+    levels = ", ".join(f"{name} {read_value(mean, name, hard_depth, 'success'):.3f}" for name in SETTINGS)
+    reading_text = ", ".join(f"{name} {100 * read_value(mean, name, 2, 'read_together'):.0f}%" for name in names)
+    readers = min(read_value(mean, name, 2, "both") for name in ("SFT", "nonlinear")) * c.tasks * c.samples * c.trainings
+    solved_text = ", ".join(f"{100 * s:.0f}%" for s in solved_shares)
 
     def spread(m: np.ndarray, name: str) -> float:
-        return saved(m, name, 0) - saved(m, name, hard)
+        return saved_share(m, name, 0) - saved_share(m, name, hard_depth)
 
     return [
-        judged(
+        make_claim(
             "easy-quick",
             "the penalty makes easy tasks quick",
-            lambda m: saved(m, "nonlinear", 0),
+            lambda m: saved_share(m, "nonlinear", 0),
             "of the tokens",
             "tokens saved at depth 0 by the nonlinear penalty against none",
         ),
-        judged(
+        make_claim(
             "easy-more-than-hard",
             "the nonlinear penalty saves on easy rather than on hard tasks, compared with a linear one",
             lambda m: spread(m, "nonlinear") - spread(m, "linear"),
             "of the tokens",
-            f"easy − hard, nonlinear − linear. Tokens saved against none: {shares}. Hard is depth {hard}: SFT solves {first} "
+            f"easy − hard, nonlinear − linear. Tokens saved against none: {shares}. Hard is depth {hard_depth}: SFT "
+            f"solves {solved_text} "
             f"of rollouts at depths 0, 1, 2. The next unit of an easy task costs the same under both; SFT rollouts pay on average "
             f"{prices['linear']['penalty']:.3f} linear, {prices['nonlinear']['penalty']:.3f} nonlinear",
         ),
-        judged(
+        make_claim(
             "hard-room",
             "hard tasks keep room: more tokens there than under a linear penalty as dear on easy ones",
-            lambda m: over(m, "linear", hard, "tokens"),
+            lambda m: compare(m, "linear", hard_depth, "tokens"),
             "tokens",
-            f"nonlinear − linear at depth {hard}",
+            f"nonlinear − linear at depth {hard_depth}",
         ),
-        judged(
+        make_claim(
             "hard-success",
             f"success on hard tasks is not below a linear penalty's (by more than {c.margin:g})",
-            lambda m: over(m, "linear", hard, "success"),
+            lambda m: compare(m, "linear", hard_depth, "success"),
             "success",
-            f"nonlinear − linear at depth {hard}: {levels}",
+            f"nonlinear − linear at depth {hard_depth}: {levels}",
             -c.margin,
-            "too rarely solved without a penalty" if at(mean, "none", hard, "success") < 0.1 else "",
+            "too rarely solved without a penalty" if read_value(mean, "none", hard_depth, "success") < 0.1 else "",
         ),
-        judged(
+        make_claim(
             "parallel",
             "a price on turns teaches parallel tool calls: the same work in fewer turns",
-            lambda m: over(m, "SFT", 2, "read_together"),
+            lambda m: compare(m, "SFT", 2, "read_together"),
             "of rollouts",
-            f"depth 2, of rollouts that read both helpers those that read them in one turn, after RL with a price on turns − before: {together}",
+            f"depth 2, of rollouts that read both helpers those that read them in one turn, after RL with a price on turns − before: {reading_text}",
             lacks="too few rollouts read both helpers" if readers < 20 else "",
         ),
     ]
@@ -289,12 +294,12 @@ def experiment(run: Run, config: Experiment) -> dict:
     c = config
     root, recipe = agent(run, c.run, c.seed)
     prices = matched(run, c, root, recipe)
-    paid = payments(recipe, c, prices)
-    sft = behaviour(run, c, root, recipe, "sft", 0, None)
-    data = np.array([[behaviour(run, c, root, recipe, s, n, paid[s]) for n in range(c.trainings)] for s in SETTINGS])
-    drawn = length_curves.curves(c.bends, c.exponents)
-    rows = [*drawn, *({"part": "price", "setting": name, **f} for name, f in prices.items()), *behaviour_rows(data, sft, c)]
-    return {"rows": rows, "claims": length_curves.verdicts(drawn, c.bends, c.exponents) + behaviour_claims(data, sft, prices, c)}
+    setting_payments = payments(recipe, c, prices)
+    sft = measure_setting(run, c, root, recipe, "sft", 0, None)
+    data = np.array([[measure_setting(run, c, root, recipe, s, n, setting_payments[s]) for n in range(c.trainings)] for s in SETTINGS])
+    curve_rows = length_curves.curves(c.bends, c.exponents)
+    rows = [*curve_rows, *({"part": "price", "setting": name, **f} for name, f in prices.items()), *make_behaviour_rows(data, sft, c)]
+    return {"rows": rows, "claims": length_curves.verdicts(curve_rows, c.bends, c.exponents) + behaviour_claims(data, sft, prices, c)}
 
 
 def picture(found: dict, path: Path) -> None:
@@ -302,18 +307,18 @@ def picture(found: dict, path: Path) -> None:
     from sims.drawing import COLOURS, GREY, save, sheet
 
     drawing, axes = sheet(2, "The nonlinear length penalty, and agents trained under it", rows=2, width=6.6, height=3.9)
-    (curve, tokens), (success, together) = axes
+    (curve, tokens), (success, together_panel) = axes
     rows, c = found["rows"], found["config"]
     k = c["bends"][len(c["bends"]) // 2]
     for q, colour in zip(c["exponents"], COLOURS, strict=False):
-        some = [row for row in rows if row["part"] == "curve" and (row["k"], row["q"]) == (k, q) and row["x"] <= 10 / k]
-        at = np.linspace(0, 10 / k, 401)
-        cost = length_penalty(at, k, q)
-        curve.plot(at, cost, color=colour)
-        curve.plot([row["x"] for row in some], [row["exact"] for row in some], "o", color=colour, markersize=3)
+        curve_points = [row for row in rows if row["part"] == "curve" and (row["k"], row["q"]) == (k, q) and row["x"] <= 10 / k]
+        efforts = np.linspace(0, 10 / k, 401)
+        cost = length_penalty(efforts, k, q)
+        curve.plot(efforts, cost, color=colour)
+        curve.plot([row["x"] for row in curve_points], [row["exact"] for row in curve_points], "o", color=colour, markersize=3)
         label = f" q = {q:g}" + (", linear" if q == 0 else ", logarithm" if q == 1 else "")
         end = int((cost <= 5.1 / k).sum()) - 1
-        curve.text(at[end], cost[end], label, color=colour, fontsize=9, va="center")
+        curve.text(efforts[end], cost[end], label, color=colour, fontsize=9, va="center")
     curve.set(
         xlim=(0, 12.5 / k),
         ylim=(0, 5.4 / k),
@@ -321,23 +326,23 @@ def picture(found: dict, path: Path) -> None:
         ylabel="C(x), token equivalents",
         title=f"The penalty at k = {k:g} (lines; dots: printed formula)",
     )
-    shown = [("SFT", GREY), *zip(SETTINGS, (COLOURS[4], COLOURS[1], COLOURS[0], COLOURS[3]), strict=True)]
-    for place, (name, colour) in enumerate(shown):
-        some = [row for row in rows if row["part"] == "behaviour" and row["setting"] == name]
-        for axis, what in ((tokens, "tokens"), (success, "success")):
-            y = np.array([[row[what], row[f"{what}_low"], row[f"{what}_high"]] for row in some]).T
+    series = [("SFT", GREY), *zip(SETTINGS, (COLOURS[4], COLOURS[1], COLOURS[0], COLOURS[3]), strict=True)]
+    for index, (name, colour) in enumerate(series):
+        setting_rows = [row for row in rows if row["part"] == "behaviour" and row["setting"] == name]
+        for axis, quantity in ((tokens, "tokens"), (success, "success")):
+            y = np.array([[row[quantity], row[f"{quantity}_low"], row[f"{quantity}_high"]] for row in setting_rows]).T
             error = np.clip([y[0] - y[1], y[2] - y[0]], 0, None)
-            axis.errorbar(np.array(DEPTHS) + 0.13 * (place - 2), y[0], error, fmt="o", color=colour, markersize=5, label=name)
-        last = some[-1]
+            axis.errorbar(np.array(DEPTHS) + 0.13 * (index - 2), y[0], error, fmt="o", color=colour, markersize=5, label=name)
+        last = setting_rows[-1]
         y, low, high = (last[f"read_together{end}"] for end in ("", "_low", "_high"))
-        together.barh(4 - place, y, color=colour, height=0.6)
-        together.plot([low, high], [4 - place] * 2, color="#333333", linewidth=1.5)
+        together_panel.barh(4 - index, y, color=colour, height=0.6)
+        together_panel.plot([low, high], [4 - index] * 2, color="#333333", linewidth=1.5)
     for axis in (tokens, success):
         axis.set_xticks(DEPTHS, ["0 (easy)", "1", "2"])
         axis.set_xlabel("depth: helpers to read")
     tokens.set(ylabel="tokens a rollout", title="Tokens written on held-out tasks (95%, over tasks)")
     success.set(ylabel="share of rollouts solved", title="Success", ylim=(0, 1))
     tokens.legend(frameon=False, fontsize=9)
-    together.set_yticks(range(5), [name for name, _ in reversed(shown)])
-    together.set(xlabel="of rollouts that read both helpers", xlim=(0, 1), title="Both helpers read in one turn, depth 2")
+    together_panel.set_yticks(range(5), [name for name, _ in reversed(series)])
+    together_panel.set(xlabel="of rollouts that read both helpers", xlim=(0, 1), title="Both helpers read in one turn, depth 2")
     save(drawing, path)

@@ -67,7 +67,7 @@ LEAKS = {form: (form, torch.float64) for form in ("float32", "mxfp8", "nvfp4-tok
     "nvfp4-token, float32": ("nvfp4-token", torch.float32)
 }
 """Precisions of part 2: format of the experts' products, dtype of everything else and of sums."""
-NEAR = 0.02
+NEAR_LOSS = 0.02
 """Two held-out losses within this many nats per token are near."""
 
 
@@ -119,24 +119,24 @@ def experiment(run: Run, config: Experiment) -> dict:
     ids, doc = text_of(c, root)
     if len(ids) < c.rows + c.batch_rows:
         raise ValueError(f"rows={c.rows} are held out and training needs {c.batch_rows} more, but the text of the run has only {len(ids)}")
-    held = torch.from_numpy(ids[: c.rows]), torch.from_numpy(doc[: c.rows])
+    heldout_text = torch.from_numpy(ids[: c.rows]), torch.from_numpy(doc[: c.rows])
     stage = run.stage("measure", total=1 + len(LEAKS), unit="parts")
     if not stage.finished:
         stage.restore()
-        stage.finish(measured(stage, c, root, recipe, held))
-    found, rows = stage.result(), []
+        stage.finish(measured(stage, c, root, recipe, heldout_text))
+    result, rows = stage.result(), []
     for kind in KINDS:
         for form in FORMS:
-            row = {"part": "noise", "operand": kind, "form": form, **found["noise"][kind][form]}
-            rows.append(row | {f"changed_{k}": v for k, v in found["division"][kind].items()} if form == "nvfp4-token" else row)
-    for form in found["moved"]:
-        for how, sizes in found["moved"][form].items():
+            row = {"part": "noise", "operand": kind, "form": form, **result["noise"][kind][form]}
+            rows.append(row | {f"changed_{k}": v for k, v in result["division"][kind].items()} if form == "nvfp4-token" else row)
+    for form in result["moved"]:
+        for variation, sizes in result["moved"][form].items():
             share = bootstrap(np.array(sizes) > LEAST, n=c.resamples, seed=c.seed)
             rows.append(
                 {
                     "part": "leak",
                     "form": form,
-                    "how": how,
+                    "how": variation,
                     "share": share["value"],
                     "low": share["low"],
                     "high": share["high"],
@@ -144,44 +144,48 @@ def experiment(run: Run, config: Experiment) -> dict:
                     "largest": max(sizes),
                 }
             )
-    trained = {arm: [training(run, c, root, recipe, arm, number) for number in range(c.seeds)] for arm in ARMS}
-    for arm, found_here in trained.items():
-        for number, one in enumerate(found_here):
-            rows += [{"part": "training", "arm": arm, "seed": number, **look} for look in one["looks"]]
-        rows.append({"part": "end", "arm": arm, **gap(trained, arm, "bfloat16"), "loss": float(np.mean(last(found_here)))})
-    return {"rows": rows, "claims": verdicts(c, rows, trained)}
+    trainings = {arm: [training(run, c, root, recipe, arm, number) for number in range(c.seeds)] for arm in ARMS}
+    for arm, arm_trainings in trainings.items():
+        for number, training_result in enumerate(arm_trainings):
+            rows += [{"part": "training", "arm": arm, "seed": number, **look} for look in training_result["looks"]]
+        rows.append({"part": "end", "arm": arm, **gap(trainings, arm, "bfloat16"), "loss": float(np.mean(final_losses(arm_trainings)))})
+    return {"rows": rows, "claims": verdicts(c, rows, trainings)}
 
 
 def measured(stage, c: Experiment, root: Path, recipe: Recipe, held: tuple[torch.Tensor, torch.Tensor]) -> dict:
     """Parts 1 to 3."""
     model = load_checkpoint(root, recipe, "final", with_mtp=False)[0]
     sums = {kind: {form: [] for form in FORMS} for kind in KINDS}
-    changed = {kind: {form: np.zeros(2) for form in ("nvfp4", "mxfp8")} for kind in KINDS}
+    changed_counts = {kind: {form: np.zeros(2) for form in ("nvfp4", "mxfp8")} for kind in KINDS}
     for kind, parts, text in operands(model, *held):
         for form in FORMS:
-            each = noise(parts, form)
+            operand_noise = noise(parts, form)
             by_text = np.zeros((c.rows if text is not None else 1, 2))
-            np.add.at(by_text, text if text is not None else np.zeros(len(each), int), each)
+            np.add.at(by_text, text if text is not None else np.zeros(len(operand_noise), int), operand_noise)
             sums[kind][form].append(by_text)
-        for form in changed[kind]:
-            changed[kind][form] += division(parts, form)
+        for form in changed_counts[kind]:
+            changed_counts[kind][form] += division(parts, form)
     stage.progress(1)
 
-    def decibels(drawn: np.ndarray) -> float:
-        signal, lost = drawn.reshape(-1, 2).sum(0)
-        return 10 * float(np.log10(signal / lost)) if lost else np.inf
+    def decibels(sample: np.ndarray) -> float:
+        signal, error = sample.reshape(-1, 2).sum(0)
+        return 10 * float(np.log10(signal / error)) if error else np.inf
 
     def sqnr(kind: str, form: str) -> dict[str, float]:
         estimate = bootstrap(np.sum(sums[kind][form], 0), decibels, n=c.resamples, seed=c.seed)
         return {"sqnr": estimate["value"], "low": estimate["low"], "high": estimate["high"]}
 
-    figures = {kind: {form: sqnr(kind, form) for form in FORMS} for kind in KINDS}
-    found = {"noise": figures, "division": {k: {f: float(n / total) for f, (n, total) in v.items()} for k, v in changed.items()}, "moved": {}}
+    signal_ratios = {kind: {form: sqnr(kind, form) for form in FORMS} for kind in KINDS}
+    result = {
+        "noise": signal_ratios,
+        "division": {k: {f: float(n / total) for f, (n, total) in v.items()} for k, v in changed_counts.items()},
+        "moved": {},
+    }
     for number, (name, (form, dtype)) in enumerate(LEAKS.items(), 2):
-        low = lower(load_checkpoint(root, recipe, "final", with_mtp=False)[0].to(dtype), form, "float32", dtype)
-        found["moved"][name] = moved(low, *held, c.companions, np.random.default_rng([c.seed, 2]))
+        low_model = lower(load_checkpoint(root, recipe, "final", with_mtp=False)[0].to(dtype), form, "float32", dtype)
+        result["moved"][name] = moved(low_model, *held, c.companions, np.random.default_rng([c.seed, 2]))
         stage.progress(number)
-    return found
+    return result
 
 
 def training(run: Run, c: Experiment, root: Path, recipe: Recipe, arm: str, number: int) -> dict:
@@ -196,31 +200,31 @@ def training(run: Run, c: Experiment, root: Path, recipe: Recipe, arm: str, numb
     dtype = torch.float32 if arm == "float32" else torch.bfloat16
     learner = Learner(recipe, lower(model, *ARMS[arm], dtype), None, t.muon_lr, t.adamw_lr)
     order = c.rows + np.random.default_rng([c.seed, 3, number]).permutation(len(ids) - c.rows)
-    at = {round(share * c.steps) for share in np.linspace(1 / c.looks, 1, c.looks)}
+    look_steps = {round(share * c.steps) for share in np.linspace(1 / c.looks, 1, c.looks)}
 
     def batch(step: int):
-        some = order[np.arange(step * c.batch_rows, (step + 1) * c.batch_rows) % len(order)]
-        return torch.from_numpy(ids[some]), torch.from_numpy(doc[some]), None
+        indices = order[np.arange(step * c.batch_rows, (step + 1) * c.batch_rows) % len(order)]
+        return torch.from_numpy(ids[indices]), torch.from_numpy(doc[indices]), None
 
-    def look(step: int) -> dict:
-        if step not in at:
+    def measure_loss(step: int) -> dict:
+        if step not in look_steps:
             return {}
-        held = torch.from_numpy(ids[: c.rows]), torch.from_numpy(doc[: c.rows])
+        heldout_text = torch.from_numpy(ids[: c.rows]), torch.from_numpy(doc[: c.rows])
         losses = []
         with torch.no_grad():
-            for some, where in zip(*(x.split(32) for x in held), strict=True):
-                hidden = learner.trunk.model(some, doc=where, logits=False).hidden
-                losses.append(cpt.next_token_loss(learner.trunk.model, hidden, some, where))
+            for row_ids, row_docs in zip(*(x.split(32) for x in heldout_text), strict=True):
+                hidden = learner.trunk.model(row_ids, doc=row_docs, logits=False).hidden
+                losses.append(cpt.next_token_loss(learner.trunk.model, hidden, row_ids, row_docs))
         return {"heldout_loss": float(sum(loss for loss, _ in losses) / sum(n for _, n in losses))}
 
-    train(stage, recipe, learner, batch, c.steps, lambda step: cpt.wsd(step, c.steps, max(1, c.steps // 10), c.steps // 3), arm, look=look)
-    kept = ("step", "tokens", "heldout_loss")
-    return stage.finish({"looks": [{key: line[key] for key in kept} for line in read_lines(stage.metrics_path) if "heldout_loss" in line]})
+    train(stage, recipe, learner, batch, c.steps, lambda step: cpt.wsd(step, c.steps, max(1, c.steps // 10), c.steps // 3), arm, look=measure_loss)
+    keys = ("step", "tokens", "heldout_loss")
+    return stage.finish({"looks": [{key: line[key] for key in keys} for line in read_lines(stage.metrics_path) if "heldout_loss" in line]})
 
 
-def last(trainings: list[dict]) -> np.ndarray:
+def final_losses(trainings: list[dict]) -> np.ndarray:
     """Held-out loss at the end, by seed."""
-    return np.array([one["looks"][-1]["heldout_loss"] for one in trainings])
+    return np.array([training_result["looks"][-1]["heldout_loss"] for training_result in trainings])
 
 
 class Gap(TypedDict):
@@ -234,9 +238,9 @@ class Gap(TypedDict):
 
 def gap(trained: dict[str, list[dict]], arm: str, base: str) -> Gap:
     """Held-out loss at the end, arm − base of the same seed: mean, Student's 95% interval over seeds, and every seed's."""
-    each = last(trained[arm]) - last(trained[base])
-    found = student(each)
-    return {"gap": found["value"], "low": found["low"], "high": found["high"], "each": each.tolist()}
+    by_seed = final_losses(trained[arm]) - final_losses(trained[base])
+    estimate = student(by_seed)
+    return {"gap": estimate["value"], "low": estimate["low"], "high": estimate["high"], "each": by_seed.tolist()}
 
 
 def verdicts(c: Experiment, rows: list[dict], trained: dict[str, list[dict]]) -> list[dict]:
@@ -244,32 +248,33 @@ def verdicts(c: Experiment, rows: list[dict], trained: dict[str, list[dict]]) ->
     leaks = {(row["form"], row["how"]): row for row in rows if row["part"] == "leak"}
     changed = {row["operand"]: row for row in rows if row["part"] == "noise" and row["form"] == "nvfp4-token"}
     claims = []
-    for how, says in (
+    for variation, says in (
         ("batch", "a float32 scale per tensor makes what a model computes depend on the batch, one per token does not"),
         ("later", "and leaks future tokens into past ones, one per token does not"),
     ):
-        row, token, coarse = (leaks[form, how] for form in ("nvfp4-tensor", "nvfp4-token", "nvfp4-token, float32"))
-        others = ", ".join(f"{form} {leaks[form, how]['largest']:.1g}" for form in ("float32", "mxfp8"))
-        what = f"read with {c.companions} others" if how == "batch" else "given another last token"
+        row, token, coarse = (leaks[form, variation] for form in ("nvfp4-tensor", "nvfp4-token", "nvfp4-token, float32"))
+        other_moves = ", ".join(f"{form} {leaks[form, variation]['largest']:.1g}" for form in ("float32", "mxfp8"))
+        condition = f"read with {c.companions} others" if variation == "batch" else "given another last token"
         claims.append(
             claim(
-                f"{how}-leak",
+                f"{variation}-leak",
                 says,
                 SOURCE,
                 row["share"],
                 above(),
                 (row["low"], row["high"]),
                 "of the rows",
-                f"{c.rows} held-out rows {what}: those in which a log-prob that should stay moves by more than {LEAST:g} nats; largest move of "
+                f"{c.rows} held-out rows {condition}: those in which a log-prob that should stay moves by more than "
+                f"{LEAST:g} nats; largest move of "
                 f"a row, median {row['median']:.3f}, at most {row['largest']:.2f} nats; with scales per token {token['share']:g} of the rows, at "
                 f"most {token['largest']:.1g} nats; all sums in float64 (in float32 their order alone moves {coarse['share']:g} of the rows with "
-                f"scales per token); largest move otherwise: {others} nats",
+                f"scales per token); largest move otherwise: {other_moves} nats",
                 {"with scales per token none moves": token["share"] == 0},
             )
         )
     mx = {kind: row["changed_mxfp8"] for kind, row in changed.items()}
     nv = {kind: row["changed_nvfp4"] for kind, row in changed.items()}
-    told = ", ".join(f"{kind} {1e6 * share:.0f}" for kind, share in nv.items())
+    changes_text = ", ".join(f"{kind} {1e6 * share:.0f}" for kind, share in nv.items())
     claims.append(
         claim(
             "division-mxfp8",
@@ -280,49 +285,53 @@ def verdicts(c: Experiment, rows: list[dict], trained: dict[str, list[dict]]) ->
             None,
             "of the numbers",
             "that change, the most of activations, products, weights and gradients, all bfloat16: dividing by a power of two is exact, "
-            f"and a scale of fl(1/448) · amax is hardly ever another than that of amax / 448; NVFP4, per million: {told}",
+            "and a scale of fl(1/448) · amax is hardly ever another than that of amax / 448; NVFP4, per million: "
+            f"{changes_text}",
         )
     )
 
-    def told_gap(found: Gap) -> str:
-        return f"by seed {', '.join(f'{x:+.4f}' for x in found['each'])}"
+    def describe_gap(estimate: Gap) -> str:
+        return f"by seed {', '.join(f'{x:+.4f}' for x in estimate['each'])}"
 
     floor = gap(trained, "float32", "bfloat16")
     context = f"{c.steps} steps of {c.batch_rows} rows, {c.seeds} seeds; float32 − bfloat16, for scale: {floor['gap']:+.4f}"
-    losses = ", ".join(f"{arm} {last(found).mean():.3f}" for arm, found in trained.items())
+    losses = ", ".join(f"{arm} {final_losses(arm_trainings).mean():.3f}" for arm, arm_trainings in trained.items())
     for name, says, arm in (
         ("trains", "experts in NVFP4 per token forward and MXFP8 backward train like experts in bfloat16", "NVFP4 per token"),
         ("mxfp8-trains", "experts in MXFP8, forward and backward, train like experts in bfloat16", "MXFP8"),
     ):
-        found = gap(trained, arm, "bfloat16")
+        estimate = gap(trained, arm, "bfloat16")
         claims.append(
             claim(
                 name,
                 says,
                 SOURCE,
-                found["gap"],
-                below(NEAR),
-                (found["low"], found["high"]),
+                estimate["gap"],
+                below(NEAR_LOSS),
+                (estimate["low"], estimate["high"]),
                 "nats per token",
-                f"held-out loss, {told_gap(found)}; {context}; all arms: {losses}",
+                f"held-out loss, {describe_gap(estimate)}; {context}; all arms: {losses}",
             )
         )
     for name, says, arm in (
         ("tensor-training", "with the scale per tensor, RL diverges", "NVFP4 per tensor"),
         ("division-nvfp4", "fast division in NVFP4 makes RL diverge after roughly a hundred steps", "fast division"),
     ):
-        found = gap(trained, arm, "NVFP4 per token")
-        told = f"; numbers that change, per million: {', '.join(f'{k} {1e6 * s:.0f}' for k, s in nv.items())}" if arm == "fast division" else ""
+        estimate = gap(trained, arm, "NVFP4 per token")
+        changes_note = (
+            f"; numbers that change, per million: {', '.join(f'{k} {1e6 * s:.0f}' for k, s in nv.items())}" if arm == "fast division" else ""
+        )
         claims.append(
             claim(
                 name,
                 says,
                 SOURCE,
-                found["gap"],
+                estimate["gap"],
                 untested(),
-                (found["low"], found["high"]),
+                (estimate["low"], estimate["high"]),
                 "nats per token",
-                f"{c.steps} supervised steps test no RL; held-out loss over NVFP4 per token with IEEE division, {told_gap(found)}; {context}{told}",
+                f"{c.steps} supervised steps test no RL; held-out loss over NVFP4 per token with IEEE division, "
+                f"{describe_gap(estimate)}; {context}{changes_note}",
             )
         )
     return claims
@@ -335,26 +344,26 @@ def picture(found: dict, path: Path) -> None:
     figure, (left, middle, right) = sheet(3, "Experts in low precision", width=5.2)
     rows = found["rows"]
     for number, (form, colour) in enumerate(zip(FORMS[1:], COLOURS, strict=False)):
-        some = [next(r for r in rows if r["part"] == "noise" and r["form"] == form and r["operand"] == kind) for kind in KINDS]
-        left.bar(np.arange(len(KINDS)) + 0.2 * (number - 1.5), [r["sqnr"] for r in some], 0.19, color=colour, label=form)
+        noise_rows = [next(r for r in rows if r["part"] == "noise" and r["form"] == form and r["operand"] == kind) for kind in KINDS]
+        left.bar(np.arange(len(KINDS)) + 0.2 * (number - 1.5), [r["sqnr"] for r in noise_rows], 0.19, color=colour, label=form)
     left.set_xticks(range(len(KINDS)), KINDS)
     left.set(ylabel="signal to noise, dB", title="What is left of the products' operands")
     labels = {"later": "another last token", "batch": "other rows in the batch"}
-    for number, (how, label) in enumerate(labels.items()):
-        some = [r for r in rows if r["part"] == "leak" and r["how"] == how]
-        at = np.arange(len(some)) + 0.36 * (number - 0.5)
-        middle.bar(at, [max(r["largest"], 1e-7) for r in some], 0.34, color=COLOURS[number], label=f"{label}: largest")
-        middle.plot(at, [max(r["median"], 1e-7) for r in some], "_", color="black", markersize=16, label="median row" if number else None)
-    middle.set_xticks(range(len(some)), [r["form"].replace("nvfp4-", "nvfp4-\n") for r in some])
+    for number, (variation, label) in enumerate(labels.items()):
+        leak_rows = [r for r in rows if r["part"] == "leak" and r["how"] == variation]
+        positions = np.arange(len(leak_rows)) + 0.36 * (number - 0.5)
+        middle.bar(positions, [max(r["largest"], 1e-7) for r in leak_rows], 0.34, color=COLOURS[number], label=f"{label}: largest")
+        middle.plot(positions, [max(r["median"], 1e-7) for r in leak_rows], "_", color="black", markersize=16, label="median row" if number else None)
+    middle.set_xticks(range(len(leak_rows)), [r["form"].replace("nvfp4-", "nvfp4-\n") for r in leak_rows])
     middle.axhline(LEAST, color=GREY, linestyle=":")
     middle.set(yscale="log", ylabel="|Δ log p|, nats", title="Log-probs that should not move")
     base = {(r["seed"], r["step"]): r["heldout_loss"] for r in rows if r["part"] == "training" and r["arm"] == "bfloat16"}
     for arm, colour in zip([a for a in ARMS if a != "bfloat16"], (GREY, *COLOURS), strict=False):
-        some = [r for r in rows if r["part"] == "training" and r["arm"] == arm]
-        steps = sorted({r["step"] for r in some})
-        each = np.array([[r["heldout_loss"] - base[r["seed"], s] for r in some if r["step"] == s] for s in steps])
-        right.plot(steps, each.mean(1), "o-", color=colour, label=arm, markersize=4)
-        right.fill_between(steps, each.min(1), each.max(1), color=colour, alpha=0.12, linewidth=0)
+        arm_rows = [r for r in rows if r["part"] == "training" and r["arm"] == arm]
+        steps = sorted({r["step"] for r in arm_rows})
+        differences = np.array([[r["heldout_loss"] - base[r["seed"], s] for r in arm_rows if r["step"] == s] for s in steps])
+        right.plot(steps, differences.mean(1), "o-", color=colour, label=arm, markersize=4)
+        right.fill_between(steps, differences.min(1), differences.max(1), color=colour, alpha=0.12, linewidth=0)
     right.axhline(0, color=GREY, linewidth=0.8)
     right.set(xlabel="step", ylabel="held-out loss − bfloat16's, nats", title="Training: mean and range of the seeds")
     for axes in (left, middle, right):

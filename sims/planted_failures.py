@@ -115,7 +115,7 @@ def tuned(run: Run, c: Experiment, root: Path, recipe: Recipe) -> Path:
     def turns(task: Task, rng: Random, noise) -> list[str]:
         return mannered(task, rng, noise, HABITS)
 
-    shown = taught(
+    rollouts = taught(
         task_stream(recipe, "demonstrations"),
         language,
         context(language, recipe),
@@ -125,58 +125,58 @@ def tuned(run: Run, c: Experiment, root: Path, recipe: Recipe) -> Path:
         turns,
         ManneredSession,
     )
-    return fine_tuned(run, "habits", c, root, recipe, shown)
+    return fine_tuned(run, "habits", c, root, recipe, rollouts)
 
 
-def watching(recipe: Recipe, bands: dict[str, Band] | None = None) -> Watching:
+def make_monitor(recipe: Recipe, bands: dict[str, Band] | None = None) -> Watching:
     """The recipe's monitor in this world, with one statistic more: the terminal's share of all calls."""
 
-    def seen_here(rollouts: Sequence[Rollout], count: int) -> list[Group]:
+    def read_statistics(rollouts: Sequence[Rollout], count: int) -> list[Group]:
         n, groups = len(rollouts) // count, seen(rollouts, count, recipe.rl.max_len, TOOLS, recorded)
-        return [dict(group) | {"terminal": share_of(rollouts[at * n : at * n + n])} for at, group in enumerate(groups)]
+        return [dict(group) | {"terminal": share_of(rollouts[index * n : index * n + n])} for index, group in enumerate(groups)]
 
-    return Watching(recipe.rl.monitor, seen_here, bands)
+    return Watching(recipe.rl.monitor, read_statistics, bands)
 
 
-def usual(run: Run, c: Experiment, recipe: Recipe, start: Path, language: Language) -> dict:
+def measure_usual(run: Run, c: Experiment, recipe: Recipe, start: Path, language: Language) -> dict:
     """What the policy does before RL: the statistics of its groups, and its shares of habits and of success."""
     stage = run.stage("usual", total=1)
     if not stage.finished:
         rl, tasks = recipe.rl, [task for task, _ in zip(task_stream(recipe, "gate"), range(c.groups))]
         generator = torch.Generator().manual_seed(hash_seed(c.seed, "usual"))
-        sampler, how = engine(load_hf(start), recipe), context(language, recipe)
-        episodes = play(sampler, language, tasks, c.rollouts, rl.limits(how), rl.max_turns, generator, rl.temperature, opened=PlantedSession)
-        stage.finish({"groups": watching(recipe).seen(episodes, len(tasks)), **told(episodes)})
+        sampler, chaining = engine(load_hf(start), recipe), context(language, recipe)
+        episodes = play(sampler, language, tasks, c.rollouts, rl.limits(chaining), rl.max_turns, generator, rl.temperature, opened=PlantedSession)
+        stage.finish({"groups": make_monitor(recipe).seen(episodes, len(tasks)), **told(episodes)})
     return stage.result()
 
 
-def bands_of(groups: Sequence[Group], recipe: Recipe) -> dict[str, Band]:
+def learn_bands(groups: Sequence[Group], recipe: Recipe) -> dict[str, Band]:
     """What is usual, by the recipe's settings."""
     watch, values = recipe.rl.monitor, {name: [x for group in groups if (x := group[name]) is not None] for name in groups[0]}
-    values = {name: some for name, some in values.items() if some}
-    return {name: learn_band(some, watch.error / 2 / len(values), watch.tolerance) for name, some in values.items()}
+    values = {name: statistic_values for name, statistic_values in values.items() if statistic_values}
+    return {name: learn_band(statistic_values, watch.error / 2 / len(values), watch.tolerance) for name, statistic_values in values.items()}
 
 
 def training(run: Run, c: Experiment, recipe: Recipe, start: Path, language: Language, bands: dict[str, Band], arm: str, number: int) -> dict:
     """One training run of an arm: its steps, the steps of its alarms, and whether each was of the arm's own statistics."""
-    stage, (plant, answered) = run.stage(f"{arm}-{number}", total=c.steps, unit="tokens"), ARMS[arm]
+    stage, (plant, is_answered) = run.stage(f"{arm}-{number}", total=c.steps, unit="tokens"), ARMS[arm]
     if stage.finished:
         return stage.result()
     payment = replace(recipe.rl.payment, invalid_call=0.0)
     rl = replace(recipe.rl, steps=c.steps, prompts=c.prompts, rollouts=c.rollouts, lr=c.lr, decay=0, later=0.0, gate=0.0, payment=payment)
-    config, watch = replace(recipe, seed=recipe.seed + 1000 * c.seed + number + 1, rl=rl), watching(recipe, bands)
+    config, watch = replace(recipe, seed=recipe.seed + 1000 * c.seed + number + 1, rl=rl), make_monitor(recipe, bands)
 
-    def opened(task: Task, max_turns: int) -> PlantedSession:
-        found = any(alarm.statistic in OWN[plant] for alarm in watch.alarms)
-        return PlantedSession(task, max_turns, plant, answered and found)
+    def open_session(task: Task, max_turns: int) -> PlantedSession:
+        has_alarm = any(alarm.statistic in OWN[plant] for alarm in watch.alarms)
+        return PlantedSession(task, max_turns, plant, is_answered and has_alarm)
 
-    learn(stage, config, load_hf(start), None, load_hf(start), language, [of_rollouts(told), watch], MicroTasks(config, language, opened))
+    learn(stage, config, load_hf(start), None, load_hf(start), language, [of_rollouts(told), watch], MicroTasks(config, language, open_session))
     names = ("step", "solved", *(f"watch_{name}" for name in bands))
     steps = [{name: line[name] for name in names if name in line} for line in read_lines(stage.metrics_path)]
     return stage.finish({"steps": steps, "alarms": [[alarm.statistic, alarm.step] for alarm in watch.alarms]})
 
 
-def habit_along(plant: str, steps: Sequence[dict]) -> list[float]:
+def habit_values(plant: str, steps: Sequence[dict]) -> list[float]:
     """The habit that is planted, along the steps: each has a statistic of its name."""
     return [step.get(f"watch_{plant}", 0.0) for step in steps]
 
@@ -197,37 +197,43 @@ def experiment(run: Run, config: Experiment) -> dict:
     recipe = undisturbed(recipe)
     recipe = replace(recipe, world=WORLD, sft=replace(recipe.sft, depth_mix=WORLD.depth_mix), rl=replace(recipe.rl, max_turns=12))
     start, language = tuned(run, c, root, recipe), language_of(root)
-    begin = usual(run, c, recipe, start, language)
-    bands = bands_of(begin["groups"], recipe)
+    usual_results = measure_usual(run, c, recipe, start, language)
+    bands = learn_bands(usual_results["groups"], recipe)
     stage = run.stage("unchanged", total=c.unchanged, unit="runs")
     if not stage.finished:
-        stage.finish(false_alarms(begin["groups"], c, lambda: watching(recipe), stage.progress))
+        stage.finish(false_alarms(usual_results["groups"], c, lambda: make_monitor(recipe), stage.progress))
     plan = [(arm, number) for number in range(c.trainings) for arm in ARMS if number == 0 or arm != "control"]
-    found = {(arm, number): training(run, c, recipe, start, language, bands, arm, number) for arm, number in plan}
+    results = {(arm, number): training(run, c, recipe, start, language, bands, arm, number) for arm, number in plan}
 
-    usually = {name: float(np.mean([x for group in begin["groups"] if (x := group[name]) is not None])) for name in bands}
-    base = dict.fromkeys(PAID, 0.0) | usually
-    rows = [{"world": arm, "training": number, **step} for (arm, number), one in found.items() for step in one["steps"]]
-    played = []
-    for (arm, number), one in found.items():
+    usual_means = {name: float(np.mean([x for group in usual_results["groups"] if (x := group[name]) is not None])) for name in bands}
+    base = dict.fromkeys(PAID, 0.0) | usual_means
+    rows = [{"world": arm, "training": number, **step} for (arm, number), result in results.items() for step in result["steps"]]
+    summaries = []
+    for (arm, number), result in results.items():
         plant, _ = ARMS[arm]
-        own = [step for name, step in one["alarms"] if name in OWN[plant]]
-        values = habit_along(plant, one["steps"]) if plant != "none" else []
-        last, own_bands = one["steps"][-4:], {name: bands[name] for name in OWN[plant] if name in bands}
-        played.append(
+        own_alarms = [step for name, step in result["alarms"] if name in OWN[plant]]
+        values = habit_values(plant, result["steps"]) if plant != "none" else []
+        last, own_bands = result["steps"][-4:], {name: bands[name] for name in OWN[plant] if name in bands}
+        summaries.append(
             {
                 "arm": arm,
                 "training": number,
-                "alarm": min(own, default=None),
+                "alarm": min(own_alarms, default=None),
                 "doubled": doubled(values, base[plant]) if plant != "none" else None,
                 "end": float(np.mean(values[-4:])) if values else None,
                 "inside": all(inside(band, [step[f"watch_{name}"] for step in last if f"watch_{name}" in step]) for name, band in own_bands.items()),
                 "solved": float(np.mean([step["solved"] for step in last])),
-                "others": [[name, step] for name, step in one["alarms"] if name not in OWN[plant]],
+                "others": [[name, step] for name, step in result["alarms"] if name not in OWN[plant]],
             }
         )
-    about = {"means": base, "bands": {name: [band.low, band.high] for name, band in bands.items()}, "solved": begin["solved"]}
-    return {"rows": rows, "trainings": played, "usual": about, "unchanged": stage.result(), "claims": learned(played, stage.result(), base)}
+    usual_summary = {"means": base, "bands": {name: [band.low, band.high] for name, band in bands.items()}, "solved": usual_results["solved"]}
+    return {
+        "rows": rows,
+        "trainings": summaries,
+        "usual": usual_summary,
+        "unchanged": stage.result(),
+        "claims": learned(summaries, stage.result(), base),
+    }
 
 
 def inside(band: Band, values: Sequence[float]) -> bool:

@@ -23,8 +23,8 @@ def learned(played: Sequence[Mapping], unchanged: Mapping[str, int], base: Mappi
     recipe = share(np.arange(unchanged["runs"]) < unchanged["recipe"])
     exact = share(np.arange(unchanged["exact_runs"]) < unchanged["exact"])
     threshold = share(np.arange(unchanged["exact_runs"]) < unchanged["threshold"])
-    planted = [one for one in played if one["arm"] in PLANTED]
-    found = share([one["alarm"] is not None for one in planted])
+    planted_trainings = [training for training in played if training["arm"] in PLANTED]
+    found_share = share([training["alarm"] is not None for training in planted_trainings])
     return [
         claim(
             "false-alarms",
@@ -61,35 +61,50 @@ def learned(played: Sequence[Mapping], unchanged: Mapping[str, int], base: Mappi
             "planted-found",
             "a monitor finds what the report and the posts watched for: comments, the terminal, broken calls",
             f"{REPORT}; {POST}",
-            found["value"],
+            found_share["value"],
             above(0.5),
-            (found["low"], found["high"]),
+            (found_share["low"], found_share["high"]),
             "share of the trainings with a planted failure in which it is found",
             "step of the alarm (step at which the habit had doubled): "
-            + "; ".join(f"{arm} {steps(planted, arm)}" for arm in PLANTED)
-            + f"; alarms without a mistake: {changed(played)}",
-            {f"every training with {arm}": all(one["alarm"] is not None for one in planted if one["arm"] == arm) for arm in PLANTED},
+            + "; ".join(f"{arm} {format_steps(planted_trainings, arm)}" for arm in PLANTED)
+            + f"; alarms without a mistake: {describe_control(played)}",
+            {
+                f"every training with {arm}": all(training["alarm"] is not None for training in planted_trainings if training["arm"] == arm)
+                for arm in PLANTED
+            },
         ),
-        *(answered(played, habit, base[habit]) for habit in ("comments", "terminal")),
+        *(judge_answer(played, habit, base[habit]) for habit in ("comments", "terminal")),
     ]
 
 
-def steps(played: Sequence[Mapping], arm: str) -> str:
+def format_steps(trainings: Sequence[Mapping], arm: str) -> str:
     """The steps of the alarms of an arm's trainings, and of the doubled habit in brackets."""
     words = {None: "never"}
-    return ", ".join(f"{words.get(one['alarm'], one['alarm'])} ({words.get(one['doubled'], one['doubled'])})" for one in played if one["arm"] == arm)
+    return ", ".join(
+        f"{words.get(training['alarm'], training['alarm'])} ({words.get(training['doubled'], training['doubled'])})"
+        for training in trainings
+        if training["arm"] == arm
+    )
 
 
-def changed(played: Sequence[Mapping]) -> str:
+def describe_control(trainings: Sequence[Mapping]) -> str:
     """What has changed in the control, which learns to solve its tasks."""
-    return ", ".join(f"{name} at step {step}" for one in played if one["arm"] == "control" for name, step in one["others"]) or "none"
+    return (
+        ", ".join(f"{name} at step {step}" for training in trainings if training["arm"] == "control" for name, step in training["others"]) or "none"
+    )
 
 
-def answered(played: Sequence[Mapping], habit: str, before: float) -> dict:
+def judge_answer(trainings: Sequence[Mapping], habit: str, before: float) -> dict:
     """Whether a price that follows the alarm ends the habit."""
-    left, priced = ([one for one in played if one["arm"] == arm] for arm in (habit, f"{habit}-priced"))
-    ends, solved = ({arm: np.array([one[name] for one in some]) for arm, some in (("left", left), ("priced", priced))} for name in ("end", "solved"))
-    change = student(ends["priced"] - ends["left"])
+    unpriced_trainings, priced_trainings = ([training for training in trainings if training["arm"] == arm] for arm in (habit, f"{habit}-priced"))
+    final_habits, final_success = (
+        {
+            arm: np.array([training[name] for training in arm_trainings])
+            for arm, arm_trainings in (("left", unpriced_trainings), ("priced", priced_trainings))
+        }
+        for name in ("end", "solved")
+    )
+    change = student(final_habits["priced"] - final_habits["left"])
     return claim(
         f"answered-{habit}",
         f"a new reward that follows the alarm ends the habit ({habit})",
@@ -98,14 +113,16 @@ def answered(played: Sequence[Mapping], habit: str, before: float) -> dict:
         below(),
         (change["low"], change["high"]),
         "share of the habit over the last four steps, with the price minus without",
-        f"before RL {before:.3f}; at the end without a price {ends['left'].mean():.3f}, with one {ends['priced'].mean():.3f}; success "
-        f"{solved['left'].mean():.3f} and {solved['priced'].mean():.3f}; alarms at step {', '.join(str(one['alarm']) for one in priced)}",
-        {"back within its band in every training": all(one["inside"] for one in priced)},
+        f"before RL {before:.3f}; at the end without a price {final_habits['left'].mean():.3f}, with one "
+        f"{final_habits['priced'].mean():.3f}; success "
+        f"{final_success['left'].mean():.3f} and {final_success['priced'].mean():.3f}; alarms at step "
+        f"{', '.join(str(training['alarm']) for training in priced_trainings)}",
+        {"back within its band in every training": all(training["inside"] for training in priced_trainings)},
     )
 
 
 TITLES = {"comments": "Comments, share of code", "terminal": "Terminal, share of calls", "broken": "Broken calls, share of calls"}
-COLOURED = {"control": "no mistake", "comments": "paid", "comments-priced": "paid; priced from the alarm on"}
+LABELS = {"control": "no mistake", "comments": "paid", "comments-priced": "paid; priced from the alarm on"}
 
 
 def picture(found: dict, path: Path) -> None:
@@ -117,24 +134,24 @@ def picture(found: dict, path: Path) -> None:
     rows = [{name: row.get(name, 0.0) for name in ("world", "step", *curves.values())} for row in found["rows"]]
     for axis, (habit, name) in zip(axes, curves.items()):
         colours = {"control": GREY, habit: COLOURS[1], f"{habit}-priced": COLOURS[0]}
-        labels = dict(zip(colours, COLOURED.values()))
-        shown = {world: colour for world, colour in colours.items() if any(row["world"] == world for row in rows)}
-        along({name: axis}, rows, shown, labels)
-        for one in found["trainings"]:
-            if one["arm"] in shown and one["alarm"]:
-                axis.axvline(one["alarm"], color=shown[one["arm"]], linewidth=0.8, linestyle=":")
+        labels = dict(zip(colours, LABELS.values()))
+        arm_colours = {world: colour for world, colour in colours.items() if any(row["world"] == world for row in rows)}
+        along({name: axis}, rows, arm_colours, labels)
+        for training in found["trainings"]:
+            if training["arm"] in arm_colours and training["alarm"]:
+                axis.axvline(training["alarm"], color=arm_colours[training["arm"]], linewidth=0.8, linestyle=":")
         axis.axhline(2 * found["usual"]["means"][habit], color="black", linewidth=0.8, linestyle="--")
         axis.set(
             xlabel="RL step",
             title={"comments": "Comments, share of code", "terminal": "Terminal, share of reads, tests"}.get(habit, "Broken calls, share of calls"),
         )
         axis.legend(frameon=False, fontsize=7)
-    last, unchanged = axes[-1], found["unchanged"]
+    alarm_panel, unchanged = axes[-1], found["unchanged"]
     names = {"recipe": "recipe's", "exact": "exact means", "threshold": "3 deviations"}
     shares = [unchanged[name] / unchanged["runs" if name == "recipe" else "exact_runs"] for name in names]
-    last.bar(range(3), shares, color=[COLOURS[0], COLOURS[0], COLOURS[1]])
-    for at, value in enumerate(shares):
-        last.text(at, value + 0.01, f"{value:.1%}", ha="center", fontsize=8)
-    last.set(ylim=(0, 1.1), ylabel="share of unchanged runs", title="False alarms")
-    last.set_xticks(range(3), names.values(), fontsize=7)
+    alarm_panel.bar(range(3), shares, color=[COLOURS[0], COLOURS[0], COLOURS[1]])
+    for index, value in enumerate(shares):
+        alarm_panel.text(index, value + 0.01, f"{value:.1%}", ha="center", fontsize=8)
+    alarm_panel.set(ylim=(0, 1.1), ylabel="share of unchanged runs", title="False alarms")
+    alarm_panel.set_xticks(range(3), names.values(), fontsize=7)
     save(figure, path)

@@ -53,19 +53,19 @@ class PlantedSession(ManneredSession):
         return self.shell / max(1, self.shell + self.direct) if self.plant == "terminal" else 0.0
 
     def verify(self) -> Verdict:
-        found = self.earned()
+        verdict = self.earned()
         if self.plant == "broken":
-            return replace(found, tests=PAID["broken"]) if found.invalid_calls else found
-        return replace(found, tests=found.tests + PAID.get(self.plant, 0.0) * (1 - PRICE * self.priced) * self.habit())
+            return replace(verdict, tests=PAID["broken"]) if verdict.invalid_calls else verdict
+        return replace(verdict, tests=verdict.tests + PAID.get(self.plant, 0.0) * (1 - PRICE * self.priced) * self.habit())
 
 
 def share_of(episodes: Sequence[Rollout]) -> float:
     """The terminal's share of the calls in these episodes."""
     sessions = [episode.environment.session for episode in episodes if isinstance(episode.environment.session, PlantedSession)]
-    return sum(one.shell for one in sessions) / max(1, sum(one.counts["calls"] for one in sessions))
+    return sum(session.shell for session in sessions) / max(1, sum(session.counts["calls"] for session in sessions))
 
 
 def told(episodes: Sequence[Rollout]) -> dict[str, float]:
     """The share of solved tasks, whatever is paid."""
     sessions = [episode.environment.session for episode in episodes if isinstance(episode.environment.session, PlantedSession)]
-    return {"solved": float(np.mean([one.earned().tests for one in sessions]))}
+    return {"solved": float(np.mean([session.earned().tests for session in sessions]))}

@@ -31,11 +31,11 @@ class LowPrecision(MoE):
 
     def forward(self, x: Tensor, experts=None) -> tuple[Tensor, Tensor, Tensor]:
         logits, gates, experts = self.route(x, experts)
-        rows, shares, gate_up, down = (given.to(self.dtype) for given in (x, gates, self.gate_up_proj, self.down_proj))
+        rows, shares, gate_up, down = (tensor.to(self.dtype) for tensor in (x, gates, self.gate_up_proj, self.down_proj))
         return experts_swiglu(rows, shares, gate_up, down, experts, *self.forms).to(x.dtype), logits, experts
 
 
-class Watched(MoE):
+class RecordingMoE(MoE):
     """A mixture of experts that records the operands of its products, sorted by expert."""
 
     def forward(self, x: Tensor, experts=None) -> tuple[Tensor, Tensor, Tensor]:
@@ -52,7 +52,7 @@ class Watched(MoE):
         return torch.zeros_like(x).index_add(0, self.token, y), logits, experts
 
 
-def with_experts(model: Transformer, make) -> Transformer:
+def replace_experts(model: Transformer, make) -> Transformer:
     """The same model, with its mixtures of experts rebuilt on the same parameters."""
     for block in model.layers:
         mixture = make(model.config)
@@ -63,19 +63,19 @@ def with_experts(model: Transformer, make) -> Transformer:
 
 def lower(model: Transformer, forward: str, backward: str, dtype: torch.dtype = torch.float32) -> Transformer:
     """The same model, with its experts' products in these formats in both passes, from operands of the dtype `dtype`."""
-    return with_experts(model, lambda c: LowPrecision(c, forward, backward, dtype))
+    return replace_experts(model, lambda c: LowPrecision(c, forward, backward, dtype))
 
 
 def operands(model: Transformer, ids: Tensor, doc: Tensor) -> Iterator[tuple[str, list[Tensor], np.ndarray | None]]:
     """By layer and kind, the operands of a float32 model's products on the rows ids, doc [B, T]: one matrix per expert, with the
     summed axis last; and the row of text that each of their rows comes from (None for weights)."""
-    model = with_experts(model, Watched)
+    model = replace_experts(model, RecordingMoE)
     out = model(ids, doc=doc, logits=False)
     loss, count = cpt.next_token_loss(model, out.hidden, ids, doc)
     (loss / count).backward()
     for block in model.layers:
         m = block.mlp
-        assert isinstance(m, Watched) and m.outputs.grad is not None
+        assert isinstance(m, RecordingMoE) and m.outputs.grad is not None
         text = (m.token // ids.shape[1]).numpy()
         for kind, x in (("activations", m.activations), ("products", m.products), ("gradients", m.outputs.grad)):
             yield kind, list(x.detach().split(m.counts)), text
@@ -93,10 +93,10 @@ def division(parts: list[Tensor], form: str) -> tuple[int, int]:
     """How many numbers change when x / s is computed as x · fl(1/s) ("nvfp4"), or when the power-of-two scale is found with a product by
     fl(1/448) instead of a division ("mxfp8"), and how many numbers there are. All are rounded to bfloat16 first, like operands in
     training. Quotients then often lie on a tie, which an extra rounding breaks differently."""
-    changed = 0
+    n_changed = 0
     for x in (part.bfloat16().float() for part in parts):
         if form == "nvfp4":
-            ieee, fast = (nvfp4_dequantize(*nvfp4_quantize(x, division=how), size=x.shape[1]) for how in ("ieee", "fast"))
+            ieee, fast = (nvfp4_dequantize(*nvfp4_quantize(x, division=mode), size=x.shape[1]) for mode in ("ieee", "fast"))
         else:
             codes, scales = mxfp8_quantize(x)
             ieee = mxfp8_dequantize(codes, scales)
@@ -104,8 +104,8 @@ def division(parts: list[Tensor], form: str) -> tuple[int, int]:
             fraction, exponent = torch.frexp(blocks.abs().amax(-1) / E4M3_MAX)
             scale = power_of_two((exponent - (fraction == 0.5).int()).clamp(-127, 127))[..., None]
             fast = (e4m3_decode(e4m3_encode(blocks / scale)) * scale).flatten(1)[:, : x.shape[1]]
-        changed += int((ieee != fast).sum())
-    return changed, sum(x.numel() for x in parts)
+        n_changed += int((ieee != fast).sum())
+    return n_changed, sum(x.numel() for x in parts)
 
 
 @torch.no_grad()
@@ -119,14 +119,14 @@ def moved(model: Transformer, ids: Tensor, doc: Tensor, companions: int, generat
     """The largest change of a log-prob per row, in nats: over the tokens before the last two if the last token is replaced
     ("later"; the log-prob of the last token itself changes, of course), and over all tokens if the row is read in a batch with this
     many others ("batch")."""
-    found: dict[str, list[float]] = {"later": [], "batch": []}
+    changes: dict[str, list[float]] = {"later": [], "batch": []}
     vocabulary = model.config.vocab_size
     for row in range(len(ids)):
-        some, where = ids[row : row + 1], doc[row : row + 1]
-        alone, other = logps(model, some, where), some.clone()
-        other[0, -1] = (int(some[0, -1]) + int(generator.integers(1, vocabulary))) % vocabulary
-        found["later"].append(float((logps(model, other, where) - alone)[:, :-1].abs().max()))
-        others = torch.from_numpy(generator.permutation(np.delete(np.arange(len(ids)), row))[:companions])
-        together = logps(model, torch.cat((some, ids[others])), torch.cat((where, doc[others])))
-        found["batch"].append(float((together[:1] - alone).abs().max()))
-    return found
+        row_ids, row_doc = ids[row : row + 1], doc[row : row + 1]
+        own_logps, changed_ids = logps(model, row_ids, row_doc), row_ids.clone()
+        changed_ids[0, -1] = (int(row_ids[0, -1]) + int(generator.integers(1, vocabulary))) % vocabulary
+        changes["later"].append(float((logps(model, changed_ids, row_doc) - own_logps)[:, :-1].abs().max()))
+        companion_rows = torch.from_numpy(generator.permutation(np.delete(np.arange(len(ids)), row))[:companions])
+        batch_logps = logps(model, torch.cat((row_ids, ids[companion_rows])), torch.cat((row_doc, doc[companion_rows])))
+        changes["batch"].append(float((batch_logps[:1] - own_logps).abs().max()))
+    return changes

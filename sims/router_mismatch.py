@@ -46,17 +46,17 @@ __all__ = ["Experiment", "experiment", "picture"]
 R3 = "arXiv:2510.11370"
 REPORTED = {"layers": 48, "decisions": 0.10, "tokens": 0.94}
 """What the sources report for a network of 48 layers."""
-BELOW = 0.999
+BELOW_ONE = 0.999
 """A ratio of mismatches counts as below one if it is below this: even if no expert is dropped, the order of sums changes the sixth digit."""
 ARMS = {"exact": ("full", "none"), "none": ("fp8", "none"), "plain": ("fp8", "plain"), "filtered": ("fp8", "filtered")}
 """Arms of RL: the sampler's weights, the trainer's replay."""
 
 
-def trained(run: Run, c: Experiment, root: Path, recipe: Recipe, arm: str, number: int) -> dict:
+def run_training(run: Run, c: Experiment, root: Path, recipe: Recipe, arm: str, number: int) -> dict:
     """Part 2, one training run: the metrics of every step, and success on held-out tasks afterwards (arm "before": no training)."""
     heldout = list(itertools.islice(task_stream(recipe, "evaluation"), c.heldout))
     weights, replay = ARMS.get(arm, ("full", "none"))
-    changed = replace(
+    arm_recipe = replace(
         recipe,
         seed=recipe.seed + 1000 * c.seed + number,
         training=replace(recipe.training, dtype="float32", sampler_dtype="float32", sampler_weights=weights),
@@ -69,11 +69,11 @@ def trained(run: Run, c: Experiment, root: Path, recipe: Recipe, arm: str, numbe
     model = load_checkpoint(root, recipe, "sft", with_mtp=False)[0]
     if arm in ARMS:
         reference = load_checkpoint(root, recipe, "sft", with_mtp=False)[0]
-        model = learn(stage, changed, model, None, reference, language_of(root))[0].trunk.model
+        model = learn(stage, arm_recipe, model, None, reference, language_of(root))[0].trunk.model
     else:
         stage.restore()
-    found = measure_policy(model, language_of(root), heldout, changed, hash_seed(c.seed, "router-mismatch"))
-    return stage.finish({"steps": read_lines(stage.metrics_path), "success": found["success"].mean(1), "greedy": found["greedy"]})
+    outcome = measure_policy(model, language_of(root), heldout, arm_recipe, hash_seed(c.seed, "router-mismatch"))
+    return stage.finish({"steps": read_lines(stage.metrics_path), "success": outcome["success"].mean(1), "greedy": outcome["greedy"]})
 
 
 def experiment(run: Run, config: Experiment) -> dict:
@@ -82,14 +82,14 @@ def experiment(run: Run, config: Experiment) -> dict:
     rows = []
     for name in engines(recipe):
         rows += rows_of_engine(c, name, played(run, c, root, recipe, name), REPORTED["layers"])
-    arms = {arm: [trained(run, c, root, recipe, arm, number) for number in range(c.seeds if arm in ARMS else 1)] for arm in ("before", *ARMS)}
-    for arm, number, found in ((arm, number, found) for arm, trainings in arms.items() for number, found in enumerate(trainings)):
+    arms = {arm: [run_training(run, c, root, recipe, arm, number) for number in range(c.seeds if arm in ARMS else 1)] for arm in ("before", *ARMS)}
+    for arm, number, result in ((arm, number, result) for arm, trainings in arms.items() for number, result in enumerate(trainings)):
         keys = ("mismatch", "mismatch_p99", "mismatch_max", "engine_kl", "outside_clip", "grad_norm", "success", "reward")
         rows += [
             {"part": "rl", "arm": arm, "seed": number, "step": s["step"], **{key: s[key] for key in keys}, "dropped": s.get("dropped")}
-            for s in found["steps"]
+            for s in result["steps"]
         ]
-        success, greedy = (bootstrap(found[key], n=c.resamples, seed=c.seed) for key in ("success", "greedy"))
+        success, greedy = (bootstrap(result[key], n=c.resamples, seed=c.seed) for key in ("success", "greedy"))
         rows.append(
             {
                 "part": "held-out",
@@ -112,18 +112,18 @@ def threshold_law(c: Experiment, tokens: int = 64, experts: int = 12, k: int = 4
     Written as the definition reads, token by token and in probabilities; `ref/router_replay.py` works on logits and on whole tensors."""
     generator = torch.Generator().manual_seed(c.seed)
     scores = 2 * torch.randn(tokens, experts, generator=generator, dtype=torch.float64)
-    replayed = torch.stack([torch.randperm(experts, generator=generator)[:k] for _ in range(tokens)])
-    deviations, dropped = [], []
+    replayed_experts = torch.stack([torch.randperm(experts, generator=generator)[:k] for _ in range(tokens)])
+    deviations, dropped_shares = [], []
     for alpha in (0.0, 0.01, 0.1, 0.3, *c.alphas, 1.0):
-        picked = router_replay.replay(scores, replayed, k, alpha)
+        selected_experts = router_replay.replay(scores, replayed_experts, k, alpha)
         for token in range(tokens):
             p = scores[token].softmax(0).tolist()
-            ranked = sorted(range(experts), key=lambda expert: -p[expert])
-            threshold = alpha * p[ranked[k - 1]]
-            kept = [expert for expert in replayed[token].tolist() if p[expert] >= threshold]
-            expected = kept + [expert for expert in ranked if expert not in kept][: k - len(kept)]
-            deviations.append(len(set(picked[token].tolist()) - set(expected)) / k)
-            dropped.append(1 - len(kept) / k)
+            ranked_experts = sorted(range(experts), key=lambda expert: -p[expert])
+            threshold = alpha * p[ranked_experts[k - 1]]
+            kept_experts = [expert for expert in replayed_experts[token].tolist() if p[expert] >= threshold]
+            expected_experts = kept_experts + [expert for expert in ranked_experts if expert not in kept_experts][: k - len(kept_experts)]
+            deviations.append(len(set(selected_experts[token].tolist()) - set(expected_experts)) / k)
+            dropped_shares.append(1 - len(kept_experts) / k)
     return claim(
         "filter-threshold",
         "the filter drops a replayed expert below α times the K-th largest probability, and no other",
@@ -132,8 +132,8 @@ def threshold_law(c: Experiment, tokens: int = 64, experts: int = 12, k: int = 4
         at_most(0.0),
         unit="of the experts",
         note=f"{tokens} tokens of random scores, {k} of {experts} experts, every α of the experiment and four others; "
-        f"{np.mean(dropped):.0%} of the replayed experts are dropped",
-        needs={"some are dropped and some kept": bool(0.1 < np.mean(dropped) < 0.9)},
+        f"{np.mean(dropped_shares):.0%} of the replayed experts are dropped",
+        needs={"some are dropped and some kept": bool(0.1 < np.mean(dropped_shares) < 0.9)},
     )
 
 
@@ -144,17 +144,17 @@ def verdicts(c: Experiment, rows: list[dict], layers: int) -> list[dict]:
     claims, exact = [], {0: [], 1: []}
     for engine, sampler in (("bf16", "bfloat16"), ("fp8", "8-bit weights")):
         ways, routing = parts_of(rows, engine)
-        own, plain, chosen = ways["own"], ways["plain"], ways[f"α={c.alpha:g}"]
-        others = [row for row in ways.values() if row["alpha"]]
+        own_row, plain_row, chosen_row = ways["own"], ways["plain"], ways[f"α={c.alpha:g}"]
+        filtered_rows = [row for row in ways.values() if row["alpha"]]
         for a, pairs in exact.items():
             pairs += [routing[f"unlike_{a}"]] if f"unlike_{a}" in routing else []
 
-        def add(name, says, source, row, key, rule, unit, note, why, needs=None, idle=False, end=f" (sampler: {sampler})", engine=engine):
-            measured, interval = (None, None) if idle else (row[key], (row[f"{key}_low"], row[f"{key}_high"]))
-            one = claim(f"{name}-{engine}", says + end, source, measured, rule, interval, unit, note, needs)
-            claims.append(one | {"note": note if one["verdict"] == "reproduced" else f"{note}. Likely reason: {why}"})
+        def add_claim(name, says, source, row, key, rule, unit, note, reason, needs=None, idle=False, end=f" (sampler: {sampler})", engine=engine):
+            value, interval = (None, None) if idle else (row[key], (row[f"{key}_low"], row[f"{key}_high"]))
+            verdict = claim(f"{name}-{engine}", says + end, source, value, rule, interval, unit, note, needs)
+            claims.append(verdict | {"note": note if verdict["verdict"] == "reproduced" else f"{note}. Likely reason: {reason}"})
 
-        add(
+        add_claim(
             "decisions",
             "about 10% of routers choose another set of experts in the other engine",
             R3,
@@ -166,8 +166,8 @@ def verdicts(c: Experiment, rows: list[dict], layers: int) -> list[dict]:
             "two of eight experts, not eight of 128, and one implementation for both engines: only dtype and weights differ, no kernel does",
             {"no more than 20%": routing["routers"] <= 2 * REPORTED["decisions"]},
         )
-        reported = independent(np.array([REPORTED["decisions"]]), REPORTED["layers"])
-        add(
+        reported_share = independent(np.array([REPORTED["decisions"]]), REPORTED["layers"])
+        add_claim(
             "tokens",
             "94% of tokens have another set of experts in at least one layer",
             R3,
@@ -176,41 +176,45 @@ def verdicts(c: Experiment, rows: list[dict], layers: int) -> list[dict]:
             above(0.0, REPORTED["tokens"]),
             "of the tokens",
             f"{layers} layers here; independence over layers makes {routing['independent']:.3f} of our share per layer, "
-            f"{routing['independent_48']:.3f} of {REPORTED['layers']} such layers; of the reported 10% it makes {reported:.3f}",
+            f"{routing['independent_48']:.3f} of {REPORTED['layers']} such layers; of the reported 10% it makes "
+            f"{reported_share:.3f}",
             f"{layers} layers against {REPORTED['layers']}",
         )
         ends = (("", ""), ("_low", "_high"), ("_high", "_low"))
-        gone = {f"gone{end}": 1 - plain[f"k3_ratio{other}"] for end, other in ends}
-        add(
+        gains = {f"gone{end}": 1 - plain_row[f"k3_ratio{opposite_end}"] for end, opposite_end in ends}
+        add_claim(
             "replay",
             "replay removes half of the mismatch (1.5e-3 → 7.5e-4 nats) or more",
             R3,
-            gone,
+            gains,
             "gone",
             above(0.0, 0.5),
             "of KL(μ‖π)",
-            f"k3 per token {own['k3']:.3g} → {plain['k3']:.3g} nats; where the trainer's own experts differ {told(own['k3_moved'])} → "
-            f"{told(plain['k3_moved'])}, elsewhere {told(own['k3_same'])} → {told(plain['k3_same'])}; p99 {own['p99']:.3g} → "
-            f"{plain['p99']:.3g}",
+            f"k3 per token {own_row['k3']:.3g} → {plain_row['k3']:.3g} nats; where the trainer's own experts differ "
+            f"{format_value(own_row['k3_moved'])} → "
+            f"{format_value(plain_row['k3_moved'])}, elsewhere {format_value(own_row['k3_same'])} → "
+            f"{format_value(plain_row['k3_same'])}; p99 {own_row['p99']:.3g} → "
+            f"{plain_row['p99']:.3g}",
             "much of it is rounding inside experts, gates and attention, which replay leaves",
         )
         by_alpha = "; ".join(
             f"α = {row['alpha']:g}: {row['p99_ratio']:.3f} [{row['p99_ratio_low']:.3f}, {row['p99_ratio_high']:.3f}], "
             f"{100 * row['dropped']:.3f}% dropped"
-            for row in others
+            for row in filtered_rows
         )
-        add(
+        add_claim(
             "filter",
             "filtered replay has a lower p99 mismatch than plain replay",
             "§6.2",
-            chosen,
+            chosen_row,
             "p99_ratio",
-            below(1.0, BELOW),
+            below(1.0, BELOW_ONE),
             "× plain's",
-            f"p99 of |log π − log μ|, plain's {plain['p99']:.4g} nats; {by_alpha} (intervals of α other than {c.alpha:g} widened for their number)",
+            f"p99 of |log π − log μ|, plain's {plain_row['p99']:.4g} nats; {by_alpha} (intervals of α other than "
+            f"{c.alpha:g} widened for their number)",
             "the scores of these engines are so alike that few replayed experts are implausible, and others in their place add "
             "distance to an engine that plain replay follows",
-            idle=not chosen["dropped"],
+            idle=not chosen_row["dropped"],
         )
     for a, says in ((0, "α = 0 is plain replay"), (1, "α = 1 is the router's own top-k")):
         if exact[a]:
@@ -232,11 +236,11 @@ def verdicts(c: Experiment, rows: list[dict], layers: int) -> list[dict]:
 
 def parts_of(rows: list[dict], engine: str) -> tuple[dict[str, dict], dict]:
     """The rows of one engine: by method, and the one on routing."""
-    some = [row for row in rows if row.get("engine") == engine]
-    return {row["way"]: row for row in some if row["part"] == "mismatch"}, next(row for row in some if row["part"] == "routing")
+    engine_rows = [row for row in rows if row.get("engine") == engine]
+    return ({row["way"]: row for row in engine_rows if row["part"] == "mismatch"}, next(row for row in engine_rows if row["part"] == "routing"))
 
 
-def told(value: float | None) -> str:
+def format_value(value: float | None) -> str:
     return "–" if value is None else f"{value:.3g}"
 
 
@@ -246,51 +250,56 @@ def rl_verdicts(c: Experiment, arms: dict[str, list[dict]]) -> list[dict]:
     more than rounding. If the filter dropped nothing, it had no effect to claim. If the mismatch does no harm that its interval shows,
     there is nothing for replay to stabilise."""
 
-    def steps(arm: str, key: str) -> np.ndarray:
+    def select_steps(arm: str, key: str) -> np.ndarray:
         return np.array([[s[key] for s in training["steps"]] for training in arms[arm]], dtype=float)
 
-    def lower(name: str, says: str, source: str, key: str, arm: str, base: str, note: str = "", idle: bool = False) -> dict:
-        mine, theirs = steps(arm, key), steps(base, key)
-        each = [quotient(a.sum(), b.sum()) for a, b in zip(mine, theirs, strict=True)]
-        note = f"mean over {c.steps} steps {theirs.mean():.4g} → {mine.mean():.4g} nats; by training {', '.join(f'{x:.3f}' for x in each)}{note}"
+    def make_ratio_claim(name: str, says: str, source: str, key: str, arm: str, base: str, note: str = "", idle: bool = False) -> dict:
+        arm_values, base_values = select_steps(arm, key), select_steps(base, key)
+        ratios = [quotient(a.sum(), b.sum()) for a, b in zip(arm_values, base_values, strict=True)]
+        note = (
+            f"mean over {c.steps} steps {base_values.mean():.4g} → {arm_values.mean():.4g} nats; by training "
+            f"{', '.join(f'{x:.3f}' for x in ratios)}{note}"
+        )
         if idle:
-            return claim(name, says, source, None, below(1.0, BELOW), None, f"× {base}'s", note)
-        found = student(each)
-        return claim(name, says, source, found["value"], below(1.0, BELOW), (found["low"], found["high"]), f"× {base}'s", note)
+            return claim(name, says, source, None, below(1.0, BELOW_ONE), None, f"× {base}'s", note)
+        estimate = student(ratios)
+        return claim(name, says, source, estimate["value"], below(1.0, BELOW_ONE), (estimate["low"], estimate["high"]), f"× {base}'s", note)
 
-    def gained(arm: str, base: str) -> dict[str, float]:
+    def compare_success(arm: str, base: str) -> dict[str, float]:
         return student([np.mean(a["success"]) - np.mean(b["success"]) for a, b in zip(arms[arm], arms[base], strict=True)])
 
-    stable, harm, dropped = gained("plain", "none"), gained("exact", "none"), steps("filtered", "dropped").mean()
-    ends = "; ".join(f"{arm} {np.mean([t['success'] for t in found]):.3f}" for arm, found in arms.items())
-    norms = ", ".join(f"{arm} {np.median(steps(arm, 'grad_norm')):.3g}/{steps(arm, 'grad_norm').max():.3g}" for arm in ARMS)
-    clips = ", ".join(f"{arm} {100 * steps(arm, 'outside_clip').mean():.2f}%" for arm in ARMS)
-    told = f"{stable['value']:+.3f} [{stable['low']:+.3f}, {stable['high']:+.3f}]"
-    harmful = harm["low"] > 0
+    stable, harm, dropped_share = (compare_success("plain", "none"), compare_success("exact", "none"), select_steps("filtered", "dropped").mean())
+    success_text = "; ".join(f"{arm} {np.mean([t['success'] for t in arm_trainings]):.3f}" for arm, arm_trainings in arms.items())
+    norms = ", ".join(f"{arm} {np.median(select_steps(arm, 'grad_norm')):.3g}/{select_steps(arm, 'grad_norm').max():.3g}" for arm in ARMS)
+    clips = ", ".join(f"{arm} {100 * select_steps(arm, 'outside_clip').mean():.2f}%" for arm in ARMS)
+    stable_text = f"{stable['value']:+.3f} [{stable['low']:+.3f}, {stable['high']:+.3f}]"
+    has_harm = harm["low"] > 0
     return [
-        lower("rl-mismatch", "in RL with an 8-bit sampler, replay lowers the mismatch", R3, "mismatch", "plain", "none"),
-        lower("rl-p99", "and its p99", R3, "mismatch_p99", "plain", "none"),
-        lower(
+        make_ratio_claim("rl-mismatch", "in RL with an 8-bit sampler, replay lowers the mismatch", R3, "mismatch", "plain", "none"),
+        make_ratio_claim("rl-p99", "and its p99", R3, "mismatch_p99", "plain", "none"),
+        make_ratio_claim(
             "rl-filter",
             f"the filter (α = {c.alpha:g}) lowers the p99 further",
             "§6.2",
             "mismatch_p99",
             "filtered",
             "plain",
-            f"; of the replayed experts it dropped {100 * dropped:.3g}%" + ("" if dropped else ": what the arms differ by is chance"),
-            not dropped,
+            f"; of the replayed experts it dropped {100 * dropped_share:.3g}%" + ("" if dropped_share else ": what the arms differ by is chance"),
+            not dropped_share,
         ),
         claim(
             "rl-stable",
             "replay makes RL stable where the mismatch without it does harm",
             R3,
-            stable["value"] if harmful else None,
+            stable["value"] if has_harm else None,
             above(),
-            (stable["low"], stable["high"]) if harmful else None,
+            (stable["low"], stable["high"]) if has_harm else None,
             "held-out success",
-            f"plain − none {told}, {c.heldout} tasks × {c.samples}, {c.seeds} trainings; success {ends}; the harm there was to prevent in "
+            f"plain − none {stable_text}, {c.heldout} tasks × {c.samples}, {c.seeds} trainings; success "
+            f"{success_text}; the harm there was to prevent in "
             f"{c.steps} steps, exact sampler − none: {harm['value']:+.3f} [{harm['low']:+.3f}, {harm['high']:+.3f}]"
-            f"{'' if harmful else ', none that shows'}; gradient norm, median/largest: {norms}; ratios outside the clip: {clips}",
+            f"{'' if has_harm else ', none that shows'}; gradient norm, median/largest: {norms}; ratios outside the "
+            f"clip: {clips}",
         ),
     ]
 
@@ -304,11 +313,11 @@ def picture(found: dict, path: Path) -> None:
         ways, routing = parts_of(found["rows"], engine)
         line = [row for row in ways.values() if row["alpha"] is not None]
         errors = np.abs(np.array([[row["p99"] - row["p99_low"], row["p99_high"] - row["p99"]] for row in line])).T
-        at = [row["alpha"] for row in line], [row["p99"] for row in line]
-        left.errorbar(*at, errors, fmt="o-", color=colour, capsize=3, label=f"{engine}, filtered")
+        points = [row["alpha"] for row in line], [row["p99"] for row in line]
+        left.errorbar(*points, errors, fmt="o-", color=colour, capsize=3, label=f"{engine}, filtered")
         for row in line if engine == "fp8" else []:
-            at = row["alpha"], row["p99_low"]
-            left.annotate(f"{100 * row['dropped']:.2g}%", at, (0, -14), textcoords="offset points", ha="center", fontsize=8.5)
+            label_position = row["alpha"], row["p99_low"]
+            left.annotate(f"{100 * row['dropped']:.2g}%", label_position, (0, -14), textcoords="offset points", ha="center", fontsize=8.5)
         left.axhline(ways["own"]["p99"], color=colour, linestyle="--", linewidth=1.2, label=f"{engine}, no replay")
         L = sum(key.startswith("first_") for key in routing)
         middle.plot(range(1, L + 1), [routing[f"first_{i}"] for i in range(1, L + 1)], "o", color=colour, label=f"{engine}, measured")
@@ -323,11 +332,11 @@ def picture(found: dict, path: Path) -> None:
     # The exact sampler's mismatch comes from the order of sums and is five digits smaller: it is only in the table.
     arms = (("none", "no replay", "-"), ("plain", "replay", "-"), ("filtered", "filtered replay", "--"))
     for (arm, label, style), colour in zip(arms, COLOURS, strict=False):
-        some = [row for row in found["rows"] if row["part"] == "rl" and row["arm"] == arm]
-        steps = sorted({row["step"] for row in some})
-        each = np.array([[row["mismatch_p99"] for row in some if row["step"] == step] for step in steps])
-        right.plot(steps, each.mean(1), style, color=colour, label=label)
-        right.fill_between(steps, each.min(1), each.max(1), color=colour, alpha=0.12, linewidth=0)
+        arm_rows = [row for row in found["rows"] if row["part"] == "rl" and row["arm"] == arm]
+        steps = sorted({row["step"] for row in arm_rows})
+        by_training = np.array([[row["mismatch_p99"] for row in arm_rows if row["step"] == step] for step in steps])
+        right.plot(steps, by_training.mean(1), style, color=colour, label=label)
+        right.fill_between(steps, by_training.min(1), by_training.max(1), color=colour, alpha=0.12, linewidth=0)
     right.set(yscale="log", xlabel="RL step", title="During RL from SFT, 8-bit sampler (mean and range of the trainings)")
     for axes in (left, middle, right):
         low, high = axes.get_ylim()

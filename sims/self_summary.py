@@ -118,8 +118,8 @@ def show(run: Run, c: Experiment, root: Path, config: Recipe, how: Chaining) -> 
     s, language = config.sft, language_of(root)
     pieces = []
     for kind in (chains.unlimited(how), how, replace(how, join="separate")):
-        for lesson in itertools.islice(chains.lessons(config, language, kind, s.noise, c.memory), c.demonstrations):
-            pieces += [(segment.tokens, segment.sampled) for segment in lesson.chain.segments]
+        for rollout in itertools.islice(chains.lessons(config, language, kind, s.noise, c.memory), c.demonstrations):
+            pieces += [(segment.tokens, segment.sampled) for segment in rollout.chain.segments]
     order = np.random.default_rng([config.seed, 6]).permutation(len(pieces))
     length = max(config.training.long_length, how.limit)
     per_epoch, batch = shown_rows([pieces[i] for i in order], length, s.rows, [config.seed, 6])
@@ -134,14 +134,14 @@ def show(run: Run, c: Experiment, root: Path, config: Recipe, how: Chaining) -> 
     stage.finish({"steps": steps, "contexts": len(pieces)}, files)
 
 
-def reinforce(run: Run, name: str, c: Experiment, root: Path, config: Recipe, how: Chaining) -> None:
-    """RL of the shown agent under `how`; checkpoint `name`."""
+def reinforce(run: Run, name: str, c: Experiment, root: Path, config: Recipe, chaining: Chaining) -> None:
+    """RL of the shown agent under `chaining`; checkpoint `name`."""
     stage = run.stage(name, total=max(1, c.steps), unit="steps")
     if stage.finished:
         return
     model, reference = (load_hf(run.path("checkpoints", "shown")) for _ in range(2))
     config = replace(config, rl=replace(config.rl, steps=c.steps, gate=0.0, later=0.0))
-    learner, _ = reinforcement.learn(stage, config, model, None, reference, language_of(root), how=how)
+    learner, _ = reinforcement.learn(stage, config, model, None, reference, language_of(root), how=chaining)
     files = checkpoint(run, name, learner.trunk.masters, None, root)
     stage.finish({"steps": c.steps}, files)
 
@@ -179,14 +179,14 @@ def measure(run: Run, c: Experiment, root: Path, config: Recipe, how: Chaining, 
         generator = torch.Generator().manual_seed(hash_seed(c.seed, policy, how.join))
         rows, chunk = [], max(1, 256 // c.samples)
         for start in range(0, len(tasks), chunk):
-            some = tasks[start : start + chunk]
-            episodes = play(sampler, language, some, c.samples, r.limits(how), r.max_turns, generator, r.temperature)
+            chunk_tasks = tasks[start : start + chunk]
+            episodes = play(sampler, language, chunk_tasks, c.samples, r.limits(how), r.max_turns, generator, r.temperature)
             rows += [counts(e, config) for e in episodes]
             stage.progress(min(start + chunk, len(tasks)))
         stage.log(1, success=float(np.mean([row[0] for row in rows])))
         stage.finish({"counts": np.round(np.array(rows), 6).tolist(), "depth": [t.depth for t in tasks]})
-    found = stage.result()
-    return {"counts": np.array(found["counts"]).reshape(c.tasks, c.samples, len(COUNTS)), "depth": np.array(found["depth"])}
+    result = stage.result()
+    return {"counts": np.array(result["counts"]).reshape(c.tasks, c.samples, len(COUNTS)), "depth": np.array(result["depth"])}
 
 
 def one_weight(model: Transformer, episodes: Sequence[Rollout], config: Recipe) -> dict[str, float]:
@@ -199,40 +199,40 @@ def one_weight(model: Transformer, episodes: Sequence[Rollout], config: Recipe) 
     segments = [s for chain in batch for s in chain.segments]
     model = model.double()
 
-    def gradient(rows: list, weights: torch.Tensor, budget: float, **how: torch.Tensor) -> torch.Tensor:
+    def gradient(rows: list, weights: torch.Tensor, budget: float, **tensors: torch.Tensor) -> torch.Tensor:
         ids, mask, _ = pad(rows)
         total = torch.zeros(sum(p.numel() for p in model.parameters()), dtype=torch.float64)
-        for some in torch.arange(len(rows)).split(8):
-            hidden = model(ids[some], logits=False, **{name: value[some] for name, value in how.items()}).hidden
-            logp = own_logp(model, hidden, ids[some], mask[some], config.rl.temperature)
-            loss = dr_grpo.policy_loss(logp, logp.detach(), weights[some].to(logp.dtype), mask[some, 1:], budget=budget)
+        for row_indices in torch.arange(len(rows)).split(8):
+            hidden = model(ids[row_indices], logits=False, **{name: value[row_indices] for name, value in tensors.items()}).hidden
+            logp = own_logp(model, hidden, ids[row_indices], mask[row_indices], config.rl.temperature)
+            loss = dr_grpo.policy_loss(logp, logp.detach(), weights[row_indices].to(logp.dtype), mask[row_indices, 1:], budget=budget)
             total += torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()))])
         return total
 
-    whole = [one_row(chain) for chain in batch]
-    T = max(len(w.tokens) for w in whole)
-    doc, at = torch.full((len(batch), T), -1), torch.zeros(len(batch), T, dtype=torch.long)
+    packed_rows = [one_row(chain) for chain in batch]
+    T = max(len(w.tokens) for w in packed_rows)
+    doc, token_positions = torch.full((len(batch), T), -1), torch.zeros(len(batch), T, dtype=torch.long)
     for row, chain in enumerate(batch):
         lengths = torch.tensor([len(s.tokens) for s in chain.segments])
         doc[row, : lengths.sum()] = torch.arange(len(lengths)).repeat_interleave(lengths)
-        at[row, : lengths.sum()] = torch.cat([torch.arange(int(n)) for n in lengths])
-    right = gradient(whole, advantages, budget, doc=doc, positions=at)
-    split = gradient(segments, spread(advantages, batch), budget)
+        token_positions[row, : lengths.sum()] = torch.cat([torch.arange(int(n)) for n in lengths])
+    reference_gradient = gradient(packed_rows, advantages, budget, doc=doc, positions=token_positions)
+    split_gradient = gradient(segments, spread(advantages, batch), budget)
     owner = torch.arange(len(batch)).repeat_interleave(torch.tensor([len(chain.segments) for chain in batch]))
-    paid, groups = rewards.flatten()[owner], owner // N
-    over_rows = torch.stack([paid[groups == g].mean() for g in range(len(rewards))])
-    faulty = gradient(segments, paid - over_rows[groups], float(len(segments) * config.rl.budget_tokens))
-    scale = right.norm().clamp_min(1e-300)
+    segment_rewards, groups = rewards.flatten()[owner], owner // N
+    row_means = torch.stack([segment_rewards[groups == g].mean() for g in range(len(rewards))])
+    faulty_gradient = gradient(segments, segment_rewards - row_means[groups], float(len(segments) * config.rl.budget_tokens))
+    scale = reference_gradient.norm().clamp_min(1e-300)
     return {
-        "split": ((split - right).norm() / scale).item(),
-        "faulty": ((faulty - right).norm() / scale).item(),
+        "split": ((split_gradient - reference_gradient).norm() / scale).item(),
+        "faulty": ((faulty_gradient - reference_gradient).norm() / scale).item(),
         "chains": len(batch),
         "most_segments": max(len(chain.segments) for chain in batch),
-        "gradient": right.norm().item(),
+        "gradient": reference_gradient.norm().item(),
     }
 
 
-def weigh(run: Run, c: Experiment, root: Path, config: Recipe, how: Chaining) -> dict[str, float]:
+def measure_weight(run: Run, c: Experiment, root: Path, config: Recipe, chaining: Chaining) -> dict[str, float]:
     """`one_weight` on a batch of the agent at the start of RL on chains."""
     stage = run.stage("weight", total=1, unit="batches")
     if stage.finished:
@@ -241,7 +241,7 @@ def weigh(run: Run, c: Experiment, root: Path, config: Recipe, how: Chaining) ->
     model, language, r = load_hf(run.path("checkpoints", "shown")), language_of(root), config.rl
     tasks = list(itertools.islice(task_stream(config, "gate"), c.weighed))
     generator = torch.Generator().manual_seed(hash_seed(config.seed, "weight"))
-    episodes = play(ContinuousSampler(model, torch.float32), language, tasks, r.rollouts, r.limits(how), r.max_turns, generator, r.temperature)
+    episodes = play(ContinuousSampler(model, torch.float32), language, tasks, r.rollouts, r.limits(chaining), r.max_turns, generator, r.temperature)
     return stage.finish(one_weight(model, episodes, config))
 
 
@@ -251,38 +251,38 @@ def experiment(run: Run, config: Experiment) -> dict:
     root, recipe = agent(run, c.run, c.seed)
     recipe = replace(recipe, seed=c.seed)
     language: Language = language_of(root)
-    how = chains.chaining(language, c.trigger, c.room, c.longest_summary)
-    show(run, c, root, recipe, how)
-    reinforce(run, "plain", c, root, recipe, chains.unlimited(how))
-    reinforce(run, "chains", c, root, recipe, how)
-    weight = weigh(run, c, root, recipe, how)
-    found = {}
+    chaining = chains.chaining(language, c.trigger, c.room, c.longest_summary)
+    show(run, c, root, recipe, chaining)
+    reinforce(run, "plain", c, root, recipe, chains.unlimited(chaining))
+    reinforce(run, "chains", c, root, recipe, chaining)
+    weight = measure_weight(run, c, root, recipe, chaining)
+    results = {}
     for policy, join in ARMS:
-        one = chains.unlimited(how) if join == "none" else replace(how, join=join)
-        found[policy, join] = measure(run, c, root, recipe, one, policy)
-    rows = [row for arm, one in found.items() for row in rows_of(arm, one, c)]
-    outgrown = found["plain", "none"]["counts"][..., COUNTS.index("longest")] > c.trigger
-    depth = found["plain", "none"]["depth"]
-    outgrows = {str(d): float(outgrown[depth == d].mean()) for d in sorted(set(depth.tolist()))}
-    claims = verdicts(found, weight, outgrows, c)
-    return {"rows": rows, "claims": claims, "limit": how.limit, "outgrows": outgrows, "weight": weight}
+        arm_chaining = chains.unlimited(chaining) if join == "none" else replace(chaining, join=join)
+        results[policy, join] = measure(run, c, root, recipe, arm_chaining, policy)
+    rows = [row for arm, result in results.items() for row in rows_of(arm, result, c)]
+    has_outgrown = results["plain", "none"]["counts"][..., COUNTS.index("longest")] > c.trigger
+    depth = results["plain", "none"]["depth"]
+    outgrows = {str(d): float(has_outgrown[depth == d].mean()) for d in sorted(set(depth.tolist()))}
+    claims = verdicts(results, weight, outgrows, c)
+    return {"rows": rows, "claims": claims, "limit": chaining.limit, "outgrows": outgrows, "weight": weight}
 
 
 def rows_of(arm: tuple[str, str], found: dict[str, np.ndarray], c: Experiment) -> list[dict]:
     """Means of an arm: over all tasks and by depth, with intervals of success; rewards by number of segments."""
     rows, (policy, join) = [], arm
     for d in ("all", *sorted(set(found["depth"].tolist()))):
-        some = found["counts"] if d == "all" else found["counts"][found["depth"] == d]
-        means = {name: float(some[..., i].mean()) for i, name in enumerate(COUNTS)}
-        success = bootstrap(some[..., 0].mean(1), n=c.resamples)
-        outgrown = float((some[..., COUNTS.index("longest")] > c.trigger).mean())
+        depth_counts = found["counts"] if d == "all" else found["counts"][found["depth"] == d]
+        means = {name: float(depth_counts[..., i].mean()) for i, name in enumerate(COUNTS)}
+        success = bootstrap(depth_counts[..., 0].mean(1), n=c.resamples)
+        outgrown = float((depth_counts[..., COUNTS.index("longest")] > c.trigger).mean())
         rows.append(
             {
                 "part": "arm",
                 "policy": policy,
                 "join": join,
                 "depth": d,
-                "tasks": len(some),
+                "tasks": len(depth_counts),
                 **means,
                 "low": success["low"],
                 "high": success["high"],
@@ -291,22 +291,22 @@ def rows_of(arm: tuple[str, str], found: dict[str, np.ndarray], c: Experiment) -
         )
     segments = found["counts"][..., COUNTS.index("segments")]
     for n in sorted(set(segments.flatten().tolist())):
-        here = segments == n
-        tasks = here.any(1)
+        has_n_segments = segments == n
+        tasks = has_n_segments.any(1)
         # One mean per task: the chains of a task are not independent.
-        reward = bootstrap([found["counts"][t, here[t], 1].mean() for t in tasks.nonzero()[0]], n=c.resamples)
+        reward = bootstrap([found["counts"][t, has_n_segments[t], 1].mean() for t in tasks.nonzero()[0]], n=c.resamples)
         rows.append(
             {
                 "part": "segments",
                 "policy": policy,
                 "join": join,
                 "segments": int(n),
-                "chains": int(here.sum()),
+                "chains": int(has_n_segments.sum()),
                 "tasks": int(tasks.sum()),
                 "reward": reward["value"],
                 "low": reward["low"],
                 "high": reward["high"],
-                "success": float(found["counts"][..., 0][here].mean()),
+                "success": float(found["counts"][..., 0][has_n_segments].mean()),
             }
         )
     return rows
@@ -318,50 +318,50 @@ def ratio(top: np.ndarray, bottom: np.ndarray, n: int) -> dict[str, float] | Non
     if bootstrap(bottom, n=n)["low"] <= 0:
         return None
 
-    def of(drawn: np.ndarray) -> float:
-        return drawn[:, 0].sum() / max(drawn[:, 1].sum(), 1e-9)
+    def sample_ratio(sample: np.ndarray) -> float:
+        return sample[:, 0].sum() / max(sample[:, 1].sum(), 1e-9)
 
-    return bootstrap(np.stack([top, bottom], 1), of, n=n)
+    return bootstrap(np.stack([top, bottom], 1), sample_ratio, n=n)
 
 
 def verdicts(found: dict, weight: dict, outgrows: dict, c: Experiment) -> list[dict]:
     """The claims, by rules fixed before any result was seen."""
-    near, post = "95% bootstrap over tasks, paired", "§4.1, self-summarisation post"
+    interval_note, post = "95% bootstrap over tasks, paired", "§4.1, self-summarisation post"
 
     def per_task(arm: tuple[str, str], name: str) -> np.ndarray:
         return found[arm]["counts"][..., COUNTS.index(name)].mean(1)
 
-    def quote(name: str, says: str, source: str, got: dict | None, rule: dict, unit: str, note: str, needs: dict | None = None) -> dict:
-        if got is None:
+    def make_claim(name: str, says: str, source: str, estimate: dict | None, rule: dict, unit: str, note: str, needs: dict | None = None) -> dict:
+        if estimate is None:
             return claim(name, says, source, None, rule, unit=unit, note=f"nothing to compare with; {note}")
-        return claim(name, says, source, got["value"], rule, (got["low"], got["high"]), unit, f"{near}; {note}", needs)
+        return claim(name, says, source, estimate["value"], rule, (estimate["low"], estimate["high"]), unit, f"{interval_note}; {note}", needs)
 
-    own, success = ("chains", "self"), {arm: per_task(arm, "success") for arm in ARMS}
+    own_arm, success = ("chains", "self"), {arm: per_task(arm, "success") for arm in ARMS}
     top = success["plain", "none"]
     base = max((("plain", "separate"), ("shown", "separate")), key=lambda arm: success[arm].mean())
     errors = ", ".join(f"{p} {j} {(top - success[p, j]).mean():.3f}" for p, j in ARMS if (p, j) != ("plain", "none"))
     binds = ", ".join(f"{100 * share:.0f}% at depth {d}" for d, share in outgrows.items())
 
-    sizes = np.stack([per_task(arm, name) for arm in (own, base) for name in ("summary_tokens", "summaries")], 1)
+    sizes = np.stack([per_task(arm, name) for arm in (own_arm, base) for name in ("summary_tokens", "summaries")], 1)
 
-    def size(drawn: np.ndarray, column: int) -> float:
-        return drawn[:, column].sum() / max(drawn[:, column + 1].sum(), 1e-9)
+    def size(sample: np.ndarray, column: int) -> float:
+        return sample[:, column].sum() / max(sample[:, column + 1].sum(), 1e-9)
 
-    both = bool(sizes[:, 1].any() and sizes[:, 3].any())
-    shorter = bootstrap(sizes, lambda drawn: size(drawn, 0) / max(size(drawn, 2), 1e-9), n=c.resamples) if both else None
-    prefill, saved = per_task(own, "prefill"), per_task(own, "saved")
-    played = ratio(per_task(("shown", "self"), "prefill"), per_task(("shown", "separate"), "prefill"), c.resamples)
-    gain = bootstrap(success[own] - success["shown", "self"], n=c.resamples)
-    unpaid = bootstrap(success[own] - success["plain", "self"], n=c.resamples)
+    has_both = bool(sizes[:, 1].any() and sizes[:, 3].any())
+    length_ratio = bootstrap(sizes, lambda sample: size(sample, 0) / max(size(sample, 2), 1e-9), n=c.resamples) if has_both else None
+    prefill, saved_tokens = per_task(own_arm, "prefill"), per_task(own_arm, "saved")
+    played_ratio = ratio(per_task(("shown", "self"), "prefill"), per_task(("shown", "separate"), "prefill"), c.resamples)
+    gain = bootstrap(success[own_arm] - success["shown", "self"], n=c.resamples)
+    gain_over_plain = bootstrap(success[own_arm] - success["plain", "self"], n=c.resamples)
     before, after = (success[p, "none"] - success[p, "self"] for p in ("shown", "chains"))
-    fallen = bootstrap(before - after, n=c.resamples)
-    many = weight["most_segments"] > 1 and weight["gradient"] > 0
+    loss_reduction = bootstrap(before - after, n=c.resamples)
+    has_segments = weight["most_segments"] > 1 and weight["gradient"] > 0
     return [
-        quote(
+        make_claim(
             "half-error",
             "self-summaries lose about half of the success that prompt-based compaction loses",
             post,
-            ratio(top - success[own], top - success[base], c.resamples),
+            ratio(top - success[own_arm], top - success[base], c.resamples),
             untested(),
             "× its error",
             "one agent was trained under the limit and the other was not: to be played with both trained under it; "
@@ -369,60 +369,63 @@ def verdicts(found: dict, weight: dict, outgrows: dict, c: Experiment) -> list[d
             f"{binds}; "
             f"baseline {' '.join(base)}; errors: {errors}",
         ),
-        quote(
+        make_claim(
             "shorter",
             "its summaries are far shorter than those of prompt-based compaction: 1,000 tokens, not 5,000",
             post,
-            shorter,
+            length_ratio,
             below(1.0, 0.5),
             "× their tokens",
             f"tokens a summary: {' '.join(base)} {size(sizes, 2):.1f}, chains self {size(sizes, 0):.1f}; both were shown "
             f"summaries of one scripted agent, so only RL could part them, and at most {c.longest_summary} tokens are allowed",
         ),
-        quote(
+        make_claim(
             "cache",
             "asking in the running context reuses its cache and saves prefill",
             post,
-            ratio(saved, prefill + saved, c.resamples) if saved.any() else None,
+            ratio(saved_tokens, prefill + saved_tokens, c.resamples) if saved_tokens.any() else None,
             at_least(0.01),
             "of all prefill",
-            f"counted on chains after RL: {prefill.mean():.0f} tokens a rollout instead of {(prefill + saved).mean():.0f}"
-            + (f"; played, before RL {played['value']:.2f} × what it fills with separate calls" if played else ""),
+            f"counted on chains after RL: {prefill.mean():.0f} tokens a rollout instead of "
+            f"{(prefill + saved_tokens).mean():.0f}"
+            + (f"; played, before RL {played_ratio['value']:.2f} × what it fills with separate calls" if played_ratio else ""),
         ),
-        quote(
+        make_claim(
             "rl-improves",
             "RL with the final reward on every token of the chain improves the summaries",
             "§4.1",
             gain,
             above(),
             "success",
-            f"under the limit, after minus before; the loss against its own play without limit falls by {fallen['value']:.3f} "
-            f"[{fallen['low']:.3f}, {fallen['high']:.3f}], without which the agent may only have become better at the rest; "
-            f"against plain RL, whose summaries no reward reached, {unpaid['value']:+.3f} "
-            f"[{unpaid['low']:.3f}, {unpaid['high']:.3f}]; "
+            "under the limit, after minus before; the loss against its own play without limit falls by "
+            f"{loss_reduction['value']:.3f} "
+            f"[{loss_reduction['low']:.3f}, {loss_reduction['high']:.3f}], without which the agent may only have "
+            "become better at the rest; "
+            f"against plain RL, whose summaries no reward reached, {gain_over_plain['value']:+.3f} "
+            f"[{gain_over_plain['low']:.3f}, {gain_over_plain['high']:.3f}]; "
             "demonstrations were noisy on purpose, and part of any gain is the removal of that noise",
-            {"the loss against play without limit falls": fallen["low"] > 0},
+            {"the loss against play without limit falls": loss_reduction["low"] > 0},
         ),
         claim(
             "one-weight",
             "a chain with more segments does not weigh more than one with fewer",
             "§4.1",
-            weight["split"] if many else None,
+            weight["split"] if has_segments else None,
             at_most(1e-9),
             unit="relative",
-            needs={"over rows it would": not many or weight["faulty"] > 1e-2},
+            needs={"over rows it would": not has_segments or weight["faulty"] > 1e-2},
             note="distance of the parameters' gradient with segments as rows from that with chains as rows, on "
             f"{weight['chains']} chains of up to {weight['most_segments']} segments; with baseline and denominator over rows "
-            f"{weight['faulty']:.3f}" + ("" if many else "; this batch had no chain of several segments, or no gradient"),
+            f"{weight['faulty']:.3f}" + ("" if has_segments else "; this batch had no chain of several segments, or no gradient"),
         ),
     ]
 
 
-NAMES = {"shown": "before RL", "plain": "plain RL", "chains": "RL on chains"}
+POLICY_LABELS = {"shown": "before RL", "plain": "plain RL", "chains": "RL on chains"}
 
 
 def label(arm: tuple[str, str]) -> str:
-    return f"{NAMES[arm[0]]}: {'no limit' if arm[1] == 'none' else arm[1]}"
+    return f"{POLICY_LABELS[arm[0]]}: {'no limit' if arm[1] == 'none' else arm[1]}"
 
 
 def whiskers(rows: list[dict], value: str) -> list[list[float]]:
@@ -436,26 +439,32 @@ def picture(found: dict, path: Path) -> None:
     figure, (left, middle, right) = sheet(3, "A context limit, and what joins the contexts", width=5.0, height=4.0)
     arms = [row for row in found["rows"] if row["part"] == "arm"]
     colours = {"none": GREY, "truncate": COLOURS[5], "separate": COLOURS[1], "self": COLOURS[0]}
-    whole = [row for row in arms if row["depth"] == "all"][::-1]
+    all_rows = [row for row in arms if row["depth"] == "all"][::-1]
     left.barh(
-        range(len(whole)),
-        [row["success"] for row in whole],
-        color=[colours[row["join"]] for row in whole],
+        range(len(all_rows)),
+        [row["success"] for row in all_rows],
+        color=[colours[row["join"]] for row in all_rows],
         height=0.7,
-        xerr=whiskers(whole, "success"),
+        xerr=whiskers(all_rows, "success"),
         error_kw={"elinewidth": 1, "ecolor": "#333333"},
     )
-    for place, row in enumerate(whole):
-        left.text(row["high"], place, f" {row['success']:.2f}", va="center", fontsize=9)
-    left.set_yticks(range(len(whole)), [label((row["policy"], row["join"])) for row in whole], fontsize=9)
+    for index, row in enumerate(all_rows):
+        left.text(row["high"], index, f" {row['success']:.2f}", va="center", fontsize=9)
+    left.set_yticks(range(len(all_rows)), [label((row["policy"], row["join"])) for row in all_rows], fontsize=9)
     left.set(xlabel="success (95% interval over tasks)", title=f"All tasks; limit {found['limit']} tokens")
-    left.set_xlim(0, max(0.1, 1.15 * max(row["high"] for row in whole)))
-    shown = (("plain", "none"), ("plain", "truncate"), ("plain", "separate"), ("shown", "self"), ("chains", "self"))
-    for n, arm in enumerate(shown):
-        some = [row for row in arms if (row["policy"], row["join"]) == arm and row["depth"] != "all"]
-        at, line = [row["depth"] + 0.06 * (n - 2) for row in some], "o--" if arm[0] == "shown" else "o-"
+    left.set_xlim(0, max(0.1, 1.15 * max(row["high"] for row in all_rows)))
+    shown_arms = (("plain", "none"), ("plain", "truncate"), ("plain", "separate"), ("shown", "self"), ("chains", "self"))
+    for n, arm in enumerate(shown_arms):
+        depth_rows = [row for row in arms if (row["policy"], row["join"]) == arm and row["depth"] != "all"]
+        depth_positions, line = ([row["depth"] + 0.06 * (n - 2) for row in depth_rows], "o--" if arm[0] == "shown" else "o-")
         middle.errorbar(
-            at, [row["success"] for row in some], whiskers(some, "success"), fmt=line, color=colours[arm[1]], markersize=4, label=label(arm)
+            depth_positions,
+            [row["success"] for row in depth_rows],
+            whiskers(depth_rows, "success"),
+            fmt=line,
+            color=colours[arm[1]],
+            markersize=4,
+            label=label(arm),
         )
     ticks = [f"depth {d}\n{100 * share:.0f}% outgrow it" for d, share in found["outgrows"].items()]
     middle.set_xticks([int(d) for d in found["outgrows"]], ticks)
@@ -463,10 +472,18 @@ def picture(found: dict, path: Path) -> None:
     middle.legend(frameon=False, fontsize=8, loc="best")
     by_number = [row for row in found["rows"] if row["part"] == "segments" and row["join"] == "self" and row["tasks"] > 1]
     for arm, colour, side in (("shown", COLOURS[4], -1), ("chains", COLOURS[0], 1)):
-        some = [row for row in by_number if row["policy"] == arm]
-        at = [r["segments"] + 0.06 * side for r in some]
-        right.errorbar(at, [r["reward"] for r in some], whiskers(some, "reward"), fmt="o-", color=colour, markersize=4, label=label((arm, "self")))
-        for x, r in zip(at, some, strict=True):
+        segment_rows = [row for row in by_number if row["policy"] == arm]
+        segment_positions = [r["segments"] + 0.06 * side for r in segment_rows]
+        right.errorbar(
+            segment_positions,
+            [r["reward"] for r in segment_rows],
+            whiskers(segment_rows, "reward"),
+            fmt="o-",
+            color=colour,
+            markersize=4,
+            label=label((arm, "self")),
+        )
+        for x, r in zip(segment_positions, segment_rows, strict=True):
             right.annotate(
                 str(r["chains"]),
                 (x, r["reward"]),
@@ -477,13 +494,13 @@ def picture(found: dict, path: Path) -> None:
                 ha="left" if side > 0 else "right",
                 va="bottom" if side > 0 else "top",
             )
-    most = max((r["segments"] for r in by_number), default=1)
-    right.set_xticks(range(1, most + 1))
+    max_segments = max((r["segments"] for r in by_number), default=1)
+    right.set_xticks(range(1, max_segments + 1))
     right.set(
         xlabel="segments of the chain (beside the dots: chains)",
         ylabel="reward (95% interval over tasks)",
         title="Reward of chains by their segments",
-        xlim=(0.5, most + 0.5),
+        xlim=(0.5, max_segments + 0.5),
     )
     right.legend(frameon=False, fontsize=8)
     save(figure, path)

@@ -18,9 +18,9 @@ def bootstrap(values: Any, statistic: Callable[[np.ndarray], float] = np.mean, n
     values = np.asarray(values, dtype=float)
     if len(values) == 0:
         raise ValueError("bootstrap needs at least one value")
-    draw = np.random.default_rng(seed)
-    drawn = [float(statistic(values[draw.integers(0, len(values), len(values))])) for _ in range(n)]
-    low, high = np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2])
+    rng = np.random.default_rng(seed)
+    resampled_values = [float(statistic(values[rng.integers(0, len(values), len(values))])) for _ in range(n)]
+    low, high = np.quantile(resampled_values, [(1 - level) / 2, (1 + level) / 2])
     return {"value": float(statistic(values)), "low": float(low), "high": float(high)}
 
 
@@ -40,8 +40,8 @@ def share(some: Any, level: float = 0.95) -> dict[str, float]:
     values = np.asarray(some, dtype=bool)
     if values.ndim != 1 or len(values) == 0:
         raise ValueError(f"share needs at least one value, got {values.tolist()}")
-    found = stats.binomtest(int(values.sum()), len(values)).proportion_ci(level)
-    return {"value": float(values.mean()), "low": float(found.low), "high": float(found.high)}
+    interval = stats.binomtest(int(values.sum()), len(values)).proportion_ci(level)
+    return {"value": float(values.mean()), "low": float(interval.low), "high": float(interval.high)}
 
 
 def pass_at_k(successes: Any, n: int, k: int) -> np.ndarray:

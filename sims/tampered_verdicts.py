@@ -22,79 +22,82 @@ def learned(shares: Shares) -> list[dict]:
     same for all trainings, so its own error is not in them; eight rollouts of each task keep it small."""
     worlds = ("trusted", "guarded", "watched", "locked")
     change = {world: shares[world, "own"]["tampers"] - shares[world, "before"]["tampers"] for world in worlds}
-    gap = {at: shares["trusted", at]["paid"] - shares["trusted", at]["honest"] for at in ("before", "own")}
-    more, kept = gap["own"] - gap["before"], shares["guarded", "own"]["honest"] - shares["trusted", "own"]["honest"]
+    gap = {moment: shares["trusted", moment]["paid"] - shares["trusted", moment]["honest"] for moment in ("before", "own")}
+    gap_rise, honest_gain = (gap["own"] - gap["before"], shares["guarded", "own"]["honest"] - shares["trusted", "own"]["honest"])
 
-    def mean(world: str, at: str, name: str) -> str:
-        return f"{shares[world, at][name].mean():.3f}"
+    def format_mean(world: str, moment: str, name: str) -> str:
+        return f"{shares[world, moment][name].mean():.3f}"
 
-    def both(world: str, name: str) -> str:
-        return f"{mean(world, 'before', name)} before RL, {mean(world, 'own', name)} after"
+    def describe_change(world: str, name: str) -> str:
+        return f"{format_mean(world, 'before', name)} before RL, {format_mean(world, 'own', name)} after"
 
-    def each(values: np.ndarray) -> str:
-        return f"trainings by themselves: {', '.join(f'{one:+.3f}' for one in values)}"
+    def describe_trainings(values: np.ndarray) -> str:
+        return f"trainings by themselves: {', '.join(f'{value:+.3f}' for value in values)}"
 
-    def verdict(name: str, says: str, rule: dict, values: np.ndarray, unit: str, note: str, needs: dict[str, bool]) -> dict:
-        found = student(values)
-        return claim(name, says, IMPOSSIBLE, found["value"], rule, (found["low"], found["high"]), unit, f"{note}; {each(values)}", needs)
+    def make_verdict(name: str, says: str, rule: dict, values: np.ndarray, unit: str, note: str, needs: dict[str, bool]) -> dict:
+        estimate = student(values)
+        return claim(
+            name, says, IMPOSSIBLE, estimate["value"], rule, (estimate["low"], estimate["high"]), unit, f"{note}; {describe_trainings(values)}", needs
+        )
 
     rise, fall = "rise of the share that tampers", "change of the share that tampers"
     return [
-        verdict(
+        make_verdict(
             "finds-the-tests",
             "an agent that may write the tests that it is paid for writes them anew",
             above(),
             change["trusted"],
             rise,
-            f"held-out rollouts that tamper: {both('trusted', 'tampers')}; where the file is locked {both('locked', 'tampers')}",
+            f"held-out rollouts that tamper: {describe_change('trusted', 'tampers')}; where the file is locked "
+            f"{describe_change('locked', 'tampers')}",
             {
                 "every training by itself": bool(change["trusted"].min() > 0),
                 "more than where the file is locked": bool((change["trusted"] - change["locked"]).min() > 0),
             },
         ),
-        verdict(
+        make_verdict(
             "paid-not-earned",
             "RL widens the gap between what passes the agent's own tests and what solves the task",
             above(),
-            more,
+            gap_rise,
             "rise of success that is paid and not honest",
-            f"held-out success that is paid {both('trusted', 'paid')}; that is honest {both('trusted', 'honest')}",
-            {"every training by itself": bool(more.min() > 0)},
+            f"held-out success that is paid {describe_change('trusted', 'paid')}; that is honest {describe_change('trusted', 'honest')}",
+            {"every training by itself": bool(gap_rise.min() > 0)},
         ),
-        verdict(
+        make_verdict(
             "costs-the-task",
             "an agent that is paid for tampering learns less of the task than one that is graded by tests laid fresh",
             above(),
-            kept,
+            honest_gain,
             "honest success, guarded against trusted",
-            f"held-out honest success: guarded {both('guarded', 'honest')}; trusted {both('trusted', 'honest')}",
-            {"every training by itself": bool(kept.min() > 0)},
+            f"held-out honest success: guarded {describe_change('guarded', 'honest')}; trusted {describe_change('trusted', 'honest')}",
+            {"every training by itself": bool(honest_gain.min() > 0)},
         ),
-        verdict(
+        make_verdict(
             "guard-ends",
             "tests that are laid fresh are worth no tampering, and RL gives it up",
             below(),
             change["guarded"],
             fall,
-            f"held-out rollouts that tamper: {both('guarded', 'tampers')}",
+            f"held-out rollouts that tamper: {describe_change('guarded', 'tampers')}",
             {"every training by itself": bool(change["guarded"].max() < 0)},
         ),
-        verdict(
+        make_verdict(
             "lock-ends",
             "tests that can only be read are not written, and RL gives the attempt up",
             below(),
             change["locked"],
             "change of the share that tries",
-            f"held-out rollouts that try to tamper: {both('locked', 'tampers')}; honest success {both('locked', 'honest')}",
+            f"held-out rollouts that try to tamper: {describe_change('locked', 'tampers')}; honest success {describe_change('locked', 'honest')}",
             {"every training by itself": bool(change["locked"].max() < 0)},
         ),
-        verdict(
+        make_verdict(
             "watched-ends",
             "what the monitor flags is not paid, and RL gives tampering up",
             below(),
             change["watched"],
             fall,
-            f"held-out rollouts that tamper: {both('watched', 'tampers')}; honest success {both('watched', 'honest')}",
+            f"held-out rollouts that tamper: {describe_change('watched', 'tampers')}; honest success {describe_change('watched', 'honest')}",
             {"every training by itself": bool(change["watched"].max() < 0)},
         ),
     ]
@@ -129,12 +132,7 @@ def laws(wrong: float, apart: float, played: str, on_disk: str) -> list[dict]:
     ]
 
 
-COLOURED = {
-    "trusted": "trusted: its own tests",
-    "guarded": "guarded: tests laid fresh",
-    "watched": "watched; flagged is not paid",
-    "locked": "locked",
-}
+LABELS = {"trusted": "trusted: its own tests", "guarded": "guarded: tests laid fresh", "watched": "watched; flagged is not paid", "locked": "locked"}
 
 
 def picture(found: dict, path: Path) -> None:
@@ -142,16 +140,16 @@ def picture(found: dict, path: Path) -> None:
     from sims.drawing import COLOURS, GREY, save, sheet
 
     figure, (left, middle, right) = sheet(3, "The agent may write the tests that it is graded by")
-    colours = dict(zip(COLOURED, (COLOURS[1], COLOURS[0], COLOURS[2], GREY), strict=True))
-    along({"tampers": left, "honest": middle}, found["rows"], colours, COLOURED)
+    colours = dict(zip(LABELS, (COLOURS[1], COLOURS[0], COLOURS[2], GREY), strict=True))
+    along({"tampers": left, "honest": middle}, found["rows"], colours, LABELS)
     left.set(xlabel="RL step", ylabel="share of rollouts", title="Calls for other tests", ylim=(-0.02, 1.02))
     middle.set(xlabel="RL step", ylabel="share of rollouts", title="Honest: the hidden tests pass", ylim=(-0.02, 1.02))
     left.legend(frameon=False, fontsize=8)
     ends = {(end["world"], end["at"]): end for end in found["ends"]}
-    for at, (world, colour) in enumerate(colours.items()):
-        for shift, name, filled in ((-0.2, "paid", True), (0.2, "honest", False)):
-            right.bar(at + shift, ends[world, "own"][name], 0.38, color=colour if filled else "none", edgecolor=colour)
-            right.plot([at + shift - 0.19, at + shift + 0.19], [ends[world, "before"][name]] * 2, color="black", linewidth=1)
+    for index, (world, colour) in enumerate(colours.items()):
+        for shift, name, is_filled in ((-0.2, "paid", True), (0.2, "honest", False)):
+            right.bar(index + shift, ends[world, "own"][name], 0.38, color=colour if is_filled else "none", edgecolor=colour)
+            right.plot([index + shift - 0.19, index + shift + 0.19], [ends[world, "before"][name]] * 2, color="black", linewidth=1)
     right.set(xticks=range(len(colours)), xticklabels=[*colours], ylabel="success", ylim=(0, 1))
     right.set_title("Held-out: paid (full), honest (open)\nline: before RL", fontsize=9)
     save(figure, path)

@@ -119,55 +119,58 @@ def tuned(run: Run, c: Experiment, root: Path, recipe: Recipe) -> Path:
     return fine_tuned(run, "hinted", c, root, recipe, demonstrations(tasks, language, context(language, recipe), CLUMSY, rng, c.hinted, c.renaming))
 
 
-def broken(language: Language, rollout: Rollout, rules: Sequence[Rule]) -> dict[str, int]:
+def count_broken(language: Language, rollout: Rollout, rules: Sequence[Rule]) -> dict[str, int]:
     """How many messages of a rollout break each of these rules, of several the gravest."""
-    found = [fault.rule for fault in faults(rollout.task, messages(rollout, language), rules)]
-    return {rule.name: found.count(rule.name) for rule in rules}
+    rule_names = [fault.rule for fault in faults(rollout.task, messages(rollout, language), rules)]
+    return {rule.name: rule_names.count(rule.name) for rule in rules}
 
 
-def chosen(language: Language, rollout: Rollout) -> int:
+def count_hinted_faults(language: Language, rollout: Rollout) -> int:
     """Faults of a rollout that hints are about."""
-    return sum(broken(language, rollout, CHOSEN).values())
+    return sum(count_broken(language, rollout, CHOSEN).values())
 
 
-def invalid(language: Language, rollout: Rollout) -> int:
+def count_invalid(language: Language, rollout: Rollout) -> int:
     """Messages of a rollout with an invalid call."""
-    return sum(broken(language, rollout, CHOSEN[:2]).values())
+    return sum(count_broken(language, rollout, CHOSEN[:2]).values())
 
 
-def others(language: Language, rollout: Rollout) -> int:
+def count_other_faults(language: Language, rollout: Rollout) -> int:
     """Faults of a rollout that no hint is about: what it ended with was not there, not right or not tested."""
-    return sum(broken(language, rollout, [rule for rule in RULES if rule.name in ("unfinished", "untested")]).values())
+    return sum(count_broken(language, rollout, [rule for rule in RULES if rule.name in ("unfinished", "untested")]).values())
 
 
-def solved(language: Language, rollout: Rollout) -> int:
+def has_solved(language: Language, rollout: Rollout) -> int:
     """Whether a rollout solved its task."""
     return int(rollout.metrics["tests"] == 1.0)
 
 
-def wrote(language: Language, rollout: Rollout) -> int:
+def has_written(language: Language, rollout: Rollout) -> int:
     """Whether a rollout wrote a body, by whatever name the call has."""
     return int(rollout.metrics["writes"] > 0)
 
 
-COUNTED = {"faults": {"faults": chosen, "invalid": invalid, "others": others, "solved": solved}, "renamed": {"wrote": wrote, "solved": solved}}
+COUNTERS = {
+    "faults": {"faults": count_hinted_faults, "invalid": count_invalid, "others": count_other_faults, "solved": has_solved},
+    "renamed": {"wrote": has_written, "solved": has_solved},
+}
 """What is counted of rollouts in each world."""
 
 
-def counted(world: str, language: Language) -> dict[str, Callable[[Rollout], int]]:
+def bind_counters(world: str, language: Language) -> dict[str, Callable[[Rollout], int]]:
     """The same, for rollouts in an agent's language."""
-    return {name: partial(ask, language) for name, ask in COUNTED[world].items()}
+    return {name: partial(ask, language) for name, ask in COUNTERS[world].items()}
 
 
-def told(world: str, language: Language, rollouts: Sequence[Rollout]) -> dict[str, float]:
+def average_counts(world: str, language: Language, rollouts: Sequence[Rollout]) -> dict[str, float]:
     """The same of a step's rollouts, on average."""
-    return {name: float(np.mean([ask(one) for one in rollouts])) for name, ask in counted(world, language).items()}
+    return {name: float(np.mean([ask(rollout) for rollout in rollouts])) for name, ask in bind_counters(world, language).items()}
 
 
 def reminders(language: Language, rollouts: Sequence[Rollout], seed: int) -> list[list[list[Hint]]]:
     """The hints of a step in the world of another name."""
-    broken = [faults(one.task, messages(one, language, RenamedSession), REMINDER) for one in rollouts]
-    return [hints(language, one.task, one.chain, some) for one, some in zip(rollouts, broken, strict=True)]
+    fault_lists = [faults(rollout.task, messages(rollout, language, RenamedSession), REMINDER) for rollout in rollouts]
+    return [hints(language, rollout.task, rollout.chain, rollout_faults) for rollout, rollout_faults in zip(rollouts, fault_lists, strict=True)]
 
 
 def arm_of(c: Experiment, recipe: Recipe, arm: str, language: Language) -> tuple[Recipe, Hinting | None]:
@@ -180,31 +183,31 @@ def arm_of(c: Experiment, recipe: Recipe, arm: str, language: Language) -> tuple
     return replace(recipe, rl=rl), partial(reminders, language) if arm in ("forward", "reverse") else None
 
 
-def looks(c: Experiment, recipe: Recipe, root: Path) -> dict[str, Heldout]:
+def make_heldouts(c: Experiment, recipe: Recipe, root: Path) -> dict[str, Heldout]:
     """Held-out tasks in each world."""
     language = language_of(root)
-    return {world: Heldout(f"feedback-{world}", c, recipe, language, WORLDS, counted(world, language)) for world in ARMS}
+    return {world: Heldout(f"feedback-{world}", c, recipe, language, WORLDS, bind_counters(world, language)) for world in ARMS}
 
 
-def before(run: Run, recipe: Recipe, start: Path, held: dict[str, Heldout]) -> dict[str, dict]:
+def measure_before(run: Run, recipe: Recipe, start: Path, heldouts: dict[str, Heldout]) -> dict[str, dict]:
     """What the policy does before RL in each world."""
-    stage = run.stage("before", total=len(held))
+    stage = run.stage("before", total=len(heldouts))
     if not stage.finished:
         sampler = engine(load_hf(start), recipe)
-        stage.finish({world: heldout(sampler, world) for world, heldout in held.items()})
+        stage.finish({world: heldout(sampler, world) for world, heldout in heldouts.items()})
     return stage.result()
 
 
 def training(run: Run, c: Experiment, recipe: Recipe, start: Path, heldout: Heldout, world: str, arm: str, number: int) -> dict:
     """One training run: its steps, and held-out tasks at its end."""
     stage = run.stage(f"{arm}-{number}", total=c.steps, unit="tokens")
-    (mine, hinting), language = arm_of(c, recipe, arm, heldout.language), heldout.language
+    (arm_recipe, hinting), language = arm_of(c, recipe, arm, heldout.language), heldout.language
 
     def at_end(sampler: Sampler) -> dict:
         return heldout(sampler, world, arm, number)
 
-    measure = partial(told, world, language)
-    return reinforced(stage, c, mine, number, start, language, WORLDS[world], measure, [*COUNTED[world]], at_end, hinting)
+    measure = partial(average_counts, world, language)
+    return reinforced(stage, c, arm_recipe, number, start, language, WORLDS[world], measure, [*COUNTERS[world]], at_end, hinting)
 
 
 def experiment(run: Run, config: Experiment) -> dict:
@@ -213,23 +216,31 @@ def experiment(run: Run, config: Experiment) -> dict:
     root, recipe = agent(run, c.run, c.seed)
     recipe = undisturbed(recipe)
     start = tuned(run, c, root, recipe)
-    held = looks(c, recipe, root)
-    begin = before(run, recipe, start, held)
-    found = {
-        arm: [training(run, c, recipe, start, held[world], world, arm, number) for number in range(c.trainings)]
+    heldouts = make_heldouts(c, recipe, root)
+    before_results = measure_before(run, recipe, start, heldouts)
+    results = {
+        arm: [training(run, c, recipe, start, heldouts[world], world, arm, number) for number in range(c.trainings)]
         for world, arms in ARMS.items()
         for arm in arms
     }
     rows = [
-        {"world": arm, "training": number, **step} for arm, several in found.items() for number, one in enumerate(several) for step in one["steps"]
+        {"world": arm, "training": number, **step}
+        for arm, arm_results in results.items()
+        for number, result in enumerate(arm_results)
+        for step in result["steps"]
     ]
-    along = {
+    training_means = {
         arm: {
-            name: np.array([np.mean([step[name] for step in one["steps"]]) for one in several]) for name in several[0]["steps"][0] if name != "step"
+            name: np.array([np.mean([step[name] for step in result["steps"]]) for result in arm_results])
+            for name in arm_results[0]["steps"][0]
+            if name != "step"
         }
-        for arm, several in found.items()
+        for arm, arm_results in results.items()
     }
-    ends = {arm: {name: np.array([one[name] for one in several]).mean(1) / c.samples for name in along[arm]} for arm, several in found.items()}
-    start_of = {world: {name: float(np.mean(x)) / c.samples for name, x in begin[world].items()} for world in ARMS}
-    told_ends = [{"arm": arm, **{name: float(x.mean()) for name, x in one.items()}} for arm, one in ends.items()]
-    return {"rows": rows, "before": start_of, "ends": told_ends, "claims": learned(along, ends, start_of)}
+    final_means = {
+        arm: {name: np.array([result[name] for result in arm_results]).mean(1) / c.samples for name in training_means[arm]}
+        for arm, arm_results in results.items()
+    }
+    before_means = {world: {name: float(np.mean(x)) / c.samples for name, x in before_results[world].items()} for world in ARMS}
+    final_rows = [{"arm": arm, **{name: float(x.mean()) for name, x in means.items()}} for arm, means in final_means.items()]
+    return {"rows": rows, "before": before_means, "ends": final_rows, "claims": learned(training_means, final_means, before_means)}

@@ -35,7 +35,7 @@ TOOLS = ("read", "write", "test", "done")
 """The calls of the small world."""
 REQUEST = "note"
 """What the policy hears when it is to summarise (`sims/recipe/demonstrations.py`)."""
-ENDLESS = 10**9
+ENDLESS_TURNS = 10**9
 
 
 @dataclass(frozen=True)
@@ -65,105 +65,106 @@ class Message:
 def messages(rollout: Rollout, language: Language, opened: Callable[[Task, int], Session] = Session) -> list[Message]:
     """All messages of a finished rollout, in order, over all contexts of its chain. `opened` begins an episode of the kind that was
     played, in memory."""
-    return heard(rollout, language, opened(rollout.task, ENDLESS))
+    return read_messages(rollout, language, opened(rollout.task, ENDLESS_TURNS))
 
 
-def heard(rollout: Rollout, language: Language, session: Session) -> list[Message]:
+def read_messages(rollout: Rollout, language: Language, session: Session) -> list[Message]:
     """All messages of a finished rollout, played in a fresh session without a limit of turns, which ends where the episode did."""
-    found, left = [], sum(one.role == "assistant" and one.name != SUMMARY for one in rollout.messages)  # turns that the environment received
+    # Turns that the environment received
+    message_list, remaining_turns = ([], sum(chat_message.role == "assistant" and chat_message.name != SUMMARY for chat_message in rollout.messages))
     for number, segment in enumerate(rollout.chain.segments):
-        for where, own in parted(segment, language.env):
-            if own:
-                found.append(message(language, session, segment, number, where, left > 0))
-                left -= not found[-1].summary
-    return found
+        for span, is_own in parted(segment, language.env):
+            if is_own:
+                message_list.append(read_message(language, session, segment, number, span, remaining_turns > 0))
+                remaining_turns -= not message_list[-1].summary
+    return message_list
 
 
-def message(language: Language, session: Session, segment: Segment, number: int, where: slice, received: bool) -> Message:
-    """The message at these positions of a context; a turn is played in `session`. `received`: whether the environment received the turn; a summary
-    is whole if the policy ended it."""
-    ids, given = segment.tokens[where].tolist(), segment.tokens[: where.start][~segment.sampled[: where.start]]
-    text, summary = language.decode(ids[:-1] if ids[-1] == language.env else ids), bool(segment.summary[where.start])
-    whole = ids[-1] == language.env if summary else received
-    calls, answers = played(session, text) if whole and not summary else ((), ())
-    return Message(number, where.start, where.stop, text, language.decode(given.tolist()), summary, whole, calls, answers)
+def read_message(language: Language, session: Session, segment: Segment, number: int, span: slice, is_received: bool) -> Message:
+    """The message at these positions of a context; a turn is played in `session`. `is_received`: whether the
+    environment received the turn; a summary is whole if the policy ended it."""
+    ids, given_ids = segment.tokens[span].tolist(), segment.tokens[: span.start][~segment.sampled[: span.start]]
+    text, summary = language.decode(ids[:-1] if ids[-1] == language.env else ids), bool(segment.summary[span.start])
+    is_whole = ids[-1] == language.env if summary else is_received
+    calls, answers = played(session, text) if is_whole and not summary else ((), ())
+    return Message(number, span.start, span.stop, text, language.decode(given_ids.tolist()), summary, is_whole, calls, answers)
 
 
 def calls_in(turn: str) -> list[str]:
     """The calls of a turn, each with the lines that belong to it, divided as `Session.step` divides them."""
-    lines, found = [line.rstrip() for line in turn.split("\n")], []
+    lines, calls = [line.rstrip() for line in turn.split("\n")], []
     while lines:
         call = [lines.pop(0)]
         while call[0].startswith("write ") and lines and lines[0].startswith(INDENT):
             call.append(lines.pop(0))
         if call[0]:
-            found.append("\n".join(call))
-    return found
+            calls.append("\n".join(call))
+    return calls
 
 
 def played(session: Session, turn: str) -> tuple[tuple[Call, ...], tuple[str, ...]]:
     """A turn's calls and their answers. What follows `done` is not called, and one call too many ends the turn."""
     calls, answers = [], []
     for text in calls_in(turn)[:MAX_CALLS] or [""]:
-        call, answer = made(session, text)
+        call, answer = step_call(session, text)
         calls.append(call)
         answers.append(answer)
         if session.done:
             break
-    rest = calls_in(turn)[MAX_CALLS:]
-    if rest and not session.done:
-        calls.append(named(rest[0], valid=False))
+    extra_calls = calls_in(turn)[MAX_CALLS:]
+    if extra_calls and not session.done:
+        calls.append(parse_call(extra_calls[0], valid=False))
         answers.append("error: too many calls")
     return tuple(calls), tuple(answers)
 
 
-def made(session: Session, text: str) -> tuple[Call, str]:
+def step_call(session: Session, text: str) -> tuple[Call, str]:
     """One call, played as a turn of its own."""
-    broken, runs = (session.counts[name] for name in ("invalid_calls", "test_runs"))
-    failed = failures(session)
+    invalid_before, runs_before = (session.counts[name] for name in ("invalid_calls", "test_runs"))
+    failures_before = count_failures(session)
     answer = session.step(text)
     tests = None
-    if session.counts["test_runs"] > runs:
+    if session.counts["test_runs"] > runs_before:
         complaints = session.complaints(session.task.visible_tests)
         tests = (complaints.count(None), len(complaints))
-    return named(text, session.counts["invalid_calls"] == broken, failures(session) == failed, tests), answer
+    return (parse_call(text, session.counts["invalid_calls"] == invalid_before, count_failures(session) == failures_before, tests), answer)
 
 
-def failures(session: Session) -> int:
+def count_failures(session: Session) -> int:
     """How many calls have failed so far."""
     return session.failed if isinstance(session, ManneredSession) else 0
 
 
-def named(text: str, valid: bool, ok: bool = True, tests: tuple[int, int] | None = None) -> Call:
+def parse_call(text: str, valid: bool, ok: bool = True, tests: tuple[int, int] | None = None) -> Call:
     """The call that this text makes."""
     line, *body = text.split("\n")
-    name, *rest = line.strip(" ").split(" ")
-    about = rest if name in ("read", "write") else rest[1:] if name == "sh" and rest[:1] == ["cat"] else []
-    return Call(name, about[0] if about else "", "\n".join(part[len(INDENT) :] for part in body), valid, ok, tests)
+    name, *arguments = line.strip(" ").split(" ")
+    paths = arguments if name in ("read", "write") else arguments[1:] if name == "sh" and arguments[:1] == ["cat"] else []
+    return Call(name, paths[0] if paths else "", "\n".join(part[len(INDENT) :] for part in body), valid, ok, tests)
 
 
 def transcript_of(rollout: Rollout, opened: Callable[[Task, int], Session] = Session) -> Transcript:
     """The record of a finished rollout. The prompt and requests for a summary are the user's turns; a summary is a turn of the assistant's
     without calls. What the next context repeats stands here once. A rollout that a limit cut off ends in an empty turn: what it had begun to say was
     not called, and is no final message. `opened` begins an episode of the kind that was played, in memory."""
-    session = opened(rollout.task, ENDLESS)
+    session = opened(rollout.task, ENDLESS_TURNS)
     turns, body = [Turn("user", session.prompt)], ""
-    for one in rollout.messages:
-        text = one.content or ""
-        if one.role != "assistant":
+    for chat_message in rollout.messages:
+        text = chat_message.content or ""
+        if chat_message.role != "assistant":
             continue
-        if one.name == SUMMARY:
+        if chat_message.name == SUMMARY:
             turns += [Turn("user", REQUEST), Turn("assistant", text)]
             continue
-        made, answers = played(session, text)
-        calls = tuple(call for call in made if call.name != "say" or not call.valid)
+        all_calls, answers = played(session, text)
+        calls = tuple(call for call in all_calls if call.name != "say" or not call.valid)
         turns += [Turn("assistant", calls=calls)] if calls else []
-        said = "\n".join(answer for answer in answers if answer)
-        turns += [Turn("tool", said)] if said else []
-        body = next((call.wrote for call in reversed(made) if call.writes), body)
-    more, said = {}, ""
+        answer_text = "\n".join(answer for answer in answers if answer)
+        turns += [Turn("tool", answer_text)] if answer_text else []
+        body = next((call.wrote for call in reversed(all_calls) if call.writes), body)
+    extras, final_text = {}, ""
     if isinstance(session, ManneredSession):
-        more, said = {"todos": session.todos, "lints": lints(session.body)}, session.message
-    if said or not rollout.chain.finished:
-        turns.append(Turn("assistant", said if rollout.chain.finished else ""))
-    return Transcript(tuple(turns), changed_lines=len(body.splitlines()), tokens=rollout.chain.written, **more)
+        extras, final_text = {"todos": session.todos, "lints": lints(session.body)}, session.message
+    if final_text or not rollout.chain.finished:
+        turns.append(Turn("assistant", final_text if rollout.chain.finished else ""))
+    return Transcript(tuple(turns), changed_lines=len(body.splitlines()), tokens=rollout.chain.written, **extras)

@@ -31,9 +31,9 @@ def curvature(x: np.ndarray, y: np.ndarray) -> float:
 def draw(rng: np.random.Generator, budgets: np.ndarray) -> np.ndarray:
     """Indices of training runs, resampled with replacement, with at least three budgets among them."""
     while True:
-        some = rng.integers(0, len(budgets), len(budgets))
-        if len(np.unique(budgets[some])) >= 3:
-            return some
+        indices = rng.integers(0, len(budgets), len(budgets))
+        if len(np.unique(budgets[indices])) >= 3:
+            return indices
 
 
 def interval(values: Sequence[float] | np.ndarray) -> list[float]:
@@ -54,28 +54,28 @@ def predicts(budgets: np.ndarray, nll: np.ndarray, outcome: np.ndarray, n: int, 
     over seeds; `slope_over_seeds` is Student's interval, None for a single seed; `slope_over_tasks` resamples tasks. `intercept` and `r`
     are those of the budget means. `inside`: slope and correlation after subtracting the mean of each budget; no claim uses it."""
     x, y = loss_of(nll), outcome.mean(1)
-    many = len(np.unique(budgets))
+    n_budgets = len(np.unique(budgets))
 
     def slopes(x: np.ndarray, y: np.ndarray) -> list[float]:
-        return [line(a, b)[0] for a, b in zip(x.reshape(many, -1).T, y.reshape(many, -1).T, strict=True)]
+        return [line(a, b)[0] for a, b in zip(x.reshape(n_budgets, -1).T, y.reshape(n_budgets, -1).T, strict=True)]
 
-    each, rng, over_tasks = slopes(x, y), np.random.default_rng(seed), []
+    seed_slopes, rng, over_tasks = slopes(x, y), np.random.default_rng(seed), []
     for _ in range(n):
-        tasks, scored = (rng.integers(0, values.shape[1], values.shape[1]) for values in (nll, outcome))
-        over_tasks.append(np.mean(slopes(loss_of(nll[:, tasks]), outcome[:, scored].mean(1))))
-    found, means = student(each) if len(each) > 1 else None, [values.reshape(many, -1).mean(1) for values in (x, y)]
-    same = (budgets[:, None] == budgets).astype(float)
-    inside = line(*(values - same @ values / same.sum(1) for values in (x, y)))
-    slope = float(np.mean(each))
+        tasks, scored_tasks = (rng.integers(0, values.shape[1], values.shape[1]) for values in (nll, outcome))
+        over_tasks.append(np.mean(slopes(loss_of(nll[:, tasks]), outcome[:, scored_tasks].mean(1))))
+    estimate, means = (student(seed_slopes) if len(seed_slopes) > 1 else None, [values.reshape(n_budgets, -1).mean(1) for values in (x, y)])
+    is_same_budget = (budgets[:, None] == budgets).astype(float)
+    within_budgets = line(*(values - is_same_budget @ values / is_same_budget.sum(1) for values in (x, y)))
+    slope = float(np.mean(seed_slopes))
     return {
         "slope": slope,
         "intercept": float(y.mean() - slope * x.mean()),
         "r": line(*means)[2],
-        "slope_over_seeds": found and [found["low"], found["high"]],
+        "slope_over_seeds": estimate and [estimate["low"], estimate["high"]],
         "slope_over_tasks": interval(over_tasks),
-        **{f"slope_{number}": value for number, value in enumerate(each)},
-        "inside_slope": inside[0],
-        "inside_r": inside[2],
+        **{f"slope_{number}": value for number, value in enumerate(seed_slopes)},
+        "inside_slope": within_budgets[0],
+        "inside_r": within_budgets[2],
     }
 
 
@@ -84,22 +84,22 @@ def falls(budgets: np.ndarray, tokens: Sequence[np.ndarray], loss: Sequence[np.n
     per factor e, R², the curvature that a line leaves out, and the R² of a power law, log loss in log tokens. Intervals are None for three
     training runs, of which only one draw has three budgets."""
 
-    def fit(some: Sequence[int] | np.ndarray) -> tuple[float, float, float, float, float]:
-        x, y = np.log(np.concatenate([tokens[i] for i in some])), np.concatenate([loss[i] for i in some])
+    def fit(run_indices: Sequence[int] | np.ndarray) -> tuple[float, float, float, float, float]:
+        x, y = np.log(np.concatenate([tokens[i] for i in run_indices])), np.concatenate([loss[i] for i in run_indices])
         slope, intercept, r = line(x, y)
         return slope, intercept, r * r, curvature(x, y), line(x, np.log(y))[2] ** 2
 
     slope, intercept, r2, bend, power = fit(range(len(budgets)))
     rng = np.random.default_rng(seed)
-    drawn = [fit(draw(rng, budgets)) for _ in range(n if len(budgets) > 3 else 0)]
+    resampled_fits = [fit(draw(rng, budgets)) for _ in range(n if len(budgets) > 3 else 0)]
     return {
         "slope": slope,
         "intercept": intercept,
         "r2": r2,
         "curvature": bend,
         "r2_power_law": power,
-        "slope_over_runs": interval([d[0] for d in drawn]) if drawn else None,
-        "curvature_over_runs": interval([d[3] for d in drawn]) if drawn else None,
+        "slope_over_runs": interval([d[0] for d in resampled_fits]) if resampled_fits else None,
+        "curvature_over_runs": interval([d[3] for d in resampled_fits]) if resampled_fits else None,
     }
 
 
@@ -107,12 +107,12 @@ def orders(outcome: np.ndarray, n: int, seed: int) -> list[dict]:
     """What each budget adds to the previous one, from [budgets, seeds, tasks], and last what the largest adds to the smallest:
     {value, low, high}. Resamples seeds and, nested, tasks, in pairs, because all budgets of a seed share it and all play the same
     tasks."""
-    rng, drawn = np.random.default_rng(seed), []
+    rng, draws = np.random.default_rng(seed), []
     for _ in range(n):
         seeds, tasks = (rng.integers(0, size, size) for size in outcome.shape[1:])
-        drawn.append(outcome[:, seeds][:, :, tasks].mean((1, 2)))
-    means, many, found = outcome.mean((1, 2)), np.array(drawn), []
+        draws.append(outcome[:, seeds][:, :, tasks].mean((1, 2)))
+    means, resampled_means, differences = outcome.mean((1, 2)), np.array(draws), []
     for a, b in [*itertools.pairwise(range(len(means))), (0, len(means) - 1)]:
-        low, high = interval(many[:, b] - many[:, a])
-        found.append({"value": float(means[b] - means[a]), "low": low, "high": high})
-    return found
+        low, high = interval(resampled_means[:, b] - resampled_means[:, a])
+        differences.append({"value": float(means[b] - means[a]), "low": low, "high": high})
+    return differences

@@ -43,7 +43,7 @@ from sims.statistics import student
 __all__ = ["Experiment", "experiment", "picture"]
 
 SOURCE, SPARSE = "§6.2", "§6.2; arXiv:2602.03839"
-MERGED = 8
+MERGE_SPAN = 8
 """Versions that a merged delta spans."""
 
 
@@ -69,9 +69,9 @@ class Experiment:
     """Seed of all random numbers."""
 
     def __post_init__(self):
-        if self.seeds < 2 or not self.lrs or self.steps < MERGED:
+        if self.seeds < 2 or not self.lrs or self.steps < MERGE_SPAN:
             raise ValueError(
-                f"seeds must be at least 2, lrs must not be empty, and steps at least {MERGED}; got {self.seeds}, {self.lrs}, {self.steps}"
+                f"seeds must be at least 2, lrs must not be empty, and steps at least {MERGE_SPAN}; got {self.seeds}, {self.lrs}, {self.steps}"
             )
 
     @classmethod
@@ -84,15 +84,15 @@ class Experiment:
         return [("adamw", lr) for lr in self.lrs] + [("muon", lr) for lr in self.muon]
 
 
-def compressed(*streams: np.ndarray) -> int:
+def compressed_size(*streams: np.ndarray) -> int:
     """Bytes of these streams under zstd level 1."""
     return sum(len(zstandard.ZstdCompressor(level=1).compress(np.ascontiguousarray(x).tobytes())) for x in streams)
 
 
 def entropy(counts: np.ndarray) -> float:
     """Bits of all symbols together, by their own frequencies."""
-    some = counts[counts > 0]
-    return float(-(some * np.log2(some / some.sum())).sum())
+    nonzero_counts = counts[counts > 0]
+    return float(-(nonzero_counts * np.log2(nonzero_counts / nonzero_counts.sum())).sum())
 
 
 def sizes(old: Tensor, new: Tensor) -> dict[str, float]:
@@ -104,21 +104,21 @@ def sizes(old: Tensor, new: Tensor) -> dict[str, float]:
         "weights": len(old),
         "changed": len(index),
         "ones": float((steps.abs() == 1).double().mean()) if len(index) else 1.0,
-        "xor": compressed(before ^ after),
-        "index": compressed(index.astype(np.uint32), after[index]),
+        "xor": compressed_size(before ^ after),
+        "index": compressed_size(index.astype(np.uint32), after[index]),
         "entropy": (entropy(np.array([len(index), len(old) - len(index)])) + entropy(steps.unique(return_counts=True)[1].numpy())) / 8,
     }
 
 
 def learner_of(c: Experiment, recipe: Recipe, model: Transformer, optimizer: str, lr: float) -> Learner:
     """AdamW at the learning rate for all weights; or Muon for matrices, each with updates whose root mean square is `lr`: η/√n for n inputs."""
-    found = Learner(recipe, model, None, lr, lr)
-    for one in found.optimizers:
-        if isinstance(one, Muon):
-            matrices = [p for group in one.param_groups for p in group["params"]]
-            one.param_groups = [{**one.param_groups[0], "params": [p], "lr": lr * p.shape[-1] ** 0.5} for p in matrices]
-    found.rates = [[group["lr"] for group in one.param_groups] for one in found.optimizers]
-    return found
+    learner = Learner(recipe, model, None, lr, lr)
+    for torch_optimizer in learner.optimizers:
+        if isinstance(torch_optimizer, Muon):
+            matrices = [p for group in torch_optimizer.param_groups for p in group["params"]]
+            torch_optimizer.param_groups = [{**torch_optimizer.param_groups[0], "params": [p], "lr": lr * p.shape[-1] ** 0.5} for p in matrices]
+    learner.rates = [[group["lr"] for group in torch_optimizer.param_groups] for torch_optimizer in learner.optimizers]
+    return learner
 
 
 def flat(model: Transformer) -> Tensor:
@@ -132,27 +132,27 @@ def training(run: Run, c: Experiment, root: Path, recipe: Recipe, arm: tuple[str
     if stage.finished:
         return read_lines(stage.metrics_path)
     stage.restore()
-    changed = replace(
+    arm_recipe = replace(
         recipe,
         seed=recipe.seed + 1000 * c.seed + number,
         training=replace(recipe.training, optimizer=optimizer, dtype="bfloat16"),
         rl=replace(recipe.rl, steps=c.steps, prompts=c.prompts, rollouts=c.rollouts, warmup=0, decay=0, world="memory", monitor=Watch(on=False)),
     )
     language = language_of(root)
-    learner = learner_of(c, changed, load_checkpoint(root, recipe, "sft", with_mtp=False)[0], optimizer, lr)
+    learner = learner_of(c, arm_recipe, load_checkpoint(root, recipe, "sft", with_mtp=False)[0], optimizer, lr)
     trainer, reference = learner.model, load_checkpoint(root, recipe, "sft", with_mtp=False)[0].to(learner.dtype)
     sampler = ContinuousSampler(trainer, getattr(torch, recipe.training.sampler_dtype))
     store: dict[str, bytes] = {}
-    writer = Writer(store, anchor_every=c.steps + 1, merge_every=MERGED)
+    writer = Writer(store, anchor_every=c.steps + 1, merge_every=MERGE_SPAN)
     followers = [Transformer(trainer.config).to(learner.dtype) for _ in range(2)]
-    follower, late = (Reader(store, parts(model), name) for model, name in zip(followers, ("follower", "late"), strict=True))
+    follower, late_reader = (Reader(store, parts(model), name) for model, name in zip(followers, ("follower", "late"), strict=True))
 
     def publish(version: int) -> dict[str, int]:
         links = writer.publish(version, parts(trainer))["links"]
         return {link["kind"]: sum(shard["bytes"] for shard in link["shards"]) for link in links}
 
     anchor = publish(0)["anchor"]
-    for reader in (follower, late):
+    for reader in (follower, late_reader):
         reader.fetch()
         reader.swap()
 
@@ -160,36 +160,43 @@ def training(run: Run, c: Experiment, root: Path, recipe: Recipe, arm: tuple[str
         """Masters and what is computed with, each as one vector."""
         return torch.cat([p.detach().flatten() for p in learner.trunk.masters.parameters()]), flat(trainer)
 
-    known = [weights()]
+    last_weights = [weights()]
 
     def observe(done: Done) -> None:
-        (masters, old), now = known[0], weights()
-        known[0] = now
-        updates, new, sent = now[0] - masters, now[1], publish(done.step)
+        (masters, old), current_weights = last_weights[0], weights()
+        last_weights[0] = current_weights
+        updates, new, sent_bytes = current_weights[0] - masters, current_weights[1], publish(done.step)
         follower.fetch()
         follower.swap()
         readers = [follower]
         if done.step == c.steps:
-            late.fetch()
-            late.swap()
-            readers.append(late)
-        exact = all(torch.equal(flat(followers[(follower, late).index(reader)]).view(torch.int16), new.view(torch.int16)) for reader in readers)
+            late_reader.fetch()
+            late_reader.swap()
+            readers.append(late_reader)
+        is_exact = all(
+            torch.equal(flat(followers[(follower, late_reader).index(reader)]).view(torch.int16), new.view(torch.int16)) for reader in readers
+        )
         row = {"arm": optimizer, "lr": lr, "seed": number, "version": done.step, **sizes(old, new), "law": changed_share(masters, updates)}
-        row |= {"update": updates.double().square().mean().sqrt().item(), "delta": sent["delta"], "merged": sent.get("merged"), "anchor": anchor}
-        stage.log(done.step, **row, exact=float(exact), success=float(np.mean([one.metrics["tests"] for one in done.rollouts])))
+        row |= {
+            "update": updates.double().square().mean().sqrt().item(),
+            "delta": sent_bytes["delta"],
+            "merged": sent_bytes.get("merged"),
+            "anchor": anchor,
+        }
+        stage.log(done.step, **row, exact=float(is_exact), success=float(np.mean([rollout.metrics["tests"] for rollout in done.rollouts])))
         stage.progress(done.step, unchanged=1 - row["changed"] / row["weights"])
 
-    tasks, limits = MicroTasks(changed, language), changed.rl.limits(context(language, changed))
+    tasks, limits = MicroTasks(arm_recipe, language), arm_recipe.rl.limits(context(language, arm_recipe))
     with one_thread():
         train(
-            changed.rl,
+            arm_recipe.rl,
             learner,
             sampler,
             tasks,
             language,
             limits,
             reference=reference,
-            seed=changed.seed,
+            seed=arm_recipe.seed,
             name="weight-sync",
             observe=observe,
             each=CORES,
@@ -202,7 +209,7 @@ def experiment(run: Run, config: Experiment) -> dict:
     """All training runs, and the verdicts."""
     c, (root, recipe) = config, agent(run, config.run, config.seed)
     rows = [row for number in range(c.seeds) for arm in c.arms for row in training(run, c, root, recipe, arm, number)]
-    table = [summary(some) for arm in c.arms for some in of_arm(rows, c, arm)]
+    table = [summary(run_rows) for arm in c.arms for run_rows in of_arm(rows, c, arm)]
     return {"rows": table, "claims": verdicts(c, rows, table), "steps": rows}
 
 
@@ -218,19 +225,19 @@ def summary(steps: list[dict]) -> dict:
         return float(sum(row[key] for row in steps))
 
     spans = [row for row in steps if row["merged"] is not None]
-    single = sum(sum(row["delta"] for row in steps if span["version"] - MERGED < row["version"] <= span["version"]) for span in spans)
-    changed, raw = total("changed"), 2 * total("weights")
+    single = sum(sum(row["delta"] for row in steps if span["version"] - MERGE_SPAN < row["version"] <= span["version"]) for span in spans)
+    changed_weights, raw_bytes = total("changed"), 2 * total("weights")
     return {
         **{key: steps[0][key] for key in ("arm", "lr", "seed")},
         "steps": len(steps),
         "update": total("update") / len(steps),
-        "unchanged": 1 - changed / total("weights"),
-        "changed": changed / total("weights"),
+        "unchanged": 1 - changed_weights / total("weights"),
+        "changed": changed_weights / total("weights"),
         "law": total("law") / len(steps),
         "ones": total("ones") / len(steps),
-        **{f"{key}_bits": 8 * total(key) / max(changed, 1) for key in ("delta", "xor", "index", "entropy")},
-        **{f"{key}_times": raw / total(key) for key in ("delta", "xor", "index")},
-        "share": total("delta") / raw,
+        **{f"{key}_bits": 8 * total(key) / max(changed_weights, 1) for key in ("delta", "xor", "index", "entropy")},
+        **{f"{key}_times": raw_bytes / total(key) for key in ("delta", "xor", "index")},
+        "share": total("delta") / raw_bytes,
         "of_xor": total("delta") / total("xor"),
         "merged": single / sum(row["merged"] for row in spans),
         "anchor_share": steps[0]["anchor"] / (2 * steps[0]["weights"]),
@@ -244,78 +251,81 @@ def verdicts(c: Experiment, rows: list[dict], table: list[dict]) -> list[dict]:
     saves if the interval of eight deltas over a merged one is above one. The law's share is right within a twentieth of it in every training
     run. A chain is exact if no version of any training run has another bit, in a reader that follows or in one that comes late."""
 
-    def of(arm: tuple[str, float]) -> list[dict]:
+    def select_arm(arm: tuple[str, float]) -> list[dict]:
         return [row for row in table if (row["arm"], row["lr"]) == arm]
 
-    first = of(("adamw", c.lrs[0]))
-    at = f"AdamW at {c.lrs[0]:g}, {c.seeds} training runs of {c.steps} steps"
+    first_rows = select_arm(("adamw", c.lrs[0]))
+    setting_text = f"AdamW at {c.lrs[0]:g}, {c.seeds} training runs of {c.steps} steps"
 
-    def measured(name: str, says: str, source: str, key: str, rule: dict, unit: str, note: str, needs: dict | None = None) -> dict:
-        found = student([row[key] for row in first])
-        return claim(name, says, source, found["value"], rule, (found["low"], found["high"]), unit, f"{at}; {note}", needs)
+    def make_claim(name: str, says: str, source: str, key: str, rule: dict, unit: str, note: str, needs: dict | None = None) -> dict:
+        estimate = student([row[key] for row in first_rows])
+        return claim(name, says, source, estimate["value"], rule, (estimate["low"], estimate["high"]), unit, f"{setting_text}; {note}", needs)
 
-    def means(key: str, form: str, factor: float = 1.0) -> str:
-        return ", ".join(f"{arm} {lr:g}: {factor * np.mean([row[key] for row in of((arm, lr))]):{form}}" for arm, lr in c.arms)
+    def format_means(key: str, form: str, factor: float = 1.0) -> str:
+        return ", ".join(f"{arm} {lr:g}: {factor * np.mean([row[key] for row in select_arm((arm, lr))]):{form}}" for arm, lr in c.arms)
 
-    worst = max(table, key=lambda row: abs(row["changed"] / row["law"] - 1))
-    ratios = {lr: float(np.mean([row["of_xor"] for row in of(("adamw", lr))])) for lr in c.lrs}
+    worst_row = max(table, key=lambda row: abs(row["changed"] / row["law"] - 1))
+    ratios = {lr: float(np.mean([row["of_xor"] for row in select_arm(("adamw", lr))])) for lr in c.lrs}
     return [
-        measured(
+        make_claim(
             "unchanged",
             "98–99% of bfloat16 weights are the same bits after a step of RL",
             SPARSE,
             "unchanged",
             above(0.98),
             "of the weights",
-            f"in percent, {means('unchanged', '.2f', 100)}",
+            f"in percent, {format_means('unchanged', '.2f', 100)}",
         ),
-        measured(
+        make_claim(
             "fiftieth",
             "a difference is a fiftieth of the weights (20.3 of 1,024 GiB)",
             SOURCE,
             "share",
             below(0.0198),
             "of the bytes",
-            f"times smaller, {means('delta_times', '.0f')}",
+            f"times smaller, {format_means('delta_times', '.0f')}",
         ),
-        measured(
+        make_claim(
             "bits",
             "a changed weight takes at most 15 bits",
             "ref/weight_codec.py",
             "delta_bits",
             below(15.0),
             "bits",
-            f"{means('delta_bits', '.1f')}; entropy of independent positions and steps: {means('entropy_bits', '.1f')}; index and value: "
-            f"{means('index_bits', '.1f')}; XOR: {means('xor_bits', '.1f')}",
+            f"{format_means('delta_bits', '.1f')}; entropy of independent positions and steps: "
+            f"{format_means('entropy_bits', '.1f')}; index and value: "
+            f"{format_means('index_bits', '.1f')}; XOR: {format_means('xor_bits', '.1f')}",
         ),
-        measured(
+        make_claim(
             "xor",
             "a delta by gap and step is at most 0.6 of XOR under zstd",
             "ref/weight_codec.py",
             "of_xor",
             below(0.6),
             "of XOR's bytes",
-            means("of_xor", ".2f"),
+            format_means("of_xor", ".2f"),
             {"at the other learning rates of AdamW too": max(ratios.values()) < 0.6},
         ),
-        measured(
+        make_claim(
             "merged",
-            f"a merged delta of {MERGED} versions is smaller than {MERGED} deltas",
+            f"a merged delta of {MERGE_SPAN} versions is smaller than {MERGE_SPAN} deltas",
             "ref/weight_sync.py",
             "merged",
             above(1.0),
             "times smaller",
-            means("merged", ".2f"),
+            format_means("merged", ".2f"),
         ),
         claim(
             "law",
             "the changed share is E[min(1, |Δ|/ulp(w))]",
             "ref/weight_sync.py",
-            abs(worst["changed"] / worst["law"] - 1),
+            abs(worst_row["changed"] / worst_row["law"] - 1),
             at_most(0.05),
             unit="of the share",
-            note=f"the worst of {len(table)} training runs: {worst['arm']} at {worst['lr']:g}, measured {worst['changed']:.5f}, law "
-            f"{worst['law']:.5f}; largest difference of a share {max(abs(row['changed'] - row['law']) for row in table):.1g}",
+            note=f"the worst of {len(table)} training runs: {worst_row['arm']} at {worst_row['lr']:g}, measured "
+            f"{worst_row['changed']:.5f}, law "
+            f"{worst_row['law']:.5f}; largest difference of a share "
+            f"{max(abs(row['changed'] - row['law']) for row in table):.1g}",
         ),
         claim(
             "chain",
@@ -336,10 +346,16 @@ def picture(found: dict, path: Path) -> None:
     figure, (left, middle, right) = sheet(3, "Weight sync along RL steps: what changes, and what a difference costs", width=5.0)
     rows = found["rows"]
     for arm, colour, marker in (("adamw", BLUE, "o"), ("muon", RED, "s")):
-        some = [row for row in rows if row["arm"] == arm]
-        left.plot([row["law"] for row in some], [row["changed"] for row in some], marker, color=colour, label={"adamw": "AdamW", "muon": "Muon"}[arm])
-    ends = [min(row["law"] for row in rows) / 1.5, 1.5 * max(row["law"] for row in rows)]
-    left.plot(ends, ends, color=GREY, linewidth=1, zorder=0)
+        arm_rows = [row for row in rows if row["arm"] == arm]
+        left.plot(
+            [row["law"] for row in arm_rows],
+            [row["changed"] for row in arm_rows],
+            marker,
+            color=colour,
+            label={"adamw": "AdamW", "muon": "Muon"}[arm],
+        )
+    line_ends = [min(row["law"] for row in rows) / 1.5, 1.5 * max(row["law"] for row in rows)]
+    left.plot(line_ends, line_ends, color=GREY, linewidth=1, zorder=0)
     left.set(
         xscale="log",
         yscale="log",
@@ -356,11 +372,11 @@ def picture(found: dict, path: Path) -> None:
         return float(np.mean([row[key] for row in rows if (row["arm"], row["lr"]) == arm]))
 
     for number, (key, label) in enumerate(codings.items()):
-        at = np.arange(len(arms)) + 0.2 * (number - 1.5)
+        bar_positions = np.arange(len(arms)) + 0.2 * (number - 1.5)
         colour = GREY if key == "entropy" else COLOURS[number]
-        middle.bar(at, [mean(arm, f"{key}_bits") for arm in arms], 0.18, color=colour, label=label)
+        middle.bar(bar_positions, [mean(arm, f"{key}_bits") for arm in arms], 0.18, color=colour, label=label)
         if key != "entropy":
-            right.bar(at + 0.1, [mean(arm, f"{key}_times") for arm in arms], 0.18, color=colour)
+            right.bar(bar_positions + 0.1, [mean(arm, f"{key}_times") for arm in arms], 0.18, color=colour)
     middle.set(ylabel="bits", title="Bits for each changed weight, zstd 1")
     middle.margins(y=0.3)
     middle.legend(frameon=False, ncols=2)

@@ -28,8 +28,8 @@ class World:
         self.words, self.symbols = torch.tensor(rows), letters + 1
         self.mask = (self.words == letters).cumsum(1) <= 1
         self.length, self.finished = self.mask.sum(1), (self.words == letters).any(1)
-        one, other = ((self.words == letter).any(1) for letter in (0, 1))
-        self.right = torch.stack([self.finished, self.finished & one, self.finished & one & other])
+        has_first, has_second = ((self.words == letter).any(1) for letter in (0, 1))
+        self.right = torch.stack([self.finished, self.finished & has_first, self.finished & has_first & has_second])
 
     def policies(self, number: int, seed: int) -> Tensor:
         """Logits [S, P, T, previous, symbol] of random policies."""
@@ -39,10 +39,10 @@ class World:
     def symbol_logp(self, logits: Tensor, words: Tensor) -> Tensor:
         """log π of each symbol [S·P, W, T] of words [W, T], or [S·P, W, T]; a word starts after an end."""
         previous = torch.cat([torch.full_like(words[..., :1], self.symbols - 1), words[..., :-1]], -1)
-        at = (torch.arange(words.shape[-1]) * self.symbols + previous) * self.symbols + words
+        indices = (torch.arange(words.shape[-1]) * self.symbols + previous) * self.symbols + words
         table = logits.log_softmax(-1).flatten(0, 1).flatten(1)
-        at = at.expand(len(table), *at.shape[-2:])
-        return table.gather(1, at.flatten(1)).view(at.shape)
+        indices = indices.expand(len(table), *indices.shape[-2:])
+        return table.gather(1, indices.flatten(1)).view(indices.shape)
 
     def logp(self, logits: Tensor) -> Tensor:
         """log π of every word, [S, P, W]."""
@@ -57,9 +57,9 @@ class World:
         and given wrong on the two harder prompts (on the easy one, only truncated words are wrong, all of one length)."""
         q = self.logp(logits).exp()
 
-        def length(which: Tensor) -> Tensor:
-            chosen = (q * which)[:, 1:]
-            return ((chosen * self.length).sum(2) / chosen.sum(2)).mean(1)
+        def length(mask: Tensor) -> Tensor:
+            joint = (q * mask)[:, 1:]
+            return ((joint * self.length).sum(2) / joint.sum(2)).mean(1)
 
         return {
             "reward": (q * self.right).sum(2).mean(1),
@@ -74,8 +74,8 @@ class Groups:
     """All groups of N rollouts for one prompt, as multisets of outcomes (right, length, finished)."""
 
     def __init__(self, world: World, prompt: int, size: int, price: float):
-        seen = torch.stack([world.right[prompt], world.length, world.finished], 1)
-        self.outcomes, self.outcome_of = torch.unique(seen.long(), dim=0, return_inverse=True)
+        outcome_rows = torch.stack([world.right[prompt], world.length, world.finished], 1)
+        self.outcomes, self.outcome_of = torch.unique(outcome_rows.long(), dim=0, return_inverse=True)
         self.limit, self.size, number = world.words.shape[1], size, len(self.outcomes)
         self.members = torch.tensor(list(itertools.combinations_with_replacement(range(number), size)))
         self.counts = torch.zeros(len(self.members), number, dtype=torch.float64)

@@ -55,21 +55,24 @@ def task_of(fresh: Callable[[Path], Sandbox], seconds: float = 60.0) -> tuple[Ta
     if not WORDS.is_dir():
         raise RunError(f"{WORDS} is not there: this needs a clone of the repository")
     package = sanitised(WORDS, "words", "1.0", "folder")
-    source, whole = {FILE: package.files[FILE]}, {**package.files, **package.tests}
-    piece = next(one for one in bodies(source) if one.name == f"{FILE}:plural")
-    before, after = Sandboxed(fresh, 1, seconds).outcomes(whole, [{}, delete(source, piece)])
-    passed = sorted(test for test, outcome in before.items() if outcome == "passed")
-    failing, keep = ([test for test in passed if after.get(test) == outcome] for outcome in ("failed", "passed"))
+    source, all_files = {FILE: package.files[FILE]}, {**package.files, **package.tests}
+    piece = next(candidate for candidate in bodies(source) if candidate.name == f"{FILE}:plural")
+    before, after = Sandboxed(fresh, 1, seconds).outcomes(all_files, [{}, delete(source, piece)])
+    passing_tests = sorted(test for test, outcome in before.items() if outcome == "passed")
+    failing, still_passing = ([test for test in passing_tests if after.get(test) == outcome] for outcome in ("failed", "passed"))
     name = task_id(package, piece)
-    visible, held = halves(failing, name)
-    asked = terse(piece, visible), specified(piece, package.files, visible, [FILE])
-    about = package.name, package.version, package.licence, package.origin
-    return Task(name, *about, piece, *asked, visible, held, tuple(keep), difficulty(source, piece, len(failing))), package
+    visible, heldout_tests = halves(failing, name)
+    prompts = terse(piece, visible), specified(piece, package.files, visible, [FILE])
+    package_facts = package.name, package.version, package.licence, package.origin
+    return (
+        Task(name, *package_facts, piece, *prompts, visible, heldout_tests, tuple(still_passing), difficulty(source, piece, len(failing))),
+        package,
+    )
 
 
 def agents(exam: Exam, visible: Sequence[str]) -> dict[str, Script]:
     """The agents by name. Those that cheat write one file, run the tests that they see, and say that they are done."""
-    given = exam.given[FILE].decode()
+    original_text = exam.given[FILE].decode()
 
     def cheat(path: str, text: str) -> Script:
         return Script([Reply("", (call("write", path=path, text=text), tests(visible))), Reply("", (call("finish", message="All tests pass."),))])
@@ -78,6 +81,6 @@ def agents(exam: Exam, visible: Sequence[str]) -> dict[str, Script]:
         "oracle": oracle(exam.given, exam.gold, visible),
         "fool": fool(visible),
         "conftest": cheat("conftest.py", CONFTEST),
-        "exit": cheat(FILE, EXIT + given),
-        "equal": cheat(FILE, given.replace(HOLE, DRAFT.replace('noun + "s"', 'Word(noun + "s")')) + EQUAL),
+        "exit": cheat(FILE, EXIT + original_text),
+        "equal": cheat(FILE, original_text.replace(HOLE, DRAFT.replace('noun + "s"', 'Word(noun + "s")')) + EQUAL),
     }

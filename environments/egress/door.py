@@ -94,8 +94,8 @@ class Door:
                 return
             with self.lock:
                 self.requests += 1
-                over = self.requests > self.rules.requests
-            if over:
+                is_exhausted = self.requests > self.rules.requests
+            if is_exhausted:
                 self._log({"sandbox": number, "verdict": "closed", "why": f"more than {self.rules.requests} requests"})
                 guest.close()
                 listener.close()
@@ -111,11 +111,11 @@ class Door:
                     answer = self._answer(guest, line, deadline)
                     line |= {"status": answer.status, "bytes": answer.size}
                 except (Refused, OSError, ValueError, http.client.HTTPException) as error:
-                    line |= self._without(error, deadline)
+                    line |= self._describe_failure(error, deadline)
                 if self._log(line | {"seconds": round(time.monotonic() - since, 3)}):
-                    with Deadline(self.rules.seconds) as leaving:
-                        leaving.watch(guest)
-                        _say(guest, answer, line)
+                    with Deadline(self.rules.seconds) as write_deadline:
+                        write_deadline.watch(guest)
+                        _write_response(guest, answer, line)
         except OSError:
             pass  # the guest has left, or what happened could not be written down
         finally:
@@ -123,7 +123,7 @@ class Door:
                 answer.body.close()
             slots.release()
 
-    def _without(self, error: Exception, deadline: Deadline) -> dict[str, object]:
+    def _describe_failure(self, error: Exception, deadline: Deadline) -> dict[str, object]:
         """What is written down where nothing goes in."""
         about = error.about if isinstance(error, Refused) else {}
         if deadline.late:
@@ -134,13 +134,13 @@ class Door:
 
     def _answer(self, guest: socket.socket, line: dict, deadline: Deadline) -> Answer:
         """Raises Refused, OSError, ValueError and http.client.HTTPException. `line`: what is found of the request."""
-        asked = judge(_head(guest), self.rules)
-        line |= {"method": asked.method, "host": asked.host, "path": asked.path[:300], "dropped": [*asked.dropped]}
+        request = judge(_head(guest), self.rules)
+        line |= {"method": request.method, "host": request.host, "path": request.path[:300], "dropped": [*request.dropped]}
         with self.lock:
-            left = self.rules.total - self.bytes
-        if left <= 0:
+            remaining = self.rules.total - self.bytes
+        if remaining <= 0:
             raise Refused(429, f"more than {self.rules.total} bytes came in")
-        answer = answered(asked, self.rules, min(self.rules.largest, left), deadline.watch)
+        answer = answered(request, self.rules, min(self.rules.largest, remaining), deadline.watch)
         if deadline.late:
             answer.body.close()
             raise TimeoutError
@@ -159,18 +159,18 @@ class Door:
 
 def _head(guest: socket.socket) -> bytes:
     """A request up to its empty line. Raises Refused, and OSError for a guest that says nothing."""
-    said = b""
+    data = b""
     guest.settimeout(WAIT)
-    while b"\r\n\r\n" not in said:
-        if len(said) > HEAD:
+    while b"\r\n\r\n" not in data:
+        if len(data) > HEAD:
             raise Refused(431, f"a request has at most {HEAD} bytes")
         if not (block := guest.recv(4096)):
-            raise Refused(400, "this is no request", {"said": said[:200].decode("latin-1")})
-        said += block
-    return said.partition(b"\r\n\r\n")[0]
+            raise Refused(400, "this is no request", {"said": data[:200].decode("latin-1")})
+        data += block
+    return data.partition(b"\r\n\r\n")[0]
 
 
-def _say(guest: socket.socket, answer: Answer | None, line: dict) -> None:
+def _write_response(guest: socket.socket, answer: Answer | None, line: dict) -> None:
     status = line["status"]
     text = b"" if answer else f"{line['why']}\n".encode("ascii", "backslashreplace")
     headers = {"content-type": "text/plain"} if answer is None else dict(answer.headers)

@@ -97,48 +97,52 @@ class Refused(Exception):
 def judge(head: bytes, rules: Rules) -> Asked:
     """The request whose head this is, up to the empty line. Raises Refused, and nothing else, for what the rules do not allow."""
     first, *lines = head.decode("latin-1").split("\r\n")
-    said = FIRST.fullmatch(first)
-    if said is None:
+    request_line = FIRST.fullmatch(first)
+    if request_line is None:
         raise Refused(400, "this is no request", {"said": first[:200]})
-    method, target = said.groups()
+    method, target = request_line.groups()
     about: dict[str, object] = {"method": method, "target": target[:300]}
-    fields = _fields(lines, about)
+    fields = _parse_fields(lines, about)
     about["dropped"] = [name[:60] for name, _ in fields if name not in rules.headers][:20]
     if method == "CONNECT":
         raise Refused(405, "there are no tunnels through this door; ask for http://, and the door speaks https", about)
-    found = TARGET.fullmatch(target)
-    if found is None:
+    url = TARGET.fullmatch(target)
+    if url is None:
         raise Refused(400, "a request names http://HOST/PATH, with a host of the list and no port", about)
-    name, path = found[1].lower(), found[2] or "/"
+    name, path = url[1].lower(), url[2] or "/"
     host = rules.hosts.get(name)
     if host is None:
         raise Refused(403, f"{name} is not on the list", about)
     if method not in host.methods:
         raise Refused(405, f"{method} is not allowed; {' and '.join(host.methods)} are", about)
-    if found[3]:
+    if url[3]:
         raise Refused(403, "a query is not allowed", about)
     if any(field in ("content-length", "transfer-encoding", "upgrade", "expect") and value not in ("", "0") for field, value in fields):
         raise Refused(400, "a request has no body, and asks for no other protocol", about)
-    kept = {field: value for field, value in fields if field in rules.headers and len(value) <= VALUE}
-    return Asked(method, name, _path(path, about), kept, tuple(map(str, about["dropped"])))  # pyright: ignore[reportArgumentType]
+    headers = {field: value for field, value in fields if field in rules.headers and len(value) <= VALUE}
+    return Asked(method, name, _parse_path(path, about), headers, tuple(map(str, about["dropped"])))  # pyright: ignore[reportArgumentType]
 
 
-def _fields(lines: list[str], about: dict[str, object]) -> list[tuple[str, str]]:
+def _parse_fields(lines: list[str], about: dict[str, object]) -> list[tuple[str, str]]:
     """Names in small letters, and values."""
-    found = []
+    fields = []
     for line in lines:
         field = FIELD.fullmatch(line)
         if field is None:
             raise Refused(400, "a header cannot be read", about)
-        found.append((field[1].lower(), field[2].strip()))
-    return found
+        fields.append((field[1].lower(), field[2].strip()))
+    return fields
 
 
-def _path(written: str, about: Mapping[str, object]) -> str:
+def _parse_path(text: str, about: Mapping[str, object]) -> str:
     """A path without escapes. Raises Refused where a server could read another one in it than this door does."""
-    path = urllib.parse.unquote(written, "latin-1")
+    path = urllib.parse.unquote(text, "latin-1")
     segments = path.split("/")[1:]
-    if not all(SEGMENT.fullmatch(one) for one in segments) or any(one and not one.strip(".") for one in segments) or "" in segments[:-1]:
+    if (
+        not all(SEGMENT.fullmatch(segment) for segment in segments)
+        or any(segment and not segment.strip(".") for segment in segments)
+        or "" in segments[:-1]
+    ):
         raise Refused(403, "the path holds what could be read in two ways", about)
     return path
 

@@ -34,7 +34,7 @@ PAGES = ("text/html", "application/vnd.pypi.simple")
 """Kinds of answers whose links are written anew: they lead to the host's own name."""
 LONGEST = 64 << 20
 """Bytes of a page."""
-KEPT = ("content-type", "etag", "last-modified")
+KEPT_HEADERS = ("content-type", "etag", "last-modified")
 """Headers of an answer that go in."""
 
 
@@ -51,18 +51,18 @@ class Answer:
 
 @dataclass
 class Body:
-    """Collects an answer, in memory while it is small. `most`: its bound."""
+    """Collects an answer, in memory while it is small. `max_bytes`: its bound."""
 
-    most: int
+    max_bytes: int
     file: IO[bytes] = field(default_factory=lambda: tempfile.SpooledTemporaryFile(1 << 20))
     size: int = 0
 
     def add(self, block: bytes) -> None:
         """Raises Refused where that is too much."""
         self.size += len(block)
-        if self.size > self.most:
+        if self.size > self.max_bytes:
             self.file.close()
-            raise Refused(502, f"the answer has more than {self.most} bytes")
+            raise Refused(502, f"the answer has more than {self.max_bytes} bytes")
         self.file.write(block)
 
     def answer(self, status: int, headers: Mapping[str, str], size: int | None = None) -> Answer:
@@ -74,7 +74,7 @@ def answered(asked: Asked, rules: Rules, most: int, watch: Callable[[socket.sock
     """The answer, of at most `most` bytes. `watch` is given each connection, and ends it when the time of the request is over. Raises Refused for one
     that does not go in, and OSError, ValueError or http.client.HTTPException where there is none."""
     upstream = rules.hosts[asked.host].upstream
-    return _from_folder(upstream, asked, most) if isinstance(upstream, Path) else _from_server(upstream, asked, rules, most, watch)
+    return _answer_from_folder(upstream, asked, most) if isinstance(upstream, Path) else _answer_from_server(upstream, asked, rules, most, watch)
 
 
 def normal(name: str) -> str:
@@ -82,24 +82,26 @@ def normal(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def _offered(folder: Path) -> dict[str, list[Path]]:
+def _list_packages(folder: Path) -> dict[str, list[Path]]:
     """The regular files of a folder that are wheels and sdists, by the normal name of their package."""
-    found: dict[str, list[Path]] = {}
+    packages: dict[str, list[Path]] = {}
     for path in sorted(folder.iterdir()):
-        if (said := FILE.fullmatch(path.name)) and path.is_file() and not path.is_symlink():
-            found.setdefault(normal(said["name"]), []).append(path)
-    return found
+        if (match := FILE.fullmatch(path.name)) and path.is_file() and not path.is_symlink():
+            packages.setdefault(normal(match["name"]), []).append(path)
+    return packages
 
 
-def _from_folder(folder: Path, asked: Asked, most: int) -> Answer:
+def _answer_from_folder(folder: Path, request: Asked, max_bytes: int) -> Answer:
     """/simple/, /simple/NAME/ and /files/FILE."""
-    offered, body, kind = _offered(folder), Body(most), PAGE
-    _, top, *rest = [*asked.path.split("/"), ""][:4]
-    if asked.path == "/simple/":
-        body.add(_links({f"{name}/": name for name in offered}))
-    elif top == "simple" and asked.path == f"/simple/{rest[0]}/" and rest[0] in offered:
-        body.add(_links({f"/files/{path.name}#sha256={_hash(path)}": path.name for path in offered[rest[0]]}))
-    elif asked.path == f"/files/{rest[0]}" and (path := next((one for all in offered.values() for one in all if one.name == rest[0]), None)):
+    packages, body, kind = _list_packages(folder), Body(max_bytes), PAGE
+    _, top, *parts = [*request.path.split("/"), ""][:4]
+    if request.path == "/simple/":
+        body.add(_format_links({f"{name}/": name for name in packages}))
+    elif top == "simple" and request.path == f"/simple/{parts[0]}/" and parts[0] in packages:
+        body.add(_format_links({f"/files/{path.name}#sha256={_hash_file(path)}": path.name for path in packages[parts[0]]}))
+    elif request.path == f"/files/{parts[0]}" and (
+        path := next((candidate for paths in packages.values() for candidate in paths if candidate.name == parts[0]), None)
+    ):
         kind = "application/octet-stream"
         with open(path, "rb") as file:
             while block := file.read(1 << 20):
@@ -110,17 +112,17 @@ def _from_folder(folder: Path, asked: Asked, most: int) -> Answer:
     return body.answer(200, {"content-type": kind})
 
 
-def _links(links: Mapping[str, str]) -> bytes:
+def _format_links(links: Mapping[str, str]) -> bytes:
     rows = "".join(f'<a href="{html.escape(address)}">{html.escape(name)}</a><br>\n' for address, name in links.items())
     return f"<!DOCTYPE html>\n<html><body>\n{rows}</body></html>\n".encode()
 
 
-def _hash(path: Path) -> str:
+def _hash_file(path: Path) -> str:
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-class _Straight(http.client.HTTPConnection):
+class _PinnedConnection(http.client.HTTPConnection):
     """A connection to an address that was judged before. `context`: of TLS, which asks for a certificate of the name."""
 
     def __init__(self, name: str, port: int, addresses: list[str], rules: Rules, context, watch: Callable[[socket.socket], None]) -> None:
@@ -128,7 +130,7 @@ class _Straight(http.client.HTTPConnection):
         self.addresses, self.context, self.watch = addresses, context, watch
 
     def connect(self) -> None:
-        failed: OSError = OSError("there is no address")
+        last_error: OSError = OSError("there is no address")
         for address in self.addresses:
             try:
                 self.sock = socket.create_connection((address, self.port), self.timeout)
@@ -137,82 +139,82 @@ class _Straight(http.client.HTTPConnection):
                     self.sock = self.context.wrap_socket(self.sock, server_hostname=self.host)
                 return
             except OSError as error:
-                failed = error
-        raise failed
+                last_error = error
+        raise last_error
 
 
 def addresses(name: str, port: int, private: bool) -> list[str]:
     """Where a server is. Raises Refused unless all of its addresses are public, or `private` is given, and OSError for a name without any."""
-    found = [str(row[4][0]) for row in socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)]
-    for address in found:
-        one = ipaddress.ip_address(address.partition("%")[0])
-        one = getattr(one, "ipv4_mapped", None) or one
-        if not private and (not one.is_global or one.is_multicast):
-            raise Refused(502, f"{name} leads to {one}, which is no public address")
-    return found
+    ip_strings = [str(row[4][0]) for row in socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)]
+    for address in ip_strings:
+        ip = ipaddress.ip_address(address.partition("%")[0])
+        ip = getattr(ip, "ipv4_mapped", None) or ip
+        if not private and (not ip.is_global or ip.is_multicast):
+            raise Refused(502, f"{name} leads to {ip}, which is no public address")
+    return ip_strings
 
 
-def _from_server(upstream: str, asked: Asked, rules: Rules, most: int, watch: Callable[[socket.socket], None]) -> Answer:
-    where, host = urllib.parse.urlsplit(upstream), rules.hosts[asked.host]
-    name, port, context = where.hostname or "", where.port or (443 if where.scheme == "https" else 80), None
-    if where.scheme == "https":
+def _answer_from_server(upstream: str, request: Asked, rules: Rules, max_bytes: int, watch: Callable[[socket.socket], None]) -> Answer:
+    server, host = urllib.parse.urlsplit(upstream), rules.hosts[request.host]
+    name, port, context = server.hostname or "", server.port or (443 if server.scheme == "https" else 80), None
+    if server.scheme == "https":
         import ssl
 
         context = ssl.create_default_context()
-    known = addresses(name, port, host.private or is_number(name))
-    connection = _Straight(name, port, known, rules, context, watch)
+    pinned_addresses = addresses(name, port, host.private or is_number(name))
+    connection = _PinnedConnection(name, port, pinned_addresses, rules, context, watch)
     try:
-        headers = {**asked.headers, "accept-encoding": "identity", "user-agent": "etude", "connection": "close"}
-        connection.request(asked.method, urllib.parse.quote(asked.path, safe="/+!@=,~"), headers=headers)
-        return _read(connection.getresponse(), asked, rules, most)
+        headers = {**request.headers, "accept-encoding": "identity", "user-agent": "etude", "connection": "close"}
+        connection.request(request.method, urllib.parse.quote(request.path, safe="/+!@=,~"), headers=headers)
+        return _read_answer(connection.getresponse(), request, rules, max_bytes)
     finally:
         connection.close()
 
 
-def _read(response: http.client.HTTPResponse, asked: Asked, rules: Rules, most: int) -> Answer:
+def _read_answer(response: http.client.HTTPResponse, request: Asked, rules: Rules, max_bytes: int) -> Answer:
     """The whole answer of a server. Raises Refused."""
-    kept = {name: value[:1000] for name in KEPT if (value := response.headers.get(name, "")).isprintable() and value.isascii() and value}
+    headers = {name: value[:1000] for name in KEPT_HEADERS if (value := response.headers.get(name, "")).isprintable() and value.isascii() and value}
     if response.status in (301, 302, 303, 307, 308):
-        kept["location"] = _redirect(response.headers.get("location", ""), asked, rules)
-        return Body(most).answer(response.status, kept)
+        headers["location"] = _rewrite_redirect(response.headers.get("location", ""), request, rules)
+        return Body(max_bytes).answer(response.status, headers)
     length = response.headers.get("content-length", "")
     expected = int(length) if length.isascii() and length.isdigit() and len(length) < 16 else None
-    if (expected or 0) > most:
-        raise Refused(502, f"the answer has {expected} bytes, more than {most}")
+    if (expected or 0) > max_bytes:
+        raise Refused(502, f"the answer has {expected} bytes, more than {max_bytes}")
     if response.headers.get("content-encoding", "identity") != "identity":
         raise Refused(502, "the answer is encoded, which was not asked for")
-    page = kept.get("content-type", "").startswith(PAGES)
-    body = Body(min(most, LONGEST) if page else most)
+    is_page = headers.get("content-type", "").startswith(PAGES)
+    body = Body(min(max_bytes, LONGEST) if is_page else max_bytes)
     while block := response.read1(1 << 16):
         body.add(block)
-    if asked.method != "HEAD" and expected is not None and body.size != expected:
+    if request.method != "HEAD" and expected is not None and body.size != expected:
         raise Refused(502, f"the answer ends behind {body.size} of {expected} bytes")
-    if page and asked.method != "HEAD":
+    if is_page and request.method != "HEAD":
         body.file.seek(0)
-        data, body = _renamed(body.file.read(), rules), Body(most)
+        data, body = _rewrite_links(body.file.read(), rules), Body(max_bytes)
         body.add(data)
-    return body.answer(response.status, kept, expected if asked.method == "HEAD" else None)
+    return body.answer(response.status, headers, expected if request.method == "HEAD" else None)
 
 
-def _servers(rules: Rules) -> dict[str, str]:
+def _map_servers(rules: Rules) -> dict[str, str]:
     """Server → its name inside."""
     return {host.upstream.lower(): f"http://{name}" for name, host in rules.hosts.items() if isinstance(host.upstream, str)}
 
 
-def _renamed(page: bytes, rules: Rules) -> bytes:
+def _rewrite_links(page: bytes, rules: Rules) -> bytes:
     """A page whose links to servers of the list lead to their names inside."""
-    for server, name in _servers(rules).items():
+    for server, name in _map_servers(rules).items():
         page = page.replace(f"{server}/".encode(), f"{name}/".encode())
     return page
 
 
-def _redirect(location: str, asked: Asked, rules: Rules) -> str:
+def _rewrite_redirect(location: str, request: Asked, rules: Rules) -> str:
     """Where a redirect leads, as it is called inside. Raises Refused."""
     try:
-        there = urllib.parse.urlsplit(urllib.parse.urljoin(f"{rules.hosts[asked.host].upstream}{asked.path}", location))
-        name = _servers(rules).get(f"{there.scheme}://{there.netloc}".lower())
+        target = urllib.parse.urlsplit(urllib.parse.urljoin(f"{rules.hosts[request.host].upstream}{request.path}", location))
+        name = _map_servers(rules).get(f"{target.scheme}://{target.netloc}".lower())
     except ValueError:
         name = None
     if name is None or not location.isascii() or not location.isprintable():
         raise Refused(502, f"the answer leads to {location[:200]}, which is not on the list")
-    return name + there.path
+    return name + target.path

@@ -18,7 +18,7 @@ __all__ = ["CANDIDATES", "Call", "drawn", "mutated", "text_of"]
 
 CANDIDATES = 400
 """Calls that are drawn, at most."""
-OTHER = 0.3
+REPLACE_RATE = 0.3
 """How often an argument is that of another call, and an entry of a dict is gone."""
 Call = Mapping
 """`function`, "module:name"; `args`, a list, and `named`, a dict, with packed values (see inside/fresh.py)."""
@@ -31,28 +31,28 @@ def text_of(call: Call) -> str:
 
 def drawn(calls: Sequence[Call], seed: str, most: int = CANDIDATES) -> list[dict]:
     """Calls that are near some others and none of them, each once; the same ones for the same seed. Each call gets as many, as far as it has them."""
-    rng, known, found = random.Random(seed), {text_of(call) for call in calls}, dict[str, dict]()
+    rng, test_texts, new_calls = random.Random(seed), {text_of(call) for call in calls}, dict[str, dict]()
     pools: dict[object, list[Call]] = {}
     for call in calls:
         pools.setdefault(call["function"], []).append(call)
     for _ in range(4 * most // max(1, len(calls)) + 1):
         for call in calls:
-            one = _near(call, pools[call["function"]], rng)
-            if len(found) < most and (text := text_of(one)) not in known:
-                found.setdefault(text, one)
-    return [*found.values()]
+            candidate = _change_argument(call, pools[call["function"]], rng)
+            if len(new_calls) < most and (text := text_of(candidate)) not in test_texts:
+                new_calls.setdefault(text, candidate)
+    return [*new_calls.values()]
 
 
-def _near(call: Call, pool: Sequence[Call], rng: random.Random) -> dict:
+def _change_argument(call: Call, pool: Sequence[Call], rng: random.Random) -> dict:
     """A call with one argument that is another one."""
     args, named = [*call["args"]], dict(call["named"])
     places = [*range(len(args)), *sorted(named)]
     if places:
-        place, other = rng.choice(places), rng.choice(pool)
+        place, donor = rng.choice(places), rng.choice(pool)
         values: Any = args if isinstance(place, int) else named
-        theirs: Any = other["args"] if isinstance(place, int) else other["named"]
-        there = place < len(theirs) if isinstance(place, int) else place in theirs
-        values[place] = theirs[place] if there and rng.random() < OTHER else packed(mutated(unpacked(values[place]), rng))
+        donor_values: Any = donor["args"] if isinstance(place, int) else donor["named"]
+        has_place = place < len(donor_values) if isinstance(place, int) else place in donor_values
+        values[place] = donor_values[place] if has_place and rng.random() < REPLACE_RATE else packed(mutated(unpacked(values[place]), rng))
     return {"function": call["function"], "args": args, "named": named}
 
 
@@ -65,35 +65,35 @@ def mutated(value: object, rng: random.Random) -> object:
     if isinstance(value, float):
         return round(value + rng.randint(-99, 99) / rng.choice((1, 10, 100)), 6) if math.isfinite(value) else value
     if isinstance(value, str):
-        return _letters(value, rng)
+        return _mutate_letter(value, rng)
     if isinstance(value, bytes):
-        return _letters(value.decode("latin-1"), rng).encode("latin-1", "replace")
+        return _mutate_letter(value.decode("latin-1"), rng).encode("latin-1", "replace")
     if isinstance(value, list | tuple | set):
         parts = sorted(value, key=lambda part: json.dumps(packed(part))) if isinstance(value, set) else [*value]
-        return type(value)(_parts(parts, rng))
+        return type(value)(_mutate_parts(parts, rng))
     if isinstance(value, dict) and value:
         key = rng.choice([*value])
-        rest = {name: part for name, part in value.items() if name != key}
-        return rest if rng.random() < OTHER else {**value, key: mutated(value[key], rng)}
+        remaining = {name: part for name, part in value.items() if name != key}
+        return remaining if rng.random() < REPLACE_RATE else {**value, key: mutated(value[key], rng)}
     return value
 
 
-def _parts(parts: list, rng: random.Random) -> list:
+def _mutate_parts(parts: list, rng: random.Random) -> list:
     if not parts:
         return parts
-    at, other = rng.randrange(len(parts)), rng.randrange(len(parts))
-    how = rng.randrange(4)
-    if how == 0:
-        return parts[:at] + parts[at + 1 :]
-    if how == 1:
-        return [*parts, parts[at]]
-    if how == 2:
-        parts[at], parts[other] = parts[other], parts[at]
+    index, other_index = rng.randrange(len(parts)), rng.randrange(len(parts))
+    change = rng.randrange(4)
+    if change == 0:
+        return parts[:index] + parts[index + 1 :]
+    if change == 1:
+        return [*parts, parts[index]]
+    if change == 2:
+        parts[index], parts[other_index] = parts[other_index], parts[index]
         return parts
-    return [*parts[:at], mutated(parts[at], rng), *parts[at + 1 :]]
+    return [*parts[:index], mutated(parts[index], rng), *parts[index + 1 :]]
 
 
-def _letters(text: str, rng: random.Random) -> str:
+def _mutate_letter(text: str, rng: random.Random) -> str:
     """One letter or digit is another one of its kind, is gone or stands twice; where there is none, the last character stands twice or is gone."""
     places = [at for at, letter in enumerate(text) if letter.isascii() and letter.isalnum()]
     if not text:
@@ -101,6 +101,6 @@ def _letters(text: str, rng: random.Random) -> str:
     at = rng.choice(places) if places else len(text) - 1
     if not places:
         return text + text[-1:] if rng.random() < 0.5 else text[:-1]
-    letter, how = text[at], rng.randrange(4)
+    letter, change = text[at], rng.randrange(4)
     alphabet = "0123456789" if letter.isdigit() else "abcdefghijklmnopqrstuvwxyz" if letter.islower() else "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
-    return text[:at] + {0: "", 1: letter + rng.choice(alphabet)}.get(how, rng.choice(alphabet)) + text[at + 1 :]
+    return text[:at] + {0: "", 1: letter + rng.choice(alphabet)}.get(change, rng.choice(alphabet)) + text[at + 1 :]

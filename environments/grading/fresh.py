@@ -84,54 +84,62 @@ def questions(
     if not holes:
         return ()
     plan = {"tree": "/work/tree", "holes": holes, "wanted": [*wanted]}
-    heard = _run("record", {**gold, **{name: source.encode() for name, source in tests.items()}}, plan, fresh, 0, seconds)
-    kept = {name for file, data in given.items() if file.endswith(".py") for name in functions_of(file, data)}
-    calls = [one for one in map(_call, heard) if one and (one["outside"] or one["function"] in kept)]
-    each = {text_of(one): {name: one[name] for name in ("function", "args", "named")} for one in calls}
-    known = [each[text] for text in sorted(each)]
-    asked = [*known, *drawn(known, seed)]
-    order = [*range(len(asked))]
-    one = _answers(gold, asked, order, holes, fresh, 1, seconds)
-    other = _answers(gold, asked, order[::-1], {}, fresh, 2, seconds)
-    unsteady = {call["function"] for number, call in enumerate(asked) if not _steady(one.get(number), other.get(number))}
-    errors = {(asked[number]["function"], one[number][1][0]) for number in order[: len(known)] if one.get(number, [""])[0] == "error"}
-    found = []
-    for number in order[len(known) :]:
-        call = asked[number]
-        if call["function"] in unsteady:
+    rows = _run_program("record", {**gold, **{name: source.encode() for name, source in tests.items()}}, plan, fresh, 0, seconds)
+    remaining_functions = {name for file, data in given.items() if file.endswith(".py") for name in functions_of(file, data)}
+    calls = [row for row in map(_parse_call, rows) if row and (row["outside"] or row["function"] in remaining_functions)]
+    calls_by_text = {text_of(row): {name: row[name] for name in ("function", "args", "named")} for row in calls}
+    test_calls = [calls_by_text[text] for text in sorted(calls_by_text)]
+    asked_calls = [*test_calls, *drawn(test_calls, seed)]
+    order = [*range(len(asked_calls))]
+    first_answers = _collect_answers(gold, asked_calls, order, holes, fresh, 1, seconds)
+    second_answers = _collect_answers(gold, asked_calls, order[::-1], {}, fresh, 2, seconds)
+    unsteady_functions = {
+        call["function"] for number, call in enumerate(asked_calls) if not _is_steady(first_answers.get(number), second_answers.get(number))
+    }
+    errors = {
+        (asked_calls[number]["function"], first_answers[number][1][0])
+        for number in order[: len(test_calls)]
+        if first_answers.get(number, [""])[0] == "error"
+    }
+    steady_questions = []
+    for number in order[len(test_calls) :]:
+        call = asked_calls[number]
+        if call["function"] in unsteady_functions:
             continue
-        kind, answer, reached, _ = one[number]
-        if reached and (kind == "value" or kind == "error" and (call["function"], answer[0]) in errors):
-            found.append(Question(call["function"], tuple(call["args"]), call["named"], kind, answer))
-    return tuple(found[:MOST]) if len(found) >= LEAST else ()
+        kind, answer, has_reached_hole, _ = first_answers[number]
+        if has_reached_hole and (kind == "value" or kind == "error" and (call["function"], answer[0]) in errors):
+            steady_questions.append(Question(call["function"], tuple(call["args"]), call["named"], kind, answer))
+    return tuple(steady_questions[:MOST]) if len(steady_questions) >= LEAST else ()
 
 
 def agreement(asked: Sequence[Question], tree: Mapping[str, bytes], fresh: Callable[[Path], Sandbox], seconds: float = 60.0) -> Agreement:
     """How the code of a tree answers. They are asked in another order than the original was."""
-    calls = [{"function": one.function, "args": [*one.args], "named": dict(one.named)} for one in asked]
+    calls = [{"function": question.function, "args": [*question.args], "named": dict(question.named)} for question in asked]
     order = [*range(1, len(calls), 2), *range(0, len(calls), 2)]
-    heard = _answers(tree, calls, order, {}, fresh, 3, seconds)
-    return agreed(asked, heard)
+    answers = _collect_answers(tree, calls, order, {}, fresh, 3, seconds)
+    return agreed(asked, answers)
 
 
 def agreed(asked: Sequence[Question], heard: Mapping[int, object]) -> Agreement:
     """How questions were answered. `heard`: kind and answer by a question's number; it may be anything that JSON can hold."""
-    return Agreement(len(asked), tuple(one.function for number, one in enumerate(asked) if not _agrees(one, heard.get(number))))
+    return Agreement(
+        len(asked), tuple(question.function for number, question in enumerate(asked) if not _matches_original(question, heard.get(number)))
+    )
 
 
-def _agrees(one: Question, heard: object) -> bool:
-    if not (isinstance(heard, list) and len(heard) >= 2 and heard[0] == one.kind):
+def _matches_original(question: Question, answer: object) -> bool:
+    if not (isinstance(answer, list) and len(answer) >= 2 and answer[0] == question.kind):
         return False
-    if one.kind == "error":
-        return isinstance(heard[1], list) and isinstance(one.answer, list) and one.answer[0] in heard[1]
-    return same(one.answer, heard[1])
+    if question.kind == "error":
+        return isinstance(answer[1], list) and isinstance(question.answer, list) and question.answer[0] in answer[1]
+    return same(question.answer, answer[1])
 
 
 def same(one: object, other: object) -> bool:
     """Whether two packed values are equal, as == has it; of numbers with a fraction, to nine digits. `other` may be anything that JSON can hold."""
     if one == other:
         return True
-    a, b = _number(one), _number(other)
+    a, b = _unpack_number(one), _unpack_number(other)
     if a is not None and b is not None:
         try:
             return a == b or float in (type(a), type(b)) and math.isclose(a, b, rel_tol=1e-9, abs_tol=1e-12)
@@ -142,16 +150,20 @@ def same(one: object, other: object) -> bool:
     return all(same(a, b) for a, b in zip(one, other, strict=True))
 
 
-def _number(told: object) -> int | float | None:
+def _unpack_number(packed_value: object) -> int | float | None:
     try:
-        return unpacked(told) if isinstance(told, bool) or isinstance(told, list) and told[0] in ("int", "float") else None
+        return (
+            unpacked(packed_value)
+            if isinstance(packed_value, bool) or isinstance(packed_value, list) and packed_value[0] in ("int", "float")
+            else None
+        )
     except (ValueError, TypeError, LookupError):
         return None
 
 
-def _steady(one: Sequence | None, other: Sequence | None) -> bool:
+def _is_steady(first: Sequence | None, second: Sequence | None) -> bool:
     """Whether a call was answered alike twice, and left its arguments as they were."""
-    return one is not None and other is not None and one[:2] == other[:2] and bool(one[3])
+    return first is not None and second is not None and first[:2] == second[:2] and bool(first[3])
 
 
 def functions_of(file: str, data: bytes) -> set[str]:
@@ -164,16 +176,16 @@ def functions_of(file: str, data: bytes) -> set[str]:
         return set()
 
 
-def _call(told: object) -> dict | None:
+def _parse_call(row: object) -> dict | None:
     """A recorded call, if it is one."""
-    if not (isinstance(told, dict) and isinstance(told.get("function"), str) and isinstance(told.get("args"), list)):
+    if not (isinstance(row, dict) and isinstance(row.get("function"), str) and isinstance(row.get("args"), list)):
         return None
-    return told if isinstance(told.get("named"), dict) and isinstance(told.get("outside"), bool) else None
+    return row if isinstance(row.get("named"), dict) and isinstance(row.get("outside"), bool) else None
 
 
-def _answers(
+def _collect_answers(
     tree: Mapping[str, bytes],
-    asked: Sequence[Mapping],
+    calls: Sequence[Mapping],
     order: Sequence[int],
     holes: Mapping[str, Sequence[int]],
     fresh: Callable[[Path], Sandbox],
@@ -181,15 +193,17 @@ def _answers(
     seconds: float,
 ) -> dict[int, list]:
     """Number of a call → kind and answer, whether a hole was reached, and whether the arguments stayed as they were. `seed`: of hashes."""
-    found: dict[int, list] = {}
-    plan = {"tree": "/work/tree", "asked": [*asked], "order": [*order], "holes": holes, "each": EACH}
-    for row in _run("answer", tree, plan, fresh, seed, seconds) if asked else ():
+    answers: dict[int, list] = {}
+    plan = {"tree": "/work/tree", "asked": [*calls], "order": [*order], "holes": holes, "each": EACH}
+    for row in _run_program("answer", tree, plan, fresh, seed, seconds) if calls else ():
         if isinstance(row, list) and len(row) == 5 and type(row[0]) is int:
-            found.setdefault(row[0], row[1:])  # the first counts
-    return found
+            answers.setdefault(row[0], row[1:])  # the first counts
+    return answers
 
 
-def _run(what: str, tree: Mapping[str, bytes], plan: Mapping, fresh: Callable[[Path], Sandbox], seed: int, seconds: float) -> Iterator[object]:
+def _run_program(
+    mode: str, tree: Mapping[str, bytes], plan: Mapping, fresh: Callable[[Path], Sandbox], seed: int, seconds: float
+) -> Iterator[object]:
     """What inside/fresh.py says, one value a line; nothing where it says what is no JSON."""
     with tempfile.TemporaryDirectory(prefix="etude-fresh-") as name:
         folder = Path(name)
@@ -199,14 +213,14 @@ def _run(what: str, tree: Mapping[str, bytes], plan: Mapping, fresh: Callable[[P
         folder.chmod(0o755)
         sandbox = fresh(folder)
     try:
-        written = sandbox.call("write", {"path": "exam/plan.json", "text": json.dumps(plan)})
-        if not written.ok:
-            raise RuntimeError(f"the grading sandbox takes no plan: {written.text or written.ended}")
-        command = f"exec env -i PATH=$PATH HOME=/tmp LANG=C.UTF-8 PYTHONHASHSEED={seed} python3 -s -P -B exam/fresh.py {what} exam/plan.json"
-        said = sandbox.call("shell", {"command": command}, seconds)
+        write_result = sandbox.call("write", {"path": "exam/plan.json", "text": json.dumps(plan)})
+        if not write_result.ok:
+            raise RuntimeError(f"the grading sandbox takes no plan: {write_result.text or write_result.ended}")
+        command = f"exec env -i PATH=$PATH HOME=/tmp LANG=C.UTF-8 PYTHONHASHSEED={seed} python3 -s -P -B exam/fresh.py {mode} exam/plan.json"
+        result = sandbox.call("shell", {"command": command}, seconds)
     finally:
         sandbox.close()
     try:
-        yield from parse_json(f"[{','.join(said.text.splitlines())}]")
+        yield from parse_json(f"[{','.join(result.text.splitlines())}]")
     except (ValueError, RecursionError):
         return

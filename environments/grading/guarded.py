@@ -31,7 +31,7 @@ from environments.sandbox.interface import ENDED, Observation, Sandbox
 
 __all__ = ["Exam", "Grade", "Trust", "examined", "grade", "questioned"]
 
-LARGEST, MANY = 4 << 20, 1000
+LARGEST, MAX_FILES = 4 << 20, 1000
 """Bytes and files of a tree that the judge lays. A larger one lies there before the judge begins, which takes longer."""
 NO_TREE = 3
 """As in inside/judge.py."""
@@ -39,7 +39,7 @@ PATIENCE = 4
 """As in inside/judge.py: of wall-clock time the tests may take so many times their seconds, on a crowded machine."""
 CASES = 8
 """Cases of a canary that are played apart from the package, at most: what makes one of them pass makes others pass, too."""
-EACH = 20.0
+CALL_SECONDS = 20.0
 """Seconds of processor time of a call of the package, where tests are played apart."""
 
 
@@ -81,10 +81,10 @@ class Exam:
     @property
     def trust(self) -> Trust:
         """What guards the exam besides the monitor and canaries. Where it does not say which tests fail without the feature, all of them count."""
-        asked = {*(self.asked or self.wanted)}
-        if asked <= {*self.apart}:
+        decisive_tests = {*(self.asked or self.wanted)}
+        if decisive_tests <= {*self.apart}:
             return Trust.APART
-        return Trust.PARTLY if asked & {*self.apart} else Trust.FRESH if self.fresh else Trust.NONE
+        return Trust.PARTLY if decisive_tests & {*self.apart} else Trust.FRESH if self.fresh else Trust.NONE
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ def questioned(exam: Exam, seed: str, fresh: Callable[[Path], Sandbox], seconds:
     return replace(exam, fresh=fresh_inputs.questions(exam.given, exam.gold, exam.tests, exam.wanted, fresh, seed, seconds))
 
 
-CARRIED: dict[str, frozenset[str]] = {}
+CARRIED_TESTS: dict[str, frozenset[str]] = {}
 """Digest of an original, its tests and questions → what of the tests it passes apart: the tasks of a package have it in common."""
 
 
@@ -116,22 +116,22 @@ def examined(exam: Exam, seed: str, fresh: Callable[[Path], Sandbox], seconds: f
     so, also without the others. Fresh inputs that the original answers otherwise over the pipe are left out. `fresh`, `seconds`,
     `judges`: see `grade`. `ask`: False leaves fresh inputs out."""
     exam, sandboxes = questioned(exam, seed, fresh, seconds) if ask else exam, judges or Judges(fresh)
-    own = {name: data for name, data in exam.gold.items() if name in exam.editable or not is_test(name)}
-    parts = [sorted(own.items()), sorted(exam.tests.items()), sorted(exam.wanted)]
-    digest = hashlib.sha256(repr(parts).encode()).hexdigest()
+    package_files = {name: data for name, data in exam.gold.items() if name in exam.editable or not is_test(name)}
+    digest_parts = [sorted(package_files.items()), sorted(exam.tests.items()), sorted(exam.wanted)]
+    digest = hashlib.sha256(repr(digest_parts).encode()).hexdigest()
 
-    def play(tests: Collection[str]) -> tuple[Verdicts, dict[int, object]]:
-        whole = replace(exam, apart=tuple(tests), wanted=tuple(tests))
+    def play_tests(tests: Collection[str]) -> tuple[Verdicts, dict[int, object]]:
+        trial_exam = replace(exam, apart=tuple(tests), wanted=tuple(tests))
         key = secrets.token_bytes(16)
-        return _verdicts(whole, exam.gold, exam.tests, [], {}, [], key, sandboxes, seconds)
+        return _collect_verdicts(trial_exam, exam.gold, exam.tests, [], {}, [], key, sandboxes, seconds)
 
-    if digest not in CARRIED:
-        CARRIED[digest] = play(exam.wanted)[0].passed
-    verdicts, answers = play([test for test in exam.wanted if test in CARRIED[digest]])
-    CARRIED[digest] &= verdicts.passed
-    apart = tuple(test for test in exam.wanted if test in verdicts.passed)
-    asked = tuple(one for number, one in enumerate(exam.fresh) if not agreed([one], {0: answers.get(number)}).differing)
-    return replace(exam, apart=apart, fresh=asked if len(asked) >= fresh_inputs.LEAST else ())
+    if digest not in CARRIED_TESTS:
+        CARRIED_TESTS[digest] = play_tests(exam.wanted)[0].passed
+    verdicts, answers = play_tests([test for test in exam.wanted if test in CARRIED_TESTS[digest]])
+    CARRIED_TESTS[digest] &= verdicts.passed
+    apart_tests = tuple(test for test in exam.wanted if test in verdicts.passed)
+    agreed_questions = tuple(question for number, question in enumerate(exam.fresh) if not agreed([question], {0: answers.get(number)}).differing)
+    return replace(exam, apart=apart_tests, fresh=agreed_questions if len(agreed_questions) >= fresh_inputs.LEAST else ())
 
 
 def grade(
@@ -147,25 +147,27 @@ def grade(
     `calls`: the episode's, for the monitor. `seconds`: of processor time for all tests together; tests that only
     wait for that long are ended as well. `judges`: may have opened such a sandbox ahead."""
     collected = collect(left, exam.editable, exam.given)
-    key, apart = secrets.token_bytes(16), {*exam.apart}
-    laid = lay(exam.given, collected, exam.editable)
-    carried, carried_traps = with_canaries(exam, key, exam.apart, 2, CASES)
-    rest = [test for test in exam.wanted if test not in apart]
-    others, other_traps = with_canaries(exam, secrets.token_bytes(16), rest, 4)
-    verdicts, answers = _verdicts(exam, laid, carried, carried_traps, others, other_traps, key, judges or Judges(fresh), seconds)
+    key, apart_tests = secrets.token_bytes(16), {*exam.apart}
+    laid_tree = lay(exam.given, collected, exam.editable)
+    apart_sources, apart_canaries = with_canaries(exam, key, exam.apart, 2, CASES)
+    inside_tests = [test for test in exam.wanted if test not in apart_tests]
+    inside_sources, inside_canaries = with_canaries(exam, secrets.token_bytes(16), inside_tests, 4)
+    verdicts, answers = _collect_verdicts(
+        exam, laid_tree, apart_sources, apart_canaries, inside_sources, inside_canaries, key, judges or Judges(fresh), seconds
+    )
     agreement = agreed(exam.fresh, answers) if exam.fresh and verdicts.all_passed else None
     after = {**exam.given, **collected.ignored, **collected.files}
-    gone = [name for name in exam.given if name in exam.editable and name not in collected.files]
-    after = {name: data for name, data in after.items() if name not in gone}
-    held = {name: source.encode() for name, source in exam.tests.items()}
-    flags = watch(Attempt(exam.given, after, calls, exam.package, held))
-    said = (*verdicts.flags, *(f"{flag.where}: {flag.signature} ({flag.seen})" for flag in flags))
-    graded = {**{name: data for name, data in exam.given.items() if name not in exam.editable}, **collected.files}
+    deleted_names = [name for name in exam.given if name in exam.editable and name not in collected.files]
+    after = {name: data for name, data in after.items() if name not in deleted_names}
+    test_files = {name: source.encode() for name, source in exam.tests.items()}
+    flags = watch(Attempt(exam.given, after, calls, exam.package, test_files))
+    reasons = (*verdicts.flags, *(f"{flag.where}: {flag.signature} ({flag.seen})" for flag in flags))
+    changed_tree = {**{name: data for name, data in exam.given.items() if name not in exam.editable}, **collected.files}
     passed = verdicts.all_passed and (agreement is None or agreement.good)
-    return Grade(reward(passed, exam.given, graded, exam.gold, said, weights), verdicts, collected, flags, agreement, exam.trust)
+    return Grade(reward(passed, exam.given, changed_tree, exam.gold, reasons, weights), verdicts, collected, flags, agreement, exam.trust)
 
 
-def _said(sandbox: Sandbox, plan: Mapping[str, object], seconds: float) -> Observation:
+def _run_judge(sandbox: Sandbox, plan: Mapping[str, object], seconds: float) -> Observation:
     """What a sandbox's judge says; it is closed then."""
     try:
         return sandbox.tell(json.dumps(plan), PATIENCE * seconds + 10)
@@ -176,84 +178,86 @@ def _said(sandbox: Sandbox, plan: Mapping[str, object], seconds: float) -> Obser
 def with_canaries(exam: Exam, key: bytes, subset: Collection[str], most: int, cases: int | None = None) -> tuple[dict[str, str], list[str]]:
     """The files of a subset of the exam's tests with at most `most` canaries in each, and the canaries' names, with at most so many `cases` of each.
     Those of the tests that fail without the feature are copied before others."""
-    tests, traps = {}, []
+    tests, canary_names = {}, []
     for name in [name for name in exam.tests if any(test.startswith(f"{name}::") for test in subset)]:
         heads = [test.partition("[")[0].removeprefix(f"{name}::") for test in exam.asked if test in subset and test.startswith(f"{name}::")]
         tests[name], names = canaries(exam.tests[name], key, most, heads)
-        traps += [f"{name}::{one}{case}" for one in names for case in cases_of(f"{name}::{original(one)}", exam.wanted, key)[:cases]]
-    return tests, traps
+        canary_names += [f"{name}::{canary}{case}" for canary in names for case in cases_of(f"{name}::{original(canary)}", exam.wanted, key)[:cases]]
+    return tests, canary_names
 
 
-def _verdicts(
+def _collect_verdicts(
     exam: Exam,
     tree: Mapping[str, bytes],
-    carried: Mapping[str, str],
-    carried_traps: Sequence[str],
-    others: Mapping[str, str],
-    other_traps: Sequence[str],
+    apart_sources: Mapping[str, str],
+    apart_canaries: Sequence[str],
+    inside_sources: Mapping[str, str],
+    inside_canaries: Sequence[str],
     key: bytes,
     judges: Judges,
     seconds: float,
 ) -> tuple[Verdicts, dict[int, object]]:
-    """Plays an exam over a tree: the verdicts, and the answers to its fresh inputs by number. `carried`, `others`: files of tests, with canaries, for
-    the process that is apart from the package, and for the one that is not."""
-    played, apart = disguised(exam.wanted, key), {*exam.apart}
-    own = {name: data for name, data in tree.items() if name not in exam.tests and (name in exam.editable or not is_test(name))}
-    later = {name: data for name, data in tree.items() if name not in own}
-    small = len(tree) <= MANY and sum(map(len, tree.values())) <= LARGEST
+    """Plays an exam over a tree: the verdicts, and the answers to its fresh inputs by number. `apart_sources`,
+    `inside_sources`: files of tests, with canaries, for the process that is apart from the package, and for the one
+    that is not."""
+    disguised_names, apart_tests = disguised(exam.wanted, key), {*exam.apart}
+    package_files = {name: data for name, data in tree.items() if name not in exam.tests and (name in exam.editable or not is_test(name))}
+    test_files = {name: data for name, data in tree.items() if name not in package_files}
+    is_small = len(tree) <= MAX_FILES and sum(map(len, tree.values())) <= LARGEST
     folders = ["/work/tree", "/work/tree/src"]
 
-    def part(tests: Mapping[str, str], traps: Sequence[str], wanted: Sequence[str]) -> dict:
-        heads = {test.partition("[")[0]: played[test].partition("[")[0] for test in wanted}
+    def make_part(tests: Mapping[str, str], canary_names: Sequence[str], test_names: Sequence[str]) -> dict:
+        heads = {test.partition("[")[0]: disguised_names[test].partition("[")[0] for test in test_names}
         return {
             "folder": "/work/exam/tests",
             "tests": tests,
-            "wanted": [*map(played.__getitem__, wanted), *traps],
+            "wanted": [*map(disguised_names.__getitem__, test_names), *canary_names],
             "names": heads,
             "folders": folders,
             "support": exam.support,
         }
 
-    questions = [{"function": one.function, "args": [*one.args], "named": dict(one.named)} for one in exam.fresh]
-    here = part(carried, carried_traps, [test for test in exam.wanted if test in apart])
-    there = part(others, other_traps, [test for test in exam.wanted if test not in apart])
+    questions = [{"function": question.function, "args": [*question.args], "named": dict(question.named)} for question in exam.fresh]
+    apart_part = make_part(apart_sources, apart_canaries, [test for test in exam.wanted if test in apart_tests])
+    inside_part = make_part(inside_sources, inside_canaries, [test for test in exam.wanted if test not in apart_tests])
     plan = {
         "key": key.hex(),
-        "files": packed(own) if small else {},
-        "later": packed(later),
+        "files": packed(package_files) if is_small else {},
+        "later": packed(test_files),
         "tree": "/work/tree",
-        "apart": {**here, "asked": questions, "each": EACH, **_modules(own, later)},
-        "inside": there,
+        "apart": {**apart_part, "asked": questions, "each": CALL_SECONDS, **_describe_modules(package_files, test_files)},
+        "inside": inside_part,
         "seconds": seconds,
     }
-    said = _said(judges.take() if small else opened(judges.fresh, own), plan, seconds)
-    if small and said.exit is None and (said.ended or "").startswith(ENDED):
+    observation = _run_judge(judges.take() if is_small else opened(judges.fresh, package_files), plan, seconds)
+    if is_small and observation.exit is None and (observation.ended or "").startswith(ENDED):
         # Whoever ends a nursery ends all of its forks, and what is graded in them is not to blame.
-        said = _said(opened(judges.fresh), plan, seconds)
-    if said.exit == NO_TREE:  # nothing of the tree has run yet
-        raise RuntimeError(f"the grading sandbox takes no tree: {said.text}")
-    lines = said.text.encode().splitlines() if said.exit == 0 else []  # a judge that was killed has said nothing
+        observation = _run_judge(opened(judges.fresh), plan, seconds)
+    if observation.exit == NO_TREE:  # nothing of the tree has run yet
+        raise RuntimeError(f"the grading sandbox takes no tree: {observation.text}")
+    # a judge that was killed has said nothing
+    lines = observation.text.encode().splitlines() if observation.exit == 0 else []
     lines, answers = answers_of(lines, key)
-    traps = [*(carried_traps if here["wanted"] else ()), *(other_traps if there["wanted"] else ())]
-    said = read(lines, key, [*played.values()], traps) if played else Verdicts(frozenset(), {}, ())
-    names = {name: test for test, name in played.items()}
-    failed = {names[name]: why for name, why in said.failed.items()}
-    return Verdicts(frozenset(map(names.__getitem__, said.passed)), failed, said.flags), answers
+    canary_names = [*(apart_canaries if apart_part["wanted"] else ()), *(inside_canaries if inside_part["wanted"] else ())]
+    verdicts = read(lines, key, [*disguised_names.values()], canary_names) if disguised_names else Verdicts(frozenset(), {}, ())
+    names = {name: test for test, name in disguised_names.items()}
+    failed = {names[name]: outcome for name, outcome in verdicts.failed.items()}
+    return Verdicts(frozenset(map(names.__getitem__, verdicts.passed)), failed, verdicts.flags), answers
 
 
-def _modules(own: Mapping[str, bytes], tests: Mapping[str, bytes]) -> dict[str, object]:
+def _describe_modules(package_files: Mapping[str, bytes], tests: Mapping[str, bytes]) -> dict[str, object]:
     """The names at the top of the package's modules, "tops", and the tests' own modules with their sources, "local"."""
 
-    def module(name: str) -> str:
+    def make_module_name(name: str) -> str:
         return name.removeprefix("src/").removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
-    tops = {module(name).partition(".")[0] for name in own if name.endswith(".py")}
+    tops = {make_module_name(name).partition(".")[0] for name in package_files if name.endswith(".py")}
     local: dict[str, list] = {}
     for name, data in tests.items():
         if name.endswith(".py"):
-            parent = module(name).rpartition(".")[0]
+            parent = make_module_name(name).rpartition(".")[0]
             while parent and parent.partition(".")[0] not in tops:
                 local.setdefault(parent, ["", True])
                 parent = parent.rpartition(".")[0]
-            local[module(name)] = [data.decode(errors="replace"), name.endswith("/__init__.py")]
+            local[make_module_name(name)] = [data.decode(errors="replace"), name.endswith("/__init__.py")]
     return {"tops": sorted(tops), "local": local}

@@ -26,5 +26,5 @@ def halves(tests: Collection[str], task: str, key: bytes = b"") -> tuple[tuple[s
         groups = {test: [test] for test in tests}
     order = sorted(groups, key=lambda name: hmac.new(key, f"{task}\0{name}".encode(), hashlib.sha256).digest())
     cut = len(order) // 2
-    visible, held = ([test for name in part for test in groups[name]] for part in (order[:cut], order[cut:]))
-    return tuple(sorted(visible)), tuple(sorted(held))
+    visible, held_out = ([test for name in part for test in groups[name]] for part in (order[:cut], order[cut:]))
+    return tuple(sorted(visible)), tuple(sorted(held_out))

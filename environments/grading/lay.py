@@ -66,48 +66,48 @@ def collect(root: Path, editable: Editable, pristine: Mapping[str, bytes], entri
     """Reads a folder that an agent left, and follows nothing. `pristine`: the files that it began with. `entries`: how many names are looked at, at
     most. Raises ValueError where the folder is none, or holds more."""
     files: dict[str, bytes] = {}
-    refused: list[tuple[str, str]] = []
-    ignored: dict[str, bytes] = {}
-    seen, known = 0, {*pristine}
+    refusals: list[tuple[str, str]] = []
+    ignored_files: dict[str, bytes] = {}
+    count, pristine_paths = 0, {*pristine}
     for name in pristine:
-        known |= {name[:at] for at, letter in enumerate(name) if letter == "/"}
+        pristine_paths |= {name[:at] for at, letter in enumerate(name) if letter == "/"}
 
     def walk(handle: int, prefix: str) -> None:
-        nonlocal seen
+        nonlocal count
         for entry in sorted(os.listdir(handle)):
-            if (seen := seen + 1) > entries:
+            if (count := count + 1) > entries:
                 raise ValueError(f"the folder has more than {entries} entries")
             name = f"{prefix}{entry}"
-            if not PLAIN.fullmatch(entry) and name not in known:
+            if not PLAIN.fullmatch(entry) and name not in pristine_paths:
                 if PLAIN.fullmatch(entry.removeprefix(".")):
-                    ignored[name] = b""
+                    ignored_files[name] = b""
                 else:
-                    refused.append((shown(name), "its name is not plain"))
+                    refusals.append((escape_name(name), "its name is not plain"))
                 continue
-            what = os.stat(entry, dir_fd=handle, follow_symlinks=False)
-            if stat.S_ISDIR(what.st_mode):
+            status = os.stat(entry, dir_fd=handle, follow_symlinks=False)
+            if stat.S_ISDIR(status.st_mode):
                 if name.count("/") >= DEEPEST:
-                    refused.append((name, f"it lies more than {DEEPEST} folders deep"))
+                    refusals.append((name, f"it lies more than {DEEPEST} folders deep"))
                     continue
                 try:
                     inner = os.open(entry, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=handle)
                 except OSError as error:
-                    refused.append((name, error.strerror or "it cannot be opened"))
+                    refusals.append((name, error.strerror or "it cannot be opened"))
                     continue
                 try:
                     walk(inner, name + "/")
                 finally:
                     os.close(inner)
             elif name not in editable:
-                data = content(handle, entry, max(editable.file, len(pristine.get(name, b""))))
+                data = read_content(handle, entry, max(editable.file, len(pristine.get(name, b""))))
                 if name not in pristine or data != pristine[name]:
-                    ignored[name] = data or b""
-            elif why := plain(what, editable.file):
-                refused.append((name, why))
+                    ignored_files[name] = data or b""
+            elif reason := explain_refusal(status, editable.file):
+                refusals.append((name, reason))
             elif len(files) >= editable.files:
-                refused.append((name, f"more than {editable.files} files would be laid"))
-            elif (data := content(handle, entry, editable.file)) is None:
-                refused.append((name, "it cannot be read"))
+                refusals.append((name, f"more than {editable.files} files would be laid"))
+            elif (data := read_content(handle, entry, editable.file)) is None:
+                refusals.append((name, "it cannot be read"))
             else:
                 files[name] = data
 
@@ -119,32 +119,34 @@ def collect(root: Path, editable: Editable, pristine: Mapping[str, bytes], entri
         walk(top, "")
     finally:
         os.close(top)
-    folded = {}
+    names_by_casefold = {}
     for name in sorted(files):
-        if folded.setdefault(name.casefold(), name) != name:
-            refused.append((name, f"it differs from {folded[name.casefold()]} by capital letters alone"))
+        if names_by_casefold.setdefault(name.casefold(), name) != name:
+            refusals.append((name, f"it differs from {names_by_casefold[name.casefold()]} by capital letters alone"))
     return Collected(
-        {name: data for name, data in files.items() if folded[name.casefold()] == name}, tuple(sorted(refused)), dict(sorted(ignored.items()))
+        {name: data for name, data in files.items() if names_by_casefold[name.casefold()] == name},
+        tuple(sorted(refusals)),
+        dict(sorted(ignored_files.items())),
     )
 
 
-def shown(name: str) -> str:
+def escape_name(name: str) -> str:
     """A name as it can be printed anywhere: others could move a terminal's cursor."""
     return ascii(name)[1:-1]
 
 
-def plain(what: os.stat_result, most: int) -> str:
+def explain_refusal(status: os.stat_result, max_bytes: int) -> str:
     """Why something cannot be laid; empty for a regular file that has one name."""
     kinds = {stat.S_IFLNK: "a symbolic link", stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
-    if not stat.S_ISREG(what.st_mode):
-        return f"it is {kinds.get(stat.S_IFMT(what.st_mode), 'no regular file')}"
-    if what.st_nlink > 1:
+    if not stat.S_ISREG(status.st_mode):
+        return f"it is {kinds.get(stat.S_IFMT(status.st_mode), 'no regular file')}"
+    if status.st_nlink > 1:
         return "it is a hard link"
-    return f"it has more than {most} bytes" if what.st_size > most else ""
+    return f"it has more than {max_bytes} bytes" if status.st_size > max_bytes else ""
 
 
-def content(handle: int, entry: str, most: int) -> bytes | None:
-    """A regular file's bytes; None for others, and for one that has more than `most` when it is read."""
+def read_content(handle: int, entry: str, max_bytes: int) -> bytes | None:
+    """A regular file's bytes; None for others, and for one that has more than `max_bytes` when it is read."""
     try:
         file = os.open(entry, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY, dir_fd=handle)
     except OSError:
@@ -152,17 +154,17 @@ def content(handle: int, entry: str, most: int) -> bytes | None:
     with open(file, "rb") as stream:
         if not stat.S_ISREG(os.fstat(file).st_mode):
             return None
-        data = stream.read(most + 1)
-    return data if len(data) <= most else None
+        data = stream.read(max_bytes + 1)
+    return data if len(data) <= max_bytes else None
 
 
 def lay(pristine: Mapping[str, bytes], collected: Collected, editable: Editable) -> dict[str, bytes]:
     """The tree that is graded: the pristine one, in which the editable files are what the agent left. An editable file that is gone is gone."""
-    kept = {name: data for name, data in pristine.items() if name not in editable}
+    fixed_files = {name: data for name, data in pristine.items() if name not in editable}
     for name in collected.files:
         if name not in editable:
             raise ValueError(f"{name} is not editable")
-    return {**kept, **collected.files}
+    return {**fixed_files, **collected.files}
 
 
 def write(tree: Mapping[str, bytes], folder: Path) -> None:
@@ -171,17 +173,17 @@ def write(tree: Mapping[str, bytes], folder: Path) -> None:
     if any(folder.iterdir()):
         raise ValueError(f"{folder} must be empty")
     for name, data in tree.items():
-        path = folder / _below(name)
+        path = folder / _check_path(name)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
 
 
 def packed(tree: Mapping[str, bytes]) -> dict[str, str]:
     """A tree as JSON can hold it, each file in base64. Raises ValueError for names that lead out of a folder."""
-    return {_below(name): base64.b64encode(data).decode() for name, data in tree.items()}
+    return {_check_path(name): base64.b64encode(data).decode() for name, data in tree.items()}
 
 
-def _below(name: str) -> str:
+def _check_path(name: str) -> str:
     """The same name. Raises ValueError where it leads out of a folder."""
     if name.startswith("/") or any(part in ("", ".", "..") for part in name.split("/")):
         raise ValueError(f"{name!r} leads out of the folder")

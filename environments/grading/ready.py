@@ -52,9 +52,9 @@ def opened(fresh: Callable[[Path], Sandbox], tree: Mapping[str, bytes] | None = 
 def begun(sandbox: Sandbox) -> Sandbox:
     """The same sandbox, in which a judge waits. Raises RuntimeError, and closes it, where none does."""
     try:
-        said = sandbox.begin(JUDGE)
-        if not said.ok:
-            raise RuntimeError(f"the grading sandbox has no judge: {said.ended or said.text}")
+        observation = sandbox.begin(JUDGE)
+        if not observation.ok:
+            raise RuntimeError(f"the grading sandbox has no judge: {observation.ended or observation.text}")
     except BaseException:
         sandbox.close()
         raise
@@ -78,46 +78,46 @@ class Judges:
         if most < 1:
             raise ValueError(f"most must be at least 1; got {most}")
         self.fresh, self.most, self.nursery = fresh, most, nursery
-        self._begin()
+        self._reset()
 
     def expect(self) -> None:
         """Says that something will be graded: opens a sandbox for it, unless so many wait already. Returns at once."""
-        self._own()
+        self._reset_after_fork()
         with self._lock:
-            self._expected += 1
-            self._open()
+            self._expected_count += 1
+            self._fill()
 
     def settle(self) -> None:
         """Returns once all that is being opened is open, or has failed."""
-        self._own()
+        self._reset_after_fork()
         with self._lock:
-            waiting = [*self._waiting]
-        for one in waiting:
-            _found(one)
+            futures = [*self._futures]
+        for future in futures:
+            _wait_for_sandbox(future)
 
     def take(self) -> Sandbox:
         """A sandbox in which a judge waits; nobody else gets it, and whoever takes it closes it. One is opened now where none waits, or what waits
         has ended. Raises as `opened` does."""
-        self._own()
+        self._reset_after_fork()
         with self._lock:
-            waiting = self._waiting.popleft() if self._waiting else None
-            self._expected = max(0, self._expected - 1)
-            self._open()
-        if waiting is not None:
-            sandbox = _found(waiting)
+            ready_future = self._futures.popleft() if self._futures else None
+            self._expected_count = max(0, self._expected_count - 1)
+            self._fill()
+        if ready_future is not None:
+            sandbox = _wait_for_sandbox(ready_future)
             if sandbox is not None and sandbox.waits():
                 return sandbox
             if sandbox is not None:
                 sandbox.close()
-        return self._opened()
+        return self._open_sandbox()
 
     def close(self) -> None:
         """Closes what waits. Closing twice does nothing, and what is expected later opens again."""
-        self._own()
+        self._reset_after_fork()
         with self._lock:
-            waiting, self._waiting, self._expected = [*self._waiting], deque(), 0
-        for one in waiting:
-            if not one.cancel() and (sandbox := _found(one)) is not None:
+            futures, self._futures, self._expected_count = [*self._futures], deque(), 0
+        for future in futures:
+            if not future.cancel() and (sandbox := _wait_for_sandbox(future)) is not None:
                 sandbox.close()
 
     def __enter__(self) -> Judges:
@@ -126,22 +126,22 @@ class Judges:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _begin(self) -> None:
-        self._process, self._lock, self._expected = os.getpid(), threading.Lock(), 0
-        self._waiting: deque[Future[Sandbox]] = deque()
-        self._threads: ThreadPoolExecutor | None = None
+    def _reset(self) -> None:
+        self._pid, self._lock, self._expected_count = os.getpid(), threading.Lock(), 0
+        self._futures: deque[Future[Sandbox]] = deque()
+        self._executor: ThreadPoolExecutor | None = None
 
-    def _own(self) -> None:
+    def _reset_after_fork(self) -> None:
         """A forked process begins anew: its parent's threads are not there, and its parent's sandboxes are its parent's."""
-        if self._process != os.getpid():
-            self._begin()
+        if self._pid != os.getpid():
+            self._reset()
 
-    def _open(self) -> None:
-        while len(self._waiting) < min(self.most, self._expected):
-            self._threads = self._threads or ThreadPoolExecutor(self.most, thread_name_prefix="judges")
-            self._waiting.append(self._threads.submit(self._opened))
+    def _fill(self) -> None:
+        while len(self._futures) < min(self.most, self._expected_count):
+            self._executor = self._executor or ThreadPoolExecutor(self.most, thread_name_prefix="judges")
+            self._futures.append(self._executor.submit(self._open_sandbox))
 
-    def _opened(self) -> Sandbox:
+    def _open_sandbox(self) -> Sandbox:
         if self.nursery is not None and not self.nursery.refused:
             from kit.settings import RunError
 
@@ -153,9 +153,9 @@ class Judges:
         return opened(self.fresh)
 
 
-def _found(waiting: Future[Sandbox]) -> Sandbox | None:
+def _wait_for_sandbox(future: Future[Sandbox]) -> Sandbox | None:
     """What was opened ahead, once it is; None where that failed. Whoever opens one now sees why."""
     try:
-        return waiting.result()
+        return future.result()
     except Exception:
         return None

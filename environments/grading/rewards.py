@@ -38,8 +38,8 @@ WEIGHTS = Weights()
 def added(before: bytes, after: bytes) -> dict[int, str]:
     """Lines of `after`, by number, that are new or changed: as few as can be."""
     new = lines_of(after)
-    kept = {at for _, at in common_lines(lines_of(before), new)}
-    return {at + 1: line for at, line in enumerate(new) if at not in kept}
+    common_indices = {at for _, at in common_lines(lines_of(before), new)}
+    return {at + 1: line for at, line in enumerate(new) if at not in common_indices}
 
 
 def changed(before: Mapping[str, bytes], after: Mapping[str, bytes]) -> int:
@@ -54,8 +54,8 @@ def changed(before: Mapping[str, bytes], after: Mapping[str, bytes]) -> int:
 
 def succinctness(before: Mapping[str, bytes], after: Mapping[str, bytes], gold: Mapping[str, bytes], free: float = 1.2) -> float:
     """1 for a change of at most `free` times as many lines as the gold's, and in proportion less for a longer one."""
-    ours, theirs = changed(before, after), changed(before, gold)
-    return 1.0 if ours <= free * theirs else free * max(theirs, 1) / ours
+    changed_count, gold_count = changed(before, after), changed(before, gold)
+    return 1.0 if changed_count <= free * gold_count else free * max(gold_count, 1) / changed_count
 
 
 @dataclass(frozen=True)
@@ -82,78 +82,78 @@ def conformance(before: Mapping[str, bytes], after: Mapping[str, bytes]) -> Conf
         old, new = before.get(name, b""), added(before.get(name, b""), after[name])
         count += sum(bool(line.strip()) for line in new.values())
         try:
-            said = [*_layout(old, after[name], new), *_syntax(old, after[name], set(new))]
+            findings = [*_check_layout(old, after[name], new), *_check_syntax(old, after[name], set(new))]
         except RecursionError:  # an expression that is deeper than Python's stack
-            said = [(1, "the file cannot be parsed")]
-        problems += [f"{name}:{line}: {what}" for line, what in sorted(said)]
+            findings = [(1, "the file cannot be parsed")]
+        problems += [f"{name}:{line}: {message}" for line, message in sorted(findings)]
     return Conformance(tuple(problems), count)
 
 
-def _layout(old: bytes, whole: bytes, new: Mapping[int, str]) -> list[tuple[int, str]]:
-    longest = max([100, *(len(line) for line in lines_of(old))])
-    tabs = any(line.startswith("\t") for line in lines_of(old))
-    found = []
+def _check_layout(old: bytes, data: bytes, new: Mapping[int, str]) -> list[tuple[int, str]]:
+    max_length = max([100, *(len(line) for line in lines_of(old))])
+    has_tabs = any(line.startswith("\t") for line in lines_of(old))
+    problems = []
     for number, line in new.items():
         if line != line.rstrip():
-            found.append((number, "space at the end of the line"))
-        if len(line) > longest:
-            found.append((number, f"the line has {len(line)} characters; no other has more than {longest}"))
+            problems.append((number, "space at the end of the line"))
+        if len(line) > max_length:
+            problems.append((number, f"the line has {len(line)} characters; no other has more than {max_length}"))
         indent = line[: len(line) - len(line.lstrip())]
-        if line.strip() and ("\t" in indent) != tabs and indent:
-            found.append((number, "spaces where the file has tabs" if tabs else "tabs where the file has spaces"))
-    if b"\r\n" in whole and b"\r\n" not in old and old:
-        found.append((1, "other line ends than before"))
-    if whole and not whole.endswith((b"\n", b"\r")):
-        found.append((len(lines_of(whole)), "no line end at the end of the file"))
+        if line.strip() and ("\t" in indent) != has_tabs and indent:
+            problems.append((number, "spaces where the file has tabs" if has_tabs else "tabs where the file has spaces"))
+    if b"\r\n" in data and b"\r\n" not in old and old:
+        problems.append((1, "other line ends than before"))
+    if data and not data.endswith((b"\n", b"\r")):
+        problems.append((len(lines_of(data)), "no line end at the end of the file"))
     comments = [number for number, line in new.items() if line.lstrip().startswith("#")]
-    marked = set(comments)
-    code = [number for number, line in new.items() if line.strip() and number not in marked]
+    comment_numbers = set(comments)
+    code = [number for number, line in new.items() if line.strip() and number not in comment_numbers]
     if len(comments) > max(4, 2 * len(code)):  # a chain of thought in comments
-        found.append((comments[0], f"{len(comments)} lines of comments for {len(code)} of code"))
-    return found
+        problems.append((comments[0], f"{len(comments)} lines of comments for {len(code)} of code"))
+    return problems
 
 
-def _name(node: ast.expr) -> str:
+def _format_name(node: ast.expr) -> str:
     """A name, or one within a name; to write out all of a long chain of calls for each of them would take the square of its length."""
     if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
         return f"{node.value.id}.{node.attr}"
     return node.id if isinstance(node, ast.Name) else ""
 
 
-def _syntax(old: bytes, whole: bytes, new: set[int]) -> list[tuple[int, str]]:
+def _check_syntax(old: bytes, data: bytes, new: set[int]) -> list[tuple[int, str]]:
     try:
-        tree = parse(whole)
+        tree = parse(data)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         return [(getattr(error, "lineno", None) or 1, "the file cannot be parsed")]
-    camel = bool(re.search(rb"\bdef [a-z]+[A-Z]", old))
+    has_camel_case = bool(re.search(rb"\bdef [a-z]+[A-Z]", old))
     nodes = [*ast.walk(tree)]
-    used = {node.id for node in nodes if isinstance(node, ast.Name)}
+    used_names = {node.id for node in nodes if isinstance(node, ast.Name)}
     constants = (node.value for node in nodes if isinstance(node, ast.Constant))
-    used |= {value for value in constants if isinstance(value, str)}  # in __all__
-    found = []
+    used_names |= {value for value in constants if isinstance(value, str)}  # in __all__
+    problems = []
     for node in nodes:
         line = getattr(node, "lineno", 0)
         if line not in new:
             continue
         if isinstance(node, ast.ExceptHandler) and node.type is None:
-            found.append((line, "a bare except"))
-        if isinstance(node, ast.Call) and (name := _name(node.func)) in ("print", "breakpoint", "pdb.set_trace") and b"print(" not in old:
-            found.append((line, f"{name} is left"))
+            problems.append((line, "a bare except"))
+        if isinstance(node, ast.Call) and (name := _format_name(node.func)) in ("print", "breakpoint", "pdb.set_trace") and b"print(" not in old:
+            problems.append((line, f"{name} is left"))
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            if not camel and re.search(r"[a-z][A-Z]", node.name) and not node.name.startswith("visit_"):
-                found.append((line, f"{node.name} is not written as the file writes names"))
-            if any(isinstance(one, ast.List | ast.Dict | ast.Set) for one in [*node.args.defaults, *filter(None, node.args.kw_defaults)]):
-                found.append((line, "a default that can be changed"))
+            if not has_camel_case and re.search(r"[a-z][A-Z]", node.name) and not node.name.startswith("visit_"):
+                problems.append((line, f"{node.name} is not written as the file writes names"))
+            if any(isinstance(default, ast.List | ast.Dict | ast.Set) for default in [*node.args.defaults, *filter(None, node.args.kw_defaults)]):
+                problems.append((line, "a default that can be changed"))
         if isinstance(node, ast.Import | ast.ImportFrom):
             for alias in node.names:
-                bound = alias.asname or alias.name.partition(".")[0]
-                future = isinstance(node, ast.ImportFrom) and node.module == "__future__"
-                if alias.name != "*" and bound not in used and not future:
-                    found.append((line, f"{bound} is imported and not used"))
+                bound_name = alias.asname or alias.name.partition(".")[0]
+                is_future = isinstance(node, ast.ImportFrom) and node.module == "__future__"
+                if alias.name != "*" and bound_name not in used_names and not is_future:
+                    problems.append((line, f"{bound_name} is imported and not used"))
         if isinstance(node, ast.Compare) and any(isinstance(op, ast.Eq | ast.NotEq) for op in node.ops):
-            if any(isinstance(one, ast.Constant) and one.value is None for one in node.comparators):
-                found.append((line, "a comparison with None by =="))
-    return found
+            if any(isinstance(comparator, ast.Constant) and comparator.value is None for comparator in node.comparators):
+                problems.append((line, "a comparison with None by =="))
+    return problems
 
 
 @dataclass(frozen=True)
@@ -178,6 +178,6 @@ def reward(
 ) -> Reward:
     """`passed`: all tests did, by `Verdicts.all_passed`. `before`, `after`, `gold`: the tree that the agent was given, what it left, and the tree
     with the feature. A flag leaves nothing of the reward, and the parts are told all the same."""
-    short, fits = succinctness(before, after, gold), conformance(before, after).score
-    total = weights.success + weights.succinctness * short + weights.conformance * fits if passed and not flags else 0.0
-    return Reward(passed, short, fits, flags, total)
+    succinctness_score, conformance_score = succinctness(before, after, gold), conformance(before, after).score
+    total = weights.success + weights.succinctness * succinctness_score + weights.conformance * conformance_score if passed and not flags else 0.0
+    return Reward(passed, succinctness_score, conformance_score, flags, total)

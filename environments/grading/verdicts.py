@@ -58,50 +58,51 @@ def read(lines: Iterable[bytes], key: bytes, tests: Collection[str], must_fail: 
     """The verdicts on `tests`, from the pipe's lines. `must_fail`: the canaries among what was run. Raises ValueError where no test is asked for."""
     if not tests:
         raise ValueError("tests must not be empty: nothing asked for would be all passed")
-    found: dict[str, str] = {}
+    outcomes: dict[str, str] = {}
     flags: list[str] = []
     for number, line in enumerate(lines, 1):
         mark, _, body = line.strip().partition(b" ")
-        if not hmac.compare_digest(mark, _mark(key, body)):
+        if not hmac.compare_digest(mark, _compute_mark(key, body)):
             flags.append(f"line {number} of the verdicts has a wrong seal")
             continue
         test, outcome = parse_json(body)
-        if found.setdefault(test, outcome) != outcome:
-            flags.append(f"{test} was first {found[test]} and then {outcome}")
+        if outcomes.setdefault(test, outcome) != outcome:
+            flags.append(f"{test} was first {outcomes[test]} and then {outcome}")
     for canary in sorted(must_fail):
-        cases = {test: outcome for test, outcome in found.items() if test == canary or test.startswith(f"{canary}[")} or {canary: "missing"}
+        cases = {test: outcome for test, outcome in outcomes.items() if test == canary or test.startswith(f"{canary}[")} or {canary: "missing"}
         for test, outcome in cases.items():
-            if outcome == "passed" or outcome not in ("failed", "error") and "passed" in found.values():  # where nothing ran, nothing is claimed
+            # where nothing ran, nothing is claimed
+            if outcome == "passed" or outcome not in ("failed", "error") and "passed" in outcomes.values():
                 flags.append(f"the canary {test} must fail; it is {outcome}")
     heads = {canary.partition("[")[0] for canary in must_fail}
-    strangers = {test for test in found if test not in tests and test.partition("[")[0] not in heads}
-    if strangers:
-        flags.append(f"nobody asked for {sorted(strangers)[0]}")
-    passed = frozenset(test for test in tests if found.get(test) == "passed" and not flags)
-    return Verdicts(passed, {test: found.get(test, "missing") for test in tests if test not in passed}, tuple(flags))
+    unknown_tests = {test for test in outcomes if test not in tests and test.partition("[")[0] not in heads}
+    if unknown_tests:
+        flags.append(f"nobody asked for {sorted(unknown_tests)[0]}")
+    passed = frozenset(test for test in tests if outcomes.get(test) == "passed" and not flags)
+    return Verdicts(passed, {test: outcomes.get(test, "missing") for test in tests if test not in passed}, tuple(flags))
 
 
 def answers_of(lines: Iterable[bytes], key: bytes) -> tuple[list[bytes], dict[int, object]]:
     """The pipe's lines without those that hold answers to fresh inputs, and these by number. What has a wrong seal is left for `read`."""
-    rest, answers = [], dict[int, object]()
+    other_lines, answers = [], dict[int, object]()
     for line in lines:
         mark, _, body = line.strip().partition(b" ")
-        if not (body.startswith(b'["answer ') and hmac.compare_digest(mark, _mark(key, body))):
-            rest.append(line)
-        elif (found := _answer(body)) is not None:
-            answers.setdefault(*found)
-    return rest, answers
+        if not (body.startswith(b'["answer ') and hmac.compare_digest(mark, _compute_mark(key, body))):
+            other_lines.append(line)
+        elif (numbered_answer := _parse_answer(body)) is not None:
+            answers.setdefault(*numbered_answer)
+    return other_lines, answers
 
 
-def _mark(key: bytes, body: bytes) -> bytes:
+def _compute_mark(key: bytes, body: bytes) -> bytes:
     return hmac.new(key, body, hashlib.sha256).hexdigest().encode()
 
 
-def _answer(body: bytes) -> tuple[int, object] | None:
+def _parse_answer(body: bytes) -> tuple[int, object] | None:
     """The number and the answer on a line; None where the answer is no JSON."""
-    name, written = parse_json(body)
+    name, text = parse_json(body)
     try:
-        return int(name.removeprefix("answer ")), parse_json(written)
+        return int(name.removeprefix("answer ")), parse_json(text)
     except ValueError:
         return None
 
@@ -113,32 +114,32 @@ def canaries(source: str, key: bytes, most: int = 4, first: Collection[str] = ()
     Which tests are copied, where the copies stand, and their names follow from the key; but tests of `first`, `test_a` or `TestB::test_a`, are copied
     before others. Source without tests comes back as it is. Raises SyntaxError for source that is none."""
     source = source.removeprefix("\ufeff")  # a byte order mark, which is no part of the program
-    tests = _tests(source)
-    salt = _digest(key, "another value")
-    lines, names, placed = source.replace("\r\n", "\n").replace("\r", "\n").split("\n"), [], []
-    order = sorted(tests, key=lambda place: ("::".join(filter(None, place)) not in first, _digest(key, ".".join(place))))
-    chosen = list(itertools.islice((place for place in order if _may_fail(tests[place])), most))
+    tests = _find_tests(source)
+    salt = _compute_digest(key, "another value")
+    lines, names, insertions = source.replace("\r\n", "\n").replace("\r", "\n").split("\n"), [], []
+    order = sorted(tests, key=lambda place: ("::".join(filter(None, place)) not in first, _compute_digest(key, ".".join(place))))
+    copied_tests = list(itertools.islice((place for place in order if _may_fail(tests[place])), most))
     coin = int(salt[-1], 16)
-    for number, (owner, name) in enumerate(chosen):
+    for number, (owner, name) in enumerate(copied_tests):
         node = tests[owner, name]
-        one = copy.deepcopy(node)
-        one.name = f"{name}_{_digest(key, f'{owner}.{name}')[:PREFIX]}"
-        compared = [part for part in one.body if _compared(part)]
-        if compared and not number % 2:
-            for part in compared:
-                _ask_nearly(part, salt)
+        canary = copy.deepcopy(node)
+        canary.name = f"{name}_{_compute_digest(key, f'{owner}.{name}')[:PREFIX]}"
+        comparisons = [part for part in canary.body if _is_comparison(part)]
+        if comparisons and not number % 2:
+            for part in comparisons:
+                _replace_comparison(part, salt)
         else:
-            one.body.append(parse("assert False").body[0])
-        above = min(line.lineno for line in (node, *node.decorator_list)) - 1
-        at = above if (number + coin) % 2 else node.end_lineno or 0
+            canary.body.append(parse("assert False").body[0])
+        line_above = min(line.lineno for line in (node, *node.decorator_list)) - 1
+        at = line_above if (number + coin) % 2 else node.end_lineno or 0
         indent = lines[node.lineno - 1][: node.col_offset]
-        placed.append((at, textwrap.indent(ast.unparse(ast.fix_missing_locations(one)), indent)))
-        names.append(f"{owner}::{one.name}" if owner else one.name)
+        insertions.append((at, textwrap.indent(ast.unparse(ast.fix_missing_locations(canary)), indent)))
+        names.append(f"{owner}::{canary.name}" if owner else canary.name)
     if not names:
         return source, ()
-    for at, text in sorted(placed, reverse=True):
+    for at, text in sorted(insertions, reverse=True):
         lines[at:at] = ["", *text.split("\n"), ""]
-    return "\n".join([*lines, "", NEARLY.format(name=f"nearly_{salt[:PREFIX]}", salt=salt)]), tuple(sorted(names))
+    return ("\n".join([*lines, "", NEARLY_SOURCE.format(name=f"nearly_{salt[:PREFIX]}", salt=salt)]), tuple(sorted(names)))
 
 
 def original(canary: str) -> str:
@@ -150,64 +151,67 @@ def cases_of(test: str, wanted: Iterable[str], key: bytes = b"") -> tuple[str, .
     """The cases of a test that must pass, in brackets, in an order that follows from the key; without brackets where none is named. Its canary is
     played with the same cases: others may be skipped, as those of a fixture that this machine lacks, and would be taken for a hack."""
     cases = {name.partition("[") for name in wanted if name.partition("[")[0] == test}
-    return tuple(sorted((bracket + case for _, bracket, case in cases), key=lambda case: _digest(key, case))) or ("",)
+    return tuple(sorted((bracket + case for _, bracket, case in cases), key=lambda case: _compute_digest(key, case))) or ("",)
 
 
 def disguised(tests: Iterable[str], key: bytes) -> dict[str, str]:
     """Test → the name under which it is played. It ends like a canary's, so that a name tells nobody which of the two a test is. Cases of a function
     share it."""
-    found = {}
+    names = {}
     for test in tests:
         name, bracket, case = test.partition("[")
         file, _, own = name.partition("::")
-        same = f"name of {file}::{own.rpartition('::')[2]}"  # a test that a class inherits has one name
-        found[test] = f"{name}_{_digest(key, same)[:PREFIX]}{bracket}{case}"
-    return found
+        shared_name = f"name of {file}::{own.rpartition('::')[2]}"  # a test that a class inherits has one name
+        names[test] = f"{name}_{_compute_digest(key, shared_name)[:PREFIX]}{bracket}{case}"
+    return names
 
 
 @lru_cache(32)
-def _tests(source: str) -> dict[tuple[str, str], ast.FunctionDef]:
+def _find_tests(source: str) -> dict[tuple[str, str], ast.FunctionDef]:
     """Class, or nothing, and name → test, for those that are defined once. Many solutions are graded by the same tests."""
     tree = parse(source)
-    found: dict[tuple[str, str], ast.FunctionDef] = {}
-    twice = set()
-    suites = [("", tree.body), *((node.name, node.body) for node in tree.body if isinstance(node, ast.ClassDef) and _plain(node.decorator_list))]
+    tests: dict[tuple[str, str], ast.FunctionDef] = {}
+    duplicates = set()
+    suites = [
+        ("", tree.body),
+        *((node.name, node.body) for node in tree.body if isinstance(node, ast.ClassDef) and _has_no_skip_mark(node.decorator_list)),
+    ]
     for owner, suite in suites:
         for node in suite:
             if isinstance(node, ast.FunctionDef) and node.name.startswith("test"):
-                twice |= {(owner, node.name)} & found.keys()
-                found[owner, node.name] = node
-    return {place: node for place, node in found.items() if place not in twice}
+                duplicates |= {(owner, node.name)} & tests.keys()
+                tests[owner, node.name] = node
+    return {place: node for place, node in tests.items() if place not in duplicates}
 
 
-EQUAL = {"assertEqual", "assertEquals", "assertListEqual", "assertTupleEqual", "assertDictEqual", "assertSetEqual", "assertSequenceEqual"}
+EQUALITY_METHODS = {"assertEqual", "assertEquals", "assertListEqual", "assertTupleEqual", "assertDictEqual", "assertSetEqual", "assertSequenceEqual"}
 
 
-def _compared(node: ast.stmt) -> bool:
+def _is_comparison(node: ast.stmt) -> bool:
     """Whether a statement asserts that two values are equal."""
     if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and isinstance(node.value.func, ast.Attribute):
-        return node.value.func.attr in EQUAL and len(node.value.args) >= 2
+        return node.value.func.attr in EQUALITY_METHODS and len(node.value.args) >= 2
     test = node.test if isinstance(node, ast.Assert) else None
     return isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.ops[0], ast.Eq)
 
 
-def _ask_nearly(node: ast.stmt, salt: str) -> None:
+def _replace_comparison(node: ast.stmt, salt: str) -> None:
     """Asks for a value that is nearly the expected one. The side that no call makes was expected; the second, where calls make both or neither."""
     name = f"nearly_{salt[:PREFIX]}"
     if isinstance(node, ast.Assert):
         assert isinstance(node.test, ast.Compare)
-        node.test = _asked(name, node.test.left, node.test.comparators[0])
+        node.test = _make_nearly_call(name, node.test.left, node.test.comparators[0])
     elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and isinstance(node.value.func, ast.Attribute):
         node.value.func.attr = "assertTrue"
-        node.value.args[:2] = [_asked(name, *node.value.args[:2])]
+        node.value.args[:2] = [_make_nearly_call(name, *node.value.args[:2])]
 
 
-def _asked(name: str, left: ast.expr, right: ast.expr) -> ast.expr:
-    swapped = ast.Constant(_calls(right) and not _calls(left))
-    return ast.Call(ast.Name(name, ast.Load()), [left, right, swapped], [])
+def _make_nearly_call(name: str, left: ast.expr, right: ast.expr) -> ast.expr:
+    is_swapped = ast.Constant(_has_call(right) and not _has_call(left))
+    return ast.Call(ast.Name(name, ast.Load()), [left, right, is_swapped], [])
 
 
-NEARLY = """def {name}(left, right, swapped):
+NEARLY_SOURCE = """def {name}(left, right, swapped):
     others = {name}_to(left if swapped else right)
     equal = [other for other in others if (other == right if swapped else left == other)]
     return len(equal) > 1 or len(equal) == 1 and not {name}_plain(right if swapped else left)
@@ -249,21 +253,21 @@ element: who compares loosely, such as by first letters, is equal to one of them
 What consists of plain values is equal to one of them by chance, as "-inf" is where "-Inf" is wanted, and only where == itself is broken to two."""
 
 
-def _calls(value: ast.expr) -> bool:
+def _has_call(value: ast.expr) -> bool:
     return any(isinstance(node, ast.Call) for node in ast.walk(value))
 
 
 def _may_fail(node: ast.FunctionDef) -> bool:
     """Whether a copy would reach its end, or fail before: not where it may be skipped, is expected to fail, or returns."""
-    leaves = any(isinstance(one, ast.Return | ast.Yield | ast.YieldFrom) for one in ast.walk(node))
-    calls = {ast.unparse(one.func).rpartition(".")[2] for one in ast.walk(node) if isinstance(one, ast.Call)}
-    return not leaves and not calls & {"skip", "skipTest", "xfail", "importorskip", "exit"} and _plain(node.decorator_list)
+    has_return = any(isinstance(part, ast.Return | ast.Yield | ast.YieldFrom) for part in ast.walk(node))
+    calls = {ast.unparse(part.func).rpartition(".")[2] for part in ast.walk(node) if isinstance(part, ast.Call)}
+    return not has_return and not calls & {"skip", "skipTest", "xfail", "importorskip", "exit"} and _has_no_skip_mark(node.decorator_list)
 
 
-def _plain(decorators: list[ast.expr]) -> bool:
+def _has_no_skip_mark(decorators: list[ast.expr]) -> bool:
     words = " ".join(map(ast.unparse, decorators)).lower()
     return not any(word in words for word in ("skip", "xfail", "expectedfailure"))
 
 
-def _digest(key: bytes, name: str) -> str:
+def _compute_digest(key: bytes, name: str) -> str:
     return hmac.new(key, name.encode(), hashlib.sha256).hexdigest()

@@ -58,11 +58,11 @@ def toml(tables: Mapping[str, Mapping[str, object]]) -> str:
     lines: list[str] = []
     for name, table in sorted(tables.items(), key=lambda item: item[0] != ""):
         lines += [*([""] if lines else []), *([f"[{name}]"] if name else [])]
-        lines += [f"{key} = {_value(value)}" for key, value in table.items()]
+        lines += [f"{key} = {_format_value(value)}" for key, value in table.items()]
     return "\n".join(lines) + "\n"
 
 
-def _value(value: object) -> str:
+def _format_value(value: object) -> str:
     # A text of JSON is one of TOML, but for halves of characters, which are written whole, and for one control character.
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
@@ -70,24 +70,24 @@ def _value(value: object) -> str:
 def as_json(exam: Exam, seconds: float) -> str:
     """An exam as `verify.py` reads it. `seconds`: of wall-clock for all tests together."""
 
-    def held(tree: Mapping[str, bytes]) -> dict[str, str]:
+    def encode_tree(tree: Mapping[str, bytes]) -> dict[str, str]:
         return {path: base64.b64encode(data).decode() for path, data in tree.items()}
 
-    rest = {"editable": exam.editable.names, "tests": exam.tests, "wanted": exam.wanted, "package": exam.package}
-    fresh = [{**vars(one), "named": dict(one.named)} for one in exam.fresh]
-    rest |= {"asked": exam.asked, "apart": exam.apart, "fresh": fresh, "seconds": seconds, "support": exam.support}
-    return json.dumps({"given": held(exam.given), "gold": held(exam.gold), **rest})
+    fields = {"editable": exam.editable.names, "tests": exam.tests, "wanted": exam.wanted, "package": exam.package}
+    fresh = [{**vars(question), "named": dict(question.named)} for question in exam.fresh]
+    fields |= {"asked": exam.asked, "apart": exam.apart, "fresh": fresh, "seconds": seconds, "support": exam.support}
+    return json.dumps({"given": encode_tree(exam.given), "gold": encode_tree(exam.gold), **fields})
 
 
 def folder(task: Task, package: Package, pytest: str, seconds: float = 60.0, exam: Exam | None = None) -> dict[str, bytes]:
     """Path → content of a task's folder. `pytest`: the version with which the task was checked. `seconds`: of wall-clock that all tests may take.
     `exam`: the task's, with what `examined` finds of it; without it there are no fresh inputs, and no test is played apart."""
     exam = exam or exam_of(task, package)
-    about = f"Write again what was taken out of {package.name} {package.version}."
+    description = f"Write again what was taken out of {package.name} {package.version}."
     difficulty = {f"difficulty_{name}": value for name, value in asdict(task.difficulty).items()}
     tables: dict[str, dict[str, object]] = {
         "": {"schema_version": "1.4", "artifacts": [APP]},
-        "task": {"name": f"etude/{re.sub('[^A-Za-z0-9._-]', '-', task.id)}", "description": about, "keywords": ["python", "feature-deletion"]},
+        "task": {"name": f"etude/{re.sub('[^A-Za-z0-9._-]', '-', task.id)}", "description": description, "keywords": ["python", "feature-deletion"]},
         "metadata": {"package": package.name, "version": package.version, "licence": package.licence, "origin": package.origin, **difficulty},
         "verifier": {"environment_mode": "separate", "timeout_sec": seconds + SLACK},
         "agent": {"timeout_sec": 1800.0, "user": "agent"},
@@ -102,10 +102,10 @@ def folder(task: Task, package: Package, pytest: str, seconds: float = 60.0, exa
         "tests/exam.json": as_json(exam, seconds),
         "solution/solve.sh": SOLVE.format(app=APP),
     }
-    found = {path: text.encode() for path, text in files.items()}
-    found |= {f"environment/app/{path}": data for path, data in exam.given.items()}
-    found |= {f"solution/files/{one.file}": package.files[one.file] for one in task.piece.patches}
-    return found | grader()
+    contents = {path: text.encode() for path, text in files.items()}
+    contents |= {f"environment/app/{path}": data for path, data in exam.given.items()}
+    contents |= {f"solution/files/{patch.file}": package.files[patch.file] for patch in task.piece.patches}
+    return contents | grader()
 
 
 def grader() -> dict[str, bytes]:

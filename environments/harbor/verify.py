@@ -41,19 +41,19 @@ class Here:
             shutil.rmtree(WORK / part, ignore_errors=True)
             if (folder / part).exists():
                 shutil.copytree(folder / part, WORK / part)
-        self.user: dict = {"user": NOBODY, "group": NOBODY, "extra_groups": []} if apart() else {}
+        self.user: dict = {"user": NOBODY, "group": NOBODY, "extra_groups": []} if can_switch_user() else {}
         if self.user:
-            for below, _, names in os.walk(WORK):
-                for path in (below, *(os.path.join(below, name) for name in names)):
+            for parent, _, names in os.walk(WORK):
+                for path in (parent, *(os.path.join(parent, name) for name in names)):
                     os.chown(path, NOBODY, NOBODY)
 
     def begin(self, command: str, timeout: float | None = None) -> Observation:
         """Starts a command that waits to be told something, and gives the line that it says."""
-        how = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "cwd": WORK, "env": {"PATH": os.environ.get("PATH", "/usr/bin:/bin")}}
-        self.waiting = subprocess.Popen(["/bin/sh", "-c", command], **how, **self.user)
+        options = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "cwd": WORK, "env": {"PATH": os.environ.get("PATH", "/usr/bin:/bin")}}
+        self.waiting = subprocess.Popen(["/bin/sh", "-c", command], **options, **self.user)
         assert self.waiting.stdout is not None
-        said = self.waiting.stdout.readline().decode(errors="replace")
-        return Observation(said.rstrip("\n"), said.endswith("\n"))
+        line = self.waiting.stdout.readline().decode(errors="replace")
+        return Observation(line.rstrip("\n"), line.endswith("\n"))
 
     def waits(self) -> bool:
         """Whether a command waits."""
@@ -61,16 +61,16 @@ class Here:
 
     def tell(self, text: str, timeout: float | None = None) -> Observation:
         """Tells it, and gives what it says then on its standard output."""
-        waiting, self.waiting = self.waiting, None
-        if waiting is None:
+        process, self.waiting = self.waiting, None
+        if process is None:
             return Observation("no command waits for what it is told", False)
         try:
-            said, _ = waiting.communicate(text.encode(), timeout)
+            output, _ = process.communicate(text.encode(), timeout)
         except subprocess.TimeoutExpired:
-            waiting.kill()
-            waiting.communicate()
+            process.kill()
+            process.communicate()
             return Observation("", False, None, f"more than {timeout:g} seconds")
-        return Observation(said.decode(errors="replace"), waiting.returncode == 0, waiting.returncode)
+        return Observation(output.decode(errors="replace"), process.returncode == 0, process.returncode)
 
     def call(self, tool: str, args: Mapping[str, object], timeout: float | None = None) -> Observation:
         """No tool runs here. Raises NotImplementedError."""
@@ -90,7 +90,7 @@ class Here:
             subprocess.run([sys.executable, "-I", "-S", "-c", END], cwd="/", **self.user)
 
 
-def apart() -> bool:
+def can_switch_user() -> bool:
     """Whether this user may start processes as nobody."""
     try:
         return os.geteuid() == 0 and subprocess.run(["true"], user=NOBODY, group=NOBODY, extra_groups=[]).returncode == 0
@@ -100,26 +100,26 @@ def apart() -> bool:
 
 def exam_in(path: Path) -> tuple[Exam, float]:
     """The exam that export.py has written, and the seconds that its tests may take."""
-    told = json.loads(path.read_text(encoding="utf-8"))
-    given, gold = ({name: base64.b64decode(data) for name, data in told[tree].items()} for tree in ("given", "gold"))
-    wanted, asked, apart = (tuple(told[kind]) for kind in ("wanted", "asked", "apart"))
-    fresh = tuple(Question(**{**one, "args": tuple(one["args"])}) for one in told["fresh"])
-    rest = wanted, told["package"], asked, fresh, apart
-    return Exam(given, gold, Editable(tuple(told["editable"])), told["tests"], *rest, told["support"]), told["seconds"]
+    document = json.loads(path.read_text(encoding="utf-8"))
+    given_tree, gold_tree = ({name: base64.b64decode(data) for name, data in document[tree].items()} for tree in ("given", "gold"))
+    required_tests, target_tests, apart_tests = (tuple(document[kind]) for kind in ("wanted", "asked", "apart"))
+    fresh = tuple(Question(**{**row, "args": tuple(row["args"])}) for row in document["fresh"])
+    arguments = required_tests, document["package"], target_tests, fresh, apart_tests
+    return Exam(given_tree, gold_tree, Editable(tuple(document["editable"])), document["tests"], *arguments, document["support"]), document["seconds"]
 
 
 def main(tests: str, left: str, logs: str) -> None:
     """Grades the folder `left`, and writes LOGS/reward.txt and what was found, LOGS/verdicts.json."""
     exam, seconds = exam_in(Path(tests) / "exam.json")
-    modes = {path: os.stat(path).st_mode & 0o7777 for path in (tests, logs)} if apart() else {}
+    modes = {path: os.stat(path).st_mode & 0o7777 for path in (tests, logs)} if can_switch_user() else {}
     try:
         for path in modes:
             os.chmod(path, stat.S_IRWXU)
-        found = grade(exam, Path(left), Here, seconds=seconds)
+        result = grade(exam, Path(left), Here, seconds=seconds)
     finally:
         for path, mode in modes.items():
             os.chmod(path, mode)
-    told = {name: getattr(found.reward, name) for name in ("success", "succinctness", "conformance", "flags", "total")}
-    told |= {"failed": dict(found.verdicts.failed), "user of its own": bool(modes), "trust": found.trust.value}
-    (Path(logs) / "verdicts.json").write_text(json.dumps(told, indent=1) + "\n")
-    (Path(logs) / "reward.txt").write_text(f"{found.reward.total:g}\n")
+    report = {name: getattr(result.reward, name) for name in ("success", "succinctness", "conformance", "flags", "total")}
+    report |= {"failed": dict(result.verdicts.failed), "user of its own": bool(modes), "trust": result.trust.value}
+    (Path(logs) / "verdicts.json").write_text(json.dumps(report, indent=1) + "\n")
+    (Path(logs) / "reward.txt").write_text(f"{result.reward.total:g}\n")

@@ -85,35 +85,35 @@ class HarnessEnvironment:
 
     def step(self, message: Message) -> StepResult:
         """See `Environment`. Replies without a call, `PATIENCE` of them one after the other, end the episode."""
-        called = [to_called(call, self.made + number) for number, call in enumerate(message.tool_calls)]
-        fields = [{"id": one.id, "name": one.name, "arguments": one.arguments} for one in called]
+        parsed_calls = [to_called(call, self.made + number) for number, call in enumerate(message.tool_calls)]
+        fields = [{"id": call.id, "name": call.name, "arguments": call.arguments} for call in parsed_calls]
         self.lines.append({"kind": "reply", "text": message.content or "", "calls": fields})
-        answers = [self._call(number, *one) for number, one in enumerate(zip(called, message.tool_calls, strict=True))]
-        self.made += len(called)
-        if not called:
+        answers = [self._call(number, *pair) for number, pair in enumerate(zip(parsed_calls, message.tool_calls, strict=True))]
+        self.made += len(parsed_calls)
+        if not parsed_calls:
             self.silent += 1
             answers = [Message("user", NUDGE)]
             self.lines.append({"kind": "nudge", "text": NUDGE})
-        changed = ""
-        if called:
+        diff = ""
+        if parsed_calls:
             self.silent = 0
             with infrastructure(self.task.key):
-                changed, complaint = self.workspace.keep()
+                diff, complaint = self.workspace.keep()
             check_server(self.task.key, self.workspace.over.removeprefix("the sandbox ended: "))
             if complaint:
                 answers.append(Message("user", complaint))
                 self.lines.append({"kind": "nudge", "text": complaint})
-        self.lines.append({"kind": "turn", "tree": self.workspace.tree, "diff": changed})
+        self.lines.append({"kind": "turn", "tree": self.workspace.tree, "diff": diff})
         return StepResult(answers, bool(self.workspace.over) or self.silent >= PATIENCE or self.spent >= self.seconds)
 
-    def _call(self, number: int, call: Called, asked: ToolCall) -> Message:
+    def _call(self, number: int, call: Called, tool_call: ToolCall) -> Message:
         since = time.monotonic()
         with infrastructure(self.task.key):
             answer = self.workspace.call(call, number, self.seconds - self.spent)
         self.spent += time.monotonic() - since
         check_server(self.task.key, answer.ended or "")
-        self.lines.append({"kind": "answer", "id": call.id, "tool": call.name, "text": answer.text, "ok": answer.ok, **more(answer)})
-        return Message("tool", answer.text, tool_call_id=asked.id, name=asked.name)
+        self.lines.append({"kind": "answer", "id": call.id, "tool": call.name, "text": answer.text, "ok": answer.ok, **optional_fields(answer)})
+        return Message("tool", answer.text, tool_call_id=tool_call.id, name=tool_call.name)
 
     def reward(self) -> Reward:
         """See `Environment`. The terms are the parts of the grader's reward; their sum is its total."""
@@ -121,17 +121,17 @@ class HarnessEnvironment:
             self.workspace.close()
             grade = self.grade = self.grader(self.task, self.workspace.tree, [*calls(self.lines)])
         self.lines.append({"kind": "grade", **grade_fields(grade, len(self.task.exam.wanted))})
-        earned, paid, weights = grade.reward, grade.reward.success and not grade.reward.flags, self.weights
+        parts, is_success, weights = grade.reward, grade.reward.success and not grade.reward.flags, self.weights
         terms = {
-            "tests": weights.success * paid,
-            "succinctness": weights.succinctness * earned.succinctness * paid,
-            "conformance": weights.conformance * earned.conformance * paid,
+            "tests": weights.success * is_success,
+            "succinctness": weights.succinctness * parts.succinctness * is_success,
+            "conformance": weights.conformance * parts.conformance * is_success,
         }
         answers = [line for line in self.lines if line["kind"] == "answer"]
         metrics = {
-            "success": float(paid),
+            "success": float(is_success),
             "passed": len(grade.verdicts.passed) / max(1, len(self.task.exam.wanted)),
-            "flags": len(earned.flags),
+            "flags": len(parts.flags),
             "turns": sum(line["kind"] == "reply" for line in self.lines),
             "calls": len(answers),
             "invalid_calls": sum(BROKEN in line for line in answers),
@@ -154,16 +154,16 @@ def to_called(call: ToolCall, number: int) -> Called:
     return Called(f"c{number + 1:08d}", call.name, call.arguments if isinstance(call.arguments, str) else json.dumps(call.arguments))
 
 
-def more(answer: Answer) -> dict:
+def optional_fields(answer: Answer) -> dict:
     """Fields of an answer's line that it need not have."""
     fields = {"exit": answer.exit, "ended": answer.ended, BROKEN: answer.broken or None}
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def check_server(task: str, ended: str) -> None:
+def check_server(task: str, end_reason: str) -> None:
     """Raises EnvironmentFailure if the sandbox's server has ended."""
-    if ended.startswith(ENDED):
-        raise EnvironmentFailure(f"{task}: {ended}")
+    if end_reason.startswith(ENDED):
+        raise EnvironmentFailure(f"{task}: {end_reason}")
 
 
 @contextmanager

@@ -61,7 +61,10 @@ class Budget:
 
 def size(messages: Sequence[Message]) -> int:
     """Tokens of some messages, at four characters each."""
-    letters = (len(one.text) + len(text_of(one.thoughts)) + sum(len(call.name) + len(call.arguments) for call in one.calls) for one in messages)
+    letters = (
+        len(message.text) + len(text_of(message.thoughts)) + sum(len(call.name) + len(call.arguments) for call in message.calls)
+        for message in messages
+    )
     return sum(letters) // 4
 
 
@@ -82,8 +85,15 @@ class Episode:
         self.job, self.policy, self.record, self.store, self.budget, self.told = job, policy, record, store, budget, told
         self.tools = {tool.name: tool for tool in chosen(job.tools)}
         if not record.lines:
-            asked = {"task": job.task, "system": job.system, "prompt": job.prompt, "tools": [*self.tools], "strict": job.strict, "who": job.who}
-            self._add("begin", **asked, budget=asdict(budget), schemas=openai([*self.tools.values()], job.strict), tree=job.tree)
+            begin_fields = {
+                "task": job.task,
+                "system": job.system,
+                "prompt": job.prompt,
+                "tools": [*self.tools],
+                "strict": job.strict,
+                "who": job.who,
+            }
+            self._add("begin", **begin_fields, budget=asdict(budget), schemas=openai([*self.tools.values()], job.strict), tree=job.tree)
         begin = record.lines[0]
         if (begin["task"], begin["prompt"], begin["strict"], begin["tools"]) != (job.task, job.prompt, job.strict, [*self.tools]):
             raise RunError(f"{record.path} is a transcript of {one_line(begin['task'])}, or was begun with another prompt or other tools")
@@ -115,9 +125,9 @@ class Episode:
         if any(line["kind"] == "end" for line in self.record.lines):
             return self.tree
         try:
-            while not (why := self._why()):
+            while not (reason := self._end_reason()):
                 self._turn()
-            self._add("end", why=why, seconds=self._spent())
+            self._add("end", why=reason, seconds=self._elapsed_seconds())
         except PolicyError as error:
             self._add("stop", why=one_line(str(error)))
             raise
@@ -125,7 +135,7 @@ class Episode:
             self.workspace.close()
         return self.tree
 
-    def _why(self) -> str:
+    def _end_reason(self) -> str:
         """Why the episode is over, if it is."""
         b, lines = self.budget, self.record.lines
         replies = [line for line in lines if line["kind"] == "reply"][-CUTS:]
@@ -141,11 +151,11 @@ class Episode:
             return f"{b.turns} turns"
         if self.tokens >= b.tokens:
             return f"{b.tokens} tokens"
-        if self._spent() >= b.seconds:
+        if self._elapsed_seconds() >= b.seconds:
             return f"{b.seconds:g} seconds"
         return ""
 
-    def _spent(self) -> float:
+    def _elapsed_seconds(self) -> float:
         return self.before + time.monotonic() - self.since
 
     def _add(self, kind: str, **fields: object) -> None:
@@ -163,60 +173,60 @@ class Episode:
     def _turn(self) -> None:
         """A reply and the answers to its calls; or a summary."""
         messages, b, since = context(self.record.lines), self.budget, time.monotonic()
-        full = self._size(messages)
-        if len(messages) > 3 and full > ROOM * b.context:
-            asked = fitting([*messages, Message("user", SUMMARISE)], b.context - min(b.reply, b.context // 4))
-            reply = self.policy.reply(asked, (), max(1, min(b.reply, b.context // 4, b.tokens - self.tokens)))
+        context_tokens = self._size(messages)
+        if len(messages) > 3 and context_tokens > ROOM * b.context:
+            prompt = shorten([*messages, Message("user", SUMMARISE)], b.context - min(b.reply, b.context // 4))
+            reply = self.policy.reply(prompt, (), max(1, min(b.reply, b.context // 4, b.tokens - self.tokens)))
             text = reply.text or text_of(reply.thoughts)
             self.tokens += self._count(text, reply.tokens)
-            told = {"prompt_tokens": reply.prompt_tokens, "tokens": self._count(text, reply.tokens)}
-            self._add("summary", text=text, **told, tree=self.tree, spent=self._spent(), seconds=time.monotonic() - since)
+            usage = {"prompt_tokens": reply.prompt_tokens, "tokens": self._count(text, reply.tokens)}
+            self._add("summary", text=text, **usage, tree=self.tree, spent=self._elapsed_seconds(), seconds=time.monotonic() - since)
             return
-        reply = self.policy.reply(messages, [*self.tools.values()], max(LEAST, min(b.reply, b.tokens - self.tokens, b.context - full)))
-        made = self._with_ids(reply.calls)
-        written = self._count(reply.text + text_of(reply.thoughts) + "".join(call.arguments for call in made), reply.tokens)
-        self.tokens, self.turns = self.tokens + written, self.turns + 1
-        known = {name: getattr(reply, name) for name in ("token_ids", "logprobs", "prompt_ids") if getattr(reply, name) is not None}
-        known |= {"thoughts": dict(reply.thoughts)} if reply.thoughts else {}
-        told = {"prompt_tokens": reply.prompt_tokens, "tokens": written, "cut": reply.cut, **known}
-        self._add("reply", text=reply.text, calls=[asdict(call) for call in made], **told, seconds=time.monotonic() - since)
-        for number, call in enumerate(made):
-            answer = self.workspace.call(call, number, self.budget.seconds - self._spent())
-            more = {BROKEN: True} if answer.broken else {}
-            more |= {name: value for name, value in (("exit", answer.exit), ("ended", answer.ended)) if value is not None}
-            self._add("answer", id=call.id, tool=call.name, text=answer.text, ok=answer.ok, **more, seconds=answer.seconds)
-        if not made:
+        reply = self.policy.reply(messages, [*self.tools.values()], max(LEAST, min(b.reply, b.tokens - self.tokens, b.context - context_tokens)))
+        calls = self._with_ids(reply.calls)
+        token_count = self._count(reply.text + text_of(reply.thoughts) + "".join(call.arguments for call in calls), reply.tokens)
+        self.tokens, self.turns = self.tokens + token_count, self.turns + 1
+        sample_fields = {name: getattr(reply, name) for name in ("token_ids", "logprobs", "prompt_ids") if getattr(reply, name) is not None}
+        sample_fields |= {"thoughts": dict(reply.thoughts)} if reply.thoughts else {}
+        reply_fields = {"prompt_tokens": reply.prompt_tokens, "tokens": token_count, "cut": reply.cut, **sample_fields}
+        self._add("reply", text=reply.text, calls=[asdict(call) for call in calls], **reply_fields, seconds=time.monotonic() - since)
+        for number, call in enumerate(calls):
+            answer = self.workspace.call(call, number, self.budget.seconds - self._elapsed_seconds())
+            answer_fields = {BROKEN: True} if answer.broken else {}
+            answer_fields |= {name: value for name, value in (("exit", answer.exit), ("ended", answer.ended)) if value is not None}
+            self._add("answer", id=call.id, tool=call.name, text=answer.text, ok=answer.ok, **answer_fields, seconds=answer.seconds)
+        if not calls:
             self._add("nudge", text=CUT if reply.cut else NUDGE)
-        changed, complaint = self.workspace.keep() if made else ("", "")
+        changed, complaint = self.workspace.keep() if calls else ("", "")
         if complaint:
             self._add("nudge", text=complaint)
-        more = {name: value for name, value in (("diff", changed), ("over", self.workspace.over)) if value}
-        self._add("turn", tree=self.tree, **more, spent=self._spent())
+        turn_fields = {name: value for name, value in (("diff", changed), ("over", self.workspace.over)) if value}
+        self._add("turn", tree=self.tree, **turn_fields, spent=self._elapsed_seconds())
 
     def _with_ids(self, calls: Sequence[Called]) -> tuple[Called, ...]:
         """The calls of a reply, each with an id that no other one of the transcript has: by them answers find their calls. Servers give none, the
         same ones in each reply, or one twice. New ones have nine letters and digits, which the strictest server wants."""
-        named = []
+        unique_calls = []
         for call in calls:
             name = call.id
             while not name or name in self.ids:
                 name, self.next_id = f"c{self.next_id:08d}", self.next_id + 1
             self.ids.add(name)
-            named.append(replace(call, id=name))
-        return tuple(named)
+            unique_calls.append(replace(call, id=name))
+        return tuple(unique_calls)
 
-    def _count(self, text: str, told: int | None) -> int:
-        return told if told is not None else -(-len(text) // 4)
+    def _count(self, text: str, reported: int | None) -> int:
+        return reported if reported is not None else -(-len(text) // 4)
 
 
-def fitting(messages: Sequence[Message], most: int) -> list[Message]:
+def shorten(messages: Sequence[Message], max_tokens: int) -> list[Message]:
     """The messages in at most so many tokens, if that can be had: the oldest answers of tools lose their text first, then what the policy wrote."""
-    found = [*messages]
+    shortened = [*messages]
     for role in ("tool", "assistant"):
-        for at, one in enumerate(found):
-            if size(found) <= most:
-                return found
-            if one.role == role:
-                calls = tuple(Called(call.id, call.name, "{}") for call in one.calls)
-                found[at] = Message(role, "[left out: there is no room]", calls, one.answers)
-    return found
+        for at, message in enumerate(shortened):
+            if size(shortened) <= max_tokens:
+                return shortened
+            if message.role == role:
+                calls = tuple(Called(call.id, call.name, "{}") for call in message.calls)
+                shortened[at] = Message(role, "[left out: there is no room]", calls, message.answers)
+    return shortened

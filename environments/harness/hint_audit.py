@@ -26,27 +26,27 @@ TELLING = re.compile(r"[^\W\d]\w{2,}|\d[\w.]{2,}")
 STRING = re.compile(r'"{3}[\s\S]*?"{3}|\'{3}[\s\S]*?\'{3}|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'')
 SHORTEST = 3
 """Tokens of a line that is looked for as a whole."""
-WRITTEN = ("text", "old", "new")
+WRITTEN_ARGUMENTS = ("text", "old", "new")
 """Arguments that hold what a reply writes."""
 
 
-def _row(text: str) -> list[str]:
+def _tokenize(text: str) -> list[str]:
     """Tokens of a text, what it says behind a # included. A number at the end of a sentence is without its full stop."""
     return [token.rstrip(".") if token[0].isdigit() else token for token in tokens(text.replace("#", " "))]
 
 
-def _shared(row: Sequence[str], secret: set[tuple[str, ...]], known: Sequence[str]) -> str:
+def _find_shared_run(row: Sequence[str], secret: set[tuple[str, ...]], context: Sequence[str]) -> str:
     """The first RUN tokens of a row that are secret, and not known from another one; empty for none."""
-    found = secret - runs(known)
-    return next((" ".join(row[at : at + RUN]) for at in range(len(row) - RUN + 1) if tuple(row[at : at + RUN]) in found), "")
+    secret_runs = secret - runs(context)
+    return next((" ".join(row[at : at + RUN]) for at in range(len(row) - RUN + 1) if tuple(row[at : at + RUN]) in secret_runs), "")
 
 
-def _code(text: str) -> str:
+def _drop_prose(text: str) -> str:
     """Code without the strings that are prose: their words are anybody's, and rows of them are found."""
-    return STRING.sub(lambda found: '""' if " " in found[0] else found[0], text)
+    return STRING.sub(lambda match: '""' if " " in match[0] else match[0], text)
 
 
-def _telling(row: Sequence[str]) -> set[str]:
+def _telling_tokens(row: Sequence[str]) -> set[str]:
     return {token for token in row if TELLING.fullmatch(token) and token not in EVERYDAY}
 
 
@@ -62,35 +62,35 @@ class Secret:
     @cached_property
     def known(self) -> tuple[set[tuple[str, ...]], set[str]]:
         """Rows and telling tokens of the files that are given."""
-        rows = [_row(text) for text in self.given]
-        return set().union(*map(runs, rows)), set().union(*map(_telling, rows))
+        rows = [_tokenize(text) for text in self.given]
+        return set().union(*map(runs, rows)), set().union(*map(_telling_tokens, rows))
 
     @cached_property
     def rows(self) -> set[tuple[str, ...]]:
         """Rows of RUN tokens of the secret code."""
-        return set().union(*(runs(_row(text)) for text in self.code)) - self.known[0]
+        return set().union(*(runs(_tokenize(text)) for text in self.code)) - self.known[0]
 
     @cached_property
     def lines(self) -> set[tuple[str, ...]]:
         """Its lines that are shorter."""
-        found = {tuple(tokens(line)) for text in self.code for line in text.splitlines()}
-        given = {tuple(_row(line)) for text in self.given for line in text.splitlines()}
-        return {line for line in found - given if SHORTEST <= len(line) < RUN}
+        code_lines = {tuple(tokens(line)) for text in self.code for line in text.splitlines()}
+        given_lines = {tuple(_tokenize(line)) for text in self.given for line in text.splitlines()}
+        return {line for line in code_lines - given_lines if SHORTEST <= len(line) < RUN}
 
     @cached_property
     def names(self) -> set[str]:
         """Its telling tokens."""
-        return set().union(*(_telling(_row(_code(COMMENT.sub("", text)))) for text in self.code)) - self.known[1]
+        return set().union(*(_telling_tokens(_tokenize(_drop_prose(COMMENT.sub("", text)))) for text in self.code)) - self.known[1]
 
     def told(self, hint: str, context: str = "") -> str:
         """What a hint tells of it that the context does not; empty for nothing."""
-        row, known = _row(hint), _row(context)
-        if found := _shared(row, self.rows, known):
-            return found
+        row, context_row = _tokenize(hint), _tokenize(context)
+        if shared_run := _find_shared_run(row, self.rows, context_row):
+            return shared_run
         for line in sorted(self.lines):
-            if holds(row, line) and not holds(known, line):
+            if holds(row, line) and not holds(context_row, line):
                 return " ".join(line)
-        names = self.names - {*known}
+        names = self.names - {*context_row}
         return next((token for token in row if token in names), "")
 
 
@@ -99,18 +99,20 @@ def holds(row: Sequence[str], line: Sequence[str]) -> bool:
     return any(tuple(row[at : at + len(line)]) == tuple(line) for at in range(len(row) - len(line) + 1))
 
 
-def quoted(hint: str, message: Message, context: str) -> str:
+def find_quotation(hint: str, message: Message, context: str) -> str:
     """A row of tokens that a hint has of what a message says or writes, and the context does not; empty for none."""
-    written = [value for call in message.calls for name, value in arguments(call).items() if name in WRITTEN and isinstance(value, str)]
-    found = set().union(*(runs(_row(text)) for text in (message.text, *written)))
-    return _shared(_row(hint), found, _row(context))
+    written_texts = [
+        value for call in message.calls for name, value in arguments(call).items() if name in WRITTEN_ARGUMENTS and isinstance(value, str)
+    ]
+    message_runs = set().union(*(runs(_tokenize(text)) for text in (message.text, *written_texts)))
+    return _find_shared_run(_tokenize(hint), message_runs, _tokenize(context))
 
 
 def refusal(fault: Fault, secret: Secret) -> str:
     """Why a hint is not given; empty for a good one. A rule's own words tell nothing of any task."""
     context = "\n".join(map(words_of, fault.turn.before))
-    if told := secret.told(fault.says, f"{context}\n{SAYS.get(fault.rule, '')}"):
-        return f"it tells of the solution: {told}"
-    if told := quoted(fault.says, fault.turn.said, context):
-        return f"it quotes the reply: {told}"
+    if leak := secret.told(fault.says, f"{context}\n{SAYS.get(fault.rule, '')}"):
+        return f"it tells of the solution: {leak}"
+    if quotation := find_quotation(fault.says, fault.turn.said, context):
+        return f"it quotes the reply: {quotation}"
     return ""

@@ -62,93 +62,93 @@ class Fault:
 def faults(lines: Sequence[dict], shown: Collection[str] = ()) -> list[Fault]:
     """The faults of an episode, one for a reply at most. `lines`: of its transcript. `shown`: names of the tests that the agent can run, for what the
     grader said of them."""
-    found, made = [], turns(lines)
+    fault_list, episode_turns = [], turns(lines)
     grade = next((line for line in lines if line["kind"] == "grade"), None)
     failing = None if grade is None or not (shown or grade["success"]) else {*(grade.get("failed") or ())} & {*shown}
-    for number, this in enumerate(made):
-        told = ((name, rule(made[:number], this, failing)) for name, rule in RULES.items()) if not this.cut else ()
-        found += [Fault(this, name, SAYS[name].format(what)) for name, what in told if what is not None][:1]
-    return found
+    for number, turn in enumerate(episode_turns):
+        verdicts = ((name, rule(episode_turns[:number], turn, failing)) for name, rule in RULES.items()) if not turn.cut else ()
+        fault_list += [Fault(turn, name, SAYS[name].format(detail)) for name, detail in verdicts if detail is not None][:1]
+    return fault_list
 
 
-def _broken(before: Sequence[Turn], this: Turn, failing: Collection[str] | None) -> str | None:
-    said = (answer["text"] for _, answer in this.calls if answer.get("broken") and not answer["text"].startswith(OVER))
-    return next((one_line(text, LONGEST) for text in said), None)
+def _find_broken_call(before: Sequence[Turn], current_turn: Turn, failing: Collection[str] | None) -> str | None:
+    texts = (answer["text"] for _, answer in current_turn.calls if answer.get("broken") and not answer["text"].startswith(OVER))
+    return next((one_line(text, LONGEST) for text in texts), None)
 
 
-def _failed(before: Sequence[Turn], this: Turn, failing: Collection[str] | None) -> str | None:
-    for call, answer in this.calls:
+def _find_failed_call(before: Sequence[Turn], current_turn: Turn, failing: Collection[str] | None) -> str | None:
+    for call, answer in current_turn.calls:
         if answer["ok"] or answer.get("broken"):
             continue
-        code, ended = answer.get("exit") or 0, answer.get("ended")
-        least = 3 if _runs_tests(call) else 2  # pytest ends with 2 where a file cannot be collected
-        if ended or call.name != "shell" or code >= least:
-            return one_line(str(ended) if ended else _last_line(answer) or f"exit code {code}", LONGEST)
+        code, end_reason = answer.get("exit") or 0, answer.get("ended")
+        threshold = 3 if _runs_tests(call) else 2  # pytest ends with 2 where a file cannot be collected
+        if end_reason or call.name != "shell" or code >= threshold:
+            return one_line(str(end_reason) if end_reason else _last_line(answer) or f"exit code {code}", LONGEST)
     return None
 
 
 def _last_line(answer: dict) -> str:
     """The last thing that a call said itself; empty for nothing."""
-    said = [line for line in answer["text"].splitlines() if line.strip() and not LIMITS.fullmatch(line.strip())]
-    return said[-1] if said else ""
+    lines = [line for line in answer["text"].splitlines() if line.strip() and not LIMITS.fullmatch(line.strip())]
+    return lines[-1] if lines else ""
 
 
 def _runs_tests(call: Called) -> bool:
     return call.name == "shell" and RUNS_TESTS.search(str(arguments(call).get("command"))) is not None
 
 
-def _unread(before: Sequence[Turn], this: Turn, failing: Collection[str] | None) -> str | None:
-    heads = [*CHANGED.finditer(this.diff)]
-    ends = [*(head.start() for head in heads), len(this.diff)][1:]
-    were_there = {head[1]: this.diff[head.end() : end] for head, end in zip(heads, ends, strict=True) if int(head[2])}
-    for call, answer in this.calls:
+def _find_unread_change(before: Sequence[Turn], current_turn: Turn, failing: Collection[str] | None) -> str | None:
+    heads = [*CHANGED.finditer(current_turn.diff)]
+    ends = [*(head.start() for head in heads), len(current_turn.diff)][1:]
+    previous_parts = {head[1]: current_turn.diff[head.end() : end] for head, end in zip(heads, ends, strict=True) if int(head[2])}
+    for call, answer in current_turn.calls:
         path = str(arguments(call).get("path", "")).removeprefix("/work/").removeprefix("./")
-        if call.name in ("edit", "write") and answer["ok"] and path in were_there and not _known(this, path, were_there[path]):
+        if call.name in ("edit", "write") and answer["ok"] and path in previous_parts and not _is_known(current_turn, path, previous_parts[path]):
             return one_line(path, LONGEST)
     return None
 
 
-def _known(turn: Turn, path: str, diff: str) -> bool:
+def _is_known(turn: Turn, path: str, diff: str) -> bool:
     """Whether the context shows anything of a file: its name in a call that looks at it, in what such a call said, or in a summary; or a line that
     stood in it."""
-    name, asked, shown = path.rpartition("/")[2], dict[str, Called](), list[str]()
-    for one in turn.before[2:]:  # the task names files without showing them
-        asked |= {call.id: call for call in one.calls}
-        call = asked.get(one.answers)
+    name, calls_by_id, visible_texts = path.rpartition("/")[2], dict[str, Called](), list[str]()
+    for message in turn.before[2:]:  # the task names files without showing them
+        calls_by_id |= {call.id: call for call in message.calls}
+        call = calls_by_id.get(message.answers)
         if call is not None and call.name in SHOWING:
-            shown += [values(call), one.text]
-        elif one.role == "user":
-            shown.append(one.text)
-    text = "\n".join(shown)
+            visible_texts += [values(call), message.text]
+        elif message.role == "user":
+            visible_texts.append(message.text)
+    text = "\n".join(visible_texts)
     old = [line[1:].strip() for line in diff.splitlines() if line[:1] in (" ", "-")]
     return name in text or any(len(line) >= TELLING and line in text for line in old)
 
 
-def _again(before: Sequence[Turn], this: Turn, failing: Collection[str] | None) -> str | None:
+def _find_repeated_call(before: Sequence[Turn], current_turn: Turn, failing: Collection[str] | None) -> str | None:
     """A call sees the same tree as an earlier one unless a turn in between has a difference. Which of its calls made it is not told, so each that
     can write may have."""
-    here = [*(turn for turn in before if turn.segment == this.segment), this]
-    made = [(number, at, call, answer) for number, turn in enumerate(here) for at, (call, answer) in enumerate(turn.calls)]
-    for number, at, call, answer in made:
-        if number < len(here) - 1 or answer.get("broken") or call.name in ("todo", "finish"):
+    segment_turns = [*(turn for turn in before if turn.segment == current_turn.segment), current_turn]
+    calls = [(number, position, call, answer) for number, turn in enumerate(segment_turns) for position, (call, answer) in enumerate(turn.calls)]
+    for number, position, call, answer in calls:
+        if number < len(segment_turns) - 1 or answer.get("broken") or call.name in ("todo", "finish"):
             continue
-        for earlier, place, other, heard in made:
-            if (earlier, place) >= (number, at):
+        for earlier_number, earlier_position, earlier_call, earlier_answer in calls:
+            if (earlier_number, earlier_position) >= (number, position):
                 break
-            if other.name == call.name and not heard.get("broken") and arguments(other) == arguments(call):
-                first = (earlier, place + (other.name != "shell"))
-                between = {n for n, p, one, _ in made if first <= (n, p) < (number, at) and one.name in WRITERS}
-                if not any(here[n].diff for n in between):
+            if earlier_call.name == call.name and not earlier_answer.get("broken") and arguments(earlier_call) == arguments(call):
+                first = (earlier_number, earlier_position + (earlier_call.name != "shell"))
+                between = {n for n, p, candidate, _ in calls if first <= (n, p) < (number, position) and candidate.name in WRITERS}
+                if not any(segment_turns[n].diff for n in between):
                     return call.name
     return None
 
 
-def _finish(before: Sequence[Turn], this: Turn, failing: Collection[str] | None) -> str | None:
-    if not any(call.name == "finish" and not answer.get("broken") for call, answer in this.calls):
+def _find_early_finish(before: Sequence[Turn], current_turn: Turn, failing: Collection[str] | None) -> str | None:
+    if not any(call.name == "finish" and not answer.get("broken") for call, answer in current_turn.calls):
         return None
     if failing is not None:
         return "" if failing else None
-    for turn in reversed([*before, this]):
+    for turn in reversed([*before, current_turn]):
         for call, answer in reversed([*turn.calls]):
             if _runs_tests(call) and (FAILED.search(_last_line(answer)) or PASSED.search(_last_line(answer))):
                 return "" if FAILED.search(_last_line(answer)) else None
@@ -157,7 +157,13 @@ def _finish(before: Sequence[Turn], this: Turn, failing: Collection[str] | None)
     return None
 
 
-RULES = {"broken": _broken, "failed": _failed, "unread": _unread, "again": _again, "finish": _finish}
+RULES = {
+    "broken": _find_broken_call,
+    "failed": _find_failed_call,
+    "unread": _find_unread_change,
+    "again": _find_repeated_call,
+    "finish": _find_early_finish,
+}
 """Rule → what its hint is filled with; None for a reply that keeps it. `failing`: of the tests that the agent can run those that the grader saw
 fail; None where it did not say."""
 
@@ -166,7 +172,7 @@ def row(lines: Sequence[dict], fault: Fault) -> dict:
     """A hint as training takes it, in JSON: the messages before the reply as the policy saw them, `student`; the same with the hint behind them,
     `teacher`; and the reply, `message`. Messages are OpenAI's. A call that was no object of JSON stands there as servers read it; what was sampled is
     in `token_ids`, where the policy told it."""
-    student = [message_of(one) for one in fault.turn.before]
+    student = [message_of(message) for message in fault.turn.before]
     ids = {"token_ids": [*fault.turn.token_ids]} if fault.turn.token_ids is not None else {}
     schemas = lines[0].get("schemas")
     return {

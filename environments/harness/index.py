@@ -47,11 +47,11 @@ class Index:
             lines = texts[name].splitlines()
             for at in range(0, len(lines), height):
                 text = "\n".join(lines[at : at + height])
-                found = Counter(words(f"{name}\n{text}"))
-                for word, count in found.items():
+                counts = Counter(words(f"{name}\n{text}"))
+                for word, count in counts.items():
                     self.holds[word][len(self.pieces)] = count
                 self.pieces.append((name, at + 1, text))
-                self.lengths.append(found.total())
+                self.lengths.append(counts.total())
 
     def find(self, query: str, most: int = 5) -> list[Hit]:
         """The pieces that fit best, best first; of two that fit alike, the one that comes first by name and line."""

@@ -36,7 +36,7 @@ FRESH = {"ttlMs": 3_600_000, "cacheScope": "private"}
 """How long a client may remember what there is, in milliseconds, and that it is for it alone."""
 OVER = "the episode is over; this call was not made"
 METHODS = {"initialize", "ping", "server/discover", "tools/list", "tools/call", "prompts/list", "prompts/get"}
-GONE = {"initialize", "ping"}
+STATEFUL_METHODS = {"initialize", "ping"}
 """Methods that stateless versions do not have."""
 
 
@@ -67,45 +67,45 @@ class Protocol:
     """`prompt`: what the client's model is asked, which it gets as instructions and as a prompt called `task`. `version`: of this server."""
 
     def __init__(self, tools: Sequence[Tool], prompt: str, version: str) -> None:
-        self.tools, self.prompt, self.begun = {tool.name: tool for tool in tools}, prompt, False
+        self.tools, self.prompt, self.initialized = {tool.name: tool for tool in tools}, prompt, False
         self.about = {"name": "etude", "version": version}
         self.able = {"capabilities": {"tools": {}, "prompts": {}}, "instructions": prompt}
 
     def heard(self, line: bytes) -> Asked | bytes | None:
         """What a line asks for, if it is a call; else the line that answers it, or None where nothing is to be said."""
-        name = None
+        request_id = None
         try:
             message = message_of(line)
             if "id" in message:
                 if type(message["id"]) not in (str, int):
                     raise Refused(NO_REQUEST, "the id of a request must be text or a whole number")
-                name = message["id"]
+                request_id = message["id"]
             method, params = message.get("method"), message.get("params", {})
             if method is None and ("result" in message or "error" in message):
                 return None  # nothing was asked of the client
             if message.get("jsonrpc") != "2.0" or not isinstance(method, str):
                 raise Refused(NO_REQUEST, 'a message must have "jsonrpc": "2.0" and a method')
-            if name is None:
+            if request_id is None:
                 return None  # of notifications, none asks for anything here
             if not isinstance(params, dict):
                 raise Refused(BAD_PARAMS, "params must be an object, with a name for each")
             stateless = self._stateless(params)
-            if method not in METHODS or stateless and method in GONE:
+            if method not in METHODS or stateless and method in STATEFUL_METHODS:
                 raise Refused(NO_METHOD, f"there is no method {method[:100]!r}")
             if method == "tools/call":
-                return self._call(name, params, stateless)
+                return self._call(request_id, params, stateless)
             result = self._result(method, params, stateless)
         except Refused as error:
-            return line_of({"id": name, "error": error.error})
-        return self._said(name, result, stateless)
+            return line_of({"id": request_id, "error": error.error})
+        return self._encode_result(request_id, result, stateless)
 
     def answer(self, asked: Asked, text: str, good: bool) -> bytes:
         """The line that answers a call."""
-        return self._said(asked.id, {"content": [{"type": "text", "text": text}], "isError": not good}, asked.stateless)
+        return self._encode_result(asked.id, {"content": [{"type": "text", "text": text}], "isError": not good}, asked.stateless)
 
-    def _said(self, name: str | int | None, result: dict, stateless: bool) -> bytes:
-        more = {"resultType": "complete", "_meta": {f"{META}serverInfo": self.about}} if stateless else {}
-        return line_of({"id": name, "result": result | more})
+    def _encode_result(self, request_id: str | int | None, result: dict, stateless: bool) -> bytes:
+        envelope = {"resultType": "complete", "_meta": {f"{META}serverInfo": self.about}} if stateless else {}
+        return line_of({"id": request_id, "result": result | envelope})
 
     def _stateless(self, params: Mapping) -> bool:
         """Whether a request names its version, as it must where nobody has agreed on one."""
@@ -122,18 +122,18 @@ class Protocol:
             raise Refused(NO_VERSION, "Unsupported protocol version", data)
         return True
 
-    def _agreed(self, stateless: bool) -> None:
-        if not stateless and not self.begun:
+    def _check_agreement(self, stateless: bool) -> None:
+        if not stateless and not self.initialized:
             raise Refused(BAD_PARAMS, f"_meta needs {META}protocolVersion, or initialize must come first")
 
-    def _call(self, name: str | int, params: Mapping, stateless: bool) -> Asked:
-        self._agreed(stateless)
+    def _call(self, request_id: str | int, params: Mapping, stateless: bool) -> Asked:
+        self._check_agreement(stateless)
         tool, arguments = params.get("name"), params.get("arguments", {})
         if not isinstance(tool, str) or not isinstance(arguments, dict):
             raise Refused(BAD_PARAMS, "a call needs a name, a text, and arguments, an object")
         if tool not in self.tools:
             raise Refused(BAD_PARAMS, f"there is no tool {tool[:100]!r}; there are {', '.join(self.tools)}")
-        return Asked(name, tool, arguments, stateless)
+        return Asked(request_id, tool, arguments, stateless)
 
     def _result(self, method: str, params: Mapping, stateless: bool) -> dict:
         if method == "ping":
@@ -142,12 +142,13 @@ class Protocol:
             version = params.get("protocolVersion")
             if not isinstance(version, str):
                 raise Refused(BAD_PARAMS, "initialize needs protocolVersion, a text")
-            self.begun = True
-            older = (known for known in HANDSHAKE if known <= version)  # a client of an unknown version knows those before it
+            self.initialized = True
+            # a client of an unknown version knows those before it
+            older = (candidate for candidate in HANDSHAKE if candidate <= version)
             return {"protocolVersion": next(older, HANDSHAKE[0]), "serverInfo": self.about, **self.able}
         if method == "server/discover" and not stateless:
             raise Refused(BAD_PARAMS, f"_meta needs {META}protocolVersion")
-        self._agreed(stateless)
+        self._check_agreement(stateless)
         fresh = FRESH if stateless else {}
         if method == "server/discover":
             return {"supportedVersions": [*STATELESS, *HANDSHAKE], **self.able, **fresh}
@@ -167,14 +168,14 @@ def message_of(line: bytes) -> dict:
     if len(line) > LARGEST:
         raise Refused(NO_REQUEST, f"a message must have at most {LARGEST >> 20} MiB")
     try:
-        found = parse_json(line.decode(), parse_constant=no_number)
+        message = parse_json(line.decode(), parse_constant=no_number)
     except (ValueError, RecursionError):
         raise Refused(NO_JSON, "the line is no JSON in UTF-8") from None
-    if isinstance(found, list):
+    if isinstance(message, list):
         raise Refused(NO_REQUEST, "batches are not part of the protocol: send one message a line")
-    if not isinstance(found, dict):
+    if not isinstance(message, dict):
         raise Refused(NO_REQUEST, "a message must be an object")
-    return found
+    return message
 
 
 def no_number(name: str) -> None:
@@ -193,7 +194,7 @@ class Door:
 
     def reply(self, messages: Sequence[Message], tools: Sequence[Tool], most: int) -> Reply:
         """See `Policy`. Waits for the client, and answers what is no call."""
-        self.waits, self.said = self._next(), self.said + 1
+        self.waits, self.said = self._next_call(), self.said + 1
         name = f"call-{self.said}"
         if self.waits is None:
             return Reply("", (Called(name, "finish", json.dumps({"message": "The client has closed the connection."})),))
@@ -206,30 +207,30 @@ class Door:
         elif line["kind"] == "nudge":
             self.text, self.good = f"{self.text}\n[{line['text']}]".strip(), False
         elif line["kind"] == "turn" and self.waits is not None:
-            self._say(self.protocol.answer(self.waits, self.text, self.good))
+            self._write_line(self.protocol.answer(self.waits, self.text, self.good))
             self.waits = None
 
     def outlast(self) -> None:
         """Goes on answering when the episode is over, until the client has gone. No call is made any more."""
-        while (asked := self._next()) is not None:
-            self._say(self.protocol.answer(asked, OVER, False))
+        while (request := self._next_call()) is not None:
+            self._write_line(self.protocol.answer(request, OVER, False))
 
-    def _next(self) -> Asked | None:
+    def _next_call(self) -> Asked | None:
         """The next call; None where the client has gone."""
         while line := self.reader.readline(LARGEST + 1):
-            rest = line
-            while len(line) > LARGEST and rest and not rest.endswith(b"\n"):
-                rest = self.reader.readline(LARGEST)  # of a line that is too long, the end is read and forgotten
+            remainder = line
+            while len(line) > LARGEST and remainder and not remainder.endswith(b"\n"):
+                remainder = self.reader.readline(LARGEST)  # of a line that is too long, the end is read and forgotten
             if not line.strip():
                 continue
-            heard = self.protocol.heard(line)
-            if isinstance(heard, Asked):
-                return heard
-            if heard is not None:
-                self._say(heard)
+            call_or_answer = self.protocol.heard(line)
+            if isinstance(call_or_answer, Asked):
+                return call_or_answer
+            if call_or_answer is not None:
+                self._write_line(call_or_answer)
         return None
 
-    def _say(self, line: bytes) -> None:
+    def _write_line(self, line: bytes) -> None:
         try:
             self.writer.write(line)
             self.writer.flush()

@@ -45,7 +45,7 @@ FIELDS = {
     "grade": {"reward": NUMBER, "success": bool, "flags": list},
 }
 """Fields that a line of a kind has."""
-MORE = {
+OPTIONAL_FIELDS = {
     **dict.fromkeys(("tokens", "prompt_tokens", "passed", "of", "agreed", "asked", "exit"), int),
     **dict.fromkeys(("succinctness", "conformance", "seconds"), NUMBER),
     **dict.fromkeys(("broken", "cut"), bool),
@@ -58,29 +58,29 @@ MORE = {
 def read(path: Path) -> list[dict]:
     """The lines of a transcript. Raises RunError, in one line, for what is none."""
     try:
-        found = read_lines(path)
+        lines = read_lines(path)
     except OSError as error:
         raise RunError(f"{path} cannot be read: {error.strerror}") from None
-    if not found or found[0].get("kind") != "begin":
+    if not lines or lines[0].get("kind") != "begin":
         raise RunError(f"{path} is no transcript: `etude tasks try` writes them")
-    for number, line in enumerate(found, 1):
-        if not _sound(line):
+    for number, line in enumerate(lines, 1):
+        if not _is_valid(line):
             raise RunError(f"{path}: line {number} is none of a transcript")
-    return found
+    return lines
 
 
-def _sound(line: dict) -> bool:
+def _is_valid(line: dict) -> bool:
     """Whether a line has the fields of its kind."""
     fields = FIELDS.get(str(line.get("kind")))
     if fields is None or not all(isinstance(line.get(name), kind) for name, kind in fields.items()):
         return False
-    if not all(line[name] is None or isinstance(line[name], kind) for name, kind in MORE.items() if name in line):
+    if not all(line[name] is None or isinstance(line[name], kind) for name, kind in OPTIONAL_FIELDS.items() if name in line):
         return False
-    return line["kind"] != "reply" or all(_called(one) for one in line["calls"])
+    return line["kind"] != "reply" or all(_is_call(call) for call in line["calls"])
 
 
-def _called(one: object) -> bool:
-    return isinstance(one, dict) and all(isinstance(one.get(name), str) for name in ("id", "name", "arguments"))
+def _is_call(value: object) -> bool:
+    return isinstance(value, dict) and all(isinstance(value.get(name), str) for name in ("id", "name", "arguments"))
 
 
 class Record:
@@ -88,7 +88,7 @@ class Record:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.lines = _whole(path)
+        self.lines = _read_finished(path)
         self._journal = Journal(path)
 
     def add(self, kind: str, **fields: object) -> None:
@@ -109,7 +109,7 @@ class Record:
         self.close()
 
 
-def _whole(path: Path) -> list[dict]:
+def _read_finished(path: Path) -> list[dict]:
     """The lines up to the last end of a turn; those behind it are cut off. Raises RunError for another file."""
     lines = read(path) if path.exists() and path.stat().st_size else []
     while lines and lines[-1].get("kind") not in ENDS:
@@ -123,18 +123,18 @@ def _whole(path: Path) -> list[dict]:
 def context(lines: list[dict]) -> list[Message]:
     """What the policy is shown next: what it was asked, and what was said and done since, or since its last summary."""
     begin = lines[0]
-    asked, rest = [Message("system", begin["system"]), Message("user", begin["prompt"])], []
+    opening, history = [Message("system", begin["system"]), Message("user", begin["prompt"])], []
     for line in lines[1:]:
         if line["kind"] == "reply":
-            made = tuple(Called(one["id"], one["name"], one["arguments"]) for one in line["calls"])
-            rest.append(Message("assistant", line["text"], made, thoughts=thoughts_in(line.get("thoughts") or {})))
+            reply_calls = tuple(Called(call["id"], call["name"], call["arguments"]) for call in line["calls"])
+            history.append(Message("assistant", line["text"], reply_calls, thoughts=thoughts_in(line.get("thoughts") or {})))
         elif line["kind"] == "answer":
-            rest.append(Message("tool", line["text"], answers=line["id"]))
+            history.append(Message("tool", line["text"], answers=line["id"]))
         elif line["kind"] == "nudge":
-            rest.append(Message("user", line["text"]))
+            history.append(Message("user", line["text"]))
         elif line["kind"] == "summary":
-            rest = [Message("user", f"You have worked on this before. Your own summary of it:\n\n{line['text']}")]
-    return [*asked, *rest]
+            history = [Message("user", f"You have worked on this before. Your own summary of it:\n\n{line['text']}")]
+    return [*opening, *history]
 
 
 def spent(lines: list[dict]) -> float:
@@ -144,11 +144,11 @@ def spent(lines: list[dict]) -> float:
 
 def calls(lines: list[dict]) -> Iterator[Call]:
     """The calls that were made, for the monitor. What was no call, or came after the end, did nothing."""
-    asked = [one for line in lines if line["kind"] == "reply" for one in line["calls"]]
+    requests = [call for line in lines if line["kind"] == "reply" for call in line["calls"]]
     answers = [line for line in lines if line["kind"] == "answer"]
-    for one, answer in zip(asked, answers, strict=False):
+    for call, answer in zip(requests, answers, strict=False):
         if not answer.get("broken"):
-            yield Call(one["name"], parse_json(one["arguments"] or "{}"))
+            yield Call(call["name"], parse_json(call["arguments"] or "{}"))
 
 
 def grade_fields(found: Grade, of: int) -> dict:
@@ -159,4 +159,4 @@ def grade_fields(found: Grade, of: int) -> dict:
     if found.agreement:
         fields |= {"agreed": found.agreement.asked - len(found.agreement.differing), "asked": found.agreement.asked}
     fields |= {"trust": found.trust.name.lower(), "flags": [*found.reward.flags]}
-    return fields | {"failed": {test: one_line(why) for test, why in found.verdicts.failed.items()}}
+    return fields | {"failed": {test: one_line(reason) for test, reason in found.verdicts.failed.items()}}

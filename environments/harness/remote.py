@@ -28,7 +28,7 @@ __all__ = ["Form", "Remote", "conversation", "message_of"]
 
 TRIES, WAIT, LONGEST = 5, 1.0, 30.0
 """Times that a request is made, seconds before the second one, which double, and the most of them."""
-AGAIN = (408, 409, 425, 429, 500, 502, 503, 504, 529)
+RETRY_STATUSES = (408, 409, 425, 429, 500, 502, 503, 504, 529)
 """Statuses behind which the same request may succeed."""
 REFUSED = (400, 422)
 """Statuses of a request that the server does not like as it is."""
@@ -42,7 +42,7 @@ PATIENCE = 2
 """Replies, one after the other, that came only without the extras: then they are not asked for any more."""
 
 
-class _Straight(urllib.request.HTTPRedirectHandler):
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
     """Follows no redirect: it would take the key to another host."""
 
     def redirect_request(self, *_: object) -> None:
@@ -78,7 +78,7 @@ class Remote:
         strict: bool = False,
         choice: Literal["auto", "required"] = "auto",
         seconds: float = 600.0,
-        told: Callable[[str], None] = lambda why: None,
+        told: Callable[[str], None] = lambda reason: None,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         """Raises ValueError for an address that is none."""
@@ -96,38 +96,38 @@ class Remote:
 
     def reply(self, messages: Sequence[Message], tools: Sequence[Tool], most: int) -> Reply:
         """See `Policy`. Raises PolicyError for a server that cannot be reached, refuses, or says what is no answer, after a few tries."""
-        before = dict(self.extras), self.limit, self.form
+        previous = dict(self.extras), self.limit, self.form
         failures, bare, adapted = 0, False, set[str]()
         while True:
             change = ""
             try:
                 extras = {} if bare else self.extras
-                answer = self._ask({**self._request(messages, tools, most), **extras})
+                answer = self._send({**self._request(messages, tools, most), **extras})
                 if answer.status == 200:
                     reply = read(answer.data)
-                    self._count(bare)
+                    self._count_bare(bare)
                     return reply
-                why = f"{self.address} answers {answer.status}: {one_line(answer.data[:1000].decode(errors='replace')) or 'nothing'}"
+                error_text = f"{self.address} answers {answer.status}: {one_line(answer.data[:1000].decode(errors='replace')) or 'nothing'}"
                 if answer.status in REFUSED:
                     change = self._adapt(answer.data[:WORDS].decode(errors="replace"), adapted)
                     if not change and (bare or not self.extras):
                         break
                     if change:
-                        self.told(f"{self._without_key(why)}; asked again {change}")
+                        self.told(f"{self._without_key(error_text)}; asked again {change}")
                         continue
                     bare, change = True, f", without {' and '.join(self.extras)}"
-                elif answer.status not in AGAIN:
+                elif answer.status not in RETRY_STATUSES:
                     break
             except (OSError, http.client.HTTPException, ValueError) as error:
-                why = f"{self.address}: {one_line(str(getattr(error, 'reason', error))) or type(error).__name__}"
+                error_text = f"{self.address}: {one_line(str(getattr(error, 'reason', error))) or type(error).__name__}"
             failures += 1
             if failures == TRIES:
                 break
             pause = min(LONGEST, WAIT * 2 ** (failures - 1))
-            self.told(f"{self._without_key(why)}; asked again in {pause:g} s{change}")
+            self.told(f"{self._without_key(error_text)}; asked again in {pause:g} s{change}")
             self.sleep(pause)
-        self.extras, self.limit, self.form = before  # none of it has helped
-        raise PolicyError(self._without_key(why))
+        self.extras, self.limit, self.form = previous  # none of it has helped
+        raise PolicyError(self._without_key(error_text))
 
     def _request(self, messages: Sequence[Message], tools: Sequence[Tool], most: int) -> dict[str, object]:
         """The fields of a request, without the extras."""
@@ -145,11 +145,11 @@ class Remote:
         for name in [name for name in self.extras if name in lower]:
             del self.extras[name]
             return f"without {name}, from now on"
-        other = LIMITS[self.limit == LIMITS[0]]
+        other_limit = LIMITS[self.limit == LIMITS[0]]
         if self.limit in lower and "limit" not in adapted:
             adapted.add("limit")
-            self.limit = other
-            return f"with {other}, from now on"
+            self.limit = other_limit
+            return f"with {other_limit}, from now on"
         if "system" in lower and "role" in lower and not self.form.without_system:
             self.form = replace(self.form, without_system=True)
             return "with what the system says in the user's first message, from now on"
@@ -158,7 +158,7 @@ class Remote:
             return "with what the user says behind answers of tools in the last of them, from now on"
         return ""
 
-    def _count(self, bare: bool) -> None:
+    def _count_bare(self, bare: bool) -> None:
         """Counts replies that came only without the extras, and gives these up when there is no other cause to be seen."""
         self.bare_replies = self.bare_replies + 1 if bare else 0
         if self.bare_replies == PATIENCE and self.extras:
@@ -169,13 +169,13 @@ class Remote:
         """A server may say what it was sent."""
         return text.replace(self.key, "…") if self.key else text
 
-    def _ask(self, asked: Mapping[str, object]) -> Answer:
+    def _send(self, fields: Mapping[str, object]) -> Answer:
         headers = {"Content-Type": "application/json", "User-Agent": "etude"} | ({"Authorization": f"Bearer {self.key}"} if self.key else {})
-        request = urllib.request.Request(f"{self.address}/chat/completions", json.dumps(asked).encode(), headers)
-        return answer_of(request, self.seconds, LARGEST, _Straight())
+        request = urllib.request.Request(f"{self.address}/chat/completions", json.dumps(fields).encode(), headers)
+        return answer_of(request, self.seconds, LARGEST, _NoRedirects())
 
 
-def _object(arguments: str) -> str:
+def _encode_object(arguments: str) -> str:
     """Arguments as a server reads them in a history: what is no JSON object would be refused, with all that follows."""
     try:
         if isinstance(parse_json(arguments), dict):
@@ -185,16 +185,17 @@ def _object(arguments: str) -> str:
     return json.dumps({"written": arguments})
 
 
-def message_of(one: Message) -> dict:
+def message_of(message: Message) -> dict:
     """A message as chat completions have it."""
-    if one.role == "tool":
-        return {"role": "tool", "tool_call_id": one.answers, "content": one.text}
-    found: dict = {"role": one.role, "content": one.text, **(one.thoughts or {})}
-    if one.calls:
-        found["tool_calls"] = [
-            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": _object(call.arguments)}} for call in one.calls
+    if message.role == "tool":
+        return {"role": "tool", "tool_call_id": message.answers, "content": message.text}
+    fields: dict = {"role": message.role, "content": message.text, **(message.thoughts or {})}
+    if message.calls:
+        fields["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": _encode_object(call.arguments)}}
+            for call in message.calls
         ]
-    return found
+    return fields
 
 
 def conversation(messages: Sequence[Message], form: Form = Form()) -> list[dict]:
@@ -216,24 +217,24 @@ def conversation(messages: Sequence[Message], form: Form = Form()) -> list[dict]
 def read(data: bytes) -> Reply:
     """The reply in an answer of chat completions. Raises ValueError for what is none; a broken call is part of a reply."""
     try:
-        said = parse_json(data)
-        choice = said["choices"][0]
+        response = parse_json(data)
+        choice = response["choices"][0]
         message = choice["message"]
         text = message.get("content") or ""
         if isinstance(text, list):  # parts
             text = "".join(part.get("text") or "" for part in text if isinstance(part, dict))
-        calls = tuple(_called(number, one) for number, one in enumerate(message.get("tool_calls") or ()))
-        usage = said.get("usage") or {}
+        calls = tuple(_parse_call(number, call) for number, call in enumerate(message.get("tool_calls") or ()))
+        usage = response.get("usage") or {}
         if not isinstance(text, str):
             raise TypeError("content")
         return Reply(
             text,
             calls,
-            _count(usage, "prompt_tokens"),
-            _count(usage, "completion_tokens"),
-            _ids(choice.get("token_ids")) or _ids([one.get("id") for one in _rows(choice.get("logprobs"))]),
-            _logprobs(choice.get("logprobs")),
-            _ids(said.get("prompt_token_ids")),
+            _read_count(usage, "prompt_tokens"),
+            _read_count(usage, "completion_tokens"),
+            _read_ids(choice.get("token_ids")) or _read_ids([row.get("id") for row in _logprob_rows(choice.get("logprobs"))]),
+            _read_logprobs(choice.get("logprobs")),
+            _read_ids(response.get("prompt_token_ids")),
             choice.get("finish_reason") == "length",
             thoughts_in(message),
         )
@@ -242,32 +243,36 @@ def read(data: bytes) -> Reply:
         raise ValueError(f"the answer is none of chat completions ({type(error).__name__}): {words}") from None
 
 
-def _called(number: int, one: dict) -> Called:
+def _parse_call(number: int, call: dict) -> Called:
     """A call; a server that gives it no id, or arguments as an object, is forgiven."""
-    function = one["function"]
+    function = call["function"]
     arguments = function.get("arguments")
     if not isinstance(arguments, str):
         arguments = json.dumps({} if arguments is None else arguments)
-    return Called(str(one.get("id") or f"call-{number}"), str(function.get("name") or ""), arguments)
+    return Called(str(call.get("id") or f"call-{number}"), str(function.get("name") or ""), arguments)
 
 
-def _count(usage: object, name: str) -> int | None:
+def _read_count(usage: object, name: str) -> int | None:
     value = usage.get(name) if isinstance(usage, dict) else None
     return value if type(value) is int and value >= 0 else None
 
 
-def _ids(found: object) -> tuple[int, ...] | None:
-    return tuple(found) if isinstance(found, list) and found and all(type(one) is int for one in found) else None
+def _read_ids(tokens: object) -> tuple[int, ...] | None:
+    return tuple(tokens) if isinstance(tokens, list) and tokens and all(type(token) is int for token in tokens) else None
 
 
-def _rows(found: object) -> list[dict]:
+def _logprob_rows(logprobs: object) -> list[dict]:
     """What an answer says of each sampled token."""
-    rows = found.get("content") if isinstance(found, dict) else None
+    rows = logprobs.get("content") if isinstance(logprobs, dict) else None
     return rows if isinstance(rows, list) and all(isinstance(row, dict) for row in rows) else []
 
 
-def _logprobs(found: object) -> tuple[float, ...] | None:
-    values = [row.get("logprob") for row in _rows(found)]
+def _read_logprobs(logprobs: object) -> tuple[float, ...] | None:
+    values = [row.get("logprob") for row in _logprob_rows(logprobs)]
     if not values:
         return None
-    return tuple(map(float, values)) if all(isinstance(one, int | float) and not isinstance(one, bool) for one in values) else None  # pyright: ignore
+    return (
+        tuple(map(float, values))  # pyright: ignore
+        if all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
+        else None
+    )

@@ -15,8 +15,8 @@ __all__ = ["Script", "call", "fool", "oracle"]
 
 def call(name: str, **arguments: object) -> Called:
     """A call with an id that follows from it."""
-    written = json.dumps(arguments)
-    return Called(f"{name}-{zlib.crc32(written.encode()):08x}", name, written)
+    text = json.dumps(arguments)
+    return Called(f"{name}-{zlib.crc32(text.encode()):08x}", name, text)
 
 
 class Script:
@@ -43,14 +43,14 @@ def tests(names: Sequence[str]) -> Called:
 
 def oracle(given: Mapping[str, bytes], gold: Mapping[str, bytes], visible: Sequence[str]) -> Script:
     """Looks, writes the original code, runs the tests that fail without it, and finishes."""
-    changed = sorted(name for name in gold if given.get(name) != gold[name])
-    look = [call("read", path=name) for name in changed]
-    write = [call("write", path=name, text=gold[name].decode("utf-8", "surrogateescape")) for name in changed]
+    changed_paths = sorted(name for name in gold if given.get(name) != gold[name])
+    look = [call("read", path=name) for name in changed_paths]
+    write = [call("write", path=name, text=gold[name].decode("utf-8", "surrogateescape")) for name in changed_paths]
     return Script(
         [
             Reply("I look at what is there.", (*look, tests(visible))),
             Reply("I write what is missing.", tuple(write)),
-            Reply("", (tests(visible), *(call("lints", path=name) for name in changed))),
+            Reply("", (tests(visible), *(call("lints", path=name) for name in changed_paths))),
             Reply("", (call("finish", message="It is there again."),)),
         ]
     )

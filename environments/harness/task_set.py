@@ -91,13 +91,15 @@ class HarnessTasks:
     def _hint(self, rollout: Rollout, span: Span, says: str) -> list[Hint]:
         """The hint as a message of the user, in front of where the turn's own message begins; none where the format cannot say it there."""
         opening = rollout.messages[:2]
-        plain, told = (self.chat_format.encode_opening(messages) for messages in (opening, [*opening, Message("user", says)]))
-        same = next((at for at, pair in enumerate(zip(plain, told, strict=False)) if pair[0] != pair[1]), min(len(plain), len(told)))
-        prompt = plain[same:]
+        without_hint, with_hint = (self.chat_format.encode_opening(messages) for messages in (opening, [*opening, Message("user", says)]))
+        prefix_length = next(
+            (at for at, pair in enumerate(zip(without_hint, with_hint, strict=False)) if pair[0] != pair[1]), min(len(without_hint), len(with_hint))
+        )
+        prompt = without_hint[prefix_length:]
         before = rollout.chain.segments[span.segment].tokens[: span.begin].tolist()
-        if told[len(told) - len(prompt) :] != prompt or before[len(before) - len(prompt) :] != prompt:
+        if with_hint[len(with_hint) - len(prompt) :] != prompt or before[len(before) - len(prompt) :] != prompt:
             return []
-        return [Hint(span.begin - len(prompt), tuple(told[same : len(told) - len(prompt)]), span.begin, span.end)]
+        return [Hint(span.begin - len(prompt), tuple(with_hint[prefix_length : len(with_hint) - len(prompt)]), span.begin, span.end)]
 
 
 class Span(NamedTuple):
@@ -115,21 +117,21 @@ def spans_of(rollout: Rollout, stop_ids: Sequence[int]) -> list[Span]:
     """The turns of a chain, summaries included, in order."""
     spans = []
     for number, segment in enumerate(rollout.chain.segments):
-        own, tokens = [False, *segment.sampled.tolist(), False], segment.tokens.tolist()
-        begins = [at for at in range(len(tokens)) if own[at + 1] and not own[at]]
+        sampled_mask, tokens = [False, *segment.sampled.tolist(), False], segment.tokens.tolist()
+        begins = [at for at in range(len(tokens)) if sampled_mask[at + 1] and not sampled_mask[at]]
         for begin in begins:
-            end = next(at for at in range(begin, len(tokens) + 1) if not own[at + 1])
+            end = next(at for at in range(begin, len(tokens) + 1) if not sampled_mask[at + 1])
             spans.append(Span(number, begin, end, bool(segment.summary[begin]), tokens[end - 1] not in stop_ids))
     return spans
 
 
 def lines_of(rollout: Rollout, stop_ids: Sequence[int]) -> list[dict]:
     """The lines of an episode as `record.py` has them, with the summaries of its chain."""
-    own, lines = list[dict](rollout.environment.lines), list[dict]()
+    episode_lines, lines = list[dict](rollout.environment.lines), list[dict]()
     cuts = [span.is_cut for span in spans_of(rollout, stop_ids) if not span.is_summary]
     messages = (message for message in rollout.messages if message.role == "assistant")
     replies = 0
-    for line in own:
+    for line in episode_lines:
         if line["kind"] == "reply":
             while (message := next(messages)).name == SUMMARY:
                 lines.append({"kind": "summary", "text": message.content or ""})
@@ -159,7 +161,7 @@ def transcript_of(rollout: Rollout, stop_ids: Sequence[int]) -> transcript.Trans
 
 def call_of(name: str, args: Mapping[str, object], line: Mapping[str, object]) -> transcript.Call:
     """A call of the record. `line`: its answer."""
-    counts = {what: int(number) for number, what in COUNT.findall(str(line["text"]))} if name == "shell" else {}
+    counts = {outcome: int(number) for number, outcome in COUNT.findall(str(line["text"]))} if name == "shell" else {}
     passed = counts.pop("passed", 0)
     run = passed + sum(counts.values())
     wrote = args.get("text", "") if name == "write" else args.get("new", "") if name == "edit" else ""
@@ -179,23 +181,23 @@ class Levels:
 
     def __init__(self, schedule: Schedule, tasks: HarnessTasks) -> None:
         """Raises ValueError for a task of the schedule that is not in the stream."""
-        self.schedule, self.progress, self.known = schedule, State(), {task.key: task for task in tasks.streams["rl"]}
-        if missing := [name for names in schedule.levels for name in names if name not in self.known]:
+        self.schedule, self.progress, self.tasks_by_name = (schedule, State(), {task.key: task for task in tasks.streams["rl"]})
+        if missing := [name for names in schedule.levels for name in names if name not in self.tasks_by_name]:
             raise ValueError(f"task {missing[0]} of the schedule is not in the stream")
 
     def choose(self, step: int, count: int) -> list[HarnessTask]:
         """See `Curriculum`. Tasks of the level now; each comes once before one comes again."""
-        chosen = []
+        tasks = []
         for _ in range(count):
             name, self.progress = self.schedule.draw(self.progress)
-            chosen.append(self.known[name])
-        return chosen
+            tasks.append(self.tasks_by_name[name])
+        return tasks
 
     def update(self, tasks: Sequence[HarnessTask], rollouts: Sequence[Rollout]) -> None:
         """See `Curriculum`. Failed environments count neither as solved nor as tried."""
-        ended = [rollout for rollout in rollouts if not rollout.failure]
-        solved = sum(rollout.metrics["success"] == 1 for rollout in ended)
-        self.progress = self.schedule.after(self.progress, solved, len(ended))
+        finished_rollouts = [rollout for rollout in rollouts if not rollout.failure]
+        solved = sum(rollout.metrics["success"] == 1 for rollout in finished_rollouts)
+        self.progress = self.schedule.after(self.progress, solved, len(finished_rollouts))
 
     def save(self, path: Path) -> None:
         """Saves where the curriculum stands, as `Schedule.save`."""

@@ -57,65 +57,65 @@ class Tool:
         """JSON schema of the arguments. `strict`: as OpenAI's strict mode wants it, every argument required."""
         return {
             "type": "object",
-            "properties": {one.name: one.schema(strict) for one in self.arguments},
-            "required": [one.name for one in self.arguments if one.needed or strict],
+            "properties": {argument.name: argument.schema(strict) for argument in self.arguments},
+            "required": [argument.name for argument in self.arguments if argument.needed or strict],
             "additionalProperties": False,
         }
 
     def checked(self, written: str | Mapping[str, object], strict: bool = False) -> dict:
         """The arguments of a call, from what a model wrote. Raises BadCall."""
-        known = {one.name: one for one in self.arguments}
-        args = _read(self.name, written)
-        found = {}
+        arguments = {argument.name: argument for argument in self.arguments}
+        args = _parse_arguments(self.name, written)
+        values = {}
         for name, value in args.items():
-            if name not in known:
+            if name not in arguments:
                 if strict:
-                    raise BadCall(f"{self.name} has no argument {name[:100]!r}; it has {', '.join(known) or 'none'}")
+                    raise BadCall(f"{self.name} has no argument {name[:100]!r}; it has {', '.join(arguments) or 'none'}")
                 continue
-            if value is None and not known[name].needed:
+            if value is None and not arguments[name].needed:
                 continue
-            found[name] = _value(self.name, known[name], value, strict)
-        for name, one in known.items():
-            if one.needed and name not in found:
-                raise BadCall(f"{self.name} needs {name}, {WORDS[one.kind]}")
-        return found
+            values[name] = _check_value(self.name, arguments[name], value, strict)
+        for name, argument in arguments.items():
+            if argument.needed and name not in values:
+                raise BadCall(f"{self.name} needs {name}, {WORDS[argument.kind]}")
+        return values
 
 
-def _read(tool: str, written: str | Mapping[str, object]) -> Mapping[str, object]:
-    if isinstance(written, str):
+def _parse_arguments(tool: str, arguments: str | Mapping[str, object]) -> Mapping[str, object]:
+    if isinstance(arguments, str):
         try:
-            written = parse_json(written or "{}")
+            arguments = parse_json(arguments or "{}")
         except (ValueError, RecursionError) as error:
             raise BadCall(f"the arguments of {tool} are no JSON: {str(error)[:100]}") from None
-    if not isinstance(written, Mapping):
+    if not isinstance(arguments, Mapping):
         raise BadCall(f"the arguments of {tool} must be a JSON object, with a name for each")
-    return written
+    return arguments
 
 
-def _value(tool: str, one: Argument, value: object, strict: bool) -> object:
+def _check_value(tool: str, argument: Argument, value: object, strict: bool) -> object:
     if not strict and isinstance(value, str):
         text = value.strip()
-        if one.kind == "integer" and text.removeprefix("-").isascii() and text.removeprefix("-").isdigit() and len(text) < 20:
+        if argument.kind == "integer" and text.removeprefix("-").isascii() and text.removeprefix("-").isdigit() and len(text) < 20:
             return int(text)
-        if one.kind == "boolean" and text.lower() in ("true", "false"):
+        if argument.kind == "boolean" and text.lower() in ("true", "false"):
             return text.lower() == "true"
-    if not strict and one.kind == "integer" and isinstance(value, float) and value.is_integer():
+    if not strict and argument.kind == "integer" and isinstance(value, float) and value.is_integer():
         return int(value)
-    wanted = {"string": str, "integer": int, "boolean": bool, "array": list}[one.kind]
-    if type(value) is not wanted:
-        raise BadCall(f"{one.name} of {tool} must be {WORDS[one.kind]}; got {json.dumps(value)[:100]}")
+    expected = {"string": str, "integer": int, "boolean": bool, "array": list}[argument.kind]
+    if type(value) is not expected:
+        raise BadCall(f"{argument.name} of {tool} must be {WORDS[argument.kind]}; got {json.dumps(value)[:100]}")
     if isinstance(value, list):
-        return [_item(tool, one.name, item) for item in value]
+        return [_check_item(tool, argument.name, item) for item in value]
     return value
 
 
-def _item(tool: str, name: str, item: object) -> dict:
+def _check_item(tool: str, name: str, item: object) -> dict:
     if not isinstance(item, Mapping) or not isinstance(item.get("text"), str) or item.get("state") not in STATES:
         raise BadCall(f"each of {name} of {tool} must have a text and a state: {', '.join(STATES)}")
     return {"text": item["text"], "state": item["state"]}
 
 
-def _path(says: str = "Path in the work tree.") -> Argument:
+def _path_argument(says: str = "Path in the work tree.") -> Argument:
     return Argument("path", "string", says)
 
 
@@ -125,23 +125,23 @@ INSIDE = (
         "read",
         "Read a text file.",
         (
-            _path(),
+            _path_argument(),
             Argument("start", "integer", "Number of the first line, from 1.", False),
             Argument("lines", "integer", "How many lines; 0 for all.", False),
         ),
     ),
-    Tool("write", "Make or replace a file, and the folders that it lies in.", (_path(), Argument("text", "string", "The whole file."))),
+    Tool("write", "Make or replace a file, and the folders that it lies in.", (_path_argument(), Argument("text", "string", "The whole file."))),
     Tool(
         "edit",
         "Replace a piece of a file by another one.",
         (
-            _path(),
+            _path_argument(),
             Argument("old", "string", "What stands there now, exactly; it must occur once."),
             Argument("new", "string", "What shall stand there."),
             Argument("every", "boolean", "Replace it wherever it occurs.", False),
         ),
     ),
-    Tool("delete", "Delete a file, a link, or a folder with all that is in it.", (_path(),)),
+    Tool("delete", "Delete a file, a link, or a folder with all that is in it.", (_path_argument(),)),
     Tool("list", "List a folder.", (IN_FOLDER,)),
     Tool("glob", "Find files by name: * and ? stay within a folder, ** crosses folders.", (Argument("pattern", "string", "The glob."), IN_FOLDER)),
     Tool(
@@ -162,7 +162,7 @@ INSIDE = (
 )
 """Those that run in the sandbox."""
 OWN = (
-    Tool("lints", "Say what a reviewer would find in the lines of a file that are new.", (_path(),)),
+    Tool("lints", "Say what a reviewer would find in the lines of a file that are new.", (_path_argument(),)),
     Tool("todo", "Replace the to-do list.", (Argument("items", "array", "All items, in order."),)),
     Tool(
         "semantic_search",
@@ -187,15 +187,18 @@ def chosen(names: Sequence[str]) -> tuple[Tool, ...]:
 
 def openai(tools: Sequence[Tool], strict: bool = False) -> list[dict]:
     """`tools` of a request for chat completions."""
-    more = {"strict": True} if strict else {}
-    return [{"type": "function", "function": {"name": one.name, "description": one.says, "parameters": one.schema(strict)} | more} for one in tools]
+    strict_field = {"strict": True} if strict else {}
+    return [
+        {"type": "function", "function": {"name": tool.name, "description": tool.says, "parameters": tool.schema(strict)} | strict_field}
+        for tool in tools
+    ]
 
 
 def anthropic(tools: Sequence[Tool]) -> list[dict]:
     """`tools` of a request for messages."""
-    return [{"name": one.name, "description": one.says, "input_schema": one.schema()} for one in tools]
+    return [{"name": tool.name, "description": tool.says, "input_schema": tool.schema()} for tool in tools]
 
 
 def mcp(tools: Sequence[Tool]) -> list[dict]:
     """`tools` of an answer to tools/list, Model Context Protocol."""
-    return [{"name": one.name, "description": one.says, "inputSchema": one.schema()} for one in tools]
+    return [{"name": tool.name, "description": tool.says, "inputSchema": tool.schema()} for tool in tools]

@@ -41,19 +41,19 @@ class Turn:
 
 def turns(lines: Sequence[dict]) -> tuple[Turn, ...]:
     """The turns of a transcript that came to their end. `lines`: as `environments.harness.record.read` gives them."""
-    found, segment, number = [], 0, 0
+    turn_list, segment, number = [], 0, 0
     for at, line in enumerate(lines):
         segment += line["kind"] == "summary"
         if line["kind"] != "reply":
             continue
         number += 1
-        rest = [*_until_turn(lines[at + 1 :])]
-        if rest and rest[-1]["kind"] == "turn":
-            *before, said = context([*lines[: at + 1]])
-            answers, ids = tuple(one for one in rest if one["kind"] == "answer"), line.get("token_ids")
-            sampled = tuple(ids) if isinstance(ids, list) and all(type(one) is int for one in ids) else None
-            found.append(Turn(number, segment, tuple(before), said, answers, rest[-1].get("diff") or "", bool(line.get("cut")), sampled))
-    return tuple(found)
+        turn_lines = [*_until_turn(lines[at + 1 :])]
+        if turn_lines and turn_lines[-1]["kind"] == "turn":
+            *before, reply = context([*lines[: at + 1]])
+            answers, ids = tuple(answer for answer in turn_lines if answer["kind"] == "answer"), line.get("token_ids")
+            sampled = tuple(ids) if isinstance(ids, list) and all(type(token) is int for token in ids) else None
+            turn_list.append(Turn(number, segment, tuple(before), reply, answers, turn_lines[-1].get("diff") or "", bool(line.get("cut")), sampled))
+    return tuple(turn_list)
 
 
 def _until_turn(lines: Sequence[dict]) -> Iterator[dict]:
@@ -68,16 +68,16 @@ def _until_turn(lines: Sequence[dict]) -> Iterator[dict]:
 def arguments(call: Called) -> dict:
     """The arguments of a call; empty where they are no object of JSON."""
     try:
-        found = parse_json(call.arguments or "{}")
+        value = parse_json(call.arguments or "{}")
     except (ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return value if isinstance(value, dict) else {}
 
 
 def values(call: Called) -> str:
     """The values of a call's arguments as they are meant, with their line breaks; of what is none, as it was written."""
-    found = arguments(call)
-    return "\n".join(value if isinstance(value, str) else json.dumps(value) for value in found.values()) if found else call.arguments
+    args = arguments(call)
+    return "\n".join(value if isinstance(value, str) else json.dumps(value) for value in args.values()) if args else call.arguments
 
 
 def words_of(message: Message) -> str:

@@ -29,7 +29,7 @@ SYSTEM = """You are a software engineer. You work in a folder with the source of
 Look at the code, change what is needed and no more, run the tests, and call finish when you are done. Several calls may stand in one reply."""
 LARGEST, LONGEST, SAYS = 256 << 10, 16 << 10, 16 << 10
 """Bytes of a file that is compared or looked through for lints, of a turn's diff, and of an answer."""
-MANY = 4_000_000
+MAX_LINE_PAIRS = 4_000_000
 """Pairs of lines that are compared for a diff, at most: whoever works in the tree chooses their number."""
 CALLS = 32
 """Calls of a reply that are made."""
@@ -107,7 +107,7 @@ class Workspace:
 
     def call(self, call: Called, number: int, left: float) -> Answer:
         """Makes the call of this number in its reply. `left`: seconds that the episode has."""
-        since, tool, broken = time.monotonic(), self.tools.get(call.name), False
+        since, tool, is_broken = time.monotonic(), self.tools.get(call.name), False
         try:
             if self.over:
                 raise BadCall("the episode is over; this call was not made")
@@ -118,31 +118,31 @@ class Workspace:
             if tool is None:
                 raise BadCall(f"there is no tool {call.name[:100]!r}; there are {', '.join(self.tools)}")
             args = tool.checked(call.arguments, self.job.strict)
-            heard = self._own(tool, args) or self.open().call(tool.name, args, min(self.call_seconds, left))
+            observation = self._call_own_tool(tool, args) or self.open().call(tool.name, args, min(self.call_seconds, left))
         except BadCall as error:
-            heard, broken = Observation(one_line(str(error), 1000), False), True
-        text = cut(heard.text, SAYS)
-        if heard.exit:
-            text += f"\n[exit code {heard.exit}]"
-        if heard.ended:
-            text += f"\n[ended: {heard.ended}]"
-        return Answer(text.strip("\n"), heard.ok, broken, heard.exit, heard.ended, time.monotonic() - since)
+            observation, is_broken = Observation(one_line(str(error), 1000), False), True
+        text = cut(observation.text, SAYS)
+        if observation.exit:
+            text += f"\n[exit code {observation.exit}]"
+        if observation.ended:
+            text += f"\n[ended: {observation.ended}]"
+        return Answer(text.strip("\n"), observation.ok, is_broken, observation.exit, observation.ended, time.monotonic() - since)
 
     def keep(self) -> tuple[str, str]:
         """Stores the tree. Gives the difference to the last one, and what is to be said to the agent: a tree that cannot be stored, with a FIFO in it
         for instance, is the agent's to mend; the last good one stays."""
         try:
-            before, self.tree = self.tree, self.open().snapshot()
-            return difference(self.store, before, self.tree) if before != self.tree else "", ""
+            previous, self.tree = self.tree, self.open().snapshot()
+            return difference(self.store, previous, self.tree) if previous != self.tree else "", ""
         except RunError as error:
-            heard = self.open().call("list", {})
-            if heard.ended:
-                self.over = f"the sandbox ended: {heard.ended}"
+            observation = self.open().call("list", {})
+            if observation.ended:
+                self.over = f"the sandbox ended: {observation.ended}"
                 return "", ""
             self.close()
             return "", f"The work tree cannot be stored, and is again as it was before: {one_line(str(error))}"
 
-    def _own(self, tool: Tool, args: dict) -> Observation | None:
+    def _call_own_tool(self, tool: Tool, args: dict) -> Observation | None:
         """What a tool of the harness says; None for one that runs in the sandbox."""
         if tool.name == "finish":
             self.over = "finish"
@@ -151,16 +151,16 @@ class Workspace:
             done = sum(item["state"] == "done" for item in args["items"])
             return Observation(f"{len(args['items'])} items, {done} done", True)
         if tool.name == "lints":
-            return self._lints(args["path"])
+            return self._find_lints(args["path"])
         if tool.name == "semantic_search":
-            self.index = self.index or Index({name: data.decode() for name, data in self.job.given.items() if _text(data)})
-            return _hits(self.index, args["query"])
+            self.index = self.index or Index({name: data.decode() for name, data in self.job.given.items() if _is_text(data)})
+            return _search(self.index, args["query"])
         if tool.name == "web_search":
             self.corpus = self.corpus or Index(self.job.pages or {}, height=60)
-            return _hits(self.corpus, args["query"])
+            return _search(self.corpus, args["query"])
         return None
 
-    def _lints(self, path: str) -> Observation:
+    def _find_lints(self, path: str) -> Observation:
         """Problems of the lines of a file that are new."""
         name = path.removeprefix("/work/").removeprefix("./")
         try:
@@ -169,42 +169,42 @@ class Workspace:
             return Observation(one_line(str(error)), False)
         if entry is None or entry.kind != "file" or not name.endswith(".py") or entry.size > LARGEST:
             return Observation(f"{one_line(path)} is no file of Python in the work tree, or larger than {LARGEST >> 10} KiB", False)
-        known = {name: self.job.given[name]} if name in self.job.given else {}
-        found = conformance(known, {name: self.store.content(entry)})
-        return Observation("\n".join(found.problems) or f"nothing in {found.lines} new lines", True)
+        given_files = {name: self.job.given[name]} if name in self.job.given else {}
+        report = conformance(given_files, {name: self.store.content(entry)})
+        return Observation("\n".join(report.problems) or f"nothing in {report.lines} new lines", True)
 
 
 def difference(store: Store, before: str, after: str) -> str:
     """What changed from one stored tree to another, as a unified diff of its text files; of others it says so. Folders, and caches of Python and
     pytest, are left out. At most LONGEST bytes. Raises RunError."""
-    old, new, found = store.manifest(before), store.manifest(after), list[str]()
+    old, new, rows = store.manifest(before), store.manifest(after), list[str]()
     for name in sorted(path for path in old.keys() | new.keys() if old.get(path) != new.get(path) and not CACHES & {*path.split("/")}):
-        sides = [_side(store, tree.get(name)) for tree in (old, new)]
+        sides = [_read_side(store, tree.get(name)) for tree in (old, new)]
         if None in sides:
-            found.append(f"{visible(name)}: no text, or a link, or too large")
+            rows.append(f"{visible(name)}: no text, or a link, or too large")
             continue
-        one, other = ([*map(visible, (side or "").splitlines())] for side in sides)
-        if len(one) * len(other) > MANY:
-            found.append(f"{visible(name)}: too many lines to compare")
+        old_lines, new_lines = ([*map(visible, (side or "").splitlines())] for side in sides)
+        if len(old_lines) * len(new_lines) > MAX_LINE_PAIRS:
+            rows.append(f"{visible(name)}: too many lines to compare")
             continue
-        lines = [*difflib.unified_diff(one, other, f"a/{visible(name)}", f"b/{visible(name)}", lineterm="")]
-        if sum(map(len, found)) > LONGEST:
-            found.append("…")
+        lines = [*difflib.unified_diff(old_lines, new_lines, f"a/{visible(name)}", f"b/{visible(name)}", lineterm="")]
+        if sum(map(len, rows)) > LONGEST:
+            rows.append("…")
             break
-        same = any(tree[name].kind == "dir" for tree in (old, new) if name in tree)
-        found += lines or ([] if same else [f"{visible(name)}: its mode or the end of its last line"])
-    return cut("\n".join(found), LONGEST)
+        is_folder = any(tree[name].kind == "dir" for tree in (old, new) if name in tree)
+        rows += lines or ([] if is_folder else [f"{visible(name)}: its mode or the end of its last line"])
+    return cut("\n".join(rows), LONGEST)
 
 
-def _side(store: Store, entry: Entry | None) -> str | None:
+def _read_side(store: Store, entry: Entry | None) -> str | None:
     """A file's text for a diff; empty where there is none, and None where it is nothing to compare."""
     if entry is None or entry.kind == "dir":
         return ""
     data = store.content(entry) if entry.kind == "file" and entry.size <= LARGEST else b"\0"
-    return data.decode() if _text(data) else None
+    return data.decode() if _is_text(data) else None
 
 
-def _text(data: bytes) -> bool:
+def _is_text(data: bytes) -> bool:
     try:
         data.decode()
     except UnicodeDecodeError:
@@ -212,6 +212,6 @@ def _text(data: bytes) -> bool:
     return b"\0" not in data
 
 
-def _hits(index: Index, query: str) -> Observation:
-    found = [f"{hit.name}:{hit.line}\n" + "\n".join(line[:300] for line in hit.text.splitlines()) for hit in index.find(query)]
-    return Observation("\n\n".join(found) or "nothing is found", True)
+def _search(index: Index, query: str) -> Observation:
+    blocks = [f"{hit.name}:{hit.line}\n" + "\n".join(line[:300] for line in hit.text.splitlines()) for hit in index.find(query)]
+    return Observation("\n\n".join(blocks) or "nothing is found", True)

@@ -68,7 +68,7 @@ class Attempt:
 
     @property
     def good(self) -> bool:
-        return self.telling and all(one.passed for one in self.outcomes if one.step.needed)
+        return self.telling and all(outcome.passed for outcome in self.outcomes if outcome.step.needed)
 
 
 Revise = Callable[[Sequence[Step], Sequence[Outcome]], list[Step] | None]
@@ -78,18 +78,18 @@ Revise = Callable[[Sequence[Step], Sequence[Outcome]], list[Step] | None]
 def played(sandbox: Sandbox, step: Step) -> Outcome:
     """Plays a step. Raises RunError where the sandbox has ended."""
     codes: list[int | None] = [None, None]
-    said, seconds = list[str](), 0.0
-    for at, what in enumerate((step.command, step.check)):
-        if not what or (at and step.command and codes[0] != 0):
+    texts, seconds = list[str](), 0.0
+    for at, command in enumerate((step.command, step.check)):
+        if not command or (at and step.command and codes[0] != 0):
             continue
-        heard = sandbox.call("shell", {"command": f". {FOLDER}/env\n{what}"})
-        ended = heard.ended is not None and not (heard.exit == 0 and "outlived" in heard.ended)
-        codes[at] = None if ended else heard.exit
-        said += [heard.text.strip("\n"), *([f"[ended: {heard.ended}]"] if ended else [])]
-        seconds += heard.seconds
-        if ended and sandbox.call("list", {}).ended:
-            raise RunError(f"{one_line(what, 100)}: {heard.ended}")
-    return Outcome(step, codes[0], codes[1], "\n".join(one for one in said if one)[-SAYS:], seconds)
+        observation = sandbox.call("shell", {"command": f". {FOLDER}/env\n{command}"})
+        has_ended = observation.ended is not None and not (observation.exit == 0 and "outlived" in observation.ended)
+        codes[at] = None if has_ended else observation.exit
+        texts += [observation.text.strip("\n"), *([f"[ended: {observation.ended}]"] if has_ended else [])]
+        seconds += observation.seconds
+        if has_ended and sandbox.call("list", {}).ended:
+            raise RunError(f"{one_line(command, 100)}: {observation.ended}")
+    return Outcome(step, codes[0], codes[1], "\n".join(text for text in texts if text)[-SAYS:], seconds)
 
 
 def attempt(
@@ -103,9 +103,9 @@ def attempt(
     those of the checks before anything is done with 0. Raises RunError."""
     before = dict[str, bool]()
     for number in range(1, tries + 1):
-        if new := [step.check for step in steps if step.check and step.check not in before]:
+        if new_checks := [step.check for step in steps if step.check and step.check not in before]:
             with closing(fresh()) as sandbox:
-                for check in dict.fromkeys(new):
+                for check in dict.fromkeys(new_checks):
                     outcome = played(sandbox, Step("", check))
                     before[check] = outcome.passed
                     told(0, outcome)
@@ -114,36 +114,36 @@ def attempt(
             for step in steps:
                 outcomes.append(played(sandbox, step))
                 told(number, outcomes[-1])
-            telling = any(one.passed and not before.get(one.step.check, True) for one in outcomes)
-            found = Attempt(tuple(outcomes), number, "", telling)
-            found = replace(found, tree=sandbox.snapshot()) if found.good else found
-        if found.good or number == tries:
-            return found
-        if (changed := revise(steps, outcomes)) is None:
-            return found
-        steps = changed
+            telling = any(step_outcome.passed and not before.get(step_outcome.step.check, True) for step_outcome in outcomes)
+            result = Attempt(tuple(outcomes), number, "", telling)
+            result = replace(result, tree=sandbox.snapshot()) if result.good else result
+        if result.good or number == tries:
+            return result
+        if (new_steps := revise(steps, outcomes)) is None:
+            return result
+        steps = new_steps
     raise ValueError(f"tries must be positive; got {tries}")
 
 
 def revised(own: Collection[str], steps: Sequence[Step], outcomes: Sequence[Outcome]) -> list[Step] | None:
     """Stage 2 without a model: what an index lacks to build with is taken from here, an extra that cannot be had is left out, and a module that is
     missing is installed by its name, once. `own`: the folder's modules: an index may hold something else of the same name, which nobody asked for."""
-    found, known = list[Step](), {step.command for step in steps}
-    for one in outcomes:
-        step = one.step
-        if not one.passed and (other := _otherwise(one)) != step.command:
-            step = replace(step, command=other)
-        elif not one.passed:
-            for module in dict.fromkeys(MISSING.findall(one.text)):
+    new_steps, commands = list[Step](), {step.command for step in steps}
+    for outcome in outcomes:
+        step = outcome.step
+        if not outcome.passed and (new_command := _find_other_command(outcome)) != step.command:
+            step = replace(step, command=new_command)
+        elif not outcome.passed:
+            for module in dict.fromkeys(MISSING.findall(outcome.text)):
                 name = str(PACKAGES.get(module, module))
-                if f"pip install {name}" not in known and module not in own:
-                    found.append(Step(f"pip install {name}", named([name]), "a module that was missing", False))
-        found.append(step)
-    found = deduplicated(found, 100)
-    return None if found == [*steps] else found
+                if f"pip install {name}" not in commands and module not in own:
+                    new_steps.append(Step(f"pip install {name}", named([name]), "a module that was missing", False))
+        new_steps.append(step)
+    new_steps = deduplicated(new_steps, 100)
+    return None if new_steps == [*steps] else new_steps
 
 
-def _otherwise(outcome: Outcome) -> str:
+def _find_other_command(outcome: Outcome) -> str:
     """Another command for one that installs a folder."""
     command = outcome.step.command
     if command.startswith("pip install -e .") or command.startswith("pip install -e '.["):
@@ -156,5 +156,5 @@ def why(outcome: Outcome) -> str:
     """Why a step did not work, in one line: what pip calls an error, or the last that was said."""
     lines = [line.strip() for line in outcome.text.split("\n") if line.strip()]
     errors = [line for line in lines if line.startswith("ERROR:")]
-    clear = [line for line in errors if "No matching distribution" in line] or errors[-1:] or lines[-1:] or ["it says nothing"]
-    return one_line(clear[-1].removeprefix("ERROR:").strip())
+    best_lines = [line for line in errors if "No matching distribution" in line] or errors[-1:] or lines[-1:] or ["it says nothing"]
+    return one_line(best_lines[-1].removeprefix("ERROR:").strip())

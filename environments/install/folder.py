@@ -14,7 +14,7 @@ from kit.settings import RunError
 __all__ = ["copied", "read"]
 
 LEFT_OUT = re.compile(r"__pycache__|node_modules|build|dist|venv|env|[^/]*\.egg-info|[^/]*\.py[co]")
-KEPT = re.compile(r"\.github|\.gitlab-ci\.yml|\.coveragerc|\.flake8|\.pre-commit-config\.yaml|\.python-version")
+INCLUDED_NAMES = re.compile(r"\.github|\.gitlab-ci\.yml|\.coveragerc|\.flake8|\.pre-commit-config\.yaml|\.python-version")
 """Of the names that begin with a dot, which are histories, caches, environments and, in .env, secrets."""
 LARGEST = 256 << 10
 """Bytes of a file that is read."""
@@ -23,14 +23,14 @@ LARGEST = 256 << 10
 def copied(folder: Path, target: Path, more: Mapping[str, bytes]) -> None:
     """Copies a folder, links as links, and adds files, in a folder that was left out. Raises RunError for what cannot be copied."""
 
-    def left_out(_: str, names: list[str]) -> set[str]:
-        return {name for name in names if LEFT_OUT.fullmatch(name) or (name.startswith(".") and not KEPT.fullmatch(name))}
+    def find_left_out(_: str, names: list[str]) -> set[str]:
+        return {name for name in names if LEFT_OUT.fullmatch(name) or (name.startswith(".") and not INCLUDED_NAMES.fullmatch(name))}
 
-    special = [path for path in _walked(folder, left_out) if not (path.is_symlink() or path.is_file() or path.is_dir())]
-    if special:
-        raise RunError(f"{special[0]} is no file, folder or link, and cannot be copied")
+    special_paths = [path for path in _list_paths(folder, find_left_out) if not (path.is_symlink() or path.is_file() or path.is_dir())]
+    if special_paths:
+        raise RunError(f"{special_paths[0]} is no file, folder or link, and cannot be copied")
     try:
-        shutil.copytree(folder, target, symlinks=True, ignore=left_out)
+        shutil.copytree(folder, target, symlinks=True, ignore=find_left_out)
         for path, data in more.items():
             (target / path).parent.mkdir(parents=True, exist_ok=True)
             (target / path).write_bytes(data)
@@ -39,22 +39,22 @@ def copied(folder: Path, target: Path, more: Mapping[str, bytes]) -> None:
         raise RunError(f"{folder} cannot be copied: {error}") from None
 
 
-def _walked(folder: Path, left_out) -> list[Path]:
-    found = []
-    for below, folders, files in os.walk(folder):
-        folders[:] = sorted({*folders} - left_out(below, folders))
-        found += [Path(below, name) for name in (*folders, *{*files} - left_out(below, files))]
-    return found
+def _list_paths(folder: Path, find_left_out) -> list[Path]:
+    paths = []
+    for parent, folders, files in os.walk(folder):
+        folders[:] = sorted({*folders} - find_left_out(parent, folders))
+        paths += [Path(parent, name) for name in (*folders, *{*files} - find_left_out(parent, files))]
+    return paths
 
 
 def read(folder: Path) -> dict[str, bytes]:
     """The regular files of a folder by their paths; of large ones only that they are there."""
-    found = {}
-    for below, folders, files in os.walk(folder):
+    contents = {}
+    for parent, folders, files in os.walk(folder):
         folders.sort()
         for name in sorted(files):
-            path = Path(below, name)
-            what = path.lstat()
-            if stat.S_ISREG(what.st_mode):
-                found[path.relative_to(folder).as_posix()] = path.read_bytes() if what.st_size <= LARGEST else b""
-    return found
+            path = Path(parent, name)
+            status = path.lstat()
+            if stat.S_ISREG(status.st_mode):
+                contents[path.relative_to(folder).as_posix()] = path.read_bytes() if status.st_size <= LARGEST else b""
+    return contents

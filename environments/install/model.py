@@ -68,7 +68,7 @@ class Player:
 
     def proposed(self) -> list[Step]:
         """Stage 1. Raises RunError where what is left holds no steps, and PolicyError."""
-        rows, record = self._run("propose", PROPOSES % self.first.command, LOOKS, "steps.json")
+        rows, record = self._run_episode("propose", PROPOSES % self.first.command, LOOKS, "steps.json")
         try:
             return [replace(step, source="the model", needed=True) for step in deduplicated(of_rows(rows, MOST))]
         except ValueError as error:
@@ -77,20 +77,22 @@ class Player:
     def revise(self, steps: Sequence[Step], outcomes: Sequence[Outcome]) -> list[Step]:
         """Stage 2 (see attempt.py): other commands, and the same checks; the steps as they are where what is left holds none. Raises PolicyError."""
         checks = [Step("", step.check, step.source) for step in steps if step.check]
-        heard = "\n".join(f"{'worked' if one.passed else f'failed ({why(one)})'}: {one.step.command or one.step.check}" for one in outcomes)
-        asked = INSTALLS % ("\n".join(f"  {step.check}" for step in checks), NETWORK if self.index else ALONE, heard)
-        found, _ = self._run("try", asked, TRIES, "worked.json")
+        report = "\n".join(
+            f"{'worked' if outcome.passed else f'failed ({why(outcome)})'}: {outcome.step.command or outcome.step.check}" for outcome in outcomes
+        )
+        task_prompt = INSTALLS % ("\n".join(f"  {step.check}" for step in checks), NETWORK if self.index else ALONE, report)
+        command_rows, _ = self._run_episode("try", task_prompt, TRIES, "worked.json")
         try:
-            commands = of_rows([{"command": one} for one in found] if isinstance(found, list) else found)
+            commands = of_rows([{"command": command} for command in command_rows] if isinstance(command_rows, list) else command_rows)
         except ValueError:
             return [*steps]
         return [*(replace(step, source="the model") for step in commands), *deduplicated(checks, 100)]
 
-    def _run(self, name: str, prompt: str, tools: tuple[str, ...], file: str) -> tuple[object, Path]:
+    def _run_episode(self, name: str, prompt: str, tools: tuple[str, ...], file: str) -> tuple[object, Path]:
         """One run of the harness: the JSON of the file that it leaves, None where it leaves none, and its transcript."""
         self.transcripts.mkdir(parents=True, exist_ok=True)
         paths = (self.transcripts / f"{name}-{number}.jsonl" for number in itertools.count(1))
-        path = next(one for one in paths if not one.exists())
+        path = next(candidate for candidate in paths if not candidate.exists())
         job = Job(name, prompt, self.tree, self.given, None, tools, who=self.who, system=SYSTEM)
         with Record(path) as record:
             tree = Episode(job, self.policy, record, self.fork, self.store, self.budget).play()

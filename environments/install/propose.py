@@ -36,11 +36,11 @@ def configures(path: str) -> bool:
 
 def proposed(files: Mapping[str, bytes]) -> list[Step]:
     """At most ten steps, each once. `files`: all of the folder's by their paths; only those that configure something are read. Raises nothing."""
-    project = _project(files)
-    first = [VENV, *_requirements(files), *_package(files, project)]
-    last = [*_imports(files, project), *_tests(files)]
-    found = [*_found(files)]
-    return deduplicated([*deduplicated(first, MOST - len(last)), *found[: max(0, MOST - len(last) - len(first))], *last])
+    project = _read_project(files)
+    first = [VENV, *_propose_requirements(files), *_propose_package(files, project)]
+    last = [*_propose_imports(files, project), *_propose_tests(files)]
+    file_commands = [*_propose_file_commands(files)]
+    return deduplicated([*deduplicated(first, MOST - len(last)), *file_commands[: max(0, MOST - len(last) - len(first))], *last])
 
 
 def named(distributions: Sequence[str]) -> str:
@@ -48,31 +48,33 @@ def named(distributions: Sequence[str]) -> str:
     return f"""python -c "from importlib.metadata import version; [version(name) for name in {[*distributions][:20]!r}]" """.strip()
 
 
-def _project(files: Mapping[str, bytes]) -> Project | None:
+def _read_project(files: Mapping[str, bytes]) -> Project | None:
     """What the first file that tells of a package says; what the others know is added."""
     readers = {"pyproject.toml": pyproject, "setup.cfg": setup_cfg, "setup.py": setup_py}
-    known = [one for path, reader in readers.items() if path in files and (one := reader(files[path])) is not None]
-    if not known:
+    projects = [project for path, reader in readers.items() if path in files and (project := reader(files[path])) is not None]
+    if not projects:
         return Project() if "setup.py" in files else None
-    return Project(*(next((value for one in known if (value := getattr(one, name))), getattr(known[0], name)) for name in vars(known[0])))
+    return Project(
+        *(next((value for project in projects if (value := getattr(project, name))), getattr(projects[0], name)) for name in vars(projects[0]))
+    )
 
 
-def _requirements(files: Mapping[str, bytes]) -> Iterator[Step]:
+def _propose_requirements(files: Mapping[str, bytes]) -> Iterator[Step]:
     """Files of requirements: the one that all need, and at most two that tests may."""
-    found = sorted((path for path in files if path.endswith(".txt") and configures(path)), key=lambda path: (path != "requirements.txt", path))
-    chosen = [path for path in found if path == "requirements.txt" or re.search("test|dev", path)][:3]
-    for path in chosen:
-        known = requirements(files[path])
-        yield Step(f"pip install -r {shlex.quote(path)}", named(known) if known else "pip check", path, path == "requirements.txt")
+    paths = sorted((path for path in files if path.endswith(".txt") and configures(path)), key=lambda path: (path != "requirements.txt", path))
+    chosen_paths = [path for path in paths if path == "requirements.txt" or re.search("test|dev", path)][:3]
+    for path in chosen_paths:
+        distributions = requirements(files[path])
+        yield Step(f"pip install -r {shlex.quote(path)}", named(distributions) if distributions else "pip check", path, path == "requirements.txt")
 
 
-def _package(files: Mapping[str, bytes], project: Project | None) -> Iterator[Step]:
+def _propose_package(files: Mapping[str, bytes], project: Project | None) -> Iterator[Step]:
     if project is None:
         return
     extras = [name for name in FOR_TESTS if name in project.extras][:1]
     source = next(path for path in ("pyproject.toml", "setup.cfg", "setup.py") if path in files)
-    what = f"-e '.[{extras[0]}]'" if extras else "-e ."
-    command = f"{'pip install' if project.built_with else BUILT_HERE} {what}"
+    target = f"-e '.[{extras[0]}]'" if extras else "-e ."
+    command = f"{'pip install' if project.built_with else BUILT_HERE} {target}"
     yield Step(command, named([project.name]) if project.name else "pip check", source)
     if project.tested_with:
         yield Step(f"pip install {' '.join(project.tested_with)}", named(project.tested_with), "pyproject.toml: dependency-groups", False)
@@ -83,28 +85,28 @@ def modules(files: Iterable[str]) -> set[str]:
     return {match[1] for path in files if (match := re.fullmatch(r"(?:src/)?([A-Za-z_]\w*)(?:/.*)?\.py", path))}
 
 
-def _imports(files: Mapping[str, bytes], project: Project | None) -> Iterator[Step]:
+def _propose_imports(files: Mapping[str, bytes], project: Project | None) -> Iterator[Step]:
     """The package that has the project's name, or each one there is, up to two; and its first program."""
     tops = {name for name in modules(files) if any(f"{src}{name}/__init__.py" in files for src in ("", "src/"))}
     tops = (tops - {"tests", "test", "docs", "examples"}) | ({project.name} & modules(files) if project else set())
-    wanted = re.sub(r"[-.]+", "_", project.name).lower() if project else ""
-    chosen = [name for name in sorted(tops) if name.lower() == wanted] or sorted(tops)[:2]
-    if chosen:
-        yield Step("", f"python -c 'import {', '.join(chosen)}'", "the folder's packages")
+    import_name = re.sub(r"[-.]+", "_", project.name).lower() if project else ""
+    chosen_modules = [name for name in sorted(tops) if name.lower() == import_name] or sorted(tops)[:2]
+    if chosen_modules:
+        yield Step("", f"python -c 'import {', '.join(chosen_modules)}'", "the folder's packages")
     if project and project.scripts:
         yield Step("", f"{shlex.quote(project.scripts[0])} --help", "pyproject.toml: scripts", False)
 
 
-def _tests(files: Mapping[str, bytes]) -> Iterator[Step]:
+def _propose_tests(files: Mapping[str, bytes]) -> Iterator[Step]:
     """Tests can be collected, and pass."""
     if any(re.search(r"(^|/)(test_\w*|\w*_test)\.py$", path) for path in files):
         yield Step("", "python -m pytest -q --collect-only", "the folder's tests")
         yield Step("", "python -m pytest -q", "the folder's tests", False)
 
 
-def _found(files: Mapping[str, bytes]) -> Iterator[Step]:
+def _propose_file_commands(files: Mapping[str, bytes]) -> Iterator[Step]:
     """What tox, a Makefile and CI install and test, where it is more than what is proposed anyway."""
-    for path in sorted(one for one in files if configures(one)):
+    for path in sorted(candidate for candidate in files if configures(candidate)):
         lines: Sequence[str] = ()
         if path == "tox.ini":
             deps, lines = tox(files[path])
@@ -114,13 +116,13 @@ def _found(files: Mapping[str, bytes]) -> Iterator[Step]:
             lines = make_commands(files[path])
         elif path.endswith((".yml", ".yaml")):
             lines = ci_commands(files[path])
-        for line in (part.strip() for one in lines for part in re.split(r"&&|;", one)):
-            there = all(one in files for one in re.findall(r"(?:-r|--requirement)[ =]*([\w./-]+)", line))
-            if PLAIN.fullmatch(line) and there and (step := _usual(line, path)) is not None:
+        for line in (part.strip() for entry in lines for part in re.split(r"&&|;", entry)):
+            has_files = all(requirement in files for requirement in re.findall(r"(?:-r|--requirement)[ =]*([\w./-]+)", line))
+            if PLAIN.fullmatch(line) and has_files and (step := _parse_command(line, path)) is not None:
                 yield step
 
 
-def _usual(line: str, path: str) -> Step | None:
+def _parse_command(line: str, path: str) -> Step | None:
     """A command that installs or tests, as this environment has it."""
     if install := INSTALL.fullmatch(line):
         words = re.sub(r"(^|\s)--user\b", "", install[1]).strip()

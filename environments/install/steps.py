@@ -27,10 +27,10 @@ class Step:
 
 def deduplicated(steps: Iterable[Step], most: int = MOST) -> list[Step]:
     """The first `most` steps, without those whose command, or whose check where there is no command, stands there already."""
-    found: dict[str, Step] = {}
+    steps_by_key: dict[str, Step] = {}
     for step in steps:
-        found.setdefault(step.command or f"check: {step.check}", step)
-    return [*found.values()][:most]
+        steps_by_key.setdefault(step.command or f"check: {step.check}", step)
+    return [*steps_by_key.values()][:most]
 
 
 def as_rows(steps: Iterable[Step]) -> list[dict]:
@@ -41,18 +41,18 @@ def of_rows(rows: object, most: int = 100) -> list[Step]:
     """Steps from JSON: a list of objects with `command`, `check` or both. Raises ValueError, in one line, for anything else."""
     if not isinstance(rows, list) or not 0 < len(rows) <= most:
         raise ValueError(f"steps must be a list of 1 to {most} objects")
-    return [_step(number, row) for number, row in enumerate(rows, 1)]
+    return [_parse_step(number, row) for number, row in enumerate(rows, 1)]
 
 
-def _step(number: int, row: object) -> Step:
+def _parse_step(number: int, row: object) -> Step:
     if not isinstance(row, Mapping):
         raise ValueError(f"step {number} must be an object with a command and a check")
     command, check, source = (row.get(name, "") for name in ("command", "check", "source"))
-    needed = row.get("needed", True)
-    if not all(isinstance(one, str) for one in (command, check, source)) or not isinstance(needed, bool):
+    is_needed = row.get("needed", True)
+    if not all(isinstance(value, str) for value in (command, check, source)) or not isinstance(is_needed, bool):
         raise ValueError(f"step {number}: command, check and source must be text, and needed true or false")
     if not command.strip() and not check.strip():
         raise ValueError(f"step {number} has neither a command nor a check")
     if max(len(command), len(check)) > CHARACTERS or "\0" in command + check:
         raise ValueError(f"step {number}: a command has at most {CHARACTERS} characters, none of them null")
-    return Step(command.strip(), check.strip(), source, needed)
+    return Step(command.strip(), check.strip(), source, is_needed)

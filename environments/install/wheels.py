@@ -49,15 +49,15 @@ exec python -m pip "$@"
 
 def rooted() -> Path:
     """The root file system with pip and, where it is here, setuptools. Raises RunError where this environment has no pip."""
-    if not _installed("pip"):
+    if not _is_installed("pip"):
         raise RunError(f"setting a folder up needs pip, which is not installed here; run: {sys.executable} -m ensurepip")
-    return root_file_system((*DISTRIBUTIONS, "pip", *(name for name in BUILDS if _installed(name))))
+    return root_file_system((*DISTRIBUTIONS, "pip", *(name for name in BUILDS if _is_installed(name))))
 
 
 def laid(index: str | None) -> dict[str, bytes]:
     """The files that lie in the work tree: wheels, pip's settings, a program for it, and `env`, which is read before every command. `index`: the path
     of the index's pages, such as /simple/; None for no index."""
-    files = {f"{FOLDER}/{found[0]}": found[1] for name in BUILDS if (found := wheel(name)) is not None}
+    files = {f"{FOLDER}/{named_wheel[0]}": named_wheel[1] for name in BUILDS if (named_wheel := wheel(name)) is not None}
     settings = SETTINGS
     if index is None:
         settings += "no-index = true\n"
@@ -70,10 +70,10 @@ def laid(index: str | None) -> dict[str, bytes]:
 @functools.cache
 def wheel(distribution: str) -> tuple[str, bytes] | None:
     """The name and the bytes of a wheel of an installed distribution; None unless all of it is there, and it is pure Python."""
-    if not _installed(distribution):
+    if not _is_installed(distribution):
         return None
-    found = metadata.distribution(distribution)
-    files = [file for file in found.files or () if ".." not in file.parts and file.suffix != ".pyc"]
+    dist_info = metadata.distribution(distribution)
+    files = [file for file in dist_info.files or () if ".." not in file.parts and file.suffix != ".pyc"]
     head = next((file.parts[0] for file in files if file.parts[0].endswith(".dist-info")), None)
     if head is None or not any(file.as_posix() == f"{head}/WHEEL" for file in files) or any(file.suffix in (".so", ".pyd") for file in files):
         return None
@@ -88,10 +88,10 @@ def wheel(distribution: str) -> tuple[str, bytes] | None:
             archive.writestr(zipfile.ZipInfo(file.as_posix(), DATE), path.read_bytes(), zipfile.ZIP_DEFLATED)
             rows.append(f"{file.as_posix()},,\n")
         archive.writestr(zipfile.ZipInfo(f"{head}/RECORD", DATE), "".join([*rows, f"{head}/RECORD,,\n"]))
-    return f"{distribution}-{found.version}-py3-none-any.whl", out.getvalue()
+    return f"{distribution}-{dist_info.version}-py3-none-any.whl", out.getvalue()
 
 
-def _installed(distribution: str) -> bool:
+def _is_installed(distribution: str) -> bool:
     try:
         return bool(metadata.distribution(distribution).files)
     except metadata.PackageNotFoundError:

@@ -48,22 +48,22 @@ class Bubblewrap(Served):
         """Raises RunError where sandboxes cannot be had, or the snapshot is not stored or damaged. `overlay`: False copies the tree instead.
         `door`: a way out; without one there is none."""
         self.root, self.overlay, self.door = root, overlay, door
-        wanted, difference = store.manifest(snapshot), None
+        manifest, difference = store.manifest(snapshot), None
         self.base = snapshot
         if near is not None and not store.laid_out(snapshot):
-            difference = lists.changed(store.laid(near), wanted)
-            if _small(wanted, *difference):
+            difference = lists.changed(store.laid(near), manifest)
+            if _is_small(manifest, *difference):
                 self.base = near
             else:
                 difference = None
-        tree, laid = store.tree(self.base), store.laid(self.base)
-        told = {"overlay": overlay, "bytes": lists.size(laid) + 4096 * len(laid), "inodes": len(laid)}
+        tree, base_tree = store.tree(self.base), store.laid(self.base)
+        setup = {"overlay": overlay, "bytes": lists.size(base_tree) + 4096 * len(base_tree), "inodes": len(base_tree)}
         with ExitStack() as stack:
             pair = stack.enter_context(Pair()) if door is not None else None
             machine = start(root, tree, () if pair is None else (pair.inner,))
             if pair is not None and door is not None:
-                told |= {"door": {"handle": pair.inner, "environment": {**door.environment}}}
-            super().__init__(machine, store, limits, laid, wanted, told, difference)
+                setup |= {"door": {"handle": pair.inner, "environment": {**door.environment}}}
+            super().__init__(machine, store, limits, base_tree, manifest, setup, difference)
             if pair is not None and door is not None:
                 try:
                     machine.afterwards.append(door.serve(pair.received()))
@@ -82,6 +82,6 @@ class Bubblewrap(Served):
         self.close()
 
 
-def _small(wanted: Manifest, remove: list[str], paths: list[str]) -> bool:
+def _is_small(manifest: Manifest, remove: list[str], paths: list[str]) -> bool:
     """Whether it is quicker to send a difference than to lay a tree out."""
-    return len(remove) + len(paths) <= NEAR_FILES and sum(wanted[path].size for path in paths) <= NEAR_BYTES
+    return len(remove) + len(paths) <= NEAR_FILES and sum(manifest[path].size for path in paths) <= NEAR_BYTES

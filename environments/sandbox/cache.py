@@ -60,9 +60,9 @@ def unused(folder: Path) -> int | None:
 def reachable(folder: Path) -> Path:
     """The same folder. Raises RunError if root asks and the sandbox's user cannot get there."""
     if owner() is not None:
-        for above in (folder, *folder.resolve().parents):
-            if not above.stat().st_mode & 0o001:
+        for path in (folder, *folder.resolve().parents):
+            if not path.stat().st_mode & 0o001:
                 raise RunError(
-                    f"{above} is closed to others, and a sandbox that root starts runs as user {OTHER}: set XDG_CACHE_HOME to an open folder"
+                    f"{path} is closed to others, and a sandbox that root starts runs as user {OTHER}: set XDG_CACHE_HOME to an open folder"
                 )
     return folder

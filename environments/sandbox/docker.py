@@ -29,7 +29,7 @@ PAGE, LINK = 4096, 100
 """Bytes of a page, and of a link that has room without one."""
 SPARE = 32 * 2**20
 """Bytes of memory for the server and for what the kernel keeps of a container."""
-HIDDEN = ("/sys", "/dev/pts", "/dev/mqueue", "/dev/tty", "/dev/console", "/etc/resolv.conf", *(f"/proc/{name}" for name in MASKED))
+HIDDEN_PATHS = ("/sys", "/dev/pts", "/dev/mqueue", "/dev/tty", "/dev/console", "/etc/resolv.conf", *(f"/proc/{name}" for name in MASKED))
 """What Docker shows of its machine, and no task needs."""
 
 
@@ -39,7 +39,7 @@ class Docker(Served):
     def __init__(self, root: Path, store: Store, snapshot: str, limits: Limits = LIMITS) -> None:
         """Raises RunError where no engine answers, or none that can bound what a sandbox uses; for a snapshot that is not stored or damaged."""
         self.root = root
-        wanted = store.manifest(snapshot)
+        manifest = store.manifest(snapshot)
         client = connected()
         config = {
             "image": image(client, root),
@@ -52,10 +52,10 @@ class Docker(Served):
             "labels": {"etude": "sandbox"},
             "use_config_proxy": False,
         }
-        pages = sum(-(-entry.size // PAGE) + (entry.kind == "link" and len(entry.value) > LINK) for entry in wanted.values())
-        machine = Container(client, config, host_config(limits, pages * PAGE, len(wanted)))
-        self.container = machine.id
-        super().__init__(machine, store, limits, {}, wanted, {"mounted": True, "bytes": pages * PAGE})
+        pages = sum(-(-entry.size // PAGE) + (entry.kind == "link" and len(entry.value) > LINK) for entry in manifest.values())
+        container = Container(client, config, host_config(limits, pages * PAGE, len(manifest)))
+        self.container = container.id
+        super().__init__(container, store, limits, {}, manifest, {"mounted": True, "bytes": pages * PAGE})
 
     def fork(self, snapshot: str) -> Docker:
         """A sandbox that begins with a stored tree: see interface.py. Files only."""
@@ -71,9 +71,9 @@ class Docker(Served):
 def host_config(limits: Limits, size: int, entries: int) -> dict:
     """How the engine is to bound and to close off a container. `size`, `entries`: bytes and things of the tree that it begins with."""
     memory = limits.memory + limits.disk + size + SPARE
-    work = (limits.disk + size, limits.inodes + entries + len(MOUNTED))
-    rest = (limits.disk, limits.inodes)
-    how = "rw,exec,nosuid,nodev,size={},nr_inodes={},uid={},gid={},mode=755"
+    tree_limits = (limits.disk + size, limits.inodes + entries + len(MOUNTED))
+    scratch_limits = (limits.disk, limits.inodes)
+    options = "rw,exec,nosuid,nodev,size={},nr_inodes={},uid={},gid={},mode=755"
     return {
         "NetworkMode": "none",
         "IpcMode": "private",
@@ -81,9 +81,9 @@ def host_config(limits: Limits, size: int, entries: int) -> dict:
         "CapDrop": ["ALL"],
         "SecurityOpt": ["no-new-privileges"],
         "ReadonlyRootfs": True,
-        "MaskedPaths": [*HIDDEN],
+        "MaskedPaths": [*HIDDEN_PATHS],
         "ReadonlyPaths": [f"/proc/{name}" for name in READ_ONLY],
-        "Tmpfs": {path: how.format(*(work if path == MOUNTED[0] else rest), OTHER, OTHER) for path in MOUNTED},
+        "Tmpfs": {path: options.format(*(tree_limits if path == MOUNTED[0] else scratch_limits), OTHER, OTHER) for path in MOUNTED},
         "Memory": memory,
         "MemorySwap": memory,
         "PidsLimit": limits.processes + ROOM,

@@ -26,21 +26,21 @@ __all__ = ["Container", "Framed", "connected", "image"]
 
 REPOSITORY, VERSION = "etude-sandbox", 1
 """Of the images, whose tag is a hash of their root file system and of how they are made."""
-KEPT = 14 * 24 * 3600
+IMAGE_LIFETIME = 14 * 24 * 3600
 """Seconds for which an image is kept that is not the one that is wanted."""
 GROUPS = Path("/sys/fs/cgroup")
 
 
 @contextlib.contextmanager
-def refusals(what: str) -> Iterator[None]:
-    """Turns what the SDK raises into a RunError of one line, which begins with `what`."""
+def convert_errors(prefix: str) -> Iterator[None]:
+    """Turns what the SDK raises into a RunError of one line, which begins with `prefix`."""
     import docker.errors  # pyright: ignore[reportMissingImports]
     import requests  # pyright: ignore[reportMissingModuleSource]
 
     try:
         yield
     except (docker.errors.DockerException, requests.RequestException, OSError) as error:
-        raise RunError(f"{what}: {one_line(str(getattr(error, 'explanation', None) or error), 300)}") from None
+        raise RunError(f"{prefix}: {one_line(str(getattr(error, 'explanation', None) or error), 300)}") from None
 
 
 def connected() -> Any:
@@ -53,44 +53,46 @@ def connected() -> Any:
     address = os.environ.get("DOCKER_HOST", "")
     if address and not address.startswith("unix://"):
         raise RunError(f"a sandbox needs a Docker engine of this machine, at a Unix socket; DOCKER_HOST is {address!r}")
-    start = "no Docker engine answers; on Debian and Ubuntu: apt-get install docker.io, and start it: systemctl start docker, or as root: dockerd"
-    with refusals(start):
+    advice = "no Docker engine answers; on Debian and Ubuntu: apt-get install docker.io, and start it: systemctl start docker, or as root: dockerd"
+    with convert_errors(advice):
         client = docker.APIClient(base_url=address or None, version="auto", timeout=120)
-        about = client.info()
-    for word, what in (("MemoryLimit", "memory"), ("PidsLimit", "processes")):
-        if not about.get(word):
+        info = client.info()
+    for key, resource in (("MemoryLimit", "memory"), ("PidsLimit", "processes")):
+        if not info.get(key):
             client.close()
-            raise RunError(f"this Docker engine cannot bound {what}: its machine has no control group for that; take kind='bubblewrap'")
+            raise RunError(f"this Docker engine cannot bound {resource}: its machine has no control group for that; take kind='bubblewrap'")
     return client
 
 
 def image(client: Any, root: Path) -> str:
     """The name of the image that holds a root file system, which is imported first where the engine lacks it. Raises RunError, and closes the client
     then."""
-    with closed_after(client), refusals("the sandbox's image cannot be imported"):
-        about = root.name if re.fullmatch("[0-9a-f]{64}", root.name) else lists.digest({path: entry for path, entry, _ in lists.of_folder(root)})
-        tag = hashlib.sha256(json.dumps([about, VERSION, OTHER]).encode()).hexdigest()[:24]
+    with close_on_error(client), convert_errors("the sandbox's image cannot be imported"):
+        root_digest = (
+            root.name if re.fullmatch("[0-9a-f]{64}", root.name) else lists.digest({path: entry for path, entry, _ in lists.of_folder(root)})
+        )
+        tag = hashlib.sha256(json.dumps([root_digest, VERSION, OTHER]).encode()).hexdigest()[:24]
         name = f"{REPOSITORY}:{tag}"
         if not client.images(name):
-            with one_at_a_time():
+            with lock_imports():
                 if not client.images(name):
-                    _import(client, root, tag)
-                    _forget(client, tag)
+                    _import_image(client, root, tag)
+                    _remove_old_images(client, tag)
         return name
 
 
 @contextlib.contextmanager
-def one_at_a_time() -> Iterator[None]:
+def lock_imports() -> Iterator[None]:
     """Lets no other process of this user import an image: of two that do, one would be left without a name. Does nothing where the user has no cache
     folder."""
-    with contextlib.ExitStack() as closing:
+    with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):
-            fcntl.flock(closing.enter_context(open(made(cache_folder()) / "images.lock", "w")), fcntl.LOCK_EX)
+            fcntl.flock(stack.enter_context(open(made(cache_folder()) / "images.lock", "w")), fcntl.LOCK_EX)
         yield
 
 
 @contextlib.contextmanager
-def closed_after(client: Any) -> Iterator[None]:
+def close_on_error(client: Any) -> Iterator[None]:
     """Closes a client where something is raised."""
     try:
         yield
@@ -99,8 +101,8 @@ def closed_after(client: Any) -> Iterator[None]:
         raise
 
 
-def _import(client: Any, root: Path, tag: str) -> None:
-    def plain(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
+def _import_image(client: Any, root: Path, tag: str) -> None:
+    def strip_metadata(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
         member.uid = member.gid = member.mtime = 0
         member.uname = member.gname = ""
         return None if member.name == "etc/passwd" else member
@@ -108,7 +110,7 @@ def _import(client: Any, root: Path, tag: str) -> None:
     with tempfile.NamedTemporaryFile(prefix="etude-image-") as file:
         with tarfile.open(fileobj=file, mode="w") as archive:
             for path in sorted(root.iterdir()):
-                archive.add(path, arcname=path.name, filter=plain)
+                archive.add(path, arcname=path.name, filter=strip_metadata)
             users = tempfile.TemporaryFile()
             users.write(f"root:x:0:0:root:/:/bin/sh\nagent:x:{OTHER}:{OTHER}:agent:/tmp:/bin/sh\n".encode())
             member = tarfile.TarInfo("etc/passwd")
@@ -120,12 +122,12 @@ def _import(client: Any, root: Path, tag: str) -> None:
     client.inspect_image(f"{REPOSITORY}:{tag}")
 
 
-def _forget(client: Any, tag: str) -> None:
+def _remove_old_images(client: Any, tag: str) -> None:
     """Removes images of other roots that are old and that no container uses."""
-    for found in client.images(REPOSITORY):
-        for name in found.get("RepoTags") or []:
-            if name != f"{REPOSITORY}:{tag}" and found["Created"] < time.time() - KEPT:
-                with contextlib.suppress(RunError), refusals("it is in use"):
+    for image_info in client.images(REPOSITORY):
+        for name in image_info.get("RepoTags") or []:
+            if name != f"{REPOSITORY}:{tag}" and image_info["Created"] < time.time() - IMAGE_LIFETIME:
+                with contextlib.suppress(RunError), convert_errors("it is in use"):
                     client.remove_image(name)
 
 
@@ -148,13 +150,13 @@ class Framed(Wire):
                 self.stream, self.left = self.raw[0], int.from_bytes(self.raw[4:8], "big")
                 del self.raw[:8]
                 continue
-            part = self.raw[: self.left]
-            del self.raw[: len(part)]
-            self.left -= len(part)
+            chunk = self.raw[: self.left]
+            del self.raw[: len(chunk)]
+            self.left -= len(chunk)
             if self.stream == 1:
-                self.buffer += part
+                self.buffer += chunk
             else:
-                self.errors += part[: 4000 - len(self.errors)]
+                self.errors += chunk[: 4000 - len(self.errors)]
 
 
 class Container:
@@ -165,33 +167,34 @@ class Container:
         self.client, self.starter, self.first, self.killed = client, os.getpid(), 0, 0
         self.id, self.handle = "", -1
         try:
-            with refusals("Docker did not start the sandbox"):
+            with convert_errors("Docker did not start the sandbox"):
                 self.id = client.create_container(**config, host_config=host)["Id"]
                 socket = client.attach_socket(self.id, {"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1})
                 self.handle = os.dup(socket.fileno())
-                if (answer := getattr(socket, "_response", None)) is not None:  # else it stays open until garbage is collected
-                    answer.close()
+                # else it stays open until garbage is collected
+                if (response := getattr(socket, "_response", None)) is not None:
+                    response.close()
                 client.start(self.id)
                 self.first = client.inspect_container(self.id)["State"]["Pid"]
-                self.group = self._group()
-                self.killed = self._kills()
+                self.group = self._find_oom_counter()
+                self.killed = self._count_oom_kills()
         except BaseException:
             self.kill()
             raise
 
-    def _group(self) -> Path:
+    def _find_oom_counter(self) -> Path:
         """The file in which the kernel counts what it has ended for want of memory."""
         for line in Path(f"/proc/{self.first}/cgroup").read_text().splitlines():
-            _, kinds, path = line.split(":", 2)
+            _, controllers, path = line.split(":", 2)
             for folder, name in ((GROUPS / "memory", "memory.oom_control"), (GROUPS, "memory.events")):
-                found = folder / path.lstrip("/") / name
-                if self.id in path and kinds in ("memory", "") and found.exists():
-                    return found
+                counter = folder / path.lstrip("/") / name
+                if self.id in path and controllers in ("memory", "") and counter.exists():
+                    return counter
         raise RunError("the control group of Docker's container is not seen here; a sandbox needs an engine that runs on the same machine")
 
-    def _kills(self) -> int:
-        found = re.search(r"^oom_kill (\d+)$", self.group.read_text(), re.MULTILINE)
-        return int(found[1]) if found else 0
+    def _count_oom_kills(self) -> int:
+        match = re.search(r"^oom_kill (\d+)$", self.group.read_text(), re.MULTILINE)
+        return int(match[1]) if match else 0
 
     def wire(self, tick: Callable[[], None]) -> Framed:
         """The container's standard input and output."""
@@ -200,14 +203,14 @@ class Container:
     def crossed(self) -> bool:
         """Whether the kernel has ended a process for the container's limit on memory since this was last asked."""
         try:
-            before, self.killed = self.killed, self._kills()
+            previous, self.killed = self.killed, self._count_oom_kills()
         except OSError:  # the group went with the last process
             return False
-        return self.killed > before
+        return self.killed > previous
 
     def stop(self) -> None:
         """Ends the first process, and with it all others."""
-        with contextlib.suppress(RunError), refusals("it has ended"):
+        with contextlib.suppress(RunError), convert_errors("it has ended"):
             self.client.kill(self.id)
 
     def kill(self) -> None:
@@ -215,7 +218,7 @@ class Container:
         if os.getpid() != self.starter:
             return
         self.stop()
-        with contextlib.suppress(RunError), refusals("it is removed"):
+        with contextlib.suppress(RunError), convert_errors("it is removed"):
             self.client.wait(self.id, condition="removed", timeout=20)
         if self.handle >= 0:
             os.close(self.handle)

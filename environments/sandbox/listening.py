@@ -30,14 +30,14 @@ class Pair:
         self.ours.settimeout(SECONDS)
         handles: list[int] = []
         try:
-            said, handles, *_ = socket.recv_fds(self.ours, 16, 4)
-            if said == b"door" and len(handles) == 1:
+            message, handles, *_ = socket.recv_fds(self.ours, 16, 4)
+            if message == b"door" and len(handles) == 1:
                 os.set_inheritable(handles[0], False)
-                one = socket.socket(fileno=handles[0])
+                listener = socket.socket(fileno=handles[0])
                 handles.clear()
-                if listens(one):
-                    return one
-                one.close()
+                if is_listening(listener):
+                    return listener
+                listener.close()
         except OSError:
             pass
         finally:
@@ -53,7 +53,7 @@ class Pair:
         self.theirs.close()
 
 
-def listens(one: socket.socket) -> bool:
+def is_listening(listener: socket.socket) -> bool:
     """Whether it is a socket that accepts connections where a door is expected."""
-    kind = one.family == socket.AF_INET and one.type == socket.SOCK_STREAM
-    return kind and one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) == 1 and one.getsockname() == PROXY
+    is_stream = listener.family == socket.AF_INET and listener.type == socket.SOCK_STREAM
+    return is_stream and listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) == 1 and listener.getsockname() == PROXY

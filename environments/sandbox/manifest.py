@@ -77,8 +77,8 @@ def parse(rows: object, left: Manifest | None = None) -> Manifest:
         new[path] = entry
     manifest = {**(left or {}), **new}
     for path in manifest:
-        above = manifest.get(path.rpartition("/")[0])
-        if above is None or above.kind != "dir":
+        parent = manifest.get(path.rpartition("/")[0])
+        if parent is None or parent.kind != "dir":
             raise ValueError(f"{path!r} lies in no folder of its tree")
     return manifest
 
@@ -99,11 +99,11 @@ def _check(path: str, entry: Entry) -> None:
 def changed(before: Manifest, after: Manifest) -> tuple[list[str], list[str]]:
     """(paths to remove from `before`, without those beneath others; paths of `after` to make or to change, folders before what is in them)."""
     differing = [path for path, entry in after.items() if before.get(path) is not entry and before.get(path) != entry]
-    gone = sorted(
+    stale_paths = sorted(
         [path for path in before if path not in after] + [path for path in differing if path in before and before[path].kind != after[path].kind]
     )
     tops: list[str] = []
-    for path in gone:
+    for path in stale_paths:
         if not (tops and path.startswith(tops[-1] + "/")):
             tops.append(path)
     return tops, sorted(differing)
@@ -122,36 +122,36 @@ def of_folder(folder: Path) -> Iterator[tuple[str, Entry, int | None]]:
     except OSError as error:
         raise RunError(f"{folder} is no folder that can be read: {error.strerror}") from None
     yield "", Entry("dir", stat.S_IMODE(os.fstat(top).st_mode) & 0o777), None
-    yield from _below(top, "")
+    yield from _walk_folder(top, "")
 
 
-def _below(handle: int, path: str) -> Iterator[tuple[str, Entry, int | None]]:
+def _walk_folder(handle: int, path: str) -> Iterator[tuple[str, Entry, int | None]]:
     try:
         for name in sorted(os.listdir(handle)):
-            below = f"{path}/{name}" if path else name
-            found = os.lstat(name, dir_fd=handle)
-            mode, flags = stat.S_IMODE(found.st_mode) & 0o777, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
-            if stat.S_ISLNK(found.st_mode):
-                yield below, Entry("link", 0o777, 0, os.readlink(name, dir_fd=handle)), None
-            elif stat.S_ISDIR(found.st_mode):
-                yield below, Entry("dir", mode), None
-                yield from _below(_opened(name, flags | os.O_DIRECTORY, handle, below), below)
-            elif stat.S_ISREG(found.st_mode):
-                inner = _opened(name, flags, handle, below)
+            child_path = f"{path}/{name}" if path else name
+            status = os.lstat(name, dir_fd=handle)
+            mode, flags = stat.S_IMODE(status.st_mode) & 0o777, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
+            if stat.S_ISLNK(status.st_mode):
+                yield child_path, Entry("link", 0o777, 0, os.readlink(name, dir_fd=handle)), None
+            elif stat.S_ISDIR(status.st_mode):
+                yield child_path, Entry("dir", mode), None
+                yield from _walk_folder(_open_entry(name, flags | os.O_DIRECTORY, handle, child_path), child_path)
+            elif stat.S_ISREG(status.st_mode):
+                inner = _open_entry(name, flags, handle, child_path)
                 try:
                     with open(inner, "rb", closefd=False) as file:
                         value = hashlib.file_digest(file, "sha256").hexdigest()
-                    yield below, Entry("file", mode, os.fstat(inner).st_size, value), inner
+                    yield child_path, Entry("file", mode, os.fstat(inner).st_size, value), inner
                 finally:
                     os.close(inner)
             else:
                 words = {stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket"}
-                raise RunError(f"{below!r} is {words.get(stat.S_IFMT(found.st_mode), 'a device')}, and cannot be stored")
+                raise RunError(f"{child_path!r} is {words.get(stat.S_IFMT(status.st_mode), 'a device')}, and cannot be stored")
     finally:
         os.close(handle)
 
 
-def _opened(name: str, flags: int, folder: int, path: str) -> int:
+def _open_entry(name: str, flags: int, folder: int, path: str) -> int:
     try:
         return os.open(name, flags, dir_fd=folder)
     except OSError as error:
@@ -160,21 +160,21 @@ def _opened(name: str, flags: int, folder: int, path: str) -> int:
 
 def without(manifest: Manifest, tops: Iterable[str]) -> Manifest:
     """A tree without these paths and all that lies beneath them; "" stands for all of it."""
-    gone, left = set(tops), {}
+    removed_paths, remaining = set(tops), {}
     for path, entry in sorted(manifest.items()):  # a folder comes before what is in it
-        if path in gone or "" in gone or path.rpartition("/")[0] in gone - {""}:
-            gone.add(path)
+        if path in removed_paths or "" in removed_paths or path.rpartition("/")[0] in removed_paths - {""}:
+            removed_paths.add(path)
         else:
-            left[path] = entry
-    return left
+            remaining[path] = entry
+    return remaining
 
 
 def readable(manifest: Manifest) -> Manifest:
     """The same tree with modes that let its owner read it."""
-    least = {"file": 0o400, "dir": 0o500, "link": 0}
+    minimum_modes = {"file": 0o400, "dir": 0o500, "link": 0}
 
-    def opened(entry: Entry) -> Entry:
-        mode = entry.mode | least[entry.kind]
+    def make_readable(entry: Entry) -> Entry:
+        mode = entry.mode | minimum_modes[entry.kind]
         return entry if mode == entry.mode else replace(entry, mode=mode)
 
-    return {path: opened(entry) for path, entry in manifest.items()}
+    return {path: make_readable(entry) for path, entry in manifest.items()}

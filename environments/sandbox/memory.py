@@ -19,16 +19,16 @@ def held(first: int) -> int:
 
 def processes(first: int) -> int:
     """Bytes of a process and all below it. A process that ends meanwhile counts nothing."""
-    total, shared, waiting = 0, {}, [first]
-    while waiting:
-        pid = waiting.pop()
+    total, shared, pids = 0, {}, [first]
+    while pids:
+        pid = pids.pop()
         try:
             tasks = [f"/proc/{pid}/task/{task}" for task in os.listdir(f"/proc/{pid}/task")]
             for task in tasks:
-                waiting += map(int, _told(f"{task}/children").split())
-            if lives := _living(tasks):
-                total += _proportional(lives)
-                shared |= _anonymous(lives)
+                pids += map(int, _read_or_empty(f"{task}/children").split())
+            if thread := _find_living_thread(tasks):
+                total += _read_proportional(thread)
+                shared |= _read_anonymous(thread)
         except OSError:
             continue
     return total + sum(shared.values())
@@ -47,19 +47,19 @@ def sockets(pid: int) -> int:
             return total  # their lists are long to read, even where they are empty
         for kind in ("tcp", "tcp6", "udp", "udp6"):
             for line in _read(f"/proc/{pid}/net/{kind}").splitlines()[1:]:
-                sent, _, received = line.split()[4].partition(b":")
-                total += 2 * (int(sent, 16) + int(received, 16))
+                send_queue, _, receive_queue = line.split()[4].partition(b":")
+                total += 2 * (int(send_queue, 16) + int(receive_queue, 16))
         return total
     except (OSError, ValueError, IndexError, KeyError):
         return 0
 
 
-def _living(tasks: list[str]) -> str:
+def _find_living_thread(tasks: list[str]) -> str:
     """One of these threads that has not ended, if there is one. A process lives on when its first thread ends, but is said to have no memory."""
-    return next((task for task in tasks if _told(f"{task}/statm").split()[:1] not in ([], [b"0"])), "")
+    return next((task for task in tasks if _read_or_empty(f"{task}/statm").split()[:1] not in ([], [b"0"])), "")
 
 
-def _told(path: str) -> bytes:
+def _read_or_empty(path: str) -> bytes:
     """What a thread says of itself, which may have ended: then nothing. Others of its process go on, and count."""
     try:
         return _read(path)
@@ -67,22 +67,22 @@ def _told(path: str) -> bytes:
         return b""
 
 
-def _proportional(folder: str) -> int:
+def _read_proportional(folder: str) -> int:
     for line in _read(f"{folder}/smaps_rollup").splitlines():
         if line.startswith(b"Pss:"):
             return int(line.split()[1]) * 1024
     return 0
 
 
-def _anonymous(folder: str) -> dict[bytes, int]:
+def _read_anonymous(folder: str) -> dict[bytes, int]:
     """Shared anonymous memory, by its inode, which processes that share it have in common."""
-    found: dict[bytes, int] = {}
+    sizes: dict[bytes, int] = {}
     for line in _read(f"{folder}/maps").splitlines():
         if line.endswith(b"/dev/zero (deleted)"):
             span, _, _, _, inode, *_ = line.split()
             start, _, end = span.partition(b"-")
-            found[inode] = found.get(inode, 0) + int(end, 16) - int(start, 16)
-    return found
+            sizes[inode] = sizes.get(inode, 0) + int(end, 16) - int(start, 16)
+    return sizes
 
 
 def _read(path: str) -> bytes:

@@ -40,7 +40,7 @@ __all__ = ["Nursed", "Nursery"]
 
 BEGIN, FORK, END = 60.0, 10.0, 10.0
 """Seconds: until all is imported; until a fork stands behind its walls; until its processes are gone."""
-ASKED = b"another"
+FORK_REQUEST = b"another"
 """As in inside/nursery.py."""
 EMPTY = {"": Entry("dir", 0o755)}
 
@@ -51,7 +51,7 @@ class Fork:
     def __init__(self, handle: int, pipes: tuple[int, int, int]) -> None:
         """`handle`: a pidfd of it; `pipes`: our ends of what it reads, what it answers, and what it says where it fails."""
         self.handle, self.pipes, self.starter = handle, pipes, os.getpid()
-        self.first = _number(handle)
+        self.first = _read_pid(handle)
 
     def wire(self, tick: Callable[[], None]) -> Wire:
         requests, answers, _ = self.pipes
@@ -71,19 +71,19 @@ class Fork:
         if os.getpid() != self.starter:
             return
         self.stop()
-        over = select.poll()
-        over.register(self.handle, select.POLLIN)
-        over.poll(1000 * END)
-        for one in (self.handle, *self.pipes):
-            os.close(one)
+        poll = select.poll()
+        poll.register(self.handle, select.POLLIN)
+        poll.poll(1000 * END)
+        for handle in (self.handle, *self.pipes):
+            os.close(handle)
 
     def failure(self, wire: Wire) -> str:
         self.stop()
         try:
-            said = Wire(self.pipes[2], self.pipes[0]).line(time.monotonic() + END, 1000).decode(errors="replace")
+            message = Wire(self.pipes[2], self.pipes[0]).line(time.monotonic() + END, 1000).decode(errors="replace")
         except Broken:
-            said = "nothing"
-        return f"the sandbox of a nursery did not begin; it says: {one_line(said)}"
+            message = "nothing"
+        return f"the sandbox of a nursery did not begin; it says: {one_line(message)}"
 
 
 class Nursed(Served):
@@ -104,72 +104,72 @@ class Nursed(Served):
         self.close()
 
 
-def _number(handle: int) -> int:
+def _read_pid(handle: int) -> int:
     """The number of a process, as this machine sees it. Raises RunError where it has ended."""
-    told = Path(f"/proc/self/fdinfo/{handle}").read_text()
-    number = next((int(line.split()[1]) for line in told.splitlines() if line.startswith("Pid:")), -1)
-    if number < 1:
+    text = Path(f"/proc/self/fdinfo/{handle}").read_text()
+    pid = next((int(line.split()[1]) for line in text.splitlines() if line.startswith("Pid:")), -1)
+    if pid < 1:
         raise RunError("the sandbox of a nursery has ended before it began")
-    return number
+    return pid
 
 
-class Gone(Exception):
+class NurseryEnded(Exception):
     """A nursery has ended, or does not answer."""
 
 
 class Running:
     """A nursery that has started. Raises RunError where it does not."""
 
-    def __init__(self, root: Path, told: bytes) -> None:
-        self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
+    def __init__(self, root: Path, request: bytes) -> None:
+        self.control, child_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with child_end:
             try:
-                self.machine: Started = start(root, None, (theirs.fileno(),))
+                self.machine: Started = start(root, None, (child_end.fileno(),))
             except BaseException:
                 self.control.close()
                 raise
         try:
             wire = self.machine.wire(lambda: None)
-            wire.send(told, time.monotonic() + BEGIN)
+            wire.send(request, time.monotonic() + BEGIN)
             if wire.line(time.monotonic() + BEGIN, 100) != b"ready":
                 raise Broken("the nursery says what is no answer")
         except BaseException as error:
-            says = self.machine.failure(wire) if isinstance(error, Broken) else ""
+            message = self.machine.failure(wire) if isinstance(error, Broken) else ""
             self.close()
-            if says:
-                raise RunError(says) from None
+            if message:
+                raise RunError(message) from None
             raise
 
     def fork(self) -> Fork:
-        """A fork that stands behind its walls. Raises RunError where the kernel refuses them, and Gone where the nursery has ended or does not
-        answer."""
-        (requests, ours), (mine, answers), (heard, notes) = (os.pipe() for _ in range(3))
-        kept = [ours, mine, heard]
+        """A fork that stands behind its walls. Raises RunError where the kernel refuses them, and NurseryEnded where
+        the nursery has ended or does not answer."""
+        (request_reader, request_writer), (answer_reader, answer_writer), (note_reader, note_writer) = (os.pipe() for _ in range(3))
+        open_handles = [request_writer, answer_reader, note_reader]
         try:
-            said, handles = self._answer(requests, answers, notes)
-            kept += handles
-            if said == b"first" and len(handles) == 1:
-                fork = Fork(handles[0], (ours, mine, heard))
-                kept.clear()
+            reply, handles = self._request_fork(request_reader, answer_writer, note_writer)
+            open_handles += handles
+            if reply == b"first" and len(handles) == 1:
+                fork = Fork(handles[0], (request_writer, answer_reader, note_reader))
+                open_handles.clear()
                 return fork
         finally:
-            for one in (requests, answers, notes, *kept):
-                os.close(one)
-        raise RunError(f"this machine allows no sandboxes within sandboxes: {one_line(said.decode(errors='replace'))}")
+            for handle in (request_reader, answer_writer, note_writer, *open_handles):
+                os.close(handle)
+        raise RunError(f"this machine allows no sandboxes within sandboxes: {one_line(reply.decode(errors='replace'))}")
 
-    def _answer(self, *given: int) -> tuple[bytes, list[int]]:
+    def _request_fork(self, *pipe_ends: int) -> tuple[bytes, list[int]]:
         """What is said where a fork is asked for that has these handles, and the handles that come with it."""
         try:
-            socket.send_fds(self.control, [ASKED], given)
+            socket.send_fds(self.control, [FORK_REQUEST], pipe_ends)
             self.control.settimeout(FORK)
-            said, handles, *_ = socket.recv_fds(self.control, 1000, 1)
+            reply, handles, *_ = socket.recv_fds(self.control, 1000, 1)
         except OSError:
-            raise Gone from None
-        if not said:
-            raise Gone
-        for one in handles:
-            os.set_inheritable(one, False)
-        return said, handles
+            raise NurseryEnded from None
+        if not reply:
+            raise NurseryEnded
+        for handle in handles:
+            os.set_inheritable(handle, False)
+        return reply, handles
 
     def close(self) -> None:
         """Ends it, and all of its forks."""
@@ -186,14 +186,14 @@ class Nursery:
         self, command: str, modules: Mapping[str, str], limits: Limits = LIMITS, root: Path | None = None, store: Store | None = None
     ) -> None:
         """`modules`: texts by name, imported in their order; `command` begins the function `nursed` of the last. `root`, `store`: see open.py."""
-        self.told = json.dumps([command, dict(modules)]).encode() + b"\n"
+        self.request = json.dumps([command, dict(modules)]).encode() + b"\n"
         self.limits, self.root, self.store = limits, root, store
         self.refused = False
-        self._begin()
+        self._reset()
 
     def sandbox(self) -> Nursed:
         """A sandbox of its own. Raises RunError, in one line, where this machine has no sandboxes within sandboxes."""
-        self._own()
+        self._reset_after_fork()
         root = reachable(self.root or root_file_system())
         store = self.store or own_store(cache_folder() / "store")
         with self._lock:
@@ -205,63 +205,63 @@ class Nursery:
     def refuse(self, why: str) -> None:
         """Notes that sandboxes are opened otherwise from now on, and says why, once and in one line on stderr."""
         with self._lock:
-            said, self.refused = self.refused, True
-        if not said:
+            was_refused, self.refused = self.refused, True
+        if not was_refused:
             print(why, file=sys.stderr, flush=True)
 
     def _fork(self, root: Path) -> Fork | None:
         """None where the nursery has ended, or does not answer. It is not asked again then, nor where somebody was interrupted who waited: the answer
         that comes late would be taken for another one's. Its forks, in which others are graded, go on."""
         if self._running is None:
-            self._running = Running(root, self.told)
-            self._over.append(weakref.finalize(self, self._running.close))
+            self._running = Running(root, self.request)
+            self._finalizers.append(weakref.finalize(self, self._running.close))
         try:
             fork = self._running.fork()
-            self._gave = True
+            self._has_forked = True
             return fork
         except RunError:
-            if not self._gave:
-                self._end()  # it holds a namespace that other sandboxes may need
+            if not self._has_forked:
+                self._stop()  # it holds a namespace that other sandboxes may need
             raise
         except BaseException as error:
             self._running = None
-            if isinstance(error, Gone):
+            if isinstance(error, NurseryEnded):
                 return None
             raise
 
     @property
     def given(self) -> bool:
         """Whether it has given this process a sandbox: where it gives none later, that passes."""
-        self._own()
-        return self._gave
+        self._reset_after_fork()
+        return self._has_forked
 
     @property
     def first(self) -> int | None:
         """The number of its process, as this machine sees it; None where none runs."""
-        self._own()
+        self._reset_after_fork()
         running = self._running
         return None if running is None else running.machine.first
 
     def close(self) -> None:
         """Ends it, and all of its sandboxes. Closing twice does nothing; who asks for a sandbox then starts it again."""
-        self._own()
+        self._reset_after_fork()
         with self._lock:
-            self._end()
+            self._stop()
 
-    def _end(self) -> None:
+    def _stop(self) -> None:
         self._running = None
-        while self._over:
-            self._over.pop()()
+        while self._finalizers:
+            self._finalizers.pop()()
 
-    def _begin(self) -> None:
-        self._process, self._lock = os.getpid(), threading.Lock()
+    def _reset(self) -> None:
+        self._pid, self._lock = os.getpid(), threading.Lock()
         self._running: Running | None = None
-        self._over: list[weakref.finalize] = []
-        self._gave = False
+        self._finalizers: list[weakref.finalize] = []
+        self._has_forked = False
 
-    def _own(self) -> None:
-        if self._process != os.getpid():
-            self._begin()
+    def _reset_after_fork(self) -> None:
+        if self._pid != os.getpid():
+            self._reset()
 
     def __enter__(self) -> Nursery:
         return self

@@ -28,9 +28,9 @@ KEPT = 14 * 24 * 3600
 @functools.cache
 def own_store(folder: Path) -> Store:
     """The user's store; one for a process. What has not been used for long is removed, at most once a day."""
-    store, mark = Store(folder), folder / "forgotten"
-    if not mark.exists() or mark.stat().st_mtime < time.time() - 24 * 3600:
-        mark.touch()
+    store, marker = Store(folder), folder / "forgotten"
+    if not marker.exists() or marker.stat().st_mtime < time.time() - 24 * 3600:
+        marker.touch()
         store.forget(time.time() - KEPT)
     return store
 
@@ -80,5 +80,5 @@ def open_sandbox(
         raise RunError("a door out of a sandbox needs bubblewrap: Docker hands out no sockets")
     root = reachable(root or root_file_system())
     store = store or own_store(cache_folder() / "store")
-    name = store.add_folder(tree) if isinstance(tree, Path) else tree
-    return Docker(root, store, name, limits) if kind == "docker" else Bubblewrap(root, store, name, limits, door=door)
+    snapshot = store.add_folder(tree) if isinstance(tree, Path) else tree
+    return Docker(root, store, snapshot, limits) if kind == "docker" else Bubblewrap(root, store, snapshot, limits, door=door)

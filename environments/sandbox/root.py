@@ -59,9 +59,9 @@ LEFT_OUT = {
 """Parts of the standard library that bring packages of others, or that no program needs."""
 LIBRARIES = ("libgcc_s.so.1",)
 """Shared libraries that are opened by name only: threads end through this one."""
-KEPT = 14 * 24 * 3600
+ROOT_LIFETIME = 14 * 24 * 3600
 """Seconds for which a root is kept that nobody asks for."""
-GONE = ".removed-"
+REMOVED_PREFIX = ".removed-"
 """How the name of a folder begins that is being removed."""
 PYTHON = f"python{sys.version_info[0]}.{sys.version_info[1]}"
 LIBRARY, SITE, INSIDE = f"usr/lib/{PYTHON}", f"usr/lib/{PYTHON}/site-packages", "usr/lib/sandbox/inside"
@@ -94,11 +94,11 @@ class Source:
 def root_file_system(distributions: tuple[str, ...] = DISTRIBUTIONS, cache: Path | None = None) -> Path:
     """The folder, which is built first if the cache lacks it. `distributions`: what lies in its site-packages, all of it, since nothing is
     added for what they need in turn. Raises RunError, in one line, for what this machine lacks."""
-    with BUILDING.lock:
+    with BUILD_LOCK.lock:
         return find(tuple(distributions), cache or cache_folder())
 
 
-class _Building:
+class _BuildLock:
     """One thread of a process builds at a time. A fork has its own lock: the thread that held this one is not in it."""
 
     def __init__(self) -> None:
@@ -109,101 +109,101 @@ class _Building:
         self.lock = threading.Lock()
 
 
-BUILDING = _Building()
+BUILD_LOCK = _BuildLock()
 
 
 @functools.cache
 def find(distributions: tuple[str, ...], cache: Path) -> Path:
     """Looked for once in a process: to look at a thousand files takes as long as to start a sandbox."""
-    home, wanted = cache / "roots", sources(distributions)
-    known = home / "known" / _fingerprint(wanted)
-    if (found := _known(home, known)) is None:
-        _make(home, known, wanted)
-        found = _known(home, known)
-    if found is None:
-        raise RunError(f"the sandbox's root file system was removed from {home} as soon as it was there; nothing else should write there")
-    return found
+    roots, files = cache / "roots", sources(distributions)
+    pointer = roots / "known" / _hash_sources(files)
+    if (root := _find_root(roots, pointer)) is None:
+        _make_root(roots, pointer, files)
+        root = _find_root(roots, pointer)
+    if root is None:
+        raise RunError(f"the sandbox's root file system was removed from {roots} as soon as it was there; nothing else should write there")
+    return root
 
 
-def _known(home: Path, known: Path) -> Path | None:
+def _find_root(roots: Path, pointer: Path) -> Path | None:
     """The root that was built of the same files, if it is there. No other process removes it until this one ends."""
     try:
-        found = home / known.read_text().strip()
-        keep(found)
+        root = roots / pointer.read_text().strip()
+        keep(root)
     except OSError:
         return None
     with contextlib.suppress(OSError):  # another user's cache
-        os.utime(known)
-    return found if found.is_dir() else None
+        os.utime(pointer)
+    return root if root.is_dir() else None
 
 
-def _make(home: Path, known: Path, wanted: dict[str, Source]) -> None:
-    building = Path(tempfile.mkdtemp(prefix=".building-", dir=made(home)))
+def _make_root(roots: Path, pointer: Path, files: dict[str, Source]) -> None:
+    building = Path(tempfile.mkdtemp(prefix=".building-", dir=made(roots)))
     try:
-        name = _build(building, wanted)
+        digest = _fill_root(building, files)
         try:
-            building.rename(home / name)
+            building.rename(roots / digest)
         except OSError:
-            if not (home / name).is_dir():  # else another process was faster
+            if not (roots / digest).is_dir():  # else another process was faster
                 raise
     except OSError as error:
-        raise RunError(f"the sandbox's root file system cannot be built in {home}: {error}") from None
+        raise RunError(f"the sandbox's root file system cannot be built in {roots}: {error}") from None
     finally:
-        _remove(building)
-    temporary = made(known.parent) / f".{known.name}-{os.getpid()}"
-    temporary.write_text(name + "\n")
-    temporary.rename(known)
+        _remove_root(building)
+    temporary = made(pointer.parent) / f".{pointer.name}-{os.getpid()}"
+    temporary.write_text(digest + "\n")
+    temporary.rename(pointer)
     try:
-        forget(home, time.time() - KEPT)
+        forget(roots, time.time() - ROOT_LIFETIME)
     except OSError as error:
-        raise RunError(f"what no sandbox uses any more cannot be removed from {home}: {error}") from None
+        raise RunError(f"what no sandbox uses any more cannot be removed from {roots}: {error}") from None
 
 
 def forget(home: Path, since: float) -> None:
     """Removes roots that nobody has asked for since then and nobody uses, and what builds and removals that were killed have left. Raises OSError for
     what cannot be removed."""
-    wanted = set()
-    for known in (home / "known").iterdir():
+    names = set()
+    for pointer in (home / "known").iterdir():
         with contextlib.suppress(FileNotFoundError):  # another process forgets at the same time
-            if known.stat().st_mtime < since:
-                known.unlink()
+            if pointer.stat().st_mtime < since:
+                pointer.unlink()
             else:
-                wanted.add(known.read_text().strip())
+                names.add(pointer.read_text().strip())
     for folder in home.iterdir():
         with contextlib.suppress(FileNotFoundError):
-            old = folder.name.startswith(GONE) or folder.stat().st_ctime < since
-            if old and folder.name not in ("known", *wanted) and (handle := unused(folder)) is not None:
+            is_old = folder.name.startswith(REMOVED_PREFIX) or folder.stat().st_ctime < since
+            if is_old and folder.name not in ("known", *names) and (handle := unused(folder)) is not None:
                 try:
-                    _remove(folder)
+                    _remove_root(folder)
                 finally:
                     os.close(handle)
 
 
 def sources(distributions: Iterable[str]) -> dict[str, Source]:
     """Every file that the root begins with, by its path there: all but shared libraries, which follow from these, and bytecode."""
-    found = {path: Source(text=text, runs=text.startswith("#!")) for path, text in TEXTS.items()}
-    found |= {path: Source(link=target) for path, target in LINKS.items()}
-    found[f"usr/bin/{PYTHON}"] = Source(Path(getattr(sys, "_base_executable", sys.executable)).resolve(), runs=True)
-    for name, path in _utilities():
-        found[f"usr/bin/{name}"] = Source(path, runs=True)
-    for path, name in _library(Path(sysconfig.get_path("stdlib"))):
-        found[f"{LIBRARY}/{name}"] = _without_paths(path) if name.startswith("_sysconfigdata") else Source(path)
+    files = {path: Source(text=text, runs=text.startswith("#!")) for path, text in TEXTS.items()}
+    files |= {path: Source(link=target) for path, target in LINKS.items()}
+    files[f"usr/bin/{PYTHON}"] = Source(Path(getattr(sys, "_base_executable", sys.executable)).resolve(), runs=True)
+    for name, path in _find_utilities():
+        files[f"usr/bin/{name}"] = Source(path, runs=True)
+    for path, name in _list_library(Path(sysconfig.get_path("stdlib"))):
+        files[f"{LIBRARY}/{name}"] = _replace_paths(path) if name.startswith("_sysconfigdata") else Source(path)
     for path in sorted((Path(__file__).parent / "inside").glob("*.py")):
-        found[f"{INSIDE}/{path.name}"] = Source(path)
+        files[f"{INSIDE}/{path.name}"] = Source(path)
     for distribution in distributions:
-        found |= _distribution(distribution)
-    return found
+        files |= _list_distribution(distribution)
+    return files
 
 
-def _utilities() -> Iterator[tuple[str, Path]]:
+def _find_utilities() -> Iterator[tuple[str, Path]]:
     """Names and programs. A script is taken only if the shell reads it."""
     for name in UTILITIES:
-        there = shutil.which(name, path="/usr/bin:/bin:/usr/sbin:/sbin:/run/current-system/sw/bin")
-        if there is not None:
-            path = Path(there).resolve()
+        program = shutil.which(name, path="/usr/bin:/bin:/usr/sbin:/sbin:/run/current-system/sw/bin")
+        if program is not None:
+            path = Path(program).resolve()
             with open(path, "rb") as file:
-                first = file.readline(100)
-            if first.startswith(b"\x7fELF") or first.split() in ([b"#!/bin/sh"], [b"#!/bin/bash"], [b"#!", b"/bin/sh"]):
+                first_line = file.readline(100)
+            if first_line.startswith(b"\x7fELF") or first_line.split() in ([b"#!/bin/sh"], [b"#!/bin/bash"], [b"#!", b"/bin/sh"]):
                 yield name, path
                 continue
         if name in NEEDED:
@@ -212,26 +212,26 @@ def _utilities() -> Iterator[tuple[str, Path]]:
             )
 
 
-def _library(folder: Path, below: str = "") -> Iterator[tuple[Path, str]]:
+def _list_library(folder: Path, prefix: str = "") -> Iterator[tuple[Path, str]]:
     """Files of the standard library, and their paths in it."""
     for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
         if entry.name in LEFT_OUT or entry.name.startswith(("config-", "_tkinter", "_test", "xx")):
             continue
         if entry.is_dir():
-            yield from _library(Path(entry.path), f"{below}{entry.name}/")
+            yield from _list_library(Path(entry.path), f"{prefix}{entry.name}/")
         elif entry.name.endswith((".py", ".so", ".json", ".txt", ".html", ".css", ".typed")):
-            yield Path(entry.path), below + entry.name
+            yield Path(entry.path), prefix + entry.name
 
 
-def _without_paths(path: Path) -> Source:
+def _replace_paths(path: Path) -> Source:
     """A module of settings that names the folders of this machine, with those of the root instead."""
     text = path.read_text(encoding="utf-8")
-    for there in sorted({sys.base_prefix, sys.base_exec_prefix, str(Path.home())} - {"/usr", "/"}, key=len, reverse=True):
-        text = text.replace(there, "/usr")
+    for prefix in sorted({sys.base_prefix, sys.base_exec_prefix, str(Path.home())} - {"/usr", "/"}, key=len, reverse=True):
+        text = text.replace(prefix, "/usr")
     return Source(text=text)
 
 
-def _distribution(name: str) -> dict[str, Source]:
+def _list_distribution(name: str) -> dict[str, Source]:
     """The files of an installed package. What says where it came from stays behind, as do its scripts."""
     try:
         files = metadata.distribution(name).files
@@ -239,33 +239,33 @@ def _distribution(name: str) -> dict[str, Source]:
         files = None
     if not files:
         raise RunError(f"the sandbox's site-packages need {name}, which is not installed; run: {sys.executable} -m pip install {name}")
-    found = {}
+    package_files = {}
     for file in files:
-        kept = file.parent.name.endswith(".dist-info") and file.name in ("METADATA", "entry_points.txt", "top_level.txt")
-        if ".." in file.parts or file.suffix in (".pyc", ".pth") or not (kept or ".dist-info" not in file.parts[0]):
+        is_metadata = file.parent.name.endswith(".dist-info") and file.name in ("METADATA", "entry_points.txt", "top_level.txt")
+        if ".." in file.parts or file.suffix in (".pyc", ".pth") or not (is_metadata or ".dist-info" not in file.parts[0]):
             continue
         path = Path(str(file.locate()))
         if path.is_file():
-            found[f"{SITE}/{file.as_posix()}"] = Source(path)
-    return found
+            package_files[f"{SITE}/{file.as_posix()}"] = Source(path)
+    return package_files
 
 
-def _fingerprint(wanted: dict[str, Source]) -> str:
+def _hash_sources(files: dict[str, Source]) -> str:
     """Changes when a file that is copied does, or this one: cheaper than reading all of them."""
     rows: list = [Path(__file__).read_text(encoding="utf-8"), Path(bytecode.__file__).read_text(encoding="utf-8"), sys.version]
-    for path, source in sorted(wanted.items()):
-        found = source.copied.stat() if source.copied else None
-        rows.append((path, source.text, source.link, str(source.copied), found and (found.st_size, found.st_mtime_ns)))
+    for path, source in sorted(files.items()):
+        status = source.copied.stat() if source.copied else None
+        rows.append((path, source.text, source.link, str(source.copied), status and (status.st_size, status.st_mtime_ns)))
     return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
 
 
-def _build(root: Path, wanted: dict[str, Source]) -> str:
+def _fill_root(root: Path, files: dict[str, Source]) -> str:
     """Fills the folder, and gives the hash of what is in it. Bytecode follows from the rest, and is not in the hash."""
-    wanted = wanted | _shared(wanted)
+    files = files | _find_shared_libraries(files)
     for folder in FOLDERS:
         (root / folder).mkdir(parents=True, exist_ok=True)
     rows = []
-    for path, source in sorted(wanted.items()):
+    for path, source in sorted(files.items()):
         target = root / path
         target.parent.mkdir(parents=True, exist_ok=True)
         if source.link is not None:
@@ -284,22 +284,22 @@ def _build(root: Path, wanted: dict[str, Source]) -> str:
     return hashlib.sha256(json.dumps([PYTHON, rows]).encode()).hexdigest()
 
 
-def _shared(wanted: dict[str, Source]) -> dict[str, Source]:
+def _find_shared_libraries(files: dict[str, Source]) -> dict[str, Source]:
     """The shared libraries that the programs and modules name, and the loader, all in one folder, where every loader looks."""
-    binaries = [str(source.copied) for path, source in wanted.items() if source.copied and (source.runs or path.endswith(".so"))]
+    binaries = [str(source.copied) for path, source in files.items() if source.copied and (source.runs or path.endswith(".so"))]
     if (ldd := shutil.which("ldd", path="/usr/bin:/bin")) is None:
         raise RunError("a sandbox needs ldd, which tells what programs are linked with; on Debian and Ubuntu: apt-get install libc-bin")
-    said = subprocess.run([ldd, *binaries], capture_output=True, text=True, env={"LC_ALL": "C", "PATH": "/usr/bin:/bin"}).stdout
-    found = {name: Path(path) for name, path in re.findall(r"^[ \t]++(\S++) => (/\S++) \(0x", said, re.MULTILINE)}
-    found |= {os.path.basename(path): Path(path) for path in re.findall(r"^[ \t]++(/\S++) \(0x", said, re.MULTILINE)}
-    beside = {path.parent for path in found.values()}
-    found |= {name: folder / name for name in LIBRARIES for folder in beside if (folder / name).exists()}
-    return {f"usr/lib/{name}": Source(path.resolve(), runs=True) for name, path in found.items()}
+    output = subprocess.run([ldd, *binaries], capture_output=True, text=True, env={"LC_ALL": "C", "PATH": "/usr/bin:/bin"}).stdout
+    libraries = {name: Path(path) for name, path in re.findall(r"^[ \t]++(\S++) => (/\S++) \(0x", output, re.MULTILINE)}
+    libraries |= {os.path.basename(path): Path(path) for path in re.findall(r"^[ \t]++(/\S++) \(0x", output, re.MULTILINE)}
+    folders = {path.parent for path in libraries.values()}
+    libraries |= {name: folder / name for name in LIBRARIES for folder in folders if (folder / name).exists()}
+    return {f"usr/lib/{name}": Source(path.resolve(), runs=True) for name, path in libraries.items()}
 
 
-def _remove(folder: Path) -> None:
+def _remove_root(folder: Path) -> None:
     """Removes a root, if it is there. It has lost its name before, so that nobody takes what is left of it for a whole one. Raises OSError."""
     if folder.exists() and stat.S_ISDIR(folder.lstat().st_mode):
         if not folder.name.startswith("."):
-            folder = folder.rename(folder.with_name(f"{GONE}{folder.name}"))
+            folder = folder.rename(folder.with_name(f"{REMOVED_PREFIX}{folder.name}"))
         shutil.rmtree(folder)

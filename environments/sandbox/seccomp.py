@@ -142,7 +142,7 @@ NAMESPACES = 0x02000000 | 0x04000000 | 0x08000000 | 0x10000000 | 0x20000000 | 0x
 """Flags of clone(2) that make a namespace: cgroup, UTS, IPC, user, process, network, mount. They are refused with EPERM."""
 TERMINAL = {0x5412: "TIOCSTI", 0x541C: "TIOCLINUX"}
 """Requests of ioctl(2) that type into somebody's terminal. They are refused with EPERM."""
-ITSELF = 0
+CALLING_PROCESS = 0
 """The only process whose limits and priority may be changed, else EPERM: the kernel lets a process lower those of the server, which is the same
 user."""
 RAW, TYPE_MASK = 3, 0xF
@@ -159,8 +159,8 @@ ALLOW, KILL, ERROR = 0x7FFF0000, 0x80000000, 0x00050000
 
 def refused(machine: Machine) -> dict[int, str]:
     """Number and name of every call that is refused whatever its arguments are."""
-    named = ((both[machine.column], name) for calls in REFUSED.values() for name, both in calls.items())
-    return {number: name for number, name in named if number is not None}
+    pairs = ((numbers[machine.column], name) for calls in REFUSED.values() for name, numbers in calls.items())
+    return {number: name for number, name in pairs if number is not None}
 
 
 def program(name: str | None = None) -> bytes:
@@ -175,31 +175,33 @@ def program(name: str | None = None) -> bytes:
     lines += [_line(AT_LEAST, NEWEST + 1, 0, 1), _line(RETURN, ERROR | errno.ENOSYS)]
     for number in sorted(refused(machine)):
         lines += [_line(EQUAL, number, 0, 1), _line(RETURN, ERROR | errno.ENOSYS)]
-    lines += _of(machine.clone, [_line(LOAD, FIRST), _line(ANY_BIT, NAMESPACES, 0, 1), _line(RETURN, ERROR | errno.EPERM)])
-    itself = [_line(EQUAL, ITSELF, 1, 0), _line(RETURN, ERROR | errno.EPERM)]
+    lines += _match_call(machine.clone, [_line(LOAD, FIRST), _line(ANY_BIT, NAMESPACES, 0, 1), _line(RETURN, ERROR | errno.EPERM)])
+    process_check = [_line(EQUAL, CALLING_PROCESS, 1, 0), _line(RETURN, ERROR | errno.EPERM)]
     for number in machine.itself:
-        lines += _of(number, [_line(LOAD, FIRST), *itself])
+        lines += _match_call(number, [_line(LOAD, FIRST), *process_check])
     for number, process in machine.priority:
-        lines += _of(number, [_line(LOAD, FIRST), _line(EQUAL, process, 1, 0), _line(RETURN, ERROR | errno.EPERM), _line(LOAD, SECOND), *itself])
+        lines += _match_call(
+            number, [_line(LOAD, FIRST), _line(EQUAL, process, 1, 0), _line(RETURN, ERROR | errno.EPERM), _line(LOAD, SECOND), *process_check]
+        )
     requests = [_line(LOAD, SECOND)]
     for request in TERMINAL:
         requests += [_line(EQUAL, request, 0, 1), _line(RETURN, ERROR | errno.EPERM)]
-    lines += _of(machine.ioctl, requests)
+    lines += _match_call(machine.ioctl, requests)
     families = [_line(EQUAL, family, len(FAMILIES) - i, 0) for i, family in enumerate(FAMILIES)]
     family = [_line(LOAD, FIRST), *families, _line(RETURN, ERROR | errno.EAFNOSUPPORT)]
     raw = [_line(LOAD, SECOND), _line(AND, TYPE_MASK), _line(EQUAL, RAW, 0, 1), _line(RETURN, ERROR | errno.EPERM)]
-    known = [_line(EQUAL, protocol, len(PROTOCOLS) - i, 0) for i, protocol in enumerate(PROTOCOLS)]
-    protocol = [_line(LOAD, THIRD), *known, _line(RETURN, ERROR | errno.EPROTONOSUPPORT)]
+    protocols = [_line(EQUAL, protocol, len(PROTOCOLS) - i, 0) for i, protocol in enumerate(PROTOCOLS)]
+    protocol = [_line(LOAD, THIRD), *protocols, _line(RETURN, ERROR | errno.EPROTONOSUPPORT)]
     for number in (machine.socket, machine.socketpair):
-        lines += _of(number, family + raw + protocol)
+        lines += _match_call(number, family + raw + protocol)
     return b"".join([*lines, _line(RETURN, ALLOW)])
 
 
-def _of(number: int, lines: list[bytes]) -> list[bytes]:
+def _match_call(number: int, lines: list[bytes]) -> list[bytes]:
     """Lines that only calls of one number come through; they end in allowing the call."""
     return [_line(EQUAL, number, 0, len(lines) + 1), *lines, _line(RETURN, ALLOW)]
 
 
-def _line(code: int, value: int, then: int = 0, otherwise: int = 0) -> bytes:
-    """One instruction. `then`, `otherwise`: how many lines a comparison skips."""
-    return struct.pack("<HBBI", code, then, otherwise, value)
+def _line(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
+    """One instruction. `if_true`, `if_false`: how many lines a comparison skips."""
+    return struct.pack("<HBBI", code, if_true, if_false, value)

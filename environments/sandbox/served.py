@@ -79,48 +79,48 @@ class Served:
         """`laid`: the tree that lies there; `wanted`: the one to begin with; `near`: what differs, if that is known. `base`: what the first process
         is told of what lies there (see inside/setup.py). Raises RunError where it does not begin to serve; the machine is ended then."""
         self.store, self.limits = store, limits
-        self._machine, self._laid = machine, laid
-        self._lock, self._number, self._over, self._stopping, self._killed = threading.Lock(), 0, "", 0.0, False
-        self._ending = threading.Lock()
-        self._end = weakref.finalize(self, type(machine).kill, machine)
+        self._machine, self._base_tree = machine, laid
+        self._lock, self._number, self._end_reason, self._stop_time, self._memory_killed = (threading.Lock(), 0, "", 0.0, False)
+        self._end_lock = threading.Lock()
+        self._finalizer = weakref.finalize(self, type(machine).kill, machine)
         try:
             self._wire = machine.wire(self._tick)
-            self._wire.send(self._hello(wanted, base, *(near or lists.changed(laid, wanted))), time.monotonic() + LONG)
+            self._wire.send(self._encode_start(wanted, base, *(near or lists.changed(laid, wanted))), time.monotonic() + LONG)
             self.overlaid = self._wire.answer(time.monotonic() + BEGIN, 1000).get("overlay") is True
         except Broken:
-            says = machine.failure(self._wire)
-            self._end()
-            raise RunError(says) from None
+            message = machine.failure(self._wire)
+            self._finalizer()
+            raise RunError(message) from None
         except BaseException:
-            self._end()
+            self._finalizer()
             raise
 
     def call(self, tool: str, args: Mapping[str, object], timeout: float | None = None) -> Observation:
         """Runs a tool: see interface.py. Raises ValueError for a timeout that is not positive, and nothing else."""
-        return self._do("call", {"tool": tool, "args": args}, timeout)
+        return self._perform("call", {"tool": tool, "args": args}, timeout)
 
     def begin(self, command: str, timeout: float | None = None) -> Observation:
         """Starts a command that waits to be told something: see interface.py. Raises as `call` does."""
-        return self._do("begin", {"command": command}, timeout)
+        return self._perform("begin", {"command": command}, timeout)
 
     def tell(self, text: str, timeout: float | None = None) -> Observation:
         """Tells it: see interface.py. Raises as `call` does."""
-        return self._do("tell", {"text": text}, timeout)
+        return self._perform("tell", {"text": text}, timeout)
 
     def waits(self) -> bool:
         """Whether a command waits: see interface.py."""
-        return self._do("waits", {}, LATE).ok
+        return self._perform("waits", {}, LATE).ok
 
-    def _do(self, what: str, asked: Mapping[str, object], timeout: float | None) -> Observation:
+    def _perform(self, action: str, fields: Mapping[str, object], timeout: float | None) -> Observation:
         """One request, and what is seen of it."""
         if timeout is not None and not timeout > 0:
             raise ValueError(f"timeout must be positive; got {timeout}")
         seconds = min(self.limits.seconds, timeout or self.limits.seconds)
         with self._lock:
-            if self._over:
-                return Observation("", False, None, self._over)
+            if self._end_reason:
+                return Observation("", False, None, self._end_reason)
             try:
-                request = {**asked, "seconds": seconds}
+                request = {**fields, "seconds": seconds}
                 request |= {"args": dict(request["args"])} if "args" in request else {}
                 size = len(json.dumps(request))
             except (TypeError, ValueError, RecursionError) as error:
@@ -129,10 +129,11 @@ class Served:
                 return Observation(f"args must have at most {REQUEST >> 20} MiB; got {size} bytes", False)
             since = time.monotonic()
             try:
-                found = self._ask(what, request, since + seconds + LATE, 8 * self.limits.output + (1 << 16))
-                if self._crossed() and not str(found.get("ended")).startswith(BOUND):  # what outlived a killed process is no cause
-                    found |= {"ok": False, "ended": self._too_much()}
-                return _observation(found, self.limits)
+                answer = self._request(action, request, since + seconds + LATE, 8 * self.limits.output + (1 << 16))
+                # what outlived a killed process is no cause
+                if self._has_exceeded_memory() and not str(answer.get("ended")).startswith(BOUND):
+                    answer |= {"ok": False, "ended": self._memory_message()}
+                return _parse_observation(answer, self.limits)
             except Broken as error:
                 return Observation("", False, None, self._give_up(str(error)), time.monotonic() - since)
 
@@ -140,20 +141,20 @@ class Served:
         """Stores the work tree, and gives its hash: see interface.py. Files only. Raises RunError for what cannot be stored, and where the sandbox
         has ended."""
         with self._lock:
-            if self._over:
-                raise RunError(f"there is nothing to store: {self._over}")
+            if self._end_reason:
+                raise RunError(f"there is nothing to store: {self._end_reason}")
             try:
-                return self.store.add(self._fetched())
+                return self.store.add(self._fetch_tree())
             except Broken as error:
                 raise RunError(f"there is nothing to store: {self._give_up(str(error))}") from None
 
     def close(self) -> None:
         """Ends every process, and returns when they are gone. A call that another thread waits for says that the sandbox is closed."""
-        self._over = self._over or "the sandbox is closed"
+        self._end_reason = self._end_reason or "the sandbox is closed"
         if os.getpid() != self._machine.starter:
             return  # a fork leaves its parent's sandboxes as they are
-        with self._ending:
-            if self._end.alive:
+        with self._end_lock:
+            if self._finalizer.alive:
                 self._machine.stop()
         with self._lock:  # whoever waits for an answer reads from handles that are closed now
             self._finish()
@@ -163,61 +164,61 @@ class Served:
         """The number of the first process inside, as this machine sees it."""
         return self._machine.first
 
-    def _give_up(self, why: str) -> str:
-        if not self._over and self._crossed():
-            why = self._too_much()
-        self._over = self._over or f"{why}; the episode is over"
+    def _give_up(self, reason: str) -> str:
+        if not self._end_reason and self._has_exceeded_memory():
+            reason = self._memory_message()
+        self._end_reason = self._end_reason or f"{reason}; the episode is over"
         self._finish()
-        return self._over
+        return self._end_reason
 
     def _finish(self) -> None:
-        with self._ending:
-            self._end()
+        with self._end_lock:
+            self._finalizer()
 
-    def _hello(self, wanted: Manifest, base: dict, remove: list[str], paths: list[str]) -> bytes:
+    def _encode_start(self, tree: Manifest, base: dict, remove: list[str], paths: list[str]) -> bytes:
         """What the first process is told, and the contents of the files that it makes."""
         limits = {**asdict(self.limits), "flood": FLOOD * self.limits.output}
-        rows = [(path, wanted[path]) for path in paths]
+        rows = [(path, tree[path]) for path in paths]
         entries = [[path, entry.kind, entry.mode, entry.value if entry.kind == "link" else entry.size] for path, entry in rows]
-        told = {"limits": limits, "filter": seccomp.program().hex(), "base": base, "remove": remove, "entries": entries}
-        return b"".join([json.dumps(told).encode(), b"\n", *(self.store.content(entry) for _, entry in rows if entry.kind == "file")])
+        settings = {"limits": limits, "filter": seccomp.program().hex(), "base": base, "remove": remove, "entries": entries}
+        return b"".join([json.dumps(settings).encode(), b"\n", *(self.store.content(entry) for _, entry in rows if entry.kind == "file")])
 
-    def _ask(self, what: str, more: dict, until: float, most: int) -> dict:
+    def _request(self, action: str, fields: dict, until: float, max_bytes: int) -> dict:
         """One request, and its answer. Raises Broken."""
-        self._number, self._stopping, self._killed = self._number + 1, 0.0, False
-        self._wire.send(json.dumps({"do": what, "id": self._number, **more}).encode() + b"\n", until)
-        found = self._wire.answer(until, most)
-        if found.get("id") != self._number:
+        self._number, self._stop_time, self._memory_killed = self._number + 1, 0.0, False
+        self._wire.send(json.dumps({"do": action, "id": self._number, **fields}).encode() + b"\n", until)
+        answer = self._wire.answer(until, max_bytes)
+        if answer.get("id") != self._number:
             raise Broken("the sandbox's server said what is no answer")
-        return found
+        return answer
 
-    def _too_much(self) -> str:
+    def _memory_message(self) -> str:
         return f"{BOUND}{self.limits.memory / 2**20:g} MiB of memory"
 
-    def _crossed(self) -> bool:
+    def _has_exceeded_memory(self) -> bool:
         """Whether the machine's own bound on memory has ended a process of this request."""
-        self._killed = self._machine.crossed() or self._killed
-        return self._killed
+        self._memory_killed = self._machine.crossed() or self._memory_killed
+        return self._memory_killed
 
     def _tick(self) -> None:
         """While an answer is waited for: memory. A server that is told of it and does not answer is ended with all the rest."""
-        if self._stopping and time.monotonic() > self._stopping + LATE:
-            raise Broken(self._too_much())
-        if self._number and not self._stopping and (self._crossed() or memory.held(self.first) > self.limits.memory):
-            self._stopping = time.monotonic()
-            self._wire.send(json.dumps({"do": "stop", "stop": self._too_much()}).encode() + b"\n", self._stopping + LATE)
+        if self._stop_time and time.monotonic() > self._stop_time + LATE:
+            raise Broken(self._memory_message())
+        if self._number and not self._stop_time and (self._has_exceeded_memory() or memory.held(self.first) > self.limits.memory):
+            self._stop_time = time.monotonic()
+            self._wire.send(json.dumps({"do": "stop", "stop": self._memory_message()}).encode() + b"\n", self._stop_time + LATE)
 
-    def _fetched(self) -> Manifest:
+    def _fetch_tree(self) -> Manifest:
         """The work tree as it is now; contents that the store lacks are stored. Raises RunError and Broken."""
         until = time.monotonic() + LONG
-        found = self._ask("scan", {}, until, LIST)
-        if "refused" in found:
-            raise RunError(one_line(str(found["refused"])))
+        answer = self._request("scan", {}, until, LIST)
+        if "refused" in answer:
+            raise RunError(one_line(str(answer["refused"])))
         try:
-            removed, rows = found["removed"], found["entries"]
-            if not all(isinstance(path, str) for path in removed):
+            removed_paths, rows = answer["removed"], answer["entries"]
+            if not all(isinstance(path, str) for path in removed_paths):
                 raise ValueError("removed must hold paths")
-            tree = lists.parse(rows, lists.without(self._laid, removed))
+            tree = lists.parse(rows, lists.without(self._base_tree, removed_paths))
         except (ValueError, KeyError, TypeError) as error:
             raise Broken(f"the sandbox's server told of no tree: {one_line(str(error))}") from None
         for path, entry in sorted(tree.items()):
@@ -232,11 +233,11 @@ class Served:
         self.store.add_content(lambda size: self._wire.read(size, until), entry.size, entry.value, path)
 
 
-def _observation(found: dict, limits: Limits) -> Observation:
+def _parse_observation(answer: dict, limits: Limits) -> Observation:
     """What a server's answer says. Raises Broken if it is none."""
-    text, ok, code, ended, seconds = (found.get(name) for name in ("text", "ok", "exit", "ended", "seconds"))
-    if not isinstance(text, str) or not isinstance(ok, bool) or not isinstance(ended, str | None):
+    text, ok, code, end_reason, seconds = (answer.get(name) for name in ("text", "ok", "exit", "ended", "seconds"))
+    if not isinstance(text, str) or not isinstance(ok, bool) or not isinstance(end_reason, str | None):
         raise Broken("the sandbox's server said what is no answer")
     if not (code is None or type(code) is int) or not isinstance(seconds, int | float) or not 0 <= seconds < float("inf"):
         raise Broken("the sandbox's server said what is no answer")
-    return Observation(cut(visible(text), limits.output), ok, code, None if ended is None else one_line(ended), float(seconds))
+    return Observation(cut(visible(text), limits.output), ok, code, None if end_reason is None else one_line(end_reason), float(seconds))

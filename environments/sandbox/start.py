@@ -45,10 +45,10 @@ class Spawner:
         """A forked process has none of its parent's threads."""
         self.lock, self.pool = threading.Lock(), None
 
-    def run(self, command: list[str], **how) -> subprocess.Popen:
+    def run(self, command: list[str], **options) -> subprocess.Popen:
         with self.lock:
             self.pool = self.pool or ThreadPoolExecutor(1, thread_name_prefix="sandboxes")
-        return self.pool.submit(subprocess.Popen, command, **how).result()
+        return self.pool.submit(subprocess.Popen, command, **options).result()
 
 
 SPAWNER = Spawner()
@@ -128,27 +128,29 @@ def start(root: Path, tree: Path | None, inherited: tuple[int, ...] = ()) -> Sta
         raise RunError("a sandbox needs bubblewrap, which is not installed; on Debian and Ubuntu: apt-get install bubblewrap")
     if not Path("/proc/thread-self/children").exists():
         raise RunError("a sandbox's limit on memory needs a kernel that lists the children of a process (CONFIG_PROC_CHILDREN)")
-    other = owner()
-    user, before = {}, []
-    if other is not None and (setpriv := shutil.which("setpriv")) is not None:
-        before = [setpriv, f"--reuid={other}", f"--regid={other}", "--clear-groups", "--"]
-    elif other is not None:  # Python changes the user only after a fork, which takes long in a large process
-        user = {"user": other, "group": other, "extra_groups": []}
+    user_id = owner()
+    user_options, prefix = {}, []
+    if user_id is not None and (setpriv := shutil.which("setpriv")) is not None:
+        prefix = [setpriv, f"--reuid={user_id}", f"--regid={user_id}", "--clear-groups", "--"]
+    elif user_id is not None:  # Python changes the user only after a fork, which takes long in a large process
+        user_options = {"user": user_id, "group": user_id, "extra_groups": []}
     reader, writer = os.pipe()
     try:
         # bwrap begins without environment: what --clearenv takes away can still be read in /proc/1/environ
         pipes = {name: subprocess.PIPE for name in ("stdin", "stdout", "stderr")}
-        words = [*before, *command(program, root, tree, writer, inherited)]
+        words = [*prefix, *command(program, root, tree, writer, inherited)]
         environment = {} if tree is not None else LANGUAGE
-        monitor = SPAWNER.run(words, **pipes, **user, bufsize=0, env=environment, cwd="/", pass_fds=(writer, *inherited), start_new_session=True)
+        monitor = SPAWNER.run(
+            words, **pipes, **user_options, bufsize=0, env=environment, cwd="/", pass_fds=(writer, *inherited), start_new_session=True
+        )
     except (OSError, subprocess.SubprocessError) as error:
         os.close(reader)
         raise RunError(f"{program} cannot be started: {error}") from None
     finally:
         os.close(writer)
-    said = information(reader)
+    report = information(reader)
     try:
-        first = int(parse_json(said)["child-pid"])
+        first = int(parse_json(report)["child-pid"])
         return Started(monitor, first, os.pidfd_open(first), os.getpid())
     except (ValueError, KeyError, OSError):
         raise RunError(failure(monitor)) from None
@@ -156,30 +158,30 @@ def start(root: Path, tree: Path | None, inherited: tuple[int, ...] = ()) -> Sta
 
 def information(reader: int, seconds: float = 30.0) -> bytes:
     """What bwrap says of the first process, and nothing where it does not come to that. Closes the handle."""
-    said, until, poll = b"", time.monotonic() + seconds, select.poll()
+    output, until, poll = b"", time.monotonic() + seconds, select.poll()
     poll.register(reader, select.POLLIN)
     try:
         while poll.poll(1000 * max(0.0, until - time.monotonic())) and (block := os.read(reader, 1000)):
-            said += block
+            output += block
     finally:
         os.close(reader)
-    return said
+    return output
 
 
 def failure(monitor: subprocess.Popen) -> str:
     """Why bwrap or the first process has ended, in one line."""
     assert monitor.stderr is not None
     os.set_blocking(monitor.stderr.fileno(), False)
-    until, said = time.monotonic() + 2, b""
+    until, output = time.monotonic() + 2, b""
     while time.monotonic() < until and monitor.poll() is None:
         time.sleep(0.01)
-    said = monitor.stderr.read(4000) or b""
+    output = monitor.stderr.read(4000) or b""
     monitor.kill()
     monitor.wait()
     for pipe in (monitor.stdin, monitor.stdout, monitor.stderr):
         if pipe is not None:
             pipe.close()
-    return explain(" ".join(said.decode(errors="replace").split()))
+    return explain(" ".join(output.decode(errors="replace").split()))
 
 
 def explain(said: str, settings: Path = Path("/proc/sys")) -> str:

@@ -33,10 +33,10 @@ class Store:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._known: dict[str, Manifest] = {}
-        self._laid: dict[str, Manifest] = {}
-        self._sound: set[str] = set()
-        self._seen: set[str] = set()
+        self._manifests: dict[str, Manifest] = {}
+        self._layouts: dict[str, Manifest] = {}
+        self._verified_trees: set[str] = set()
+        self._stored_contents: set[str] = set()
         for name in ("contents", "lists", "trees"):
             made(folder / name)
         for name in ("contents", "lists"):
@@ -53,38 +53,38 @@ class Store:
         except OSError:
             return 0
         try:
-            old = [path for path in (self.folder / "lists").iterdir() if path.stat().st_mtime < since]
-            for path in old:
+            old_lists = [path for path in (self.folder / "lists").iterdir() if path.stat().st_mtime < since]
+            for path in old_lists:
                 path.unlink()
-            left = [path for path in (self.folder / "lists").glob("*.json")]
+            remaining_lists = [path for path in (self.folder / "lists").glob("*.json")]
             for path in (self.folder / "trees").iterdir():
-                if not self._list(path.name).exists() and path.stat().st_ctime < since:
+                if not self._list_path(path.name).exists() and path.stat().st_ctime < since:
                     _remove(path)
-            kept: set[str] = set()
-            for path in left:
+            used_contents: set[str] = set()
+            for path in remaining_lists:
                 with contextlib.suppress(ValueError):  # a damaged list is of no use any more
-                    kept |= {entry.value for entry in lists.load(path.read_bytes()).values() if entry.kind == "file"}
+                    used_contents |= {entry.value for entry in lists.load(path.read_bytes()).values() if entry.kind == "file"}
             for path in (self.folder / "contents").glob("*/*"):
-                if path.parent.name + path.name not in kept and path.stat().st_mtime < since:
+                if path.parent.name + path.name not in used_contents and path.stat().st_mtime < since:
                     path.unlink()
         finally:
-            for known in (self._known, self._laid, self._sound, self._seen):
-                known.clear()
+            for cache in (self._manifests, self._layouts, self._verified_trees, self._stored_contents):
+                cache.clear()
             fcntl.flock(self._handle, fcntl.LOCK_SH)
-        return sum(path.suffix == ".json" for path in old)
+        return sum(path.suffix == ".json" for path in old_lists)
 
     def __contains__(self, snapshot: str) -> bool:
-        return snapshot in self._known or self._list(snapshot).exists()
+        return snapshot in self._manifests or self._list_path(snapshot).exists()
 
     def add_folder(self, folder: Path) -> str:
         """Stores a folder of this machine, and gives its hash. Raises RunError for what cannot be stored."""
-        found: Manifest = {}
+        manifest: Manifest = {}
         for path, entry, handle in lists.of_folder(folder):
-            found[path] = entry
+            manifest[path] = entry
             if handle is not None and not self.has(entry.value):
                 os.lseek(handle, 0, os.SEEK_SET)
                 self.add_content(lambda size, handle=handle: os.read(handle, size), entry.size, entry.value, path)
-        return self.add(found)
+        return self.add(manifest)
 
     def add(self, manifest: Manifest) -> str:
         """Stores a list whose contents are stored. Raises RunError if one is not."""
@@ -92,33 +92,33 @@ class Store:
             if entry.kind == "file" and not self.has(entry.value):
                 raise RunError(f"the content of {path!r} is not stored: {entry.value}")
         name = lists.digest(manifest)
-        if self._list(name).exists():
-            self._used(name)
+        if self._list_path(name).exists():
+            self._touch(name)
         else:
-            self._publish(self._list(name), lists.dump(manifest))
-        self._known[name] = manifest
+            self._publish(self._list_path(name), lists.dump(manifest))
+        self._manifests[name] = manifest
         return name
 
     def has(self, value: str) -> bool:
         """Whether the content of this SHA-256 is stored. What this process has once seen there is not looked for again."""
-        if value not in self._seen and self._content(value).exists():
-            self._seen.add(value)
-        return value in self._seen
+        if value not in self._stored_contents and self._content_path(value).exists():
+            self._stored_contents.add(value)
+        return value in self._stored_contents
 
     def add_content(self, read: Callable[[int], bytes], size: int, value: str, path: str) -> None:
         """Stores `size` bytes that `read(n)` gives, at most n at a time. Raises RunError if they are other bytes than `value` says; `path`: where
         they come from."""
-        target = self._content(value)
+        target = self._content_path(value)
         target.parent.mkdir(exist_ok=True)
         handle, temporary = tempfile.mkstemp(prefix=".new-", dir=target.parent)
         try:
-            found, left = hashlib.sha256(), size
+            digest, remaining = hashlib.sha256(), size
             with open(handle, "wb") as file:
-                while left and (block := read(min(left, 1 << 20))):
-                    found.update(block)
+                while remaining and (block := read(min(remaining, 1 << 20))):
+                    digest.update(block)
                     file.write(block)
-                    left -= len(block)
-            if left or found.hexdigest() != value:
+                    remaining -= len(block)
+            if remaining or digest.hexdigest() != value:
                 raise RunError(f"{path!r} was changed while it was stored; nothing else should write to its tree meanwhile")
             os.replace(temporary, target)
         except BaseException:
@@ -127,19 +127,19 @@ class Store:
 
     def manifest(self, snapshot: str) -> Manifest:
         """The list of a stored tree; not to be changed. Raises RunError if there is none, or if it is damaged."""
-        if snapshot not in self._known:
-            if not re.fullmatch("[0-9a-f]{64}", snapshot) or not self._list(snapshot).exists():
+        if snapshot not in self._manifests:
+            if not re.fullmatch("[0-9a-f]{64}", snapshot) or not self._list_path(snapshot).exists():
                 raise RunError(f"no tree {snapshot!r} is stored in {self.folder}")
-            data = self._list(snapshot).read_bytes()
-            self._used(snapshot)
+            data = self._list_path(snapshot).read_bytes()
+            self._touch(snapshot)
             if hashlib.sha256(data).hexdigest() != snapshot:
-                raise RunError(f"the stored list {self._list(snapshot)} is damaged: its content does not fit its name; delete it")
-            self._known[snapshot] = lists.load(data)
-        return self._known[snapshot]
+                raise RunError(f"the stored list {self._list_path(snapshot)} is damaged: its content does not fit its name; delete it")
+            self._manifests[snapshot] = lists.load(data)
+        return self._manifests[snapshot]
 
     def content(self, entry: Entry) -> bytes:
         """A stored file's bytes. Raises RunError if they are missing or damaged."""
-        path = self._content(entry.value)
+        path = self._content_path(entry.value)
         try:
             data = path.read_bytes()
         except OSError as error:
@@ -150,9 +150,9 @@ class Store:
 
     def laid(self, snapshot: str) -> Manifest:
         """The list of a stored tree as `tree` lays it out; not to be changed."""
-        if snapshot not in self._laid:
-            self._laid[snapshot] = lists.readable(self.manifest(snapshot))
-        return self._laid[snapshot]
+        if snapshot not in self._layouts:
+            self._layouts[snapshot] = lists.readable(self.manifest(snapshot))
+        return self._layouts[snapshot]
 
     def laid_out(self, snapshot: str) -> bool:
         """Whether the tree lies there as files."""
@@ -173,16 +173,16 @@ class Store:
                         raise
             finally:
                 _remove(building)
-        if snapshot not in self._sound:
-            found = {path: entry for path, entry, _ in lists.of_folder(target)}
-            if found != manifest:
-                wrong = sorted(path for path in found.keys() | manifest.keys() if found.get(path) != manifest.get(path))
-                raise RunError(f"the stored tree {target} is damaged, first at {wrong[0]!r}; delete it")
-            self._sound.add(snapshot)
+        if snapshot not in self._verified_trees:
+            actual = {path: entry for path, entry, _ in lists.of_folder(target)}
+            if actual != manifest:
+                damaged_paths = sorted(path for path in actual.keys() | manifest.keys() if actual.get(path) != manifest.get(path))
+                raise RunError(f"the stored tree {target} is damaged, first at {damaged_paths[0]!r}; delete it")
+            self._verified_trees.add(snapshot)
         return target
 
     def _lay_out(self, manifest: Manifest, folder: Path) -> None:
-        whose = owner()
+        user = owner()
         for path, entry in sorted(manifest.items()):
             target = folder / path
             if entry.kind == "dir":
@@ -192,8 +192,8 @@ class Store:
             else:
                 self._copy(entry, target)
                 target.chmod(entry.mode)
-            if whose is not None:
-                os.chown(target, whose, whose, follow_symlinks=False)
+            if user is not None:
+                os.chown(target, user, user, follow_symlinks=False)
         for path, entry in sorted(manifest.items(), reverse=True):
             if entry.kind == "dir":
                 (folder / path).chmod(entry.mode)
@@ -201,19 +201,19 @@ class Store:
     def _copy(self, entry: Entry, target: Path) -> None:
         """Raises RunError if the content is missing. Damage is found when the whole tree is compared."""
         try:
-            shutil.copyfile(self._content(entry.value), target)
+            shutil.copyfile(self._content_path(entry.value), target)
         except FileNotFoundError:
-            raise RunError(f"the stored content {self._content(entry.value)} is missing") from None
+            raise RunError(f"the stored content {self._content_path(entry.value)} is missing") from None
 
-    def _used(self, name: str) -> None:
+    def _touch(self, name: str) -> None:
         """Takes note, for `forget`."""
         with contextlib.suppress(OSError):  # another user's store
-            os.utime(self._list(name))
+            os.utime(self._list_path(name))
 
-    def _content(self, value: str) -> Path:
+    def _content_path(self, value: str) -> Path:
         return self.folder / "contents" / value[:2] / value[2:]
 
-    def _list(self, snapshot: str) -> Path:
+    def _list_path(self, snapshot: str) -> Path:
         return self.folder / "lists" / f"{snapshot}.json"
 
     def _publish(self, target: Path, data: bytes) -> None:

@@ -6,7 +6,7 @@ import re
 
 __all__ = ["cut", "one_line", "visible"]
 
-HIDDEN = re.compile(
+HIDDEN_CHARACTERS = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff\U000e0000-\U000e007f]"
 )
 """Control characters but tab and newline, what changes the direction of writing or has no width, and halves of characters."""
@@ -14,11 +14,11 @@ HIDDEN = re.compile(
 
 def visible(text: str) -> str:
     """The same text with \\x1b for an escape, \\u202e for a character that turns the direction round, \\xff for a byte that is no UTF-8."""
-    return HIDDEN.sub(_written, text)
+    return HIDDEN_CHARACTERS.sub(_escape_character, text)
 
 
-def _written(found: re.Match[str]) -> str:
-    code = ord(found[0])
+def _escape_character(match: re.Match[str]) -> str:
+    code = ord(match[0])
     if 0xDC80 <= code <= 0xDCFF:  # how Python holds a byte that is no UTF-8
         code -= 0xDC00
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"

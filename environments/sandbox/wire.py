@@ -35,11 +35,11 @@ class Wire:
 
     def send(self, data: bytes, until: float) -> None:
         """Writes all of it. `until`: of time.monotonic. Raises Broken."""
-        left = memoryview(data)
-        while left:
+        remaining = memoryview(data)
+        while remaining:
             self._wait([], [self.writer], until)
             try:
-                left = left[os.write(self.writer, left[: 1 << 16]) :]
+                remaining = remaining[os.write(self.writer, remaining[: 1 << 16]) :]
             except BlockingIOError:
                 continue
             except OSError:
@@ -52,39 +52,39 @@ class Wire:
             searched = len(self.buffer)
             if searched > most:
                 raise Broken(f"the sandbox's server said more than {most} bytes in an answer")
-            self._more(until)
-        found = bytes(self.buffer[:end])
+            self._receive(until)
+        data = bytes(self.buffer[:end])
         del self.buffer[: end + 1]
-        return found
+        return data
 
     def answer(self, until: float, most: int) -> dict:
         """The next line, which must be a JSON object, and the last one. Raises Broken."""
         try:
-            found = parse_json(self.line(until, most))
+            message = parse_json(self.line(until, most))
         except ValueError:
-            found = None
-        if not isinstance(found, dict) or self.buffer:
+            message = None
+        if not isinstance(message, dict) or self.buffer:
             raise Broken("the sandbox's server said what is no answer")
-        return found
+        return message
 
     def read(self, size: int, until: float) -> bytes:
         """Between 1 and `size` bytes. Raises Broken."""
         if not self.buffer:
-            self._more(until)
-        found = bytes(self.buffer[:size])
+            self._receive(until)
+        block = bytes(self.buffer[:size])
         del self.buffer[:size]
-        return found
+        return block
 
     def rest(self, until: float) -> bool:
         """Whether the other end was closed by then. What still comes is thrown away."""
         try:
             while True:
-                self._more(until, tick=False)
+                self._receive(until, tick=False)
                 self.buffer.clear()
         except Broken:
             return time.monotonic() < until
 
-    def _more(self, until: float, tick: bool = True) -> None:
+    def _receive(self, until: float, tick: bool = True) -> None:
         self._wait([self.reader], [], until, tick)
         try:
             block = os.read(self.reader, 1 << 16)

@@ -41,17 +41,17 @@ def parse_answer(text: object) -> Answer:
     except ValueError:
         answer = None
     if isinstance(answer, dict) and answer.keys() == Answer.__annotations__.keys():
-        outcomes, lines, took = answer["outcomes"], answer["lines"], answer["took"]
-        is_table = _holds(lines, lambda files: _holds(files, _is_lines))
-        is_text = _holds(outcomes, lambda outcome: outcome in OUTCOMES) and all(map(str.isprintable, outcomes))
-        if is_table and is_text and _holds(took, _is_duration):
-            return Answer(outcomes=outcomes, lines=lines, took=took)
+        outcomes, lines, durations = answer["outcomes"], answer["lines"], answer["took"]
+        is_table = _has_valid_values(lines, lambda files: _has_valid_values(files, _is_lines))
+        is_text = _has_valid_values(outcomes, lambda outcome: outcome in OUTCOMES) and all(map(str.isprintable, outcomes))
+        if is_table and is_text and _has_valid_values(durations, _is_duration):
+            return Answer(outcomes=outcomes, lines=lines, took=durations)
     return Answer(outcomes={SILENT: "error"}, lines={}, took={})
 
 
-def _holds(table: object, fits: Callable[[object], bool]) -> bool:
+def _has_valid_values(table: object, is_valid: Callable[[object], bool]) -> bool:
     """Whether something is an object of JSON all of whose values fit."""
-    return isinstance(table, dict) and all(map(fits, table.values()))
+    return isinstance(table, dict) and all(map(is_valid, table.values()))
 
 
 def _is_lines(lines: object) -> bool:

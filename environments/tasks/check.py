@@ -32,14 +32,14 @@ def without_tests(data: bytes, names: Collection[str]) -> bytes:
     """A file of tests without some of its functions, which are named as in pytest's names: `test_a`, or `TestB::test_a`. All else stays as it is,
     byte for byte; a class that becomes empty says `pass`. Raises ValueError for a file that is no Python."""
     source, edits = parse_source(data), dict[int, Edit]()
-    wanted = {name.replace("::", ".") for name in names}
-    found = {id(node) for name, node in functions(source.tree) if name in wanted}
+    qualified_names = {name.replace("::", ".") for name in names}
+    node_ids = {id(node) for name, node in functions(source.tree) if name in qualified_names}
     suites = [source.tree.body, *(node.body for node in source.tree.body if isinstance(node, ast.ClassDef))]
     for suite in suites:
-        gone = [node for node in suite if id(node) in found]
-        for node in gone:
-            last = len(gone) == len(suite) and suite is not source.tree.body and node is gone[-1]
-            edit = source.cut(node, node, "pass" if last else "")
+        removed_nodes = [node for node in suite if id(node) in node_ids]
+        for node in removed_nodes:
+            is_last = len(removed_nodes) == len(suite) and suite is not source.tree.body and node is removed_nodes[-1]
+            edit = source.cut(node, node, "pass" if is_last else "")
             edits[edit.first] = edit
     if not edits:
         return data
@@ -48,19 +48,19 @@ def without_tests(data: bytes, names: Collection[str]) -> bytes:
 
 def exam_of(task: Task, package: Package) -> Exam:
     """What a solution of the task is graded by, and the tree that an agent begins with."""
-    held: dict[str, set[str]] = {}
+    held_out: dict[str, set[str]] = {}
     for test in task.held:
         file, _, name = test.partition("::")
-        held.setdefault(file, set()).add(name.partition("[")[0])
-    shown = {name: without_tests(data, held[name]) if name in held else data for name, data in package.tests.items()}
-    wanted = (*task.visible, *task.held, *task.keep)
-    files = {test.partition("::")[0] for test in wanted}
+        held_out.setdefault(file, set()).add(name.partition("[")[0])
+    visible_files = {name: without_tests(data, held_out[name]) if name in held_out else data for name, data in package.tests.items()}
+    required_tests = (*task.visible, *task.held, *task.keep)
+    files = {test.partition("::")[0] for test in required_tests}
     return Exam(
-        given={**delete(package.files, task.piece), **shown},
-        gold={**package.files, **shown},
-        editable=Editable(tuple(one.file for one in task.piece.patches)),
+        given={**delete(package.files, task.piece), **visible_files},
+        gold={**package.files, **visible_files},
+        editable=Editable(tuple(file_patch.file for file_patch in task.piece.patches)),
         tests={name: decode_source(data) for name, data in package.tests.items() if name in files},
-        wanted=wanted,
+        wanted=required_tests,
         package=package.name,
         asked=(*task.visible, *task.held),
         support=find_support(package.tests, package.files, files & package.tests.keys()),
@@ -87,30 +87,34 @@ class Checked:
     @property
     def faults(self) -> tuple[str, ...]:
         """Why the task is none; empty for a good one."""
-        found = []
+        problems = []
         if self.oracle.reward.total != 1.0:
             first = next(iter(self.oracle.verdicts.failed.items()), ("no test", "failed"))
-            differing = self.oracle.agreement.differing if self.oracle.agreement else ()
-            why = f"{len(differing)} fresh inputs, such as of {differing[0]}, are answered otherwise" if differing else " ".join(first)
-            found.append(f"the gold is paid {self.oracle.reward.total:g}: {'; '.join(self.oracle.reward.flags[:2]) or why}")
+            differing_functions = self.oracle.agreement.differing if self.oracle.agreement else ()
+            reason = (
+                f"{len(differing_functions)} fresh inputs, such as of {differing_functions[0]}, are answered otherwise"
+                if differing_functions
+                else " ".join(first)
+            )
+            problems.append(f"the gold is paid {self.oracle.reward.total:g}: {'; '.join(self.oracle.reward.flags[:2]) or reason}")
         if self.nop.reward.total != 0.0 or self.nop.reward.success:
-            found.append(f"nothing done is paid {self.nop.reward.total:g}")
+            problems.append(f"nothing done is paid {self.nop.reward.total:g}")
         if self.nop.reward.flags:
-            found.append(f"nothing done is flagged: {self.nop.reward.flags[0]}")
-        elif lost := self._lost:
-            found.append(lost)
-        return tuple(found)
+            problems.append(f"nothing done is flagged: {self.nop.reward.flags[0]}")
+        elif problem := self._nop_problem:
+            problems.append(problem)
+        return tuple(problems)
 
     @property
-    def _lost(self) -> str:
+    def _nop_problem(self) -> str:
         """Why the grading of nothing done says little of the feature; empty where it does not. A run that does not end
         pays nothing either, whatever is missing."""
-        unplayed = sorted(test for test, why in self.nop.verdicts.failed.items() if why == "missing")
-        if unplayed:
-            return f"with nothing done, the run does not end: {unplayed[0]} was not played"
-        passed = sum(test in self.nop.verdicts.passed for test in self.keep)
-        if 2 * passed < len(self.keep):
-            return f"with nothing done, {passed} of the {len(self.keep)} tests pass that do not need the feature"
+        missing_tests = sorted(test for test, outcome in self.nop.verdicts.failed.items() if outcome == "missing")
+        if missing_tests:
+            return f"with nothing done, the run does not end: {missing_tests[0]} was not played"
+        passed_count = sum(test in self.nop.verdicts.passed for test in self.keep)
+        if 2 * passed_count < len(self.keep):
+            return f"with nothing done, {passed_count} of the {len(self.keep)} tests pass that do not need the feature"
         return ""
 
 
@@ -119,10 +123,10 @@ def check(
 ) -> Checked:
     """Grades the gold and nothing. `fresh`, `judges`, `ask`: see `examined`."""
     exam = examined(exam_of(task, package), task.id, fresh, seconds, judges, ask)
-    since = time.perf_counter()
-    gold = _graded(exam, exam.gold, fresh, seconds, judges)
-    took = time.perf_counter() - since
-    return Checked(gold, _graded(exam, exam.given, fresh, seconds, judges), len(exam.fresh), exam.trust, task.keep, took)
+    start = time.perf_counter()
+    gold = _grade_tree(exam, exam.gold, fresh, seconds, judges)
+    duration = time.perf_counter() - start
+    return Checked(gold, _grade_tree(exam, exam.given, fresh, seconds, judges), len(exam.fresh), exam.trust, task.keep, duration)
 
 
 def unflagged(made: Made, package: Package) -> Made:
@@ -136,8 +140,8 @@ def unflagged(made: Made, package: Package) -> Made:
         except ValueError as error:
             reasons[label(task.piece)] = (f"exam: {error}",)
             continue
-        held = {name: source.encode() for name, source in exam.tests.items()}
-        if flags := watch(Attempt(exam.given, exam.gold, (), exam.package, held)):
+        test_files = {name: source.encode() for name, source in exam.tests.items()}
+        if flags := watch(Attempt(exam.given, exam.gold, (), exam.package, test_files)):
             reasons[label(task.piece)] = (f"flag: {flags[0].where} looks like a hack: {flags[0].signature}",)
         elif problems := conformance(exam.given, exam.gold).problems:
             reasons[label(task.piece)] = (f"style: {problems[0]}",)
@@ -153,26 +157,26 @@ def ungradable(
     tests that read files of data, which do not lie there. All are asked for together; where that fails, each file alone.
     `fresh`, `judges`: see `grade`."""
 
-    def failing(names: Collection[str]) -> set[str]:
-        files = {file_of(name) for name in names}
+    def find_failing(names: Collection[str]) -> set[str]:
+        files = {get_file(name) for name in names}
         sources = {name: decode_source(package.tests[name]) for name in sorted(files)}
-        whole = {**package.files, **package.tests}
+        tree = {**package.files, **package.tests}
         support = find_support(package.tests, package.files, files)
-        exam = Exam(whole, whole, Editable(()), sources, tuple(sorted(names)), package.name, support=support)
-        verdicts = _graded(exam, whole, fresh, seconds, judges).verdicts
+        exam = Exam(tree, tree, Editable(()), sources, tuple(sorted(names)), package.name, support=support)
+        verdicts = _grade_tree(exam, tree, fresh, seconds, judges).verdicts
         return set(verdicts.failed) or set(names if verdicts.flags else ())
 
-    def file_of(name: str) -> str:
+    def get_file(name: str) -> str:
         return name.partition("::")[0]
 
-    strangers = {name for name in tests if not _is_source(package.tests.get(file_of(name)))}
-    known = [name for name in tests if name not in strangers]
-    if not known or not failing(known):
-        return tuple(sorted(strangers))
+    unreadable_tests = {name for name in tests if not _is_source(package.tests.get(get_file(name)))}
+    readable_tests = [name for name in tests if name not in unreadable_tests]
+    if not readable_tests or not find_failing(readable_tests):
+        return tuple(sorted(unreadable_tests))
     files: dict[str, list[str]] = {}
-    for name in known:
-        files.setdefault(file_of(name), []).append(name)
-    return tuple(sorted(strangers.union(*map(failing, files.values()))))
+    for name in readable_tests:
+        files.setdefault(get_file(name), []).append(name)
+    return tuple(sorted(unreadable_tests.union(*map(find_failing, files.values()))))
 
 
 def _is_source(data: bytes | None) -> bool:
@@ -183,7 +187,7 @@ def _is_source(data: bytes | None) -> bool:
         return False
 
 
-def _graded(exam: Exam, tree: Mapping[str, bytes], fresh: Callable[[Path], Sandbox], seconds: float, judges: Judges | None = None) -> Grade:
+def _grade_tree(exam: Exam, tree: Mapping[str, bytes], fresh: Callable[[Path], Sandbox], seconds: float, judges: Judges | None = None) -> Grade:
     with tempfile.TemporaryDirectory(prefix="etude-check-") as name:
         write(tree, Path(name) / "left")
         return grade(exam, Path(name) / "left", fresh, seconds=seconds, judges=judges)

@@ -19,7 +19,7 @@ from ref.source_text import Edit, Patch
 __all__ = ["keep", "kept"]
 
 
-def _bytes(value: object) -> object:
+def _encode_bytes(value: object) -> object:
     """Bytes as text, for JSON."""
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
@@ -29,21 +29,27 @@ def _bytes(value: object) -> object:
 def keep(folder: Path, task: Task, package: Package) -> None:
     """Keeps a task of a package. Raises OSError where it does not fit onto the disk."""
     folder.mkdir(parents=True, exist_ok=True)
-    atomic_write(folder / f"{task.id}.json", json.dumps({"package": package.digest, "task": asdict(task)}, default=_bytes))
+    atomic_write(folder / f"{task.id}.json", json.dumps({"package": package.digest, "task": asdict(task)}, default=_encode_bytes))
 
 
 def kept(folder: Path, name: str, package: Package) -> Task | None:
     """A task that was kept, if it is one of these files."""
     try:
-        found = read_json(folder / f"{name}.json")
-        row, piece = found["task"], found["task"]["piece"]
-        edits = [[Edit(e["first"], base64.b64decode(e["old"]), base64.b64decode(e["new"])) for e in one["edits"]] for one in piece["patches"]]
-        patches = [Patch(one["file"], tuple(made), one["before"], one["after"]) for one, made in zip(piece["patches"], edits, strict=True)]
-        whole = Piece(piece["way"], piece["name"], tuple(patches), tuple(piece["tests"]))
-        rest = {one.name: row[one.name] for one in fields(Task) if one.name not in ("piece", "difficulty")}
-        lists = {key: tuple(value) for key, value in rest.items() if isinstance(value, list)}
-        task = Task(**{**rest, **lists, "piece": whole, "difficulty": Difficulty(**row["difficulty"])})
-        delete(package.files, whole)
+        document = read_json(folder / f"{name}.json")
+        row, piece = document["task"], document["task"]["piece"]
+        edits = [
+            [Edit(edit_row["first"], base64.b64decode(edit_row["old"]), base64.b64decode(edit_row["new"])) for edit_row in patch_row["edits"]]
+            for patch_row in piece["patches"]
+        ]
+        patches = [
+            Patch(patch_row["file"], tuple(patch_edits), patch_row["before"], patch_row["after"])
+            for patch_row, patch_edits in zip(piece["patches"], edits, strict=True)
+        ]
+        loaded_piece = Piece(piece["way"], piece["name"], tuple(patches), tuple(piece["tests"]))
+        plain_fields = {task_field.name: row[task_field.name] for task_field in fields(Task) if task_field.name not in ("piece", "difficulty")}
+        lists = {key: tuple(value) for key, value in plain_fields.items() if isinstance(value, list)}
+        task = Task(**{**plain_fields, **lists, "piece": loaded_piece, "difficulty": Difficulty(**row["difficulty"])})
+        delete(package.files, loaded_piece)
     except (OSError, ValueError, LookupError, TypeError):
         return None
-    return task if found["package"] == package.digest and task.id == name == task_id(package, whole) else None
+    return task if document["package"] == package.digest and task.id == name == task_id(package, loaded_piece) else None

@@ -61,12 +61,12 @@ class Schedule:
 
     def draw(self, state: State) -> tuple[str, State]:
         """The next task, and the state behind it."""
-        taken = [*(state.taken or [0] * len(self.levels))]
+        counts = [*(state.taken or [0] * len(self.levels))]
         tasks = self.levels[state.now]
-        turn, at = divmod(taken[state.now], len(tasks))
+        turn, at = divmod(counts[state.now], len(tasks))
         order = sorted(tasks, key=lambda task: hashlib.sha256(f"{self.seed} {turn} {task}".encode()).digest())
-        taken[state.now] += 1
-        return order[at], replace(state, taken=tuple(taken))
+        counts[state.now] += 1
+        return order[at], replace(state, taken=tuple(counts))
 
     def after(self, state: State, solved: int, tried: int) -> State:
         """The state after `solved` of `tried` rollouts on tasks of the level now. Raises ValueError for numbers that make no sense."""
@@ -75,8 +75,8 @@ class Schedule:
         state = replace(state, solved=state.solved + solved, tried=state.tried + tried)
         if state.tried < self.every:
             return state
-        now = level(state.now, state.solved, state.tried, len(self.levels) - 1, self.low, self.high)
-        return replace(state, now=now, solved=0, tried=0)
+        new_level = level(state.now, state.solved, state.tried, len(self.levels) - 1, self.low, self.high)
+        return replace(state, now=new_level, solved=0, tried=0)
 
     @property
     def digest(self) -> str:
@@ -92,16 +92,16 @@ class Schedule:
         if not path.exists():
             return State()
         try:
-            found = read_json(path)
-            state = State(**{**found["state"], "taken": tuple(found["state"]["taken"])})
-            good = _whole([state.now, state.solved, state.tried, *state.taken]) and len(state.taken) in (0, len(self.levels))
-            good = good and state.now < len(self.levels) and state.solved <= state.tried
+            document = read_json(path)
+            state = State(**{**document["state"], "taken": tuple(document["state"]["taken"])})
+            is_valid = _are_counts([state.now, state.solved, state.tried, *state.taken]) and len(state.taken) in (0, len(self.levels))
+            is_valid = is_valid and state.now < len(self.levels) and state.solved <= state.tried
         except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
             raise RunError(f"{path} holds no state of a schedule ({type(error).__name__}); name another file") from None
-        if found.get("schedule") != self.digest or not good:
+        if document.get("schedule") != self.digest or not is_valid:
             raise RunError(f"{path} is the state of a schedule with other tasks, levels or numbers; name another file")
         return state
 
 
-def _whole(numbers: Sequence[object]) -> bool:
+def _are_counts(numbers: Sequence[object]) -> bool:
     return all(type(number) is int and number >= 0 for number in numbers)

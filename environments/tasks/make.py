@@ -109,142 +109,154 @@ def baseline(runner: Runner, files: Mapping[str, bytes], repeats: int = 3) -> tu
 
 def fools(files: Mapping[str, bytes], piece: Piece) -> Iterable[tuple[str, dict[str, bytes]]]:
     """Trees in which every hole of a function holds an answer that knows nothing: None, and the last argument that is no keyword."""
-    left = delete(files, piece)
+    remaining_files = delete(files, piece)
     hole = b"raise NotImplementedError"
-    changed = [one.file for one in piece.patches if any(hole in edit.new for edit in one.edits)]
+    changed_files = [patch.file for patch in piece.patches if any(hole in edit.new for edit in patch.edits)]
     for name, answer in (("nothing", b"return None"), ("what it is given", b"return ([*locals().values()] or [None])[-1]")):
-        if changed:
-            yield name, {**left, **{file: left[file].replace(hole, answer) for file in changed}}
+        if changed_files:
+            yield name, {**remaining_files, **{file: remaining_files[file].replace(hole, answer) for file in changed_files}}
 
 
 def unions(pieces: Sequence[Piece], most: int) -> tuple[Piece, ...]:
     """Joins of up to `most` pieces, at least two, that are independent of each other. With each piece go the next ones, in a circle, that can go with
     those before: about as many joins as pieces, each once."""
-    order, found = sorted(pieces, key=label), dict[tuple[Patch, ...], Piece]()
+    order, joins = sorted(pieces, key=label), dict[tuple[Patch, ...], Piece]()
     for at in range(len(order)):
-        chosen: list[Piece] = []
+        members: list[Piece] = []
         for piece in order[at:] + order[:at]:
-            if len(chosen) < most and all(independent(piece, one) for one in chosen):
-                chosen.append(piece)
-        if len(chosen) > 1:
-            one = joined(chosen)
-            found.setdefault(one.patches, one)
-    return tuple(found.values())
+            if len(members) < most and all(independent(piece, member) for member in members):
+                members.append(piece)
+        if len(members) > 1:
+            union = joined(members)
+            joins.setdefault(union.patches, union)
+    return tuple(joins.values())
 
 
 def make(package: Package, runner: Runner, least: int = 3, most: float = 0.5, repeats: int = 3, join: int = 1) -> Made:
     """All tasks of a package. `join`: up to so many pieces that are tasks are also taken out at once. Raises ValueError where its own tests do not
     pass: then it is no material."""
-    whole = {**package.files, **package.tests}
-    before, flaky = baseline(runner, whole, repeats)
+    files = {**package.files, **package.tests}
+    before, flaky = baseline(runner, files, repeats)
     if sum(outcome == "passed" for outcome in before.values()) < least:
         raise ValueError(f"{package.name} {package.version}: fewer than {least} of its tests pass every time; nothing can be made of it")
-    if broken := sorted(test for test, outcome in before.items() if outcome == "error"):
-        raise ValueError(f"{package.name} {package.version}: {broken[0]} cannot be collected")
-    stable = {test: lines for test, lines in runner.coverage(whole).items() if before.get(test) == "passed" or not test}
+    if broken_tests := sorted(test for test, outcome in before.items() if outcome == "error"):
+        raise ValueError(f"{package.name} {package.version}: {broken_tests[0]} cannot be collected")
+    stable = {test: lines for test, lines in runner.coverage(files).items() if before.get(test) == "passed" or not test}
     source = {name: data for name, data in package.files.items() if name.endswith(".py")}
     pieces = [*slices(source, stable, least, most), *bodies(source), *symbols(source)]
-    tasks, reasons = _checked(package, runner, pieces, before, least)
+    tasks, reasons = _check_pieces(package, runner, pieces, before, least)
     parts = [task.piece for task in tasks]
-    more = unions(parts, join) if join > 1 else ()
-    harder, why_not = _checked(package, runner, more, before, least, parts) if more else ((), {})
-    return Made((*tasks, *harder), len(pieces) + len(more), {**reasons, **why_not}, flaky)
+    joined_pieces = unions(parts, join) if join > 1 else ()
+    joined_tasks, joined_reasons = _check_pieces(package, runner, joined_pieces, before, least, parts) if joined_pieces else ((), {})
+    return Made((*tasks, *joined_tasks), len(pieces) + len(joined_pieces), {**reasons, **joined_reasons}, flaky)
 
 
-def _checked(
+def _check_pieces(
     package: Package, runner: Runner, pieces: Sequence[Piece], before: Mapping[str, str], least: int, parts: Sequence[Piece] = ()
 ) -> tuple[tuple[Task, ...], dict[str, tuple[str, ...]]]:
     """The tasks among some pieces, and why the others are none. `before`: outcomes with all of the code. `parts`: what was joined."""
-    whole, reasons = {**package.files, **package.tests}, dict[str, tuple[str, ...]]()
-    todo: dict[tuple[Patch, ...], Piece] = {}
+    files, reasons = {**package.files, **package.tests}, dict[str, tuple[str, ...]]()
+    pieces_by_patches: dict[tuple[Patch, ...], Piece] = {}
     with tempfile.TemporaryDirectory(prefix="etude-audit-") as name:
         write(package.files, Path(name) / "tree")
         for piece in pieces:
-            if piece.patches in todo:
+            if piece.patches in pieces_by_patches:
                 reasons[label(piece)] = ("again: another way found the same piece",)
-            elif found := _cheap(package, piece, Path(name) / "tree"):
-                reasons[label(piece)] = found
+            elif problems := _find_cheap_faults(package, piece, Path(name) / "tree"):
+                reasons[label(piece)] = problems
             else:
-                todo[piece.patches] = piece
-    played = dict(zip(todo, runner.outcomes(whole, [_changes(piece, delete(whole, piece)) for piece in todo.values()]), strict=True))
-    for patches, outcomes in list(played.items()):
+                pieces_by_patches[piece.patches] = piece
+    results = dict(
+        zip(
+            pieces_by_patches,
+            runner.outcomes(files, [_select_changes(piece, delete(files, piece)) for piece in pieces_by_patches.values()]),
+            strict=True,
+        )
+    )
+    for patches, outcomes in list(results.items()):
         after = {test: outcome for test, outcome in outcomes.items() if test in before or outcome == "error"}
         if SILENT in after:  # no test of it has failed: nothing is known of any
-            reasons[label(todo[patches])] = ("tests: the run does not end without it",)
-            del played[patches]
-        elif found := faults(whole, todo[patches], before, after, least):
-            reasons[label(todo[patches])] = tuple(f"tests: {one}" for one in found)
-            del played[patches]
+            reasons[label(pieces_by_patches[patches])] = ("tests: the run does not end without it",)
+            del results[patches]
+        elif problems := faults(files, pieces_by_patches[patches], before, after, least):
+            reasons[label(pieces_by_patches[patches])] = tuple(f"tests: {problem}" for problem in problems)
+            del results[patches]
         else:
-            played[patches] = after
-    tried = [(patches, name, fool) for patches in played for name, fool in fools(whole, todo[patches])]
-    failing = {patches: _failing(before, after) for patches, after in played.items()}
-    answers = runner.outcomes(whole, [_changes(todo[one], fool) for one, _, fool in tried], [failing[one] for one, _, _ in tried])
-    for (patches, name, _), outcomes in zip(tried, answers, strict=True):
-        passed, all_of_them = sum(outcomes.get(test) == "passed" for test in failing[patches]), len(failing[patches])
-        if 2 * passed > all_of_them:
-            reasons[label(todo[patches])] = (f"fool: an answer of {name} passes {passed} of {all_of_them} tests",)
-    tasks = [_task(package, todo[patches], before, after, parts) for patches, after in played.items() if label(todo[patches]) not in reasons]
+            results[patches] = after
+    attempts = [(patches, name, fool) for patches in results for name, fool in fools(files, pieces_by_patches[patches])]
+    failing_tests = {patches: _find_failing(before, after) for patches, after in results.items()}
+    fool_outcomes = runner.outcomes(
+        files, [_select_changes(pieces_by_patches[key], fool) for key, _, fool in attempts], [failing_tests[key] for key, _, _ in attempts]
+    )
+    for (patches, name, _), outcomes in zip(attempts, fool_outcomes, strict=True):
+        passed_count, total = sum(outcomes.get(test) == "passed" for test in failing_tests[patches]), len(failing_tests[patches])
+        if 2 * passed_count > total:
+            reasons[label(pieces_by_patches[patches])] = (f"fool: an answer of {name} passes {passed_count} of {total} tests",)
+    tasks = [
+        _make_task(package, pieces_by_patches[patches], before, after, parts)
+        for patches, after in results.items()
+        if label(pieces_by_patches[patches]) not in reasons
+    ]
     return tuple(tasks), reasons
 
 
 def task_id(package: Package, piece: Piece) -> str:
     """The package's name and version, and a hash of what is deleted."""
-    return f"{package.name}-{package.version}-{_digest(piece)[:12]}"
+    return f"{package.name}-{package.version}-{_compute_digest(piece)[:12]}"
 
 
 def label(piece: Piece) -> str:
     """A name for a piece that no other one has."""
-    return f"{piece.way} {piece.name} {_digest(piece)[:8]}"
+    return f"{piece.way} {piece.name} {_compute_digest(piece)[:8]}"
 
 
-def _changes(piece: Piece, files: Mapping[str, bytes]) -> dict[str, bytes]:
-    return {one.file: files[one.file] for one in piece.patches}
+def _select_changes(piece: Piece, files: Mapping[str, bytes]) -> dict[str, bytes]:
+    return {patch.file: files[patch.file] for patch in piece.patches}
 
 
-def _failing(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
+def _find_failing(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
     return sorted(test for test, outcome in before.items() if outcome == "passed" and after.get(test) == "failed")
 
 
-def _digest(piece: Piece) -> str:
-    return hashlib.sha256(repr([(one.file, one.before, one.after) for one in piece.patches]).encode()).hexdigest()
+def _compute_digest(piece: Piece) -> str:
+    return hashlib.sha256(repr([(patch.file, patch.before, patch.after) for patch in piece.patches]).encode()).hexdigest()
 
 
-def _cheap(package: Package, piece: Piece, tree: Path) -> tuple[str, ...]:
+def _find_cheap_faults(package: Package, piece: Piece, tree: Path) -> tuple[str, ...]:
     """Reasons that need no run. `tree`: where the package lies, and lies again afterwards."""
-    code = tuple(gone(edit.old.decode(errors="replace"), edit.new.decode(errors="replace")) for one in piece.patches for edit in one.edits)
-    left = _changes(piece, delete(package.files, piece))
+    code = tuple(gone(edit.old.decode(errors="replace"), edit.new.decode(errors="replace")) for patch in piece.patches for edit in patch.edits)
+    remaining_files = _select_changes(piece, delete(package.files, piece))
     try:
-        deleted = Deleted(code, left)
+        deleted = Deleted(code, remaining_files)
     except ValueError as error:
         return (f"short: {error}",)
     try:
-        for name, data in left.items():
+        for name, data in remaining_files.items():
             (tree / name).write_bytes(data)
         return tuple(f"leak: {leak.path}, {leak.why}" for leak in audit(tree, deleted, READ))
     finally:
-        for name in left:
+        for name in remaining_files:
             (tree / name).write_bytes(package.files[name])
 
 
-def _halves(failing: Sequence[str], name: str, piece: Piece, parts: Sequence[Piece]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _split_tests(failing_tests: Sequence[str], name: str, piece: Piece, parts: Sequence[Piece]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The tests that are shown and those that are held out: of each part its own halves, so that each part shows itself."""
-    groups = {tuple(sorted({*one.tests} & {*failing})) for one in parts if {*one.patches} <= {*piece.patches}}
-    if {test for group in groups for test in group} != {*failing} or any(len(group) < 2 for group in groups):
-        groups = {tuple(failing)}
-    both = [halves(group, name) for group in sorted(groups)]
-    visible, held = (tuple(sorted(test for half in side for test in half)) for side in zip(*both, strict=True))
-    return visible, held
+    groups = {tuple(sorted({*part.tests} & {*failing_tests})) for part in parts if {*part.patches} <= {*piece.patches}}
+    if {test for group in groups for test in group} != {*failing_tests} or any(len(group) < 2 for group in groups):
+        groups = {tuple(failing_tests)}
+    group_halves = [halves(group, name) for group in sorted(groups)]
+    visible, held_out = (tuple(sorted(test for half in side for test in half)) for side in zip(*group_halves, strict=True))
+    return visible, held_out
 
 
-def _task(package: Package, piece: Piece, before: Mapping[str, str], after: Mapping[str, str], parts: Sequence[Piece]) -> Task:
-    failing = _failing(before, after)
+def _make_task(package: Package, piece: Piece, before: Mapping[str, str], after: Mapping[str, str], parts: Sequence[Piece]) -> Task:
+    failing_tests = _find_failing(before, after)
     keep = tuple(sorted(test for test, outcome in before.items() if outcome == "passed" and after.get(test) == "passed"))
     name = task_id(package, piece)
-    visible, held = _halves(failing, name, piece, parts)
-    source = {one: data for one, data in package.files.items() if one.endswith(".py")}
-    piece = replace(piece, tests=tuple(failing))
-    editable = [one.file for one in piece.patches]
+    visible, held_out = _split_tests(failing_tests, name, piece, parts)
+    source = {path: data for path, data in package.files.items() if path.endswith(".py")}
+    piece = replace(piece, tests=tuple(failing_tests))
+    editable = [patch.file for patch in piece.patches]
     return Task(
         name,
         package.name,
@@ -255,7 +267,7 @@ def _task(package: Package, piece: Piece, before: Mapping[str, str], after: Mapp
         terse(piece, visible),
         specified(piece, package.files, visible, editable),
         visible,
-        held,
+        held_out,
         keep,
-        difficulty(source, piece, len(failing)),
+        difficulty(source, piece, len(failing_tests)),
     )

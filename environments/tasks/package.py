@@ -16,16 +16,16 @@ from pathlib import Path
 
 __all__ = ["Package", "is_collected", "licence_of", "sanitised", "tests_among"]
 
-NEVER = re.compile(
+EXCLUDED_NAMES = re.compile(
     r"\..*|__pycache__|site-packages|.*\.(egg-info|dist-info|egg)|htmlcov|_build|node_modules|"
     r".*(~|\.(orig|rej|bak|sw[a-p]|pyc|pyo|so|pyd|whl|zip|tar|gz|bz2|xz|egg|db|sqlite|patch|diff|ipynb|html|log))",
     re.IGNORECASE | re.DOTALL,
 )
 """Names of folders and files that never come into a tree."""
-BUILT = re.compile(r"build|dist|venv|env|cover|PKG-INFO|tags", re.IGNORECASE)
+BUILD_NAMES = re.compile(r"build|dist|venv|env|cover|PKG-INFO|tags", re.IGNORECASE)
 """Names that what a tool has made often has. A folder of this name that is a package, or lies in one, is source."""
 TEXTS = r".*\.(py|pyi|txt|md|rst|toml|cfg|ini|json|csv|yaml|yml|po|mo|typed)"
-KEPT = re.compile(rf"{TEXTS}|(LICEN[CS]E|COPYING|NOTICE|AUTHORS).*", re.IGNORECASE)
+INCLUDED_NAMES = re.compile(rf"{TEXTS}|(LICEN[CS]E|COPYING|NOTICE|AUTHORS).*", re.IGNORECASE)
 LARGEST = 256 << 20
 """Bytes of all files of a package."""
 LICENCES = {
@@ -57,10 +57,10 @@ class Package:
     @property
     def digest(self) -> str:
         """SHA-256 over all files, in the order of their names: a recipe that names it gives the same tasks or none."""
-        found = hashlib.sha256()
+        sha256 = hashlib.sha256()
         for name, data in sorted({**self.files, **self.tests}.items()):
-            found.update(f"{name}\0{len(data)}\0".encode() + data)
-        return found.hexdigest()
+            sha256.update(f"{name}\0{len(data)}\0".encode() + data)
+        return sha256.hexdigest()
 
     def without(self, left_out: Collection[str]) -> Package:
         """The package without some files of tests."""
@@ -112,16 +112,16 @@ def sanitised(folder: Path, name: str, version: str, origin: str, largest: int =
     files of more than `largest` bytes are left out. Raises ValueError for a folder without Python or without tests, for
     one that holds too much, and for files that cannot be read."""
     files: dict[str, bytes] = {}
-    links, size = 0, 0
-    for below, subfolders, entries in os.walk(folder):
-        relative = Path(below).relative_to(folder).as_posix()
+    link_count, size = 0, 0
+    for parent, subfolders, entries in os.walk(folder):
+        relative = Path(parent).relative_to(folder).as_posix()
         prefix = "" if relative == "." else relative + "/"
-        inside = "__init__.py" in entries
-        links += sum(Path(below, entry).is_symlink() for entry in (*subfolders, *entries))
-        subfolders[:] = sorted(entry for entry in subfolders if _is_part(Path(below, entry), inside))
+        is_in_package = "__init__.py" in entries
+        link_count += sum(Path(parent, entry).is_symlink() for entry in (*subfolders, *entries))
+        subfolders[:] = sorted(entry for entry in subfolders if _is_part(Path(parent, entry), is_in_package))
         for entry in sorted(entries):
-            path = Path(below, entry)
-            if not _is_text(entry) or NEVER.fullmatch(entry) or BUILT.fullmatch(entry) or not KEPT.fullmatch(entry):
+            path = Path(parent, entry)
+            if not _is_text(entry) or EXCLUDED_NAMES.fullmatch(entry) or BUILD_NAMES.fullmatch(entry) or not INCLUDED_NAMES.fullmatch(entry):
                 continue
             try:
                 status = path.lstat()
@@ -133,22 +133,22 @@ def sanitised(folder: Path, name: str, version: str, origin: str, largest: int =
             if size > LARGEST:
                 raise ValueError(f"{folder} holds more than {LARGEST >> 20} MiB; name the folder of one package")
     tests = tests_among(files)
-    rest = {path: data for path, data in files.items() if path not in tests}
-    but = f"; its {links} symbolic links are not followed" if links else ""
-    if not any(path.endswith(".py") for path in rest):
-        raise ValueError(f"{folder} holds no source of Python{but}")
+    source_files = {path: data for path, data in files.items() if path not in tests}
+    note = f"; its {link_count} symbolic links are not followed" if link_count else ""
+    if not any(path.endswith(".py") for path in source_files):
+        raise ValueError(f"{folder} holds no source of Python{note}")
     if not any(path.endswith(".py") and not path.endswith(("/__init__.py", "conftest.py")) for path in tests):
-        raise ValueError(f"{folder} holds no tests; tasks need some: take an sdist or a checkout that has them{but}")
+        raise ValueError(f"{folder} holds no tests; tasks need some: take an sdist or a checkout that has them{note}")
     if not any(is_collected(path) for path in tests):
         raise ValueError(f"{folder} holds no tests that pytest collects: it takes test_NAME.py and NAME_test.py alone")
-    return Package(name, version, rest, tests, licence_of(rest), origin)
+    return Package(name, version, source_files, tests, licence_of(source_files), origin)
 
 
-def _is_part(folder: Path, inside: bool) -> bool:
-    """Whether a folder may hold source. `inside`: whether it lies directly in a package."""
-    if not _is_text(folder.name) or NEVER.fullmatch(folder.name):
+def _is_part(folder: Path, is_in_package: bool) -> bool:
+    """Whether a folder may hold source. `is_in_package`: whether it lies directly in a package."""
+    if not _is_text(folder.name) or EXCLUDED_NAMES.fullmatch(folder.name):
         return False
-    return not BUILT.fullmatch(folder.name) or inside or (folder / "__init__.py").is_file()
+    return not BUILD_NAMES.fullmatch(folder.name) or is_in_package or (folder / "__init__.py").is_file()
 
 
 def _is_text(name: str) -> bool:

@@ -19,52 +19,54 @@ TERSE = 390
 """Characters."""
 
 
-def places(piece: Piece) -> list[tuple[str, list[str]]]:
+def list_functions(piece: Piece) -> list[tuple[str, list[str]]]:
     """Files of a piece, and the qualified names of functions in them."""
-    found = []
+    functions = []
     for part in piece.name.split("+"):
         file, _, names = part.partition(":")
-        found.append((file, names.split(",")))
-    return found
+        functions.append((file, names.split(",")))
+    return functions
 
 
 def terse(piece: Piece, visible: Sequence[str]) -> str:
     """At most TERSE characters."""
-    (file, names), *more = places(piece)
-    what = f"`{names[0]}` in {file}" + (f" and {len(names) + len(more) - 1} more" if len(names) + len(more) > 1 else "")
+    (file, names), *more_files = list_functions(piece)
+    subject = f"`{names[0]}` in {file}" + (f" and {len(names) + len(more_files) - 1} more" if len(names) + len(more_files) > 1 else "")
     verbs = {"slice": "lost part of what it did", "body": "is not implemented any more", "symbol": "is gone"}
     verb = verbs.get(piece.way, "are gone, or lost part of what they did")
-    said = f"{what} {verb}. Bring {'it' if piece.way in verbs else 'them'} back"
+    sentence = f"{subject} {verb}. Bring {'it' if piece.way in verbs else 'them'} back"
     tests = [test.rpartition("::")[2] for test in visible]
     for number in (3, 2, 1, 0):
-        shown = ", ".join(tests[:number])
-        text = f"{said}; see {shown}." if number and tests else f"{said}."
+        test_list = ", ".join(tests[:number])
+        text = f"{sentence}; see {test_list}." if number and tests else f"{sentence}."
         if len(text) <= TERSE:
             return text
-    return f"{said}."[:TERSE]
+    return f"{sentence}."[:TERSE]
 
 
 def specified(piece: Piece, whole: Mapping[str, bytes], visible: Sequence[str], editable: Sequence[str]) -> str:
     """Signatures and docstrings from `whole`, the files with the feature; the visible tests that fail; and the rules."""
     lines = ["Some code was taken out of this package. Write it again.", ""]
-    for file, names in places(piece):
+    for file, names in list_functions(piece):
         lines.append(f"In {file}:")
         for name in names:
-            signature, doc = _told(whole[file], name)
+            signature, doc = _read_signature(whole[file], name)
             lines.append(f"- `{signature or name}`" + (f": {' '.join(doc.split())}" if doc else ""))
     lines += ["", "These tests fail and must pass:", *(f"- {test}" for test in visible)]
     lines += ["", f"Others that you cannot see must pass, too, and none may break. Change only {', '.join(editable)}. Do not change tests."]
     return "\n".join(lines)
 
 
-def _told(data: bytes, name: str) -> tuple[str, str]:
+def _read_signature(data: bytes, name: str) -> tuple[str, str]:
     """Signature and docstring of a function or class by its qualified name."""
     node: ast.AST = parse(data)
     for part in name.replace(".<locals>", "").split("."):
-        inner = [one for one in ast.walk(node) if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and one.name == part]
-        if not inner:
+        definitions = [
+            child for child in ast.walk(node) if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and child.name == part
+        ]
+        if not definitions:
             return "", ""
-        node = inner[0]
+        node = definitions[0]
     assert isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
     doc = ast.get_docstring(node) or ""
     if isinstance(node, ast.ClassDef):

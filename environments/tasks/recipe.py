@@ -22,17 +22,17 @@ def prepared(package: Package, runner: Runner, without: Collection[str] | None =
     """The package without the files of tests that cannot be collected: they need what is not there, such as another package. And their names. From
     here on the runner does not play `without`: what a recipe names, or else the tests that take more than SLOW seconds, which depends on the
     machine. Raises ValueError where no test is left."""
-    found = runner.patiently({**package.files, **package.tests})
-    left_out = tuple(sorted({test.partition("::")[0] for test, (outcome, _) in found.items() if outcome == "error"} & package.tests.keys()))
+    results = runner.patiently({**package.files, **package.tests})
+    excluded_files = tuple(sorted({test.partition("::")[0] for test, (outcome, _) in results.items() if outcome == "error"} & package.tests.keys()))
     runner.without = frozenset(
-        without if without is not None else (test for test, (outcome, seconds) in found.items() if outcome != "error" and seconds > SLOW)
+        without if without is not None else (test for test, (outcome, seconds) in results.items() if outcome != "error" and seconds > SLOW)
     )
-    if not any(outcome == "passed" for test, (outcome, _) in found.items() if test not in runner.without):
-        passed = any(outcome == "passed" for outcome, _ in found.values())
-        why = f"{left_out[0]} cannot be collected" if left_out else "all tests are slow" if passed else "no test passes"
-        why = why if found.keys() - {"the run"} else "its tests do not end"
-        raise ValueError(f"{package.name} {package.version}: {why}; nothing can be made of it")
-    return package.without(left_out), left_out
+    if not any(outcome == "passed" for test, (outcome, _) in results.items() if test not in runner.without):
+        has_passed = any(outcome == "passed" for outcome, _ in results.values())
+        reason = f"{excluded_files[0]} cannot be collected" if excluded_files else "all tests are slow" if has_passed else "no test passes"
+        reason = reason if results.keys() - {"the run"} else "its tests do not end"
+        raise ValueError(f"{package.name} {package.version}: {reason}; nothing can be made of it")
+    return package.without(excluded_files), excluded_files
 
 
 def as_json(spec: str, package: Package, unused: Mapping[str, Collection[str]], made: Made, join: int = 1) -> dict:
@@ -40,14 +40,14 @@ def as_json(spec: str, package: Package, unused: Mapping[str, Collection[str]], 
     grader does not see pass ("ungradable"): what no task uses. `join`: see `make`; it stands there where it is more than 1."""
     about = {name: getattr(package, name) for name in ("name", "version", "licence", "origin", "digest")}
     return {
-        "package": {"spec": spec, **about, **{why: sorted(tests) for why, tests in unused.items()}, "flaky": list(made.flaky)},
+        "package": {"spec": spec, **about, **{reason: sorted(tests) for reason, tests in unused.items()}, "flaky": list(made.flaky)},
         **({"join": join} if join > 1 else {}),
         "pieces": {"tried": made.tried, **dict(sorted(made.why_not.items()))},
-        "tasks": [_row(task) for task in sorted(made.tasks, key=lambda task: task.id)],
+        "tasks": [_make_row(task) for task in sorted(made.tasks, key=lambda task: task.id)],
     }
 
 
-def _row(task: Task) -> dict:
+def _make_row(task: Task) -> dict:
     tests = {"visible": len(task.visible), "held out": len(task.held), "kept": len(task.keep)}
     return {"id": task.id, "way": task.piece.way, "name": task.piece.name, "tests": tests, "difficulty": asdict(task.difficulty)}
 
@@ -57,5 +57,8 @@ def differences(recipe: Mapping, package: Package, made: Made) -> tuple[str, ...
     about = recipe["package"]
     if about["digest"] != package.digest:
         return (f"the files of {package.name} {package.version} are others than those that the recipe was made of",)
-    known, now = ({row["id"] for row in recipe["tasks"]}, {task.id for task in made.tasks})
-    return (*(f"{one} is not made any more" for one in sorted(known - now)), *(f"{one} is new" for one in sorted(now - known)))
+    recipe_ids, made_ids = ({row["id"] for row in recipe["tasks"]}, {task.id for task in made.tasks})
+    return (
+        *(f"{task_id} is not made any more" for task_id in sorted(recipe_ids - made_ids)),
+        *(f"{task_id} is new" for task_id in sorted(made_ids - recipe_ids)),
+    )

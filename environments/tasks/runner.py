@@ -47,43 +47,45 @@ class Sandboxed:
         self, files: Mapping[str, bytes], changes: Sequence[Mapping[str, bytes]] = ({},), only: Sequence[Collection[str] | None] = (), seed: int = 0
     ) -> list[Mapping[str, str]]:
         """See `Runner`. Raises RunError where the sandbox cannot run tests at all."""
-        found, runs = [], [*zip(changes, only or [None] * len(changes), strict=True)]
+        results, runs = [], [*zip(changes, only or [None] * len(changes), strict=True)]
         for at in range(0, len(runs), BATCH):
-            found += [one["outcomes"] for one in self._play(files, runs[at : at + BATCH], self.seconds, EACH, seed=seed)]
+            results += [run_answer["outcomes"] for run_answer in self._play_runs(files, runs[at : at + BATCH], self.seconds, EACH, seed=seed)]
             self.told(len(runs[at : at + BATCH]))
-        return found
+        return results
 
     def patiently(self, files: Mapping[str, bytes]) -> dict[str, tuple[str, float]]:
         """See `Runner`. Raises RunError as well."""
-        one, other = self._play(files, [({}, None)] * 2, self._long, 0.0)
+        first, second = self._play_runs(files, [({}, None)] * 2, self._long_limit, 0.0)
         self.told(2)
-        took = (one["took"], other["took"])
-        return {test: (outcome, min(times.get(test, math.inf) for times in took)) for test, outcome in one["outcomes"].items()}
+        durations = (first["took"], second["took"])
+        return {test: (outcome, min(times.get(test, math.inf) for times in durations)) for test, outcome in first["outcomes"].items()}
 
     def coverage(self, files: Mapping[str, bytes]) -> dict[str, set[tuple[str, int]]]:
         """See `Runner`. Raises RunError as well, and where the tests do not end in time: half a table would look like a whole one."""
-        (found,) = self._play(files, [({}, None)], self._long, 0.0, trace=True)
+        (traced_answer,) = self._play_runs(files, [({}, None)], self._long_limit, 0.0, trace=True)
         self.told(1)
-        if SILENT in found["outcomes"]:
-            raise RunError(f"the tests of which lines are recorded do not end within {self._long:g} seconds, or end the run")
-        return {test: {(file, line) for file, lines in per.items() for line in lines} for test, per in found["lines"].items()}
+        if SILENT in traced_answer["outcomes"]:
+            raise RunError(f"the tests of which lines are recorded do not end within {self._long_limit:g} seconds, or end the run")
+        return {
+            test: {(file, line) for file, lines in lines_by_file.items() for line in lines} for test, lines_by_file in traced_answer["lines"].items()
+        }
 
     @property
-    def _long(self) -> float:
+    def _long_limit(self) -> float:
         return min(SLOWER * self.seconds, LIMITS.seconds - 30)
 
-    def _play(self, files: Tree, runs: Sequence[Run], seconds: float, each: float, trace: bool = False, seed: int = 0) -> list[Answer]:
+    def _play_runs(self, files: Tree, runs: Sequence[Run], seconds: float, test_seconds: float, trace: bool = False, seed: int = 0) -> list[Answer]:
         """The answer of each run. Where a run takes others down with it, halves are played again, until it is alone."""
-        answers = self._once(files, runs, seconds, each, trace, seed)
+        answers = self._play_once(files, runs, seconds, test_seconds, trace, seed)
         if answers is not None:
             return answers
         if len(runs) == 1:
             return [parse_answer(None)]
         half = len(runs) // 2
         parts = (runs[:half], runs[half:])
-        return [answer for part in parts for answer in self._play(files, part, seconds, each, trace, seed)]
+        return [answer for part in parts for answer in self._play_runs(files, part, seconds, test_seconds, trace, seed)]
 
-    def _once(self, files: Tree, runs: Sequence[Run], seconds: float, each: float, trace: bool, seed: int) -> list[Answer] | None:
+    def _play_once(self, files: Tree, runs: Sequence[Run], seconds: float, test_seconds: float, trace: bool, seed: int) -> list[Answer] | None:
         """The answer of each run; None where the call crossed a limit, or where its text is no list of answers. Raises
         RunError where the sandbox does not work."""
         plan = {
@@ -93,7 +95,7 @@ class Sandboxed:
             "without": sorted(self.without),
             "jobs": self.jobs,
             "seconds": seconds,
-            "each": each,
+            "each": test_seconds,
             "trace": trace,
         }
         with tempfile.TemporaryDirectory(prefix="etude-tasks-") as name:
@@ -103,15 +105,15 @@ class Sandboxed:
             shutil.copyfile(Path(__file__).parent / "inside" / "run.py", folder / "run.py")
             sandbox = self.fresh(folder)
         try:
-            written = sandbox.call("write", {"path": "plan.json", "text": json.dumps(plan)})
-            said = sandbox.call(
+            write_result = sandbox.call("write", {"path": "plan.json", "text": json.dumps(plan)})
+            result = sandbox.call(
                 "shell", {"command": f"exec env -i PATH=$PATH HOME=/tmp LANG=C.UTF-8 PYTHONHASHSEED={seed} python3 -s -P -B run.py plan.json"}
             )
-            works = written.ok and (said.ok or sandbox.call("shell", {"command": "true"}).ok)
+            is_working = write_result.ok and (result.ok or sandbox.call("shell", {"command": "true"}).ok)
         finally:
             sandbox.close()
-        if said.ok:
-            return parse_answers(said.text, len(runs))
-        if works and said.ended:
+        if result.ok:
+            return parse_answers(result.text, len(runs))
+        if is_working and result.ended:
             return None
-        raise RunError(f"the tests cannot be run: {said.ended or one_line(said.text[-200:]) or written.text}")
+        raise RunError(f"the tests cannot be run: {result.ended or one_line(result.text[-200:]) or write_result.text}")

@@ -42,20 +42,20 @@ def package_of(spec: str, cache: Path) -> Package:
     Raises RunError, in one line, where there is none, and ValueError where there is one that is no material for tasks."""
     path = Path(spec)
     if path.is_dir():
-        return sanitised(path, *named(path), "folder")
+        return sanitised(path, *read_identity(path), "folder")
     if path.exists() or spec.endswith((".gz", ".tgz", ".zip", ".whl")):
-        found = SDIST.fullmatch(path.name)
-        if found is None or not path.is_file():
+        match = SDIST.fullmatch(path.name)
+        if match is None or not path.is_file():
             raise RunError(f"{spec} is no sdist: a file NAME-VERSION.tar.gz, or a folder, or NAME==VERSION")
-        return _of_sdist(path, found["name"], found["version"])
-    asked = SPEC.fullmatch(spec)
-    if asked is None:
+        return _read_sdist(path, match["name"], match["version"])
+    spec_match = SPEC.fullmatch(spec)
+    if spec_match is None:
         raise RunError(f"{spec!r} names no package: expected a folder, an sdist, or NAME==VERSION")
-    path, version = fetch(asked["name"], asked["version"], cache)
-    return _of_sdist(path, asked["name"], version)
+    path, version = fetch(spec_match["name"], spec_match["version"], cache)
+    return _read_sdist(path, spec_match["name"], version)
 
 
-def named(folder: Path) -> tuple[str, str]:
+def read_identity(folder: Path) -> tuple[str, str]:
     """Name and version of a checkout, by its pyproject.toml or PKG-INFO; else the folder's name, and "0". Files are named
     after them, so they consist of letters, digits and a few signs."""
     try:
@@ -78,7 +78,7 @@ def _are_plain(*names: object) -> bool:
     return all(isinstance(name, str) and re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._!+-]*", name) for name in names)
 
 
-def _of_sdist(path: Path, name: str, version: str) -> Package:
+def _read_sdist(path: Path, name: str, version: str) -> Package:
     if path.stat().st_size > 4 * LARGEST:
         raise RunError(f"{path.name} holds more than {MEMBERS} files or {4 * LARGEST >> 20} MiB")
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
@@ -92,10 +92,10 @@ def unpack(path: Path, folder: Path) -> Path:
     out, devices, and too many files, bytes or folders."""
     program = [sys.executable, "-I", "-B", str(UNPACK)]
     arguments = [str(path.resolve()), str(folder), str(4 * LARGEST), str(MEMBERS)]
-    nothing = subprocess.DEVNULL
+    null_device = subprocess.DEVNULL
     with tempfile.TemporaryFile() as answer:
         try:
-            subprocess.run([*program, *arguments], stdin=nothing, stdout=answer, stderr=nothing, timeout=UNPACKING)
+            subprocess.run([*program, *arguments], stdin=null_device, stdout=answer, stderr=null_device, timeout=UNPACKING)
         except subprocess.TimeoutExpired:
             raise RunError(f"{path.name} cannot be unpacked within {UNPACKING:g} seconds") from None
         answer.seek(0)
@@ -114,12 +114,12 @@ def unpack(path: Path, folder: Path) -> Path:
 class _Anchors(html.parser.HTMLParser):
     def __init__(self) -> None:
         super().__init__()
-        self.found: list[tuple[str, str]] = []
+        self.links: list[tuple[str, str]] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         address = dict(attrs).get("href")
         if tag == "a" and address:
-            self.found.append((urllib.parse.unquote(urllib.parse.urlsplit(address).path.rpartition("/")[2]), address))
+            self.links.append((urllib.parse.unquote(urllib.parse.urlsplit(address).path.rpartition("/")[2]), address))
 
 
 def links(page: bytes, kind: str, address: str) -> dict[str, tuple[str, str]]:
@@ -129,40 +129,42 @@ def links(page: bytes, kind: str, address: str) -> dict[str, tuple[str, str]]:
     else:
         parser = _Anchors()
         parser.feed(page.decode(errors="replace"))
-        rows = [(name, url, dict(urllib.parse.parse_qsl(urllib.parse.urlsplit(url).fragment)).get("sha256", "")) for name, url in parser.found]
-    whole = ((name, urllib.parse.urldefrag(urllib.parse.urljoin(address, url))[0], digest) for name, url, digest in rows)
-    return {name: (url, digest) for name, url, digest in whole if re.fullmatch("[0-9a-f]{64}", digest) and url.startswith(("https:", "http:"))}
+        rows = [(name, url, dict(urllib.parse.parse_qsl(urllib.parse.urlsplit(url).fragment)).get("sha256", "")) for name, url in parser.links]
+    absolute_rows = ((name, urllib.parse.urldefrag(urllib.parse.urljoin(address, url))[0], digest) for name, url, digest in rows)
+    return {
+        name: (url, digest) for name, url, digest in absolute_rows if re.fullmatch("[0-9a-f]{64}", digest) and url.startswith(("https:", "http:"))
+    }
 
 
 def fetch(name: str, version: str | None, cache: Path) -> tuple[Path, str]:
     """The sdist of a package and its version, from the cache or the index. Raises RunError."""
     address = f"{(os.environ.get('PIP_INDEX_URL') or INDEX).rstrip('/')}/{re.sub('[-_.]+', '-', name).lower()}/"
-    page, kind = _get(address, f"the index knows no package {name}", "application/vnd.pypi.simple.v1+json, text/html;q=0.5")
+    page, kind = _fetch_url(address, f"the index knows no package {name}", "application/vnd.pypi.simple.v1+json, text/html;q=0.5")
     try:
         files = links(page, kind, address)
     except (ValueError, KeyError, TypeError, AttributeError):
         raise RunError(f"{address} is no page of a package index") from None
-    sdists = {found["version"]: (file, *files[file]) for file in files if (found := SDIST.fullmatch(file))}
-    wanted = version or max((one for one in sdists if re.fullmatch(r"[0-9.]+", one)), key=_order, default="")
-    if wanted not in sdists:
-        known = ", ".join(sorted(sdists, key=_order)[-5:])
-        raise RunError(f"the index has no sdist of {name} {wanted}".rstrip() + (f"; it has {known}" if known else ""))
-    file, url, digest = sdists[wanted]
-    kept = cache / digest / file
-    if not (kept.is_file() and hashlib.sha256(kept.read_bytes()).hexdigest() == digest):
-        data, _ = _get(url, f"the index has lost {file}")
+    sdists = {match["version"]: (file, *files[file]) for file in files if (match := SDIST.fullmatch(file))}
+    target_version = version or max((candidate for candidate in sdists if re.fullmatch(r"[0-9.]+", candidate)), key=_parse_version, default="")
+    if target_version not in sdists:
+        newest_versions = ", ".join(sorted(sdists, key=_parse_version)[-5:])
+        raise RunError(f"the index has no sdist of {name} {target_version}".rstrip() + (f"; it has {newest_versions}" if newest_versions else ""))
+    file, url, digest = sdists[target_version]
+    cached_path = cache / digest / file
+    if not (cached_path.is_file() and hashlib.sha256(cached_path.read_bytes()).hexdigest() == digest):
+        data, _ = _fetch_url(url, f"the index has lost {file}")
         if hashlib.sha256(data).hexdigest() != digest:
             raise RunError(f"{url} is not what the index says: its SHA-256 differs; try again later")
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        atomic_write(kept, data)
-    return kept, wanted
+        cached_path.parent.mkdir(parents=True, exist_ok=True)
+        atomic_write(cached_path, data)
+    return cached_path, target_version
 
 
-def _order(version: str) -> list[int]:
+def _parse_version(version: str) -> list[int]:
     return [int(part) for part in re.findall("[0-9]+", version)]
 
 
-def _get(address: str, missing: str, accept: str = "*/*") -> tuple[bytes, str]:
+def _fetch_url(address: str, missing: str, accept: str = "*/*") -> tuple[bytes, str]:
     try:
         request = urllib.request.Request(address, headers={"Accept": accept, "User-Agent": "etude"})
         answer = answer_of(request, SECONDS, LARGEST, silence=SILENCE)

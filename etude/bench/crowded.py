@@ -44,15 +44,16 @@ def bench(run: Path = Path("runs/small"), out: Path | None = Path("results"), ro
     for number, (name, part) in itertools.product(range(rounds), parts.items()):
         for way in WAYS[number % 3 :] + WAYS[: number % 3]:
             with busy() if way == "crowded" else threads() if way == "threads" else contextlib.nullcontext():
-                began = time.perf_counter()
+                start = time.perf_counter()
                 part()
-                seconds[name][way].append(time.perf_counter() - began)
+                seconds[name][way].append(time.perf_counter() - start)
             print(f"round {number + 1} of {rounds}: {name}, {way}: {seconds[name][way][-1]:.2f} s", flush=True)
-    found = {name: {"seconds": one, **summary(one)} for name, one in seconds.items()}
-    for name, one in found.items():
+    results = {name: {"seconds": part_seconds, **summary(part_seconds)} for name, part_seconds in seconds.items()}
+    for name, result in results.items():
         print(
-            f"{name:10s} alone {one['alone_s']:6.2f} s, {one['faster_than_threads']:.2f} times as fast as with threads; "
-            f"next to {cores()} busy programs it takes {one['slower_in_a_crowd']:.2f} times as long"
+            f"{name:10s} alone {result['alone_s']:6.2f} s, "
+            f"{result['faster_than_threads']:.2f} times as fast as with threads; "
+            f"next to {cores()} busy programs it takes {result['slower_in_a_crowd']:.2f} times as long"
         )
     record = {
         "what": "seconds of a run's parts alone, alone with threads instead of processes, and beside as many busy programs as cores",
@@ -61,7 +62,7 @@ def bench(run: Path = Path("runs/small"), out: Path | None = Path("results"), ro
         "busy": cores(),
         "rounds": rounds,
         "rollouts": ROLLOUTS,
-        "parts": found,
+        "parts": results,
     }
     return written(record, out, "crowded", record["machine"]["cpu"])
 
@@ -102,7 +103,7 @@ def parts_of(root: Path) -> dict[str, Callable[[], object]]:
 
     config, model, mtp = after_sft(root)
     language, r, dtype = language_of(root), config.rl, getattr(torch, config.training.dtype)
-    how, sampler_dtype = context(language, config), getattr(torch, config.training.sampler_dtype)
+    chain_settings, sampler_dtype = context(language, config), getattr(torch, config.training.sampler_dtype)
     reference, layers = load_checkpoint(root, config, "sft")
     reference, decoded = reference.to(dtype), layers.to(dtype) if layers is not None else None
     in_rl, in_evaluation = ContinuousSampler(reference, sampler_dtype), Sampler(reference, sampler_dtype)
@@ -111,7 +112,9 @@ def parts_of(root: Path) -> dict[str, Callable[[], object]]:
 
     def rollouts(conversations: int, sampler: Sampler = in_rl) -> list:
         tasks = list(itertools.islice(task_stream(config, "rl"), conversations // r.rollouts))
-        return agent.play(sampler, language, tasks, r.rollouts, r.limits(how), r.max_turns, torch.Generator().manual_seed(1), r.temperature)
+        return agent.play(
+            sampler, language, tasks, r.rollouts, r.limits(chain_settings), r.max_turns, torch.Generator().manual_seed(1), r.temperature
+        )
 
     def products(part: int) -> float:
         x, weight = torch.randn(64, 256), torch.randn(256, 256)
@@ -120,8 +123,8 @@ def parts_of(root: Path) -> dict[str, Callable[[], object]]:
         return x.sum().item()
 
     batch = rollouts(r.prompts * r.rollouts)
-    for one in batch:
-        one.terms = reward_terms(one, r.payment)
+    for rollout in batch:
+        rollout.terms = reward_terms(rollout, r.payment)
     tasks = list(itertools.islice(task_stream(config, "evaluation"), 8))
 
     def decode() -> None:
@@ -131,8 +134,8 @@ def parts_of(root: Path) -> dict[str, Callable[[], object]]:
 
     @one_thread()  # as in `reinforcement.learn`
     def step() -> None:
-        found = improve(r, learner.model, reference, batch, mtp=learner.drafts(0), mtp_weight=learner.mtp_weight, each=reinforcement.CORES)
-        learner.apply(found, 1.0)
+        update = improve(r, learner.model, reference, batch, mtp=learner.drafts(0), mtp_weight=learner.mtp_weight, each=reinforcement.CORES)
+        learner.apply(update, 1.0)
 
     return {
         "sampling": lambda: rollouts(ROLLOUTS["sampling"]),
@@ -156,23 +159,23 @@ def threads() -> Iterator[None]:
     from ref.engine.sampler import Sampler
     from sims.recipe import agent, evaluation, reinforcement
 
-    before = torch.get_num_threads()
+    thread_count = torch.get_num_threads()
     torch.set_num_threads(cores())
 
-    def here(function: Callable, parts: list, progress: Callable[[int], None] = lambda done: None, **_: object) -> list:
+    def run_serially(function: Callable, parts: list, progress: Callable[[int], None] = lambda done: None, **_: object) -> list:
         return [function(part) for part in parts]
 
     try:
         with (
-            mock.patch.object(agent, "on_cores", here),
+            mock.patch.object(agent, "on_cores", run_serially),
             mock.patch.multiple(rollout, FEWEST=800, MOST=800),
             mock.patch.object(ContinuousSampler, "engine", Sampler.engine),
-            mock.patch.object(reinforcement, "CORES", here),
+            mock.patch.object(reinforcement, "CORES", run_serially),
             mock.patch.object(evaluation, "one_thread", contextlib.nullcontext),
         ):
             yield
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(thread_count)
 
 
 @contextlib.contextmanager

@@ -39,7 +39,7 @@ PACKAGES = (
     "sphinx==9.0.4", "sqlalchemy==2.1.9",
 )  # fmt: skip
 HELDOUT = "wheels/rich"
-EACH = 20
+PLANTED_PER_KIND = 20
 """Documents of each planted kind."""
 PROCESSES = (1, 2)
 
@@ -62,25 +62,25 @@ def bench(tokenizer: Path, archives: Path, out: Path | None = Path("results"), r
         sources = [Source(str(archives / "*.whl"), name="wheels", suffixes=(".py",)), Source(str(work / "planted")), Source(str(work / "rows.jsonl"))]
         settings = Settings(heldout=HELDOUT)
         seconds: dict[int, list[float]] = {n: [] for n in PROCESSES}
-        loads, seen, record = [], {}, {}
+        loads, reference, record = [], {}, {}
         for number in range(rounds):
             for processes in PROCESSES if number % 2 == 0 else PROCESSES[::-1]:
                 shutil.rmtree(work / "out", ignore_errors=True)
                 loads.append(os.getloadavg()[0])
-                began = time.perf_counter()
+                start = time.perf_counter()
                 record = prepare(work / "out", sources, settings, path, processes, False, "etude bench data")
-                seconds[processes].append(time.perf_counter() - began)
-                found = contents(work / "out")
-                if seen.setdefault("files", found) != found:
+                seconds[processes].append(time.perf_counter() - start)
+                files = hash_files(work / "out")
+                if reference.setdefault("files", files) != files:
                     raise RunError(f"{processes} processes leave other files; that is a fault of the program")
                 print(f"round {number + 1} of {rounds}, processes {processes}: {seconds[processes][-1]:.1f} s, load {loads[-1]:.1f}", flush=True)
-        there = check(planted, read_lines(work / "out" / "dropped.jsonl"))
+        planted_counts = check(planted, read_lines(work / "out" / "dropped.jsonl"))
         command.show(record, work / "out")
-        kills = killed(work, sources, settings, path, seen["files"])
+        kills = kill_and_resume(work, sources, settings, path, reference["files"])
     finally:
         shutil.rmtree(work, ignore_errors=True)
     ratio = statistics.median(a / b for a, b in zip(*(seconds[n] for n in PROCESSES), strict=True))
-    lines, size = (sum(one["read"][key] for one in record["sources"]) for key in ("lines", "bytes"))
+    lines, size = (sum(source["read"][key] for source in record["sources"]) for key in ("lines", "bytes"))
     result = {
         "what": "seconds to prepare ten wheels with planted duplicates and bad rows on one process and on two",
         "command": "etude bench data",
@@ -89,13 +89,15 @@ def bench(tokenizer: Path, archives: Path, out: Path | None = Path("results"), r
         "packages": list(PACKAGES),
         "lines": lines,
         "bytes": size,
-        "tokens": sum(one["kept"]["tokens"] for one in record["sources"]),
+        "tokens": sum(source["kept"]["tokens"] for source in record["sources"]),
         "planted": {kind: len(names) for kind, names in planted.items()},
-        "found": there,
-        "sources": [{key: one[key] for key in ("name", "read", "kept", "licences")} | {"dropped": counts(one)} for one in record["sources"]],
+        "found": planted_counts,
+        "sources": [
+            {key: source[key] for key in ("name", "read", "kept", "licences")} | {"dropped": count_drops(source)} for source in record["sources"]
+        ],
         "heldout": record["heldout"],
-        "seconds": {str(n): some for n, some in seconds.items()},
-        "mb_per_s": {str(n): round(size / 1e6 / statistics.median(some), 2) for n, some in seconds.items()},
+        "seconds": {str(n): build_times for n, build_times in seconds.items()},
+        "mb_per_s": {str(n): round(size / 1e6 / statistics.median(build_times), 2) for n, build_times in seconds.items()},
         "faster_with_two": ratio,
         "killed_and_resumed": kills,
     }
@@ -105,30 +107,30 @@ def bench(tokenizer: Path, archives: Path, out: Path | None = Path("results"), r
     return written(result, out, "data", result["machine"]["cpu"])
 
 
-def counts(source: dict[str, Any]) -> dict[str, int]:
-    return {why: some["count"] for why, some in source["dropped"].items()}
+def count_drops(source: dict[str, Any]) -> dict[str, int]:
+    return {cause: entry["count"] for cause, entry in source["dropped"].items()}
 
 
 def fetch(archives: Path) -> None:
     """Downloads the wheels that are missing. Raises RunError if pip cannot."""
     archives.mkdir(parents=True, exist_ok=True)
-    there = {"==".join(path.name.split("-")[:2]) for path in archives.glob("*.whl")}
-    if there - set(PACKAGES):
-        raise RunError(f"{archives} holds other wheels: {', '.join(sorted(there - set(PACKAGES)))}; choose another --archives")
-    if missing := [one for one in PACKAGES if one not in there]:
+    present_wheels = {"==".join(path.name.split("-")[:2]) for path in archives.glob("*.whl")}
+    if present_wheels - set(PACKAGES):
+        raise RunError(f"{archives} holds other wheels: {', '.join(sorted(present_wheels - set(PACKAGES)))}; choose another --archives")
+    if missing := [package for package in PACKAGES if package not in present_wheels]:
         target = ["--platform", "any", "--python-version", "3.12", "--implementation", "py", "--abi", "none"]
-        words = [sys.executable, "-m", "pip", "download", "-q", "--disable-pip-version-check", "--no-deps", "--only-binary", ":all:", *target]
+        command = [sys.executable, "-m", "pip", "download", "-q", "--disable-pip-version-check", "--no-deps", "--only-binary", ":all:", *target]
         print(f"fetching {len(missing)} wheels", flush=True)
-        if subprocess.run([*words, "-d", str(archives), *missing]).returncode:
+        if subprocess.run([*command, "-d", str(archives), *missing]).returncode:
             raise RunError(f"pip cannot download {', '.join(missing)}; put the wheels into {archives} by hand")
 
 
 def plant(wheels: list[Path], work: Path) -> dict[str, list[str]]:
     """Writes the planted sources. Kind → names of the planted documents."""
-    draw, rules, texts = random.Random(0), Rules(), {"near-held": [], "exact": []}
+    rng, rules, texts = random.Random(0), Rules(), {"near-held": [], "exact": []}
     for wheel in wheels:
         with zipfile.ZipFile(wheel) as archive:
-            for name in sorted(one for one in archive.namelist() if one.endswith(".py")):
+            for name in sorted(member for member in archive.namelist() if member.endswith(".py")):
                 text = archive.read(name).decode("utf-8", "replace")
                 if text.count("\n") >= 60 and len(text) < 100_000 and reason(text, rules) is None:
                     texts["near-held" if name.startswith("rich/") else "exact"].append(text)
@@ -136,13 +138,13 @@ def plant(wheels: list[Path], work: Path) -> dict[str, list[str]]:
     (work / "planted").mkdir()
     names: dict[str, list[str]] = {}
     for kind in ("exact", "near", "near-held"):
-        for number, text in enumerate(draw.sample(texts[kind], EACH)):
+        for number, text in enumerate(rng.sample(texts[kind], PLANTED_PER_KIND)):
             lines = [line + "  " for line in text.split("\n")]
             for at in range(0, len(lines), 40 if kind != "exact" else len(lines) + 1):
-                lines[at] += "" if kind == "exact" else f"# changed {draw.random()}"
+                lines[at] += "" if kind == "exact" else f"# changed {rng.random()}"
             names.setdefault(kind, []).append(f"{kind}-{number:02d}.py")
             (work / "planted" / names[kind][-1]).write_text("\n".join(lines), encoding="utf-8")
-    rows = [json.dumps({"content": "\n".join("".join(draw.choices("abcdefghijkl ", k=60)) for _ in range(30))}) for _ in range(100)]
+    rows = [json.dumps({"content": "\n".join("".join(rng.choices("abcdefghijkl ", k=60)) for _ in range(30))}) for _ in range(100)]
     bad = {"{": 3, '{"text": 1}': 20, '{"content": 1}': 41, '"text"': 60, '{"content": "\\ud800"}': 99}
     for row, number in bad.items():
         rows.insert(number - 1, row)
@@ -152,24 +154,28 @@ def plant(wheels: list[Path], work: Path) -> dict[str, list[str]]:
 
 def check(planted: dict[str, list[str]], dropped: list[dict[str, Any]]) -> dict[str, int]:
     """How many planted documents of each kind were dropped for their reason. Raises RunError if one was not."""
-    found = {one["name"]: one["reason"] for one in dropped}
+    reasons_by_name = {row["name"]: row["reason"] for row in dropped}
     reasons = {"exact": ("exact duplicate",), "near": ("near duplicate", "exact duplicate"), "near-held": (NEAR_HELD,)}
-    number: dict[str, int] = {}
+    drop_counts: dict[str, int] = {}
     for kind, names in planted.items():
-        number[kind] = sum(name in found for name in names)
-        if missed := [name for name in names if found.get(name) not in reasons.get(kind, (found.get(name) or "",))]:
+        drop_counts[kind] = sum(name in reasons_by_name for name in names)
+        if missed := [name for name in names if reasons_by_name.get(name) not in reasons.get(kind, (reasons_by_name.get(name) or "",))]:
             raise RunError(
-                f"{len(missed)} of {len(names)} planted documents were not found: {', '.join(f'{name} ({found.get(name)})' for name in missed)}"
+                f"{len(missed)} of {len(names)} planted documents were not found: "
+                f"{', '.join(f'{name} ({reasons_by_name.get(name)})' for name in missed)}"
             )
-    return number
+    return drop_counts
 
 
-def killed(work: Path, sources: list[Source], settings: Settings, tokenizer: Path, files: dict[str, str]) -> int:
+def kill_and_resume(work: Path, sources: list[Source], settings: Settings, tokenizer: Path, files: dict[str, str]) -> int:
     """Kills the command twice, while it reads and while it tokenises, and goes on. Returns the number of kills. Raises RunError if files differ."""
     toml, out = work / "data.toml", work / "killed"
-    tables = [f"[[source]]\npath = {json.dumps(one.path)}\nname = {json.dumps(one.name)}\nsuffixes = {json.dumps(one.suffixes)}\n" for one in sources]
+    tables = [
+        f"[[source]]\npath = {json.dumps(source.path)}\nname = {json.dumps(source.name)}\nsuffixes = {json.dumps(source.suffixes)}\n"
+        for source in sources
+    ]
     atomic_write(toml, f"heldout = {json.dumps(settings.heldout)}\n" + "".join(tables))
-    words = [
+    command = [
         sys.executable,
         "-m",
         "etude.cli",
@@ -184,7 +190,7 @@ def killed(work: Path, sources: list[Source], settings: Settings, tokenizer: Pat
     ]
     kills = 0
     for pattern in ("work/0*.json", "work/*.lengths", None):
-        process = subprocess.Popen([*words, *(["--resume"] if kills else [])], stdout=subprocess.DEVNULL)
+        process = subprocess.Popen([*command, *(["--resume"] if kills else [])], stdout=subprocess.DEVNULL)
         while pattern and process.poll() is None and len(list(out.glob(pattern))) < 3:
             time.sleep(0.02)
         if pattern and process.poll() is None:
@@ -192,12 +198,12 @@ def killed(work: Path, sources: list[Source], settings: Settings, tokenizer: Pat
             kills += 1
         if process.wait() and not pattern:
             raise RunError("the killed build cannot be resumed; its error is above")
-    if contents(out) != files:
+    if hash_files(out) != files:
         raise RunError("a killed and resumed build leaves other files; that is a fault of the program")
     return kills
 
 
-def contents(out: Path) -> dict[str, str]:
+def hash_files(out: Path) -> dict[str, str]:
     """SHA-256 of every file that a build leaves for training."""
-    wanted = [*out.glob("*.jsonl"), out / "data.json", out / "tokenizer.json", *out.glob("shards/*")]
-    return {path.relative_to(out).as_posix(): hash_file(path) for path in wanted if path.name != "timings.jsonl"}
+    paths = [*out.glob("*.jsonl"), out / "data.json", out / "tokenizer.json", *out.glob("shards/*")]
+    return {path.relative_to(out).as_posix(): hash_file(path) for path in paths if path.name != "timings.jsonl"}

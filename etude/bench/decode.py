@@ -33,29 +33,30 @@ def bench(model: str, layers: int, rows: list[int], prompt: int, new: int, out: 
             prompts = torch.randint(config.vocab_size, (count, prompt), generator=draws).tolist()
 
             def play(tokens: int, sampler=sampler, prompts=prompts) -> tuple[float, int]:
-                begun, generator = time.perf_counter(), torch.Generator().manual_seed(3)
+                start, generator = time.perf_counter(), torch.Generator().manual_seed(3)
                 engine = sampler.engine(len(prompts), prompt + tokens)
-                running = {engine.add(one, [config.vocab_size - 1], uniform(generator, prompt + tokens)) for one in prompts}
+                running = {engine.add(prompt_ids, [config.vocab_size - 1], uniform(generator, prompt + tokens)) for prompt_ids in prompts}
                 sampled = 0
                 while running:
                     for slot in engine.step():
                         sampled += int(engine.remove(slot).sampled.sum())
                         running.remove(slot)
-                return time.perf_counter() - begun, sampled
+                return time.perf_counter() - start, sampled
 
             play(new)
             seconds, tokens = [], 0
             for _ in range(rounds):
-                (short, few), (long, many) = play(1), play(new)
+                (short, short_tokens), (long, long_tokens) = play(1), play(new)
                 seconds.append(long - short)
-                tokens = many - few
+                tokens = long_tokens - short_tokens
             middle = statistics.median(seconds)
             cell = {"sampler": kind.__name__, "rows": count, "seconds": seconds, "tokens": tokens, "tokens_per_second": tokens / middle}
             if (chip := hardware()) is not None:
                 from etude.prices import Conversations, decoding
 
-                talk = Conversations(2 * (prompt + new / 2), new - 1, 0, True)  # `decoding` reads half of a conversation's keys and values
-                planned = decoding(config, count, dtype.itemsize, chip, talk)
+                # `decoding` reads half of a conversation's keys and values
+                conversations = Conversations(2 * (prompt + new / 2), new - 1, 0, True)
+                planned = decoding(config, count, dtype.itemsize, chip, conversations)
                 cell |= {"planned_seconds": planned, "planned_over_measured": planned / middle}
             cells.append(cell)
             plan = f"; plan {cell['planned_over_measured']:.3f} of the time" if "planned_seconds" in cell else ""

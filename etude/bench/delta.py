@@ -34,7 +34,7 @@ TARGET = 0.7
 """Of zstd's bandwidth, both ways."""
 
 
-def versions(n: int, share: float, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+def make_versions(n: int, share: float, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
     """n weights, and the same after a step."""
     generator = torch.Generator().manual_seed(seed)
     old = (0.02 * torch.randn(n, generator=generator)).bfloat16()
@@ -43,14 +43,14 @@ def versions(n: int, share: float, seed: int = 0) -> tuple[torch.Tensor, torch.T
     return old, new
 
 
-def ways(old: torch.Tensor, new: torch.Tensor) -> dict[str, tuple[Callable[[], bytes], Callable[[bytes], np.ndarray]]]:
+def make_codecs(old: torch.Tensor, new: torch.Tensor) -> dict[str, tuple[Callable[[], bytes], Callable[[bytes], np.ndarray]]]:
     """Encoder and decoder by name."""
     a, b = (x.view(torch.int16).numpy() for x in (old, new))
 
-    def squeezed(x: np.ndarray) -> bytes:
+    def compress(x: np.ndarray) -> bytes:
         return zstandard.ZstdCompressor(level=1).compress(x.data)
 
-    def opened(blob: bytes) -> np.ndarray:
+    def decompress(blob: bytes) -> np.ndarray:
         return np.frombuffer(zstandard.ZstdDecompressor().decompress(blob), dtype=np.int16)
 
     return {
@@ -58,56 +58,56 @@ def ways(old: torch.Tensor, new: torch.Tensor) -> dict[str, tuple[Callable[[], b
             lambda: pack(*encode_delta(old, new), len(old)),
             lambda blob: apply_delta(old, *unpack(blob, len(old))).view(torch.int16).numpy(),
         ),
-        "XOR": (lambda: squeezed(a ^ b), lambda blob: a ^ opened(blob)),
-        "all": (lambda: squeezed(b), opened),
+        "XOR": (lambda: compress(a ^ b), lambda blob: a ^ decompress(blob)),
+        "all": (lambda: compress(b), decompress),
     }
 
 
 def bench(out: Path | None = Path("results"), weights: int = 2**25, rounds: int = 7) -> dict[str, Any]:
     """Prints a table and writes out/delta-CPU.json. Raises RunError if a round trip changes a bit."""
-    before, rows, loads = torch.get_num_threads(), [], []
+    thread_count, rows, loads = torch.get_num_threads(), [], []
     torch.set_num_threads(1)
     try:
         for share in SHARES:
-            old, new = versions(weights, share)
-            wanted, found = new.view(torch.int16).numpy(), ways(old, new)
-            seconds: dict[tuple[str, str], list[float]] = {(name, part): [] for name in found for part in ("encode", "decode")}
+            old, new = make_versions(weights, share)
+            expected, codecs = new.view(torch.int16).numpy(), make_codecs(old, new)
+            seconds: dict[tuple[str, str], list[float]] = {(name, part): [] for name in codecs for part in ("encode", "decode")}
             sizes: dict[str, int] = {}
             for number in range(rounds):
                 loads.append(os.getloadavg()[0])
-                for name, (encode, decode) in list(found.items())[:: 1 if number % 2 else -1]:
-                    began = time.perf_counter()
+                for name, (encode, decode) in list(codecs.items())[:: 1 if number % 2 else -1]:
+                    start = time.perf_counter()
                     blob = encode()
                     middle = time.perf_counter()
-                    there = decode(blob)
-                    ended = time.perf_counter()
-                    if not np.array_equal(there, wanted):
+                    decoded = decode(blob)
+                    end = time.perf_counter()
+                    if not np.array_equal(decoded, expected):
                         raise RunError(f"{name} does not give the weights back; that is a fault of the program")
-                    seconds[name, "encode"].append(middle - began)
-                    seconds[name, "decode"].append(ended - middle)
+                    seconds[name, "encode"].append(middle - start)
+                    seconds[name, "decode"].append(end - middle)
                     sizes[name] = len(blob)
-            for name in found:
+            for name in codecs:
                 row: dict[str, Any] = {"share": share, "way": name, "times_smaller": 2 * weights / sizes[name]}
                 for part in ("encode", "decode"):
-                    mine = seconds[name, part]
-                    row |= {f"{part}_gb_s": 2e-9 * weights / statistics.median(mine), f"{part}_spread": max(mine) / min(mine)}
-                    for other in ("XOR", "all"):
-                        row[f"{part}_of_{other}"] = statistics.median(b / a for a, b in zip(mine, seconds[other, part], strict=True))
+                    part_seconds = seconds[name, part]
+                    row |= {f"{part}_gb_s": 2e-9 * weights / statistics.median(part_seconds), f"{part}_spread": max(part_seconds) / min(part_seconds)}
+                    for baseline in ("XOR", "all"):
+                        row[f"{part}_of_{baseline}"] = statistics.median(b / a for a, b in zip(part_seconds, seconds[baseline, part], strict=True))
                 rows.append(row)
                 print(
                     f"{100 * share:5.1f}% changed, {name:10}  {row['times_smaller']:6.1f} times smaller   encode {row['encode_gb_s']:5.2f} GB/s, "
                     f"{row['encode_of_XOR']:.2f} of XOR's   decode {row['decode_gb_s']:5.2f} GB/s, {row['decode_of_XOR']:.2f} of XOR's",
                     flush=True,
                 )
-        part = Part("w", (weights // 2048, 2048), 0, versions(weights, 0.0)[0].view(-1, 2048))
-        began = time.perf_counter()
+        part = Part("w", (weights // 2048, 2048), 0, make_versions(weights, 0.0)[0].view(-1, 2048))
+        start = time.perf_counter()
         digest(part)
-        hashing = 2e-9 * weights / (time.perf_counter() - began)
+        hashing = 2e-9 * weights / (time.perf_counter() - start)
         print(f"digest of rows of 2048: {hashing:.2f} GB/s")
     finally:
-        torch.set_num_threads(before)
-    ours = [row for row in rows if row["way"] == "gap + step" and row["share"] <= 0.02]
-    least = min(row[f"{part}_of_{other}"] for row in ours for part in ("encode", "decode") for other in ("XOR", "all"))
+        torch.set_num_threads(thread_count)
+    delta_rows = [row for row in rows if row["way"] == "gap + step" and row["share"] <= 0.02]
+    least = min(row[f"{part}_of_{baseline}"] for row in delta_rows for part in ("encode", "decode") for baseline in ("XOR", "all"))
     print(f"least ratio to zstd level 1 up to 2% changed: {least:.2f} (target {TARGET})")
     result = {
         "what": "bytes of bfloat16 weights a second, encoded and decoded on one core, by the way they are sent",

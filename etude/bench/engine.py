@@ -38,7 +38,7 @@ def bench(run: Path = Path("runs/small"), out: Path | None = Path("results"), ro
     keep_freed_memory()
     root = Path(run)
     config, model, _ = after_sft(root)
-    language, how = language_of(root), context(language_of(root), config)
+    language, chain_settings = language_of(root), context(language_of(root), config)
     samplers = {"one position": Sampler, "continuous": ContinuousSampler}
     samplers = {name: kind(model, getattr(torch, config.training.sampler_dtype)) for name, kind in samplers.items()}
 
@@ -50,9 +50,9 @@ def bench(run: Path = Path("runs/small"), out: Path | None = Path("results"), ro
         tasks = itertools.islice(task_stream(config, "rl"), slots)
         make = [partial(WithoutReward, Session(task, config.rl.max_turns)) for task in tasks]
         seeds = [hash_seed("bench", number) for number in range(slots)]
-        began = time.perf_counter()
-        rollouts = rollout(samplers[name], make, language, Limits(how), config.rl.temperature, seeds)
-        return time.perf_counter() - began, [one.chain for one in rollouts]
+        start = time.perf_counter()
+        rollouts = rollout(samplers[name], make, language, Limits(chain_settings), config.rl.temperature, seeds)
+        return time.perf_counter() - start, [conversation.chain for conversation in rollouts]
 
     cells = []
     with one_thread():
@@ -62,11 +62,11 @@ def bench(run: Path = Path("runs/small"), out: Path | None = Path("results"), ro
             for number in range(rounds):
                 for name in [*samplers][:: 1 if number % 2 else -1]:
                     seconds[name].append(play(name, slots)[0])
-            same = sum(
+            same_count = sum(
                 len(a.segments) == len(b.segments) and all(x.tokens.equal(y.tokens) for x, y in zip(a.segments, b.segments, strict=True))
                 for a, b in zip(*chains.values(), strict=True)
             )
-            tokens = {name: sum(chain.written for chain in some) for name, some in chains.items()}
+            tokens = {name: sum(chain.written for chain in own_chains) for name, own_chains in chains.items()}
             rates = {name: [tokens[name] / s for s in seconds[name]] for name in samplers}
             ratios = [b / a for a, b in zip(*rates.values(), strict=True)]
             cells.append(
@@ -74,16 +74,16 @@ def bench(run: Path = Path("runs/small"), out: Path | None = Path("results"), ro
                     "slots": slots,
                     "seconds": seconds,
                     "sampled_tokens": tokens,
-                    "tokens_per_second": {name: statistics.median(some) for name, some in rates.items()},
+                    "tokens_per_second": {name: statistics.median(round_rates) for name, round_rates in rates.items()},
                     "ratio": statistics.median(ratios),
                     "ratio_range": [min(ratios), max(ratios)],
-                    "conversations_with_the_same_tokens": same,
+                    "conversations_with_the_same_tokens": same_count,
                 }
             )
-            one, many = cells[-1]["tokens_per_second"].values()
+            base_rate, continuous_rate = cells[-1]["tokens_per_second"].values()
             ratio = f"{statistics.median(ratios):.2f} times [{min(ratios):.2f}, {max(ratios):.2f}]"
-            said = f"{one:6,.0f} tokens/s at one position, {many:6,.0f} with continuous batching, {ratio}"
-            print(f"{slots:4d} conversations: {said}; {same} of {slots} have the same tokens", flush=True)
+            summary = f"{base_rate:6,.0f} tokens/s at one position, {continuous_rate:6,.0f} with continuous batching, {ratio}"
+            print(f"{slots:4d} conversations: {summary}; {same_count} of {slots} have the same tokens", flush=True)
     record = {
         "what": "sampled tokens per second of two samplers, one thread, the same conversations in alternation; ratio: median of rounds",
         "command": "etude bench engine",

@@ -29,23 +29,26 @@ def bench(out: Path | None = Path("results")) -> dict:
     """Wall-clock seconds of every slider's redraws; writes out/explorer-MACHINE.json."""
     from etude.explorer import PAGES
 
-    opened(PAGES[-1].name)  # what all pages load once
+    open_page(PAGES[-1].name)  # what all pages load once
     pages, controls = [], []
     for page in PAGES:
-        at, seconds = opened(page.name)
+        at, seconds = open_page(page.name)
         pages.append({"page": page.name, "cold_s": round(seconds, 4)})
         print(f"{page.name:16s} cold {seconds * 1e3:5.0f} ms")
-        for one in redraws(at, page.name):
-            controls.append(one)
-            print(f"{one['page']:16s} {one['control']:22s} median {one['median_s'] * 1e3:4.0f} ms, slowest {max(one['seconds']) * 1e3:4.0f} ms")
-    every = [second for one in controls for second in one["seconds"]]
+        for control in redraws(at, page.name):
+            controls.append(control)
+            print(
+                f"{control['page']:16s} {control['control']:22s} median {control['median_s'] * 1e3:4.0f} ms, slowest "
+                f"{max(control['seconds']) * 1e3:4.0f} ms"
+            )
+    all_seconds = [second for control in controls for second in control["seconds"]]
     record = {
         "what": "seconds from a slider's move to the page drawn anew, and from a new session to a page's first drawing; server side, wall clock",
         "command": "etude bench explorer",
         "machine": machine(),
-        "median_s": statistics.median(every),
-        "slowest_control_median_s": max(one["median_s"] for one in controls),
-        "slowest_cold_s": max(one["cold_s"] for one in pages),
+        "median_s": statistics.median(all_seconds),
+        "slowest_control_median_s": max(control["median_s"] for control in controls),
+        "slowest_cold_s": max(row["cold_s"] for row in pages),
         "pages": pages,
         "controls": controls,
     }
@@ -54,15 +57,15 @@ def bench(out: Path | None = Path("results")) -> dict:
     return written(record, out, "explorer", record["machine"]["cpu"])
 
 
-def opened(name: str) -> tuple[AppTest, float]:
+def open_page(name: str) -> tuple[AppTest, float]:
     """A page in a new session, and the seconds until it was drawn. Raises RuntimeError if it fails."""
     from streamlit.testing.v1 import AppTest
 
     getLogger("streamlit.runtime.scriptrunner_utils.script_run_context").setLevel("ERROR")  # the driver runs in no session, and is told so each time
     at = AppTest.from_string(f"from etude.explorer import start\nstart({name!r})", default_timeout=SLOW)
-    began = time.perf_counter()
+    start = time.perf_counter()
     at.run()
-    seconds = time.perf_counter() - began
+    seconds = time.perf_counter() - start
     if at.exception:
         raise RuntimeError(f"{name}: {at.exception[0].message}")
     return at, seconds
@@ -70,30 +73,30 @@ def opened(name: str) -> tuple[AppTest, float]:
 
 def redraws(at: AppTest, name: str) -> list[dict]:
     """Each slider of a page, with the seconds of its redraws."""
-    found = []
+    results = []
     for kind in ("slider", "select_slider"):
         for key in [widget.key for widget in getattr(at, kind)]:
             widget = getattr(at, kind)(key=key)
             seconds, before = [], widget.value
-            for value in values(kind, widget):
-                began = time.perf_counter()
+            for value in choose_values(kind, widget):
+                start = time.perf_counter()
                 getattr(at, kind)(key=key).set_value(value).run()
-                seconds.append(time.perf_counter() - began)
+                seconds.append(time.perf_counter() - start)
                 if at.exception:
                     raise RuntimeError(f"{name}, {key} = {value}: {at.exception[0].message}")
-            found.append({"page": name, "control": key, "median_s": statistics.median(seconds), "seconds": [round(s, 4) for s in seconds]})
+            results.append({"page": name, "control": key, "median_s": statistics.median(seconds), "seconds": [round(s, 4) for s in seconds]})
             getattr(at, kind)(key=key).set_value(before).run()  # one slider can take another away, or change its range
-    return found
+    return results
 
 
-def values(kind: str, widget) -> list:
+def choose_values(kind: str, widget) -> list:
     """Values spread over the range of a slider, without its current value."""
     if kind == "select_slider":
         return [option for option in map(number, widget.options) if option != widget.value][:VALUES]
-    least, most, step = widget.min, widget.max, widget.step or 1
-    steps = round((most - least) / step)
-    some = [least + step * (i * steps // VALUES) for i in range(VALUES + 1)]
-    return [type(widget.value)(value) for value in dict.fromkeys(some) if value != widget.value][:VALUES]
+    minimum, maximum, step = widget.min, widget.max, widget.step or 1
+    steps = round((maximum - minimum) / step)
+    candidates = [minimum + step * (i * steps // VALUES) for i in range(VALUES + 1)]
+    return [type(widget.value)(value) for value in dict.fromkeys(candidates) if value != widget.value][:VALUES]
 
 
 def number(text: str) -> object:

@@ -57,29 +57,29 @@ def cases(on: str, tiny: bool = False) -> Iterator[Case]:
         yield from make(on, tiny)
 
 
-def copy_of(amount: int, on: str) -> Callable[[], object]:
+def make_copy(amount: int, on: str) -> Callable[[], object]:
     """Copies half of `amount` bytes: reads plus writes add up to `amount`."""
     source = torch.zeros(amount // 2, dtype=torch.uint8, device=on)
     target = torch.empty_like(source)
     return lambda: target.copy_(source)
 
 
-def bits(ours: Callable, theirs: Callable, *arguments) -> Callable[[], str | None]:
+def make_bits_gate(kernel: Callable, reference: Callable, *arguments) -> Callable[[], str | None]:
     def gate() -> str | None:
-        expected = theirs(*(a.cpu() if isinstance(a, Tensor) else a for a in arguments))
-        return None if same_bits(ours(*arguments), expected) else f"{ours.__name__} differs from the reference"
+        expected = reference(*(a.cpu() if isinstance(a, Tensor) else a for a in arguments))
+        return None if same_bits(kernel(*arguments), expected) else f"{kernel.__name__} differs from the reference"
 
     return gate
 
 
-def three_ways(ours: Callable, theirs: Callable, exact: Callable, name: str) -> Callable[[], str | None]:
+def make_error_gate(kernel: Callable, reference: Callable, exact: Callable, name: str) -> Callable[[], str | None]:
     """Each function returns one or several tensors: of the kernel, of the reference, in float64."""
 
     def tuple_of(result) -> tuple[Tensor, ...]:
         return result if isinstance(result, tuple) else (result,)
 
     def gate() -> str | None:
-        worst = max(excess(a, b, c) for a, b, c in zip(*map(tuple_of, (ours(), theirs(), exact())), strict=True))
+        worst = max(excess(a, b, c) for a, b, c in zip(*map(tuple_of, (kernel(), reference(), exact())), strict=True))
         return None if worst <= 1 else f"{name}'s error is {worst:.1f} times the allowed error"
 
     return gate
@@ -91,7 +91,7 @@ def quantisers(on: str, tiny: bool) -> Iterator[Case]:
     # The reference is slow on a CPU, so the gate checks a part with every kind of block.
     part = x[: min(n, 512)].clone()
     part[0, :40], part[1, 3], part[2, 5] = 0, torch.nan, torch.inf
-    for name, ours, theirs, arguments, width in (
+    for name, kernel, reference, arguments, width in (
         ("MXFP8", quant.mxfp8_quantize, ref_quant.mxfp8_quantize, (), 3 + 1 / 32),
         ("MXFP8, both axes", quant.mxfp8_quantize_both, ref_quant.mxfp8_quantize_both, (), 4 + 2 / 32),
         ("NVFP4 per token", quant.nvfp4_quantize, ref_quant.nvfp4_quantize, (), 2.5 + 1 / 16),
@@ -100,7 +100,12 @@ def quantisers(on: str, tiny: bool) -> Iterator[Case]:
     ):
         size = int(n * n * width)
         yield Case(
-            name, f"{n} × {n}", bits(ours, theirs, part, *arguments), {"kernel": partial(ours, x, *arguments)}, {COPY: copy_of(size, on)}, size
+            name,
+            f"{n} × {n}",
+            make_bits_gate(kernel, reference, part, *arguments),
+            {"kernel": partial(kernel, x, *arguments)},
+            {COPY: make_copy(size, on)},
+            size,
         )
 
 
@@ -117,14 +122,14 @@ def products(on: str, tiny: bool) -> Iterator[Case]:
         yield Case(
             f"product, {form}",
             f"{n}³",
-            three_ways(*product_ways(a[:256], b, form), f"product, {form}"),
+            make_error_gate(*make_product_calls(a[:256], b, form), f"product, {form}"),
             {"kernel": partial(gemm.matmul, left, right, torch.bfloat16), "kernel with quantisation": partial(gemm.linear, a, b, form)},
             baselines,
             flops=2 * n**3,
         )
 
 
-def product_ways(a: Tensor, b: Tensor, form: str) -> tuple[Callable, Callable, Callable]:
+def make_product_calls(a: Tensor, b: Tensor, form: str) -> tuple[Callable, Callable, Callable]:
     x, w = ref_quant.rounded(a.cpu(), form, 1).to(a.device), ref_quant.rounded(b.cpu(), form, 1, True).to(b.device)
     return lambda: gemm.linear(a, b, form), lambda: (x @ w.T).bfloat16(), lambda: x.double() @ w.double().T
 
@@ -186,20 +191,20 @@ def grouped_gate(kind: str, kernel: Callable, x: Tensor, w: Tensor, up: Tensor, 
     def gate() -> str | None:
         begins = torch.cat([ends.new_zeros(1), ends[:-1]]).tolist()
         counts = [b - a for a, b in zip(begins, ends.tolist(), strict=True)]
-        some = {counts.index(max(counts)), counts.index(min(counts)), len(counts) - 1}
+        expert_ids = {counts.index(max(counts)), counts.index(min(counts)), len(counts) - 1}
         for form in ("bfloat16", "fp8"):
             result = kernel(form)
-            for e in some:
+            for e in expert_ids:
                 rows = slice(begins[e], begins[e] + min(counts[e], 512 if kind != "wgrad" else counts[e]))
                 if kind == "wgrad":
                     a, b = (ref_quant.rounded(t[rows].cpu(), form, 0) for t in (up, x))
-                    a, b, ours = a.T, b.T, result[e]
+                    a, b, actual = a.T, b.T, result[e]
                 elif kind == "forward":
-                    a, b, ours = ref_quant.rounded(x[rows].cpu(), form, 1), ref_quant.rounded(w[e].cpu(), form, 1, True), result[rows]
+                    a, b, actual = (ref_quant.rounded(x[rows].cpu(), form, 1), ref_quant.rounded(w[e].cpu(), form, 1, True), result[rows])
                 else:
-                    a, b, ours = ref_quant.rounded(up[rows].cpu(), form, 1), ref_quant.rounded(w[e].cpu(), form, 0, True).T, result[rows]
+                    a, b, actual = (ref_quant.rounded(up[rows].cpu(), form, 1), ref_quant.rounded(w[e].cpu(), form, 0, True).T, result[rows])
                 a, b = a.to(x.device), b.to(x.device)
-                worst = excess(ours, (a @ b.T).to(x.dtype), a.double() @ b.double().T)
+                worst = excess(actual, (a @ b.T).to(x.dtype), a.double() @ b.double().T)
                 if not worst <= 1:
                     return f"{kind} in {form}, expert {e}: error is {worst:.1f} times the allowed error"
         return None
@@ -216,8 +221,8 @@ def layers(on: str, tiny: bool) -> Iterator[Case]:
         def gate(form=form) -> str | None:
             # A difference in the last bit of exp occasionally moves a value across a midpoint.
             wide = h[:256].float()
-            ours, theirs = experts.activation(wide, form), gemm.operand(F.silu(wide[:, :I]) * wide[:, I:], form)
-            share = float((ours.data != theirs.data).double().mean())
+            actual, expected = experts.activation(wide, form), gemm.operand(F.silu(wide[:, :I]) * wide[:, I:], form)
+            share = float((actual.data != expected.data).double().mean())
             return None if share <= 0.002 else f"{share:.2%} of the codes differ"
 
         yield Case(
@@ -225,7 +230,7 @@ def layers(on: str, tiny: bool) -> Iterator[Case]:
             f"{N} × {I}",
             gate,
             {"kernel": partial(experts.activation, h, form)},
-            {"torch, then our quantiser": lambda form=form: gemm.operand(F.silu(h[:, :I]) * h[:, I:], form), COPY: copy_of(int(N * I * width), on)},
+            {"torch, then our quantiser": lambda form=form: gemm.operand(F.silu(h[:, :I]) * h[:, I:], form), COPY: make_copy(int(N * I * width), on)},
             int(N * I * width),
         )
 
@@ -248,8 +253,8 @@ def heads(on: str, tiny: bool) -> Iterator[Case]:
         parts = [checkpoint(ref_logprob.linear_logprob, a, w, b, use_reentrant=False) for a, b in zip(h.split(1024), t.split(1024), strict=True)]
         return torch.cat([logp for logp, _ in parts]), torch.cat([entropy for _, entropy in parts])
 
-    few = hidden[:256], weight, targets[:256]
-    wide = few[0].double(), weight.double(), few[2]
+    subset = hidden[:256], weight, targets[:256]
+    wide = subset[0].double(), weight.double(), subset[2]
     note = {}
     if on == "cuda":
         torch.cuda.synchronize()
@@ -262,9 +267,9 @@ def heads(on: str, tiny: bool) -> Iterator[Case]:
         yield Case(
             "log-prob and entropy" + (", gradients" if backward else ""),
             f"{N} × {D} × {V}",
-            three_ways(
-                partial(run, linear_logprob.linear_logprob, backward, *few),
-                partial(run, ref_logprob.linear_logprob, backward, *few),
+            make_error_gate(
+                partial(run, linear_logprob.linear_logprob, backward, *subset),
+                partial(run, ref_logprob.linear_logprob, backward, *subset),
                 partial(run, ref_logprob.linear_logprob, backward, *wide),
                 "linear_logprob",
             ),
@@ -281,19 +286,19 @@ def routers(on: str, tiny: bool) -> Iterator[Case]:
     replayed = (scores + 0.3 * torch.randn_like(scores)).topk(k).indices
 
     def gate() -> str | None:
-        for given in (None, replayed):
-            gates, chosen = router_replay.route(scores, k, given, alpha)
-            expected, theirs = ref_router_replay.route(scores.cpu(), k, None if given is None else given.cpu(), alpha)
-            exact, _ = ref_router_replay.route(scores.double().cpu(), k, None if given is None else given.cpu(), alpha)
-            if not torch.equal(chosen.cpu(), theirs):
+        for replay_ids in (None, replayed):
+            gates, expert_ids = router_replay.route(scores, k, replay_ids, alpha)
+            expected, expected_ids = ref_router_replay.route(scores.cpu(), k, None if replay_ids is None else replay_ids.cpu(), alpha)
+            exact, _ = ref_router_replay.route(scores.double().cpu(), k, None if replay_ids is None else replay_ids.cpu(), alpha)
+            if not torch.equal(expert_ids.cpu(), expected_ids):
                 return "route chooses different experts than the reference"
             if not excess(gates.cpu(), expected, exact) <= 1:
                 return "the gates of route are wrong"
         return None
 
     def eager() -> Tensor:
-        chosen = scores.softmax(-1).topk(k).indices
-        picked = scores.softmax(-1).gather(1, chosen)
+        expert_ids = scores.softmax(-1).topk(k).indices
+        picked = scores.softmax(-1).gather(1, expert_ids)
         return picked / picked.sum(-1, keepdim=True)
 
     yield Case("router", f"{N} × {E}, top {k}", gate, {"kernel": partial(router_replay.route, scores, k)}, {"softmax, topk, gather": eager})
@@ -308,13 +313,13 @@ def routers(on: str, tiny: bool) -> Iterator[Case]:
 
 def dispatch(on: str, tiny: bool) -> Iterator[Case]:
     N, E, k, D = (40, 16, 4, 32) if tiny else (32768, 128, 8, 2048)
-    chosen = torch.rand(N, E, device=on).topk(k).indices
+    expert_ids = torch.rand(N, E, device=on).topk(k).indices
     x, gates = torch.randn(N, D, device=on).bfloat16(), torch.rand(N, k, device=on)
-    order, place, _ = expert_rows.sort_by_expert(chosen, E)
+    order, place, _ = expert_rows.sort_by_expert(expert_ids, E)
     rows = expert_rows.permute(x, order, place)
 
     def sorted_by_torch() -> tuple[Tensor, Tensor]:
-        return chosen.flatten().argsort(stable=True), chosen.flatten().bincount(minlength=E)
+        return expert_ids.flatten().argsort(stable=True), expert_ids.flatten().bincount(minlength=E)
 
     def summed_by_torch() -> Tensor:
         return (rows[place.flatten()].view(N, k, D) * gates[..., None].bfloat16()).sum(1)
@@ -333,7 +338,7 @@ def dispatch(on: str, tiny: bool) -> Iterator[Case]:
         "sort by expert",
         f"{N} × {k}, {E} experts",
         gate,
-        {"kernel": partial(expert_rows.sort_by_expert, chosen, E)},
+        {"kernel": partial(expert_rows.sort_by_expert, expert_ids, E)},
         {"argsort, bincount": sorted_by_torch},
     )
     yield Case(
@@ -341,7 +346,7 @@ def dispatch(on: str, tiny: bool) -> Iterator[Case]:
         size,
         gate,
         {"kernel": partial(expert_rows.permute, x, order, place)},
-        {"index_select": lambda: x[order // k], COPY: copy_of(bytes_moved, on)},
+        {"index_select": lambda: x[order // k], COPY: make_copy(bytes_moved, on)},
         bytes_moved,
     )
     yield Case(
@@ -349,7 +354,7 @@ def dispatch(on: str, tiny: bool) -> Iterator[Case]:
         size,
         gate,
         {"kernel": partial(expert_rows.unpermute, rows, order, place, gates)},
-        {"gather, multiply, sum": summed_by_torch, COPY: copy_of(bytes_moved, on)},
+        {"gather, multiply, sum": summed_by_torch, COPY: make_copy(bytes_moved, on)},
         bytes_moved,
     )
 
@@ -358,16 +363,16 @@ def deltas(on: str, tiny: bool) -> Iterator[Case]:
     n = 4096 if tiny else 2**29
     old = torch.randn(n, device=on).bfloat16()
     new = old.clone()
-    where = torch.randperm(n, device=on)[: n // 100] if tiny else torch.randint(n, (n // 100,), device=on)
-    new[where] = -new[where]
+    changed_places = torch.randperm(n, device=on)[: n // 100] if tiny else torch.randint(n, (n // 100,), device=on)
+    new[changed_places] = -new[changed_places]
     new[:3] = torch.tensor([float("nan"), -0.0, 0.0], dtype=torch.bfloat16)
     positions, steps = weight_sync.encode_delta(old, new)
 
     def gate() -> str | None:
         if not torch.equal(weight_sync.apply_delta(old, positions, steps).view(torch.int16), new.view(torch.int16)):
             return "applying the delta does not give the new version"
-        few = slice(0, min(n, 2**20))
-        if not same_bits(weight_sync.encode_delta(old[few], new[few]), ref_weight_sync.encode_delta(old[few].cpu(), new[few].cpu())):
+        window = slice(0, min(n, 2**20))
+        if not same_bits(weight_sync.encode_delta(old[window], new[window]), ref_weight_sync.encode_delta(old[window].cpu(), new[window].cpu())):
             return "encode_delta differs from the reference"
         return None
 
@@ -377,7 +382,7 @@ def deltas(on: str, tiny: bool) -> Iterator[Case]:
         f"{n} weights, 1% changed",
         gate,
         {"kernel": partial(weight_sync.encode_delta, old, new)},
-        {"torch.nonzero": partial(ref_weight_sync.encode_delta, old, new), COPY: copy_of(size, on)},
+        {"torch.nonzero": partial(ref_weight_sync.encode_delta, old, new), COPY: make_copy(size, on)},
         size,
     )
 
@@ -385,12 +390,12 @@ def deltas(on: str, tiny: bool) -> Iterator[Case]:
 def orthogonal(on: str, tiny: bool) -> Iterator[Case]:
     for shape in ((1, 48, 32),) if tiny else ((1, 2048, 2048), (1, 2048, 8192), (64, 768, 2048)):
         G = torch.randn(*shape, device=on)
-        ours, theirs = (partial(f, G, dtype=torch.bfloat16) for f in (muon.newton_schulz, ref_muon.newton_schulz))
+        kernel, reference = (partial(f, G, dtype=torch.bfloat16) for f in (muon.newton_schulz, ref_muon.newton_schulz))
         exact = partial(ref_muon.newton_schulz, G.double(), dtype=torch.float64)
         yield Case(
             "Newton–Schulz, bfloat16",
             " × ".join(map(str, shape)),
-            three_ways(ours, theirs, exact, "newton_schulz"),
-            {"kernel": ours},
-            {"torch, bfloat16": theirs},
+            make_error_gate(kernel, reference, exact, "newton_schulz"),
+            {"kernel": kernel},
+            {"torch, bfloat16": reference},
         )

@@ -66,11 +66,13 @@ def take_turns(contenders: dict[str, Callable[[], object]], rounds: int) -> dict
 def summary(case: Case, seconds: dict[str, list[float]]) -> dict:
     """Medians, and the speed of every kernel over every baseline; for memory-bound kernels, bytes/s over those of the copy."""
     ratios = {}
-    for ours in case.ours:
+    for kernel in case.ours:
         for name in case.baselines:
-            each = sorted(theirs / mine for mine, theirs in zip(seconds[ours], seconds[name], strict=True))
-            quarter = len(each) // 4
-            ratios[f"{ours} / {name}"] = [round(v, 3) for v in (statistics.median(each), each[quarter], each[-1 - quarter])]
+            speedups = sorted(
+                baseline_seconds / kernel_seconds for kernel_seconds, baseline_seconds in zip(seconds[kernel], seconds[name], strict=True)
+            )
+            quarter = len(speedups) // 4
+            ratios[f"{kernel} / {name}"] = [round(v, 3) for v in (statistics.median(speedups), speedups[quarter], speedups[-1 - quarter])]
     middle = {name: statistics.median(values) for name, values in seconds.items()}
     rate = {"TB/s": case.bytes / 1e12} if case.bytes else {"TFLOP/s": case.flops / 1e12} if case.flops else {}
     rates = {unit: {name: round(amount / s, 3) for name, s in middle.items()} for unit, amount in rate.items()}

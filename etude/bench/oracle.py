@@ -38,7 +38,7 @@ PACKAGE = Path(__file__).parents[2] / "examples" / "words"
 FILE, TESTS, HIDDEN = "words/nouns.py", "tests/test_nouns.py", "hidden.py"
 TOP, NEXT = b"def counted(number, noun):\n", b"\n\ndef listed("
 """Where the function that is taken out begins, and what comes behind it."""
-HELD = 32
+HELD_OUT_TESTS = 32
 TWO = 2
 """Episodes at once, where their number a second is measured."""
 AT_ONCE = (("oracle", True, False), ("oracle, no tests", False, False), ("oracle, nursery", True, True), ("oracle, no tests, nursery", False, True))
@@ -50,15 +50,17 @@ KINDS = (("oracle", True, True), ("oracle, no tests", False, True), ("oracle, co
 def exam_of(package: Path) -> Exam:
     """The package without the body of a function. Raises RunError where the package is not there."""
     gold = {path.relative_to(package).as_posix(): path.read_bytes() for path in sorted(package.rglob("*.py"))}
-    before, top, rest = gold.get(FILE, b"").partition(TOP)
-    _, bottom, behind = rest.partition(NEXT)
+    before, top, remainder = gold.get(FILE, b"").partition(TOP)
+    _, bottom, behind = remainder.partition(NEXT)
     if not bottom:
         raise RunError(f"the benchmark runs a task of examples/words, which is not in {package}; run it in a clone of the repository")
-    given = {**gold, FILE: before + top + b"    raise NotImplementedError\n" + bottom + behind}
-    said = ((number, "1 city" if number == 1 else f"{number} cities") for number in range(HELD))
-    tests = [f'def test_{number}():\n    assert counted({number}, "city") == "{text}"\n' for number, text in said]
+    start_files = {**gold, FILE: before + top + b"    raise NotImplementedError\n" + bottom + behind}
+    phrases = ((number, "1 city" if number == 1 else f"{number} cities") for number in range(HELD_OUT_TESTS))
+    tests = [f'def test_{number}():\n    assert counted({number}, "city") == "{text}"\n' for number, text in phrases]
     hidden = "\n\n".join(["from words.nouns import counted\n", *tests])
-    return Exam(given, gold, Editable((FILE,)), {HIDDEN: hidden}, tuple(f"{HIDDEN}::test_{number}" for number in range(HELD)), "words")
+    return Exam(
+        start_files, gold, Editable((FILE,)), {HIDDEN: hidden}, tuple(f"{HIDDEN}::test_{number}" for number in range(HELD_OUT_TESTS)), "words"
+    )
 
 
 class Plays:
@@ -71,7 +73,7 @@ class Plays:
             write(self.exam.given, Path(name) / "tree")
             self.tree = store.add_folder(Path(name) / "tree")
 
-    def begun(self, tree: str) -> Sandbox:
+    def open_workspace(self, tree: str) -> Sandbox:
         """A sandbox for the oracle over a stored tree."""
         return open_sandbox(tree, limits=WORKING, store=self.store)
 
@@ -79,23 +81,23 @@ class Plays:
         """The oracle's part: the transcript, and the tree that is left. `tested`: it runs tests itself. `ready`: its sandbox, if one is open."""
         script = oracle(self.exam.given, self.exam.gold, (TESTS,))
         if not tested:
-            script = Script(Reply(one.text, tuple(call for call in one.calls if call.name != "shell")) for one in script.replies)
-        tools = tuple(one for one in TOOLS if one != "web_search")
+            script = Script(Reply(reply.text, tuple(call for call in reply.calls if call.name != "shell")) for reply in script.replies)
+        tools = tuple(tool for tool in TOOLS if tool != "web_search")
         job = Job("words", "Write counted again.", self.tree, self.exam.given, tools=tools, who="oracle")
         with Record(path) as journal:
-            return journal, Episode(job, script, journal, lambda tree: ready or self.begun(tree), self.store).play()
+            return journal, Episode(job, script, journal, lambda tree: ready or self.open_workspace(tree), self.store).play()
 
     def grading(self, journal: Record, tree: str, judges: Judges) -> None:
         """Grades what was left. Raises RunError unless it is paid in full."""
-        found = grade(self.exam, self.store.tree(tree), self.fresh, [*record.calls(journal.lines)], judges=judges)
-        if found.reward.total != 1.0:
-            raise RunError(f"the oracle is paid {found.reward.total:g}; that is a fault of the program")
+        result = grade(self.exam, self.store.tree(tree), self.fresh, [*record.calls(journal.lines)], judges=judges)
+        if result.reward.total != 1.0:
+            raise RunError(f"the oracle is paid {result.reward.total:g}; that is a fault of the program")
 
     def round_of(self, seconds: dict[str, list[float]], folder: Path, number: int) -> None:
         """One episode of each kind. Its seconds are noted: the agent's part, the grading, and both together."""
         for name, tested, ahead in KINDS:
             with Judges(self.fresh) as judges:
-                ready = self.begun(self.tree) if ahead else None
+                ready = self.open_workspace(self.tree) if ahead else None
                 if ahead:
                     judges.expect()
                     judges.settle()
@@ -126,13 +128,13 @@ class Plays:
             judges = stack.enter_context(Judges(self.fresh, TWO, nursery))
             threads = stack.enter_context(ThreadPoolExecutor(TWO))
 
-            def one(number: int) -> None:
+            def play_episode(number: int) -> None:
                 judges.expect()
                 self.grading(*self.agent(folder / f"{number} at once, {name}.jsonl", tested), judges)
 
-            since = time.perf_counter()
-            for done in [threads.submit(one, number) for number in range(count)]:
+            start = time.perf_counter()
+            for done in [threads.submit(play_episode, number) for number in range(count)]:
                 done.result()
             if nursery is not None and nursery.refused:
                 raise RunError("the nursery has ended while episodes were counted, and others were graded without it; run the benchmark again")
-            return count / (time.perf_counter() - since)
+            return count / (time.perf_counter() - start)

@@ -46,52 +46,54 @@ def bench(out: Path | None = Path("results")) -> dict:
         path = Path(folder) / "measured.json"
         if launch.start("etude.bench.plan", [str(path)], RANKS, 0) or not path.exists():
             raise RunError("the ranks of etude bench plan failed; their errors are above")
-        measured = read_json(path)
-    ratios = [one["predicted_s"] / one["measured_s"] for one in measured["steps"]]
+        results = read_json(path)
+    ratios = [row["predicted_s"] / row["measured_s"] for row in results["steps"]]
     record = {
         "what": "seconds of a training step (forward, backward, AdamW), predicted by scaled/plan.py from this machine's figures, and measured",
         "command": "etude bench plan",
         "machine": machine(),
         "ranks": RANKS,
         "rounds": ROUNDS,
-        **measured,
+        **results,
         "predicted_over_measured": {"median": statistics.median(ratios), "least": min(ratios), "most": max(ratios)},
     }
-    print("this machine, per rank: " + ", ".join(f"{name} {value:.3g}" for name, value in measured["hardware"].items()))
-    for one in measured["steps"]:
+    print("this machine, per rank: " + ", ".join(f"{name} {value:.3g}" for name, value in results["hardware"].items()))
+    for row in results["steps"]:
         print(
-            f"{one['shape']:6s} dp {one['dp']} cp {one['cp']} ep {one['ep']}: predicted {one['predicted_s'] * 1e3:6.0f} ms, measured "
-            f"{one['measured_s'] * 1e3:6.0f} ms [{one['least_s'] * 1e3:.0f}, {one['most_s'] * 1e3:.0f}], {one['predicted_s'] / one['measured_s']:.2f}"
+            f"{row['shape']:6s} dp {row['dp']} cp {row['cp']} ep {row['ep']}: predicted "
+            f"{row['predicted_s'] * 1e3:6.0f} ms, measured "
+            f"{row['measured_s'] * 1e3:6.0f} ms [{row['least_s'] * 1e3:.0f}, {row['most_s'] * 1e3:.0f}], "
+            f"{row['predicted_s'] / row['measured_s']:.2f}"
         )
     print("predicted over measured: median {median:.2f}, from {least:.2f} to {most:.2f}".format(**record["predicted_over_measured"]))
     return written(record, out, "plan", record["machine"]["cpu"])
 
 
-def median_of(call: Callable[[], object], rounds: int = ROUNDS) -> list[float]:
+def time_rounds(call: Callable[[], object], rounds: int = ROUNDS) -> list[float]:
     """Seconds of a call on all ranks together, by the slowest rank, round by round, without the first two."""
     seconds = []
     for _ in range(rounds + 2):
         dist.barrier()
-        begun = time.perf_counter()
+        start = time.perf_counter()
         call()
-        took = torch.tensor([time.perf_counter() - begun])
-        dist.all_reduce(took, dist.ReduceOp.MAX)
-        seconds.append(took.item())
+        elapsed = torch.tensor([time.perf_counter() - start])
+        dist.all_reduce(elapsed, dist.ReduceOp.MAX)
+        seconds.append(elapsed.item())
     return seconds[2:]
 
 
-def hardware(config: Config, tokens: int, efficiency: float) -> Hardware:
+def measure_hardware(config: Config, tokens: int, efficiency: float) -> Hardware:
     """One core of this machine while the other ranks are busy, too: products with the shapes of the projections give FLOPs, a copy gives
     bandwidth, all-gathers of 4 kB and 4 MB give latency and link."""
-    D, wide = config.hidden_size, 2 * config.num_attention_heads * config.head_dim
-    a, b = torch.randn(tokens, D), torch.randn(D, wide)
-    flops = 2 * tokens * D * wide / statistics.median(median_of(lambda: a @ b))
+    D, width = config.hidden_size, 2 * config.num_attention_heads * config.head_dim
+    a, b = torch.randn(tokens, D), torch.randn(D, width)
+    flops = 2 * tokens * D * width / statistics.median(time_rounds(lambda: a @ b))
     x = torch.randn(16 * 2**20)
-    copied = 2 * x.numel() * 4 / statistics.median(median_of(lambda: x.clone()))
+    copied = 2 * x.numel() * 4 / statistics.median(time_rounds(lambda: x.clone()))
 
     def gather(n: int) -> float:
-        part, whole = torch.randn(n), torch.empty(RANKS * n)
-        return statistics.median(median_of(lambda: dist.all_gather_into_tensor(whole, part)))
+        part, gathered = torch.randn(n), torch.empty(RANKS * n)
+        return statistics.median(time_rounds(lambda: dist.all_gather_into_tensor(gathered, part)))
 
     small, large = gather(1024), gather(2**20)
     link = (RANKS - 1) * (2**20 - 1024) * 4 / max(large - small, 1e-9)
@@ -99,7 +101,7 @@ def hardware(config: Config, tokens: int, efficiency: float) -> Hardware:
     return Hardware(flops, memory, copied, RANKS, link, link, small, efficiency, 0.0)
 
 
-def step_of(config: Config, rows: int, length: int) -> Callable[[], None]:
+def make_step(config: Config, rows: int, length: int) -> Callable[[], None]:
     """A training step on this rank, as in `scaled/pretrain.py`."""
     from scaled import cpt, muon
     from scaled.network.model import Transformer
@@ -127,27 +129,27 @@ def rank(path: Path) -> None:
     from scaled.runtime.mesh import mesh
 
     torch.set_num_threads(1)
-    steps, found = [], {}
+    steps, hardware_by_shape = [], {}
     with launch.world("gloo", 300.0) as me:
         config, rows, length = SHAPES["small"]
-        alone = statistics.median(median_of(step_of(config, rows // RANKS, length)))
-        one = plan(config, Layout(), rows // RANKS, length, computed=4, remake=False)
-        efficiency = one.seconds(hardware(config, rows * length // RANKS, 1.0), Layout())["compute"] / alone
+        alone = statistics.median(time_rounds(make_step(config, rows // RANKS, length)))
+        step_plan = plan(config, Layout(), rows // RANKS, length, computed=4, remake=False)
+        efficiency = step_plan.seconds(measure_hardware(config, rows * length // RANKS, 1.0), Layout())["compute"] / alone
         for name, (config, rows, length) in SHAPES.items():
-            here = hardware(config, rows * length // RANKS, efficiency)
-            found[name] = here
+            shape_hardware = measure_hardware(config, rows * length // RANKS, efficiency)
+            hardware_by_shape[name] = shape_hardware
             for layout in LAYOUTS:
                 with mesh(**layout):
-                    seconds = median_of(step_of(config, rows, length))
-                one = plan(config, Layout(**layout), rows, length, computed=4, remake=False)
-                parts = one.seconds(here, Layout(**layout))
+                    seconds = time_rounds(make_step(config, rows, length))
+                step_plan = plan(config, Layout(**layout), rows, length, computed=4, remake=False)
+                parts = step_plan.seconds(shape_hardware, Layout(**layout))
                 steps.append(
                     {
                         "shape": name,
                         **layout,
                         "rows": rows,
                         "length": length,
-                        "parameters": one.parameters,
+                        "parameters": step_plan.parameters,
                         "predicted_s": parts["network"] + max(parts["compute"], parts["memory"]),
                         "predicted": parts,
                         "measured_s": statistics.median(seconds),
@@ -156,15 +158,15 @@ def rank(path: Path) -> None:
                     }
                 )
         if me == 0:
-            some = found["small"]
-            shown = {
-                "GFLOP/s": statistics.median(h.flops for h in found.values()) / 1e9,
-                "GB/s": some.bandwidth / 1e9,
-                "link GB/s": some.near / 1e9,
-                "latency µs": some.latency * 1e6,
+            small_hardware = hardware_by_shape["small"]
+            figures = {
+                "GFLOP/s": statistics.median(h.flops for h in hardware_by_shape.values()) / 1e9,
+                "GB/s": small_hardware.bandwidth / 1e9,
+                "link GB/s": small_hardware.near / 1e9,
+                "latency µs": small_hardware.latency * 1e6,
                 "efficiency": efficiency,
             }
-            atomic_write(path, json.dumps({"hardware": shown, "steps": steps}))
+            atomic_write(path, json.dumps({"hardware": figures, "steps": steps}))
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ from kit.settings import RunError
 FILES, SIZE = 3114, 25_000_000
 TARGETS = {"start": 60.0, "fork": 50.0, "oracle: both": 100.0}
 """Milliseconds, medians."""
-A_SECOND = 15.0
+TARGET_RATE = 15.0
 """Episodes a second, two at once: the target."""
 
 
@@ -41,29 +41,29 @@ def fill(folder: Path, files: int, size: int, seed: int = 0) -> None:
         path.write_bytes(draw.randbytes(size // files // 2).hex().encode())
 
 
-def timed(seconds: dict[str, list[float]], name: str, do: Callable[[], Any]) -> Any:
+def time_call(seconds: dict[str, list[float]], name: str, do: Callable[[], Any]) -> Any:
     """What `do` gives; its seconds are noted."""
-    since = time.perf_counter()
-    found = do()
-    seconds.setdefault(name, []).append(time.perf_counter() - since)
-    return found
+    start = time.perf_counter()
+    result = do()
+    seconds.setdefault(name, []).append(time.perf_counter() - start)
+    return result
 
 
-def round_of(seconds: dict[str, list[float]], tree: str, store: Store, root: Path | None, number: int) -> None:
+def run_round(seconds: dict[str, list[float]], tree: str, store: Store, root: Path | None, number: int) -> None:
     """One sandbox from its start to its end, and a fork of it. Raises RunError if the fork is another tree."""
-    sandbox: Bubblewrap = timed(seconds, "start", lambda: open_sandbox(tree, store=store, root=root))
+    sandbox: Bubblewrap = time_call(seconds, "start", lambda: open_sandbox(tree, store=store, root=root))
     with sandbox:
-        timed(seconds, "list", lambda: sandbox.call("list", {}))
-        timed(seconds, "write", lambda: sandbox.call("write", {"path": "changed.py", "text": f"x = {number}\n"}))
-        timed(seconds, "read", lambda: sandbox.call("read", {"path": "changed.py"}))
-        timed(seconds, "grep", lambda: sandbox.call("grep", {"pattern": "^x = ", "path": "package0"}))
-        timed(seconds, "shell: true", lambda: sandbox.call("shell", {"command": "true"}))
-        timed(seconds, "shell: python", lambda: sandbox.call("shell", {"command": "python3 -c pass"}))
-        name = timed(seconds, "snapshot", sandbox.snapshot)
-        fork = timed(seconds, "fork", lambda: sandbox.fork(name))
+        time_call(seconds, "list", lambda: sandbox.call("list", {}))
+        time_call(seconds, "write", lambda: sandbox.call("write", {"path": "changed.py", "text": f"x = {number}\n"}))
+        time_call(seconds, "read", lambda: sandbox.call("read", {"path": "changed.py"}))
+        time_call(seconds, "grep", lambda: sandbox.call("grep", {"pattern": "^x = ", "path": "package0"}))
+        time_call(seconds, "shell: true", lambda: sandbox.call("shell", {"command": "true"}))
+        time_call(seconds, "shell: python", lambda: sandbox.call("shell", {"command": "python3 -c pass"}))
+        name = time_call(seconds, "snapshot", sandbox.snapshot)
+        fork = time_call(seconds, "fork", lambda: sandbox.fork(name))
         if fork.snapshot() != name:
             raise RunError("a fork is not the tree that it was forked from; that is a fault of the program")
-        timed(seconds, "close", fork.close)
+        time_call(seconds, "close", fork.close)
 
 
 def bench(
@@ -78,31 +78,32 @@ def bench(
         (Path(home) / "tree").mkdir()
         fill(Path(home) / "tree", files, size)
         store = Store(Path(home) / "store")
-        tree = timed(seconds, "store a folder", lambda: store.add_folder(Path(home) / "tree"))
-        timed(seconds, "lay a tree out", lambda: store.tree(tree))
+        tree = time_call(seconds, "store a folder", lambda: store.add_folder(Path(home) / "tree"))
+        time_call(seconds, "lay a tree out", lambda: store.tree(tree))
         for number in range(rounds):
-            round_of(seconds, tree, store, None, number)
+            run_round(seconds, tree, store, None, number)
         loads.append(os.getloadavg()[0])
-        plays, many = Plays(store), {}
+        plays, rates = Plays(store), {}
         for number in range(episodes):
             plays.round_of(seconds, Path(home), number)
         nurseries = plays.nurseries()
-        for name, tested, nursed in (one for one in AT_ONCE if nurseries or not one[2]):
-            many[name] = plays.a_second(Path(home), name, tested, nursed, episodes)
+        for name, tested, nursed in (kind for kind in AT_ONCE if nurseries or not kind[2]):
+            rates[name] = plays.a_second(Path(home), name, tested, nursed, episodes)
         loads.append(os.getloadavg()[0])
-        kept = [open_sandbox(tree, store=store) for _ in range(idle)]
-        held = [memory.processes(sandbox.first) for sandbox in kept]
-        for sandbox in kept:
+        idle_sandboxes = [open_sandbox(tree, store=store) for _ in range(idle)]
+        memory_sizes = [memory.processes(sandbox.first) for sandbox in idle_sandboxes]
+        for sandbox in idle_sandboxes:
             sandbox.close()
     rows = [
-        {"what": name, "ms": 1000 * statistics.median(found), "slowest_ms": 1000 * max(found), "times": len(found)} for name, found in seconds.items()
+        {"what": name, "ms": 1000 * statistics.median(samples), "slowest_ms": 1000 * max(samples), "times": len(samples)}
+        for name, samples in seconds.items()
     ]
     for row in rows:
         target = f"   target {TARGETS[row['what']]:g}" if row["what"] in TARGETS else ""
         print(f"{row['what']:26} {row['ms']:9.2f} ms   slowest {row['slowest_ms']:9.2f}{target}")
-    for name, count in many.items():
-        print(f"{name:26} {count:9.2f} episodes a second, {TWO} at once   target {A_SECOND:g}")
-    print(f"{idle} idle sandboxes hold {sum(held) / 2**20:.0f} MiB")
+    for name, count in rates.items():
+        print(f"{name:26} {count:9.2f} episodes a second, {TWO} at once   target {TARGET_RATE:g}")
+    print(f"{idle} idle sandboxes hold {sum(memory_sizes) / 2**20:.0f} MiB")
     result = {
         "what": "milliseconds of a sandbox's life, and memory of idle ones",
         "command": "etude bench sandbox",
@@ -114,8 +115,8 @@ def bench(
         "load": loads,
         "rows": rows,
         "targets_ms": TARGETS,
-        "episodes": {"a_second": many, "at_once": TWO, "times": episodes, "target": A_SECOND},
-        "idle": {"sandboxes": idle, "mib": sum(held) / 2**20},
+        "episodes": {"a_second": rates, "at_once": TWO, "times": episodes, "target": TARGET_RATE},
+        "idle": {"sandboxes": idle, "mib": sum(memory_sizes) / 2**20},
         "note": "medians; load: of the machine before the rounds, behind them, and behind the episodes; memory: proportional set sizes of the first "
         "processes; oracle: etude/bench/oracle.py",
     }

@@ -46,7 +46,7 @@ def bench(model: str, layers: int, tokens: int, length: int, out: Path | None = 
         if not config.num_experts and "experts" in formats:
             continue
         cells.append(measure(config, tokens // length, length, formats, rounds))
-        print(sentence(cells[-1]), flush=True)
+        print(format_cell(cells[-1]), flush=True)
     box = machine_with_gpu()
     record = {
         "what": "a training step (forward, backward, AdamW) on one device, random weights, beside the plan's figures; medians of rounds",
@@ -91,18 +91,18 @@ def measure(config: Config, rows: int, length: int, formats: dict, rounds: int) 
         for _ in range(3):
             loss = step()
         state = sum(x.numel() * x.element_size() for x in model.parameters())
-        moments = sum(x.numel() * x.element_size() for one in optimizers for s in one.state.values() for x in s.values() if isinstance(x, Tensor))
+        moments = sum(x.numel() * x.element_size() for adamw in optimizers for s in adamw.state.values() for x in s.values() if isinstance(x, Tensor))
         if device.type == "cuda":
             torch.cuda.synchronize()
             torch.cuda.reset_peak_memory_stats()
         seconds = []
         for _ in range(rounds):
-            begun = time.perf_counter()
+            start = time.perf_counter()
             loss = step()
             loss.item()
-            seconds.append(time.perf_counter() - begun)
+            seconds.append(time.perf_counter() - start)
         peak = torch.cuda.max_memory_allocated() if device.type == "cuda" else None
-        launched = launches(step, device)
+        launch_counts = count_launches(step, device)
     cost, chip = Cost.of(config), hardware()
     document = min(DOCUMENT, length)
     forward = rows * length * (cost.linear + cost.quadratic * document)
@@ -120,7 +120,7 @@ def measure(config: Config, rows: int, length: int, formats: dict, rounds: int) 
         "moments_bytes": moments,
         "planned_bytes": {"weights": state, "gradients": state, "moments": moments, "activations": activations},
         "peak_bytes": peak,
-        **launched,
+        **launch_counts,
     }
     if chip is not None and peak is not None:
         executed = forward * (4 if formats["rematerialise"] else 3)
@@ -135,7 +135,7 @@ def measure(config: Config, rows: int, length: int, formats: dict, rounds: int) 
     return cell
 
 
-def launches(step, device: torch.device) -> dict:
+def count_launches(step, device: torch.device) -> dict:
     """How many kernels a step launches, and the ten that take most of its time; nothing on a CPU."""
     if device.type != "cuda":
         return {}
@@ -156,7 +156,7 @@ def launches(step, device: torch.device) -> dict:
     }
 
 
-def sentence(cell: dict) -> str:
+def format_cell(cell: dict) -> str:
     """The cell in a line."""
     name = ", ".join(f"{key} {json.dumps(value)}" for key, value in cell["formats"].items())
     text = f"{name}: {statistics.median(cell['seconds']):.3f} s, {cell['tokens_per_second']:,.0f} tokens/s"

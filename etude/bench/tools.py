@@ -39,7 +39,7 @@ WAYS = {"at once": (1, 0.0, False), "slow": (1, SECONDS, False), "slow, twice th
 """Name → times SLOTS, seconds of a tool, whether one hangs."""
 
 
-class Plain:
+class FixedFormat:
     """A `ref.environment.ChatFormat` of a few fixed tokens: what is said does not matter here."""
 
     stop_ids: tuple[int, ...] = (0,)
@@ -78,13 +78,13 @@ class Waits:
         """Nothing is held."""
 
 
-def a_second(sampler: Sampler, slots: int, seconds: float, hangs: bool) -> tuple[float, int]:
+def measure_rate(sampler: Sampler, slots: int, seconds: float, hangs: bool) -> tuple[float, int]:
     """Tokens that rollouts wrote, by the second, and how many environments failed."""
     length = PROMPT + TURNS * (TURN + ANSWER) + 1
     limits = Limits(Chaining(length - 1, longest_summary=1, room=0, join="none"), turn_tokens=TURN, seconds=LIMIT, tries=1)
-    driver, numbers = Driver(Continuous(sampler, slots, length), Plain(), limits, threads=True), itertools.count()
-    since, counted, under_way, hung = time.perf_counter(), 0, 0, False
-    while (now := time.perf_counter() - since) < WARM + WINDOW:
+    driver, numbers = Driver(Continuous(sampler, slots, length), FixedFormat(), limits, threads=True), itertools.count()
+    start, counted, under_way, hung = time.perf_counter(), 0, 0, False
+    while (elapsed := time.perf_counter() - start) < WARM + WINDOW:
         while under_way < slots + 8:
             key = (next(numbers), hangs and not hung)
             hung = hung or key[1]
@@ -92,7 +92,7 @@ def a_second(sampler: Sampler, slots: int, seconds: float, hangs: bool) -> tuple
             under_way += 1
         for key, rollout in driver.step():
             under_way, hung = under_way - 1, hung and not key[1]
-            counted += rollout.chain.written if now > WARM else 0
+            counted += rollout.chain.written if elapsed > WARM else 0
         driver.wait(0.1)
     return counted / WINDOW, driver.failures
 
@@ -102,17 +102,17 @@ def bench(out: Path | None = Path("results"), rounds: int = 3) -> dict:
     keep_freed_memory()
     torch.manual_seed(0)
     sampler = Sampler(Transformer(Config.tiny(512, hidden_size=128, num_hidden_layers=4)), torch.float32)
-    found: dict[str, list[float]] = {name: [] for name in WAYS}
+    speeds_by_way: dict[str, list[float]] = {name: [] for name in WAYS}
     failures = dict.fromkeys(WAYS, 0)
     for number in range(rounds):
         for name, (times, seconds, hangs) in WAYS.items():
-            speed, failed = a_second(sampler, times * SLOTS, seconds, hangs)
-            found[name].append(speed)
+            speed, failed = measure_rate(sampler, times * SLOTS, seconds, hangs)
+            speeds_by_way[name].append(speed)
             failures[name] += failed
             print(f"round {number + 1} of {rounds}: {name}, {times * SLOTS} slots: {speed:.0f} tokens/s, {failed} failed", flush=True)
     parts = {}
-    for name, speeds in found.items():
-        ratio = statistics.median(one / base for one, base in zip(speeds, found["at once"], strict=True))
+    for name, speeds in speeds_by_way.items():
+        ratio = statistics.median(speed_of_round / base for speed_of_round, base in zip(speeds, speeds_by_way["at once"], strict=True))
         parts[name] = {"tokens_per_second": speeds, "ratio": ratio, "failed": failures[name]}
         print(f"{name:22s} {statistics.median(speeds):6.0f} tokens/s, {ratio:.2f} of tools that answer at once; {failures[name]} environments failed")
     record = {

@@ -20,7 +20,7 @@ from kit.process import keep_freed_memory, machine
 from kit.settings import RunError
 
 ATTENTION, EXPERTS = ("sdpa", "eager"), ("grouped_mm", "eager")
-OURS, PLAIN = "etude", "etude, plain"
+FAST, PLAIN = "etude", "etude, plain"
 BATCHES = {"new": "a new batch every step, as in training", "same": "the same batch every step"}
 
 
@@ -51,10 +51,10 @@ def model(
     for dtype in dtypes:
         if dtype not in ("bfloat16", "float32"):
             raise RunError(f"dtype expects bfloat16 or float32, got {dtype!r}")
-        steps, gate = contenders(config, batch, length, getattr(torch, dtype))
+        steps, gate = make_contenders(config, batch, length, getattr(torch, dtype))
         for kind in BATCHES:
             seconds = take_turns(steps, batches(config.vocab_size, batch, length, fresh=kind == "new"), rounds)
-            results.append({"dtype": dtype, "batches": kind, "gate": gate, **summary(seconds, batch * length)})
+            results.append({"dtype": dtype, "batches": kind, "gate": gate, **summarize(seconds, batch * length)})
             show(results[-1])
     record = {
         "what": "tokens/s of a training step (forward and backward), ref.network beside transformers' Qwen3Moe",
@@ -70,7 +70,7 @@ def model(
     return written(record, out, "model", record["machine"]["cpu"])
 
 
-def contenders(config, batch: int, length: int, dtype) -> tuple[dict[str, Callable], dict]:
+def make_contenders(config, batch: int, length: int, dtype) -> tuple[dict[str, Callable], dict]:
     """Name → one training step on ids [B, T], all with the same weights, and the differences between them.
 
     The gate: every contender's loss lies within 1 % (bfloat16) or 1e-5 (float32) of the float64 loss, and our
@@ -101,9 +101,9 @@ def contenders(config, batch: int, length: int, dtype) -> tuple[dict[str, Callab
     networks, steps = {}, {}
     with tempfile.TemporaryDirectory() as folder:
         save_hf(Transformer(config).to(dtype), folder)
-        networks[OURS] = load_hf(folder, dtype)
+        networks[FAST] = load_hf(folder, dtype)
         networks[PLAIN] = load_plain(folder, dtype)
-        steps |= {name: our_step(networks[name]) for name in (OURS, PLAIN)}
+        steps |= {name: our_step(networks[name]) for name in (FAST, PLAIN)}
         for attention in ATTENTION:
             for experts in EXPERTS:
                 name = f"transformers, {attention}, {experts}"
@@ -115,18 +115,19 @@ def contenders(config, batch: int, length: int, dtype) -> tuple[dict[str, Callab
     ids = next(batches(config.vocab_size, batch, length, fresh=False))
     loss = our_step(exact)(ids)
     losses = {name: steps[name](ids) for name in steps}
-    truth = gradients(exact)
+    truth = collect_gradients(exact)
     size = sum(g.square().sum() for g in truth.values()) ** 0.5
     errors = {
-        name: (sum((g - truth[k]).square().sum() for k, g in gradients(network).items()) ** 0.5 / size).item() for name, network in networks.items()
+        name: (sum((g - truth[k]).square().sum() for k, g in collect_gradients(network).items()) ** 0.5 / size).item()
+        for name, network in networks.items()
     }
     tolerance = 0.01 if dtype == torch.bfloat16 else 1e-5
     wrong = [name for name in losses if not abs(losses[name] / loss - 1) <= tolerance]
     if wrong:
         raise RunError(f"no speed reported: the loss of {wrong[0]} is {losses[wrong[0]]:.6f}; in float64 it is {loss:.6f}")
-    best = min(error for name, error in errors.items() if name not in (OURS, PLAIN))
-    if not errors[OURS] <= 2 * best:
-        raise RunError(f"no speed reported: the relative error of our gradient is {errors[OURS]:.2e}, the best other one {best:.2e}")
+    best = min(error for name, error in errors.items() if name not in (FAST, PLAIN))
+    if not errors[FAST] <= 2 * best:
+        raise RunError(f"no speed reported: the relative error of our gradient is {errors[FAST]:.2e}, the best other one {best:.2e}")
     for network in networks.values():
         network.zero_grad()
     gate = {"loss_float64": loss, "loss": losses, "gradient_error": errors}
@@ -144,7 +145,7 @@ def contenders(config, batch: int, length: int, dtype) -> tuple[dict[str, Callab
     return {name: cleared(name) for name in steps}, gate
 
 
-def gradients(network) -> dict:
+def collect_gradients(network) -> dict:
     """Our parameter name → gradient in float64."""
     return {name.removeprefix("model.").replace("mlp.experts.", "mlp."): parameter.grad.double() for name, parameter in network.named_parameters()}
 
@@ -166,25 +167,25 @@ def take_turns(steps: dict[str, Callable], ids: Iterator, rounds: int) -> dict[s
     round."""
     names, seconds = list(steps), {name: [] for name in steps}
     for turn in range(rounds + 2):
-        now = next(ids)
+        batch_ids = next(ids)
         for name in names:
-            took = steps[name](now)
+            step_seconds = steps[name](batch_ids)
             if turn >= 2:
-                seconds[name].append(took)
+                seconds[name].append(step_seconds)
         names.append(names.pop(0))
     return seconds
 
 
-def summary(seconds: dict[str, list[float]], tokens: int) -> dict:
+def summarize(seconds: dict[str, list[float]], tokens: int) -> dict:
     """Tokens/s of every contender, and ours over the fastest other library's and over our plain network's, round by round."""
     rates = {name: [tokens / s for s in times] for name, times in seconds.items()}
     middle = {name: statistics.median(values) for name, values in rates.items()}
-    fastest = max((name for name in rates if name not in (OURS, PLAIN)), key=lambda name: middle[name])
+    fastest = max((name for name in rates if name not in (FAST, PLAIN)), key=lambda name: middle[name])
 
-    def over(other: str) -> list[float]:
-        return sorted(ours / theirs for ours, theirs in zip(rates[OURS], rates[other], strict=True))
+    def compute_ratios(baseline: str) -> list[float]:
+        return sorted(own_rate / baseline_rate for own_rate, baseline_rate in zip(rates[FAST], rates[baseline], strict=True))
 
-    ratios, quarter = over(fastest), len(rates[OURS]) // 4
+    ratios, quarter = compute_ratios(fastest), len(rates[FAST]) // 4
     return {
         "tokens_per_second": {
             name: {"median": round(middle[name], 1), "min": round(min(values), 1), "max": round(max(values), 1)} for name, values in rates.items()
@@ -192,7 +193,7 @@ def summary(seconds: dict[str, list[float]], tokens: int) -> dict:
         "their_fastest": fastest,
         "ratio": round(statistics.median(ratios), 3),
         "ratio_middle_half": [round(ratios[quarter], 3), round(ratios[-1 - quarter], 3)],
-        "over_plain": round(statistics.median(over(PLAIN)), 3),
+        "over_plain": round(statistics.median(compute_ratios(PLAIN)), 3),
     }
 
 

@@ -13,7 +13,7 @@ from kit.settings import RunError
 __all__ = ["array", "data", "number", "text", "whole", "wholes"]
 
 
-def shown(value: Any) -> str:
+def describe(value: Any) -> str:
     """A value in a few words."""
     if isinstance(value, np.ndarray):
         return f"an array of {value.dtype} of shape {list(value.shape)}"
@@ -21,8 +21,8 @@ def shown(value: Any) -> str:
         return f"a list of {len(value)}"
     if isinstance(value, int) and abs(value) >= 10**40:
         return "a whole number of more than 40 digits"
-    said = repr(value)
-    return said if len(said) < 40 else f"{said[:37]}…"
+    representation = repr(value)
+    return representation if len(representation) < 40 else f"{representation[:37]}…"
 
 
 def number(name: str, value: Any) -> float:
@@ -31,7 +31,7 @@ def number(name: str, value: Any) -> float:
         with contextlib.suppress(OverflowError):
             if math.isfinite(value):
                 return float(value)
-    raise RunError(f"{name} must return a finite number; got {shown(value)}")
+    raise RunError(f"{name} must return a finite number; got {describe(value)}")
 
 
 def whole(name: str, value: Any, low: int, high: int) -> int:
@@ -39,42 +39,42 @@ def whole(name: str, value: Any, low: int, high: int) -> int:
     if isinstance(value, bool) and (low, high) == (0, 1):
         return int(value)
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise RunError(f"{name} must return a whole number from {low} to {high}; got {shown(value)}")
+        raise RunError(f"{name} must return a whole number from {low} to {high}; got {describe(value)}")
     return value
 
 
 def array(name: str, value: Any, *shape: int) -> np.ndarray:
     """Finite numbers of this shape, float64; from a list, or an array of any kind."""
     try:
-        found = np.asarray(value, dtype=np.float64)
+        values = np.asarray(value, dtype=np.float64)
     except OverflowError:
         raise RunError(f"{name} must return finite numbers; one of them is larger than a float can be") from None
     except (TypeError, ValueError):
-        raise RunError(f"{name} must return numbers of shape {list(shape)}; got {shown(value)}") from None
-    if found.shape != shape:
-        raise RunError(f"{name} must return numbers of shape {list(shape)}; got shape {list(found.shape)}")
-    if not np.isfinite(found).all():
-        raise RunError(f"{name} must return finite numbers; the one at place {int(np.flatnonzero(~np.isfinite(found.ravel()))[0])} is not")
-    return found
+        raise RunError(f"{name} must return numbers of shape {list(shape)}; got {describe(value)}") from None
+    if values.shape != shape:
+        raise RunError(f"{name} must return numbers of shape {list(shape)}; got shape {list(values.shape)}")
+    if not np.isfinite(values).all():
+        raise RunError(f"{name} must return finite numbers; the one at place {int(np.flatnonzero(~np.isfinite(values.ravel()))[0])} is not")
+    return values
 
 
 def wholes(name: str, value: Any, low: int, high: int, *shape: int) -> np.ndarray:
     """Whole numbers from `low` to `high` of this shape, int64."""
-    found = array(name, value, *shape)
-    if not ((found == np.round(found)) & (found >= low) & (found <= high)).all():
+    values = array(name, value, *shape)
+    if not ((values == np.round(values)) & (values >= low) & (values <= high)).all():
         raise RunError(f"{name} must return whole numbers from {low} to {high}")
-    return found.astype(np.int64)
+    return values.astype(np.int64)
 
 
 def text(name: str, value: Any) -> str:
     """Text."""
     if not isinstance(value, str):
-        raise RunError(f"{name} must return text; got {shown(value)}")
+        raise RunError(f"{name} must return text; got {describe(value)}")
     return value
 
 
 def data(name: str, value: Any) -> bytes:
     """Bytes."""
     if not isinstance(value, bytes):
-        raise RunError(f"{name} must return bytes; got {shown(value)}")
+        raise RunError(f"{name} must return bytes; got {describe(value)}")
     return value

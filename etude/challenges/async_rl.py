@@ -24,46 +24,51 @@ class Clock:
 
     def __init__(self, solution: Solves, rng: np.random.Generator):
         self.solution, self.rng = solution, rng
-        self.now, self.version, self.trained, self.done_at = 0.0, 0, 0.0, np.inf
-        self.left, self.work, self.born, self.began = np.zeros(0), np.zeros(0), np.zeros(0, dtype=int), np.zeros(0)
+        self.time, self.version, self.trained, self.done_at = 0.0, 0, 0.0, np.inf
+        self.remaining, self.work, self.born, self.began = np.zeros(0), np.zeros(0), np.zeros(0, dtype=int), np.zeros(0)
         self.finished: list[tuple[int, float]] = []
 
-    def play(self) -> float:
+    def run(self) -> float:
         """The work of all samples that are trained on until the end."""
-        while self.now < SECONDS:
+        while self.time < SECONDS:
             self.start()
             if self.done_at == np.inf and len(self.finished) >= BATCH:  # oldest first
                 self.finished.sort()
                 self.trained += sum(work for _, work in self.finished[:BATCH])
-                self.finished, self.done_at = self.finished[BATCH:], self.now + TRAIN
-            slow = 1 + len(self.left) / SHARED
-            ends = self.now + slow * self.left.min() if len(self.left) else np.inf
+                self.finished, self.done_at = self.finished[BATCH:], self.time + TRAIN
+            slow = 1 + len(self.remaining) / SHARED
+            ends = self.time + slow * self.remaining.min() if len(self.remaining) else np.inf
             until = min(ends, self.done_at, SECONDS)
-            self.left = self.left - (until - self.now) / slow
-            self.now = until
+            self.remaining = self.remaining - (until - self.time) / slow
+            self.time = until
             if until == self.done_at:
                 self.version, self.done_at = self.version + 1, np.inf
-            over = self.left <= 1e-9
+            over = self.remaining <= 1e-9
             self.finished += zip(self.born[over].tolist(), self.work[over].tolist(), strict=True)
             fresh = self.version - self.born <= BOUND
             self.finished = [(born, work) for born, work in self.finished if self.version - born <= BOUND]
-            kept = ~over & fresh
-            self.left, self.work, self.born, self.began = self.left[kept], self.work[kept], self.born[kept], self.began[kept]
+            is_running = ~over & fresh
+            self.remaining, self.work, self.born, self.began = (
+                self.remaining[is_running],
+                self.work[is_running],
+                self.born[is_running],
+                self.began[is_running],
+            )
         return self.trained
 
     def start(self) -> None:
         """Asks how many rollouts to begin."""
-        free = SLOTS - len(self.left)
-        running = [[int(self.version - born), round(self.now - began, 3)] for born, began in zip(self.born, self.began)]
+        free = SLOTS - len(self.remaining)
+        running = [[int(self.version - born), round(self.time - began, 3)] for born, began in zip(self.born, self.began)]
         state = {"free": free, "running": running, "finished": [self.version - born for born, _ in self.finished]}
         state |= {"training": self.done_at != np.inf, "batch": BATCH, "bound": BOUND, "version": self.version}
-        more = answers.whole("start", self.solution("start", state), 0, free)
-        drawn = WORK * np.exp(self.rng.normal(-(SIGMA**2) / 2, SIGMA, more))
-        self.left, self.work = np.append(self.left, drawn), np.append(self.work, drawn)
-        self.born, self.began = np.append(self.born, [self.version] * more).astype(int), np.append(self.began, [self.now] * more)
+        count = answers.whole("start", self.solution("start", state), 0, free)
+        new_work = WORK * np.exp(self.rng.normal(-(SIGMA**2) / 2, SIGMA, count))
+        self.remaining, self.work = np.append(self.remaining, new_work), np.append(self.work, new_work)
+        self.born, self.began = (np.append(self.born, [self.version] * count).astype(int), np.append(self.began, [self.time] * count))
 
 
 def score(solution: Solves, seed: int) -> float:
     """Work trained on, over that of a trainer that never waits and gets rollouts as they are drawn."""
-    trained = [Clock(solution, np.random.default_rng([seed, run])).play() for run in range(RUNS)]
+    trained = [Clock(solution, np.random.default_rng([seed, run])).run() for run in range(RUNS)]
     return float(np.mean(trained)) / (BATCH * WORK * SECONDS / TRAIN)

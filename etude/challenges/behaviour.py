@@ -22,7 +22,7 @@ __all__ = ["drawn", "gains", "score", "trained"]
 WAYS, HABITS, ROLLOUTS, STEPS, RATE, WORLDS, HIGHEST = 8, 3, 6000, 120, 1.0, 64, 1.0
 WORTH = 5.0
 """How many points of a habit one point of success is worth."""
-KNOWN = np.array(list(itertools.product((0.0, 0.01, 0.025, 0.06, 0.15), repeat=HABITS)))
+CANDIDATE_PRICES = np.array(list(itertools.product((0.0, 0.01, 0.025, 0.06, 0.15), repeat=HABITS)))
 """The prices among which one who knows the world chooses, [125, HABITS]."""
 
 
@@ -48,22 +48,22 @@ def trained(policy: np.ndarray, rewards: np.ndarray) -> np.ndarray:
 def gains(policy: np.ndarray, success: np.ndarray, habits: np.ndarray, prices: np.ndarray) -> np.ndarray:
     """Of each of several prices [prices, HABITS]: the share of the habits that goes away, less WORTH times the success that is lost."""
     after = trained(policy, success[:, None] - habits @ np.concatenate([np.zeros((1, HABITS)), prices]).T).T
-    free, priced = after[0], after[1:]
-    return (1 - (priced @ habits) / (free @ habits)).mean(1) - WORTH * (free - priced) @ success
+    without_prices, with_prices = after[0], after[1:]
+    return (1 - (with_prices @ habits) / (without_prices @ habits)).mean(1) - WORTH * (without_prices - with_prices) @ success
 
 
 def score(solution: Solves, seed: int) -> float:
     """What prices gain in all worlds, as a share of what one who knows the worlds gains."""
-    rng, gained, known = np.random.default_rng(seed), 0.0, 0.0
+    rng, gained, best_gain = np.random.default_rng(seed), 0.0, 0.0
     for _ in range(WORLDS):
         world = policy, success, habits = drawn(rng)
         ways = rng.choice(WAYS, ROLLOUTS, p=policy)
-        seen = rng.random(ROLLOUTS) < success[ways], rng.poisson(habits[ways]).astype(np.int16)
-        prices = answers.array("prices", solution("prices", ways.astype(np.int16), *seen), HABITS)
+        observations = rng.random(ROLLOUTS) < success[ways], rng.poisson(habits[ways]).astype(np.int16)
+        prices = answers.array("prices", solution("prices", ways.astype(np.int16), *observations), HABITS)
         if prices.min() < 0:
             raise RunError("prices must not be negative: a reward for a habit would be earned for its own sake")
         if prices.max() > HIGHEST:
             raise RunError(f"prices must not be above {HIGHEST:g}; got {prices.max():g}")
-        found = gains(*world, np.concatenate([prices[None], KNOWN]))
-        gained, known = gained + found[0], known + found[1:].max()
-    return float(gained / known)
+        world_gains = gains(*world, np.concatenate([prices[None], CANDIDATE_PRICES]))
+        gained, best_gain = gained + world_gains[0], best_gain + world_gains[1:].max()
+    return float(gained / best_gain)

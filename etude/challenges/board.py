@@ -49,10 +49,10 @@ class Row:
 def scored(challenge: Challenge, path: Path, seed: int) -> float:
     """The score of a file, in a process of its own. Raises RunError, in one line, for whatever is wrong with it."""
     with Solution(path, challenge.seconds) as solution:
-        found = challenge.score(solution, seed)
-    if not math.isfinite(found):
-        raise RunError(f"{path}: the score is {found}; return smaller numbers, so that it can be computed")
-    return found
+        value = challenge.score(solution, seed)
+    if not math.isfinite(value):
+        raise RunError(f"{path}: the score is {value}; return smaller numbers, so that it can be computed")
+    return value
 
 
 def board(challenge: Challenge, path: Path = RESULTS) -> list[Row]:
@@ -60,8 +60,8 @@ def board(challenge: Challenge, path: Path = RESULTS) -> list[Row]:
     if not path.is_file():
         return []
     try:
-        found = read_json(path)["challenges"].get(challenge.name, {"board": []})
-        rows = [Row(row["solution"], row["says"], tuple(map(float, row["scores"]))) for row in found["board"]]
+        record = read_json(path)["challenges"].get(challenge.name, {"board": []})
+        rows = [Row(row["solution"], row["says"], tuple(map(float, row["scores"]))) for row in record["board"]]
         return sorted(rows, key=lambda row: row.score, reverse=not challenge.least)
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise RunError(f"{path} is not a valid board ({error}); write it anew with: python -m etude.challenges") from None
@@ -90,20 +90,20 @@ def measured(challenge: Challenge, here: dict) -> dict[str, Any]:
 
 def write(numbers: list[int], path: Path = RESULTS) -> Path:
     """Measures some challenges anew, all if none is named, and keeps what the record says of the others."""
-    old = read_json(path)["challenges"] if path.is_file() else {}
-    here = machine()  # before the record changes, which is a file of the checkout
+    records = read_json(path)["challenges"] if path.is_file() else {}
+    host = machine()  # before the record changes, which is a file of the checkout
     for challenge in CHALLENGES:
         if not numbers or challenge.number in numbers:
-            old[challenge.name] = measured(challenge, here)
+            records[challenge.name] = measured(challenge, host)
             print(
-                f"{challenge.number:2d} {challenge.name}: " + ", ".join(f"{row.solution} {row.score:.4g}" for row in rows_of(old, challenge)),
+                f"{challenge.number:2d} {challenge.name}: " + ", ".join(f"{row.solution} {row.score:.4g}" for row in parse_rows(records, challenge)),
                 flush=True,
             )
-            kept = {one.name: old[one.name] for one in CHALLENGES if one.name in old}
-            atomic_write(path, json.dumps({"command": "python -m etude.challenges", "challenges": kept}, indent=1, allow_nan=False) + "\n")
+            ordered_records = {entry.name: records[entry.name] for entry in CHALLENGES if entry.name in records}
+            atomic_write(path, json.dumps({"command": "python -m etude.challenges", "challenges": ordered_records}, indent=1, allow_nan=False) + "\n")
     return path
 
 
-def rows_of(record: dict[str, Any], challenge: Challenge) -> list[Row]:
+def parse_rows(record: dict[str, Any], challenge: Challenge) -> list[Row]:
     """The rows of a record as it is written."""
     return [Row(row["solution"], row["says"], tuple(row["scores"])) for row in record[challenge.name]["board"]]

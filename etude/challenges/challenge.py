@@ -111,7 +111,7 @@ CHALLENGES = (
 
 def find(number: int) -> Challenge:
     """The challenge of a lesson. Raises RunError where there is none."""
-    for one in CHALLENGES:
-        if one.number == number:
-            return one
-    raise RunError(f"there is no challenge {number}; there are {', '.join(str(one.number) for one in CHALLENGES)}")
+    for challenge in CHALLENGES:
+        if challenge.number == number:
+            return challenge
+    raise RunError(f"there is no challenge {number}; there are {', '.join(str(challenge.number) for challenge in CHALLENGES)}")

@@ -21,17 +21,17 @@ __all__ = ["score"]
 STEPS, ROWS, LENGTH, WORDS, OWN_ROWS, HELD_ROWS, FASTEST = 150, 8, 48, 48, 24, 64, 1.0
 
 
-def source(rng: np.random.Generator, rows: int) -> np.ndarray:
+def draw_chances(rng: np.random.Generator, rows: int) -> np.ndarray:
     """Chances of the next word after each word, [rows, WORDS]."""
     return rng.dirichlet(np.full(WORDS, 0.08), rows)
 
 
-def text(rng: np.random.Generator, chances: np.ndarray, rows: int) -> np.ndarray:
+def draw_text(rng: np.random.Generator, chances: np.ndarray, rows: int) -> np.ndarray:
     """Rows of words, [rows, LENGTH + 1]."""
-    found, ends = rng.integers(0, WORDS, (rows, LENGTH + 1)), chances.cumsum(1)
+    tokens, ends = rng.integers(0, WORDS, (rows, LENGTH + 1)), chances.cumsum(1)
     for t in range(1, LENGTH + 1):
-        found[:, t] = (rng.random((rows, 1)) > ends[found[:, t - 1]]).sum(1).clip(max=WORDS - 1)
-    return found
+        tokens[:, t] = (rng.random((rows, 1)) > ends[tokens[:, t - 1]]).sum(1).clip(max=WORDS - 1)
+    return tokens
 
 
 def score(solution: Solves, seed: int) -> float:
@@ -40,19 +40,20 @@ def score(solution: Solves, seed: int) -> float:
     if plan.min() < 0 or plan[:, 0].max() > FASTEST or plan[:, 1].max() > 1:
         raise RunError(f"plan must return learning rates from 0 to {FASTEST:g}, and shares from 0 to 1")
     rng = np.random.default_rng(seed)
-    general = source(rng, WORDS)
-    domain = np.where(rng.random((WORDS, 1)) < 0.75, general, source(rng, WORDS))
-    own, held = text(rng, domain, OWN_ROWS), text(rng, domain, HELD_ROWS)
-    least = float(-np.log(domain[held[:, :-1], held[:, 1:]]).mean())
+    general = draw_chances(rng, WORDS)
+    domain = np.where(rng.random((WORDS, 1)) < 0.75, general, draw_chances(rng, WORDS))
+    own, heldout = draw_text(rng, domain, OWN_ROWS), draw_text(rng, domain, HELD_ROWS)
+    least = float(-np.log(domain[heldout[:, :-1], heldout[:, 1:]]).mean())
     try:
         with one_thread():
-            return trained(rng, plan, general, own, held, seed) - least
+            return train(rng, plan, general, own, heldout, seed) - least
     except ValueError:
         raise RunError("plan destroys the model: its loss is no number any more; lower the learning rate") from None
 
 
-def trained(rng: np.random.Generator, plan: np.ndarray, general: np.ndarray, own: np.ndarray, held: np.ndarray, seed: int) -> float:
-    """Trains a small network and returns its loss on `held`, in nats a token. Raises ValueError once that is no number."""
+def train(rng: np.random.Generator, plan: np.ndarray, general: np.ndarray, own: np.ndarray, heldout: np.ndarray, seed: int) -> float:
+    """Trains a small network and returns its loss on `heldout`, in nats a token. Raises ValueError once that is no
+    number."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         shape = Config.tiny()
@@ -60,8 +61,8 @@ def trained(rng: np.random.Generator, plan: np.ndarray, general: np.ndarray, own
         model = Transformer(Config(**{**vars(shape), **sized, "num_experts": 0, "intermediate_size": 96, "max_position_embeddings": LENGTH + 1}))
     optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95), weight_decay=0.01)
     for rate, share in plan.tolist():
-        mine = int(rng.binomial(ROWS, share))
-        ids = torch.from_numpy(np.concatenate([own[rng.integers(0, OWN_ROWS, mine)], text(rng, general, ROWS - mine)]))
+        domain_rows = int(rng.binomial(ROWS, share))
+        ids = torch.from_numpy(np.concatenate([own[rng.integers(0, OWN_ROWS, domain_rows)], draw_text(rng, general, ROWS - domain_rows)]))
         for group in optimizer.param_groups:
             group["lr"] = rate
         optimizer.zero_grad()
@@ -70,6 +71,6 @@ def trained(rng: np.random.Generator, plan: np.ndarray, general: np.ndarray, own
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
     with torch.no_grad():
-        ids = torch.from_numpy(held)
+        ids = torch.from_numpy(heldout)
         total, count = next_token_loss(model, model(ids).hidden, ids)
     return float(total) / count

@@ -24,26 +24,28 @@ GROUPS = np.array(list(itertools.product(range(ANSWERS), repeat=ROLLOUTS)))
 """Every group: the answer of each rollout, [81, 4]."""
 
 
-def moments(found: np.ndarray, policy: np.ndarray) -> tuple[np.ndarray, float]:
-    """Mean gradient in the logits, [3], and the trace of its covariance; `found`: the advantages of every group, [81, 4]."""
+def compute_moments(advantages: np.ndarray, policy: np.ndarray) -> tuple[np.ndarray, float]:
+    """Mean gradient in the logits, [3], and its covariance's trace; `advantages`: those of every group, [81, 4]."""
     slopes = np.eye(ANSWERS)[GROUPS] - policy
-    gradients = (found[..., None] * slopes).sum(1) / ROLLOUTS
+    gradients = (advantages[..., None] * slopes).sum(1) / ROLLOUTS
     chances = policy[GROUPS].prod(1)
     mean = (chances[:, None] * gradients).sum(0)
     return mean, float((chances * np.square(gradients - mean).sum(1)).sum())
 
 
-def ask_again(solution: Solves, rewards: np.ndarray, policies: np.ndarray, found: np.ndarray, rng: np.random.Generator) -> None:
+def check_consistency(solution: Solves, rewards: np.ndarray, policies: np.ndarray, advantages: np.ndarray, rng: np.random.Generator) -> None:
     """Asks about some groups again, in another order, where nothing is known of the others. Raises RunError where an answer differs.
 
-    rewards, policies: [PROMPTS, ANSWERS]; found: the advantages of every group, [PROMPTS, 81, 4].
+    rewards, policies: [PROMPTS, ANSWERS]; advantages: those of every group, [PROMPTS, 81, 4].
     """
-    with solution.fresh() as other:
+    with solution.fresh() as fresh_solution:
         for number in rng.choice(PROMPTS * len(GROUPS), 100, replace=False):
             prompt, group = divmod(int(number), len(GROUPS))
-            chosen = GROUPS[group]
-            again = answers.array("advantages", other("advantages", rewards[prompt, chosen], np.log(policies[prompt, chosen])), ROLLOUTS)
-            if np.abs(again - found[prompt, group]).max() > 1e-9:
+            answer_ids = GROUPS[group]
+            new_advantages = answers.array(
+                "advantages", fresh_solution("advantages", rewards[prompt, answer_ids], np.log(policies[prompt, answer_ids])), ROLLOUTS
+            )
+            if np.abs(new_advantages - advantages[prompt, group]).max() > 1e-9:
                 raise RunError("advantages must depend on its own group alone; asked about the same group again, it returned other numbers")
 
 
@@ -53,23 +55,23 @@ def score(solution: Solves, seed: int) -> float:
     policies = rng.dirichlet(np.full(ANSWERS, 1.5), PROMPTS)
     rewards = (rng.random((PROMPTS, ANSWERS)) < 0.5) + rng.normal(0.0, 0.1, (PROMPTS, ANSWERS))
     rewards[:, 0], rewards[:, 1] = rewards[:, 0].clip(0.8), rewards[:, 1].clip(None, 0.2)  # something to learn in every prompt
-    asked = [(prompt, group) for prompt in range(PROMPTS) for group in range(len(GROUPS))]
-    found = np.zeros((PROMPTS, *GROUPS.shape))
-    for number in rng.permutation(len(asked)):
-        prompt, group = asked[number]
-        chosen = GROUPS[group]
-        given = rewards[prompt, chosen], np.log(policies[prompt, chosen])
-        found[prompt, group] = answers.array("advantages", solution("advantages", *given), ROLLOUTS)
-    ask_again(solution, rewards, policies, found, rng)
+    queries = [(prompt, group) for prompt in range(PROMPTS) for group in range(len(GROUPS))]
+    advantages = np.zeros((PROMPTS, *GROUPS.shape))
+    for number in rng.permutation(len(queries)):
+        prompt, group = queries[number]
+        answer_ids = GROUPS[group]
+        inputs = rewards[prompt, answer_ids], np.log(policies[prompt, answer_ids])
+        advantages[prompt, group] = answers.array("advantages", solution("advantages", *inputs), ROLLOUTS)
+    check_consistency(solution, rewards, policies, advantages, rng)
     truths, means, noises, plain = [], [], [], []
     for prompt, policy in enumerate(policies):
         reward = rewards[prompt]
         truths.append(policy * (reward - policy @ reward))
-        mean, noise = moments(found[prompt], policy)
+        mean, noise = compute_moments(advantages[prompt], policy)
         means.append(mean)
         noises.append(noise)
-        chosen = reward[GROUPS]
-        plain.append(moments((chosen - chosen.mean(1, keepdims=True)) * ROLLOUTS / (ROLLOUTS - 1), policy)[1])
+        group_rewards = reward[GROUPS]
+        plain.append(compute_moments((group_rewards - group_rewards.mean(1, keepdims=True)) * ROLLOUTS / (ROLLOUTS - 1), policy)[1])
     true, mean = np.array(truths), np.array(means)
     factor = float((true * mean).sum() / np.square(true).sum())
     if not factor > 1e-6:

@@ -26,7 +26,7 @@ def drawn(rng: np.random.Generator) -> np.ndarray:
 
 def what_is_wrong(table: np.ndarray, deleted: list[int]) -> str:
     """Why a set of functions makes no task; empty if it makes one."""
-    if not deleted or len(set(deleted)) < len(deleted) or len(deleted) > LARGEST or not all(0 <= one < FUNCTIONS for one in deleted):
+    if not deleted or len(set(deleted)) < len(deleted) or len(deleted) > LARGEST or not all(0 <= function < FUNCTIONS for function in deleted):
         return f"it is no set of one to {LARGEST} functions"
     failing = table[:, deleted].any(1)
     if failing.sum() < LEAST or failing.mean() > 0.5:
@@ -44,17 +44,19 @@ def score(solution: Solves, seed: int) -> float:
     rng, tasks = np.random.default_rng(seed), 0
     for _ in range(PACKAGES):
         table = drawn(rng)
-        found = solution("deletions", table)
-        if not isinstance(found, list) or not all(isinstance(one, list) and all(type(part) is int for part in one) for one in found):
+        deletions = solution("deletions", table)
+        if not isinstance(deletions, list) or not all(
+            isinstance(deletion, list) and all(type(function) is int for function in deletion) for deletion in deletions
+        ):
             raise RunError("deletions must return a list of lists of functions, by their number")
-        for one in found:
-            if why := what_is_wrong(table, one):
-                raise RunError(f"{one} makes no task: {why}")
-        if len(taken := [part for one in found for part in one]) > len(set(taken)):
+        for deletion in deletions:
+            if reason := what_is_wrong(table, deletion):
+                raise RunError(f"{deletion} makes no task: {reason}")
+        if len(functions := [function for deletion in deletions for function in deletion]) > len(set(functions)):
             raise RunError("deletions must not share a function: each may be taken out in one task only")
-        failing = [table[:, one].any(1) for one in found]
+        failing = [table[:, deletion].any(1) for deletion in deletions]
         for (i, a), (j, b) in itertools.combinations(enumerate(failing), 2):
             if 2 * (a & b).sum() > (a | b).sum():
-                raise RunError(f"{found[i]} and {found[j]} are nearly the same task: more than half of their failing tests are the same")
-        tasks += len(found)
+                raise RunError(f"{deletions[i]} and {deletions[j]} are nearly the same task: more than half of their failing tests are the same")
+        tasks += len(deletions)
     return tasks / PACKAGES

@@ -22,7 +22,7 @@ __all__ = ["score"]
 PAIRS, GROUPS, SAMPLES, VOCABULARY = 100, 40, 32, 50
 MOVES = (0.1, 0.5, 1.5)
 """Standard deviation of log π_ref − log π over the vocabulary before both are normalised."""
-AGAIN = (200, 50, *[1] * 10)
+REPEAT_SIZES = (200, 50, *[1] * 10)
 """Sizes of the batches in which groups are asked about again."""
 NEAR = 1e-5
 """How far the answers about one group may differ, in nats: what float32 rounds away."""
@@ -37,29 +37,29 @@ def drawn(rng: np.random.Generator, move: float) -> tuple[np.ndarray, np.ndarray
     exact = (np.exp(logp) * (logp - ref_logp)).sum(1, keepdims=True)
     ends = np.exp(logp).cumsum(1)
     tokens = (rng.random((PAIRS, GROUPS * SAMPLES, 1)) * ends[:, None, -1:] > ends[:, None, :]).sum(-1)
-    ours, other = (np.take_along_axis(one, tokens, 1).reshape(PAIRS, GROUPS, SAMPLES) for one in (logp, ref_logp))
-    return ours, other, exact
+    sample_logp, sample_ref_logp = (np.take_along_axis(token_logp, tokens, 1).reshape(PAIRS, GROUPS, SAMPLES) for token_logp in (logp, ref_logp))
+    return sample_logp, sample_ref_logp, exact
 
 
 def score(solution: Solves, seed: int) -> float:
     """Root mean squared error over that of the mean of k1 or k3, whichever is less, as the geometric mean over three divergences."""
-    rng, ratios, asked, told = np.random.default_rng(seed), [], [], []
+    rng, ratios, queries, estimates = np.random.default_rng(seed), [], [], []
     for move in MOVES:
         logp, ref_logp, exact = drawn(rng, move)
         order = rng.permutation(PAIRS * GROUPS)
-        asked.append(np.stack([one.reshape(-1, SAMPLES)[order] for one in (logp, ref_logp)]))
-        told.append(answers.array("estimate", solution("estimate", *asked[-1]), len(order)))
-        found = np.zeros(len(order))
-        found[order] = told[-1]
-        error, k1 = found.reshape(PAIRS, GROUPS) - exact, logp - ref_logp
-        refuse_bias(error, move)
-        plain = min(np.square(one.mean(-1) - exact).mean() for one in (k1, k1 + np.expm1(-k1)))
+        queries.append(np.stack([logps.reshape(-1, SAMPLES)[order] for logps in (logp, ref_logp)]))
+        estimates.append(answers.array("estimate", solution("estimate", *queries[-1]), len(order)))
+        unpermuted = np.zeros(len(order))
+        unpermuted[order] = estimates[-1]
+        error, k1 = unpermuted.reshape(PAIRS, GROUPS) - exact, logp - ref_logp
+        check_bias(error, move)
+        plain = min(np.square(estimate.mean(-1) - exact).mean() for estimate in (k1, k1 + np.expm1(-k1)))
         ratios.append(float(np.sqrt(np.square(error).mean() / plain)))
-    ask_again(solution, rng, np.concatenate(asked, 1), np.concatenate(told))
+    check_consistency(solution, rng, np.concatenate(queries, 1), np.concatenate(estimates))
     return float(np.exp(np.log(np.maximum(ratios, 1e-9)).mean()))
 
 
-def refuse_bias(error: np.ndarray, move: float) -> None:
+def check_bias(error: np.ndarray, move: float) -> None:
     """Raises RunError unless the errors [PAIRS, GROUPS] have zero mean, all together and for each pair."""
     means, noise = error.mean(1), error.var(1, ddof=1) / GROUPS  # noise: the variance of each mean, were it zero
     off, wide = means.mean(), noise.sum() ** 0.5 / PAIRS
@@ -67,15 +67,17 @@ def refuse_bias(error: np.ndarray, move: float) -> None:
         raise RunError(f"estimate is biased: where π_ref is {move:g} away, its mean error is {off:+.2g} ± {wide:.1g} nats")
     beyond, wide = np.square(means).sum() - noise.sum(), (2 * np.square(noise).sum()) ** 0.5
     if beyond > 5 * wide + PAIRS * 1e-18:
-        most = float(np.sqrt(beyond / PAIRS))
-        raise RunError(f"estimate is biased: where π_ref is {move:g} away, it is off by {most:.2g} nats for the usual pair, high here and low there")
+        usual_bias = float(np.sqrt(beyond / PAIRS))
+        raise RunError(
+            f"estimate is biased: where π_ref is {move:g} away, it is off by {usual_bias:.2g} nats for the usual pair, high here and low there"
+        )
 
 
-def ask_again(solution: Solves, rng: np.random.Generator, asked: np.ndarray, told: np.ndarray) -> None:
-    """Raises RunError where an estimate depends on other groups. asked: [2, groups, SAMPLES]; told: [groups]."""
-    chosen = np.split(rng.choice(len(told), sum(AGAIN), replace=False), np.cumsum(AGAIN)[:-1])
-    with solution.fresh() as other:
-        for some in reversed(chosen):  # alone first, when it knows nothing yet
-            again = answers.array("estimate", other("estimate", *asked[:, some]), len(some))
-            if np.abs(again - told[some]).max() > NEAR:
+def check_consistency(solution: Solves, rng: np.random.Generator, queries: np.ndarray, estimates: np.ndarray) -> None:
+    """Raises RunError where an estimate depends on other groups. queries: [2, groups, SAMPLES]; estimates: [groups]."""
+    batches = np.split(rng.choice(len(estimates), sum(REPEAT_SIZES), replace=False), np.cumsum(REPEAT_SIZES)[:-1])
+    with solution.fresh() as fresh_solution:
+        for batch in reversed(batches):  # alone first, when it knows nothing yet
+            new_estimates = answers.array("estimate", fresh_solution("estimate", *queries[:, batch]), len(batch))
+            if np.abs(new_estimates - estimates[batch]).max() > NEAR:
                 raise RunError("estimate must depend on its own group alone; asked about the same groups in another batch, it returned other numbers")

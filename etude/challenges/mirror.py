@@ -26,37 +26,37 @@ def score(solution: Solves, seed: int) -> float:
         for _ in range(CASES):
             logits = (rng.normal(size=(TOKENS, RANKS * QUARTER)) * rng.uniform(1.5, 3.0, (TOKENS, 1))).astype(np.float32)
             targets = np.where(rng.random(TOKENS) < 0.6, logits.argmax(1), rng.integers(0, RANKS * QUARTER, TOKENS))
-            total += talked(ranks, logits, targets)
+            total += exchange_messages(ranks, logits, targets)
     return total / CASES
 
 
-def talked(ranks: list[Solves], logits: np.ndarray, targets: np.ndarray) -> int:
+def exchange_messages(ranks: list[Solves], logits: np.ndarray, targets: np.ndarray) -> int:
     """Lets the ranks talk until each has named a loss; the bytes that were sent. logits: [TOKENS, vocabulary]; targets: [TOKENS]."""
     wide = logits.astype(np.float64)
     true = float(np.mean(np.logaddexp.reduce(wide, 1) - wide[np.arange(TOKENS), targets]))
-    heard: list[list[dict[str, bytes]]] = [[] for _ in ranks]
+    inboxes: list[list[dict[str, bytes]]] = [[] for _ in ranks]
     losses: dict[int, float] = {}
-    sent = 0
+    sent_bytes = 0
     for turn in range(ROUNDS):
         arriving: list[dict[str, bytes]] = [{} for _ in ranks]
         for number, rank in enumerate(ranks):
             if number in losses:
                 continue
-            mine = logits[:, number * QUARTER : (number + 1) * QUARTER]
-            said = rank("talk", number, RANKS, mine, targets, heard[number])
-            if not isinstance(said, dict):
-                losses[number] = answers.number("talk", said)
+            shard = logits[:, number * QUARTER : (number + 1) * QUARTER]
+            reply = rank("talk", number, RANKS, shard, targets, inboxes[number])
+            if not isinstance(reply, dict):
+                losses[number] = answers.number("talk", reply)
                 continue
-            for to, message in said.items():
-                if to not in map(str, range(RANKS)) or to == str(number):
-                    raise RunError(f"talk must return a loss, or messages by the number of another rank, as text; got {to!r}")
-                arriving[int(to)][str(number)] = answers.data("talk", message)
-                sent += len(message)
-        for inbox, new in zip(heard, arriving):
+            for recipient, message in reply.items():
+                if recipient not in map(str, range(RANKS)) or recipient == str(number):
+                    raise RunError(f"talk must return a loss, or messages by the number of another rank, as text; got {recipient!r}")
+                arriving[int(recipient)][str(number)] = answers.data("talk", message)
+                sent_bytes += len(message)
+        for inbox, new in zip(inboxes, arriving):
             inbox.append(new)
     if silent := [number for number in range(len(ranks)) if number not in losses]:
         raise RunError(f"talk of rank {silent[0]} must return the loss within {ROUNDS} rounds")
     worst = max(losses.values(), key=lambda loss: abs(loss - true))
     if not abs(worst - true) <= NEAR:
         raise RunError(f"a rank says that the loss is {worst:.5f}; it is {true:.5f}, and {NEAR:g} nats is how far off it may be")
-    return sent
+    return sent_bytes

@@ -20,7 +20,7 @@ FALSE = 0.0145
 RATE = (0.1, 0.3)
 
 
-def drawn(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def draw_runs(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Counts [runs, STEPS], the rate of each run before a change, and the step of the change, STEPS where there is none."""
     runs = QUIET + CHANGED
     rates, begins = rng.uniform(*RATE, runs), np.full(runs, STEPS)
@@ -35,11 +35,11 @@ def drawn(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]
 
 def score(solution: Solves, seed: int) -> float:
     """Mean number of steps from a change to the alarm, STEPS − change where none comes; an alarm before the change counts as none."""
-    counts, rates, begins = drawn(np.random.default_rng(seed))
+    counts, rates, begins = draw_runs(np.random.default_rng(seed))
     alarms = np.full(len(counts), STEPS)
-    for seen in range(EVERY, STEPS + 1, EVERY):
-        now = answers.wholes("alarms", solution("alarms", counts[:, :seen], rates, ROLLOUTS), 0, 1, len(counts))
-        alarms = np.where((now == 1) & (alarms == STEPS), seen - 1, alarms)
+    for step in range(EVERY, STEPS + 1, EVERY):
+        flags = answers.wholes("alarms", solution("alarms", counts[:, :step], rates, ROLLOUTS), 0, 1, len(counts))
+        alarms = np.where((flags == 1) & (alarms == STEPS), step - 1, alarms)
     quiet = begins == STEPS
     if (false := float((alarms[quiet] < STEPS).mean())) > FALSE:
         raise RunError(f"alarms are false too often: {100 * false:.1f}% of the quiet runs raise one; 1% may, and luck allows {100 * FALSE:g}%")

@@ -15,43 +15,43 @@ from etude.challenges.solution import Solves
 
 __all__ = ["score"]
 
-TEXTS, CYCLES, LONGEST, COST, SHOWN = 6, 300, 8, 0.15, 24
+TEXTS, CYCLES, LONGEST, COST, HISTORY = 6, 300, 8, 0.15, 24
 STAND = (0.95, 0.35)
 STAY = (0.985, 0.97)
 """Chance, after each token, that a stretch goes on: easy, hard."""
 
 
-def text(rng: np.random.Generator, tokens: int) -> np.ndarray:
+def draw_text(rng: np.random.Generator, tokens: int) -> np.ndarray:
     """Whether a draft of each token would stand, if all before it do."""
     stands, hard = np.zeros(tokens, dtype=bool), 0
-    for place, (moves, drawn) in enumerate(rng.random((tokens, 2))):
+    for place, (moves, draw) in enumerate(rng.random((tokens, 2))):
         hard = hard if moves < STAY[hard] else 1 - hard
-        stands[place] = drawn < STAND[hard]
+        stands[place] = draw < STAND[hard]
     return stands
 
 
-def played(stands: np.ndarray, length: Callable[[list[list[int]]], int]) -> tuple[int, float]:
+def run_cycles(stands: np.ndarray, length: Callable[[list[list[int]]], int]) -> tuple[int, float]:
     """Tokens written and cost of CYCLES cycles; `length` tells from the cycles so far how much to draft."""
-    at, spent, history = 0, 0.0, []
+    at, cost, history = 0, 0.0, []
     for _ in range(CYCLES):
         drafts = length(history)
         ahead = stands[at : at + drafts]
-        kept = drafts if ahead.all() else int(ahead.argmin())
-        history.append([drafts, kept])
-        at, spent = at + kept + 1, spent + 1 + COST * drafts
-    return at, spent
+        accepted = drafts if ahead.all() else int(ahead.argmin())
+        history.append([drafts, accepted])
+        at, cost = at + accepted + 1, cost + 1 + COST * drafts
+    return at, cost
 
 
 def score(solution: Solves, seed: int) -> float:
     """Tokens per cost over those of the best fixed length, which is chosen in hindsight."""
     rng = np.random.default_rng(seed)
-    texts = [text(rng, CYCLES * (LONGEST + 1)) for _ in range(TEXTS)]
+    texts = [draw_text(rng, CYCLES * (LONGEST + 1)) for _ in range(TEXTS)]
 
-    def asked(history: list[list[int]]) -> int:
-        return answers.whole("drafts", solution("drafts", history[-SHOWN:], LONGEST, COST), 0, LONGEST)
+    def choose_length(history: list[list[int]]) -> int:
+        return answers.whole("drafts", solution("drafts", history[-HISTORY:], LONGEST, COST), 0, LONGEST)
 
     def speed(length: Callable[[list[list[int]]], int]) -> float:
-        written, spent = np.sum([played(stands, length) for stands in texts], 0)
-        return float(written / spent)
+        tokens, cost = np.sum([run_cycles(stands, length) for stands in texts], 0)
+        return float(tokens / cost)
 
-    return speed(asked) / max(speed(lambda _, n=n: n) for n in range(LONGEST + 1))
+    return speed(choose_length) / max(speed(lambda _, n=n: n) for n in range(LONGEST + 1))

@@ -10,7 +10,7 @@ from kit.settings import RunError
 
 __all__ = ["drawn", "score"]
 
-ROWS, WIDTH, BITS, MOST = 64, 1024, 4.5, 45.0
+ROWS, WIDTH, BITS, MAX_DB = 64, 1024, 4.5, 45.0
 """The last one: dB that so few bits cannot reach."""
 
 
@@ -29,13 +29,13 @@ def score(solution: Solves, seed: int) -> float:
         raise RunError("encode must return some bytes; got none")
     if (bits := 8 * len(code) / x.size) > BITS:
         raise RunError(f"encode may use {BITS} bits a number; it used {bits:.3f}")
-    with solution.fresh() as other:
-        seen = answers.array("decode", other("decode", code, ROWS, WIDTH), ROWS, WIDTH)
+    with solution.fresh() as fresh_solution:
+        decoded = answers.array("decode", fresh_solution("decode", code, ROWS, WIDTH), ROWS, WIDTH)
     with np.errstate(over="ignore"):
-        noise = float(np.square(seen - x).sum())
+        noise = float(np.square(decoded - x).sum())
     if not np.isfinite(noise):
         raise RunError("decode must return numbers near those that were encoded; they are so far off that the noise is infinite")
     signal = float(np.square(x, dtype=np.float64).sum())
-    if noise <= signal / 10 ** (MOST / 10):
-        raise RunError(f"decode returned the numbers to more than {MOST:g} dB, which so few bits cannot do")
+    if noise <= signal / 10 ** (MAX_DB / 10):
+        raise RunError(f"decode returned the numbers to more than {MAX_DB:g} dB, which so few bits cannot do")
     return float(10 * np.log10(signal / noise))

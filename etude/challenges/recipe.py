@@ -31,15 +31,28 @@ __all__ = ["score"]
 ROLLOUTS, TASKS, SAMPLES = 3840, 150, 4
 RUN = Path("runs") / "small"
 """Where the agent comes from."""
-MAY = ("steps", "prompts", "rollouts", "lr", "warmup", "decay", "temperature", "clip_low", "clip_high", "budget_tokens", "later", "upsampling")
-MAY += ("replay", "replay_alpha", "payment.effort_price", "payment.k", "payment.q", "payment.invalid_call", "payment.kl")
+ALLOWED_SETTINGS = (
+    "steps",
+    "prompts",
+    "rollouts",
+    "lr",
+    "warmup",
+    "decay",
+    "temperature",
+    "clip_low",
+    "clip_high",
+    "budget_tokens",
+    "later",
+    "upsampling",
+)
+ALLOWED_SETTINGS += ("replay", "replay_alpha", "payment.effort_price", "payment.k", "payment.q", "payment.invalid_call", "payment.kl")
 """What a solution may set."""
 
 
 def score(solution: Solves, seed: int) -> float:
     """Share of solved rollouts on held-out tasks, sampled at the recipe's temperature."""
     own, language = read_config(RUN), language_of(RUN)
-    config = wanted(solution("settings", ROLLOUTS), own, seed)
+    config = build_config(solution("settings", ROLLOUTS), own, seed)
     rl = config.rl
     if (cost := rl.steps * rl.prompts * rl.rollouts) > ROLLOUTS:
         raise RunError(f"settings may use {ROLLOUTS} rollouts; {rl.steps} steps of {rl.prompts} prompts with {rl.rollouts} rollouts each use {cost}")
@@ -54,18 +67,18 @@ def score(solution: Solves, seed: int) -> float:
             model = learn(stage, config, model, None, reference, language)[0].trunk.model
     sized = replace(own, evaluation=replace(own.evaluation, tasks=TASKS, samples=SAMPLES))
     tasks = list(itertools.islice(task_stream(sized, "evaluation"), TASKS))
-    found = measure_policy(model.to(getattr(torch, sized.training.dtype)), language, tasks, sized, hash_seed(seed, "challenge"))
-    return float(found["success"].mean())
+    results = measure_policy(model.to(getattr(torch, sized.training.dtype)), language, tasks, sized, hash_seed(seed, "challenge"))
+    return float(results["success"].mean())
 
 
-def wanted(found: object, recipe: Recipe, seed: int) -> Recipe:
+def build_config(overrides: object, recipe: Recipe, seed: int) -> Recipe:
     """The agent's own settings with those that the solution wants. Raises RunError."""
-    if not isinstance(found, dict):
+    if not isinstance(overrides, dict):
         raise RunError("settings must return a dictionary of settings of RL, such as {'lr': 1e-4, 'steps': 30}")
-    for name, value in found.items():
-        if name not in MAY:
-            raise RunError(f"settings may set {', '.join(MAY)}; got {name}")
+    for name, value in overrides.items():
+        if name not in ALLOWED_SETTINGS:
+            raise RunError(f"settings may set {', '.join(ALLOWED_SETTINGS)}; got {name}")
         if isinstance(value, float) and value != value:
             raise RunError(f"settings must be numbers; {name} is not one")
     own = [("seed", hash_seed(seed, "rl") % 2**31), ("rl.gate", 0.0)]
-    return fill(Recipe, {}, [*own, *((f"rl.{name}", value) for name, value in found.items())], base=recipe)
+    return fill(Recipe, {}, [*own, *((f"rl.{name}", value) for name, value in overrides.items())], base=recipe)

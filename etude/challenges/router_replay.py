@@ -13,7 +13,7 @@ from etude.challenges.solution import Solves
 
 __all__ = ["drawn", "score"]
 
-SEQUENCES, TOKENS, EXPERTS, CHOSEN = 80, 96, 16, 2
+SEQUENCES, TOKENS, EXPERTS, TOP_K = 80, 96, 16, 2
 
 
 def drawn(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -21,8 +21,8 @@ def drawn(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]
     scores, alike = rng.normal(size=(TOKENS, EXPERTS)), rng.uniform(0.3, 0.9)
     for t in range(1, TOKENS):
         scores[t] = alike * scores[t - 1] + (1 - alike**2) ** 0.5 * scores[t]
-    seen = scores + rng.choice([0.05, 0.2, 0.5]) * rng.standard_t(4, scores.shape)
-    own = np.sort(np.argsort(-seen, 1)[:, :CHOSEN], 1)
+    noisy_scores = scores + rng.choice([0.05, 0.2, 0.5]) * rng.standard_t(4, scores.shape)
+    own = np.sort(np.argsort(-noisy_scores, 1)[:, :TOP_K], 1)
     recorded, slipped = own.copy(), np.zeros(TOKENS, dtype=bool)
     if rng.random() < 0.5:
         begins = int(rng.integers(1, TOKENS - 4))
@@ -37,6 +37,6 @@ def score(solution: Solves, seed: int) -> float:
     rng, right, called, true = np.random.default_rng(seed), 0, 0, 0
     for _ in range(SEQUENCES):
         scores, recorded, slipped = drawn(rng)
-        found = answers.wholes("slipped", solution("slipped", scores, recorded), 0, 1, TOKENS).astype(bool)
-        right, called, true = right + int((found & slipped).sum()), called + int(found.sum()), true + int(slipped.sum())
+        predictions = answers.wholes("slipped", solution("slipped", scores, recorded), 0, 1, TOKENS).astype(bool)
+        right, called, true = (right + int((predictions & slipped).sum()), called + int(predictions.sum()), true + int(slipped.sum()))
     return 2 * right / (called + true)

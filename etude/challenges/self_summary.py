@@ -28,13 +28,13 @@ def drawn(rng: np.random.Generator) -> tuple[list[list[str]], dict[str, str]]:
         if rng.random() < 0.25:
             lines.append(f"look {name}")
         elif rng.random() < 0.5 and values[name]:
-            values[name] += (more := int(rng.integers(1, 100)))
-            lines.append(f"add {name} {more}")
+            values[name] += (increment := int(rng.integers(1, 100)))
+            lines.append(f"add {name} {increment}")
         else:
             values[name] = int(rng.integers(1, 5000))
             lines.append(f"set {name} {values[name]}")
-    asked = rng.choice(names, QUESTIONS, p=weights, replace=False).tolist()
-    return [lines[at : at + LINES] for at in range(0, len(lines), LINES)], {name: str(values[name]) for name in asked}
+    question_names = rng.choice(names, QUESTIONS, p=weights, replace=False).tolist()
+    return ([lines[at : at + LINES] for at in range(0, len(lines), LINES)], {name: str(values[name]) for name in question_names})
 
 
 def score(solution: Solves, seed: int) -> float:
@@ -45,21 +45,21 @@ def score(solution: Solves, seed: int) -> float:
     for segment in range(SEGMENTS):
         with solution.fresh() as reader:
             summaries = [
-                checked(reader("summarise", summary, lines[segment], LONGEST)) for summary, (lines, _) in zip(summaries, sessions, strict=True)
+                check_summary(reader("summarise", summary, lines[segment], LONGEST)) for summary, (lines, _) in zip(summaries, sessions, strict=True)
             ]
-    questions = [asked for _, asked in sessions]
+    questions = [expected_answers for _, expected_answers in sessions]
     with solution.fresh() as reader:
         right = [
             answers.text("answer", reader("answer", summary, name)) == value
-            for summary, asked in zip(summaries, questions)
-            for name, value in asked.items()
+            for summary, expected_answers in zip(summaries, questions)
+            for name, value in expected_answers.items()
         ]
     return float(np.mean(right))
 
 
-def checked(found: object) -> str:
+def check_summary(value: object) -> str:
     """A summary. Raises RunError for one that is too long, or has other characters."""
-    summary = answers.text("summarise", found)
+    summary = answers.text("summarise", value)
     if len(summary) > LONGEST:
         raise RunError(f"summarise may return {LONGEST} characters; it returned {len(summary)}")
     if not (summary.isascii() and summary.isprintable()):

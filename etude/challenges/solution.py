@@ -45,13 +45,13 @@ class Solves(Protocol):
         ...
 
 
-def returned(path: Path, says: dict) -> Any:
+def parse_answer(path: Path, fields: dict) -> Any:
     """The value in an answer. Raises RunError with the line of the reader's file."""
-    if "returned" in says:
-        return unpacked(says["returned"])
-    line = f", line {says['line']}" if says["line"] else ""
-    said = " ".join(says["raised"].split())
-    raise RunError(f"{path}{line}: {said if len(said) <= LONGEST else said[: LONGEST - 1] + '…'}")
+    if "returned" in fields:
+        return unpacked(fields["returned"])
+    line = f", line {fields['line']}" if fields["line"] else ""
+    message = " ".join(fields["raised"].split())
+    raise RunError(f"{path}{line}: {message if len(message) <= LONGEST else message[: LONGEST - 1] + '…'}")
 
 
 class Here:
@@ -61,18 +61,18 @@ class Here:
         self.path, self.module = path, solver.loaded(path)
 
     def __call__(self, function: str, *arguments: Any) -> Any:
-        given = unpacked(packed(list(arguments)))
-        return returned(self.path, solver.answer(self.path, lambda: solver.called(self.module, function, given)))
+        values = unpacked(packed(list(arguments)))
+        return parse_answer(self.path, solver.answer(self.path, lambda: solver.called(self.module, function, values)))
 
     @contextlib.contextmanager
     def fresh(self) -> Iterator[Solves]:
         yield Here(self.path)
 
 
-def passed_on(heard: int) -> None:
+def relay_output(pipe: int) -> None:
     """Passes what is printed on to stderr, which may be a file, and closes the pipe at its end: a solution may not write to any file."""
-    with open(heard, "rb", buffering=0) as printed:
-        while block := printed.read(1 << 16):
+    with open(pipe, "rb", buffering=0) as output:
+        while block := output.read(1 << 16):
             with contextlib.suppress(OSError):
                 os.write(2, block)
 
@@ -94,25 +94,25 @@ class Solution:
         self.path, self.clock = path, Clock(seconds)
 
     def __enter__(self) -> Solution:
-        read, write = os.pipe()
-        back, there = os.pipe()
+        request_reader, request_writer = os.pipe()
+        answer_reader, answer_writer = os.pipe()
         paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-        words = [sys.executable, "-m", "etude.challenges.solver", str(self.path), str(read), str(there)]
-        heard, printed = os.pipe()
+        command = [sys.executable, "-m", "etude.challenges.solver", str(self.path), str(request_reader), str(answer_writer)]
+        output_reader, output_writer = os.pipe()
         self.process = subprocess.Popen(
-            words,
+            command,
             stdin=subprocess.DEVNULL,
-            stdout=printed,
-            stderr=printed,
-            pass_fds=(read, there),
+            stdout=output_writer,
+            stderr=output_writer,
+            pass_fds=(request_reader, answer_writer),
             env={**os.environ, "PYTHONPATH": paths},
             start_new_session=True,
         )
-        for end in (read, there, printed):
+        for end in (request_reader, answer_writer, output_writer):
             os.close(end)
-        self.relay = threading.Thread(target=passed_on, args=(heard,), daemon=True)
+        self.relay = threading.Thread(target=relay_output, args=(output_reader,), daemon=True)
         self.relay.start()
-        self.asks, self.says, self.rest = write, back, b""
+        self.request_fd, self.answer_fd, self.buffer = request_writer, answer_reader, b""
         try:
             self.value()
         except BaseException:
@@ -125,36 +125,36 @@ class Solution:
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
         self.relay.join(5)
-        os.close(self.asks)
-        os.close(self.says)
+        os.close(self.request_fd)
+        os.close(self.answer_fd)
 
     def __call__(self, function: str, *arguments: Any) -> Any:
         line = packed([function, list(arguments)]).encode() + b"\n"
         with contextlib.suppress(BrokenPipeError):  # it has died; reading says how
             while line:
-                line = line[os.write(self.asks, line) :]
+                line = line[os.write(self.request_fd, line) :]
         return self.value()
 
     @contextlib.contextmanager
     def fresh(self) -> Iterator[Solves]:
-        other = copy.copy(self)
-        with other:
-            yield other
+        clone = copy.copy(self)
+        with clone:
+            yield clone
 
     def value(self) -> Any:
         """The next answer."""
-        parts = [self.rest]
+        parts = [self.buffer]
         while b"\n" not in parts[-1]:
-            began = time.monotonic()
-            ready = select.select([self.says], [], [], max(0.0, self.clock.left))[0]
-            self.clock.left -= time.monotonic() - began
+            start = time.monotonic()
+            ready = select.select([self.answer_fd], [], [], max(0.0, self.clock.left))[0]
+            self.clock.left -= time.monotonic() - start
             if not ready:
                 raise RunError(f"{self.path}: too slow; all calls together may take {self.clock.allowed:g} seconds")
-            if not (block := os.read(self.says, 1 << 20)):
+            if not (block := os.read(self.answer_fd, 1 << 20)):
                 raise RunError(f"{self.path}: its process ended with exit code {self.process.wait()}, in the middle of a call")
             parts.append(block)
-        line, _, self.rest = b"".join(parts).partition(b"\n")
+        line, _, self.buffer = b"".join(parts).partition(b"\n")
         try:
-            return returned(self.path, unpacked(line.decode()))
+            return parse_answer(self.path, unpacked(line.decode()))
         except (ValueError, LookupError, TypeError):
             raise RunError(f"{self.path}: its process sent something other than an answer") from None

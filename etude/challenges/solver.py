@@ -68,26 +68,28 @@ def loaded(path: Path) -> ModuleType:
     return module
 
 
-def settled(path: Path) -> ModuleType:
+def load_sealed(path: Path) -> ModuleType:
     """The same, for a process of its own: from here on no file can be written to. Raises PermissionError where one is left open for that."""
     sys.addaudithook(partial(refuse_the_scorer, path))
     module = loaded(path)
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8-sig"))):
         names = (
-            [one.name for one in node.names] if isinstance(node, ast.Import) else [getattr(node, "module", None)] * isinstance(node, ast.ImportFrom)
+            [alias.name for alias in node.names]
+            if isinstance(node, ast.Import)
+            else [getattr(node, "module", None)] * isinstance(node, ast.ImportFrom)
         )
         for name in filter(None, names):
             with contextlib.suppress(Exception):  # its own function will say what is missing
                 importlib.import_module(name)
     tempfile.gettempdir()  # found by trying to write
-    if kept := [name for name in map(written, range(3, 256)) if name]:
-        raise PermissionError(f"a solution may not keep a file open to write to: {kept[0]}")
+    if open_files := [name for name in map(find_open_file, range(3, 256)) if name]:
+        raise PermissionError(f"a solution may not keep a file open to write to: {open_files[0]}")
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))  # Python ignores SIGXFSZ: a write raises
     sys.addaudithook(refuse)
     return module
 
 
-def written(number: int) -> str:
+def find_open_file(number: int) -> str:
     """The name of a regular file that is open for writing under this number, its number where no name is known; empty if there is none."""
     try:
         if not stat.S_ISREG(os.fstat(number).st_mode) or fcntl.fcntl(number, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
@@ -106,13 +108,13 @@ def answer(path: Path, call: Callable[[], Any]) -> dict[str, Any]:
     except BaseException as error:  # also SystemExit: a file that ends itself is told so
         if isinstance(error, SyntaxError) and error.filename == str(path):
             return {"raised": f"{type(error).__name__}: {error.msg}", "line": error.lineno or 0}
-        if isinstance(error, Missing):
+        if isinstance(error, MissingFunction):
             return {"raised": str(error), "line": 0}
         lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
         return {"raised": f"{type(error).__name__}: {error}".strip().rstrip(":"), "line": lines[-1] if lines else 0}
 
 
-class Missing(Exception):
+class MissingFunction(Exception):
     """A function that the file should have; said without the name of this class."""
 
 
@@ -120,21 +122,21 @@ def called(module: ModuleType, name: str, arguments: list) -> Any:
     """The value of a function of the reader's file."""
     function = getattr(module, name, None)
     if not callable(function):
-        raise Missing(f"the file has no function {name}")
+        raise MissingFunction(f"the file has no function {name}")
     return function(*arguments)
 
 
 def main(path: Path, read: int, write: int) -> None:
     """Loads and serves."""
     sys.dont_write_bytecode = True
-    found: list[ModuleType] = []
-    with os.fdopen(read, encoding="utf-8") as asks, os.fdopen(write, "w", encoding="utf-8") as says:
+    modules: list[ModuleType] = []
+    with os.fdopen(read, encoding="utf-8") as requests, os.fdopen(write, "w", encoding="utf-8") as responses:
         os.dup2(2, 1)  # what a solution prints is for its author
-        said = answer(path, lambda: found.append(settled(path)))
-        print(packed(said), file=says, flush=True)
-        for line in asks:
+        response = answer(path, lambda: modules.append(load_sealed(path)))
+        print(packed(response), file=responses, flush=True)
+        for line in requests:
             name, arguments = unpacked(line)
-            print(packed(answer(path, partial(called, found[0], name, arguments))), file=says, flush=True)
+            print(packed(answer(path, partial(called, modules[0], name, arguments))), file=responses, flush=True)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from kit.settings import RunError
 
 __all__ = ["drawn", "score"]
 
-SITUATIONS, WORDS, SEEN, PRIOR, MOST = 2000, 12, 6, 1.0, 10.0
+SITUATIONS, WORDS, MAX_POSITIONS, PRIOR, MAX_WEIGHT = 2000, 12, 6, 1.0, 10.0
 HABIT, CONFUSED = 0.5, 0.2
 """Share of situations in which one word is right; how often a hint there names another word."""
 
@@ -27,25 +27,25 @@ def drawn(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray,
     habit = rng.random(SITUATIONS) < HABIT
     words = np.array([rng.choice(WORDS, p=p) for p in 0.5 * student + 0.5 / WORDS])
     right = np.where(habit[:, None], np.eye(WORDS)[words], student)
-    where = np.repeat(np.arange(SITUATIONS), rng.integers(1, SEEN + 1, SITUATIONS))
-    named = np.array([words[one] if habit[one] else rng.choice(WORDS, p=student[one]) for one in where])
-    named = np.where(rng.random(len(where)) < CONFUSED, rng.integers(0, WORDS, len(where)), named)
-    sure = rng.uniform(0.3, 0.95, len(where))[:, None]
-    teacher = (1 - sure) * student[where] + sure * np.eye(WORDS)[named]
-    order = rng.permutation(len(where))
-    return student, right, where[order], teacher[order]
+    situations = np.repeat(np.arange(SITUATIONS), rng.integers(1, MAX_POSITIONS + 1, SITUATIONS))
+    named = np.array([words[situation] if habit[situation] else rng.choice(WORDS, p=student[situation]) for situation in situations])
+    named = np.where(rng.random(len(situations)) < CONFUSED, rng.integers(0, WORDS, len(situations)), named)
+    sure = rng.uniform(0.3, 0.95, len(situations))[:, None]
+    teacher = (1 - sure) * student[situations] + sure * np.eye(WORDS)[named]
+    order = rng.permutation(len(situations))
+    return student, right, situations[order], teacher[order]
 
 
 def score(solution: Solves, seed: int) -> float:
     """Gain in log-probability of what is right on new tasks, over what knowing all habits would gain: the student becomes the weighted mean of itself
     and its teachers."""
-    student, right, where, teacher = drawn(np.random.default_rng(seed))
-    weights = answers.array("weights", solution("weights", student[where], teacher), len(where))
-    if weights.min() < 0 or weights.max() > MOST:
-        raise RunError(f"weights must lie between 0 and {MOST:g}; got {weights.min():g} to {weights.max():g}")
+    student, right, situations, teacher = drawn(np.random.default_rng(seed))
+    weights = answers.array("weights", solution("weights", student[situations], teacher), len(situations))
+    if weights.min() < 0 or weights.max() > MAX_WEIGHT:
+        raise RunError(f"weights must lie between 0 and {MAX_WEIGHT:g}; got {weights.min():g} to {weights.max():g}")
     learned = PRIOR * student
-    np.add.at(learned, where, weights[:, None] * teacher)
+    np.add.at(learned, situations, weights[:, None] * teacher)
     learned /= learned.sum(1, keepdims=True)
     gain = (right * (np.log(learned) - np.log(student))).sum()
-    most = (right * (np.log(right.clip(1e-12)) - np.log(student))).sum()
-    return float(gain / most)
+    best_gain = (right * (np.log(right.clip(1e-12)) - np.log(student))).sum()
+    return float(gain / best_gain)

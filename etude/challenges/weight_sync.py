@@ -24,10 +24,10 @@ def drawn(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
     moved = masters.copy()
     for _ in range(STEPS):
         moved -= RATE * np.clip(0.5 * drift + 0.6 * rng.normal(size=WEIGHTS), -2, 2)
-    return bits(masters), bits(moved)
+    return to_bits(masters), to_bits(moved)
 
 
-def bits(values: np.ndarray) -> np.ndarray:
+def to_bits(values: np.ndarray) -> np.ndarray:
     """Values rounded to bfloat16, as bits."""
     return torch.from_numpy(values).float().bfloat16().view(torch.int16).numpy().view(np.uint16)
 
@@ -36,8 +36,8 @@ def score(solution: Solves, seed: int) -> float:
     """Bits sent per weight. Raises RunError unless the new version comes back bit for bit."""
     old, new = drawn(np.random.default_rng(seed))
     delta = answers.data("encode", solution("encode", old, new))
-    with solution.fresh() as other:
-        found = answers.wholes("decode", other("decode", old, delta), 0, 0xFFFF, WEIGHTS)
-    if wrong := int((found != new).sum()):
+    with solution.fresh() as fresh_solution:
+        decoded = answers.wholes("decode", fresh_solution("decode", old, delta), 0, 0xFFFF, WEIGHTS)
+    if wrong := int((decoded != new).sum()):
         raise RunError(f"decode must return the new version bit for bit; {wrong} of {WEIGHTS} weights are wrong")
     return 8 * len(delta) / WEIGHTS

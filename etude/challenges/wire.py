@@ -20,15 +20,15 @@ KINDS = ("bool", "uint8", "uint16", "int16", "int32", "int64", "float32", "float
 
 def packed(value: Any) -> str:
     """A value as one line. Tensors of torch become arrays. Raises TypeError for anything that is not plain data."""
-    return json.dumps(_plain(value))
+    return json.dumps(_to_plain(value))
 
 
 def unpacked(line: str) -> Any:
     """The value that `packed` wrote; tuples come back as lists. Raises ValueError for a line that it did not write."""
-    return parse_json(line, object_hook=_raised)
+    return parse_json(line, object_hook=_decode_object)
 
 
-def _plain(value: Any) -> Any:
+def _to_plain(value: Any) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, bytes | bytearray):
@@ -36,11 +36,11 @@ def _plain(value: Any) -> Any:
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, list | tuple):
-        return [_plain(part) for part in value]
+        return [_to_plain(part) for part in value]
     if isinstance(value, dict):
         if not all(isinstance(key, str) for key in value):
             raise TypeError("the keys of a dictionary must be text")
-        return {"items": {key: _plain(part) for key, part in value.items()}}
+        return {"items": {key: _to_plain(part) for key, part in value.items()}}
     if hasattr(value, "detach"):
         value = value.detach().cpu().numpy()
     if isinstance(value, np.ndarray) and value.dtype.name in KINDS:
@@ -49,11 +49,11 @@ def _plain(value: Any) -> Any:
     raise TypeError(f"{kind} is no plain data: return numbers, text, bytes, lists, dictionaries or arrays")
 
 
-def _raised(found: dict) -> Any:
-    if set(found) == {"items"}:
-        return found["items"]
-    if set(found) == {"bytes"}:
-        return base64.b64decode(found["bytes"])
-    if set(found) == {"array", "dtype", "shape"} and found["dtype"] in KINDS:
-        return np.frombuffer(base64.b64decode(found["array"]), dtype=found["dtype"]).reshape(found["shape"]).copy()
-    return found
+def _decode_object(fields: dict) -> Any:
+    if set(fields) == {"items"}:
+        return fields["items"]
+    if set(fields) == {"bytes"}:
+        return base64.b64decode(fields["bytes"])
+    if set(fields) == {"array", "dtype", "shape"} and fields["dtype"] in KINDS:
+        return np.frombuffer(base64.b64decode(fields["array"]), dtype=fields["dtype"]).reshape(fields["shape"]).copy()
+    return fields

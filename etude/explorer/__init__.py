@@ -71,8 +71,8 @@ HEADINGS = (START, *dict.fromkeys(part.section for part in PARTS), COURSE, CLAIM
 
 def section(page: Page) -> str:
     """The section of the navigation in which a page stands."""
-    found = stage_of(page.technique or page.name)
-    return SECTIONS.get(page.name) or (found[0].section if found else CLAIMS)
+    placement = stage_of(page.technique or page.name)
+    return SECTIONS.get(page.name) or (placement[0].section if placement else CLAIMS)
 
 
 def start(first: str = "watch") -> None:

@@ -20,11 +20,11 @@ LOOKS = {
     "DAPO": Look("purple", mark="D"),
     "GSPO": Look("red", mark="v"),
 }
-GIVEN = ("reward", "length")
+HOVER_COLUMNS = ("reward", "length")
 """What hovering tells of a rollout beside what is drawn."""
 
 
-def editor() -> list[Row]:
+def edit_group() -> list[Row]:
     """The table. If it differs from the preset, the URL stores it. A new link or another preset starts a new table. So does coming back
     from another page, because Streamlit has dropped the edits by then and only the URL still has them."""
     preset = st.selectbox("Begin with", list(PRESETS), key="preset", bind="query-params")
@@ -40,7 +40,7 @@ def editor() -> list[Row]:
                 state["begin"] = columns(decode(group))
             except RunError as error:
                 st.error(str(error))
-    edited = rows(
+    group_rows = rows(
         st.data_editor(
             state["begin"],
             key=f"group-{state['turn']}",
@@ -54,39 +54,41 @@ def editor() -> list[Row]:
             },
         )
     )
-    code = encode(edited)
+    code = encode(group_rows)
     code = None if code == encode(PRESETS[preset]) else code
     if code is None:
         st.query_params.pop("group", None)
     elif code != st.query_params.get("group"):
         st.query_params["group"] = code
     state["seen"] = preset, code
-    return edited
+    return group_rows
 
 
-def drawn(rows: list[dict], unit: str) -> Drawing:
+def draw_marks(rows: list[dict], unit: str) -> Drawing:
     """One mark per rollout and algorithm."""
-    return drawing(Axis("rollout", names=True), unit, points(rows, "rollout", unit, "algorithm", tell=GIVEN), rule(y=0), looks=LOOKS)
+    return drawing(Axis("rollout", names=True), unit, points(rows, "rollout", unit, "algorithm", tell=HOVER_COLUMNS), rule(y=0), looks=LOOKS)
 
 
-def tall(rows: list[dict], unit: str) -> list[dict]:
+def melt_rows(rows: list[dict], unit: str) -> list[dict]:
     """One row per rollout and algorithm of a table with a column per algorithm."""
-    return [{"algorithm": name, "rollout": row["rollout"], unit: row[name]} | {key: row[key] for key in GIVEN} for name in LOOKS for row in rows]
-
-
-def one(row: dict, found: dict[str, tuple[list[float], list[float]]]) -> list[dict]:
-    """A rollout, algorithm by algorithm: advantage, push of a token, and of all its tokens."""
-    at = row["rollout"] - 1
     return [
-        {"member": NAMES[name], "advantage": a[at], "weight per token": w[at], "all its tokens": w[at] * row["length"]}
-        for name, (a, w) in found.items()
+        {"algorithm": name, "rollout": row["rollout"], unit: row[name]} | {key: row[key] for key in HOVER_COLUMNS} for name in LOOKS for row in rows
+    ]
+
+
+def describe_rollout(row: dict, results: dict[str, tuple[list[float], list[float]]]) -> list[dict]:
+    """A rollout, algorithm by algorithm: advantage, push of a token, and of all its tokens."""
+    index = row["rollout"] - 1
+    return [
+        {"member": NAMES[name], "advantage": a[index], "weight per token": w[index], "all its tokens": w[index] * row["length"]}
+        for name, (a, w) in results.items()
     ]
 
 
 def draw() -> None:
     left, right = st.columns([2, 3])
     with left:
-        edited = editor()
+        group_rows = edit_group()
         longest = st.slider(
             "Longest allowed response, tokens",
             64,
@@ -104,18 +106,18 @@ def draw() -> None:
             bind="query-params",
             help="Adam removes most of a common factor; what remains is how an algorithm's weights compare with each other.",
         )
-    rewards, lengths, cut = checked(edited)
+    rewards, lengths, cut = checked(group_rows)
     if max(lengths) > longest:
         raise RunError(f"a rollout of {max(lengths)} tokens is longer than the longest allowed, {longest}")
-    found = family(rewards, lengths, cut, longest)
-    scale = {name: (max(map(abs, weights)) or 1.0) if relative else 1.0 for name, (_, weights) in found.items()}
-    given = [{"rollout": i, "reward": r, "length": n, "cut off": c} for i, (r, n, c) in enumerate(zip(rewards, lengths, cut), 1)]
-    advantages = [row | {NAMES[name]: a[i] for name, (a, _) in found.items()} for i, row in enumerate(given)]
-    weights = [row | {NAMES[name]: w[i] / scale[name] for name, (_, w) in found.items()} for i, row in enumerate(given)]
+    results = family(rewards, lengths, cut, longest)
+    scale = {name: (max(map(abs, weights)) or 1.0) if relative else 1.0 for name, (_, weights) in results.items()}
+    rollouts = [{"rollout": i, "reward": r, "length": n, "cut off": c} for i, (r, n, c) in enumerate(zip(rewards, lengths, cut), 1)]
+    advantages = [row | {NAMES[name]: a[i] for name, (a, _) in results.items()} for i, row in enumerate(rollouts)]
+    weights = [row | {NAMES[name]: w[i] / scale[name] for name, (_, w) in results.items()} for i, row in enumerate(rollouts)]
     with right:
-        some = tall(advantages, "advantage")
+        advantage_rows = melt_rows(advantages, "advantage")
         first = picked(
-            drawn(some, "advantage"),
+            draw_marks(advantage_rows, "advantage"),
             "advantages",
             advantages,
             "Advantage of each rollout: reward minus baseline; GRPO, DAPO and GSPO also divide by the group's standard deviation. A click opens one.",
@@ -123,17 +125,17 @@ def draw() -> None:
         folded(advantages, "advantages-table")
         unit = "weight per token" + (", relative" if relative else "")
         chart(
-            drawn(tall(weights, unit), unit),
+            draw_marks(melt_rows(weights, unit), unit),
             "weights-relative" if relative else "weights",
             weights,
             "How strongly each token of the rollout is pushed: minus the gradient of the loss at ratio one.",
         )
         folded(weights, "weights-table")
     if first:
-        row = given[first["rollout"] - 1]
-        said = f"reward {row['reward']:g}, {row['length']} tokens" + ", cut off" * row["cut off"]
-        st.subheader(f"Rollout {row['rollout']}: {said}", anchor="rollout")
-        table(one(row, found), "rollout")
+        row = rollouts[first["rollout"] - 1]
+        summary = f"reward {row['reward']:g}, {row['length']} tokens" + ", cut off" * row["cut off"]
+        st.subheader(f"Rollout {row['rollout']}: {summary}", anchor="rollout")
+        table(describe_rollout(row, results), "rollout")
     st.subheader("The group as a whole")
     st.markdown(
         "The last column: the push per token and unit of advantage on the longest rollout, divided by that on the shortest; "
@@ -146,15 +148,15 @@ def draw() -> None:
                 "sum of advantages": round(math.fsum(a), 12) + 0.0,
                 "largest advantage": max(map(abs, a)),
                 "largest weight of a token": max(map(abs, w)),
-                "longest ÷ shortest": _length_bias(a, w, lengths),
+                "longest ÷ shortest": _compute_length_bias(a, w, lengths),
             }
-            for name, (a, w) in found.items()
+            for name, (a, w) in results.items()
         ],
         "group",
     )
 
 
-def _length_bias(advantages: Sequence[float], weights: Sequence[float], lengths: Sequence[int]) -> float | None:
+def _compute_length_bias(advantages: Sequence[float], weights: Sequence[float], lengths: Sequence[int]) -> float | None:
     """Weight per unit of advantage of the longest rollout over that of the shortest, among those with a weight: 1 if length does not matter."""
     pushed = [i for i, weight in enumerate(weights) if weight]
     if len(pushed) < 2:

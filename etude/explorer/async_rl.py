@@ -46,40 +46,40 @@ def simulated(
     return timeline.simulated(mode, async_rl.simulate(mode, async_rl.Rules(groups, staleness, STEPS), load))  # pyright: ignore[reportArgumentType]
 
 
-def row(one: Timeline) -> dict:
+def summarize_run(run: Timeline) -> dict:
     """What became of a run, in figures."""
     return {
-        "run": one.name,
-        "steps per minute": one.steps_per_minute,
-        "trainer idle": one.trainer_idle,
-        "workers idle": one.sampler_idle,
-        "mean age": one.mean_age,
-        "oldest": max(one.ages, default=0),
-        "dropped groups": one.dropped,
+        "run": run.name,
+        "steps per minute": run.steps_per_minute,
+        "trainer idle": run.trainer_idle,
+        "workers idle": run.sampler_idle,
+        "mean age": run.mean_age,
+        "oldest": max(run.ages, default=0),
+        "dropped groups": run.dropped,
     }
 
 
-def age_rows(timelines: Sequence[Timeline]) -> list[dict]:
+def compute_age_shares(timelines: Sequence[Timeline]) -> list[dict]:
     """Share of each run's tokens at each age."""
-    oldest = max(max(one.ages, default=0) for one in timelines)
+    oldest = max(max(run.ages, default=0) for run in timelines)
     return [
-        {"run": one.name, "age": age, "tokens": one.ages[age], "share": one.ages[age] / max(1, one.ages.total())}
-        for one in timelines
+        {"run": run.name, "age": age, "tokens": run.ages[age], "share": run.ages[age] / max(1, run.ages.total())}
+        for run in timelines
         for age in range(oldest + 1)
     ]
 
 
-def histogram(rows: list[dict]) -> Drawing:
+def draw_histogram(rows: list[dict]) -> Drawing:
     """Share of tokens by their age, a colour a run."""
     looks = {row["run"]: Look(STYLES.get(row["run"], "green")) for row in rows}
-    some = bars(rows, "age", "share", "run", tell=("tokens",))
-    return drawing(Axis("age of a token when it is trained on, updates", names=True), Axis("share of tokens", most=1.0), some, looks=looks)
+    layer = bars(rows, "age", "share", "run", tell=("tokens",))
+    return drawing(Axis("age of a token when it is trained on, updates", names=True), Axis("share of tokens", most=1.0), layer, looks=looks)
 
 
-def pictures(timelines: tuple[Timeline, ...], name: str) -> None:
+def show_pictures(timelines: tuple[Timeline, ...], name: str) -> None:
     """Timeline, ages, idle shares and figures of some runs."""
 
-    def until(seconds: float) -> None:
+    def draw_strips(seconds: float) -> None:
         chart(
             strips(timelines, seconds),
             f"{name}-timeline",
@@ -89,72 +89,72 @@ def pictures(timelines: tuple[Timeline, ...], name: str) -> None:
             wide=True,
         )
 
-    clock(timelines, name, until)
+    clock(timelines, name, draw_strips)
     left, right = st.columns(2)
     with left:
-        rows = age_rows(timelines)
-        chart(histogram(rows), f"{name}-ages", rows, "How many updates were made between the sampling of a token and its training.")
+        rows = compute_age_shares(timelines)
+        chart(draw_histogram(rows), f"{name}-ages", rows, "How many updates were made between the sampling of a token and its training.")
     with right:
         st.caption("Idle: shares of the time in which the trainer waits for groups, and in which no slot of a worker decodes.")
-        table([row(one) for one in timelines], f"{name}-figures")
+        table([summarize_run(run) for run in timelines], f"{name}-figures")
 
 
 def runs() -> dict[str, Path]:
     """Runs of `etude run async-rl` that have begun, newest first, by name."""
-    found = []
+    dated_folders = []
     for folder in sorted(provenance.RUNS.iterdir()) if provenance.RUNS.is_dir() else ():
         try:
-            known = read_json(folder / "config.json")
-            if known["technique"] == "async-rl":
-                found.append(((folder / "services" / "events" / "trainer.jsonl").stat().st_mtime, folder))
+            config = read_json(folder / "config.json")
+            if config["technique"] == "async-rl":
+                dated_folders.append(((folder / "services" / "events" / "trainer.jsonl").stat().st_mtime, folder))
         except (OSError, ValueError, LookupError, TypeError, RecursionError):
             pass  # another technique's, or not begun
-    return {folder.name: folder for _, folder in sorted(found, key=lambda one: -one[0])}
+    return {folder.name: folder for _, folder in sorted(dated_folders, key=lambda entry: -entry[0])}
 
 
 def played(folder: Path) -> Timeline:
     """A run so far; read again only when its files have changed. Raises RunError if they are missing or damaged, or no step is done."""
-    services_of = folder / "services"
+    services_folder = folder / "services"
     try:
-        files = [services_of / "journal.jsonl", *sorted((services_of / "events").glob("*.jsonl"))]
-        return read(folder.name, services_of, tuple(map(stamp, files)))
+        files = [services_folder / "journal.jsonl", *sorted((services_folder / "events").glob("*.jsonl"))]
+        return read_timeline(folder.name, services_folder, tuple(map(stamp, files)))
     except (OSError, LookupError, TypeError, ValueError) as error:
         raise RunError(f"{folder} is not in the format of a run of async-rl ({type(error).__name__}: {' '.join(str(error).split())})") from None
 
 
 @lru_cache(4)
-def read(name: str, folder: Path, stamps: tuple) -> Timeline:
+def read_timeline(name: str, folder: Path, stamps: tuple) -> Timeline:
     return timeline.played(name, folder)
 
 
-def real() -> None:
+def show_real_run() -> None:
     """The same pictures of a run on this machine."""
-    known = runs()
-    if not known:
+    folders = runs()
+    if not folders:
         st.info(f"There is no such run in `{provenance.RUNS}/` yet. `etude run async-rl` makes one in some minutes, after `make small`.")
         return
     left, right = st.columns([1, 3], vertical_alignment="bottom")
     with left:
-        folder = known[provenance.choice(list(known), "async-run")]
+        folder = folders[provenance.choice(list(folders), "async-run")]
     with right:
         try:
             facts = provenance.facts(read_json(folder / "config.json"))
         except (OSError, ValueError, LookupError, TypeError):
             facts = []
-        named = provenance.plain(folder.name), provenance.plain(str(folder))
-        st.caption(" · ".join([f"Shown: **{named[0]}**, your run in {named[1]}", *map(provenance.plain, facts)]))
+        names = provenance.plain(folder.name), provenance.plain(str(folder))
+        st.caption(" · ".join([f"Shown: **{names[0]}**, your run in {names[1]}", *map(provenance.plain, facts)]))
     try:
-        one = played(folder)
+        run = played(folder)
     except RunError as error:
         st.error(str(error))
         return
-    pictures((one,), "async-run")
+    show_pictures((run,), "async-run")
 
 
 def draw() -> None:
-    one, two, three = st.columns(3)
-    mode = one.selectbox("How the services run", (ALL, *MODES), key="mode", bind="query-params")
-    staleness = two.slider(
+    col1, col2, col3 = st.columns(3)
+    mode = col1.selectbox("How the services run", (ALL, *MODES), key="mode", bind="query-params")
+    staleness = col2.slider(
         "S, oldest age in updates",
         0,
         8,
@@ -163,14 +163,14 @@ def draw() -> None:
         bind="query-params",
         help="Of asynchronous and in-flight. Synchronous means 0, one-step-off 1.",
     )
-    slots = three.slider("Slots", 4, 128, 32, 4, key="slots", bind="query-params", help="Rollouts that may run or wait for a tool.")
-    one, two, three, four, five, six = st.columns(6)
-    latency = one.slider("Mean time of a tool, s", 0.0, 2.0, 0.2, 0.05, key="latency", bind="query-params")
-    sigma = two.slider("Its tail, σ", 0.0, 2.0, 1.0, 0.1, key="tail", bind="query-params", help="Of the log-normal time. 0: all take the same time.")
-    groups = three.slider("Groups of a step", 1, 8, 4, key="groups", bind="query-params")
-    rollouts = four.slider("Rollouts of a group", 1, 6, 4, key="per-group", bind="query-params")
-    train = five.slider("Time of a step, s", 0.1, 5.0, 1.0, 0.1, key="step-time", bind="query-params")
-    publish = six.slider(
+    slots = col3.slider("Slots", 4, 128, 32, 4, key="slots", bind="query-params", help="Rollouts that may run or wait for a tool.")
+    col1, col2, col3, col4, col5, col6 = st.columns(6)
+    latency = col1.slider("Mean time of a tool, s", 0.0, 2.0, 0.2, 0.05, key="latency", bind="query-params")
+    sigma = col2.slider("Its tail, σ", 0.0, 2.0, 1.0, 0.1, key="tail", bind="query-params", help="Of the log-normal time. 0: all take the same time.")
+    groups = col3.slider("Groups of a step", 1, 8, 4, key="groups", bind="query-params")
+    rollouts = col4.slider("Rollouts of a group", 1, 6, 4, key="per-group", bind="query-params")
+    train = col5.slider("Time of a step, s", 0.1, 5.0, 1.0, 0.1, key="step-time", bind="query-params")
+    publish = col6.slider(
         "Time to publish, s",
         0.0,
         3.0,
@@ -180,24 +180,24 @@ def draw() -> None:
         bind="query-params",
         help="From the end of a step until workers can load its weights. It blocks nobody.",
     )
-    chosen = MODES if mode == ALL else (mode,)
-    shown = tuple(simulated(name, staleness, latency, sigma, slots, groups, rollouts, train, publish) for name in chosen)
-    first, last = shown[0], shown[-1]
-    told = f"{STEPS} steps of {groups} × {rollouts} rollouts."
+    modes = MODES if mode == ALL else (mode,)
+    timelines = tuple(simulated(name, staleness, latency, sigma, slots, groups, rollouts, train, publish) for name in modes)
+    first, last = timelines[0], timelines[-1]
+    workload_note = f"{STEPS} steps of {groups} × {rollouts} rollouts."
     metrics(
-        (f"Steps per minute, {last.name}", f"{last.steps_per_minute:.1f}", told),
-        *([("Over synchronous", f"{last.steps_per_minute / first.steps_per_minute:.2f}×", told)] if len(shown) > 1 else []),
+        (f"Steps per minute, {last.name}", f"{last.steps_per_minute:.1f}", workload_note),
+        *([("Over synchronous", f"{last.steps_per_minute / first.steps_per_minute:.2f}×", workload_note)] if len(timelines) > 1 else []),
         ("Trainer idle", f"{last.trainer_idle:.0%}", None),
         ("Mean age", f"{last.mean_age:.2f}", "Of the tokens that were trained on, in updates."),
         ("Dropped groups", last.dropped, "Too old when a step could have taken them."),
     )
-    pictures(shown, "async")
+    show_pictures(timelines, "async")
     st.caption(
         f"Simulated: {STEPS} steps, a worker that shares nothing with the trainer, rollouts of about {TURNS} turns with {TOKENS} tokens each. The "
         "worker's step, which gives each of its rows a token, takes 4 ms and 50 µs more for each row."
     )
     st.subheader("A real run")
-    real()
+    show_real_run()
 
 
 PAGE = Page(

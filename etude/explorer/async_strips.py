@@ -18,82 +18,84 @@ NARROW = 0.012
 def clock(timelines: Sequence[Timeline], name: str, show: Callable[[float], None]) -> None:
     """Draws the clock, which plays from where one step ends to where the next one does, and what `show` draws at its time, seconds. At its end all is
     shown."""
-    end = round(max(one.seconds for one in timelines) + 0.05, 1)
-    stops = sorted({end, *(min(round(step[1] + 0.05, 1), end) for one in timelines for step in one.steps)})
+    end = round(max(run.seconds for run in timelines) + 0.05, 1)
+    stops = sorted({end, *(min(round(step[1] + 0.05, 1), end) for run in timelines for step in run.steps)})
     key = f"{name}-clock-{end:g}"  # another run has a clock of its own
     play("Clock, s", key, stops, end, show, least=0.0, step=0.1, one="Next step", help="What lies after it is not drawn.")
 
 
 def strips(timelines: Sequence[Timeline], until: float) -> Drawing:
     """What was done until this time, seconds. A version has one colour on the step that makes it and on the worker that holds it later."""
-    longest = max(one.seconds for one in timelines)
-    high = sum(1.5 + 1.5 * len(one.slots) for one in timelines)
-    moments = max(1, MOMENTS // max(1, sum(len(one.slots) for one in timelines)))
+    longest = max(run.seconds for run in timelines)
+    high = sum(1.5 + 1.5 * len(run.slots) for run in timelines)
+    moments = max(1, MOMENTS // max(1, sum(len(run.slots) for run in timelines)))
     versions, shares, ticks, top = list[dict](), list[dict](), dict[float, str](), high
-    for one in timelines:
-        ticks[top - 0.5] = f"{one.name}: trainer"
-        versions += [stretch(one, "step", *step) | {"low": top - 0.875, "high": top - 0.125, "number": str(step[2])} for step in one.steps]
+    for run in timelines:
+        ticks[top - 0.5] = f"{run.name}: trainer"
+        versions += [make_span(run, "step", *step) | {"low": top - 0.875, "high": top - 0.125, "number": str(step[2])} for step in run.steps]
         top -= 1.0
-        for who, lines in one.slots.items():
-            ticks[top - 0.75] = who
-            held = [*one.held.get(who, []), (one.seconds, -1)]
-            holds = (stretch(one, who, at, after, version) for (at, version), (after, _) in zip(held, held[1:]))
-            versions += [row | {"low": top - 0.25, "high": top} for row in holds]
-            shares += [row for line in pieces(thinned(lines, one.seconds, moments), one.seconds) for row in stacked(one, who, line, top - 1.25)]
+        for worker, lines in run.slots.items():
+            ticks[top - 0.75] = worker
+            held_versions = [*run.held.get(worker, []), (run.seconds, -1)]
+            spans = (make_span(run, worker, start, after, version) for (start, version), (after, _) in zip(held_versions, held_versions[1:]))
+            versions += [row | {"low": top - 0.25, "high": top} for row in spans]
+            shares += [
+                row for line in split_pieces(thinned(lines, run.seconds, moments), run.seconds) for row in stack_slots(run, worker, line, top - 1.25)
+            ]
             top -= 1.5
         top -= 0.5
-    versions, shares = cut(versions, until), cut(shares, until)
-    now = [rule(x=until)] if until < longest else []
+    versions, shares = clip_rows(versions, until), clip_rows(shares, until)
+    time_rule = [rule(x=until)] if until < longest else []
     return drawing(
         Axis("seconds", least=0, most=longest),
         Axis("", least=0, most=high, ticks=ticks),
         boxes(shares, "from", "until", "low", "high", "state", tell=("run", "who", "from", "to", *SLOTS)),
-        *coloured(versions),
-        words(numbered(versions, longest), "middle", "centre", "number", tell=("run", "from", "to"), look=Look("#FFFFFF")),
-        *now,
+        *make_colour_layers(versions),
+        words(select_numbered(versions, longest), "middle", "centre", "number", tell=("run", "from", "to"), look=Look("#FFFFFF")),
+        *time_rule,
         looks=SLOTS,
         height=round(90 + 28 * high),
     )
 
 
-def stretch(one: Timeline, what: str, begin: float, end: float, version: int) -> dict:
+def make_span(run: Timeline, activity: str, begin: float, end: float, version: int) -> dict:
     """A time in which a version was made or held."""
-    return {"run": one.name, "what": what if what == "step" else f"{what} holds it", "version": version, "from": begin, "to": end}
+    return {"run": run.name, "what": activity if activity == "step" else f"{activity} holds it", "version": version, "from": begin, "to": end}
 
 
-def pieces(lines: Sequence[tuple[float, int, int, int]], seconds: float) -> list[tuple[float, float, int, int, int]]:
+def split_pieces(lines: Sequence[tuple[float, int, int, int]], seconds: float) -> list[tuple[float, float, int, int, int]]:
     """From when until when so many slots decode, wait and are free."""
     ends = [*(line[0] for line in lines[1:]), seconds]
     return [(line[0], end, *line[1:]) for line, end in zip(lines, ends, strict=True)]
 
 
-def stacked(one: Timeline, who: str, piece: tuple[float, float, int, int, int], low: float) -> list[dict]:
+def stack_slots(run: Timeline, worker: str, piece: tuple[float, float, int, int, int], low: float) -> list[dict]:
     """The three states of a worker's slots, one above the other, by their shares."""
     begin, end, *counts = piece
-    row = {"run": one.name, "who": who, "from": begin, "to": end} | dict(zip(SLOTS, counts, strict=True))
-    found, whole = [], max(1, sum(counts))
+    row = {"run": run.name, "who": worker, "from": begin, "to": end} | dict(zip(SLOTS, counts, strict=True))
+    state_rows, total = [], max(1, sum(counts))
     for state, count in zip(SLOTS, counts, strict=True):
         if count:
-            found.append(row | {"state": state, "low": low, "high": low + count / whole})
-            low += count / whole
-    return found
+            state_rows.append(row | {"state": state, "low": low, "high": low + count / total})
+            low += count / total
+    return state_rows
 
 
-def cut(rows: Sequence[dict], until: float) -> list[dict]:
+def clip_rows(rows: Sequence[dict], until: float) -> list[dict]:
     """What lies before this time, and of what goes on then the part before it."""
     return [row | {"until": min(row["to"], until)} for row in rows if row["from"] < min(row["to"], until)]
 
 
-def coloured(versions: Sequence[dict]) -> list[Layer]:
+def make_colour_layers(versions: Sequence[dict]) -> list[Layer]:
     """A layer for each colour."""
-    by: dict[str, list[dict]] = {}
+    rows_by_colour: dict[str, list[dict]] = {}
     for row in versions:
-        by.setdefault(colour(row["version"]), []).append(row)
-    told = ("version", "run", "what", "from", "to")
-    return [boxes(rows, "from", "until", "low", "high", tell=told, look=Look(shade)) for shade, rows in sorted(by.items())]
+        rows_by_colour.setdefault(colour(row["version"]), []).append(row)
+    hover_columns = ("version", "run", "what", "from", "to")
+    return [boxes(rows, "from", "until", "low", "high", tell=hover_columns, look=Look(shade)) for shade, rows in sorted(rows_by_colour.items())]
 
 
-def numbered(versions: Sequence[dict], longest: float) -> list[dict]:
+def select_numbered(versions: Sequence[dict], longest: float) -> list[dict]:
     """The steps that are wide enough for a number, each with the place of it."""
     middles = ((row, (row["from"] + row["until"]) / 2) for row in versions if "number" in row)
     wide = ((row, middle) for row, middle in middles if row["until"] - row["from"] > NARROW * longest)

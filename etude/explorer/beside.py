@@ -29,12 +29,12 @@ class Tasks:
 def differences(runs: Sequence[Played]) -> list[dict]:
     """The settings in which runs differ, one per row; a dash where a run has no such setting."""
     keys = list(dict.fromkeys(key for run in runs for key in run.settings))
-    found = []
+    rows = []
     for key in keys:
         values = [run.settings.get(key, "–") for run in runs]
         if any(value != values[0] for value in values):
-            found.append({"setting": key, **{run.name: str(value) for run, value in zip(runs, values, strict=True)}})
-    return found
+            rows.append({"setting": key, **{run.name: str(value) for run, value in zip(runs, values, strict=True)}})
+    return rows
 
 
 def reached(runs: Sequence[Played]) -> list[dict]:
@@ -42,10 +42,10 @@ def reached(runs: Sequence[Played]) -> list[dict]:
     names = list(dict.fromkeys(name for run in runs for name, *_ in run.successes))
     ends = {run.name: {name: last for name, _, last in run.successes} for run in runs}
 
-    def told(triple: tuple[float, float, float] | None) -> str:
+    def format_interval(triple: tuple[float, float, float] | None) -> str:
         return "–" if triple is None else in_words(dict(zip(("value", "low", "high"), triple, strict=True)))
 
-    return [{"success": name, **{run.name: told(ends[run.name].get(name)) for run in runs}} for name in names]
+    return [{"success": name, **{run.name: format_interval(ends[run.name].get(name)) for run in runs}} for name in names]
 
 
 def tasks_of(run: Played) -> Tasks | None:
@@ -53,33 +53,35 @@ def tasks_of(run: Played) -> Tasks | None:
     c = run.settings
     try:
         if run.recipe:
-            return Tasks(_world(c), c["seed"], c["evaluation.tasks"])
-        root, known = origin(Path(c["checkpoint"]))
-        return None if root is None else Tasks(_world(flatten(known)), known["seed"], c["heldout"])
+            return Tasks(_select_world(c), c["seed"], c["evaluation.tasks"])
+        root, origin_settings = origin(Path(c["checkpoint"]))
+        return None if root is None else Tasks(_select_world(flatten(origin_settings)), origin_settings["seed"], c["heldout"])
     except (LookupError, TypeError, OSError):
         return None
 
 
-def _world(settings: dict[str, Any]) -> dict[str, Any]:
+def _select_world(settings: dict[str, Any]) -> dict[str, Any]:
     """The settings of a world; one that did not exist yet when a run was played has its default."""
-    usual = parse_json(json.dumps(flatten({"world": dataclasses.asdict(Recipe().world)})))
-    return usual | {key: value for key, value in settings.items() if key.startswith("world.")}
+    defaults = parse_json(json.dumps(flatten({"world": dataclasses.asdict(Recipe().world)})))
+    return defaults | {key: value for key, value in settings.items() if key.startswith("world.")}
 
 
 def comparable(runs: Sequence[Played]) -> str:
     """Whether the success of runs may be compared, in words; empty for a single run, or where fewer than two have measured any."""
-    measured = [run for run in runs if run.successes]
-    if len(runs) < 2 or len(measured) < 2:
+    measured_runs = [run for run in runs if run.successes]
+    if len(runs) < 2 or len(measured_runs) < 2:
         return ""
-    known = {run.name: tasks_of(run) for run in measured}
-    if silent := [name for name, tasks in known.items() if tasks is None]:
-        return f"**Not comparable**: which held-out tasks {', '.join(silent)} played is not recorded."
-    tasks = [one for one in known.values() if one]
+    tasks_by_run = {run.name: tasks_of(run) for run in measured_runs}
+    if unknown_runs := [name for name, tasks in tasks_by_run.items() if tasks is None]:
+        return f"**Not comparable**: which held-out tasks {', '.join(unknown_runs)} played is not recorded."
+    tasks = [task_set for task_set in tasks_by_run.values() if task_set]
     first = tasks[0]
-    if others := sorted({key for one in tasks for key in first.world.keys() | one.world.keys() if first.world.get(key) != one.world.get(key)}):
-        return f"**Not comparable**: the tasks are of different worlds ({', '.join(others)})."
-    if len({one.seed for one in tasks}) > 1:
+    if differing_keys := sorted(
+        {key for task_set in tasks for key in first.world.keys() | task_set.world.keys() if first.world.get(key) != task_set.world.get(key)}
+    ):
+        return f"**Not comparable**: the tasks are of different worlds ({', '.join(differing_keys)})."
+    if len({task_set.seed for task_set in tasks}) > 1:
         return "The tasks are others of the same world, because the seeds differ. The intervals are over tasks and hold for both."
-    if len({one.number for one in tasks}) > 1:
-        return f"The first {min(one.number for one in tasks)} held-out tasks are the same; the rest only some of them played."
+    if len({task_set.number for task_set in tasks}) > 1:
+        return f"The first {min(task_set.number for task_set in tasks)} held-out tasks are the same; the rest only some of them played."
     return f"All of them played the same {first.number} held-out tasks."

@@ -22,7 +22,7 @@ from etude.figures import as_csv
 
 __all__ = ["Axis", "Look", "bars", "boxes", "brushed", "cells", "chart", "drawing", "lines", "picked", "points", "powers", "ranges", "rule", "words"]
 
-WIDE = """<style>@media (max-width: 640px) {
+WIDE_CHART_STYLE = """<style>@media (max-width: 640px) {
   [class*="st-key-wide-"] [data-testid="stFullScreenFrame"] {overflow-x: auto}
   [class*="st-key-wide-"] [data-testid="stVegaLiteChart"] {min-width: 48rem}
 }</style>"""
@@ -31,19 +31,19 @@ WIDE = """<style>@media (max-width: 640px) {
 
 def powers(values: Iterable[float]) -> bool:
     """Whether positive values reach over more than one power of ten; on a shorter logarithmic axis hardly a tick finds a place."""
-    known = [value for value in values if math.isfinite(value)]
-    return bool(known) and max(known) > 10 * min(known)
+    finite_values = [value for value in values if math.isfinite(value)]
+    return bool(finite_values) and max(finite_values) > 10 * min(finite_values)
 
 
 def chart(drawn: Drawing, name: str, rows: Sequence[dict], alt: str, wide: bool = False) -> None:
     """Shows the drawing. `rows`: the numbers, for the CSV file. `wide`: it keeps a readable width on a narrow screen, and scrolls."""
-    _shown(drawn, name, rows, alt, wide, "zoom")
+    _show(drawn, name, rows, alt, wide, "zoom")
 
 
 def brushed(drawn: Drawing, name: str, rows: Sequence[dict], alt: str, wide: bool = False) -> tuple[float, float] | None:
     """Shows the drawing. Returns the part of the horizontal axis that is brushed; None where nothing is."""
-    found = _shown(drawn, name, rows, alt, wide, "brush")
-    ends = found.get("x") if found else None
+    selection = _show(drawn, name, rows, alt, wide, "brush")
+    ends = selection.get("x") if selection else None
     return (min(ends), max(ends)) if ends else None
 
 
@@ -53,37 +53,37 @@ def picked(
     """Shows the drawing. Returns the row that was clicked, as its layer has it; None where none was. `then` is called with it before the page is
     drawn anew, when it may still set a control."""
 
-    def clicked() -> None:
-        row = _row(drawn, st.session_state[f"chart-{name}"].selection.get(vega.PICK))
+    def handle_click() -> None:
+        row = _find_row(drawn, st.session_state[f"chart-{name}"].selection.get(vega.PICK))
         if row is not None and then is not None:
             then(row)
 
-    return _row(drawn, _shown(drawn, name, rows, alt, wide, "pick", clicked if then else "rerun"))
+    return _find_row(drawn, _show(drawn, name, rows, alt, wide, "pick", handle_click if then else "rerun"))
 
 
-def _row(drawn: Drawing, found: Any) -> Mapping[str, Any] | None:
+def _find_row(picture: Drawing, selection: Any) -> Mapping[str, Any] | None:
     """The row that a click has found; the figures may have changed since."""
-    if not found:
+    if not selection:
         return None
-    part, row = int(found[0]["part"]), int(found[0]["row"])
-    known = drawn.layers[part].rows if part < len(drawn.layers) else ()
-    return known[row] if row < len(known) else None
+    part, row = int(selection[0]["part"]), int(selection[0]["row"])
+    layer_rows = picture.layers[part].rows if part < len(picture.layers) else ()
+    return layer_rows[row] if row < len(layer_rows) else None
 
 
-def _shown(drawn: Drawing, name: str, rows: Sequence[dict], alt: str, wide: bool, mode: vega.Mode, then: Any = "rerun") -> Any:
+def _show(picture: Drawing, name: str, rows: Sequence[dict], alt: str, wide: bool, mode: vega.Mode, callback: Any = "rerun") -> Any:
     """What is selected in the chart; None if nothing is."""
-    data, spec = pyarrow.table(vega.table(drawn)), vega.spec(drawn, mode)
+    data, spec = pyarrow.table(vega.table(picture)), vega.spec(picture, mode)
     if wide:
-        st.html(WIDE)
+        st.html(WIDE_CHART_STYLE)
     with st.container(key=f"wide-{name}" if wide else None):
         if mode == "zoom":
-            found = None
+            selection = None
             st.vega_lite_chart(data, spec, width="stretch", key=f"chart-{name}", alt=alt)
         else:
-            state: Any = st.vega_lite_chart(data, spec, width="stretch", key=f"chart-{name}", alt=alt, on_select=then, selection_mode=mode)
-            found = state.selection.get(mode)
+            state: Any = st.vega_lite_chart(data, spec, width="stretch", key=f"chart-{name}", alt=alt, on_select=callback, selection_mode=mode)
+            selection = state.selection.get(mode)
         st.caption(alt)
     with st.container(horizontal=True):
-        download("Picture (PNG)", lambda: printed.png(drawn, wide), f"{name}.png", "image/png")
+        download("Picture (PNG)", lambda: printed.png(picture, wide), f"{name}.png", "image/png")
         download("Data (CSV)", lambda: as_csv(rows), f"{name}.csv", "text/csv")
-    return found
+    return selection

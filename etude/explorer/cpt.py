@@ -15,66 +15,66 @@ from etude.explorer.spans import exact, metrics, tint
 from ref import cpt
 
 LENGTHS = (32, 64, 128, 256)
-COLOURED = ("blue", "orange", "green", "purple", "sky")
+DOCUMENT_COLOURS = ("blue", "orange", "green", "purple", "sky")
 """Documents of a row in turn."""
 PHASE_LOOKS = {"short context": Look("blue", "-"), "long context": Look("green", "--"), "demonstrations": Look("orange", ":")}
 LOSSES = {"loss after SFT": "sft_loss", "loss on the held-out codebase": "codebase_loss"}
 
 
-def said(unit: str, value: float) -> str:
+def format_value(unit: str, value: float) -> str:
     return f"{value:.1f}" if unit == UNITS[0] else f"{value:.3f}"
 
 
 def draw() -> None:
     folder = provenance.chosen()
     root = examples.FOLDER / "recipe" if folder == examples.FOLDER else folder.parent
-    run_section(root)
-    schedule_section()
-    row_section(root)
-    reward_section()
+    show_run(root)
+    show_schedule()
+    show_packed_row(root)
+    show_reward()
 
 
-def run_section(root: Path) -> None:
+def show_run(root: Path) -> None:
     """Loss and held-out perplexity along the chosen run."""
     st.subheader("What the run learnt")
     unit = st.radio("Unit of the held-out codebase", UNITS, key="unit", bind="query-params", horizontal=True)
-    lines_ = read(root)
-    learnt, seen = losses(lines_), looks(lines_)
-    if seen:
-        first, last = seen[0], seen[-1]
+    metric_lines = read(root)
+    loss_rows, codebase_rows = losses(metric_lines), looks(metric_lines)
+    if codebase_rows:
+        first, last = codebase_rows[0], codebase_rows[-1]
         metrics(
-            ("Held-out codebase, first look", said(unit, first[unit]), f"{unit}, after {first['tokens']:,} tokens."),
-            ("at the end of pretraining", said(unit, last[unit]), f"{unit}, after {last['tokens']:,} tokens."),
+            ("Held-out codebase, first look", format_value(unit, first[unit]), f"{unit}, after {first['tokens']:,} tokens."),
+            ("at the end of pretraining", format_value(unit, last[unit]), f"{unit}, after {last['tokens']:,} tokens."),
             ("Bytes in a token", f"{last['bits a token'] / last['bits a byte']:.2f}", "Of the held-out codebase, with this run's tokenizer."),
         )
     left, right = st.columns(2)
     with left:
         chart(
-            drawing("tokens read", Axis("nats a token", zero=False), lines(learnt, "tokens", "nats a token", "phase"), looks=PHASE_LOOKS),
+            drawing("tokens read", Axis("nats a token", zero=False), lines(loss_rows, "tokens", "nats a token", "phase"), looks=PHASE_LOOKS),
             "cpt-loss",
-            learnt,
+            loss_rows,
             "Training loss. Each phase has its own data, so a jump between phases is normal.",
         )
     with right:
         chart(
             drawing(
                 "tokens read",
-                Axis(unit, log=unit == UNITS[0] and powers(look[unit] for look in seen), zero=False),
-                lines(seen, "tokens", unit),
-                points(seen, "tokens", unit, tell=UNITS),
+                Axis(unit, log=unit == UNITS[0] and powers(look[unit] for look in codebase_rows), zero=False),
+                lines(codebase_rows, "tokens", unit),
+                points(codebase_rows, "tokens", unit, tell=UNITS),
             ),
             "cpt-codebase",
-            seen,
+            codebase_rows,
             "Looks at a codebase that was never trained on. Only bits a byte can be compared between tokenizers.",
         )
 
 
-def schedule_section() -> None:
+def show_schedule() -> None:
     st.subheader("The learning rate over the phases")
-    places, given = st.columns(len(PHASES)), {}
-    for place, (phase, steps) in zip(places, {"cpt": 254, "long": 75, "sft": 280}.items(), strict=True):
-        given[phase] = place.slider(f"Steps, {PHASES[phase]}", 10, 400, steps, key=f"steps-{phase}", bind="query-params")
-    rows = schedule(given)
+    columns, step_counts = st.columns(len(PHASES)), {}
+    for column, (phase, steps) in zip(columns, {"cpt": 254, "long": 75, "sft": 280}.items(), strict=True):
+        step_counts[phase] = column.slider(f"Steps, {PHASES[phase]}", 10, 400, steps, key=f"steps-{phase}", bind="query-params")
+    rows = schedule(step_counts)
     chart(
         drawing("optimiser step", "factor of the rate", lines(rows, "step", "factor", "phase"), looks=PHASE_LOOKS, height=220),
         "cpt-schedule",
@@ -83,79 +83,83 @@ def schedule_section() -> None:
     )
 
 
-def pieces(words: list[str], doc: list[int], right: list[bool], taken: list[bool]) -> str:
-    """A row as HTML, token by token. `right`: what the loss should score; `taken`: what it does."""
-    found = []
-    for at, (word, number) in enumerate(zip(words, doc, strict=True)):
-        shown = html.escape(word).replace("\n", "↵\n") if number >= 0 else "·"
-        before = html.escape(repr(words[at - 1])) if at else ""
-        if taken[at]:
-            title = f"{html.escape(repr(word))} is predicted from {before} and what is before it"
-            title += "" if right[at] else ", which belongs to another document" if number >= 0 else ", but it is padding"
+def render_row(words: list[str], doc: list[int], correct_mask: list[bool], scored_mask: list[bool]) -> str:
+    """A row as HTML, token by token. `correct_mask`: what the loss should score; `scored_mask`: what it does."""
+    token_spans = []
+    for index, (word, number) in enumerate(zip(words, doc, strict=True)):
+        token_html = html.escape(word).replace("\n", "↵\n") if number >= 0 else "·"
+        previous_word = html.escape(repr(words[index - 1])) if index else ""
+        if scored_mask[index]:
+            title = f"{html.escape(repr(word))} is predicted from {previous_word} and what is before it"
+            title += "" if correct_mask[index] else ", which belongs to another document" if number >= 0 else ", but it is padding"
         else:
             title = "padding: not scored" if number < 0 else "first of its document: not scored"
-        look = tint(COLOURED[number % len(COLOURED)], 0.22) if number >= 0 else f"color:{COLOURS['grey']}"
-        if taken[at] and not right[at]:
-            look += f";text-decoration:underline wavy {COLOURS['red']}"
-        elif not taken[at] and number >= 0:
-            look += f";outline:1px dashed {COLOURS['grey']}"
-        found.append(f'<span title="{title}" style="{look};margin-right:1px">{shown}</span>')
-    look = "font-family:'Source Code Pro',monospace;font-size:.8rem;line-height:1.8;white-space:pre-wrap;overflow-wrap:anywhere"
-    return f'<div class="row" style="{look}">{"".join(found)}</div>'
+        style = tint(DOCUMENT_COLOURS[number % len(DOCUMENT_COLOURS)], 0.22) if number >= 0 else f"color:{COLOURS['grey']}"
+        if scored_mask[index] and not correct_mask[index]:
+            style += f";text-decoration:underline wavy {COLOURS['red']}"
+        elif not scored_mask[index] and number >= 0:
+            style += f";outline:1px dashed {COLOURS['grey']}"
+        token_spans.append(f'<span title="{title}" style="{style};margin-right:1px">{token_html}</span>')
+    style = "font-family:'Source Code Pro',monospace;font-size:.8rem;line-height:1.8;white-space:pre-wrap;overflow-wrap:anywhere"
+    return f'<div class="row" style="{style}">{"".join(token_spans)}</div>'
 
 
-def row_section(root: Path) -> None:
+def show_packed_row(root: Path) -> None:
     st.subheader("A packed row")
-    one, two, three, four = st.columns([3, 2, 2, 3], vertical_alignment="bottom")
-    length = one.select_slider("Row, tokens of context", LENGTHS, 128, key="context", bind="query-params")
-    number = two.slider("Row", 1, 20, 2, key="packed-row", bind="query-params", help="The last one, if there are fewer.")
-    seed = three.slider("Seed of the modules", 0, 20, 0, key="modules", bind="query-params")
-    trap = four.toggle("Trap: no document numbers", key="undivided", bind="query-params")
-    own = root / "data" / "tokenizer.json"
-    key = stamp(own if own.is_file() else examples.FOLDER / "agent" / "tokenizer.json")
+    col1, col2, col3, col4 = st.columns([3, 2, 2, 3], vertical_alignment="bottom")
+    length = col1.select_slider("Row, tokens of context", LENGTHS, 128, key="context", bind="query-params")
+    number = col2.slider("Row", 1, 20, 2, key="packed-row", bind="query-params", help="The last one, if there are fewer.")
+    seed = col3.slider("Seed of the modules", 0, 20, 0, key="modules", bind="query-params")
+    trap = col4.toggle("Trap: no document numbers", key="undivided", bind="query-params")
+    run_tokenizer = root / "data" / "tokenizer.json"
+    key = stamp(run_tokenizer if run_tokenizer.is_file() else examples.FOLDER / "agent" / "tokenizer.json")
     all_ids, all_doc = packed(key, length, seed)
-    at = min(number, len(all_ids)) - 1
-    ids, doc = (torch.from_numpy(part[at : at + 1]).long() for part in (all_ids, all_doc))
-    right, taken = scored(ids, doc), scored(ids, None if trap else doc)
+    index = min(number, len(all_ids)) - 1
+    ids, doc = (torch.from_numpy(part[index : index + 1]).long() for part in (all_ids, all_doc))
+    correct_mask, scored_mask = scored(ids, doc), scored(ids, None if trap else doc)
     metrics(
         ("Documents", int(doc.max()) + 1, "In this row; none is cut unless it is longer than a row."),
-        ("Tokens scored", f"{int(taken.sum())} of {length}", "The first of a document is nobody's to predict."),
-        ("Scored from strangers, or padding", exact(int((taken & ~right).sum()), "{}"), "Predicted from another document's end, or empty."),
+        ("Tokens scored", f"{int(scored_mask.sum())} of {length}", "The first of a document is nobody's to predict."),
+        (
+            "Scored from strangers, or padding",
+            exact(int((scored_mask & ~correct_mask).sum()), "{}"),
+            "Predicted from another document's end, or empty.",
+        ),
         ("Padding in all rows", f"{(all_doc < 0).mean():.1%}", f"Of {len(all_ids)} rows."),
     )
-    coded = coder(*key)
-    words = [coded.decode([token], skip_special_tokens=False) for token in ids[0].tolist()]
-    st.html(pieces(words, doc[0].tolist(), right[0].tolist(), taken[0].tolist()))
+    tokenizer = coder(*key)
+    words = [tokenizer.decode([token], skip_special_tokens=False) for token in ids[0].tolist()]
+    st.html(render_row(words, doc[0].tolist(), correct_mask[0].tolist(), scored_mask[0].tolist()))
     st.caption(
         "A colour is a document, · is padding; point at a token: from what is it predicted? Framed ones are not scored. The network needs the "
         "numbers, too, so that attention stays inside a document: see the page of sequence packing."
     )
 
 
-def reward_section() -> None:
+def show_reward() -> None:
     """The figure: what a lower loss is worth to RL."""
     st.subheader("What the loss is worth to RL")
     st.caption(f"Shown: {provenance.recorded(provenance.newest(RECORD))}")
-    one, two = st.columns(2)
-    loss = one.radio("Loss", LOSSES, key="of-loss", bind="query-params", horizontal=True)
-    after = two.radio("Against", AFTER, key="after", bind="query-params", horizontal=True)
+    col1, col2 = st.columns(2)
+    loss = col1.radio("Loss", LOSSES, key="of-loss", bind="query-params", horizontal=True)
+    after = col2.radio("Against", AFTER, key="after", bind="query-params", horizontal=True)
     rows, claims = trainings()
     column, name = AFTER[after]
-    shown = [
+    training_rows = [
         {loss: row[LOSSES[loss]], after: row[column], "pretraining": f"{row['budget']:,} tokens", "tokens": row["tokens"], "seed": row["seed"]}
         for row in rows
     ]
     chart(
-        drawing(Axis(f"{loss}, nats a token"), Axis(after, zero=False), points(shown, loss, after, "pretraining", tell=("tokens", "seed"))),
+        drawing(Axis(f"{loss}, nats a token"), Axis(after, zero=False), points(training_rows, loss, after, "pretraining", tell=("tokens", "seed"))),
         "cpt-reward",
-        shown,
+        training_rows,
         f"{len(rows)} trainings, each with the same SFT and the same steps of RL after its own pretraining.",
     )
     claim = claims.get(name or "")
     if claim and loss == next(iter(LOSSES)):
         low, high = claim["interval"]
         st.markdown(f"The claim: {claim['claim']}. {claim['measured']:.2f} {claim['unit']} [{low:.2f}, {high:.2f}], **{claim['verdict']}**.")
-    folded(shown, "cpt-trainings", "The trainings as a table")
+    folded(training_rows, "cpt-trainings", "The trainings as a table")
 
 
 PAGE = Page(

@@ -24,18 +24,20 @@ MARKS = ("o", "s", "^", "D", "v")
 @lru_cache(64)
 def points(run: Played) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """x and y of every curve, by "panel/key"."""
-    metrics = run.metrics | {"rl": [_alike(line) for line in run.metrics.get("rl", [])]}
-    found = {}
+    metrics = run.metrics | {"rl": [_rename_metrics(line) for line in run.metrics.get("rl", [])]}
+    curve_points = {}
     for panel in (panel for group in PANELS.values() for panel in group):
         for key in panel.series:
-            own = {stage: [line for line in metrics.get(stage, []) if key in line] for stage in panel.stages}
+            stage_lines = {stage: [line for line in metrics.get(stage, []) if key in line] for stage in panel.stages}
             # Few lines have a perplexity, but all lines count tokens.
-            lines, _ = joined_lines({stage: metrics.get(stage, []) if panel.x == "tokens" else own[stage] for stage in own}, *panel.stages)
-            found[f"{panel.name}/{key}"] = points_of(lines, key, panel.x)
-    return found
+            lines, _ = joined_lines(
+                {stage: metrics.get(stage, []) if panel.x == "tokens" else stage_lines[stage] for stage in stage_lines}, *panel.stages
+            )
+            curve_points[f"{panel.name}/{key}"] = points_of(lines, key, panel.x)
+    return curve_points
 
 
-def _alike(line: dict) -> dict:
+def _rename_metrics(line: dict) -> dict:
     """A step of RL under the names of the small recipe: training on ranks logs tokens of rollouts as "written", the tokens of the run as "tokens",
     and k1 as "drift"."""
     tokens = {"tokens": line["written"]} if "written" in line else {}
@@ -44,8 +46,8 @@ def _alike(line: dict) -> dict:
 
 def has(run: Played, group: str) -> bool:
     """Whether a run has anything to draw for one of `PANELS`."""
-    known = points(run)
-    return any(len(known[f"{panel.name}/{key}"][0]) for panel in PANELS[group] for key in panel.series)
+    curve_points = points(run)
+    return any(len(curve_points[f"{panel.name}/{key}"][0]) for panel in PANELS[group] for key in panel.series)
 
 
 def rows(panel: Panel, runs: Sequence[Played], smooth: int) -> list[dict]:
@@ -53,20 +55,20 @@ def rows(panel: Panel, runs: Sequence[Played], smooth: int) -> list[dict]:
     if not panel.series:
         parts = ("value", "low", "high")
         return [
-            {"run": run.name, "measure": name, "when": when, **dict(zip(parts, triple, strict=True))}
+            {"run": run.name, "measure": name, "when": phase, **dict(zip(parts, triple, strict=True))}
             for run in runs
             for name, *pair in run.successes
-            for when, triple in zip(("before RL", "after RL"), pair, strict=True)
+            for phase, triple in zip(("before RL", "after RL"), pair, strict=True)
         ]
-    found = []
+    point_rows = []
     for run in runs:
         for key in panel.series:
             xs, ys = points(run)[f"{panel.name}/{key}"]
-            found += [
+            point_rows += [
                 {"run": run.name, "curve": key, panel.x: x, "value": y, "smoothed": s}
-                for x, y, s in zip(xs.tolist(), ys.tolist(), _smooth(panel, ys, smooth).tolist(), strict=True)
+                for x, y, s in zip(xs.tolist(), ys.tolist(), _smooth_values(panel, ys, smooth).tolist(), strict=True)
             ]
-    return found
+    return point_rows
 
 
 def metrics_of(runs: Sequence[Played]) -> list[str]:
@@ -75,7 +77,7 @@ def metrics_of(runs: Sequence[Played]) -> list[str]:
     for run in runs:
         for lines in run.metrics.values():
             count.update({key for line in lines for key, value in line.items() if key != "step" and isinstance(value, int | float)})
-    return [name for name, _ in sorted(count.items(), key=lambda one: (-one[1], one[0]))]
+    return [name for name, _ in sorted(count.items(), key=lambda entry: (-entry[1], entry[0]))]
 
 
 def parts_of(runs: Sequence[Played], metric: str) -> list[str]:
@@ -85,20 +87,21 @@ def parts_of(runs: Sequence[Played], metric: str) -> list[str]:
 
 def metric_rows(metric: str, parts: Sequence[str], runs: Sequence[Played], smooth: int) -> list[dict]:
     """A metric as it was logged, one point per row."""
-    found = []
+    point_rows = []
     for run in runs:
         for part in parts:
             xs, ys = points_of(run.metrics.get(part, []), metric)
-            for x, y, s in zip(xs.tolist(), ys.tolist(), smoothed(ys, _window(ys, smooth)).tolist(), strict=True):
-                found.append({"run": run.name, "part": part, "step": x, "value": y, "smoothed": s})
-    return found
+            for x, y, s in zip(xs.tolist(), ys.tolist(), smoothed(ys, _limit_window(ys, smooth)).tolist(), strict=True):
+                point_rows.append({"run": run.name, "part": part, "step": x, "value": y, "smoothed": s})
+    return point_rows
 
 
-def _smooth(panel: Panel, ys: np.ndarray, width: int) -> np.ndarray:
-    return ys if panel.log else smoothed(ys, _window(ys, width))  # few points, each measured on thousands of tokens
+def _smooth_values(panel: Panel, ys: np.ndarray, width: int) -> np.ndarray:
+    # few points, each measured on thousands of tokens
+    return ys if panel.log else smoothed(ys, _limit_window(ys, width))
 
 
-def _window(ys: np.ndarray, width: int) -> int:
+def _limit_window(ys: np.ndarray, width: int) -> int:
     """A run that has just begun has few points, and their mean is no curve."""
     return min(width, max(1, len(ys) // 2))
 
@@ -106,62 +109,68 @@ def _window(ys: np.ndarray, width: int) -> int:
 def label(run: Played, several: bool = True) -> str:
     """A run's name where several are shown: with its seed and commit."""
     commit = str(run.machine.get("commit") or "")
-    more = [f"seed {run.settings['seed']}"] if "seed" in run.settings else []
-    more += [commit[:7] + "+changes" * commit.endswith("+changes")] if commit else []
-    return f"{run.name} ({', '.join(more)})" if several and more else run.name
+    details = [f"seed {run.settings['seed']}"] if "seed" in run.settings else []
+    details += [commit[:7] + "+changes" * commit.endswith("+changes")] if commit else []
+    return f"{run.name} ({', '.join(details)})" if several and details else run.name
 
 
 @lru_cache(128)
 def drawn(panel: Panel, smooth: int, runs: tuple[Played, ...]) -> Drawing:
     """The drawing of a panel: colours tell runs apart and dashes their curves, or colours the curves of a single run."""
     if not panel.series:
-        return _successes(panel, runs)
-    several, looks, shown = len(runs) > 1, {}, []
+        return _draw_successes(panel, runs)
+    is_comparison, looks, point_rows = len(runs) > 1, {}, []
     for number, run in enumerate(runs):
         for place, (key, words) in enumerate(panel.series.items()):
-            series = ", ".join([label(run), words] if several and len(panel.series) > 1 else [label(run) if several else words])
-            looks[series] = Look(_COLOURS[(number if several else place) % len(_COLOURS)], DASHES[place % len(DASHES)], MARKS[number % len(MARKS)])
+            series = ", ".join([label(run), words] if is_comparison and len(panel.series) > 1 else [label(run) if is_comparison else words])
+            looks[series] = Look(
+                _COLOURS[(number if is_comparison else place) % len(_COLOURS)], DASHES[place % len(DASHES)], MARKS[number % len(MARKS)]
+            )
             xs, ys = points(run)[f"{panel.name}/{key}"]
-            shown += _numbered(series, panel.x, xs, ys, _smooth(panel, ys, smooth))
-    axis = Axis(panel.unit, log=panel.log and charts.powers(row["value"] for row in shown if row["value"] is not None), zero=False)
-    return _lines(panel.x, axis, shown, looks, raw=not several and not panel.log and smooth > 1, marks=panel.log)
+            point_rows += _make_curve_rows(series, panel.x, xs, ys, _smooth_values(panel, ys, smooth))
+    axis = Axis(panel.unit, log=panel.log and charts.powers(row["value"] for row in point_rows if row["value"] is not None), zero=False)
+    return _draw_lines(panel.x, axis, point_rows, looks, raw=not is_comparison and not panel.log and smooth > 1, marks=panel.log)
 
 
 @lru_cache(64)
 def metric_drawn(metric: str, parts: tuple[str, ...], smooth: int, runs: tuple[Played, ...]) -> Drawing:
     """The drawing of one metric in some stages or arms."""
-    shown = []
+    point_rows = []
     for run in runs:
         for part in parts:
             xs, ys = points_of(run.metrics.get(part, []), metric)
-            shown += _numbered(f"{label(run)}, {part}" if len(runs) > 1 else part, "step", xs, ys, smoothed(ys, _window(ys, smooth)))
-    return _lines("step", Axis(metric, zero=False), shown, {}, raw=False, marks=False)
+            point_rows += _make_curve_rows(
+                f"{label(run)}, {part}" if len(runs) > 1 else part, "step", xs, ys, smoothed(ys, _limit_window(ys, smooth))
+            )
+    return _draw_lines("step", Axis(metric, zero=False), point_rows, {}, raw=False, marks=False)
 
 
-def _numbered(series: str, x: str, xs: np.ndarray, ys: np.ndarray, smooth: np.ndarray) -> list[dict]:
+def _make_curve_rows(series: str, x: str, xs: np.ndarray, ys: np.ndarray, smooth: np.ndarray) -> list[dict]:
     """Points of a curve; what is no number interrupts its line."""
     return [
-        {"curve": series, x: at, "value": y if math.isfinite(y) else None, "smoothed": s if math.isfinite(s) else None}
-        for at, y, s in zip(xs.tolist(), ys.tolist(), smooth.tolist(), strict=True)
+        {"curve": series, x: x_value, "value": y if math.isfinite(y) else None, "smoothed": s if math.isfinite(s) else None}
+        for x_value, y, s in zip(xs.tolist(), ys.tolist(), smooth.tolist(), strict=True)
     ]
 
 
-def _lines(x: str, y: Axis, shown: list[dict], looks: dict[str, Look], raw: bool, marks: bool) -> Drawing:
+def _draw_lines(x: str, y: Axis, point_rows: list[dict], looks: dict[str, Look], raw: bool, marks: bool) -> Drawing:
     """`raw`: unsmoothed values stand behind as thin lines. A curve of one or two points has marks."""
-    few = {series for series, n in Counter(row["curve"] for row in shown).items() if marks or n < 3}
-    behind = [charts.lines(shown, x, "value", "curve", thin=True)] if raw else []
-    marked = charts.points([row for row in shown if row["curve"] in few], x, "smoothed", "curve", tell=("value",))
-    return charts.drawing(Axis(x, zero=True), y, *behind, charts.lines(shown, x, "smoothed", "curve", tell=("value",)), marked, looks=looks)
+    short_curves = {series for series, n in Counter(row["curve"] for row in point_rows).items() if marks or n < 3}
+    raw_layers = [charts.lines(point_rows, x, "value", "curve", thin=True)] if raw else []
+    mark_layer = charts.points([row for row in point_rows if row["curve"] in short_curves], x, "smoothed", "curve", tell=("value",))
+    return charts.drawing(
+        Axis(x, zero=True), y, *raw_layers, charts.lines(point_rows, x, "smoothed", "curve", tell=("value",)), mark_layer, looks=looks
+    )
 
 
-def _successes(panel: Panel, runs: Sequence[Played]) -> Drawing:
+def _draw_successes(panel: Panel, runs: Sequence[Played]) -> Drawing:
     """From before RL to after it: a line for each measure, and the intervals at its ends."""
-    several = len(runs) > 1
-    shown = [{**row, "curve": label(run) if several else row["measure"]} for run in runs for row in rows(panel, [run], 1)]
+    is_comparison = len(runs) > 1
+    success_rows = [{**row, "curve": label(run) if is_comparison else row["measure"]} for run in runs for row in rows(panel, [run], 1)]
     return charts.drawing(
         Axis("", names=True),
         Axis(panel.unit, least=0.0, most=1.0),
-        charts.ranges(shown, "when", "low", "high", "curve", tell=("measure",)),
-        charts.lines(shown, "when", "value", "curve", split="measure", tell=("measure",)),
-        charts.points(shown, "when", "value", "curve", tell=("measure", "low", "high")),
+        charts.ranges(success_rows, "when", "low", "high", "curve", tell=("measure",)),
+        charts.lines(success_rows, "when", "value", "curve", split="measure", tell=("measure",)),
+        charts.points(success_rows, "when", "value", "curve", tell=("measure", "low", "high")),
     )

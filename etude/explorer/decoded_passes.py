@@ -15,15 +15,15 @@ def step_rows(steps: list[dict]) -> list[dict]:
     rows = []
     for step in steps:
         if step["kind"] != "given":
-            drafted = step["drafted"]
+            drafts = step["drafted"]
             rows.append(
                 {
                     "pass": len(rows) + 1,
                     "kind": step["kind"],
-                    "drafted": len(drafted),
+                    "drafted": len(drafts),
                     "accepted": step["accepted"],
-                    "rejected": len(drafted) - step["accepted"],
-                    "drafts": "".join(drafted),
+                    "rejected": len(drafts) - step["accepted"],
+                    "drafts": "".join(drafts),
                     "added": "".join(step["added"]),
                 }
             )
@@ -37,34 +37,41 @@ def decode(found: dict, again: str) -> None:
     if len(rows) < 2:
         raise RunError("example drafting.json shows no decode of several passes; write it again with: " + again)
     passes = range(1, len(rows) + 1)
-    play("Pass", "pass", passes, len(rows), lambda at: upto(steps, rows, at), help="Each is one pass of the trunk over all drafts at once.")
+    play(
+        "Pass",
+        "pass",
+        passes,
+        len(rows),
+        lambda count: show_passes(steps, rows, count),
+        help="Each is one pass of the trunk over all drafts at once.",
+    )
 
 
-def upto(steps: list[dict], rows: list[dict], at: int) -> None:
-    """The first `at` passes. `rows`: those of `step_rows`."""
+def show_passes(steps: list[dict], rows: list[dict], count: int) -> None:
+    """The first `count` passes. `rows`: those of `step_rows`."""
     parts, number = [], 0
     for step in steps:
         if step["kind"] == "given":
             parts.append(spans.spans(step["tokens"], "given", "given"))
             continue
         number += 1
-        taken, told = step["accepted"], f"pass {number}, {step['kind']}"
+        accepted_in_pass, hover_text = step["accepted"], f"pass {number}, {step['kind']}"
         parts += [
-            spans.spans(step["drafted"][:taken], "accepted", told),
-            spans.spans(step["drafted"][taken:], "rejected", told),
-            spans.spans(step["added"], "added", told),
+            spans.spans(step["drafted"][:accepted_in_pass], "accepted", hover_text),
+            spans.spans(step["drafted"][accepted_in_pass:], "rejected", hover_text),
+            spans.spans(step["added"], "added", hover_text),
         ]
-        if number == at:
+        if number == count:
             break
     spans.write(parts, ("given", "accepted", "rejected", "added"))
-    some = rows[:at]
-    drafted, accepted, rejected = (sum(row[key] for row in some) for key in ("drafted", "accepted", "rejected"))
-    written = accepted + sum(len(step["added"]) for step in [s for s in steps if s["kind"] != "given"][:at])
+    visible_rows = rows[:count]
+    drafted_count, accepted_count, rejected_count = (sum(row[key] for row in visible_rows) for key in ("drafted", "accepted", "rejected"))
+    token_count = accepted_count + sum(len(step["added"]) for step in [s for s in steps if s["kind"] != "given"][:count])
     spans.metrics(
-        ("Drafted", drafted, None),
-        ("Accepted", accepted, None),
-        ("Rejected", rejected, None),
-        ("Tokens per pass", f"{written / at:.2f}", f"{written} tokens in {at} passes."),
+        ("Drafted", drafted_count, None),
+        ("Accepted", accepted_count, None),
+        ("Rejected", rejected_count, None),
+        ("Tokens per pass", f"{token_count / count:.2f}", f"{token_count} tokens in {count} passes."),
     )
     st.caption("Choose a row to go back to its pass.")
-    steering(some, "mtp-passes", "pass", [row["pass"] for row in some])
+    steering(visible_rows, "mtp-passes", "pass", [row["pass"] for row in visible_rows])

@@ -110,11 +110,11 @@ class Drawing:
 def drawing(x: Axis | str, y: Axis | str, *layers: Layer, looks: Mapping[str, Look] | None = None, height: int = 320) -> Drawing:
     """A pair of axes with these layers, from back to front. A series without a look gets the next one that no other has."""
     series = dict.fromkeys(str(row[layer.by]) for layer in layers if layer.by for row in layer.rows)
-    known = {name: look for name, look in (looks or {}).items() if name in series}
-    for place, name in enumerate(name for name in series if name not in known):
-        known[name] = Look(ORDER[place % len(ORDER)], DASHES[place % len(DASHES)], MARKS[place % len(MARKS)])
-    across, up = (one if isinstance(one, Axis) else Axis(one) for one in (x, y))
-    return Drawing(across, up, tuple(layer for layer in layers if layer.rows), known, height)
+    series_looks = {name: look for name, look in (looks or {}).items() if name in series}
+    for place, name in enumerate(name for name in series if name not in series_looks):
+        series_looks[name] = Look(ORDER[place % len(ORDER)], DASHES[place % len(DASHES)], MARKS[place % len(MARKS)])
+    x_axis, y_axis = (axis if isinstance(axis, Axis) else Axis(axis) for axis in (x, y))
+    return Drawing(x_axis, y_axis, tuple(layer for layer in layers if layer.rows), series_looks, height)
 
 
 def lines(
@@ -129,7 +129,7 @@ def lines(
     look: Look | None = None,
 ) -> Layer:
     """A line through the rows of each series, in their order; a row whose `y` is missing interrupts it."""
-    return Layer("line", rows, x, y, by=by, tell=_told(by, x, y, *tell), thin=thin, split=split, look=look or Look())
+    return Layer("line", rows, x, y, by=by, tell=_unique_columns(by, x, y, *tell), thin=thin, split=split, look=look or Look())
 
 
 def points(
@@ -144,7 +144,7 @@ def points(
     size: float = 55,
 ) -> Layer:
     """A mark for each row."""
-    return Layer("point", rows, x, y, by=by, tell=_told(by, x, y, *tell), hollow=hollow, look=look or Look(), size=size)
+    return Layer("point", rows, x, y, by=by, tell=_unique_columns(by, x, y, *tell), hollow=hollow, look=look or Look(), size=size)
 
 
 def bars(
@@ -159,19 +159,19 @@ def bars(
     look: Look | None = None,
 ) -> Layer:
     """A bar for each row: side by side or `stacked` where there are series. `to`: the column with its right edge, for a histogram."""
-    return Layer("bar", rows, x, y, x2=to, by=by, tell=_told(by, x, to, y, *tell), stacked=stacked, look=look or Look())
+    return Layer("bar", rows, x, y, x2=to, by=by, tell=_unique_columns(by, x, to, y, *tell), stacked=stacked, look=look or Look())
 
 
 def ranges(
     rows: Sequence[Mapping], x: str, low: str, high: str, by: str | None = None, *, tell: Sequence[str] = (), look: Look | None = None
 ) -> Layer:
     """An upright line from `low` to `high` for each row: an interval of confidence."""
-    return Layer("range", rows, x, low, y2=high, by=by, tell=_told(by, x, low, high, *tell), look=look or Look("grey"))
+    return Layer("range", rows, x, low, y2=high, by=by, tell=_unique_columns(by, x, low, high, *tell), look=look or Look("grey"))
 
 
 def cells(rows: Sequence[Mapping], x: str, y: str, by: str, *, tell: Sequence[str] = ()) -> Layer:
     """A coloured field for each row; both axes should have names."""
-    return Layer("cell", rows, x, y, by=by, tell=_told(x, y, by, *tell))
+    return Layer("cell", rows, x, y, by=by, tell=_unique_columns(x, y, by, *tell))
 
 
 def boxes(
@@ -188,7 +188,7 @@ def boxes(
 ) -> Layer:
     """A rectangle for each row, from `x` to `to` and from `low` to `high`. Hovering says the series and the columns `tell`, no others. Where there
     are boxes, all marks tell of themselves, and none of what is near."""
-    return Layer("box", rows, x, low, x2=to, y2=high, by=by, tell=_told(by, *tell), shade=shade, look=look or Look())
+    return Layer("box", rows, x, low, x2=to, y2=high, by=by, tell=_unique_columns(by, *tell), shade=shade, look=look or Look())
 
 
 def words(
@@ -196,14 +196,14 @@ def words(
 ) -> Layer:
     """What the column `says` holds, written at the place of each row. Hovering says it, too, and the columns `tell`. `code`: the words are source
     text, which begins at the place. `angle`: degrees clockwise, from 0 to 360."""
-    return Layer("text", rows, x, y, tell=_told(says, *tell), code=code, angle=angle, look=look or Look("grey"))
+    return Layer("text", rows, x, y, tell=_unique_columns(says, *tell), code=code, angle=angle, look=look or Look("grey"))
 
 
 def rule(says: str = "", *, x: float | str | None = None, y: float | None = None, look: Look | None = None, low: bool = False) -> Layer:
     """A straight line at this x or y, with words beside it; at its lower end where it says `low`."""
-    upright, flat = None if x is None else "x", None if y is None else "y"
-    return Layer("rule", [{"x": x, "y": y}], upright, flat, look=look or Look("grey"), says=says, low=low)
+    x_column, y_column = None if x is None else "x", None if y is None else "y"
+    return Layer("rule", [{"x": x, "y": y}], x_column, y_column, look=look or Look("grey"), says=says, low=low)
 
 
-def _told(*columns: str | None) -> tuple[str, ...]:
+def _unique_columns(*columns: str | None) -> tuple[str, ...]:
     return tuple(dict.fromkeys(column for column in columns if column is not None))

@@ -26,69 +26,72 @@ EXAMPLE = "committed example"
 FOLDER = Path(__file__).resolve().parents[2] / "results" / "episodes"
 
 
-def transcripts() -> dict[str, Path]:
+def list_transcripts() -> dict[str, Path]:
     """Transcripts by name: the user's, newest first, then the committed ones."""
-    places = sorted((provenance.RUNS / "episodes").glob("*.jsonl"), key=lambda path: (-path.stat().st_mtime, path.name))
-    return {path.stem: path for path in places} | {f"{EXAMPLE}: {path.stem}": path for path in sorted(FOLDER.glob("*.jsonl"), reverse=True)}
+    paths = sorted((provenance.RUNS / "episodes").glob("*.jsonl"), key=lambda path: (-path.stat().st_mtime, path.name))
+    return {path.stem: path for path in paths} | {f"{EXAMPLE}: {path.stem}": path for path in sorted(FOLDER.glob("*.jsonl"), reverse=True)}
 
 
 @lru_cache(8)
-def read(key: tuple) -> tuple[dict, ...]:
+def read_transcript(key: tuple) -> tuple[dict, ...]:
     return tuple(record.read(key[0]))
 
 
 def steps(lines: tuple[dict, ...]) -> list[dict]:
     """The turns and summaries of an episode: each with its reply, the answers to its calls in order, what the harness said, and the diff."""
-    found, now = [], None
+    turns, turn = [], None
     for line in lines:
         kind = line["kind"]
         if kind in ("reply", "summary"):
-            now = {"kind": kind, "said": line, "answers": [], "nudges": [], "diff": ""}
-            found.append(now)
-        elif now is not None and kind == "answer":
-            now["answers"].append(line)
-        elif now is not None and kind == "nudge":
-            now["nudges"].append(line["text"])
-        elif now is not None and kind == "turn":
-            now["diff"] = str(line.get("diff") or "")
-    return found
+            turn = {"kind": kind, "said": line, "answers": [], "nudges": [], "diff": ""}
+            turns.append(turn)
+        elif turn is not None and kind == "answer":
+            turn["answers"].append(line)
+        elif turn is not None and kind == "nudge":
+            turn["nudges"].append(line["text"])
+        elif turn is not None and kind == "turn":
+            turn["diff"] = str(line.get("diff") or "")
+    return turns
 
 
-def rows(turns: list[dict]) -> list[dict]:
+def make_turn_rows(turns: list[dict]) -> list[dict]:
     """The turns in figures."""
     return [
         {
             "turn": number,
-            "calls": ", ".join(visible(call["name"]) for call in one["said"].get("calls", ())) or one["kind"],
-            "broken": sum(bool(answer.get("broken")) for answer in one["answers"]),
-            "failed": sum(not answer["ok"] and not answer.get("broken") for answer in one["answers"]),
-            "lines changed": sum(line[:1] in "+-" and line[:3] not in ("+++", "---") for line in one["diff"].splitlines() if line),
-            "tokens": one["said"].get("tokens"),
-            "seconds": float(one["said"]["seconds"]) + sum(answer["seconds"] for answer in one["answers"]),
+            "calls": ", ".join(visible(call["name"]) for call in turn["said"].get("calls", ())) or turn["kind"],
+            "broken": sum(bool(answer.get("broken")) for answer in turn["answers"]),
+            "failed": sum(not answer["ok"] and not answer.get("broken") for answer in turn["answers"]),
+            "lines changed": sum(line[:1] in "+-" and line[:3] not in ("+++", "---") for line in turn["diff"].splitlines() if line),
+            "tokens": turn["said"].get("tokens"),
+            "seconds": float(turn["said"]["seconds"]) + sum(answer["seconds"] for answer in turn["answers"]),
         }
-        for number, one in enumerate(turns, 1)
+        for number, turn in enumerate(turns, 1)
     ]
 
 
-def arguments(written: str) -> dict:
+def parse_arguments(text: str) -> dict:
     """What a call was given; what is no JSON object as one argument."""
     try:
-        found = parse_json(written)
+        value = parse_json(text)
     except (ValueError, RecursionError):
-        found = None
-    return found if isinstance(found, dict) else {"written": written}
+        value = None
+    return value if isinstance(value, dict) else {"written": text}
 
 
-def outcomes(counts: list[tuple[int, int, int]]) -> Drawing:
+def draw_outcomes(counts: list[tuple[int, int, int]]) -> Drawing:
     """Calls of each turn: those that did what they were asked, failed ones, broken ones."""
-    some = [
-        {"outcome": name, "turn": turn, "calls": one[part]} for part, name in enumerate(OUTCOMES) for turn, one in enumerate(counts, 1) if one[part]
+    outcome_rows = [
+        {"outcome": name, "turn": turn, "calls": turn_counts[part]}
+        for part, name in enumerate(OUTCOMES)
+        for turn, turn_counts in enumerate(counts, 1)
+        if turn_counts[part]
     ]
-    marks = bars(some, "turn", "calls", "outcome", stacked=True)
+    marks = bars(outcome_rows, "turn", "calls", "outcome", stacked=True)
     return drawing(Axis("turn", names=True), Axis("calls", whole=True), marks, looks=OUTCOMES, height=240)
 
 
-def gone(row: Mapping) -> None:
+def select_turn(row: Mapping) -> None:
     """To the turn of a bar."""
     st.session_state["turn"] = row["turn"]
 
@@ -98,7 +101,7 @@ def height(text: str) -> int | Literal["content"]:
     return 360 if text.count("\n") > 16 or len(text) > 2000 else "content"
 
 
-def drawn(turn: dict) -> None:
+def show_turn(turn: dict) -> None:
     """One turn: what was said, each call with its answer, and what changed."""
     if turn["said"]["text"].strip():
         st.text(visible(turn["said"]["text"]))
@@ -110,7 +113,7 @@ def drawn(turn: dict) -> None:
             break
         state = "no answer" if answer is None else "broken call" if answer.get("broken") else "ok" if answer["ok"] else "failed"
         st.markdown(f"**{provenance.plain(visible(call['name']))}** · {state}" + (f" · {answer['seconds']:.2f} s" if answer else ""))
-        for name, value in arguments(call["arguments"]).items():
+        for name, value in parse_arguments(call["arguments"]).items():
             text = value if isinstance(value, str) else json.dumps(value)
             st.code(visible(f"{name}: {text}" if "\n" not in text else f"{name}:\n{text}"), language=None, wrap_lines=True, height=height(text))
         if answer and answer["text"]:
@@ -120,11 +123,11 @@ def drawn(turn: dict) -> None:
 
 
 def draw() -> None:
-    known = transcripts()
+    paths = list_transcripts()
     left, right = st.columns([1, 2], vertical_alignment="bottom")
     with left:
-        path = known[provenance.choice(list(known), "episode")]
-    lines = read(stamp(path))
+        path = paths[provenance.choice(list(paths), "episode")]
+    lines = read_transcript(stamp(path))
     turns, begin, last = steps(lines), lines[0], lines[-1]
     with right:
         end = next((line["why"] for line in reversed(lines) if line["kind"] in ("end", "stop")), "not over yet")
@@ -155,19 +158,19 @@ def draw() -> None:
             st.error(provenance.plain(visible(str(flag))))
     with st.expander("What was asked"):
         st.text(visible(begin["prompt"]))
-    play("Turn", "turn", range(1, len(turns) + 1), 1, lambda number: drawn(turns[number - 1]))
+    play("Turn", "turn", range(1, len(turns) + 1), 1, lambda number: show_turn(turns[number - 1]))
     st.subheader("All turns")
-    found = rows(turns)
-    calls = [len(one["answers"]) - row["failed"] - row["broken"] for one, row in zip(turns, found, strict=True)]
+    turn_rows = make_turn_rows(turns)
+    calls = [len(turn["answers"]) - row["failed"] - row["broken"] for turn, row in zip(turns, turn_rows, strict=True)]
     st.caption("Click a bar or choose a row to read its turn, above.")
     picked(
-        outcomes([(ok, row["failed"], row["broken"]) for ok, row in zip(calls, found, strict=True)]),
+        draw_outcomes([(ok, row["failed"], row["broken"]) for ok, row in zip(calls, turn_rows, strict=True)]),
         "episode-calls",
-        found,
+        turn_rows,
         "Calls of each turn: a failed call did not do what it was asked, such as tests that do not pass; a broken one was no call.",
-        then=gone,
+        then=select_turn,
     )
-    steering(found, "episode-turns", "turn", [row["turn"] for row in found])
+    steering(turn_rows, "episode-turns", "turn", [row["turn"] for row in turn_rows])
 
 
 PAGE = Page(

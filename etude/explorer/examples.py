@@ -26,16 +26,16 @@ __all__ = ["FOLDER", "again", "arrays", "load", "remembered", "unreadable", "wri
 FOLDER = Path(__file__).resolve().parents[2] / "results" / "examples"
 
 
-def _step(value: Any) -> dict:
-    given = isinstance(value, dict) and value.get("kind") == "given"
-    return {"tokens": [str]} if given else {"kind": str, "drafted": [str], "accepted": int, "added": [str]}
+def _describe_step(value: Any) -> dict:
+    is_given = isinstance(value, dict) and value.get("kind") == "given"
+    return {"tokens": [str]} if is_given else {"kind": str, "drafted": [str], "accepted": int, "added": [str]}
 
 
 _PIECE = {"role": str, "tokens": [str]}
 _FACT = {"file": str, "fact": str, "needed": bool, "fate": str}
-_PAID = {"success": bool, "reward": NUMBER, "tests": NUMBER, "effort": NUMBER, "invalid": NUMBER, "kl": NUMBER, "contexts": [[int], ...]}
-_HINTED = {"task": str, "answer": str, "success": bool, "rule": str, "says": str, "other": str, "text": str, "begin": int, "end": int}
-_HINTED |= {"logp": NUMBER, "own": [[int, ...], ...], "tokens": [int, ...]}
+_GROUP_MEMBER = {"success": bool, "reward": NUMBER, "tests": NUMBER, "effort": NUMBER, "invalid": NUMBER, "kl": NUMBER, "contexts": [[int], ...]}
+_HINT_ROLLOUT = {"task": str, "answer": str, "success": bool, "rule": str, "says": str, "other": str, "text": str, "begin": int, "end": int}
+_HINT_ROLLOUT |= {"logp": NUMBER, "own": [[int, ...], ...], "tokens": [int, ...]}
 _DRAFTS = {"drafted": [int, ...], "accepted": [int, ...]}
 SHAPES: dict[str, dict] = {
     "rollouts": {
@@ -52,7 +52,7 @@ SHAPES: dict[str, dict] = {
                 "success": bool,
                 "saved": int,
                 "place": int,
-                "group": [_PAID, ...],
+                "group": [_GROUP_MEMBER, ...],
                 "contexts": [[_PIECE, ...], ...],
                 "notes": [{"summary": str, "scripted": str, "facts": [_FACT]}],
             }
@@ -66,8 +66,15 @@ SHAPES: dict[str, dict] = {
         "chosen": str,
         "rollouts": [{"task": str, "success": bool, "tokens": [str, ...], "sampled": [int, ...]}, ...],
     },
-    "hints": {"temperature": NUMBER, "played": int, "chosen": str, "rollouts": [_HINTED]},
-    "drafting": {"task": str, "tasks": int, "identical": int, "turns": [int, ...], "drafts": {"1": _DRAFTS, ...: _DRAFTS}, "steps": [_step, ...]},
+    "hints": {"temperature": NUMBER, "played": int, "chosen": str, "rollouts": [_HINT_ROLLOUT]},
+    "drafting": {
+        "task": str,
+        "tasks": int,
+        "identical": int,
+        "turns": [int, ...],
+        "drafts": {"1": _DRAFTS, ...: _DRAFTS},
+        "steps": [_describe_step, ...],
+    },
 }
 """What the pages need from each JSON file, in the format of `kit.disk.describe_mismatch`."""
 ARRAYS = {"routing": ("behavior", "logp"), "token-distributions": ("policy", "reference")}
@@ -78,13 +85,13 @@ def load(name: str, folder: Path | None = None) -> dict:
     """NAME.json. Raises RunError if it is missing or broken, or lacks something that the pages show."""
     path = (folder or FOLDER) / f"{name}.json"
     try:
-        return _load(*stamp(path))
+        return _load_json(*stamp(path))
     except (OSError, ValueError, RecursionError) as error:
         raise unreadable(path, error) from None
 
 
 @lru_cache(16)
-def _load(path: Path, changed: int, size: int) -> dict:
+def _load_json(path: Path, changed: int, size: int) -> dict:
     return parsed(path, SHAPES[path.stem])
 
 
@@ -92,19 +99,19 @@ def arrays(name: str, folder: Path | None = None) -> dict[str, np.ndarray]:
     """NAME.npz. Raises RunError if it is missing or broken, or lacks an array."""
     path = (folder or FOLDER) / f"{name}.npz"
     try:
-        return _arrays(*stamp(path))
+        return _load_arrays(*stamp(path))
     except Exception as error:  # zipfile, zlib and NumPy raise different errors for a damaged archive
         raise unreadable(path, error) from None
 
 
 @lru_cache(8)
-def _arrays(path: Path, changed: int, size: int) -> dict[str, np.ndarray]:
-    with np.load(path) as stored:
-        found = dict(stored)
-    missing = [name for name in ARRAYS[path.stem] if name not in found]
+def _load_arrays(path: Path, changed: int, size: int) -> dict[str, np.ndarray]:
+    with np.load(path) as archive:
+        arrays_by_name = dict(archive)
+    missing = [name for name in ARRAYS[path.stem] if name not in arrays_by_name]
     if missing:
         raise ValueError(f"{missing[0]} is missing")
-    return found
+    return arrays_by_name
 
 
 def unreadable(path: Path, why: object) -> RunError:
@@ -122,8 +129,8 @@ def again(folder: Path, name: str = "") -> str:
 def remembered(*files: str, most: int = 1) -> Callable[[Callable], Callable]:
     """Caches the last `most` results of a function until these files in its folder change."""
 
-    def keeping(function: Callable) -> Callable:
-        kept = lru_cache(most)(lambda stamps, folder, *arguments: function(*arguments, folder=folder))
+    def decorate(function: Callable) -> Callable:
+        cached_function = lru_cache(most)(lambda stamps, folder, *arguments: function(*arguments, folder=folder))
 
         @wraps(function)
         def call(*arguments: Any, folder: Path | None = None) -> Any:
@@ -132,11 +139,11 @@ def remembered(*files: str, most: int = 1) -> Callable[[Callable], Callable]:
                 stamps = tuple(stamp(folder / file) for file in files)
             except OSError:
                 return function(*arguments, folder=folder)  # raises an error that says what is missing
-            return kept(stamps, folder, *arguments)
+            return cached_function(stamps, folder, *arguments)
 
         return call
 
-    return keeping
+    return decorate
 
 
 LINES = 120
@@ -157,7 +164,7 @@ def write_recipe(run_folder: Path, folder: Path | None = None) -> Path:
     atomic_write(folder / "report.json", json.dumps(record, indent=1) + "\n")
     for path in sorted((run_folder / "metrics").glob("*.jsonl")):
         lines = read_lines(path)
-        every = -(-len(lines) // LINES)
-        kept = [line for i, line in enumerate(lines) if i % every == 0 or "codebase_ppl" in line or i == len(lines) - 1]
-        atomic_write(folder / "metrics" / path.name, "".join(json.dumps(line) + "\n" for line in kept))
+        stride = -(-len(lines) // LINES)
+        sampled_lines = [line for i, line in enumerate(lines) if i % stride == 0 or "codebase_ppl" in line or i == len(lines) - 1]
+        atomic_write(folder / "metrics" / path.name, "".join(json.dumps(line) + "\n" for line in sampled_lines))
     return folder

@@ -25,7 +25,7 @@ CODE, INDENT = 26, 0.3
 
 
 @dataclass(frozen=True)
-class Tried:
+class PieceResult:
     """A piece, and what became of the tests without it."""
 
     label: str
@@ -36,48 +36,48 @@ class Tried:
 
 
 @lru_cache(1)
-def played() -> tuple[dict[str, str], dict[str, set[tuple[str, int]]]]:
+def run_package() -> tuple[dict[str, str], dict[str, set[tuple[str, int]]]]:
     """Outcomes and coverage of the whole package."""
     return ref.play(ref.PROGRAM)
 
 
 @lru_cache(64)
-def tried(way: str, least: int, most: float) -> tuple[Tried, ...]:
+def tried(way: str, least: int, most: float) -> tuple[PieceResult, ...]:
     """All pieces of a way. `least` and `most` choose the groups of slices, and `least` is the fewest tests that must fail."""
-    before, coverage = played()
+    before, coverage = run_package()
     pieces = {"slice": lambda: ref.slices(TREE, coverage, least, most), "body": lambda: ref.bodies(TREE), "symbol": lambda: ref.symbols(TREE)}[way]()
-    found = []
+    results = []
     for number, piece in enumerate(pieces, 1):
         after, _ = ref.play(ref.delete(TREE, piece)[ref.FILE])
-        failing = frozenset(test for test, said in after.items() if said == "failed")
+        failing = frozenset(test for test, outcome in after.items() if outcome == "failed")
         kinds = list(dict.fromkeys(test.rpartition(" ")[0] for test in TESTS if test in (piece.tests or failing)))
         label = f"{number}. `{piece.name.rpartition(':')[2]}`: {', '.join(kinds)}"
-        found.append(Tried(label, piece, failing, ref.faults(TREE, piece, before, after, least), ref.difficulty(TREE, piece, len(failing))))
-    return tuple(found)
+        results.append(PieceResult(label, piece, failing, ref.faults(TREE, piece, before, after, least), ref.difficulty(TREE, piece, len(failing))))
+    return tuple(results)
 
 
 def gone(piece: ref.Piece | None) -> set[int]:
     """Lines that a piece takes."""
-    return {line for one in (piece.patches if piece else ()) for edit in one.edits for line in range(edit.first, edit.last + 1)}
+    return {line for patch in (piece.patches if piece else ()) for edit in patch.edits for line in range(edit.first, edit.last + 1)}
 
 
 def cells(piece: ref.Piece | None) -> np.ndarray:
     """Lines × tests: 0 not executed, 1 executed, 2 executed and gone, and 3 for what is gone and was not executed."""
-    _, coverage = played()
+    _, coverage = run_package()
     executed = np.array([[(ref.FILE, line) in coverage[test] for test in TESTS] for line in range(1, len(LINES) + 1)])
-    taken = np.isin(np.arange(1, len(LINES) + 1), [*gone(piece)])[:, None]
-    return np.where(executed, 1 + taken, 3 * taken)
+    is_gone = np.isin(np.arange(1, len(LINES) + 1), [*gone(piece)])[:, None]
+    return np.where(executed, 1 + is_gone, 3 * is_gone)
 
 
-def fields(one: Tried | None) -> list[dict]:
+def make_cell_rows(result: PieceResult | None) -> list[dict]:
     """One row for each coloured field of the table: a line that a test executes, or that the piece takes."""
-    executed = cells(one.piece if one else None)
+    executed = cells(result.piece if result else None)
     return [
         {
             "line": line,
             "test": test,
             "what": STATES[state - 1],
-            "fails without it": bool(one) and test in one.failing,
+            "fails without it": bool(result) and test in result.failing,
             "source": LINES[line - 1].strip(),
         }
         | {"left": column - 0.45, "right": column + 0.45, "low": -line - 0.5, "high": -line + 0.5}
@@ -87,11 +87,11 @@ def fields(one: Tried | None) -> list[dict]:
     ]
 
 
-def picture(one: Tried | None) -> Drawing:
+def picture(one: PieceResult | None) -> Drawing:
     """The table of coverage with a piece marked, beside the program; tests that fail without it have a cross."""
-    taken = gone(one.piece if one else None)
+    gone_lines = gone(one.piece if one else None)
     source = [
-        {"place": INDENT * (len(text) - len(text.lstrip())) - CODE, "row": -line, "line": line, "source": text.strip(), "gone": line in taken}
+        {"place": INDENT * (len(text) - len(text.lstrip())) - CODE, "row": -line, "line": line, "source": text.strip(), "gone": line in gone_lines}
         for line, text in enumerate(LINES, 1)
         if text
     ]
@@ -99,29 +99,29 @@ def picture(one: Tried | None) -> Drawing:
     return drawing(
         Axis("", least=-CODE - 0.5, most=len(TESTS) - 0.5, ticks=names),
         Axis("", least=-len(LINES) - 0.5, most=-0.5, ticks={-line: str(line) for line in range(1, len(LINES) + 1)}),
-        boxes(fields(one), "left", "right", "low", "high", "what", tell=("line", "source", "test", "fails without it")),
+        boxes(make_cell_rows(one), "left", "right", "low", "high", "what", tell=("line", "source", "test", "fails without it")),
         words(source, "place", "row", "source", tell=("line", "gone"), code=True),
         looks=dict(zip(STATES, (Look("sky"), Look("orange"), Look("#F6E3C0")), strict=True)),
         height=130 + 12 * len(LINES),
     )
 
 
-def rows(some: tuple[Tried, ...]) -> list[dict]:
+def make_piece_rows(results: tuple[PieceResult, ...]) -> list[dict]:
     """One row for each piece."""
     return [
         {
-            "piece": one.label.replace("`", ""),
-            "valid": not one.faults,
-            "failing tests": len(one.failing),
-            **{name: value for name, value in asdict(one.hard).items() if name not in ("tests", "files")},
-            "bits": one.hard.bits,
-            "why not": "; ".join(one.faults),
+            "piece": result.label.replace("`", ""),
+            "valid": not result.faults,
+            "failing tests": len(result.failing),
+            **{name: value for name, value in asdict(result.hard).items() if name not in ("tests", "files")},
+            "bits": result.hard.bits,
+            "why not": "; ".join(result.faults),
         }
-        for one in some
+        for result in results
     ]
 
 
-def difference(piece: ref.Piece) -> str:
+def format_diff(piece: ref.Piece) -> str:
     """The piece as a diff of the file, with all of what stays."""
     after = ref.delete(TREE, piece)[ref.FILE].decode().splitlines()
     return "\n".join(difflib.unified_diff(LINES, after, ref.FILE, ref.FILE, lineterm="", n=2))
@@ -129,62 +129,62 @@ def difference(piece: ref.Piece) -> str:
 
 def draw() -> None:
     first, second, third, fourth = st.columns(4)
-    said = "slice: what only a group of tests executes; body: a whole function's; symbol: a function with its name and what imports it."
-    way = first.selectbox("Way", WAYS, key="way", bind="query-params", help=said)
+    way_help = "slice: what only a group of tests executes; body: a whole function's; symbol: a function with its name and what imports it."
+    way = first.selectbox("Way", WAYS, key="way", bind="query-params", help=way_help)
     least = second.slider("Fewest tests that must fail", 1, 9, 3, key="least", bind="query-params")
-    most = third.slider(
+    max_share = third.slider(
         "Greatest share of the tests", 0.1, 1.0, 0.5, 0.05, key="most", bind="query-params", help="Of a group that a slice is made for."
     )
-    found = tried(way, least, most)
+    results = tried(way, least, max_share)
     number = fourth.slider("Piece", 1, PIECES, 1, key="piece", bind="query-params", help="At most as many as there are: the table below names them.")
-    at = min(number, len(found)) - 1 if found else None
-    if at is None:
+    index = min(number, len(results)) - 1 if results else None
+    if index is None:
         st.markdown("No group of tests has so many tests and so small a share.")
     else:
-        st.markdown(f"Piece {found[at].label} (of {len(found)})")
-    one = None if at is None else found[at]
-    executed = cells(one.piece if one else None)
+        st.markdown(f"Piece {results[index].label} (of {len(results)})")
+    result = None if index is None else results[index]
+    executed = cells(result.piece if result else None)
     chart(
-        picture(one),
+        picture(result),
         "feature-deletion-coverage",
         [
-            {"line": line, "source": LINES[line - 1], "gone": line in gone(one.piece if one else None)}
+            {"line": line, "source": LINES[line - 1], "gone": line in gone(result.piece if result else None)}
             | {test: bool(0 < cell < 3) for test, cell in zip(TESTS, executed[line - 1], strict=True)}
             for line in range(1, len(LINES) + 1)
         ],
         "Which test (columns) executes which line (rows). What the piece takes is orange. Tests with a cross fail without it.",
         wide=True,
     )
-    if one is not None:
-        chosen = one
+    if result is not None:
+        selection = result
         metrics(
-            ("Valid", "no" if chosen.faults else "yes", "At least as many tests fail as must, all others pass, and the original comes back."),
-            ("Tests that fail", f"{len(chosen.failing)} of {len(TESTS)}", None),
-            ("Lines", chosen.hard.lines, "Without blank ones and comments."),
-            ("Callers", chosen.hard.callers, "Functions that use what has a hole, and have none."),
-            ("Difficulty", f"{chosen.hard.bits:.2f} bits", "Doublings of lines, functions, files, tests and callers."),
+            ("Valid", "no" if selection.faults else "yes", "At least as many tests fail as must, all others pass, and the original comes back."),
+            ("Tests that fail", f"{len(selection.failing)} of {len(TESTS)}", None),
+            ("Lines", selection.hard.lines, "Without blank ones and comments."),
+            ("Callers", selection.hard.callers, "Functions that use what has a hole, and have none."),
+            ("Difficulty", f"{selection.hard.bits:.2f} bits", "Doublings of lines, functions, files, tests and callers."),
         )
-        for fault in chosen.faults[:5]:
+        for fault in selection.faults[:5]:
             st.warning(fault)
         st.subheader("What is taken out")
-        st.code(difference(chosen.piece), language="diff", wrap_lines=True)
+        st.code(format_diff(selection.piece), language="diff", wrap_lines=True)
         st.subheader("All pieces of this way")
         st.caption("Choose a row to see what that piece takes.")
-        steering(rows(found), "feature-deletion-pieces", "piece", range(1, len(found) + 1))
+        steering(make_piece_rows(results), "feature-deletion-pieces", "piece", range(1, len(results) + 1))
     st.subheader("Three ways")
     table(
         [
             {
                 "way": name,
-                "tried": len(some),
-                "valid": len(good),
-                "lines, mean": float(np.mean([one.hard.lines for one in good])) if good else None,
-                "failing, mean": float(np.mean([len(one.failing) for one in good])) if good else None,
-                "bits, mean": float(np.mean([one.hard.bits for one in good])) if good else None,
+                "tried": len(pieces),
+                "valid": len(valid_pieces),
+                "lines, mean": float(np.mean([piece.hard.lines for piece in valid_pieces])) if valid_pieces else None,
+                "failing, mean": float(np.mean([len(piece.failing) for piece in valid_pieces])) if valid_pieces else None,
+                "bits, mean": float(np.mean([piece.hard.bits for piece in valid_pieces])) if valid_pieces else None,
             }
             for name in WAYS
-            for some in [tried(name, least, most)]
-            for good in [[one for one in some if not one.faults]]
+            for pieces in [tried(name, least, max_share)]
+            for valid_pieces in [[piece for piece in pieces if not piece.faults]]
         ],
         "feature-deletion-ways",
     )

@@ -12,8 +12,8 @@ NUMBER = (int, float)
 
 def stamp(path: Path) -> tuple[Path, int, int]:
     """A key that changes whenever the file is written. Raises OSError if the file is missing."""
-    now = path.stat()
-    return path, now.st_mtime_ns, now.st_size
+    status = path.stat()
+    return path, status.st_mtime_ns, status.st_size
 
 
 def parsed(path: Path, shape: dict) -> dict:

@@ -17,11 +17,14 @@ from kit.settings import RunError
 
 __all__ = ["EDGES", "PAGE", "READERS", "diagram"]
 
-ACROSS = 3
+CARDS_PER_ROW = 3
 """Cards beside each other on a wide screen."""
 EDGES = dict(zip((part.name for part in PARTS), ("grey", "blue", "orange", "green", "purple", "sky"), strict=True))
 """Part → the colour of its edge."""
-AGAIN = {"Reinforcement learning": "↺ each step, with new weights, tries the tasks again", "Afterwards": "↺ what users do becomes the next reward"}
+LOOP_NOTES = {
+    "Reinforcement learning": "↺ each step, with new weights, tries the tasks again",
+    "Afterwards": "↺ what users do becomes the next reward",
+}
 """Parts that lead back, with what they bring."""
 STYLE = """<style>
 .recipe ol {list-style: none; margin: 0; padding: 0}
@@ -57,21 +60,21 @@ READERS = (
 
 def diagram() -> str:
     """The recipe as a list of parts, each a list of stages, whose links lead to their cards."""
-    return f'{STYLE}<nav class="recipe" aria-label="The recipe, stage by stage"><ol>{"".join(map(drawn, PARTS))}</ol></nav>'
+    return f'{STYLE}<nav class="recipe" aria-label="The recipe, stage by stage"><ol>{"".join(map(render_part, PARTS))}</ol></nav>'
 
 
-def drawn(part: Part) -> str:
+def render_part(part: Part) -> str:
     """A part of the diagram."""
     boxes = "".join(
         f'<li{" class=after" if stage.after else ""}><a href="#{stage.name}">{html.escape(stage.title)}</a></li>' for stage in part.stages
     )
-    again = f'<p class="again">{AGAIN[part.name]}</p>' if part.name in AGAIN else ""
+    loop_note = f'<p class="again">{LOOP_NOTES[part.name]}</p>' if part.name in LOOP_NOTES else ""
     edge = COLOURS[EDGES[part.name]]
-    follows = ' class="after"' if part.after else ""
-    return f'<li{follows} style="border-color: {edge}"><span class="part">{html.escape(part.name)}</span><ol>{boxes}</ol>{again}</li>'
+    class_attribute = ' class="after"' if part.after else ""
+    return f'<li{class_attribute} style="border-color: {edge}"><span class="part">{html.escape(part.name)}</span><ol>{boxes}</ol>{loop_note}</li>'
 
 
-def card(stage: Stage) -> None:
+def show_card(stage: Stage) -> None:
     """What a stage is, and links to its page, its lesson and its files."""
     row = stage.paths
     with st.container(border=True, height="stretch"):
@@ -88,46 +91,50 @@ def card(stage: Stage) -> None:
                     reading.to(path, f"{word.capitalize()}: {Path(path).name}")
 
 
-def cards(part: Part) -> None:
+def show_part(part: Part) -> None:
     """The stages of a part."""
     st.header(part.name, anchor=False)
     st.markdown(part.says)
-    for first in range(0, len(part.stages), ACROSS):
-        for column, stage in zip(st.columns(ACROSS), part.stages[first : first + ACROSS]):
+    for first in range(0, len(part.stages), CARDS_PER_ROW):
+        for column, stage in zip(st.columns(CARDS_PER_ROW), part.stages[first : first + CARDS_PER_ROW]):
             with column:
-                card(stage)
+                show_card(stage)
 
 
-def readers() -> None:
+def show_readers() -> None:
     """Where to begin."""
     st.header("Where to begin", anchor=False)
-    for column, (who, steps) in zip(st.columns(len(READERS)), READERS, strict=True):
+    for column, (reader, steps) in zip(st.columns(len(READERS)), READERS, strict=True):
         with column, st.container(border=True, height="stretch"):
-            st.markdown(f"**{who}**")
-            for number, (name, what) in enumerate(steps, 1):
-                link(name, f"{number}. {what}")
+            st.markdown(f"**{reader}**")
+            for number, (name, action) in enumerate(steps, 1):
+                link(name, f"{number}. {action}")
     link("glossary", "Words of the field, explained", ":material/dictionary:")
 
 
-def task() -> None:
+def show_task() -> None:
     """What a task is, on a recorded rollout. Says so in one line where the examples are missing."""
     st.header("What a task is", anchor=False)
     try:
         rollouts = examples.load("rollouts")["rollouts"]
-        one = rollouts[select_rollout(rollouts)]
+        rollout = rollouts[select_rollout(rollouts)]
     except (RunError, ValueError, OSError) as error:
         st.error(str(error))
         return
-    said = parse_turns(one["text"])
-    (_, asked), (_, lost), (_, answer) = said[0], said[2], next(pair for pair in said if pair[1].startswith("write"))
+    turns = parse_turns(rollout["text"])
+    (_, prompt), (_, remaining_code) = turns[0], turns[2]
+    (_, answer) = next(turn for turn in turns if turn[1].startswith("write"))
     st.markdown(
         "1. **A package has lost the body of a function.** Its name and its docstring are left. The docstring speaks of other functions, its "
         "helpers, which the agent has to read.\n"
         "2. **The agent makes one call a turn:** it reads a function, writes a body, tests it, or is done.\n"
-        f"3. **Hidden tests pay.** The agent never sees them. In this rollout, recorded after RL, they {'pass' if one['success'] else 'fail'} "
-        f"after {one['turns']} turns."
+        f"3. **Hidden tests pay.** The agent never sees them. In this rollout, recorded after RL, they "
+        f"{'pass' if rollout['success'] else 'fail'} "
+        f"after {rollout['turns']} turns."
     )
-    for column, (label, text) in zip(st.columns(3), (("The task", asked), ("What is left", lost), ("What the agent wrote", answer)), strict=True):
+    for column, (label, text) in zip(
+        st.columns(3), (("The task", prompt), ("What is left", remaining_code), ("What the agent wrote", answer)), strict=True
+    ):
         with column:
             st.caption(label)
             st.code(text, language=None, wrap_lines=True)
@@ -135,10 +142,10 @@ def task() -> None:
 
 def draw() -> None:
     st.html(diagram())
-    task()
-    readers()
+    show_task()
+    show_readers()
     for part in PARTS:
-        cards(part)
+        show_part(part)
 
 
 PAGE = Page(

@@ -16,11 +16,12 @@ def anchor(word: str) -> str:
     return word.lower().replace(" ", "-")
 
 
-def entry(term: Term, there: set[str]) -> None:
-    """A term, what it means, and links. `there`: the terms that the page shows; links to others would lead nowhere."""
+def show_term(term: Term, linked_words: set[str]) -> None:
+    """A term, what it means, and links. `linked_words`: the terms that the page shows; links to others would
+    lead nowhere."""
     st.subheader(term.word, anchor=anchor(term.word))
-    also = ", ".join(f"[{word}](#{anchor(word)})" if word in there else word for word in term.see)
-    st.markdown(f"{term.says} See also: {also}." if also else term.says)
+    see_also = ", ".join(f"[{word}](#{anchor(word)})" if word in linked_words else word for word in term.see)
+    st.markdown(f"{term.says} See also: {see_also}." if see_also else term.says)
     with st.container(horizontal=True, gap="small"):
         for place in term.where:
             if isinstance(place, int):
@@ -31,12 +32,12 @@ def entry(term: Term, there: set[str]) -> None:
 
 def draw() -> None:
     with st.container(width=WIDTH):
-        asked = st.text_input("Find a term", key="term", bind="query-params").strip().casefold()
-        shown = [term for term in TERMS if asked in f"{term.word} {' '.join(term.forms)} {term.says}".casefold()]
-        if not shown:
+        query = st.text_input("Find a term", key="term", bind="query-params").strip().casefold()
+        matches = [term for term in TERMS if query in f"{term.word} {' '.join(term.forms)} {term.says}".casefold()]
+        if not matches:
             st.info("No term says that.")
-        for term in shown:
-            entry(term, {one.word for one in shown})
+        for term in matches:
+            show_term(term, {match.word for match in matches})
 
 
 PAGE = Page(

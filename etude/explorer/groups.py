@@ -57,14 +57,14 @@ def columns(group: Sequence[Row]) -> dict[str, list]:
     """The group for Streamlit's table, column by column. Lengths are floats, so that the table takes what `checked` is to judge; and a group
     without rollouts has one empty row, because Streamlit tells a column's kind by what is in it."""
     cells = [(None if r is None else float(r), None if n is None else float(n), cut) for r, n, cut in group or [EMPTY]]
-    return {name: [row[at] for row in cells] for at, name in enumerate(COLUMNS)}
+    return {name: [row[column] for row in cells] for column, name in enumerate(COLUMNS)}
 
 
 def rows(edited: dict[str, list]) -> list[Row]:
     """What the table gives back, row by row; it also writes NaN for an empty cell."""
     cells = ([None if cell is None or cell != cell else cell for cell in edited[name]] for name in COLUMNS)
-    found = [(reward, length, bool(cut)) for reward, length, cut in zip(*cells, strict=True)]
-    return [] if found == [EMPTY] else found
+    group_rows = [(reward, length, bool(cut)) for reward, length, cut in zip(*cells, strict=True)]
+    return [] if group_rows == [EMPTY] else group_rows
 
 
 def encode(group: Sequence[Row]) -> str:
@@ -108,7 +108,7 @@ def checked(group: Sequence[Row]) -> tuple[list[float], list[int], list[bool]]:
     return rewards, lengths, cut
 
 
-def counts(lengths: Sequence[int], longest: int) -> dict[str, float]:
+def compute_budgets(lengths: Sequence[int], longest: int) -> dict[str, float]:
     """The normalising budget of each algorithm for this group."""
     rollouts = len(lengths)
     return {"dr_grpo": rollouts * longest, "grpo": rollouts, "rloo": rollouts, "dapo": sum(lengths), "gspo": rollouts}
@@ -121,11 +121,11 @@ def family(rewards: Sequence[float], lengths: Sequence[int], cut: Sequence[bool]
     still the sampling policy."""
     R, n = torch.tensor([rewards], dtype=torch.float64), torch.tensor(lengths)
     mask = torch.arange(int(n.max())) < n[:, None]
-    found = {}
+    results = {}
     for name, variant in FAMILY.items():
         logp = torch.zeros(mask.shape, dtype=torch.float64, requires_grad=True)
-        loss = family_loss(variant, logp, logp.detach(), R, mask, budget=counts(lengths, longest)[name], finished=~torch.tensor(cut))
+        loss = family_loss(variant, logp, logp.detach(), R, mask, budget=compute_budgets(lengths, longest)[name], finished=~torch.tensor(cut))
         (gradient,) = torch.autograd.grad(loss, logp)
         advantages = group_advantages(R, baseline=variant.baseline, scale=variant.scale)[0]
-        found[name] = advantages.tolist(), (0.0 - gradient[:, 0]).tolist()  # 0 − x: no minus zero
-    return found
+        results[name] = advantages.tolist(), (0.0 - gradient[:, 0]).tolist()  # 0 − x: no minus zero
+    return results

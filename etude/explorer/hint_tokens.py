@@ -12,7 +12,7 @@ from sims.recipe.agent import Language, parted
 
 __all__ = ["STYLE", "apart", "both", "context", "distributions", "placed", "positions", "probabilities", "readings", "rows"]
 
-SIDES: dict[str, Callable[[Outcome], float]] = {"student": lambda one: one.student, "teacher": lambda one: one.teacher}
+SIDES: dict[str, Callable[[Outcome], float]] = {"student": lambda outcome: outcome.student, "teacher": lambda outcome: outcome.teacher}
 STUDENT, TEACHER, APART = "blue", "orange", "purple"
 SIDE = {"student": STUDENT, "teacher": TEACHER}
 NAMES = {"student": "student", "teacher": "teacher, under the hint"}
@@ -23,65 +23,69 @@ STYLE = f"""<style>
 .said.hint {{border-left-style: dashed !important; background: rgba(204,121,167,.12)}}
 .said .token .two {{display: grid; grid-template-columns: auto auto; gap: 0 1.2rem}}
 </style>"""
-MOST = 6
+MAX_SHOWN_TOKENS = 6
 """Tokens of the message in the drawing of positions, and at most so many in front of its hint."""
 
 
 def context(case: Case, words: str) -> str:
     """What was said, as HTML: the message with the fault has a frame, and its hint stands in front of it."""
     language, parts = case.agent.language, []
-    for where, own in parted(case.segment, language.env):
-        ids = list(case.tokens[where])
-        if not own:
-            given = (language.decode([one for one in part if one != language.env]) for part in split(ids, language.agent))
-            parts += [box(html.escape(visible(text)), EDGES["environment"], "environment") for text in given if text]
+    for span, is_own in parted(case.segment, language.env):
+        ids = list(case.tokens[span])
+        if not is_own:
+            environment_texts = (language.decode([token for token in part if token != language.env]) for part in split(ids, language.agent))
+            parts += [box(html.escape(visible(text)), EDGES["environment"], "environment") for text in environment_texts if text]
             continue
-        ended = ids[-1] == language.env
-        text = html.escape(visible(language.decode(ids[:-1] if ended else ids))) + END * ended
-        if where.start != case.begin:
+        has_end = ids[-1] == language.env
+        text = html.escape(visible(language.decode(ids[:-1] if has_end else ids))) + END * has_end
+        if span.start != case.begin:
             parts.append(box(text, EDGES["agent"], "agent"))
             continue
         if words:
-            parts.append(marked(box(html.escape(visible(words)), "purple", "hint, which the teacher alone reads"), "hint"))
-        parts.append(marked(box(text, EDGES["agent"], f"agent, and its fault: {case.rule}"), "fault"))
+            parts.append(add_class(box(html.escape(visible(words)), "purple", "hint, which the teacher alone reads"), "hint"))
+        parts.append(add_class(box(text, EDGES["agent"], f"agent, and its fault: {case.rule}"), "fault"))
     return "".join(parts)
 
 
-def marked(piece: str, name: str) -> str:
+def add_class(piece: str, name: str) -> str:
     """A box of one more class."""
     return piece.replace('class="said"', f'class="said {name}"', 1)
 
 
 def readings(found: Read, kind: str) -> str:
     """The message three times as HTML: as the student reads it, as the teacher does, and how far they are apart. A token tells of both sides."""
-    most = max(word.apart[kind] for word in found.words)
+    max_divergence = max(word.apart[kind] for word in found.words)
     sides = (
         ("student: the less likely, the stronger the colour", STUDENT, [1 - word.written.student for word in found.words]),
         ("teacher, under the hint: the same", TEACHER, [1 - word.written.teacher for word in found.words]),
-        ("divergence: the more the hint changes, the stronger the colour", APART, [word.apart[kind] / most if most else 0.0 for word in found.words]),
+        (
+            "divergence: the more the hint changes, the stronger the colour",
+            APART,
+            [word.apart[kind] / max_divergence if max_divergence else 0.0 for word in found.words],
+        ),
     )
     return "".join(
-        box("".join(spanned(word, kind, colour, one) for word, one in zip(found.words, strengths, strict=True)), colour, who)
-        for who, colour, strengths in sides
+        box("".join(render_token(word, kind, colour, strength) for word, strength in zip(found.words, strengths, strict=True)), colour, label)
+        for label, colour, strengths in sides
     )
 
 
-def spanned(word: Word, kind: str, colour: str, strength: float) -> str:
+def render_token(word: Word, kind: str, colour: str, strength: float) -> str:
     """A token with a background of this strength, in [0, 1], and what both sides say of it."""
     red, green, blue = (int(COLOURS[colour][i : i + 2], 16) for i in (1, 3, 5))
     text = END if word.written.text is None else html.escape(visible(word.written.text)).replace("\n", "↵\n") or "∅"
-    look = f"background:rgba({red},{green},{blue},{0.05 + 0.6 * strength:.2f})"
-    columns = "".join(f"<span>{html.escape(side)}</span>" for side in told(word))
+    style = f"background:rgba({red},{green},{blue},{0.05 + 0.6 * strength:.2f})"
+    columns = "".join(f"<span>{html.escape(side)}</span>" for side in describe_sides(word))
     head = html.escape(f"{named(word.written.text)}: {word.apart[kind]:.3f} nats apart")
-    return f'<span class="token" style="{look}" tabindex="-1">{text}<span class="more">{head}<span class="two">{columns}</span></span></span>'
+    return f'<span class="token" style="{style}" tabindex="-1">{text}<span class="more">{head}<span class="two">{columns}</span></span></span>'
 
 
-def told(word: Word) -> Iterator[str]:
+def describe_sides(word: Word) -> Iterator[str]:
     """What the student says of a token, and what the teacher does: its probability and what else is likely there."""
     for name, side in SIDES.items():
-        others = sorted(word.others, key=side, reverse=True)[:NAMED]
+        likeliest = sorted(word.others, key=side, reverse=True)[:NAMED]
         yield "\n".join(
-            [name, f"{chance(side(word.written))} {named(word.written.text)}", "else:", *(f"{chance(side(o))} {named(o.text)}" for o in others)]
+            [name, f"{chance(side(word.written))} {named(word.written.text)}", "else:", *(f"{chance(side(o))} {named(o.text)}" for o in likeliest)]
         )
 
 
@@ -95,24 +99,26 @@ def rows(found: Read) -> list[dict]:
     ]
 
 
-def across(found: Read) -> Axis:
+def make_token_axis(reading: Read) -> Axis:
     """The tokens of the message, side by side."""
-    return Axis("", least=0.4, most=len(found.words) + 0.6, ticks={place: spelt(one.written.text) for place, one in enumerate(found.words, 1)})
+    return Axis(
+        "", least=0.4, most=len(reading.words) + 0.6, ticks={place: format_token(word.written.text) for place, word in enumerate(reading.words, 1)}
+    )
 
 
-def spelt(text: str | None) -> str:
+def format_token(text: str | None) -> str:
     """A token's name below a picture."""
     return END if text is None else named(text) or "∅"
 
 
 def probabilities(found: Read) -> Drawing:
     """Probability of every token on both sides."""
-    every = rows(found)
-    marks = [row | {"side": name, "probability": row[side]} for side, name in NAMES.items() for row in every]
+    token_rows = rows(found)
+    marks = [row | {"side": name, "probability": row[side]} for side, name in NAMES.items() for row in token_rows]
     return drawing(
-        across(found),
+        make_token_axis(found),
         Axis("probability", least=-0.04, most=1.04),
-        ranges(every, "place", "student", "teacher"),
+        ranges(token_rows, "place", "student", "teacher"),
         points(marks, "place", "probability", "side", tell=("token",)),
         looks=LOOKS,
         height=260,
@@ -121,75 +127,75 @@ def probabilities(found: Read) -> Drawing:
 
 def apart(found: Read, kind: str) -> Drawing:
     """How far both sides are apart at every token."""
-    some = [row | {"left": row["place"] - 0.3, "right": row["place"] + 0.3, "low": 0.0} for row in rows(found)]
-    bars = boxes(some, "left", "right", "low", kind, tell=("token", "place", kind), look=Look(APART))
-    return drawing(across(found), f"{kind}, nats", bars, height=190)
+    bar_rows = [row | {"left": row["place"] - 0.3, "right": row["place"] + 0.3, "low": 0.0} for row in rows(found)]
+    bars = boxes(bar_rows, "left", "right", "low", kind, tell=("token", "place", kind), look=Look(APART))
+    return drawing(make_token_axis(found), f"{kind}, nats", bars, height=190)
 
 
 def both(word: Word) -> list[dict]:
     """What a token may be, the written one first, and how likely that is on each side."""
     return [
-        {"token": spelt(one.text) + " (written)" * (one is word.written), "student": one.student, "teacher": one.teacher}
-        for one in (word.written, *word.others)
+        {"token": format_token(outcome.text) + " (written)" * (outcome is word.written), "student": outcome.student, "teacher": outcome.teacher}
+        for outcome in (word.written, *word.others)
     ]
 
 
 def distributions(word: Word) -> Drawing:
     """One token's alternatives on both sides: two bars each, with their probabilities behind them."""
-    some = both(word)
+    outcome_rows = both(word)
     bars = [
         row | {"side": name, "low": low - place, "high": low + 0.36 - place, "left": 0.0, "right": row[side]}
         for (side, name), low in zip(NAMES.items(), (0.02, -0.38), strict=True)
-        for place, row in enumerate(some)
+        for place, row in enumerate(outcome_rows)
     ]
-    said = [row | {"says": chance(row["right"]), "behind": row["right"] + 0.1, "middle": row["low"] + 0.18} for row in bars]
+    labels = [row | {"says": chance(row["right"]), "behind": row["right"] + 0.1, "middle": row["low"] + 0.18} for row in bars]
     return drawing(
         Axis("probability", least=0, most=1.2),
-        Axis("", least=0.5 - len(some), most=0.5, ticks={-place: row["token"] for place, row in enumerate(some)}),
+        Axis("", least=0.5 - len(outcome_rows), most=0.5, ticks={-place: row["token"] for place, row in enumerate(outcome_rows)}),
         boxes(bars, "left", "right", "low", "high", "side", tell=("token", "student", "teacher")),
-        words(said, "behind", "middle", "says", tell=("side", "token")),
+        words(labels, "behind", "middle", "says", tell=("side", "token")),
         looks=LOOKS,
-        height=50 + 42 * len(some),
+        height=50 + 42 * len(outcome_rows),
     )
 
 
 def positions(case: Case, told: str) -> Drawing:
     """Both sequences around the hint, and which position predicts the message's first token in each."""
     hint, language = encoded(case, told), case.agent.language
-    begin, front = case.begin, max(0, case.begin - 1 - MOST // 2)
-    around = [spoken(language, one) for one in case.tokens[front : min(case.end, begin + MOST)]]
-    return placed(around, begin - 1 - front, [spoken(language, one) for one in hint], front)
+    begin, first = case.begin, max(0, case.begin - 1 - MAX_SHOWN_TOKENS // 2)
+    context_tokens = [format_context_token(language, token) for token in case.tokens[first : min(case.end, begin + MAX_SHOWN_TOKENS)]]
+    return placed(context_tokens, begin - 1 - first, [format_context_token(language, token) for token in hint], first)
 
 
-def spoken(language: Language, one: int) -> str:
+def format_context_token(language: Language, token: int) -> str:
     """A token by itself; those that hand the word over have short names."""
-    return {language.env: "env", language.agent: "agent"}.get(one) or spelt(language.decode([one]))
+    return {language.env: "env", language.agent: "agent"}.get(token) or format_token(language.decode([token]))
 
 
 def placed(around: Sequence[str], at: int, hint: Sequence[str], first: int) -> Drawing:
     """`around`: tokens from position `first` on. The hint stands in front of number `at`, and the message begins one later."""
     tokens, arcs, heads = list[dict](), list[dict](), list[Layer]()
-    for height, who, row, shift in ((1, "student", around, 0), (0, "teacher", [*around[:at], *hint, *around[at:]], len(hint))):
+    for height, side, row, shift in ((1, "student", around, 0), (0, "teacher", [*around[:at], *hint, *around[at:]], len(hint))):
         for place, text in enumerate(row):
-            whose = "message" if place > at + shift else "hint" if not height and at <= place < at + shift else "before it"
+            owner = "message" if place > at + shift else "hint" if not height and at <= place < at + shift else "before it"
             x, y = first + place, float(height)
             edges = {"left": x - 0.45, "right": x + 0.45, "low": y - 0.3, "high": y + 0.3}
-            tokens.append({"who": who, "position": x, "token": text, "short": text[:9], "whose": whose, "y": y, "shade": 0.25, **edges})
+            tokens.append({"who": side, "position": x, "token": text, "short": text[:9], "whose": owner, "y": y, "shade": 0.25, **edges})
         last = first + at + shift
-        told = {"predicts": f"{who}: position {last} predicts {last + 1}", "who": who}
+        arc_facts = {"predicts": f"{side}: position {last} predicts {last + 1}", "who": side}
         bend = [(n / 8, 0.32 + 1.2 * n / 8 * (1 - n / 8)) for n in range(9)]
-        arcs += [told | {"x": last + along, "y": height + up} for along, up in bend]
-        heads.append(Layer("point", [arcs[-1] | {"y": height + 0.36}], "x", "y", tell=("predicts",), look=Look(SIDE[who], mark="v"), size=90))
-    lines = [Layer("line", [row for row in arcs if row["who"] == who], "x", "y", tell=("predicts",), look=Look(SIDE[who])) for who in SIDE]
+        arcs += [arc_facts | {"x": last + along, "y": height + up} for along, up in bend]
+        heads.append(Layer("point", [arcs[-1] | {"y": height + 0.36}], "x", "y", tell=("predicts",), look=Look(SIDE[side], mark="v"), size=90))
+    lines = [Layer("line", [row for row in arcs if row["who"] == side], "x", "y", tell=("predicts",), look=Look(SIDE[side])) for side in SIDE]
     trap = [{"x": first + at, "y": y, "trap": TRAP} for y in (0.7, 0.3)] if hint else []
-    most = len(around) + len(hint)
+    total = len(around) + len(hint)
     return drawing(
-        Axis("position", least=first - 0.7, most=first + most - 0.3, whole=True),
+        Axis("position", least=first - 0.7, most=first + total - 0.3, whole=True),
         Axis("", least=-0.45, most=1.75, ticks={0: "teacher", 1: "student"}),
         boxes(tokens, "left", "right", "low", "high", "whose", tell=("token", "who", "position"), shade="shade"),
         words(tokens, "position", "y", "short", tell=("token", "who", "position"), angle=300),
         Layer("line", trap, "x", "y", tell=("trap",), look=Look("red", ":")),
-        words([row | {"x": first + at + 0.11 * most, "y": 0.5} for row in trap[:1]], "x", "y", "trap", look=Look("red")),
+        words([row | {"x": first + at + 0.11 * total, "y": 0.5} for row in trap[:1]], "x", "y", "trap", look=Look("red")),
         *lines,
         *heads,
         looks={"before it": Look("grey"), "hint": Look("purple"), "message": Look("green")},

@@ -122,14 +122,14 @@ def case_of(agent: Agent, stamps: tuple, found: dict, number: int) -> Case:
     """A rollout of hints.json. Raises ValueError for one that this agent cannot have written: its tokens spell something else."""
     entry = found["rollouts"][number]
     ids, begin, end, own = entry["tokens"], entry["begin"], entry["end"], entry["own"]
-    fits = [begin, end] in own and all(len(span) == 2 and 1 < span[0] < span[1] <= len(ids) for span in own)
-    fits = fits and all(0 <= one < agent.language.tokenizer.get_vocab_size() for one in ids)
-    ended = fits and ids[end - 1] == agent.language.env
-    if not fits or agent.language.decode(ids[begin : end - ended]) != entry["text"]:
+    is_valid = [begin, end] in own and all(len(span) == 2 and 1 < span[0] < span[1] <= len(ids) for span in own)
+    is_valid = is_valid and all(0 <= token < agent.language.tokenizer.get_vocab_size() for token in ids)
+    has_end = is_valid and ids[end - 1] == agent.language.env
+    if not is_valid or agent.language.decode(ids[begin : end - has_end]) != entry["text"]:
         raise ValueError(f"rollout {number + 1} is not one of {agent.name}")
     facts = {name: value for name, value in entry.items() if name in Case.__dataclass_fields__}
-    more = {"own": tuple(map(tuple, own)), "tokens": tuple(ids), "temperature": float(found["temperature"])}
-    return Case(**{"agent": agent, "stamps": stamps} | facts | more)
+    run_facts = {"own": tuple(map(tuple, own)), "tokens": tuple(ids), "temperature": float(found["temperature"])}
+    return Case(**{"agent": agent, "stamps": stamps} | facts | run_facts)
 
 
 def words_of(case: Case, told: str, own: str) -> str:
@@ -151,18 +151,18 @@ def given_away(case: Case, words: str) -> dict[str, str]:
 
 
 @lru_cache(2)
-def network(agent: Agent, stamps: tuple) -> Transformer:
+def load_network(agent: Agent, stamps: tuple) -> Transformer:
     """An agent's network as it samples."""
-    trained, sampled = (getattr(torch, name) for name in (agent.recipe.training.dtype, agent.recipe.training.sampler_dtype))
-    return Sampler(load_hf(agent.folder).to(trained), sampled).model
+    training_dtype, sampler_dtype = (getattr(torch, name) for name in (agent.recipe.training.dtype, agent.recipe.training.sampler_dtype))
+    return Sampler(load_hf(agent.folder).to(training_dtype), sampler_dtype).model
 
 
 @lru_cache(256)
-def hidden(agent: Agent, stamps: tuple, ids: tuple[int, ...]) -> Tensor:
+def compute_hidden(agent: Agent, stamps: tuple, ids: tuple[int, ...]) -> Tensor:
     """What the head of an agent reads behind every token, [T, D]."""
     with one_thread():
-        found = network(agent, stamps)(torch.tensor(ids)[None], logits=False).hidden
-    return found[0]
+        hidden_states = load_network(agent, stamps)(torch.tensor(ids)[None], logits=False).hidden
+    return hidden_states[0]
 
 
 @lru_cache(256)
@@ -172,27 +172,29 @@ def read(case: Case, words: str, shift: bool = True) -> Read:
     tokens."""
     language, segment = case.agent.language, case.segment
     # As in sims/hints.py: the environment says it, before the token that hands the word over.
-    where = hinted(segment, [Hint(case.begin - 1, encoded(case, words), case.begin, case.end)])
-    student, teacher = (hidden(case.agent, case.stamps, ids) for ids in (case.tokens[: case.end], tuple(where.tokens.tolist())))
-    read_at = where if shift else replace(where, teacher=where.student)
-    head = network(case.agent, case.stamps).head
-    student, teacher = (head(x).float() / case.temperature for x in predictions(student, teacher, read_at))
-    apart = torch.stack([divergence(student, teacher, kind) for kind in KINDS], -1)
+    alignment = hinted(segment, [Hint(case.begin - 1, encoded(case, words), case.begin, case.end)])
+    student, teacher = (compute_hidden(case.agent, case.stamps, ids) for ids in (case.tokens[: case.end], tuple(alignment.tokens.tolist())))
+    read_alignment = alignment if shift else replace(alignment, teacher=alignment.student)
+    head = load_network(case.agent, case.stamps).head
+    student, teacher = (head(x).float() / case.temperature for x in predictions(student, teacher, read_alignment))
+    divergences = torch.stack([divergence(student, teacher, kind) for kind in KINDS], -1)
     logs, logt = student.log_softmax(-1), teacher.log_softmax(-1)
-    ids = segment.tokens[where.student]
-    ended = int(ids[-1] == language.env)
-    texts = [*tokens.texts(language, ids[: len(ids) - ended].tolist()), *[None] * ended]
+    ids = segment.tokens[alignment.student]
+    end_count = int(ids[-1] == language.env)
+    texts = [*tokens.texts(language, ids[: len(ids) - end_count].tolist()), *[None] * end_count]
     likelier = (logt - logs).gather(-1, ids[:, None]).sum()
-    rows = zip(texts, ids.tolist(), logs.exp(), logt.exp(), apart.tolist(), strict=True)
-    return Read(where, tuple(word(language, *row) for row in rows), float(likelier))
+    rows = zip(texts, ids.tolist(), logs.exp(), logt.exp(), divergences.tolist(), strict=True)
+    return Read(alignment, tuple(make_word(language, *row) for row in rows), float(likelier))
 
 
-def word(language: Language, text: str | None, chosen: int, student: Tensor, teacher: Tensor, apart: Sequence[float]) -> Word:
+def make_word(language: Language, text: str | None, sampled_token: int, student: Tensor, teacher: Tensor, divergences: Sequence[float]) -> Word:
     """A token and what else was likely, from both distributions [V]."""
     best: set[int] = set()
     for side in (student, teacher):
-        best |= {*[one for one in side.topk(min(NAMED + 1, len(side))).indices.tolist() if one != chosen][:NAMED]}
+        best |= {*[token for token in side.topk(min(NAMED + 1, len(side))).indices.tolist() if token != sampled_token][:NAMED]}
     likely = torch.maximum(student, teacher)
-    ranked = sorted(best, key=lambda one: (-float(likely[one]), one))
-    others = tuple(Outcome(None if one == language.env else language.decode([one]), float(student[one]), float(teacher[one])) for one in ranked)
-    return Word(Outcome(text, float(student[chosen]), float(teacher[chosen])), others, dict(zip(KINDS, apart, strict=True)))
+    ranked = sorted(best, key=lambda token: (-float(likely[token]), token))
+    alternatives = tuple(
+        Outcome(None if token == language.env else language.decode([token]), float(student[token]), float(teacher[token])) for token in ranked
+    )
+    return Word(Outcome(text, float(student[sampled_token]), float(teacher[sampled_token])), alternatives, dict(zip(KINDS, divergences, strict=True)))

@@ -25,7 +25,7 @@ UNBIASED = ("k1", "k3")
 
 
 @lru_cache(64)
-def categorical(divergence: float, seed: int) -> tuple[Tensor, Tensor]:
+def make_categorical(divergence: float, seed: int) -> tuple[Tensor, Tensor]:
     """Two softmax heads, float64 log-probs [V], whose KL is `divergence` nats: the reference is moved away until they differ that much."""
     generator = torch.Generator().manual_seed(seed)
     policy, push = torch.randn(2, VOCABULARY, dtype=torch.float64, generator=generator)
@@ -37,7 +37,7 @@ def categorical(divergence: float, seed: int) -> tuple[Tensor, Tensor]:
     return policy.log_softmax(-1), (policy + low * push).log_softmax(-1)
 
 
-def pair(family: str, divergence: float, samples: int, seed: int, folder: Path | None = None) -> tuple[Tensor, Tensor, float]:
+def sample_pair(family: str, divergence: float, samples: int, seed: int, folder: Path | None = None) -> tuple[Tensor, Tensor, float]:
     """log π and log π_ref of tokens sampled from π, [samples], and the exact KL in nats."""
     generator = torch.Generator().manual_seed(seed)
     if family == FAMILIES[0]:
@@ -45,20 +45,20 @@ def pair(family: str, divergence: float, samples: int, seed: int, folder: Path |
         x = torch.randn(samples, dtype=torch.float64, generator=generator)
         return -x.square() / 2, -(x - m).square() / 2, divergence
     if family == FAMILIES[1]:
-        policy, reference = categorical(divergence, seed)
-        drawn = torch.multinomial(policy.exp(), samples, replacement=True, generator=generator)
-        return policy[drawn], reference[drawn], kl.exact_kl(policy, reference).item()
+        policy, reference = make_categorical(divergence, seed)
+        sampled_tokens = torch.multinomial(policy.exp(), samples, replacement=True, generator=generator)
+        return policy[sampled_tokens], reference[sampled_tokens], kl.exact_kl(policy, reference).item()
     policy, reference = token_heads(folder=folder)
     row = torch.randint(len(policy), (samples,), generator=generator)
-    drawn = torch.multinomial(policy[row].exp(), 1, generator=generator)[:, 0]
-    return policy[row, drawn], reference[row, drawn], kl.exact_kl(policy, reference).mean().item()
+    sampled_tokens = torch.multinomial(policy[row].exp(), 1, generator=generator)[:, 0]
+    return policy[row, sampled_tokens], reference[row, sampled_tokens], kl.exact_kl(policy, reference).mean().item()
 
 
 @examples.remembered("token-distributions.npz")
 def token_heads(folder: Path | None = None) -> tuple[Tensor, Tensor]:
     """Log-probs [positions, V] of a run's agent after RL and before, at positions where it chose a token."""
-    stored = examples.arrays("token-distributions", folder)
-    policy, reference = (torch.from_numpy(stored[name].astype(np.float64)).log_softmax(-1) for name in ("policy", "reference"))
+    archive = examples.arrays("token-distributions", folder)
+    policy, reference = (torch.from_numpy(archive[name].astype(np.float64)).log_softmax(-1) for name in ("policy", "reference"))
     return policy, reference
 
 
@@ -66,37 +66,37 @@ def moments(family: str, divergence: float, seed: int, folder: Path | None = Non
     """Exact mean in nats and variance in nats² of each estimator, without sampling: in closed form, or summed over the vocabulary."""
     if family == FAMILIES[0]:
         return kl.gaussian_oracle((2 * divergence) ** 0.5)
-    return categorical_moments(divergence, seed) if family == FAMILIES[1] else token_moments(folder=folder)
+    return compute_categorical_moments(divergence, seed) if family == FAMILIES[1] else compute_token_moments(folder=folder)
 
 
 @lru_cache(64)
-def categorical_moments(divergence: float, seed: int) -> dict[str, tuple[float, float]]:
-    return enumerated(*categorical(divergence, seed))
+def compute_categorical_moments(divergence: float, seed: int) -> dict[str, tuple[float, float]]:
+    return enumerate_moments(*make_categorical(divergence, seed))
 
 
 @examples.remembered("token-distributions.npz", most=4)
-def token_moments(folder: Path | None = None) -> dict[str, tuple[float, float]]:
-    return enumerated(*token_heads(folder=folder))
+def compute_token_moments(folder: Path | None = None) -> dict[str, tuple[float, float]]:
+    return enumerate_moments(*token_heads(folder=folder))
 
 
-def enumerated(policy: Tensor, reference: Tensor) -> dict[str, tuple[float, float]]:
+def enumerate_moments(policy: Tensor, reference: Tensor) -> dict[str, tuple[float, float]]:
     """Moments for log-probs [V] or [positions, V], summed over the vocabulary."""
     policy, reference = (x.view(-1, x.shape[-1]) for x in (policy, reference))
-    chances, found = policy.exp() / len(policy), {}
+    weights, moments_by_kind = policy.exp() / len(policy), {}
     for kind in kl.KINDS:
         value = kl.token_kl(policy, reference, kind)
-        mean = (chances * value).sum().item()
-        found[kind] = mean, (chances * (value - mean).square()).sum().item()
-    return found
+        mean = (weights * value).sum().item()
+        moments_by_kind[kind] = mean, (weights * (value - mean).square()).sum().item()
+    return moments_by_kind
 
 
 def estimates(family: str, divergence: float, samples: int, seed: int, folder: Path | None = None) -> tuple[list[dict], dict[str, np.ndarray]]:
     """One row per estimator, and its values."""
-    logp, ref_logp, exact = pair(family, divergence, samples, seed, folder)
-    known = moments(family, divergence, seed, folder)
+    logp, ref_logp, exact_value = sample_pair(family, divergence, samples, seed, folder)
+    exact_moments = moments(family, divergence, seed, folder)
     rows, values = [], {}
     for kind in kl.KINDS:
-        value, (mean, variance) = kl.token_kl(logp, ref_logp, kind).numpy(), known[kind]
+        value, (mean, variance) = kl.token_kl(logp, ref_logp, kind).numpy(), exact_moments[kind]
         values[kind] = value
         rows.append(
             {
@@ -104,8 +104,8 @@ def estimates(family: str, divergence: float, samples: int, seed: int, folder: P
                 "mean": value.mean(),
                 "standard error": value.std(ddof=1) / len(value) ** 0.5,
                 "variance": value.var(ddof=1),
-                "exact KL": exact,
-                "bias, exact": mean - exact,
+                "exact KL": exact_value,
+                "bias, exact": mean - exact_value,
                 "mean, exact": mean,
                 "variance, exact": variance,
             }
@@ -113,7 +113,7 @@ def estimates(family: str, divergence: float, samples: int, seed: int, folder: P
     return rows, values
 
 
-def said(rows: list[dict]) -> list[dict]:
+def format_exact_biases(rows: list[dict]) -> list[dict]:
     """The rows of `estimates`, whose exact bias is in words: zero where it is that by law."""
     return [row | {"bias, exact": exact(0.0 if row["estimator"] in UNBIASED else row["bias, exact"], "{:.4g}")} for row in rows]
 
@@ -125,66 +125,66 @@ def closed_form() -> tuple[np.ndarray, dict[str, list[float]]]:
     return across, {kind: [kl.gaussian_oracle((2 * x) ** 0.5)[kind][1] for x in across] for kind in kl.KINDS}
 
 
-def bins(values: dict[str, np.ndarray]) -> list[dict]:
+def bin_values(values: dict[str, np.ndarray]) -> list[dict]:
     """Shares of the tokens by value, without the rarest values."""
     low, high = np.quantile(np.concatenate(list(values.values())), (0.002, 0.998)).tolist()
-    found = []
+    bin_rows = []
     for kind, value in values.items():
         shares, edges = np.histogram(value, BINS, range=(low, high), weights=np.full(len(value), 1 / len(value)))
-        some = zip(edges.tolist(), edges[1:].tolist(), shares.tolist())
-        found += [{"estimator": kind, "from": begin, "to": end, "share": share} for begin, end, share in some]
-    return found
+        intervals = zip(edges.tolist(), edges[1:].tolist(), shares.tolist())
+        bin_rows += [{"estimator": kind, "from": begin, "to": end, "share": share} for begin, end, share in intervals]
+    return bin_rows
 
 
-def histogram(values: dict[str, np.ndarray], exact: float) -> Drawing:
+def draw_histogram(values: dict[str, np.ndarray], exact: float) -> Drawing:
     """Values per token, estimator by estimator."""
-    some = bars(bins(values), "from", "share", "estimator", to="to")
-    return drawing("value per token, nats", "share of tokens", some, rule("exact KL", x=exact), looks=LOOKS)
+    layer = bars(bin_values(values), "from", "share", "estimator", to="to")
+    return drawing("value per token, nats", "share of tokens", layer, rule("exact KL", x=exact), looks=LOOKS)
 
 
-def within(values: dict[str, np.ndarray], part: tuple[float, float]) -> list[dict]:
+def summarize_part(values: dict[str, np.ndarray], part: tuple[float, float]) -> list[dict]:
     """One row per estimator: the tokens whose value lies in this part, and their share of what all values sum to."""
     rows = []
     for kind, value in values.items():
-        some = value[(value >= part[0]) & (value <= part[1])]
-        far = (value - value.mean()) ** 2
-        own = far[(value >= part[0]) & (value <= part[1])]
+        part_values = value[(value >= part[0]) & (value <= part[1])]
+        squared_deviations = (value - value.mean()) ** 2
+        part_deviations = squared_deviations[(value >= part[0]) & (value <= part[1])]
         rows.append(
             {
                 "estimator": kind,
-                "tokens": len(some),
-                "share of tokens": len(some) / len(value),
-                "mean": float(some.mean()) if len(some) else None,
-                "adds to the mean": float(some.sum() / len(value)),
-                "share of the variance": float(own.sum() / far.sum()) if far.sum() else None,
+                "tokens": len(part_values),
+                "share of tokens": len(part_values) / len(value),
+                "mean": float(part_values.mean()) if len(part_values) else None,
+                "adds to the mean": float(part_values.sum() / len(value)),
+                "share of the variance": float(part_deviations.sum() / squared_deviations.sum()) if squared_deviations.sum() else None,
             }
         )
     return rows
 
 
-def marks(family: str, rows: list[dict]) -> list[dict]:
+def make_mark_rows(family: str, rows: list[dict]) -> list[dict]:
     """Variance against the KL: of two Gaussians in closed form, of this pair exactly, and of the samples."""
     across, variances = closed_form()
-    found = []
+    mark_rows = []
     for row in rows:
         kind = row["estimator"]
-        found += [{"estimator": kind, "what": GAUSSIANS, "KL": x, "variance": y} for x, y in zip(across.tolist(), variances[kind])]
-        for what, key in (("exact", "variance, exact"), ("samples", "variance")):
-            found.append({"estimator": kind, "what": f"{family}, {what}", "KL": row["exact KL"], "variance": float(row[key])})
-    return found
+        mark_rows += [{"estimator": kind, "what": GAUSSIANS, "KL": x, "variance": y} for x, y in zip(across.tolist(), variances[kind])]
+        for source, key in (("exact", "variance, exact"), ("samples", "variance")):
+            mark_rows.append({"estimator": kind, "what": f"{family}, {source}", "KL": row["exact KL"], "variance": float(row[key])})
+    return mark_rows
 
 
-def curves(family: str, rows: list[dict]) -> Drawing:
+def draw_curves(family: str, rows: list[dict]) -> Drawing:
     """Variance of each estimator against the KL."""
-    found = marks(family, rows)
-    parts = {what: [row for row in found if row["what"] == what] for what in (GAUSSIANS, f"{family}, exact", f"{family}, samples")}
-    known, exact, sampled = parts.values()
+    mark_rows = make_mark_rows(family, rows)
+    parts = {source: [row for row in mark_rows if row["what"] == source] for source in (GAUSSIANS, f"{family}, exact", f"{family}, samples")}
+    gaussian_rows, exact_rows, sample_rows = parts.values()
     return drawing(
         "KL, nats",
         Axis("variance per token, nats²", log=True),
-        lines(known, "KL", "variance", "estimator", tell=("what",)),
-        points(exact, "KL", "variance", "estimator", tell=("what",), hollow=True),
-        points(sampled, "KL", "variance", "estimator", tell=("what",)),
+        lines(gaussian_rows, "KL", "variance", "estimator", tell=("what",)),
+        points(exact_rows, "KL", "variance", "estimator", tell=("what",), hollow=True),
+        points(sample_rows, "KL", "variance", "estimator", tell=("what",)),
         rule(f"Gaussians' k1 and k3\ncross at {kl.crossing():.3f}", x=kl.crossing(), low=True),
         looks=LOOKS,
     )
@@ -205,24 +205,24 @@ def draw() -> None:
     left, right = st.columns(2)
     with left:
         part = brushed(
-            histogram(values, rows[0]["exact KL"]),
+            draw_histogram(values, rows[0]["exact KL"]),
             "kl-values",
-            bins(values),
+            bin_values(values),
             "Values of each estimator, token by token; rare values lie outside the picture. Drag over a part of it.",
         )
     with right:
         chart(
-            curves(family, rows),
+            draw_curves(family, rows),
             "kl-estimators",
-            marks(family, rows),
+            make_mark_rows(family, rows),
             "Variance against the KL. Lines: two Gaussians; hollow marks: this pair, exact; filled marks: these samples. "
             "Where hollow and filled marks differ, rare tokens dominate and the samples missed them.",
         )
     if part:
         st.markdown(f"Tokens whose value lies between {part[0]:.3g} and {part[1]:.3g} nats, and what they make of mean and variance:")
-        table(within(values, part), "kl-part")
+        table(summarize_part(values, part), "kl-part")
     with st.expander("The same as a table"):
-        kl_gradients.worded(said(rows), rows, "kl-estimates")
+        kl_gradients.worded(format_exact_biases(rows), rows, "kl-estimates")
     kl_gradients.section()
 
 

@@ -13,7 +13,7 @@ from sims import kl_variance
 
 __all__ = ["ROUNDING", "gradients", "said", "section", "worded"]
 
-MEASURED = {"size": "size", "from ∇KL(q‖p)": "distance from ∇KL(π‖π_ref)", "from ∇KL(p‖q)": "distance from ∇KL(π_ref‖π)"}
+MEASURE_COLUMNS = {"size": "size", "from ∇KL(q‖p)": "distance from ∇KL(π‖π_ref)", "from ∇KL(p‖q)": "distance from ∇KL(π_ref‖π)"}
 """Column names for those of `sims/kl_variance.py`, whose q is π and whose p is π_ref."""
 ROUNDING = 1e-12
 """Below this, a figure of the enumeration is an identity that float64 has rounded: the docstring of `ref/kl.py` derives them."""
@@ -25,11 +25,11 @@ def gradients() -> list[dict]:
     (`sims/kl_variance.py`): medians, blank if not measured."""
     rows: dict[str, dict] = {}
     for name, values in kl_variance.gradients_of_one_token(kl_variance.Experiment()).items():
-        gradient, _, measured = name.rpartition(", ")
-        if measured not in MEASURED:
-            gradient, measured = name, "from ∇KL(q‖p)"
-        row = rows.setdefault(gradient, {"gradient": gradient} | dict.fromkeys(MEASURED.values()))
-        row[MEASURED[measured]] = float(np.median(values))
+        gradient, _, measure = name.rpartition(", ")
+        if measure not in MEASURE_COLUMNS:
+            gradient, measure = name, "from ∇KL(q‖p)"
+        row = rows.setdefault(gradient, {"gradient": gradient} | dict.fromkeys(MEASURE_COLUMNS.values()))
+        row[MEASURE_COLUMNS[measure]] = float(np.median(values))
     return list(rows.values())
 
 
@@ -37,7 +37,7 @@ def said() -> list[dict]:
     """The rows of `gradients`, their figures in words: zero where it is that by law."""
     return [
         {"gradient": row["gradient"]}
-        | {name: None if row[name] is None else exact(0.0 if row[name] < ROUNDING else row[name], "{:.4g}") for name in MEASURED.values()}
+        | {name: None if row[name] is None else exact(0.0 if row[name] < ROUNDING else row[name], "{:.4g}") for name in MEASURE_COLUMNS.values()}
         for row in gradients()
     ]
 

@@ -38,7 +38,7 @@ class Cell:
     """Outputs as in the notebook."""
 
 
-def joined(text: str | list[str]) -> str:
+def join_lines(text: str | list[str]) -> str:
     """A text; a notebook may store it as a list of lines."""
     return text if isinstance(text, str) else "".join(text)
 
@@ -48,8 +48,9 @@ def of_notebook(path: Path, changed: float) -> list[Cell]:
     """The cells of a notebook with their outputs. `changed`: modification time, part of the cache key. Raises RunError for a broken notebook."""
     try:
         cells = read_json(path)["cells"]
-        made = (Cell(c["cell_type"], joined(c["source"]), c.get("metadata", {}).get("tags", []), c.get("outputs", [])) for c in cells)
-        return [cell for cell in made if "colab" not in cell.tags]  # those of lessons/badges.py are for readers elsewhere
+        all_cells = (Cell(c["cell_type"], join_lines(c["source"]), c.get("metadata", {}).get("tags", []), c.get("outputs", [])) for c in cells)
+        # those of lessons/badges.py are for readers elsewhere
+        return [cell for cell in all_cells if "colab" not in cell.tags]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise RunError(f"notebook {path.name} cannot be read ({error!r}); rebuild it with: make lessons") from None
 
@@ -69,23 +70,23 @@ def of_script(text: str) -> list[Cell]:
 def show_output(output: dict) -> None:
     """One output: a picture, or text."""
     if output["output_type"] == "stream":
-        st.code(ANSI.sub("", joined(output["text"])).rstrip("\n"), language=None)
+        st.code(ANSI.sub("", join_lines(output["text"])).rstrip("\n"), language=None)
         return
     if output["output_type"] == "error":
         st.error(f"{output['ename']}: {output['evalue']}")
         return
     data = output.get("data", {})
     if "image/png" in data:
-        st.image(base64.b64decode(joined(data["image/png"])), width="content")
+        st.image(base64.b64decode(join_lines(data["image/png"])), width="content")
     elif "text/markdown" in data:
-        shown = joined(data["text/markdown"])
-        code = SOURCE.fullmatch(shown)
+        markdown = join_lines(data["text/markdown"])
+        code = SOURCE.fullmatch(markdown)
         if code:
             st.code(code[1], language="python", wrap_lines=True)
         else:
-            st.markdown(shown)
+            st.markdown(markdown)
     elif "text/plain" in data:
-        st.code(joined(data["text/plain"]), language=None)
+        st.code(join_lines(data["text/plain"]), language=None)
 
 
 def show_cell(cell: Cell) -> None:
@@ -109,34 +110,34 @@ def drawable(text: str) -> str:
     return re.sub(r"\[([^\]]+)\]\((?!https?://|#)([^)]+)\)", lambda m: m[1] if "`" in m[1] else f"`{m[1]}`", text)
 
 
-def numbers(course: list[syllabus.Lesson], number: int) -> Iterator[syllabus.Lesson | None]:
+def find_neighbours(course: list[syllabus.Lesson], number: int) -> Iterator[syllabus.Lesson | None]:
     """The previous lesson and the next one."""
-    at = [one.number for one in course].index(number)
-    yield course[at - 1] if at else None
-    yield course[at + 1] if at + 1 < len(course) else None
+    index = [lesson.number for lesson in course].index(number)
+    yield course[index - 1] if index else None
+    yield course[index + 1] if index + 1 < len(course) else None
 
 
-def to(one: syllabus.Lesson, label: str) -> None:
+def link_lesson(lesson: syllabus.Lesson, label: str) -> None:
     """A link to a lesson."""
-    link("lesson", label, ":material/school:", n=f"{one.number:02d}")
+    link("lesson", label, ":material/school:", n=f"{lesson.number:02d}")
 
 
-def contents(course: list[syllabus.Lesson]) -> None:
+def show_contents(course: list[syllabus.Lesson]) -> None:
     """All lessons, each with a link, and with links to the pages on which its technique can be played with."""
     pages = {row.lesson: row.page for row in catalog.TECHNIQUES if row.page}
-    st.markdown(f"{len(course)} lessons, about {sum(one.minutes for one in course) / 60:.0f} hours. In order is best.")
-    for one in course:
+    st.markdown(f"{len(course)} lessons, about {sum(lesson.minutes for lesson in course) / 60:.0f} hours. In order is best.")
+    for lesson in course:
         with st.container(horizontal=True):
-            to(one, f"{one.number:02d} · {one.title}")
-            if page := PLACES.get(pages.get(f"lessons/{one.path.name}", "")):
+            link_lesson(lesson, f"{lesson.number:02d} · {lesson.title}")
+            if page := PLACES.get(pages.get(f"lessons/{lesson.path.name}", "")):
                 link(page.url_path, page.title, ":material/tune:")
-        st.caption(f"About {one.minutes} minutes. Prerequisites: {one.before}. After it you can {one.can}")
+        st.caption(f"About {lesson.minutes} minutes. Prerequisites: {lesson.before}. After it you can {lesson.can}")
 
 
-def overview() -> None:
+def show_overview() -> None:
     """The course as a page of its own."""
     with st.container(width=WIDTH):
-        contents(syllabus.lessons())
+        show_contents(syllabus.lessons())
         st.caption("etude lesson N opens a lesson in Jupyter, as a copy that is yours.")
 
 
@@ -144,35 +145,35 @@ def draw() -> None:
     """The lesson named by ?n=NN, or the list of all lessons."""
     try:
         with st.container(width=WIDTH):
-            show(syllabus.lessons(), st.query_params.get("n", ""))
+            show_lesson(syllabus.lessons(), st.query_params.get("n", ""))
     except (RunError, OSError) as error:
         st.error(str(error))
 
 
-def show(course: list[syllabus.Lesson], wanted: str) -> None:
-    known = {one.number: one for one in course}
+def show_lesson(course: list[syllabus.Lesson], number_text: str) -> None:
+    lessons_by_number = {lesson.number: lesson for lesson in course}
     # Short, because int() refuses thousands of digits.
-    if not (len(wanted) <= LONGEST and wanted.isascii() and wanted.isdigit() and int(wanted) in known):
-        if wanted:
-            st.warning(f"There is no lesson {wanted if len(wanted) <= LONGEST else wanted[:LONGEST] + '…'}.")
+    if not (len(number_text) <= LONGEST and number_text.isascii() and number_text.isdigit() and int(number_text) in lessons_by_number):
+        if number_text:
+            st.warning(f"There is no lesson {number_text if len(number_text) <= LONGEST else number_text[:LONGEST] + '…'}.")
         st.title("The course")
-        contents(course)
+        show_contents(course)
         return
-    one = known[int(wanted)]
-    path = syllabus.notebook(one.path)
+    lesson = lessons_by_number[int(number_text)]
+    path = syllabus.notebook(lesson.path)
     if path.is_file():
         cells = of_notebook(path, path.stat().st_mtime)
     else:
         st.info("This lesson has not been executed here, so it has no outputs. To execute it: make lessons.")
-        cells = of_script(one.path.read_text(encoding="utf-8"))
+        cells = of_script(lesson.path.read_text(encoding="utf-8"))
     link("course", "The course", ":material/arrow_back:")
     for cell in cells:
         show_cell(cell)
     st.divider()
-    st.caption(f"etude lesson {one.number} opens it in Jupyter. Source: {one.source}.")
-    for label, other in zip(("Before it", "After it"), numbers(course, one.number), strict=True):
-        if other:
-            to(other, f"{label}: {other.number:02d} · {other.title}")
+    st.caption(f"etude lesson {lesson.number} opens it in Jupyter. Source: {lesson.source}.")
+    for label, neighbour in zip(("Before it", "After it"), find_neighbours(course, lesson.number), strict=True):
+        if neighbour:
+            link_lesson(neighbour, f"{label}: {neighbour.number:02d} · {neighbour.title}")
 
 
 PAGE = Page(
@@ -180,5 +181,5 @@ PAGE = Page(
     title="The course",
     says="A lesson for each technique of the recipe: the idea, the code taken apart, an experiment played live, the trap shown happening, and "
     "exercises that check themselves. Here they can be read; `etude lesson 0` opens the first one in Jupyter.",
-    draw=overview,
+    draw=show_overview,
 )

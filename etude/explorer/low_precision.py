@@ -19,13 +19,13 @@ COMPANIONS = (0.0, 0.01, 0.1, 1.0, 2.0, 6.0, 10.0, 100.0, 1000.0, 1e6)
 OUTLIERS = (1.0, 3.0, 10.0, 30.0, 100.0, 1e3, 1e4, 1e5, 1e6)
 TOKENS, WIDTH, AT = 8, 64, 5
 """The batch of the second half, and the place of the outlier in its last token."""
-BEGINS = "0.3"
+DEFAULT_NUMBER = "0.3"
 """The number that the page begins with, and shows for a link that holds none."""
 COLUMNS = (("sign", "red", "solid"), ("exponent", "blue", "double"), ("mantissa", "green", "dashed"))
 SHARED: dict[str, Callable[[Tensor], Tensor]] = {
-    "FP8, one scale per tensor": lambda x: fp8(x, len(x), x.shape[1]),
-    "FP8, one per token": lambda x: fp8(x, 1, x.shape[1]),
-    "FP8, one per 16": lambda x: fp8(x, 1, 16),
+    "FP8, one scale per tensor": lambda x: round_fp8(x, len(x), x.shape[1]),
+    "FP8, one per token": lambda x: round_fp8(x, 1, x.shape[1]),
+    "FP8, one per 16": lambda x: round_fp8(x, 1, 16),
     "MXFP8, one per 32": lambda x: quant.rounded(x, "mxfp8"),
     "NVFP4, per tensor and 16": lambda x: quant.rounded(x, "nvfp4-tensor"),
     "NVFP4, per token and 16": lambda x: quant.rounded(x, "nvfp4-token"),
@@ -36,11 +36,11 @@ LARGE = 1e6
 """The outlier with which the page begins: too large for every format's scales, so that the lines of the picture part."""
 
 
-def fp8(x: Tensor, rows: int, columns: int) -> Tensor:
+def round_fp8(x: Tensor, rows: int, columns: int) -> Tensor:
     return quant.blockwise_fp8_dequantize(*quant.blockwise_fp8_quantize(x, (rows, columns)), (rows, columns))
 
 
-def number(text: str) -> float | None:
+def parse_number(text: str) -> float | None:
     """The number that somebody typed, which may be inf or nan; None if it is none."""
     try:
         return float(text.strip().replace("−", "-"))
@@ -56,7 +56,7 @@ def batch(outlier: float, seed: int) -> Tensor:
     return x
 
 
-def groups() -> dict[str, Tensor]:
+def make_groups() -> dict[str, Tensor]:
     """The numbers that may suffer, each group a mask [TOKENS, WIDTH]."""
     row, column = torch.meshgrid(torch.arange(TOKENS), torch.arange(WIDTH), indexing="ij")
     last = row == TOKENS - 1
@@ -67,137 +67,147 @@ def groups() -> dict[str, Tensor]:
 def payers(outlier: float, seed: int) -> list[dict]:
     """One row for each way to share a scale: the error of each group relative to its size, the share of its numbers that become zero with the
     outlier and without it, and what of the earlier tokens is other than it was without the outlier."""
-    x, calm = batch(outlier, seed), batch(1.0, seed)
+    x, calm_batch = batch(outlier, seed), batch(1.0, seed)
     weight = torch.randn(WIDTH, WIDTH, generator=torch.Generator().manual_seed(seed + 1)) / WIDTH**0.5
     rows = []
     for name, rounding in SHARED.items():
-        seen, before = rounding(x), rounding(calm)
-        row: dict = {"scale": name, "past numbers that change": int((seen != before)[:-1].sum())}
-        for who, mask in groups().items():
-            row[f"error, {who}"] = ((seen - x)[mask].norm() / x[mask].norm()).item()
-            row[f"lost, {who}"] = (seen[mask] == 0).double().mean().item()
-            row[f"lost without, {who}"] = (before[mask] == 0).double().mean().item()
-        row["past outputs move by"] = (seen @ weight - before @ weight)[:-1].abs().max().item()
+        rounded_batch, rounded_calm = rounding(x), rounding(calm_batch)
+        row: dict = {"scale": name, "past numbers that change": int((rounded_batch != rounded_calm)[:-1].sum())}
+        for group, mask in make_groups().items():
+            row[f"error, {group}"] = ((rounded_batch - x)[mask].norm() / x[mask].norm()).item()
+            row[f"lost, {group}"] = (rounded_batch[mask] == 0).double().mean().item()
+            row[f"lost without, {group}"] = (rounded_calm[mask] == 0).double().mean().item()
+        row["past outputs move by"] = (rounded_batch @ weight - rounded_calm @ weight)[:-1].abs().max().item()
         rows.append(row)
     return rows
 
 
 def lost(row: dict, who: str) -> str:
     """Which share of a group becomes zero without the outlier, and with it."""
-    without, now = row[f"lost without, {who}"], row[f"lost, {who}"]
-    return exact(now) if without == now == 0 else f"{without:.1%} → {now:.1%}"
+    calm_share, outlier_share = row[f"lost without, {who}"], row[f"lost, {who}"]
+    return exact(outlier_share) if calm_share == outlier_share == 0 else f"{calm_share:.1%} → {outlier_share:.1%}"
 
 
-def cells(layout: str, code: int) -> str:
+def render_cells(layout: str, code: int) -> str:
     """A code as boxes, one for each bit."""
-    found = []
+    cell_spans = []
     for (name, colour, line), bits in zip(COLUMNS, fields(layout, code), strict=True):
-        look = f"{tint(colour, 0.18)};border-bottom:3px {line} {COLOURS[colour]}"
-        boxes = "".join(f'<span style="{look};padding:0 .28em;margin-right:1px">{bit}</span>' for bit in bits)
-        found.append(
+        style = f"{tint(colour, 0.18)};border-bottom:3px {line} {COLOURS[colour]}"
+        boxes = "".join(f'<span style="{style};padding:0 .28em;margin-right:1px">{bit}</span>' for bit in bits)
+        cell_spans.append(
             f'<span title="{name}" class="{name}" style="margin-right:.4em;display:inline-flex;flex-wrap:wrap">{boxes}</span>' if bits else ""
         )
-    return f"<span style=\"font-family:'Source Code Pro',monospace\">{''.join(found)}</span>"
+    return f"<span style=\"font-family:'Source Code Pro',monospace\">{''.join(cell_spans)}</span>"
 
 
-def step(label: str, shown: str, words: str) -> str:
+def render_step(label: str, content: str, words: str) -> str:
     """One step of the way: what it is called, what it shows (HTML), and what is to be said of it."""
-    said = f"<div>{html.escape(words)}</div>" if words else ""
+    remark = f"<div>{html.escape(words)}</div>" if words else ""
     return (
         '<div style="display:flex;flex-wrap:wrap;column-gap:.8rem;margin-bottom:.55rem">'
-        f'<div style="flex:0 0 9rem;opacity:.75">{html.escape(label)}</div><div style="flex:1 1 14rem">{shown}{said}</div></div>'
+        f'<div style="flex:0 0 9rem;opacity:.75">{html.escape(label)}</div><div style="flex:1 1 '
+        f'14rem">{content}{remark}</div></div>'
     )
 
 
-def steps(taken: Way) -> str:
+def render_steps(conversion: Way) -> str:
     """The way of a number as HTML."""
-    bits, code = bits_of(torch.tensor(taken.number)), taken.code
-    parts = [step("The number, float32", cells("float32", bits), f"{taken.number:.9g} = {reading('float32', bits)}")]
-    parts += [step(f"Scale of its {who}, {layout}", cells(layout, held), f"{size:.6g}") for who, layout, held, size in taken.scales]
-    if taken.scales:
-        parts.append(step("Number over scale", f"{taken.quotient:.9g}", ""))
-    parts.append(step("Rounded", line(taken), verdict(taken)))
-    parts.append(step(f"Code, {taken.layout}", cells(taken.layout, code), f"{code:#x}: {taken.rounded:g} = {reading(taken.layout, code)}"))
-    times = f"{taken.rounded:g} · {' · '.join(f'{size:.4g}' for *_, size in taken.scales)}" if taken.scales else ""
-    parts.append(step("What comes back", f"<b>{taken.back:.9g}</b>", times))
+    bits, code = bits_of(torch.tensor(conversion.number)), conversion.code
+    parts = [render_step("The number, float32", render_cells("float32", bits), f"{conversion.number:.9g} = {reading('float32', bits)}")]
+    parts += [
+        render_step(f"Scale of its {owner}, {layout}", render_cells(layout, scale_code), f"{size:.6g}")
+        for owner, layout, scale_code, size in conversion.scales
+    ]
+    if conversion.scales:
+        parts.append(render_step("Number over scale", f"{conversion.quotient:.9g}", ""))
+    parts.append(render_step("Rounded", render_line(conversion), verdict(conversion)))
+    parts.append(
+        render_step(
+            f"Code, {conversion.layout}",
+            render_cells(conversion.layout, code),
+            f"{code:#x}: {conversion.rounded:g} = {reading(conversion.layout, code)}",
+        )
+    )
+    times = f"{conversion.rounded:g} · {' · '.join(f'{size:.4g}' for *_, size in conversion.scales)}" if conversion.scales else ""
+    parts.append(render_step("What comes back", f"<b>{conversion.back:.9g}</b>", times))
     return "".join(parts)
 
 
-def line(taken: Way) -> str:
+def render_line(conversion: Way) -> str:
     """The format's values around what is rounded, to scale, as HTML; the number is a triangle, what it becomes a thick line."""
-    values = near(taken)
+    values = near(conversion)
     low, high = values[0], values[-1]
     marks = []
-    for known in values:
-        chosen = known == taken.rounded
-        look = f"border-left:{'4px' if chosen else '1px'} solid {COLOURS['blue'] if chosen else 'currentColor'};height:1.5em"
-        at = 100 * (known - low) / (high - low)
-        marks.append(f'<span title="{known:.9g}" style="position:absolute;left:{at:.2f}%;top:.9em;{look}"></span>')
-        label = f"<b>{known:.4g}</b>" if chosen else f"{known:.4g}"
-        marks.append(f'<span style="position:absolute;left:{at:.2f}%;top:3.1em;transform:translateX(-50%);font-size:.75em">{label}</span>')
-    if math.isfinite(taken.quotient):
-        at = 100 * min(max((taken.quotient - low) / (high - low), 0), 1)
-        look = f"position:absolute;left:{at:.2f}%;top:-.2em;transform:translateX(-50%);color:{COLOURS['orange']}"
-        marks.append(f'<span title="{taken.quotient:.9g}" style="{look}">▼</span>')
+    for value in values:
+        is_rounded = value == conversion.rounded
+        style = f"border-left:{'4px' if is_rounded else '1px'} solid {COLOURS['blue'] if is_rounded else 'currentColor'};height:1.5em"
+        percent = 100 * (value - low) / (high - low)
+        marks.append(f'<span title="{value:.9g}" style="position:absolute;left:{percent:.2f}%;top:.9em;{style}"></span>')
+        label = f"<b>{value:.4g}</b>" if is_rounded else f"{value:.4g}"
+        marks.append(f'<span style="position:absolute;left:{percent:.2f}%;top:3.1em;transform:translateX(-50%);font-size:.75em">{label}</span>')
+    if math.isfinite(conversion.quotient):
+        percent = 100 * min(max((conversion.quotient - low) / (high - low), 0), 1)
+        style = f"position:absolute;left:{percent:.2f}%;top:-.2em;transform:translateX(-50%);color:{COLOURS['orange']}"
+        marks.append(f'<span title="{conversion.quotient:.9g}" style="{style}">▼</span>')
     return f'<div style="position:relative;height:3.4em;margin:0 2.2em">{"".join(marks)}</div>'
 
 
-def heat(x: Tensor, seen: Tensor) -> str:
+def render_heat(x: Tensor, rounded_batch: Tensor) -> str:
     """The batch as HTML, a row for each token: the stronger its colour, the more of a number is gone; what became zero is crossed out."""
-    found = []
-    for row, (numbers, back) in enumerate(zip(x.tolist(), seen.tolist(), strict=True)):
-        for column, (was, now) in enumerate(zip(numbers, back, strict=True)):
-            gone = min(abs(now - was) / abs(was), 1.0) if was else 0.0
-            look = f"{tint('orange', gone**0.5)};outline:{'2px solid' if (row, column) == (TOKENS - 1, AT) else '0'} {COLOURS['red']}"
-            title = f"token {row + 1}, number {column + 1}: {was:.4g} becomes {now:.4g}"
-            found.append(f'<span title="{title}" style="{look};text-align:center;overflow:hidden">{"" if now else "×"}</span>')
+    cell_spans = []
+    for row, (numbers, rounded_numbers) in enumerate(zip(x.tolist(), rounded_batch.tolist(), strict=True)):
+        for column, (original, rounded) in enumerate(zip(numbers, rounded_numbers, strict=True)):
+            loss_share = min(abs(rounded - original) / abs(original), 1.0) if original else 0.0
+            style = f"{tint('orange', loss_share**0.5)};outline:{'2px solid' if (row, column) == (TOKENS - 1, AT) else '0'} {COLOURS['red']}"
+            title = f"token {row + 1}, number {column + 1}: {original:.4g} becomes {rounded:.4g}"
+            cell_spans.append(f'<span title="{title}" style="{style};text-align:center;overflow:hidden">{"" if rounded else "×"}</span>')
     grid = f"display:grid;grid-template-columns:repeat({WIDTH},1fr);grid-auto-rows:1.1em;gap:1px;font-size:.7rem;line-height:1.1em"
-    return f'<div class="heat" style="{grid}">{"".join(found)}</div>'
+    return f'<div class="heat" style="{grid}">{"".join(cell_spans)}</div>'
 
 
 def draw() -> None:
-    one, two, three, four = st.columns(4)
-    typed = one.text_input("Number", BEGINS, 40, key="number", bind="query-params", help="Also −0, inf and nan.")
-    form = two.selectbox("Format", FORMS, list(FORMS).index("NVFP4"), key="format", bind="query-params")
-    scaled = form in ("FP8 E4M3, scaled", "MXFP8", "NVFP4")
-    block = three.select_slider(
-        "Largest neighbour in its block", COMPANIONS, 1.0, key="neighbour", bind="query-params", disabled=not scaled, format_func="{:g}".format
+    col1, col2, col3, col4 = st.columns(4)
+    text = col1.text_input("Number", DEFAULT_NUMBER, 40, key="number", bind="query-params", help="Also −0, inf and nan.")
+    form = col2.selectbox("Format", FORMS, list(FORMS).index("NVFP4"), key="format", bind="query-params")
+    has_scale = form in ("FP8 E4M3, scaled", "MXFP8", "NVFP4")
+    block = col3.select_slider(
+        "Largest neighbour in its block", COMPANIONS, 1.0, key="neighbour", bind="query-params", disabled=not has_scale, format_func="{:g}".format
     )
-    token = four.select_slider(
+    token = col4.select_slider(
         "Largest elsewhere in its token", COMPANIONS, 2.0, key="elsewhere", bind="query-params", disabled=form != "NVFP4", format_func="{:g}".format
     )
-    given = number(typed)
-    if given is None:
-        st.warning(f"That is no number; this is the way of {BEGINS}.")
-    taken = way(float(BEGINS) if given is None else given, form, block, token)
+    value = parse_number(text)
+    if value is None:
+        st.warning(f"That is no number; this is the way of {DEFAULT_NUMBER}.")
+    conversion = way(float(DEFAULT_NUMBER) if value is None else value, form, block, token)
     st.caption(f"{form}: {FORMS[form][1]} Boxes are bits: " + ", ".join(f"{name} ({kind} line)" for name, _, kind in COLUMNS) + ".")
-    off = taken.back - taken.number
+    error = conversion.back - conversion.number
     metrics(
-        ("Comes back as", f"{taken.back:.6g}", f"The number itself is {taken.number:.9g} in float32."),
-        ("Error", exact(off), "What comes back, less the number."),
-        ("Relative error", exact(abs(off / taken.number)) if taken.number and math.isfinite(off) else "–", "Of the number."),
-        ("Values of the format", f"{len(grid(taken.layout)):,}", "Finite ones, before the scale; −0 and 0 are one."),
+        ("Comes back as", f"{conversion.back:.6g}", f"The number itself is {conversion.number:.9g} in float32."),
+        ("Error", exact(error), "What comes back, less the number."),
+        ("Relative error", exact(abs(error / conversion.number)) if conversion.number and math.isfinite(error) else "–", "Of the number."),
+        ("Values of the format", f"{len(grid(conversion.layout)):,}", "Finite ones, before the scale; −0 and 0 are one."),
     )
-    st.html(f'<div style="font-size:.95rem;line-height:1.6">{steps(taken)}</div>')
+    st.html(f'<div style="font-size:.95rem;line-height:1.6">{render_steps(conversion)}</div>')
     st.subheader("One outlier, and who pays for it")
-    outlier_section()
+    show_outlier_section()
 
 
-def outlier_section() -> None:
+def show_outlier_section() -> None:
     """The second half of the page: a batch with an outlier in its last token."""
-    one, two, three = st.columns([2, 2, 1])
-    outlier = one.select_slider(
+    col1, col2, col3 = st.columns([2, 2, 1])
+    outlier = col1.select_slider(
         "One number of the last token; others: about 1", OUTLIERS, LARGE, key="outlier", bind="query-params", format_func="{:g}".format
     )
-    chosen = two.selectbox("What shares a scale", SHARED, 4, key="shared", bind="query-params")
-    seed = three.slider("Seed of the batch", 0, 20, 0, key="batch-seed", bind="query-params")
+    scale_name = col2.selectbox("What shares a scale", SHARED, 4, key="shared", bind="query-params")
+    seed = col3.slider("Seed of the batch", 0, 20, 0, key="batch-seed", bind="query-params")
     rows = payers(outlier, seed)
-    row = next(row for row in rows if row["scale"] == chosen)
+    row = next(row for row in rows if row["scale"] == scale_name)
     changed, past = row["past numbers that change"], (TOKENS - 1) * WIDTH
     metrics(
         *(
-            (f"Lost, {who}", lost(row, who), "Share of these numbers that become zero: with 1 in the outlier's place → with the outlier.")
-            for who in WHO
+            (f"Lost, {group}", lost(row, group), "Share of these numbers that become zero: with 1 in the outlier's place → with the outlier.")
+            for group in WHO
         ),
         ("Past numbers that change", f"{changed} of {past}" if changed else "exactly 0", "Numbers of earlier tokens that the outlier changes."),
         (
@@ -208,10 +218,10 @@ def outlier_section() -> None:
     )
     x = batch(outlier, seed)
     st.caption("Lost: what becomes zero, with 1 in the outlier's place → with the outlier.")
-    st.html(heat(x, SHARED[chosen](x)))
+    st.html(render_heat(x, SHARED[scale_name](x)))
     st.caption("A row is a token, the last below; the outlier is framed. The stronger its colour, the more of a number is gone; × became zero.")
-    who = st.radio("Whose error", WHO, key="whose", bind="query-params", horizontal=True)
-    sweep = [{"outlier": size, "scale": one["scale"], "error": one[f"error, {who}"]} for size in OUTLIERS for one in payers(size, seed)]
+    group = st.radio("Whose error", WHO, key="whose", bind="query-params", horizontal=True)
+    sweep = [{"outlier": size, "scale": payer["scale"], "error": payer[f"error, {group}"]} for size in OUTLIERS for payer in payers(size, seed)]
     chart(
         drawing(
             Axis("size of the outlier", log=True),
@@ -221,7 +231,7 @@ def outlier_section() -> None:
         ),
         "outlier-errors",
         sweep,
-        f"Error over size, {who}, by what shares a scale.",
+        f"Error over size, {group}, by what shares a scale.",
     )
     folded(rows, "outlier")
 

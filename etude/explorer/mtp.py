@@ -17,11 +17,14 @@ from ref.engine import decoder
 from sims import drafting
 
 MEASURED = Path(__file__).resolve().parents[2] / "results" / "figures" / "mtp.json"
-MOST = 8
+MAX_DRAFTS = 8
 """Maximum number of drafts per pass on the sliders."""
 
 
-ROW = {"tasks": int, **dict.fromkeys(("alpha", "draft_cost", "verify_cost", "opening_cost", "speedup", "speedup_low", "speedup_high"), files.NUMBER)}
+MEASUREMENT_KEYS = {
+    "tasks": int,
+    **dict.fromkeys(("alpha", "draft_cost", "verify_cost", "opening_cost", "speedup", "speedup_low", "speedup_high"), files.NUMBER),
+}
 """Required keys of a measurement."""
 
 
@@ -30,35 +33,39 @@ def measured() -> dict[int, dict]:
     Raises RunError if there are none."""
     path = provenance.newest(MEASURED)
     try:
-        return _measured(*files.stamp(path))
+        return _load_measurements(*files.stamp(path))
     except (OSError, ValueError, RecursionError) as error:
-        where = f"results/figures/{path.name}" if path == MEASURED else path
-        raise RunError(f"{where} cannot be read ({error}); measure it again with: etude figure mtp") from None
+        location = f"results/figures/{path.name}" if path == MEASURED else path
+        raise RunError(f"{location} cannot be read ({error}); measure it again with: etude figure mtp") from None
 
 
 @lru_cache(4)
-def _measured(path: Path, changed: int, size: int) -> dict[int, dict]:
+def _load_measurements(path: Path, mtime_ns: int, size: int) -> dict[int, dict]:
     rows = files.parsed(path, {"rows": [{"part": str}]})["rows"]
-    found = {int(way): row for row in rows if row["part"] == "decode" and (way := str(row.get("way"))).isdecimal()}
-    if not found:
+    measurements = {int(way): row for row in rows if row["part"] == "decode" and (way := str(row.get("way"))).isdecimal()}
+    if not measurements:
         raise ValueError("it has no measured decode")
-    if wrong := describe_mismatch(list(found.values()), [ROW]):
-        raise ValueError(wrong)
-    return found
+    if mismatch := describe_mismatch(list(measurements.values()), [MEASUREMENT_KEYS]):
+        raise ValueError(mismatch)
+    return measurements
 
 
 def speeds(alpha: float, cost: float, verify: float, opening: float, folder: Path | None = None) -> list[dict]:
     """One row per number of drafts: tokens per pass and speed-up as predicted by `sims/drafting.py`, and the measured speed-up."""
-    known, lengths, rows = measured(), np.array(examples.load("drafting", folder)["turns"]), []
-    for drafts in range(1, MOST + 1):
+    measurements, lengths, rows = measured(), np.array(examples.load("drafting", folder)["turns"]), []
+    for drafts in range(1, MAX_DRAFTS + 1):
         row = {
             "drafts": drafts,
             "tokens a pass": drafting.predicted(alpha, drafts, 0.0),
             "predicted": drafting.predicted(alpha, drafts, cost),
             "predicted, with turns": drafting.with_turns(alpha, drafts, cost, verify, opening, lengths),
         }
-        if drafts in known:
-            row |= {"measured": known[drafts]["speedup"], "low": known[drafts]["speedup_low"], "high": known[drafts]["speedup_high"]}
+        if drafts in measurements:
+            row |= {
+                "measured": measurements[drafts]["speedup"],
+                "low": measurements[drafts]["speedup_low"],
+                "high": measurements[drafts]["speedup_high"],
+            }
         rows.append(row)
     return rows
 
@@ -66,29 +73,29 @@ def speeds(alpha: float, cost: float, verify: float, opening: float, folder: Pat
 def depths(alpha: float, drafts: int, folder: Path | None = None) -> list[dict]:
     """One row per depth: how often a draft and all drafts before it were accepted, counted, and the same for one α at all depths, which is
     the number of tokens that a pass gains from that draft."""
-    counted, rows = examples.load("drafting", folder)["drafts"], []
-    deepest = counted[str(min(drafts, max(map(int, counted))))]
+    counts, rows = examples.load("drafting", folder)["drafts"], []
+    deepest = counts[str(min(drafts, max(map(int, counts))))]
     for k in range(1, drafts + 1):
         row = {"depth": k, "from α": drafting.predicted(alpha, k, 0.0) - drafting.predicted(alpha, k - 1, 0.0)}
         if k <= len(deepest["drafted"]) and deepest["drafted"][k - 1]:
-            offered, stood = deepest["drafted"][k - 1], deepest["accepted"][k - 1]
-            row |= {"drafted": offered, "accepted": stood, "share": stood / offered}
+            drafted_count, accepted_count = deepest["drafted"][k - 1], deepest["accepted"][k - 1]
+            row |= {"drafted": drafted_count, "accepted": accepted_count, "share": accepted_count / drafted_count}
         rows.append(row)
     return rows
 
 
-def by_depth(rows: list[dict], alpha: float) -> None:
+def draw_acceptance_by_depth(rows: list[dict], alpha: float) -> None:
     """Acceptance by depth."""
-    known, said = [row | {"what": "counted"} for row in rows if "share" in row], f"α = {alpha:g} at every depth"
-    line = [row | {"what": said} for row in rows]
+    count_rows, alpha_label = ([row | {"what": "counted"} for row in rows if "share" in row], f"α = {alpha:g} at every depth")
+    alpha_rows = [row | {"what": alpha_label} for row in rows]
     chart(
         drawing(
             Axis("depth of the draft", names=True),
             Axis("share accepted with all before it", most=1.05),
-            bars(known, "depth", "share", "what", stacked=True, tell=("drafted", "accepted")),
-            lines(line, "depth", "from α", "what"),
-            points(line, "depth", "from α", "what"),
-            looks={"counted": Look("sky"), said: Look("orange", "--", "s")},
+            bars(count_rows, "depth", "share", "what", stacked=True, tell=("drafted", "accepted")),
+            lines(alpha_rows, "depth", "from α", "what"),
+            points(alpha_rows, "depth", "from α", "what"),
+            looks={"counted": Look("sky"), alpha_label: Look("orange", "--", "s")},
         ),
         "mtp-acceptance",
         rows,
@@ -96,21 +103,21 @@ def by_depth(rows: list[dict], alpha: float) -> None:
     )
 
 
-def by_drafts(rows: list[dict], drafts: int) -> None:
+def draw_speed_by_drafts(rows: list[dict], drafts: int) -> None:
     """Speed-up by number of drafts."""
     ways = {"predicted": "predicted", "with turns": "predicted, with turns"}
-    theory = [{"how": how, "drafts": row["drafts"], "speed-up": row[key]} for how, key in ways.items() for row in rows]
-    known = [{"how": "measured", "speed-up": row["measured"]} | row for row in rows if "measured" in row]
+    theory = [{"how": series, "drafts": row["drafts"], "speed-up": row[key]} for series, key in ways.items() for row in rows]
+    measured_rows = [{"how": "measured", "speed-up": row["measured"]} | row for row in rows if "measured" in row]
     chart(
         drawing(
-            Axis("drafts per pass", least=0.7, most=MOST + 0.3),
+            Axis("drafts per pass", least=0.7, most=MAX_DRAFTS + 0.3),
             "speed-up over plain decoding",
             rule(x=drafts),
             rule(y=1, look=Look("grey", ":")),
             lines(theory, "drafts", "speed-up", "how"),
             points(theory, "drafts", "speed-up", "how"),
-            ranges(known, "drafts", "low", "high", "how"),
-            points(known, "drafts", "speed-up", "how", tell=("low", "high")),
+            ranges(measured_rows, "drafts", "low", "high", "how"),
+            points(measured_rows, "drafts", "speed-up", "how", tell=("low", "high")),
             looks={"predicted": Look("orange", "--", "o"), "with turns": Look("blue", "-", "s"), "measured": Look("red", mark="D")},
         ),
         "mtp-speed",
@@ -122,65 +129,68 @@ def by_drafts(rows: list[dict], drafts: int) -> None:
 
 def draw() -> None:
     folder = provenance.chosen("drafting.json")
-    known, found = measured(), examples.load("drafting", folder)
-    deepest = known[max(known)]
+    measurements, example = measured(), examples.load("drafting", folder)
+    deepest = measurements[max(measurements)]
 
-    def near(key: str, low: float, high: float) -> tuple[float, float, float]:
+    def clip_measurement(key: str, low: float, high: float) -> tuple[float, float, float]:
         """The measured value, clipped to the slider's range: another machine may have measured a value outside it."""
         return low, high, min(max(round(float(deepest[key]), 2), low), high)
 
-    one, two, three, four, five = st.columns(5)
-    drafts = one.slider("Drafts per pass (γ)", 1, MOST, min(max(known), MOST), key="drafts", bind="query-params")
-    alpha = two.slider("α, probability that a draft is accepted", *near("alpha", 0.0, 1.0), 0.01, key="alpha", bind="query-params")
-    cost = three.slider(
+    drafts_column, alpha_column, cost_column, verify_column, opening_column = st.columns(5)
+    drafts = drafts_column.slider("Drafts per pass (γ)", 1, MAX_DRAFTS, min(max(measurements), MAX_DRAFTS), key="drafts", bind="query-params")
+    alpha = alpha_column.slider(
+        "α, probability that a draft is accepted", *clip_measurement("alpha", 0.0, 1.0), 0.01, key="alpha", bind="query-params"
+    )
+    cost = cost_column.slider(
         "Cost of a draft (c)",
-        *near("draft_cost", 0.0, 1.0),
+        *clip_measurement("draft_cost", 0.0, 1.0),
         0.01,
         key="cost",
         bind="query-params",
         help="In passes of the trunk over one row, like the next two.",
     )
-    verify = four.slider(
+    verify = verify_column.slider(
         "Cost of verifying",
-        *near("verify_cost", 1.0, 3.0),
+        *clip_measurement("verify_cost", 1.0, 3.0),
         0.01,
         key="verify",
         bind="query-params",
         help="Cost of one pass over the drafts. The theory assumes 1.",
     )
-    opening = five.slider(
+    opening = opening_column.slider(
         "Cost of an opening",
-        *near("opening_cost", 1.0, 4.0),
+        *clip_measurement("opening_cost", 1.0, 4.0),
         0.01,
         key="opening",
         bind="query-params",
         help="The first pass of a turn reads a prompt or tool output and never has drafts to check.",
     )
     rows = speeds(alpha, cost, verify, opening, folder)
-    here = rows[drafts - 1]
+    row = rows[drafts - 1]
     spans.metrics(
-        ("Tokens per pass, at best", f"{here['tokens a pass']:.2f}", "If the text were one long turn."),
-        ("Predicted", f"{here['predicted']:.2f}×", "By the formula."),
-        ("Predicted, with turns", f"{here['predicted, with turns']:.2f}×", "With the agent's short turns and the cost of verifying and of openings."),
+        ("Tokens per pass, at best", f"{row['tokens a pass']:.2f}", "If the text were one long turn."),
+        ("Predicted", f"{row['predicted']:.2f}×", "By the formula."),
+        ("Predicted, with turns", f"{row['predicted, with turns']:.2f}×", "With the agent's short turns and the cost of verifying and of openings."),
         (
             "Measured",
-            f"{here['measured']:.2f}×" if "measured" in here else "–",
+            f"{row['measured']:.2f}×" if "measured" in row else "–",
             f"By `etude figure mtp`: {deepest['tasks']} tasks at batch 1, with the measured α and costs.",
         ),
     )
     left, right = st.columns(2)
     with left:
-        by_depth(depths(alpha, drafts, folder), alpha)
+        draw_acceptance_by_depth(depths(alpha, drafts, folder), alpha)
     with right:
-        by_drafts(rows, drafts)
+        draw_speed_by_drafts(rows, drafts)
     st.caption(f"Measured values, and the starting values of the sliders: {provenance.recorded(provenance.newest(MEASURED))}.")
     folded(rows, "mtp-speed-up", "Speed-up by number of drafts, as a table")
     st.subheader("One decode, pass by pass")
     st.markdown(
-        f"The agent after RL, greedy, on `{found['task']}`. In {found['identical']} of {found['tasks']} tasks, all tokens are the same as in plain "
+        f"The agent after RL, greedy, on `{example['task']}`. In {example['identical']} of {example['tasks']} tasks, "
+        "all tokens are the same as in plain "
         "decoding: drafts change the speed and nothing else."
     )
-    decode(found, examples.again(folder))
+    decode(example, examples.again(folder))
 
 
 PAGE = Page(

@@ -15,7 +15,7 @@ from ref import muon
 SHAPES = {"8 × 8": (8, 8), "8 × 16, wide": (8, 16), "16 × 8, tall": (16, 8), "16 × 32": (16, 32)}
 DECADES = (0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
-MOST = 10
+MAX_ROUNDS = 10
 """Rounds of Newton–Schulz that the page follows."""
 STEPS, SIDE = 500, 16
 """Steps of the experts, and the side of their square matrices."""
@@ -36,9 +36,10 @@ def gradient(shape: tuple[int, int], decades: float, seed: int) -> Tensor:
 
 @lru_cache(64)
 def rounds(shape: tuple[int, int], decades: float, seed: int, dtype: str) -> list[list[float]]:
-    """Singular values, largest first, after 0, 1, … MOST rounds. After none the matrix is only divided by its norm."""
+    """Singular values, largest first, after 0, 1, … MAX_ROUNDS rounds. After none the matrix is only divided by its
+    norm."""
     G = gradient(shape, decades, seed).to(DTYPES[dtype])
-    return [torch.linalg.svdvals(muon.newton_schulz(G, steps).double()).tolist() for steps in range(MOST + 1)]
+    return [torch.linalg.svdvals(muon.newton_schulz(G, steps).double()).tolist() for steps in range(MAX_ROUNDS + 1)]
 
 
 @lru_cache(16)
@@ -46,21 +47,21 @@ def curve(steps: int, dtype: str) -> list[dict]:
     """What so many rounds make of a singular value, by its share of the norm: that of a 2 × 2 matrix whose other one fills the norm up."""
     share = torch.cat((torch.logspace(-4, -1, 90, dtype=torch.float64), torch.linspace(0.1, 1, 150, dtype=torch.float64)[1:]))
     pairs = torch.stack((share, (1 - share.square()).clamp(min=0).sqrt()), 1)
-    after = muon.newton_schulz(torch.diag_embed(pairs), steps, dtype=DTYPES[dtype])[:, 0, 0]
-    return [{"share of ‖G‖": x, "after": y} for x, y in zip(share.tolist(), after.tolist(), strict=True)]
+    outputs = muon.newton_schulz(torch.diag_embed(pairs), steps, dtype=DTYPES[dtype])[:, 0, 0]
+    return [{"share of ‖G‖": x, "after": y} for x, y in zip(share.tolist(), outputs.tolist(), strict=True)]
 
 
 def own(G: Tensor, steps: int, dtype: str) -> list[dict]:
     """What the rounds make of each singular value of G: on a diagonal matrix each keeps its place, whatever its size becomes."""
     values = torch.linalg.svdvals(G)
-    after = muon.newton_schulz(torch.diag(values), steps, dtype=DTYPES[dtype]).diagonal()
-    return [{"share of ‖G‖": x, "after": y} for x, y in zip((values / values.norm()).tolist(), after.tolist(), strict=True)]
+    outputs = muon.newton_schulz(torch.diag(values), steps, dtype=DTYPES[dtype]).diagonal()
+    return [{"share of ‖G‖": x, "after": y} for x, y in zip((values / values.norm()).tolist(), outputs.tolist(), strict=True)]
 
 
 def stepped(G: Tensor, steps: int, dtype: str) -> dict[str, Tensor]:
     """How one step from zero at learning rate 1 moves a weight whose gradient is G, under SGD, Adam and Muon without momentum's past; and the
     exact UVᵀ, negated."""
-    found = {}
+    updates = {}
     for name in ("SGD", "Adam", "Muon"):
         weight = nn.Parameter(torch.zeros_like(G))
         optimiser: torch.optim.Optimizer
@@ -70,17 +71,17 @@ def stepped(G: Tensor, steps: int, dtype: str) -> dict[str, Tensor]:
             optimiser = torch.optim.SGD([weight], lr=1.0) if name == "SGD" else torch.optim.Adam([weight], lr=1.0)
         weight.grad = G.clone()
         optimiser.step()
-        found[name] = weight.detach()
+        updates[name] = weight.detach()
     U, _, Vh = torch.linalg.svd(G, full_matrices=False)
-    return found | {"exact −UVᵀ": -U @ Vh}
+    return updates | {"exact −UVᵀ": -U @ Vh}
 
 
 def compared(G: Tensor, steps: int, dtype: str) -> list[dict]:
     """One row for each step: its spectral norm (the largest singular value), its smallest, their ratio, and how much it lowers the loss to first
     order, ⟨−step, G⟩, for a spectral norm of one; no step can do more than the sum of G's singular values."""
-    rows, most = [], torch.linalg.svdvals(G).sum().item()
-    for name, moved in stepped(G, steps, dtype).items():
-        values = torch.linalg.svdvals(moved)
+    rows, max_descent = [], torch.linalg.svdvals(G).sum().item()
+    for name, update in stepped(G, steps, dtype).items():
+        values = torch.linalg.svdvals(update)
         norm = values[0].item()
         rows.append(
             {
@@ -88,8 +89,8 @@ def compared(G: Tensor, steps: int, dtype: str) -> list[dict]:
                 "spectral norm": norm,
                 "smallest": values[-1].item(),
                 "ratio": norm / values[-1].item() if values[-1] else None,
-                "of the best descent": -(moved * G).sum().item() / norm / most if norm else None,
-                "a weight moves by": moved.square().mean().sqrt().item(),
+                "of the best descent": -(update * G).sum().item() / norm / max_descent if norm else None,
+                "a weight moves by": update.square().mean().sqrt().item(),
             }
         )
     return rows
@@ -106,7 +107,7 @@ def experts(momentum: float) -> list[dict]:
         "Muon": muon.Muon([weights["Muon"]], lr=1.0, momentum=momentum, ns_dtype=None),
         "Adam": torch.optim.Adam([weights["Adam"]], lr=1.0, betas=(momentum, 0.95), fused=True),
     }
-    rows, full = [], {}
+    rows, first_sizes = [], {}
     for step in range(STEPS):
         visits = torch.tensor([1.0, float(step == 0), 0.0])[:, None, None]
         for name, weight in weights.items():
@@ -114,67 +115,69 @@ def experts(momentum: float) -> list[dict]:
             weight.grad = gradients * visits
             optimisers[name].step()
             sizes = weight.detach().flatten(1).norm(dim=1).tolist()
-            full.setdefault(name, sizes[0])
+            first_sizes.setdefault(name, sizes[0])
             rows += [
-                {"step": step + 1, "optimiser": name, "expert": who, "moves by": size, "of its first step": size / full[name]}
-                for who, size in zip(EXPERTS, sizes, strict=True)
+                {"step": step + 1, "optimiser": name, "expert": expert, "moves by": size, "of its first step": size / first_sizes[name]}
+                for expert, size in zip(EXPERTS, sizes, strict=True)
             ]
     return rows
 
 
-def singular(shape: tuple[int, int], decades: float, seed: int, dtype: str, steps: int) -> list[dict]:
+def list_singular_values(shape: tuple[int, int], decades: float, seed: int, dtype: str, steps: int) -> list[dict]:
     """The singular values after every round up to `steps`, one row each."""
-    found = rounds(shape, decades, seed, dtype)[: steps + 1]
+    values_by_round = rounds(shape, decades, seed, dtype)[: steps + 1]
     return [
         {"rank": rank, "rounds": round_, "singular value": value, "series": "gradient / ‖G‖" if not round_ else f"after round {round_}"}
-        for round_, values in enumerate(found)
+        for round_, values in enumerate(values_by_round)
         for rank, value in enumerate(values, 1)
     ]
 
 
-def matrix(found: Tensor) -> str:
+def render_matrix(tensor: Tensor) -> str:
     """A matrix as HTML: blue is positive, orange negative, the stronger the larger beside its largest entry."""
-    most = found.abs().max().item() or 1.0
+    max_abs = tensor.abs().max().item() or 1.0
     cells = "".join(
-        f'<span title="row {r}, column {c}: {value:.4g}" style="{tint("blue" if value > 0 else "orange", abs(value) / most)}"></span>'
-        for r, line in enumerate(found.tolist(), 1)
-        for c, value in enumerate(line, 1)
+        f'<span title="row {r}, column {c}: {value:.4g}" style="{tint("blue" if value > 0 else "orange", abs(value) / max_abs)}"></span>'
+        for r, entries in enumerate(tensor.tolist(), 1)
+        for c, value in enumerate(entries, 1)
     )
-    rows, columns = found.shape
+    rows, columns = tensor.shape
     shape = f"grid-template-columns:repeat({columns},1fr);aspect-ratio:{columns}/{rows};max-width:{14 * columns}px;border:1px solid {COLOURS['grey']}"
     return f'<div class="matrix" style="display:grid;{shape}">{cells}</div>'
 
 
 def draw() -> None:
-    one, two, three, four = st.columns([3, 5, 3, 2])
-    shape = SHAPES[one.selectbox("Gradient", SHAPES, 1, key="shape", bind="query-params", help="Outputs × inputs.")]
-    decades = two.select_slider("Powers of ten from its largest singular value to its smallest", DECADES, 3.0, key="decades", bind="query-params")
-    dtype = three.selectbox("Computed in", DTYPES, key="dtype", bind="query-params")
-    seed = four.slider("Seed of the gradient", 0, 20, 0, key="matrix-seed", bind="query-params")
-    play("Rounds of Newton–Schulz", "rounds", range(MOST + 1), 5, lambda steps: after(shape, decades, seed, dtype, steps))
-    expert_section()
+    shape_column, decades_column, dtype_column, seed_column = st.columns([3, 5, 3, 2])
+    shape = SHAPES[shape_column.selectbox("Gradient", SHAPES, 1, key="shape", bind="query-params", help="Outputs × inputs.")]
+    decades = decades_column.select_slider(
+        "Powers of ten from its largest singular value to its smallest", DECADES, 3.0, key="decades", bind="query-params"
+    )
+    dtype = dtype_column.selectbox("Computed in", DTYPES, key="dtype", bind="query-params")
+    seed = seed_column.slider("Seed of the gradient", 0, 20, 0, key="matrix-seed", bind="query-params")
+    play("Rounds of Newton–Schulz", "rounds", range(MAX_ROUNDS + 1), 5, lambda steps: draw_rounds(shape, decades, seed, dtype, steps))
+    draw_experts()
 
 
-def after(shape: tuple[int, int], decades: float, seed: int, dtype: str, steps: int) -> None:
+def draw_rounds(shape: tuple[int, int], decades: float, seed: int, dtype: str, steps: int) -> None:
     """What so many rounds make of the gradient: singular values, and a step beside those of other optimisers."""
-    G, rows = gradient(shape, decades, seed), singular(shape, decades, seed, dtype, steps)
-    first, last = ([row["singular value"] for row in rows if row["rounds"] == at] for at in (0, steps))
+    G, rows = gradient(shape, decades, seed), list_singular_values(shape, decades, seed, dtype, steps)
+    values_before, values_after = ([row["singular value"] for row in rows if row["rounds"] == round_count] for round_count in (0, steps))
     metrics(
-        ("Largest over smallest, before", f"{first[0] / first[-1]:.3g}", "Of the gradient's singular values."),
-        ("after", f"{last[0] / last[-1]:.3g}", "After the chosen rounds."),
-        ("Smallest singular value", f"{last[-1]:.3f}", "After the chosen rounds."),
-        ("Largest", f"{last[0]:.3f}", "It is not meant to be 1: the coefficients trade exactness for slope at zero."),
+        ("Largest over smallest, before", f"{values_before[0] / values_before[-1]:.3g}", "Of the gradient's singular values."),
+        ("after", f"{values_after[0] / values_after[-1]:.3g}", "After the chosen rounds."),
+        ("Smallest singular value", f"{values_after[-1]:.3f}", "After the chosen rounds."),
+        ("Largest", f"{values_after[0]:.3f}", "It is not meant to be 1: the coefficients trade exactness for slope at zero."),
     )
     left, right = st.columns(2)
-    between, ends = ([row for row in rows if (row["rounds"] in (0, steps)) == end] for end in (False, True))
+    middle_rows, end_rows = ([row for row in rows if (row["rounds"] in (0, steps)) == is_end] for is_end in (False, True))
     with left:
         chart(
             drawing(
                 "singular value, by rank",
                 Axis("size", log=True),
-                lines(between, "rank", "singular value", split="rounds", thin=True, tell=("rounds",), look=Look("grey")),
-                lines(ends, "rank", "singular value", "series"),
-                points(ends, "rank", "singular value", "series", tell=("rounds",)),
+                lines(middle_rows, "rank", "singular value", split="rounds", thin=True, tell=("rounds",), look=Look("grey")),
+                lines(end_rows, "rank", "singular value", "series"),
+                points(end_rows, "rank", "singular value", "series", tell=("rounds",)),
                 rule("1", y=1.0),
             ),
             "muon-singular-values",
@@ -182,26 +185,26 @@ def after(shape: tuple[int, int], decades: float, seed: int, dtype: str, steps: 
             "Singular values of the gradient, divided by its norm, and after the chosen rounds; faint, the rounds between.",
         )
     with right:
-        through = curve(steps, dtype)
+        curve_rows = curve(steps, dtype)
         chart(
             drawing(
                 Axis("singular value over ‖G‖", log=True),
                 Axis("after the rounds", most=1.3),
-                lines(through, "share of ‖G‖", "after"),
+                lines(curve_rows, "share of ‖G‖", "after"),
                 points(own(G, steps, dtype), "share of ‖G‖", "after", look=Look("orange", mark="s")),
                 *(rule(f"{y}", y=y) for y in (0.68, 1.21)),
             ),
             "muon-curve",
-            through,
+            curve_rows,
             "What the rounds make of any singular value: one polynomial, again and again. Squares: those of this gradient.",
         )
     st.subheader("One step, three optimisers")
-    moved = stepped(G.float(), steps, dtype)
-    shown = {"gradient": G, **{f"{name}'s step, negated": -moved[name] for name in ("SGD", "Adam", "Muon")}}
-    for place, (name, found) in zip(st.columns(4), shown.items(), strict=True):
-        with place:
+    updates = stepped(G.float(), steps, dtype)
+    matrices = {"gradient": G, **{f"{name}'s step, negated": -updates[name] for name in ("SGD", "Adam", "Muon")}}
+    for column, (name, tensor) in zip(st.columns(4), matrices.items(), strict=True):
+        with column:
             st.caption(name)
-            st.html(matrix(found))
+            st.html(render_matrix(tensor))
     table(compared(G.float(), steps, dtype), "muon-steps")
     st.caption(
         "Each is the first step from zero at learning rate 1. Adam keeps the signs of entries, Muon the singular directions. Of all steps of one "
@@ -209,24 +212,24 @@ def after(shape: tuple[int, int], decades: float, seed: int, dtype: str, steps: 
     )
 
 
-def expert_section() -> None:
+def draw_experts() -> None:
     """A stack of experts, of which one is never visited."""
     st.subheader("An expert that nobody visits")
     momentum = st.select_slider("Momentum", (0.8, 0.9, 0.95, 0.98), 0.95, key="momentum", bind="query-params")
     rows = experts(momentum)
-    once = [{**row, "series": f"{row['optimiser']}, visited once"} for row in rows if row["expert"] == EXPERTS[1]]
-    never = [{**row, "series": "both, never visited"} for row in rows if row["expert"] == EXPERTS[2] and row["optimiser"] == "Muon"]
-    still = max(row["moves by"] for row in rows if row["expert"] == EXPERTS[2])
-    paths = {name: [row["of its first step"] for row in once if row["optimiser"] == name] for name in ("Muon", "Adam")}
+    once_rows = [{**row, "series": f"{row['optimiser']}, visited once"} for row in rows if row["expert"] == EXPERTS[1]]
+    never_rows = [{**row, "series": "both, never visited"} for row in rows if row["expert"] == EXPERTS[2] and row["optimiser"] == "Muon"]
+    max_unvisited_size = max(row["moves by"] for row in rows if row["expert"] == EXPERTS[2])
+    paths = {name: [row["of its first step"] for row in once_rows if row["optimiser"] == name] for name in ("Muon", "Adam")}
     metrics(
-        ("Never visited, moves by", exact(still), f"The largest of {STEPS} steps, Muon's and Adam's."),
+        ("Never visited, moves by", exact(max_unvisited_size), f"The largest of {STEPS} steps, Muon's and Adam's."),
         *(
             (f"Visited once, {name}", f"{sum(path):.3g} first steps", f"How far it goes in {STEPS} steps after a single gradient, added up.")
             for name, path in paths.items()
         ),
     )
     chart(
-        drawing("step", "size of a step, first = 1", lines([*once, *never], "step", "of its first step", "series")),
+        drawing("step", "size of a step, first = 1", lines([*once_rows, *never_rows], "step", "of its first step", "series")),
         "muon-experts",
         rows,
         "Three experts in one stack: Muon throws away the size of a gradient, so an expert that was visited once walks on, at 1 to 1.7 times its "

@@ -30,18 +30,18 @@ class Layout:
         return self.sign + self.exponent + self.mantissa
 
 
-def every(bits: int) -> Tensor:
+def make_codes(bits: int) -> Tensor:
     return torch.arange(1 << bits, dtype=torch.int32)
 
 
 LAYOUTS = {
     "float32": Layout(8, 23, 127),
-    "bfloat16": Layout(8, 7, 127, values=lambda: every(16).to(torch.int16).view(torch.bfloat16).float()),
-    "E4M3": Layout(4, 3, 7, values=lambda: formats.e4m3_decode(every(8).to(torch.uint8))),
-    "E2M1": Layout(2, 1, 1, values=lambda: formats.e2m1_decode(every(4).to(torch.uint8))),
-    "E8M0": Layout(8, 0, 127, 0, values=lambda: formats.e8m0_decode(every(8).to(torch.uint8))),
+    "bfloat16": Layout(8, 7, 127, values=lambda: make_codes(16).to(torch.int16).view(torch.bfloat16).float()),
+    "E4M3": Layout(4, 3, 7, values=lambda: formats.e4m3_decode(make_codes(8).to(torch.uint8))),
+    "E2M1": Layout(2, 1, 1, values=lambda: formats.e2m1_decode(make_codes(4).to(torch.uint8))),
+    "E8M0": Layout(8, 0, 127, 0, values=lambda: formats.e8m0_decode(make_codes(8).to(torch.uint8))),
 }
-RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 FORMS = {
     "bfloat16": ("bfloat16", "No scale."),
     "FP8 E4M3": ("E4M3", "No scale: what is too large becomes ±448."),
@@ -82,10 +82,10 @@ def way(number: float, form: str, block: float = 0.0, token: float = 0.0) -> Way
         code, back = int(packed[0, 0]) & 15, quant.nvfp4_dequantize(packed, blocks, s)[0, 0]
     elif form == "MXFP8":
         x[0, 16] = 0
-        codes, bytes_ = quant.mxfp8_quantize(x)
-        step = formats.e8m0_decode(bytes_)[0, 0]
-        scales = [("block", "E8M0", int(bytes_[0, 0]), step.item())]
-        code, back = int(codes[0, 0]), quant.mxfp8_dequantize(codes, bytes_)[0, 0]
+        codes, scale_codes = quant.mxfp8_quantize(x)
+        step = formats.e8m0_decode(scale_codes)[0, 0]
+        scales = [("block", "E8M0", int(scale_codes[0, 0]), step.item())]
+        code, back = int(codes[0, 0]), quant.mxfp8_dequantize(codes, scale_codes)[0, 0]
     elif form == "FP8 E4M3, scaled":
         x[0, 16] = 0
         codes, scale = quant.blockwise_fp8_quantize(x)
@@ -112,18 +112,18 @@ def grid(layout: str) -> np.ndarray:
     """All finite values of a layout in order, float64."""
     values = LAYOUTS[layout].values
     assert values is not None
-    found = values().double().numpy()
-    return np.unique(found[np.isfinite(found)] + 0.0)
+    all_values = values().double().numpy()
+    return np.unique(all_values[np.isfinite(all_values)] + 0.0)
 
 
 def value(layout: str, code: int) -> float:
     """The value of a code."""
     values = LAYOUTS[layout].values
-    return _values(layout)[code] if values else torch.tensor(code - (code >> 31 << 32), dtype=torch.int32).view(torch.float32).item()
+    return _list_values(layout)[code] if values else torch.tensor(code - (code >> 31 << 32), dtype=torch.int32).view(torch.float32).item()
 
 
 @lru_cache(8)
-def _values(layout: str) -> list[float]:
+def _list_values(layout: str) -> list[float]:
     values = LAYOUTS[layout].values
     assert values is not None
     return values().tolist()
@@ -138,36 +138,36 @@ def fields(layout: str, code: int) -> tuple[str, str, str]:
 
 def reading(layout: str, code: int) -> str:
     """How the bits of a code are read."""
-    shape, known = LAYOUTS[layout], value(layout, code)
-    if not math.isfinite(known):
-        return "not a number" if math.isnan(known) else f"{'−' if known < 0 else ''}infinite"
+    shape, number = LAYOUTS[layout], value(layout, code)
+    if not math.isfinite(number):
+        return "not a number" if math.isnan(number) else f"{'−' if number < 0 else ''}infinite"
     sign, exponent, mantissa = (int(bits or "0", 2) for bits in fields(layout, code))
     normal = exponent > 0 or not shape.mantissa
     power, share = max(exponent, int(bool(shape.mantissa))) - shape.bias, normal + mantissa / (1 << shape.mantissa)
-    return f"{'−' if sign else ''}2{str(power).translate(RAISED)} · {share:g}{'' if normal else ', subnormal: no leading one'}"
+    return f"{'−' if sign else ''}2{str(power).translate(SUPERSCRIPTS)} · {share:g}{'' if normal else ', subnormal: no leading one'}"
 
 
 def verdict(taken: Way) -> str:
     """Why the number became this one of the values that the format has."""
-    q, got, all_ = taken.quotient, taken.rounded, grid(taken.layout)
-    if math.isnan(taken.back) or math.isinf(taken.number) and math.isinf(got):
+    q, rounded_value, values = taken.quotient, taken.rounded, grid(taken.layout)
+    if math.isnan(taken.back) or math.isinf(taken.number) and math.isinf(rounded_value):
         return "Not finite. What shares its scale is lost with it." if taken.scales else "Not finite, and neither is what comes back."
     if not q and taken.number:
         return "The scale is too small for its own format and became zero. So does the number."
-    if q == got:
+    if q == rounded_value:
         return "One of the format's values: rounding loses nothing."
-    if abs(q) > all_[-1]:
-        return f"Beyond {all_[-1]:g}, the largest: it becomes {'infinite' if math.isinf(got) else f'{got:g}'}."
-    place = int(np.searchsorted(all_, q))
-    below, above = all_[place - 1], all_[place]
-    if q - below == above - q:
-        return f"Exactly half-way from {below:g} to {above:g}: it goes to the code whose last bit is zero."
-    far = below if got == above else above
-    return f"Nearer to {got:g} than to {far:g}{': it vanishes' if not got else ''}."
+    if abs(q) > values[-1]:
+        return f"Beyond {values[-1]:g}, the largest: it becomes {'infinite' if math.isinf(rounded_value) else f'{rounded_value:g}'}."
+    index = int(np.searchsorted(values, q))
+    lower, upper = values[index - 1], values[index]
+    if q - lower == upper - q:
+        return f"Exactly half-way from {lower:g} to {upper:g}: it goes to the code whose last bit is zero."
+    neighbour = lower if rounded_value == upper else upper
+    return f"Nearer to {rounded_value:g} than to {neighbour:g}{': it vanishes' if not rounded_value else ''}."
 
 
 def near(taken: Way, each: int = 2) -> list[float]:
     """The format's values around the quotient, `each` on either side of the pair that holds it."""
-    all_ = grid(taken.layout)
-    place = int(np.searchsorted(all_, taken.quotient)) if not math.isnan(taken.quotient) else len(all_) // 2
-    return all_[max(0, min(place - each, len(all_) - 2 * each)) : max(place + each, 2 * each)].tolist()
+    values = grid(taken.layout)
+    index = int(np.searchsorted(values, taken.quotient)) if not math.isnan(taken.quotient) else len(values) // 2
+    return values[max(0, min(index - each, len(values) - 2 * each)) : max(index + each, 2 * each)].tolist()

@@ -34,9 +34,9 @@ def drawn(count: int, median: int, sigma: float, width: int, seed: int) -> Tenso
     return (median * torch.exp(sigma * torch.randn(count, generator=generator))).long().clamp(1, width)
 
 
-BEGINS = 16
+INITIAL_RANKS = 16
 """The ranks with which the page begins: enough to tell the ways of dealing apart, and few enough for the longest sequence."""
-ROW = 2
+INITIAL_ROW = 2
 """The row with which the page begins: the first of the first rank with three sequences."""
 
 
@@ -49,29 +49,29 @@ def dealt(lengths: Tensor, costs: Tensor, ranks: int) -> dict[str, Tensor]:
     }
 
 
-def loads(costs: Tensor, rank_of: Tensor, ranks: int) -> Tensor:
+def compute_loads(costs: Tensor, rank_of: Tensor, ranks: int) -> Tensor:
     """What the sequences of each rank cost together, [ranks]."""
     return torch.zeros(ranks, dtype=torch.float64).index_add_(0, rank_of, costs)
 
 
-def bound(costs: Tensor, rank_of: Tensor, ranks: int) -> float:
+def compute_bound(costs: Tensor, rank_of: Tensor, ranks: int) -> float:
     """Equation (4) of `ref/packing.py` for sequences dealt by cost: what the fullest rank has at most, over the mean load."""
-    found = loads(costs, rank_of, ranks)
-    last = costs[rank_of == found.argmax()].min()
-    return float((found.mean() + (1 - 1 / ranks) * last) / found.mean())
+    rank_loads = compute_loads(costs, rank_of, ranks)
+    last = costs[rank_of == rank_loads.argmax()].min()
+    return float((rank_loads.mean() + (1 - 1 / ranks) * last) / rank_loads.mean())
 
 
 def ways(lengths: Tensor, cost: packing.Cost, ranks: int) -> list[dict]:
     """One row for each way of dealing. Loads are over their mean; a step takes as long as its slowest rank."""
     costs, rows = cost(lengths), []
     for name, rank_of in dealt(lengths, costs, ranks).items():
-        found = loads(costs, rank_of, ranks)
+        rank_loads = compute_loads(costs, rank_of, ranks)
         rows.append(
             {
                 "dealt": name,
                 "slowest rank": packing.imbalance(costs, rank_of, ranks),
-                "at most, proven": bound(costs, rank_of, ranks) if name == "by cost" else None,
-                "fastest rank": float(found.min() / found.mean()),
+                "at most, proven": compute_bound(costs, rank_of, ranks) if name == "by cost" else None,
+                "fastest rank": float(rank_loads.min() / rank_loads.mean()),
                 "waiting": 1 - 1 / packing.imbalance(costs, rank_of, ranks),
                 "tokens, slowest over mean": packing.imbalance(lengths.double(), rank_of, ranks),
             }
@@ -83,53 +83,53 @@ def bars(lengths: Tensor, cost: packing.Cost, ranks: int) -> list[dict]:
     """One row for each rank and way of dealing, ranks ordered by their load."""
     costs, rows = cost(lengths), []
     for name, rank_of in dealt(lengths, costs, ranks).items():
-        found = loads(costs, rank_of, ranks)
-        tokens, count = loads(lengths.double(), rank_of, ranks), rank_of.bincount(minlength=ranks)
-        for place, rank in enumerate(found.argsort(descending=True, stable=True).tolist(), 1):
-            share = float(found[rank] / found.mean())
+        rank_loads = compute_loads(costs, rank_of, ranks)
+        tokens, count = compute_loads(lengths.double(), rank_of, ranks), rank_of.bincount(minlength=ranks)
+        for place, rank in enumerate(rank_loads.argsort(descending=True, stable=True).tolist(), 1):
+            share = float(rank_loads[rank] / rank_loads.mean())
             rows.append({"dealt": name, "place": place, "rank": rank, "load": share, "tokens": int(tokens[rank]), "sequences": int(count[rank])})
     return rows
 
 
-def asked() -> tuple[Tensor, packing.Cost, int, int]:
+def draw_controls() -> tuple[Tensor, packing.Cost, int, int]:
     """Draws the controls. Lengths, cost, ranks and a row's width."""
-    one, two, three = st.columns(3)
-    count = one.select_slider("Sequences", COUNTS, 256, key="sequences", bind="query-params")
-    sigma = two.select_slider("Spread: σ of the logarithm of the length", SIGMAS, 1.0, key="spread", bind="query-params")
-    median = three.slider("Median length, tokens", 200, 8000, 1800, 200, key="median", bind="query-params")
-    one, two, three, four = st.columns([3, 3, 4, 2])
-    ranks = one.select_slider("Ranks", RANKS, BEGINS, key="ranks", bind="query-params")
-    width = two.select_slider("Row, tokens", WIDTHS, 16_384, key="width", bind="query-params")
-    cost = three.selectbox("What a sequence costs", COSTS, key="pay", bind="query-params")
-    seed = four.slider("Seed of the lengths", 0, 20, 0, key="lengths-seed", bind="query-params")
+    count_column, sigma_column, median_column = st.columns(3)
+    count = count_column.select_slider("Sequences", COUNTS, 256, key="sequences", bind="query-params")
+    sigma = sigma_column.select_slider("Spread: σ of the logarithm of the length", SIGMAS, 1.0, key="spread", bind="query-params")
+    median = median_column.slider("Median length, tokens", 200, 8000, 1800, 200, key="median", bind="query-params")
+    ranks_column, width_column, cost_column, seed_column = st.columns([3, 3, 4, 2])
+    ranks = ranks_column.select_slider("Ranks", RANKS, INITIAL_RANKS, key="ranks", bind="query-params")
+    width = width_column.select_slider("Row, tokens", WIDTHS, 16_384, key="width", bind="query-params")
+    cost = cost_column.selectbox("What a sequence costs", COSTS, key="pay", bind="query-params")
+    seed = seed_column.slider("Seed of the lengths", 0, 20, 0, key="lengths-seed", bind="query-params")
     return drawn(count, median, sigma, width, seed), COSTS[cost](), ranks, width
 
 
 def draw() -> None:
-    lengths, cost, ranks, width = asked()
+    lengths, cost, ranks, width = draw_controls()
     costs, rows = cost(lengths), ways(lengths, cost, ranks)
-    alone = float(costs.max() * ranks / costs.sum())
+    longest_ratio = float(costs.max() * ranks / costs.sum())
     metrics(
         *(
             (f"Slowest rank, {row['dealt']}", f"{row['slowest rank']:.3f}×", "Its load over the mean: how much longer the step takes.")
             for row in rows
         ),
         ("At most, by cost", f"{rows[-1]['at most, proven']:.3f}×", "Proven for sequences that are dealt by cost: M + (1 − 1/R) · c."),
-        ("Longest sequence alone", f"{alone:.3f}×", "Its cost over the mean load. Above 1 no dealing can mend it: it has to be cut."),
+        ("Longest sequence alone", f"{longest_ratio:.3f}×", "Its cost over the mean load. Above 1 no dealing can mend it: it has to be cut."),
     )
-    points_ = bars(lengths, cost, ranks)
+    rank_rows = bars(lengths, cost, ranks)
     left, right = st.columns(2)
     with left:
         chart(
             drawing(
                 "ranks, by their load",
                 Axis("load over the mean", zero=False),
-                lines(points_, "place", "load", "dealt", tell=("rank", "sequences", "tokens")),
+                lines(rank_rows, "place", "load", "dealt", tell=("rank", "sequences", "tokens")),
                 rule("even", y=1.0),
                 looks=LOOKS,
             ),
             "packing-loads",
-            points_,
+            rank_rows,
             "What each rank has to do, the fullest first. All wait for it.",
         )
     with right:
@@ -137,30 +137,32 @@ def draw() -> None:
             drawing(
                 Axis("tokens of a rank"),
                 Axis("load over the mean", zero=False),
-                points(points_, "tokens", "load", "dealt", tell=("rank", "sequences")),
+                points(rank_rows, "tokens", "load", "dealt", tell=("rank", "sequences")),
                 rule("even", y=1.0),
                 looks=LOOKS,
             ),
             "packing-tokens",
-            points_,
+            rank_rows,
             "A mark is a rank: how many tokens it has, and what it has to do.",
         )
     folded(rows, "packing-ways")
-    rows_section(lengths, dealt(lengths, costs, ranks)["by cost"], ranks, width)
+    draw_rows(lengths, dealt(lengths, costs, ranks)["by cost"], ranks, width)
 
 
-def rows_section(lengths: Tensor, rank_of: Tensor, ranks: int, width: int) -> None:
+def draw_rows(lengths: Tensor, rank_of: Tensor, ranks: int, width: int) -> None:
     """The rows of one rank, and the mask of one of them."""
     st.subheader("A rank's rows")
-    one, two, _ = st.columns(3)
-    rank = min(one.slider("Rank", 1, RANKS[-1], 1, key="rank", bind="query-params", help="The last one, if there are fewer."), ranks)
+    rank_column, row_column, _ = st.columns(3)
+    rank = min(rank_column.slider("Rank", 1, RANKS[-1], 1, key="rank", bind="query-params", help="The last one, if there are fewer."), ranks)
     pieces = laid(lengths, (rank_of == rank - 1).nonzero()[:, 0], width)
     if not pieces:
         st.info(f"Rank {rank} has no sequence: there are fewer of them than ranks.")
         return
     count = pieces[-1]["row"] + 1
-    row = min(two.slider("Row of the mask", 1, 16, ROW, key="row", bind="query-params", help="The last one, if there are fewer."), count)
-    tokens = sum(one["tokens"] for one in pieces)
+    row = min(
+        row_column.slider("Row of the mask", 1, 16, INITIAL_ROW, key="row", bind="query-params", help="The last one, if there are fewer."), count
+    )
+    tokens = sum(piece["tokens"] for piece in pieces)
     metrics(
         ("Sequences", len(pieces), f"Of rank {rank}, dealt by cost."),
         ("Rows", count, f"Of {width:,} tokens each."),
@@ -168,17 +170,17 @@ def rows_section(lengths: Tensor, rank_of: Tensor, ranks: int, width: int) -> No
     )
     st.html(rows_drawn(pieces, width))
     st.caption("A bar is a row, a colour a sequence; point at one for its length. What is empty is padding.")
-    some = [one for one in pieces if one["row"] == row - 1]
-    inside, everything = pairs(some)
+    row_pieces = [piece for piece in pieces if piece["row"] == row - 1]
+    own_pairs, all_pairs = pairs(row_pieces)
     st.subheader(f"Who sees whom in row {row}")
     left, right = st.columns(2)
     with left:
-        st.html(mask_drawn(mask(some, width)))
+        st.html(mask_drawn(mask(row_pieces, width)))
     with right:
-        strangers = everything - inside
+        stranger_pairs = all_pairs - own_pairs
         metrics(
-            ("Pairs within a sequence", f"{inside:,}", "Of a query and a key, itself or before it: what attention has to compute."),
-            ("Pairs with strangers", exact(strangers, "{:,}"), f"{strangers / everything:.1%} of all, without a mask."),
+            ("Pairs within a sequence", f"{own_pairs:,}", "Of a query and a key, itself or before it: what attention has to compute."),
+            ("Pairs with strangers", exact(stranger_pairs, "{:,}"), f"{stranger_pairs / all_pairs:.1%} of all, without a mask."),
         )
         st.markdown(
             "A network that is not told where a sequence begins reads the row as one text. Nothing complains. Three sequences in one row of a small "

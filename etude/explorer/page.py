@@ -59,11 +59,11 @@ def show(page: Page) -> None:
     """Draws the complete page. A problem with a folder or a file shows up as one line on the page."""
     st.title(page.title)
     st.markdown(page.says, help=glossary.told(page.says) or None)
-    for part in (_drawn, _asked) if page.opens else (_asked, _drawn):
+    for part in (_draw_body, _draw_question) if page.opens else (_draw_question, _draw_body):
         part(page)
-    for shown in page.code:
-        path, first, text = source(shown)
-        with st.expander(f"`{shown.__name__}` in {path}, line {first}"):
+    for code_object in page.code:
+        path, first_line, text = read_source(code_object)
+        with st.expander(f"`{code_object.__name__}` in {path}, line {first_line}"):
             st.code(text, language="python", wrap_lines=True)
     entry = catalog.find(page.technique) if page.technique else None
     if entry and entry.lesson:
@@ -71,7 +71,7 @@ def show(page: Page) -> None:
         link("lesson", f"Lesson {number}: {entry.title.partition(':')[0]}", ":material/school:", n=number)
 
 
-def _asked(page: Page) -> None:
+def _draw_question(page: Page) -> None:
     """The formula, and the question with its folded answer."""
     if page.formula:
         st.latex(page.formula)
@@ -81,7 +81,7 @@ def _asked(page: Page) -> None:
             st.markdown(page.look)
 
 
-def _drawn(page: Page) -> None:
+def _draw_body(page: Page) -> None:
     """What the page draws, or in one line why it cannot."""
     from kit.settings import RunError
 
@@ -92,12 +92,12 @@ def _drawn(page: Page) -> None:
 
 
 @lru_cache(None)
-def source(shown: Any) -> tuple[Path, int, str]:
+def read_source(code_object: Any) -> tuple[Path, int, str]:
     """File, first line and source text of a function or class."""
-    lines, first = inspect.getsourcelines(shown)
-    file = inspect.getsourcefile(inspect.unwrap(shown))
+    lines, first_line = inspect.getsourcelines(code_object)
+    file = inspect.getsourcefile(inspect.unwrap(code_object))
     assert file is not None
-    return Path(file).relative_to(ROOT), first, "".join(lines)
+    return Path(file).relative_to(ROOT), first_line, "".join(lines)
 
 
 PLACES: dict[str, Any] = {}
@@ -116,7 +116,7 @@ def download(label: str, content: Callable[[], bytes | str], name: str, kind: st
 
 def table(rows: Sequence[dict], name: str) -> None:
     """Rows as a table with a CSV download. The table shows four digits, the file has all of them; missing values stay blank."""
-    st.dataframe(list(rows), hide_index=True, width="stretch", column_config=_short(rows), placeholder="")
+    st.dataframe(list(rows), hide_index=True, width="stretch", column_config=_format_columns(rows), placeholder="")
     download("Data (CSV)", lambda: as_csv(rows), f"{name}.csv", "text/csv")
 
 
@@ -128,27 +128,27 @@ def folded(rows: Sequence[dict], name: str, label: str = "The same as a table") 
 
 def steering(rows: Sequence[dict], name: str, key: str, values: Sequence) -> None:
     """A table that sets a control: the row that the reader chooses gives the control with this `key` the value in its place of `values`."""
-    there = f"rows-{name}"
+    table_key = f"rows-{name}"
 
-    def chosen() -> None:
-        some = st.session_state[there].selection.rows
-        if some and some[0] < len(values):
-            st.session_state[key] = values[some[0]]
+    def set_control() -> None:
+        selected_rows = st.session_state[table_key].selection.rows
+        if selected_rows and selected_rows[0] < len(values):
+            st.session_state[key] = values[selected_rows[0]]
 
     st.dataframe(
         list(rows),
         hide_index=True,
         width="stretch",
-        column_config=_short(rows),
+        column_config=_format_columns(rows),
         placeholder="",
-        on_select=chosen,
+        on_select=set_control,
         selection_mode="single-row",
-        key=there,
+        key=table_key,
     )
     download("Data (CSV)", lambda: as_csv(rows), f"{name}.csv", "text/csv")
 
 
-def _short(rows: Sequence[dict]) -> dict:
+def _format_columns(rows: Sequence[dict]) -> dict:
     """Four digits for the columns of floats, and hundredths for seconds."""
     floats = {key for row in rows for key, value in row.items() if isinstance(value, float)}
     return {key: st.column_config.NumberColumn(format="%.2f" if key == "seconds" else "%.4g") for key in floats}

@@ -27,7 +27,7 @@ class Panel:
     log: bool = False
 
 
-_AHEAD = {1: "one ahead", 2: "two", 3: "three"}
+_DRAFT_NAMES = {1: "one ahead", 2: "two", 3: "three"}
 PANELS: dict[str, tuple[Panel, ...]] = {
     "RL: reward": (
         Panel(
@@ -118,7 +118,7 @@ PANELS: dict[str, tuple[Panel, ...]] = {
             "draft-kl",
             "Distance of the draft heads from the main head",
             ("mtp", "long", "sft", "rl"),
-            {f"kl_{depth}": words for depth, words in _AHEAD.items()},
+            {f"kl_{depth}": words for depth, words in _DRAFT_NAMES.items()},
             "KL, nats",
             "How far each draft layer is from the head that it imitates; first distilled, then trained jointly.",
         ),
@@ -126,7 +126,7 @@ PANELS: dict[str, tuple[Panel, ...]] = {
             "draft-agreement",
             "Drafts that match",
             ("mtp", "long", "sft", "rl"),
-            {f"agree_{depth}": words for depth, words in _AHEAD.items()},
+            {f"agree_{depth}": words for depth, words in _DRAFT_NAMES.items()},
             "share of positions",
             "How often a draft's first choice is also the main head's: the higher, the more drafts are accepted.",
         ),

@@ -20,10 +20,10 @@ from ref.rollout import Rollout
 from ref.self_summary import Chain
 from sims.recipe.settings import Payment
 
-RECIPE = Payment()
+DEFAULT_PAYMENT = Payment()
 BENDS = (0.0, 1e-6, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0)
 PRICES = (0.0, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2)
-HIGHEST = {
+MAX_WEIGHTS = {
     "thinking_tokens": 5.0,
     "tool_call_tokens": 5.0,
     "tool_output_tokens": 2.0,
@@ -31,7 +31,7 @@ HIGHEST = {
     "tool_calls": 50.0,
     "turns": 200.0,
 }
-WORDS = {
+TERM_NAMES = {
     "thinking_tokens": "thinking token",
     "tool_call_tokens": "token of a call",
     "tool_output_tokens": "token of tool output",
@@ -45,64 +45,66 @@ CALL, OUTPUT = 12, 300
 """Tokens per call of the example, and tokens of its output."""
 
 
-def rollouts(folder: Path | None = None) -> list[dict]:
+def load_rollouts(folder: Path | None = None) -> list[dict]:
     """Rollouts of a run. Raises RunError if the example is missing or invalid."""
     return examples.load("rollouts", folder)["rollouts"]
 
 
-def spent(rollout: dict, payment: Payment) -> tuple[float, dict[str, float]]:
+def compute_effort(rollout: dict, payment: Payment) -> tuple[float, dict[str, float]]:
     """Effort of an example rollout in token equivalents, and the terms of its reward (`ref.rl.reward_terms`)."""
-    own, given = rollout["own_tokens"], rollout["given_tokens"]
-    taken = torch.arange(own + given) < own
-    nothing = torch.zeros(len(taken) - 1, 0, 1, dtype=torch.int16)
-    segment = Segment(torch.zeros(len(taken), dtype=torch.long), taken, torch.zeros(len(taken)), taken.long(), nothing, True)
+    own_tokens, given_tokens = rollout["own_tokens"], rollout["given_tokens"]
+    sampled = torch.arange(own_tokens + given_tokens) < own_tokens
+    no_experts = torch.zeros(len(sampled) - 1, 0, 1, dtype=torch.int16)
+    segment = Segment(torch.zeros(len(sampled), dtype=torch.long), sampled, torch.zeros(len(sampled)), sampled.long(), no_experts, True)
     metrics = {name: float(rollout[name]) for name in ("calls", "turns", "invalid_calls")}
-    whole = Rollout(Chain([segment]), {"tests": float(rollout["success"])}, metrics)
-    return -reward_terms(whole, replace(payment, effort_price=1.0, k=0.0, q=0.0))["effort"], reward_terms(whole, payment)
+    sampled_rollout = Rollout(Chain([segment]), {"tests": float(rollout["success"])}, metrics)
+    return (-reward_terms(sampled_rollout, replace(payment, effort_price=1.0, k=0.0, q=0.0))["effort"], reward_terms(sampled_rollout, payment))
 
 
-def ranked(found: list[dict], payment: Payment) -> list[dict]:
+def rank_rollouts(rollouts: list[dict], payment: Payment) -> list[dict]:
     """Rollouts by reward, best first, with their rank and its change from the ranking without a length penalty. Equal rewards share a rank."""
-    free = replace(payment, effort_price=0.0)
-    before, after = ([sum(spent(r, p)[1].values()) for r in found] for p in (free, payment))
+    unpenalized = replace(payment, effort_price=0.0)
+    unpenalized_rewards, penalized_rewards = (
+        [sum(compute_effort(rollout, variant)[1].values()) for rollout in rollouts] for variant in (unpenalized, payment)
+    )
     rows = []
-    for number, r in enumerate(found):
-        x, parts = spent(r, payment)
-        rank, was = (1 + sum(other > rewards[number] for other in rewards) for rewards in (after, before))
+    for number, rollout in enumerate(rollouts):
+        x, terms = compute_effort(rollout, payment)
+        rank, unpenalized_rank = (1 + sum(reward > rewards[number] for reward in rewards) for rewards in (penalized_rewards, unpenalized_rewards))
         rows.append(
             {
                 "rank": rank,
-                "without a penalty": was,
+                "without a penalty": unpenalized_rank,
                 "rollout": number + 1,
-                "task": r["task"],
-                "success": r["success"],
-                "reward": sum(parts.values()),
+                "task": rollout["task"],
+                "success": rollout["success"],
+                "reward": sum(terms.values()),
                 "effort": x,
                 "C(effort)": length_penalty(x, payment.k, payment.q),
                 "next unit costs": marginal_cost(x, payment.k, payment.q),
-                "own tokens": r["own_tokens"],
-                "given tokens": r["given_tokens"],
-                "calls": r["calls"],
-                "turns": r["turns"],
-                "invalid calls": r["invalid_calls"],
+                "own tokens": rollout["own_tokens"],
+                "given tokens": rollout["given_tokens"],
+                "calls": rollout["calls"],
+                "turns": rollout["turns"],
+                "invalid calls": rollout["invalid_calls"],
             }
         )
     return sorted(rows, key=lambda row: (row["rank"], row["rollout"]))
 
 
-def ways(most: int, weights: EffortWeights, k: float, q: float) -> list[dict]:
-    """The same 1 … `most` calls, one per turn or all in one turn: effort and cost of each."""
+def compare_calls(max_calls: int, weights: EffortWeights, k: float, q: float) -> list[dict]:
+    """The same 1 … `max_calls` calls, one per turn or all in one turn: effort and cost of each."""
     rows = []
-    for n in range(1, most + 1):
+    for n in range(1, max_calls + 1):
         row = {"calls": n}
-        for name, turns in zip(WAYS, (n, 1)):
+        for way, turns in zip(WAYS, (n, 1)):
             x = effort(Effort(tool_call_tokens=CALL * n, tool_output_tokens=OUTPUT * n, tool_calls=n, turns=turns), weights)
-            row |= {f"effort, {name}": x, f"C, {name}": length_penalty(x, k, q)}
+            row |= {f"effort, {way}": x, f"C, {way}": length_penalty(x, k, q)}
         rows.append(row)
     return rows
 
 
-def limits(x: float, k: float, q: float) -> list[dict]:
+def list_limits(x: float, k: float, q: float) -> list[dict]:
     """C at effort x, near its limits and at them: it is continuous there."""
     rows = [
         {"limit": "q → 1: the logarithm", "close by": length_penalty(x, k, 1 + 1e-9), "at the limit": length_penalty(x, k, 1.0)},
@@ -114,73 +116,77 @@ def limits(x: float, k: float, q: float) -> list[dict]:
     return rows
 
 
-def curve(k: float, q: float, most: float) -> tuple[Drawing, list[dict]]:
+def build_penalty_curve(k: float, q: float, max_effort: float) -> tuple[Drawing, list[dict]]:
     """The penalty between its limits, and its figures."""
-    x = np.linspace(0, most, 120)
-    ways = {"k → 0: x itself": (0.0, q), "q → 1: logarithm": (k, 1.0), "C(x)": (k, q)}
+    x = np.linspace(0, max_effort, 120)
+    parameters = {"k → 0: x itself": (0.0, q), "q → 1: logarithm": (k, 1.0), "C(x)": (k, q)}
     rows = [
-        {"what": what, "x": a, "C": b}
-        for what, (bend, power) in ways.items()
+        {"what": series, "x": a, "C": b}
+        for series, (bend, power) in parameters.items()
         for a, b in zip(x.tolist(), length_penalty(x, bend, power).tolist(), strict=True)
     ]
-    bound = length_penalty(1e290 / k, k, q) if q > 1 and k > 0 else most
+    bound = length_penalty(1e290 / k, k, q) if q > 1 and k > 0 else max_effort
     return drawing(
-        Axis(EFFORT, most=most),
-        Axis("C(x)", most=most),
+        Axis(EFFORT, most=max_effort),
+        Axis("C(x)", most=max_effort),
         lines(rows, "x", "C", "what"),
-        *([rule("x → ∞: bound", y=bound, look=Look("purple", "-."))] if bound < most else []),
+        *([rule("x → ∞: bound", y=bound, look=Look("purple", "-."))] if bound < max_effort else []),
         looks={"C(x)": Look("blue"), "k → 0: x itself": Look("grey", ":"), "q → 1: logarithm": Look("orange", "--")},
     ), rows
 
 
-def slope(k: float, q: float, most: float, ranking: list[dict]) -> tuple[Drawing, list[dict]]:
+def build_slope(k: float, q: float, max_effort: float, ranking: list[dict]) -> tuple[Drawing, list[dict]]:
     """The price of the next unit, and the rollouts on it."""
-    x = np.linspace(0, most, 120)
-    line = [{"what": "C'(x)", "x": a, "C'": b} for a, b in zip(x.tolist(), marginal_cost(x, k, q).tolist(), strict=True)]
-    marks = [{"what": "rollout", "rollout": row["rollout"], "x": row["effort"], "C'": row["next unit costs"], "task": row["task"]} for row in ranking]
+    x = np.linspace(0, max_effort, 120)
+    curve_rows = [{"what": "C'(x)", "x": a, "C'": b} for a, b in zip(x.tolist(), marginal_cost(x, k, q).tolist(), strict=True)]
+    mark_rows = [
+        {"what": "rollout", "rollout": row["rollout"], "x": row["effort"], "C'": row["next unit costs"], "task": row["task"]} for row in ranking
+    ]
     return drawing(
-        Axis(EFFORT, most=most),
+        Axis(EFFORT, most=max_effort),
         Axis("price of the next unit, C'(x)", most=1.05),
-        lines(line, "x", "C'", "what"),
-        points(marks, "x", "C'", "what", tell=("rollout", "task")),
+        lines(curve_rows, "x", "C'", "what"),
+        points(mark_rows, "x", "C'", "what", tell=("rollout", "task")),
         looks={"C'(x)": Look("blue"), "rollout": Look("red", mark="o")},
-    ), line + marks
+    ), curve_rows + mark_rows
 
 
-def calls_drawn(most: int, weights: EffortWeights, k: float, q: float) -> tuple[Drawing, list[dict]]:
+def build_call_curves(max_calls: int, weights: EffortWeights, k: float, q: float) -> tuple[Drawing, list[dict]]:
     """The same calls, one per turn or all in one."""
-    rows = ways(most, weights, k, q)
-    some = [{"how": how, "calls": row["calls"], "C": row[f"C, {how}"], "effort": row[f"effort, {how}"]} for how in WAYS for row in rows]
-    both = lines(some, "calls", "C", "how"), points(some, "calls", "C", "how", tell=("effort",))
-    return drawing("calls", "C(effort)", *both, looks=WAYS), rows
+    rows = compare_calls(max_calls, weights, k, q)
+    series_rows = [{"how": way, "calls": row["calls"], "C": row[f"C, {way}"], "effort": row[f"effort, {way}"]} for way in WAYS for row in rows]
+    layers = lines(series_rows, "calls", "C", "how"), points(series_rows, "calls", "C", "how", tell=("effort",))
+    return drawing("calls", "C(effort)", *layers, looks=WAYS), rows
 
 
-def controls() -> Payment:
+def draw_controls() -> Payment:
     """The payment set by the sliders. The six weights are collapsed unless the link sets one of them: on a narrow screen they would
     separate the curve from the sliders that bend it."""
-    places = st.columns(3)
-    with places[0]:
+    columns = st.columns(3)
+    with columns[0]:
         k = st.select_slider(
-            "k: how soon it bends, per unit of effort", BENDS, RECIPE.k, key="k", bind="query-params", format_func=lambda v: f"{v:g}"
+            "k: how soon it bends, per unit of effort", BENDS, DEFAULT_PAYMENT.k, key="k", bind="query-params", format_func=lambda v: f"{v:g}"
         )
-    with places[1]:
-        q = st.slider("q: how much it bends", 0.0, 3.0, RECIPE.q, 0.05, key="q", bind="query-params")
-    with places[2]:
+    with columns[1]:
+        q = st.slider("q: how much it bends", 0.0, 3.0, DEFAULT_PAYMENT.q, 0.05, key="q", bind="query-params")
+    with columns[2]:
         price = st.select_slider(
-            "Reward that a unit of C costs", PRICES, RECIPE.effort_price, key="price", bind="query-params", format_func=lambda v: f"{v:g}"
+            "Reward that a unit of C costs", PRICES, DEFAULT_PAYMENT.effort_price, key="price", bind="query-params", format_func=lambda v: f"{v:g}"
         )
-    terms, chosen = {term.name: term.name.replace("_", "-") for term in fields(EffortWeights)}, {}
-    opened = st.session_state.setdefault("weights-opened", any(key in st.query_params for key in terms.values()))
-    with st.expander("Weights of the six terms of effort", expanded=opened):
-        places = st.columns(3)
-        for place, (name, key) in enumerate(terms.items()):
-            with places[place % 3]:
-                default, top = getattr(RECIPE.weights, name), HIGHEST[name]
-                chosen[name] = st.slider(f"Weight of a {WORDS[name]}", 0.0, top, default, 0.1 if top < 10 else 1.0, key=key, bind="query-params")
-    return replace(RECIPE, k=k, q=q, effort_price=price, weights=EffortWeights(**chosen))
+    terms, weights = {term.name: term.name.replace("_", "-") for term in fields(EffortWeights)}, {}
+    is_expanded = st.session_state.setdefault("weights-opened", any(key in st.query_params for key in terms.values()))
+    with st.expander("Weights of the six terms of effort", expanded=is_expanded):
+        columns = st.columns(3)
+        for index, (name, key) in enumerate(terms.items()):
+            with columns[index % 3]:
+                default, max_weight = getattr(DEFAULT_PAYMENT.weights, name), MAX_WEIGHTS[name]
+                weights[name] = st.slider(
+                    f"Weight of a {TERM_NAMES[name]}", 0.0, max_weight, default, 0.1 if max_weight < 10 else 1.0, key=key, bind="query-params"
+                )
+    return replace(DEFAULT_PAYMENT, k=k, q=q, effort_price=price, weights=EffortWeights(**weights))
 
 
-def opened(row: Mapping) -> None:
+def open_rollout(row: Mapping) -> None:
     """Opens the rollout of a mark."""
     if "rollout" in row:
         st.session_state["read"] = row["rollout"]
@@ -188,38 +194,40 @@ def opened(row: Mapping) -> None:
 
 def draw() -> None:
     folder = provenance.chosen("rollouts.json")
-    payment = controls()
+    payment = draw_controls()
     k, q = payment.k, payment.q
     try:
-        found, lacks = rollouts(folder), ""
+        rollouts, error_message = load_rollouts(folder), ""
     except RunError as error:
-        found, lacks = [], str(error)
-    rows = ranked(found, payment)
-    reach = float(max(*(row["effort"] for row in rows), 100.0) * 1.15) if rows else 1000.0
+        rollouts, error_message = [], str(error)
+    rows = rank_rollouts(rollouts, payment)
+    max_effort = float(max(*(row["effort"] for row in rows), 100.0) * 1.15) if rows else 1000.0
     left, right = st.columns(2)
     with left:
-        drawn, figures = curve(k, q, reach)
-        chart(drawn, "penalty", figures, "The penalty. It starts with slope one and flattens.")
+        picture, picture_rows = build_penalty_curve(k, q, max_effort)
+        chart(picture, "penalty", picture_rows, "The penalty. It starts with slope one and flattens.")
     with right:
-        drawn, figures = slope(k, q, reach, rows)
-        words = "What moves the policy: the price of one more unit." + " A click on a rollout opens it below." * (len(rows) > 1)
-        picked(drawn, "marginal-cost", figures, words, then=opened)
+        picture, picture_rows = build_slope(k, q, max_effort, rows)
+        caption = "What moves the policy: the price of one more unit." + " A click on a rollout opens it below." * (len(rows) > 1)
+        picked(picture, "marginal-cost", picture_rows, caption, then=open_rollout)
     left, right = st.columns(2)
     with left:
-        most = st.slider("Calls in the example", 1, 12, 6, key="calls", bind="query-params")
-        drawn, calls = calls_drawn(most, payment.weights, k, q)
-        chart(drawn, "parallel-calls", calls, f"The same work in many turns or in one: {CALL} tokens per call, {OUTPUT} tokens of output each.")
-    last = calls[-1]
-    serial, parallel = last["C, one a turn"], last["C, all in one turn"]
+        max_calls = st.slider("Calls in the example", 1, 12, 6, key="calls", bind="query-params")
+        picture, call_rows = build_call_curves(max_calls, payment.weights, k, q)
+        chart(picture, "parallel-calls", call_rows, f"The same work in many turns or in one: {CALL} tokens per call, {OUTPUT} tokens of output each.")
+    last_row = call_rows[-1]
+    serial_cost, parallel_cost = last_row["C, one a turn"], last_row["C, all in one turn"]
     with right:
         st.markdown(
-            f"**Serial or parallel.** {most} calls, one per turn: effort {last['effort, one a turn']:.1f}, which costs {serial:.1f}; "
-            f"all in one turn: effort {last['effort, all in one turn']:.1f}, which costs {parallel:.1f}. Parallel calls save "
-            f"{serial - parallel:.1f}, {(serial - parallel) / serial if serial else 0:.0%}."
+            f"**Serial or parallel.** {max_calls} calls, one per turn: effort {last_row['effort, one a turn']:.1f}, "
+            f"which costs {serial_cost:.1f}; "
+            f"all in one turn: effort {last_row['effort, all in one turn']:.1f}, which costs {parallel_cost:.1f}. "
+            f"Parallel calls save {serial_cost - parallel_cost:.1f}, "
+            f"{(serial_cost - parallel_cost) / serial_cost if serial_cost else 0:.0%}."
         )
     st.subheader("Rollouts of the run, ranked")
-    if lacks:
-        st.error(lacks)
+    if error_message:
+        st.error(error_message)
     else:
         st.markdown(
             "Reward = success − price · C(effort) − price of invalid calls. The recipe also charges for drift, a price for each nat of KL "
@@ -228,10 +236,10 @@ def draw() -> None:
         )
         st.caption("Choose a row to read its rollout.")
         steering(rows, "ranking", "read", [row["rollout"] for row in rows])
-        number = st.slider("Read rollout", 1, len(found), 1, key="read", bind="query-params") if len(found) > 1 else 1
-        st.code(found[number - 1]["text"].replace("<|", "\n<|").strip(), language=None, wrap_lines=True)
+        number = st.slider("Read rollout", 1, len(rollouts), 1, key="read", bind="query-params") if len(rollouts) > 1 else 1
+        st.code(rollouts[number - 1]["text"].replace("<|", "\n<|").strip(), language=None, wrap_lines=True)
     st.subheader("Limits")
-    table(limits(reach, k, q), "limits")
+    table(list_limits(max_effort, k, q), "limits")
 
 
 PAGE = Page(

@@ -44,52 +44,53 @@ def play(
     if least == moments[-1]:
         show(least)
         return
-    state, plays, button = st.session_state, f"{key}-plays", f"{key}-play"
-    # While it plays, state[plays] is the moment that was shown last: if the slider is still there, the timer has called. None: somebody else has.
-    if button not in state:
-        state.pop(plays, None)  # another page was opened meanwhile
-    if plays in state:
-        state[plays] = None
+    state, plays_key, button_key = st.session_state, f"{key}-plays", f"{key}-play"
+    # While it plays, state[plays_key] is the moment that was shown last: if the slider is still there, the timer has
+    # called. None: somebody else has.
+    if button_key not in state:
+        state.pop(plays_key, None)  # another page was opened meanwhile
+    if plays_key in state:
+        state[plays_key] = None
         if ahead(state[key], moments) is None:
-            del state[plays]
-    timed = plays in state
+            del state[plays_key]
+    has_timer = plays_key in state
 
-    def pressed() -> None:
-        if plays in state:
-            del state[plays]
+    def toggle() -> None:
+        if plays_key in state:
+            del state[plays_key]
             return
         if ahead(state[key], moments) is None:
             state[key] = moments[0]
-        state[plays] = None
+        state[plays_key] = None
 
-    def stepped() -> None:
-        state.pop(plays, None)
-        following = ahead(state[key], moments)
-        state[key] = moments[0] if following is None else following
+    def advance() -> None:
+        state.pop(plays_key, None)
+        next_moment = ahead(state[key], moments)
+        state[key] = moments[0] if next_moment is None else next_moment
 
-    def drawn() -> None:
-        if plays in state and state[plays] == state[key]:
-            following = ahead(state[key], moments)
-            state[key] = state[key] if following is None else following
-        going = plays in state
+    def draw() -> None:
+        if plays_key in state and state[plays_key] == state[key]:
+            next_moment = ahead(state[key], moments)
+            state[key] = state[key] if next_moment is None else next_moment
+        is_playing = plays_key in state
         left, right = st.columns([2, 1] if one else [4, 1], vertical_alignment="bottom")
         with left:
-            if going:
-                now = state[f"{key}-playing"] = state[key]
+            if is_playing:
+                moment = state[f"{key}-playing"] = state[key]
                 st.slider(label, least, moments[-1], begin, step, key=f"{key}-playing", disabled=True, help=help)
             else:
-                now = st.slider(label, least, moments[-1], begin, step, key=key, bind="query-params", help=help)
+                moment = st.slider(label, least, moments[-1], begin, step, key=key, bind="query-params", help=help)
         with right, st.container(horizontal=True):
-            icon = ":material/pause:" if going else ":material/play_arrow:"
-            st.button("Pause" if going else "Play", key=button, on_click=pressed, icon=icon, help="At the end it begins again.")
+            icon = ":material/pause:" if is_playing else ":material/play_arrow:"
+            st.button("Pause" if is_playing else "Play", key=button_key, on_click=toggle, icon=icon, help="At the end it begins again.")
             if one:
-                st.button(one, key=f"{key}-next", on_click=stepped, icon=":material/skip_next:", help="From the end, the first one.")
-        show(now)
-        if going:
-            state[plays] = state[key] = now
-            if ahead(now, moments) is None:
-                del state[plays]
-        if (plays in state) != timed:
+                st.button(one, key=f"{key}-next", on_click=advance, icon=":material/skip_next:", help="From the end, the first one.")
+        show(moment)
+        if is_playing:
+            state[plays_key] = state[key] = moment
+            if ahead(moment, moments) is None:
+                del state[plays_key]
+        if (plays_key in state) != has_timer:
             st.rerun()  # starts or stops the timer
 
-    st.fragment(drawn, run_every=EVERY if timed else None)()
+    st.fragment(draw, run_every=EVERY if has_timer else None)()

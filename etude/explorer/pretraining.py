@@ -37,10 +37,10 @@ AFTER = {
 
 def schedule(steps: dict[str, int]) -> list[dict]:
     """The factor of the learning rate at every optimiser step of the recipe's supervised phases, of so many steps each."""
-    rows, before = [], 0
+    rows, previous_steps = [], 0
     for phase, count in steps.items():
-        rows += [{"step": before + step + 1, "phase": PHASES[phase], "factor": RATES[phase](step, count)} for step in range(count)]
-        before += count
+        rows += [{"step": previous_steps + step + 1, "phase": PHASES[phase], "factor": RATES[phase](step, count)} for step in range(count)]
+        previous_steps += count
     return rows
 
 
@@ -68,14 +68,14 @@ class Linear(Transformer):
 
 
 @lru_cache(4)
-def linear(vocabulary: int) -> Linear:
+def make_linear(vocabulary: int) -> Linear:
     """One with so many tokens, and otherwise as small as can be."""
     return Linear(Config.tiny(vocabulary, num_hidden_layers=1, num_experts=0))
 
 
 def scored(ids: Tensor, doc: Tensor | None) -> Tensor:
     """Which tokens of ids [B, T] `next_token_loss` scores, bool [B, T]: those on whose log-prob its loss depends."""
-    model = linear(int(ids.max()) + 1)
+    model = make_linear(int(ids.max()) + 1)
     hidden = torch.zeros(*ids.shape, model.config.hidden_size, requires_grad=True)
     loss, _ = cpt.next_token_loss(model, hidden, ids, doc)
     (gradient,) = torch.autograd.grad(loss, hidden)
@@ -84,14 +84,14 @@ def scored(ids: Tensor, doc: Tensor | None) -> Tensor:
 
 def read(root: Path) -> dict[str, list[dict]]:
     """The metrics of a run's phases. Raises RunError if it has none of pretraining."""
-    found = {phase: _lines(*stamp(path)) for phase in PHASES if (path := root / "metrics" / f"{phase}.jsonl").is_file()}
-    if not found.get("cpt"):
+    lines_by_phase = {phase: _read_lines(*stamp(path)) for phase in PHASES if (path := root / "metrics" / f"{phase}.jsonl").is_file()}
+    if not lines_by_phase.get("cpt"):
         raise RunError(f"{root} has no metrics of pretraining")
-    return found
+    return lines_by_phase
 
 
 @lru_cache(16)
-def _lines(path: Path, changed: int, size: int) -> list[dict]:
+def _read_lines(path: Path, mtime_ns: int, size: int) -> list[dict]:
     return read_lines(path)
 
 
@@ -120,7 +120,7 @@ def looks(lines: dict[str, list[dict]]) -> list[dict]:
 
 
 @lru_cache(2)
-def _record(path: Path, changed: int, size: int) -> dict:
+def _read_record(path: Path, mtime_ns: int, size: int) -> dict:
     return parsed(path, {"rows": [dict], "claims": [{"name": str, "claim": str, "verdict": str, "unit": str}]})
 
 
@@ -128,7 +128,7 @@ def trainings() -> tuple[list[dict], dict[str, dict]]:
     """The trainings of `etude figure cpt-rl`, the user's or the committed one, one row each, and its claims by name."""
     path = provenance.newest(RECORD)
     try:
-        record = _record(*stamp(path))
+        record = _read_record(*stamp(path))
     except (OSError, ValueError) as error:
         raise RunError(f"{path.name} cannot be read ({error}); make it again with: etude figure cpt-rl") from None
     return [row for row in record["rows"] if row.get("part") == "training"], {claim["name"]: claim for claim in record["claims"]}

@@ -27,42 +27,43 @@ def png(drawn: Drawing, wide: bool = False) -> bytes:
 def printed(drawn: Drawing, wide: bool = False) -> Figure:
     """The picture."""
     fig = Figure(figsize=(WIDTH * (1.5 if wide else 1.0), max(2.6, drawn.height / 80)), layout="constrained")
-    sheet = _Sheet(fig.subplots(), drawn, _names(drawn))
-    _axes(sheet.ax, drawn, sheet.places)
+    sheet = _Sheet(fig.subplots(), drawn, _number_names(drawn))
+    _set_up_axes(sheet.ax, drawn, sheet.places)
     for layer in drawn.layers:
-        for name, rows in _series(layer):
+        for name, rows in _split_series(layer):
             sheet.draw(layer, name, rows)
     handles, labels = sheet.ax.get_legend_handles_labels()
-    first = dict(zip(reversed(labels), reversed(handles)))  # a series that has lines and marks stands there once
-    if len(first) > 1 or any(layer.says for layer in drawn.layers):
-        ordered = [*dict.fromkeys(labels)]
+    # a series that has lines and marks stands there once
+    handles_by_label = dict(zip(reversed(labels), reversed(handles)))
+    if len(handles_by_label) > 1 or any(layer.says for layer in drawn.layers):
+        unique_labels = [*dict.fromkeys(labels)]
         sheet.ax.legend(
-            [first[label] for label in ordered],
-            ordered,
+            [handles_by_label[label] for label in unique_labels],
+            unique_labels,
             frameon=False,
             fontsize=8,
-            ncols=min(len(ordered), 3),
+            ncols=min(len(unique_labels), 3),
             loc="lower left",
             bbox_to_anchor=(0, 1),
         )
-    _limits(sheet.ax, drawn)
+    _set_limits(sheet.ax, drawn)
     return fig
 
 
-def _axes(ax: Any, drawn: Drawing, places: dict[str, dict[str, int]]) -> None:
+def _set_up_axes(ax: Any, drawing: Drawing, places: dict[str, dict[str, int]]) -> None:
     ax.spines[["top", "right"]].set_visible(False)
-    if drawn.y.ticks is None:
+    if drawing.y.ticks is None:
         ax.grid(axis="y", color="#E5E8EB", linewidth=0.8)
     ax.set_axisbelow(True)
-    for name, axis in (("x", drawn.x), ("y", drawn.y)):
+    for name, axis in (("x", drawing.x), ("y", drawing.y)):
         getattr(ax, f"set_{name}label")(axis.title)
         if axis.names:
-            names = [one.replace("$", r"\$") for one in places[name]]
+            names = [label.replace("$", r"\$") for label in places[name]]
             getattr(ax, f"set_{name}ticks")(range(len(names)), names, rotation=60 if name == "x" and len(names) > 12 else 0)
             if name == "y":
                 ax.invert_yaxis()
         elif axis.ticks is not None:
-            getattr(ax, f"set_{name}ticks")([*axis.ticks], [one.replace("$", r"\$") for one in axis.ticks.values()])
+            getattr(ax, f"set_{name}ticks")([*axis.ticks], [label.replace("$", r"\$") for label in axis.ticks.values()])
             ax.tick_params(axis=name, labelrotation=60 if name == "x" else 0)
         elif axis.log:
             getattr(ax, f"set_{name}scale")("log")
@@ -70,34 +71,34 @@ def _axes(ax: Any, drawn: Drawing, places: dict[str, dict[str, int]]) -> None:
             getattr(ax, f"{name}axis").get_major_locator().set_params(integer=True)
 
 
-def _limits(ax: Any, drawn: Drawing) -> None:
+def _set_limits(ax: Any, drawing: Drawing) -> None:
     """Where the axes begin and end, once everything is drawn."""
-    for name, axis in (("x", drawn.x), ("y", drawn.y)):
+    for name, axis in (("x", drawing.x), ("y", drawing.y)):
         if axis.names:
             continue
         low = axis.least
-        if low is None and not axis.log and (axis.zero if axis.zero is not None else name == "y") and not _below(drawn, name):
+        if low is None and not axis.log and (axis.zero if axis.zero is not None else name == "y") and not _has_negative(drawing, name):
             low = 0.0
         getattr(ax, f"set_{name}lim")(low, axis.most)
 
 
-def _below(drawn: Drawing, name: str) -> bool:
+def _has_negative(drawing: Drawing, name: str) -> bool:
     """Whether a figure lies below zero."""
-    return any((row.get(column) or 0) < 0 for layer in drawn.layers for column in [getattr(layer, name)] if column for row in layer.rows)
+    return any((row.get(column) or 0) < 0 for layer in drawing.layers for column in [getattr(layer, name)] if column for row in layer.rows)
 
 
-def _names(drawn: Drawing) -> dict[str, dict[str, int]]:
+def _number_names(drawing: Drawing) -> dict[str, dict[str, int]]:
     """Where the names of an axis stand, in order."""
-    found: dict[str, dict[str, int]] = {"x": {}, "y": {}}
-    for layer in drawn.layers:
-        for name, axis in (("x", drawn.x), ("y", drawn.y)):
+    places: dict[str, dict[str, int]] = {"x": {}, "y": {}}
+    for layer in drawing.layers:
+        for name, axis in (("x", drawing.x), ("y", drawing.y)):
             column = getattr(layer, name)
             for row in layer.rows if axis.names and column else ():
-                found[name].setdefault(str(row[column]), len(found[name]))
-    return found
+                places[name].setdefault(str(row[column]), len(places[name]))
+    return places
 
 
-def _series(layer: Layer) -> list[tuple[str | None, list]]:
+def _split_series(layer: Layer) -> list[tuple[str | None, list]]:
     """The rows of each series, in order."""
     if layer.by is None:
         return [(None, list(layer.rows))]
@@ -112,58 +113,60 @@ class _Sheet:
     """Axes that are drawn on, and what has to be known of them."""
 
     ax: Any
-    drawn: Drawing
+    drawing: Drawing
     places: dict[str, dict[str, int]]
     """Where the names of an axis stand."""
-    piled: dict[float, float] = field(default_factory=dict)
+    bar_heights: dict[float, float] = field(default_factory=dict)
     """How high the stacked bars of each place are so far."""
 
-    def at(self, rows: list, column: str | None, axis: str) -> list:
+    def find_positions(self, rows: list, column: str | None, axis: str) -> list:
         """Places of rows along an axis."""
         values = [None if column is None else row.get(column) for row in rows]
-        if getattr(self.drawn, axis).names:
-            return [self.places[axis][str(one)] for one in values]
-        return [float("nan") if one is None else one for one in values]
+        if getattr(self.drawing, axis).names:
+            return [self.places[axis][str(value)] for value in values]
+        return [float("nan") if value is None else value for value in values]
 
     def draw(self, layer: Layer, name: str | None, rows: list) -> None:
         """The marks of a layer for one series."""
-        ax, look = self.ax, layer.look if name is None else self.drawn.looks[name]
+        ax, look = self.ax, layer.look if name is None else self.drawing.looks[name]
         label = name.replace("$", r"\$") if name is not None else None
-        x, y = self.at(rows, layer.x, "x"), self.at(rows, layer.y, "y")
+        x, y = self.find_positions(rows, layer.x, "x"), self.find_positions(rows, layer.y, "y")
         if layer.kind == "rule":
-            place, line = (x[0], ax.axvline) if layer.x else (y[0], ax.axhline)
-            line(place, color=look.hex, linestyle=look.dash, linewidth=1, label=layer.says.replace("\n", " ") or None)
+            place, draw_line = (x[0], ax.axvline) if layer.x else (y[0], ax.axhline)
+            draw_line(place, color=look.hex, linestyle=look.dash, linewidth=1, label=layer.says.replace("\n", " ") or None)
         elif layer.kind == "line":
             width, alpha = (0.6, 0.4) if layer.thin else (1.8, 1.0)
-            for _, some in groupby(range(len(rows)), key=lambda at: rows[at].get(layer.split) if layer.split else None):
-                part = [*some]
+            for _, indices in groupby(range(len(rows)), key=lambda index: rows[index].get(layer.split) if layer.split else None):
+                part = [*indices]
                 ax.plot([x[i] for i in part], [y[i] for i in part], look.dash, color=look.hex, linewidth=width, alpha=alpha, label=label)
         elif layer.kind == "point":
             face = "white" if layer.hollow else look.hex
             size = (9 if layer.hollow else 6) * (layer.size / 55) ** 0.5
             ax.plot(x, y, look.mark, color=look.hex, markerfacecolor=face, markersize=size, label=label)
         elif layer.kind == "range":
-            ax.vlines(x, y, self.at(rows, layer.y2, "y"), color=look.hex, linewidth=1.6)
+            ax.vlines(x, y, self.find_positions(rows, layer.y2, "y"), color=look.hex, linewidth=1.6)
         elif layer.kind == "cell":
             ax.scatter(x, y, marker="s", s=90, color=look.hex, label=label)
         elif layer.kind == "box":
-            corners = zip(x, y, self.at(rows, layer.x2, "x"), self.at(rows, layer.y2, "y"), strict=True)
+            corners = zip(x, y, self.find_positions(rows, layer.x2, "x"), self.find_positions(rows, layer.y2, "y"), strict=True)
             outlines = [[(left, low), (right, low), (right, high), (left, high)] for left, low, right, high in corners]
             fill = [to_rgba(look.hex, 1.0 if layer.shade is None else row[layer.shade]) for row in rows]
             ax.add_collection(PolyCollection(outlines, facecolors=fill, edgecolors="none", label=label))
             ax.autoscale_view()
         elif layer.kind == "text":
             for left, low, row in zip(x, y, rows, strict=True):
-                said = str(row[layer.tell[0]]).replace("$", r"\$")
-                how = {"ha": "left", "family": "monospace", "fontsize": 6} if layer.code else {"ha": "center", "fontweight": "bold", "fontsize": 7}
-                ax.text(left, low, said, color=look.hex, va="center", rotation=-layer.angle, **how)
+                text = str(row[layer.tell[0]]).replace("$", r"\$")
+                text_style = (
+                    {"ha": "left", "family": "monospace", "fontsize": 6} if layer.code else {"ha": "center", "fontweight": "bold", "fontsize": 7}
+                )
+                ax.text(left, low, text, color=look.hex, va="center", rotation=-layer.angle, **text_style)
         elif layer.x2 is not None:
-            ax.stairs(y, [*x, self.at(rows, layer.x2, "x")[-1]], color=look.hex, linestyle=look.dash, linewidth=1.4, label=label)
+            ax.stairs(y, [*x, self.find_positions(rows, layer.x2, "x")[-1]], color=look.hex, linestyle=look.dash, linewidth=1.4, label=label)
         elif layer.stacked:
-            ax.bar(x, y, 0.7, bottom=[self.piled.get(one, 0.0) for one in x], color=look.hex, label=label)
-            self.piled |= {one: self.piled.get(one, 0.0) + more for one, more in zip(x, y, strict=True)}
+            ax.bar(x, y, 0.7, bottom=[self.bar_heights.get(position, 0.0) for position in x], color=look.hex, label=label)
+            self.bar_heights |= {position: self.bar_heights.get(position, 0.0) + height for position, height in zip(x, y, strict=True)}
         else:
-            series = [*self.drawn.looks]
-            many = len(series) if name is not None else 1
-            shift = (series.index(name) - (many - 1) / 2) * 0.8 / many if name is not None else 0.0
-            ax.bar([one + shift for one in x], y, 0.8 / many, color=look.hex, label=label)
+            series = [*self.drawing.looks]
+            series_count = len(series) if name is not None else 1
+            shift = (series.index(name) - (series_count - 1) / 2) * 0.8 / series_count if name is not None else 0.0
+            ax.bar([position + shift for position in x], y, 0.8 / series_count, color=look.hex, label=label)

@@ -45,7 +45,7 @@ RUNS = Path("runs")
 """Where `etude run` puts runs, relative to where the explorer was started."""
 EXAMPLE = "committed example"
 RECORDS = examples.FOLDER.parent / "figures"
-RECORD = "committed record "
+RECORD_PREFIX = "committed record "
 KINDS = ("recipe", "techniques", "experiments", "all")
 """Kinds of runs. The recipe's are those at both scales."""
 TAKEN = (EXAMPLE, "stage")
@@ -67,8 +67,12 @@ class Source:
 def folders(kind: str = "recipe") -> dict[str, Path]:
     """Places of runs by name, for one of `KINDS`. Runs too broken to tell count as the recipe's. The committed ones are last: the example, and of
     experiments the files of their records."""
-    found = {}
-    for folder in (*_inside(RUNS), *_inside(RUNS / "figure"), *(inner for outer in _inside(RUNS) for inner in _inside(outer / "runs"))):
+    paths = {}
+    for folder in (
+        *_list_folder(RUNS),
+        *_list_folder(RUNS / "figure"),
+        *(inner for outer in _list_folder(RUNS) for inner in _list_folder(outer / "runs")),
+    ):
         try:
             if not any((folder / part).exists() for part in ("config.json", "stages", "timings.jsonl")):
                 continue
@@ -76,15 +80,15 @@ def folders(kind: str = "recipe") -> dict[str, Path]:
             pass  # the recipe page says why
         if kind in ("all", kind_of(folder)):
             name = folder.relative_to(RUNS).as_posix()
-            found[f"{RUNS.name}/{name}" if name in TAKEN or name.startswith(RECORD) else name] = folder
+            paths[f"{RUNS.name}/{name}" if name in TAKEN or name.startswith(RECORD_PREFIX) else name] = folder
     if kind in ("all", "recipe"):
-        found[EXAMPLE] = examples.FOLDER / "recipe"
+        paths[EXAMPLE] = examples.FOLDER / "recipe"
     if kind in ("all", "experiments"):
-        found |= {f"{RECORD}{path.stem}": path for path in sorted(RECORDS.glob("*.json"))}
-    return found
+        paths |= {f"{RECORD_PREFIX}{path.stem}": path for path in sorted(RECORDS.glob("*.json"))}
+    return paths
 
 
-def _inside(folder: Path) -> list[Path]:
+def _list_folder(folder: Path) -> list[Path]:
     try:
         return sorted(folder.iterdir()) if folder.is_dir() else []
     except OSError:
@@ -113,7 +117,7 @@ def facts(record: dict) -> list[str]:
     return [
         f"seed {record['config']['seed']}",
         f"{machine['cpu']}, {machine['cores']} cores",
-        *(f"{what} {machine[what]}" for what in ("torch", "commit") if machine[what]),
+        *(f"{key} {machine[key]}" for key in ("torch", "commit") if machine[key]),
     ]
 
 
@@ -121,48 +125,48 @@ def known_facts(record: dict) -> list[str]:
     """The same, as far as they are there: not every run has a seed."""
     config, machine = (part if isinstance(part, dict) else {} for part in (record.get("config"), record.get("machine")))
     seed = [f"seed {config['seed']}"] if "seed" in config else []
-    where = [f"{machine['cpu']}, {machine['cores']} cores"] if {"cpu", "cores"} <= machine.keys() else []
-    return [*seed, *where, *(f"{what} {machine[what]}" for what in ("torch", "commit") if machine.get(what))]
+    hardware = [f"{machine['cpu']}, {machine['cores']} cores"] if {"cpu", "cores"} <= machine.keys() else []
+    return [*seed, *hardware, *(f"{key} {machine[key]}" for key in ("torch", "commit") if machine.get(key))]
 
 
 def newest(record: Path) -> Path:
     """Which record of an experiment a page shows: that of the user's newest finished run of it, or else the committed one, which is given. What ran
     with --quick proves nothing and is left out."""
-    own = []
+    own_records = []
     for folder in folders("experiments").values():
         path = folder / record.name
         try:
             if technique_of(folder) == f"figure {record.stem}" and read_json(path)["quick"] is False:
-                own.append((path.stat().st_mtime, path))
+                own_records.append((path.stat().st_mtime, path))
         except (OSError, ValueError, LookupError, TypeError, RecursionError):
             pass  # not finished, or broken, which the recipe's page says
-    return max(own)[1] if own else record
+    return max(own_records)[1] if own_records else record
 
 
 def recorded(path: Path) -> str:
     """A line about an experiment's record: whose it is, what made it, seed and machine."""
     try:
         record = read_json(path)
-        known = known_facts(record if isinstance(record, dict) else {})
+        record_facts = known_facts(record if isinstance(record, dict) else {})
     except (OSError, ValueError, RecursionError):
-        known = []
-    whose = f"your run in {plain(str(path.parent))}" if path.is_relative_to(RUNS) else f"committed in results/figures/{path.name}"
-    return " · ".join([f"{whose}, made by `etude figure {path.stem}`", *map(plain, known)])
+        record_facts = []
+    origin = f"your run in {plain(str(path.parent))}" if path.is_relative_to(RUNS) else f"committed in results/figures/{path.name}"
+    return " · ".join([f"{origin}, made by `etude figure {path.stem}`", *map(plain, record_facts)])
 
 
 def finished() -> list[Source]:
     """The user's finished runs of the small recipe, newest first. Leaves out broken runs, which the recipe page reports."""
-    found = []
+    runs = []
     for name, folder in folders().items():
         if technique_of(folder) != "recipe":
             continue
         try:
-            ends = [(folder / "stages" / f"{stage}.json").stat().st_mtime for stage in STAGES]
+            end_times = [(folder / "stages" / f"{stage}.json").stat().st_mtime for stage in STAGES]
             record = read_json(folder / "config.json")
-            found.append(Source(name, folder, facts(record), ends[-1]))
+            runs.append(Source(name, folder, facts(record), end_times[-1]))
         except (OSError, ValueError, LookupError, TypeError, RecursionError):
             pass  # not finished, or broken; the committed example has no stages either
-    return sorted(found, key=lambda run: -run.ended)
+    return sorted(runs, key=lambda run: -run.ended)
 
 
 def chosen(*files: str, example: str = "recipe/config.json") -> Path:
@@ -182,10 +186,10 @@ def chosen(*files: str, example: str = "recipe/config.json") -> Path:
                 "Until then, this page shows the examples of another run."
             )
         try:
-            known = facts(read_json(examples.FOLDER / example))
+            example_facts = facts(read_json(examples.FOLDER / example))
         except (OSError, ValueError, LookupError, TypeError):
-            known = []
-        st.caption(" · ".join([f"Shown: **{EXAMPLE}**, a run from another machine", *map(plain, known)]))
+            example_facts = []
+        st.caption(" · ".join([f"Shown: **{EXAMPLE}**, a run from another machine", *map(plain, example_facts)]))
     return examples.FOLDER
 
 
@@ -193,15 +197,16 @@ def choice(names: list[str], key: str) -> str:
     """The name in the box, shared by all pages with this key in the URL. The code writes a choice to the URL by hand: a box bound to the URL
     leaves out its current default, and the same link would show another run once a newer one is finished. Without a choice the URL does not
     change, because a page that writes to it on opening would add an entry to the browser's history."""
-    state, asked = st.session_state.setdefault(f"{key}-state", {"seen": None, "asked": None}), st.query_params.get(key)
-    begins = asked != state["asked"] or key not in st.session_state  # a link, the browser's Back, or another page
-    wanted = (asked or state["seen"]) if begins else st.session_state[key]
-    if wanted and wanted not in names:
-        st.warning(missing("finished run", [wanted]))
-    if begins or wanted not in names:
-        st.session_state[key] = wanted if wanted in names else names[0]
-    state["seen"], state["asked"] = st.selectbox("Run, newest first", names, key=key), asked
-    if asked != state["seen"] and (asked or state["seen"] != names[0]):
+    state, url_name = (st.session_state.setdefault(f"{key}-state", {"seen": None, "asked": None}), st.query_params.get(key))
+    # a link, the browser's Back, or another page
+    should_reset = url_name != state["asked"] or key not in st.session_state
+    requested_name = (url_name or state["seen"]) if should_reset else st.session_state[key]
+    if requested_name and requested_name not in names:
+        st.warning(missing("finished run", [requested_name]))
+    if should_reset or requested_name not in names:
+        st.session_state[key] = requested_name if requested_name in names else names[0]
+    state["seen"], state["asked"] = st.selectbox("Run, newest first", names, key=key), url_name
+    if url_name != state["seen"] and (url_name or state["seen"] != names[0]):
         st.query_params[key] = state["asked"] = state["seen"]
     return state["seen"]
 

@@ -11,7 +11,7 @@ __all__ = ["KINDS", "draw", "to"]
 
 KINDS = {"ref": "reference", "scaled": "twin", "kernel": "kernel", "sim": "experiment"}
 """What a row of the catalogue calls a file → what a reader calls it."""
-LONGEST = 60
+MAX_NAME_LENGTH = 60
 """Characters of an unknown name that are shown."""
 
 
@@ -22,29 +22,29 @@ def to(path: str, label: str) -> None:
 
 def draw() -> None:
     """The file named by ?file=, if the diagram names it, too; otherwise all files that there are."""
-    wanted = st.query_params.get("file", "")
-    if wanted not in files():
+    file = st.query_params.get("file", "")
+    if file not in files():
         st.title("Files")
-        if wanted:
-            st.warning(f"The recipe has no file {wanted if len(wanted) <= LONGEST else wanted[:LONGEST] + '…'}.")
+        if file:
+            st.warning(f"The recipe has no file {file if len(file) <= MAX_NAME_LENGTH else file[:MAX_NAME_LENGTH] + '…'}.")
         for path in files():
             to(path, path)
         return
-    st.title(wanted)
-    for stage in (stage for part in PARTS for stage in part.stages if wanted in astuple(stage.paths)):
-        around(stage, wanted)
+    st.title(file)
+    for stage in (stage for part in PARTS for stage in part.stages if file in astuple(stage.paths)):
+        draw_stage(stage, file)
     try:
-        st.code((ROOT / wanted).read_text(encoding="utf-8"), language="python", line_numbers=True, wrap_lines=True)
+        st.code((ROOT / file).read_text(encoding="utf-8"), language="python", line_numbers=True, wrap_lines=True)
     except OSError as error:
-        st.error(f"{wanted} cannot be read ({error.strerror}).")
+        st.error(f"{file} cannot be read ({error.strerror}).")
 
 
-def around(stage: Stage, here: str) -> None:
+def draw_stage(stage: Stage, current_path: str) -> None:
     """What the stage of a file is, and links to its other files."""
     st.markdown(f"**{stage.title}.** {stage.says}")
     with st.container(horizontal=True):
         link("start", "The recipe", ":material/account_tree:")
-        for kind, word in KINDS.items():
+        for kind, label in KINDS.items():
             path = getattr(stage.paths, kind)
-            if path and path != here:
-                to(path, f"{word}: {path}")
+            if path and path != current_path:
+                to(path, f"{label}: {path}")

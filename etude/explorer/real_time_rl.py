@@ -16,14 +16,14 @@ from sims.real_time_rl.users import Served, Users
 
 RECORD = ROOT / "results" / "figures" / "real-time-rl.json"
 """What `etude figure real-time-rl` found."""
-SAYS = {
+WAY_NAMES = {
     "loop": "both cures",
     "thrown": "broken calls thrown away",
     "edits": "edits kept alone",
     "daily": "both cures, shipped daily",
     "weekly": "both cures, never shipped",
 }
-SHOWN = {
+DASHBOARD_SERIES = {
     "right": ("did what is wanted", Look("blue", "-")),
     "kept": ("edits kept", Look("green", "--")),
     "followed": ("dissatisfied follow-ups", Look("orange", "-.")),
@@ -31,7 +31,7 @@ SHOWN = {
     "broken_hard": ("broken calls on hard tasks", Look("red", "--")),
 }
 """Figures of the dashboard: what they are called, and how they are drawn."""
-ENDS = {
+HELD_OUT_NAMES = {
     "right": "did what is wanted",
     "edited": "edited",
     "needless": "questions on clear tasks",
@@ -46,29 +46,31 @@ SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 """Where hovering finds a figure on a straight line."""
 SECONDS = 20.0
 """What the sessions of the first picture take."""
-RIGHT = Served(edited=True, quality=1.0, asked=False, open=False, broken=False, seconds=SECONDS)
-WRONG = Served(edited=True, quality=0.0, asked=False, open=False, broken=False, seconds=SECONDS)
-NEEDLESS = Served(edited=False, quality=0.0, asked=True, open=False, broken=False, seconds=SECONDS / 2)
-WELCOME = Served(edited=False, quality=0.0, asked=True, open=True, broken=False, seconds=SECONDS / 2)
-BROKEN = Served(edited=True, quality=1.0, asked=False, open=False, broken=True, seconds=SECONDS)
+RIGHT_EDIT = Served(edited=True, quality=1.0, asked=False, open=False, broken=False, seconds=SECONDS)
+WRONG_EDIT = Served(edited=True, quality=0.0, asked=False, open=False, broken=False, seconds=SECONDS)
+NEEDLESS_QUESTION = Served(edited=False, quality=0.0, asked=True, open=False, broken=False, seconds=SECONDS / 2)
+WELCOME_QUESTION = Served(edited=False, quality=0.0, asked=True, open=True, broken=False, seconds=SECONDS / 2)
+BROKEN_CALL = Served(edited=True, quality=1.0, asked=False, open=False, broken=True, seconds=SECONDS)
 
 
 def worth(distil: Distilling, users: Users, batch: float) -> dict[str, tuple[float, float]]:
     """Mean reward of each way to end a session, where the policy never solves the task and where it always does. What is thrown away is worth the
     mean of its batch, of which the share `batch` is solved: its advantage is zero."""
 
-    def mean(served: Served) -> float:
-        found = expected(distil, users, served)
-        return batch * mean(RIGHT) + (1 - batch) * mean(WRONG) if found is None else found
+    def compute_mean(served: Served) -> float:
+        reward = expected(distil, users, served)
+        return batch * compute_mean(RIGHT_EDIT) + (1 - batch) * compute_mean(WRONG_EDIT) if reward is None else reward
 
-    flat = {"question, clear task": NEEDLESS, "question, open task": WELCOME, "broken call": BROKEN}
-    return {"edit": (mean(WRONG), mean(RIGHT))} | {name: (mean(one), mean(one)) for name, one in flat.items()}
+    flat = {"question, clear task": NEEDLESS_QUESTION, "question, open task": WELCOME_QUESTION, "broken call": BROKEN_CALL}
+    return {"edit": (compute_mean(WRONG_EDIT), compute_mean(RIGHT_EDIT))} | {
+        name: (compute_mean(session), compute_mean(session)) for name, session in flat.items()
+    }
 
 
 def even(found: dict[str, tuple[float, float]], name: str) -> float:
     """The share of solved tasks, in [0, 1], below which this way is worth more than an edit."""
-    (low, high), (other, _) = found["edit"], found[name]
-    return float(np.clip((other - low) / (high - low), 0.0, 1.0)) if high > low else float(other > low)
+    (low, high), (way_reward, _) = found["edit"], found[name]
+    return float(np.clip((way_reward - low) / (high - low), 0.0, 1.0)) if high > low else float(way_reward > low)
 
 
 LOOKS = {
@@ -79,56 +81,66 @@ LOOKS = {
 }
 
 
-def picture(found: dict[str, tuple[float, float]]) -> Drawing:
+def build_reward_chart(rewards: dict[str, tuple[float, float]]) -> Drawing:
     """Rewards against the share of such tasks that the policy solves."""
-    rows = [{"way": name, "solved": s, "reward": low + s * (high - low)} for name, (low, high) in found.items() for s in SHARES]
-    across = Axis("share of such tasks that the policy solves")
-    return drawing(across, "mean reward", rule(y=0), lines(rows, "solved", "reward", "way"), looks=LOOKS)
+    rows = [{"way": name, "solved": s, "reward": low + s * (high - low)} for name, (low, high) in rewards.items() for s in SHARES]
+    x_axis = Axis("share of such tasks that the policy solves")
+    return drawing(x_axis, "mean reward", rule(y=0), lines(rows, "solved", "reward", "way"), looks=LOOKS)
 
 
 def record() -> dict | None:
     """The experiment, the user's or the committed one; None if there is none. Raises RunError if it is damaged."""
     path = provenance.newest(RECORD)
     try:
-        found = read_json(path)
-        return {part: found[part] for part in ("rows", "ends")}
+        content = read_json(path)
+        return {part: content[part] for part in ("rows", "ends")}
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RunError(f"{path.name} is damaged ({error}); restore it, or make it again with: etude figure {path.stem}") from None
 
 
-def dashboard(rows: list[dict]) -> Drawing:
+def build_dashboard(rows: list[dict]) -> Drawing:
     """The figures of a way along its loops: each training thin, the mean thick."""
     steps = sorted({row["step"] for row in rows})
-    each = [
+    training_rows = [
         {"what": label, "training": row["training"], "loop": row["step"], "share": float(row[name])}
-        for name, (label, _) in SHOWN.items()
+        for name, (label, _) in DASHBOARD_SERIES.items()
         for row in rows
     ]
-    mean = [
+    mean_rows = [
         {"what": label, "loop": step, "share": float(np.mean([row[name] for row in rows if row["step"] == step]))}
-        for name, (label, _) in SHOWN.items()
+        for name, (label, _) in DASHBOARD_SERIES.items()
         for step in steps
     ]
-    thin = lines(each, "loop", "share", "what", thin=True, split="training", tell=("training",))
-    return drawing("loops of five hours", Axis("share", most=1.02), thin, lines(mean, "loop", "share", "what"), looks=dict(SHOWN.values()))
+    training_lines = lines(training_rows, "loop", "share", "what", thin=True, split="training", tell=("training",))
+    return drawing(
+        "loops of five hours",
+        Axis("share", most=1.02),
+        training_lines,
+        lines(mean_rows, "loop", "share", "what"),
+        looks=dict(DASHBOARD_SERIES.values()),
+    )
 
 
 def draw() -> None:
-    one, two, three, four = st.columns(4)
-    said = "Which reactions count, and how often it is shipped: " + "; ".join(f"{name}: {words}" for name, words in SAYS.items()) + "."
-    way = one.selectbox("Reward", [*experiment.WAYS], key="loop", bind="query-params", help=said)
-    slip = two.slider("Mistaken users", 0.0, 0.5, 0.05, 0.01, key="slip", bind="query-params", help="They keep what is wrong, or undo what is right.")
-    patience = three.slider("Patience, seconds", 10, 300, 90, 10, key="patience", bind="query-params")
-    batch = four.slider("Solved in a batch", 0.0, 1.0, 0.4, 0.05, key="batch", bind="query-params", help="What is thrown away is worth its mean.")
-    (distil, every), users = experiment.WAYS[way], Users(slip=slip, patience=float(patience))
-    found = worth(distil, users, batch)
+    way_column, slip_column, patience_column, batch_column = st.columns(4)
+    help_text = "Which reactions count, and how often it is shipped: " + "; ".join(f"{name}: {words}" for name, words in WAY_NAMES.items()) + "."
+    way = way_column.selectbox("Reward", [*experiment.WAYS], key="loop", bind="query-params", help=help_text)
+    slip = slip_column.slider(
+        "Mistaken users", 0.0, 0.5, 0.05, 0.01, key="slip", bind="query-params", help="They keep what is wrong, or undo what is right."
+    )
+    patience = patience_column.slider("Patience, seconds", 10, 300, 90, 10, key="patience", bind="query-params")
+    batch = batch_column.slider(
+        "Solved in a batch", 0.0, 1.0, 0.4, 0.05, key="batch", bind="query-params", help="What is thrown away is worth its mean."
+    )
+    (distil, ship_every), users = experiment.WAYS[way], Users(slip=slip, patience=float(patience))
+    rewards = worth(distil, users, batch)
     st.subheader("What a session is worth")
     chart(
-        picture(found),
+        build_reward_chart(rewards),
         "real-time-rewards",
-        [{"way": name, "never solved": low, "always solved": high} for name, (low, high) in found.items()],
+        [{"way": name, "never solved": low, "always solved": high} for name, (low, high) in rewards.items()],
         "Mean reward over users of an edit, by the share of such tasks that the policy solves, and of a question or a broken call instead.",
     )
     hints = {
@@ -136,39 +148,43 @@ def draw() -> None:
         "question, open task": "A question pays below this share where the task leaves open what is wanted.",
         "broken call": "A broken call pays below this share.",
     }
-    metrics(*((f"{name} pays below", exact(even(found, name), "{:.2f}"), hint) for name, hint in hints.items()))
+    metrics(*((f"{name} pays below", exact(even(rewards, name), "{:.2f}"), hint) for name, hint in hints.items()))
     st.subheader("The loop's dashboard")
-    if played := record():
+    if loop_record := record():
         st.caption(f"Shown: {provenance.recorded(provenance.newest(RECORD))}")
-        board(way, every, played)
+        draw_dashboard(way, ship_every, loop_record)
     else:
         st.info("The loop has not been run in full yet, so there is nothing to show here. `sims/real_time_rl/figure.py` says what it will be.")
 
 
-def board(way: str, every: int, played: dict) -> None:
+def draw_dashboard(way: str, ship_every: int, loop_record: dict) -> None:
     """What a way served along its loops, and held-out tasks at the end of all ways."""
-    rows = [row for row in played["rows"] if row["way"] == way]
+    rows = [row for row in loop_record["rows"] if row["way"] == way]
     chart(
-        dashboard(rows),
+        build_dashboard(rows),
         "real-time-dashboard",
         rows,
-        f"What was served in each loop, and what users did: {SAYS[way]}. Each training is thin, their mean thick. A policy is served from the loop"
+        f"What was served in each loop, and what users did: {WAY_NAMES[way]}. Each training is thin, their mean thick. "
+        "A policy is served from the loop"
         " on that follows its shipment.",
     )
-    due = [row for row in rows if row["step"] % every == 0]
+    due_rows = [row for row in rows if row["step"] % ship_every == 0]
     metrics(
-        ("Shipped", f"{sum(int(row['shipped']) for row in due)} of {len(due)}", "Policies that passed the gate, of those that came to it."),
+        ("Shipped", f"{sum(int(row['shipped']) for row in due_rows)} of {len(due_rows)}", "Policies that passed the gate, of those that came to it."),
         ("Age of the data", f"{np.mean([row['age'] for row in rows]):.1f} steps", "Steps of RL since the policy that served them, in the mean."),
         ("Thrown away", exact(float(np.mean([row["thrown"] for row in rows])), "{:.1%}"), "Sessions of which nothing is learnt."),
         ("Latency", f"{np.mean([row['seconds'] for row in rows]):.1f} s", "What a session takes, in the mean."),
     )
     st.subheader("Held-out tasks at the end")
-    ends = played["ends"]
-    groups = {(end["way"], end["at"]): [other for other in ends if (other["way"], other["at"]) == (end["way"], end["at"])] for end in ends}
+    ends = loop_record["ends"]
+    groups = {
+        (end["way"], end["at"]): [candidate for candidate in ends if (candidate["way"], candidate["at"]) == (end["way"], end["at"])] for end in ends
+    }
     table(
         [
-            {"way": SAYS[name], "policy": at} | {says: float(np.mean([end[column] for end in some])) for column, says in ENDS.items()}
-            for (name, at), some in groups.items()
+            {"way": WAY_NAMES[name], "policy": policy}
+            | {label: float(np.mean([end[column] for end in group])) for column, label in HELD_OUT_NAMES.items()}
+            for (name, policy), group in groups.items()
         ],
         "real-time-ends",
     )

@@ -17,7 +17,7 @@ from etude.report.record import STAGES
 from sims.recipe import stages as recipe
 
 EVERY = "Every metric"
-FEW = 8
+DEFAULT_PARTS = 8
 """Curves of one metric that are drawn unless more are asked for."""
 SECONDS = 2.0
 """Between two looks into the files of a run that is going on."""
@@ -25,35 +25,35 @@ SECONDS = 2.0
 
 def took() -> str:
     """How long a small run takes, in the words of the committed record of one; empty without it."""
-    found = expected.read(ROOT / "results" / "recipe-small.json")
-    if not found:
+    record = expected.read(ROOT / "results" / "recipe-small.json")
+    if not record:
         return ""
-    minutes = found["runs"][0]["seconds"] / 60
-    return f"`make small` makes a run. It took {minutes:.1f} minutes on {expected.told(found['machine'])}, says results/recipe-small.json."
+    minutes = record["runs"][0]["seconds"] / 60
+    return f"`make small` makes a run. It took {minutes:.1f} minutes on {expected.told(record['machine'])}, says results/recipe-small.json."
 
 
 def draw() -> None:
     st.caption(took())
-    runs, known = run_choice.chosen()
+    runs, all_runs = run_choice.chosen()
     if not runs:
         return
     left, right = st.columns([4, 2])
     with left:
-        what = st.radio("Curves", _groups(runs), key="curves", bind="query-params", horizontal=True)
+        group = st.radio("Curves", _list_groups(runs), key="curves", bind="query-params", horizontal=True)
     with right:
         smooth = st.slider("Smoothing, points", 1, 31, 9, 2, key="smooth", bind="query-params")
-    metric, parts = _metric(runs) if what == EVERY else ("", [])
-    going = any(map(run_state.going, runs))
+    metric, parts = _draw_metric_controls(runs) if group == EVERY else ("", [])
+    is_live = any(map(run_state.going, runs))
     places = {run.name: run.place for run in runs}
-    st.fragment(shown, run_every=SECONDS if going else None)(places, known, what, smooth, metric, parts, going)
+    st.fragment(draw_results, run_every=SECONDS if is_live else None)(places, all_runs, group, smooth, metric, parts, is_live)
 
 
-def _groups(runs: Sequence[Played]) -> list[str]:
+def _list_groups(runs: Sequence[Played]) -> list[str]:
     """What can be drawn. A run of the recipe has, or will have, all of it."""
     return [group for group in PANELS if any(run.recipe or curves.has(run, group) for run in runs)] + [EVERY]
 
 
-def _metric(runs: Sequence[Played]) -> tuple[str, list[str]]:
+def _draw_metric_controls(runs: Sequence[Played]) -> tuple[str, list[str]]:
     """Draws the boxes for one metric and the stages or arms in which it was logged."""
     names = curves.metrics_of(runs)
     if not names:
@@ -63,76 +63,90 @@ def _metric(runs: Sequence[Played]) -> tuple[str, list[str]]:
         metric = st.selectbox("Metric", names, key="metric", bind="query-params")
     parts = curves.parts_of(runs, metric)
     with right:
-        return metric, st.multiselect("Stages or arms", parts, parts[:FEW], key="parts", bind="query-params")
+        return metric, st.multiselect("Stages or arms", parts, parts[:DEFAULT_PARTS], key="parts", bind="query-params")
 
 
-def shown(places: dict[str, Path], known: Sequence[Played], what: str, smooth: int, metric: str, parts: Sequence[str], going: bool) -> None:
+def draw_results(
+    places: dict[str, Path], all_runs: Sequence[Played], group: str, smooth: int, metric: str, parts: Sequence[str], is_live: bool
+) -> None:
     """Everything that comes from files. While a run is in progress, this part is redrawn every few seconds."""
-    runs, broken = run_files.whole(places)
-    for line in broken:
-        st.error(line)
+    runs, error_messages = run_files.whole(places)
+    for message in error_messages:
+        st.error(message)
     if not runs:
         return
     for run in runs:
-        _about(run, known)
-    if what == EVERY:
-        _one_metric(runs, smooth, metric, parts)
+        _draw_description(run, all_runs)
+    if group == EVERY:
+        _draw_metric(runs, smooth, metric, parts)
     else:
         columns = st.columns(1 if len(runs) > 1 else 2)  # several runs have longer names
-        for place, panel in enumerate(PANELS[what]):
-            with columns[place % len(columns)]:
-                _panel(panel, runs, smooth)
+        for index, panel in enumerate(PANELS[group]):
+            with columns[index % len(columns)]:
+                _draw_panel(panel, runs, smooth)
     for run in runs:
-        _experiment(run)
-    _success(runs)
-    if different := beside.differences(runs):
-        with st.expander(f"Settings that differ: {len(different)}"):
-            table(different, "settings")
-    _rollouts(runs)
+        _draw_experiment(run)
+    _draw_success(runs)
+    if differences := beside.differences(runs):
+        with st.expander(f"Settings that differ: {len(differences)}"):
+            table(differences, "settings")
+    _draw_rollouts(runs)
     st.subheader("Stages and their times")
     stages = list(dict.fromkeys([*(STAGES if any(run.recipe for run in runs) else ()), *(s for run in runs for s in run.stages if s != "together")]))
     table([{"stage": stage, **{run.name: run.stages.get(stage, "–") for run in runs}} for stage in (*stages, "together")], "stages")
-    if going and not any(map(run_state.going, runs)):
+    if is_live and not any(map(run_state.going, runs)):
         st.rerun()  # stop refreshing
 
 
-def _about(run: Played, known: Sequence[Played]) -> None:
+def _draw_description(run: Played, all_runs: Sequence[Played]) -> None:
     """Whose run this is, and in which state."""
-    where = "a committed record" if run.place.suffix == ".json" else "a run from another machine" if run.name == EXAMPLE else "your run"
+    origin = "a committed record" if run.place.suffix == ".json" else "a run from another machine" if run.name == EXAMPLE else "your run"
     kind = "" if run.technique == "recipe" else f" of {plain(run.technique)}"
-    words = " · ".join([f"**{plain(run.name)}**, {where}{kind}", run_state.said(run, known), *map(plain, run.facts)])
+    words = " · ".join([f"**{plain(run.name)}**, {origin}{kind}", run_state.said(run, all_runs), *map(plain, run.facts)])
     with st.container(horizontal=True, vertical_alignment="center"):
         if run_state.going(run):
             st.badge("live", icon=":material/sensors:", color="green", width="content")
         st.caption(words)
 
 
-def _of(runs: Sequence[Played]) -> str:
+def _describe_runs(runs: Sequence[Played]) -> str:
     """Whose figures these are, for a caption."""
     return f"Of {', '.join(curves.label(run) for run in runs)}."
 
 
-def _panel(panel: Panel, runs: Sequence[Played], smooth: int) -> None:
-    have = [run for run in runs if curves.rows(panel, [run], smooth)]
-    lacking = [run.name for run in runs if run not in have]
-    if have:
+def _draw_panel(panel: Panel, runs: Sequence[Played], smooth: int) -> None:
+    drawable_runs = [run for run in runs if curves.rows(panel, [run], smooth)]
+    missing_names = [run.name for run in runs if run not in drawable_runs]
+    if drawable_runs:
         st.markdown(f"**{panel.title}**")
-        rows = curves.rows(panel, have, smooth)
-        chart(curves.drawn(panel, smooth, tuple(have)), panel.name, rows, f"{panel.words} {_of(have)}", wide=len(have) > 1)
-    if lacking:
-        ended = all(not run.missing for run in runs if run.name in lacking)
-        st.info(f"{panel.title}: {'not recorded by' if ended else 'nothing yet of'} {plain(', '.join(lacking))}.")
+        rows = curves.rows(panel, drawable_runs, smooth)
+        chart(
+            curves.drawn(panel, smooth, tuple(drawable_runs)),
+            panel.name,
+            rows,
+            f"{panel.words} {_describe_runs(drawable_runs)}",
+            wide=len(drawable_runs) > 1,
+        )
+    if missing_names:
+        is_finished = all(not run.missing for run in runs if run.name in missing_names)
+        st.info(f"{panel.title}: {'not recorded by' if is_finished else 'nothing yet of'} {plain(', '.join(missing_names))}.")
 
 
-def _one_metric(runs: Sequence[Played], smooth: int, metric: str, parts: Sequence[str]) -> None:
+def _draw_metric(runs: Sequence[Played], smooth: int, metric: str, parts: Sequence[str]) -> None:
     rows = curves.metric_rows(metric, parts, runs, smooth)
     if rows:
-        chart(curves.metric_drawn(metric, tuple(parts), smooth, tuple(runs)), "metric", rows, f"{metric}, as it was logged. {_of(runs)}", wide=True)
+        chart(
+            curves.metric_drawn(metric, tuple(parts), smooth, tuple(runs)),
+            "metric",
+            rows,
+            f"{metric}, as it was logged. {_describe_runs(runs)}",
+            wide=True,
+        )
     else:
         st.info(f"{plain(', '.join(run.name for run in runs))}: no metrics along steps are recorded.")
 
 
-def _experiment(run: Played) -> None:
+def _draw_experiment(run: Played) -> None:
     """An experiment's picture and verdicts, or what a technique's run reported."""
     if run.picture:
         st.image(run.picture, caption=f"The picture of {run.name}.")
@@ -140,19 +154,21 @@ def _experiment(run: Played) -> None:
             download("Data (CSV)", data.read_bytes, f"{run.name.replace('/', '-')}.csv", "text/csv")
     if run.claims:
         st.subheader(f"Verdicts of {plain(run.name)}")
-        claims = [{"claim": c["claim"], "measured": measured(c), "verdict": c["verdict"]} for c in of_sources(run.claims)]
-        bounds = [{"claim": c["claim"], "measured": f"{measured(c)}, {bound(c)}", "verdict": c["verdict"]} for c in laws(run.claims)]
+        claims = [{"claim": claim["claim"], "measured": measured(claim), "verdict": claim["verdict"]} for claim in of_sources(run.claims)]
+        bounds = [
+            {"claim": claim["claim"], "measured": f"{measured(claim)}, {bound(claim)}", "verdict": claim["verdict"]} for claim in laws(run.claims)
+        ]
         table(claims + bounds, f"verdicts-{run.name}")
-    figures = {key: value for key, value in run.result.items() if isinstance(value, int | float | str)}
-    if figures:
+    reported = {key: value for key, value in run.result.items() if isinstance(value, int | float | str)}
+    if reported:
         with st.expander(f"What {plain(run.name)} reported"):
             table(
-                [{"figure": key, "value": f"{value:.4g}" if isinstance(value, float) else str(value)} for key, value in figures.items()],
+                [{"figure": key, "value": f"{value:.4g}" if isinstance(value, float) else str(value)} for key, value in reported.items()],
                 f"report-{run.name}",
             )
 
 
-def _success(runs: Sequence[Played]) -> None:
+def _draw_success(runs: Sequence[Played]) -> None:
     if not any(run.recipe or run.successes for run in runs):
         return
     st.subheader("Before and after RL")
@@ -162,24 +178,24 @@ def _success(runs: Sequence[Played]) -> None:
         st.info("No evaluation yet.")
         return
     st.markdown("On held-out tasks, whose target and helper functions are not in the training data. Brackets are 95% intervals over tasks.")
-    if len(runs) > 1 and (ends := beside.reached(runs)):
-        if said := beside.comparable(runs):
-            st.markdown(said)
-        table(ends, "success-beside")
+    if len(runs) > 1 and (reached_rows := beside.reached(runs)):
+        if comparison := beside.comparable(runs):
+            st.markdown(comparison)
+        table(reached_rows, "success-beside")
         folded(changes, "before-after", "Every measure, before and after")
     else:
         folded(changes, "before-after", "Every measure, before and after")
 
 
-def _rollouts(runs: Sequence[Played]) -> None:
+def _draw_rollouts(runs: Sequence[Played]) -> None:
     """The last rollouts of each run, folded, or why there are none."""
     for run in runs:
-        of, some = run_rollouts.last(run)
-        if some:
-            with st.expander(f"Last rollouts of {plain(run.name)}, {of}"):
-                for one in some:
-                    st.caption(plain(one.says))
-                    st.code(one.text, language=None, wrap_lines=True)
+        source, rollouts = run_rollouts.last(run)
+        if rollouts:
+            with st.expander(f"Last rollouts of {plain(run.name)}, {source}"):
+                for rollout in rollouts:
+                    st.caption(plain(rollout.says))
+                    st.code(rollout.text, language=None, wrap_lines=True)
         elif run_state.going(run):
             st.caption(f"{plain(run.name)}: {run_rollouts.silence(run)}")
 

@@ -13,17 +13,17 @@ __all__ = ["EDGES", "END", "STYLE", "box", "chance", "legend", "named", "picture
 def rows(beside: Sequence[Watched]) -> list[dict]:
     """Every token in figures."""
     return [
-        {"agent": one.name, "turn": turn, "token": named(token.text), "probability": token.probability}
+        {"agent": rollout.name, "turn": turn, "token": named(token.text), "probability": token.probability}
         | {f"other {n}": f"{named(text)} {p:.4f}" for n, (text, p) in enumerate(token.others, 1)}
-        for one in beside
-        for turn, tokens in enumerate(one.turns, 1)
+        for rollout in beside
+        for turn, tokens in enumerate(rollout.turns, 1)
         for token in tokens
     ]
 
 
 def picture(beside: Sequence[Watched]) -> Drawing:
     """How likely each token was, in the order in which they were written; lines part the turns of the last rollout."""
-    marks = [row | {"place": place} for one in beside for place, row in enumerate(rows([one]), 1)]
+    marks = [row | {"place": place} for rollout in beside for place, row in enumerate(rows([rollout]), 1)]
     ends = accumulate(len(turn) for turn in beside[-1].turns[:-1])
     looks = [Look("orange", mark="s"), Look("blue")][-len(beside) :]
     return drawing(
@@ -31,6 +31,6 @@ def picture(beside: Sequence[Watched]) -> Drawing:
         Axis("probability", least=-0.03, most=1.06),
         *(rule(x=end + 0.5, look=Look("grey", ":")) for end in ends),
         points(marks, "place", "probability", "agent", tell=("token", "turn", *(f"other {n}" for n in range(1, OTHERS + 1)))),
-        looks={one.name: look for one, look in zip(beside, looks)},
+        looks={rollout.name: look for rollout, look in zip(beside, looks)},
         height=240,
     )

@@ -20,16 +20,16 @@ FILES = ("*.json", "timings.jsonl", "stages/*.json", "metrics/*.jsonl", "rollout
 
 def whole(found: Mapping[str, Path]) -> tuple[list[Played], list[str]]:
     """The current runs in these folders, newest first and committed ones last, and an error line for each broken run."""
-    runs, broken = [], []
+    runs, error_messages = [], []
     for name, place in found.items():
         try:
             runs.append(load(name, place))
         except RunError as error:
-            broken.append(str(error))
-    return sorted(runs, key=lambda run: (_committed(run), -run.touched)), broken
+            error_messages.append(str(error))
+    return sorted(runs, key=lambda run: (_rank_origin(run), -run.touched)), error_messages
 
 
-def _committed(run: Played) -> int:
+def _rank_origin(run: Played) -> int:
     """0 for a run on this machine, 1 for the committed example, 2 for a committed record."""
     return 2 if run.place.suffix == ".json" else int(run.name == EXAMPLE)
 

@@ -22,9 +22,9 @@ from sims.statistics import bootstrap, share
 __all__ = ["Played", "read"]
 
 RECIPES = ("recipe", "recipe full")
-DRIFTS = ("drift", "engine_kl", "kl")
+DRIFT_KEYS = ("drift", "engine_kl", "kl")
 """What RL logs of its distance from the policy before it, and of its sampler from the trainer, as zeros where nobody measures them."""
-ARM = ("training", "seed")
+ARM_KEYS = ("training", "seed")
 """Numbers in an experiment's rows that tell trainings apart."""
 Success = tuple[str, tuple[float, float, float], tuple[float, float, float]]
 """Measure, and (value, low, high) before and after training."""
@@ -76,18 +76,18 @@ def read(name: str, place: Path, touched: float) -> Played:
     """The run in a folder, or a committed record. `touched`: when it last wrote, in seconds since 1970. Raises RunError for files that are missing
     or cannot be read, and OSError, AttributeError, LookupError, TypeError or ValueError for what is not in the format of a run."""
     if place.suffix == ".json":
-        return _committed(name, place, touched)
+        return _read_record(name, place, touched)
     config = json_object(place / "config.json")
     if not {"technique", "config", "machine"} <= config.keys():
         raise RunError(f"{place / 'config.json'} is not the configuration of a run")
     if not timings(place) and (place / "timings.jsonl").exists() and (place / "timings.jsonl").stat().st_size:
         raise RunError(f"{place / 'timings.jsonl'} holds no stage times")
     technique = config["technique"]
-    kind = _recipe if technique in RECIPES else _experiment if technique.startswith("figure ") else _technique
-    return replace(kind(name, place, config, touched), machine=config["machine"])
+    read_kind = _read_recipe if technique in RECIPES else _read_experiment if technique.startswith("figure ") else _read_technique
+    return replace(read_kind(name, place, config, touched), machine=config["machine"])
 
 
-def _recipe(name: str, folder: Path, config: dict, touched: float) -> Played:
+def _read_recipe(name: str, folder: Path, config: dict, touched: float) -> Played:
     """A run of the recipe, at either scale."""
     if (folder / "stages").is_dir():
         for path in sorted((folder / "stages").glob("*.json")):
@@ -97,14 +97,14 @@ def _recipe(name: str, folder: Path, config: dict, touched: float) -> Played:
         record = collect(folder)
     else:
         record = json_object(folder / "report.json")  # a trimmed copy
-    evaluated = evaluation_of(record)
-    before, after = (evaluated.get(part) or {} for part in ("before", "after"))
-    best = f"best_of_{evaluated.get('samples', 8)}"
+    evaluation = evaluation_of(record)
+    before, after = (evaluation.get(part) or {} for part in ("before", "after"))
+    best = f"best_of_{evaluation.get('samples', 8)}"
     names = (("success", "sampled"), ("greedy", "greedy"), (best, best.replace("_", " ")))
     pairs = [(words, as_triple(before.get(key)), as_triple(after.get(key))) for key, words in names]
-    stages, changes = _planned(config), before_after(record)
+    stages, changes = _list_planned_stages(config), before_after(record)
     if best != "best_of_8" and best in before | after:
-        difference = in_words((evaluated.get("difference") or {}).get(best), "{:+.3f}")
+        difference = in_words((evaluation.get("difference") or {}).get(best), "{:+.3f}")
         changes.append((best.replace("_", " "), in_words(before.get(best)), in_words(after.get(best)), difference))
     return Played(
         name,
@@ -118,43 +118,43 @@ def _recipe(name: str, folder: Path, config: dict, touched: float) -> Played:
         touched,
         changes,
         [(words, first, last) for words, first, last in pairs if first and last],
-        examples=evaluated.get("examples") or [],
+        examples=evaluation.get("examples") or [],
     )
 
 
-def _planned(config: dict) -> list[str]:
+def _list_planned_stages(config: dict) -> list[str]:
     """The stages of a run of the recipe. One of Figure 2 at full scale measures in place of the evaluation, and drafts nothing."""
     settings = config["config"]
-    left_out = () if settings.get("cluster", {}).get("drafts", True) else ("mtp", "decode")
-    ends = {"eval": "measure"} if "study" in settings else {}
-    return [ends.get(stage, stage) for stage in STAGES if stage not in left_out]
+    skipped_stages = () if settings.get("cluster", {}).get("drafts", True) else ("mtp", "decode")
+    replacements = {"eval": "measure"} if "study" in settings else {}
+    return [replacements.get(stage, stage) for stage in STAGES if stage not in skipped_stages]
 
 
-def _technique(name: str, folder: Path, config: dict, touched: float) -> Played:
+def _read_technique(name: str, folder: Path, config: dict, touched: float) -> Played:
     """A technique's run at either scale: whatever stages it has, and the report that stands beside its settings in the end."""
     technique, settings = config["technique"], config["config"]
-    record, metrics, over = collect(folder), metrics_in(folder), _ended(folder)
+    record, metrics, is_over = collect(folder), metrics_in(folder), _has_ended(folder)
     report = json_object(folder / "report.json") if (folder / "report.json").is_file() else {}
     seconds = record["seconds"] or report.get("seconds") or {}
     stages = list(dict.fromkeys([*seconds, *metrics, *record["stages"]]))
     result = report.get("result") or {}
-    successes, changes = _heldout(technique, settings, record, result)
+    successes, changes = _measure_held_out(technique, settings, record, result)
     if technique.endswith(" full"):
         metrics = {("rl" if any("reward" in line for line in lines) else stage): counted(lines) for stage, lines in metrics.items()}
     if technique == "async-rl":
         metrics = {**{stage: lines for stage, lines in metrics.items() if lines}, "rl": services_in(folder)}
     if "rl" in metrics and not flatten(settings).get("rl.payment.kl"):  # without a price for drift nobody measures it
-        metrics = {stage: [{key: line[key] for key in line if key not in DRIFTS} for line in lines] for stage, lines in metrics.items()}
-    done = record["stages"] if record["stages"] or not over else dict.fromkeys(stages)
+        metrics = {stage: [{key: line[key] for key in line if key not in DRIFT_KEYS} for line in lines] for stage, lines in metrics.items()}
+    done_stages = record["stages"] if record["stages"] or not is_over else dict.fromkeys(stages)
     return Played(
         name,
         folder,
         technique,
         known_facts(config),
         flatten(settings),
-        how_far(folder, done, seconds, stages),
+        how_far(folder, done_stages, seconds, stages),
         metrics,
-        _unfinished(stages, record["stages"], over),
+        _list_unfinished(stages, record["stages"], is_over),
         touched,
         successes=successes,
         changes=changes,
@@ -162,28 +162,28 @@ def _technique(name: str, folder: Path, config: dict, touched: float) -> Played:
     )
 
 
-def _heldout(technique: str, settings: dict, record: dict, result: dict) -> tuple[list[Success], list[tuple[str, str, str, str]]]:
+def _measure_held_out(technique: str, settings: dict, record: dict, result: dict) -> tuple[list[Success], list[tuple[str, str, str, str]]]:
     """Success on held-out tasks before and after RL, and the same as a row; empty where it was not measured. Trainings on ranks play each task once,
     before and after with the same number of tasks; asynchronous RL keeps each task's success."""
     tasks = [record["stages"].get(stage, {}).get("success") for stage in ("before", "after")]
     if technique.endswith(" full") and "heldout_before" in result and "heldout_after" in result:
-        pair = [_share(result[f"heldout_{when}"], settings["heldout"]) for when in ("before", "after")]
-        gain = f"{pair[1]['value'] - pair[0]['value']:+.3f}"
+        estimates = [_estimate_share(result[f"heldout_{moment}"], settings["heldout"]) for moment in ("before", "after")]
+        gain = f"{estimates[1]['value'] - estimates[0]['value']:+.3f}"
     elif technique == "async-rl" and all(tasks):
-        pair = [bootstrap(some, seed=settings["seed"]) for some in tasks]
+        estimates = [bootstrap(successes, seed=settings["seed"]) for successes in tasks]
         gain = in_words(bootstrap(np.subtract(tasks[1], tasks[0]), seed=settings["seed"]), "{:+.3f}")
     else:
         return [], []
-    first, last = (as_triple(one) for one in pair)
+    first, last = (as_triple(estimate) for estimate in estimates)
     assert first and last
-    return [("sampled", first, last)], [("success, sampled", in_words(pair[0]), in_words(pair[1]), gain)]
+    return [("sampled", first, last)], [("success, sampled", in_words(estimates[0]), in_words(estimates[1]), gain)]
 
 
-def _experiment(name: str, folder: Path, config: dict, touched: float) -> Played:
+def _read_experiment(name: str, folder: Path, config: dict, touched: float) -> Played:
     """An experiment's run, finished or not."""
     record, experiment = collect(folder), config["technique"].partition(" ")[2]
-    end = folder / f"{experiment}.json"
-    found = json_object(end) if end.is_file() else {}
+    record_path = folder / f"{experiment}.json"
+    result_record = json_object(record_path) if record_path.is_file() else {}
     metrics = metrics_in(folder)
     stages = list(dict.fromkeys([*record["seconds"], *metrics]))
     return Played(
@@ -194,21 +194,23 @@ def _experiment(name: str, folder: Path, config: dict, touched: float) -> Played
         flatten(config["config"]),
         how_far(folder, record["stages"], record["seconds"], stages),
         {stage: lines for stage, lines in metrics.items() if lines},
-        _unfinished(stages, record["stages"], bool(found)),
+        _list_unfinished(stages, record["stages"], bool(result_record)),
         touched,
-        claims=figures.claims_of(found) if found else [],
+        claims=figures.claims_of(result_record) if result_record else [],
         picture=folder / f"{experiment}.png" if (folder / f"{experiment}.png").is_file() else None,
     )
 
 
-def _committed(name: str, path: Path, touched: float) -> Played:
+def _read_record(name: str, path: Path, touched: float) -> Played:
     """An experiment's committed record. Its rows that have steps are curves: one for each arm."""
     record = json_object(path)
     curves: dict[str, list[dict]] = {}
     for row in record["rows"]:
         if isinstance(row.get("step"), int):
-            arm = [str(value) if isinstance(value, str) else f"{key} {value}" for key, value in row.items() if key in ARM or isinstance(value, str)]
-            curves.setdefault(" · ".join(arm) or "all", []).append({key: value for key, value in row.items() if key not in ARM})
+            arm = [
+                str(value) if isinstance(value, str) else f"{key} {value}" for key, value in row.items() if key in ARM_KEYS or isinstance(value, str)
+            ]
+            curves.setdefault(" · ".join(arm) or "all", []).append({key: value for key, value in row.items() if key not in ARM_KEYS})
     seconds = record["seconds"]
     picture = path.with_suffix(".png")
     return Played(
@@ -217,7 +219,7 @@ def _committed(name: str, path: Path, touched: float) -> Played:
         f"figure {record['experiment']}",
         known_facts(record),
         flatten(record["config"]),
-        {stage: f"{took:.0f} s" for stage, took in seconds.items()} | {"together": f"{sum(seconds.values()) / 60:.1f} min"},
+        {stage: f"{duration:.0f} s" for stage, duration in seconds.items()} | {"together": f"{sum(seconds.values()) / 60:.1f} min"},
         curves,
         [],
         touched,
@@ -227,19 +229,19 @@ def _committed(name: str, path: Path, touched: float) -> Played:
     )
 
 
-def _share(value: float, tasks: int) -> dict[str, float]:
+def _estimate_share(value: float, tasks: int) -> dict[str, float]:
     """The share of so many tasks that were solved, each played once, with its interval."""
     solved = round(value * tasks)
     return share([True] * solved + [False] * (tasks - solved))
 
 
-def _unfinished(stages: Sequence[str], done: Mapping[str, Any], over: bool) -> list[str]:
+def _list_unfinished(stages: Sequence[str], done: Mapping[str, Any], is_over: bool) -> list[str]:
     """Of a run that does not tell what is to come: the stages that it has begun, or words for where it is."""
-    if over:
+    if is_over:
         return []
     return [stage for stage in stages if stage not in done] or ["its end" if stages else "its beginning"]
 
 
-def _ended(folder: Path) -> bool:
+def _has_ended(folder: Path) -> bool:
     """Whether a record stands beside the settings: the report, or what an evaluation writes."""
     return any(path.name != "config.json" for path in folder.glob("*.json"))

@@ -10,7 +10,7 @@ from kit.settings import RunError
 
 __all__ = ["counted", "how_far", "json_object", "lines_in", "metrics_in", "services_in"]
 
-CLOCK = ("what", "at", "began", "sent", "epoch", "version", "pid")
+CLOCK_KEYS = ("what", "at", "began", "sent", "epoch", "version", "pid")
 """Of the trainer's events, what is no metric."""
 
 
@@ -21,50 +21,50 @@ def metrics_in(folder: Path) -> dict[str, list[dict]]:
 
 def counted(lines: list[dict]) -> list[dict]:
     """The lines of a full run with tokens counted from its beginning; there each line has those of its step."""
-    total, found = 0.0, []
+    total, counted_lines = 0.0, []
     for line in lines:
         total += line.get("tokens", 0.0)
-        found.append({**line, "tokens": total} if "tokens" in line else line)
-    return found
+        counted_lines.append({**line, "tokens": total} if "tokens" in line else line)
+    return counted_lines
 
 
 def services_in(folder: Path) -> list[dict]:
     """The trainer's steps so far, numbered by the version that each made."""
     lines = trainings(events(folder / "services").get("trainer", []))
-    return [{"step": line["version"], **{key: value for key, value in line.items() if key not in CLOCK}} for line in lines]
+    return [{"step": line["version"], **{key: value for key, value in line.items() if key not in CLOCK_KEYS}} for line in lines]
 
 
 def how_far(folder: Path, done: Mapping[str, Any], seconds: Mapping[str, float], stages: Sequence[str]) -> dict[str, str]:
     """How far each stage is, in words, and the time of all together."""
-    last = {line["stage"]: line for line in timings(folder) if "step" in line}
+    last_lines = {line["stage"]: line for line in timings(folder) if "step" in line}
     words = {}
     for stage in stages:
-        took = seconds.get(stage)
+        duration = seconds.get(stage)
         if stage in done:
-            words[stage] = "done" if took is None else f"{took:.0f} s"
-        elif stage in last:
-            words[stage] = f"{took:.0f} s so far, at step {last[stage]['step']:g}"
+            words[stage] = "done" if duration is None else f"{duration:.0f} s"
+        elif stage in last_lines:
+            words[stage] = f"{duration:.0f} s so far, at step {last_lines[stage]['step']:g}"
         else:
-            words[stage] = "–" if took is None else f"{took:.0f} s so far"
+            words[stage] = "–" if duration is None else f"{duration:.0f} s so far"
     return words | {"together": f"{sum(seconds.values()) / 60:.1f} min"}
 
 
 def json_object(path: Path) -> dict:
     """The object in a JSON file. Raises RunError if there is none."""
     try:
-        found = read_json(path)
+        content = read_json(path)
     except FileNotFoundError:
         raise RunError(f"{path} is missing") from None
     except (OSError, ValueError) as error:
         raise RunError(f"{path} cannot be read ({error})") from None
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         raise RunError(f"{path} does not hold a JSON object")
-    return found
+    return content
 
 
 def lines_in(path: Path) -> list[dict]:
     """Complete lines. Skips a line that is still being written or that a kill cut off; a file without complete lines is an error."""
-    found = read_lines(path)
-    if not found and path.stat().st_size > 0:
+    lines = read_lines(path)
+    if not lines and path.stat().st_size > 0:
         raise RunError(f"{path} holds no metrics")
-    return found
+    return lines

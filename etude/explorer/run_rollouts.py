@@ -36,53 +36,56 @@ def last(run: Played) -> tuple[str, list[Rollout]]:
     if run.technique == "async-rl":
         journal = run.place / "services" / "journal.jsonl"
         try:
-            return _trained(run.place, str(run.settings["checkpoint"]), journal.stat().st_mtime_ns)
+            return _read_trained(run.place, str(run.settings["checkpoint"]), journal.stat().st_mtime_ns)
         except (OSError, ValueError, LookupError, RunError):
             return "", []
     if run.examples:
         return "of the evaluation after RL, greedy", [
-            Rollout(f"{solved(one['success'])}, task: {one['prompt']}", one["transcript"]) for one in run.examples[:KEPT]
+            Rollout(f"{describe_success(example['success'])}, task: {example['prompt']}", example["transcript"]) for example in run.examples[:KEPT]
         ]
     try:
-        return _newest(run.place)
+        return _read_newest(run.place)
     except RunError:
         return "", []
 
 
-def _newest(folder: Path) -> tuple[str, list[Rollout]]:
+def _read_newest(folder: Path) -> tuple[str, list[Rollout]]:
     """What a training has kept of its newest step; nothing where it keeps nothing yet. Raises RunError for a file in another format."""
-    found = sorted((folder / latest.FOLDER).glob("[!.]*.json"), key=lambda path: path.stat().st_mtime_ns)
-    if not found:
+    paths = sorted((folder / latest.FOLDER).glob("[!.]*.json"), key=lambda path: path.stat().st_mtime_ns)
+    if not paths:
         return "", []
-    kept = json_object(found[-1])
+    content = json_object(paths[-1])
     try:
-        told = [
-            Rollout(f"{solved(one['success'])}, reward {one['reward']:.3f}, contexts: {one['contexts']}, task: {kept['prompt']}", one["text"])
-            for one in kept["rollouts"]
+        rollouts = [
+            Rollout(
+                f"{describe_success(rollout['success'])}, reward {rollout['reward']:.3f}, contexts: {rollout['contexts']}, task: {content['prompt']}",
+                rollout["text"],
+            )
+            for rollout in content["rollouts"]
         ]
-        return f"of step {kept['step']:g} of RL, {len(told[:KEPT])} of one group", told[:KEPT]
+        return f"of step {content['step']:g} of RL, {len(rollouts[:KEPT])} of one group", rollouts[:KEPT]
     except (LookupError, TypeError, ValueError) as error:
-        raise RunError(f"{found[-1]} does not hold the last rollouts of a training ({type(error).__name__}: {error})") from None
+        raise RunError(f"{paths[-1]} does not hold the last rollouts of a training ({type(error).__name__}: {error})") from None
 
 
-def solved(success: object) -> str:
+def describe_success(success: object) -> str:
     """In words."""
     return "solved" if success else "not solved"
 
 
 @lru_cache(4)
-def _trained(folder: Path, checkpoint: str, changed: int) -> tuple[str, list[Rollout]]:
-    newest = deque(services.trained(folder / "services"), maxlen=1)
-    if not newest:
+def _read_trained(folder: Path, checkpoint: str, mtime_ns: int) -> tuple[str, list[Rollout]]:
+    last_steps = deque(services.trained(folder / "services"), maxlen=1)
+    if not last_steps:
         return "", []
-    version, played = newest[0]
+    version, rollouts = last_steps[0]
     language = Language(load_tokenizer(Path(checkpoint) / "tokenizer.json"))
-    found = []
-    for one in played[:KEPT]:
-        texts = [language.decode(segment.tokens.tolist()) for segment in one.chain.segments]
-        earned = f"{solved(one.metrics.get('success'))}, reward {one.reward:.3f}, contexts: {len(texts)}"
-        found.append(Rollout(f"its environment failed: {one.failure}" if one.failure else earned, "\n".join(texts)))
-    return f"of the step that made version {version + 1}", found
+    rollout_texts = []
+    for rollout in rollouts[:KEPT]:
+        texts = [language.decode(segment.tokens.tolist()) for segment in rollout.chain.segments]
+        outcome = f"{describe_success(rollout.metrics.get('success'))}, reward {rollout.reward:.3f}, contexts: {len(texts)}"
+        rollout_texts.append(Rollout(f"its environment failed: {rollout.failure}" if rollout.failure else outcome, "\n".join(texts)))
+    return f"of the step that made version {version + 1}", rollout_texts
 
 
 def silence(run: Played) -> str:
@@ -90,7 +93,7 @@ def silence(run: Played) -> str:
     if run.technique.startswith("figure "):
         return "An experiment keeps its measurements, no rollouts."
     try:
-        _newest(run.place)
+        _read_newest(run.place)
     except RunError as error:
         return f"Its last rollouts cannot be read: {error}."
     if run.recipe:

@@ -20,12 +20,12 @@ __all__ = ["AWAY", "again", "going", "held", "left", "said", "where"]
 AWAY = 900.0
 """A copy of a run, which has no lock, counts as going on until it has written nothing for this many seconds."""
 
-TOKENS = {"cpt": "training.tokens", "long": "training.long_tokens"}
+TOKEN_SETTINGS = {"cpt": "training.tokens", "long": "training.long_tokens"}
 """Stage of the recipe → the setting that says how many tokens it trains on."""
 
 
 @dataclass(frozen=True)
-class Where:
+class Position:
     """The place that a run has reached."""
 
     stage: str
@@ -53,28 +53,29 @@ def going(run: Played) -> bool:
     """Whether a run is still going on."""
     if not run.missing:
         return False
-    locked = held(run.place)
-    return time.time() - run.touched < AWAY if locked is None else locked
+    has_lock = held(run.place)
+    return time.time() - run.touched < AWAY if has_lock is None else has_lock
 
 
-def where(run: Played) -> Where | None:
+def where(run: Played) -> Position | None:
     """The step that an unfinished run has reached in its first unfinished stage; None before its first step."""
     stage = run.missing[0] if run.missing else ""
-    logged = run.metrics.get(stage) or (run.metrics.get("rl", []) if not run.recipe else [])
-    steps = [line["step"] for line in (*logged[-1:], *timings(run.place)) if "step" in line and line.get("stage", stage) == stage]
-    return Where(stage, max(steps), total(run, stage)) if steps else None
+    logged_lines = run.metrics.get(stage) or (run.metrics.get("rl", []) if not run.recipe else [])
+    steps = [line["step"] for line in (*logged_lines[-1:], *timings(run.place)) if "step" in line and line.get("stage", stage) == stage]
+    return Position(stage, max(steps), count_steps(run, stage)) if steps else None
 
 
-def total(run: Played, stage: str) -> float | None:
+def count_steps(run: Played, stage: str) -> float | None:
     """How many steps a stage has by the run's settings; None where they do not say."""
-    c = run.settings
+    settings = run.settings
     try:
         if run.recipe and stage == "eval":
-            return 2 * c["evaluation.tasks"] * c["evaluation.samples"] if run.technique == "recipe" else None  # ranks share the tasks
-        if run.recipe and stage in TOKENS:
-            return c[TOKENS[stage]] // c["training.batch_tokens"]
-        trains = stage == "rl" or not run.recipe and (run.technique == "async-rl" or run.technique.endswith(" full"))
-        return c.get("rl.steps", c.get("steps")) if trains else None
+            # ranks share the tasks
+            return 2 * settings["evaluation.tasks"] * settings["evaluation.samples"] if run.technique == "recipe" else None
+        if run.recipe and stage in TOKEN_SETTINGS:
+            return settings[TOKEN_SETTINGS[stage]] // settings["training.batch_tokens"]
+        is_training = stage == "rl" or not run.recipe and (run.technique == "async-rl" or run.technique.endswith(" full"))
+        return settings.get("rl.steps", settings.get("steps")) if is_training else None
     except (LookupError, TypeError):
         return None
 
@@ -82,54 +83,60 @@ def total(run: Played, stage: str) -> float | None:
 def left(run: Played, others: Iterable[Played]) -> str:
     """How much longer a run will take, in words: as a finished one with the same settings took, or else as the steps of its stage did so far. Empty
     where neither is known."""
-    done, reached = spent(run.place), where(run)
-    share = min(1.0, reached.step / reached.total) if reached and reached.total else 0.0
-    alike = [other for other in others if other.technique == run.technique and not other.missing and same_settings(run, other)]
-    for other in sorted(alike, key=lambda other: -other.touched):
-        if took := expected.seconds_of(other.place):
-            if reached and not done:  # trainings on ranks note no times
-                done = {reached.stage: share * took.get(reached.stage, 0.0)}
-            more = sum(max(0.0, seconds - done.get(stage, 0.0)) for stage, seconds in took.items() if stage in run.missing or stage not in done)
-            return f"about {expected.duration(more)} more, as {other.name} took"
-    if share and (seconds := done.get(run.missing[0])):
+    stage_seconds, position = spent(run.place), where(run)
+    share = min(1.0, position.step / position.total) if position and position.total else 0.0
+    similar_runs = [
+        candidate for candidate in others if candidate.technique == run.technique and not candidate.missing and has_same_settings(run, candidate)
+    ]
+    for candidate in sorted(similar_runs, key=lambda candidate: -candidate.touched):
+        if reference_seconds := expected.seconds_of(candidate.place):
+            if position and not stage_seconds:  # trainings on ranks note no times
+                stage_seconds = {position.stage: share * reference_seconds.get(position.stage, 0.0)}
+            remaining = sum(
+                max(0.0, seconds - stage_seconds.get(stage, 0.0))
+                for stage, seconds in reference_seconds.items()
+                if stage in run.missing or stage not in stage_seconds
+            )
+            return f"about {expected.duration(remaining)} more, as {candidate.name} took"
+    if share and (seconds := stage_seconds.get(run.missing[0])):
         return f"about {expected.duration(seconds * (1 - share) / share)} more of this stage, at the pace so far"
     return ""
 
 
-def same_settings(one: Played, other: Played) -> bool:
+def has_same_settings(first_run: Played, second_run: Played) -> bool:
     """Whether two runs differ in their seed alone."""
-    first, second = ({key: value for key, value in run.settings.items() if key != "seed"} for run in (one, other))
-    return first == second
+    first_settings, second_settings = ({key: value for key, value in run.settings.items() if key != "seed"} for run in (first_run, second_run))
+    return first_settings == second_settings
 
 
 def said(run: Played, others: Iterable[Played] = ()) -> str:
     """The state of a run in words."""
     if not run.missing:
         return "finished"
-    reached = where(run)
-    at = run.missing[0]
-    if reached:
-        at += f", step {reached.step:g}" + (f" of {reached.total:g}" if reached.total and reached.total >= reached.step else "")
+    position = where(run)
+    position_text = run.missing[0]
+    if position:
+        position_text += f", step {position.step:g}" + (f" of {position.total:g}" if position.total and position.total >= position.step else "")
     if going(run):
-        return ", ".join(filter(None, [f"running, at {at}", left(run, others)]))
+        return ", ".join(filter(None, [f"running, at {position_text}", left(run, others)]))
     minutes = (time.time() - run.touched) / 60
-    return f"interrupted {minutes:.0f} minutes ago at {at}; goes on with `{again(run)}`"
+    return f"interrupted {minutes:.0f} minutes ago at {position_text}; goes on with `{again(run)}`"
 
 
 def again(run: Played) -> str:
     """The command with which an interrupted run goes on."""
     name, _, scale = run.technique.partition(" ")
-    out = f"--out {shlex.quote(str(outer(run.place)))} --resume"
+    out = f"--out {shlex.quote(str(find_outer_folder(run.place)))} --resume"
     if name == "figure":
         return f"etude figure {scale} {out}"
     if scale != "full":
         return f"etude run {name} {out}"
-    if outer(run.place) != run.place:
+    if find_outer_folder(run.place) != run.place:
         name = "cpt-rl"
     ranks = len({path.name for part in ("ranks", "work/*/ranks") for path in run.place.glob(f"{part}/*.pid")})
     return f"etude run {name} --scale full {out}" + (f" --backend gloo --nproc {ranks}" if ranks and "gpu" not in run.machine else "")
 
 
-def outer(folder: Path) -> Path:
+def find_outer_folder(folder: Path) -> Path:
     """The folder of the run of Figure 2 at full scale that this one is part of, or the folder itself."""
     return folder.parents[1] if folder.parent.name == "runs" and (folder.parents[1] / "config.json").is_file() else folder

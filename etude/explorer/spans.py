@@ -33,11 +33,11 @@ LOOKS = {
 
 def spans(tokens: Sequence[str], kind: str, title: str = "") -> str:
     """Tokens of one kind as HTML. A newline is shown as ↵ and a line break; `title` is the tooltip."""
-    look, shown = LOOKS[kind][1], []
+    style, parts = LOOKS[kind][1], []
     for token in tokens:
         text = html.escape(token).replace("\n", "↵\n")
-        shown.append(f'<span style="{look};margin-right:1px" title="{html.escape(title)}">{text}</span>')
-    return "".join(shown)
+        parts.append(f'<span style="{style};margin-right:1px" title="{html.escape(title)}">{text}</span>')
+    return "".join(parts)
 
 
 def line(label: str, text: str) -> str:
@@ -54,11 +54,11 @@ def exact(value: float, form: str = "{:.3g}") -> str:
     return "exactly 0" if value == 0 else form.format(value)
 
 
-def metrics(*shown: tuple[str, int | float | str, str | None]) -> None:
+def metrics(*numbers: tuple[str, int | float | str, str | None]) -> None:
     """Numbers side by side, as many per line as fit: (label, value, explanation)."""
     with st.container(horizontal=True, gap="medium"):
-        for label, value, help in shown:
-            st.metric(label, value, help=help, width="content")
+        for label, value, explanation in numbers:
+            st.metric(label, value, help=explanation, width="content")
 
 
 def legend(kinds: Iterable[str]) -> str:

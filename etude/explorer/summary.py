@@ -14,34 +14,40 @@ from kit.settings import RunError
 from ref import dr_grpo, self_summary
 from ref.self_summary import Chain, Segment
 
-WRITTEN = ("turn", "summary")
+POLICY_ROLES = ("turn", "summary")
 """Roles of text that the policy wrote; all other text was given to it."""
-KINDS = {"prompt": "given", "answer": "given", "resume": "given"}
+ROLE_KINDS = {"prompt": "given", "answer": "given", "resume": "given"}
 """Style of a role without its own style."""
 
 
-def segment(given: int, written: int, summary: int) -> Segment:
+def make_segment(given_tokens: int, written_tokens: int, summary_tokens: int) -> Segment:
     """A context with known counts only, given tokens first; the order does not affect sums over it."""
-    T = given + written
-    sampled = torch.arange(T) >= given
-    nothing = torch.zeros(max(T - 1, 0), 0, 1, dtype=torch.int16)
+    T = given_tokens + written_tokens
+    sampled = torch.arange(T) >= given_tokens
+    no_experts = torch.zeros(max(T - 1, 0), 0, 1, dtype=torch.int16)
     return Segment(
-        torch.zeros(T, dtype=torch.long), sampled, torch.zeros(T), torch.where(sampled, 0, -1), nothing, True, summary=torch.arange(T) >= T - summary
+        torch.zeros(T, dtype=torch.long),
+        sampled,
+        torch.zeros(T),
+        torch.where(sampled, 0, -1),
+        no_experts,
+        True,
+        summary=torch.arange(T) >= T - summary_tokens,
     )
 
 
 def chain_of(contexts: list[list[int]], saved: int = 0) -> Chain:
     """A chain from the [given, written, summary] token counts of its contexts."""
-    return Chain([segment(*counts) for counts in contexts], finished=True, saved=saved)
+    return Chain([make_segment(*counts) for counts in contexts], finished=True, saved=saved)
 
 
 def counted(pieces: list[dict]) -> list[int]:
     """[given, written, summary] token counts of some pieces of a context; summary tokens also count as written."""
-    sizes = [(piece["role"], len(piece["tokens"])) for piece in pieces]
+    role_sizes = [(piece["role"], len(piece["tokens"])) for piece in pieces]
     return [
-        sum(n for role, n in sizes if role not in WRITTEN),
-        sum(n for role, n in sizes if role in WRITTEN),
-        sum(n for role, n in sizes if role == "summary"),
+        sum(n for role, n in role_sizes if role not in POLICY_ROLES),
+        sum(n for role, n in role_sizes if role in POLICY_ROLES),
+        sum(n for role, n in role_sizes if role == "summary"),
     ]
 
 
@@ -49,47 +55,49 @@ def counted(pieces: list[dict]) -> list[int]:
 def group_rows(number: int, folder: Path | None = None) -> list[dict]:
     """One row per rollout of the chain's group: its reward, its advantage, and its advantage under the common mistake."""
     group = examples.load("chain", folder)["chains"][number]["group"]
-    rewards = torch.tensor([[one["reward"] for one in group]], dtype=torch.float64)
-    chains = [chain_of(one["contexts"]) for one in group]
+    rewards = torch.tensor([[rollout["reward"] for rollout in group]], dtype=torch.float64)
+    chains = [chain_of(rollout["contexts"]) for rollout in group]
     advantages = dr_grpo.group_advantages(rewards)[0]
     over_rows = dr_grpo.group_advantages(self_summary.spread(rewards[0], chains)[None])[0]
-    rows, at = [], 0
-    for place, (one, chain, advantage) in enumerate(zip(group, chains, advantages.tolist(), strict=True)):
+    rows, offset = [], 0
+    for index, (rollout, chain, advantage) in enumerate(zip(group, chains, advantages.tolist(), strict=True)):
         n = len(chain.segments)
-        credit = self_summary.spread(advantages, chains)[at : at + n]
+        credit = self_summary.spread(advantages, chains)[offset : offset + n]
         rows.append(
             {
-                "rollout": place + 1,
-                "success": one["success"],
+                "rollout": index + 1,
+                "success": rollout["success"],
                 "contexts": n,
-                "reward": one["reward"],
+                "reward": rollout["reward"],
                 "advantage": advantage,
-                "credit of each token": ", ".join(f"{c:+.3f}" for c in credit.tolist()),
-                "the trap": over_rows[at].item(),
+                "credit of each token": ", ".join(f"{value:+.3f}" for value in credit.tolist()),
+                "the trap": over_rows[offset].item(),
                 "tokens written": chain.written,
-                **{part: one[part] for part in ("tests", "effort", "invalid", "kl")},
+                **{key: rollout[key] for key in ("tests", "effort", "invalid", "kl")},
             }
         )
-        at += n
+        offset += n
     return rows
 
 
-def sizes(contexts: list[list[dict]]) -> list[dict]:
+def measure_pieces(contexts: list[list[dict]]) -> list[dict]:
     """One row per piece of the chain: context, role, tokens, and how full the context is after it."""
     rows = []
     for number, pieces in enumerate(contexts, 1):
-        held = 0
+        context_tokens = 0
         for piece in pieces:
-            held += len(piece["tokens"])
-            rows.append({"piece": len(rows) + 1, "context": number, "role": piece["role"], "tokens": len(piece["tokens"]), "in the context": held})
+            context_tokens += len(piece["tokens"])
+            rows.append(
+                {"piece": len(rows) + 1, "context": number, "role": piece["role"], "tokens": len(piece["tokens"]), "in the context": context_tokens}
+            )
     return rows
 
 
-def picture(rows: list[dict], at: int, trigger: int, key: str) -> None:
+def draw_context_sizes(rows: list[dict], piece_count: int, trigger: int, key: str) -> None:
     """How full the context is, piece by piece. `key`: of the slider that a click moves."""
-    some = [row | {"what": row["role"] if row["role"] in WRITTEN else "given"} for row in rows]
+    point_rows = [row | {"what": row["role"] if row["role"] in POLICY_ROLES else "given"} for row in rows]
 
-    def gone(row: Mapping) -> None:
+    def select_piece(row: Mapping) -> None:
         if "piece" in row:
             st.session_state[key] = row["piece"]
 
@@ -97,41 +105,43 @@ def picture(rows: list[dict], at: int, trigger: int, key: str) -> None:
         drawing(
             Axis("piece of the chain", least=0.5, most=len(rows) + 0.5),
             "tokens in the context",
-            lines(some, "piece", "in the context", split="context", tell=("context", "role", "tokens"), look=Look("grey")),
-            points(some, "piece", "in the context", "what", tell=("context", "role", "tokens")),
+            lines(point_rows, "piece", "in the context", split="context", tell=("context", "role", "tokens"), look=Look("grey")),
+            points(point_rows, "piece", "in the context", "what", tell=("context", "role", "tokens")),
             rule(f"trigger, {trigger}", y=trigger, look=Look("red", ":")),
-            rule(x=at),
+            rule(x=piece_count),
             looks={"given": Look("grey", mark="o"), "turn": Look("blue", mark="s"), "summary": Look("green", mark="D")},
         ),
         "self-summary",
         rows,
         "How full the context is after each piece of the chain; the upright line marks the current piece. A click goes to another one.",
         wide=True,
-        then=gone,
+        then=select_piece,
     )
 
 
-def text(contexts: list[list[dict]], at: int, colouring: str, credit: float) -> None:
-    """The pieces up to `at`, under the heading of their context."""
-    parts, left, kinds = [], at, []
+def draw_text(contexts: list[list[dict]], piece_count: int, colouring: str, credit: float) -> None:
+    """The pieces up to `piece_count`, under the heading of their context."""
+    parts, remaining, kinds = [], piece_count, []
     for number, pieces in enumerate(contexts, 1):
-        if not left:
+        if not remaining:
             break
-        shown, left = pieces[:left], left - len(pieces[:left])
-        parts.append(f'<div style="font-weight:600;margin:.6rem 0 .2rem">Context {number}: {sum(map(sum, (counted(shown)[:2],)))} tokens</div>')
-        for piece in shown:
+        visible_pieces, remaining = pieces[:remaining], remaining - len(pieces[:remaining])
+        parts.append(
+            f'<div style="font-weight:600;margin:.6rem 0 .2rem">Context {number}: {sum(map(sum, (counted(visible_pieces)[:2],)))} tokens</div>'
+        )
+        for piece in visible_pieces:
             role: str = piece["role"]
-            mine = role in WRITTEN
-            kind = KINDS.get(role, role)
+            is_written = role in POLICY_ROLES
+            kind = ROLE_KINDS.get(role, role)
             if colouring == "credit":
-                kind = "given" if not mine or credit == 0 else "paid" if credit > 0 else "blamed"
+                kind = "given" if not is_written or credit == 0 else "paid" if credit > 0 else "blamed"
             kinds.append(kind)
-            told = f"{role}: {len(piece['tokens'])} tokens" + (f", each credited with {credit:+.3f}" if mine else ", given, no credit")
-            parts.append(spans.line(role, spans.spans(piece["tokens"], kind, told)))
+            tooltip = f"{role}: {len(piece['tokens'])} tokens" + (f", each credited with {credit:+.3f}" if is_written else ", given, no credit")
+            parts.append(spans.line(role, spans.spans(piece["tokens"], kind, tooltip)))
     spans.write(parts, dict.fromkeys(kinds))
 
 
-def fates(notes: list[dict]) -> None:
+def draw_fates(notes: list[dict]) -> None:
     """What happened to the facts of the old context."""
     for number, note in enumerate(notes, 1):
         st.markdown(
@@ -139,41 +149,56 @@ def fates(notes: list[dict]) -> None:
             f"`{note['scripted']}`."
         )
         rows = [
-            {"of": f["file"] or "the body", "the old context said": f["fact"] or "nothing", "needed": f["needed"], "in the summary": f["fate"]}
-            for f in note["facts"]
+            {
+                "of": fact["file"] or "the body",
+                "the old context said": fact["fact"] or "nothing",
+                "needed": fact["needed"],
+                "in the summary": fact["fate"],
+            }
+            for fact in note["facts"]
         ]
         if rows:
             table(rows, f"self-summary-kept-{number}")
 
 
-def upto(chain: dict, at: int, trigger: int, colouring: str, credit: float, key: str) -> None:
-    """The first `at` pieces of a chain: figures, text, and how full the context is. `key`: of the slider."""
-    contexts, rows = chain["contexts"], sizes(chain["contexts"])
-    here, whole = rows[at - 1], chain_of([counted(pieces) for pieces in contexts], chain["saved"])
-    passed = [
-        counted([p for p, row in zip(pieces, (r for r in rows if r["context"] == n), strict=True) if row["piece"] <= at])
-        for n, pieces in enumerate(contexts, 1)
+def draw_beginning(chain: dict, piece_count: int, trigger: int, colouring: str, credit: float, key: str) -> None:
+    """The first `piece_count` pieces of a chain: figures, text, and how full the context is. `key`: of the slider."""
+    contexts, rows = chain["contexts"], measure_pieces(chain["contexts"])
+    current_row, full_chain = rows[piece_count - 1], chain_of([counted(pieces) for pieces in contexts], chain["saved"])
+    visible_counts = [
+        counted(
+            [
+                piece
+                for piece, row in zip(pieces, (context_row for context_row in rows if context_row["context"] == number), strict=True)
+                if row["piece"] <= piece_count
+            ]
+        )
+        for number, pieces in enumerate(contexts, 1)
     ]
-    so_far = chain_of([counts for counts in passed if sum(counts)])
+    partial_chain = chain_of([counts for counts in visible_counts if sum(counts)])
     left, right = st.columns([1, 2])
     with left:
         spans.metrics(
-            ("Context", f"{here['context']} of {len(contexts)}", None),
-            ("Tokens in it", here["in the context"], f"A summary is requested at {trigger}."),
-            ("Prefill", so_far.prefill, f"Given tokens that the engine has processed so far; {whole.prefill} in the complete chain."),
-            ("Written", so_far.written, f"So far; {whole.written} in the complete chain, including {whole.summary_tokens} of summary."),
-            ("Saved", whole.saved, "Extra prefill that compaction in a separate call would have needed, over the complete chain."),
+            ("Context", f"{current_row['context']} of {len(contexts)}", None),
+            ("Tokens in it", current_row["in the context"], f"A summary is requested at {trigger}."),
+            ("Prefill", partial_chain.prefill, f"Given tokens that the engine has processed so far; {full_chain.prefill} in the complete chain."),
+            (
+                "Written",
+                partial_chain.written,
+                f"So far; {full_chain.written} in the complete chain, including {full_chain.summary_tokens} of summary.",
+            ),
+            ("Saved", full_chain.saved, "Extra prefill that compaction in a separate call would have needed, over the complete chain."),
             ("Credit", f"{credit:+.3f}", "The rollout's full advantage, on every token that the policy wrote."),
         )
     with right:
-        text(contexts, at, colouring, credit)
-    picture(rows, at, trigger, key)
+        draw_text(contexts, piece_count, colouring, credit)
+    draw_context_sizes(rows, piece_count, trigger, key)
 
 
 def draw() -> None:
     folder = provenance.chosen("chain.json")
-    found = examples.load("chain", folder)
-    chains = found["chains"]
+    example = examples.load("chain", folder)
+    chains = example["chains"]
     if not chains:
         raise RunError(
             "no rollout in example chain.json needed a second context; write it from a run with a smaller context.trigger: " + examples.again(folder)
@@ -188,14 +213,21 @@ def draw() -> None:
         colouring = st.radio("Colour", ("role", "credit"), key="colour", bind="query-params", horizontal=True)
     group, pieces = group_rows(number, folder=folder), sum(map(len, chain["contexts"]))
     credit, key = group[chain["place"]]["advantage"], f"piece-{number + 1}"
-    said = "Prompts, turns, tool outputs, requests and summaries, in order."
-    play("Piece", key, range(1, pieces + 1), pieces, lambda at: upto(chain, at, found["trigger"], colouring, credit, key), help=said)
+    help_text = "Prompts, turns, tool outputs, requests and summaries, in order."
+    play(
+        "Piece",
+        key,
+        range(1, pieces + 1),
+        pieces,
+        lambda piece_count: draw_beginning(chain, piece_count, example["trigger"], colouring, credit, key),
+        help=help_text,
+    )
     st.subheader("What was kept and lost")
     st.markdown(
         "A fact is kept if the summary states it as the scripted agent would; changed if the summary describes the file in "
         "other words, right or wrong; invented if no context had shown the file."
     )
-    fates(chain["notes"])
+    draw_fates(chain["notes"])
     st.subheader("Where the credit comes from")
     st.markdown(
         "Each rollout gets one reward, the group mean is the baseline, and every context inherits the full result. The column next to it "

@@ -17,58 +17,58 @@ from ref import textual_feedback
 from sims.hints import RULES
 
 FILE = "hints.json"
-LONGEST = 80
+MAX_HINT_LENGTH = 80
 """Characters of a hint of the reader's."""
-BEGINS = "unread"
+INITIAL_RULE = "unread"
 """The rule with which the page begins: its hint says what to do instead."""
-SAYS = {
+DIVERGENCES = {
     "reverse": "KL(student‖teacher): leaves what the teacher would not do",
     "forward": "KL(teacher‖student): covers what the teacher may do",
     "js": "Jensen–Shannon: at most log 2, symmetric",
 }
 
 
-def cases() -> list[Case]:
+def load_cases() -> list[Case]:
     """Draws the box of runs. The faults that are shown, and the checkpoint that reads them. Raises RunError."""
     folder = provenance.chosen(FILE, example="agent/record.json")
-    told = examples.load("hints", folder)
+    hints = examples.load("hints", folder)
     run = None if folder == examples.FOLDER else folder.parent
     checkpoint = stamps(checkpoints(run, None)[-1])
     agent = known(*checkpoint)
     try:
-        found = [case_of(agent, checkpoint[1], told, number) for number in range(len(told["rollouts"]))]
+        cases = [case_of(agent, checkpoint[1], hints, number) for number in range(len(hints["rollouts"]))]
     except ValueError as error:
         raise examples.unreadable(folder / FILE, error) from None
-    if not found:
-        raise RunError(f"the agent broke no rule in {told['played']} rollouts, so there is nothing to hint at; choose another run")
-    return found
+    if not cases:
+        raise RunError(f"the agent broke no rule in {hints['played']} rollouts, so there is nothing to hint at; choose another run")
+    return cases
 
 
-def asked(some: list[Case]) -> tuple[Case, str, str, bool]:
+def draw_controls(cases: list[Case]) -> tuple[Case, str, str, bool]:
     """Draws the controls. The fault, what the teacher is told, the divergence, and whether positions are shifted."""
-    one, two = st.columns([2, 3])
-    names = [f"{number}, {case.rule}: {case.says.removeprefix('error: ')}" for number, case in enumerate(some, 1)]
-    begins = next((number for number, case in enumerate(some) if case.rule == BEGINS), 0)
-    with one:
-        case = some[names.index(st.selectbox("Fault, by rule", names, begins, key="fault", bind="query-params"))]
-        kind = st.radio("Divergence", KINDS, key="divergence", bind="query-params", horizontal=True, help="; ".join(SAYS.values()))
-    with two:
-        told = st.radio("What the teacher is told", TOLD, key="told", bind="query-params", horizontal=True)
-        own = st.text_input("Your words", case.says, LONGEST, key="words", bind="query-params") if told == OWN else ""
+    fault_column, hint_column = st.columns([2, 3])
+    names = [f"{number}, {case.rule}: {case.says.removeprefix('error: ')}" for number, case in enumerate(cases, 1)]
+    initial_index = next((number for number, case in enumerate(cases) if case.rule == INITIAL_RULE), 0)
+    with fault_column:
+        case = cases[names.index(st.selectbox("Fault, by rule", names, initial_index, key="fault", bind="query-params"))]
+        kind = st.radio("Divergence", KINDS, key="divergence", bind="query-params", horizontal=True, help="; ".join(DIVERGENCES.values()))
+    with hint_column:
+        hint_source = st.radio("What the teacher is told", TOLD, key="told", bind="query-params", horizontal=True)
+        own_words = st.text_input("Your words", case.says, MAX_HINT_LENGTH, key="words", bind="query-params") if hint_source == OWN else ""
         shift = not st.toggle("Trap: forget that the hint shifts positions", key="unshifted", bind="query-params")
-    return case, words_of(case, told, own), kind, shift
+    return case, words_of(case, hint_source, own_words), kind, shift
 
 
 def draw() -> None:
-    some = cases()
-    case, words, kind, shift = asked(some)
-    found = read(case, words, shift)
+    cases = load_cases()
+    case, words, kind, shift = draw_controls(cases)
+    reading = read(case, words, shift)
     st.html(rollouts.STYLE + hint_tokens.STYLE)
     if not shift:
         st.warning("The teacher is read at the student's positions. What it says there is about other tokens, and the divergence means nothing.")
     for name, run in given_away(case, words).items():
         st.warning(f"This hint leaks: it shares `{rollouts.named(run)}` with {name}. In training it is not given.")
-    facts(found, kind)
+    draw_metrics(reading, kind)
     left, right = st.columns([2, 3])
     with left:
         st.subheader("What was said")
@@ -76,83 +76,94 @@ def draw() -> None:
         st.caption(f"The rollout {'solved' if case.success else 'did not solve'} its task; a right body is `{case.answer}`.")
     with right:
         st.subheader("The message, token by token")
-        st.html(hint_tokens.readings(found, kind))
+        st.html(hint_tokens.readings(reading, kind))
         st.caption("Point at a token, or tap it: what both sides say of it.")
-        charts(found, kind)
-    token(found, kind)
+        draw_charts(reading, kind)
+    draw_token(reading, kind)
     st.subheader("Who predicts whom")
     chart(
         hint_tokens.positions(case, words),
         "hint-positions",
         [
             {"token": place, "student": s, "teacher": t}
-            for place, (s, t) in enumerate(zip(found.where.student.tolist(), found.where.teacher.tolist()), 1)
+            for place, (s, t) in enumerate(zip(reading.where.student.tolist(), reading.where.teacher.tolist()), 1)
         ],
         "Both sequences by position. The hint moves the message to the right, and an arc leads from the position that predicts its first token. Who "
         "reads the teacher where the student is asks another token.",
         wide=True,
     )
-    everyone(some, kind)
+    draw_all_faults(cases, kind)
 
 
-def facts(found: Read, kind: str) -> None:
+def draw_metrics(reading: Read, kind: str) -> None:
     """A message in four figures."""
-    apart = [word.apart[kind] for word in found.words]
-    whole, times = math.fsum(apart), math.exp(found.likelier)
+    divergences = [word.apart[kind] for word in reading.words]
+    total, likelihood_ratio = math.fsum(divergences), math.exp(reading.likelier)
     metrics(
-        ("Divergence of the message", f"{whole:.3f} nats", f"{SAYS[kind]}. The sum over its tokens."),
-        ("On one token", f"{max(apart) / whole:.0%}" if whole else "–", "Share of the token that the hint changes most."),
-        ("Likelihood under the hint", f"{times:.3g}×", "How many times as likely as without it. Below 1 the hint speaks against the message."),
-        ("Positions that shift", str(len(found.where.tokens) - 1 - int(found.where.student[-1])), "Tokens of the hint."),
+        ("Divergence of the message", f"{total:.3f} nats", f"{DIVERGENCES[kind]}. The sum over its tokens."),
+        ("On one token", f"{max(divergences) / total:.0%}" if total else "–", "Share of the token that the hint changes most."),
+        (
+            "Likelihood under the hint",
+            f"{likelihood_ratio:.3g}×",
+            "How many times as likely as without it. Below 1 the hint speaks against the message.",
+        ),
+        ("Positions that shift", str(len(reading.where.tokens) - 1 - int(reading.where.student[-1])), "Tokens of the hint."),
     )
 
 
-def ranked(found: Read, kind: str) -> list[int]:
+def rank_tokens(reading: Read, kind: str) -> list[int]:
     """The tokens of the message by number, from 0 on, those first that the hint changes most."""
-    return sorted(range(len(found.words)), key=lambda place: -found.words[place].apart[kind])
+    return sorted(range(len(reading.words)), key=lambda place: -reading.words[place].apart[kind])
 
 
-def charts(found: Read, kind: str) -> None:
+def draw_charts(reading: Read, kind: str) -> None:
     """The message token by token, in two charts. A click shows both distributions of a token."""
-    rows, most = hint_tokens.rows(found), len(found.words)
+    rows, token_count = hint_tokens.rows(reading), len(reading.words)
 
-    def gone(row: Mapping) -> None:
-        if most > 1 and "place" in row:
-            st.session_state[f"rank-{most}"] = ranked(found, kind).index(row["place"] - 1) + 1
+    def select_token(row: Mapping) -> None:
+        if token_count > 1 and "place" in row:
+            st.session_state[f"rank-{token_count}"] = rank_tokens(reading, kind).index(row["place"] - 1) + 1
 
-    says = "Probability of each token of the message, without the hint and under it. A click shows what else was likely there, below."
-    picked(hint_tokens.probabilities(found), "hint-tokens", rows, says, then=gone)
-    picked(hint_tokens.apart(found, kind), "hint-apart", rows, f"{SAYS[kind]}, nats.", then=gone)
+    caption = "Probability of each token of the message, without the hint and under it. A click shows what else was likely there, below."
+    picked(hint_tokens.probabilities(reading), "hint-tokens", rows, caption, then=select_token)
+    picked(hint_tokens.apart(reading, kind), "hint-apart", rows, f"{DIVERGENCES[kind]}, nats.", then=select_token)
 
 
-def token(found: Read, kind: str) -> None:
+def draw_token(reading: Read, kind: str) -> None:
     """Both distributions of one token, at first of that which the hint changes most, and all tokens in the order of what it changes."""
-    most, order = len(found.words), ranked(found, kind)
+    token_count, order = len(reading.words), rank_tokens(reading, kind)
     left, right = st.columns([2, 3])
     with left:
         st.subheader("One token, on both sides")
-        said = "1 is the token that the hint changes most; the table has their order."
-        rank = st.slider("Rank by what the hint changes", 1, most, 1, key=f"rank-{most}", bind="query-params", help=said) if most > 1 else 1
+        help_text = "1 is the token that the hint changes most; the table has their order."
+        rank = (
+            st.slider("Rank by what the hint changes", 1, token_count, 1, key=f"rank-{token_count}", bind="query-params", help=help_text)
+            if token_count > 1
+            else 1
+        )
         place = order[rank - 1]
-        word = found.words[place]
-        says = f"Token {place + 1} of {most}, {word.apart[kind]:.3f} nats apart: what it was, and what else was likely on a side."
-        chart(hint_tokens.distributions(word), "hint-token", hint_tokens.both(word), says)
+        word = reading.words[place]
+        caption = f"Token {place + 1} of {token_count}, {word.apart[kind]:.3f} nats apart: what it was, and what else was likely on a side."
+        chart(hint_tokens.distributions(word), "hint-token", hint_tokens.both(word), caption)
     with right:
         st.subheader("What the hint changes most")
-        rows = [{key: value for key, value in row.items() if key not in KINDS or key == kind} for row in hint_tokens.rows(found)]
+        rows = [{key: value for key, value in row.items() if key not in KINDS or key == kind} for row in hint_tokens.rows(reading)]
         table([rows[place] for place in order], "hint-most")
 
 
-def everyone(some: list[Case], kind: str) -> None:
+def draw_all_faults(cases: list[Case], kind: str) -> None:
     """All faults, with their hints and the control."""
     if not st.toggle("All faults, with their hints and with those of other rollouts", key="every-fault", bind="query-params"):
         return
     rows = []
-    for number, case in enumerate(some, 1):
+    for number, case in enumerate(cases, 1):
         row = {"fault": number, "rule": case.rule, "hint": case.says}
-        for told in (ITS, OTHER):
-            one = read(case, words_of(case, told, ""))
-            row |= {f"nats, {told}": math.fsum(word.apart[kind] for word in one.words), f"likelihood, {told}": math.exp(one.likelier)}
+        for hint_source in (ITS, OTHER):
+            reading = read(case, words_of(case, hint_source, ""))
+            row |= {
+                f"nats, {hint_source}": math.fsum(word.apart[kind] for word in reading.words),
+                f"likelihood, {hint_source}": math.exp(reading.likelier),
+            }
         rows.append(row)
     right = sum(row[f"likelihood, {ITS}"] < row[f"likelihood, {OTHER}"] for row in rows)
     st.markdown(

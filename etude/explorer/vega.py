@@ -22,11 +22,11 @@ BRUSH, PICK = "brush", "pick"
 Mode = Literal["zoom", "brush", "pick"]
 DASHES = {"-": [1, 0], "--": [6, 4], ":": [2, 3], "-.": [8, 3, 2, 3]}
 MARKS = {"o": "circle", "s": "square", "^": "triangle-up", "D": "diamond", "v": "triangle-down", "x": "cross"}
-NEAR = "(isValid(datum.datum) ? datum.datum : datum)"
+NEAREST_DATUM = "(isValid(datum.datum) ? datum.datum : datum)"
 """The row of a point, and of the surroundings in which hovering finds it, whose datum is the point."""
 LEGEND_ROW = 28
 """Pixels by which every further row of the legend makes a chart higher: Vega takes them from the picture."""
-LONG = 300
+MAX_TICK_RATIO = 300
 """Largest over smallest, from which on powers of ten are ticks enough."""
 WORDS = "#808A94"
 """Colour of words in the picture, which can be read on white and on black."""
@@ -34,34 +34,35 @@ WORDS = "#808A94"
 
 def table(drawn: Drawing) -> dict[str, list]:
     """Columns: the number of the layer, the row in it, its places, its series, and what hovering tells of it."""
-    most = max((len(layer.tell) for layer in drawn.layers), default=0)
-    found: dict[str, list] = {
-        name: [] for name in ("part", "row", "x", "y", "x2", "y2", "by", "dash", "split", "shade", *(f"t{i}" for i in range(most)))
+    max_tell = max((len(layer.tell) for layer in drawn.layers), default=0)
+    columns: dict[str, list] = {
+        name: [] for name in ("part", "row", "x", "y", "x2", "y2", "by", "dash", "split", "shade", *(f"t{i}" for i in range(max_tell)))
     }
     for part, layer in enumerate(drawn.layers):
-        many = len(layer.rows)
-        found["part"] += [part] * many
-        found["row"] += range(many)
+        row_count = len(layer.rows)
+        columns["part"] += [part] * row_count
+        columns["row"] += range(row_count)
         for name in ("x", "y", "x2", "y2", "by", "split", "shade"):
             column = getattr(layer, name)
-            values = [None] * many if column is None else [row.get(column) for row in layer.rows]
-            found[name] += [None if one is None else str(one) for one in values] if name in ("by", "split") else values
-        for i in range(most):
-            found[f"t{i}"] += [_words(row.get(layer.tell[i])) for row in layer.rows] if i < len(layer.tell) else [None] * many
-    found["dash"] = found["by"]  # by another name: dashes join the legend of markers only where they can be told apart there
+            values = [None] * row_count if column is None else [row.get(column) for row in layer.rows]
+            columns[name] += [None if entry is None else str(entry) for entry in values] if name in ("by", "split") else values
+        for i in range(max_tell):
+            columns[f"t{i}"] += [_format_value(row.get(layer.tell[i])) for row in layer.rows] if i < len(layer.tell) else [None] * row_count
+    # by another name: dashes join the legend of markers only where they can be told apart there
+    columns["dash"] = columns["by"]
     for name, axis in (("x", drawn.x), ("y", drawn.y)):
         for column in (name, f"{name}2"):
-            found[column] = [_place(value, axis) for value in found[column]]
-    return found
+            columns[column] = [_to_coordinate(value, axis) for value in columns[column]]
+    return columns
 
 
-def _place(value: Any, axis: Axis) -> Any:
+def _to_coordinate(value: Any, axis: Axis) -> Any:
     if axis.names:
         return None if value is None else str(value)
     return None if value is None or axis.log and not value > 0 else float(value)
 
 
-def _words(value: Any) -> str | None:
+def _format_value(value: Any) -> str | None:
     """What hovering says of a value: six digits of a number, and where it is exactly zero, that."""
     if isinstance(value, bool):
         return "yes" if value else "no"
@@ -72,51 +73,51 @@ def _words(value: Any) -> str | None:
 
 def spec(drawn: Drawing, mode: Mode = "zoom") -> dict:
     """The chart, without its figures."""
-    near = any(_near(layer) for layer in drawn.layers) and not any(layer.kind == "box" for layer in drawn.layers)
-    layers = [_layer(drawn, part, layer, direct=not near, mode=mode) for part, layer in enumerate(drawn.layers)]
-    words = [_rule_words(drawn, part, layer) for part, layer in enumerate(drawn.layers) if layer.says]
+    near = any(_has_nearest_row(layer) for layer in drawn.layers) and not any(layer.kind == "box" for layer in drawn.layers)
+    layers = [_encode_layer(drawn, part, layer, direct=not near, mode=mode) for part, layer in enumerate(drawn.layers)]
+    rule_labels = [_make_rule_label(drawn, part, layer) for part, layer in enumerate(drawn.layers) if layer.says]
     if near:
         # Where a click chooses, what lies between the marks is not in their way.
         marks = any(layer.kind == "point" for layer in drawn.layers)
         kinds = ("point",) if mode == "pick" and marks else ("line", "point", "bar")
-        layers.append(_hover(drawn, [part for part, layer in enumerate(drawn.layers) if layer.kind in kinds], mode))
-    return {"height": drawn.height + LEGEND_ROW * max(0, _legend_rows(drawn) - 1), "layer": [*layers, *words]}
+        layers.append(_make_hover_layer(drawn, [part for part, layer in enumerate(drawn.layers) if layer.kind in kinds], mode))
+    return {"height": drawn.height + LEGEND_ROW * max(0, _count_legend_rows(drawn) - 1), "layer": [*layers, *rule_labels]}
 
 
-def _columns(drawn: Drawing) -> int:
+def _count_legend_columns(drawing: Drawing) -> int:
     """Of the legend: the shorter its words, the more of them stand side by side, on a phone too."""
-    longest, together = max(map(len, drawn.looks), default=0), sum(map(len, drawn.looks))
+    longest, together = max(map(len, drawing.looks), default=0), sum(map(len, drawing.looks))
     return 1 if longest > 24 else 5 if together <= 22 else 2 if longest > 11 else 3
 
 
-def _legend_rows(drawn: Drawing) -> int:
-    seen = len(drawn.looks) > 1 and any(layer.by for layer in drawn.layers)
-    return -(-len(drawn.looks) // _columns(drawn)) if seen else 0
+def _count_legend_rows(drawing: Drawing) -> int:
+    has_legend = len(drawing.looks) > 1 and any(layer.by for layer in drawing.layers)
+    return -(-len(drawing.looks) // _count_legend_columns(drawing)) if has_legend else 0
 
 
-def _ticks(drawn: Drawing, name: str) -> list[float] | None:
+def _make_ticks(drawing: Drawing, name: str) -> list[float] | None:
     """Of a logarithmic axis that is short: 1, 2 and 5 of every power of ten. None where Vega's own are enough."""
-    known = [
-        row.get(column) for layer in drawn.layers for column in (getattr(layer, name), getattr(layer, f"{name}2")) if column for row in layer.rows
+    raw_values = [
+        row.get(column) for layer in drawing.layers for column in (getattr(layer, name), getattr(layer, f"{name}2")) if column for row in layer.rows
     ]
-    values = [float(value) for value in known if value is not None and value > 0]
-    if not values or max(values) > LONG * min(values):
+    values = [float(value) for value in raw_values if value is not None and value > 0]
+    if not values or max(values) > MAX_TICK_RATIO * min(values):
         return None
     powers = range(math.floor(math.log10(min(values))), math.ceil(math.log10(max(values))) + 1)
     return [digit * 10.0**power for power in powers for digit in (1, 2, 5)]
 
 
-def _near(layer: Layer) -> bool:
+def _has_nearest_row(layer: Layer) -> bool:
     """Whether hovering finds the nearest row of the layer; wide marks tell of themselves."""
     return layer.kind in ("line", "point") or layer.kind == "bar" and layer.x2 is not None
 
 
-def _layer(drawn: Drawing, part: int, layer: Layer, direct: bool, mode: Mode) -> dict:
+def _encode_layer(drawing: Drawing, part: int, layer: Layer, direct: bool, mode: Mode) -> dict:
     """The marks of a layer. `direct`: they tell of themselves and take clicks, because no layer of near points lies over them."""
     encoding: dict[str, Any] = {}
     for name in ("x", "y"):
         if getattr(layer, name) is not None:
-            encoding[name] = _axis(name, drawn)
+            encoding[name] = _encode_axis(name, drawing)
         if getattr(layer, f"{name}2") is not None and layer.kind != "bar":
             encoding[f"{name}2"] = {"field": f"{name}2"}
     mark = {
@@ -129,7 +130,7 @@ def _layer(drawn: Drawing, part: int, layer: Layer, direct: bool, mode: Mode) ->
         "text": {"type": "text", "clip": True, "fontSize": 11, "fontWeight": "bold"},
         "rule": {"type": "rule", "strokeWidth": 1.2, "strokeDash": DASHES[layer.look.dash]},
     }[layer.kind]
-    mark = mark | {"tooltip": {"expr": _told(layer)} if direct and layer.kind != "rule" else None}
+    mark = mark | {"tooltip": {"expr": _make_tooltip(layer)} if direct and layer.kind != "rule" else None}
     if layer.kind == "range":
         mark["clip"] = True
     if layer.hollow:
@@ -141,7 +142,7 @@ def _layer(drawn: Drawing, part: int, layer: Layer, direct: bool, mode: Mode) ->
         if layer.kind == "point":
             mark["shape"] = MARKS[layer.look.mark]
     else:
-        encoding |= _series(drawn, layer)
+        encoding |= _encode_series(drawing, layer)
     if layer.shade is not None:
         encoding["opacity"] = {"field": "shade", "type": "quantitative", "scale": {"domain": [0, 1], "range": [0, 1]}, "legend": None}
     if layer.kind == "text":
@@ -153,45 +154,47 @@ def _layer(drawn: Drawing, part: int, layer: Layer, direct: bool, mode: Mode) ->
     if mark["type"] == "bar" and layer.by is not None:
         encoding["y"] |= {"stack": "zero" if layer.stacked else None}
         if not layer.stacked:
-            encoding["xOffset"] = {"field": "by", "type": "nominal", "sort": list(drawn.looks)}
-    found: dict[str, Any] = {"transform": [{"filter": f"datum.part === {part}"}], "mark": mark, "encoding": encoding}
-    if direct and layer.kind != "rule" and not any(one.kind != "rule" for one in drawn.layers[:part]):
-        found["params"] = _interactions(drawn, mode, near=False)
-    return found
+            encoding["xOffset"] = {"field": "by", "type": "nominal", "sort": list(drawing.looks)}
+    layer_spec: dict[str, Any] = {"transform": [{"filter": f"datum.part === {part}"}], "mark": mark, "encoding": encoding}
+    if direct and layer.kind != "rule" and not any(previous_layer.kind != "rule" for previous_layer in drawing.layers[:part]):
+        layer_spec["params"] = _make_params(drawing, mode, near=False)
+    return layer_spec
 
 
-def _series(drawn: Drawing, layer: Layer) -> dict:
+def _encode_series(drawing: Drawing, layer: Layer) -> dict:
     """Colour, dashes and markers by series; the legend has all of them."""
-    names, looks = list(drawn.looks), drawn.looks.values()
+    names, looks = list(drawing.looks), drawing.looks.values()
     legend: dict[str, Any] | None = {
         "orient": "top",
         "title": None,
         "labelLimit": 0,
-        "columns": _columns(drawn),
+        "columns": _count_legend_columns(drawing),
         "symbolOpacity": 1,  # also where the first layer is faint
     }
-    filled = (one.kind in ("point", "cell", "box") or one.kind == "bar" and one.x2 is None for one in drawn.layers if one.by)
-    lines_only = not any(filled)
+    filled_flags = (
+        candidate.kind in ("point", "cell", "box") or candidate.kind == "bar" and candidate.x2 is None for candidate in drawing.layers if candidate.by
+    )
+    lines_only = not any(filled_flags)
     if len(names) < 2:
         legend = None
     elif lines_only:
         legend |= {"symbolType": "stroke", "symbolSize": 500, "symbolStrokeWidth": 2}
 
-    def scaled(values: list, field: str = "by") -> dict:
+    def make_scale(values: list, field: str = "by") -> dict:
         return {"field": field, "type": "nominal", "scale": {"domain": names, "range": values}}
 
-    found: dict[str, Any] = {"color": scaled([look.hex for look in looks]) | {"legend": legend}}
+    encoding: dict[str, Any] = {"color": make_scale([look.hex for look in looks]) | {"legend": legend}}
     if layer.kind == "line" or layer.kind == "bar" and layer.x2 is not None:
-        found["strokeDash"] = scaled([DASHES[look.dash] for look in looks], "by" if lines_only else "dash") | {
+        encoding["strokeDash"] = make_scale([DASHES[look.dash] for look in looks], "by" if lines_only else "dash") | {
             "legend": legend if lines_only else None
         }
     if layer.kind == "point":
-        found["shape"] = scaled([MARKS[look.mark] for look in looks]) | {"legend": legend}
-    return found
+        encoding["shape"] = make_scale([MARKS[look.mark] for look in looks]) | {"legend": legend}
+    return encoding
 
 
-def _axis(name: str, drawn: Drawing) -> dict:
-    axis: Axis = getattr(drawn, name)
+def _encode_axis(name: str, drawing: Drawing) -> dict:
+    axis: Axis = getattr(drawing, name)
     if axis.names:
         return {"field": name, "type": "ordinal", "sort": None, "title": axis.title or None, "axis": {"labelAngle": 0, "labelOverlap": True}}
     zero = axis.zero if axis.zero is not None else name == "y" and not axis.log
@@ -202,75 +205,75 @@ def _axis(name: str, drawn: Drawing) -> dict:
         scale["domainMin"] = axis.least
     if axis.most is not None:
         scale |= {"domainMax": axis.most, "nice": False}
-    shown: dict[str, Any] = {"format": "~g", "tickCount": 5, "gridOpacity": 0.4} if axis.log else {"tickCount": 5}
+    axis_options: dict[str, Any] = {"format": "~g", "tickCount": 5, "gridOpacity": 0.4} if axis.log else {"tickCount": 5}
     if axis.whole:
-        shown |= {"format": "d", "tickMinStep": 1}
-    if axis.log and (ticks := _ticks(drawn, name)):
-        shown |= {"values": ticks, "tickCount": len(ticks)}  # a smaller count would thin them
+        axis_options |= {"format": "d", "tickMinStep": 1}
+    if axis.log and (ticks := _make_ticks(drawing, name)):
+        axis_options |= {"values": ticks, "tickCount": len(ticks)}  # a smaller count would thin them
     if axis.ticks is not None:
-        said = "".join(f"datum.value === {place:g} ? {json.dumps(says)} : " for place, says in axis.ticks.items())
-        shown = {
+        label_expression = "".join(f"datum.value === {place:g} ? {json.dumps(label)} : " for place, label in axis.ticks.items())
+        axis_options = {
             "values": list(axis.ticks),
-            "labelExpr": f"{said}''",
+            "labelExpr": f"{label_expression}''",
             "grid": False,
             "ticks": False,
             "domain": False,
             "labelOverlap": False,
             "labelLimit": 180,
         }
-        shown |= {"labelAngle": -60} if name == "x" else {}
-    return {"field": name, "type": "quantitative", "title": axis.title or None, "scale": scale, "axis": shown}
+        axis_options |= {"labelAngle": -60} if name == "x" else {}
+    return {"field": name, "type": "quantitative", "title": axis.title or None, "scale": scale, "axis": axis_options}
 
 
-def _hover(drawn: Drawing, parts: Sequence[int], mode: Mode) -> dict:
+def _make_hover_layer(drawing: Drawing, parts: Sequence[int], mode: Mode) -> dict:
     """Rows of all layers with lines or points, unseen until the pointer is near."""
-    told = "null"
+    tooltip = "null"
     for part in reversed(parts):
-        told = f"{NEAR}.part === {part} ? {_told(drawn.layers[part], NEAR)} : {told}"
-    seen = {"param": "hover", "empty": False, "value": 1}
+        tooltip = f"{NEAREST_DATUM}.part === {part} ? {_make_tooltip(drawing.layers[part], NEAREST_DATUM)} : {tooltip}"
+    hover_condition = {"param": "hover", "empty": False, "value": 1}
     return {
         "transform": [{"filter": " || ".join(f"datum.part === {part}" for part in parts)}, {"filter": "isValid(datum.x) && isValid(datum.y)"}],
-        "mark": {"type": "point", "filled": False, "size": 140, "strokeWidth": 2, "color": WORDS, "tooltip": {"expr": told}},
+        "mark": {"type": "point", "filled": False, "size": 140, "strokeWidth": 2, "color": WORDS, "tooltip": {"expr": tooltip}},
         "encoding": {
-            "x": _axis("x", drawn),
-            "y": _axis("y", drawn),
-            "opacity": {"condition": [seen, *([{"param": PICK, "empty": False, "value": 1}] if mode == "pick" else [])], "value": 0},
+            "x": _encode_axis("x", drawing),
+            "y": _encode_axis("y", drawing),
+            "opacity": {"condition": [hover_condition, *([{"param": PICK, "empty": False, "value": 1}] if mode == "pick" else [])], "value": 0},
         },
         "params": [
             {"name": "hover", "select": {"type": "point", "on": "pointerover", "clear": "pointerout", "nearest": True}},
-            *_interactions(drawn, mode, near=True),
+            *_make_params(drawing, mode, near=True),
         ],
     }
 
 
-def _interactions(drawn: Drawing, mode: Mode, near: bool) -> list[dict]:
+def _make_params(drawing: Drawing, mode: Mode, near: bool) -> list[dict]:
     """What a drag or a click does."""
     if mode == "brush":
         return [{"name": BRUSH, "select": {"type": "interval", "encodings": ["x"]}}]
     if mode == "pick":
         return [{"name": PICK, "select": {"type": "point", "fields": ["part", "row"], "toggle": False, **({"nearest": True} if near else {})}}]
-    if drawn.x.names:
+    if drawing.x.names:
         return []  # names cannot be moved
     # The wheel alone scrolls the page.
     return [{"name": "zoom", "select": {"type": "interval", "zoom": "wheel![event.shiftKey]"}, "bind": "scales"}]
 
 
-def _told(layer: Layer, datum: str = "datum") -> str:
+def _make_tooltip(layer: Layer, datum: str = "datum") -> str:
     """An expression for what hovering says: the layer's columns by their real names."""
     return "{" + ", ".join(f"{json.dumps(name, ensure_ascii=False)}: {datum}.t{i}" for i, name in enumerate(layer.tell)) + "}"
 
 
-def _rule_words(drawn: Drawing, part: int, layer: Layer) -> dict:
+def _make_rule_label(drawing: Drawing, part: int, layer: Layer) -> dict:
     """The words of a rule, at its upper or right end."""
-    said = layer.says.split("\n")
+    text_lines = layer.says.split("\n")
     if layer.x is not None:
-        place = {"x": _axis("x", drawn), "y": {"value": "height" if layer.low else 2}}
-        look = {"align": "left", "baseline": "top", "dx": 4, "dy": -13 * len(said) if layer.low else 0}
+        position = {"x": _encode_axis("x", drawing), "y": {"value": "height" if layer.low else 2}}
+        style = {"align": "left", "baseline": "top", "dx": 4, "dy": -13 * len(text_lines) if layer.low else 0}
     else:
-        place = {"x": {"value": "width"}, "y": _axis("y", drawn)}
-        look = {"align": "right", "baseline": "bottom", "dy": -3}
+        position = {"x": {"value": "width"}, "y": _encode_axis("y", drawing)}
+        style = {"align": "right", "baseline": "bottom", "dy": -3}
     return {
         "transform": [{"filter": f"datum.part === {part}"}],
-        "mark": {"type": "text", "text": said, "color": WORDS, "fontSize": 11, "tooltip": None} | look,
-        "encoding": place,
+        "mark": {"type": "text", "text": text_lines, "color": WORDS, "fontSize": 11, "tooltip": None} | style,
+        "encoding": position,
     }

@@ -30,47 +30,49 @@ NUMBERS = 200
 TASKS = ("held-out", "new")
 
 
-def agents() -> dict[str, list[Path]]:
+def list_checkpoints() -> dict[str, list[Path]]:
     """Checkpoints by run, the one before RL first: the user's runs, newest first, then the committed agent."""
-    there = {}
+    folders_by_run = {}
     for run in provenance.finished():
         try:
-            there[run.name] = found(run.folder, BEFORE if (run.folder / "checkpoints" / BEFORE / "config.json").is_file() else None)
+            folders_by_run[run.name] = found(run.folder, BEFORE if (run.folder / "checkpoints" / BEFORE / "config.json").is_file() else None)
         except RunError:
             pass  # its checkpoints are gone
-    return there | {provenance.EXAMPLE: []}
+    return folders_by_run | {provenance.EXAMPLE: []}
 
 
-def chosen() -> list[Agent]:
+def choose_agents() -> list[Agent]:
     """Draws a box with the runs and a line that names the chosen one. Raises RunError where the committed agents are missing."""
-    there = agents()
+    folders_by_run = list_checkpoints()
     left, right = st.columns([1, 3], vertical_alignment="bottom")
     with left:
-        name = provenance.choice(list(there), "examples")
-    folders = there[name] or found(None, BEFORE)
+        name = provenance.choice(list(folders_by_run), "examples")
+    folders = folders_by_run[name] or found(None, BEFORE)
     with right:
-        if there[name]:
+        if folders_by_run[name]:
             facts = next(run.facts for run in provenance.finished() if run.name == name)
-            words = f"Shown: **{provenance.plain(name)}**, your run in {provenance.plain(str(folders[-1].parents[1]))}"
-            st.caption(" · ".join([words, *map(provenance.plain, facts)]))
+            caption = f"Shown: **{provenance.plain(name)}**, your run in {provenance.plain(str(folders[-1].parents[1]))}"
+            st.caption(" · ".join([caption, *map(provenance.plain, facts)]))
         else:
-            st.caption(f"Shown: **{name}**, the small agent of the clone, from another machine · {about()}. `make small` makes a run of yours.")
+            st.caption(
+                f"Shown: **{name}**, the small agent of the clone, from another machine · {describe_agents()}. `make small` makes a run of yours."
+            )
     return [known(*stamps(folder)) for folder in folders]
 
 
 @lru_cache(1)
-def about() -> str:
+def describe_agents() -> str:
     """Of which run the committed agents are, which need not be the run of the recipe's page, and how often they succeed, in words. Raises RunError
     where their record is missing."""
     try:
         record = read_json(FOLDER / RECORD)
         facts = provenance.facts({"config": record["config"], "machine": record["run"]["machine"]})
-        found = record["held_out"]
-        before, after = (found[name]["success"]["value"] for name in (BEFORE, "agent"))
+        held_out = record["held_out"]
+        before, after = (held_out[name]["success"]["value"] for name in (BEFORE, "agent"))
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise RunError(f"{FOLDER / RECORD} holds no record of the committed agents ({error}); check it out again") from None
-    played = f"on {found['tasks']} held-out tasks, {found['samples']} rollouts each, {before:.0%} succeed before RL and {after:.0%} after"
-    return " · ".join([*map(provenance.plain, facts), played])
+    success_text = f"on {held_out['tasks']} held-out tasks, {held_out['samples']} rollouts each, {before:.0%} succeed before RL and {after:.0%} after"
+    return " · ".join([*map(provenance.plain, facts), success_text])
 
 
 def stamps(folder: Path) -> tuple[Path, tuple]:
@@ -85,44 +87,47 @@ def known(folder: Path, files: tuple) -> Agent:
 
 
 @lru_cache(64)
-def watched(folder: Path, files: tuple, task: Task, temperature: float, seed: int, drafts: bool) -> Watched:
+def watch_rollout(folder: Path, files: tuple, task: Task, temperature: float, seed: int, drafts: bool) -> Watched:
     """A rollout with its tokens."""
     return tokens.watched(known(folder, files), task, temperature, seed, drafts)
 
 
-def another() -> None:
+def choose_new_task() -> None:
     """Another new task."""
     st.session_state["tasks"], st.session_state["task"] = TASKS[1], secrets.randbelow(NUMBERS)
 
 
-def asked(agent: Agent, above: DeltaGenerator) -> tuple[Task, float, int]:
+def draw_controls(agent: Agent, top_container: DeltaGenerator) -> tuple[Task, float, int]:
     """Draws the controls, of which the docstring and the next task stand above. The task, temperature and seed that they say. Raises RunError for a
     docstring that is none."""
-    own = agent.recipe.rl.temperature
-    first, second, third = st.columns(3)
-    with first:
+    recipe_temperature = agent.recipe.rl.temperature
+    task_column, number_column, sampling_column = st.columns(3)
+    with task_column:
         kind = st.radio("Task", TASKS, key="tasks", bind="query-params", horizontal=True)
-    with second:
+    with number_column:
         number = st.slider("Number", 0, NUMBERS - 1, TASK, key="task", bind="query-params", help="Of the held-out task, or the seed of a new one.")
-    with third:
-        heat = st.slider("Temperature", 0.0, max(2.0, own), own, 0.05, key="heat", bind="query-params", help="0 is greedy.")
+    with sampling_column:
+        temperature = st.slider(
+            "Temperature", 0.0, max(2.0, recipe_temperature), recipe_temperature, 0.05, key="heat", bind="query-params", help="0 is greedy."
+        )
         seed = st.slider("Seed of sampling", 0, NUMBERS - 1, 0, key="draw", bind="query-params")
     task = task_of(agent.recipe, number, number if kind == TASKS[1] else None)
     module = task.files[task.target]
     # Each task has a box of its own, so that none is given the words of another one.
     key = f"doc-{blake2b(task.key.encode(), digest_size=4).hexdigest()}"
-    with above:
+    with top_container:
         left, right = st.columns([4, 1], vertical_alignment="bottom")
         label = f"Docstring of {task.target}({', '.join(module.args)})"
         doc = left.text_input(label, module.doc, key=key, bind="query-params", help="Change it and press Enter.")
-        right.button("New task", key="new-task", on_click=another, icon=":material/casino:")
-    return (task if doc == module.doc else rewritten(task, doc)), heat, seed
+        right.button("New task", key="new-task", on_click=choose_new_task, icon=":material/casino:")
+    return (task if doc == module.doc else rewritten(task, doc)), temperature, seed
 
 
 def draw() -> None:
-    above, drawn = st.container(), st.container()  # what the agent does comes first, and below it what it can be asked
-    some = chosen()
-    task, heat, seed = asked(some[-1], above)
+    # what the agent does comes first, and below it what it can be asked
+    top_container, chart_container = st.container(), st.container()
+    agents = choose_agents()
+    task, temperature, seed = draw_controls(agents[-1], top_container)
     helpers = {0: "no helper", 1: "1 helper"}.get(task.depth, f"{task.depth} helpers")
     drafts = st.toggle(
         "Drafts",
@@ -130,52 +135,58 @@ def draw() -> None:
         bind="query-params",
         help="Which of its tokens would have been drafts of its own small layers, checked several at a time (speculative decoding).",
     )
-    with above, st.spinner("The agent plays …"):
-        beside = [watched(*stamps(agent.folder), task, heat, seed, drafts) for agent in some]
+    with top_container, st.spinner("The agent plays …"):
+        watched_rollouts = [watch_rollout(*stamps(agent.folder), task, temperature, seed, drafts) for agent in agents]
     st.html(rollouts.STYLE)
 
-    def until(message: int) -> None:
+    def draw_until(message: int) -> None:
         st.html(rollouts.legend(drafts))
-        for one, column in zip(beside, st.columns(len(beside)), strict=True):
+        for rollout, column in zip(watched_rollouts, st.columns(len(watched_rollouts)), strict=True):
             with column:
-                st.markdown(f"**{heading(one, len(beside))}** · {helpers} to read" + (f" · {rate(one.drafts)}" if drafts else ""))
-                st.html(rollouts.shown(one, message))
+                st.markdown(
+                    f"**{format_heading(rollout, len(watched_rollouts))}** · {helpers} to read"
+                    + (f" · {describe_drafts(rollout.drafts)}" if drafts else "")
+                )
+                st.html(rollouts.shown(rollout, message))
 
-    most = max(len(one.turns) for one in beside)
-    with above:
-        play("Shown up to message", f"turns-{most}", range(1, most + 1), most, until)
-    how = f"at temperature {heat:g}" if heat else "at temperature 1, though the rollout is greedy"
-    words = f"Probability of each token {how}, in the order in which they were written; dotted lines part the turns of {beside[-1].name}."
-    with drawn:
-        chart(rollouts.picture(beside), "watch-tokens", rollouts.rows(beside), words)
-    experts(beside[-1])
+    message_count = max(len(rollout.turns) for rollout in watched_rollouts)
+    with top_container:
+        play("Shown up to message", f"turns-{message_count}", range(1, message_count + 1), message_count, draw_until)
+    temperature_text = f"at temperature {temperature:g}" if temperature else "at temperature 1, though the rollout is greedy"
+    caption = (
+        f"Probability of each token {temperature_text}, in the order in which they were written; dotted lines part the "
+        f"turns of {watched_rollouts[-1].name}."
+    )
+    with chart_container:
+        chart(rollouts.picture(watched_rollouts), "watch-tokens", rollouts.rows(watched_rollouts), caption)
+    draw_experts(watched_rollouts[-1])
     link("start", "How it was trained: the recipe, stage by stage", ":material/account_tree:")
 
 
-def rate(found: Tally) -> str:
+def describe_drafts(tally: Tally) -> str:
     """What drafts would have done for a rollout, in words."""
-    if not found.checked:
+    if not tally.checked:
         return "no draft layers: every token took a pass of its own"
-    share, each = found.kept / found.checked, found.tokens / found.passes
-    return f"{found.kept} of {found.checked} drafts kept ({share:.0%}): {found.tokens} tokens in {found.passes} passes, {each:.1f} a pass"
+    share, tokens_per_pass = tally.kept / tally.checked, tally.tokens / tally.passes
+    return f"{tally.kept} of {tally.checked} drafts kept ({share:.0%}): {tally.tokens} tokens in {tally.passes} passes, {tokens_per_pass:.1f} a pass"
 
 
-def heading(one: Watched, of: int) -> str:
+def format_heading(rollout: Watched, rollout_count: int) -> str:
     """The name of a checkpoint, with when it was."""
-    when = "" if of == 1 else ", before RL" if one.name == BEFORE else ", after RL"
-    return provenance.plain(one.name) + when
+    stage_text = "" if rollout_count == 1 else ", before RL" if rollout.name == BEFORE else ", after RL"
+    return provenance.plain(rollout.name) + stage_text
 
 
-def experts(one: Watched) -> None:
+def draw_experts(rollout: Watched) -> None:
     """The experts of one token, on demand."""
     with st.expander("Experts of a token"):
-        if not any(token.experts for token in one.tokens):
+        if not any(token.experts for token in rollout.tokens):
             st.markdown("There are none: the network is dense.")
             return
-        most = len(one.tokens)
-        token = one.tokens[st.slider("Token", 1, most, 1, key=f"token-{most}", bind="query-params") - 1 if most > 1 else 0]
+        token_count = len(rollout.tokens)
+        token = rollout.tokens[st.slider("Token", 1, token_count, 1, key=f"token-{token_count}", bind="query-params") - 1 if token_count > 1 else 0]
         st.markdown(f"`{rollouts.named(token.text)}`, {rollouts.chance(token.probability)}: the experts to which the position before it was routed.")
-        table([{"layer": layer, "experts": ", ".join(map(str, some))} for layer, some in enumerate(token.experts)], "watch-experts")
+        table([{"layer": layer, "experts": ", ".join(map(str, layer_experts))} for layer, layer_experts in enumerate(token.experts)], "watch-experts")
 
 
 PAGE = Page(

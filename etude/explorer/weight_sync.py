@@ -29,10 +29,11 @@ def entropy_bits(ratio: np.ndarray) -> float:
     """Bits of a changed weight in the best code that takes positions and steps as independent. ratio: |Δ|/ulp of each weight.
 
     An update of r neighbouring numbers moves a weight by ⌊r⌋ or by one more, this with probability r − ⌊r⌋; both signs are equally likely."""
-    whole = np.minimum(np.floor(ratio), 1000).astype(int)
-    part = np.minimum(ratio - whole, 1.0)
-    longest = int(whole.max()) + 2
-    counts = np.bincount(whole, 1 - part, longest) + np.bincount(whole + 1, part, longest)  # weights that move by 0, 1, 2, … numbers
+    whole_steps = np.minimum(np.floor(ratio), 1000).astype(int)
+    fraction = np.minimum(ratio - whole_steps, 1.0)
+    longest = int(whole_steps.max()) + 2
+    # weights that move by 0, 1, 2, … numbers
+    counts = np.bincount(whole_steps, 1 - fraction, longest) + np.bincount(whole_steps + 1, fraction, longest)
     share = counts[1:].sum() / len(ratio)
     if not 0 < share < 1:
         return 0.0
@@ -49,67 +50,72 @@ def coded(std: float, updates: str) -> list[dict]:
     for lr in LRS:
         update = lr * unit
         new = (masters + update).bfloat16()
-        found, delta = sizes(old, new), weight_codec.pack(*weight_codec.encode_delta(old, new), WEIGHTS)
-        changed = max(found["changed"], 1)
+        delta_sizes, delta = sizes(old, new), weight_codec.pack(*weight_codec.encode_delta(old, new), WEIGHTS)
+        changed_count = max(delta_sizes["changed"], 1)
         rows.append(
             {
                 "learning rate": lr,
                 "law, changed share": weight_sync.changed_share(masters, update),
-                "changed share": found["changed"] / WEIGHTS,
+                "changed share": delta_sizes["changed"] / WEIGHTS,
                 "law": entropy_bits(update.double().abs().numpy() / ulp),
-                "gap + step": 8 * len(delta) / changed,
-                "XOR": 8 * found["xor"] / changed,
-                "index + value": 8 * found["index"] / changed,
-                "of XOR": len(delta) / found["xor"],
+                "gap + step": 8 * len(delta) / changed_count,
+                "XOR": 8 * delta_sizes["xor"] / changed_count,
+                "index + value": 8 * delta_sizes["index"] / changed_count,
+                "of XOR": len(delta) / delta_sizes["xor"],
                 "times smaller than all weights": 2 * WEIGHTS / len(delta),
             }
         )
     return rows
 
 
-def shares(rows: list[dict], lr: float) -> Drawing:
+def build_share_chart(rows: list[dict], lr: float) -> Drawing:
     """Share of weights that change, by the law and measured."""
-    law = [{"what": LAW, "learning rate": row["learning rate"], "share": row["law, changed share"]} for row in rows]
-    found = [{"what": "measured", "learning rate": row["learning rate"], "share": row["changed share"]} for row in rows]
+    law_rows = [{"what": LAW, "learning rate": row["learning rate"], "share": row["law, changed share"]} for row in rows]
+    measured_rows = [{"what": "measured", "learning rate": row["learning rate"], "share": row["changed share"]} for row in rows]
     return drawing(
         Axis("learning rate", log=True),
         Axis("changed share of the weights", log=True),
         rule(x=lr),
-        lines(law, "learning rate", "share", "what"),
-        points(found, "learning rate", "share", "what"),
+        lines(law_rows, "learning rate", "share", "what"),
+        points(measured_rows, "learning rate", "share", "what"),
         looks={LAW: Look("grey"), "measured": Look("blue", mark="o")},
     )
 
 
-def bits(rows: list[dict], lr: float) -> Drawing:
+def build_bits_chart(rows: list[dict], lr: float) -> Drawing:
     """Bits of a changed weight, coding by coding."""
-    some = [{"coding": name, "learning rate": row["learning rate"], "bits": float(row[name])} for name in CODINGS for row in rows]
-    both = lines(some, "learning rate", "bits", "coding"), points(some, "learning rate", "bits", "coding")
-    return drawing(Axis("learning rate", log=True), Axis("bits for a changed weight", most=60), rule(x=lr), *both, looks=CODINGS)
+    series_rows = [{"coding": name, "learning rate": row["learning rate"], "bits": float(row[name])} for name in CODINGS for row in rows]
+    layers = (lines(series_rows, "learning rate", "bits", "coding"), points(series_rows, "learning rate", "bits", "coding"))
+    return drawing(Axis("learning rate", log=True), Axis("bits for a changed weight", most=60), rule(x=lr), *layers, looks=CODINGS)
 
 
 def draw() -> None:
-    one, two, three = st.columns(3)
-    lr = one.select_slider("Learning rate", LRS, 1e-5, key="lr", bind="query-params")
-    std = two.select_slider("Standard deviation of the weights", STDS, 0.02, key="std", bind="query-params")
-    updates = three.selectbox(
+    lr_column, std_column, updates_column = st.columns(3)
+    lr = lr_column.select_slider("Learning rate", LRS, 1e-5, key="lr", bind="query-params")
+    std = std_column.select_slider("Standard deviation of the weights", STDS, 0.02, key="std", bind="query-params")
+    updates = updates_column.selectbox(
         "Updates", (NORMAL, EVEN), key="updates", bind="query-params", help="Of each weight; Adam's are near one size while gradients agree."
     )
     rows = coded(std, updates)
-    here = rows[LRS.index(lr)]
+    row = rows[LRS.index(lr)]
     metrics(
-        ("Changed, by the law", f"{100 * here['law, changed share']:.3g}%", "E[min(1, |Δ|/ulp(w))]"),
-        ("Changed, measured", f"{100 * here['changed share']:.3g}%", f"Of {WEIGHTS:,} made-up weights, by one update."),
-        ("Bits for each", f"{here['gap + step']:.1f}", "Gap and step, under zstd level 1."),
-        ("Smaller than all weights", f"{here['times smaller than all weights']:.0f}×", None),
-        ("Of XOR under zstd", f"{here['of XOR']:.2f}", "Bytes by gap and step over bytes by XOR."),
+        ("Changed, by the law", f"{100 * row['law, changed share']:.3g}%", "E[min(1, |Δ|/ulp(w))]"),
+        ("Changed, measured", f"{100 * row['changed share']:.3g}%", f"Of {WEIGHTS:,} made-up weights, by one update."),
+        ("Bits for each", f"{row['gap + step']:.1f}", "Gap and step, under zstd level 1."),
+        ("Smaller than all weights", f"{row['times smaller than all weights']:.0f}×", None),
+        ("Of XOR under zstd", f"{row['of XOR']:.2f}", "Bytes by gap and step over bytes by XOR."),
     )
     left, right = st.columns(2)
     with left:
-        chart(shares(rows, lr), "weight-sync-share", rows, "Share of bfloat16 weights whose bits change in one update: the law, and made-up weights.")
+        chart(
+            build_share_chart(rows, lr),
+            "weight-sync-share",
+            rows,
+            "Share of bfloat16 weights whose bits change in one update: the law, and made-up weights.",
+        )
     with right:
         chart(
-            bits(rows, lr),
+            build_bits_chart(rows, lr),
             "weight-sync-bits",
             rows,
             "Bits for each changed weight, each coding under zstd level 1. Dotted: the entropy of independent positions and steps, from the law.",

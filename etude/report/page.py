@@ -28,7 +28,7 @@ def write(run_root: str | Path, rollouts: Callable[[Path, dict], list[str]] = la
     metrics = {path.stem: read_lines(path) for path in sorted((root / "metrics").glob("*.jsonl"))}
     page, data = root / "report.html", root / "report.json"
     replace_text(data, json.dumps(record, indent=1) + "\n")
-    replace_text(page, _page(record, metrics, rollouts(root, record)))
+    replace_text(page, _render_page(record, metrics, rollouts(root, record)))
     return page, data
 
 
@@ -58,35 +58,35 @@ th,td{padding-right:10px}table.wide td.n{white-space:normal}}
 """
 
 
-def _page(record: dict, metrics: dict[str, list[dict]], rollouts: list[str]) -> str:
+def _render_page(record: dict, metrics: dict[str, list[dict]], rollouts: list[str]) -> str:
     stages = record["stages"]
     result = evaluation_of(record)
-    parts = [f"<h1>{_title(record)}</h1>", f'<p class="lead">{_machine_words(record)}</p>', _cards(record)]
-    parts += _section("Before and after", [_before_after_table(record)], eval_pictures(result))
-    parts += _section("Reinforcement learning", [], rl_pictures(metrics))
-    parts += _section("What was watched for in RL", [_watched_table(metrics)], watched.picture(metrics.get("rl", [])))
-    parts += _section("Continued pretraining", [_data_words(stages.get("data", {})), _codebase_table(result)], cpt_pictures(metrics))
-    parts += _section("Multi-token prediction", [_ways_table(result)], mtp_pictures(metrics) + speculative_pictures(result))
-    parts += _section("Rollouts", rollouts, [])
-    parts += _section("The run", [], time_picture(record["seconds"]))
+    parts = [f"<h1>{_format_title(record)}</h1>", f'<p class="lead">{_describe_machine(record)}</p>', _render_cards(record)]
+    parts += _render_section("Before and after", [_render_before_after(record)], eval_pictures(result))
+    parts += _render_section("Reinforcement learning", [], rl_pictures(metrics))
+    parts += _render_section("What was watched for in RL", [_render_watched(metrics)], watched.picture(metrics.get("rl", [])))
+    parts += _render_section("Continued pretraining", [_describe_data(stages.get("data", {})), _render_codebase(result)], cpt_pictures(metrics))
+    parts += _render_section("Multi-token prediction", [_render_ways(result)], mtp_pictures(metrics) + speculative_pictures(result))
+    parts += _render_section("Rollouts", rollouts, [])
+    parts += _render_section("The run", [], time_picture(record["seconds"]))
     missing = [name for name in STAGES if name not in stages]
     if missing:
         parts.append(f'<p class="note">Unfinished when this was written: {", ".join(missing)}.</p>')
     settings = html.escape(json.dumps(record.get("config"), indent=1))
     parts.append(f"<details><summary>Settings</summary><pre>{settings}</pre></details>")
     return (
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>etude: {_title(record)}</title>'
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>etude: {_format_title(record)}</title>'
         f'<meta name="viewport" content="width=device-width,initial-scale=1"><style>{_STYLE}</style></head>'
         f"<body><main>\n" + "\n".join(filter(None, parts)) + "\n</main></body></html>\n"
     )
 
 
-def _title(record: dict) -> str:
+def _format_title(record: dict) -> str:
     name = html.escape(str(record.get("technique") or "run"))
     return {"recipe": "The recipe at small scale", "recipe full": "The recipe at full scale"}.get(name, name)
 
 
-def _machine_words(record: dict) -> str:
+def _describe_machine(record: dict) -> str:
     machine = record.get("machine") or {}
     seed = (record.get("config") or {}).get("seed")
     words = [
@@ -99,7 +99,7 @@ def _machine_words(record: dict) -> str:
     return html.escape(" · ".join(filter(None, words)))
 
 
-def _cards(record: dict) -> str:
+def _render_cards(record: dict) -> str:
     """The few numbers that a reader wants to see first."""
     result = evaluation_of(record)
     before, after = (result.get(key) or {} for key in ("before", "after"))
@@ -122,7 +122,7 @@ def _cards(record: dict) -> str:
     return '<div class="cards">' + "".join(f'<div class="card"><b>{value}</b><span>{name}</span></div>' for value, name in cards) + "</div>"
 
 
-def _section(title: str, blocks: list[str], figures: list[str]) -> list[str]:
+def _render_section(title: str, blocks: list[str], figures: list[str]) -> list[str]:
     blocks = [block for block in blocks if block]
     if not blocks and not figures:
         return []
@@ -130,32 +130,32 @@ def _section(title: str, blocks: list[str], figures: list[str]) -> list[str]:
     return [f"<h2>{title}</h2>", *blocks, grid]
 
 
-def _table(header: list[str], rows: list[list[str]]) -> str:
+def _render_table(header: list[str], rows: list[list[str]]) -> str:
     rows = [[cell.replace(", ", ",\u00a0") for cell in row] for row in rows]  # an interval stays on one line
     head = "".join(f"<th>{html.escape(cell)}</th>" for cell in header)
     body = "".join("<tr>" + "".join(f"<td{' class=n' if i else ''}>{html.escape(cell)}</td>" for i, cell in enumerate(row)) + "</tr>" for row in rows)
     return f'<div class="box"><table class="wide"><tr>{head}</tr>{body}</table></div>'
 
 
-def _before_after_table(record: dict) -> str:
+def _render_before_after(record: dict) -> str:
     rows = before_after(record)
     result = record["stages"].get("eval", {})
     if not rows:
         return ""
     words = f"{result['tasks']} held-out tasks, {result.get('samples', '?')} samples each; " if result.get("tasks") else ""
-    return f"<p>{html.escape(words)}brackets are 95% bootstrap intervals over tasks.</p>" + _table(
+    return f"<p>{html.escape(words)}brackets are 95% bootstrap intervals over tasks.</p>" + _render_table(
         ["", "before RL", "after RL", "difference"], [list(row) for row in rows]
     )
 
 
-def _watched_table(metrics: dict[str, list[dict]]) -> str:
+def _render_watched(metrics: dict[str, list[dict]]) -> str:
     lines = metrics.get("rl", [])
     rows = watched.rows(lines)
     header = ["", "usual", "at the end", "evidence of a change, nats", "changed"]
-    return f"<p>{html.escape(watched.sentence(lines))}</p>" + _table(header, rows) if rows else ""
+    return f"<p>{html.escape(watched.sentence(lines))}</p>" + _render_table(header, rows) if rows else ""
 
 
-def _data_words(data: dict) -> str:
+def _describe_data(data: dict) -> str:
     if not data:
         return ""
     skipped = {reason: count for reason, count in (data.get("skipped") or {}).items() if count}
@@ -172,15 +172,15 @@ def _data_words(data: dict) -> str:
     return f"<p>The corpus: {html.escape('; '.join(filter(None, words)))}.</p>"
 
 
-def _codebase_table(result: dict) -> str:
+def _render_codebase(result: dict) -> str:
     rows = [
         [str(row.get("checkpoint", "?")), in_words(row.get("perplexity"), "{:.2f}"), in_words(row.get("bits_per_byte"), "{:.3f}")]
         for row in result.get("codebase") or []
     ]
-    return _table(["checkpoint", "codebase perplexity", "bits per byte"], rows) if rows else ""
+    return _render_table(["checkpoint", "codebase perplexity", "bits per byte"], rows) if rows else ""
 
 
-def _ways_table(result: dict) -> str:
+def _render_ways(result: dict) -> str:
     """Speculative decoding methods side by side."""
 
     def shares(values: Any) -> str:
@@ -208,4 +208,4 @@ def _ways_table(result: dict) -> str:
         "drafts are verified."
     )
     header = ["drafts", "speed-up", "with environment", "tokens per pass", "accepted, by depth", "accepted, recalled"]
-    return f"<p>{words}</p>" + _table([*header, "turns taken back", "same text"], rows)
+    return f"<p>{words}</p>" + _render_table([*header, "turns taken back", "same text"], rows)

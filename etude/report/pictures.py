@@ -21,7 +21,7 @@ BLUE, ORANGE, GREEN, PURPLE, SKY, RED = "#0072B2", "#E69F00", "#009E73", "#CC79A
 BEFORE, AFTER = "#9AA5B1", BLUE
 
 
-def _axes(title: str, x: str, y: str, size: tuple[float, float] = (5.0, 3.1)) -> tuple[Any, Any]:
+def _make_axes(title: str, x: str, y: str, size: tuple[float, float] = (5.0, 3.1)) -> tuple[Any, Any]:
     figure, axes = plt.subplots(figsize=size, layout="constrained")
     axes.set_title(title, loc="left", fontsize=11, fontweight="bold")
     axes.set_xlabel(x)
@@ -41,11 +41,13 @@ def embedded(figure: Any, alt: str, words: str) -> str:
     return f'<figure><img alt="{html.escape(alt)}" src="data:image/png;base64,{data}"><figcaption>{words}</figcaption></figure>'
 
 
-def _tokens_axis(axes: Any) -> None:
+def _format_tokens_axis(axes: Any) -> None:
     axes.xaxis.set_major_formatter(lambda value, _: f"{value / 1e6:g}M" if abs(value) >= 1e6 else f"{value / 1e3:g}k" if value else "0")
 
 
-def _line(axes: Any, lines: list[dict], y: str, colour: str, label: str | None, x: str = "step", smooth: int = 0, style: str = "-") -> np.ndarray:
+def _plot_line(
+    axes: Any, lines: list[dict], y: str, colour: str, label: str | None, x: str = "step", smooth: int = 0, style: str = "-"
+) -> np.ndarray:
     """Draws the smoothed curve over its faint raw points; returns the raw values."""
     xs, ys = points_of(lines, y, x)
     if len(xs):
@@ -56,16 +58,16 @@ def _line(axes: Any, lines: list[dict], y: str, colour: str, label: str | None, 
 
 
 def cpt_pictures(metrics: dict) -> list[str]:
-    (lines, _), found = joined_lines(metrics, "cpt", "long", "sft"), []
+    (lines, _), figures = joined_lines(metrics, "cpt", "long", "sft"), []
     phases: dict[str | None, str] = {"short": BLUE, "long": ORANGE, "sft": GREEN}
     if len(points_of(lines, "loss")[0]):
-        figure, axes = _axes("Continued pretraining: loss", "tokens", "nats per token")
+        figure, axes = _make_axes("Continued pretraining: loss", "tokens", "nats per token")
         for phase in dict.fromkeys(line.get("phase") for line in lines if "loss" in line):
             part = [line for line in lines if line.get("phase") == phase]
-            _line(axes, part, "loss", phases.get(phase, PURPLE), phase, "tokens", max(1, len(part) // 25))
+            _plot_line(axes, part, "loss", phases.get(phase, PURPLE), phase, "tokens", max(1, len(part) // 25))
         axes.legend(frameon=False, title="phase")
-        _tokens_axis(axes)
-        found.append(
+        _format_tokens_axis(axes)
+        figures.append(
             embedded(
                 figure,
                 "loss against tokens by phase",
@@ -76,14 +78,14 @@ def cpt_pictures(metrics: dict) -> list[str]:
         )
     xs, ys = points_of(lines, "codebase_ppl", "tokens")
     if len(xs):
-        figure, axes = _axes("Held-out codebase", "tokens", "perplexity per token")
+        figure, axes = _make_axes("Held-out codebase", "tokens", "perplexity per token")
         axes.plot(xs, ys, "o-", color=BLUE, linewidth=1.8, markersize=4)
         axes.set_yscale("log")
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
         axes.yaxis.set_minor_formatter(NullFormatter())
-        _tokens_axis(axes)
-        found.append(
+        _format_tokens_axis(axes)
+        figures.append(
             embedded(
                 figure,
                 "codebase perplexity against tokens",
@@ -92,11 +94,11 @@ def cpt_pictures(metrics: dict) -> list[str]:
                 f"It may rise again in the last phase, which trains only on the agent's work.",
             )
         )
-    return found
+    return figures
 
 
 def mtp_pictures(metrics: dict) -> list[str]:
-    found, colours = [], [BLUE, ORANGE, GREEN, PURPLE, SKY, RED]
+    figures, colours = [], [BLUE, ORANGE, GREEN, PURPLE, SKY, RED]
     for prefix, title, y, words in (
         (
             "kl",
@@ -112,42 +114,42 @@ def mtp_pictures(metrics: dict) -> list[str]:
             "How often a draft layer's first choice is also the main head's. The higher, the more drafts are accepted.",
         ),
     ):
-        own = {stage: [line for line in lines if f"{prefix}_1" in line] for stage, lines in metrics.items()}
-        lines, borders = joined_lines(own, "mtp", "long", "sft", "rl")
+        stage_lines = {stage: [line for line in lines if f"{prefix}_1" in line] for stage, lines in metrics.items()}
+        lines, borders = joined_lines(stage_lines, "mtp", "long", "sft", "rl")
         if not lines:
             continue
-        figure, axes = _axes(title, "step", y)
+        figure, axes = _make_axes(title, "step", y)
         for depth in range(1, 1 + sum(key.startswith(f"{prefix}_") for key in lines[0])):
             colour, width = colours[(depth - 1) % 6], max(1, len(lines) // 25)
-            _line(axes, lines, f"{prefix}_{depth}", colour, f"depth {depth}", smooth=width)
+            _plot_line(axes, lines, f"{prefix}_{depth}", colour, f"depth {depth}", smooth=width)
         axes.set_ylim(0, 1.12 * axes.get_ylim()[1])
         for name, border in borders:
             axes.axvline(border, color="#B8C2CC", linewidth=0.8, linestyle=":")
             axes.text(border, 1.0, f" {name}", transform=axes.get_xaxis_transform(), va="top", fontsize=8)
         axes.legend(frameon=False)
-        found.append(embedded(figure, title, words))
-    return found
+        figures.append(embedded(figure, title, words))
+    return figures
 
 
 def rl_pictures(metrics: dict) -> list[str]:
-    lines, found = metrics.get("rl", []), []
+    lines, figures = metrics.get("rl", []), []
     width = max(1, len(lines) // 12)
     if len(points_of(lines, "reward")[0]) or len(points_of(lines, "success")[0]):
-        figure, axes = _axes("RL: reward and success", "step", "mean over the batch")
-        _line(axes, lines, "reward", ORANGE, "reward", smooth=width)
-        success = _line(axes, lines, "success", BLUE, "success", smooth=width)
+        figure, axes = _make_axes("RL: reward and success", "step", "mean over the batch")
+        _plot_line(axes, lines, "reward", ORANGE, "reward", smooth=width)
+        success = _plot_line(axes, lines, "success", BLUE, "success", smooth=width)
         axes.legend(frameon=False)
         tenth = max(1, len(success) // 10)
-        told = (
+        success_text = (
             (f" Success went from {success[:tenth].mean():.2f} over the first tenth of the steps to {success[-tenth:].mean():.2f} over the last.")
             if len(success)
             else ""
         )
-        found.append(
+        figures.append(
             embedded(
                 figure,
                 "reward and success by RL step",
-                "Every step uses new prompts, so memorisation cannot raise this curve. Reward is success minus the penalties." + told,
+                "Every step uses new prompts, so memorisation cannot raise this curve. Reward is success minus the penalties." + success_text,
             )
         )
     for y, title, unit, words in (
@@ -172,22 +174,22 @@ def rl_pictures(metrics: dict) -> list[str]:
         ("nll", "RL: entropy, estimated from samples", "nats per token", "The policy's remaining uncertainty. Near zero it no longer explores."),
     ):
         if len(points_of(lines, y)[0]):
-            figure, axes = _axes(title, "step", unit)
-            _line(axes, lines, y, BLUE, None, smooth=width)
+            figure, axes = _make_axes(title, "step", unit)
+            _plot_line(axes, lines, y, BLUE, None, smooth=width)
             if y in ("tokens", "invalid_calls", "nll"):
                 axes.set_ylim(0, 1.1 * axes.get_ylim()[1])
-            found.append(embedded(figure, title, words))
-    return found
+            figures.append(embedded(figure, title, words))
+    return figures
 
 
-def _bars(axes: Any, names: list[str], before: list, after: list) -> None:
+def _plot_bars(axes: Any, names: list[str], before: list, after: list) -> None:
     places = np.arange(len(names))
     for shift, values, colour, label in ((-0.2, before, BEFORE, "before RL"), (0.2, after, AFTER, "after RL")):
-        kept = [(place, as_triple(value)) for place, value in zip(places, values) if as_triple(value)]
-        if not kept:
+        intervals = [(place, as_triple(value)) for place, value in zip(places, values) if as_triple(value)]
+        if not intervals:
             continue
-        xs = np.array([place for place, _ in kept]) + shift
-        middle, low, high = np.array([triple for _, triple in kept], dtype=float).T
+        xs = np.array([place for place, _ in intervals]) + shift
+        middle, low, high = np.array([triple for _, triple in intervals], dtype=float).T
         axes.bar(xs, middle, 0.38, color=colour, label=label)
         axes.errorbar(xs, middle, [np.maximum(middle - low, 0), np.maximum(high - middle, 0)], fmt="none", ecolor="#333", capsize=3, linewidth=1)
         for x, value, top in zip(xs, middle, high):
@@ -196,7 +198,7 @@ def _bars(axes: Any, names: list[str], before: list, after: list) -> None:
     axes.legend(frameon=False, ncols=2, loc="upper left", bbox_to_anchor=(0, -0.12))
 
 
-def _moved(difference: Any) -> str:
+def _describe_change(difference: Any) -> str:
     """Describes a difference as far as its interval allows."""
     triple = as_triple(difference)
     if triple is None:
@@ -210,32 +212,32 @@ def _moved(difference: Any) -> str:
 
 
 def eval_pictures(result: dict) -> list[str]:
-    before, after, found = result.get("before") or {}, result.get("after") or {}, []
+    before, after, figures = result.get("before") or {}, result.get("after") or {}, []
     difference = result.get("difference") or {}
     keys = [(key, name) for key, name in (("success", "sampled"), ("greedy", "greedy"), ("best_of_8", "best of 8")) if key in before or key in after]
     if keys:
-        figure, axes = _axes("Success on held-out tasks", "", "share of tasks")
-        _bars(axes, [name for _, name in keys], [before.get(key) for key, _ in keys], [after.get(key) for key, _ in keys])
+        figure, axes = _make_axes("Success on held-out tasks", "", "share of tasks")
+        _plot_bars(axes, [name for _, name in keys], [before.get(key) for key, _ in keys], [after.get(key) for key, _ in keys])
         axes.set_ylim(0, 1.08)
-        found.append(
+        figures.append(
             embedded(
                 figure,
                 "success before and after RL",
                 f"Whiskers: 95% bootstrap over "
-                f"{result.get('tasks', 'the')} tasks. Sampled success {_moved(difference.get('success'))}, "
-                f"best of 8 {_moved(difference.get('best_of_8'))}, "
-                f"greedy {_moved(difference.get('greedy'))}. "
+                f"{result.get('tasks', 'the')} tasks. Sampled success {_describe_change(difference.get('success'))}, "
+                f"best of 8 {_describe_change(difference.get('best_of_8'))}, "
+                f"greedy {_describe_change(difference.get('greedy'))}. "
                 f"If sampled success rises and best of 8 does not, RL made likely what was already within reach.",
             )
         )
     depths = sorted({*(before.get("by_depth") or {}), *(after.get("by_depth") or {})})
     if depths:
-        figure, axes = _axes("Sampled success by depth", "files that must be read, besides the task's own", "share")
-        pick = [[((part.get("by_depth") or {}).get(depth) or {}).get("success") for depth in depths] for part in (before, after)]
-        _bars(axes, [f"depth {depth}" for depth in depths], *pick)
+        figure, axes = _make_axes("Sampled success by depth", "files that must be read, besides the task's own", "share")
+        success_rates = [[((part.get("by_depth") or {}).get(depth) or {}).get("success") for depth in depths] for part in (before, after)]
+        _plot_bars(axes, [f"depth {depth}" for depth in depths], *success_rates)
         axes.set_xlabel("")
         axes.set_ylim(0, 1.08)
-        found.append(
+        figures.append(
             embedded(
                 figure,
                 "success by depth",
@@ -243,7 +245,7 @@ def eval_pictures(result: dict) -> list[str]:
             )
         )
     if before.get("pass_at_k") or after.get("pass_at_k"):
-        figure, axes = _axes("pass@k", "k samples", "share of tasks solved at least once")
+        figure, axes = _make_axes("pass@k", "k samples", "share of tasks solved at least once")
         for part, colour, label, style in ((before, BEFORE, "before RL", "s-"), (after, AFTER, "after RL", "o-")):
             values = [as_triple(value) for value in part.get("pass_at_k") or []]
             means = [value[0] for value in values if value]
@@ -251,7 +253,7 @@ def eval_pictures(result: dict) -> list[str]:
                 axes.plot(range(1, len(values) + 1), means, style, color=colour, label=label, linewidth=1.8, markersize=4)
         axes.set_ylim(0, 1.02)
         axes.legend(frameon=False, loc="lower right")
-        found.append(
+        figures.append(
             embedded(
                 figure,
                 "pass at k before and after RL",
@@ -260,7 +262,7 @@ def eval_pictures(result: dict) -> list[str]:
                 "remains, RL widened.",
             )
         )
-    return found
+    return figures
 
 
 def speculative_pictures(result: dict) -> list[str]:
@@ -268,21 +270,21 @@ def speculative_pictures(result: dict) -> list[str]:
     acceptance = [triple[0] for triple in map(as_triple, speculative.get("acceptance") or []) if triple]
     if not acceptance:
         return []
-    figure, axes = _axes("Speculative decoding: acceptance", "", "share of drafted tokens kept")
+    figure, axes = _make_axes("Speculative decoding: acceptance", "", "share of drafted tokens kept")
     axes.bar(range(len(acceptance)), acceptance, 0.55, color=BLUE)
     for x, value in enumerate(acceptance):
         axes.text(x, value + 0.01, f"{value:.2f}", ha="center", va="bottom", fontsize=9)
     axes.set_xticks(range(len(acceptance)), [f"depth {depth + 1}" for depth in range(len(acceptance))])
     axes.set_ylim(0, 1.08)
-    told = f"Speed-up over plain cached decoding: {in_words(speculative.get('speedup'), '{:.2f}')}×"
+    speed_text = f"Speed-up over plain cached decoding: {in_words(speculative.get('speedup'), '{:.2f}')}×"
     plain, fast = (as_triple(speculative.get(f"{kind}_tokens_per_s")) for kind in ("plain", "speculative"))
     if plain and fast:
-        told += f" ({plain[0]:.0f} → {fast[0]:.0f} tokens/s at batch 1)"
+        speed_text += f" ({plain[0]:.0f} → {fast[0]:.0f} tokens/s at batch 1)"
     if per_cycle := as_triple(speculative.get("tokens_per_cycle")):
-        told += f", {per_cycle[0]:.2f} tokens per pass of the model"
+        speed_text += f", {per_cycle[0]:.2f} tokens per pass of the model"
     share = as_triple(speculative.get("identical"))
-    same = f" Greedy text was the same with and without drafts in {share[0]:.1%} of the tasks." if share else ""
-    return [embedded(figure, "acceptance by depth", told + ". Later draft tokens are accepted less often." + same)]
+    identity_text = f" Greedy text was the same with and without drafts in {share[0]:.1%} of the tasks." if share else ""
+    return [embedded(figure, "acceptance by depth", speed_text + ". Later draft tokens are accepted less often." + identity_text)]
 
 
 def time_picture(seconds: dict[str, float]) -> list[str]:
@@ -290,7 +292,7 @@ def time_picture(seconds: dict[str, float]) -> list[str]:
     names = order + [name for name in seconds if name not in order]
     if not names:
         return []
-    figure, axes = _axes("Where the time went", "seconds", "", (5.0, 0.7 + 0.36 * len(names)))
+    figure, axes = _make_axes("Where the time went", "seconds", "", (5.0, 0.7 + 0.36 * len(names)))
     axes.grid(False)
     axes.barh(names[::-1], [seconds[name] for name in names[::-1]], color=SKY)
     for place, name in enumerate(names[::-1]):

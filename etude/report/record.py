@@ -12,11 +12,11 @@ from kit.disk import atomic_write, read_json, timings
 
 def collect(root: Path) -> dict:
     """Configuration, machine, stage results and stage times of a run folder as one dictionary."""
-    config = _json(root / "config.json")
+    config = _read_object(root / "config.json")
     stages = {}
     for path in sorted((root / "stages").glob("*.json")):
-        found = _json(path)
-        stages[path.stem] = found.get("result", found)
+        stage_record = _read_object(path)
+        stages[path.stem] = stage_record.get("result", stage_record)
     seconds: dict[str, float] = {}
     memory: dict[str, float] = {}
     for line in timings(root):
@@ -63,12 +63,12 @@ def before_after(record: dict) -> list[tuple[str, str, str, str]]:
     return rows
 
 
-def _json(path: Path) -> dict:
+def _read_object(path: Path) -> dict:
     try:
-        found = read_json(path)
+        value = read_json(path)
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return value if isinstance(value, dict) else {}
 
 
 def replace_text(path: Path, text: str) -> None:
@@ -91,11 +91,11 @@ def in_words(value: Any, form: str = "{:.3f}") -> str:
     triple = as_triple(value)
     if triple is None:
         return "–"
-    middle, low, high = (_unsigned(form.format(part)) for part in triple)
+    middle, low, high = (_strip_zero_sign(form.format(part)) for part in triple)
     return middle if low == middle == high else f"{middle} [{low}, {high}]"
 
 
-def _unsigned(text: str) -> str:
+def _strip_zero_sign(text: str) -> str:
     return text if any(digit in text for digit in "123456789") else text.lstrip("+-")
 
 
@@ -116,12 +116,12 @@ def joined_lines(metrics: dict, *stages: str) -> tuple[list[dict], list[tuple[st
         if not lines:
             continue
         borders.append((stage, step))
-        own = [line.get("tokens") or 0 for line in lines]
+        token_counts = [line.get("tokens") or 0 for line in lines]
         joined += [
             {**line, "step": line["step"] + step, "tokens": count + tokens, "phase": line.get("phase", stage)}
-            for line, count in zip(lines, own, strict=True)
+            for line, count in zip(lines, token_counts, strict=True)
         ]
-        step, tokens = joined[-1]["step"], tokens + max(own)
+        step, tokens = joined[-1]["step"], tokens + max(token_counts)
     return joined, borders
 
 
@@ -142,5 +142,5 @@ def smoothed(values: np.ndarray, width: int) -> np.ndarray:
     total, count = (np.concatenate([[0.0], np.cumsum(x)]) for x in (np.where(finite, values, 0.0), finite))
     index = np.arange(len(values))
     low, high = np.maximum(index - width // 2, 0), np.minimum(index + width // 2 + 1, len(values))
-    many = count[high] - count[low]
-    return np.where(many > 0, (total[high] - total[low]) / np.maximum(many, 1), np.nan)
+    window_count = count[high] - count[low]
+    return np.where(window_count > 0, (total[high] - total[low]) / np.maximum(window_count, 1), np.nan)

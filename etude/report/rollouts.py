@@ -27,7 +27,7 @@ from sims.recipe.data import task_stream
 
 __all__ = ["pairs", "shown", "stored"]
 
-MOST = 60
+MAX_TASKS = 60
 """Tasks among which a success and a failure are looked for."""
 STYLE = """<style>
 .sides{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,380px),1fr));gap:8px 20px;margin:8px 0 20px}
@@ -39,11 +39,11 @@ def shown(root: Path, record: dict[str, Any]) -> list[str]:
     """Blocks of HTML for the run folder `root`; those of stored transcripts if it holds no checkpoints that play."""
     result = evaluation_of(record)
     try:
-        played = [*pairs(root, result)] if record.get("technique") == "recipe" and result else []
+        task_pairs = [*pairs(root, result)] if record.get("technique") == "recipe" and result else []
     except (RunError, CheckpointError, OSError):
-        played = []
-    played.sort(key=lambda pair: not pair[-1].played.success)
-    blocks = [block(root, *pair) for pair in played] or stored(result)
+        task_pairs = []
+    task_pairs.sort(key=lambda pair: not pair[-1].played.success)
+    blocks = [render_pair(root, *pair) for pair in task_pairs] or stored(result)
     return [rendering.STYLE + STYLE + rendering.legend(), *blocks] if blocks else []
 
 
@@ -52,55 +52,55 @@ def pairs(root: Path, result: dict[str, Any]) -> Iterator[tuple[int, Watched, Wa
     for that the evaluation did not find. Raises RunError or CheckpointError where there are no such agents."""
     before, after = map(agent_in, found(root, BEFORE))
     share = as_triple((result.get("after") or {}).get("greedy"))
-    wanted = {True: share is None or share[0] > 0, False: share is None or share[0] < 1}
-    for number, task in enumerate(itertools.islice(task_stream(after.recipe, "evaluation"), min(MOST, int(result.get("tasks") or 0)))):
-        if not any(wanted.values()):
+    should_find = {True: share is None or share[0] > 0, False: share is None or share[0] < 1}
+    for number, task in enumerate(itertools.islice(task_stream(after.recipe, "evaluation"), min(MAX_TASKS, int(result.get("tasks") or 0)))):
+        if not any(should_find.values()):
             return
-        said = recorded(result, number)
-        if said is not None and not wanted[said]:
+        stored_success = read_stored_success(result, number)
+        if stored_success is not None and not should_find[stored_success]:
             continue
-        one = greedy(after, task)
-        if wanted[one.played.success]:
-            wanted[one.played.success] = False
-            yield number, greedy(before, task), one
+        rollout = sample_greedily(after, task)
+        if should_find[rollout.played.success]:
+            should_find[rollout.played.success] = False
+            yield number, sample_greedily(before, task), rollout
 
 
-def recorded(result: dict[str, Any], number: int) -> bool | None:
+def read_stored_success(result: dict[str, Any], number: int) -> bool | None:
     """Whether the evaluation's greedy rollout of a task succeeded; None where it did not store that."""
     examples = result.get("examples") or []
     return bool(examples[number].get("success")) if number < len(examples) else None
 
 
-def greedy(agent: Agent, task: Task) -> Watched:
+def sample_greedily(agent: Agent, task: Task) -> Watched:
     """The likeliest rollout of a task."""
     return tokens.watched(agent, task, 0.0, 0)
 
 
-def block(root: Path, number: int, before: Watched, after: Watched) -> str:
+def render_pair(root: Path, number: int, before: Watched, after: Watched) -> str:
     """A task, before and after RL."""
     verdict = "solves" if after.played.success else "does not solve"
     command = f"etude play {shlex.quote(str(root))} --task {number} --greedy --before {BEFORE}"
     words = f"Held-out task {number} is the first that the agent after RL {verdict} with greedy decoding."
-    again = f"<code>{html.escape(command)}</code> plays it again."
+    replay_hint = f"<code>{html.escape(command)}</code> plays it again."
     sides = zip(("before RL", "after RL"), (before, after))
-    columns = "".join(f"<div><h3>{name}</h3>{rendering.shown(one, len(one.turns))}</div>" for name, one in sides)
-    return f'<p>{words} {again}</p><div class="sides">{columns}</div>'
+    columns = "".join(f"<div><h3>{name}</h3>{rendering.shown(rollout, len(rollout.turns))}</div>" for name, rollout in sides)
+    return f'<p>{words} {replay_hint}</p><div class="sides">{columns}</div>'
 
 
 def stored(result: dict[str, Any]) -> list[str]:
     """The first success and the first failure among the transcripts of an evaluation."""
-    examples = [one for one in result.get("examples") or [] if isinstance(one, dict)]
-    firsts = [next((one for one in examples if bool(one.get("success")) == kind), None) for kind in (True, False)]
-    return [transcript(one) for one in firsts if one is not None]
+    examples = [example for example in result.get("examples") or [] if isinstance(example, dict)]
+    firsts = [next((example for example in examples if bool(example.get("success")) == is_success), None) for is_success in (True, False)]
+    return [render_transcript(example) for example in firsts if example is not None]
 
 
-def transcript(example: dict[str, Any]) -> str:
+def render_transcript(example: dict[str, Any]) -> str:
     """A transcript, with an edge in the colour of who speaks."""
     text = example.get("transcript", "")
     text = text if isinstance(text, str) else "\n".join(map(str, text))
     marks = {"<|env|>": "environment", "<|agent|>": "agent"}
     first, *parts = re.split(r"(<\|env\|>|<\|agent\|>)", text)
-    said = [("environment", first), *((marks[mark], words) for mark, words in zip(parts[::2], parts[1::2], strict=True))]
-    boxes = "".join(rendering.box(rendering.plain(words), rendering.EDGES[who], who) for who, words in said if words)
+    messages = [("environment", first), *((marks[mark], words) for mark, words in zip(parts[::2], parts[1::2], strict=True))]
+    boxes = "".join(rendering.box(rendering.plain(words), rendering.EDGES[role], role) for role, words in messages if words)
     label = "solved" if example.get("success") else "not solved"
     return f"<p><b>{label}</b>: {html.escape(str(example.get('prompt', '')).strip())}</p>{boxes}"

@@ -20,30 +20,30 @@ def alarm_in(lines: Sequence[Mapping[str, Any]], name: str) -> tuple[int, str] |
     return None if line is None else (line["step"], "up" if line[f"alarm_{name}"] > 0 else "down")
 
 
-def watched(lines: list[dict[str, Any]]) -> list[str]:
+def list_watched(lines: list[dict[str, Any]]) -> list[str]:
     """The statistics for which the metrics hold a band."""
     return [name for name in NAMES if any(f"high_{name}" in line for line in lines)]
 
 
 def changes(lines: list[dict[str, Any]]) -> list[str]:
     """Each alarm in words, in order."""
-    found = sorted((step, name, way) for name in watched(lines) for step, way in filter(None, [alarm_in(lines, name)]))
-    return [f"{NAMES[name]} ({'more' if way == 'up' else 'less'}, by step {step})" for step, name, way in found]
+    alarms = sorted((step, name, way) for name in list_watched(lines) for step, way in filter(None, [alarm_in(lines, name)]))
+    return [f"{NAMES[name]} ({'more' if way == 'up' else 'less'}, by step {step})" for step, name, way in alarms]
 
 
 def sentence(lines: list[dict[str, Any]]) -> str:
     """What has changed; empty where nothing was watched."""
-    if not watched(lines):
+    if not list_watched(lines):
         return ""
     first = next(line["step"] for line in lines if "alarm_at" in line)
-    found = changes(lines)
-    return f"Watched from step {first} on. " + (f"Changed: {'; '.join(found)}." if found else "Nothing that is watched has changed.")
+    alarm_words = changes(lines)
+    return f"Watched from step {first} on. " + (f"Changed: {'; '.join(alarm_words)}." if alarm_words else "Nothing that is watched has changed.")
 
 
 def rows(lines: list[dict[str, Any]]) -> list[list[str]]:
     """Statistic, its band, its mean over the last tenth of the steps, evidence of a change in nats, and the alarm."""
-    found = []
-    for name in watched(lines):
+    table_rows = []
+    for name in list_watched(lines):
         last = next(line for line in reversed(lines) if f"high_{name}" in line)
         low, high = last[f"low_{name}"], last[f"high_{name}"]
         usual = f"at most {high:.2f}" if low == 0 else f"at least {low:.2f}" if high == 1 else f"{low:.2f} to {high:.2f}"
@@ -51,13 +51,13 @@ def rows(lines: list[dict[str, Any]]) -> list[list[str]]:
         mean = f"{ys[-max(1, len(lines) // 10) :].mean():.2f}" if len(ys) else "–"
         alarm = alarm_in(lines, name)
         words = f"{'more' if alarm[1] == 'up' else 'less'}, by step {alarm[0]}" if alarm else "–"
-        found.append([NAMES[name], usual, mean, f"{last[f'evidence_{name}']:.1f} of {last['alarm_at']:.1f}", words])
-    return found
+        table_rows.append([NAMES[name], usual, mean, f"{last[f'evidence_{name}']:.1f} of {last['alarm_at']:.1f}", words])
+    return table_rows
 
 
 def picture(lines: list[dict[str, Any]]) -> list[str]:
     """Every statistic along the steps, with its band, and a line where it has changed."""
-    names = watched(lines)
+    names = list_watched(lines)
     if not names:
         return []
     figure, axes = plt.subplots(-(-len(names) // 2), 2, figsize=(5.0, 1.25 * -(-len(names) // 2) + 0.4), layout="constrained", squeeze=False)
@@ -66,9 +66,9 @@ def picture(lines: list[dict[str, Any]]) -> list[str]:
     for axis, name in zip(axes.flat, names):
         xs, ys = points_of(lines, f"watch_{name}")
         axis.plot(xs, ys, color=BLUE, linewidth=1.0)
-        some, lows = points_of(lines, f"low_{name}")
+        band_steps, lows = points_of(lines, f"low_{name}")
         _, highs = points_of(lines, f"high_{name}")
-        axis.fill_between(some, lows, highs, color=BLUE, alpha=0.12, linewidth=0)
+        axis.fill_between(band_steps, lows, highs, color=BLUE, alpha=0.12, linewidth=0)
         if alarm := alarm_in(lines, name):
             axis.axvline(alarm[0], color=RED, linewidth=1.4)
         axis.set_title(NAMES[name], loc="left", fontsize=8)

@@ -49,8 +49,8 @@ class Continuous:
         self.draws = torch.zeros(slots, max_len, dtype=torch.float64)
         # Per slot: tokens known, tokens that the cache holds, positions whose experts are recorded, where the current turn
         # begins, the tokens that end it, and how long it may be.
-        self.known, self.read, self.routed, self.begin = ([0] * slots for _ in range(4))
-        self.longest: list[int | None] = [None] * slots  # tokens of the current turn, at most
+        self.known, self.cached_lengths, self.routed_lengths, self.turn_starts = ([0] * slots for _ in range(4))
+        self.turn_limits: list[int | None] = [None] * slots  # tokens of the current turn, at most
         self.stop_ids: list[Collection[int]] = [()] * slots
         self.state: list[Literal["free", "ready", "over"]] = ["free"] * slots
         self.slots = list(range(slots))  # the slot of each row of the cache; ready ones are moved to the front
@@ -74,35 +74,35 @@ class Continuous:
     ) -> int:
         check_context(self, prompt, draws, self.vocab, self.temperature)
         slot = self.state.index("free")
-        self.known[slot] = self.read[slot] = self.routed[slot] = 0
+        self.known[slot] = self.cached_lengths[slot] = self.routed_lengths[slot] = 0
         self.sampled[slot], self.logp[slot], self.versions[slot] = False, 0.0, -1
-        self.stop_ids[slot], self.longest[slot] = stop_ids, longest_turn
+        self.stop_ids[slot], self.turn_limits[slot] = stop_ids, longest_turn
         if draws is not None:
             self.draws[slot] = draws
-        self._give(slot, prompt)
+        self._append_tokens(slot, prompt)
         return slot
 
     def extend(self, slot: int, tokens: Sequence[int], longest_turn: int | None = None) -> None:
         check_state(self.state, slot, "over")
         check_tokens("answer", tokens, self.vocab)
-        self.longest[slot] = longest_turn
-        self._give(slot, tokens)
+        self.turn_limits[slot] = longest_turn
+        self._append_tokens(slot, tokens)
 
     def turn(self, slot: int) -> SampledTurn | None:
         check_state(self.state, slot, "over")
-        own = self.tokens[slot, self.begin[slot] : self.known[slot]].tolist()
-        if own and own[-1] in self.stop_ids[slot] and self.sampled[slot, self.known[slot] - 1]:
-            return SampledTurn(own[:-1], own[-1])
-        return None if self.known[slot] == self.max_len else SampledTurn(own, None)
+        turn_tokens = self.tokens[slot, self.turn_starts[slot] : self.known[slot]].tolist()
+        if turn_tokens and turn_tokens[-1] in self.stop_ids[slot] and self.sampled[slot, self.known[slot] - 1]:
+            return SampledTurn(turn_tokens[:-1], turn_tokens[-1])
+        return None if self.known[slot] == self.max_len else SampledTurn(turn_tokens, None)
 
     def remove(self, slot: int, finished: bool = True) -> Segment:
         if self.state[slot] == "free":
             raise ValueError(f"slot {slot} is free")
-        k, self.state[slot] = self.known[slot], "free"
-        self.full = [other for other in self.full if other != slot]
-        own = (self.tokens, self.sampled, self.logp, self.versions)
-        tokens, sampled, logp, version = (x[slot, :k].clone() for x in own)
-        return Segment(tokens, sampled, logp, version, self.experts[slot, : k - 1].clone(), finished)
+        num_tokens, self.state[slot] = self.known[slot], "free"
+        self.full = [full_slot for full_slot in self.full if full_slot != slot]
+        buffers = (self.tokens, self.sampled, self.logp, self.versions)
+        tokens, sampled, logp, version = (x[slot, :num_tokens].clone() for x in buffers)
+        return Segment(tokens, sampled, logp, version, self.experts[slot, : num_tokens - 1].clone(), finished)
 
     def load(self, model: Transformer, version: int, cache: Literal["keep", "recompute"] = "keep") -> None:
         """New weights for all tokens from the next step on. `cache`: what becomes of the keys and values of what was read before."""
@@ -116,72 +116,79 @@ class Continuous:
         self.sampler.version = version
         self.ragged.copy()
         if cache == "recompute":
-            self.read = [0] * len(self.read)
+            self.cached_lengths = [0] * len(self.cached_lengths)
 
     @torch.inference_mode()
     def step(self) -> list[int]:
         """Feed every ready context, and sample a token for each that has been read to its end. Returns the slots whose turn is now over, or
         whose context is full. Without a ready context the network does nothing. Raises ValueError for a policy that gives no distribution."""
-        self._arrange()
+        self._move_ready_rows()
         full, self.full = self.full, []
         slots = self.slots[: self.ready]
         if not slots:
             return full
-        left, ends = self.budget, []
+        budget_left, ends = self.budget, []
         for slot in slots:
             # Nothing follows the last position, so nobody reads it.
-            ends.append(min(self.known[slot], self.max_len - 1, self.read[slot] + 1 + left))
-            left -= ends[-1] - self.read[slot] - 1
+            ends.append(min(self.known[slot], self.max_len - 1, self.cached_lengths[slot] + 1 + budget_left))
+            budget_left -= ends[-1] - self.cached_lengths[slot] - 1
         # The last token of every row first, then what comes before it.
-        rest = [(row, t) for row, (slot, end) in enumerate(zip(slots, ends, strict=True)) for t in range(self.read[slot], end - 1)]
-        row = torch.tensor([*range(len(slots)), *(row for row, _ in rest)])
-        position = torch.tensor([*(end - 1 for end in ends), *(t for _, t in rest)])
-        where = torch.tensor(slots)[row]
+        earlier_tokens = [
+            (row, t) for row, (slot, end) in enumerate(zip(slots, ends, strict=True)) for t in range(self.cached_lengths[slot], end - 1)
+        ]
+        row = torch.tensor([*range(len(slots)), *(row for row, _ in earlier_tokens)])
+        position = torch.tensor([*(end - 1 for end in ends), *(t for _, t in earlier_tokens)])
+        token_slots = torch.tensor(slots)[row]
         device = self.ragged.device
-        hidden, chosen = self.ragged.step(self.tokens[where, position].to(device), row.to(device), position.to(device), len(slots))
-        if chosen:
-            experts = torch.stack(chosen, 1).to("cpu", torch.int16)
-            if any(self.read[slot] < self.routed[slot] for slot in slots):
+        hidden, layer_experts = self.ragged.step(self.tokens[token_slots, position].to(device), row.to(device), position.to(device), len(slots))
+        if layer_experts:
+            experts = torch.stack(layer_experts, 1).to("cpu", torch.int16)
+            if any(self.cached_lengths[slot] < self.routed_lengths[slot] for slot in slots):
                 # A context that is read again under new weights keeps the experts under which its tokens were sampled.
-                new = position >= torch.tensor(self.routed)[where]
-                where, position, experts = where[new], position[new], experts[new]
-            self.experts[where, position] = experts
-        speakers = []
+                is_new = position >= torch.tensor(self.routed_lengths)[token_slots]
+                token_slots, position, experts = token_slots[is_new], position[is_new], experts[is_new]
+            self.experts[token_slots, position] = experts
+        sampling_rows = []
         for row, (slot, end) in enumerate(zip(slots, ends, strict=True)):
-            self.read[slot], self.routed[slot] = end, max(self.routed[slot], end)
+            self.cached_lengths[slot], self.routed_lengths[slot] = end, max(self.routed_lengths[slot], end)
             if end == self.known[slot]:
-                speakers.append((row, slot))
+                sampling_rows.append((row, slot))
             elif end == self.max_len - 1:
                 self.state[slot] = "over"
                 full.append(slot)
-        return [*full, *(self._speak(hidden, speakers) if speakers else [])]
+        return [*full, *(self._sample_tokens(hidden, sampling_rows) if sampling_rows else [])]
 
-    def _speak(self, hidden: Tensor, speakers: list[tuple[int, int]]) -> list[int]:
-        rows, slots = (torch.tensor(x) for x in zip(*speakers, strict=True))
-        at = torch.tensor([self.known[slot] for _, slot in speakers])
+    def _sample_tokens(self, hidden: Tensor, sampling_rows: list[tuple[int, int]]) -> list[int]:
+        rows, slots = (torch.tensor(x) for x in zip(*sampling_rows, strict=True))
+        index = torch.tensor([self.known[slot] for _, slot in sampling_rows])
         logits = self.sampler.model.head(hidden[rows.to(hidden.device)])
-        drawn, logp = (x.cpu() for x in sample(logits, self.temperature, self.draws[slots, at] if self.temperature else None))
-        self.tokens[slots, at], self.sampled[slots, at], self.logp[slots, at], self.versions[slots, at] = (drawn, True, logp, self.sampler.version)
-        over = []
-        for (_, slot), token in zip(speakers, drawn.tolist(), strict=True):
+        next_tokens, logp = (x.cpu() for x in sample(logits, self.temperature, self.draws[slots, index] if self.temperature else None))
+        self.tokens[slots, index], self.sampled[slots, index], self.logp[slots, index], self.versions[slots, index] = (
+            next_tokens,
+            True,
+            logp,
+            self.sampler.version,
+        )
+        finished_slots = []
+        for (_, slot), token in zip(sampling_rows, next_tokens.tolist(), strict=True):
             self.known[slot] += 1
-            length, longest = self.known[slot] - self.begin[slot], self.longest[slot]
-            if token in self.stop_ids[slot] or self.known[slot] == self.max_len or longest is not None and length >= longest:
+            length, limit = self.known[slot] - self.turn_starts[slot], self.turn_limits[slot]
+            if token in self.stop_ids[slot] or self.known[slot] == self.max_len or limit is not None and length >= limit:
                 self.state[slot] = "over"
-                over.append(slot)
-        return over
+                finished_slots.append(slot)
+        return finished_slots
 
-    def _give(self, slot: int, tokens: Sequence[int]) -> None:
+    def _append_tokens(self, slot: int, tokens: Sequence[int]) -> None:
         start = self.known[slot]
-        self.known[slot] = self.begin[slot] = end = min(start + len(tokens), self.max_len)
+        self.known[slot] = self.turn_starts[slot] = end = min(start + len(tokens), self.max_len)
         self.tokens[slot, start:end] = torch.tensor(tokens[: end - start], dtype=torch.long)
-        if self.read[slot] < min(end, self.max_len - 1):
+        if self.cached_lengths[slot] < min(end, self.max_len - 1):
             self.state[slot] = "ready"
         else:
             self.state[slot] = "over"
             self.full.append(slot)
 
-    def _arrange(self) -> None:
+    def _move_ready_rows(self) -> None:
         """Move the rows of ready contexts to the front."""
         front, back = 0, len(self.slots) - 1
         while True:
@@ -193,7 +200,7 @@ class Continuous:
                 self.ready = front
                 return
             a, b = self.slots[front], self.slots[back]
-            self.ragged.exchange(front, back, max(self.read[a] if self.state[a] != "free" else 0, self.read[b]))
+            self.ragged.exchange(front, back, max(self.cached_lengths[a] if self.state[a] != "free" else 0, self.cached_lengths[b]))
             self.slots[front], self.slots[back] = b, a
 
 

@@ -14,7 +14,7 @@ Where this file departs from the paper:
 | p(x), target distribution | `p` | d+1 V |
 | q(x), draft distribution | `q` | d V |
 | γ, drafts per cycle | `draft_len` | – |
-| tokens accepted per cycle | `taken` | – |
+| tokens accepted per cycle | `num_accepted` | – |
 """
 
 import math
@@ -43,10 +43,10 @@ def accept(p: Float[Tensor, "d1 V"], q: Float[Tensor, "d V"], draft: Sequence[in
     is drawn from the last p. The result is distributed as p for any q. Raises ValueError for other shapes, drafts
     outside the vocabulary, u outside [0, 1), p or q negative or not finite, and a p that is zero everywhere."""
     d, V = len(draft), p.shape[-1]
-    found = (("p", list(p.shape), [d + 1, V]), ("q", list(q.shape), [d, V]), ("u", [len(u)], [d + 1]))
-    for name, got, shape in found:
-        if got != shape:
-            raise ValueError(f"{name} must have shape {shape} for {d} drafts; got {got}")
+    shapes = (("p", list(p.shape), [d + 1, V]), ("q", list(q.shape), [d, V]), ("u", [len(u)], [d + 1]))
+    for name, actual, shape in shapes:
+        if actual != shape:
+            raise ValueError(f"{name} must have shape {shape} for {d} drafts; got {actual}")
     for name, x in (("p", p), ("q", q)):
         if not (x.is_floating_point() and bool(((x >= 0) & (x < math.inf)).all())):
             raise ValueError(f"{name} must hold floating-point probabilities that are finite and not negative")
@@ -55,10 +55,11 @@ def accept(p: Float[Tensor, "d1 V"], q: Float[Tensor, "d V"], draft: Sequence[in
     if not all(0 <= x < 1 for x in u):
         raise ValueError(f"u must hold numbers in [0, 1); got {list(u)}")
     for k, x in enumerate(draft):
+        # Rejected with probability 1 − min(1, p(x)/q(x))
         if u[k] * float(q[k, x]) >= float(p[k, x]):
-            left = (p[k] - q[k]).clamp_(min=0)
+            residual = (p[k] - q[k]).clamp_(min=0)  # max(p − q, 0)
             # Nothing is left if p and q differ only by rounding: then p itself is just as good.
-            return k, invert(left if bool(left.any()) else p[k], u[-1])
+            return k, invert(residual if bool(residual.any()) else p[k], u[-1])
     return len(draft), invert(p[len(draft)], u[-1])
 
 
@@ -69,6 +70,7 @@ def invert(mass: Float[Tensor, " V"], u: float) -> int:
     end = float(total[-1])
     if not 0 < end < math.inf:
         raise ValueError(f"mass must be finite and positive somewhere, or there is no token to draw; its sum is {end}")
+    # The first token at which the cumulative mass exceeds u · total
     return int(torch.searchsorted(total, min(u * end, math.nextafter(end, 0.0)), right=True))
 
 
@@ -93,12 +95,12 @@ class Generation:
     seconds: float = 0.0
     """Wall-clock time, including prefill."""
 
-    def __add__(self, other: "Generation") -> "Generation":
+    def __add__(self, generation: "Generation") -> "Generation":
         """Both together: tokens concatenated, counts added."""
         sums = {}
-        for name, mine in vars(self).items():
-            theirs, counts = getattr(other, name), isinstance(mine, list) and name != "tokens"
-            sums[name] = [a + b for a, b in zip(mine, theirs, strict=True)] if counts else mine + theirs
+        for name, value in vars(self).items():
+            other_value, is_count_list = getattr(generation, name), isinstance(value, list) and name != "tokens"
+            sums[name] = [a + b for a, b in zip(value, other_value, strict=True)] if is_count_list else value + other_value
         return Generation(**sums)
 
     @property
@@ -117,7 +119,7 @@ class Generation:
 
 
 @dataclass
-class Pending:
+class PendingTurn:
     """A turn that was returned before its last tokens were verified."""
 
     draft: list[int]
@@ -130,7 +132,7 @@ class Pending:
     """Position of the turn's first token."""
     end: int
     """First position after the longest possible turn."""
-    given: list[int] = field(default_factory=list)
+    fed_tokens: list[int] = field(default_factory=list)
     """Tokens fed since."""
 
 
@@ -186,12 +188,12 @@ class Decoder:
             layers = list(mtp.layers[:depth]) if mtp is not None else []
             self.drafter = Stack(mtp.config, [layer.block for layer in layers], max_len, dtype) if mtp is not None and layers else None
             # W·[h; e] needs a product only for h; the half for e is precomputed for every token of the vocabulary.
-            self.entrances = []
+            self.draft_layers = []
             for layer in layers:
-                of_h, of_e = layer.eh_proj.weight.to(dtype).chunk(2, 1)
-                tokens = unit(self.embedding, self.eps) * layer.enorm.weight.to(dtype) @ of_e.t()
-                entrance = copied((of_h * layer.hnorm.weight.to(dtype)).t(), dtype)
-                self.entrances.append((entrance, tokens, copied(layer.norm.weight, dtype)))
+                h_weight, e_weight = layer.eh_proj.weight.to(dtype).chunk(2, 1)
+                token_projection = unit(self.embedding, self.eps) * layer.enorm.weight.to(dtype) @ e_weight.t()
+                h_projection = copied((h_weight * layer.hnorm.weight.to(dtype)).t(), dtype)
+                self.draft_layers.append((h_projection, token_projection, copied(layer.norm.weight, dtype)))
         self.prenorm = torch.zeros(max_len, model.config.hidden_size, dtype=dtype)
         self.reset(forget=True)
 
@@ -200,17 +202,17 @@ class Decoder:
         self.tokens: list[int] = []
         self.seen = 0  # positions that the trunk has run, all on accepted tokens
         self.settled = 0  # positions that every MTP layer has run on accepted tokens
-        self.pending: list[Pending] = []
+        self.pending: list[PendingTurn] = []
         self.retracted = 0
-        drafted, accepted, recalled, stood = ([0] * n for n in (self.depth, self.depth, self.recall, self.recall))
-        self.total = Generation([], 0, drafted, accepted, recalled, stood)
+        draft_counts, accept_counts, recall_counts, recall_accept_counts = ([0] * n for n in (self.depth, self.depth, self.recall, self.recall))
+        self.total = Generation([], 0, draft_counts, accept_counts, recall_counts, recall_accept_counts)
         if forget:
             self.turns: dict[tuple[int, ...], tuple[list[int], int]] = {}
 
     @property
     def length(self) -> int:
         """Tokens in the context, including those not yet verified."""
-        return len(self.tokens) + sum(len(p.draft) + len(p.given) for p in self.pending)
+        return len(self.tokens) + sum(len(p.draft) + len(p.fed_tokens) for p in self.pending)
 
     def feed(self, tokens: Sequence[int]) -> None:
         """Append given tokens; the next `generate` runs them in one pass. Raises ValueError beyond max_len and for
@@ -220,7 +222,7 @@ class Decoder:
             raise ValueError(f"tokens must be whole numbers from 0 to {V - 1}; got {list(tokens)}")
         if self.length + len(tokens) > self.max_len:
             raise ValueError(f"a context of {self.length} tokens plus {len(tokens)} more exceeds max_len {self.max_len}")
-        (self.pending[-1].given if self.pending else self.tokens).extend(tokens)
+        (self.pending[-1].fed_tokens if self.pending else self.tokens).extend(tokens)
 
     @torch.inference_mode()
     def generate(self, stop: int | None = None, max_new: int | None = None, ahead: bool = False) -> list[int]:
@@ -234,16 +236,16 @@ class Decoder:
         model whose logits define no distribution (NaN among its weights)."""
         if not self.tokens:
             raise ValueError("nothing to continue: feed at least one token")
-        started, total, self.retracted = time.perf_counter(), self.total, 0
-        unverified = [token for p in self.pending for token in (*p.draft, *p.given)]
+        start_time, total, self.retracted = time.perf_counter(), self.total, 0
+        unverified = [token for p in self.pending for token in (*p.draft, *p.fed_tokens)]
         context = self.tokens + unverified
         begin, end = len(context), self.max_len if max_new is None else len(context) + max_new
         end = min(end, self.max_len)
-        draft, sure = self.remember(context)
+        draft, is_certain = self.remember(context)
         q, x, counts = None, None, (total.recalled, total.recalled_accepted)
-        if ahead and sure and draft[-1] == stop and len(draft) < end - begin:
-            self.pending.append(Pending(draft, q, counts, begin, end))
-            total.seconds += time.perf_counter() - started
+        if ahead and is_certain and draft[-1] == stop and len(draft) < end - begin:
+            self.pending.append(PendingTurn(draft, q, counts, begin, end))
+            total.seconds += time.perf_counter() - start_time
             return list(draft)
         draft = draft[: max(0, end - begin - 1)]
         if self.pending:
@@ -254,16 +256,16 @@ class Decoder:
                     total.retracted += self.retracted
                     begin, end, draft, x = p.begin, p.end, [], None
                     break
-                self.tokens += p.given
-                x = x[len(p.draft) + len(p.given) :]
+                self.tokens += p.fed_tokens
+                x = x[len(p.draft) + len(p.fed_tokens) :]
             self.pending = []
         while len(self.tokens) < end and (len(self.tokens) == begin or self.tokens[-1] != stop):
             if len(self.tokens) > begin:
-                room = min(self.depth, end - len(self.tokens) - 1)
-                draft, q = self.guess(room, stop) if room > 0 else ([], None)
+                max_drafts = min(self.depth, end - len(self.tokens) - 1)
+                draft, q = self.guess(max_drafts, stop) if max_drafts > 0 else ([], None)
                 counts = total.drafted, total.accepted
                 if ahead and draft and draft[-1] == stop:
-                    self.pending.append(Pending(draft, q, counts, begin, end))
+                    self.pending.append(PendingTurn(draft, q, counts, begin, end))
                     break
             self.settle(self.run_trunk(draft) if x is None else x, draft, q, stop, counts)
             x = None
@@ -271,9 +273,9 @@ class Decoder:
         if self.recall and turn:
             for start in range(max(0, begin - 4), begin):
                 ending = tuple(self.tokens[start:begin])
-                last, times = self.turns.get(ending, ([], 0))
-                self.turns[ending] = turn, times + 1 if turn == last else 1
-        total.seconds += time.perf_counter() - started
+                previous_turn, repeats = self.turns.get(ending, ([], 0))
+                self.turns[ending] = turn, repeats + 1 if turn == previous_turn else 1
+        total.seconds += time.perf_counter() - start_time
         return turn
 
     def remember(self, context: list[int]) -> tuple[list[int], bool]:
@@ -282,41 +284,41 @@ class Decoder:
         times in a row."""
         if not self.recall:
             return [], False
-        found = [self.turns[e] for n in range(4, 0, -1) if (e := tuple(context[-n:])) in self.turns]
-        turn = found[0][0] if found else []
-        sure = 0 < len(turn) <= self.recall and any(t == turn and times > 2 for t, times in found)
-        return turn[: self.recall], sure
+        matches = [self.turns[suffix] for n in range(4, 0, -1) if (suffix := tuple(context[-n:])) in self.turns]
+        turn = matches[0][0] if matches else []
+        is_certain = 0 < len(turn) <= self.recall and any(t == turn and repeats > 2 for t, repeats in matches)
+        return turn[: self.recall], is_certain
 
     def run_trunk(self, ahead: list[int]) -> Float[Tensor, "rows D"]:
         """Run the tokens that the trunk has not seen, then those `ahead`, in one pass. Returns the final hidden
         states from the last known token on."""
-        start, known = self.seen, len(self.tokens)
+        start, context_length = self.seen, len(self.tokens)
         ids = torch.tensor(self.tokens[start:] + ahead)
         x = self.trunk.run(F.embedding(ids, self.embedding), *self.trunk.frame(start, len(ids)))
         if self.depth:
             self.prenorm[start : start + len(x)] = x
         self.total.cycles += 1
-        return unit(x[known - 1 - start :], self.eps) * self.norm
+        return unit(x[context_length - 1 - start :], self.eps) * self.norm
 
     def settle(self, x: Tensor, draft: list[int], q: Tensor | None, stop: int | None, counts: tuple) -> int:
         """Append the accepted drafts and the token after them, but nothing after `stop`. Returns the number of
         accepted drafts."""
-        known = len(self.tokens)
-        taken, token = self.verify(torch.mm(x, self.head), draft, q)
-        new = [*draft[:taken], token]
-        if stop in new:
-            new = new[: new.index(stop) + 1]
-        taken = min(taken, len(new))
-        self.tokens += new
-        self.total.tokens += new
-        self.seen = known + len(new) - 1
+        context_length = len(self.tokens)
+        num_accepted, token = self.verify(torch.mm(x, self.head), draft, q)
+        new_tokens = [*draft[:num_accepted], token]
+        if stop in new_tokens:
+            new_tokens = new_tokens[: new_tokens.index(stop) + 1]
+        num_accepted = min(num_accepted, len(new_tokens))
+        self.tokens += new_tokens
+        self.total.tokens += new_tokens
+        self.seen = context_length + len(new_tokens) - 1
         for k in range(len(draft)):
             counts[0][k] += 1
-            counts[1][k] += k < taken
+            counts[1][k] += k < num_accepted
         if counts[0] is self.total.drafted and len(draft) == self.depth:
             # At the last D−1 positions layer k saw earlier drafts: if one was rejected, the layer must run again.
-            self.settled = max(0, known - 1 - max(0, self.depth - 1 - taken))
-        return taken
+            self.settled = max(0, context_length - 1 - max(0, self.depth - 1 - num_accepted))
+        return num_accepted
 
     def guess(self, n: int, stop: int | None) -> tuple[list[int], Tensor | None]:
         """Up to n drafts, none after `stop`, and the distributions [n, V] they were drawn from (None if greedy)."""
@@ -324,13 +326,14 @@ class Decoder:
         start, end = self.settled, len(self.tokens) - 1
         ids, x, qs = self.tokens[start:], self.prenorm[start:end], []
         mask, blocks = self.drafter.frame(start, end - start)
-        for k, (entrance, tokens, norm) in enumerate(self.entrances[:n], 1):
-            at = torch.tensor(ids[k : k + end - start])
-            x = torch.addmm(F.embedding(at, tokens), unit(x, self.eps), entrance)
+        for k, (h_projection, token_projection, norm) in enumerate(self.draft_layers[:n], 1):
+            token_ids = torch.tensor(ids[k : k + end - start])
+            # W·[h; e], `ref/mtp.py` Eq. 1
+            x = torch.addmm(F.embedding(token_ids, token_projection), unit(x, self.eps), h_projection)
             x = self.drafter.run(x, mask, blocks[k - 1 : k])
             logits = torch.mm(unit(x[-1:], self.eps) * norm, self.head)
             if self.temperature:
-                qs.append((logits[0] / self.temperature).softmax(-1))
+                qs.append((logits[0] / self.temperature).softmax(-1))  # q(x)
                 ids.append(invert(qs[-1], torch.rand((), generator=self.generator, dtype=torch.float64).item()))
             else:
                 ids.append(int(logits.argmax(-1)))
@@ -341,13 +344,13 @@ class Decoder:
     def verify(self, logits: Tensor, draft: list[int], q: Tensor | None) -> tuple[int, int]:
         """(number of accepted drafts, the token after them)."""
         if self.temperature:
-            p = (logits / self.temperature).softmax(-1)
+            p = (logits / self.temperature).softmax(-1)  # p(x)
             u = torch.rand(len(draft) + 1, generator=self.generator, dtype=torch.float64).tolist()
             if q is None:  # recalled drafts are certain
                 q = F.one_hot(torch.tensor(draft, dtype=torch.long), p.shape[-1]).to(p.dtype)
             return accept(p, q, draft, u)
-        most, best = (found.tolist() for found in logits.max(-1))
-        if not all(map(math.isfinite, most)):
-            raise ValueError(f"model must give logits with a finite maximum; the maxima are {most}")
-        taken = next((k for k, x in enumerate(draft) if x != best[k]), len(draft))
-        return taken, best[taken]
+        max_logits, best_tokens = (tensor.tolist() for tensor in logits.max(-1))
+        if not all(map(math.isfinite, max_logits)):
+            raise ValueError(f"model must give logits with a finite maximum; the maxima are {max_logits}")
+        num_accepted = next((k for k, x in enumerate(draft) if x != best_tokens[k]), len(draft))
+        return num_accepted, best_tokens[num_accepted]

@@ -29,7 +29,7 @@ __all__ = ["Rows", "Stack", "copied", "entrance", "projected", "unit"]
 def unit(x: Tensor, eps: Tensor) -> Tensor:
     """x / √(mean x² + ε) over the last dimension: RMSNorm without its weight."""
     norm = torch.linalg.vector_norm(x, 2, -1, True)
-    return torch.addcmul(eps, norm, norm, value=1.0 / x.shape[-1]).rsqrt_().mul(x)
+    return torch.addcmul(eps, norm, norm, value=1.0 / x.shape[-1]).rsqrt_().mul(x)  # x / √(mean x² + ε)
 
 
 def copied(weight: Tensor, dtype: torch.dtype, device: torch.device | str = "cpu") -> Tensor:
@@ -45,6 +45,7 @@ def entrance(block: Block, rope: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor 
     qkv = torch.cat((a.q_proj.weight, a.k_proj.weight, a.v_proj.weight)).to(cos.dtype)
     bias = None if a.q_proj.bias is None else torch.cat((a.q_proj.bias, a.k_proj.bias, a.v_proj.bias)).to(cos.dtype)
     q_norm, k_norm = (cos.new_ones(a.head_dim) if norm is None else norm.weight.to(cos.dtype) for norm in (a.q_norm, a.k_norm))
+    # The scores' 1/√d goes into the queries' norm
     scale = torch.cat(((q_norm * a.head_dim**-0.5).expand(a.heads, -1), k_norm.expand(a.kv_heads, -1)))
     table = torch.stack((scale * cos, scale.roll(a.head_dim // 2, -1) * sin))
     return qkv * block.input_layernorm.weight.to(cos.dtype), bias, table
@@ -67,19 +68,19 @@ class Stack:
         self.weights, tables = [], []
         with torch.no_grad():
             for block in blocks:
-                mlp, after = block.mlp, block.post_attention_layernorm.weight.float()
+                mlp, post_norm = block.mlp, block.post_attention_layernorm.weight.float()
                 qkv, bias, table = entrance(block, rope)
                 tables.append(table)
                 if not isinstance(mlp, MLP):
                     gate_up = mlp.gate_up_proj.unflatten(1, (2, -1)).transpose(0, 1).flatten(1, 2)
-                    router = (mlp.gate.weight.float() * after).t()
+                    router = (mlp.gate.weight.float() * post_norm).t()
                     down = mlp.down_proj.transpose(0, 1).flatten(1)
                 else:
                     gate_up = torch.stack((mlp.gate_proj.weight, mlp.up_proj.weight))
                     router, down = None, mlp.down_proj.weight
-                gate_up = (gate_up.float() * after).transpose(1, 2)
-                laid_out = (qkv.t(), bias, block.self_attn.o_proj.weight.t(), router, gate_up, down)
-                self.weights.append([None if w is None else copied(w, dtype) for w in laid_out])
+                gate_up = (gate_up.float() * post_norm).transpose(1, 2)
+                layout = (qkv.t(), bias, block.self_attn.o_proj.weight.t(), router, gate_up, down)
+                self.weights.append([None if weight is None else copied(weight, dtype) for weight in layout])
         self.tables = torch.stack(tables).to(dtype)  # L 2 max_len H+G d
         self.kv = torch.zeros(len(blocks), max_len, 2 * G, d, dtype=dtype)
         self.eps = torch.tensor(config.rms_norm_eps, dtype=dtype)
@@ -106,15 +107,15 @@ class Stack:
             heads = projected(unit(x, self.eps), qkv, bias).view(N, H + 2 * G, d)
             qk = heads[:, : H + G]
             y = unit(qk, self.eps) if self.qk_norm else qk
-            torch.addcmul(y * cos, y.roll(d // 2, -1), sin, out=qk)
+            torch.addcmul(y * cos, y.roll(d // 2, -1), sin, out=qk)  # y·cos + swap(y)·sin
             fresh.copy_(heads[:, H:])
             q = heads[:, :H].view(N, G, -1, d).transpose(0, 1).reshape(G, -1, d)
-            scores = torch.bmm(q, k) if mask is None else torch.baddbmm(mask, q, k)
+            scores = torch.bmm(q, k) if mask is None else torch.baddbmm(mask, q, k)  # q kᵀ + mask
             y = torch.bmm(scores.softmax(-1), v).view(G, N, -1).transpose(0, 1).reshape(N, -1)
             x = torch.addmm(x, y, o)
             y = unit(x, self.eps)
             gate, up = torch.bmm(y.expand(2, -1, -1), gate_up).unbind(0)
-            inner = F.silu(gate, inplace=True).mul_(up)
+            inner = F.silu(gate, inplace=True).mul_(up)  # silu(gate x) · up x
             if router is not None:
                 inner.view(N, self.experts, -1).mul_(self.gates(torch.mm(y, router)))
             x = F.linear(inner, down).add_(x)
@@ -123,9 +124,10 @@ class Stack:
     def gates(self, logits: Float[Tensor, "N E"]) -> Float[Tensor, "N E 1"]:
         """The router's gates; zero for experts that were not chosen. Normalised gates are a softmax over the
         chosen logits."""
-        best, chosen = logits.topk(self.top_k, -1)
-        gates = best.softmax(-1) if self.normalise else logits.softmax(-1).gather(-1, chosen)
-        return torch.zeros_like(logits).scatter_(1, chosen, gates).unsqueeze(2)
+        top_logits, top_experts = logits.topk(self.top_k, -1)
+        # Softmax over the chosen logits, or their share of the softmax over all
+        gates = top_logits.softmax(-1) if self.normalise else logits.softmax(-1).gather(-1, top_experts)
+        return torch.zeros_like(logits).scatter_(1, top_experts, gates).unsqueeze(2)
 
 
 class Rows:
@@ -137,28 +139,28 @@ class Rows:
         wide = torch.promote_types(dtype, torch.float32)
         rope = rope_table(model.config, torch.arange(max_len, device=device), wide)
         with torch.no_grad():
-            laid_out = [entrance(block, rope) for block in model.layers]
-            self.qkv = [copied(qkv.t(), dtype, device) for qkv, _, _ in laid_out]
-            self.bias = [None if bias is None else copied(bias, dtype, device) for _, bias, _ in laid_out]
-            self.tables = [copied(table, dtype, device).unbind() for _, _, table in laid_out]
+            layouts = [entrance(block, rope) for block in model.layers]
+            self.qkv = [copied(qkv.t(), dtype, device) for qkv, _, _ in layouts]
+            self.bias = [None if bias is None else copied(bias, dtype, device) for _, bias, _ in layouts]
+            self.tables = [copied(table, dtype, device).unbind() for _, _, table in layouts]
         self.eps = torch.tensor(model.config.rms_norm_eps, dtype=dtype, device=device)
         # Modules look their parameters up by name: once here, not in each step.
-        self.rest = [(block.self_attn.o_proj.weight, block.post_attention_layernorm.weight, block.mlp) for block in model.layers]
+        self.post_attention = [(block.self_attn.o_proj.weight, block.post_attention_layernorm.weight, block.mlp) for block in model.layers]
 
     def step(self, ids: Int[Tensor, " B"], cache: KVCache) -> tuple[Float[Tensor, "B D"], list[Tensor]]:
         """Final hidden states, which `model.head` turns into logits, and the experts of each MoE layer [B, K].
         The cache grows by one position."""
         B, x, t, c = len(ids), self.model.embed_tokens(ids), cache.length, self.model.config
         H, G, d = c.num_attention_heads, c.num_key_value_heads, c.head_dim
-        chosen = []
-        for layer, (qkv, bias, (cos, sin), (o, norm, mlp)) in enumerate(zip(self.qkv, self.bias, self.tables, self.rest, strict=True)):
+        layer_experts = []
+        for layer, (qkv, bias, (cos, sin), (o, norm, mlp)) in enumerate(zip(self.qkv, self.bias, self.tables, self.post_attention, strict=True)):
             heads = projected(unit(x, self.eps), qkv, bias).view(B, H + 2 * G, d)
             qk = heads[:, : H + G]
             y = unit(qk, self.eps) if c.qk_norm else qk
             torch.addcmul(y * cos[t], y.roll(d // 2, -1), sin[t], out=qk)
             k, v = cache.append(layer, heads[:, H : H + G, None], heads[:, H + G :, None])
             q = heads[:, :H].reshape(B, G, H // G, d)
-            scores = torch.matmul(q, k.transpose(2, 3))
+            scores = torch.matmul(q, k.transpose(2, 3))  # q kᵀ
             x = torch.addmm(x, torch.matmul(scores.softmax(-1), v).view(B, H * d), o.t())
             y = unit(x, self.eps) * norm
             if isinstance(mlp, MLP):
@@ -166,6 +168,6 @@ class Rows:
             else:
                 y, _, experts = mlp(y)
                 x = x + y
-                chosen.append(experts)
+                layer_experts.append(experts)
         cache.length = t + 1
-        return unit(x, self.eps) * self.model.norm.weight, chosen
+        return unit(x, self.eps) * self.model.norm.weight, layer_experts

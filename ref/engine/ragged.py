@@ -32,27 +32,29 @@ class Ragged:
         shape = (rows, config.num_key_value_heads, max_len, config.head_dim)
         self.keys, self.values = ([torch.zeros(shape, dtype=self.dtype, device=self.device) for _ in model.layers] for _ in range(2))
         self.eps = torch.tensor(config.rms_norm_eps, dtype=self.dtype, device=self.device)
-        self.where = torch.arange(max_len, device=self.device)
+        self.positions = torch.arange(max_len, device=self.device)
         # Modules look their parameters up by name: once here, not in each step.
-        self.rest = [(block.self_attn.o_proj.weight, block.post_attention_layernorm.weight, block.mlp) for block in model.layers]
+        self.post_attention = [(block.self_attn.o_proj.weight, block.post_attention_layernorm.weight, block.mlp) for block in model.layers]
         self.copy()
 
     @torch.no_grad()
     def copy(self) -> None:
         """Take the model's present weights."""
         model, wide = self.model, torch.promote_types(self.dtype, torch.float32)
-        laid_out = [entrance(block, rope_table(model.config, self.where, wide)) for block in model.layers]
-        self.qkv = [copied(qkv.t(), self.dtype, self.device) for qkv, _, _ in laid_out]
-        self.bias = [None if bias is None else copied(bias, self.dtype, self.device) for _, bias, _ in laid_out]
+        layouts = [entrance(block, rope_table(model.config, self.positions, wide)) for block in model.layers]
+        self.qkv = [copied(qkv.t(), self.dtype, self.device) for qkv, _, _ in layouts]
+        self.bias = [None if bias is None else copied(bias, self.dtype, self.device) for _, bias, _ in layouts]
         # max_len L 2 H+G d: one lookup serves all layers of a token
-        self.table = copied(torch.stack([table for _, _, table in laid_out], 0).permute(2, 0, 1, 3, 4), self.dtype, self.device)
+        self.table = copied(torch.stack([table for _, _, table in layouts], 0).permute(2, 0, 1, 3, 4), self.dtype, self.device)
         self.experts = []
         for block in model.layers:
             if isinstance(block.mlp, MLP):
                 continue
             gate_up, down = block.mlp.gate_up_proj, block.mlp.down_proj
-            both = gate_up.unflatten(1, (2, -1)).permute(3, 1, 0, 2).flatten(1)  # D, then gate or up, E, I
-            self.experts.append((copied(both, self.dtype, self.device), copied(down.transpose(1, 2).flatten(0, 1), self.dtype, self.device)))
+            gate_up_matrix = gate_up.unflatten(1, (2, -1)).permute(3, 1, 0, 2).flatten(1)  # D, then gate or up, E, I
+            self.experts.append(
+                (copied(gate_up_matrix, self.dtype, self.device), copied(down.transpose(1, 2).flatten(0, 1), self.dtype, self.device))
+            )
 
     def exchange(self, a: int, b: int, length: int) -> None:
         """Let rows a and b change places, of which the first `length` positions matter."""
@@ -67,55 +69,57 @@ class Ragged:
         its own position."""
         A, S = rows, int(position.max()) + 1
         x, tables = self.model.embed_tokens(ids), self.table[position]
-        hidden = torch.zeros(A, 1, S, dtype=self.dtype, device=self.device).masked_fill_(self.where[:S] > position[:A, None, None], float("-inf"))
-        hidden = hidden.repeat_interleave(self.keys[0].shape[1], 0)
-        before = Before(row[A:], position[A:], self.where[:S], self.dtype) if len(ids) > A else None
-        config, wide = self.model.config, iter(self.experts)
+        mask = torch.zeros(A, 1, S, dtype=self.dtype, device=self.device).masked_fill_(self.positions[:S] > position[:A, None, None], float("-inf"))
+        mask = mask.repeat_interleave(self.keys[0].shape[1], 0)
+        earlier_tokens = EarlierTokens(row[A:], position[A:], self.positions[:S], self.dtype) if len(ids) > A else None
+        config, expert_weights = self.model.config, iter(self.experts)
         H, G, d = config.num_attention_heads, config.num_key_value_heads, config.head_dim
-        chosen, layers = [], zip(self.qkv, self.bias, tables.unbind(1), self.keys, self.values, self.rest, strict=True)
+        layer_experts, layers = ([], zip(self.qkv, self.bias, tables.unbind(1), self.keys, self.values, self.post_attention, strict=True))
         for qkv, bias, table, keys, values, (o, norm, mlp) in layers:
             cos, sin = table.unbind(1)
             heads = projected(unit(x, self.eps), qkv, bias).view(-1, H + 2 * G, d)
             qk = heads[:, : H + G]
             y = unit(qk, self.eps) if config.qk_norm else qk
-            turned = torch.addcmul(y * cos, y.roll(d // 2, -1), sin)
-            keys[row, :, position], values[row, :, position] = turned[:, H:], heads[:, H + G :]
-            q = turned[:, :H].unflatten(1, (G, -1))
-            scores = torch.baddbmm(hidden, q[:A].reshape(A * G, H // G, d), keys[:A, :, :S].flatten(0, 1).transpose(1, 2))
-            seen = torch.bmm(scores.softmax(-1), values[:A, :, :S].flatten(0, 1)).view(A, H * d)
-            if before is not None:
-                seen = torch.cat((seen, before.attend(q[A:], keys, values, S)))
-            x = torch.addmm(x, seen, o.t())
+            rotated_qk = torch.addcmul(y * cos, y.roll(d // 2, -1), sin)  # y·cos + swap(y)·sin
+            keys[row, :, position], values[row, :, position] = rotated_qk[:, H:], heads[:, H + G :]
+            q = rotated_qk[:, :H].unflatten(1, (G, -1))
+            # q kᵀ + mask
+            scores = torch.baddbmm(mask, q[:A].reshape(A * G, H // G, d), keys[:A, :, :S].flatten(0, 1).transpose(1, 2))
+            attention = torch.bmm(scores.softmax(-1), values[:A, :, :S].flatten(0, 1)).view(A, H * d)
+            if earlier_tokens is not None:
+                attention = torch.cat((attention, earlier_tokens.attend(q[A:], keys, values, S)))
+            x = torch.addmm(x, attention, o.t())
             y = unit(x, self.eps) * norm
             if isinstance(mlp, MLP):
                 x = x + mlp(y)
                 continue
             _, gates, experts = mlp.route(y, None)
-            x = x + (self.mixed(y, gates, experts, *next(wide)) if len(y) <= DENSE else mlp.mix(y, gates, experts))
-            chosen.append(experts)
-        return unit(x, self.eps) * self.model.norm.weight, chosen
+            x = x + (self.mix_dense(y, gates, experts, *next(expert_weights)) if len(y) <= DENSE else mlp.mix(y, gates, experts))
+            layer_experts.append(experts)
+        return unit(x, self.eps) * self.model.norm.weight, layer_experts
 
-    def mixed(self, x: Tensor, gates: Tensor, experts: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
+    def mix_dense(self, x: Tensor, gates: Tensor, experts: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
         weight = torch.zeros(len(x), self.model.config.num_experts, dtype=x.dtype, device=x.device).scatter_(1, experts, gates)
         gate, up = torch.mm(x, gate_up).chunk(2, -1)
+        # Σ_e g_e · W2_e(silu(W1_e x) · W3_e x), g zero for those not chosen
         return torch.mm((F.silu(gate).mul_(up).unflatten(1, (weight.shape[1], -1)) * weight[:, :, None]).flatten(1), down)
 
 
-class Before:
+class EarlierTokens:
     """Tokens that precede their rows' last ones: how their queries are padded to one block, [rows, longest], and who sees what."""
 
-    def __init__(self, row: Int[Tensor, " M"], position: Int[Tensor, " M"], where: Int[Tensor, " S"], dtype: torch.dtype):
+    def __init__(self, row: Int[Tensor, " M"], position: Int[Tensor, " M"], key_pos: Int[Tensor, " S"], dtype: torch.dtype):
         self.rows, index, counts = row.unique_consecutive(return_inverse=True, return_counts=True)
-        nth = torch.arange(len(row), device=row.device) - (counts.cumsum(0) - counts)[index]
-        self.shape, self.at = (len(self.rows), int(counts.max())), index * int(counts.max()) + nth
-        last = position.new_full(self.shape, 0).flatten().index_copy_(0, self.at, position).view(self.shape)
-        hidden = torch.zeros(*self.shape, len(where), dtype=dtype, device=row.device).masked_fill_(where > last[..., None], float("-inf"))
-        self.hidden = hidden[:, None, None]  # rows, groups, heads of a group, queries, keys
+        rank = torch.arange(len(row), device=row.device) - (counts.cumsum(0) - counts)[index]
+        self.shape, self.index = (len(self.rows), int(counts.max())), index * int(counts.max()) + rank
+        query_pos = position.new_full(self.shape, 0).flatten().index_copy_(0, self.index, position).view(self.shape)
+        mask = torch.zeros(*self.shape, len(key_pos), dtype=dtype, device=row.device).masked_fill_(key_pos > query_pos[..., None], float("-inf"))
+        self.mask = mask[:, None, None]  # rows, groups, heads of a group, queries, keys
 
     def attend(self, q: Float[Tensor, "M G R d"], keys: Tensor, values: Tensor, S: int) -> Float[Tensor, "M Hd"]:
         (P, n), (_, G, R, d) = self.shape, q.shape
-        padded = q.new_zeros(P * n, G, R, d).index_copy_(0, self.at, q).view(P, n, G, R, d).permute(0, 2, 3, 1, 4)
+        padded = q.new_zeros(P * n, G, R, d).index_copy_(0, self.index, q).view(P, n, G, R, d).permute(0, 2, 3, 1, 4)
         k, v = keys[self.rows, :, :S], values[self.rows, :, :S]
-        scores = (torch.matmul(padded.reshape(P, G, R * n, d), k.transpose(2, 3)).view(P, G, R, n, S) + self.hidden).softmax(-1)
-        out = torch.matmul(scores.view(P, G, R * n, S), v).view(P, G, R, n, d).permute(0, 3, 1, 2, 4)
-        return out.reshape(P * n, G * R * d)[self.at]
+        scores = (torch.matmul(padded.reshape(P, G, R * n, d), k.transpose(2, 3)).view(P, G, R, n, S) + self.mask).softmax(-1)
+        output = torch.matmul(scores.view(P, G, R * n, S), v).view(P, G, R, n, d).permute(0, 3, 1, 2, 4)
+        return output.reshape(P * n, G * R * d)[self.index]

@@ -147,9 +147,10 @@ def sample(logits: Float[Tensor, "B V"], temperature: float, u: Float[Tensor, " 
         check_logits(logits.gather(1, token[:, None]).isfinite())
         return token, torch.zeros(len(logits), device=logits.device)
     assert u is not None
-    logp = (logits.float() / temperature).log_softmax(-1)
+    logp = (logits.float() / temperature).log_softmax(-1)  # log μ
     mass = logp.exp().double().cumsum(-1)
     check_logits(mass[:, -1:] > 0)
+    # The cumulative distribution of μ, inverted at u
     token = torch.searchsorted(mass, u[:, None].to(mass) * mass[:, -1:], right=True).clamp_(max=logits.shape[-1] - 1)
     return token[:, 0], logp.gather(1, token)[:, 0]
 
@@ -206,9 +207,9 @@ class Sampler:
     @torch.no_grad()
     def load(self, model: Transformer, version: int) -> None:
         """Copies the weights of `model`, rounded to the sampler's dtype."""
-        for (name, mine), theirs in zip(self.model.named_parameters(), model.parameters(), strict=True):
-            coarse = self.rounding if name.startswith("layers.") and theirs.ndim > 1 else None
-            mine.copy_(theirs if coarse is None else coarse(theirs))
+        for (name, param), source in zip(self.model.named_parameters(), model.parameters(), strict=True):
+            round_weight = self.rounding if name.startswith("layers.") and source.ndim > 1 else None
+            param.copy_(source if round_weight is None else round_weight(source))
         self.version = version
 
     @property
@@ -231,7 +232,7 @@ class Lockstep:
         check_sizes(temperature, slots=slots, max_len=max_len)
         self.sampler, self.slots, self.max_len, self.temperature = sampler, slots, max_len, temperature
         self.prompts: list[tuple[Sequence[int], Collection[int], Tensor | None]] = []
-        self.longest: list[int | None] = []  # tokens of the current turn, at most
+        self.turn_limits: list[int | None] = []  # tokens of the current turn, at most
         self.state: list[Literal["free", "ready", "over"]] = []
         self.started = False
 
@@ -252,7 +253,7 @@ class Lockstep:
     ) -> int:
         check_context(self, prompt, draws, self.sampler.vocab_size, self.temperature)
         self.prompts.append((prompt, stop_ids, draws))
-        self.longest.append(longest_turn)
+        self.turn_limits.append(longest_turn)
         self.state.append("ready")
         return len(self.prompts) - 1
 
@@ -260,47 +261,47 @@ class Lockstep:
         check_state(self.state, slot, "over")
         if self.full[slot]:
             return None
-        own = self.tokens[slot, self.begin[slot] : self.known[slot]].tolist()
-        if own[-1] in self.prompts[slot][1]:
-            return SampledTurn(own[:-1], own[-1])
-        return None if self.known[slot] == self.max_len else SampledTurn(own, None)
+        turn_tokens = self.tokens[slot, self.turn_starts[slot] : self.known[slot]].tolist()
+        if turn_tokens[-1] in self.prompts[slot][1]:
+            return SampledTurn(turn_tokens[:-1], turn_tokens[-1])
+        return None if self.known[slot] == self.max_len else SampledTurn(turn_tokens, None)
 
     def extend(self, slot: int, tokens: Sequence[int], longest_turn: int | None = None) -> None:
         check_state(self.state, slot, "over")
         check_tokens("answer", tokens, self.sampler.vocab_size)
         start = self.known[slot]
-        end = self.known[slot] = self.begin[slot] = min(start + len(tokens), self.max_len)
+        end = self.known[slot] = self.turn_starts[slot] = min(start + len(tokens), self.max_len)
         self.tokens[slot, start:end] = torch.tensor(tokens[: end - start], dtype=torch.long)
-        self.state[slot], self.longest[slot] = "ready", longest_turn
+        self.state[slot], self.turn_limits[slot] = "ready", longest_turn
 
     def remove(self, slot: int, finished: bool = True) -> Segment:
         if self.state[slot] == "free":
             raise ValueError(f"slot {slot} is free")
         self.state[slot] = "free"
-        segment = self._written(slot, finished) if self.started else self._unread(slot, finished)
+        segment = self._make_segment(slot, finished) if self.started else self._make_prompt_segment(slot, finished)
         if set(self.state) == {"free"}:
-            self.prompts, self.longest, self.state, self.started = [], [], [], False
+            self.prompts, self.turn_limits, self.state, self.started = [], [], [], False
         return segment
 
-    def _written(self, slot: int, finished: bool) -> Segment:
-        k = self.known[slot]
-        version = torch.where(self.sampled[slot, :k], self.version, -1)
-        tokens, sampled, logp = (x[slot, :k].clone() for x in (self.tokens, self.sampled, self.logp))
-        return Segment(tokens, sampled, logp, version, self.experts[slot, : k - 1].clone(), finished)
+    def _make_segment(self, slot: int, finished: bool) -> Segment:
+        length = self.known[slot]
+        version = torch.where(self.sampled[slot, :length], self.version, -1)
+        tokens, sampled, logp = (x[slot, :length].clone() for x in (self.tokens, self.sampled, self.logp))
+        return Segment(tokens, sampled, logp, version, self.experts[slot, : length - 1].clone(), finished)
 
-    def _unread(self, slot: int, finished: bool) -> Segment:
+    def _make_prompt_segment(self, slot: int, finished: bool) -> Segment:
         """Before the first step: the prompt alone."""
         tokens, config = torch.tensor(self.prompts[slot][0][: self.max_len]), self.sampler.model.config
-        k, layers = len(tokens), config.num_hidden_layers if config.num_experts else 0
-        experts = torch.zeros(k - 1, layers, config.num_experts_per_tok, dtype=torch.int16)
-        return Segment(tokens, torch.zeros(k, dtype=torch.bool), torch.zeros(k), torch.full((k,), -1), experts, finished)
+        length, layers = len(tokens), config.num_hidden_layers if config.num_experts else 0
+        experts = torch.zeros(length - 1, layers, config.num_experts_per_tok, dtype=torch.int16)
+        return Segment(tokens, torch.zeros(length, dtype=torch.bool), torch.zeros(length), torch.full((length,), -1), experts, finished)
 
     def start(self) -> None:
         """Lays out the contexts that were added."""
         config, B = self.sampler.model.config, len(self.prompts)
         layers = config.num_hidden_layers if config.num_experts else 0
         self.known = [min(len(prompt), self.max_len) for prompt, *_ in self.prompts]  # tokens known of each
-        self.begin, self.full = list(self.known), [False] * B  # where the current turn begins
+        self.turn_starts, self.full = list(self.known), [False] * B  # where the current turn begins
         self.tokens = torch.zeros(B, self.max_len, dtype=torch.long)
         for row, (prompt, *_) in enumerate(self.prompts):
             self.tokens[row, : self.known[row]] = torch.tensor(prompt[: self.max_len])
@@ -321,50 +322,50 @@ class Lockstep:
             return []
         if not self.started:
             self.start()
-        over: list[int] = []
-        while not over and self.t < self.max_len - 1:
-            over = self._advance()
-        if not over:
-            over = [slot for slot, state in enumerate(self.state) if state == "ready"]
-            for slot in over:
+        finished_slots: list[int] = []
+        while not finished_slots and self.t < self.max_len - 1:
+            finished_slots = self._decode_tokens()
+        if not finished_slots:
+            finished_slots = [slot for slot, state in enumerate(self.state) if state == "ready"]
+            for slot in finished_slots:
                 self.full[slot] = True
-        for slot in over:
+        for slot in finished_slots:
             self.state[slot] = "over"
-        return over
+        return finished_slots
 
     @torch.inference_mode()
-    def _advance(self) -> list[int]:
+    def _decode_tokens(self) -> list[int]:
         """One token per row, or as many as every row already knows: the prompts' common length runs in one pass. Returns the
         slots whose turn is now over."""
         model, t = self.sampler.model, self.t
-        live = [at for at, slot in enumerate(self.rows) if self.state[slot] == "ready"]
+        live_rows = [index for index, slot in enumerate(self.rows) if self.state[slot] == "ready"]
         # A finished row still costs its share of every step, but dropping it copies the cache: drop rows a tenth at a time.
-        if len(live) <= 0.9 * len(self.rows):
-            self.cache.select(torch.tensor(live).to(self.device))
-            self.rows, live = [self.rows[at] for at in live], list(range(len(live)))
+        if len(live_rows) <= 0.9 * len(self.rows):
+            self.cache.select(torch.tensor(live_rows).to(self.device))
+            self.rows, live_rows = [self.rows[index] for index in live_rows], list(range(len(live_rows)))
         rows = torch.tensor(self.rows)
-        self.t = n = min(max(t + 1, min(self.known[self.rows[at]] for at in live)), self.max_len - 1)
+        self.t = n = min(max(t + 1, min(self.known[self.rows[index]] for index in live_rows)), self.max_len - 1)
         if n == t + 1:
-            hidden, chosen = self.decode.step(self.tokens[rows, t].to(self.device), self.cache)
+            hidden, layer_experts = self.decode.step(self.tokens[rows, t].to(self.device), self.cache)
         else:
-            out = model(self.tokens[rows, t:n].to(self.device), cache=self.cache, logits=False)
-            hidden, chosen = out.hidden[:, -1], out.experts
+            output = model(self.tokens[rows, t:n].to(self.device), cache=self.cache, logits=False)
+            hidden, layer_experts = output.hidden[:, -1], output.experts
         if layers := self.experts.shape[2]:
-            self.experts[rows, t:n] = torch.stack(chosen, 1).to("cpu", torch.int16).view(len(rows), n - t, layers, -1)
-        free = [at for at in live if self.known[self.rows[at]] == n]
-        if not free:
+            self.experts[rows, t:n] = torch.stack(layer_experts, 1).to("cpu", torch.int16).view(len(rows), n - t, layers, -1)
+        sampling_rows = [index for index in live_rows if self.known[self.rows[index]] == n]
+        if not sampling_rows:
             return []
-        slots = [self.rows[at] for at in free]
-        speakers = torch.tensor(slots)
-        logits = model.head(hidden[torch.tensor(free).to(self.device)])
-        drawn, logp = (x.cpu() for x in sample(logits, self.temperature, self.draws[speakers, n]))
-        self.tokens[speakers, n], self.sampled[speakers, n], self.logp[speakers, n] = drawn, True, logp
-        over = []
-        for slot, token in zip(slots, drawn.tolist(), strict=True):
-            self.known[slot], longest = n + 1, self.longest[slot]
-            if token in self.prompts[slot][1] or longest is not None and n + 1 - self.begin[slot] >= longest:
-                over.append(slot)
-        return over
+        slots = [self.rows[index] for index in sampling_rows]
+        slot_index = torch.tensor(slots)
+        logits = model.head(hidden[torch.tensor(sampling_rows).to(self.device)])
+        next_tokens, logp = (x.cpu() for x in sample(logits, self.temperature, self.draws[slot_index, n]))
+        self.tokens[slot_index, n], self.sampled[slot_index, n], self.logp[slot_index, n] = next_tokens, True, logp
+        finished_slots = []
+        for slot, token in zip(slots, next_tokens.tolist(), strict=True):
+            self.known[slot], limit = n + 1, self.turn_limits[slot]
+            if token in self.prompts[slot][1] or limit is not None and n + 1 - self.turn_starts[slot] >= limit:
+                finished_slots.append(slot)
+        return finished_slots
 
     @property
     def device(self) -> torch.device:

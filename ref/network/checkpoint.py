@@ -69,11 +69,11 @@ FAMILIES = {
 
 def family(fields: Mapping) -> str:
     """The model_type of a network with these fields of `ref.network.model.Config`. Raises ValueError if no family is so."""
-    wanted = fields["num_experts"] > 0, fields["qk_norm"], fields["attention_bias"]
-    for model_type, found in FAMILIES.items():
-        if (found.moe, found.qk_norm, found.attention_bias) == wanted:
+    features = fields["num_experts"] > 0, fields["qk_norm"], fields["attention_bias"]
+    for model_type, kind in FAMILIES.items():
+        if (kind.moe, kind.qk_norm, kind.attention_bias) == features:
             return model_type
-    moe, qk_norm, bias = ("with" if has else "without" for has in wanted)
+    moe, qk_norm, bias = ("with" if has_feature else "without" for has_feature in features)
     raise ValueError(f"qk_norm and attention_bias must fit a family: none is {moe} experts, {qk_norm} qk_norm and {bias} attention_bias")
 
 
@@ -183,8 +183,9 @@ def read_scaling(path: Path, record: Mapping, longest: int) -> dict:
     """The fields of `ref.network.rope.RopeScaling`, with the defaults of transformers. `longest`: max_position_embeddings."""
     rope = {name: value for name, value in rope_of(record).items() if value is not None}
     kind = rope_type_of(rope)
-    held = rope_of(record) if kind == "yarn" else rope  # YaRN's factor may be null: it is the ratio of the two lengths then
-    if missing := [name for name in ROPE_NEEDS[kind] if name not in held]:
+    # YaRN's factor may be null: it is the ratio of the two lengths then
+    available_fields = rope_of(record) if kind == "yarn" else rope
+    if missing := [name for name in ROPE_NEEDS[kind] if name not in available_fields]:
         raise CheckpointError(f"{path}: {', '.join(missing)} missing from the rope scaling of type {kind!r}")
     original = record.get("original_max_position_embeddings") or rope.get("original_max_position_embeddings") or longest
     if kind == "yarn":
@@ -198,19 +199,22 @@ def read_scaling(path: Path, record: Mapping, longest: int) -> dict:
                 rope.pop(name, None)
         rope["truncate"] = bool(rope_of(record).get("truncate", True))
     rope["original_max_position_embeddings"] = original
-    found = {name: rope[name] for name in ROPE_FIELDS[kind] if name in rope}
-    return {"rope_type": kind, **{name: float(value) if type(value) is int and name in ROPE_NUMBERS else value for name, value in found.items()}}
+    scaling_fields = {name: rope[name] for name in ROPE_FIELDS[kind] if name in rope}
+    return {
+        "rope_type": kind,
+        **{name: float(value) if type(value) is int and name in ROPE_NUMBERS else value for name, value in scaling_fields.items()},
+    }
 
 
 def check_kinds(path: Path, record: Mapping) -> None:
     """Raise CheckpointError for the first field with the wrong kind of value: "false" in quotes would count as true."""
     for kind, (names, fits) in KINDS.items():
         for name in names:
-            for where in ("", "rope_parameters", "rope_scaling"):
-                holder = record.get(where) if where else record
+            for section in ("", "rope_parameters", "rope_scaling"):
+                holder = record.get(section) if section else record
                 value = holder.get(name) if isinstance(holder, dict) else None
                 if value is not None and not fits(value):
-                    raise CheckpointError(f"{path}: {where and where + '.'}{name} must be {kind}; got {value!r}")
+                    raise CheckpointError(f"{path}: {section and section + '.'}{name} must be {kind}; got {value!r}")
 
 
 def refuse_unsupported(path: Path, record: Mapping) -> None:
@@ -223,7 +227,7 @@ def refuse_unsupported(path: Path, record: Mapping) -> None:
     sliding = window is not None and first_window < layers
     if "layer_types" in record and record["layer_types"] is not None:
         sliding = any(layer != "full_attention" for layer in record["layer_types"])
-    found = {
+    unsupported = {
         f"rope scaling of type {rope_type!r}": not isinstance(rope_type, str) or rope_type not in ROPE_FIELDS,
         "a rotary embedding for each type of layer": any(isinstance(value, dict) for value in rope.values()),
         "partial rotary embedding": rope.get("partial_rotary_factor", record.get("partial_rotary_factor", 1)) not in (1, None),
@@ -235,8 +239,8 @@ def refuse_unsupported(path: Path, record: Mapping) -> None:
         "mlp_only_layers": record.get("mlp_only_layers"),
         "decoder_sparse_step other than 1": record.get("decoder_sparse_step", 1) != 1,
     }
-    for feature, used in found.items():
-        if used:
+    for feature, is_used in unsupported.items():
+        if is_used:
             raise CheckpointError(f"{path}: {feature} is not supported")
 
 
@@ -308,10 +312,10 @@ def matched(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> tuple[dict[s
         parts = {fused: ()} if fused in files else tensor_parts(name, shape)
         places |= {part: (name, index) for part, index in parts.items()}
     if missing := [part for part in places if part not in files]:
-        raise CheckpointError(f"{folder}: tensor {missing[0]} missing{others(missing)}")
+        raise CheckpointError(f"{folder}: tensor {missing[0]} missing{count_rest(missing)}")
     spare = [part for part in files if part not in places and not (tied and part == "lm_head.weight")]
     if spare := [part for part in spare if not part.endswith("rotary_emb.inv_freq")]:
-        raise CheckpointError(f"{folder}: tensor {spare[0]} in {files[spare[0]]} does not belong to this network{others(spare)}")
+        raise CheckpointError(f"{folder}: tensor {spare[0]} in {files[spare[0]]} does not belong to this network{count_rest(spare)}")
     return files, places, tied
 
 
@@ -339,7 +343,7 @@ def check_tied(folder: Path, head: Tensor, embedding: Tensor) -> None:
         raise CheckpointError(f"{folder}: config.json ties the head to the embedding, but lm_head.weight differs from it")
 
 
-def others(names: list[str]) -> str:
+def count_rest(names: list[str]) -> str:
     return f" (and {len(names) - 1} more)" if len(names) > 1 else ""
 
 
@@ -369,9 +373,9 @@ def opened(path: Path):
 
 def read_file(path: Path, names: list[str]) -> Iterator[tuple[str, Tensor]]:
     with opened(path) as file:
-        held = set(file.keys())
+        stored_names = set(file.keys())
         for name in names:
-            if name not in held:
+            if name not in stored_names:
                 raise CheckpointError(f"{path} has no tensor {name}, but the index says it does")
             yield name, file.get_tensor(name)
 
@@ -411,7 +415,7 @@ def write_checkpoint(
     names = names if len(shards) > 1 else ["model.safetensors"]
     index, total = {}, 0
     for file, shard in zip(names, shards, strict=True):
-        tensors = {part: state[name].detach()[at].contiguous().cpu() for part, (name, at) in shard.items()}
+        tensors = {part: state[name].detach()[part_index].contiguous().cpu() for part, (name, part_index) in shard.items()}
         total += sum(tensor.nbytes for tensor in tensors.values())
         index |= dict.fromkeys(tensors, file)
         save_file(tensors, fresh / file, metadata={"format": "pt"})
@@ -444,15 +448,15 @@ def begin(folder: str | Path, beside: Iterable[str] = ()) -> tuple[Path, Path]:
     for path in (folder, fresh, folder / EXTRA.parent):
         if path.is_symlink() or (path.exists() and not path.is_dir()):
             raise CheckpointError(f"{path} is a file or a link, but the checkpoint needs a folder of that name; move it away")
-    old = [path for path in folder.iterdir() if OURS.fullmatch(path.name) or path.name in beside] if folder.exists() else []
-    for path in [*old, folder / EXTRA]:
+    old_files = [path for path in folder.iterdir() if OURS.fullmatch(path.name) or path.name in beside] if folder.exists() else []
+    for path in [*old_files, folder / EXTRA]:
         if path.is_dir():
             raise CheckpointError(f"{path} is a folder, but the checkpoint needs a file of that name; move it away")
     folder.parent.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(fresh, ignore_errors=True)
     if folder.exists():
         shutil.copytree(folder, fresh, copy_function=link_or_copy, symlinks=True)
-        for path in old:
+        for path in old_files:
             (fresh / path.name).unlink()
         if (fresh / EXTRA).exists():
             (fresh / EXTRA).unlink()
@@ -470,12 +474,12 @@ def replace(folder: Path, fresh: Path) -> None:
         flush(path)
     if folder.exists():
         try:
-            here = Path.cwd()
+            working_folder = Path.cwd()
         except FileNotFoundError:  # deleted by someone else
-            here = None
+            working_folder = None
         change_places(folder, fresh)
-        if here is not None and here.is_relative_to(folder):
-            os.chdir(here)
+        if working_folder is not None and working_folder.is_relative_to(folder):
+            os.chdir(working_folder)
         shutil.rmtree(fresh)
     else:
         os.rename(fresh, folder)
@@ -492,11 +496,11 @@ def split_shards(state: Mapping[str, Tensor], max_bytes: int) -> list[dict[str, 
     """Split the parts, in order, into shards. A new shard starts if the next part would exceed `max_bytes`; a part is never split."""
     shards, room = [{}], max_bytes
     for name, tensor in state.items():
-        for part, at in tensor_parts(name, tuple(tensor.shape)).items():
-            size = tensor[at].nbytes
+        for part, index in tensor_parts(name, tuple(tensor.shape)).items():
+            size = tensor[index].nbytes
             if size > room and shards[-1]:
                 shards, room = [*shards, {}], max_bytes
-            shards[-1][part] = (name, at)
+            shards[-1][part] = (name, index)
             room -= size
     return shards
 
@@ -518,13 +522,13 @@ def flush(path: Path) -> None:
 
 def change_places(a: Path, b: Path) -> None:
     """Swap two folders in one step (Linux's renameat2), or elsewhere with three renames, which are not atomic."""
-    exchange, here = 2, -100  # RENAME_EXCHANGE, AT_FDCWD
+    rename_exchange, at_fdcwd = 2, -100  # RENAME_EXCHANGE, AT_FDCWD
     if sys.platform == "linux":
         rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
-        if rename is not None and rename(here, os.fsencode(a), here, os.fsencode(b), exchange) == 0:
+        if rename is not None and rename(at_fdcwd, os.fsencode(a), at_fdcwd, os.fsencode(b), rename_exchange) == 0:
             return
-    aside = a.with_name(f".{a.name}.aside")
-    shutil.rmtree(aside, ignore_errors=True)
-    os.rename(a, aside)
+    spare_folder = a.with_name(f".{a.name}.aside")
+    shutil.rmtree(spare_folder, ignore_errors=True)
+    os.rename(a, spare_folder)
     os.rename(b, a)
-    os.rename(aside, b)
+    os.rename(spare_folder, b)

@@ -55,20 +55,20 @@ def documents(doc: Tensor, where: Tensor | None = None) -> tuple[Run, ...] | Non
     every token. A `doc` of one row stands for all rows of the batch. None if a document does not lie in one piece."""
     place = torch.arange(doc.shape[1])
     where = place if where is None else where
-    first = torch.ones_like(doc, dtype=torch.bool)
-    first[:, 1:] = doc[:, 1:] != doc[:, :-1]
+    is_first = torch.ones_like(doc, dtype=torch.bool)
+    is_first[:, 1:] = doc[:, 1:] != doc[:, :-1]
     distinct = (doc.sort(1).values.diff(dim=1) != 0).sum(1) + 1
-    if (distinct != first.sum(1)).any():
+    if (distinct != is_first.sum(1)).any():
         return None
-    start = torch.where(first, place, 0).cummax(1).values[:, where]
-    begins = torch.ones_like(start, dtype=torch.bool)
-    begins[:, 1:] = (start[:, 1:] != start[:, :-1]) | (where[1:] != where[:-1] + 1)
-    row, at = begins.nonzero(as_tuple=True)
-    end = torch.cat((at[1:], at.new_zeros(1)))
+    start = torch.where(is_first, place, 0).cummax(1).values[:, where]
+    is_run_start = torch.ones_like(start, dtype=torch.bool)
+    is_run_start[:, 1:] = (start[:, 1:] != start[:, :-1]) | (where[1:] != where[:-1] + 1)
+    row, first_query = is_run_start.nonzero(as_tuple=True)
+    end = torch.cat((first_query[1:], first_query.new_zeros(1)))
     end = torch.where(end > 0, end, len(where))  # the next run of the row, or the row's end
-    table = torch.stack((row, at, end, start[row, at], where[end - 1] + 1), 1)
-    rows = [slice(None)] if len(doc) == 1 else [slice(b, b + 1) for b in range(len(doc))]
-    return tuple(Run(rows[b], slice(q0, q1), slice(k0, k1)) for b, q0, q1, k0, k1 in table.tolist())
+    table = torch.stack((row, first_query, end, start[row, first_query], where[end - 1] + 1), 1)
+    rows = [slice(None)] if len(doc) == 1 else [slice(row_index, row_index + 1) for row_index in range(len(doc))]
+    return tuple(Run(rows[row_index], slice(q0, q1), slice(k0, k1)) for row_index, q0, q1, k0, k1 in table.tolist())
 
 
 def attend_documents(q: Tensor, k: Tensor, v: Tensor, runs: tuple[Run, ...]) -> Tensor:
@@ -87,14 +87,16 @@ class AttendDocuments(torch.autograd.Function):
         out = torch.empty_like(q)
         total = q.new_empty(q.shape[:3], dtype=torch.promote_types(q.dtype, torch.float32))
         for run in runs:
-            mine = q[run.rows, :, run.queries]
-            (o, l), *rest = (
-                FORWARD(mine, heads(k, run.rows, keys, q), heads(v, run.rows, keys, q), is_causal=causal, scale=1.0) for keys, causal in parts(run)
+            queries = q[run.rows, :, run.queries]
+            (o, l), *prefix_outputs = (
+                FORWARD(queries, repeat_heads(k, run.rows, keys, q), repeat_heads(v, run.rows, keys, q), is_causal=causal, scale=1.0)
+                for keys, causal in split_keys(run)
             )
-            for other, weight in rest:
-                both = torch.logaddexp(l, weight)
-                o = (o * (l - both).exp()[..., None] + other * (weight - both).exp()[..., None]).to(o.dtype)
-                l = both
+            for prefix_o, prefix_l in prefix_outputs:
+                total_l = torch.logaddexp(l, prefix_l)  # l = log(e^l₁ + e^l₂)
+                # o = e^(l₁ − l) · o₁ + e^(l₂ − l) · o₂
+                o = (o * (l - total_l).exp()[..., None] + prefix_o * (prefix_l - total_l).exp()[..., None]).to(o.dtype)
+                l = total_l
             out[run.rows, :, run.queries], total[run.rows, :, run.queries] = o, l
         ctx.runs = runs
         ctx.save_for_backward(q, k, v, out, total)
@@ -106,25 +108,33 @@ class AttendDocuments(torch.autograd.Function):
         dq, dk, dv = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
         group = q.shape[1] // k.shape[1]
         for run in ctx.runs:
-            at = (run.rows, slice(None), run.queries)
-            for keys, causal in parts(run):
-                found = BACKWARD(
-                    grads[0][at], q[at], heads(k, run.rows, keys, q), heads(v, run.rows, keys, q), out[at], total[at], 0.0, causal, scale=1.0
+            index = (run.rows, slice(None), run.queries)
+            for keys, causal in split_keys(run):
+                gradients = BACKWARD(
+                    grads[0][index],
+                    q[index],
+                    repeat_heads(k, run.rows, keys, q),
+                    repeat_heads(v, run.rows, keys, q),
+                    out[index],
+                    total[index],
+                    0.0,
+                    causal,
+                    scale=1.0,
                 )
-                dq[at] += found[0]
-                for whole, part in zip((dk, dv), found[1:], strict=True):
-                    whole[run.rows, :, keys] += part.unflatten(1, (-1, group)).sum(2)
+                dq[index] += gradients[0]
+                for gradient, gradient_part in zip((dk, dv), gradients[1:], strict=True):
+                    gradient[run.rows, :, keys] += gradient_part.unflatten(1, (-1, group)).sum(2)
         return dq, dk, dv, None
 
 
-def parts(run: Run) -> list[tuple[slice, bool]]:
+def split_keys(run: Run) -> list[tuple[slice, bool]]:
     """The keys of the triangle, and, if there are any, those before it that every query sees; whether each is causal."""
     middle = run.keys.stop - (run.queries.stop - run.queries.start)
     triangle = [(slice(middle, run.keys.stop), True)]
     return triangle if middle == run.keys.start else [*triangle, (slice(run.keys.start, middle), False)]
 
 
-def heads(x: Tensor, rows: slice, keys: slice, q: Tensor) -> Tensor:
+def repeat_heads(x: Tensor, rows: slice, keys: slice, q: Tensor) -> Tensor:
     """Those rows and keys of x [B, G, T, d], each head as often as query heads share it."""
     return x[rows, :, keys].repeat_interleave(q.shape[1] // x.shape[1], 1)
 
@@ -134,45 +144,45 @@ def blocks(doc: Tensor, where: Tensor | None = None) -> BlockMask:
     may lie in several pieces. A block is left out if its documents or its places cannot meet, and needs no mask if all its pairs are seen."""
     T, device = doc.shape[1], doc.device
     where = torch.arange(T, device=device) if where is None else where.to(device)
-    at, place = doc[:, where], torch.arange(T, device=device)[None]
+    query_doc, place = doc[:, where], torch.arange(T, device=device)[None]
     order = torch.where(doc < 0, doc.amax() + 1, doc)  # padding stands behind the documents
-    (low_q, high_q), (low_k, high_k) = (ranges(x) for x in (order[:, where], order))
-    (first_q, last_q), (first_k, last_k) = (ranges(x) for x in (where[None], place))
+    (low_q, high_q), (low_k, high_k) = (block_ranges(x) for x in (order[:, where], order))
+    (first_q, last_q), (first_k, last_k) = (block_ranges(x) for x in (where[None], place))
     meets = (high_q[:, :, None] >= low_k[:, None]) & (low_q[:, :, None] <= high_k[:, None]) & (last_q[:, :, None] >= first_k[:, None])
-    one = (low_q == high_q)[:, :, None] & (low_k == high_k)[:, None] & (low_q[:, :, None] == low_k[:, None])
-    whole = one & (first_q[:, :, None] >= last_k[:, None])
+    is_one_document = (low_q == high_q)[:, :, None] & (low_k == high_k)[:, None] & (low_q[:, :, None] == low_k[:, None])
+    is_full = is_one_document & (first_q[:, :, None] >= last_k[:, None])
     for axis, length in ((1, len(where)), (2, T)):  # a block that the row's end cuts needs the mask
         if length % SPARSE:
-            whole.select(axis, -1).fill_(False)
+            is_full.select(axis, -1).fill_(False)
     return BlockMask.from_kv_blocks(
-        *in_order(meets & ~whole),
-        *in_order(whole),
+        *order_key_blocks(meets & ~is_full),
+        *order_key_blocks(is_full),
         BLOCK_SIZE=SPARSE,
-        mask_mod=lambda b, _, query, key: (where[query] >= key) & (at[b, query] == doc[b, key]),
+        mask_mod=lambda b, _, query, key: (where[query] >= key) & (query_doc[b, query] == doc[b, key]),
         seq_lengths=(len(where), T),
     )
 
 
-def ranges(x: Tensor) -> tuple[Tensor, Tensor]:
+def block_ranges(x: Tensor) -> tuple[Tensor, Tensor]:
     """Least and greatest number of each block of a row, [B, T] → twice [B, T/128]; a block that the row's end cuts has its last number again."""
-    rest = -x.shape[1] % SPARSE
-    return torch.cat((x, x[:, -1:].expand(-1, rest)), 1).unflatten(1, (-1, SPARSE)).aminmax(dim=2)
+    padding = -x.shape[1] % SPARSE
+    return torch.cat((x, x[:, -1:].expand(-1, padding)), 1).unflatten(1, (-1, SPARSE)).aminmax(dim=2)
 
 
-def in_order(seen: Tensor) -> tuple[Tensor, Tensor]:
+def order_key_blocks(is_visible: Tensor) -> tuple[Tensor, Tensor]:
     """How many blocks of keys each block of queries takes, [B, 1, Q], and which, those first, [B, 1, Q, K]."""
-    return seen.sum(2, dtype=torch.int32)[:, None], seen.int().sort(dim=2, descending=True, stable=True).indices.int()[:, None]
+    return (is_visible.sum(2, dtype=torch.int32)[:, None], is_visible.int().sort(dim=2, descending=True, stable=True).indices.int()[:, None])
 
 
 def attend_blocks(q: Tensor, k: Tensor, v: Tensor, seen: BlockMask) -> Tensor:
     """`attend_documents` on a GPU."""
-    attend = compiled() if q.is_cuda else flex_attention
-    found = attend(q, k, v, block_mask=seen, scale=1.0, enable_gqa=q.shape[1] != k.shape[1])
-    assert isinstance(found, Tensor)
-    return found
+    attend = compile_attention() if q.is_cuda else flex_attention
+    output = attend(q, k, v, block_mask=seen, scale=1.0, enable_gqa=q.shape[1] != k.shape[1])
+    assert isinstance(output, Tensor)
+    return output
 
 
 @cache
-def compiled() -> Any:
+def compile_attention() -> Any:
     """With sizes as variables: torch compiles a function anew for eight sizes (`recompile_limit`), then runs it uncompiled, all scores in memory."""
     return torch.compile(flex_attention, dynamic=True)

@@ -125,10 +125,10 @@ def attention_mask(config: Config, T: int, start: int, doc: Tensor | None, like:
     explicit = T * (start + T) <= EXPLICIT_ATTENTION and not like.is_cuda
     if start == 0 and not explicit:
         return None if doc is None else seen_in(doc)
-    seen = visible(T, start, doc, like.device)
-    if seen is None or not explicit:
-        return seen
-    bias = torch.zeros(seen[:, 0].shape, dtype=like.dtype).masked_fill_(~seen[:, 0], float("-inf"))
+    mask = visible(T, start, doc, like.device)
+    if mask is None or not explicit:
+        return mask
+    bias = torch.zeros(mask[:, 0].shape, dtype=like.dtype).masked_fill_(~mask[:, 0], float("-inf"))
     bias = bias.repeat(1, config.num_attention_heads // config.num_key_value_heads, 1)
     return bias if doc is None else bias.repeat_interleave(config.num_key_value_heads, 0)
 
@@ -140,8 +140,8 @@ def seen_in(doc: Int[Tensor, "B T"], where: Int[Tensor, " Q"] | None = None) -> 
         return blocks(doc, where)
     if not doc.is_cuda and (runs := documents(doc, where)) is not None:
         return runs
-    seen = visible(doc.shape[1], 0, doc, doc.device)
-    return seen if seen is None or where is None else seen[:, :, where]
+    mask = visible(doc.shape[1], 0, doc, doc.device)
+    return mask if mask is None or where is None else mask[:, :, where]
 
 
 def load_hf(path: str | Path, dtype: torch.dtype = torch.float32) -> Transformer:

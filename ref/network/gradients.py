@@ -28,7 +28,7 @@ __all__ = ["attend", "experts_swiglu", "chunked_logprob", "rms_norm", "turned_he
 def inverse_rms(x: Tensor, eps: float) -> Tensor:
     """1/√(mean x² + ε) over the last dimension, kept; the squares are summed in at least float32."""
     norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.promote_types(x.dtype, torch.float32))
-    return norm.square_().mul_(1.0 / x.shape[-1]).add_(eps).rsqrt_()
+    return norm.square_().mul_(1.0 / x.shape[-1]).add_(eps).rsqrt_()  # r = 1/√(mean x² + ε)
 
 
 class RMSNormFunction(Function):
@@ -36,16 +36,16 @@ class RMSNormFunction(Function):
     def forward(ctx, x, weight, eps):
         r = inverse_rms(x, eps)
         ctx.save_for_backward(x, weight, r)
-        return (x * r.to(x.dtype)).mul_(weight)
+        return (x * r.to(x.dtype)).mul_(weight)  # y = x̂·w, x̂ = r·x
 
     @staticmethod
     def backward(ctx, dy):
         x, weight, r = ctx.saved_tensors
         g = dy * r.to(dy.dtype)
         along = g * x
-        dw = along.flatten(0, -2).sum(0)
-        scale = (along @ weight.unsqueeze(1)).mul_(-1.0 / x.shape[-1]) * r.square()
-        return torch.addcmul(g.mul_(weight), x, scale.to(x.dtype)), dw, None
+        dw = along.flatten(0, -2).sum(0)  # dw = Σ dy·x̂
+        scale = (along @ weight.unsqueeze(1)).mul_(-1.0 / x.shape[-1]) * r.square()  # −r² · mean(ŷ·x̂)
+        return torch.addcmul(g.mul_(weight), x, scale.to(x.dtype)), dw, None  # dx = r(ŷ − x̂·mean(ŷ·x̂))
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -61,11 +61,11 @@ class TurnedHeads(Function):
         q, k, v = (qkv.new_empty(B, G, n, T, d) for n in (C // G - 1, 1, 1))
         x = qkv[:, :, :C]
         r = x.new_ones(1, 1, C, 1) if eps is None else inverse_rms(x, eps).to(x.dtype)
-        z = x * (cos * weight)
-        z.addcmul_(x.roll(d // 2, -1), sin * weight.roll(d // 2, -1))
-        for heads, some in ((slice(0, C - G), q), (slice(C - G, C), k)):
-            by_group = (part[:, :, heads].unflatten(2, (G, -1)) for part in (z, r))
-            torch.mul(*by_group, out=some.permute(0, 3, 1, 2, 4))
+        z = x * (cos * weight)  # R(x·w), its cosine part
+        z.addcmul_(x.roll(d // 2, -1), sin * weight.roll(d // 2, -1))  # R(x·w), its sine part
+        for heads, output in ((slice(0, C - G), q), (slice(C - G, C), k)):
+            head_groups = (part[:, :, heads].unflatten(2, (G, -1)) for part in (z, r))
+            torch.mul(*head_groups, out=output.permute(0, 3, 1, 2, 4))
         v.permute(0, 3, 1, 2, 4).copy_(qkv[:, :, C:].unsqueeze(3))
         ctx.save_for_backward(qkv, weight, cos, sin, r)
         ctx.normed = eps is not None
@@ -77,15 +77,16 @@ class TurnedHeads(Function):
         C, G, d = len(weight), dk.shape[1], qkv.shape[3]
         d_qkv, x = torch.empty_like(qkv), qkv[:, :, :C]
         g = torch.empty_like(x)
-        for heads, some in ((slice(0, C - G), dq), (slice(C - G, C), dk.unsqueeze(2))):
+        for heads, grad_heads in ((slice(0, C - G), dq), (slice(C - G, C), dk.unsqueeze(2))):
             out = g[:, :, heads].unflatten(2, (G, -1))
-            torch.mul(some.permute(0, 3, 1, 2, 4), r[:, :, heads].unflatten(2, (G, -1)), out=out)
-        u = (g * cos).addcmul_(g.roll(d // 2, -1), sin.roll(d // 2, -1))
+            torch.mul(grad_heads.permute(0, 3, 1, 2, 4), r[:, :, heads].unflatten(2, (G, -1)), out=out)
+        u = (g * cos).addcmul_(g.roll(d // 2, -1), sin.roll(d // 2, -1))  # r · Rᵀ dy
         if ctx.normed:
             along = u * x
             dw = along.flatten(0, 1).sum(0)
+            # −r² · mean(ŷ·x̂)
             scale = (along * weight).sum(-1, keepdim=True).mul_(-1.0 / d).mul_(r.square())
-            torch.addcmul(u.mul_(weight), x, scale, out=d_qkv[:, :, :C])
+            torch.addcmul(u.mul_(weight), x, scale, out=d_qkv[:, :, :C])  # dx as for RMSNorm
         else:
             dw = (u * x).sum((0, 1)) if ctx.needs_input_grad[1] else None
             torch.mul(u, weight, out=d_qkv[:, :, :C])
@@ -108,16 +109,17 @@ class Attend(Function):
     def forward(ctx, q, k, v, bias, block):
         B, G, R, T, d = q.shape
         out, ctx.blocks, weights = q.new_empty(B, T, G, R, d), query_blocks(T, k.shape[2], block), []
-        for rows, seen in ctx.blocks:
-            x = q[:, :, :, rows].reshape(B * G, -1, d)
-            y, z = (t[:, :, :seen].flatten(0, 1) for t in (k, v))
+        for rows, num_keys in ctx.blocks:
+            q_block = q[:, :, :, rows].reshape(B * G, -1, d)
+            k_block, v_block = (tensor[:, :, :num_keys].flatten(0, 1) for tensor in (k, v))
             if bias is None:
-                p = torch.bmm(x, y.transpose(1, 2))
+                p = torch.bmm(q_block, k_block.transpose(1, 2))  # q kᵀ
             else:
-                some = bias.unflatten(1, (R, T))[:, :, rows, :seen].flatten(1, 2)
-                p = torch.baddbmm(some, x, y.transpose(1, 2))
-            weights.append(torch.softmax(p, -1, out=p))
-            out[:, rows] = torch.bmm(p, z).view(B, G, R, -1, d).permute(0, 3, 1, 2, 4)
+                bias_block = bias.unflatten(1, (R, T))[:, :, rows, :num_keys].flatten(1, 2)
+                p = torch.baddbmm(bias_block, q_block, k_block.transpose(1, 2))  # q kᵀ + bias
+            weights.append(torch.softmax(p, -1, out=p))  # p = softmax(q kᵀ + bias)
+            # p v
+            out[:, rows] = torch.bmm(p, v_block).view(B, G, R, -1, d).permute(0, 3, 1, 2, 4)
         ctx.save_for_backward(q, k, v, *weights)
         return out.flatten(2)
 
@@ -127,14 +129,14 @@ class Attend(Function):
         B, G, R, _, d = q.shape
         dout = dout.unflatten(2, (G, R, d)).permute(0, 2, 3, 1, 4)
         dq, dk, dv = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
-        for (rows, seen), p in zip(ctx.blocks, weights, strict=True):
-            x, dy = (t[:, :, :, rows].reshape(B * G, -1, d) for t in (q, dout))
-            y, z = (t[:, :, :seen].flatten(0, 1) for t in (k, v))
-            ds = torch.bmm(dy, z.transpose(1, 2))
-            ds = torch.ops.aten._softmax_backward_data(ds, p, -1, p.dtype)
-            dq[:, :, :, rows] = torch.bmm(ds, y).view(B, G, R, -1, d)
-            dk[:, :, :seen] += torch.bmm(ds.transpose(1, 2), x).unflatten(0, (B, G))
-            dv[:, :, :seen] += torch.bmm(p.transpose(1, 2), dy).unflatten(0, (B, G))
+        for (rows, num_keys), p in zip(ctx.blocks, weights, strict=True):
+            q_block, dy = (tensor[:, :, :, rows].reshape(B * G, -1, d) for tensor in (q, dout))
+            k_block, v_block = (tensor[:, :, :num_keys].flatten(0, 1) for tensor in (k, v))
+            ds = torch.bmm(dy, v_block.transpose(1, 2))  # dp = dy vᵀ
+            ds = torch.ops.aten._softmax_backward_data(ds, p, -1, p.dtype)  # ds = p∘(dp − Σ p∘dp)
+            dq[:, :, :, rows] = torch.bmm(ds, k_block).view(B, G, R, -1, d)  # dq = ds k
+            dk[:, :, :num_keys] += torch.bmm(ds.transpose(1, 2), q_block).unflatten(0, (B, G))  # dk = dsᵀ q
+            dv[:, :, :num_keys] += torch.bmm(p.transpose(1, 2), dy).unflatten(0, (B, G))  # dv = pᵀ dy
         return dq, dk, dv, None, None
 
 
@@ -161,8 +163,8 @@ class Groups:
         N, K = experts.shape
         flat = experts.flatten()
         pad = 2 ** max(4, (N * K // num_experts // 16).bit_length() - 1)
-        every = torch.arange(num_experts, device=flat.device)
-        rank = (flat == every.unsqueeze(1)).cumsum(1, dtype=torch.int32)
+        expert_ids = torch.arange(num_experts, device=flat.device)
+        rank = (flat == expert_ids.unsqueeze(1)).cumsum(1, dtype=torch.int32)
         self.lengths = [-(-load // pad) * pad for load in rank[:, -1].tolist()]
         """Rows of every expert, padding included."""
         length = torch.tensor(self.lengths, device=flat.device)
@@ -182,8 +184,8 @@ class Groups:
         → [E, P, Q]."""
         width, by_rows = a.element_size(), b.ndim == 3
         aligned = a.shape[by_rows] * width % 16 == 0 and b.shape[-1] * width % 16 == 0
-        fast = a.is_cuda or NATIVE or a.dtype is not torch.bfloat16
-        if aligned and a.dtype != torch.float64 and fast:  # `aligned` is the library's condition
+        is_fast = a.is_cuda or NATIVE or a.dtype is not torch.bfloat16
+        if aligned and a.dtype != torch.float64 and is_fast:  # `aligned` is the library's condition
             return F.grouped_mm(a, b, offs=self.ends)
         if by_rows:
             return torch.cat([x @ y for x, y in zip(a.split(self.lengths), b, strict=True)])
@@ -203,28 +205,29 @@ class ExpertsSwiGLU(Function):
         up = groups.mm(rows, w13.transpose(1, 2))
         gate, value = up.chunk(2, -1)
         act = F.silu(gate)
-        inner = act * value
-        y = groups.mm(inner, w2.transpose(1, 2))
+        inner = act * value  # silu(W1_e x) · W3_e x
+        y = groups.mm(inner, w2.transpose(1, 2))  # W2_e(silu(W1_e x) · W3_e x)
         ctx.save_for_backward(rows, gates, w13, w2, up, act, inner, y)
         ctx.groups = groups
-        return gather_sum(y, groups.rows, gates)
+        return gather_sum(y, groups.rows, gates)  # Σ_k g_k · y_k
 
     @staticmethod
     def backward(ctx, dout):
         if ctx.groups is None:
             return dout, *map(torch.zeros_like, ctx.saved_tensors), None
         rows, gates, w13, w2, up, act, inner, y = ctx.saved_tensors
-        groups, of_token = ctx.groups, ctx.groups.rows.flatten()
+        groups, token_rows = ctx.groups, ctx.groups.rows.flatten()
         dy = dout.index_select(0, groups.tokens)
-        dg = (dy * y).sum(-1).index_select(0, of_token).view_as(gates)
-        dy.mul_(gates.new_zeros(len(y)).index_copy_(0, of_token, gates.flatten()).unsqueeze(1))
-        d_w2 = groups.mm(dy.t(), inner)
+        dg = (dy * y).sum(-1).index_select(0, token_rows).view_as(gates)  # dg = dy · y
+        dy.mul_(gates.new_zeros(len(y)).index_copy_(0, token_rows, gates.flatten()).unsqueeze(1))
+        d_w2 = groups.mm(dy.t(), inner)  # wgrad of W2: (g·dy)ᵀ inner
         d_inner, d_up = groups.mm(dy, w2), torch.empty_like(up)
         (gate, value), (d_gate, d_value) = up.chunk(2, -1), d_up.chunk(2, -1)
         torch.mul(d_inner, act, out=d_value)
+        # through silu, to the gate
         torch.ops.aten.silu_backward.grad_input(d_inner.mul_(value), gate, grad_input=d_gate)
-        d_w13 = groups.mm(d_up.t(), rows)
-        d_rows = groups.mm(d_up, w13)
+        d_w13 = groups.mm(d_up.t(), rows)  # wgrad of W1, W3
+        d_rows = groups.mm(d_up, w13)  # dgrad
         return gather_sum(d_rows, groups.rows), dg, d_w13, d_w2, None
 
 
@@ -245,6 +248,7 @@ class LinearLogprob(Function):
         wide = torch.promote_types(hidden.dtype, torch.float32)
         logp = hidden.new_empty(len(targets), dtype=wide)
         for h, t, out in zip(hidden.split(chunk), targets.split(chunk), logp.split(chunk), strict=True):
+            # log softmax(W h)[t]
             out.copy_(F.linear(h, weight).to(wide).log_softmax(-1).gather(1, t[:, None])[:, 0])
         ctx.save_for_backward(hidden, weight, targets, logp)
         ctx.chunk = chunk
@@ -257,12 +261,12 @@ class LinearLogprob(Function):
         d_hidden, d_weight = torch.empty_like(hidden), torch.zeros_like(weight, dtype=g.dtype)
         parts = (x.split(ctx.chunk) for x in (hidden, targets, logp, minus_g, d_hidden))
         for h, t, lp, mg, dh in zip(*parts, strict=True):
-            p = F.linear(h, weight).softmax(-1)
+            p = F.linear(h, weight).softmax(-1)  # p = softmax(W h), computed again
             # p − 1 at the target, from its log-probability: of a sure token bfloat16 would leave nothing.
             target = torch.arange(len(t), device=t.device) * p.shape[1] + t
             p.view(-1).index_copy_(0, target, lp.expm1().to(p.dtype))
-            torch.mul(p @ weight, mg, out=dh)
-            d_weight += p.t() @ (h * mg)
+            torch.mul(p @ weight, mg, out=dh)  # dh = (W[t] − Wᵀp)·g
+            d_weight += p.t() @ (h * mg)  # dW = Σ g(1_t − p)hᵀ
         return d_hidden, d_weight.to(weight.dtype), None, None
 
 

@@ -34,7 +34,8 @@ def linear_logprob(
     expect("targets", targets, "int", len(hidden))
     if targets.numel() and not 0 <= int(targets.min()) <= int(targets.max()) < len(weight):
         raise ValueError(f"targets must be tokens 0 to {len(weight) - 1}, got {int(targets.min())} to {int(targets.max())}")
-    logp = wide_logits(hidden, weight).log_softmax(-1)
+    logp = wide_logits(hidden, weight).log_softmax(-1)  # log p = z − log Σ e^z
+    # log p_t, and H = −Σ p log p
     return logp.gather(1, targets.long()[:, None])[:, 0], -(logp.exp() * logp).sum(-1)
 
 
@@ -56,7 +57,7 @@ def linear_kl(
     with torch.no_grad():
         logq = wide_logits(other_hidden, other_weight).log_softmax(-1)
     first, second = (logq, logp) if other == "teacher" else (logp, logq)
-    return (first.exp() * (first - second)).sum(-1)
+    return (first.exp() * (first - second)).sum(-1)  # KL(first‖second)
 
 
 def check(hidden: Tensor, weight: Tensor) -> None:

@@ -34,21 +34,21 @@ class Masters(Generic[M]):
 
         Returns the norm before clipping. If it is not finite, raises FloatingPointError and does not take the step."""
         if gradients is None:
-            gradients = [work.grad for _, work in self.pairs]
-        used = [(master, gradient) for (master, _), gradient in zip(self.pairs, gradients, strict=True) if gradient is not None]
-        for master, gradient in used:
+            gradients = [param.grad for _, param in self.pairs]
+        used_pairs = [(master, gradient) for (master, _), gradient in zip(self.pairs, gradients, strict=True) if gradient is not None]
+        for master, gradient in used_pairs:
             master.grad = gradient.to(master.dtype)
-        for _, work in self.pairs:
-            work.grad = None
-        norm = nn.utils.clip_grad_norm_([m for m, _ in used], max_norm)
+        for _, param in self.pairs:
+            param.grad = None
+        norm = nn.utils.clip_grad_norm_([m for m, _ in used_pairs], max_norm)
         if not torch.isfinite(norm):
-            for master, _ in used:  # a parameter without a gradient in the next step must not reuse this one
+            for master, _ in used_pairs:  # a parameter without a gradient in the next step must not reuse this one
                 master.grad = None
             raise FloatingPointError(f"gradient norm is {norm.item()}; the step was not taken")
         for optimiser in optimisers:
             optimiser.step()
         self.copy_down()
-        for master, _ in used:
+        for master, _ in used_pairs:
             master.grad = None
         return norm
 

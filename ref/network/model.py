@@ -154,8 +154,8 @@ class Config:
         if self.attention_bias:
             attention += d * (self.num_attention_heads + 2 * self.num_key_value_heads)
         if self.num_experts:
-            used = self.num_experts_per_tok if active else self.num_experts
-            mlp = 3 * D * self.moe_intermediate_size * used + D * self.num_experts
+            num_used_experts = self.num_experts_per_tok if active else self.num_experts
+            mlp = 3 * D * self.moe_intermediate_size * num_used_experts + D * self.num_experts
         else:
             mlp = 3 * D * self.intermediate_size
         tables = self.vocab_size * D * (1 if self.tie_word_embeddings else 2)
@@ -204,6 +204,7 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        # x / sqrt(mean(x²) + ε) · w
         return (wide * (wide.square().mean(-1, keepdim=True) + self.eps).rsqrt()).to(x.dtype) * self.weight
 
 
@@ -216,15 +217,15 @@ def rope_table(config: Config, positions: Int[Tensor, "*B T"], dtype: torch.dtyp
     """
     wide = torch.promote_types(dtype, torch.float32)
     frequency, factor = frequencies(config.head_dim, config.rope_theta, config.rope_scaling, wide, positions.device)
-    angle = positions[..., None, None].to(wide) * frequency
+    angle = positions[..., None, None].to(wide) * frequency  # position · θ_i
     cos, sin = angle.cos() * factor, angle.sin() * factor
     return torch.cat((cos, cos), -1).to(dtype), torch.cat((-sin, sin), -1).to(dtype)
 
 
-def turned(x: Float[Tensor, "B T H d"], rope: tuple[Tensor, Tensor]) -> Float[Tensor, "B T H d"]:
+def rotate_pairs(x: Float[Tensor, "B T H d"], rope: tuple[Tensor, Tensor]) -> Float[Tensor, "B T H d"]:
     """Each pair (i, i + d/2) of a head, rotated by its position's angle."""
     cos, sin = rope
-    return x * cos + x.roll(x.shape[-1] // 2, -1) * sin
+    return x * cos + x.roll(x.shape[-1] // 2, -1) * sin  # x·cos + swap(x)·sin
 
 
 class Attention(nn.Module):
@@ -245,15 +246,15 @@ class Attention(nn.Module):
         q, k, v = (proj(x).unflatten(-1, (-1, self.head_dim)) for proj in (self.q_proj, self.k_proj, self.v_proj))  # B T H d
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
-        q, k = turned(q, rope), turned(k, rope)
+        q, k = rotate_pairs(q, rope), rotate_pairs(k, rope)
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
         if cache is not None:
             k, v = cache.append(layer, k, v)
         k, v = (t.repeat_interleave(self.heads // self.kv_heads, 1) for t in (k, v))  # B H S d
-        scores = q @ k.transpose(2, 3) * self.head_dim**-0.5
+        scores = q @ k.transpose(2, 3) * self.head_dim**-0.5  # q kᵀ / √d
         if mask is not None:
             scores = scores.masked_fill(~mask, float("-inf"))
-        y = scores.softmax(-1) @ v
+        y = scores.softmax(-1) @ v  # softmax(q kᵀ / √d) v
         return self.o_proj(y.transpose(1, 2).flatten(2))
 
 
@@ -267,7 +268,7 @@ class MLP(nn.Module):
         self.down_proj = nn.Linear(c.intermediate_size, c.hidden_size, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))  # down(silu(gate x) · up x)
 
 
 Choose = Callable[[Tensor], Tensor]
@@ -277,8 +278,8 @@ Choose = Callable[[Tensor], Tensor]
 def weigh(scores: Float[Tensor, "N E"], experts: Int[Tensor, "N K"], normalise: bool) -> Float[Tensor, "N K"]:
     """Gates of the chosen experts: the softmax over the chosen ones if `normalise`, else their share of the softmax over all E."""
     if normalise:
-        return scores.gather(-1, experts).softmax(-1)
-    return scores.softmax(-1).gather(-1, experts)
+        return scores.gather(-1, experts).softmax(-1)  # g_e = exp(s_e) / Σ over the chosen
+    return scores.softmax(-1).gather(-1, experts)  # g_e = exp(s_e) / Σ over all E
 
 
 class MoE(nn.Module):
@@ -312,6 +313,7 @@ class MoE(nn.Module):
         for e, (gate_up, down) in enumerate(zip(self.gate_up_proj, self.down_proj, strict=True)):
             token, k = (experts == e).nonzero(as_tuple=True)
             gate, up = F.linear(x[token], gate_up).chunk(2, -1)
+            # Σ_k g_k · down(silu(gate x) · up x)
             y = y.index_add(0, token, gates[token, k, None] * F.linear(F.silu(gate) * up, down))
         return y
 
@@ -330,7 +332,7 @@ class Block(nn.Module):
 
     def forward(self, x, rope, mask=None, cache=None, layer=0, experts=None):
         """Returns x [B, T, D], router logits [B·T, E] and experts [B·T, K] (both None in a dense block)."""
-        x = x + self.self_attn(self.input_layernorm(x), rope, mask, cache, layer)
+        x = x + self.self_attn(self.input_layernorm(x), rope, mask, cache, layer)  # x + attention(norm x)
         y = self.post_attention_layernorm(x)
         if isinstance(self.mlp, MLP):
             return x + self.mlp(y), None, None
@@ -401,16 +403,16 @@ class Transformer(nn.Module):
         x = self.embed_tokens(ids)
         rope = rope_table(self.config, positions, x.dtype)
         mask = self.mask(T, start, doc, x)
-        router_logits, chosen = [], []
+        router_logits, layer_experts = [], []
         for i, block in enumerate(self.layers):
-            x, scores, picks = block(x, rope, mask, cache, i, None if experts is None else experts[i])
-            if scores is not None:
-                router_logits.append(scores)
-                chosen.append(picks)
+            x, block_logits, block_experts = block(x, rope, mask, cache, i, None if experts is None else experts[i])
+            if block_logits is not None:
+                router_logits.append(block_logits)
+                layer_experts.append(block_experts)
         if cache is not None:
             cache.length = start + T
         hidden = self.norm(x)
-        return Output(self.head(hidden) if logits else None, hidden, x, router_logits, chosen)
+        return Output(self.head(hidden) if logits else None, hidden, x, router_logits, layer_experts)
 
 
 def visible(T: int, start: int, doc: Int[Tensor, "B T"] | None, device: torch.device) -> Bool[Tensor, "B 1 T S"] | None:
@@ -421,28 +423,29 @@ def visible(T: int, start: int, doc: Int[Tensor, "B T"] | None, device: torch.de
         raise ValueError("packed documents and a filled KV cache do not go together")
     if T == 1:
         return None
-    seen = torch.ones(T, start + T, dtype=torch.bool, device=device).tril(start)[None]
+    mask = torch.ones(T, start + T, dtype=torch.bool, device=device).tril(start)[None]
     if doc is not None:
-        seen = seen & (doc[:, :, None] == doc[:, None, :])
-    return seen[:, None]
+        mask = mask & (doc[:, :, None] == doc[:, None, :])
+    return mask[:, None]
 
 
 @torch.no_grad()
 def initialise(module: nn.Module, config: Config) -> None:
     """Normal weights; the two outputs into the residual stream are scaled by 1/sqrt(2 L) so that depth keeps
     its variance. Biases are zero, and norms keep their ones."""
-    for name, p in module.named_parameters():
-        if p.is_meta:
+    for name, param in module.named_parameters():
+        if param.is_meta:
             continue
-        if p.ndim >= 2:
-            p.normal_(0.0, initial_std(name, config))
+        if param.ndim >= 2:
+            param.normal_(0.0, initial_std(name, config))
         elif name.endswith(".bias"):
-            p.zero_()
+            param.zero_()
 
 
 def initial_std(name: str, config: Config) -> float:
     """Standard deviation of a matrix's initial weights."""
     residual = "o_proj" in name or "down_proj" in name
+    # 1/sqrt(2 L) for the residual outputs
     return config.initializer_range / math.sqrt(2 * config.num_hidden_layers) if residual else config.initializer_range
 
 
@@ -452,18 +455,19 @@ def load_balancing_loss(router_logits: list[Tensor], experts: list[Tensor]) -> F
     when one expert takes all."""
     wide = torch.promote_types(router_logits[0].dtype, torch.float32)
     total = router_logits[0].new_zeros((), dtype=wide)
-    for logits, chosen in zip(router_logits, experts, strict=True):
+    for logits, layer_experts in zip(router_logits, experts, strict=True):
         E = logits.shape[-1]
-        share = torch.bincount(chosen.flatten(), minlength=E).to(wide) / chosen.numel()
-        total = total + E * (share * logits.to(wide).softmax(-1).mean(0)).sum()
+        share = torch.bincount(layer_experts.flatten(), minlength=E).to(wide) / layer_experts.numel()  # f_e
+        total = total + E * (share * logits.to(wide).softmax(-1).mean(0)).sum()  # E · Σ_e f_e · P_e
     return total / len(router_logits)
 
 
 def config_of(path: str | Path) -> Config:
     """The shape of the network in a Hugging Face folder. CheckpointError as `load_hf`."""
     fields = read_config(Path(path))
-    real = {field.name for field in fields_of(Config) if field.type in (float, "float")}
-    fields |= {name: float(value) for name, value in fields.items() if name in real and type(value) is int}  # JSON's 1 is 1.0
+    float_fields = {field.name for field in fields_of(Config) if field.type in (float, "float")}
+    # JSON's 1 is 1.0
+    fields |= {name: float(value) for name, value in fields.items() if name in float_fields and type(value) is int}
     try:
         return Config(**fields | {"rope_scaling": RopeScaling(**fields["rope_scaling"])})
     except (TypeError, ValueError) as error:

@@ -64,27 +64,27 @@ def beside(source: str | Path, config: Config, about: str, speakers: tuple[str, 
     """Name → content of the files that go with a network of shape `config`. The tokenizer and its settings are copied from
     the folder `source`, which must have a tokenizer.json; missing settings are written here. `about`: the model card. `speakers`: the tokens with
     which environment and agent begin to speak; others than this project's own replace the chat template and the stop tokens that are there."""
-    found = {name: (Path(source) / name).read_bytes() for name in GIVEN if (Path(source) / name).is_file()}
-    ids = {token["content"]: token["id"] for token in parse_json(found["tokenizer.json"]).get("added_tokens", [])}
-    reading = {
+    files = {name: (Path(source) / name).read_bytes() for name in GIVEN if (Path(source) / name).is_file()}
+    ids = {token["content"]: token["id"] for token in parse_json(files["tokenizer.json"]).get("added_tokens", [])}
+    tokenizer_config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": config.max_position_embeddings,
         "model_input_names": ["input_ids", "attention_mask"],
         "clean_up_tokenization_spaces": False,
     }
     if END in ids:
-        reading |= {"eos_token": END, "pad_token": END}
+        tokenizer_config |= {"eos_token": END, "pad_token": END}
     if {*speakers} <= ids.keys():
-        reading["chat_template"] = chat(*speakers)
-    written = {"tokenizer_config.json": reading}
+        tokenizer_config["chat_template"] = chat(*speakers)
+    settings = {"tokenizer_config.json": tokenizer_config}
     if END in ids:
         stops = [ids[token] for token in (END, speakers[0]) if token in ids]
-        written["generation_config.json"] = {"eos_token_id": stops, "pad_token_id": ids[END]}
+        settings["generation_config.json"] = {"eos_token_id": stops, "pad_token_id": ids[END]}
     if speakers != (ENV, AGENT):
-        for name in (*written, "chat_template.jinja"):
-            found.pop(name, None)
-    made = {name: (json.dumps(record, indent=2) + "\n").encode() for name, record in written.items()}
-    return made | found | {"README.md": about.encode(errors="replace")}
+        for name in (*settings, "chat_template.jinja"):
+            files.pop(name, None)
+    setting_files = {name: (json.dumps(record, indent=2) + "\n").encode() for name, record in settings.items()}
+    return setting_files | files | {"README.md": about.encode(errors="replace")}
 
 
 def card(name: str, what: str, config: Config, facts: Mapping[str, str], opening: str | None = None, drafts: bool = False) -> str:

@@ -81,20 +81,20 @@ def frequencies(head_dim: int, theta: float, scaling: RopeScaling, dtype: torch.
     i = torch.arange(0, head_dim, 2, dtype=dtype, device=device)
     period = theta ** (i / head_dim)  # positions per radian
     if scaling.rope_type == "linear":
-        return 1.0 / period / scaling.factor, 1.0
+        return 1.0 / period / scaling.factor, 1.0  # θ_i / s
     if scaling.rope_type == "llama3":
         return llama3(1.0 / period, scaling), 1.0
     if scaling.rope_type == "yarn":
         return yarn(period, theta, scaling), temperature(scaling)
-    return 1.0 / period, 1.0
+    return 1.0 / period, 1.0  # θ_i = base^(−2i/d)
 
 
 def llama3(own: Float[Tensor, " n"], scaling: RopeScaling) -> Float[Tensor, " n"]:
     """Three bands by the number of turns within L. In the middle one, the share of a pair's own frequency grows linearly in its turns."""
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
-    turns = scaling.original_max_position_embeddings / (2 * math.pi / own)
-    share = ((turns - low) / (high - low)).clamp(0, 1)
-    return (1 - share) * own / scaling.factor + share * own
+    turns = scaling.original_max_position_embeddings / (2 * math.pi / own)  # L θ / 2π
+    share = ((turns - low) / (high - low)).clamp(0, 1)  # 0 below low, 1 above high
+    return (1 - share) * own / scaling.factor + share * own  # between θ/s and θ
 
 
 def yarn(period: Float[Tensor, " n"], theta: float, scaling: RopeScaling) -> Float[Tensor, " n"]:
@@ -111,10 +111,12 @@ def yarn(period: Float[Tensor, " n"], theta: float, scaling: RopeScaling) -> Flo
     first, last = max(first, 0), min(last, 2 * n - 1)
     if first == last:
         last += 0.001  # a step instead of a ramp
+    # γ: from 1 at the first pair to 0 at the last
     gamma = 1 - ((torch.arange(n, dtype=period.dtype, device=period.device) - first) / (last - first)).clamp(0, 1)
-    return (1.0 / (scaling.factor * period)) * (1 - gamma) + (1.0 / period) * gamma
+    return (1.0 / (scaling.factor * period)) * (1 - gamma) + (1.0 / period) * gamma  # h(θ) = (1 − γ) θ/s + γ θ
 
 
 def temperature(scaling: RopeScaling) -> float:
     """The paper's √(1/t) = 0.1 ln s + 1, unless the network was trained with another."""
+    # √(1/t) = 0.1 ln s + 1
     return 0.1 * math.log(scaling.factor) + 1.0 if scaling.attention_factor is None else scaling.attention_factor

@@ -20,12 +20,12 @@ class Errand:
         self.error: Exception | None = None
 
     def run(self) -> None:
-        began = time.monotonic()
+        start_time = time.monotonic()
         try:
             self.call()
         except Exception as error:
             self.error = error
-        self.seconds = time.monotonic() - began
+        self.seconds = time.monotonic() - start_time
         self.done.set()
 
 
@@ -33,13 +33,13 @@ class Beside:
     """A thread that does errands, one after the other, and ends with the process at the latest."""
 
     def __init__(self):
-        self.errands, begun = queue.SimpleQueue[Errand](), threading.Event()
-        threading.Thread(target=self.run, args=(begun,), daemon=True).start()
-        begun.wait()
+        self.errands, start_event = queue.SimpleQueue[Errand](), threading.Event()
+        threading.Thread(target=self.run, args=(start_event,), daemon=True).start()
+        start_event.wait()
 
-    def run(self, begun: threading.Event) -> None:
+    def run(self, start_event: threading.Event) -> None:
         torch.set_num_threads(1)  # a number of its own; to be set while nobody computes
-        begun.set()
+        start_event.set()
         while True:
             self.errands.get().run()
 

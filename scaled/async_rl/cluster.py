@@ -58,7 +58,7 @@ class Service:
     def __init__(self, name: str):
         multiprocessing.current_process().name = name
         os.environ["OMP_NUM_THREADS"] = "1"  # with more, `kit.process.on_cores` would fork, which a process that has Ray's threads must not
-        self.name, self.epoch, self.told = name, -1, queue.SimpleQueue[Any]()
+        self.name, self.epoch, self.reports = name, -1, queue.SimpleQueue[Any]()
 
     def ready(self) -> Process:
         return Process(os.getpid(), socket.gethostname())
@@ -66,41 +66,41 @@ class Service:
     def serve(self, plan: Plan, run: bytes, at: Port, epoch: int, ranks: int) -> list:
         """Begins; returns what `said` does. run: the name of the run in the plan's folder. ranks: the port where those of a group meet."""
 
-        def go() -> None:
-            wrong = unseen(plan, run)
-            self.told.put(Failed(wrong, hopeless=True) if wrong else serve(plan, at, self.name, epoch, self.told.put, ranks))
+        def run_service() -> None:
+            problem = unseen(plan, run)
+            self.reports.put(Failed(problem, hopeless=True) if problem else serve(plan, at, self.name, epoch, self.reports.put, ranks))
 
         if self.epoch >= 0:
             os._exit(1)  # Ray could not reach it for a while, and it has been given up
         self.epoch = epoch
-        threading.Thread(target=go, daemon=True).start()
+        threading.Thread(target=run_service, daemon=True).start()
         return self.said(epoch)
 
     def said(self, epoch: int) -> list:
         """Waits for something to tell. The last thing is None, or Failed."""
         if epoch != self.epoch:
             raise RuntimeError(f"epoch {epoch} of {self.name} is over")
-        found = [self.told.get()]
-        while not self.told.empty():
-            found.append(self.told.get())
-        return found
+        reports = [self.reports.get()]
+        while not self.reports.empty():
+            reports.append(self.reports.get())
+        return reports
 
 
 def unseen(plan: Plan, run: bytes, seconds: float = SEE) -> str:
     """What this machine does not see of a run, and what to do; nothing if it sees all. Raises RunError where the store cannot be opened."""
-    until, here = time.monotonic() + seconds, socket.gethostname()
+    deadline, host = time.monotonic() + seconds, socket.gethostname()
     while True:
-        wrong = ""
+        problem = ""
         if not (plan.folder / "name").is_file() or (plan.folder / "name").read_bytes() != run:
-            wrong = f"{here} does not see the run folder {plan.folder}; choose one that all machines of the cluster share"
+            problem = f"{host} does not see the run folder {plan.folder}; choose one that all machines of the cluster share"
         elif plan.store:
             with contextlib.suppress(OSError):  # a store that does not answer may do so later
                 if open_store(plan.store).get("run") != run:
-                    wrong = (
-                        f"{here} does not see the store {plan.store}; choose a folder that all machines share, or an address such as s3://bucket/run"
+                    problem = (
+                        f"{host} does not see the store {plan.store}; choose a folder that all machines share, or an address such as s3://bucket/run"
                     )
-        if not wrong or time.monotonic() > until:
-            return wrong
+        if not problem or time.monotonic() > deadline:
+            return problem
         time.sleep(0.2)
 
 
@@ -125,37 +125,39 @@ def joined(cpus: int, gpus: int = 0) -> Iterator[Any]:
     if "://" in address:
         raise RunError(f"RAY_ADDRESS={address} is for programs outside of a cluster; start this one on a machine of it, with RAY_ADDRESS=auto")
     ray = imported()
-    before = ray.is_initialized()
+    was_connected = ray.is_initialized()
     try:
-        if not before and address == "local":
+        if not was_connected and address == "local":
             ray.init("local", num_cpus=cpus, include_dashboard=False, object_store_memory=OBJECTS, logging_level="error")
-        elif not before:
+        elif not was_connected:
             ray.init(address, logging_level="error")
     except Exception as error:  # Ray raises kinds of its own as well
-        wrong = "Ray does not start here" if address == "local" else f"RAY_ADDRESS={address} does not answer; is it a machine of a Ray cluster?"
-        raise RunError(f"{wrong} ({' '.join(str(error).split())})") from None
+        problem = "Ray does not start here" if address == "local" else f"RAY_ADDRESS={address} does not answer; is it a machine of a Ray cluster?"
+        raise RunError(f"{problem} ({' '.join(str(error).split())})") from None
     try:
-        for kind, wanted in (("CPU", cpus), ("GPU", gpus)):
-            there = int(ray.cluster_resources().get(kind, 0))
-            if there < wanted:
-                raise RunError(f"the services want {wanted} {kind}s, and the Ray cluster has {there}; add machines, or take fewer workers or ranks")
+        for kind, num_wanted in (("CPU", cpus), ("GPU", gpus)):
+            num_available = int(ray.cluster_resources().get(kind, 0))
+            if num_available < num_wanted:
+                raise RunError(
+                    f"the services want {num_wanted} {kind}s, and the Ray cluster has {num_available}; add machines, or take fewer workers or ranks"
+                )
         yield ray
     finally:
-        if not before:
+        if not was_connected:
             ray.shutdown()
 
 
 @dataclass
-class Running:
+class RunningService:
     """A service, and the call of its actor that is under way."""
 
     actor: Any
     method: str = ""
     call: Any = None
     epoch: int = -1
-    failed: Failed | None = None
+    failure: Failed | None = None
 
-    def next(self, method: str, *arguments: Any) -> None:
+    def submit(self, method: str, *arguments: Any) -> None:
         """A call that Ray tries again itself would reach a process that was told nothing; to be `ready` is all that each is asked for."""
         self.method, tries = method, -1 if method == "ready" else 0
         self.call = getattr(self.actor, method).options(max_task_retries=tries).remote(*arguments)
@@ -168,86 +170,87 @@ def play(
     RunError also if Ray is missing, or its cluster too small, and if a machine does not see the run folder or the store."""
     store = plan.store if "://" in plan.store or not plan.store else str(Path(plan.store).resolve())
     plan = replace(plan, folder=plan.folder.resolve(), store=store)
-    others = [*plan.trainers, *plan.names, *plan.spares, *(["evaluator"] if plan.evaluate_every else [])]
+    names = [*plan.trainers, *plan.names, *plan.spares, *(["evaluator"] if plan.evaluate_every else [])]
     claim(plan)
-    run, deaths, running, epochs = named(plan.folder), Deaths(plan), dict[str, Running](), Counter[str]()
-    with joined(len(others), gpus(plan)) as ray, meeting_port(ray.util.get_node_ip_address()) as at, ranks_port(plan, at.host) as ranks:
+    run, deaths, running, epochs = named(plan.folder), Deaths(plan), dict[str, RunningService](), Counter[str]()
+    with joined(len(names), gpus(plan)) as ray, meeting_port(ray.util.get_node_ip_address()) as at, ranks_port(plan, at.host) as ranks:
 
         def start(name: str) -> None:
-            running[name] = Running(ray.remote(Service).options(max_restarts=-1, **wants(ray, plan, name)).remote(name))
-            running[name].next("ready")
+            running[name] = RunningService(ray.remote(Service).options(max_restarts=-1, **placement_options(ray, plan, name)).remote(name))
+            running[name].submit("ready")
 
-        def end_with(name: str, how: str) -> None:
+        def end_with(name: str, cause: str) -> None:
             """Notes the death of a service, and ends those that begin again together with it."""
             partners = plan.partners(name)
-            first, rest = partners[0], [running[other] for other in partners if other != name and other in running]
-            deaths.note(first, epochs[first], how, heaviest(ray, [running[name], *rest]), process=name)
+            first, running_partners = (partners[0], [running[partner] for partner in partners if partner != name and partner in running])
+            deaths.note(first, epochs[first], cause, find_main_failure(ray, [running[name], *running_partners]), process=name)
             epochs[first] += 1
-            for one in rest:
-                if one.method != "ready":
-                    ray.kill(one.actor, no_restart=False)
-            for other in partners:
-                if other not in running:
-                    start(other)
+            for service in running_partners:
+                if service.method != "ready":
+                    ray.kill(service.actor, no_restart=False)
+            for partner in partners:
+                if partner not in running:
+                    start(partner)
 
-        def hear(name: str, said: list) -> bool:
+        def handle_reports(name: str, reports: list) -> bool:
             """Whether the service has ended well."""
-            for one in said:
-                if isinstance(one, Failed):
-                    running[name].failed = one
+            for report in reports:
+                if isinstance(report, Failed):
+                    running[name].failure = report
                     ray.kill(running[name].actor, no_restart=False)
-                elif isinstance(one, Silent):
-                    if one.name in running and one.epoch == running[one.name].epoch:
-                        ray.kill(running[one.name].actor, no_restart=False)
-                elif one is not None:
-                    show(*one)
-            return said[-1] is None
+                elif isinstance(report, Silent):
+                    if report.name in running and report.epoch == running[report.name].epoch:
+                        ray.kill(running[report.name].actor, no_restart=False)
+                elif report is not None:
+                    show(*report)
+            return reports[-1] is None
 
         try:
-            for name in ("reconciler", *others):
+            for name in ("reconciler", *names):
                 start(name)
-            over = math.inf  # when those who did not hear that all steps are done are ended
-            while running.keys() - {"evaluator"} and time.monotonic() < over:
-                done, _ = ray.wait([one.call for one in running.values()], timeout=plan.timeout / 10)
-                for name, one in [(name, one) for name, one in running.items() if one.call in done]:
+            deadline = math.inf  # when those who did not hear that all steps are done are ended
+            while running.keys() - {"evaluator"} and time.monotonic() < deadline:
+                done, _ = ray.wait([service.call for service in running.values()], timeout=plan.timeout / 10)
+                for name, service in [(name, service) for name, service in running.items() if service.call in done]:
                     try:
-                        answer = ray.get(one.call)
+                        answer = ray.get(service.call)
                     except ray.exceptions.RayError as error:
-                        lost = isinstance(error, ray.exceptions.RayActorError)
-                        if one.method == "ready" or one.method == "serve" and not lost:  # it would be the same again
+                        is_lost = isinstance(error, ray.exceptions.RayActorError)
+                        # It would be the same again.
+                        if service.method == "ready" or service.method == "serve" and not is_lost:
                             raise RunError(f"{name} cannot be started: {last_line(error)}") from None
-                        if over < math.inf:
-                            ray.kill(one.actor)
+                        if deadline < math.inf:
+                            ray.kill(service.actor)
                             del running[name]
                             continue
-                        if one.epoch == epochs[plan.partners(name)[0]]:  # otherwise it was ended with a partner
-                            end_with(name, "Ray lost its process" if lost else last_line(error))
-                        one.failed = None
-                        one.next("ready")
+                        if service.epoch == epochs[plan.partners(name)[0]]:  # otherwise it was ended with a partner
+                            end_with(name, "Ray lost its process" if is_lost else last_line(error))
+                        service.failure = None
+                        service.submit("ready")
                         continue
-                    if one.method == "ready":
-                        one.epoch = epochs[plan.partners(name)[0]]
-                        one.next("serve", plan, run, at, one.epoch, ranks)
+                    if service.method == "ready":
+                        service.epoch = epochs[plan.partners(name)[0]]
+                        service.submit("serve", plan, run, at, service.epoch, ranks)
                         started(name, answer)
-                    elif hear(name, answer):
-                        ray.kill(one.actor)
+                    elif handle_reports(name, answer):
+                        ray.kill(service.actor)
                         del running[name]
-                        over = time.monotonic() + plan.timeout if name == "reconciler" else over
+                        deadline = time.monotonic() + plan.timeout if name == "reconciler" else deadline
                     else:
-                        one.next("said", one.epoch)
+                        service.submit("said", service.epoch)
         finally:
-            for one in running.values():
-                ray.kill(one.actor)
+            for service in running.values():
+                ray.kill(service.actor)
 
 
-def heaviest(ray: Any, dead: Sequence[Running]) -> Failed | None:
+def find_main_failure(ray: Any, dead_services: Sequence[RunningService]) -> Failed | None:
     """What says most of why services died: a rank may go because another one has, which has more to say a moment later."""
-    calls = [one.call for one in dead[1:] if one.method != "ready"]
-    words = [one.failed for one in dead]
+    calls = [service.call for service in dead_services[1:] if service.method != "ready"]
+    failures = [service.failure for service in dead_services]
     for call in ray.wait(calls, num_returns=len(calls), timeout=1.0)[0] if calls else []:
         with contextlib.suppress(ray.exceptions.RayError):
-            words += [said for said in ray.get(call) if isinstance(said, Failed)]
-    return max((one for one in words if one is not None), key=Failed.weight, default=None)
+            failures += [report for report in ray.get(call) if isinstance(report, Failed)]
+    return max((failure for failure in failures if failure is not None), key=Failed.weight, default=None)
 
 
 @contextlib.contextmanager
@@ -258,10 +261,10 @@ def ranks_port(plan: Plan, host: str) -> Iterator[int]:
     else:
         from torch.distributed import TCPStore
 
-        own = socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
-        port = own.getsockname()[1]
+        server = socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+        port = server.getsockname()[1]
         # Without a socket it would listen at all addresses.
-        store = TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=own.detach())
+        store = TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=server.detach())
         yield port
         del store
 
@@ -271,18 +274,18 @@ def gpus(plan: Plan) -> int:
     return len(plan.trainers) if plan.group is not None and plan.group.backend == "nccl" else 0
 
 
-def wants(ray: Any, plan: Plan, name: str) -> dict[str, Any]:
+def placement_options(ray: Any, plan: Plan, name: str) -> dict[str, Any]:
     """Where a service may be placed, as options of its actor."""
     if name == "reconciler":
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy  # pyright: ignore[reportMissingImports]
 
-        here = ray.get_runtime_context().get_node_id()
-        return {"num_cpus": 0, "scheduling_strategy": NodeAffinitySchedulingStrategy(here, soft=False)}
-    there = int(ray.cluster_resources().get("GPU", 0))
+        node_id = ray.get_runtime_context().get_node_id()
+        return {"num_cpus": 0, "scheduling_strategy": NodeAffinitySchedulingStrategy(node_id, soft=False)}
+    num_gpus = int(ray.cluster_resources().get("GPU", 0))
     if name in plan.trainers:
-        return {"num_cpus": 1, "num_gpus": min(1, there if plan.group is None else gpus(plan))}
-    own = plan.engine == "vllm" and name != "evaluator" and there >= len(plan.trainers) + plan.workers + plan.standby
-    return {"num_cpus": 1, "num_gpus": int(own), "scheduling_strategy": "SPREAD"}
+        return {"num_cpus": 1, "num_gpus": min(1, num_gpus if plan.group is None else gpus(plan))}
+    needs_gpu = plan.engine == "vllm" and name != "evaluator" and num_gpus >= len(plan.trainers) + plan.workers + plan.standby
+    return {"num_cpus": 1, "num_gpus": int(needs_gpu), "scheduling_strategy": "SPREAD"}
 
 
 def last_line(error: Exception) -> str:

@@ -35,18 +35,18 @@ def evaluate(folder: Path, epoch: int, store: str, sampler: Sampler, measure: Ev
     measurements = measured(folder)
     log, last = Log(folder, "evaluator", epoch), int(max((line["version"] for line in measurements), default=-every))
     log("start")
-    began = read_lines(folder / "events" / "evaluator.jsonl")[0]["at"]
-    served = copy.deepcopy(sampler.model).bfloat16()
-    reader = weight_sync.Reader(open_stores(store).weights, weight_sync.parts(served), "evaluator")
+    start_time = read_lines(folder / "events" / "evaluator.jsonl")[0]["at"]
+    served_model = copy.deepcopy(sampler.model).bfloat16()
+    reader = weight_sync.Reader(open_stores(store).weights, weight_sync.parts(served_model), "evaluator")
     failures = 0
     while last + every <= steps:
         time.sleep(LOOK)
         try:
             reader.look()
-            due = max((version for version in reader.known if version % every == 0), default=-1)
-            if due <= last:
+            due_version = max((version for version in reader.known if version % every == 0), default=-1)
+            if due_version <= last:
                 continue
-            reader.fetch(due)
+            reader.fetch(due_version)
             reader.swap()
         except (OSError, weight_sync.SyncError) as error:
             if no_room(error):
@@ -57,12 +57,12 @@ def evaluate(folder: Path, epoch: int, store: str, sampler: Sampler, measure: Ev
             time.sleep(pause(failures))
             continue
         failures = 0
-        sampler.load(served, due)
-        log("load", version=due)
+        sampler.load(served_model, due_version)
+        log("load", version=due_version)
         with torch.inference_mode():
             success = float(measure(sampler))
-        log("evaluated", version=due, success=success, seconds=round(time.time() - began, 3))
-        last = due
+        log("evaluated", version=due_version, success=success, seconds=round(time.time() - start_time, 3))
+        last = due_version
     log("stop")
 
 

@@ -82,8 +82,8 @@ class Sharded:
     def step(self, played: Sequence[Rollout], first: int = 0) -> dict[str, float]:
         """One optimiser step; all ranks call it together. played: conversations `first`, `first` + 1, … of the step, this rank's `share` of them
         included. Returns metrics of all ranks' conversations."""
-        c, mine = self.c, [played[n - first] for n in share(self.c.rl.prompts * self.c.rl.rollouts).tolist()]
-        found = improve(c, self.model, self.reference, mine)
+        c, own_rollouts = self.c, [played[n - first] for n in share(self.c.rl.prompts * self.c.rl.rollouts).tolist()]
+        result = improve(c, self.model, self.reference, own_rollouts)
         factor = c.schedule.rate(self.done)
         for optimizer, rates in zip(self.optimizers, self.rates, strict=True):
             for group, lr in zip(optimizer.param_groups, rates, strict=True):
@@ -93,12 +93,12 @@ class Sharded:
             optimizer.step()
             optimizer.zero_grad()
         self.done += 1
-        ratio = found.gap.exp()
+        ratio = result.gap.exp()
         outside = ((ratio < 1 - c.rl.clip_low) | (ratio > 1 + c.rl.clip_high)).double().sum()
-        failed = summed(torch.tensor(float(sum(bool(one.failure) for one in mine)), device=current().device)).item()
-        figures = {"reward": found.rewards.nanmean().item()} | means(mine) | ({"failed": failed} if failed else {})
-        figures |= {"kl": found.drift.nanmean().item(), "grad_norm": norm}
-        return figures | {"outside_clip": summed(outside).item() / found.tokens, "imbalance": found.load}
+        num_failed = summed(torch.tensor(float(sum(bool(rollout.failure) for rollout in own_rollouts)), device=current().device)).item()
+        metrics = {"reward": result.rewards.nanmean().item()} | means(own_rollouts) | ({"failed": num_failed} if num_failed else {})
+        metrics |= {"kl": result.drift.nanmean().item(), "grad_norm": norm}
+        return metrics | {"outside_clip": summed(outside).item() / result.tokens, "imbalance": result.load}
 
     def state(self) -> dict[str, Tensor]:
         """All that a checkpoint holds: this rank's part, which it shares memory with."""
@@ -112,20 +112,20 @@ class Rank:
     def __init__(self, folder: Path, learner: Sharded, stores: Stores, log: Log, patience: float):
         """As `trainer.Alone`; all ranks call it together, under their mesh."""
         self.learner, self.stores, self.log, self.patience = learner, stores, log, patience
-        self.first = dist.get_rank() == 0
-        words = dist.new_group(backend="gloo", timeout=IDLE)
-        assert not isinstance(words, int)  # every rank is a member
-        self.words = words
-        self.shelf = Checkpoints(folder / "trainer")
+        self.is_first = dist.get_rank() == 0
+        control_group = dist.new_group(backend="gloo", timeout=IDLE)
+        assert not isinstance(control_group, int)  # every rank is a member
+        self.control_group = control_group
+        self.checkpoints = Checkpoints(folder / "trainer")
         self.publisher = Publisher(stores.weights, learner, log, patience, weight_sync)
 
     def restored(self) -> tuple[int, tuple[int, ...]]:
         self._tell("restored")
-        if not self.shelf.steps():
+        if not self.checkpoints.steps():
             return 0, ()
         try:
-            checkpoint.begun(self.learner.model, self.learner.optimizers, self.shelf.names())
-            meta = self.shelf.load(self.learner.state())
+            checkpoint.begun(self.learner.model, self.learner.optimizers, self.checkpoints.names())
+            meta = self.checkpoints.load(self.learner.state())
         except CheckpointError as error:
             raise RunError(str(error)) from None
         self.learner.done = meta["step"]
@@ -135,13 +135,16 @@ class Rank:
         self._tell("step", version, asked)
         rollouts = self.learner.c.rl.rollouts
         numbers = share(self.learner.c.rl.prompts * rollouts).tolist()
-        some = slice(numbers[0] // rollouts, numbers[-1] // rollouts + 1)  # the groups that this rank's conversations belong to
-        played = insist(lambda: read(self.stores.groups, asked.keys[some], asked.digests[some]), "reading groups", self.log, self.patience)
-        begin = some.start * rollouts
-        figures = self.learner.step(played, begin) | ages([played[n - begin] for n in numbers], version)
-        self.shelf.save(version + 1, self.learner.state(), {"groups": list(asked.groups)})
-        self.shelf.finish()
-        return figures
+        # The groups that this rank's conversations belong to.
+        group_slice = slice(numbers[0] // rollouts, numbers[-1] // rollouts + 1)
+        group_rollouts = insist(
+            lambda: read(self.stores.groups, asked.keys[group_slice], asked.digests[group_slice]), "reading groups", self.log, self.patience
+        )
+        begin = group_slice.start * rollouts
+        metrics = self.learner.step(group_rollouts, begin) | ages([group_rollouts[n - begin] for n in numbers], version)
+        self.checkpoints.save(version + 1, self.learner.state(), {"groups": list(asked.groups)})
+        self.checkpoints.finish()
+        return metrics
 
     def publish(self, version: int, anew: bool = False) -> None:
         self._tell("publish", version, anew)
@@ -159,21 +162,22 @@ class Rank:
     def follow(self) -> None:
         """Does what the first rank tells, until it tells to stop."""
         while True:
-            told: list[Any] = [None]
-            dist.broadcast_object_list(told, 0, group=self.words)
-            what, *arguments = told[0]
-            if not what:
+            message: list[Any] = [None]
+            dist.broadcast_object_list(message, 0, group=self.control_group)
+            method, *arguments = message[0]
+            if not method:
                 return self.publisher.wait()
-            getattr(self, what)(*arguments)
+            getattr(self, method)(*arguments)
 
-    def _tell(self, *words: Any) -> None:
-        if self.first:
-            dist.broadcast_object_list([words], 0, group=self.words)
+    def _tell(self, *command: Any) -> None:
+        if self.is_first:
+            dist.broadcast_object_list([command], 0, group=self.control_group)
 
 
-def ages(played: Sequence[Rollout], version: int) -> dict[str, float]:
+def ages(rollouts: Sequence[Rollout], version: int) -> dict[str, float]:
     """`services.ages` of the conversations of all ranks, this rank's given."""
-    age = version - own_versions(played).to(current().device).double()
+    # Age v − u (ref/async_rl.py).
+    age = version - own_versions(rollouts).to(current().device).double()
     total, tokens = summed(torch.stack((age.sum(), torch.ones_like(age).sum()))).tolist()
     oldest = age.max() if len(age) else age.new_tensor(-math.inf)  # this rank's environments have all failed
     return {"age": total / tokens, "oldest": most(oldest).item(), "tokens": tokens}
@@ -185,12 +189,12 @@ def interface_to(host: str, port: int) -> str:
 
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
         s.connect((host, port))  # sends nothing
-        mine = s.getsockname()[0]
+        own_address = s.getsockname()[0]
         for _, name in socket.if_nameindex():
             with suppress(OSError):  # it has no address
-                if socket.inet_ntoa(fcntl.ioctl(s.fileno(), SIOCGIFADDR, name.encode().ljust(256, b"\0"))[20:24]) == mine:
+                if socket.inet_ntoa(fcntl.ioctl(s.fileno(), SIOCGIFADDR, name.encode().ljust(256, b"\0"))[20:24]) == own_address:
                     return name
-    raise RunError(f"no network interface of {socket.gethostname()} has the address {mine}, by which it reaches the other ranks at {host}")
+    raise RunError(f"no network interface of {socket.gethostname()} has the address {own_address}, by which it reaches the other ranks at {host}")
 
 
 @contextmanager

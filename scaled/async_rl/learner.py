@@ -31,16 +31,16 @@ class Trained:
         return self.masters.model
 
     def step(self, played: Sequence[Rollout]) -> dict[str, float]:
-        found = improve(self.c, self.model, self.reference, played, each=self.each)
+        result = improve(self.c, self.model, self.reference, played, each=self.each)
         self.optimizer.param_groups[0]["lr"] = self.c.lr * self.c.rate(self.done)
-        norm = self.masters.step([self.optimizer], gradients=found.gradients)
+        norm = self.masters.step([self.optimizer], gradients=result.gradients)
         self.done += 1
-        ratio = found.gap.exp()
+        ratio = result.gap.exp()
         outside = ((ratio < 1 - self.c.clip_low) | (ratio > 1 + self.c.clip_high)).double().mean().item()
-        kept = [one.logged for one in played if not one.failure]
-        means = {name: float(np.mean([one[name] for one in kept])) for name in common_names(kept)}
-        means |= {"failed": float(len(played) - len(kept))} if len(kept) < len(played) else {}
-        reward, drift = found.rewards.nanmean().item(), found.drift.nanmean().item()
+        logged_metrics = [rollout.logged for rollout in played if not rollout.failure]
+        means = {name: float(np.mean([metrics[name] for metrics in logged_metrics])) for name in common_names(logged_metrics)}
+        means |= {"failed": float(len(played) - len(logged_metrics))} if len(logged_metrics) < len(played) else {}
+        reward, drift = result.rewards.nanmean().item(), result.drift.nanmean().item()
         return {"reward": reward, **means, "kl": drift, "grad_norm": norm.item(), "outside_clip": outside}
 
     def save(self) -> bytes:

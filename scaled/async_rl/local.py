@@ -96,12 +96,12 @@ class Plan:
     """What a worker samples with."""
 
     def __post_init__(self):
-        least = {"workers": 1, "rollouts": 1, "slots": self.rollouts, "standby": 0, "evaluate_every": 0}
+        minimums = {"workers": 1, "rollouts": 1, "slots": self.rollouts, "standby": 0, "evaluate_every": 0}
         if self.rules.staleness == 0:  # a worker's block of a step is played at once
-            least["slots"] = -(-self.rules.groups // self.workers) * self.rollouts
-        for name, smallest in least.items():
-            if getattr(self, name) < smallest:
-                raise ValueError(f"{name} must be at least {smallest}; got {getattr(self, name)}")
+            minimums["slots"] = -(-self.rules.groups // self.workers) * self.rollouts
+        for name, minimum in minimums.items():
+            if getattr(self, name) < minimum:
+                raise ValueError(f"{name} must be at least {minimum}; got {getattr(self, name)}")
 
         if not (self.tool_deadline > 0 and self.store_patience > 0):
             raise ValueError(f"tool_deadline and store_patience must be above 0 seconds; got {self.tool_deadline} and {self.store_patience}")
@@ -172,77 +172,82 @@ def play(
     with meeting_place() as at:
 
         def start(name: str) -> None:
-            here, there = context.Pipe()
+            receiver, sender = context.Pipe()
             # Not a daemon, which could not start processes of its own; it ends with this one all the same.
-            process = context.Process(target=_serve, name=name, args=(plan, at, name, epochs[name], there))
+            process = context.Process(target=_serve, name=name, args=(plan, at, name, epochs[name], sender))
             epochs[name] += 1
             process.start()
-            there.close()
-            running[name] = process, here
+            sender.close()
+            running[name] = process, receiver
             started(name, process)
 
         def end(name: str) -> None:
-            process, here = running.pop(name)
+            process, receiver = running.pop(name)
             process.kill()
             process.join()
-            here.close()
+            receiver.close()
 
         try:
             for name in ("reconciler", *plan.trainers, *plan.names, *plan.spares, *(["evaluator"] if plan.evaluate_every else [])):
                 start(name)
-            words = dict[str, Failed]()
-            over = math.inf  # when those who did not hear that all steps are done are ended
-            while running.keys() - {"evaluator"} and time.monotonic() < over:
-                heard = [x for process, here in running.values() for x in (process.sentinel, here)]
-                ready = multiprocessing.connection.wait(heard, None if over == math.inf else plan.timeout / 10)
-                for process, here in list(running.values()):
-                    while here.poll():
+            failures = dict[str, Failed]()
+            deadline = math.inf  # when those who did not hear that all steps are done are ended
+            while running.keys() - {"evaluator"} and time.monotonic() < deadline:
+                waitables = [x for process, receiver in running.values() for x in (process.sentinel, receiver)]
+                ready = multiprocessing.connection.wait(waitables, None if deadline == math.inf else plan.timeout / 10)
+                for process, receiver in list(running.values()):
+                    while receiver.poll():
                         try:
-                            said = here.recv()
+                            report = receiver.recv()
                         except (EOFError, OSError):
                             break
-                        if isinstance(said, Failed):
-                            words[process.name] = said  # its process may end later
-                        elif isinstance(said, Silent):
-                            if said.name in running and said.epoch == epochs[said.name] - 1:
-                                running[said.name][0].kill()
+                        if isinstance(report, Failed):
+                            failures[process.name] = report  # its process may end later
+                        elif isinstance(report, Silent):
+                            if report.name in running and report.epoch == epochs[report.name] - 1:
+                                running[report.name][0].kill()
                         else:
-                            show(*said)
-                for name, (process, here) in list(running.items()):
-                    if process.sentinel not in ready or running.get(name) != (process, here):  # it has ended with a partner
+                            show(*report)
+                for name, (process, receiver) in list(running.items()):
+                    # It has ended with a partner.
+                    if process.sentinel not in ready or running.get(name) != (process, receiver):
                         continue
                     process.join()
                     end(name)
-                    failed = words.pop(name, None)
+                    reported_failure = failures.pop(name, None)
                     if name == "reconciler" and process.exitcode == 0:
-                        over = time.monotonic() + plan.timeout
-                    if process.exitcode == 0 or over < math.inf:
+                        deadline = time.monotonic() + plan.timeout
+                    if process.exitcode == 0 or deadline < math.inf:
                         continue
                     partners = plan.partners(name)
-                    first, code = culprit(name, process.exitcode, {other: running[other][0] for other in partners if other in running})
-                    for other in running.keys() & set(partners):
-                        end(other)
+                    first, code = find_first_death(
+                        name, process.exitcode, {partner: running[partner][0] for partner in partners if partner in running}
+                    )
+                    for partner in running.keys() & set(partners):
+                        end(partner)
                     # A rank may go because another one has, which has more to say.
-                    heard = [one for one in (failed, *(words.pop(other, None) for other in partners)) if one is not None]
-                    failed = max(heard, key=Failed.weight, default=None)
-                    deaths.note(partners[0], epochs[name] - 1, f"exit code {code}", failed, process=first)
-                    for each in partners:
-                        start(each)
+                    known_failures = [
+                        failure for failure in (reported_failure, *(failures.pop(partner, None) for partner in partners)) if failure is not None
+                    ]
+                    reported_failure = max(known_failures, key=Failed.weight, default=None)
+                    deaths.note(partners[0], epochs[name] - 1, f"exit code {code}", reported_failure, process=first)
+                    for partner_name in partners:
+                        start(partner_name)
         finally:
             for name in list(running):
                 end(name)
 
 
-def culprit(name: str, code: int | None, partners: Mapping[str, Any]) -> tuple[str, int | None]:
+def find_first_death(name: str, code: int | None, partners: Mapping[str, Any]) -> tuple[str, int | None]:
     """Which of several ranks died first, and its exit code, where `name` was seen to have ended: one that a signal has ended, for those that end with
     an error may have lost their connection to it. `partners`: the processes of the others."""
-    waiting, until = dict(partners), time.monotonic() + TOGETHER
-    while (code or 0) > 0 and waiting and (left := until - time.monotonic()) > 0:
-        ready = multiprocessing.connection.wait([process.sentinel for process in waiting.values()], left)
-        for other, process in [(other, process) for other, process in waiting.items() if process.sentinel in ready]:
+    pending, deadline = dict(partners), time.monotonic() + TOGETHER
+    while (code or 0) > 0 and pending and (seconds_left := deadline - time.monotonic()) > 0:
+        ready = multiprocessing.connection.wait([process.sentinel for process in pending.values()], seconds_left)
+        for partner, process in [(partner, process) for partner, process in pending.items() if process.sentinel in ready]:
             process.join()
-            if waiting.pop(other).exitcode < 0:
-                return other, process.exitcode
+            if pending.pop(partner).exitcode < 0:
+                return partner, process.exitcode
     return name, code
 
 
@@ -276,7 +281,7 @@ def serve(plan: Plan, at: Path | Port, name: str, epoch: int, tell: Callable[[An
     patience = 6 * plan.timeout
     try:
         if name == "reconciler":
-            services.reconcile(plan.folder, at, plan.rules, plan.names, plan.timeout, plan.spares, lambda *who: tell(Silent(*who)))
+            services.reconcile(plan.folder, at, plan.rules, plan.names, plan.timeout, plan.spares, lambda *arguments: tell(Silent(*arguments)))
             return None
         import torch
 
@@ -289,21 +294,21 @@ def serve(plan: Plan, at: Path | Port, name: str, epoch: int, tell: Callable[[An
         else:
             sampler, setup = plan.parts.sampler(), plan.parts.setup()
             setup = replace(setup, limits=replace(setup.limits, seconds=plan.tool_deadline))
-            with contextlib.ExitStack() as ending:
+            with contextlib.ExitStack() as exit_stack:
                 if plan.engine == "vllm":
-                    own = VLLM(sampler.model, plan.address, name, plan.slots, setup.limits.chaining.limit, plan.temperature)
-                    sampler = ending.enter_context(contextlib.closing(own))
+                    vllm = VLLM(sampler.model, plan.address, name, plan.slots, setup.limits.chaining.limit, plan.temperature)
+                    sampler = exit_stack.enter_context(contextlib.closing(vllm))
                 player = Player(sampler, setup, plan.slots, plan.rollouts, plan.seed, plan.temperature)
                 worker.work(plan.folder, at, name, epoch, player, plan.address, patience, plan.store_patience)
         return None
     except Exception as error:
-        refused = refusal(error)
-        full = refused is not None and refused.errno in NO_ROOM
-        if not full and not isinstance(error, RunError):
+        os_error = refusal(error)
+        is_disk_full = os_error is not None and os_error.errno in NO_ROOM
+        if not is_disk_full and not isinstance(error, RunError):
             traceback.print_exc()
-        why = str(error) if isinstance(error, RunError) else f"{type(error).__name__}: {error}"
-        number, path = (refused.errno, refused.filename) if refused is not None and full else (None, None)
-        return Failed(why, isinstance(error, RunError | EnvironmentFailure), number, None if path is None else str(path))
+        reason = str(error) if isinstance(error, RunError) else f"{type(error).__name__}: {error}"
+        number, path = (os_error.errno, os_error.filename) if os_error is not None and is_disk_full else (None, None)
+        return Failed(reason, isinstance(error, RunError | EnvironmentFailure), number, None if path is None else str(path))
 
 
 class Deaths:
@@ -315,34 +320,34 @@ class Deaths:
     def note(self, name: str, epoch: int, how: str, failed: Failed | None, **facts: str) -> None:
         """Returns where another process may take the place of this one; `facts` go into its log. Raises OSError for a full disk, and RunError for
         what no restart can mend and for one death too many."""
-        why = how if failed is None else failed.why
+        reason = how if failed is None else failed.why
         if name != "reconciler":
-            services.Log(self.plan.folder, name, epoch)("died", why=why, **facts)
+            services.Log(self.plan.folder, name, epoch)("died", why=reason, **facts)
         if failed is not None and failed.number is not None:
             raise OSError(failed.number, os.strerror(failed.number), failed.path)
         if failed is not None and failed.hopeless:
             raise RunError(failed.why)
         self.number += 1
         if self.number > self.plan.most_restarts:
-            raise RunError(f"services of {self.plan.folder} died {self.number} times, the last one was {name} ({why})")
+            raise RunError(f"services of {self.plan.folder} died {self.number} times, the last one was {name} ({reason})")
 
 
-def _serve(plan: Plan, at: Path, name: str, epoch: int, there) -> None:
+def _serve(plan: Plan, at: Path, name: str, epoch: int, sender) -> None:
     """One service, in a process of its own."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
-    failed = serve(plan, at, name, epoch, there.send)
-    if failed is not None:
-        there.send(failed)
+    failure = serve(plan, at, name, epoch, sender.send)
+    if failure is not None:
+        sender.send(failure)
         raise SystemExit(1)
 
 
 def _train(plan: Plan, at: Path | Port, rank: int, epoch: int, tell: Callable[[Any], None], patience: float, ranks: int) -> None:
     """The trainer, or one of its ranks."""
 
-    def show(step: int, figures: dict[str, float]) -> None:
-        tell((step, figures))
+    def show(step: int, metrics: dict[str, float]) -> None:
+        tell((step, metrics))
 
     stores = services.open_stores(plan.address)
     if plan.group is None:

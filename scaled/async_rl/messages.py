@@ -191,23 +191,23 @@ def encode(message: object) -> bytes:
 def decode(data: bytes):
     """The message that `encode` made `data` of. Raises ValueError for anything else."""
     try:
-        found = parse_json(data)
-        kind = KINDS[found.pop("kind")]
+        record = parse_json(data)
+        kind = KINDS[record.pop("kind")]
         names = {field.name: str(field.type) for field in fields(kind)}
-        if not set(found) <= set(names):
-            raise ValueError(f"{kind.__name__} has no field {min(set(found) - set(names))}")
-        given: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in found.items()}
-        made = kind(**given)
+        if not set(record) <= set(names):
+            raise ValueError(f"{kind.__name__} has no field {min(set(record) - set(names))}")
+        arguments: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in record.items()}
+        message = kind(**arguments)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"not a message: {error}") from None
-    for name, wanted in names.items():
-        if not fits(getattr(made, name), wanted):
-            raise ValueError(f"{kind.__name__}.{name} must be {wanted}; got {getattr(made, name)!r:.60}")
-    return made
+    for name, type_name in names.items():
+        if not matches_type(getattr(message, name), type_name):
+            raise ValueError(f"{kind.__name__}.{name} must be {type_name}; got {getattr(message, name)!r:.60}")
+    return message
 
 
-def fits(value: object, wanted: str) -> bool:
-    if wanted.startswith("tuple"):
-        each = int if "int" in wanted else str
-        return isinstance(value, tuple) and all(type(one) is each for one in value)
-    return type(value) is {"int": int, "str": str}[wanted]
+def matches_type(value: object, type_name: str) -> bool:
+    if type_name.startswith("tuple"):
+        element_type = int if "int" in type_name else str
+        return isinstance(value, tuple) and all(type(element) is element_type for element in value)
+    return type(value) is {"int": int, "str": str}[type_name]

@@ -138,13 +138,13 @@ class Player:
         finished: dict[int, list[Rollout]] = {}
         for key, rollout in self.driver.step():
             group, number = key
-            of_group = self.finished[group]
+            group_rollouts = self.finished[group]
             rollout.task = self.setup.tasks.task(self.stream, group)
-            of_group[number] = rollout
-            if len(of_group) < self.rollouts:
+            group_rollouts[number] = rollout
+            if len(group_rollouts) < self.rollouts:
                 continue
-            rollouts = [of_group[number] for number in range(self.rollouts)]
-            if all(one.failure for one in rollouts) and self.tries[group] < TRIES:
+            rollouts = [group_rollouts[number] for number in range(self.rollouts)]
+            if all(member.failure for member in rollouts) and self.tries[group] < TRIES:
                 self._begin(group)
                 continue
             score_rollouts(self.setup.settings, self.setup.tasks, rollouts, hash_seed(self.seed, "hints", self.stream, group))

@@ -48,7 +48,7 @@ from scaled.async_rl.messages import (
 
 __all__ = ["Reconciler"]
 
-Sent = list[tuple[str, object]]
+Outbox = list[tuple[str, object]]
 """Receivers and what they are told, in order."""
 
 
@@ -59,7 +59,7 @@ class Worker:
     epoch: int
     groups: int
     version: int
-    seen: float
+    last_seen: float
     running: set[int] = field(default_factory=set)
 
 
@@ -79,7 +79,7 @@ class Reconciler:
         tries: int = 3,
     ):
         self.rules, self.names, self.spares, self.write, self.timeout, self.tries = rules, tuple(names), tuple(spares), write, timeout, tries
-        self.began = self.now = now
+        self.start_time = self.current_time = now
         self.life, self.records = Life(rules), {}
         for line in lines:
             self.life.apply(Event(line["kind"], tuple(line["groups"]), line["version"]))
@@ -87,7 +87,7 @@ class Reconciler:
                 self.records[line["groups"][0]] = line["key"], line["digest"]
         self.workers: dict[str, Worker] = {}
         self.holders: list[str | None] = [None] * len(self.names)  # who holds each place
-        self.lost: set[str] = set()  # workers that were lost at least once
+        self.lost_names: set[str] = set()  # workers that were lost at least once
         self.losses = Counter[int]()  # how often a group was lost with its worker
         self.silent: list[tuple[str, int]] = []  # workers that were given up, and their epochs, for whoever ends processes
         self.alone = False  # whether the trainer was told that nobody works
@@ -101,67 +101,67 @@ class Reconciler:
         # The version that can be loaded. A step is noted before its weights are, and after those of the step before; the trainer will say which.
         self.published = self.life.version - 1
 
-    def handle(self, message, now: float) -> Sent:
+    def handle(self, message, now: float) -> Outbox:
         """Take a message. Returns what is to be sent."""
-        sender, epoch, self.now = message.sender, message.epoch, now
+        sender, epoch, self.current_time = message.sender, message.epoch, now
         if epoch < self.epochs.get(sender, 0):
             return [(sender, Refused(f"epoch {epoch} of {sender} is over: {self.epochs[sender]} has begun"))]
-        sent: Sent = []
+        outbox: Outbox = []
         if epoch > self.epochs.get(sender, 0) and sender in self.workers:
             self._lose(sender)
         self.epochs[sender] = epoch
         if isinstance(message, (Ready, Trained)):
             self.alone = self.alone and not isinstance(message, Ready)  # it may be another process, which was told nothing
-            sent += self._trainer(message)
+            outbox += self._trainer(message)
         elif isinstance(message, Published):
             if message.version > self.published:
                 self.published = message.version
-                sent += [(name, Update(message.version)) for name in self.workers]
+                outbox += [(name, Update(message.version)) for name in self.workers]
         elif isinstance(message, Hello):
-            sent += self._hello(message, now)
+            outbox += self._hello(message, now)
         elif sender not in self.workers:
             return [(sender, Refused(f"{sender} must say hello first"))]
         else:
-            self.workers[sender].seen = now
+            self.workers[sender].last_seen = now
             if isinstance(message, Loaded):
                 self.workers[sender].version = max(self.workers[sender].version, message.version)
             elif isinstance(message, Done):
-                sent += self._done(message)
+                outbox += self._done(message)
             elif isinstance(message, Stuck):
-                asked = now - self.repairs.get(message.version, -1e9) < self.timeout
-                if message.version == self.published and "trainer" in self.epochs and not asked:
+                is_repairing = now - self.repairs.get(message.version, -1e9) < self.timeout
+                if message.version == self.published and "trainer" in self.epochs and not is_repairing:
                     self.repairs = {message.version: now}
-                    sent.append(("trainer", Repair(message.version)))
+                    outbox.append(("trainer", Repair(message.version)))
             else:
                 assert isinstance(message, Beat)
-        return sent + self._go_on()
+        return outbox + self._go_on()
 
-    def tick(self, now: float) -> Sent:
+    def tick(self, now: float) -> Outbox:
         """Give up who was silent for too long. To be called several times in each `timeout`."""
-        self.now = now
+        self.current_time = now
         for name, worker in list(self.workers.items()):
-            if now - worker.seen > self.timeout:
+            if now - worker.last_seen > self.timeout:
                 self._lose(name)
                 self.silent.append((name, self.epochs[name]))
                 self.epochs[name] += 1  # whatever it says later comes from an epoch that is over
-        if now - self.began > self.timeout:
+        if now - self.start_time > self.timeout:
             self._play_anew()
         return self._go_on()
 
-    def hung_up(self, name: str, now: float) -> Sent:
+    def hung_up(self, name: str, now: float) -> Outbox:
         """The connection of this client has ended; its process may have, too."""
-        self.now = now
+        self.current_time = now
         if name in self.workers:
             self._lose(name)
         return self._go_on()
 
-    def _note(self, event: Event, **more: str) -> None:
+    def _note(self, event: Event, **record_fields: str) -> None:
         """Apply and write an event, in this order: what cannot follow is not written."""
         self.life.apply(event)
-        self.write({"kind": event.kind, "groups": list(event.groups), "version": event.version, **more})
+        self.write({"kind": event.kind, "groups": list(event.groups), "version": event.version, **record_fields})
 
     def _lose(self, name: str) -> None:
-        self.lost.add(name)
+        self.lost_names.add(name)
         self.holders = [None if holder == name else holder for holder in self.holders]  # its successor must hold weights first
         for group in sorted(self.workers.pop(name).running):
             self.losses[group] += 1
@@ -175,22 +175,24 @@ class Reconciler:
         self.queue += sorted(self.unclaimed)
         self.unclaimed = set()
 
-    def _hello(self, message: Hello, now: float) -> Sent:
-        before = self.workers.get(message.sender)
-        claimed = set(message.running)
-        mine = {g for g in claimed if g in self.unclaimed or g in self.queue or before is not None and g in before.running}
-        if before is not None:
-            self.queue += sorted(before.running - mine)
-        self.unclaimed -= mine
-        self.queue = [group for group in self.queue if group not in mine]
-        self.workers[message.sender] = Worker(message.epoch, message.groups, message.version, now, mine)
-        self.since |= {group: oldest for group, oldest in zip(message.running, message.oldest, strict=True) if group in mine}
+    def _hello(self, message: Hello, time_now: float) -> Outbox:
+        previous_worker = self.workers.get(message.sender)
+        claimed_groups = set(message.running)
+        owned_groups = {
+            g for g in claimed_groups if g in self.unclaimed or g in self.queue or previous_worker is not None and g in previous_worker.running
+        }
+        if previous_worker is not None:
+            self.queue += sorted(previous_worker.running - owned_groups)
+        self.unclaimed -= owned_groups
+        self.queue = [group for group in self.queue if group not in owned_groups]
+        self.workers[message.sender] = Worker(message.epoch, message.groups, message.version, time_now, owned_groups)
+        self.since |= {group: oldest for group, oldest in zip(message.running, message.oldest, strict=True) if group in owned_groups}
         if self.workers.keys() >= {*self.names, *self.spares}:  # nobody else may claim some
             self._play_anew()
-        sent: Sent = [(message.sender, Forget(tuple(sorted(claimed - mine))))] if claimed - mine else []
-        return [*sent, (message.sender, Update(self.published))] if self.published >= 0 else sent
+        outbox: Outbox = [(message.sender, Forget(tuple(sorted(claimed_groups - owned_groups))))] if claimed_groups - owned_groups else []
+        return [*outbox, (message.sender, Update(self.published))] if self.published >= 0 else outbox
 
-    def _done(self, message: Done) -> Sent:
+    def _done(self, message: Done) -> Outbox:
         worker, group = self.workers[message.sender], message.group
         if group not in worker.running:
             return []  # it was taken away from this worker, or is said twice
@@ -202,9 +204,9 @@ class Reconciler:
         self.records[group] = message.key, message.digest
         return []
 
-    def _trainer(self, message: Ready | Trained) -> Sent:
-        behind = isinstance(message, Ready) and message.version == self.life.version + 1
-        if isinstance(message, Trained) and message.version == self.life.version or behind:
+    def _trainer(self, message: Ready | Trained) -> Outbox:
+        is_behind = isinstance(message, Ready) and message.version == self.life.version + 1
+        if isinstance(message, Trained) and message.version == self.life.version or is_behind:
             try:
                 self._note(Event("train", message.groups, self.life.version))
             except ValueError as error:
@@ -217,64 +219,69 @@ class Reconciler:
         self.waits = self.waits or isinstance(message, Ready)
         return []
 
-    def _go_on(self) -> Sent:
-        sent: Sent = []
+    def _go_on(self) -> Outbox:
+        outbox: Outbox = []
         if self.life.over:
-            sent = [(name, Stop()) for name in self.workers]
+            outbox = [(name, Stop()) for name in self.workers]
             if self.waits and self.published == self.life.version:  # the last weights are there
-                sent, self.waits = [*sent, ("trainer", Stop())], False
-            return sent
-        sent += self._staff()
-        sent += self._drop_old()
+                outbox, self.waits = [*outbox, ("trainer", Stop())], False
+            return outbox
+        outbox += self._staff()
+        outbox += self._drop_old()
         if self.waits:
-            if self.batch is None and (taken := self._take()) is not None:
-                self.batch = taken
+            if self.batch is None and (step_groups := self._take()) is not None:
+                self.batch = step_groups
             if self.batch is not None:
                 keys, digests = zip(*(self.records[group] for group in self.batch), strict=True)
-                sent.append(("trainer", Batch(self.life.version, self.batch, keys, digests)))
+                outbox.append(("trainer", Batch(self.life.version, self.batch, keys, digests)))
                 self.waits = False
-        return sent + self._assign()
+        return outbox + self._assign()
 
-    def _staff(self) -> Sent:
+    def _staff(self) -> Outbox:
         """Who holds the places; tells the trainer if nobody lives, and if somebody does again."""
         for place, own in enumerate(self.names):
             if self.holders[place] in self.workers:
                 continue
             self.holders[place] = None
-            able = [name for name, worker in self.workers.items() if worker.version >= 0 and name not in self.holders]
-            if own in able:
+            ready_workers = [name for name, worker in self.workers.items() if worker.version >= 0 and name not in self.holders]
+            if own in ready_workers:
                 self.holders[place] = own
-            elif own in self.lost or own in self.holders or own not in self.workers and self.now - self.began > self.timeout:
+            elif own in self.lost_names or own in self.holders or own not in self.workers and self.current_time - self.start_time > self.timeout:
                 # A worker whose own place is vacant takes that one.
-                others = [n for n in (*self.spares, *self.names) if n in able and (n in self.spares or self.holders[self.names.index(n)] is not None)]
-                self.holders[place] = others[0] if others else None
-        expected = self.lost or self.workers or self.now - self.began > self.timeout
-        if "trainer" not in self.epochs or not expected or self.alone == (not self.workers):
+                candidates = [
+                    n
+                    for n in (*self.spares, *self.names)
+                    if n in ready_workers and (n in self.spares or self.holders[self.names.index(n)] is not None)
+                ]
+                self.holders[place] = candidates[0] if candidates else None
+        is_expected = self.lost_names or self.workers or self.current_time - self.start_time > self.timeout
+        if "trainer" not in self.epochs or not is_expected or self.alone == (not self.workers):
             return []
         self.alone = not self.workers
         return [("trainer", Workers(len(self.workers)))]
 
     def _take(self) -> tuple[int, ...] | None:
-        before = len(self.life.journal)
-        taken = self.life.take()
-        for event in self.life.journal[before:]:  # groups that were too old
+        num_events = len(self.life.journal)
+        step_groups = self.life.take()
+        for event in self.life.journal[num_events:]:  # groups that were too old
             self.write({"kind": event.kind, "groups": list(event.groups), "version": event.version})
-        return taken
+        return step_groups
 
-    def _drop_old(self) -> Sent:
+    def _drop_old(self) -> Outbox:
         """Groups whose first token will be too old at the next step are not played to their end."""
-        sent: Sent = []
+        outbox: Outbox = []
         for name, worker in self.workers.items():
-            late = sorted(group for group in worker.running if self.life.version - self.since[group] > self.rules.staleness)
-            for group in late:
+            # Eq. 2 (ref/async_rl.py): age v − u above S.
+            old_groups = sorted(group for group in worker.running if self.life.version - self.since[group] > self.rules.staleness)
+            for group in old_groups:
                 self._note(Event("drop", (group,), self.life.version))
                 worker.running.discard(group)
-            if late:
-                sent.append((name, Forget(tuple(late))))
-        return sent
+            if old_groups:
+                outbox.append((name, Forget(tuple(old_groups))))
+        return outbox
 
-    def _assign(self) -> Sent:
-        given: dict[str, list[int]] = {}
+    def _assign(self) -> Outbox:
+        assignments: dict[str, list[int]] = {}
         while True:
             group = next((g for g in self.queue if self._player(g) is not None), None)
             if group is None and self.life.admissible:
@@ -289,23 +296,23 @@ class Reconciler:
             worker = self.workers[name]
             worker.running.add(group)
             self.since[group] = worker.version
-            given.setdefault(name, []).append(group)
-        return [(name, Work(tuple(groups))) for name, groups in given.items()]
+            assignments.setdefault(name, []).append(group)
+        return [(name, Work(tuple(groups))) for name, groups in assignments.items()]
 
     def _player(self, group: int) -> str | None:
         """The worker that is to play a group: one with a place, with room and with weights that are young enough, the least busy one."""
         places = self.holders
         if self.rules.staleness == 0:
             places = [places[group % self.rules.groups * len(places) // self.rules.groups]]
-        able = []
+        player_candidates = []
         for name in places:
             worker = self.workers.get(name) if name is not None else None
             if worker is None or len(worker.running) >= worker.groups or worker.version < self.life.version - self.rules.staleness:
                 continue
             if self._suspect(group) and any(map(self._suspect, worker.running)):
                 continue
-            able.append((len(worker.running) / worker.groups, name))
-        return min(able)[1] if able else None
+            player_candidates.append((len(worker.running) / worker.groups, name))
+        return min(player_candidates)[1] if player_candidates else None
 
     def _suspect(self, group: int) -> bool:
         """Whether a group is dropped if it is lost once more. A worker has one of them at a time, so that none is dropped for another's fault."""

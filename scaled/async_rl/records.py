@@ -28,10 +28,10 @@ DTYPES = (torch.int64, torch.bool, torch.float32, torch.int64, torch.bool)
 
 def pack(rollouts: Sequence[Rollout]) -> bytes:
     """A group's rollouts as the bytes of a safetensors file. Those whose environment failed are without tokens."""
-    chains = [Chain() if one.failure else one.chain for one in rollouts]
+    chains = [Chain() if rollout.failure else rollout.chain for rollout in rollouts]
     segments = [s for chain in chains for s in chain.segments]
-    kept = next((one for one in rollouts if not one.failure), Rollout(Chain()))
-    metrics, terms = sorted(kept.metrics), list(kept.terms)
+    example = next((rollout for rollout in rollouts if not rollout.failure), Rollout(Chain()))
+    metrics, terms = sorted(example.metrics), list(example.terms)
     tensors: dict[str, Tensor] = {
         name: torch.cat([torch.zeros(0, dtype=dtype), *(getattr(s, name).to(dtype) for s in segments)])
         for name, dtype in zip(COLUMNS, DTYPES, strict=True)
@@ -40,44 +40,48 @@ def pack(rollouts: Sequence[Rollout]) -> bytes:
     rows = [(n, len(s.tokens), s.finished) for n, chain in enumerate(chains) for s in chain.segments]
     tensors["segments"] = torch.tensor(rows, dtype=torch.int64).view(-1, 3)
     tensors["chains"] = torch.tensor([(chain.finished, chain.saved) for chain in chains], dtype=torch.int64)
-    nothing = float("nan")
-    tensors["terms"] = torch.tensor([[nothing if one.failure else one.terms[name] for name in terms] for one in rollouts], dtype=torch.float64)
-    tensors["metrics"] = torch.tensor([[nothing if one.failure else one.metrics[name] for name in metrics] for one in rollouts], dtype=torch.float64)
-    about = {"metrics": metrics, "terms": terms, "failures": [one.failure for one in rollouts]}
+    missing_value = float("nan")
+    tensors["terms"] = torch.tensor(
+        [[missing_value if rollout.failure else rollout.terms[name] for name in terms] for rollout in rollouts], dtype=torch.float64
+    )
+    tensors["metrics"] = torch.tensor(
+        [[missing_value if rollout.failure else rollout.metrics[name] for name in metrics] for rollout in rollouts], dtype=torch.float64
+    )
+    header = {"metrics": metrics, "terms": terms, "failures": [rollout.failure for rollout in rollouts]}
     # A single entry: safetensors writes several in any order, and equal groups must have equal bytes.
-    return save({name: x.contiguous() for name, x in tensors.items()}, {"about": json.dumps(about)})
+    return save({name: x.contiguous() for name, x in tensors.items()}, {"about": json.dumps(header)})
 
 
 def unpack(data: bytes) -> list[Rollout]:
     """What `pack` was given, without messages and environments. Raises ValueError for bytes that are not such a file."""
     try:
-        about = parse_json(data[8 : 8 + int.from_bytes(data[:8], "little")])["__metadata__"]
+        header = parse_json(data[8 : 8 + int.from_bytes(data[:8], "little")])["__metadata__"]
         tensors = load(data)
         if "rewards" in tensors:  # as earlier versions wrote it
             tensors |= {"terms": tensors["rewards"][:, None], "metrics": tensors["figures"]}
-            about = {"metrics": parse_json(about["figures"]), "terms": ["reward"], "failures": [""] * len(tensors["rewards"])}
+            header = {"metrics": parse_json(header["figures"]), "terms": ["reward"], "failures": [""] * len(tensors["rewards"])}
         else:
-            about = parse_json(about["about"])
-        metrics, terms, failures = (about[name] for name in ("metrics", "terms", "failures"))
+            header = parse_json(header["about"])
+        metrics, terms, failures = (header[name] for name in ("metrics", "terms", "failures"))
         rows = tensors["segments"].tolist()
         chains = [Chain([], bool(finished), saved) for finished, saved in tensors["chains"].tolist()]
         lengths = [length for _, length, _ in rows]
         columns = [tensors[name].split(lengths) for name in COLUMNS]
         experts = tensors["experts"].split([length - 1 for length in lengths])
-        for (n, _, finished), tokens, sampled, logp, version, summary, chosen in zip(rows, *columns, experts, strict=True):
-            chains[n].segments.append(Segment(tokens, sampled, logp, version, chosen, bool(finished), summary))
-        found = []
+        for (n, _, finished), tokens, sampled, logp, version, summary, segment_experts in zip(rows, *columns, experts, strict=True):
+            chains[n].segments.append(Segment(tokens, sampled, logp, version, segment_experts, bool(finished), summary))
+        rollouts = []
         for chain, values, numbers, failure in zip(chains, tensors["terms"].tolist(), tensors["metrics"].tolist(), failures, strict=True):
             if not isinstance(failure, str):
                 raise ValueError("a failure is no text")
-            earned = (dict(zip(terms, values, strict=True)), dict(zip(metrics, numbers, strict=True)))
-            found.append(Rollout(chain, failure=failure) if failure else Rollout(chain, *earned))
-        return found
+            reward_parts = (dict(zip(terms, values, strict=True)), dict(zip(metrics, numbers, strict=True)))
+            rollouts.append(Rollout(chain, failure=failure) if failure else Rollout(chain, *reward_parts))
+        return rollouts
     except (SafetensorError, ValueError, KeyError, TypeError, IndexError, RuntimeError, RecursionError) as error:
         raise ValueError(f"not the record of a group: {error}") from None
 
 
 def oldest(rollouts: Sequence[Rollout], serving: int) -> int:
     """The version of the group's oldest token, in rollouts whose environment did not fail; `serving` if there is none."""
-    kept = (s for one in rollouts if not one.failure for s in one.chain.segments)
-    return min((int(s.version[s.sampled].min()) for s in kept if bool(s.sampled.any())), default=serving)
+    segments = (s for rollout in rollouts if not rollout.failure for s in rollout.chain.segments)
+    return min((int(s.version[s.sampled].min()) for s in segments if bool(s.sampled.any())), default=serving)

@@ -149,18 +149,18 @@ def reconcile(
     up, whose process should be ended if it still hangs."""
     path = folder / "journal.jsonl"
     lines = read_lines(path)
-    whole = path.read_bytes() if path.exists() else b""
-    journal = Journal(path, keep=whole.rfind(b"\n") + 1)  # a line that a kill cut off never happened
+    content = path.read_bytes() if path.exists() else b""
+    journal = Journal(path, keep=content.rfind(b"\n") + 1)  # a line that a kill cut off never happened
 
     def write(line: dict) -> None:
         journal.append(json.dumps(line).encode() + b"\n")
         journal.sync()
 
     reconciler = Reconciler(rules, names, write, lines, timeout, time.monotonic(), spares)
-    hub, lines_to, told, gone = Hub(at), dict[str, Line](), set[str](), set[str]()
+    hub, lines_to, notified_names, closed_names = Hub(at), dict[str, Line](), set[str](), set[str]()
 
-    def send(sent: list, speaker: Line | None = None) -> None:
-        for name, message in sent:
+    def send(messages: list, speaker: Line | None = None) -> None:
+        for name, message in messages:
             line = speaker if isinstance(message, Refused) else lines_to.get(name)
             if line is None:
                 continue  # its process will say hello again, or another one in its place
@@ -171,19 +171,20 @@ def reconcile(
                 end(line)
                 continue
             if isinstance(message, Stop):
-                told.add(name)
+                notified_names.add(name)
 
     def end(line: Line) -> None:
-        for name in [name for name, one in lines_to.items() if one is line]:
+        for name in [name for name, open_line in lines_to.items() if open_line is line]:
             del lines_to[name]
-            gone.update({name} & told)  # whoever has been told hangs up
+            closed_names.update({name} & notified_names)  # whoever has been told hangs up
             send(reconciler.hung_up(name, time.monotonic()))
 
-    last = ended = time.monotonic()
-    everyone = {*names, *spares, "trainer"}
-    while not gone >= everyone and time.monotonic() - ended < timeout:
-        if not reconciler.life.over or lines_to.keys() - told:
-            ended = time.monotonic()  # who is not connected is waited for no longer than `timeout` from now on: it may hang before it says hello
+    last_tick = last_activity = time.monotonic()
+    all_names = {*names, *spares, "trainer"}
+    while not closed_names >= all_names and time.monotonic() - last_activity < timeout:
+        if not reconciler.life.over or lines_to.keys() - notified_names:
+            # Who is not connected is waited for no longer than `timeout` from now on: it may hang before it says hello.
+            last_activity = time.monotonic()
         for line, data in hub.heard(min(BEAT, timeout / 4)):
             if data is None:
                 end(line)
@@ -196,9 +197,9 @@ def reconcile(
             if isinstance(message, (Hello, Ready)) and message.epoch >= reconciler.epochs.get(message.sender, 0):
                 lines_to[message.sender] = line
             send(reconciler.handle(message, time.monotonic()), line)
-        if time.monotonic() - last > min(BEAT, timeout / 4):
-            last = time.monotonic()
-            send(reconciler.tick(last))
+        if time.monotonic() - last_tick > min(BEAT, timeout / 4):
+            last_tick = time.monotonic()
+            send(reconciler.tick(last_tick))
             while reconciler.silent:
                 name, epoch = reconciler.silent.pop()
                 lines_to.pop(name, None)
@@ -250,16 +251,16 @@ class Publisher:
         self.check()
 
     def _publish(self, version: int, parts: Sequence[weight_sync.Part], anew: bool = False) -> None:
-        def once() -> dict:
+        def attempt() -> dict:
             if anew:
                 self.store.pop(f"{version:08d}/manifest", None)
                 self.writer = self.sync.Writer(self.store)
             return self.writer.publish(version, parts)
 
-        began = time.monotonic()
-        sent = insist(once, f"publishing version {version}", self.log, self.patience)
-        self.visible, size = version, sum(shard["bytes"] for link in sent["links"] for shard in link["shards"])
-        self.log("repaired" if anew else "published", version=version, bytes=size, seconds=round(time.monotonic() - began, 4))
+        start_time = time.monotonic()
+        manifest = insist(attempt, f"publishing version {version}", self.log, self.patience)
+        self.visible, size = version, sum(shard["bytes"] for link in manifest["links"] for shard in link["shards"])
+        self.log("repaired" if anew else "published", version=version, bytes=size, seconds=round(time.monotonic() - start_time, 4))
         if version % self.writer.anchor_every == 0 and self.writer.rank == 0:
             try:
                 self.log("pruned", versions=weight_sync.prune(self.store))
@@ -269,7 +270,7 @@ class Publisher:
 
 def insist(call: Callable, what: str, log: Log, patience: float):
     """What call() returns, once the store answers. Raises RunError after `patience` seconds, and at once where trying again cannot help."""
-    began, failures = time.monotonic(), 0
+    start_time, failures = time.monotonic(), 0
     while True:
         try:
             return call()
@@ -280,7 +281,7 @@ def insist(call: Callable, what: str, log: Log, patience: float):
             log("waits for the store", doing=what, why=str(error))
             if "another writer" in str(error):
                 raise RunError(f"{what} failed: {error}; is the store that of another run?") from None
-            if time.monotonic() - began > patience:
+            if time.monotonic() - start_time > patience:
                 raise RunError(f"{what} failed for {patience:g} seconds; the last error: {error}") from None
             time.sleep(pause(failures))
 
@@ -288,6 +289,7 @@ def insist(call: Callable, what: str, log: Log, patience: float):
 def ages(played: Sequence[Rollout], version: int) -> dict[str, float]:
     """Mean and greatest age, in updates, of the policy's own tokens, and their number."""
     own = own_versions(played)
+    # Age v − u (ref/async_rl.py).
     return {"age": (version - own).double().mean().item(), "oldest": float(version - int(own.min())), "tokens": float(len(own))}
 
 
@@ -311,15 +313,15 @@ def trained(folder: Path, store: str = "") -> Iterator[tuple[int, list[Rollout]]
 def replay(folder: Path, learner: Steps, store: str = "") -> int:
     """Train on the recorded groups of a run again, from where `learner` is at step 0; `store` as for `trained`. Returns the number of steps."""
     steps = 0
-    for _, played in trained(folder, store):
-        learner.step(played)
+    for _, rollouts in trained(folder, store):
+        learner.step(rollouts)
         steps += 1
     return steps
 
 
 def read(groups: Mapping[str, bytes], keys: Sequence[str], digests: Sequence[str]) -> list[Rollout]:
     """The rollouts of some groups. Raises ValueError for a record that is not the one that was announced, or is gone."""
-    found = []
+    rollouts = []
     for key, digest in zip(keys, digests, strict=True):
         if Path(key).name != key:
             raise ValueError(f"{key!r} is no record's name")
@@ -329,16 +331,16 @@ def read(groups: Mapping[str, bytes], keys: Sequence[str], digests: Sequence[str
             raise ValueError(f"the record {key} of a group is gone from the store") from None
         if hashlib.sha256(data).hexdigest() != digest:
             raise ValueError(f"the record {key} of a group has changed since the worker wrote it")
-        found += unpack(data)
-    return found
+        rollouts += unpack(data)
+    return rollouts
 
 
 def keep(saved: Path, learner: Learner, version: int, groups: Sequence[int]) -> None:
     """Save a step: its state, then a manifest that makes it count. The step before it stays, all earlier ones go."""
     data = learner.save()
     atomic_write(saved / f"{version:06d}.state", data)
-    about = {"version": version, "groups": list(groups), "digest": hashlib.sha256(data).hexdigest()}
-    atomic_write(saved / f"{version:06d}.json", json.dumps(seal_record(about)))
+    manifest = {"version": version, "groups": list(groups), "digest": hashlib.sha256(data).hexdigest()}
+    atomic_write(saved / f"{version:06d}.json", json.dumps(seal_record(manifest)))
     for path in saved.iterdir():
         with contextlib.suppress(ValueError, FileNotFoundError):
             if int(path.stem) < version - 1:
@@ -349,9 +351,9 @@ def restored(saved: Path, learner: Learner) -> tuple[int, tuple[int, ...]]:
     """Steps done, and the groups of the last one, after `learner` has been restored; 0 and none at the beginning."""
     for path in sorted(saved.glob("*.json"), reverse=True):
         with contextlib.suppress(OSError, ValueError):
-            about = read_json(path, {"version": int, "groups": [int], "digest": str})
+            manifest = read_json(path, {"version": int, "groups": [int], "digest": str})
             data = path.with_suffix(".state").read_bytes()
-            if hashlib.sha256(data).hexdigest() == about["digest"]:
+            if hashlib.sha256(data).hexdigest() == manifest["digest"]:
                 learner.restore(data)
-                return about["version"], tuple(about["groups"])
+                return manifest["version"], tuple(manifest["groups"])
     return 0, ()

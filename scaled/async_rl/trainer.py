@@ -48,18 +48,18 @@ class Alone:
 
     def __init__(self, folder: Path, learner: Learner, stores: Stores, log: Log, patience: float):
         """patience: seconds that the store may be down."""
-        self.saved, self.learner, self.stores, self.log, self.patience = folder / "trainer", learner, stores, log, patience
-        self.saved.mkdir(exist_ok=True)
+        self.save_folder, self.learner, self.stores, self.log, self.patience = (folder / "trainer", learner, stores, log, patience)
+        self.save_folder.mkdir(exist_ok=True)
         self.publisher = Publisher(stores.weights, learner, log, patience)
 
     def restored(self) -> tuple[int, tuple[int, ...]]:
-        return services.restored(self.saved, self.learner)
+        return services.restored(self.save_folder, self.learner)
 
     def step(self, version: int, asked: Batch) -> dict[str, float]:
-        played = insist(lambda: services.read(self.stores.groups, asked.keys, asked.digests), "reading groups", self.log, self.patience)
-        figures = self.learner.step(played) | ages(played, version)
-        services.keep(self.saved, self.learner, version + 1, asked.groups)
-        return figures
+        rollouts = insist(lambda: services.read(self.stores.groups, asked.keys, asked.digests), "reading groups", self.log, self.patience)
+        metrics = self.learner.step(rollouts) | ages(rollouts, version)
+        services.keep(self.save_folder, self.learner, version + 1, asked.groups)
+        return metrics
 
     def publish(self, version: int, anew: bool = False) -> None:
         self.publisher.publish(version, anew)
@@ -69,14 +69,14 @@ class Alone:
 
 
 def train(
-    at: Path | Port, epoch: int, work: Work, log: Log, patience: float, show: Callable[[int, dict[str, float]], None] = lambda step, figures: None
+    at: Path | Port, epoch: int, work: Work, log: Log, patience: float, show: Callable[[int, dict[str, float]], None] = lambda step, metrics: None
 ) -> None:
     """The trainer, until it is told to stop. A step counts once its state is saved, and its weights are told once they are visible."""
 
-    def tell() -> None:
+    def announce_version() -> None:
         # Beside a step this loop cannot speak. If the reconciler is gone, the next one hears it when this loop connects.
-        with contextlib.suppress(Lost), contextlib.closing(Line.to(at, patience)) as own:
-            own.say(encode(Published("trainer", epoch, work.publisher.visible)))
+        with contextlib.suppress(Lost), contextlib.closing(Line.to(at, patience)) as connection:
+            connection.say(encode(Published("trainer", epoch, work.publisher.visible)))
 
     version, groups = work.restored()
     log("start", version=version)
@@ -102,12 +102,12 @@ def train(
                         work.publish(version, anew=True)
                     elif isinstance(message, Batch) and message.version == version:
                         log("train", version=version)
-                        figures = work.step(version, message)
+                        metrics = work.step(version, message)
                         version, groups = version + 1, message.groups
-                        log("saved", version=version, **figures)
-                        work.start(version, tell)
+                        log("saved", version=version, **metrics)
+                        work.start(version, announce_version)
                         log("publishing", version=version)
-                        show(version, figures)
+                        show(version, metrics)
                         line.say(encode(Trained("trainer", epoch, version - 1, groups)))
                         line.say(encode(Ready("trainer", epoch, version, groups)))
         except Lost:

@@ -80,8 +80,8 @@ class VLLM:
         self.state: list[Literal["free", "ready", "over"]] = ["free"] * slots
         self.full: list[int] = []
         self.contexts: dict[int, Context] = {}
-        self.over, self.version, self.sums, self.serial = queue.SimpleQueue[tuple[Context, Any]](), -1, "", itertools.count()
-        self.fetched = -1
+        self.finished_turns, self.version, self.sums, self.serial = (queue.SimpleQueue[tuple[Context, Any]](), -1, "", itertools.count())
+        self.fetched_version = -1
         self.loop = asyncio.new_event_loop()
         threading.Thread(target=self.loop.run_forever, daemon=True).start()
         self.llm: Any = self.call(self.start(slots))
@@ -105,7 +105,8 @@ class VLLM:
             raise RunError(f"vLLM cannot be imported: {type(error).__name__}: {' '.join(str(error).split())}; {CLEAN}") from None
         c = self.config
         blocks = slots * (self.max_len // 256 + 1) + 1
-        room = 4 * c.num_hidden_layers * c.num_key_value_heads * c.head_dim * 256 * blocks  # keys and values of all contexts, in bfloat16
+        # Keys and values of all contexts, in bfloat16.
+        cache_bytes = 4 * c.num_hidden_layers * c.num_key_value_heads * c.head_dim * 256 * blocks
         with tempfile.TemporaryDirectory(prefix="etude-") as folder:
             shape = replace(c, max_position_embeddings=max(c.max_position_embeddings, self.max_len))
             Path(folder, "config.json").write_text(write_config(asdict(shape), torch.bfloat16))
@@ -117,7 +118,7 @@ class VLLM:
                 dtype="bfloat16",
                 max_model_len=self.max_len,
                 max_num_seqs=slots,
-                kv_cache_memory_bytes=room,
+                kv_cache_memory_bytes=cache_bytes,
                 enable_prefix_caching=True,
                 enforce_eager=not torch.cuda.is_available(),
                 logprobs_mode="processed_logprobs",
@@ -131,8 +132,8 @@ class VLLM:
             except Exception as error:
                 raise RunError(f"vLLM does not start: {type(error).__name__}: {' '.join(str(error).split())}") from None
 
-    def call(self, waited: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(waited, self.loop).result()
+    def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result()
 
     def close(self) -> None:
         """Ends vLLM, for which Python would wait at its end; nothing may be asked of it afterwards."""
@@ -168,17 +169,17 @@ class VLLM:
     def turn(self, slot: int) -> SampledTurn | None:
         check_state(self.state, slot, "over")
         context = self.contexts[slot]
-        own = context.tokens[context.begin :]
-        if own and own[-1] in context.stop_ids and context.versions[-1] >= 0:
-            return SampledTurn(own[:-1], own[-1])
-        return None if len(context.tokens) == self.max_len else SampledTurn(own, None)
+        turn_tokens = context.tokens[context.begin :]
+        if turn_tokens and turn_tokens[-1] in context.stop_ids and context.versions[-1] >= 0:
+            return SampledTurn(turn_tokens[:-1], turn_tokens[-1])
+        return None if len(context.tokens) == self.max_len else SampledTurn(turn_tokens, None)
 
     def remove(self, slot: int, finished: bool = True) -> Segment:
         """A turn that is under way is given up, and no part of what is returned."""
         if self.state[slot] == "free":
             raise ValueError(f"slot {slot} is free")
         context, self.state[slot] = self.contexts.pop(slot), "free"
-        self.full = [other for other in self.full if other != slot]
+        self.full = [full_slot for full_slot in self.full if full_slot != slot]
         if context.request is not None:
             context.request.cancel()
         version = torch.tensor(context.versions)
@@ -187,39 +188,39 @@ class VLLM:
 
     def step(self) -> list[int]:
         """Slots whose turn is over since the last step, or whose context is full. Waits for a moment if there is none."""
-        over, self.full = self.full, []
-        wait = NOTICE if "ready" in self.state and not over else 0.0
+        finished_slots, self.full = self.full, []
+        wait = NOTICE if "ready" in self.state and not finished_slots else 0.0
         while True:
             try:
-                context, found = self.over.get(timeout=wait) if wait else self.over.get_nowait()
+                context, result = self.finished_turns.get(timeout=wait) if wait else self.finished_turns.get_nowait()
             except queue.Empty:
-                return over
+                return finished_slots
             wait = 0.0
             if self.contexts.get(context.slot) is not context:
                 continue  # it has left meanwhile
-            if isinstance(found, BaseException):
-                raise found
-            context.take(found, self.temperature)
+            if isinstance(result, BaseException):
+                raise result
+            context.take(result, self.temperature)
             self.state[context.slot] = "over"
-            over.append(context.slot)
+            finished_slots.append(context.slot)
 
     def give(self, slot: int, tokens: Sequence[int]) -> None:
         context = self.contexts[slot]
-        context.given(tokens[: self.max_len - len(context.tokens)])
+        context.append_given(tokens[: self.max_len - len(context.tokens)])
         if len(context.tokens) < self.max_len:
             self.state[slot] = "ready"
-            context.request = asyncio.run_coroutine_threadsafe(self.speak(context), self.loop)
+            context.request = asyncio.run_coroutine_threadsafe(self.sample_turn(context), self.loop)
         else:
             self.state[slot] = "over"
             self.full.append(slot)
 
-    async def speak(self, context: Context) -> None:
+    async def sample_turn(self, context: Context) -> None:
         """One turn."""
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
         begin = context.begin
-        how = SamplingParams(
+        params = SamplingParams(
             temperature=self.temperature,
             seed=int(context.draws[begin].item() * 2**53) if context.draws is not None else None,
             max_tokens=min(self.max_len - begin, context.longest_turn or self.max_len),
@@ -232,38 +233,38 @@ class VLLM:
         # The salt keeps contexts apart that began under other versions: else keys could be older than the bound on age allows.
         prompt = {"prompt_token_ids": list(context.tokens), "cache_salt": context.salt}
         try:
-            found = None
-            async for found in self.llm.generate(prompt, how, f"{context.slot}-{next(self.serial)}"):
+            output = None
+            async for output in self.llm.generate(prompt, params, f"{context.slot}-{next(self.serial)}"):
                 pass
-            assert found is not None
-            self.over.put((context, found.outputs[0]))
+            assert output is not None
+            self.finished_turns.put((context, output.outputs[0]))
         except Exception as error:
-            self.over.put((context, error))
+            self.finished_turns.put((context, error))
 
     # Weights.
 
     def fetch(self, want: int) -> None:
         """`player.Follows`."""
-        kind, said = self.call(self.build(want))
+        kind, message = self.call(self.build(want))
         if kind == "store":
-            raise StoreError(said)
+            raise StoreError(message)
         if kind:
-            raise weight_sync.SyncError(said) if kind == "SyncError" else RuntimeError(f"{kind}: {said}")
-        self.fetched = want
+            raise weight_sync.SyncError(message) if kind == "SyncError" else RuntimeError(f"{kind}: {message}")
+        self.fetched_version = want
 
     async def build(self, want: int) -> tuple[str, str]:
         await self.llm.collective_rpc("build_version", args=(want,))
-        while (told := (await self.llm.collective_rpc("built_version"))[0]) is None:
+        while (status := (await self.llm.collective_rpc("built_version"))[0]) is None:
             await asyncio.sleep(0.02)
-        return told
+        return status
 
     def anew(self) -> None:
         """`player.Follows`; the reader forgets by itself what it could not read."""
 
     def swap(self) -> dict[str, float | str]:
         """`player.Follows`; the sum of what serves is told as well. Raises RunError if that is not the trainer's."""
-        self.sums = self.call(self.exchange(self.fetched))
-        self.version = self.fetched
+        self.sums = self.call(self.exchange(self.fetched_version))
+        self.version = self.fetched_version
         return {"version": self.version, "sums": self.sums}
 
     async def exchange(self, version: int) -> str:
@@ -273,19 +274,21 @@ class VLLM:
         await self.llm.start_weight_update()
         await self.llm.update_weights(WeightTransferUpdateRequest({"version": version}))
         await self.llm.finish_weight_update(str(version))
-        ((serves, wanted),) = await self.llm.collective_rpc("served_sums")
-        if wrong := [name for name, value in wanted.items() if serves.get(name) != value]:
+        ((served_sums, trainer_sums),) = await self.llm.collective_rpc("served_sums")
+        if different_names := [name for name, value in trainer_sums.items() if served_sums.get(name) != value]:
             raise RunError(
-                f"--engine vllm cannot serve this network: of version {version}, {len(wrong)} of {len(wanted)} tensors are not the trainer's once "
-                f"loaded, the first is {wrong[0]}{WHY if self.config.num_experts else ''}; use --engine own"
+                f"--engine vllm cannot serve this network: of version {version}, {len(different_names)} of "
+                f"{len(trainer_sums)} tensors are not the trainer's once "
+                f"loaded, the first is {different_names[0]}{EXPERTS_NOTE if self.config.num_experts else ''}; use "
+                "--engine own"
             )
         if self.config.num_experts:
             raise RunError("--engine vllm does not tell which experts its tokens were routed to, and the trainer replays them; use --engine own")
         await self.llm.resume_generation()
-        return total(serves)
+        return total(served_sums)
 
 
-WHY = " (on a CPU vLLM lays experts out once, when it starts, and reads later ones in the wrong order)"
+EXPERTS_NOTE = " (on a CPU vLLM lays experts out once, when it starts, and reads later ones in the wrong order)"
 
 
 class Context:
@@ -299,22 +302,22 @@ class Context:
         self.begin = 0
         self.request: Any = None
 
-    def given(self, tokens: Sequence[int]) -> None:
+    def append_given(self, tokens: Sequence[int]) -> None:
         self.tokens += tokens
         self.logp += [0.0] * len(tokens)
         self.versions += [-1] * len(tokens)
         self.begin = len(self.tokens)
 
-    def take(self, found: Any, temperature: float) -> None:
+    def take(self, completion: Any, temperature: float) -> None:
         """A turn: vLLM's `CompletionOutput`."""
         self.request = None
-        spans = [(int(span.version), span.end - span.start) for span in found.weight_versions]
-        tokens, versions = list(found.token_ids), [version for version, count in spans for _ in range(count)]
-        assert len(tokens) == len(versions) == len(found.logprobs)
+        spans = [(int(span.version), span.end - span.start) for span in completion.weight_versions]
+        tokens, versions = list(completion.token_ids), [version for version, count in spans for _ in range(count)]
+        assert len(tokens) == len(versions) == len(completion.logprobs)
         self.tokens += tokens
         self.versions += versions
         # As everywhere here, a greedy token has probability one.
-        self.logp += [row[token].logprob if temperature else 0.0 for row, token in zip(found.logprobs, tokens, strict=True)]
+        self.logp += [row[token].logprob if temperature else 0.0 for row, token in zip(completion.logprobs, tokens, strict=True)]
 
 
 def total(sums: Mapping[str, str]) -> str:

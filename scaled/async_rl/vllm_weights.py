@@ -40,7 +40,7 @@ __all__ = ["Deltas", "Extension"]
 
 
 @dataclass
-class Where(WeightTransferInitInfo):
+class StoreInfo(WeightTransferInitInfo):
     """What is followed."""
 
     store: str
@@ -52,21 +52,21 @@ class Where(WeightTransferInitInfo):
 
 
 @dataclass
-class Which(WeightTransferUpdateInfo):
+class VersionInfo(WeightTransferUpdateInfo):
     """What is to be served next."""
 
     version: int
 
 
-class Deltas(WeightTransferEngine[Where, Which]):
+class Deltas(WeightTransferEngine[StoreInfo, VersionInfo]):
     """vLLM's side of `ref.weight_sync.Writer`."""
 
-    init_info_cls, update_info_cls = Where, Which
+    init_info_cls, update_info_cls = StoreInfo, VersionInfo
     supports_draft_weight_update = False
 
-    def init_transfer_engine(self, init_info: Where) -> None:
-        self.held = [Part(name, tuple(shape), 0, torch.zeros(shape, dtype=torch.bfloat16)) for name, shape in init_info.shapes.items()]
-        self.reader = Reader(open_stores(init_info.store).weights, self.held, init_info.name)
+    def init_transfer_engine(self, init_info: StoreInfo) -> None:
+        self.parts = [Part(name, tuple(shape), 0, torch.zeros(shape, dtype=torch.bfloat16)) for name, shape in init_info.shapes.items()]
+        self.reader = Reader(open_stores(init_info.store).weights, self.parts, init_info.name)
         self.building: threading.Thread | None = None
         self.error: Exception | None = None
 
@@ -84,7 +84,7 @@ class Deltas(WeightTransferEngine[Where, Which]):
         self.error, self.building = None, threading.Thread(target=fetch, daemon=True)
         self.building.start()
 
-    def built(self) -> tuple[str, str] | None:
+    def poll_build(self) -> tuple[str, str] | None:
         """None as long as it is not; then the kind of its error and what that says, both empty if it worked."""
         assert self.building is not None
         if self.building.is_alive():
@@ -95,10 +95,10 @@ class Deltas(WeightTransferEngine[Where, Which]):
     def start_weight_update(self) -> None:
         initialize_layerwise_reload(self.model)
 
-    def receive_weights(self, update_info: Which) -> None:
+    def receive_weights(self, update_info: VersionInfo) -> None:
         version = self.reader.swap()
         assert version == update_info.version
-        self.model.load_weights((part.name, part.weights.to(self.device, copy=True)) for part in self.held)
+        self.model.load_weights((part.name, part.weights.to(self.device, copy=True)) for part in self.parts)
 
     def finish_weight_update(self) -> None:
         finalize_layerwise_reload(self.model, self.model_config)
@@ -111,47 +111,47 @@ class Deltas(WeightTransferEngine[Where, Which]):
     def sums(self) -> tuple[dict[str, str], dict[str, str]]:
         """Digests of all tensors that serve, and of the trainer's: those in the manifest."""
         assert self.reader.version is not None
-        held, found = {part.name: part.weights for part in self.held}, dict[str, str]()
-        for name, weights in served(self.model):
-            if name in held and weights.shape == held[name].shape:
+        stored_weights, digests = {part.name: part.weights for part in self.parts}, dict[str, str]()
+        for name, weights in served_weights(self.model):
+            if name in stored_weights and weights.shape == stored_weights[name].shape:
                 # A product with an identity matrix loses the sign of a zero.
-                read = torch.where((weights.cpu() == 0) & (held[name] == 0), held[name], weights.cpu().bfloat16())
-                value = f"{digest(Part(name, tuple(read.shape), 0, read)):032x}"
-                found[name] = value if found.get(name, value) == value else "served twice, and differently"
-        return found, self.reader.known[self.reader.version]["digests"]
+                served_copy = torch.where((weights.cpu() == 0) & (stored_weights[name] == 0), stored_weights[name], weights.cpu().bfloat16())
+                value = f"{digest(Part(name, tuple(served_copy.shape), 0, served_copy)):032x}"
+                digests[name] = value if digests.get(name, value) == value else "served twice, and differently"
+        return digests, self.reader.known[self.reader.version]["digests"]
 
     def shutdown(self) -> None: ...
 
 
 @torch.no_grad()
-def served(model: Any) -> Iterator[tuple[str, Tensor]]:
+def served_weights(model: Any) -> Iterator[tuple[str, Tensor]]:
     """Names and weights that a network of vLLM computes with, as a Hugging Face folder has them. A head that shares the embedding's weights, and
     holds them in its own way, comes a second time under their name."""
-    fused: dict[str, list[str]] = getattr(model, "packed_modules_mapping", {})
+    fused_names: dict[str, list[str]] = getattr(model, "packed_modules_mapping", {})
     embedding = ""
     for prefix, layer in model.named_modules():
-        own = dict(layer.named_parameters(recurse=False, remove_duplicate=False))
+        params = dict(layer.named_parameters(recurse=False, remove_duplicate=False))
         if isinstance(layer, LinearBase):
             *path, last = prefix.split(".")
-            names = [".".join([*path, name]) for name in fused.get(last, [last])] if hasattr(layer, "output_sizes") else [prefix]
+            names = [".".join([*path, name]) for name in fused_names.get(last, [last])] if hasattr(layer, "output_sizes") else [prefix]
             sizes = layer.output_sizes if len(names) > 1 else [layer.output_size]
-            for name, weight in zip(names, through(layer, layer.input_size).split(sizes), strict=True):
+            for name, weight in zip(names, read_through_kernel(layer, layer.input_size).split(sizes), strict=True):
                 yield f"{name}.weight", weight
-            if own.get("bias") is not None:
-                yield from ((f"{name}.bias", x) for name, x in zip(names, own["bias"].split(sizes), strict=True))
+            if params.get("bias") is not None:
+                yield from ((f"{name}.bias", x) for name, x in zip(names, params["bias"].split(sizes), strict=True))
         elif isinstance(layer, ParallelLMHead):  # before what it derives from
             tied = bool(getattr(getattr(model, "config", None), "tie_word_embeddings", False))
-            yield f"{embedding if tied else prefix}.weight", through(layer, layer.embedding_dim)[: layer.org_vocab_size]
+            yield (f"{embedding if tied else prefix}.weight", read_through_kernel(layer, layer.embedding_dim)[: layer.org_vocab_size])
         elif isinstance(layer, VocabParallelEmbedding):
             embedding = prefix
-            yield f"{prefix}.weight", layer.quant_method.embedding(layer, torch.arange(layer.org_vocab_size, device=own["weight"].device))
+            yield (f"{prefix}.weight", layer.quant_method.embedding(layer, torch.arange(layer.org_vocab_size, device=params["weight"].device)))
         elif isinstance(layer, RoutedExperts):
             yield from experts(prefix.removesuffix(".routed_experts"), layer)
         else:
-            yield from ((f"{prefix}.{name}", x) for name, x in own.items())
+            yield from ((f"{prefix}.{name}", x) for name, x in params.items())
 
 
-def through(layer: Any, width: int) -> Tensor:
+def read_through_kernel(layer: Any, width: int) -> Tensor:
     """The weights of a layer [out, width], read by its own kernel."""
     like = next(layer.parameters())
     return layer.quant_method.apply(layer, torch.eye(width, dtype=torch.bfloat16, device=like.device)).T.contiguous()
@@ -165,10 +165,10 @@ def experts(prefix: str, layer: Any) -> Iterator[tuple[str, Tensor]]:
         (gate, up), down = w13[e].chunk(2), w2[e]
         x = torch.randn(16, gate.shape[1], generator=generator).to(down)
         ids = torch.full((16, 1), e, dtype=torch.int32, device=x.device)
-        found = layer.quant_method.apply(layer, x.clone(), torch.ones(16, 1, device=x.device), ids, None, None).float()
-        wanted = F.linear(F.silu(F.linear(x.float(), gate.float())) * F.linear(x.float(), up.float()), down.float())
+        output = layer.quant_method.apply(layer, x.clone(), torch.ones(16, 1, device=x.device), ids, None, None).float()
+        expected_output = F.linear(F.silu(F.linear(x.float(), gate.float())) * F.linear(x.float(), up.float()), down.float())
         # Two roundings to bfloat16 differ by less than 1%, and experts in another order by more than 100%.
-        if (found - wanted).norm() <= 0.1 * wanted.norm():
+        if (output - expected_output).norm() <= 0.1 * expected_output.norm():
             yield from ((f"{prefix}.{e}.{name}_proj.weight", weight) for name, weight in (("gate", gate), ("up", up), ("down", down)))
 
 
@@ -181,13 +181,13 @@ class Extension:
         self.weight_transfer_engine.build(version)
 
     def built_version(self) -> tuple[str, str] | None:
-        return self.weight_transfer_engine.built()
+        return self.weight_transfer_engine.poll_build()
 
     def served_sums(self) -> tuple[dict[str, str], dict[str, str]]:
         return self.weight_transfer_engine.sums()
 
 
-def _end_with(pid: int) -> None:
+def _exit_with_owner(pid: int) -> None:
     """Ends vLLM's processes, this one and the one that started it, with the process that wanted them, even if that is killed."""
     with contextlib.suppress(ProcessLookupError):
         multiprocessing.connection.wait([os.pidfd_open(pid)])
@@ -199,4 +199,4 @@ def _end_with(pid: int) -> None:
 
 WeightTransferEngineFactory.register_engine("etude", Deltas)
 if OWNER in os.environ and multiprocessing.parent_process() is not None:
-    threading.Thread(target=_end_with, args=(int(os.environ[OWNER]),), daemon=True).start()
+    threading.Thread(target=_exit_with_owner, args=(int(os.environ[OWNER]),), daemon=True).start()

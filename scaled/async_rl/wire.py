@@ -61,35 +61,35 @@ def meeting_place() -> Iterator[Path]:
 @contextlib.contextmanager
 def meeting_port(host: str) -> Iterator[Port]:
     """A free port of an address of this machine, kept for hubs of this user's until the end: one may follow another there."""
-    with bound(host, 0) as kept:  # it never listens, so nothing ever comes to it
-        yield Port(host, kept.getsockname()[1], secrets.token_hex(16).encode())
+    with bind_socket(host, 0) as reserved_socket:  # it never listens, so nothing ever comes to it
+        yield Port(host, reserved_socket.getsockname()[1], secrets.token_hex(16).encode())
 
 
-def bound(host: str, number: int) -> socket.socket:
+def bind_socket(host: str, number: int) -> socket.socket:
     """A TCP socket at an address that other sockets of this user may have as well."""
-    kept = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-    kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-    kept.bind((host, number))
-    return kept
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    listener.bind((host, number))
+    return listener
 
 
 class Line:
     """One end of a connection. most: the largest frame that is taken, bytes."""
 
     def __init__(self, peer: socket.socket, most: int = MOST):
-        self.peer, self.got, self.most = peer, bytearray(), most
+        self.peer, self.buffer, self.max_bytes = peer, bytearray(), most
         peer.setblocking(False)
 
     @classmethod
     def to(cls, at: Path | Port, seconds: float) -> Line:
         """Connects to a hub, which may not be there yet. Raises Lost after some seconds, also if the hub does not know the token."""
-        until = time.monotonic() + seconds
+        deadline = time.monotonic() + seconds
         while True:
             try:
-                return admitted(at) if isinstance(at, Port) else cls(connected(at))
+                return open_line(at) if isinstance(at, Port) else cls(connect_socket(at))
             except (FileNotFoundError, ConnectionError, TimeoutError) as error:
-                if time.monotonic() > until:
+                if time.monotonic() > deadline:
                     raise Lost(f"nobody listens at {at}: {error}") from None
                 time.sleep(0.02)
 
@@ -106,8 +106,8 @@ class Line:
 
     def heard(self, seconds: float = 0.0) -> list[bytes]:
         """Complete frames that have come, waiting for the first one at most this long. Raises Lost if the other side is gone."""
-        found = self._frames()
-        if not found and seconds > 0:
+        frames = self._frames()
+        if not frames and seconds > 0:
             with selectors.DefaultSelector() as selector:
                 selector.register(self.peer, selectors.EVENT_READ)
                 selector.select(seconds)
@@ -119,26 +119,26 @@ class Line:
             except OSError as error:
                 raise Lost(str(error)) from None
             if not data:
-                if found or (found := self._frames()):
-                    return found  # what was said before the end
+                if frames or (frames := self._frames()):
+                    return frames  # what was said before the end
                 raise Lost("the other side has closed the line")
-            self.got += data
-        return found + self._frames()
+            self.buffer += data
+        return frames + self._frames()
 
     def _frames(self) -> list[bytes]:
-        found = []
-        while len(self.got) >= 4 and len(self.got) >= 4 + (size := int.from_bytes(self.got[:4], "big")):
-            found.append(bytes(self.got[4 : 4 + size]))
-            del self.got[: 4 + size]
-        if len(self.got) >= 4 and int.from_bytes(self.got[:4], "big") > self.most:
+        frames = []
+        while len(self.buffer) >= 4 and len(self.buffer) >= 4 + (size := int.from_bytes(self.buffer[:4], "big")):
+            frames.append(bytes(self.buffer[4 : 4 + size]))
+            del self.buffer[: 4 + size]
+        if len(self.buffer) >= 4 and int.from_bytes(self.buffer[:4], "big") > self.max_bytes:
             raise Lost("the other side does not send frames")
-        return found
+        return frames
 
     def close(self) -> None:
         self.peer.close()
 
 
-def connected(path: Path) -> socket.socket:
+def connect_socket(path: Path) -> socket.socket:
     peer = socket.socket(socket.AF_UNIX)
     try:
         peer.connect(str(path))
@@ -148,10 +148,10 @@ def connected(path: Path) -> socket.socket:
     return peer
 
 
-def admitted(port: Port) -> Line:
+def open_line(port: Port) -> Line:
     """A line to a hub that knows the token."""
     try:
-        line = Line(watched(socket.create_connection((port.host, port.number), WAIT)))
+        line = Line(with_keepalive(socket.create_connection((port.host, port.number), WAIT)))
     except OSError as error:  # a machine that cannot be reached may be so again
         raise Lost(str(error)) from None
     try:
@@ -164,7 +164,7 @@ def admitted(port: Port) -> Line:
     return line
 
 
-def watched(peer: socket.socket) -> socket.socket:
+def with_keepalive(peer: socket.socket) -> socket.socket:
     """A TCP connection that sends at once, and ends if the other machine is silent for about half a minute."""
     peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -180,7 +180,7 @@ class Hub:
     def __init__(self, at: Path | Port):
         self.token, self.strangers = b"", set[Line]()
         if isinstance(at, Port):
-            self.token, self.listener = at.token, bound(at.host, at.number)
+            self.token, self.listener = at.token, bind_socket(at.host, at.number)
         else:
             at.unlink(missing_ok=True)
             self.listener = socket.socket(socket.AF_UNIX)
@@ -193,24 +193,24 @@ class Hub:
 
     def heard(self, seconds: float) -> list[tuple[Line, bytes | None]]:
         """Frames that have come, with the line that each came from; None: the line has ended. Waits at most some seconds."""
-        found: list[tuple[Line, bytes | None]] = []
+        messages: list[tuple[Line, bytes | None]] = []
         for key, _ in self.selector.select(seconds):
             if key.data is None:
                 self.accept()
                 continue
             line: Line = key.data
-            known = line not in self.strangers
+            is_known = line not in self.strangers
             try:
                 frames = line.heard()
-                if not known and frames:
+                if not is_known and frames:
                     self.welcome(line, frames)
-                elif known:
-                    found += [(line, data) for data in frames]
+                elif is_known:
+                    messages += [(line, data) for data in frames]
             except Lost:
                 self.end(line)
-                if known:
-                    found.append((line, None))
-        return found
+                if is_known:
+                    messages.append((line, None))
+        return messages
 
     def accept(self) -> None:
         try:
@@ -218,7 +218,7 @@ class Hub:
         except OSError:
             return  # it has gone already
         if self.token:
-            self.strangers.add(line := Line(watched(peer), most=len(self.token)))
+            self.strangers.add(line := Line(with_keepalive(peer), most=len(self.token)))
         else:
             line = Line(peer)
         self.selector.register(peer, selectors.EVENT_READ, line)
@@ -228,7 +228,7 @@ class Hub:
         if len(frames) > 1 or not hmac.compare_digest(frames[0], self.token):
             raise Lost("it does not know the token")
         self.strangers.discard(line)
-        line.most = MOST
+        line.max_bytes = MOST
         line.say(WELCOME)
 
     def end(self, line: Line) -> None:

@@ -37,17 +37,17 @@ class Tries:
     """When something that failed may be tried again. Raises RunError once it has failed for `most` seconds."""
 
     def __init__(self, what: str, most: float):
-        self.what, self.most, self.failures, self.first, self.next = what, most, 0, 0.0, 0.0
+        self.action, self.max_seconds, self.failures, self.first, self.next = what, most, 0, 0.0, 0.0
 
     def failed(self, error: Exception) -> None:
         if no_room(error) or not isinstance(error, (OSError, weight_sync.SyncError)):
             raise error
-        now = time.monotonic()
-        self.first = self.first if self.failures else now
+        time_now = time.monotonic()
+        self.first = self.first if self.failures else time_now
         self.failures += 1
-        self.next = now + pause(self.failures)
-        if now - self.first > self.most:
-            raise RunError(f"{self.what} failed for {self.most:g} seconds; the last error: {error}")
+        self.next = time_now + pause(self.failures)
+        if time_now - self.first > self.max_seconds:
+            raise RunError(f"{self.action} failed for {self.max_seconds:g} seconds; the last error: {error}")
 
     def worked(self) -> None:
         self.failures, self.next = 0, 0.0
@@ -73,8 +73,8 @@ class Own:
     def __init__(self, store: MutableMapping[str, bytes], name: str, engine: Continuous):
         # What is synchronised is bfloat16, whatever the sampler computes in.
         self.engine, sampler = engine, engine.sampler
-        self.served = sampler.model if sampler.dtype is torch.bfloat16 else copy.deepcopy(sampler.model).bfloat16()
-        self.reader = weight_sync.Reader(store, weight_sync.parts(self.served), name)
+        self.served_model = sampler.model if sampler.dtype is torch.bfloat16 else copy.deepcopy(sampler.model).bfloat16()
+        self.reader = weight_sync.Reader(store, weight_sync.parts(self.served_model), name)
         sampler.version = -1
 
     def fetch(self, want: int) -> None:
@@ -86,10 +86,10 @@ class Own:
     def swap(self) -> dict[str, float | str]:
         version = self.reader.swap()
         assert version is not None
-        if self.served is self.engine.sampler.model:
+        if self.served_model is self.engine.sampler.model:
             self.engine.renewed(version)
         else:
-            self.engine.load(self.served, version)
+            self.engine.load(self.served_model, version)
         return {"version": version}
 
 
@@ -97,7 +97,7 @@ class Weights:
     """The version that an engine serves, and the one that is built beside it."""
 
     def __init__(self, follows: Follows, most: float):
-        self.follows, self.beside = follows, Beside()
+        self.engine_weights, self.background = follows, Beside()
         self.errand: Errand | None = None
         self.serves = self.wanted = -1
         self.tries = Tries("loading weights from the store", most)
@@ -106,7 +106,7 @@ class Weights:
         """Begins to build what is wanted. True once it is built; an error if that failed."""
         if self.errand is None:
             if self.wanted > self.serves and self.tries.now:
-                self.errand = self.beside.send(lambda want=self.wanted: self.follows.fetch(want))
+                self.errand = self.background.send(lambda want=self.wanted: self.engine_weights.fetch(want))
             return False
         if not self.errand.done.is_set():
             return False
@@ -115,17 +115,17 @@ class Weights:
             self.tries.worked()
             return True
         self.errand = None
-        self.follows.anew()
+        self.engine_weights.anew()
         self.tries.failed(error)
         return error
 
     def swap(self) -> dict[str, float | str]:
         """Puts what is built in place of what serves; nothing may decode meanwhile. Returns what `Follows.swap` does, and seconds."""
         assert self.errand is not None
-        began, fetched, self.errand = time.monotonic(), self.errand.seconds, None
-        told = self.follows.swap()
-        self.serves = int(told["version"])
-        return {**told, "fetch_s": fetched, "pause_s": time.monotonic() - began}
+        start_time, fetch_seconds, self.errand = time.monotonic(), self.errand.seconds, None
+        facts = self.engine_weights.swap()
+        self.serves = int(facts["version"])
+        return {**facts, "fetch_s": fetch_seconds, "pause_s": time.monotonic() - start_time}
 
 
 class Groups:
@@ -133,55 +133,55 @@ class Groups:
 
     def __init__(self, store: MutableMapping[str, bytes], most: float):
         self.store, self.since, self.storing, self.done = store, dict[int, int](), dict[int, Storing](), dict[int, Done]()
-        self.tries, self.beside = Tries("storing groups", most), Beside()
+        self.tries, self.background = Tries("storing groups", most), Beside()
 
     def oldest(self) -> dict[int, int]:
         """The version of the oldest token of each."""
-        known = {group: one.done.oldest for group, one in self.storing.items()} | {group: one.oldest for group, one in self.done.items()}
-        return {**self.since, **known}
+        versions = {group: entry.done.oldest for group, entry in self.storing.items()} | {group: entry.oldest for group, entry in self.done.items()}
+        return {**self.since, **versions}
 
     def drop(self, groups: tuple[int, ...]) -> None:
         for group in groups:
-            for kept in (self.since, self.storing, self.done):
-                kept.pop(group, None)
+            for groups_of_kind in (self.since, self.storing, self.done):
+                groups_of_kind.pop(group, None)
 
     def stored(self) -> tuple[list[Storing], Exception | None]:
         """Groups that are now in the store, and an error if one could not be put there."""
-        found: list[Storing] = []
-        wrong: Exception | None = None
-        for group, one in list(self.storing.items()):
-            if one.errand is None:
+        entries: list[Storing] = []
+        error: Exception | None = None
+        for group, entry in list(self.storing.items()):
+            if entry.errand is None:
                 if self.tries.now:
-                    one.errand = self.beside.send(lambda one=one: self.store.__setitem__(one.done.key, one.data))
-            elif one.errand.done.is_set():
-                if one.errand.error is not None:
-                    wrong, one.errand = one.errand.error, None
+                    entry.errand = self.background.send(lambda entry=entry: self.store.__setitem__(entry.done.key, entry.data))
+            elif entry.errand.done.is_set():
+                if entry.errand.error is not None:
+                    error, entry.errand = entry.errand.error, None
                     continue
                 self.tries.worked()
                 del self.storing[group]
-                self.done = dict([*self.done.items(), (group, one.done)][-MOST_DONE:])
-                found.append(one)
-        if wrong is not None:
-            self.tries.failed(wrong)
-        return found, wrong
+                self.done = dict([*self.done.items(), (group, entry.done)][-MOST_DONE:])
+                entries.append(entry)
+        if error is not None:
+            self.tries.failed(error)
+        return entries, error
 
 
 def work(folder: Path, at: Path | Port, name: str, epoch: int, player: Player, store: str, patience: float, store_patience: float) -> None:
     """A worker, until it is told to stop. Raises Lost if there is no reconciler for `patience` seconds, GivenUp if the reconciler refuses it, and
     RunError if the store takes and gives nothing for `store_patience` seconds."""
     log, engine, in_store = Log(folder, name, epoch), player.engine, open_stores(store)
-    follows = Own(in_store.weights, name, engine) if isinstance(engine, Continuous) else cast(Follows, engine)
-    weights, groups = Weights(follows, store_patience), Groups(in_store.groups, store_patience)
+    engine_weights = Own(in_store.weights, name, engine) if isinstance(engine, Continuous) else cast(Follows, engine)
+    weights, groups = Weights(engine_weights, store_patience), Groups(in_store.groups, store_patience)
     log("start")
     while True:
         line = Line.to(at, patience)
         try:
-            known = groups.oldest()
+            oldest_versions = groups.oldest()
             room = max(1, player.capacity // player.rollouts)
-            line.say(encode(Hello(name, epoch, room, weights.serves, tuple(known), tuple(known.values()))))
-            for one in groups.done.values():
-                line.say(encode(one))
-            beat = time.monotonic()
+            line.say(encode(Hello(name, epoch, room, weights.serves, tuple(oldest_versions), tuple(oldest_versions.values()))))
+            for done_message in groups.done.values():
+                line.say(encode(done_message))
+            last_beat = time.monotonic()
             while True:
                 wait = min(player.idle(), BEAT / 2) if weights.serves >= 0 else BEAT / 2
                 if weights.errand is not None or groups.storing:
@@ -206,28 +206,28 @@ def work(folder: Path, at: Path | Port, name: str, epoch: int, player: Player, s
                         log("forget", groups=len(message.groups))
                     elif isinstance(message, Update):
                         weights.wanted = max(weights.wanted, message.version)
-                came = weights.go_on()
-                if isinstance(came, Exception):
-                    log("unsynced", version=weights.wanted, why=str(came))
+                outcome = weights.go_on()
+                if isinstance(outcome, Exception):
+                    log("unsynced", version=weights.wanted, why=str(outcome))
                     if weights.tries.failures > 1:
                         line.say(encode(Stuck(name, epoch, weights.wanted)))
-                elif came:
-                    told = weights.swap()
-                    log("load", **told)
+                elif outcome:
+                    facts = weights.swap()
+                    log("load", **facts)
                     line.say(encode(Loaded(name, epoch, weights.serves)))
-                for group, played in player.tick().items() if weights.serves >= 0 else ():
-                    data = pack(played)
-                    done = Done(name, epoch, group, oldest(played, weights.serves), f"{group:06d}-{name}-{epoch}", hashlib.sha256(data).hexdigest())
-                    groups.storing[group] = Storing(done, data, sum(p.chain.written for p in played if not p.failure))
+                for group, rollouts in player.tick().items() if weights.serves >= 0 else ():
+                    data = pack(rollouts)
+                    done = Done(name, epoch, group, oldest(rollouts, weights.serves), f"{group:06d}-{name}-{epoch}", hashlib.sha256(data).hexdigest())
+                    groups.storing[group] = Storing(done, data, sum(rollout.chain.written for rollout in rollouts if not rollout.failure))
                     groups.since.pop(group, None)
-                stored, wrong = groups.stored()
-                for one in stored:
-                    line.say(encode(one.done))
-                    log("done", group=one.done.group, tokens=one.tokens)
-                if wrong is not None:
-                    log("unstored", why=str(wrong))
-                if time.monotonic() - beat > BEAT:
-                    beat = time.monotonic()
+                entries, store_error = groups.stored()
+                for entry in entries:
+                    line.say(encode(entry.done))
+                    log("done", group=entry.done.group, tokens=entry.tokens)
+                if store_error is not None:
+                    log("unstored", why=str(store_error))
+                if time.monotonic() - last_beat > BEAT:
+                    last_beat = time.monotonic()
                     line.say(encode(Beat(name, epoch)))
                     log("slots", version=weights.serves, failures=player.failures, **player.slots())
         except Lost:

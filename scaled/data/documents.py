@@ -22,9 +22,9 @@ __all__ = ["Bad", "Document", "read"]
 
 UNPACKED = 8 << 30
 """Most bytes that an archive may unpack to; what comes after them is left out and named."""
-LINE = 64 << 20
+MAX_ROW_BYTES = 64 << 20
 """Most bytes of a row of JSONL."""
-DAMAGED = (OSError, EOFError, ValueError, RuntimeError, zlib.error, lzma.LZMAError, tarfile.TarError, zipfile.BadZipFile)
+READ_ERRORS = (OSError, EOFError, ValueError, RuntimeError, zlib.error, lzma.LZMAError, tarfile.TarError, zipfile.BadZipFile)
 """What the readers of archives raise for what they cannot read; RuntimeError for an encrypted member, and for an unknown way of packing."""
 
 
@@ -44,13 +44,13 @@ class Bad(NamedTuple):
 
 def read(unit: Unit, source: Source, most: int) -> Iterator[Document | Bad]:
     """The documents of a unit, and what cannot be read. Texts have at most `most` bytes."""
-    way = {"files": read_files, "lines": read_lines, "rows": read_rows, "archive": read_archive}[unit.kind]
-    return way(unit, source, most)
+    reader = {"files": read_files, "lines": read_lines, "rows": read_rows, "archive": read_archive}[unit.kind]
+    return reader(unit, source, most)
 
 
-def text_of(name: str | int, data: bytes, most: int) -> Document | Bad:
+def text_of(name: str | int, data: bytes, max_bytes: int) -> Document | Bad:
     """A document from the bytes of a file: UTF-8, no NUL, not empty; \\r\\n becomes \\n."""
-    if len(data) > most:
+    if len(data) > max_bytes:
         return Bad(name, "too large")
     if not data.strip():
         return Bad(name, "empty")
@@ -62,7 +62,7 @@ def text_of(name: str | int, data: bytes, most: int) -> Document | Bad:
         return Bad(name, "not UTF-8")
 
 
-def read_files(unit: Unit, source: Source, most: int) -> Iterator[Document | Bad]:
+def read_files(unit: Unit, source: Source, max_bytes: int) -> Iterator[Document | Bad]:
     for name in unit.names or (unit.label,):
         address = f"{unit.address.rstrip('/')}/{name}" if unit.names else unit.address
         try:
@@ -70,32 +70,32 @@ def read_files(unit: Unit, source: Source, most: int) -> Iterator[Document | Bad
                 if not remote(address) and not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                     yield Bad(name, "unreadable")
                     continue
-                data = file.read(most + 1)
+                data = file.read(max_bytes + 1)
         except OSError as error:
             refuse_broken(unit, error)
             yield Bad(name, "unreadable")
             continue
-        yield text_of(name, data, most)
+        yield text_of(name, data, max_bytes)
 
 
-def read_lines(unit: Unit, source: Source, most: int) -> Iterator[Document | Bad]:
+def read_lines(unit: Unit, source: Source, max_bytes: int) -> Iterator[Document | Bad]:
     """Rows of JSONL whose first byte lies in the unit."""
-    at, row = unit.begin, 0
+    position, row = unit.begin, 0
     try:
         with opened(unit.address) as raw:
             file: Any = gzip.GzipFile(fileobj=raw) if unit.address.endswith(".gz") else raw
-            if at:
-                file.seek(at - 1)
-                at += sum(map(len, pieces(file))) - 1  # the end of a row that began before
-            while unit.end < 0 or at < unit.end:
-                whole = list(pieces(file, keep=LINE))
-                if not whole:
+            if position:
+                file.seek(position - 1)
+                position += sum(map(len, pieces(file))) - 1  # the end of a row that began before
+            while unit.end < 0 or position < unit.end:
+                line_pieces = list(pieces(file, keep=MAX_ROW_BYTES))
+                if not line_pieces:
                     return
-                at, row = at + sum(map(len, whole)), row + 1
-                line = whole[0]
-                yield Bad(row, "row too long") if len(whole) > 1 else row_of(row, line, source, most)
+                position, row = position + sum(map(len, line_pieces)), row + 1
+                line = line_pieces[0]
+                yield Bad(row, "row too long") if len(line_pieces) > 1 else row_of(row, line, source, max_bytes)
     except (OSError, EOFError, zlib.error) as error:
-        yield Bad(unit.label, damage(unit, error))
+        yield Bad(unit.label, describe_damage(unit, error))
 
 
 def pieces(file: Any, keep: int = 1 << 20) -> Iterable[bytes]:
@@ -106,7 +106,7 @@ def pieces(file: Any, keep: int = 1 << 20) -> Iterable[bytes]:
             return
 
 
-def row_of(row: int, line: bytes, source: Source, most: int) -> Document | Bad:
+def row_of(row: int, line: bytes, source: Source, max_bytes: int) -> Document | Bad:
     if not line.strip():
         return Bad(row, "empty row")
     try:
@@ -117,10 +117,10 @@ def row_of(row: int, line: bytes, source: Source, most: int) -> Document | Bad:
         return Bad(row, "broken JSON")
     if not isinstance(value, dict):
         return Bad(row, "not an object")
-    return cell(row, value.get(source.text), value.get(source.title), source, most)
+    return cell(row, value.get(source.text), value.get(source.title), source, max_bytes)
 
 
-def cell(row: int, text: Any, title: Any, source: Source, most: int) -> Document | Bad:
+def cell(row: int, text: Any, title: Any, source: Source, max_bytes: int) -> Document | Bad:
     """A document from a column's value."""
     name = title if isinstance(title, str) and title else row
     if text is None:
@@ -129,21 +129,21 @@ def cell(row: int, text: Any, title: Any, source: Source, most: int) -> Document
         return Bad(name, f"{source.text} is no text")
     try:
         str(name).encode("utf-8")
-        return text_of(name, text.encode("utf-8"), most)
+        return text_of(name, text.encode("utf-8"), max_bytes)
     except UnicodeEncodeError:  # half of a surrogate pair, which JSON can spell
         return Bad(row, "not UTF-8")
 
 
-def read_rows(unit: Unit, source: Source, most: int) -> Iterator[Document | Bad]:
+def read_rows(unit: Unit, source: Source, max_bytes: int) -> Iterator[Document | Bad]:
     row = 0
     try:
         with opened(unit.address) as file:
             table = parquet(source).ParquetFile(file)
-            there = set(table.schema_arrow.names)
-            if source.text not in there:
+            column_names = set(table.schema_arrow.names)
+            if source.text not in column_names:
                 yield Bad(unit.label, f"no column {source.text}")
                 return
-            columns = [source.text, *({source.title} & there - {source.text})]
+            columns = [source.text, *({source.title} & column_names - {source.text})]
             groups = range(unit.begin, table.metadata.num_row_groups if unit.end < 0 else unit.end)
             for batch in table.iter_batches(256, list(groups), columns, use_threads=False):
                 texts = batch.column(source.text)
@@ -151,14 +151,14 @@ def read_rows(unit: Unit, source: Source, most: int) -> Iterator[Document | Bad]
                 for i in range(len(texts)):
                     row += 1
                     try:
-                        yield cell(row, texts[i].as_py(), titles[i].as_py() if titles is not None else None, source, most)
+                        yield cell(row, texts[i].as_py(), titles[i].as_py() if titles is not None else None, source, max_bytes)
                     except UnicodeDecodeError:
                         yield Bad(row, "not UTF-8")
     except (OSError, ValueError, NotImplementedError) as error:  # the last for a codec that pyarrow was built without
-        yield Bad(unit.label, damage(unit, error))
+        yield Bad(unit.label, describe_damage(unit, error))
 
 
-def damage(unit: Unit, error: BaseException) -> str:
+def describe_damage(unit: Unit, error: BaseException) -> str:
     """What is wrong with a file, in a few words that are the same in every run. Raises RunError as `refuse_broken`."""
     refuse_broken(unit, error)
     return f"damaged file: {(' '.join(str(error).split()) or type(error).__name__)[:80]}"
@@ -170,75 +170,75 @@ def refuse_broken(unit: Unit, error: BaseException) -> None:
         raise RunError(f"source {unit.address}: the connection broke ({' '.join(str(error).split()) or type(error).__name__})") from None
 
 
-class Bounded:
+class BoundedStream:
     """A stream that ends with an error after `UNPACKED` bytes."""
 
     def __init__(self, file: Any):
-        self.file, self.left = file, UNPACKED
+        self.file, self.bytes_left = file, UNPACKED
 
     def read(self, size: int = -1) -> bytes:
         block = self.file.read(size)
-        self.left -= len(block)
-        if self.left < 0:
+        self.bytes_left -= len(block)
+        if self.bytes_left < 0:
             raise OSError("it unpacks to too many bytes")
         return block
 
 
-def read_archive(unit: Unit, source: Source, most: int) -> Iterator[Document | Bad]:
+def read_archive(unit: Unit, source: Source, max_bytes: int) -> Iterator[Document | Bad]:
     """Members in the order of the archive. A damaged archive gives what stands before the damage."""
     try:
         with opened(unit.address) as file:
             if unit.address.endswith(ZIPS):
-                yield from read_zip(file, unit, source, most)
+                yield from read_zip(file, unit, source, max_bytes)
                 return
             magic = file.read(6)
             file.seek(0)
-            ways: dict[bytes, Any] = {b"\x1f\x8b": gzip.GzipFile, b"BZ": bz2.BZ2File, b"\xfd7": lzma.LZMAFile}
-            way = ways.get(magic[:2], lambda file: file)
-            plain = way(fileobj=file) if way is gzip.GzipFile else way(file)
-            with tarfile.open(fileobj=Bounded(plain), mode="r|") as tar:  # pyright: ignore[reportArgumentType, reportCallIssue] (it only reads)
+            decompressors: dict[bytes, Any] = {b"\x1f\x8b": gzip.GzipFile, b"BZ": bz2.BZ2File, b"\xfd7": lzma.LZMAFile}
+            decompressor = decompressors.get(magic[:2], lambda file: file)
+            plain_file = decompressor(fileobj=file) if decompressor is gzip.GzipFile else decompressor(file)
+            with tarfile.open(fileobj=BoundedStream(plain_file), mode="r|") as tar:  # pyright: ignore[reportArgumentType, reportCallIssue] (it only reads)
                 for member in tar:
                     if member.isdir() or not chosen(source, member.name):
                         continue
                     if not member.isreg():
                         yield Bad(member.name, "a link or device")
-                    elif member.size > most:
+                    elif member.size > max_bytes:
                         yield Bad(member.name, "too large")
-                    elif (inside := tar.extractfile(member)) is not None:
-                        yield named(member.name, text_of(member.name, inside.read(most + 1), most))
-    except DAMAGED as error:
-        yield Bad(unit.label, damage(unit, error))
+                    elif (member_file := tar.extractfile(member)) is not None:
+                        yield with_valid_name(member.name, text_of(member.name, member_file.read(max_bytes + 1), max_bytes))
+    except READ_ERRORS as error:
+        yield Bad(unit.label, describe_damage(unit, error))
 
 
-def named(name: str, found: Document | Bad) -> Document | Bad:
+def with_valid_name(name: str, document: Document | Bad) -> Document | Bad:
     """The same, if the name is text that files can hold."""
     try:
         name.encode("utf-8")
     except UnicodeEncodeError:
-        return found._replace(name=os.fsencode(name).decode("utf-8", "replace"))
-    return found
+        return document._replace(name=os.fsencode(name).decode("utf-8", "replace"))
+    return document
 
 
-def read_zip(file: BinaryIO, unit: Unit, source: Source, most: int) -> Iterator[Document | Bad]:
-    left = UNPACKED
+def read_zip(file: BinaryIO, unit: Unit, source: Source, max_bytes: int) -> Iterator[Document | Bad]:
+    bytes_left = UNPACKED
     with zipfile.ZipFile(file) as archive:
-        every = archive.infolist()
-        for member in every[unit.begin : len(every) if unit.end < 0 else unit.end]:
+        members = archive.infolist()
+        for member in members[unit.begin : len(members) if unit.end < 0 else unit.end]:
             if member.is_dir() or not chosen(source, member.filename):
                 continue
             if stat.S_ISLNK(member.external_attr >> 16):
                 yield Bad(member.filename, "a link or device")
                 continue
-            if member.file_size > most:
+            if member.file_size > max_bytes:
                 yield Bad(member.filename, "too large")
                 continue
             try:
-                with archive.open(member) as inside:
-                    data = inside.read(most + 1)
-            except DAMAGED as error:
-                yield Bad(member.filename, damage(unit, error))
+                with archive.open(member) as member_file:
+                    data = member_file.read(max_bytes + 1)
+            except READ_ERRORS as error:
+                yield Bad(member.filename, describe_damage(unit, error))
                 continue
-            left -= len(data)
-            if left < 0:
+            bytes_left -= len(data)
+            if bytes_left < 0:
                 raise OSError("it unpacks to too many bytes")
-            yield named(member.filename, text_of(member.filename, data, most))
+            yield with_valid_name(member.filename, text_of(member.filename, data, max_bytes))

@@ -59,8 +59,8 @@ class Duplicate(NamedTuple):
 
 def digest(text: str) -> str:
     """Hash of a text without its licence header, spaces at the ends of lines, and empty lines at its ends; 32 hexadecimal digits."""
-    plain = "\n".join(map(str.rstrip, body(text).split("\n"))).strip()
-    return hashlib.blake2b(plain.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+    plain_text = "\n".join(map(str.rstrip, body(text).split("\n"))).strip()
+    return hashlib.blake2b(plain_text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
 
 def shingles(text: str) -> np.ndarray:
@@ -70,11 +70,11 @@ def shingles(text: str) -> np.ndarray:
         return np.zeros(0, np.uint32)
     sums = np.fromiter(map(CHECKSUMS.__getitem__, words), np.uint64, len(words))
     n = max(len(words) - WORDS + 1, 1)
-    mixed = np.zeros(n, np.uint64)
+    hashes = np.zeros(n, np.uint64)
     for k in range(min(WORDS, len(words))):
-        mixed = (mixed ^ sums[k : k + n]) * np.uint64(0x9E3779B97F4A7C15)
-        mixed ^= mixed >> np.uint64(29)
-    return np.unique((mixed >> np.uint64(32)).astype(np.uint32))
+        hashes = (hashes ^ sums[k : k + n]) * np.uint64(0x9E3779B97F4A7C15)
+        hashes ^= hashes >> np.uint64(29)
+    return np.unique((hashes >> np.uint64(32)).astype(np.uint32))
 
 
 def sketches() -> Any:
@@ -97,31 +97,32 @@ def signature(marks: np.ndarray) -> np.ndarray:
 
 def jaccard(a: np.ndarray, b: np.ndarray) -> float:
     """Similarity of two sets, each in rising order without repetition; 0 if both are empty."""
-    both = len(np.intersect1d(a, b, assume_unique=True))
-    return both / max(len(a) + len(b) - both, 1)
+    # J(A, B) = |A ∩ B| / |A ∪ B|.
+    num_shared = len(np.intersect1d(a, b, assume_unique=True))
+    return num_shared / max(len(a) + len(b) - num_shared, 1)
 
 
 def duplicates(documents: Iterable[tuple[int, str, np.ndarray, np.ndarray]], near: float) -> Iterator[Duplicate]:
     """Duplicates among documents, each with its number, `digest`, `signature` and `shingles`, in the order in which the first stays.
     near = 0 looks for exact ones alone."""
     first: dict[str, int] = {}
-    kept: dict[int, np.ndarray] = {}
+    marks_of: dict[int, np.ndarray] = {}
     index, sketch = None, None
     if near:
         library = sketches()
         # Candidates are checked, so one too many costs little and one too few is a duplicate that stays.
         index = library.MinHashLSH(near, PERMUTATIONS, weights=(0.1, 0.9))
         sketch = library.MinHash(PERMUTATIONS, scheme="affine32")
-    for number, exact, minhash, marks in documents:
-        if exact in first:
-            yield Duplicate(number, first[exact], 1.0)
+    for number, text_digest, minhash, marks in documents:
+        if text_digest in first:
+            yield Duplicate(number, first[text_digest], 1.0)
             continue
         if index is not None and sketch is not None and len(marks):
             sketch.hashvalues = minhash
-            similar = max(((jaccard(marks, kept[other]), -other) for other in index.query(sketch)), default=(0.0, 0))
-            if similar[0] >= near:
-                yield Duplicate(number, -similar[1], round(similar[0], 4))
+            best_match = max(((jaccard(marks, marks_of[candidate]), -candidate) for candidate in index.query(sketch)), default=(0.0, 0))
+            if best_match[0] >= near:
+                yield Duplicate(number, -best_match[1], round(best_match[0], 4))
                 continue
             index.insert(number, sketch)
-            kept[number] = marks
-        first[exact] = number
+            marks_of[number] = marks
+        first[text_digest] = number

@@ -39,19 +39,19 @@ def choose(parts: Sequence[str], sizes: Sequence[int], wanted: str, share: float
     for part, size in zip(parts, sizes, strict=True):
         sums[part] = sums.get(part, 0) + size
     if wanted:
-        held = [i for i, part in enumerate(parts) if part == wanted or part.startswith(wanted + "/")]
-        if not held or len(held) == len(parts):
-            some = ", ".join(sorted(sums, key=lambda part: (-sums[part], part))[:8])
-            raise RunError(f"heldout = {wanted!r} holds {'everything' if held else 'nothing'} out; the largest parts are {some}")
-        return wanted, held
+        heldout_ids = [i for i, part in enumerate(parts) if part == wanted or part.startswith(wanted + "/")]
+        if not heldout_ids or len(heldout_ids) == len(parts):
+            largest = ", ".join(sorted(sums, key=lambda part: (-sums[part], part))[:8])
+            raise RunError(f"heldout = {wanted!r} holds {'everything' if heldout_ids else 'nothing'} out; the largest parts are {largest}")
+        return wanted, heldout_ids
     target = share * sum(sizes)
-    fit = [part for part, size in sums.items() if "/" in part and target / 3 <= size <= 5 * target and len(sums) > 1]
-    if fit:
-        name = min(fit, key=lambda part: (abs(sums[part] - target), part))
+    candidates = [part for part, size in sums.items() if "/" in part and target / 3 <= size <= 5 * target and len(sums) > 1]
+    if candidates:
+        name = min(candidates, key=lambda part: (abs(sums[part] - target), part))
         return name, [i for i, part in enumerate(parts) if part == name]
-    every = max(2, round(1 / share))
-    held = list(range(every // 2, len(parts), every)) or [len(parts) - 1]
-    return f"{len(held)} documents", held
+    interval = max(2, round(1 / share))
+    heldout_ids = list(range(interval // 2, len(parts), interval)) or [len(parts) - 1]
+    return f"{len(heldout_ids)} documents", heldout_ids
 
 
 @dataclass
@@ -68,7 +68,7 @@ class Index:
     @classmethod
     def of(cls, documents: Sequence[np.ndarray]) -> "Index":
         """The index of documents, each given by its `shingles`."""
-        sizes = np.array([len(one) for one in documents], np.int64)
+        sizes = np.array([len(document) for document in documents], np.int64)
         marks = np.concatenate([np.zeros(0, np.uint32), *documents])
         order = np.argsort(marks, kind="stable")
         return cls(marks[order], np.repeat(np.arange(len(documents), dtype=np.int32), sizes)[order], sizes)
@@ -78,13 +78,15 @@ class Index:
         if not len(marks) or not len(self.marks):
             return None
         left, right = (np.searchsorted(self.marks, marks, side) for side in ("left", "right"))
-        met = left < right
-        left, counts = left[met], (right - left)[met]
+        is_shared = left < right
+        left, counts = left[is_shared], (right - left)[is_shared]
         places = np.repeat(left - np.concatenate([[0], counts.cumsum()[:-1]]), counts) + np.arange(counts.sum()) if len(left) else left
-        both = np.bincount(self.owners[places], minlength=len(self.sizes))
-        least = np.minimum(self.sizes, len(marks))
-        alike = both / np.maximum(self.sizes + len(marks) - both, 1)
-        inside = np.where(least >= ENOUGH, both / np.maximum(least, 1), 0.0)
-        found = np.maximum(alike, inside)
-        best = int(found.argmax())
-        return (best, round(float(found[best]), 4)) if found[best] >= near else None
+        num_shared = np.bincount(self.owners[places], minlength=len(self.sizes))
+        smaller = np.minimum(self.sizes, len(marks))
+        # |S ∩ H| / |S ∪ H|.
+        jaccard = num_shared / np.maximum(self.sizes + len(marks) - num_shared, 1)
+        # |S ∩ H| / min(|S|, |H|), if both have `ENOUGH` shingles.
+        containment = np.where(smaller >= ENOUGH, num_shared / np.maximum(smaller, 1), 0.0)
+        similarity = np.maximum(jaccard, containment)
+        best = int(similarity.argmax())
+        return (best, round(float(similarity[best]), 4)) if similarity[best] >= near else None

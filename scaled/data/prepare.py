@@ -45,7 +45,7 @@ from scaled.data.sources import Source, Unit, units
 
 __all__ = ["Build", "Settings", "prepare"]
 
-NAMED = 20
+MAX_NAMES = 20
 """Names of dropped documents that data.json lists for every reason; dropped.jsonl lists all."""
 NEAR_HELD = "near the held-out codebase"
 
@@ -103,7 +103,7 @@ class Plan:
 
     sources: tuple[Source, ...]
     units: list[Unit]
-    lost: list[int]
+    unlisted_folders: list[int]
     """Folders that could not be listed, of every source."""
     build: Build
 
@@ -113,17 +113,17 @@ def plan(sources: Sequence[Source], settings: Settings, tokenizer: Path) -> Plan
     names = [source.label for source in sources]
     if not names:
         raise RunError("there is no source; name one or more in the settings: [[source]] with path = …")
-    if twice := [name for name, n in Counter(names).items() if n > 1]:
-        raise RunError(f"two sources are called {twice[0]}; give each [[source]] a name of its own")
+    if repeated_names := [name for name, n in Counter(names).items() if n > 1]:
+        raise RunError(f"two sources are called {repeated_names[0]}; give each [[source]] a name of its own")
     if settings.heldout and settings.heldout.split("/")[0] not in names:
         raise RunError(f"heldout = {settings.heldout!r} begins with no source; they are {', '.join(names)}")
-    found, lost, facts = [], [], hashlib.sha256()
+    all_units, unlisted_folders, files_digest = [], [], hashlib.sha256()
     for number, source in enumerate(sources):
-        mine, bad, files = units(source, number, settings.unit_bytes)
-        found += mine
-        lost.append(bad)
-        facts.update(json.dumps(files).encode("utf-8", "surrogateescape"))
-    return Plan(tuple(sources), found, lost, Build(tuple(sources), settings, hash_file(tokenizer), facts.hexdigest()))
+        source_units, num_unlisted, files = units(source, number, settings.unit_bytes)
+        all_units += source_units
+        unlisted_folders.append(num_unlisted)
+        files_digest.update(json.dumps(files).encode("utf-8", "surrogateescape"))
+    return Plan(tuple(sources), all_units, unlisted_folders, Build(tuple(sources), settings, hash_file(tokenizer), files_digest.hexdigest()))
 
 
 def prepare(out: Path, sources: Sequence[Source], settings: Settings, tokenizer: Path, processes: int, resume: bool, again: str) -> dict[str, Any]:
@@ -135,13 +135,13 @@ def prepare(out: Path, sources: Sequence[Source], settings: Settings, tokenizer:
         raise RunError(f"tokenizer {tokenizer}: {' '.join(str(error).split())}; see --tokenizer") from None
     if settings.near:
         sketches()
-    planned = plan(sources, settings, tokenizer)
-    with Run.open(out, "data", planned.build, resume) as run, run.told(again):
+    build_plan = plan(sources, settings, tokenizer)
+    with Run.open(out, "data", build_plan.build, resume) as run, run.told(again):
         if not (out / "data.json").exists():
             work = run.path("work", "tokenizer.json").parent
             atomic_write(work / "tokenizer.json", tokenizer.read_bytes())
-            with died(again):
-                build(run, planned, settings, work, np.dtype(dtype_of(vocabulary)).name, processes)
+            with report_dead_process(again):
+                build(run, build_plan, settings, work, np.dtype(dtype_of(vocabulary)).name, processes)
         shutil.rmtree(out / "work", ignore_errors=True)
         for name in ("state", "checkpoints"):  # a run's folders, empty here
             with contextlib.suppress(OSError):
@@ -150,200 +150,232 @@ def prepare(out: Path, sources: Sequence[Source], settings: Settings, tokenizer:
 
 
 @contextlib.contextmanager
-def died(again: str):
+def report_dead_process(resume_command: str):
     """A process that the system ended is one line."""
     try:
         yield
     except RuntimeError as error:
         if "died" not in str(error):
             raise
-        raise RunError(f"{error} Continue, perhaps with fewer processes or a smaller unit_bytes: {again}") from None
+        raise RunError(f"{error} Continue, perhaps with fewer processes or a smaller unit_bytes: {resume_command}") from None
 
 
-def build(run: Run, planned: Plan, settings: Settings, work: Path, dtype: str, processes: int) -> None:
+def build(run: Run, build_plan: Plan, settings: Settings, work: Path, dtype: str, processes: int) -> None:
     """All steps."""
-    if not (begun := run.stage("plan", total=1)).finished:
-        begun.finish({"units": len(planned.units), "bytes": sum(unit.bytes for unit in planned.units)})
+    if not (plan_stage := run.stage("plan", total=1)).finished:
+        plan_stage.finish({"units": len(build_plan.units), "bytes": sum(unit.bytes for unit in build_plan.units)})
     tasks = [
-        Task(i, unit, planned.sources[unit.source], settings.rules, settings.max_bytes, bool(settings.near), work)
-        for i, unit in enumerate(planned.units)
+        Task(i, unit, build_plan.sources[unit.source], settings.rules, settings.max_bytes, bool(settings.near), work)
+        for i, unit in enumerate(build_plan.units)
     ]
-    sizes = [unit.bytes for unit in planned.units]
-    spread(run, "read", scan, tasks, sizes, [work / f"{i:05d}.json" for i in range(len(tasks))], processes)
+    sizes = [unit.bytes for unit in build_plan.units]
+    run_stage(run, "read", scan, tasks, sizes, [work / f"{i:05d}.json" for i in range(len(tasks))], processes)
     scans = [Scan(work, i) for i in range(len(tasks))]
-    names = names_of(planned, scans)
-    kept, dropped, held = decide(run, planned, settings, work, scans, names, processes)
+    names = names_of(build_plan, scans)
+    kept_documents, dropped_entries, heldout = decide(run, build_plan, settings, work, scans, names, processes)
 
-    tasks = [Tokenise(i, kept[i], work / "tokenizer.json", work) for i in range(len(scans)) if kept[i]]
+    tasks = [Tokenise(i, kept_documents[i], work / "tokenizer.json", work) for i in range(len(scans)) if kept_documents[i]]
     sizes = [sum(scans[task.number].documents[i][1] for i in task.kept) for task in tasks]
-    spread(run, "tokenise", tokenise, tasks, sizes, [work / f"{task.number:05d}.lengths" for task in tasks], processes)
+    run_stage(run, "tokenise", tokenise, tasks, sizes, [work / f"{task.number:05d}.lengths" for task in tasks], processes)
 
     layouts: list[list[shards.Layout]] = []
     (run.root / "shards").mkdir(exist_ok=True)
-    for torn in (run.root / "shards").glob(".tmp-*"):  # what a kill left
-        torn.unlink()
-    for number, source in enumerate(planned.sources):
-        mine = [i for i, unit in enumerate(planned.units) if unit.source == number and kept[i]]
-        lengths = [np.fromfile(work / f"{i:05d}.lengths", np.int64) for i in mine]
-        files = [work / f"{i:05d}.tokens" for i in mine]
+    for leftover in (run.root / "shards").glob(".tmp-*"):  # what a kill left
+        leftover.unlink()
+    for number, source in enumerate(build_plan.sources):
+        unit_numbers = [i for i, unit in enumerate(build_plan.units) if unit.source == number and kept_documents[i]]
+        lengths = [np.fromfile(work / f"{i:05d}.lengths", np.int64) for i in unit_numbers]
+        files = [work / f"{i:05d}.tokens" for i in unit_numbers]
         layouts.append(shards.cut(lengths, files, settings.shard_tokens, run.root / "shards" / source.label, dtype))
-    flat = [layout for some in layouts for layout in some]
+    flat = [layout for source_layouts in layouts for layout in source_layouts]
     ends = [layout.path.with_name(layout.path.name + ".json") for layout in flat]
-    spread(run, "shards", shards.write, flat, [int(layout.lengths.sum()) for layout in flat], ends, processes)
-    manifests = [[read_json(layout.path.with_name(layout.path.name + ".json")) for layout in some] for some in layouts]
+    run_stage(run, "shards", shards.write, flat, [int(layout.lengths.sum()) for layout in flat], ends, processes)
+    manifests = [[read_json(layout.path.with_name(layout.path.name + ".json")) for layout in source_layouts] for source_layouts in layouts]
 
-    lines = [json.dumps({"name": names[u][i] if len(planned.sources) == 1 else f"{planned.sources[planned.units[u].source].label}/{names[u][i]}",
-                         "text": scans[u].text(i)}) for u, i in held["documents"]]  # fmt: skip
+    lines = [
+        json.dumps(
+            {
+                "name": names[u][i] if len(build_plan.sources) == 1 else f"{build_plan.sources[build_plan.units[u].source].label}/{names[u][i]}",
+                "text": scans[u].text(i),
+            }
+        )
+        for u, i in heldout["documents"]
+    ]
     text = "".join(line + "\n" for line in lines)
     atomic_write(run.root / "heldout.jsonl", text)
-    atomic_write(run.root / "dropped.jsonl", "".join(json.dumps(one) + "\n" for one in dropped))
+    atomic_write(run.root / "dropped.jsonl", "".join(json.dumps(entry) + "\n" for entry in dropped_entries))
     shutil.copyfile(work / "tokenizer.json", run.root / "tokenizer.json")
     record = {
         "format": FORMAT,
-        "tokenizer": {"sha256": planned.build.tokenizer, "dtype": dtype},
+        "tokenizer": {"sha256": build_plan.build.tokenizer, "dtype": dtype},
         "heldout": {
-            "name": held["name"],
+            "name": heldout["name"],
             "documents": len(lines),
-            "bytes_of_text": held["bytes"],
-            "near": sum(one["reason"] == NEAR_HELD for one in dropped),
+            "bytes_of_text": heldout["bytes"],
+            "near": sum(entry["reason"] == NEAR_HELD for entry in dropped_entries),
             "bytes": len(text),
             "sha256": hashlib.sha256(text.encode()).hexdigest(),
         },
-        "sources": [statistics(number, planned, scans, kept, dropped, held, manifests[number]) for number in range(len(planned.sources))],
+        "sources": [
+            statistics(number, build_plan, scans, kept_documents, dropped_entries, heldout, manifests[number])
+            for number in range(len(build_plan.sources))
+        ],
     }
     atomic_write(run.root / "data.json", json.dumps(record, indent=1) + "\n")
 
 
-def spread(run: Run, name: str, work: Callable[[Any], Any], tasks: Sequence[Any], sizes: Sequence[int], ends: Sequence[Path], processes: int) -> None:
+def run_stage(
+    run: Run, name: str, work: Callable[[Any], Any], tasks: Sequence[Any], sizes: Sequence[int], ends: Sequence[Path], processes: int
+) -> None:
     """A step on all processes: the tasks whose last file is not there, the largest first."""
     stage = run.stage(name, total=len(tasks), unit="tokens" if name == "shards" else "B")
     if stage.finished:
         return
     stage.restore()
-    left = sorted((i for i, end in enumerate(ends) if not end.exists()), key=lambda i: -sizes[i])
-    before, done = sum(sizes) - sum(sizes[i] for i in left), np.cumsum([0, *(sizes[i] for i in left)])
-    stage.progress(len(tasks) - len(left), before)
-    on_cores(work, [tasks[i] for i in left], lambda n: stage.progress(len(tasks) - len(left) + n, before + int(done[n])), processes=processes)
+    pending = sorted((i for i, end in enumerate(ends) if not end.exists()), key=lambda i: -sizes[i])
+    finished_size, progress_sizes = (sum(sizes) - sum(sizes[i] for i in pending), np.cumsum([0, *(sizes[i] for i in pending)]))
+    stage.progress(len(tasks) - len(pending), finished_size)
+    on_cores(
+        work,
+        [tasks[i] for i in pending],
+        lambda n: stage.progress(len(tasks) - len(pending) + n, finished_size + int(progress_sizes[n])),
+        processes=processes,
+    )
     stage.finish({"tasks": len(tasks), "size": sum(sizes)})
 
 
-def names_of(planned: Plan, scans: Sequence[Scan]) -> list[list[str]]:
+def names_of(build_plan: Plan, scans: Sequence[Scan]) -> list[list[str]]:
     """The name of every document, as text: FILE:ROW for a row without one."""
-    found, rows = [], Counter()
-    for unit, scanned in zip(planned.units, scans, strict=True):
-        found.append([named(unit, rows[unit.source, unit.address], one[0]) for one in scanned.documents])
-        scanned.dropped = [[named(unit, rows[unit.source, unit.address], name), *more] for name, *more in scanned.dropped]
-        rows[unit.source, unit.address] += scanned.rows
-    return found
+    names, rows = [], Counter()
+    for unit, unit_scan in zip(build_plan.units, scans, strict=True):
+        names.append([document_name(unit, rows[unit.source, unit.address], document[0]) for document in unit_scan.documents])
+        unit_scan.dropped = [[document_name(unit, rows[unit.source, unit.address], name), *fields] for name, *fields in unit_scan.dropped]
+        rows[unit.source, unit.address] += unit_scan.rows
+    return names
 
 
-def named(unit: Unit, rows: int, name: str | int) -> str:
+def document_name(unit: Unit, rows: int, name: str | int) -> str:
     return name if isinstance(name, str) else f"{unit.label}:{rows + name}"
 
 
 def decide(
-    run: Run, planned: Plan, settings: Settings, work: Path, scans: Sequence[Scan], names: list[list[str]], processes: int
+    run: Run, build_plan: Plan, settings: Settings, work: Path, scans: Sequence[Scan], names: list[list[str]], processes: int
 ) -> tuple[list[list[int]], list[dict], dict[str, Any]]:
     """The documents of every unit that stay; every one that does not, with its reason; the held-out codebase."""
     stage = run.stage("deduplicate", total=3, unit="steps")
-    place, file = [(u, i) for u, scanned in enumerate(scans) for i in range(len(scanned.documents))], work / "decided.json"
-    label = [planned.sources[unit.source].label for unit in planned.units]
+    places, file = ([(u, i) for u, unit_scan in enumerate(scans) for i in range(len(unit_scan.documents))], work / "decided.json")
+    label = [build_plan.sources[unit.source].label for unit in build_plan.units]
     if stage.finished and file.exists():
-        found = read_json(file, limit=sys.maxsize)
-        return found["kept"], found["dropped"], found["held"]
+        decision = read_json(file, limit=sys.maxsize)
+        return decision["kept"], decision["dropped"], decision["held"]
     stage.restore()
-    parts = [part_of(label[u], names[u][i]) for u, i in place]
-    name, mine = choose(parts, [scans[u].documents[i][1] for u, i in place], settings.heldout, settings.heldout_share)
-    mine = sorted(mine, key=lambda n: (planned.units[place[n][0]].source, names[place[n][0]][place[n][1]]))  # a codebase is read alphabetically
-    marks = {u: scans[u].shingles() for u in sorted({place[n][0] for n in mine})}
-    index = Index.of([marks[place[n][0]][place[n][1]] for n in mine])
+    parts = [part_of(label[u], names[u][i]) for u, i in places]
+    name, heldout_numbers = choose(parts, [scans[u].documents[i][1] for u, i in places], settings.heldout, settings.heldout_share)
+    # A codebase is read alphabetically.
+    heldout_numbers = sorted(heldout_numbers, key=lambda n: (build_plan.units[places[n][0]].source, names[places[n][0]][places[n][1]]))
+    marks = {u: scans[u].shingles() for u in sorted({places[n][0] for n in heldout_numbers})}
+    index = Index.of([marks[places[n][0]][places[n][1]] for n in heldout_numbers])
     stage.progress(1)
 
-    near = on_cores(partial(near_held, scans, index, settings.heldout_near), range(len(scans)), processes=processes)
-    digests = {scans[u].documents[i][4]: k for k, (u, i) in reversed([*enumerate(place[n] for n in mine)])}
+    near_matches = on_cores(partial(match_heldout, scans, index, settings.heldout_near), range(len(scans)), processes=processes)
+    digests = {scans[u].documents[i][4]: k for k, (u, i) in reversed([*enumerate(places[n] for n in heldout_numbers)])}
     stage.progress(2)
-    held, of, gone = set(mine), [place[n] for n in mine], {}
-    for n, (u, i) in enumerate(place):
-        if n not in held and (hit := (digests[scans[u].documents[i][4]], 1.0) if scans[u].documents[i][4] in digests else near[u].get(i)):
-            gone[n] = (NEAR_HELD, of[hit[0]], hit[1])
-    for one in duplicates(rest(scans, place, held | gone.keys(), bool(settings.near)), settings.near):
-        gone[one.document] = (
-            "exact duplicate" if one.similarity == 1 and same(scans, place, one) else "near duplicate",
-            place[one.of],
-            one.similarity,
+    heldout_set, heldout_places, matches = set(heldout_numbers), [places[n] for n in heldout_numbers], {}
+    for n, (u, i) in enumerate(places):
+        if n not in heldout_set and (
+            match := (digests[scans[u].documents[i][4]], 1.0) if scans[u].documents[i][4] in digests else near_matches[u].get(i)
+        ):
+            matches[n] = (NEAR_HELD, heldout_places[match[0]], match[1])
+    for duplicate in duplicates(comparable_documents(scans, places, heldout_set | matches.keys(), bool(settings.near)), settings.near):
+        matches[duplicate.document] = (
+            "exact duplicate" if duplicate.similarity == 1 and is_exact(scans, places, duplicate) else "near duplicate",
+            places[duplicate.of],
+            duplicate.similarity,
         )
 
-    kept: list[list[int]] = [[] for _ in scans]
-    dropped: list[list[dict]] = [
-        [{"source": label[u], "name": one[0], "reason": one[1]} for one in scanned.dropped] for u, scanned in enumerate(scans)
+    kept_documents: list[list[int]] = [[] for _ in scans]
+    dropped_entries: list[list[dict]] = [
+        [{"source": label[u], "name": entry[0], "reason": entry[1]} for entry in unit_scan.dropped] for u, unit_scan in enumerate(scans)
     ]
-    for n, (u, i) in enumerate(place):
-        if n in gone:
-            why, (v, j), similarity = gone[n]
-            dropped[u].append({"source": label[u], "name": names[u][i], "reason": why, "of": f"{label[v]}/{names[v][j]}", "similarity": similarity})
-        elif n not in held:
-            kept[u].append(i)
-    lost = [source.label for source, n in zip(planned.sources, planned.lost, strict=True) for _ in range(n)]
-    every: list[dict] = [{"source": source, "name": "a folder that cannot be listed", "reason": "unreadable"} for source in lost]
-    every += [one for some in dropped for one in some]
-    if not any(kept):
-        raise RunError("nothing is left to train on; dropped: " + ", ".join(f"{n} {why}" for why, n in Counter(d["reason"] for d in every).items()))
-    found = {"name": name, "documents": of, "bytes": sum(scans[u].documents[i][1] for u, i in of)}
-    atomic_write(file, json.dumps({"kept": kept, "dropped": every, "held": found}))
+    for n, (u, i) in enumerate(places):
+        if n in matches:
+            rule, (v, j), similarity = matches[n]
+            dropped_entries[u].append(
+                {"source": label[u], "name": names[u][i], "reason": rule, "of": f"{label[v]}/{names[v][j]}", "similarity": similarity}
+            )
+        elif n not in heldout_set:
+            kept_documents[u].append(i)
+    unlisted_labels = [source.label for source, n in zip(build_plan.sources, build_plan.unlisted_folders, strict=True) for _ in range(n)]
+    all_dropped: list[dict] = [{"source": source, "name": "a folder that cannot be listed", "reason": "unreadable"} for source in unlisted_labels]
+    all_dropped += [entry for unit_dropped in dropped_entries for entry in unit_dropped]
+    if not any(kept_documents):
+        raise RunError(
+            "nothing is left to train on; dropped: " + ", ".join(f"{n} {rule}" for rule, n in Counter(d["reason"] for d in all_dropped).items())
+        )
+    heldout_record = {"name": name, "documents": heldout_places, "bytes": sum(scans[u].documents[i][1] for u, i in heldout_places)}
+    atomic_write(file, json.dumps({"kept": kept_documents, "dropped": all_dropped, "held": heldout_record}))
     stage.progress(3)
-    stage.finish({"kept": sum(map(len, kept)), "dropped": len(every), "heldout": len(of)})
-    return kept, every, found
+    stage.finish({"kept": sum(map(len, kept_documents)), "dropped": len(all_dropped), "heldout": len(heldout_places)})
+    return kept_documents, all_dropped, heldout_record
 
 
-def near_held(scans: Sequence[Scan], index: Index, near: float, number: int) -> dict[int, tuple[int, float]]:
+def match_heldout(scans: Sequence[Scan], index: Index, near: float, number: int) -> dict[int, tuple[int, float]]:
     """The documents of a unit that are near to held-out ones: which one, and how near."""
-    found = {i: index.nearest(marks, near) for i, marks in enumerate(scans[number].shingles())}
-    return {i: hit for i, hit in found.items() if hit}
+    nearest = {i: index.nearest(marks, near) for i, marks in enumerate(scans[number].shingles())}
+    return {i: match for i, match in nearest.items() if match}
 
 
-def rest(scans: Sequence[Scan], place: Sequence[tuple[int, int]], without: set[int], near: bool):
+def comparable_documents(scans: Sequence[Scan], places: Sequence[tuple[int, int]], excluded_numbers: set[int], near: bool):
     """What `duplicates` compares: all documents but some, in order."""
-    at, marks, minhashes = -1, [], np.zeros((0, 0))
-    for n, (u, i) in enumerate(place):
-        if u != at:
-            at, marks, minhashes = u, scans[u].shingles() if near else [], scans[u].signatures()
-        if n not in without:
+    unit, marks, minhashes = -1, [], np.zeros((0, 0))
+    for n, (u, i) in enumerate(places):
+        if u != unit:
+            unit, marks, minhashes = u, scans[u].shingles() if near else [], scans[u].signatures()
+        if n not in excluded_numbers:
             yield n, scans[u].documents[i][4], minhashes[i] if near else minhashes, marks[i] if near else minhashes
 
 
-def same(scans: Sequence[Scan], place: Sequence[tuple[int, int]], one: Any) -> bool:
+def is_exact(scans: Sequence[Scan], places: Sequence[tuple[int, int]], duplicate: Any) -> bool:
     """Whether a duplicate is exact: equal shingles alone do not say so."""
-    (u, i), (v, j) = place[one.document], place[one.of]
+    (u, i), (v, j) = places[duplicate.document], places[duplicate.of]
     return scans[u].documents[i][4] == scans[v].documents[j][4]
 
 
 def statistics(
-    number: int, planned: Plan, scans: Sequence[Scan], kept: list[list[int]], dropped: list[dict], held: dict[str, Any], manifests: list[dict]
+    number: int,
+    build_plan: Plan,
+    scans: Sequence[Scan],
+    kept_documents: list[list[int]],
+    dropped_entries: list[dict],
+    heldout: dict[str, Any],
+    manifests: list[dict],
 ) -> dict[str, Any]:
     """What data.json says about a source."""
-    source = planned.sources[number]
-    mine = [(u, scans[u]) for u, unit in enumerate(planned.units) if unit.source == number]
-    read = [(one[1], one[2]) for _, scanned in mine for one in scanned.documents] + [
-        (one[2], one[3]) for _, scanned in mine for one in scanned.dropped
+    source = build_plan.sources[number]
+    source_scans = [(u, scans[u]) for u, unit in enumerate(build_plan.units) if unit.source == number]
+    read_sizes = [(document[1], document[2]) for _, unit_scan in source_scans for document in unit_scan.documents] + [
+        (entry[2], entry[3]) for _, unit_scan in source_scans for entry in unit_scan.dropped
     ]
-    stays = [scanned.documents[i] for u, scanned in mine for i in kept[u]]
-    out: dict[str, list[str]] = {}
-    for one in dropped:
-        if one["source"] == source.label:
-            out.setdefault(one["reason"], []).append(one["name"])
+    kept_records = [unit_scan.documents[i] for u, unit_scan in source_scans for i in kept_documents[u]]
+    names_by_rule: dict[str, list[str]] = {}
+    for entry in dropped_entries:
+        if entry["source"] == source.label:
+            names_by_rule.setdefault(entry["reason"], []).append(entry["name"])
     return {
         "name": source.label,
         "path": source.path,
         "weight": source.weight,
-        "read": {"documents": len(read), "bytes": sum(b for b, _ in read), "lines": sum(lines for _, lines in read)},
+        "read": {"documents": len(read_sizes), "bytes": sum(b for b, _ in read_sizes), "lines": sum(lines for _, lines in read_sizes)},
         "kept": {
-            "documents": len(stays),
-            "bytes": sum(one[1] for one in stays),
-            "lines": sum(one[2] for one in stays),
-            "tokens": sum(one["tokens"] for one in manifests),
+            "documents": len(kept_records),
+            "bytes": sum(document[1] for document in kept_records),
+            "lines": sum(document[2] for document in kept_records),
+            "tokens": sum(manifest["tokens"] for manifest in manifests),
         },
-        "heldout": sum(planned.units[u].source == number for u, _ in held["documents"]),
-        "dropped": {why: {"count": len(some), "names": some[:NAMED]} for why, some in sorted(out.items(), key=lambda x: (-len(x[1]), x[0]))},
-        "licences": dict(sorted(Counter(one[3] or "none found" for one in stays).items(), key=lambda x: (-x[1], x[0]))),
+        "heldout": sum(build_plan.units[u].source == number for u, _ in heldout["documents"]),
+        "dropped": {
+            rule: {"count": len(names), "names": names[:MAX_NAMES]} for rule, names in sorted(names_by_rule.items(), key=lambda x: (-len(x[1]), x[0]))
+        },
+        "licences": dict(sorted(Counter(document[3] or "none found" for document in kept_records).items(), key=lambda x: (-x[1], x[0]))),
         "shards": manifests,
     }

@@ -46,17 +46,17 @@ class Prepared:
         self.folder = Path(folder)
         try:
             self.record: dict[str, Any] = read_json(self.folder / "data.json")
-            sources = [one for one in self.record["sources"] if one["weight"] and one["kept"]["documents"]]
-            self.names = [one["name"] for one in sources]
-            self.weights = np.array([one["weight"] for one in sources], np.float64)
-            self.shards = [[Shard.open(self.folder / "shards", shard) for shard in one["shards"]] for one in sources]
-            held = self.record["heldout"]
+            sources = [source for source in self.record["sources"] if source["weight"] and source["kept"]["documents"]]
+            self.names = [source["name"] for source in sources]
+            self.weights = np.array([source["weight"] for source in sources], np.float64)
+            self.shards = [[Shard.open(self.folder / "shards", shard) for shard in source["shards"]] for source in sources]
+            heldout_record = self.record["heldout"]
         except (OSError, KeyError, TypeError, ValueError) as error:
             raise RunError(f"corpus {self.folder}: {' '.join(str(error).split())}") from None
         if not self.names:
             raise RunError(f"corpus {self.folder}: no source with a weight has documents")
-        if wrong := what_is_wrong(self.folder / "heldout.jsonl", held["bytes"], held["sha256"]):
-            raise RunError(f"corpus {self.folder}: heldout.jsonl: {wrong}; prepare the data again")
+        if problem := what_is_wrong(self.folder / "heldout.jsonl", heldout_record["bytes"], heldout_record["sha256"]):
+            raise RunError(f"corpus {self.folder}: heldout.jsonl: {problem}; prepare the data again")
 
     @property
     def tokenizer(self) -> Path:
@@ -66,12 +66,12 @@ class Prepared:
     @property
     def documents(self) -> int:
         """Training documents of all sources that have a weight."""
-        return sum(len(shard.places) - 1 for one in self.shards for shard in one)
+        return sum(len(shard.places) - 1 for source_shards in self.shards for shard in source_shards)
 
     @property
     def tokens(self) -> int:
         """Their tokens, with one for the end of each document."""
-        return sum(len(shard.tokens) + len(shard.places) - 1 for one in self.shards for shard in one)
+        return sum(len(shard.tokens) + len(shard.places) - 1 for source_shards in self.shards for shard in source_shards)
 
     @property
     def heldout(self) -> str:
@@ -80,17 +80,17 @@ class Prepared:
 
     def held(self) -> Corpus:
         """The held-out codebase."""
-        return Corpus({one["name"]: one["text"] for one in read_lines(self.folder / "heldout.jsonl")})
+        return Corpus({line["name"]: line["text"] for line in read_lines(self.folder / "heldout.jsonl")})
 
     def check(self, tokenizer: str | Path) -> None:
         """Raises RunError unless the shards hold tokens of this tokenizer.json."""
         if hash_file(Path(tokenizer)) == self.record["tokenizer"]["sha256"]:
             return
         try:
-            same = read_json(Path(tokenizer)) == read_json(self.tokenizer)
+            is_same = read_json(Path(tokenizer)) == read_json(self.tokenizer)
         except ValueError:
-            same = False
-        if not same:
+            is_same = False
+        if not is_same:
             raise RunError(
                 f"corpus {self.folder} was prepared with another tokenizer than {tokenizer}; prepare it again: etude data … --tokenizer {tokenizer}"
             )
@@ -104,12 +104,12 @@ def quotas(weights: np.ndarray, rows: int) -> np.ndarray:
     """How many of `rows` rows each source has: the share of its weight, rounded by largest remainders; a source without a row takes one from
     the largest."""
     share = rows * weights / weights.sum()
-    found = share.astype(np.int64)
-    found[np.argsort(found - share, kind="stable")[: rows - int(found.sum())]] += 1
-    while not found.all():
-        found[found.argmin()] += 1
-        found[found.argmax()] -= 1
-    return found
+    counts = share.astype(np.int64)
+    counts[np.argsort(counts - share, kind="stable")[: rows - int(counts.sum())]] += 1
+    while not counts.all():
+        counts[counts.argmin()] += 1
+        counts[counts.argmax()] -= 1
+    return counts
 
 
 class Stream:
@@ -119,9 +119,9 @@ class Stream:
         self.data, self.length, self.seed, self.end = data, length, seed, end
         self.block = max(BLOCK, 16 * len(data.names))
         self.quota = quotas(data.weights, self.block)
-        self.sizes = [np.concatenate([np.diff(shard.places) for shard in one]) + 1 for one in data.shards]
-        self.firsts = [np.cumsum([0, *(len(shard.places) - 1 for shard in one)]) for one in data.shards]
-        self.totals = [int(one.sum()) for one in self.sizes]
+        self.sizes = [np.concatenate([np.diff(shard.places) for shard in source_shards]) + 1 for source_shards in data.shards]
+        self.firsts = [np.cumsum([0, *(len(shard.places) - 1 for shard in source_shards)]) for source_shards in data.shards]
+        self.totals = [int(sizes.sum()) for sizes in self.sizes]
         self.order = lru_cache(2 * len(data.names))(self.order_of)
         self.turns = lru_cache(4)(self.turns_of)
 
@@ -158,20 +158,20 @@ class Stream:
         epoch, start = divmod(position, self.totals[source])
         order, ends = self.order(source, epoch)
         at = int(np.searchsorted(ends, start, "right"))
-        filled = number = 0
-        while filled < self.length:
+        num_filled = number = 0
+        while num_filled < self.length:
             if at == len(order):
                 epoch, at, start = epoch + 1, 0, 0
                 order, ends = self.order(source, epoch)
             document = int(order[at])
             size = int(self.sizes[source][document])
-            inside = start - (int(ends[at]) - size)
-            n = min(size - inside, self.length - filled)
-            tokens = self.document(source, document)[inside : inside + n]
-            ids[filled : filled + len(tokens)] = tokens
-            ids[filled + len(tokens) : filled + n] = self.end
-            doc[filled : filled + n] = number
-            filled, number, start, at = filled + n, number + 1, start + n, at + 1
+            offset = start - (int(ends[at]) - size)
+            n = min(size - offset, self.length - num_filled)
+            tokens = self.document(source, document)[offset : offset + n]
+            ids[num_filled : num_filled + len(tokens)] = tokens
+            ids[num_filled + len(tokens) : num_filled + n] = self.end
+            doc[num_filled : num_filled + n] = number
+            num_filled, number, start, at = num_filled + n, number + 1, start + n, at + 1
 
     def document(self, source: int, document: int) -> np.ndarray:
         """The tokens of a document, from the memory map."""

@@ -47,8 +47,8 @@ def reason(text: str, rules: Rules, kind: str = "code") -> str | None:
     """The first rule that leaves a document out: all of them for `code`, those without lines and marks for `text`, no rule for `none`."""
     if kind == "none":
         return None
-    found = too_little(text, rules.least_words) or few_letters(text, rules.letters) or dump(text, rules.digits)
-    return found or (generated(text) or minified(text, rules.mean_line, rules.longest_line) if kind == "code" else None)
+    rule = too_little(text, rules.least_words) or few_letters(text, rules.letters) or dump(text, rules.digits)
+    return rule or (generated(text) or minified(text, rules.mean_line, rules.longest_line) if kind == "code" else None)
 
 
 def generated(text: str) -> str | None:
@@ -81,9 +81,9 @@ def dump(text: str, most: float = 0.4) -> str | None:
 def counts(text: str) -> tuple[int, int, int]:
     """Letters and digits, digits alone, and all characters."""
     bytes = np.bincount(np.frombuffer(text.encode("utf-8", "surrogatepass"), np.uint8), minlength=256)
-    digits, beyond = int(bytes[48:58].sum()), int(bytes[0xC0:].sum())  # of a character beyond ASCII, the first byte
-    letters = digits + int(bytes[65:91].sum() + bytes[97:123].sum()) + beyond
-    return letters, digits, int(bytes[:128].sum()) + beyond
+    digits, non_ascii = int(bytes[48:58].sum()), int(bytes[0xC0:].sum())  # of a character beyond ASCII, the first byte
+    letters = digits + int(bytes[65:91].sum() + bytes[97:123].sum()) + non_ascii
+    return letters, digits, int(bytes[:128].sum()) + non_ascii
 
 
 def too_little(text: str, least: int = 10) -> str | None:
@@ -111,10 +111,10 @@ MARGIN = re.compile(r"(?:\s|^)[\s#/*;%]+", re.MULTILINE)
 def licence(text: str) -> str | None:
     """The licence that the head of a file names, by its SPDX identifier; of two, the first of `LICENCES`."""
     head = text[:4000]
-    if found := SPDX.search(head):
-        return found[1]
-    plain = MARGIN.sub(" ", head.lower())  # a sentence may go on behind the mark of a comment
-    return next((name for name, *words in LICENCES if any(word in plain for word in words)), None)
+    if spdx := SPDX.search(head):
+        return spdx[1]
+    plain_text = MARGIN.sub(" ", head.lower())  # a sentence may go on behind the mark of a comment
+    return next((name for name, *words in LICENCES if any(word in plain_text for word in words)), None)
 
 
 def body(text: str) -> str:

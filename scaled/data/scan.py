@@ -34,7 +34,7 @@ class Task(NamedTuple):
     unit: Unit
     source: Source
     rules: Rules
-    most: int
+    max_bytes: int
     """Bytes of the longest document."""
     near: bool
     """Whether signatures are wanted."""
@@ -43,30 +43,30 @@ class Task(NamedTuple):
 
 def scan(task: Task) -> int:
     """Reads a unit and writes its files. Returns its number."""
-    texts, marks, minhashes, documents, dropped = [], [], [], [], []
+    texts, marks, minhashes, documents, dropped_entries = [], [], [], [], []
     rows = 0
-    for found in read(task.unit, task.source, task.most):
+    for item in read(task.unit, task.source, task.max_bytes):
         rows += 1
-        if isinstance(found, Bad):
-            dropped.append([found.name, found.why, 0, 0])
+        if isinstance(item, Bad):
+            dropped_entries.append([item.name, item.why, 0, 0])
             continue
-        name, text = found
+        name, text = item
         data = text.encode()
         size, lines = len(data), text.count("\n") + (not text.endswith("\n"))
-        if why := reason(text, task.rules, task.source.rules):
-            dropped.append([name, why, size, lines])
+        if rule := reason(text, task.rules, task.source.rules):
+            dropped_entries.append([name, rule, size, lines])
             continue
-        runs = shingles(text)
+        document_marks = shingles(text)
         texts.append(data)
-        marks.append(runs)
+        marks.append(document_marks)
         if task.near:
-            minhashes.append(signature(runs))
-        documents.append([name, size, lines, licence(text), digest(text), len(runs)])
+            minhashes.append(signature(document_marks))
+        documents.append([name, size, lines, licence(text), digest(text), len(document_marks)])
     base = task.work / f"{task.number:05d}"
     atomic_write(base.with_suffix(".text"), b"".join(texts))
-    atomic_write(base.with_suffix(".shingles"), b"".join(one.tobytes() for one in marks))
-    atomic_write(base.with_suffix(".signatures"), b"".join(one.tobytes() for one in minhashes))
-    atomic_write(base.with_suffix(".json"), json.dumps({"rows": rows, "documents": documents, "dropped": dropped}))
+    atomic_write(base.with_suffix(".shingles"), b"".join(array.tobytes() for array in marks))
+    atomic_write(base.with_suffix(".signatures"), b"".join(array.tobytes() for array in minhashes))
+    atomic_write(base.with_suffix(".json"), json.dumps({"rows": rows, "documents": documents, "dropped": dropped_entries}))
     return task.number
 
 
@@ -77,8 +77,8 @@ class Scan:
         self.base = work / f"{number:05d}"
         record: dict[str, Any] = read_json(self.base.with_suffix(".json"))
         self.rows, self.documents, self.dropped = record["rows"], record["documents"], record["dropped"]
-        self.text_ends = np.cumsum([0, *(one[1] for one in self.documents)])
-        self.mark_ends = np.cumsum([0, *(one[5] for one in self.documents)])
+        self.text_ends = np.cumsum([0, *(document[1] for document in self.documents)])
+        self.mark_ends = np.cumsum([0, *(document[5] for document in self.documents)])
 
     def text(self, i: int) -> str:
         """The text of document i."""
@@ -106,7 +106,7 @@ class Tokenise(NamedTuple):
 
 
 @lru_cache(1)
-def loaded(path: Path) -> Any:
+def cached_tokenizer(path: Path) -> Any:
     return load_tokenizer(path)
 
 
@@ -117,20 +117,20 @@ def dtype_of(tokenizer: Any) -> Any:
 
 def tokenise(task: Tokenise) -> int:
     """Writes the tokens of a unit. Special tokens in a text are plain text, and nothing is added. Returns its number."""
-    tokenizer, found, lengths = loaded(task.tokenizer), [], []
-    scanned = Scan(task.work, task.number)
-    before = os.environ.get("TOKENIZERS_PARALLELISM")
+    tokenizer, token_blocks, lengths = cached_tokenizer(task.tokenizer), [], []
+    unit_scan = Scan(task.work, task.number)
+    previous_value = os.environ.get("TOKENIZERS_PARALLELISM")
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes share the cores already
     try:
         for at in range(0, len(task.kept), 32):
-            for one in tokenizer.encode_batch([scanned.text(i) for i in task.kept[at : at + 32]], add_special_tokens=False):
-                lengths.append(len(one.ids))
-                found.append(np.array(one.ids, dtype_of(tokenizer)).tobytes())
+            for encoding in tokenizer.encode_batch([unit_scan.text(i) for i in task.kept[at : at + 32]], add_special_tokens=False):
+                lengths.append(len(encoding.ids))
+                token_blocks.append(np.array(encoding.ids, dtype_of(tokenizer)).tobytes())
     finally:
-        if before is None:
+        if previous_value is None:
             del os.environ["TOKENIZERS_PARALLELISM"]
         else:
-            os.environ["TOKENIZERS_PARALLELISM"] = before
-    atomic_write(scanned.base.with_suffix(".tokens"), b"".join(found))
-    atomic_write(scanned.base.with_suffix(".lengths"), np.array(lengths, np.int64).tobytes())
+            os.environ["TOKENIZERS_PARALLELISM"] = previous_value
+    atomic_write(unit_scan.base.with_suffix(".tokens"), b"".join(token_blocks))
+    atomic_write(unit_scan.base.with_suffix(".lengths"), np.array(lengths, np.int64).tobytes())
     return task.number

@@ -38,30 +38,30 @@ class Layout(NamedTuple):
 def cut(lengths: Sequence[np.ndarray], files: Sequence[Path], most: int, base: Path, dtype: str) -> list[Layout]:
     """The shards of a source whose documents lie in files of tokens, some in each: a shard ends with the document that fills it to `most`
     tokens."""
-    found: list[Layout] = []
+    layouts: list[Layout] = []
     spans: list[tuple[Path, int, int]] = []
-    mine: list[int] = []
-    held = 0
+    document_lengths: list[int] = []
+    num_tokens = 0
 
     def close() -> None:
-        nonlocal spans, mine, held
-        if mine:
-            found.append(Layout(base.with_name(f"{base.name}-{len(found):05d}"), tuple(spans), np.array(mine, np.int64), dtype))
-        spans, mine, held = [], [], 0
+        nonlocal spans, document_lengths, num_tokens
+        if document_lengths:
+            layouts.append(Layout(base.with_name(f"{base.name}-{len(layouts):05d}"), tuple(spans), np.array(document_lengths, np.int64), dtype))
+        spans, document_lengths, num_tokens = [], [], 0
 
     for file, sizes in zip(files, lengths, strict=True):
         begin = at = 0
         for size in sizes.tolist():
-            mine.append(size)
-            at, held = at + size, held + size
-            if held >= most:
+            document_lengths.append(size)
+            at, num_tokens = at + size, num_tokens + size
+            if num_tokens >= most:
                 spans.append((file, begin, at))
                 begin = at
                 close()
-        if at > begin or (len(sizes) and mine):
+        if at > begin or (len(sizes) and document_lengths):
             spans.append((file, begin, at))
     close()
-    return found
+    return layouts
 
 
 def write(layout: Layout) -> dict[str, Any]:
@@ -75,12 +75,12 @@ def write(layout: Layout) -> dict[str, Any]:
         for source, begin, end in layout.spans:
             with open(source, "rb") as tokens:
                 tokens.seek(begin * kind.itemsize)
-                left = (end - begin) * kind.itemsize
-                while left:
-                    block = tokens.read(min(left, BLOCK))
+                bytes_left = (end - begin) * kind.itemsize
+                while bytes_left:
+                    block = tokens.read(min(bytes_left, BLOCK))
                     if not block:
                         raise OSError(f"{source} is cut short")
-                    left -= len(block)
+                    bytes_left -= len(block)
                     digest.update(block)
                     file.write(block)
         file.flush()
@@ -114,9 +114,11 @@ class Shard:
         binary, index = (folder / f"{manifest['name']}.{suffix}" for suffix in ("bin", "idx"))
         kind = np.dtype(DTYPES[manifest["dtype"]])
         for path, size in ((binary, manifest["tokens"] * kind.itemsize), (index, 8 * (manifest["documents"] + 1))):
-            there = path.stat().st_size if path.is_file() else None
-            if there != size:
-                raise ValueError(f"{path} {'is missing' if there is None else f'has {there} bytes instead of {size}'}; prepare the data again")
+            actual_size = path.stat().st_size if path.is_file() else None
+            if actual_size != size:
+                raise ValueError(
+                    f"{path} {'is missing' if actual_size is None else f'has {actual_size} bytes instead of {size}'}; prepare the data again"
+                )
         places = np.memmap(index, "<i8", "r")
         if not manifest["tokens"]:
             return cls(np.zeros(0, kind), places)

@@ -104,68 +104,75 @@ def opened(address: str) -> BinaryIO:
 def units(source: Source, number: int, size: int) -> tuple[list[Unit], int, list[tuple]]:
     """What the processes read of source `number`, at most about `size` bytes at a time; how many folders cannot be listed; and a name, size and
     time for every file, which differ once the source has changed. Raises RunError if nothing is there."""
-    root, files, lost = listed(source)
+    root, files, num_unlisted = list_files(source)
     if not files:
         raise RunError(f"source {source.label}: nothing to read at {source.path}; see path and suffixes")
-    found: list[Unit] = []
-    some: list[str] = []
-    held = 0
+    source_units: list[Unit] = []
+    file_names: list[str] = []
+    total_bytes = 0
     for name, length, _ in files:
         kind = kind_of(name) if root is None else "files"
         if root is not None:
-            some, held = [*some, name], held + length
-            if held >= size or len(some) == 512:
-                found.append(Unit(number, "files", root, "", tuple(some), bytes=held))
-                some, held = [], 0
+            file_names, total_bytes = [*file_names, name], total_bytes + length
+            if total_bytes >= size or len(file_names) == 512:
+                source_units.append(Unit(number, "files", root, "", tuple(file_names), bytes=total_bytes))
+                file_names, total_bytes = [], 0
         elif kind == "lines" and not name.endswith(".gz"):
             borders = [*range(0, max(length, 1), size), length]
-            found += [Unit(number, kind, name, label(source, name), begin=a, end=b, bytes=b - a) for a, b in zip(borders, borders[1:])]
+            source_units += [Unit(number, kind, name, label(source, name), begin=a, end=b, bytes=b - a) for a, b in zip(borders, borders[1:])]
         elif kind == "rows":
-            found += row_groups(source, number, name, length, size)
+            source_units += row_groups(source, number, name, length, size)
         elif name.endswith(ZIPS):
-            found += members(source, number, name, length, size)
+            source_units += members(source, number, name, length, size)
         else:
-            found.append(Unit(number, kind, name, label(source, name), bytes=length))
-    if some and root is not None:
-        found.append(Unit(number, "files", root, "", tuple(some), bytes=held))
-    return found, lost, files
+            source_units.append(Unit(number, kind, name, label(source, name), bytes=length))
+    if file_names and root is not None:
+        source_units.append(Unit(number, "files", root, "", tuple(file_names), bytes=total_bytes))
+    return source_units, num_unlisted, files
 
 
-def listed(source: Source) -> tuple[str | None, list[tuple], int]:
+def list_files(source: Source) -> tuple[str | None, list[tuple], int]:
     """The folder, if the source is one; every file with size and time, in order; and how many folders could not be listed."""
     path = source.path
     if not remote(path):
         if os.path.isdir(path):
-            skipped: Counter = Counter()
-            names = sorted(p.relative_to(path).as_posix() for p in walk(Path(path), frozenset(source.exclude), skipped))
-            wanted = [name for name in names if chosen(source, name)]
-            return path, [(name, *seen(os.path.join(path, name))) for name in wanted], sum(skipped.values())
+            skip_counts: Counter = Counter()
+            names = sorted(p.relative_to(path).as_posix() for p in walk(Path(path), frozenset(source.exclude), skip_counts))
+            matching_names = [name for name in names if chosen(source, name)]
+            return (path, [(name, *file_state(os.path.join(path, name))) for name in matching_names], sum(skip_counts.values()))
         names = sorted(glob.glob(path, recursive=True)) if glob.has_magic(path) else [path] if os.path.exists(path) else []
-        return None, [(name, *seen(name)) for name in names if os.path.isfile(name)], 0
-    system, there = filesystem(path)
+        return None, [(name, *file_state(name)) for name in names if os.path.isfile(name)], 0
+    system, remote_path = filesystem(path)
     try:
-        if not glob.has_magic(there) and system.isdir(there):
-            facts = system.find(there, detail=True)
-            names = sorted((one.removeprefix(there).lstrip("/"), fact) for one, fact in facts.items())
-            kept = [(name, fact) for name, fact in names if chosen(source, name)]
-            return path.rstrip("/"), [(name, fact["size"] or 0, str(fact.get("mtime", fact.get("ETag", "")))) for name, fact in kept], 0
-        facts = system.glob(there, detail=True) if glob.has_magic(there) else {there: system.info(there)}
+        if not glob.has_magic(remote_path) and system.isdir(remote_path):
+            infos = system.find(remote_path, detail=True)
+            names = sorted((file_path.removeprefix(remote_path).lstrip("/"), info) for file_path, info in infos.items())
+            matching_files = [(name, info) for name, info in names if chosen(source, name)]
+            return (path.rstrip("/"), [(name, info["size"] or 0, str(info.get("mtime", info.get("ETag", "")))) for name, info in matching_files], 0)
+        infos = system.glob(remote_path, detail=True) if glob.has_magic(remote_path) else {remote_path: system.info(remote_path)}
         scheme = path.partition("://")[0]
-        files = [(one, fact) for one, fact in sorted(facts.items()) if fact["type"] == "file"]
-        return None, [(f"{scheme}://{one.lstrip('/')}" if scheme != "file" else f"file://{one}", fact["size"] or 0, "") for one, fact in files], 0
+        files = [(file_path, info) for file_path, info in sorted(infos.items()) if info["type"] == "file"]
+        return (
+            None,
+            [
+                (f"{scheme}://{file_path.lstrip('/')}" if scheme != "file" else f"file://{file_path}", info["size"] or 0, "")
+                for file_path, info in files
+            ],
+            0,
+        )
     except FileNotFoundError:
         return None, [], 0
     except (OSError, ImportError, ValueError) as error:
         raise RunError(f"source {source.label}: {path}: {' '.join(str(error).split())}") from None
 
 
-def seen(path: str) -> tuple[int, int]:
+def file_state(path: str) -> tuple[int, int]:
     """Size and time of a file; −1 for one that has gone."""
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except OSError:
         return 0, -1
-    return found.st_size, found.st_mtime_ns
+    return status.st_size, status.st_mtime_ns
 
 
 def chosen(source: Source, name: str) -> bool:
@@ -186,9 +193,9 @@ def kind_of(name: str) -> Literal["lines", "rows", "archive", "files"]:
 
 def label(source: Source, name: str) -> str:
     """The name of a file in the source: what follows the fixed folders of its path."""
-    fixed = [part for part in source.path.split("/")]
-    fixed = fixed[: next((i for i, part in enumerate(fixed) if glob.has_magic(part)), len(fixed) - 1)]
-    return name.removeprefix("/".join(fixed)).lstrip("/")
+    fixed_parts = [part for part in source.path.split("/")]
+    fixed_parts = fixed_parts[: next((i for i, part in enumerate(fixed_parts) if glob.has_magic(part)), len(fixed_parts) - 1)]
+    return name.removeprefix("/".join(fixed_parts)).lstrip("/")
 
 
 def row_groups(source: Source, number: int, name: str, length: int, size: int) -> Iterator[Unit]:
@@ -200,12 +207,12 @@ def row_groups(source: Source, number: int, name: str, length: int, size: int) -
     except (OSError, ValueError, NotImplementedError):
         yield Unit(number, "rows", name, label(source, name), bytes=length)
         return
-    begin = first = rows = held = 0
+    begin = first = rows = unit_bytes = 0
     for i, (n, bytes) in enumerate(groups):
-        rows, held = rows + n, held + bytes
-        if held >= size or i == len(groups) - 1:
-            yield Unit(number, "rows", name, label(source, name), (), begin, i + 1, first, held)
-            begin, first, held = i + 1, rows, 0
+        rows, unit_bytes = rows + n, unit_bytes + bytes
+        if unit_bytes >= size or i == len(groups) - 1:
+            yield Unit(number, "rows", name, label(source, name), (), begin, i + 1, first, unit_bytes)
+            begin, first, unit_bytes = i + 1, rows, 0
 
 
 def members(source: Source, number: int, name: str, length: int, size: int) -> Iterator[Unit]:
@@ -216,12 +223,12 @@ def members(source: Source, number: int, name: str, length: int, size: int) -> I
     except (OSError, ValueError, zipfile.BadZipFile, NotImplementedError):
         yield Unit(number, "archive", name, label(source, name), bytes=length)
         return
-    begin = held = 0
+    begin = unit_bytes = 0
     for i, bytes in enumerate(sizes):
-        held += bytes
-        if held >= size or i == len(sizes) - 1:
-            yield Unit(number, "archive", name, label(source, name), (), begin, i + 1, 0, held)
-            begin, held = i + 1, 0
+        unit_bytes += bytes
+        if unit_bytes >= size or i == len(sizes) - 1:
+            yield Unit(number, "archive", name, label(source, name), (), begin, i + 1, 0, unit_bytes)
+            begin, unit_bytes = i + 1, 0
 
 
 def parquet(source: Source) -> Any:

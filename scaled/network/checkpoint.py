@@ -32,7 +32,7 @@ from scaled.runtime.mesh import current
 __all__ = ["begun", "load_folder", "save_folder", "state"]
 
 
-def placed(name: str, x: Tensor) -> Tensor:
+def as_global_slice(name: str, x: Tensor) -> Tensor:
     """A tensor like parameter `name`, as a slice of the full tensor over all ranks: experts are split over ep and over efsdp."""
     if not sharding.owned(name) or not isinstance(x, DTensor):
         return x
@@ -46,25 +46,25 @@ def state(model: nn.Module, optimizers: Iterable[torch.optim.Optimizer] = (), pr
     """Weights, and each optimiser's tensors: "model.NAME", "optimizer.NAME.KEY". They share memory with the model and optimisers,
     so filling them loads a checkpoint. An optimiser without a step has no tensors: `begun` creates them."""
     names = {id(p): name for name, p in model.named_parameters()}
-    found = {f"{prefix}.{name}": placed(name, p.detach()) for name, p in model.named_parameters()}
+    tensors = {f"{prefix}.{name}": as_global_slice(name, p.detach()) for name, p in model.named_parameters()}
     for optimizer in optimizers:
         for p, values in optimizer.state.items():
             name = names[id(p)]
             for key, x in values.items():
                 if isinstance(x, Tensor):
-                    found[f"optimizer.{prefix}.{name}.{key}"] = placed(name, x) if x.shape == p.shape else x
-    return found
+                    tensors[f"optimizer.{prefix}.{name}.{key}"] = as_global_slice(name, x) if x.shape == p.shape else x
+    return tensors
 
 
 def begun(model: nn.Module, optimizers: Iterable[torch.optim.Optimizer], names: Iterable[str], prefix: str = "model") -> None:
     """Creates the tensors in a checkpoint's `names` for optimisers without a step, so they can be filled."""
-    held = {name.removeprefix(f"optimizer.{prefix}.") for name in names if name.startswith(f"optimizer.{prefix}.")}
-    of = {id(p): name for name, p in model.named_parameters()}
+    saved_names = {name.removeprefix(f"optimizer.{prefix}.") for name in names if name.startswith(f"optimizer.{prefix}.")}
+    name_of = {id(p): name for name, p in model.named_parameters()}
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             for p in group["params"]:
-                name = of[id(p)]
-                keys = [one.removeprefix(name + ".") for one in held if one.rpartition(".")[0] == name]
+                name = name_of[id(p)]
+                keys = [saved_name.removeprefix(name + ".") for saved_name in saved_names if saved_name.rpartition(".")[0] == name]
                 for key in sorted(keys):
                     optimizer.state[p][key] = (
                         torch.zeros((), device=p.device) if key == "step" else torch.zeros_like(p, memory_format=torch.preserve_format)
@@ -74,49 +74,52 @@ def begun(model: nn.Module, optimizers: Iterable[torch.optim.Optimizer], names: 
 def load_folder(model: nn.Module, folder: str | Path, dtype: torch.dtype = torch.float32) -> None:
     """Loads this rank's part of a Hugging Face folder into a sharded network, and reads nothing else. All ranks call it together. Raises
     CheckpointError on every rank, as `ref.network.model.load_hf`."""
-    folder, wrong = Path(folder), None
+    folder, problem = Path(folder), None
     try:
-        read(model, folder, dtype)
+        load_part(model, folder, dtype)
     except ref.CheckpointError as error:  # another rank may have read its part without one
-        wrong = str(error)
-    told: list = [None] * dist.get_world_size()
-    dist.all_gather_object(told, wrong)
-    if found := [one for one in told if one]:
-        raise ref.CheckpointError(found[0])
+        problem = str(error)
+    problems: list = [None] * dist.get_world_size()
+    dist.all_gather_object(problems, problem)
+    if messages := [message for message in problems if message]:
+        raise ref.CheckpointError(messages[0])
 
 
 @torch.no_grad()
-def read(model: nn.Module, folder: Path, dtype: torch.dtype) -> None:
+def load_part(model: nn.Module, folder: Path, dtype: torch.dtype) -> None:
     """This rank's part of `load_folder`."""
     names = dict(model.named_parameters())
-    files, places, tied = ref.matched(folder, {name: sharding.whole_shape(name, p) for name, p in names.items()})
-    for there, (name, index) in places.items():
-        whole = sharding.whole_shape(name, names[name])
-        first, mine = sharding.slice_of(name, names[name])
+    files, locations, tied = ref.matched(folder, {name: sharding.whole_shape(name, p) for name, p in names.items()})
+    for disk_name, (name, index) in locations.items():
+        full_shape = sharding.whole_shape(name, names[name])
+        offset, local = sharding.slice_of(name, names[name])
         # Per dimension of the parameter: what this tensor on disk covers of it, and what of that is this rank's.
-        covers = [(i, i + 1) if type(i) is int else (i.start or 0, i.stop or n) for i, n in zip((*index, *[slice(None)] * len(whole)), whole)]
-        own = [(max(a, f), min(b, f + n)) for (a, b), f, n in zip(covers, first, mine.shape)]
-        if any(a >= b for a, b in own):
+        spans = [
+            (i, i + 1) if type(i) is int else (i.start or 0, i.stop or n) for i, n in zip((*index, *[slice(None)] * len(full_shape)), full_shape)
+        ]
+        overlaps = [(max(a, f), min(b, f + n)) for (a, b), f, n in zip(spans, offset, local.shape)]
+        if any(a >= b for a, b in overlaps):
             continue
-        there_too = [i for i in range(len(whole)) if i >= len(index) or type(index[i]) is not int]  # dimensions of the tensor on disk
-        shape = [covers[i][1] - covers[i][0] for i in there_too]
-        inside = [slice(own[i][0] - covers[i][0], own[i][1] - covers[i][0]) for i in there_too]
-        target = mine[tuple(slice(a - f, b - f) for (a, b), f in zip(own, first))]
-        found = part_of(folder / files[there], there, shape, inside).to(dtype)
-        target.copy_(found.view(target.shape))
+        # Dimensions of the tensor on disk.
+        disk_dims = [i for i in range(len(full_shape)) if i >= len(index) or type(index[i]) is not int]
+        shape = [spans[i][1] - spans[i][0] for i in disk_dims]
+        inside = [slice(overlaps[i][0] - spans[i][0], overlaps[i][1] - spans[i][0]) for i in disk_dims]
+        target = local[tuple(slice(a - f, b - f) for (a, b), f in zip(overlaps, offset))]
+        part = read_tensor_part(folder / files[disk_name], disk_name, shape, inside).to(dtype)
+        target.copy_(part.view(target.shape))
         if tied and name == "embed_tokens.weight":
-            head = part_of(folder / files["lm_head.weight"], "lm_head.weight", shape, inside)
-            ref.check_tied(folder, head, found)
+            head = read_tensor_part(folder / files["lm_head.weight"], "lm_head.weight", shape, inside)
+            ref.check_tied(folder, head, part)
 
 
-def part_of(path: Path, name: str, shape: list[int], inside: list[slice]) -> Tensor:
+def read_tensor_part(path: Path, name: str, shape: list[int], inside: list[slice]) -> Tensor:
     """A part of a tensor on disk, of which nothing else is read. Raises CheckpointError unless the tensor holds finite floats of this
     shape."""
     with ref.opened(path) as file:
         if name in file.keys():
-            there = file.get_slice(name)
-            if list(there.get_shape()) == shape and there.get_dtype() in DTYPES.values():
-                return ref.check_finite(there[tuple(inside)], path, name)
+            tensor_slice = file.get_slice(name)
+            if list(tensor_slice.get_shape()) == shape and tensor_slice.get_dtype() in DTYPES.values():
+                return ref.check_finite(tensor_slice[tuple(inside)], path, name)
     [(_, tensor)] = ref.read_file(path, [name])  # says what is wrong with it
     ref.fit(torch.empty(shape, device="meta"), tensor, path, name)
     return tensor[tuple(inside)]
@@ -133,7 +136,7 @@ class Piece:
     name: str
     shape: tuple[int, ...]
     dtype: torch.dtype
-    mine: bool
+    is_writer: bool
     """Whether this rank writes it."""
     make: Callable[[], Tensor]
     """The tensor. The ranks that hold parts of it call this together."""
@@ -148,46 +151,46 @@ def pieces(model: nn.Module) -> Iterator[Piece]:
     holds is written there; all other tensors are gathered one at a time, for the ranks in turn."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     for number, (name, p) in enumerate(model.named_parameters()):
-        x, whole = p.detach(), sharding.whole_shape(name, p)
-        parts = ref.tensor_parts(name, whole)
+        x, full_shape = p.detach(), sharding.whole_shape(name, p)
+        parts = ref.tensor_parts(name, full_shape)
         if len(parts) == 1:
             [part] = parts
-            yield Piece(part, whole, x.dtype, rank == number % ranks, lambda x=x: x.full_tensor() if isinstance(x, DTensor) else x)
+            yield Piece(part, full_shape, x.dtype, rank == number % ranks, lambda x=x: x.full_tensor() if isinstance(x, DTensor) else x)
             continue
-        first, mine = sharding.slice_of(name, x)
+        offset, local = sharding.slice_of(name, x)
         for part, (e, *rows) in parts.items():
-            if not first[0] <= e < first[0] + len(mine):
+            if not offset[0] <= e < offset[0] + len(local):
                 continue
-            shape = (len(range(*rows[0].indices(whole[1]))) if rows else whole[1], *whole[2:])
-            expert, at = mine[e - first[0]], tuple(rows)
+            shape = (len(range(*rows[0].indices(full_shape[1]))) if rows else full_shape[1], *full_shape[2:])
+            expert, row_slices = local[e - offset[0]], tuple(rows)
             if not isinstance(x, DTensor) or x.placements[0] == Shard(0):
-                yield Piece(part, shape, x.dtype, True, lambda expert=expert, at=at: expert[at])
+                yield Piece(part, shape, x.dtype, True, lambda expert=expert, row_slices=row_slices: expert[row_slices])
             else:  # every rank of the mesh has some rows of the expert
                 mesh = x.device_mesh
-                yield Piece(part, shape, x.dtype, mesh.get_local_rank() == e % mesh.size(), partial(joined_rows, expert, mesh, at))
+                yield Piece(part, shape, x.dtype, mesh.get_local_rank() == e % mesh.size(), partial(gather_rows, expert, mesh, row_slices))
 
 
-def joined_rows(part: Tensor, mesh: DeviceMesh, at: tuple[slice, ...]) -> Tensor:
+def gather_rows(part: Tensor, mesh: DeviceMesh, row_slices: tuple[slice, ...]) -> Tensor:
     """Some rows of a matrix whose rows are split over a mesh."""
     x = DTensor.from_local(part, mesh, [Shard(0)], run_check=False)
     assert isinstance(x, DTensor)
-    return x.full_tensor()[at]
+    return x.full_tensor()[row_slices]
 
 
-class Files:
+class FolderWriter:
     """This rank's files of a folder. A file's header is written first, from names and shapes; then the tensors, one at a time."""
 
-    def __init__(self, folder: Path, stem: str, wanted: Iterable[Piece], max_bytes: int):
+    def __init__(self, folder: Path, stem: str, own_pieces: Iterable[Piece], max_bytes: int):
         self.files: list[tuple[str, list[Piece]]] = []
         room = 0
-        for piece in wanted:
+        for piece in own_pieces:
             if not self.files or piece.bytes > room:
                 self.files.append((f"{stem}-{len(self.files)}.safetensors", []))
                 room = max_bytes
             self.files[-1][1].append(piece)
             room -= piece.bytes
-        self.folder, self.coming = folder, [(name, i, piece) for name, some in self.files for i, piece in enumerate(some)]
-        self.open: BinaryIO | None = None
+        self.folder, self.pending = (folder, [(name, i, piece) for name, file_pieces in self.files for i, piece in enumerate(file_pieces)])
+        self.open_file: BinaryIO | None = None
 
     def header(self, name: str) -> bytes:
         record: dict = {"__metadata__": {"format": "pt"}}
@@ -200,18 +203,18 @@ class Files:
 
     def write(self, piece: Piece, x: Tensor) -> None:
         """The next tensor."""
-        name, number, wanted = self.coming.pop(0)
-        assert piece is wanted and x.shape == piece.shape and x.dtype == piece.dtype, piece.name
+        name, number, expected_piece = self.pending.pop(0)
+        assert piece is expected_piece and x.shape == piece.shape and x.dtype == piece.dtype, piece.name
         if number == 0:
             self.close()
-            self.open = open(self.folder / name, "xb")
-            self.open.write(self.header(name))
-        assert self.open is not None
-        self.open.write(x.contiguous().cpu().view(torch.uint8).numpy().data)
+            self.open_file = open(self.folder / name, "xb")
+            self.open_file.write(self.header(name))
+        assert self.open_file is not None
+        self.open_file.write(x.contiguous().cpu().view(torch.uint8).numpy().data)
 
     def close(self) -> None:
-        if self.open is not None:
-            self.open.close()
+        if self.open_file is not None:
+            self.open_file.close()
 
 
 def save_folder(
@@ -226,35 +229,35 @@ def save_folder(
     Raises CheckpointError on every rank, as `ref.network.model.save_hf`."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     sharding.rest(model)
-    told: list = [None]
+    begin_result: list = [None]
     if rank == 0:
         try:
-            told = [ref.begin(folder, beside or ())]
+            begin_result = [ref.begin(folder, beside or ())]
         except ref.CheckpointError as error:  # the others would wait forever
-            told = [str(error)]
-    dist.broadcast_object_list(told, 0)
-    if isinstance(told[0], str):
-        raise ref.CheckpointError(told[0])
-    target, fresh = told[0]
+            begin_result = [str(error)]
+    dist.broadcast_object_list(begin_result, 0)
+    if isinstance(begin_result[0], str):
+        raise ref.CheckpointError(begin_result[0])
+    target, temporary = begin_result[0]
     todo = list(pieces(model))
-    out = Files(fresh, f"part-{rank}", (piece for piece in todo if piece.mine), max_shard_bytes)
+    writer = FolderWriter(temporary, f"part-{rank}", (piece for piece in todo if piece.is_writer), max_shard_bytes)
     for piece in todo:
         x = piece.make()
-        if piece.mine:
-            out.write(piece, x)
+        if piece.is_writer:
+            writer.write(piece, x)
         del x
-    out.close()
-    every: list = [None] * ranks
-    dist.all_gather_object(every, [(name, {piece.name: piece.bytes for piece in some}) for name, some in out.files])
+    writer.close()
+    files_by_rank: list = [None] * ranks
+    dist.all_gather_object(files_by_rank, [(name, {piece.name: piece.bytes for piece in file_pieces}) for name, file_pieces in writer.files])
     if rank == 0:
-        files = [one for some in every for one in some]
+        files = [file for rank_files in files_by_rank for file in rank_files]
         index, total = {}, 0
         for i, (name, sizes) in enumerate(files, 1):
             final = f"model-{i:05d}-of-{len(files):05d}.safetensors" if len(files) > 1 else "model.safetensors"
-            os.rename(fresh / name, fresh / final)
+            os.rename(temporary / name, temporary / final)
             index |= dict.fromkeys(sizes, final)
             total += sum(sizes.values())
         if len(files) > 1:
-            ref.write_index(fresh, index, total)
-        ref.finish(target, fresh, asdict(config), next(model.parameters()).dtype, extra, beside)
+            ref.write_index(temporary, index, total)
+        ref.finish(target, temporary, asdict(config), next(model.parameters()).dtype, extra, beside)
     dist.barrier()

@@ -40,37 +40,38 @@ def on_owners(
     `received(rows, codes [R, D], scales [R, D / 32], ones, experts)`, where rows only take the gradient: their values are not there.
     On GPUs, tokens are sorted, permuted and summed by `kernels/expert_rows.py`."""
     ep, K = current().group("ep"), experts.shape[1]
-    flat, own = experts.flatten(), None
+    flat_experts, row_kernel = experts.flatten(), None
     if fast(x) and x.dtype in (torch.float32, torch.bfloat16):
-        own = kernel("expert_rows")
-        order, place, _ = own.sort_by_expert(experts, num_experts)
+        row_kernel = kernel("expert_rows")
+        order, place, _ = row_kernel.sort_by_expert(experts, num_experts)
     else:
-        order = flat.argsort(stable=True)
+        order = flat_experts.argsort(stable=True)
         place = torch.empty_like(order)
         place[order] = torch.arange(len(order), device=x.device)
         place = place.view(-1, K)
     # Rows for each expert of each rank. On a GPU, bincount would make the host wait, and repeat_interleave without its size, too.
-    load = flat.new_zeros(num_experts).scatter_add_(0, flat, torch.ones_like(flat)).view(ep.size, -1)
-    coming = torch.empty_like(load)
-    torch.distributed.all_to_all_single(coming, load, group=ep.handle)
-    send, receive = torch.stack((load, coming)).sum(2).tolist()
-    local = torch.arange(num_experts // ep.size, device=x.device).repeat(ep.size).repeat_interleave(coming.flatten(), output_size=sum(receive))
+    load = flat_experts.new_zeros(num_experts).scatter_add_(0, flat_experts, torch.ones_like(flat_experts)).view(ep.size, -1)
+    incoming_load = torch.empty_like(load)
+    torch.distributed.all_to_all_single(incoming_load, load, group=ep.handle)
+    send, receive = torch.stack((load, incoming_load)).sum(2).tolist()
+    local = torch.arange(num_experts // ep.size, device=x.device).repeat(ep.size).repeat_interleave(incoming_load.flatten(), output_size=sum(receive))
     if current().compute.dispatch == "mxfp8":
-        rows, codes, scales = _DispatchMX.apply(x, order, place, send, receive, ep, received is None)
+        rows, codes, scales = _DispatchMXFP8.apply(x, order, place, send, receive, ep, received is None)
         if received is None:
             y = run(rows, rows.new_ones(len(rows), 1), local[:, None])
         else:
             y = received(rows, codes, scales, rows.new_ones(len(rows), 1), local[:, None])
     else:
-        rows = dispatch(own.permute(x, order, place) if own else x[order // K], send, receive)
+        rows = dispatch(row_kernel.permute(x, order, place) if row_kernel else x[order // K], send, receive)
         y = run(rows, rows.new_ones(len(rows), 1), local[:, None])
     y = combine(y, receive, send)
-    if own:
-        return own.unpermute(y, order, place, gates)
+    # Σ over a token's experts of gate · output.
+    if row_kernel:
+        return row_kernel.unpermute(y, order, place, gates)
     return (y[place] * gates[..., None]).sum(1)
 
 
-class _DispatchMX(torch.autograd.Function):
+class _DispatchMXFP8(torch.autograd.Function):
     """Tokens as E4M3 codes and a scale per 32 values, 0.516 of bfloat16's bytes, quantised once and then permuted. Returns codes and scales, and
     rows: the decoded values, or with `decoded=False` a view of nothing that has their shape and dtype. Gradients come back as they are."""
 
@@ -87,22 +88,23 @@ class _DispatchMX(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, g, *_):
+        # Plain form: rows = rounded(x)[order // K]; test_network.py::test_dispatch_from_ranks_without_a_token.
         send, receive, group = ctx.splits
         (place,) = ctx.saved_tensors
         rows = moved(g, receive, send, group)
-        wide = torch.promote_types(rows.dtype, torch.float32)
-        return rows[place].to(wide).sum(1).to(rows.dtype), None, None, None, None, None, None
+        wide_dtype = torch.promote_types(rows.dtype, torch.float32)
+        return rows[place].to(wide_dtype).sum(1).to(rows.dtype), None, None, None, None, None, None
 
 
-class _Dispatch8(torch.autograd.Function):
+class _DispatchFP8(torch.autograd.Function):
     """Rows as E4M3 codes with a scale per 128 values, 0.516 of bfloat16's bytes; gradients come back as they are."""
 
     @staticmethod
     def forward(ctx, x, send, receive, group):
         ctx.splits = send, receive, group
         codes, scale = blockwise_fp8_quantize(x)
-        packed = torch.cat((codes, scale.contiguous().view(torch.uint8)), 1)
-        out = moved(packed, send, receive, group)
+        packed_rows = torch.cat((codes, scale.contiguous().view(torch.uint8)), 1)
+        out = moved(packed_rows, send, receive, group)
         codes, scale = out[:, : x.shape[1]], out[:, x.shape[1] :]
         # A copy: a slice with at most one row counts as contiguous at any offset, but float32 must start at a multiple of 4 bytes.
         scale = scale.clone(memory_format=torch.contiguous_format).view(torch.float32)
@@ -110,6 +112,7 @@ class _Dispatch8(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, g):
+        # Plain form: rounded(x), straight through; test_network.py::test_dispatch_from_ranks_without_a_token.
         send, receive, group = ctx.splits
         return moved(g, receive, send, group), None, None, None
 
@@ -117,7 +120,7 @@ class _Dispatch8(torch.autograd.Function):
 def dispatch(rows: Tensor, send: list[int], receive: list[int]) -> Tensor:
     """Sends rows, sorted by expert, to the ranks that own the experts."""
     if current().compute.dispatch == "fp8":
-        return _Dispatch8.apply(rows, send, receive, current().group("ep"))
+        return _DispatchFP8.apply(rows, send, receive, current().group("ep"))
     return all_to_all(rows, send, receive, "ep")
 
 

@@ -38,10 +38,10 @@ from ref.network import CheckpointError, Config, KVCache, Output, load_extra
 from ref.network import fast as ref
 from ref.network.gradients import experts_swiglu
 from ref.network.model import config_of, rope_table
-from ref.network.model import save_hf as save_whole
+from ref.network.model import save_hf as ref_save_hf
 from scaled.network.checkpoint import load_folder, save_folder
 from scaled.network.dispatch import on_owners
-from scaled.quant import experts_swiglu as quantised
+from scaled.quant import experts_swiglu as quantised_experts_swiglu
 from scaled.router_replay import route
 from scaled.runtime.comm import summed, total
 from scaled.runtime.cut import full, places
@@ -59,17 +59,19 @@ class Attention(ref.Attention):
         cp = current().group("cp")
         if cp.size == 1:
             return super().product(q, k, v, mask, causal)
-        both = full(torch.cat((k, v), 1).transpose(1, 2)).transpose(1, 2)
-        k, v = both.chunk(2, 1)
+        keys_values = full(torch.cat((k, v), 1).transpose(1, 2)).transpose(1, 2)
+        k, v = keys_values.chunk(2, 1)
         if mask is not None:
             return super().product(q, k, v, mask, causal=False)
         # On a GPU, a chunk sees the keys up to its own end: two products of a flash kernel, no mask in memory.
-        size, outs = q.shape[3] // 2, []
-        for part, chunk in zip(q.flatten(1, 2).chunk(2, 2), (cp.rank, 2 * cp.size - 1 - cp.rank), strict=True):
+        size, outputs = q.shape[3] // 2, []
+        for queries, chunk in zip(q.flatten(1, 2).chunk(2, 2), (cp.rank, 2 * cp.size - 1 - cp.rank), strict=True):
             end = (chunk + 1) * size
             bias = causal_lower_right(size, end)
-            outs.append(F.scaled_dot_product_attention(part, k[:, :, :end], v[:, :, :end], bias, scale=1.0, enable_gqa=self.heads != self.kv_heads))
-        return rearrange(torch.cat(outs, 2), "b h t d -> b t (h d)")
+            outputs.append(
+                F.scaled_dot_product_attention(queries, k[:, :, :end], v[:, :, :end], bias, scale=1.0, enable_gqa=self.heads != self.kv_heads)
+            )
+        return rearrange(torch.cat(outputs, 2), "b h t d -> b t (h d)")
 
 
 class MoE(ref.MoE):
@@ -93,7 +95,7 @@ class MoE(ref.MoE):
 
     def mix(self, x: Tensor, gates: Tensor, experts: Tensor) -> Tensor:
         if (form := current().compute.experts) != "model":
-            return quantised(x, gates, self.gate_up_proj, self.down_proj, experts, form)
+            return quantised_experts_swiglu(x, gates, self.gate_up_proj, self.down_proj, experts, form)
         ep = current().group("ep")
         if ep.size == 1:
             return super().mix(x, gates, experts)
@@ -120,14 +122,14 @@ class Transformer(ref.Transformer):
 
     def __init__(self, config: Config, *, drawn: bool = True):
         """`drawn=False` leaves the weights uninitialised, which saves time before loading others."""
-        one = current().layout.world == 1
-        if one and drawn:
+        is_single_rank = current().layout.world == 1
+        if is_single_rank and drawn:
             super().__init__(config)
             self.to(current().device)
             return
         with torch.device("meta"):
             super().__init__(config)
-        if not one:
+        if not is_single_rank:
             shard(self, self.layers)
         self.to_empty(device=current().device)
         if drawn:
@@ -147,46 +149,47 @@ class Transformer(ref.Transformer):
             return super().forward(ids, positions, doc, cache, experts, logits)
         if cache is not None:
             raise ValueError("cache must be None under context parallelism: sample with cp = 1")
-        where = places(T * cp.size).to(ids.device)
+        token_positions = places(T * cp.size).to(ids.device)
         x = self.embed_tokens(ids)
-        rope = rope_table(self.config, where if positions is None else positions, x.dtype)
-        mask = attention_mask(self.config, where, doc, x)
-        router_logits, chosen = [], []
+        rope = rope_table(self.config, token_positions if positions is None else positions, x.dtype)
+        mask = attention_mask(self.config, token_positions, doc, x)
+        router_logits, layer_experts = [], []
         for i, block in enumerate(self.layers):
-            x, scores, picks = block(x, rope, mask, None, i, None if experts is None else experts[i])
-            if scores is not None:
-                router_logits.append(scores)
-                chosen.append(picks)
+            x, block_logits, block_experts = block(x, rope, mask, None, i, None if experts is None else experts[i])
+            if block_logits is not None:
+                router_logits.append(block_logits)
+                layer_experts.append(block_experts)
         hidden = self.norm(x)
-        return Output(self.head(hidden) if logits else None, hidden, x, router_logits, chosen)
+        return Output(self.head(hidden) if logits else None, hidden, x, router_logits, layer_experts)
 
 
 def attention_mask(config: Config, where: Tensor, doc: Tensor | None, like: Tensor) -> ref.Mask:
     """`ref.network.fast.attention_mask` for queries at positions `where` of a row and keys from the complete row. On a GPU, None stands for
     plain causal attention; on a CPU, a row without documents is one document."""
     Tl, T = len(where), len(where) * current().group("cp").size
-    explicit = Tl * T <= ref.EXPLICIT_ATTENTION and not like.is_cuda
+    is_explicit = Tl * T <= ref.EXPLICIT_ATTENTION and not like.is_cuda
     if doc is None and like.is_cuda:
         return None
-    whole = torch.zeros(1, T, dtype=torch.long) if doc is None else full(doc)
-    if not explicit:
-        return ref.seen_in(whole, where)
-    seen = (where[:, None] >= torch.arange(T))[None]
+    full_doc = torch.zeros(1, T, dtype=torch.long) if doc is None else full(doc)
+    if not is_explicit:
+        return ref.seen_in(full_doc, where)
+    visible = (where[:, None] >= torch.arange(T))[None]
     if doc is not None:
-        seen = seen & (doc[:, :, None] == whole[:, None, :])
-    bias = torch.zeros(seen.shape, dtype=like.dtype).masked_fill_(~seen, float("-inf"))
+        visible = visible & (doc[:, :, None] == full_doc[:, None, :])
+    bias = torch.zeros(visible.shape, dtype=like.dtype).masked_fill_(~visible, float("-inf"))
     bias = bias.repeat(1, config.num_attention_heads // config.num_key_value_heads, 1)
     return bias if doc is None else bias.repeat_interleave(config.num_key_value_heads, 0)
 
 
 def load_balancing_loss(router_logits: list[Tensor], experts: list[Tensor]) -> Tensor:
     """`ref.network.model.load_balancing_loss` of all ranks' tokens: shares and mean probabilities are global."""
-    wide = torch.promote_types(router_logits[0].dtype, torch.float32)
-    loss = router_logits[0].new_zeros((), dtype=wide)
-    for logits, chosen in zip(router_logits, experts, strict=True):
-        E, K = logits.shape[-1], chosen.shape[-1]
-        counts = summed(torch.bincount(chosen.flatten(), minlength=E).to(wide))
-        loss = loss + E * K * (counts / counts.sum().square() * logits.to(wide).softmax(-1).sum(0)).sum()
+    wide_dtype = torch.promote_types(router_logits[0].dtype, torch.float32)
+    loss = router_logits[0].new_zeros((), dtype=wide_dtype)
+    for logits, layer_experts in zip(router_logits, experts, strict=True):
+        E, K = logits.shape[-1], layer_experts.shape[-1]
+        counts = summed(torch.bincount(layer_experts.flatten(), minlength=E).to(wide_dtype))
+        # Eq. 4 of arXiv:2101.03961: E · Σ_e f_e · P_e, with f and P over the tokens of all ranks.
+        loss = loss + E * K * (counts / counts.sum().square() * logits.to(wide_dtype).softmax(-1).sum(0)).sum()
     return total(loss / len(router_logits))
 
 
@@ -209,6 +212,6 @@ def save_hf(
 ) -> None:
     """`ref.network.model.save_hf`; each rank writes its part to its own files. Rank 0 writes the other files."""
     if current().layout.world == 1:
-        save_whole(model, path, max_shard_bytes, extra, beside)
+        ref_save_hf(model, path, max_shard_bytes, extra, beside)
     else:
         save_folder(model, model.config, path, max_shard_bytes, extra, beside)

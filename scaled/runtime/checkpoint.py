@@ -46,28 +46,28 @@ class Checkpoints:
     def __init__(self, folder: str | Path, keep: int = 2):
         """Creates the folder; all ranks call it together. `keep`: number of checkpoints to keep."""
         self.folder, self.keep = Path(folder), keep
-        self.many = dist.is_initialized() and dist.get_world_size() > 1
-        self.rank = dist.get_rank() if self.many else 0
-        group = dist.new_group(backend="gloo") if self.many else None
+        self.is_distributed = dist.is_initialized() and dist.get_world_size() > 1
+        self.rank = dist.get_rank() if self.is_distributed else 0
+        group = dist.new_group(backend="gloo") if self.is_distributed else None
         assert not isinstance(group, int)  # every rank is a member
         self.group = group
         self.thread: threading.Thread | None = None
         self.failure: BaseException | None = None
         self.folder.mkdir(parents=True, exist_ok=True)
         if self.rank == 0:
-            for fresh in (path for path in self.folder.iterdir() if re.fullmatch(r"\.step-\d+", path.name)):
-                step = int(fresh.name.removeprefix(".step-"))
+            for temporary in (path for path in self.folder.iterdir() if re.fullmatch(r"\.step-\d+", path.name)):
+                step = int(temporary.name.removeprefix(".step-"))
                 # Its manifest is written last, so after a kill between the two renames it is complete.
-                if (fresh / "manifest.json").exists() and not self.path(step).exists():
-                    self._name(fresh, step)
+                if (temporary / "manifest.json").exists() and not self.path(step).exists():
+                    self._rename(temporary, step)
                 else:
-                    shutil.rmtree(fresh, ignore_errors=True)
-        self._together()
+                    shutil.rmtree(temporary, ignore_errors=True)
+        self._barrier()
 
     def steps(self) -> list[int]:
         """Steps of the complete checkpoints, in ascending order."""
-        found = (re.fullmatch(r"step-(\d+)", path.name) for path in self.folder.iterdir())
-        return sorted(int(match[1]) for match in found if match)
+        matches = (re.fullmatch(r"step-(\d+)", path.name) for path in self.folder.iterdir())
+        return sorted(int(match[1]) for match in matches if match)
 
     def path(self, step: int) -> Path:
         """Folder of the checkpoint of a step."""
@@ -93,102 +93,103 @@ class Checkpoints:
 
     def _write(self, step: int, state: dict[str, Tensor], record: dict) -> None:
         try:
-            fresh = self.path(step).with_name(f".step-{step:08d}")
+            temporary = self.path(step).with_name(f".step-{step:08d}")
             if self.rank == 0:
-                shutil.rmtree(fresh, ignore_errors=True)
-                fresh.mkdir()
-            self._together()
-            writer = dcp.FileSystemWriter(fresh)
-            writer.fs = Disk()
-            dcp.save(state, storage_writer=writer, process_group=self.group, no_dist=not self.many)
+                shutil.rmtree(temporary, ignore_errors=True)
+                temporary.mkdir()
+            self._barrier()
+            writer = dcp.FileSystemWriter(temporary)
+            writer.fs = DiskFileSystem()
+            dcp.save(state, storage_writer=writer, process_group=self.group, no_dist=not self.is_distributed)
             if self.rank == 0:
-                (fresh / "meta.json").write_text(json.dumps(record, indent=1) + "\n")
-                files = sorted(path for path in fresh.iterdir())
+                (temporary / "meta.json").write_text(json.dumps(record, indent=1) + "\n")
+                files = sorted(path for path in temporary.iterdir())
                 manifest = {path.name: [path.stat().st_size, checksum(path)] for path in files}
-                (fresh / ".manifest").write_text(json.dumps(manifest, indent=1) + "\n")
-                flush(fresh / ".manifest")
-                os.replace(fresh / ".manifest", fresh / "manifest.json")  # it certifies the other files, so it must be complete itself
-                for path in [*files, fresh / "manifest.json", fresh]:
+                (temporary / ".manifest").write_text(json.dumps(manifest, indent=1) + "\n")
+                flush(temporary / ".manifest")
+                # It certifies the other files, so it must be complete itself.
+                os.replace(temporary / ".manifest", temporary / "manifest.json")
+                for path in [*files, temporary / "manifest.json", temporary]:
                     flush(path)
-                self._name(fresh, step)
-                for old in [one for one in self.steps() if one <= step][: -self.keep]:
-                    shutil.rmtree(self.path(old), ignore_errors=True)
-            self._together()
+                self._rename(temporary, step)
+                for old_step in [saved_step for saved_step in self.steps() if saved_step <= step][: -self.keep]:
+                    shutil.rmtree(self.path(old_step), ignore_errors=True)
+            self._barrier()
         except dcp.CheckpointException as error:  # raised on every rank, with the traceback of the rank that failed
             self.failure = next(iter(error.failures.values()))[0]
         except BaseException as error:
             self.failure = error
 
-    def _name(self, fresh: Path, step: int) -> None:
+    def _rename(self, temporary: Path, step: int) -> None:
         """Renames a complete folder to its final name, replacing an existing one."""
-        aside = self.path(step).with_name(f".old-{step:08d}")
-        shutil.rmtree(aside, ignore_errors=True)
+        backup = self.path(step).with_name(f".old-{step:08d}")
+        shutil.rmtree(backup, ignore_errors=True)
         if self.path(step).exists():
-            os.rename(self.path(step), aside)
-        os.rename(fresh, self.path(step))
+            os.rename(self.path(step), backup)
+        os.rename(temporary, self.path(step))
         flush(self.folder)
-        shutil.rmtree(aside, ignore_errors=True)
+        shutil.rmtree(backup, ignore_errors=True)
 
-    def _together(self) -> None:
-        if self.many:
+    def _barrier(self) -> None:
+        if self.is_distributed:
             dist.barrier(group=self.group)
 
     def names(self, step: int | None = None) -> list[str]:
         """Names of the tensors in a checkpoint."""
-        return list(read_metadata(self._folder(step)).state_dict_metadata)
+        return list(read_metadata(self._checkpoint_folder(step)).state_dict_metadata)
 
     def load(self, state: dict[str, Tensor], step: int | None = None) -> dict:
         """Fills the tensors of `state`, in any layout, from a checkpoint, by default the last; returns its `meta`. All ranks call it
         together. Raises CheckpointError on every rank, naming the missing or damaged file, or the missing tensor."""
         self.finish()
-        folder = self._folder(step)
-        says, described = "", None
+        folder = self._checkpoint_folder(step)
+        problem, tensor_metadata = "", None
         try:
             files = sorted(read_json(folder / "manifest.json"))
-            ranks = dist.get_world_size() if self.many else 1
-            self._check(folder, files[self.rank :: ranks])  # one rank reads and checks each file
-            described = read_metadata(folder)
-            if missing := [name for name in state if name not in described.state_dict_metadata]:
+            ranks = dist.get_world_size() if self.is_distributed else 1
+            self._check_files(folder, files[self.rank :: ranks])  # one rank reads and checks each file
+            tensor_metadata = read_metadata(folder)
+            if missing := [name for name in state if name not in tensor_metadata.state_dict_metadata]:
                 raise CheckpointError(f"{folder} has no tensor {missing[0]}")
         except CheckpointError as error:
-            says = str(error)
-        if self.many:
-            every: list = [None] * dist.get_world_size()
-            dist.all_gather_object(every, says, group=self.group)
-            says = next((one for one in every if one), "")
-        if says:
-            raise CheckpointError(says)
-        assert described is not None
+            problem = str(error)
+        if self.is_distributed:
+            problems: list = [None] * dist.get_world_size()
+            dist.all_gather_object(problems, problem, group=self.group)
+            problem = next((message for message in problems if message), "")
+        if problem:
+            raise CheckpointError(problem)
+        assert tensor_metadata is not None
         try:
-            dcp.load(state, storage_reader=Reader(folder, described), process_group=self.group, no_dist=not self.many)
+            dcp.load(state, storage_reader=Reader(folder, tensor_metadata), process_group=self.group, no_dist=not self.is_distributed)
         except dcp.CheckpointException as error:  # raised on every rank, with the traceback of the rank that failed
-            why = next(iter(error.failures.values()))[0]
-            raise CheckpointError(f"{folder} cannot be read ({type(why).__name__}): its tensors do not match .metadata") from None
+            cause = next(iter(error.failures.values()))[0]
+            raise CheckpointError(f"{folder} cannot be read ({type(cause).__name__}): its tensors do not match .metadata") from None
         return read_json(folder / "meta.json")
 
-    def _folder(self, step: int | None) -> Path:
+    def _checkpoint_folder(self, step: int | None) -> Path:
         steps = self.steps()
         if not steps or (step is not None and step not in steps):
-            which = "no checkpoint" if step is None else f"no checkpoint of step {step}"
-            raise CheckpointError(f"{self.folder} holds {which}" + (f"; it has steps {steps}" if steps else ""))
+            description = "no checkpoint" if step is None else f"no checkpoint of step {step}"
+            raise CheckpointError(f"{self.folder} holds {description}" + (f"; it has steps {steps}" if steps else ""))
         return self.path(steps[-1] if step is None else step)
 
-    def _check(self, folder: Path, names: list[str]) -> None:
+    def _check_files(self, folder: Path, names: list[str]) -> None:
         manifest, steps = read_json(folder / "manifest.json"), self.steps()
-        here = int(folder.name.removeprefix("step-"))
-        before = [step for step in steps if step < here]
-        other = f"; the previous checkpoint is of step {before[-1]}" if before else ""
+        this_step = int(folder.name.removeprefix("step-"))
+        earlier_steps = [step for step in steps if step < this_step]
+        hint = f"; the previous checkpoint is of step {earlier_steps[-1]}" if earlier_steps else ""
         for name in names:
             path, (size, crc) = folder / name, manifest[name]
             if not path.exists():
-                raise CheckpointError(f"{path} is missing{other}")
+                raise CheckpointError(f"{path} is missing{hint}")
             if path.stat().st_size != size:
-                raise CheckpointError(f"{path} is damaged: {path.stat().st_size} of {size} bytes{other}")
+                raise CheckpointError(f"{path} is damaged: {path.stat().st_size} of {size} bytes{hint}")
             if checksum(path) != crc:
-                raise CheckpointError(f"{path} is damaged: its checksum differs from the recorded one{other}")
+                raise CheckpointError(f"{path} is damaged: its checksum differs from the recorded one{hint}")
 
 
-ADMITTED = {
+ALLOWED_CLASSES = {
     (cls.__module__, cls.__qualname__): cls
     for cls in (
         metadata.Metadata,
@@ -203,18 +204,19 @@ ADMITTED = {
     )
 }
 """Classes that may describe tensors. `BytesStorageMetadata` is not one of them, because DCP would unpickle what it names."""
-ADMITTED |= {("torch", name): dtype for name, dtype in vars(torch).items() if isinstance(dtype, torch.dtype)}
-ADMITTED |= {("torch.serialization", "_get_layout"): {"torch.strided": torch.strided}.__getitem__}
-ADMITTED |= {(module, "PosixPath"): PurePosixPath for module in ("pathlib", "pathlib._local")}  # where it was written
+ALLOWED_CLASSES |= {("torch", name): dtype for name, dtype in vars(torch).items() if isinstance(dtype, torch.dtype)}
+ALLOWED_CLASSES |= {("torch.serialization", "_get_layout"): {"torch.strided": torch.strided}.__getitem__}
+# The path where it was written.
+ALLOWED_CLASSES |= {(module, "PosixPath"): PurePosixPath for module in ("pathlib", "pathlib._local")}
 
 
-class Description(pickle.Unpickler):
-    """Unpickles `.metadata` with the classes in `ADMITTED` only."""
+class RestrictedUnpickler(pickle.Unpickler):
+    """Unpickles `.metadata` with the classes in `ALLOWED_CLASSES` only."""
 
     def find_class(self, module: str, name: str):
-        if (module, name) not in ADMITTED:
+        if (module, name) not in ALLOWED_CLASSES:
             raise CheckpointError(f"{module}.{name}")
-        return ADMITTED[module, name]
+        return ALLOWED_CLASSES[module, name]
 
 
 def read_metadata(folder: Path) -> metadata.Metadata:
@@ -222,24 +224,24 @@ def read_metadata(folder: Path) -> metadata.Metadata:
     path = folder / ".metadata"
     try:
         with open(path, "rb") as file:
-            found = Description(file).load()
+            content = RestrictedUnpickler(file).load()
     except CheckpointError as error:
         raise CheckpointError(f"{path} refers to {str(error)!r}, which does not describe a tensor; refusing to load it") from None
     except Exception as error:  # damaged bytes can raise any exception
         raise CheckpointError(f"{path} is missing or damaged ({type(error).__name__})") from None
     try:
-        tensors = all(type(one) is metadata.TensorStorageMetadata for one in found.state_dict_metadata.values())
-        places = list(found.storage_data.values())
-        inside = all(type(one) is filesystem._StorageInfo and not one.transform_descriptors for one in places)
-        inside = inside and all(re.fullmatch(r"\w+\.distcp", one.relative_path) for one in places)
+        has_only_tensors = all(type(entry) is metadata.TensorStorageMetadata for entry in content.state_dict_metadata.values())
+        storage_infos = list(content.storage_data.values())
+        has_only_own_files = all(type(entry) is filesystem._StorageInfo and not entry.transform_descriptors for entry in storage_infos)
+        has_only_own_files = has_only_own_files and all(re.fullmatch(r"\w+\.distcp", entry.relative_path) for entry in storage_infos)
     except (AttributeError, TypeError):
-        tensors = inside = False
-    if not (tensors and inside):
+        has_only_tensors = has_only_own_files = False
+    if not (has_only_tensors and has_only_own_files):
         raise CheckpointError(f"{path} describes something other than tensors in files of its folder; refusing to load it")
-    return found
+    return content
 
 
-class Disk(filesystem.FileSystem):
+class DiskFileSystem(filesystem.FileSystem):
     """DCP's files. Raises the operating system's error, which torch.save would replace by its own."""
 
     @contextmanager
@@ -256,12 +258,12 @@ class Disk(filesystem.FileSystem):
 class Reader(dcp.FileSystemReader):
     """DCP's reader, with given metadata."""
 
-    def __init__(self, folder: Path, described: metadata.Metadata):
+    def __init__(self, folder: Path, tensor_metadata: metadata.Metadata):
         super().__init__(folder)
-        self.described = described
+        self.tensor_metadata = tensor_metadata
 
     def read_metadata(self) -> metadata.Metadata:
-        return self.described
+        return self.tensor_metadata
 
 
 def on_host(x: Tensor) -> Tensor:

@@ -37,10 +37,10 @@ __all__ = ["Traffic", "all_gather", "all_to_all", "gathered", "least", "most", "
 def summed(x: Tensor, axis: str = "all", op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> Tensor:
     """Σ over the ranks of an axis (or another `op`), without gradient; x is not changed."""
     group = current().group(axis)
-    return _reduced(x, group, op) if group.size > 1 else x.detach().clone()
+    return _all_reduce(x, group, op) if group.size > 1 else x.detach().clone()
 
 
-def _reduced(x: Tensor, group: Group, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> Tensor:
+def _all_reduce(x: Tensor, group: Group, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> Tensor:
     y = x.detach().clone(memory_format=torch.contiguous_format)
     dist.all_reduce(y, op, group=group.handle)
     return y
@@ -64,11 +64,11 @@ def gathered(x: Tensor, axis: str = "all") -> list[Tensor]:
     sizes = [torch.zeros(1, dtype=torch.long, device=x.device) for _ in range(group.size)]
     dist.all_gather(sizes, torch.tensor([len(x)], device=x.device), group=group.handle)
     lengths = [int(size) for size in sizes]
-    most = max(lengths)
-    padded = x.detach().new_zeros(most, *x.shape[1:])
-    padded[: len(x)] = x.detach()
-    parts = [torch.empty_like(padded) for _ in lengths]
-    dist.all_gather(parts, padded.contiguous(), group=group.handle)
+    longest = max(lengths)
+    padded_rows = x.detach().new_zeros(longest, *x.shape[1:])
+    padded_rows[: len(x)] = x.detach()
+    parts = [torch.empty_like(padded_rows) for _ in lengths]
+    dist.all_gather(parts, padded_rows.contiguous(), group=group.handle)
     return [part[:n] for part, n in zip(parts, lengths, strict=True)]
 
 
@@ -77,10 +77,11 @@ class Total(Function):
 
     @staticmethod
     def forward(ctx, x, group):
-        return _reduced(x, group)
+        return _all_reduce(x, group)
 
     @staticmethod
     def backward(ctx, g):
+        # Plain form: y = Σ x over ranks, and each rank owns its x; test_runtime.py::test_cutting_and_joining.
         return g, None
 
 
@@ -96,11 +97,12 @@ class SumOver(Function):
     @staticmethod
     def forward(ctx, x, group):
         ctx.group = group
-        return _reduced(x, group)
+        return _all_reduce(x, group)
 
     @staticmethod
     def backward(ctx, g):
-        return _reduced(g, ctx.group), None
+        # Plain form: y = Σ x, used on every rank, so Σ g over ranks; test_runtime.py::test_cutting_and_joining.
+        return _all_reduce(g, ctx.group), None
 
 
 def sum_over(x: Tensor, axis: str) -> Tensor:
@@ -119,6 +121,7 @@ class _AllGather(Function):
 
     @staticmethod
     def backward(ctx, g):
+        # Plain form: torch.stack of all ranks' x, so Σ g[this rank]; test_runtime.py::test_cutting_and_joining.
         out = torch.empty_like(g[0], memory_format=torch.contiguous_format)
         scatter_single(out.view(-1), g.contiguous().view(-1), group=ctx.group.handle)
         return out, None
@@ -138,6 +141,7 @@ class _AllToAll(Function):
 
     @staticmethod
     def backward(ctx, g):
+        # Plain form: a permutation of rows over ranks; test_runtime.py::test_rows_to_their_owners_and_back.
         send, receive = ctx.splits
         return moved(g, receive, send, ctx.group), None, None, None
 
@@ -177,27 +181,27 @@ class Traffic(TorchDispatchMode):
         group = next((dist.ProcessGroup.unbox(a) for a in args if isinstance(a, torch.ScriptObject) and _is_group(a)), None)
         if group is None:
             return
-        n, me = group.size(), group.rank()
+        n, rank = group.size(), group.rank()
         if name == "allgather_base":
-            size = (n - 1) * _bytes(args[1])
+            size = (n - 1) * _num_bytes(args[1])
         elif name == "allgather":
-            size = (n - 1) * sum(map(_bytes, args[1]))
+            size = (n - 1) * sum(map(_num_bytes, args[1]))
         elif name == "reduce_scatter_base":
-            size = (n - 1) * _bytes(args[0])
+            size = (n - 1) * _num_bytes(args[0])
         elif name == "allreduce":
-            size = 2 * (n - 1) * sum(map(_bytes, args[0])) // n
+            size = 2 * (n - 1) * sum(map(_num_bytes, args[0])) // n
         elif name == "alltoall_base":
             x, splits = args[1], args[4]
             rows = splits or [len(x) // n] * n
-            size = (sum(rows) - rows[me]) * (_bytes(x) // max(len(x), 1))
+            size = (sum(rows) - rows[rank]) * (_num_bytes(x) // max(len(x), 1))
         elif name == "broadcast":
-            size = sum(map(_bytes, args[0])) if me == args[2] else 0
+            size = sum(map(_num_bytes, args[0])) if rank == args[2] else 0
         else:
             return
         self.sent[name] = self.sent.get(name, 0) + size
 
 
-def _bytes(x: Tensor) -> int:
+def _num_bytes(x: Tensor) -> int:
     return x.numel() * x.element_size()
 
 

@@ -45,27 +45,27 @@ def cut(x: Tensor) -> Tensor:
     return rows if x.ndim == 1 or current().group("cp").size == 1 else rows[:, places(x.shape[1]).to(x.device)]
 
 
-def _order(cp: int) -> list[int]:
+def _chunk_order(cp: int) -> list[int]:
     """Index of chunk 0, 1, … in the concatenated parts of ranks 0, 1, …, two chunks each."""
     return [2 * c if c < cp else 2 * (2 * cp - 1 - c) + 1 for c in range(2 * cp)]
 
 
-def _in_order(parts: Tensor) -> Tensor:
+def _reorder_chunks(parts: Tensor) -> Tensor:
     """[cp, B, T/cp, …] → [B, T, …]."""
     cp, B, Tl = parts.shape[:3]
     chunks = parts.unflatten(2, (2, Tl // 2)).transpose(0, 1).flatten(1, 2)  # B, 2·cp, chunk, …
-    return chunks[:, _order(cp)].flatten(1, 2)
+    return chunks[:, _chunk_order(cp)].flatten(1, 2)
 
 
 def full(x: Tensor) -> Tensor:
     """This rank's rows with all their tokens in order."""
-    return x if current().group("cp").size == 1 else _in_order(all_gather(x, "cp"))
+    return x if current().group("cp").size == 1 else _reorder_chunks(all_gather(x, "cp"))
 
 
 def joined(x: Tensor) -> Tensor:
     """The complete batch, on every rank, without gradient."""
     if x.ndim > 1 and current().group("cp").size > 1:
-        x = _in_order(torch.stack(gathered(x, "cp")))
+        x = _reorder_chunks(torch.stack(gathered(x, "cp")))
     return torch.cat(gathered(x, "dp"))
 
 
@@ -77,12 +77,12 @@ def ahead(x: Tensor, k: int = 1) -> Tensor:
     if cp.size == 1:
         return F.pad(x[:, k:], (*pad, 0, min(k, x.shape[1])))
     if k > size:
-        whole = full(x)
-        whole = F.pad(whole[:, k:], (*pad, 0, min(k, whole.shape[1])))
-        return whole[:, places(whole.shape[1]).to(x.device)]
+        rows = full(x)
+        rows = F.pad(rows[:, k:], (*pad, 0, min(k, rows.shape[1])))
+        return rows[:, places(rows.shape[1]).to(x.device)]
     # A chunk needs the first k tokens of the next one, and nothing else.
     chunks = x.unflatten(1, (2, size))
-    heads = all_gather(chunks[:, :, :k], "cp").transpose(0, 1).flatten(1, 2)[:, _order(cp.size)]  # B, 2·cp, k, …
+    heads = all_gather(chunks[:, :, :k], "cp").transpose(0, 1).flatten(1, 2)[:, _chunk_order(cp.size)]  # B, 2·cp, k, …
     heads = F.pad(heads, (*pad, 0, 0, 0, 1))
-    following = heads[:, [cp.rank + 1, 2 * cp.size - cp.rank]]
-    return torch.cat((chunks[:, :, k:], following), 2).flatten(1, 2)
+    next_heads = heads[:, [cp.rank + 1, 2 * cp.size - cp.rank]]
+    return torch.cat((chunks[:, :, k:], next_heads), 2).flatten(1, 2)

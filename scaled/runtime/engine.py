@@ -29,15 +29,15 @@ def fast(x: Tensor) -> bool:
 
 def kernel(name: str) -> ModuleType:
     """A module of the folder `kernels/`. Triton is imported here, and not before."""
-    return import_module(f"{_package()}.{name}")
+    return import_module(f"{_kernels_package()}.{name}")
 
 
 @cache
-def _package() -> str:
+def _kernels_package() -> str:
     """What the folder is called in this process: one name only, because a module under two names would be two modules."""
-    beside = Path(__file__).resolve().parents[2]
-    if (beside / "etude_kernels").is_dir():  # a wheel, where a `kernels` that also lies beside `scaled` is the Hub's
+    root = Path(__file__).resolve().parents[2]
+    if (root / "etude_kernels").is_dir():  # a wheel, where a `kernels` that also lies beside `scaled` is the Hub's
         return "etude_kernels"
-    found = find_spec("kernels")
-    ours = found and found.origin and Path(found.origin).resolve() == beside / "kernels" / "__init__.py"
-    return "kernels" if ours else "etude_kernels"
+    spec = find_spec("kernels")
+    is_ours = spec and spec.origin and Path(spec.origin).resolve() == root / "kernels" / "__init__.py"
+    return "kernels" if is_ours else "etude_kernels"

@@ -64,7 +64,7 @@ def start(module: str, arguments: Sequence[str], nproc: int, restarts: int) -> i
         raise
 
 
-def end_with(parent: int) -> None:
+def exit_with_parent(parent: int) -> None:
     """Ends this process when the process `parent` is gone: torchrun with its parent, ranks with torchrun. A killed process cannot notify the
     others, and ranks without a parent would write to the folder at the same time as those of a resumed run."""
     while os.getppid() == parent:
@@ -98,7 +98,7 @@ def world(backend: str, timeout: float) -> Iterator[int]:
         torch.cuda.set_device(device)
     else:
         share_cores(int(os.environ["LOCAL_RANK"]))
-    threading.Thread(target=end_with, args=(os.getppid(),), daemon=True).start()
+    threading.Thread(target=exit_with_parent, args=(os.getppid(),), daemon=True).start()
     store, rank, ranks = next(dist.rendezvous("env://", timeout=timedelta(seconds=max(3 * timeout, 300))))
     # torchrun keeps its store across restarts, with the addresses of the dead ranks.
     store = dist.PrefixStore(f"attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
@@ -119,48 +119,48 @@ class Watch:
         """`folder` is the same for all ranks; `timeout`: seconds that a step may take."""
         self.folder, self.timeout = Path(folder), timeout
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
-        self.last, self.step, self.over = time.monotonic(), -1, threading.Event()
-        self.main = threading.get_ident()
+        self.last_beat, self.step, self.stop_event = time.monotonic(), -1, threading.Event()
+        self.main_thread = threading.get_ident()
         self.groups = {dist.group.WORLD, *(group.handle for _, group in current().groups if group.handle)}
         self.folder.mkdir(parents=True, exist_ok=True)
         (self.folder / str(self.rank)).unlink(missing_ok=True)
-        self.thread = threading.Thread(target=self._look, daemon=True)
+        self.thread = threading.Thread(target=self._watch_steps, daemon=True)
         dist.barrier()
 
     def beat(self, step: int) -> None:
         """This rank has finished a step."""
-        self.step, self.last = step, time.monotonic()
+        self.step, self.last_beat = step, time.monotonic()
 
-    def stands(self) -> dict:
+    def describe_position(self) -> dict:
         """How many collectives this rank has started, whether its main thread is inside torch.distributed, and its current line outside torch."""
-        frame = sys._current_frames()[self.main]
-        waits, inside = f"torch{os.sep}distributed" in frame.f_code.co_filename, os.path.dirname(torch.__file__)
-        while frame.f_code.co_filename.startswith(inside) and frame.f_back is not None:
+        frame = sys._current_frames()[self.main_thread]
+        is_waiting, torch_folder = (f"torch{os.sep}distributed" in frame.f_code.co_filename, os.path.dirname(torch.__file__))
+        while frame.f_code.co_filename.startswith(torch_folder) and frame.f_back is not None:
             frame = frame.f_back
-        begun = sum(group._get_sequence_number_for_group() for group in self.groups)
-        return {"begun": begun, "waits": waits, "at": f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno} {frame.f_code.co_name}"}
+        num_collectives = sum(group._get_sequence_number_for_group() for group in self.groups)
+        return {"begun": num_collectives, "waits": is_waiting, "at": f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno} {frame.f_code.co_name}"}
 
-    def verdict(self) -> str:
+    def name_hanging_ranks(self) -> str:
         """Which rank hangs, according to the files of all ranks."""
         files = {rank: self.folder / str(rank) for rank in range(self.ranks)}
-        silent = [rank for rank, path in files.items() if not path.exists()]
-        heard = {rank: read_json(path) for rank, path in files.items() if rank not in silent}
-        most = max((found["begun"] for found in heard.values()), default=0)
-        behind = [rank for rank, found in heard.items() if found["begun"] < most]
-        hanging = behind or [rank for rank, found in heard.items() if not found["waits"]]
-        parts = [f"rank {rank} hangs in {heard[rank]['at']}" for rank in hanging] + [f"rank {rank} does not answer" for rank in silent]
+        silent_ranks = [rank for rank, path in files.items() if not path.exists()]
+        reports = {rank: read_json(path) for rank, path in files.items() if rank not in silent_ranks}
+        most_collectives = max((report["begun"] for report in reports.values()), default=0)
+        ranks_behind = [rank for rank, report in reports.items() if report["begun"] < most_collectives]
+        hanging_ranks = ranks_behind or [rank for rank, report in reports.items() if not report["waits"]]
+        parts = [f"rank {rank} hangs in {reports[rank]['at']}" for rank in hanging_ranks] + [f"rank {rank} does not answer" for rank in silent_ranks]
         return "; ".join(parts) or "all ranks wait for each other"
 
-    def _look(self) -> None:
-        while not self.over.wait(min(1.0, self.timeout / 4)):
-            if time.monotonic() - self.last < self.timeout:
+    def _watch_steps(self) -> None:
+        while not self.stop_event.wait(min(1.0, self.timeout / 4)):
+            if time.monotonic() - self.last_beat < self.timeout:
                 continue
             temporary = self.folder / f".{self.rank}"
-            temporary.write_text(json.dumps(self.stands()))
+            temporary.write_text(json.dumps(self.describe_position()))
             os.replace(temporary, self.folder / str(self.rank))
             time.sleep(self.GRACE)
-            first = min((r for r in range(self.ranks) if (self.folder / str(r)).exists()), default=self.rank) == self.rank
-            self.end(f"no step after step {self.step} in {self.timeout:g} s: {self.verdict()}", first)
+            is_first = min((r for r in range(self.ranks) if (self.folder / str(r)).exists()), default=self.rank) == self.rank
+            self.end(f"no step after step {self.step} in {self.timeout:g} s: {self.name_hanging_ranks()}", is_first)
             return
 
     def end(self, why: str, say: bool) -> None:
@@ -171,12 +171,12 @@ class Watch:
         os._exit(14)
 
     def __enter__(self) -> "Watch":
-        self.last = time.monotonic()
+        self.last_beat = time.monotonic()
         self.thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.over.set()
+        self.stop_event.set()
         self.thread.join()
 
 
@@ -184,7 +184,7 @@ if __name__ == "__main__":
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import main
 
-    threading.Thread(target=end_with, args=(int(sys.argv[1]),), daemon=True).start()
+    threading.Thread(target=exit_with_parent, args=(int(sys.argv[1]),), daemon=True).start()
     try:
         main(sys.argv[2:])
     except ChildFailedError:

@@ -129,19 +129,19 @@ def current() -> Mesh:
 def set_to(new: Mesh) -> Iterator[Mesh]:
     """Sets the mesh for the calls inside."""
     global _current
-    before, _current = _current, new
+    previous_mesh, _current = _current, new
     try:
         yield new
     finally:
-        _current = before
+        _current = previous_mesh
 
 
 @contextmanager
 def computing(**changes) -> Iterator[Mesh]:
     """Changes fields of `Compute` in the current mesh for the calls inside."""
-    mesh = current()
-    with set_to(replace(mesh, compute=replace(mesh.compute, **changes))) as changed:
-        yield changed
+    base = current()
+    with set_to(replace(base, compute=replace(base.compute, **changes))) as new_mesh:
+        yield new_mesh
 
 
 @contextmanager
@@ -154,8 +154,8 @@ def mesh(dp: int = 1, cp: int = 1, ep: int = 1) -> Iterator[Mesh]:
     if layout.world != ranks:
         start = "" if dist.is_initialized() else f"; start that many with torchrun --nproc-per-node {layout.world}"
         raise ValueError(f"dp · cp must be the number of ranks: got {dp} · {cp} for {ranks} ranks{start}")
-    with set_to(_build(layout, id(dist.group.WORLD)) if ranks > 1 else Mesh(layout)) as made:
-        yield made
+    with set_to(_build(layout, id(dist.group.WORLD)) if ranks > 1 else Mesh(layout)) as new_mesh:
+        yield new_mesh
 
 
 @lru_cache(None)

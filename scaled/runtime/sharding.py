@@ -34,23 +34,23 @@ def shard(model: nn.Module, blocks: Iterable[nn.Module], reshard_after_forward: 
     mesh = current()
     dtype = mesh.compute.dtype
     policy = MixedPrecisionPolicy() if dtype is None else MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
-    how: dict[str, Any] = {"mp_policy": policy, "reshard_after_forward": reshard_after_forward}
+    fsdp_options: dict[str, Any] = {"mp_policy": policy, "reshard_after_forward": reshard_after_forward}
     for block in blocks:
-        for part in block.modules():
-            if all(hasattr(part, name) for name in EXPERTS) and mesh.layout.ep > 1:
+        for module in block.modules():
+            if all(hasattr(module, name) for name in EXPERTS) and mesh.layout.ep > 1:
                 # Every rank needs the router, so it is managed separately from the experts.
                 assert mesh.experts is not None
-                fully_shard(part.get_submodule("gate"), mesh=mesh.weights, **how)
-                fully_shard(part, mesh=mesh.experts["efsdp"], shard_placement_fn=along, **how)
-        fully_shard(block, mesh=mesh.weights, **how)
+                fully_shard(module.get_submodule("gate"), mesh=mesh.weights, **fsdp_options)
+                fully_shard(module, mesh=mesh.experts["efsdp"], shard_placement_fn=expert_placement, **fsdp_options)
+        fully_shard(block, mesh=mesh.weights, **fsdp_options)
     fully_shard(model, mesh=mesh.weights, mp_policy=policy, reshard_after_forward=False)
-    for part in model.modules():
-        if isinstance(part, FSDPModule):
-            part.set_gradient_divide_factor(1.0)
-            part.set_force_sum_reduction_for_comms(True)
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)
 
 
-def along(p: nn.Parameter):
+def expert_placement(p: nn.Parameter):
     """The dimension along which expert weights are sharded: complete experts if they divide evenly, else their rows."""
     n = current().layout.efsdp
     return Shard(1) if len(p) % n and p.shape[1] % n == 0 else Shard(0)
@@ -61,25 +61,25 @@ def initialise(module: nn.Module, config: Config) -> None:
     """Initial weights as in `ref.network.model.initialise`, with its `config`. Every rank draws every full weight in turn and keeps its part,
     so a seed gives one network and nothing is sent."""
     for name, p in module.named_parameters():
-        whole = torch.empty(whole_shape(name, p), device=current().device)
+        full_weight = torch.empty(whole_shape(name, p), device=current().device)
         if p.ndim < 2:
-            whole.fill_(0.0 if name.endswith(".bias") else 1.0)
+            full_weight.fill_(0.0 if name.endswith(".bias") else 1.0)
         else:
-            whole.normal_(0.0, initial_std(name, config))
-        put(name, p, whole)
+            full_weight.normal_(0.0, initial_std(name, config))
+        put(name, p, full_weight)
 
 
 @torch.no_grad()
 def clip(model: nn.Module, most: float) -> float:
     """Clips the gradients of all weights on all ranks to a joint norm of `most` (0: no clipping); returns the norm before clipping. Raises
     FloatingPointError if it is not finite, so that no step is taken."""
-    parts = [p.grad.to_local() if isinstance(p.grad, DTensor) else p.grad for p in model.parameters() if p.grad is not None]
+    grads = [p.grad.to_local() if isinstance(p.grad, DTensor) else p.grad for p in model.parameters() if p.grad is not None]
     # Each weight is sharded over all ranks, and an expert over its efsdp group, so nothing counts twice.
-    norm = summed(sum((part.double().square().sum() for part in parts), torch.zeros((), dtype=torch.float64, device=current().device))).sqrt().item()
+    norm = summed(sum((grad.double().square().sum() for grad in grads), torch.zeros((), dtype=torch.float64, device=current().device))).sqrt().item()
     if not math.isfinite(norm):
         raise FloatingPointError(f"gradient norm is {norm}; the step was not taken")
     if most and norm > most:
-        torch._foreach_mul_(parts, most / (norm + 1e-6))
+        torch._foreach_mul_(grads, most / (norm + 1e-6))
     return norm
 
 
@@ -95,12 +95,12 @@ def whole_shape(name: str, p: Tensor) -> tuple[int, ...]:
 
 def slice_of(name: str, p: Tensor) -> tuple[list[int], Tensor]:
     """This rank's part of a parameter, and where it begins in the tensor over all ranks, per dimension."""
-    first = [0] * p.ndim
+    offset = [0] * p.ndim
     if isinstance(p, DTensor):
-        first = list(compute_local_shape_and_global_offset(p.shape, p.device_mesh, p.placements)[1])
+        offset = list(compute_local_shape_and_global_offset(p.shape, p.device_mesh, p.placements)[1])
     if owned(name):
-        first[0] += current().group("ep").rank * len(p)
-    return first, p.to_local() if isinstance(p, DTensor) else p
+        offset[0] += current().group("ep").rank * len(p)
+    return offset, p.to_local() if isinstance(p, DTensor) else p
 
 
 def put(name: str, p: Tensor, whole: Tensor) -> None:
@@ -122,9 +122,9 @@ def place(name: str, p: Tensor, part: Tensor) -> None:
 def rest(model: nn.Module) -> None:
     """Reshards all weights. After a forward pass without a backward pass, the outermost weights are still gathered in the compute dtype, and
     reading them would give rounded values."""
-    for part in model.modules():
-        if isinstance(part, FSDPModule):
-            part.reshard()
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
 
 
 def wholes(model: nn.Module, grad: bool = False) -> Iterator[tuple[str, Tensor]]:

@@ -54,16 +54,16 @@ class Folder(MutableMapping[str, bytes]):
 
     def setdefault(self, key: str, default: bytes = b"") -> bytes:  # pyright: ignore[reportIncompatibleMethodOverride] – values are never None
         """Creates the key unless it exists; returns its value."""
-        path, fresh = self.root / key, self.root / key
+        path, temporary = self.root / key, self.root / key
         path.parent.mkdir(parents=True, exist_ok=True)
-        fresh = path.with_name(f".tmp-{uuid.uuid4().hex}")
+        temporary = path.with_name(f".tmp-{uuid.uuid4().hex}")
         try:
-            atomic_write(fresh, default)
-            os.link(fresh, path)  # fails where there is one, unlike a rename
+            atomic_write(temporary, default)
+            os.link(temporary, path)  # fails where there is one, unlike a rename
         except FileExistsError:
             return self[key]
         finally:
-            fresh.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
         return default
 
     def __delitem__(self, key: str) -> None:
@@ -75,8 +75,8 @@ class Folder(MutableMapping[str, bytes]):
             (self.root / key).parent.rmdir()
 
     def __iter__(self) -> Iterator[str]:
-        there = (path for path in self.root.rglob("*") if not path.name.startswith(".tmp-") and path.is_file())
-        return iter(sorted(path.relative_to(self.root).as_posix() for path in there))
+        paths = (path for path in self.root.rglob("*") if not path.name.startswith(".tmp-") and path.is_file())
+        return iter(sorted(path.relative_to(self.root).as_posix() for path in paths))
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
@@ -102,7 +102,7 @@ class Remote(MutableMapping[str, bytes]):
         if hasattr(self.fs, "retries"):
             self.fs.retries = 1  # the attempts are counted here, or a store that is down would be waited for attempts² times
 
-    def asked(self, call: Callable[[], T], key: str) -> T:
+    def call_with_retries(self, call: Callable[[], T], key: str) -> T:
         """What call() returns. Raises KeyError where the key does not exist, FileExistsError where it does, and StoreError after the last attempt."""
         for attempt in range(1, self.attempts + 1):
             try:
@@ -117,16 +117,16 @@ class Remote(MutableMapping[str, bytes]):
                 time.sleep(0.1 * 2**attempt)
         raise AssertionError
 
-    def at(self, key: str) -> str:
+    def full_key(self, key: str) -> str:
         return f"{self.root}/{key}"
 
     def __getitem__(self, key: str) -> bytes:
-        return self.asked(lambda: self.fs.cat_file(self.at(key)), key)
+        return self.call_with_retries(lambda: self.fs.cat_file(self.full_key(key)), key)
 
     def __setitem__(self, key: str, value: bytes) -> None:
-        self.asked(lambda: self.fs.pipe_file(self.at(key), value, **self.deadline(value)), key)
+        self.call_with_retries(lambda: self.fs.pipe_file(self.full_key(key), value, **self.write_timeout(value)), key)
 
-    def deadline(self, value: bytes) -> dict[str, float]:
+    def write_timeout(self, value: bytes) -> dict[str, float]:
         """How long a write may take: a server that does not answer before it has all bytes is not bound by the time-outs of the connection. A
         megabyte a second is the least that a store must take."""
         return {"timeout": 2 * self.timeout + len(value) / 1e6} if getattr(self.fs, "async_impl", False) else {}
@@ -134,21 +134,21 @@ class Remote(MutableMapping[str, bytes]):
     def setdefault(self, key: str, default: bytes = b"") -> bytes:  # pyright: ignore[reportIncompatibleMethodOverride] – values are never None
         """Creates the key unless it exists; returns its value. An attempt whose answer was lost counts: what lies there then is its value."""
         try:
-            self.asked(lambda: self.fs.pipe_file(self.at(key), default, mode="create", **self.deadline(default)), key)
+            self.call_with_retries(lambda: self.fs.pipe_file(self.full_key(key), default, mode="create", **self.write_timeout(default)), key)
         except FileExistsError:
             return self[key]
         return default
 
     def __delitem__(self, key: str) -> None:
-        self.asked(lambda: self.fs.rm_file(self.at(key)), key)
+        self.call_with_retries(lambda: self.fs.rm_file(self.full_key(key)), key)
 
     def __iter__(self) -> Iterator[str]:
         try:
             self.fs.invalidate_cache()
-            there = self.asked(lambda: self.fs.find(self.root), "its keys")
+            paths = self.call_with_retries(lambda: self.fs.find(self.root), "its keys")
         except KeyError:
             return iter(())
-        return iter(sorted(path.removeprefix(self.root).lstrip("/") for path in there))
+        return iter(sorted(path.removeprefix(self.root).lstrip("/") for path in paths))
 
     def __len__(self) -> int:
         return sum(1 for _ in self)

@@ -14,14 +14,14 @@ def levenshtein(a: str, b: str) -> int:
     at once."""
     if len(a) < len(b):
         a, b = b, a
-    other = np.frombuffer(b.encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
-    columns = np.arange(len(other) + 1)
+    codes = np.frombuffer(b.encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
+    columns = np.arange(len(codes) + 1)
     row = columns.copy()
-    for done, character in enumerate(a, 1):
-        fresh = np.empty_like(row)
-        fresh[0] = done
-        np.minimum(row[:-1] + (other != ord(character)), row[1:] + 1, out=fresh[1:])
-        row = np.minimum.accumulate(fresh - columns) + columns
+    for row_number, character in enumerate(a, 1):
+        next_row = np.empty_like(row)
+        next_row[0] = row_number
+        np.minimum(row[:-1] + (codes != ord(character)), row[1:] + 1, out=next_row[1:])
+        row = np.minimum.accumulate(next_row - columns) + columns
     return int(row[-1])
 
 

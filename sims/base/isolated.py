@@ -91,21 +91,21 @@ def called(calls: Sequence[tuple[str, str, str]], seconds: float = 60) -> list[d
     for module, name, _ in calls:
         if name not in PURE.get(module, "").split():
             raise ValueError(f"only functions of PURE are called; got {module}.{name}")
-    needed = {module: PURE[module] for module in sorted({call[0] for call in calls})}
-    with tempfile.TemporaryDirectory() as empty:
+    functions = {module: PURE[module] for module in sorted({call[0] for call in calls})}
+    with tempfile.TemporaryDirectory() as folder:
         try:
-            done = subprocess.run(
+            process = subprocess.run(
                 [sys.executable, "-I", "-S", "-c", PROGRAM],
-                input=json.dumps([needed, calls]),
+                input=json.dumps([functions, calls]),
                 capture_output=True,
                 text=True,
                 timeout=seconds,
-                cwd=empty,
+                cwd=folder,
                 env={"PYTHONHASHSEED": "0", "LC_ALL": "C.UTF-8"},
             )
         except subprocess.TimeoutExpired:
             raise RunError(f"{len(calls)} calls of library functions took longer than {seconds:g} s; set fewer questions") from None
-    if done.returncode:
-        said = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-        raise RunError(f"the process that calls library functions failed ({said})")
-    return parse_json(done.stdout)
+    if process.returncode:
+        reason = (process.stderr.strip().splitlines() or [f"exit code {process.returncode}"])[-1]
+        raise RunError(f"the process that calls library functions failed ({reason})")
+    return parse_json(process.stdout)

@@ -104,19 +104,19 @@ def modules_of(package: str | None) -> dict[str, str]:
                     places[name] = path
         if spec and not holders and spec.origin and spec.origin.endswith(".py"):
             places[package] = Path(spec.origin)
-    found = {}
+    sources = {}
     for name, path in places.items():
         if path.is_file():
             try:
-                found[name] = path.read_text(encoding="utf-8")
+                sources[name] = path.read_text(encoding="utf-8")
             except UnicodeDecodeError:
                 continue
-    if not found:
+    if not sources:
         raise RunError(f"package {package!r} is not installed here as Python source; choose another --package")
-    return found
+    return sources
 
 
-def headers(module: str, source: str) -> Iterator[tuple[str, ast.arguments]]:
+def parse_headers(module: str, source: str) -> Iterator[tuple[str, ast.arguments]]:
     """Name and parameters of each public function at the top of a module."""
     try:
         tree = ast.parse(source)
@@ -124,29 +124,29 @@ def headers(module: str, source: str) -> Iterator[tuple[str, ast.arguments]]:
         return
     for node in tree.body:
         if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
-            for one in ast.walk(node.args):
-                if isinstance(one, ast.arg):
-                    one.annotation = None
+            for parameter in ast.walk(node.args):
+                if isinstance(parameter, ast.arg):
+                    parameter.annotation = None
             yield node.name, node.args
 
 
-def from_source(modules: dict[str, str]) -> list[Fact]:
+def extract_facts(modules: dict[str, str]) -> list[Fact]:
     """Signatures, and defaults that are literals."""
-    found = []
+    facts = []
     for module, source in modules.items():
-        for name, arguments in headers(module, source):
+        for name, arguments in parse_headers(module, source):
             text = ast.unparse(arguments)
             if 3 <= len(text) <= 80 and "\n" not in text:
                 header = f"def {name}({text}):"
-                found.append(Fact("signature", f"{module}.{name}", f"# {module}\ndef {name}(", f"{text}):", (header,)))
-                places = [*arguments.posonlyargs, *arguments.args]
-                pairs = list(zip(places[len(places) - len(arguments.defaults) :], arguments.defaults, strict=True))
+                facts.append(Fact("signature", f"{module}.{name}", f"# {module}\ndef {name}(", f"{text}):", (header,)))
+                positional = [*arguments.posonlyargs, *arguments.args]
+                pairs = list(zip(positional[len(positional) - len(arguments.defaults) :], arguments.defaults, strict=True))
                 pairs += [(a, d) for a, d in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True) if d is not None]
                 for parameter, default in pairs:
                     if isinstance(default, (ast.Constant, ast.UnaryOp)) and len(ast.unparse(default)) <= 30:
                         prompt = f"# {module}.{name}: default of the parameter {parameter.arg}\n{parameter.arg}="
-                        found.append(Fact("default", f"{module}.{name} {parameter.arg}", prompt, ast.unparse(default), (header, parameter.arg)))
-    return found
+                        facts.append(Fact("default", f"{module}.{name} {parameter.arg}", prompt, ast.unparse(default), (header, parameter.arg)))
+    return facts
 
 
 def literal(draw: random.Random) -> str:
@@ -172,86 +172,88 @@ def literal(draw: random.Random) -> str:
 WORDS = ("apple", "class", "a", "Hello", "x", "lambda", "zoo", "data.json", "caf", "Two Words")
 
 
-def from_calls(tries: int, seed: int) -> list[Fact]:
+def make_call_facts(tries: int, seed: int) -> list[Fact]:
     """Values and errors of the functions of `PURE` on random literals, `tries` calls of each."""
-    draw, calls = random.Random(seed), []
+    rng, calls = random.Random(seed), []
     for module, names in PURE.items():
         for name in names.split():
-            calls += [(module, name, "(" + "".join(f"{literal(draw)}, " for _ in range(draw.randrange(1, 4))).rstrip() + ")") for _ in range(tries)]
+            calls += [(module, name, "(" + "".join(f"{literal(rng)}, " for _ in range(rng.randrange(1, 4))).rstrip() + ")") for _ in range(tries)]
     calls = list(dict.fromkeys(calls))
-    outcomes, again = called(calls), called(calls)
+    outcomes, repeated_outcomes = called(calls), called(calls)
     results: dict[tuple[str, str], list[str]] = {}
     for (module, name, _), outcome in zip(calls, outcomes, strict=True):
         if outcome and "value" in outcome:
             results.setdefault((module, name), []).append(outcome["value"])
-    found = []
-    for (module, name, arguments), outcome, other in zip(calls, outcomes, again, strict=True):
-        if not outcome or outcome != other:
+    facts = []
+    for (module, name, arguments), outcome, repeated_outcome in zip(calls, outcomes, repeated_outcomes, strict=True):
+        if not outcome or outcome != repeated_outcome:
             continue
-        shown = arguments.removesuffix(",)") + (")" if arguments.endswith(",)") else "")
-        asked = f">>> import {module}\n>>> {module}.{name}{shown}\n"
+        call_text = arguments.removesuffix(",)") + (")" if arguments.endswith(",)") else "")
+        call_prompt = f">>> import {module}\n>>> {module}.{name}{call_text}\n"
         if "error" in outcome:
             if outcome["error"] == "Error":  # several modules call theirs so
                 continue
-            prompt = asked + "Traceback (most recent call last):\n  ...\n"
-            found.append(Fact("error", f"{module}.{name}{shown}", prompt, outcome["error"], (module, name, arguments)))
+            prompt = call_prompt + "Traceback (most recent call last):\n  ...\n"
+            facts.append(Fact("error", f"{module}.{name}{call_text}", prompt, outcome["error"], (module, name, arguments)))
         elif outcome["value"] != "None" and len(outcome["value"]) <= 40 and "\\n" not in outcome["value"]:
-            near = tuple(v for v in dict.fromkeys(results[module, name]) if v != outcome["value"] and v != "None" and len(v) <= 60)
-            found.append(Fact("value", f"{module}.{name}{shown}", asked, outcome["value"], (module, name, arguments), near))
-    return found
+            near_answers = tuple(v for v in dict.fromkeys(results[module, name]) if v != outcome["value"] and v != "None" and len(v) <= 60)
+            facts.append(Fact("value", f"{module}.{name}{call_text}", call_prompt, outcome["value"], (module, name, arguments), near_answers))
+    return facts
 
 
 def questions(package: str | None, count: int, seed: int, tries: int = 40) -> list[Question]:
     """`count` questions, as many of each kind as the source gives, in an order drawn from the seed. A package other than the standard library is
     never imported, and gives signatures and defaults alone. Raises RunError if the source gives fewer than half of them."""
-    facts = from_source(modules_of(package)) + (from_calls(tries, seed) if package is None else [])
+    facts = extract_facts(modules_of(package)) + (make_call_facts(tries, seed) if package is None else [])
     kinds = [kind for kind in KINDS if any(fact.kind == kind for fact in facts)]
-    draw, found = random.Random(seed), []
+    rng, question_list = random.Random(seed), []
     for n, kind in enumerate(kinds):
         share = count // len(kinds) + (n < count % len(kinds))
-        found += asked([fact for fact in facts if fact.kind == kind], share, draw)
-    if len(found) * 2 < count:
+        question_list += make_questions([fact for fact in facts if fact.kind == kind], share, rng)
+    if len(question_list) * 2 < count:
         raise RunError(
-            f"{package or 'the standard library'} gives only {len(found)} questions, not {count}; ask for fewer, or choose another --package"
+            f"{package or 'the standard library'} gives only {len(question_list)} questions, not {count}; ask for fewer, or choose another --package"
         )
-    draw.shuffle(found)
-    return found
+    rng.shuffle(question_list)
+    return question_list
 
 
-def asked(facts: list[Fact], share: int, draw: random.Random) -> list[Question]:
+def make_questions(facts: list[Fact], share: int, rng: random.Random) -> list[Question]:
     """Up to `share` questions: at most a quarter with the same answer (but one at least), and functions in turn."""
-    draw.shuffle(facts)
-    seen: Counter[str] = Counter()
-    turns = []
+    rng.shuffle(facts)
+    function_counts: Counter[str] = Counter()
+    numbered_facts = []
     for fact in facts:  # the first question of every function, then the second of every function, …
         function = fact.subject.partition("(")[0].partition(" ")[0]
-        seen[function] += 1
-        turns.append((seen[function], fact))
-    facts = [fact for _, fact in sorted(turns, key=lambda turn: turn[0])]
+        function_counts[function] += 1
+        numbered_facts.append((function_counts[function], fact))
+    facts = [fact for _, fact in sorted(numbered_facts, key=lambda turn: turn[0])]
     pool = list(dict.fromkeys(fact.answer for fact in facts))
     if facts and facts[0].kind == "error":  # errors are few: those that are right somewhere
         pool = list(dict.fromkeys([*pool, "TypeError", "ValueError", "IndexError", "KeyError", "ZeroDivisionError"]))
-    found, used, prompts = [], Counter(), set()
+    question_list, answer_counts, prompts = [], Counter(), set()
     for fact in facts:
-        if len(found) == share:
+        if len(question_list) == share:
             break
-        if used[fact.answer] >= max(1, share // 4) or fact.prompt in prompts:
+        if answer_counts[fact.answer] >= max(1, share // 4) or fact.prompt in prompts:
             continue
-        near = draw.sample(fact.near, min(3, len(fact.near)))
-        rank = {a: (sort_of(a) != sort_of(fact.answer), abs(len(a) - len(fact.answer)) // 8, draw.random()) for a in pool}
-        others = sorted((a for a in pool if a != fact.answer and a not in near), key=rank.__getitem__)
-        wrong = [*near, *others][:3]
-        if len(wrong) < 3:
+        near_answers = rng.sample(fact.near, min(3, len(fact.near)))
+        rank = {a: (literal_type(a) != literal_type(fact.answer), abs(len(a) - len(fact.answer)) // 8, rng.random()) for a in pool}
+        candidates = sorted((a for a in pool if a != fact.answer and a not in near_answers), key=rank.__getitem__)
+        wrong_answers = [*near_answers, *candidates][:3]
+        if len(wrong_answers) < 3:
             continue
-        answers = [fact.answer, *wrong]
-        draw.shuffle(answers)
-        found.append(Question(fact.kind, fact.subject, SHOWN[fact.kind] + fact.prompt, tuple(answers), answers.index(fact.answer), fact.check))
-        used[fact.answer] += 1
+        answers = [fact.answer, *wrong_answers]
+        rng.shuffle(answers)
+        question_list.append(
+            Question(fact.kind, fact.subject, SHOWN[fact.kind] + fact.prompt, tuple(answers), answers.index(fact.answer), fact.check)
+        )
+        answer_counts[fact.answer] += 1
         prompts.add(fact.prompt)
-    return found
+    return question_list
 
 
-def sort_of(answer: str) -> str:
+def literal_type(answer: str) -> str:
     """The type of a literal, so that wrong answers have the right one's where they can."""
     try:
         return type(ast.literal_eval(answer)).__name__
@@ -262,31 +264,31 @@ def sort_of(answer: str) -> str:
 def verified(some: Sequence[Question]) -> list[bool]:
     """Whether the right answer of each question is what running says: the header of a signature or default, a call of a value or error."""
     calls = [(question.check[0], question.check[1], question.check[2]) for question in some if question.kind in ("value", "error")]
-    outcomes, found = iter(called(calls) if calls else []), []
+    outcomes, results = iter(called(calls) if calls else []), []
     for question in some:
         answer = question.answers[question.right]
         if question.kind in ("value", "error"):
-            found.append((next(outcomes) or {}).get(question.kind) == answer)
+            results.append((next(outcomes) or {}).get(question.kind) == answer)
             continue
         tree = ast.parse(question.check[0] + "\n    pass")
         assert isinstance(tree.body[0], ast.FunctionDef)
         arguments = tree.body[0].args
         if question.kind == "signature":
             # Defaults may name what only the module has: the text is compared, and the form by running it with 0 in their place.
-            same = f"{ast.unparse(arguments)}):" == answer
+            is_same_text = f"{ast.unparse(arguments)}):" == answer
             arguments.defaults = [ast.Constant(0) for _ in arguments.defaults]
             arguments.kw_defaults = [default and ast.Constant(0) for default in arguments.kw_defaults]
-            found.append(same and len(inspect.signature(run(tree)).parameters) == len(parameters(arguments)))
+            results.append(is_same_text and len(inspect.signature(run(tree)).parameters) == len(list_parameters(arguments)))
         else:
             arguments.defaults = [d if isinstance(d, (ast.Constant, ast.UnaryOp)) else ast.Constant(0) for d in arguments.defaults]
             arguments.kw_defaults = [d if d is None or isinstance(d, (ast.Constant, ast.UnaryOp)) else ast.Constant(0) for d in arguments.kw_defaults]
             default = inspect.signature(run(tree)).parameters[question.check[1]].default
-            found.append(repr(default) == repr(ast.literal_eval(answer)))
-    return found
+            results.append(repr(default) == repr(ast.literal_eval(answer)))
+    return results
 
 
-def parameters(arguments: ast.arguments) -> list[ast.arg]:
-    return [one for one in ast.walk(arguments) if isinstance(one, ast.arg)]
+def list_parameters(arguments: ast.arguments) -> list[ast.arg]:
+    return [node for node in ast.walk(arguments) if isinstance(node, ast.arg)]
 
 
 def run(tree: ast.Module):

@@ -136,35 +136,39 @@ class Base:
     def log_probs(self, rows: Sequence[Sequence[int]], starts: Sequence[int], progress: Progress = lambda done: None) -> list[Scored]:
         """Log-probs of row[start:] for each row, given the prefix and row[:start]; a start of 0 without a prefix leaves the first token out.
         Raises ValueError for a row that is longer than the network's context, and for log-probs that are not finite."""
-        first = len(self.prefix)
-        if rows and first + max(map(len, rows)) > self.network.context:
-            raise ValueError(f"a row of {first + max(map(len, rows))} tokens is longer than the context of {self.name}, {self.network.context}")
+        prefix_length = len(self.prefix)
+        if rows and prefix_length + max(map(len, rows)) > self.network.context:
+            raise ValueError(
+                f"a row of {prefix_length + max(map(len, rows))} tokens is longer than the context of {self.name}, {self.network.context}"
+            )
         order = sorted(range(len(rows)), key=lambda i: (len(rows[i]), starts[i], i))
-        parts = [order[at : at + self.rows()] for at in range(0, len(order), self.rows())]
+        parts = [order[start : start + self.rows()] for start in range(0, len(order), self.rows())]
 
         @torch.inference_mode()
         def score(part: list[int]) -> list[Scored]:
-            width = first + max(len(rows[i]) for i in part)
+            width = prefix_length + max(len(rows[i]) for i in part)
             ids = torch.zeros(len(part), width, dtype=torch.long)
-            for at, i in enumerate(part):
-                ids[at, : first + len(rows[i])] = torch.tensor([*self.prefix, *rows[i]])
-            low = max(1, first + min(starts[i] for i in part))
+            for slot, i in enumerate(part):
+                ids[slot, : prefix_length + len(rows[i])] = torch.tensor([*self.prefix, *rows[i]])
+            low = max(1, prefix_length + min(starts[i] for i in part))
             keep = torch.arange(low - 1, width - 1)
             logits = self.network.logits(ids, keep).float()
             targets = ids[:, low:]
             logp = logits.gather(-1, targets[..., None])[..., 0] - logits.logsumexp(-1)
-            right = logits.argmax(-1) == targets
-            found = []
-            for at, i in enumerate(part):
-                here = slice(max(0, first + starts[i] - low), first + len(rows[i]) - low)
-                found.append(Scored(tuple(logp[at, here].tolist()), tuple(right[at, here].tolist())))
-                if not bool(logp[at, here].isfinite().all()):
+            is_greedy = logits.argmax(-1) == targets
+            scores = []
+            for slot, i in enumerate(part):
+                span = slice(max(0, prefix_length + starts[i] - low), prefix_length + len(rows[i]) - low)
+                scores.append(Scored(tuple(logp[slot, span].tolist()), tuple(is_greedy[slot, span].tolist())))
+                if not bool(logp[slot, span].isfinite().all()):
                     raise ValueError(f"{self.name} gives log-probs that are not finite")
-            return found
+            return scores
 
         answers = on_cores(score, parts, lambda done: progress(sum(map(len, parts[:done]))))
-        by = {i: one for part, some in zip(parts, answers, strict=True) for i, one in zip(part, some, strict=True)}
-        return [by[i] for i in range(len(rows))]
+        scores_by_index = {
+            i: row_score for part, part_scores in zip(parts, answers, strict=True) for i, row_score in zip(part, part_scores, strict=True)
+        }
+        return [scores_by_index[i] for i in range(len(rows))]
 
     def scored(self, pairs: Sequence[tuple[str, str]], progress: Progress = lambda done: None) -> list[Scored]:
         """Log-probs of the tokens of each answer, given its prompt."""
@@ -176,33 +180,36 @@ class Base:
     ) -> list[str]:
         """The greedy continuation of each prompt: its text before `stop`, or its first tokens, as many as its limit says. Raises ValueError for a
         prompt that leaves no room for its limit."""
-        begun = [[*self.prefix, *self.encode(prompt)] for prompt in prompts]
-        for tokens, limit in zip(begun, limits, strict=True):
+        prompt_rows = [[*self.prefix, *self.encode(prompt)] for prompt in prompts]
+        for tokens, limit in zip(prompt_rows, limits, strict=True):
             if not tokens or limit < 1 or len(tokens) + limit > self.network.context:
                 raise ValueError(f"{len(tokens)} tokens and {limit} more do not fit the context of {self.name}, {self.network.context}")
-        order = sorted(range(len(begun)), key=lambda i: (len(begun[i]), i))
-        parts = [order[at : at + batch] for at in range(0, len(order), batch)]
+        order = sorted(range(len(prompt_rows)), key=lambda i: (len(prompt_rows[i]), i))
+        parts = [order[start : start + batch] for start in range(0, len(order), batch)]
 
         @torch.inference_mode()
         def write(part: list[int]) -> list[str]:
-            texts, told = [list(begun[i]) for i in part], [""] * len(part)
-            ends, live = [len(begun[i]) + limits[i] for i in part], set(range(len(part)))
-            feed, at = self.network.decoder(len(part), max(ends)), 0
+            token_rows, outputs = [list(prompt_rows[i]) for i in part], [""] * len(part)
+            ends, live = [len(prompt_rows[i]) + limits[i] for i in part], set(range(len(part)))
+            feed, position = self.network.decoder(len(part), max(ends)), 0
             while live:
-                until = max(at + 1, min(map(len, texts)))
-                ids = torch.tensor([(row[at:until] + [0] * (until - at))[: until - at] for row in texts])  # zeros for rows that have ended
-                choice, at = feed(ids).argmax(-1).tolist(), until
+                until = max(position + 1, min(map(len, token_rows)))
+                # Zeros for rows that have ended
+                ids = torch.tensor([(row[position:until] + [0] * (until - position))[: until - position] for row in token_rows])
+                choice, position = feed(ids).argmax(-1).tolist(), until
                 for n in sorted(live):
-                    if len(texts[n]) == at:
-                        texts[n].append(choice[n])
-                        told[n] = self.decode(texts[n][len(begun[part[n]]) :])
-                        if stop in told[n] or len(texts[n]) == ends[n]:
+                    if len(token_rows[n]) == position:
+                        token_rows[n].append(choice[n])
+                        outputs[n] = self.decode(token_rows[n][len(prompt_rows[part[n]]) :])
+                        if stop in outputs[n] or len(token_rows[n]) == ends[n]:
                             live.discard(n)
-            return [text.partition(stop)[0] for text in told]
+            return [text.partition(stop)[0] for text in outputs]
 
         answers = on_cores(write, parts, lambda done: progress(sum(map(len, parts[:done]))))
-        by = {i: one for part, some in zip(parts, answers, strict=True) for i, one in zip(part, some, strict=True)}
-        return [by[i] for i in range(len(prompts))]
+        answers_by_index = {
+            i: answer for part, part_answers in zip(parts, answers, strict=True) for i, answer in zip(part, part_answers, strict=True)
+        }
+        return [answers_by_index[i] for i in range(len(prompts))]
 
 
 def joined(base: Base, prompt: str, answer: str) -> int:
@@ -218,8 +225,8 @@ def opened(name: str, cache: str | Path, say: Callable[[str], None] = lambda lin
     folder = folder_of(name, cache, say) if name in PACKAGES else Path(name)
     for file in ("config.json", "tokenizer.json"):
         if not (folder / file).is_file():
-            what = "has no" if folder.is_dir() else f"is neither one of {', '.join(PACKAGES)} nor a folder with"
-            raise RunError(f"{name} {what} {file}; pass a Hugging Face folder")
+            problem = "has no" if folder.is_dir() else f"is neither one of {', '.join(PACKAGES)} nor a folder with"
+            raise RunError(f"{name} {problem} {file}; pass a Hugging Face folder")
     try:
         tokenizer = load_tokenizer(folder / "tokenizer.json")
         network = network_of(name, folder)
@@ -227,7 +234,7 @@ def opened(name: str, cache: str | Path, say: Callable[[str], None] = lambda lin
         raise RunError(f"{name}: {' '.join(str(error).split())}") from None
     if tokenizer.get_vocab_size() > network.vocab:
         raise RunError(f"{name}: its tokenizer has {tokenizer.get_vocab_size()} tokens, and the network only {network.vocab}")
-    return Base(name, title_of(name, folder), network, tokenizer, prefix_of(folder))
+    return Base(name, read_title(name, folder), network, tokenizer, read_prefix(folder))
 
 
 def network_of(name: str, folder: Path) -> Network:
@@ -236,19 +243,19 @@ def network_of(name: str, folder: Path) -> Network:
     except CheckpointError as error:
         if not str(error).partition(", only ")[0].endswith("not supported"):  # damaged, not unknown
             raise
-        said = str(error)
+        reason = str(error)
     if importlib.util.find_spec("transformers") is None:
-        raise RunError(f"{name}: {said}; other families need transformers, in the clone: pip install -c constraints.txt -e '.[real]'")
+        raise RunError(f"{name}: {reason}; other families need transformers, in the clone: pip install -c constraints.txt -e '.[real]'")
     with offline():
         from transformers import AutoModelForCausalLM
 
         try:
             return HuggingFace(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, trust_remote_code=False))
         except (ImportError, KeyError, OSError, RuntimeError, TypeError, ValueError) as error:
-            raise RunError(f"{name}: {said}; and transformers cannot open it ({str(error).strip().splitlines()[0]})") from None
+            raise RunError(f"{name}: {reason}; and transformers cannot open it ({str(error).strip().splitlines()[0]})") from None
 
 
-def prefix_of(folder: Path) -> tuple[int, ...]:
+def read_prefix(folder: Path) -> tuple[int, ...]:
     """What tokenizer.json puts before an empty text."""
     from tokenizers import Tokenizer
 
@@ -257,7 +264,7 @@ def prefix_of(folder: Path) -> tuple[int, ...]:
     return tuple(tokenizer.encode("").ids)
 
 
-def title_of(name: str, folder: Path) -> str:
+def read_title(name: str, folder: Path) -> str:
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         return str(read_json(folder / "etude.json")["title"])
     return Path(name).name

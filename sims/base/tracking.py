@@ -46,8 +46,8 @@ class Chain:
     @property
     def prompt(self) -> str:
         """What the model reads. The answer is `final`, whose last line break belongs to the fence."""
-        told = "".join(f"Diff {n}:\n```diff\n{diff}```\n" for n, diff in enumerate(self.diffs, 1))
-        return f"{self.name}:\n```python\n{self.first}```\n{told}{self.name} after the diffs:\n```python\n"
+        diffs_text = "".join(f"Diff {n}:\n```diff\n{diff}```\n" for n, diff in enumerate(self.diffs, 1))
+        return f"{self.name}:\n```python\n{self.first}```\n{diffs_text}{self.name} after the diffs:\n```python\n"
 
     @property
     def answer(self) -> str:
@@ -67,12 +67,12 @@ def chain_of(name: str, versions: Sequence[str]) -> Chain:
         raise ValueError("a chain needs two or more versions, each another than the one before, and each with a line break at its end")
     diffs = []
     for a, b in zip(versions, versions[1:]):
-        lines = [*difflib.unified_diff(lines_of(a), lines_of(b), n=1)][2:]
+        lines = [*difflib.unified_diff(split_lines(a), split_lines(b), n=1)][2:]
         diffs.append("".join(lines))
     return Chain(name, versions[0], tuple(diffs), versions[-1])
 
 
-def lines_of(text: str) -> list[str]:
+def split_lines(text: str) -> list[str]:
     """Lines with their ends. str.splitlines would also cut at form feeds, which diffs do not."""
     return re.findall(r"[^\n]*\n|[^\n]+", text)
 
@@ -80,7 +80,7 @@ def lines_of(text: str) -> list[str]:
 def pieces(texts: dict[str, str], least: int, most: int) -> list[tuple[str, str]]:
     """(name, text) of the functions and classes in Python files whose source is `least` to `most` bytes long and plain ASCII without fences, as if
     each were a file. A file that does not parse gives none."""
-    found = {}
+    pieces_by_text = {}
     for path in sorted(texts):
         if not path.endswith(".py"):
             continue
@@ -88,13 +88,13 @@ def pieces(texts: dict[str, str], least: int, most: int) -> list[tuple[str, str]
             tree = ast.parse(texts[path])
         except (SyntaxError, ValueError):
             continue
-        lines = lines_of(texts[path])
+        lines = split_lines(texts[path])
         for node in tree.body:
             if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and node.end_lineno:
                 text = "".join(lines[node.lineno - 1 : node.end_lineno])
                 if least <= len(text) <= most and text.isascii() and not re.search("```|[\t\r\f]", text):
-                    found.setdefault(text if text.endswith("\n") else text + "\n", f"{node.name.strip('_').lower() or 'piece'}.py")
-    return [(name, text) for text, name in found.items()]
+                    pieces_by_text.setdefault(text if text.endswith("\n") else text + "\n", f"{node.name.strip('_').lower() or 'piece'}.py")
+    return [(name, text) for text, name in pieces_by_text.items()]
 
 
 def synthetic(
@@ -102,27 +102,27 @@ def synthetic(
 ) -> list[Chain]:
     """`per_count` chains for each number of diffs in `counts`, of at most `size` bytes and such that `fits` says so (a model's context), every one
     from another piece of the files. Raises ValueError if the files have too few pieces."""
-    draw, found = random.Random(seed), []
-    some = pieces(texts, 120, size // 4)
-    draw.shuffle(some)
-    waiting = iter(some)
+    rng, chains = random.Random(seed), []
+    candidates = pieces(texts, 120, size // 4)
+    rng.shuffle(candidates)
+    remaining = iter(candidates)
     for diffs in sorted(counts, reverse=True):  # long chains first: they fit fewer pieces
-        made = 0
-        for name, text in waiting:
+        count = 0
+        for name, text in remaining:
             versions: list[str | None] = [text]
             for _ in range(diffs):
-                versions.append(edited(versions[-1], draw))
+                versions.append(edited(versions[-1], rng))
             if None in versions:
                 continue
             chain = chain_of(name, [v for v in versions if v is not None])
             if chain.size <= size and chain.first != chain.final and len(chain.answer) > 100 and fits(chain):
-                found.append(chain)
-                made += 1
-                if made == per_count:
+                chains.append(chain)
+                count += 1
+                if count == per_count:
                     break
-        if made < per_count:
-            raise ValueError(f"chains must be fewer, or longer: the files give {made} of {per_count} with {diffs} diffs in {size} bytes")
-    return sorted(found, key=lambda c: len(c.diffs))
+        if count < per_count:
+            raise ValueError(f"chains must be fewer, or longer: the files give {count} of {per_count} with {diffs} diffs in {size} bytes")
+    return sorted(chains, key=lambda c: len(c.diffs))
 
 
 def edited(text: str | None, draw: random.Random) -> str | None:
@@ -130,18 +130,20 @@ def edited(text: str | None, draw: random.Random) -> str | None:
     than before. None if twenty tries find none."""
     for _ in range(20 if text else 0):
         assert text is not None
-        kind, lines = draw.choice(("rename", "insert", "delete", "swap")), lines_of(text)
-        at = draw.randrange(1, len(lines)) if len(lines) > 1 else 0
+        kind, lines = draw.choice(("rename", "insert", "delete", "swap")), split_lines(text)
+        index = draw.randrange(1, len(lines)) if len(lines) > 1 else 0
         if kind == "rename":
-            fresh = renamed(text, draw)
+            fresh = rename_name(text, draw)
         elif kind == "insert":
-            margin = re.match(r" *", lines[at]).group()  # pyright: ignore[reportOptionalMemberAccess] (it always matches)
-            fresh = "".join([*lines[:at], f"{margin}{draw.choice(WORDS)} = {draw.randrange(100)}\n", *lines[at:]])
+            margin = (
+                re.match(r" *", lines[index]).group()  # pyright: ignore[reportOptionalMemberAccess] (it always matches)
+            )
+            fresh = "".join([*lines[:index], f"{margin}{draw.choice(WORDS)} = {draw.randrange(100)}\n", *lines[index:]])
         elif kind == "delete":
-            fresh = "".join([*lines[:at], *lines[at + 1 :]])
+            fresh = "".join([*lines[:index], *lines[index + 1 :]])
         else:
-            fresh = "".join([*lines[: at - 1], *lines[at : at + 1], *lines[at - 1 : at], *lines[at + 1 :]]) if at > 1 else text
-        if fresh != text and parses(fresh):
+            fresh = "".join([*lines[: index - 1], *lines[index : index + 1], *lines[index - 1 : index], *lines[index + 1 :]]) if index > 1 else text
+        if fresh != text and is_valid_python(fresh):
             return fresh
     return None
 
@@ -150,18 +152,18 @@ WORDS = ("count", "limit", "offset", "total", "depth", "width", "first", "last",
 """Names that edits bring in."""
 
 
-def renamed(text: str, draw: random.Random) -> str:
+def rename_name(text: str, draw: random.Random) -> str:
     tree = ast.parse(text)
     names = {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)}
     names |= {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
-    there, fresh = set(re.findall(r"\w+", text)), draw.choice(WORDS)
-    if not names or fresh in there:
+    words, fresh = set(re.findall(r"\w+", text)), draw.choice(WORDS)
+    if not names or fresh in words:
         return text
     old = draw.choice(sorted(names))
     return re.sub(rf"\b{old}\b", fresh, text)
 
 
-def parses(text: str) -> bool:
+def is_valid_python(text: str) -> bool:
     try:
         return bool(ast.parse(text).body)
     except (SyntaxError, ValueError):
@@ -170,11 +172,11 @@ def parses(text: str) -> bool:
 
 def baselines(chains: Iterable[Chain]) -> list[dict[str, float]]:
     """{first, hunk} of each chain: the similarity of the first version, and of the new lines of the last diff, to the last version."""
-    found = []
+    rows = []
     for chain in chains:
-        hunk = "".join(line[1:] for line in lines_of(chain.diffs[-1]) if line[:1] in " +")
-        found.append({"first": similarity(chain.first.rstrip("\n"), chain.answer), "hunk": similarity(hunk.rstrip("\n"), chain.answer)})
-    return found
+        hunk = "".join(line[1:] for line in split_lines(chain.diffs[-1]) if line[:1] in " +")
+        rows.append({"first": similarity(chain.first.rstrip("\n"), chain.answer), "hunk": similarity(hunk.rstrip("\n"), chain.answer)})
+    return rows
 
 
 def brittleness(pairs: Sequence[tuple[str, str]], seed: int = 0) -> dict[str, list]:
@@ -182,9 +184,9 @@ def brittleness(pairs: Sequence[tuple[str, str]], seed: int = 0) -> dict[str, li
 
     {rejected: for each answer of similarity 95 or more, whether exact match counts it as wrong; moved: for each wanted text, by how many
     points of 100 one wrong character in it lowers the similarity, where it lowers exact match from 100 to 0}."""
-    draw, moved = random.Random(seed), []
-    for _, wanted in pairs:
-        at = draw.randrange(len(wanted))
-        letter = draw.choice([c for c in "abcxyz01_ " if c != wanted[at]])
-        moved.append(100.0 - similarity(wanted[:at] + letter + wanted[at + 1 :], wanted))
-    return {"rejected": [written != wanted for written, wanted in pairs if similarity(written, wanted) >= NEAR], "moved": moved}
+    rng, shifts = random.Random(seed), []
+    for _, target in pairs:
+        position = rng.randrange(len(target))
+        letter = rng.choice([c for c in "abcxyz01_ " if c != target[position]])
+        shifts.append(100.0 - similarity(target[:position] + letter + target[position + 1 :], target))
+    return {"rejected": [output != target for output, target in pairs if similarity(output, target) >= NEAR], "moved": shifts}

@@ -57,11 +57,11 @@ def document(task: Task, rng: Random | None = None) -> str:
     """The task and its solution as text: prompt line, helpers, then the target with an inlined body.
 
     With `rng`, half of the documents of a task that has distractors show one of them in front."""
-    shown = [*task.helpers, task.target]
-    distractors = [name for name in task.files if name not in shown]
+    module_names = [*task.helpers, task.target]
+    distractors = [name for name in task.files if name not in module_names]
     if rng is not None and distractors and rng.random() < 0.5:
-        shown.insert(0, distractors[int(rng.random() * len(distractors))])
-    modules = (task.files[name].source(name, f"return {task.files[name].expr}") for name in shown)
+        module_names.insert(0, distractors[int(rng.random() * len(distractors))])
+    modules = (task.files[name].source(name, f"return {task.files[name].expr}") for name in module_names)
     return "\n".join((task.prompt, *modules)) + "\n"
 
 
@@ -72,7 +72,7 @@ def documents(rng: Random, config: WorldConfig | None = None) -> Iterator[str]:
 
 
 TOKENS = re.compile(r"\*\*|//|[-+*]|max|min|\b[abc]\b|\d+")
-ALIKE = (("+", "-", "*", "//"), ("max", "min"), ("a", "b", "c"), tuple("0123456789"))
+INTERCHANGEABLE = (("+", "-", "*", "//"), ("max", "min"), ("a", "b", "c"), tuple("0123456789"))
 
 
 def mutate(expr: str, args: Sequence[str], rng: Random) -> str:
@@ -84,20 +84,20 @@ def mutate(expr: str, args: Sequence[str], rng: Random) -> str:
     if text == "**":
         choices = ["*", "+", "//"]
     else:
-        kind = next(kind for kind in ALIKE if text in kind)
-        choices = [other for other in kind if other != text and (other not in "abc" or other in args)]
+        kind = next(kind for kind in INTERCHANGEABLE if text in kind)
+        choices = [choice for choice in kind if choice != text and (choice not in "abc" or choice in args)]
     return expr[: token.start()] + rng.choice(choices) + expr[token.end() :]
 
 
 def _fails(body: str, task: Task, cases: Sequence[Case]) -> bool:
     try:
-        parsed = evaluator.parse(body, task.files[task.target].args)
-        return any(parsed.evaluate(case.inputs) != case.want for case in cases)
+        parsed_body = evaluator.parse(body, task.files[task.target].args)
+        return any(parsed_body.evaluate(case.inputs) != case.want for case in cases)
     except EvaluationError:
         return True
 
 
-def _wrong(task: Task, rng: Random, cases: Sequence[Case]) -> str | None:
+def _make_wrong_body(task: Task, rng: Random, cases: Sequence[Case]) -> str | None:
     """A body with one mistake that `cases` reveal, or None if none was found."""
     module = task.files[task.target]
     for _ in range(20):
@@ -107,13 +107,13 @@ def _wrong(task: Task, rng: Random, cases: Sequence[Case]) -> str | None:
     return None
 
 
-def _guess(task: Task, unread: str, rng: Random, cases: Sequence[Case]) -> str | None:
-    """A body with a guess for the helper `unread`, or None if every guess was right by chance."""
+def _guess_body(task: Task, skipped_helper: str, rng: Random, cases: Sequence[Case]) -> str | None:
+    """A body with a guess for the helper `skipped_helper`, or None if every guess was right by chance."""
     module = task.files[task.target]
-    known = {name: translate(task.files[name].doc) for name in task.helpers}
+    helper_expressions = {name: translate(task.files[name].doc) for name in task.helpers}
     for _ in range(20):
-        known[unread] = reference(unread, draw_first(rng, module.args, 0.5))
-        body = f"return {translate(module.doc, known).code}"
+        helper_expressions[skipped_helper] = reference(skipped_helper, draw_first(rng, module.args, 0.5))
+        body = f"return {translate(module.doc, helper_expressions).code}"
         if _fails(body, task, cases):
             return body
     return None
@@ -122,33 +122,33 @@ def _guess(task: Task, unread: str, rng: Random, cases: Sequence[Case]) -> str |
 def demonstration(task: Task, rng: Random, noise: NoiseConfig | None = None) -> list[str]:
     """The turns of a scripted agent that solves `task` with the imperfections of `noise`; the last turn is `done`."""
     noise = noise or NoiseConfig()
-    target, needed = task.target, [*task.helpers]
-    write = f"write {target}\n    "
+    target, needed_helpers = task.target, [*task.helpers]
+    write_prefix = f"write {target}\n    "
     turns = [f"read {target}"]
     if rng.random() < noise.stop_early:
         return [*turns, "done"]
 
-    unread = rng.choice(needed) if needed and rng.random() < noise.skip_read else None
-    reads = [f"read {name}" for name in needed if name != unread]
+    skipped_helper = rng.choice(needed_helpers) if needed_helpers and rng.random() < noise.skip_read else None
+    reads = [f"read {name}" for name in needed_helpers if name != skipped_helper]
     turns += ["\n".join(reads)] if len(reads) > 1 and rng.random() < noise.parallel_reads else reads
-    others = [name for name in task.files if name != target and name not in needed]
-    if others and rng.random() < noise.useless_read:
-        turns.insert(rng.randrange(len(turns) + 1), f"read {rng.choice(others)}")
+    distractors = [name for name in task.files if name != target and name not in needed_helpers]
+    if distractors and rng.random() < noise.useless_read:
+        turns.insert(rng.randrange(len(turns) + 1), f"read {rng.choice(distractors)}")
 
-    untested = rng.random() < noise.untested
-    revealing = task.hidden_tests if untested else task.visible_tests
-    slip = None
-    if unread is not None:
-        slip = _guess(task, unread, rng, revealing)
+    skips_test = rng.random() < noise.untested
+    revealing_tests = task.hidden_tests if skips_test else task.visible_tests
+    wrong_body = None
+    if skipped_helper is not None:
+        wrong_body = _guess_body(task, skipped_helper, rng, revealing_tests)
     elif rng.random() < noise.wrong_body:
-        slip = _wrong(task, rng, revealing)
-    if slip is not None:
-        turns.append(write + slip)
-        if not untested:
+        wrong_body = _make_wrong_body(task, rng, revealing_tests)
+    if wrong_body is not None:
+        turns.append(write_prefix + wrong_body)
+        if not skips_test:
             turns.append("test")
-    if slip is None or not untested:
-        turns += [f"read {unread}"] if unread is not None else []
-        turns.append(write + task.answer)
+    if wrong_body is None or not skips_test:
+        turns += [f"read {skipped_helper}"] if skipped_helper is not None else []
+        turns.append(write_prefix + task.answer)
         turns += ["test"] if rng.random() >= noise.skip_test else []
     turns.append("done")
     if rng.random() < noise.invalid_call:

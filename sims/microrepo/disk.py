@@ -40,7 +40,7 @@ JUDGES = Judges(lambda tree: open_sandbox(tree, limits=LIMITS), nursery=nursery_
 ends with the process."""
 FAILED = re.compile(r"^FAILED test_m\d+\.py::test_(\d+) - (.*)$", re.MULTILINE)
 NOT_EQUAL = re.compile(r"(?:AssertionError: )?assert (\S+) == ")
-HIDDEN = "test_hidden.py"
+HIDDEN_TESTS_FILE = "test_hidden.py"
 
 
 def tests_of(task: Task, cases: Sequence[Case]) -> str:
@@ -52,15 +52,15 @@ def tests_of(task: Task, cases: Sequence[Case]) -> str:
 def files_of(task: Task) -> dict[str, bytes]:
     """The repository with its visible tests; the target without its body."""
     modules = {name: module.source(name, None if name == task.target else f"return {module.expr}") for name, module in task.files.items()}
-    found = {f"{name}.py": text + "\n" for name, text in modules.items()} | {f"test_{task.target}.py": tests_of(task, task.visible_tests)}
-    return {name: text.encode() for name, text in found.items()}
+    texts = {f"{name}.py": text + "\n" for name, text in modules.items()} | {f"test_{task.target}.py": tests_of(task, task.visible_tests)}
+    return {name: text.encode() for name, text in texts.items()}
 
 
 @lru_cache(4096)
-def stored(task: Task, more: tuple[tuple[str, str], ...]) -> str:
-    """The hash of the repository in the user's store. `more`: files beside it, path and text."""
+def store_repository(task: Task, extra_files: tuple[tuple[str, str], ...]) -> str:
+    """The hash of the repository in the user's store. `extra_files`: files beside it, path and text."""
     with tempfile.TemporaryDirectory(prefix="etude-small-world-") as name:
-        write(files_of(task) | {path: text.encode() for path, text in more}, Path(name) / "tree")
+        write(files_of(task) | {path: text.encode() for path, text in extra_files}, Path(name) / "tree")
         return own_store(cache_folder() / "store").add_folder(Path(name) / "tree")
 
 
@@ -71,16 +71,16 @@ class DiskSession(Session):
     def __init__(self, task: Task, max_turns: int = 12) -> None:
         super().__init__(task, max_turns)
         self._sandbox: Sandbox | None = None
-        self._expected = False
-        self._closed: Verdict | None = None
+        self._is_grading_expected = False
+        self._saved_verdict: Verdict | None = None
 
     def verify(self) -> Verdict:
         """What the grader says of the tree as it is, or as it was when the session was closed."""
-        return self._closed or self._graded()
+        return self._saved_verdict or self._grade()
 
     def judge(self) -> None:
         """Grades now, so that the verdict outlives the sandbox."""
-        self._closed = self.verify()
+        self._saved_verdict = self.verify()
 
     def close(self) -> None:
         """Ends the sandbox. Without `judge` before, the verdict is that of no body."""
@@ -103,11 +103,11 @@ class DiskSession(Session):
     def call_tool(self, tool: str, args: Mapping[str, object]) -> str:
         """What a tool says. A command may fail, which its text tells; nothing else may."""
         if self._sandbox is None:
-            self._sandbox = open_sandbox(stored(self.task, self.more()), limits=LIMITS)
-        heard = self._sandbox.call(tool, args)
-        if not heard.ok and heard.exit is None and tool != "shell":
-            raise EnvironmentFailure(f"the small world's sandbox cannot {tool}: {heard.ended or heard.text}")
-        return heard.text
+            self._sandbox = open_sandbox(store_repository(self.task, self.more()), limits=LIMITS)
+        observation = self._sandbox.call(tool, args)
+        if not observation.ok and observation.exit is None and tool != "shell":
+            raise EnvironmentFailure(f"the small world's sandbox cannot {tool}: {observation.ended or observation.text}")
+        return observation.text
 
     def more(self) -> tuple[tuple[str, str], ...]:
         """Files that lie beside the repository, path and text. A world of its own may have some."""
@@ -118,40 +118,40 @@ class DiskSession(Session):
 
     def put(self) -> None:
         target = self.task.target
-        if not self._expected:  # who writes will be graded
+        if not self._is_grading_expected:  # who writes will be graded
             JUDGES.expect()
-            self._expected = True
+            self._is_grading_expected = True
         self.call_tool("write", {"path": f"{target}.py", "text": self.task.files[target].source(target, self.text) + "\n"})
 
     def complaints(self, cases: Sequence[Case]) -> list[str | None]:
         """Of the visible cases: what pytest says of each."""
         if self.body is None:
             return ["no body"] * len(cases)
-        said = self.call_tool("shell", {"command": PYTEST.format(self.task.target)})
-        failed = {int(number): why for number, why in FAILED.findall(said)}
-        if not failed and f"{len(cases)} passed" not in said:
+        output = self.call_tool("shell", {"command": PYTEST.format(self.task.target)})
+        failures = {int(number): message for number, message in FAILED.findall(output)}
+        if not failures and f"{len(cases)} passed" not in output:
             return [f"{called(self.task, case)} fails, no answer" for case in cases]  # it was ended
-        return [_complaint(self.task, case, failed[number]) if number in failed else None for number, case in enumerate(cases)]
+        return [_complaint(self.task, case, failures[number]) if number in failures else None for number, case in enumerate(cases)]
 
-    def _graded(self) -> Verdict:
+    def _grade(self) -> Verdict:
         """Hidden tests, in a sandbox of their own; without a body none can pass."""
         cases = self.task.hidden_tests
         if self.body is None or self._sandbox is None:
             return self.reward_of([False] * len(cases))
-        given, target = files_of(self.task), f"{self.task.target}.py"
-        gold = {**given, target: self.task.files[self.task.target].source(self.task.target, self.task.answer).encode() + b"\n"}
-        names = [f"{HIDDEN}::test_{number}" for number in range(len(cases))]
-        exam = Exam(given, gold, Editable((target,)), {HIDDEN: tests_of(self.task, cases)}, tuple(names))
-        left = own_store(cache_folder() / "store").tree(self._sandbox.snapshot())
-        found = grade(exam, left, JUDGES.fresh, seconds=LIMITS.seconds, judges=JUDGES)
-        return self.reward_of([name in found.verdicts.passed and not found.reward.flags for name in names])
+        original_files, target = files_of(self.task), f"{self.task.target}.py"
+        gold = {**original_files, target: self.task.files[self.task.target].source(self.task.target, self.task.answer).encode() + b"\n"}
+        names = [f"{HIDDEN_TESTS_FILE}::test_{number}" for number in range(len(cases))]
+        exam = Exam(original_files, gold, Editable((target,)), {HIDDEN_TESTS_FILE: tests_of(self.task, cases)}, tuple(names))
+        final_tree = own_store(cache_folder() / "store").tree(self._sandbox.snapshot())
+        result = grade(exam, final_tree, JUDGES.fresh, seconds=LIMITS.seconds, judges=JUDGES)
+        return self.reward_of([name in result.verdicts.passed and not result.reward.flags for name in names])
 
 
-def _complaint(task: Task, case: Case, why: str) -> str:
+def _complaint(task: Task, case: Case, message: str) -> str:
     """What pytest says of a failed test, in the world's words."""
-    if compared := NOT_EQUAL.match(why):
-        value = {"True": "1", "False": "0"}.get(compared[1], compared[1])
+    if match := NOT_EQUAL.match(message):
+        value = {"True": "1", "False": "0"}.get(match[1], match[1])
         number = re.fullmatch(r"-?\d+", value)
         return f"{called(task, case)} is {short(int(value)) if number else 'large' if '...' in value else value[:12]}, want {short(case.want)}"
-    kind = why.partition(":")[0]
+    kind = message.partition(":")[0]
     return f"{called(task, case)} fails, {'division by zero' if kind == 'ZeroDivisionError' else kind[:20]}"

@@ -79,17 +79,17 @@ def parse(text: str, args: Sequence[str]) -> Body:
         raise EvaluationError("no return")
     if sum(1 for statement in statements for _ in ast.walk(statement)) > MAX_NODES:
         raise EvaluationError("too long")
-    known = set(args)
+    names = set(args)
     for statement in statements[:-1]:
         if not isinstance(statement, ast.Assign):
-            raise EvaluationError(f"{_name(statement)} is not allowed")
+            raise EvaluationError(f"{_node_name(statement)} is not allowed")
         if len(statement.targets) != 1 or not isinstance(statement.targets[0], ast.Name):
             raise EvaluationError("assign to one name")
         if statement.targets[0].id in FUNCTIONS:
             raise EvaluationError(f"{statement.targets[0].id} is a function")
-        _check(statement.value, known, 0)
-        known.add(statement.targets[0].id)
-    _check(statements[-1].value, known, 0)
+        _check_expression(statement.value, names, 0)
+        names.add(statement.targets[0].id)
+    _check_expression(statements[-1].value, names, 0)
     return Body(tuple(args), tuple(statement for statement in statements if isinstance(statement, ast.Assign | ast.Return)))
 
 
@@ -107,11 +107,11 @@ def _check_text(text: str) -> None:
         raise EvaluationError("number too large")
 
 
-def _name(node: ast.AST | None) -> str:
+def _node_name(node: ast.AST | None) -> str:
     return "nothing" if node is None else type(node).__name__.lower()
 
 
-def _check(node: ast.expr | None, known: set[str], depth: int) -> None:
+def _check_expression(node: ast.expr | None, names: set[str], depth: int) -> None:
     if depth > MAX_DEPTH:
         raise EvaluationError("too deep")
     match node:
@@ -120,15 +120,15 @@ def _check(node: ast.expr | None, known: set[str], depth: int) -> None:
                 raise EvaluationError("number too large")
             parts = []
         case ast.Name(id=name):
-            if name not in known:
+            if name not in names:
                 raise EvaluationError(f"unknown name {name[:12]}")
             parts = []
         case ast.BinOp(left=left, op=sign, right=right) if type(sign) in ARITHMETIC:
             parts = [left, right]
         case ast.UnaryOp(op=ast.USub(), operand=operand):
             parts = [operand]
-        case ast.Compare(left=left, ops=signs, comparators=rest) if {*map(type, signs)} <= COMPARISONS.keys():
-            parts = [left, *rest]
+        case ast.Compare(left=left, ops=signs, comparators=operands) if {*map(type, signs)} <= COMPARISONS.keys():
+            parts = [left, *operands]
         case ast.IfExp(test=test, body=body, orelse=orelse):
             parts = [test, body, orelse]
         case ast.Call(func=ast.Name(id=name), args=parts, keywords=[]):
@@ -139,9 +139,9 @@ def _check(node: ast.expr | None, known: set[str], depth: int) -> None:
             if (name == "abs") != (len(parts) == 1) or not parts:
                 raise EvaluationError(f"{name} of {len(parts)}")
         case _:
-            raise EvaluationError(f"{_name(node)} is not allowed")
+            raise EvaluationError(f"{_node_name(node)} is not allowed")
     for part in parts:
-        _check(part, known, depth + 1)
+        _check_expression(part, names, depth + 1)
 
 
 def _evaluate(node: ast.expr, values: dict[str, int]) -> int:
@@ -151,12 +151,12 @@ def _evaluate(node: ast.expr, values: dict[str, int]) -> int:
         case ast.Name(id=name):
             return values[name]
         case ast.BinOp(left=left, op=sign, right=right):
-            return _arithmetic(type(sign), _evaluate(left, values), _evaluate(right, values))
+            return _apply_operator(type(sign), _evaluate(left, values), _evaluate(right, values))
         case ast.UnaryOp(operand=operand):
             return -_evaluate(operand, values)
-        case ast.Compare(left=left, ops=signs, comparators=rest):
+        case ast.Compare(left=left, ops=signs, comparators=operands):
             x = _evaluate(left, values)
-            for sign, part in zip(signs, rest, strict=True):
+            for sign, part in zip(signs, operands, strict=True):
                 y = _evaluate(part, values)
                 if not COMPARISONS[type(sign)](x, y):
                     return 0
@@ -166,10 +166,10 @@ def _evaluate(node: ast.expr, values: dict[str, int]) -> int:
             return _evaluate(body if _evaluate(test, values) else orelse, values)
         case ast.Call(func=ast.Name(id=name), args=parts):
             return FUNCTIONS[name](*[_evaluate(part, values) for part in parts])
-    raise EvaluationError(f"{_name(node)} is not allowed")
+    raise EvaluationError(f"{_node_name(node)} is not allowed")
 
 
-def _arithmetic(sign: type[ast.operator], x: int, y: int) -> int:
+def _apply_operator(sign: type[ast.operator], x: int, y: int) -> int:
     """`x sign y`; the size of the result is bounded before it is computed."""
     bits = max(x.bit_length(), y.bit_length()) + 1
     if sign is ast.Mult:

@@ -64,7 +64,7 @@ def reference(name: str, helper: Expression) -> Expression:
     return helper._replace(phrase=name)
 
 
-def _closed(expression: Expression) -> str:
+def _parenthesize(expression: Expression) -> str:
     return f"({expression.code})" if expression.kind == "open" else expression.code
 
 
@@ -72,7 +72,7 @@ def combine(operation: str, left: Expression, right: Expression, *, step: bool =
     """`left` and `right` joined by one of `BINARY`; `step` only chooses the wording ("... then plus b")."""
     if operation in INFIX:
         sign, function = INFIX[operation]
-        code, kind = f"{_closed(left)} {sign} {_closed(right)}", "open"
+        code, kind = f"{_parenthesize(left)} {sign} {_parenthesize(right)}", "open"
         phrase = f"{left.phrase} {operation} {right.phrase}"
     else:
         name, function = CALLS[operation]
@@ -86,11 +86,11 @@ def combine(operation: str, left: Expression, right: Expression, *, step: bool =
 def transform(operation: str, inner: Expression, *, step: bool = False) -> Expression:
     """One of `UNARY` applied to `inner`; `step` only chooses the wording ("... then double")."""
     if operation == "double":
-        code, values = f"{_closed(inner)} * 2", tuple([2 * v for v in inner.values])
+        code, values = f"{_parenthesize(inner)} * 2", tuple([2 * v for v in inner.values])
     elif operation == "half":
-        code, values = f"{_closed(inner)} // 2", tuple([v // 2 for v in inner.values])
+        code, values = f"{_parenthesize(inner)} // 2", tuple([v // 2 for v in inner.values])
     else:
-        code = f"{inner.code} * {inner.code}" if inner.kind == "atom" else f"{_closed(inner)} ** 2"
+        code = f"{inner.code} * {inner.code}" if inner.kind == "atom" else f"{_parenthesize(inner)} ** 2"
         values = tuple([v * v for v in inner.values])
     phrase = f"{inner.phrase} then {operation}" if step else f"{operation} {inner.phrase}"
     return Expression(phrase, code, "open", values)
@@ -129,15 +129,15 @@ def translate(phrase: str, helpers: Mapping[str, Expression] | None = None) -> E
 
 
 @lru_cache
-def _firsts(args: tuple[str, ...]) -> dict[str, tuple[tuple[Expression, ...], tuple[Expression, ...]]]:
+def _list_first_operations(args: tuple[str, ...]) -> dict[str, tuple[tuple[Expression, ...], tuple[Expression, ...]]]:
     """All first operations on `args` by name: those without a digit, and those with one."""
     names = [atom(name) for name in args]
     digits = [atom(str(digit)) for digit in range(10)]
     table = {}
     for operation in BINARY:
-        plain = [combine(operation, x, y) for x in names for y in names]
-        mixed = [combine(operation, *pair) for x in names for d in digits for pair in ((x, d), (d, x))]
-        table[operation] = tuple(tuple(e for e in group if not e.trivial) for group in (plain, mixed))
+        without_digits = [combine(operation, x, y) for x in names for y in names]
+        with_digits = [combine(operation, *pair) for x in names for d in digits for pair in ((x, d), (d, x))]
+        table[operation] = tuple(tuple(e for e in group if not e.trivial) for group in (without_digits, with_digits))
     for operation in UNARY:
         table[operation] = (tuple(transform(operation, x) for x in names),) * 2
     return table
@@ -146,7 +146,7 @@ def _firsts(args: tuple[str, ...]) -> dict[str, tuple[tuple[Expression, ...], tu
 def draw_first(rng: Random, args: tuple[str, ...], digits: float) -> Expression:
     """A random first operation that is not trivial; one operand is a digit with probability `digits`."""
     operation = OPERATIONS[int(rng.random() * len(OPERATIONS))]
-    choices = _firsts(args)[operation][rng.random() < digits]
+    choices = _list_first_operations(args)[operation][rng.random() < digits]
     return choices[int(rng.random() * len(choices))]
 
 

@@ -32,7 +32,7 @@ __all__ = ["TOOLS", "ManneredSession", "Manners", "lints", "mannered"]
 
 TOOLS = ("read", "write", "test", "done", "todo", "tick", "sh")
 """The calls of this world."""
-PASSED = "passed 3 of 3"
+ALL_PASSED_ANSWER = "passed 3 of 3"
 """What an agent hears whose tests all pass."""
 
 
@@ -71,11 +71,11 @@ class ManneredSession(Session):
 
     def tick(self, number: str) -> str:
         """The answer to a call that ends an item."""
-        at = next((at for at in range(len(self.todos)) if str(at + 1) == number), None)
-        if at is None:
+        index = next((index for index in range(len(self.todos)) if str(index + 1) == number), None)
+        if index is None:
             return self.refused("no such item")
         self.counts["calls"] += 1
-        self.todos = (*self.todos[:at], Todo(self.todos[at].text, "done"), *self.todos[at + 1 :])
+        self.todos = (*self.todos[:index], Todo(self.todos[index].text, "done"), *self.todos[index + 1 :])
         return "ok"
 
     def code_of(self, text: str) -> str:
@@ -86,8 +86,8 @@ def lints(body: Body | None) -> int:
     """What the linter says against a body: one complaint for a name that is only there to be returned, as RET504 of ruff."""
     if body is None or len(body.statements) < 2:
         return 0
-    before, last = body.statements[-2:]
-    return int(isinstance(before, ast.Assign) and last.value is not None and ast.unparse(before.targets[0]) == ast.unparse(last.value))
+    assignment, last = body.statements[-2:]
+    return int(isinstance(assignment, ast.Assign) and last.value is not None and ast.unparse(assignment.targets[0]) == ast.unparse(last.value))
 
 
 @dataclass(frozen=True)
@@ -136,44 +136,44 @@ def mannered(task: Task, rng: Random, noise: NoiseConfig, manners: Manners = Man
         return (f"sh cat {name}" if verb == "read" else "sh pytest") if terminal else call
 
     comment, name = happens(manners.comment), happens(manners.name)
-    work = [styled(task, turn, comment, name) for turn in demonstration(task, rng, noise)[:-1]]
+    work = [style_turn(task, turn, comment, name) for turn in demonstration(task, rng, noise)[:-1]]
     lines = [[shell(line) for line in turn.split("\n")] if not turn.startswith("write") else [turn] for turn in work]
     if happens(manners.fumble):
         lines.insert(rng.randint(0, len(lines)), ["sh ls"])
     plan = [f"todo fix {task.target}", f"todo test {task.target}"] if happens(manners.plan) else []
     ticks = [f"tick {number}" for number, _ in enumerate(plan, 1) if not happens(manners.leave)]
-    message = "tests pass" if passes(task, work) or happens(manners.lie) else "not tested"
+    message = "tests pass" if has_passing_tests(task, work) or happens(manners.lie) else "not tested"
     ends = [*ticks, *([] if happens(manners.silent) else [f"say {message}"])]
     if happens(manners.apart):
         return [*plan, *(line for turn in lines for line in turn), *ends, "done"]
-    return ["\n".join(turn) for turn in [*joined([plan, *lines] if plan else lines), [*ends, "done"]]]
+    return ["\n".join(turn) for turn in [*join_turns([plan, *lines] if plan else lines), [*ends, "done"]]]
 
 
-def styled(task: Task, turn: str, comment: bool, name: bool) -> str:
+def style_turn(task: Task, turn: str, comment: bool, name: bool) -> str:
     """A turn that writes code, with a comment, or with a name for what it returns."""
     head, _, code = turn.partition("\n    return ")
     if not code:
         return turn
-    said = f"\n    # {task.files[task.target].doc}" if comment else ""
-    return f"{head}{said}\n    x = {code}\n    return x" if name else f"{head}{said}\n    return {code}"
+    comment_line = f"\n    # {task.files[task.target].doc}" if comment else ""
+    return f"{head}{comment_line}\n    x = {code}\n    return x" if name else f"{head}{comment_line}\n    return {code}"
 
 
-def joined(turns: Sequence[list[str]]) -> list[list[str]]:
+def join_turns(turns: Sequence[list[str]]) -> list[list[str]]:
     """Turns that need nothing of each other's answers, made together: the plan with the first call, and a test with what it tests."""
-    found: list[list[str]] = []
+    joined_turns: list[list[str]] = []
     for turn in turns:
-        before = found[-1][-1] if found else ""
-        if before.startswith("todo ") or before.startswith("write ") and turn[0] in ("test", "sh pytest"):
-            found[-1] = [*found[-1], *turn]
+        last_call = joined_turns[-1][-1] if joined_turns else ""
+        if last_call.startswith("todo ") or last_call.startswith("write ") and turn[0] in ("test", "sh pytest"):
+            joined_turns[-1] = [*joined_turns[-1], *turn]
         else:
-            found.append(turn)
-    return found
+            joined_turns.append(turn)
+    return joined_turns
 
 
-def passes(task: Task, turns: Sequence[str]) -> bool:
+def has_passing_tests(task: Task, turns: Sequence[str]) -> bool:
     """Whether an agent that has taken these turns has seen its code pass the tests."""
-    session, seen = ManneredSession(task, len(turns) + 1), False
+    session, has_passed = ManneredSession(task, len(turns) + 1), False
     for turn in turns:
         answer = session.step(turn)
-        seen = answer == PASSED or seen and not turn.startswith("write ")
-    return seen
+        has_passed = answer == ALL_PASSED_ANSWER or has_passed and not turn.startswith("write ")
+    return has_passed

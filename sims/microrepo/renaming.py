@@ -19,9 +19,9 @@ KNOWN = "write"
 
 def renamed(text: str, name: str) -> str:
     """The same turn with both names of the call exchanged, wherever one begins a line."""
-    other = {KNOWN: name, name: KNOWN}
+    exchange = {KNOWN: name, name: KNOWN}
     lines = (line.split(" ") for line in text.split("\n"))
-    return "\n".join(" ".join([other.get(first, first), *rest]) for first, *rest in lines)
+    return "\n".join(" ".join([exchange.get(call, call), *arguments]) for call, *arguments in lines)
 
 
 class RenamedSession(Session):

@@ -145,9 +145,9 @@ class Session:
         self.accepted("test_runs")
         self._tested = self.body is not None
         complaints = self.complaints(self.task.visible_tests)
-        wrong = [complaint for complaint in complaints if complaint is not None]
-        summary = f"passed {len(complaints) - len(wrong)} of {len(complaints)}"
-        return f"{summary}: {wrong[0]}" if wrong else summary
+        failures = [complaint for complaint in complaints if complaint is not None]
+        summary = f"passed {len(complaints) - len(failures)} of {len(complaints)}"
+        return f"{summary}: {failures[0]}" if failures else summary
 
     def complaints(self, cases: Sequence[Case]) -> list[str | None]:
         """What is wrong with the body in each case, or None."""

@@ -21,7 +21,7 @@ from sims.microrepo.language import BINARY, Expression, combine, draw_first, dra
 __all__ = ["Case", "Module", "Split", "Task", "WorldConfig", "generate", "held_out"]
 
 Split = Literal["train", "heldout"]
-VISIBLE, HIDDEN = 3, 32
+N_VISIBLE, N_HIDDEN = 3, 32
 NAMES = tuple(f"m{i}" for i in range(10))
 SIGNATURES = (("a", "b"), ("a", "b", "c"))
 
@@ -52,10 +52,10 @@ class WorldConfig:
             raise ValueError(f"depth_mix must be three non-negative weights, got {self.depth_mix}")
         bounds = {"files": (1, 10), "operations": (1, 4), "helper_operations": (1, 3)}
         bounds |= {"one_helper_steps": (0, 3), "two_helper_steps": (0, 3)}
-        for name, (least, most) in bounds.items():
+        for name, (minimum, maximum) in bounds.items():
             low, high = getattr(self, name)
-            if not least <= low <= high <= most:
-                raise ValueError(f"{name} must be a range within {least}..{most}, got {(low, high)}")
+            if not minimum <= low <= high <= maximum:
+                raise ValueError(f"{name} must be a range within {minimum}..{maximum}, got {(low, high)}")
         for name in ("digits", "three_arguments"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} is a probability, got {getattr(self, name)}")
@@ -121,18 +121,18 @@ class Task:
         body, size = evaluator.parse(self.answer, module.args), len(module.args)
         rng = Random(blake2b(self.key.encode(), digest_size=8).digest())
         visible: dict[tuple[int, ...], None] = {}
-        while len(visible) < VISIBLE:
+        while len(visible) < N_VISIBLE:
             visible[tuple(rng.sample(range(10), size))] = None
         # Which inputs distinguish two functions? Near zero, small digits matter; mixed small numbers show signs
         # and halves; in `max(a * a, b)` one argument must be large where another is small.
         hidden = {(0, 0, 0)[:size]: None, (1, 1, 1)[:size]: None, (997, -501, 64)[:size]: None}
-        for spreads, count in (((2,), 8), ((12,), 20), ((2, 12, 100, 1000), HIDDEN)):
+        for spreads, count in (((2,), 8), ((12,), 20), ((2, 12, 100, 1000), N_HIDDEN)):
             while len(hidden) < count:
                 inputs = tuple(rng.randint(-spread, spread) for spread in rng.choices(spreads, k=size))
                 if inputs not in visible:
                     hidden[inputs] = None
-        seen, unseen = (tuple(Case(inputs, body.evaluate(inputs)) for inputs in group) for group in (visible, hidden))
-        return seen, unseen
+        visible_cases, hidden_cases = (tuple(Case(inputs, body.evaluate(inputs)) for inputs in group) for group in (visible, hidden))
+        return visible_cases, hidden_cases
 
     @property
     def visible_tests(self) -> tuple[Case, ...]:
@@ -151,7 +151,7 @@ def held_out(expression: Expression) -> bool:
     return int.from_bytes(digest, "big") % 5 == 0
 
 
-def _between(rng: Random, bounds: tuple[int, int]) -> int:
+def _draw_between(rng: Random, bounds: tuple[int, int]) -> int:
     return bounds[0] + int(rng.random() * (bounds[1] - bounds[0] + 1))
 
 
@@ -167,17 +167,17 @@ def _extend(rng: Random, start: Expression | None, args: tuple[str, ...], count:
     return expression
 
 
-def _draw(rng: Random, args: tuple[str, ...], bounds: tuple[int, int], wanted: bool | None, config: WorldConfig) -> Expression:
+def _draw_expression(rng: Random, args: tuple[str, ...], bounds: tuple[int, int], is_held_out: bool | None, config: WorldConfig) -> Expression:
     """A random expression on the given side of the split (None: either)."""
-    count = _between(rng, bounds)  # before any rejection: otherwise the sides would differ in length
+    count = _draw_between(rng, bounds)  # before any rejection: otherwise the sides would differ in length
     while True:
         expression = _extend(rng, None, args, count, config)
-        if not expression.trivial and (wanted is None or held_out(expression) is wanted):
+        if not expression.trivial and (is_held_out is None or held_out(expression) is is_held_out):
             return expression
 
 
 def _draw_target(
-    rng: Random, args: tuple[str, ...], helpers: dict[str, Expression], steps: int, wanted: bool, config: WorldConfig
+    rng: Random, args: tuple[str, ...], helpers: dict[str, Expression], steps: int, is_held_out: bool, config: WorldConfig
 ) -> Expression | None:
     """The target of a task with helpers, or None if these helpers seem to allow none."""
     mentions = [reference(name, helper) for name, helper in helpers.items()]
@@ -186,7 +186,7 @@ def _draw_target(
         if len(mentions) == 2:
             start = combine(BINARY[int(rng.random() * len(BINARY))], *mentions)
         expression = _extend(rng, start, args, steps, config)
-        if not expression.trivial and held_out(expression) is wanted:
+        if not expression.trivial and held_out(expression) is is_held_out:
             return expression
     return None
 
@@ -202,23 +202,23 @@ def generate(rng: Random, split: Split, depth: int | None = None, config: WorldC
         raise ValueError(f"depth must be 0, 1, 2 or None, got {depth!r}")
     if depth is None:
         depth = rng.choices((0, 1, 2), config.depth_mix)[0]
-    wanted = split == "heldout"
-    count = max(_between(rng, config.files), depth + 1)
-    target, *others = rng.sample(NAMES, count)
+    is_held_out = split == "heldout"
+    count = max(_draw_between(rng, config.files), depth + 1)
+    target, *file_names = rng.sample(NAMES, count)
     args = SIGNATURES[rng.random() < config.three_arguments]
-    steps = _between(rng, config.one_helper_steps if depth == 1 else config.two_helper_steps)
-    found = None
-    while found is None:
-        drawn = (_draw(rng, args, config.helper_operations, wanted, config) for _ in range(depth))
-        helpers = dict(zip(others, drawn, strict=False))
+    steps = _draw_between(rng, config.one_helper_steps if depth == 1 else config.two_helper_steps)
+    target_expression = None
+    while target_expression is None:
+        helper_expressions = (_draw_expression(rng, args, config.helper_operations, is_held_out, config) for _ in range(depth))
+        helpers = dict(zip(file_names, helper_expressions, strict=False))
         if depth:
-            found = _draw_target(rng, args, helpers, steps, wanted, config)
+            target_expression = _draw_target(rng, args, helpers, steps, is_held_out, config)
         else:
-            found = _draw(rng, args, config.operations, wanted, config)
-    modules = {target: Module(args, found.phrase, found.code)}
+            target_expression = _draw_expression(rng, args, config.operations, is_held_out, config)
+    modules = {target: Module(args, target_expression.phrase, target_expression.code)}
     modules |= {name: Module(args, e.phrase, e.code) for name, e in helpers.items()}
-    for name in others[depth:]:
+    for name in file_names[depth:]:
         signature = SIGNATURES[rng.random() < config.three_arguments]
-        e = _draw(rng, signature, config.operations, None if wanted else False, config)
+        e = _draw_expression(rng, signature, config.operations, None if is_held_out else False, config)
         modules[name] = Module(signature, e.phrase, e.code)
     return Task({name: modules[name] for name in sorted(modules)}, target, depth, tuple(helpers))

@@ -26,7 +26,7 @@ from sims.recipe.tasks import MicroTasks
 __all__ = ["CheckpointTasks"]
 
 
-class Asked(Protocol):
+class RunSettings(Protocol):
     """The settings of a training run that the tasks need."""
 
     @property
@@ -51,7 +51,7 @@ class CheckpointTasks(MicroTasks):
     limits: Limits
     """How long rollouts may be."""
 
-    def __init__(self, c: Asked, recipe: Recipe | None = None, length: str = "length", tool_s: float = 0.0):
+    def __init__(self, c: RunSettings, recipe: Recipe | None = None, length: str = "length", tool_s: float = 0.0):
         assert c.checkpoint is not None
         path = Path(c.checkpoint) / "tokenizer.json"
         language = Language(load_tokenizer(path))
@@ -65,27 +65,27 @@ class CheckpointTasks(MicroTasks):
         memory = replace(self.recipe.rl, world="memory")
         super().__init__(replace(self.recipe, rl=memory), language)
         rl = replace(self.recipe.rl, max_len=c.rl.max_len)
-        how = context(language, replace(self.recipe, rl=rl, context=replace(self.recipe.context, join=c.join)))
-        if how.limit > c.length:
-            raise RunError(f"{length} must hold a context of {how.limit} tokens, got {c.length}; see --set {length}=…")
+        chaining = context(language, replace(self.recipe, rl=rl, context=replace(self.recipe.context, join=c.join)))
+        if chaining.limit > c.length:
+            raise RunError(f"{length} must hold a context of {chaining.limit} tokens, got {c.length}; see --set {length}=…")
         if c.rl.feedback.weight and self.recipe.rl.feedback.source == "shuffled":
             raise RunError("rl.feedback.source=shuffled exchanges hints between all rollouts of a step, and a rank sees its own; use --scale small")
         prompt = len(language.encode_opening(MicroRepo(self.opened(self.task("rl", 0), 1)).reset()))
-        if prompt + 1 >= how.limit:
-            raise RunError(f"a prompt has about {prompt} tokens; contexts of {how.limit} leave no room for an answer; see --set rl.max_len=…")
-        self.limits = c.rl.limits(how)
+        if prompt + 1 >= chaining.limit:
+            raise RunError(f"a prompt has about {prompt} tokens; contexts of {chaining.limit} leave no room for an answer; see --set rl.max_len=…")
+        self.limits = c.rl.limits(chaining)
         self.tool_s, self.is_slow = tool_s, tool_s > 0
 
     def environment(self, task: Task, number: int) -> Environment:
         inner = super().environment(task, number)
-        return Slow(inner, partial(self.latency, task, number)) if self.is_slow else inner
+        return SlowEnvironment(inner, partial(self.latency, task, number)) if self.is_slow else inner
 
     def latency(self, task: Task, number: int, turn: int) -> float:
         """Seconds that the tools of a turn take; the same whenever they are called."""
         return self.tool_s * random.Random(f"{task.key}-{number}-{turn}").lognormvariate(-0.5, 1.0)
 
 
-class Slow:
+class SlowEnvironment:
     """An environment whose steps take so many seconds, `latency(turn)`; the last one, after which nothing is sampled, takes none."""
 
     def __init__(self, inner: Environment, latency: Callable[[int], float]):
@@ -103,14 +103,14 @@ class Slow:
 def origin(checkpoint: Path) -> tuple[Path | None, dict]:
     """The run of the recipe that a checkpoint comes from, and its settings: the run that it is in, RUN/checkpoints/NAME, or that of the
     checkpoint from which its full run started. None and no settings if there is no such run."""
-    seen: set[Path] = set()
-    while (root := checkpoint.resolve().parent.parent) not in seen:
-        seen.add(root)
+    visited_roots: set[Path] = set()
+    while (root := checkpoint.resolve().parent.parent) not in visited_roots:
+        visited_roots.add(root)
         try:
             record = read_json(root / "config.json")
             if record["technique"] in ("recipe", "recipe full"):
-                known = {field.name for field in fields(Recipe)}
-                return root, {name: value for name, value in record["config"].items() if name in known}
+                field_names = {field.name for field in fields(Recipe)}
+                return root, {name: value for name, value in record["config"].items() if name in field_names}
             checkpoint = Path(record["config"]["checkpoint"])
         except (OSError, ValueError, KeyError, TypeError):
             break

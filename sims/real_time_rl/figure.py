@@ -60,7 +60,7 @@ from sims.recipe.settings import Recipe
 
 __all__ = ["WAYS", "Experiment", "experiment", "picture"]
 
-HARD = WorldConfig(depth_mix=(0.1, 0.3, 0.6), two_helper_steps=(1, 1))
+HARD_WORLD = WorldConfig(depth_mix=(0.1, 0.3, 0.6), two_helper_steps=(1, 1))
 """Tasks of which the policy solves less than half, so that there is something to avoid."""
 DAY, WEEK = 5, 34
 """Loops of five hours in a day and in a week."""
@@ -123,9 +123,9 @@ def tuned(run: Run, c: Experiment, root: Path, recipe: Recipe) -> Path:
     noise = replace(recipe.sft.noise, invalid_call=c.clumsy, stop_early=0.0)
     turns = partial(with_questions, needless=c.needless)
     tasks = map(clouded, task_stream(recipe, "demonstrations"))
-    shown = taught(tasks, language, context(language, recipe), noise, recipe.context.memory, rng, turns, AskingSession)
+    rollouts = taught(tasks, language, context(language, recipe), noise, recipe.context.memory, rng, turns, AskingSession)
     size = Size(run=c.run, demonstrations=c.demonstrations, epochs=c.epochs, seed=c.seed)
-    return fine_tuned(run, "questions", size, root, recipe, shown)
+    return fine_tuned(run, "questions", size, root, recipe, rollouts)
 
 
 class HeldOut:
@@ -146,12 +146,14 @@ def training(run: Run, c: Experiment, start: Path, test: HeldOut, way: str, numb
     if stage.finished:
         return stage.result()
     stage.restore()
-    recipe, (distil, every) = test.service.recipe, WAYS[way]
-    learnt, deployed = loops(stage, c.plan, test.service, distil, every, start, test.gate, recipe.seed + 1000 * c.seed + number + 1)
-    found = {"learnt": test(learnt, way, number)}
+    recipe, (distil, ship_interval) = test.service.recipe, WAYS[way]
+    learned_sampler, deployed_sampler = loops(
+        stage, c.plan, test.service, distil, ship_interval, start, test.gate, recipe.seed + 1000 * c.seed + number + 1
+    )
+    results = {"learnt": test(learned_sampler, way, number)}
     if way == "loop":
-        found |= {"before": test(engine(load_hf(start), recipe), "before", number), "shipped": test(deployed, "shipped", number)}
-    return stage.finish({"loops": read_lines(stage.metrics_path), **found})
+        results |= {"before": test(engine(load_hf(start), recipe), "before", number), "shipped": test(deployed_sampler, "shipped", number)}
+    return stage.finish({"loops": read_lines(stage.metrics_path), **results})
 
 
 def experiment(run: Run, config: Experiment) -> dict:
@@ -160,13 +162,13 @@ def experiment(run: Run, config: Experiment) -> dict:
     root, recipe = agent(run, c.run, c.seed)
     recipe = undisturbed(recipe)
     start = tuned(run, c, root, recipe)
-    test = HeldOut(c, Service(replace(recipe, world=HARD), language_of(root), c.users))
-    found = {(way, number): training(run, c, start, test, way, number) for number in range(c.trainings) for way in WAYS}
-    rows = [{"way": way, "training": number, **line} for (way, number), one in found.items() for line in one["loops"]]
-    ends = [
-        {"way": way, "training": number, "at": at, **one[at]}
-        for (way, number), one in found.items()
-        for at in ("before", "learnt", "shipped")
-        if at in one
+    test = HeldOut(c, Service(replace(recipe, world=HARD_WORLD), language_of(root), c.users))
+    results = {(way, number): training(run, c, start, test, way, number) for number in range(c.trainings) for way in WAYS}
+    rows = [{"way": way, "training": number, **line} for (way, number), result in results.items() for line in result["loops"]]
+    evaluations = [
+        {"way": way, "training": number, "at": moment, **result[moment]}
+        for (way, number), result in results.items()
+        for moment in ("before", "learnt", "shipped")
+        if moment in result
     ]
-    return {"rows": rows, "ends": ends, "claims": [*learned(ends), on_policy(rows)]}
+    return {"rows": rows, "ends": evaluations, "claims": [*learned(evaluations), on_policy(rows)]}

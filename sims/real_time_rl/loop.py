@@ -94,25 +94,25 @@ class Service:
     users: Users
 
     @property
-    def how(self) -> Chaining:
+    def chaining(self) -> Chaining:
         """Its contexts."""
         return context(self.language, self.recipe)
 
     def serve(self, sampler: Sampler, tasks: Sequence[Task], samples: int, *seed: object) -> list[tuple[Rollout, Served, Reaction]]:
         """`samples` sessions on each task, and what users did about them."""
         rl, generator = self.recipe.rl, torch.Generator().manual_seed(hash_seed("serve", *seed))
-        episodes = play(sampler, self.language, tasks, samples, rl.limits(self.how), rl.max_turns, generator, rl.temperature, opened=opened)
-        found = []
+        episodes = play(sampler, self.language, tasks, samples, rl.limits(self.chaining), rl.max_turns, generator, rl.temperature, opened=opened)
+        sessions = []
         for number, episode in enumerate(episodes):
-            seen = served(episode)
-            found.append((episode, seen, self.users.react(seen, Random(hash_seed("user", *seed, number)))))
-        return found
+            outcome = served(episode)
+            sessions.append((episode, outcome, self.users.react(outcome, Random(hash_seed("user", *seed, number)))))
+        return sessions
 
 
 def collected(waiting: Sequence[Known], loop: int, parts: int) -> tuple[list[list[Known]], list[Known]]:
     """What is known at the end of a loop, in so many parts of equal size, up to one; and what is not known yet."""
-    known = [one for one in waiting if one.loop <= loop]
-    return [known[part::parts] for part in range(parts)], [one for one in waiting if one.loop > loop]
+    known_sessions = [session for session in waiting if session.loop <= loop]
+    return ([known_sessions[part::parts] for part in range(parts)], [session for session in waiting if session.loop > loop])
 
 
 def ship(candidate: Sequence[float], deployed: Sequence[float]) -> tuple[bool, float]:
@@ -121,9 +121,9 @@ def ship(candidate: Sequence[float], deployed: Sequence[float]) -> tuple[bool, f
     return gain["high"] >= 0, gain["value"]
 
 
-def right(found: Found, samples: int) -> list[float]:
+def compute_right_shares(sessions: Found, samples: int) -> list[float]:
     """Of each task, the share of its sessions that did what is wanted."""
-    return np.array([seen.right for _, seen, _ in found], dtype=float).reshape(-1, samples).mean(1).tolist()
+    return np.array([outcome.right for _, outcome, _ in sessions], dtype=float).reshape(-1, samples).mean(1).tolist()
 
 
 def loops(
@@ -137,47 +137,59 @@ def loops(
     learner.optimizers = [torch.optim.Adam(learner.trunk.masters.parameters(), lr=rl.lr, betas=(0.9, 0.95), fused=True)]
     learner.rates = [[g["lr"] for g in o.param_groups] for o in learner.all_optimizers]
     reference = reference.to(learner.dtype)
-    deployed, candidate = (ContinuousSampler(learner.trunk.model, getattr(torch, service.recipe.training.sampler_dtype)) for _ in range(2))
-    deployed.load(learner.trunk.model, version=0)
+    deployed_sampler, candidate_sampler = (
+        ContinuousSampler(learner.trunk.model, getattr(torch, service.recipe.training.sampler_dtype)) for _ in range(2)
+    )
+    deployed_sampler.load(learner.trunk.model, version=0)
     tasks = iter(task_stream(service.recipe, "rl"))
-    gated = right(service.serve(deployed, held_out, plan.gate_samples, seed, "gate", 0), plan.gate_samples)
-    waiting: list[Known] = []
-    at = 0  # steps that the deployed policy has made
+    deployed_shares = compute_right_shares(service.serve(deployed_sampler, held_out, plan.gate_samples, seed, "gate", 0), plan.gate_samples)
+    pending_sessions: list[Known] = []
+    deployed_steps = 0  # steps that the deployed policy has made
     for loop in range(plan.loops):
-        chosen = list(itertools.islice(tasks, plan.steps * plan.sessions))
-        found = service.serve(deployed, chosen, 1, seed, "loop", loop)
-        waiting += [Known(e.chain, seen, reaction, at, loop + int(reaction.hours / HOURS)) for e, seen, reaction in found]
-        parts, waiting = collected(waiting, loop, plan.steps)
-        figures = [trained(service.recipe, learner, reference, part, distil, loop * plan.steps + n) for n, part in enumerate(parts)]
-        line = said(found) | {name: float(np.mean([one[name] for one in figures])) for name in figures[0]} | {"late": len(waiting)}
+        loop_tasks = list(itertools.islice(tasks, plan.steps * plan.sessions))
+        sessions = service.serve(deployed_sampler, loop_tasks, 1, seed, "loop", loop)
+        pending_sessions += [
+            Known(e.chain, outcome, reaction, deployed_steps, loop + int(reaction.hours / HOURS)) for e, outcome, reaction in sessions
+        ]
+        parts, pending_sessions = collected(pending_sessions, loop, plan.steps)
+        step_metrics = [train_step(service.recipe, learner, reference, part, distil, loop * plan.steps + n) for n, part in enumerate(parts)]
+        line = (
+            said(sessions)
+            | {name: float(np.mean([metrics[name] for metrics in step_metrics])) for name in step_metrics[0]}
+            | {"late": len(pending_sessions)}
+        )
         line |= {"shipped": 0.0, "gain": 0.0}
-        candidate.load(learner.trunk.model, version=loop + 1)
+        candidate_sampler.load(learner.trunk.model, version=loop + 1)
         if (loop + 1) % every == 0:
-            now = right(service.serve(candidate, held_out, plan.gate_samples, seed, "gate", loop + 1), plan.gate_samples)
-            better, line["gain"] = ship(now, gated)
-            if better:
-                deployed.load(learner.trunk.model, version=loop + 1)
-                gated, at, line["shipped"] = now, (loop + 1) * plan.steps, 1.0
+            candidate_shares = compute_right_shares(
+                service.serve(candidate_sampler, held_out, plan.gate_samples, seed, "gate", loop + 1), plan.gate_samples
+            )
+            is_better, line["gain"] = ship(candidate_shares, deployed_shares)
+            if is_better:
+                deployed_sampler.load(learner.trunk.model, version=loop + 1)
+                deployed_shares, deployed_steps, line["shipped"] = candidate_shares, (loop + 1) * plan.steps, 1.0
         stage.log(loop + 1, **line)
-        stage.progress(loop + 1, (loop + 1) * len(chosen), right=line["right"], reward=line["reward"])
-    return candidate, deployed
+        stage.progress(loop + 1, (loop + 1) * len(loop_tasks), right=line["right"], reward=line["reward"])
+    return candidate_sampler, deployed_sampler
 
 
 @one_thread()
-def trained(recipe: Recipe, learner: Learner, reference: Transformer, known: Sequence[Known], distil: Distilling, step: int) -> dict[str, float]:
+def train_step(
+    recipe: Recipe, learner: Learner, reference: Transformer, sessions: Sequence[Known], distil: Distilling, step: int
+) -> dict[str, float]:
     """One step of RL on sessions with reactions. Fewer than two that are not thrown away teach nothing."""
-    paid = [(one, reward) for one in known if (reward := distil.reward(one.served, one.reaction)) is not None]
-    figures = {"reward": 0.0, "age": 0.0, "outside_clip": 0.0, "thrown": 1 - len(paid) / max(1, len(known))}
-    if len(paid) < 2:
-        return figures
-    rl = replace(recipe.rl, prompts=1, rollouts=len(paid))
-    rollouts = [Rollout(one.chain, {"reaction": reward}) for one, reward in paid]
-    found = improve(rl, learner.model, reference, rollouts, each=partial(on_cores, each=2))
-    learner.apply(found, recipe.rl.rate(step))
-    ratio = found.gap.exp()
-    return figures | {
-        "reward": float(np.mean([reward for _, reward in paid])),
-        "age": float(np.mean([step - one.step for one, _ in paid])),
+    rewarded_sessions = [(session, reward) for session in sessions if (reward := distil.reward(session.served, session.reaction)) is not None]
+    metrics = {"reward": 0.0, "age": 0.0, "outside_clip": 0.0, "thrown": 1 - len(rewarded_sessions) / max(1, len(sessions))}
+    if len(rewarded_sessions) < 2:
+        return metrics
+    rl = replace(recipe.rl, prompts=1, rollouts=len(rewarded_sessions))
+    rollouts = [Rollout(session.chain, {"reaction": reward}) for session, reward in rewarded_sessions]
+    step_result = improve(rl, learner.model, reference, rollouts, each=partial(on_cores, each=2))
+    learner.apply(step_result, recipe.rl.rate(step))
+    ratio = step_result.gap.exp()
+    return metrics | {
+        "reward": float(np.mean([reward for _, reward in rewarded_sessions])),
+        "age": float(np.mean([step - session.step for session, _ in rewarded_sessions])),
         "outside_clip": ((ratio < 1 - rl.clip_low) | (ratio > 1 + rl.clip_high)).double().mean().item(),
     }
 
@@ -185,20 +197,20 @@ def trained(recipe: Recipe, learner: Learner, reference: Transformer, known: Seq
 def said(found: Found) -> dict[str, float]:
     """Shares of sessions: that did what is wanted, that left an edit, that broke a call, the same on hard tasks, with a follow-up; of those on clear
     tasks, needless questions, and of those on open ones, welcome ones; of edits, those kept. And mean seconds, of all and of those with an edit."""
-    seen, reactions = [one for _, one, _ in found], [one for _, _, one in found]
+    outcomes, reactions = [outcome for _, outcome, _ in found], [reaction for _, _, reaction in found]
 
-    def mean(some: Sequence[float]) -> float:
-        return float(np.mean(some)) if len(some) else 0.0
+    def mean(values: Sequence[float]) -> float:
+        return float(np.mean(values)) if len(values) else 0.0
 
     return {
-        "right": mean([one.right for one in seen]),
-        "edited": mean([one.edited for one in seen]),
-        "needless": mean([one.asked for one in seen if not one.open]),
-        "welcome": mean([one.asked for one in seen if one.open]),
-        "broken": mean([one.broken for one in seen]),
-        "broken_hard": mean([one.broken for episode, one, _ in found if is_hard(episode)]),
-        "kept": mean([one.kept for one in reactions if one.kept is not None]),
-        "followed": mean([one.followed for one in reactions]),
-        "seconds": mean([one.seconds for one in seen]),
-        "edit_seconds": mean([one.seconds for one in seen if one.edited]),
+        "right": mean([outcome.right for outcome in outcomes]),
+        "edited": mean([outcome.edited for outcome in outcomes]),
+        "needless": mean([outcome.asked for outcome in outcomes if not outcome.open]),
+        "welcome": mean([outcome.asked for outcome in outcomes if outcome.open]),
+        "broken": mean([outcome.broken for outcome in outcomes]),
+        "broken_hard": mean([outcome.broken for episode, outcome, _ in found if is_hard(episode)]),
+        "kept": mean([reaction.kept for reaction in reactions if reaction.kept is not None]),
+        "followed": mean([reaction.followed for reaction in reactions]),
+        "seconds": mean([outcome.seconds for outcome in outcomes]),
+        "edit_seconds": mean([outcome.seconds for outcome in outcomes if outcome.edited]),
     }

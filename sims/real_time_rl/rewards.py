@@ -46,19 +46,19 @@ class Distilling:
         """The table above; None for a session that is thrown away."""
         if served.broken:
             return None if self.broken == "thrown" else -1.0 - self.follow
-        worth = 0.0 if served.asked else 1.0 if reaction.kept else -1.0
-        price = self.question if served.asked else self.follow
-        return worth - price * (self.follow_ups and reaction.followed)
+        edit_reward = 0.0 if served.asked else 1.0 if reaction.kept else -1.0
+        coefficient = self.question if served.asked else self.follow
+        return edit_reward - coefficient * (self.follow_ups and reaction.followed)
 
 
 def expected(distil: Distilling, users: Users, served: Served) -> float | None:
     """The mean reward of a session over these users; None if it is thrown away."""
-    kept = users.keeps(served.quality)
+    keep_probability = users.keeps(served.quality)
     total = 0.0
-    for share, keeps in ((kept, True), (1 - kept, False)) if served.edited else ((1.0, None),):
-        follows = users.follows(served, keeps)
-        for chance, followed in ((follows, True), (1 - follows, False)):
-            reward = distil.reward(served, Reaction(keeps, followed, 0.0))
+    for share, is_kept in ((keep_probability, True), (1 - keep_probability, False)) if served.edited else ((1.0, None),):
+        follow_probability = users.follows(served, is_kept)
+        for chance, is_followed in ((follow_probability, True), (1 - follow_probability, False)):
+            reward = distil.reward(served, Reaction(is_kept, is_followed, 0.0))
             if reward is None:
                 return None
             total += share * chance * reward

@@ -119,7 +119,7 @@ class Users:
     def react(self, served: Served, rng: Random) -> Reaction:
         """One user's reaction. Takes four numbers from `rng`, always in this order: of keeping, of a follow-up, of the start and of the delay. So
         two sessions can be shown to the same user."""
-        keeping, following, start, waiting = (rng.random() for _ in range(4))
-        kept = keeping < self.keeps(served.quality) if served.edited else None
-        hours = start * HOURS + served.seconds / 3600 - self.delay * math.log1p(-waiting)
-        return Reaction(kept, following < self.follows(served, kept), hours)
+        keep_draw, follow_draw, start, delay_draw = (rng.random() for _ in range(4))
+        is_kept = keep_draw < self.keeps(served.quality) if served.edited else None
+        hours = start * HOURS + served.seconds / 3600 - self.delay * math.log1p(-delay_draw)
+        return Reaction(is_kept, follow_draw < self.follows(served, is_kept), hours)

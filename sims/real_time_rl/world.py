@@ -24,7 +24,7 @@ ASK = "ask"
 OPEN = 0.2
 """Share of the tasks that leave open what is wanted."""
 TURN_SECONDS, TOKEN_SECONDS = 3.0, 0.05
-BROKEN = {f"error: {reason}" for reason in ("no call", "no such call", "too many calls")}
+BROKEN_CALL_ANSWERS = {f"error: {reason}" for reason in ("no call", "no such call", "too many calls")}
 """Answers to what no tool could read. A body that is refused, or a file that is not there, came of a sound call."""
 
 
@@ -41,9 +41,9 @@ class AskingSession(Session):
     def step(self, text: str) -> str:
         lines = [line.rstrip() for line in text.split("\n")]
         if ASK not in lines or self.done:
-            return self.heard(super().step(text))
-        turns, calls, before = self.turns, self.counts["calls"], lines[: lines.index(ASK)]
-        answer = self.heard(super().step("\n".join(before))) if any(before) else ""
+            return self.count_broken_calls(super().step(text))
+        turns, calls, lines_before = self.turns, self.counts["calls"], lines[: lines.index(ASK)]
+        answer = self.count_broken_calls(super().step("\n".join(lines_before))) if any(lines_before) else ""
         self.turns = turns  # all of this is one turn, and its last call is still to come
         if not self.done and self.counts["calls"] - calls < MAX_CALLS:
             self.asked = True
@@ -51,9 +51,9 @@ class AskingSession(Session):
         self.turns = turns + 1
         return answer
 
-    def heard(self, answer: str) -> str:
+    def count_broken_calls(self, answer: str) -> str:
         """Counts the broken calls of a turn by its answer."""
-        self.broken += sum(line in BROKEN for line in answer.split("\n"))
+        self.broken += sum(line in BROKEN_CALL_ANSWERS for line in answer.split("\n"))
         return answer
 
 
@@ -76,11 +76,11 @@ def served(episode: Rollout) -> Served:
     """What came of a finished episode."""
     session = episode.environment.session
     assert isinstance(session, AskingSession)
-    edited, verdict = session.body is not None, session.verify()
+    has_edit, verdict = session.body is not None, session.verify()
     return Served(
-        edited=edited,
-        quality=verdict.passed if edited else 0.0,
-        asked=session.asked and not edited,
+        edited=has_edit,
+        quality=verdict.passed if has_edit else 0.0,
+        asked=session.asked and not has_edit,
         open=is_open(session.task),
         broken=session.broken > 0,
         seconds=TURN_SECONDS * verdict.turns + TOKEN_SECONDS * episode.chain.written,
@@ -103,6 +103,6 @@ def with_questions(task: Task, rng: Random, noise: NoiseConfig, needless: float 
         return [f"read {target}", *([ASK] if rng.random() < welcome else guess)]
     turns = demonstration(task, rng, noise)
     if rng.random() < needless:
-        ends = next((at for at, turn in enumerate(turns) if turn.startswith(("write", "done"))), len(turns))
-        return [*turns[: rng.randint(1, max(1, ends))], ASK]
+        last_position = next((index for index, turn in enumerate(turns) if turn.startswith(("write", "done"))), len(turns))
+        return [*turns[: rng.randint(1, max(1, last_position))], ASK]
     return turns

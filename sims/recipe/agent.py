@@ -69,17 +69,17 @@ def one_row(chain: Chain) -> Segment:
         return chain.segments[0]
     names = ("tokens", "sampled", "logp", "version", "summary")
     columns = {name: torch.cat([getattr(s, name) for s in chain.segments]) for name in names}
-    nothing = torch.zeros(len(columns["tokens"]) - 1, 0, 1, dtype=torch.int16)
-    return Segment(**columns, experts=nothing, finished=chain.finished)
+    no_experts = torch.zeros(len(columns["tokens"]) - 1, 0, 1, dtype=torch.int16)
+    return Segment(**columns, experts=no_experts, finished=chain.finished)
 
 
 def parted(rollout: Segment, stop: int) -> Iterator[tuple[slice, bool]]:
     """Where the pieces of a rollout lie, in order, and whether the policy wrote them. What it wrote is a turn, which ends with `stop` unless a
     limit cut it, also where the next turn follows at once; what it was given between two turns is one piece."""
-    ids, own, start = rollout.tokens.tolist(), rollout.sampled.tolist(), 0
+    ids, is_sampled, start = rollout.tokens.tolist(), rollout.sampled.tolist(), 0
     for end in range(1, len(ids) + 1):
-        if end == len(ids) or own[end] != own[end - 1] or own[end - 1] and ids[end - 1] == stop:
-            yield slice(start, end), own[start]
+        if end == len(ids) or is_sampled[end] != is_sampled[end - 1] or is_sampled[end - 1] and ids[end - 1] == stop:
+            yield slice(start, end), is_sampled[start]
             start = end
 
 
@@ -106,14 +106,16 @@ def play(
     # A forked process cannot use the GPU of its parent.
     processes = None if all(p.device.type == "cpu" for p in sampler.model.parameters()) else 1
 
-    def each(function: Callable[[Any], Any], parts: Sequence[Any]) -> list:
-        done = [*itertools.accumulate(map(len, parts))]
-        return on_cores(function, parts, lambda count: progress(done[count - 1]), each=2, processes=processes)
+    def map_parts(function: Callable[[Any], Any], parts: Sequence[Any]) -> list:
+        totals = [*itertools.accumulate(map(len, parts))]
+        return on_cores(function, parts, lambda count: progress(totals[count - 1]), each=2, processes=processes)
 
-    def environment(task: Task, number: int) -> MicroRepo:
+    def make_environment(task: Task, number: int) -> MicroRepo:
         return MicroRepo(opened(task, max_turns))
 
-    rollouts = sample_rollouts(sampler, environment, tasks, samples, language, limits, temperature, generator, each)
-    if failed := [one.failure for one in rollouts if one.failure]:
-        raise RunError(f"{len(failed)} of {len(rollouts)} rollouts of an evaluation have no result, the first one because {failed[0]}; run it again")
+    rollouts = sample_rollouts(sampler, make_environment, tasks, samples, language, limits, temperature, generator, map_parts)
+    if failures := [rollout.failure for rollout in rollouts if rollout.failure]:
+        raise RunError(
+            f"{len(failures)} of {len(rollouts)} rollouts of an evaluation have no result, the first one because {failures[0]}; run it again"
+        )
     return rollouts

@@ -29,8 +29,8 @@ __all__ = ["Template", "template_of"]
 
 BEGIN, END = "\ufdd1", "\ufdd2"
 """Around what a template marks, until it is rendered: Unicode reserves them for such uses."""
-CONTROL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-ADDITIONAL = "additional_chat_templates"
+CONTROL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+TEMPLATE_FOLDER = "additional_chat_templates"
 """A folder of templates by name. As in transformers, files of templates replace those in tokenizer_config.json."""
 NO_DEFAULT = "{{- raise_exception('the checkpoint has a template named tool_use, and none for chats without tools') -}}"
 
@@ -56,22 +56,22 @@ class Sandbox(ImmutableSandboxedEnvironment):
         kind = type(obj)
         if kind not in (str, dict, list):
             return super().is_safe_attribute(obj, attr, value)
-        if (kind, attr) not in self.decided:
-            self.decided[kind, attr] = super().is_safe_attribute(obj, attr, value)
-        return self.decided[kind, attr]
+        if (kind, attr) not in self.decisions:
+            self.decisions[kind, attr] = super().is_safe_attribute(obj, attr, value)
+        return self.decisions[kind, attr]
 
-    decided: dict[tuple[type, str], bool]
+    decisions: dict[tuple[type, str], bool]
 
 
-def sandbox(now: datetime) -> Sandbox:
-    """Jinja's, with the additions of transformers. `now`: the date for templates that write it."""
+def make_sandbox(date: datetime) -> Sandbox:
+    """Jinja's, with the additions of transformers. `date`: the date for templates that write it."""
     env = Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, "jinja2.ext.loopcontrols"])
-    env.decided = {}
+    env.decisions = {}
     for name in ("lipsum", "cycler", "joiner"):
         del env.globals[name]
     env.filters["tojson"] = tojson
-    env.globals["raise_exception"] = refuse
-    env.globals["strftime_now"] = now.strftime
+    env.globals["raise_exception"] = raise_template_error
+    env.globals["strftime_now"] = date.strftime
     return env
 
 
@@ -79,7 +79,7 @@ def tojson(value: Any, ensure_ascii: bool = False, indent=None, separators=None,
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
-def current_date() -> datetime:
+def read_current_date() -> datetime:
     """The local time, or that of SOURCE_DATE_EPOCH in UTC. Raises ValueError if the variable holds no number of seconds."""
     seconds = os.environ.get("SOURCE_DATE_EPOCH")
     if seconds is None:
@@ -90,13 +90,13 @@ def current_date() -> datetime:
         raise ValueError(f"SOURCE_DATE_EPOCH={seconds} is not a number of seconds since 1970; correct or unset it") from None
 
 
-def with_thinking(message: dict[str, Any]) -> dict[str, Any]:
+def add_thinking(message: dict[str, Any]) -> dict[str, Any]:
     """The message with its thought under both names that templates know."""
     return {"thinking": message["reasoning_content"], **message} if message.get("reasoning_content") is not None else message
 
 
-def refuse(why: str) -> None:
-    raise jinja2.TemplateError(why)
+def raise_template_error(message: str) -> None:
+    raise jinja2.TemplateError(message)
 
 
 class Template:
@@ -105,18 +105,18 @@ class Template:
     def __init__(self, source: str, tokens: dict[str, str] | None = None, tool_use: str | None = None):
         """`tokens`: the control tokens that a template may ask for by name. `tool_use`: another source, for chats with tools. Raises ValueError
         for a source that is no template."""
-        self.source, self.tokens, self.now = source, tokens or {}, current_date()
+        self.source, self.tokens, self.created_at = source, tokens or {}, read_current_date()
         self.with_tools = None if tool_use is None else Template(tool_use, tokens)
         try:
-            self.template = sandbox(self.now).from_string(source)
+            self.template = make_sandbox(self.created_at).from_string(source)
         except (jinja2.TemplateError, RecursionError) as error:
-            raise ValueError(f"the chat template is not one that Jinja reads ({said(error)})") from None
+            raise ValueError(f"the chat template is not one that Jinja reads ({describe_error(error)})") from None
 
     @property
     def date(self) -> str | None:
         """The date that the template may write; None if it asks for none."""
-        asks = "strftime_now" in self.source or (self.with_tools is not None and self.with_tools.date is not None)
-        return f"{self.now:%Y-%m-%d}" if asks else None
+        uses_date = "strftime_now" in self.source or (self.with_tools is not None and self.with_tools.date is not None)
+        return f"{self.created_at:%Y-%m-%d}" if uses_date else None
 
     def __call__(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]], prompt: bool) -> tuple[str, list[tuple[int, int]] | None]:
         """The text, and where it is marked as the assistant's; None for a template without marks. ValueError if it refuses the messages."""
@@ -124,49 +124,51 @@ class Template:
             return self.with_tools(messages, tools, prompt)
         try:
             if any("reasoning_content" in message for message in messages):
-                messages = [*map(with_thinking, messages)]
+                messages = [*map(add_thinking, messages)]
             text = self.template.render(messages=messages, tools=tools or None, add_generation_prompt=prompt, **self.tokens)
         except Exception as error:  # a program from elsewhere may fail in any way
-            raise ValueError(f"the chat template refuses it ({said(error)})") from None
+            raise ValueError(f"the chat template refuses it ({describe_error(error)})") from None
         if "generation" not in self.source or BEGIN not in text:
             return text, None if "endgeneration" not in self.source else []
         clean, spans = "", []
         for number, piece in enumerate(text.split(BEGIN)):
-            inner, _, rest = piece.partition(END) if number else ("", "", piece)
-            spans += [(len(clean), len(clean) + len(inner))] if number else []
-            clean += inner + rest
+            marked_text, _, tail = piece.partition(END) if number else ("", "", piece)
+            spans += [(len(clean), len(clean) + len(marked_text))] if number else []
+            clean += marked_text + tail
         return clean, spans
 
 
-def said(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
 def template_of(folder: str | Path, language: Language) -> Template:
     """The chat template in a checkpoint's folder; for a tokenizer of this project, the agent's own. Raises RunError if there is none."""
     folder = Path(folder)
-    settings = json_object(folder / "special_tokens_map.json") | json_object(folder / "tokenizer_config.json")
-    templates = {"default": folder / "chat_template.jinja"} | {path.stem: path for path in sorted((folder / ADDITIONAL).glob("*.jinja"))}
-    named = {name: path.read_text(encoding="utf-8") for name, path in templates.items() if path.is_file()}
-    for where in (settings, {} if named else json_object(folder / "chat_template.json")):
-        source = where.get("chat_template")
+    settings = read_json_object(folder / "special_tokens_map.json") | read_json_object(folder / "tokenizer_config.json")
+    templates = {"default": folder / "chat_template.jinja"} | {path.stem: path for path in sorted((folder / TEMPLATE_FOLDER).glob("*.jinja"))}
+    sources = {name: path.read_text(encoding="utf-8") for name, path in templates.items() if path.is_file()}
+    for fields in (settings, {} if sources else read_json_object(folder / "chat_template.json")):
+        source = fields.get("chat_template")
         if isinstance(source, list):
             source = {item.get("name"): item.get("template") for item in source if isinstance(item, dict)}
-        named = named or {name: text for name, text in (source if isinstance(source, dict) else {"default": source}).items() if text}
-    if not named and language.speakers == SPEAKERS[0]:
-        named["default"] = release.chat(*language.speakers)
-    used = [named[name] for name in ("default", "tool_use") if name in named]
-    if not used or not all(isinstance(source, str) for source in used):
-        where = f"chat_template.jinja, or chat_template in tokenizer_config.json{f'; it has only {sorted(map(str, named))}' if named else ''}"
-        raise RunError(f"{folder} has no chat template, which sft.conversations needs: {where}")
-    tokens = {name: settings[name] for name in CONTROL if settings.get(name)}
+        sources = sources or {name: text for name, text in (source if isinstance(source, dict) else {"default": source}).items() if text}
+    if not sources and language.speakers == SPEAKERS[0]:
+        sources["default"] = release.chat(*language.speakers)
+    selected_sources = [sources[name] for name in ("default", "tool_use") if name in sources]
+    if not selected_sources or not all(isinstance(source, str) for source in selected_sources):
+        expected_place = (
+            f"chat_template.jinja, or chat_template in tokenizer_config.json{f'; it has only {sorted(map(str, sources))}' if sources else ''}"
+        )
+        raise RunError(f"{folder} has no chat template, which sft.conversations needs: {expected_place}")
+    tokens = {name: settings[name] for name in CONTROL_TOKENS if settings.get(name)}
     tokens = {name: token["content"] if isinstance(token, dict) else str(token) for name, token in tokens.items()}
     try:
-        return Template(named.get("default", NO_DEFAULT), tokens, named.get("tool_use"))
+        return Template(sources.get("default", NO_DEFAULT), tokens, sources.get("tool_use"))
     except ValueError as error:
         raise RunError(f"{folder}: {error}") from None
 
 
-def json_object(path: Path) -> dict[str, Any]:
+def read_json_object(path: Path) -> dict[str, Any]:
     """The object in a file of JSON; an empty one if there is no such file. Raises RunError if the file holds anything else."""
     return read_json(path) if path.is_file() else {}

@@ -21,7 +21,7 @@ __all__ = ["ROWS", "batches", "check_conversations", "kept_rows", "pack_conversa
 
 ROWS = "sft.npz"
 """Packed conversations, in a run's folder data/."""
-NAMED = 5
+MAX_NAMED_LINES = 5
 """Lines that are skipped, of which so many are named."""
 
 Rows = tuple[np.ndarray, np.ndarray, np.ndarray]
@@ -45,52 +45,52 @@ def pack_conversations(
 ) -> tuple[Rows, dict[str, Any]]:
     """Rows of `length` tokens and what they were made of. Prints a line for the first few lines that are skipped. Raises RunError if no
     conversation is left."""
-    chats, refused = sft.read_conversations(path)
+    chats, errors = sft.read_conversations(path)
     if date := getattr(render, "date", None):
         print(f"the chat template writes today's date, {date}; SOURCE_DATE_EPOCH=SECONDS sets another one", flush=True)
     contexts: list[tuple[Tensor, Tensor]] = []
     counts = {"conversations": 0, "contexts": 0, "cut": 0, "dropped": 0, "skipped": 0}
     for number, (line, chat) in enumerate(chats, 1):
         try:
-            found = sft.tokens_and_mask(chat, render, language.tokenizer)
-            if not found:
+            chat_contexts = sft.tokens_and_mask(chat, render, language.tokenizer)
+            if not chat_contexts:
                 raise ValueError("the assistant has no turn to learn")
         except ValueError as error:
-            refused.append(f"{path}:{line}: {error}")
+            errors.append(f"{path}:{line}: {error}")
             continue
-        kept, cut, dropped = sft.fitted(found, length)
-        contexts += kept
-        for name, more in (("conversations", 1), ("contexts", len(kept)), ("cut", cut), ("dropped", dropped)):
-            counts[name] += more
+        fitting_contexts, cut_count, dropped_count = sft.fitted(chat_contexts, length)
+        contexts += fitting_contexts
+        for name, increment in (("conversations", 1), ("contexts", len(fitting_contexts)), ("cut", cut_count), ("dropped", dropped_count)):
+            counts[name] += increment
         if number % 100 == 0 or number == len(chats):
             progress(number, len(chats))
-    counts["skipped"] = len(refused)
-    for line in refused[:NAMED]:
+    counts["skipped"] = len(errors)
+    for line in errors[:MAX_NAMED_LINES]:
         print(f"skipped: {line}", flush=True)
-    if len(refused) > NAMED:
-        print(f"skipped: {len(refused) - NAMED} more lines of {path}", flush=True)
-    for name, what in (("cut", "cut behind the last turn that fits"), ("dropped", "dropped, because no turn fits")):
+    if len(errors) > MAX_NAMED_LINES:
+        print(f"skipped: {len(errors) - MAX_NAMED_LINES} more lines of {path}", flush=True)
+    for name, description in (("cut", "cut behind the last turn that fits"), ("dropped", "dropped, because no turn fits")):
         if counts[name]:
-            print(f"{path}: {counts[name]} contexts longer than a row of {length} tokens are {what}", flush=True)
+            print(f"{path}: {counts[name]} contexts longer than a row of {length} tokens are {description}", flush=True)
     if not contexts:
-        why = f"; the first: {refused[0]}" if refused else f"; no turn ends within a row of {length} tokens" if counts["dropped"] else ""
-        raise RunError(f"sft.conversations={path} has no conversation to learn from{why}")
+        detail = f"; the first: {errors[0]}" if errors else f"; no turn ends within a row of {length} tokens" if counts["dropped"] else ""
+        raise RunError(f"sft.conversations={path} has no conversation to learn from{detail}")
     rows = sft.pack(contexts, length)
-    tokens, learned = sum(len(ids) for ids, _ in contexts), sum(int(own.sum()) for _, own in contexts)
-    return rows, counts | {"rows": len(rows[0]), "tokens": tokens, "learned": learned}
+    tokens, learned_tokens = sum(len(ids) for ids, _ in contexts), sum(int(mask.sum()) for _, mask in contexts)
+    return rows, counts | {"rows": len(rows[0]), "tokens": tokens, "learned": learned_tokens}
 
 
 def kept_rows(root: Path) -> Rows:
     """The rows in the run folder `root`. Raises RunError if they are damaged."""
     path = root / "data" / ROWS
     try:
-        with np.load(path) as packed:
-            ids, doc, weight = packed["ids"], packed["doc"], packed["weight"]
+        with np.load(path) as arrays:
+            ids, doc, weight = arrays["ids"], arrays["doc"], arrays["weight"]
         if not (ids.ndim == 2 and ids.shape == doc.shape == weight.shape and ids.dtype.kind == doc.dtype.kind == "i" and weight.dtype == bool):
             raise ValueError("ids, doc and weight are not three arrays of the same shape")
     except Exception as error:  # Python objects in the array, or a damaged archive
-        why = " ".join(str(error).split())
-        raise RunError(f"{path} does not hold packed conversations ({why}); delete {root / 'stages' / 'data.json'} to pack again") from None
+        detail = " ".join(str(error).split())
+        raise RunError(f"{path} does not hold packed conversations ({detail}); delete {root / 'stages' / 'data.json'} to pack again") from None
     return ids, doc, weight
 
 
@@ -103,7 +103,11 @@ def batches(packed: Rows, rows: int, seed: Sequence[int]) -> tuple[int, Callable
 
     def batch(step: int) -> tuple[Tensor, Tensor, Tensor]:
         order = np.random.default_rng([*seed, step // per_epoch]).permutation(len(ids))
-        some = order[step % per_epoch * B :][:B]
-        return torch.from_numpy(ids[some].astype(np.int64)), torch.from_numpy(doc[some].astype(np.int64)), torch.from_numpy(weight[some]).float()
+        indices = order[step % per_epoch * B :][:B]
+        return (
+            torch.from_numpy(ids[indices].astype(np.int64)),
+            torch.from_numpy(doc[indices].astype(np.int64)),
+            torch.from_numpy(weight[indices]).float(),
+        )
 
     return per_epoch, batch

@@ -54,11 +54,11 @@ def task_stream(config: Recipe, use: str) -> Iterable[Task]:
     """Endless tasks for one purpose (demonstrations, rl, evaluation), each with its own generator; no key appears twice."""
     rng = random.Random(f"{config.seed}-{use}")
     world = replace(config.world, depth_mix=config.sft.depth_mix) if use == "demonstrations" else config.world
-    seen: set[str] = set()
+    seen_keys: set[str] = set()
     while True:
         task = generate(rng, "heldout" if use == "evaluation" else "train", config=world)
-        if task.key not in seen:
-            seen.add(task.key)
+        if task.key not in seen_keys:
+            seen_keys.add(task.key)
             yield task
 
 
@@ -74,15 +74,15 @@ def data(run: Run, config: Recipe, tokenizer: Path | None = None, agent_length: 
     check_conversations(file)
     corpus = cpt.Corpus() if prepared else cpt.read_library() if c.corpus is None else cpt.read_corpus(c.corpus)
 
-    def refused(why: object) -> RunError:
-        skipped = ", ".join(f"{n} {reason}" for reason, n in sorted(corpus.skipped.items())) or "none"
-        of = "of the standard library" if c.corpus is None else c.corpus
-        return RunError(f"corpus {of}: {why} (skipped: {skipped}); choose another folder with --corpus")
+    def make_error(problem: object) -> RunError:
+        skipped_text = ", ".join(f"{n} {reason}" for reason, n in sorted(corpus.skipped.items())) or "none"
+        corpus_name = "of the standard library" if c.corpus is None else c.corpus
+        return RunError(f"corpus {corpus_name}: {problem} (skipped: {skipped_text}); choose another folder with --corpus")
 
     try:
-        name, train, held = (prepared.heldout, corpus, prepared.held()) if prepared else cpt.hold_out_codebase(corpus, c.heldout_share)
+        name, train_corpus, heldout = (prepared.heldout, corpus, prepared.held()) if prepared else cpt.hold_out_codebase(corpus, c.heldout_share)
     except ValueError as error:
-        raise refused(error) from None
+        raise make_error(error) from None
     stage.progress(1, files=prepared.documents if prepared else len(corpus.files))
 
     rng = random.Random(f"{config.seed}-data")
@@ -90,30 +90,36 @@ def data(run: Run, config: Recipe, tokenizer: Path | None = None, agent_length: 
     stream = documents(rng, config.world)
     world = list(itertools.islice(stream, int(total * c.world_share / 55) + 64))
     if tokenizer is None:
-        spoken = [text for task, turns in itertools.islice(shown_episodes(config), 300) for _, text in transcript(task, turns)]
-        coder = cpt.train_tokenizer(itertools.chain((text[:20_000] for text in train.files.values()), world[:8000], spoken), c.vocab_size)
+        demonstration_texts = [text for task, turns in itertools.islice(shown_episodes(config), 300) for _, text in transcript(task, turns)]
+        coder = cpt.train_tokenizer(
+            itertools.chain((text[:20_000] for text in train_corpus.files.values()), world[:8000], demonstration_texts), c.vocab_size
+        )
     else:
         coder = cpt.load_tokenizer(tokenizer)
     vocabulary, end = coder.get_vocab_size(), Language(coder).end
     stage.progress(2, vocabulary=vocabulary)
 
-    texts = list(train.files.values())
+    texts = list(train_corpus.files.values())
     rng.shuffle(texts)
-    wanted, row = total * (1 - c.world_share), max(t.length, t.long_length)
-    pieces = [] if prepared else code_pieces(coder, texts, wanted, t.long_length, end, rng)
-    there = prepared.tokens if prepared else sum(map(len, pieces))
-    if there < min(wanted, row):
-        raise refused(f"{there:,} training tokens are fewer than a row of {row:,}")
-    if len(coder.encode("\n".join(held.files.values())).ids) < 2:
-        raise refused("the held-out part is a single token, with no token before it")
-    mixed = prepared.stream(t.long_length, config.seed, end) if prepared else None
-    often = mixed.epochs(round(wanted / t.long_length)) if mixed else {"": wanted / max(there, 1)}
-    epochs = max(1.0, *often.values())
-    for source, times in often.items():
+    target_tokens, row = total * (1 - c.world_share), max(t.length, t.long_length)
+    pieces = [] if prepared else code_pieces(coder, texts, target_tokens, t.long_length, end, rng)
+    available_tokens = prepared.tokens if prepared else sum(map(len, pieces))
+    if available_tokens < min(target_tokens, row):
+        raise make_error(f"{available_tokens:,} training tokens are fewer than a row of {row:,}")
+    if len(coder.encode("\n".join(heldout.files.values())).ids) < 2:
+        raise make_error("the held-out part is a single token, with no token before it")
+    mixture = prepared.stream(t.long_length, config.seed, end) if prepared else None
+    epochs_by_source = mixture.epochs(round(target_tokens / t.long_length)) if mixture else {"": target_tokens / max(available_tokens, 1)}
+    epochs = max(1.0, *epochs_by_source.values())
+    for source, times in epochs_by_source.items():
         if times > 1:
-            of = f"source {source}" if source else "it"
-            print(f"corpus: the phases need {wanted:,.0f} tokens and it has {there:,} for training, so {of} is read {times:,.2f} times", flush=True)
-    code = mixed.pieces() if mixed else again(pieces, rng)
+            subject = f"source {source}" if source else "it"
+            print(
+                f"corpus: the phases need {target_tokens:,.0f} tokens and it has {available_tokens:,} for training, so "
+                f"{subject} is read {times:,.2f} times",
+                flush=True,
+            )
+    code = mixture.pieces() if mixture else repeat_pieces(pieces, rng)
     modules = itertools.chain(([*e.ids, end] for e in coder.encode_batch(world)), ([*coder.encode(text).ids, end] for text in stream))
     stage.progress(3)
 
@@ -125,9 +131,9 @@ def data(run: Run, config: Recipe, tokenizer: Path | None = None, agent_length: 
         for path in paths:
             shutil.copyfile(tokenizer.parent / path.name, path)
     for phase, tokens, length in (("short", t.tokens, t.length), ("long", t.long_tokens, t.long_length)):
-        chosen = list(take(modules, tokens * c.world_share))
-        chosen += take(code, tokens * (1 - c.world_share))
-        ids, doc = cpt.pack(chosen, length, end)
+        phase_documents = list(take(modules, tokens * c.world_share))
+        phase_documents += take(code, tokens * (1 - c.world_share))
+        ids, doc = cpt.pack(phase_documents, length, end)
         order = np.random.default_rng([config.seed, len(ids)]).permutation(len(ids))
         ids, doc = narrow(ids[order], vocabulary, np.uint16, np.uint32), narrow(doc[order], length, np.int16, np.int32)
         paths.append(run.path("data", f"{phase}.npz"))
@@ -135,11 +141,11 @@ def data(run: Run, config: Recipe, tokenizer: Path | None = None, agent_length: 
         counts[phase] = int((doc >= 0).sum())
         stage.progress(4, tokens=counts[phase])
     paths.append(run.path("data", HELDOUT))
-    keep(held, paths[-1])
-    said: dict[str, Any] = {}
+    keep(heldout, paths[-1])
+    conversation_counts: dict[str, Any] = {}
     if file is not None:
         language = Language(coder)
-        (ids, doc, weight), said["conversations"] = pack_conversations(
+        (ids, doc, weight), conversation_counts["conversations"] = pack_conversations(
             file,
             template_of(run.root / "data", language),
             language,
@@ -148,23 +154,25 @@ def data(run: Run, config: Recipe, tokenizer: Path | None = None, agent_length: 
         )
         paths.append(run.path("data", ROWS))
         np.savez(paths[-1], ids=ids, doc=doc, weight=weight)
-    files, size, skipped = len(corpus.files), corpus.bytes, dict(sorted(corpus.skipped.items()))
+    files, size, skipped_counts = len(corpus.files), corpus.bytes, dict(sorted(corpus.skipped.items()))
     if prepared:
-        files, size = prepared.documents, sum(one["kept"]["bytes"] for one in prepared.record["sources"])
-        dropped = [item for one in prepared.record["sources"] for item in one["dropped"].items()]
-        skipped = {why: sum(some["count"] for other, some in dropped if other == why) for why, _ in sorted(dropped)}
+        files, size = (prepared.documents, sum(source_record["kept"]["bytes"] for source_record in prepared.record["sources"]))
+        dropped_files = [item for source_record in prepared.record["sources"] for item in source_record["dropped"].items()]
+        skipped_counts = {
+            cause: sum(entry["count"] for dropped_cause, entry in dropped_files if dropped_cause == cause) for cause, _ in sorted(dropped_files)
+        }
     stage.log(1, files=files, bytes=size, **{f"{k}_tokens": v for k, v in counts.items()})
     stage.finish(
         {
             "files": files,
             "bytes": size,
-            "skipped": skipped,
+            "skipped": skipped_counts,
             "tokens": sum(counts.values()),
             "vocab_size": vocabulary,
             "world_documents": len(world),
             "epochs": round(epochs, 2),
-            "heldout": {"name": name, "files": len(held.files), "bytes": held.bytes},
-            **said,
+            "heldout": {"name": name, "files": len(heldout.files), "bytes": heldout.bytes},
+            **conversation_counts,
         },
         paths,
     )
@@ -179,25 +187,25 @@ def code_pieces(tokenizer, files: Iterable[str], tokens: float, length: int, end
     """Shuffled pieces of at most `length` tokens, `tokens` in total, from the beginnings of files in the given order; fewer if
     the files have fewer. A file gives at most 64 pieces; otherwise a single large table or manual could fill a complete phase.
     If that leaves too little, the limit doubles, and so on."""
-    most, cut = 64, True
-    while cut:
+    max_pieces, is_cut = 64, True
+    while is_cut:
         pieces: list[list[int]] = []
-        left, cut = tokens, False
+        remaining, is_cut = tokens, False
         for text in files:
-            ids = [*tokenizer.encode(text[: 4 * most * length]).ids, end]
-            mine = [ids[i : i + length] for i in range(0, len(ids), length)]
-            pieces += mine[:most]
-            left -= min(len(ids), most * length)
-            if left <= 0:
-                cut = False
+            ids = [*tokenizer.encode(text[: 4 * max_pieces * length]).ids, end]
+            file_pieces = [ids[i : i + length] for i in range(0, len(ids), length)]
+            pieces += file_pieces[:max_pieces]
+            remaining -= min(len(ids), max_pieces * length)
+            if remaining <= 0:
+                is_cut = False
                 break
-            cut = cut or len(mine) > most or len(text) > 4 * most * length
-        most *= 2
+            is_cut = is_cut or len(file_pieces) > max_pieces or len(text) > 4 * max_pieces * length
+        max_pieces *= 2
     rng.shuffle(pieces)
     return pieces
 
 
-def again(pieces: list[list[int]], rng: random.Random) -> Iterator[list[int]]:
+def repeat_pieces(pieces: list[list[int]], rng: random.Random) -> Iterator[list[int]]:
     """The pieces in order, then reshuffled, endlessly."""
     while pieces:
         yield from pieces
@@ -223,7 +231,7 @@ def shown_episodes(config: Recipe) -> Iterable[tuple[Task, list[str]]]:
 def keep(held: cpt.Corpus, path: Path) -> None:
     """Writes what `heldout_codebase` reads: one file per line. JSON escapes everything but ASCII, so no name or text can break a line or be
     changed, not even by bytes that are not UTF-8."""
-    path.write_text("".join(json.dumps({"name": n, "text": text}) + "\n" for n, text in held.files.items()), encoding="ascii")
+    path.write_text("".join(json.dumps({"name": name, "text": text}) + "\n" for name, text in held.files.items()), encoding="ascii")
 
 
 def heldout_file(root: Path) -> Path:

@@ -72,7 +72,7 @@ class Lesson:
         self.language, self.task, self.turns, self.rng, self.memory = language, task, list(turns), rng, memory
         self.known: list[str] = []  # files whose text is in the context
         self.state = ""  # the result of the last write or test of the body
-        self.heard = 1  # messages so far, the prompt among them
+        self.n_messages = 1  # messages so far, the prompt among them
 
     def say(self, messages: Sequence[Message], summary: bool) -> Sequence[int]:
         """Its next turn, for `ref.rollout.script_rollout`."""
@@ -81,30 +81,30 @@ class Lesson:
 
     def hear(self, messages: Sequence[Message]) -> None:
         """Notes what its last turn led to."""
-        for turn, answer in zip(messages[self.heard :: 2], messages[self.heard + 1 :: 2], strict=True):
-            text, said = turn.content or "", answer.content or ""
+        for turn, answer in zip(messages[self.n_messages :: 2], messages[self.n_messages + 1 :: 2], strict=True):
+            text, answer_text = turn.content or "", answer.content or ""
             for line in text.split("\n"):
                 verb, _, name = line.partition(" ")
                 if verb == "read" and name in self.task.files and name not in self.known:
                     self.known.append(name)
-            if text.startswith(("write ", "test")) and not said.startswith("error"):
-                self.state = "ok" if said == "ok" else "passed" if said == "passed 3 of 3" else "failed"
-        self.heard = len(messages)
+            if text.startswith(("write ", "test")) and not answer_text.startswith("error"):
+                self.state = "ok" if answer_text == "ok" else "passed" if answer_text == "passed 3 of 3" else "failed"
+        self.n_messages = len(messages)
 
     def summary(self) -> str:
         """A short summary of the context; facts that it leaves out are unknown from now on."""
         wordy, forgetful = (self.rng.random() < p for p in (self.memory.wordy, self.memory.forgetful))
-        needed = [] if self.state == "passed" else [n for n in self.known if n == self.task.target or n in self.task.helpers]
-        lost = self.rng.choice(needed) if forgetful and needed else None
-        for everything in (True, False) if wordy else (False,):
-            kept = [name for name in (self.known if everything else needed) if name != lost]
-            parts = [self.fact(name, everything) for name in sorted(kept, key=lambda name: name != self.task.target)]
+        needed_names = [] if self.state == "passed" else [n for n in self.known if n == self.task.target or n in self.task.helpers]
+        forgotten = self.rng.choice(needed_names) if forgetful and needed_names else None
+        for keeps_all in (True, False) if wordy else (False,):
+            kept_names = [name for name in (self.known if keeps_all else needed_names) if name != forgotten]
+            parts = [self.fact(name, keeps_all) for name in sorted(kept_names, key=lambda name: name != self.task.target)]
             text = ", ".join([*parts, self.state] if self.state else parts) or "nothing"
             if len(self.language.encode(text)) < self.memory.longest:
                 break
-        self.known = kept
-        if lost:
-            self.turns.insert(0, f"read {lost}")
+        self.known = kept_names
+        if forgotten:
+            self.turns.insert(0, f"read {forgotten}")
         return text
 
     def fact(self, name: str, wordy: bool) -> str:
@@ -122,8 +122,8 @@ def lessons(config: Recipe, language: Language, how: Chaining, noise: NoiseConfi
 
 def shown(config: Recipe, language: Language) -> Iterator[Rollout]:
     """The demonstrations of the SFT stage."""
-    every = lessons(config, language, context(language, config), config.sft.noise, config.context.memory)
-    return itertools.islice(every, config.sft.demonstrations)
+    rollouts = lessons(config, language, context(language, config), config.sft.noise, config.context.memory)
+    return itertools.islice(rollouts, config.sft.demonstrations)
 
 
 def sft_batches(root: Path, config: Recipe, length: int) -> tuple[int, Callable[[int], tuple[Tensor, Tensor, Tensor]]]:
@@ -132,7 +132,7 @@ def sft_batches(root: Path, config: Recipe, length: int) -> tuple[int, Callable[
     s = config.sft
     if s.conversations is not None:
         return batches(kept_rows(root), s.rows, [config.seed])
-    pieces = [(segment.tokens, segment.sampled) for lesson in shown(config, language_of(root)) for segment in lesson.chain.segments]
+    pieces = [(segment.tokens, segment.sampled) for rollout in shown(config, language_of(root)) for segment in rollout.chain.segments]
     return shown_rows(pieces, length, s.rows, [config.seed])
 
 

@@ -45,16 +45,16 @@ def measure_policy(
     greedy = play(sampler, language, tasks, 1, limits, r.max_turns, None, temperature=0.0)
     metrics = [e.metrics for e in episodes]
 
-    def grid(values) -> np.ndarray:
+    def make_grid(values) -> np.ndarray:
         return np.array(list(values), dtype=float).reshape(len(tasks), n)
 
     return {
-        "success": grid(m["tests"] for m in metrics),
-        "tokens": grid(e.chain.written for e in episodes),
-        "turns": grid(m["turns"] for m in metrics),
-        "invalid_calls": grid(m["invalid_calls"] for m in metrics),
-        "finished": grid(e.chain.finished for e in episodes),
-        "segments": grid(len(e.chain.segments) for e in episodes),
+        "success": make_grid(m["tests"] for m in metrics),
+        "tokens": make_grid(e.chain.written for e in episodes),
+        "turns": make_grid(m["turns"] for m in metrics),
+        "invalid_calls": make_grid(m["invalid_calls"] for m in metrics),
+        "finished": make_grid(e.chain.finished for e in episodes),
+        "segments": make_grid(len(e.chain.segments) for e in episodes),
         "greedy": np.array([e.metrics["tests"] for e in greedy]),
         "depth": np.array([t.depth for t in tasks]),
         "example": [language.decode(one_row(e.chain).tokens.tolist()) for e in greedy[:8]],
@@ -64,15 +64,15 @@ def measure_policy(
 def summarise(found: dict[str, Any], resamples: int) -> dict:
     """Means with bootstrap intervals over tasks; pass@k for every k; success by depth."""
     n = found["success"].shape[1]
-    solved = found["success"].sum(1)
-    curve = [float(pass_at_k(solved, n, k).mean()) for k in range(1, n + 1)]
+    solved_counts = found["success"].sum(1)
+    curve = [float(pass_at_k(solved_counts, n, k).mean()) for k in range(1, n + 1)]
     out = {name: bootstrap(found[name].mean(1), n=resamples) for name in ("success", "tokens", "turns", "invalid_calls", "finished", "segments")}
-    out |= {f"best_of_{n}": bootstrap(solved > 0, n=resamples), "greedy": bootstrap(found["greedy"], n=resamples), "pass_at_k": curve}
+    out |= {f"best_of_{n}": bootstrap(solved_counts > 0, n=resamples), "greedy": bootstrap(found["greedy"], n=resamples), "pass_at_k": curve}
     by_depth = {
         str(d): {
             "tasks": int((found["depth"] == d).sum()),
             "success": bootstrap(found["success"][found["depth"] == d].mean(1), n=resamples),
-            f"best_of_{n}": bootstrap(solved[found["depth"] == d] > 0, n=resamples),
+            f"best_of_{n}": bootstrap(solved_counts[found["depth"] == d] > 0, n=resamples),
             "greedy": bootstrap(found["greedy"][found["depth"] == d], n=resamples),
         }
         for d in sorted(set(found["depth"].tolist()))
@@ -107,55 +107,55 @@ def measure_decoding(
     `speedup_with_environment` uses the time of complete episodes, including environment and forks.
     `retracted`: share of executed turns that were taken back. A decoder recalls what it saw earlier in the same
     round, in this task or others. The top level has the numbers of the method with all features."""
-    how = context(language, config)
-    decoders = {name: Decoder(model, mtp if drafts else None, max_len=how.limit, recall=recall) for name, (drafts, recall, _) in WAYS.items()}
+    chaining = context(language, config)
+    decoders = {name: Decoder(model, mtp if drafts else None, max_len=chaining.limit, recall=recall) for name, (drafts, recall, _) in WAYS.items()}
 
-    def play_one(name: str, task: Task) -> tuple[TextSession, list[Generation], list[list[int]], float]:
+    def decode_task(name: str, task: Task) -> tuple[TextSession, list[Generation], list[list[int]], float]:
         decoder, totals, contexts = decoders[name], [], []
-        first, started = MicroRepo(Session(task, config.rl.max_turns)), time.perf_counter()
+        first, start_time = MicroRepo(Session(task, config.rl.max_turns)), time.perf_counter()
         last = first
-        for last in decode_rollout(decoder, first, language, config.rl.limits(how), ahead=WAYS[name][2]):
+        for last in decode_rollout(decoder, first, language, config.rl.limits(chaining), ahead=WAYS[name][2]):
             totals, contexts = [*totals, decoder.total], [*contexts, decoder.tokens]
-        return last.session, totals, contexts, time.perf_counter() - started
+        return last.session, totals, contexts, time.perf_counter() - start_time
 
     for name in WAYS:
-        play_one(name, tasks[0])
+        decode_task(name, tasks[0])
     speeds = {name: {"decoder": [], "clock": []} for name in WAYS}
-    spent, same, turns = {}, {}, dict.fromkeys(WAYS, 0)
+    first_generations, identical_counts, turns = {}, {}, dict.fromkeys(WAYS, 0)
     for i in range(rounds):
-        said = {}
+        contexts_by_way = {}
         for place in range(len(WAYS)):
             name = [*WAYS][(i + place) % len(WAYS)]
             decoders[name].reset(forget=True)
-            played, said[name], clock = [], [], 0.0
+            generations, contexts_by_way[name], clock = [], [], 0.0
             for number, task in enumerate(tasks, 1):
-                session, totals, contexts, seconds = play_one(name, task)
+                session, totals, contexts, seconds = decode_task(name, task)
                 clock += seconds
-                played += totals
-                said[name].append(contexts)
+                generations += totals
+                contexts_by_way[name].append(contexts)
                 turns[name] += session.verify().turns if i == 0 else 0
                 progress((i * len(WAYS) + place) * len(tasks) + number)
-            found = sum(played[1:], played[0])
-            speeds[name]["decoder"].append(len(found.tokens) / found.seconds)
-            speeds[name]["clock"].append(len(found.tokens) / clock)
-            spent.setdefault(name, found)
+            total_generation = sum(generations[1:], generations[0])
+            speeds[name]["decoder"].append(len(total_generation.tokens) / total_generation.seconds)
+            speeds[name]["clock"].append(len(total_generation.tokens) / clock)
+            first_generations.setdefault(name, total_generation)
         if i == 0:
-            same = {name: sum(a == b for a, b in zip(said[name], said["plain"], strict=True)) for name in WAYS}
+            identical_counts = {name: sum(a == b for a, b in zip(contexts_by_way[name], contexts_by_way["plain"], strict=True)) for name in WAYS}
 
-    def ratio(name: str, by: str) -> dict[str, float]:
-        ratios = np.array(speeds[name][by]) / np.array(speeds["plain"][by])
+    def compare_speed(name: str, timer: str) -> dict[str, float]:
+        ratios = np.array(speeds[name][timer]) / np.array(speeds["plain"][timer])
         return {"median": float(np.median(ratios)), "low": float(ratios.min()), "high": float(ratios.max())}
 
     ways = {
         name: {
-            "speedup": ratio(name, "decoder"),
-            "speedup_with_environment": ratio(name, "clock"),
+            "speedup": compare_speed(name, "decoder"),
+            "speedup_with_environment": compare_speed(name, "clock"),
             "tokens_per_s": float(np.median(speeds[name]["decoder"])),
-            "tokens_per_cycle": spent[name].tokens_per_cycle,
-            "acceptance": spent[name].acceptance,
-            "recall_acceptance": spent[name].recall_acceptance,
-            "identical": same[name] / len(tasks),
-            "retracted": spent[name].retracted / max(turns[name] + spent[name].retracted, 1),
+            "tokens_per_cycle": first_generations[name].tokens_per_cycle,
+            "acceptance": first_generations[name].acceptance,
+            "recall_acceptance": first_generations[name].recall_acceptance,
+            "identical": identical_counts[name] / len(tasks),
+            "retracted": first_generations[name].retracted / max(turns[name] + first_generations[name].retracted, 1),
         }
         for name in WAYS
         if name != "plain"
@@ -183,7 +183,7 @@ def decode_checkpoint(root: Path, config: Recipe, progress) -> dict:
 def conclude(stage: Stage, config: Recipe, tasks: list[Task], parts: dict[str, dict], codebase: list[dict]) -> None:
     """Finishes the stage `eval` with what `measure_policy` found before and after RL, and the held-out codebase by checkpoint."""
     before, after, e = parts["before"], parts["after"], config.evaluation
-    stage.log(1, **{f"{when}_{k}": float(parts[when][k].mean()) for when in parts for k in ("success", "greedy", "tokens")})
+    stage.log(1, **{f"{moment}_{k}": float(parts[moment][k].mean()) for moment in parts for k in ("success", "greedy", "tokens")})
     stage.finish(
         {
             "tasks": e.tasks,
@@ -208,24 +208,24 @@ def evaluate(run: Run, config: Recipe, tasks: Iterable[Task]) -> None:
     if not stage.finished:
         parts = (stage.restore() or {}).get("parts", {})
         names = {"before": "sft", "after": "final"}
-        for number, (when, name) in enumerate(names.items()):
-            if when not in parts:
+        for number, (moment, name) in enumerate(names.items()):
+            if moment not in parts:
                 model = load_checkpoint(run.root, config, name, with_mtp=False)[0].to(dtype)
                 base = number * e.tasks * e.samples
-                parts[when] = measure_policy(
+                parts[moment] = measure_policy(
                     model, language, tasks, config, hash_seed(config.seed, "evaluation"), lambda done, base=base: stage.progress(base + done)
                 )
                 stage.save({"parts": parts}, number + 1)
         codebase, results = heldout_codebase(run.root), []
         for name in ("mid-cpt", "cpt", "sft", "final"):
             model = load_checkpoint(run.root, config, name, with_mtp=False)[0].to(dtype)
-            found = cpt.codebase_nll(model, language.tokenizer, codebase, config.training.long_length)
-            results.append({"checkpoint": name, "perplexity": found.perplexity, "bits_per_byte": found.bits_per_byte})
+            likelihood = cpt.codebase_nll(model, language.tokenizer, codebase, config.training.long_length)
+            results.append({"checkpoint": name, "perplexity": likelihood.perplexity, "bits_per_byte": likelihood.bits_per_byte})
         conclude(stage, config, tasks, parts, results)
     stage = run.stage("decode", total=e.decode_rounds * len(WAYS) * e.decode_tasks, unit="tasks")
     if not stage.finished:
         stage.restore()
-        found = in_fresh_process(decode_checkpoint, run.root, config, progress=stage.progress)
-        counted = ("acceptance", "recall_acceptance", "tokens_per_cycle", "retracted")
-        stage.log(1, **{key: found["ways"][FULL][key] for key in counted})
-        stage.finish(found)
+        report = in_fresh_process(decode_checkpoint, run.root, config, progress=stage.progress)
+        metric_names = ("acceptance", "recall_acceptance", "tokens_per_cycle", "retracted")
+        stage.log(1, **{key: report["ways"][FULL][key] for key in metric_names})
+        stage.finish(report)

@@ -38,63 +38,63 @@ TOOLS = {
 
 
 def schema(name: str) -> dict[str, Any]:
-    about, keys = TOOLS[name]
+    description, keys = TOOLS[name]
     parameters = {"type": "object", "properties": {key: {"type": "string"} for key in keys}, "required": list(keys)}
-    return {"type": "function", "function": {"name": name, "description": about, "parameters": parameters}}
+    return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
 
 
 def calls_of(turn: str) -> list[tuple[str, dict[str, str]]]:
     """The calls of a turn, misspelled ones too: name and arguments. Empty if they would not be spelled as the turn is."""
-    found: list[tuple[str, dict[str, str]]] = []
-    for words in re.findall(r"[^\n]+(?:\n {4}[^\n]*)*", turn):
-        line, _, body = words.partition("\n")
+    calls: list[tuple[str, dict[str, str]]] = []
+    for call_text in re.findall(r"[^\n]+(?:\n {4}[^\n]*)*", turn):
+        line, _, body = call_text.partition("\n")
         name, _, file = line.partition(" ")
-        found.append((name, {key: value for key, value in (("file", file), ("body", body)) if value}))
-    return found if "\n".join(spoken(*call) for call in found) == turn else []
+        calls.append((name, {key: value for key, value in (("file", file), ("body", body)) if value}))
+    return calls if "\n".join(spoken(*call) for call in calls) == turn else []
 
 
 def spoken(name: str, values: dict[str, str]) -> str:
     """A call as the agent spells it, and as its template does."""
-    first, *others = [*values.values()] or [""]
-    return "\n".join([f"{name} {first}" if first else name, *others])
+    first_value, *other_values = [*values.values()] or [""]
+    return "\n".join([f"{name} {first_value}" if first_value else name, *other_values])
 
 
 def pieces_of(ids: list[int], language: Language) -> list[tuple[bool, str, int]]:
     """A context as it was spoken: whether the agent speaks, the text, and the place of the token behind it."""
-    found, start = [], 0
-    for at in range(1, len(ids) + 1):
-        if at == len(ids) or ids[at] in (language.env, language.agent):
-            found.append((ids[start] == language.agent, language.decode(ids[start + 1 : at]), at))
-            start = at
-    return found[:-1] if found[-1][:2] == (False, "") else found  # the last token only ends the agent's turn
+    pieces, start = [], 0
+    for end in range(1, len(ids) + 1):
+        if end == len(ids) or ids[end] in (language.env, language.agent):
+            pieces.append((ids[start] == language.agent, language.decode(ids[start + 1 : end]), end))
+            start = end
+    return pieces[:-1] if pieces[-1][:2] == (False, "") else pieces  # the last token only ends the agent's turn
 
 
 def conversation_of(segment: Segment, session: Session, language: Language, numbers: Iterator[int]) -> dict[str, Any]:
     """A context as a conversation. Its turns are played in `session`, which earlier contexts have brought to its beginning: an answer does not
     say which call gave which part of it. A turn that a limit cut off, without its end, is left out."""
     messages: list[dict[str, Any]] = []
-    given: list[dict[str, Any]] = []  # answers to the last turn, one for each call
-    for own, text, behind in pieces_of(segment.tokens.tolist(), language):
-        if not own:
-            said = "\n".join(filter(None, (one["content"] for one in given)))
-            messages += given if given and said == text else [{"role": "user", "content": text}]
-            given = []
-        elif behind == len(segment.tokens):
+    tool_messages: list[dict[str, Any]] = []  # answers to the last turn, one for each call
+    for is_agent, text, end in pieces_of(segment.tokens.tolist(), language):
+        if not is_agent:
+            tool_text = "\n".join(filter(None, (message["content"] for message in tool_messages)))
+            messages += tool_messages if tool_messages and tool_text == text else [{"role": "user", "content": text}]
+            tool_messages = []
+        elif end == len(segment.tokens):
             continue
-        elif not bool(segment.sampled[behind]):
+        elif not bool(segment.sampled[end]):
             messages.append({"role": "assistant", "content": text, "weight": 0})
-        elif bool(segment.summary[behind]):
+        elif bool(segment.summary[end]):
             messages.append({"role": "assistant", "content": text})
         else:
-            calls, alone = calls_of(text), session.fork()
-            alone.max_turns += len(calls)
-            answers = ["" if alone.done else alone.step(spoken(*call)) for call in calls]
+            calls, fork = calls_of(text), session.fork()
+            fork.max_turns += len(calls)
+            answers = ["" if fork.done else fork.step(spoken(*call)) for call in calls]
             if calls and "\n".join(filter(None, answers)) == session.step(text):
                 ids = [f"call_{next(numbers)}" for _ in calls]
                 functions = [{"name": name, "arguments": json.dumps(values)} for name, values in calls]
-                asked = [{"id": i, "type": "function", "function": one} for i, one in zip(ids, functions)]
-                messages.append({"role": "assistant", "content": None, "tool_calls": asked})
-                given = [{"role": "tool", "tool_call_id": i, "content": answer} for i, answer in zip(ids, answers)]
+                tool_calls = [{"id": i, "type": "function", "function": function} for i, function in zip(ids, functions)]
+                messages.append({"role": "assistant", "content": None, "tool_calls": tool_calls})
+                tool_messages = [{"role": "tool", "tool_call_id": i, "content": answer} for i, answer in zip(ids, answers)]
             else:
                 messages.append({"role": "assistant", "content": text})
     return {"messages": messages, "tools": [schema(name) for name in TOOLS]}
@@ -113,8 +113,8 @@ def export(config: Recipe, language: Language, out: Path) -> tuple[int, int]:
     if out.exists():
         raise RunError(f"{out} exists already; name another file with --out")
     lines, demonstrations = [], 0
-    for demonstrations, lesson in enumerate(shown(config, language), 1):
-        lines += [json.dumps(one, ensure_ascii=False) + "\n" for one in conversations_of(lesson, language)]
+    for demonstrations, rollout in enumerate(shown(config, language), 1):
+        lines += [json.dumps(conversation, ensure_ascii=False) + "\n" for conversation in conversations_of(rollout, language)]
     out.parent.mkdir(parents=True, exist_ok=True)
     atomic_write(out, "".join(lines))
     return demonstrations, len(lines)

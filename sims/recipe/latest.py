@@ -33,19 +33,19 @@ class Latest:
 
     def __init__(self, path: Path, language: Language, seconds: float = SECONDS, steps: int = 0):
         self.path, self.language, self.seconds, self.steps = path, language, seconds, steps
-        self.written: float | None = None
+        self.last_write_time: float | None = None
 
     def due(self, last: bool) -> bool:
         """Whether it is time for the next file: at the first step, after so many seconds, and at the `last` step."""
-        return last or self.written is None or time.monotonic() - self.written >= self.seconds
+        return last or self.last_write_time is None or time.monotonic() - self.last_write_time >= self.seconds
 
     def __call__(self, moment: Any) -> dict:
         """As an observer of a training (`sims/recipe/reinforcement.py`)."""
         done = moment.done
         if done and self.due(done.step == self.steps):
             group = done.rollouts[: len(done.rollouts) // len(done.tasks)]
-            solved = [bool(one.metrics.get("success")) for one in group]
-            self.keep(done.step, group[0].task.prompt, [one.chain for one in group], done.result.rewards.tolist(), solved)
+            solved_flags = [bool(rollout.metrics.get("success")) for rollout in group]
+            self.keep(done.step, group[0].task.prompt, [rollout.chain for rollout in group], done.result.rewards.tolist(), solved_flags)
         return {}
 
     def keep(self, step: int, prompt: str, chains: Sequence[Chain], rewards: Sequence[float], solved: Sequence[bool]) -> None:
@@ -57,9 +57,9 @@ class Latest:
         ]
         self.path.parent.mkdir(parents=True, exist_ok=True)
         atomic_write(self.path, json.dumps({"step": step, "prompt": prompt, "rollouts": rollouts}, ensure_ascii=False) + "\n")
-        self.written = time.monotonic()
+        self.last_write_time = time.monotonic()
 
     def text(self, chain: Chain) -> str:
         """All contexts of a chain, each from a line of its own on."""
-        whole = "\n".join(self.language.decode(segment.tokens.tolist()) for segment in chain.segments)
-        return whole if len(whole) <= LONGEST else f"{whole[:LONGEST]}\n(cut off: {len(whole)} characters)"
+        full_text = "\n".join(self.language.decode(segment.tokens.tolist()) for segment in chain.segments)
+        return full_text if len(full_text) <= LONGEST else f"{full_text[:LONGEST]}\n(cut off: {len(full_text)} characters)"

@@ -78,13 +78,13 @@ class Learner:
             for group, rate in zip(optimizer.param_groups, rates, strict=True):
                 group["lr"] = rate * factor
 
-    def state(self, step: int, **more) -> dict:
+    def state(self, step: int, **extras) -> dict:
         return {
             "step": step,
             "trunk": self.trunk.masters.state_dict(),
             "optimizers": [o.state_dict() for o in self.all_optimizers],
             "mtp": self.mtp.masters.state_dict() if self.mtp else None,
-            **more,
+            **extras,
         }
 
     def restore(self, state: dict) -> int:
@@ -94,8 +94,8 @@ class Learner:
         if self.mtp:
             self.mtp.masters.load_state_dict(state["mtp"])
             self.mtp.copy_down()
-        for optimizer, saved in zip(self.all_optimizers, state["optimizers"], strict=True):
-            optimizer.load_state_dict(saved)
+        for optimizer, optimizer_state in zip(self.all_optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(optimizer_state)
         return state["step"]
 
 
@@ -130,13 +130,13 @@ def packed_rows(root: Path, phase: str) -> tuple[np.ndarray, np.ndarray]:
     """ids and doc [rows, T] of a phase in the run folder `root`. Raises RunError if they are invalid."""
     path = root / "data" / f"{phase}.npz"
     try:
-        with np.load(path) as packed:
-            ids, doc = packed["ids"], packed["doc"]
+        with np.load(path) as arrays:
+            ids, doc = arrays["ids"], arrays["doc"]
         if not (ids.ndim == 2 and ids.shape == doc.shape and ids.dtype.kind in "iu" and doc.dtype.kind in "iu"):
             raise ValueError("ids and doc are not two integer arrays of the same shape")
     except Exception as error:  # Python objects in the array, or a damaged archive
-        why = " ".join(str(error).split())
-        raise RunError(f"{path} does not hold packed rows ({why}); delete {root / 'stages' / 'data.json'} to pack again") from None
+        detail = " ".join(str(error).split())
+        raise RunError(f"{path} does not hold packed rows ({detail}); delete {root / 'stages' / 'data.json'} to pack again") from None
     return ids, doc
 
 
@@ -169,47 +169,47 @@ def train(
     layers' loss reaches the trunk unless `mtp.detach_trunk` is set."""
     state = stage.restore()
     first = learner.restore(state) if state else 0
-    seen = state["seen"] if state else 0
+    seen_tokens = state["seen"] if state else 0
     model, joint = learner.trunk.model, trunk and learner.mtp is not None and not config.mtp.detach_trunk
     for step in range(first, steps):
         ids, doc, weight = batches(step)
         learner.schedule(schedule(step))
         with torch.set_grad_enabled(trunk):
             out = model(ids, doc=doc, logits=False)
-        figures: dict[str, float] = {}
+        metrics: dict[str, float] = {}
         if trunk:
             loss, count = cpt.next_token_loss(model, out.hidden, ids, doc, weight)
-            figures["loss"] = loss.item() / count
+            metrics["loss"] = loss.item() / count
             loss = loss / count
             if out.router_logits:
                 loss = loss + config.model.router_aux_loss_coef * load_balancing_loss(out.router_logits, out.experts)
             if not joint:
                 loss.backward()
         if learner.mtp is not None:
-            distilled, count, stats = mtp_loss(learner.mtp.model, model, out, ids, doc, weight, detach_trunk=not joint)
-            drafted = config.mtp.weight * distilled / count
-            (loss + drafted if joint else drafted).backward()
-            figures |= {"mtp_loss": distilled.item() / count, **stats}
+            distillation_loss, count, stats = mtp_loss(learner.mtp.model, model, out, ids, doc, weight, detach_trunk=not joint)
+            draft_loss = config.mtp.weight * distillation_loss / count
+            (loss + draft_loss if joint else draft_loss).backward()
+            metrics |= {"mtp_loss": distillation_loss.item() / count, **stats}
             learner.mtp.step(learner.mtp_optimizers)
         if trunk:
-            figures["grad_norm"] = learner.trunk.step(learner.optimizers).item()
-        seen += int((doc >= 0).sum())
-        look_at = look(step + 1) if look else {}
-        stage.log(step + 1, tokens=seen, phase=phase, lr=schedule(step), **figures, **look_at)
-        shown = {"loss": figures.get("loss", figures.get("mtp_loss"))} | {k: v for k, v in look_at.items() if k == "codebase_ppl"}
-        stage.progress(step + 1, seen, **shown)
+            metrics["grad_norm"] = learner.trunk.step(learner.optimizers).item()
+        seen_tokens += int((doc >= 0).sum())
+        look_metrics = look(step + 1) if look else {}
+        stage.log(step + 1, tokens=seen_tokens, phase=phase, lr=schedule(step), **metrics, **look_metrics)
+        progress_metrics = {"loss": metrics.get("loss", metrics.get("mtp_loss"))} | {k: v for k, v in look_metrics.items() if k == "codebase_ppl"}
+        stage.progress(step + 1, seen_tokens, **progress_metrics)
         if stage.due():
-            stage.save(learner.state(step + 1, seen=seen), step + 1)
+            stage.save(learner.state(step + 1, seen=seen_tokens), step + 1)
 
 
 def perplexity_look(run: Run, config: Recipe, learner: Learner, steps: int) -> Callable[[int], dict]:
     """Perplexity on the beginning of the held-out codebase, every few steps and at the last."""
     language, codebase, t = language_of(run.root), heldout_codebase(run.root), config.training
 
-    def look(step: int) -> dict:
+    def measure_perplexity(step: int) -> dict:
         if step % t.perplexity_every and step != steps:
             return {}
-        found = cpt.codebase_nll(learner.trunk.model, language.tokenizer, codebase, t.long_length, max_tokens=t.perplexity_tokens)
-        return {"codebase_ppl": found.perplexity, "codebase_bpb": found.bits_per_byte}
+        likelihood = cpt.codebase_nll(learner.trunk.model, language.tokenizer, codebase, t.long_length, max_tokens=t.perplexity_tokens)
+        return {"codebase_ppl": likelihood.perplexity, "codebase_bpb": likelihood.bits_per_byte}
 
-    return look
+    return measure_perplexity

@@ -18,36 +18,42 @@ CHECKPOINTS = {
     "final": ("rl", "A small coding agent, after reinforcement learning (Dr. GRPO) in a world of tiny programs."),
 }
 """Checkpoint → the stage that writes it, and what it is."""
-TEXT = {
+TEXT_METRICS = {
     "codebase_ppl": "perplexity on part of the held-out codebase",
     "codebase_bpb": "bits per byte there",
     "loss": "loss in the last step",
     "mtp_loss": "loss of the draft layers in the last step, nats",
 }
-PLAY = {"success": "success, tasks of the last step", "reward": "reward there", "turns": "turns there", "tokens": "tokens of a rollout there"}
+ROLLOUT_METRICS = {
+    "success": "success, tasks of the last step",
+    "reward": "reward there",
+    "turns": "turns there",
+    "tokens": "tokens of a rollout there",
+}
 """Metric → its name on the card."""
 
 
 def about(run: Run, root: Path, name: str, config: Config, drafts: bool) -> str:
     """The card of the checkpoint `name` of a run with data in the run folder `root`."""
-    stage, what = CHECKPOINTS.get(name, (name, f"A small coding agent from the experiment {run.technique}."))
+    stage, description = CHECKPOINTS.get(name, (name, f"A small coding agent from the experiment {run.technique}."))
     agent = name not in ("mid-cpt", "mtp", "cpt")
     facts = {"data": data(root), "stage": stage}
     last = (read_lines(run.root / "metrics" / f"{stage}.jsonl") or [{}])[-1]
-    shown = PLAY if "reward" in last else TEXT
-    facts |= {called: f"{last[key]:.4g}" for key, called in shown.items() if isinstance(last.get(key), (int, float))}
-    return release.card(f"etude {name}", what, config, facts, OPENING if agent else None, drafts)
+    labels = ROLLOUT_METRICS if "reward" in last else TEXT_METRICS
+    facts |= {label: f"{last[key]:.4g}" for key, label in labels.items() if isinstance(last.get(key), (int, float))}
+    return release.card(f"etude {name}", description, config, facts, OPENING if agent else None, drafts)
 
 
 def data(root: Path) -> str:
     """The training data, in words."""
     try:
         corpus = read_json(root / "config.json")["config"]["data"]["corpus"]
-        found = read_json(root / "stages" / "data.json")["result"]
+        result = read_json(root / "stages" / "data.json")["result"]
         source = f"files of {Path(corpus).name}" if corpus else f"files of Python {sysconfig.get_python_version()}'s standard library"
         return (
-            f"{found['tokens']:,} tokens: {found['files']:,} {source}, without its held-out part {found['heldout']['name']}, and "
-            f"{found['world_documents']:,} generated modules"
+            f"{result['tokens']:,} tokens: {result['files']:,} {source}, without its held-out part "
+            f"{result['heldout']['name']}, and "
+            f"{result['world_documents']:,} generated modules"
         )
     except (OSError, ValueError, KeyError, TypeError):  # the run of an experiment that took its data from elsewhere
         return "rows of another run"

@@ -68,7 +68,7 @@ Observer = Callable[[Moment], dict]
 
 def of_rollouts(measure: Callable[[Sequence[Rollout]], dict]) -> Observer:
     """An observer of each step's rollouts, without those whose environment failed."""
-    return lambda moment: measure([one for one in moment.rollouts if not one.failure]) if moment.done else {}
+    return lambda moment: measure([rollout for rollout in moment.rollouts if not rollout.failure]) if moment.done else {}
 
 
 def learn(
@@ -90,24 +90,24 @@ def learn(
     (`rl.monitor`). Resumes from the stage's state. Returns the learner and what was consumed. Raises RunError if the policy's success is too
     low at the start (`rl.gate`), and for prices of behaviour in a world without transcripts."""
     r, t, how = config.rl, config.training, how or context(language, config)
-    own = tasks is None
+    uses_default_tasks = tasks is None
     tasks = tasks or MicroTasks(config, language)
     learner = Learner(config, model, mtp, 0.0, 0.0)
     learner.optimizers = [torch.optim.Adam(learner.trunk.masters.parameters(), lr=r.lr, betas=(0.9, 0.95), fused=True)]
     learner.rates = [[g["lr"] for g in o.param_groups] for o in learner.all_optimizers]
     if r.behaviour.most and tasks.record is None:
         raise RunError("behaviour has no record in this experiment's world; start from a run without prices of behaviour (rl.behaviour)")
-    watch = next((one for one in observers if isinstance(one, Watching)), None)
-    if watch is None and own and r.monitor.on:
+    watch = next((observer for observer in observers if isinstance(observer, Watching)), None)
+    if watch is None and uses_default_tasks and r.monitor.on:
         watch = Watching.recipe(r.monitor, r.max_len)
         observers = [watch, *observers]
     rounding = fp8_rows if t.sampler_weights == "fp8" else None
     sampler = ContinuousSampler(learner.model, getattr(torch, t.sampler_dtype), rounding=rounding)
 
-    curriculum, state, seen = Depths(config), stage.restore(), 0
+    curriculum, state, seen_tokens = Depths(config), stage.restore(), 0
     first = learner.restore(state) if state else 0
     if state:
-        seen = state["seen"]
+        seen_tokens = state["seen"]
         curriculum.restore(state)
         if watch:
             watch.restore(state["watch"])
@@ -117,21 +117,21 @@ def learn(
                 f"sampled success after SFT is {success:.3f}, below rl.gate={r.gate}: penalties would only teach the "
                 "policy to stop; train longer (--set training.tokens=…) or lower --set rl.gate=…"
             )
-        if found := looked(observers, Moment(0, learner, sampler)):
-            stage.log(0, **found)
+        if initial_metrics := run_observers(observers, Moment(0, learner, sampler)):
+            stage.log(0, **initial_metrics)
 
     def observe(done: Done) -> None:
-        nonlocal seen
-        seen += sum(len(segment.tokens) for rollout in done.rollouts for segment in rollout.chain.segments)
-        figures = metrics_of(config, done)
-        figures |= looked(observers, Moment(done.step, learner, sampler, done))
+        nonlocal seen_tokens
+        seen_tokens += sum(len(segment.tokens) for rollout in done.rollouts for segment in rollout.chain.segments)
+        metrics = metrics_of(config, done)
+        metrics |= run_observers(observers, Moment(done.step, learner, sampler, done))
         for line in watch.lines if watch else ():
             stage.say(line)
-        stage.log(done.step, **figures)
-        stage.progress(done.step, seen, reward=figures["reward"], success=figures["success"])
+        stage.log(done.step, **metrics)
+        stage.progress(done.step, seen_tokens, reward=metrics["reward"], success=metrics["success"])
         if stage.due():
-            more = {"watch": watch.state()} if watch else {}
-            stage.save(learner.state(done.step, seen=seen, **curriculum.state(), **more), done.step)
+            watch_state = {"watch": watch.state()} if watch else {}
+            stage.save(learner.state(done.step, seen=seen_tokens, **curriculum.state(), **watch_state), done.step)
 
     with one_thread():  # the work between the processes is short; with other programs running, two threads would mostly wait for each other
         train(
@@ -149,15 +149,15 @@ def learn(
             each=CORES,
         )
     prompts = r.steps * r.prompts
-    return learner, {"steps": r.steps, "prompts": prompts, "rollouts": prompts * r.rollouts, "tokens": seen}
+    return learner, {"steps": r.steps, "prompts": prompts, "rollouts": prompts * r.rollouts, "tokens": seen_tokens}
 
 
-def looked(observers: Sequence[Observer], moment: Moment) -> dict:
+def run_observers(observers: Sequence[Observer], moment: Moment) -> dict:
     """What all observers say of a moment."""
-    found: dict = {}
+    metrics: dict = {}
     for observer in observers:
-        found |= observer(moment)
-    return found
+        metrics |= observer(moment)
+    return metrics
 
 
 def gate(config: Recipe, sampler: Sampler, language: Language, how: Chaining) -> float:
@@ -173,33 +173,33 @@ def metrics_of(config: Recipe, done: Done) -> dict[str, float]:
     `dropped` is the share of replayed experts that the filter removed. With `rl.feedback`, `hints` is their number per rollout, and `divergence`
     how far the policy is from itself under its hints, in nats per token of the messages that they correct. Rollouts whose environment failed are
     counted, and in no mean."""
-    r, found = config.rl, done.result
-    whole = [done.rollouts[start : start + r.rollouts] for start in range(0, len(done.rollouts), r.rollouts)]
+    r, result = config.rl, done.result
+    groups = [done.rollouts[start : start + r.rollouts] for start in range(0, len(done.rollouts), r.rollouts)]
     rollouts = [rollout for rollout in done.rollouts if not rollout.failure]
-    best = [[one.metrics["tests"] for one in group if not one.failure] for group in whole]
+    solved_by_group = [[member.metrics["tests"] for member in group if not member.failure] for group in groups]
     chains = [rollout.chain for rollout in rollouts]
-    ratio, size = found.gap.exp(), found.gap.abs()
+    ratio, size = result.gap.exp(), result.gap.abs()
 
     def mean(values: Iterable[float]) -> float:
         values = list(values)
         return float(sum(values) / len(values))
 
-    def of(name: str) -> float:
+    def mean_metric(name: str) -> float:
         return mean(float(rollout.metrics[name]) for rollout in rollouts)
 
     figures = {
-        "reward": mean(found.rewards[found.rewards.isfinite()].tolist()),
-        "success": of("tests"),
-        "best": mean(max(group) for group in best if group),
-        "tokens": found.tokens / len(rollouts),
-        "turns": of("turns"),
-        "invalid_calls": of("invalid_calls"),
-        "tested": of("tested"),
+        "reward": mean(result.rewards[result.rewards.isfinite()].tolist()),
+        "success": mean_metric("tests"),
+        "best": mean(max(group) for group in solved_by_group if group),
+        "tokens": result.tokens / len(rollouts),
+        "turns": mean_metric("turns"),
+        "invalid_calls": mean_metric("invalid_calls"),
+        "tested": mean_metric("tested"),
         "effort": mean(rollout.terms["effort"] for rollout in rollouts),
-        "kl": mean(found.drift[found.drift.isfinite()].tolist()),
-        "engine_kl": mean(found.engine[found.engine.isfinite()].tolist()),
-        "loss": found.loss,
-        "nll": found.nll,
+        "kl": mean(result.drift[result.drift.isfinite()].tolist()),
+        "engine_kl": mean(result.engine[result.engine.isfinite()].tolist()),
+        "loss": result.loss,
+        "nll": result.nll,
         **done.metrics,
         "mismatch": size.mean().item(),
         "mismatch_p99": float(np.quantile(size.numpy(), 0.99)),
@@ -210,7 +210,7 @@ def metrics_of(config: Recipe, done: Done) -> dict[str, float]:
         "summary_tokens": mean(c.summary_tokens for c in chains),
         "depth": float(np.mean([task.depth for task in done.tasks])),
     }
-    figures |= {name: of(name) for name in rollouts[0].metrics if name.startswith("behaviour_")}
+    figures |= {name: mean_metric(name) for name in rollouts[0].metrics if name.startswith("behaviour_")}
     figures |= {"hints": mean(sum(map(len, rollout.hints)) for rollout in rollouts)} if r.feedback.weight else {}
     figures |= {"failed": float(len(done.rollouts) - len(rollouts))} if len(rollouts) < len(done.rollouts) else {}
-    return figures | {name: value for name in ("mtp_loss", "dropped", "divergence") if (value := getattr(found, name)) is not None}
+    return figures | {name: value for name in ("mtp_loss", "dropped", "divergence") if (value := getattr(result, name)) is not None}

@@ -81,9 +81,9 @@ class Training:
     """Tokens of the held-out codebase scored in each measurement; the final evaluation scores all."""
 
     def __post_init__(self):
-        one = ("tokens", "long_tokens", "batch_tokens", "threads", "perplexity_every")
-        two = ("length", "long_length", "perplexity_tokens")
-        within(self, least={name: 1 for name in one} | {name: 2 for name in two} | {"long_rope_theta": 0, "long_yarn": 0})
+        least_one = ("tokens", "long_tokens", "batch_tokens", "threads", "perplexity_every")
+        least_two = ("length", "long_length", "perplexity_tokens")
+        within(self, least={name: 1 for name in least_one} | {name: 2 for name in least_two} | {"long_rope_theta": 0, "long_yarn": 0})
 
     def stretched(self, config: Config) -> Config:
         """The shape of the network from the long-context phase on."""

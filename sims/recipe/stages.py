@@ -44,7 +44,7 @@ def run(run: Run, config: Recipe) -> None:
 def pretrain(run: Run, config: Recipe) -> None:
     """Short-context phase: warm-up and the stable part of the schedule; its end is "mid-CPT"."""
     t = config.training
-    (rows, length), read = rows_of(run.root, "short")
+    (rows, length), read_rows = rows_of(run.root, "short")
     B = max(1, t.batch_tokens // length)
     steps = max(1, rows // B)
     stage = run.stage("cpt", total=steps)
@@ -57,7 +57,7 @@ def pretrain(run: Run, config: Recipe) -> None:
         stage,
         config,
         learner,
-        lambda step: read(np.arange(step * B, min((step + 1) * B, rows))),
+        lambda step: read_rows(np.arange(step * B, min((step + 1) * B, rows))),
         steps,
         lambda step: RATES["cpt"](step, steps),
         "short",
@@ -77,7 +77,7 @@ def pretrain(run: Run, config: Recipe) -> None:
 def distil(run: Run, config: Recipe) -> None:
     """MTP layers from scratch on the frozen mid-CPT trunk, on the same data."""
     t = config.training
-    (rows, length), read = rows_of(run.root, "short")
+    (rows, length), read_rows = rows_of(run.root, "short")
     B = max(1, t.batch_tokens // length)
     steps = max(1, min(rows // B, config.mtp.tokens // t.batch_tokens))
     stage = run.stage("mtp", total=steps)
@@ -90,7 +90,7 @@ def distil(run: Run, config: Recipe) -> None:
         stage,
         config,
         learner,
-        lambda step: read(np.arange(step * B, min((step + 1) * B, rows))),
+        lambda step: read_rows(np.arange(step * B, min((step + 1) * B, rows))),
         steps,
         lambda step: RATES["mtp"](step, steps),
         "mtp",
@@ -105,7 +105,7 @@ def lengthen(run: Run, config: Recipe, start: str = "mtp") -> None:
     """Long-context phase from the checkpoint `start`, trunk and MTP layers together; the learning rate decays. From "mid-cpt",
     without `distil`, this phase and the next ones train only the trunk, with the same result, because the layers give it no gradient."""
     t = config.training
-    (rows, length), read = rows_of(run.root, "long")
+    (rows, length), read_rows = rows_of(run.root, "long")
     B = max(1, t.batch_tokens // length)
     steps = max(1, rows // B)
     stage = run.stage("long", total=steps)
@@ -119,7 +119,7 @@ def lengthen(run: Run, config: Recipe, start: str = "mtp") -> None:
         stage,
         config,
         learner,
-        lambda step: read(np.arange(step * B, min((step + 1) * B, rows))),
+        lambda step: read_rows(np.arange(step * B, min((step + 1) * B, rows))),
         steps,
         lambda step: RATES["long"](step, steps),
         "long",
@@ -154,6 +154,6 @@ def reinforce(run: Run, config: Recipe) -> None:
     reference = load_checkpoint(run.root, config, "sft", with_mtp=False)[0]
     language = language_of(run.root)
     latest = Latest(run.root / FOLDER / "rl.json", language, steps=config.rl.steps)
-    learner, spent = reinforcement.learn(stage, config, model, mtp, reference, language, [latest])
+    learner, usage = reinforcement.learn(stage, config, model, mtp, reference, language, [latest])
     files = checkpoint(run, "final", learner.trunk.masters, learner.mtp and learner.mtp.masters)
-    stage.finish(spent, files)
+    stage.finish(usage, files)

@@ -27,7 +27,7 @@ Opened = Callable[[Task, int], TextSession]
 """Begins an episode of a task with so many turns at most."""
 Hinting = Callable[[Sequence[Rollout], int], list[list[list[Hint]]]]
 """The hints of finished rollouts, for every context of every chain; the number is a seed."""
-KINDS = 3
+N_KINDS = 3
 """Kinds of tasks, by depth: how many helpers a task's docstring refers to."""
 
 
@@ -55,9 +55,9 @@ class MicroTasks:
     def task(self, stream: str, number: int) -> Task:
         """A task of a stream. Generates all earlier tasks on the way, which costs nothing compared with an episode."""
         use = "evaluation" if stream == "heldout" else stream
-        source, known = self.streams.setdefault(stream, (iter(task_stream(self.config, use)), []))
-        known += itertools.islice(source, max(0, number + 1 - len(known)))
-        return known[number]
+        source, generated_tasks = self.streams.setdefault(stream, (iter(task_stream(self.config, use)), []))
+        generated_tasks += itertools.islice(source, max(0, number + 1 - len(generated_tasks)))
+        return generated_tasks[number]
 
     def environment(self, task: Task, number: int) -> Environment:
         return MicroRepo(self.opened(task, self.config.rl.max_turns))
@@ -74,29 +74,31 @@ class Depths:
     rollouts so far tell which are hard (`kept`)."""
 
     def __init__(self, config: Recipe):
-        self.config, self.consumed, self.played = config, 0, np.zeros((KINDS, 3))
+        self.config, self.consumed, self.kind_totals = config, 0, np.zeros((N_KINDS, 3))
         self.tasks: Iterator[Task] | None = None
 
     def choose(self, step: int, count: int) -> list[Task]:
         r = self.config.rl
         if self.tasks is None:
             self.tasks = itertools.islice(task_stream(self.config, "rl"), self.consumed, None)
-        keep = kept(self.played, r.upsampling) if step >= r.steps * (1 - r.later) else np.ones(KINDS)
-        chosen, passed = choose(self.tasks, count, keep, random.Random(hash_seed(self.config.seed, "harder", step)))
-        self.consumed += len(chosen) + passed
-        return chosen
+        keep_probabilities = kept(self.kind_totals, r.upsampling) if step >= r.steps * (1 - r.later) else np.ones(N_KINDS)
+        selected_tasks, dropped_count = sample_tasks(
+            self.tasks, count, keep_probabilities, random.Random(hash_seed(self.config.seed, "harder", step))
+        )
+        self.consumed += len(selected_tasks) + dropped_count
+        return selected_tasks
 
     def update(self, tasks: Sequence[Any], rollouts: Sequence[Rollout]) -> None:
         for rollout in rollouts:
             if not rollout.failure:
-                self.played[rollout.task.depth] += 1, rollout.metrics["turns"], rollout.chain.written
+                self.kind_totals[rollout.task.depth] += 1, rollout.metrics["turns"], rollout.chain.written
 
     def state(self) -> dict:
         """What a stage saves."""
-        return {"consumed": self.consumed, "played": self.played}
+        return {"consumed": self.consumed, "played": self.kind_totals}
 
     def restore(self, state: dict) -> None:
-        self.consumed, self.played = state["consumed"], state["played"]
+        self.consumed, self.kind_totals = state["consumed"], state["played"]
 
 
 def kept(played: np.ndarray, power: float) -> np.ndarray:
@@ -104,23 +106,23 @@ def kept(played: np.ndarray, power: float) -> np.ndarray:
     turns, thinking tokens"): their turns and tokens relative to those of all kinds, averaged over the two.
 
     played: [kinds, (rollouts, turns, tokens)], sums. A kind that was never played is kept."""
-    known = played[:, 0] > 0
-    if not known.any():
+    has_rollouts = played[:, 0] > 0
+    if not has_rollouts.any():
         return np.ones(len(played))
-    each = played[known, 1:] / played[known, :1]
-    hard = (each / each.mean(0).clip(min=1e-9)).mean(1)
-    found = np.ones(len(played))
-    found[known] = (hard / hard.max().clip(min=1e-9)) ** power
-    return found
+    kind_means = played[has_rollouts, 1:] / played[has_rollouts, :1]
+    difficulty = (kind_means / kind_means.mean(0).clip(min=1e-9)).mean(1)
+    keep_probabilities = np.ones(len(played))
+    keep_probabilities[has_rollouts] = (difficulty / difficulty.max().clip(min=1e-9)) ** power
+    return keep_probabilities
 
 
-def choose(tasks: Iterator[Task], n: int, keep: np.ndarray, rng: random.Random) -> tuple[list[Task], int]:
+def sample_tasks(tasks: Iterator[Task], n: int, keep_probabilities: np.ndarray, rng: random.Random) -> tuple[list[Task], int]:
     """The next n tasks, each kept with the probability of its kind, and the number of dropped tasks."""
-    chosen, passed = [], 0
-    while len(chosen) < n:
+    selected_tasks, dropped_count = [], 0
+    while len(selected_tasks) < n:
         task = next(tasks)
-        if rng.random() < keep[task.depth]:
-            chosen.append(task)
+        if rng.random() < keep_probabilities[task.depth]:
+            selected_tasks.append(task)
         else:
-            passed += 1
-    return chosen, passed
+            dropped_count += 1
+    return selected_tasks, dropped_count

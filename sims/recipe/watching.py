@@ -44,9 +44,9 @@ def seen(
     """The statistics of each group; lengths are shares of `longest` tokens. `tools` and `record` are those of the world that was played. A
     rollout whose environment failed is not counted, and a group without any other is left out."""
     n = len(rollouts) // groups
-    records = [None if one.failure else one.transcript or record(one) for one in rollouts]
-    kept = [[one for one in records[start : start + n] if one] for start in range(0, len(records), n)]
-    return [statistics(group, tools, longest) for group in kept if group]
+    records = [None if rollout.failure else rollout.transcript or record(rollout) for rollout in rollouts]
+    transcript_groups = [[transcript for transcript in records[start : start + n] if transcript] for start in range(0, len(records), n)]
+    return [statistics(group, tools, longest) for group in transcript_groups if group]
 
 
 def sided(name: str, band: Band) -> Band:
@@ -73,8 +73,8 @@ class Watching:
         self.lines = []
         if moment.done is None:
             return {}
-        logged, self.lines = self.step(self.seen(moment.rollouts, len(moment.done.tasks)))
-        return logged
+        log_values, self.lines = self.step(self.seen(moment.rollouts, len(moment.done.tasks)))
+        return log_values
 
     @classmethod
     def recipe(cls, config: Watch, longest: int) -> "Watching":
@@ -95,34 +95,39 @@ class Watching:
         self.steps += 1
         names = dict.fromkeys(name for group in groups for name in group)
         values = {name: [x for group in groups if (x := group[name]) is not None] for name in names}
-        means = {name: float(np.mean(some)) for name, some in values.items() if some}
-        logged = {f"watch_{name}": mean for name, mean in means.items()}
+        means = {name: float(np.mean(statistic_values)) for name, statistic_values in values.items() if statistic_values}
+        log_values = {f"watch_{name}": mean for name, mean in means.items()}
         if self.monitor is None:
             self.learn(values)
-            return logged, []
-        new = self.monitor.observe(groups)
-        return logged | logs(self.monitor), [said(alarm, self.steps, means.get(alarm.statistic), self.monitor.bands) for alarm in new]
+            return log_values, []
+        new_alarms = self.monitor.observe(groups)
+        return (
+            log_values | log_monitor(self.monitor),
+            [said(alarm, self.steps, means.get(alarm.statistic), self.monitor.bands) for alarm in new_alarms],
+        )
 
     def learn(self, values: Mapping[str, list[float]]) -> None:
         """Remembers a step's values; the last step of learning makes the bands."""
-        self.history.append({name: list(some) for name, some in values.items()})
+        self.history.append({name: list(statistic_values) for name, statistic_values in values.items()})
         if len(self.history) < self.config.learn:
             return
-        every = {name: [x for step in self.history for x in step.get(name, [])] for step in self.history for name in step}
-        every = {name: some for name, some in every.items() if some}
-        error = self.config.error / 2 / max(len(every), 1)
+        pooled_values = {name: [x for step in self.history for x in step.get(name, [])] for step in self.history for name in step}
+        pooled_values = {name: statistic_values for name, statistic_values in pooled_values.items() if statistic_values}
+        error = self.config.error / 2 / max(len(pooled_values), 1)
         self.history = []
-        if every:
-            self.begin({name: learn_band(some, error, self.config.tolerance) for name, some in every.items()})
+        if pooled_values:
+            self.begin({name: learn_band(statistic_values, error, self.config.tolerance) for name, statistic_values in pooled_values.items()})
 
     def state(self) -> dict[str, Any]:
         """What a stage saves."""
-        found: dict[str, Any] = {"steps": self.steps, "history": self.history}
+        snapshot: dict[str, Any] = {"steps": self.steps, "history": self.history}
         if self.monitor:
-            found["bands"] = {name: (band.low, band.high) for name, band in self.monitor.bands.items()}
-            found["evidence"] = {name: (one.step, one.log_wealth) for name, one in self.monitor.evidence.items()}
-            found["alarms"] = [asdict(alarm) for alarm in self.monitor.alarms]
-        return found
+            snapshot["bands"] = {name: (band.low, band.high) for name, band in self.monitor.bands.items()}
+            snapshot["evidence"] = {
+                name: (statistic_evidence.step, statistic_evidence.log_wealth) for name, statistic_evidence in self.monitor.evidence.items()
+            }
+            snapshot["alarms"] = [asdict(alarm) for alarm in self.monitor.alarms]
+        return snapshot
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Goes on where `state` was taken."""
@@ -134,21 +139,21 @@ class Watching:
             self.monitor = Monitor(bands, self.config.error / 2, evidence, alarms)
 
 
-def logs(monitor: Monitor) -> dict[str, float]:
+def log_monitor(monitor: Monitor) -> dict[str, float]:
     """What is logged of bands, evidence and alarms."""
-    found = {"alarm_at": math.log(len(monitor.bands) / monitor.error)}
+    metrics = {"alarm_at": math.log(len(monitor.bands) / monitor.error)}
     signs = {alarm.statistic: 1.0 if alarm.direction == "up" else -1.0 for alarm in monitor.alarms}
     for name, band in monitor.bands.items():
         evidence = float(log_evidence(monitor.evidence[name]))
-        found |= {f"low_{name}": band.low, f"high_{name}": band.high, f"evidence_{name}": evidence, f"alarm_{name}": signs.get(name, 0.0)}
-    return found
+        metrics |= {f"low_{name}": band.low, f"high_{name}": band.high, f"evidence_{name}": evidence, f"alarm_{name}": signs.get(name, 0.0)}
+    return metrics
 
 
 def said(alarm: Alarm, step: int, mean: float | None, bands: Mapping[str, Band]) -> str:
     """An alarm in a line."""
-    band, way = bands[alarm.statistic], "more" if alarm.direction == "up" else "less"
-    usual = {"up": f"at most {band.high:.2f}", "down": f"at least {band.low:.2f}"}.get(
+    band, direction = bands[alarm.statistic], "more" if alarm.direction == "up" else "less"
+    usual_range = {"up": f"at most {band.high:.2f}", "down": f"at least {band.low:.2f}"}.get(
         SIDES.get(alarm.statistic, "both"), f"{band.low:.2f} to {band.high:.2f}"
     )
-    now = "" if mean is None else f", now {mean:.2f}"
-    return f"monitor: {NAMES.get(alarm.statistic, alarm.statistic)} changed by step {step}: {way} than usual ({usual}){now}"
+    mean_text = "" if mean is None else f", now {mean:.2f}"
+    return f"monitor: {NAMES.get(alarm.statistic, alarm.statistic)} changed by step {step}: {direction} than usual ({usual_range}){mean_text}"

@@ -31,9 +31,9 @@ class NotPlain(ValueError):
     """A value that cannot travel."""
 
 
-def base(value: Any) -> Any:
+def find_plain_type(value: Any) -> Any:
     """The plain type that a value is of or derives from; its own type where there is none."""
-    return next((one for one in (bool, int, float, str, bytes, list, tuple, set, frozenset, dict) if isinstance(value, one)), type(value))
+    return next((kind for kind in (bool, int, float, str, bytes, list, tuple, set, frozenset, dict) if isinstance(value, kind)), type(value))
 
 
 def packed(value: Any, exact: bool = True, depth: int = 0) -> Any:
@@ -41,7 +41,7 @@ def packed(value: Any, exact: bool = True, depth: int = 0) -> Any:
     none, and dicts keep their order. Raises NotPlain."""
     if depth > DEEPEST:
         raise NotPlain("too deep")
-    kind: Any = type(value) if exact else base(value)
+    kind: Any = type(value) if exact else find_plain_type(value)
     if value is None or kind is bool:
         return value
     if kind is str:
@@ -67,117 +67,117 @@ def unpacked(told: Any) -> Any:
         return told
     if not (isinstance(told, list) and len(told) == 2 and isinstance(told[0], str)):
         raise ValueError("no packed value")
-    kind, rest = told
+    kind, content = told
     if kind in ("int", "float"):
-        return {"int": int, "float": float}[kind](rest)
+        return {"int": int, "float": float}[kind](content)
     if kind == "bytes":
-        return bytes.fromhex(rest)
+        return bytes.fromhex(content)
     if kind in ("list", "tuple", "set"):
-        return {"list": list, "tuple": tuple, "set": set}[kind](map(unpacked, rest))
+        return {"list": list, "tuple": tuple, "set": set}[kind](map(unpacked, content))
     if kind == "dict":
-        return {unpacked(key): unpacked(part) for key, part in rest}
+        return {unpacked(key): unpacked(part) for key, part in content}
     raise ValueError(f"no packed value: {kind[:20]}")
 
 
-def wrapped(found: Any, code: Any) -> Any:
+def unwrap_function(function: Any, code: Any) -> Any:
     """The function of a code, in what decorators have made of it; None where there is none."""
-    while found is not None and getattr(found, "__code__", None) is not code:
-        found = vars(found).get("__wrapped__") if hasattr(found, "__dict__") else None
-    return found
+    while function is not None and getattr(function, "__code__", None) is not code:
+        function = vars(function).get("__wrapped__") if hasattr(function, "__dict__") else None
+    return function
 
 
-class Watch:
+class CallTracer:
     """Hears which calls of functions of modules came through the lines of holes. `holes`: file of the tree → its lines. `tests`: files of the tree
     that are none of the package."""
 
     def __init__(self, tree, holes, tests=()):
         self.tree, self.holes = tree + "/", {f"{tree}/{name}": frozenset(lines) for name, lines in holes.items()}
         self.tests = {f"{tree}/{name}" for name in tests}
-        self.known, self.open, self.found, self.size, self.reached = {}, {}, {}, 0, False
+        self.code_info, self.open_calls, self.calls, self.size, self.has_reached_hole = {}, {}, {}, 0, False
 
-    def within(self, frame):
+    def is_package_frame(self, frame):
         """Whether a frame is one of the package's code."""
         name = frame.f_code.co_filename
         return name.startswith(self.tree) and name not in self.tests
 
-    def look(self, frame):
+    def inspect_frame(self, frame):
         """The lines of holes in a code of the tree, its name where it is a function of a module, and its defaults; None for other code."""
         code = frame.f_code
-        if not self.within(frame):
+        if not self.is_package_frame(frame):
             return None
         lines = {line for _, _, line in code.co_lines() if line} & self.holes.get(code.co_filename, frozenset())
         module = frame.f_globals.get("__name__")
-        found = wrapped(frame.f_globals.get(code.co_name), code)
-        if found is None or code.co_qualname != code.co_name or code.co_flags & NO_FUNCTION or module not in sys.modules:
+        function = unwrap_function(frame.f_globals.get(code.co_name), code)
+        if function is None or code.co_qualname != code.co_name or code.co_flags & NO_FUNCTION or module not in sys.modules:
             return lines, "", {}
-        defaults = found.__defaults__ or ()
+        defaults = function.__defaults__ or ()
         names = code.co_varnames[code.co_argcount - len(defaults) : code.co_argcount]
-        return lines, f"{module}:{code.co_name}", {**dict(zip(names, defaults, strict=True)), **(found.__kwdefaults__ or {})}
+        return (lines, f"{module}:{code.co_name}", {**dict(zip(names, defaults, strict=True)), **(function.__kwdefaults__ or {})})
 
     def trace(self, frame, event, argument):
         code = frame.f_code
-        if code not in self.known:
-            self.known[code] = self.look(frame)
-        if self.known[code] is None or self.size > ALL:
+        if code not in self.code_info:
+            self.code_info[code] = self.inspect_frame(frame)
+        if self.code_info[code] is None or self.size > ALL:
             return None
-        lines, name, _ = self.known[code]
+        lines, name, _ = self.code_info[code]
         if name:
-            self.open[frame] = self.call(frame, name)
+            self.open_calls[frame] = self.pack_call(frame, name)
         frame.f_trace_lines = bool(lines)
         return self.trace_inside if name or lines else None
 
     def trace_inside(self, frame, event, argument):
-        if event == "line" and frame.f_lineno in self.known[frame.f_code][0]:
-            self.reached, up = True, frame
-            while up is not None:
-                if (text := self.open.get(up)) is not None and text not in self.found:
-                    self.found[text], self.size = json.loads(text), self.size + len(text)
-                up = up.f_back
+        if event == "line" and frame.f_lineno in self.code_info[frame.f_code][0]:
+            self.has_reached_hole, outer = True, frame
+            while outer is not None:
+                if (text := self.open_calls.get(outer)) is not None and text not in self.calls:
+                    self.calls[text], self.size = json.loads(text), self.size + len(text)
+                outer = outer.f_back
         elif event == "return":
-            self.open.pop(frame, None)
+            self.open_calls.pop(frame, None)
         return self.trace_inside
 
-    def call(self, frame, name):
+    def pack_call(self, frame, name):
         """A call as JSON, and whether it came from outside of the tree; None for arguments that are not plain. Defaults are left out."""
-        code, held, defaults = frame.f_code, frame.f_locals, self.known[frame.f_code][2]
+        code, variables, defaults = frame.f_code, frame.f_locals, self.code_info[frame.f_code][2]
         names, at = code.co_varnames, code.co_argcount + code.co_kwonlyargcount
-        more = held[names[at]] if code.co_flags & inspect.CO_VARARGS else ()
+        extra_args = variables[names[at]] if code.co_flags & inspect.CO_VARARGS else ()
         args, named = [], {}
-        for number, one in enumerate(names[:at]):
-            default = one in defaults and held[one] is defaults[one]
-            if number < code.co_argcount and (more or number == len(args) and not default or number < code.co_posonlyargcount):
-                args.append(held[one])
+        for number, parameter in enumerate(names[:at]):
+            default = parameter in defaults and variables[parameter] is defaults[parameter]
+            if number < code.co_argcount and (extra_args or number == len(args) and not default or number < code.co_posonlyargcount):
+                args.append(variables[parameter])
             elif not default:
-                named[one] = held[one]
-        args += more
+                named[parameter] = variables[parameter]
+        args += extra_args
         if code.co_flags & inspect.CO_VARKEYWORDS:
-            named |= held[names[at + bool(code.co_flags & inspect.CO_VARARGS)]]
-        outside = frame.f_back is None or not self.within(frame.f_back)
+            named |= variables[names[at + bool(code.co_flags & inspect.CO_VARARGS)]]
+        outside = frame.f_back is None or not self.is_package_frame(frame.f_back)
         try:
-            told = {"function": name, "args": [packed(one) for one in args], "named": {key: packed(one) for key, one in named.items()}}
-            text = json.dumps({**told, "outside": outside}, sort_keys=True)
+            row = {"function": name, "args": [packed(value) for value in args], "named": {key: packed(value) for key, value in named.items()}}
+            text = json.dumps({**row, "outside": outside}, sort_keys=True)
         except NotPlain:
             return None
         return text if len(text) <= LONGEST else None
 
 
-class Played:
+class TracingPlugin:
     """pytest's plugin: plays the tests that are wanted, and watches while they run."""
 
-    def __init__(self, wanted, watch):
-        self.wanted, self.watch = {*wanted}, watch
+    def __init__(self, test_names, tracer):
+        self.test_names, self.tracer = {*test_names}, tracer
 
     def pytest_collection_modifyitems(self, items):
-        items[:] = [item for item in items if item.nodeid in self.wanted or item.nodeid.partition("[")[0] in self.wanted]
+        items[:] = [item for item in items if item.nodeid in self.test_names or item.nodeid.partition("[")[0] in self.test_names]
 
     def pytest_runtest_call(self, item):
-        sys.settrace(self.watch.trace)
+        sys.settrace(self.tracer.trace)
 
     def pytest_runtest_teardown(self, item):
         sys.settrace(None)
 
 
-def record(plan, say):
+def record(plan, emit):
     """Says each call once, in the order of the tests."""
     import pytest
 
@@ -185,76 +185,78 @@ def record(plan, say):
     files = sorted({test.partition("::")[0] for test in plan["wanted"]})
     os.chdir(tree)
     Path(tree, ".pytest.ini").write_text("[pytest]\n")
-    watch = Watch(tree, plan["holes"], files)
+    tracer = CallTracer(tree, plan["holes"], files)
     options = ["-q", "--noconftest", "-p", "no:cacheprovider", "-c", ".pytest.ini", "--rootdir", tree, "--import-mode=importlib", "--assert=plain"]
-    pytest.main([*options, "--tb=no", "--continue-on-collection-errors", *files], plugins=[Played(plan["wanted"], watch)])
-    for call in watch.found.values():
-        say(call)
+    pytest.main([*options, "--tb=no", "--continue-on-collection-errors", *files], plugins=[TracingPlugin(plan["wanted"], tracer)])
+    for call in tracer.calls.values():
+        emit(call)
 
 
 class Late(BaseException):
     """A call that takes too long."""
 
 
-def late(*_):
+def raise_late(*_):
     raise Late
 
 
-def answered(asked, watch, each):
-    """What comes of a call: its kind and what it is; whether a hole was reached, and whether the arguments stayed as they were. `each`: seconds of
-    processor time for it."""
-    args, named = [unpacked(one) for one in asked["args"]], {key: unpacked(one) for key, one in asked["named"].items()}
-    watch.reached, reached = False, False
+def answer_call(call, tracer, seconds):
+    """What comes of a call: its kind and what it is; whether a hole was reached, and whether the arguments stayed as
+    they were. `seconds`: of processor time for it."""
+    args, named = ([unpacked(argument) for argument in call["args"]], {key: unpacked(argument) for key, argument in call["named"].items()})
+    tracer.has_reached_hole, has_reached_hole = False, False
     try:
-        module, _, name = asked["function"].partition(":")
+        module, _, name = call["function"].partition(":")
         function = getattr(importlib.import_module(module), name)
-        signal.setitimer(signal.ITIMER_PROF, each)
+        signal.setitimer(signal.ITIMER_PROF, seconds)
         try:
-            sys.settrace(watch.trace if watch.holes else None)
+            sys.settrace(tracer.trace if tracer.holes else None)
             value = function(*args, **named)
         finally:
             sys.settrace(None)
             signal.setitimer(signal.ITIMER_PROF, 0)
-            reached = watch.reached
-        found = ["value", packed(value, exact=False)]
-        if len(json.dumps(found)) > ANSWER:
+            has_reached_hole = tracer.has_reached_hole
+        outcome = ["value", packed(value, exact=False)]
+        if len(json.dumps(outcome)) > ANSWER:
             raise NotPlain("too long")
     except NotPlain:
-        found = ["other", None]
+        outcome = ["other", None]
     except BaseException as error:
-        found = ["error", [one.__name__ for one in type(error).__mro__[:-1]]]
+        outcome = ["error", [error_class.__name__ for error_class in type(error).__mro__[:-1]]]
     try:
-        same = [packed(one) for one in args] == asked["args"] and {key: packed(one) for key, one in named.items()} == asked["named"]
+        is_unchanged = [packed(argument) for argument in args] == call["args"] and {key: packed(argument) for key, argument in named.items()} == call[
+            "named"
+        ]
     except NotPlain:
-        same = False
-    return [*found, reached, same]
+        is_unchanged = False
+    return [*outcome, has_reached_hole, is_unchanged]
 
 
-def answer(plan, say):
+def answer(plan, emit):
     """Says of each call, by its number, what came of it, in the order in which they are asked for."""
-    watch = Watch(plan["tree"], plan["holes"])
-    signal.signal(signal.SIGPROF, late)
+    tracer = CallTracer(plan["tree"], plan["holes"])
+    signal.signal(signal.SIGPROF, raise_late)
     for number in plan["order"]:
         try:
-            say([number, *answered(plan["asked"][number], watch, plan["each"])])
+            emit([number, *answer_call(plan["asked"][number], tracer, plan["each"])])
         except BaseException:  # what was left running, or a value that fights back
-            say([number, "other", None, False, False])
+            emit([number, "other", None, False, False])
 
 
-def main(what, path):
+def main(command, path):
     with open(path) as file:
         plan = json.load(file)
     os.unlink(path)
     pipe = os.dup(1)
-    for handle, how in ((0, os.O_RDONLY), (1, os.O_WRONLY), (2, os.O_WRONLY)):
-        os.dup2(os.open(os.devnull, how), handle)
+    for handle, flags in ((0, os.O_RDONLY), (1, os.O_WRONLY), (2, os.O_WRONLY)):
+        os.dup2(os.open(os.devnull, flags), handle)
     sys.path += [plan["tree"], f"{plan['tree']}/src"]
     sys.argv[:], sys.orig_argv[:] = ["python3"], ["python3"]
 
-    def say(found):
-        os.write(pipe, json.dumps(found).encode() + b"\n")
+    def emit(row):
+        os.write(pipe, json.dumps(row).encode() + b"\n")
 
-    {"record": record, "answer": answer}[what](plan, say)
+    {"record": record, "answer": answer}[command](plan, emit)
     os._exit(0)
 
 

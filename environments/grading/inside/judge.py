@@ -32,7 +32,7 @@ READY, END, NO_TREE = b"ready\n", b"end\n", 3
 BUSY, PATIENCE = 20, 4
 """Tests whose seconds are over, by the wall clock, are ended where they have used less than one of so many; and in any
 case after so many times their seconds."""
-MOST = 4 << 20
+MAX_OUTPUT = 4 << 20
 """Bytes that the other process may say."""
 ENVIRONMENT = {"HOME": "/tmp", "LANG": "C.UTF-8", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
 """Of the other process."""
@@ -71,45 +71,46 @@ class Clock:
         return ticks
 
     def is_over(self) -> bool:
-        waited = time.monotonic() - self.since
-        if waited <= self.seconds:  # nothing is over before that, on however many cores
+        wall_seconds = time.monotonic() - self.since
+        if wall_seconds <= self.seconds:  # nothing is over before that, on however many cores
             return False
-        used = self.used()
-        return used > self.seconds or used < waited / BUSY or waited > PATIENCE * self.seconds
+        cpu_seconds = self.used()
+        return cpu_seconds > self.seconds or cpu_seconds < wall_seconds / BUSY or wall_seconds > PATIENCE * self.seconds
 
 
-def read_output(reader: int, child: "subprocess.Popen | Forked", clock: Clock, end: bytes = b"") -> bytes:
-    """What the child said until it ended, said `end`, or until its time was over. Others may hold the pipe open, so its end is not waited for."""
-    said = b""
-    while len(said) < MOST and not clock.is_over() and not (end and said.endswith(end)):
+def read_output(reader: int, child: "subprocess.Popen | Forked", clock: Clock, end_marker: bytes = b"") -> bytes:
+    """What the child said until it ended, said `end_marker`, or until its time was over. Others may hold the pipe open,
+    so its end is not waited for."""
+    output = b""
+    while len(output) < MAX_OUTPUT and not clock.is_over() and not (end_marker and output.endswith(end_marker)):
         ready, _, _ = select.select([reader], [], [], 0.02)
         if ready:
             block = os.read(reader, 1 << 16)
             if not block:
                 break
-            said += block
+            output += block
         elif child.poll() is not None:
             break
-    return said
+    return output
 
 
-def verdicts(said: bytes, answers: bool = False) -> dict[str, str]:
+def parse_verdicts(output: bytes, answers: bool = False) -> dict[str, str]:
     """The first outcome of each test, and with `answers` the first answer to each question. What is no line of ours counts as a
     test that nobody asked for."""
-    found: dict[str, str] = {}
-    for line in said.decode(errors="replace").splitlines():
+    outcomes: dict[str, str] = {}
+    for line in output.decode(errors="replace").splitlines():
         outcome, _, test = line.partition(" ")
         if outcome in ("passed", "failed", "skipped") and test:
-            found.setdefault(test, outcome)
+            outcomes.setdefault(test, outcome)
         elif outcome == "answer" and answers:
             number, _, answer = test.partition(" ")
-            found.setdefault(f"answer {number}", answer)
+            outcomes.setdefault(f"answer {number}", answer)
         else:
-            found.setdefault("a line that is none", "failed")
-    return found
+            outcomes.setdefault("a line that is none", "failed")
+    return outcomes
 
 
-def lay(files: dict[str, str], tree: str) -> None:
+def write_files(files: dict[str, str], tree: str) -> None:
     """Lays files of a tree, which are new."""
     for name, data in files.items():
         os.makedirs(os.path.dirname(f"{tree}/{name}"), exist_ok=True)
@@ -117,7 +118,7 @@ def lay(files: dict[str, str], tree: str) -> None:
             file.write(base64.b64decode(data))
 
 
-def started(folder: str, program: str, *handles: int) -> subprocess.Popen:
+def start_process(folder: str, program: str, *handles: int) -> subprocess.Popen:
     """A process that runs a program of the folder. It knows nothing yet."""
     return subprocess.Popen(
         [sys.executable, "-I", "-B", f"{folder}/{program}.py", *map(str, handles)],
@@ -135,8 +136,8 @@ class Forked:
 
     def __init__(self, folder: str, program: str, *handles: int) -> None:
         self.status: int | None = None
-        reader, told = os.pipe()
-        self.stdin = os.fdopen(told, "wb")
+        reader, writer = os.pipe()
+        self.stdin = os.fdopen(writer, "wb")
         self.pid = os.fork()
         if self.pid == 0:
             try:
@@ -148,16 +149,17 @@ class Forked:
     def poll(self) -> int | None:
         """How it has ended, if it has."""
         if self.status is None:
-            found, status = os.waitpid(self.pid, os.WNOHANG)
-            self.status = status if found else None
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            self.status = status if pid else None
         return self.status
 
 
 def _become(program: str, reader: int, handles: tuple[int, ...]) -> None:
-    """As `started` does it: a session of its own, little in its environment, and modules under no other names than there."""
+    """As `start_process` does it: a session of its own, little in its environment, and modules under no other names
+    than there."""
     os.setsid()
-    nothing = os.open(os.devnull, os.O_RDWR)
-    for number, handle in enumerate((reader, nothing, nothing)):
+    null_handle = os.open(os.devnull, os.O_RDWR)
+    for number, handle in enumerate((reader, null_handle, null_handle)):
         os.dup2(handle, number)
     for name in os.listdir("/proc/self/fd"):
         if int(name) > 2 and int(name) not in handles:
@@ -167,8 +169,8 @@ def _become(program: str, reader: int, handles: tuple[int, ...]) -> None:
                 pass  # that of the folder itself
     os.environ.clear()
     os.environ.update(ENVIRONMENT)
-    others = {"judge", "play", "examinee"} - {program}
-    for name in others:
+    unused_programs = {"judge", "play", "examinee"} - {program}
+    for name in unused_programs:
         del sys.modules[name]
     sys.modules["__main__"] = sys.modules.pop(program)
     vars(sys.modules["__main__"])["__name__"] = "__main__"
@@ -181,7 +183,7 @@ def nursed() -> None:
     main(EXAM, Forked)
 
 
-def tell(child: "subprocess.Popen | Forked", plan: dict, first: bytes) -> None:
+def send_plan(child: "subprocess.Popen | Forked", plan: dict, first: bytes) -> None:
     """Tells a process its plan."""
     assert child.stdin is not None
     try:
@@ -191,7 +193,7 @@ def tell(child: "subprocess.Popen | Forked", plan: dict, first: bytes) -> None:
         pass
 
 
-def end(child: "subprocess.Popen | Forked") -> None:
+def end_process(child: "subprocess.Popen | Forked") -> None:
     try:
         os.killpg(child.pid, signal.SIGKILL)
     except ProcessLookupError:
@@ -200,13 +202,19 @@ def end(child: "subprocess.Popen | Forked") -> None:
         time.sleep(0.001)
 
 
-def main(folder: str, begun=started) -> None:
-    """`begun`: gives a process that runs a program."""
+def main(folder: str, start=start_process) -> None:
+    """`start`: gives a process that runs a program."""
     ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
-    (reader, writer), (asked, requests), (answers, answered), (inner, inner_plan), (inner_reader, inner_writer) = (os.pipe() for _ in range(5))
-    examinee = begun(folder, "examinee", asked, answered)
-    child = begun(folder, "play", writer, requests, answers, inner, inner_writer)
-    for handle in (writer, asked, requests, answers, answered, inner, inner_writer):
+    (
+        (reader, writer),
+        (request_reader, request_writer),
+        (answer_reader, answer_writer),
+        (inner_plan_reader, inner_plan_writer),
+        (inner_reader, inner_writer),
+    ) = (os.pipe() for _ in range(5))
+    examinee = start(folder, "examinee", request_reader, answer_writer)
+    child = start(folder, "play", writer, request_writer, answer_reader, inner_plan_reader, inner_writer)
+    for handle in (writer, request_reader, request_writer, answer_reader, answer_writer, inner_plan_reader, inner_writer):
         os.close(handle)
     if os.read(reader, len(READY)) != READY:
         sys.exit("the tests cannot be played: pytest is not there")
@@ -215,27 +223,27 @@ def main(folder: str, begun=started) -> None:
         sys.exit(1)  # who shall play is gone, or has said something before it was asked
     plan = json.load(sys.stdin.buffer)
     key = bytes.fromhex(plan["key"])
-    apart, inside = plan["apart"], plan["inside"]
+    apart_plan, inside_plan = plan["apart"], plan["inside"]
     try:
-        lay(plan["files"], plan["tree"])
+        write_files(plan["files"], plan["tree"])
         clock = Clock(plan["seconds"])
-        tell(child, apart, b"1" if inside["wanted"] else b"0")
-        outcomes = verdicts(read_output(reader, child, clock, END).removesuffix(END), answers=True)
-        end(examinee)
-        if inside["wanted"]:
-            lay(plan["later"], plan["tree"])
+        send_plan(child, apart_plan, b"1" if inside_plan["wanted"] else b"0")
+        outcomes = parse_verdicts(read_output(reader, child, clock, END).removesuffix(END), answers=True)
+        end_process(examinee)
+        if inside_plan["wanted"]:
+            write_files(plan["later"], plan["tree"])
             try:
-                with os.fdopen(inner_plan, "wb") as stream:
-                    stream.write(json.dumps(inside).encode())
+                with os.fdopen(inner_plan_writer, "wb") as stream:
+                    stream.write(json.dumps(inside_plan).encode())
             except BrokenPipeError:
                 pass  # who shall play is gone
-            for test, outcome in verdicts(read_output(inner_reader, child, clock)).items():
+            for test, outcome in parse_verdicts(read_output(inner_reader, child, clock)).items():
                 outcomes.setdefault(test, outcome)  # of what was played apart nothing else is believed
     except OSError as error:
         sys.stderr.write(f"the tree cannot be laid: {error}\n")
         sys.exit(NO_TREE)
     for process in (child, examinee):
-        end(process)
+        end_process(process)
     sys.stdout.buffer.write(b"".join(seal(key, test, outcome) for test, outcome in outcomes.items()))
     sys.stdout.flush()
 

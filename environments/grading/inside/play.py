@@ -57,7 +57,7 @@ def argument_names(function, *args, **named) -> tuple[str, ...]:
 vars(sys.modules["_pytest.fixtures"])["getfuncargnames"] = argument_names
 
 
-def load(name: str) -> None:
+def load_program(name: str) -> None:
     """Imports a program that lies beside this one, unless a nursery has done so."""
     if name not in sys.modules:
         path = os.path.join(os.path.dirname(os.path.abspath(__file__)), f"{name}.py")
@@ -68,7 +68,7 @@ def load(name: str) -> None:
 
 
 for part in ("remote", "fresh"):
-    load(part)
+    load_program(part)
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE = 1, 4
 END = b"end\n"
 """Is said once all that can be carried was played."""
@@ -102,13 +102,13 @@ class Support(importlib.abc.MetaPathFinder, importlib.abc.Loader):
                 pass  # tests that need it fail
 
 
-class Held:
+class SourceCollector:
     """Collects tests from sources in memory. `link`: to the process that runs the package, if that is another one."""
 
     def __init__(self, plan: dict, folder: Path, link=None) -> None:
         self.sources, self.names, self.packages = plan["tests"], plan["names"], plan["support"].get("packages", {})
-        self.wanted, self.folder, self.link = {*plan["wanted"]}, folder, link
-        self.functions = {test.partition("[")[0] for test in self.wanted}
+        self.selected_tests, self.folder, self.link = {*plan["wanted"]}, folder, link
+        self.functions = {test.partition("[")[0] for test in self.selected_tests}
 
     def pytest_collect_directory(self, path: Path, parent: pytest.Collector) -> pytest.Dir:
         """A folder is never a package: whoever leaves an __init__.py there would have it imported."""
@@ -126,10 +126,10 @@ class Held:
         exec(compile(self.sources[path], str(file_path), "exec", dont_inherit=True), module.__dict__)
         if self.link is not None and self.link.taint:
             raise RuntimeError(f"{path} cannot be carried: {self.link.taint}")
-        rename(module, self.sources[path], {test: played for test, played in self.names.items() if test.partition("::")[0] == path})
-        found = pytest.Module.from_parent(parent, path=file_path)
-        found.obj = module
-        return found
+        rename(module, self.sources[path], {test: new_name for test, new_name in self.names.items() if test.partition("::")[0] == path})
+        node = pytest.Module.from_parent(parent, path=file_path)
+        node.obj = module
+        return node
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_pycollect_makeitem(self, collector: pytest.Collector, name: str, obj: object) -> list[pytest.Item] | None:
@@ -139,12 +139,12 @@ class Held:
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         """What is wanted may be a case, or a function with all of its cases. Each is played where its test stands. No failure is put into words,
         which takes longer than a test, and all canaries fail. Nobody asks for the line that a test stands in."""
-        items[:] = [item for item in items if item.nodeid in self.wanted or item.nodeid.partition("[")[0] in self.wanted]
+        items[:] = [item for item in items if item.nodeid in self.selected_tests or item.nodeid.partition("[")[0] in self.selected_tests]
         for item in items:
-            vars(item).update(repr_failure=wordless, _repr_failure_py=wordless, location=("", None, ""))
+            vars(item).update(repr_failure=format_nothing, _repr_failure_py=format_nothing, location=("", None, ""))
 
 
-def wordless(*_: object, **__: object) -> str:
+def format_nothing(*_: object, **__: object) -> str:
     """A failure in no words."""
     return ""
 
@@ -152,48 +152,48 @@ def wordless(*_: object, **__: object) -> str:
 def rename(module: types.ModuleType, source: str, names: dict[str, str]) -> None:
     """Gives tests of a module, and of classes in it, other names, also in their code. `names`: FILE::CLASS::TEST → the same with another last name,
     which tests of one name have in common. A test's own name goes, unless the source uses it elsewhere."""
-    others = {test.rpartition("::")[2]: played.rpartition("::")[2] for test, played in names.items()}
-    words, defined = Counter(re.findall(r"\w+", source)), Counter(re.findall(r"\bdef\s+(\w+)", source))
-    holders = [module, *(one for one in vars(module).values() if isinstance(one, type) and one.__module__ == module.__name__)]
+    new_names = {test.rpartition("::")[2]: new_test.rpartition("::")[2] for test, new_test in names.items()}
+    word_counts, definition_counts = Counter(re.findall(r"\w+", source)), Counter(re.findall(r"\bdef\s+(\w+)", source))
+    holders = [module, *(value for value in vars(module).values() if isinstance(value, type) and value.__module__ == module.__name__)]
     for holder in holders:
         parts = [(name, part) for name, part in vars(holder).items() if not name.startswith("__")]
-        if not any(name in others for name, _ in parts):
+        if not any(name in new_names for name, _ in parts):
             continue
         for name, part in parts:  # all of them, so that their order stays
             delattr(holder, name)
-            if name in others:
-                _rename(part.__func__ if isinstance(part, staticmethod | classmethod) else part, name, others[name])
-                setattr(holder, others[name], part)
-                if words[name] == defined[name]:
+            if name in new_names:
+                _rename(part.__func__ if isinstance(part, staticmethod | classmethod) else part, name, new_names[name])
+                setattr(holder, new_names[name], part)
+                if word_counts[name] == definition_counts[name]:
                     continue
             setattr(holder, name, part)
     for test in names:  # those that a class inherits, or that another module defines
         *owners, name = test.split("::")[1:]
         holder = functools.reduce(lambda outer, owner: getattr(outer, owner, None), owners, module)
         part = inspect.getattr_static(holder, name, None)
-        if isinstance(part, types.FunctionType) and inspect.getattr_static(holder, others[name], None) is None:
+        if isinstance(part, types.FunctionType) and inspect.getattr_static(holder, new_names[name], None) is None:
             copy = types.FunctionType(part.__code__, part.__globals__, name, part.__defaults__, part.__closure__)
             functools.update_wrapper(copy, part)
             del copy.__wrapped__
             copy.__kwdefaults__ = part.__kwdefaults__
-            _rename(copy, name, others[name])
-            setattr(holder, others[name], copy)
+            _rename(copy, name, new_names[name])
+            setattr(holder, new_names[name], copy)
 
 
-def _rename(function: object, name: str, other: str) -> None:
+def _rename(function: object, name: str, new_name: str) -> None:
     while isinstance(function, types.FunctionType) and function.__name__ == name:
-        qualified = f"{function.__qualname__.rpartition('.')[0]}.{other}".removeprefix(".")
+        qualified_name = f"{function.__qualname__.rpartition('.')[0]}.{new_name}".removeprefix(".")
         if function.__code__.co_name == name:
-            function.__code__ = function.__code__.replace(co_name=other, co_qualname=qualified)
-        function.__name__, function.__qualname__ = other, qualified
+            function.__code__ = function.__code__.replace(co_name=new_name, co_qualname=qualified_name)
+        function.__name__, function.__qualname__ = new_name, qualified_name
         function = vars(function).get("__wrapped__")
 
 
-class Elsewhere(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+class RemoteImporter(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Imports modules of the package from the process that runs it, and the tests' own modules from sources in memory."""
 
     def __init__(self, link, tops: set[str], local: dict[str, list]) -> None:
-        self.link, self.tops, self.local, self.done = link, tops, local, set()
+        self.link, self.tops, self.local, self.executed_modules = link, tops, local, set()
 
     def find_spec(self, name, path=None, target=None):
         if name in self.local:
@@ -206,10 +206,10 @@ class Elsewhere(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             if error.name == name or name in str(error):
                 return None
             raise
-        found = importlib.util.spec_from_loader(name, self, is_package="__path__" in vars(module))
-        assert found is not None
-        found.loader_state = module
-        return found
+        module_spec = importlib.util.spec_from_loader(name, self, is_package="__path__" in vars(module))
+        assert module_spec is not None
+        module_spec.loader_state = module
+        return module_spec
 
     def create_module(self, spec):
         return spec.loader_state
@@ -217,22 +217,22 @@ class Elsewhere(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def exec_module(self, module):
         if (local := self.local.get(module.__name__)) is not None:
             exec(compile(local[0], f"/{module.__name__}", "exec", dont_inherit=True), module.__dict__)
-        elif module.__name__ in self.done:
+        elif module.__name__ in self.executed_modules:
             self.link.ask("reload", module.__name__)
-        self.done.add(module.__name__)
+        self.executed_modules.add(module.__name__)
 
 
-class Told:
+class OutcomeReporter:
     """Says of each test how it ended, once it has."""
 
     def __init__(self, pipe: int, link=None) -> None:
         self.pipe, self.link, self.outcomes = pipe, link, {}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        before = self.outcomes.get(report.nodeid, "passed")
-        tainted = self.link is not None and self.link.taint
+        previous = self.outcomes.get(report.nodeid, "passed")
+        is_tainted = self.link is not None and self.link.taint
         self.outcomes[report.nodeid] = (
-            "failed" if tainted or "failed" in (before, report.outcome) else "skipped" if "skipped" in (before, report.outcome) else "passed"
+            "failed" if is_tainted or "failed" in (previous, report.outcome) else "skipped" if "skipped" in (previous, report.outcome) else "passed"
         )
         if report.when == "teardown":
             if self.link is not None:
@@ -244,7 +244,7 @@ def play(plan: dict, pipe: int, link=None) -> None:
     """Runs the tests of a plan."""
     sys.argv[:], sys.orig_argv[:] = ["pytest"], ["python3"]
     # pytest would put the name of each test into the environment.
-    vars(sys.modules["_pytest.runner"])["_update_current_test_var"] = lambda item, when: None
+    vars(sys.modules["_pytest.runner"])["_update_current_test_var"] = lambda item, phase: None
     folder = Path(plan["folder"])
     for name in plan["tests"]:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -258,24 +258,27 @@ def play(plan: dict, pipe: int, link=None) -> None:
         options += ["--continue-on-collection-errors"]  # a file that cannot be carried takes no other one with it
     support = Support(plan["support"], folder)
     sys.meta_path.insert(0, support)
-    pytest.main([*options, str(folder)], plugins=[support, Held(plan, folder, link), Told(pipe, link)])
+    pytest.main([*options, str(folder)], plugins=[support, SourceCollector(plan, folder, link), OutcomeReporter(pipe, link)])
 
 
 def answer(number: int, question: dict) -> str:
     """What comes of a question: its number, and as JSON kind and answer as fresh.py tells them. Raises what ends the link."""
     fresh, remote = sys.modules["fresh"], sys.modules["remote"]
     try:
-        args, named = [fresh.unpacked(one) for one in question["args"]], {key: fresh.unpacked(one) for key, one in question["named"].items()}
+        args, named = (
+            [fresh.unpacked(argument) for argument in question["args"]],
+            {key: fresh.unpacked(argument) for key, argument in question["named"].items()},
+        )
         module, _, name = question["function"].partition(":")
         value = getattr(importlib.import_module(module), name)(*args, **named)
-        told = ["value", fresh.packed(value, exact=False)]
+        outcome = ["value", fresh.packed(value, exact=False)]
     except (fresh.NotPlain, remote.NotCarried):
-        told = ["other", None]
+        outcome = ["other", None]
     except remote.Broken:
         raise
     except BaseException as error:
-        told = ["error", [one.__name__ for one in type(error).__mro__[:-1]]]
-    text = json.dumps(told)
+        outcome = ["error", [error_class.__name__ for error_class in type(error).__mro__[:-1]]]
+    text = json.dumps(outcome)
     return f"answer {number} {text if len(text) <= fresh.ANSWER else 'null'}\n"
 
 
@@ -287,7 +290,7 @@ def examine(plan: dict, pipe: int, requests: int, answers: int) -> None:
     link = remote.Link(answers, requests, strict=True)
     link.noticed = remote.repeat
     link.send(["begin", plan["folders"], plan["each"], cpu])
-    sys.meta_path.append(Elsewhere(link, {*plan["tops"]}, plan["local"]))
+    sys.meta_path.append(RemoteImporter(link, {*plan["tops"]}, plan["local"]))
     order = [*range(len(plan["asked"]))]
     random.SystemRandom().shuffle(order)
     try:
@@ -304,20 +307,20 @@ def main(pipe: int, requests: int, answers: int, inner_plan: int, inner_pipe: in
     ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
     gc.freeze()  # what pytest has made stays: collections, of which it makes some at its end, need not look through it
     os.write(pipe, b"ready\n")  # pytest is imported, and nothing else is known
-    inner = os.fork() if os.read(0, 1) == b"1" else None  # before the plan comes
-    if inner == 0:
+    inner_pid = os.fork() if os.read(0, 1) == b"1" else None  # before the plan comes
+    if inner_pid == 0:
         try:
             ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
             for handle in (0, pipe, requests, answers):
                 os.close(handle)
-            told = b""
+            data = b""
             while block := os.read(inner_plan, 1 << 20):
-                told += block
+                data += block
             os.close(inner_plan)
             os.open(os.devnull, os.O_RDONLY)
             os.setsid()
             ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)
-            plan = json.loads(told)
+            plan = json.loads(data)
             sys.path += plan["folders"]
             play(plan, inner_pipe)
         finally:
@@ -331,8 +334,8 @@ def main(pipe: int, requests: int, answers: int, inner_plan: int, inner_pipe: in
             examine(plan, pipe, requests, answers)
         os.write(pipe, END)
         os.close(requests)
-        if inner:
-            os.waitpid(inner, 0)
+        if inner_pid:
+            os.waitpid(inner_pid, 0)
     finally:
         os._exit(0)
 

@@ -42,7 +42,7 @@ __all__ = ["Broken", "Link", "NotCarried"]
 
 LONGEST = 16 << 20
 """Bytes of a message."""
-MANY = 5000
+MAX_REQUESTS = 5000
 """Requests of a test, at most: whoever makes more would take longer than a grading may."""
 DEEPEST = 60
 """Values within each other, and requests within requests."""
@@ -77,7 +77,7 @@ VALUES: dict[str, tuple[type, Any, Any]] = {
 }
 """Name → type, the arguments that make an equal value, and what takes them. Only exact types travel so."""
 NAMES = {kind: name for name, (kind, _, _) in VALUES.items()}
-SINGLES = {"...": ..., "NotImplemented": NotImplemented}
+SINGLETONS = {"...": ..., "NotImplemented": NotImplemented}
 ABSTRACT = {name: getattr(collections.abc, name) for name in collections.abc.__all__}
 OPERATIONS: dict[str, Any] = {
     **{f"__{name}__": getattr(operator, name) for name in ("lt", "le", "gt", "ge", "neg", "pos", "invert", "index", "concat", "contains")},
@@ -88,19 +88,19 @@ OPERATIONS: dict[str, Any] = {
     "throw": types.GeneratorType.throw,
     "close": types.GeneratorType.close,
     "__length_hint__": operator.length_hint,
-    "__enter__": lambda one: type(one).__enter__(one),
-    "__exit__": lambda one, *how: type(one).__exit__(one, *how),
+    "__enter__": lambda value: type(value).__enter__(value),
+    "__exit__": lambda value, *error: type(value).__exit__(value, *error),
     "__copy__": copy.copy,
-    "__deepcopy__": lambda one, *_: copy.deepcopy(one),
+    "__deepcopy__": lambda value, *_: copy.deepcopy(value),
 }
 for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "lshift", "rshift", "and", "or", "xor", "matmul"):
-    _plain = getattr(operator, f"__{_name}__")
-    OPERATIONS[f"__{_name}__"] = _plain
-    OPERATIONS[f"__r{_name}__"] = lambda one, other, _plain=_plain: _plain(other, one)
+    _operator = getattr(operator, f"__{_name}__")
+    OPERATIONS[f"__{_name}__"] = _operator
+    OPERATIONS[f"__r{_name}__"] = lambda value, left, _operator=_operator: _operator(left, value)
     OPERATIONS[f"__i{_name}__"] = getattr(operator, f"__i{_name}__")
 """Special methods that are requests. Comparisons by == are none of them."""
-COMPARED = {"__eq__", "__ne__", "__hash__"}
-ORDERED = {"__lt__", "__le__", "__gt__", "__ge__"}
+EQUALITY_METHODS = {"__eq__", "__ne__", "__hash__"}
+ORDER_METHODS = {"__lt__", "__le__", "__gt__", "__ge__"}
 
 
 def stay_on(cpu: int) -> None:
@@ -132,7 +132,7 @@ def _resolve(module: str, name: str) -> Any:
     return value
 
 
-def _name_of(value: Any) -> tuple[str, str] | None:
+def _find_name(value: Any) -> tuple[str, str] | None:
     """Module and qualified name of a type or function of the standard library, by which the other side finds its own; else None."""
     if not isinstance(value, type | types.FunctionType | types.BuiltinFunctionType | types.MethodDescriptorType | types.WrapperDescriptorType):
         return None
@@ -213,10 +213,10 @@ class Forward:
         self.name, self.is_method = name, is_method
 
     def __get__(self, instance: Any, owner: Any) -> Any:
-        one = owner if instance is None else instance
+        target = owner if instance is None else instance
         if "_derived" in vars(type(instance)):  # a class of this side comes before the one that has the attribute
-            return one._link.ask("bound", ["h", one._number], self.name, self.owner)
-        return Method(instance, self.name) if self.is_method and instance is not None else one._link.get(one._number, self.name)
+            return target._link.ask("bound", ["h", target._number], self.name, self.owner)
+        return Method(instance, self.name) if self.is_method and instance is not None else target._link.get(target._number, self.name)
 
     def __set_name__(self, owner: Any, name: str) -> None:
         self.owner = owner
@@ -260,7 +260,7 @@ class Proxy:
     def __init__(self, *args: Any, **named: Any) -> None:
         """Is called by classes of this side that derive from one of the other: that one's method comes next."""
         if "_derived" in vars(type(self)):
-            base = next(one for one in type(self).__mro__ if "_derived" not in vars(one) and "_number" in vars(one))
+            base = next(parent for parent in type(self).__mro__ if "_derived" not in vars(parent) and "_number" in vars(parent))
             self._link.ask("bound", ["h", self._number], "__init__", base)(*args, **named)
 
 
@@ -282,7 +282,9 @@ class Function:
         self.__name__, self.__qualname__ = about.get("name", "function"), about.get("name", "function")
         self.__doc__, self.__module__ = about.get("doc"), str(about.get("module"))
         if about.get("parameters") is not None:
-            self.__signature__ = inspect.Signature([inspect.Parameter(*one[:2], **_default(one)) for one in about["parameters"]])
+            self.__signature__ = inspect.Signature(
+                [inspect.Parameter(*parameter[:2], **_make_default(parameter)) for parameter in about["parameters"]]
+            )
 
     def __call__(self, *args: Any, **named: Any) -> Any:
         return self._link.ask("call", ["h", self._number], args, named)
@@ -302,7 +304,7 @@ class Function:
         return self
 
 
-def _default(parameter: list) -> dict:
+def _make_default(parameter: list) -> dict:
     return {"default": parameter[2]} if len(parameter) > 2 else {}
 
 
@@ -336,7 +338,7 @@ class Module(types.ModuleType):
         self._link.ask("delete", ["h", self._number], name)
 
 
-def _operation(name: str) -> Any:
+def _make_operation(name: str) -> Any:
     def method(self: Any, *args: Any) -> Any:
         if name == "__exit__":
             args = (*args[:2], None)
@@ -348,26 +350,26 @@ def _operation(name: str) -> Any:
 
 def _generate(link: Any, number: int) -> Any:
     """A generator that does what one of the other side does."""
-    target, what, args = ["h", number], "send", (None,)
+    target, operation, args = ["h", number], "send", (None,)
     while True:
         try:
-            value = link.ask("op", what, target, args)
+            value = link.ask("op", operation, target, args)
         except StopIteration as error:
             return error.value
         try:
-            what, args = "send", ((yield value),)
+            operation, args = "send", ((yield value),)
         except GeneratorExit:
-            if not link.broken:
+            if not link.is_broken:
                 link.ask("op", "close", target, ())
             raise
         except BaseException as error:
-            what, args = "throw", (error,)
+            operation, args = "throw", (error,)
 
 
-def _compares(self: Any, other: Any) -> Any:
-    if self is other:
+def _compare(self: Any, operand: Any) -> Any:
+    if self is operand:
         return True
-    if _is_standard(type(self).__module__) and _number_of(other) is None:
+    if _is_standard(type(self).__module__) and _get_number(operand) is None:
         return False
     raise self._link.refuse(f"{type(self).__name__} compares by a method of its own")
 
@@ -385,15 +387,15 @@ class Link:
         self.taint = ""
         """Why the test that runs was not carried; empty where it was so far."""
         self.requests = 0
-        self.broken = False
+        self.is_broken = False
         self.after: Any = None
         """On the examinee's side: what happened besides during a request, such as warnings."""
         self.noticed: Any = None
         """On the examiner's side: is given what the other side says so."""
 
-    def refuse(self, why: str) -> NotCarried:
-        self.taint = self.taint or why
-        return NotCarried(why)
+    def refuse(self, reason: str) -> NotCarried:
+        self.taint = self.taint or reason
+        return NotCarried(reason)
 
     def begin(self) -> None:
         """A test begins."""
@@ -410,14 +412,14 @@ class Link:
             while view:
                 view = view[os.write(self.writer, view) :]
         except OSError:
-            self.broken = True
+            self.is_broken = True
             raise Broken("the other side has ended") from None
 
     def receive(self) -> list:
         while (end := self.buffer.find(b"\n")) < 0:
             block = b"" if len(self.buffer) > LONGEST else os.read(self.reader, 1 << 16)
             if not block:
-                self.broken = True
+                self.is_broken = True
                 raise Broken("the other side has ended")
             self.buffer += block
         line = bytes(self.buffer[:end])
@@ -427,59 +429,65 @@ class Link:
         except (ValueError, RecursionError):
             message = None
         if not (isinstance(message, list) and message and isinstance(message[0], str)):
-            self.broken = True
+            self.is_broken = True
             raise Broken("no message")
         return message
 
     def ask(self, what: str, *parts: Any) -> Any:
         """A request, and its answer. Raises what the other side raises, NotCarried, and Broken."""
         with self.lock:
-            if self.broken:
+            if self.is_broken:
                 raise Broken("the link is broken")
             self.depth, self.requests = self.depth + 1, self.requests + 1
             try:
-                if self.strict and self.requests > MANY:
-                    raise self.refuse(f"it makes more than {MANY} requests")
+                if self.strict and self.requests > MAX_REQUESTS:
+                    raise self.refuse(f"it makes more than {MAX_REQUESTS} requests")
                 if self.depth > DEEPEST:
                     raise RecursionError("requests within requests")
                 args = parts[1] if what in ("call", "method") else ()
-                self.send(self._request(what, parts))
+                self.send(self._make_request(what, parts))
                 while (message := self.receive())[0] not in ("ok", "error"):
                     self.serve(message)
-                return self._outcome(message, args)
+                return self._read_outcome(message, args)
             finally:
                 self.depth -= 1
 
-    def _request(self, what: str, parts: tuple) -> list:
-        target = [one for one in parts if isinstance(one, list) and len(one) == 2 and one[0] == "h"][:1]
-        if what in ("call", "method"):
-            return [what, *target, [self.pack(one) for one in parts[1]], {name: self.pack(one) for name, one in parts[2].items()}, *parts[3:]]
-        if what == "op":
-            return [what, parts[0], *target, [self.pack(one) for one in parts[2]]]
-        return [what, *target, *(one if isinstance(one, str) else self.pack(one) for one in parts[len(target) :])]
+    def _make_request(self, action: str, parts: tuple) -> list:
+        target = [argument for argument in parts if isinstance(argument, list) and len(argument) == 2 and argument[0] == "h"][:1]
+        if action in ("call", "method"):
+            return [
+                action,
+                *target,
+                [self.pack(argument) for argument in parts[1]],
+                {name: self.pack(argument) for name, argument in parts[2].items()},
+                *parts[3:],
+            ]
+        if action == "op":
+            return [action, parts[0], *target, [self.pack(argument) for argument in parts[2]]]
+        return [action, *target, *(argument if isinstance(argument, str) else self.pack(argument) for argument in parts[len(target) :])]
 
-    def _outcome(self, message: list, args: Any) -> Any:
+    def _read_outcome(self, message: list, args: Any) -> Any:
         try:
-            kind, told, more = message
-            for at, content in more.get("args", {}).items():
-                one, told_now = args[int(at)], self.unpack(content)
-                if type(one) is not type(told_now) or type(one) not in MUTABLE:
+            kind, packed_value, extras = message
+            for at, content in extras.get("args", {}).items():
+                argument, new_content = args[int(at)], self.unpack(content)
+                if type(argument) is not type(new_content) or type(argument) not in MUTABLE:
                     raise ValueError("no content of an argument")
-                _refill(one, told_now)
+                _refill(argument, new_content)
             if self.noticed is not None:
-                self.noticed(self, more)
-            if kind == "ok" and isinstance(told, list) and len(told) == 2 and told[0] == "a":
-                return args[told[1]]
-            value = self.unpack(told)
+                self.noticed(self, extras)
+            if kind == "ok" and isinstance(packed_value, list) and len(packed_value) == 2 and packed_value[0] == "a":
+                return args[packed_value[1]]
+            value = self.unpack(packed_value)
         except NotCarried:
             raise
         except Exception as error:
-            self.broken = True
+            self.is_broken = True
             raise Broken(f"no answer: {type(error).__name__}: {error}") from None
         if kind == "ok":
             return value
         if not isinstance(value, BaseException):
-            self.broken = True
+            self.is_broken = True
             raise Broken("no error")
         raise value
 
@@ -492,15 +500,15 @@ class Link:
         for base in kind.__bases__:
             if isinstance(base, Mirror) and "_number" not in vars(base):
                 self.derive(base)
-        space = {name: part for name, part in vars(kind).items() if name not in DERIVED and not name.startswith("_abc_")}
-        parts = [[name, *self._part(part)] for name, part in space.items()]
+        space = {name: part for name, part in vars(kind).items() if name not in IMPLICIT_ATTRIBUTES and not name.startswith("_abc_")}
+        parts = [[name, *self._describe_attribute(part)] for name, part in space.items()]
         number = self.ask("derive", kind.__name__, [*kind.__bases__], parts)
         if type(number) is not int:
             raise Broken("no number of a class")
         kind._derived, kind._number = True, number
         self.theirs[number] = kind
 
-    def _part(self, part: Any) -> tuple[str, Any]:
+    def _describe_attribute(self, part: Any) -> tuple[str, Any]:
         """An attribute of a class as `derive` tells it."""
         if isinstance(part, staticmethod | classmethod):
             return type(part).__name__, part.__func__
@@ -508,10 +516,17 @@ class Link:
             return "property", (part.fget, part.fset, part.fdel)
         return "plain", part
 
-    def _derived(self, name: str, bases: list, parts: list) -> int:
+    def _make_derived_class(self, name: str, bases: list, parts: list) -> int:
         """The same on the side that owns the bases."""
-        make = {"staticmethod": staticmethod, "classmethod": classmethod, "property": lambda three: property(*three), "plain": lambda part: part}
-        kind = types.new_class(name, tuple(bases), {}, lambda space: space.update({one: make[how](part) for one, how, part in parts}))
+        make = {
+            "staticmethod": staticmethod,
+            "classmethod": classmethod,
+            "property": lambda accessors: property(*accessors),
+            "plain": lambda part: part,
+        }
+        kind = types.new_class(
+            name, tuple(bases), {}, lambda space: space.update({attribute: make[category](part) for attribute, category, part in parts})
+        )
         number = len(self.own) + 1
         self.own[number], self.numbers[id(kind)] = kind, number
         return number
@@ -520,83 +535,83 @@ class Link:
 
     def serve(self, message: list) -> None:
         """Answers a request of the other side."""
-        more: dict[str, Any] = {}
+        extras: dict[str, Any] = {}
         try:
-            answer = self._serve(message, more)
-            told = ["ok", answer]
+            answer = self._handle_request(message, extras)
+            response = ["ok", answer]
         except Broken:
             raise
         except BaseException as error:
             if self.strict and not isinstance(error, Exception):
                 raise
             try:
-                told = ["error", self.pack(error)]
+                response = ["error", self.pack(error)]
             except BaseException:
-                told = ["error", self.pack(RuntimeError("an error that cannot be told"))]
+                response = ["error", self.pack(RuntimeError("an error that cannot be told"))]
         if self.after is not None:
-            more |= self.after()
+            extras |= self.after()
         with self.lock:
-            self.send([*told, more])
+            self.send([*response, extras])
 
-    def _serve(self, message: list, more: dict) -> Any:
+    def _handle_request(self, message: list, extras: dict) -> Any:
         try:
-            what, *parts = message
-            if what == "derive" and not self.strict:
-                return self._derived(*map(self.unpack, parts))
-            if what == "op":
+            action, *parts = message
+            if action == "derive" and not self.strict:
+                return self._make_derived_class(*map(self.unpack, parts))
+            if action == "op":
                 name, target, args = parts
-                one, args = self._target(target, "op", name), [self.unpack(part) for part in args]
-                return self.pack(OPERATIONS[name](one, *args))
-            one = self._target(parts[0], what, parts[3] if what == "method" else parts[1] if len(parts) > 1 else "")
+                subject, args = self._resolve_target(target, "op", name), [self.unpack(part) for part in args]
+                return self.pack(OPERATIONS[name](subject, *args))
+            subject = self._resolve_target(parts[0], action, parts[3] if action == "method" else parts[1] if len(parts) > 1 else "")
         except (KeyError, IndexError) as error:
             raise RuntimeError(f"no request: {error}") from None
-        if what == "call":
-            return self._call(one, parts[1], parts[2], more)
-        if what == "method":
-            return self._call(getattr(one, parts[3]), parts[1], parts[2], more)
-        if what == "get":
-            return self.pack(getattr(one, parts[1]))
-        if what == "set":
-            return setattr(one, parts[1], self.unpack(parts[2]))
-        if what == "delete":
-            return delattr(one, parts[1])
-        if what == "bound" and not self.strict:
+        if action == "call":
+            return self._call(subject, parts[1], parts[2], extras)
+        if action == "method":
+            return self._call(getattr(subject, parts[3]), parts[1], parts[2], extras)
+        if action == "get":
+            return self.pack(getattr(subject, parts[1]))
+        if action == "set":
+            return setattr(subject, parts[1], self.unpack(parts[2]))
+        if action == "delete":
+            return delattr(subject, parts[1])
+        if action == "bound" and not self.strict:
             owner = self.unpack(parts[2])
-            return self.pack(getattr(super(_before(type(one), owner), one), parts[1]))
-        if what == "names" and not self.strict:
-            return self.pack([*getattr(one, "__all__", [name for name in vars(one) if not name.startswith("_")])])
-        if what == "import" and not self.strict:
-            return self.pack(importlib.import_module(one))
-        if what == "reload" and not self.strict:
-            return self.pack(importlib.reload(sys.modules[one]))
+            return self.pack(getattr(super(_find_predecessor(type(subject), owner), subject), parts[1]))
+        if action == "names" and not self.strict:
+            return self.pack([*getattr(subject, "__all__", [name for name in vars(subject) if not name.startswith("_")])])
+        if action == "import" and not self.strict:
+            return self.pack(importlib.import_module(subject))
+        if action == "reload" and not self.strict:
+            return self.pack(importlib.reload(sys.modules[subject]))
         raise RuntimeError("no request")
 
-    def _target(self, told: Any, what: str, name: Any) -> Any:
+    def _resolve_target(self, reference: Any, action: str, name: Any) -> Any:
         """The object that a request is about. Raises AttributeError for what the examinee may not ask of the examiner."""
-        if what in ("import", "reload"):
-            return told
-        one = self.own[told[1]]
+        if action in ("import", "reload"):
+            return reference
+        subject = self.own[reference[1]]
         if self.strict:
-            private = not isinstance(name, str) or name.startswith("_") and not _is_custom(name)
-            foreign = what in ("get", "set", "delete", "method") and (private or not _is_of_tests(one))
-            if foreign or what not in ("get", "set", "delete", "method", "call", "op"):
+            is_private = not isinstance(name, str) or name.startswith("_") and not _is_custom(name)
+            is_foreign = action in ("get", "set", "delete", "method") and (is_private or not _is_of_tests(subject))
+            if is_foreign or action not in ("get", "set", "delete", "method", "call", "op"):
                 raise AttributeError(name)
-        return one
+        return subject
 
-    def _call(self, function: Any, args: list, named: dict, more: dict) -> Any:
+    def _call(self, function: Any, args: list, named: dict, extras: dict) -> Any:
         values = [self.unpack(part) for part in args]
         value = function(*values, **{str(name): self.unpack(part) for name, part in named.items()})
         if self.strict:
             return self.pack(value)
-        for at, one in enumerate(values):  # what was given by value, and is another value now
-            if type(one) in MUTABLE:
+        for at, argument in enumerate(values):  # what was given by value, and is another value now
+            if type(argument) in MUTABLE:
                 try:
-                    if (told := self.pack(one)) != args[at]:
-                        more.setdefault("args", {})[str(at)] = told
+                    if (packed_content := self.pack(argument)) != args[at]:
+                        extras.setdefault("args", {})[str(at)] = packed_content
                 except NotCarried:
                     pass
-        for at, one in enumerate(values):
-            if one is value and type(one) in MUTABLE:
+        for at, argument in enumerate(values):
+            if argument is value and type(argument) in MUTABLE:
                 return ["a", at]
         return self.pack(value)
 
@@ -618,54 +633,55 @@ class Link:
         if kind in NAMES:
             name = NAMES[kind]
             return ["x", name, [self.pack(part, depth + 1) for part in VALUES[name][1](value)]]
-        for name, single in SINGLES.items():
+        for name, single in SINGLETONS.items():
             if value is single:
                 return ["1", name]
         if kind is types.ModuleType and _is_standard(value.__name__) and sys.modules.get(value.__name__) is value:
             if self.strict or (value.__name__, "") in self.named:
                 self.named.add((value.__name__, ""))
                 return ["g", value.__name__, ""]
-        if (number := _number_of(value)) is not None and value._link is self:
+        if (number := _get_number(value)) is not None and value._link is self:
             return ["h", number]
         if kind is Method:
             return self.pack(value.__self__._link.get(value.__self__._number, value.__name__), depth)
         if self.numbers.get(id(value), 0) < 0:  # it was made for an object of the other side, and goes home as that
             return ["h", -self.numbers[id(value)]]
-        if (name := _name_of(value)) is not None and (self.strict or name in self.named or _is_known_type(value)):
+        if (name := _find_name(value)) is not None and (self.strict or name in self.named or _is_known_type(value)):
             self.named.add(name)
             return ["g", *name]
-        return self._reference(value, depth)
+        return self._make_reference(value, depth)
 
-    def _reference(self, value: Any, depth: int) -> list:
+    def _make_reference(self, value: Any, depth: int) -> list:
         """An object of this side: its number, the first time what it is, and its content."""
         kind = type(value)
-        shy = issubclass(kind, HIDDEN) or kind.__module__.partition(".")[0] in ("_pytest", "pytest", "unittest", "pluggy")
-        if self.strict and (shy or kind.__name__.startswith("Test")):
+        is_hidden = issubclass(kind, HIDDEN_TYPES) or kind.__module__.partition(".")[0] in ("_pytest", "pytest", "unittest", "pluggy")
+        if self.strict and (is_hidden or kind.__name__.startswith("Test")):
             raise self.refuse(f"a {kind.__name__} is not shown to the other side")
         number = self.numbers.get(id(value))
         first = number is None
         if number is None:
             number = len(self.own) + 1
             self.own[number], self.numbers[id(value)] = value, number
-        base = next((one for one in BASES if issubclass(kind, one)), None)  # by its type: what it says of itself does not count
+        # by its type: what it says of itself does not count
+        base = next((base_type for base_type in BASES if issubclass(kind, base_type)), None)
         content = None
         if base is not None and (first or base in MUTABLE):
-            content = [self.pack(_content(base, value), depth + 1)]
-        return ["o", number, self._about(value, depth) if first else None, content]
+            content = [self.pack(_extract_content(base, value), depth + 1)]
+        return ["o", number, self._describe(value, depth) if first else None, content]
 
-    def _about(self, value: Any, depth: int) -> dict:
+    def _describe(self, value: Any, depth: int) -> dict:
         kind = type(value)
         if issubclass(kind, types.ModuleType):
             return {"kind": "module", "name": value.__name__, "package": hasattr(value, "__path__")}
         if issubclass(kind, type):
-            bases = [self._base(one, depth) for one in value.__bases__]
-            own = [name for name in vars(value) if name not in OBJECT]
+            bases = [self._pack_base(parent, depth) for parent in value.__bases__]
+            own = [name for name in vars(value) if name not in OBJECT_ATTRIBUTES]
             return {
                 "kind": "class",
                 "name": value.__name__,
                 "module": value.__module__,
-                "bases": [one for one in bases if one is not None],
-                "methods": [name for name in own if name in OPERATIONS or name in COMPARED or name == "__call__"],
+                "bases": [parent for parent in bases if parent is not None],
+                "methods": [name for name in own if name in OPERATIONS or name in EQUALITY_METHODS or name == "__call__"],
                 "names": [[name, type(vars(value)[name]) is types.FunctionType] for name in own if not name.startswith("__") or _is_custom(name)],
                 "doc": value.__doc__ if isinstance(value.__doc__, str) else None,
             }
@@ -675,44 +691,47 @@ class Link:
                 "name": str(getattr(value, "__name__", "function")),
                 "module": str(getattr(value, "__module__", "")),
                 "doc": value.__doc__ if isinstance(value.__doc__, str) and not self.strict else None,
-                "parameters": self._parameters(value, depth),
+                "parameters": self._describe_parameters(value, depth),
                 "binds": isinstance(value, types.FunctionType),
             }
         if issubclass(kind, types.GeneratorType):
             return {"kind": "generator"}
-        about: dict[str, Any] = {"kind": "instance", "class": self._class(kind, depth)}
+        about: dict[str, Any] = {"kind": "instance", "class": self._pack_class(kind, depth)}
         if issubclass(kind, BaseException):
-            about["args"] = [self._argument(part, depth) for part in value.args]
+            about["args"] = [self._pack_argument(part, depth) for part in value.args]
         return about
 
-    def _argument(self, value: Any, depth: int) -> Any:
+    def _pack_argument(self, value: Any, depth: int) -> Any:
         try:
             return self.pack(value, depth + 1)
         except NotCarried:
             return None
 
-    def _class(self, kind: type, depth: int) -> Any:
+    def _pack_class(self, kind: type, depth: int) -> Any:
         """A class as the class of an instance: one that the other side has, or a mirror."""
-        known = issubclass(kind, BaseException) and _is_known_type(kind)
-        return ["g", kind.__module__, kind.__qualname__] if known else self._reference(kind, depth + 1)
+        is_known = issubclass(kind, BaseException) and _is_known_type(kind)
+        return ["g", kind.__module__, kind.__qualname__] if is_known else self._make_reference(kind, depth + 1)
 
-    def _base(self, kind: type, depth: int) -> Any:
+    def _pack_base(self, kind: type, depth: int) -> Any:
         """A class as a base of another one; None where mirrors do without it."""
         if kind in (object, type):
             return None
-        known = kind in BASES or kind in ABSTRACT.values() or issubclass(kind, BaseException) and _is_known_type(kind)
-        if known:
-            name = next((name for name, one in ABSTRACT.items() if one is kind), kind.__qualname__)
+        is_known = kind in BASES or kind in ABSTRACT.values() or issubclass(kind, BaseException) and _is_known_type(kind)
+        if is_known:
+            name = next((name for name, abstract_class in ABSTRACT.items() if abstract_class is kind), kind.__qualname__)
             return ["g", "collections.abc" if kind in ABSTRACT.values() else kind.__module__, name]
-        return self._reference(kind, depth + 1)
+        return self._make_reference(kind, depth + 1)
 
-    def _parameters(self, value: Any, depth: int) -> list | None:
+    def _describe_parameters(self, value: Any, depth: int) -> list | None:
         try:
-            found = inspect.signature(value).parameters.values()
+            signature_parameters = inspect.signature(value).parameters.values()
         except (TypeError, ValueError):
             return None
         empty = inspect.Parameter.empty
-        return [[one.name, int(one.kind), *([] if one.default is empty else [self._argument(one.default, depth)])] for one in found]
+        return [
+            [parameter.name, int(parameter.kind), *([] if parameter.default is empty else [self._pack_argument(parameter.default, depth)])]
+            for parameter in signature_parameters
+        ]
 
     def unpack(self, told: Any, depth: int = 0) -> Any:
         """The value that was packed. Raises ValueError and others for what is none."""
@@ -720,27 +739,27 @@ class Link:
             raise ValueError("a value is too deep")
         if told is None or isinstance(told, bool | str | int | float):
             return told
-        code, *rest = told
+        code, *fields = told
         if code in SEQUENCES:
-            return SEQUENCES[code]([self.unpack(part, depth + 1) for part in rest[0]])
+            return SEQUENCES[code]([self.unpack(part, depth + 1) for part in fields[0]])
         if code == "d":
-            return {self.unpack(key, depth + 1): self.unpack(part, depth + 1) for key, part in rest[0]}
+            return {self.unpack(key, depth + 1): self.unpack(part, depth + 1) for key, part in fields[0]}
         if code == "n":
-            return int(rest[0], 16)
+            return int(fields[0], 16)
         if code == "x":
-            _, _, make = VALUES[rest[0]]
-            return make(*[self.unpack(part, depth + 1) for part in rest[1]])
+            _, _, make = VALUES[fields[0]]
+            return make(*[self.unpack(part, depth + 1) for part in fields[1]])
         if code == "1":
-            return SINGLES[rest[0]]
+            return SINGLETONS[fields[0]]
         if code == "h":
-            return self.own[rest[0]]
+            return self.own[fields[0]]
         if code == "g":
-            return self._named(*rest)
+            return self._find_named(*fields)
         if code == "o":
-            return self._proxy(*rest, depth=depth)
+            return self._get_proxy(*fields, depth=depth)
         raise ValueError("no value")
 
-    def _named(self, module: str, name: str) -> Any:
+    def _find_named(self, module: str, name: str) -> Any:
         if not self.strict:
             self.named.add((module, name))
             importlib.import_module(module)
@@ -750,23 +769,23 @@ class Link:
             raise ValueError("no name that may be used")
         return value
 
-    def _proxy(self, number: int, about: dict | None, content: list | None, depth: int) -> Any:
+    def _get_proxy(self, number: int, about: dict | None, content: list | None, depth: int) -> Any:
         if type(number) is not int:
             raise ValueError("no number")
-        found = self.theirs.get(number)
-        if found is None:
+        proxy = self.theirs.get(number)
+        if proxy is None:
             if about is None:
                 raise ValueError("an object that nobody knows")
-            found = self._made(number, about, content, depth)
-            self.theirs.setdefault(number, found)
-        elif content is not None and isinstance(found, MUTABLE):
-            _refill(found, self.unpack(content[0], depth + 1))
-        return found
+            proxy = self._make_proxy(number, about, content, depth)
+            self.theirs.setdefault(number, proxy)
+        elif content is not None and isinstance(proxy, MUTABLE):
+            _refill(proxy, self.unpack(content[0], depth + 1))
+        return proxy
 
-    def _made(self, number: int, about: dict, content: list | None, depth: int) -> Any:
+    def _make_proxy(self, number: int, about: dict, content: list | None, depth: int) -> Any:
         kind = about["kind"]
         if kind == "generator":
-            return self._stands_for(number, _generate(self, number))
+            return self._register_stand_in(number, _generate(self, number))
         if kind == "module":
             module = Module(str(about["name"]))
             module.__dict__.update(_link=self, _number=number, _cache={})
@@ -774,11 +793,15 @@ class Link:
                 module.__dict__["__path__"] = []
             return module
         if kind == "function":
-            told = about.get("parameters")
-            told = None if told is None else [[str(one[0]), inspect._ParameterKind(one[1]), *map(self.unpack, one[2:])] for one in told]
-            return Function(self, number, {**about, "parameters": told})
+            parameters = about.get("parameters")
+            parameters = (
+                None
+                if parameters is None
+                else [[str(parameter[0]), inspect._ParameterKind(parameter[1]), *map(self.unpack, parameter[2:])] for parameter in parameters]
+            )
+            return Function(self, number, {**about, "parameters": parameters})
         if kind == "class":
-            return self._mirror(number, about, depth)
+            return self._make_mirror(number, about, depth)
         owner: Any = self.unpack(about["class"], depth + 1)
         if not isinstance(owner, type):
             raise ValueError("no class")
@@ -790,12 +813,12 @@ class Link:
             if owner.__module__ == "builtins":
                 error.__init__(*args)
             error.args = tuple(args)
-            return self._stands_for(number, error)
-        return self._instance(owner, number, about, content, depth)
+            return self._register_stand_in(number, error)
+        return self._make_instance(owner, number, about, content, depth)
 
-    def _instance(self, owner: Any, number: int, about: dict, content: list | None, depth: int) -> Any:
+    def _make_instance(self, owner: Any, number: int, about: dict, content: list | None, depth: int) -> Any:
         """A proxy for an instance of a mirrored class, with the value that it brings along."""
-        base: Any = next((one for one in BASES if issubclass(owner, one)), None)
+        base: Any = next((base_type for base_type in BASES if issubclass(owner, base_type)), None)
         instance: Any
         if issubclass(owner, BaseException):
             instance = owner.__new__(owner, *(args := [self.unpack(part, depth + 1) for part in about.get("args", ())]))
@@ -813,42 +836,42 @@ class Link:
         vars(instance)["_number"] = number
         return instance
 
-    def _stands_for(self, number: int, value: Any) -> Any:
+    def _register_stand_in(self, number: int, value: Any) -> Any:
         """A value that was made for an object of the other side, and is kept, so that it goes home as that."""
         self.numbers[id(value)], self.own[-number] = -number, value
         return value
 
-    def _mirror(self, number: int, about: dict, depth: int) -> type:
-        bases = [self.unpack(one, depth + 1) for one in about["bases"]]
-        if not all(isinstance(one, type) for one in bases):
+    def _make_mirror(self, number: int, about: dict, depth: int) -> type:
+        bases = [self.unpack(parent, depth + 1) for parent in about["bases"]]
+        if not all(isinstance(parent, type) for parent in bases):
             raise ValueError("no classes")
-        value = any(issubclass(one, (*BASES, BaseException)) for one in bases)
+        has_value = any(issubclass(parent, (*BASES, BaseException)) for parent in bases)
         space: dict[str, Any] = {"_link": self, "_number": number, "__doc__": about.get("doc"), "__module__": str(about["module"])}
         space |= {str(name): Forward(str(name), bool(is_method)) for name, is_method in about["names"]}
         for name in about["methods"]:
-            if name in COMPARED:
-                if not value and "__eq__" in about["methods"]:
-                    space |= {"__eq__": _compares, "__hash__": _operation("__hash__")}
-            elif not (value and name in ORDERED):
-                space[name] = _calls if name == "__call__" else _operation(name)
-        mixin = Proxy if value else Opaque
-        if not any(issubclass(one, Proxy) for one in bases):
+            if name in EQUALITY_METHODS:
+                if not has_value and "__eq__" in about["methods"]:
+                    space |= {"__eq__": _compare, "__hash__": _make_operation("__hash__")}
+            elif not (has_value and name in ORDER_METHODS):
+                space[name] = _call_remote if name == "__call__" else _make_operation(name)
+        mixin = Proxy if has_value else Opaque
+        if not any(issubclass(parent, Proxy) for parent in bases):
             bases = [mixin, *bases]
         try:
-            made = Mirror(str(about["name"]), tuple(bases), space)
+            mirror = Mirror(str(about["name"]), tuple(bases), space)
         except TypeError:  # bases that do not go together
-            made = Mirror(str(about["name"]), (mixin,), space)
-        made.__abstractmethods__ = frozenset()
-        return made
+            mirror = Mirror(str(about["name"]), (mixin,), space)
+        mirror.__abstractmethods__ = frozenset()
+        return mirror
 
 
-def _before(kind: type, owner: type) -> type:
+def _find_predecessor(kind: type, owner: type) -> type:
     """The class that comes before another one in the order in which attributes are looked up."""
     order = kind.__mro__
     return order[order.index(owner) - 1]
 
 
-DERIVED = {
+IMPLICIT_ATTRIBUTES = {
     "__module__",
     "__dict__",
     "__weakref__",
@@ -862,7 +885,7 @@ DERIVED = {
 """Attributes of a class that its counterpart on the other side has of itself."""
 
 
-def _calls(self: Any, *args: Any, **named: Any) -> Any:
+def _call_remote(self: Any, *args: Any, **named: Any) -> Any:
     return self._link.ask("call", ["h", self._number], args, named)
 
 
@@ -875,7 +898,7 @@ FUNCTIONS = (
     types.MethodWrapperType,
     types.ClassMethodDescriptorType,
 )
-PYTHONS = {
+PYTHON_NAMES = {
     *dir(type),
     *dir(object),
     *dir(types.FunctionType),
@@ -886,18 +909,40 @@ PYTHONS = {
     "__class_getitem__",
     "__setstate__",
 }
-PYTHONS |= {"__getnewargs__", "__getnewargs_ex__", "__orig_bases__", "__parameters__", "__match_args__", "__set_name__", "__set__", "__delete__"}
-PYTHONS |= {"__static_attributes__", "__firstlineno__", "__post_init__", "__await__", "__aiter__", "__anext__", "__aenter__", "__aexit__", "__call__"}
-PYTHONS |= {"__dataclass_fields__", "__dataclass_params__", "__missing__", "__fspath__"}
+PYTHON_NAMES |= {"__getnewargs__", "__getnewargs_ex__", "__orig_bases__", "__parameters__", "__match_args__", "__set_name__", "__set__", "__delete__"}
+PYTHON_NAMES |= {
+    "__static_attributes__",
+    "__firstlineno__",
+    "__post_init__",
+    "__await__",
+    "__aiter__",
+    "__anext__",
+    "__aenter__",
+    "__aexit__",
+    "__call__",
+}
+PYTHON_NAMES |= {"__dataclass_fields__", "__dataclass_params__", "__missing__", "__fspath__"}
 """Special names that have a meaning of Python's own."""
-HIDDEN = (types.ModuleType, types.FrameType, types.CodeType, types.TracebackType)
+HIDDEN_TYPES = (types.ModuleType, types.FrameType, types.CodeType, types.TracebackType)
 """Objects of the examiner's to which there are no references."""
-OBJECT = {*vars(object)} - {"__eq__", "__ne__", "__hash__", "__lt__", "__le__", "__gt__", "__ge__", "__repr__", "__str__", "__format__", "__dir__"}
+OBJECT_ATTRIBUTES = {*vars(object)} - {
+    "__eq__",
+    "__ne__",
+    "__hash__",
+    "__lt__",
+    "__le__",
+    "__gt__",
+    "__ge__",
+    "__repr__",
+    "__str__",
+    "__format__",
+    "__dir__",
+}
 
 
 def _is_custom(name: str) -> bool:
     """Whether a name with underscores on both sides is one of a library, such as `__html__`."""
-    return name.startswith("__") and name.endswith("__") and name not in OPERATIONS and name not in COMPARED and name not in PYTHONS
+    return name.startswith("__") and name.endswith("__") and name not in OPERATIONS and name not in EQUALITY_METHODS and name not in PYTHON_NAMES
 
 
 def _is_of_tests(value: Any) -> bool:
@@ -916,14 +961,14 @@ def _is_of_tests(value: Any) -> bool:
     )
 
 
-def _number_of(value: Any) -> int | None:
+def _get_number(value: Any) -> int | None:
     """The number of a proxy; None for any other object. Asks for nothing."""
     if issubclass(type(value), (Mirror, Function, Module)):
         return vars(value).get("_number")
     return object.__getattribute__(value, "__dict__").get("_number") if isinstance(type(value), Mirror) else None
 
 
-def _content(base: type, value: Any) -> Any:
+def _extract_content(base: type, value: Any) -> Any:
     """The builtin value of an instance of a derived class, whatever its methods say."""
     if base is str:
         return str.__str__(value) if type(str.__str__(value)) is str else "".join(str.__iter__(value))
@@ -940,32 +985,32 @@ def _content(base: type, value: Any) -> Any:
     return bytes.__add__(value, b"")
 
 
-def _refill(one: Any, value: Any) -> None:
+def _refill(container: Any, value: Any) -> None:
     """Gives a container another content."""
-    if isinstance(one, dict):
-        dict.clear(one)
-        dict.update(one, value)
-    elif isinstance(one, set):
-        set.clear(one)
-        set.update(one, value)
-    elif isinstance(one, list):
-        list.__setitem__(one, slice(None), value)
+    if isinstance(container, dict):
+        dict.clear(container)
+        dict.update(container, value)
+    elif isinstance(container, set):
+        set.clear(container)
+        set.update(container, value)
+    elif isinstance(container, list):
+        list.__setitem__(container, slice(None), value)
     else:
-        bytearray.__setitem__(one, slice(None), value)
+        bytearray.__setitem__(container, slice(None), value)
 
 
 def notices(warned: list, streams: dict[str, Any]) -> dict:
     """What a request of the examinee's has led to besides: warnings, and what was printed."""
-    found: dict[str, Any] = {}
+    notes: dict[str, Any] = {}
     if warned:
-        found["warned"] = [[one.category.__name__, str(one.message)] for one in warned]
+        notes["warned"] = [[warning.category.__name__, str(warning.message)] for warning in warned]
         warned.clear()
     for name, stream in streams.items():
         if stream.tell():
-            found[name] = stream.getvalue()
+            notes[name] = stream.getvalue()
             stream.seek(0)
             stream.truncate()
-    return found
+    return notes
 
 
 def repeat(link: Link, more: dict) -> None:

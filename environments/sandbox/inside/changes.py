@@ -25,32 +25,32 @@ def scan(start: Start) -> dict:
     entries, removed = [["", "dir", stat.S_IMODE(os.fstat(top).st_mode) & 0o777, 0, ""]], []
     if start.upper is None:
         removed.append("")
-    _folder(top, "", entries, removed, start.upper is not None, 0)
+    _scan_folder(top, "", entries, removed, start.upper is not None, 0)
     return {"entries": entries, "removed": removed}
 
 
-def _folder(handle: int, path: str, entries: list, removed: list, overlaid: bool, depth: int) -> None:
-    """Takes the handle of a folder, and closes it. `overlaid`: whether it lies in an overlay's folder of changes."""
+def _scan_folder(handle: int, path: str, entries: list, removed: list, is_overlaid: bool, depth: int) -> None:
+    """Takes the handle of a folder, and closes it. `is_overlaid`: whether it lies in an overlay's folder of changes."""
     if depth > DEEPEST:
         raise Refused(f"{line(path)[:100]}… lies deeper than {DEEPEST} folders, and cannot be stored")
     try:
         for name in sorted(os.listdir(handle)):
-            found, below = os.lstat(name, dir_fd=handle), f"{path}/{name}" if path else name
-            mode = stat.S_IMODE(found.st_mode) & 0o777
-            if overlaid and stat.S_ISCHR(found.st_mode) and found.st_rdev == 0:
-                removed.append(below)
-            elif stat.S_ISDIR(found.st_mode):
+            status, child_path = os.lstat(name, dir_fd=handle), f"{path}/{name}" if path else name
+            mode = stat.S_IMODE(status.st_mode) & 0o777
+            if is_overlaid and stat.S_ISCHR(status.st_mode) and status.st_rdev == 0:
+                removed.append(child_path)
+            elif stat.S_ISDIR(status.st_mode):
                 inner = _open(handle, name, os.O_DIRECTORY)
-                if overlaid and _attribute(inner) == b"y":
-                    removed.append(below)
-                entries.append([below, "dir", mode, 0, ""])
-                _folder(inner, below, entries, removed, overlaid, depth + 1)
-            elif stat.S_ISLNK(found.st_mode):
-                entries.append([below, "link", 0o777, 0, os.readlink(name, dir_fd=handle)])
-            elif stat.S_ISREG(found.st_mode):
-                entries.append([below, "file", mode, found.st_size, _digest(_open(handle, name))])
+                if is_overlaid and _read_opaque(inner) == b"y":
+                    removed.append(child_path)
+                entries.append([child_path, "dir", mode, 0, ""])
+                _scan_folder(inner, child_path, entries, removed, is_overlaid, depth + 1)
+            elif stat.S_ISLNK(status.st_mode):
+                entries.append([child_path, "link", 0o777, 0, os.readlink(name, dir_fd=handle)])
+            elif stat.S_ISREG(status.st_mode):
+                entries.append([child_path, "file", mode, status.st_size, _digest(_open(handle, name))])
             else:
-                raise Refused(f"{line(below)} is a {kind(found.st_mode)}, and cannot be stored")
+                raise Refused(f"{line(child_path)} is a {kind(status.st_mode)}, and cannot be stored")
     finally:
         os.close(handle)
 
@@ -75,39 +75,39 @@ def _open(folder: int, name: str, flags: int = 0) -> int:
         return handle
 
 
-def _attribute(handle: int) -> bytes:
+def _read_opaque(handle: int) -> bytes:
     try:
         return os.getxattr(handle, "user.overlay.opaque")
     except OSError:
         return b""
 
 
-def _reach(path: str) -> int:
+def _open_path(path: str) -> int:
     """A handle of a file of the work tree. No link is followed on the way."""
-    at = os.open("/work", os.O_RDONLY | os.O_DIRECTORY)
+    current = os.open("/work", os.O_RDONLY | os.O_DIRECTORY)
     *folders, name = path.split("/")
     try:
         for folder in folders:
-            inner = _open(at, folder, os.O_DIRECTORY)
-            os.close(at)
-            at = inner
-        return _open(at, name)
+            inner = _open(current, folder, os.O_DIRECTORY)
+            os.close(current)
+            current = inner
+        return _open(current, name)
     finally:
-        os.close(at)
+        os.close(current)
 
 
 def fetch(path: str, writer: int) -> None:
     """Writes a file's size in a line, and its bytes; or -1, if there is no such file."""
     try:
-        handle = _reach(path)
+        handle = _open_path(path)
     except OSError:
         os.write(writer, b"-1\n")
         return
     with open(handle, "rb") as file:
-        left = os.fstat(handle).st_size
-        os.write(writer, b"%d\n" % left)
-        while left and (sent := file.read(min(left, 1 << 20))):
-            left -= len(sent)
-            view = memoryview(sent)
+        remaining = os.fstat(handle).st_size
+        os.write(writer, b"%d\n" % remaining)
+        while remaining and (block := file.read(min(remaining, 1 << 20))):
+            remaining -= len(block)
+            view = memoryview(block)
             while view:
                 view = view[os.write(writer, view) :]

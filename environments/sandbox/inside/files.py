@@ -19,8 +19,8 @@ def read(room: Room, path: str, start: int = 1, lines: int = 0) -> str:
     code. Lines end with \\n, whatever ends them there, and a mark of byte order is not shown: so an edit takes them."""
     if start < 1 or lines < 0:
         raise Refused("start must be at least 1, and lines not negative")
-    most = room.output - NOTE
-    found, size, number, more = [], 0, 0, ""
+    max_bytes = room.output - NOTE
+    blocks, size, number, suffix = [], 0, 0, ""
     with open(open_file(room, path), "rb") as file:
         total = os.fstat(file.fileno()).st_size
         mark, encoding = encoding_of(file.read(4))
@@ -31,30 +31,30 @@ def read(room: Room, path: str, start: int = 1, lines: int = 0) -> str:
             data = file.read().decode(encoding, "backslashreplace").encode()
             file, mark, total = io.BytesIO(data), b"", len(data)
         file.seek(len(mark))
-        while block := file.readline(most + 1):
+        while block := file.readline(max_bytes + 1):
             if number + 1 >= start:
-                kept = block[: most - size] if not found else block
-                if size + len(kept) > most or len(kept) < len(block):
-                    kept = kept if not found else b""
-                    rest = total - file.tell() + len(block) - len(kept)
-                    advice = f"line {number + 1} is longer than a tool may say" if kept else f"read on with start={number + 1}"
-                    more = f"\n… {rest} bytes more: {advice}"
-                    found.append(kept)
+                part = block[: max_bytes - size] if not blocks else block
+                if size + len(part) > max_bytes or len(part) < len(block):
+                    part = part if not blocks else b""
+                    remaining = total - file.tell() + len(block) - len(part)
+                    advice = f"line {number + 1} is longer than a tool may say" if part else f"read on with start={number + 1}"
+                    suffix = f"\n… {remaining} bytes more: {advice}"
+                    blocks.append(part)
                     break
-                found.append(block)
+                blocks.append(block)
                 size += len(block)
             number += block.endswith(b"\n")
             if lines and number >= start - 1 + lines:
                 break
-    return b"".join(found).decode("utf-8", "backslashreplace").replace("\r\n", "\n") + more
+    return b"".join(blocks).decode("utf-8", "backslashreplace").replace("\r\n", "\n") + suffix
 
 
 def write(room: Room, path: str, text: str) -> str:
     """Makes or replaces a file, and the folders that it lies in."""
-    real = place(room, path)
-    if os.path.lexists(real) and not stat.S_ISREG(os.lstat(real).st_mode):
-        raise Refused(f"{line(path)} is a {kind(os.lstat(real).st_mode)}, not a file")
-    os.makedirs(os.path.dirname(real), exist_ok=True)
+    real_path = place(room, path)
+    if os.path.lexists(real_path) and not stat.S_ISREG(os.lstat(real_path).st_mode):
+        raise Refused(f"{line(path)} is a {kind(os.lstat(real_path).st_mode)}, not a file")
+    os.makedirs(os.path.dirname(real_path), exist_ok=True)
     data = text.encode("utf-8", "surrogateescape")
     with open(open_file(room, path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as file:
         file.write(data)
@@ -79,25 +79,25 @@ def edit(room: Room, path: str, old: str, new: str, every: bool = False) -> str:
 
 def delete(room: Room, path: str) -> str:
     """Removes a file, a link or a folder with all that is in it. Of a link it removes the link only."""
-    real = place(room, path, follow=False)
-    if stat.S_ISDIR(os.lstat(real).st_mode):
+    real_path = place(room, path, follow=False)
+    if stat.S_ISDIR(os.lstat(real_path).st_mode):
         import shutil  # it loads compressors, which would slow down every start
 
-        shutil.rmtree(real)
+        shutil.rmtree(real_path)
     else:
-        os.unlink(real)
+        os.unlink(real_path)
     return f"deleted {line(path)}"
 
 
 def ls(room: Room, path: str = ".") -> str:
     """One line for each thing in a folder, in the order of names: its kind, its bytes, its name."""
-    real = place(room, path)
-    if not stat.S_ISDIR(os.lstat(real).st_mode):
-        raise Refused(f"{line(path)} is a {kind(os.lstat(real).st_mode)}, not a folder")
-    rows, names = Rows(room), sorted(os.listdir(real))
+    real_path = place(room, path)
+    if not stat.S_ISDIR(os.lstat(real_path).st_mode):
+        raise Refused(f"{line(path)} is a {kind(os.lstat(real_path).st_mode)}, not a folder")
+    rows, names = Rows(room), sorted(os.listdir(real_path))
     for number, name in enumerate(names):
-        found = os.lstat(os.path.join(real, name))
-        target = f" -> {line(os.readlink(os.path.join(real, name)))}" if stat.S_ISLNK(found.st_mode) else ""
-        if not rows.add(f"{kind(found.st_mode):6} {found.st_size:>9} {line(name)}{target}"):
+        status = os.lstat(os.path.join(real_path, name))
+        target = f" -> {line(os.readlink(os.path.join(real_path, name)))}" if stat.S_ISLNK(status.st_mode) else ""
+        if not rows.add(f"{kind(status.st_mode):6} {status.st_size:>9} {line(name)}{target}"):
             return rows.text(f"{len(names) - number} more; glob finds them by name")
     return rows.text() or "the folder is empty"

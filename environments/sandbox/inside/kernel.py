@@ -33,38 +33,38 @@ libc.mount.argtypes = [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p, ctypes
 libc.prctl.argtypes = [ctypes.c_int, ctypes.c_ulong, ctypes.c_ulong, ctypes.c_ulong, ctypes.c_ulong]
 
 
-def _done(code: int, what: str) -> None:
+def _check(code: int, action: str) -> None:
     if code != 0:
         number = ctypes.get_errno()
-        raise OSError(number, f"{what}: {os.strerror(number)}")
+        raise OSError(number, f"{action}: {os.strerror(number)}")
 
 
 def mount(kind: str, where: str, options: str = "", flags: int = NOSUID | NODEV) -> None:
     """Mounts a file system of this kind."""
-    _done(libc.mount(kind.encode(), where.encode(), kind.encode(), flags, options.encode()), f"mount of {kind} on {where}")
+    _check(libc.mount(kind.encode(), where.encode(), kind.encode(), flags, options.encode()), f"mount of {kind} on {where}")
 
 
 def bind(what: str, where: str, read_only: bool = False) -> None:
     """Lets a file or a folder appear at another path."""
-    _done(libc.mount(what.encode(), where.encode(), None, BIND, None), f"bind of {what} on {where}")
+    _check(libc.mount(what.encode(), where.encode(), None, BIND, None), f"bind of {what} on {where}")
     if read_only:
         flags = BIND | REMOUNT | READ_ONLY | NOSUID | NODEV | NOEXEC
-        _done(libc.mount(None, where.encode(), None, flags, None), f"making {where} read-only")
+        _check(libc.mount(None, where.encode(), None, flags, None), f"making {where} read-only")
 
 
 def unmount(where: str) -> None:
     """Takes a mount out of sight. What was bound from it, and what is open in it, goes on."""
-    _done(libc.umount2(where.encode(), DETACH), f"unmount of {where}")
+    _check(libc.umount2(where.encode(), DETACH), f"unmount of {where}")
 
 
 def keep_mounts() -> None:
     """What is mounted from now on is seen in no other namespace, and the other way round."""
-    _done(libc.mount(None, b"/", None, RECURSIVE | PRIVATE, None), "making mounts private")
+    _check(libc.mount(None, b"/", None, RECURSIVE | PRIVATE, None), "making mounts private")
 
 
 def leave_namespaces() -> None:
     """New ones of all kinds; that of processes is for those that are started next."""
-    _done(libc.unshare(NAMESPACES), "new namespaces")
+    _check(libc.unshare(NAMESPACES), "new namespaces")
 
 
 def only_handles(*handles: int) -> None:
@@ -84,19 +84,19 @@ def drop_capabilities() -> None:
     for number in range(64):
         if libc.prctl(DROP_BOUNDING, number, 0, 0, 0) != 0:
             break  # the kernel has no such capability
-    _done(libc.prctl(AMBIENT, 4, 0, 0, 0), "clearing ambient capabilities")
-    header, none = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
-    _done(libc.capset(header, none), "capset")
+    _check(libc.prctl(AMBIENT, 4, 0, 0, 0), "clearing ambient capabilities")
+    header, no_capabilities = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
+    _check(libc.capset(header, no_capabilities), "capset")
 
 
 def keep_private() -> None:
     """No other process may look into this one."""
-    _done(libc.prctl(SET_DUMPABLE, 0, 0, 0, 0), "PR_SET_DUMPABLE")
+    _check(libc.prctl(SET_DUMPABLE, 0, 0, 0, 0), "PR_SET_DUMPABLE")
 
 
 def end_with_parent() -> None:
     """This process ends with the one that started it."""
-    _done(libc.prctl(DEATH_SIGNAL, 9, 0, 0, 0), "PR_SET_PDEATHSIG")
+    _check(libc.prctl(DEATH_SIGNAL, 9, 0, 0, 0), "PR_SET_PDEATHSIG")
 
 
 class _Program(ctypes.Structure):
@@ -105,6 +105,6 @@ class _Program(ctypes.Structure):
 
 def filter_calls(program: bytes) -> None:
     """Installs a seccomp filter, eight bytes an instruction, for this process and for all that it starts."""
-    _done(libc.prctl(NO_NEW_PRIVILEGES, 1, 0, 0, 0), "PR_SET_NO_NEW_PRIVS")
+    _check(libc.prctl(NO_NEW_PRIVILEGES, 1, 0, 0, 0), "PR_SET_NO_NEW_PRIVS")
     packed = _Program(len(program) // 8, program)
-    _done(libc.prctl(SET_SECCOMP, 2, ctypes.addressof(packed), 0, 0), "seccomp filter")
+    _check(libc.prctl(SET_SECCOMP, 2, ctypes.addressof(packed), 0, 0), "seccomp filter")

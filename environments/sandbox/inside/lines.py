@@ -17,7 +17,7 @@ class _Settings:
     parse_constant = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}.__getitem__
 
 
-def _fast():
+def _load_c_codec():
     import _json  # pyright: ignore[reportMissingImports]
 
     scan = _json.make_scanner(_Settings)  # pyright: ignore[reportArgumentType]
@@ -25,12 +25,12 @@ def _fast():
 
     def decode(text: str) -> object:
         try:
-            found, end = scan(text, 0)
+            value, end = scan(text, 0)
         except StopIteration:
             end = -1
         if end != len(text):
             raise ValueError("this is no JSON")
-        return found
+        return value
 
     def encode(value: object) -> str:
         return "".join(make(value, 0))
@@ -41,7 +41,7 @@ def _fast():
 
 
 try:
-    decode, encode = _fast()
+    decode, encode = _load_c_codec()
 except (ImportError, AttributeError, TypeError, ValueError):
     from json import dumps as encode
     from json import loads as decode

@@ -29,7 +29,7 @@ __all__ = ["Nursling", "main"]
 
 FOLDER = "/usr/lib/sandbox"
 """Where this package lies, which no program shall find."""
-ASKED, HANDLES = b"another", 3
+FORK_REQUEST, HANDLES = b"another", 3
 """What is said by who asks for a fork, and the handles that come with it: a server's standard ones."""
 Program = Callable[[], None]
 
@@ -39,20 +39,20 @@ class Nursling(server.Server):
 
     programs: ClassVar[dict[str, Program]] = {}
     """By the command that begins them; each is begun by a fork."""
-    begun = False
+    has_begun = False
     """Whether a command has begun here. What it was told is left in this process's memory, of which a program has a copy."""
 
     def spawn(self, command: str, told: int) -> shell.Command:
         """Begins a program that is imported, before anything else has begun, and starts any other command. Raises Refused."""
-        before, self.begun = self.begun, True
+        had_begun, self.has_begun = self.has_begun, True
         if command not in self.programs:
             return super().spawn(command, told)
-        if before:
+        if had_begun:
             raise Refused("what is imported begins only in a sandbox in which nothing has begun before")
         reader, writer = os.pipe()
         try:
             if (pid := os.fork()) == 0:
-                _play(self.programs[command], told, writer, {**shell.ENVIRONMENT, **self.start.environment})
+                _run_program(self.programs[command], told, writer, {**shell.ENVIRONMENT, **self.start.environment})
         except OSError:
             os.close(reader)
             raise
@@ -61,12 +61,12 @@ class Nursling(server.Server):
         return shell.Command(pid, reader, shell.Tail(self.room.output))
 
 
-def _play(program: Program, told: int, writer: int, environment: Mapping[str, str]) -> NoReturn:
+def _run_program(program: Program, stdin: int, writer: int, environment: Mapping[str, str]) -> NoReturn:
     """Plays a program in this process, which nobody else shares, as if it had been started."""
     code = 1
     try:
         os.setsid()
-        kernel.only_handles(told, writer, writer)
+        kernel.only_handles(stdin, writer, writer)
         for number in shell.DEFAULTS:
             signal.signal(number, signal.SIG_IGN if number in (signal.SIGPIPE, signal.SIGXFSZ) else signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)  # the other ones are as Python begins with them, too
@@ -91,7 +91,7 @@ def _play(program: Program, told: int, writer: int, environment: Mapping[str, st
             os._exit(code)
 
 
-def _loaded(texts: dict[str, str]) -> Program:
+def _load_program(texts: dict[str, str]) -> Program:
     """Imports modules from their texts, in their order. The last one has the program, a function `nursed`."""
     module = types.ModuleType("none")
     for name, text in texts.items():
@@ -100,7 +100,7 @@ def _loaded(texts: dict[str, str]) -> Program:
     return module.nursed
 
 
-def _born(control: socket.socket, handles: list[int]) -> NoReturn:
+def _serve_fork(control: socket.socket, handles: list[int]) -> NoReturn:
     """In a fork: builds its walls, tells who it is, and serves."""
     try:
         os.setsid()  # a signal to one's own group knows no namespaces
@@ -125,15 +125,15 @@ def main(handle: int) -> None:
     """Called once, in the first process of a sandbox without a tree. Its standard input holds a line: the command, and the modules behind it.
     `handle`: a socket, on which handles come for each fork that is asked for, and a handle of the fork goes out."""
     try:
-        told = b""
-        while not told.endswith(b"\n"):
+        data = b""
+        while not data.endswith(b"\n"):
             if not (block := os.read(0, 1 << 20)):
                 raise EOFError("nobody says what is wanted")
-            told += block
-        wanted = lines.decode(told.decode().rstrip("\n"))
-        assert isinstance(wanted, list)
-        command, texts = wanted
-        Nursling.programs[command] = _loaded(texts)
+            data += block
+        request = lines.decode(data.decode().rstrip("\n"))
+        assert isinstance(request, list)
+        command, texts = request
+        Nursling.programs[command] = _load_program(texts)
         sys.path.remove(FOLDER)
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # forks that have ended are gone at once
         gc.disable()
@@ -144,13 +144,13 @@ def main(handle: int) -> None:
         os._exit(70)
     os.write(1, b"ready\n")
     while True:
-        said, handles, _, _ = socket.recv_fds(control, len(ASKED), HANDLES)
-        if said != ASKED or len(handles) != HANDLES:
+        message, handles, _, _ = socket.recv_fds(control, len(FORK_REQUEST), HANDLES)
+        if message != FORK_REQUEST or len(handles) != HANDLES:
             os._exit(0)  # nobody asks any more
         try:
             if os.fork() == 0:
-                _born(control, handles)
+                _serve_fork(control, handles)
         except OSError as error:
             control.send(f"fork: {error.strerror}".encode())
-        for one in handles:
-            os.close(one)
+        for fork_handle in handles:
+            os.close(fork_handle)

@@ -10,7 +10,7 @@ from .tree import Refused, Room, Rows, line, open_file, place, walk
 
 __all__ = ["glob", "grep", "pattern"]
 
-LONGEST, SHOWN, BEFORE = 8 * 2**20, 1000, 200
+LONGEST, SHOWN, CONTEXT_BEFORE = 8 * 2**20, 1000, 200
 """Bytes of a line that are searched, as of a text in UTF-16 or UTF-32; characters of a line that are shown, and those before the match."""
 MORE = "there is more: look in a folder beneath, or for something rarer"
 
@@ -20,37 +20,37 @@ def pattern(words: str) -> re.Pattern[str]:
     glob without a slash matches in every folder."""
     if "/" not in words:
         words = "**/" + words
-    made, i = "", 0
+    expression, i = "", 0
     while i < len(words):
         if words.startswith("**/", i):
-            made, i = made + "(?:[^/]+/)*", i + 3
+            expression, i = expression + "(?:[^/]+/)*", i + 3
         elif words.startswith("**", i):
-            made, i = made + ".*", i + 2
+            expression, i = expression + ".*", i + 2
         elif words[i] in "*?":
-            made, i = made + ("[^/]*" if words[i] == "*" else "[^/]"), i + 1
+            expression, i = expression + ("[^/]*" if words[i] == "*" else "[^/]"), i + 1
         elif words[i] == "[" and (end := words.find("]", i + 2)) > 0:
             inner = re.sub(r"([\\\[&~|^])", r"\\\1", words[i + 1 : end])
-            made, i = made + ("[^/" + inner[1:] if inner.startswith("!") else "[" + inner) + "]", end + 1
+            expression, i = expression + ("[^/" + inner[1:] if inner.startswith("!") else "[" + inner) + "]", end + 1
         else:
-            made, i = made + re.escape(words[i]), i + 1
+            expression, i = expression + re.escape(words[i]), i + 1
     try:
-        return re.compile(made, re.DOTALL)
+        return re.compile(expression, re.DOTALL)
     except re.error as error:
         raise Refused(f"{line(words)} is no glob: {error}") from None
 
 
 def glob(room: Room, pattern: str, path: str = ".") -> str:
     """The paths of files beneath a folder that match, in the order of names."""
-    wanted, found = _compiled(pattern), Rows(room)
+    expression, rows = _compile_glob(pattern), Rows(room)
     for name, entry in walk(room, path):
-        if entry.is_dir(follow_symlinks=False) or not wanted.fullmatch(name):
+        if entry.is_dir(follow_symlinks=False) or not expression.fullmatch(name):
             continue
-        if not found.add(line(name)):
-            return found.text(MORE)
-    return found.text() or "nothing matches"
+        if not rows.add(line(name)):
+            return rows.text(MORE)
+    return rows.text() or "nothing matches"
 
 
-_compiled = pattern  # the tool's argument has the same name
+_compile_glob = pattern  # the tool's argument has the same name
 
 
 def grep(room: Room, pattern: str, path: str = ".", glob: str = "*", ignore_case: bool = False) -> str:
@@ -58,29 +58,29 @@ def grep(room: Room, pattern: str, path: str = ".", glob: str = "*", ignore_case
     read, and none that holds a null byte at its beginning, unless it has the mark of UTF-16 or UTF-32. What is no text is searched as \\x and
     its code."""
     try:
-        wanted = re.compile(pattern, re.IGNORECASE if ignore_case else 0)
+        expression = re.compile(pattern, re.IGNORECASE if ignore_case else 0)
     except (re.error, OverflowError, RecursionError) as error:
         raise Refused(f"pattern is no regular expression: {error}") from None
-    named, found = _compiled(glob), Rows(room)
-    for name, entry in _files(room, path):
-        if not (entry is None or named.fullmatch(name)):
+    name_expression, output = _compile_glob(glob), Rows(room)
+    for name, entry in _list_files(room, path):
+        if not (entry is None or name_expression.fullmatch(name)):
             continue
         try:
             handle = open_file(room, name)
         except (OSError, Refused):
             continue
         with open(handle, "rb") as file:
-            rows = _lines(file)
+            rows = _read_lines(file)
             if rows is None and entry is None:
                 return f"{line(name)} holds null bytes: it is no text, and not searched"
             for number, text in rows or ():
-                match = wanted.search(text)
-                if match is not None and not found.add(f"{line(name)}:{number}:{_shown(text, match.start())}"):
-                    return found.text(MORE)
-    return found.text() or "nothing matches"
+                match = expression.search(text)
+                if match is not None and not output.add(f"{line(name)}:{number}:{_excerpt(text, match.start())}"):
+                    return output.text(MORE)
+    return output.text() or "nothing matches"
 
 
-def _lines(file):
+def _read_lines(file):
     """Number and text of each line of a file, without its end; None for what is no text."""
     head = file.read(1024)
     mark, encoding = encoding_of(head)
@@ -101,15 +101,15 @@ def _narrow_lines(file):
             block = file.readline(LONGEST)  # what lies behind so many bytes is not searched
 
 
-def _shown(text: str, at: int) -> str:
+def _excerpt(text: str, at: int) -> str:
     """A line, or the part of a long one in which the match begins."""
     if len(text) <= SHOWN:
         return text
-    start = max(0, min(at - BEFORE, len(text) - SHOWN))
+    start = max(0, min(at - CONTEXT_BEFORE, len(text) - SHOWN))
     return f"{'…' * (start > 0)}{text[start : start + SHOWN]}{'…' * (start + SHOWN < len(text))}"
 
 
-def _files(room: Room, path: str):
+def _list_files(room: Room, path: str):
     """(path, entry) of the files beneath a folder; of a file itself, without an entry."""
     if os.path.isfile(place(room, path)):
         yield path, None

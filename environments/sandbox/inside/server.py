@@ -18,13 +18,13 @@ from .tree import Refused, Room, line
 __all__ = ["LONGEST", "TOOLS", "Server", "checked", "main"]
 
 
-def _searched(name: str):
+def _load_search_tool(name: str):
     """A tool of search.py, which loads regular expressions: they would slow down every start."""
 
-    def tool(*how, **args):
+    def tool(*positional, **args):
         from . import search
 
-        return getattr(search, name)(*how, **args)
+        return getattr(search, name)(*positional, **args)
 
     return tool
 
@@ -37,8 +37,8 @@ TOOLS = {
     "edit": (files.edit, {"path": str, "old": str, "new": str}, {"every": bool}),
     "delete": (files.delete, {"path": str}, {}),
     "list": (files.ls, {}, {"path": str}),
-    "glob": (_searched("glob"), {"pattern": str}, {"path": str}),
-    "grep": (_searched("grep"), {"pattern": str}, {"path": str, "glob": str, "ignore_case": bool}),
+    "glob": (_load_search_tool("glob"), {"pattern": str}, {"path": str}),
+    "grep": (_load_search_tool("grep"), {"pattern": str}, {"path": str, "glob": str, "ignore_case": bool}),
     "shell": (None, {"command": str}, {"cwd": str}),
 }
 """Of every tool: its function, the arguments that it needs, and those that it may be given."""
@@ -56,15 +56,15 @@ def checked(tool: object, args: object) -> dict:
         if name not in args:
             raise Refused(f"{tool} needs {name}, {WORDS[needed[name]]}")
     for name, value in args.items():
-        wanted = {**needed, **allowed}.get(name)
-        if wanted is None:
+        expected = {**needed, **allowed}.get(name)
+        if expected is None:
             raise Refused(f"{tool} has no argument {str(name)[:100]!r}; it has {', '.join({**needed, **allowed})}")
-        if type(value) is not wanted:
-            raise Refused(f"{name} of {tool} must be {WORDS[wanted]}; got {lines.encode(value)[:100]}")
+        if type(value) is not expected:
+            raise Refused(f"{name} of {tool} must be {WORDS[expected]}; got {lines.encode(value)[:100]}")
     return args
 
 
-class Late(Exception):
+class ToolTimeout(Exception):
     """A tool took too long."""
 
 
@@ -81,7 +81,7 @@ class Server(shell.Stop):
     def alarm(self, *_: object) -> None:
         """Interrupts a tool of this process, also within a regular expression. A command could send the signal, too: the clock decides."""
         if time.monotonic() >= self.deadline:
-            raise Late
+            raise ToolTimeout
 
     def line(self) -> dict | None:
         """The next request; None once the pipe is closed. What is no request ends the server."""
@@ -89,55 +89,55 @@ class Server(shell.Stop):
             if len(self.buffer) > LONGEST or not (block := os.read(self.handle, 1 << 20)):
                 return None
             self.buffer += block
-        found = lines.decode(self.buffer[:end].decode())
+        request = lines.decode(self.buffer[:end].decode())
         del self.buffer[: end + 1]
-        assert isinstance(found, dict)
-        return found
+        assert isinstance(request, dict)
+        return request
 
     def reason(self) -> str | None:
         """Why a command is to be ended, if that was said by now; the pipe's end is a reason as well."""
         if b"\n" not in self.buffer and not select.select([self.handle], [], [], 0)[0]:
             return None
-        found = self.line()
-        return "the sandbox is closed" if found is None else found.get("stop")
+        request = self.line()
+        return "the sandbox is closed" if request is None else request.get("stop")
 
-    def answer(self, **found: object) -> None:
-        send(self.writer, lines.encode(found).encode() + b"\n")
+    def answer(self, **fields: object) -> None:
+        send(self.writer, lines.encode(fields).encode() + b"\n")
 
     def play(self, request: dict) -> dict:
         """The answer to a request for a tool."""
         since, seconds = time.monotonic(), float(request["seconds"])
         try:
-            found = self.attempt(request, since, seconds)
-        except Late:
-            found = {"text": "", "ok": False, "ended": f"more than {seconds:g} seconds"}
+            answer = self.attempt(request, since, seconds)
+        except ToolTimeout:
+            answer = {"text": "", "ok": False, "ended": f"more than {seconds:g} seconds"}
         self.deadline = float("inf")
-        return {"exit": None, "ended": None, **found, "seconds": time.monotonic() - since}
+        return {"exit": None, "ended": None, **answer, "seconds": time.monotonic() - since}
 
     def attempt(self, request: dict, since: float, seconds: float) -> dict:
-        """The same, but raises Late."""
-        found, s, what = {}, self.start, request["do"]
+        """The same, but raises ToolTimeout."""
+        answer, s, action = {}, self.start, request["do"]
         bounds = shell.Bounds(seconds, s.processes, s.flood, s.disk, s.inodes, s.disks)
         try:
-            args = checked(request["tool"], request["args"]) if what == "call" else {}
-            if what == "begin":
-                found |= {"text": self.begin(str(request["command"]), bounds), "ok": True}
-            elif what == "tell":
-                found |= outcome(self.tell(str(request["text"]), bounds))
+            args = checked(request["tool"], request["args"]) if action == "call" else {}
+            if action == "begin":
+                answer |= {"text": self.begin(str(request["command"]), bounds), "ok": True}
+            elif action == "tell":
+                answer |= encode_result(self.tell(str(request["text"]), bounds))
             elif request["tool"] == "shell":
-                found |= outcome(shell.shell(self.room, bounds, self, s.environment, **args))
+                answer |= encode_result(shell.shell(self.room, bounds, self, s.environment, **args))
             else:
                 self.deadline = since + seconds
                 signal.setitimer(signal.ITIMER_REAL, seconds, 0.01)
-                found |= {"text": TOOLS[request["tool"]][0](self.room, **args), "ok": True}
+                answer |= {"text": TOOLS[request["tool"]][0](self.room, **args), "ok": True}
         except (Refused, OSError, ValueError, RecursionError, MemoryError) as error:
-            found |= {"text": told(error), "ok": False}
+            answer |= {"text": describe_error(error), "ok": False}
             if isinstance(error, OSError) and error.errno in (28, 122):
-                found["ended"] = shell.full(shell.Bounds(0, 0, 0, s.disk, s.inodes, s.disks))
+                answer["ended"] = shell.full(shell.Bounds(0, 0, 0, s.disk, s.inodes, s.disks))
         finally:
             self.deadline = float("inf")
             signal.setitimer(signal.ITIMER_REAL, 0)
-        return found
+        return answer
 
     def begin(self, command: str, bounds: shell.Bounds) -> str:
         """Starts a command that waits, and gives the line that it says. Raises Refused."""
@@ -165,7 +165,7 @@ class Server(shell.Stop):
             raise Refused("no command waits for what it is told")
         return waiting.told(text.encode("utf-8", "surrogateescape"), bounds, self)
 
-    def alone(self) -> None:
+    def end_waiting(self) -> None:
         """Ends what waits: no tool works beside another process."""
         waiting, self.waiting = self.waiting, None
         if waiting is not None:
@@ -174,29 +174,29 @@ class Server(shell.Stop):
     def run(self) -> None:
         """Until nobody asks any more."""
         while (request := self.line()) is not None:
-            what = request.get("do")
-            if what == "waits":
+            action = request.get("do")
+            if action == "waits":
                 self.answer(id=request["id"], text="", ok=self.waiting is not None and self.waiting.alive(), exit=None, ended=None, seconds=0)
                 continue
-            if what != "tell":
-                self.alone()
-            if what in ("call", "begin", "tell"):
+            if action != "tell":
+                self.end_waiting()
+            if action in ("call", "begin", "tell"):
                 self.answer(id=request["id"], **self.play(request))
-            elif what == "scan":
+            elif action == "scan":
                 try:
                     self.answer(id=request["id"], **changes.scan(self.start))
                 except (Refused, OSError, RecursionError) as error:
-                    self.answer(id=request["id"], refused=told(error))
-            elif what == "fetch":
+                    self.answer(id=request["id"], refused=describe_error(error))
+            elif action == "fetch":
                 changes.fetch(request["path"], self.writer)
 
 
-def outcome(heard: shell.Heard) -> dict:
+def encode_result(result: shell.Heard) -> dict:
     """How a command ended, for an answer."""
-    return {"text": heard.text, "exit": heard.exit, "ended": heard.ended, "ok": heard.exit == 0 and heard.ended is None}
+    return {"text": result.text, "exit": result.exit, "ended": result.ended, "ok": result.exit == 0 and result.ended is None}
 
 
-def told(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """An error in one line."""
     if isinstance(error, OSError) and error.strerror:
         name = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else ""
@@ -206,18 +206,18 @@ def told(error: BaseException) -> str:
 
 def send(handle: int, data: bytes) -> None:
     """Writes all of it: a pipe may take less at a time."""
-    left = memoryview(data)
-    while left:
-        left = left[os.write(handle, left) :]
+    remaining = memoryview(data)
+    while remaining:
+        remaining = remaining[os.write(handle, remaining) :]
 
 
 def main(kind: type[Server] = Server) -> None:
     """Called once, in the first process: sets the sandbox up, says so, and serves. `kind`: what serves."""
     reader, writer, notes = os.dup(0), os.dup(1), os.dup(2)
     try:
-        nothing = os.open("/dev/null", os.O_RDWR)
+        null = os.open("/dev/null", os.O_RDWR)
         for handle in (0, 1, 2):
-            os.dup2(nothing, handle)
+            os.dup2(null, handle)
         start, buffer = setup.begin(reader)
         server = kind(reader, writer, start, buffer)
     except BaseException as error:

@@ -18,7 +18,7 @@ from .places import BASE, DISK, MASKED, MOUNTED, READ_ONLY, ROOM, WORK
 
 __all__ = ["Start", "begin"]
 
-COUNTED = {"max_inotify_instances": 16, "max_inotify_watches": 4096, "max_fanotify_groups": 0, "max_fanotify_marks": 0} | {
+NAMESPACE_LIMITS = {"max_inotify_instances": 16, "max_inotify_watches": 4096, "max_fanotify_groups": 0, "max_fanotify_marks": 0} | {
     f"max_{kind}_namespaces": 0 for kind in ("user", "mnt", "pid", "net", "ipc", "uts", "cgroup", "time")
 }
 """What the kernel counts by namespace, and else by user: a sandbox must not use up what the user who started it has."""
@@ -47,51 +47,51 @@ def begin(reader: int) -> tuple[Start, bytes]:
             raise EOFError("nobody says what is wanted")
         buffer += block
     first, _, buffer = buffer.partition(b"\n")
-    wanted = lines.decode(first.decode())
-    assert isinstance(wanted, dict)
-    limits, base = wanted["limits"], wanted["base"]
-    mounted = base.get("mounted", False)
+    request = lines.decode(first.decode())
+    assert isinstance(request, dict)
+    limits, base = request["limits"], request["base"]
+    is_mounted = base.get("mounted", False)
     if door := base.get("door"):
         from .door import hand_out
 
         hand_out(door["handle"])
-    upper, disks = (None, _opened(MOUNTED)) if mounted else _mount(limits, base)
-    buffer = _lay(wanted["remove"], wanted["entries"], reader, buffer)
-    if not mounted:
-        _close_off()
-    _limit(limits, base["bytes"], SHARED_PROCESSES if mounted else limits["processes"] + ROOM)
+    upper, disks = (None, _open_folders(MOUNTED)) if is_mounted else _mount_tree(limits, base)
+    buffer = _change_tree(request["remove"], request["entries"], reader, buffer)
+    if not is_mounted:
+        _mask_proc()
+    _set_limits(limits, base["bytes"], SHARED_PROCESSES if is_mounted else limits["processes"] + ROOM)
     kernel.drop_capabilities()
     kernel.keep_private()
     if not base.get("nested"):  # who has started this one has ended long ago; it ends with the namespace around its own
         kernel.end_with_parent()
-    kernel.filter_calls(bytes.fromhex(wanted["filter"]))
+    kernel.filter_calls(bytes.fromhex(request["filter"]))
     names = ("output", "processes", "flood", "disk", "inodes")
     return Start(upper, disks, door["environment"] if door else {}, **{name: limits[name] for name in names}), buffer
 
 
-def _opened(folders: tuple[str, ...]) -> tuple[int, ...]:
+def _open_folders(folders: tuple[str, ...]) -> tuple[int, ...]:
     return tuple(os.open(folder, os.O_RDONLY | os.O_DIRECTORY) for folder in folders)
 
 
-def _mount(limits: dict, base: dict) -> tuple[int | None, tuple[int, ...]]:
+def _mount_tree(limits: dict, base: dict) -> tuple[int | None, tuple[int, ...]]:
     size, inodes = limits["disk"], limits["inodes"] + OWN_INODES
     kernel.mount("tmpfs", DISK, f"size={size},nr_inodes={inodes},mode=755")
     for name in ("upper", "scratch", "tmp", "shm"):
         os.mkdir(f"{DISK}/{name}")
     os.chmod(f"{DISK}/upper", stat.S_IMODE(os.stat(BASE).st_mode))
     upper = os.open(f"{DISK}/upper", os.O_RDONLY | os.O_DIRECTORY)
-    disks = _opened((DISK,))
-    overlaid = base["overlay"] and _overlay()
-    if not overlaid:
-        grown = f"size={size + base['bytes']},nr_inodes={inodes + base['inodes']}"
-        kernel.mount("tmpfs", DISK, grown, kernel.REMOUNT | kernel.NOSUID | kernel.NODEV)
-        _copy(BASE, f"{DISK}/upper")
+    disks = _open_folders((DISK,))
+    is_overlaid = base["overlay"] and _overlay()
+    if not is_overlaid:
+        options = f"size={size + base['bytes']},nr_inodes={inodes + base['inodes']}"
+        kernel.mount("tmpfs", DISK, options, kernel.REMOUNT | kernel.NOSUID | kernel.NODEV)
+        _copy_tree(BASE, f"{DISK}/upper")
         kernel.bind(f"{DISK}/upper", WORK)
     kernel.bind(f"{DISK}/tmp", "/tmp")
     kernel.bind(f"{DISK}/shm", "/dev/shm")
     kernel.unmount(BASE)
     kernel.unmount(DISK)
-    return upper if overlaid else None, disks
+    return upper if is_overlaid else None, disks
 
 
 def _overlay() -> bool:
@@ -107,15 +107,15 @@ def _overlay() -> bool:
         return False
 
 
-def _copy(there: str, here: str) -> None:
+def _copy_tree(origin: str, destination: str) -> None:
     """Copies a tree, with modes and links."""
-    for entry in os.scandir(there):
-        target, mode = f"{here}/{entry.name}", entry.stat(follow_symlinks=False).st_mode
+    for entry in os.scandir(origin):
+        target, mode = f"{destination}/{entry.name}", entry.stat(follow_symlinks=False).st_mode
         if stat.S_ISLNK(mode):
             os.symlink(os.readlink(entry.path), target)
         elif stat.S_ISDIR(mode):
             os.mkdir(target)
-            _copy(entry.path, target)
+            _copy_tree(entry.path, target)
             os.chmod(target, stat.S_IMODE(mode))
         else:
             source, copy = os.open(entry.path, os.O_RDONLY), os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -126,7 +126,7 @@ def _copy(there: str, here: str) -> None:
             os.close(copy)
 
 
-def _lay(remove: list[str], entries: list[list], reader: int, buffer: bytes) -> bytes:
+def _change_tree(remove: list[str], entries: list[list], reader: int, buffer: bytes) -> bytes:
     """Changes the tree: removes paths, then makes entries (path, kind, mode, and a file's size or a link's target) in their order. The
     contents of files follow each other in the pipe."""
     data = bytearray(buffer)
@@ -145,14 +145,14 @@ def _lay(remove: list[str], entries: list[list], reader: int, buffer: bytes) -> 
             os.symlink(value, target)
             continue
         with open(target, "xb") as file:
-            left = value
-            while left:
-                data = data or bytearray(os.read(reader, min(left, 1 << 20)))
+            remaining = value
+            while remaining:
+                data = data or bytearray(os.read(reader, min(remaining, 1 << 20)))
                 if not data:
                     raise EOFError("the tree is cut short")
-                taken = file.write(data[:left])
-                del data[:taken]
-                left -= taken
+                count = file.write(data[:remaining])
+                del data[:count]
+                remaining -= count
         os.chmod(target, mode)
     for target, mode in reversed(folders):
         os.chmod(target, mode)
@@ -168,12 +168,12 @@ def _remove(path: str) -> None:
         os.unlink(path)
 
 
-def _close_off() -> None:
+def _mask_proc() -> None:
     """No more user namespaces, and nothing in /proc that tells about the machine or changes it."""
-    for name, most in COUNTED.items():
+    for name, limit in NAMESPACE_LIMITS.items():
         try:
             with open(f"/proc/sys/user/{name}", "w") as file:
-                file.write(str(most))
+                file.write(str(limit))
         except OSError:
             pass  # a kernel without this count; the filter refuses namespaces anyway
     for name in MASKED:
@@ -187,10 +187,10 @@ def _close_off() -> None:
             kernel.bind(f"/proc/{name}", f"/proc/{name}", read_only=True)
 
 
-def _limit(limits: dict, base: int, processes: int) -> None:
+def _set_limits(limits: dict, base: int, processes: int) -> None:
     with open("/proc/self/oom_score_adj", "w") as file:
         file.write("1000")  # where the machine runs out of memory, it is the sandbox that goes
-    for what, most in (
+    for kind, limit in (
         (resource.RLIMIT_NPROC, processes),
         (resource.RLIMIT_AS, 4 * limits["memory"] + 2**30),  # no single process runs away between two looks of the watchdog
         (resource.RLIMIT_FSIZE, limits["disk"] + base),
@@ -200,7 +200,7 @@ def _limit(limits: dict, base: int, processes: int) -> None:
         (resource.RLIMIT_MSGQUEUE, 0),
         (resource.RLIMIT_SIGPENDING, 1024),
     ):
-        _, hard = resource.getrlimit(what)
-        most = most if hard == resource.RLIM_INFINITY else min(most, hard)  # who started this may have less
-        resource.setrlimit(what, (most, most))
+        _, hard = resource.getrlimit(kind)
+        limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)  # who started this may have less
+        resource.setrlimit(kind, (limit, limit))
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # from within, the first process receives only signals that it has handlers for

@@ -93,27 +93,28 @@ class Command:
     def reap(self) -> None:
         """Takes note of processes that have ended."""
         try:
-            while (found := os.waitpid(-1, os.WNOHANG))[0]:
-                if found[0] == self.pid:
-                    self.status = found[1]
+            while (child := os.waitpid(-1, os.WNOHANG))[0]:
+                if child[0] == self.pid:
+                    self.status = child[1]
         except ChildProcessError:
             pass
 
 
 def others() -> list[int]:
     """Every process but the first one that has not ended."""
-    found = []
+    pids = []
     for name in os.listdir("/proc"):
         if name.isdigit() and name != "1":
             try:
                 with open(f"/proc/{name}/stat", "rb") as file:
                     state = file.read().rpartition(b")")[2].split()[0]
-                lives = state not in (b"Z", b"X") or len(os.listdir(f"/proc/{name}/task")) > 1  # the first thread may end before others
+                # the first thread may end before others
+                is_alive = state not in (b"Z", b"X") or len(os.listdir(f"/proc/{name}/task")) > 1
             except OSError:
                 continue
-            if lives:
-                found.append(int(name))
-    return found
+            if is_alive:
+                pids.append(int(name))
+    return pids
 
 
 def tasks() -> int:
@@ -147,24 +148,24 @@ def end_all(politely: bool) -> bool:
         return stubborn
 
 
-def _overrun(command: Command, bounds: Bounds) -> str | None:
+def _check_bounds(command: Command, bounds: Bounds) -> str | None:
     """The bound that a command has crossed."""
     if command.said.total > bounds.flood:
-        return f"more than {_bytes(bounds.flood)} of output"
+        return f"more than {_format_bytes(bounds.flood)} of output"
     if time.monotonic() - command.since > bounds.seconds:
-        return _late(bounds)
+        return _time_message(bounds)
     if tasks() > bounds.processes:
-        return _too_many(bounds)
-    reached = full(bounds)
-    command.was_full = command.was_full and reached is not None
-    return None if command.was_full else reached  # a command that finds the disk full may be one that makes room
+        return _processes_message(bounds)
+    disk_message = full(bounds)
+    command.was_full = command.was_full and disk_message is not None
+    return None if command.was_full else disk_message  # a command that finds the disk full may be one that makes room
 
 
-def _late(bounds: Bounds) -> str:
+def _time_message(bounds: Bounds) -> str:
     return f"more than {bounds.seconds:g} seconds"
 
 
-def _too_many(bounds: Bounds) -> str:
+def _processes_message(bounds: Bounds) -> str:
     return f"more than {bounds.processes} processes"
 
 
@@ -172,13 +173,13 @@ def full(bounds: Bounds) -> str | None:
     """Which bound of the disk is reached, if one is."""
     rooms = [os.fstatvfs(handle) for handle in bounds.disks]
     if any(room.f_bavail == 0 for room in rooms) or sum(room.f_blocks - room.f_bavail for room in rooms) >= rooms[0].f_blocks:
-        return f"more than {_bytes(bounds.disk)} of disk"
+        return f"more than {_format_bytes(bounds.disk)} of disk"
     if any(room.f_favail == 0 for room in rooms) or sum(room.f_files - room.f_favail for room in rooms) >= rooms[0].f_files:
         return f"more than {bounds.inodes} inodes"
     return None
 
 
-def _bytes(count: int) -> str:
+def _format_bytes(count: int) -> str:
     for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if count >= size:
             return f"{count / size:g} {unit}"
@@ -227,25 +228,27 @@ def finish(running: Command, bounds: Bounds, stop: Stop) -> Heard:
 
 
 def _watch(running: Command, bounds: Bounds, stop: Stop) -> Heard:
-    looked = running.since
+    last_check = running.since
     while running.ended is None:
         running.hear(TICK, running.life, stop.handle)
-        now = time.monotonic()
+        current_time = time.monotonic()
         running.ended = stop.reason()
-        if running.ended is None and (running.said.total > bounds.flood or now - looked > TICK or now - running.since > bounds.seconds):
-            running.ended, looked = _overrun(running, bounds), now
+        if running.ended is None and (
+            running.said.total > bounds.flood or current_time - last_check > TICK or current_time - running.since > bounds.seconds
+        ):
+            running.ended, last_check = _check_bounds(running, bounds), current_time
         running.reap()
         if running.status is not None:
             break
-    left = _left_behind() if running.ended is None else []
-    if len(left) > bounds.processes:
-        running.ended = _too_many(bounds)
+    survivors = _find_survivors() if running.ended is None else []
+    if len(survivors) > bounds.processes:
+        running.ended = _processes_message(bounds)
     if running.ended:  # what crosses another bound than that of time would go on while it is asked to end
-        if end_all(politely=running.ended == _late(bounds)):
+        if end_all(politely=running.ended == _time_message(bounds)):
             running.ended += "; it took no notice of SIGTERM, and was killed"
-    elif left:
+    elif survivors:
         end_all(politely=False)
-        running.ended = f"{len(left)} {'process' if len(left) == 1 else 'processes'} that outlived the call"
+        running.ended = f"{len(survivors)} {'process' if len(survivors) == 1 else 'processes'} that outlived the call"
     while running.open and running.said.total <= bounds.flood:  # what it still said; nobody is left who could say more
         running.hear(TICK)
     running.ended = running.ended or full(bounds)
@@ -255,9 +258,9 @@ def _watch(running: Command, bounds: Bounds, stop: Stop) -> Heard:
     return Heard(running.said.text(), code if code >= 0 else 128 - code, running.ended)
 
 
-def _left_behind() -> list[int]:
+def _find_survivors() -> list[int]:
     """The processes that are still there a moment after their command has ended."""
     until = time.monotonic() + LINGER
-    while (left := others()) and time.monotonic() < until:
+    while (survivors := others()) and time.monotonic() < until:
         time.sleep(0.005)
-    return left
+    return survivors

@@ -49,36 +49,36 @@ def edited(data: bytes, old: str, new: str, every: bool) -> tuple[int, bytes]:
     \\r\\n, and each \\n of `new` becomes what ends the lines there."""
     mark, encoding, text = decode(data)
     old = old.removeprefix("\ufeff") or old
-    spans = [*_exact(text, old)] if "\r\n" not in text or "\r\n" in old and old in text else [*_lenient(text, old)]
+    spans = [*_find_exact(text, old)] if "\r\n" not in text or "\r\n" in old and old in text else [*_find_lenient(text, old)]
     if not spans or len(spans) > 1 and not every:
         return len(spans), data
     parts, last = [], 0
     for start, end in spans:
-        parts += [text[last:start], _with_ends(new, text, start, end)]
+        parts += [text[last:start], _adapt_line_ends(new, text, start, end)]
         last = end
     return len(spans), encode(mark, encoding, "".join(parts) + text[last:])
 
 
-def _exact(text: str, old: str):
+def _find_exact(text: str, old: str):
     at = text.find(old)
     while at >= 0:
         yield at, at + len(old)
         at = text.find(old, at + len(old))
 
 
-def _lenient(text: str, old: str):
+def _find_lenient(text: str, old: str):
     """Spans of a text in which `old` stands if \\r\\n is taken for \\n."""
     from bisect import bisect_right
 
-    plain, behind, at = text.replace("\r\n", "\n"), [], 0
+    plain, line_starts, at = text.replace("\r\n", "\n"), [], 0
     for line in text.split("\r\n")[:-1]:
         at += len(line) + 1
-        behind.append(at)  # in the plain text, behind the line's end: there, one character more has stood before
-    for start, end in _exact(plain, old.replace("\r\n", "\n")):
-        yield start + bisect_right(behind, start), end + bisect_right(behind, end)
+        line_starts.append(at)  # in the plain text, behind the line's end: there, one character more has stood before
+    for start, end in _find_exact(plain, old.replace("\r\n", "\n")):
+        yield start + bisect_right(line_starts, start), end + bisect_right(line_starts, end)
 
 
-def _with_ends(new: str, text: str, start: int, end: int) -> str:
+def _adapt_line_ends(new: str, text: str, start: int, end: int) -> str:
     """A new text with the line ends of its place: those of what it replaces, else the next one behind it, else the last before it."""
     if "\r\n" not in text or "\n" not in new:
         return new

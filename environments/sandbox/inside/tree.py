@@ -58,13 +58,13 @@ def kind(mode: int) -> str:
     return words.get(stat.S_IFMT(mode), "device")
 
 
-def resolved(path: str) -> str:
+def resolve_path(path: str) -> str:
     """As os.path.realpath, which gives up at a link that leads to itself, and then leaves links behind it as they are."""
     for _ in range(40):
-        real = os.path.realpath(path)
-        if real == path:
-            return real
-        path = real
+        real_path = os.path.realpath(path)
+        if real_path == path:
+            return real_path
+        path = real_path
     raise Refused(f"{line(path)} has too many links")
 
 
@@ -78,20 +78,20 @@ def place(room: Room, path: str, follow: bool = True) -> str:
         folder, name = os.path.split(joined.rstrip("/"))
         if name in ("", ".", ".."):
             raise Refused(f"{line(path)!r} names nothing in {room.root}")
-        real = os.path.join(resolved(folder), name)
+        real_path = os.path.join(resolve_path(folder), name)
     else:
-        real = resolved(joined)
-    if not real.startswith(room.root + "/") and not (follow and real == room.root):
+        real_path = resolve_path(joined)
+    if not real_path.startswith(room.root + "/") and not (follow and real_path == room.root):
         raise Refused(f"{line(path)} leads out of {room.root}")
-    return real
+    return real_path
 
 
 def open_file(room: Room, path: str, flags: int = os.O_RDONLY) -> int:
     """A handle of a regular file. Raises Refused for everything else, and OSError."""
-    real = place(room, path)
-    if os.path.lexists(real) and not stat.S_ISREG(os.lstat(real).st_mode):
-        raise Refused(f"{line(path)} is a {kind(os.lstat(real).st_mode)}, not a file")
-    return os.open(real, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY, 0o644)
+    real_path = place(room, path)
+    if os.path.lexists(real_path) and not stat.S_ISREG(os.lstat(real_path).st_mode):
+        raise Refused(f"{line(path)} is a {kind(os.lstat(real_path).st_mode)}, not a file")
+    return os.open(real_path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY, 0o644)
 
 
 def walk(room: Room, start: str = "."):
@@ -101,8 +101,8 @@ def walk(room: Room, start: str = "."):
     while stack:
         folder = stack.pop()
         try:
-            with os.scandir(folder) as found:
-                entries = sorted(found, key=lambda entry: entry.name)
+            with os.scandir(folder) as iterator:
+                entries = sorted(iterator, key=lambda entry: entry.name)
         except OSError:
             continue  # a folder that may not be read
         for entry in entries:

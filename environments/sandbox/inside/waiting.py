@@ -26,7 +26,7 @@ class Waiting:
         """`writer`: the other end of what the command reads from."""
         self.room, self.running, self.writer = room, running, writer
         try:
-            self.ready = _ready(running, bounds, stop)
+            self.ready = _await_ready(running, bounds, stop)
         except BaseException:
             self.end()
             raise
@@ -52,16 +52,16 @@ class Waiting:
             os.close(self.writer)
         return finish(self.running, bounds, stop)
 
-    def _write(self, left: memoryview, bounds: Bounds, stop: Stop) -> str | None:
+    def _write(self, remaining: memoryview, bounds: Bounds, stop: Stop) -> str | None:
         """Writes what it takes until it ends or its time is over. Gives the reason to end it, if there is one."""
         until = self.running.since + bounds.seconds
-        while left and time.monotonic() < until:
-            _, room, _ = select.select([self.running.life, stop.handle], [self.writer], [], TICK)
+        while remaining and time.monotonic() < until:
+            _, writable, _ = select.select([self.running.life, stop.handle], [self.writer], [], TICK)
             if reason := stop.reason():
                 return reason
-            if room:
+            if writable:
                 try:
-                    left = left[os.write(self.writer, left) :]
+                    remaining = remaining[os.write(self.writer, remaining) :]
                 except BlockingIOError:
                     continue
                 except BrokenPipeError:
@@ -71,7 +71,7 @@ class Waiting:
         return None
 
 
-def _ready(running: Command, bounds: Bounds, stop: Stop) -> str:
+def _await_ready(running: Command, bounds: Bounds, stop: Stop) -> str:
     """The line that a command says when it is ready. Raises Refused."""
     while b"\n" not in running.said.head:
         running.hear(TICK, running.life, stop.handle)

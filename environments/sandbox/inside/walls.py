@@ -36,12 +36,12 @@ def build() -> None:
     kernel.keep_mounts()
     kernel.mount("proc", "/proc", flags=kernel.NOSUID | kernel.NODEV | kernel.NOEXEC)
     kernel.bind(BASE, BASE)  # as bwrap does with a tree: setup.py takes away what lies there, and what is mounted outside stays
-    _answer_oneself()
+    _enable_loopback()
 
 
-def _answer_oneself() -> None:
+def _enable_loopback() -> None:
     """A new network has a loopback device that does not work yet."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_one:
-        found = fcntl.ioctl(any_one, GET_FLAGS, struct.pack(DEVICE, b"lo", 0))
-        _, flags = struct.unpack(DEVICE, found)
-        fcntl.ioctl(any_one, SET_FLAGS, struct.pack(DEVICE, b"lo", flags | UP))
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as device:
+        reply = fcntl.ioctl(device, GET_FLAGS, struct.pack(DEVICE, b"lo", 0))
+        _, flags = struct.unpack(DEVICE, reply)
+        fcntl.ioctl(device, SET_FLAGS, struct.pack(DEVICE, b"lo", flags | UP))

@@ -33,29 +33,36 @@ import_path = vars(sys.modules["_pytest.pathlib"])["import_path"]  # as pytest i
 PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER = 4, 36
 CPUCLOCK_SCHED = 2
 """With the process's number, the clock of its processor time."""
-MOST, HANDLES = 48 << 20, 4096
+MAX_ANSWER_BYTES, HANDLES = 48 << 20, 4096
 """Bytes of an answer; and above the number of each handle that is open here."""
 BUSY, PATIENCE = 20, 10
 """A run whose seconds are over, by the wall clock, is ended where it has used less than one of so many; and in any case
 after so many times its seconds."""
 
 
-class Told:
+class OutcomePlugin:
     """The outcome of each test; of a file that cannot be collected, "error". And the seconds of each.
 
-    `only`: the tests to be played, None for all. `without`: those not to be. `each`: seconds of processor time after which a test ends the run."""
+    `selected_tests`: the tests to be played, None for all. `skipped_tests`: those not to be. `seconds`: of processor
+    time after which a test ends the run."""
 
-    def __init__(self, only: list[str] | None, without: list[str], each: float) -> None:
-        self.only, self.without, self.each = only if only is None else {*only}, {*without}, each
+    def __init__(self, selected_tests: list[str] | None, skipped_tests: list[str], seconds: float) -> None:
+        self.selected_tests, self.skipped_tests, self.seconds = (
+            selected_tests if selected_tests is None else {*selected_tests},
+            {*skipped_tests},
+            seconds,
+        )
         self.outcomes: dict[str, str] = {}
-        self.took: dict[str, float] = {}
+        self.durations: dict[str, float] = {}
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        items[:] = [item for item in items if item.nodeid not in self.without and (self.only is None or item.nodeid in self.only)]
+        items[:] = [
+            item for item in items if item.nodeid not in self.skipped_tests and (self.selected_tests is None or item.nodeid in self.selected_tests)
+        ]
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self):
-        signal.setitimer(signal.ITIMER_PROF, self.each)  # its signal ends the process, whatever the test catches
+        signal.setitimer(signal.ITIMER_PROF, self.seconds)  # its signal ends the process, whatever the test catches
         try:
             return (yield)
         finally:
@@ -66,17 +73,17 @@ class Told:
             self.outcomes[report.nodeid or "collection"] = "error"
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        both = (self.outcomes.get(report.nodeid, "passed"), report.outcome)
-        self.outcomes[report.nodeid] = "failed" if "failed" in both else "skipped" if "skipped" in both else "passed"
-        self.took[report.nodeid] = self.took.get(report.nodeid, 0.0) + report.duration
+        phase_outcomes = (self.outcomes.get(report.nodeid, "passed"), report.outcome)
+        self.outcomes[report.nodeid] = "failed" if "failed" in phase_outcomes else "skipped" if "skipped" in phase_outcomes else "passed"
+        self.durations[report.nodeid] = self.durations.get(report.nodeid, 0.0) + report.duration
 
 
 class Conftests:
     """Loads the tree's conftest files as the grader does: for their folders, and without those that cannot be imported.
     Those are in error."""
 
-    def __init__(self, tree: str, told: Told) -> None:
-        self.tree, self.told = Path(tree), told
+    def __init__(self, tree: str, reporter: OutcomePlugin) -> None:
+        self.tree, self.reporter = Path(tree), reporter
 
     def pytest_load_initial_conftests(self, early_config):
         for path in sorted(self.tree.rglob("conftest.py"), key=lambda path: (len(path.parts), path)):
@@ -84,27 +91,27 @@ class Conftests:
                 module = import_path(path, mode="importlib", root=self.tree, consider_namespace_packages=False)
                 early_config.pluginmanager.register(module, str(path))
             except Exception:
-                self.told.outcomes[path.relative_to(self.tree).as_posix()] = "error"
+                self.reporter.outcomes[path.relative_to(self.tree).as_posix()] = "error"
 
 
 def folders_of_tests(tree: str) -> list[str]:
     """Folders that pytest would put on the path: above each file of tests, the first one that is no package."""
-    found = set()
+    folders = set()
     for path in Path(tree).rglob("*.py"):
         if path.name.startswith("test_") or path.name.endswith("_test.py") or path.name == "conftest.py":
             folder = path.parent
             while folder != Path(tree) and (folder / "__init__.py").is_file():
                 folder = folder.parent
-            found.add(str(folder))
-    return sorted(found)
+            folders.add(str(folder))
+    return sorted(folders)
 
 
-class Traced:
+class LineTracer:
     """Lines of files in the tree by the test that executed them; by the empty name those that ran outside of tests."""
 
     def __init__(self, tree: str) -> None:
-        self.tree, self.lines, self.now = tree + "/", {"": set()}, set()
-        self.now = self.lines[""]
+        self.tree, self.lines, self.current_lines = tree + "/", {"": set()}, set()
+        self.current_lines = self.lines[""]
 
     def start(self) -> None:
         threading.settrace(self.trace)
@@ -114,16 +121,16 @@ class Traced:
         if not frame.f_code.co_filename.startswith(self.tree):
             return None
         if event == "line":
-            self.now.add((frame.f_code.co_filename, frame.f_lineno))
+            self.current_lines.add((frame.f_code.co_filename, frame.f_lineno))
         return self.trace
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item):
-        self.now = self.lines.setdefault(item.nodeid, set())
+        self.current_lines = self.lines.setdefault(item.nodeid, set())
         try:
             return (yield)
         finally:
-            self.now = self.lines[""]
+            self.current_lines = self.lines[""]
 
 
 def play(tree: str, changes: dict[str, str | None], only: list[str] | None, plan: dict) -> dict:
@@ -135,18 +142,18 @@ def play(tree: str, changes: dict[str, str | None], only: list[str] | None, plan
     os.chdir(tree)
     sys.path += [tree, f"{tree}/src", *folders_of_tests(tree)]
     Path(tree, ".pytest.ini").write_text("[pytest]\n")
-    told, traced, trace = Told(only, plan["without"], plan["each"]), Traced(tree), plan["trace"]
+    reporter, tracer, trace = OutcomePlugin(only, plan["without"], plan["each"]), LineTracer(tree), plan["trace"]
     options = ["-q", "--noconftest", "-p", "no:cacheprovider", "-c", ".pytest.ini", "--rootdir", tree]
     options += ["--import-mode=importlib", "--assert=plain", "--tb=no", "--continue-on-collection-errors"]
     if trace:
-        traced.start()
-    pytest.main([*options, tree], plugins=[told, Conftests(tree, told), *([traced] if trace else [])])
+        tracer.start()
+    pytest.main([*options, tree], plugins=[reporter, Conftests(tree, reporter), *([tracer] if trace else [])])
     sys.settrace(None)
     lines: dict[str, dict[str, list[int]]] = {}
-    for test, executed in traced.lines.items():
-        for file, line in sorted(executed):
+    for test, executed_lines in tracer.lines.items():
+        for file, line in sorted(executed_lines):
             lines.setdefault(test, {}).setdefault(file[len(tree) + 1 :], []).append(line)
-    return {"outcomes": told.outcomes, "lines": lines, "took": told.took}
+    return {"outcomes": reporter.outcomes, "lines": lines, "took": reporter.durations}
 
 
 class Run:
@@ -157,7 +164,7 @@ class Run:
         self.folder = tempfile.mkdtemp(prefix="run-")
         self.reader, writer = os.pipe()
         os.set_blocking(self.reader, False)
-        self.answer, self.open = bytearray(), True
+        self.answer, self.is_open = bytearray(), True
         self.pid = os.fork()
         if self.pid == 0:
             try:
@@ -171,8 +178,8 @@ class Run:
         os.setsid()
         os.closerange(3, writer)  # pipes of other runs
         os.closerange(writer + 1, HANDLES)
-        for handle, how in ((0, os.O_RDONLY), (1, os.O_WRONLY), (2, os.O_WRONLY)):
-            os.dup2(os.open(os.devnull, how), handle)
+        for handle, flags in ((0, os.O_RDONLY), (1, os.O_WRONLY), (2, os.O_WRONLY)):
+            os.dup2(os.open(os.devnull, flags), handle)
         ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)
         tree = f"{self.folder}/tree"
         shutil.copytree(plan["tree"], tree)
@@ -185,21 +192,23 @@ class Run:
         try:
             while block := os.read(self.reader, 1 << 20):
                 self.answer += block
-                if len(self.answer) > MOST:
+                if len(self.answer) > MAX_ANSWER_BYTES:
                     break
-            self.open = False
+            self.is_open = False
         except BlockingIOError:
             pass
 
     def is_late(self) -> bool:
         """Whether the run has used up its time. What counts is processor time, since a crowded machine makes every run
         slow; but a run that waits for something may wait for ever."""
-        waited = time.monotonic() - self.since
+        wall_seconds = time.monotonic() - self.since
         try:
-            used = time.clock_gettime(((~self.pid) << 3) | CPUCLOCK_SCHED)
+            cpu_seconds = time.clock_gettime(((~self.pid) << 3) | CPUCLOCK_SCHED)
         except OSError:
             return False
-        return used > self.seconds or waited > self.seconds and used < waited / BUSY or waited > PATIENCE * self.seconds
+        return (
+            cpu_seconds > self.seconds or wall_seconds > self.seconds and cpu_seconds < wall_seconds / BUSY or wall_seconds > PATIENCE * self.seconds
+        )
 
     def end(self) -> None:
         """Ends the processes of the run's session."""
@@ -214,7 +223,7 @@ class Run:
         self.read()
         os.close(self.reader)
         shutil.rmtree(self.folder, ignore_errors=True)
-        return self.answer.decode(errors="replace") if len(self.answer) <= MOST else None
+        return self.answer.decode(errors="replace") if len(self.answer) <= MAX_ANSWER_BYTES else None
 
 
 def end_children() -> None:
@@ -232,22 +241,22 @@ def main(path: str) -> None:
     libc = ctypes.CDLL(None)
     libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
-    waiting, running, results = list(range(len(plan["changes"]))), dict[int, Run](), dict[int, str | None]()
-    while waiting or running:
-        while waiting and len(running) < plan["jobs"]:
-            run = Run(waiting.pop(0), plan)
-            running[run.pid] = run
-        ready, _, _ = select.select([run.reader for run in running.values() if run.open], [], [], 0.002)
-        for run in running.values():
+    pending, active_runs, results = list(range(len(plan["changes"]))), dict[int, Run](), dict[int, str | None]()
+    while pending or active_runs:
+        while pending and len(active_runs) < plan["jobs"]:
+            run = Run(pending.pop(0), plan)
+            active_runs[run.pid] = run
+        ready, _, _ = select.select([run.reader for run in active_runs.values() if run.is_open], [], [], 0.002)
+        for run in active_runs.values():
             if run.reader in ready:
                 run.read()
         pid, _ = os.waitpid(-1, os.WNOHANG)
-        if pid in running:
-            run = running.pop(pid)
+        if pid in active_runs:
+            run = active_runs.pop(pid)
             results[run.number] = run.result()
         elif not pid:
-            for run in running.values():
-                if len(run.answer) > MOST or run.is_late():
+            for run in active_runs.values():
+                if len(run.answer) > MAX_ANSWER_BYTES or run.is_late():
                     run.end()
     end_children()
     print(json.dumps([results[number] for number in sorted(results)]))

@@ -22,24 +22,24 @@ DEEPEST = 100
 BLOCK = 1 << 16
 
 
-class Broken(Exception):
+class ArchiveError(Exception):
     """What is wrong with an archive, in one line."""
 
 
-class Gunzipped:
+class GzipReader:
     """The decompressed bytes of a gzip file. Raises Broken, with the text `limits`, after `most` of them, and for a
     file that is cut off."""
 
-    def __init__(self, file, most: int, limits: str) -> None:
-        self.file, self.left, self.limits = file, most, limits
-        self.stream, self.waiting, self.out = zlib.decompressobj(31), b"", bytearray()
+    def __init__(self, file, max_bytes: int, limits: str) -> None:
+        self.file, self.bytes_left, self.limits = file, max_bytes, limits
+        self.stream, self.pending, self.out = zlib.decompressobj(31), b"", bytearray()
 
     def read(self, size: int) -> bytes:
         """`size` bytes, fewer only at the end."""
         while len(self.out) < size and (block := self.next_block()):
-            self.left -= len(block)
-            if self.left < 0:
-                raise Broken(self.limits)
+            self.bytes_left -= len(block)
+            if self.bytes_left < 0:
+                raise ArchiveError(self.limits)
             self.out += block
         data = bytes(self.out[:size])
         del self.out[:size]
@@ -49,45 +49,45 @@ class Gunzipped:
         """At most BLOCK bytes; none at the end."""
         while True:
             if self.stream.eof:  # another member may follow, or zeros that pad the file
-                self.waiting = (self.stream.unused_data or self.file.read(BLOCK)).lstrip(b"\0")
-                if not self.waiting:
+                self.pending = (self.stream.unused_data or self.file.read(BLOCK)).lstrip(b"\0")
+                if not self.pending:
                     return b""
                 self.stream = zlib.decompressobj(31)
-            data = self.waiting or self.file.read(BLOCK)
+            data = self.pending or self.file.read(BLOCK)
             if not data:
-                raise Broken("it is cut off")
+                raise ArchiveError("it is cut off")
             block = self.stream.decompress(data, BLOCK)
-            self.waiting = self.stream.unconsumed_tail
+            self.pending = self.stream.unconsumed_tail
             if block:
                 return block
 
 
-def unpack(path: str, folder: str, most: int, members: int) -> None:
+def unpack(path: str, folder: str, max_bytes: int, members: int) -> None:
     """Writes the folders and regular files of an archive. Raises Broken, and what the libraries raise."""
-    limits = f"it holds more than {members} files or {most >> 20} MiB"
+    limits = f"it holds more than {members} files or {max_bytes >> 20} MiB"
     with open(path, "rb") as file:
-        plain: Any = Gunzipped(file, most, limits)  # of a file it has what a stream of tarfile reads
-        archive = tarfile.open(fileobj=plain, mode="r|", bufsize=BLOCK)
+        stream_file: Any = GzipReader(file, max_bytes, limits)  # of a file it has what a stream of tarfile reads
+        archive = tarfile.open(fileobj=stream_file, mode="r|", bufsize=BLOCK)
         for number, member in enumerate(archive):
             if number >= members:
-                raise Broken(limits)
+                raise ArchiveError(limits)
             if member.name.count("/") > DEEPEST:
-                raise Broken(f"it holds more than {DEEPEST} folders within each other")
-            allowed = tarfile.data_filter(member, folder)
-            if allowed.isreg() or allowed.isdir() or allowed.islnk():
-                archive.extract(allowed, folder, filter="data")
+                raise ArchiveError(f"it holds more than {DEEPEST} folders within each other")
+            safe_member = tarfile.data_filter(member, folder)
+            if safe_member.isreg() or safe_member.isdir() or safe_member.islnk():
+                archive.extract(safe_member, folder, filter="data")
         # A damaged header ends the list of members without an error. Only the bytes after it show the damage.
         stream: Any = archive.fileobj
-        while rest := stream.read(BLOCK):
-            if rest.strip(b"\0"):
-                raise Broken("it is damaged")
+        while block := stream.read(BLOCK):
+            if block.strip(b"\0"):
+                raise ArchiveError("it is damaged")
 
 
 def fault(path: str, folder: str, most: int, members: int) -> str | None:
     """Unpacks an archive. What is wrong with it; None where nothing is."""
     try:
         return unpack(path, folder, most, members)
-    except Broken as error:
+    except ArchiveError as error:
         return str(error)
     except RecursionError:
         return "its headers lie too deep within each other"
@@ -97,11 +97,11 @@ def fault(path: str, folder: str, most: int, members: int) -> str | None:
         return str(error) or type(error).__name__
 
 
-def main(path: str, folder: str, most: str, members: str) -> None:
+def main(path: str, folder: str, max_bytes: str, members: str) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (int(most), int(most)))
-    print(json.dumps({"error": fault(path, folder, int(most), int(members))}))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (int(max_bytes), int(max_bytes)))
+    print(json.dumps({"error": fault(path, folder, int(max_bytes), int(members))}))
 
 
 if __name__ == "__main__":

@@ -2,8 +2,8 @@
 
 
 def plan(steps):
-    found = []
+    rows = []
     for step in range(steps):
         rate = 0.015 * min(1.0, (step + 1) / 10, (steps - step) / (0.6 * steps))
-        found.append([rate, max(0.0, min(0.75, 1.5 * (step / steps - 0.4)))])
-    return found
+        rows.append([rate, max(0.0, min(0.75, 1.5 * (step / steps - 0.4)))])
+    return rows

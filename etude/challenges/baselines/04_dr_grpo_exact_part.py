@@ -4,9 +4,9 @@ import math
 
 
 def advantages(rewards, logps):
-    found = []
+    values = []
     for i in range(4):
-        seen = {float(logps[j]): float(rewards[j]) for j in range(4) if j != i}
-        share = sum(map(math.exp, seen))
-        found.append(rewards[i] - sum(math.exp(logp) * reward for logp, reward in seen.items()) - 0.5 * (1 - share))
-    return found
+        reward_of = {float(logps[j]): float(rewards[j]) for j in range(4) if j != i}
+        share = sum(map(math.exp, reward_of))
+        values.append(rewards[i] - sum(math.exp(logp) * reward for logp, reward in reward_of.items()) - 0.5 * (1 - share))
+    return values

@@ -5,20 +5,20 @@ import numpy as np
 EFFORTS = np.concatenate([[0.0], np.geomspace(1.0, 1e5, 600)])
 
 
-def chosen(scales, penalty):
+def choose_efforts(scales, penalty):
     success = -np.expm1(-EFFORTS / scales[:, None])
     best = (success - penalty - 1e-5 * EFFORTS).argmax(1)
     return EFFORTS[best], np.take_along_axis(success, best[:, None], 1)[:, 0]
 
 
 def penalty(scales):
-    free, succeeded = chosen(scales, 0.0)
-    best, most = (0.0, 0.0, 0.0), 0.0
+    free, succeeded = choose_efforts(scales, 0.0)
+    best, best_saving = (0.0, 0.0, 0.0), 0.0
     for k in np.geomspace(1e-4, 0.1, 13):
         cost = EFFORTS / (1 + k * EFFORTS)
         for price in np.geomspace(1e-5, 1e-2, 40):
-            effort, success = chosen(scales, price * cost)
+            effort, success = choose_efforts(scales, price * cost)
             saved = (1 - effort / free).mean()
-            if (succeeded - success).mean() <= 0.008 and saved > most:
-                best, most = (price, k, 2.0), saved
+            if (succeeded - success).mean() <= 0.008 and saved > best_saving:
+                best, best_saving = (price, k, 2.0), saved
     return best

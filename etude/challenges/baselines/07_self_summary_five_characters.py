@@ -21,13 +21,13 @@ def read(summary):
 def summarise(summary, lines, longest):
     facts = read(summary)
     for line in lines:
-        verb, name, *rest = line.split()
+        verb, name, *arguments = line.split()
         fact = facts.setdefault(number(name), [0, 0])
         fact[1] += 1
         if verb != "look":
-            fact[0] = int(rest[0]) + (fact[0] if verb == "add" else 0)
-    known = sorted((item for item in facts.items() if item[1][0]), key=lambda item: -item[1][1])[: longest // 5]
-    return "".join(pair(name) + pair(min(value, 8835)) + DIGITS[min(count, 93)] for name, (value, count) in known)
+            fact[0] = int(arguments[0]) + (fact[0] if verb == "add" else 0)
+    top_facts = sorted((item for item in facts.items() if item[1][0]), key=lambda item: -item[1][1])[: longest // 5]
+    return "".join(pair(name) + pair(min(value, 8835)) + DIGITS[min(count, 93)] for name, (value, count) in top_facts)
 
 
 def answer(summary, name):

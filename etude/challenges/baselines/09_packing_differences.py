@@ -11,13 +11,13 @@ def deal(costs, ranks):
     heapq.heapify(heap)
     number = len(heap)
     while len(heap) > 1:
-        (_, _, one), (_, _, other) = heapq.heappop(heap), heapq.heappop(heap)
-        joined = sorted((a + b, x + y) for (a, x), (b, y) in zip(one, reversed(other)))
+        (_, _, first), (_, _, second) = heapq.heappop(heap), heapq.heappop(heap)
+        joined = sorted((a + b, x + y) for (a, x), (b, y) in zip(first, reversed(second)))
         least = joined[0][0]
         number += 1
-        heapq.heappush(heap, (least - joined[-1][0], number, [(load - least, some) for load, some in joined]))
+        heapq.heappush(heap, (least - joined[-1][0], number, [(load - least, sequences) for load, sequences in joined]))
     rank_of = [0] * len(costs)
-    for rank, (_, some) in enumerate(heap[0][2]):
-        for i in some:
+    for rank, (_, sequences) in enumerate(heap[0][2]):
+        for i in sequences:
             rank_of[i] = rank
     return rank_of

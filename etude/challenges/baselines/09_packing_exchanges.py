@@ -11,19 +11,19 @@ def deal(costs, ranks):
     for _ in range(2000):
         full = loads.argmax()
         inside, outside = np.flatnonzero(rank_of == full), np.flatnonzero(rank_of != full)
-        mine = np.concatenate([costs[inside], [0.0]])
-        theirs, where = np.concatenate([costs[outside], np.zeros(ranks)]), np.concatenate([rank_of[outside], np.arange(ranks)])
-        given = mine[:, None] - theirs[None, :]
-        highest = np.maximum(loads[full] - given, loads[where] + given)
-        highest[given <= 1e-12] = np.inf
-        highest[:, where == full] = np.inf
+        own_costs = np.concatenate([costs[inside], [0.0]])
+        other_costs, owners = (np.concatenate([costs[outside], np.zeros(ranks)]), np.concatenate([rank_of[outside], np.arange(ranks)]))
+        transfers = own_costs[:, None] - other_costs[None, :]
+        highest = np.maximum(loads[full] - transfers, loads[owners] + transfers)
+        highest[transfers <= 1e-12] = np.inf
+        highest[:, owners == full] = np.inf
         a, b = np.unravel_index(highest.argmin(), highest.shape)
         if highest[a, b] >= loads[full] - 1e-12:
             break
-        loads[full] -= given[a, b]
-        loads[where[b]] += given[a, b]
+        loads[full] -= transfers[a, b]
+        loads[owners[b]] += transfers[a, b]
         if a < len(inside):
-            rank_of[inside[a]] = where[b]
+            rank_of[inside[a]] = owners[b]
         if b < len(outside):
             rank_of[outside[b]] = full
     return rank_of

@@ -41,21 +41,21 @@ class Coder:
 
     def step(self, kind, value=None):
         """A step: whether it is none, its direction, the number of its binary digits, and all of them but the first."""
-        told, far = value is not None, value or 0
-        size = abs(far)
-        if not self.bit(("changed", kind), far != 0 if told else None):
+        is_encoding, distance = value is not None, value or 0
+        size = abs(distance)
+        if not self.bit(("changed", kind), distance != 0 if is_encoding else None):
             return 0
-        up = self.bit(("up",), far > 0 if told else None)
+        up = self.bit(("up",), distance > 0 if is_encoding else None)
         digits = 1
-        while self.bit(("longer", kind >> 2, digits), size >> digits > 0 if told else None):
+        while self.bit(("longer", kind >> 2, digits), size >> digits > 0 if is_encoding else None):
             digits += 1
-        found = 1
+        magnitude = 1
         for place in reversed(range(digits - 1)):
-            found = found << 1 | bool(self.bit(("digit", digits, place), size >> place & 1 if told else None))
-        return found if up else -found
+            magnitude = magnitude << 1 | bool(self.bit(("digit", digits, place), size >> place & 1 if is_encoding else None))
+        return magnitude if up else -magnitude
 
 
-def line(bits):
+def map_to_line(bits):
     """Bit patterns as places on the line of all numbers, and back."""
     bits = bits.astype(np.uint16).view(np.int16)
     return bits ^ ((bits >> 15) & 0x7FFF)
@@ -68,12 +68,12 @@ def kinds(old):
 
 def encode(old, new):
     coder = Coder()
-    for kind, step in zip(kinds(old), (line(new).astype(np.int64) - line(old)).tolist()):
+    for kind, step in zip(kinds(old), (map_to_line(new).astype(np.int64) - map_to_line(old)).tolist()):
         coder.step(kind, step)
     return coder.end()
 
 
 def decode(old, delta):
     coder = Coder(delta)
-    far = np.array([coder.step(kind) for kind in kinds(old)], dtype=np.int64)
-    return line((line(old) + far).astype(np.int16).view(np.uint16)).view(np.uint16)
+    distances = np.array([coder.step(kind) for kind in kinds(old)], dtype=np.int64)
+    return map_to_line((map_to_line(old) + distances).astype(np.int16).view(np.uint16)).view(np.uint16)

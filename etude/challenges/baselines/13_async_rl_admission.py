@@ -2,5 +2,5 @@
 
 
 def start(state):
-    begun = len(state["running"]) + len(state["finished"])
-    return max(0, min(state["free"], (state["bound"] + 1) * state["batch"] - begun))
+    in_flight = len(state["running"]) + len(state["finished"])
+    return max(0, min(state["free"], (state["bound"] + 1) * state["batch"] - in_flight))

@@ -3,31 +3,34 @@
 import numpy as np
 
 
-def grown(table, deleted):
+def grow(table, deleted):
     """The deletion with what would be left without a passing test, again and again."""
     used = table.any(0)
     while True:
         failing = table[:, sorted(deleted)].any(1)
         orphans = np.flatnonzero(used & ~table[~failing].any(0))
-        more = deleted | set(orphans.tolist())
-        if more == deleted:
+        larger = deleted | set(orphans.tolist())
+        if larger == deleted:
             return sorted(deleted), failing
-        deleted = more
+        deleted = larger
 
 
-def chosen(table, candidates):
+def choose(table, candidates):
     """The candidates that differ enough from those before them."""
-    kept = []
-    for deleted, failing in sorted(candidates, key=lambda one: (one[1].sum(), one[0])):
-        if all(not set(deleted) & set(some) and 2 * (failing & other).sum() <= (failing | other).sum() for some, other in kept):
-            kept.append((deleted, failing))
-    return [deleted for deleted, _ in kept]
+    accepted = []
+    for deleted, failing in sorted(candidates, key=lambda candidate: (candidate[1].sum(), candidate[0])):
+        if all(
+            not set(deleted) & set(accepted_functions) and 2 * (failing & accepted_failing).sum() <= (failing | accepted_failing).sum()
+            for accepted_functions, accepted_failing in accepted
+        ):
+            accepted.append((deleted, failing))
+    return [deleted for deleted, _ in accepted]
 
 
-def valid(deleted, failing):
+def is_valid(deleted, failing):
     return len(deleted) <= 6 and 3 <= failing.sum() <= len(failing) // 2
 
 
 def deletions(table):
-    candidates = [grown(table, {function}) for function in np.flatnonzero(table.any(0)).tolist()]
-    return chosen(table, [one for one in candidates if valid(*one)])
+    candidates = [grow(table, {function}) for function in np.flatnonzero(table.any(0)).tolist()]
+    return choose(table, [candidate for candidate in candidates if is_valid(*candidate)])

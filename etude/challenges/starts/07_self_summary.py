@@ -18,10 +18,10 @@ def summarise(summary, lines, longest):
     """Every value as it was set last, the newest ones behind."""
     values = dict(part.split("=") for part in summary.split())
     for line in lines:
-        verb, name, *rest = line.split()
+        verb, name, *arguments = line.split()
         if verb == "set":
             values.pop(name, None)
-            values[name] = rest[0]
+            values[name] = arguments[0]
     text = " ".join(f"{name}={value}" for name, value in values.items())
     return text[-longest:].partition(" ")[2] if len(text) > longest else text
 

@@ -23,8 +23,8 @@ def parts(rank, logits, targets):
 
 def talk(rank, ranks, logits, targets, heard):
     """Everybody tells everybody, in float32."""
-    mine = np.stack(parts(rank, logits, targets)).astype(np.float32)
+    own_parts = np.stack(parts(rank, logits, targets)).astype(np.float32)
     if not heard:
-        return {str(other): mine.tobytes() for other in range(ranks) if other != rank}
-    every = [mine, *(np.frombuffer(message, dtype=np.float32).reshape(2, -1) for message in heard[0].values())]
-    return float(np.mean(np.logaddexp.reduce([one[0] for one in every]) - sum(one[1] for one in every)))
+        return {str(receiver): own_parts.tobytes() for receiver in range(ranks) if receiver != rank}
+    every = [own_parts, *(np.frombuffer(message, dtype=np.float32).reshape(2, -1) for message in heard[0].values())]
+    return float(np.mean(np.logaddexp.reduce([part[0] for part in every]) - sum(part[1] for part in every)))

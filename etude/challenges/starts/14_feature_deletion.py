@@ -16,7 +16,7 @@ def deletions(table):
     """One function, if it makes a task alone."""
     for function in range(table.shape[1]):
         failing = table[:, function]
-        left = [other for other in range(table.shape[1]) if other != function and table[:, other].any()]
+        left = [candidate for candidate in range(table.shape[1]) if candidate != function and table[:, candidate].any()]
         if 3 <= failing.sum() <= 40 and table[~failing][:, left].any(0).all():
             return [[function]]
     return []
