@@ -169,13 +169,15 @@ def test_fp8_is_rounded_in_one_place():
 
 
 def parses_lines(source: str) -> bool:
-    """Whether a program takes JSON from something that it loops over, line by line."""
-    loops = [node for node in nodes(source) if isinstance(node, ast.For | ast.comprehension)]
-    names = {name.id for loop in loops for name in ast.walk(loop.target) if isinstance(name, ast.Name)}
+    """Whether a program takes JSON from something that it loops over, line by line. The name of a loop means its element within the loop alone."""
     for node in nodes(source):
-        if isinstance(node, ast.Call) and ast.unparse(node.func) in PARSERS and isinstance(node.args[0], ast.Name):
-            if node.args[0].id in names:
-                return True
+        if isinstance(node, ast.For | ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp):
+            targets = [node.target] if isinstance(node, ast.For) else [generator.target for generator in node.generators]
+            elements = {name.id for target in targets for name in ast.walk(target) if isinstance(name, ast.Name)}
+            for call in ast.walk(node):
+                if isinstance(call, ast.Call) and call.args and isinstance(call.args[0], ast.Name) and call.args[0].id in elements:
+                    if ast.unparse(call.func) in PARSERS:
+                        return True
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "map" and ast.unparse(node.args[0]) in PARSERS:
             return True
     return False
@@ -196,6 +198,7 @@ def test_lines_of_json_are_read_in_one_place():
 def test_another_reader_of_lines_is_seen(source):
     assert parses_lines(source) and not parses_lines(source.replace("loads", "dumps"))
     assert not parses_lines("[json.loads(path.read_text()) for path in paths]")
+    assert not parses_lines("def f(lines):\n for line in lines:\n  print(line)\ndef g(line):\n return json.loads(line)")
 
 
 STANDARD_LIBRARY_ONLY = {
