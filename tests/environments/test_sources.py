@@ -35,9 +35,9 @@ def test_a_folder_a_file_and_their_names(tmp_path):
     found = package_of(str(tmp_path / "here"), tmp_path)
     assert (found.name, found.version, found.origin) == ("here", "0", "folder") and set(found.tests) == {"tests/test_words.py"}
     (tmp_path / "here" / "PKG-INFO").write_text("Metadata-Version: 2.1\nName: words\nVersion: 1.1\n\nVersion: of nothing\n")
-    assert sources.named(tmp_path / "here") == ("words", "1.1")
+    assert sources.read_identity(tmp_path / "here") == ("words", "1.1")
     (tmp_path / "here" / "pyproject.toml").write_text('[project]\nname = "words"\nversion = "1.3"\n')
-    assert sources.named(tmp_path / "here") == ("words", "1.3")
+    assert sources.read_identity(tmp_path / "here") == ("words", "1.3")
     for other in (
         "project = 3\n",
         "[[project]]\nname = 'words'\n",
@@ -46,7 +46,7 @@ def test_a_folder_a_file_and_their_names(tmp_path):
         '[project]\nname = "../../planted"\nversion = "1"\n',
     ):
         (tmp_path / "here" / "pyproject.toml").write_text(other)
-        assert sources.named(tmp_path / "here") == ("words", "1.1")
+        assert sources.read_identity(tmp_path / "here") == ("words", "1.1")
     path = sdist(tmp_path / "words-1.2.tar.gz")
     found = package_of(str(path), tmp_path)
     assert (found.name, found.version) == ("words", "1.2") and {**found.files, **found.tests} == FILES
