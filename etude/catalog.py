@@ -447,14 +447,3 @@ def find(name: str) -> Technique | None:
 def find_experiment(name: str) -> Experiment | None:
     """The experiment of that name; underscores count as hyphens."""
     return next((entry for entry in EXPERIMENTS if entry.name == name.replace("_", "-")), None)
-
-
-def table() -> str:
-    """The catalogue as the Markdown table of the README: lesson → reference → twin → kernel → experiment."""
-    columns = {"lesson": "lesson", "ref": "reference", "scaled": "twin", "kernel": "kernel", "sim": "experiment"}
-    rows = ["| technique | what | source | " + " | ".join(columns.values()) + " |", "|" + "---|" * (3 + len(columns))]
-    for technique in TECHNIQUES:
-        paths = [getattr(technique, column) for column in columns]
-        links = [f"[{path.rpartition('/')[2]}]({path})" if path else "–" for path in paths]
-        rows.append(f"| `{technique.name}` | {technique.title} | {technique.source} | " + " | ".join(links) + " |")
-    return "\n".join(rows)

@@ -128,9 +128,8 @@ def show_task() -> None:
         "1. **A package has lost the body of a function.** Its name and its docstring are left. The docstring speaks of other functions, its "
         "helpers, which the agent has to read.\n"
         "2. **The agent makes one call a turn:** it reads a function, writes a body, tests it, or is done.\n"
-        f"3. **Hidden tests pay.** The agent never sees them. In this rollout, recorded after RL, they "
-        f"{'pass' if rollout['success'] else 'fail'} "
-        f"after {rollout['turns']} turns."
+        "3. **Hidden tests pay.** The agent never sees them. In this rollout, recorded after RL, they "
+        f"{'pass' if rollout['success'] else 'fail'} after {rollout['turns']} turns."
     )
     for column, (label, text) in zip(
         st.columns(3), (("The task", prompt), ("What is left", remaining_code), ("What the agent wrote", answer)), strict=True
