@@ -29,6 +29,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from queue import SimpleQueue
 from typing import Any, TypeVar, cast
 
 import torch
@@ -247,8 +248,43 @@ class Entry:
     draws: torch.Generator | None = None
 
 
+class Threads:
+    """Runs functions in threads, as many as there are functions under way. A thread that is free is used again: the engine would wait half
+    a millisecond for a new one. They are daemons, so a function that hangs does not keep the process alive."""
+
+    def __init__(self):
+        self.free: list[SimpleQueue[Callable[[], None] | None]] = []  # inboxes of threads without a function
+        self.lock, self.is_closed = threading.Lock(), False
+
+    def run(self, function: Callable[[], None]) -> None:
+        """Runs `function`, which must not raise."""
+        with self.lock:
+            inbox = self.free.pop() if self.free else None
+        if inbox is None:
+            inbox = SimpleQueue()
+            threading.Thread(target=self._work, args=(inbox,), daemon=True).start()
+        inbox.put(function)
+
+    def close(self) -> None:
+        """Ends the threads: free ones now, others once their functions have returned."""
+        with self.lock:
+            self.is_closed = True
+            for inbox in self.free:
+                inbox.put(None)
+            self.free.clear()
+
+    def _work(self, inbox: "SimpleQueue[Callable[[], None] | None]") -> None:
+        while (function := inbox.get()) is not None:
+            function()
+            del function  # or a free thread would keep an environment
+            with self.lock:
+                if self.is_closed:
+                    return
+                self.free.append(inbox)
+
+
 class EnvironmentCall:
-    """One call of an environment, in a thread of its own. `answer_event` is set once it has ended. `discard`: what
+    """One call of an environment, which `run` makes in another thread. `answer_event` is set once it has ended. `discard`: what
     becomes of a value that comes too late."""
 
     def __init__(
@@ -259,15 +295,16 @@ class EnvironmentCall:
         answer_event: threading.Event,
         discard: Callable[[Any], None] | None = None,
     ):
-        self.entry, self.on_result, self.discard, self.start_time = entry, on_result, discard, time.monotonic()
+        self.entry, self.function, self.on_result, self.discard = entry, function, on_result, discard
+        self.answer_event, self.start_time = answer_event, time.monotonic()
         self.value: Any = None
         self.error: BaseException | None = None
         self.done, self.lock, self.is_abandoned = threading.Event(), threading.Lock(), False
-        threading.Thread(target=self.run, args=(function, answer_event), daemon=True).start()
 
-    def run(self, function: Callable[[], Any], answer_event: threading.Event) -> None:
+    def run(self) -> None:
+        """Makes the call, and returns once it has ended."""
         try:
-            self.value = function()
+            self.value = self.function()
         except BaseException as error:  # raised in the thread of the driver
             self.error = error
         with self.lock:
@@ -275,7 +312,7 @@ class EnvironmentCall:
             is_late = self.is_abandoned
         if is_late:
             self._discard_value()
-        answer_event.set()
+        self.answer_event.set()
 
     def abandon(self) -> None:
         """Nobody waits for the call any more. If it returns a value, now or later, the value is discarded."""
@@ -307,7 +344,8 @@ class Driver:
         self.waiting: list[Entry] = []  # open contexts without a slot
         self.entries_by_slot: dict[int, Entry] = {}
         self.calls: list[EnvironmentCall] = []
-        self.closing_threads: list[threading.Thread] = []
+        self.workers = Threads()
+        self.closing: list[threading.Event] = []  # one for each environment that is being closed
         self.results: list[tuple[Any, Rollout]] = []
         self.failures = self.added = 0
         self.answer_event = threading.Event()  # set once a call of an environment has ended
@@ -336,8 +374,9 @@ class Driver:
         """Gives up all rollouts. Waits until their environments are closed, for so many seconds at most."""
         self.cancel(lambda _: True)
         deadline = time.monotonic() + seconds
-        for thread in self.closing_threads:
-            thread.join(max(0.0, deadline - time.monotonic()))
+        for is_closed in self.closing:
+            is_closed.wait(max(0.0, deadline - time.monotonic()))
+        self.workers.close()
 
     @property
     def is_empty(self) -> bool:
@@ -446,6 +485,7 @@ class Driver:
     ) -> None:
         if self.threads:
             self.calls.append(EnvironmentCall(entry, function, on_result, self.answer_event, discard))
+            self.workers.run(self.calls[-1].run)
             return
         try:
             value = function()
@@ -496,19 +536,22 @@ class Driver:
         if environment is None:
             return
         if self.threads:
-            thread = threading.Thread(target=close_environment, args=(environment,), daemon=True)
-            thread.start()
-            self.closing_threads = [*(closing_thread for closing_thread in self.closing_threads if closing_thread.is_alive()), thread]
+            is_closed = threading.Event()
+            self.closing = [*(event for event in self.closing if not event.is_set()), is_closed]
+            self.workers.run(partial(close_environment, environment, is_closed))
         else:
             close_environment(environment)
 
 
-def close_environment(environment: Environment) -> None:
-    """Closes an environment. An error is a warning: the rollout is over, and others go on."""
+def close_environment(environment: Environment, is_closed: threading.Event | None = None) -> None:
+    """Closes an environment, and sets `is_closed`. An error is a warning: the rollout is over, and others go on."""
     try:
         environment.close()
     except Exception as error:
         warnings.warn(f"an environment could not be closed: {error!r}", RuntimeWarning, stacklevel=2)
+    finally:
+        if is_closed is not None:
+            is_closed.set()
 
 
 def common_names(metrics: Sequence[Mapping[str, Any]]) -> list[str]:

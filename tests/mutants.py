@@ -317,6 +317,9 @@ MUTANTS: list[Mutant] = [
     *of(
         "rollout",
         ("len(self.starts) >= limits.turns", "len(self.starts) > limits.turns"),
+        ("                self.free.append(inbox)", "                pass"),
+        ("            del function  #", "            #"),
+        ("inbox = self.free.pop() if", "inbox = self.free[-1] if"),
         ("limits.tokens is not None and self.sampled >= limits.tokens", "False"),
         ("else max(1, limits.tokens - self.sampled)", "else limits.tokens"),
         ("(remaining, None if self.builder.is_summary else limits.turn_tokens)", "(remaining, limits.turn_tokens)"),

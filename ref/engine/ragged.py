@@ -29,8 +29,10 @@ class Ragged:
     def __init__(self, model: Transformer, rows: int, max_len: int):
         config, weight = model.config, model.embed_tokens.weight
         self.model, self.dtype, self.device = model, weight.dtype, weight.device
-        shape = (rows, config.num_key_value_heads, max_len, config.head_dim)
-        self.keys, self.values = ([torch.zeros(shape, dtype=self.dtype, device=self.device) for _ in model.layers] for _ in range(2))
+        # Keys, then values, of every layer: 2 L rows G max_len d
+        shape = (2, len(model.layers), rows, config.num_key_value_heads, max_len, config.head_dim)
+        self.cache = torch.zeros(shape, dtype=self.dtype, device=self.device)
+        self.keys, self.values = (x.unbind(0) for x in self.cache)
         self.eps = torch.tensor(config.rms_norm_eps, dtype=self.dtype, device=self.device)
         self.positions = torch.arange(max_len, device=self.device)
         # Modules look their parameters up by name: once here, not in each step.
@@ -58,8 +60,9 @@ class Ragged:
 
     def exchange(self, a: int, b: int, length: int) -> None:
         """Let rows a and b change places, of which the first `length` positions matter."""
-        for cache in (*self.keys, *self.values):
-            cache[[a, b], :, :length] = cache[[b, a], :, :length]
+        row_a = self.cache[:, :, a, :, :length].clone()
+        self.cache[:, :, a, :, :length] = self.cache[:, :, b, :, :length]
+        self.cache[:, :, b, :, :length] = row_a
 
     def step(
         self, ids: Int[Tensor, " N"], row: Int[Tensor, " N"], position: Int[Tensor, " N"], rows: int

@@ -2,7 +2,9 @@
 
 import threading
 import time
+import weakref
 from dataclasses import dataclass, field
+from functools import partial
 
 import pytest
 import torch
@@ -15,7 +17,7 @@ from ref.engine.sampler import Sampler
 from ref.environment import EnvironmentFailure, Reward, StepResult
 from ref.messages import Message
 from ref.network import Config, Transformer
-from ref.rollout import Driver, Entry, EnvironmentCall, Limits, rollout, script_rollout
+from ref.rollout import Driver, Entry, EnvironmentCall, Limits, Threads, rollout, script_rollout
 from ref.self_summary import ChainBuilder, Chaining
 from tests.talks import whole
 
@@ -323,6 +325,38 @@ def test_rewritten_messages_that_reach_the_trigger_are_summarised_first():
     assert builder.go_on([]) and builder.prompt == [1, 2, 2, STOP, 3] and not builder.is_summary and builder.dropped == 2
 
 
+@given(st.lists(st.integers(1, 6), max_size=5))
+@settings(max_examples=20, deadline=None)
+def test_threads_that_are_free_work_again(sizes):
+    """No more threads are made than functions were under way at once, one that hangs has one to itself, and all end."""
+    workers, release, hung, seen = Threads(), threading.Event(), threading.Event(), []
+    workers.run(lambda: (seen.append(threading.current_thread()), hung.set(), release.wait(60)))
+    for number, size in enumerate(sizes):
+        together = threading.Barrier(size)
+        for _ in range(size):
+            workers.run(lambda together=together: (seen.append(threading.current_thread()), together.wait(60)))
+        while len(workers.free) < max(sizes[: number + 1]):
+            time.sleep(0.001)
+    assert hung.wait(60) and len(seen) == 1 + sum(sizes) and len(set(seen)) == 1 + max(sizes, default=0)
+    workers.close()
+    release.set()
+    for thread in seen:
+        thread.join(60)
+        assert not thread.is_alive()
+
+
+def test_a_free_thread_keeps_nothing():
+    """An environment that is over may be gone, though the thread that ran it waits for the next."""
+    workers, environment = Threads(), Echo()
+    gone = weakref.ref(environment)
+    workers.run(partial(environment.step, Message("assistant", "1")))
+    while not workers.free:
+        time.sleep(0.001)
+    del environment
+    assert gone() is None
+    workers.close()
+
+
 @pytest.mark.parametrize("error", [None, ValueError("late")])
 def test_what_a_call_has_returned_is_discarded_once_it_is_abandoned(error):
     """Nobody else would close an environment that was made just before the driver gave it up."""
@@ -334,7 +368,8 @@ def test_what_a_call_has_returned_is_discarded_once_it_is_abandoned(error):
 
     discarded = []
     call = EnvironmentCall(Entry("key", Ids, 0), make, discarded.append, threading.Event(), discarded.append)
-    assert call.done.wait(60) and not discarded
+    call.run()
+    assert call.done.is_set() and not discarded
     call.abandon()
     assert discarded == ([] if error else ["environment"])
 
