@@ -575,7 +575,7 @@ MUTANTS: list[Mutant] = [
         ("self.positions[:S] > position[:A, None, None]", "self.positions[:S] >= position[:A, None, None] + 2"),
         ("mask.repeat_interleave(self.keys[0].shape[1], 0)", "mask.repeat(self.keys[0].shape[1], 1, 1)"),
         ("values[:A, :, :S].flatten(0, 1)", "keys[:A, :, :S].flatten(0, 1)"),
-        ("cache[[a, b], :, :length] = cache[[b, a], :, :length]", "cache[a, :, :length] = cache[b, :, :length]"),
+        ("row_a = self.cache[:, :, a, :, :length].clone()", "row_a = self.cache[:, :, a, :, :length]"),
         ("if len(y) <= DENSE else", "if len(y) <= 0 else", "both ways give the same up to rounding, which tokens do not show"),
         ("masked_fill_(key_pos > query_pos[..., None]", "masked_fill_(key_pos >= query_pos[..., None]"),
         ("index * int(counts.max()) + rank", "index + rank * len(self.rows)"),
