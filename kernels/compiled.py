@@ -163,9 +163,14 @@ def registered(capability: tuple[int, int]) -> list[Launch]:
 
 @cache
 def sources(function: JITFunction) -> str:
-    """A kernel's source, with those of all functions that it calls on the device, and the constants of its file that it names."""
-    found = [function.src]
-    for name in sorted({node.id for node in ast.walk(ast.parse(function.src)) if isinstance(node, ast.Name)}):
+    """A kernel's code, with that of all functions that it calls on the device, and the constants of its file that it
+    names. Comments, docstrings and line breaks are left out."""
+    tree = ast.parse(function.src)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef) and ast.get_docstring(node) is not None:
+            node.body = node.body[1:]
+    found = [ast.dump(tree)]
+    for name in sorted({node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}):
         value = function.fn.__globals__.get(name)
         if isinstance(value, JITFunction):
             found.append(sources(value))
