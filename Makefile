@@ -37,7 +37,7 @@ check: .venv/.has-test,dev
 	$(BIN)/ruff format --check -q .
 	@# types beside tests: the tests leave a core idle at their end
 	$(BIN)/pyright & types=$$!; \
-	$(BIN)/python -m pytest -n logical --dist worksteal tests/test_architecture.py tests/test_readme.py tests/test_mutants.py tests/ref; tests=$$?; \
+	$(BIN)/python -m pytest -n logical --dist worksteal tests/test_architecture.py tests/test_names.py tests/test_readme.py tests/test_mutants.py tests/ref; tests=$$?; \
 	wait $$types && exit $$tests
 
 test: .venv/.has-test,dev

@@ -20,6 +20,7 @@ import hashlib
 import importlib
 import json
 import os
+import re
 import resource
 import shutil
 import signal
@@ -75,7 +76,7 @@ class Mutant:
     file: str
     """Where it is made."""
     old: str
-    """A piece of one line, found once in the file."""
+    """A piece of a line, found once in the file; the formatter may have wrapped it."""
     new: str
     """What stands there instead."""
     test: str
@@ -1273,11 +1274,22 @@ MUTANTS: list[Mutant] = [
 ]
 
 
+def wrapped(text: str) -> re.Pattern[str]:
+    """Finds a piece of code, on one line or wrapped as the formatter wraps it: behind an opening bracket, before a closing one, where a space is."""
+    indent, body = re.fullmatch(r"(\s*)(.*)", text, re.DOTALL).groups()  # type: ignore[union-attr]
+    end = "\n" if body.endswith("\n") else ""
+    parts = [re.escape(part) if part.strip() else r"\s+" for part in re.split(r"(\s+|[()\[\]{}])", body.removesuffix("\n")) if part]
+    opened = {re.escape(bracket): re.escape(bracket) + r"\s*" for bracket in "([{"}
+    closed = {re.escape(bracket): r"(?:,?\s*)" + re.escape(bracket) for bracket in ")]}"}
+    return re.compile(re.escape(indent) + "".join((opened | closed).get(part, part) for part in parts) + end)
+
+
 def mutated(mutant: Mutant, source: str) -> str:
     """The file with the mistake. ValueError where the original line is not there, or more than once."""
-    if (count := source.count(mutant.old)) != 1:
-        raise ValueError(f"{mutant}: the original is found {count} times, not once")
-    return source.replace(mutant.old, mutant.new)
+    matches = [*wrapped(mutant.old).finditer(source)]
+    if len(matches) != 1:
+        raise ValueError(f"{mutant}: the original is found {len(matches)} times, not once")
+    return source[: matches[0].start()] + mutant.new + source[matches[0].end() :]
 
 
 @dataclass
