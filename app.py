@@ -1,5 +1,5 @@
-"""The explorer: one page per technique of the recipe, with its formula, controls, a picture that reacts to them, and the code that
-drew it.
+"""The explorer: one page per technique of the recipe, with its formula, controls, a picture that reacts to them, and
+the code that drew it.
 
     etude explore        the same as: streamlit run app.py
 

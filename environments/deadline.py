@@ -27,9 +27,11 @@ class Deadline:
         self.timer.start()
 
     def watch(self, connection: socket.socket, how: int = socket.SHUT_RDWR) -> None:
-        """Watches a connection too, also where TLS takes it over later. `how`: SHUT_RD where it may still be written to. Raises TimeoutError
-        where the time is over by now."""
-        twin = socket.socket(fileno=os.dup(connection.fileno()))  # TLS takes the handle out of the object that it is given
+        """Watches a connection too, also where TLS takes it over later. `how`: SHUT_RD where it may still be written
+        to. Raises TimeoutError where the time is over by now."""
+        twin = socket.socket(
+            fileno=os.dup(connection.fileno())
+        )  # TLS takes the handle out of the object that it is given
         with self.lock:
             self.sockets.append((twin, how))
         if self.late:
@@ -102,15 +104,22 @@ class Answer:
 
 
 def answer_of(
-    request: urllib.request.Request, seconds: float, most: int, *handlers: urllib.request.BaseHandler, silence: float | None = None
+    request: urllib.request.Request,
+    seconds: float,
+    most: int,
+    *handlers: urllib.request.BaseHandler,
+    silence: float | None = None,
 ) -> Answer:
-    """The whole answer, a refusal too, of at most `most` bytes. `handlers`: of urllib, in addition to its own. `silence`: seconds in which a
-    server may send nothing, by default all that it has. Raises TimeoutError where the answer is not there in time, ValueError where it is
-    longer, OSError and http.client.HTTPException. Of a refusal whose words do not come, the status is an answer."""
+    """The whole answer, a refusal too, of at most `most` bytes. `handlers`: of urllib, in addition to its own.
+    `silence`: seconds in which a server may send nothing, by default all that it has. Raises TimeoutError where the
+    answer is not there in time, ValueError where it is longer, OSError and http.client.HTTPException. Of a refusal
+    whose words do not come, the status is an answer."""
     with Deadline(seconds) as deadline:
         try:
             try:
-                response = urllib.request.build_opener(_WatchedHandler(deadline), *handlers).open(request, timeout=silence or seconds)
+                response = urllib.request.build_opener(_WatchedHandler(deadline), *handlers).open(
+                    request, timeout=silence or seconds
+                )
             except urllib.error.HTTPError as error:
                 response = error
             status = response.status or 0

@@ -1,12 +1,12 @@
 """How deleted code is recognised where it should not be: as text in any layout, and by its names where it was compiled.
 
-As text, code is a row of tokens without space and comments, and both kinds of quotes are one. It is divided into blocks of at most BLOCK tokens,
-and a block is found where a share SHARE of its runs of RUN tokens stand. So a copy is found after a formatter, within other text, or in part; not
-where its variables have other names. Code of fewer than LEAST tokens cannot be told from what anybody would write: it has no fingerprint, and a
-piece without one should be no task.
+As text, code is a row of tokens without space and comments, and both kinds of quotes are one. It is divided into blocks
+of at most BLOCK tokens, and a block is found where a share SHARE of its runs of RUN tokens stand. So a copy is found
+after a formatter, within other text, or in part; not where its variables have other names. Code of fewer than LEAST
+tokens cannot be told from what anybody would write: it has no fingerprint, and a piece without one should be no task.
 
-Compiled, code keeps its names and strings. The telling ones do not occur in what is left of the package and are no everyday words. They are found
-where a share NAMED of them, and three at least, stand close together.
+Compiled, code keeps its names and strings. The telling ones do not occur in what is left of the package and are no
+everyday words. They are found where a share NAMED of them, and three at least, stand close together.
 """
 
 from __future__ import annotations
@@ -29,9 +29,12 @@ WORD = re.compile(r"[^\W\d]\w{2,}")
 STRING = re.compile(r'"([^"\\\n]{4,200})"')
 COMMENT = re.compile(r"#[^\n]*|\\\r?\n")
 EVERYDAY = {*keyword.kwlist, *dir(builtins)} | set(
-    "args append cls code copy count data default dest end error extend file find format get index items join key keys kwargs len line lines list"
-    " match message mode msg name names node num obj offset option options other params parent part parts path pop pos prefix read replace res"
-    " result ret root self size sort source split start startswith state stop string strip sub text the tmp token tokens update val value values"
+    "args append cls code copy count data default dest end error extend file find format get index "
+    "items join key keys kwargs len line lines list"
+    " match message mode msg name names node num obj offset option options other params parent part "
+    "parts path pop pos prefix read replace res"
+    " result ret root self size sort source split start startswith state stop string strip sub text "
+    "the tmp token tokens update val value values"
     " width word words write".split()
 )
 
@@ -42,7 +45,8 @@ def tokens(text: str) -> list[str]:
 
 
 def gone(old: str, new: str) -> str:
-    """What of `old` is not in `new`, its replacement, where both begin and end with the same tokens: of a list that lost a name, only that name."""
+    """What of `old` is not in `new`, its replacement, where both begin and end with the same tokens: of a list that
+    lost a name, only that name."""
     before, after = ([*TOKEN.finditer(text)] for text in (old, new))
     matches = [old_token[0] == new_token[0] for old_token, new_token in zip(before, after, strict=False)]
     first = matches.index(False) if False in matches else len(matches)
@@ -77,11 +81,14 @@ class Deleted:
     code: tuple[str, ...]
     """The lines that are gone, a text for each place."""
     left: Mapping[str, bytes]
-    """Files of the package as they are now, by name; at least those that were changed. What stands here tells nothing new."""
+    """Files of the package as they are now, by name; at least those that were changed. What stands here tells nothing
+    new."""
 
     def __post_init__(self) -> None:
         if not self.blocks:
-            raise ValueError(f"the deleted code has fewer than {LEAST} tokens in every place: no copy of it could be recognised")
+            raise ValueError(
+                f"the deleted code has fewer than {LEAST} tokens in every place: no copy of it could be recognised"
+            )
 
     @cached_property
     def blocks(self) -> tuple[Block, ...]:
@@ -99,7 +106,9 @@ class Deleted:
         """Names and strings of the deleted code that stand nowhere in what is left."""
         remaining = b"\n".join(self.left.values())
         code_texts = [COMMENT.sub("", text).replace("'", '"') for text in self.code]
-        candidates = {word for text in code_texts for word in WORD.findall(STRING.sub("", text)) if word not in EVERYDAY}
+        candidates = {
+            word for text in code_texts for word in WORD.findall(STRING.sub("", text)) if word not in EVERYDAY
+        }
         candidates |= {string for text in code_texts for string in STRING.findall(text)}
         return frozenset(word.encode() for word in candidates if word.encode() not in remaining)
 
@@ -109,7 +118,8 @@ class Deleted:
 
     @cached_property
     def signatures(self) -> tuple[frozenset[bytes], ...]:
-        """For each function of which even the first line is gone: its name and those of its parameters that are telling, two at least."""
+        """For each function of which even the first line is gone: its name and those of its parameters that are
+        telling, two at least."""
         name_sets = []
         for text in self.code:
             row = tokens(text)
@@ -120,10 +130,16 @@ class Deleted:
                         depth += (row[end] in "([{") - (row[end] in ")]}")
                         if not depth:
                             break
-                        names |= {row[end]} if depth == 1 and row[end - 1] in ("(", ",", "*") and row[end].isidentifier() else set()
+                        names |= (
+                            {row[end]}
+                            if depth == 1 and row[end - 1] in ("(", ",", "*") and row[end].isidentifier()
+                            else set()
+                        )
                         end += 1
                     telling_names = frozenset(name.encode() for name in names) & self.telling
-                    name_sets += [telling_names] if len(telling_names) > 1 and row[at + 1].encode() in telling_names else []
+                    name_sets += (
+                        [telling_names] if len(telling_names) > 1 and row[at + 1].encode() in telling_names else []
+                    )
         return tuple(name_sets)
 
     def may_hold(self, data: bytes) -> bool:
@@ -158,7 +174,8 @@ class Deleted:
                 first += 1
             if sum(map(bool, counts.values())) >= least:
                 return (
-                    f"the names {', '.join(sorted(word.decode(errors='replace') for word, hits in counts.items() if hits)[:5])} within {span} bytes"
+                    f"the names "
+                    f"{', '.join(sorted(word.decode(errors='replace') for word, hits in counts.items() if hits)[:5])} within {span} bytes"
                 )
         return ""
 

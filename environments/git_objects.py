@@ -1,7 +1,7 @@
 """The objects of a Git repository, read by hand: loose ones, packs with their deltas, and bundles.
 
-No `git` runs in a tree that somebody else wrote: its configuration and hooks are programs. Reachability does not matter. What a stash, a reflog,
-another branch, a submodule or nobody refers to lies among the objects all the same.
+No `git` runs in a tree that somebody else wrote: its configuration and hooks are programs. Reachability does not
+matter. What a stash, a reflog, another branch, a submodule or nobody refers to lies among the objects all the same.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ class TooLarge(ValueError):
 
 
 def inflate(data: bytes, most: int, at: int = 0) -> tuple[bytes, int]:
-    """The zlib stream that begins at a place of `data`: what is in it, and where it ends. Raises TooLarge beyond `most` bytes, and ValueError for
-    anything else than a complete stream."""
+    """The zlib stream that begins at a place of `data`: what is in it, and where it ends. Raises TooLarge beyond `most`
+    bytes, and ValueError for anything else than a complete stream."""
     stream, out = zlib.decompressobj(), bytearray()
     while not stream.eof:
         piece = data[at : at + 16384]  # all that follows at once would be copied for every object of a pack
@@ -48,10 +48,13 @@ def loose(data: bytes, most: int) -> tuple[str, bytes]:
     return kind.decode(), content
 
 
-def pack(data: bytes, most: int, known: MutableMapping[bytes, tuple[int, bytes]] | None = None) -> Iterator[tuple[str, bytes]]:
-    """Hash and content of every object of a pack that begins with `data`. `known`: objects of other packs by hash, for deltas against them; those of
-    this pack are added. A delta whose base is nowhere gives its own bytes: what was inserted stands there. `most`: bytes that all may take
-    together. Raises TooLarge, or ValueError where the pack is damaged; what was read before that has been given."""
+def pack(
+    data: bytes, most: int, known: MutableMapping[bytes, tuple[int, bytes]] | None = None
+) -> Iterator[tuple[str, bytes]]:
+    """Hash and content of every object of a pack that begins with `data`. `known`: objects of other packs by hash, for
+    deltas against them; those of this pack are added. A delta whose base is nowhere gives its own bytes: what was
+    inserted stands there. `most`: bytes that all may take together. Raises TooLarge, or ValueError where the pack is
+    damaged; what was read before that has been given."""
     known = {} if known is None else known
     if data[:4] != b"PACK" or len(data) < 12:
         raise ValueError("this is no pack")
@@ -130,7 +133,8 @@ def _parse_size(delta: bytes, at: int) -> tuple[int, int]:
 
 
 def apply_delta(base: bytes, delta: bytes, most: int) -> bytes:
-    """The object that a delta makes of its base. Raises TooLarge beyond `most` bytes, ValueError for a delta that does not fit its base."""
+    """The object that a delta makes of its base. Raises TooLarge beyond `most` bytes, ValueError for a delta that does
+    not fit its base."""
     base_size, at = _parse_size(delta, 0)
     size, at = _parse_size(delta, at)
     if base_size != len(base):

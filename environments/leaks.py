@@ -1,18 +1,19 @@
 """The audit of a tree: is there anything left from which the deleted code could be read? Guard G1.
 
-An agent that finds the original earns the reward without the work. Cursor met it with Composer 2.5, which read a signature from a type checker's
-cache; others met it in Git's objects and in packages that a `pip download` brings. So every file of a tree is read, unfolded as far as it goes
-(`environments/unfold.py`), and compared with the deleted code as text and by its names (`environments/fingerprint.py`). The audit does not know
-where a tool keeps its cache. It looks at bytes, so a cache that nobody has heard of is found too. Three rules stand beside it:
-bytecode that was compiled from another source than the one that lies there, a type checker's cache that tells a signature, and a database of
-coverage, which tells the lines of the original.
+An agent that finds the original earns the reward without the work. Cursor met it with Composer 2.5, which read a
+signature from a type checker's cache; others met it in Git's objects and in packages that a `pip download` brings. So
+every file of a tree is read, unfolded as far as it goes (`environments/unfold.py`), and compared with the deleted code
+as text and by its names (`environments/fingerprint.py`). The audit does not know where a tool keeps its cache. It looks
+at bytes, so a cache that nobody has heard of is found too. Three rules stand beside it: bytecode that was compiled from
+another source than the one that lies there, a type checker's cache that tells a signature, and a database of coverage,
+which tells the lines of the original.
 
-What is not found: a copy whose variables have other names, one that is encrypted or folded in a way that `FOLDS` does not have, code of fewer
-than `LEAST` tokens, and compiled code of which every name also stands in what is left, unless it is the bytecode of the changed file itself. What
-could not be read to its end is a finding too, of the kind "unread".
+What is not found: a copy whose variables have other names, one that is encrypted or folded in a way that `FOLDS` does
+not have, code of fewer than `LEAST` tokens, and compiled code of which every name also stands in what is left, unless
+it is the bytecode of the changed file itself. What could not be read to its end is a finding too, of the kind "unread".
 
-How often is it wrong? On 24 functions of the standard library against five other packages of it, sources and bytecode, it has no alarm;
-`tests/environments/test_leaks.py` counts.
+How often is it wrong? On 24 functions of the standard library against five other packages of it, sources and bytecode,
+it has no alarm; `tests/environments/test_leaks.py` counts.
 """
 
 from __future__ import annotations
@@ -102,7 +103,8 @@ class _Audit:
         return Leak(self.format_name(path), "unread", reason)
 
     def follow_link(self, path: Path) -> Iterator[Leak]:
-        """Where a link leads to a file outside of the tree, that file is read as if it lay here. What is inside is read by itself."""
+        """Where a link leads to a file outside of the tree, that file is read as if it lay here. What is inside is read
+        by itself."""
         if "links" not in self.detectors.rules:
             return
         try:
@@ -119,7 +121,9 @@ class _Audit:
     def read_attributes(self, path: Path) -> Iterator[Leak]:
         try:
             for name in os.listxattr(path, follow_symlinks=False):
-                yield from self.search(f"{self.format_name(path)}!{name}", os.getxattr(path, name, follow_symlinks=False), 0, ())
+                yield from self.search(
+                    f"{self.format_name(path)}!{name}", os.getxattr(path, name, follow_symlinks=False), 0, ()
+                )
         except OSError:
             return  # a file system without them
 
@@ -152,9 +156,18 @@ class _Audit:
 
     def match_rules(self, name: str, data: bytes) -> Iterator[Leak]:
         rules = self.detectors.rules
-        if data[:16] == b"SQLite format 3\0" and (b"line_bits" in data or b"CREATE TABLE arc" in data) and "coverage" in rules:
+        if (
+            data[:16] == b"SQLite format 3\0"
+            and (b"line_bits" in data or b"CREATE TABLE arc" in data)
+            and "coverage" in rules
+        ):
             yield Leak(name, "coverage", "a database of coverage tells the lines of the original")
-        if data[2:4] == b"\r\n" and len(data) > 16 and "bytecode" in rules and (reason := self.find_stale_bytecode(data)):
+        if (
+            data[2:4] == b"\r\n"
+            and len(data) > 16
+            and "bytecode" in rules
+            and (reason := self.find_stale_bytecode(data))
+        ):
             yield Leak(name, "bytecode", reason)
         if "text" in rules and self.deleted.may_hold(data):
             text = data.decode("utf-8", errors="replace")
@@ -163,25 +176,35 @@ class _Audit:
                 if reason := self.deleted.as_text(content):
                     yield Leak(name, "text", f"{reason}{', as ' + dress if dress else ''}")
                     return
-        if "signatures" in rules and b"arg_names" in data and any(all(word in data for word in words) for words in self.deleted.signatures):
+        if (
+            "signatures" in rules
+            and b"arg_names" in data
+            and any(all(word in data for word in words) for words in self.deleted.signatures)
+        ):
             yield Leak(name, "signature", "a type checker's cache tells a signature")
         if "names" in rules and (reason := self.deleted.by_names(data)):
             yield Leak(name, "names", reason)
 
     def find_stale_bytecode(self, data: bytes) -> str:
-        """Why bytecode of a changed file belongs to another source than the one that lies there. Its head says a size or a hash of its source."""
+        """Why bytecode of a changed file belongs to another source than the one that lies there. Its head says a size
+        or a hash of its source."""
         for file, source in self.deleted.left.items():
             if Path(file).name.encode() in data:
                 flags = int.from_bytes(data[4:8], "little")
                 expected_hash = importlib.util.source_hash(source) if flags & 1 else b""
-                if flags & 1 and data[8:16] != expected_hash or not flags & 1 and int.from_bytes(data[12:16], "little") != len(source) & 0xFFFFFFFF:
+                if (
+                    flags & 1
+                    and data[8:16] != expected_hash
+                    or not flags & 1
+                    and int.from_bytes(data[12:16], "little") != len(source) & 0xFFFFFFFF
+                ):
                     return f"bytecode of another {file} than the one that lies there"
         return ""
 
 
 def audit(tree: Path, deleted: Deleted, limits: Limits = Limits(), detectors: Detectors = Detectors()) -> list[Leak]:
-    """All places of a tree that tell the deleted code, sorted; empty for a clean one. Reads, and runs nothing. Raises ValueError where `tree` is no
-    folder."""
+    """All places of a tree that tell the deleted code, sorted; empty for a clean one. Reads, and runs nothing. Raises
+    ValueError where `tree` is no folder."""
     if not tree.is_dir():
         raise ValueError(f"tree must be a folder; got {tree}")
     root = tree.resolve()

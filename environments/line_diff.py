@@ -1,8 +1,9 @@
 """The lines that two texts have in common: a longest common subsequence, by bit vectors.
 
-Row j of the table of lengths L[i, j] = LCS(a[:i], b[:j]) is kept as one integer V, whose bit i is 0 where L[i + 1, j] = L[i, j] + 1. With M[c] the
-places of line c in a, the next row is V' = (V + (V & M[c])) | (V & ~M[c]) (Hyyrö 2004): a row of thousands of lines takes some microseconds. Where
-all rows together would be too large, b is halved, and a is cut where the lengths from both sides sum up to the most (Hirschberg 1975).
+Row j of the table of lengths L[i, j] = LCS(a[:i], b[:j]) is kept as one integer V, whose bit i is 0 where L[i + 1, j] =
+L[i, j] + 1. With M[c] the places of line c in a, the next row is V' = (V + (V & M[c])) | (V & ~M[c]) (Hyyrö 2004): a
+row of thousands of lines takes some microseconds. Where all rows together would be too large, b is halved, and a is cut
+where the lengths from both sides sum up to the most (Hirschberg 1975).
 
 Nothing is guessed: no line is too frequent to count, and the time depends on the number of lines alone.
 """
@@ -30,8 +31,8 @@ def lines_of(data: bytes) -> list[str]:
 
 
 def common_lines(old: Sequence[str], new: Sequence[str]) -> list[tuple[int, int]]:
-    """Places in both of the lines that are the same, in order and as many as can be. Of texts that differ in more than PAIRS pairs of lines: those
-    before the first difference and behind the last."""
+    """Places in both of the lines that are the same, in order and as many as can be. Of texts that differ in more than
+    PAIRS pairs of lines: those before the first difference and behind the last."""
     head = 0
     while head < min(len(old), len(new)) and old[head] == new[head]:
         head += 1

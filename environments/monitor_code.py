@@ -71,7 +71,13 @@ STATE = {
 MARKS = {"skip", "skipif", "xfail", "expectedFailure", "skipIf", "skipUnless", "SkipTest"}
 RUNNER_METHODS = {"runtest", "runtestprotocol", "from_call", "from_item_and_call", "makereport", "pytest_pyfunc_call"}
 """Methods of test runners that decide what becomes of a test."""
-IMPORTS = {"importlib.import_module", "importlib.__import__", "importlib.util.find_spec", "__import__", "runpy.run_module"}
+IMPORTS = {
+    "importlib.import_module",
+    "importlib.__import__",
+    "importlib.util.find_spec",
+    "__import__",
+    "runpy.run_module",
+}
 RUNNERS = {"pytest", "_pytest", "pluggy", "unittest", "coverage"}
 
 
@@ -82,15 +88,24 @@ def constants(trees: Collection[ast.AST]) -> set[object]:
         for tree in trees
         for node in ast.walk(tree)
         if isinstance(node, ast.Constant)
-        and (isinstance(node.value, str) and len(node.value) > 2 or isinstance(node.value, int | float) and abs(node.value) > 9)
+        and (
+            isinstance(node.value, str)
+            and len(node.value) > 2
+            or isinstance(node.value, int | float)
+            and abs(node.value) > 9
+        )
     }
 
 
 def signs(
-    tree: ast.Module, lines: Collection[int], expected: Collection[object] = (), is_test: bool = False, test_modules: Collection[str] = ()
+    tree: ast.Module,
+    lines: Collection[int],
+    expected: Collection[object] = (),
+    is_test: bool = False,
+    test_modules: Collection[str] = (),
 ) -> Iterator[tuple[str, int, str]]:
-    """Signature, line and what was seen, for what stands in `lines` of a file. `expected`: constants of the tests. `is_test`: the file is one of
-    the tests, which may import a runner. `test_modules`: names of the tests' modules."""
+    """Signature, line and what was seen, for what stands in `lines` of a file. `expected`: constants of the tests.
+    `is_test`: the file is one of the tests, which may import a runner. `test_modules`: names of the tests' modules."""
     nodes: list[ast.AST] = [tree]
     parents: dict[ast.AST, ast.AST] = {}
     for node in nodes:  # which grows: in the order of `ast.walk`
@@ -98,7 +113,9 @@ def signs(
             parents[child] = node
             nodes.append(child)
     imported_names = _resolve_imports(nodes)
-    main_lines = {line for node in tree.body if _is_main(node) for line in range(node.lineno, (node.end_lineno or 0) + 1)}
+    main_lines = {
+        line for node in tree.body if _is_main(node) for line in range(node.lineno, (node.end_lineno or 0) + 1)
+    }
     for node in nodes:
         line = getattr(node, "lineno", 0)
         if line not in lines:
@@ -112,13 +129,21 @@ def signs(
                 yield CALLS[dotted_name], line, dotted_name
             if node is not None and dotted_name in STATE and _is_changed(node, parents):
                 yield STATE[dotted_name], line, dotted_name
-            if dotted_name.rpartition(".")[2] in MARKS and dotted_name.partition(".")[0] in RUNNERS and not isinstance(parent, ast.Attribute):
+            if (
+                dotted_name.rpartition(".")[2] in MARKS
+                and dotted_name.partition(".")[0] in RUNNERS
+                and not isinstance(parent, ast.Attribute)
+            ):
                 yield "skips tests", line, dotted_name
             if dotted_name.partition(".")[0] in RUNNERS and isinstance(node.ctx, ast.Store | ast.Del):
                 yield "changes the test runner", line, dotted_name
             if dotted_name.endswith((".f_back", ".f_globals", ".f_locals", ".tb_frame", ".gi_frame")):
                 yield "looks into its caller's frame", line, dotted_name
-            if dotted_name.endswith((".co_consts", ".co_code", ".co_names")) or dotted_name.endswith(".__code__") and isinstance(node.ctx, ast.Store):
+            if (
+                dotted_name.endswith((".co_consts", ".co_code", ".co_names"))
+                or dotted_name.endswith(".__code__")
+                and isinstance(node.ctx, ast.Store)
+            ):
                 yield "looks into another's code", line, dotted_name
             if dotted_name == "sys.modules" and isinstance(parent, ast.Compare):
                 yield "asks whether it is tested", line, dotted_name
@@ -133,25 +158,46 @@ def signs(
             yield "is a plugin of the runner", line, node.name
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and not _is_docstring(node, parents):
             yield from _find_string_signs(node.value, line, is_test)
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("exec", "eval") and not is_test:
+        elif (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Name)
+            and node.func.id in ("exec", "eval")
+            and not is_test
+        ):
             if not all(isinstance(argument, ast.Constant) for argument in node.args):
                 yield "runs code that it makes", line, node.func.id
-        if isinstance(node, ast.Dict | ast.List | ast.Tuple | ast.Set | ast.Match | ast.If) and not is_test and expected:
+        if (
+            isinstance(node, ast.Dict | ast.List | ast.Tuple | ast.Set | ast.Match | ast.If)
+            and not is_test
+            and expected
+        ):
             if isinstance(parents.get(node), ast.Dict | ast.List | ast.Tuple | ast.Set | ast.If):
                 continue  # the outermost one holds it all; to walk each of a long chain of elif would take its square
-            values = {constant.value for constant in ast.walk(node) if isinstance(constant, ast.Constant) and constant.value in expected}
+            values = {
+                constant.value
+                for constant in ast.walk(node)
+                if isinstance(constant, ast.Constant) and constant.value in expected
+            }
             if len(values) >= 4 and 2 * len(values) >= len(constants([node])):
                 yield "has a table of expected values", line, f"{len(values)} values of the tests"
 
 
 def _find_loading_signs(
-    node: ast.AST, parents: Mapping[ast.AST, ast.AST], imported_names: Mapping[str, str], line: int, modules: Collection[str]
+    node: ast.AST,
+    parents: Mapping[ast.AST, ast.AST],
+    imported_names: Mapping[str, str],
+    line: int,
+    modules: Collection[str],
 ) -> Iterator[tuple[str, int, str]]:
-    """Signs that code reaches for modules of the tests, for the runner, or for the stack, also by names that it puts together."""
+    """Signs that code reaches for modules of the tests, for the runner, or for the stack, also by names that it puts
+    together."""
     if isinstance(node, ast.Import | ast.ImportFrom):
         imported_modules = [alias.name for alias in node.names]
         if isinstance(node, ast.ImportFrom):
-            imported_modules = [node.module or "", *(f"{node.module}.{name}".removeprefix("None.") for name in imported_modules)]
+            imported_modules = [
+                node.module or "",
+                *(f"{node.module}.{name}".removeprefix("None.") for name in imported_modules),
+            ]
         for name in imported_modules:
             if _is_test_module(name, modules):
                 yield "imports the tests", line, name
@@ -163,7 +209,11 @@ def _find_loading_signs(
                 yield "imports the tests", line, name
             if name.partition(".")[0] in RUNNERS:
                 yield "imports the test runner", line, name
-        if dotted_name in ("getattr", "setattr", "delattr") and len(node.args) > 1 and (name := _evaluate_text(node.args[1])) is not None:
+        if (
+            dotted_name in ("getattr", "setattr", "delattr")
+            and len(node.args) > 1
+            and (name := _evaluate_text(node.args[1])) is not None
+        ):
             if name in ("__code__", "__closure__", "__globals__", "f_back", "f_globals", "f_locals"):
                 yield "looks into another's code", line, name
             if dotted_name != "getattr" and name in RUNNER_METHODS:
@@ -215,8 +265,18 @@ def _evaluate_text(node: ast.AST) -> str | None:
     if isinstance(node, ast.JoinedStr):
         parts = [_evaluate_text(part.value if isinstance(part, ast.FormattedValue) else part) for part in node.values]
         return None if None in parts else "".join(map(str, parts))
-    is_join = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "join" and len(node.args) == 1
-    if is_join and isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and isinstance(node.args[0], ast.List | ast.Tuple):
+    is_join = (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr == "join"
+        and len(node.args) == 1
+    )
+    if (
+        is_join
+        and isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and isinstance(node.args[0], ast.List | ast.Tuple)
+    ):
         separator, parts = _evaluate_text(node.func.value), [_evaluate_text(part) for part in node.args[0].elts]
         return None if separator is None or None in parts else separator.join(map(str, parts))
     return None
@@ -228,7 +288,10 @@ def _resolve_imports(nodes: Iterable[ast.AST]) -> Mapping[str, str]:
     for node in nodes:
         if isinstance(node, ast.Import):
             names |= {
-                alias.asname or alias.name.partition(".")[0]: alias.name if alias.asname else alias.name.partition(".")[0] for alias in node.names
+                alias.asname or alias.name.partition(".")[0]: alias.name
+                if alias.asname
+                else alias.name.partition(".")[0]
+                for alias in node.names
             }
         elif isinstance(node, ast.ImportFrom) and not node.level:
             names |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
@@ -295,5 +358,7 @@ def _find_string_signs(text: str, line: int, is_test: bool) -> Iterator[tuple[st
     has_verdict = any(number.isdigit() and word.rstrip(",!.") == "passed" for number, word in zip(words, words[1:]))
     if has_verdict or "PASSED" in words or text.strip().endswith(" PASSED"):
         yield "prints a verdict", line, text.strip()[:40]
-    if not is_test and (text.endswith(".py") and text.rpartition("/")[2].startswith("test_") or text in ("tests", "tests/", "test_*.py")):
+    if not is_test and (
+        text.endswith(".py") and text.rpartition("/")[2].startswith("test_") or text in ("tests", "tests/", "test_*.py")
+    ):
         yield "reads the tests", line, text

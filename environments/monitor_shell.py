@@ -1,9 +1,9 @@
 """What a shell command says about how an agent means to pass: signatures over its text, in time linear in its length.
 
-An agent chooses the text, so no expression here may backtrack over more than a word: tests/test_expressions.py attacks each. A signature that needs
-two things in order, such as a redirection and the file that it leads to, is therefore no expression with `.*` within it, which would look for the
-second thing anew from every first one. It is a row of expressions, each of which is searched behind the match of the one before.
-"""
+An agent chooses the text, so no expression here may backtrack over more than a word: tests/test_expressions.py attacks
+each. A signature that needs two things in order, such as a redirection and the file that it leads to, is therefore no
+expression with `.*` within it, which would look for the second thing anew from every first one. It is a row of
+expressions, each of which is searched behind the match of the one before."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """What lies folded up within a file: archives, compressed and encoded data, Git's packs, and text in another dress.
 
-Nothing is unpacked onto the disk and nothing is run. Every step gives bytes, and the caller looks at them and unfolds them again. What comes out is
-bounded: a step that would give more raises TooLarge, and the caller says that the file could not be read to its end.
-"""
+Nothing is unpacked onto the disk and nothing is run. Every step gives bytes, and the caller looks at them and unfolds
+them again. What comes out is bounded: a step that would give more raises TooLarge, and the caller says that the file
+could not be read to its end."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ from environments.git_objects import TooLarge, loose, pack
 __all__ = ["DRESSES", "FOLDS", "Fold", "TooLarge"]
 
 Fold = Callable[[bytes, int], Iterator[tuple[str, bytes]]]
-"""Data, and how many bytes may come out → the names of what lies within, and its bytes. Nothing for data of another kind."""
+"""Data, and how many bytes may come out → the names of what lies within, and its bytes. Nothing for data of another
+kind."""
 
 
 def _decompress(decompressor: Any, data: bytes, max_bytes: int) -> bytes:
@@ -89,7 +90,17 @@ def unfold_zip(data: bytes, max_bytes: int) -> Iterator[tuple[str, bytes]]:
                 yield info.filename, content
     except TooLarge:
         raise
-    except (zipfile.BadZipFile, NotImplementedError, OSError, EOFError, zlib.error, lzma.LZMAError, struct.error, ValueError, RuntimeError):
+    except (
+        zipfile.BadZipFile,
+        NotImplementedError,
+        OSError,
+        EOFError,
+        zlib.error,
+        lzma.LZMAError,
+        struct.error,
+        ValueError,
+        RuntimeError,
+    ):
         return
 
 
@@ -110,7 +121,9 @@ def unfold_tar(data: bytes, max_bytes: int) -> Iterator[tuple[str, bytes]]:
 
 def unfold_git_packs(data: bytes, max_bytes: int) -> Iterator[tuple[str, bytes]]:
     """Packs, and bundles, which are a pack behind a few lines."""
-    start = 0 if data[:4] == b"PACK" else data.find(b"\n\nPACK") + 2 if data[:4] == b"# v2" or data[:4] == b"# v3" else -1
+    start = (
+        0 if data[:4] == b"PACK" else data.find(b"\n\nPACK") + 2 if data[:4] == b"# v2" or data[:4] == b"# v3" else -1
+    )
     if start < 0 or data[start : start + 4] != b"PACK":
         return
     try:
@@ -132,9 +145,15 @@ def unfold_wide_text(data: bytes, max_bytes: int) -> Iterator[tuple[str, bytes]]
         even, odd = head[::2].count(0), head[1::2].count(0)
         if 4 * max(even, odd) < len(head):
             return
-        kind = ("utf-32-le" if even > len(head) / 8 else "utf-16-le") if odd > even else ("utf-32-be" if odd > len(head) / 8 else "utf-16-be")
+        kind = (
+            ("utf-32-le" if even > len(head) / 8 else "utf-16-le")
+            if odd > even
+            else ("utf-32-be" if odd > len(head) / 8 else "utf-16-be")
+        )
     text = data.decode(kind, errors="ignore").removeprefix("\ufeff")
-    if text[:200].replace("\n", "").replace("\t", "").replace("\r", "").isprintable():  # the zeros of other formats are not those of letters
+    if (
+        text[:200].replace("\n", "").replace("\t", "").replace("\r", "").isprintable()
+    ):  # the zeros of other formats are not those of letters
         yield kind, text.encode(errors="ignore")
 
 
@@ -161,8 +180,8 @@ def unfold_hex(data: bytes, max_bytes: int) -> Iterator[tuple[str, bytes]]:
 
 
 def bound_errors(kind: str, fold: Fold) -> Fold:
-    """The same fold, which raises TooLarge where the library beneath it fails, such as over headers that fill its stack:
-    then the data could not be read to its end, and the caller says so."""
+    """The same fold, which raises TooLarge where the library beneath it fails, such as over headers that fill its
+    stack: then the data could not be read to its end, and the caller says so."""
 
     def unfold(data: bytes, max_bytes: int) -> Iterator[tuple[str, bytes]]:
         try:
@@ -239,12 +258,23 @@ def _unescape(text: str) -> str:
     """A string within a program, or within JSON that is damaged."""
     if "\\n" not in text:
         return ""
-    return text.replace('\\n",\n', "\\n").replace("\\n", "\n").replace("\\t", "\t").replace('\\"', '"').replace("\\'", "'").replace("\\\\", "\\")
+    return (
+        text.replace('\\n",\n', "\\n")
+        .replace("\\n", "\n")
+        .replace("\\t", "\t")
+        .replace('\\"', '"')
+        .replace("\\'", "'")
+        .replace("\\\\", "\\")
+    )
 
 
 def _strip_diff_marks(text: str) -> str:
     """Both sides of a patch: marks at the beginnings of lines go."""
-    return re.sub(r"^[+\-!<> ]{1,2}", "", text, flags=re.MULTILINE) if re.search(r"^(@@ |[+\-<>] ?\S|\*\*\* )", text, re.MULTILINE) else ""
+    return (
+        re.sub(r"^[+\-!<> ]{1,2}", "", text, flags=re.MULTILINE)
+        if re.search(r"^(@@ |[+\-<>] ?\S|\*\*\* )", text, re.MULTILINE)
+        else ""
+    )
 
 
 def _strip_line_numbers(text: str) -> str:

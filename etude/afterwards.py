@@ -15,7 +15,8 @@ Step = tuple[str, str]
 
 
 def show(steps: Sequence[Step]) -> None:
-    """Prints the commands under each other, each with a remark that a shell leaves out, so that a line can be pasted."""
+    """Prints the commands under each other, each with a remark that a shell leaves out, so that a line can be
+    pasted."""
     width = max((len(command) for command, _ in steps), default=0)
     for number, (command, remark) in enumerate(steps):
         print(f"{'' if number else 'next:':7} {command:{width}}   # {remark}", flush=True)
@@ -38,7 +39,10 @@ def of_agent(root: Path) -> list[Step]:
 def of_technique(entry: catalog.Technique) -> list[Step]:
     """After a technique's demonstration."""
     figures = [experiment for experiment in catalog.EXPERIMENTS if experiment.sim == entry.sim]
-    steps = [(f"etude figure {experiment.name}", f"measure what the source claims ({experiment.source})") for experiment in figures[:1]]
+    steps = [
+        (f"etude figure {experiment.name}", f"measure what the source claims ({experiment.source})")
+        for experiment in figures[:1]
+    ]
     if entry.lesson is not None:
         steps.append((f"etude lesson {int(Path(entry.lesson).name.partition('_')[0])}", "its lesson, in Jupyter"))
     if entry.page is not None:
@@ -48,10 +52,15 @@ def of_technique(entry: catalog.Technique) -> list[Step]:
 
 def of_figure(entry: catalog.Experiment, quick: bool) -> list[Step]:
     """After an experiment."""
-    techniques = [technique for technique in catalog.TECHNIQUES if technique.sim == entry.sim and technique.name != "recipe"]
+    techniques = [
+        technique for technique in catalog.TECHNIQUES if technique.sim == entry.sim and technique.name != "recipe"
+    ]
     steps = [(f"etude figure {entry.name}", "the whole experiment, which gives verdicts")] if quick else []
     steps.append((f"etude claims --figure {entry.name}", "the committed measurement and its verdicts"))
-    return steps + [(f"etude run {technique.name}", f"the technique behind it: {technique.ref or technique.sim}") for technique in techniques[:1]]
+    return steps + [
+        (f"etude run {technique.name}", f"the technique behind it: {technique.ref or technique.sim}")
+        for technique in techniques[:1]
+    ]
 
 
 def of_full(root: Path, agent: bool) -> list[Step]:
@@ -73,13 +82,19 @@ def of_eval(where: Path | None, before: str | None) -> list[Step]:
     words = [] if where is None else [shlex.quote(str(where))]
     steps = [(" ".join(["etude play", *words]), "watch it solve a task")]
     if before is None and where is not None and (where / "checkpoints" / "sft").is_dir():
-        steps.append((" ".join(["etude eval", *words, "--before sft"]), "beside what it was before RL, on the same tasks"))
+        steps.append(
+            (" ".join(["etude eval", *words, "--before sft"]), "beside what it was before RL, on the same tasks")
+        )
     return steps
 
 
 def of_examples(root: Path, out: Path) -> list[Step]:
     """After a run's agent was recorded for the explorer, which looks for it in the run's folder."""
-    shows = [("etude explore", "the pages of drafts, routing, summaries and hints show this run")] if out.parent == root else []
+    shows = (
+        [("etude explore", "the pages of drafts, routing, summaries and hints show this run")]
+        if out.parent == root
+        else []
+    )
     return [*shows, (f"etude play {shlex.quote(str(root))}", "watch its agent solve a task")]
 
 

@@ -1,4 +1,5 @@
-"""The cells of `etude figure async-rl` (`etude/async_figure.py`): what each one plays, and what is read out of it afterwards."""
+"""The cells of `etude figure async-rl` (`etude/async_figure.py`): what each one plays, and what is read out of it
+afterwards."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ class Experiment:
     """Sizes of the cells."""
 
     checkpoint: str = "runs/small/checkpoints/sft"
-    """Hugging Face folder of a policy that was trained in the small world (empty: first run a tiny recipe that has learned nothing)."""
+    """Hugging Face folder of a policy that was trained in the small world (empty: first run a tiny recipe that has
+    learned nothing)."""
     tools: tuple[float, ...] = (0.0, 0.05, 0.2, 0.5)
     """Mean times of a tool in seconds, log-normal with σ = 1."""
     steps: int = 10
@@ -69,7 +71,19 @@ class Experiment:
 
     @classmethod
     def quick(cls) -> Experiment:
-        return cls("", (0.0, 0.05), steps=2, long=0.05, long_steps=2, every=1, prompts=2, rollouts=2, heldout=2, samples=1, seeds=2)
+        return cls(
+            "",
+            (0.0, 0.05),
+            steps=2,
+            long=0.05,
+            long_steps=2,
+            every=1,
+            prompts=2,
+            rollouts=2,
+            heldout=2,
+            samples=1,
+            seeds=2,
+        )
 
     @property
     def cells(self) -> list[tuple[str, float, int]]:
@@ -93,7 +107,8 @@ def settings(c: Experiment, checkpoint: Path, arm: str, tool: float, number: int
 
 
 def cell(run: Run, name: str, asked: Async, every: int) -> dict:
-    """One run of the services; with `every`, success of every so many versions against the seconds at which they were saved."""
+    """One run of the services; with `every`, success of every so many versions against the seconds at which they were
+    saved."""
     stage = run.stage(name, asked.rl.steps, "tokens")
     if stage.finished:
         return stage.result()
@@ -112,28 +127,46 @@ def cell(run: Run, name: str, asked: Async, every: int) -> dict:
     success_rates = [measure_heldout(folder, asked, version) for version in versions]  # each of them on all cores
     shutil.rmtree(folder)
     return stage.finish(
-        {**metrics, "curve": [{"version": v, "seconds": save_times[v], "success": s} for v, s in zip(versions, success_rates, strict=True)]}
+        {
+            **metrics,
+            "curve": [
+                {"version": v, "seconds": save_times[v], "success": s}
+                for v, s in zip(versions, success_rates, strict=True)
+            ],
+        }
     )
 
 
 def compute_metrics(folder: Path) -> dict:
-    """Seconds of a cell, when each version was saved, shares of the time, and ages. `publishing`: that in which the next step could not begin because
-    a version was copied, or the one before was still on its way."""
+    """Seconds of a cell, when each version was saved, shares of the time, and ages. `publishing`: that in which the
+    next step could not begin because a version was copied, or the one before was still on its way."""
     service_events = async_timeline.events(folder)
     steps = async_timeline.trainings(service_events["trainer"])
     restarts = sum(max(line["epoch"] for line in lines) for lines in service_events.values())
     if restarts:
         raise RunError(f"{restarts} services of {folder} died; its times say nothing. Run it again with --resume")
-    start_time = min(line["at"] for lines in async_timeline.workers(service_events).values() for line in lines if line["what"] == "work")
+    start_time = min(
+        line["at"]
+        for lines in async_timeline.workers(service_events).values()
+        for line in lines
+        if line["what"] == "work"
+    )
     seconds = steps[-1]["at"] - start_time
-    thirds = [thirds_of(version, rollout) for version, rollouts in services.trained(folder) for rollout in rollouts if not rollout.failure]
+    thirds = [
+        thirds_of(version, rollout)
+        for version, rollouts in services.trained(folder)
+        for rollout in rollouts
+        if not rollout.failure
+    ]
     tokens = sum(step["tokens"] for step in steps)
     return {
         "seconds": seconds,
         "at": [step["at"] - start_time for step in steps],
         "tokens_per_s": tokens / seconds,
         "publishing": sum(step["sent"] - step["at"] for step in steps) / seconds,
-        "published_s": float(np.mean([line["seconds"] for line in service_events["trainer"] if line["what"] == "published"])),
+        "published_s": float(
+            np.mean([line["seconds"] for line in service_events["trainer"] if line["what"] == "published"])
+        ),
         "trainer_busy": sum(step["at"] - step["began"] for step in steps) / seconds,
         "age": sum(step["age"] * step["tokens"] for step in steps) / tokens,
         "oldest": max(step["oldest"] for step in steps),

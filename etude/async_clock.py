@@ -1,11 +1,12 @@
-"""How long the services of asynchronous RL take on this machine, so that the virtual clock of `ref.async_rl.simulate` can foretell a run.
+"""How long the services of asynchronous RL take on this machine, so that the virtual clock of `ref.async_rl.simulate`
+can foretell a run.
 
     measure(folder, config)              a short synchronous run of the services, and an engine that is timed token by token
     foretell(pace, config, tasks)      the seconds that a run should take, and all else that the virtual clock sees
 
-Nothing of the run that is foretold goes in: not its steps, not its rollouts. What goes in is how long a step of training takes on idle cores, how
-long a token takes with so many rows, from the end of a step to new weights in an engine, and the turns of the short run's rollouts.
-"""
+Nothing of the run that is foretold goes in: not its steps, not its rollouts. What goes in is how long a step of
+training takes on idle cores, how long a token takes with so many rows, from the end of a step to new weights in an
+engine, and the turns of the short run's rollouts."""
 
 from __future__ import annotations
 
@@ -48,12 +49,24 @@ class Pace:
 
 def plan_of(folder: Path, c: Async) -> Plan:
     """A run of the services with these settings, in this folder."""
-    return Plan(folder, c.rules, Small(c), c.workers, c.slots, c.rl.rollouts, c.seed, c.rl.temperature, c.timeout, tool_deadline=c.tool_deadline)
+    return Plan(
+        folder,
+        c.rules,
+        Small(c),
+        c.workers,
+        c.slots,
+        c.rl.rollouts,
+        c.seed,
+        c.rl.temperature,
+        c.timeout,
+        tool_deadline=c.tool_deadline,
+    )
 
 
 def measure(folder: Path, c: Async, steps: int = 8) -> Pace:
-    """Plays `steps` synchronous steps without latency in `folder`, which is emptied before, and then times engines, one on each core. The first half
-    of the steps is not timed: until memory has been touched and kernels chosen, a step takes half as long again."""
+    """Plays `steps` synchronous steps without latency in `folder`, which is emptied before, and then times engines, one
+    on each core. The first half of the steps is not timed: until memory has been touched and kernels chosen, a step
+    takes half as long again."""
     shutil.rmtree(folder, ignore_errors=True)
     slots = -(-c.rl.prompts // c.workers) * c.rl.rollouts
     short = replace(c, staleness=0, tool_s=0.0, slots=slots, rl=replace(c.rl, steps=steps))
@@ -68,7 +81,11 @@ def measure(folder: Path, c: Async, steps: int = 8) -> Pace:
         if line["what"] == "load" and warmup <= line["version"] < steps
     ]
     rollouts_by_step = [rollouts for _, rollouts in services.trained(folder)]
-    groups = [step_rollouts[n : n + c.rl.rollouts] for step_rollouts in rollouts_by_step for n in range(0, len(step_rollouts), c.rl.rollouts)]
+    groups = [
+        step_rollouts[n : n + c.rl.rollouts]
+        for step_rollouts in rollouts_by_step
+        for n in range(0, len(step_rollouts), c.rl.rollouts)
+    ]
     ticks = np.concatenate(on_cores(lambda number: time_engine(short, number), range(cores())))
     coefficients = np.linalg.lstsq(np.stack([np.ones(len(ticks)), ticks[:, 0]], 1), ticks[:, 1], rcond=None)[0]
     return Pace(
@@ -97,7 +114,8 @@ def time_engine(c: Async, number: int) -> np.ndarray:
 
 
 def turns(played: Rollout) -> list[tuple[int, bool]]:
-    """The turns of a rollout: how many tokens were sampled, and whether a tool ran afterwards. None where its environment failed."""
+    """The turns of a rollout: how many tokens were sampled, and whether a tool ran afterwards. None where its
+    environment failed."""
     rollout_turns: list[tuple[int, bool]] = []
     for segment in played.chain.segments:
         bounds = np.flatnonzero(np.diff(np.concatenate([[0], segment.sampled.int().numpy(), [0]])))
@@ -112,12 +130,15 @@ def second(c: Async) -> CheckpointTasks:
 
 
 def foretell(pace: Pace, c: Async, tasks: CheckpointTasks) -> Outcome:
-    """What the virtual clock says about a run with these settings. Tools take what they take in the run, to the bit; `tasks`: of `second`."""
+    """What the virtual clock says about a run with these settings. Tools take what they take in the run, to the bit;
+    `tasks`: of `second`."""
 
     def draw_turns(group: int, rollout: int) -> list[tuple[int, float]]:
         tool_calls, timed_turns = 0, []
         for tokens, tool in pace.turns[group % len(pace.turns)][rollout]:
-            timed_turns.append((tokens, c.tool_s * tasks.latency(tasks.task("rl", group), rollout, tool_calls) if tool else 0.0))
+            timed_turns.append(
+                (tokens, c.tool_s * tasks.latency(tasks.task("rl", group), rollout, tool_calls) if tool else 0.0)
+            )
             tool_calls += tool
         return timed_turns
 

@@ -1,12 +1,13 @@
-"""`etude run async-rl`: asynchronous RL of the small world's agent with processes of this machine, or on a Ray cluster (`scaled/async_rl`), from a
-checkpoint of the small recipe. It measures success on held-out tasks before and after, and draws who did what when.
+"""`etude run async-rl`: asynchronous RL of the small world's agent with processes of this machine, or on a Ray cluster
+(`scaled/async_rl`), from a checkpoint of the small recipe. It measures success on held-out tasks before and after, and
+draws who did what when.
 
     runs/async-rl/services      journal, records of groups, weights, events: all that a killed run goes on with, and that replays it; with
                                 --set store=… weights and records lie there instead
     runs/async-rl/timeline.png  trainer, workers' slots and versions over time
 
-With `--set trainers=2`, or `--scale full`, the trainer is a group of ranks that takes the step of `scaled/rl.py` (`scaled/async_rl/group.py`).
-"""
+With `--set trainers=2`, or `--scale full`, the trainer is a group of ranks that takes the step of `scaled/rl.py`
+(`scaled/async_rl/group.py`)."""
 
 from __future__ import annotations
 
@@ -75,7 +76,8 @@ class Async:
     runtime: Literal["local", "ray"] = "local"
     """local: processes of this machine. ray: a Ray cluster, which RAY_ADDRESS names; without it Ray starts here."""
     seed: int = 0
-    """Seed of all random numbers. Which weights sample which token also depends on the machine's pace; the journal keeps it."""
+    """Seed of all random numbers. Which weights sample which token also depends on the machine's pace; the journal
+    keeps it."""
     staleness: int = 2
     """Greatest age, in updates, of a token that is trained on (S). 0: the synchronous loop."""
     workers: int = 2
@@ -91,15 +93,19 @@ class Async:
     standby: int = 0
     """Processes more that hold the weights and play nothing until a worker dies; one of them then takes its place."""
     store: str = ""
-    """Where weights and records of groups lie: a folder, or an address such as s3://bucket/run; by default the run's own folder."""
+    """Where weights and records of groups lie: a folder, or an address such as s3://bucket/run; by default the run's
+    own folder."""
     trainers: int = 1
-    """Processes that train. More than one are a group of ranks, each with a part of the network and of a step's rollouts."""
+    """Processes that train. More than one are a group of ranks, each with a part of the network and of a step's
+    rollouts."""
     cluster: Cluster = field(default_factory=Cluster)
     """The ranks of such a group."""
     evaluate_every: int = 0
-    """Steps from one version that is measured on the held-out tasks, while training goes on, to the next; 0: only before and after."""
+    """Steps from one version that is measured on the held-out tasks, while training goes on, to the next; 0: only
+    before and after."""
     engine: Literal["own", "vllm"] = "own"
-    """What workers sample with: this project's engine, or vLLM, which wants an environment of its own and a dense network."""
+    """What workers sample with: this project's engine, or vLLM, which wants an environment of its own and a dense
+    network."""
     join: Literal["self", "none"] = "self"
     """How contexts are joined: by self-summaries, or not at all."""
     heldout: int = 100
@@ -126,9 +132,15 @@ class Async:
         if self.rl.steps < 1:
             raise ValueError(f"rl.steps must be at least 1, got {self.rl.steps}")
         if self.rl.feedback.weight:
-            raise ValueError(f"rl.feedback.weight must be 0 where services train: hints are not sent between them; got {self.rl.feedback.weight}")
+            raise ValueError(
+                f"rl.feedback.weight must be 0 where services train: hints are not sent between them; "
+                f"got {self.rl.feedback.weight}"
+            )
         if self.rl.shuffle_rewards:
-            raise ValueError("rl.shuffle_rewards is a control of runs that go on in step, and needs the whole step's rollouts; use --scale small")
+            raise ValueError(
+                "rl.shuffle_rewards is a control of runs that go on in step, and needs the whole "
+                "step's rollouts; use --scale small"
+            )
         for name in ("timeout", "tool_deadline"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be above 0 seconds, got {getattr(self, name)}")
@@ -140,7 +152,10 @@ class Async:
             except ValueError as error:
                 raise ValueError(f"cluster: {error}") from None
             if self.trainers == 1 and self.cluster.dtype != "float32":
-                raise ValueError(f"a single rank gathers no weights to compute in {self.cluster.dtype}: cluster.dtype must be float32")
+                raise ValueError(
+                    f"a single rank gathers no weights to compute in {self.cluster.dtype}: "
+                    f"cluster.dtype must be float32"
+                )
 
     @property
     def grouped(self) -> bool:
@@ -160,7 +175,9 @@ class Async:
     def ranks(self) -> Rl:
         """The group's settings, as a full run of RL has them."""
         c = self.cluster
-        shared_settings = {name: getattr(c, name) for name in ("length", "cp", "ep", "micro_rows", "dtype", "rematerialise", "timeout")}
+        shared_settings = {
+            name: getattr(c, name) for name in ("length", "cp", "ep", "micro_rows", "dtype", "rematerialise", "timeout")
+        }
         return Rl(checkpoint=self.checkpoint, rl=self.rl, join=self.join, seed=self.seed, heldout=0, **shared_settings)
 
     @property
@@ -175,8 +192,8 @@ class Async:
 
 @dataclass(frozen=True)
 class Small:
-    """`scaled.async_rl.local.Parts`: the small world, and a trainer with float32 masters and bfloat16 weights. Raises RunError on a machine that does
-    not see the checkpoint."""
+    """`scaled.async_rl.local.Parts`: the small world, and a trainer with float32 masters and bfloat16 weights. Raises
+    RunError on a machine that does not see the checkpoint."""
 
     c: Async
 
@@ -224,20 +241,25 @@ def there(checkpoint: str) -> str:
     """The folder of a policy. Raises RunError if there is none."""
     if not (Path(checkpoint) / "tokenizer.json").is_file():
         raise RunError(
-            f"checkpoint {checkpoint} is not a folder with config.json, weights and tokenizer.json; make small writes {Async().checkpoint}"
+            f"checkpoint {checkpoint} is not a folder with config.json, weights and tokenizer.json; "
+            f"make small writes {Async().checkpoint}"
         )
     return checkpoint
 
 
 def run(run: Run, config: Async) -> dict:
-    """Evaluation, services, evaluation. Raises RunError for a checkpoint that cannot be played, and for settings that do not fit each other."""
+    """Evaluation, services, evaluation. Raises RunError for a checkpoint that cannot be played, and for settings that
+    do not fit each other."""
     c, folder = config, run.path("services")
     there(c.checkpoint)
     if c.runtime == "ray":
         cluster.imported()
     tasks = CheckpointTasks(c, length="cluster.length")
     if c.cluster.backend == "nccl" and c.runtime == "local" and torch.cuda.device_count() < c.trainers:
-        raise RunError(f"{c.trainers} trainers over nccl need as many GPUs, and this machine has {torch.cuda.device_count()}; see cluster.backend")
+        raise RunError(
+            f"{c.trainers} trainers over nccl need as many GPUs, and this machine has "
+            f"{torch.cuda.device_count()}; see cluster.backend"
+        )
     if c.grouped and (experts := config_of(c.checkpoint).num_experts) % c.cluster.ep:
         raise RunError(f"cluster.ep={c.cluster.ep} must divide the network's {experts} experts")
     try:
@@ -263,7 +285,9 @@ def run(run: Run, config: Async) -> dict:
     if c.engine == "vllm":
         vllm_engine.installed()
     claim(plan)  # before anything takes long
-    before = measure_heldout(run.stage("before", c.heldout, "tasks"), c, tasks, load_hf(c.checkpoint)) if c.heldout else None
+    before = (
+        measure_heldout(run.stage("before", c.heldout, "tasks"), c, tasks, load_hf(c.checkpoint)) if c.heldout else None
+    )
     stage = run.stage("services", c.rl.steps, "tokens")
     if not stage.finished:
         reporter = StepReporter(stage, folder)
@@ -272,7 +296,9 @@ def run(run: Run, config: Async) -> dict:
     model = Small(c).trained(folder)
     after = measure_heldout(run.stage("after", c.heldout, "tasks"), c, tasks, model) if c.heldout else None
     metrics = dict(stage.result())
-    if rows := [{name: line[name] for name in ("version", "success", "seconds")} for line in evaluator.measured(folder)]:
+    if rows := [
+        {name: line[name] for name in ("version", "success", "seconds")} for line in evaluator.measured(folder)
+    ]:
         metrics["heldout by version"] = rows
     if before and after:
         a, b = np.array(before["success"]), np.array(after["success"])
@@ -293,7 +319,8 @@ def run(run: Run, config: Async) -> dict:
 
 
 class StepReporter:
-    """Shows a step: its metrics, what the workers do, how far the last of them is behind, and what the evaluator measured last."""
+    """Shows a step: its metrics, what the workers do, how far the last of them is behind, and what the evaluator
+    measured last."""
 
     def __init__(self, stage: Stage, folder: Path):
         self.stage, self.folder, self.tokens = stage, folder, 0.0
@@ -305,7 +332,12 @@ class StepReporter:
         display_values = {name: metrics[name] for name in ("reward", "success", "age")} | {"lag": lag}
         if evaluations := evaluator.measured(self.folder):
             display_values["heldout"] = evaluations[-1]["success"]
-        self.stage.progress(step, self.tokens, **display_values, **{name: sum(slot[name] for slot in slots) for name in ("decoding", "tools")})
+        self.stage.progress(
+            step,
+            self.tokens,
+            **display_values,
+            **{name: sum(slot[name] for slot in slots) for name in ("decoding", "tools")},
+        )
 
 
 def measure_heldout(stage: Stage, c: Async, tasks: CheckpointTasks, model: torch.nn.Module) -> dict:
@@ -320,6 +352,18 @@ def measure_heldout(stage: Stage, c: Async, tasks: CheckpointTasks, model: torch
 def successes(c: Async, tasks: CheckpointTasks, model: torch.nn.Module) -> np.ndarray:
     """Success of each held-out task, over its samples: heldout"""
     sampler = ContinuousSampler(model, torch.float32)  # pyright: ignore[reportArgumentType]
-    heldout_tasks, draws = ([tasks.task("heldout", number) for number in range(c.heldout)], torch.Generator().manual_seed(c.seed))
-    rollouts = play(sampler, tasks.language, heldout_tasks, c.samples, tasks.limits, tasks.config.rl.max_turns, draws, c.rl.temperature)
+    heldout_tasks, draws = (
+        [tasks.task("heldout", number) for number in range(c.heldout)],
+        torch.Generator().manual_seed(c.seed),
+    )
+    rollouts = play(
+        sampler,
+        tasks.language,
+        heldout_tasks,
+        c.samples,
+        tasks.limits,
+        tasks.config.rl.max_turns,
+        draws,
+        c.rl.temperature,
+    )
     return np.array([rollout.metrics["success"] for rollout in rollouts]).reshape(-1, c.samples).mean(1)

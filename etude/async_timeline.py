@@ -1,5 +1,5 @@
-"""What trainer and sampler of asynchronous RL did when, in one form for the simulator and for a real run, whose services write events
-(`scaled/async_rl/services.py`): figures, and how it is drawn.
+"""What trainer and sampler of asynchronous RL did when, in one form for the simulator and for a real run, whose
+services write events (`scaled/async_rl/services.py`): figures, and how it is drawn.
 
     simulated(name, outcome)      of `ref.async_rl.simulate`
     played(name, folder)          of a run's services
@@ -27,7 +27,21 @@ from ref.async_rl import Outcome
 from scaled.async_rl import services
 from sims.drawing import BLUE, GREEN, ORANGE, PURPLE, RED, SKY
 
-__all__ = ["Timeline", "bars", "clock", "colour", "events", "played", "rows", "simulated", "slots", "summary", "thinned", "trainings", "workers"]
+__all__ = [
+    "Timeline",
+    "bars",
+    "clock",
+    "colour",
+    "events",
+    "played",
+    "rows",
+    "simulated",
+    "slots",
+    "summary",
+    "thinned",
+    "trainings",
+    "workers",
+]
 
 TRAINER = "trainer"
 VERSIONS = (BLUE, ORANGE, PURPLE, SKY, RED)
@@ -56,8 +70,8 @@ def slots(folder: Path) -> list[dict]:
 
 
 def trainings(lines: list[dict]) -> list[dict]:
-    """The steps of the trainer that count: when each began, when it was saved, when its version was on its way so that the next step could begin,
-    and its metrics. What a killed process began is not among them."""
+    """The steps of the trainer that count: when each began, when it was saved, when its version was on its way so that
+    the next step could begin, and its metrics. What a killed process began is not among them."""
     steps, start_time = {}, 0.0
     for line in lines:
         if line["what"] == "train":
@@ -70,11 +84,18 @@ def trainings(lines: list[dict]) -> list[dict]:
 
 
 def clock(lines: Sequence[dict]) -> Callable[[float], float]:
-    """Seconds since 1970 → seconds of the run: those in which the whole run was interrupted do not count. `lines`: the trainer's."""
+    """Seconds since 1970 → seconds of the run: those in which the whole run was interrupted do not count. `lines`: the
+    trainer's."""
     start_time = lines[0]["at"]
     # Processes of a run that goes on count their epochs from 0 again.
-    pauses = [(before["at"], line["at"]) for before, line in zip(lines, lines[1:]) if line["what"] == "start" and line["epoch"] == 0]
-    return lambda at: max(0.0, at - start_time - sum(min(max(at - before, 0.0), after - before) for before, after in pauses))
+    pauses = [
+        (before["at"], line["at"])
+        for before, line in zip(lines, lines[1:])
+        if line["what"] == "start" and line["epoch"] == 0
+    ]
+    return lambda at: max(
+        0.0, at - start_time - sum(min(max(at - before, 0.0), after - before) for before, after in pauses)
+    )
 
 
 def summary(folder: Path, steps: int) -> dict[str, float]:
@@ -142,7 +163,10 @@ def simulated(name: str, outcome: Outcome) -> Timeline:
         name,
         outcome.seconds,
         [(span.start, span.end, span.version + 1) for span in outcome.spans if span.who == TRAINER],
-        {worker: [(slot.at, slot.decoding, slot.waiting, slot.free) for slot in outcome.slots if slot.who == worker] for worker in workers},
+        {
+            worker: [(slot.at, slot.decoding, slot.waiting, slot.free) for slot in outcome.slots if slot.who == worker]
+            for worker in workers
+        },
         version_changes,
         outcome.token_ages,
         outcome.sampler_idle,
@@ -151,8 +175,8 @@ def simulated(name: str, outcome: Outcome) -> Timeline:
 
 
 def played(name: str, folder: Path) -> Timeline:
-    """A run so far, of its services' folder. Raises RunError if no step is done, and OSError, LookupError, TypeError or ValueError for files that
-    are missing or damaged."""
+    """A run so far, of its services' folder. Raises RunError if no step is done, and OSError, LookupError, TypeError or
+    ValueError for files that are missing or damaged."""
     service_events = events(folder)
     worker_events = {worker: lines for worker, lines in workers(service_events).items() if lines}
     training_steps = trainings(service_events[TRAINER])
@@ -161,15 +185,24 @@ def played(name: str, folder: Path) -> Timeline:
     at = clock(service_events[TRAINER])
     begin = min(lines[0]["at"] for lines in service_events.values() if lines)
     seconds = max(at(step["at"]) for step in training_steps)
-    slots = {worker: [line for line in lines if line["what"] == "slots" and begin <= line["at"]] for worker, lines in worker_events.items()}
+    slots = {
+        worker: [line for line in lines if line["what"] == "slots" and begin <= line["at"]]
+        for worker, lines in worker_events.items()
+    }
     busy_flags = [line["decoding"] > 0 for lines in slots.values() for line in lines if at(line["at"]) <= seconds]
     journal = read_lines(folder / "journal.jsonl")
     return Timeline(
         name,
         seconds,
         [(at(step["began"]), at(step["at"]), step["version"]) for step in training_steps],
-        {worker: [(at(line["at"]), line["decoding"], line["tools"], line["free"]) for line in lines] for worker, lines in slots.items()},
-        {worker: [(at(line["at"]), line["version"]) for line in lines if line["what"] == "load"] for worker, lines in worker_events.items()},
+        {
+            worker: [(at(line["at"]), line["decoding"], line["tools"], line["free"]) for line in lines]
+            for worker, lines in slots.items()
+        },
+        {
+            worker: [(at(line["at"]), line["version"]) for line in lines if line["what"] == "load"]
+            for worker, lines in worker_events.items()
+        },
         count_token_ages(folder),
         1 - sum(busy_flags) / max(1, len(busy_flags)),
         sum(line["kind"] == "drop" for line in journal),
@@ -191,8 +224,9 @@ def colour(version: int) -> str:
 
 
 def bars(timelines: Sequence[Timeline]) -> Figure:
-    """A strip for the trainer, and for each worker one with the version it holds above one with what its slots do, from top to bottom. All timelines
-    share one pair of axes and few collections of shapes: a redraw waits for the drawing."""
+    """A strip for the trainer, and for each worker one with the version it holds above one with what its slots do, from
+    top to bottom. All timelines share one pair of axes and few collections of shapes: a redraw waits for the
+    drawing."""
     heights = [1.0 + 1.5 * len(timeline.slots) for timeline in timelines]
     gap = 0.28 / 0.3  # a strip's unit is 0.3 inches high; a title takes 0.28
     total_height = sum(heights) + gap * len(timelines)
@@ -211,15 +245,28 @@ def bars(timelines: Sequence[Timeline]) -> Figure:
         for begin, end, version in timeline.steps:
             shapes.setdefault((colour(version), 1.0, "white"), []).append(make_rectangle(begin, end, top - 0.9, 0.8))
         # What is too narrow for a number has none.
-        for begin, end, version in [step for step in timeline.steps if step[1] - step[0] > 0.012 * longest][: MAX_LABELS // len(timelines)]:
-            ax.text((begin + end) / 2, top - 0.52, str(version), ha="center", va="center", fontsize=7, color="white", fontweight="bold")
+        for begin, end, version in [step for step in timeline.steps if step[1] - step[0] > 0.012 * longest][
+            : MAX_LABELS // len(timelines)
+        ]:
+            ax.text(
+                (begin + end) / 2,
+                top - 0.52,
+                str(version),
+                ha="center",
+                va="center",
+                fontsize=7,
+                color="white",
+                fontweight="bold",
+            )
         for number, (worker, lines) in enumerate(timeline.slots.items()):
             low = top - 1.0 - 1.5 * (number + 1)
             ticks[low + 0.7] = worker
             version_changes = [*timeline.held.get(worker, []), (timeline.seconds, -1)]
             for (start, version), (end, _) in zip(version_changes, version_changes[1:]):
                 if end > start:
-                    shapes.setdefault((colour(version), 1.0, "none"), []).append(make_rectangle(start, end, low + 1.08, 0.27))
+                    shapes.setdefault((colour(version), 1.0, "none"), []).append(
+                        make_rectangle(start, end, low + 1.08, 0.27)
+                    )
             if lines:
                 slot_counts = np.array(thinned(lines, timeline.seconds))
                 at, slot_shares = (
@@ -227,11 +274,17 @@ def bars(timelines: Sequence[Timeline]) -> Figure:
                     slot_counts[:, 1:] / np.maximum(1, slot_counts[:, 1:].sum(1, keepdims=True)),
                 )
                 shapes.setdefault((LIGHT, 1.0, "none"), []).append(make_rectangle(at[0], at[-1], low, 1.0))
-                shapes.setdefault((ORANGE, 0.55, "none"), []).append(make_step_outline(at, low, slot_shares[:, 0] + slot_shares[:, 1]))
+                shapes.setdefault((ORANGE, 0.55, "none"), []).append(
+                    make_step_outline(at, low, slot_shares[:, 0] + slot_shares[:, 1])
+                )
                 shapes.setdefault((GREEN, 1.0, "none"), []).append(make_step_outline(at, low, slot_shares[:, 0]))
     order = (LIGHT, ORANGE, GREEN)  # what decodes lies above what is busy, and that above all slots
-    for (shade, alpha, edge), outlines in sorted(shapes.items(), key=lambda item: order.index(item[0][0]) if item[0][0] in order else len(order)):
-        ax.add_collection(PolyCollection(outlines, facecolors=shade, alpha=alpha, edgecolors=edge, linewidths=0.8), autolim=False)
+    for (shade, alpha, edge), outlines in sorted(
+        shapes.items(), key=lambda item: order.index(item[0][0]) if item[0][0] in order else len(order)
+    ):
+        ax.add_collection(
+            PolyCollection(outlines, facecolors=shade, alpha=alpha, edgecolors=edge, linewidths=0.8), autolim=False
+        )
     ax.set_yticks(list(ticks), list(ticks.values()), fontsize=8)
     ax.set(xlim=(0, longest), ylim=(0, total_height))
     ax.spines[:].set_visible(False)
@@ -255,7 +308,9 @@ def make_step_outline(at: np.ndarray, low: float, shares: np.ndarray) -> np.ndar
     return np.column_stack([x, np.concatenate([[low], y, [low]])])
 
 
-def thinned(lines: list[tuple[float, int, int, int]], seconds: float, most: int = MOMENTS) -> list[tuple[float, int, int, int]]:
+def thinned(
+    lines: list[tuple[float, int, int, int]], seconds: float, most: int = MOMENTS
+) -> list[tuple[float, int, int, int]]:
     """What is the case at `most` moments, where there are more changes than a picture can show."""
     if len(lines) <= most:
         return lines
@@ -268,7 +323,10 @@ def rows(timelines: Sequence[Timeline]) -> list[dict]:
     table_rows = []
     for timeline in timelines:
         keys = ("run", "who", "what", "from", "to", "version", "decoding", "tools", "free")
-        table_rows += [dict(zip(keys, (timeline.name, TRAINER, "step", begin, end, version, *[None] * 3))) for begin, end, version in timeline.steps]
+        table_rows += [
+            dict(zip(keys, (timeline.name, TRAINER, "step", begin, end, version, *[None] * 3)))
+            for begin, end, version in timeline.steps
+        ]
         for worker, version_changes in timeline.held.items():
             ends = [at for at, _ in version_changes[1:]] + [timeline.seconds]
             table_rows += [
@@ -278,6 +336,7 @@ def rows(timelines: Sequence[Timeline]) -> list[dict]:
         for worker, lines in timeline.slots.items():
             ends = [line[0] for line in lines[1:]] + [timeline.seconds]
             table_rows += [
-                dict(zip(keys, (timeline.name, worker, "slots", line[0], end, None, *line[1:]))) for line, end in zip(lines, ends, strict=True)
+                dict(zip(keys, (timeline.name, worker, "slots", line[0], end, None, *line[1:])))
+                for line, end in zip(lines, ends, strict=True)
             ]
     return table_rows

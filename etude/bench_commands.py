@@ -58,7 +58,10 @@ def bench_step(
 def bench_decode(
     model: Annotated[str, MODEL] = "qwen3_30b_a3b",
     layers: Annotated[int, typer.Option(help="Layers; the widths are the model's.", **whole(1, 1000))] = 8,
-    rows: Annotated[list[int] | None, typer.Option(help="Conversations at once; repeatable.", show_default="32 and 128", **whole(1, 4096))] = None,
+    rows: Annotated[
+        list[int] | None,
+        typer.Option(help="Conversations at once; repeatable.", show_default="32 and 128", **whole(1, 4096)),
+    ] = None,
     prompt: Annotated[int, typer.Option(help="Tokens of a prompt.", **whole(1, 65_536))] = 256,
     new: Annotated[int, typer.Option(help="Tokens that each conversation samples.", **whole(2, 65_536))] = 64,
 ) -> None:
@@ -77,7 +80,9 @@ def bench_data(
     tokenizer: Annotated[Path, typer.Option(help="tokenizer.json, or a checkpoint's folder.", metavar="FILE")] = Path(
         "runs/small/checkpoints/mid-cpt"
     ),
-    archives: Annotated[Path, typer.Option(help="Folder for the ten wheels; pip downloads those that are missing.")] = Path("runs/wheels"),
+    archives: Annotated[
+        Path, typer.Option(help="Folder for the ten wheels; pip downloads those that are missing.")
+    ] = Path("runs/wheels"),
 ) -> None:
     """Prepare a million lines of ten packages, on one process and on two, with planted duplicates."""
     importlib.import_module("etude.bench.data").bench(tokenizer, archives)

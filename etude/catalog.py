@@ -1,4 +1,5 @@
-"""The table technique → source, code, experiment, lesson. The command line, the README, the pages of docs/ and the tests read it.
+"""The table technique → source, code, experiment, lesson. The command line, the README, the pages of docs/ and the
+tests read it.
 
 A path is listed only if the file exists; a test checks every path.
 """
@@ -21,7 +22,8 @@ class Technique:
     ref: str | None = None
     """The file to read."""
     scaled: str | None = None
-    """The same on many ranks. A reference has none where ranks use the reference itself, as the services of asynchronous RL do."""
+    """The same on many ranks. A reference has none where ranks use the reference itself, as the services of
+    asynchronous RL do."""
     kernel: str | None = None
     """The Triton kernel behind it, which `scaled` calls."""
     sim: str | None = None
@@ -39,7 +41,8 @@ class Technique:
 
     @property
     def module(self) -> str | None:
-        """Import name of what `etude run NAME` plays: the demonstration, the reference file, or the experiment if there is neither."""
+        """Import name of what `etude run NAME` plays: the demonstration, the reference file, or the experiment if there
+        is neither."""
         path = self.demo or self.ref or self.sim
         return path.removesuffix(".py").replace("/", ".") if path else None
 
@@ -103,14 +106,16 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     ),
     Experiment(
         name="real-time-rl",
-        title="a loop with simulated users: two hacks and their cures, an A/B test of what is shipped, and how old its data may be",
+        title="a loop with simulated users: two hacks and their cures, an A/B test of what is shipped, and "
+        "how old its data may be",
         source="real-time RL",
         sim="sims/real_time_rl/figure.py",
         tests=("tests/sims/test_real_time_rl.py",),
     ),
     Experiment(
         name="monitor",
-        title="failures planted in RL: when the monitor finds them, how often it errs, and what a price does that follows its alarm",
+        title="failures planted in RL: when the monitor finds them, how often it errs, and what a price does "
+        "that follows its alarm",
         source="§4.2; arXiv:2010.09686",
         sim="sims/planted_failures.py",
         tests=("tests/sims/test_planted_failures.py",),
@@ -138,7 +143,8 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     ),
     Experiment(
         name="behaviour",
-        title="prices of habits, each in two of four arms: does its habit grow rarer, what becomes of one without a price, what does success pay",
+        title="prices of habits, each in two of four arms: does its habit grow rarer, what becomes of one "
+        "without a price, what does success pay",
         source="§4.2",
         sim="sims/behaviour_prices.py",
         tests=("tests/sims/test_behaviour_prices.py",),
@@ -166,7 +172,8 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     ),
     Experiment(
         name="self-summary",
-        title="tasks that outgrow the context: self-summaries against truncation and separate compaction, before and after RL",
+        title="tasks that outgrow the context: self-summaries against truncation and separate compaction, "
+        "before and after RL",
         source="§4.1",
         sim="sims/self_summary.py",
         tests=("tests/sims/test_self_summary.py",),
@@ -208,7 +215,8 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     ),
     Experiment(
         name="async-rl",
-        title="services side by side against the synchronous loop: time, success against time, ages, and the virtual clock",
+        title="services side by side against the synchronous loop: time, success against time, ages, and the "
+        "virtual clock",
         source="§4.1, §6.2; arXiv:2505.24298",
         sim="etude/async_figure.py",
         tests=("tests/mirror/test_async_figure.py",),
@@ -433,7 +441,11 @@ TECHNIQUES: tuple[Technique, ...] = (
         lesson="lessons/15_environments.py",
         page="episodes",
         figure="results/figures/disk-world.png",
-        tests=("tests/sims/test_environments_demo.py", "tests/environments/test_escapes.py", "tests/environments/test_hacks.py"),
+        tests=(
+            "tests/sims/test_environments_demo.py",
+            "tests/environments/test_escapes.py",
+            "tests/environments/test_hacks.py",
+        ),
         demo="sims/environments_demo.py",
     ),
 )

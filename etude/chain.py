@@ -1,4 +1,5 @@
-"""`etude run recipe --scale full`: the stages of the recipe on many ranks, one after another, from a Hugging Face folder to an agent.
+"""`etude run recipe --scale full`: the stages of the recipe on many ranks, one after another, from a Hugging Face
+folder to an agent.
 
     data    packed rows and the held-out codebase, written once, before the ranks start
     cpt     short-context phase of continued pretraining; its end is mid-CPT
@@ -9,9 +10,9 @@
     eval    held-out tasks before and after RL, and the held-out codebase, on all ranks
     decode  speculative decoding, timed on rank 0
 
-They are those of `sims/recipe/stages.py`, with the same settings, batches and schedules, and leave the same records in the run folder. One group
-of ranks plays them all. FOLDER/work/STAGE holds what a stage needs to resume: `scaled/optimise.py` says what. Rank 0 records a stage that is
-finished; a group that starts again skips it.
+They are those of `sims/recipe/stages.py`, with the same settings, batches and schedules, and leave the same records in
+the run folder. One group of ranks plays them all. FOLDER/work/STAGE holds what a stage needs to resume:
+`scaled/optimise.py` says what. Rank 0 records a stage that is finished; a group that starts again skips it.
 """
 
 from __future__ import annotations
@@ -63,7 +64,21 @@ from sims.recipe.model_card import about
 from sims.recipe.settings import Recipe, Training
 from sims.recipe.watching import Watching
 
-__all__ = ["FREE", "STAGES", "Cluster", "Whole", "check", "gather", "latest_of", "layout", "play", "prepare", "prepared", "trained", "watcher_of"]
+__all__ = [
+    "FREE",
+    "STAGES",
+    "Cluster",
+    "Whole",
+    "check",
+    "gather",
+    "latest_of",
+    "layout",
+    "play",
+    "prepare",
+    "prepared",
+    "trained",
+    "watcher_of",
+]
 
 TRAINED = ("cpt", "mtp", "long", "sft", "rl")
 """Stages that train."""
@@ -100,9 +115,11 @@ class Cluster:
     rematerialise: bool = True
     """Recompute the activations of each block in the backward pass instead of keeping them."""
     dispatch: Literal["model", "fp8", "mxfp8"] = "model"
-    """Format of tokens sent to their experts: the dtype of training, E4M3 with a scale per 128 values, or MXFP8 (per 32), which is the report's."""
+    """Format of tokens sent to their experts: the dtype of training, E4M3 with a scale per 128 values, or MXFP8 (per
+    32), which is the report's."""
     experts: Literal["model", "mxfp8", "nvfp4-token"] = "model"
-    """Format of the experts' products: the dtype of training, or quantised (then MXFP8 in the backward pass, as in the report)."""
+    """Format of the experts' products: the dtype of training, or quantised (then MXFP8 in the backward pass, as in the
+    report)."""
     checkpoint_every: int = 50
     """Steps between two checkpoints."""
     timeout: float = 900.0
@@ -120,7 +137,8 @@ class Cluster:
 
 @dataclass(frozen=True)
 class Whole(Recipe):
-    """The recipe on ranks: the settings of the small recipe, from which `model` and `data.vocab_size` are not used, and two more."""
+    """The recipe on ranks: the settings of the small recipe, from which `model` and `data.vocab_size` are not used, and
+    two more."""
 
     checkpoint: str | None = None
     """Hugging Face folder to start from: weights, tokenizer and shape of the network."""
@@ -130,7 +148,9 @@ class Whole(Recipe):
     @classmethod
     def rehearsal(cls) -> Whole:
         """The same on CPUs."""
-        ranks = Cluster(cp=1, long_cp=1, rl_cp=1, ep=1, micro_rows=32, rematerialise=False, checkpoint_every=10, timeout=120.0)
+        ranks = Cluster(
+            cp=1, long_cp=1, rl_cp=1, ep=1, micro_rows=32, rematerialise=False, checkpoint_every=10, timeout=120.0
+        )
         return cls(cluster=ranks, training=Training(dtype="float32"))
 
     @property
@@ -152,7 +172,9 @@ def layout(c: Whole, ranks: int, stage: str) -> dict[str, int]:
     """dp, cp and ep of a stage. Raises RunError if this number of ranks cannot be split so."""
     for name in (CP.get(stage, "cp"), "ep"):
         if ranks % (n := getattr(c.cluster, name)):
-            raise RunError(f"cluster.{name}={n} must divide the number of ranks, {ranks}; see --set cluster.{name}=… and --nproc")
+            raise RunError(
+                f"cluster.{name}={n} must divide the number of ranks, {ranks}; see --set cluster.{name}=… and --nproc"
+            )
     cp = getattr(c.cluster, CP.get(stage, "cp"))
     return {"dp": ranks // cp, "cp": cp, "ep": c.cluster.ep}
 
@@ -166,7 +188,12 @@ def rows_of_step(c: Whole, stage: str) -> tuple[str, int, str, int]:
     """Setting and number of the rows of a step in a supervised stage, and setting and number of their tokens."""
     t = c.training
     if stage == "sft":
-        return "sft.rows", c.sft.rows, "cluster.agent_length" if c.cluster.agent_length else "training.long_length", c.agent_length
+        return (
+            "sft.rows",
+            c.sft.rows,
+            "cluster.agent_length" if c.cluster.agent_length else "training.long_length",
+            c.agent_length,
+        )
     name = "long_length" if stage == "long" else "length"
     tokens: int = getattr(t, name)
     return f"training.batch_tokens / training.{name}", t.batch_tokens // tokens, f"training.{name}", tokens
@@ -177,15 +204,23 @@ def check(c: Whole, ranks: int) -> None:
     assert c.checkpoint is not None
     path, t = Path(c.checkpoint), c.training
     if not (path / "tokenizer.json").is_file():
-        raise RunError(f"checkpoint {path} is not a folder with config.json, weights and tokenizer.json; choose another --checkpoint")
+        raise RunError(
+            f"checkpoint {path} is not a folder with config.json, weights and tokenizer.json; choose "
+            f"another --checkpoint"
+        )
     check_conversations(c.sft.conversations)
     if c.sft.conversations is not None:
         template_of(path, Language(load_tokenizer(path / "tokenizer.json")))
     network = config_of(path)
     if network.num_experts % c.cluster.ep:
-        raise RunError(f"cluster.ep={c.cluster.ep} must divide the network's {network.num_experts} experts; see --set cluster.ep=…")
+        raise RunError(
+            f"cluster.ep={c.cluster.ep} must divide the network's {network.num_experts} experts; see --set cluster.ep=…"
+        )
     if ranks == 1 and t.dtype != "float32":
-        raise RunError(f"training.dtype={t.dtype} applies to gathered weights, and a single rank gathers none; use float32 or more ranks (--nproc)")
+        raise RunError(
+            f"training.dtype={t.dtype} applies to gathered weights, and a single rank gathers none; "
+            f"use float32 or more ranks (--nproc)"
+        )
     for stage in trained(c):
         split = layout(c, ranks, stage)
         name, rows, length, tokens = rows_of_step(c, "sft" if stage == "rl" else stage)
@@ -195,15 +230,25 @@ def check(c: Whole, ranks: int) -> None:
         positions = (t.stretched(network) if late else network).max_position_embeddings
         if tokens > positions:
             rope_hint = ", training.long_rope_theta and training.long_yarn" if late else ""
-            raise RunError(f"{length}={tokens} is more than the network's {positions:,} positions; see --set {length}=…{rope_hint}")
+            raise RunError(
+                f"{length}={tokens} is more than the network's {positions:,} positions; see --set {length}=…{rope_hint}"
+            )
         if stage != "rl" and (rows < split["dp"] or rows % split["dp"]):
             raise RunError(f"{name} = {rows} rows per step must be a multiple of dp = {split['dp']}")
-    for name, n in (("rl.prompts · rl.rollouts", c.rl.prompts * c.rl.rollouts), ("evaluation.tasks", c.evaluation.tasks)):
+    for name, n in (
+        ("rl.prompts · rl.rollouts", c.rl.prompts * c.rl.rollouts),
+        ("evaluation.tasks", c.evaluation.tasks),
+    ):
         if n < ranks:
-            raise RunError(f"{name} must be at least the number of ranks, {ranks}, to give each rank a conversation; got {n}")
+            raise RunError(
+                f"{name} must be at least the number of ranks, {ranks}, to give each rank a conversation; got {n}"
+            )
     name = rows_of_step(c, "sft")[2]
     if c.rl.max_len > c.agent_length:
-        raise RunError(f"{name} must hold a context of rl.max_len = {c.rl.max_len} tokens, got {c.agent_length}; see --set {name}=…")
+        raise RunError(
+            f"{name} must hold a context of rl.max_len = {c.rl.max_len} tokens, got {c.agent_length}; "
+            f"see --set {name}=…"
+        )
     CheckpointTasks(make_rl_config(c, network.num_experts), c.small, name)
 
 
@@ -227,7 +272,10 @@ def prepared(corpus: str | None, tokenizer: Path) -> Prepared | None:
 
 def make_rl_config(c: Whole, experts: int, root: Path | None = None) -> rl.Rl:
     """The settings of RL."""
-    start, shared = (str(c.checkpoint) if root is None else str(root / "checkpoints" / "sft"), {setting.name for setting in fields(Settings)})
+    start, shared = (
+        str(c.checkpoint) if root is None else str(root / "checkpoints" / "sft"),
+        {setting.name for setting in fields(Settings)},
+    )
     settings = Settings(**{name: getattr(c.rl, name) for name in shared})
     return rl.Rl(
         **make_rank_settings(c, c.agent_length, c.cluster.rl_cp, checkpoint=start),
@@ -254,15 +302,17 @@ Ends = Mapping[str, Callable[[Stage | None, Path, Whole], None]]
 
 
 def play(out: Path, c: Whole, ranks: int, ends: Ends | None = None) -> None:
-    """All stages on this rank, except those that an earlier group has finished: those that train, then `ends`, which are by default the
-    evaluation and the timed decoding."""
+    """All stages on this rank, except those that an earlier group has finished: those that train, then `ends`, which
+    are by default the evaluation and the timed decoding."""
     me = dist.get_rank()
     run = Run(out, "recipe full", c, None, True, 20.0) if me == 0 else None
     if ends is None:
         ends = {"eval": evaluate} | ({"decode": decode} if c.cluster.drafts else {})
     for stage in (*trained(c), *ends):
         with mesh(**layout(c, ranks, stage)):
-            record = None if run is None else run.stage(stage, total=1, unit=UNITS.get(stage, "tokens"))  # its total follows
+            record = (
+                None if run is None else run.stage(stage, total=1, unit=UNITS.get(stage, "tokens"))
+            )  # its total follows
             finished_flag = [record is not None and record.finished]
             dist.broadcast_object_list(finished_flag, 0)
             if finished_flag[0]:
@@ -298,7 +348,9 @@ def supervise(run: Run | None, c: Whole, out: Path, work: Path, start: Path, sta
     with begun(phase, work, dist.get_rank()):
         model, layers = load_parts(c, start, stage)
         look = partial(measure_perplexity, c, out, model, steps) if stage in ("cpt", "long") else lambda step: {}
-        metrics = supervised.train(phase, work, model, layers, batches, note.log if note else quiet, trunk=stage != "mtp", look=look)
+        metrics = supervised.train(
+            phase, work, model, layers, batches, note.log if note else quiet, trunk=stage != "mtp", look=look
+        )
         if note is not None:
             note.catch_up(steps)
         save(run, out, c, CHECKPOINTS[stage], model, layers)
@@ -359,7 +411,9 @@ def save(run: Run | None, out: Path, c: Whole, name: str, model: Transformer, la
     files = None
     if run is not None:
         card = about(run, out, name, model.config, layers is not None).replace("A small ", "A ")
-        own = name == "final" or name == "sft" and c.sft.conversations is None  # the agent's turns, not the given template's
+        own = (
+            name == "final" or name == "sft" and c.sft.conversations is None
+        )  # the agent's turns, not the given template's
         speakers = {"speakers": language_of(out).speakers} if own else {}
         files = release.beside(out / "data", model.config, card, **speakers)
     save_hf(model, out / "checkpoints" / name, extra=extra, beside=files)
@@ -376,11 +430,22 @@ def reinforce(c: Whole, out: Path, work: Path, start: Path, note: Note | None) -
             replace_chat_template(work / "checkpoints" / "final", language_of(out).speakers)
         shutil.rmtree(out / "checkpoints" / "final", ignore_errors=True)
         os.rename(work / "checkpoints" / "final", out / "checkpoints" / "final")
-    return {"steps": c.rl.steps, "prompts": c.rl.steps * c.rl.prompts, "rollouts": c.rl.steps * c.rl.prompts * c.rl.rollouts, **metrics}
+    return {
+        "steps": c.rl.steps,
+        "prompts": c.rl.steps * c.rl.prompts,
+        "rollouts": c.rl.steps * c.rl.prompts * c.rl.rollouts,
+        **metrics,
+    }
 
 
 def reinforced(
-    technique: str, c: rl.Rl, work: Path, out: Path, tasks: CheckpointTasks, log: Callable[..., None], say: Callable[[str], None]
+    technique: str,
+    c: rl.Rl,
+    work: Path,
+    out: Path,
+    tasks: CheckpointTasks,
+    log: Callable[..., None],
+    say: Callable[[str], None],
 ) -> dict[str, float]:
     """RL on this rank, with the monitor, and the newest rollouts in the folder `out`."""
     map_on_cores = partial(on_cores, each=2, processes=None if current().device.type == "cpu" else 1)
@@ -399,8 +464,11 @@ def reinforced(
 
 
 def watcher_of(c: rl.Rl, tools: Sequence[str], say: Callable[[str], None]) -> Watcher | None:
-    """The monitor beside RL on this rank, as `rl.monitor` has it, for policies with these tools; rank 0 says what has changed."""
-    return Watcher(Watching.recipe(c.rl.monitor, c.rl.max_len).step, tools, c.rl.max_len, say) if c.rl.monitor.on else None
+    """The monitor beside RL on this rank, as `rl.monitor` has it, for policies with these tools; rank 0 says what has
+    changed."""
+    return (
+        Watcher(Watching.recipe(c.rl.monitor, c.rl.max_len).step, tools, c.rl.max_len, say) if c.rl.monitor.on else None
+    )
 
 
 def latest_of(c: rl.Rl, out: Path, tasks: CheckpointTasks) -> rl.Show:
@@ -416,7 +484,8 @@ def latest_of(c: rl.Rl, out: Path, tasks: CheckpointTasks) -> rl.Show:
 
 
 def replace_chat_template(folder: Path, speakers: tuple[str, str]) -> None:
-    """Replaces the chat template that conversations were trained in by that of the agent's turns, in which RL went on."""
+    """Replaces the chat template that conversations were trained in by that of the agent's turns, in which RL went
+    on."""
     files = release.beside(folder, config_of(folder), "", speakers)
     for name in ("tokenizer_config.json", "generation_config.json", "chat_template.jinja"):
         (folder / name).unlink(missing_ok=True)
@@ -429,7 +498,9 @@ def measure_perplexity(c: Whole, out: Path, model: Transformer, steps: int, step
     t = c.training
     if step % t.perplexity_every and step != steps:
         return {}
-    nll = cpt.codebase_nll(model, language_of(out).tokenizer, heldout_codebase(out), t.long_length, max_tokens=t.perplexity_tokens)
+    nll = cpt.codebase_nll(
+        model, language_of(out).tokenizer, heldout_codebase(out), t.long_length, max_tokens=t.perplexity_tokens
+    )
     return {"codebase_ppl": nll.perplexity, "codebase_bpb": nll.bits_per_byte}
 
 
@@ -456,15 +527,23 @@ def evaluate(stage: Stage | None, out: Path, c: Whole) -> None:
                 continue
             model = gather(load_hf(out / "checkpoints" / name), dtypes[name])
             seed = hash_seed(c.seed, "evaluation")
-            rank_results = evaluation.measure_policy(model, language, share, c.small, seed, partial(beat, number * len(share) * e.samples))
+            rank_results = evaluation.measure_policy(
+                model, language, share, c.small, seed, partial(beat, number * len(share) * e.samples)
+            )
             all_results: list = [None] * dist.get_world_size()
             dist.all_gather_object(all_results, rank_results)
-            grids = {key: np.concatenate([results_of_rank[key] for results_of_rank in all_results]) for key in rank_results if key != "example"}
+            grids = {
+                key: np.concatenate([results_of_rank[key] for results_of_rank in all_results])
+                for key in rank_results
+                if key != "example"
+            }
             evaluations[moment] = grids | {"example": all_results[0]["example"]}  # of the first tasks
             if stage is not None:
                 stage.save({"parts": evaluations}, number + 1)
         for number, name in enumerate(dtypes):
-            nll = cpt.codebase_nll(load_hf(out / "checkpoints" / name), language.tokenizer, heldout_codebase(out), c.training.long_length)
+            nll = cpt.codebase_nll(
+                load_hf(out / "checkpoints" / name), language.tokenizer, heldout_codebase(out), c.training.long_length
+            )
             results.append({"checkpoint": name, "perplexity": nll.perplexity, "bits_per_byte": nll.bits_per_byte})
             watch.beat(number)
     if stage is not None:
@@ -483,7 +562,8 @@ def gather(model: Transformer, dtype: torch.dtype) -> ref.Transformer:
 
 
 def decode(stage: Stage | None, out: Path, c: Whole) -> None:
-    """Speculative decoding, on rank 0. The others wait as long as it goes on, which may be longer than a collective would."""
+    """Speculative decoding, on rank 0. The others wait as long as it goes on, which may be longer than a collective
+    would."""
     done, sign, e = out / "stages" / "decode.json", out / "work" / "decode" / "beat", c.evaluation
     if stage is not None:
         record = stage
@@ -513,17 +593,27 @@ def quiet(*_: object, **__: object) -> None:
 
 
 class Note:
-    """What rank 0 records of a stage: the lines of `scaled/optimise.py`, in the run's own metrics, with tokens counted from the beginning."""
+    """What rank 0 records of a stage: the lines of `scaled/optimise.py`, in the run's own metrics, with tokens counted
+    from the beginning."""
 
     def __init__(self, stage: Stage, work: Path, name: str):
-        self.stage, self.work, self.name, self.step, self.tokens = stage, work / "metrics" / f"{name}.jsonl", name, 0, 0.0
+        self.stage, self.work, self.name, self.step, self.tokens = (
+            stage,
+            work / "metrics" / f"{name}.jsonl",
+            name,
+            0,
+            0.0,
+        )
         self.stage.restore()  # an empty file of metrics: an interrupted stage's lines are noted again
 
     def catch_up(self, step: int) -> None:
         """Notes all lines up to a step."""
         for line in read_lines(self.work):
             if self.step < line["step"] <= step:
-                self.step, values = (line["step"], {key: value for key, value in line.items() if key not in ("step", "tokens")})
+                self.step, values = (
+                    line["step"],
+                    {key: value for key, value in line.items() if key not in ("step", "tokens")},
+                )
                 self.tokens += line["tokens"]
                 rate = {"lr": RATES[self.name](line["step"] - 1, int(self.stage.total))} if self.name in RATES else {}
                 self.stage.log(line["step"], tokens=int(self.tokens), phase=self.name, **rate, **values)

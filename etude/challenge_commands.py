@@ -36,25 +36,37 @@ def number_of(word: str | int) -> int:
     except typer.BadParameter:
         hint = f"; {meant.what_is(str(word))}" if meant.what_is(str(word)) else ""
         raise typer.BadParameter(
-            f"NUMBER must be the number of a challenge or the name of a technique; got {word!r}{hint}; etude challenge lists them"
+            f"NUMBER must be the number of a challenge or the name of a technique; got {word!r}{hint}; "
+            f"etude challenge lists them"
         ) from None
 
 
 def challenge(
     number: Annotated[
         int | None,
-        typer.Argument(help="Number of a challenge, or its technique; without it, list all challenges.", parser=number_of, metavar="NUMBER"),
+        typer.Argument(
+            help="Number of a challenge, or its technique; without it, list all challenges.",
+            parser=number_of,
+            metavar="NUMBER",
+        ),
     ] = None,
     file: Annotated[
-        Path | None, typer.Argument(help="Your solution.", readable=False, metavar="FILE", show_default="runs/challenges/NN_NAME.py")
+        Path | None,
+        typer.Argument(
+            help="Your solution.", readable=False, metavar="FILE", show_default="runs/challenges/NN_NAME.py"
+        ),
     ] = None,
     score: Annotated[bool, typer.Option("--score", help="Score FILE, in a process of its own.")] = False,
     seed: Annotated[
-        int | None, typer.Option(help="Of the cases; the same seed gives the same score.", show_default="random", **whole(0, 2**31 - 1))
+        int | None,
+        typer.Option(
+            help="Of the cases; the same seed gives the same score.", show_default="random", **whole(0, 2**31 - 1)
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Open problems with a score, one for each lesson: show one and write a file to start from, or score your solution."""
+    """Open problems with a score, one for each lesson: show one and write a file to start from, or score your
+    solution."""
     from etude.challenges.challenge import CHALLENGES, find
 
     if number is None:
@@ -76,18 +88,30 @@ def challenge(
 
 
 def score_file(entry: Challenge, path: Path, seed: int, as_json: bool) -> None:
-    """Scores a file and prints a line; exit code 1 where the bar is not reached. Raises RunError for a file that breaks the rules."""
+    """Scores a file and prints a line; exit code 1 where the bar is not reached. Raises RunError for a file that breaks
+    the rules."""
     from etude.challenges.board import board, place, scored
 
     if path.exists() and not path.is_file():
         raise RunError(f"{path} is no file; name the file of your solution")
     if not path.is_file():
-        start = f"etude challenge {entry.number} writes a file to start from" if path == FOLDER / f"{entry.stem}.py" else "check its name"
+        start = (
+            f"etude challenge {entry.number} writes a file to start from"
+            if path == FOLDER / f"{entry.stem}.py"
+            else "check its name"
+        )
         raise RunError(f"{path} does not exist; {start}")
     file_score, rows = scored(entry, path, seed), board(entry)
     passed, at = entry.passed(file_score), place(entry, file_score, rows)
     if as_json:
-        fields = {"challenge": entry.number, "name": entry.name, "score": file_score, "bar": entry.bar, "least": entry.least, "passed": passed}
+        fields = {
+            "challenge": entry.number,
+            "name": entry.name,
+            "score": file_score,
+            "bar": entry.bar,
+            "least": entry.least,
+            "passed": passed,
+        }
         print(json.dumps({**fields, "place": at, "board": len(rows), "seed": seed}, allow_nan=False))
     else:
         best = f", place {at} of {len(rows) + 1} on the board" if rows else ""
@@ -108,8 +132,17 @@ def describe_challenge(entry: Challenge) -> dict[str, Any]:
     """A challenge and its board as plain values."""
     from etude.challenges.board import board
 
-    rows = [{"solution": row.solution, "says": row.says, "score": row.score, "spread": row.spread} for row in board(entry)]
-    fields = {"number": entry.number, "name": entry.name, "title": entry.title, "measure": entry.measure, "bar": entry.bar, "least": entry.least}
+    rows = [
+        {"solution": row.solution, "says": row.says, "score": row.score, "spread": row.spread} for row in board(entry)
+    ]
+    fields = {
+        "number": entry.number,
+        "name": entry.name,
+        "title": entry.title,
+        "measure": entry.measure,
+        "bar": entry.bar,
+        "least": entry.least,
+    }
     return {**fields, "seconds": entry.seconds, "board": rows}
 
 
@@ -120,7 +153,9 @@ def show_all(challenges: tuple[Challenge, ...]) -> None:
 
     from etude.challenges.board import best
 
-    table = Table("", "challenge", "technique", "score", "passes", "best here", box=None, header_style="bold", pad_edge=False)
+    table = Table(
+        "", "challenge", "technique", "score", "passes", "best here", box=None, header_style="bold", pad_edge=False
+    )
     for entry in challenges:
         row = best(entry)
         table.add_row(
@@ -145,7 +180,9 @@ def prepare_file(path: Path) -> bool:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise RunError(f"{path.parent} cannot be made: {error.strerror or error}; move away what is in its place") from None
+        raise RunError(
+            f"{path.parent} cannot be made: {error.strerror or error}; move away what is in its place"
+        ) from None
     return False
 
 

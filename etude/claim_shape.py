@@ -13,7 +13,13 @@ def _interval(value: Any) -> Any:
     return [NUMBER] if isinstance(value, list) and len(value) == 2 else type(None)
 
 
-CLAIM: dict[str, Any] = {**dict.fromkeys(TEXTS, str), "measured": (*NUMBER, type(None)), "interval": _interval, "rule": {"kind": str}, "needs": dict}
+CLAIM: dict[str, Any] = {
+    **dict.fromkeys(TEXTS, str),
+    "measured": (*NUMBER, type(None)),
+    "interval": _interval,
+    "rule": {"kind": str},
+    "needs": dict,
+}
 CLAIMS = [CLAIM]
 """The claims that an experiment judges."""
 STORED_CLAIMS = [{**CLAIM, "experiment": str, "command": str}]

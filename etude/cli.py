@@ -48,7 +48,10 @@ def _print_version(is_requested: bool) -> None:
 @app.callback()
 def etude(
     version: Annotated[
-        bool, typer.Option("--version", help="Show the versions of etude, torch and Python.", is_eager=True, callback=_print_version)
+        bool,
+        typer.Option(
+            "--version", help="Show the versions of etude, torch and Python.", is_eager=True, callback=_print_version
+        ),
     ] = False,
 ) -> None:
     """Reads what stands before the command."""
@@ -71,15 +74,22 @@ app.command("run", add_help_option=False)(run_technique)
 
 @app.command("data")
 def data(
-    config: Annotated[Path, typer.Argument(help="TOML file with [[source]] tables; examples/data.toml shows all settings.", metavar="FILE")],
+    config: Annotated[
+        Path,
+        typer.Argument(help="TOML file with [[source]] tables; examples/data.toml shows all settings.", metavar="FILE"),
+    ],
     out: Annotated[Path, typer.Option(help="Output folder; --corpus of a full run takes it.")],
     tokenizer: Annotated[
-        Path | None, typer.Option(help="tokenizer.json, or a checkpoint's folder.", show_default="that of FILE", metavar="FILE")
+        Path | None,
+        typer.Option(help="tokenizer.json, or a checkpoint's folder.", show_default="that of FILE", metavar="FILE"),
     ] = None,
-    processes: Annotated[int | None, typer.Option(help="Number of processes.", show_default="one for each core", **whole(1))] = None,
+    processes: Annotated[
+        int | None, typer.Option(help="Number of processes.", show_default="one for each core", **whole(1))
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue in the output folder.")] = False,
 ) -> None:
-    """Prepare training data: read sources, drop duplicates and what nobody wrote, hold a codebase out, tokenise once."""
+    """Prepare training data: read sources, drop duplicates and what nobody wrote, hold a codebase out, tokenise
+    once."""
     from etude import data
 
     data.play(config, read_toml(config), out, tokenizer, processes, resume)
@@ -99,12 +109,19 @@ app.command("glossary")(glossary)
 
 @app.command("kernels")
 def kernels(
-    name: Annotated[str | None, typer.Argument(help="Part of the name of a kernel or of its use.", show_default="all")] = None,
+    name: Annotated[
+        str | None, typer.Argument(help="Part of the name of a kernel or of its use.", show_default="all")
+    ] = None,
     target: Annotated[str | None, typer.Option(help="sm_90, sm_100 or gfx950.", show_default="all")] = None,
-    show: Annotated[str | None, typer.Option(help="Print code instead: ptx or sass; amdgcn for gfx950.", show_default="the table")] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder for the complete table as JSON.", show_default="results")] = None,
+    show: Annotated[
+        str | None, typer.Option(help="Print code instead: ptx or sass; amdgcn for gfx950.", show_default="the table")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for the complete table as JSON.", show_default="results")
+    ] = None,
 ) -> None:
-    """Compile the GPU kernels without a GPU: instructions, registers, spills, shared memory, occupancy and the roofline's floor."""
+    """Compile the GPU kernels without a GPU: instructions, registers, spills, shared memory, occupancy and the
+    roofline's floor."""
     from etude import kernels
 
     kernels.play(name, target, show, out)

@@ -1,4 +1,5 @@
-"""How long commands that are no runs took on this machine, so that it can be said before they are played again with the same settings."""
+"""How long commands that are no runs took on this machine, so that it can be said before they are played again with the
+same settings."""
 
 from __future__ import annotations
 
@@ -25,11 +26,16 @@ def locate_journal() -> Path:
 def make_key(command: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     """What has to be the same: the command, the settings but for the seed, the machine."""
     text, host = json.dumps({**settings, "seed": None}, sort_keys=True), machine()
-    return {"command": command, "settings": hashlib.sha256(text.encode()).hexdigest(), **{fact: host.get(fact) for fact in ALIKE}}
+    return {
+        "command": command,
+        "settings": hashlib.sha256(text.encode()).hexdigest(),
+        **{fact: host.get(fact) for fact in ALIKE},
+    }
 
 
 def remember(command: str, settings: Mapping[str, Any], seconds: float) -> None:
-    """Adds a line: the command took so long, if that is long enough to be told. A folder that cannot be written loses the line, and nothing else."""
+    """Adds a line: the command took so long, if that is long enough to be told. A folder that cannot be written loses
+    the line, and nothing else."""
     if seconds < LONG:
         return
     try:
@@ -37,7 +43,9 @@ def remember(command: str, settings: Mapping[str, Any], seconds: float) -> None:
         log = Journal(locate_journal())
         try:
             log.append(
-                ("\n" if log.torn() else "").encode() + json.dumps({**make_key(command, settings), "seconds": round(seconds, 2)}).encode() + b"\n"
+                ("\n" if log.torn() else "").encode()
+                + json.dumps({**make_key(command, settings), "seconds": round(seconds, 2)}).encode()
+                + b"\n"
             )
         finally:
             log.close()
@@ -48,7 +56,11 @@ def remember(command: str, settings: Mapping[str, Any], seconds: float) -> None:
 def told(command: str, settings: Mapping[str, Any]) -> str:
     """The line for a command: as long as it took the last time; empty where that is unknown, or short."""
     run_key = make_key(command, settings)
-    durations = [row["seconds"] for row in read_lines(locate_journal()) if run_key.items() <= row.items() and is_duration(row.get("seconds"))]
+    durations = [
+        row["seconds"]
+        for row in read_lines(locate_journal())
+        if run_key.items() <= row.items() and is_duration(row.get("seconds"))
+    ]
     return line(durations[-1], f"as etude {command} took on this machine with such a run") if durations else ""
 
 

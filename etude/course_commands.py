@@ -18,7 +18,10 @@ __all__ = ["explore", "is_free", "lesson", "need_streamlit"]
 
 
 def explore(
-    port: Annotated[int | None, typer.Option(help="Port to listen on.", show_default="8501 or the next free port", **whole(1, 65535))] = None,
+    port: Annotated[
+        int | None,
+        typer.Option(help="Port to listen on.", show_default="8501 or the next free port", **whole(1, 65535)),
+    ] = None,
     no_browser: Annotated[bool, typer.Option("--no-browser", help="Only print the address.")] = False,
 ) -> None:
     """Open the explorer in a browser: techniques with formulas, controls and pictures; Ctrl-C stops it."""
@@ -53,10 +56,14 @@ def explore(
 
 
 def find_clone(command: str) -> Path:
-    """The clone of the repository that holds this file. Raises RunError for an installed wheel, which holds only the code."""
+    """The clone of the repository that holds this file. Raises RunError for an installed wheel, which holds only the
+    code."""
     root = Path(__file__).resolve().parent.parent
     if not (root / "pyproject.toml").is_file():
-        raise settings.RunError(f"{command} needs a clone of the repository, with its notebooks and results; this etude was installed from a wheel")
+        raise settings.RunError(
+            f"{command} needs a clone of the repository, with its notebooks and results; this etude "
+            f"was installed from a wheel"
+        )
     return root
 
 
@@ -81,7 +88,11 @@ def is_free(port: int) -> bool:
 def lesson(
     number: Annotated[
         int | None,
-        typer.Argument(help="Number of a lesson, or its technique; without it, list all lessons.", parser=meant.lesson_number, metavar="NUMBER"),
+        typer.Argument(
+            help="Number of a lesson, or its technique; without it, list all lessons.",
+            parser=meant.lesson_number,
+            metavar="NUMBER",
+        ),
     ] = None,
 ) -> None:
     """Open a lesson in Jupyter: your own copy of its notebook, in runs/lessons/."""
@@ -97,9 +108,14 @@ def lesson(
     notebook = syllabus.notebook(syllabus.find(number).path)
     find_clone("etude lesson")
     if not notebook.is_file():
-        raise RunError(f"the notebook of lesson {number} does not exist yet; build it with: make lessons LESSONS={number}")
+        raise RunError(
+            f"the notebook of lesson {number} does not exist yet; build it with: make lessons LESSONS={number}"
+        )
     if importlib.util.find_spec("jupyterlab") is None:
-        raise RunError(f"etude lesson needs Jupyter; in the clone: pip install -e '.[course]'; or open {notebook} in another program")
+        raise RunError(
+            f"etude lesson needs Jupyter; in the clone: pip install -e '.[course]'; or open {notebook} "
+            f"in another program"
+        )
     own_copy = Path("runs") / "lessons" / notebook.name
     if not own_copy.exists():
         own_copy.parent.mkdir(parents=True, exist_ok=True)
@@ -110,7 +126,9 @@ def lesson(
     options = [f"--ServerApp.root_dir={own_copy.parent.resolve()}", f"--LabApp.default_url=/lab/tree/{own_copy.name}"]
     if getattr(os, "geteuid", lambda: 1)() == 0:
         options.append("--allow-root")  # as root, in a container, Jupyter would only ask for this option
-    raise typer.Exit(subprocess.call([sys.executable, "-m", "jupyterlab", *options], env={**os.environ, "PYTHONPATH": path}))
+    raise typer.Exit(
+        subprocess.call([sys.executable, "-m", "jupyterlab", *options], env={**os.environ, "PYTHONPATH": path})
+    )
 
 
 def _print_lessons(course: list[Any]) -> None:

@@ -1,4 +1,5 @@
-"""`etude data CONFIG.toml --out FOLDER`: settings in, prepared data and a table out. The work is that of `scaled/data/prepare.py`."""
+"""`etude data CONFIG.toml --out FOLDER`: settings in, prepared data and a table out. The work is that of
+`scaled/data/prepare.py`."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ __all__ = ["play", "show"]
 
 
 def parse_settings(toml: dict[str, Any], folder: Path) -> tuple[list[Source], Settings]:
-    """Sources and settings of a file; relative paths start from where the command is given. Raises RunError as `kit.settings.fill`."""
+    """Sources and settings of a file; relative paths start from where the command is given. Raises RunError as
+    `kit.settings.fill`."""
     tables = toml.pop("source", [])
     if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
         raise RunError(f"{folder}: source must be a list of tables: [[source]]")
@@ -29,12 +31,16 @@ def parse_settings(toml: dict[str, Any], folder: Path) -> tuple[list[Source], Se
     return sources, fill(Settings, toml)
 
 
-def play(config: Path, toml: dict[str, Any], out: Path, tokenizer: Path | None, processes: int | None, resume: bool) -> None:
+def play(
+    config: Path, toml: dict[str, Any], out: Path, tokenizer: Path | None, processes: int | None, resume: bool
+) -> None:
     """Prepares the data and shows the table."""
     sources, options = parse_settings(toml, config)
     path = tokenizer or (Path(options.tokenizer) if options.tokenizer else None)
     if path is None:
-        raise RunError("name a tokenizer: --tokenizer FILE, or tokenizer = … in the settings; a checkpoint's folder has one")
+        raise RunError(
+            "name a tokenizer: --tokenizer FILE, or tokenizer = … in the settings; a checkpoint's folder has one"
+        )
     path = path / "tokenizer.json" if path.is_dir() else path
     command = ["etude", "data", str(config), "--out", str(out), *(["--tokenizer", str(tokenizer)] if tokenizer else [])]
     command += [*(["--processes", str(processes)] if processes else []), "--resume"]
@@ -48,7 +54,11 @@ def show(record: dict[str, Any], out: Path) -> None:
     from rich.table import Table
 
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for name, side in (("source", "left"), ("weight", "right"), *((name, "right") for name in ("documents", "lines", "MB", "kept", "tokens"))):
+    for name, side in (
+        ("source", "left"),
+        ("weight", "right"),
+        *((name, "right") for name in ("documents", "lines", "MB", "kept", "tokens")),
+    ):
         table.add_column(name, justify=side)  # pyright: ignore[reportArgumentType]
     table.add_column("dropped", overflow="fold")
     for source in record["sources"]:
@@ -68,12 +78,20 @@ def show(record: dict[str, Any], out: Path) -> None:
     console.print(table)
     for source in record["sources"]:
         console.print(
-            f"licences of {source['name']}: " + (", ".join(f"{n:,} {name}" for name, n in source["licences"].items()) or "–"), highlight=False
+            f"licences of {source['name']}: "
+            + (", ".join(f"{n:,} {name}" for name, n in source["licences"].items()) or "–"),
+            highlight=False,
         )
         if source["weight"] and not source["kept"]["documents"]:
             console.print(f"nothing is left of {source['name']}: it gets no rows", highlight=False)
     heldout = record["heldout"]
     near_note = f"{heldout['near']:,} training documents near it dropped"
-    print(f"held out: {heldout['name']}, {heldout['documents']:,} documents, {heldout['bytes_of_text'] / 1e6:,.2f} MB; {near_note}")
+    print(
+        f"held out: {heldout['name']}, {heldout['documents']:,} documents, "
+        f"{heldout['bytes_of_text'] / 1e6:,.2f} MB; {near_note}"
+    )
     data = Prepared(out)
-    print(f"data: {out}, {data.tokens:,} tokens in {data.documents:,} documents; what was dropped: {out / 'dropped.jsonl'}")
+    print(
+        f"data: {out}, {data.tokens:,} tokens in {data.documents:,} documents; what was dropped: "
+        f"{out / 'dropped.jsonl'}"
+    )

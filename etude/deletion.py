@@ -1,12 +1,13 @@
-"""`etude run feature-deletion --scale full`: all pieces of a package, found and tried by many ranks, each with sandboxes of its own.
+"""`etude run feature-deletion --scale full`: all pieces of a package, found and tried by many ranks, each with
+sandboxes of its own.
 
 parent    takes from the package what tasks are made of, plays its tests in a sandbox, and writes both into OUT/material.json
 rank      has the coverage of its share of the tests; all find the pieces together (`scaled/feature_deletion.py`), and each plays the tests without
           its share of the pieces
 rank 0    writes OUT/pieces.jsonl: for each piece its way, its name, why it is no task, and what makes it hard, but no line of code
 
-A piece is judged by (4) of `ref/feature_deletion.py` alone. `etude tasks make` asks for more: no copy in what is left, no answer that knows nothing.
-"""
+A piece is judged by (4) of `ref/feature_deletion.py` alone. `etude tasks make` asks for more: no copy in what is left,
+no answer that knows nothing."""
 
 from __future__ import annotations
 
@@ -64,7 +65,10 @@ class Deletion:
 def material(config: Deletion) -> Package:
     """The package. Raises RunError, in one line, where there is none."""
     if config.package is None:
-        raise RunError("feature-deletion at full scale needs a package with tests: --set package=FOLDER, an sdist, or NAME==VERSION")
+        raise RunError(
+            "feature-deletion at full scale needs a package with tests: --set package=FOLDER, an "
+            "sdist, or NAME==VERSION"
+        )
     try:
         return package_of(config.package, cache_folder() / "sdists")
     except ValueError as error:
@@ -76,7 +80,8 @@ def runner_of(config: Deletion) -> Sandboxed:
 
 
 def prepare(config: Deletion, package: Package, out: Path) -> None:
-    """Plays the package's tests, and writes what ranks need. What is there already stays. Raises RunError where its tests do not pass."""
+    """Plays the package's tests, and writes what ranks need. What is there already stays. Raises RunError where its
+    tests do not pass."""
     if (path := out / "material.json").exists():
         return
     runner = runner_of(config)
@@ -86,8 +91,15 @@ def prepare(config: Deletion, package: Package, out: Path) -> None:
         raise RunError(str(error)) from None
     all_files = {**package.files, **package.tests}
     before, _ = baseline(runner, all_files)
-    coverage = {test: sorted(lines) for test, lines in runner.coverage(all_files).items() if before.get(test) == "passed" or not test}
-    files, tests = ({name: base64.b64encode(data).decode() for name, data in group.items()} for group in (package.files, package.tests))
+    coverage = {
+        test: sorted(lines)
+        for test, lines in runner.coverage(all_files).items()
+        if before.get(test) == "passed" or not test
+    }
+    files, tests = (
+        {name: base64.b64encode(data).decode() for name, data in group.items()}
+        for group in (package.files, package.tests)
+    )
     record = {"files": files, "tests": tests, "before": before, "coverage": coverage, "without": sorted(runner.without)}
     atomic_write(path, json.dumps(record))
 
@@ -95,11 +107,14 @@ def prepare(config: Deletion, package: Package, out: Path) -> None:
 def play(out: Path, config: Deletion, ranks: int) -> None:
     """This rank's part, under its mesh; rank 0 writes what was found."""
     record = read_json(out / "material.json")
-    files, tests = ({name: base64.b64decode(data) for name, data in record[kind].items()} for kind in ("files", "tests"))
+    files, tests = (
+        {name: base64.b64decode(data) for name, data in record[kind].items()} for kind in ("files", "tests")
+    )
     source, all_files = {name: data for name, data in files.items() if name.endswith(".py")}, {**files, **tests}
     group = current().group("all")
     coverage_share = {
-        test: [(file, line) for file, line in record["coverage"][test]] for test in sorted(record["coverage"])[group.rank :: group.size]
+        test: [(file, line) for file, line in record["coverage"][test]]
+        for test in sorted(record["coverage"])[group.rank :: group.size]
     }
     pieces = [*slices(source, coverage_share, config.least, config.most), *bodies(source), *symbols(source)]
     before: dict[str, str] = record["before"]
@@ -108,25 +123,45 @@ def play(out: Path, config: Deletion, ranks: int) -> None:
         runner = runner_of(config)
         runner.without = frozenset(record["without"])
         remaining = [delete(all_files, piece) for piece in batch]
-        changes = [{patch.file: files[patch.file] for patch in piece.patches} for piece, files in zip(batch, remaining, strict=True)]
+        changes = [
+            {patch.file: files[patch.file] for patch in piece.patches}
+            for piece, files in zip(batch, remaining, strict=True)
+        ]
         rows = []
         for piece, outcomes in zip(batch, runner.outcomes(all_files, changes), strict=True):
             after = {test: outcome for test, outcome in outcomes.items() if test in before or outcome == "error"}
-            failing = sum(outcome == "failed" and before[test] == "passed" for test, outcome in after.items() if test in before)
+            failing = sum(
+                outcome == "failed" and before[test] == "passed" for test, outcome in after.items() if test in before
+            )
             piece_difficulty = difficulty(source, piece, failing)
             piece_faults = faults(all_files, piece, before, after, config.least)
-            rows.append({"way": piece.way, "name": piece.name, "faults": piece_faults, **asdict(piece_difficulty), "bits": piece_difficulty.bits})
+            rows.append(
+                {
+                    "way": piece.way,
+                    "name": piece.name,
+                    "faults": piece_faults,
+                    **asdict(piece_difficulty),
+                    "bits": piece_difficulty.bits,
+                }
+            )
         return rows
 
     rows = dealt(pieces, judge_pieces)
     if group.rank == 0:
         atomic_write(out / "pieces.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
-        report = {"scale": "full", "technique": "feature-deletion", "ranks": ranks, "machine": machine(), "result": summarize(rows)}
+        report = {
+            "scale": "full",
+            "technique": "feature-deletion",
+            "ranks": ranks,
+            "machine": machine(),
+            "result": summarize(rows),
+        }
         atomic_write(out / "report.json", json.dumps(report, indent=1) + "\n")
 
 
 def summarize(rows: Sequence[dict]) -> dict[str, float]:
-    """As `ref.feature_deletion.demo`: for each way pieces, valid ones, and over those the means of lines, failing tests and bits."""
+    """As `ref.feature_deletion.demo`: for each way pieces, valid ones, and over those the means of lines, failing tests
+    and bits."""
     means: dict[str, float] = {}
     for way in ("slice", "body", "symbol"):
         way_rows = [row for row in rows if row["way"] == way]

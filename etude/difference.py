@@ -1,11 +1,12 @@
-"""A checkpoint stored as its difference from the one in the folder above: every bfloat16 weight as a step from the other's.
+"""A checkpoint stored as its difference from the one in the folder above: every bfloat16 weight as a step from the
+other's.
 
     config.json, tokenizer.json, …    a Hugging Face folder without its weights
     weights.delta                     network, then draft layers: the codec of `ref/weight_codec.py`, with which weights travel to samplers
     weights.json                      the digest of the weights that it makes
 
-A difference must be applied to exactly its base, so the digest is checked whenever the weights are read. `network` and `drafts` read either kind of
-folder.
+A difference must be applied to exactly its base, so the digest is checked whenever the weights are read. `network` and
+`drafts` read either kind of folder.
 """
 
 from __future__ import annotations
@@ -40,12 +41,14 @@ def is_stored(folder: Path) -> bool:
 
 
 def network(folder: Path, layers: MTPConfig) -> Transformer:
-    """A checkpoint's network in float32. `layers`: the shape of its draft layers. Raises RunError for a difference that does not fit its base."""
+    """A checkpoint's network in float32. `layers`: the shape of its draft layers. Raises RunError for a difference that
+    does not fit its base."""
     return restore(folder, layers)[0] if is_stored(folder) else load_hf(folder)
 
 
 def drafts(folder: Path, layers: MTPConfig) -> MTP | None:
-    """A checkpoint's draft layers in float32; None where it has none. Raises RunError as `network`, and for layers of another shape."""
+    """A checkpoint's draft layers in float32; None where it has none. Raises RunError as `network`, and for layers of
+    another shape."""
     return restore(folder, layers)[1] if is_stored(folder) else load_drafts(folder, load_hf(folder), layers)
 
 
@@ -62,8 +65,8 @@ def load_drafts(folder: Path, model: Transformer, layers: MTPConfig) -> MTP | No
 
 
 def store(folder: Path, model: Transformer, mtp: MTP | None, layers: MTPConfig, beside: Mapping[str, bytes]) -> None:
-    """Writes what leads from the checkpoint in the folder above to this network and its draft layers, and the files `beside`. Raises RunError if
-    the two have other shapes."""
+    """Writes what leads from the checkpoint in the folder above to this network and its draft layers, and the files
+    `beside`. Raises RunError if the two have other shapes."""
     base, weights = flatten_weights(*load_checkpoint(folder.parent, layers)), flatten_weights(model, mtp)
     if len(base) != len(weights):
         raise RunError(f"{folder.parent} has {len(base):,} weights, and what is stored beside it {len(weights):,}")
@@ -71,14 +74,27 @@ def store(folder: Path, model: Transformer, mtp: MTP | None, layers: MTPConfig, 
     for name, data in beside.items():
         atomic_write(folder / name, data)
     atomic_write(folder / DELTA, pack(*encode_delta(base, weights), len(base), LEVEL))
-    atomic_write(folder / DIGEST, json.dumps({"dtype": "bfloat16", "base": "..", "sha256": hash_weights(weights)}, indent=1) + "\n")
+    atomic_write(
+        folder / DIGEST,
+        json.dumps({"dtype": "bfloat16", "base": "..", "sha256": hash_weights(weights)}, indent=1) + "\n",
+    )
 
 
 def restore(folder: Path, layers: MTPConfig) -> tuple[Transformer, MTP | None]:
     """The checkpoint that a difference makes of the one above."""
     model, mtp = load_checkpoint(folder.parent, layers)
-    files = (*sorted(folder.parent.glob("*.safetensors")), *sorted(folder.parent.glob("mtp/*.safetensors")), folder / DELTA, folder / DIGEST)
-    weights, offset = (load_weights(folder, layers, tuple((path.stat().st_mtime_ns, path.stat().st_size) for path in files if path.is_file())), 0)
+    files = (
+        *sorted(folder.parent.glob("*.safetensors")),
+        *sorted(folder.parent.glob("mtp/*.safetensors")),
+        folder / DELTA,
+        folder / DIGEST,
+    )
+    weights, offset = (
+        load_weights(
+            folder, layers, tuple((path.stat().st_mtime_ns, path.stat().st_size) for path in files if path.is_file())
+        ),
+        0,
+    )
     with torch.no_grad():
         for parameter in list_parameters(model, mtp):
             parameter.copy_(weights[offset : offset + parameter.numel()].view_as(parameter))
@@ -88,15 +104,20 @@ def restore(folder: Path, layers: MTPConfig) -> tuple[Transformer, MTP | None]:
 
 @lru_cache(4)
 def load_weights(folder: Path, layers: MTPConfig, file_stamps: tuple[tuple[int, int], ...]) -> Tensor:
-    """All its weights as bfloat16, flat, until one of the files has changed: the explorer asks for them again and again."""
+    """All its weights as bfloat16, flat, until one of the files has changed: the explorer asks for them again and
+    again."""
     base = flatten_weights(*load_checkpoint(folder.parent, layers))
     try:
         weights = apply_delta(base, *unpack((folder / DELTA).read_bytes(), len(base)))
         expected_digest = read_json(folder / DIGEST)["sha256"]
     except (SyncError, ValueError, LookupError, TypeError, OSError) as error:
-        raise RunError(f"{folder} holds no difference from the checkpoint above it ({error}); check both out again") from None
+        raise RunError(
+            f"{folder} holds no difference from the checkpoint above it ({error}); check both out again"
+        ) from None
     if hash_weights(weights) != expected_digest:
-        raise RunError(f"{folder} is the difference from another checkpoint than the one above it; check both out again")
+        raise RunError(
+            f"{folder} is the difference from another checkpoint than the one above it; check both out again"
+        )
     return weights
 
 

@@ -19,8 +19,8 @@ then steps such as “then plus 3” or “then half”"
 
 
 def rewritten(task: Task, doc: str) -> Task:
-    """The task with another docstring of its target; answer and tests follow. Its operands are the target's arguments, digits and other files.
-    Raises RunError: one line that says what a docstring may be."""
+    """The task with another docstring of its target; answer and tests follow. Its operands are the target's arguments,
+    digits and other files. Raises RunError: one line that says what a docstring may be."""
     doc, module = " ".join(doc.split()), task.files[task.target]
     other_files = {name: file for name, file in task.files.items() if name != task.target}
     if sum(word in (*BINARY, *UNARY) for word in doc.split()) > MOST:
@@ -32,10 +32,16 @@ def rewritten(task: Task, doc: str) -> Task:
         operands = [*module.args, "0 to 9", *other_files]
         raise RunError(f"{error}; a docstring is {GRAMMAR}; operands are {', '.join(operands)}") from None
     if missing := sorted(set(re.findall(r"\b[abc]\b", translation.code)) - {*module.args}):
-        raise RunError(f"{task.target} has no argument {' and no '.join(missing)}, which its docstring needs; it has {', '.join(module.args)}")
+        raise RunError(
+            f"{task.target} has no argument {' and no '.join(missing)}, which its docstring needs; it "
+            f"has {', '.join(module.args)}"
+        )
     names = tuple(dict.fromkeys(word for word in doc.split() if word in helpers))
     edited = replace(
-        task, files=task.files | {task.target: module._replace(doc=translation.phrase, expr=translation.code)}, depth=len(names), helpers=names
+        task,
+        files=task.files | {task.target: module._replace(doc=translation.phrase, expr=translation.code)},
+        depth=len(names),
+        helpers=names,
     )
     try:
         edited.hidden_tests  # noqa: B018 – makes the tests, which evaluate the answer

@@ -1,15 +1,18 @@
-"""Which of the tokens that an agent wrote would have come from a draft, had its draft layers drafted (speculative decoding, arXiv:2211.17192).
+"""Which of the tokens that an agent wrote would have come from a draft, had its draft layers drafted (speculative
+decoding, arXiv:2211.17192).
 
-A pass of the network checks as many drafts as there are layers, keeps those up to the first that is refused, and writes one token of its own. A
-turn opens with a pass that has no drafts to check, as in `ref/engine/decoder.py`.
+A pass of the network checks as many drafts as there are layers, keeps those up to the first that is refused, and writes
+one token of its own. A turn opens with a pass that has no drafts to check, as in `ref/engine/decoder.py`.
 
-Here the tokens are given, so they are looked back upon. With p of the network and q of a draft layer, a draft is x with probability q(x) and is kept
-with probability min(1, p(x)/q(x)). Tokens that come out x are kept drafts in min(p(x), q(x)) of cases, and x in p(x), hence
+Here the tokens are given, so they are looked back upon. With p of the network and q of a draft layer, a draft is x with
+probability q(x) and is kept with probability min(1, p(x)/q(x)). Tokens that come out x are kept drafts in min(p(x),
+q(x)) of cases, and x in p(x), hence
 
     P(kept draft | token x) = min(1, q(x)/p(x))
 
-A random number decides. A greedy draft is the layer's likeliest token, and is kept if that is what the agent wrote. As long as drafts are kept, they
-are the tokens of the rollout, so one pass of all layers over those gives every q that is needed.
+A random number decides. A greedy draft is the layer's likeliest token, and is kept if that is what the agent wrote. As
+long as drafts are kept, they are the tokens of the rollout, so one pass of all layers over those gives every q that is
+needed.
 """
 
 from __future__ import annotations
@@ -37,7 +40,8 @@ class Drafter:
     seed: int
 
     def chances(self, model: Transformer, prenorm: Float[Tensor, "1 T D"], ids: Tensor) -> list[Float[Tensor, "T V"]]:
-        """q of each layer k at every position i, for token i+k+1; for a greedy rollout, at temperature 1. `ids`: tokens [1, T]."""
+        """q of each layer k at every position i, for token i+k+1; for a greedy rollout, at temperature 1. `ids`: tokens
+        [1, T]."""
         hidden_states = self.mtp(prenorm, model.embed_tokens(ids))
         return [(model.head(hidden[0]).float() / (self.temperature or 1.0)).softmax(-1) for hidden in hidden_states]
 
@@ -58,11 +62,14 @@ class Tally:
     """Passes of the network that gave the tokens; without drafts each gives one."""
 
 
-def of_turn(p: Float[Tensor, "T V"], q: Sequence[Float[Tensor, "T V"]], ids: Sequence[int], where: range, draws: Random | None) -> list[int | None]:
-    """For each token of a turn: the layer whose draft it was, 0 if a draft was refused for it, None if none was checked.
+def of_turn(
+    p: Float[Tensor, "T V"], q: Sequence[Float[Tensor, "T V"]], ids: Sequence[int], where: range, draws: Random | None
+) -> list[int | None]:
+    """For each token of a turn: the layer whose draft it was, 0 if a draft was refused for it, None if none was
+    checked.
 
-    p: the network's distributions, row i for token i+1. q: those of the layers, layer k in row i for token i+k+1. `where`: the turn's places in
-    `ids`. `draws` decides; None is greedy."""
+    p: the network's distributions, row i for token i+1. q: those of the layers, layer k in row i for token i+k+1.
+    `where`: the turn's places in `ids`. `draws` decides; None is greedy."""
     draft_layers: list[int | None] = [None]
     while len(draft_layers) < len(where):
         first = where.start + len(draft_layers)  # the network has read up to first − 2, and knows one token more
@@ -81,7 +88,8 @@ def of_turn(p: Float[Tensor, "T V"], q: Sequence[Float[Tensor, "T V"]], ids: Seq
 
 
 def tally(turns: Iterable[Sequence[int | None]]) -> Tally:
-    """Counts over the turns of a rollout. A turn that ends with a kept draft took a pass that wrote no token of its own."""
+    """Counts over the turns of a rollout. A turn that ends with a kept draft took a pass that wrote no token of its
+    own."""
     filled_turns = [[*turn] for turn in turns if turn]
     flat = [layer for turn in filled_turns for layer in turn]
     passes = sum(not layer for layer in flat) + sum(bool(turn[-1]) for turn in filled_turns)

@@ -48,14 +48,21 @@ def find_recipe(name: str, folders: Sequence[Path]) -> tuple[Path, dict]:
     """The recipe with a task of this name, or of the one name that begins so. Raises RunError."""
     paths = [path for folder in folders if folder.exists() for path in recipes(folder)]
     rows = [(path, recipe, row["id"]) for path in paths for recipe in [recipe_of(path)] for row in recipe["tasks"]]
-    matches = [candidate for candidate in rows if candidate[2] == name] or [candidate for candidate in rows if candidate[2].startswith(name)]
+    matches = [candidate for candidate in rows if candidate[2] == name] or [
+        candidate for candidate in rows if candidate[2].startswith(name)
+    ]
     if len({candidate[2] for candidate in matches}) == 1:
         return matches[0][0], {**matches[0][1], "task": matches[0][2]}
     if matches:
         suffix = f" and {len(matches) - 12} more" if len(matches) > 12 else ""
-        raise RunError(f"{len(matches)} tasks begin with {name}; name one: {', '.join(candidate[2] for candidate in matches[:12])}{suffix}")
+        raise RunError(
+            f"{len(matches)} tasks begin with {name}; name one: "
+            f"{', '.join(candidate[2] for candidate in matches[:12])}{suffix}"
+        )
     places = ", ".join(map(str, folders))
-    raise RunError(f"no recipe in {places} has a task {name}; `etude tasks make PACKAGE` writes recipes, and they list their tasks")
+    raise RunError(
+        f"no recipe in {places} has a task {name}; `etude tasks make PACKAGE` writes recipes, and they list their tasks"
+    )
 
 
 def task_of(name: str, folders: Sequence[Path], jobs: int, seconds: float, kind: Kind) -> tuple[Task, Package]:
@@ -64,7 +71,9 @@ def task_of(name: str, folders: Sequence[Path], jobs: int, seconds: float, kind:
     package_info, name = recipe["package"], recipe["task"]
     package = package_of(package_info["spec"], cache_folder() / "sdists")
     left_out = set(package_info.get("left out", ()))
-    package = Package(**{**vars(package), "tests": {file: data for file, data in package.tests.items() if file not in left_out}})
+    package = Package(
+        **{**vars(package), "tests": {file: data for file, data in package.tests.items() if file not in left_out}}
+    )
     cache = cache_folder() / "tasks"
     if (task := kept(cache, name, package)) is None:
         print(f"{path}: its tasks are made once more; they are kept then", flush=True)
@@ -79,15 +88,21 @@ def task_of(name: str, folders: Sequence[Path], jobs: int, seconds: float, kind:
     return task, package
 
 
-def policy_of(model: str, name: str, exam: Exam, task: Task, sampling: dict, strict: bool, choice: Literal["auto", "required"]) -> Policy:
+def policy_of(
+    model: str, name: str, exam: Exam, task: Task, sampling: dict, strict: bool, choice: Literal["auto", "required"]
+) -> Policy:
     """Who plays: "oracle", "fool", or the address of a model. Raises RunError."""
     if model in ("oracle", "fool"):
-        return scripted.oracle(exam.given, exam.gold, task.visible) if model == "oracle" else scripted.fool(task.visible)
+        return (
+            scripted.oracle(exam.given, exam.gold, task.visible) if model == "oracle" else scripted.fool(task.visible)
+        )
     if not name:
         raise RunError("a model behind an address has a name there: --name NAME")
     try:
         key = os.environ.get("OPENAI_API_KEY", "")
-        return Remote(model, name, key, sampling, strict, choice, told=lambda reason: print(reason, file=sys.stderr, flush=True))
+        return Remote(
+            model, name, key, sampling, strict, choice, told=lambda reason: print(reason, file=sys.stderr, flush=True)
+        )
     except ValueError as error:
         raise RunError(f"{error}; oracle and fool play without a model") from None
 
@@ -110,7 +125,8 @@ def try_task(
     kind: Kind = "bubblewrap",
     ask: bool = True,
 ) -> float:
-    """Plays an episode, grades it, and says what it earned. `ask`: with fresh inputs, too. Gives the reward. Raises RunError, and Interrupted."""
+    """Plays an episode, grades it, and says what it earned. `ask`: with fresh inputs, too. Gives the reward. Raises
+    RunError, and Interrupted."""
     task, package = task_of(name, folders or FOLDERS, jobs, seconds, kind)
     exam, path = exam_of(task, package), transcript_of(task, out, resume)
     policy = policy_of(model, model_name, exam, task, sampling, strict, choice)
@@ -121,7 +137,15 @@ def try_task(
             policy.said = sum(line["kind"] == "reply" for line in journal.lines)
         for line in journal.lines:
             told(line)  # what was there already
-        episode = Episode(job, policy, journal, partial(open_sandbox, kind=kind, limits=WORKING), own_store(cache_folder() / "store"), budget, told)
+        episode = Episode(
+            job,
+            policy,
+            journal,
+            partial(open_sandbox, kind=kind, limits=WORKING),
+            own_store(cache_folder() / "store"),
+            budget,
+            told,
+        )
         judges.expect()
         try:
             tree = episode.play()
@@ -144,15 +168,27 @@ def transcript_of(task: Task, out: Path, resume: bool) -> Path:
 
 
 def job_of(task: Task, exam: Exam, prompt: str, corpus: Path | None, strict: bool, who: str) -> Job:
-    """What an agent is asked, over the stored tree of the exam. `prompt`: "specified" or "terse". Raises RunError for a corpus without pages."""
+    """What an agent is asked, over the stored tree of the exam. `prompt`: "specified" or "terse". Raises RunError for a
+    corpus without pages."""
     tools = tuple(tool for tool in TOOLS if corpus or tool != "web_search")
     task_prompt = task.specified if prompt == "specified" else task.terse
-    return Job(task.id, task_prompt, store_files(exam.given), exam.given, read_pages(corpus) if corpus else None, tools, strict, who)
+    return Job(
+        task.id,
+        task_prompt,
+        store_files(exam.given),
+        exam.given,
+        read_pages(corpus) if corpus else None,
+        tools,
+        strict,
+        who,
+    )
 
 
-def graded(exam: Exam, journal: Record, tree: str, seconds: float, kind: Kind, ask: bool, judges: Judges | None = None) -> float:
-    """The reward of an episode that is over, graded unless its transcript says it. `tree`: the stored one that it left. `ask`: with fresh inputs.
-    `judges`: may have opened a sandbox for it ahead."""
+def graded(
+    exam: Exam, journal: Record, tree: str, seconds: float, kind: Kind, ask: bool, judges: Judges | None = None
+) -> float:
+    """The reward of an episode that is over, graded unless its transcript says it. `tree`: the stored one that it left.
+    `ask`: with fresh inputs. `judges`: may have opened a sandbox for it ahead."""
     if not any(line["kind"] == "grade" for line in journal.lines):
         store, fresh = own_store(cache_folder() / "store"), partial(open_sandbox, kind=kind, limits=GRADING)
         exam = examined(exam, journal.lines[0]["task"], fresh, seconds, ask=ask)
@@ -172,7 +208,11 @@ def store_files(files) -> str:
 
 def read_pages(corpus: Path) -> dict[str, str]:
     """The texts of a frozen corpus: every .md, .rst and .txt beneath a folder. Raises RunError."""
-    paths = {path.relative_to(corpus).as_posix(): path for path in sorted(corpus.rglob("*")) if path.suffix in (".md", ".rst", ".txt")}
+    paths = {
+        path.relative_to(corpus).as_posix(): path
+        for path in sorted(corpus.rglob("*"))
+        if path.suffix in (".md", ".rst", ".txt")
+    }
     if not paths:
         raise RunError(f"{corpus} holds no pages: .md, .rst or .txt")
     return {name: path.read_text(encoding="utf-8", errors="replace") for name, path in paths.items()}
@@ -196,7 +236,9 @@ def shown(line: dict, rows: int) -> Iterator[str]:
     kind = line["kind"]
     if kind == "begin":
         yield one_line(
-            f"task {line['task']}, by {line.get('who') or 'nobody'}, tree {line['tree'][:12]}, tools {', '.join(map(str, line['tools']))}", 400
+            f"task {line['task']}, by {line.get('who') or 'nobody'}, tree {line['tree'][:12]}, tools "
+            f"{', '.join(map(str, line['tools']))}",
+            400,
         )
         yield from _format_block("asked", line["prompt"], rows)
     elif kind == "reply":
@@ -225,7 +267,9 @@ def shown(line: dict, rows: int) -> Iterator[str]:
             yield f"  {Trust[trust].value}"
         yield from (f"  flag: {one_line(str(flag))}" for flag in line["flags"])
         failed = [*(line.get("failed") or {}).items()]
-        yield from (f"  {one_line(test)}: {one_line(str(reason))}" for test, reason in (failed[:rows] if rows else failed))
+        yield from (
+            f"  {one_line(test)}: {one_line(str(reason))}" for test, reason in (failed[:rows] if rows else failed)
+        )
         if rows and len(failed) > rows:
             yield f"  … {len(failed) - rows} more"
 
@@ -238,7 +282,9 @@ def _format_arguments(text: str) -> str:
         return text
     if not isinstance(args, dict):
         return text
-    return "\n".join(f"{name}: {value if isinstance(value, str) else json.dumps(value)}" for name, value in args.items())
+    return "\n".join(
+        f"{name}: {value if isinstance(value, str) else json.dumps(value)}" for name, value in args.items()
+    )
 
 
 def _format_block(head: str, text: str, rows: int) -> Iterator[str]:
@@ -248,7 +294,9 @@ def _format_block(head: str, text: str, rows: int) -> Iterator[str]:
     if len(lines) <= 1 or rows == 1:
         remainder = f" … {len(lines) - 1} lines more" if len(lines) > 1 else ""
         first = (
-            textwrap.shorten(lines[0], max(20, width - len(head) - len(remainder) - 3), placeholder=" …") if lines and rows else "".join(lines[:1])
+            textwrap.shorten(lines[0], max(20, width - len(head) - len(remainder) - 3), placeholder=" …")
+            if lines and rows
+            else "".join(lines[:1])
         )
         if head or first:
             yield f"{head}: {first}{remainder}" if head and first else head or first + remainder

@@ -24,7 +24,10 @@ class OrAgent(TyperGroup):
         return super().parse_args(ctx, args if has_command else ["agent", *args])
 
 
-eval_app = typer.Typer(cls=OrAgent, help="Evaluate checkpoints: `etude eval RUN` is `etude eval agent RUN`, without RUN of the clone's agent.")
+eval_app = typer.Typer(
+    cls=OrAgent,
+    help="Evaluate checkpoints: `etude eval RUN` is `etude eval agent RUN`, without RUN of the clone's agent.",
+)
 
 
 @eval_app.command("agent")
@@ -32,13 +35,19 @@ def eval_agent(
     where: Annotated[
         Path | None,
         typer.Argument(
-            help="A run, or a checkpoint's folder.", metavar="RUN|CHECKPOINT", show_default="the clone's agent", readable=False, callback=meant.a_run
+            help="A run, or a checkpoint's folder.",
+            metavar="RUN|CHECKPOINT",
+            show_default="the clone's agent",
+            readable=False,
+            callback=meant.a_run,
         ),
     ] = None,
     before: Annotated[
         str | None,
         typer.Option(
-            help="Beside it an earlier checkpoint of the run, such as sft, or any other's folder.", show_default="none", metavar="CHECKPOINT"
+            help="Beside it an earlier checkpoint of the run, such as sft, or any other's folder.",
+            show_default="none",
+            metavar="CHECKPOINT",
         ),
     ] = None,
     tasks: Annotated[int, typer.Option(help="Held-out tasks.", **whole(1, 10_000))] = 100,
@@ -52,18 +61,37 @@ def eval_agent(
 
 @eval_app.command("base")
 def eval_base(
-    checkpoints: Annotated[list[str], typer.Argument(help="Hugging Face folders, or smollm2-135m, gemma3-270m.", metavar="CHECKPOINT…")],
-    codebase: Annotated[str | None, typer.Option(help="Folder of code for the NLL.", show_default="a part of the standard library")] = None,
-    package: Annotated[str | None, typer.Option(help="Installed package to ask about.", show_default="the standard library")] = None,
-    repository: Annotated[str | None, typer.Option(help="Git repository whose history gives the diffs.", show_default="edits made by rules")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="A minute, to check that it runs; its numbers prove nothing.")] = False,
+    checkpoints: Annotated[
+        list[str], typer.Argument(help="Hugging Face folders, or smollm2-135m, gemma3-270m.", metavar="CHECKPOINT…")
+    ],
+    codebase: Annotated[
+        str | None, typer.Option(help="Folder of code for the NLL.", show_default="a part of the standard library")
+    ] = None,
+    package: Annotated[
+        str | None, typer.Option(help="Installed package to ask about.", show_default="the standard library")
+    ] = None,
+    repository: Annotated[
+        str | None,
+        typer.Option(help="Git repository whose history gives the diffs.", show_default="edits made by rules"),
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A minute, to check that it runs; its numbers prove nothing.")
+    ] = False,
     out: Annotated[Path, typer.Option(help="Output folder.")] = Path("runs/eval-base"),
     resume: Annotated[bool, typer.Option("--resume", help="Continue the evaluation in the output folder.")] = False,
-    config: Annotated[Path | None, typer.Option(help="TOML file with settings.", readable=False, metavar="FILE")] = None,
-    sets: Annotated[list[str] | None, typer.Option("--set", help="One setting; repeatable; overrides --config.", metavar="KEY=VALUE")] = None,
-    checkpoint_seconds: Annotated[float, typer.Option(help="Seconds between resume checkpoints.", **decimal(0.0))] = 20.0,
+    config: Annotated[
+        Path | None, typer.Option(help="TOML file with settings.", readable=False, metavar="FILE")
+    ] = None,
+    sets: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="One setting; repeatable; overrides --config.", metavar="KEY=VALUE"),
+    ] = None,
+    checkpoint_seconds: Annotated[
+        float, typer.Option(help="Seconds between resume checkpoints.", **decimal(0.0))
+    ] = 20.0,
 ) -> None:
-    """Coding knowledge, state tracking and codebase NLL of base models: a table and a picture like the report's Table 2."""
+    """Coding knowledge, state tracking and codebase NLL of base models: a table and a picture like the report's Table
+    2."""
     from etude import evaluation
 
     folders = {"codebase": codebase, "package": package, "repository": repository}

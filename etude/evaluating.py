@@ -1,4 +1,5 @@
-"""`etude eval RUN|CHECKPOINT`: how often an agent solves held-out tasks, with intervals; beside it an earlier checkpoint on the same tasks."""
+"""`etude eval RUN|CHECKPOINT`: how often an agent solves held-out tasks, with intervals; beside it an earlier
+checkpoint on the same tasks."""
 
 from __future__ import annotations
 
@@ -26,8 +27,9 @@ __all__ = ["evaluate"]
 
 
 def evaluate(where: Path | None, before: str | None, tasks: int, samples: int, seed: int, as_json: bool) -> None:
-    """Plays the first `tasks` tasks of the evaluation, `samples` rollouts each, and prints means with 95% bootstrap intervals over tasks. Both agents
-    play the tasks of the later one with the same random numbers, so their difference is paired. Raises RunError."""
+    """Plays the first `tasks` tasks of the evaluation, `samples` rollouts each, and prints means with 95% bootstrap
+    intervals over tasks. Both agents play the tasks of the later one with the same random numbers, so their difference
+    is paired. Raises RunError."""
     agents = [agent_in(folder) for folder in found(where, before)]
     recipe = agents[-1].recipe
     held_out = list(itertools.islice(task_stream(recipe, "evaluation"), tasks))
@@ -40,7 +42,9 @@ def evaluate(where: Path | None, before: str | None, tasks: int, samples: int, s
         "tasks": tasks,
         "samples": samples,
         "seed": seed,
-        "agents": [{"who": agent.name, **summarise(part, resamples)} for agent, part in zip(agents, parts, strict=True)],
+        "agents": [
+            {"who": agent.name, **summarise(part, resamples)} for agent, part in zip(agents, parts, strict=True)
+        ],
     }
     if before is not None:
         result["difference"] = compare(parts[0], parts[1], resamples)
@@ -48,7 +52,9 @@ def evaluate(where: Path | None, before: str | None, tasks: int, samples: int, s
         print(json.dumps(result, ensure_ascii=False))
     else:
         Console().print(make_table(result))
-        Console().print(f"means of {tasks} held-out tasks, {samples} rollouts each, with 95% intervals over tasks", highlight=False)
+        Console().print(
+            f"means of {tasks} held-out tasks, {samples} rollouts each, with 95% intervals over tasks", highlight=False
+        )
         afterwards.show(afterwards.of_eval(where, before))
 
 
@@ -72,13 +78,23 @@ def make_table(result: dict[str, Any]) -> Table:
     """A row for each figure, a column for each agent, and one for the difference."""
     agents, best = result["agents"], f"best_of_{result['samples']}"
     is_same_run = len({Path(agent["who"]).parent for agent in agents}) == 1 < len(agents)
-    headings = [Path(agent["who"]).name if is_same_run else agent["who"] for agent in agents] + ["difference"] * ("difference" in result)
+    headings = [Path(agent["who"]).name if is_same_run else agent["who"] for agent in agents] + ["difference"] * (
+        "difference" in result
+    )
     grid = Table("", *headings, box=None, pad_edge=False)
-    names = {"success": "success", best: f"best of {result['samples']}", "greedy": "success, greedy", "tokens": "tokens", "turns": "turns"}
+    names = {
+        "success": "success",
+        best: f"best of {result['samples']}",
+        "greedy": "success, greedy",
+        "tokens": "tokens",
+        "turns": "turns",
+    }
     for name, label in {**names, "invalid_calls": "wrong calls"}.items():
         digits = 1 if name == "tokens" else 2 if name == "turns" else 3
         values = [agent[name] for agent in agents] + ([result["difference"][name]] if "difference" in result else [])
-        grid.add_row(label, *(f"{v['value']:.{digits}f} [{v['low']:.{digits}f}, {v['high']:.{digits}f}]" for v in values))
+        grid.add_row(
+            label, *(f"{v['value']:.{digits}f} [{v['low']:.{digits}f}, {v['high']:.{digits}f}]" for v in values)
+        )
     for depth, depth_summary in agents[-1]["by_depth"].items():
         depth_values = [agent["by_depth"][depth]["success"] for agent in agents]
         label = f"success, {depth_summary['tasks']} task{'s' * (depth_summary['tasks'] != 1)} of depth {depth}"

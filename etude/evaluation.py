@@ -31,11 +31,18 @@ class Asked(table.Settings):
     """The checkpoints."""
 
 
-def base(names: Sequence[str], out: Path, toml: dict, sets: Iterable[Any], quick: bool, resume: bool, cadence: float) -> dict:
-    """Evaluates the checkpoints in the run folder `out`, or goes on with it, and writes base.json, base.csv and base.png there. Returns the content
-    of base.json. Raises RunError as `Run.open`, `fill` and `sims.base.models.opened` do."""
+def base(
+    names: Sequence[str], out: Path, toml: dict, sets: Iterable[Any], quick: bool, resume: bool, cadence: float
+) -> dict:
+    """Evaluates the checkpoints in the run folder `out`, or goes on with it, and writes base.json, base.csv and
+    base.png there. Returns the content of base.json. Raises RunError as `Run.open`, `fill` and
+    `sims.base.models.opened` do."""
     field_names = {field.name for field in dataclasses.fields(table.Settings)}
-    small = {name: value for name, value in dataclasses.asdict(Experiment.quick()).items() if name in field_names} if quick else {}
+    small = (
+        {name: value for name, value in dataclasses.asdict(Experiment.quick()).items() if name in field_names}
+        if quick
+        else {}
+    )
     settings = fill(table.Settings, small | toml, sets)
     config = Asked(**dataclasses.asdict(settings), names=tuple(names))
     resume_command = f"etude eval base {shlex.join(names)} --out {shlex.quote(str(out))} --resume"
@@ -84,7 +91,10 @@ def show(rows: Sequence[dict]) -> None:
         pad_edge=False,
     )
     for row in rows:
-        form, *exact = [f"{row[name]:.0f}%" if name in row else "" for name in ("knowledge_form", "knowledge_exact", "tracking_exact")]
+        form, *exact = [
+            f"{row[name]:.0f}%" if name in row else ""
+            for name in ("knowledge_form", "knowledge_exact", "tracking_exact")
+        ]
         nll, bits = cell(row, "nats", form=",.0f"), cell(row, "bits_per_byte", "bits", ".3f")
         grid.add_row(row["model"], cell(row, "knowledge"), form, exact[0], cell(row, "tracking"), exact[1], nll, bits)
     Console().print(grid)

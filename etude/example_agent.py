@@ -7,8 +7,8 @@ It is the last checkpoint of a small run of the recipe, in bfloat16, and beside 
     sft/                                                 the agent before RL, as a difference from this one (`etude/difference.py`)
     record.json                                          the run's settings, success before and after RL, and success beside the original's
 
-All play the same held-out tasks with the same random numbers. The original has the float32 weights that the run left; all are sampled in the
-recipe's `training.sampler_dtype`.
+All play the same held-out tasks with the same random numbers. The original has the float32 weights that the run left;
+all are sampled in the recipe's `training.sampler_dtype`.
 """
 
 from __future__ import annotations
@@ -46,7 +46,9 @@ RECORD = "record.json"
 STREAM = "example agent"
 """Of the random numbers with which they play."""
 FIGURES = ("success", "greedy", "tokens", "turns", "invalid_calls")
-ABOUT = "A small coding agent, after reinforcement learning in a world of tiny programs: the one that `etude play` plays."
+ABOUT = (
+    "A small coding agent, after reinforcement learning in a world of tiny programs: the one that `etude play` plays."
+)
 ABOUT_BEFORE = """# etude example agent, before reinforcement learning
 
 The checkpoint `sft` of the same run. `weights.delta` holds its bfloat16 weights as a difference from those of the folder above, draft layers too;
@@ -55,21 +57,31 @@ The checkpoint `sft` of the same run. `weights.delta` holds its bfloat16 weights
 
 
 def write(run: Path, out: Path, tasks: int = 100, samples: int = 4) -> Path:
-    """Writes the agent of a finished run, and the one before RL, to the folder `out`. Plays both, and the original, on so many held-out tasks with so
-    many rollouts each. Returns the record's path. Raises RunError if `run` is no finished run of the recipe, or if `out` is there already."""
+    """Writes the agent of a finished run, and the one before RL, to the folder `out`. Plays both, and the original, on
+    so many held-out tasks with so many rollouts each. Returns the record's path. Raises RunError if `run` is no
+    finished run of the recipe, or if `out` is there already."""
     if out.exists():
         raise RunError(f"{out} is there already; delete it, or name another folder with --out")
     recipe, language = read_config(run), language_of(run)
     about = read_json(run / "config.json")
     (original, layers), before = (load_checkpoint(run, recipe, name) for name in ("final", BEFORE))
-    facts = {"run": f"seed {recipe.seed}, commit {about['machine']['commit']}", "success": f"in {RECORD}, beside that of the original"}
+    facts = {
+        "run": f"seed {recipe.seed}, commit {about['machine']['commit']}",
+        "success": f"in {RECORD}, beside that of the original",
+    }
     opening = next(iter(task_stream(recipe, "evaluation"))).prompt
     card = release.card("etude example agent", ABOUT, original.config, facts, opening, layers is not None)
     files = release.beside(run / "data", original.config, card)
     out.parent.mkdir(parents=True, exist_ok=True)
     drafts = {f"mtp.{name}": x.bfloat16() for name, x in layers.state_dict().items()} if layers is not None else None
-    save_hf(load_checkpoint(run, recipe, "final", with_mtp=False)[0].to(torch.bfloat16), out, extra=drafts, beside=files)
-    extra_files = {"README.md": ABOUT_BEFORE.encode(), "config.json": (out / "config.json").read_bytes(), "tokenizer.json": files["tokenizer.json"]}
+    save_hf(
+        load_checkpoint(run, recipe, "final", with_mtp=False)[0].to(torch.bfloat16), out, extra=drafts, beside=files
+    )
+    extra_files = {
+        "README.md": ABOUT_BEFORE.encode(),
+        "config.json": (out / "config.json").read_bytes(),
+        "tokenizer.json": files["tokenizer.json"],
+    }
     difference.store(out / BEFORE, *before, recipe.mtp.layers, extra_files)
     weights = (out / "model.safetensors").read_bytes()
     players = {"original": original, BEFORE: difference.network(out / BEFORE, recipe.mtp.layers)}
@@ -78,21 +90,27 @@ def write(run: Path, out: Path, tasks: int = 100, samples: int = 4) -> Path:
         "machine": machine(),
         "run": {"seed": recipe.seed, "commit": about["machine"]["commit"], "machine": about["machine"]},
         "weights": {"dtype": "bfloat16", "bytes": len(weights), "sha256": hashlib.sha256(weights).hexdigest()},
-        "held_out": measure(recipe, language, players | {"agent": difference.network(out, recipe.mtp.layers)}, tasks, samples),
+        "held_out": measure(
+            recipe, language, players | {"agent": difference.network(out, recipe.mtp.layers)}, tasks, samples
+        ),
         "config": about["config"],
     }
     atomic_write(out / RECORD, json.dumps(record, indent=1) + "\n")
     return out / RECORD
 
 
-def measure(recipe: Recipe, language: Any, players: Mapping[str, Transformer], tasks: int, samples: int) -> dict[str, Any]:
-    """Success, tokens and turns of each with 95% intervals over tasks, how many rollouts of each task succeed, and the differences of the agent: from
-    the original, and from itself before RL."""
+def measure(
+    recipe: Recipe, language: Any, players: Mapping[str, Transformer], tasks: int, samples: int
+) -> dict[str, Any]:
+    """Success, tokens and turns of each with 95% intervals over tasks, how many rollouts of each task succeed, and the
+    differences of the agent: from the original, and from itself before RL."""
     held_out = list(itertools.islice(task_stream(recipe, "evaluation"), tasks))
     sized = Recipe(**{**vars(recipe), "evaluation": Evaluation(tasks=tasks, samples=samples)})
     seed, resamples = hash_seed(recipe.seed, STREAM), recipe.evaluation.resamples
     evaluations = {name: measure_policy(model, language, held_out, sized, seed) for name, model in players.items()}
-    differences = {name: compare(evaluations[name], evaluations["agent"], resamples) for name in players if name != "agent"}
+    differences = {
+        name: compare(evaluations[name], evaluations["agent"], resamples) for name in players if name != "agent"
+    }
 
     def select_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
         return {key: metrics[key] for key in FIGURES}
@@ -102,7 +120,8 @@ def measure(recipe: Recipe, language: Any, players: Mapping[str, Transformer], t
         "samples": samples,
         "temperature": recipe.rl.temperature,
         **{
-            name: select_metrics(summarise(evaluation, resamples)) | {"solved": evaluation["success"].sum(1).astype(int).tolist()}
+            name: select_metrics(summarise(evaluation, resamples))
+            | {"solved": evaluation["success"].sum(1).astype(int).tolist()}
             for name, evaluation in evaluations.items()
         },
         "difference": {name: select_metrics(comparison) for name, comparison in differences.items()},

@@ -1,7 +1,7 @@
 """The committed faults of the committed agent, for the explorer where there is no run: python -m etude.example_hints
 
-The agent of `etude/example_agent.py` plays held-out tasks as `etude examples` lets a run's agent play them; results/examples/hints.json has its first
-faults.
+The agent of `etude/example_agent.py` plays held-out tasks as `etude examples` lets a run's agent play them;
+results/examples/hints.json has its first faults.
 """
 
 import itertools
@@ -26,7 +26,8 @@ __all__ = ["write"]
 
 
 def write(out: Path) -> Path:
-    """Plays the committed agent and writes its faults to the file `out`, which it returns. Raises RunError or OSError."""
+    """Plays the committed agent and writes its faults to the file `out`, which it returns. Raises RunError or
+    OSError."""
     agent, sizes = agent_in(FOLDER), Sizes()
     recipe, language = agent.recipe, agent.language
     tasks = list(itertools.islice(task_stream(recipe, "evaluation"), sizes.tasks))
@@ -34,7 +35,16 @@ def write(out: Path) -> Path:
     sampler = Sampler(model, getattr(torch, recipe.training.sampler_dtype))
     generator = torch.Generator().manual_seed(sizes.seed)
     r = recipe.rl
-    episodes = play(sampler, language, tasks, sizes.samples, r.limits(context(language, recipe)), r.max_turns, generator, r.temperature)
+    episodes = play(
+        sampler,
+        language,
+        tasks,
+        sizes.samples,
+        r.limits(context(language, recipe)),
+        r.max_turns,
+        generator,
+        r.temperature,
+    )
     faults = hinted_messages(language, tasks, episodes, r.temperature, sizes.seed)
     atomic_write(out, json.dumps(faults, indent=1, ensure_ascii=False) + "\n")
     return out

@@ -1,8 +1,8 @@
 """How long something will take, said in a line before it begins: as long as the same took before.
 
-A finished run with the same settings on this machine tells, wherever it lies in `runs/` or beside the new one. Without one, the committed record
-tells, which names its machine. Where neither is there, or its settings were others, nothing is said: no guess is made from other settings.
-"""
+A finished run with the same settings on this machine tells, wherever it lies in `runs/` or beside the new one. Without
+one, the committed record tells, which names its machine. Where neither is there, or its settings were others, nothing
+is said: no guess is made from other settings."""
 
 from __future__ import annotations
 
@@ -38,22 +38,29 @@ def line(seconds: float, source: str, more: bool = False) -> str:
 
 
 def tell(run: Run, **ranks: Any) -> None:
-    """Prints how long the rest of an open run will take, if that is known. `ranks`: what decides how fast a full run is and is no setting of it, such
-    as their number; the report of the run before must say the same."""
+    """Prints how long the rest of an open run will take, if that is known. `ranks`: what decides how fast a full run is
+    and is no setting of it, such as their number; the report of the run before must say the same."""
     estimate = find_previous(run, ranks) or (None if ranks else find_committed(run))
     done = run.seconds()
     if estimate is None or run.resumed and not done:  # a run that does not say what it has done already
         return
     seconds, source = estimate
     finished = {stage for stage in seconds if (run.root / "stages" / f"{stage}.json").exists()}
-    left = sum(max(0.0, stage_seconds - done.get(stage, 0.0)) for stage, stage_seconds in seconds.items() if stage not in finished)
+    left = sum(
+        max(0.0, stage_seconds - done.get(stage, 0.0))
+        for stage, stage_seconds in seconds.items()
+        if stage not in finished
+    )
     if message := line(left, source, bool(done)):
         print(message, flush=True)
 
 
 def find_previous(run: Run, ranks: Mapping[str, Any]) -> tuple[dict[str, float], str] | None:
     """Seconds by stage of the newest finished run with the same settings on this machine, and where that is said."""
-    searches = [run.root.parent.glob("*/config.json"), *(Path("runs").glob(f"{pattern}/config.json") for pattern in ("*", "*/*"))]
+    searches = [
+        run.root.parent.glob("*/config.json"),
+        *(Path("runs").glob(f"{pattern}/config.json") for pattern in ("*", "*/*")),
+    ]
     folders = {path.parent.resolve(): path.parent for path in sorted(path for paths in searches for path in paths)}
     folders.pop(run.root.resolve(), None)
     host, candidates = machine(), []
@@ -76,7 +83,11 @@ def find_previous(run: Run, ranks: Mapping[str, Any]) -> tuple[dict[str, float],
 def find_committed(run: Run) -> tuple[dict[str, float], str] | None:
     """The same of the committed record, with the machine that it names."""
     is_figure = run.technique.startswith("figure ")
-    path = f"figures/{run.technique.partition(' ')[2]}.json" if is_figure else {"recipe": "examples/recipe/report.json"}.get(run.technique)
+    path = (
+        f"figures/{run.technique.partition(' ')[2]}.json"
+        if is_figure
+        else {"recipe": "examples/recipe/report.json"}.get(run.technique)
+    )
     record = read(COMMITTED / path) if path else {}
     if not has_same_settings(run.config, record.get("config")):
         return None
@@ -89,8 +100,8 @@ def told(box: Mapping[str, Any]) -> str:
 
 
 def seconds_of(folder: Path) -> dict[str, float]:
-    """Seconds by stage of a finished run; empty for one that is not finished, or does not say. A record stands beside the settings in the end:
-    the report, or what a figure or an evaluation writes."""
+    """Seconds by stage of a finished run; empty for one that is not finished, or does not say. A record stands beside
+    the settings in the end: the report, or what a figure or an evaluation writes."""
     seconds = spent(folder)
     finished_stages = {timing["stage"] for timing in timings(folder) if timing.get("finished") is True}
     records = [path for path in folder.glob("*.json") if path.name != "config.json"]
@@ -101,7 +112,8 @@ def seconds_of(folder: Path) -> dict[str, float]:
 
 
 def has_same_settings(config: Any, stored: Any) -> bool:
-    """Whether stored settings are those of `config`, but for the seed. What a setting was before it existed is its default."""
+    """Whether stored settings are those of `config`, but for the seed. What a setting was before it existed is its
+    default."""
     if not isinstance(stored, dict):
         return False
     try:
@@ -130,17 +142,29 @@ def read(path: Path) -> dict:
 
 
 def of_rollouts(checkpoints: Sequence[Path], example: Path, rollouts: int) -> str:
-    """The line for an evaluation in which each checkpoint plays so many rollouts; empty if a checkpoint's run does not tell. `example`: the
-    clone's agent, whose run is a committed record. A run's evaluation plays two checkpoints, every task greedily, too."""
+    """The line for an evaluation in which each checkpoint plays so many rollouts; empty if a checkpoint's run does not
+    tell. `example`: the clone's agent, whose run is a committed record. A run's evaluation plays two checkpoints, every
+    task greedily, too."""
     seconds, sources, host = 0.0, [], machine()
     for folder in checkpoints:
-        root, is_own_run = (folder.resolve().parent.parent, example.resolve() not in (folder.resolve(), folder.resolve().parent))
+        root, is_own_run = (
+            folder.resolve().parent.parent,
+            example.resolve() not in (folder.resolve(), folder.resolve().parent),
+        )
         record = read(root / "config.json") if is_own_run else read(COMMITTED / "examples" / "recipe" / "report.json")
         stage_seconds = seconds_of(root) if is_own_run else record.get("seconds", {})
-        if record.get("technique") != "recipe" or "eval" not in stage_seconds or (is_own_run and not is_same_machine(record.get("machine"), host)):
+        if (
+            record.get("technique") != "recipe"
+            or "eval" not in stage_seconds
+            or (is_own_run and not is_same_machine(record.get("machine"), host))
+        ):
             return ""
         sizes = record["config"]["evaluation"]
         seconds += rollouts * stage_seconds["eval"] / (2 * sizes["tasks"] * (sizes["samples"] + 1))
-        origin = f"in {folder.parent.parent} took on this machine" if is_own_run else f"of a small run took on {told(record['machine'])}"
+        origin = (
+            f"in {folder.parent.parent} took on this machine"
+            if is_own_run
+            else f"of a small run took on {told(record['machine'])}"
+        )
         sources.append(f"as the evaluation {origin}")
     return line(seconds, " and ".join(dict.fromkeys(sources)))

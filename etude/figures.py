@@ -50,7 +50,20 @@ __all__ = [
 ]
 
 
-CLAIM = {"name", "claim", "source", "measured", "interval", "unit", "rule", "needs", "verdict", "note", "experiment", "command"}
+CLAIM = {
+    "name",
+    "claim",
+    "source",
+    "measured",
+    "interval",
+    "unit",
+    "rule",
+    "needs",
+    "verdict",
+    "note",
+    "experiment",
+    "command",
+}
 """Keys of every claim in the file."""
 
 
@@ -60,7 +73,9 @@ MINE = Path("results") / "claims.json"
 """The claims of the folder that one works in; in a clone they are the committed ones."""
 
 
-def play(entry: catalog.Experiment, out: Path, toml: dict, sets: Iterable[str], quick: bool, resume: bool, cadence: float) -> dict:
+def play(
+    entry: catalog.Experiment, out: Path, toml: dict, sets: Iterable[str], quick: bool, resume: bool, cadence: float
+) -> dict:
     """Runs or resumes an experiment in the run folder `out` and writes NAME.png, NAME.csv and NAME.json there.
 
     Returns the content of NAME.json. Raises RunError as `Run.open` and `fill` do."""
@@ -97,11 +112,14 @@ def play(entry: catalog.Experiment, out: Path, toml: dict, sets: Iterable[str], 
 
 
 def _check_code(run: Run, entry: catalog.Experiment) -> dict:
-    """The fingerprints of the code that measures: today's, which must be those of the run's first start. Raises RunError if they are not."""
+    """The fingerprints of the code that measures: today's, which must be those of the run's first start. Raises
+    RunError if they are not."""
     path, code = run.root / "code.json", fingerprints.fingerprints(entry.sim)
     if path.exists():
         if changes := fingerprints.stale_reasons(read_json(path), entry.sim):
-            raise RunError(f"{run.root} was begun by other code ({'; '.join(changes)}); run {entry.name} anew in another folder")
+            raise RunError(
+                f"{run.root} was begun by other code ({'; '.join(changes)}); run {entry.name} anew in another folder"
+            )
     else:
         atomic_write(path, json.dumps(code, indent=1) + "\n")
     return code
@@ -115,8 +133,8 @@ def _merge_settings(base: dict, toml: dict) -> dict:
 
 
 def command_of(name: str, settings: type, config: dict) -> tuple[str, bool]:
-    """The shortest command that runs an experiment with these settings, and whether it has --quick. It follows from the settings, not from
-    the command that was typed, because another command may have resumed that run."""
+    """The shortest command that runs an experiment with these settings, and whether it has --quick. It follows from the
+    settings, not from the command that was typed, because another command may have resumed that run."""
 
     def format_value(value: Any) -> str:
         if isinstance(value, list):
@@ -127,7 +145,9 @@ def command_of(name: str, settings: type, config: dict) -> tuple[str, bool]:
     for quick, base in ((False, settings()), (True, settings.quick())):
         plain = flatten(parse_json(json.dumps(dataclasses.asdict(base))))
         sets = [
-            f"--set {shlex.quote(f'{key}={format_value(value)}')}" for key, value in flat_config.items() if key not in plain or plain[key] != value
+            f"--set {shlex.quote(f'{key}={format_value(value)}')}"
+            for key, value in flat_config.items()
+            if key not in plain or plain[key] != value
         ]
         commands.append((len(sets), quick, " ".join([f"etude figure {name}", *(["--quick"] if quick else []), *sets])))
     _, quick, command = min(commands)
@@ -145,22 +165,31 @@ def as_csv(rows: Sequence[dict]) -> str:
 
 
 def gather(folders: Iterable[Path], out: Path) -> list[dict]:
-    """Writes the verdicts of finished experiments to the JSON file `out` and copies their pictures, tables and records to figures/ next to
-    it. Verdicts of other experiments stay in the file, unless every experiment is given. Returns all claims in the catalogue's order.
+    """Writes the verdicts of finished experiments to the JSON file `out` and copies their pictures, tables and records
+    to figures/ next to it. Verdicts of other experiments stay in the file, unless every experiment is given. Returns
+    all claims in the catalogue's order.
 
-    A folder may hold several records: `etude claims results/figures` recomputes every verdict from the committed records.
-    Raises RunError for a folder without a finished experiment, and for an experiment that ran with --quick."""
+    A folder may hold several records: `etude claims results/figures` recomputes every verdict from the committed
+    records. Raises RunError for a folder without a finished experiment, and for an experiment that ran with --quick."""
     entries = {entry.name: entry for entry in catalog.EXPERIMENTS}
     new = {}
     for folder, record in ((path, record) for path in map(Path, folders) for record in _records(path)):
         if wrong := describe_mismatch(record, RECORD):
-            raise RunError(f"{folder} holds a damaged record of {record['experiment']} ({wrong}); run the experiment again")
+            raise RunError(
+                f"{folder} holds a damaged record of {record['experiment']} ({wrong}); run the experiment again"
+            )
         if record["quick"]:
-            raise RunError(f"{folder} comes from a run with --quick, whose numbers prove nothing; run it without --quick")
+            raise RunError(
+                f"{folder} comes from a run with --quick, whose numbers prove nothing; run it without --quick"
+            )
         if record["experiment"] not in entries:
             raise RunError(f"{folder} holds {record['experiment']}, which is not an experiment of this version")
         new[record["experiment"]] = folder, record, _claims_of(folder, record)
-    claims = [claim for claim in load(out) if claim["experiment"] not in new] if out.exists() and new.keys() != entries.keys() else []
+    claims = (
+        [claim for claim in load(out) if claim["experiment"] not in new]
+        if out.exists() and new.keys() != entries.keys()
+        else []
+    )
     for name, (folder, record, new_claims) in new.items():
         (out.parent / "figures").mkdir(parents=True, exist_ok=True)
         for ending in ("png", "csv", "json"):
@@ -182,7 +211,8 @@ def gather(folders: Iterable[Path], out: Path) -> list[dict]:
 
 
 def rounded(value: Any) -> Any:
-    """The same with every number at ten digits. The last digits of a sum depend on the machine, and the ledger should not."""
+    """The same with every number at ten digits. The last digits of a sum depend on the machine, and the ledger should
+    not."""
     if isinstance(value, dict):
         return {key: rounded(part) for key, part in value.items()}
     if isinstance(value, list):
@@ -191,7 +221,8 @@ def rounded(value: Any) -> Any:
 
 
 def claims_of(record: dict) -> list[dict]:
-    """The claims of a record as the ledger shows them. If the code that measured or judged them has changed since, their verdict is "stale"."""
+    """The claims of a record as the ledger shows them. If the code that measured or judged them has changed since,
+    their verdict is "stale"."""
     entry = catalog.find_experiment(record["experiment"])
     reasons = fingerprints.stale_reasons(record, entry.sim) if entry else []
     if not fingerprints.is_recorded(record):
@@ -199,30 +230,46 @@ def claims_of(record: dict) -> list[dict]:
     if not reasons:
         return record["claims"]
     reason = f"stale: {'; '.join(reasons)}"
-    return [claim | {"verdict": "stale", "note": "; ".join(filter(None, (reason, claim["note"])))} for claim in record["claims"]]
+    return [
+        claim | {"verdict": "stale", "note": "; ".join(filter(None, (reason, claim["note"])))}
+        for claim in record["claims"]
+    ]
 
 
 def _claims_of(folder: Path, record: dict) -> list[dict]:
     try:
-        wrong = describe_mismatch(record["claims"], CLAIMS) or next(filter(None, map(contradiction, record["claims"])), None)
+        wrong = describe_mismatch(record["claims"], CLAIMS) or next(
+            filter(None, map(contradiction, record["claims"])), None
+        )
         claims = [] if wrong else claims_of(record)
     except (ArithmeticError, AttributeError, LookupError, StopIteration, TypeError, ValueError) as error:
         wrong = f"{type(error).__name__}: {error}"
     if wrong:
-        raise RunError(f"{folder} holds claims that this version cannot judge ({wrong}); run {record['experiment']} again")
+        raise RunError(
+            f"{folder} holds claims that this version cannot judge ({wrong}); run {record['experiment']} again"
+        )
     if not fingerprints.is_sealed(record):
-        raise RunError(f"{folder} holds a record of {record['experiment']} that was changed after it was written; run {record['experiment']} again")
+        raise RunError(
+            f"{folder} holds a record of {record['experiment']} that was changed after it was written; "
+            f"run {record['experiment']} again"
+        )
     return claims
 
 
 def contradiction(claim: dict) -> str | None:
-    """The error message if a claim's verdict does not follow from its rule, else None. Raises ValueError for an invalid rule."""
+    """The error message if a claim's verdict does not follow from its rule, else None. Raises ValueError for an invalid
+    rule."""
     right = judge(claim["rule"], claim["measured"], claim["interval"], claim["needs"])
-    return None if claim["verdict"] in (right, "stale") else f"by its rule {claim['name']} is {right!r}, not {claim['verdict']!r}"
+    return (
+        None
+        if claim["verdict"] in (right, "stale")
+        else f"by its rule {claim['name']} is {right!r}, not {claim['verdict']!r}"
+    )
 
 
 def shown() -> Path:
-    """The file of claims that is shown where none is named: that of this folder, or else that of the clone in which this etude lies."""
+    """The file of claims that is shown where none is named: that of this folder, or else that of the clone in which
+    this etude lies."""
     return COMMITTED if COMMITTED.exists() and not MINE.exists() else MINE
 
 
@@ -230,17 +277,22 @@ def load(path: Path) -> list[dict]:
     """The claims in a file that `gather` wrote. Raises RunError if the file is missing or damaged."""
     try:
         claims = read_json(path, STORED_CLAIMS)
-        if not isinstance(claims, list) or not all(isinstance(claim, dict) and CLAIM <= claim.keys() for claim in claims):
+        if not isinstance(claims, list) or not all(
+            isinstance(claim, dict) and CLAIM <= claim.keys() for claim in claims
+        ):
             raise ValueError("it does not hold claims in the format that etude claims writes")
         if wrong := next(filter(None, map(contradiction, claims)), None):
             raise ValueError(wrong)
         return claims
     except FileNotFoundError:
         raise RunError(
-            f"{path} does not exist; run experiments with etude figure, then pass their folders to etude claims; a clone holds the committed one"
+            f"{path} does not exist; run experiments with etude figure, then pass their folders to "
+            f"etude claims; a clone holds the committed one"
         ) from None
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise RunError(f"{path} is damaged ({error}); restore it, or rebuild it with: etude claims results/figures") from None
+        raise RunError(
+            f"{path} is damaged ({error}); restore it, or rebuild it with: etude claims results/figures"
+        ) from None
 
 
 def _records(folder: Path) -> list[dict]:
@@ -288,7 +340,9 @@ def ruled(claim: dict) -> str:
     if rule["kind"] == "between":
         words = f"between {rule['low']:g} and {rule['high']:g}"
     elif rule["kind"] in ("above", "below"):
-        words = f"{rule['kind']} {rule['null']:g}" + (f", as far as {rule['amount']:g}" if rule["amount"] is not None else "")
+        words = f"{rule['kind']} {rule['null']:g}" + (
+            f", as far as {rule['amount']:g}" if rule["amount"] is not None else ""
+        )
     else:
         words = bound(claim) if is_law(rule) else "none applies"
     return "; ".join([words, *(f"{need}: {'yes' if is_met else 'no'}" for need, is_met in claim["needs"].items())])
@@ -297,7 +351,10 @@ def ruled(claim: dict) -> str:
 def covered(claims: list[dict]) -> str:
     """One line: how many of the sources' statements are tested."""
     tested, by_laws, every = coverage(claims)
-    return f"{tested} of the sources' {every} testable statements are tested, {by_laws} of them by laws alone ({tested / every:.0%})."
+    return (
+        f"{tested} of the sources' {every} testable statements are tested, {by_laws} of them by laws alone "
+        f"({tested / every:.0%})."
+    )
 
 
 COLOURS = {
@@ -320,7 +377,9 @@ def show(claims: list[dict]) -> None:
     console = Console()
     table = Table("claim", "source", "measured", "verdict", box=None, header_style="bold", pad_edge=False)
     for claim in of_sources(claims):
-        table.add_row(qualified(claim), claim["source"], measured(claim), f"[{COLOURS[claim['verdict']]}]{worded(claim)}[/]")
+        table.add_row(
+            qualified(claim), claim["source"], measured(claim), f"[{COLOURS[claim['verdict']]}]{worded(claim)}[/]"
+        )
     if table.row_count:
         console.print(table)
     for claim in of_sources(claims):
@@ -328,19 +387,24 @@ def show(claims: list[dict]) -> None:
             console.print(f"[bold]{claim['name']}[/] ({ruled(claim)}): {claim['note']}", highlight=False)
     table = Table("law", "source", "deviation", "bound", "", box=None, header_style="bold", pad_edge=False)
     for law in laws(claims):
-        table.add_row(qualified(law), law["source"], measured(law), bound(law), f"[{COLOURS[law['verdict']]}]{worded(law)}[/]")
+        table.add_row(
+            qualified(law), law["source"], measured(law), bound(law), f"[{COLOURS[law['verdict']]}]{worded(law)}[/]"
+        )
     if table.row_count:
         console.print(table)
 
 
 def chosen(claims: list[dict], verdict: str | None, experiment: str | None) -> list[dict]:
-    """The claims and laws with this verdict, of this experiment; None asks for all. Raises RunError if there is no such verdict or experiment."""
+    """The claims and laws with this verdict, of this experiment; None asks for all. Raises RunError if there is no such
+    verdict or experiment."""
     if verdict is not None and verdict not in COLOURS:
         raise RunError(f"there is no verdict '{verdict}'; there are {', '.join(COLOURS)}")
     experiments = sorted({claim["experiment"] for claim in claims})
     if experiment is not None and experiment not in experiments:
         raise RunError(f"no claim is of '{experiment}'; there are {', '.join(experiments)}")
-    return [claim for claim in claims if verdict in (None, claim["verdict"]) and experiment in (None, claim["experiment"])]
+    return [
+        claim for claim in claims if verdict in (None, claim["verdict"]) and experiment in (None, claim["experiment"])
+    ]
 
 
 def show_total(claims: list[dict]) -> None:
@@ -360,7 +424,9 @@ def format_total(kind: str, group: list[dict]) -> str:
 
 def counted(claims: list[dict]) -> str:
     """How many claims and laws an experiment has, of which verdicts, in a line."""
-    return "; ".join(format_total(kind, group) for kind, group in (("claims", of_sources(claims)), ("laws", laws(claims))) if group)
+    return "; ".join(
+        format_total(kind, group) for kind, group in (("claims", of_sources(claims)), ("laws", laws(claims))) if group
+    )
 
 
 def show_open(claims: list[dict]) -> None:
@@ -377,7 +443,8 @@ def show_open(claims: list[dict]) -> None:
 
 
 def show_quick(experiment: str, claims: list[dict], full: Path) -> None:
-    """Prints what --quick measured next to each claim in the file `full`. A quick run decides nothing but laws, which hold at any size."""
+    """Prints what --quick measured next to each claim in the file `full`. A quick run decides nothing but laws, which
+    hold at any size."""
     from rich.console import Console
     from rich.table import Table
 
@@ -385,7 +452,17 @@ def show_quick(experiment: str, claims: list[dict], full: Path) -> None:
         full_claims = {claim["name"]: claim for claim in load(full) if claim["experiment"] == experiment}
     except RunError:
         full_claims = {}
-    table = Table("claim", "source", "measured, quick", "verdict", "full: measured", "full: verdict", box=None, header_style="bold", pad_edge=False)
+    table = Table(
+        "claim",
+        "source",
+        "measured, quick",
+        "verdict",
+        "full: measured",
+        "full: verdict",
+        box=None,
+        header_style="bold",
+        pad_edge=False,
+    )
     for claim in claims:
         full_claim = full_claims.get(claim["name"])
         quick_verdict = claim["verdict"] if is_law(claim["rule"]) else "quick: no verdict"
@@ -394,7 +471,8 @@ def show_quick(experiment: str, claims: list[dict], full: Path) -> None:
     console = Console()
     console.print(table)
     console.print(
-        f"--quick only checks that it runs; its numbers prove nothing. Verdicts come from the full experiment: etude figure {experiment}",
+        f"--quick only checks that it runs; its numbers prove nothing. Verdicts come from the full "
+        f"experiment: etude figure {experiment}",
         highlight=False,
     )
 
@@ -434,4 +512,6 @@ def markdown_laws(claims: list[dict]) -> str:
 
 def markdown_open(claims: list[dict]) -> str:
     """The table of statements that are not tested, as Markdown."""
-    return _markdown(("statement", "source", "why"), [(s.says, s.section, reason) for s, reason in open_statements(claims)])
+    return _markdown(
+        ("statement", "source", "why"), [(s.says, s.section, reason) for s, reason in open_statements(claims)]
+    )

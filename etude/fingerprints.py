@@ -4,20 +4,22 @@ A record in `results/figures/` holds, next to its numbers,
     sources   path → fingerprint of the code that measured: every function and setting of the experiment's files
     rules     path → fingerprint of the code that judged: the functions that call `claim`, and `judge`
     seal      SHA-256 of everything else in the record
-If the checkout's fingerprints differ from a record's, its rows are *stale*: `etude claims` gives them no verdict until the experiment is
-run again, or until `python -m etude.fingerprints NAME` has shown that the change altered no number. Records of earlier versions have no
-fingerprints; the ledger says so next to their verdicts.
+If the checkout's fingerprints differ from a record's, its rows are *stale*: `etude claims` gives them no verdict until
+the experiment is run again, or until `python -m etude.fingerprints NAME` has shown that the change altered no number.
+Records of earlier versions have no fingerprints; the ledger says so next to their verdicts.
 
-The experiment's files are the module that the catalogue names and all modules of the experiment rooms that it imports, directly or through
-one another. What many experiments share is left out: the small world, the recipe and its agents, the reference files. The record names
-their commit, and their own tests hold their behaviour. A fingerprint is taken of the syntax tree, so comments, formatting and docstrings
-do not count, nor does prose: f-strings, the wording of a claim, and the function that draws the picture.
+The experiment's files are the module that the catalogue names and all modules of the experiment rooms that it imports,
+directly or through one another. What many experiments share is left out: the small world, the recipe and its agents,
+the reference files. The record names their commit, and their own tests hold their behaviour. A fingerprint is taken of
+the syntax tree, so comments, formatting and docstrings do not count, nor does prose: f-strings, the wording of a claim,
+and the function that draws the picture.
 
     python -m etude.fingerprints grpo-bias mtp      runs `etude figure NAME --quick` at the record's commit and here; if every row and
-                                                    every claim is the same to the last bit, seconds apart, the record takes today's
-                                                    fingerprints and today's wording
+                                                    every claim is the same to the last bit, seconds apart, the record
+                                                    takes today's fingerprints and today's wording
     python -m etude.fingerprints --at COMMIT mtp    compares with a later commit, at which the record was not stale yet: what they share
-                                                    was changed in between, and only the change of the experiment is in question
+                                                    was changed in between, and only the change of the experiment is in
+                                                    question
 """
 
 from __future__ import annotations
@@ -38,7 +40,16 @@ from kit.disk import atomic_write, read_json, seal_record
 from kit.process import machine
 from kit.settings import RunError
 
-__all__ = ["ROOT", "fingerprints", "is_recorded", "is_sealed", "quick_record", "renew", "results_folder", "stale_reasons"]
+__all__ = [
+    "ROOT",
+    "fingerprints",
+    "is_recorded",
+    "is_sealed",
+    "quick_record",
+    "renew",
+    "results_folder",
+    "stale_reasons",
+]
 
 ROOT = Path(__file__).resolve().parents[1]
 JUDGE = "sims/experiment.py"
@@ -76,8 +87,13 @@ class _Meaning(ast.NodeTransformer):
     def generic_visit(self, node: ast.AST) -> ast.AST:
         super().generic_visit(node)
         if isinstance(node, ast.Module | ast.FunctionDef | ast.ClassDef):
-            is_text = [isinstance(s, ast.Expr) and isinstance(s.value, ast.Constant) and isinstance(s.value.value, str) for s in node.body]
-            node.body = [statement for statement, text in zip(node.body, is_text, strict=True) if not text] or [ast.Pass()]
+            is_text = [
+                isinstance(s, ast.Expr) and isinstance(s.value, ast.Constant) and isinstance(s.value.value, str)
+                for s in node.body
+            ]
+            node.body = [statement for statement, text in zip(node.body, is_text, strict=True) if not text] or [
+                ast.Pass()
+            ]
         return node
 
     def visit_JoinedStr(self, node: ast.JoinedStr) -> ast.AST:
@@ -100,10 +116,17 @@ def _hash_nodes(nodes: Iterable[ast.stmt]) -> str:
 
 def _hash_halves(text: str) -> tuple[str, str | None]:
     """Fingerprints of a file's measuring and of its judging code; None for the second if nothing in it judges."""
-    body = [s for s in _Meaning().visit(ast.parse(text)).body if not (isinstance(s, ast.FunctionDef) and s.name == "picture")]
+    body = [
+        s
+        for s in _Meaning().visit(ast.parse(text)).body
+        if not (isinstance(s, ast.FunctionDef) and s.name == "picture")
+    ]
     is_rule = [any(map(_is_claim, ast.walk(statement))) for statement in body]
     rules = [statement for statement, rule in zip(body, is_rule, strict=True) if rule]
-    return (_hash_nodes(s for s, rule in zip(body, is_rule, strict=True) if not rule), _hash_nodes(rules) if rules else None)
+    return (
+        _hash_nodes(s for s, rule in zip(body, is_rule, strict=True) if not rule),
+        _hash_nodes(rules) if rules else None,
+    )
 
 
 def _find_imports(text: str, read: Read) -> set[str]:
@@ -114,8 +137,16 @@ def _find_imports(text: str, read: Read) -> set[str]:
             modules |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             modules |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
-    places = [place for module in modules for place in (module.replace(".", "/") + ".py", module.replace(".", "/") + "/__init__.py")]
-    return {place for place in places if place.startswith(EXPERIMENT_ROOMS) and not place.startswith(SHARED) and read(place) is not None}
+    places = [
+        place
+        for module in modules
+        for place in (module.replace(".", "/") + ".py", module.replace(".", "/") + "/__init__.py")
+    ]
+    return {
+        place
+        for place in places
+        if place.startswith(EXPERIMENT_ROOMS) and not place.startswith(SHARED) and read(place) is not None
+    }
 
 
 def fingerprints(sim: str, read: Read = working_tree) -> dict[str, dict[str, str]]:
@@ -139,14 +170,19 @@ def fingerprints(sim: str, read: Read = working_tree) -> dict[str, dict[str, str
 
 
 def stale_reasons(record: dict, sim: str) -> list[str]:
-    """Why a record's rows are stale, one reason per changed file; empty if they are not, or if the record has no fingerprints."""
+    """Why a record's rows are stale, one reason per changed file; empty if they are not, or if the record has no
+    fingerprints."""
     if not is_recorded(record):
         return []
     today = fingerprints(sim)
     reasons = []
     for half, verb in (("sources", "measures"), ("rules", "judges")):
         before, current = record[half], today[half]
-        reasons += [f"what {path} {verb} has changed" for path in sorted(before.keys() | current.keys()) if before.get(path) != current.get(path)]
+        reasons += [
+            f"what {path} {verb} has changed"
+            for path in sorted(before.keys() | current.keys())
+            if before.get(path) != current.get(path)
+        ]
     return reasons
 
 
@@ -161,10 +197,12 @@ def is_sealed(record: dict) -> bool:
 
 
 def renew(name: str, at: str | None = None) -> str:
-    """Shows by `--quick` that a record's experiment still measures the same, then writes today's fingerprints into the record.
+    """Shows by `--quick` that a record's experiment still measures the same, then writes today's fingerprints into the
+    record.
 
-    `at`: the commit to compare with, by default the record's own. Returns a line that says what happened. Raises RunError if the experiment is
-    unknown, if the commit is none of this checkout or the record was stale there, or if a row or claim differs."""
+    `at`: the commit to compare with, by default the record's own. Returns a line that says what happened. Raises
+    RunError if the experiment is unknown, if the commit is none of this checkout or the record was stale there, or if a
+    row or claim differs."""
     entry = catalog.find_experiment(name)
     if entry is None:
         raise RunError(f"there is no experiment '{name}'; etude figure lists them")
@@ -174,19 +212,30 @@ def renew(name: str, at: str | None = None) -> str:
     if subprocess.run(["git", "cat-file", "-e", f"{commit}^{{commit}}"], cwd=ROOT, capture_output=True).returncode:
         advice = "give --at one that is" if at else f"run it again: etude figure {name}"
         raise RunError(f"{commit}, with which {name} is to be compared, is no commit of this checkout; {advice}")
-    if at and (not is_recorded(record) or {half: record[half] for half in ("sources", "rules")} != fingerprints(entry.sim, at_commit(at))):
-        raise RunError(f"{name} had changed before {at}, or its record has no fingerprints; compare with the record's own commit, without --at")
+    if at and (
+        not is_recorded(record)
+        or {half: record[half] for half in ("sources", "rules")} != fingerprints(entry.sim, at_commit(at))
+    ):
+        raise RunError(
+            f"{name} had changed before {at}, or its record has no fingerprints; compare with the "
+            f"record's own commit, without --at"
+        )
     with tempfile.TemporaryDirectory() as folder:
         before = quick_record(name, at=commit, folder=Path(folder))
         after = quick_record(name, at=None, folder=Path(folder))
     if difference := _find_difference(before, after):
-        raise RunError(f"{name} measures something else since {commit[:12]}: {difference}; run it again: etude figure {name}")
+        raise RunError(
+            f"{name} measures something else since {commit[:12]}: {difference}; run it again: etude figure {name}"
+        )
     record["claims"] = _reword_claims(record["claims"], before["claims"], after["claims"])
     record |= fingerprints(entry.sim) | {
         "renewed": {"commit": machine()["commit"], "compared": f"{len(after['rows'])} rows of --quick", "with": commit}
     }
     atomic_write(path, json.dumps(seal_record(record), indent=1) + "\n")
-    return f"{name}: {len(after['rows'])} rows and {len(after['claims'])} claims of --quick are the same as at {commit[:12]}"
+    return (
+        f"{name}: {len(after['rows'])} rows and {len(after['claims'])} claims of --quick are the same as "
+        f"at {commit[:12]}"
+    )
 
 
 def _reword_claims(claims: list[dict], before: list[dict], after: list[dict]) -> list[dict]:
@@ -213,13 +262,26 @@ def quick_record(name: str, at: str | None, folder: Path) -> dict:
         tree = folder / "tree"
         subprocess.run(["git", "worktree", "add", "-q", "--detach", str(tree), at], cwd=ROOT, check=True)
     try:
-        command = [sys.executable, "-c", "from etude.cli import main; main()", "figure", name, "--quick", "--out", str(out)]
-        run = subprocess.run(command, cwd=tree, env={**_copy_environment(), "PYTHONPATH": str(tree)}, capture_output=True, text=True)
+        command = [
+            sys.executable,
+            "-c",
+            "from etude.cli import main; main()",
+            "figure",
+            name,
+            "--quick",
+            "--out",
+            str(out),
+        ]
+        run = subprocess.run(
+            command, cwd=tree, env={**_copy_environment(), "PYTHONPATH": str(tree)}, capture_output=True, text=True
+        )
     finally:
         if at:
             subprocess.run(["git", "worktree", "remove", "--force", str(tree)], cwd=ROOT, check=True)
     if not (out / f"{name}.json").exists():  # a law that so small a run breaks also exits 1, with a record
-        raise RunError(f"etude figure {name} --quick fails at {at or 'this commit'}: {run.stderr.strip().splitlines()[-1:]}")
+        raise RunError(
+            f"etude figure {name} --quick fails at {at or 'this commit'}: {run.stderr.strip().splitlines()[-1:]}"
+        )
     return read_json(out / f"{name}.json")
 
 
@@ -240,11 +302,17 @@ def _find_difference(before: dict, after: dict) -> str:
         for key in numbers:
             if old.get(key) != new.get(key):
                 return f"{old['name']}, {key}: {old.get(key)!r} became {new.get(key)!r}"
-    return "" if len(before["claims"]) == len(after["claims"]) else f"{len(before['claims'])} claims became {len(after['claims'])}"
+    return (
+        ""
+        if len(before["claims"]) == len(after["claims"])
+        else f"{len(before['claims'])} claims became {len(after['claims'])}"
+    )
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(prog="python -m etude.fingerprints", description="Shows that records still hold, and renews their fingerprints.")
+    parser = argparse.ArgumentParser(
+        prog="python -m etude.fingerprints", description="Shows that records still hold, and renews their fingerprints."
+    )
     parser.add_argument("experiments", nargs="+", metavar="NAME")
     parser.add_argument("--at", metavar="COMMIT", help="compare with this commit in place of the record's own")
     arguments = parser.parse_args()

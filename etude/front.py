@@ -171,7 +171,10 @@ def select_rollout(rollouts: Sequence[dict]) -> int:
 
     numbers = [number for number, candidate in enumerate(rollouts) if is_clear(candidate)]
     if not numbers:
-        raise ValueError(f"{EXAMPLES}/rollouts.json has no success that reads a helper, writes and tests; sample more with etude examples")
+        raise ValueError(
+            f"{EXAMPLES}/rollouts.json has no success that reads a helper, writes and tests; sample "
+            f"more with etude examples"
+        )
     return min(numbers, key=lambda number: rollouts[number]["own_tokens"])
 
 
@@ -203,7 +206,9 @@ def bundled() -> str:
     """How often the bundled checkpoint succeeds, after and before RL."""
     (record,) = measured("examples/agent/record.json")
     held_out, megabytes = record["held_out"], record["weights"]["bytes"] / 1e6
-    rates = {name: "{value:.2f} [{low:.2f}, {high:.2f}]".format(**held_out[name]["success"]) for name in ("agent", "sft")}
+    rates = {
+        name: "{value:.2f} [{low:.2f}, {high:.2f}]".format(**held_out[name]["success"]) for name in ("agent", "sft")
+    }
     return prose(
         f"[The bundled checkpoint]({EXAMPLES}/agent/record.json) has {megabytes:.1f} MB of bfloat16 weights. "
         f"On {held_out['tasks']} held-out tasks with {held_out['samples']} rollouts each it succeeds in "
@@ -220,7 +225,9 @@ def report_figures() -> str:
         entry_claims = [claim for claim in claims if claim["experiment"] == entry.name]
         for statement in STATEMENTS:
             if tests := tests_of(entry, statement, entry_claims):
-                limits = dict.fromkeys(limit for claim in tests if (limit := LIMITS.get(f"{entry.name}/{claim['name']}")))
+                limits = dict.fromkeys(
+                    limit for claim in tests if (limit := LIMITS.get(f"{entry.name}/{claim['name']}"))
+                )
                 text = statement.says + (f" ({'; '.join(limits)})" if limits else "")
                 by_verdict.setdefault(statement_verdict(tests), []).append(text)
         ordered = sorted(by_verdict.items(), key=lambda item: verdict_order(item[0]))
@@ -228,7 +235,9 @@ def report_figures() -> str:
         link = f"[{entry.source}](results/figures/{entry.name}.png)"
         rows.append(f"| {link} | {figures.cell(cell)} | `etude figure {entry.name}` |")
     late, unrecorded = (sum(bool(claim.get(key)) for claim in claims) for key in ("after_the_fact", "unrecorded"))
-    note = f"{late} rules were written after their data, and {unrecorded} rows do not record the code that measured them."
+    note = (
+        f"{late} rules were written after their data, and {unrecorded} rows do not record the code that measured them."
+    )
     return "\n".join([*rows, "", prose(note)])
 
 

@@ -1,4 +1,5 @@
-"""`etude run TECHNIQUE --scale full`: the parent process. It checks settings, folder and GPUs, then starts torchrun on `etude/full_rank.py`."""
+"""`etude run TECHNIQUE --scale full`: the parent process. It checks settings, folder and GPUs, then starts torchrun on
+`etude/full_rank.py`."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ from kit.settings import RunError
 __all__ = ["run"]
 
 NO_CHECKPOINT = (
-    "a full run starts from a checkpoint: --checkpoint FOLDER, a Hugging Face folder. `hf download Qwen/Qwen3-30B-A3B-Base --local-dir FOLDER` gets "
+    "a full run starts from a checkpoint: --checkpoint FOLDER, a Hugging Face folder. `hf download "
+    "Qwen/Qwen3-30B-A3B-Base --local-dir FOLDER` gets "
     "one; `etude run recipe --scale small` makes tiny ones, in checkpoints/"
 )
 
@@ -43,14 +45,22 @@ def run(
     if not (Path(config.checkpoint) / "tokenizer.json").is_file():
         source_hint = "make small writes runs/small/checkpoints/" + ("sft" if entry.name in RL else "mid-cpt")
         raise RunError(
-            f"checkpoint {config.checkpoint} is not a folder with config.json, weights and tokenizer.json; see --checkpoint ({source_hint})"
+            f"checkpoint {config.checkpoint} is not a folder with config.json, weights and "
+            f"tokenizer.json; see --checkpoint ({source_hint})"
         )
     check_work(config, entry.name, ranks)
     if entry.name in RL:
         from sims.microrepo.world import origin
 
         root, _ = origin(Path(str(config.checkpoint)))
-        print("tasks and contexts: " + (f"as in {root}" if root else f"the recipe's defaults; {config.checkpoint} comes from no run of the recipe"))
+        print(
+            "tasks and contexts: "
+            + (
+                f"as in {root}"
+                if root
+                else f"the recipe's defaults; {config.checkpoint} comes from no run of the recipe"
+            )
+        )
     resume_command = f"etude run {entry.name} --scale full --out {shlex.quote(str(out))} --resume" + (
         f" --backend {backend} --nproc {ranks}" if backend == "gloo" else ""
     )
@@ -66,7 +76,9 @@ def run(
                     pretrain.prepare(config, out)  # here a bad corpus is a one-line error, and no GPU waits yet
                 except ValueError as error:
                     raise RunError(str(error)) from None
-        payload = json.dumps({"technique": entry.name, "backend": backend, "ranks": ranks, "config": dataclasses.asdict(config)})
+        payload = json.dumps(
+            {"technique": entry.name, "backend": backend, "ranks": ranks, "config": dataclasses.asdict(config)}
+        )
         code = launch.start("etude.full_rank", [str(out.resolve()), payload], ranks, config.restarts)
     if code:
         raise RunError(f"the ranks of {entry.name} failed; their errors are above. Continue with: {resume_command}")
@@ -99,7 +111,9 @@ def run_recipe(name: str, config, out: Path, resume: bool, nproc: int | None, ba
         with open_run.told(resume_command):
             expected.tell(open_run, ranks=ranks, backend=backend)
             chain.prepare(open_run, config)
-            payload = json.dumps({"technique": "recipe", "backend": backend, "ranks": ranks, "config": dataclasses.asdict(config)})
+            payload = json.dumps(
+                {"technique": "recipe", "backend": backend, "ranks": ranks, "config": dataclasses.asdict(config)}
+            )
             code = launch.start("etude.full_rank", [str(out.resolve()), payload], ranks, config.cluster.restarts)
         if code:
             raise RunError(f"the ranks of the recipe failed; their errors are above. Continue with: {resume_command}")
@@ -112,11 +126,17 @@ def run_deletion(config, out: Path, resume: bool, nproc: int | None, backend: st
     from scaled.runtime import launch
 
     ranks, package = count(config, nproc, backend, DELETION), deletion.material(config)
-    resume_command = f"etude run {DELETION} --scale full --out {shlex.quote(str(out))} --resume --backend {backend} --nproc {ranks}"
-    with Run.open(out, f"{DELETION} full", as_begun(config, out, ("timeout",)) if resume else config, resume) as open_run:
+    resume_command = (
+        f"etude run {DELETION} --scale full --out {shlex.quote(str(out))} --resume --backend {backend} --nproc {ranks}"
+    )
+    with Run.open(
+        out, f"{DELETION} full", as_begun(config, out, ("timeout",)) if resume else config, resume
+    ) as open_run:
         with open_run.told(resume_command):
             deletion.prepare(config, package, out)
-            payload = json.dumps({"technique": DELETION, "backend": backend, "ranks": ranks, "config": dataclasses.asdict(config)})
+            payload = json.dumps(
+                {"technique": DELETION, "backend": backend, "ranks": ranks, "config": dataclasses.asdict(config)}
+            )
             code = launch.start("etude.full_rank", [str(out.resolve()), payload], ranks, 0)
         if code:
             raise RunError(f"the ranks of {DELETION} failed; their errors are above. Continue with: {resume_command}")
@@ -136,7 +156,8 @@ def check_work(config, name: str, ranks: int) -> None:
         raise RunError(f"corpus {corpus} is not a folder; see --corpus and --set corpus=…")
     if ranks == 1 and config.dtype != "float32":
         raise RunError(
-            f"dtype={config.dtype} applies to gathered weights, and a single rank gathers none; use --set dtype=float32 or more ranks (--nproc)"
+            f"dtype={config.dtype} applies to gathered weights, and a single rank gathers none; use "
+            f"--set dtype=float32 or more ranks (--nproc)"
         )
     try:
         network = config_of(config.checkpoint)
@@ -146,7 +167,10 @@ def check_work(config, name: str, ranks: int) -> None:
         if network.num_experts % config.ep:
             raise RunError(f"ep={config.ep} must divide the network's {network.num_experts} experts; see --set ep=…")
         if not network.num_experts and (name in RL and config.rl.replay != "none" or config.experts != "model"):
-            raise RunError(f"{name} needs a network with experts, and {config.checkpoint} has none; see --set rl.replay=… and experts=…")
+            raise RunError(
+                f"{name} needs a network with experts, and {config.checkpoint} has none; see --set "
+                f"rl.replay=… and experts=…"
+            )
         if name in RL:
             from sims.microrepo.world import CheckpointTasks
 
@@ -165,13 +189,19 @@ def check_left(out: Path) -> None:
         try:
             np.load(path, mmap_mode="r")
         except Exception as error:  # Python objects in the array, or a damaged header
-            raise RunError(f"{path} does not hold packed rows ({' '.join(str(error).split())}); delete {out / 'data'} to pack again") from None
+            raise RunError(
+                f"{path} does not hold packed rows ({' '.join(str(error).split())}); delete "
+                f"{out / 'data'} to pack again"
+            ) from None
     shelf = Checkpoints(out / "state")
     try:
         if shelf.steps():
             shelf.names()
     except CheckpointError as error:
-        raise RunError(f"{error}; delete {shelf.path(shelf.steps()[-1])} to continue from the previous checkpoint, or choose another --out") from None
+        raise RunError(
+            f"{error}; delete {shelf.path(shelf.steps()[-1])} to continue from the previous "
+            f"checkpoint, or choose another --out"
+        ) from None
 
 
 def show(out: Path) -> None:

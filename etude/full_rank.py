@@ -1,7 +1,7 @@
 """One rank of a full run, a process of torchrun: `python -m etude.full_rank FOLDER TOLD`, where TOLD is JSON.
 
-It joins the process group, sets the mesh, and trains by `scaled/pretrain.py` or `scaled/rl.py`; rank 0 shows progress and writes the report.
-"""
+It joins the process group, sets the mesh, and trains by `scaled/pretrain.py` or `scaled/rl.py`; rank 0 shows progress
+and writes the report."""
 
 from __future__ import annotations
 
@@ -55,7 +55,10 @@ def exit_on_error(out: Path) -> Iterator[None]:
 
     try:
         yield
-    except (CheckpointError, RunError) as error:  # usually every rank raises it, but some files are read by one rank only
+    except (
+        CheckpointError,
+        RunError,
+    ) as error:  # usually every rank raises it, but some files are read by one rank only
         sys.exit(f"error: {error}")
     except Exception as error:
         refused = refusal(error)
@@ -80,7 +83,9 @@ def train(out: Path, told: dict, config, me: int) -> None:
         nonlocal tokens
         tokens += metrics["tokens"]
         run.track({f"{technique}/{name}": value for name, value in metrics.items()}, step)
-        progress.update(step, tokens, {name: metrics[name] for name in ("reward", "success", "loss") if name in metrics})
+        progress.update(
+            step, tokens, {name: metrics[name] for name in ("reward", "success", "loss") if name in metrics}
+        )
         if step == steps:
             progress.last()
             progress.stop()

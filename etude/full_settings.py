@@ -12,7 +12,12 @@ from kit.settings import RunError, fill
 
 __all__ = ["DELETION", "PRETRAINING", "RL", "as_begun", "count", "grouped", "layout", "settings"]
 
-PRETRAINING: dict[str, dict] = {"cpt": {}, "muon": {"optimizer": "muon"}, "mtp": {}, "quant": {"experts": "nvfp4-token"}}
+PRETRAINING: dict[str, dict] = {
+    "cpt": {},
+    "muon": {"optimizer": "muon"},
+    "mtp": {},
+    "quant": {"experts": "nvfp4-token"},
+}
 """Techniques that `scaled/pretrain.py` trains, and the defaults that each one changes."""
 RL: dict[str, dict] = {
     "dr-grpo": {},
@@ -26,8 +31,8 @@ RL: dict[str, dict] = {
     "router-replay": {"rl": {"replay": "filtered"}},
     "weight-sync": {"sync": "weights"},
 }
-"""Techniques that `scaled/rl.py` trains: Dr. GRPO on packed rows, each with at most one more part of the recipe turned on; a
-monitor watches all of them."""
+"""Techniques that `scaled/rl.py` trains: Dr. GRPO on packed rows, each with at most one more part of the recipe turned
+on; a monitor watches all of them."""
 DELETION = "feature-deletion"
 """The technique whose full run trains nothing: `etude/deletion.py`."""
 FREE = ("cp", "ep", "timeout", "restarts", "checkpoint_every")
@@ -35,7 +40,8 @@ FREE = ("cp", "ep", "timeout", "restarts", "checkpoint_every")
 
 
 def settings(name: str, backend: str, toml: dict | None = None, sets: Sequence[str | tuple[str, Any]] = ()) -> Any:
-    """Settings of a technique's full run, or of its rehearsal on CPUs. Raises RunError if it has none, and as `kit.settings.fill`."""
+    """Settings of a technique's full run, or of its rehearsal on CPUs. Raises RunError if it has none, and as
+    `kit.settings.fill`."""
     from scaled import pretrain, rl
 
     if name == "recipe":
@@ -71,14 +77,19 @@ def as_begun(config, out: Path, free: Sequence[str] = FREE, part: Callable[[dict
         return config  # Run.open says what is wrong with it
 
 
-def grouped(toml: dict, sets: Sequence[str | tuple[str, Any]], nproc: int | None, backend: str) -> list[tuple[str, Any]]:
-    """The settings that make a full run of async-rl of a small one: its trainer is a group of ranks. Raises RunError as `count`, and where ranks are
-    those of a Ray cluster and nobody says how many."""
+def grouped(
+    toml: dict, sets: Sequence[str | tuple[str, Any]], nproc: int | None, backend: str
+) -> list[tuple[str, Any]]:
+    """The settings that make a full run of async-rl of a small one: its trainer is a group of ranks. Raises RunError as
+    `count`, and where ranks are those of a Ray cluster and nobody says how many."""
     config = settings("async-rl", backend, toml, sets)
     on_ray = config.runtime == "ray"  # which counts its GPUs itself
     if on_ray and nproc is None:
         raise RunError("async-rl at full scale on Ray needs --nproc, the number of ranks that train")
-    return [("trainers", count(config.cluster, nproc, "gloo" if on_ray else backend, "async-rl")), ("cluster.backend", backend)]
+    return [
+        ("trainers", count(config.cluster, nproc, "gloo" if on_ray else backend, "async-rl")),
+        ("cluster.backend", backend),
+    ]
 
 
 def count(config, nproc: int | None, backend: str, name: str) -> int:
@@ -93,11 +104,16 @@ def count(config, nproc: int | None, backend: str, name: str) -> int:
     minimum = nproc or max(config.ep, config.cp, 1)
     if gpu_count < minimum:
         # Of the recipe, the sizes are for GPUs too.
-        small = "--config examples/rehearsal.toml --backend gloo --nproc 2 --checkpoint runs/small/checkpoints/mid-cpt, after make small"
+        small = (
+            "--config examples/rehearsal.toml --backend gloo --nproc 2 --checkpoint "
+            "runs/small/checkpoints/mid-cpt, after make small"
+        )
         raise RunError(
             f"{name} at full scale needs {minimum} CUDA GPUs (ep={config.ep}, cp={config.cp}); this machine has "
             f"{gpu_count}. To rehearse it on CPUs: "
-            f"etude run {name} --scale full {small if name in ('recipe', 'cpt-rl') else '--backend gloo --nproc 4'}. To estimate its cost: etude plan"
+            f"etude run {name} --scale full "
+            f"{small if name in ('recipe', 'cpt-rl') else '--backend gloo --nproc 4'}. To estimate "
+            f"its cost: etude plan"
         )
     return nproc or gpu_count
 

@@ -1,4 +1,5 @@
-"""What the commands share: settings that stand in files and on the command line, folders, and the names that a shell completes."""
+"""What the commands share: settings that stand in files and on the command line, folders, and the names that a shell
+completes."""
 
 from __future__ import annotations
 
@@ -31,12 +32,16 @@ __all__ = [
     "without",
 ]
 
-LOG = typer.Option(help="Where metrics go beside TensorBoard's files: trackio or wandb.", show_default="nowhere", metavar="NAME")
+LOG = typer.Option(
+    help="Where metrics go beside TensorBoard's files: trackio or wandb.", show_default="nowhere", metavar="NAME"
+)
 
 
 def whole(low: int | None = None, high: int | None = None) -> dict[str, Any]:
     """Arguments of `typer.Option` for a whole number between two bounds, in the grammar of settings."""
-    return _number(low, high, "a whole number", "INTEGER", lambda number: isinstance(number, int) or number.is_integer(), int)
+    return _number(
+        low, high, "a whole number", "INTEGER", lambda number: isinstance(number, int) or number.is_integer(), int
+    )
 
 
 def decimal(low: float | None = None, high: float | None = None) -> dict[str, Any]:
@@ -52,7 +57,12 @@ def _number(low: Any, high: Any, kind: str, metavar: str, fits: Callable[[Any], 
 
     def parse(word: Any) -> Any:
         number = settings.parse_number(word) if isinstance(word, str) else word
-        if number is None or not fits(number) or (low is not None and number < low) or (high is not None and number > high):
+        if (
+            number is None
+            or not fits(number)
+            or (low is not None and number < low)
+            or (high is not None and number > high)
+        ):
             raise typer.BadParameter(f"expected {kind}, got {settings.quote(word)}")
         return convert(number)
 
@@ -132,4 +142,6 @@ def check_unprepared(corpus: str | None) -> None:
         from scaled.data.read import is_prepared
 
         if is_prepared(corpus):
-            raise settings.RunError(f"corpus {corpus} is prepared for full runs (--scale full); a small run reads a folder of code")
+            raise settings.RunError(
+                f"corpus {corpus} is prepared for full runs (--scale full); a small run reads a folder of code"
+            )

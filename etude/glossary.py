@@ -1,7 +1,7 @@
 """The words of the field that the project uses: what each means, and a page or a lesson in which it is at work.
 
-The explorer shows them all, explains those of a page beside its first words, and `etude glossary` prints them. A test holds that they are sorted,
-that what a term names exists, and that it occurs there.
+The explorer shows them all, explains those of a page beside its first words, and `etude glossary` prints them. A test
+holds that they are sorted, that what a term names exists, and that it occurs there.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ class Term:
     @property
     def pattern(self) -> re.Pattern[str]:
         """The term, its plural and its forms as whole words."""
-        return re.compile(rf"(?<![\w-])(?:{'|'.join(map(re.escape, (self.word, *self.forms)))})(?:e?s)?(?![\w-])", re.IGNORECASE)
+        return re.compile(
+            rf"(?<![\w-])(?:{'|'.join(map(re.escape, (self.word, *self.forms)))})(?:e?s)?(?![\w-])", re.IGNORECASE
+        )
 
 
 TERMS: tuple[Term, ...] = (
@@ -45,35 +47,116 @@ TERMS: tuple[Term, ...] = (
         ("acceptance",),
     ),
     Term(
-        "advantage", "By how much a rollout's reward exceeds that of its group. Its sign says whether its tokens become likelier.", ("advantages", 4)
+        "advantage",
+        "By how much a rollout's reward exceeds that of its group. Its sign says whether its tokens become likelier.",
+        ("advantages", 4),
     ),
-    Term("alarm", "What the monitor raises when a habit has changed, at a chance of error that was fixed beforehand.", (18,), ("e-process",)),
-    Term("anchor", "A version of the weights that is stored whole, so that a reader needs no older one.", ("weight-sync", 12), ("delta",)),
-    Term("baseline", "What is subtracted from a reward to make an advantage; in Dr. GRPO it is the mean of the group.", (4,), ("advantage", "group")),
-    Term("bits per byte", "Surprise at a text per byte of it, which networks with other tokenizers share as a unit.", (1,), ("perplexity", "nat")),
-    Term("budget", "The one number by which the loss of a step is divided, whoever computes which part of it.", ("advantages", 4), ("token",)),
-    Term("chain", "A rollout that went on through several contexts, each opened by the summary of the one before it.", ("summary", 7), ("segment",)),
-    Term("context", "What the network reads before it writes the next token. It has a length that cannot be exceeded.", ("summary", 7), ("segment",)),
+    Term(
+        "alarm",
+        "What the monitor raises when a habit has changed, at a chance of error that was fixed beforehand.",
+        (18,),
+        ("e-process",),
+    ),
+    Term(
+        "anchor",
+        "A version of the weights that is stored whole, so that a reader needs no older one.",
+        ("weight-sync", 12),
+        ("delta",),
+    ),
+    Term(
+        "baseline",
+        "What is subtracted from a reward to make an advantage; in Dr. GRPO it is the mean of the group.",
+        (4,),
+        ("advantage", "group"),
+    ),
+    Term(
+        "bits per byte",
+        "Surprise at a text per byte of it, which networks with other tokenizers share as a unit.",
+        (1,),
+        ("perplexity", "nat"),
+    ),
+    Term(
+        "budget",
+        "The one number by which the loss of a step is divided, whoever computes which part of it.",
+        ("advantages", 4),
+        ("token",),
+    ),
+    Term(
+        "chain",
+        "A rollout that went on through several contexts, each opened by the summary of the one before it.",
+        ("summary", 7),
+        ("segment",),
+    ),
+    Term(
+        "context",
+        "What the network reads before it writes the next token. It has a length that cannot be exceeded.",
+        ("summary", 7),
+        ("segment",),
+    ),
     Term("context parallelism", "Ranks share the tokens of one sequence.", (11,), ("rank", "expert parallelism")),
-    Term("delta", "What has changed from one version of the weights to the next, coded without loss.", ("weight-sync", 12), ("anchor",)),
+    Term(
+        "delta",
+        "What has changed from one version of the weights to the next, coded without loss.",
+        ("weight-sync", 12),
+        ("anchor",),
+    ),
     Term(
         "depth",
-        "Of a draft layer: how many tokens ahead of the next one it guesses. Of a task in the small world: how many helpers of helpers must be read.",
+        "Of a draft layer: how many tokens ahead of the next one it guesses. Of a task in the small "
+        "world: how many helpers of helpers must be read.",
         (3, 0),
         ("draft",),
     ),
-    Term("draft", "A token that a small layer guesses, before the whole model has checked it.", ("mtp", 3), ("acceptance rate",)),
-    Term("e-process", "The monitor's evidence: the capital of bets that win only if something has changed.", (18,), ("alarm",), ("evidence",)),
+    Term(
+        "draft",
+        "A token that a small layer guesses, before the whole model has checked it.",
+        ("mtp", 3),
+        ("acceptance rate",),
+    ),
+    Term(
+        "e-process",
+        "The monitor's evidence: the capital of bets that win only if something has changed.",
+        (18,),
+        ("alarm",),
+        ("evidence",),
+    ),
     Term("effort", "What a rollout took: a weighted sum of its tokens, calls and turns.", ("penalties", 6), ("price",)),
-    Term("entropy", "How undecided a distribution is, in nats or bits. It falls while RL makes some rollouts likelier.", (12,), ("nat",)),
-    Term("environment", "Whatever answers the agent's calls: files, tools, tests, and a grader.", ("episodes", 15), ("sandbox",)),
+    Term(
+        "entropy",
+        "How undecided a distribution is, in nats or bits. It falls while RL makes some rollouts likelier.",
+        (12,),
+        ("nat",),
+    ),
+    Term(
+        "environment",
+        "Whatever answers the agent's calls: files, tools, tests, and a grader.",
+        ("episodes", 15),
+        ("sandbox",),
+    ),
     Term("episode", "One attempt at a task, from the first prompt to the verdict.", ("episodes", 15), ("rollout",)),
-    Term("expert", "One of several small networks in a layer, of which each token uses a few.", ("replay", 8), ("router",)),
-    Term("expert parallelism", "Ranks share the experts of a layer, and send tokens to where their experts are.", (11,), ("expert", "rank")),
-    Term("gate", "The weight with which an expert's answer enters the sum; elsewhere a test that a policy must pass before it is shipped.", (8, 18)),
+    Term(
+        "expert",
+        "One of several small networks in a layer, of which each token uses a few.",
+        ("replay", 8),
+        ("router",),
+    ),
+    Term(
+        "expert parallelism",
+        "Ranks share the experts of a layer, and send tokens to where their experts are.",
+        (11,),
+        ("expert", "rank"),
+    ),
+    Term(
+        "gate",
+        "The weight with which an expert's answer enters the sum; elsewhere a test that a policy must "
+        "pass before it is shipped.",
+        (8, 18),
+    ),
     Term("group", "Rollouts of one prompt that are compared with each other.", ("advantages", 4), ("advantage",)),
     Term("held-out", "What no training stage has seen: tasks, functions, a codebase.", ("recipe", 0)),
-    Term("hint", "Words put in front of a message in which a rollout went wrong.", ("textual-feedback", 16), ("teacher",)),
+    Term(
+        "hint", "Words put in front of a message in which a rollout went wrong.", ("textual-feedback", 16), ("teacher",)
+    ),
     Term(
         "KL",
         "How far one distribution is from another. Without a word beside it: of the policy from its reference.",
@@ -81,41 +164,98 @@ TERMS: tuple[Term, ...] = (
         ("reference policy",),
     ),
     Term("log-prob", "The logarithm of the probability that the policy gave to a token.", (8, 13), ("logit", "nat")),
-    Term("logit", "A network's score for a token, before softmax makes a probability of it.", ("watch", 13), ("log-prob",)),
-    Term("mesh", "The arrangement of ranks: which of them share rows, tokens of a row, or experts.", (11,), ("rank", "shard")),
+    Term(
+        "logit",
+        "A network's score for a token, before softmax makes a probability of it.",
+        ("watch", 13),
+        ("log-prob",),
+    ),
+    Term(
+        "mesh",
+        "The arrangement of ranks: which of them share rows, tokens of a row, or experts.",
+        (11,),
+        ("rank", "shard"),
+    ),
     Term("nat", "A unit of information with the natural logarithm: 0.69 nats are one bit.", ("kl", 5)),
     Term("nop", "A solution that does nothing. A good task pays it nothing.", (14,), ("oracle",)),
-    Term("off-policy", "Learned from tokens that another policy sampled than the one being trained.", (5,), ("staleness",)),
-    Term("oracle", "Who knows the right answer: a closed form beside an estimate, or a script that writes the original code.", (5, 15), ("nop",)),
     Term(
-        "perplexity", "How many tokens a model hesitates between, on average: e to the power of its nats per token.", (1,), ("nat", "bits per byte")
+        "off-policy",
+        "Learned from tokens that another policy sampled than the one being trained.",
+        (5,),
+        ("staleness",),
+    ),
+    Term(
+        "oracle",
+        "Who knows the right answer: a closed form beside an estimate, or a script that writes the original code.",
+        (5, 15),
+        ("nop",),
+    ),
+    Term(
+        "perplexity",
+        "How many tokens a model hesitates between, on average: e to the power of its nats per token.",
+        (1,),
+        ("nat", "bits per byte"),
     ),
     Term("policy", "The network seen as somebody who acts: it gives each next token a probability.", (4, "kl")),
     Term("price", "What a unit of effort, or a habit, takes from the reward.", ("penalties", 17), ("effort",)),
     Term("rank", "One process among those that train together; each holds its part.", (11,), ("shard",)),
-    Term("reference policy", "The policy from which RL is not to stray far, usually the one before RL.", ("kl", 5), ("KL",), ("reference",)),
-    Term("reward", "What a rollout is paid in the end: for its tests, less its price.", ("advantages", 4), ("advantage",)),
-    Term("rollout", "Everything that an agent wrote and read in one attempt at a task.", ("advantages", 4), ("group", "episode")),
+    Term(
+        "reference policy",
+        "The policy from which RL is not to stray far, usually the one before RL.",
+        ("kl", 5),
+        ("KL",),
+        ("reference",),
+    ),
+    Term(
+        "reward", "What a rollout is paid in the end: for its tests, less its price.", ("advantages", 4), ("advantage",)
+    ),
+    Term(
+        "rollout",
+        "Everything that an agent wrote and read in one attempt at a task.",
+        ("advantages", 4),
+        ("group", "episode"),
+    ),
     Term("router", "The small layer that chooses a token's experts.", ("replay", 8), ("expert",)),
-    Term("sandbox", "A machine within the machine, where an agent may do what it likes and reaches nothing else.", (15,), ("snapshot",)),
+    Term(
+        "sandbox",
+        "A machine within the machine, where an agent may do what it likes and reaches nothing else.",
+        (15,),
+        ("snapshot",),
+    ),
     Term("segment", "The part of a chain that lies in one context.", (7,), ("chain", "context")),
     Term("shard", "The part of a tensor, or of the data, that one rank holds.", (11, 12), ("rank",)),
     Term("snapshot", "A stored state of a sandbox's files, named by their content.", (15,), ("sandbox",)),
-    Term("staleness", "How many steps old the weights may be that sampled what is trained on.", ("async-rl", 13), ("off-policy",)),
-    Term("step", "One update of the weights. In RL: the rollouts of many groups, and one gradient.", (0, "recipe"), ("group",)),
+    Term(
+        "staleness",
+        "How many steps old the weights may be that sampled what is trained on.",
+        ("async-rl", 13),
+        ("off-policy",),
+    ),
+    Term(
+        "step",
+        "One update of the weights. In RL: the rollouts of many groups, and one gradient.",
+        (0, "recipe"),
+        ("group",),
+    ),
     Term(
         "teacher",
         "Whose distribution is imitated: the main head by draft layers, or the policy that has read a hint.",
         ("textual-feedback", 3),
         ("hint",),
     ),
-    Term("token", "The piece of text that a network reads and writes: a word, a part of one, or a sign.", ("watch", 0), ("logit",)),
+    Term(
+        "token",
+        "The piece of text that a network reads and writes: a word, a part of one, or a sign.",
+        ("watch", 0),
+        ("logit",),
+    ),
     Term("turn", "What an agent says before the environment answers.", ("watch", 7), ("environment",)),
 )
 
 
 def find(word: str) -> Term:
-    """The term of that name, in any case and also in the plural. RunError where there is none, with the nearest ones."""
+    """The term of that name, in any case and also in the plural. RunError where there is none, with the nearest
+    ones."""
     terms_by_word = {term.word.casefold(): term for term in TERMS}
     query = " ".join(word.split()).casefold()
     for form in (query, query.removesuffix("s"), query.removesuffix("es")):

@@ -30,7 +30,11 @@ def glossary(
 
 def format_term(term: Term) -> str:
     """A term for the terminal."""
-    places = [f"etude lesson {place}" if isinstance(place, int) else f"the explorer's page {place}" for place in term.where]
+    places = [
+        f"etude lesson {place}" if isinstance(place, int) else f"the explorer's page {place}" for place in term.where
+    ]
     also = f" See also: {', '.join(term.see)}." if term.see else ""
-    says = textwrap.fill(f"{term.says}{also} At work in: {', '.join(places)}.", 100, initial_indent="  ", subsequent_indent="  ")
+    says = textwrap.fill(
+        f"{term.says}{also} At work in: {', '.join(places)}.", 100, initial_indent="  ", subsequent_indent="  "
+    )
     return f"{term.word}\n{says}"

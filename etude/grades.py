@@ -17,15 +17,19 @@ from kit.settings import RunError
 __all__ = ["grade_folder"]
 
 
-def grade_folder(name: str, folder: Path, folders: Sequence[Path], jobs: int, seconds: float, kind: Kind, ask: bool, as_json: bool) -> float:
-    """Grades a folder, and says what it is paid and why. `folders`: of recipes. `ask`: with fresh inputs, too. Gives the reward.
-    Raises RunError where there is no such task, and where the folder holds nothing that could be graded."""
+def grade_folder(
+    name: str, folder: Path, folders: Sequence[Path], jobs: int, seconds: float, kind: Kind, ask: bool, as_json: bool
+) -> float:
+    """Grades a folder, and says what it is paid and why. `folders`: of recipes. `ask`: with fresh inputs, too. Gives
+    the reward. Raises RunError where there is no such task, and where the folder holds nothing that could be graded."""
     files = _list_files(folder)
     task, package = task_of(name, folders or FOLDERS, jobs, seconds, kind)
     exam = exam_of(task, package)
     if not any(file in exam.editable for file in files):
         editable = ", ".join(exam.editable.names)
-        raise RunError(f"{folder} holds none of the files that {task.id} may change: {editable}; lay it out as the package is")
+        raise RunError(
+            f"{folder} holds none of the files that {task.id} may change: {editable}; lay it out as the package is"
+        )
     judges = judges_of(kind)
     try:
         exam = examined(exam, task.id, judges.fresh, seconds, judges, ask)
@@ -50,7 +54,11 @@ def grade_folder(name: str, folder: Path, folders: Sequence[Path], jobs: int, se
 def _list_files(folder: Path) -> list[str]:
     """The names of the regular files beneath a folder. Raises RunError where there are none."""
     if not folder.is_dir():
-        raise RunError(f"{folder} is no folder; expected one with the files that an agent left" if folder.exists() else f"{folder} does not exist")
+        raise RunError(
+            f"{folder} is no folder; expected one with the files that an agent left"
+            if folder.exists()
+            else f"{folder} does not exist"
+        )
     files = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
     if not files:
         raise RunError(f"{folder} is empty; expected the files that an agent left")

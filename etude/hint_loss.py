@@ -1,4 +1,5 @@
-"""How far a hint moves a checkpoint's prediction of the reply that it is about: the loss of ref/textual_feedback.py, without training."""
+"""How far a hint moves a checkpoint's prediction of the reply that it is about: the loss of ref/textual_feedback.py,
+without training."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ Tokens = torch.Tensor
 
 
 def encode_reply(messages: list[dict], row: dict, render: Template, agent: Agent) -> tuple[Tokens, Tokens]:
-    """The ids [T] of messages and the reply behind them, and the positions of the reply's. Raises ValueError where its place cannot be told."""
+    """The ids [T] of messages and the reply behind them, and the positions of the reply's. Raises ValueError where its
+    place cannot be told."""
     before = [message | {"weight": 0} if message["role"] == "assistant" else message for message in messages]
     chat = sft.chat_of({"messages": [*before, row["message"]], "tools": row["tools"]})
     ((ids, own),) = sft.tokens_and_mask(chat, render, agent.language.tokenizer)
@@ -27,17 +29,20 @@ def encode_reply(messages: list[dict], row: dict, render: Template, agent: Agent
 
 
 def sequences(row: dict, render: Template, agent: Agent) -> tuple[Tokens, Hinted]:
-    """The student's ids [T], and the teacher's with the places of the same tokens in both. Raises ValueError where the template does not write the
-    reply with the same tokens behind the hint."""
-    student, teacher = (encode_reply(row["student"], row, render, agent), encode_reply(row["teacher"], row, render, agent))
+    """The student's ids [T], and the teacher's with the places of the same tokens in both. Raises ValueError where the
+    template does not write the reply with the same tokens behind the hint."""
+    student, teacher = (
+        encode_reply(row["student"], row, render, agent),
+        encode_reply(row["teacher"], row, render, agent),
+    )
     if not torch.equal(student[0][student[1]], teacher[0][teacher[1]]):
         raise ValueError("the chat template writes the reply otherwise behind the hint")
     return student[0], Hinted(teacher[0], student[1], teacher[1])
 
 
 def moves(folder: Path) -> Callable[[dict], Iterator[str]]:
-    """A function from a hint, as `environments.harness.hints.row` gives it, to a line about the checkpoint in a folder. Raises RunError where none
-    lies there that reads conversations."""
+    """A function from a hint, as `environments.harness.hints.row` gives it, to a line about the checkpoint in a folder.
+    Raises RunError where none lies there that reads conversations."""
     if not is_checkpoint(folder):
         raise RunError(f"{folder} is no checkpoint; a run has some in its folder checkpoints/")
     agent = agent_in(folder)

@@ -1,4 +1,5 @@
-"""`etude tasks hints`: where episodes on real tasks went wrong, what their policy could have been told there, and lines for training on it."""
+"""`etude tasks hints`: where episodes on real tasks went wrong, what their policy could have been told there, and lines
+for training on it."""
 
 from __future__ import annotations
 
@@ -40,21 +41,33 @@ def make_judge(source: Literal["errors", "judge"], model: str, name: str) -> Pol
             raise RunError("--model and --name are of a judge: --source judge asks one")
         return None
     if not model or not name:
-        raise RunError("--source judge needs --model ADDRESS, such as http://localhost:8000/v1, and --name NAME, the model's name there")
+        raise RunError(
+            "--source judge needs --model ADDRESS, such as http://localhost:8000/v1, and --name NAME, "
+            "the model's name there"
+        )
     try:
         key = os.environ.get("OPENAI_API_KEY", "")
-        return Remote(model, name, key, {"temperature": 0}, told=lambda reason: print(reason, file=sys.stderr, flush=True))
+        return Remote(
+            model, name, key, {"temperature": 0}, told=lambda reason: print(reason, file=sys.stderr, flush=True)
+        )
     except ValueError as error:
         raise RunError(str(error)) from None
 
 
 def secret_of(task: Task, package: Package, exam: Exam) -> Secret:
-    """What no hint may tell: the code that was taken out, and what is held out of the tests. Not what the agent was given."""
-    code = [gone(edit.old.decode(errors="replace"), edit.new.decode(errors="replace")) for patch in task.piece.patches for edit in patch.edits]
+    """What no hint may tell: the code that was taken out, and what is held out of the tests. Not what the agent was
+    given."""
+    code = [
+        gone(edit.old.decode(errors="replace"), edit.new.decode(errors="replace"))
+        for patch in task.piece.patches
+        for edit in patch.edits
+    ]
     for name, data in package.tests.items():
         full_lines, given_lines = (text.decode(errors="replace").splitlines() for text in (data, exam.given[name]))
         code.append(
-            "\n".join(line[2:] for line in difflib.ndiff(given_lines, full_lines) if line.startswith("+ ")) if full_lines != given_lines else ""
+            "\n".join(line[2:] for line in difflib.ndiff(given_lines, full_lines) if line.startswith("+ "))
+            if full_lines != given_lines
+            else ""
         )
     return Secret(tuple(filter(None, code)), tuple(data.decode(errors="replace") for data in exam.given.values()))
 
@@ -63,7 +76,9 @@ def make_gold_diff(exam: Exam) -> str:
     """The difference from the given code to the original."""
     diff: list[str] = []
     for name in sorted(exam.gold):
-        given_lines, gold_lines = (files.get(name, b"").decode(errors="replace").splitlines() for files in (exam.given, exam.gold))
+        given_lines, gold_lines = (
+            files.get(name, b"").decode(errors="replace").splitlines() for files in (exam.given, exam.gold)
+        )
         diff += difflib.unified_diff(given_lines, gold_lines, f"a/{name}", f"b/{name}", lineterm="")
     return "\n".join(diff)
 
@@ -98,9 +113,10 @@ def hints(
     seconds: float,
     kind: Kind,
 ) -> bool:
-    """Says for each transcript where it went wrong and what its policy could have been told, and writes the hints to the file `out`, a line each. A
-    transcript of which nothing can be said is named in one line, and the next one comes. `loss`: a checkpoint; how far each hint moves its
-    prediction of the reply is said too. True if all could be read. Raises RunError."""
+    """Says for each transcript where it went wrong and what its policy could have been told, and writes the hints to
+    the file `out`, a line each. A transcript of which nothing can be said is named in one line, and the next one comes.
+    `loss`: a checkpoint; how far each hint moves its prediction of the reply is said too. True if all could be read.
+    Raises RunError."""
     if out is not None and out.exists():
         raise RunError(f"{out} exists already; name another file with --out")
     if shown_gold and source == "errors":
@@ -112,7 +128,9 @@ def hints(
             try:
                 lines = record.read(path)
                 task = load_cached(lines[0]["task"], tuple(folders), jobs, seconds, kind)
-                mistakes = faults(lines, task.visible_tests) if judge is None else ask_judge(judge, lines, task, shown_gold)
+                mistakes = (
+                    faults(lines, task.visible_tests) if judge is None else ask_judge(judge, lines, task, shown_gold)
+                )
             except RunError as error:
                 print(error if str(path) in str(error) else f"{path}: {error}", file=sys.stderr, flush=True)
                 all_read = False
@@ -120,9 +138,17 @@ def hints(
             reasons = [refusal(fault, task.secret) for fault in mistakes]
             refused.update(reason.partition(":")[0] for reason in reasons if reason)
             refused_count = len(mistakes) - reasons.count("")
-            print(f"{path}: {format_count(len(mistakes) - refused_count)}{f', and {refused_count} refused' if refused_count else ''}", flush=True)
+            print(
+                f"{path}: "
+                f"{format_count(len(mistakes) - refused_count)}{f', and {refused_count} refused' if refused_count else ''}",
+                flush=True,
+            )
             for fault, reason in zip(mistakes, reasons, strict=True):
-                print(f"  reply {fault.turn.number}, {fault.rule}: {f'refused, because {one_line(reason)}' if reason else fault.says}", flush=True)
+                print(
+                    f"  reply {fault.turn.number}, {fault.rule}: "
+                    f"{f'refused, because {one_line(reason)}' if reason else fault.says}",
+                    flush=True,
+                )
                 if not reason:
                     rows.append(row(lines, fault))
                     print(*(f"    {line}\n" for line in explain_moves(rows[-1])), sep="", end="", flush=True)
@@ -135,7 +161,10 @@ def hints(
         if out is not None:
             print(f"{out}: {format_count(len(rows))}" if rows else f"no hints, so {out} is not written", flush=True)
     if refused:
-        print(f"{sum(refused.values())} refused: " + ", ".join(f"{count} since {reason}" for reason, count in sorted(refused.items())))
+        print(
+            f"{sum(refused.values())} refused: "
+            + ", ".join(f"{count} since {reason}" for reason, count in sorted(refused.items()))
+        )
     return all_read
 
 

@@ -1,4 +1,5 @@
-"""`etude tasks install`: a folder is set up in a sandbox, in two stages, and what worked is kept as a small file that can be played again."""
+"""`etude tasks install`: a folder is set up in a sandbox, in two stages, and what worked is kept as a small file that
+can be played again."""
 
 from __future__ import annotations
 
@@ -50,7 +51,11 @@ def hosts_of(index: str, private: bool) -> tuple[dict[str, Host], str]:
     try:
         url = urllib.parse.urlsplit(index)
         server = f"{url.scheme}://{url.netloc}"
-        file_hosts = {name: Host(address, private=private) for index_url, (name, address) in FILE_HOSTS.items() if index_url == server}
+        file_hosts = {
+            name: Host(address, private=private)
+            for index_url, (name, address) in FILE_HOSTS.items()
+            if index_url == server
+        }
         return {INDEX: Host(server, private=private), **file_hosts}, f"{url.path.rstrip('/')}/"
     except ValueError as error:
         raise RunError(f"--index {one_line(index)}: {error}") from None
@@ -61,7 +66,13 @@ def policy_of(model: str, name: str, sampling: dict) -> Policy:
     if not name:
         raise RunError("a model behind an address has a name there: --name NAME")
     try:
-        return Remote(model, name, os.environ.get("OPENAI_API_KEY", ""), sampling, told=lambda reason: print(reason, file=sys.stderr, flush=True))
+        return Remote(
+            model,
+            name,
+            os.environ.get("OPENAI_API_KEY", ""),
+            sampling,
+            told=lambda reason: print(reason, file=sys.stderr, flush=True),
+        )
     except ValueError as error:
         raise RunError(str(error)) from None
 
@@ -90,7 +101,9 @@ class Workspace:
 
     def trouble(self) -> str:
         """What the index had against the last request that it did not answer, if there is one."""
-        reasons = [str(line["why"]) for line in read_lines(self.log)[self.log_start :] if line.get("host") and line.get("why")]
+        reasons = [
+            str(line["why"]) for line in read_lines(self.log)[self.log_start :] if line.get("host") and line.get("why")
+        ]
         hint = " (--private-index allows it)" if reasons and "no public address" in reasons[-1] else ""
         return f"; the index: {one_line(reasons[-1])}{hint}" if reasons else ""
 
@@ -112,15 +125,18 @@ def install(
     private: bool = False,
     again: bool = False,
 ) -> Attempt:
-    """Proposes steps for a folder and tries them; writes those that worked to `out`, and beside it what was tried and what was asked of the index.
-    Without a policy, a script plays both stages. Raises RunError, in one line, where the folder is not set up; Interrupted."""
+    """Proposes steps for a folder and tries them; writes those that worked to `out`, and beside it what was tried and
+    what was asked of the index. Without a policy, a script plays both stages. Raises RunError, in one line, where the
+    folder is not set up; Interrupted."""
     if out.exists() and not again:
         raise RunError(f"{out} is there already; --again makes it anew, and --replay runs it")
     with (
         Workspace(folder, index, private, out.with_suffix(".requests.jsonl")) as workspace,
         AttemptLog(out.with_suffix(".tried.jsonl")) as attempt_log,
     ):
-        attempt_log.add({"kind": "begin", "folder": str(folder), "tree": workspace.tree, "index": index, "who": who or "script"})
+        attempt_log.add(
+            {"kind": "begin", "folder": str(folder), "tree": workspace.tree, "index": index, "who": who or "script"}
+        )
         try:
             steps, revise = _propose_steps(workspace, policy, who, budget, out)
             attempt_log.add({"kind": "proposed", "steps": as_rows(steps)})
@@ -136,14 +152,23 @@ def install(
                 f"{_describe_fault(result)}{workspace.trouble()}; {attempt_log.path} tells what was tried"
             )
         working_steps = [outcome.step for outcome in result.outcomes if outcome.passed]
-        fields = {"folder": folder.resolve().name, "tree": workspace.tree, "prepared": result.tree, "index": index is not None}
+        fields = {
+            "folder": folder.resolve().name,
+            "tree": workspace.tree,
+            "prepared": result.tree,
+            "index": index is not None,
+        }
         atomic_write(out, json.dumps({**fields, "steps": as_rows(working_steps)}, indent=1) + "\n")
-    print(f"{out}: {len(working_steps)} steps work, after {_format_tries(result.tries)}; the folder as they leave it is tree {result.tree}")
+    print(
+        f"{out}: {len(working_steps)} steps work, after {_format_tries(result.tries)}; the folder as "
+        f"they leave it is tree {result.tree}"
+    )
     return result
 
 
 def replay(folder: Path, path: Path, index: str | None, private: bool = False) -> Attempt:
-    """Plays the steps of a file once more. Raises RunError for a file that is none, and where a step that worked does not."""
+    """Plays the steps of a file once more. Raises RunError for a file that is none, and where a step that worked does
+    not."""
     try:
         record = read_json(path)
         steps = of_rows(record["steps"])
@@ -153,7 +178,9 @@ def replay(folder: Path, path: Path, index: str | None, private: bool = False) -
         Workspace(folder, index, private, path.with_suffix(".requests.jsonl")) as workspace,
         AttemptLog(path.with_suffix(".tried.jsonl")) as attempt_log,
     ):
-        attempt_log.add({"kind": "begin", "folder": str(folder), "tree": workspace.tree, "index": index, "who": f"replay of {path}"})
+        attempt_log.add(
+            {"kind": "begin", "folder": str(folder), "tree": workspace.tree, "index": index, "who": f"replay of {path}"}
+        )
         try:
             result = attempt(steps, workspace.fresh, lambda *_: None, 1, attempt_log)
         except KeyboardInterrupt:
@@ -179,12 +206,28 @@ class AttemptLog:
         self.journal.append(json.dumps(line).encode() + b"\n")
 
     def __call__(self, number: int, outcome: Outcome) -> None:
-        codes = {"command_exit": outcome.command, "check_exit": outcome.check, "passed": outcome.passed, "seconds": round(outcome.seconds, 3)}
-        self.add({"kind": "step", "try": number, "command": outcome.step.command, "check": outcome.step.check, **codes, "said": outcome.text})
+        codes = {
+            "command_exit": outcome.command,
+            "check_exit": outcome.check,
+            "passed": outcome.passed,
+            "seconds": round(outcome.seconds, 3),
+        }
+        self.add(
+            {
+                "kind": "step",
+                "try": number,
+                "command": outcome.step.command,
+                "check": outcome.step.check,
+                **codes,
+                "said": outcome.text,
+            }
+        )
         if number:
             detail = "" if outcome.passed else f": {why(outcome)}"
             print(
-                f"try {number}, {outcome.seconds:.1f} s, {'works' if outcome.passed else 'fails'}: {_describe_step(outcome.step)}{detail}", flush=True
+                f"try {number}, {outcome.seconds:.1f} s, {'works' if outcome.passed else 'fails'}: "
+                f"{_describe_step(outcome.step)}{detail}",
+                flush=True,
             )
 
     def __enter__(self) -> AttemptLog:
@@ -194,7 +237,9 @@ class AttemptLog:
         self.journal.close()
 
 
-def _propose_steps(workspace: Workspace, policy: Policy | None, policy_name: str, budget: Budget, out: Path) -> tuple[list[Step], Revise]:
+def _propose_steps(
+    workspace: Workspace, policy: Policy | None, policy_name: str, budget: Budget, out: Path
+) -> tuple[list[Step], Revise]:
     """Stage 1, and who plays stage 2."""
     if policy is None:
         return proposed(workspace.files), partial(revised, modules(workspace.files))

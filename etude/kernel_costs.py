@@ -1,8 +1,9 @@
-"""`etude plan --kernels`: what the launches of `kernels/cost.py` cost on four GPUs at least, and which ratios of the kernels post that explains.
+"""`etude plan --kernels`: what the launches of `kernels/cost.py` cost on four GPUs at least, and which ratios of the
+kernels post that explains.
 
-The post is Cursor's, on a layer of experts in MXFP8 (cursor.com/blog/kernels). Its figures are of B200 and H100, and of shapes that it does not name.
-A ratio is explained if the model, with no number fitted to it, comes within a tenth; nearly, if within a quarter. Two ratios need the width of the
-product, which is our assumption.
+The post is Cursor's, on a layer of experts in MXFP8 (cursor.com/blog/kernels). Its figures are of B200 and H100, and of
+shapes that it does not name. A ratio is explained if the model, with no number fitted to it, comes within a tenth;
+nearly, if within a quarter. Two ratios need the width of the product, which is our assumption.
 """
 
 from __future__ import annotations
@@ -89,7 +90,9 @@ def ratios() -> list[Ratio]:
     """The post's figures that are ratios, or become one by division."""
     model = kernel("cost")
     b200, h100 = model.GPUS["b200"], model.GPUS["h100"]
-    (single_launch,), (double_launch,) = (model.quantised("x", 131_072, 7168, *forms) for forms in (("mxfp8",), ("mxfp8", "mxfp8")))
+    (single_launch,), (double_launch,) = (
+        model.quantised("x", 131_072, 7168, *forms) for forms in (("mxfp8",), ("mxfp8", "mxfp8"))
+    )
 
     def share(columns: int) -> float:
         return model.floor(single_launch, b200) / (2 * 131_072 * 7168 * columns / b200.fp8)
@@ -98,7 +101,8 @@ def ratios() -> list[Ratio]:
         return sum(model.floor(part, gpu) for part in model.moe(**QWEN3, forward=forward, backward=backward))
 
     def step(backward: float) -> float:
-        """Speed-up of a step whose backward pass takes `backward` times the forward pass, if experts become 3.5 times as fast."""
+        """Speed-up of a step whose backward pass takes `backward` times the forward pass, if experts become 3.5 times
+        as fast."""
         return (1 + backward) / (1 + backward - (0.53 + 0.27 * backward) * (1 - 1 / 3.5))
 
     narrow = share(2048)
@@ -115,12 +119,18 @@ def ratios() -> list[Ratio]:
             h100.fp8 / h100.float32 / 32,
             "the same; the data sheet's 67 TFLOP/s of float32. With 60, an early figure, it is 1.03",
         ),
-        Ratio("2.9 GB quantised in 0.44 ms: share of the bandwidth", 2.9e9 / 0.44e-3 / 8e12, 1.0, "the floor is 0.36 ms at 8 TB/s"),
+        Ratio(
+            "2.9 GB quantised in 0.44 ms: share of the bandwidth",
+            2.9e9 / 0.44e-3 / 8e12,
+            1.0,
+            "the floor is 0.36 ms at 8 TB/s",
+        ),
         Ratio(
             "quantisation over the product, forward",
             0.40,
             narrow,
-            f"both at their peaks, if the product has 2048 columns; {share(1536):.2f} for 1536, {share(8192):.2f} for 8192",
+            f"both at their peaks, if the product has 2048 columns; {share(1536):.2f} for 1536, "
+            f"{share(8192):.2f} for 8192",
         ),
         Ratio(
             "quantisation, backward over forward",
@@ -129,7 +139,12 @@ def ratios() -> list[Ratio]:
             f"a pass for each orientation; one pass for both takes {double_launch.bytes / single_launch.bytes:.2f}",
         ),
         Ratio("quantisation over the product, backward", 0.76, 2 * narrow, "twice the forward's; the same assumption"),
-        Ratio("bandwidth of its quantiser over others'", 6.2 / 4.5, 1.0, "both move the same bytes; the floor knows no better and worse code"),
+        Ratio(
+            "bandwidth of its quantiser over others'",
+            6.2 / 4.5,
+            1.0,
+            "both move the same bytes; the floor knows no better and worse code",
+        ),
         Ratio(
             "the layer in MXFP8 over bfloat16, B200",
             3.5,
@@ -157,14 +172,35 @@ def show(console: Console | None = None) -> None:
     from rich.table import Table
 
     console, gpus = console or Console(), kernel("cost").GPUS
-    table = Table("work", "format", "launches", "GB", "TFLOP", *(f"µs {gpu}" for gpu in gpus), "quantise", box=None, header_style="bold")
-    table.title, table.title_justify = "Floors in microseconds; 'quantise': time of quantisers over time of products, B200", "left"
+    table = Table(
+        "work",
+        "format",
+        "launches",
+        "GB",
+        "TFLOP",
+        *(f"µs {gpu}" for gpu in gpus),
+        "quantise",
+        box=None,
+        header_style="bold",
+    )
+    table.title, table.title_justify = (
+        "Floors in microseconds; 'quantise': time of quantisers over time of products, B200",
+        "left",
+    )
     for column in table.columns[2:]:
         column.justify = "right"
     for cost in costs():
         times = (f"{time:,.0f}" for time in cost.microseconds.values())
         share = f"{cost.quantisers['b200']:.0%}" if cost.quantisers["b200"] else "–"
-        table.add_row(cost.work, cost.format, f"{cost.launches}", f"{cost.bytes / 1e9:.2f}", f"{cost.flops / 1e12:.2f}", *times, share)
+        table.add_row(
+            cost.work,
+            cost.format,
+            f"{cost.launches}",
+            f"{cost.bytes / 1e9:.2f}",
+            f"{cost.flops / 1e12:.2f}",
+            *times,
+            share,
+        )
     console.print(table)
     ratio_table = Table("the kernels post's ratio", "post", "model", "explained", "how", box=None, header_style="bold")
     for ratio in ratios():
@@ -172,8 +208,10 @@ def show(console: Console | None = None) -> None:
     console.print()
     console.print(ratio_table)
     console.print(
-        "\nCounted: bytes that each launch reads and writes once, weights' quantisation among them, and FLOPs of products. Peaks and bandwidths "
-        "are those of data sheets, dense. Not counted: starting a launch, tiles that are not full, uneven experts, caches, and how far code "
+        "\nCounted: bytes that each launch reads and writes once, weights' quantisation among them, "
+        "and FLOPs of products. Peaks and bandwidths "
+        "are those of data sheets, dense. Not counted: starting a launch, tiles that are not full, "
+        "uneven experts, caches, and how far code "
         "stays from its floor. docs/speed.md has what an H100 measured.",
         highlight=False,
     )
@@ -182,5 +220,8 @@ def show(console: Console | None = None) -> None:
 def write(out: Path) -> None:
     """Writes kernels-plan.json to a folder."""
     out.mkdir(parents=True, exist_ok=True)
-    record = {"costs": [asdict(row) for row in costs()], "ratios": [{**asdict(row), "explained": row.explained} for row in ratios()]}
+    record = {
+        "costs": [asdict(row) for row in costs()],
+        "ratios": [{**asdict(row), "explained": row.explained} for row in ratios()],
+    }
     atomic_write(out / "kernels-plan.json", json.dumps(record, indent=1) + "\n")

@@ -1,7 +1,7 @@
 """`etude kernels`: every kernel, compiled for GPUs that are not here, and what the compiler says of it.
 
-kernels/compiled.py compiles one; this file asks several processes of it at a time, shows a table, and keeps it in results/.
-"""
+kernels/compiled.py compiles one; this file asks several processes of it at a time, shows a table, and keeps it in
+results/."""
 
 from __future__ import annotations
 
@@ -36,11 +36,19 @@ class Compiler:
 
     def __init__(self, errors: IO[str]):
         module = engine.kernel("compiled")
-        root, environment = Path(str(module.__file__)).parents[1], {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+        root, environment = (
+            Path(str(module.__file__)).parents[1],
+            {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"},
+        )
         environment["PYTHONPATH"] = os.pathsep.join([str(root), *filter(None, [environment.get("PYTHONPATH")])])
         self.errors = errors
         self.process = subprocess.Popen(
-            [sys.executable, "-m", module.__name__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment
+            [sys.executable, "-m", module.__name__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            env=environment,
         )
         first = self.answer()
         self.jobs: list[dict[str, Any]] = first["jobs"]
@@ -95,14 +103,17 @@ def compile_all(
     progress: Callable[[int, int], None] = lambda done, total: None,
     choose: Callable[[list[dict]], list[dict]] = lambda jobs: jobs,
 ) -> tuple[list[dict], dict[str, str]]:
-    """Records of all jobs that match, in the order of the registry, and the versions of the compilers. As many processes as cores; `choose`
-    may leave jobs out. Raises RunError if nothing matches, or if a process dies."""
+    """Records of all jobs that match, in the order of the registry, and the versions of the compilers. As many
+    processes as cores; `choose` may leave jobs out. Raises RunError if nothing matches, or if a process dies."""
     with contextlib.ExitStack() as stack:
         first = stack.enter_context(compiler())
         keys = {job["key"] for job in choose([job for job in first.jobs if is_match(job, name, target)])}
         numbers = [number for number, job in enumerate(first.jobs) if job["key"] in keys]
         if not numbers:
-            raise RunError(f"no kernel or use is called {name!r}; there are: {', '.join(sorted({job['kernel'] for job in first.jobs}))}")
+            raise RunError(
+                f"no kernel or use is called {name!r}; there are: "
+                f"{', '.join(sorted({job['kernel'] for job in first.jobs}))}"
+            )
         records: dict[int, dict] = {}
         waiting, failed, lock = numbers[::-1], [], threading.Lock()
 
@@ -122,7 +133,10 @@ def compile_all(
             except Exception as error:
                 failed.append(error)
 
-        threads = [threading.Thread(target=work, args=(worker,)) for worker in [first, *[None] * (min(cores(), len(numbers)) - 1)]]
+        threads = [
+            threading.Thread(target=work, args=(worker,))
+            for worker in [first, *[None] * (min(cores(), len(numbers)) - 1)]
+        ]
         for thread in threads:
             thread.start()
         try:
@@ -141,7 +155,10 @@ def code(name: str, target: str, what: str) -> tuple[dict[str, Any], str, int]:
     with compiler() as instance:
         numbers = [number for number, job in enumerate(instance.jobs) if is_match(job, name, target)]
         if not numbers:
-            raise RunError(f"no kernel or use is called {name!r}; there are: {', '.join(sorted({job['kernel'] for job in instance.jobs}))}")
+            raise RunError(
+                f"no kernel or use is called {name!r}; there are: "
+                f"{', '.join(sorted({job['kernel'] for job in instance.jobs}))}"
+            )
         return instance.jobs[numbers[0]], instance.ask(numbers[0], what)["text"], len(numbers) - 1
 
 
@@ -152,12 +169,18 @@ def play(name: str | None, target: str | None, what: str | None, out: Path | Non
     if what is not None:
         maker = "AMD" if target == "gfx950" else "NVIDIA"
         if CODE_MAKERS.get(what) != maker:
-            raise RunError(f"--show expects {', '.join(w for w, m in CODE_MAKERS.items() if m == maker)} for {target or 'sm_90'}, got {what!r}")
+            raise RunError(
+                f"--show expects {', '.join(w for w, m in CODE_MAKERS.items() if m == maker)} for "
+                f"{target or 'sm_90'}, got {what!r}"
+            )
         if name is None:
             raise RunError("--show needs the NAME of a kernel or of a use; `etude kernels` lists them")
         job, text, other_count = code(name, target or "sm_90", what)
         print(text)
-        print(f"{job['kernel']}, {job['use']}, {job['target']}, {job['tile']}; {other_count} other jobs match {name!r}", file=sys.stderr)
+        print(
+            f"{job['kernel']}, {job['use']}, {job['target']}, {job['tile']}; {other_count} other jobs match {name!r}",
+            file=sys.stderr,
+        )
         return
     is_part = name is not None or target is not None
     if is_part and out is not None:
@@ -177,7 +200,9 @@ def progress_line() -> Iterator[Callable[[int, int], None]]:
 
     console, last = Console(stderr=True), time.monotonic()
     if console.is_terminal:
-        with Progress(TextColumn("compiling"), BarColumn(16), MofNCompleteColumn(), TimeRemainingColumn(), console=console) as bar:
+        with Progress(
+            TextColumn("compiling"), BarColumn(16), MofNCompleteColumn(), TimeRemainingColumn(), console=console
+        ) as bar:
             task = bar.add_task("")
             yield lambda done, total: bar.update(task, completed=done, total=total)
         return
@@ -192,15 +217,20 @@ def progress_line() -> Iterator[Callable[[int, int], None]]:
 
 
 def show(found: list[dict], versions: dict[str, str], each: bool = False) -> None:
-    """Prints the table: a line for each use and target, with the range over configurations; with `each`, a line for each configuration."""
+    """Prints the table: a line for each use and target, with the range over configurations; with `each`, a line for
+    each configuration."""
     from rich.console import Console
     from rich.table import Table
 
     groups: dict[tuple[str, ...], list[dict]] = {}
     for record in found:
-        groups.setdefault((record["kernel"], record["use"], record["target"], *([record["tile"]] if each else [])), []).append(record)
+        groups.setdefault(
+            (record["kernel"], record["use"], record["target"], *([record["tile"]] if each else [])), []
+        ).append(record)
     titles = ("tensor core", "registers", "spilled", "shared", "occupancy", "FLOPs/byte", "floor")
-    table = Table("kernel", "use", "target", "tile" if each else "fit", *titles, box=None, header_style="bold", pad_edge=False)
+    table = Table(
+        "kernel", "use", "target", "tile" if each else "fit", *titles, box=None, header_style="bold", pad_edge=False
+    )
     for (kernel, use, target, *tile), group in groups.items():
         good = [record for record in group if record["failed"] is None]
         fits = sum(record["fits"] for record in group)
@@ -216,13 +246,22 @@ def show(found: list[dict], versions: dict[str, str], each: bool = False) -> Non
     console = Console() if sys.stdout.isatty() else Console(width=200)
     console.print(table, highlight=False)
     print(
-        f"Triton {versions['triton']}, ptxas {versions['ptxas']}. Registers and spilled bytes are per thread, shared memory per block. "
-        "FLOPs and bytes are a program's.\nThe floor is the roofline's on H200, B200 and MI355X at the registry's sizes; docs/speed.md has "
+        f"Triton {versions['triton']}, ptxas {versions['ptxas']}. Registers and spilled bytes are per "
+        f"thread, shared memory per block. "
+        "FLOPs and bytes are a program's.\nThe floor is the roofline's on H200, B200 and MI355X at the "
+        "registry's sizes; docs/speed.md has "
         "what an H100 measured."
     )
 
 
-COLUMNS = (("registers", 1, ""), ("spilled", 1, ""), ("shared", 1024, " KB"), ("occupancy", 0.01, "%"), ("intensity", 1, ""), ("floor_us", 1, " µs"))
+COLUMNS = (
+    ("registers", 1, ""),
+    ("spilled", 1, ""),
+    ("shared", 1024, " KB"),
+    ("occupancy", 0.01, "%"),
+    ("intensity", 1, ""),
+    ("floor_us", 1, " µs"),
+)
 
 
 def span(values: list[float], unit: str) -> str:
@@ -234,10 +273,13 @@ def span(values: list[float], unit: str) -> str:
 
 
 def short(instruction: str) -> str:
-    """wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 → wgmma e4m3.e4m3; tcgen05.mma.cta_group::1.kind::f16 → tcgen05 f16."""
+    """wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 → wgmma e4m3.e4m3; tcgen05.mma.cta_group::1.kind::f16 →
+    tcgen05 f16."""
     head, *parts = instruction.split(".")
     if head == "tcgen05":
-        return " ".join([head, *(part.removeprefix("kind::") for part in parts if re.search("kind::|block|scale_vec", part))])
+        return " ".join(
+            [head, *(part.removeprefix("kind::") for part in parts if re.search("kind::|block|scale_vec", part))]
+        )
     if head in ("wgmma", "mma"):
         types = [part for part in parts if part in ("f16", "bf16", "tf32", "e4m3", "e5m2", "f32", "f64")]
         return f"{head} {'.'.join(types[1:3])}"
@@ -260,7 +302,8 @@ def write(found: list[dict], versions: dict[str, str], out: Path) -> Path:
 
 
 def unfit(found: list[dict]) -> dict[tuple[str, str, str], tuple[str, ...]]:
-    """What kernels/unfit.py has to say: (kernel, target, form) → the configurations that no autotuner should be offered."""
+    """What kernels/unfit.py has to say: (kernel, target, form) → the configurations that no autotuner should be
+    offered."""
     bad: dict[tuple[str, str, str], dict[str, None]] = {}
     for record in found:
         if record["form"] and not record["fits"]:
@@ -271,7 +314,10 @@ def unfit(found: list[dict]) -> dict[tuple[str, str, str], tuple[str, ...]]:
 def unfit_file(found: list[dict]) -> str:
     """The text of kernels/unfit.py."""
     module = engine.kernel("unfit")
-    lines = [f"    {key}: (\n" + "".join(f"        {tile!r},\n" for tile in tiles) + "    ),\n" for key, tiles in unfit(found).items()]
+    lines = [
+        f"    {key}: (\n" + "".join(f"        {tile!r},\n" for tile in tiles) + "    ),\n"
+        for key, tiles in unfit(found).items()
+    ]
     lines = [line.replace("'", '"') for line in lines]
     return f'''"""{module.__doc__}"""
 

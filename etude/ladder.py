@@ -1,11 +1,12 @@
-"""`etude run cpt-rl --scale full`: Figure 2 on many ranks. Several budgets of continued pretraining, the same SFT and RL on each.
+"""`etude run cpt-rl --scale full`: Figure 2 on many ranks. Several budgets of continued pretraining, the same SFT and
+RL on each.
 
     OUT/corpus              rows of the largest budget, packed once
     OUT/runs/BUDGET-SEED    a run of the full recipe (`etude/chain.py`) without draft layers, on the first rows of its seed's order
     OUT/cpt-rl.{json,csv,png}
 
-Budgets, fits, verdicts and picture are those of `sims/cpt_rl.py`, which plays the small scale. Here every run begins from the same
-checkpoint, so a budget is what was learnt on top of it.
+Budgets, fits, verdicts and picture are those of `sims/cpt_rl.py`, which plays the small scale. Here every run begins
+from the same checkpoint, so a budget is what was learnt on top of it.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ class Study:
     """Budgets and measurements."""
 
     budgets: tuple[int, ...] = ()
-    """Pretraining tokens over both phases; three or more values, increasing. None given: a sixteenth, a quarter, and all of the recipe's."""
+    """Pretraining tokens over both phases; three or more values, increasing. None given: a sixteenth, a quarter, and
+    all of the recipe's."""
     seeds: int = 1
     """Training runs at each budget."""
     last: int = 10
@@ -69,15 +71,16 @@ class Study:
 
 @dataclass(frozen=True)
 class Ladder(Whole):
-    """The recipe on ranks, and the study: `training.tokens` and `training.long_tokens` give the largest default budget and the phases'
-    proportion, `rl.gate` and `rl.later` are 0, `evaluation` is not used."""
+    """The recipe on ranks, and the study: `training.tokens` and `training.long_tokens` give the largest default budget
+    and the phases' proportion, `rl.gate` and `rl.later` are 0, `evaluation` is not used."""
 
     study: Study = field(default_factory=Study)
     """Budgets and measurements."""
 
     @property
     def experiment(self) -> budgets.Experiment:
-        """The settings of `sims/cpt_rl.py`. Raises ValueError for budgets that are not three or more increasing numbers."""
+        """The settings of `sims/cpt_rl.py`. Raises ValueError for budgets that are not three or more increasing
+        numbers."""
         s, total_tokens = self.study, self.training.tokens + self.training.long_tokens
         study_settings: dict[str, Any] = {setting.name: getattr(s, setting.name) for setting in dataclasses.fields(s)}
         return budgets.Experiment(
@@ -108,10 +111,15 @@ def check(c: Ladder, ranks: int) -> None:
     """Raises RunError, or a ValueError of one line, now for what the ranks would report later."""
     e = c.experiment
     if e.budgets[0] <= c.training.long_length:
-        raise RunError(f"study.budgets: {e.budgets[0]:,} tokens are no more than a long row, training.long_length={c.training.long_length:,}")
+        raise RunError(
+            f"study.budgets: {e.budgets[0]:,} tokens are no more than a long row, "
+            f"training.long_length={c.training.long_length:,}"
+        )
     for name in ("demonstrations", "tasks"):
         if (n := getattr(c.study, name)) < ranks:
-            raise RunError(f"study.{name} must be at least the number of ranks, {ranks}, to give each rank one; got {n}")
+            raise RunError(
+                f"study.{name} must be at least the number of ranks, {ranks}, to give each rank one; got {n}"
+            )
     if c.sft.conversations is not None:
         raise RunError("cpt-rl measures the agent's own SFT, on demonstrations; leave out sft.conversations")
     chain.check(rung(c, e.budgets[-1], 0), ranks)
@@ -130,7 +138,8 @@ class RankGroup:
 
 
 def learn(c: Ladder, out: Path, resume: bool, ranks: int, backend: str, cluster: Cluster) -> None:
-    """The parent process: every training run, smallest budgets first; then fits, verdicts and picture. Raises RunError if ranks fail."""
+    """The parent process: every training run, smallest budgets first; then fits, verdicts and picture. Raises RunError
+    if ranks fail."""
     e = c.experiment
     largest = rung(c, e.budgets[-1], 0)
     resume_command = f"etude run cpt-rl --scale full --out {shlex.quote(str(out))} --resume" + (
@@ -142,7 +151,11 @@ def learn(c: Ladder, out: Path, resume: bool, ranks: int, backend: str, cluster:
             tokenizer = Path(str(c.checkpoint)) / "tokenizer.json"
             data(corpus_run, largest.small, tokenizer, prepared=chain.prepared(c.data.corpus, tokenizer))
         group = RankGroup(ranks, backend, cluster, resume_command)
-        results = [measure_training_run(run, c, corpus, budget, number, group) for budget in e.budgets for number in range(e.seeds)]
+        results = [
+            measure_training_run(run, c, corpus, budget, number, group)
+            for budget in e.budgets
+            for number in range(e.seeds)
+        ]
         conclusion = cpt_rl.concluded(results, e)
         record = {"experiment": "cpt-rl full", "command": resume_command.replace(" --resume", ""),
                   "config": dataclasses.asdict(e), "machine": machine(), "checkpoint": c.checkpoint,
@@ -171,7 +184,9 @@ def measure_training_run(run: Run, c: Ladder, corpus: Path, budget: int, number:
             "ranks": group.ranks,
             "config": dataclasses.asdict(replace(rung_config, cluster=cluster)),
         }
-        if launch.start("etude.full_rank", [str(root.resolve()), json.dumps(rank_arguments)], group.ranks, cluster.restarts):
+        if launch.start(
+            "etude.full_rank", [str(root.resolve()), json.dumps(rank_arguments)], group.ranks, cluster.restarts
+        ):
             raise RunError(f"the ranks of {root} failed; their errors are above. Continue with: {group.resume_command}")
     measurements = read_json(root / "stages" / "measure.json")["result"] | budgets.told(root, budget, number)
     stage.log(1, success=float(np.mean(measurements["final"]["success"])))
@@ -187,12 +202,14 @@ def play(out: Path, c: Ladder, ranks: int, seed: int) -> None:
 
 
 def measure(stage: Stage | None, out: Path, c: Whole, seed: int) -> None:
-    """`sims.budgets.measure` on all ranks, each with its share: loss after pretraining; loss on demonstrations and success, before and after
-    RL."""
+    """`sims.budgets.measure` on all ranks, each with its share: loss after pretraining; loss on demonstrations and
+    success, before and after RL."""
     assert isinstance(c, Ladder)
     language = language_of(out)
     demonstrations, tasks = budgets.heldout(replace(c.experiment, seed=seed), c.small, language)
-    local_demonstrations, local_tasks = ([items[i] for i in rl.share(len(items)).tolist()] for items in (demonstrations, tasks))
+    local_demonstrations, local_tasks = (
+        [items[i] for i in rl.share(len(items)).tolist()] for items in (demonstrations, tasks)
+    )
     saved_results: list = [{}]
     if stage is not None:
         stage.total, saved_results = 2 * len(local_tasks) * c.study.samples, [stage.restore() or {}]
@@ -208,9 +225,16 @@ def measure(stage: Stage | None, out: Path, c: Whole, seed: int) -> None:
         if "codebase_loss" not in results:
             window, max_codebase_tokens = c.training.long_length, c.study.codebase_tokens
             codebase_score = cpt.codebase_nll(
-                load_hf(out / "checkpoints" / "cpt"), language.tokenizer, heldout_codebase(out), window, max_tokens=max_codebase_tokens
+                load_hf(out / "checkpoints" / "cpt"),
+                language.tokenizer,
+                heldout_codebase(out),
+                window,
+                max_tokens=max_codebase_tokens,
             )
-            results |= {"codebase_loss": codebase_score.nll / codebase_score.tokens, "codebase_bpb": codebase_score.bits_per_byte}
+            results |= {
+                "codebase_loss": codebase_score.nll / codebase_score.tokens,
+                "codebase_bpb": codebase_score.bits_per_byte,
+            }
         for number, name in enumerate(("sft", "final")):
             if name in results:
                 continue
@@ -220,7 +244,10 @@ def measure(stage: Stage | None, out: Path, c: Whole, seed: int) -> None:
             policy_metrics = measure_policy(model, language, local_tasks, c.small, hash_seed(seed, "cpt-rl"), done)
             rank_results: list = [None] * dist.get_world_size()
             dist.all_gather_object(rank_results, (nll, policy_metrics))
-            grids = {key: np.concatenate([metrics[key] for _, metrics in rank_results]) for key in ("success", "greedy", "turns", "finished")}
+            grids = {
+                key: np.concatenate([metrics[key] for _, metrics in rank_results])
+                for key in ("success", "greedy", "turns", "finished")
+            }
             results[name] = {
                 "nll": [pair for pairs, _ in rank_results for pair in pairs],
                 "success": grids["success"].mean(1).tolist(),

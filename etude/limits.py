@@ -1,7 +1,8 @@
-"""What a measurement does not carry: a qualification for each claim whose short form would say more than its record shows.
+"""What a measurement does not carry: a qualification for each claim whose short form would say more than its record
+shows.
 
-The ledger prints it in brackets behind the claim, and the README behind the statement. A qualification says under which condition the number
-was measured, or what it leaves open. It holds no measured number: those come from the record.
+The ledger prints it in brackets behind the claim, and the README behind the statement. A qualification says under which
+condition the number was measured, or what it leaves open. It holds no measured number: those come from the record.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ SMALL_LEARNING_RATE = "at a learning rate of 1e-6; fewer weights stay equal at t
 FEW_STEPS = "80 supervised steps of a tiny network, where float32 differs from bfloat16 by about as much"
 LIMITS: dict[str, str] = {
     "best-of-k/best-of-4": "it rises under mere sharpening, too",
-    "best-of-k/best-of-16": "inconclusive in this world: before RL 16 rollouts solve nearly every task, so there is no head-room",
+    "best-of-k/best-of-16": "inconclusive in this world: before RL 16 rollouts solve nearly every task, so there is "
+    "no head-room",
     "base-eval/tracking-parts": "two small models; scored by similarity, where Table 2 has a distance, lower is better",
     "async-rl/half-the-time": "faster, by less than the claimed factor",
     "async-rl/same-success": "less time; the interval leaves open how much less",
@@ -21,13 +23,16 @@ LIMITS: dict[str, str] = {
     "async-rl/balance": "with twice the slots; a bound of one version then drops groups",
     "async-rl/background": "weights of a 2.6 M network, written to a folder",
     "weight-sync/unchanged": SMALL_LEARNING_RATE,
-    "weight-sync/fiftieth": "at most a fiftieth, at a learning rate of 1e-6; several times more at the recipe's own 1e-4",
+    "weight-sync/fiftieth": "at most a fiftieth, at a learning rate of 1e-6; several times more at the recipe's own "
+    "1e-4",
     "low-precision/trains": FEW_STEPS,
     "low-precision/mxfp8-trains": FEW_STEPS,
     "low-precision/division-mxfp8": "an identity of the formats; in RL not tested",
     "self-summary/cache": "an identity: it follows from what a chain holds",
-    "disk-world/same-curves": "the four calls of the small world, carried out on real files; the harness of environments/ is not part of it",
-    "disk-world/learns-on-disk": "the four calls of the small world, carried out on real files; the harness of environments/ is not part of it",
+    "disk-world/same-curves": "the four calls of the small world, carried out on real files; the harness of "
+    "environments/ is not part of it",
+    "disk-world/learns-on-disk": "the four calls of the small world, carried out on real files; the harness of "
+    "environments/ is not part of it",
     "leftover-cache/finds-the-cache": SEEDED_HACK,
     "leftover-cache/monitor-sees": "one readable path, which the monitor's rules name",
     "tampered-tests/finds-the-tests": SEEDED_HACK,

@@ -11,8 +11,8 @@ __all__ = ["Line"]
 
 
 class Line:
-    """How far something is: one line that is drawn again on a terminal, and elsewhere a line every 20 seconds. Where the end is known, it says how
-    long the rest will take at the pace so far."""
+    """How far something is: one line that is drawn again on a terminal, and elsewhere a line every 20 seconds. Where
+    the end is known, it says how long the rest will take at the pace so far."""
 
     def __init__(self, name: str, what: str, total: int | None = None) -> None:
         self.name, self.unit, self.total, self.done, self.since = name, what, total, 0, time.monotonic()
@@ -30,7 +30,11 @@ class Line:
         """How much is done after so many seconds, and how long the rest will take."""
         if self.total is None:
             return f"{self.done} {self.unit}, {seconds:.0f} s"
-        remaining_time = f", about {duration(seconds * (self.total - self.done) / self.done)} left" if 0 < self.done < self.total else ""
+        remaining_time = (
+            f", about {duration(seconds * (self.total - self.done) / self.done)} left"
+            if 0 < self.done < self.total
+            else ""
+        )
         return f"{self.done} of {self.total} {self.unit}, {seconds:.0f} s{remaining_time}"
 
     def end(self) -> None:

@@ -1,7 +1,8 @@
-"""What a name is that stands where another kind of name is expected: a technique, a figure, a command, the folder of a run.
+"""What a name is that stands where another kind of name is expected: a technique, a figure, a command, the folder of a
+run.
 
-Each of these has a door of its own, and a reader knows the name before the door. An error names the command that was meant.
-"""
+Each of these has a door of its own, and a reader knows the name before the door. An error names the command that was
+meant."""
 
 from __future__ import annotations
 
@@ -57,7 +58,8 @@ def describe_run_folder(word: str) -> str:
 
 
 def suggest_name(word: str, kind: str, commands: Iterable[str]) -> str:
-    """A question that names what a word is close to: one of its own `kind`, or of another with the command for it; empty if nothing is close."""
+    """A question that names what a word is close to: one of its own `kind`, or of another with the command for it;
+    empty if nothing is close."""
     descriptions = {f"the command etude {name}": name for name in commands}
     descriptions |= {f"the figure {entry.name}, etude figure {entry.name}": entry.name for entry in catalog.EXPERIMENTS}
     descriptions |= {f"the technique {entry.name}, etude run {entry.name}": entry.name for entry in catalog.TECHNIQUES}
@@ -68,7 +70,8 @@ def suggest_name(word: str, kind: str, commands: Iterable[str]) -> str:
 
 
 def no_technique(word: str, commands: Iterable[str]) -> NoReturn:
-    """Raises RunError for a word that stands where a technique is expected; `commands` are those of the command line."""
+    """Raises RunError for a word that stands where a technique is expected; `commands` are those of the command
+    line."""
     if entry := catalog.find_experiment(word):
         run_commands = [f"etude run {technique.name}" for technique in catalog.TECHNIQUES if technique.sim == entry.sim]
         hint = f"; to run the technique behind it: {', '.join(run_commands)}" if run_commands else ""
@@ -79,15 +82,24 @@ def no_technique(word: str, commands: Iterable[str]) -> NoReturn:
 def no_experiment(word: str, commands: Iterable[str]) -> NoReturn:
     """Raises RunError for a word that stands where an experiment is expected."""
     if entry := catalog.find(word):
-        figure_commands = [f"etude figure {experiment.name}" for experiment in catalog.EXPERIMENTS if experiment.sim == entry.sim]
-        hint = f"to reproduce its figure: {', '.join(figure_commands)}" if figure_commands else "it has no figure of its own"
+        figure_commands = [
+            f"etude figure {experiment.name}" for experiment in catalog.EXPERIMENTS if experiment.sim == entry.sim
+        ]
+        hint = (
+            f"to reproduce its figure: {', '.join(figure_commands)}"
+            if figure_commands
+            else "it has no figure of its own"
+        )
         raise RunError(f"{entry.name} is a technique: etude run {entry.name}; {hint}")
     raise_unknown_name(word, "experiment", commands, [entry.name for entry in catalog.EXPERIMENTS])
 
 
 def raise_unknown_name(word: str, kind: str, commands: Iterable[str], names: list[str]) -> NoReturn:
     """Raises RunError: the word is a folder, a command, close to something, or nothing."""
-    commands, lists = list(commands), {"technique": "etude list shows the techniques", "experiment": "etude figure lists the experiments"}
+    commands, lists = (
+        list(commands),
+        {"technique": "etude list shows the techniques", "experiment": "etude figure lists the experiments"},
+    )
     if description := describe_run_folder(word):
         raise RunError(description)
     if word in commands:
@@ -95,12 +107,14 @@ def raise_unknown_name(word: str, kind: str, commands: Iterable[str], names: lis
     suggestion = suggest_name(word, "figure" if kind == "experiment" else kind, commands)
     if suggestion and suggestion not in [f"did you mean {name}?" for name in names]:
         raise RunError(f"unknown {kind} {word!r}; {suggestion} {lists[kind]}")
-    raise RunError(f"unknown {kind} {word!r}; {suggestion + ' Choose from' if suggestion else 'choose from'}: {', '.join(names)}")
+    raise RunError(
+        f"unknown {kind} {word!r}; {suggestion + ' Choose from' if suggestion else 'choose from'}: {', '.join(names)}"
+    )
 
 
 def a_run(context: Any, given: Path | list[Path] | None) -> Path | list[Path] | None:
-    """The folders that were given for runs. Raises RunError for the name of a technique or figure, for a run's name without its folder, and for the
-    folder of a technique or figure where an agent of the recipe is asked for."""
+    """The folders that were given for runs. Raises RunError for the name of a technique or figure, for a run's name
+    without its folder, and for the folder of a technique or figure where an agent of the recipe is asked for."""
     for path in [] if context.resilient_parsing else given if isinstance(given, list) else [given] if given else []:
         technique, claims = begun(path), context.info_name == "claims"
         kind = "finished experiment" if claims else "run of the recipe"
@@ -127,12 +141,15 @@ def lesson_number(word: str | int) -> int:
         return int(Path(entry.lesson).name.partition("_")[0])
     if not (str(word).isascii() and str(word).isdecimal() and len(str(word)) < 10):
         hint = f"; {what_is(str(word))}" if what_is(str(word)) else ""
-        raise BadParameter(f"it is that of a lesson, or the name of a technique, got {word!r}{hint}; etude lesson lists them")
+        raise BadParameter(
+            f"it is that of a lesson, or the name of a technique, got {word!r}{hint}; etude lesson lists them"
+        )
     return int(word)
 
 
 def reject_empty_arguments(words: list[str]) -> None:
-    """Raises RunError for an empty argument, such as a shell makes of a variable that is not set: as a path it would be this folder."""
+    """Raises RunError for an empty argument, such as a shell makes of a variable that is not set: as a path it would be
+    this folder."""
     for previous_word, word in zip(["", *words], words):
         option = word[:-1] if word.startswith("--") and word.endswith("=") else "" if word else previous_word
         if (not word or option) and option not in MAY_BE_EMPTY:
@@ -141,7 +158,8 @@ def reject_empty_arguments(words: list[str]) -> None:
 
 
 class Commands(TyperGroup):
-    """Commands of the command line; a technique or figure that stands in place of one is told which command plays it."""
+    """Commands of the command line; a technique or figure that stands in place of one is told which command plays
+    it."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if not ctx.resilient_parsing:

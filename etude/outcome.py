@@ -13,8 +13,8 @@ __all__ = ["show"]
 
 
 def show(root: Path) -> None:
-    """Writes the report of the run folder `root`, and prints held-out success before and after RL, what has changed in RL,
-    where the files are, how long it took, and what can be done next."""
+    """Writes the report of the run folder `root`, and prints held-out success before and after RL, what has changed in
+    RL, where the files are, how long it took, and what can be done next."""
     page_path, record_path = page.write(root, rollouts.shown)
     rows = record.before_after(read_json(record_path))
     if rows:
@@ -22,7 +22,9 @@ def show(root: Path) -> None:
         for row in rows:
             table.add_row(*row)
         Console().print(table)
-    if monitor_summary := watched.sentence(read_lines(root / "metrics" / "rl.jsonl") if (root / "metrics" / "rl.jsonl").exists() else []):
+    if monitor_summary := watched.sentence(
+        read_lines(root / "metrics" / "rl.jsonl") if (root / "metrics" / "rl.jsonl").exists() else []
+    ):
         print(f"RL:     {monitor_summary}")
     print(f"report: {page_path} and {record_path}")
     if (root / "checkpoints" / "final").is_dir():

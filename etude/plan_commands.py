@@ -16,41 +16,72 @@ __all__ = ["plan"]
 def plan(
     context: typer.Context,
     model: Annotated[str, typer.Option(help="qwen3_30b_a3b, tiny, or a Hugging Face folder.")] = "qwen3_30b_a3b",
-    gpus: Annotated[list[int] | None, typer.Option(help="Number of GPUs; repeatable.", show_default="8, 64 and 512", **whole(1))] = None,
+    gpus: Annotated[
+        list[int] | None, typer.Option(help="Number of GPUs; repeatable.", show_default="8, 64 and 512", **whole(1))
+    ] = None,
     cp: Annotated[int, typer.Option(help="Ranks that split the tokens of each row.", **whole(1))] = 2,
     ep: Annotated[int, typer.Option(help="Ranks that split the experts of each layer.", **whole(1))] = 8,
-    length: Annotated[int, typer.Option(help="Tokens per row; at most the network's max_position_embeddings.", **whole(1))] = 32_768,
+    length: Annotated[
+        int, typer.Option(help="Tokens per row; at most the network's max_position_embeddings.", **whole(1))
+    ] = 32_768,
     rows: Annotated[int, typer.Option(help="Rows per step for each group of cp ranks.", **whole(1))] = 1,
     hardware: Annotated[str, typer.Option(help="h200 or h100.")] = "h200",
     recipe: Annotated[
-        Path | None, typer.Option(help="TOML file of a full recipe: prices all its stages instead of one step.", show_default="none", metavar="FILE")
+        Path | None,
+        typer.Option(
+            help="TOML file of a full recipe: prices all its stages instead of one step.",
+            show_default="none",
+            metavar="FILE",
+        ),
     ] = None,
     checkpoint: Annotated[
         Path | None,
-        typer.Option(help="With --recipe: Hugging Face folder; config.json and tokenizer.json suffice.", show_default="none", metavar="FOLDER"),
+        typer.Option(
+            help="With --recipe: Hugging Face folder; config.json and tokenizer.json suffice.",
+            show_default="none",
+            metavar="FOLDER",
+        ),
     ] = None,
     kernels: Annotated[
-        bool, typer.Option("--kernels", help="Launches of quantised products and experts: bytes, FLOPs, floors on four GPUs.")
+        bool,
+        typer.Option(
+            "--kernels", help="Launches of quantised products and experts: bytes, FLOPs, floors on four GPUs."
+        ),
     ] = False,
     launches: Annotated[
         str | None,
-        typer.Option(help="nvfp4-token, mxfp8 or bfloat16: lists the kernels of one MoE layer instead.", show_default="none", metavar="FORMAT"),
+        typer.Option(
+            help="nvfp4-token, mxfp8 or bfloat16: lists the kernels of one MoE layer instead.",
+            show_default="none",
+            metavar="FORMAT",
+        ),
     ] = None,
-    rl: Annotated[bool, typer.Option("--rl", help="Asynchronous RL: the best split of GPUs between sampler and trainer, by staleness.")] = False,
+    rl: Annotated[
+        bool,
+        typer.Option("--rl", help="Asynchronous RL: the best split of GPUs between sampler and trainer, by staleness."),
+    ] = False,
     sets: Annotated[
-        list[str] | None, typer.Option("--set", help="With --rl: one setting, such as tool_s=20; repeatable.", metavar="KEY=VALUE")
+        list[str] | None,
+        typer.Option("--set", help="With --rl: one setting, such as tool_s=20; repeatable.", metavar="KEY=VALUE"),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder for the plan as JSON, and the picture of a step.", show_default="none")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for the plan as JSON, and the picture of a step.", show_default="none")
+    ] = None,
 ) -> None:
-    """Estimate the memory, traffic, time and price of one step of a full run, or of all stages of the recipe, on a given number of GPUs."""
+    """Estimate the memory, traffic, time and price of one step of a full run, or of all stages of the recipe, on a
+    given number of GPUs."""
     from etude import planning
     from kit.settings import RunError
 
-    option_names = {name for name in context.params if getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"}
+    option_names = {
+        name for name in context.params if getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"
+    }
     option_names = {"set" if name == "sets" else name for name in option_names}
     if kernels:
         if conflicts := sorted(option_names - {"kernels", "out"}):
-            raise RunError(f"--{conflicts[0]} is not for --kernels, whose shapes and GPUs are fixed; leave one of the two out")
+            raise RunError(
+                f"--{conflicts[0]} is not for --kernels, whose shapes and GPUs are fixed; leave one of the two out"
+            )
         from etude import kernel_costs
 
         kernel_costs.show()
@@ -60,12 +91,17 @@ def plan(
         return
     if launches is not None:
         if conflicts := sorted(option_names - {"launches", "model", "length", "rows"}):
-            raise RunError(f"--{conflicts[0]} has no part in the list of launches, which is that of one layer on one GPU")
+            raise RunError(
+                f"--{conflicts[0]} has no part in the list of launches, which is that of one layer on one GPU"
+            )
         planning.show_launches(model, rows * length, launches)
         return
     if rl:
         if conflicts := sorted(option_names - {"rl", "model", "gpus", "cp", "ep", "length", "hardware", "set", "out"}):
-            raise RunError(f"--{conflicts[0]} is not for --rl, which splits GPUs between sampler and trainer; leave one of the two out")
+            raise RunError(
+                f"--{conflicts[0]} is not for --rl, which splits GPUs between sampler and trainer; "
+                f"leave one of the two out"
+            )
         _plan_rl(model, gpus or [8, 64, 512], cp, ep, length, hardware, sets or [], out)
         return
     if sets:
@@ -83,7 +119,8 @@ def plan(
     step_plans = planning.plans(model, gpus or [8, 64, 512], cp, ep, length, rows, hardware)
     if step_plans[0]["length"] < length:
         print(
-            f"warning: rows are {step_plans[0]['length']:,} tokens long, not {length:,}: max_position_embeddings of the network allows no more",
+            f"warning: rows are {step_plans[0]['length']:,} tokens long, not {length:,}: "
+            f"max_position_embeddings of the network allows no more",
             file=sys.stderr,
         )
     planning.show(step_plans, model, hardware)
@@ -105,7 +142,9 @@ def _plan_recipe(recipe: Path, model: str, gpus: list[int], hardware: str, out: 
         print(f"plan: {out / 'recipe-plan.json'}")
 
 
-def _plan_rl(model: str, gpus: list[int], cp: int, ep: int, length: int, hardware: str, sets: list[str], out: Path | None) -> None:
+def _plan_rl(
+    model: str, gpus: list[int], cp: int, ep: int, length: int, hardware: str, sets: list[str], out: Path | None
+) -> None:
     from etude import splits
     from kit.settings import fill
 
@@ -114,7 +153,12 @@ def _plan_rl(model: str, gpus: list[int], cp: int, ep: int, length: int, hardwar
 
     def print_progress(done: int, total: int, gpu_count: int) -> None:
         if is_terminal:
-            print(f"\r{done} of {total}, {gpu_count} GPUs" + ("\n" if done == total else ""), end="", file=sys.stderr, flush=True)
+            print(
+                f"\r{done} of {total}, {gpu_count} GPUs" + ("\n" if done == total else ""),
+                end="",
+                file=sys.stderr,
+                flush=True,
+            )
 
     best_splits = splits.splits(model, gpus, cp, ep, length, hardware, workload, print_progress)
     splits.show(best_splits, model, hardware, workload)

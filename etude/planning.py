@@ -20,10 +20,14 @@ if TYPE_CHECKING:
 __all__ = ["ASSUMPTIONS", "cells", "hardware_of", "network_of", "picture", "plans", "show", "show_launches", "write"]
 
 ASSUMPTIONS = (
-    "Counted, and checked against measurements by tests: parameters, state, activations (flash attention, blocks recomputed in the backward "
-    "pass), bytes sent. FLOPs: 6 per active weight and token, plus causal attention; recomputation counts in the time but not in the FLOPs. "
-    "Assumed: weights, gradients and moments stored in float32, compute in bfloat16; balanced routing; no overlap; peak, bandwidth and "
-    "links from data sheets. Guessed: {efficiency:.0%} of peak for matrix products, {latency:.0f} µs per collective, {price:g} dollars per "
+    "Counted, and checked against measurements by tests: parameters, state, activations (flash "
+    "attention, blocks recomputed in the backward "
+    "pass), bytes sent. FLOPs: 6 per active weight and token, plus causal attention; recomputation "
+    "counts in the time but not in the FLOPs. "
+    "Assumed: weights, gradients and moments stored in float32, compute in bfloat16; balanced routing; "
+    "no overlap; peak, bandwidth and "
+    "links from data sheets. Guessed: {efficiency:.0%} of peak for matrix products, {latency:.0f} µs "
+    "per collective, {price:g} dollars per "
     "GPU hour. The memory does not include the head, the loss or the allocator's rounding."
 )
 
@@ -34,9 +38,13 @@ COUNTS = {1e9: " B", 1e6: " M", 1e3: " k", 1.0: ""}
 
 
 def cells(values: Sequence[float], unit: str, digits: int = 2, sizes: Mapping[float, str] = SIZES) -> list[str]:
-    """Numbers in one common unit: large enough to be short, small enough that each shows two digits and none reads 0."""
+    """Numbers in one common unit: large enough to be short, small enough that each shows two digits and none reads
+    0."""
     scale = _scale(values, digits, sizes)
-    return [f"{value / scale:,.{digits}f}{'' if sizes is COUNTS else ' '}{sizes[scale]}{unit}" if value else "0" for value in values]
+    return [
+        f"{value / scale:,.{digits}f}{'' if sizes is COUNTS else ' '}{sizes[scale]}{unit}" if value else "0"
+        for value in values
+    ]
 
 
 def _scale(values: Iterable[float], digits: int = 2, sizes: Mapping[float, str] = SIZES) -> float:
@@ -54,7 +62,8 @@ def hardware_of(name: str) -> Hardware:
 
 
 def network_of(model: str) -> Config:
-    """The shape of a network: qwen3_30b_a3b, tiny, or that of a Hugging Face folder. Raises RunError for anything else."""
+    """The shape of a network: qwen3_30b_a3b, tiny, or that of a Hugging Face folder. Raises RunError for anything
+    else."""
     from ref.network import Config
     from ref.network.model import config_of
 
@@ -67,8 +76,8 @@ def network_of(model: str) -> Config:
 
 
 def plans(model: str, gpus: list[int], cp: int, ep: int, length: int, rows: int, hardware: str) -> list[dict]:
-    """One record for each number of GPUs. Rows are at most as long as the network has positions. Raises RunError for unknown names and for
-    sizes that do not divide evenly."""
+    """One record for each number of GPUs. Rows are at most as long as the network has positions. Raises RunError for
+    unknown names and for sizes that do not divide evenly."""
     from scaled.plan import plan
     from scaled.runtime.mesh import Layout
 
@@ -122,8 +131,17 @@ def show(found: list[dict], model: str, hardware: str, console: Console | None =
 
     first = found[0]
     parameters, active = (cells([first[key]], "", sizes=COUNTS)[0] for key in ("parameters", "active"))
-    title = f"{model} on {hardware}: {parameters} parameters, {active} active per token; rows of {first['length']:,} tokens"
-    table = Table("per rank and step", *(f"{plan['gpus']} GPUs" for plan in found), box=None, header_style="bold", title=title, title_justify="left")
+    title = (
+        f"{model} on {hardware}: {parameters} parameters, {active} active per token; rows of {first['length']:,} tokens"
+    )
+    table = Table(
+        "per rank and step",
+        *(f"{plan['gpus']} GPUs" for plan in found),
+        box=None,
+        header_style="bold",
+        title=title,
+        title_justify="left",
+    )
 
     def row(name: str, texts: Iterable[str]) -> None:
         table.add_row(name, *texts)
@@ -142,27 +160,47 @@ def show(found: list[dict], model: str, hardware: str, console: Console | None =
     ):
         sizes(name, key)
     memory_cells = cells([plan["memory"] for plan in found], "B", 1)
-    row("memory", [cell + ("" if plan["fits"] else ": too much") for cell, plan in zip(memory_cells, found, strict=True)])
-    for name, key in (("sent, weights", "fsdp"), ("sent, keys and values", "attention"), ("sent, expert rows", "experts")):
+    row(
+        "memory",
+        [cell + ("" if plan["fits"] else ": too much") for cell, plan in zip(memory_cells, found, strict=True)],
+    )
+    for name, key in (
+        ("sent, weights", "fsdp"),
+        ("sent, keys and values", "attention"),
+        ("sent, expert rows", "experts"),
+    ):
         sizes(name, key)
     sizes("FLOPs", "flops", "", 0)
     for name, key in (("compute", "compute"), ("memory traffic", "memory"), ("network", "network")):
         row(f"time, {name}", cells([plan["seconds"][key] for plan in found], "s"))
     sizes("step", "step_seconds", "s")
     row("tokens/s, all ranks", [f"{plan['tokens_per_second']:,.0f}" for plan in found])
-    row("share of peak", [f"{share:.0%}" if share >= 0.1 else f"{100 * share:.2g}%" for share in (plan["share_of_peak"] for plan in found)])
+    row(
+        "share of peak",
+        [
+            f"{share:.0%}" if share >= 0.1 else f"{100 * share:.2g}%"
+            for share in (plan["share_of_peak"] for plan in found)
+        ],
+    )
     row(
         "dollars per billion tokens",
-        [f"{price:,.0f}" if price >= 10 else f"{price:.2g}" for price in (plan["dollars_per_billion_tokens"] for plan in found)],
+        [
+            f"{price:,.0f}" if price >= 10 else f"{price:.2g}"
+            for price in (plan["dollars_per_billion_tokens"] for plan in found)
+        ],
     )
     console, machine = console or Console(), HARDWARE[hardware]
     console.print(table)
-    console.print(ASSUMPTIONS.format(efficiency=machine.efficiency, latency=machine.latency * 1e6, price=machine.price), highlight=False)
+    console.print(
+        ASSUMPTIONS.format(efficiency=machine.efficiency, latency=machine.latency * 1e6, price=machine.price),
+        highlight=False,
+    )
 
 
 def show_launches(model: str, tokens: int, form: str, console: Console | None = None) -> None:
-    """Prints what one layer of experts launches on one GPU that holds all of them: forward in a format, backward in MXFP8 (bfloat16 if that is
-    the format), with bytes and FLOPs. Raises RunError for a network without experts and for formats that are not counted."""
+    """Prints what one layer of experts launches on one GPU that holds all of them: forward in a format, backward in
+    MXFP8 (bfloat16 if that is the format), with bytes and FLOPs. Raises RunError for a network without experts and for
+    formats that are not counted."""
     from rich.console import Console
     from rich.table import Table
 
@@ -177,18 +215,29 @@ def show_launches(model: str, tokens: int, form: str, console: Console | None = 
     except ValueError:
         raise RunError(f"--launches expects nvfp4-token, mxfp8 or bfloat16, got {form!r}") from None
     title = f"{model}: a layer of {size[3]} experts, {size[4]} per token, {tokens:,} tokens on one GPU"
-    table = Table("launch", "read", "written", "FLOPs", box=None, header_style="bold", title=title, title_justify="left")
+    table = Table(
+        "launch", "read", "written", "FLOPs", box=None, header_style="bold", title=title, title_justify="left"
+    )
     bytes_read, bytes_written, flops = (
-        [*(getattr(launch, key) for launch in launches), sum(getattr(launch, key) for launch in launches)] for key in ("read", "written", "flops")
+        [*(getattr(launch, key) for launch in launches), sum(getattr(launch, key) for launch in launches)]
+        for key in ("read", "written", "flops")
     )
     names = [("backward: " if launch.backward else "") + launch.name for launch in launches]
-    for row in zip([*names, f"{len(launches)} launches"], cells(bytes_read, "B"), cells(bytes_written, "B"), cells(flops, ""), strict=True):
+    for row in zip(
+        [*names, f"{len(launches)} launches"],
+        cells(bytes_read, "B"),
+        cells(bytes_written, "B"),
+        cells(flops, ""),
+        strict=True,
+    ):
         table.add_row(*row)
     console = console or Console()
     console.print(table)
     console.print(
-        "Bytes: each number that a launch reads or writes, once; the order of tiles lets the cache serve the rest. Scales lie in Blackwell's tiles. "
-        "Assumed: balanced routing. FLOPs: those of the products, without padding. The same list is held against what runs by tests/kernels.",
+        "Bytes: each number that a launch reads or writes, once; the order of tiles lets the cache "
+        "serve the rest. Scales lie in Blackwell's tiles. "
+        "Assumed: balanced routing. FLOPs: those of the products, without padding. The same list is "
+        "held against what runs by tests/kernels.",
         highlight=False,
     )
 
@@ -209,7 +258,13 @@ def picture(found: list[dict], path: Path) -> None:
         axis.legend(frameon=False, loc="upper right")
 
     size = _scale(plan["memory"] for plan in found)
-    stack(left, {key: [plan[key] / size for plan in found] for key in ("weights", "gradients", "moments", "gathered", "activations")})
+    stack(
+        left,
+        {
+            key: [plan[key] / size for plan in found]
+            for key in ("weights", "gradients", "moments", "gathered", "activations")
+        },
+    )
     left.axhline(found[0]["capacity"] / size, color=GREY, linestyle="--", linewidth=1)
     left.set(ylabel=f"{SIZES[size]}B per rank (dashed: available)", title="Peak memory")
     second = _scale(plan["step_seconds"] for plan in found)

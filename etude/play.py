@@ -1,7 +1,8 @@
 """`etude play`: an agent, or the reader, repairs a function of the small world, to be watched.
 
-Agents come from a run, from a checkpoint, or, where none is named, from the clone (`etude/example_agent.py`). They are sampled as the recipe samples
-them in its evaluation: weights in the training's dtype, the sampler in its own, contexts joined by summaries.
+Agents come from a run, from a checkpoint, or, where none is named, from the clone (`etude/example_agent.py`). They are
+sampled as the recipe samples them in its evaluation: weights in the training's dtype, the sampler in its own, contexts
+joined by summaries.
 """
 
 from __future__ import annotations
@@ -55,10 +56,15 @@ class Agent:
     @property
     def name(self) -> str:
         """What it is called on the terminal."""
-        return str(self.folder.relative_to(FOLDER.parents[2])) if self.folder in (FOLDER, FOLDER / BEFORE) else str(self.folder)
+        return (
+            str(self.folder.relative_to(FOLDER.parents[2]))
+            if self.folder in (FOLDER, FOLDER / BEFORE)
+            else str(self.folder)
+        )
 
     def network(self) -> Transformer:
-        """Its network as the recipe plays it. Raises RunError for a checkpoint stored as a difference from another than the one above it."""
+        """Its network as the recipe plays it. Raises RunError for a checkpoint stored as a difference from another than
+        the one above it."""
         return difference.network(self.folder, self.recipe.mtp.layers).to(getattr(torch, self.recipe.training.dtype))
 
     @cached_property
@@ -67,30 +73,41 @@ class Agent:
         return Sampler(self.network(), getattr(torch, self.recipe.training.sampler_dtype))
 
     def drafts(self) -> MTP | None:
-        """Its draft layers, rounded alike; None where it has none. Raises RunError as `network`, and for layers of another shape."""
+        """Its draft layers, rounded alike; None where it has none. Raises RunError as `network`, and for layers of
+        another shape."""
         layers = difference.drafts(self.folder, self.recipe.mtp.layers)
         return None if layers is None else layers.to(getattr(torch, self.recipe.training.dtype))
 
 
 def is_checkpoint(folder: Path) -> bool:
     """Whether a folder holds a network."""
-    return (folder / "config.json").is_file() and (difference.is_stored(folder) or any(folder.glob("model*.safetensors*")))
+    return (folder / "config.json").is_file() and (
+        difference.is_stored(folder) or any(folder.glob("model*.safetensors*"))
+    )
 
 
 def found(where: Path | None, before: str | None) -> list[Path]:
     """The folders of the checkpoints to play, the earlier one first. Raises RunError."""
     if where is None and not is_checkpoint(FOLDER):
-        raise RunError("there is no example agent beside this etude; name a run or a checkpoint, or work in a clone of the repository")
+        raise RunError(
+            "there is no example agent beside this etude; name a run or a checkpoint, or work in a "
+            "clone of the repository"
+        )
     if where is None:
         final = FOLDER
     elif (where / "checkpoints").is_dir():
         final = where / "checkpoints" / "final"
         if not is_checkpoint(final):
-            raise RunError(f"{where} has no checkpoint final yet; it has {list_checkpoints(where / 'checkpoints')}: name one of these folders")
+            raise RunError(
+                f"{where} has no checkpoint final yet; it has "
+                f"{list_checkpoints(where / 'checkpoints')}: name one of these folders"
+            )
     elif is_checkpoint(where):
         final = where
     else:
-        raise RunError(f"{where} is neither a run nor a checkpoint; make a run with: etude run recipe --scale small --out FOLDER")
+        raise RunError(
+            f"{where} is neither a run nor a checkpoint; make a run with: etude run recipe --scale small --out FOLDER"
+        )
     if before is None:
         return [final]
     # what the example agent was before lies in its folder
@@ -113,7 +130,8 @@ def list_checkpoints(folder: Path) -> str:
 
 
 def load_recipe_settings(folder: Path) -> Recipe:
-    """The settings under which a checkpoint was trained: beside it, or in its run; else the recipe's own. Raises RunError."""
+    """The settings under which a checkpoint was trained: beside it, or in its run; else the recipe's own. Raises
+    RunError."""
     kinds = {"recipe": Recipe, "recipe full": Whole}
     run = folder.resolve().parent.parent / "config.json"
     record_path = (folder.parent if difference.is_stored(folder) else folder) / RECORD
@@ -135,7 +153,8 @@ def load_recipe_settings(folder: Path) -> Recipe:
 
 
 def agent_in(folder: Path) -> Agent:
-    """The agent of a checkpoint; its weights are read when it plays. Raises RunError for one that has learned no turns."""
+    """The agent of a checkpoint; its weights are read when it plays. Raises RunError for one that has learned no
+    turns."""
     path = folder / "tokenizer.json"
     if not path.is_file():
         raise RunError(f"{folder} has no tokenizer.json, and no agent speaks without one")
@@ -144,7 +163,9 @@ def agent_in(folder: Path) -> Agent:
     except ValueError as error:
         raise RunError(str(error)) from None
     if None in (language.env, language.agent, language.end):
-        raise RunError(f"{path} has no tokens {' and '.join(language.speakers)}, with which environment and agent begin to speak")
+        raise RunError(
+            f"{path} has no tokens {' and '.join(language.speakers)}, with which environment and agent begin to speak"
+        )
     return Agent(folder, load_recipe_settings(folder), language)
 
 
@@ -156,8 +177,8 @@ def task_of(recipe: Recipe, number: int, new: int | None) -> Task:
 
 
 def episode_of(agent: Agent, task: Task, temperature: float, seed: int) -> tuple[Rollout, Transformer]:
-    """An agent's rollout and the network that sampled it; temperature 0 is greedy. Raises RunError for a network that gives no distribution or no
-    room for the task."""
+    """An agent's rollout and the network that sampled it; temperature 0 is greedy. Raises RunError for a network that
+    gives no distribution or no room for the task."""
     recipe = agent.recipe
     generator = torch.Generator().manual_seed(seed) if temperature else None
     limits = recipe.rl.limits(context(agent.language, recipe))
@@ -187,8 +208,14 @@ def turns(lines: Iterable[str]) -> Iterator[str]:
 
 
 def listen(agent: Agent, task: Task, given: TextIO, console: Console) -> Played:
-    """The reader plays `task` with lines of `given`, and hears each answer at once. What was typed on a terminal is not printed again."""
-    session, pieces, own_tokens, is_terminal = (Session(task, agent.recipe.rl.max_turns), [Piece("environment", task.prompt)], 0, given.isatty())
+    """The reader plays `task` with lines of `given`, and hears each answer at once. What was typed on a terminal is not
+    printed again."""
+    session, pieces, own_tokens, is_terminal = (
+        Session(task, agent.recipe.rl.max_turns),
+        [Piece("environment", task.prompt)],
+        0,
+        given.isatty(),
+    )
 
     def print_pieces(*new_pieces: Piece) -> None:
         for text in (text for piece in new_pieces for text in said(piece)):
@@ -218,11 +245,20 @@ def listen(agent: Agent, task: Task, given: TextIO, console: Console) -> Played:
 
 
 def watch(
-    where: Path | None, number: int | None, new: bool, before: str | None, temperature: float | None, seed: int | None, me: bool, as_json: bool
+    where: Path | None,
+    number: int | None,
+    new: bool,
+    before: str | None,
+    temperature: float | None,
+    seed: int | None,
+    me: bool,
+    as_json: bool,
 ) -> None:
     """Plays and shows. `temperature`: None is the recipe's. Raises RunError."""
     if me and (before is not None or temperature is not None):
-        raise RunError("with --me you play, alone and without a temperature; leave out --before, --greedy and --temperature")
+        raise RunError(
+            "with --me you play, alone and without a temperature; leave out --before, --greedy and --temperature"
+        )
     if new and number is not None:
         raise RunError("--task names a task, and --new draws one; leave one out")
     agents = [agent_in(folder) for folder in found(where, before)]
@@ -230,7 +266,10 @@ def watch(
     new = number is None
     if seed is None:
         seed = secrets.randbelow(10**6) if new else 0
-    task, heat = task_of(agent.recipe, number or 0, seed if new else None), agent.recipe.rl.temperature if temperature is None else temperature
+    task, heat = (
+        task_of(agent.recipe, number or 0, seed if new else None),
+        agent.recipe.rl.temperature if temperature is None else temperature,
+    )
     sampling_facts = {"task": number, "new": new, "seed": seed, "temperature": None if me else heat}
     task_name = f"new task of seed {seed}" if new else f"held-out task {number}"
     helpers = {0: "no helper", 1: "1 helper"}.get(task.depth, f"{task.depth} helpers")
@@ -240,7 +279,9 @@ def watch(
         console.print(f"{task_name}, {helpers} to read{sampling_note}", highlight=False, soft_wrap=True)
     if me and (reconfigure := getattr(sys.stdin, "reconfigure", None)) is not None:
         reconfigure(errors="replace")  # bytes that are no text are a wrong call, not the end
-    rollouts = [listen(agent, task, sys.stdin, console)] if me else [play_one(player, task, heat, seed) for player in agents]
+    rollouts = (
+        [listen(agent, task, sys.stdin, console)] if me else [play_one(player, task, heat, seed) for player in agents]
+    )
     if as_json:
         for rollout in rollouts:
             print(json.dumps({**sampling_facts, **rollout.as_json()}, ensure_ascii=False))

@@ -20,28 +20,43 @@ def play(
     where: Annotated[
         Path | None,
         typer.Argument(
-            help="A run, or a checkpoint's folder.", metavar="RUN|CHECKPOINT", show_default="the clone's agent", readable=False, callback=meant.a_run
+            help="A run, or a checkpoint's folder.",
+            metavar="RUN|CHECKPOINT",
+            show_default="the clone's agent",
+            readable=False,
+            callback=meant.a_run,
         ),
     ] = None,
     task: Annotated[
-        int | None, typer.Option("--task", help="Number of a held-out task of the evaluation.", show_default="a new one", **whole(0, 9999))
+        int | None,
+        typer.Option(
+            "--task", help="Number of a held-out task of the evaluation.", show_default="a new one", **whole(0, 9999)
+        ),
     ] = None,
     new: Annotated[bool, typer.Option("--new", help="Draw a new held-out task, as without --task.")] = False,
     before: Annotated[
         str | None,
         typer.Option(
-            help="Beside it an earlier checkpoint of the run, such as sft, or any other's folder.", show_default="none", metavar="CHECKPOINT"
+            help="Beside it an earlier checkpoint of the run, such as sft, or any other's folder.",
+            show_default="none",
+            metavar="CHECKPOINT",
         ),
     ] = None,
     greedy: Annotated[bool, typer.Option("--greedy", help="Take the likeliest token each time.")] = False,
-    temperature: Annotated[float | None, typer.Option(help="Of the sampling; 0 is greedy.", show_default="the recipe's", **decimal())] = None,
+    temperature: Annotated[
+        float | None, typer.Option(help="Of the sampling; 0 is greedy.", show_default="the recipe's", **decimal())
+    ] = None,
     seed: Annotated[
-        int | None, typer.Option(help="Of the sampling, and of a new task.", show_default="0 with --task, else random", **whole(0, 2**53))
+        int | None,
+        typer.Option(
+            help="Of the sampling, and of a new task.", show_default="0 with --task, else random", **whole(0, 2**53)
+        ),
     ] = None,
     me: Annotated[bool, typer.Option("--me", help="You play, on standard input; an empty line ends a turn.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="A line of JSON for each rollout.")] = False,
 ) -> None:
-    """Watch an agent solve a task, turn by turn: calls, answers, what changed, tests and verdict; or solve it yourself."""
+    """Watch an agent solve a task, turn by turn: calls, answers, what changed, tests and verdict; or solve it
+    yourself."""
     if greedy and temperature is not None:
         raise settings.RunError("--greedy is temperature 0; leave out one of --greedy and --temperature")
     if temperature is not None and not 0 <= temperature < math.inf:

@@ -1,7 +1,8 @@
-"""One rollout in the small world as a person or a program reads it: who said what, what changed, which tests pass, and the verdict.
+"""One rollout in the small world as a person or a program reads it: who said what, what changed, which tests pass, and
+the verdict.
 
-`etude play` makes it from an agent's chain of contexts, or from a reader's turns; `etude/watching.py` shows it, and `as_json` is a line for programs.
-"""
+`etude play` makes it from an agent's chain of contexts, or from a reader's turns; `etude/watching.py` shows it, and
+`as_json` is a line for programs."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ class Piece:
     """Something that was said."""
 
     role: Literal["environment", "agent", "summary", "context"]
-    """`summary`: the agent's, on request. `context`: a remark that a new context begins, or that a limit cut the last one off."""
+    """`summary`: the agent's, on request. `context`: a remark that a new context begins, or that a limit cut the last
+    one off."""
     text: str
 
 
@@ -61,7 +63,10 @@ class Played:
         """Plain values; docs/recipe.md lists them."""
         counts = {"success": self.success, "own_tokens": self.own_tokens, "contexts": self.contexts}
         counts |= {name: getattr(self.reward, name) for name in ("turns", "calls", "invalid_calls", "finished")}
-        tests = {name: {"passed": results.count(None), "of": len(results), "wrong": wrong(results)} for name, results in self.tests.items()}
+        tests = {
+            name: {"passed": results.count(None), "of": len(results), "wrong": wrong(results)}
+            for name, results in self.tests.items()
+        }
         task_facts = {"who": self.who, "prompt": self.prompt, "depth": self.depth, "files": self.files}
         return {
             **task_facts,
@@ -86,11 +91,16 @@ def wrong(tests: tuple[str | None, ...]) -> str | None:
 def of_session(who: str, session: Session, said: tuple[Piece, ...], own_tokens: int, contexts: int = 1) -> Played:
     """What a session has come to, behind the pieces that led there."""
     task = session.task
-    files = {name: module.source(name, None if name == task.target else f"return {module.expr}") for name, module in task.files.items()}
+    files = {
+        name: module.source(name, None if name == task.target else f"return {module.expr}")
+        for name, module in task.files.items()
+    }
     visible, hidden = (tuple(session.complaints(cases)) for cases in (task.visible_tests, task.hidden_tests))
     diff = difference(files[task.target], session.source_of(task.target))
     reward = session.verify()
-    return Played(who, task.prompt, task.depth, files, said, diff, task.answer, visible, hidden, reward, own_tokens, contexts)
+    return Played(
+        who, task.prompt, task.depth, files, said, diff, task.answer, visible, hidden, reward, own_tokens, contexts
+    )
 
 
 def difference(before: str, after: str) -> tuple[str, ...]:
@@ -101,11 +111,14 @@ def difference(before: str, after: str) -> tuple[str, ...]:
 def of_episode(who: str, rollout: Rollout, language: Language) -> Played:
     """An agent's rollout in the small world."""
     chain = rollout.chain
-    return of_session(who, rollout.environment.session, tuple(pieces(rollout, language)), chain.written, len(chain.segments))
+    return of_session(
+        who, rollout.environment.session, tuple(pieces(rollout, language)), chain.written, len(chain.segments)
+    )
 
 
 def pieces(rollout: Rollout, language: Language) -> Iterator[Piece]:
-    """What was said in all contexts, in order. A later context repeats the prompt and the summary before it; here it is a remark."""
+    """What was said in all contexts, in order. A later context repeats the prompt and the summary before it; here it is
+    a remark."""
     yield Piece("environment", rollout.environment.session.prompt)
     for number, segment in enumerate(rollout.chain.segments, 1):
         if number > 1:
@@ -125,7 +138,11 @@ def split_segment(segment: Segment, language: Language) -> Iterator[Piece]:
             yield Piece("summary" if segment.summary[span.start] else "agent", text)
         elif span.start:
             answer, *request = split(ids, language.agent)
-            yield from (Piece("environment", language.decode([i for i in part if i != language.env])) for part in (answer, *request) if part)
+            yield from (
+                Piece("environment", language.decode([i for i in part if i != language.env]))
+                for part in (answer, *request)
+                if part
+            )
 
 
 def split(ids: list[int], mark: int) -> list[list[int]]:

@@ -23,7 +23,9 @@ def config_class(entry: catalog.Technique) -> type:
     return getattr(module, {"recipe": "Recipe", "async-rl": "Async"}.get(entry.name, "Demo"))
 
 
-def play_technique(entry: catalog.Technique, out: Path, toml: dict, sets: list[Any], resume: bool, cadence: float) -> None:
+def play_technique(
+    entry: catalog.Technique, out: Path, toml: dict, sets: list[Any], resume: bool, cadence: float
+) -> None:
     """Opens the run, runs the technique, prints the result."""
     from etude import expected
     from kit.process import keep_freed_memory
@@ -93,7 +95,10 @@ def print_result(title: str, result: dict) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    console, plain = (Console(), Table("result", "value", box=None, header_style="bold", title=title, title_justify="left"))
+    console, plain = (
+        Console(),
+        Table("result", "value", box=None, header_style="bold", title=title, title_justify="left"),
+    )
     grids = []
     curves: dict[str, dict[str, Any]] = {}
     for key, value in result.items():
@@ -131,7 +136,15 @@ def print_settings(entry: catalog.Technique | catalog.Experiment, backend: str |
     from rich.console import Console
     from rich.table import Table
 
-    table = Table("setting", "default", "what", box=None, header_style="bold", title="Settings for --set and --config", title_justify="left")
+    table = Table(
+        "setting",
+        "default",
+        "what",
+        box=None,
+        header_style="bold",
+        title="Settings for --set and --config",
+        title_justify="left",
+    )
     if backend is not None:
         from etude import full_settings
 

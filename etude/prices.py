@@ -5,8 +5,8 @@
     rl               gather the sampler's weights, sample, train on the packed rows, and twice a forward pass for the KL to the reference
     eval             sample held-out tasks before and after RL
 
-Decoding reads the weights once per token of the longest conversation, or computes, whichever takes longer. Lengths of conversations are
-those of the small world's demonstrations in the network's own tokens.
+Decoding reads the weights once per token of the longest conversation, or computes, whichever takes longer. Lengths of
+conversations are those of the small world's demonstrations in the network's own tokens.
 """
 
 from __future__ import annotations
@@ -57,11 +57,16 @@ FULLNESS = 0.95
 BYTES_PER_TOKEN = 3.5
 """Bytes of code per token, if there is no tokenizer to count with: a guess."""
 ASSUMPTIONS = (
-    "Counted: parameters, state and bytes sent, which tests hold to measurements on CPU ranks; activations within a tenth. Measured: {tokens}. "
-    "Assumed: peak, bandwidth and links from data sheets; nothing overlaps; routing is balanced; pretraining's documents fill their rows; "
-    "conversations are as long as demonstrations, and their rows {fullness:.0%} full; each rank samples alone with all weights in {sampler}. "
-    "Guessed: {efficiency:.0%} of peak for matrix products, {latency:.0f} µs per collective, {price:g} dollars per GPU hour. Nothing was measured "
-    "on a GPU. Not included: reading and writing checkpoints, perplexity during training, running tests, the head's logits."
+    "Counted: parameters, state and bytes sent, which tests hold to measurements on CPU ranks; "
+    "activations within a tenth. Measured: {tokens}. "
+    "Assumed: peak, bandwidth and links from data sheets; nothing overlaps; routing is balanced; "
+    "pretraining's documents fill their rows; "
+    "conversations are as long as demonstrations, and their rows {fullness:.0%} full; each rank "
+    "samples alone with all weights in {sampler}. "
+    "Guessed: {efficiency:.0%} of peak for matrix products, {latency:.0f} µs per collective, {price:g} "
+    "dollars per GPU hour. Nothing was measured "
+    "on a GPU. Not included: reading and writing checkpoints, perplexity during training, running "
+    "tests, the head's logits."
 )
 
 
@@ -110,9 +115,13 @@ def conversations(c: Whole, folder: Path | None, count: int = 200) -> Conversati
         tokenizer, size = cpt.train_tokenizer([""], len(cpt.SPECIAL_TOKENS) + 256), BYTES_PER_TOKEN
     language = Language(tokenizer)
     if None in (language.env, language.agent):
-        raise RunError(f"{file} has no tokens {' and '.join(language.speakers)}, nor those of a chat; choose another --checkpoint")
+        raise RunError(
+            f"{file} has no tokens {' and '.join(language.speakers)}, nor those of a chat; choose another --checkpoint"
+        )
     lengths, own_lengths = [], []
-    for demonstration in itertools.islice(lessons(c.small, language, context(language, c.small), c.sft.noise, c.context.memory), count):
+    for demonstration in itertools.islice(
+        lessons(c.small, language, context(language, c.small), c.sft.noise, c.context.memory), count
+    ):
         lengths.append(sum(len(segment.tokens) for segment in demonstration.chain.segments) / size)
         own_lengths.append(sum(int(segment.sampled.sum()) for segment in demonstration.chain.segments) / size)
     return Conversations(float(np.mean(lengths)), float(np.max(own_lengths)), count, has_tokenizer)
@@ -127,7 +136,18 @@ def prices(c: Whole, network: Config, gpus: int, hardware: Hardware, talk: Conve
         seconds, ranks_layout = steps * step, Layout(**layout(c, gpus, stage))
         fits = memory <= 0.92 * hardware.memory
         stage_prices.append(
-            Price(stage, gpus, ranks_layout, steps, tokens, memory, fits, seconds, seconds / 3600 * gpus * hardware.price, raised_rows)
+            Price(
+                stage,
+                gpus,
+                ranks_layout,
+                steps,
+                tokens,
+                memory,
+                fits,
+                seconds,
+                seconds / 3600 * gpus * hardware.price,
+                raised_rows,
+            )
         )
 
     for stage in trained(c)[:-1]:
@@ -140,7 +160,15 @@ def prices(c: Whole, network: Config, gpus: int, hardware: Hardware, talk: Conve
         config = network if stage in ("cpt", "mtp") else stretched
         document = talk.tokens if stage == "sft" else length
         memory, seconds = price_microbatch(
-            c, config, ranks_layout, micro, length, document, hardware, trunk=stage != "mtp", drafts=stage != "cpt" and c.cluster.drafts
+            c,
+            config,
+            ranks_layout,
+            micro,
+            length,
+            document,
+            hardware,
+            trunk=stage != "mtp",
+            drafts=stage != "cpt" and c.cluster.drafts,
         )
         tokens = raised_rows * length
         if stage == "sft":
@@ -153,14 +181,30 @@ def prices(c: Whole, network: Config, gpus: int, hardware: Hardware, talk: Conve
     add("rl", c.rl.steps, n * talk.tokens, *price_rl_step(c, stretched, gpus, hardware, talk))
     tasks, size = c.evaluation.tasks * c.evaluation.samples, 2 if t.dtype == "bfloat16" else 4
     eval_memory = stretched.parameters() * size + cache(stretched, -(-tasks // gpus) * talk.tokens, size)
-    add("eval", 1, 2 * tasks * talk.tokens, eval_memory, 2 * decoding(stretched, -(-tasks // gpus), size, hardware, talk))
+    add(
+        "eval",
+        1,
+        2 * tasks * talk.tokens,
+        eval_memory,
+        2 * decoding(stretched, -(-tasks // gpus), size, hardware, talk),
+    )
     return stage_prices
 
 
 def price_microbatch(
-    c: Whole, config: Config, ranks_layout: Layout, rows: int, length: int, document: float, hardware: Hardware, *, trunk: bool, drafts: bool
+    c: Whole,
+    config: Config,
+    ranks_layout: Layout,
+    rows: int,
+    length: int,
+    document: float,
+    hardware: Hardware,
+    *,
+    trunk: bool,
+    drafts: bool,
 ) -> tuple[float, float]:
-    """Peak bytes of a rank, and seconds of a micro-batch of `rows` rows per dp rank, packed from documents of so many tokens."""
+    """Peak bytes of a rank, and seconds of a micro-batch of `rows` rows per dp rank, packed from documents of so many
+    tokens."""
     size, remake = 2 if c.training.dtype == "bfloat16" else 4, c.cluster.rematerialise
     try:
         step = plan(config, ranks_layout, rows * ranks_layout.dp, length, computed=size, remake=remake)
@@ -177,7 +221,11 @@ def price_microbatch(
     if drafts:
         shape, rank_parameters, all_parameters = draft_layers(c, config, ranks_layout.world)
         flops += flops_of_drafts(config, shape, all_parameters, step.tokens, document)
-        memory += rank_parameters * (4 + 4 + 8) + all_parameters * size + saved(shape, step.tokens, False, size, 1, ranks_layout.cp)
+        memory += (
+            rank_parameters * (4 + 4 + 8)
+            + all_parameters * size
+            + saved(shape, step.tokens, False, size, 1, ranks_layout.cp)
+        )
         link = hardware.near if ranks_layout.world <= hardware.node else hardware.far
         network += 2 * (ranks_layout.world - 1) * rank_parameters * size / link
     compute = flops / (hardware.flops * hardware.efficiency)
@@ -189,24 +237,31 @@ def draft_layers(c: Whole, config: Config, ranks: int) -> tuple[Config, float, i
     m = c.mtp.layers
     with torch.device("meta"):
         all_parameters = sum(p.numel() for p in MTP(config, m).parameters())
-    shape = replace(config, num_hidden_layers=m.depth, num_experts=0, num_experts_per_tok=0, intermediate_size=m.intermediate_size)
+    shape = replace(
+        config, num_hidden_layers=m.depth, num_experts=0, num_experts_per_tok=0, intermediate_size=m.intermediate_size
+    )
     return shape, -(-all_parameters // ranks), all_parameters
 
 
 def flops_of_drafts(config: Config, shape: Config, parameters: int, tokens: int, document: float) -> float:
-    """Forward and backward of the layers, and per layer the head's product forward and back to its input; the teacher's once more forward."""
+    """Forward and backward of the layers, and per layer the head's product forward and back to its input; the teacher's
+    once more forward."""
     head = config.vocab_size * config.hidden_size
     attention = 3 * Cost.of(shape).quadratic * document
     return tokens * (6 * parameters + attention + (4 * shape.num_hidden_layers + 2) * head)
 
 
-def price_rl_step(c: Whole, config: Config, gpus: int, hardware: Hardware, lengths: Conversations) -> tuple[float, float]:
+def price_rl_step(
+    c: Whole, config: Config, gpus: int, hardware: Hardware, lengths: Conversations
+) -> tuple[float, float]:
     """Peak bytes of a rank, and seconds of a step."""
     ranks_layout = Layout(**layout(c, gpus, "rl"))
     n, length = c.rl.prompts * c.rl.rollouts, c.agent_length
     size = 2 if c.training.sampler_dtype == "bfloat16" else 4
     rows = max(1, math.ceil(n * lengths.tokens / FULLNESS / length / ranks_layout.dp))
-    memory, micro = price_microbatch(c, config, ranks_layout, c.cluster.micro_rows, length, lengths.tokens, hardware, trunk=True, drafts=False)
+    memory, micro = price_microbatch(
+        c, config, ranks_layout, c.cluster.micro_rows, length, lengths.tokens, hardware, trunk=True, drafts=False
+    )
     training = math.ceil(rows / c.cluster.micro_rows) * micro
     link = hardware.near if gpus <= hardware.node else hardware.far
     parameters = config.parameters()
@@ -223,7 +278,9 @@ def decoding(config: Config, rows: int, size: int, hardware: Hardware, talk: Con
     """Seconds in which one rank samples so many conversations at once."""
     active, all_parameters = config.parameters(active=True), config.parameters()
     touched_share = min(1.0, rows * config.num_experts_per_tok / config.num_experts) if config.num_experts else 1.0
-    bytes_read = (active + (all_parameters - active) * touched_share) * size + cache(config, rows * talk.tokens / 2, size)
+    bytes_read = (active + (all_parameters - active) * touched_share) * size + cache(
+        config, rows * talk.tokens / 2, size
+    )
     compute = 2 * active * rows / (hardware.flops * hardware.efficiency)
     return talk.longest * max(bytes_read / hardware.bandwidth, compute)
 
@@ -233,7 +290,14 @@ def cache(config: Config, tokens: float, size: int) -> float:
     return tokens * 2 * config.num_key_value_heads * config.head_dim * config.num_hidden_layers * size
 
 
-def show(found: Sequence[Sequence[Price]], c: Whole, name: str, hardware: str, talk: Conversations, console: Console | None = None) -> None:
+def show(
+    found: Sequence[Sequence[Price]],
+    c: Whole,
+    name: str,
+    hardware: str,
+    talk: Conversations,
+    console: Console | None = None,
+) -> None:
     """Prints a table for each number of GPUs, and the assumptions under them."""
     from rich.console import Console
     from rich.table import Table
@@ -266,9 +330,19 @@ def show(found: Sequence[Sequence[Price]], c: Whole, name: str, hardware: str, t
             console.print("* more than the settings say: each group of cp ranks needs a row")
         console.print()
     unit = "the tokens" if talk.measured else f"the bytes, at {BYTES_PER_TOKEN} to a token,"
-    length_source = f"{unit} of {talk.counted} demonstrations ({talk.tokens:,.0f} each, at most {talk.longest:,.0f} of them the agent's own)"
-    numbers: dict[str, Any] = {"efficiency": machine.efficiency, "latency": machine.latency * 1e6, "price": machine.price}
-    console.print(ASSUMPTIONS.format(tokens=length_source, fullness=FULLNESS, sampler=c.training.sampler_dtype, **numbers), highlight=False)
+    length_source = (
+        f"{unit} of {talk.counted} demonstrations ({talk.tokens:,.0f} each, at most {talk.longest:,.0f} "
+        f"of them the agent's own)"
+    )
+    numbers: dict[str, Any] = {
+        "efficiency": machine.efficiency,
+        "latency": machine.latency * 1e6,
+        "price": machine.price,
+    }
+    console.print(
+        ASSUMPTIONS.format(tokens=length_source, fullness=FULLNESS, sampler=c.training.sampler_dtype, **numbers),
+        highlight=False,
+    )
 
 
 def span(seconds: float) -> str:
@@ -282,4 +356,6 @@ def span(seconds: float) -> str:
 def write(found: Sequence[Sequence[Price]], out: Path) -> None:
     """Writes recipe-plan.json to a folder."""
     out.mkdir(parents=True, exist_ok=True)
-    atomic_write(out / "recipe-plan.json", json.dumps([asdict(price) for stages in found for price in stages], indent=1) + "\n")
+    atomic_write(
+        out / "recipe-plan.json", json.dumps([asdict(price) for stages in found for price in stages], indent=1) + "\n"
+    )

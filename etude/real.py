@@ -1,5 +1,6 @@
-"""`etude figure cpt-real`: continued pretraining of a real network on ranks (`scaled/pretrain.py`); data, measures and verdicts are those of
-`sims/cpt_real.py`. A training run that is measured leaves its settings and its report, not its weights, which are gigabytes."""
+"""`etude figure cpt-real`: continued pretraining of a real network on ranks (`scaled/pretrain.py`); data, measures and
+verdicts are those of `sims/cpt_real.py`. A training run that is measured leaves its settings and its report, not its
+weights, which are gigabytes."""
 
 from __future__ import annotations
 
@@ -28,9 +29,15 @@ def experiment(run: Run, config: Experiment) -> dict:
     c = config
     start = folder_of(c.model, run.root / "models", print) if c.model in PACKAGES else Path(c.model)
     if not (start / "tokenizer.json").is_file():
-        raise RunError(f"model {c.model} is neither one of {', '.join(PACKAGES)} nor a folder with tokenizer.json; see --set model=…")
+        raise RunError(
+            f"model {c.model} is neither one of {', '.join(PACKAGES)} nor a folder with "
+            f"tokenizer.json; see --set model=…"
+        )
     corpus = corpus_of(c.package, run.root / "package")
-    heldout = {"package": cpt.hold_out_codebase(cpt.read_corpus(corpus))[2], "library": cpt.hold_out_codebase(cpt.read_library())[2]}
+    heldout = {
+        "package": cpt.hold_out_codebase(cpt.read_corpus(corpus))[2],
+        "library": cpt.hold_out_codebase(cpt.read_library())[2],
+    }
     plan = [("base", 0, 0)]
     plan += [("package", budget, number) for budget in c.budgets for number in range(c.seeds)]
     plan += [("control", c.budgets[-1], number) for number in range(c.seeds)]
@@ -52,7 +59,8 @@ def experiment(run: Run, config: Experiment) -> dict:
 
 
 def train_arm(root: Path, c: Experiment, arm: str, start: Path, corpus: Path, budget: int, number: int) -> Path:
-    """Plays one training run on its ranks, or goes on with it, and returns its checkpoint. Raises RunError if the ranks fail."""
+    """Plays one training run on its ranks, or goes on with it, and returns its checkpoint. Raises RunError if the ranks
+    fail."""
     steps, out = budget // (c.rows * c.length), root / "runs" / f"{arm}-{budget}-{number}"
     settings = {
         "checkpoint": str(start.resolve()), "corpus": str(corpus.resolve()) if arm == "package" else None, "rows": c.rows, "length": c.length,
@@ -65,7 +73,9 @@ def train_arm(root: Path, c: Experiment, arm: str, start: Path, corpus: Path, bu
     with Run.open(out, "cpt full", config, resume=out.exists()):
         print(f"{arm}, {budget:,} tokens, seed {number}: {out}", flush=True)
         pretrain.prepare(config, out)
-        rank_arguments = json.dumps({"technique": "cpt", "backend": backend, "ranks": c.ranks, "config": dataclasses.asdict(config)})
+        rank_arguments = json.dumps(
+            {"technique": "cpt", "backend": backend, "ranks": c.ranks, "config": dataclasses.asdict(config)}
+        )
         if launch.start("etude.full_rank", [str(out.resolve()), rank_arguments], c.ranks, config.restarts):
             raise RunError(f"the ranks of {out} failed; their errors are above")
     shutil.rmtree(out / "state", ignore_errors=True)

@@ -1,7 +1,7 @@
 """The committed recordings of `etude play`, for a reader who has nothing installed: python -m etude.recording
 
-The clone's agent plays one held-out task as it was before RL, and after, with the same random numbers. Both are what `COMMAND` prints in a pipe, line
-by line; a test plays them again. `block` is what docs/recipe.md shows of them.
+The clone's agent plays one held-out task as it was before RL, and after, with the same random numbers. Both are what
+`COMMAND` prints in a pipe, line by line; a test plays them again. `block` is what docs/recipe.md shows of them.
 """
 
 from __future__ import annotations
@@ -40,7 +40,12 @@ def recorded() -> str:
 
 def write(path: Path = PATH) -> Path:
     """Plays and writes the record, whose path it returns."""
-    record = {"command": COMMAND, "by": "python -m etude.recording", "machine": machine(), "lines": recorded().splitlines()}
+    record = {
+        "command": COMMAND,
+        "by": "python -m etude.recording",
+        "machine": machine(),
+        "lines": recorded().splitlines(),
+    }
     atomic_write(path, json.dumps(record, indent=1, ensure_ascii=False) + "\n")
     return path
 
@@ -52,7 +57,9 @@ def block() -> str:
         lines, commit = record["lines"], record["machine"]["commit"]
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise RunError(f"{PATH} holds no recording ({error}); make it with: python -m etude.recording") from None
-    return "\n".join([f"What `{record['command']}` prints (commit {commit}):", "", "```", *(line.rstrip() for line in lines), "```"])
+    return "\n".join(
+        [f"What `{record['command']}` prints (commit {commit}):", "", "```", *(line.rstrip() for line in lines), "```"]
+    )
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
-"""A rollout of the small world as HTML: who said what, each token that the agent wrote with its probability, what changed, tests and verdict.
+"""A rollout of the small world as HTML: who said what, each token that the agent wrote with its probability, what
+changed, tests and verdict.
 
-The explorer shows it, and so does the report, which has no scripts. Words and their order are those of the terminal (`etude/watching.py`). The less
-likely a token was, the stronger is its colour. Who points at one, or taps it, reads how likely it was and what else was.
-"""
+The explorer shows it, and so does the report, which has no scripts. Words and their order are those of the terminal
+(`etude/watching.py`). The less likely a token was, the stronger is its colour. Who points at one, or taps it, reads how
+likely it was and what else was."""
 
 import html
 from collections.abc import Iterator
@@ -84,13 +85,20 @@ def spanned(token: Token) -> str:
     draft_class = "" if token.draft is None else " kept" if token.draft else " refused"
     classes = "token" + " rare" * (token.probability < 0.5) + draft_class
     style = f"background:rgba({red},{green},{blue},{0.06 + 0.5 * (1 - token.probability):.2f})"
-    return f'<span class="{classes}" style="{style}" tabindex="-1">{text}<span class="more">{html.escape(told(token))}</span></span>'
+    return (
+        f'<span class="{classes}" style="{style}" tabindex="-1">{text}<span '
+        f'class="more">{html.escape(told(token))}</span></span>'
+    )
 
 
 def told(token: Token) -> str:
     """A token's probability, and what else was likely."""
     alternatives = [f"{chance(p)} {named(text)}" for text, p in token.others]
-    drafts = [] if token.draft is None else [f"kept: a draft of layer {token.draft}" if token.draft else "a draft was refused here"]
+    drafts = (
+        []
+        if token.draft is None
+        else [f"kept: a draft of layer {token.draft}" if token.draft else "a draft was refused here"]
+    )
     return "\n".join([f"{chance(token.probability)} {named(token.text)}", "else:", *alternatives, *drafts])
 
 
@@ -118,8 +126,15 @@ def render_outcome(rollout: Played) -> Iterator[str]:
 def legend(drafts: bool = False) -> str:
     """What the colours mean, those of drafts too if they are shown."""
     look = "border-left:4px solid {};padding:0 .8rem 0 .4rem"
-    edges = "".join(f'<span style="{look.format(COLOURS[colour])}">{role}</span>' for role, colour in EDGES.items() if role != "context")
-    words = "The less likely a token was, the stronger is its colour; one with dots below it had less than 50%. Point at a token, or tap it."
+    edges = "".join(
+        f'<span style="{look.format(COLOURS[colour])}">{role}</span>'
+        for role, colour in EDGES.items()
+        if role != "context"
+    )
+    words = (
+        "The less likely a token was, the stronger is its colour; one with dots below it had less than "
+        "50%. Point at a token, or tap it."
+    )
     if drafts:
         words += " Green below: a kept draft. Red below: the network's own token, in place of a refused draft."
     return f'<div style="font-size:.85rem">{edges}{words}</div>'

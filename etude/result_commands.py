@@ -18,8 +18,12 @@ __all__ = ["claims", "examples", "export_sft", "figure", "results"]
 
 
 def results(
-    runs: Annotated[list[Path], typer.Argument(help="Finished runs of the recipe, one per seed.", callback=meant.a_run)],
-    control: Annotated[list[Path] | None, typer.Option(help="Finished run with shuffled rewards; repeatable.", callback=meant.a_run)] = None,
+    runs: Annotated[
+        list[Path], typer.Argument(help="Finished runs of the recipe, one per seed.", callback=meant.a_run)
+    ],
+    control: Annotated[
+        list[Path] | None, typer.Option(help="Finished run with shuffled rewards; repeatable.", callback=meant.a_run)
+    ] = None,
     out: Annotated[Path, typer.Option(help="JSON file to write.")] = Path("results/recipe-small.json"),
 ) -> None:
     """Collect what RL gained over several seeds: print a table, write the numbers and a picture to files."""
@@ -38,28 +42,43 @@ def export_sft(
     run: Annotated[Path, typer.Argument(help="A small run of the recipe, at least begun.", callback=meant.a_run)],
     out: Annotated[Path, typer.Option(help="JSONL file to write.")],
 ) -> None:
-    """Write a small run's SFT demonstrations as conversations: JSONL with `messages` and tool calls, as sft.conversations reads it."""
+    """Write a small run's SFT demonstrations as conversations: JSONL with `messages` and tool calls, as
+    sft.conversations reads it."""
     from kit.settings import RunError, fill
     from sims.recipe.export import export
     from sims.recipe.learner import language_of
     from sims.recipe.settings import Recipe
 
     if not (run / "data" / "tokenizer.json").is_file() or not (toml := stored_config(run, "recipe")):
-        raise RunError(f"{run} is not a small run of the recipe; make one with: etude run recipe --scale small --out FOLDER")
+        raise RunError(
+            f"{run} is not a small run of the recipe; make one with: etude run recipe --scale small --out FOLDER"
+        )
     demonstrations, conversations = export(fill(Recipe, toml), language_of(run), out)
     print(f"{demonstrations} demonstrations, {conversations} conversations: {out}")
 
 
 def figure(
     context: typer.Context,
-    name: Annotated[str | None, typer.Argument(help="Name of an experiment; without it, list all experiments.", autocompletion=experiments)] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Half a minute, to check that it runs; its numbers prove nothing.")] = False,
+    name: Annotated[
+        str | None,
+        typer.Argument(help="Name of an experiment; without it, list all experiments.", autocompletion=experiments),
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Half a minute, to check that it runs; its numbers prove nothing.")
+    ] = False,
     seed: Annotated[int | None, typer.Option(help="Same as --set seed=N.", **whole())] = None,
     out: Annotated[Path | None, typer.Option(help="Output folder.", show_default="runs/figure/NAME")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the experiment in the output folder.")] = False,
-    config: Annotated[Path | None, typer.Option(help="TOML file with settings.", readable=False, metavar="FILE")] = None,
-    sets: Annotated[list[str] | None, typer.Option("--set", help="One setting; repeatable; overrides --config.", metavar="KEY=VALUE")] = None,
-    checkpoint_seconds: Annotated[float, typer.Option(help="Seconds between resume checkpoints.", **decimal(0.0))] = 20.0,
+    config: Annotated[
+        Path | None, typer.Option(help="TOML file with settings.", readable=False, metavar="FILE")
+    ] = None,
+    sets: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="One setting; repeatable; overrides --config.", metavar="KEY=VALUE"),
+    ] = None,
+    checkpoint_seconds: Annotated[
+        float, typer.Option(help="Seconds between resume checkpoints.", **decimal(0.0))
+    ] = 20.0,
     log: Annotated[str | None, LOG] = None,
 ) -> None:
     """Reproduce a figure or claim of the sources; write picture, table and verdict to the output folder."""
@@ -87,7 +106,10 @@ def figure(
         print(f"found:   {figures.counted(record['claims'])}")
     print(f"picture: {out / entry.name}.png\ntable:   {out / entry.name}.csv\nverdict: {out / entry.name}.json")
     if violations := figures.broken_laws(record["claims"]):
-        typer.echo(f"broken: {'; '.join(violations)}. A law holds at any size, so either the code or the law is wrong.", err=True)
+        typer.echo(
+            f"broken: {'; '.join(violations)}. A law holds at any size, so either the code or the law is wrong.",
+            err=True,
+        )
         raise typer.Exit(1)
     afterwards.show(afterwards.of_figure(entry, record["quick"]))
 
@@ -104,14 +126,25 @@ def _print_experiments() -> None:
 
 def claims(
     folders: Annotated[
-        list[Path] | None, typer.Argument(help="Folders of finished experiments to add; without any, show the file.", callback=meant.a_run)
+        list[Path] | None,
+        typer.Argument(
+            help="Folders of finished experiments to add; without any, show the file.", callback=meant.a_run
+        ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="JSON file of claims.", show_default="results/claims.json; to show it elsewhere, the clone's")
+        Path | None,
+        typer.Option(
+            help="JSON file of claims.", show_default="results/claims.json; to show it elsewhere, the clone's"
+        ),
     ] = None,
-    verdict: Annotated[str | None, typer.Option(help="Only claims and laws with this verdict.", show_default="all", metavar="VERDICT")] = None,
+    verdict: Annotated[
+        str | None, typer.Option(help="Only claims and laws with this verdict.", show_default="all", metavar="VERDICT")
+    ] = None,
     figure: Annotated[
-        str | None, typer.Option(help="Only what this experiment measured.", show_default="all", metavar="NAME", autocompletion=experiments)
+        str | None,
+        typer.Option(
+            help="Only what this experiment measured.", show_default="all", metavar="NAME", autocompletion=experiments
+        ),
     ] = None,
 ) -> None:
     """Show what the sources claim, what was measured here, and the verdict."""
@@ -140,7 +173,11 @@ def examples(
         print(time_hint, flush=True)
 
     def print_part(part: str) -> None:
-        print(f"part {examples.PARTS.index(part) + 1} of {len(examples.PARTS)}: {part}, {time.monotonic() - start_time:.0f} s", flush=True)
+        print(
+            f"part {examples.PARTS.index(part) + 1} of {len(examples.PARTS)}: {part}, "
+            f"{time.monotonic() - start_time:.0f} s",
+            flush=True,
+        )
 
     for path in [*examples.write(run, out, progress=print_part), write_recipe(run, out / "recipe")]:
         print(path)

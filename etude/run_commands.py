@@ -8,7 +8,19 @@ from typing import Annotated, Any
 import typer
 
 from etude import catalog, meant, playing
-from etude.given import LOG, check_corpus, commands, decimal, merge, read_toml, stored_config, techniques, unused, whole, without
+from etude.given import (
+    LOG,
+    check_corpus,
+    commands,
+    decimal,
+    merge,
+    read_toml,
+    stored_config,
+    techniques,
+    unused,
+    whole,
+    without,
+)
 from kit import tracking
 
 __all__ = ["run_technique"]
@@ -16,12 +28,20 @@ __all__ = ["run_technique"]
 
 def run_technique(
     context: typer.Context,
-    technique: Annotated[str | None, typer.Argument(help="A name from `etude list`; `recipe` runs everything.", autocompletion=techniques)] = None,
+    technique: Annotated[
+        str | None,
+        typer.Argument(help="A name from `etude list`; `recipe` runs everything.", autocompletion=techniques),
+    ] = None,
     scale: Annotated[str, typer.Option(help="small: minutes on this machine. full: many ranks.")] = "small",
     out: Annotated[Path | None, typer.Option(help="Output folder.", show_default="runs/TECHNIQUE")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in the output folder.")] = False,
-    config: Annotated[Path | None, typer.Option(help="TOML file with settings.", readable=False, metavar="FILE")] = None,
-    sets: Annotated[list[str] | None, typer.Option("--set", help="One setting; repeatable; overrides --config.", metavar="KEY=VALUE")] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="TOML file with settings.", readable=False, metavar="FILE")
+    ] = None,
+    sets: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="One setting; repeatable; overrides --config.", metavar="KEY=VALUE"),
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Same as --set seed=N.", **whole())] = None,
     corpus: Annotated[
         Path | None,
@@ -31,21 +51,39 @@ def run_technique(
             show_default="Python's standard library",
         ),
     ] = None,
-    checkpoint_seconds: Annotated[float, typer.Option(help="Seconds between resume checkpoints.", **decimal(0.0))] = 20.0,
+    checkpoint_seconds: Annotated[
+        float, typer.Option(help="Seconds between resume checkpoints.", **decimal(0.0))
+    ] = 20.0,
     log: Annotated[str | None, LOG] = None,
     checkpoint: Annotated[
-        Path | None, typer.Option(help="Hugging Face folder that a full run starts from.", readable=False, show_default="none", metavar="FOLDER")
+        Path | None,
+        typer.Option(
+            help="Hugging Face folder that a full run starts from.",
+            readable=False,
+            show_default="none",
+            metavar="FOLDER",
+        ),
     ] = None,
     store: Annotated[
         str | None,
-        typer.Option(help="Folder or address (s3://…) of the weights that services share.", show_default="the output folder", metavar="ADDRESS"),
+        typer.Option(
+            help="Folder or address (s3://…) of the weights that services share.",
+            show_default="the output folder",
+            metavar="ADDRESS",
+        ),
     ] = None,
     runtime: Annotated[
-        str | None, typer.Option(help="Where services run: local (processes of this machine) or ray (a cluster).", show_default="local")
+        str | None,
+        typer.Option(
+            help="Where services run: local (processes of this machine) or ray (a cluster).", show_default="local"
+        ),
     ] = None,
-    engine: Annotated[str | None, typer.Option(help="What services sample with: own or vllm.", show_default="own", metavar="NAME")] = None,
+    engine: Annotated[
+        str | None, typer.Option(help="What services sample with: own or vllm.", show_default="own", metavar="NAME")
+    ] = None,
     nproc: Annotated[
-        int | None, typer.Option(help="Number of ranks in a full run.", show_default="every GPU here, or 2 with gloo", **whole())
+        int | None,
+        typer.Option(help="Number of ranks in a full run.", show_default="every GPU here, or 2 with gloo", **whole()),
     ] = None,
     backend: Annotated[str, typer.Option(help="nccl: GPUs. gloo: rehearse a full run on CPUs.")] = "nccl",
     help: Annotated[bool, typer.Option("--help", help="Show this help and the settings of TECHNIQUE.")] = False,
@@ -80,10 +118,15 @@ def run_technique(
         return
     assert isinstance(entry, catalog.Technique)
     if checkpoint is not None:
-        raise RunError("--checkpoint is where a full run starts; a small one starts from random weights: leave it out, or add --scale full")
+        raise RunError(
+            "--checkpoint is where a full run starts; a small one starts from random weights: leave it "
+            "out, or add --scale full"
+        )
     if out is None:
         out = Path("runs") / entry.name
-        out = out if resume or entry.name == "recipe" else unused(out)  # a demonstration takes seconds, so just run it again
+        out = (
+            out if resume or entry.name == "recipe" else unused(out)
+        )  # a demonstration takes seconds, so just run it again
     toml = read_toml(config)
     if entry.name == "recipe":
         toml = without(config, toml, "a small run", "checkpoint", "cluster", "study")
@@ -120,7 +163,9 @@ def _run_full(entry, out, config, sets, seed, corpus, checkpoint, resume, nproc,
         if resume:
             toml = merge(stored_config(out, entry.name), toml)
             nproc = nproc or toml["trainers"]
-        return playing.play_technique(entry, out, toml, overrides + full_settings.grouped(toml, overrides, nproc, backend), resume, cadence)
+        return playing.play_technique(
+            entry, out, toml, overrides + full_settings.grouped(toml, overrides, nproc, backend), resume, cadence
+        )
     if resume:
         toml = merge(stored_config(out, f"{entry.name} full"), toml)
     full.run(entry, out, toml, overrides, resume, nproc, backend)

@@ -1,4 +1,5 @@
-"""`etude tasks serve`: a task's tools over the Model Context Protocol, for whatever client is at the other end of standard input and output."""
+"""`etude tasks serve`: a task's tools over the Model Context Protocol, for whatever client is at the other end of
+standard input and output."""
 
 from __future__ import annotations
 
@@ -41,8 +42,9 @@ def serve_task(
     kind: Kind = "bubblewrap",
     ask: bool = True,
 ) -> None:
-    """Plays an episode with a client's calls, grades it once the client has finished or gone, and serves until it has gone. Standard output carries
-    the protocol alone. `ask`: grades with fresh inputs, too. Raises RunError, and Interrupted."""
+    """Plays an episode with a client's calls, grades it once the client has finished or gone, and serves until it has
+    gone. Standard output carries the protocol alone. `ask`: grades with fresh inputs, too. Raises RunError, and
+    Interrupted."""
     with redirect_streams() as (reader, writer):
         task, package = task_of(name, folders or FOLDERS, jobs, seconds, kind)
         exam, path = exam_of(task, package), transcript_of(task, out, resume)
@@ -73,8 +75,8 @@ def serve_task(
 
 @contextmanager
 def redirect_streams() -> Iterator[tuple[BinaryIO, BinaryIO]]:
-    """Standard input and output, for the protocol alone: meanwhile what this process or one that it starts reads is empty, and what it prints goes to
-    standard error."""
+    """Standard input and output, for the protocol alone: meanwhile what this process or one that it starts reads is
+    empty, and what it prints goes to standard error."""
     sys.stdout.flush()
     saved_handles = [os.dup(0), os.dup(1)]
     null_device = os.open(os.devnull, os.O_RDONLY)
@@ -92,8 +94,9 @@ def redirect_streams() -> Iterator[tuple[BinaryIO, BinaryIO]]:
 
 
 def run_in_own_group(work: Callable[[], object]) -> Callable[[], bool]:
-    """Begins some work in a process and a group of its own, and gives what waits for it and says whether it was done. A client ends its server two
-    seconds after it has closed the connection, with all processes of the server's group; this one goes on."""
+    """Begins some work in a process and a group of its own, and gives what waits for it and says whether it was done. A
+    client ends its server two seconds after it has closed the connection, with all processes of the server's group;
+    this one goes on."""
     sys.stdout.flush()
     process = os.fork()
     if process:

@@ -1,16 +1,19 @@
-"""`etude plan --rl`: how GPUs are best split between sampler and trainer of asynchronous RL, and how old tokens have to be for that.
+"""`etude plan --rl`: how GPUs are best split between sampler and trainer of asynchronous RL, and how old tokens have to
+be for that.
 
     trainer    one group of ranks: a step of `etude plan`, as many times as the rollouts of an RL step fill its rows
     sampler    engines that each hold all weights in bfloat16. A step of an engine in which each of R rollouts samples a token takes
 
-                   max(bytes of touched weights and of R caches / bandwidth, FLOPs / peak) + R · (given / own) · FLOPs of a given token / peak
+                   max(bytes of touched weights and of R caches / bandwidth, FLOPs / peak) + R · (given / own) · FLOPs
+                   of a given token / peak
 
-               with half a rollout in each cache, and the prompt's and the tools' tokens prefilled along with those that are sampled
+               with half a rollout in each cache, and the prompt's and the tools' tokens prefilled along with those that
+               are sampled
     tools      log-normal times
 
-`ref.async_rl.simulate`, with updates in flight, plays the services at these speeds. All engines are one there, with the slots of all. A step is
-played with few of its groups and rollouts, each of which stands for several. Staleness is a bound: a run may keep to a lower one, so a higher
-bound is never slower.
+`ref.async_rl.simulate`, with updates in flight, plays the services at these speeds. All engines are one there, with the
+slots of all. A step is played with few of its groups and rollouts, each of which stands for several. Staleness is a
+bound: a run may keep to a lower one, so a higher bound is never slower.
 """
 
 from __future__ import annotations
@@ -60,15 +63,23 @@ MEMORY_SHARE = 0.92
 CLOSE = 1.03
 """A split is simulated unless what has been found is this much above what it could reach at best."""
 ASSUMPTIONS = (
-    "S: how old a token may be, in updates; in brackets, what the fastest run keeps to if that is less. slots: engines × rollouts of each. step: "
-    "the trainer's time. waits: share of the time in which the trainer waits. used: tokens that engines sample, of those with every slot decoding. "
+    "S: how old a token may be, in updates; in brackets, what the fastest run keeps to if that is "
+    "less. slots: engines × rollouts of each. step: "
+    "the trainer's time. waits: share of the time in which the trainer waits. used: tokens that "
+    "engines sample, of those with every slot decoding. "
     "age: mean, of the tokens that are trained on. dropped: groups that grew too old.\n\n"
-    "A step trains on {rollouts} rollouts of {tokens:,.0f} tokens, {own:,.0f} of them the policy's own, in {turns:g} turns; a tool takes "
-    "{tool_s:g} s on average (log-normal, σ = {sigma:g}). Simulated: ref.async_rl.simulate with updates in flight, {played} of the rollouts, "
-    "{steps} steps after the pipeline has filled; all engines as one. Trainer: the time of etude plan, rows {fullness:.0%} full. Engine: {gpus} "
-    "GPU{s} with all weights in bfloat16; memory-bound decoding and compute-bound prefill, one after the other, at the trainer's share of peak; as "
-    "many slots as caches of mean rollouts fit into {room:.0%} of the memory; balanced routing; no drafts, no shared prefixes, no starved engine "
-    "beside a full one. Guessed: {publish_s:g} s until weights can be loaded, {swap_s:g} s to load them. Nothing was measured on a GPU."
+    "A step trains on {rollouts} rollouts of {tokens:,.0f} tokens, {own:,.0f} of them the policy's "
+    "own, in {turns:g} turns; a tool takes "
+    "{tool_s:g} s on average (log-normal, σ = {sigma:g}). Simulated: ref.async_rl.simulate with "
+    "updates in flight, {played} of the rollouts, "
+    "{steps} steps after the pipeline has filled; all engines as one. Trainer: the time of etude plan, "
+    "rows {fullness:.0%} full. Engine: {gpus} "
+    "GPU{s} with all weights in bfloat16; memory-bound decoding and compute-bound prefill, one after "
+    "the other, at the trainer's share of peak; as "
+    "many slots as caches of mean rollouts fit into {room:.0%} of the memory; balanced routing; no "
+    "drafts, no shared prefixes, no starved engine "
+    "beside a full one. Guessed: {publish_s:g} s until weights can be loaded, {swap_s:g} s to load "
+    "them. Nothing was measured on a GPU."
 )
 
 
@@ -107,7 +118,9 @@ class Work:
             if not value <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name} must be at least {value}, got {getattr(self, name)}")
         if not self.staleness or min(self.staleness) < 0 or len(set(self.staleness)) < len(self.staleness):
-            raise ValueError(f"staleness must hold one bound or more, each once and at least 0; got {list(self.staleness)}")
+            raise ValueError(
+                f"staleness must hold one bound or more, each once and at least 0; got {list(self.staleness)}"
+            )
 
     @property
     def own(self) -> float:
@@ -190,11 +203,17 @@ def trainer(model: str, gpus: int, cp: int, ep: int, length: int, hardware: str,
     """Raises RunError where `etude plan` does."""
     (step_plan,) = planning.plans(model, [gpus], cp, math.gcd(ep, gpus), length, 1, hardware)
     rows = math.ceil(work.groups * work.rollouts * work.tokens / FULLNESS / step_plan["length"])
-    return Trainer(gpus, math.ceil(rows / step_plan["layout"]["dp"]) * step_plan["step_seconds"], step_plan["memory"], step_plan["fits"])
+    return Trainer(
+        gpus,
+        math.ceil(rows / step_plan["layout"]["dp"]) * step_plan["step_seconds"],
+        step_plan["memory"],
+        step_plan["fits"],
+    )
 
 
 def engines(config: Config, machine: Hardware, work: Work) -> Engines:
-    """One engine, on as few GPUs of a node as hold the weights and the longest rollout. Raises RunError if a node does not."""
+    """One engine, on as few GPUs of a node as hold the weights and the longest rollout. Raises RunError if a node does
+    not."""
     active, all_parameters, cost = config.parameters(active=True), config.parameters(), Cost.of(config)
     for gpus in (n for n in (1, 2, 4, 8, 16) if n <= machine.node):
         free_bytes = MEMORY_SHARE * gpus * machine.memory - 2 * all_parameters
@@ -202,7 +221,8 @@ def engines(config: Config, machine: Hardware, work: Work) -> Engines:
             break
     else:
         raise RunError(
-            f"an engine with {2 * all_parameters / 1e9:,.0f} GB of weights does not fit a node of {machine.node} GPUs; name other --hardware"
+            f"an engine with {2 * all_parameters / 1e9:,.0f} GB of weights does not fit a node of "
+            f"{machine.node} GPUs; name other --hardware"
         )
     bandwidth, peak = gpus * machine.bandwidth, gpus * machine.flops * machine.efficiency
     touched_share = config.num_experts_per_tok / config.num_experts if config.num_experts else 1.0
@@ -217,20 +237,25 @@ def engines(config: Config, machine: Hardware, work: Work) -> Engines:
 
 
 def candidates(gpus: int, cp: int, engine: int) -> list[int]:
-    """GPUs of the trainer in the splits to look at: about eight, all multiples of cp, with whole engines for the rest."""
+    """GPUs of the trainer in the splits to look at: about eight, all multiples of cp, with whole engines for the
+    rest."""
     step = cp * max(1, round(gpus / 8 / cp))
     return [n for n in range(step, gpus, step) if (gpus - n) % engine == 0]
 
 
 def bound(train: Trainer, sampler: Engines, staleness: int, work: Work) -> float:
-    """Steps per hour that no schedule exceeds in the long run: the trainer never waits, or all slots that admission allows are always taken, by
-    rollouts that decode or wait for tools."""
+    """Steps per hour that no schedule exceeds in the long run: the trainer never waits, or all slots that admission
+    allows are always taken, by rollouts that decode or wait for tools."""
     occupied_slots = min(sampler.slots, (staleness + 1) * work.groups * work.rollouts / sampler.count)
     tool_seconds = (mean_draw(work.turns) - 1) * work.tool_s  # the last tool, that of the tests, holds no slot
     low, high = 0.0, float(occupied_slots)
     for _ in range(50):  # the number that decode: the others wait, by Little's law
         rows = (low + high) / 2
-        low, high = (rows, high) if rows * (1 + tool_seconds / work.own / sampler.token_s(rows)) < occupied_slots else (low, rows)
+        low, high = (
+            (rows, high)
+            if rows * (1 + tool_seconds / work.own / sampler.token_s(rows)) < occupied_slots
+            else (low, rows)
+        )
     sampling = work.groups * work.rollouts * work.own * sampler.token_s(high) / high / sampler.count
     return 3600 / max(train.step_s, sampling)
 
@@ -263,7 +288,8 @@ def play(train_s: float, sampler: Engines, staleness: int, work: Work) -> tuple[
 
 
 def best(gpus: int, staleness: int, trainers: list[Trainer], engine: Engines, machine: Hardware, work: Work) -> Split:
-    """The fastest of the splits, among those that fit, at one staleness. Splits that could not be faster even at best are not simulated."""
+    """The fastest of the splits, among those that fit, at one staleness. Splits that could not be faster even at best
+    are not simulated."""
     pairs = [(candidate, replace(engine, count=(gpus - candidate.gpus) // engine.gpus)) for candidate in trainers]
     fastest: Split | None = None
     for train, sampler in sorted(pairs, key=lambda pair: -bound(*pair, staleness, work)):
@@ -303,22 +329,31 @@ def splits(
     work: Work,
     told: Callable[[int, int, int], None] = lambda done, of, gpus: None,
 ) -> list[Split]:
-    """The best split for each number of GPUs and each staleness, in rising order of both. `told`: hears after each how many are done.
+    """The best split for each number of GPUs and each staleness, in rising order of both. `told`: hears after each how
+    many are done.
 
     Raises RunError for unknown names, for rollouts that are longer than a row, and where no split fits."""
     machine, config = planning.hardware_of(hardware), planning.network_of(model)
     row = min(length, config.max_position_embeddings)
     if work.longest > row:
-        raise RunError(f"rollouts of up to {work.longest:,} tokens do not fit rows of {row:,}; raise --length, or set fewer turns or tokens")
+        raise RunError(
+            f"rollouts of up to {work.longest:,} tokens do not fit rows of {row:,}; raise --length, or "
+            f"set fewer turns or tokens"
+        )
     engine, best_splits, done = engines(config, machine, work), [], 0
     for number in sorted(gpus):
         trainers = [trainer(model, n, cp, ep, length, hardware, work) for n in candidates(number, cp, engine.gpus)]
         if not trainers:
-            raise RunError(f"{number} GPUs cannot be split: the trainer takes --cp {cp} at least, and an engine {engine.gpus}")
+            raise RunError(
+                f"{number} GPUs cannot be split: the trainer takes --cp {cp} at least, and an engine {engine.gpus}"
+            )
         fitting = [candidate for candidate in trainers if candidate.fits]
         if not fitting:
             least = min(candidate.memory for candidate in trainers) / 1e9
-            raise RunError(f"no split of {number} GPUs fits: the trainer's ranks would hold {least:,.0f} GB each, of {machine.memory / 1e9:,.0f} GB")
+            raise RunError(
+                f"no split of {number} GPUs fits: the trainer's ranks would hold {least:,.0f} GB each, "
+                f"of {machine.memory / 1e9:,.0f} GB"
+            )
         fastest: Split | None = None
         for staleness in sorted(work.staleness):
             split = best(number, staleness, fitting, engine, machine, work)
@@ -357,13 +392,24 @@ def show(found: list[Split], model: str, hardware: str, work: Work, console: Con
     console.print(table)
     engine = engines(planning.network_of(model), HARDWARE[hardware], work).gpus
     simulated_size = " × ".join(f"{min(pair)}" for pair in zip(PLAYED, (work.groups, work.rollouts)))
-    numbers = asdict(work) | {"tokens": work.tokens, "own": work.own, "rollouts": f"{work.groups} × {work.rollouts}", "played": simulated_size}
+    numbers = asdict(work) | {
+        "tokens": work.tokens,
+        "own": work.own,
+        "rollouts": f"{work.groups} × {work.rollouts}",
+        "played": simulated_size,
+    }
     console.print(
-        ASSUMPTIONS.format(**numbers, steps=STEPS, fullness=FULLNESS, gpus=engine, s="s" if engine > 1 else "", room=MEMORY_SHARE), highlight=False
+        ASSUMPTIONS.format(
+            **numbers, steps=STEPS, fullness=FULLNESS, gpus=engine, s="s" if engine > 1 else "", room=MEMORY_SHARE
+        ),
+        highlight=False,
     )
 
 
 def write(found: list[Split], work: Work, out: Path) -> None:
     """Writes rl-plan.json to a folder: the settings, and every split of the table."""
     out.mkdir(parents=True, exist_ok=True)
-    atomic_write(out / "rl-plan.json", json.dumps({"work": asdict(work), "splits": [asdict(split) for split in found]}, indent=1) + "\n")
+    atomic_write(
+        out / "rl-plan.json",
+        json.dumps({"work": asdict(work), "splits": [asdict(split) for split in found]}, indent=1) + "\n",
+    )

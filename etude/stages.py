@@ -1,8 +1,9 @@
-"""The recipe in stages, as the explorer's front door draws it: what each does in one sentence, and in which part of the recipe it stands.
+"""The recipe in stages, as the explorer's front door draws it: what each does in one sentence, and in which part of the
+recipe it stands.
 
-Page, lesson, reference, twin and kernel of a technique are in `etude/catalog.py` alone. What the recipe needs beside its techniques, such as data
-or SFT, brings its own paths here. A test holds that every technique of the catalogue is in one stage, and that every path exists.
-"""
+Page, lesson, reference, twin and kernel of a technique are in `etude/catalog.py` alone. What the recipe needs beside
+its techniques, such as data or SFT, brings its own paths here. A test holds that every technique of the catalogue is in
+one stage, and that every path exists."""
 
 from __future__ import annotations
 
@@ -65,20 +66,33 @@ PARTS: tuple[Part, ...] = (
         "All of it",
         "One command runs every stage on two cores, in a world that is small enough.",
         "Training",
-        (Stage("recipe", "The whole recipe", "All stages in one run: from files of code to a trained agent, with a report of what changed."),),
+        (
+            Stage(
+                "recipe",
+                "The whole recipe",
+                "All stages in one run: from files of code to a trained agent, with a report of what changed.",
+            ),
+        ),
     ),
     Part(
         "Before RL",
-        "A base model reads code, learns to draft, and sees an agent at work. Each stage begins with the weights that the one before it left.",
+        "A base model reads code, learns to draft, and sees an agent at work. Each stage begins with "
+        "the weights that the one before it left.",
         "Training",
         (
             Stage(
                 "data",
                 "Base model and data",
-                "An open base model, or random weights, and files of code: cleaned, without duplicates, and with a codebase held out.",
+                "An open base model, or random weights, and files of code: cleaned, without "
+                "duplicates, and with a codebase held out.",
                 own=make_paths("data", "sims/recipe/data.py", "lessons/01_cpt.py", scaled="scaled/data/prepare.py"),
             ),
-            Stage("cpt", "Continued pretraining", "The model reads code, most of it in short contexts and the rest in long ones.", after=True),
+            Stage(
+                "cpt",
+                "Continued pretraining",
+                "The model reads code, most of it in short contexts and the rest in long ones.",
+                after=True,
+            ),
             Stage(
                 "mtp",
                 "Multi-token prediction",
@@ -92,7 +106,11 @@ PARTS: tuple[Part, ...] = (
                 after=True,
                 own=make_paths("sft", "ref/sft.py", "lessons/00_recipe.py", scaled="scaled/sft.py"),
             ),
-            Stage("muon", "Muon", "The optimiser of the matrices: every direction of a gradient gets a step of the same size."),
+            Stage(
+                "muon",
+                "Muon",
+                "The optimiser of the matrices: every direction of a gradient gets a step of the same size.",
+            ),
         ),
     ),
     Part(
@@ -100,7 +118,11 @@ PARTS: tuple[Part, ...] = (
         "RL needs tasks with a verdict that no person gives, and a place where an agent may do what it likes.",
         "Agent and environments",
         (
-            Stage("feature-deletion", "Feature deletion", "Code is taken out of a package; the tests that then fail are the task's reward."),
+            Stage(
+                "feature-deletion",
+                "Feature deletion",
+                "Code is taken out of a package; the tests that then fail are the task's reward.",
+            ),
             Stage(
                 "environments",
                 "Environments and grader",
@@ -117,18 +139,40 @@ PARTS: tuple[Part, ...] = (
             Stage(
                 "step",
                 "A step of RL",
-                "From finished rollouts to a gradient: it calls the techniques below in the order in which a step needs them.",
+                "From finished rollouts to a gradient: it calls the techniques below in the order in "
+                "which a step needs them.",
                 own=make_paths("step", "ref/rl.py", "lessons/04_dr_grpo.py", scaled="scaled/rl.py"),
             ),
-            Stage("dr-grpo", "Dr. GRPO", "A rollout's advantage is its reward less its group's mean, divided by neither length nor deviation."),
-            Stage("kl", "KL", "How far the policy has moved from its reference, and which estimate of it may be differentiated."),
-            Stage("length-penalty", "Length penalty", "Effort has a price that bends: easy tasks are hurried, and hard ones keep room to think."),
-            Stage("behaviour", "Prices of habits", "Broken calls, to-do items left open and untrue messages cost something, whatever the tests say."),
-            Stage("self-summary", "Self-summary", "A rollout that outgrows its context goes on after a summary that the policy wrote itself."),
+            Stage(
+                "dr-grpo",
+                "Dr. GRPO",
+                "A rollout's advantage is its reward less its group's mean, divided by neither length nor deviation.",
+            ),
+            Stage(
+                "kl",
+                "KL",
+                "How far the policy has moved from its reference, and which estimate of it may be differentiated.",
+            ),
+            Stage(
+                "length-penalty",
+                "Length penalty",
+                "Effort has a price that bends: easy tasks are hurried, and hard ones keep room to think.",
+            ),
+            Stage(
+                "behaviour",
+                "Prices of habits",
+                "Broken calls, to-do items left open and untrue messages cost something, whatever the tests say.",
+            ),
+            Stage(
+                "self-summary",
+                "Self-summary",
+                "A rollout that outgrows its context goes on after a summary that the policy wrote itself.",
+            ),
             Stage(
                 "textual-feedback",
                 "Textual feedback",
-                "A hint stands where a rollout went wrong, and the policy that has read it teaches the one that has not.",
+                "A hint stands where a rollout went wrong, and the policy that has read it teaches the "
+                "one that has not.",
             ),
         ),
         after=True,
@@ -138,13 +182,32 @@ PARTS: tuple[Part, ...] = (
         "What lets the same step run on many machines, in few bits, and without waiting.",
         "Systems",
         (
-            Stage("async-rl", "Asynchronous RL", "Sampling and training go on at the same time, with a bound on how old a sample may be."),
-            Stage("router-replay", "Router replay", "The trainer takes the experts that the sampler chose, since rounding would choose others."),
             Stage(
-                "weight-sync", "Weight sync", "After a step only what has changed in the weights is sent, and every engine rebuilds the same bits."
+                "async-rl",
+                "Asynchronous RL",
+                "Sampling and training go on at the same time, with a bound on how old a sample may be.",
             ),
-            Stage("packing", "Packing", "Sequences are dealt to ranks so that none waits for another, and laid in rows in which none sees another."),
-            Stage("quant", "Low precision", "Experts compute in 4 and 8 bits, with scales that let no token see a later one."),
+            Stage(
+                "router-replay",
+                "Router replay",
+                "The trainer takes the experts that the sampler chose, since rounding would choose others.",
+            ),
+            Stage(
+                "weight-sync",
+                "Weight sync",
+                "After a step only what has changed in the weights is sent, and every engine rebuilds the same bits.",
+            ),
+            Stage(
+                "packing",
+                "Packing",
+                "Sequences are dealt to ranks so that none waits for another, and laid in rows in "
+                "which none sees another.",
+            ),
+            Stage(
+                "quant",
+                "Low precision",
+                "Experts compute in 4 and 8 bits, with scales that let no token see a later one.",
+            ),
             Stage(
                 "mirror",
                 "The mirror",
@@ -168,12 +231,18 @@ PARTS: tuple[Part, ...] = (
             Stage(
                 "real-time-rl",
                 "Real-time RL",
-                "The policy is served, what users do becomes the next reward, and what was learned is looked at before it is shipped.",
+                "The policy is served, what users do becomes the next reward, and what was learned is "
+                "looked at before it is shipped.",
                 after=True,
                 own=make_paths("real-time-rl", None, "lessons/18_monitor.py", sim="sims/real_time_rl/loop.py"),
                 page="real-time-rl",
             ),
-            Stage("monitor", "Monitor", "What rollouts do, step by step, and an alarm that means something however often one looks.", page="recipe"),
+            Stage(
+                "monitor",
+                "Monitor",
+                "What rollouts do, step by step, and an alarm that means something however often one looks.",
+                page="recipe",
+            ),
         ),
         after=True,
     ),

@@ -1,9 +1,10 @@
 """The ledger: every statement of the sources that a measurement could hold up or knock down, tested here or not.
 
-The sources are the Composer 2 technical report (arXiv:2603.24477v2, §), the release of Composer 2.5, the posts on self-summarisation,
-real-time RL and kernels, the training talk, and the papers that they follow. A statement names the claims and laws of
-`etude figure` that test it, as experiment/claim; where there is none yet, it says why, and what would have to be built or bought first.
-A test holds that every claim measured hangs on a statement, and that every claim named here was measured.
+The sources are the Composer 2 technical report (arXiv:2603.24477v2, §), the release of Composer 2.5, the posts on
+self-summarisation, real-time RL and kernels, the training talk, and the papers that they follow. A statement names the
+claims and laws of `etude figure` that test it, as experiment/claim; where there is none yet, it says why, and what
+would have to be built or bought first. A test holds that every claim measured hangs on a statement, and that every
+claim named here was measured.
 """
 
 from __future__ import annotations
@@ -55,15 +56,27 @@ PRETRAINING = (
         "the lower the loss after SFT, the higher the reward after the same RL",
         _in("cpt-rl", "loss-success", "loss-reward"),
     ),
-    Statement("more-compute-more-reward", "§3.1, Fig. 2", "a larger pretraining budget ends in a higher RL reward", _in("cpt-rl", "budget-order")),
+    Statement(
+        "more-compute-more-reward",
+        "§3.1, Fig. 2",
+        "a larger pretraining budget ends in a higher RL reward",
+        _in("cpt-rl", "budget-order"),
+    ),
     Statement(
         "perplexity-foretells-reward",
         "§3.1, App. B",
         "codebase perplexity predicts the reward of RL",
         _in("cpt-rl", "perplexity-success", "perplexity-reward"),
     ),
-    Statement("mxfp8-trains", "§3.1", "continued pretraining in MXFP8 trains as in BF16", _in("low-precision", "mxfp8-trains")),
-    Statement("benchmarks-foretell-less", "App. B", "agent benchmarks of a base say less about the end of RL than base evaluations do", why=CLUSTER),
+    Statement(
+        "mxfp8-trains", "§3.1", "continued pretraining in MXFP8 trains as in BF16", _in("low-precision", "mxfp8-trains")
+    ),
+    Statement(
+        "benchmarks-foretell-less",
+        "App. B",
+        "agent benchmarks of a base say less about the end of RL than base evaluations do",
+        why=CLUSTER,
+    ),
     Statement(
         "strict-accuracy-brittle",
         "App. B",
@@ -73,7 +86,8 @@ PRETRAINING = (
     Statement(
         "state-tracking-parts",
         "App. B, Table 2",
-        "rebuilding a file after many diffs discriminates between base models: distances of 66, 86 and 92, lower is better",
+        "rebuilding a file after many diffs discriminates between base models: distances of 66, 86 and "
+        "92, lower is better",
         _in("base-eval", "tracking-parts"),
     ),
     Statement(
@@ -88,7 +102,9 @@ PRETRAINING = (
         "codebase perplexity tells bases apart: 11.75, 13.81 and 14.11 million nats",
         _in("base-eval", "codebase-parts"),
     ),
-    Statement("cpt-knowledge", "§3", "continued pretraining raises the base's scores on knowledge benchmarks", why=CLUSTER),
+    Statement(
+        "cpt-knowledge", "§3", "continued pretraining raises the base's scores on knowledge benchmarks", why=CLUSTER
+    ),
 )
 
 DRAFTS = (
@@ -98,11 +114,24 @@ DRAFTS = (
         "draft layers that match the head's distribution learn faster than from token ids",
         _in("mtp", "distill-expected", "distill-greedy"),
     ),
-    Statement("drafts-2-3", "write-ups (§3.1)", "speculative decoding with MTP layers is 2–3 times faster", _in("mtp", "speed-up")),
     Statement(
-        "drafts-formula", "arXiv:2211.17192, thm. 3.8", "the speed-up follows from acceptance and the price of a draft", _in("mtp", "predicted")
+        "drafts-2-3",
+        "write-ups (§3.1)",
+        "speculative decoding with MTP layers is 2–3 times faster",
+        _in("mtp", "speed-up"),
     ),
-    Statement("greedy-unchanged", "arXiv:2211.17192", "speculative decoding leaves greedy output as it is", _in("mtp", "identical")),
+    Statement(
+        "drafts-formula",
+        "arXiv:2211.17192, thm. 3.8",
+        "the speed-up follows from acceptance and the price of a draft",
+        _in("mtp", "predicted"),
+    ),
+    Statement(
+        "greedy-unchanged",
+        "arXiv:2211.17192",
+        "speculative decoding leaves greedy output as it is",
+        _in("mtp", "identical"),
+    ),
     Statement(
         "samples-unchanged",
         "arXiv:2211.17192",
@@ -130,7 +159,12 @@ GRADIENT = (
         "without the two divisions the expected gradient has the true direction",
         _in("grpo-bias", "mean-factor", "mean-against-others"),
     ),
-    Statement("rloo-unbiased", "arXiv:2402.14740", "a baseline of the other rollouts makes the gradient unbiased", _in("grpo-bias", "rloo-exact")),
+    Statement(
+        "rloo-unbiased",
+        "arXiv:2402.14740",
+        "a baseline of the other rollouts makes the gradient unbiased",
+        _in("grpo-bias", "rloo-exact"),
+    ),
     Statement(
         "length-division",
         "§4.1; arXiv:2503.20783, §3",
@@ -143,7 +177,12 @@ GRADIENT = (
         "division by the deviation blows up small differences in groups that are equally right",
         _in("grpo-bias", "std-blow-up", "std-share", "std-gradient", "std-gradient-priced"),
     ),
-    Statement("dr-grpo-as-good", "arXiv:2503.20783, Fig. 1 and 5", "Dr. GRPO is as good with shorter wrong answers", _in("grpo-bias", "as-good")),
+    Statement(
+        "dr-grpo-as-good",
+        "arXiv:2503.20783, Fig. 1 and 5",
+        "Dr. GRPO is as good with shorter wrong answers",
+        _in("grpo-bias", "as-good"),
+    ),
     Statement(
         "overlong-unmasked",
         "§4.1",
@@ -151,7 +190,9 @@ GRADIENT = (
         _in("grpo-bias", "unmasked-cut-off", "masked-cut-off", "masked-longer", "masked-grows"),
     ),
     Statement("overlong-agent", "§4.1", "masking overlong rollouts brings nothing in the agent's own RL", why=LAPTOP),
-    Statement("average-rises", "§4.1, Fig. 5", "average reward rises along RL", _in("best-of-k", "average", "best-of-4")),
+    Statement(
+        "average-rises", "§4.1, Fig. 5", "average reward rises along RL", _in("best-of-k", "average", "best-of-4")
+    ),
     Statement(
         "best-of-k-rises",
         "§4.1, Fig. 5",
@@ -165,12 +206,20 @@ GRADIENT = (
         why=LAPTOP,
     ),
     Statement(
-        "close-to-on-policy", "§4.1, §6.2", "asynchronous RL stays stable while samples are kept close to on-policy", _in("async-rl", "stable")
+        "close-to-on-policy",
+        "§4.1, §6.2",
+        "asynchronous RL stays stable while samples are kept close to on-policy",
+        _in("async-rl", "stable"),
     ),
 )
 
 KL = (
-    Statement("k1-k3-unbiased", "§4.1, Fig. 4", "k1 and k3 are unbiased, k2 is not", _in("kl-variance", "k1-unbiased", "k3-unbiased", "k2-biased")),
+    Statement(
+        "k1-k3-unbiased",
+        "§4.1, Fig. 4",
+        "k1 and k3 are unbiased, k2 is not",
+        _in("kl-variance", "k1-unbiased", "k3-unbiased", "k2-biased"),
+    ),
     Statement(
         "k3-near",
         "§4.1, Fig. 4",
@@ -183,9 +232,24 @@ KL = (
         "k3 has far more variance than k1 once policies are far apart, hence k1",
         _in("kl-variance", "k3-loses-far", "real-tokens"),
     ),
-    Statement("k1-in-loss", "arXiv:2510.01555", "k1 as a loss term has an expected gradient of zero", _in("kl-variance", "k1-loss")),
-    Statement("k2-in-loss", "arXiv:2510.01555", "k2 as a loss term has the gradient of KL(q‖p)", _in("kl-variance", "k2-loss", "sequence-k2")),
-    Statement("k3-in-loss", "arXiv:2510.01555", "k3 as a loss term has the gradient of the other KL", _in("kl-variance", "k3-loss")),
+    Statement(
+        "k1-in-loss",
+        "arXiv:2510.01555",
+        "k1 as a loss term has an expected gradient of zero",
+        _in("kl-variance", "k1-loss"),
+    ),
+    Statement(
+        "k2-in-loss",
+        "arXiv:2510.01555",
+        "k2 as a loss term has the gradient of KL(q‖p)",
+        _in("kl-variance", "k2-loss", "sequence-k2"),
+    ),
+    Statement(
+        "k3-in-loss",
+        "arXiv:2510.01555",
+        "k3 as a loss term has the gradient of the other KL",
+        _in("kl-variance", "k3-loss"),
+    ),
     Statement(
         "k1-in-reward",
         "arXiv:2510.01555",
@@ -198,7 +262,12 @@ KL = (
         "samples of another policy need importance weights",
         _in("kl-variance", "off-policy", "off-policy-weight"),
     ),
-    Statement("ratio-of-one", "arXiv:2510.01555", "k3 times a ratio that equals one has another gradient", _in("kl-variance", "k3-ratio")),
+    Statement(
+        "ratio-of-one",
+        "arXiv:2510.01555",
+        "k3 times a ratio that equals one has another gradient",
+        _in("kl-variance", "k3-ratio"),
+    ),
 )
 
 SUMMARIES = (
@@ -221,14 +290,32 @@ SUMMARIES = (
         _in("self-summary", "cache"),
     ),
     Statement(
-        "reward-on-summaries", "§4.1", "the final reward on every token of the chain makes summaries better", _in("self-summary", "rl-improves")
+        "reward-on-summaries",
+        "§4.1",
+        "the final reward on every token of the chain makes summaries better",
+        _in("self-summary", "rl-improves"),
     ),
-    Statement("chain-weighs-once", "§4.1", "a chain of more segments weighs no more than one of fewer", _in("self-summary", "one-weight")),
-    Statement("fewer-overlong", "§4.1", "self-summaries leave fewer rollouts cut off for their length", why=LAPTOP),
-    Statement("hard-summarise-more", "self-summarisation post", "the agent summarises more often on hard tasks", why=LAPTOP),
-    Statement("poor-summaries-unlearned", "§4.1", "summaries that lead to failure are weighted down by the chain's reward", why=LAPTOP),
     Statement(
-        "better-with-exploration", "self-summarisation post", "better results go with more thinking and more exploration along training", why=AGENT
+        "chain-weighs-once",
+        "§4.1",
+        "a chain of more segments weighs no more than one of fewer",
+        _in("self-summary", "one-weight"),
+    ),
+    Statement("fewer-overlong", "§4.1", "self-summaries leave fewer rollouts cut off for their length", why=LAPTOP),
+    Statement(
+        "hard-summarise-more", "self-summarisation post", "the agent summarises more often on hard tasks", why=LAPTOP
+    ),
+    Statement(
+        "poor-summaries-unlearned",
+        "§4.1",
+        "summaries that lead to failure are weighted down by the chain's reward",
+        why=LAPTOP,
+    ),
+    Statement(
+        "better-with-exploration",
+        "self-summarisation post",
+        "better results go with more thinking and more exploration along training",
+        why=AGENT,
     ),
 )
 
@@ -241,10 +328,16 @@ REWARDS = (
     ),
     Statement("easy-quick", "§4.2", "the length penalty makes easy tasks quick", _in("length-penalty", "easy-quick")),
     Statement(
-        "hard-room", "§4.2", "the length penalty leaves hard tasks room", _in("length-penalty", "easy-more-than-hard", "hard-room", "hard-success")
+        "hard-room",
+        "§4.2",
+        "the length penalty leaves hard tasks room",
+        _in("length-penalty", "easy-more-than-hard", "hard-room", "hard-success"),
     ),
     Statement(
-        "parallel-calls", "§4.2", "the length penalty teaches parallel tool calls: the same work in fewer turns", _in("length-penalty", "parallel")
+        "parallel-calls",
+        "§4.2",
+        "the length penalty teaches parallel tool calls: the same work in fewer turns",
+        _in("length-penalty", "parallel"),
     ),
     Statement(
         "bad-calls-penalised",
@@ -252,12 +345,19 @@ REWARDS = (
         "a penalty on bad tool calls makes them rarer",
         _in("behaviour", "price-broken", "price-failed", "price-sequential"),
     ),
-    Statement("todo-penalised", "§4.2", "a penalty on to-do items left open gets them finished", _in("behaviour", "price-todos")),
+    Statement(
+        "todo-penalised",
+        "§4.2",
+        "a penalty on to-do items left open gets them finished",
+        _in("behaviour", "price-todos"),
+    ),
     Statement(
         "style-rewarded",
         "§4.2",
         "rewards for coding style and communication change both",
-        _in("behaviour", "price-lints", "price-diff", "price-comments", "price-silent", "price-untrue", "leaves-success"),
+        _in(
+            "behaviour", "price-lints", "price-diff", "price-comments", "price-silent", "price-untrue", "leaves-success"
+        ),
     ),
     Statement(
         "comments-as-thought",
@@ -266,7 +366,10 @@ REWARDS = (
         _in("behaviour", "comments-without-price"),
     ),
     Statement(
-        "terminal-only", "§4.2", "without a reward against it, the agent collapses to the terminal tool", _in("behaviour", "terminal-without-price")
+        "terminal-only",
+        "§4.2",
+        "without a reward against it, the agent collapses to the terminal tool",
+        _in("behaviour", "terminal-without-price"),
     ),
     Statement(
         "habits-met",
@@ -280,7 +383,12 @@ REWARDS = (
         "bets on bounded means keep their error however often one looks, and a threshold does not",
         _in("monitor", "false-alarms", "exact-means", "three-deviations"),
     ),
-    Statement("style-calibrated", "Composer 2.5", "communication style and effort are calibrated by rewards of their own", why=AGENT),
+    Statement(
+        "style-calibrated",
+        "Composer 2.5",
+        "communication style and effort are calibrated by rewards of their own",
+        why=AGENT,
+    ),
 )
 
 REPLAY = (
@@ -297,9 +405,17 @@ REPLAY = (
         _in("router-mismatch", "tokens-bf16", "tokens-fp8"),
     ),
     Statement(
-        "replay-halves", "arXiv:2510.11370", "replay halves KL(μ‖π), 1.5e-3 → 7.5e-4 nats", _in("router-mismatch", "replay-bf16", "replay-fp8")
+        "replay-halves",
+        "arXiv:2510.11370",
+        "replay halves KL(μ‖π), 1.5e-3 → 7.5e-4 nats",
+        _in("router-mismatch", "replay-bf16", "replay-fp8"),
     ),
-    Statement("moe-against-dense", "arXiv:2510.11370", "the mismatch of a mixture of experts is 2.4 times that of a dense network", why=LAPTOP),
+    Statement(
+        "moe-against-dense",
+        "arXiv:2510.11370",
+        "the mismatch of a mixture of experts is 2.4 times that of a dense network",
+        why=LAPTOP,
+    ),
     Statement(
         "replay-in-rl",
         "arXiv:2510.11370",
@@ -330,7 +446,8 @@ SYNC = (
     Statement(
         "faster-without-waiting",
         "§6.2; arXiv:2505.24298, arXiv:2509.19128",
-        "where nobody waits, the same steps and the same success take less time, and nothing is lost where there is nothing to wait for",
+        "where nobody waits, the same steps and the same success take less time, and nothing is lost "
+        "where there is nothing to wait for",
         _in("async-rl", "half-the-time", "wider", "no-latency", "same-success", "clock"),
     ),
     Statement(
@@ -339,7 +456,12 @@ SYNC = (
         "weights swapped in flight make a rollout's later tokens less stale",
         _in("async-rl", "fresher"),
     ),
-    Statement("staleness-balance", "§6.2", "one reconciler over slots balances throughput against staleness", _in("async-rl", "balance")),
+    Statement(
+        "staleness-balance",
+        "§6.2",
+        "one reconciler over slots balances throughput against staleness",
+        _in("async-rl", "balance"),
+    ),
     Statement(
         "outages-survived",
         "§6.2",
@@ -376,7 +498,12 @@ SYNC = (
         "a difference is a fiftieth of the weights: 20.3 of 1,024 GiB, 20–35 MB of 1.2 GB",
         _in("weight-sync", "fiftieth", "bits", "xor", "merged"),
     ),
-    Statement("delta-lossless", "§6.2", "weights rebuilt from differences are the trainer's, bit for bit", _in("weight-sync", "chain")),
+    Statement(
+        "delta-lossless",
+        "§6.2",
+        "weights rebuilt from differences are the trainer's, bit for bit",
+        _in("weight-sync", "chain"),
+    ),
     Statement(
         "sync-in-background",
         "§6.2",
@@ -389,9 +516,14 @@ SYNC = (
         "each inference cluster rebuilds weights from the chain by itself",
         why="held by tests/mirror/test_faults.py on one machine; no experiment measures it",
     ),
-    Statement("upload-sharded", "§6.2", "an upload that all trainer ranks share fills the network's egress", why=CLUSTER),
     Statement(
-        "standby-gpus", "§6.2", "outages of GPUs are survived by machines on standby", why="no machine stands by; a dead worker is started again"
+        "upload-sharded", "§6.2", "an upload that all trainer ranks share fills the network's egress", why=CLUSTER
+    ),
+    Statement(
+        "standby-gpus",
+        "§6.2",
+        "outages of GPUs are survived by machines on standby",
+        why="no machine stands by; a dead worker is started again",
     ),
 )
 
@@ -402,9 +534,18 @@ SYSTEMS = (
         "packing all sequences anew, with attention's cost counted, evens the ranks' work",
         why="held by tests/ref/test_packing.py; no experiment times it",
     ),
-    Statement("cp-sends-less", "§6.1", "context parallelism sends less than tensor parallelism on long rows", why=LAPTOP),
-    Statement("latents-smaller", "§6.1", "gathering MLA's latents and projecting them locally sends less than keys and values", why=LAPTOP),
-    Statement("causal-balance", "§6.1", "2·CP chunks, an early one with a late one, even out causal attention", why=LAPTOP),
+    Statement(
+        "cp-sends-less", "§6.1", "context parallelism sends less than tensor parallelism on long rows", why=LAPTOP
+    ),
+    Statement(
+        "latents-smaller",
+        "§6.1",
+        "gathering MLA's latents and projecting them locally sends less than keys and values",
+        why=LAPTOP,
+    ),
+    Statement(
+        "causal-balance", "§6.1", "2·CP chunks, an early one with a late one, even out causal attention", why=LAPTOP
+    ),
     Statement(
         "expert-parallel-free",
         "§6.1",
@@ -417,19 +558,44 @@ SYSTEMS = (
         "a scale per tensor makes outputs depend on the batch, one per token does not",
         _in("low-precision", "batch-leak"),
     ),
-    Statement("leaks-future", "§6.1, Kernels", "a scale per tensor leaks future tokens into past ones", _in("low-precision", "later-leak")),
-    Statement("tensor-scale-diverges", "§6.1, Kernels", "with a scale per tensor RL diverges", _in("low-precision", "tensor-training")),
-    Statement("nvfp4-mxfp8-trains", "§6.1, Kernels", "NVFP4 forward and MXFP8 backward train", _in("low-precision", "trains")),
+    Statement(
+        "leaks-future",
+        "§6.1, Kernels",
+        "a scale per tensor leaks future tokens into past ones",
+        _in("low-precision", "later-leak"),
+    ),
+    Statement(
+        "tensor-scale-diverges",
+        "§6.1, Kernels",
+        "with a scale per tensor RL diverges",
+        _in("low-precision", "tensor-training"),
+    ),
+    Statement(
+        "nvfp4-mxfp8-trains", "§6.1, Kernels", "NVFP4 forward and MXFP8 backward train", _in("low-precision", "trains")
+    ),
     Statement(
         "fast-division-diverges",
         "§6.1, Kernels",
         "without IEEE division in NVFP4, RL diverges after roughly a hundred steps",
         _in("low-precision", "division-nvfp4"),
     ),
-    Statement("fast-division-mxfp8", "§6.1, Kernels", "fast division is harmless for MXFP8", _in("low-precision", "division-mxfp8")),
-    Statement("same-format-matches", "§6.1, Kernels", "a trainer in NVFP4 matches an engine in NVFP4 better than one in another format", why=LAPTOP),
     Statement(
-        "mxfp8-dispatch", "§6.1, Kernels", "tokens quantised to MXFP8 before dispatch cost nothing, since experts compute in MXFP8", why=LAPTOP
+        "fast-division-mxfp8",
+        "§6.1, Kernels",
+        "fast division is harmless for MXFP8",
+        _in("low-precision", "division-mxfp8"),
+    ),
+    Statement(
+        "same-format-matches",
+        "§6.1, Kernels",
+        "a trainer in NVFP4 matches an engine in NVFP4 better than one in another format",
+        why=LAPTOP,
+    ),
+    Statement(
+        "mxfp8-dispatch",
+        "§6.1, Kernels",
+        "tokens quantised to MXFP8 before dispatch cost nothing, since experts compute in MXFP8",
+        why=LAPTOP,
     ),
     Statement("two-streams", "§6.1", "micro-batches on two streams hide communication behind products", why=GPU),
     Statement(
@@ -444,12 +610,37 @@ SYSTEMS = (
         "Muon sharded by attention head and expert takes the unsharded steps",
         why="held by tests/mirror/test_training.py; no experiment measures it",
     ),
-    Statement("dual-mesh", "Composer 2.5", "separate layouts for expert and other weights send less than one layout for both", why=GPU),
-    Statement("ep-without-tp", "§6.1", "expert parallelism free of tensor parallelism makes grouped products more efficient", why=GPU),
-    Statement("cp-in-fsdp", "§6.1", "context parallelism folded into FSDP shards the state over more ranks and saves memory", why=LAPTOP),
+    Statement(
+        "dual-mesh",
+        "Composer 2.5",
+        "separate layouts for expert and other weights send less than one layout for both",
+        why=GPU,
+    ),
+    Statement(
+        "ep-without-tp",
+        "§6.1",
+        "expert parallelism free of tensor parallelism makes grouped products more efficient",
+        why=GPU,
+    ),
+    Statement(
+        "cp-in-fsdp",
+        "§6.1",
+        "context parallelism folded into FSDP shards the state over more ranks and saves memory",
+        why=LAPTOP,
+    ),
     Statement("latents-hidden", "§6.1", "the gather of latents hides behind the projection of queries", why=GPU),
-    Statement("cp-2-ep-8", "Composer 2.5", "a context parallelism of 2 and an expert parallelism of 8 need 8 ranks, not 16", why=LAPTOP),
-    Statement("muon-overlapped", "Composer 2.5", "overlapped and sharded, a step of Muon takes 0.2 s at 1T parameters", why=GPU),
+    Statement(
+        "cp-2-ep-8",
+        "Composer 2.5",
+        "a context parallelism of 2 and an expert parallelism of 8 need 8 ranks, not 16",
+        why=LAPTOP,
+    ),
+    Statement(
+        "muon-overlapped",
+        "Composer 2.5",
+        "overlapped and sharded, a step of Muon takes 0.2 s at 1T parameters",
+        why=GPU,
+    ),
 )
 
 ENVIRONMENTS = (
@@ -474,7 +665,10 @@ ENVIRONMENTS = (
         why="needs a cluster of machines that start virtual ones",
     ),
     Statement(
-        "start-dear", "§6.2", "a pod's start costs far more than its steady state", why="`etude bench sandbox` times starts; no experiment does"
+        "start-dear",
+        "§6.2",
+        "a pod's start costs far more than its steady state",
+        why="`etude bench sandbox` times starts; no experiment does",
     ),
     Statement(
         "forks",
@@ -486,7 +680,8 @@ ENVIRONMENTS = (
         "egress",
         "§6.2",
         "a transparent proxy stops what no policy allows, without the environment's help",
-        why="held by tests/environments/test_door_escapes.py; programs must know of our proxy, and no experiment measures it",
+        why="held by tests/environments/test_door_escapes.py; programs must know of our proxy, and no "
+        "experiment measures it",
     ),
     Statement(
         "auto-install",
@@ -498,11 +693,20 @@ ENVIRONMENTS = (
         "feature-deletion",
         "Composer 2.5",
         "code deleted so that the rest stands, and asked for again, makes tasks that tests can grade",
-        _in("feature-deletion", "slices-are-tasks", "more-than-one-place", "more-than-scattered", "spares-one-place", "spares-scattered")
+        _in(
+            "feature-deletion",
+            "slices-are-tasks",
+            "more-than-one-place",
+            "more-than-scattered",
+            "spares-one-place",
+            "spares-scattered",
+        )
         + _in("feature-deletion", "more-than-functions", "no-fool", "gold-back"),
     ),
     Statement("tasks-25", "Composer 2.5", "25 times as many synthetic tasks keep RL improving", why=CLUSTER),
-    Statement("tasks-harder", "Composer 2.5", "tasks that are made harder as the model improves go on teaching it", why=LAPTOP),
+    Statement(
+        "tasks-harder", "Composer 2.5", "tasks that are made harder as the model improves go on teaching it", why=LAPTOP
+    ),
     Statement(
         "deletion-hacks",
         "Composer 2.5",
@@ -513,7 +717,8 @@ ENVIRONMENTS = (
         "bytecode-decompiled",
         "Composer 2.5",
         "deletion breeds hacks: bytecode that was left is decompiled",
-        why="tests/environments/test_leaks.py holds that such bytecode is found before an agent sees it; no experiment trains on it",
+        why="tests/environments/test_leaks.py holds that such bytecode is found before an agent sees it; "
+        "no experiment trains on it",
     ),
     Statement(
         "tests-tampered",
@@ -527,10 +732,30 @@ ENVIRONMENTS = (
         "tests that the agent cannot change, hidden or read-only, end tampering",
         _in("tampered-tests", "guard-ends", "lock-ends"),
     ),
-    Statement("tampering-seen", "arXiv:2510.20270", "monitors see that tests were changed", _in("tampered-tests", "monitor-sees", "watched-ends")),
-    Statement("monitors-catch", "Composer 2.5", "monitors catch such hacks", _in("leftover-cache", "monitor-sees", "guard-ends")),
-    Statement("agentic-monitors", "Composer 2.5", "monitors that are agents themselves catch hacks that no rule describes", why=JUDGE),
-    Statement("judges-suffice", "arXiv:2511.21654", "a model that judges the change finds hacks, and held-out tests add little", why=JUDGE),
+    Statement(
+        "tampering-seen",
+        "arXiv:2510.20270",
+        "monitors see that tests were changed",
+        _in("tampered-tests", "monitor-sees", "watched-ends"),
+    ),
+    Statement(
+        "monitors-catch",
+        "Composer 2.5",
+        "monitors catch such hacks",
+        _in("leftover-cache", "monitor-sees", "guard-ends"),
+    ),
+    Statement(
+        "agentic-monitors",
+        "Composer 2.5",
+        "monitors that are agents themselves catch hacks that no rule describes",
+        why=JUDGE,
+    ),
+    Statement(
+        "judges-suffice",
+        "arXiv:2511.21654",
+        "a model that judges the change finds hacks, and held-out tests add little",
+        why=JUDGE,
+    ),
     Statement(
         "broken-calls-hack",
         "real-time RL",
@@ -549,22 +774,39 @@ ENVIRONMENTS = (
         "in an A/B test edits kept +2.28%, dissatisfied follow-ups −3.13%, latency −10.3%",
         _in("real-time-rl", "edits-kept", "follow-ups", "latency"),
     ),
-    Statement("fresh-data", "real-time RL", "data of the last hours train better than older ones", _in("real-time-rl", "day-old", "week-old")),
-    Statement("nearly-on-policy", "real-time RL", "a loop of hours keeps the data nearly on-policy", _in("real-time-rl", "nearly-on-policy")),
+    Statement(
+        "fresh-data",
+        "real-time RL",
+        "data of the last hours train better than older ones",
+        _in("real-time-rl", "day-old", "week-old"),
+    ),
+    Statement(
+        "nearly-on-policy",
+        "real-time RL",
+        "a loop of hours keeps the data nearly on-policy",
+        _in("real-time-rl", "nearly-on-policy"),
+    ),
     Statement(
         "evaluated-before-shipping",
         "real-time RL",
         "a candidate is evaluated before it ships, so that no worse one reaches users",
         why="held by tests/sims/test_real_time_rl.py; no experiment runs the loop without its gate",
     ),
-    Statement("five-hours", "real-time RL", "a loop from users' reactions to a shipped model takes five hours", why=PRODUCT),
+    Statement(
+        "five-hours", "real-time RL", "a loop from users' reactions to a shipped model takes five hours", why=PRODUCT
+    ),
     Statement(
         "local-hints",
         "Composer 2.5; arXiv:2601.20802",
         "a hint where a rollout went wrong, distilled into the hint-free agent, mends that fault and nothing else",
         _in("textual-feedback", "fewer-faults", "mended", "equal-success", "nothing-else", "more-than-prices"),
     ),
-    Statement("hinted-knows-better", "Composer 2.5", "the same model under the hint does not make the mistake, and can be the teacher", why=LAPTOP),
+    Statement(
+        "hinted-knows-better",
+        "Composer 2.5",
+        "the same model under the hint does not make the mistake, and can be the teacher",
+        why=LAPTOP,
+    ),
     Statement(
         "student-pulled",
         "Composer 2.5",
@@ -586,7 +828,8 @@ ENVIRONMENTS = (
     Statement(
         "demonstrations-as-hints",
         "arXiv:2601.19897",
-        "an agent that has a demonstration before it teaches itself the skill, and forgets less than by fine-tuning on it",
+        "an agent that has a demonstration before it teaches itself the skill, and forgets less than "
+        "by fine-tuning on it",
         why=LAPTOP,
     ),
     Statement(
@@ -601,20 +844,65 @@ ENVIRONMENTS = (
         "hints teach where the outcome reward alone never comes",
         _in("textual-feedback", "sparse", "direction"),
     ),
-    Statement("fork-near", "§6.2", "a fork on the same node is cheaper than one elsewhere", why="needs two nodes; forks are made on one machine"),
-    Statement("longer-loops", "real-time RL", "with longer tasks the loop's feedback is sparser and less frequent", why=PRODUCT),
-    Statement("organisation-models", "real-time RL", "models can be trained for single organisations or kinds of work", why=PRODUCT),
+    Statement(
+        "fork-near",
+        "§6.2",
+        "a fork on the same node is cheaper than one elsewhere",
+        why="needs two nodes; forks are made on one machine",
+    ),
+    Statement(
+        "longer-loops",
+        "real-time RL",
+        "with longer tasks the loop's feedback is sparser and less frequent",
+        why=PRODUCT,
+    ),
+    Statement(
+        "organisation-models",
+        "real-time RL",
+        "models can be trained for single organisations or kinds of work",
+        why=PRODUCT,
+    ),
 )
 
 EVALUATION = (
-    Statement("bench-lines", "§5", "CursorBench's tasks change 181 lines at the median, variants of SWE-bench 7–10", why=PRODUCT),
-    Statement("bench-prompts", "§5", "CursorBench's prompts have 390 characters at the median, others' 1,185–3,055", why=PRODUCT),
-    Statement("effort-levels", "§7", "effort levels trade accuracy for tokens, latency and cost along one front", why=AGENT),
-    Statement("composer-2-scores", "§7", "Composer 2: CursorBench 61.3, SWE-bench Multilingual 73.7, Terminal-Bench 61.7", why=PRODUCT),
-    Statement("over-composer-1.5", "§7", "on CursorBench Composer 2 lies 37% over Composer 1.5 (61.3 over 44.2 makes 38.7%)", why=PRODUCT),
-    Statement("over-the-base", "§7", "Composer 2 lies over its base, Kimi K2.5, with 36.0, 65.1 and 47.3 on the same three", why=CLUSTER),
     Statement(
-        "targeted-evaluations", "§5", "evaluations of intent, instructions, eager edits, code quality and interruption tell models apart", why=AGENT
+        "bench-lines",
+        "§5",
+        "CursorBench's tasks change 181 lines at the median, variants of SWE-bench 7–10",
+        why=PRODUCT,
+    ),
+    Statement(
+        "bench-prompts",
+        "§5",
+        "CursorBench's prompts have 390 characters at the median, others' 1,185–3,055",
+        why=PRODUCT,
+    ),
+    Statement(
+        "effort-levels", "§7", "effort levels trade accuracy for tokens, latency and cost along one front", why=AGENT
+    ),
+    Statement(
+        "composer-2-scores",
+        "§7",
+        "Composer 2: CursorBench 61.3, SWE-bench Multilingual 73.7, Terminal-Bench 61.7",
+        why=PRODUCT,
+    ),
+    Statement(
+        "over-composer-1.5",
+        "§7",
+        "on CursorBench Composer 2 lies 37% over Composer 1.5 (61.3 over 44.2 makes 38.7%)",
+        why=PRODUCT,
+    ),
+    Statement(
+        "over-the-base",
+        "§7",
+        "Composer 2 lies over its base, Kimi K2.5, with 36.0, 65.1 and 47.3 on the same three",
+        why=CLUSTER,
+    ),
+    Statement(
+        "targeted-evaluations",
+        "§5",
+        "evaluations of intent, instructions, eager edits, code quality and interruption tell models apart",
+        why=AGENT,
     ),
     Statement(
         "online-evaluation",
@@ -622,11 +910,25 @@ EVALUATION = (
         "checkpoints are evaluated while training goes on, each with its weights and a backend of its own",
         why="held by tests/mirror/test_faults.py on one machine; no experiment measures it",
     ),
-    Statement("suite-separates", "§5; talk", "the authors' suite separates models that public benchmarks compress", why=AGENT),
-    Statement("suite-grows", "§5, Fig. 9", "CursorBench-3 more than doubles lines and files of its first version", why=PRODUCT),
-    Statement("prompts-over-specified", "§5", "over-specified prompts hide intent, and tests then fail correct alternatives", why=AGENT),
+    Statement(
+        "suite-separates", "§5; talk", "the authors' suite separates models that public benchmarks compress", why=AGENT
+    ),
+    Statement(
+        "suite-grows", "§5, Fig. 9", "CursorBench-3 more than doubles lines and files of its first version", why=PRODUCT
+    ),
+    Statement(
+        "prompts-over-specified",
+        "§5",
+        "over-specified prompts hide intent, and tests then fail correct alternatives",
+        why=AGENT,
+    ),
     Statement("contaminated", "§5", "models write patches of public benchmarks from memory", why=CLUSTER),
-    Statement("near-base-on-swe", "§7", "Composer 2 is close to its base on SWE-bench Multilingual and far above it on Terminal-Bench", why=CLUSTER),
+    Statement(
+        "near-base-on-swe",
+        "§7",
+        "Composer 2 is close to its base on SWE-bench Multilingual and far above it on Terminal-Bench",
+        why=CLUSTER,
+    ),
 )
 
 STATEMENTS: tuple[Statement, ...] = (
@@ -645,25 +947,41 @@ STATEMENTS: tuple[Statement, ...] = (
 
 
 def _index_tested(claims: Sequence[dict]) -> dict[str, dict]:
-    return {f"{claim['experiment']}/{claim['name']}": claim for claim in claims if claim["verdict"] not in ("not tested", "stale")}
+    return {
+        f"{claim['experiment']}/{claim['name']}": claim
+        for claim in claims
+        if claim["verdict"] not in ("not tested", "stale")
+    }
 
 
 def coverage(claims: Sequence[dict]) -> tuple[int, int, int]:
     """Statements that some claim or law of these tests; those of them that laws alone test; all statements."""
     tested_claims = _index_tested(claims)
-    claims_by_statement = [[tested_claims[name] for name in statement.tests if name in tested_claims] for statement in STATEMENTS]
+    claims_by_statement = [
+        [tested_claims[name] for name in statement.tests if name in tested_claims] for statement in STATEMENTS
+    ]
     return (
         sum(map(bool, claims_by_statement)),
-        sum(bool(statement_claims) and all(is_law(claim["rule"]) for claim in statement_claims) for statement_claims in claims_by_statement),
+        sum(
+            bool(statement_claims) and all(is_law(claim["rule"]) for claim in statement_claims)
+            for statement_claims in claims_by_statement
+        ),
         len(STATEMENTS),
     )
 
 
 def open_statements(claims: Sequence[dict]) -> list[tuple[Statement, str]]:
     """Statements that no claim or law of these tests, each with the reason."""
-    tested_claims, reasons = _index_tested(claims), {f"{claim['experiment']}/{claim['name']}": claim["note"].split("; ")[0] for claim in claims}
+    tested_claims, reasons = (
+        _index_tested(claims),
+        {f"{claim['experiment']}/{claim['name']}": claim["note"].split("; ")[0] for claim in claims},
+    )
     return [
-        (statement, statement.why or "; ".join(dict.fromkeys(reasons.get(name, f"{name} was not run") for name in statement.tests)))
+        (
+            statement,
+            statement.why
+            or "; ".join(dict.fromkeys(reasons.get(name, f"{name} was not run") for name in statement.tests)),
+        )
         for statement in STATEMENTS
         if not any(name in tested_claims for name in statement.tests)
     ]

@@ -53,7 +53,8 @@ def recipe() -> str:
     first, box = result["runs"][0], result["machine"]
     lines += [
         "",
-        f"Seed {first['seed']} took {first['seconds'] / 60:.1f} minutes and {first['peak_memory_gib']:.1f} GiB on {box['cores']} cores "
+        f"Seed {first['seed']} took {first['seconds'] / 60:.1f} minutes and "
+        f"{first['peak_memory_gib']:.1f} GiB on {box['cores']} cores "
         f"({box['cpu']}).",
     ]
     return "\n".join(lines)
@@ -67,7 +68,8 @@ def by_depth() -> str:
         cells = []
         for name in ("success", "best_of_8", "greedy"):
             before, after = (
-                sum(run[phase]["by_depth"][depth][name]["value"] for run in result["runs"]) / len(result["runs"]) for phase in ("before", "after")
+                sum(run[phase]["by_depth"][depth][name]["value"] for run in result["runs"]) / len(result["runs"])
+                for phase in ("before", "after")
             )
             cells.append(f"{before:.2f} → {after:.2f}")
         lines.append(f"| {depth} | " + " | ".join(cells) + " |")
@@ -102,13 +104,19 @@ def decode() -> str:
         cells = [f"{s['median']:.2f}× [{s['low']:.2f}, {s['high']:.2f}]" for s in speeds]
         acceptance = " ".join(f"{a:.2f}" for a in first[name]["acceptance"])
         identical_share = min(run["decode"]["ways"][name]["identical"] for run in result["runs"])
-        lines.append(f"| {title} | {' | '.join(cells)} | {first[name]['tokens_per_cycle']:.2f} | {acceptance} | {identical_share:.0%} |")
+        lines.append(
+            f"| {title} | {' | '.join(cells)} | {first[name]['tokens_per_cycle']:.2f} | {acceptance} | "
+            f"{identical_share:.0%} |"
+        )
     return "\n".join(lines)
 
 
 def bench() -> str:
     """Training step beside transformers, by machine."""
-    lines = ["| machine | dtype, batches | etude, tokens/s | transformers, tokens/s (its fastest setting) | ratio | over our plain network |"]
+    lines = [
+        "| machine | dtype, batches | etude, tokens/s | transformers, tokens/s (its fastest setting) | "
+        "ratio | over our plain network |"
+    ]
     lines.append("|---" * 6 + "|")
     for record in measured("model-*.json"):
         for result in record["results"]:
@@ -151,7 +159,10 @@ def crowded() -> str:
 
 def explorer() -> str:
     """How long the explorer takes to open its pages and to redraw them, by machine."""
-    lines = ["| machine | slowest page, cold | redraw, median of all | median of the slowest control |", "|---|---|---|---|"]
+    lines = [
+        "| machine | slowest page, cold | redraw, median of all | median of the slowest control |",
+        "|---|---|---|---|",
+    ]
     for record in measured("explorer-*.json"):
         box, pages, controls = record["machine"], record["pages"], record["controls"]
         page, control = max(pages, key=lambda row: row["cold_s"]), max(controls, key=lambda row: row["median_s"])
@@ -176,7 +187,8 @@ def delta() -> str:
         names = {"gap + step": "gap + step", "XOR": "XOR, zstd 1", "all": "all weights, zstd 1"}
         for row in record["rows"]:
             lines.append(
-                f"| {names[row['way']]} | {100 * row['share']:.1f}% | {row['times_smaller']:.1f} | {row['encode_gb_s']:.2f} | "
+                f"| {names[row['way']]} | {100 * row['share']:.1f}% | {row['times_smaller']:.1f} | "
+                f"{row['encode_gb_s']:.2f} | "
                 f"{row['encode_of_XOR']:.2f} | {row['decode_gb_s']:.2f} | {row['decode_of_XOR']:.2f} |"
             )
         loads = sorted(record["load"])
@@ -196,20 +208,34 @@ def kernels() -> str:
     for record in measured("kernels-nvidia-*.json"):
         box = record["machine"]
         lines += [
-            f"| {box['gpu']}, torch {box['torch']}, Triton {box['triton']}, median of {record['rounds']} | size | ours | speed | times as fast as |",
+            f"| {box['gpu']}, torch {box['torch']}, Triton {box['triton']}, median of "
+            f"{record['rounds']} | size | ours | speed | times as fast as |",
             "|---|---|---|---|---|",
         ]
         for row in record["results"]:
             for kernel_name in [name for name in row["seconds"] if name.startswith("kernel")]:
                 unit = next((unit for unit in ("TB/s", "TFLOP/s") if unit in row), None)
-                speed = f"{row[unit][kernel_name]:.3g} {unit}" if unit else f"{1e6 * row['seconds'][kernel_name]:.0f} µs"
-                pairs = {name.split(" / ")[1]: ratio for name, ratio in row["ratio_and_middle_half"].items() if name.split(" / ")[0] == kernel_name}
-                comparisons = "; ".join(f"{name} {middle:.2f} [{low:.2f}, {high:.2f}]" for name, (middle, low, high) in pairs.items())
+                speed = (
+                    f"{row[unit][kernel_name]:.3g} {unit}" if unit else f"{1e6 * row['seconds'][kernel_name]:.0f} µs"
+                )
+                pairs = {
+                    name.split(" / ")[1]: ratio
+                    for name, ratio in row["ratio_and_middle_half"].items()
+                    if name.split(" / ")[0] == kernel_name
+                }
+                comparisons = "; ".join(
+                    f"{name} {middle:.2f} [{low:.2f}, {high:.2f}]" for name, (middle, low, high) in pairs.items()
+                )
                 lines.append(
-                    f"| {row['case']} | {row['size']} | {kernel_name.removeprefix('kernel').strip(', ') or 'kernel'} | {speed} | {comparisons} |"
+                    f"| {row['case']} | {row['size']} | "
+                    f"{kernel_name.removeprefix('kernel').strip(', ') or 'kernel'} | {speed} | {comparisons} |"
                 )
         correct_count = sum(row["wrong"] is None for row in record["results"])
-        lines += ["", f"{correct_count} of {len(record['results'])} cases gave the right result at these sizes, and only those have a speed."]
+        lines += [
+            "",
+            f"{correct_count} of {len(record['results'])} cases gave the right result at these sizes, "
+            f"and only those have a speed.",
+        ]
     return "\n".join(lines)
 
 
@@ -219,14 +245,17 @@ def gpu_step() -> str:
     for record in measured("step-nvidia-*.json"):
         box = record["machine"]
         lines += [
-            f"| {box['gpu']}, torch {box['torch']} | step | tokens/s | MFU | launches | plan's time / measured | peak | plan / peak |",
+            f"| {box['gpu']}, torch {box['torch']} | step | tokens/s | MFU | launches | plan's time / "
+            f"measured | peak | plan / peak |",
             "|---|---|---|---|---|---|---|---|",
         ]
         for cell in record["cells"]:
             blocks = "recomputed" if cell["formats"]["rematerialise"] else "kept"
             lines.append(
-                f"| blocks {blocks}, experts in {cell['formats'].get('experts', cell['dtype'])} | {statistics.median(cell['seconds']):.3f} s | "
-                f"{cell['tokens_per_second']:,.0f} | {cell['mfu']:.1%} | {cell['launches']:,} | {cell['planned_over_measured']:.2f} | "
+                f"| blocks {blocks}, experts in {cell['formats'].get('experts', cell['dtype'])} | "
+                f"{statistics.median(cell['seconds']):.3f} s | "
+                f"{cell['tokens_per_second']:,.0f} | {cell['mfu']:.1%} | {cell['launches']:,} | "
+                f"{cell['planned_over_measured']:.2f} | "
                 f"{cell['peak_bytes'] / 1e9:.1f} GB | {cell['planned_over_peak']:.2f} |"
             )
         size = f"{record['parameters'] / 1e9:.1f} B parameters, {record['active'] / 1e9:.2f} B active per token"
@@ -244,7 +273,10 @@ def gpu_decode() -> str:
     lines = []
     for record in measured("decode-nvidia-*.json"):
         box = record["machine"]
-        lines += [f"| {box['gpu']}, torch {box['torch']} | rows | tokens/s, by round | plan's time / measured |", "|---|---|---|---|"]
+        lines += [
+            f"| {box['gpu']}, torch {box['torch']} | rows | tokens/s, by round | plan's time / measured |",
+            "|---|---|---|---|",
+        ]
         for cell in record["cells"]:
             rates = ", ".join(f"{cell['tokens'] / seconds:,.0f}" for seconds in cell["seconds"])
             lines.append(f"| `{cell['sampler']}` | {cell['rows']} | {rates} | {cell['planned_over_measured']:.2f} |")
@@ -272,8 +304,13 @@ def recipe_plan_output() -> str:
     toml = read_toml(ROOT / "examples" / "qwen3-30b-a3b.toml")
     config = full_settings.settings("recipe", "nccl", {key: value for key, value in toml.items() if key != "study"})
     conversation_lengths = prices.conversations(config, None)
-    stage_prices = [prices.prices(config, planning.network_of(model), n, planning.hardware_of(hardware), conversation_lengths) for n in (8, 64, 512)]
-    prices.show(stage_prices, config, model, hardware, conversation_lengths, Console(file=text, width=110, color_system=None))
+    stage_prices = [
+        prices.prices(config, planning.network_of(model), n, planning.hardware_of(hardware), conversation_lengths)
+        for n in (8, 64, 512)
+    ]
+    prices.show(
+        stage_prices, config, model, hardware, conversation_lengths, Console(file=text, width=110, color_system=None)
+    )
     command = "$ etude plan --recipe examples/qwen3-30b-a3b.toml"
     return "\n".join(["```", command, *(line.rstrip() for line in text.getvalue().rstrip().split("\n")), "```"])
 
@@ -286,13 +323,18 @@ def kernels_plan_output() -> str:
 
     text = io.StringIO()
     kernel_costs.show(Console(file=text, width=110, color_system=None))
-    return "\n".join(["```", "$ etude plan --kernels", *(line.rstrip() for line in text.getvalue().rstrip().split("\n")), "```"])
+    return "\n".join(
+        ["```", "$ etude plan --kernels", *(line.rstrip() for line in text.getvalue().rstrip().split("\n")), "```"]
+    )
 
 
 def plan() -> str:
     """What the plan says a step takes, beside what it took, by network and layout."""
     (record,) = measured("plan-*.json")
-    lines = ["| network, parameters | dp · cp · ep | predicted | measured | predicted / measured |", "|---|---|---|---|---|"]
+    lines = [
+        "| network, parameters | dp · cp · ep | predicted | measured | predicted / measured |",
+        "|---|---|---|---|---|",
+    ]
     for step in record["steps"]:
         lines.append(
             f"| {step['shape']}, {step['parameters'] / 1e6:.1f} M | {step['dp']} · {step['cp']} · {step['ep']} | "
@@ -325,7 +367,11 @@ def distributed() -> str:
     for technique in catalog.TECHNIQUES:
         if technique.module and technique.ref and technique.scaled:
             links = [f"[{path}]({path})" for path in (technique.ref, technique.scaled)]
-            names = ", ".join(f"`{name}`" for name in importlib.import_module(technique.module).__all__ if name not in ("Demo", "demo"))
+            names = ", ".join(
+                f"`{name}`"
+                for name in importlib.import_module(technique.module).__all__
+                if name not in ("Demo", "demo")
+            )
             kind = "training on text" if technique.name in full_settings.PRETRAINING else "RL in the small world"
             kind = "all pieces of a package, tried in sandboxes" if technique.name == full_settings.DELETION else kind
             changed = (full_settings.PRETRAINING | full_settings.RL | {full_settings.DELETION: {}})[technique.name]

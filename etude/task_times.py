@@ -1,4 +1,5 @@
-"""How long packages took on this machine to be made into tasks and graded, so that it can be said before it is done again."""
+"""How long packages took on this machine to be made into tasks and graded, so that it can be said before it is done
+again."""
 
 from __future__ import annotations
 
@@ -21,13 +22,21 @@ def times_path() -> Path:
 
 
 def make_key(operation: str, package: Package, join: int, jobs: int, kind: str) -> dict[str, str | int]:
-    """What has to be the same: the package, the pieces at once, the number of sandboxes, what makes them, the machine."""
-    return {"what": operation, "package": f"{package.name} {package.version}", "join": join, "jobs": jobs, "kind": kind, "cpu": processor()}
+    """What has to be the same: the package, the pieces at once, the number of sandboxes, what makes them, the
+    machine."""
+    return {
+        "what": operation,
+        "package": f"{package.name} {package.version}",
+        "join": join,
+        "jobs": jobs,
+        "kind": kind,
+        "cpu": processor(),
+    }
 
 
 def remember(what: str, package: Package, join: int, jobs: int, kind: str, seconds: float, count: int = 1) -> None:
-    """Adds a line: `what` (made, remade or graded) took so long, for `count` of its parts. A folder that cannot be written loses the line, and no
-    task."""
+    """Adds a line: `what` (made, remade or graded) took so long, for `count` of its parts. A folder that cannot be
+    written loses the line, and no task."""
     row = {**make_key(what, package, join, jobs, kind), "seconds": round(seconds, 2), "count": count}
     try:
         made(times_path().parent)
@@ -57,8 +66,8 @@ def is_duration(value: object) -> bool:
 
 
 def told(what: str, package: Package, join: int, jobs: int, kind: str, tasks: int = 0) -> str:
-    """The line for a package that is made into tasks (made), or made again (remade) with so many tasks graded; empty where the time is short or
-    unknown."""
+    """The line for a package that is made into tasks (made), or made again (remade) with so many tasks graded; empty
+    where the time is short or unknown."""
     making = read_last_seconds(what, package, join, jobs, kind)
     grading = read_last_seconds("graded", package, join, jobs, kind) if tasks else 0.0
     if making is None or grading is None:

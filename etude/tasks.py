@@ -39,18 +39,34 @@ from etude.line import Line
 from kit.disk import Journal, atomic_write, read_json, read_lines
 from kit.settings import RunError
 
-__all__ = ["check_all", "export_all", "judges_of", "made_of", "make_all", "recipe_of", "recipes", "show_levels", "told_of", "unused_of"]
+__all__ = [
+    "check_all",
+    "export_all",
+    "judges_of",
+    "made_of",
+    "make_all",
+    "recipe_of",
+    "recipes",
+    "show_levels",
+    "told_of",
+    "unused_of",
+]
 
 GRADING = Limits(memory=1 << 30, output=4 << 20, seconds=600.0)
 """Of the sandboxes in which solutions are graded."""
 
 
 def made_of(
-    package: Package, jobs: int, seconds: float, kind: Kind, known: Mapping[str, Collection[str]] | None = None, join: int = 1
+    package: Package,
+    jobs: int,
+    seconds: float,
+    kind: Kind,
+    known: Mapping[str, Collection[str]] | None = None,
+    join: int = 1,
 ) -> tuple[Package, Mapping[str, Collection[str]], Made, float]:
-    """The package without the test files that cannot be collected, the names of tests that no task uses (see `as_json`; `known`: those that a recipe
-    has), its tasks, and the seconds that it took. `kind`: of the sandboxes. `join`: pieces that are taken out at once, at most. Raises ValueError for
-    what is no material, and RunError."""
+    """The package without the test files that cannot be collected, the names of tests that no task uses (see `as_json`;
+    `known`: those that a recipe has), its tasks, and the seconds that it took. `kind`: of the sandboxes. `join`: pieces
+    that are taken out at once, at most. Raises ValueError for what is no material, and RunError."""
     since, line = time.monotonic(), Line(f"{package.name} {package.version}", "runs of its tests")
     try:
         runner = Sandboxed(partial(open_sandbox, kind=kind, limits=LIMITS), jobs, seconds, line)
@@ -72,17 +88,19 @@ def made_of(
 
 
 def grading_timeout(seconds: float) -> float:
-    """Wall-clock seconds in which the tests of a package's own code are graded. They end, as they have before; a crowded
-    machine makes them slow, and must not make other recipes."""
+    """Wall-clock seconds in which the tests of a package's own code are graded. They end, as they have before; a
+    crowded machine makes them slow, and must not make other recipes."""
     return max(seconds, min(10 * seconds, GRADING.seconds - 30))
 
 
 def refuse_ungradable(package: Package, passed: Collection[str], lost: Sequence[str], least: int = 3) -> None:
-    """Raises ValueError where the grader sees fewer than `least` of the tests pass that pass elsewhere. `lost`: those that
-    it does not see pass."""
+    """Raises ValueError where the grader sees fewer than `least` of the tests pass that pass elsewhere. `lost`: those
+    that it does not see pass."""
     if len(passed) < least or len(passed) - len(lost) >= least:
         return
-    summary = f"{package.name} {package.version}: {len(passed)} of its tests pass, but {len(lost)} of them not in the grader"
+    summary = (
+        f"{package.name} {package.version}: {len(passed)} of its tests pass, but {len(lost)} of them not in the grader"
+    )
     file = lost[0].partition("::")[0]
     reason = "which lays files of Python alone, and no data of tests"
     try:
@@ -92,10 +110,12 @@ def refuse_ungradable(package: Package, passed: Collection[str], lost: Sequence[
     raise ValueError(f"{summary}, such as {lost[0]} ({reason}); nothing can be made of it")
 
 
-def make_all(specs: Sequence[str], out: Path, jobs: int, seconds: float, again: bool, kind: Kind = "bubblewrap", join: int = 1) -> bool:
-    """Writes OUT/NAME-VERSION.json for each package, and says how many tasks each gave. A package that gives none is said in one line, and the next
-    one comes. A recipe that is there stays, unless `again`. `kind`: of the sandboxes. `join`: pieces that are taken out at once, at most. True if all
-    packages gave tasks."""
+def make_all(
+    specs: Sequence[str], out: Path, jobs: int, seconds: float, again: bool, kind: Kind = "bubblewrap", join: int = 1
+) -> bool:
+    """Writes OUT/NAME-VERSION.json for each package, and says how many tasks each gave. A package that gives none is
+    said in one line, and the next one comes. A recipe that is there stays, unless `again`. `kind`: of the sandboxes.
+    `join`: pieces that are taken out at once, at most. True if all packages gave tasks."""
     rows, all_succeeded = [], True
     for spec in specs:
         try:
@@ -123,9 +143,16 @@ def make_all(specs: Sequence[str], out: Path, jobs: int, seconds: float, again: 
         for task in task_set.tasks:
             keep(cache_folder() / "tasks", task, package)
         rejections = ", ".join(f"{count} {kind}" for kind, count in sorted(task_set.why_not.items()))
-        exclusions = [*unused["left out"], *(f"{len(unused[reason])} {reason} tests" for reason in ("slow", "ungradable") if unused[reason])]
+        exclusions = [
+            *unused["left out"],
+            *(f"{len(unused[reason])} {reason} tests" for reason in ("slow", "ungradable") if unused[reason]),
+        ]
         exclusion_note = f"; left out: {', '.join(exclusions)}" if exclusions else ""
-        print(f"{path}: {len(task_set.tasks)} tasks of {task_set.tried} pieces in {elapsed:.0f} s ({rejections}){exclusion_note}", flush=True)
+        print(
+            f"{path}: {len(task_set.tasks)} tasks of {task_set.tried} pieces in {elapsed:.0f} s "
+            f"({rejections}){exclusion_note}",
+            flush=True,
+        )
         rows.append((len(task_set.tasks), task_set.tried, elapsed))
     if len(rows) > 1:
         tasks, piece_count, elapsed = map(sum, zip(*rows, strict=True))
@@ -153,23 +180,30 @@ def describe_fault(error: Exception) -> str:
 
 
 def check_all(paths: Sequence[Path], jobs: int, seconds: float, kind: Kind = "bubblewrap", ask: bool = True) -> bool:
-    """Makes the tasks of recipes again, compares them, and grades for each the gold and nothing done. Results go to NAME-VERSION.checks.jsonl, and a
-    check that was made already is not made again. `kind`: of the sandboxes. `ask`: also with fresh inputs. True if nothing is wrong."""
+    """Makes the tasks of recipes again, compares them, and grades for each the gold and nothing done. Results go to
+    NAME-VERSION.checks.jsonl, and a check that was made already is not made again. `kind`: of the sandboxes. `ask`:
+    also with fresh inputs. True if nothing is wrong."""
     all_passed, gradings = True, list[list[float]]()
     for path, recipe, package, task_set in remake_tasks(paths, jobs, seconds, kind, grade=True, ask=ask):
         log, since = path.with_suffix(".checks.jsonl"), time.monotonic()
         previous_count = len(read_checks(log, package.digest, ask))
         results = grade_tasks(log, package, task_set, jobs, seconds, kind, ask)
         if graded_count := len(results) - previous_count:
-            task_times.remember("graded", package, recipe.get("join", 1), jobs, kind, time.monotonic() - since, graded_count)
+            task_times.remember(
+                "graded", package, recipe.get("join", 1), jobs, kind, time.monotonic() - since, graded_count
+            )
         problems = [
             *differences(recipe, package, task_set),
             *(f"{task.id}: {fault}" for task in task_set.tasks for fault in results[task.id]["faults"]),
         ]
         verdict = f"{len(problems)} wrong" if problems else "gold paid in full, nothing done paid nothing"
         verdict += f"; {sum(results[task.id]['fresh'] > 0 for task in task_set.tasks)} have fresh inputs" if ask else ""
-        counts = {trust: sum(results[task.id]["trust"] == trust.name.lower() for task in task_set.tasks) for trust in Trust}
-        details = [f"  {problem}" for problem in problems] + [f"  {count}: {trust.value}" for trust, count in counts.items() if count]
+        counts = {
+            trust: sum(results[task.id]["trust"] == trust.name.lower() for task in task_set.tasks) for trust in Trust
+        }
+        details = [f"  {problem}" for problem in problems] + [
+            f"  {count}: {trust.value}" for trust, count in counts.items() if count
+        ]
         details += (
             [f"  a grading takes {median(grading_seconds):.2f} s (median)"]
             if (grading_seconds := [results[task.id]["seconds"] for task in task_set.tasks])
@@ -188,8 +222,9 @@ def check_all(paths: Sequence[Path], jobs: int, seconds: float, kind: Kind = "bu
 def remake_tasks(
     paths: Sequence[Path], jobs: int, seconds: float, kind: Kind, grade: bool = False, ask: bool = True
 ) -> Iterator[tuple[Path, dict, Package, Made]]:
-    """Each recipe with what is made of its package now; of other files nothing is made, for it could not be the same. Before that comes a line
-    with the time that it will take, with `grade` that of grading too. Raises RunError for what is no recipe, and where nothing can be made."""
+    """Each recipe with what is made of its package now; of other files nothing is made, for it could not be the same.
+    Before that comes a line with the time that it will take, with `grade` that of grading too. Raises RunError for what
+    is no recipe, and where nothing can be made."""
     for path in list_recipes(paths):
         recipe = recipe_of(path)
         try:
@@ -197,7 +232,10 @@ def remake_tasks(
             if package.without(recipe["package"]["left out"]).digest != recipe["package"]["digest"]:
                 task_set = Made((), 0, {}, ())
             else:
-                join, previous_checks = recipe.get("join", 1), read_checks(path.with_suffix(".checks.jsonl"), recipe["package"]["digest"], ask)
+                join, previous_checks = (
+                    recipe.get("join", 1),
+                    read_checks(path.with_suffix(".checks.jsonl"), recipe["package"]["digest"], ask),
+                )
                 todo = max(0, len(recipe["tasks"]) - len(previous_checks)) if grade else 0
                 if time_hint := task_times.told("remade", package, join, jobs, kind, todo):
                     print(time_hint, flush=True)
@@ -208,9 +246,11 @@ def remake_tasks(
         yield path, recipe, package, task_set
 
 
-def export_all(paths: Sequence[Path], out: Path, format: str, jobs: int, seconds: float, kind: Kind = "bubblewrap") -> bool:
-    """Makes the tasks of recipes again, and writes OUT/ID, a folder of Harbor's, for each; one that is there is written anew. True if all tasks of
-    the recipes, and no others, were made. Raises RunError for another format."""
+def export_all(
+    paths: Sequence[Path], out: Path, format: str, jobs: int, seconds: float, kind: Kind = "bubblewrap"
+) -> bool:
+    """Makes the tasks of recipes again, and writes OUT/ID, a folder of Harbor's, for each; one that is there is written
+    anew. True if all tasks of the recipes, and no others, were made. Raises RunError for another format."""
     if format != "harbor":
         raise RunError(f"there is no format called {format!r}; there is harbor")
     all_made = True
@@ -220,13 +260,18 @@ def export_all(paths: Sequence[Path], out: Path, format: str, jobs: int, seconds
             exam = examined(exam_of(task, package), task.id, judges.fresh, seconds, judges)
             write_anew(harbor.folder(task, package, metadata.version("pytest"), seconds, exam), out / task.id)
         problems = differences(recipe, package, task_set)
-        print(f"{path}: {len(task_set.tasks)} tasks, made again and written to {out}", *(f"  {problem}" for problem in problems), sep="\n")
+        print(
+            f"{path}: {len(task_set.tasks)} tasks, made again and written to {out}",
+            *(f"  {problem}" for problem in problems),
+            sep="\n",
+        )
         all_made = all_made and not problems
     return all_made
 
 
 def write_anew(files: Mapping[str, bytes], folder: Path) -> None:
-    """Replaces a folder by one of these files; scripts may be executed. What was there goes only when the new one is whole."""
+    """Replaces a folder by one of these files; scripts may be executed. What was there goes only when the new one is
+    whole."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".export-") as name:
         write(files, Path(name) / "new")
@@ -237,9 +282,11 @@ def write_anew(files: Mapping[str, bytes], folder: Path) -> None:
         (Path(name) / "new").rename(folder)
 
 
-def grade_tasks(path: Path, package: Package, task_set: Made, jobs: int, seconds: float, kind: Kind, ask: bool = True) -> dict[str, dict]:
-    """Task → what is wrong with it, `faults`, and with `ask` the number of its fresh inputs, `fresh`. What stands in the file at `path` already is
-    not looked at again; the rest is added there."""
+def grade_tasks(
+    path: Path, package: Package, task_set: Made, jobs: int, seconds: float, kind: Kind, ask: bool = True
+) -> dict[str, dict]:
+    """Task → what is wrong with it, `faults`, and with `ask` the number of its fresh inputs, `fresh`. What stands in
+    the file at `path` already is not looked at again; the rest is added there."""
     results = read_checks(path, package.digest, ask)
     todo = [task for task in task_set.tasks if task.id not in results]
     line, log = Line(f"{package.name} {package.version}", "tasks graded", len(todo)), Journal(path)
@@ -262,7 +309,10 @@ def grade_tasks(path: Path, package: Package, task_set: Made, jobs: int, seconds
 @cache
 def judges_of(kind: Kind) -> Judges:
     """This process's own, for all tasks that it grades. bubblewrap's have a nursery, which ends with the process."""
-    return Judges(partial(open_sandbox, kind=kind, limits=GRADING), nursery=nursery_of_judges(GRADING) if kind == "bubblewrap" else None)
+    return Judges(
+        partial(open_sandbox, kind=kind, limits=GRADING),
+        nursery=nursery_of_judges(GRADING) if kind == "bubblewrap" else None,
+    )
 
 
 def read_checks(path: Path, digest: str, ask: bool) -> dict[str, dict]:
@@ -285,13 +335,16 @@ def told_of(task: Task, package: Package, seconds: float, kind: Kind, ask: bool)
 
 
 def show_levels(paths: Sequence[Path], number: int, level: int | None = None) -> None:
-    """Says how the tasks of recipes are sorted by difficulty, in so many levels; or the tasks of one level. Raises RunError."""
+    """Says how the tasks of recipes are sorted by difficulty, in so many levels; or the tasks of one level. Raises
+    RunError."""
     bits: dict[str, float] = {}
     for path in list_recipes(paths):
         try:
             bits |= bits_of([recipe_of(path)])
         except (LookupError, TypeError):
-            raise RunError(f"{path} is no recipe of tasks that tells how hard they are: `etude tasks make` writes them") from None
+            raise RunError(
+                f"{path} is no recipe of tasks that tells how hard they are: `etude tasks make` writes them"
+            ) from None
     try:
         levels = sorted_by(bits, number)
     except ValueError as error:
@@ -308,7 +361,12 @@ def show_levels(paths: Sequence[Path], number: int, level: int | None = None) ->
 def _is_check_result(row: dict, ask: bool) -> bool:
     """Whether a line is the result of a check, and of one that asked if this one does."""
     faults = row.get("faults")
-    is_valid = isinstance(row.get("id"), str) and isinstance(faults, list) and all(isinstance(fault, str) for fault in faults) and "digest" in row
+    is_valid = (
+        isinstance(row.get("id"), str)
+        and isinstance(faults, list)
+        and all(isinstance(fault, str) for fault in faults)
+        and "digest" in row
+    )
     is_valid = is_valid and str(row.get("trust", "")).upper() in Trust.__members__ and type(row.get("seconds")) is float
     return is_valid and (type(row.get("fresh")) is int or not ask)
 
@@ -332,7 +390,9 @@ def recipe_of(path: Path) -> dict:
         if not all(isinstance(text, str) for text in texts):
             raise TypeError("text")
     except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
-        raise RunError(f"{path} is no recipe of tasks ({type(error).__name__}): `etude tasks make` writes them") from None
+        raise RunError(
+            f"{path} is no recipe of tasks ({type(error).__name__}): `etude tasks make` writes them"
+        ) from None
     return recipe
 
 

@@ -1,8 +1,10 @@
-"""Every token that an agent wrote in a rollout: how likely it was, what was likely beside it, and which experts chose it.
+"""Every token that an agent wrote in a rollout: how likely it was, what was likely beside it, and which experts chose
+it.
 
-The network reads each context once more, in one pass and with the experts that the sampler recorded, so a token has the probability with which it was
-sampled. Two float32 engines differ by rounding alone: tests hold the two within 1e-4. A greedy rollout has no distribution; it is shown at
-temperature 1. With draft layers, each token knows whether it would have been a draft (`etude/drafted.py`).
+The network reads each context once more, in one pass and with the experts that the sampler recorded, so a token has the
+probability with which it was sampled. Two float32 engines differ by rounding alone: tests hold the two within 1e-4. A
+greedy rollout has no distribution; it is shown at temperature 1. With draft layers, each token knows whether it would
+have been a draft (`etude/drafted.py`).
 """
 
 from __future__ import annotations
@@ -67,20 +69,29 @@ class Watched:
 
 
 def watched(agent: Agent, task: Task, temperature: float, seed: int, drafts: bool = False) -> Watched:
-    """An agent's rollout, that of `play.episode_of`, with its tokens. With `drafts` they know whether they would have been drafts, if the agent has
-    draft layers. Raises RunError as `episode_of`."""
+    """An agent's rollout, that of `play.episode_of`, with its tokens. With `drafts` they know whether they would have
+    been drafts, if the agent has draft layers. Raises RunError as `episode_of`."""
     episode, model = episode_of(agent, task, temperature, seed)
     layers = agent.drafts() if drafts else None
     drafter = None if layers is None else Drafter(layers.to(model.norm.weight.dtype), temperature, seed)
     return Watched(
-        agent.folder.name, of_episode(agent.name, episode, agent.language), tuple(turns(model, episode, agent.language, temperature, drafter))
+        agent.folder.name,
+        of_episode(agent.name, episode, agent.language),
+        tuple(turns(model, episode, agent.language, temperature, drafter)),
     )
 
 
-def turns(model: Transformer, rollout: Rollout, language: Language, temperature: float, drafter: Drafter | None = None) -> list[tuple[Token, ...]]:
-    """The tokens of each turn and summary that the policy wrote, in order. `model`: the network that sampled the episode."""
+def turns(
+    model: Transformer, rollout: Rollout, language: Language, temperature: float, drafter: Drafter | None = None
+) -> list[tuple[Token, ...]]:
+    """The tokens of each turn and summary that the policy wrote, in order. `model`: the network that sampled the
+    episode."""
     numbered_segments = enumerate(rollout.chain.segments)
-    return [turn for number, segment in numbered_segments for turn in read_turns(model, segment, language, temperature or 1.0, drafter, number)]
+    return [
+        turn
+        for number, segment in numbered_segments
+        for turn in read_turns(model, segment, language, temperature or 1.0, drafter, number)
+    ]
 
 
 @torch.inference_mode()
@@ -104,18 +115,33 @@ def read_turns(
         places = range(span.start, span.stop)
         drafts = drafted.of_turn(chances, offers, ids, places, draws)
         rows = zip(places, token_texts, drafts, strict=True)
-        yield tuple(make_token(chances[position - 1], ids[position], text, experts[position - 1], draft, language) for position, text, draft in rows)
+        yield tuple(
+            make_token(chances[position - 1], ids[position], text, experts[position - 1], draft, language)
+            for position, text, draft in rows
+        )
 
 
-def make_token(chances: torch.Tensor, sampled_index: int, text: str | None, experts: torch.Tensor, draft: int | None, language: Language) -> Token:
+def make_token(
+    chances: torch.Tensor,
+    sampled_index: int,
+    text: str | None,
+    experts: torch.Tensor,
+    draft: int | None,
+    language: Language,
+) -> Token:
     """A token from the distribution [V] that it was drawn from and the experts [L, K] of its position."""
-    best = [index for index in chances.topk(min(OTHERS + 1, len(chances))).indices.tolist() if index != sampled_index][:OTHERS]
-    alternatives = tuple((None if index == language.env else language.decode([index]), float(chances[index])) for index in best)
+    best = [index for index in chances.topk(min(OTHERS + 1, len(chances))).indices.tolist() if index != sampled_index][
+        :OTHERS
+    ]
+    alternatives = tuple(
+        (None if index == language.env else language.decode([index]), float(chances[index])) for index in best
+    )
     return Token(text, float(chances[sampled_index]), alternatives, tuple(map(tuple, experts.tolist())), draft)
 
 
 def texts(language: Language, ids: Sequence[int]) -> list[str]:
-    """What each token adds to the text of all; together they are that text. A character that several tokens spell belongs to the last of them."""
+    """What each token adds to the text of all; together they are that text. A character that several tokens spell
+    belongs to the last of them."""
     text = language.decode(ids)
     ends = [len(language.decode(ids[:n]).rstrip("\ufffd")) for n in range(1, len(ids))] + [len(text)] * bool(ids)
     return [text[start:end] for start, end in itertools.pairwise([0, *ends])]

@@ -1,7 +1,7 @@
 """A rollout on the terminal: turn by turn, coloured by who speaks, then what changed, the tests and the verdict.
 
-`lines` is the one rendering: of a piece while it is said, of a whole rollout, and of each of two that stand side by side. Where no terminal listens,
-the same lines come without colours, one below the other, and none is broken.
+`lines` is the one rendering: of a piece while it is said, of a whole rollout, and of each of two that stand side by
+side. Where no terminal listens, the same lines come without colours, one below the other, and none is broken.
 """
 
 from __future__ import annotations
@@ -47,9 +47,20 @@ def outcome(played: Played) -> Iterator[Text]:
         yield make_line("" if number else "tests", passed, "red" if first else "green")
     reward = played.reward
     style = "bold green" if played.success else "bold red"
-    yield make_line("verdict", ("solved" if played.success else "not solved") + ("" if reward.finished else ", and not ended by itself"), style)
-    yield make_line("", f"{format_count(reward.turns, 'turn')}, {format_count(reward.calls, 'call')}, {reward.invalid_calls} of them invalid", "")
-    yield make_line("", f"{format_count(played.own_tokens, 'token')} written, in {format_count(played.contexts, 'context')}", "")
+    yield make_line(
+        "verdict",
+        ("solved" if played.success else "not solved") + ("" if reward.finished else ", and not ended by itself"),
+        style,
+    )
+    yield make_line(
+        "",
+        f"{format_count(reward.turns, 'turn')}, {format_count(reward.calls, 'call')}, "
+        f"{reward.invalid_calls} of them invalid",
+        "",
+    )
+    yield make_line(
+        "", f"{format_count(played.own_tokens, 'token')} written, in {format_count(played.contexts, 'context')}", ""
+    )
     if not played.success:
         yield make_line("", f"a right body: {played.solution}", "dim")
 

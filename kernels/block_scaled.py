@@ -1,18 +1,22 @@
-"""Products whose codes and scales go into the tensor cores as they are: MXFP8 and NVFP4 on Blackwell, plain and grouped by experts.
+"""Products whose codes and scales go into the tensor cores as they are: MXFP8 and NVFP4 on Blackwell, plain and grouped
+by experts.
 
     codes     [rows, K] in tiles of 128 rows; a dot takes BK of the sum
     scales    tiles of 128 rows by 4 blocks in the tensor core's own layout (kernels/swizzle.py): loaded as 512 contiguous bytes, and reshaped
-              to [rows, blocks] only in name; the compiler recognises this, and copies them from shared to tensor memory unchanged
+              to [rows, blocks] only in name; the compiler recognises this, and copies them from shared to tensor memory
+              unchanged
     NVFP4     the float32 scale of a token is applied after the sum, in the epilogue
 
-`tl.dot_scaled` becomes `tcgen05.mma` with `kind::mxf8f6f4.block_scale.block32` for MXFP8, and with `kind::mxf4nvf4.block_scale.block16` for
-NVFP4 (tests/kernels/test_compiled_native.py reads it in the compiled code). The sum is kept in float32 in tensor memory.
+`tl.dot_scaled` becomes `tcgen05.mma` with `kind::mxf8f6f4.block_scale.block32` for MXFP8, and with
+`kind::mxf4nvf4.block_scale.block16` for NVFP4 (tests/kernels/test_compiled_native.py reads it in the compiled code).
+The sum is kept in float32 in tensor memory.
 
-Experts' rows start at multiples of 128, so that no tile of scales belongs to two experts: `kernels/expert_rows.py` sorts tokens like that, and
-`kernels/orientations.py` quantises them in their places. `kernels/gemm.py` and `kernels/grouped_gemm.py` choose this way or the expanded one.
+Experts' rows start at multiples of 128, so that no tile of scales belongs to two experts: `kernels/expert_rows.py`
+sorts tokens like that, and `kernels/orientations.py` quantises them in their places. `kernels/gemm.py` and
+`kernels/grouped_gemm.py` choose this way or the expanded one.
 
-Neither persistent nor warp-specialised: both overlap a tile's epilogue with the next tile's loads, and change no byte and no operation of what
-is counted here; whether they gain time only a GPU can tell.
+Neither persistent nor warp-specialised: both overlap a tile's epilogue with the next tile's loads, and change no byte
+and no operation of what is counted here; whether they gain time only a GPU can tell.
 """
 
 import torch
@@ -28,20 +32,30 @@ __all__ = ["matmul", "rows_of_experts", "weights_of_experts"]
 
 BM = 128
 """Rows of a tile: those of a tile of scales, and of the tensor core."""
-# BN, and BK in bytes; warps; stages. With BN = 256, Triton 3.9 would lay two tiles of scales out in shared memory such that they had to pass
-# through registers.
-TILES = ({"BN": 128, "BK": 128}, ({"BN": 128, "BK": 128}, 4, 4), ({"BN": 128, "BK": 128}, 8, 4), ({"BN": 128, "BK": 256}, 4, 3))
+# BN, and BK in bytes; warps; stages. With BN = 256, Triton 3.9 would lay two tiles of scales out in shared memory such
+# that they had to pass through registers.
+TILES = (
+    {"BN": 128, "BK": 128},
+    ({"BN": 128, "BK": 128}, 4, 4),
+    ({"BN": 128, "BK": 128}, 8, 4),
+    ({"BN": 128, "BK": 256}, 4, 3),
+)
 
 
 @triton.jit
 def scale_tiles(scales, first, last, k, last_k, across, NONE: tl.constexpr, ROWS: tl.constexpr, WIDE: tl.constexpr):
-    """[128 · ROWS, 4 · WIDE] scales of the tiles from (first, k) on, NONE (a zero of their type) beyond last_k. Beyond the last row of tiles it is
-    read again: nobody stores what it scales. The compiler copies scales to tensor memory as they are (`tcgen05.cp`) if they are loaded like
-    this: two axes, whole tiles along the inner one, and then named again in this order."""
+    """[128 · ROWS, 4 · WIDE] scales of the tiles from (first, k) on, NONE (a zero of their type) beyond last_k. Beyond
+    the last row of tiles it is read again: nobody stores what it scales. The compiler copies scales to tensor memory as
+    they are (`tcgen05.cp`) if they are loaded like this: two axes, whole tiles along the inner one, and then named
+    again in this order."""
     i = tl.minimum(first + tl.arange(0, ROWS), last).to(tl.int64)
     within = tl.arange(0, WIDE * 512)
     inside = within < (last_k + 1 - k) * 512
-    found = tl.load(scales + (i[:, None] * across + k) * 512 + within[None, :], tl.broadcast_to(inside[None, :], (ROWS, WIDE * 512)), other=NONE)
+    found = tl.load(
+        scales + (i[:, None] * across + k) * 512 + within[None, :],
+        tl.broadcast_to(inside[None, :], (ROWS, WIDE * 512)),
+        other=NONE,
+    )
     return tl.reshape(tl.trans(tl.reshape(found, (ROWS, WIDE, 32, 4, 4)), 0, 3, 2, 1, 4), (ROWS * 128, WIDE * 4))
 
 
@@ -70,8 +84,9 @@ def scaled_product(
     BN: tl.constexpr,
     BK: tl.constexpr,
 ):
-    """float32 [BM, BN]: Σ over bytes begin ≤ k < end of the rows of a and b, begin a multiple of 128; a byte is one number of MXFP8, or two of
-    NVFP4, and BK counts bytes. Rows and columns begin at tiles of scales first_m and first_n; last_m and last_n are the last ones."""
+    """float32 [BM, BN]: Σ over bytes begin ≤ k < end of the rows of a and b, begin a multiple of 128; a byte is one
+    number of MXFP8, or two of NVFP4, and BK counts bytes. Rows and columns begin at tiles of scales first_m and
+    first_n; last_m and last_n are the last ones."""
     TILE: tl.constexpr = 32 if FORM == 3 else 128  # bytes whose scales are in one tile
     CODE: tl.constexpr = 0 if FORM == 3 else 0.0  # zeros of the types that are loaded
     SCALE: tl.constexpr = 0.0 if FORM == 3 else 0
@@ -91,7 +106,11 @@ def scaled_product(
     return y
 
 
-@triton.autotune(configs=configs(*TILES), key=["M", "N", "K", "FORM"], prune_configs_by=fitting("block_scaled.scaled_matmul_kernel", "FORM"))
+@triton.autotune(
+    configs=configs(*TILES),
+    key=["M", "N", "K", "FORM"],
+    prune_configs_by=fitting("block_scaled.scaled_matmul_kernel", "FORM"),
+)
 @triton.jit
 def scaled_matmul_kernel(
     a,
@@ -144,7 +163,9 @@ def scaled_matmul_kernel(
     store_tile(out, y, a_whole, b_whole, m, m, m < M, n, n < N, N, FORM, UPCAST)
 
 
-@triton.autotune(configs=configs(*TILES), key=["O", "K", "FORM"], prune_configs_by=fitting("block_scaled.scaled_rows_kernel", "FORM"))
+@triton.autotune(
+    configs=configs(*TILES), key=["O", "K", "FORM"], prune_configs_by=fitting("block_scaled.scaled_rows_kernel", "FORM")
+)
 @triton.jit
 def scaled_rows_kernel(
     a,
@@ -173,8 +194,8 @@ def scaled_rows_kernel(
     BN: tl.constexpr,
     BK: tl.constexpr,
 ):
-    """Rows of a [P, K], of which expert e has those up to ends[e], all multiples of 128, times their experts' b [E, O, K]. The results of
-    expert e are the rows of out up to out_ends[e]: the same places, or closed up."""
+    """Rows of a [P, K], of which expert e has those up to ends[e], all multiples of 128, times their experts' b [E, O,
+    K]. The results of expert e are the rows of out up to out_ends[e]: the same places, or closed up."""
     across = tl.cdiv(O, BN)
     found, expert, first, last, column = expert_tile(tl.program_id(0), ends, E, across, EP, BM)
     if found:
@@ -207,10 +228,16 @@ def scaled_rows_kernel(
         if expert > 0:
             begin, out_begin = tl.load(ends + expert - 1).to(tl.int64), tl.load(out_ends + expert - 1).to(tl.int64)
         r = m - begin + out_begin
-        store_tile(out, y, a_whole, b_whole + expert * O, m, r, r < tl.load(out_ends + expert), n, n < O, O, FORM, UPCAST)
+        store_tile(
+            out, y, a_whole, b_whole + expert * O, m, r, r < tl.load(out_ends + expert), n, n < O, O, FORM, UPCAST
+        )
 
 
-@triton.autotune(configs=configs(*TILES), key=["O", "D", "FORM"], prune_configs_by=fitting("block_scaled.scaled_weights_kernel", "FORM"))
+@triton.autotune(
+    configs=configs(*TILES),
+    key=["O", "D", "FORM"],
+    prune_configs_by=fitting("block_scaled.scaled_weights_kernel", "FORM"),
+)
 @triton.jit
 def scaled_weights_kernel(
     a,
@@ -231,7 +258,8 @@ def scaled_weights_kernel(
     BN: tl.constexpr,
     BK: tl.constexpr,
 ):
-    """out [E, O, D]: a bᵀ over columns bounds[e] to bounds[e + 1] of a [O, P] and b [D, P]; zeros for an expert without columns."""
+    """out [E, O, D]: a bᵀ over columns bounds[e] to bounds[e + 1] of a [O, P] and b [D, P]; zeros for an expert without
+    columns."""
     down, across = tl.cdiv(O, BM), tl.cdiv(D, BN)
     e = (tl.program_id(0) // (down * across)).to(tl.int64)
     row, column = banded(tl.program_id(0) % (down * across), down, across)
@@ -264,7 +292,8 @@ def scaled_weights_kernel(
 
 
 def typed(one: Operand) -> tuple[Tensor, Tensor, Tensor]:
-    """An operand's tensors as their formats: the tensor core takes a tile from shared memory only if nothing reinterprets it on the way."""
+    """An operand's tensors as their formats: the tensor core takes a tile from shared memory only if nothing
+    reinterprets it on the way."""
     data, scales, whole = one.tensors()
     if one.whole is not None:
         return data, scales.view(torch.float8_e4m3fn), whole
@@ -279,13 +308,23 @@ def matmul(a: Operand, b: Operand, dtype: torch.dtype) -> Tensor:
         grid = lambda tile: (triton.cdiv(M, BM) * triton.cdiv(N, tile["BN"]),)
         strides = a.data.stride(0), b.data.stride(0), a.across(), b.across()
         scaled_matmul_kernel[grid](
-            *typed(a), *typed(b), out, M, N, a.data.shape[1], *strides, FORM=3 if a.whole is not None else 2, UPCAST=INTERPRETED, BM=BM
+            *typed(a),
+            *typed(b),
+            out,
+            M,
+            N,
+            a.data.shape[1],
+            *strides,
+            FORM=3 if a.whole is not None else 2,
+            UPCAST=INTERPRETED,
+            BM=BM,
         )
     return out
 
 
 def rows_of_experts(a: Operand, b: Operand, ends: Tensor, out_ends: Tensor, rows: int, dtype: torch.dtype) -> Tensor:
-    """Rows of a [P, K], expert e's up to ends[e], a multiple of 128, times b [E, O, K] → [rows, O], expert e's up to out_ends[e]."""
+    """Rows of a [P, K], expert e's up to ends[e], a multiple of 128, times b [E, O, K] → [rows, O], expert e's up to
+    out_ends[e]."""
     P, (E, O) = len(a.data), b.data.shape[:2]
     out = torch.empty(rows, O, dtype=dtype, device=a.data.device)
     if out.numel():
@@ -322,5 +361,7 @@ def weights_of_experts(a: Operand, b: Operand, bounds: Tensor, dtype: torch.dtyp
     if out.numel():
         grid = lambda tile: (E * triton.cdiv(O, BM) * triton.cdiv(D, tile["BN"]),)
         strides = a.data.stride(0), b.data.stride(0), a.across(), b.across()
-        scaled_weights_kernel[grid](*typed(a)[:2], *typed(b)[:2], bounds, out, O, D, *strides, FORM=2, UPCAST=INTERPRETED, BM=BM)
+        scaled_weights_kernel[grid](
+            *typed(a)[:2], *typed(b)[:2], bounds, out, O, D, *strides, FORM=2, UPCAST=INTERPRETED, BM=BM
+        )
     return out

@@ -1,12 +1,12 @@
 """What a GPU would run, without one: Triton compiles ahead of time for a device that is not there.
 
-`compiled` compiles one launch of kernels/registry.py in one configuration for one target, and returns what the compiler says of it: the
-tensor-core instructions and the arithmetic of its PTX, registers, spills, shared memory, and what follows from them. Nothing here is measured
-on a device, and nothing tells how fast a kernel is.
+`compiled` compiles one launch of kernels/registry.py in one configuration for one target, and returns what the compiler
+says of it: the tensor-core instructions and the arithmetic of its PTX, registers, spills, shared memory, and what
+follows from them. Nothing here is measured on a device, and nothing tells how fast a kernel is.
 
-Compiled code lies in Triton's cache (TRITON_CACHE_DIR, else ~/.triton/cache), so that the second time is quick. Triton's interpreter replaces
-every kernel, so this needs a process without TRITON_INTERPRET: `python -m …compiled` serves one, and etude/kernels.py runs several.
-"""
+Compiled code lies in Triton's cache (TRITON_CACHE_DIR, else ~/.triton/cache), so that the second time is quick.
+Triton's interpreter replaces every kernel, so this needs a process without TRITON_INTERPRET: `python -m …compiled`
+serves one, and etude/kernels.py runs several."""
 
 import ast
 import hashlib
@@ -73,7 +73,8 @@ ARCHITECTURES = {
         GPUTarget("hip", "gfx950", 64), 131072, 512, 160 * 1024, 160 * 1024, 0, 32, 32, "MI355X", 8e12, {"fp32": 157e12, "16": 2500e12, "8": 5000e12}
     ),
 }  # fmt: skip
-"""Limits: CUDA C++ Programming Guide, compute capabilities 9.0 and 10.0; AMD CDNA4 ISA. Cards: data sheets of H200, HGX B200 (1000 W) and MI355X."""
+"""Limits: CUDA C++ Programming Guide, compute capabilities 9.0 and 10.0; AMD CDNA4 ISA. Cards: data sheets of H200, HGX
+B200 (1000 W) and MI355X."""
 
 
 SCHEDULERS = 4
@@ -96,12 +97,27 @@ class Job:
     def names(self) -> dict[str, str]:
         """What identifies it in a table."""
         launch = self.launch
-        return {"kernel": launch.name, "use": launch.use, "target": self.target, "tile": named(self.tile), "form": launch.form, "key": self.key()}
+        return {
+            "kernel": launch.name,
+            "use": launch.use,
+            "target": self.target,
+            "tile": named(self.tile),
+            "form": launch.form,
+            "key": self.key(),
+        }
 
     def key(self) -> str:
         """See `Record.key`."""
         launch = self.launch
-        what = (sources(launch.kernel), launch.signature, launch.constants, launch.attributes, launch.options, named(self.tile), self.target)
+        what = (
+            sources(launch.kernel),
+            launch.signature,
+            launch.constants,
+            launch.attributes,
+            launch.options,
+            named(self.tile),
+            self.target,
+        )
         return hashlib.sha256(repr((triton.__version__, *what)).encode()).hexdigest()[:16]
 
 
@@ -116,7 +132,8 @@ class Record:
     form: str
     """What kernels/unfit.py calls the launch."""
     key: str
-    """Of the source, the arguments, the configuration, the target and the compiler: equal keys compile to equal code."""
+    """Of the source, the arguments, the configuration, the target and the compiler: equal keys compile to equal
+    code."""
     exact: bool
     """Whether bits are promised: compiled without fused multiply-add."""
     fits: bool = False
@@ -144,7 +161,8 @@ class Record:
     intensity: float = 0.0
     """FLOPs per byte of a tile."""
     floor_us: float = 0.0
-    """No card of the target's kind can be faster at the registry's size: all bytes once at full bandwidth, or all FLOPs at the full rate."""
+    """No card of the target's kind can be faster at the registry's size: all bytes once at full bandwidth, or all FLOPs
+    at the full rate."""
 
 
 def jobs() -> list[Job]:
@@ -183,11 +201,18 @@ def binary(job: Job) -> CompiledKernel:
     """Compiles it, or takes it from Triton's cache."""
     launch, tile, architecture = job.launch, job.tile, ARCHITECTURES[job.target]
     nvidia = architecture.target.backend == "cuda"
-    constants = {(at,): {**launch.constants, **tile.kwargs}.get(name) for at, name in enumerate(launch.kernel.arg_names)}
+    constants = {
+        (at,): {**launch.constants, **tile.kwargs}.get(name) for at, name in enumerate(launch.kernel.arg_names)
+    }
     constants = {at: value for at, value in constants.items() if value is not None}
-    known = {at: [one for one in some if not nvidia or one[0] != "tt.pointer_range"] for at, some in launch.attributes.items()}
+    known = {
+        at: [one for one in some if not nvidia or one[0] != "tt.pointer_range"]
+        for at, some in launch.attributes.items()
+    }
     options = {"num_warps": tile.num_warps, "num_stages": tile.num_stages, **launch.options}
-    return triton.compile(ASTSource(launch.kernel, launch.signature, constants, known), target=architecture.target, options=options)
+    return triton.compile(
+        ASTSource(launch.kernel, launch.signature, constants, known), target=architecture.target, options=options
+    )
 
 
 def text(job: Job, what: str) -> str:
@@ -247,7 +272,17 @@ def instructions(code: str) -> tuple[str, ...]:
 def arithmetic(ptx: str) -> tuple[str, ...]:
     """The distinct instructions of PTX that compute or convert floating-point numbers."""
     verbs = "add|sub|mul|fma|mad|div|rcp|sqrt|rsqrt|ex2|lg2|sin|cos|tanh|cvt|min|max|abs|neg"
-    return tuple(sorted(set(re.findall(rf"^\s+(?:@%?\S+\s+)?((?:{verbs})\.[\w.:]*(?:f32|f64|f16|bf16|e4m3|e5m2|e2m1|ue8m0)[\w.:]*)", ptx, re.M))))
+    return tuple(
+        sorted(
+            set(
+                re.findall(
+                    rf"^\s+(?:@%?\S+\s+)?((?:{verbs})\.[\w.:]*(?:f32|f64|f16|bf16|e4m3|e5m2|e2m1|ue8m0)[\w.:]*)",
+                    ptx,
+                    re.M,
+                )
+            )
+        )
+    )
 
 
 def rate_of(found: tuple[str, ...]) -> str:
@@ -260,11 +295,17 @@ def rate_of(found: tuple[str, ...]) -> str:
 
 
 def resources(cubin: bytes) -> tuple[int, int]:
-    """Registers and bytes of stack of a thread, by cuobjdump. A kernel without arrays of its own stores there only what it spills."""
+    """Registers and bytes of stack of a thread, by cuobjdump. A kernel without arrays of its own stores there only what
+    it spills."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        said = subprocess.run([knobs.nvidia.cuobjdump.path, "--dump-resource-usage", file.name], capture_output=True, text=True, check=True).stdout
+        said = subprocess.run(
+            [knobs.nvidia.cuobjdump.path, "--dump-resource-usage", file.name],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
     found = re.search(r"REG:(\d+) STACK:(\d+) SHARED:\d+ LOCAL:(\d+)", said)
     if found is None:
         raise RuntimeError(f"cuobjdump named no registers; it said: {said.strip()[-200:]}")
@@ -274,7 +315,9 @@ def resources(cubin: bytes) -> tuple[int, int]:
 
 def resources_amd(code: str) -> tuple[int, int]:
     """Vector registers and spilled bytes of a thread, by the metadata of the assembly."""
-    said = {name: int(n) for name, n in re.findall(r"\.(vgpr_count|agpr_count|private_segment_fixed_size):\s+(\d+)", code)}
+    said = {
+        name: int(n) for name, n in re.findall(r"\.(vgpr_count|agpr_count|private_segment_fixed_size):\s+(\d+)", code)
+    }
     return max(said["vgpr_count"], said.get("agpr_count", 0)), said["private_segment_fixed_size"]
 
 
@@ -297,7 +340,9 @@ def blocks_per_unit(architecture: Architecture, registers: int, warps: int, shar
 
 def versions() -> dict[str, str]:
     """Of Triton and its ptxas."""
-    said = subprocess.run([knobs.nvidia.ptxas_blackwell.path, "--version"], capture_output=True, text=True, check=True).stdout
+    said = subprocess.run(
+        [knobs.nvidia.ptxas_blackwell.path, "--version"], capture_output=True, text=True, check=True
+    ).stdout
     found = re.search(r"V([\d.]+)", said)
     return {"triton": triton.__version__, "ptxas": found.group(1) if found else "unknown"}
 

@@ -1,4 +1,5 @@
-"""What kernels cost before any GPU has run them: launches with their bytes and FLOPs, and a floor of their time on four GPUs.
+"""What kernels cost before any GPU has run them: launches with their bytes and FLOPs, and a floor of their time on four
+GPUs.
 
     Launch               one launch of one kernel: bytes read and written once, FLOPs, the format of the product's operands
     GPU, GPUS            peaks of H100, H200, B200 and B300 from public data sheets, dense
@@ -8,14 +9,16 @@
     moe                  the launches of a layer of experts, forward and backward, with quantisers fused into what comes before them, or apart
     floor                seconds: for each launch the longer of its bytes over the bandwidth and its FLOPs over the peak
 
-A floor is what launches take at least that follow one another and meet only in memory. Every launch reads each of its inputs once and writes each
-of its outputs once; a gather reads a row each time that it is named, though a cache may serve some. A floor leaves out the time to start a launch,
-tiles that are not full, uneven experts, and clocks below their peak. Every count is a plain sum, so that it can be checked with a pencil.
+A floor is what launches take at least that follow one another and meet only in memory. Every launch reads each of its
+inputs once and writes each of its outputs once; a gather reads a row each time that it is named, though a cache may
+serve some. A floor leaves out the time to start a launch, tiles that are not full, uneven experts, and clocks below
+their peak. Every count is a plain sum, so that it can be checked with a pencil.
 
-`kernels/launches.py` lists the same layer as our kernels run it: with padding, layouts of scales, what a sort needs, each gathered row read once
-and the activation quantised again on the way back. `moe` is the textbook's count. It knows every format and quantisers apart from what comes
-before them, which nobody launches here any more, but on which the kernels post's ratios stand. tests/kernels/test_cost.py holds both equal in
-every FLOP and in every byte but those that it names.
+`kernels/launches.py` lists the same layer as our kernels run it: with padding, layouts of scales, what a sort needs,
+each gathered row read once and the activation quantised again on the way back. `moe` is the textbook's count. It knows
+every format and quantisers apart from what comes before them, which nobody launches here any more, but on which the
+kernels post's ratios stand. tests/kernels/test_cost.py holds both equal in every FLOP and in every byte but those that
+it names.
 
 Without torch and Triton: `etude plan --kernels` computes on any machine.
 """
@@ -23,10 +26,23 @@ Without torch and Triton: `etude plan --kernels` computes on any machine.
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-__all__ = ["BYTES", "GPU", "GPUS", "QUANTISERS", "Launch", "floor", "moe", "product", "quantised", "quantised_product", "share_of_quantisers"]
+__all__ = [
+    "BYTES",
+    "GPU",
+    "GPUS",
+    "QUANTISERS",
+    "Launch",
+    "floor",
+    "moe",
+    "product",
+    "quantised",
+    "quantised_product",
+    "share_of_quantisers",
+]
 
 BYTES = {"bfloat16": 2.0, "fp8": 1 + 4 / 128, "mxfp8": 1 + 1 / 32, "nvfp4-token": 1 / 2 + 1 / 16}
-"""Bytes per number with the scales of its block, by the names of `kernels.gemm.FORMS`. NVFP4's float32 scale per token comes on top."""
+"""Bytes per number with the scales of its block, by the names of `kernels.gemm.FORMS`. NVFP4's float32 scale per token
+comes on top."""
 QUANTISERS = "quantise"
 """The word in the name of every launch that quantises."""
 
@@ -50,7 +66,10 @@ class Launch:
         if self.format and self.format not in BYTES:
             raise ValueError(f"format must be one of {', '.join(BYTES)}, or empty; got {self.format!r}")
         if bool(self.flops) != bool(self.format):
-            raise ValueError(f"a launch has a format if and only if it has FLOPs; {self.name!r} has {self.flops:g} and {self.format!r}")
+            raise ValueError(
+                f"a launch has a format if and only if it has FLOPs; {self.name!r} has {self.flops:g} "
+                f"and {self.format!r}"
+            )
 
     @property
     def bytes(self) -> float:
@@ -75,7 +94,8 @@ class GPU:
 
     @property
     def block_scaled(self) -> bool:
-        """Whether tensor cores take MXFP8 and NVFP4 with the scales of their blocks. Elsewhere kernels expand both to bfloat16."""
+        """Whether tensor cores take MXFP8 and NVFP4 with the scales of their blocks. Elsewhere kernels expand both to
+        bfloat16."""
         return self.fp4 > 0
 
     def peak(self, form: str) -> float:
@@ -91,8 +111,9 @@ GPUS = {
     "b200": GPU("B200 (HGX)", 8e12, 2250e12, 4500e12, 9000e12, 80e12),
     "b300": GPU("B300 (HGX)", 8e12, 2250e12, 4500e12, 13125e12, 75e12),
 }
-"""NVIDIA's H100 and H200 data sheets (halves of the figures with sparsity); Blackwell Architecture Technical Brief, table of HGX systems, for
-B200; HGX B300 in the Blackwell Ultra data sheet, an eighth of eight GPUs (FP4: 105 PFLOP/s dense)."""
+"""NVIDIA's H100 and H200 data sheets (halves of the figures with sparsity); Blackwell Architecture Technical Brief,
+table of HGX systems, for B200; HGX B300 in the Blackwell Ultra data sheet, an eighth of eight GPUs (FP4: 105 PFLOP/s
+dense)."""
 
 
 def floor(launches: Launch | Iterable[Launch], gpu: GPU) -> float:
@@ -104,15 +125,18 @@ def floor(launches: Launch | Iterable[Launch], gpu: GPU) -> float:
 
 
 def share_of_quantisers(launches: Iterable[Launch], gpu: GPU) -> float:
-    """Time of launches that quantise over the time of products, as the kernels post counts it. What a fused launch does beside quantising is
-    in the first; nothing is in both."""
+    """Time of launches that quantise over the time of products, as the kernels post counts it. What a fused launch does
+    beside quantising is in the first; nothing is in both."""
     launches = list(launches)
-    return floor([one for one in launches if QUANTISERS in one.name], gpu) / floor([one for one in launches if one.flops], gpu)
+    return floor([one for one in launches if QUANTISERS in one.name], gpu) / floor(
+        [one for one in launches if one.flops], gpu
+    )
 
 
 def quantised(name: str, rows: float, width: float, *forms: str, reads: float | None = None) -> list[Launch]:
-    """One pass over a bfloat16 matrix [rows, width] that writes it in each of these formats: one, or two for both orientations. bfloat16 alone
-    needs no launch. `reads` replaces the bytes of the matrix where the launch computes the matrix from something else."""
+    """One pass over a bfloat16 matrix [rows, width] that writes it in each of these formats: one, or two for both
+    orientations. bfloat16 alone needs no launch. `reads` replaces the bytes of the matrix where the launch computes the
+    matrix from something else."""
     if unknown := set(forms) - BYTES.keys():
         raise ValueError(f"format must be one of {', '.join(BYTES)}; got {', '.join(sorted(unknown))}")
     given = 2 * rows * width if reads is None else reads
@@ -138,19 +162,30 @@ def quantised_product(M: int, N: int, K: int, form: str) -> list[Launch]:
 
 
 def moe(
-    tokens: int, hidden: int, width: int, experts: int, top: int, forward: str, backward: str, fused: bool = True, weights: bool = True
+    tokens: int,
+    hidden: int,
+    width: int,
+    experts: int,
+    top: int,
+    forward: str,
+    backward: str,
+    fused: bool = True,
+    weights: bool = True,
 ) -> tuple[list[Launch], list[Launch]]:
-    """Launches of a layer of experts: of its forward pass, and of its backward pass. Products of the forward pass are in the format
-    `forward`, those of both gradients in `backward`.
+    """Launches of a layer of experts: of its forward pass, and of its backward pass. Products of the forward pass are
+    in the format `forward`, those of both gradients in `backward`.
 
         forward     route, count, place, gather x, W13 · x, silu · up, W2 · that, combine
         backward    gather dy, its gradient of silu · up, W2's gradient, of gate and up, W13's gradient, of x, combine
 
-    fused: each quantiser is part of the launch that makes its numbers, and writes both orientations at once. Otherwise numbers are written
-    in bfloat16 and each orientation is a pass of its own. weights: quantise them as well, once in each orientation; a step with several
-    micro-batches does this only once. Raises ValueError for sizes below 1."""
+    fused: each quantiser is part of the launch that makes its numbers, and writes both orientations at once. Otherwise
+    numbers are written in bfloat16 and each orientation is a pass of its own. weights: quantise them as well, once in
+    each orientation; a step with several micro-batches does this only once. Raises ValueError for sizes below 1."""
     if min(tokens, hidden, width, experts, top) < 1:
-        raise ValueError(f"sizes must be at least 1; got tokens {tokens}, hidden {hidden}, width {width}, experts {experts}, top {top}")
+        raise ValueError(
+            f"sizes must be at least 1; got tokens {tokens}, hidden {hidden}, width {width}, experts "
+            f"{experts}, top {top}"
+        )
     D, I, E, rows = hidden, width, experts, tokens * top
 
     def made(name: str, wide: float, reads: float, *forms: str) -> list[Launch]:
@@ -164,7 +199,11 @@ def moe(
         if not weights:
             return []
         passes = [(forward, backward)] if fused else [(forward,), (backward,)]
-        return [launch for forms in passes for launch in quantised(f"{name} in {' and '.join(forms)}", E * high, wide, *forms)]
+        return [
+            launch
+            for forms in passes
+            for launch in quantised(f"{name} in {' and '.join(forms)}", E * high, wide, *forms)
+        ]
 
     index = 8 * rows
     there = [

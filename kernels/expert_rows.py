@@ -1,7 +1,8 @@
 """Triton kernels behind `ref/expert_rows.py`: tokens to their experts and back.
 
     sort_by_expert    a counting sort: programs count their assignments per expert, and counts are summed over programs. An
-                      assignment's row is the count of earlier programs plus its own rank. No atomics, so the order is fixed
+                      assignment's row is the count of earlier programs plus its own rank. No atomics, so the order is
+                      fixed
     aligned           the same sort for products of quantised rows, where every expert's rows start at a multiple of 128
     permute, unpermute    gathers, in both directions and for all gradients
 
@@ -42,13 +43,16 @@ def place_kernel(experts, first, order, place, total, EP: tl.constexpr, BLOCK: t
 
 @triton.jit
 def offsets_kernel(counts, first, bounds, programs, E, ALIGN: tl.constexpr, EP: tl.constexpr, BLOCK: tl.constexpr):
-    """From counts [programs, EP]: where every expert's rows begin, bounds [E + 1], at multiples of ALIGN; and the first row of each program's
-    assignments, first [programs, EP]. One program, since every number depends on all before it."""
+    """From counts [programs, EP]: where every expert's rows begin, bounds [E + 1], at multiples of ALIGN; and the first
+    row of each program's assignments, first [programs, EP]. One program, since every number depends on all before
+    it."""
     e, p = tl.arange(0, EP), tl.arange(0, BLOCK)
     total = tl.zeros((EP,), tl.int64)
     for start in range(0, programs, BLOCK):
         here = (start + p < programs)[:, None] & (e < EP)[None, :]
-        total += tl.sum(tl.load(counts + (start + p).to(tl.int64)[:, None] * EP + e[None, :], here, other=0).to(tl.int64), 0)
+        total += tl.sum(
+            tl.load(counts + (start + p).to(tl.int64)[:, None] * EP + e[None, :], here, other=0).to(tl.int64), 0
+        )
     room = (total + ALIGN - 1) // ALIGN * ALIGN
     behind = tl.cumsum(room, 0)
     tl.store(bounds + 1 + e, behind, e < E)
@@ -65,16 +69,21 @@ def offsets_kernel(counts, first, bounds, programs, E, ALIGN: tl.constexpr, EP: 
 def checked(experts: Tensor, num_experts: int) -> Tensor:
     """experts, contiguous. Raises ValueError unless it is [N, K] of experts that exist."""
     if experts.ndim != 2 or experts.is_floating_point():
-        raise ValueError(f"experts must be an int tensor of shape [N, K]; got {experts.dtype} of shape {list(experts.shape)}")
+        raise ValueError(
+            f"experts must be an int tensor of shape [N, K]; got {experts.dtype} of shape {list(experts.shape)}"
+        )
     flat, total = experts.contiguous(), experts.numel()
     if not experts.is_cuda and total and not 0 <= int(flat.min()) <= int(flat.max()) < num_experts:
-        raise ValueError(f"experts must lie between 0 and {num_experts - 1}; got {int(flat.min())} to {int(flat.max())}")
+        raise ValueError(
+            f"experts must lie between 0 and {num_experts - 1}; got {int(flat.min())} to {int(flat.max())}"
+        )
     need(experts)
     return flat
 
 
 def sorted_places(flat: Tensor, num_experts: int, align: int, order: Tensor) -> tuple[Tensor, Tensor]:
-    """The row of every assignment [N·K], and the experts' bounds [E + 1]; the assignment of every row is written to `order`."""
+    """The row of every assignment [N·K], and the experts' bounds [E + 1]; the assignment of every row is written to
+    `order`."""
     total, EP = flat.numel(), triton.next_power_of_2(num_experts)
     BLOCK = 64 if INTERPRETED else max(16, min(128, 16384 // EP))
     programs = triton.cdiv(total, BLOCK)
@@ -83,14 +92,17 @@ def sorted_places(flat: Tensor, num_experts: int, align: int, order: Tensor) -> 
     bounds, place = (torch.empty(n, dtype=torch.int64, device=flat.device) for n in (num_experts + 1, total))
     if total:
         count_kernel[(programs,)](flat, counts, total, EP=EP, BLOCK=BLOCK, **EXACT)
-    offsets_kernel[(1,)](counts, first, bounds, programs, num_experts, ALIGN=align, EP=EP, BLOCK=max(16, 4096 // EP), **EXACT)
+    offsets_kernel[(1,)](
+        counts, first, bounds, programs, num_experts, ALIGN=align, EP=EP, BLOCK=max(16, 4096 // EP), **EXACT
+    )
     if total:
         place_kernel[(programs,)](flat, first, order, place, total, EP=EP, BLOCK=BLOCK, num_warps=8, **EXACT)
     return place, bounds
 
 
 def sort_by_expert(experts: Tensor, num_experts: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Same as `ref.expert_rows.sort_by_expert`. That experts exist is checked only on the CPU, to avoid waiting for a GPU."""
+    """Same as `ref.expert_rows.sort_by_expert`. That experts exist is checked only on the CPU, to avoid waiting for a
+    GPU."""
     flat = checked(experts, num_experts)
     order = torch.empty(flat.numel(), dtype=torch.int64, device=flat.device)
     place, bounds = sorted_places(flat, num_experts, 1, order)
@@ -98,20 +110,34 @@ def sort_by_expert(experts: Tensor, num_experts: int) -> tuple[Tensor, Tensor, T
 
 
 def aligned(experts: Tensor, num_experts: int, align: int = 128) -> tuple[Tensor, Tensor, Tensor]:
-    """As `sort_by_expert`, where every expert's rows start at a multiple of `align`. source [P]: the assignment of each row, −1 on padding. place
-    [N, K]: the row of each assignment. bounds [E + 1]. P = align · (⌈N·K / align⌉ + E) is enough for any split, so the host waits for nothing; with
-    align 1 it is N·K, and nothing is padding."""
+    """As `sort_by_expert`, where every expert's rows start at a multiple of `align`. source [P]: the assignment of each
+    row, −1 on padding. place [N, K]: the row of each assignment. bounds [E + 1]. P = align · (⌈N·K / align⌉ + E) is
+    enough for any split, so the host waits for nothing; with align 1 it is N·K, and nothing is padding."""
     flat = checked(experts, num_experts)
     if align == 1:
         source = torch.empty(flat.numel(), dtype=torch.int64, device=flat.device)
     else:
-        source = torch.full(((-(-flat.numel() // align) + num_experts) * align,), -1, dtype=torch.int64, device=flat.device)
+        source = torch.full(
+            ((-(-flat.numel() // align) + num_experts) * align,), -1, dtype=torch.int64, device=flat.device
+        )
     place, bounds = sorted_places(flat, num_experts, align, source)
     return source, place.view(experts.shape), bounds
 
 
 @triton.jit
-def gather_kernel(x, index, gates, out, N, D, K: tl.constexpr, GATES: tl.constexpr, ROUND: tl.constexpr, BM: tl.constexpr, BD: tl.constexpr):
+def gather_kernel(
+    x,
+    index,
+    gates,
+    out,
+    N,
+    D,
+    K: tl.constexpr,
+    GATES: tl.constexpr,
+    ROUND: tl.constexpr,
+    BM: tl.constexpr,
+    BD: tl.constexpr,
+):
     """out[r] = x[index[r] // K], times gates[index[r]] if there are gates; zeros where index[r] is −1."""
     r = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)
     d = tl.program_id(1) * BD + tl.arange(0, BD)
@@ -126,7 +152,19 @@ def gather_kernel(x, index, gates, out, N, D, K: tl.constexpr, GATES: tl.constex
 
 
 @triton.jit
-def combine_kernel(rows, place, gates, out, N, D, K: tl.constexpr, GATES: tl.constexpr, ROUND: tl.constexpr, BM: tl.constexpr, BD: tl.constexpr):
+def combine_kernel(
+    rows,
+    place,
+    gates,
+    out,
+    N,
+    D,
+    K: tl.constexpr,
+    GATES: tl.constexpr,
+    ROUND: tl.constexpr,
+    BM: tl.constexpr,
+    BD: tl.constexpr,
+):
     """out[n] = Σ_k gates[n, k] · rows[place[n, k]], summed in float32 in the order of k."""
     n = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)
     d = tl.program_id(1) * BD + tl.arange(0, BD)
@@ -151,7 +189,20 @@ def gather(x: Tensor, index: Tensor, K: int, gates: Tensor | None = None) -> Ten
         grid = triton.cdiv(len(index), BM), triton.cdiv(x.shape[1], BD)
         given = index if gates is None else gates.contiguous()
         ROUND = INTERPRETED and x.dtype == torch.bfloat16
-        gather_kernel[grid](x, index, given, out, len(index), x.shape[1], K=K, GATES=gates is not None, ROUND=ROUND, BM=BM, BD=BD, **EXACT)
+        gather_kernel[grid](
+            x,
+            index,
+            given,
+            out,
+            len(index),
+            x.shape[1],
+            K=K,
+            GATES=gates is not None,
+            ROUND=ROUND,
+            BM=BM,
+            BD=BD,
+            **EXACT,
+        )
     return out
 
 
@@ -178,7 +229,9 @@ def combine(rows: Tensor, place: Tensor, gates: Tensor | None) -> Tensor:
 
 
 @triton.jit
-def gate_gradient_kernel(dy, rows, place, out, N, D, K: tl.constexpr, ROUND: tl.constexpr, BM: tl.constexpr, BD: tl.constexpr):
+def gate_gradient_kernel(
+    dy, rows, place, out, N, D, K: tl.constexpr, ROUND: tl.constexpr, BM: tl.constexpr, BD: tl.constexpr
+):
     """out[n, k] = Σ_d dy[n, d] · rows[place[n, k], d]."""
     n = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)
     for k in range(K):
@@ -202,7 +255,9 @@ def gate_gradient(dy: Tensor, rows: Tensor, place: Tensor, dtype: torch.dtype) -
     if out.numel():
         BM, BD = (32, 64) if INTERPRETED else (4, 512)
         ROUND = INTERPRETED and dtype == torch.bfloat16
-        gate_gradient_kernel[(triton.cdiv(N, BM),)](dy.contiguous(), rows.contiguous(), place, out, N, D, K=K, ROUND=ROUND, BM=BM, BD=BD)
+        gate_gradient_kernel[(triton.cdiv(N, BM),)](
+            dy.contiguous(), rows.contiguous(), place, out, N, D, K=K, ROUND=ROUND, BM=BM, BD=BD
+        )
     return out
 
 
@@ -252,4 +307,6 @@ def unpermute(rows: Tensor, order: Tensor, place: Tensor, gates: Tensor) -> Tens
 
 def _match(order: Tensor, place: Tensor) -> None:
     if place.ndim != 2 or order.shape != (place.numel(),):
-        raise ValueError(f"order and place must have shapes [N·K] and [N, K]; got {list(order.shape)} and {list(place.shape)}")
+        raise ValueError(
+            f"order and place must have shapes [N·K] and [N, K]; got {list(order.shape)} and {list(place.shape)}"
+        )

@@ -1,5 +1,5 @@
-"""A layer of experts on one GPU, from the router's scores to the sum over a token's experts, and back: the kernels behind
-`ref.quant.experts_swiglu`, in the order in which they run.
+"""A layer of experts on one GPU, from the router's scores to the sum over a token's experts, and back: the kernels
+behind `ref.quant.experts_swiglu`, in the order in which they run.
 
     forward     route                    scores → gates, experts
                 sort                     the place of every assignment; each expert's rows start at a multiple of 128
@@ -19,11 +19,12 @@
                 dx = dh w13              grouped product
                 combine                  Σ dx over a token's experts
 
-Everything is quantised once, and where two products need it along both axes, by one launch that reads it once. Padding is zeros, so it adds
-nothing to a sum. `kernels/launches.py` lists these launches with their bytes and FLOPs, and a test compares the list with what runs.
+Everything is quantised once, and where two products need it along both axes, by one launch that reads it once. Padding
+is zeros, so it adds nothing to a sum. `kernels/launches.py` lists these launches with their bytes and FLOPs, and a test
+compares the list with what runs.
 
-With formats that one kernel cannot quantise along both axes (FP8; bfloat16 and float32, which have no codes), the same steps run with a gather
-and with SwiGLU as launches of their own; numbers without codes need no padding.
+With formats that one kernel cannot quantise along both axes (FP8; bfloat16 and float32, which have no codes), the same
+steps run with a gather and with SwiGLU as launches of their own; numbers without codes need no padding.
 
 Composer 2 technical report, §6.1, and the kernels post, whose layer has this shape.
 """
@@ -50,7 +51,8 @@ __all__ = ["experts_swiglu", "mixture", "received_swiglu"]
 
 
 class Layer(torch.autograd.Function):
-    """experts [N, K]; codes and scales of x, if it was quantised before it was sent here. x is then only the place of its gradient."""
+    """experts [N, K]; codes and scales of x, if it was quantised before it was sent here. x is then only the place of
+    its gradient."""
 
     @staticmethod
     def forward(ctx, x, gates, w13, w2, experts, codes, scales, forward, backward):
@@ -68,7 +70,9 @@ class Layer(torch.autograd.Function):
         y = expert_rows(act, w2_rows, bounds[1:], dtype)
         tensors, ctx.kept = saved(x_columns, w13_columns, w2_columns)
         ctx.form = backward
-        ctx.save_for_backward(gates, w13, w2, source, place, bounds, h, y if ctx.needs_input_grad[1] else None, *tensors)
+        ctx.save_for_backward(
+            gates, w13, w2, source, place, bounds, h, y if ctx.needs_input_grad[1] else None, *tensors
+        )
         return combine(y, place, gates)
 
     @staticmethod
@@ -89,9 +93,17 @@ class Layer(torch.autograd.Function):
 
 
 def tokens(
-    x: Tensor, source: Tensor, K: int, bounds: Tensor, rows: str, columns: str | None, gates: Tensor | None = None, scales: Tensor | None = None
+    x: Tensor,
+    source: Tensor,
+    K: int,
+    bounds: Tensor,
+    rows: str,
+    columns: str | None,
+    gates: Tensor | None = None,
+    scales: Tensor | None = None,
 ) -> tuple[Operand, Operand]:
-    """Tokens x [N, D] in their experts' rows, times their gates if these are given, in both orientations; or MXFP8 codes x with their scales."""
+    """Tokens x [N, D] in their experts' rows, times their gates if these are given, in both orientations; or MXFP8
+    codes x with their scales."""
     if paired(rows, columns):
         kind = "codes" if scales is not None else "gathered" if gates is None else "weighted"
         given = scales if gates is None else gates.contiguous()
@@ -100,7 +112,9 @@ def tokens(
 
 
 @triton.jit
-def swiglu_kernel(h, dy, out, dh, N, I, BACKWARD: tl.constexpr, ROUND: tl.constexpr, BM: tl.constexpr, BI: tl.constexpr):
+def swiglu_kernel(
+    h, dy, out, dh, N, I, BACKWARD: tl.constexpr, ROUND: tl.constexpr, BM: tl.constexpr, BI: tl.constexpr
+):
     """out [N, I] = silu(gate) · up of h [N, 2I]; BACKWARD: also dh [N, 2I] from dy [N, I]."""
     m = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)
     i = tl.program_id(1) * BI + tl.arange(0, BI)
@@ -126,13 +140,15 @@ def swiglu(h: Tensor, dy: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         BM, BI = (32, 64) if INTERPRETED else (4, 256)
         ROUND = INTERPRETED and h.dtype == torch.bfloat16
         given = (out, out) if dy is None else (dy, dh)
-        swiglu_kernel[(triton.cdiv(N, BM), triton.cdiv(I, BI))](h, given[0], out, given[1], N, I, BACKWARD=dy is not None, ROUND=ROUND, BM=BM, BI=BI)
+        swiglu_kernel[(triton.cdiv(N, BM), triton.cdiv(I, BI))](
+            h, given[0], out, given[1], N, I, BACKWARD=dy is not None, ROUND=ROUND, BM=BM, BI=BI
+        )
     return out, dh
 
 
 def activation(h: Tensor, form: str, limit: Tensor | None = None) -> Operand:
-    """silu(gate) · up of h [N, 2I] as rows of a product. Only its codes are written, unless the format has no codes. `limit` [1]: how many rows
-    are used."""
+    """silu(gate) · up of h [N, 2I] as rows of a product. Only its codes are written, unless the format has no codes.
+    `limit` [1]: how many rows are used."""
     if form in SCALED:
         return both(h, form, None, source="swiglu", limit=limit)[0]  # pyright: ignore[reportReturnType]
     if form == "fp8":
@@ -142,7 +158,8 @@ def activation(h: Tensor, form: str, limit: Tensor | None = None) -> Operand:
 
 
 def swiglu_gradient(h: Tensor, d: Tensor, form: str, limit: Tensor) -> tuple[Operand, Operand, Operand]:
-    """From d [P, I], the gradient of silu(gate) · up: that of h [P, 2I] as rows and as columns, and the activation as columns."""
+    """From d [P, I], the gradient of silu(gate) · up: that of h [P, 2I] as rows and as columns, and the activation as
+    columns."""
     if form != "mxfp8":
         act, dh = swiglu(h, d)
         return *both(dh, form, form), operand(act, form, -2)  # pyright: ignore[reportReturnType]
@@ -153,19 +170,35 @@ def swiglu_gradient(h: Tensor, d: Tensor, form: str, limit: Tensor) -> tuple[Ope
 
 
 def experts_swiglu(
-    x: Tensor, gates: Tensor, w13: Tensor, w2: Tensor, experts: Tensor, forward: str = "nvfp4-token", backward: str = "mxfp8"
+    x: Tensor,
+    gates: Tensor,
+    w13: Tensor,
+    w2: Tensor,
+    experts: Tensor,
+    forward: str = "nvfp4-token",
+    backward: str = "mxfp8",
 ) -> Tensor:
-    """Same as `ref.quant.experts_swiglu`, for the formats in `kernels.operands.FORMS`; the activation and the gradients between the products are
-    quantised from float32. backward may not be NVFP4, whose scale per row does not exist for an expert's columns."""
+    """Same as `ref.quant.experts_swiglu`, for the formats in `kernels.operands.FORMS`; the activation and the gradients
+    between the products are quantised from float32. backward may not be NVFP4, whose scale per row does not exist for
+    an expert's columns."""
     check(x, gates, w13, w2, experts, forward, backward)
     return Layer.apply(x, gates, w13, w2, experts, None, None, forward, backward)
 
 
 def received_swiglu(
-    x: Tensor, codes: Tensor, scales: Tensor, gates: Tensor, w13: Tensor, w2: Tensor, experts: Tensor, forward: str = "mxfp8", backward: str = "mxfp8"
+    x: Tensor,
+    codes: Tensor,
+    scales: Tensor,
+    gates: Tensor,
+    w13: Tensor,
+    w2: Tensor,
+    experts: Tensor,
+    forward: str = "mxfp8",
+    backward: str = "mxfp8",
 ) -> Tensor:
-    """`experts_swiglu` of tokens that came as MXFP8: codes [N, D] and scales [N, D / 32], which go into the first product as they are. x [N, D]
-    says the dtype and takes the gradient; its values are not read. Along columns, for dw13, the decoded values are quantised again."""
+    """`experts_swiglu` of tokens that came as MXFP8: codes [N, D] and scales [N, D / 32], which go into the first
+    product as they are. x [N, D] says the dtype and takes the gradient; its values are not read. Along columns, for
+    dw13, the decoded values are quantised again."""
     check(x, gates, w13, w2, experts, forward, backward)
     expect("codes", codes, "int", *x.shape)
     expect("scales", scales, "int", len(x), -(-x.shape[1] // 32))
@@ -175,9 +208,17 @@ def received_swiglu(
 
 
 def mixture(
-    x: Tensor, scores: Tensor, k: int, w13: Tensor, w2: Tensor, forward: str = "nvfp4-token", backward: str = "mxfp8", normalise: bool = True
+    x: Tensor,
+    scores: Tensor,
+    k: int,
+    w13: Tensor,
+    w2: Tensor,
+    forward: str = "nvfp4-token",
+    backward: str = "mxfp8",
+    normalise: bool = True,
 ) -> Tensor:
-    """The complete layer: the k experts of each token by its scores [N, E] (`route`), and their sum, weighted by their gates."""
+    """The complete layer: the k experts of each token by its scores [N, E] (`route`), and their sum, weighted by their
+    gates."""
     gates, experts = route(scores, k, normalise=normalise)
     return experts_swiglu(x, gates, w13, w2, experts, forward, backward)
 

@@ -6,23 +6,27 @@ from torch import Tensor
 __all__ = ["excess", "lost", "same_bits"]
 
 KEPT = 4 * 2.0**-13
-"""Hopper's tensor cores keep 14 bits of a sum of FP8 products (DeepSeek-V3, arXiv:2412.19437, §3.5.2), and 128 of them, after which our kernels go on
-in float32, are four instructions. So this share of Σ|a b| may be missing. An H100 lost up to 3.2 · 2⁻¹³ in float32; a bfloat16 hides it."""
+"""Hopper's tensor cores keep 14 bits of a sum of FP8 products (DeepSeek-V3, arXiv:2412.19437, §3.5.2), and 128 of them,
+after which our kernels go on in float32, are four instructions. So this share of Σ|a b| may be missing. An H100 lost up
+to 3.2 · 2⁻¹³ in float32; a bfloat16 hides it."""
 
 
 def lost(form: str, x: Tensor) -> float:
-    """The share of Σ|a b| that a product of this form may lose on x's device, whatever the kernel: `KEPT` for FP8 on Hopper, else 0."""
+    """The share of Σ|a b| that a product of this form may lose on x's device, whatever the kernel: `KEPT` for FP8 on
+    Hopper, else 0."""
     return KEPT if form == "fp8" and x.is_cuda and torch.cuda.get_device_capability(x.device) == (9, 0) else 0.0
 
 
 def excess(ours: Tensor, theirs: Tensor, exact: Tensor, missing: float = 0.0) -> float:
-    """Three-way comparison: the kernel's largest error over the allowed error; up to 1 is correct. Allowed is twice the reference's error
-    plus half an ulp of the largest number, since the reference may happen to be exact, and what the hardware may leave out (`missing`, in the
-    units of the result). `exact` is float64; `ours` and `theirs` have the same dtype; all have the same shape. A NaN in any of them gives infinite
-    excess."""
+    """Three-way comparison: the kernel's largest error over the allowed error; up to 1 is correct. Allowed is twice the
+    reference's error plus half an ulp of the largest number, since the reference may happen to be exact, and what the
+    hardware may leave out (`missing`, in the units of the result). `exact` is float64; `ours` and `theirs` have the
+    same dtype; all have the same shape. A NaN in any of them gives infinite excess."""
     if ours.dtype != theirs.dtype or not ours.shape == theirs.shape == exact.shape or exact.dtype != torch.float64:
         got = ", ".join(f"{t.dtype} {list(t.shape)}" for t in (ours, theirs, exact))
-        raise ValueError(f"ours, theirs and exact must have one shape, the first two one dtype, the last float64; got {got}")
+        raise ValueError(
+            f"ours, theirs and exact must have one shape, the first two one dtype, the last float64; got {got}"
+        )
     if not exact.numel():
         return 0.0
     place = torch.finfo(ours.dtype).eps / 2 * exact.detach().abs().max()

@@ -1,7 +1,7 @@
 """Triton kernels behind `ref.quant.linear`: products whose operands are read in a few bits.
 
-Every operand is [rows, K], contiguous along K, which the product sums over (kernels/operands.py). On Blackwell, `kernels/block_scaled.py` takes
-those of MXFP8 and NVFP4. Elsewhere, `product` computes a tile of A Bᵀ in four forms:
+Every operand is [rows, K], contiguous along K, which the product sums over (kernels/operands.py). On Blackwell,
+`kernels/block_scaled.py` takes those of MXFP8 and NVFP4. Elsewhere, `product` computes a tile of A Bᵀ in four forms:
 
     PLAIN    bfloat16 or float32
     FP8      E4M3 codes and float32 scales per 1 × 128, or per 128 × 128 of a weight. Codes go to the tensor cores unchanged. Hopper's
@@ -29,9 +29,11 @@ __all__ = ["FORMS", "Operand", "linear", "matmul", "operand"]
 
 
 @triton.jit
-def operand_tile(data, scales, row, here, k, inside, stride, step, scale_stride, FORM: tl.constexpr, UPCAST: tl.constexpr):
-    """[rows, BK] of an operand, including the scales that must be applied before the dot. UPCAST: in float32, since the interpreter's
-    bfloat16 products are wrong."""
+def operand_tile(
+    data, scales, row, here, k, inside, stride, step, scale_stride, FORM: tl.constexpr, UPCAST: tl.constexpr
+):
+    """[rows, BK] of an operand, including the scales that must be applied before the dot. UPCAST: in float32, since the
+    interpreter's bfloat16 products are wrong."""
     mask = here[:, None] & inside[None, :]
     if FORM == 3:
         byte = tl.load(data + row[:, None] * stride + (k // 2)[None, :], mask, other=0).to(tl.int32)
@@ -40,7 +42,9 @@ def operand_tile(data, scales, row, here, k, inside, stride, step, scale_stride,
         value = value if UPCAST else value.to(tl.bfloat16)
     elif FORM == 2:
         byte = tl.load(scales + row[:, None] * scale_stride + (k // 32)[None, :], mask, other=127).to(tl.int32)
-        value = decode_e4m3(tl.load(data + row[:, None] * stride + k[None, :], mask, other=0)) * power_of_two(byte - 127)
+        value = decode_e4m3(tl.load(data + row[:, None] * stride + k[None, :], mask, other=0)) * power_of_two(
+            byte - 127
+        )
         value = value if UPCAST else value.to(tl.bfloat16)
     elif FORM == 1:
         code = tl.load(data + row[:, None] * stride + k[None, :] * step, mask, other=0)
@@ -77,7 +81,8 @@ def product(
     BN: tl.constexpr,
     BK: tl.constexpr,
 ):
-    """float32 [BM, BN]: Σ a[m, k] b[n, k] over begin ≤ k < end. FORM FP8: begin is a multiple of 128, and BBLOCK rows of b share a scale."""
+    """float32 [BM, BN]: Σ a[m, k] b[n, k] over begin ≤ k < end. FORM FP8: begin is a multiple of 128, and BBLOCK rows
+    of b share a scale."""
     STEP: tl.constexpr = 128 if FORM == 1 else BK
     y = tl.zeros((BM, BN), tl.float32)
     for start in range(begin, end, STEP):
@@ -90,7 +95,11 @@ def product(
             if BBLOCK % BN == 0:  # one scale of b for the whole tile
                 y += part * (over * tl.load(b_scales + (first_n // BBLOCK) * lb + start // 128))[:, None]
             else:
-                y += part * over[:, None] * tl.load(b_scales + (n // BBLOCK) * lb + start // 128, n_here, other=0.0)[None, :]
+                y += (
+                    part
+                    * over[:, None]
+                    * tl.load(b_scales + (n // BBLOCK) * lb + start // 128, n_here, other=0.0)[None, :]
+                )
         else:
             y = tl.dot(x, z, y, input_precision="ieee")
     return y
@@ -144,12 +153,37 @@ def matmul_kernel(
     m = row.to(tl.int64) * BM + tl.arange(0, BM)
     first_n = column.to(tl.int64) * BN
     n = first_n + tl.arange(0, BN)
-    y = product(a, a_scales, b, b_scales, m, m < M, n, n < N, first_n, 0, K, sa, ka, la, sb, kb, lb, FORM, BBLOCK, UPCAST, BM, BN, BK)
+    y = product(
+        a,
+        a_scales,
+        b,
+        b_scales,
+        m,
+        m < M,
+        n,
+        n < N,
+        first_n,
+        0,
+        K,
+        sa,
+        ka,
+        la,
+        sb,
+        kb,
+        lb,
+        FORM,
+        BBLOCK,
+        UPCAST,
+        BM,
+        BN,
+        BK,
+    )
     store_tile(out, y, a_whole, b_whole, m, m, m < M, n, n < N, N, FORM, UPCAST)
 
 
 def matmul(a: Operand, b: Operand, dtype: torch.dtype) -> Tensor:
-    """A Bᵀ of two operands of one form, [M, K] and [N, K] → [M, N]. `a` has one row per token: only b's rows may share scales."""
+    """A Bᵀ of two operands of one form, [M, K] and [N, K] → [M, N]. `a` has one row per token: only b's rows may share
+    scales."""
     if a.form == "float32" or a.form == "bfloat16" and dtype == torch.bfloat16:
         return (a.data @ b.data.T).to(dtype)  # the library's product
     if a.swizzled:
@@ -159,7 +193,17 @@ def matmul(a: Operand, b: Operand, dtype: torch.dtype) -> Tensor:
     if out.numel():
         grid = lambda tile: (triton.cdiv(M, tile["BM"]) * triton.cdiv(N, tile["BN"]),)
         matmul_kernel[grid](
-            *a.tensors(), *b.tensors(), out, M, N, a.size, *a.strides(), *b.strides(), FORM=FORMS[a.form], BBLOCK=b.block, UPCAST=INTERPRETED
+            *a.tensors(),
+            *b.tensors(),
+            out,
+            M,
+            N,
+            a.size,
+            *a.strides(),
+            *b.strides(),
+            FORM=FORMS[a.form],
+            BBLOCK=b.block,
+            UPCAST=INTERPRETED,
         )
     return out
 
@@ -167,7 +211,8 @@ def matmul(a: Operand, b: Operand, dtype: torch.dtype) -> Tensor:
 class Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, weight, forward, backward):
-        """Where one kernel quantises both orientations, what the backward pass needs along columns is kept: a byte a number, and read once."""
+        """Where one kernel quantises both orientations, what the backward pass needs along columns is kept: a byte a
+        number, and read once."""
         ctx.form, ctx.dtypes = backward, (x.dtype, weight.dtype)
         needs_x, needs_weight = ctx.needs_input_grad[:2]
         once = paired(forward, backward)

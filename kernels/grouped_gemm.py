@@ -1,13 +1,15 @@
-"""Triton kernels behind `ref.quant.grouped_linear`: one launch for all experts, forward and both gradients, in every form of kernels/gemm.py.
+"""Triton kernels behind `ref.quant.grouped_linear`: one launch for all experts, forward and both gradients, in every
+form of kernels/gemm.py.
 
     y  = x wᵀ      a tile of rows belongs to one expert, which a program finds from the running tile counts of the experts
     dx = dy w      the same kernel, with the weight quantised, or read, along its other axis
     dw = dyᵀ x     one program per expert and tile of its weight, over the expert's rows
 
-Only the device knows how many rows an expert has. So the grid covers the worst case, ⌈N / BM⌉ + E tiles, and programs beyond the last
-tile return. For dw the sum is over rows, and no block of scales may span two experts: every expert's rows start at a new multiple of
-128, with zeros before it. On Blackwell (kernels/block_scaled.py) all three products want that. Offsets are int64: 128 experts of 1536 × 2048
-exceed 2^31 bytes. Each expert's tiles follow each other, in the order of kernels/tiles.py.
+Only the device knows how many rows an expert has. So the grid covers the worst case, ⌈N / BM⌉ + E tiles, and programs
+beyond the last tile return. For dw the sum is over rows, and no block of scales may span two experts: every expert's
+rows start at a new multiple of 128, with zeros before it. On Blackwell (kernels/block_scaled.py) all three products
+want that. Offsets are int64: 128 experts of 1536 × 2048 exceed 2^31 bytes. Each expert's tiles follow each other, in
+the order of kernels/tiles.py.
 """
 
 import torch
@@ -37,8 +39,13 @@ TILES = (
 PLAIN = ({"BM": 64, "BN": 64, "BK": 32}, 4, 3), ({"BM": 32, "BN": 32, "BK": 32}, 4, 3)
 
 
-# The number of rows is no key: with experts on several ranks it is another one in every step, and each would be tuned anew.
-@triton.autotune(configs=configs(*TILES, plain=PLAIN), key=["O", "K", "FORM"], prune_configs_by=fitting("grouped_gemm.rows_kernel", "FORM", "BBLOCK"))
+# The number of rows is no key: with experts on several ranks it is another one in every step, and each would be tuned
+# anew.
+@triton.autotune(
+    configs=configs(*TILES, plain=PLAIN),
+    key=["O", "K", "FORM"],
+    prune_configs_by=fitting("grouped_gemm.rows_kernel", "FORM", "BBLOCK"),
+)
 @triton.jit
 def rows_kernel(
     a,
@@ -102,7 +109,11 @@ def rows_kernel(
         store_tile(out, y, a_whole, b_whole + expert * O, r, r, r < last, o, o < O, O, FORM, UPCAST)
 
 
-@triton.autotune(configs=configs(*TILES, plain=PLAIN), key=["O", "D", "FORM"], prune_configs_by=fitting("grouped_gemm.weights_kernel", "FORM"))
+@triton.autotune(
+    configs=configs(*TILES, plain=PLAIN),
+    key=["O", "D", "FORM"],
+    prune_configs_by=fitting("grouped_gemm.weights_kernel", "FORM"),
+)
 @triton.jit
 def weights_kernel(
     a,
@@ -125,7 +136,8 @@ def weights_kernel(
     BN: tl.constexpr,
     BK: tl.constexpr,
 ):
-    """out [E, O, D]: a bᵀ over columns bounds[e] to bounds[e + 1] of a [O, P] and b [D, P]; zeros for an expert without columns."""
+    """out [E, O, D]: a bᵀ over columns bounds[e] to bounds[e + 1] of a [O, P] and b [D, P]; zeros for an expert without
+    columns."""
     down, across = tl.cdiv(O, BM), tl.cdiv(D, BN)
     e = (tl.program_id(0) // (down * across)).to(tl.int64)
     row, column = banded(tl.program_id(0) % (down * across), down, across)
@@ -160,7 +172,8 @@ def weights_kernel(
 
 
 def expert_rows(a: Operand, b: Operand, ends: Tensor, dtype: torch.dtype) -> Tensor:
-    """Rows of a [N, K], sorted by expert, times their experts' b [E, O, K] → [N, O]. Swizzled operands want ends that are multiples of 128."""
+    """Rows of a [N, K], sorted by expert, times their experts' b [E, O, K] → [N, O]. Swizzled operands want ends that
+    are multiples of 128."""
     if a.swizzled:
         return block_scaled.rows_of_experts(a, b, ends, ends, len(a.data), dtype)
     (N, E), O = (len(a.data), len(b.data)), b.data.shape[1]
@@ -189,7 +202,8 @@ def expert_rows(a: Operand, b: Operand, ends: Tensor, dtype: torch.dtype) -> Ten
 
 
 def weights_product(a: Operand, b: Operand, bounds: Tensor, dtype: torch.dtype) -> Tensor:
-    """a bᵀ over each expert's columns, bounds[e] to bounds[e + 1] of a [O, P] and b [D, P] → [E, O, D]; zeros for an expert without columns."""
+    """a bᵀ over each expert's columns, bounds[e] to bounds[e + 1] of a [O, P] and b [D, P] → [E, O, D]; zeros for an
+    expert without columns."""
     if a.swizzled:
         return block_scaled.weights_of_experts(a, b, bounds, dtype)
     O, D, E = len(a.data), len(b.data), len(bounds) - 1
@@ -197,7 +211,9 @@ def weights_product(a: Operand, b: Operand, bounds: Tensor, dtype: torch.dtype) 
     if out.numel():
         grid = lambda tile: (E * triton.cdiv(O, tile["BM"]) * triton.cdiv(D, tile["BN"]),)
         strides = *a.strides(), *b.strides()
-        weights_kernel[grid](*a.tensors()[:2], *b.tensors()[:2], bounds, out, O, D, *strides, FORM=FORMS[a.form], UPCAST=INTERPRETED)
+        weights_kernel[grid](
+            *a.tensors()[:2], *b.tensors()[:2], bounds, out, O, D, *strides, FORM=FORMS[a.form], UPCAST=INTERPRETED
+        )
     return out
 
 
@@ -228,8 +244,8 @@ def closed_up(x: Tensor, b: Operand, ends: Tensor, form: str) -> Tensor:
 
 
 def padded(ends: Tensor, N: int, block: int = 128) -> tuple[Tensor, Tensor]:
-    """The row at each place [P] if every expert starts at a multiple of `block`, −1 on padding; and the experts' bounds [E + 1]. P is
-    large enough for any split of N rows, so the host does not wait for the device."""
+    """The row at each place [P] if every expert starts at a multiple of `block`, −1 on padding; and the experts' bounds
+    [E + 1]. P is large enough for any split of N rows, so the host does not wait for the device."""
     counts = torch.diff(ends, prepend=ends.new_zeros(1))
     blocks = (counts + block - 1) // block
     behind = blocks.cumsum(0)
@@ -255,9 +271,12 @@ class GroupedLinear(torch.autograd.Function):
         return dx, dw, None, None, None
 
 
-def grouped_linear(x: Tensor, weight: Tensor, ends: Tensor, forward: str = "nvfp4-token", backward: str = "mxfp8") -> Tensor:
-    """Same as `ref.quant.grouped_linear`, for the formats in `kernels.gemm.FORMS`. backward may not be NVFP4, whose scale per row does
-    not exist for an expert's columns. That ends rise to the number of rows is checked only on the CPU, to avoid waiting for a GPU."""
+def grouped_linear(
+    x: Tensor, weight: Tensor, ends: Tensor, forward: str = "nvfp4-token", backward: str = "mxfp8"
+) -> Tensor:
+    """Same as `ref.quant.grouped_linear`, for the formats in `kernels.gemm.FORMS`. backward may not be NVFP4, whose
+    scale per row does not exist for an expert's columns. That ends rise to the number of rows is checked only on the
+    CPU, to avoid waiting for a GPU."""
     expect("x", x, "float", "N", "D")
     expect("weight", weight, "float", "E", "O", x.shape[1])
     expect("ends", ends, "int", len(weight))

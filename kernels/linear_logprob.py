@@ -1,9 +1,10 @@
 """Triton kernels behind `ref/network/linear_logprob.py`: per-token log-prob, entropy and KL without the logits.
 
-Forward: a program takes BM tokens and a slice of the vocabulary, goes over it BV tokens at a time and keeps a running maximum, sum and
-weighted sum; slices are combined afterwards. Backward: for one slice of the vocabulary at a time, one kernel recomputes the logits and
-writes their gradient, and two library products turn that into the gradients of hidden and weight. Extra memory: the gradient of one
-slice, a sixteenth of the vocabulary, in the dtype of hidden. For bfloat16 that is 3% of the float32 logits.
+Forward: a program takes BM tokens and a slice of the vocabulary, goes over it BV tokens at a time and keeps a running
+maximum, sum and weighted sum; slices are combined afterwards. Backward: for one slice of the vocabulary at a time, one
+kernel recomputes the logits and writes their gradient, and two library products turn that into the gradients of hidden
+and weight. Extra memory: the gradient of one slice, a sixteenth of the vocabulary, in the dtype of hidden. For bfloat16
+that is 3% of the float32 logits.
 """
 
 from typing import Literal
@@ -23,7 +24,9 @@ SLICES = 3 if INTERPRETED else 16
 
 
 @triton.jit
-def logits_tile(hidden, weight, n, v, N, V, D, UPCAST: tl.constexpr, BM: tl.constexpr, BV: tl.constexpr, BK: tl.constexpr):
+def logits_tile(
+    hidden, weight, n, v, N, V, D, UPCAST: tl.constexpr, BM: tl.constexpr, BV: tl.constexpr, BK: tl.constexpr
+):
     """hidden[n] @ weight[v]ᵀ in float32 [BM, BV]; both are contiguous."""
     z = tl.zeros((BM, BV), tl.float32)
     for start in range(0, D, BK):
@@ -63,7 +66,11 @@ TILES = (
 PLAIN = ({"BM": 64, "BV": 64, "BK": 32}, 4, 3), ({"BM": 32, "BV": 64, "BK": 32}, 4, 3)
 
 
-@triton.autotune(configs=configs(*TILES, plain=PLAIN), key=["N", "V", "D", "C"], prune_configs_by=fitting("linear_logprob.forward_kernel", "KL"))
+@triton.autotune(
+    configs=configs(*TILES, plain=PLAIN),
+    key=["N", "V", "D", "C"],
+    prune_configs_by=fitting("linear_logprob.forward_kernel", "KL"),
+)
 @triton.jit
 def forward_kernel(
     hidden,
@@ -83,7 +90,8 @@ def forward_kernel(
     BV: tl.constexpr,
     BK: tl.constexpr,
 ):
-    """out [slices, 4 or 6, N]: m, l, Σ e (z − m), the target's logit; with KL: m, l, Σ e (z − y), and the other's m, l, Σ e' (y − z)."""
+    """out [slices, 4 or 6, N]: m, l, Σ e (z − m), the target's logit; with KL: m, l, Σ e (z − y), and the other's m, l,
+    Σ e' (y − z)."""
     n = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)
     part = tl.program_id(1).to(tl.int64)
     m, l, s = tl.full((BM,), float("-inf"), tl.float32), tl.zeros((BM,), tl.float32), tl.zeros((BM,), tl.float32)
@@ -101,7 +109,11 @@ def forward_kernel(
             m2, l2, s2 = running(tl.where(here, y, float("-inf")), y - z, m2, l2, s2, False)
         else:
             m, l, s = running(tl.where(here, z, float("-inf")), z, m, l, s, True)
-            m2 = tl.where((target >= start) & (target < tl.minimum(start + BV, end)), tl.sum(tl.where(v[None, :] == target[:, None], z, 0.0), 1), m2)
+            m2 = tl.where(
+                (target >= start) & (target < tl.minimum(start + BV, end)),
+                tl.sum(tl.where(v[None, :] == target[:, None], z, 0.0), 1),
+                m2,
+            )
     rows: tl.constexpr = 6 if KL else 4
     to = out + part * rows * N + n
     tl.store(to, m, n < N)
@@ -113,7 +125,11 @@ def forward_kernel(
         tl.store(to + 5 * N, s2, n < N)
 
 
-@triton.autotune(configs=configs(*TILES, plain=PLAIN), key=["N", "V", "D", "C"], prune_configs_by=fitting("linear_logprob.backward_kernel", "MODE"))
+@triton.autotune(
+    configs=configs(*TILES, plain=PLAIN),
+    key=["N", "V", "D", "C"],
+    prune_configs_by=fitting("linear_logprob.backward_kernel", "MODE"),
+)
 @triton.jit
 def backward_kernel(
     hidden,
@@ -141,8 +157,9 @@ def backward_kernel(
     BV: tl.constexpr,
     BK: tl.constexpr,
 ):
-    """Gradient with respect to the logits of `width` tokens from `first` on, [N, width]. MODE 0: of g · log p + g2 · entropy (value:
-    entropy); 1: of g · KL(q‖p); 2: of g · KL(p‖q) (value: KL). log Σ e^z comes in two parts, the largest logit and the rest."""
+    """Gradient with respect to the logits of `width` tokens from `first` on, [N, width]. MODE 0: of g · log p + g2 ·
+    entropy (value: entropy); 1: of g · KL(q‖p); 2: of g · KL(p‖q) (value: KL). log Σ e^z comes in two parts, the
+    largest logit and the rest."""
     n = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)
     column = tl.program_id(1).to(tl.int64) * BV + tl.arange(0, BV)
     v = first + column
@@ -155,17 +172,25 @@ def backward_kernel(
         left = tl.where(logp > -0.06, small, 1 - p)
         target = tl.load(targets + n, n < N, other=-1)[:, None]
         entropy = tl.load(value + n, n < N, other=0.0)[:, None]
-        d = up * tl.where(v[None, :] == target, left, -p) - tl.load(g2 + n, n < N, other=0.0)[:, None] * p * (logp + entropy)
+        d = up * tl.where(v[None, :] == target, left, -p) - tl.load(g2 + n, n < N, other=0.0)[:, None] * p * (
+            logp + entropy
+        )
     else:
         y = logits_tile(other_hidden, other_weight, n, v, N, V, C, UPCAST, BM, BV, BK)
-        logq = y - tl.load(other_top + n, n < N, other=0.0)[:, None] - tl.load(other_rest + n, n < N, other=0.0)[:, None]
+        logq = (
+            y - tl.load(other_top + n, n < N, other=0.0)[:, None] - tl.load(other_rest + n, n < N, other=0.0)[:, None]
+        )
         if MODE == 1:
             d = up * (p - tl.exp(logq))
         else:
             d = up * p * (logp - logq - tl.load(value + n, n < N, other=0.0)[:, None])
     if UPCAST and out.dtype.element_ty == tl.bfloat16:  # the interpreter's cast does not round to nearest even
         d = round_bfloat16(d)
-    tl.store(out + n[:, None] * width + column[None, :], d.to(out.dtype.element_ty), (n[:, None] < N) & (column[None, :] < width))
+    tl.store(
+        out + n[:, None] * width + column[None, :],
+        d.to(out.dtype.element_ty),
+        (n[:, None] < N) & (column[None, :] < width),
+    )
 
 
 def stats(hidden: Tensor, weight: Tensor, targets: Tensor, other: tuple[Tensor, Tensor] | None) -> Tensor:
@@ -178,7 +203,9 @@ def stats(hidden: Tensor, weight: Tensor, targets: Tensor, other: tuple[Tensor, 
     x, w = other or (hidden, weight)
     grid = lambda tile: (triton.cdiv(N, tile["BM"]), slices)
     if N:
-        forward_kernel[grid](hidden, weight, targets, x, w, out, N, V, D, x.shape[1], width, KL=other is not None, UPCAST=INTERPRETED)
+        forward_kernel[grid](
+            hidden, weight, targets, x, w, out, N, V, D, x.shape[1], width, KL=other is not None, UPCAST=INTERPRETED
+        )
     return out
 
 
@@ -189,7 +216,9 @@ def together(m: Tensor, l: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
     return lse, (top, (lse - top).float())
 
 
-def gradients(needed, hidden, weight, targets, other, parts, value, other_parts, g, g2, mode) -> tuple[Tensor | None, Tensor | None]:
+def gradients(
+    needed, hidden, weight, targets, other, parts, value, other_parts, g, g2, mode
+) -> tuple[Tensor | None, Tensor | None]:
     """Gradients of hidden and weight, slice by slice of the vocabulary."""
     (N, D), V = hidden.shape, len(weight)
     width = -(-V // SLICES)
@@ -202,7 +231,25 @@ def gradients(needed, hidden, weight, targets, other, parts, value, other_parts,
         d = torch.empty(N, wide, dtype=hidden.dtype, device=hidden.device)
         grid = lambda tile: (triton.cdiv(N, tile["BM"]), triton.cdiv(wide, tile["BV"]))  # noqa: B023
         backward_kernel[grid](
-            hidden, weight, targets, x, w, *parts, value, *other_parts, g, g2, d, N, V, D, x.shape[1], first, wide, MODE=mode, UPCAST=INTERPRETED
+            hidden,
+            weight,
+            targets,
+            x,
+            w,
+            *parts,
+            value,
+            *other_parts,
+            g,
+            g2,
+            d,
+            N,
+            V,
+            D,
+            x.shape[1],
+            first,
+            wide,
+            MODE=mode,
+            UPCAST=INTERPRETED,
         )
         if needed[0]:
             # Slices are summed in float32: rounding each of them would lose more than rounding the sum.
@@ -246,7 +293,9 @@ class LinearKL(torch.autograd.Function):
     @staticmethod
     def backward(ctx, g):
         hidden, weight, x, w, top, rest, kl, *other_parts = ctx.saved_tensors
-        found = gradients(ctx.needs_input_grad, hidden, weight, hidden, (x, w), (top, rest), kl, other_parts, g, g, ctx.mode)
+        found = gradients(
+            ctx.needs_input_grad, hidden, weight, hidden, (x, w), (top, rest), kl, other_parts, g, g, ctx.mode
+        )
         return *found, None, None, None
 
 
@@ -254,20 +303,31 @@ def linear_logprob(hidden: Tensor, weight: Tensor, targets: Tensor) -> tuple[Ten
     """Same as `ref.network.linear_logprob.linear_logprob`, for float32 and bfloat16."""
     hidden, weight = _ready(hidden, weight)
     if targets.shape != hidden.shape[:1] or targets.is_floating_point():
-        raise ValueError(f"targets must be an int tensor of shape [{len(hidden)}]; got {targets.dtype} of shape {list(targets.shape)}")
+        raise ValueError(
+            f"targets must be an int tensor of shape [{len(hidden)}]; got {targets.dtype} of shape "
+            f"{list(targets.shape)}"
+        )
     if not targets.is_cuda and targets.numel() and not 0 <= int(targets.min()) <= int(targets.max()) < len(weight):
-        raise ValueError(f"targets must be tokens 0 to {len(weight) - 1}; got {int(targets.min())} to {int(targets.max())}")
+        raise ValueError(
+            f"targets must be tokens 0 to {len(weight) - 1}; got {int(targets.min())} to {int(targets.max())}"
+        )
     return LinearLogprob.apply(hidden, weight, targets.long().contiguous())
 
 
 def linear_kl(
-    hidden: Tensor, weight: Tensor, other_hidden: Tensor, other_weight: Tensor, other: Literal["teacher", "reference"] = "teacher"
+    hidden: Tensor,
+    weight: Tensor,
+    other_hidden: Tensor,
+    other_weight: Tensor,
+    other: Literal["teacher", "reference"] = "teacher",
 ) -> Tensor:
     """Same as `ref.network.linear_logprob.linear_kl`, for float32 and bfloat16."""
     hidden, weight = _ready(hidden, weight)
     x, w = _ready(other_hidden.detach(), other_weight.detach())
     if len(x) != len(hidden) or len(w) != len(weight):
-        raise ValueError(f"other_hidden and other_weight must have {len(hidden)} and {len(weight)} rows; got {len(x)} and {len(w)}")
+        raise ValueError(
+            f"other_hidden and other_weight must have {len(hidden)} and {len(weight)} rows; got {len(x)} and {len(w)}"
+        )
     if other not in ("teacher", "reference"):
         raise ValueError(f"other must be teacher or reference, got {other!r}")
     return LinearKL.apply(hidden, weight, x, w, 1 if other == "teacher" else 2)
@@ -275,7 +335,9 @@ def linear_kl(
 
 def _ready(hidden: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     if hidden.ndim != 2 or weight.ndim != 2 or hidden.shape[1] != weight.shape[1] or not weight.numel():
-        raise ValueError(f"hidden and weight must be [N, D] and [V, D]; got {list(hidden.shape)} and {list(weight.shape)}")
+        raise ValueError(
+            f"hidden and weight must be [N, D] and [V, D]; got {list(hidden.shape)} and {list(weight.shape)}"
+        )
     if hidden.dtype != weight.dtype or hidden.dtype not in (torch.float32, torch.bfloat16):
         raise ValueError(f"hidden and weight must both be float32 or bfloat16; got {hidden.dtype} and {weight.dtype}")
     return hidden.contiguous(), weight.contiguous()

@@ -1,8 +1,8 @@
 """Triton kernel behind `ref.muon.newton_schulz`: products with a symmetric result, of which only half is computed.
 
-A step of the iteration has three products. Two of them, X Xᵀ and (X Xᵀ)², are symmetric: a tile below the diagonal is the transpose of
-one above it. One kernel serves both, α·A Aᵀ + β·C with C symmetric: programs below the diagonal return, and the others write their tile
-twice. The library computes the third product.
+A step of the iteration has three products. Two of them, X Xᵀ and (X Xᵀ)², are symmetric: a tile below the diagonal is
+the transpose of one above it. One kernel serves both, α·A Aᵀ + β·C with C symmetric: programs below the diagonal
+return, and the others write their tile twice. The library computes the third product.
 """
 
 import torch
@@ -27,9 +27,28 @@ TILES = (
 PLAIN = ({"BM": 64, "BK": 32}, 4, 3), ({"BM": 32, "BK": 32}, 4, 3)
 
 
-@triton.autotune(configs=configs(*TILES, plain=PLAIN), key=["M", "K", "ADD"], prune_configs_by=fitting("muon.symmetric_kernel", "ADD"))
+@triton.autotune(
+    configs=configs(*TILES, plain=PLAIN),
+    key=["M", "K", "ADD"],
+    prune_configs_by=fitting("muon.symmetric_kernel", "ADD"),
+)
 @triton.jit
-def symmetric_kernel(a, c, out, M, K, sb, sm, sk, alpha, beta, ADD: tl.constexpr, UPCAST: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr):
+def symmetric_kernel(
+    a,
+    c,
+    out,
+    M,
+    K,
+    sb,
+    sm,
+    sk,
+    alpha,
+    beta,
+    ADD: tl.constexpr,
+    UPCAST: tl.constexpr,
+    BM: tl.constexpr,
+    BK: tl.constexpr,
+):
     """out [B, M, M] = alpha · A Aᵀ (+ beta · C), A's element (b, m, k) at b·sb + m·sm + k·sk; C and out contiguous."""
     i, j, batch = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     if i <= j:
@@ -37,8 +56,12 @@ def symmetric_kernel(a, c, out, M, K, sb, sm, sk, alpha, beta, ADD: tl.constexpr
         y = tl.zeros((BM, BM), tl.float32)
         for begin in range(0, K, BK):
             k = begin + tl.arange(0, BK)
-            x = tl.load(a + batch * sb + m[:, None] * sm + k[None, :] * sk, (m < M)[:, None] & (k < K)[None, :], other=0.0)
-            z = tl.load(a + batch * sb + n[None, :] * sm + k[:, None] * sk, (n < M)[None, :] & (k < K)[:, None], other=0.0)
+            x = tl.load(
+                a + batch * sb + m[:, None] * sm + k[None, :] * sk, (m < M)[:, None] & (k < K)[None, :], other=0.0
+            )
+            z = tl.load(
+                a + batch * sb + n[None, :] * sm + k[:, None] * sk, (n < M)[None, :] & (k < K)[:, None], other=0.0
+            )
             if UPCAST:  # the interpreter's bfloat16 products are wrong
                 x, z = x.to(tl.float32), z.to(tl.float32)
             y = tl.dot(x, z, y, input_precision="ieee")
@@ -53,7 +76,9 @@ def symmetric_kernel(a, c, out, M, K, sb, sm, sk, alpha, beta, ADD: tl.constexpr
         y = y.to(out.dtype.element_ty)
         tl.store(out + batch * M * M + m[:, None] * M + n[None, :], y, inside)
         if i < j:
-            tl.store(out + batch * M * M + n[:, None] * M + m[None, :], tl.trans(y), (n < M)[:, None] & (m < M)[None, :])
+            tl.store(
+                out + batch * M * M + n[:, None] * M + m[None, :], tl.trans(y), (n < M)[:, None] & (m < M)[None, :]
+            )
 
 
 def symmetric_product(a: Tensor, c: Tensor | None = None, alpha: float = 1.0, beta: float = 0.0) -> Tensor:

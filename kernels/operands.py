@@ -3,8 +3,8 @@
     operand     one side, quantised along one axis
     both        both sides that a matrix, or what is computed from one, is in a step: rows for one product, columns for another
 
-Which layout the scales have, the device decides (`launch.path`): tiles for Blackwell's tensor cores (kernels/swizzle.py), row-major elsewhere.
-The product then follows from the operand: `Operand.swizzled`.
+Which layout the scales have, the device decides (`launch.path`): tiles for Blackwell's tensor cores
+(kernels/swizzle.py), row-major elsewhere. The product then follows from the operand: `Operand.swizzled`.
 """
 
 from dataclasses import dataclass
@@ -35,7 +35,8 @@ class Operand:
     size: int
     """K."""
     scales: Tensor | None = None
-    """Scales along K: [*, R / block, K / 128], [*, R, K / 32] or [*, R, K / 16]; or tiles [*, R / 128, K / 4 blocks, 32, 4, 4]."""
+    """Scales along K: [*, R / block, K / 128], [*, R, K / 32] or [*, R, K / 16]; or tiles [*, R / 128, K / 4 blocks,
+    32, 4, 4]."""
     whole: Tensor | None = None
     """NVFP4: one scale per row [*, R]."""
     block: int = 1
@@ -58,7 +59,8 @@ class Operand:
 
 
 def operand(x: Tensor, form: str, axis: int = -1, weight: bool = False) -> Operand:
-    """x [*, R, K] (axis −1) or [*, K, R] (axis −2), quantised along K. A weight has one FP8 scale per 128 × 128 block."""
+    """x [*, R, K] (axis −1) or [*, K, R] (axis −2), quantised along K. A weight has one FP8 scale per 128 × 128
+    block."""
     rows = x if axis == -1 else x.mT
     size = rows.shape[-1]
     if FORMS[form] == 0:
@@ -87,14 +89,22 @@ def paired(rows: str | None, columns: str | None) -> bool:
 
 
 def both(
-    x: Tensor, rows: str | None, columns: str | None, weight: bool = False, source: str = "matrix", limit: Tensor | None = None, **gathered
+    x: Tensor,
+    rows: str | None,
+    columns: str | None,
+    weight: bool = False,
+    source: str = "matrix",
+    limit: Tensor | None = None,
+    **gathered,
 ) -> tuple[Operand | None, Operand | None]:
-    """x [*, M, N] as rows of a product that sums over N, in the format `rows`, and as rows of one that sums over M, in the format `columns`; None
-    for a side without a format. One launch for MXFP8 and NVFP4 rows with MXFP8 columns, whatever the source (kernels/orientations.py); other
-    formats, of matrices alone, side by side."""
+    """x [*, M, N] as rows of a product that sums over N, in the format `rows`, and as rows of one that sums over M, in
+    the format `columns`; None for a side without a format. One launch for MXFP8 and NVFP4 rows with MXFP8 columns,
+    whatever the source (kernels/orientations.py); other formats, of matrices alone, side by side."""
     if not paired(rows, columns):
         assert source == "matrix"
-        return None if rows is None else operand(x, rows, -1, weight), None if columns is None else operand(x, columns, -2, weight)
+        return None if rows is None else operand(x, rows, -1, weight), None if columns is None else operand(
+            x, columns, -2, weight
+        )
     launch.need(x)
     swizzled = launch.path(x) == "native"
     flat = x if x.ndim <= 3 else x.flatten(0, -3)
@@ -125,5 +135,7 @@ def restored(tensors: tuple[Tensor | None, ...], rest: list[tuple | None]) -> li
     found: list[Operand | None] = []
     for place, one in enumerate(rest):
         data, scales, whole = tensors[3 * place : 3 * place + 3]
-        found.append(None if one is None or data is None else Operand(one[0], data, one[1], scales, whole, one[2], one[3]))
+        found.append(
+            None if one is None or data is None else Operand(one[0], data, one[1], scales, whole, one[2], one[3])
+        )
     return found

@@ -1,7 +1,8 @@
 """Triton kernels that quantise an operand in both orientations while they read it once, or while they compute it.
 
-A step of training sums over both axes of every operand: over the rows' axis in one product, over the columns' in another. Each product wants
-codes that are contiguous along its sum, and a scale per block of it. Here one program reads a piece and writes both. What it reads may be
+A step of training sums over both axes of every operand: over the rows' axis in one product, over the columns' in
+another. Each product wants codes that are contiguous along its sum, and a scale per block of it. Here one program reads
+a piece and writes both. What it reads may be
 
     MATRIX       x [B, M, N]: weights
     GATHERED     row r is x[index[r] // K], and zeros where index[r] is −1: tokens, sorted by their experts
@@ -10,8 +11,8 @@ codes that are contiguous along its sum, and a scale per block of it. Here one p
     CODES        GATHERED, of MXFP8 codes and scales instead of numbers: tokens that were quantised before they were sent. Rows are copied
                  byte by byte; along columns the decoded values are quantised again, since there they share other scales
 
-Rows are MXFP8 or NVFP4 with a scale per token, columns are MXFP8. With SWIZZLE, scales are written in the layout of `kernels/swizzle.py`.
-The bits are those of `ref/quant.py`; the arithmetic is that of `kernels/quant.py`.
+Rows are MXFP8 or NVFP4 with a scale per token, columns are MXFP8. With SWIZZLE, scales are written in the layout of
+`kernels/swizzle.py`. The bits are those of `ref/quant.py`; the arithmetic is that of `kernels/quant.py`.
 """
 
 import torch
@@ -60,7 +61,19 @@ def piece(x, index, gates, m, n, M, N, K, sm, sn, SOURCE: tl.constexpr):
 
 
 @triton.jit
-def store_mx_rows(v, codes, scales, first_m, first_n, M, N, NATIVE: tl.constexpr, SWIZZLE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
+def store_mx_rows(
+    v,
+    codes,
+    scales,
+    first_m,
+    first_n,
+    M,
+    N,
+    NATIVE: tl.constexpr,
+    SWIZZLE: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+):
     """MXFP8 along the rows of v [BM, BN]."""
     m, n, b = first_m + tl.arange(0, BM), first_n + tl.arange(0, BN), first_n // 32 + tl.arange(0, BN // 32)
     byte = e8m0_byte(tl.max(tl.reshape(size_bits(v), (BM, BN // 32, 32)), 2), 0)
@@ -74,13 +87,31 @@ def store_mx_rows(v, codes, scales, first_m, first_n, M, N, NATIVE: tl.constexpr
 
 
 @triton.jit
-def copy_mx_rows(x, given, index, codes, scales, first_m, first_n, M, N, K, sm, sn, SWIZZLE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
+def copy_mx_rows(
+    x,
+    given,
+    index,
+    codes,
+    scales,
+    first_m,
+    first_n,
+    M,
+    N,
+    K,
+    sm,
+    sn,
+    SWIZZLE: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+):
     """Codes and scales of CODES, in their rows' places."""
     m, n, b = first_m + tl.arange(0, BM), first_n + tl.arange(0, BN), first_n // 32 + tl.arange(0, BN // 32)
     place = tl.load(index + m, m < M, other=-1)
     real, token = (place >= 0)[:, None], tl.where(place >= 0, place // K, 0)[:, None]
     inside = (m < M)[:, None] & (n < N)[None, :]
-    tl.store(codes + m[:, None] * N + n[None, :], tl.load(x + token * sm + n[None, :] * sn, inside & real, other=0), inside)
+    tl.store(
+        codes + m[:, None] * N + n[None, :], tl.load(x + token * sm + n[None, :] * sn, inside & real, other=0), inside
+    )
     blocks = (N + 31) // 32
     wide = (blocks + 3) // 4 * 4 if SWIZZLE else blocks
     at = scale_at(m[:, None], b[None, :], wide // 4) if SWIZZLE else m[:, None] * blocks + b[None, :]
@@ -89,7 +120,19 @@ def copy_mx_rows(x, given, index, codes, scales, first_m, first_n, M, N, K, sm, 
 
 
 @triton.jit
-def store_mx_columns(v, codes, scales, first_m, first_n, M, N, NATIVE: tl.constexpr, SWIZZLE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
+def store_mx_columns(
+    v,
+    codes,
+    scales,
+    first_m,
+    first_n,
+    M,
+    N,
+    NATIVE: tl.constexpr,
+    SWIZZLE: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+):
     """MXFP8 along the columns of v [BM, BN]: codes [N, M], scales of N rows."""
     m, n, b = first_m + tl.arange(0, BM), first_n + tl.arange(0, BN), first_m // 32 + tl.arange(0, BM // 32)
     byte = e8m0_byte(tl.max(tl.reshape(size_bits(v), (BM // 32, 32, BN)), 1), 0)
@@ -102,7 +145,9 @@ def store_mx_columns(v, codes, scales, first_m, first_n, M, N, NATIVE: tl.conste
 
 
 @triton.jit
-def store_nvfp4_rows(v, s, packed, scales, first_m, first_n, M, N, SWIZZLE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
+def store_nvfp4_rows(
+    v, s, packed, scales, first_m, first_n, M, N, SWIZZLE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr
+):
     """NVFP4 of v [BM, BN], whose rows have float32 scales s [BM]."""
     m, b, h = first_m + tl.arange(0, BM), first_n // 16 + tl.arange(0, BN // 16), first_n // 2 + tl.arange(0, BN // 2)
     groups = tl.reshape(v, (BM, BN // 16, 16))
@@ -115,9 +160,13 @@ def store_nvfp4_rows(v, s, packed, scales, first_m, first_n, M, N, SWIZZLE: tl.c
     code = tl.where((b < blocks)[None, :], code, 0).to(tl.uint8)
     tl.store(scales + at, code, (m < M)[:, None] & (b < wide_blocks)[None, :])
     wide = tl.broadcast_to(tl.expand_dims(step, 2), (BM, BN // 16, 16))
-    low, high = tl.split(tl.reshape(encode_e2m1(tl.where(wide > 0, tl.div_rn(groups, wide), 0.0)), (BM, BN // 16, 8, 2)))
+    low, high = tl.split(
+        tl.reshape(encode_e2m1(tl.where(wide > 0, tl.div_rn(groups, wide), 0.0)), (BM, BN // 16, 8, 2))
+    )
     tl.store(
-        packed + m[:, None] * half + h[None, :], tl.reshape(low | (high << 4), (BM, BN // 2)).to(tl.uint8), (m < M)[:, None] & (h < half)[None, :]
+        packed + m[:, None] * half + h[None, :],
+        tl.reshape(low | (high << 4), (BM, BN // 2)).to(tl.uint8),
+        (m < M)[:, None] & (h < half)[None, :],
     )
 
 
@@ -126,7 +175,9 @@ def token_scale(x, index, gates, m, M, N, K, sm, sn, SOURCE: tl.constexpr, BM: t
     """NVFP4's float32 scale of each row, which needs the complete row."""
     most = tl.zeros((BM, BN), tl.int32)
     for start in range(0, N, BN):
-        most = tl.maximum(most, size_bits(piece(x, index, gates, m, start + tl.arange(0, BN).to(tl.int64), M, N, K, sm, sn, SOURCE)))
+        most = tl.maximum(
+            most, size_bits(piece(x, index, gates, m, start + tl.arange(0, BN).to(tl.int64), M, N, K, sm, sn, SOURCE))
+        )
     top = tl.max(most, 1)
     s = tl.div_rn(top.to(tl.float32, bitcast=True), 2688.0)
     return tl.where(top >= 0x7F800000, 0x7FC00000, s.to(tl.int32, bitcast=True)).to(tl.float32, bitcast=True)
@@ -134,7 +185,11 @@ def token_scale(x, index, gates, m, M, N, K, sm, sn, SOURCE: tl.constexpr, BM: t
 
 @triton.autotune(
     configs=configs(
-        {"BM": 128, "BN": 128}, *(({"BM": m, "BN": n}, w, 1) for m, n, w in ((32, 128, 4), (32, 128, 8), (64, 128, 4), (128, 128, 8), (32, 256, 4)))
+        {"BM": 128, "BN": 128},
+        *(
+            ({"BM": m, "BN": n}, w, 1)
+            for m, n, w in ((32, 128, 4), (32, 128, 8), (64, 128, 4), (128, 128, 8), (32, 256, 4))
+        ),
     ),
     key=["N", "SOURCE", "ROWS", "COLUMNS"],
     prune_configs_by=fitting("orientations.both_kernel", "SOURCE", "ROWS", "COLUMNS", "SWIZZLE"),
@@ -167,8 +222,9 @@ def both_kernel(
     BM: tl.constexpr,
     BN: tl.constexpr,
 ):
-    """ROWS: 0 nothing, 2 MXFP8, 3 NVFP4; COLUMNS: 0 or 2. Rows from `limit` on belong to no expert, and stay unwritten. A program takes one
-    piece of BM × BN, or complete rows if they are NVFP4. Matrix b has its scales from b · row_stride and b · column_stride."""
+    """ROWS: 0 nothing, 2 MXFP8, 3 NVFP4; COLUMNS: 0 or 2. Rows from `limit` on belong to no expert, and stay unwritten.
+    A program takes one piece of BM × BN, or complete rows if they are NVFP4. Matrix b has its scales from b ·
+    row_stride and b · column_stride."""
     first_m = tl.program_id(0).to(tl.int64) * BM
     batch = tl.program_id(2).to(tl.int64)
     used = first_m + 1
@@ -223,9 +279,10 @@ def quantise_both(
     gates: Tensor | None = None,
     limit: Tensor | None = None,
 ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-    """Codes [B, M, N], scales (and NVFP4's scales per row [B, M]) along rows, if `rows` names a format, and codes [B, N, M] and scales along
-    columns, if `columns` does: the arrays that a product reads, B = 1 unless x is [B, M, N]. `gates` [N, K] of WEIGHTED, or the scales of CODES.
-    `limit` [1]: how many rows are used; the others stay unwritten."""
+    """Codes [B, M, N], scales (and NVFP4's scales per row [B, M]) along rows, if `rows` names a format, and codes [B,
+    N, M] and scales along columns, if `columns` does: the arrays that a product reads, B = 1 unless x is [B, M, N].
+    `gates` [N, K] of WEIGHTED, or the scales of CODES. `limit` [1]: how many rows are used; the others stay
+    unwritten."""
     kind = SOURCES[source]
     strides = (0, *x.stride()) if x.ndim == 2 else x.stride()
     B, M, N = (1, *x.shape) if x.ndim == 2 else x.shape
@@ -270,7 +327,9 @@ def quantise_both(
 
 
 @triton.autotune(
-    configs=configs({"BM": 128, "BN": 128}, *(({"BM": m, "BN": n}, w, 1) for m, n, w in ((32, 128, 4), (64, 128, 4), (128, 128, 8)))),
+    configs=configs(
+        {"BM": 128, "BN": 128}, *(({"BM": m, "BN": n}, w, 1) for m, n, w in ((32, 128, 4), (64, 128, 4), (128, 128, 8)))
+    ),
     key=["I"],
     prune_configs_by=fitting("orientations.swiglu_gradient_kernel", "SWIZZLE"),
 )
@@ -292,8 +351,9 @@ def swiglu_gradient_kernel(
     BM: tl.constexpr,
     BN: tl.constexpr,
 ):
-    """The gradient dh [M, 2I] of silu(gate) · up, h [M, 2I], from d [M, I], as MXFP8 along rows and columns; and the activation along columns.
-    A piece of gate's columns and the piece of up's that reads the same numbers are neighbours in the launch, so the cache reads them once."""
+    """The gradient dh [M, 2I] of silu(gate) · up, h [M, 2I], from d [M, I], as MXFP8 along rows and columns; and the
+    activation along columns. A piece of gate's columns and the piece of up's that reads the same numbers are neighbours
+    in the launch, so the cache reads them once."""
     first_m = tl.program_id(1).to(tl.int64) * BM
     if first_m < tl.load(limit):
         pieces = tl.num_programs(0)
@@ -310,18 +370,33 @@ def swiglu_gradient_kernel(
         store_mx_rows(dh, row_codes, row_scales, first_m, first_n, M, 2 * I, NATIVE, SWIZZLE, BM, BN)
         store_mx_columns(dh, column_codes, column_scales, first_m, first_n, M, 2 * I, NATIVE, SWIZZLE, BM, BN)
         if first_n < I:
-            store_mx_columns(gate / (1.0 + tl.exp(-gate)) * up, activation_codes, activation_scales, first_m, first_n, M, I, NATIVE, SWIZZLE, BM, BN)
+            store_mx_columns(
+                gate / (1.0 + tl.exp(-gate)) * up,
+                activation_codes,
+                activation_scales,
+                first_m,
+                first_n,
+                M,
+                I,
+                NATIVE,
+                SWIZZLE,
+                BM,
+                BN,
+            )
 
 
 def quantise_swiglu_gradient(
     h: Tensor, d: Tensor, limit: Tensor, swizzled: bool
 ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...], tuple[Tensor, ...]]:
-    """MXFP8 codes and scales of dh along rows and along columns, and of the activation along columns; h [M, 2I], d [M, I]."""
+    """MXFP8 codes and scales of dh along rows and along columns, and of the activation along columns; h [M, 2I], d [M,
+    I]."""
     M, I = d.shape
     by_rows = code_room(True, 1, M, 2 * I, like=h), scale_room(1, M, 2 * I, 32, swizzled, h)
     by_columns = code_room(True, 1, 2 * I, M, like=h), scale_room(1, 2 * I, M, 32, swizzled, h)
     activation = code_room(True, 1, I, M, like=h), scale_room(1, I, M, 32, swizzled, h)
     if M * I:
         grid = lambda tile: (triton.cdiv(2 * I, tile["BN"]), triton.cdiv(M, tile["BM"]))
-        swiglu_gradient_kernel[grid](h, d, limit, *by_rows, *by_columns, *activation, M, I, SWIZZLE=swizzled, NATIVE=not INTERPRETED, **EXACT)
+        swiglu_gradient_kernel[grid](
+            h, d, limit, *by_rows, *by_columns, *activation, M, I, SWIZZLE=swizzled, NATIVE=not INTERPRETED, **EXACT
+        )
     return by_rows, by_columns, activation

@@ -4,14 +4,15 @@
     Memory                 global memory: arrays at addresses
     run(program, …)        all threads of all blocks, instruction by instruction, as arrays over threads
 
-Triton's interpreter runs a kernel's Python. This runs what the compiler made of it: layouts, shuffles, shared memory, packed conversions and
-the divisions that it chose. Threads that take different branches run in turn, those that are furthest behind first, and so meet again. Errors
-are loud: an instruction that is not modelled, memory that nobody placed or aligned, shared memory that nobody wrote, a barrier that not every
-thread reaches, and shared memory that two warps use without a barrier between.
+Triton's interpreter runs a kernel's Python. This runs what the compiler made of it: layouts, shuffles, shared memory,
+packed conversions and the divisions that it chose. Threads that take different branches run in turn, those that are
+furthest behind first, and so meet again. Errors are loud: an instruction that is not modelled, memory that nobody
+placed or aligned, shared memory that nobody wrote, a barrier that not every thread reaches, and shared memory that two
+warps use without a barrier between.
 
-What this does not model: the memory model (other orders of threads, lanes of a warp that drift apart, blocks that meet in global memory), tensor
-cores, asynchronous copies, approximate instructions, and ptxas, which makes the GPU's own instructions from PTX.
-"""
+What this does not model: the memory model (other orders of threads, lanes of a warp that drift apart, blocks that meet
+in global memory), tensor cores, asynchronous copies, approximate instructions, and ptxas, which makes the GPU's own
+instructions from PTX."""
 
 from collections.abc import Mapping, Sequence
 
@@ -26,17 +27,28 @@ from .ptx_steps import Step, Threads, step_of
 __all__ = ["Fault", "Memory", "UnknownInstruction", "parse", "ptx", "run"]
 
 
-def ptx(kernel, signature: Mapping[str, str], constants: Mapping[str, object], capability: int, multiples: Sequence[str] = (), **options) -> str:
-    """The PTX of a @triton.jit kernel. signature: each parameter's type (*bf16, i32) or "constexpr"; constants: the values of constexprs and of
-    parameters that a launch specialises; multiples: parameters that are multiples of 16, as Triton's launches find out; options: num_warps,
-    enable_fp_fusion and others of Triton's. capability: 90 for Hopper, 100 for Blackwell. No GPU is needed. Raises RuntimeError under
-    Triton's interpreter, where kernels cannot be compiled."""
+def ptx(
+    kernel,
+    signature: Mapping[str, str],
+    constants: Mapping[str, object],
+    capability: int,
+    multiples: Sequence[str] = (),
+    **options,
+) -> str:
+    """The PTX of a @triton.jit kernel. signature: each parameter's type (*bf16, i32) or "constexpr"; constants: the
+    values of constexprs and of parameters that a launch specialises; multiples: parameters that are multiples of 16, as
+    Triton's launches find out; options: num_warps, enable_fp_fusion and others of Triton's. capability: 90 for Hopper,
+    100 for Blackwell. No GPU is needed. Raises RuntimeError under Triton's interpreter, where kernels cannot be
+    compiled."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
     if INTERPRETED:
-        raise RuntimeError("kernels cannot be compiled with TRITON_INTERPRET=1 in the environment; compile them in a process without it")
+        raise RuntimeError(
+            "kernels cannot be compiled with TRITON_INTERPRET=1 in the environment; compile them in a "
+            "process without it"
+        )
     function = kernel if isinstance(kernel, triton.runtime.JITFunction) else kernel.fn  # an autotuned kernel wraps one
     types = {name: "constexpr" if name in constants else kind for name, kind in signature.items()}
     attributes = {(list(types).index(name),): [["tt.divisibility", 16]] for name in multiples}
@@ -54,15 +66,19 @@ def run(
     garbage: int = 0,
     approximate: int | None = None,
 ) -> None:
-    """Run a kernel on `grid` blocks. arguments: addresses and integers in the order of the parameters, floats as their bits; those that Triton
-    adds behind them are 0. shared: bytes of shared memory per block. threads: how many run at once, in whole blocks; the result does not
-    depend on it. garbage: what registers hold that nobody wrote; compilers read them where the number does not matter, so a result may not
-    depend on it. approximate: bits that approximate instructions give, to show what does not depend on them. Raises UnknownInstruction before
-    anything runs, and Fault for what a GPU does not allow; memory is then half written."""
+    """Run a kernel on `grid` blocks. arguments: addresses and integers in the order of the parameters, floats as their
+    bits; those that Triton adds behind them are 0. shared: bytes of shared memory per block. threads: how many run at
+    once, in whole blocks; the result does not depend on it. garbage: what registers hold that nobody wrote; compilers
+    read them where the number does not matter, so a result may not depend on it. approximate: bits that approximate
+    instructions give, to show what does not depend on them. Raises UnknownInstruction before anything runs, and Fault
+    for what a GPU does not allow; memory is then half written."""
     steps = [step_of(program, one, approximate) for one in program.instructions]
     size = (*grid, 1, 1)[:3]
     if len(arguments) > len(program.parameters) or len(grid) > 3:
-        raise ValueError(f"{program.name} has {len(program.parameters)} parameters and at most 3 axes; got {len(arguments)} and {len(grid)}")
+        raise ValueError(
+            f"{program.name} has {len(program.parameters)} parameters and at most 3 axes; got "
+            f"{len(arguments)} and {len(grid)}"
+        )
     values = [*arguments, *(0 for _ in program.parameters[len(arguments) :])]
     parameters = {name: value % 2**width for (name, width), value in zip(program.parameters, values, strict=True)}
     blocks = np.stack(np.unravel_index(np.arange(size[0] * size[1] * size[2]), size[::-1])[::-1], 1)

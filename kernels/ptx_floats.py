@@ -1,14 +1,16 @@
-"""What PTX's arithmetic computes on floats, and the table of all instructions: numpy functions of bits, one array element per thread.
+"""What PTX's arithmetic computes on floats, and the table of all instructions: numpy functions of bits, one array
+element per thread.
 
     operation("div.rn.f32")    the widths of operands and result, and a function from arrays of bits to an array of bits
 
-Registers have no type: floats are their bits, in unsigned integers of 8 to 64 bits, and predicates are booleans. Everything follows the text of
-the PTX ISA (NVIDIA, version 9): rounding to nearest even, subnormal numbers kept unless `.ftz` is written, comparisons with NaN false unless
-unordered. Small formats are rounded by integer code of our own (`encode`). An instruction, a modifier or a rounding that is not modelled
-raises UnknownInstruction with its name, and so do approximate ones (`.approx`, `.full`): the ISA bounds their error but not their bits.
+Registers have no type: floats are their bits, in unsigned integers of 8 to 64 bits, and predicates are booleans.
+Everything follows the text of the PTX ISA (NVIDIA, version 9): rounding to nearest even, subnormal numbers kept unless
+`.ftz` is written, comparisons with NaN false unless unordered. Small formats are rounded by integer code of our own
+(`encode`). An instruction, a modifier or a rounding that is not modelled raises UnknownInstruction with its name, and
+so do approximate ones (`.approx`, `.full`): the ISA bounds their error but not their bits.
 
-A result that is NaN has the bits of NAN. Where the ISA leaves NaN's bits open, no kernel may depend on them; a test sets others.
-"""
+A result that is NaN has the bits of NAN. Where the ISA leaves NaN's bits open, no kernel may depend on them; a test
+sets others."""
 
 import numpy as np
 
@@ -19,11 +21,13 @@ __all__ = ["NAN", "encode", "operation"]
 NAN = 0x7FFFFFFF
 """PTX's canonical float32 NaN."""
 SMALL = {"bf16": (7, -126, 0x7F80, 0x7FFF), "f16": (10, -14, 0x7C00, 0x7FFF), "e4m3": (3, -6, 0x7E, 0x7F)}
-"""Bits of the mantissa, smallest normal exponent, the code of what overflows (for E4M3 its largest number), the code of NaN."""
+"""Bits of the mantissa, smallest normal exponent, the code of what overflows (for E4M3 its largest number), the code of
+NaN."""
 
 
 def encode(x: np.ndarray, form: str) -> np.ndarray:
-    """float64 → codes of a small format, rounded to nearest, ties to even, once. The dropped part of the significand decides."""
+    """float64 → codes of a small format, rounded to nearest, ties to even, once. The dropped part of the significand
+    decides."""
     mantissa, least, top, nan = SMALL[form]
     bits = x.view(np.uint64)
     size = bits & np.uint64(0x7FFFFFFFFFFFFFFF)
@@ -41,7 +45,8 @@ def encode(x: np.ndarray, form: str) -> np.ndarray:
 
 
 def floats(bits: np.ndarray, kind: str) -> np.ndarray:
-    """Bits of one number per element as floats that hold it exactly: float32 for f32, float64 for the 16-bit formats."""
+    """Bits of one number per element as floats that hold it exactly: float32 for f32, float64 for the 16-bit
+    formats."""
     if kind == "f32":
         return bits.view(np.float32)
     if kind == "f64":  # float32, widened
@@ -65,8 +70,8 @@ def flushed(bits: np.ndarray) -> np.ndarray:
 
 
 def fused(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
-    """a · b + c of float32, rounded once. The product is exact in float64. If the sum is not, its last bit is set odd, so that rounding it
-    again to float32 cannot meet a false tie."""
+    """a · b + c of float32, rounded once. The product is exact in float64. If the sum is not, its last bit is set odd,
+    so that rounding it again to float32 cannot meet a false tie."""
     p, c = a.astype(np.float64) * b.astype(np.float64), c.astype(np.float64)
     s = p + c
     other = s - p
@@ -78,7 +83,8 @@ def fused(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
 
 
 def smaller(a: np.ndarray, b: np.ndarray, words: set[str], least: bool, kind: str) -> np.ndarray:
-    """min and max of floats: −0 is below +0; one NaN gives the other number, or NaN with `.NaN`; `.xorsign.abs` takes sizes, and both signs."""
+    """min and max of floats: −0 is below +0; one NaN gives the other number, or NaN with `.NaN`; `.xorsign.abs` takes
+    sizes, and both signs."""
     sign = (np.signbit(a) ^ np.signbit(b)) if "xorsign" in words else None
     if "xorsign" in words:
         a, b = np.abs(a), np.abs(b)
@@ -100,11 +106,21 @@ def float_operation(base: str, words: set[str], kind: str) -> Operation | None:
     if base not in ("add", "sub", "mul", "div", "fma", "min", "max", "abs", "neg", "rcp", "sqrt"):
         return None
     must = {"div": {"rn"}, "rcp": {"rn"}, "sqrt": {"rn"}, "fma": {"rn"}}.get(base, set())
-    may = {"rn", "ftz"} if base in BINARY or must else {"NaN", "xorsign", "abs", "ftz"} if base in ("min", "max") else {"ftz"}
+    may = (
+        {"rn", "ftz"}
+        if base in BINARY or must
+        else {"NaN", "xorsign", "abs", "ftz"}
+        if base in ("min", "max")
+        else {"ftz"}
+    )
     if not must <= words <= may or ("xorsign" in words) != ("abs" in words):
         return None
     lane, width = PAIRS.get(kind, (kind, WIDTHS[kind]))
-    if ("ftz" in words and lane != "f32") or (base in ("div", "rcp", "sqrt") and kind != "f32") or (base == "fma" and lane != "f32"):
+    if (
+        ("ftz" in words and lane != "f32")
+        or (base in ("div", "rcp", "sqrt") and kind != "f32")
+        or (base == "fma" and lane != "f32")
+    ):
         return None
 
     def one(*values: np.ndarray) -> np.ndarray:
@@ -162,7 +178,9 @@ def comparison(words: list[str], kind: str) -> Operation | None:
         return None
     unordered = real and name[:-1] in COMPARISONS and name.endswith("u")
     base = name[:-1] if unordered else name
-    if not (base in COMPARISONS or (real and name in ("num", "nan"))) or (base in ("lo", "ls", "hi", "hs") and kind[0] != "u"):
+    if not (base in COMPARISONS or (real and name in ("num", "nan"))) or (
+        base in ("lo", "ls", "hi", "hs") and kind[0] != "u"
+    ):
         return None
     if kind[0] == "b" and not real and base not in ("eq", "ne"):
         return None

@@ -1,7 +1,8 @@
-"""What PTX's integer and bit instructions compute: arithmetic modulo 2^width, shifts that clamp, fields of bits, bytes, tables.
+"""What PTX's integer and bit instructions compute: arithmetic modulo 2^width, shifts that clamp, fields of bits, bytes,
+tables.
 
-Registers have no type: each is an array of unsigned integers of its width, one element per thread, and predicates are booleans. An `Operation`
-maps arrays of bits to an array of bits.
+Registers have no type: each is an array of unsigned integers of its width, one element per thread, and predicates are
+booleans. An `Operation` maps arrays of bits to an array of bits.
 """
 
 from collections.abc import Callable
@@ -57,7 +58,8 @@ def shifted(a: np.ndarray, by: np.ndarray, left: bool, width: int, signed: bool 
 
 
 def field(a: np.ndarray, at: np.ndarray, length: np.ndarray, width: int, signed: bool) -> np.ndarray:
-    """bfe: `length` bits of a from bit `at` up, extended with zeros, or with the sign: the field's highest bit that a has."""
+    """bfe: `length` bits of a from bit `at` up, extended with zeros, or with the sign: the field's highest bit that a
+    has."""
     at, length = at & np.uint32(0xFF), length & np.uint32(0xFF)
     value = shifted(a, at, False, width)
     kept = np.minimum(length, width)
@@ -83,7 +85,8 @@ def inserted(a: np.ndarray, b: np.ndarray, at: np.ndarray, length: np.ndarray, w
 
 
 def bytes_picked(a: np.ndarray, b: np.ndarray, selector: np.ndarray) -> np.ndarray:
-    """prmt: each of four nibbles picks one of eight bytes, a's below b's; its highest bit asks for the byte's sign eight times."""
+    """prmt: each of four nibbles picks one of eight bytes, a's below b's; its highest bit asks for the byte's sign
+    eight times."""
     pool = a.astype(np.uint64) | (b.astype(np.uint64) << np.uint64(32))
     found = np.zeros_like(a)
     for i in range(4):
@@ -136,7 +139,9 @@ def integer_operation(base: str, words: list[str], kind: str) -> Operation | Non
             pick = np.minimum if base == "min" else np.maximum
             return Operation(width, (width, width), lambda a, b: pick(a.view(form), b.view(form)).view(unsigned))
         if base in ("mul", "mad") and words == ["lo"]:
-            return Operation(width, (width,) * (2 if base == "mul" else 3), lambda a, b, *c: a * b + c[0] if c else a * b)
+            return Operation(
+                width, (width,) * (2 if base == "mul" else 3), lambda a, b, *c: a * b + c[0] if c else a * b
+            )
         if base in ("mul", "mad") and words == ["wide"] and width < 64:
             wide = (SIGNED if kind[0] == "s" else UNSIGNED)[2 * width]
             whole = UNSIGNED[2 * width]
@@ -151,10 +156,14 @@ def integer_operation(base: str, words: list[str], kind: str) -> Operation | Non
             return Operation(
                 32,
                 (32, 32),
-                lambda a, b: ((a.view(form).astype(wide) * b.view(form).astype(wide)).view(np.uint64) >> np.uint64(32)).astype(np.uint32),
+                lambda a, b: (
+                    (a.view(form).astype(wide) * b.view(form).astype(wide)).view(np.uint64) >> np.uint64(32)
+                ).astype(np.uint32),
             )
         if base in ("div", "rem") and not words and width > 8:
-            return Operation(width, (width, width), lambda a, b: quotient(a.view(form), b.view(form), base == "rem").view(unsigned))
+            return Operation(
+                width, (width, width), lambda a, b: quotient(a.view(form), b.view(form), base == "rem").view(unsigned)
+            )
         if base in ("abs", "neg") and not words and kind[0] == "s":
             return Operation(width, (width,), lambda a: np.where(a.view(form) < 0, -a, a) if base == "abs" else -a)
         if base == "bfe" and not words and width in (32, 64):
@@ -167,9 +176,13 @@ def integer_operation(base: str, words: list[str], kind: str) -> Operation | Non
         if base == "lop3" and not words:
             return Operation(32, (32, 32, 32, 32), looked_up)
         if base == "shf" and len(words) == 2 and words[0] in "lr" and words[1] in ("wrap", "clamp"):
-            return Operation(32, (32, 32, 32), lambda low, high, n: funnel(low, high, n, words[0] == "l", words[1] == "wrap"))
+            return Operation(
+                32, (32, 32, 32), lambda low, high, n: funnel(low, high, n, words[0] == "l", words[1] == "wrap")
+            )
     if base == "popc" and not words and kind in ("b32", "b64"):
         return Operation(32, (width,), lambda a: np.bitwise_count(a).astype(np.uint32))
     if base == "clz" and not words and kind in ("b32", "b64"):
-        return Operation(32, (width,), lambda a: np.sum([a < unsigned(1 << i) for i in range(width)], 0).astype(np.uint32))
+        return Operation(
+            32, (width,), lambda a: np.sum([a < unsigned(1 << i) for i in range(width)], 0).astype(np.uint32)
+        )
     return None

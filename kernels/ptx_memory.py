@@ -4,8 +4,8 @@
     Shared    the shared memory of every block, which knows who wrote and read each byte since the last barrier
     shuffle, reduced    what shfl and redux give each thread of a warp
 
-Between two barriers warps may run in any order. So a byte that one warp writes and another one reads or writes without a barrier between
-is an error, unless the second writes what is there.
+Between two barriers warps may run in any order. So a byte that one warp writes and another one reads or writes without
+a barrier between is an error, unless the second writes what is there.
 """
 
 import numpy as np
@@ -42,11 +42,16 @@ class Memory:
         return self.bytes[address - BASE :][: like.nbytes].view(like.dtype).reshape(like.shape).copy()
 
     def cells(self, addresses: np.ndarray, width: int, parts: int) -> np.ndarray:
-        """[threads, parts]: indices of numbers of `width` bits. Raises Fault for addresses that are not of one array, or not aligned."""
+        """[threads, parts]: indices of numbers of `width` bits. Raises Fault for addresses that are not of one array,
+        or not aligned."""
         size = width // 8 * parts
         at = addresses.astype(np.int64) - BASE
         inside = (at >= 0) & (at + size <= len(self.mapped))
-        inside &= self.mapped[np.where(inside, at, 0)] & self.mapped[np.where(inside, at + size - 1, 0)] if len(self.mapped) else False
+        inside &= (
+            self.mapped[np.where(inside, at, 0)] & self.mapped[np.where(inside, at + size - 1, 0)]
+            if len(self.mapped)
+            else False
+        )
         if (at % size).any():
             raise Fault(f"{int(addresses[at % size != 0][0]):#x} is not a multiple of {size}")
         if not inside.all():
@@ -101,10 +106,20 @@ class Shared:
 
     def store(self, addresses: np.ndarray, width: int, values: np.ndarray, block: np.ndarray, warp: np.ndarray) -> None:
         """values [threads, parts]."""
-        cells, now, warp = self.cells(addresses, block, width // 8 * values.shape[1]), self.since[block][:, None], warp[:, None]
+        cells, now, warp = (
+            self.cells(addresses, block, width // 8 * values.shape[1]),
+            self.since[block][:, None],
+            warp[:, None],
+        )
         new = np.ascontiguousarray(values).view(np.uint8)
         changes = self.bytes[cells] != new
-        if (((self.written[cells] == now) & (self.writer[cells] != warp) | (self.read[cells] == now) & (self.reader[cells] != warp)) & changes).any():
+        if (
+            (
+                (self.written[cells] == now) & (self.writer[cells] != warp)
+                | (self.read[cells] == now) & (self.reader[cells] != warp)
+            )
+            & changes
+        ).any():
             raise Fault("shared memory is written that another warp used, and no barrier is between")
         self.bytes[cells] = new
         if not np.array_equal(self.bytes[cells], new):
@@ -113,8 +128,8 @@ class Shared:
 
 
 def shuffle(mode: str, value: np.ndarray, by: np.ndarray, limits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """shfl for whole warps, all arrays [warps, 32]: what each lane gets, and the lane that it comes from. A lane whose partner lies outside
-    of its segment keeps its own."""
+    """shfl for whole warps, all arrays [warps, 32]: what each lane gets, and the lane that it comes from. A lane whose
+    partner lies outside of its segment keeps its own."""
     lane = np.arange(32)
     by, clamp, segment = by.astype(np.int64) & 31, limits.astype(np.int64) & 31, (limits.astype(np.int64) >> 8) & 31
     highest, lowest = (lane & segment) | (clamp & ~segment), lane & segment
@@ -124,7 +139,8 @@ def shuffle(mode: str, value: np.ndarray, by: np.ndarray, limits: np.ndarray) ->
 
 
 def reduced(name: str, kind: str, value: np.ndarray, members: np.ndarray, nan: bool = False) -> np.ndarray:
-    """redux for whole warps: value [warps, 32] over the lanes that each lane's mask names. Of floats, NaN counts if `nan`, or if all are NaN."""
+    """redux for whole warps: value [warps, 32] over the lanes that each lane's mask names. Of floats, NaN counts if
+    `nan`, or if all are NaN."""
     inside = (members[:, :, None] >> np.arange(32, dtype=np.uint32)) & np.uint32(1) == 1
     if kind == "f32":
         found = np.full(value.shape, NAN, np.uint32)

@@ -5,13 +5,24 @@
     contractions(program)      which of them would be fused
     contracted(program)        the program as if ptxas had fused them
 
-PTX is NVIDIA's portable assembly; the GPU's own instructions (SASS) are made from it by ptxas, which this file does not look at.
-"""
+PTX is NVIDIA's portable assembly; the GPU's own instructions (SASS) are made from it by ptxas, which this file does not
+look at."""
 
 import re
 from dataclasses import dataclass, replace
 
-__all__ = ["Address", "Immediate", "Instruction", "Program", "Register", "Vector", "contracted", "contractions", "open_roundings", "parse"]
+__all__ = [
+    "Address",
+    "Immediate",
+    "Instruction",
+    "Program",
+    "Register",
+    "Vector",
+    "contracted",
+    "contractions",
+    "open_roundings",
+    "parse",
+]
 
 
 @dataclass(frozen=True)
@@ -112,7 +123,10 @@ def parse(text: str) -> Program:
     entry = re.search(r"\.entry\s+([\w$]+)\s*\(([^)]*)\)", clean)
     if not entry:
         raise ValueError("the PTX has no .entry: give the text of one compiled kernel")
-    parameters = tuple((name, int(width)) for width, name in re.findall(r"\.param\s+\.[usbf](\d+)[^,]*?([\w$]+)\s*(?:,|$)", entry[2].strip()))
+    parameters = tuple(
+        (name, int(width))
+        for width, name in re.findall(r"\.param\s+\.[usbf](\d+)[^,]*?([\w$]+)\s*(?:,|$)", entry[2].strip())
+    )
     head, _, rest = clean[entry.end() :].partition("{")
     threads = re.search(r"\.reqntid\s+(\d+)", head)
     registers, instructions, labels, depth, waiting = {}, [], {}, 1, ""
@@ -141,11 +155,14 @@ def instruction(text: str) -> Instruction:
     found = re.fullmatch(r"(?:@(!?)([%\w$]+)\s+)?([a-z][\w.:]*)\s*(.*)", text, flags=re.S)
     if not found:
         raise ValueError(f"cannot read the PTX instruction {text!r}")
-    return Instruction(found[3], tuple(map(operand, OPERAND.findall(found[4]))), found[2] or "", bool(found[1]), " ".join(text.split()))
+    return Instruction(
+        found[3], tuple(map(operand, OPERAND.findall(found[4]))), found[2] or "", bool(found[1]), " ".join(text.split())
+    )
 
 
 OPEN = {f"{base}.{kind}" for base in ("add", "sub", "mul") for kind in ("f32", "f32x2")}
-"""Instructions that leave their rounding open. The ISA lets ptxas contract a multiplication with an addition then; `.rn` forbids it."""
+"""Instructions that leave their rounding open. The ISA lets ptxas contract a multiplication with an addition then;
+`.rn` forbids it."""
 
 
 def open_roundings(program: Program) -> list[Instruction]:
@@ -154,8 +171,9 @@ def open_roundings(program: Program) -> list[Instruction]:
 
 
 def contractions(program: Program) -> dict[int, tuple[int, int]]:
-    """Index of each addition → which of its operands is the result, or the size of the result, of which multiplication, where both leave their
-    rounding open. Registers with one writer are followed, also into pairs and out of them; what went through a selection cannot be fused."""
+    """Index of each addition → which of its operands is the result, or the size of the result, of which multiplication,
+    where both leave their rounding open. Registers with one writer are followed, also into pairs and out of them; what
+    went through a selection cannot be fused."""
     writers: dict[str, list[int]] = {}
     for i, one in enumerate(program.instructions):
         for part in one.operands[0].parts if one.operands and isinstance(one.operands[0], Vector) else one.operands[:1]:
@@ -172,13 +190,17 @@ def contractions(program: Program) -> dict[int, tuple[int, int]]:
             return found[0]
         return source(one.operands[1]) if one.opcode in ("abs.f32", "neg.f32", "mov.b32", "mov.b64") else None
 
-    adds = [(i, one) for i, one in enumerate(program.instructions) if one.opcode in OPEN and not one.opcode.startswith("mul")]
+    adds = [
+        (i, one)
+        for i, one in enumerate(program.instructions)
+        if one.opcode in OPEN and not one.opcode.startswith("mul")
+    ]
     return {i: (place, at) for i, one in adds for place in (1, 2) if (at := source(one.operands[place])) is not None}
 
 
 def contracted(program: Program) -> Program:
-    """Each addition of `contractions` as one fused multiply-add: a·b + c, or |a|·|b| + c if the addition takes the product's size. Raises
-    ValueError for pairs, subtractions and what takes another way."""
+    """Each addition of `contractions` as one fused multiply-add: a·b + c, or |a|·|b| + c if the addition takes the
+    product's size. Raises ValueError for pairs, subtractions and what takes another way."""
     found, out, moved = contractions(program), [], []
     a, b = Register("%fused_a"), Register("%fused_b")
     for i, one in enumerate(program.instructions):
@@ -189,12 +211,20 @@ def contracted(program: Program) -> Program:
             straight = one.operands[place] == multiply.operands[0]
             size = Instruction("abs.f32", (one.operands[place], multiply.operands[0]))
             if (one.opcode, multiply.opcode) != ("add.f32", "mul.f32") or not (
-                straight or any((step.opcode, step.operands) == (size.opcode, size.operands) for step in program.instructions)
+                straight
+                or any((step.opcode, step.operands) == (size.opcode, size.operands) for step in program.instructions)
             ):
                 raise ValueError(f"cannot fuse {multiply.text} into {one.text}")
             way = "mov.b32" if straight else "abs.f32"
-            out += [Instruction(way, (name, value), one.guard, one.negated) for name, value in zip((a, b), multiply.operands[1:], strict=True)]
-            one = replace(one, opcode="fma.rn.f32", operands=(one.operands[0], a, b, other), text=f"{multiply.text}; {one.text}")
+            out += [
+                Instruction(way, (name, value), one.guard, one.negated)
+                for name, value in zip((a, b), multiply.operands[1:], strict=True)
+            ]
+            one = replace(
+                one, opcode="fma.rn.f32", operands=(one.operands[0], a, b, other), text=f"{multiply.text}; {one.text}"
+            )
         out.append(one)
     labels = {name: moved[i] if i < len(moved) else len(out) for name, i in program.labels.items()}
-    return replace(program, instructions=tuple(out), labels=labels, registers=program.registers | {a.name: 32, b.name: 32})
+    return replace(
+        program, instructions=tuple(out), labels=labels, registers=program.registers | {a.name: 32, b.name: 32}
+    )

@@ -1,4 +1,5 @@
-"""What each instruction of PTX does to the threads of the machine: loads and stores, exchanges in a warp, moves, arithmetic, barriers.
+"""What each instruction of PTX does to the threads of the machine: loads and stores, exchanges in a warp, moves,
+arithmetic, barriers.
 
 Threads    the registers of all threads of some blocks
 step_of    an instruction → a function of the threads, or the instruction that it jumps to
@@ -40,10 +41,20 @@ class Threads:
         self.warp = np.arange(self.count) // 32
         self.shared = Shared(len(blocks), shared)
         self.registers: dict[str, np.ndarray] = {}
-        special = {"%tid.x": thread, "%ntid.x": program.threads, "%laneid": thread % 32, "%tid.y": 0, "%tid.z": 0, "%ntid.y": 1, "%ntid.z": 1}
+        special = {
+            "%tid.x": thread,
+            "%ntid.x": program.threads,
+            "%laneid": thread % 32,
+            "%tid.y": 0,
+            "%tid.z": 0,
+            "%ntid.y": 1,
+            "%ntid.z": 1,
+        }
         for i, axis in enumerate("xyz"):
             special |= {f"%ctaid.{axis}": blocks[self.block, i], f"%nctaid.{axis}": grid[i]}
-        self.special = {name: np.broadcast_to(np.asarray(value, np.uint32), self.count) for name, value in special.items()}
+        self.special = {
+            name: np.broadcast_to(np.asarray(value, np.uint32), self.count) for name, value in special.items()
+        }
         self.special["global_smem"] = np.zeros(self.count, np.uint32)
 
     def read(self, operand: Operand, width: int, mask: np.ndarray | None) -> np.ndarray:
@@ -116,7 +127,9 @@ def memory_step(program: Program, one: Instruction) -> Step | None:
 
     def step(threads: Threads, mask: np.ndarray | None) -> None:
         if space == "param":
-            value = np.full(threads.count, threads.parameters[place.base] >> 8 * place.offset & (2**width - 1), UNSIGNED[width])
+            value = np.full(
+                threads.count, threads.parameters[place.base] >> 8 * place.offset & (2**width - 1), UNSIGNED[width]
+            )
             threads.write(names[0], widened(value, kind, program.width(names[0].name) or width), mask)
             return
         here = np.arange(threads.count) if mask is None else np.flatnonzero(mask)
@@ -135,9 +148,11 @@ def memory_step(program: Program, one: Instruction) -> Step | None:
 
 
 def matrix_step(one: Instruction) -> Step | None:
-    """ldmatrix and stmatrix: 8 × 8 numbers of 16 bits, whose rows lie where lanes 8i to 8i + 7 say; lane t holds numbers 2(t mod 4) and the
-    next of row t / 4."""
-    found = {f"{name}matrix.sync.aligned.m8n8.x{n}.shared.b16": (name, n) for name in ("ld", "st") for n in (1, 2, 4)}.get(one.opcode)
+    """ldmatrix and stmatrix: 8 × 8 numbers of 16 bits, whose rows lie where lanes 8i to 8i + 7 say; lane t holds
+    numbers 2(t mod 4) and the next of row t / 4."""
+    found = {
+        f"{name}matrix.sync.aligned.m8n8.x{n}.shared.b16": (name, n) for name in ("ld", "st") for n in (1, 2, 4)
+    }.get(one.opcode)
     if found is None:
         return None
     name, count = found
@@ -158,13 +173,17 @@ def matrix_step(one: Instruction) -> Step | None:
                 threads.shared.store(rows[0], 32, values.reshape(-1, 4), *rows[1:])
             else:
                 full = np.zeros(threads.count, np.uint32)
-                full[here] = threads.shared.load(rows[0], 32, 4, *rows[1:]).reshape(-1, 8, 4)[:, row, column].reshape(-1)
+                full[here] = (
+                    threads.shared.load(rows[0], 32, 4, *rows[1:]).reshape(-1, 8, 4)[:, row, column].reshape(-1)
+                )
                 threads.write(part, full, mask)
 
     return step
 
 
-REDUCTIONS = {(name, kind) for name in ("add", "min", "max") for kind in ("s32", "u32")} | {(name, "b32") for name in ("and", "or", "xor")}
+REDUCTIONS = {(name, kind) for name in ("add", "min", "max") for kind in ("s32", "u32")} | {
+    (name, "b32") for name in ("and", "or", "xor")
+}
 REDUCTIONS |= {(name, "f32", *words) for name in ("min", "max") for words in ((), ("NaN",))}
 
 
@@ -172,7 +191,13 @@ def warp_step(one: Instruction) -> Step | None:
     """What lanes of a warp exchange."""
     base, *words = one.opcode.split(".")
     ops = one.operands
-    if base == "shfl" and len(words) == 3 and (words[0], words[2]) == ("sync", "b32") and words[1] in ("up", "down", "bfly", "idx") and len(ops) == 5:
+    if (
+        base == "shfl"
+        and len(words) == 3
+        and (words[0], words[2]) == ("sync", "b32")
+        and words[1] in ("up", "down", "bfly", "idx")
+        and len(ops) == 5
+    ):
         names = [Register(name) for name in ops[0].name.split("|")] if isinstance(ops[0], Register) else []
         if len(names) != 1:
             return None
@@ -191,7 +216,9 @@ def warp_step(one: Instruction) -> Step | None:
         def step(threads: Threads, mask: np.ndarray | None) -> None:
             threads.warps(mask, one.text)
             value, members = (threads.read(operand, 32, mask).reshape(-1, 32) for operand in ops[1:])
-            same = (members[:, None, :] == members[:, :, None]) | ((members[:, :, None] >> np.arange(32, dtype=np.uint32)) & 1 == 0)
+            same = (members[:, None, :] == members[:, :, None]) | (
+                (members[:, :, None] >> np.arange(32, dtype=np.uint32)) & 1 == 0
+            )
             if not same.all() or not ((members >> np.arange(32, dtype=np.uint32)) & 1).all():
                 raise Fault(f"lanes that {one.text} names do not name each other")
             threads.write(ops[0], reduced(words[1], words[-1], value, members, "NaN" in words).reshape(-1), mask)
@@ -279,7 +306,12 @@ def step_of(program: Program, one: Instruction, approximate: int | None = None) 
         return program.labels[getattr(to, "name", "")]
     if one.opcode in ("ret", "exit"):
         return len(program.instructions)
-    for make in (lambda: memory_step(program, one), lambda: matrix_step(one), lambda: warp_step(one), lambda: move_step(program, one)):
+    for make in (
+        lambda: memory_step(program, one),
+        lambda: matrix_step(one),
+        lambda: warp_step(one),
+        lambda: move_step(program, one),
+    ):
         if found := make():
             return found
     return barrier_step(one) or arithmetic_step(program, one)

@@ -5,8 +5,8 @@
     nvfp4_quantize            a program handles complete tokens: it finds their scales and those of their blocks before it writes
     blockwise_fp8_quantize    a tile is one block (128 × 128), or each of its rows is one (1 × 128)
 
-Maxima compare the bits of |x| as integers: this is exact, and NaN is the largest. Divisions are IEEE (`div_rn`), unlike a GPU's default.
-"""
+Maxima compare the bits of |x| as integers: this is exact, and NaN is the largest. Divisions are IEEE (`div_rn`), unlike
+a GPU's default."""
 
 import math
 from typing import Literal
@@ -57,7 +57,11 @@ def load_numbers(x, at, apart, inside, SWIGLU: tl.constexpr):
 
 @triton.autotune(
     configs=configs(
-        {"BM": 32, "BN": 128}, *(({"BM": m, "BN": n}, w, 1) for m, n, w in ((32, 128, 4), (64, 64, 4), (64, 128, 4), (128, 128, 8), (32, 256, 4)))
+        {"BM": 32, "BN": 128},
+        *(
+            ({"BM": m, "BN": n}, w, 1)
+            for m, n, w in ((32, 128, 4), (64, 64, 4), (64, 128, 4), (128, 128, 8), (32, 256, 4))
+        ),
     ),
     key=["M", "N", "ROWS", "COLS"],
     prune_configs_by=fitting("quant.mxfp8_kernel", "ROWS", "COLS", "SWIGLU"),
@@ -92,7 +96,9 @@ def mxfp8_kernel(
         tl.store(row_codes + m[:, None] * N + n[None, :], codes, inside)
         b = tl.program_id(1).to(tl.int64) * (BN // 32) + tl.arange(0, BN // 32)
         blocks = (N + 31) // 32
-        tl.store(row_scales + m[:, None] * blocks + b[None, :], byte.to(tl.uint8), (m[:, None] < M) & (b[None, :] < blocks))
+        tl.store(
+            row_scales + m[:, None] * blocks + b[None, :], byte.to(tl.uint8), (m[:, None] < M) & (b[None, :] < blocks)
+        )
     if COLS:
         byte = e8m0_byte(tl.max(tl.reshape(size, (BM // 32, 32, BN)), 1), MODE)
         codes = tl.reshape(mx_codes(tl.reshape(v, (BM // 32, 32, BN)), byte, 1, NATIVE), (BM, BN))
@@ -100,12 +106,16 @@ def mxfp8_kernel(
         tl.store(col_codes + n[None, :] * M + m[:, None], codes, inside)
         b = tl.program_id(0).to(tl.int64) * (BM // 32) + tl.arange(0, BM // 32)
         blocks = (M + 31) // 32
-        tl.store(col_scales + n[None, :] * blocks + b[:, None], byte.to(tl.uint8), (b[:, None] < blocks) & (n[None, :] < N))
+        tl.store(
+            col_scales + n[None, :] * blocks + b[:, None], byte.to(tl.uint8), (b[:, None] < blocks) & (n[None, :] < N)
+        )
 
 
-def mxfp8_matrix(x: Tensor, rows: bool, cols: bool, mode: str = "rceil", swiglu: bool = False) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Codes and scales along rows and along columns of x [M, N], the latter as transposed views; unwanted ones are empty. With
-    `swiglu`, x is [M, 2N], and silu of its first half times the second half is quantised, in float32."""
+def mxfp8_matrix(
+    x: Tensor, rows: bool, cols: bool, mode: str = "rceil", swiglu: bool = False
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Codes and scales along rows and along columns of x [M, N], the latter as transposed views; unwanted ones are
+    empty. With `swiglu`, x is [M, 2N], and silu of its first half times the second half is quantised, in float32."""
     need(x)
     M, N = len(x), x.shape[1] // (2 if swiglu else 1)
 
@@ -116,7 +126,9 @@ def mxfp8_matrix(x: Tensor, rows: bool, cols: bool, mode: str = "rceil", swiglu:
     if x.numel():
         grid = lambda tile: (triton.cdiv(M, tile["BM"]), triton.cdiv(N, tile["BN"]))
         mode_number, native = MODES.index(mode), not INTERPRETED
-        mxfp8_kernel[grid](x, *out, M, N, *x.stride(), ROWS=rows, COLS=cols, MODE=mode_number, NATIVE=native, SWIGLU=swiglu, **EXACT)
+        mxfp8_kernel[grid](
+            x, *out, M, N, *x.stride(), ROWS=rows, COLS=cols, MODE=mode_number, NATIVE=native, SWIGLU=swiglu, **EXACT
+        )
     return out[0], out[1], *(t.T if cols else t for t in out[2:])
 
 
@@ -140,7 +152,8 @@ def mxfp8_quantize_both(x: Tensor, mode: str = "rceil") -> tuple[Tensor, Tensor,
 
 @triton.jit
 def e4m3_block_scale(largest, s, FAST: tl.constexpr):
-    """NVFP4: a block's largest |x| and the float32 scale → the code of its E4M3 scale, and the step that E2M1 codes multiply."""
+    """NVFP4: a block's largest |x| and the float32 scale → the code of its E4M3 scale, and the step that E2M1 codes
+    multiply."""
     if FAST:
         over = largest * tl.div_rn(1.0, 6.0)
         ratio = over * tl.div_rn(1.0, s)
@@ -169,8 +182,8 @@ def nvfp4_kernel(
     BM: tl.constexpr,
     BN: tl.constexpr,
 ):
-    """BM tokens per program, BN numbers of each at a time. Tokens are read once for the scales (unless TENSOR) and once to write; if a
-    token is not longer than BN, the second read hits the cache."""
+    """BM tokens per program, BN numbers of each at a time. Tokens are read once for the scales (unless TENSOR) and once
+    to write; if a token is not longer than BN, the second read hits the cache."""
     row = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)
     n, b, here = tl.arange(0, BN), tl.arange(0, BN // 16), row < rows
     if TENSOR:
@@ -192,7 +205,11 @@ def nvfp4_kernel(
         largest = tl.max(size_bits(groups), 2).to(tl.float32, bitcast=True)
         code, step = e4m3_block_scale(largest, tl.broadcast_to(s[:, None], (BM, BN // 16)), FAST)
         number = (N + 15) // 16
-        tl.store(blocks + row[:, None] * number + (start // 16 + b)[None, :], code, here[:, None] & (start // 16 + b < number)[None, :])
+        tl.store(
+            blocks + row[:, None] * number + (start // 16 + b)[None, :],
+            code,
+            here[:, None] & (start // 16 + b < number)[None, :],
+        )
         wide = tl.broadcast_to(tl.expand_dims(step, 2), (BM, BN // 16, 16))
         divided = groups * tl.div_rn(1.0, wide) if FAST else tl.div_rn(groups, wide)
         low, high = tl.split(tl.reshape(encode_e2m1(tl.where(wide > 0, divided, 0.0)), (BM, BN // 16, 8, 2)))
@@ -217,9 +234,11 @@ def nvfp4_quantize(
     return nvfp4_rows(x, scale == "tensor", division == "fast")
 
 
-def nvfp4_rows(x: Tensor, tensor: bool = False, fast: bool = False, swiglu: bool = False) -> tuple[Tensor, Tensor, Tensor]:
-    """Codes, block scales and float32 scales of x [*, N]. With `swiglu` (and one scale per token), x is [*, 2N], and silu of its first
-    half times the second half is quantised, in float32."""
+def nvfp4_rows(
+    x: Tensor, tensor: bool = False, fast: bool = False, swiglu: bool = False
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Codes, block scales and float32 scales of x [*, N]. With `swiglu` (and one scale per token), x is [*, 2N], and
+    silu of its first half times the second half is quantised, in float32."""
     need(x)
     flat, N = x.reshape(-1, x.shape[-1]), x.shape[-1] // (2 if swiglu else 1)
     rows, half = len(flat), -(-N // 2)
@@ -236,10 +255,28 @@ def nvfp4_rows(x: Tensor, tensor: bool = False, fast: bool = False, swiglu: bool
         BN = min(max(triton.next_power_of_2(N), 16), 1024 if INTERPRETED else 4096)
         BM = max(1, (8192 if INTERPRETED else 2048) // BN)
         nvfp4_kernel[(triton.cdiv(rows, BM),)](
-            flat, packed, blocks, scales, top, rows, N, half, *flat.stride(), TENSOR=tensor, FAST=fast, SWIGLU=swiglu, BM=BM, BN=BN, **EXACT
+            flat,
+            packed,
+            blocks,
+            scales,
+            top,
+            rows,
+            N,
+            half,
+            *flat.stride(),
+            TENSOR=tensor,
+            FAST=fast,
+            SWIGLU=swiglu,
+            BM=BM,
+            BN=BN,
+            **EXACT,
         )
     shape = x.shape[:-1]
-    return packed.view(*shape, half), blocks.view(*shape, -(-N // 16)), scales.view(()) if tensor else scales.view(*shape, 1)
+    return (
+        packed.view(*shape, half),
+        blocks.view(*shape, -(-N // 16)),
+        scales.view(()) if tensor else scales.view(*shape, 1),
+    )
 
 
 @triton.jit
@@ -260,7 +297,8 @@ def fp8_kernel(
     PM: tl.constexpr,
     PN: tl.constexpr,
 ):
-    """One program quantises a column of RM blocks of BM × BN numbers of one matrix; PM and PN are the next powers of two."""
+    """One program quantises a column of RM blocks of BM × BN numbers of one matrix; PM and PN are the next powers of
+    two."""
     batch = tl.program_id(2).to(tl.int64)
     block = tl.program_id(1).to(tl.int64)
     n = block * BN + tl.arange(0, PN)
@@ -288,8 +326,8 @@ def blockwise_fp8_quantize(x: Tensor, block: tuple[int, int] = (1, 128)) -> tupl
 
 
 def fp8_blocks(x: Tensor, block: tuple[int, int] = (1, 128), swiglu: bool = False) -> tuple[Tensor, Tensor]:
-    """Codes and scales of x [*, M, N]. With `swiglu`, x is [*, M, 2N], and silu of its first half times the second half is quantised, in
-    float32."""
+    """Codes and scales of x [*, M, N]. With `swiglu`, x is [*, M, 2N], and silu of its first half times the second half
+    is quantised, in float32."""
     need(x)
     (*batch, M, N), (BM, BN) = x.shape, block
     flat, N = x.reshape(math.prod(batch), M, N), N // (2 if swiglu else 1)
@@ -300,6 +338,19 @@ def fp8_blocks(x: Tensor, block: tuple[int, int] = (1, 128), swiglu: bool = Fals
         PM, PN = triton.next_power_of_2(BM), triton.next_power_of_2(BN)
         RM = max(1, 32 // PM)
         fp8_kernel[(triton.cdiv(down, RM), across, len(flat))](
-            flat, codes, scales, M, N, *flat.stride(), BM, BN, RM, NATIVE=not INTERPRETED, SWIGLU=swiglu, PM=PM, PN=PN, **EXACT
+            flat,
+            codes,
+            scales,
+            M,
+            N,
+            *flat.stride(),
+            BM,
+            BN,
+            RM,
+            NATIVE=not INTERPRETED,
+            SWIGLU=swiglu,
+            PM=PM,
+            PN=PN,
+            **EXACT,
         )
     return codes, scales

@@ -1,9 +1,10 @@
 """What a GPU would be asked to run: every use of every kernel, written down without a GPU.
 
-`launches` calls the kernels' public functions, and the gradients behind them, at the sizes of Qwen3-30B-A3B with 32,768 tokens. Their tensors
-have a shape and a dtype but no memory (torch's device "meta"), and say that they lie on a GPU. No kernel starts: types, constants, options and
-grid of each launch are recorded instead. What is compiled from them (kernels/compiled.py) is therefore what the functions hand to a GPU, and no
-copy of it that could go stale. A new kernel needs a call in `uses`.
+`launches` calls the kernels' public functions, and the gradients behind them, at the sizes of Qwen3-30B-A3B with 32,768
+tokens. Their tensors have a shape and a dtype but no memory (torch's device "meta"), and say that they lie on a GPU. No
+kernel starts: types, constants, options and grid of each launch are recorded instead. What is compiled from them
+(kernels/compiled.py) is therefore what the functions hand to a GPU, and no copy of it that could go stale. A new kernel
+needs a call in `uses`.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,7 +19,18 @@ from torch.overrides import TorchFunctionMode
 from triton.runtime.autotuner import Autotuner
 from triton.runtime.jit import JITFunction
 
-from . import expert_rows, experts, gemm, grouped_gemm, linear_logprob, muon, operands, quant, router_replay, weight_sync
+from . import (
+    expert_rows,
+    experts,
+    gemm,
+    grouped_gemm,
+    linear_logprob,
+    muon,
+    operands,
+    quant,
+    router_replay,
+    weight_sync,
+)
 from .launch import Fitting, first
 
 __all__ = ["Launch", "launches"]
@@ -28,8 +40,8 @@ EXPERTS, INNER, CHOSEN = 128, 768, 8
 
 FORWARD = ("mxfp8", "mxfp8"), ("nvfp4-token", "mxfp8"), ("mxfp8", None), ("nvfp4-token", None)
 ORIENTATIONS = {"matrix": FORWARD, "gathered": FORWARD, "weighted": FORWARD[:1], "codes": FORWARD}
-"""What one launch reads (kernels/orientations.py), and the formats along rows and along columns in which it writes that; without columns in a
-forward pass alone."""
+"""What one launch reads (kernels/orientations.py), and the formats along rows and along columns in which it writes
+that; without columns in a forward pass alone."""
 
 TYPES = {
     torch.bfloat16: "bf16",
@@ -78,13 +90,14 @@ class Launch:
         return self.options.get("enable_fp_fusion") is False
 
     def key(self) -> str:
-        """Equal for launches that compile to the same code, but for the numbers that Triton knows to be multiples of 16."""
+        """Equal for launches that compile to the same code, but for the numbers that Triton knows to be multiples of
+        16."""
         return repr((self.name, self.signature, self.constants, self.options))
 
 
 def launches(capability: tuple[int, int] = (9, 0)) -> list[Launch]:
-    """Every use on a GPU of this compute capability, in the order of `uses`; what compiles to the same code is there once. Needs a process
-    without TRITON_INTERPRET."""
+    """Every use on a GPU of this compute capability, in the order of `uses`; what compiles to the same code is there
+    once. Needs a process without TRITON_INTERPRET."""
     found: dict[str, Launch] = {}
     for use, call in uses():
 
@@ -99,11 +112,15 @@ def launches(capability: tuple[int, int] = (9, 0)) -> list[Launch]:
 
 
 class OnGpu(TorchFunctionMode):
-    """Inside, tensors say that they lie on a GPU. A tensor that is asked for its number, as a delta's number of changes, says 2^20; one that
-    is asked whether something is so (whether a gradient overflows) says no."""
+    """Inside, tensors say that they lie on a GPU. A tensor that is asked for its number, as a delta's number of
+    changes, says 2^20; one that is asked whether something is so (whether a gradient overflows) says no."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        for asked, answer in ((torch.Tensor.is_cuda.__get__, True), (torch.Tensor.__int__, 2**20), (torch.Tensor.__bool__, False)):
+        for asked, answer in (
+            (torch.Tensor.is_cuda.__get__, True),
+            (torch.Tensor.__int__, 2**20),
+            (torch.Tensor.__bool__, False),
+        ):
             if func == asked:
                 return answer
         return func(*args, **(kwargs or {}))
@@ -132,7 +149,8 @@ def recorded(note: Callable, capability: tuple[int, int]) -> Iterator[None]:
 
 
 def described(use: str, kernel: JITFunction, form: str, tiles: tuple, arguments: dict[str, Any], grid: Any) -> Launch:
-    """A launch from its arguments, as Triton specialises them: the number 1 is a constant, and multiples of 16 are known as such."""
+    """A launch from its arguments, as Triton specialises them: the number 1 is a constant, and multiples of 16 are
+    known as such."""
     signature, constants, attributes, numbers, tensors, distinct = {}, {}, {}, {}, {}, {}
     for at, parameter in enumerate(kernel.params):
         name = parameter.name
@@ -144,7 +162,9 @@ def described(use: str, kernel: JITFunction, form: str, tiles: tuple, arguments:
         value = arguments[name]
         if isinstance(value, Tensor):
             signature[name] = "*" + TYPES[value.dtype]
-            attributes[(at,)] = [["tt.divisibility", 16]] if value.storage_offset() * value.element_size() % 16 == 0 else []
+            attributes[(at,)] = (
+                [["tt.divisibility", 16]] if value.storage_offset() * value.element_size() % 16 == 0 else []
+            )
             if value.nbytes < 2**31:
                 attributes[(at,)].append(["tt.pointer_range", 32])
             tensors[name], distinct[id(value)] = (tuple(value.shape), value.element_size()), value.nbytes
@@ -161,7 +181,20 @@ def described(use: str, kernel: JITFunction, form: str, tiles: tuple, arguments:
     options = {name: value for name, value in arguments.items() if name not in kernel.arg_names}
     attributes = {at: some for at, some in attributes.items() if some}
     size = grid if callable(grid) else lambda tile, fixed=grid: fixed
-    return Launch(use, kernel, signature, constants, attributes, options, numbers, tensors, sum(distinct.values()), form, tiles, size)
+    return Launch(
+        use,
+        kernel,
+        signature,
+        constants,
+        attributes,
+        options,
+        numbers,
+        tensors,
+        sum(distinct.values()),
+        form,
+        tiles,
+        size,
+    )
 
 
 class Saved:
@@ -176,7 +209,9 @@ class Saved:
         pass
 
 
-def both_ways(use: str, function: type[torch.autograd.Function], arguments: Callable[[], tuple]) -> Iterator[tuple[str, Callable[[], object]]]:
+def both_ways(
+    use: str, function: type[torch.autograd.Function], arguments: Callable[[], tuple]
+) -> Iterator[tuple[str, Callable[[], object]]]:
     """A function, and its gradient. Autograd itself would want a device."""
 
     def backward() -> None:
@@ -212,7 +247,10 @@ def uses() -> Iterator[tuple[str, Callable[[], object]]]:
     yield "MXFP8 of SwiGLU", lambda: experts.activation(numbers(rows, 2 * INNER), "mxfp8", indices(1))
     for scale in ("token", "tensor"):
         for division in ("ieee", "fast"):
-            yield f"NVFP4 per {scale}, {division}", lambda a=scale, b=division: quant.nvfp4_quantize(numbers(TOKENS, WIDTH), a, b)
+            yield (
+                f"NVFP4 per {scale}, {division}",
+                lambda a=scale, b=division: quant.nvfp4_quantize(numbers(TOKENS, WIDTH), a, b),
+            )
     yield "NVFP4 per token, long tokens", lambda: quant.nvfp4_quantize(numbers(*wide))
     yield "NVFP4 per token, float32", lambda: quant.nvfp4_quantize(numbers(TOKENS, WIDTH, dtype=torch.float32))
     yield "NVFP4 of SwiGLU", lambda: experts.activation(numbers(rows, 2 * INNER), "nvfp4-token", indices(1))
@@ -227,14 +265,32 @@ def uses() -> Iterator[tuple[str, Callable[[], object]]]:
                 if source == "matrix":
                     return operands.both(weights()[0], *ways)
                 given = numbers(TOKENS, WIDTH, dtype=torch.uint8 if source == "codes" else torch.bfloat16)
-                gates = {"weighted": numbers(TOKENS, CHOSEN, dtype=torch.float32), "codes": numbers(TOKENS, WIDTH // 32, dtype=torch.uint8)}
-                return operands.both(given, *ways, source=source, index=indices(rows), K=CHOSEN, gates=gates.get(source), limit=indices(1))
+                gates = {
+                    "weighted": numbers(TOKENS, CHOSEN, dtype=torch.float32),
+                    "codes": numbers(TOKENS, WIDTH // 32, dtype=torch.uint8),
+                }
+                return operands.both(
+                    given,
+                    *ways,
+                    source=source,
+                    index=indices(rows),
+                    K=CHOSEN,
+                    gates=gates.get(source),
+                    limit=indices(1),
+                )
 
             yield f"{source} to {by_rows} rows {f'and {by_columns} columns' if by_columns else 'alone'}", both
-    yield "MXFP8 of SwiGLU's gradient", lambda: experts.swiglu_gradient(numbers(rows, 2 * INNER), numbers(rows, INNER), "mxfp8", indices(1))
+    yield (
+        "MXFP8 of SwiGLU's gradient",
+        lambda: experts.swiglu_gradient(numbers(rows, 2 * INNER), numbers(rows, INNER), "mxfp8", indices(1)),
+    )
 
     for form in ("bfloat16", "fp8", "mxfp8", "nvfp4-token"):
-        back, dtype = ("mxfp8", torch.bfloat16) if form == "nvfp4-token" else (form, torch.float32 if form == "bfloat16" else torch.bfloat16)
+        back, dtype = (
+            ("mxfp8", torch.bfloat16)
+            if form == "nvfp4-token"
+            else (form, torch.float32 if form == "bfloat16" else torch.bfloat16)
+        )
 
         def linear(form=form, back=back, dtype=dtype):
             return numbers(TOKENS, WIDTH, dtype=dtype), numbers(2 * INNER, WIDTH, dtype=dtype), form, back
@@ -244,23 +300,39 @@ def uses() -> Iterator[tuple[str, Callable[[], object]]]:
         back, dtype = "mxfp8" if form == "nvfp4-token" else form, torch.float32 if form == "float32" else torch.bfloat16
 
         def grouped(form=form, back=back, dtype=dtype):
-            return numbers(rows, WIDTH, dtype=dtype), numbers(EXPERTS, 2 * INNER, WIDTH, dtype=dtype), indices(EXPERTS), form, back
+            return (
+                numbers(rows, WIDTH, dtype=dtype),
+                numbers(EXPERTS, 2 * INNER, WIDTH, dtype=dtype),
+                indices(EXPERTS),
+                form,
+                back,
+            )
 
         yield from both_ways(f"experts' product, {form}", grouped_gemm.GroupedLinear, grouped)
 
     yield "SwiGLU", lambda: experts.swiglu(numbers(rows, 2 * INNER))
     yield "SwiGLU's gradient", lambda: experts.swiglu(numbers(rows, 2 * INNER), numbers(rows, INNER))
     yield "rows sorted by expert", lambda: expert_rows.sort_by_expert(indices(TOKENS, CHOSEN), EXPERTS)
-    yield from both_ways("tokens to experts", expert_rows.Permute, lambda: (numbers(TOKENS, WIDTH), indices(rows), indices(TOKENS, CHOSEN)))
     yield from both_ways(
-        "experts to tokens", expert_rows.Unpermute, lambda: (numbers(rows, WIDTH), indices(rows), indices(TOKENS, CHOSEN), numbers(TOKENS, CHOSEN))
+        "tokens to experts",
+        expert_rows.Permute,
+        lambda: (numbers(TOKENS, WIDTH), indices(rows), indices(TOKENS, CHOSEN)),
+    )
+    yield from both_ways(
+        "experts to tokens",
+        expert_rows.Unpermute,
+        lambda: (numbers(rows, WIDTH), indices(rows), indices(TOKENS, CHOSEN), numbers(TOKENS, CHOSEN)),
     )
 
     for form in ("bfloat16", "fp8", "mxfp8", "nvfp4-token"):
         back = "mxfp8" if form == "nvfp4-token" else form
 
         def layer(form=form, back=back, received=False):
-            codes = (numbers(TOKENS, WIDTH, dtype=torch.uint8), numbers(TOKENS, WIDTH // 32, dtype=torch.uint8)) if received else (None, None)
+            codes = (
+                (numbers(TOKENS, WIDTH, dtype=torch.uint8), numbers(TOKENS, WIDTH // 32, dtype=torch.uint8))
+                if received
+                else (None, None)
+            )
             gates = numbers(TOKENS, CHOSEN, dtype=torch.float32)
             return numbers(TOKENS, WIDTH), gates, *weights(), indices(TOKENS, CHOSEN), *codes, form, back
 
@@ -299,7 +371,10 @@ def uses() -> Iterator[tuple[str, Callable[[], object]]]:
 
     for scores in (torch.float32, torch.bfloat16):
         yield f"route, {TYPES[scores]}", lambda s=scores: router_replay.route(numbers(TOKENS, EXPERTS, dtype=s), CHOSEN)
-    yield "route, gates of all experts", lambda: router_replay.route(numbers(TOKENS, EXPERTS, dtype=torch.float32), CHOSEN, normalise=False)
+    yield (
+        "route, gates of all experts",
+        lambda: router_replay.route(numbers(TOKENS, EXPERTS, dtype=torch.float32), CHOSEN, normalise=False),
+    )
     for alpha in (0.0, 0.5):
 
         def replay(alpha=alpha):

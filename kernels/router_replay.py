@@ -1,7 +1,7 @@
 """Triton kernel behind `ref.router_replay.route`: the experts of every token, and their gates.
 
-A program takes some tokens' scores into registers and picks k times: what is kept of a replay first, by score, then the router's own best;
-the K-th score, which the filter needs, comes from the same picking. Gates follow.
+A program takes some tokens' scores into registers and picks k times: what is kept of a replay first, by score, then the
+router's own best; the K-th score, which the filter needs, comes from the same picking. Gates follow.
 """
 
 import math
@@ -121,16 +121,21 @@ class Route(torch.autograd.Function):
         dg = dg.float()
         along = (dg * gates).sum(1, keepdim=True)
         if ctx.normalise:
-            d = torch.zeros(scores.shape, dtype=torch.float32, device=scores.device).scatter_(1, experts, gates * (dg - along))
+            d = torch.zeros(scores.shape, dtype=torch.float32, device=scores.device).scatter_(
+                1, experts, gates * (dg - along)
+            )
         else:
             d = -along * scores.float().softmax(-1)
             d.scatter_add_(1, experts, gates * dg)
         return d.to(scores.dtype), None, None, None, None
 
 
-def route(scores: Tensor, k: int, replayed: Tensor | None = None, alpha: float = 0.0, normalise: bool = True) -> tuple[Tensor, Tensor]:
-    """As `ref.router_replay.route`, scores float32 or bfloat16. What only the values tell (NaN among the scores, repeated experts) raises
-    ValueError on the CPU; on a GPU it would cost a wait, and is not looked at. Gates of which none weighs anything are NaN."""
+def route(
+    scores: Tensor, k: int, replayed: Tensor | None = None, alpha: float = 0.0, normalise: bool = True
+) -> tuple[Tensor, Tensor]:
+    """As `ref.router_replay.route`, scores float32 or bfloat16. What only the values tell (NaN among the scores,
+    repeated experts) raises ValueError on the CPU; on a GPU it would cost a wait, and is not looked at. Gates of which
+    none weighs anything are NaN."""
     if scores.ndim != 2 or scores.dtype not in (torch.float32, torch.bfloat16):
         raise ValueError(f"scores must be float32 or bfloat16, shape [N, E]; got {scores.dtype} {list(scores.shape)}")
     N, E = scores.shape

@@ -2,11 +2,12 @@
 
     row r, block b    tile (r // 128, b // 4), byte 16 · (r % 32) + 4 · (r % 128 // 32) + b % 4 of its 512
 
-A tile is contiguous, so a kernel copies it from memory to the tensor core without a look at its order. A quantiser that writes this layout saves
-the pass that would rearrange row-major scales. `swizzle` and `unswizzle` say the same in plain torch; tests compare the kernels with them.
+A tile is contiguous, so a kernel copies it from memory to the tensor core without a look at its order. A quantiser that
+writes this layout saves the pass that would rearrange row-major scales. `swizzle` and `unswizzle` say the same in plain
+torch; tests compare the kernels with them.
 
-Sources: cuBLAS, "1D block scaling factors layout"; PTX ISA, `tcgen05.mma` with `.block_scale`, and `tcgen05.cp` `.32x128b.warpx4`.
-"""
+Sources: cuBLAS, "1D block scaling factors layout"; PTX ISA, `tcgen05.mma` with `.block_scale`, and `tcgen05.cp`
+`.32x128b.warpx4`."""
 
 import torch
 from torch import Tensor
@@ -20,7 +21,8 @@ def tiles(rows: int, blocks: int) -> tuple[int, int]:
 
 
 def swizzle(scales: Tensor) -> Tensor:
-    """Row-major scales [*, R, B] → tiles [*, ⌈R / 128⌉, ⌈B / 4⌉, 32, 4, 4]; the padding is 0. Raises ValueError for less than two axes."""
+    """Row-major scales [*, R, B] → tiles [*, ⌈R / 128⌉, ⌈B / 4⌉, 32, 4, 4]; the padding is 0. Raises ValueError for
+    less than two axes."""
     if scales.ndim < 2:
         raise ValueError(f"scales must have shape [*, R, B]; got {list(scales.shape)}")
     R, B = scales.shape[-2:]
@@ -31,10 +33,13 @@ def swizzle(scales: Tensor) -> Tensor:
 
 
 def unswizzle(tiled: Tensor, rows: int, blocks: int) -> Tensor:
-    """The reverse of `swizzle`: tiles [*, ⌈R / 128⌉, ⌈B / 4⌉, 32, 4, 4] → row-major scales [*, R, B]. Raises ValueError if the number of tiles
-    is another one."""
+    """The reverse of `swizzle`: tiles [*, ⌈R / 128⌉, ⌈B / 4⌉, 32, 4, 4] → row-major scales [*, R, B]. Raises ValueError
+    if the number of tiles is another one."""
     down, across = tiles(rows, blocks)
     if tiled.shape[-5:] != (down, across, 32, 4, 4):
-        raise ValueError(f"tiled must have shape {['*', down, across, 32, 4, 4]} for {rows} rows of {blocks} blocks; got {list(tiled.shape)}")
+        raise ValueError(
+            f"tiled must have shape {['*', down, across, 32, 4, 4]} for {rows} rows of {blocks} "
+            f"blocks; got {list(tiled.shape)}"
+        )
     whole = tiled.transpose(-2, -3).movedim(-4, -2)
     return whole.flatten(-2).flatten(-4, -2)[..., :rows, :blocks].contiguous()

@@ -1,9 +1,9 @@
 """Which tile of its result a program of a product computes, and how it stores the tile.
 
-The order keeps operands in the L2 cache. A band of eight tiles of rows goes through all columns before the next band begins, and within a band
-rows change first: eight pieces of A stay while B passes by once. With experts, every expert has its own bands, because its weights serve nobody
-else: they are read, used by all of the expert's rows, and never needed again ("supergrouping"). `kernels/launches.py` counts what that saves.
-"""
+The order keeps operands in the L2 cache. A band of eight tiles of rows goes through all columns before the next band
+begins, and within a band rows change first: eight pieces of A stay while B passes by once. With experts, every expert
+has its own bands, because its weights serve nobody else: they are read, used by all of the expert's rows, and never
+needed again ("supergrouping"). `kernels/launches.py` counts what that saves."""
 
 import triton
 import triton.language as tl
@@ -27,8 +27,8 @@ def banded(t, down, across):
 
 @triton.jit
 def expert_tile(t, ends, E, across, EP: tl.constexpr, BM: tl.constexpr):
-    """The t-th tile of all experts' rows, expert e's ending at ends[e]: whether there is one, its expert, its first row, the end of the expert's
-    rows, and its column. Experts follow each other, each in bands."""
+    """The t-th tile of all experts' rows, expert e's ending at ends[e]: whether there is one, its expert, its first
+    row, the end of the expert's rows, and its column. Experts follow each other, each in bands."""
     e = tl.arange(0, EP)
     end = tl.load(ends + e, e < E, other=0).to(tl.int64)
     start = tl.where(e > 0, tl.load(ends + e - 1, (e > 0) & (e < E), other=0).to(tl.int64), 0)

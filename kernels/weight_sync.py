@@ -1,8 +1,8 @@
 """Triton kernels behind `ref/weight_sync.py`: compare, count, write positions and steps in order; and apply them.
 
-Both versions are read once to count changes per block and once to write them, 8 bytes per weight, because the position of a block's
-changes is known only after all earlier blocks are counted. The host waits only for the number of changes, the size of the result.
-"""
+Both versions are read once to count changes per block and once to write them, 8 bytes per weight, because the position
+of a block's changes is known only after all earlier blocks are counted. The host waits only for the number of changes,
+the size of the result."""
 
 import torch
 import triton
@@ -70,12 +70,19 @@ def encode_delta(old: Tensor, new: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def apply_delta(old: Tensor, positions: Tensor, steps: Tensor) -> Tensor:
-    """Same as `ref.weight_sync.apply_delta`. Positions are checked only on the CPU, to avoid waiting for a GPU; where steps lead, nowhere."""
+    """Same as `ref.weight_sync.apply_delta`. Positions are checked only on the CPU, to avoid waiting for a GPU; where
+    steps lead, nowhere."""
     check_delta(old, positions, steps)
     need(old)
     new = old.contiguous().clone()
     if len(positions):
         scatter_kernel[(triton.cdiv(len(positions), BLOCK),)](
-            new.view(torch.int16).flatten(), positions.contiguous(), steps.contiguous(), len(positions), BLOCK=BLOCK, num_warps=8, **EXACT
+            new.view(torch.int16).flatten(),
+            positions.contiguous(),
+            steps.contiguous(),
+            len(positions),
+            BLOCK=BLOCK,
+            num_warps=8,
+            **EXACT,
         )
     return new

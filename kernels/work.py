@@ -1,8 +1,8 @@
 """Bytes and FLOPs of a launch of kernels/registry.py: of one program, and of the whole.
 
-FLOPs are those of products; what a quantiser or a router computes beside its loads is not counted. A program's bytes are what it asks of the
-memory system, so that an operand which eight programs read counts eight times. `once` counts every argument's bytes one time: no kernel can do
-with less traffic, and the roofline's floor stands on that.
+FLOPs are those of products; what a quantiser or a router computes beside its loads is not counted. A program's bytes
+are what it asks of the memory system, so that an operand which eight programs read counts eight times. `once` counts
+every argument's bytes one time: no kernel can do with less traffic, and the roofline's floor stands on that.
 """
 
 import math
@@ -15,7 +15,8 @@ from .registry import Launch
 __all__ = ["of_tile", "once"]
 
 STORED = {0: 1.0, 1: 1.0 + 4 / 128, 2: 1.0 + 1 / 32, 3: 0.5 + 1 / 16}
-"""Bytes per number of an operand and its scales, by FORM of kernels/gemm.py; form 0 is counted in numbers of the operand's own size."""
+"""Bytes per number of an operand and its scales, by FORM of kernels/gemm.py; form 0 is counted in numbers of the
+operand's own size."""
 
 
 @dataclass(frozen=True)
@@ -50,22 +51,40 @@ def packed(launch: Launch) -> int:
 
 
 PRODUCTS = {
-    "matmul_kernel": Product("BM", "BN", lambda x: x.numbers["K"], lambda x: 2 * x.numbers["M"] * x.numbers["N"] * x.numbers["K"]),
-    "rows_kernel": Product("BM", "BN", lambda x: x.numbers["K"], lambda x: 2 * x.numbers["N"] * x.numbers["O"] * x.numbers["K"]),
+    "matmul_kernel": Product(
+        "BM", "BN", lambda x: x.numbers["K"], lambda x: 2 * x.numbers["M"] * x.numbers["N"] * x.numbers["K"]
+    ),
+    "rows_kernel": Product(
+        "BM", "BN", lambda x: x.numbers["K"], lambda x: 2 * x.numbers["N"] * x.numbers["O"] * x.numbers["K"]
+    ),
     "weights_kernel": Product(
-        "BM", "BN", lambda x: size(x, "a", -1) / size(x, "out", 0), lambda x: 2 * x.numbers["O"] * x.numbers["D"] * size(x, "a", -1)
+        "BM",
+        "BN",
+        lambda x: size(x, "a", -1) / size(x, "out", 0),
+        lambda x: 2 * x.numbers["O"] * x.numbers["D"] * size(x, "a", -1),
     ),
     "scaled_matmul_kernel": Product("BM", "BN", packed, lambda x: 2 * x.numbers["M"] * x.numbers["N"] * packed(x)),
     "scaled_rows_kernel": Product("BM", "BN", packed, lambda x: 2 * size(x, "out", 0) * x.numbers["O"] * packed(x)),
     "scaled_weights_kernel": Product(
-        "BM", "BN", lambda x: size(x, "a", -1) / size(x, "out", 0), lambda x: 2 * x.numbers["O"] * x.numbers["D"] * size(x, "a", -1)
+        "BM",
+        "BN",
+        lambda x: size(x, "a", -1) / size(x, "out", 0),
+        lambda x: 2 * x.numbers["O"] * x.numbers["D"] * size(x, "a", -1),
     ),
     "forward_kernel": Product(
-        "BM", "BV", heads, lambda x: 2 * x.numbers["N"] * x.numbers["V"] * heads(x), lambda x, tile: math.ceil(x.numbers["width"] / tile["BV"]), False
+        "BM",
+        "BV",
+        heads,
+        lambda x: 2 * x.numbers["N"] * x.numbers["V"] * heads(x),
+        lambda x, tile: math.ceil(x.numbers["width"] / tile["BV"]),
+        False,
     ),
     "backward_kernel": Product("BM", "BV", heads, lambda x: 2 * x.numbers["N"] * x.numbers["width"] * heads(x)),
     "symmetric_kernel": Product(
-        "BM", "BM", lambda x: x.numbers["K"], lambda x: size(x, "out", 0) * x.numbers["M"] * (x.numbers["M"] + 1) * x.numbers["K"]
+        "BM",
+        "BM",
+        lambda x: x.numbers["K"],
+        lambda x: size(x, "out", 0) * x.numbers["M"] * (x.numbers["M"] + 1) * x.numbers["K"],
     ),
 }
 
@@ -77,7 +96,12 @@ def of_tile(launch: Launch, tile: dict[str, Any]) -> tuple[int, int]:
         programs = math.prod(launch.grid({**launch.constants, **tile}))
         return round(once(launch)[0] / programs), 0
     tile = {**launch.constants, **tile}
-    rows, columns, depth, passes = tile[product.rows], tile[product.columns], product.depth(launch), product.passes(launch, tile)
+    rows, columns, depth, passes = (
+        tile[product.rows],
+        tile[product.columns],
+        product.depth(launch),
+        product.passes(launch, tile),
+    )
     operand = next(iter(launch.tensors.values()))[1] * STORED[launch.constants.get("FORM", 0)]
     out = rows * columns * launch.tensors["out"][1] if product.writes else 0
     return round(passes * (rows + columns) * depth * operand + out), round(2 * passes * rows * columns * depth)

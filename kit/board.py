@@ -1,7 +1,7 @@
 """Metrics as TensorBoard events.
 
-The process that logs them also writes them. torch's SummaryWriter writes in a thread, which prints a traceback when the disk is full.
-"""
+The process that logs them also writes them. torch's SummaryWriter writes in a thread, which prints a traceback when the
+disk is full."""
 
 from __future__ import annotations
 

@@ -60,7 +60,8 @@ class DamagedFile(RunError, ValueError):
 
 
 def atomic_write(path: str | Path, content: bytes | str) -> None:
-    """Replaces the content of `path` atomically: a reader sees all of the old content or all of the new. Raises OSError if that fails."""
+    """Replaces the content of `path` atomically: a reader sees all of the old content or all of the new. Raises OSError
+    if that fails."""
     path = Path(path)
     temporary = path.with_name(f".tmp-{path.name}")
     try:
@@ -80,7 +81,8 @@ def atomic_write(path: str | Path, content: bytes | str) -> None:
 
 
 class Journal:
-    """A file that grows by complete entries. An entry that does not fit on the disk, or is interrupted, leaves no trace."""
+    """A file that grows by complete entries. An entry that does not fit on the disk, or is interrupted, leaves no
+    trace."""
 
     def __init__(self, path: Path, keep: int | None = None) -> None:
         """Opens `path` and creates it if it is missing. `keep`: first truncate it to this many bytes."""
@@ -112,8 +114,8 @@ class Journal:
 
 
 class Hashing:
-    """A file object for torch.save. It passes blocks on to `file` and hashes what it was given, not what the disk kept. `failed`: the disk's
-    error, which torch.save replaces by one of its own."""
+    """A file object for torch.save. It passes blocks on to `file` and hashes what it was given, not what the disk kept.
+    `failed`: the disk's error, which torch.save replaces by one of its own."""
 
     def __init__(self, file: BinaryIO) -> None:
         self.file, self.digest, self.bytes = file, hashlib.sha256(), 0
@@ -143,7 +145,8 @@ def hash_file(path: Path, length: int | None = None) -> str:
 
 
 def what_is_wrong(path: Path, size: int, digest: str, prefix: bool = False) -> str:
-    """Why the file differs from the one that was written; empty if it does not. `prefix`: compare only the first `size` bytes."""
+    """Why the file differs from the one that was written; empty if it does not. `prefix`: compare only the first `size`
+    bytes."""
     if not path.exists():
         return "it is missing"
     length = path.stat().st_size
@@ -165,8 +168,14 @@ def describe_mismatch(value: Any, shape: Any) -> str:
     if isinstance(shape, dict):
         if not isinstance(value, dict):
             return "not a JSON object"
-        items = [(key, inner) for key_pattern, inner in shape.items() for key in (value if key_pattern is ... else [key_pattern])]
-        mismatches = ((key, describe_mismatch(value[key], inner) if key in value else "missing") for key, inner in items)
+        items = [
+            (key, inner)
+            for key_pattern, inner in shape.items()
+            for key in (value if key_pattern is ... else [key_pattern])
+        ]
+        mismatches = (
+            (key, describe_mismatch(value[key], inner) if key in value else "missing") for key, inner in items
+        )
     elif isinstance(shape, list):
         if not isinstance(value, list) or len(shape) > len(value) + 1:
             return "empty" if value == [] else "not a list"
@@ -174,7 +183,11 @@ def describe_mismatch(value: Any, shape: Any) -> str:
     elif shape is object:
         return ""
     elif isinstance(shape, type | tuple):
-        return "" if type(value) in (shape if isinstance(shape, tuple) else (shape,)) else f"unexpected value {json.dumps(value)[:40]}"
+        return (
+            ""
+            if type(value) in (shape if isinstance(shape, tuple) else (shape,))
+            else f"unexpected value {json.dumps(value)[:40]}"
+        )
     else:
         return describe_mismatch(value, shape(value))
     return next((f"{location}: {mismatch}" for location, mismatch in mismatches if mismatch), "")
@@ -226,7 +239,12 @@ def _check_depth(value: Any) -> None:
     for _ in range(MAX_DEPTH):
         if not level:
             return
-        level = [part for group in level for part in (group.values() if isinstance(group, dict) else group) if isinstance(part, dict | list)]
+        level = [
+            part
+            for group in level
+            for part in (group.values() if isinstance(group, dict) else group)
+            if isinstance(part, dict | list)
+        ]
     if level:
         raise ValueError(f"it is nested deeper than {MAX_DEPTH} levels")
 
@@ -305,7 +323,9 @@ def read_toml(path: str | Path) -> dict[str, Any]:
         return parse_toml(content)
     except ValueError as error:
         reason = " ".join(str(error).split())
-        raise DamagedFile(Path(path), reason, message=f"{path} is not valid TOML: {reason.removeprefix('it is not valid TOML: ')}") from None
+        raise DamagedFile(
+            Path(path), reason, message=f"{path} is not valid TOML: {reason.removeprefix('it is not valid TOML: ')}"
+        ) from None
 
 
 def read_lines(path: Path) -> list[dict]:
@@ -324,8 +344,8 @@ def read_lines(path: Path) -> list[dict]:
 
 
 def timings(root: Path) -> list[dict]:
-    """The lines of a run's timings.jsonl: `stage`, the `seconds` spent in it so far, and in some lines `step` or `peak_memory_gib`. Skips
-    lines in any other format."""
+    """The lines of a run's timings.jsonl: `stage`, the `seconds` spent in it so far, and in some lines `step` or
+    `peak_memory_gib`. Skips lines in any other format."""
 
     def is_number(value: object) -> bool:
         return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf
@@ -346,8 +366,8 @@ def spent(root: Path) -> dict[str, float]:
 
 
 def refusal(error: BaseException) -> OSError | None:
-    """The operating system's error behind `error`: `error` itself, or the one that a Rust library wraps (safetensors in an exception of its
-    own, tokenizers in a plain Exception). None for any other error."""
+    """The operating system's error behind `error`: `error` itself, or the one that a Rust library wraps (safetensors in
+    an exception of its own, tokenizers in a plain Exception). None for any other error."""
     from safetensors import SafetensorError
 
     if isinstance(error, OSError):

@@ -1,4 +1,5 @@
-"""The process and its machine: memory allocation, processes on all cores, facts for a measurement, random generators."""
+"""The process and its machine: memory allocation, processes on all cores, facts for a measurement, random
+generators."""
 
 from __future__ import annotations
 
@@ -83,15 +84,16 @@ def on_cores(
     each: int = 1,
     processes: int | None = None,
 ) -> list:
-    """[function(part) for part in parts], each with one torch thread. On Linux with several cores, it runs `each` forked processes per core,
-    or as many as `processes` says, and hands out the parts one by one. `progress` is called with the number of finished parts. Exceptions of
-    `function` are raised here, and RuntimeError if a process dies. The caller sees only return values, which must be picklable, and no other
-    side effects.
+    """[function(part) for part in parts], each with one torch thread. On Linux with several cores, it runs `each`
+    forked processes per core, or as many as `processes` says, and hands out the parts one by one. `progress` is called
+    with the number of finished parts. Exceptions of `function` are raised here, and RuntimeError if a process dies. The
+    caller sees only return values, which must be picklable, and no other side effects.
 
-    Two threads wait for each other in every matrix product, and a product of a small network takes microseconds. Next to other busy programs,
-    a wait lasts until the scheduler has run those: two threads were ten times slower that way. Two processes meet only at the end. Each is
-    its own session, and Linux gives every session the same share of a core. Two processes per core therefore get twice the share next to
-    other programs, and lose nothing on an idle machine if parts are large."""
+    Two threads wait for each other in every matrix product, and a product of a small network takes microseconds. Next
+    to other busy programs, a wait lasts until the scheduler has run those: two threads were ten times slower that way.
+    Two processes meet only at the end. Each is its own session, and Linux gives every session the same share of a core.
+    Two processes per core therefore get twice the share next to other programs, and lose nothing on an idle machine if
+    parts are large."""
     num_processes = (each * cores() if cores() > 1 else 1) if processes is None else processes
     workers = min(num_processes, len(parts)) if sys.platform == "linux" else 1
     if workers < 2:
@@ -118,7 +120,9 @@ def on_cores(
                 try:
                     kind, value = pickle.loads(parent_end.recv_bytes())
                 except EOFError:
-                    raise RuntimeError(f"a process that computed {function.__name__} died; is there enough memory?") from None
+                    raise RuntimeError(
+                        f"a process that computed {function.__name__} died; is there enough memory?"
+                    ) from None
                 if kind == "raised":
                     raise value
                 results[pipes.pop(parent_end)], done = value, done + 1
@@ -149,7 +153,8 @@ def _serve_parts(connection, function: Callable, parts: Sequence) -> None:
 
 
 def _pickle_tensors(value: Any) -> bytes:
-    """Pickles `value`, with only the elements of each tensor. torch alone would pickle the complete storage behind every view."""
+    """Pickles `value`, with only the elements of each tensor. torch alone would pickle the complete storage behind
+    every view."""
     import torch
 
     file = io.BytesIO()
@@ -173,7 +178,9 @@ def _restore_bfloat16(bits: Any) -> Any:
     return torch.from_numpy(bits).view(torch.bfloat16)
 
 
-def in_fresh_process(function: Callable, *arguments: Any, progress: Callable[[float], None], fresh: float = 60.0) -> Any:
+def in_fresh_process(
+    function: Callable, *arguments: Any, progress: Callable[[float], None], fresh: float = 60.0
+) -> Any:
     """Returns `function(*arguments, progress=…)`, run in a new process, or in this one if it has used less than
     `fresh` seconds of CPU time. Progress reports are passed to `progress` here. Raises RuntimeError if the
     function raises, or if its process dies.
@@ -224,8 +231,8 @@ def _exit_with_parent(parent) -> None:
 
 @contextlib.contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Delays Ctrl-C until the block is over. For short calls into C++ that an exception would disturb: torch.save turns some exceptions
-    into its own RuntimeError and loses others."""
+    """Delays Ctrl-C until the block is over. For short calls into C++ that an exception would disturb: torch.save turns
+    some exceptions into its own RuntimeError and loses others."""
     before = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(before):
         yield  # not the main thread, or signals are ignored
@@ -275,7 +282,8 @@ def machine() -> dict:
 
 
 def _commit() -> str | None:
-    """The checked-out commit of this source, with "+changes" if files other than measurements were edited; None outside Git."""
+    """The checked-out commit of this source, with "+changes" if files other than measurements were edited; None outside
+    Git."""
     root = Path(__file__).resolve().parent.parent
     if not (root / ".git").exists():
         return None
@@ -283,7 +291,10 @@ def _commit() -> str | None:
         git_command = ["git", "-C", str(root)]
         head = subprocess.run([*git_command, "rev-parse", "HEAD"], capture_output=True, text=True, timeout=10)
         status = subprocess.run(
-            [*git_command, "status", "--porcelain", "-uno", "--", ".", ":!results/figures"], capture_output=True, text=True, timeout=10
+            [*git_command, "status", "--porcelain", "-uno", "--", ".", ":!results/figures"],
+            capture_output=True,
+            text=True,
+            timeout=10,
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
@@ -306,7 +317,11 @@ def pack_rng() -> dict:
     numpy_state = numpy.random.get_state(legacy=True)
     assert not isinstance(numpy_state, dict)
     name, keys, *extra = numpy_state
-    state = {"python": random.getstate(), "numpy": (name, torch.from_numpy(keys.astype("int64")), *extra), "torch": torch.get_rng_state()}
+    state = {
+        "python": random.getstate(),
+        "numpy": (name, torch.from_numpy(keys.astype("int64")), *extra),
+        "torch": torch.get_rng_state(),
+    }
     if torch.cuda.is_available():
         state["cuda"] = torch.cuda.get_rng_state_all()
     return state

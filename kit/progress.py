@@ -112,7 +112,11 @@ class Progress:
             self.bar.console.print(line, markup=False, highlight=False)
 
     def print_line(self) -> None:
-        print(f"{self.stage.name:>6} {self.percent():3.0f}%  {_format_clock(self.stage.seconds)} < {self.left()}  {self.words()}", flush=True)
+        print(
+            f"{self.stage.name:>6} {self.percent():3.0f}%  {_format_clock(self.stage.seconds)} < "
+            f"{self.left()}  {self.words()}",
+            flush=True,
+        )
 
     def last(self) -> None:
         """Prints the line of the finished stage, which stays on screen."""

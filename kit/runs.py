@@ -16,8 +16,8 @@ rename, and it records the length of the metrics file. On resume the metrics are
 steps that the killed process logged after its last checkpoint are then logged again, with the same values.
 A line is appended completely or not at all, even on a full disk, so the record of a file matches its content.
 
-config.json, the manifests and the results carry a seal, the SHA-256 of their own content: one whose seal does not match is refused, not believed.
-"""
+config.json, the manifests and the results carry a seal, the SHA-256 of their own content: one whose seal does not match
+is refused, not believed."""
 
 from __future__ import annotations
 
@@ -103,9 +103,12 @@ os.register_at_fork(after_in_child=_drop_locks_in_child)
 
 
 class Run:
-    """An open run folder. Use `Run.open`; close it, or use it in a `with` statement. One without a lock is for a process whose parent has it."""
+    """An open run folder. Use `Run.open`; close it, or use it in a `with` statement. One without a lock is for a
+    process whose parent has it."""
 
-    def __init__(self, root: Path, technique: str, config: Any, lock: int | None, resumed: bool, cadence: float) -> None:
+    def __init__(
+        self, root: Path, technique: str, config: Any, lock: int | None, resumed: bool, cadence: float
+    ) -> None:
         self.root, self.technique, self.config = root, technique, config
         self.resumed, self.checkpoint_seconds = resumed, cadence
         self._lock: int | None = lock
@@ -115,7 +118,9 @@ class Run:
         self._has_tried_tracker = False
 
     @classmethod
-    def open(cls, out: str | Path, technique: str, config: Any, resume: bool = False, checkpoint_seconds: float = 20.0) -> Run:
+    def open(
+        cls, out: str | Path, technique: str, config: Any, resume: bool = False, checkpoint_seconds: float = 20.0
+    ) -> Run:
         """Takes the folder `out` for a run of `technique` with the dataclass `config`.
 
         Raises RunError, and writes nothing, if the folder is in use, holds another run, holds this run without
@@ -125,7 +130,9 @@ class Run:
         try:
             str(out).encode("utf-8")
         except UnicodeEncodeError:
-            raise RunError(f"{out} is not UTF-8, and TensorBoard and safetensors cannot open such a path; choose another --out") from None
+            raise RunError(
+                f"{out} is not UTF-8, and TensorBoard and safetensors cannot open such a path; choose another --out"
+            ) from None
         advice = f"choose another --out, or delete {out}"
         if out.exists() and not out.is_dir():
             raise RunError(f"{out} is a file; choose a folder with --out")
@@ -154,7 +161,9 @@ class Run:
                 record = {"technique": technique, "config": _plain(config), "machine": machine()}
                 atomic_write(out / "config.json", json.dumps(seal_record(record), indent=1) + "\n")
             else:
-                for temporary_file in (path for part in (".", "state", "stages") for path in (out / part).glob(".tmp-*") if path.is_file()):
+                for temporary_file in (
+                    path for part in (".", "state", "stages") for path in (out / part).glob(".tmp-*") if path.is_file()
+                ):
                     temporary_file.unlink()  # temporary files that a kill left behind
             for folder in ("metrics", "state", "stages", "checkpoints"):
                 (out / folder).mkdir(exist_ok=True)
@@ -176,7 +185,9 @@ class Run:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(handle)
-            raise RunError(f"output folder {out} is in use by another run; wait for it or choose another --out") from None
+            raise RunError(
+                f"output folder {out} is in use by another run; wait for it or choose another --out"
+            ) from None
         return handle
 
     @staticmethod
@@ -213,7 +224,10 @@ class Run:
     def track(self, scalars: dict[str, float], step: int) -> None:
         """Hands metrics to trackio or wandb, if the command asked for one."""
         if not self._has_tried_tracker:
-            self._has_tried_tracker, self._tracker = (True, open_tracker(self.root, self.technique, flatten(_plain(self.config)), self.resumed))
+            self._has_tried_tracker, self._tracker = (
+                True,
+                open_tracker(self.root, self.technique, flatten(_plain(self.config)), self.resumed),
+            )
         if self._tracker:
             self._tracker.add(scalars, step)
 
@@ -234,7 +248,8 @@ class Run:
             self._lock = None
 
     def abandon(self) -> None:
-        """Removes the files of this run if it was new and has neither a finished stage nor a checkpoint, nor a run inside."""
+        """Removes the files of this run if it was new and has neither a finished stage nor a checkpoint, nor a run
+        inside."""
         patterns = ("stages/*.json", "state/*.json", "*/config.json", "*/*/config.json")
         if self.resumed or any(path.is_file() for pattern in patterns for path in self.root.glob(pattern)):
             return
@@ -251,8 +266,9 @@ class Run:
 
     @contextlib.contextmanager
     def told(self, again: str) -> Iterator[None]:
-        """Turns an early end of the block into a one-line message, with the command `again` if it can continue this run. A new run without
-        results leaves no files. Raises Interrupted for Ctrl-C and RunError for a full disk; other exceptions pass through."""
+        """Turns an early end of the block into a one-line message, with the command `again` if it can continue this
+        run. A new run without results leaves no files. Raises Interrupted for Ctrl-C and RunError for a full disk;
+        other exceptions pass through."""
         try:
             yield
         except KeyboardInterrupt:
@@ -377,7 +393,9 @@ class Stage:
         record = read_record(path, RECORD, f"delete it to run stage {self.name} again", "stage")
         for name, entry in record["files"].items():
             if defect := what_is_wrong(self.run.root / name, entry["bytes"], entry["sha256"]):
-                raise RunError(f"{self.run.root / name} is damaged ({defect}); delete {path} to run stage {self.name} again")
+                raise RunError(
+                    f"{self.run.root / name} is damaged ({defect}); delete {path} to run stage {self.name} again"
+                )
         return record
 
     # -- checkpoints
@@ -408,7 +426,9 @@ class Stage:
             try:
                 record = read_record(manifest, MANIFEST, "")
             except DamagedFile as error:
-                damaged.append(f"checkpoint {state} is damaged (its manifest {manifest.name} is unreadable: {error.reason})")
+                damaged.append(
+                    f"checkpoint {state} is damaged (its manifest {manifest.name} is unreadable: {error.reason})"
+                )
                 continue
             offset, prefix = record["metrics_bytes"], record["metrics_sha256"]
             if defect := what_is_wrong(state, record["bytes"], record["sha256"]):
@@ -426,7 +446,8 @@ class Stage:
         if damaged:
             # Two lines would hide which file to act on, so report the newest checkpoint only.
             raise RunError(
-                f"{damaged[0]}, and no earlier one is intact; delete {self.run.root / 'state'}/{self.name}-* to start stage {self.name} again"
+                f"{damaged[0]}, and no earlier one is intact; delete "
+                f"{self.run.root / 'state'}/{self.name}-* to start stage {self.name} again"
             )
         self._open_metrics()
         return None
@@ -450,7 +471,9 @@ class Stage:
                         raise hashing.failed or error from None
                     file.flush()
                     os.fsync(file.fileno())
-                manifest.unlink(missing_ok=True)  # the manifest of an earlier attempt at this step would not match the new file
+                manifest.unlink(
+                    missing_ok=True
+                )  # the manifest of an earlier attempt at this step would not match the new file
                 os.replace(temporary, path)
             except BaseException:
                 temporary.unlink(missing_ok=True)
@@ -468,13 +491,15 @@ class Stage:
         self._saved_at = time.perf_counter()
 
     def due(self) -> bool:
-        """Whether the last save was at least `checkpoint_seconds` ago. Saving does not change any result, so the clock may decide."""
+        """Whether the last save was at least `checkpoint_seconds` ago. Saving does not change any result, so the clock
+        may decide."""
         return time.perf_counter() - self._saved_at >= self.run.checkpoint_seconds
 
     # -- metrics
 
     def _open_metrics(self, offset: int = 0, step: int = 0) -> Journal:
-        """Opens the metrics file, truncated to `offset` bytes; a stage that was not restored starts with an empty file."""
+        """Opens the metrics file, truncated to `offset` bytes; a stage that was not restored starts with an empty
+        file."""
         if self._metrics is not None:
             return self._metrics
         if self._record is not None or self._closed:
@@ -551,4 +576,6 @@ def _load_state(path: Path) -> dict:
     except pickle.UnpicklingError:
         raise RunError(f"checkpoint {path} holds more than tensors and plain values; refusing to load it") from None
     except (RuntimeError, EOFError) as error:  # other archives that PyTorch can open, including programs
-        raise RunError(f"checkpoint {path} is not a saved state ({type(error).__name__}); refusing to load it") from None
+        raise RunError(
+            f"checkpoint {path} is not a saved state ({type(error).__name__}); refusing to load it"
+        ) from None

@@ -42,11 +42,12 @@ class Interrupted(Exception):
 
 
 def fill(cls: type[T], toml: dict | None, sets: Iterable[str | tuple[str, Any]] = (), base: T | None = None) -> T:
-    """An instance of the (nested) dataclass `cls` from a TOML table, overridden by `key.sub=value` strings. An item of `sets` may also be
-    a pair (key, value), whose value is not parsed: a path may be called none. Defaults are those of `base`, or else of the class.
+    """An instance of the (nested) dataclass `cls` from a TOML table, overridden by `key.sub=value` strings. An item of
+    `sets` may also be a pair (key, value), whose value is not parsed: a path may be called none. Defaults are those of
+    `base`, or else of the class.
 
-    Raises RunError for an unknown key (with close matches), for a value of the wrong type or outside a Literal, for a number that float32
-    cannot hold, and for a ValueError from the dataclass's `__post_init__`.
+    Raises RunError for an unknown key (with close matches), for a value of the wrong type or outside a Literal, for a
+    number that float32 cannot hold, and for a ValueError from the dataclass's `__post_init__`.
     """
     if toml is not None and not isinstance(toml, dict):
         raise RunError(f"settings must be a table of keys and values, got {quote(toml)}")
@@ -79,7 +80,8 @@ def parse_number(text: str) -> int | float | None:
 
 
 def describe(cls: Any) -> list[tuple[str, str, Any, str]]:
-    """(dotted key, type, default, docstring) of every field of a nested dataclass, in order. Given an instance, its values are the defaults."""
+    """(dotted key, type, default, docstring) of every field of a nested dataclass, in order. Given an instance, its
+    values are the defaults."""
     base, cls = (None, cls) if isinstance(cls, type) else (cls, type(cls))
     rows = []
     docs, hints = _field_docs(cls), typing.get_type_hints(cls)
@@ -160,8 +162,13 @@ def _build(cls: type[T], tree: dict, prefix: str, base: Any, known_keys: list[st
         if name not in fields:
             key = prefix + name
             suggestions = difflib.get_close_matches(key, known_keys, n=3, cutoff=0.6)
-            suggestions = suggestions or [option for option in known_keys if option.rpartition(".")[2] == name.rpartition(".")[2]][:3]
-            hint = f"did you mean {' or '.join(suggestions)}?" if suggestions else f"known keys: {', '.join(known_keys)}"
+            suggestions = (
+                suggestions
+                or [option for option in known_keys if option.rpartition(".")[2] == name.rpartition(".")[2]][:3]
+            )
+            hint = (
+                f"did you mean {' or '.join(suggestions)}?" if suggestions else f"known keys: {', '.join(known_keys)}"
+            )
             raise RunError(f"unknown key {key!r}; {hint}")
     for name, field in fields.items():
         default = getattr(base, name) if base is not None else _default(field)
@@ -174,8 +181,12 @@ def _build(cls: type[T], tree: dict, prefix: str, base: Any, known_keys: list[st
             values[name] = _build(kind, table, key + ".", inner, known_keys)
         elif name in tree:
             values[name] = _coerce(kind, tree[name], key)
-            if name != "seed" and (out_of_range := [x for x in _list_numbers(values[name]) if type(x) is int and abs(x) > LARGEST_INTEGER]):
-                raise RunError(f"{key} must lie between -{LARGEST_INTEGER} and {LARGEST_INTEGER}, got {_shorten(out_of_range[0])}")
+            if name != "seed" and (
+                out_of_range := [x for x in _list_numbers(values[name]) if type(x) is int and abs(x) > LARGEST_INTEGER]
+            ):
+                raise RunError(
+                    f"{key} must lie between -{LARGEST_INTEGER} and {LARGEST_INTEGER}, got {_shorten(out_of_range[0])}"
+                )
             if out_of_range := [x for x in _list_numbers(values[name]) if type(x) is float and abs(x) > LARGEST]:
                 raise RunError(f"{key} must fit float32, which ends at {LARGEST:.2g}; got {out_of_range[0]:g}")
         elif default is dataclasses.MISSING:
@@ -186,7 +197,9 @@ def _build(cls: type[T], tree: dict, prefix: str, base: Any, known_keys: list[st
         instance = cls(**values)
     except (ValueError, AssertionError) as error:
         reason = " ".join(str(error).split())
-        raise RunError(prefix + reason if reason.partition(" ")[0] in fields else f"{prefix.rstrip('.')}: {reason}".lstrip(": ")) from None
+        raise RunError(
+            prefix + reason if reason.partition(" ")[0] in fields else f"{prefix.rstrip('.')}: {reason}".lstrip(": ")
+        ) from None
     if "seed" in tree and not 0 <= values["seed"] < SEEDS:
         raise RunError(f"{prefix}seed must lie between 0 and {SEEDS - 1}, got {_shorten(values['seed'])}")
     for name in tree:
@@ -199,7 +212,13 @@ def quote(value: Any) -> str:
     """A value as it was written, cut after 80 characters."""
     if isinstance(value, int) and not isinstance(value, bool):
         return repr(_shorten(value))
-    text = "a list" if isinstance(value, list) and len(value) > 20 else str(value) if not isinstance(value, dict) else "a table"
+    text = (
+        "a list"
+        if isinstance(value, list) and len(value) > 20
+        else str(value)
+        if not isinstance(value, dict)
+        else "a table"
+    )
     return repr(text if len(text) <= 80 else f"{text[:80]}…")
 
 

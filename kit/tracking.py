@@ -1,8 +1,8 @@
 """Metrics for trackio or Weights & Biases, beside TensorBoard's: the same names, values and steps.
 
-Both are optional packages, imported only where one is asked for. A run's folder is one run there, and a run that goes on goes on there, too.
-Nothing leaves this machine by itself: trackio writes to its own folder, and wandb is offline unless the environment has WANDB_MODE. Processes that
-a command starts find the choice in their environment.
+Both are optional packages, imported only where one is asked for. A run's folder is one run there, and a run that goes
+on goes on there, too. Nothing leaves this machine by itself: trackio writes to its own folder, and wandb is offline
+unless the environment has WANDB_MODE. Processes that a command starts find the choice in their environment.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class Tracker(Protocol):
 
 @contextlib.contextmanager
 def logged_to(kind: str | None) -> Iterator[None]:
-    """Runs that log inside the block, in this process or in one that it starts, log to `kind` as well; None changes nothing. Raises RunError
-    for a kind that does not exist or is not installed."""
+    """Runs that log inside the block, in this process or in one that it starts, log to `kind` as well; None changes
+    nothing. Raises RunError for a kind that does not exist or is not installed."""
     before = os.environ.get(VARIABLE)
     if kind is not None:
         check(kind)
@@ -60,12 +60,14 @@ def check(kind: str) -> None:
     if kind not in KINDS:
         raise RunError(f"--log expects {' or '.join(KINDS)}, got {kind!r}; TensorBoard's files are written in any case")
     if importlib.util.find_spec(kind) is None:
-        raise RunError(f"--log {kind} needs the package {kind}: pip install {kind}, or in the clone: pip install -e '.[log]'")
+        raise RunError(
+            f"--log {kind} needs the package {kind}: pip install {kind}, or in the clone: pip install -e '.[log]'"
+        )
 
 
 def open_tracker(root: Path, technique: str, config: Any, resumed: bool) -> Tracker | None:
-    """What logs the run in the folder `root`; None where nothing was asked for. `config`: its settings. `resumed`: whether it goes on with what
-    was logged before. Raises RunError where the package refuses."""
+    """What logs the run in the folder `root`; None where nothing was asked for. `config`: its settings. `resumed`:
+    whether it goes on with what was logged before. Raises RunError where the package refuses."""
     kind = os.environ.get(VARIABLE)
     if not kind:
         return None
@@ -79,11 +81,16 @@ def open_tracker(root: Path, technique: str, config: Any, resumed: bool) -> Trac
 def name_of(root: Path) -> str:
     """The name of a run: its folder from `runs/` on. No other path of this machine is logged."""
     path, runs_folder = root.resolve(), Path("runs").resolve()
-    return path.relative_to(runs_folder).as_posix() if path.is_relative_to(runs_folder) and path != runs_folder else path.name
+    return (
+        path.relative_to(runs_folder).as_posix()
+        if path.is_relative_to(runs_folder) and path != runs_folder
+        else path.name
+    )
 
 
 class Trackio:
-    """A local run of trackio, which has one open run in a process: who was displaced by another run opens its own again."""
+    """A local run of trackio, which has one open run in a process: who was displaced by another run opens its own
+    again."""
 
     _open: Trackio | None = None
 
@@ -108,7 +115,8 @@ class Trackio:
 
 
 class Wandb:
-    """A run of Weights & Biases. Steps must not fall there, and each stage counts its own: a stage's step is a metric, its other metrics' axis."""
+    """A run of Weights & Biases. Steps must not fall there, and each stage counts its own: a stage's step is a metric,
+    its other metrics' axis."""
 
     def __init__(self, root: Path, technique: str, config: Any, resumed: bool) -> None:
         module = importlib.import_module("wandb")
@@ -131,7 +139,10 @@ class Wandb:
         )
         self.stages: set[str] = set()
         if mode is not None:
-            print(f"wandb: offline, in {root / 'wandb'}; to send it: wandb sync {root / 'wandb'}/offline-run-*", flush=True)
+            print(
+                f"wandb: offline, in {root / 'wandb'}; to send it: wandb sync {root / 'wandb'}/offline-run-*",
+                flush=True,
+            )
 
     def add(self, scalars: dict[str, float], step: int) -> None:
         for stage in dict.fromkeys(name.rpartition("/")[0] for name in scalars):
@@ -140,7 +151,9 @@ class Wandb:
                 self.stages.add(stage)
                 self.run.define_metric(axis, hidden=True)
                 self.run.define_metric(f"{stage}/*", step_metric=axis)
-            self.run.log({**{name: value for name, value in scalars.items() if name.rpartition("/")[0] == stage}, axis: step})
+            self.run.log(
+                {**{name: value for name, value in scalars.items() if name.rpartition("/")[0] == stage}, axis: step}
+            )
 
     def close(self) -> None:
         self.run.finish()

@@ -1,15 +1,15 @@
 # %% [markdown]
 # # 0 · The recipe in one sitting
 #
-# **After this lesson you can** name the stages that turn a base model into a coding agent, and say what each learns from and leaves
-# behind; read a run's report without being misled by it; and put an honest interval on a success rate.
+# **After this lesson you can** name the stages that turn a base model into a coding agent, and say what each learns
+# from and leaves behind; read a run's report without being misled by it; and put an honest interval on a success rate.
 #
 # *About 45 minutes. Prerequisites: PyTorch, and what a language model is. Source: Composer 2 technical report, §2 to §5.*
 #
 # ## The idea
 #
-# A model that writes code is not yet an agent that works in a repository. The report gets from one to the other through a chain of stages.
-# Each starts from the weights that the previous one left; only the data and the loss change:
+# A model that writes code is not yet an agent that works in a repository. The report gets from one to the other through
+# a chain of stages. Each starts from the weights that the previous one left; only the data and the loss change:
 #
 # | stage | learns from | by | lesson |
 # |---|---|---|---|
@@ -21,21 +21,25 @@
 # | **RL**, reinforcement learning | its own attempts | $-A \log\pi(x)$, $A = r - \bar r$: reward over the mean of a group | 4 to 8 |
 # | **evaluation** | – | tasks, and a codebase, that no stage has seen | this one |
 #
-# The report does this to a model of a trillion parameters. Here the same chain runs on two cores, with a model that is a few hundred
-# thousand times smaller, in a world small enough for it. What carries over is how the parts fit together, and how each can go wrong.
-# Lessons 9 to 11 are about what lets the chain run on many machines: packing, low precision, and the same code on many ranks.
+# The report does this to a model of a trillion parameters. Here the same chain runs on two cores, with a model that is
+# a few hundred thousand times smaller, in a world small enough for it. What carries over is how the parts fit together,
+# and how each can go wrong. Lessons 9 to 11 are about what lets the chain run on many machines: packing, low precision,
+# and the same
+# code on many
+# ranks.
 
 # %% [markdown]
-# **Predict first.** After SFT, the agent of the small recipe solves 56% of tasks that it has not seen when it samples its tokens, and 79%
-# when it always takes the likeliest one. RL then rewards solved tasks. By how many points does each of the two rise? Write down your guess
-# before you read on.
+# **Predict first.** After SFT, the agent of the small recipe solves 56% of tasks that it has not seen when it samples
+# its tokens, and 79% when it always takes the likeliest one. RL then rewards solved tasks. By how many points does each
+# of the two rise? Write down your guess before you read on.
 
 # %% [markdown]
 # ## The agent at work
 #
-# This is what the chain ends in. A small agent that it has trained comes with this repository. Here it works, live, on a task that it has
-# not seen. It is told the names of the files of a repository, and which of them lost the body of its function. Everything else it has to
-# read. It can `read` a file, `write` a body, `test` it, and say that it is `done`:
+# This is what the chain ends in. A small agent that it has trained comes with this repository. Here it works, live, on
+# a task that it has not seen. It is told the names of the files of a repository, and which of them lost the body of its
+# function.
+# Everything else it has to read. It can `read` a file, `write` a body, `test` it, and say that it is `done`:
 
 # %%
 import itertools
@@ -74,7 +78,16 @@ def show(who, text):
 
 def attempt(number):
     """The agent tries a held-out task. It always takes the likeliest token."""
-    (episode,) = agent.play(sampler, language, [held_out[number]], 1, trained.rl.limits(context(language, trained)), trained.rl.max_turns, None, 0.0)
+    (episode,) = agent.play(
+        sampler,
+        language,
+        [held_out[number]],
+        1,
+        trained.rl.limits(context(language, trained)),
+        trained.rl.max_turns,
+        None,
+        0.0,
+    )
     for place, segment in enumerate(episode.chain.segments):
         if place:
             print("       ┆ a new context: the task, and the summary that the agent wrote of what went before")
@@ -84,23 +97,29 @@ def attempt(number):
                 said = said.replace(speaker, "\n")
             show("agent" if own else "env", said)
     told = episode.metrics
-    print(f"\n{'solved' if told['tests'] else 'not solved'}: {told['passed']:.0%} of the hidden tests pass, after {told['turns']} turns")
+    print(
+        f"\n{'solved' if told['tests'] else 'not solved'}: {told['passed']:.0%} of the hidden tests "
+        f"pass, after {told['turns']} turns"
+    )
 
 
 attempt(4)
 
 # %% [markdown]
-# Read it line by line. The agent read the file that it has to repair. The docstring names helpers, so it read those too. It wrote a body,
-# tested it, and stopped. Tests that it never saw decide whether the task counts as solved. `etude play --task 4 --greedy` shows the same
-# attempt in a terminal, and without `--greedy` it samples, so that another `--seed` gives another attempt. This one fails:
+# Read it line by line. The agent read the file that it has to repair. The docstring names helpers, so it read those
+# too. It wrote a body, tested it, and stopped. Tests that it never saw decide whether the task counts as solved. `etude
+# play --task 4
+# --greedy` shows the same attempt in a terminal, and without `--greedy` it samples, so that another `--seed` gives
+# another attempt. This one
+# fails:
 
 # %%
 attempt(9)
 
 # %% [markdown]
-# The docstring names two helpers, and the agent read only one of them. The body that it wrote is wrong. The test said so, and it wrote the
-# same body again. Then its context was full: `note` asks it to write down what the next one should know, and what it wrote is wrong too. It
-# is a small agent, of 2.7 million parameters.
+# The docstring names two helpers, and the agent read only one of them. The body that it wrote is wrong. The test said
+# so, and it wrote the same body again. Then its context was full: `note` asks it to write down what the next one should
+# know, and what it wrote is wrong too. It is a small agent, of 2.7 million parameters.
 #
 # ## The chain, in code
 #
@@ -114,10 +133,10 @@ print(f"parameters: {Config.tiny().parameters():,} here")
 # `run` is the table above, line by line. `finetune` is shown as an example, since all stages are built alike:
 #
 # * It takes its demonstrations from the seed and its weights from `checkpoints/cpt`, and it leaves `checkpoints/sft`.
-# * A finished stage is skipped, and one that was killed resumes from its last saved state. All randomness comes from generators that are
-#   seeded by seed, stage and step, so a resumed run repeats the killed one bit for bit.
-# * The loss is nowhere to be seen: `train` serves every supervised phase. What makes it SFT is `weight`, which is one on the agent's own
-#   tokens.
+# * A finished stage is skipped, and one that was killed resumes from its last saved state. All randomness comes from
+#   generators that are seeded by seed, stage and step, so a resumed run repeats the killed one bit for bit.
+# * The loss is nowhere to be seen: `train` serves every supervised phase. What makes it SFT is `weight`, which is one
+#   on the agent's own tokens.
 #
 # ## What it learns from
 #
@@ -125,26 +144,29 @@ print(f"parameters: {Config.tiny().parameters():,} here")
 
 # %%
 settings = recipe.Recipe()
-task, turns = next((task, turns) for task, turns in shown_episodes(settings) if task.depth == 1 and turns.count("test") == 2)
+task, turns = next(
+    (task, turns) for task, turns in shown_episodes(settings) if task.depth == 1 and turns.count("test") == 2
+)
 print(document(task))
 
 # %% [markdown]
-# The docstring of the last one, the target, refers to a helper. The helper's file has to be read and its body inlined: depth 1. SFT shows
-# how that is done, through a scripted agent that makes mistakes and sometimes finds them. `env` speaks first:
+# The docstring of the last one, the target, refers to a helper. The helper's file has to be read and its body inlined:
+# depth 1. SFT shows how that is done, through a scripted agent that makes mistakes and sometimes finds them. `env`
+# speaks first:
 
 # %%
 for who, text in transcript(task, turns):
     print(f"{who:>6} │ " + "\n       │ ".join(text.split("\n")))
 
 # %% [markdown]
-# The reward is one if 32 hidden tests pass, else zero, less small prices for effort, for calls that make no sense, and for drifting away from
-# the policy before RL.
+# The reward is one if 32 hidden tests pass, else zero, less small prices for effort, for calls that make no sense, and
+# for drifting away from the policy before RL.
 #
 # ## A tour through the stages
 #
-# `tiny_run` runs every stage with as few steps as possible. That takes half a minute, and the run is kept for the next time. It is a tour,
-# not a training: nothing can be learned in so few steps, and the agent that comes out of it solves no task. What it shows is what each stage
-# reports, and how the stages follow one another:
+# `tiny_run` runs every stage with as few steps as possible. That takes half a minute, and the run is kept for the next
+# time. It is a tour, not a training: nothing can be learned in so few steps, and the agent that comes out of it solves
+# no task. What it shows is what each stage reports, and how the stages follow one another:
 
 # %%
 root = tiny_run()
@@ -179,14 +201,16 @@ for stage, key, _ in panels:
     print(f"{stage:>5} {key}: {first:.3f} at the first step, {last:.3f} at the last")
 
 # %% [markdown]
-# The losses begin to fall, as far as so few steps can show it. RL has nothing to work with: no attempt succeeds, and in a group where all
-# fail, $A = r - \bar r$ says nothing about the tests. This is why `rl.gate` refuses to begin RL below a success rate of one tenth (the tour
-# switches the gate off): the prices would teach the policy to stop at once, and nothing else would teach it anything.
+# The losses begin to fall, as far as so few steps can show it. RL has nothing to work with: no attempt succeeds, and in
+# a group where all fail, $A = r - \bar r$ says nothing about the tests. This is why `rl.gate` refuses to begin RL below
+# a success rate of one tenth (the tour switches the gate off): the prices would teach the policy to stop at once, and
+# nothing else would teach it anything.
 #
 # ## With time to learn
 #
-# `make small` runs the same chain at a size at which it learns, in ten minutes or more; the agent at the beginning comes from such a run.
-# The results of `make small` over several seeds are committed too. What follows is read from that file.
+# `make small` runs the same chain at a size at which it learns, in ten minutes or more; the agent at the beginning
+# comes from such a run. The results of `make small` over several seeds are committed too. What follows is read from
+# that file.
 
 # %%
 committed = read_json(ROOT / "results" / "recipe-small.json")
@@ -202,15 +226,25 @@ for name in ("success", "greedy", "best_of_8", "tokens", "turns", "invalid_calls
         f"{found['difference']['mean']:+.3f} ± {found['difference']['sd']:.3f} between seeds"
     )
 gains = [one["difference"]["success"] for one in runs]
-each = ", ".join(f"{gain['value']:+.3f} ± {(gain['high'] - gain['low']) / 3.92:.3f}" for gain in gains)  # 95% is 3.92 standard errors wide
+each = ", ".join(
+    f"{gain['value']:+.3f} ± {(gain['high'] - gain['low']) / 3.92:.3f}" for gain in gains
+)  # 95% is 3.92 standard errors wide
 print(f"gain in success, seed by seed, ± standard error over its tasks: {each}")
 
 figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.2), layout="constrained")
 window = 10
 for number, one in enumerate([*runs, *control]):
     smooth = np.convolve(one["success_by_step"], np.ones(window) / window, "valid")
-    mine = {"color": "tab:blue", "label": "RL" if number == 0 else None} if number < len(runs) else {"color": "grey", "linestyle": "--"}
-    left.plot(np.arange(len(smooth)) + window / 2, smooth, **({"label": "rewards shuffled"} if number == len(runs) else {}) | mine)
+    mine = (
+        {"color": "tab:blue", "label": "RL" if number == 0 else None}
+        if number < len(runs)
+        else {"color": "grey", "linestyle": "--"}
+    )
+    left.plot(
+        np.arange(len(smooth)) + window / 2,
+        smooth,
+        **({"label": "rewards shuffled"} if number == len(runs) else {}) | mine,
+    )
 left.set(xlabel="RL step", ylabel=f"success, mean of {window} steps")
 left.legend(frameon=False)
 for when, style in (("before", "o--"), ("after", "o-")):
@@ -228,15 +262,18 @@ for one in control:
 #
 # Such a table is worth learning to read. Four things are in it.
 #
-# * **sampled and greedy are two agents.** `success` samples at temperature one; `greedy` takes the likeliest token. The first gains much,
-#   the second hardly anything. Most of what RL did here was to make the policy stick to what it already preferred. Whoever prints sampled
-#   success alone will mistake that for a new ability.
-# * **pass@k is what is within reach.** The two curves converge: RL is far ahead with one attempt, and hardly with eight.
-# * **A control carries the claim.** When the same rewards go to the wrong attempts, success falls. So the gain comes from what the rewards
-#   say, not from more steps.
-# * **Two kinds of spread.** The interval of one run, `[low, high]`, says how much another draw of *tasks* could change. `± between seeds`
-#   says how much another *repetition* would: another training, and other tasks too, because every seed draws its own 300. The line of
-#   gains, seed by seed, shows how much of that the tasks alone can explain: all of it. What training adds, three seeds cannot say.
+# * **sampled and greedy are two agents.** `success` samples at temperature one; `greedy` takes the likeliest token. The
+#   first gains much, the second hardly anything. Most of what RL did here was to make the policy stick to what it
+#   already preferred. Whoever prints sampled success alone will mistake that for a new ability.
+# * **pass@k is what is within reach.** The two curves converge: RL is far ahead with one attempt, and hardly with
+#   eight.
+# * **A control carries the claim.** When the same rewards go to the wrong attempts, success falls. So the gain comes
+#   from what the rewards say, not from more steps.
+# * **Two kinds of spread.** The interval of one run, `[low, high]`, says how much another draw of *tasks* could change.
+#   `± between seeds` says how much another *repetition* would: another training, and other tasks too, because every
+#   seed draws its own
+#   300. The line of gains, seed by seed, shows how much of that the tasks alone can explain: all of it. What training
+#   adds, three seeds cannot say.
 #
 # And one number that no success rate shows:
 
@@ -246,15 +283,17 @@ for name in (found["checkpoint"] for found in runs[0]["codebase"]):
     print(f"{name:>8}: {np.mean(bits):.2f} bits per byte of a codebase that was held out")
 
 # %% [markdown]
-# The long-context phase lowers it; SFT undoes more than that. Fine-tuned on a few hundred thousand tokens of its own small world, the model
-# forgets what other people's code looks like. RL changes little about it. A run's `report.html` has all of this in the same order: before
-# and after, RL's curves, the codebase, decoding, one rollout in full. `report.json` holds the numbers, and `metrics/*.jsonl` the steps.
+# The long-context phase lowers it; SFT undoes more than that. Fine-tuned on a few hundred thousand tokens of its own
+# small world, the model forgets what other people's code looks like. RL changes little about it. A run's `report.html`
+# has all of this in the same order: before and after, RL's curves, the codebase, decoding, one rollout in full.
+# `report.json` holds the numbers, and
+# `metrics/*.jsonl` the steps.
 #
 # ## Exercise 1: metrics have holes
 #
-# Perplexity is expensive to measure, so it is measured only every so many steps, and only those lines of `metrics/cpt.jsonl` have
-# `codebase_ppl`. Write `last_look(lines, key)`. It returns a pair, the last logged value of `key` and the tokens seen by then, or `None` if
-# there is no such line.
+# Perplexity is expensive to measure, so it is measured only every so many steps, and only those lines of
+# `metrics/cpt.jsonl` have `codebase_ppl`. Write `last_look(lines, key)`. It returns a pair, the last logged value of
+# `key` and the tokens seen by then, or `None` if there is no such line.
 
 
 # %% tags=["exercise"]
@@ -264,9 +303,16 @@ def last_look(lines, key):
 
 # %% tags=["check"]
 def check_1():
-    lines = [{"step": 1, "tokens": 10}, {"step": 2, "tokens": 20, "ppl": 7.0}, {"step": 3, "tokens": 30, "ppl": 9.0}, {"step": 4, "tokens": 40}]
+    lines = [
+        {"step": 1, "tokens": 10},
+        {"step": 2, "tokens": 20, "ppl": 7.0},
+        {"step": 3, "tokens": 30, "ppl": 9.0},
+        {"step": 4, "tokens": 40},
+    ]
     found = last_look(lines, "ppl")
-    assert found is not None and tuple(found) == (9.0, 30), "the last line that has the key counts, not the last line, and not the smallest value"
+    assert found is not None and tuple(found) == (9.0, 30), (
+        "the last line that has the key counts, not the last line, and not the smallest value"
+    )
     assert last_look([{"tokens": 5, "ppl": 0.0}], "ppl") is not None, "a value of zero is a value"
     assert last_look(lines, "loss") is None, "without any such line there is nothing to report: None"
     value, tokens = last_look(logged("cpt"), "codebase_ppl")
@@ -287,9 +333,9 @@ check(1, check_1)
 # %% [markdown]
 # ## Exercise 2: pass@k without bias
 #
-# Of $n$ attempts at a task, $c$ succeeded. How likely is it that at least one of $k$ attempts would have? The tempting $1 - (1 - c/n)^k$ is
-# too low, and the more so the fewer the attempts. The unbiased estimate is the share of the $k$-subsets of the $n$ attempts that hold a
-# success. Write `within_reach(c, n, k)`.
+# Of $n$ attempts at a task, $c$ succeeded. How likely is it that at least one of $k$ attempts would have? The tempting
+# $1 - (1 - c/n)^k$ is too low, and the more so the fewer the attempts. The unbiased estimate is the share of the
+# $k$-subsets of the $n$ attempts that hold a success. Write `within_reach(c, n, k)`.
 
 # %%
 truth, k = 0.1, 8
@@ -312,7 +358,9 @@ def check_2():
         want = sum(map(any, subsets)) / len(subsets)
         got = within_reach(c, n, k)
         assert abs(got - want) < 1e-6, f"c={c}, n={n}, k={k}: {want:.4f} of the subsets hold a success, not {got:.4f}"
-    assert np.allclose([within_reach(c, 8, 4) for c in range(9)], pass_at_k(range(9), 8, 4)), "differs from sims.statistics.pass_at_k"
+    assert np.allclose([within_reach(c, 8, 4) for c in range(9)], pass_at_k(range(9), 8, 4)), (
+        "differs from sims.statistics.pass_at_k"
+    )
 
 
 check(2, check_2)
@@ -328,9 +376,11 @@ check(2, check_2)
 # %% [markdown]
 # ## How it breaks: attempts are not tasks
 #
-# 300 tasks with 8 attempts each give 2,400 results, but not 2,400 independent ones: a hard task is hard eight times over. An interval that
-# resamples attempts claims to know far more than it does. How often does a "95%" interval contain the truth? Here 100 tasks are drawn, half
-# of them nearly hopeless or nearly certain, and each is tried 8 times. All of that is repeated many times:
+# 300 tasks with 8 attempts each give 2,400 results, but not 2,400 independent ones: a hard task is hard eight times
+# over. An interval that resamples attempts claims to know far more than it does. How often does a "95%" interval
+# contain the truth? Here 100 tasks are drawn, half of them nearly hopeless or nearly certain, and each is tried 8
+# times. All of that is repeated
+# many times:
 
 # %%
 draw = np.random.default_rng(0)
@@ -343,17 +393,20 @@ for number in range(evaluations):
         held[unit_of] += found["low"] <= 0.5 <= found["high"]
         widths[unit_of] += (found["high"] - found["low"]) / evaluations
 for unit_of in held:
-    print(f"resampling {unit_of:>8}: interval {widths[unit_of]:.3f} wide, holds the truth in {held[unit_of] / evaluations:.0%} of evaluations")
+    print(
+        f"resampling {unit_of:>8}: interval {widths[unit_of]:.3f} wide, holds the truth in "
+        f"{held[unit_of] / evaluations:.0%} of evaluations"
+    )
 
 # %% [markdown]
-# The narrow interval is not a better measurement. It is the same measurement with a wrong label, and one evaluation in three confidently
-# shows what is not there. This is why `evaluation.summarise` averages each task's attempts first.
+# The narrow interval is not a better measurement. It is the same measurement with a wrong label, and one evaluation in
+# three confidently shows what is not there. This is why `evaluation.summarise` averages each task's attempts first.
 #
 # ## Exercise 3: a difference, paired
 #
-# The *same* tasks are tried before and after RL. What makes a task hard then cancels in the difference, if it is taken task by task. Write
-# `gained(before, after)` for results [tasks, attempts], 1 for a success and 0 otherwise. It returns a dictionary with the mean difference
-# and its interval: `value`, `low`, `high`. Use `bootstrap`.
+# The *same* tasks are tried before and after RL. What makes a task hard then cancels in the difference, if it is taken
+# task by task. Write `gained(before, after)` for results [tasks, attempts], 1 for a success and 0 otherwise. It returns
+# a dictionary with the mean difference and its interval: `value`, `low`, `high`. Use `bootstrap`.
 
 
 # %% tags=["exercise"]
@@ -388,14 +441,17 @@ check(3, check_3)
 # %% [markdown]
 # ## Open challenge
 #
-# Train the agent of your own small run on from SFT with 3,840 rollouts of RL, with settings of your choice, for the highest sampled success.
-# `etude challenge 0` gives the rules, a file to begin with and the scores so far.
+# Train the agent of your own small run on from SFT with 3,840 rollouts of RL, with settings of your choice, for the
+# highest sampled success. `etude challenge 0` gives the rules, a file to begin with and the scores so far.
 #
 # ## Where to read on
 #
 # * `sims/recipe/settings.py`, where every field says in one line what it is; then `sims/recipe/stages.py`.
-#   `etude run recipe --scale small --seed 3` starts a run of your own, and `etude explore`, page *The recipe*, watches it.
+#   `etude run recipe --scale small --seed 3` starts a run of your own, and `etude explore`, page *The recipe*, watches
+#   it.
 # * `sims/recipe/evaluation.py`: what is measured before and after, and how decoding is timed.
-# * `results/claims.json`, or `etude claims`: every claim of the sources that was put to the test, including those that did not hold here.
-# * Chen et al., "Evaluating large language models trained on code" (arXiv:2107.03374): where the unbiased pass@k comes from.
+# * `results/claims.json`, or `etude claims`: every claim of the sources that was put to the test, including those that
+#   did not hold here.
+# * Chen et al., "Evaluating large language models trained on code" (arXiv:2107.03374): where the unbiased pass@k comes
+#   from.
 # * Next: lesson 1, continued pretraining.

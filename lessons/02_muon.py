@@ -1,31 +1,33 @@
 # %% [markdown]
 # # 2 · Muon: a step in every direction
 #
-# **After this lesson you can** say what Muon does to a gradient and why that is steepest descent under another norm; follow Newton–Schulz
-# on singular values; choose which parameters it may have, and at what scale; and say what becomes of an expert that nobody visits.
+# **After this lesson you can** say what Muon does to a gradient and why that is steepest descent under another norm;
+# follow Newton–Schulz on singular values; choose which parameters it may have, and at what scale; and say what becomes
+# of an expert that nobody visits.
 #
 # *About 40 minutes. Prerequisites: lesson 1. Source: the Composer 2.5 release, which trains with Muon (Composer 2 used AdamW); K. Jordan et
 # al., "Muon" (2024); Moonlight, arXiv:2502.16982.*
 #
 # ## The idea
 #
-# The gradient of a weight matrix has a few large singular values and many small ones. A step along it moves the output in those few
-# directions, and hardly in the others. Muon keeps all directions and makes them equally large:
+# The gradient of a weight matrix has a few large singular values and many small ones. A step along it moves the output
+# in those few directions, and hardly in the others. Muon keeps all directions and makes them equally large:
 #
 # $$G = U\Sigma V^\top \;\longmapsto\; UV^\top$$
 #
-# This is steepest descent if the size of a step is measured by the most it can do to an activation, the spectral norm: among all $X$ with
-# $\lVert X\rVert_2 \le 1$, $UV^\top$ is the one with the largest inner product with $G$. (Measured entry by entry, the same argument gives
-# the sign of the gradient, which is what Adam does without its averages.)
+# This is steepest descent if the size of a step is measured by the most it can do to an activation, the spectral norm:
+# among all $X$ with $\lVert X\rVert_2 \le 1$, $UV^\top$ is the one with the largest inner product with $G$. (Measured
+# entry by entry, the same argument gives the sign of the gradient, which is what Adam does without its averages.)
 #
-# No decomposition is computed. An odd polynomial of a matrix acts on its singular values alone, $p(X) = U\,p(\Sigma)\,V^\top$, and one that
-# pushes all of $(0, 1]$ towards one costs only a few matrix products per round:
+# No decomposition is computed. An odd polynomial of a matrix acts on its singular values alone, $p(X) =
+# U\,p(\Sigma)\,V^\top$, and one that pushes all of $(0, 1]$ towards one costs only a few matrix products per round:
 #
 # $$A = XX^\top \qquad X \leftarrow aX + (bA + cA^2)X \qquad (a, b, c) = (3.4445, -4.7750, 2.0315)$$
 
 # %% [markdown]
-# **Predict first.** An expert gets one token at the first step, and none in the 600 steps that follow: its gradient is then zero, and its
-# momentum fades by 0.95 a step. For how many steps do its weights keep moving under AdamW, and for how many under Muon?
+# **Predict first.** An expert gets one token at the first step, and none in the 600 steps that follow: its gradient is
+# then zero, and its momentum fades by 0.95 a step. For how many steps do its weights keep moving under AdamW, and for
+# how many under Muon?
 
 # %%
 import itertools
@@ -44,8 +46,8 @@ source(muon.newton_schulz)
 # %% [markdown]
 # Three things deserve a look.
 #
-# * It divides by $\lVert X\rVert_F$ first. That is at least the largest singular value, so everything starts in $(0, 1]$, where the
-#   polynomial is tame. No singular value needs to be known.
+# * It divides by $\lVert X\rVert_F$ first. That is at least the largest singular value, so everything starts in $(0,
+#   1]$, where the polynomial is tame. No singular value needs to be known.
 # * `gram` is taken on the smaller side, so a tall matrix is never transposed.
 # * Leading dimensions are separate matrices: an expert stack $[E, m, n]$ is $E$ problems, each at its own scale.
 #
@@ -56,7 +58,9 @@ values = torch.logspace(-4, 0, 200, dtype=torch.float64)
 figure, axes = plt.subplots(figsize=(6, 3.2), layout="constrained")
 start = values / values.norm()
 for steps in (1, 2, 3, 5):
-    axes.plot(start, muon.newton_schulz(torch.diag(values), steps).diagonal(), label=f"{steps} round{'s' * (steps > 1)}")
+    axes.plot(
+        start, muon.newton_schulz(torch.diag(values), steps).diagonal(), label=f"{steps} round{'s' * (steps > 1)}"
+    )
 axes.axhspan(0.68, 1.21, color="grey", alpha=0.15)
 axes.set(xscale="log", xlabel="singular value / ‖G‖", ylabel="after Newton–Schulz")
 axes.legend(frameon=False)
@@ -68,20 +72,24 @@ arrived = five[start > 0.002]
 print(f"all above 0.002 end between {arrived.min():.2f} and {arrived.max():.2f}")
 
 # %% [markdown]
-# It never converges to one, and is not meant to. The coefficients were chosen for their slope at zero, $a^5 \approx 485$, which lifts small
-# singular values within five rounds. Ending up between 0.68 and 1.21 is precise enough for a step.
+# It never converges to one, and is not meant to. The coefficients were chosen for their slope at zero, $a^5 \approx
+# 485$, which lifts small singular values within five rounds. Ending up between 0.68 and 1.21 is precise enough for a
+# step.
 #
 # ## What real momentum looks like
 #
-# A small network trains on the characters of modules of the small world: once with Muon for matrices and AdamW for the rest, and with AdamW
-# alone at three learning rates. `optimizers` does the sorting: embeddings, head and router are not maps between activations, and stay with
-# AdamW.
+# A small network trains on the characters of modules of the small world: once with Muon for matrices and AdamW for the
+# rest, and with AdamW alone at three learning rates. `optimizers` does the sorting: embeddings, head and router are not
+# maps between
+# activations, and stay with AdamW.
 
 # %%
 source(muon.split_parameters)
 text = "".join(itertools.islice(documents(random.Random(0)), quick(1500, 200)))
 letters = torch.tensor([ord(c) for c in text])
-shape = Config(vocab_size=128, hidden_size=64, num_hidden_layers=2, head_dim=16, num_experts=4, moe_intermediate_size=64)
+shape = Config(
+    vocab_size=128, hidden_size=64, num_hidden_layers=2, head_dim=16, num_experts=4, moe_intermediate_size=64
+)
 
 
 def trained(use_muon, adamw_lr=3e-3, steps=quick(80, 6)):
@@ -118,10 +126,16 @@ plt.show()
 
 # %% [markdown]
 # With one seed and a network that two cores train in seconds, this shows the effect but does not measure it.
-# (`training.optimizer = "adamw"` runs the recipe without Muon.) Here are the momentum matrices at the end of this training:
+# (`training.optimizer = "adamw"` runs the recipe without Muon.) Here are the momentum matrices at the end of this
+# training:
 
 # %%
-names = ("layers.0.self_attn.q_proj.weight", "layers.0.self_attn.o_proj.weight", "layers.1.mlp.gate_up_proj", "layers.1.mlp.down_proj")
+names = (
+    "layers.0.self_attn.q_proj.weight",
+    "layers.0.self_attn.o_proj.weight",
+    "layers.1.mlp.gate_up_proj",
+    "layers.1.mlp.down_proj",
+)
 figure, axes = plt.subplots(1, len(names), figsize=(11, 2.6), sharey=True, layout="constrained")
 for axis, name in zip(axes, names, strict=True):
     momentum = optimizer.state[model.get_parameter(name)]["momentum_buffer"]
@@ -132,7 +146,8 @@ for axis, name in zip(axes, names, strict=True):
     axis.set(yscale="log", ylim=(1e-3, 3), xlabel="singular value, by rank")
     axis.set_title(name.removesuffix(".weight").replace("layers.", ""), fontsize=9)
     print(
-        f"{name}: the first 4 of {len(before)} directions hold {before[:4].square().sum() / before.square().sum():.0%} of the "
+        f"{name}: the first 4 of {len(before)} directions hold "
+        f"{before[:4].square().sum() / before.square().sum():.0%} of the "
         f"momentum, and {after[:4].square().sum() / after.square().sum():.0%} of the step"
     )
 axes[0].legend(frameon=False, fontsize=8)
@@ -141,8 +156,8 @@ plt.show()
 # %% [markdown]
 # ## Exercise 1: the nearest orthogonal matrix
 #
-# Write `polar(G)`: $UV^\top$, exactly, by `torch.linalg.svd`. The check tests what makes it the steepest step: its inner product with $G$
-# is the sum of $G$'s singular values, and no other matrix of spectral norm one has a larger one.
+# Write `polar(G)`: $UV^\top$, exactly, by `torch.linalg.svd`. The check tests what makes it the steepest step: its
+# inner product with $G$ is the sum of $G$'s singular values, and no other matrix of spectral norm one has a larger one.
 
 
 # %% tags=["exercise"]
@@ -159,10 +174,14 @@ def check_1():
         assert X.shape == G.shape, f"{m}×{n} in, {m}×{n} out, not {list(X.shape)}: full_matrices=False"
         assert (torch.linalg.svdvals(X) - 1).abs().max() < 1e-9, "every singular value of the answer should be one"
         best, got = torch.linalg.svdvals(G).sum(), (G * X).sum()
-        assert (best - got).abs() < 1e-9, f"the inner product with G should be {best:.4f}, the sum of its singular values, not {got:.4f}"
+        assert (best - got).abs() < 1e-9, (
+            f"the inner product with G should be {best:.4f}, the sum of its singular values, not {got:.4f}"
+        )
         for _ in range(20):
             other = torch.randn(m, n, dtype=torch.float64, generator=generator)
-            assert (G * other / torch.linalg.matrix_norm(other, 2)).sum() <= got, "another matrix of spectral norm one does better"
+            assert (G * other / torch.linalg.matrix_norm(other, 2)).sum() <= got, (
+                "another matrix of spectral norm one does better"
+            )
 
 
 check(1, check_1)
@@ -181,16 +200,16 @@ check(1, check_1)
 #
 # $$M \leftarrow \mu M + (1-\mu)G \qquad U = (1-\mu)G + \mu M \qquad W \leftarrow (1 - \eta\lambda)W - \eta\,\sqrt{\max(1, m/n)}\;\mathrm{NS}(U)$$
 #
-# Momentum comes first and is orthogonalised afterwards: the step is the direction of a mean, not the mean of directions. $U$ is Nesterov's
-# momentum, which already counts the current gradient.
+# Momentum comes first and is orthogonalised afterwards: the step is the direction of a mean, not the mean of
+# directions. $U$ is Nesterov's momentum, which already counts the current gradient.
 
 # %%
 source(muon.Muon.step_equal_shapes)
 
 # %% [markdown]
-# Where does the root come from? A tall matrix of $m$ outputs and $n$ inputs with unit singular values keeps the length of $x$, but spreads
-# it over more outputs: each moves only by $\sqrt{n/m}$. The factor undoes that, so that a step of $\eta$ moves every output of every layer
-# by about $\eta$, and one learning rate fits all shapes:
+# Where does the root come from? A tall matrix of $m$ outputs and $n$ inputs with unit singular values keeps the length
+# of $x$, but spreads it over more outputs: each moves only by $\sqrt{n/m}$. The factor undoes that, so that a step of
+# $\eta$ moves every output of every layer by about $\eta$, and one learning rate fits all shapes:
 
 # %%
 generator = torch.Generator().manual_seed(0)
@@ -201,24 +220,28 @@ for m, n in ((64, 64), (256, 64), (1024, 64), (64, 256)):
     stepper.step()
     moved = (weight.detach() @ torch.randn(n, 512, generator=generator)).square().mean().sqrt()
     print(
-        f"{m:>5} outputs, {n:>4} inputs: an output moves by {moved:.2f} η; without the factor by {moved / max(1, m / n) ** 0.5:.2f} η; "
+        f"{m:>5} outputs, {n:>4} inputs: an output moves by {moved:.2f} η; without the factor by "
+        f"{moved / max(1, m / n) ** 0.5:.2f} η; "
         f"a weight by {weight.detach().square().mean().sqrt():.3f} η"
     )
 
 # %% [markdown]
-# An output moves by a little less than η, since Newton–Schulz ends below one on average. The last column shows why `lr` cannot be carried
-# over from AdamW, which moves every *weight* by about η whatever the shape. Moonlight turns this around: its factor $0.2\sqrt{\max(m, n)}$
-# gives a weight a step as large as AdamW's are in practice, a fifth of η, and so borrows AdamW's learning rate. Neither is wrong; mixing
-# them up is.
+# An output moves by a little less than η, since Newton–Schulz ends below one on average. The last column shows why `lr`
+# cannot be carried over from AdamW, which moves every *weight* by about η whatever the shape. Moonlight turns this
+# around: its factor $0.2\sqrt{\max(m, n)}$ gives a weight a step as large as AdamW's are in practice, a fifth of η, and
+# so borrows AdamW's learning rate. Neither is wrong; mixing them up is.
 #
-# What Muon does not see is the basis. Take a regression in which most input directions are rare, once along the axes and once rotated:
+# What Muon does not see is the basis. Take a regression in which most input directions are rare, once along the axes
+# and once rotated:
 
 # %%
 tried = []
 found = muon.demo(muon.Demo(steps=quick(100, 20)), lambda step, total, **figures: tried.append(figures))
 half = len(tried) // 2
 figure, axes = plt.subplots(1, 2, figsize=(8, 3), sharey=True, layout="constrained")
-for axis, part, title in zip(axes, (tried[:half], tried[half:]), ("rare directions are inputs", "the same, rotated"), strict=True):
+for axis, part, title in zip(
+    axes, (tried[:half], tried[half:]), ("rare directions are inputs", "the same, rotated"), strict=True
+):
     for name, some, style in (("Muon", part[: half // 2], "o-"), ("AdamW", part[half // 2 :], "s--")):
         axis.plot([one["lr"] for one in some], [one["loss"] for one in some], style, label=name)
     axis.set(xscale="log", yscale="log", xlabel="learning rate", title=title)
@@ -228,21 +251,25 @@ axes[0].set_ylabel("final loss / first loss")
 axes[0].legend(frameon=False)
 plt.show()
 for where in ("axes", "rotated"):
-    print(f"{where:>8}: Muon {found[f'muon_loss_{where}']:.2e}, AdamW {found[f'adamw_loss_{where}']:.2e}, each at its best rate")
+    print(
+        f"{where:>8}: Muon {found[f'muon_loss_{where}']:.2e}, AdamW "
+        f"{found[f'adamw_loss_{where}']:.2e}, each at its best rate"
+    )
 print(
     f"singular values after five rounds: float32 {found['smallest_fp32']:.3f} to {found['largest_fp32']:.3f}, "
     f"bfloat16 {found['smallest_bf16']:.3f} to {found['largest_bf16']:.3f}"
 )
 
 # %% [markdown]
-# AdamW scales each weight by itself. Where rare directions *are* single inputs, that is exactly right, and it wins. Rotate the axes, and it
-# has nothing to hold on to. Muon does equally well on both. The hidden directions of a network have no reason to lie along axes, but the
-# rows of an embedding do: one more reason for the division of labour. The last line shows why the products may run in bfloat16.
+# AdamW scales each weight by itself. Where rare directions *are* single inputs, that is exactly right, and it wins.
+# Rotate the axes, and it has nothing to hold on to. Muon does equally well on both. The hidden directions of a network
+# have no reason to lie along axes, but the rows of an embedding do: one more reason for the division of labour. The
+# last line shows why the products may run in bfloat16.
 #
 # ## Exercise 2: a step by hand
 #
-# Write `step(W, M, G, lr, momentum, weight_decay)` → (new W, new M), with Nesterov, for one matrix; use `muon.newton_schulz`. Change nothing
-# in place.
+# Write `step(W, M, G, lr, momentum, weight_decay)` → (new W, new M), with Nesterov, for one matrix; use
+# `muon.newton_schulz`. Change nothing in place.
 
 
 # %% tags=["exercise"]
@@ -267,7 +294,10 @@ def check_2():
             away = (M - stepper.state[weight]["momentum_buffer"]).abs().max()
             assert away < 1e-5, f"{m}×{n}, step {number}: the momentum is off by {away:.2g}. M ← μM + (1 − μ)G"
             away = (W - weight.detach()).abs().max()
-            assert away < 1e-4, f"{m}×{n}, step {number}: the weights are off by {away:.2g}. Nesterov? Decay, of W and times lr? √max(1, m/n)?"
+            assert away < 1e-4, (
+                f"{m}×{n}, step {number}: the weights are off by {away:.2g}. Nesterov? Decay, of W and "
+                f"times lr? √max(1, m/n)?"
+            )
 
 
 check(2, check_2)
@@ -286,11 +316,11 @@ check(2, check_2)
 # %% [markdown]
 # ## Exercise 3: one head at a time
 #
-# The projection to queries is one matrix $[H d, n]$, but it serves $H$ heads. Composer 2.5 orthogonalises per head. Write
-# `per_head(G, heads)`. To see why it matters, compare what each head gets with its own best step, `polar` of its own gradient: how close is
-# the direction, and how large is the step? The gradient of the first head is 1, 100 and 1,000 times as large as those of the others. The
-# direction suffers in any case, because rows of different heads are made orthogonal to each other. The size suffers when one head is loud:
-# the quiet ones get what it leaves.
+# The projection to queries is one matrix $[H d, n]$, but it serves $H$ heads. Composer 2.5 orthogonalises per head.
+# Write `per_head(G, heads)`. To see why it matters, compare what each head gets with its own best step, `polar` of its
+# own gradient: how close is the direction, and how large is the step? The gradient of the first head is 1, 100 and
+# 1,000 times as large as those of the others. The direction suffers in any case, because rows of different heads are
+# made orthogonal to each other. The size suffers when one head is loud: the quiet ones get what it leaves.
 
 # %%
 equal = torch.randn(4, 16, 64, generator=torch.Generator().manual_seed(3))
@@ -298,7 +328,8 @@ loud = equal * torch.tensor([1000.0, 1, 1, 1])[:, None, None]
 
 
 def beside_best(gradient, steps):
-    """Each head's step beside UVᵀ of its own gradient, both [heads, d, n]: cosine and relative size, each a list of numbers."""
+    """Each head's step beside UVᵀ of its own gradient, both [heads, d, n]: cosine and relative size, each a list of
+    numbers."""
     U, _, Vh = torch.linalg.svd(gradient, full_matrices=False)
     best, steps = (U @ Vh).flatten(1), steps.flatten(1)
     pair = torch.cosine_similarity(best, steps), steps.norm(dim=1) / best.norm(dim=1)
@@ -322,7 +353,9 @@ def check_3():
     assert got.shape == (64, 64), f"the answer has the shape of the gradient, [64, 64], not {list(got.shape)}"
     near, large = beside_best(loud, got.view_as(loud))
     assert min(near) > 0.97, f"each head should come near its own best step; the cosines are {near}"
-    assert 0.8 < min(large) <= max(large) < 1.2, f"each head's step should be as large as its own best one; the sizes are {large}"
+    assert 0.8 < min(large) <= max(large) < 1.2, (
+        f"each head's step should be as large as its own best one; the sizes are {large}"
+    )
     print(f"per head, the first 1000 times as loud: cosines {near}, sizes {large}")
 
 
@@ -339,15 +372,19 @@ check(3, check_3)
 # %% [markdown]
 # ## How it breaks: the expert that nobody visits
 #
-# Orthogonalising throws away the size of a gradient. That is the point, until the size is the message. A mixture of experts has experts
-# that a batch does not visit. Their gradient is zero, and all that is left is momentum, which fades by $\mu = 0.95$ a step. But a matrix a
-# millionth as large has the *same* $UV^\top$. Suppose that an expert gets one token at the first step, so that its gradient has rank one,
-# and none ever after. How far does each step move its weights?
+# Orthogonalising throws away the size of a gradient. That is the point, until the size is the message. A mixture of
+# experts has experts that a batch does not visit. Their gradient is zero, and all that is left is momentum, which fades
+# by $\mu = 0.95$ a step. But a matrix a millionth as large has the *same* $UV^\top$. Suppose that an expert gets one
+# token at the first step, so that its gradient has rank one, and none ever after. How far does each step move its
+# weights?
 
 # %%
 gradient = torch.outer(*torch.randn(2, 64, generator=torch.Generator().manual_seed(4)))
 weights = {name: torch.nn.Parameter(torch.zeros(64, 64)) for name in ("Muon", "AdamW")}
-steppers = {"Muon": muon.Muon([weights["Muon"]], lr=1.0), "AdamW": torch.optim.AdamW([weights["AdamW"]], lr=1.0, betas=(0.9, 0.95), weight_decay=0.0)}
+steppers = {
+    "Muon": muon.Muon([weights["Muon"]], lr=1.0),
+    "AdamW": torch.optim.AdamW([weights["AdamW"]], lr=1.0, betas=(0.9, 0.95), weight_decay=0.0),
+}
 moved = {name: [] for name in weights}
 for number in range(600):
     for name, weight in weights.items():
@@ -366,17 +403,21 @@ for number in (1, 10, 100, 300, 400, 500):
         f"step {number:>3}: Muon moves {moved['Muon'][number] / moved['Muon'][0]:7.2%} of its first step, "
         f"AdamW {moved['AdamW'][number] / moved['AdamW'][0]:7.2%}"
     )
-print(f"in all, in first steps: Muon {sum(moved['Muon']) / moved['Muon'][0]:.0f}, AdamW {sum(moved['AdamW']) / moved['AdamW'][0]:.1f}")
+print(
+    f"in all, in first steps: Muon {sum(moved['Muon']) / moved['Muon'][0]:.0f}, AdamW "
+    f"{sum(moved['AdamW']) / moved['AdamW'][0]:.1f}"
+)
 
 # %% [markdown]
-# **Your prediction:** AdamW has all but stopped after a hundred steps; Muon still moves at full speed after four hundred.
+# **Your prediction:** AdamW has all but stopped after a hundred steps; Muon still moves at full speed after four
+# hundred.
 #
-# After a single token, the expert walks on at full speed for hundreds of steps, in a direction that was right once. It stops only because
-# what is divided by is $\lVert X\rVert + \epsilon$, with $\epsilon = 10^{-7}$. So the losses that keep experts visited
-# (`load_balancing_loss` in `ref/network/model.py`) are not only about balance.
+# After a single token, the expert walks on at full speed for hundreds of steps, in a direction that was right once. It
+# stops only because what is divided by is $\lVert X\rVert + \epsilon$, with $\epsilon = 10^{-7}$. So the losses that
+# keep experts visited (`load_balancing_loss` in `ref/network/model.py`) are not only about balance.
 #
-# A second way to break Muon is to leave out the division by the norm. The polynomial is tame up to a point; beyond it, the fifth power
-# takes over:
+# A second way to break Muon is to leave out the division by the norm. The polynomial is tame up to a point; beyond it,
+# the fifth power takes over:
 
 # %%
 a, b, c = muon.COEFFICIENTS
@@ -392,14 +433,15 @@ for largest in (0.5, 1.0, 1.2, 1.25, 1.3, 1.5):
 # %% [markdown]
 # ## Open challenge
 #
-# Spend fifteen matrix products on rounds of odd polynomials, so that all singular values from 0.002 to 1 end as close to one as possible.
-# `etude challenge 2` gives the rules, a file to begin with and the scores so far.
+# Spend fifteen matrix products on rounds of odd polynomials, so that all singular values from 0.002 to 1 end as close
+# to one as possible. `etude challenge 2` gives the rules, a file to begin with and the scores so far.
 #
 # ## Where to read on
 #
-# * `ref/muon.py` from top to bottom; `scaled/muon.py` for matrices that are sharded over many ranks, and `kernels/muon.py`.
+# * `ref/muon.py` from top to bottom; `scaled/muon.py` for matrices that are sharded over many ranks, and
+#   `kernels/muon.py`.
 # * `etude run muon --scale small --set decay=2.0`: the regression with rarer directions.
 # * `ref/network/masters.py`: the float32 masters to which these steps are applied.
-# * Jordan's essay for how the coefficients were found; Moonlight for weight decay and the other scale; Bernstein and Newhouse, "Old
-#   optimizer, new norm" (arXiv:2409.20325), for steepest descent under a norm of your choice.
+# * Jordan's essay for how the coefficients were found; Moonlight for weight decay and the other scale; Bernstein and
+#   Newhouse, "Old optimizer, new norm" (arXiv:2409.20325), for steepest descent under a norm of your choice.
 # * Next: lesson 3, multi-token prediction.

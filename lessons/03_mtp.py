@@ -1,32 +1,34 @@
 # %% [markdown]
 # # 3 · Multi-token prediction: guess, then verify
 #
-# **After this lesson you can** build layers that guess several tokens ahead, and say what they must be trained to match; derive when a
-# guess may stand; predict the speed that it buys; and say what a bug in these layers changes, and which test finds it.
+# **After this lesson you can** build layers that guess several tokens ahead, and say what they must be trained to
+# match; derive when a guess may stand; predict the speed that it buys; and say what a bug in these layers changes, and
+# which test finds it.
 #
 # *About 50 minutes. Prerequisites: lesson 2. Source: Composer 2 technical report, §3.1; the layers of DeepSeek-V3, arXiv:2412.19437, §2.2;
 # speculative decoding, arXiv:2211.17192.*
 #
 # ## The idea
 #
-# A decoder goes through its weights once for every token it writes. It could verify several in about the same time, if somebody guessed
-# them. In multi-token prediction, small layers on top of the model do the guessing. Depth $k$ takes the state of the depth below, and the
-# embedding of the token that has meanwhile become known (or was guessed), and says what comes $k + 1$ tokens ahead:
+# A decoder goes through its weights once for every token it writes. It could verify several in about the same time, if
+# somebody guessed them. In multi-token prediction, small layers on top of the model do the guessing. Depth $k$ takes
+# the state of the depth below, and the embedding of the token that has meanwhile become known (or was guessed), and
+# says what comes $k + 1$ tokens ahead:
 #
 # $$h^k_i = \mathrm{Block}_k\left(W_k\,[\,\mathrm{norm}(h^{k-1}_i)\,;\,\mathrm{norm}(\mathrm{Emb}(t_{i+k}))\,]\right) \qquad
 # q^k_i = \mathrm{softmax}(\mathrm{Head}(\mathrm{norm}_k(h^k_i)))$$
 #
-# Embedding and head are the model's own. The layers are trained from scratch, on top of a model that already exists, and learn to match its
-# *exact distribution* instead of the next token of the text:
+# Embedding and head are the model's own. The layers are trained from scratch, on top of a model that already exists,
+# and learn to match its *exact distribution* instead of the next token of the text:
 #
 # $$L = \frac1K\sum_{k=1}^{K} \sum_i \mathrm{KL}\left(p_{i+k}\,\Vert\,q^k_i\right)$$
 #
-# where $p_j$ is the main head's guess of token $j+1$. It is the main head that accepts or rejects a draft, also where the text surprises
-# both.
+# where $p_j$ is the main head's guess of token $j+1$. It is the main head that accepts or rejects a draft, also where
+# the text surprises both.
 
 # %% [markdown]
-# **Predict first.** A bug moves the teacher one position back while the guessing layers train. Does their loss end higher or lower than
-# without the bug? Does the decoded text change? And what happens to the number of tokens per pass?
+# **Predict first.** A bug moves the teacher one position back while the guessing layers train. Does their loss end
+# higher or lower than without the bug? Does the decoded text change? And what happens to the number of tokens per pass?
 
 # %%
 import random
@@ -44,21 +46,22 @@ from sims.microrepo import document, generate
 source(mtp.MTP.forward, mtp.mtp_loss)
 
 # %% [markdown]
-# Both are short. In `forward`, `emb[:, k:]` is the shift: at position $i$, depth $k$ reads token $i + k$ and nothing beyond it. In
-# `mtp_loss`:
+# Both are short. In `forward`, `emb[:, k:]` is the shift: at position $i$, depth $k$ reads token $i + k$ and nothing
+# beyond it. In `mtp_loss`:
 #
-# * `target = out.hidden.detach()[b, j]`: the teacher is the main head at $j = i + k$, not at $i$, and no gradient goes into it. A teacher
-#   that is also trained would learn to be easy to guess.
+# * `target = out.hidden.detach()[b, j]`: the teacher is the main head at $j = i + k$, not at $i$, and no gradient goes
+#   into it. A teacher that is also trained would learn to be easy to guess.
 # * `detach_trunk`: unless told otherwise, the loss cannot touch the model below at all.
-# * "distill" and "hard" differ only in the target: a distribution, or the next token of the text (DeepSeek-V3's own loss).
-# * No $N \times V$ matrix of probabilities is kept: $-\sum p \log q = \mathrm{logsumexp}(Wh) - m\cdot h$ with $m = \mathbb{E}_p[W]$, so the
-#   teacher comes down to one vector per position.
+# * "distill" and "hard" differ only in the target: a distribution, or the next token of the text (DeepSeek-V3's own
+#   loss).
+# * No $N \times V$ matrix of probabilities is kept: $-\sum p \log q = \mathrm{logsumexp}(Wh) - m\cdot h$ with $m =
+#   \mathbb{E}_p[W]$, so the teacher comes down to one vector per position.
 #
 # ## Learning to guess
 #
-# A network trains on the characters of modules of the small world. Then two sets of layers learn from it, starting from the same weights
-# and on the same batches: one to match distributions, one to name the next character. Every so often we measure the *acceptance rate* on
-# held-out text: how likely a draft is to be accepted, or to *stand*.
+# A network trains on the characters of modules of the small world. Then two sets of layers learn from it, starting from
+# the same weights and on the same batches: one to match distributions, one to name the next character. Every so often
+# we measure the *acceptance rate* on held-out text: how likely a draft is to be accepted, or to *stand*.
 
 
 # %%
@@ -69,7 +72,9 @@ def characters(split, tasks, seed):
 
 
 shown, fresh = characters("train", quick(1500, 150), 0), characters("heldout", 150, 1)
-shape = Config(vocab_size=128, hidden_size=64, num_hidden_layers=4, head_dim=16, num_experts=4, moe_intermediate_size=64)
+shape = Config(
+    vocab_size=128, hidden_size=64, num_hidden_layers=4, head_dim=16, num_experts=4, moe_intermediate_size=64
+)
 held = fresh[: 48 * 96].view(48, 96)
 
 
@@ -102,8 +107,8 @@ print(f"the model: {loss / count:.3f} nats a character on held-out modules")
 
 
 def taught(kind, steps=quick(80, 4)):
-    """Layers that learned from distributions ("distill") or labels ("hard"), their last loss, and by step [depth, 3]: positions, greedy
-    drafts that match, Σ min(p, q)."""
+    """Layers that learned from distributions ("distill") or labels ("hard"), their last loss, and by step [depth, 3]:
+    positions, greedy drafts that match, Σ min(p, q)."""
     torch.manual_seed(1)
     layers, found = mtp.MTP(shape, mtp.MTPConfig(depth=3, intermediate_size=128)), {}
 
@@ -111,16 +116,23 @@ def taught(kind, steps=quick(80, 4)):
         if step in {max(1, steps >> n) for n in range(4)}:
             found[step] = mtp_distillation.acceptance(layers, trunk, seen, held, torch.zeros_like(held)).sum(0)
 
-    last = trained(layers, lambda ids: mtp.mtp_loss(layers, trunk, trunk(ids, logits=False), ids, kind=kind)[:2], steps, look)
+    last = trained(
+        layers, lambda ids: mtp.mtp_loss(layers, trunk, trunk(ids, logits=False), ids, kind=kind)[:2], steps, look
+    )
     return layers, last, found
 
 
 students = {kind: taught(kind) for kind in ("distill", "hard")}
 figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.2), layout="constrained")
 for (kind, (_, _, found)), colour in zip(students.items(), ("tab:blue", "tab:orange"), strict=True):
-    for column, name, style in ((2, "chance that a sampled draft stands", "o-"), (1, "greedy drafts that match", "s--")):
+    for column, name, style in (
+        (2, "chance that a sampled draft stands", "o-"),
+        (1, "greedy drafts that match", "s--"),
+    ):
         shares = {step: counts[:, column] / counts[:, 0] for step, counts in found.items()}
-        left.plot(shares.keys(), [share.mean() for share in shares.values()], style, color=colour, label=f"{kind}: {name}")
+        left.plot(
+            shares.keys(), [share.mean() for share in shares.values()], style, color=colour, label=f"{kind}: {name}"
+        )
         last = shares[max(shares)]
         right.plot([1, 2, 3], last, style, color=colour)
         print(f"{kind:>8}, {name:>35}: " + ", ".join(f"depth {k} {share:.3f}" for k, share in enumerate(last, 1)))
@@ -132,19 +144,24 @@ right.set(xlabel="depth", ylabel="share of drafts, held-out", xticks=[1, 2, 3], 
 plt.show()
 for claim in claims("mtp")[:2]:
     low, high = claim["interval"]
-    print(f"committed: {claim['claim']}: {claim['measured']:+.4f} [{low:.4f}, {high:.4f}] {claim['unit']}, {claim['verdict']}")
+    print(
+        f"committed: {claim['claim']}: {claim['measured']:+.4f} [{low:.4f}, {high:.4f}] "
+        f"{claim['unit']}, {claim['verdict']}"
+    )
 
 # %% [markdown]
-# One seed cannot tell much. The last lines are what the full experiment found on the recipe's network in the middle of pretraining, over
-# several repetitions. Distributions are the better teacher, by little for sampled drafts and by more for greedy ones; with each kind at the
-# best of three learning rates, the lead is larger. That the second and third layers do better than the first is not a mistake: each is
-# given the true tokens up to the one that it guesses, and has more layers of its own to read them with. In real drafting a draft also falls
-# if any draft before it falls.
+# One seed cannot tell much. The last lines are what the full experiment found on the recipe's network in the middle of
+# pretraining, over several repetitions. Distributions are the better teacher, by little for sampled drafts and by more
+# for greedy ones; with each kind at the best of three learning rates, the lead is larger. That the second and third
+# layers do better than the first is not a mistake: each is given the true tokens up to the one that it guesses, and has
+# more layers of its own to read them with. In real
+# drafting a draft also falls if any draft before it falls.
 #
 # ## Exercise 1: the acceptance rate
 #
-# A draft $x$ is drawn from $q$ and stands with probability $\min(1, p(x)/q(x))$. Write `stands(p, q)`: the acceptance rate, that is, how
-# likely this is over all $x$. One line will do, without a loop. The check runs the rule itself, `mtp.accept`.
+# A draft $x$ is drawn from $q$ and stands with probability $\min(1, p(x)/q(x))$. Write `stands(p, q)`: the acceptance
+# rate, that is, how likely this is over all $x$. One line will do, without a loop. The check runs the rule itself,
+# `mtp.accept`.
 
 
 # %% tags=["exercise"]
@@ -155,12 +172,18 @@ def stands(p, q):
 # %% tags=["check"]
 def check_1():
     generator = torch.Generator().manual_seed(1)
-    assert abs(float(stands(torch.tensor([0.5, 0.5]), torch.tensor([0.5, 0.5]))) - 1) < 1e-6, "equal distributions: every draft stands"
-    assert abs(float(stands(torch.tensor([0.9, 0.1]), torch.tensor([0.1, 0.9]))) - 0.2) < 1e-6, "0.9, 0.1 against 0.1, 0.9: one in five"
+    assert abs(float(stands(torch.tensor([0.5, 0.5]), torch.tensor([0.5, 0.5]))) - 1) < 1e-6, (
+        "equal distributions: every draft stands"
+    )
+    assert abs(float(stands(torch.tensor([0.9, 0.1]), torch.tensor([0.1, 0.9]))) - 0.2) < 1e-6, (
+        "0.9, 0.1 against 0.1, 0.9: one in five"
+    )
     p, q = torch.randn(2, 6, generator=generator).mul(1.5).softmax(-1)
     drafts = torch.multinomial(q, quick(4000, 1500), replacement=True, generator=generator).tolist()
     lots = torch.rand(len(drafts), 2, generator=generator).tolist()
-    played = sum(mtp.accept(p.expand(2, 6), q[None], [x], u)[0] for x, u in zip(drafts, lots, strict=True)) / len(drafts)
+    played = sum(mtp.accept(p.expand(2, 6), q[None], [x], u)[0] for x, u in zip(drafts, lots, strict=True)) / len(
+        drafts
+    )
     got, error = float(stands(p, q)), (played * (1 - played) / len(drafts)) ** 0.5
     assert abs(got - played) < 5 * error, f"of {len(drafts)} drafts {played:.3f} stood; the answer says {got:.3f}"
 
@@ -178,20 +201,24 @@ check(1, check_1)
 # %% [markdown]
 # ## Verifying: nothing that comes out may change
 #
-# Greedy decoding is easy: a draft stands if it is what the model would have chosen. Sampling needs the rule of arXiv:2211.17192:
+# Greedy decoding is easy: a draft stands if it is what the model would have chosen. Sampling needs the rule of
+# arXiv:2211.17192:
 
 # %%
 source(mtp.accept)
 
 # %% [markdown]
-# Look at what happens after a draft is rejected, or *falls*. The next token is drawn from $\mathrm{norm}(\max(p - q, 0))$: from where $q$
-# offered too little.
+# Look at what happens after a draft is rejected, or *falls*. The next token is drawn from $\mathrm{norm}(\max(p - q,
+# 0))$: from where $q$ offered too little.
 #
 # ## Exercise 2: what comes out
 #
-# With one draft, the first token out is either the draft that stood or what replaces it. Write `emitted(p, q)`: a pair of tensors shaped
-# like $p$. The first says for each token how likely it comes out as a draft that stood. The second says how likely it comes out as the
-# replacement of one that fell: the chance that any draft falls, times what then follows. The two must add up to $p$, whatever $q$ is.
+# With one draft, the first token out is either the draft that stood or what replaces it. Write `emitted(p, q)`: a pair
+# of tensors shaped like $p$. The first says for each token how likely it comes out as a draft that stood. The second
+# says how likely it comes out as the replacement of one that fell: the chance that any draft falls, times what then
+# follows. The two must
+# add up to $p$,
+# whatever $q$ is.
 
 
 # %% tags=["exercise"]
@@ -207,12 +234,19 @@ def check_2():
         stood, replaced = emitted(p, q)
         assert stood.shape == replaced.shape == p.shape, "two tensors over the vocabulary"
         away = float((stood - q * (p / q).clamp(max=1)).abs().max())
-        assert away < 1e-6, f"a draft x is drawn with q(x) and stands with min(1, p(x)/q(x)); the first answer is off by {away:.2g}"
+        assert away < 1e-6, (
+            f"a draft x is drawn with q(x) and stands with min(1, p(x)/q(x)); the first answer is off by {away:.2g}"
+        )
         every = float((stood + replaced).sum())
-        assert abs(every - 1) < 1e-6, f"the two should sum to one, not to {every:.4f}: does every fallen draft give one token, and no other does?"
+        assert abs(every - 1) < 1e-6, (
+            f"the two should sum to one, not to {every:.4f}: does every fallen draft give one token, and no other does?"
+        )
         away = float((stood + replaced - p).abs().sum() / 2)
         assert away < 1e-6, f"{away:.1%} of the mass is not where p has it: what replaces a fallen draft?"
-    for other, when in ((torch.eye(8, dtype=torch.float64)[0], "where q is certain"), (p, "where q is p, and nothing falls")):
+    for other, when in (
+        (torch.eye(8, dtype=torch.float64)[0], "where q is certain"),
+        (p, "where q is p, and nothing falls"),
+    ):
         assert float((sum(emitted(p, other)) - p).abs().max()) < 1e-6, f"the two should add up to p also {when}"
 
 
@@ -221,16 +255,19 @@ check(2, check_2)
 
 # %% tags=["solution"] jupyter={"source_hidden": true}
 def emitted(p, q):
-    # What q offers too little of sums to the chance that a draft falls: dividing by the one and multiplying by the other changes nothing.
+    # What q offers too little of sums to the chance that a draft falls: dividing by the one and multiplying by the
+    # other changes nothing.
     return torch.minimum(p, q), (p - q).clamp(min=0)
 
 
 check(2, check_2)
 
 # %% [markdown]
-# Now the real decoder: `plain_generate` and `speculative_generate` are the same code, the first without layers. A pass through the model
-# gives at least one token, plus one for every draft that stands. (The first pass over a prompt has no drafts yet, and the last is cut off
-# where the text ends. So there are slightly fewer tokens per pass than one plus the sum of the acceptance rates.)
+# Now the real decoder: `plain_generate` and `speculative_generate` are the same code, the first without layers. A pass
+# through the model gives at least one token, plus one for every draft that stands. (The first pass over a prompt has no
+# drafts yet, and the last is cut off where the text ends. So there are slightly fewer tokens per pass than one plus the
+# sum of the
+# acceptance rates.)
 
 # %%
 NEW = quick(96, 24)
@@ -257,19 +294,23 @@ for kind, (layers, _, _) in students.items():
 # %% [markdown]
 # ## What it buys
 #
-# If drafts are accepted independently at the rate $\alpha$, then $\gamma$ drafts give on average $(1 - \alpha^{\gamma+1})/(1 - \alpha)$
-# tokens per pass. If a draft costs $c$ passes of the model, the speed-up is
+# If drafts are accepted independently at the rate $\alpha$, then $\gamma$ drafts give on average $(1 -
+# \alpha^{\gamma+1})/(1 - \alpha)$ tokens per pass. If a draft costs $c$ passes of the model, the speed-up is
 #
 # $$\frac{1 - \alpha^{\gamma+1}}{(1-\alpha)(\gamma c + 1)}$$
 #
-# `drafting.predicted` is this formula. `drafting.Timed` is a decoder that measures what goes into it. A stopwatch on a busy machine is a
-# poor witness, so every way of decoding runs every prompt several times, in turn, and the fastest time counts:
+# `drafting.predicted` is this formula. `drafting.Timed` is a decoder that measures what goes into it. A stopwatch on a
+# busy machine is a poor witness, so every way of decoding runs every prompt several times, in turn, and the fastest
+# time counts:
 
 
 # %%
 def clocked(layers, rounds):
     """By number of drafts, 0 to 3: the sums of `Timed` over all prompts, of each the fastest of `rounds`."""
-    ways = {drafts: drafting.Timed(trunk, layers if drafts else None, max_len=40 + NEW, draft_len=drafts or None) for drafts in range(4)}
+    ways = {
+        drafts: drafting.Timed(trunk, layers if drafts else None, max_len=40 + NEW, draft_len=drafts or None)
+        for drafts in range(4)
+    }
     fastest = {}
     for _ in range(rounds):
         for number, prompt in enumerate(prompts):
@@ -277,7 +318,12 @@ def clocked(layers, rounds):
                 decoder.reset()
                 decoder.feed(prompt[0].tolist())
                 decoder.generate(max_new=NEW)
-                sums = {"seconds": decoder.total.seconds, "tokens": len(decoder.total.tokens), "tried": decoder.tried, "stood": decoder.stood}
+                sums = {
+                    "seconds": decoder.total.seconds,
+                    "tokens": len(decoder.total.tokens),
+                    "tried": decoder.tried,
+                    "stood": decoder.stood,
+                }
                 for kind, pair in decoder.spent.items():
                     sums |= {f"{kind} s": pair[0], f"{kind} n": pair[1]}
                 fastest[drafts, number] = min(fastest.get((drafts, number), sums), sums, key=lambda one: one["seconds"])
@@ -299,7 +345,8 @@ for drafts in (1, 2, 3):
     measured[drafts] = alone["seconds"] / alone["tokens"] / (sums["seconds"] / sums["tokens"])
     free, expected = (drafting.predicted(alpha, drafts, price) for price in (0.0, cost))
     print(
-        f"{drafts} draft{'s' * (drafts > 1)}: α {alpha:.3f}, so {free:.2f} tokens a pass; a draft costs {cost:.2f} passes, verifying "
+        f"{drafts} draft{'s' * (drafts > 1)}: α {alpha:.3f}, so {free:.2f} tokens a pass; a draft "
+        f"costs {cost:.2f} passes, verifying "
         f"{verify:.2f}: predicted {expected:.2f}×, measured {measured[drafts]:.2f}×"
     )
 print(f"drafts at {cost:.2f} passes each can never give more than {1 / cost:.1f}×, even if all stand")
@@ -324,15 +371,16 @@ for claim in claims("mtp"):
         print(f"committed: {claim['claim']}: {claim['measured']:.2f} {claim['unit']}, {claim['verdict']}")
 
 # %% [markdown]
-# The cost of a draft decides: $c$ bounds the speed-up by $1/c$. Composer 2's base has 61 layers, and a draft of one layer costs about 0.02
-# passes (the green curves); there, many drafts pay. Here the model has four layers, and a draft is one layer and a head. That is why the
-# recipe's measured speed-up stays below the 2 to 3 times of the write-ups. The formula also promises more than it delivers, because it
-# assumes that verifying several tokens costs no more than one, and that an agent's text is one long turn.
+# The cost of a draft decides: $c$ bounds the speed-up by $1/c$. Composer 2's base has 61 layers, and a draft of one
+# layer costs about 0.02 passes (the green curves); there, many drafts pay. Here the model has four layers, and a draft
+# is one layer and a head. That is why the recipe's measured speed-up stays below the 2 to 3 times of the write-ups. The
+# formula also promises more than it delivers, because it assumes that verifying several tokens costs no more than one,
+# and that an agent's text is one long turn.
 #
 # ## Exercise 3: unequal depths
 #
-# Drafts of different depths have different acceptance rates. Given `chances`, the chance at each depth that a draft stands *if all before
-# it did*, write `tokens_a_pass(chances)`: the expected number of tokens.
+# Drafts of different depths have different acceptance rates. Given `chances`, the chance at each depth that a draft
+# stands *if all before it did*, write `tokens_a_pass(chances)`: the expected number of tokens.
 
 
 # %% tags=["exercise"]
@@ -345,10 +393,14 @@ def check_3():
     assert tokens_a_pass([]) == 1, "without drafts a pass gives one token"
     for chances, want in (([0.5], 1.5), ([0.5, 0.5], 1.75), ([0.9, 0.5], 2.35), ([0.5, 0.9], 1.95)):
         got = float(tokens_a_pass(chances))
-        assert abs(got - want) < 1e-5, f"chances {chances}: {want} tokens, not {got:.4f}; a draft only counts where all before it stood"
+        assert abs(got - want) < 1e-5, (
+            f"chances {chances}: {want} tokens, not {got:.4f}; a draft only counts where all before it stood"
+        )
     for chance, drafts in ((0.3, 4), (0.9, 3), (0.95, 7)):
         want, got = drafting.predicted(chance, drafts, 0.0), float(tokens_a_pass([chance] * drafts))
-        assert abs(got - want) < 1e-5, f"equal chances of {chance}, {drafts} drafts: {want:.4f}, the formula's, not {got:.4f}"
+        assert abs(got - want) < 1e-5, (
+            f"equal chances of {chance}, {drafts} drafts: {want:.4f}, the formula's, not {got:.4f}"
+        )
     shares = decoded(layers).acceptance  # these count a draft as fallen with every one before it
     given = [b / max(a, 1e-9) for a, b in zip([1.0, *shares], shares, strict=False)]
     assert abs(float(tokens_a_pass(given)) - (1 + sum(shares))) < 1e-5, "differs from what the decoder counted"
@@ -371,7 +423,8 @@ check(3, check_3)
 # %% [markdown]
 # ## Exercise 4: how many drafts
 #
-# Write `best(alpha, cost, most)`: the number of drafts, 0 to `most`, with the highest predicted speed-up. With 0 drafts it is one.
+# Write `best(alpha, cost, most)`: the number of drafts, 0 to `most`, with the highest predicted speed-up. With 0 drafts
+# it is one.
 
 
 # %% tags=["exercise"]
@@ -386,7 +439,9 @@ def check_4():
     for alpha, cost in ((0.8, 0.1), (0.9, 0.3), (0.95, 0.02), (0.6, 0.05)):
         got = best(alpha, cost, 10)
         want = max(drafting.predicted(alpha, drafts, cost) for drafts in range(1, 11))
-        assert got and drafting.predicted(alpha, got, cost) == want, f"α={alpha}, c={cost}: {got} drafts are not best, {want:.2f}× is within reach"
+        assert got and drafting.predicted(alpha, got, cost) == want, (
+            f"α={alpha}, c={cost}: {got} drafts are not best, {want:.2f}× is within reach"
+        )
 
 
 check(4, check_4)
@@ -402,8 +457,8 @@ check(4, check_4)
 # %% [markdown]
 # ## How it breaks: an off-by-one that trains beautifully
 #
-# Depth $k$ at position $i$ must match the main head at $j = i + k$. Take the main head one position too early, as happens when a shift is
-# counted twice, and see what the logs say:
+# Depth $k$ at position $i$ must match the main head at $j = i + k$. Take the main head one position too early, as
+# happens when a shift is counted twice, and see what the logs say:
 
 
 # %%
@@ -416,7 +471,10 @@ def late(ids):
 torch.manual_seed(1)
 wrong = mtp.MTP(shape, mtp.MTPConfig(depth=3, intermediate_size=128))
 loss_of_wrong = trained(wrong, late, quick(80, 4))
-print(f"distillation loss at the end: {loss_of_right:.4f} nats as it should be, {loss_of_wrong:.4f} with the teacher one position behind")
+print(
+    f"distillation loss at the end: {loss_of_right:.4f} nats as it should be, {loss_of_wrong:.4f} with "
+    f"the teacher one position behind"
+)
 for name, some in (("right", layers), ("wrong", wrong)):
     found = decoded(some)
     print(
@@ -425,14 +483,15 @@ for name, some in (("right", layers), ("wrong", wrong)):
     )
 
 # %% [markdown]
-# **Your prediction:** the loss is lower, the text is identical, and nearly all of the speed is gone: 1.18 tokens per pass instead of 3.23.
+# **Your prediction:** the loss is lower, the text is identical, and nearly all of the speed is gone: 1.18 tokens per
+# pass instead of 3.23.
 #
-# The loss is *lower*: these layers learned to guess a token that they had already been given. And every test of equality passes, because
-# the model verifies everything that comes out, however bad the guesses. Only the speed is gone, and speed varies for many reasons. So test
-# the acceptance rate, not only the output.
+# The loss is *lower*: these layers learned to guess a token that they had already been given. And every test of
+# equality passes, because the model verifies everything that comes out, however bad the guesses. Only the speed is
+# gone, and speed varies for many reasons. So test the acceptance rate, not only the output.
 #
-# The other bug is just as quiet, and it does change what comes out. When a draft falls, it seems natural to draw again from $p$, the right
-# distribution. But $p$ already had its share in the drafts that stood:
+# The other bug is just as quiet, and it does change what comes out. When a draft falls, it seems natural to draw again
+# from $p$, the right distribution. But $p$ already had its share in the drafts that stood:
 
 # %%
 generator = torch.Generator().manual_seed(5)
@@ -441,21 +500,26 @@ for sharpness in (0.5, 1.0, 2.0):
     kept = torch.minimum(p, q)
     wrong = kept + (1 - kept.sum(-1, keepdim=True)) * p
     print(
-        f"logits of spread {sharpness}: {kept.sum(-1).mean():.2f} of drafts stand; drawn again from p, {(wrong - p).abs().sum(-1).mean() / 2:.1%} "
+        f"logits of spread {sharpness}: {kept.sum(-1).mean():.2f} of drafts stand; drawn again from p, "
+        f"{(wrong - p).abs().sum(-1).mean() / 2:.1%} "
         f"of the probability lies on wrong tokens"
     )
 
 # %% [markdown]
 # ## Open challenge
 #
-# Decide cycle by cycle how many tokens to draft in a text that turns easy and hard without notice, for the most tokens per cost.
-# `etude challenge 3` gives the rules, a file to begin with and the scores so far.
+# Decide cycle by cycle how many tokens to draft in a text that turns easy and hard without notice, for the most tokens
+# per cost. `etude challenge 3` gives the rules, a file to begin with and the scores so far.
 #
 # ## Where to read on
 #
-# * `ref/mtp.py`, then `ref/engine/decoder.py`: one decoder for both ways, and two ideas of ours for an agent's short turns, `recall` and `ahead`.
-# * `etude figure mtp`: the full experiment, with intervals; `etude explore`, page *Multi-token prediction*, steps through a decode.
-# * `sims/joint_mtp.py`: whether layers that train along should also train the trunk; what that does to loss and drafts, measured.
+# * `ref/mtp.py`, then `ref/engine/decoder.py`: one decoder for both ways, and two ideas of ours for an agent's short
+#   turns, `recall` and `ahead`.
+# * `etude figure mtp`: the full experiment, with intervals; `etude explore`, page *Multi-token prediction*, steps
+#   through a decode.
+# * `sims/joint_mtp.py`: whether layers that train along should also train the trunk; what that does to loss and drafts,
+#   measured.
 # * `ref/rl.py`, `improve`: how the layers follow a policy that RL moves.
-# * Leviathan et al. (arXiv:2211.17192) for the rule and its speed; Gloeckle et al. (arXiv:2404.19737) for heads that train the trunk too.
+# * Leviathan et al. (arXiv:2211.17192) for the rule and its speed; Gloeckle et al. (arXiv:2404.19737) for heads that
+#   train the trunk too.
 # * Next: lesson 4, Dr. GRPO.

@@ -1,28 +1,29 @@
 # %% [markdown]
 # # 5 · KL: three estimates, and two places to put them
 #
-# **After this lesson you can** say what k1, k2 and k3 estimate and how far each can be trusted; find the divergence at which the popular
-# one starts to fail; and say what gradient each of them has in the loss, and in the reward.
+# **After this lesson you can** say what k1, k2 and k3 estimate and how far each can be trusted; find the divergence at
+# which the popular one starts to fail; and say what gradient each of them has in the loss, and in the reward.
 #
 # *About 40 minutes. Prerequisites: lesson 4. Source: Composer 2 technical report, §4.1 and Figure 4.*
 #
 # ## The idea
 #
-# RL moves a policy $\pi$; a reference $\pi_\mathrm{ref}$, usually the policy before RL, says where it came from. How far has it gone?
+# RL moves a policy $\pi$; a reference $\pi_\mathrm{ref}$, usually the policy before RL, says where it came from. How
+# far has it gone?
 #
 # $$\mathrm{KL}(\pi\,\|\,\pi_\mathrm{ref}) = \mathbb{E}_{x\sim\pi}\left[-\log r\right], \qquad r = \frac{\pi_\mathrm{ref}(x)}{\pi(x)}$$
 #
-# The sum over a vocabulary can be computed, but not the sum over whole texts: those are sampled. With one sample per token, three estimates
-# are in use, all due to John Schulman:
+# The sum over a vocabulary can be computed, but not the sum over whole texts: those are sampled. With one sample per
+# token, three estimates are in use, all due to John Schulman:
 #
 # $$k_1 = -\log r \qquad k_2 = \tfrac12(\log r)^2 \qquad k_3 = (r-1) - \log r$$
 #
-# $\mathbb{E}[r] = 1$, so adding $r - 1$ to $k_1$ changes no mean: $k_3$ is as unbiased as $k_1$. And since $\log r \le r - 1$, it is never
-# negative. $k_1$, which scatters widely around a small mean, often is.
+# $\mathbb{E}[r] = 1$, so adding $r - 1$ to $k_1$ changes no mean: $k_3$ is as unbiased as $k_1$. And since $\log r \le
+# r - 1$, it is never negative. $k_1$, which scatters widely around a small mean, often is.
 
 # %% [markdown]
-# **Predict first.** A policy is trained three times: without any KL term, with $k_1$ as a term of the loss, and with $k_1$ subtracted from
-# the reward. Without the term it ends at a KL of 3.1 nats. Where do the other two end?
+# **Predict first.** A policy is trained three times: without any KL term, with $k_1$ as a term of the loss, and with
+# $k_1$ subtracted from the reward. Without the term it ends at a KL of 3.1 nats. Where do the other two end?
 
 # %%
 import math
@@ -39,10 +40,10 @@ source(kl.token_kl)
 # %% [markdown]
 # Compare it with the formulas. Two things are easy to miss:
 #
-# * `expm1(log_ratio) - log_ratio`, not `exp(log_ratio) - 1 - log_ratio`. Near $r = 1$ the second subtracts two numbers that agree in all
-#   their digits.
-# * −∞ from the reference is allowed: a token that it forbids has an infinite cost. −∞ from the policy is an error: such a token cannot have
-#   been sampled.
+# * `expm1(log_ratio) - log_ratio`, not `exp(log_ratio) - 1 - log_ratio`. Near $r = 1$ the second subtracts two numbers
+#   that agree in all their digits.
+# * −∞ from the reference is allowed: a token that it forbids has an infinite cost. −∞ from the policy is an error: such
+#   a token cannot have been sampled.
 #
 # How much does the short form lose? The exact value near $\log r = \epsilon$ is $\epsilon^2/2 + \dots$
 
@@ -57,7 +58,8 @@ for size in (1e-1, 1e-2, 1e-3, 1e-4):
 # %% [markdown]
 # ## Bias and variance
 #
-# Between $\mathcal N(0,1)$ and $\mathcal N(m,1)$ everything has a closed form in $u = m^2$; the KL is $u/2$. `gaussian_oracle` computes it:
+# Between $\mathcal N(0,1)$ and $\mathcal N(m,1)$ everything has a closed form in $u = m^2$; the KL is $u/2$.
+# `gaussian_oracle` computes it:
 #
 # | | mean | variance |
 # |---|---|---|
@@ -70,15 +72,20 @@ for size in (1e-1, 1e-2, 1e-3, 1e-4):
 # %%
 for divergence in (0.01, 0.1, 0.5, 0.7, 1.0, 2.0):
     oracle = kl.gaussian_oracle(math.sqrt(2 * divergence))
-    print(f"KL {divergence:5.2f}:  variance of k1 {oracle['k1'][1]:9.5f}   k2 {oracle['k2'][1]:9.5f}   k3 {oracle['k3'][1]:9.5f}")
+    print(
+        f"KL {divergence:5.2f}:  variance of k1 {oracle['k1'][1]:9.5f}   k2 {oracle['k2'][1]:9.5f}   "
+        f"k3 {oracle['k3'][1]:9.5f}"
+    )
 print(f"k1 and k3 cross at {kl.crossing():.3f} nats")
 
 # %% [markdown]
-# The experiment behind the report's Figure 4 samples this, and compares what it finds with the closed forms. Here is its first part, with
-# fewer samples than `etude figure kl-variance` takes:
+# The experiment behind the report's Figure 4 samples this, and compares what it finds with the closed forms. Here is
+# its first part, with fewer samples than `etude figure kl-variance` takes:
 
 # %%
-settings = kl_variance.Experiment(divergences=(0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0, 1.5), samples=quick(1_000_000, 50_000))
+settings = kl_variance.Experiment(
+    divergences=(0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0, 1.5), samples=quick(1_000_000, 50_000)
+)
 rows = run(kl_variance.sampled, settings)
 figure, axes = plt.subplots(figsize=(6, 3.4), layout="constrained")
 for kind, style in zip(kl.KINDS, ("o-", "s--", "^:")):
@@ -94,8 +101,8 @@ print(f"farthest from its closed form: {worst:.1f} standard errors")
 # %% [markdown]
 # ## Exercise 1: a mean and a standard error
 #
-# An estimate without its error is a rumour. Write `estimate(logp, ref_logp, kind)`: the mean of an estimator over sampled tokens and the
-# standard error of that mean, as floats. Use `kl.token_kl`.
+# An estimate without its error is a rumour. Write `estimate(logp, ref_logp, kind)`: the mean of an estimator over
+# sampled tokens and the standard error of that mean, as floats. Use `kl.token_kl`.
 
 
 # %% tags=["exercise"]
@@ -110,7 +117,9 @@ def check_1():
     for kind in kl.KINDS:
         mean, error = estimate(logp, ref_logp, kind)
         exact, variance = kl.gaussian_oracle(0.6)[kind]
-        assert abs(error / math.sqrt(variance / len(x)) - 1) < 0.1, f"{kind}: the standard error should be near {math.sqrt(variance / len(x)):.2e}"
+        assert abs(error / math.sqrt(variance / len(x)) - 1) < 0.1, (
+            f"{kind}: the standard error should be near {math.sqrt(variance / len(x)):.2e}"
+        )
         assert abs(mean - exact) < 5 * error, f"{kind}: the mean should be near {exact:.4f}, not {mean:.4f}"
 
 
@@ -128,7 +137,8 @@ check(1, check_1)
 # %% [markdown]
 # ## How it breaks: the gradient that is not there
 #
-# Put $k_1$ into the loss, differentiate it, and the logs look fine: a KL is printed, and it grows. But nothing holds it back, because
+# Put $k_1$ into the loss, differentiate it, and the logs look fine: a KL is printed, and it grows. But nothing holds it
+# back, because
 #
 # $$\mathbb{E}_{x\sim\pi}\left[\nabla k_1\right] = \mathbb{E}_{x\sim\pi}\left[\nabla\log\pi(x)\right] = \nabla \textstyle\sum_x \pi(x) = 0.$$
 #
@@ -153,7 +163,8 @@ def expected_gradient(kind):
 for kind in kl.KINDS:
     gradient = expected_gradient(kind)
     print(
-        f"{kind} in the loss: size {gradient.norm() / right.norm():.3f} of ∇KL(π‖ref), off by {(gradient - right).norm() / right.norm():.3f}; "
+        f"{kind} in the loss: size {gradient.norm() / right.norm():.3f} of ∇KL(π‖ref), off by "
+        f"{(gradient - right).norm() / right.norm():.3f}; "
         f"from ∇KL(ref‖π) off by {(gradient - other).norm() / other.norm():.3f}"
     )
 
@@ -161,13 +172,14 @@ for kind in kl.KINDS:
 # $k_2$, the biased one, is exactly right; $k_3$, the unbiased one, is not: its gradient is that of
 # $\mathrm{KL}(\pi_\mathrm{ref}\,\|\,\pi)$. The bias of a *value* says nothing about its gradient.
 #
-# And in training? A policy of 32 actions learns from sampled rewards and should stay near the reference: with no KL term at all, with $k_1$
-# in the loss, and with $k_1$ subtracted from the reward.
+# And in training? A policy of 32 actions learns from sampled rewards and should stay near the reference: with no KL
+# term at all, with $k_1$ in the loss, and with $k_1$ subtracted from the reward.
 
 
 # %%
 def trained(where, beta=1.0, steps=quick(300, 30)):
-    """The exact KL after every step of a training with k1 "nowhere", in the "loss" or in the "reward", and the mean k1 that a log would print."""
+    """The exact KL after every step of a training with k1 "nowhere", in the "loss" or in the "reward", and the mean k1
+    that a log would print."""
     generator = torch.Generator().manual_seed(1)
     pays = torch.randn(32, dtype=torch.float64, generator=generator)
     moving, true, printed = reference.clone().requires_grad_(), [], []
@@ -199,26 +211,28 @@ plt.show()
 # %% [markdown]
 # **Your prediction:** $k_1$ in the loss ends at 3.0 nats, as if it were not there; $k_1$ in the reward ends at 0.5.
 #
-# In the loss, $k_1$ might as well not be there, and the log faithfully prints the KL as it grows. In the reward, it works.
+# In the loss, $k_1$ might as well not be there, and the log faithfully prints the KL as it grows. In the reward, it
+# works.
 #
-# There is one more limit. All of this was one draw from one distribution. A text is many draws, and each token decides what the later ones
-# are drawn from. Here sequences of four symbols are enumerated, and each rule is compared with the gradient of the KL between whole
-# *sequences*:
+# There is one more limit. All of this was one draw from one distribution. A text is many draws, and each token decides
+# what the later ones are drawn from. Here sequences of four symbols are enumerated, and each rule is compared with the
+# gradient of the KL between whole *sequences*:
 
 # %%
 for name, values in kl_variance.gradients_of_sequences(settings).items():
     print(f"{name:<50}: off by {min(values):.3f} to {max(values):.3f} of its size")
 
 # %% [markdown]
-# As a loss, $k_2$ is no longer right: it moves each token's own distribution and misses what the token does to the states that follow.
-# $k_1$ in the reward is right if every token is charged the $k_1$ of the whole rollout (or of what follows), and wrong if it is charged
-# only its own.
+# As a loss, $k_2$ is no longer right: it moves each token's own distribution and misses what the token does to the
+# states that follow. $k_1$ in the reward is right if every token is charged the $k_1$ of the whole rollout (or of what
+# follows), and wrong if it is charged only its own.
 #
 # ## Exercise 2: where k1 belongs
 #
-# $k_1$ is right in the reward, as a number that no gradient passes through. Write, for the distributions above, the *expected* gradient of
-# the loss that a reward of $-k_1$ gives, which is minus the policy gradient: $\mathbb{E}_{x\sim\pi}[k_1 \nabla\log\pi(x)]$. Sum over the
-# vocabulary. It has to equal $\nabla\mathrm{KL}$.
+# $k_1$ is right in the reward, as a number that no gradient passes through. Write, for the distributions above, the
+# *expected* gradient of the loss that a reward of $-k_1$ gives, which is minus the policy gradient:
+# $\mathbb{E}_{x\sim\pi}[k_1
+# \nabla\log\pi(x)]$. Sum over the vocabulary. It has to equal $\nabla\mathrm{KL}$.
 
 
 # %% tags=["exercise"]
@@ -229,7 +243,9 @@ def reward_gradient(logits, reference):
 # %% tags=["check"]
 def check_2():
     got = reward_gradient(logits, reference)
-    assert got.shape == logits.shape, f"a gradient has the shape of the logits, {list(logits.shape)}, not {list(got.shape)}"
+    assert got.shape == logits.shape, (
+        f"a gradient has the shape of the logits, {list(logits.shape)}, not {list(got.shape)}"
+    )
     away = ((got - right).norm() / right.norm()).item()
     assert away < 1e-9, f"the gradient is off by {away:.2g} of its size"
 
@@ -249,8 +265,9 @@ check(2, check_2)
 # %% [markdown]
 # ## Exercise 3: when to stop trusting k3
 #
-# You measure a KL of `divergence` nats between two policies whose log-ratio is nearly Gaussian, and you may draw `n` tokens. Return the
-# estimator, "k1" or "k3", whose mean has the smaller standard error, and that error. Use `kl.gaussian_oracle`.
+# You measure a KL of `divergence` nats between two policies whose log-ratio is nearly Gaussian, and you may draw `n`
+# tokens. Return the estimator, "k1" or "k3", whose mean has the smaller standard error, and that error. Use
+# `kl.gaussian_oracle`.
 
 
 # %% tags=["exercise"]
@@ -260,11 +277,19 @@ def choose(divergence, n):
 
 # %% tags=["check"]
 def check_3():
-    for divergence, n, name in ((0.01, 400, "k3"), (0.5, 100, "k3"), (0.62, 400, "k3"), (0.64, 400, "k1"), (2.0, 2500, "k1")):
+    for divergence, n, name in (
+        (0.01, 400, "k3"),
+        (0.5, 100, "k3"),
+        (0.62, 400, "k3"),
+        (0.64, 400, "k1"),
+        (2.0, 2500, "k1"),
+    ):
         got, error = choose(divergence, n)
         assert got == name, f"at {divergence} nats {name} varies less"
         want = math.sqrt(kl.gaussian_oracle(math.sqrt(2 * divergence))[name][1] / n)
-        assert abs(error - want) < 1e-6 * want, f"the standard error of a mean of n values is √(variance/n): {want:.5f}, not {error:.5f}"
+        assert abs(error - want) < 1e-6 * want, (
+            f"the standard error of a mean of n values is √(variance/n): {want:.5f}, not {error:.5f}"
+        )
 
 
 check(3, check_3)
@@ -282,13 +307,14 @@ check(3, check_3)
 # %% [markdown]
 # ## Open challenge
 #
-# Write an unbiased estimate of the KL from 32 sampled tokens that has less error than $k_1$ and $k_3$, close to the reference and far from it.
-# `etude challenge 5` gives the rules, a file to begin with and the scores so far.
+# Write an unbiased estimate of the KL from 32 sampled tokens that has less error than $k_1$ and $k_3$, close to the
+# reference and far from it. `etude challenge 5` gives the rules, a file to begin with and the scores so far.
 #
 # ## Where to read on
 #
 # * `ref/kl.py` from top to bottom: off-policy tokens, and why an importance weight of one still changes a gradient.
-# * `etude figure kl-variance` runs the whole experiment, the trained agent's own tokens included; `etude explore`, page *KL estimators*.
+# * `etude figure kl-variance` runs the whole experiment, the trained agent's own tokens included; `etude explore`, page
+#   *KL estimators*.
 # * `ref/rl.py`, function `improve`: the drift that the recipe charges its reward for.
 # * John Schulman, "Approximating KL divergence" (2020); on the gradients, arXiv:2510.01555.
 # * Next: lesson 6, the length penalty.

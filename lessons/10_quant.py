@@ -1,15 +1,16 @@
 # %% [markdown]
 # # 10 · Low precision: who shares a scale
 #
-# **After this lesson you can** take MXFP8 and NVFP4 apart down to the bits; say how many bits a number costs in each, and what is left of
-# it; compute the gradient of a quantised weight; and measure in a few lines whose numbers change when one token of a text does.
+# **After this lesson you can** take MXFP8 and NVFP4 apart down to the bits; say how many bits a number costs in each,
+# and what is left of it; compute the gradient of a quantised weight; and measure in a few lines whose numbers change
+# when one token of a text does.
 #
 # *About 50 minutes. Prerequisites: lesson 0. Source: Composer 2 technical report, §6.1; OCP Microscaling Formats 1.0.*
 #
 # ## The idea
 #
-# Four bits hold sixteen codes. That is enough for a matrix product only if the sixteen lie where the values are, so a *block* of values
-# shares a scale that puts them there. Formats differ in who shares:
+# Four bits hold sixteen codes. That is enough for a matrix product only if the sixteen lie where the values are, so a
+# *block* of values shares a scale that puts them there. Formats differ in who shares:
 #
 # | | a value is | and shares | with |
 # |---|---|---|---|
@@ -19,14 +20,15 @@
 # | FP8, blockwise | E4M3, 8 bits | a float32 scale | 128 of a token, or 128 × 128 of a weight |
 #
 # $$\underbrace{x \approx \mathrm{value}\cdot 2^{\mathrm{byte}-127}}_{\mathrm{MXFP8}} \qquad
-# \underbrace{x \approx \mathrm{value}\cdot \mathrm{block}\cdot s,\quad s = \frac{\max|x|}{448\cdot 6}}_{\mathrm{NVFP4}}$$
+# \underbrace{x \approx \mathrm{value}\cdot \mathrm{block}\cdot s,\quad s = \frac{\max|x|}{448\cdot
+# 6}}_{\mathrm{NVFP4}}$$
 #
-# Composer 2 computes its experts' products in NVFP4 in the forward pass and in MXFP8 in the backward pass, and takes $s$ per *token*. Does
-# that last word matter?
+# Composer 2 computes its experts' products in NVFP4 in the forward pass and in MXFP8 in the backward pass, and takes
+# $s$ per *token*. Does that last word matter?
 
 # %% [markdown]
-# **Predict first.** In NVFP4 with one scale for a whole tensor, make the *last* token of a text larger. What share of the numbers of
-# *earlier* tokens change? And with a scale of its own for each token?
+# **Predict first.** In NVFP4 with one scale for a whole tensor, make the *last* token of a text larger. What share of
+# the numbers of *earlier* tokens change? And with a scale of its own for each token?
 
 # %%
 import matplotlib.pyplot as plt
@@ -39,8 +41,8 @@ from sims import low_precision, policies, quantised
 source(formats.e2m1_encode, formats.e2m1_decode)
 
 # %% [markdown]
-# E2M1 has one sign bit, two of exponent, one of mantissa. The grid is short enough to write down: steps of ½ up to 2, of 1 up to 4, then 6.
-# Ties go to the code whose last bit is zero.
+# E2M1 has one sign bit, two of exponent, one of mantissa. The grid is short enough to write down: steps of ½ up to 2,
+# of 1 up to 4, then 6. Ties go to the code whose last bit is zero.
 
 # %%
 print("grid:", formats.E2M1)
@@ -51,8 +53,10 @@ for value, code in zip(x.tolist(), formats.e2m1_encode(x).tolist(), strict=True)
 # %% [markdown]
 # ## Exercise 1: nearest
 #
-# Write `nearest(x)` without bit tricks: for each number of a float tensor [n], the nearest value of `formats.E2M1` with its sign. Ties go
-# to the even code (a magnitude's code is its place in the table), and what lies beyond ±6 becomes ±6. Return the values.
+# Write `nearest(x)` without bit tricks: for each number of a float tensor [n], the nearest value of `formats.E2M1` with
+# its sign. Ties go to the even code (a magnitude's code is its place in the table), and what lies beyond ±6 becomes ±6.
+# Return the
+# values.
 
 
 # %% tags=["exercise"]
@@ -66,7 +70,10 @@ def check_1():
     wanted, got = formats.e2m1_decode(formats.e2m1_encode(x)), nearest(x)
     assert got.shape == x.shape, f"as many values as numbers, {list(x.shape)}, not {list(got.shape)}"
     wrong = (got != wanted).nonzero()
-    assert not len(wrong), f"{x[wrong[0, 0]]:g} is nearest to {wanted[wrong[0, 0]]:g}, not {got[wrong[0, 0]]:g} ({len(wrong)} of {len(x)} differ)"
+    assert not len(wrong), (
+        f"{x[wrong[0, 0]]:g} is nearest to {wanted[wrong[0, 0]]:g}, not {got[wrong[0, 0]]:g} "
+        f"({len(wrong)} of {len(x)} differ)"
+    )
 
 
 check(1, check_1)
@@ -90,15 +97,17 @@ check(1, check_1)
 source(quant.nvfp4_quantize)
 
 # %% [markdown]
-# The code takes, in this order: the largest number of each block of 16; the largest of the token (or tensor), and from it $s$, so that the
-# largest block scale is exactly 448; each block's scale, itself rounded to E4M3; and the values, divided by block scale times $s$. Here is
-# one token of two blocks:
+# The code takes, in this order: the largest number of each block of 16; the largest of the token (or tensor), and from
+# it $s$, so that the largest block scale is exactly 448; each block's scale, itself rounded to E4M3; and the values,
+# divided by block scale times $s$. Here is one token of two blocks:
 
 # %%
 token = torch.randn(1, 32, generator=torch.Generator().manual_seed(3))
 token[0, 5] = 12.0
 packed, blocks, s = quant.nvfp4_quantize(token)
-print(f"s = {s.item():.3e}   block scales {formats.e4m3_decode(blocks)[0].tolist()}   bytes of values: {packed.shape[1]}")
+print(
+    f"s = {s.item():.3e}   block scales {formats.e4m3_decode(blocks)[0].tolist()}   bytes of values: {packed.shape[1]}"
+)
 seen = quant.nvfp4_dequantize(packed, blocks, s)
 for number in range(2):
     some = slice(16 * number, 16 * number + 16)
@@ -106,9 +115,9 @@ for number in range(2):
     print("          is ", " ".join(f"{v:6.2f}" for v in seen[0, some].tolist()))
 
 # %% [markdown]
-# The outlier in the first block costs its fifteen neighbours most of their precision: nine of them become zero, and the others keep hardly
-# a digit. The second block hardly notices. That is what small blocks are for. How much is left of a number depends on how far it lies below
-# the largest of its block:
+# The outlier in the first block costs its fifteen neighbours most of their precision: nine of them become zero, and the
+# others keep hardly a digit. The second block hardly notices. That is what small blocks are for. How much is left of a
+# number depends on how far it lies below the largest of its block:
 
 # %%
 below = torch.logspace(-8, 0, 240, base=2)
@@ -116,20 +125,23 @@ rows = torch.zeros(len(below), 256)
 rows[:, 0], rows[:, 1] = 1.0, below
 figure, axes = plt.subplots(figsize=(6.4, 3.4), layout="constrained")
 for form, colour, mark in (("nvfp4-token", "#D55E00", "."), ("mxfp8", "#0072B2", "x")):
-    axes.plot(below, (quant.rounded(rows, form)[:, 1] - below).abs() / below, mark, color=colour, label=form, markersize=4)
+    axes.plot(
+        below, (quant.rounded(rows, form)[:, 1] - below).abs() / below, mark, color=colour, label=form, markersize=4
+    )
 axes.set_xscale("log", base=2)
 axes.set(xlabel="number over the largest of its block", ylabel="relative error", yscale="log", ylim=(1e-3, 1.5))
 axes.legend(frameon=False)
 plt.show()
 
 # %% [markdown]
-# Eight bits keep three binary digits over many powers of two. Four bits keep one, and anything below a 24th of its block's largest is gone
-# (half of the smallest step, ½, divided by 6).
+# Eight bits keep three binary digits over many powers of two. Four bits keep one, and anything below a 24th of its
+# block's largest is gone (half of the smallest step, ½, divided by 6).
 #
 # ## Exercise 2: what a number costs
 #
-# Write `bits(form, width)`: the bits per number of one token of `width` numbers, scales included, in "mxfp8", "nvfp4-token" or "fp8"
-# (blocks of 1 × 128). Do not add up the table above: quantise something, and count the bytes of what comes back.
+# Write `bits(form, width)`: the bits per number of one token of `width` numbers, scales included, in "mxfp8",
+# "nvfp4-token" or "fp8" (blocks of 1 × 128). Do not add up the table above: quantise something, and count the bytes of
+# what comes back.
 
 
 # %% tags=["exercise"]
@@ -139,7 +151,12 @@ def bits(form, width):
 
 # %% tags=["check"]
 def check_2():
-    for form, width, wanted in (("mxfp8", 256, 8.25), ("fp8", 256, 8.25), ("nvfp4-token", 256, 4.625), ("nvfp4-token", 2048, 4.515625)):
+    for form, width, wanted in (
+        ("mxfp8", 256, 8.25),
+        ("fp8", 256, 8.25),
+        ("nvfp4-token", 256, 4.625),
+        ("nvfp4-token", 2048, 4.515625),
+    ):
         got = bits(form, width)
         assert abs(got - wanted) < 1e-9, f"{form}, {width} wide: {wanted} bits a number, not {got}"
 
@@ -149,33 +166,38 @@ check(2, check_2)
 
 # %% tags=["solution"] jupyter={"source_hidden": true}
 def bits(form, width):
-    quantise = {"mxfp8": quant.mxfp8_quantize, "fp8": quant.blockwise_fp8_quantize, "nvfp4-token": quant.nvfp4_quantize}[form]
+    quantise = {
+        "mxfp8": quant.mxfp8_quantize,
+        "fp8": quant.blockwise_fp8_quantize,
+        "nvfp4-token": quant.nvfp4_quantize,
+    }[form]
     return 8 * sum(part.numel() * part.element_size() for part in quantise(torch.ones(1, width))) / width
 
 
 check(2, check_2)
 
 # %% [markdown]
-# The float32 scale per token takes 32 bits per token: at width 2,048, a sixty-fourth of a bit per number. Whatever the objection to it, it
-# is not its size.
+# The float32 scale per token takes 32 bits per token: at width 2,048, a sixty-fourth of a bit per number. Whatever the
+# objection to it, it is not its size.
 #
 # ## A product, forward and back
 #
-# A linear layer is three products, and each sums over a different axis. $y = xW^\top$ sums over the width, $\partial x = g\,W$ over the
-# outputs, $\partial W = g^\top x$ over the *tokens*. Scales must lie along the axis that is summed over, where they can be factored out of
-# a block's sum. So every operand is quantised anew for every product in which it takes part:
+# A linear layer is three products, and each sums over a different axis. $y = xW^\top$ sums over the width, $\partial x
+# = g\,W$ over the outputs, $\partial W = g^\top x$ over the *tokens*. Scales must lie along the axis that is summed
+# over, where they can be factored out of a block's sum. So every operand is quantised anew for every product in which
+# it takes part:
 
 # %%
 source(quant.linear, quant.Linear)
 
 # %% [markdown]
-# The gradient pretends that rounding did not happen (*straight through*): the derivative of a staircase is zero or infinite, and neither
-# can train anything.
+# The gradient pretends that rounding did not happen (*straight through*): the derivative of a staircase is zero or
+# infinite, and neither can train anything.
 #
 # ## Exercise 3: the weight's gradient
 #
-# Write `weight_gradient(x, grad, form)`: the gradient of the weight [O, D] of a product whose inputs were x [N, D] and at whose outputs the
-# gradient is grad [N, O], with both operands in `form`. Use `quant.rounded(matrix, form, axis)`.
+# Write `weight_gradient(x, grad, form)`: the gradient of the weight [O, D] of a product whose inputs were x [N, D] and
+# at whose outputs the gradient is grad [N, O], with both operands in `form`. Use `quant.rounded(matrix, form, axis)`.
 
 
 # %% tags=["exercise"]
@@ -209,10 +231,10 @@ check(3, check_3)
 # %% [markdown]
 # ## The experiment
 #
-# `sims/low_precision.py` measures two things on the agent's own experts: what each format leaves of the operands of its products, and how
-# far log-probs move that should not move. Here are its first three parts, on a tiny run whose agent has learned nothing
-# (`etude figure low-precision` takes `runs/small`). Each row of text is read again with a different *last* token, and again in a batch with
-# other rows. A causal model must say the same about all earlier tokens.
+# `sims/low_precision.py` measures two things on the agent's own experts: what each format leaves of the operands of its
+# products, and how far log-probs move that should not move. Here are its first three parts, on a tiny run whose agent
+# has learned nothing (`etude figure low-precision` takes `runs/small`). Each row of text is read again with a different
+# *last* token, and again in a batch with other rows. A causal model must say the same about all earlier tokens.
 
 # %%
 root = tiny_run()
@@ -234,7 +256,10 @@ for number, (form, colour) in enumerate(zip(low_precision.FORMS[1:], colours, st
     left.bar(at, [found["noise"][kind][form]["sqnr"] for kind in quantised.KINDS], 0.19, color=colour, label=form)
 left.set_xticks(range(len(quantised.KINDS)), quantised.KINDS)
 left.set(ylabel="signal to noise, dB", ylim=(0, 58), title="What is left of the operands")
-for how, label, mark, aside in (("later", "another last token", "o", -0.12), ("batch", "other rows in the batch", "s", 0.12)):
+for how, label, mark, aside in (
+    ("later", "another last token", "o", -0.12),
+    ("batch", "other rows in the batch", "s", 0.12),
+):
     at = [place + aside for place in range(len(found["moved"]))]
     right.plot(at, [max(max(sizes[how]), 1e-8) for sizes in found["moved"].values()], mark, markersize=8, label=label)
 right.axhline(1e-8, color="black", linewidth=0.8, label="did not move at all")
@@ -246,13 +271,13 @@ for axes in (left, right):
 plt.show()
 
 # %% [markdown]
-# Left: going from eight bits to four costs ten to fifteen decibels, whatever the operand. A scale per tensor loses hardly more than a scale
-# per token, since tokens are much alike here. So why not take one scale? See the right.
+# Left: going from eight bits to four costs ten to fifteen decibels, whatever the operand. A scale per tensor loses
+# hardly more than a scale per token, since tokens are much alike here. So why not take one scale? See the right.
 #
 # ## How it breaks: seeing the future
 #
-# One scale for a tensor is one number that *every* token of the tensor sets and *every* token uses. Make the last token larger, and the
-# first one is rounded to a different grid:
+# One scale for a tensor is one number that *every* token of the tensor sets and *every* token uses. Make the last token
+# larger, and the first one is rounded to a different grid:
 
 # %%
 x = torch.randn(64, 256, generator=torch.Generator().manual_seed(0))
@@ -263,20 +288,24 @@ for form in quant.FORMATS:
     print(f"{form:13s} numbers of earlier tokens that change: {changed:6.1%}")
 
 # %% [markdown]
-# **Your prediction:** with a scale per tensor, 93% of the numbers of earlier tokens change; with a scale per token, none.
+# **Your prediction:** with a scale per tensor, 93% of the numbers of earlier tokens change; with a scale per token,
+# none.
 #
-# In training this is a leak: the loss at token $t$ depends on later tokens, so a model may learn to read them. In sampling there are no
-# later tokens, and what it learned is gone. It also breaks RL from the other side: an engine that serves the same text in another batch
-# computes a different policy than the trainer, and no replay of experts repairs that. This is why the report takes the scale per token.
+# In training this is a leak: the loss at token $t$ depends on later tokens, so a model may learn to read them. In
+# sampling there are no later tokens, and what it learned is gone. It also breaks RL from the other side: an engine that
+# serves the same text in another batch computes a different policy than the trainer, and no replay of experts repairs
+# that. This is why the report takes the scale per token.
 #
-# MXFP8 sums over tokens for $\partial W$, and a block of 32 *tokens* then shares a scale. That is no leak: no activation of the forward pass
-# ever sees it.
+# MXFP8 sums over tokens for $\partial W$, and a block of 32 *tokens* then shares a scale. That is no leak: no
+# activation of the forward pass ever sees it.
 #
 # ## Exercise 4: a detector
 #
-# Write `sees_the_future(function)`: whether a function of a matrix [tokens, 64], such as `lambda x: quant.rounded(x, "mxfp8")`, is not
-# causal: whether any token but the last comes out differently when the last one changes. Try it on random tokens; change only the last one.
-# Beware of a change that is too small to be seen: a scale per tensor only moves when the largest number does.
+# Write `sees_the_future(function)`: whether a function of a matrix [tokens, 64], such as `lambda x: quant.rounded(x,
+# "mxfp8")`, is not causal: whether any token but the last comes out differently when the last one changes. Try it on
+# random tokens; change only the last one. Beware of a change that is too small to be seen: a scale per tensor only
+# moves when the
+# largest number does.
 
 
 # %% tags=["exercise"]
@@ -290,11 +319,19 @@ def check_4():
     products = {form: (lambda x, form=form: quant.linear(x, weight, form, "mxfp8")) for form in quant.FORMATS}
     for form, product in products.items():
         leaks = form == "nvfp4-tensor"
-        assert bool(sees_the_future(product)) is leaks, f"a product in {form} {'sees' if leaks else 'does not see'} later tokens"
+        assert bool(sees_the_future(product)) is leaks, (
+            f"a product in {form} {'sees' if leaks else 'does not see'} later tokens"
+        )
     assert bool(sees_the_future(lambda x: x - x.mean(0))) is True, "a mean over tokens sees all of them"
-    assert bool(sees_the_future(lambda x: x.roll(-1, 0))) is True, "who gives each token its successor sees the future, though only by one"
-    assert bool(sees_the_future(lambda x: torch.cat((x[-1:], -x[-1:], x[2:])))) is True, "only two of the tokens see the last one, but they do"
-    assert bool(sees_the_future(lambda x: x.cumsum(0))) is False, "a running sum sees what came before, and that is allowed"
+    assert bool(sees_the_future(lambda x: x.roll(-1, 0))) is True, (
+        "who gives each token its successor sees the future, though only by one"
+    )
+    assert bool(sees_the_future(lambda x: torch.cat((x[-1:], -x[-1:], x[2:])))) is True, (
+        "only two of the tokens see the last one, but they do"
+    )
+    assert bool(sees_the_future(lambda x: x.cumsum(0))) is False, (
+        "a running sum sees what came before, and that is allowed"
+    )
 
 
 check(4, check_4)
@@ -313,10 +350,13 @@ check(4, check_4)
 # %% [markdown]
 # ## Divisions
 #
-# A GPU divides fast by multiplying with an approximate reciprocal, which adds one rounding. The report found that NVFP4 needs IEEE
-# division, and that MXFP8 does not. The second half is easy to see: MXFP8 divides by a power of two, whose reciprocal is exact. In NVFP4 a
-# quotient may lie exactly halfway between two codes. The last bit then tips it over, and the value jumps by a whole step of the grid. With
-# activations in bfloat16, which have few digits themselves, that is not as rare as one might think:
+# A GPU divides fast by multiplying with an approximate reciprocal, which adds one rounding. The report found that NVFP4
+# needs IEEE division, and that MXFP8 does not. The second half is easy to see: MXFP8 divides by a power of two, whose
+# reciprocal is exact. In NVFP4 a quotient may lie exactly halfway between two codes. The last bit then tips it over,
+# and the value jumps by a whole step of the grid. With activations in bfloat16, which have few digits themselves, that
+# is not as rare
+# as one might
+# think:
 
 # %%
 for name, dtype in (("float32", torch.float32), ("bfloat16", torch.bfloat16)):
@@ -329,29 +369,34 @@ for name, dtype in (("float32", torch.float32), ("bfloat16", torch.bfloat16)):
 # %% [markdown]
 # ## Into the tensor core
 #
-# So far a block was decoded and then multiplied. A Blackwell GPU need not decode: its tensor cores take the codes *and* the scales,
-# multiply the codes of a block, and scale the block's sum. The sum is the same, because a scale that all terms share can be factored out:
+# So far a block was decoded and then multiplied. A Blackwell GPU need not decode: its tensor cores take the codes *and*
+# the scales, multiply the codes of a block, and scale the block's sum. The sum is the same, because a scale that all
+# terms share can be factored out:
 #
 # $$\sum_k x_k w_k = \sum_b s_b t_b \sum_{k \in b} \hat x_k \hat w_k$$
 #
-# That is why both operands need their blocks along the axis of the sum, and why a training step quantises every matrix twice. A float32
-# scale per token can be factored out of the whole sum, and is applied to the result. In numbers:
+# That is why both operands need their blocks along the axis of the sum, and why a training step quantises every matrix
+# twice. A float32 scale per token can be factored out of the whole sum, and is applied to the result. In numbers:
 
 # %%
 left, right = (torch.randn(4, 96, generator=torch.Generator().manual_seed(seed)) for seed in (8, 9))
 (a, s), (b, t) = quant.mxfp8_quantize(left), quant.mxfp8_quantize(right)
-inner = torch.einsum("mbk,nbk->mnb", *(formats.e4m3_decode(codes).double().unflatten(1, (3, 32)) for codes in (a, b)))  # one sum per block
+inner = torch.einsum(
+    "mbk,nbk->mnb", *(formats.e4m3_decode(codes).double().unflatten(1, (3, 32)) for codes in (a, b))
+)  # one sum per block
 product = torch.einsum("mnb,mb,nb->mn", inner, formats.e8m0_decode(s).double(), formats.e8m0_decode(t).double())
 decoded = quant.mxfp8_dequantize(a, s).double() @ quant.mxfp8_dequantize(b, t).double().T
 print(f"decoded first, or scaled by block: {(product - decoded).abs().max():.1e} apart")
 
 # %% [markdown]
-# The tensor core wants its scales in a layout of its own: 128 rows by 4 blocks are one tile of 512 bytes, where rows 0, 32, 64 and 96 are
-# neighbours. A quantiser that writes this layout saves a pass over memory, `kernels/swizzle.py`. Triton compiles the product for such a GPU
-# on any machine, and the code says how it multiplies: `tcgen05.mma` with `kind::mxf8f6f4.block_scale.block32` for MXFP8, and with
-# `kind::mxf4nvf4.block_scale.block16` for NVFP4, a scale per 32 and per 16 (tests/kernels/test_compiled_native.py). Older GPUs have
-# neither; there, blocks are expanded to bfloat16, which is exact, and saves memory but no time. A layer of experts from the router to the
-# sum is one file, `kernels/experts.py`; `etude plan --launches nvfp4-token` says what it launches, and how many bytes that moves.
+# The tensor core wants its scales in a layout of its own: 128 rows by 4 blocks are one tile of 512 bytes, where rows 0,
+# 32, 64 and 96 are neighbours. A quantiser that writes this layout saves a pass over memory, `kernels/swizzle.py`.
+# Triton compiles the product for such a GPU on any machine, and the code says how it multiplies: `tcgen05.mma` with
+# `kind::mxf8f6f4.block_scale.block32` for MXFP8, and with `kind::mxf4nvf4.block_scale.block16` for NVFP4, a scale per
+# 32 and per 16
+# (tests/kernels/test_compiled_native.py). Older GPUs have neither; there, blocks are expanded to bfloat16, which is
+# exact, and saves memory but no time. A layer of experts from the router to the sum is one file, `kernels/experts.py`;
+# `etude plan --launches nvfp4-token` says what it launches, and how many bytes that moves.
 #
 # ## What the whole experiment found
 #
@@ -364,22 +409,25 @@ for one in claims("low-precision"):
     print(f"{one['name']}: {one['note']}")
 
 # %% [markdown]
-# Read the notes of the first two: in float32 a few rows moved under a scale per token too, by hundredths of a nat. The scale is not the
-# cause. When other rows share the batch, float32 products are added in a different order, and a value on a tie between two codes can then
-# fall to the other one. In float64, where the leak is judged, none moves. And read the verdicts that are *not tested*. The report saw RL
-# diverge, with a scale per tensor and with fast division, after about a hundred steps. Here a small network was trained for eighty
-# supervised steps, in which neither cost any loss. That says nothing about RL, one way or the other.
+# Read the notes of the first two: in float32 a few rows moved under a scale per token too, by hundredths of a nat. The
+# scale is not the cause. When other rows share the batch, float32 products are added in a different order, and a value
+# on a tie between two codes can then fall to the other one. In float64, where the leak is judged, none moves. And read
+# the verdicts that are *not tested*. The report saw RL diverge, with a scale per tensor and with fast division, after
+# about a hundred steps. Here a small network was trained for eighty supervised steps, in which neither cost any loss.
+# That says nothing about RL, one way or the other.
 #
 # ## Open challenge
 #
-# Code heavy-tailed numbers in at most 4.5 bits each, for the highest signal-to-noise ratio. `etude challenge 10` gives the rules, a file to
-# begin with and the scores so far.
+# Code heavy-tailed numbers in at most 4.5 bits each, for the highest signal-to-noise ratio. `etude challenge 10` gives
+# the rules, a file to begin with and the scores so far.
 #
 # ## Where to read on
 #
-# * `ref/formats.py`: E4M3, E2M1 and E8M0 on one page, and why casts cannot be trusted; `ref/quant.py`: corner cases (NaN, zeros, odd
-#   widths) and the other rounding modes of MXFP8.
-# * `kernels/quant.py`, `kernels/experts.py`: the same bits in Triton; `tests/kernels` holds them equal to `ref`, code by code.
+# * `ref/formats.py`: E4M3, E2M1 and E8M0 on one page, and why casts cannot be trusted; `ref/quant.py`: corner cases
+#   (NaN, zeros, odd widths) and the other rounding modes of MXFP8.
+# * `kernels/quant.py`, `kernels/experts.py`: the same bits in Triton; `tests/kernels` holds them equal to `ref`, code
+#   by code.
 # * `sims/quantised.py` and `sims/low_precision.py`; `etude figure low-precision` runs all of it.
-# * OCP Microscaling Formats 1.0; "Recipes for pre-training LLMs with MXFP8", arXiv:2506.08027; DeepSeek-V3, arXiv:2412.19437, §3.3.
+# * OCP Microscaling Formats 1.0; "Recipes for pre-training LLMs with MXFP8", arXiv:2506.08027; DeepSeek-V3,
+#   arXiv:2412.19437, §3.3.
 # * Next: lesson 11, the mirror.

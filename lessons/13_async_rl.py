@@ -1,35 +1,38 @@
 # %% [markdown]
 # # 13 · Asynchronous RL: nobody waits, and nothing is too old
 #
-# **After this lesson you can** say what a synchronous loop waits for, and predict what is gained if it does not wait; keep the life of
-# every sample in a journal from which a service that died is rebuilt; bound the age of a token, and name the bias that comes with the
-# bound; and say which log-prob the loss of a stale token needs, and what each correction leaves of the gradient.
+# **After this lesson you can** say what a synchronous loop waits for, and predict what is gained if it does not wait;
+# keep the life of every sample in a journal from which a service that died is rebuilt; bound the age of a token, and
+# name the bias that comes with the bound; and say which log-prob the loss of a stale token needs, and what each
+# correction leaves of the gradient.
 #
 # *About 60 minutes. Prerequisites: lessons 4 and 12. Source: Composer 2 technical report, §4.1 and §6.2; arXiv:2509.19128; arXiv:2505.24298.*
 #
 # ## The idea
 #
-# A step of RL needs rollouts, and rollouts need weights. A synchronous loop takes turns. The trainer waits for the slowest rollout, the
-# engines wait for the trainer, and while a rollout waits for a tool, its slot samples nothing. In the report, sampling, environments,
-# training and evaluation are services that do not wait for each other. The price is that rollouts are sampled with weights that are some
-# updates old.
+# A step of RL needs rollouts, and rollouts need weights. A synchronous loop takes turns. The trainer waits for the
+# slowest rollout, the engines wait for the trainer, and while a rollout waits for a tool, its slot samples nothing. In
+# the report, sampling, environments, training and evaluation are services that do not wait for each other. The price is
+# that rollouts are sampled with weights that are some updates old.
 #
-# $v$ counts the updates. A token that version $u$ sampled and that is trained on at version $v$ has *age* $v - u$. A group of rollouts has the age
-# of its oldest token. There are three rules:
+# $v$ counts the updates. A token that version $u$ sampled and that is trained on at version $v$ has *age* $v - u$. A
+# group of rollouts has the age of its oldest token. There are three rules:
 #
 # $$\text{(1)}\;\; \text{trained} + \text{ready} + \text{running} < (S + v + 1)\,G \qquad
 # \text{(2)}\;\; v - u_\text{oldest} \le S \qquad
 # \text{(3)}\;\; \rho_t = \frac{\pi(o_t)}{\mu(o_t)}$$
 #
-# (1) says when another group may start, (2) which group may be trained on, (3) what its loss is made of. $S$ is the *staleness*, $G$ the
-# number of groups per step, and $\mu$ the distribution from which the token was drawn. $S = 0$ is the synchronous loop.
+# (1) says when another group may start, (2) which group may be trained on, (3) what its loss is made of. $S$ is the
+# *staleness*, $G$ the number of groups per step, and $\mu$ the distribution from which the token was drawn. $S = 0$ is
+# the synchronous loop.
 
 # %% [markdown]
-# **Predict first.** Admission is limited: a group may start only if it is needed for the current step or one of the next two. Is then every
-# token that is trained on at most two updates old? How old does the oldest group get in fifty steps with slow tools?
+# **Predict first.** Admission is limited: a group may start only if it is needed for the current step or one of the
+# next two. Is then every token that is trained on at most two updates old? How old does the oldest group get in fifty
+# steps with slow tools?
 #
-# We begin on a virtual clock. `simulate` stands in for engines, tools and trainer, and a second there is only a number. Tools take a
-# log-normal time, 0.2 seconds on average. Here is the same work, done in turns and done side by side:
+# We begin on a virtual clock. `simulate` stands in for engines, tools and trainer, and a second there is only a number.
+# Tools take a log-normal time, 0.2 seconds on average. Here is the same work, done in turns and done side by side:
 
 # %%
 import itertools
@@ -64,7 +67,13 @@ runs = {mode: simulate(mode, rules, load) for mode in ("synchronous", "in-flight
 figure, axes = plt.subplots(2, 1, figsize=(8, 3.4), sharex=True, layout="constrained")
 for one, (mode, out) in zip(axes, runs.items(), strict=True):
     for row, what, colour in ((1, "train", BLUE), (0, "decode", GREEN), (0, "swap", RED)):
-        one.broken_barh([(x.start, x.end - x.start) for x in out.spans if x.what == what], (row, 0.8), color=colour, edgecolor="white", linewidth=0.3)
+        one.broken_barh(
+            [(x.start, x.end - x.start) for x in out.spans if x.what == what],
+            (row, 0.8),
+            color=colour,
+            edgecolor="white",
+            linewidth=0.3,
+        )
     one.set(title=f"{mode}: {len(out.steps)} steps", yticks=(0.4, 1.4), yticklabels=("engine", "trainer"))
 axes[-1].set(xlabel="virtual seconds")
 plt.show()
@@ -73,15 +82,16 @@ for mode, out in runs.items():
     print(f"{mode:12s} {out.seconds:5.1f} s; idle: {idle}; mean age of a token {out.mean_age:.2f} updates")
 
 # %% [markdown]
-# The engine's green bars end raggedly: while the last rollouts of a step wait for their tools, it decodes a handful of rows, or none. Side
-# by side, other groups fill these gaps.
+# The engine's green bars end raggedly: while the last rollouts of a step wait for their tools, it decodes a handful of
+# rows, or none. Side by side, other groups fill these gaps.
 #
 # ## Exercise 1: what waiting costs
 #
-# Between the two lies *one-step-off*: while a step is trained, the groups of the next one are sampled, and then each waits for the other. Sampling
-# the groups of a step takes `sample` seconds, training `train` seconds, each by itself. While both run, each goes at the speed `shared`: 1 if they
-# have machines of their own, less if they share one. Write `pace(sample, train, shared)`: the seconds of a step of the synchronous loop, and those
-# of a step of one-step-off, in the long run.
+# Between the two lies *one-step-off*: while a step is trained, the groups of the next one are sampled, and then each
+# waits for the other. Sampling the groups of a step takes `sample` seconds, training `train` seconds, each by itself.
+# While both run, each goes at the speed `shared`: 1 if they have machines of their own, less if they share one. Write
+# `pace(sample, train, shared)`: the seconds of a step of the synchronous loop, and those of a step of one-step-off, in
+# the long run.
 
 
 # %% tags=["exercise"]
@@ -93,10 +103,21 @@ def pace(sample, train, shared):
 def check_1():
     for sample, train, shared in ((1.0, 3.0, 1.0), (5.0, 3.0, 1.0), (1.0, 3.0, 0.5), (5.0, 3.0, 0.75)):
         tokens = round(10 * sample)
-        even = Load(lambda group, rollout, n=tokens: [(n, 0.0)], 1, 4, token_s=lambda rows: 0.1, train_s=train, swap_s=0.0, shared=shared)
+        even = Load(
+            lambda group, rollout, n=tokens: [(n, 0.0)],
+            1,
+            4,
+            token_s=lambda rows: 0.1,
+            train_s=train,
+            swap_s=0.0,
+            shared=shared,
+        )
         for got, mode in zip(pace(sample, train, shared), ("synchronous", "one-step-off"), strict=True):
             before, last = simulate(mode, Rules(groups=4, steps=6), even).steps[2:4]
-            said = f"{sample:g} s of sampling, {train:g} s of training, speed {shared:g}: {mode} takes {last - before:g} s a step, not {got:g}"
+            said = (
+                f"{sample:g} s of sampling, {train:g} s of training, speed {shared:g}: {mode} takes "
+                f"{last - before:g} s a step, not {got:g}"
+            )
             assert abs(got - (last - before)) < 1e-6, said
 
 
@@ -112,13 +133,14 @@ def pace(sample, train, shared):
 check(1, check_1)
 
 # %% [markdown]
-# At half speed each, one-step-off takes as long as taking turns: overlap alone gains back what was idle, and no more. On two cores of a
-# laptop that is little. What it hides is waiting, above all for tools.
+# At half speed each, one-step-off takes as long as taking turns: overlap alone gains back what was idle, and no more.
+# On two cores of a laptop that is little. What it hides is waiting, above all for tools.
 #
 # ## The life of a sample
 #
-# generate → score → ready → train. Services die, and what they knew about each group must not die with them. So everything they know
-# follows from a journal of four kinds of events: `Life` is a *fold* over it. It refuses an event that cannot follow.
+# generate → score → ready → train. Services die, and what they knew about each group must not die with them. So
+# everything they know follows from a journal of four kinds of events: `Life` is a *fold* over it. It refuses an event
+# that cannot follow.
 
 # %%
 source(Event, Life.admissible.fget, Life.take)  # pyright: ignore[reportAttributeAccessIssue]
@@ -133,7 +155,9 @@ life.start()
 for event in life.journal:
     print(f"{event.kind:6s} groups {event.groups}, version {event.version}")
 again = Life(life.rules, life.journal)
-print(f"after a kill: {again.state}; {again.admissible} more may start; the same as before: {vars(again) == vars(life)}")
+print(
+    f"after a kill: {again.state}; {again.admissible} more may start; the same as before: {vars(again) == vars(life)}"
+)
 try:
     again.train((first, third))
 except ValueError as error:
@@ -144,8 +168,9 @@ except ValueError as error:
 #
 # ## Exercise 2: the fold
 #
-# Write `may_start(journal, groups, staleness)`: how many groups may start after these events, by rule (1). The run has no end, so `steps` does not
-# matter. A group that was dropped makes room for another one. Events are `Event`s: `kind`, `groups`, `version`.
+# Write `may_start(journal, groups, staleness)`: how many groups may start after these events, by rule (1). The run has
+# no end, so `steps` does not matter. A group that was dropped makes room for another one. Events are `Event`s: `kind`,
+# `groups`, `version`.
 
 
 # %% tags=["exercise"]
@@ -187,8 +212,10 @@ check(2, check_2)
 # %% [markdown]
 # ## How it breaks: admission alone
 #
-# Rule (1) looks like a bound on the age: nobody may run more than $S$ steps ahead. It bounds *how many* groups run ahead. A slow group may
-# start at version 0, be overtaken by all others, and end at version 9. Take rule (2) away, keep (1) at $S = 2$, and run the same services:
+# Rule (1) looks like a bound on the age: nobody may run more than $S$ steps ahead. It bounds *how many* groups run
+# ahead. A slow group may start at version 0, be overtaken by all others, and end at version 9. Take rule (2) away, keep
+# (1) at $S = 2$, and run
+# the same services:
 
 
 # %%
@@ -216,18 +243,19 @@ axes.legend(frameon=False)
 plt.show()
 for name, out in (("(1) alone", unbounded), ("(1) and (2)", bounded)):
     print(
-        f"{name:12s} oldest group {max(out.group_ages)}, mean age of a token {out.mean_age:.2f}; {out.trained} groups trained, {out.dropped} dropped"
+        f"{name:12s} oldest group {max(out.group_ages)}, mean age of a token {out.mean_age:.2f}; "
+        f"{out.trained} groups trained, {out.dropped} dropped"
     )
 
 # %% [markdown]
-# **Your prediction:** no. Admission alone limits how many groups run ahead, and here the oldest group is eight updates old when it is
-# trained on. Only rule (2) bounds the age.
+# **Your prediction:** no. Admission alone limits how many groups run ahead, and here the oldest group is eight updates
+# old when it is trained on. Only rule (2) bounds the age.
 
 # %% [markdown]
 # ## The bound and its bias
 #
-# With (2), a group that is too old when a step would take it is dropped, and another one takes its place. That is not free. What is dropped
-# is not a random choice:
+# With (2), a group that is too old when a step would take it is dropped, and another one takes its place. That is not
+# free. What is dropped is not a random choice:
 
 # %%
 state = Life(Rules(8, 2, steps), bounded.journal).state
@@ -236,22 +264,25 @@ for what in ("trained", "dropped"):
     if rollouts:
         turns = sum(map(len, rollouts)) / len(rollouts)
         waits = sum(sum(wait for _, wait in one) for one in rollouts) / len(rollouts)
-        print(f"{what:8s} {len(rollouts) // load.rollouts:4d} groups: {turns:.2f} turns and {waits:.1f} s of tools a rollout")
+        print(
+            f"{what:8s} {len(rollouts) // load.rollouts:4d} groups: {turns:.2f} turns and {waits:.1f} "
+            f"s of tools a rollout"
+        )
 
 # %% [markdown]
-# What is dropped is slow, and what is slow has more turns and slower tools. A policy that is trained on the rest learns less from how its
-# slow rollouts ended. Whoever reports a success rate should also report the dropped groups.
+# What is dropped is slow, and what is slow has more turns and slower tools. A policy that is trained on the rest learns
+# less from how its slow rollouts ended. Whoever reports a success rate should also report the dropped groups.
 #
 # ## Versions, token by token
 #
-# A plain engine finishes its rollouts with the old weights before it loads new ones. With *updates in flight* it loads them between two
-# tokens, and goes on: later tokens of a long rollout are fresher. Every token keeps the version that sampled it. Prompts and the answers of tools
-# were sampled by nobody; their version is −1.
+# A plain engine finishes its rollouts with the old weights before it loads new ones. With *updates in flight* it loads
+# them between two tokens, and goes on: later tokens of a long rollout are fresher. Every token keeps the version that
+# sampled it. Prompts and the answers of tools were sampled by nobody; their version is −1.
 #
 # ## Exercise 3: how old is a group?
 #
-# Write `age(rollouts, version)`: the age of a group at a step at `version`. Each rollout is a list with the version of every token, −1 where
-# the token was given.
+# Write `age(rollouts, version)`: the age of a group at a step at `version`. Each rollout is a list with the version of
+# every token, −1 where the token was given.
 
 
 # %% tags=["exercise"]
@@ -262,7 +293,9 @@ def age(rollouts, version):
 # %% tags=["check"]
 def check_3():
     got = age([[-1, -1, 4, 4, -1, 5]], 6)
-    assert got == 2, f"the oldest token that was sampled has version 4, and 6 − 4 = 2, not {got}; a given token has no age"
+    assert got == 2, (
+        f"the oldest token that was sampled has version 4, and 6 − 4 = 2, not {got}; a given token has no age"
+    )
     got = age([[-1, 5, 6], [-1, 3, 6], [-1, 6]], 6)
     assert got == 3, f"a group is as old as the oldest token of any of its rollouts: 6 − 3 = 3, not {got}"
     got = age([[-1, 6, -1, 6], [-1, 6]], 6)
@@ -282,10 +315,12 @@ check(3, check_3)
 # %% [markdown]
 # ## What the log-prob must be
 #
-# $\mu(o_t)$ in (3) is the probability under which the token was drawn. It is tempting to keep only versions and to compute $\mu$ later, with the
-# weights of that version. With updates in flight that is another number. Keys and values of earlier tokens were computed with older weights, and
-# the new weights read them. No single version ever had this distribution. An engine could read the whole context again after each swap
-# (`cache="recompute"`), which costs a prefill. Both ways, with new weights from the twelfth place on:
+# $\mu(o_t)$ in (3) is the probability under which the token was drawn. It is tempting to keep only versions and to
+# compute $\mu$ later, with the weights of that version. With updates in flight that is another number. Keys and values
+# of earlier tokens were
+# computed with older weights, and the new weights read them. No single version ever had this distribution. An engine
+# could read the whole context again after each swap (`cache="recompute"`), which costs a prefill. Both ways, with new
+# weights from the twelfth place on:
 
 # %%
 old, new = network().double().requires_grad_(False), network().double().requires_grad_(False)
@@ -299,7 +334,9 @@ models = {0: old, 1: new}
 def sampled(cache):
     """A context of 24 tokens; the weights change after nine of them were sampled."""
     engine = Continuous(Sampler(old, torch.float64), slots=1, max_len=24)
-    slot = engine.add([1, 2, 3], [-1], draws=torch.rand(24, generator=torch.Generator().manual_seed(0), dtype=torch.float64))
+    slot = engine.add(
+        [1, 2, 3], [-1], draws=torch.rand(24, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    )
     for _ in range(9):
         engine.step()
     engine.load(new, 1, cache)
@@ -322,14 +359,15 @@ for cache in ("keep", "recompute"):
 #
 # ## What a stale token does to the loss
 #
-# Take a policy that can be enumerated: two tokens, three values each, nine rollouts. The first token was drawn two updates ago, the second one
-# update ago. All expectations are sums over nine terms, so there is no noise, only bias. Each way to use such tokens gives a gradient, to be
-# compared with the gradient on policy:
+# Take a policy that can be enumerated: two tokens, three values each, nine rollouts. The first token was drawn two
+# updates ago, the second one update ago. All expectations are sums over nine terms, so there is no noise, only bias.
+# Each way to use such tokens gives a gradient, to be compared with the gradient on policy:
 #
 # * *as if fresh*: $\nabla\log\pi$ times the advantage, without a correction;
 # * *PPO's clip*: the surrogate of lesson 4. A token whose ratio has left $[0.8, 1.2]$ on its own side has no gradient;
 # * *token weights* (`truncated_ratios`): $\min(\rho_t, 2)$, a constant, times $\nabla\log\pi$;
-# * *sequence rejection* (`sequence_mask`): rollouts whose ratios have a geometric mean outside $[0.8, 1.25]$ do not count. Then token weights.
+# * *sequence rejection* (`sequence_mask`): rollouts whose ratios have a geometric mean outside $[0.8, 1.25]$ do not
+#   count. Then token weights.
 
 # %%
 source(async_rl.truncated_ratios, async_rl.sequence_mask)
@@ -338,19 +376,25 @@ source(async_rl.truncated_ratios, async_rl.sequence_mask)
 # %%
 def logps(weights):
     """Log-probs of both tokens of the nine rollouts, [9, 2]."""
-    return torch.stack((weights[:3].log_softmax(0).repeat_interleave(3), weights[3:].view(3, 3).log_softmax(1).flatten()), 1)
+    return torch.stack(
+        (weights[:3].log_softmax(0).repeat_interleave(3), weights[3:].view(3, 3).log_softmax(1).flatten()), 1
+    )
 
 
 def gradients(now, first, second, reward, more=()):
-    """The exact gradient at weights `now`, of tokens drawn by `first` and by `second`: name → [12]. `more`: further names → weights of tokens, a
-    function of the log ratios."""
+    """The exact gradient at weights `now`, of tokens drawn by `first` and by `second`: name → [12]. `more`: further
+    names → weights of tokens, a function of the log ratios."""
     now = now.clone().requires_grad_()
     logp, behavior = logps(now), torch.stack((logps(first)[:, 0], logps(second)[:, 1]), 1)
     chance, ratio = behavior.sum(1).exp(), (logp - behavior).detach()
     advantage = reward - (chance * reward).sum()
     kept = async_rl.sequence_mask(ratio, torch.ones(9, 2, dtype=torch.bool), 0.8, 1.25)
     truncated = async_rl.truncated_ratios(ratio)
-    weights = {"as if fresh": torch.ones_like(ratio), "token weights": truncated, "sequence rejection": kept * truncated}
+    weights = {
+        "as if fresh": torch.ones_like(ratio),
+        "token weights": truncated,
+        "sequence rejection": kept * truncated,
+    }
     weights |= {name: function(ratio) for name, function in dict(more).items()}
     goals = {name: (chance[:, None] * w * advantage[:, None] * logp).sum() for name, w in weights.items()}
     goals["PPO's clip"] = -dr_grpo.policy_loss(logp, behavior, advantage, chance[:, None].expand(9, 2), budget=1)
@@ -361,7 +405,10 @@ def gradients(now, first, second, reward, more=()):
 def drawn(seed, size):
     """A random policy, an update of this size in each logit, and rewards."""
     g = torch.Generator().manual_seed(seed)
-    now, update = torch.randn(12, dtype=torch.float64, generator=g), size * torch.randn(12, dtype=torch.float64, generator=g)
+    now, update = (
+        torch.randn(12, dtype=torch.float64, generator=g),
+        size * torch.randn(12, dtype=torch.float64, generator=g),
+    )
     return now, now - 2 * update, now - update, torch.rand(9, dtype=torch.float64, generator=g)
 
 
@@ -384,16 +431,19 @@ axes[0].legend(frameon=False)
 plt.show()
 
 # %% [markdown]
-# As long as nothing is cut off, the last three are the same. A token's own ratio takes away a third of the error. The rest is the other
-# token's ratio, which none of them takes into account. With larger updates they diverge. Token weights stay best. Sequence rejection and
-# the clip throw gradient away, and what is left points elsewhere: from 0.1 on, the clip is further from the gradient on policy than no
-# correction at all. It is a brake, which limits how far a token is pushed, and not a correction for age. Where updates are small, all
-# agree. Hence the report's main strategy: samples stay close to on-policy.
+# As long as nothing is cut off, the last three are the same. A token's own ratio takes away a third of the error. The
+# rest is the other token's ratio, which none of them takes into account. With larger updates they diverge. Token
+# weights stay best. Sequence rejection and the clip throw gradient away, and what is left points elsewhere: from 0.1
+# on, the clip is further from the gradient on policy than no correction at all. It is a brake, which limits how far a
+# token is pushed, and not a correction for age. Where updates are small, all agree. Hence the report's main strategy:
+# samples stay close to on-policy.
 #
 # ## Exercise 4: the exact weight
 #
-# None of them is exact, at any size. Which weights of tokens are? Write `exact(log_ratio)`, [B, T] → [B, T]: $w$ such that
-# $\mathbb{E}_\mu\bigl[\sum_t w_t\,A\,\nabla\log\pi(o_t)\bigr]$ is the gradient on policy. The reward $A$ belongs to the whole rollout.
+# None of them is exact, at any size. Which weights of tokens are? Write `exact(log_ratio)`, [B, T] → [B, T]: $w$ such
+# that $\mathbb{E}_\mu\bigl[\sum_t w_t\,A\,\nabla\log\pi(o_t)\bigr]$ is the gradient on policy. The reward $A$ belongs
+# to the
+# whole rollout.
 
 
 # %% tags=["exercise"]
@@ -410,7 +460,9 @@ def check_4():
         found = gradients(*drawn(seed, 0.4), more={"yours": exact})
         apart = float((found["yours"] - found["on policy"]).norm() / found["on policy"].norm())
         assert apart < 1e-9, f"on enumerated policies your gradient is {apart:.1%} away from the one on policy"
-    assert torch.allclose(got, torch.full((1, 3), 6.0, dtype=torch.float64)), f"ratios 1, 2 and 3: got {[round(x, 3) for x in got[0].tolist()]}"
+    assert torch.allclose(got, torch.full((1, 3), 6.0, dtype=torch.float64)), (
+        f"ratios 1, 2 and 3: got {[round(x, 3) for x in got[0].tolist()]}"
+    )
 
 
 check(4, check_4)
@@ -424,52 +476,74 @@ def exact(log_ratio):
 check(4, check_4)
 
 # %% [markdown]
-# This is exact, and of no use: the product of $T$ ratios, each with a log-normal spread of $\sigma$, has a relative variance of
-# $e^{\sigma^2 T} - 1$. Bias is the price of avoiding that.
+# This is exact, and of no use: the product of $T$ ratios, each with a log-normal spread of $\sigma$, has a relative
+# variance of $e^{\sigma^2 T} - 1$. Bias is the price of avoiding that.
 
 # %%
 for T in (10, 100, 1000):
-    print(f"σ = 0.1, {T:5d} tokens: one ratio varies by {math.expm1(0.01):.3f}, their product by {math.expm1(0.01 * T):.3g}")
+    print(
+        f"σ = 0.1, {T:5d} tokens: one ratio varies by {math.expm1(0.01):.3f}, their product by "
+        f"{math.expm1(0.01 * T):.3g}"
+    )
 
 # %% [markdown]
 # ## Four ways to run the same services
 #
-# Back to the virtual clock. *asynchronous* is within $S$, but an engine loads new weights only once its running rollouts have ended.
+# Back to the virtual clock. *asynchronous* is within $S$, but an engine loads new weights only once its running
+# rollouts have ended.
 
 # %%
 config = async_rl.Demo(latencies=quick((0.0, 0.1, 0.2, 0.5, 1.0), (0.0, 0.5)), steps=quick(12, 3))
 demo = async_rl.demo(config)
 modes = get_args(async_rl.Mode)
-measures = {"steps_per_minute": "steps a minute", "mean_age": "mean age of a token, updates", "dropped": "groups dropped"}
+measures = {
+    "steps_per_minute": "steps a minute",
+    "mean_age": "mean age of a token, updates",
+    "dropped": "groups dropped",
+}
 figure, axes = plt.subplots(1, 3, figsize=(10, 3.2), layout="constrained")
 for mode, colour, style in zip(modes, COLOURS, ("-", "--", "-.", ":"), strict=False):
     for one, (measure, said) in zip(axes, measures.items(), strict=True):
         one.set(xlabel="mean latency of a tool, s", ylabel=said)
-        one.plot(config.latencies, [demo[f"{measure}@{mode},{x:g}"] for x in config.latencies], style, color=colour, label=mode)
+        one.plot(
+            config.latencies,
+            [demo[f"{measure}@{mode},{x:g}"] for x in config.latencies],
+            style,
+            color=colour,
+            label=mode,
+        )
 axes[0].legend(frameon=False)
 plt.show()
 for x in config.latencies:
     before = demo[f"steps_per_minute@synchronous,{x:g}"]
-    print(f"{x:4.2f} s: " + ", ".join(f"{mode} {demo[f'steps_per_minute@{mode},{x:g}'] / before:.2f}" for mode in modes))
+    print(
+        f"{x:4.2f} s: " + ", ".join(f"{mode} {demo[f'steps_per_minute@{mode},{x:g}'] / before:.2f}" for mode in modes)
+    )
 
 # %% [markdown]
-# Without tools, overlap gains what training and sampling can hide of each other: exercise 1, with machines of their own. With slow tools it
-# gains much more, and most with updates in flight. One-step-off still waits for the slowest rollout of each step. An engine that has to
-# finish its rollouts before it loads new weights samples little meanwhile, and what it began just before an update is soon too old: it
-# drops the most. The price of throughput is age. Where tools are quick it lies close to $S$, because sampling runs ahead as far as it may.
+# Without tools, overlap gains what training and sampling can hide of each other: exercise 1, with machines of their
+# own. With slow tools it gains much more, and most with updates in flight. One-step-off still waits for the slowest
+# rollout of each step. An engine that has to finish its rollouts before it loads new weights samples little meanwhile,
+# and what it began just before an update is soon too old: it drops the most. The price of throughput is age. Where
+# tools are quick it lies close to $S$, because sampling runs ahead as far as it may.
 #
 # ## Processes
 #
-# Now without a virtual clock. `local.play` starts a reconciler, which holds a `Life`, a trainer and two workers, each a process of its own.
-# The problem is small: nine tokens, three turns, less reward for each token (`lessons/async_parts.py`). First $S = 0$. The promise is that
-# it *is* the synchronous loop: not similar, but the same bits. Here is that loop, with its conversations split into two shares:
+# Now without a virtual clock. `local.play` starts a reconciler, which holds a `Life`, a trainer and two workers, each a
+# process of its own. The problem is small: nine tokens, three turns, less reward for each token
+# (`lessons/async_parts.py`). First $S = 0$. The promise is that it *is* the synchronous loop: not similar, but the same
+# bits. Here is that loop, with its
+# conversations split into two
+# shares:
 
 
 # %%
 def synchronous(parts, workers):
     """No service, no waiting for each other: sample, then train."""
     learner = parts.learner()
-    players = [Player(parts.sampler(), parts.setup(), slots=16, rollouts=parts.rollouts, seed=0) for _ in range(workers)]
+    players = [
+        Player(parts.sampler(), parts.setup(), slots=16, rollouts=parts.rollouts, seed=0) for _ in range(workers)
+    ]
     for step in range(parts.steps):
         played = {}
         for n, player in enumerate(players):
@@ -496,13 +570,18 @@ def same(a, b):
 base = Path(tempfile.mkdtemp())
 parts = Brief(steps=quick(8, 3))
 with hushed():
-    local.play(local.Plan(base / "still", Rules(parts.groups, 0, parts.steps), parts, workers=2, slots=16, rollouts=parts.rollouts))
+    local.play(
+        local.Plan(
+            base / "still", Rules(parts.groups, 0, parts.steps), parts, workers=2, slots=16, rollouts=parts.rollouts
+        )
+    )
 left, again = trained(base / "still", parts)
 print(f"S = 0 and two processes: the synchronous loop's weights, to the bit: {same(left, synchronous(parts, 2))}")
 print(f"trained again from the journal: the same bits: {same(left, again)}")
 
 # %% [markdown]
-# Now $S = 2$, slow tools, weights in flight. After the second step a worker is killed, with SIGKILL, in the middle of its rollouts.
+# Now $S = 2$, slow tools, weights in flight. After the second step a worker is killed, with SIGKILL, in the middle of
+# its rollouts.
 
 # %%
 parts = Brief(steps=quick(20, 6), tool_s=0.03)
@@ -523,16 +602,27 @@ journal = read_lines(base / "flight" / "journal.jsonl")
 ready = {line["groups"][0]: line["key"] for line in journal if line["kind"] == "ready"}
 batches = [line["groups"] for line in journal if line["kind"] == "train"]
 who = Counter(key.split("-", 1)[1] for key in ready.values())
-print(", ".join(f"{name.rpartition('-')[0]}, process {int(name.rpartition('-')[2]) + 1}: {n} groups" for name, n in sorted(who.items())))
+print(
+    ", ".join(
+        f"{name.rpartition('-')[0]}, process {int(name.rpartition('-')[2]) + 1}: {n} groups"
+        for name, n in sorted(who.items())
+    )
+)
 different = len(set(itertools.chain(*batches)))
-print(f"{len(batches)} steps on {different} different groups; the oldest token that was trained on: {max(ages):.0f} updates")
+print(
+    f"{len(batches)} steps on {different} different groups; the oldest token that was trained on: "
+    f"{max(ages):.0f} updates"
+)
 left, again = trained(base / "flight", parts)
 print(f"trained again from the journal: the same bits: {same(left, again)}")
 
 # %% [markdown]
-# What the first process of worker-1 left unfinished was sampled anew, by its second process or by worker-0. Such a group keeps its number,
-# and with it its task and its random numbers, and no group was trained on twice. *When* things happen is different on each run. What the
-# trainer did is in the journal, and can be replayed. Here is which versions wrote the tokens of each group, and which step took it:
+# What the first process of worker-1 left unfinished was sampled anew, by its second process or by worker-0. Such a
+# group keeps its number, and with it its task and its random numbers, and no group was trained on twice. *When* things
+# happen is different on each run. What the trainer did is in the journal, and can be replayed. Here is which versions
+# wrote the tokens of each
+# group, and which
+# step took it:
 
 # %%
 figure, axes = plt.subplots(figsize=(8, 3.2), layout="constrained")
@@ -540,11 +630,17 @@ for at, (step, group) in enumerate((step, group) for step, batch in enumerate(ba
     segments = [s for p in unpack((base / "flight" / "groups" / ready[group]).read_bytes()) for s in p.chain.segments]
     versions = Counter(torch.cat([s.version[s.sampled] for s in segments]).tolist())
     axes.plot([at, at], [min(versions), max(versions)], color=GREEN, linewidth=1)
-    axes.scatter([at] * len(versions), list(versions), [40 * n / versions.total() for n in versions.values()], color=GREEN)
+    axes.scatter(
+        [at] * len(versions), list(versions), [40 * n / versions.total() for n in versions.values()], color=GREEN
+    )
 where = [n for n in range(len(batches) * parts.groups)]
 axes.step(where, [n // parts.groups for n in where], where="mid", color=BLUE, label="version that is trained")
-axes.step(where, [n // parts.groups - 2 for n in where], where="mid", color=ORANGE, linestyle="--", label="bound, S = 2")
-axes.set(xlabel="groups, in the order in which they were trained on", ylabel="version of their tokens", ylim=(-0.5, None))
+axes.step(
+    where, [n // parts.groups - 2 for n in where], where="mid", color=ORANGE, linestyle="--", label="bound, S = 2"
+)
+axes.set(
+    xlabel="groups, in the order in which they were trained on", ylabel="version of their tokens", ylim=(-0.5, None)
+)
 axes.legend(frameon=False)
 plt.show()
 shutil.rmtree(base)
@@ -559,7 +655,8 @@ torch.set_num_threads(threads)
 # ## Where to read on
 #
 # * `ref/async_rl.py`: the life of a sample, the corrections, the virtual clock.
-# * `scaled/async_rl/reconciler.py`: which worker samples what, and which worker is given up; `services.py`: what each process does;
-#   `tests/mirror/test_async_rl.py` kills all of them.
+# * `scaled/async_rl/reconciler.py`: which worker samples what, and which worker is given up; `services.py`: what each
+#   process does; `tests/mirror/test_async_rl.py` kills all of them.
 # * `etude run async-rl --scale small` runs these services with the agent of `make small`, and draws who did what when.
-# * PipelineRL (arXiv:2509.19128) for updates in flight; AReaL (arXiv:2505.24298) for admission; IMPALA (arXiv:1802.01561) for truncated weights.
+# * PipelineRL (arXiv:2509.19128) for updates in flight; AReaL (arXiv:2505.24298) for admission; IMPALA
+#   (arXiv:1802.01561) for truncated weights.

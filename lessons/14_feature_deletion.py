@@ -1,25 +1,26 @@
 # %% [markdown]
 # # 14 · Feature deletion: tasks that nobody writes
 #
-# **After this lesson you can** read two tables, the syntax tree and who executes which line, and take a feature out of a package so that
-# the rest goes on working; tell a valid task from a broken one; pay for the feature, and for nothing else that passes tests; and keep tasks
-# as hard as the policy can bear.
+# **After this lesson you can** read two tables, the syntax tree and who executes which line, and take a feature out of
+# a package so that the rest goes on working; tell a valid task from a broken one; pay for the feature, and for nothing
+# else that passes tests; and keep tasks as hard as the policy can bear.
 #
 # *About 55 minutes. Prerequisites: lesson 4. Source: the release of Composer 2.5; Composer 2 technical report, §6.2.*
 #
 # ## The idea
 #
-# RL on code needs tasks whose verdict needs no person. Issues and pull requests run out, and models have already read them. Feature
-# deletion makes tasks from any package that has tests: take some code out, so that the package still imports and most tests still pass, and
-# ask for it back. The tests that fail are the reward. Composer 2.5 was trained on 25 times as many synthetic tasks as Composer 2.
+# RL on code needs tasks whose verdict needs no person. Issues and pull requests run out, and models have already read
+# them. Feature deletion makes tasks from any package that has tests: take some code out, so that the package still
+# imports and most tests still pass, and ask for it back. The tests that fail are the reward. Composer 2.5 was trained
+# on 25 times as many synthetic tasks as Composer 2.
 #
-# What can go? Removing a whole function breaks everything that calls it. But much of a package matters to only a few tests: a branch, a
-# handler, a special case. A table says which: it lists which test executed which line.
+# What can go? Removing a whole function breaks everything that calls it. But much of a package matters to only a few
+# tests: a branch, a handler, a special case. A table says which: it lists which test executed which line.
 
 # %% [markdown]
-# **Predict first.** Eighteen tests compare what a package returns with `==`. An answer that knows nothing about the package returns an
-# object that claims to be equal to everything. How many of the tests does it pass? And what kind of test could it not pass, if you may add
-# one?
+# **Predict first.** Eighteen tests compare what a package returns with `==`. An answer that knows nothing about the
+# package returns an object that claims to be equal to everything. How many of the tests does it pass? And what kind of
+# test could it not pass, if you may add one?
 
 # %%
 import math
@@ -51,18 +52,18 @@ plt.show()
 # %% [markdown]
 # ## Slices
 #
-# Let $w(l)$ be the tests that executed line $l$. For a group of tests $G$, the *slice* is every statement of a function that some test
-# executes, and no test outside of $G$:
+# Let $w(l)$ be the tests that executed line $l$. For a group of tests $G$, the *slice* is every statement of a function
+# that some test executes, and no test outside of $G$:
 #
 # $$S(G) = \{\, s : \emptyset \ne \textstyle\bigcup_{l \in s} w(l) \subseteq G \,\}$$
 #
-# No test outside of $G$ ever ran it, so few can miss it. Which groups are worth trying? Those that belong to some line: every $w(l)$ with
-# at least three tests, and with at most half of all tests, or the heart of the package would go.
+# No test outside of $G$ ever ran it, so few can miss it. Which groups are worth trying? Those that belong to some line:
+# every $w(l)$ with at least three tests, and with at most half of all tests, or the heart of the package would go.
 #
 # ## Exercise 1: groups
 #
-# `coverage` is a dict: test → set of lines, whole numbers. Write `groups(coverage, least)`: the set of all $w(l)$ with at least `least` tests, each
-# a `frozenset` of names.
+# `coverage` is a dict: test → set of lines, whole numbers. Write `groups(coverage, least)`: the set of all $w(l)$ with
+# at least `least` tests, each a `frozenset` of names.
 
 
 # %% tags=["exercise"]
@@ -74,10 +75,16 @@ def groups(coverage, least):
 def check_1():
     three = {"a": {1, 2}, "b": {1, 3}, "c": {1, 3}}
     got = groups(three, 2)
-    assert got == {frozenset("abc"), frozenset("bc")}, f"line 1 has all three tests, line 3 has b and c; found {sorted(map(sorted, got))}"
-    assert groups(three, 1) == {frozenset("abc"), frozenset("bc"), frozenset("a")}, "line 2 has one test, and one is enough where least is 1"
+    assert got == {frozenset("abc"), frozenset("bc")}, (
+        f"line 1 has all three tests, line 3 has b and c; found {sorted(map(sorted, got))}"
+    )
+    assert groups(three, 1) == {frozenset("abc"), frozenset("bc"), frozenset("a")}, (
+        "line 2 has one test, and one is enough where least is 1"
+    )
     assert groups(three, 4) == set(), "no line has four tests"
-    assert groups({"a": {1}, "b": {1, 2}}, 2) == {frozenset("ab")}, "two lines with the same tests are one group, and a group of one is too small"
+    assert groups({"a": {1}, "b": {1, 2}}, 2) == {frozenset("ab")}, (
+        "two lines with the same tests are one group, and a group of one is too small"
+    )
     mine = groups({test: {line for _, line in found} for test, found in coverage.items() if test}, 3)
     asked = {frozenset(piece.tests) for piece in fd.slices({fd.FILE: fd.PROGRAM}, coverage)}
     assert asked <= mine, "the reference found a slice for a group that is missing"
@@ -109,7 +116,9 @@ def only(coverage, group):
 # %% tags=["check"]
 def check_2():
     four = {"a": {1, 2}, "b": {1, 3}, "c": {1, 3, 4}, "d": {5}}
-    assert only(four, {"b", "c"}) == {3, 4}, f"b and c alone execute 3, c alone 4; line 1 is also a's. Found {sorted(only(four, {'b', 'c'}))}"
+    assert only(four, {"b", "c"}) == {3, 4}, (
+        f"b and c alone execute 3, c alone 4; line 1 is also a's. Found {sorted(only(four, {'b', 'c'}))}"
+    )
     assert only(four, {"d"}) == {5}, "d has line 5 for itself"
     assert only(four, {"a", "b", "c", "d"}) == {1, 2, 3, 4, 5}, "all tests together have all lines"
     assert only(four, set()) == set(), "nobody executes nothing"
@@ -129,8 +138,8 @@ check(2, check_2)
 # %% [markdown]
 # ## Taking it out
 #
-# The reference works on the syntax tree, so what is left is still Python. A function that loses its body raises; a branch that loses its
-# suite becomes `pass`; and the bytes that stay are unchanged.
+# The reference works on the syntax tree, so what is left is still Python. A function that loses its body raises; a
+# branch that loses its suite becomes `pass`; and the bytes that stay are unchanged.
 
 # %%
 tree = {fd.FILE: fd.PROGRAM}
@@ -145,10 +154,10 @@ for piece in pieces:
 # %% [markdown]
 # ## Exercise 3: valid or not
 #
-# A piece becomes a task only if the tests say so. `before` and `after` are dicts: test → "passed", "failed", "skipped" or "error", with the
-# feature and without it. Write `valid(before, after, least, owners)`, True or False: of the tests that passed before, at least `least` fail
-# now and all others still pass; none of those that fail is outside `owners`, the tests that executed the piece; and no test ends in an
-# error.
+# A piece becomes a task only if the tests say so. `before` and `after` are dicts: test → "passed", "failed", "skipped"
+# or "error", with the feature and without it. Write `valid(before, after, least, owners)`, True or False: of the tests
+# that passed before, at least `least` fail now and all others still pass; none of those that fail is outside `owners`,
+# the tests that executed the piece; and no test ends in an error.
 
 
 # %% tags=["exercise"]
@@ -162,13 +171,21 @@ def check_3():
     gone = was | dict.fromkeys("abc", "failed")
     assert valid(was, gone, 3, set("abc")) is True, "three tests fail, the others pass: a task"
     assert valid(was, gone, 4, set("abc")) is False, "three failing tests are fewer than four"
-    assert valid(was, gone, 3, set("ab")) is False, "c fails although it never executed the piece: the piece broke something else"
-    assert valid(was, gone | {"d": "skipped"}, 3, set("abc")) is False, "a test that is skipped now does not pass any more"
-    assert valid(was, gone | {"test_x.py": "error"}, 3, set("abc")) is False, "a file that cannot be collected is an error, whatever its name"
+    assert valid(was, gone, 3, set("ab")) is False, (
+        "c fails although it never executed the piece: the piece broke something else"
+    )
+    assert valid(was, gone | {"d": "skipped"}, 3, set("abc")) is False, (
+        "a test that is skipped now does not pass any more"
+    )
+    assert valid(was, gone | {"test_x.py": "error"}, 3, set("abc")) is False, (
+        "a file that cannot be collected is an error, whatever its name"
+    )
     left = {test: outcome for test, outcome in gone.items() if test != "e"}
     assert valid(was, left, 3, set("abc")) is False, "e was not run at all"
     old = was | {"f": "failed"}
-    assert valid(old, gone | {"f": "failed"}, 3, set("abc")) is True, "f failed before: it is no test of the task, and does not count against it"
+    assert valid(old, gone | {"f": "failed"}, 3, set("abc")) is True, (
+        "f failed before: it is no test of the task, and does not count against it"
+    )
     assert valid(old, gone | {"f": "failed"}, 4, set("abcf")) is False, "nor does it count for it"
 
 
@@ -186,8 +203,10 @@ def valid(before, after, least, owners):
 check(3, check_3)
 
 # %% [markdown]
-# Here are three ways to delete, side by side on the little package, from the reference's demonstration. Removing a body breaks the tests of
-# everything that calls it, so tasks are larger and there are few to choose from; slices are small, and there are more of them.
+# Here are three ways to delete, side by side on the little package, from the reference's demonstration. Removing a body
+# breaks the tests of everything that calls it, so tasks are larger and there are few to choose from; slices are small,
+# and there are more
+# of them.
 
 # %%
 figures = fd.demo()
@@ -199,8 +218,9 @@ for way in ("slice", "body", "symbol"):
 # %% [markdown]
 # ## How it breaks: answers that know nothing
 #
-# A policy that is paid for passing tests will find whatever passes tests. The simplest answer is an object that is equal to everything. No
-# test that compares by `==` can fail with it, and a grader that trusts the tests pays it in full:
+# A policy that is paid for passing tests will find whatever passes tests. The simplest answer is an object that is
+# equal to everything. No test that compares by `==` can fail with it, and a grader that trusts the tests pays it in
+# full:
 
 # %%
 HACK = b"""
@@ -222,29 +242,34 @@ print(f"{sum(outcome == 'passed' for outcome in outcomes.values())} of {len(outc
 # %% [markdown]
 # **Your prediction:** it passes all eighteen. What catches it is a test that no honest answer can pass.
 #
-# A *canary* catches it: a test that cannot pass. The grader mixes some in with the real ones, under names that reveal nothing. Where a
-# canary passes, nothing is paid. `environments/grading` adds what else is needed: a fresh sandbox, pristine tests and configuration, a
-# private pipe under seal for verdicts, a half of the tests that the agent never sees, and a monitor that looks at the diff.
-# `tests/environments/hacks.py` holds 58 hacks. A grader that trusts pytest's exit code pays every one of them, and the guarded one pays
-# none.
+# A *canary* catches it: a test that cannot pass. The grader mixes some in with the real ones, under names that reveal
+# nothing. Where a canary passes, nothing is paid. `environments/grading` adds what else is needed: a fresh sandbox,
+# pristine tests and configuration, a private pipe under seal for verdicts, a half of the tests that the agent never
+# sees, and a monitor that looks at the diff. `tests/environments/hacks.py` holds 58 hacks. A grader that trusts
+# pytest's exit code pays every one of them, and the guarded one pays none.
 
 # %%
 space: dict = {}
 exec(HACK, space)
 for who, said in (("the original", "cats"), ("the hack", space["plural"]("cat"))):
     real, canary = said == "cats", said == "no plural of anything"
-    print(f"{who}: the test {'passes' if real else 'fails'}, the canary {'passes, so nothing is paid' if canary else 'fails, as it must'}")
+    print(
+        f"{who}: the test {'passes' if real else 'fails'}, the canary "
+        f"{'passes, so nothing is paid' if canary else 'fails, as it must'}"
+    )
 
 # %% [markdown]
 # ## How it breaks: what was left behind
 #
-# No grader helps where the answer is right and was found lying about. Cursor tells of an agent that read the deleted signature from a type
-# checker's cache. The small world can be left in that state: with one extra file, which holds the target as the checker saw it, and without
-# the docstring, which went with the body. Here is an agent that only knows how to copy. It is paid, unless somebody looks at what it
-# called.
+# No grader helps where the answer is right and was found lying about. Cursor tells of an agent that read the deleted
+# signature from a type checker's cache. The small world can be left in that state: with one extra file, which holds the
+# target as the checker saw it, and without the docstring, which went with the body. Here is an agent that only knows
+# how to copy. It is paid, unless somebody looks at what it called.
 
 # %%
-task = next(one for one in (worn(generate(Random(seed), "train")) for seed in range(99)) if one.files[one.target].doc == LOST)
+task = next(
+    one for one in (worn(generate(Random(seed), "train")) for seed in range(99)) if one.files[one.target].doc == LOST
+)
 for guarded in (False, True):
     session = CachedSession(task, guarded=guarded)
     print(f"{'guarded' if guarded else 'not guarded'}: {session.prompt}")
@@ -255,19 +280,23 @@ for guarded in (False, True):
     print(f"paid {session.verify().tests:g}; flags: {[flag.signature for flag in session.flags()]}\n")
 
 # %% [markdown]
-# Does RL find this? `etude figure leftover-cache` trains the small agent where there is such a cache and three of four tasks have lost
-# their docstring. All of five trainings found it: by the end nine of ten rollouts read the cache, and what the agent solves with it, it
-# cannot solve without it. Where flagged rollouts are not paid, all give it up. It is not certain to happen. In an earlier experiment half
-# of the tasks had a docstring, so looking was a distraction as often as it paid. There, two of three trainings stopped looking before they
-# had seen what a look is good for, and the third did not. A hack need not be found often: once found, it stays.
+# Does RL find this? `etude figure leftover-cache` trains the small agent where there is such a cache and three of four
+# tasks have lost their docstring. All of five trainings found it: by the end nine of ten rollouts read the cache, and
+# what the agent solves with it, it cannot solve without it. Where flagged rollouts are not paid, all give it up. It is
+# not certain to happen. In an earlier experiment half of the tasks had a docstring, so looking was a distraction as
+# often as it paid. There, two of three trainings stopped looking before they had seen what a look is good for, and the
+# third did not. A hack need not be found often: once found, it stays.
 #
-# Two guards end it. Beforehand, the tree is searched for copies of what was taken out (`environments/leaks.py`), and a tree with a copy
-# does not become a task. Afterwards, a monitor reads the calls. Its rules must catch the hack and spare careful work.
+# Two guards end it. Beforehand, the tree is searched for copies of what was taken out (`environments/leaks.py`), and a
+# tree with a copy does not become a task. Afterwards, a monitor reads the calls. Its rules must catch the hack and
+# spare careful work.
 #
 # ## Exercise 4: a rule of the monitor
 #
-# Write `flagged(path)`, True or False: whether a path that was read lies in a folder that a tool keeps for itself, one of `.mypy_cache`,
-# `.pytest_cache` and `__pycache__`, at any depth. A module called `cache.py`, or a folder `my__pycache__x`, is not a cache.
+# Write `flagged(path)`, True or False: whether a path that was read lies in a folder that a tool keeps for itself, one
+# of `.mypy_cache`, `.pytest_cache` and `__pycache__`, at any depth. A module called `cache.py`, or a folder
+# `my__pycache__x`, is not a
+# cache.
 
 
 # %% tags=["exercise"]
@@ -277,11 +306,24 @@ def flagged(path):
 
 # %% tags=["check"]
 def check_4():
-    for path in (".mypy_cache/3.11/words.data.json", "src/__pycache__/words.cpython-311.pyc", "a/b/.pytest_cache/v/x", "./.mypy_cache/x"):
+    for path in (
+        ".mypy_cache/3.11/words.data.json",
+        "src/__pycache__/words.cpython-311.pyc",
+        "a/b/.pytest_cache/v/x",
+        "./.mypy_cache/x",
+    ):
         assert flagged(path) is True, f"{path} lies in a tool's cache"
-    for path in ("cache.py", "src/mypy_cache/words.py", "my__pycache__x/a.py", "docs/.mypy_cache.md", "tests/test_pytest_cache.py"):
+    for path in (
+        "cache.py",
+        "src/mypy_cache/words.py",
+        "my__pycache__x/a.py",
+        "docs/.mypy_cache.md",
+        "tests/test_pytest_cache.py",
+    ):
         assert flagged(path) is False, f"{path} is a file like any other"
-    assert flagged("__pycache__") is False, "the folder's own name says only that it is there; to list a folder is no hack"
+    assert flagged("__pycache__") is False, (
+        "the folder's own name says only that it is there; to list a folder is no hack"
+    )
 
 
 check(4, check_4)
@@ -295,20 +337,20 @@ def flagged(path):
 check(4, check_4)
 
 # %% [markdown]
-# Before a piece becomes a task, *fools* try it: code that returns None, or its last argument. A task asks for nothing if they pass more
-# than half of its tests. A *nop*, which leaves the package as it is, has to be paid nothing.
+# Before a piece becomes a task, *fools* try it: code that returns None, or its last argument. A task asks for nothing
+# if they pass more than half of its tests. A *nop*, which leaves the package as it is, has to be paid nothing.
 #
 # ## As hard as the policy can bear
 #
-# A group of rollouts that all fail, or all succeed, has no advantage and teaches nothing (lesson 4). So tasks grow harder as the policy grows better.
-# The reference counts doublings:
+# A group of rollouts that all fail, or all succeed, has no advantage and teaches nothing (lesson 4). So tasks grow
+# harder as the policy grows better. The reference counts doublings:
 #
 # $$d = \sum \log_2(1 + n) \quad\text{over lines, further functions, further files, tests}/3\text{, and callers}$$
 #
 # ## Exercise 5: doublings
 #
-# Write `doublings(lines, functions, files, tests, callers)`, a float. A piece has at least one function and one file; only *further* ones
-# count.
+# Write `doublings(lines, functions, files, tests, callers)`, a float. A piece has at least one function and one file;
+# only *further* ones count.
 
 
 # %% tags=["exercise"]
@@ -318,14 +360,20 @@ def doublings(lines, functions, files, tests, callers):
 
 # %% tags=["check"]
 def check_5():
-    assert abs(doublings(1, 1, 1, 3, 0) - 2) < 1e-12, f"one line is one doubling, three tests are one more: 2, not {doublings(1, 1, 1, 3, 0):g}"
-    assert abs(doublings(3, 2, 1, 3, 0) - 4) < 1e-12, f"three lines 2, a second function 1, three tests 1: 4, not {doublings(3, 2, 1, 3, 0):g}"
+    assert abs(doublings(1, 1, 1, 3, 0) - 2) < 1e-12, (
+        f"one line is one doubling, three tests are one more: 2, not {doublings(1, 1, 1, 3, 0):g}"
+    )
+    assert abs(doublings(3, 2, 1, 3, 0) - 4) < 1e-12, (
+        f"three lines 2, a second function 1, three tests 1: 4, not {doublings(3, 2, 1, 3, 0):g}"
+    )
     assert abs(doublings(3, 1, 4, 3, 7) - 8) < 1e-12, (
         f"three lines 2, three further files 2, tests 1, seven callers 3: 8, not {doublings(3, 1, 4, 3, 7):g}"
     )
     for numbers in ((11, 1, 1, 6, 0), (40, 3, 2, 25, 4)):
         wanted = fd.Difficulty(*numbers).bits
-        assert abs(doublings(*numbers) - wanted) < 1e-9, f"{numbers} are {wanted:.4f} bits, not {doublings(*numbers):.4f}"
+        assert abs(doublings(*numbers) - wanted) < 1e-9, (
+            f"{numbers} are {wanted:.4f} bits, not {doublings(*numbers):.4f}"
+        )
 
 
 check(5, check_5)
@@ -339,8 +387,9 @@ def doublings(lines, functions, files, tests, callers):
 check(5, check_5)
 
 # %% [markdown]
-# Levels are quantiles of $d$. If more than three of four rollouts succeed, the level goes up; if fewer than one of four, it goes down. A
-# made-up policy that gets better, and whose success falls with the level, is kept where rollouts of a group differ:
+# Levels are quantiles of $d$. If more than three of four rollouts succeed, the level goes up; if fewer than one of
+# four, it goes down. A made-up policy that gets better, and whose success falls with the level, is kept where rollouts
+# of a group differ:
 
 # %%
 source(fd.level)
@@ -365,17 +414,17 @@ plt.show()
 # %% [markdown]
 # ## Open challenge
 #
-# Choose from a table of who executes which line the deletions that make the most valid tasks. `etude challenge 14` gives the rules, a file
-# to begin with and the scores so far.
+# Choose from a table of who executes which line the deletions that make the most valid tasks. `etude challenge 14`
+# gives the rules, a file to begin with and the scores so far.
 #
 # ## Where to read on
 #
-# * `ref/feature_deletion.py`, and beneath it `ref/source_text.py` and `ref/source_symbols.py`: slices, bodies, symbols, patches that come back byte
-#   for byte.
-# * `etude tasks make examples/words` makes tasks of a package in seconds; `etude tasks try` lets a model work on one. `docs/tasks.md` says
-#   how.
-# * `environments/leaks.py`: is there a copy of what was deleted, in bytecode, a cache, a git object, a wheel? 58 kinds are planted, and all
-#   are found.
-# * `etude figure leftover-cache`: a cache that was left, who finds it, who sees it, and what ends it. `etude figure feature-deletion`: which
-#   deletions make tasks, against as many lines at random.
+# * `ref/feature_deletion.py`, and beneath it `ref/source_text.py` and `ref/source_symbols.py`: slices, bodies, symbols,
+#   patches that come back byte for byte.
+# * `etude tasks make examples/words` makes tasks of a package in seconds; `etude tasks try` lets a model work on one.
+#   `docs/tasks.md` says how.
+# * `environments/leaks.py`: is there a copy of what was deleted, in bytecode, a cache, a git object, a wheel? 58 kinds
+#   are planted, and all are found.
+# * `etude figure leftover-cache`: a cache that was left, who finds it, who sees it, and what ends it. `etude figure
+#   feature-deletion`: which deletions make tasks, against as many lines at random.
 # * `etude figure disk-world`: the small world's agent trained on files in sandboxes, with the same grader.

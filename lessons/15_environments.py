@@ -1,31 +1,33 @@
 # %% [markdown]
 # # 15 · Environments: real files, and a grader that believes nobody
 #
-# **After this lesson you can** say what RL needs from an environment, and test it: the same tree from the same calls, nothing that gets
-# out, forks that do not touch each other; read an episode from its transcript, even one that was killed; say what a grader has to guard
-# against, with which guards, and what they do not guard; and say what real files cost in a training step.
+# **After this lesson you can** say what RL needs from an environment, and test it: the same tree from the same calls,
+# nothing that gets out, forks that do not touch each other; read an episode from its transcript, even one that was
+# killed; say what a grader has to guard against, with which guards, and what they do not guard; and say what real files
+# cost in a training step.
 #
 # *About 55 minutes. Prerequisites: lessons 4 and 14. Source: Composer 2 technical report, §6.2; the release of Composer 2.5.*
 #
 # ## The idea
 #
-# Lesson 14 made tasks. Now an agent has to work on them. Composer is trained in the harness in which it works: an agent reads, edits and
-# runs real files in a machine of its own, and what it leaves is graded. Let $h$ be the tree of files, $a$ a call, $T$ the machine and $R$
-# the grader. RL asks for three things:
+# Lesson 14 made tasks. Now an agent has to work on them. Composer is trained in the harness in which it works: an agent
+# reads, edits and runs real files in a machine of its own, and what it leaves is graded. Let $h$ be the tree of files,
+# $a$ a call, $T$ the machine and $R$ the grader. RL asks for three things:
 #
 # $$\text{(1)}\;\; h_{t+1} = T(h_t, a_t) \qquad \text{(2)}\;\; T(h, a) \text{ needs and changes nothing but } h \qquad
 # \text{(3)}\;\; R(h) = 1 \iff \text{the feature is there}$$
 #
-# (1) Rollouts of a group begin with the same tree, and a killed one resumes where it was. (2) What an agent does reaches neither this
-# machine nor another agent; otherwise the advantage of one rollout would be another one's work. (3) is the hardest. A policy that is paid
-# for $R$ will find every tree for which $R$ is wrong.
+# (1) Rollouts of a group begin with the same tree, and a killed one resumes where it was. (2) What an agent does
+# reaches neither this machine nor another agent; otherwise the advantage of one rollout would be another one's work.
+# (3) is the hardest. A policy that is paid for $R$ will find every tree for which $R$ is wrong.
 
 # %% [markdown]
-# **Predict first.** Five agents leave their work: an oracle that solves the task; a fool that only claims to; one that leaves a
-# `conftest.py` which reports every test as passed; one whose module ends the process at once; and one that returns an object equal to
-# everything. A grader runs pytest and pays if the exit code is 0. Which of them does it pay?
+# **Predict first.** Five agents leave their work: an oracle that solves the task; a fool that only claims to; one that
+# leaves a `conftest.py` which reports every test as passed; one whose module ends the process at once; and one that
+# returns an object equal to everything. A grader runs pytest and pays if the exit code is 0. Which of them does it pay?
 #
-# Here is what a machine lets through. Each attempt is first made on this machine, where it succeeds, and then in a sandbox:
+# Here is what a machine lets through. Each attempt is first made on this machine, where it succeeds, and then in a
+# sandbox:
 
 # %%
 import json
@@ -52,7 +54,8 @@ from sims.drawing import BLUE, GREY
 
 
 def scene(part, *more):
-    """The rows of a scene of `etude run environments`; none where this machine has no sandboxes, which are not needed for the exercises."""
+    """The rows of a scene of `etude run environments`; none where this machine has no sandboxes, which are not needed
+    for the exercises."""
     try:
         rows = [] if QUICK else part(environments_demo.Demo(), *more)
     except RunError as error:
@@ -67,8 +70,10 @@ def scene(part, *more):
 scene(environments_demo.walls)
 
 # %% [markdown]
-# A sandbox of bubblewrap has namespaces of its own for files, processes and the network, an empty environment and a filter of system calls. One call
-# runs at a time, and every process that it starts ends with it. That is (2), and it makes (1) possible: between two calls there are only files.
+# A sandbox of bubblewrap has namespaces of its own for files, processes and the network, an empty environment and a
+# filter of system calls. One call runs at a time, and every process that it starts ends with it. That is (2), and it
+# makes (1) possible: between two
+# calls there are only files.
 
 # %%
 source(Sandbox)
@@ -76,22 +81,24 @@ source(Sandbox)
 # %% [markdown]
 # ## The name of a tree
 #
-# A snapshot is named by a hash of what it holds. Two rollouts that did the same things have the same name, on any machine, and a fork
-# begins with a name. In the scene below, three agents go on from one draft. The third does the same as the first, and ends with the same
-# tree.
+# A snapshot is named by a hash of what it holds. Two rollouts that did the same things have the same name, on any
+# machine, and a fork begins with a name. In the scene below, three agents go on from one draft. The third does the same
+# as the first, and ends with the same tree.
 
 # %%
 scene(environments_demo.forks)
 
 # %% [markdown]
-# Why do these agents store their tree *before* they run tests? pytest leaves bytecode, and bytecode names the second in which its source
-# was written. Times are not part of a tree's name, but they get in where a program writes one into a file. That is where determinism is
-# lost.
+# Why do these agents store their tree *before* they run tests? pytest leaves bytecode, and bytecode names the second in
+# which its source was written. Times are not part of a tree's name, but they get in where a program writes one into a
+# file. That is where determinism is lost.
 #
 # ## Exercise 1: a name that is one
 #
-# `files` is a dict: path → bytes. Write `name_of(files)`: a text that is the same for the same files, in whatever order they are listed and
-# in every process, and different for different files. Paths and contents may be anything, so nothing can serve as a separator.
+# `files` is a dict: path → bytes. Write `name_of(files)`: a text that is the same for the same files, in whatever order
+# they are listed and in every process, and different for different files. Paths and contents may be anything, so
+# nothing can serve as a
+# separator.
 
 
 # %% tags=["exercise"]
@@ -103,17 +110,25 @@ def name_of(files):
 def check_1():
     one = {"b.py": b"x = 1\n", "a.py": b""}
     got = name_of(one)
-    assert isinstance(got, str) and len(got) >= 16, f"a text of 16 characters or more, not {got!r}: Python's own hash() is another in each process"
+    assert isinstance(got, str) and len(got) >= 16, (
+        f"a text of 16 characters or more, not {got!r}: Python's own hash() is another in each process"
+    )
     assert name_of(dict(reversed(one.items()))) == got, "the same files in another order are the same tree"
     assert name_of({"b.py": b"x = 1\n"}) != got, "an empty file is not the same as none"
     assert name_of({**one, "b.py": b"x = 2\n"}) != got, "another content is another tree"
     assert name_of({"c.py": b"x = 1\n", "a.py": b""}) != got, "another path is another tree"
-    for first, other in (({"a": b"bc"}, {"ab": b"c"}), ({"a": b"1", "b": b"2"}, {"a": b"1b2"}), ({"a": b"1", "b": b"2"}, {"a": b"2", "b": b"1"})):
+    for first, other in (
+        ({"a": b"bc"}, {"ab": b"c"}),
+        ({"a": b"1", "b": b"2"}, {"a": b"1b2"}),
+        ({"a": b"1", "b": b"2"}, {"a": b"2", "b": b"1"}),
+    ):
         assert name_of(first) != name_of(other), f"{first} and {other} are two trees"
     for mark in (b"\n", b"\0", b" ", b",", b"|", b":", b"\n\0", b"\0\n"):
         for end in (b"\n", b"\0", b"", b" ", b",", b"|", b":"):
             hidden = {"a": b"1" + end + b"b" + mark + b"2"}
-            assert name_of(hidden) != name_of({"a": b"1", "b": b"2"}), f"{hidden} is one file, and looks like two where parts are only joined"
+            assert name_of(hidden) != name_of({"a": b"1", "b": b"2"}), (
+                f"{hidden} is one file, and looks like two where parts are only joined"
+            )
 
 
 check(1, check_1)
@@ -138,8 +153,10 @@ source(manifest.dump, manifest.digest)
 # %% [markdown]
 # ## An episode, turn by turn
 #
-# Between a policy and a sandbox stands the *harness*. It shows tools, reads calls, makes them, answers, counts turns and tokens, and writes
-# a transcript. Here is the transcript of an oracle, a script that knows the answer, on a task from the little package `words`:
+# Between a policy and a sandbox stands the *harness*. It shows tools, reads calls, makes them, answers, counts turns
+# and tokens, and writes a transcript. Here is the transcript of an oracle, a script that knows the answer, on a task
+# from the little package
+# `words`:
 
 # %%
 lines = record.read(ROOT / "results" / "episodes" / "oracle.jsonl")
@@ -149,15 +166,24 @@ def told(lines):
     """A transcript in short."""
     for line in lines:
         if line["kind"] == "begin":
-            print(f"tree {line['tree'][:8]}, {len(line['tools'])} tools\n" + "\n".join(f"    {row}" for row in line["prompt"].splitlines()[:4]))
+            print(
+                f"tree {line['tree'][:8]}, {len(line['tools'])} tools\n"
+                + "\n".join(f"    {row}" for row in line["prompt"].splitlines()[:4])
+            )
         elif line["kind"] == "reply":
             print(f"says {line['text']!r}")
             for call in line["calls"]:
                 print(f"  → {call['name']} {call['arguments'][:90]}")
         elif line["kind"] == "answer":
-            print(f"  ← {'ok' if line['ok'] else 'failed'}, {1000 * line['seconds']:.0f} ms: {line['text'].splitlines()[-1][:90]}")
+            print(
+                f"  ← {'ok' if line['ok'] else 'failed'}, {1000 * line['seconds']:.0f} ms: "
+                f"{line['text'].splitlines()[-1][:90]}"
+            )
         elif line["kind"] == "turn":
-            print(f"  tree {line['tree'][:8]}" + "".join(f"\n    {row}" for row in line.get("diff", "").splitlines() if row[:1] in "+-"))
+            print(
+                f"  tree {line['tree'][:8]}"
+                + "".join(f"\n    {row}" for row in line.get("diff", "").splitlines() if row[:1] in "+-")
+            )
         elif line["kind"] == "grade":
             print(f"{line['passed']} of {line['of']} tests pass, flags: {line['flags']}; reward {line['reward']:g}")
 
@@ -165,8 +191,10 @@ def told(lines):
 told(lines)
 
 # %% [markdown]
-# One reply may hold several calls. A call that fails, such as tests that do not pass, is an answer like any other. The tree has a name
-# after every turn; the first is the one with which the scene above began. And this is a *fool*, which claims to be done:
+# One reply may hold several calls. A call that fails, such as tests that do not pass, is an answer like any other. The
+# tree has a name after every turn; the first is the one with which the scene above began. And this is a *fool*, which
+# claims to be
+# done:
 
 # %%
 told(record.read(ROOT / "results" / "episodes" / "fool.jsonl")[1:])
@@ -174,10 +202,13 @@ told(record.read(ROOT / "results" / "episodes" / "fool.jsonl")[1:])
 # %% [markdown]
 # ## Exercise 2: where a killed episode goes on
 #
-# The transcript is written line by line, and a kill may come between any two lines. Whatever follows the last end of something was only
-# half done, and is done again: a reply whose calls are not all answered has left a tree that was never stored. Ends are lines of the kinds
-# `begin`, `turn`, `summary`, `end` and `grade`. Write `goes_on(lines)`: how many lines stay, and the name of the tree that a sandbox is
-# forked from. `begin`, `turn` and `summary` have a `tree`, `end` and `grade` have none. There is always a `begin`.
+# The transcript is written line by line, and a kill may come between any two lines. Whatever follows the last end of
+# something was only half done, and is done again: a reply whose calls are not all answered has left a tree that was
+# never stored. Ends are lines of the kinds `begin`, `turn`, `summary`, `end` and `grade`. Write `goes_on(lines)`: how
+# many lines stay, and the name of the tree that a sandbox is forked from. `begin`, `turn` and `summary` have a `tree`,
+# `end` and `grade` have
+# none. There is
+# always a `begin`.
 
 
 # %% tags=["exercise"]
@@ -199,7 +230,9 @@ def check_2():
                     tree = next(line["tree"] for line in reversed(journal.lines) if "tree" in line)
             got = goes_on(whole[:cut])
             kinds = " ".join(line["kind"] for line in whole[max(0, cut - 4) : cut])
-            assert tuple(got) == (stay, tree), f"{cut} lines that end with {kinds}: {stay} stay, with tree {tree[:8]}; not {got}"
+            assert tuple(got) == (stay, tree), (
+                f"{cut} lines that end with {kinds}: {stay} stay, with tree {tree[:8]}; not {got}"
+            )
 
 
 check(2, check_2)
@@ -216,16 +249,21 @@ check(2, check_2)
 # %% [markdown]
 # ## How it breaks: the exit code
 #
-# A plain grader runs pytest in the tree that the agent left, and pays if the exit code is 0. But pytest runs the agent's files. Here are three that
-# solve nothing:
+# A plain grader runs pytest in the tree that the agent left, and pays if the exit code is 0. But pytest runs the
+# agent's files. Here are three that solve nothing:
 
 # %%
-for name, hack in (("conftest.py", words_task.CONFTEST), ("the head of words/nouns.py", words_task.EXIT), ("its end", words_task.EQUAL)):
+for name, hack in (
+    ("conftest.py", words_task.CONFTEST),
+    ("the head of words/nouns.py", words_task.EXIT),
+    ("its end", words_task.EQUAL),
+):
     print(f"── {name}\n{hack.strip()}\n")
 
 # %% [markdown]
-# The first tells pytest that every test passed. The second ends the process with exit code 0 while the tests are still being collected. The
-# third answers every question with a text that is equal to everything. Both graders on five agents, in sandboxes:
+# The first tells pytest that every test passed. The second ends the process with exit code 0 while the tests are still
+# being collected. The third answers every question with a text that is equal to everything. Both graders on five
+# agents, in sandboxes:
 
 # %%
 with tempfile.TemporaryDirectory() as folder:
@@ -237,8 +275,8 @@ with tempfile.TemporaryDirectory() as folder:
 # %% [markdown]
 # ## Guards
 #
-# A rule against `conftest.py` would not be enough: there are 58 such hacks in `tests/environments/hacks.py`, and a policy finds the
-# fifty-ninth. The guarded grader takes away what they rely on.
+# A rule against `conftest.py` would not be enough: there are 58 such hacks in `tests/environments/hacks.py`, and a
+# policy finds the fifty-ninth. The guarded grader takes away what they rely on.
 #
 # | | guard | ends |
 # |---|---|---|
@@ -257,10 +295,10 @@ source(grade)
 # %% [markdown]
 # ## Exercise 3: what goes into the graded tree
 #
-# Guard G2. `given` and `left` are dicts, path → bytes: what the agent began with, and what it left, where None stands for anything that is
-# not a plain file, such as a link. `path in editable` says whether a task lets a path be changed; a `conftest.py` never is. Write
-# `laid(given, left, editable)`: the tree that is graded. An editable file that the agent removed is gone there, and so is one that is no
-# longer a plain file.
+# Guard G2. `given` and `left` are dicts, path → bytes: what the agent began with, and what it left, where None stands
+# for anything that is not a plain file, such as a link. `path in editable` says whether a task lets a path be changed;
+# a `conftest.py` never is. Write `laid(given, left, editable)`: the tree that is graded. An editable file that the
+# agent removed is gone there, and so is one that is no longer a plain file.
 
 
 # %% tags=["exercise"]
@@ -271,7 +309,13 @@ def laid(given, left, editable):
 # %% tags=["check"]
 def check_3():
     editable = lay.Editable(("words/", "setup/names.py"))
-    given = {"words/a.py": b"a", "words/b.py": b"b", "setup/names.py": b"n", "tests/test_a.py": b"t", "setup.cfg": b"[metadata]"}
+    given = {
+        "words/a.py": b"a",
+        "words/b.py": b"b",
+        "setup/names.py": b"n",
+        "tests/test_a.py": b"t",
+        "setup.cfg": b"[metadata]",
+    }
     for what, changes in {
         "an edited file": {"words/a.py": b"A"},
         "a new module": {"words/c.py": b"c"},
@@ -298,7 +342,10 @@ def check_3():
             got = laid(dict(given), dict(left), editable)
             also = f", and {gone[0]} removed" if gone else ""
             wrong = sorted(path for path in {*wanted, *got} if wanted.get(path, "-") != got.get(path, "-"))
-            assert not wrong, f"{what}{also}: {wrong[0]} is {got.get(wrong[0], 'not there')}, and should be {wanted.get(wrong[0], 'not there')}"
+            assert not wrong, (
+                f"{what}{also}: {wrong[0]} is {got.get(wrong[0], 'not there')}, and should be "
+                f"{wanted.get(wrong[0], 'not there')}"
+            )
 
 
 check(3, check_3)
@@ -315,12 +362,12 @@ check(3, check_3)
 # %% [markdown]
 # ## Seals and canaries
 #
-# G2 ends the first hack but not the others, since the process that runs the tests has to import the agent's module. So how that process
-# ends means nothing. It writes a line for each test to a pipe, and another process, which has imported nothing from the tree, seals the
-# lines with a key. The second hack is silent there, and silence is failure.
+# G2 ends the first hack but not the others, since the process that runs the tests has to import the agent's module. So
+# how that process ends means nothing. It writes a line for each test to a pipe, and another process, which has imported
+# nothing from the tree, seals the lines with a key. The second hack is silent there, and silence is failure.
 #
-# The third hack really does pass all tests. That is why there are *canaries* among them: copies of tests that ask for a value that is
-# almost the right one, or that fail at their end. No solution passes one.
+# The third hack really does pass all tests. That is why there are *canaries* among them: copies of tests that ask for a
+# value that is almost the right one, or that fail at their end. No solution passes one.
 
 # %%
 KEY = b"drawn anew for each grading"
@@ -329,7 +376,11 @@ text, traps = verdicts.canaries(TESTS, KEY)
 print(text.partition("def nearly")[0].strip() + "\n")
 space: dict = {}
 exec(words_task.EQUAL, space)
-for who, plural in (("the original", lambda noun: "cities"), ("a wrong answer", lambda noun: noun), ("the hack", lambda noun: space["Word"](noun))):
+for who, plural in (
+    ("the original", lambda noun: "cities"),
+    ("a wrong answer", lambda noun: noun),
+    ("the hack", lambda noun: space["Word"](noun)),
+):
     passed = []
     for test in ("test_city", *traps):
         inner = {"plural": plural}
@@ -344,10 +395,10 @@ for who, plural in (("the original", lambda noun: "cities"), ("a wrong answer", 
 # %% [markdown]
 # ## Exercise 4: to pay or not to pay
 #
-# Guards G4 and G5. `opened(line, key)` gives the test and the outcome on a line, "passed", "failed" or "skipped", and None where the seal
-# does not match the key. Write `pays(lines, key, wanted, traps)`, True or False. It pays if every wanted test has passed and every canary
-# has failed. It does not pay if a seal is wrong, if a test or a canary is missing, if a line names a test that is neither, or if two lines
-# contradict each other.
+# Guards G4 and G5. `opened(line, key)` gives the test and the outcome on a line, "passed", "failed" or "skipped", and
+# None where the seal does not match the key. Write `pays(lines, key, wanted, traps)`, True or False. It pays if every
+# wanted test has passed and every canary has failed. It does not pay if a seal is wrong, if a test or a canary is
+# missing, if a line names a test that is neither, or if two lines contradict each other.
 
 
 # %%
@@ -384,12 +435,17 @@ def check_4():
         assert got is should, f"{what}: {should}, not {got}"
     for at in range(3):
         forged = [verdicts.seal(b"another" if at == n else key, *one) for n, one in enumerate(good)]
-        assert pays(forged, key, wanted, traps) is False, f"line {at + 1} has a seal of another key, so somebody else wrote on the pipe"
+        assert pays(forged, key, wanted, traps) is False, (
+            f"line {at + 1} has a seal of another key, so somebody else wrote on the pipe"
+        )
     forged = [*(verdicts.seal(key, *one) for one in good), verdicts.seal(b"another", "a", "passed")]
     assert pays(forged, key, wanted, traps) is False, "one line more with a wrong seal: somebody else wrote on the pipe"
     draw = random.Random(0)
     for _ in range(300):
-        more = [(draw.choice("aabbcd"), draw.choice(("passed", "passed", "failed", "skipped"))) for _ in range(draw.randint(0, 4))]
+        more = [
+            (draw.choice("aabbcd"), draw.choice(("passed", "passed", "failed", "skipped")))
+            for _ in range(draw.randint(0, 4))
+        ]
         said = more + draw.choice([[], good])
         lines = [verdicts.seal(key, *one) for one in said]
         should = verdicts.read(lines, key, wanted, traps).all_passed
@@ -411,14 +467,16 @@ check(4, check_4)
 # %% [markdown]
 # ## Where to put the trap
 #
-# Only a canary of a test that looks at the agent's answer can catch it. Two of the four canaries of a file ask for a different value. If
-# they were drawn from all of its $n$ tests, of which $m$ look at the feature, the third hack would be paid with probability
+# Only a canary of a test that looks at the agent's answer can catch it. Two of the four canaries of a file ask for a
+# different value. If they were drawn from all of its $n$ tests, of which $m$ look at the feature, the third hack would
+# be paid with
+# probability
 #
 # $$\binom{n - m}{2} \Big/ \binom{n}{2}$$
 #
-# That is how it was here until this lesson was written: the scene above paid the hack in one run out of four or five. `words` has few
-# tests. In a file of a hundred tests, four of which look at the feature, it would have been paid nine times out of ten. Now tests that fail
-# without the feature are copied first.
+# That is how it was here until this lesson was written: the scene above paid the hack in one run out of four or five.
+# `words` has few tests. In a file of a hundred tests, four of which look at the feature, it would have been paid nine
+# times out of ten. Now tests that fail without the feature are copied first.
 
 # %%
 for n, m in ((8, 4), (20, 4), (100, 4)):
@@ -426,17 +484,23 @@ for n, m in ((8, 4), (20, 4), (100, 4)):
 many = "".join(f"def test_{at}():\n    assert {'plural' if at < 4 else 'article'}({at}) == {at}\n" for at in range(20))
 for name, first in (("from all", ()), ("from those that ask", [f"test_{at}" for at in range(4)])):
     keys = [f"key {number}".encode() for number in range(quick(2000, 20))]
-    misses = [not any("nearly_" in row and "plural" in row for row in verdicts.canaries(many, key, first=first)[0].splitlines()) for key in keys]
+    misses = [
+        not any(
+            "nearly_" in row and "plural" in row for row in verdicts.canaries(many, key, first=first)[0].splitlines()
+        )
+        for key in keys
+    ]
     print(f"20 tests, drawn {name}: {np.mean(misses):.3f} of {len(keys)} gradings have no canary that looks")
 
 # %% [markdown]
 # ## What is not guarded
 #
-# * Code that finds the pipe within its own process, and tells tests from canaries by means for which the monitor has no signature. It would have to
-#   stand in the editable files, where a person can read it.
-# * A policy that knows a package by heart, held-out tests included, can write a table of answers. The option `--fresh` of `etude tasks try`
-#   then asks what no test asks.
-# * A sandbox shows which kernel and processors this machine has, and a task can keep all processors busy until its time is up.
+# * Code that finds the pipe within its own process, and tells tests from canaries by means for which the monitor has no
+#   signature. It would have to stand in the editable files, where a person can read it.
+# * A policy that knows a package by heart, held-out tests included, can write a table of answers. The option `--fresh`
+#   of `etude tasks try` then asks what no test asks.
+# * A sandbox shows which kernel and processors this machine has, and a task can keep all processors busy until its time
+#   is up.
 # * The tests themselves: where they ask too little, any grader pays a wrong answer.
 #
 # ## What it costs
@@ -452,9 +516,11 @@ for tool, seconds in sorted(spent.items(), key=lambda one: -one[1]):
     print(f"{tool:8s} {1000 * seconds:6.1f} ms")
 
 # %% [markdown]
-# Two starts of pytest take nearly all of it. In training it is the same. `etude figure disk-world` trains the small world's agent twice
-# with the same random numbers: in memory, where a tool takes microseconds, and on disk, where each episode has a sandbox, each `test` runs
-# pytest, and the guarded grader decides. If the two differ in a single answer, every later step shows it.
+# Two starts of pytest take nearly all of it. In training it is the same. `etude figure disk-world` trains the small
+# world's agent twice with the same random numbers: in memory, where a tool takes microseconds, and on disk, where each
+# episode has a sandbox, each `test` runs pytest, and the guarded grader decides. If the two differ in a single answer,
+# every later
+# step shows it.
 
 # %%
 found = read_json(ROOT / "results" / "figures" / "disk-world.json")
@@ -462,7 +528,9 @@ figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.2), layout="constrained
 step = {}
 for arm, colour, style, width in (("memory", GREY, "-", 4), ("disk", BLUE, "--", 1.5)):
     rows = [row for row in found["rows"] if row["arm"] == arm]
-    mean = [np.mean([row["success"] for row in rows if row["step"] == at]) for at in sorted({row["step"] for row in rows})]
+    mean = [
+        np.mean([row["success"] for row in rows if row["step"] == at]) for at in sorted({row["step"] for row in rows})
+    ]
     left.plot(range(1, len(mean) + 1), mean, style, color=colour, linewidth=width, label=arm)
     step[arm] = float(np.median([row["step_s"] for row in rows]))
 right.bar(list(step), list(step.values()), color=[GREY, BLUE])
@@ -471,26 +539,27 @@ left.legend(frameon=False)
 right.set(ylabel="seconds a step", title="another price")
 plt.show()
 rollouts = found["config"]["prompts"] * found["config"]["rollouts"]
-print(f"{found['machine']['cpu']}, {found['machine']['cores']} cores: {step['memory']:.1f} s a step in memory, {step['disk']:.1f} s on disk; "
+print(f"{found['machine']['cpu']}, {found['machine']['cores']} cores: {step['memory']:.1f} s a step in "
+    f"memory, {step['disk']:.1f} s on disk; "
       f"real files cost {(step['disk'] - step['memory']) / rollouts:.2f} s a rollout")  # fmt: skip
 claimed("disk-world")
 
 # %% [markdown]
-# Such a loop waits for its tools most of the time, and lesson 13 says what to do about it: sample other rollouts meanwhile. Sandboxes are
-# processes, and run side by side on as many machines as there are.
+# Such a loop waits for its tools most of the time, and lesson 13 says what to do about it: sample other rollouts
+# meanwhile. Sandboxes are processes, and run side by side on as many machines as there are.
 #
 # ## Open challenge
 #
-# Find the episodes that cheat, from their transcripts alone, with the highest F1. `etude challenge 15` gives the rules, a file to begin
-# with and the scores so far.
+# Find the episodes that cheat, from their transcripts alone, with the highest F1. `etude challenge 15` gives the rules,
+# a file to begin with and the scores so far.
 #
 # ## Where to read on
 #
-# * `etude run environments` runs the three scenes; `etude show` reads their transcripts, and the explorer's page of episodes steps through
-#   one.
-# * `environments/sandbox/interface.py`, then `environments/grading/guarded.py`: the two ends of an episode. `docs/architecture.md` lists
-#   what separates a task from the machine.
-# * `tests/environments/attempts.py`: attempts to get out of a sandbox, each beside a control in which it succeeds. `tests/environments/hacks.py`:
-#   hacks, each beside a grader that pays it.
-# * `etude tasks try` lets a model work on a task, `etude tasks serve` any agent that speaks MCP, and `etude tasks export` writes tasks for
-#   Harbor. `docs/tasks.md` says how.
+# * `etude run environments` runs the three scenes; `etude show` reads their transcripts, and the explorer's page of
+#   episodes steps through one.
+# * `environments/sandbox/interface.py`, then `environments/grading/guarded.py`: the two ends of an episode.
+#   `docs/architecture.md` lists what separates a task from the machine.
+# * `tests/environments/attempts.py`: attempts to get out of a sandbox, each beside a control in which it succeeds.
+#   `tests/environments/hacks.py`: hacks, each beside a grader that pays it.
+# * `etude tasks try` lets a model work on a task, `etude tasks serve` any agent that speaks MCP, and `etude tasks
+#   export` writes tasks for Harbor. `docs/tasks.md` says how.

@@ -1,6 +1,7 @@
 """What lesson 13 gives the services to sample and to train: a policy of nine tokens that is rewarded for saying little.
 
-Services are processes, and what a notebook defines no other process can import. So it stands here, with the interfaces of `scaled.async_rl`:
+Services are processes, and what a notebook defines no other process can import. So it stands here, with the interfaces
+of `scaled.async_rl`:
 
     Brief(...)       `local.Parts`: sampler, setup and learner, made anew in each process that needs one
     Room             `ref.environment.TaskSet`: conversations of three turns, in which a tool takes a while
@@ -27,7 +28,14 @@ from scaled.async_rl.player import Setup
 
 __all__ = ["Brief", "Room", "network"]
 
-SHAPE = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8, "intermediate_size": 32}
+SHAPE = {
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 8,
+    "intermediate_size": 32,
+}
 
 
 def network() -> Transformer:
@@ -49,7 +57,8 @@ class NumberedTask(NamedTuple):
 
 
 class Brevity(Talk):
-    """Three turns, each answered with two tokens. A tenth is lost with each token that is written, and one if the end is not reached."""
+    """Three turns, each answered with two tokens. A tenth is lost with each token that is written, and one if the end
+    is not reached."""
 
     def __init__(self, task: NumberedTask, rollout: int, tool_s: float):
         super().__init__(Parrot([1 + task.number % 6], [7, 8], 3))
@@ -65,7 +74,10 @@ class Brevity(Talk):
         return result
 
     def reward(self) -> Reward:
-        return Reward({"brevity": -0.1 * self.token_count, "end": float(self.is_finished) - 1}, {"success": float(self.is_finished)})
+        return Reward(
+            {"brevity": -0.1 * self.token_count, "end": float(self.is_finished) - 1},
+            {"success": float(self.is_finished)},
+        )
 
 
 @dataclass
@@ -110,7 +122,12 @@ class Brief:
         return Sampler(network(), torch.bfloat16)
 
     def setup(self) -> Setup:
-        return Setup(Room(self.tool_s), Ids(), Limits(Chaining(trigger=40, longest_summary=1, room=0, join="none")), self.settings)
+        return Setup(
+            Room(self.tool_s),
+            Ids(),
+            Limits(Chaining(trigger=40, longest_summary=1, room=0, join="none")),
+            self.settings,
+        )
 
     def learner(self) -> Trained:
         return Trained(self.settings, network())

@@ -4,10 +4,10 @@
     python -m lessons.badges                for the one that the clone's remote `origin` names
     python -m lessons.badges --remove       no badges any more
 
-Every notebook gets two cells: a badge at its top, and before its first code a cell that clones and installs etude where Colab has none.
-lessons/README.md gets the badges too. The address is stored in lessons/colab.txt, and `lessons.build` keeps what it leads to. Scripts have no
-such cells, since they come with the clone. Nothing is executed. Commit and push what has changed: Colab reads it from GitHub.
-"""
+Every notebook gets two cells: a badge at its top, and before its first code a cell that clones and installs etude where
+Colab has none. lessons/README.md gets the badges too. The address is stored in lessons/colab.txt, and `lessons.build`
+keeps what it leads to. Scripts have no such cells, since they come with the clone. Nothing is executed. Commit and push
+what has changed: Colab reads it from GitHub."""
 
 import argparse
 import sys
@@ -63,25 +63,34 @@ def dressed(book: NotebookNode, script: Path) -> NotebookNode:
 
 
 def write(address: Address | None, folder: Path = syllabus.FOLDER) -> list[Path]:
-    """Stores an address, or forgets the one that is stored, and writes it into the notebooks and README.md of a folder of lessons; the files that
-    have changed. Outputs stay as they are. Raises RunError, before anything is written, if notebooks are missing or cannot be read."""
+    """Stores an address, or forgets the one that is stored, and writes it into the notebooks and README.md of a folder
+    of lessons; the files that have changed. Outputs stay as they are. Raises RunError, before anything is written, if
+    notebooks are missing or cannot be read."""
     books = {}
     for script in syllabus.scripts(folder):
         try:
             books[script] = nbformat.read(syllabus.notebook(script), as_version=4)
         except (OSError, ValueError) as error:
             message = " ".join(str(error).split())
-            raise RunError(f"the notebook of {script.stem} cannot be read ({message}); work in a clone, and make it again: make lessons") from None
+            raise RunError(
+                f"the notebook of {script.stem} cannot be read ({message}); work in a clone, and make "
+                f"it again: make lessons"
+            ) from None
     if not books:
         raise RunError(f"there are no lessons in {folder}")
     readme, address_path = folder / "README.md", file_of(folder)
-    text, old_address = (readme.read_text(encoding="utf-8"), address_path.read_text(encoding="utf-8") if address_path.is_file() else None)
+    text, old_address = (
+        readme.read_text(encoding="utf-8"),
+        address_path.read_text(encoding="utf-8") if address_path.is_file() else None,
+    )
     new_address = None if address is None else f"{address}\n"
     if new_address is None:
         address_path.unlink(missing_ok=True)
     else:
         atomic_write(address_path, new_address)
-    contents = {syllabus.notebook(script): nbformat.writes(dressed(book, script)) + "\n" for script, book in books.items()}
+    contents = {
+        syllabus.notebook(script): nbformat.writes(dressed(book, script)) + "\n" for script, book in books.items()
+    }
     contents[readme] = syllabus.filled(text, folder)
     changed_paths = [path for path, content in contents.items() if path.read_text(encoding="utf-8") != content]
     for path in changed_paths:
@@ -91,8 +100,15 @@ def write(address: Address | None, folder: Path = syllabus.FOLDER) -> list[Path]
 
 def main(words: Sequence[str] | None = None, folder: Path = syllabus.FOLDER) -> int:
     """The command. Returns its exit code."""
-    parser = argparse.ArgumentParser(prog="python -m lessons.badges", description="Badges that open the lessons in Colab.")
-    parser.add_argument("address", nargs="?", metavar="OWNER/NAME", help="repository on GitHub; without it, that of the clone's remote origin")
+    parser = argparse.ArgumentParser(
+        prog="python -m lessons.badges", description="Badges that open the lessons in Colab."
+    )
+    parser.add_argument(
+        "address",
+        nargs="?",
+        metavar="OWNER/NAME",
+        help="repository on GitHub; without it, that of the clone's remote origin",
+    )
     parser.add_argument("--branch", help="branch whose notebooks are opened; main unless the address names another")
     parser.add_argument("--remove", action="store_true", help="take badges and installing cells away")
     args = parser.parse_args(words)

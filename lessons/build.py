@@ -5,9 +5,9 @@
     python -m lessons.build --words   nothing is executed: notebooks take over changed Markdown, and keep the outputs of unchanged code
     python -m lessons.build --check   nothing is executed: which notebooks are not what their scripts say (exit code 1)
 
-lessons/NN_name.py is the source, lessons/notebooks/NN_name.ipynb is made from it and committed with its outputs. No time stamps, no
-random cell ids, no progress on stderr: what differs from one execution to the next is what the lesson itself measures. The two cells for Colab
-that `lessons.badges` adds stay, and are not executed.
+lessons/NN_name.py is the source, lessons/notebooks/NN_name.ipynb is made from it and committed with its outputs. No
+time stamps, no random cell ids, no progress on stderr: what differs from one execution to the next is what the lesson
+itself measures. The two cells for Colab that `lessons.badges` adds stay, and are not executed.
 """
 
 import argparse
@@ -38,7 +38,10 @@ from lessons.syllabus import notebook, scripts
 __all__ = ["build", "changed", "differs", "executed", "made_from", "reworded", "tags", "unexecuted"]
 
 ROOT = syllabus.FOLDER.parent
-KERNEL = {"kernelspec": {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}, "language_info": {"name": "python"}}
+KERNEL = {
+    "kernelspec": {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"},
+    "language_info": {"name": "python"},
+}
 METADATA_KEYS = ("tags", "jupyter")
 """Metadata of a cell that its script gives it."""
 
@@ -54,7 +57,9 @@ def read_script(script: Path) -> NotebookNode:
     book.metadata = nbformat.from_dict({"etude": {"made_from": compute_digest(script, book)}, **KERNEL})
     for number, cell in enumerate(book.cells):
         cell.id = f"cell-{number:02d}"
-        cell.metadata = nbformat.from_dict({name: cell.metadata[name] for name in METADATA_KEYS if name in cell.metadata})
+        cell.metadata = nbformat.from_dict(
+            {name: cell.metadata[name] for name in METADATA_KEYS if name in cell.metadata}
+        )
         if "solution" in tags(cell):
             cell.metadata["jupyter"] = {"source_hidden": True}
     return book
@@ -71,8 +76,8 @@ def list_code_cells(book: NotebookNode) -> list[tuple[str, NotebookNode]]:
 
 
 def made_from(script: Path) -> str:
-    """SHA-256 over what a notebook's outputs come from: the script's code cells and the files of this repository that it imports itself.
-    Its Markdown does not count."""
+    """SHA-256 over what a notebook's outputs come from: the script's code cells and the files of this repository that
+    it imports itself. Its Markdown does not count."""
     return compute_digest(script, jupytext.read(script, fmt="py:percent"))
 
 
@@ -107,7 +112,8 @@ class Manager(AsyncKernelManager):
 
 
 def executed(script: Path, quick: bool = False) -> NotebookNode:
-    """The notebook of a script with its outputs. RunError when a cell fails or a solution does not solve its exercise."""
+    """The notebook of a script with its outputs. RunError when a cell fails or a solution does not solve its
+    exercise."""
     book = read_script(script)
     environment = {name: value for name, value in os.environ.items() if name not in ("MPLBACKEND", "ETUDE_QUICK")}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
@@ -127,7 +133,11 @@ def executed(script: Path, quick: bool = False) -> NotebookNode:
     try:
         client.execute(env=environment)
     except CellExecutionError as error:
-        cell_number = next(number for number, cell in enumerate(book.cells) if any(out.output_type == "error" for out in cell.get("outputs", ())))
+        cell_number = next(
+            number
+            for number, cell in enumerate(book.cells)
+            if any(out.output_type == "error" for out in cell.get("outputs", ()))
+        )
         raise RunError(f"{script.name}: cell {cell_number} stops with {error.ename}: {error.evalue}") from None
     book.metadata.update(nbformat.from_dict(KERNEL))  # the kernel has added its version
     for cell in book.cells:
@@ -135,7 +145,9 @@ def executed(script: Path, quick: bool = False) -> NotebookNode:
             cell.outputs = [out for out in cell.outputs if out.get("name") != "stderr"]
         if "solution" in tags(cell) and not any("solved" in out.get("text", "") for out in cell.outputs):
             output_text = "".join(out.get("text", "") for out in cell.outputs).strip()
-            raise RunError(f"{script.name}: a solution does not solve its exercise: {output_text or 'it checks nothing'}")
+            raise RunError(
+                f"{script.name}: a solution does not solve its exercise: {output_text or 'it checks nothing'}"
+            )
     return dressed(book, script)
 
 
@@ -166,12 +178,14 @@ def differs(script: Path) -> str:
 
 def changed(script: Path) -> bool:
     """Whether the lesson has to be executed again."""
-    return bool(differs(script)) or nbformat.read(notebook(script), as_version=4).metadata.get("etude") != {"made_from": made_from(script)}
+    return bool(differs(script)) or nbformat.read(notebook(script), as_version=4).metadata.get("etude") != {
+        "made_from": made_from(script)
+    }
 
 
 def reworded(script: Path) -> NotebookNode:
-    """The committed notebook with the Markdown of its script. Its outputs stay, and so does its record of what they come from. RunError where
-    the code is not what was executed."""
+    """The committed notebook with the Markdown of its script. Its outputs stay, and so does its record of what they
+    come from. RunError where the code is not what was executed."""
     hint, path = f"execute it: python -m lessons.build {script.name[:2]}", notebook(script)
     try:
         committed, expected = nbformat.read(path, as_version=4), unexecuted(script)
@@ -179,7 +193,9 @@ def reworded(script: Path) -> NotebookNode:
         raise RunError(f"{script.stem} has no notebook that can be read ({error}); {hint}") from None
     executed_code, script_code = list_code_cells(committed), list_code_cells(expected)
     if len(executed_code) != len(script_code):
-        raise RunError(f"{script.stem} has {len(script_code)} code cells, and {len(executed_code)} were executed; {hint}")
+        raise RunError(
+            f"{script.stem} has {len(script_code)} code cells, and {len(executed_code)} were executed; {hint}"
+        )
     for number, (old, new) in enumerate(zip(executed_code, script_code, strict=True), 1):
         if old != new:
             raise RunError(f"{script.stem}: code cell {number} is not the one that was executed; {hint}")
@@ -187,7 +203,9 @@ def reworded(script: Path) -> NotebookNode:
     if not all(cell.execution_count for cell in executed_cells):
         raise RunError(f"{script.stem}: some of its code was never executed; {hint}")
     expected.metadata = committed.metadata
-    for cell, old in zip((cell for cell in expected.cells if cell.cell_type == "code" and not ours(cell)), executed_cells, strict=True):
+    for cell, old in zip(
+        (cell for cell in expected.cells if cell.cell_type == "code" and not ours(cell)), executed_cells, strict=True
+    ):
         cell.outputs, cell.execution_count = old.outputs, old.execution_count
     return expected
 
@@ -206,10 +224,16 @@ def build(script: Path) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m lessons.build", description="Notebooks from percent scripts, executed.")
+    parser = argparse.ArgumentParser(
+        prog="python -m lessons.build", description="Notebooks from percent scripts, executed."
+    )
     parser.add_argument("numbers", nargs="*", type=int, metavar="NN", help="lessons; none: those that have changed")
     parser.add_argument("--all", action="store_true", help="every lesson, changed or not")
-    parser.add_argument("--words", action="store_true", help="execute nothing; take over changed Markdown where the code is what was executed")
+    parser.add_argument(
+        "--words",
+        action="store_true",
+        help="execute nothing; take over changed Markdown where the code is what was executed",
+    )
     parser.add_argument("--check", action="store_true", help="only say which notebooks are not what their scripts say")
     args = parser.parse_args()
     try:

@@ -69,7 +69,8 @@ class Solved(int):
 
 
 def check(number: int, test: Callable[[], None]) -> Solved:
-    """Runs the test of an exercise: whether it is solved, said in one line. Nothing is raised, so that a lesson runs through unsolved."""
+    """Runs the test of an exercise: whether it is solved, said in one line. Nothing is raised, so that a lesson runs
+    through unsolved."""
     try:
         test()
     except NotImplementedError:
@@ -86,8 +87,9 @@ def check(number: int, test: Callable[[], None]) -> Solved:
 
 @contextlib.contextmanager
 def hushed() -> Iterator[None]:
-    """Nothing is written to the terminal: a stage's progress goes to stdout, a library's warnings to stderr. And a process that is begun
-    meanwhile is not told the script of this one: a lesson run as a script would be run again in it."""
+    """Nothing is written to the terminal: a stage's progress goes to stdout, a library's warnings to stderr. And a
+    process that is begun meanwhile is not told the script of this one: a lesson run as a script would be run again in
+    it."""
     main = vars(sys.modules["__main__"])
     script = main.pop("__file__", None)
     try:
@@ -98,20 +100,22 @@ def hushed() -> Iterator[None]:
 
 
 def run(part: Callable[..., T], *arguments: Any) -> T:
-    """Calls a part of an experiment of `sims/` that keeps its state in a run, `part(run, *arguments)`, in a folder that is thrown away."""
+    """Calls a part of an experiment of `sims/` that keeps its state in a run, `part(run, *arguments)`, in a folder that
+    is thrown away."""
     with tempfile.TemporaryDirectory() as folder, hushed(), Run.open(Path(folder) / "run", "lesson", {}) as lesson_run:
         return part(lesson_run, *arguments)
 
 
 def tiny_folder() -> Path:
-    """Where the tiny run lies. The settings are in its name: a run of other settings is another run, and cannot be gone on with."""
+    """Where the tiny run lies. The settings are in its name: a run of other settings is another run, and cannot be gone
+    on with."""
     settings = json.dumps(asdict(fill(recipe.Recipe, SMOKE)), sort_keys=True)
     return RUNS / f"tiny-{hashlib.sha256(settings.encode()).hexdigest()[:8]}"
 
 
 def tiny_run() -> Path:
-    """A finished run of the recipe at its smallest, in runs/lessons/: made once (half a minute), then found there until its settings
-    change. Its agent has learned nothing; what lessons show with it is how things hang together."""
+    """A finished run of the recipe at its smallest, in runs/lessons/: made once (half a minute), then found there until
+    its settings change. Its agent has learned nothing; what lessons show with it is how things hang together."""
     root, config = tiny_folder(), fill(recipe.Recipe, SMOKE)
     has_config = (root / "config.json").exists()
     if not has_config:
@@ -126,7 +130,8 @@ def tiny_run() -> Path:
 
 
 def claims(experiment: str) -> list[dict]:
-    """The claims of an experiment as its committed run found them, `results/claims.json`: claim, measured, interval, unit, verdict, note."""
+    """The claims of an experiment as its committed run found them, `results/claims.json`: claim, measured, interval,
+    unit, verdict, note."""
     all_claims = read_json(ROOT / "results" / "claims.json", list)
     return [claim for claim in all_claims if claim["experiment"] == experiment]
 
@@ -135,5 +140,9 @@ def verdicts(experiment: str) -> None:
     """Prints the claims of an experiment, a line each: verdict, claim, what was measured and within what interval."""
     for claim in claims(experiment):
         interval_text = " [{:.3g}, {:.3g}]".format(*claim["interval"]) if claim["interval"] else ""
-        measured_text = "no number" if claim["measured"] is None else f"{claim['measured']:.3g}{interval_text} {claim['unit']}".rstrip()
+        measured_text = (
+            "no number"
+            if claim["measured"] is None
+            else f"{claim['measured']:.3g}{interval_text} {claim['unit']}".rstrip()
+        )
         print(f"{claim['verdict']:18s} {claim['claim']}: {measured_text}")

@@ -2,8 +2,8 @@
 
     python -m lessons.lab       copies the notebooks that are not there yet into runs/lessons/, and opens JupyterLab on that folder
 
-The notebooks of this repository (lessons/notebooks) stay as they are: `make lessons` writes them anew, and an answer in one of them would be lost.
-"""
+The notebooks of this repository (lessons/notebooks) stay as they are: `make lessons` writes them anew, and an answer in
+one of them would be lost."""
 
 import os
 import secrets
@@ -52,13 +52,19 @@ def free(first: int = DEFAULT_PORT) -> int:
 
 def words(port: int, mine: Path = COPY_FOLDER) -> list[str]:
     """The command that serves a folder, to this machine alone."""
-    options = [f"--ServerApp.root_dir={mine.resolve()}", "--ServerApp.ip=127.0.0.1", f"--ServerApp.port={port}", "--ServerApp.port_retries=0"]
+    options = [
+        f"--ServerApp.root_dir={mine.resolve()}",
+        "--ServerApp.ip=127.0.0.1",
+        f"--ServerApp.port={port}",
+        "--ServerApp.port_retries=0",
+    ]
     is_root = getattr(os, "geteuid", lambda: 1)() == 0
     return [sys.executable, "-m", "jupyterlab", *options, *(["--allow-root"] if is_root else [])]
 
 
 def main() -> int:
-    """Copies, prints the address, serves until Ctrl-C. Returns Jupyter's exit code. Raises RunError without Jupyter or notebooks."""
+    """Copies, prints the address, serves until Ctrl-C. Returns Jupyter's exit code. Raises RunError without Jupyter or
+    notebooks."""
     notebooks = [path for path in map(syllabus.notebook, syllabus.scripts()) if path.is_file()]
     if not notebooks:
         raise RunError("there are no notebooks beside these lessons; work in a clone of the repository")

@@ -3,8 +3,8 @@
     who_holds(dp=2, cp=2, ep=2)          the ranks with what they hold, beside the batch in their colours
     all_to_all(((2, 0, 1), (3, 0, 2)))   rows of each rank, by the expert that each chose, on their way to it
 
-Who holds which tokens is asked of `scaled.runtime.cut` itself, rank after rank, so that the picture cannot say anything else than the code.
-"""
+Who holds which tokens is asked of `scaled.runtime.cut` itself, rank after rank, so that the picture cannot say anything
+else than the code."""
 
 import matplotlib.pyplot as plt
 import torch
@@ -21,7 +21,8 @@ __all__ = ["COLORS", "all_to_all", "journeys", "owners", "who_holds"]
 COLORS = ("#0072B2", "#56B4E9", "#D55E00", "#E69F00", "#009E73", "#8FD9C0", "#CC79A7", "#E8BFD3")
 """One for each rank, or expert."""
 STATIONS = ("rows as they come", "sorted by expert", "at their expert", "at home again")
-"""Columns of the second drawing. Between the second and the third, and between the third and the fourth, rows travel."""
+"""Columns of the second drawing. Between the second and the third, and between the third and the fourth, rows
+travel."""
 
 
 def owners(layout: Layout, rows: int, tokens: int) -> Tensor:
@@ -56,7 +57,15 @@ def who_holds(dp: int, cp: int, ep: int, rows: int = 4, tokens: int = 16, expert
                 f"1/{layout.world} of all other weights",
             )
         )
-        left.text(corner[0] + 0.5, corner[1] + 0.5, label, ha="center", va="center", fontsize=8.5, color="white" if rank % 2 == 0 else "black")
+        left.text(
+            corner[0] + 0.5,
+            corner[1] + 0.5,
+            label,
+            ha="center",
+            va="center",
+            fontsize=8.5,
+            color="white" if rank % 2 == 0 else "black",
+        )
     left.set(xlim=(0, cp), ylim=(1 - dp, 1))
     hide_frame(left, f"dp = {dp} downwards, cp = {cp} to the right, ep = {ep}")
     colormap = ListedColormap(COLORS[: layout.world])
@@ -67,13 +76,18 @@ def who_holds(dp: int, cp: int, ep: int, rows: int = 4, tokens: int = 16, expert
 
 
 def journeys(chosen: tuple[tuple[int, ...], ...], experts: int) -> list[list[tuple[int, int]]]:
-    """Where every row is at each of the STATIONS, as (rank, place on it); rows in the order of ranks. `chosen`: for each rank the expert that
-    each of its rows chose. Experts are dealt evenly, in order; an owner has its rows by expert, and those of one expert in the order of ranks."""
-    rows = [(home, place, expert) for home, rank_experts in enumerate(chosen) for place, expert in enumerate(rank_experts)]
+    """Where every row is at each of the STATIONS, as (rank, place on it); rows in the order of ranks. `chosen`: for
+    each rank the expert that each of its rows chose. Experts are dealt evenly, in order; an owner has its rows by
+    expert, and those of one expert in the order of ranks."""
+    rows = [
+        (home, place, expert) for home, rank_experts in enumerate(chosen) for place, expert in enumerate(rank_experts)
+    ]
     rows_by_expert = sorted(rows, key=lambda row: (row[0], row[2], row[1]))
     rows_at_experts = sorted(rows, key=lambda row: (row[2], row[0], row[1]))
 
-    def locate(order: list[tuple[int, int, int]], rank_of: dict[tuple[int, int, int], int]) -> dict[tuple[int, int, int], tuple[int, int]]:
+    def locate(
+        order: list[tuple[int, int, int]], rank_of: dict[tuple[int, int, int], int]
+    ) -> dict[tuple[int, int, int], tuple[int, int]]:
         counts, locations = dict.fromkeys(range(len(chosen)), 0), {}
         for row in order:
             locations[row] = rank_of[row], counts[rank_of[row]]
@@ -91,7 +105,9 @@ def all_to_all(chosen: tuple[tuple[int, ...], ...], experts: int = 4) -> None:
     rank_height = max(place for path in paths for _, place in path) + 1.6
     figure, axes = plt.subplots(figsize=(9, 0.45 * rank_height * len(chosen) + 0.6), layout="constrained")
     for rank in range(len(chosen)):
-        axes.add_patch(Rectangle((-0.3, -rank_height * rank - rank_height + 0.8), 3.6, rank_height - 0.5, color="0.94", zorder=0))
+        axes.add_patch(
+            Rectangle((-0.3, -rank_height * rank - rank_height + 0.8), 3.6, rank_height - 0.5, color="0.94", zorder=0)
+        )
         own_experts = range(rank * experts // len(chosen), (rank + 1) * experts // len(chosen))
         axes.text(
             -0.36,
@@ -104,11 +120,22 @@ def all_to_all(chosen: tuple[tuple[int, ...], ...], experts: int = 4) -> None:
     for path, color in zip(paths, colors, strict=True):
         points = [(column, -rank_height * rank - place) for column, (rank, place) in enumerate(path)]
         for (source, target), (start, end) in zip(zip(path, path[1:]), zip(points, points[1:]), strict=True):
-            axes.plot(*zip(start, end, strict=True), color=color, linewidth=2.6 if source[0] != target[0] else 0.9, zorder=1)
+            axes.plot(
+                *zip(start, end, strict=True), color=color, linewidth=2.6 if source[0] != target[0] else 0.9, zorder=1
+            )
         axes.scatter(*zip(*points, strict=True), s=170, color=color, edgecolor="white", zorder=2)
     for path, expert in zip(paths, (expert for rank_experts in chosen for expert in rank_experts), strict=True):
         for column, (rank, place) in enumerate(path):
-            axes.text(column, -rank_height * rank - place, str(expert), ha="center", va="center", fontsize=8, color="white", zorder=3)
+            axes.text(
+                column,
+                -rank_height * rank - place,
+                str(expert),
+                ha="center",
+                va="center",
+                fontsize=8,
+                color="white",
+                zorder=3,
+            )
     for column, name in enumerate(STATIONS):
         axes.text(column, 0.75, name, ha="center", fontsize=9)
     for x in (1.5, 2.5):

@@ -4,11 +4,11 @@
     two.run(dict(dp=2), function, x, y)       function(x, y) on each rank under that mesh → what each returned, by rank
     two.stop()
 
-What a notebook defines no other process can import. So a function is sent as its text, and with it what it names: modules and what was
-imported from them by their names, other functions of the notebook as their texts, everything else pickled. Ranks are started at the
-first call and stay; where one raises, the call raises the same here, with the rank's traceback as a note. A call that is interrupted,
-or in which a rank ends, ends them all: what they might still answer is not to be taken for the answer to the next call, which starts
-new ones.
+What a notebook defines no other process can import. So a function is sent as its text, and with it what it names:
+modules and what was imported from them by their names, other functions of the notebook as their texts, everything else
+pickled. Ranks are started at the first call and stay; where one raises, the call raises the same here, with the rank's
+traceback as a note. A call that is interrupted, or in which a rank ends, ends them all: what they might still answer is
+not to be taken for the answer to the next call, which starts new ones.
 """
 
 import ast
@@ -50,14 +50,33 @@ class Ranks:
         """Starts the processes; `run` does so by itself."""
         self.folder = tempfile.TemporaryDirectory()
         root = str(Path(__file__).resolve().parents[1])
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH")))), "OMP_NUM_THREADS": "1"}
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH")))),
+            "OMP_NUM_THREADS": "1",
+        }
         for rank in range(self.n):
             parent_pipe, child_pipe = Pipe()
-            command = [sys.executable, "-m", "lessons.mirror_ranks", str(child_pipe.fileno()), str(rank), str(self.n), self.folder.name]
+            command = [
+                sys.executable,
+                "-m",
+                "lessons.mirror_ranks",
+                str(child_pipe.fileno()),
+                str(rank),
+                str(self.n),
+                self.folder.name,
+            ]
             with open(Path(self.folder.name) / f"{rank}.err", "wb") as stderr_file:
-                # In a session of their own, so that Ctrl-C and a notebook's interrupt reach this process alone, which then ends them.
+                # In a session of their own, so that Ctrl-C and a notebook's interrupt reach this process alone, which
+                # then ends them.
                 self.processes.append(
-                    subprocess.Popen(command, env=environment, pass_fds=[child_pipe.fileno()], stderr=stderr_file, start_new_session=True)
+                    subprocess.Popen(
+                        command,
+                        env=environment,
+                        pass_fds=[child_pipe.fileno()],
+                        stderr=stderr_file,
+                        start_new_session=True,
+                    )
                 )
             child_pipe.close()
             self.pipes.append(parent_pipe)
@@ -103,7 +122,9 @@ class Ranks:
             ready = wait(list(waiting), GRACE if failure else TIMEOUT)
             if not ready:
                 hung_ranks = sorted(waiting.values())
-                raise failure or RuntimeError(f"ranks {hung_ranks} did not answer within {TIMEOUT:.0f} s; do all ranks call the same collectives?")
+                raise failure or RuntimeError(
+                    f"ranks {hung_ranks} did not answer within {TIMEOUT:.0f} s; do all ranks call the same collectives?"
+                )
             for pipe in ready:
                 rank = waiting.pop(pipe)
                 try:
@@ -120,8 +141,9 @@ class Ranks:
 
 
 def packed(function: Callable, known: dict | None = None) -> dict[str, tuple]:
-    """The text of a function and of all that it names and a fresh process does not know: name → how to come by it. A function stands behind
-    those that it names: where one is its decorator or the default of an argument, it has to be there first."""
+    """The text of a function and of all that it names and a fresh process does not know: name → how to come by it. A
+    function stands behind those that it names: where one is its decorator or the default of an argument, it has to be
+    there first."""
     parts = {} if known is None else known
     if function.__name__ == "<lambda>":
         raise ValueError("a lambda cannot be sent to ranks; give the function a name")
@@ -133,7 +155,9 @@ def packed(function: Callable, known: dict | None = None) -> dict[str, tuple]:
             continue
         value = inner.__globals__[name]
         if isinstance(value, types.ModuleType):
-            submodules = [part for part in (f"{value.__name__}.{attribute}" for attribute in used_names) if part in sys.modules]
+            submodules = [
+                part for part in (f"{value.__name__}.{attribute}" for attribute in used_names) if part in sys.modules
+            ]
             parts[name] = "module", value.__name__, *submodules
         elif isinstance(value, types.FunctionType) and inspect.unwrap(value).__globals__ is inner.__globals__:
             packed(value, parts)
@@ -146,7 +170,8 @@ def packed(function: Callable, known: dict | None = None) -> dict[str, tuple]:
 
 
 def compile_head(text: str) -> types.CodeType:
-    """The code that defines a function without its body: its decorators, defaults and annotations are looked up by whoever defines it."""
+    """The code that defines a function without its body: its decorators, defaults and annotations are looked up by
+    whoever defines it."""
     tree = ast.parse(text)
     tree.body[0].body = ast.parse("pass").body
     return compile(tree, "<head>", "exec")
@@ -161,7 +186,10 @@ def find_names(code: types.CodeType) -> set[str]:
 def is_importable(value: Any) -> bool:
     """Whether another process can import it: it lies, under its own name, in a module that has a file."""
     module = sys.modules.get(getattr(value, "__module__", None) or "")
-    return getattr(module, "__file__", None) is not None and getattr(module, getattr(value, "__qualname__", ""), None) is value
+    return (
+        getattr(module, "__file__", None) is not None
+        and getattr(module, getattr(value, "__qualname__", ""), None) is value
+    )
 
 
 def unpacked(parts: dict[str, tuple]) -> dict[str, Any]:

@@ -60,11 +60,15 @@ def notebook(script: Path) -> Path:
 
 
 def read(script: Path) -> Lesson:
-    """The lesson of a percent script. RunError when its head is not that of a lesson, or bears another number than its name."""
+    """The lesson of a percent script. RunError when its head is not that of a lesson, or bears another number than its
+    name."""
     comment = script.read_text(encoding="utf-8").removeprefix("# %% [markdown]\n").partition("\n# %%")[0]
     match = HEAD.match(re.sub(r"^# ?", "", comment, flags=re.MULTILINE))
     if match is None:
-        raise RunError(f"{script.name} has no head of a lesson: title, after this lesson you can, about N minutes, prerequisites, source")
+        raise RunError(
+            f"{script.name} has no head of a lesson: title, after this lesson you can, about N "
+            f"minutes, prerequisites, source"
+        )
     fields = {name: " ".join(value.split()) for name, value in match.groupdict().items()}
     if int(fields["number"]) != int(script.name[:2]):
         raise RunError(f"{script.name} calls itself lesson {fields['number']}")

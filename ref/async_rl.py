@@ -1,11 +1,13 @@
-"""Asynchronous RL: sampling and training at the same time, with a bound on how old a token may be when it is trained on.
+"""Asynchronous RL: sampling and training at the same time, with a bound on how old a token may be when it is trained
+on.
 
-Papers: Composer 2 technical report (arXiv:2603.24477v2), §4.1 and §6.2; in-flight updates: PipelineRL (arXiv:2509.19128); admission: AReaL
-(arXiv:2505.24298); truncated importance weights: IMPALA (arXiv:1802.01561).
+Papers: Composer 2 technical report (arXiv:2603.24477v2), §4.1 and §6.2; in-flight updates: PipelineRL
+(arXiv:2509.19128); admission: AReaL (arXiv:2505.24298); truncated importance weights: IMPALA (arXiv:1802.01561).
 
-In a synchronous loop the trainer waits for the slowest rollout and the sampler waits for the trainer. Services that do not wait for each other
-sample with weights that are some updates old. v counts the updates that were made. A token that was sampled by version u and is trained on at
-version v has age v − u, and a group of rollouts has the age of its oldest token.
+In a synchronous loop the trainer waits for the slowest rollout and the sampler waits for the trainer. Services that do
+not wait for each other sample with weights that are some updates old. v counts the updates that were made. A token that
+was sampled by version u and is trained on at version v has age v − u, and a group of rollouts has the age of its oldest
+token.
 
     admission      a group may start while  trained + ready + running < (S + v + 1) · G                             (1)
     hard bound     a group whose age exceeds S when a step takes it is dropped, and another one takes its place     (2)
@@ -13,27 +15,34 @@ version v has age v − u, and a group of rollouts has the age of its oldest tok
 
 S is the staleness, G the groups of a step. S = 0 is the synchronous loop.
 
-The trap is to believe that (1) bounds the age. It bounds how many groups run ahead, but a slow group may start at version 0 and end when the
-trainer is at version 9: others overtake it. Hence (2). A drop is not free of bias: what is dropped is slow, and slow rollouts are long. In-flight
-updates make later tokens of a slow rollout fresh, but its first token keeps its version, and so the group keeps its age.
+The trap is to believe that (1) bounds the age. It bounds how many groups run ahead, but a slow group may start at
+version 0 and end when the trainer is at version 9: others overtake it. Hence (2). A drop is not free of bias: what is
+dropped is slow, and slow rollouts are long. In-flight updates make later tokens of a slow rollout fresh, but its first
+token keeps its version, and so the group keeps its age.
 
-What (3) needs is the log-probability that was recorded when the token was drawn, not one that is computed afterwards with the weights of that
-version: after an update in flight, keys and values of older weights are part of what the token was drawn from. Versions only keep accounts.
+What (3) needs is the log-probability that was recorded when the token was drawn, not one that is computed afterwards
+with the weights of that version: after an update in flight, keys and values of older weights are part of what the token
+was drawn from. Versions only keep accounts.
 
 What a stale token does to the loss
-a. PPO's clip (`ref/dr_grpo.py`): a token whose ratio has left [1 − ε, 1 + ε] on its own side has no gradient. Biased, never large.
-b. `truncated_ratios`: the gradient of log π is weighted by min(ρ, cap), a constant. Biased only where the cap acts; each token for itself.
+a. PPO's clip (`ref/dr_grpo.py`): a token whose ratio has left [1 − ε, 1 + ε] on its own side has no gradient. Biased,
+   never large.
+b. `truncated_ratios`: the gradient of log π is weighted by min(ρ, cap), a constant. Biased only where the cap acts;
+   each token for itself.
 c. `sequence_mask`: a rollout counts only if the geometric mean of its ratios lies between two bounds. Then a or b.
-All of them take the other tokens' ratios as one. Exact would be the product of the ratios of all tokens of the rollout, since they all earn its
-reward together. That product has a variance that nobody can pay for.
+All of them take the other tokens' ratios as one. Exact would be the product of the ratios of all tokens of the rollout,
+since they all earn its reward together. That product has a variance that nobody can pay for.
 
-`Life` is what becomes of each group: generate → score → ready → train. It is a fold over a journal of events, so a service that dies is rebuilt
-from its journal. `simulate` plays services on a virtual clock with the same `Life`. `scaled/async_rl` plays them with processes.
+`Life` is what becomes of each group: generate → score → ready → train. It is a fold over a journal of events, so a
+service that dies is rebuilt from its journal. `simulate` plays services on a virtual clock with the same `Life`.
+`scaled/async_rl` plays them with processes.
 
 Where this file departs from the papers
-1. The report does not give its bound, nor what it does with what is too old. The hard bound by dropping is our choice; AReaL interrupts.
+1. The report does not give its bound, nor what it does with what is too old. The hard bound by dropping is our choice;
+   AReaL interrupts.
 2. A slot holds one rollout until its end, also while a tool runs. The report parks environments.
-3. The virtual clock takes decoding as a flow: a rollout's tokens come at one rate as long as nobody joins, leaves or waits.
+3. The virtual clock takes decoding as a flow: a rollout's tokens come at one rate as long as nobody joins, leaves or
+   waits.
 
 Run it
     python -m ref.async_rl                 four ways to run the same services on the virtual clock, a second
@@ -64,7 +73,20 @@ from torch import Tensor
 
 from ref.checks import expect
 
-__all__ = ["Demo", "Event", "Life", "Load", "Occupied", "Outcome", "Rules", "Span", "demo", "sequence_mask", "simulate", "truncated_ratios"]
+__all__ = [
+    "Demo",
+    "Event",
+    "Life",
+    "Load",
+    "Occupied",
+    "Outcome",
+    "Rules",
+    "Span",
+    "demo",
+    "sequence_mask",
+    "simulate",
+    "truncated_ratios",
+]
 
 State = Literal["running", "ready", "trained", "dropped"]
 
@@ -91,16 +113,18 @@ class Event:
     """One line of the journal."""
 
     kind: Literal["start", "ready", "drop", "train"]
-    """A group starts; it is sampled and scored; it is given up; a step on some groups is done and the version rises by one."""
+    """A group starts; it is sampled and scored; it is given up; a step on some groups is done and the version rises by
+    one."""
     groups: tuple[int, ...]
     """The groups concerned, by their number; exactly `rules.groups` for "train", otherwise one."""
     version: int
-    """Of "start" and "train": the number of updates before it. Of "ready": the version of the group's oldest token. Of "drop": the version at
-    which it happened."""
+    """Of "start" and "train": the number of updates before it. Of "ready": the version of the group's oldest token. Of
+    "drop": the version at which it happened."""
 
 
 class Life:
-    """What became of every group, as a fold over events. `apply` refuses an event that contradicts those before it, and then changes nothing."""
+    """What became of every group, as a fold over events. `apply` refuses an event that contradicts those before it, and
+    then changes nothing."""
 
     def __init__(self, rules: Rules, journal: Iterable[Event] = ()):
         self.rules, self.version, self.journal = rules, 0, []
@@ -141,14 +165,19 @@ class Life:
         self.apply(Event("drop", (group,), self.version))
 
     def take(self) -> tuple[int, ...] | None:
-        """The groups of the next step, those that started first, or None if too few are ready. Groups beyond the bound are dropped, (2)."""
+        """The groups of the next step, those that started first, or None if too few are ready. Groups beyond the bound
+        are dropped, (2)."""
         ready = sorted(self.by_state["ready"])
         for group in ready:
             # Eq. 2: the age v − u exceeds S
             if self.version - self.oldest[group] > self.rules.staleness:
                 self.drop(group)
         fresh_groups = [group for group in ready if self.state[group] == "ready"]
-        return tuple(fresh_groups[: self.rules.groups]) if len(fresh_groups) >= self.rules.groups and not self.over else None
+        return (
+            tuple(fresh_groups[: self.rules.groups])
+            if len(fresh_groups) >= self.rules.groups and not self.over
+            else None
+        )
 
     def train(self, groups: Sequence[int]) -> None:
         """A step on these groups is done."""
@@ -160,21 +189,34 @@ class Life:
         if kind not in ("start", "ready", "drop", "train"):
             raise ValueError(f"kind must be start, ready, drop or train; got {kind!r}")
         if len(groups) != (self.rules.groups if kind == "train" else 1) or len(set(groups)) != len(groups):
-            raise ValueError(f"{kind} must name {self.rules.groups if kind == 'train' else 1} groups, each once; got {list(groups)}")
+            raise ValueError(
+                f"{kind} must name {self.rules.groups if kind == 'train' else 1} groups, each once; got {list(groups)}"
+            )
         if kind == "start":
             if groups[0] != len(self.state) or event.version != self.version:
-                raise ValueError(f"group {len(self.state)} starts next, at version {self.version}; got group {groups[0]} at {event.version}")
+                raise ValueError(
+                    f"group {len(self.state)} starts next, at version {self.version}; got group "
+                    f"{groups[0]} at {event.version}"
+                )
             if not self.admissible:
-                raise ValueError(f"no group may start: {self.count('running', 'ready', 'trained')} have, at version {self.version}")
+                raise ValueError(
+                    f"no group may start: {self.count('running', 'ready', 'trained')} have, at version {self.version}"
+                )
             self.set_state(groups[0], "running")
         else:
             allowed_states = {"ready": ("running",), "drop": ("running", "ready"), "train": ("ready",)}[kind]
             for group in groups:
                 if self.state.get(group) not in allowed_states:
-                    raise ValueError(f"{kind}: group {group} must be {' or '.join(allowed_states)}; it is {self.state.get(group, 'unknown')}")
+                    raise ValueError(
+                        f"{kind}: group {group} must be {' or '.join(allowed_states)}; it is "
+                        f"{self.state.get(group, 'unknown')}"
+                    )
             if kind == "ready":
                 if not 0 <= event.version <= self.version:
-                    raise ValueError(f"the oldest version of group {groups[0]} must lie between 0 and {self.version}; got {event.version}")
+                    raise ValueError(
+                        f"the oldest version of group {groups[0]} must lie between 0 and "
+                        f"{self.version}; got {event.version}"
+                    )
                 self.oldest[groups[0]] = event.version
             elif event.version != self.version:
                 raise ValueError(f"{kind} must happen at version {self.version}; got {event.version}")
@@ -185,7 +227,8 @@ class Life:
                 stale_groups = [group for group in groups if self.version - self.oldest[group] > self.rules.staleness]
                 if stale_groups:
                     raise ValueError(
-                        f"group {stale_groups[0]} is {self.version - self.oldest[stale_groups[0]]} updates old; at most {self.rules.staleness} may be"
+                        f"group {stale_groups[0]} is {self.version - self.oldest[stale_groups[0]]} "
+                        f"updates old; at most {self.rules.staleness} may be"
                     )
                 self.version += 1
             next_states: dict[str, State] = {"ready": "ready", "drop": "dropped", "train": "trained"}
@@ -201,17 +244,19 @@ class Life:
 
 
 def truncated_ratios(log_ratio: Float[Tensor, "B T"], cap: float = 2.0) -> Float[Tensor, "B T"]:
-    """min(ρ, cap), detached: what the gradient of log π of a stale token is weighted with. log_ratio: log π − log μ, nats. Raises ValueError
-    unless cap > 0 and log ratios are numbers."""
+    """min(ρ, cap), detached: what the gradient of log π of a stale token is weighted with. log_ratio: log π − log μ,
+    nats. Raises ValueError unless cap > 0 and log ratios are numbers."""
     expect("log_ratio", log_ratio, "float", "B", "T")
     if not cap > 0 or bool(log_ratio.isnan().any()):
         raise ValueError(f"cap must be positive, and log_ratio must not be NaN; got cap {cap}")
     return log_ratio.detach().clamp(max=math.log(cap)).exp()  # min(ρ, cap), ρ of Eq. 3
 
 
-def sequence_mask(log_ratio: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"], low: float = 0.5, high: float = 2.0) -> Bool[Tensor, "B T"]:
-    """`mask` where the geometric mean of a row's ratios over its masked tokens lies in [low, high], False in other rows. A row without a
-    masked token stays as it is. Raises ValueError unless 0 ≤ low ≤ high."""
+def sequence_mask(
+    log_ratio: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"], low: float = 0.5, high: float = 2.0
+) -> Bool[Tensor, "B T"]:
+    """`mask` where the geometric mean of a row's ratios over its masked tokens lies in [low, high], False in other
+    rows. A row without a masked token stays as it is. Raises ValueError unless 0 ≤ low ≤ high."""
     expect("log_ratio", log_ratio, "float", "B", "T")
     if not 0 <= low <= high:
         raise ValueError(f"low and high must satisfy 0 ≤ low ≤ high; got {low} and {high}")
@@ -246,7 +291,8 @@ class Load:
     score_s: float = 0.0
     """Time from a group's last token to its score."""
     shared: float | Callable[[int], float] = 1.0
-    """Speed of engines and trainer while both compute, 1.0 if they do not share processors; or that speed for each number of engines that decode."""
+    """Speed of engines and trainer while both compute, 1.0 if they do not share processors; or that speed for each
+    number of engines that decode."""
 
 
 @dataclass(frozen=True)
@@ -300,7 +346,8 @@ class Outcome:
 
     @property
     def sampler_idle(self) -> float:
-        """Share of the engines' time in which they decode nothing: they wait for tools, for the trainer, or load weights."""
+        """Share of the engines' time in which they decode nothing: they wait for tools, for the trainer, or load
+        weights."""
         workers = {span.who for span in self.spans if span.who != "trainer"}
         busy = sum(span.end - span.start for span in self.spans if span.what == "decode")
         return 1 - busy / (self.seconds * len(workers)) if workers and self.seconds else 0.0
@@ -327,7 +374,9 @@ def simulate(mode: Mode, rules: Rules, load: Load) -> Outcome:
         raise ValueError(f"mode must be synchronous, one-step-off, asynchronous or in-flight; got {mode!r}")
     if load.slots < load.workers or load.workers < 1:
         raise ValueError(f"each of the {load.workers} workers must have a slot; got {load.slots} slots")
-    return _Clock(mode, replace(rules, staleness={"synchronous": 0, "one-step-off": 1}.get(mode, rules.staleness)), load).run()
+    return _Clock(
+        mode, replace(rules, staleness={"synchronous": 0, "one-step-off": 1}.get(mode, rules.staleness)), load
+    ).run()
 
 
 @dataclass
@@ -358,11 +407,14 @@ class _Engine:
 
 
 class _Clock:
-    """The services of `simulate`. Decoding is a flow: between two events every active rollout of an engine gains the same number of tokens."""
+    """The services of `simulate`. Decoding is a flow: between two events every active rollout of an engine gains the
+    same number of tokens."""
 
     def __init__(self, mode: str, rules: Rules, load: Load):
         self.mode, self.load, self.life, self.time, self.outcome = mode, load, Life(rules), 0.0, Outcome()
-        slot_counts = [load.slots // load.workers + (index < load.slots % load.workers) for index in range(load.workers)]
+        slot_counts = [
+            load.slots // load.workers + (index < load.slots % load.workers) for index in range(load.workers)
+        ]
         self.engines = [_Engine(f"worker {index}", slots) for index, slots in enumerate(slot_counts)]
         self.queue: deque[_Rollout] = deque()  # rollouts of started groups that have no slot yet
         self.rollouts_left: Counter[int] = Counter()  # group → rollouts that have not ended
@@ -454,7 +506,9 @@ class _Clock:
         self.tokens[rollout.group] += rollout.tokens
         self.rollouts_left[rollout.group] -= 1
         if not self.rollouts_left[rollout.group]:
-            self.schedule(wait + self.load.score_s, lambda: self.life.finish(rollout.group, min(self.tokens[rollout.group])))
+            self.schedule(
+                wait + self.load.score_s, lambda: self.life.finish(rollout.group, min(self.tokens[rollout.group]))
+            )
 
     def resume_rollout(self, engine: _Engine, rollout: _Rollout) -> None:
         engine.waiting -= 1
@@ -493,7 +547,8 @@ class _Clock:
                 engine.version, engine.loading_until = self.newest_version, self.time + self.load.swap_s
         if self.training is None and (groups := self.life.take()) is not None:
             self.training, self.work_left, self.step_start = groups, self.load.train_s, self.time
-        # In step, the next groups start only when all before them have been sampled, and with the weights of the last finished step.
+        # In step, the next groups start only when all before them have been sampled, and with the weights of the last
+        # finished step.
         is_lockstep = self.mode in ("synchronous", "one-step-off")
         if (
             not is_lockstep
@@ -501,7 +556,9 @@ class _Clock:
             and self.newest_version == self.life.version
             and not (self.mode == "one-step-off" and self.is_step_pending())
         ):
-            for _ in range(self.life.admissible if not is_lockstep else min(self.life.admissible, self.life.rules.groups)):
+            for _ in range(
+                self.life.admissible if not is_lockstep else min(self.life.admissible, self.life.rules.groups)
+            ):
                 self.start_group(self.life.start())
         for engine in sorted(self.engines, key=lambda engine: -engine.free):
             is_draining = engine.version < self.newest_version and self.mode != "in-flight"
@@ -519,20 +576,26 @@ class _Clock:
         for number in range(self.load.rollouts):
             turns = [(int(tokens), float(wait)) for tokens, wait in self.load.turns(group, number)]
             if not turns or min(tokens for tokens, _ in turns) < 1 or min(wait for _, wait in turns) < 0:
-                raise ValueError(f"rollout {number} of group {group} must have turns of at least one token and no negative wait")
+                raise ValueError(
+                    f"rollout {number} of group {group} must have turns of at least one token and no negative wait"
+                )
             self.queue.append(_Rollout(group, turns))
 
 
 def heavy_tailed(
     latency: float, seed: int = 0, turns: int = 4, tokens: int = 20, sigma: float = 1.0
 ) -> Callable[[int, int], list[tuple[int, float]]]:
-    """Turns whose tools take a log-normal time with mean `latency` seconds and this σ; numbers of turns and tokens vary by a half."""
+    """Turns whose tools take a log-normal time with mean `latency` seconds and this σ; numbers of turns and tokens vary
+    by a half."""
 
     def draw(group: int, rollout: int) -> list[tuple[int, float]]:
         rng = random.Random(f"{seed}-{group}-{rollout}")
         number = rng.randint(max(1, turns // 2), turns + turns // 2)
         return [
-            (rng.randint(max(1, tokens // 2), tokens + tokens // 2), latency * rng.lognormvariate(-(sigma**2) / 2, sigma) if latency else 0.0)
+            (
+                rng.randint(max(1, tokens // 2), tokens + tokens // 2),
+                latency * rng.lognormvariate(-(sigma**2) / 2, sigma) if latency else 0.0,
+            )
             for _ in range(number)
         ]
 
@@ -558,8 +621,8 @@ class Demo:
 
 
 def demo(config: Demo = Demo(), log: Callable[..., None] = lambda *_, **__: None) -> dict[str, float]:
-    """For each latency and mode: steps per minute, shares of the time in which trainer and engines wait, mean age of the tokens that were trained
-    on, and the number of groups that were dropped, as `measure@mode,latency`."""
+    """For each latency and mode: steps per minute, shares of the time in which trainer and engines wait, mean age of
+    the tokens that were trained on, and the number of groups that were dropped, as `measure@mode,latency`."""
     metrics: dict[str, float] = {}
     runs = [(latency, mode) for latency in config.latencies for mode in get_args(Mode)]
     for number, (latency, mode) in enumerate(runs, 1):

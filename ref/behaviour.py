@@ -1,8 +1,8 @@
 """Behaviour rewards: what a rollout did on its way, priced beside its outcome.
 
-Paper: Composer 2 technical report (arXiv:2603.24477v2), §4.2. It names auxiliary rewards for coding style, for communication and against poor
-tool calls such as to-do items that are created and left open, and a nonlinear length penalty that makes agents call tools together. It gives
-neither formulas nor prices.
+Paper: Composer 2 technical report (arXiv:2603.24477v2), §4.2. It names auxiliary rewards for coding style, for
+communication and against poor tool calls such as to-do items that are created and left open, and a nonlinear length
+penalty that makes agents call tools together. It gives neither formulas nor prices.
 
     b(x) = −Σ_j price_j · m_j(x),   0 ≤ m_j ≤ most_j                                                        (1)
     r    = outcome − effort price · C(effort) + b                          C: `ref/length_penalty.py`       (2)
@@ -20,20 +20,28 @@ neither formulas nor prices.
     sequential         turns with calls that could have been fewer: (turns with calls − 1)/(calls − 1)      0 to 1
 
 The traps
-a. Dr. GRPO's advantage (3) is linear in the reward, so every part can be read by itself, and a part that all rollouts of a group share moves
-   nothing. A price therefore acts only while the behaviour differs within groups: a fault that the policy always makes is not unlearnt by a
-   price, however high. (GRPO's division by the group's deviation would break the linearity, and blow small differences up.)
-b. Every part is a cost with an upper end. A reward for a behaviour would be earned for its own sake: for comments, for calls made together, for
-   to-do items ticked off. A cost without an end would make a long failed rollout outweigh all else in its group.
-c. Doing nothing avoids most costs. Prices must be small beside the outcome; `Prices.most` says how much they can take in all.
-d. Broken rollouts count like others. Where a broken call discards the rollout, the policy learns to break calls on hard tasks.
-e. Some calls must wait for others, and then `sequential` costs what nobody can save. Within a group the shared part cancels.
+a. Dr. GRPO's advantage (3) is linear in the reward, so every part can be read by itself, and a part that all rollouts
+   of a group share moves nothing. A price therefore acts only while the behaviour differs within groups: a fault that
+   the policy always makes is not unlearnt by a price, however high. (GRPO's division by the group's deviation would
+   break the linearity, and blow small differences up.)
+b. Every part is a cost with an upper end. A reward for a behaviour would be earned for its own sake: for comments, for
+   calls made together, for to-do items ticked off. A cost without an end would make a long failed rollout outweigh all
+   else in its group.
+c. Doing nothing avoids most costs. Prices must be small beside the outcome; `Prices.most` says how much they can take
+   in all.
+d. Broken rollouts count like others. Where a broken call discards the rollout, the policy learns to break calls on hard
+   tasks.
+e. Some calls must wait for others, and then `sequential` costs what nobody can save. Within a group the shared part
+   cancels.
 
 Where this file departs from the paper
 1. All measures, caps and prices are our choice; the report has none in print.
-2. Nothing here is graded by a model. A judge's verdict on the final message can replace the rule for `untrue` (`claims`).
-3. A claim counts as untrue also where tests ran before the last edit only: the record does not show it for the code that was handed in.
-4. The report rewards calls made together by way of the length penalty (fewer turns, same work). `sequential` prices them directly.
+2. Nothing here is graded by a model. A judge's verdict on the final message can replace the rule for `untrue`
+   (`claims`).
+3. A claim counts as untrue also where tests ran before the last edit only: the record does not show it for the code
+   that was handed in.
+4. The report rewards calls made together by way of the length penalty (fewer turns, same work). `sequential` prices
+   them directly.
 
 Run it
     etude run behaviour --scale small      a second; the same as: python -m ref.behaviour
@@ -57,13 +65,24 @@ from ref.transcript import Call, Todo, Transcript, Turn, claims_tests_pass, comm
 
 __all__ = ["Behaviour", "Demo", "Prices", "behaviour", "demo", "group_parts", "measures", "rewarded"]
 
-MOST = {"todos": 5.0, "broken": 5.0, "failed": 5.0, "silent": 1.0, "untrue": 1.0, "lints": 10.0, "diff": 500.0, "comments": 1.0, "sequential": 1.0}
+MOST = {
+    "todos": 5.0,
+    "broken": 5.0,
+    "failed": 5.0,
+    "silent": 1.0,
+    "untrue": 1.0,
+    "lints": 10.0,
+    "diff": 500.0,
+    "comments": 1.0,
+    "sequential": 1.0,
+}
 """Upper end of every measure, in its unit: more costs no more."""
 
 
 @dataclass(frozen=True)
 class Prices:
-    """Reward subtracted per unit of each measure. Raises ValueError for a price that is negative or not finite, and for another free share."""
+    """Reward subtracted per unit of each measure. Raises ValueError for a price that is negative or not finite, and for
+    another free share."""
 
     todos: float = 0.02
     """Per open item."""
@@ -117,7 +136,9 @@ class Behaviour:
         return math.fsum(self.parts.values())  # Eq. 1: b = Σ_j parts
 
 
-def measures(transcript: Transcript, free_comments: float = 0.3, claims: Callable[[str], bool] = claims_tests_pass) -> dict[str, float]:
+def measures(
+    transcript: Transcript, free_comments: float = 0.3, claims: Callable[[str], bool] = claims_tests_pass
+) -> dict[str, float]:
     """The table above, before the caps. `claims` says whether a final message states that tests pass. §4.2."""
     calls = transcript.calls
     rounds = sum(bool(turn.calls) for turn in transcript.turns)
@@ -145,16 +166,19 @@ def behaviour(transcript: Transcript, prices: Prices, claims: Callable[[str], bo
 
 
 def rewarded(outcome: float, effort_cost: float, found: Behaviour) -> float:
-    """(2): what a group compares. `outcome` is the tests' reward and `effort_cost` the priced length penalty, which is subtracted. Raises
-    ValueError unless both are finite and the cost is not negative."""
+    """(2): what a group compares. `outcome` is the tests' reward and `effort_cost` the priced length penalty, which is
+    subtracted. Raises ValueError unless both are finite and the cost is not negative."""
     if not (math.isfinite(outcome) and 0 <= effort_cost < math.inf):
-        raise ValueError(f"outcome must be finite and effort_cost finite and at least 0; got {outcome} and {effort_cost}")
+        raise ValueError(
+            f"outcome must be finite and effort_cost finite and at least 0; got {outcome} and {effort_cost}"
+        )
     return outcome - effort_cost + found.total  # Eq. 2: r = outcome − effort + b
 
 
 def group_parts(group: Sequence[Behaviour]) -> dict[str, list[float]]:
-    """(3): what each part adds to the advantages of a group of N rollouts, N numbers for every part. They sum to zero, and a part that all
-    rollouts share is exactly zero. Raises ValueError for an empty group, and for rollouts that were not priced alike."""
+    """(3): what each part adds to the advantages of a group of N rollouts, N numbers for every part. They sum to zero,
+    and a part that all rollouts share is exactly zero. Raises ValueError for an empty group, and for rollouts that were
+    not priced alike."""
     if not group:
         raise ValueError("group must hold at least one rollout")
     if len({tuple(rollout.parts) for rollout in group}) > 1:
@@ -177,13 +201,17 @@ class Demo:
 
 
 def demo(config: Demo = Demo(), log: Callable[..., None] = lambda *_, **__: None) -> dict[str, float]:
-    """Returns for each rollout its reward and its advantage, and by how much a fault that all four share moves the advantages: nothing."""
+    """Returns for each rollout its reward and its advantage, and by how much a fault that all four share moves the
+    advantages: nothing."""
     read, test = Call("read", "a.py"), Call("test", tests=(3, 3))
     write = Call("write", "a.py", "def f(a):\n    return a + 1\n")
     claim = Turn("assistant", "f adds one. All tests pass.")
 
     def make_transcript(*turns: tuple[Call, ...], final_turn: Turn = claim, open_todos: int = 1) -> Transcript:
-        return Transcript((*(Turn("assistant", calls=calls) for calls in turns), final_turn), (Todo("write it up", "open"),) * open_todos)
+        return Transcript(
+            (*(Turn("assistant", calls=calls) for calls in turns), final_turn),
+            (Todo("write it up", "open"),) * open_todos,
+        )
 
     broken_call = Call("grep", valid=False)
     rollouts = {

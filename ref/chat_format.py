@@ -5,23 +5,25 @@
     message = chat_format.decode_turn(ids)                          what the policy wrote: thought, text, calls
     ids = chat_format.encode_answer(history, answers)               what follows its stop token
 
-Rendering by differences. A policy's turn is never rendered again: its ids are those that were sampled. What follows it is what the rendering of the
-whole conversation says behind the turn's stop token. That is exact only if the template has left the messages before as they were, which is checked
-each time: the text before the turn, and which thoughts stand there. Where it has rewritten them (Qwen3's drops the thoughts of earlier turns as soon
-as a user speaks), `encode_answer` returns None, and a new context opens. For these renderings the policy's turns have placeholders as words, with as
-many calls and thoughts: what a policy writes cannot make a template fail.
+Rendering by differences. A policy's turn is never rendered again: its ids are those that were sampled. What follows it
+is what the rendering of the whole conversation says behind the turn's stop token. That is exact only if the template
+has left the messages before as they were, which is checked each time: the text before the turn, and which thoughts
+stand there. Where it has rewritten them (Qwen3's drops the thoughts of earlier turns as soon as a user speaks),
+`encode_answer` returns None, and a new context opens. For these renderings the policy's turns have placeholders as
+words, with as many calls and thoughts: what a policy writes cannot make a template fail.
 
-A template that cannot be used so is refused when the format is made, by name of what it does (`ChatFormatError`): one that does not end turns with
-a control token, goes on otherwise than with its generation prompt, drops a word of a message, or knows no tool calls.
+A template that cannot be used so is refused when the format is made, by name of what it does (`ChatFormatError`): one
+that does not end turns with a control token, goes on otherwise than with its generation prompt, drops a word of a
+message, or knows no tool calls.
 
     family      a call in the text                                                                      template, for example
     hermes      <tool_call>{"name": …, "arguments": {…}}</tool_call>                                    Qwen2.5, Qwen3, ChatML of Hermes
     xml         <tool_call><function=NAME><parameter=KEY>VALUE</parameter></function></tool_call>       Qwen3-Coder
     llama       {"name": …, "parameters": {…}}, the whole turn                                          Llama 3.1
 
-Calls are looked for between control tokens where the tokenizer has them, not in text that spells them. A call that cannot be read keeps its text as
-`arguments`, so the environment can answer it, and count it. A parameter of the xml family is a text if its schema says so, and else JSON.
-"""
+Calls are looked for between control tokens where the tokenizer has them, not in text that spells them. A call that
+cannot be read keeps its text as `arguments`, so the environment can answer it, and count it. A parameter of the xml
+family is a text if its schema says so, and else JSON."""
 
 import json
 import re
@@ -60,10 +62,13 @@ class ChatFormatError(ValueError):
 
 
 class TemplateFormat:
-    """A `ref.environment.ChatFormat`. `tokenizer`: a `tokenizers.Tokenizer`; `tools`: JSON schemas of the tools, which the template shows to the
-    policy; `stop_ids`: further tokens that end a turn, such as those of a checkpoint's generation config. Raises ChatFormatError."""
+    """A `ref.environment.ChatFormat`. `tokenizer`: a `tokenizers.Tokenizer`; `tools`: JSON schemas of the tools, which
+    the template shows to the policy; `stop_ids`: further tokens that end a turn, such as those of a checkpoint's
+    generation config. Raises ChatFormatError."""
 
-    def __init__(self, tokenizer: Any, render: Render, tools: Sequence[dict[str, Any]] = (), stop_ids: Sequence[int] = ()):
+    def __init__(
+        self, tokenizer: Any, render: Render, tools: Sequence[dict[str, Any]] = (), stop_ids: Sequence[int] = ()
+    ):
         self.tokenizer, self.render, self.tools = tokenizer, render, list(tools)
         self.types = parameter_types(self.tools)
         try:
@@ -92,32 +97,38 @@ class TemplateFormat:
         before, _, _ = self._render_plain(turns[:-1])
         _, _, thoughtless = self._render_plain(turns)
         full_text, spelled, thoughtless_now = self._render_prompt([*turns, *messages])
-        if not full_text.startswith(before) or thoughtless != {number for number in thoughtless_now if number < len(turns)}:
+        if not full_text.startswith(before) or thoughtless != {
+            number for number in thoughtless_now if number < len(turns)
+        }:
             return None
         offset = self._find_turn_end(full_text, len(before), spelled)
-        return self._encode_text(full_text[offset:], [(start - offset, stop - offset) for start, stop in spelled if start >= offset])
+        return self._encode_text(
+            full_text[offset:], [(start - offset, stop - offset) for start, stop in spelled if start >= offset]
+        )
 
     def decode_turn(self, tokens: Sequence[int]) -> Message:
         """See `ChatFormat`."""
         return parse_turn(self._split_pieces(tokens), self.family, OPEN in self.reader.tokens, self.types)
 
     def encode_turn(self, history: Sequence[Message], message: Message) -> list[int]:
-        """The tokens, without the stop token, with which a policy would write this message: for scripted policies and demonstrations. Raises
-        ValueError as `encode_opening`."""
+        """The tokens, without the stop token, with which a policy would write this message: for scripted policies and
+        demonstrations. Raises ValueError as `encode_opening`."""
         before, _, _ = self._render_prompt(history)
         text, spelled, _ = self._render_plain([*history, message])
         if not text.startswith(before):
             raise ValueError("the template writes the turn otherwise than its generation prompt begins it")
         start = len(before)
         end = self._find_turn_end(text, start, spelled) - len(self._stop)
-        return self._encode_text(text[start:end], [(first - start, last - start) for first, last in spelled if start <= first < end])
+        return self._encode_text(
+            text[start:end], [(first - start, last - start) for first, last in spelled if start <= first < end]
+        )
 
     def _encode_text(self, text: str, spelled: list[tuple[int, int]]) -> list[int]:
         return self.reader.encode(text, np.zeros(len(text), dtype=bool), spelled)[0]
 
     def _render_plain(self, messages: Sequence[Message]) -> tuple[str, list[tuple[int, int]], set[int]]:
-        """The text of some messages without a generation prompt, the control tokens in it that a message spells, and the messages whose thought
-        is not in it. Raises ValueError."""
+        """The text of some messages without a generation prompt, the control tokens in it that a message spells, and
+        the messages whose thought is not in it. Raises ValueError."""
         plain = plain_messages(messages)
         text, _ = self.render(plain, self.tools, False)
         words = Words(plain, self.tools, self.reader)
@@ -134,7 +145,11 @@ class TemplateFormat:
 
     def _find_turn_end(self, text: str, start: int, spelled: list[tuple[int, int]]) -> int:
         """Behind the stop token of the turn that begins at `start`. Raises ValueError."""
-        ends = (token.end() for token in self.reader.control.finditer(text, start) if token[0] == self._stop and token.span() not in spelled)
+        ends = (
+            token.end()
+            for token in self.reader.control.finditer(text, start)
+            if token[0] == self._stop and token.span() not in spelled
+        )
         end = next(ends, None)
         if end is None:
             raise ValueError(f"the template ends this turn otherwise than with {self._stop}")
@@ -165,7 +180,9 @@ class TemplateFormat:
             if [(call.name, call.arguments) for call in calls] == [(PROBE.name, PROBE.arguments)]:
                 break
         else:
-            raise ChatFormatError(f"writes tool calls in no way that is known here: {''.join(text for _, text in pieces)[:80]!r}")
+            raise ChatFormatError(
+                f"writes tool calls in no way that is known here: {''.join(text for _, text in pieces)[:80]!r}"
+            )
         answer = Message("tool", "An animal.", tool_call_id=PROBE.id, name=PROBE.name)
         if probe.encode_answer([*opening, call_message], [answer]) is None:
             raise ChatFormatError("rewrites a call when it is answered")
@@ -193,7 +210,8 @@ class TemplateFormat:
 
 
 def plain_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Messages as templates read them. Code points that mark words here (`ref/chat_words.py`) are no characters, and become U+FFFD."""
+    """Messages as templates read them. Code points that mark words here (`ref/chat_words.py`) are no characters, and
+    become U+FFFD."""
     return [_replace_reserved(message.plain()) for message in messages]
 
 
@@ -206,7 +224,8 @@ def _replace_reserved(value: Any) -> Any:
 
 
 def make_placeholder(turn: Message) -> Message:
-    """A turn of the policy with other words: a text where it has one, a thought where it has one, and as many calls of the same ids."""
+    """A turn of the policy with other words: a text where it has one, a thought where it has one, and as many calls of
+    the same ids."""
     calls = tuple(ToolCall(PROBE.name, PROBE.arguments, call.id) for call in turn.tool_calls)
     words = "A zebra." if turn.content and turn.content.strip() else turn.content
     return replace(turn, content=words, reasoning="Stripes." if turn.reasoning else "", tool_calls=calls)
@@ -227,9 +246,11 @@ def parameter_types(tools: Sequence[dict[str, Any]]) -> Types:
     return types
 
 
-def parse_turn(pieces: Sequence[tuple[bool, str]], family: Family | None, has_tags: bool = True, types: Types | None = None) -> Message:
-    """The message of a turn: its thought, its text and its calls. A control token that means nothing here stays in the text. `has_tags`: whether
-    the tags of calls are control tokens; `types`: of the tools' parameters."""
+def parse_turn(
+    pieces: Sequence[tuple[bool, str]], family: Family | None, has_tags: bool = True, types: Types | None = None
+) -> Message:
+    """The message of a turn: its thought, its text and its calls. A control token that means nothing here stays in the
+    text. `has_tags`: whether the tags of calls are control tokens; `types`: of the tools' parameters."""
     text = "".join(text for _, text in pieces)
     thought = ""
     if "</think>" in text:
@@ -272,7 +293,9 @@ def _pieces_after(pieces: Sequence[tuple[bool, str]], tag: str) -> list[tuple[bo
 
 def _split_tags(text: str) -> list[tuple[bool, str]]:
     """A text by the tags of calls, for families whose tags are no control tokens."""
-    return [(piece in (OPEN, CLOSE), piece) for piece in re.split(f"({re.escape(OPEN)}|{re.escape(CLOSE)})", text) if piece]
+    return [
+        (piece in (OPEN, CLOSE), piece) for piece in re.split(f"({re.escape(OPEN)}|{re.escape(CLOSE)})", text) if piece
+    ]
 
 
 def _parse_call(body: str, family: Family, number: int, types: Types) -> ToolCall:
@@ -297,7 +320,9 @@ def _parse_xml_call(body: str, types: Types) -> ToolCall | None:
     if match is None:
         return None
     tool = match[1]
-    return ToolCall(tool, {name: _parse_value(value, types.get((tool, name), "")) for name, value in PARAMETER.findall(match[2])})
+    return ToolCall(
+        tool, {name: _parse_value(value, types.get((tool, name), "")) for name, value in PARAMETER.findall(match[2])}
+    )
 
 
 def _parse_value(text: str, kind: str) -> Any:

@@ -1,16 +1,18 @@
 """Where the words of a chat stand in the text that a chat template renders, and which of them the template leaves out.
 
-A template may drop a role, a thought, a call or a tool's answer without an error, and most published ones drop something. The rendered text alone
-does not tell: a lost "ok" may stand in another message as well. So the chat is rendered a second time, with a mark in every part of every message.
-Without its marks that text must be the first one. Each mark then says where its part stands, and the text around it is compared.
+A template may drop a role, a thought, a call or a tool's answer without an error, and most published ones drop
+something. The rendered text alone does not tell: a lost "ok" may stand in another message as well. So the chat is
+rendered a second time, with a mark in every part of every message. Without its marks that text must be the first one.
+Each mark then says where its part stands, and the text around it is compared.
 
     part      a content, a thought, the name of a function, the name or the value of an argument
     mark      MARK, the number of the part, MARK; behind the first letter of the part
     MARK²     (two) in control tokens that a message spells, behind their first character
 
-A part is complete where it stands as it is, trimmed, with other white space, or escaped as JSON or Python write strings. Numbers, booleans and null
-cannot hold a mark and are looked for in the text of their call. A template may write arguments by position and leave out all their names. The
-`name` of a message and the ids of calls address a message; they are not among its words.
+A part is complete where it stands as it is, trimmed, with other white space, or escaped as JSON or Python write
+strings. Numbers, booleans and null cannot hold a mark and are looked for in the text of their call. A template may
+write arguments by position and leave out all their names. The `name` of a message and the ids of calls address a
+message; they are not among its words.
 """
 
 import json
@@ -39,7 +41,13 @@ ESCAPES: tuple[Callable[[str], str], ...] = (
     lambda text: json.dumps(json.dumps(text, ensure_ascii=False), ensure_ascii=False)[3:-3],
 )
 KINDS = {"name": "function", "arguments": "value"}
-NAMES = {"content": "its content", "thought": "its thought", "function": "the function's name", "key": "an argument's name", "value": "an argument"}
+NAMES = {
+    "content": "its content",
+    "thought": "its thought",
+    "function": "the function's name",
+    "key": "an argument's name",
+    "value": "an argument",
+}
 
 
 class ChatPart(NamedTuple):
@@ -67,8 +75,8 @@ def find_answer(text: str) -> int:
 
 
 def mark_position(text: str, control: re.Pattern | None) -> int:
-    """Behind the first letter outside of tags and control tokens, in the answer if there is one; before its first character if there is none.
-    `control`: None for a text without control tokens."""
+    """Behind the first letter outside of tags and control tokens, in the answer if there is one; before its first
+    character if there is none. `control`: None for a text without control tokens."""
     start = find_answer(text)
     start = start if text[start:].strip() else 0
     token_spans = [token.span() for token in control.finditer(text, start)] if control else []
@@ -109,18 +117,25 @@ def locate_part(part: ChatPart, text: str, mark: int) -> Place:
         offset, form = form.index(MARK), form.replace(MARK, "")
         if mark >= offset and text.startswith(form, mark - offset):
             return Place(mark - offset, mark - offset + len(form), letter)
-    (first, start), (stop, end) = (walk_back(part_text, part.mark_offset, text, mark), walk_on(part_text, part.mark_offset, text, mark))
+    (first, start), (stop, end) = (
+        walk_back(part_text, part.mark_offset, text, mark),
+        walk_on(part_text, part.mark_offset, text, mark),
+    )
     return Place(start, end, letter, first, stop)
 
 
 def walk_back(words: str, first: int, text: str, start: int) -> tuple[int, int]:
-    """From words[:first] and text[:start] back as far as they are alike: 0, or where the words differ, and where the text does. White space may
-    differ in kind and length, and beside a tag it may be missing."""
+    """From words[:first] and text[:start] back as far as they are alike: 0, or where the words differ, and where the
+    text does. White space may differ in kind and length, and beside a tag it may be missing."""
     while True:
         word_index, text_index = skip_space_back(words, first), skip_space_back(text, start)
         if not word_index:
             return 0, start
-        is_alike = (word_index < first) == (text_index < start) or words[word_index - 1] == ">" or words[first : first + 1] == "<"
+        is_alike = (
+            (word_index < first) == (text_index < start)
+            or words[word_index - 1] == ">"
+            or words[first : first + 1] == "<"
+        )
         if not (text_index and is_alike and words[word_index - 1] == text[text_index - 1]):
             return first, start
         first, start = word_index - 1, text_index - 1
@@ -132,7 +147,9 @@ def walk_on(words: str, stop: int, text: str, end: int) -> tuple[int | None, int
         word_index, text_index = skip_space(words, stop), skip_space(text, end)
         if word_index == len(words):
             return None, end
-        is_alike = (word_index > stop) == (text_index > end) or words[stop - 1 : stop] == ">" or words[word_index] == "<"
+        is_alike = (
+            (word_index > stop) == (text_index > end) or words[stop - 1 : stop] == ">" or words[word_index] == "<"
+        )
         if not (text_index < len(text) and is_alike and words[word_index] == text[text_index]):
             return word_index, end
         stop, end = word_index + 1, text_index + 1
@@ -171,7 +188,8 @@ class Words:
     parts: list[ChatPart]
 
     def __init__(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]], reader: ChatTokenizer):
-        """`messages` and `tools`: as the template reads them. Raises ValueError for a text that holds a reserved code point."""
+        """`messages` and `tools`: as the template reads them. Raises ValueError for a text that holds a reserved code
+        point."""
         self.reader, self.messages, self.parts = reader, messages, []
         chat_json = json.dumps([messages, tools], ensure_ascii=False)
         if match := RESERVED.search(chat_json):
@@ -189,7 +207,12 @@ class Words:
                 marked_message[key] = self.mark(number, kind, message[key])
         if calls := message.get("tool_calls"):
             marked_message["tool_calls"] = [
-                item | {"function": {key: self.mark(number, KINDS[key], value, call) for key, value in item["function"].items()}}
+                item
+                | {
+                    "function": {
+                        key: self.mark(number, KINDS[key], value, call) for key, value in item["function"].items()
+                    }
+                }
                 for call, item in enumerate(calls)
             ]
         if not self.may_spell_control:
@@ -200,7 +223,10 @@ class Words:
     def mark(self, message: int, kind: str, value: Any, call: int = -1) -> Any:
         """A value with marks in its parts, which are added to `parts`."""
         if isinstance(value, dict):
-            return {self.mark(message, "key", key, call): self.mark(message, kind, item, call) for key, item in value.items()}
+            return {
+                self.mark(message, "key", key, call): self.mark(message, kind, item, call)
+                for key, item in value.items()
+            }
         if isinstance(value, list):
             return [self.mark(message, kind, item, call) for item in value]
         if not isinstance(value, str):
@@ -212,8 +238,8 @@ class Words:
         return value
 
     def trace(self, render: Callable[..., tuple[str, Any]], count: int, text: str) -> Traced:
-        """Where the parts of the first `count` messages stand in `text`, which `render` makes of them. Raises ValueError where the template
-        writes another text once the words have marks."""
+        """Where the parts of the first `count` messages stand in `text`, which `render` makes of them. Raises
+        ValueError where the template writes another text once the words have marks."""
         if (traced := self.compare(render, self.marked_messages[:count], text)) is not None:
             return traced
         names = {number for number, part in enumerate(self.parts) if part.kind in ("function", "key")}
@@ -223,9 +249,22 @@ class Words:
             traced.names = False
             return traced
         for number in range(count):
-            if self.compare(render, [*self.messages[:number], unmarked_messages[number], *self.messages[number + 1 : count]], text) is None:
-                raise ValueError(f"message {number + 1}: the chat template decides by the spelling of its words, so their place cannot be told")
-        raise ValueError("the chat template decides by the spelling of the tools or of several messages, so the place of their words cannot be told")
+            if (
+                self.compare(
+                    render,
+                    [*self.messages[:number], unmarked_messages[number], *self.messages[number + 1 : count]],
+                    text,
+                )
+                is None
+            ):
+                raise ValueError(
+                    f"message {number + 1}: the chat template decides by the spelling of its words, so "
+                    f"their place cannot be told"
+                )
+        raise ValueError(
+            "the chat template decides by the spelling of the tools or of several messages, so the "
+            "place of their words cannot be told"
+        )
 
     def compare(self, render: Callable[..., tuple[str, Any]], marked: list[dict[str, Any]], text: str) -> Traced | None:
         """The places of the marks; None if the template makes another text of them, or refuses them."""
@@ -250,9 +289,10 @@ class Words:
         return traced
 
     def check(self, traced: Traced, count: int, turns: dict[int, tuple[int, int]]) -> set[int]:
-        """The messages, of the first `count`, whose thought is not in the text, because a template leaves it out of earlier turns. `turns`: the
-        ranges of the turns to learn, by the numbers of their messages. Raises ValueError, by the number of the message, for every other part
-        that is missing, for one of a turn that stands outside of its range, and for one that stands in a turn of another message."""
+        """The messages, of the first `count`, whose thought is not in the text, because a template leaves it out of
+        earlier turns. `turns`: the ranges of the turns to learn, by the numbers of their messages. Raises ValueError,
+        by the number of the message, for every other part that is missing, for one of a turn that stands outside of its
+        range, and for one that stands in a turn of another message."""
         thoughtless: set[int] = set()
         calls: dict[tuple[int, int], list[int]] = {}
         firsts, order = [turns[message][0] for message in sorted(turns)], sorted(turns)
@@ -271,7 +311,9 @@ class Words:
                     counted_places.append(place)
                 if place.complete and (token := find_crossing_token(tokens, place)) is not None:
                     word = traced.text[slice(*token)]
-                    raise ValueError(f"message {part.message + 1}: {NAMES[part.kind]} and the text beside it spell {word!r} together")
+                    raise ValueError(
+                        f"message {part.message + 1}: {NAMES[part.kind]} and the text beside it spell {word!r} together"
+                    )
             if part.call >= 0:
                 calls.setdefault((part.message, part.call), []).append(number)
             elif not any(place.complete for place in counted_places):
@@ -294,15 +336,26 @@ class Words:
                 raise ValueError(describe_loss(part, [], places))
 
     def check_call(self, numbers: list[int], traced: Traced, turn: tuple[int, int] | None) -> None:
-        """Raises ValueError unless a call stands in the text, in the range of its turn if that is learned. All names of its arguments may be
-        missing, where a template writes them by position."""
+        """Raises ValueError unless a call stands in the text, in the range of its turn if that is learned. All names of
+        its arguments may be missing, where a template writes them by position."""
         start, end = turn or (0, len(traced.text))
-        places_by_part = {number: [place for place in traced.places.get(number, []) if start <= place.letter < end] for number in numbers}
-        missing = [self.parts[number] for number in numbers if not any(place.complete for place in places_by_part[number])]
-        if unmarked := [part for part in missing if part.mark_offset is None or not traced.names and part.kind != "value"]:
+        places_by_part = {
+            number: [place for place in traced.places.get(number, []) if start <= place.letter < end]
+            for number in numbers
+        }
+        missing = [
+            self.parts[number] for number in numbers if not any(place.complete for place in places_by_part[number])
+        ]
+        if unmarked := [
+            part for part in missing if part.mark_offset is None or not traced.names and part.kind != "value"
+        ]:
             start = min((place.start for places in places_by_part.values() for place in places), default=start)
-            later_starts = (place.start for number, places in traced.places.items() if number > numbers[-1] for place in places)
-            text = traced.text[start : min((later_start for later_start in later_starts if start < later_start < end), default=end)]
+            later_starts = (
+                place.start for number, places in traced.places.items() if number > numbers[-1] for place in places
+            )
+            text = traced.text[
+                start : min((later_start for later_start in later_starts if start < later_start < end), default=end)
+            ]
             written_parts = [part for part in unmarked if is_written(part, text, unmarked)]
             missing = [part for part in missing if part not in written_parts]
         if not missing:
@@ -316,7 +369,8 @@ class Words:
 
 
 def find_crossing_token(tokens: list[tuple[int, int]], place: Place) -> tuple[int, int] | None:
-    """The range, among those of `tokens`, that has the beginning or the end of a place inside of it; None if there is none."""
+    """The range, among those of `tokens`, that has the beginning or the end of a place inside of it; None if there is
+    none."""
     for border in (place.start, place.end):
         index = bisect_left(tokens, (border, 0)) - 1
         if index >= 0 and tokens[index][1] > border:
@@ -332,15 +386,19 @@ def describe_loss(part: ChatPart, places: list[Place], inside: list[Place]) -> s
     if inside:
         place = max(inside, key=lambda place: place.end - place.start)
         offset = skip_space_back(words, place.first) - 1 if place.first else place.stop or 0
-    start = max((index + 1 for index in range(offset) if words[index].isspace()), default=0) if inside else skip_space(words, 0)
+    start = (
+        max((index + 1 for index in range(offset) if words[index].isspace()), default=0)
+        if inside
+        else skip_space(words, 0)
+    )
     word = words[start:].split(maxsplit=1)[0]
     word = word if len(word) <= 40 else word[:39] + "…"
     return f"message {part.message + 1}: the chat template leaves out {NAMES[part.kind]}: {word!r}"
 
 
 def is_written(part: ChatPart, text: str, unmarked: list[ChatPart]) -> bool:
-    """Whether a part without a mark stands in the text of its call: a name, or a number, boolean or null as JSON or Python writes it, as often as
-    among the parts without marks."""
+    """Whether a part without a mark stands in the text of its call: a name, or a number, boolean or null as JSON or
+    Python writes it, as often as among the parts without marks."""
     if part.mark_offset is not None:
         return any(form in text for form in (part.text, *(escape(part.text) for escape in ESCAPES)))
     form = {"true": "[Tt]rue", "false": "[Ff]alse", "null": "null|[Nn]one"}.get(part.text, re.escape(part.text))

@@ -14,12 +14,15 @@ MAX_DEPTH = 100
 
 
 def expect(name: str, x: object, kind: str, *shape: int | str) -> None:
-    """Raise ValueError unless x is a tensor of this kind ("float", "int", "bool" or "any") and shape. A letter in the shape allows any size."""
+    """Raise ValueError unless x is a tensor of this kind ("float", "int", "bool" or "any") and shape. A letter in the
+    shape allows any size."""
     type_name = type(x).__name__
     description = "None" if x is None else f"{'an' if type_name[0].lower() in 'aeiou' else 'a'} {type_name}"
     if isinstance(x, Tensor):
         dtype = "float" if x.is_floating_point() else "bool" if x.dtype == torch.bool else "int"
-        sizes = len(shape) == x.ndim and all(isinstance(wanted_size, str) or wanted_size == size for wanted_size, size in zip(shape, x.shape))
+        sizes = len(shape) == x.ndim and all(
+            isinstance(wanted_size, str) or wanted_size == size for wanted_size, size in zip(shape, x.shape)
+        )
         if sizes and kind in (dtype, "any"):
             return
         description = f"{x.dtype} of shape {list(x.shape)}"
@@ -28,8 +31,9 @@ def expect(name: str, x: object, kind: str, *shape: int | str) -> None:
 
 
 def expect_text(ids: object, doc: object, weight: object, B: int, T: int, vocab: int) -> None:
-    """Raise ValueError for arguments on which a loss on packed text cannot be computed. ids [B, T] must be tokens of the
-    vocabulary. doc, which numbers the documents, and weight, which must be finite, are optional and have the same shape."""
+    """Raise ValueError for arguments on which a loss on packed text cannot be computed. ids [B, T] must be tokens of
+    the vocabulary. doc, which numbers the documents, and weight, which must be finite, are optional and have the same
+    shape."""
     expect("ids", ids, "int", B, T)
     assert isinstance(ids, Tensor)
     if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < vocab:
@@ -71,7 +75,12 @@ def parse_json(text: str | bytes) -> Any:
     else:
         level = [value] if isinstance(value, dict | list) else []
         for _ in range(MAX_DEPTH):
-            level = [part for group in level for part in (group.values() if isinstance(group, dict) else group) if isinstance(part, dict | list)]
+            level = [
+                part
+                for group in level
+                for part in (group.values() if isinstance(group, dict) else group)
+                if isinstance(part, dict | list)
+            ]
     if level:
         raise json.JSONDecodeError(f"Nested deeper than {MAX_DEPTH} levels", "", 0)
     return value

@@ -104,7 +104,9 @@ class Corpus:
         return sum(len(text.encode()) for text in self.files.values())
 
 
-def read_corpus(root: str | Path, suffixes: Sequence[str] = (), exclude: Sequence[str] = (), max_bytes: int = 1 << 20) -> Corpus:
+def read_corpus(
+    root: str | Path, suffixes: Sequence[str] = (), exclude: Sequence[str] = (), max_bytes: int = 1 << 20
+) -> Corpus:
     """Read every text file below `root`, except in hidden folders (.git) and folders named in `exclude`.
 
     `suffixes`: read only these (with the dot); an empty sequence means all. A file is skipped and counted if it
@@ -112,7 +114,9 @@ def read_corpus(root: str | Path, suffixes: Sequence[str] = (), exclude: Sequenc
     be listed. Links are not followed, so a corpus cannot loop. \\r\\n becomes \\n; nothing else changes.
     """
     corpus, root = Corpus(), Path(root)
-    for path in sorted(walk(root, frozenset(exclude), corpus.skipped), key=lambda item: item.relative_to(root).as_posix()):
+    for path in sorted(
+        walk(root, frozenset(exclude), corpus.skipped), key=lambda item: item.relative_to(root).as_posix()
+    ):
         if suffixes and path.suffix not in suffixes:
             continue
         try:
@@ -142,12 +146,15 @@ def read_library() -> Corpus:
 
 
 def walk(folder: Path, exclude: frozenset[str], skipped: Counter) -> Iterable[Path]:
-    """Regular files at any depth below a folder, in no particular order. Folders that cannot be listed are counted in `skipped`."""
+    """Regular files at any depth below a folder, in no particular order. Folders that cannot be listed are counted in
+    `skipped`."""
     folders = [folder]
     while folders:
         try:
             with os.scandir(folders.pop()) as entries:
-                visible_entries = [entry for entry in entries if not (entry.name.startswith(".") or entry.name in exclude)]
+                visible_entries = [
+                    entry for entry in entries if not (entry.name.startswith(".") or entry.name in exclude)
+                ]
             folders += [Path(entry.path) for entry in visible_entries if entry.is_dir(follow_symlinks=False)]
             yield from [Path(entry.path) for entry in visible_entries if entry.is_file(follow_symlinks=False)]
         except OSError:
@@ -161,14 +168,18 @@ def hold_out_codebase(corpus: Corpus, share: float = 0.03) -> tuple[str, Corpus,
     if not 0 < share < 1:
         raise ValueError(f"share must lie between 0 and 1; got {share}")
     if len(corpus.files) < 2:
-        raise ValueError(f"the corpus has {len(corpus.files)} usable text files; at least two are needed to hold one out")
+        raise ValueError(
+            f"the corpus has {len(corpus.files)} usable text files; at least two are needed to hold one out"
+        )
     sizes: Counter = Counter()
     for name, text in corpus.files.items():
         if "/" in name:
             sizes[name.split("/")[0]] += len(text)
     target_size = share * sum(map(len, corpus.files.values()))
     is_single_folder = len({name.split("/")[0] for name in corpus.files}) == 1
-    candidates = [top for top, size in sizes.items() if target_size / 3 <= size <= 5 * target_size and not is_single_folder]
+    candidates = [
+        top for top, size in sizes.items() if target_size / 3 <= size <= 5 * target_size and not is_single_folder
+    ]
     if candidates:
         name = min(candidates, key=lambda top: (abs(sizes[top] - target_size), top))
         held_out = {path for path in corpus.files if path.split("/")[0] == name and "/" in path}
@@ -194,7 +205,10 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int):
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, as_bytes])
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size, special_tokens=list(SPECIAL_TOKENS), show_progress=False, initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
+        vocab_size=vocab_size,
+        special_tokens=list(SPECIAL_TOKENS),
+        show_progress=False,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
     )
     tokenizer.train_from_iterator(texts, trainer)
     return as_text(tokenizer)
@@ -202,14 +216,18 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int):
 
 def as_text(tokenizer):
     """The tokenizer, or a copy of it, that reads control tokens in a text as plain text: `<|endoftext|>` in a source
-    file is encoded like any other word, and nothing is added before or after, cut off or padded, whatever a tokenizer.json
-    says. Only the program inserts control tokens, by id; otherwise a file could end a document or speak for the agent.
-    A tokenizer.json cannot store this setting, so it is set after each load or copy. `ref/control_tokens.py` says which
-    tokens they are. A tokenizer from another library is returned unchanged."""
+    file is encoded like any other word, and nothing is added before or after, cut off or padded, whatever a
+    tokenizer.json says. Only the program inserts control tokens, by id; otherwise a file could end a document or speak
+    for the agent. A tokenizer.json cannot store this setting, so it is set after each load or copy.
+    `ref/control_tokens.py` says which tokens they are. A tokenizer from another library is returned unchanged."""
     if not hasattr(tokenizer, "encode_special_tokens"):
         return tokenizer
     options = tokenizer.post_processor, tokenizer.truncation, tokenizer.padding
-    if tokenizer.encode_special_tokens and options == (None, None, None) and all(token.special for token in control_tokens(tokenizer)):
+    if (
+        tokenizer.encode_special_tokens
+        and options == (None, None, None)
+        and all(token.special for token in control_tokens(tokenizer))
+    ):
         return tokenizer
     return without_options(tokenizer, as_text=True)
 
@@ -226,7 +244,9 @@ def load_tokenizer(path: str | Path):
         raise ValueError(f"{path} holds no tokenizer: {error}") from None
 
 
-def pack(documents: Iterable[Sequence[int]], length: int, pad: int = 0, open_rows: int = 32) -> tuple[np.ndarray, np.ndarray]:
+def pack(
+    documents: Iterable[Sequence[int]], length: int, pad: int = 0, open_rows: int = 32
+) -> tuple[np.ndarray, np.ndarray]:
     """Pack complete documents into rows of `length` tokens, first fit among `open_rows` rows. A document is cut
     only if it is longer than a row.
 
@@ -272,12 +292,19 @@ def wsd(step: int, total: int, warmup: int, decay: int) -> float:
     `warmup` steps, stays at one, then falls linearly over the last `decay` steps to 1/decay at the last step.
     Raises ValueError for a step out of range, and for negative warmup or decay."""
     if not (0 <= step < total and warmup >= 0 and decay >= 0):
-        raise ValueError(f"step must lie in 0 … total − 1, and warmup and decay must not be negative; got {step}, {total}, {warmup}, {decay}")
+        raise ValueError(
+            f"step must lie in 0 … total − 1, and warmup and decay must not be negative; got {step}, "
+            f"{total}, {warmup}, {decay}"
+        )
     return min(1.0, (step + 1) / max(warmup, 1), (total - step) / max(decay, 1))  # warm-up, stable, decay
 
 
 def next_token_loss(
-    model: Transformer, hidden: Float[Tensor, "B T D"], ids: Int[Tensor, "B T"], doc: Int[Tensor, "B T"] | None = None, weight: Tensor | None = None
+    model: Transformer,
+    hidden: Float[Tensor, "B T D"],
+    ids: Int[Tensor, "B T"],
+    doc: Int[Tensor, "B T"] | None = None,
+    weight: Tensor | None = None,
 ) -> tuple[Float[Tensor, ""], int | float]:
     """Summed negative log-likelihood (nats) of every token given the tokens before it in its document, and the
     number of scored tokens.
@@ -288,7 +315,9 @@ def next_token_loss(
     vocabulary, and a weight or log-prob that is not finite (log-probs of weight zero are not computed)."""
     expect("hidden", hidden, "float", "B", "T", model.config.hidden_size)
     expect_text(ids, doc, weight, *hidden.shape[:2], vocab=model.config.vocab_size)
-    loss_weight = torch.ones(ids[:, 1:].shape, dtype=torch.promote_types(hidden.dtype, torch.float32), device=ids.device)
+    loss_weight = torch.ones(
+        ids[:, 1:].shape, dtype=torch.promote_types(hidden.dtype, torch.float32), device=ids.device
+    )
     if doc is not None:
         loss_weight *= (doc[:, 1:] == doc[:, :-1]) & (doc[:, 1:] >= 0)  # w = 0 on a document's first token
     if weight is not None:
@@ -377,14 +406,23 @@ class Windows:
         return len(self.ids) - 1
 
     def rows(self, first: int, count: int) -> tuple[Int[Tensor, "B T"], Bool[Tensor, "B T"]]:
-        """Up to `count` rows starting at row `first`: their tokens, and a mask of those that no earlier row has scored."""
+        """Up to `count` rows starting at row `first`: their tokens, and a mask of those that no earlier row has
+        scored."""
         row_starts = torch.tensor(self.starts[first : first + count])
         scored_until = torch.tensor((1 - self.width, *self.starts[:-1]))[first : first + count] + self.width
         positions = row_starts[:, None] + torch.arange(self.width)
         return self.ids[positions], positions >= scored_until[:, None]
 
 
-def windows(config: Config, tokenizer, path: str | Path | Corpus, window: int, stride: int | None, max_tokens: int | None, batch: int) -> Windows:
+def windows(
+    config: Config,
+    tokenizer,
+    path: str | Path | Corpus,
+    window: int,
+    stride: int | None,
+    max_tokens: int | None,
+    batch: int,
+) -> Windows:
     """Check the arguments of `codebase_nll` and return what it scores."""
     if batch < 1 or (max_tokens or 0) < 0:
         raise ValueError(f"batch must be at least 1, and max_tokens must not be negative; got {batch} and {max_tokens}")
@@ -429,7 +467,9 @@ def demo(config: Demo = Demo(), log: Callable[..., None] = lambda *_, **__: None
     torch.manual_seed(config.seed)
     if config.corpus is None:
         corpus = read_library()
-        corpus = Corpus({path: content for path, content in corpus.files.items() if "/" in path and path < "f"}, corpus.skipped)
+        corpus = Corpus(
+            {path: content for path, content in corpus.files.items() if "/" in path and path < "f"}, corpus.skipped
+        )
     else:
         corpus = read_corpus(config.corpus)
     _, train, held_out = hold_out_codebase(corpus)
@@ -443,8 +483,13 @@ def demo(config: Demo = Demo(), log: Callable[..., None] = lambda *_, **__: None
             break
     ids, doc = (torch.from_numpy(array.astype(np.int64)) for array in pack(documents, config.length))
     if total < config.length:
-        raise ValueError(f"corpus must have at least {config.length} training tokens, one row, but has {total}; choose another with --corpus")
-    epochs = math.ceil(config.steps * rows / len(ids))  # more than one if the corpus is smaller than the training budget
+        raise ValueError(
+            f"corpus must have at least {config.length} training tokens, one row, but has {total}; "
+            f"choose another with --corpus"
+        )
+    epochs = math.ceil(
+        config.steps * rows / len(ids)
+    )  # more than one if the corpus is smaller than the training budget
     order = torch.cat([torch.randperm(len(ids)) for _ in range(epochs)])
     model = Transformer(
         Config.tiny(

@@ -86,7 +86,9 @@ __all__ = ["FAMILY", "Variant", "family_loss", "group_advantages", "policy_loss"
 TOO_FAR_APART = "rewards of a group must be close enough together that their mean and deviation do not overflow"
 
 
-def group_advantages(rewards: Float[Tensor, "G N"], *, baseline: str = "mean", scale: str = "none", eps: float = 1e-6) -> Float[Tensor, "G N"]:
+def group_advantages(
+    rewards: Float[Tensor, "G N"], *, baseline: str = "mean", scale: str = "none", eps: float = 1e-6
+) -> Float[Tensor, "G N"]:
     """(1): reward minus baseline, in the rewards' own unit; with scale "std", divided by the group's standard
     deviation plus `eps`. Equal rewards give exact zeros. Computed in float32 or wider; the deviation's squares
     in float64.
@@ -243,7 +245,9 @@ def ratio_statistics(
         }
 
 
-def selected(logp: Tensor, behavior_logp: Tensor, advantages: Tensor, mask: Tensor, ratio: str, keep: Tensor | None) -> tuple[Tensor, ...]:
+def selected(
+    logp: Tensor, behavior_logp: Tensor, advantages: Tensor, mask: Tensor, ratio: str, keep: Tensor | None
+) -> tuple[Tensor, ...]:
     """log ρ, A and the mask's weight for every token, in float32 or wider; zero on tokens that do not count.
 
     Tokens are selected before any arithmetic: NaN · 0 is NaN, in the backward pass too, so multiplying by the
@@ -313,7 +317,8 @@ class Demo:
 
 
 def _list_words(letters: int, length: int) -> tuple[Tensor, Tensor]:
-    """All words [W, T] (symbol `letters` ends a word and pads the rest) and their masks [W, T], which include the end symbol."""
+    """All words [W, T] (symbol `letters` ends a word and pads the rest) and their masks [W, T], which include the end
+    symbol."""
     rows = []
     for n in range(length + 1):
         rows += [word + (letters,) * (length - n) for word in itertools.product(range(letters), repeat=n)]

@@ -1,22 +1,24 @@
-"""What an agent acts in: environments that speak messages, the tasks that make them, and the format that turns messages into tokens.
+"""What an agent acts in: environments that speak messages, the tasks that make them, and the format that turns messages
+into tokens.
 
     environment = tasks.environment(task)
     messages = environment.reset()                 the opening: system and user
     result = environment.step(reply)               one turn of the policy: messages that answer it, and whether the episode is over
     reward = environment.reward()                  named terms, and metrics
 
-An environment never sees a token, and the policy's sampler never sees a message: a `ChatFormat` stands between them, and
-`ref/rollout.py` drives both. The small world (`sims/microrepo/`), real packages in sandboxes (`environments/`) and a user's own
-environment are the same to everything that trains.
+An environment never sees a token, and the policy's sampler never sees a message: a `ChatFormat` stands between them,
+and `ref/rollout.py` drives both. The small world (`sims/microrepo/`), real packages in sandboxes (`environments/`) and
+a user's own environment are the same to everything that trains.
 
     class Guess:                                   a number between 0 and 9; the policy has three turns
         def __init__(self, number): self.number, self.turns, self.found = number, 0, False
         def reset(self): return [Message("user", "Guess a digit.")]
         def step(self, message):
             self.turns, self.found = self.turns + 1, message.content == str(self.number)
-            return StepResult([Message("user", "higher" if message.content < str(self.number) else "lower")], self.found or self.turns == 3)
-        def reward(self): return Reward({"found": float(self.found)}, {"success": float(self.found), "turns": self.turns})
-        def close(self): pass
+            return StepResult([Message("user", "higher" if message.content < str(self.number) else "lower")], self.found
+            or self.turns == 3)
+        def reward(self): return Reward({"found": float(self.found)}, {"success": float(self.found), "turns":
+        self.turns}) def close(self): pass
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,8 +36,8 @@ Me = TypeVar("Me")
 
 
 class EnvironmentFailure(Exception):
-    """The infrastructure failed, such as a sandbox that died; the policy is not to blame. The episode is neither a success nor a failure: it
-    is tried again, or left out of the group's mean and of the loss, and counted."""
+    """The infrastructure failed, such as a sandbox that died; the policy is not to blame. The episode is neither a
+    success nor a failure: it is tried again, or left out of the group's mean and of the loss, and counted."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,8 @@ class StepResult:
 
 @dataclass(frozen=True)
 class Reward:
-    """What an episode earned. Terms that need its tokens, such as the length penalty, are added by the loop (`ref/rl.py`)."""
+    """What an episode earned. Terms that need its tokens, such as the length penalty, are added by the loop
+    (`ref/rl.py`)."""
 
     terms: Mapping[str, float] = field(default_factory=dict)
     """Named terms of the reward, such as "tests"."""
@@ -67,17 +70,18 @@ class Environment(Protocol):
         ...
 
     def step(self, message: Message) -> StepResult:
-        """Takes a turn of the policy, its tool calls included; a broken call is answered as well. Not called once the episode is over."""
+        """Takes a turn of the policy, its tool calls included; a broken call is answered as well. Not called once the
+        episode is over."""
         ...
 
     def reward(self) -> Reward:
-        """Judges the current state. Called once, after the last step, also where a limit of tokens or turns ended the episode early. Never
-        called after an EnvironmentFailure."""
+        """Judges the current state. Called once, after the last step, also where a limit of tokens or turns ended the
+        episode early. Never called after an EnvironmentFailure."""
         ...
 
     def close(self) -> None:
-        """Releases what the episode holds, such as a sandbox. Called once; also while a call that took too long still runs in another thread, which
-        must then open nothing more. What it raises becomes a warning."""
+        """Releases what the episode holds, such as a sandbox. Called once; also while a call that took too long still
+        runs in another thread, which must then open nothing more. What it raises becomes a warning."""
         ...
 
 
@@ -108,7 +112,8 @@ class TaskSet(Protocol):
         ...
 
     def transcript(self, rollout: Any) -> Transcript | None:
-        """What a finished `ref.rollout.Rollout` did on its way, for behaviour rewards and the monitor; None if that is not known."""
+        """What a finished `ref.rollout.Rollout` did on its way, for behaviour rewards and the monitor; None if that is
+        not known."""
         ...
 
     def hints(self, rollouts: Sequence[Any], seed: int) -> list[list[list[Hint]]]:
@@ -128,9 +133,9 @@ class ChatFormat(Protocol):
         ...
 
     def encode_answer(self, history: Sequence[Message], messages: Sequence[Message]) -> list[int] | None:
-        """The tokens that follow the stop token of the last turn, up to where the policy speaks again. `history`: all messages before, that turn
-        among them. None where the format rewrites earlier messages, so that the tokens so far no longer open the conversation: then a new
-        context begins with `encode_opening`."""
+        """The tokens that follow the stop token of the last turn, up to where the policy speaks again. `history`: all
+        messages before, that turn among them. None where the format rewrites earlier messages, so that the tokens so
+        far no longer open the conversation: then a new context begins with `encode_opening`."""
         ...
 
     def decode_turn(self, tokens: Sequence[int]) -> Message:

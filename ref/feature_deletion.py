@@ -1,9 +1,11 @@
-"""Feature deletion: tasks that are made from a codebase with tests, by taking a feature out of it and asking for it back.
+"""Feature deletion: tasks that are made from a codebase with tests, by taking a feature out of it and asking for it
+back.
 
-Cursor's release of Composer 2.5 names it among its synthetic tasks: the agent is given a codebase with a large test suite and is asked to
-delete code so that the codebase keeps working while specific, testable features are gone; the task is to write the feature again, and the
-tests are the reward. Composer 2.5 trained on 25 times as many synthetic tasks as Composer 2 (arXiv:2603.24477v2), and they were made harder as the
-model got better. It also bred the first reward hacks of their kind: a signature was read back from a type checker's cache.
+Cursor's release of Composer 2.5 names it among its synthetic tasks: the agent is given a codebase with a large test
+suite and is asked to delete code so that the codebase keeps working while specific, testable features are gone; the
+task is to write the feature again, and the tests are the reward. Composer 2.5 trained on 25 times as many synthetic
+tasks as Composer 2 (arXiv:2603.24477v2), and they were made harder as the model got better. It also bred the first
+reward hacks of their kind: a signature was read back from a type checker's cache.
 
 Two tables are all that the method needs: the syntax tree of each file, and which test executed which line.
 
@@ -12,33 +14,39 @@ Two tables are all that the method needs: the syntax tree of each file, and whic
     groups      G = w(l) of some line l, with at least `least` tests and at most a share `most` of all                (3)
     valid       at least `least` tests fail, all others pass, nothing fails to be collected, and gold comes back by hash    (4)
 
-(2) is what makes a slice safe: no test outside of G ever was in it, so few can miss it, and (4) finds those that do. It need not be a function. A
-slice may be one branch of an `if`, a handler of an exception, or such pieces of several files, and so it finds features inside of functions. Two
-other ways stand beside it. `bodies` takes one function's body, which breaks the tests of all who call it. `symbols` takes a whole function or
-class, with what imports and lists it. It leaves no hole that could be filled: the agent has to find out where the thing belongs.
+(2) is what makes a slice safe: no test outside of G ever was in it, so few can miss it, and (4) finds those that do. It
+need not be a function. A slice may be one branch of an `if`, a handler of an exception, or such pieces of several
+files, and so it finds features inside of functions. Two other ways stand beside it. `bodies` takes one function's body,
+which breaks the tests of all who call it. `symbols` takes a whole function or class, with what imports and lists it. It
+leaves no hole that could be filled: the agent has to find out where the thing belongs.
 
 What stands in a hole
-A function whose body goes raises NotImplementedError. It could not be `pass`: None would travel on, and tests would fail far away for reasons
-that tell nothing, or pass where None is what they wait for. A suite of an `if`, `else`, `except`, `case`, loop, `with` or class that goes becomes
-`pass`, of a `while` loop `break`, for it might never end otherwise. It does not raise: a traceback would lead to the line. Who reads the source
-still sees the condition. An `elif` that goes leaves nothing. A docstring stays, for it is the specification; comments directly above what goes
-are removed with it, for they tell how it was done.
+A function whose body goes raises NotImplementedError. It could not be `pass`: None would travel on, and tests would
+fail far away for reasons that tell nothing, or pass where None is what they wait for. A suite of an `if`, `else`,
+`except`, `case`, loop, `with` or class that goes becomes `pass`, of a `while` loop `break`, for it might never end
+otherwise. It does not raise: a traceback would lead to the line. Who reads the source still sees the condition. An
+`elif` that goes leaves nothing. A docstring stays, for it is the specification; comments directly above what goes are
+removed with it, for they tell how it was done.
 
-What makes a piece hard? (5) counts doublings: of lines, functions, files, tests that must pass together, and places that use what is gone.
+What makes a piece hard? (5) counts doublings: of lines, functions, files, tests that must pass together, and places
+that use what is gone.
 
     difficulty  d = Σ log2(1 + n)  over lines, further functions, further files, tests / 3, callers                   (5)
     level       the next one after more than `high` of the rollouts succeed, the one before after less than `low`      (6)
 
 Where this file departs from the release, which gives neither an algorithm nor a number
 1. An agent deletes there. Here a rule does, so that no model is needed, and the same tasks come out every time.
-2. Slices, and everything in (2) to (6), are our choice. `least` = 3 keeps out pieces that a single guess would restore. `most` keeps out the heart of
-   a package. 0.25 and 0.75 in (6) keep groups of rollouts away from all-failed and all-solved, which have no gradient in GRPO.
+2. Slices, and everything in (2) to (6), are our choice. `least` = 3 keeps out pieces that a single guess would restore.
+   `most` keeps out the heart of a package. 0.25 and 0.75 in (6) keep groups of rollouts away from all-failed and
+   all-solved, which have no gradient in GRPO.
 3. Statements that run at import (of modules and classes) never are in a slice: all tests depend on them.
-4. A function that would no longer be a generator is left whole by a slice. Its callers would see another type, executed or not. Where a generator's
-   whole body goes, it raises when it is called, not when it is read.
-5. `symbols` offers functions and classes of modules only, and none that a module names while it is imported. It does not follow attributes of
-   objects. Whoever uses the symbol inside of a function meets a NameError there, which belongs to the feature.
-6. `joined` makes one piece of several that lie in different files and whose tests do not overlap: harder tasks from the same package.
+4. A function that would no longer be a generator is left whole by a slice. Its callers would see another type, executed
+   or not. Where a generator's whole body goes, it raises when it is called, not when it is read.
+5. `symbols` offers functions and classes of modules only, and none that a module names while it is imported. It does
+   not follow attributes of objects. Whoever uses the symbol inside of a function meets a NameError there, which belongs
+   to the feature.
+6. `joined` makes one piece of several that lie in different files and whose tests do not overlap: harder tasks from the
+   same package.
 
 Run it
     etude run feature-deletion --scale small    a second; the same as: python -m ref.feature_deletion
@@ -69,7 +77,21 @@ from typing import Any
 from ref.source_symbols import Module, removal
 from ref.source_text import Edit, Patch, Source, apply, compiles, docstring_apart, parse_source, patch, restore
 
-__all__ = ["Demo", "Difficulty", "Piece", "bodies", "delete", "demo", "difficulty", "faults", "joined", "level", "slices", "symbols", "undelete"]
+__all__ = [
+    "Demo",
+    "Difficulty",
+    "Piece",
+    "bodies",
+    "delete",
+    "demo",
+    "difficulty",
+    "faults",
+    "joined",
+    "level",
+    "slices",
+    "symbols",
+    "undelete",
+]
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Suite = Sequence[ast.stmt]
@@ -101,7 +123,8 @@ class Who:
         self.tests[line] = self.tests.get(line, 0) | test  # Eq. 1: the test joins w(l)
 
     def over(self, first: int, last: int) -> int:
-        """The tests that executed a line from `first` to `last`. Asked once for each group of tests, so an answer is kept."""
+        """The tests that executed a line from `first` to `last`. Asked once for each group of tests, so an answer is
+        kept."""
         if (first, last) not in self.cache:
             # Eq. 2: ⋃ w(l) over the lines
             self.cache[first, last] = reduce(or_, (self.tests.get(line, 0) for line in range(first, last + 1)), 0)
@@ -113,10 +136,12 @@ class Who:
         return bool(tests) and not tests & ~group  # Eq. 2: ∅ ≠ ⋃ w(l) ⊆ G
 
 
-def slices(tree: Mapping[str, bytes], coverage: Mapping[str, Collection[tuple[str, int]]], least: int = 3, most: float = 0.5) -> tuple[Piece, ...]:
-    """(2) for every group of (3), sorted. `tree`: files by name. `coverage`: test → (file, line) that it executed. The empty name stands for what ran
-    outside of tests, at import: no group has it. Files that `tree` does not hold are ignored. Raises ValueError for least < 1, for most outside
-    of (0, 1], and for a covered file that is no Python."""
+def slices(
+    tree: Mapping[str, bytes], coverage: Mapping[str, Collection[tuple[str, int]]], least: int = 3, most: float = 0.5
+) -> tuple[Piece, ...]:
+    """(2) for every group of (3), sorted. `tree`: files by name. `coverage`: test → (file, line) that it executed. The
+    empty name stands for what ran outside of tests, at import: no group has it. Files that `tree` does not hold are
+    ignored. Raises ValueError for least < 1, for most outside of (0, 1], and for a covered file that is no Python."""
     if least < 1 or not 0 < most <= 1:
         raise ValueError(f"least must be at least 1 and most a share above 0; got {least} and {most}")
     tests = sorted(test for test in coverage if test)
@@ -126,7 +151,10 @@ def slices(tree: Mapping[str, bytes], coverage: Mapping[str, Collection[tuple[st
         for file, line in lines:
             line_tests.setdefault(file, Who()).add(line, bit[test])
     sources = {file: parse_source(tree[file]) for file in sorted(line_tests) if file in tree and file.endswith(".py")}
-    file_functions = {file: [(name, node) for name, node in functions(source.tree) if "<locals>" not in name] for file, source in sources.items()}
+    file_functions = {
+        file: [(name, node) for name, node in functions(source.tree) if "<locals>" not in name]
+        for file, source in sources.items()
+    }
     groups = {
         line_tests[file].over(line, line)
         for file, nodes in file_functions.items()
@@ -138,14 +166,23 @@ def slices(tree: Mapping[str, bytes], coverage: Mapping[str, Collection[tuple[st
         patches, names = [], []
         for file, source in sources.items():
             group_functions = [
-                (name, node) for name, node in file_functions[file] if line_tests[file].over(node.lineno, node.end_lineno or 0) & group
+                (name, node)
+                for name, node in file_functions[file]
+                if line_tests[file].over(node.lineno, node.end_lineno or 0) & group
             ]
-            edits = [(name, edit) for name, node in group_functions for edit in edits_of(source, node, line_tests[file], group)]
+            edits = [
+                (name, edit)
+                for name, node in group_functions
+                for edit in edits_of(source, node, line_tests[file], group)
+            ]
             if edits:
                 patches.append(patch(file, tree[file], [edit for _, edit in edits]))
                 names.append(f"{file}:{','.join(dict.fromkeys(name for name, _ in edits))}")
         if patches and all(compiles(apply(file_patch, tree[file_patch.file])) for file_patch in patches):
-            pieces.setdefault(tuple(patches), Piece("slice", "+".join(names), tuple(patches), tuple(test for test in tests if bit[test] & group)))
+            pieces.setdefault(
+                tuple(patches),
+                Piece("slice", "+".join(names), tuple(patches), tuple(test for test in tests if bit[test] & group)),
+            )
     return tuple(sorted(pieces.values(), key=lambda piece: (piece.name, piece.tests)))
 
 
@@ -179,7 +216,11 @@ def _edit_suite(source: Source, suite: Suite, fill: str, line_tests: Who, group:
             for node in chunk:
                 for inner, inner_fill in suites(source, node):
                     is_function = isinstance(node, Function)
-                    edits += edits_of(source, node, line_tests, group) if is_function else _edit_suite(source, inner, inner_fill, line_tests, group)
+                    edits += (
+                        edits_of(source, node, line_tests, group)
+                        if is_function
+                        else _edit_suite(source, inner, inner_fill, line_tests, group)
+                    )
     # `pass` instead of `pass` is no edit
     return [edit for edit in edits if line_tests.only(edit.first, edit.last, group) and edit.new != edit.old]
 
@@ -209,7 +250,9 @@ def functions(tree: ast.AST, prefix: str = "") -> Iterator[tuple[str, Function]]
         name = f"{prefix}{node.name}" if isinstance(node, Function | ast.ClassDef) else prefix
         if isinstance(node, Function):
             yield name, node
-        inner = {ast.ClassDef: ".", ast.FunctionDef: ".<locals>.", ast.AsyncFunctionDef: ".<locals>."}.get(type(node), "")
+        inner = {ast.ClassDef: ".", ast.FunctionDef: ".<locals>.", ast.AsyncFunctionDef: ".<locals>."}.get(
+            type(node), ""
+        )
         yield from functions(node, name + inner)
 
 
@@ -224,13 +267,16 @@ def own(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def bodies(tree: Mapping[str, bytes]) -> tuple[Piece, ...]:
-    """One piece for each function that does something: its body is gone, its docstring stays. Files that are no Python have none."""
+    """One piece for each function that does something: its body is gone, its docstring stays. Files that are no Python
+    have none."""
     pieces = []
     for file, source in _read_sources(tree):
         for name, node in functions(source.tree):
             body = docstring_apart(node)
             if body and not all(
-                isinstance(statement, ast.Pass | ast.Raise) or isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+                isinstance(statement, ast.Pass | ast.Raise)
+                or isinstance(statement, ast.Expr)
+                and isinstance(statement.value, ast.Constant)
                 for statement in body
             ):
                 edit = source.cut(body[0], body[-1], BODY_FILL, whole=True)
@@ -239,35 +285,43 @@ def bodies(tree: Mapping[str, bytes]) -> tuple[Piece, ...]:
 
 
 def symbols(tree: Mapping[str, bytes]) -> tuple[Piece, ...]:
-    """One piece for each function or class of a module that nothing uses at import: the definition is gone, and so is its name in the imports
-    of other files and in `__all__`."""
+    """One piece for each function or class of a module that nothing uses at import: the definition is gone, and so is
+    its name in the imports of other files and in `__all__`."""
     modules, pieces = {file: Module(file, source) for file, source in _read_sources(tree)}, []
     for file, module in modules.items():
         for name in module.defined:
             edits = removal(modules, file, name)
             if edits:
-                patches = tuple(patch(changed_file, tree[changed_file], edits[changed_file]) for changed_file in sorted(edits))
+                patches = tuple(
+                    patch(changed_file, tree[changed_file], edits[changed_file]) for changed_file in sorted(edits)
+                )
                 pieces.append(Piece("symbol", f"{file}:{name}", patches))
     return tuple(pieces)
 
 
 def joined(pieces: Sequence[Piece]) -> Piece:
-    """Several pieces as one, which is harder: more lines, files and tests. Their order does not matter. Raises ValueError for fewer than two, and for
-    two that are not independent."""
+    """Several pieces as one, which is harder: more lines, files and tests. Their order does not matter. Raises
+    ValueError for fewer than two, and for two that are not independent."""
     parts = sorted(pieces, key=lambda piece: [file_patch.file for file_patch in piece.patches])
     if len(parts) < 2:
         raise ValueError(f"pieces must be at least two; got {len(parts)}")
     for number, piece in enumerate(parts):
-        if conflicts := [earlier_piece.name for earlier_piece in parts[:number] if not independent(piece, earlier_piece)]:
+        if conflicts := [
+            earlier_piece.name for earlier_piece in parts[:number] if not independent(piece, earlier_piece)
+        ]:
             raise ValueError(f"{conflicts[0]} and {piece.name} change the same file, or share a part of their tests")
-    patches = sorted((file_patch for piece in parts for file_patch in piece.patches), key=lambda file_patch: file_patch.file)
+    patches = sorted(
+        (file_patch for piece in parts for file_patch in piece.patches), key=lambda file_patch: file_patch.file
+    )
     tests = sorted({test for piece in parts for test in piece.tests})
     return Piece("several", "+".join(piece.name for piece in parts), tuple(patches), tuple(tests))
 
 
 def independent(piece: Piece, other: Piece) -> bool:
     """Whether two pieces lie in different files, and their tests are other ones or the same ones."""
-    is_disjoint = {file_patch.file for file_patch in piece.patches}.isdisjoint(file_patch.file for file_patch in other.patches)
+    is_disjoint = {file_patch.file for file_patch in piece.patches}.isdisjoint(
+        file_patch.file for file_patch in other.patches
+    )
     return is_disjoint and ({*piece.tests}.isdisjoint(other.tests) or {*piece.tests} == {*other.tests})
 
 
@@ -281,12 +335,14 @@ def _read_sources(tree: Mapping[str, bytes]) -> Iterator[tuple[str, Source]]:
 
 
 def delete(tree: Mapping[str, bytes], piece: Piece) -> dict[str, bytes]:
-    """The tree without the piece. A file that lacks its part already stays as it is. Raises ValueError for any other file."""
+    """The tree without the piece. A file that lacks its part already stays as it is. Raises ValueError for any other
+    file."""
     return _change_files(apply, tree, piece)
 
 
 def undelete(tree: Mapping[str, bytes], piece: Piece) -> dict[str, bytes]:
-    """The gold: the tree with the piece again, the same bytes. A file that has its part stays as it is. Raises ValueError for any other file."""
+    """The gold: the tree with the piece again, the same bytes. A file that has its part stays as it is. Raises
+    ValueError for any other file."""
     return _change_files(restore, tree, piece)
 
 
@@ -296,21 +352,31 @@ def _change_files(change: Callable[[Patch, bytes], bytes], tree: Mapping[str, by
     return {**tree, **{file_patch.file: change(file_patch, tree[file_patch.file]) for file_patch in piece.patches}}
 
 
-def faults(tree: Mapping[str, bytes], piece: Piece, before: Mapping[str, str], after: Mapping[str, str], least: int = 3) -> tuple[str, ...]:
-    """(4): why the piece makes no valid task, one line for each reason; empty for a valid one. `before` and `after`: test → "passed", "failed",
-    "skipped" or "error", with and without the feature, where a file that cannot be collected counts as a test in error. What did not pass before
-    is no test of the task."""
+def faults(
+    tree: Mapping[str, bytes], piece: Piece, before: Mapping[str, str], after: Mapping[str, str], least: int = 3
+) -> tuple[str, ...]:
+    """(4): why the piece makes no valid task, one line for each reason; empty for a valid one. `before` and `after`:
+    test → "passed", "failed", "skipped" or "error", with and without the feature, where a file that cannot be collected
+    counts as a test in error. What did not pass before is no test of the task."""
     tests = sorted(test for test, outcome in before.items() if outcome == "passed")
     failed_tests = [test for test in tests if after.get(test) == "failed"]  # Eq. 4: tests that fail without the piece
-    reasons = [f"{test} cannot be collected" for test in sorted(after) if after[test] == "error" and before.get(test) != "error"]
+    reasons = [
+        f"{test} cannot be collected"
+        for test in sorted(after)
+        if after[test] == "error" and before.get(test) != "error"
+    ]
     reasons += [f"{test} was not run" for test in tests if test not in after]
     reasons += [f"{test} was skipped" for test in tests if after.get(test) == "skipped"]
     if len(failed_tests) < least:  # Eq. 4: at least `least` of them
         reasons.append(f"{len(failed_tests)} tests fail; at least {least} must")
     if piece.tests:
-        reasons += [f"{test} fails, although it never executed the piece" for test in failed_tests if test not in piece.tests]
+        reasons += [
+            f"{test} fails, although it never executed the piece" for test in failed_tests if test not in piece.tests
+        ]
     remaining = delete(tree, piece)  # Eq. 4: gold comes back
-    if any(remaining[file_patch.file] == tree[file_patch.file] for file_patch in piece.patches) or undelete(remaining, piece) != dict(tree):
+    if any(remaining[file_patch.file] == tree[file_patch.file] for file_patch in piece.patches) or undelete(
+        remaining, piece
+    ) != dict(tree):
         reasons.append("the gold does not come back byte for byte")
     return tuple(reasons)
 
@@ -333,18 +399,27 @@ class Difficulty:
     def bits(self) -> float:
         """(5)."""
         # Eq. 5: d = Σ log2(1 + n)
-        return sum(math.log2(1 + n) for n in (self.lines, self.functions - 1, self.files - 1, self.tests / 3, self.callers))
+        return sum(
+            math.log2(1 + n) for n in (self.lines, self.functions - 1, self.files - 1, self.tests / 3, self.callers)
+        )
 
 
 def difficulty(tree: Mapping[str, bytes], piece: Piece, failing: int | None = None) -> Difficulty:
-    """The numbers of (5) for a piece of `tree`. `failing`: tests that fail without it, by default those that executed it."""
+    """The numbers of (5) for a piece of `tree`. `failing`: tests that fail without it, by default those that executed
+    it."""
     holes: set[str] = set()
     lines, uses = 0, []
     patch_by_file = {file_patch.file: file_patch for file_patch in piece.patches}
     for file in sorted(file for file in tree if file.endswith(".py")):
         texts, function_uses = _list_uses(tree[file])
-        removed_lines = {line for edit in patch_by_file[file].edits for line in range(edit.first, edit.last + 1)} if file in patch_by_file else set()
-        lines += sum(1 for line in removed_lines if texts[line - 1].strip() and not texts[line - 1].lstrip().startswith("#"))
+        removed_lines = (
+            {line for edit in patch_by_file[file].edits for line in range(edit.first, edit.last + 1)}
+            if file in patch_by_file
+            else set()
+        )
+        lines += sum(
+            1 for line in removed_lines if texts[line - 1].strip() and not texts[line - 1].lstrip().startswith("#")
+        )
         for name, first, last, names in function_uses:
             if has_hole := not removed_lines.isdisjoint(range(first, last + 1)):
                 holes.add(name)
@@ -352,12 +427,15 @@ def difficulty(tree: Mapping[str, bytes], piece: Piece, failing: int | None = No
     if piece.way == "symbol":
         holes = {piece.name.rpartition(":")[2]}
     callers = sum(1 for has_hole, names in uses if not has_hole and names & holes)
-    return Difficulty(lines, max(1, len(holes)), len(patch_by_file), len(piece.tests) if failing is None else failing, callers)
+    return Difficulty(
+        lines, max(1, len(holes)), len(patch_by_file), len(piece.tests) if failing is None else failing, callers
+    )
 
 
 @lru_cache(maxsize=256)
 def _list_uses(data: bytes) -> tuple[tuple[str, ...], list[tuple[str, int, int, frozenset[str]]]]:
-    """The lines of a file, and the functions that lie in none: name, first and last line, and the names that they use. No Python has neither."""
+    """The lines of a file, and the functions that lie in none: name, first and last line, and the names that they use.
+    No Python has neither."""
     try:
         source = parse_source(data)
     except ValueError:
@@ -365,16 +443,25 @@ def _list_uses(data: bytes) -> tuple[tuple[str, ...], list[tuple[str, int, int, 
     function_uses = []
     for name, node in functions(source.tree):
         if "<locals>" not in name:
-            names = {part.id if isinstance(part, ast.Name) else part.attr for part in ast.walk(node) if isinstance(part, ast.Name | ast.Attribute)}
-            function_uses.append((name.rpartition(".")[2], source.begins(node)[0], node.end_lineno or 0, frozenset(names)))
+            names = {
+                part.id if isinstance(part, ast.Name) else part.attr
+                for part in ast.walk(node)
+                if isinstance(part, ast.Name | ast.Attribute)
+            }
+            function_uses.append(
+                (name.rpartition(".")[2], source.begins(node)[0], node.end_lineno or 0, frozenset(names))
+            )
     return source.lines, function_uses
 
 
 def level(now: int, solved: int, tried: int, top: int, low: float = 0.25, high: float = 0.75) -> int:
-    """(6): the next level of difficulty, 0 to `top`, after `solved` of `tried` rollouts at the level `now`. Levels are quantiles of (5), so that
-    each holds as many tasks. Raises ValueError for numbers that make no sense."""
+    """(6): the next level of difficulty, 0 to `top`, after `solved` of `tried` rollouts at the level `now`. Levels are
+    quantiles of (5), so that each holds as many tasks. Raises ValueError for numbers that make no sense."""
     if not 0 <= now <= top or not 0 <= solved <= tried or not 0 <= low < high <= 1:
-        raise ValueError(f"0 ≤ now ≤ top, 0 ≤ solved ≤ tried and 0 ≤ low < high ≤ 1 must hold; got {now}, {top}, {solved}, {tried}, {low}, {high}")
+        raise ValueError(
+            f"0 ≤ now ≤ top, 0 ≤ solved ≤ tried and 0 ≤ low < high ≤ 1 must hold; got {now}, {top}, "
+            f"{solved}, {tried}, {low}, {high}"
+        )
     if not tried:
         return now
     # Eq. 6: up above `high`, down below `low`
@@ -419,18 +506,37 @@ def plural(word):
 '''
 FILE = "words.py"
 CHECKS = {
-    **{f"snake {n}": ("case", (text, "snake"), answer) for n, (text, answer) in enumerate([("aB", "a_b"), ("a b", "a_b"), ("Ab", "ab")])},
-    **{f"camel {n}": ("case", (text, "camel"), answer) for n, (text, answer) in enumerate([("a_b", "aB"), ("A b", "aB"), ("a b c", "aBC")])},
-    **{f"title {n}": ("case", (text, "title"), answer) for n, (text, answer) in enumerate([("a_b", "A B"), ("aB", "A B"), ("ab", "Ab")])},
-    **{f"plural {n}": ("plural", (text,), answer) for n, (text, answer) in enumerate([("city", "cities"), ("sky", "skies"), ("fly", "flies")])},
-    **{f"hiss {n}": ("plural", (text,), answer) for n, (text, answer) in enumerate([("box", "boxes"), ("bus", "buses"), ("inch", "inches")])},
-    **{f"other {n}": ("plural", (text,), answer) for n, (text, answer) in enumerate([("day", "days"), ("cat", "cats"), ("dog", "dogs")])},
+    **{
+        f"snake {n}": ("case", (text, "snake"), answer)
+        for n, (text, answer) in enumerate([("aB", "a_b"), ("a b", "a_b"), ("Ab", "ab")])
+    },
+    **{
+        f"camel {n}": ("case", (text, "camel"), answer)
+        for n, (text, answer) in enumerate([("a_b", "aB"), ("A b", "aB"), ("a b c", "aBC")])
+    },
+    **{
+        f"title {n}": ("case", (text, "title"), answer)
+        for n, (text, answer) in enumerate([("a_b", "A B"), ("aB", "A B"), ("ab", "Ab")])
+    },
+    **{
+        f"plural {n}": ("plural", (text,), answer)
+        for n, (text, answer) in enumerate([("city", "cities"), ("sky", "skies"), ("fly", "flies")])
+    },
+    **{
+        f"hiss {n}": ("plural", (text,), answer)
+        for n, (text, answer) in enumerate([("box", "boxes"), ("bus", "buses"), ("inch", "inches")])
+    },
+    **{
+        f"other {n}": ("plural", (text,), answer)
+        for n, (text, answer) in enumerate([("day", "days"), ("cat", "cats"), ("dog", "dogs")])
+    },
 }
 """Test → function, arguments, answer."""
 
 
 def play(data: bytes) -> tuple[dict[str, str], dict[str, set[tuple[str, int]]]]:
-    """Outcomes and coverage of CHECKS for a version of PROGRAM. Only for that: what is executed here is not shut in anywhere."""
+    """Outcomes and coverage of CHECKS for a version of PROGRAM. Only for that: what is executed here is not shut in
+    anywhere."""
     outcomes: dict[str, str] = {}
     coverage: dict[str, set[tuple[str, int]]] = {"": set()}
     test = ""
@@ -469,11 +575,16 @@ class Demo:
 
 
 def demo(config: Demo = Demo(), log: Callable[..., None] = lambda *_, **__: None) -> dict[str, float]:
-    """For each way: pieces, valid ones, and over those the means of lines, of failing tests, and of bits of difficulty, as `measure@way`. Where the
-    tests look the functions up by name, a symbol that is gone fails its tests and breaks no import."""
+    """For each way: pieces, valid ones, and over those the means of lines, of failing tests, and of bits of difficulty,
+    as `measure@way`. Where the tests look the functions up by name, a symbol that is gone fails its tests and breaks no
+    import."""
     tree, metrics = {FILE: PROGRAM}, {}
     before, coverage = play(PROGRAM)
-    pieces_by_way = {"slice": slices(tree, coverage, config.least, config.most), "body": bodies(tree), "symbol": symbols(tree)}
+    pieces_by_way = {
+        "slice": slices(tree, coverage, config.least, config.most),
+        "body": bodies(tree),
+        "symbol": symbols(tree),
+    }
     for number, (way, pieces) in enumerate(pieces_by_way.items(), 1):
         difficulties = []
         for piece in pieces:

@@ -15,7 +15,16 @@ import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
-__all__ = ["E2M1", "E4M3_MAX", "e2m1_decode", "e2m1_encode", "e4m3_decode", "e4m3_encode", "e8m0_decode", "power_of_two"]
+__all__ = [
+    "E2M1",
+    "E4M3_MAX",
+    "e2m1_decode",
+    "e2m1_encode",
+    "e4m3_decode",
+    "e4m3_encode",
+    "e8m0_decode",
+    "power_of_two",
+]
 
 E4M3_MAX = 448.0
 """Largest E4M3 number, 1.75 · 2^8; the next code is NaN."""
@@ -34,11 +43,12 @@ def e4m3_decode(codes: UInt8[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
 
 
 def e2m1_encode(x: Float[Tensor, "*shape"]) -> UInt8[Tensor, "*shape"]:
-    """float32 → codes 0 to 15: rounds to nearest, ties to the even code, saturates at ±6; E2M1 has no NaN, so NaN becomes 0."""
+    """float32 → codes 0 to 15: rounds to nearest, ties to the even code, saturates at ±6; E2M1 has no NaN, so NaN
+    becomes 0."""
     x = x.float().nan_to_num(0.0)
     magnitude = x.abs().clamp_(max=6.0)
-    # Numbers are ½ apart below 2, 1 apart below 4 and 2 apart above; codes count them. Next to a number 2^23 times that distance,
-    # float32's last bit is worth exactly one step, and float32 addition rounds to nearest, ties to even.
+    # Numbers are ½ apart below 2, 1 apart below 4 and 2 apart above; codes count them. Next to a number 2^23 times that
+    # distance, float32's last bit is worth exactly one step, and float32 addition rounds to nearest, ties to even.
     exponent = (magnitude.view(torch.int32) >> 23).clamp_(min=127)
     large = (exponent + 22) << 23
     code = (magnitude + large.view(torch.float32)).view(torch.int32) - large + 2 * (exponent - 127)

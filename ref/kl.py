@@ -180,7 +180,8 @@ def _expected_gradients(vocab_size: int, generator: torch.Generator) -> dict[str
 
 
 def demo(config: Demo = Demo(), log: Callable[..., None] = lambda *_, **__: None) -> dict[str, float]:
-    """Measured bias and variance of k1, k2, k3 over a sweep of KLs, the KL at which k3 stops being better than k1, and the trap."""
+    """Measured bias and variance of k1, k2, k3 over a sweep of KLs, the KL at which k3 stops being better than k1, and
+    the trap."""
     generator = torch.Generator().manual_seed(config.seed)
     metrics: dict[str, float] = {}
     gaps: list[tuple[float, float]] = []

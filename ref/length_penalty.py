@@ -180,7 +180,8 @@ class Demo:
 
 
 def demo(config: Demo = Demo(), log: Callable[..., None] = lambda *_, **__: None) -> dict[str, float]:
-    """Cost and marginal cost along each curve; the error of the printed formula near q = 1; what parallel calls save."""
+    """Cost and marginal cost along each curve; the error of the printed formula near q = 1; what parallel calls
+    save."""
     metrics: dict[str, float] = {}
     for step, q in enumerate(config.exponents, 1):
         for x in config.efforts:
@@ -193,7 +194,9 @@ def demo(config: Demo = Demo(), log: Callable[..., None] = lambda *_, **__: None
     error = (printed_formula / length_penalty(xs, config.k, q) - 1).abs().max()
     metrics["printed_formula_error_near_q1"] = error.item()
     files = config.files
-    serial, parallel = (effort(Effort(0, 12 * files, 300 * files, 0, tool_calls=files, turns=turns)) for turns in (files, 1))
+    serial, parallel = (
+        effort(Effort(0, 12 * files, 300 * files, 0, tool_calls=files, turns=turns)) for turns in (files, 1)
+    )
     for q in config.exponents:
         saving = length_penalty(serial, config.k, q) - length_penalty(parallel, config.k, q)
         metrics[f"parallel_saving_q{q:g}"] = float(saving)

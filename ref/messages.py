@@ -35,6 +35,14 @@ class Message:
 
     def plain(self) -> dict[str, Any]:
         """As templates read it; what is empty is left out, except the content."""
-        calls = [{"id": c.id, "type": "function", "function": {"name": c.name, "arguments": c.arguments}} for c in self.tool_calls]
-        optional = {"reasoning_content": self.reasoning, "tool_calls": calls, "tool_call_id": self.tool_call_id, "name": self.name}
+        calls = [
+            {"id": c.id, "type": "function", "function": {"name": c.name, "arguments": c.arguments}}
+            for c in self.tool_calls
+        ]
+        optional = {
+            "reasoning_content": self.reasoning,
+            "tool_calls": calls,
+            "tool_call_id": self.tool_call_id,
+            "name": self.name,
+        }
         return {"role": self.role, "content": self.content} | {key: value for key, value in optional.items() if value}

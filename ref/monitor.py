@@ -1,43 +1,50 @@
 """A monitor: what a run's rollouts do, step by step, and an alarm that means something.
 
-Papers: Composer 2 technical report (arXiv:2603.24477v2), §4.2. Its authors watched for thoughts hidden in comments and for a collapse to
-one tool, and answered with new rewards. Broken calls on purpose and questions that avoid work are from their post on real-time RL. Reward hacks
-in code: ImpossibleBench (arXiv:2510.20270), EvilGenie (arXiv:2511.21654). The test: betting on bounded means (arXiv:2010.09686); e-detectors
-(arXiv:2203.03532, doi 10.51387/23-NEJSDS51); Ville's inequality for nonnegative supermartingales (Ville 1939; Howard et al., doi 10.1214/18-PS321).
+Papers: Composer 2 technical report (arXiv:2603.24477v2), §4.2. Its authors watched for thoughts hidden in comments and
+for a collapse to one tool, and answered with new rewards. Broken calls on purpose and questions that avoid work are
+from their post on real-time RL. Reward hacks in code: ImpossibleBench (arXiv:2510.20270), EvilGenie (arXiv:2511.21654).
+The test: betting on bounded means (arXiv:2010.09686); e-detectors (arXiv:2203.03532, doi 10.51387/23-NEJSDS51); Ville's
+inequality for nonnegative supermartingales (Ville 1939; Howard et al., doi 10.1214/18-PS321).
 
-A curve that somebody looks at once a step is a test that is repeated once a step. A threshold of three deviations raises a false alarm in every
-long run. Here the probability that an unchanged run ever raises one, however long it is and whenever one looks, is at most `error`.
+A curve that somebody looks at once a step is a test that is repeated once a step. A threshold of three deviations
+raises a false alarm in every long run. Here the probability that an unchanged run ever raises one, however long it is
+and whenever one looks, is at most `error`.
 
-A statistic x lies in [0, 1]. Unchanged means: given all that came before, its mean lies in a band [a, b]. For a stake 0 < c < 1
+A statistic x lies in [0, 1]. Unchanged means: given all that came before, its mean lies in a band [a, b]. For a stake 0
+< c < 1
 
     up    f = 1 − c + c · x/b                  E[f | past] = 1 − c + c · E[x | past]/b ≤ 1                               (1)
     down  f = 1 − c + c · (1 − x)/(1 − a)      likewise
     M_t   = R_t + Σ_{j ≤ t} w_j · mean over stakes and directions of Π_{j ≤ i ≤ t} f_i                                   (2)
     w_j   = 1/(j(j + 1)),  R_t = 1 − Σ_{j ≤ t} w_j = 1/(t + 1)
 
-Each product is the wealth of somebody who bets on a change that begins at step j. All of them share a capital of 1, and R_t is what is held back
-for later starts. A bet that is not favourable keeps M a nonnegative supermartingale with M_0 = 1.
+Each product is the wealth of somebody who bets on a change that begins at step j. All of them share a capital of 1, and
+R_t is what is held back for later starts. A bet that is not favourable keeps M a nonnegative supermartingale with M_0 =
+1.
 
     Ville (1939):  P(M_t ≥ 1/α for some t) ≤ α                                                                           (3)
 
-With K statistics the alarm is at M ≥ K/error, so that their errors add up to `error` at most, however much they depend on each other.
-Sums over starts need no list: S_t = (S_{t−1} + w_t) · f_t.
+With K statistics the alarm is at M ≥ K/error, so that their errors add up to `error` at most, however much they depend
+on each other. Sums over starts need no list: S_t = (S_{t−1} + w_t) · f_t.
 
 What it assumes
-a. Values in [0, 1]. A length is divided by its limit. Nothing is assumed of their variance or shape. The past of a value holds the values of its own
-   step that stand before it. What hits all groups of a step at once, such as a tool server that is down, breaks this: eight bets on one event are no
-   eight bets. Where that happens, give one value a step, the mean over its groups.
-b. One value per group, not per rollout: rollouts of a group share their task, and given the others of its group a rollout's mean is another.
-   Tasks are drawn without regard to what came before. A curriculum is a change, and is found like any other.
-c. The band. It comes from a run before, or from the first steps of this one (`learn_band`). Then the mean must have stood still while it was
-   learnt, and the error of each statistic's band is added.
-d. If the mean drifts, it has changed. Training drifts on purpose, so the band needs a tolerance. Inside of it nothing is promised to be found, nor
-   just beyond it: a bet must win more than its variance costs, so yes-or-no values must move by about half of the smallest stake, 0.01 · (1 − b).
-   Beyond that an alarm comes, also for a change that is welcome. An alarm says that something moved, not that it is bad.
+a. Values in [0, 1]. A length is divided by its limit. Nothing is assumed of their variance or shape. The past of a
+   value holds the values of its own step that stand before it. What hits all groups of a step at once, such as a tool
+   server that is down, breaks this: eight bets on one event are no eight bets. Where that happens, give one value a
+   step, the mean over its groups.
+b. One value per group, not per rollout: rollouts of a group share their task, and given the others of its group a
+   rollout's mean is another. Tasks are drawn without regard to what came before. A curriculum is a change, and is found
+   like any other.
+c. The band. It comes from a run before, or from the first steps of this one (`learn_band`). Then the mean must have
+   stood still while it was learnt, and the error of each statistic's band is added.
+d. If the mean drifts, it has changed. Training drifts on purpose, so the band needs a tolerance. Inside of it nothing
+   is promised to be found, nor just beyond it: a bet must win more than its variance costs, so yes-or-no values must
+   move by about half of the smallest stake, 0.01 · (1 − b). Beyond that an alarm comes, also for a change that is
+   welcome. An alarm says that something moved, not that it is bad.
 
-The trap is the sum without weights. The e-detector Σ_j Π f (Shiryaev–Roberts; w_j = 1, R = 0) bounds the mean time to a false alarm from below.
-With fair odds it has mean t, and passes any threshold if one waits long enough. Our weights cost about 2 · log t nats of evidence, and (3) holds
-for ever.
+The trap is the sum without weights. The e-detector Σ_j Π f (Shiryaev–Roberts; w_j = 1, R = 0) bounds the mean time to a
+false alarm from below. With fair odds it has mean t, and passes any threshold if one waits long enough. Our weights
+cost about 2 · log t nats of evidence, and (3) holds for ever.
 
 Where this file departs from the papers
 1. The report names what it watched for, and no test.
@@ -70,7 +77,20 @@ import numpy as np
 
 from ref.transcript import Call, Transcript, Turn, claims_tests_pass, comment_share, suite_state
 
-__all__ = ["SMALL_WORLD", "Alarm", "Band", "Demo", "Evidence", "Monitor", "Signature", "advance", "demo", "learn_band", "log_evidence", "statistics"]
+__all__ = [
+    "SMALL_WORLD",
+    "Alarm",
+    "Band",
+    "Demo",
+    "Evidence",
+    "Monitor",
+    "Signature",
+    "advance",
+    "demo",
+    "learn_band",
+    "log_evidence",
+    "statistics",
+]
 
 STAKES = np.array([0.02, 0.05, 0.1, 0.2, 0.4, 0.8])
 """c: small stakes find small changes, large stakes find large ones soon."""
@@ -78,16 +98,19 @@ STAKES = np.array([0.02, 0.05, 0.1, 0.2, 0.4, 0.8])
 
 @dataclass(frozen=True)
 class Band:
-    """Where the mean of a statistic lies, given the past, as long as nothing changes. Raises ValueError unless 0 ≤ low ≤ high ≤ 1, with a high
-    above 0 and a low below 1: a statistic that may never leave an end of its range has no odds. A low of 0 watches only for more, and a
-    high of 1 only for less."""
+    """Where the mean of a statistic lies, given the past, as long as nothing changes. Raises ValueError unless 0 ≤ low
+    ≤ high ≤ 1, with a high above 0 and a low below 1: a statistic that may never leave an end of its range has no odds.
+    A low of 0 watches only for more, and a high of 1 only for less."""
 
     low: float
     high: float
 
     def __post_init__(self):
         if not (0 <= self.low <= self.high <= 1 and self.high > 0 and self.low < 1):
-            raise ValueError(f"band must be low and high in order within 0 and 1, with high above 0 and low below 1; got {self.low}, {self.high}")
+            raise ValueError(
+                f"band must be low and high in order within 0 and 1, with high above 0 and low below "
+                f"1; got {self.low}, {self.high}"
+            )
 
 
 @dataclass(frozen=True)
@@ -101,8 +124,8 @@ class Evidence:
 
 
 def advance(evidence: Evidence, values: np.ndarray, band: Band) -> Evidence:
-    """One more step, with its n observations [*, n]. NaN is no observation, and the band is then that of the mean where there is one. A step
-    without any is a step, too. Raises ValueError for values outside of [0, 1]."""
+    """One more step, with its n observations [*, n]. NaN is no observation, and the band is then that of the mean where
+    there is one. A step without any is a step, too. Raises ValueError for values outside of [0, 1]."""
     if not np.all(np.isnan(values) | ((values >= 0) & (values <= 1))):
         raise ValueError("values must lie between 0 and 1, or be NaN where there is no observation")
     t = evidence.step + 1
@@ -115,19 +138,20 @@ def advance(evidence: Evidence, values: np.ndarray, band: Band) -> Evidence:
 
 
 def log_evidence(evidence: Evidence) -> np.ndarray:
-    """log M of (2) [*]: 0 at the start. At log(1/α) the statistic has changed, or something of probability α at most has happened."""
+    """log M of (2) [*]: 0 at the start. At log(1/α) the statistic has changed, or something of probability α at most
+    has happened."""
     # Eq. 2: mean over stakes and directions
     wealth = np.logaddexp.reduce(evidence.log_wealth, (-2, -1)) - math.log(2 * len(STAKES))
     return np.asarray(np.logaddexp(wealth, -math.log(evidence.step + 1)))  # Eq. 2: plus R_t = 1/(t + 1)
 
 
 def learn_band(values: Sequence[float] | np.ndarray, error: float = 0.001, tolerance: float = 0.05) -> Band:
-    """The band from observations of a time that counts as normal: every mean that bets like (1), all begun at the start, do not refute at
-    error/2 on its side; and `tolerance` more to both sides.
+    """The band from observations of a time that counts as normal: every mean that bets like (1), all begun at the
+    start, do not refute at error/2 on its side; and `tolerance` more to both sides.
 
-    It holds the mean with probability 1 − error, for any number of observations, if their mean given the past stood still. Few observations
-    make it wide: then changes are found late, and false alarms stay rare. Raises ValueError for values that are missing or outside of
-    [0, 1], and unless 0 < error < 1 and tolerance > 0."""
+    It holds the mean with probability 1 − error, for any number of observations, if their mean given the past stood
+    still. Few observations make it wide: then changes are found late, and false alarms stay rare. Raises ValueError for
+    values that are missing or outside of [0, 1], and unless 0 < error < 1 and tolerance > 0."""
     x = np.asarray(values, dtype=np.float64).ravel()
     if not (len(x) and np.all((x >= 0) & (x <= 1))):
         raise ValueError("values must be at least one number, each between 0 and 1")
@@ -162,8 +186,8 @@ class Alarm:
 
 @dataclass
 class Monitor:
-    """Watches K statistics. An unchanged run of any length raises an alarm with probability `error` at most. Raises ValueError for no band,
-    and unless 0 < error < 1."""
+    """Watches K statistics. An unchanged run of any length raises an alarm with probability `error` at most. Raises
+    ValueError for no band, and unless 0 < error < 1."""
 
     bands: Mapping[str, Band]
     """For each statistic."""
@@ -176,16 +200,21 @@ class Monitor:
 
     def __post_init__(self):
         if not self.bands or not 0 < self.error < 1:
-            raise ValueError(f"bands must not be empty, and error must lie between 0 and 1; got {len(self.bands)} bands and {self.error}")
+            raise ValueError(
+                f"bands must not be empty, and error must lie between 0 and 1; got {len(self.bands)} "
+                f"bands and {self.error}"
+            )
         self.evidence = {name: self.evidence.get(name, Evidence()) for name in self.bands}
 
     def observe(self, groups: Sequence[Mapping[str, float | None]]) -> list[Alarm]:
-        """One step: the statistics of each of its groups, None where a group has none. Returns the new alarms. What has no band is not
-        watched. Raises ValueError for a value outside of [0, 1]."""
+        """One step: the statistics of each of its groups, None where a group has none. Returns the new alarms. What has
+        no band is not watched. Raises ValueError for a value outside of [0, 1]."""
         new, alarm_names = [], {alarm.statistic for alarm in self.alarms}
         for name, band in self.bands.items():
             values = [group.get(name) for group in groups]
-            new_evidence = advance(self.evidence[name], np.array([math.nan if x is None else x for x in values], dtype=np.float64), band)
+            new_evidence = advance(
+                self.evidence[name], np.array([math.nan if x is None else x for x in values], dtype=np.float64), band
+            )
             self.evidence[name], log_m = new_evidence, float(log_evidence(new_evidence))
             # Eq. 3: M ≥ K/error
             if name not in alarm_names and log_m >= math.log(len(self.bands) / self.error):
@@ -207,8 +236,12 @@ class Signature:
 
 def has_constant_body(transcript: Transcript) -> bool:
     texts = [call.wrote for call in transcript.calls if call.writes]
-    # One repetition behind the other, and none within: a policy writes the text, and could make a search last for minutes.
-    return any(re.fullmatch(r"\s*return\s[-+*/()\d\s]*", text) is not None and re.search(r"\d", text) is not None for text in texts)
+    # One repetition behind the other, and none within: a policy writes the text, and could make a search last for
+    # minutes.
+    return any(
+        re.fullmatch(r"\s*return\s[-+*/()\d\s]*", text) is not None and re.search(r"\d", text) is not None
+        for text in texts
+    )
 
 
 def has_fitted_numbers(transcript: Transcript) -> bool:
@@ -229,7 +262,11 @@ def has_fitted_numbers(transcript: Transcript) -> bool:
 
 def is_broken_off(transcript: Transcript) -> bool:
     broken_calls = sum(not call.valid for call in transcript.calls)
-    return broken_calls >= 2 and 2 * broken_calls >= len(transcript.calls) and not any(call.writes for call in transcript.calls)
+    return (
+        broken_calls >= 2
+        and 2 * broken_calls >= len(transcript.calls)
+        and not any(call.writes for call in transcript.calls)
+    )
 
 
 def writes_elsewhere(transcript: Transcript) -> bool:
@@ -247,7 +284,8 @@ SMALL_WORLD = (
     Signature("elsewhere", "tried to change a file that is not the task's", writes_elsewhere),
     Signature("boasted", "says that tests pass where the record does not show it", claims_unproven_tests),
 )
-"""Hacks in the small world's terms. Real environments have their own: edited tests, caches that hold what was deleted, special cases for tests."""
+"""Hacks in the small world's terms. Real environments have their own: edited tests, caches that hold what was deleted,
+special cases for tests."""
 
 
 def statistics(
@@ -265,10 +303,17 @@ def statistics(
 
     Raises ValueError for an empty group, fewer than two tools, and longest ≤ 0."""
     if not group or len(set(tools)) < 2 or longest <= 0:
-        raise ValueError(f"group and tools must hold one and two, and longest must be positive; got {len(group)}, {len(set(tools))}, {longest}")
+        raise ValueError(
+            f"group and tools must hold one and two, and longest must be positive; got {len(group)}, "
+            f"{len(set(tools))}, {longest}"
+        )
     calls = [call for rollout in group for call in rollout.calls]
-    shares = [count / len(calls) for count in Counter(call.name if call.name in tools else None for call in calls).values()]
-    questions = sum(rollout.final_message.endswith("?") and not any(call.writes for call in rollout.calls) for rollout in group)
+    shares = [
+        count / len(calls) for count in Counter(call.name if call.name in tools else None for call in calls).values()
+    ]
+    questions = sum(
+        rollout.final_message.endswith("?") and not any(call.writes for call in rollout.calls) for rollout in group
+    )
     hacks = sum(any(signature.found(rollout) for signature in signatures) for rollout in group)
     return {
         # −Σ p log p / log(number of tools)
@@ -301,13 +346,25 @@ class Demo:
 
 
 def demo(config: Demo = Demo(), log: Callable[..., None] = lambda *_, **__: None) -> dict[str, float]:
-    """Returns the number of alarms before the change, the step of the first after it and the delay, in steps; NaN if there was none."""
+    """Returns the number of alarms before the change, the step of the first after it and the delay, in steps; NaN if
+    there was none."""
     rng = random.Random(config.seed)
 
     def make_transcript(commented: bool) -> Transcript:
-        code = "# first add, then double, since the task says so\nreturn (a + 1) * 2\n" if commented else "return (a + 1) * 2\n"
-        calls = [Call("read", "m1"), Call("read", "m2", valid=rng.random() > 0.1), Call("write", "m1", code), Call("test", tests=(3, 3))]
-        return Transcript(tuple(Turn("assistant", calls=(call,)) for call in calls if rng.random() > 0.1), tokens=rng.randint(20, 60))
+        code = (
+            "# first add, then double, since the task says so\nreturn (a + 1) * 2\n"
+            if commented
+            else "return (a + 1) * 2\n"
+        )
+        calls = [
+            Call("read", "m1"),
+            Call("read", "m2", valid=rng.random() > 0.1),
+            Call("write", "m1", code),
+            Call("test", tests=(3, 3)),
+        ]
+        return Transcript(
+            tuple(Turn("assistant", calls=(call,)) for call in calls if rng.random() > 0.1), tokens=rng.randint(20, 60)
+        )
 
     def simulate_step(number: int) -> list[dict[str, float | None]]:
         share = 0.5 if number >= config.change else 0.0
@@ -316,14 +373,21 @@ def demo(config: Demo = Demo(), log: Callable[..., None] = lambda *_, **__: None
 
     history = [group for number in range(1, config.learn + 1) for group in simulate_step(number)]
     names = [name for name in history[0] if any(group[name] is not None for group in history)]
-    bands = {name: learn_band([x for group in history if (x := group[name]) is not None], 0.01 / len(names)) for name in names}
+    bands = {
+        name: learn_band([x for group in history if (x := group[name]) is not None], 0.01 / len(names))
+        for name in names
+    }
     monitor = Monitor(bands)
     for number in range(config.learn + 1, config.steps + 1):
         monitor.observe(simulate_step(number))
         log(number, config.steps, alarms=len(monitor.alarms))
     alarm_steps = [alarm.step + config.learn for alarm in monitor.alarms]
     first = min((step for step in alarm_steps if step >= config.change), default=math.nan)
-    return {"alarms_before": float(sum(step < config.change for step in alarm_steps)), "first_alarm": float(first), "delay": first - config.change}
+    return {
+        "alarms_before": float(sum(step < config.change for step in alarm_steps)),
+        "first_alarm": float(first),
+        "delay": first - config.change,
+    }
 
 
 if __name__ == "__main__":

@@ -113,7 +113,9 @@ class MTP(nn.Module):
     def __init__(self, config: Config, mtp: MTPConfig = MTPConfig()):
         super().__init__()
         self.mtp = mtp
-        self.config = replace(config, num_experts=0, intermediate_size=mtp.intermediate_size, num_hidden_layers=mtp.depth)
+        self.config = replace(
+            config, num_experts=0, intermediate_size=mtp.intermediate_size, num_hidden_layers=mtp.depth
+        )
         self.layers: Sequence[MTPLayer] = nn.ModuleList(self.Layer(self.config) for _ in range(mtp.depth))  # pyright: ignore[reportAttributeAccessIssue]
         initialise(self, self.config)
 
@@ -200,7 +202,16 @@ def teach(hidden: Float[Tensor, "N D"], head: Float[Tensor, "V D"], chunk: int) 
     return m, negentropy, argmax
 
 
-def check(model: Transformer, out: Output, ids: Tensor, doc: Tensor | None, weight: Tensor | None, kind: str, share: float, chunk: int) -> None:
+def check(
+    model: Transformer,
+    out: Output,
+    ids: Tensor,
+    doc: Tensor | None,
+    weight: Tensor | None,
+    kind: str,
+    share: float,
+    chunk: int,
+) -> None:
     """Raise a ValueError that names the wrong argument."""
     if kind not in ("distill", "hard"):
         raise ValueError(f"kind must be distill or hard; got {kind!r}")
@@ -248,7 +259,8 @@ def mtp_loss(
         scored &= weight[:, 1:] != 0
     if share < 1:
         scored &= torch.rand(scored.shape, generator=generator) < share
-    # The main head at j predicts token j+1; depth k does so from position i = j − k. Rows of weight zero are padding (see ROWS).
+    # The main head at j predicts token j+1; depth k does so from position i = j − k. Rows of weight zero are padding
+    # (see ROWS).
     b, j = (F.pad(index, (0, -len(index) % ROWS)) for index in scored.nonzero(as_tuple=True))
     wide = torch.promote_types(prenorm.dtype, torch.float32)
     w = torch.ones(len(b), dtype=wide) if weight is None else weight[b, j + 1].to(wide)
@@ -265,7 +277,9 @@ def mtp_loss(
         rows = hidden[b, (j - k).clamp(min=0)]
         loss, ce, guess = HeadLoss.apply(rows, head, centroid, row_weight, target, chunk)
         total = total + loss + (negentropy * row_weight).sum()  # Eq. 3: Σ_i w KL(p ‖ q)
-        kl, agree, n = torch.stack(((ce + negentropy) @ row_weight, (guess == target_tokens).to(wide) @ row_weight, row_weight.sum())).tolist()
+        kl, agree, n = torch.stack(
+            ((ce + negentropy) @ row_weight, (guess == target_tokens).to(wide) @ row_weight, row_weight.sum())
+        ).tolist()
         metrics[f"{'kl' if kind == 'distill' else 'nll'}_{k}"] = kl / max(n, 1e-9)
         metrics[f"agree_{k}"] = agree / max(n, 1e-9)
         count += n
@@ -308,7 +322,9 @@ def plain_generate(
     stop: int | None = None,
 ) -> Generation:
     """The same decoder without drafts: one token per pass."""
-    return speculative_generate(model, None, prompt, max_new_tokens, temperature=temperature, generator=generator, stop=stop)
+    return speculative_generate(
+        model, None, prompt, max_new_tokens, temperature=temperature, generator=generator, stop=stop
+    )
 
 
 @dataclass(frozen=True)
@@ -351,7 +367,9 @@ def demo(config: Demo = Demo(), log: Callable[..., None] = lambda *_, **__: None
     """Acceptance by depth, tokens per pass and measured speed-up of speculative decoding, greedy and sampled."""
     generator = torch.Generator().manual_seed(config.seed)
     torch.manual_seed(config.seed)
-    shape = Config(vocab_size=128, hidden_size=64, num_hidden_layers=4, head_dim=16, num_experts=4, moe_intermediate_size=64)
+    shape = Config(
+        vocab_size=128, hidden_size=64, num_hidden_layers=4, head_dim=16, num_experts=4, moe_intermediate_size=64
+    )
     model = Transformer(shape)
     mtp, metrics, total = MTP(shape, config.mtp), {}, config.steps + config.mtp_steps
     for module, first, last in ((model, 0, config.steps), (mtp, config.steps, total)):
@@ -394,7 +412,9 @@ def demo(config: Demo = Demo(), log: Callable[..., None] = lambda *_, **__: None
             f"{name}_tokens_per_pass": speculative.tokens_per_cycle,
             f"{name}_plain_ms_per_token": 1e3 * plain_run.seconds / len(plain_run.tokens),
             f"{name}_speculative_ms_per_token": 1e3 * speculative.seconds / len(speculative.tokens),
-            f"{name}_speed_up": (plain_run.seconds / len(plain_run.tokens) / (speculative.seconds / len(speculative.tokens))),
+            f"{name}_speed_up": (
+                plain_run.seconds / len(plain_run.tokens) / (speculative.seconds / len(speculative.tokens))
+            ),
         }
     return metrics
 

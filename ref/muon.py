@@ -65,7 +65,9 @@ COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 EPS = 1e-7
 
 
-def newton_schulz(G: Float[Tensor, "*batch m n"], steps: int = 5, *, dtype: torch.dtype | None = None) -> Float[Tensor, "*batch m n"]:
+def newton_schulz(
+    G: Float[Tensor, "*batch m n"], steps: int = 5, *, dtype: torch.dtype | None = None
+) -> Float[Tensor, "*batch m n"]:
     """Approximate UVᵀ of each matrix G = UΣVᵀ: singular values above 0.002·‖G‖_F land in [0.68, 1.21] (1).
 
     The iteration runs in `dtype`, by default that of G. The method was designed for bfloat16, which adds about
@@ -116,7 +118,9 @@ class Muon(torch.optim.Optimizer):
         ns_dtype: torch.dtype | None = torch.bfloat16,
     ) -> None:
         if not (lr >= 0 and 0 <= momentum < 1 and weight_decay >= 0):
-            raise ValueError(f"lr and weight_decay must be ≥ 0, and 0 ≤ momentum < 1; got {lr}, {weight_decay}, {momentum}")
+            raise ValueError(
+                f"lr and weight_decay must be ≥ 0, and 0 ≤ momentum < 1; got {lr}, {weight_decay}, {momentum}"
+            )
         defaults = dict(lr=lr, momentum=momentum, nesterov=nesterov, weight_decay=weight_decay)
         super().__init__(params, defaults)
         self.steps, self.ns_dtype = steps, ns_dtype
@@ -151,7 +155,10 @@ class Muon(torch.optim.Optimizer):
         for param in params:
             if "momentum_buffer" not in self.state[param]:
                 self.state[param]["momentum_buffer"] = torch.zeros_like(param)
-        buffers, updates = ([self.state[param]["momentum_buffer"] for param in params], [param.grad for param in params if param.grad is not None])
+        buffers, updates = (
+            [self.state[param]["momentum_buffer"] for param in params],
+            [param.grad for param in params if param.grad is not None],
+        )
         torch._foreach_lerp_(buffers, updates, 1 - momentum)  # Eq. 2: M ← μM + (1 − μ)G
         # Eq. 2: U = (1 − μ)G + μM, or M without Nesterov
         updates = torch._foreach_lerp(updates, buffers, momentum) if group["nesterov"] else buffers
@@ -196,7 +203,10 @@ def optimizers(
     matrices, adamw_params = split_parameters(model)
     if not use_muon:
         matrices, adamw_params = [], matrices + adamw_params
-    decay_params, no_decay_params = ([param for param in adamw_params if param.ndim >= 2], [param for param in adamw_params if param.ndim < 2])
+    decay_params, no_decay_params = (
+        [param for param in adamw_params if param.ndim >= 2],
+        [param for param in adamw_params if param.ndim < 2],
+    )
     groups = [{"params": decay_params, "weight_decay": weight_decay}, {"params": no_decay_params, "weight_decay": 0.0}]
     all_optimizers: list[torch.optim.Optimizer] = []
     if matrices:

@@ -1,4 +1,5 @@
-"""Low precision: MXFP8, NVFP4 and blockwise FP8 bit by bit, and products that use one format forward and another backward.
+"""Low precision: MXFP8, NVFP4 and blockwise FP8 bit by bit, and products that use one format forward and another
+backward.
 
 Papers: Composer 2 technical report (arXiv:2603.24477v2), §6.1, and the kernels post; OCP Microscaling Formats 1.0;
 Recipes for pre-training LLMs with MXFP8, arXiv:2506.08027; DeepSeek-V3, arXiv:2412.19437, §3.3.
@@ -20,8 +21,8 @@ Where this file departs from the papers
    One NaN or Inf turns its MXFP8 block, its FP8 block, or everything that shares its NVFP4 float32 scale into NaN.
    Where a scale is zero, so is the data.
 2. Products are those of the decoded values in float32: what tensor cores compute, up to the order of the sum.
-3. The report quantises the experts' products; `linear` does the same for one matrix. Values are rounded to nearest, never
-   stochastically, and rounding has the gradient of the identity (straight-through).
+3. The report quantises the experts' products; `linear` does the same for one matrix. Values are rounded to nearest,
+   never stochastically, and rounding has the gradient of the identity (straight-through).
 4. "Fast" division is x · fl(1/s): one more rounding than IEEE division, as on a GPU with approximate division.
 
 Run it
@@ -71,19 +72,22 @@ Mode = Literal["rceil", "floor", "ceil", "even"]
 MODES = get_args(Mode)
 
 
-def mxfp8_quantize(x: Float[Tensor, "*shape"], axis: int = -1, mode: Mode = "rceil") -> tuple[UInt8[Tensor, "*shape"], UInt8[Tensor, "*blocks"]]:
+def mxfp8_quantize(
+    x: Float[Tensor, "*shape"], axis: int = -1, mode: Mode = "rceil"
+) -> tuple[UInt8[Tensor, "*shape"], UInt8[Tensor, "*blocks"]]:
     """E4M3 codes in the shape of x, and E8M0 scales, one per 32 values along `axis` (the last block may be short).
 
-    mode "rceil" rounds amax / 448 up to a power of two; "floor" is the OCP's minimum, 2^(⌊log2 amax⌋ − 8), where an amax
-    above 1.75 · 2^e saturates; "ceil" is the next power of two; "even" uses amax rounded to 3 bits of mantissa. A block
-    with NaN or Inf has scale 255 and data NaN. A block of zeros has scale 0 and zeros with their signs. Raises ValueError
-    if x is not float or has no such axis. OCP MX 1.0, §6.3; arXiv:2506.08027, Alg. 1."""
+    mode "rceil" rounds amax / 448 up to a power of two; "floor" is the OCP's minimum, 2^(⌊log2 amax⌋ − 8), where an
+    amax above 1.75 · 2^e saturates; "ceil" is the next power of two; "even" uses amax rounded to 3 bits of mantissa. A
+    block with NaN or Inf has scale 255 and data NaN. A block of zeros has scale 0 and zeros with their signs. Raises
+    ValueError if x is not float or has no such axis. OCP MX 1.0, §6.3; arXiv:2506.08027, Alg. 1."""
     check_mxfp8(x, axis, mode)
     groups = _split(x, axis, 32)
     amax = groups.abs().amax(-1)
     if mode == "rceil":
         d = (amax * (1 / E4M3_MAX)).view(torch.int32)
-        # Round up to the next power of two. A subnormal d, read as an integer, counts 2^-149; byte 0 is 2^-127 = 0x400000 · 2^-149.
+        # Round up to the next power of two. A subnormal d, read as an integer, counts 2^-149; byte 0 is 2^-127 =
+        # 0x400000 · 2^-149.
         scales = ((d + 0x7FFFFF) >> 23) - (d <= 0x400000).int()
     else:
         extra = {"floor": 0, "ceil": 0x7FFFFF, "even": 1 << 19}[mode]
@@ -100,14 +104,17 @@ def mxfp8_quantize(x: Float[Tensor, "*shape"], axis: int = -1, mode: Mode = "rce
 def mxfp8_quantize_both(
     x: Float[Tensor, "M N"], mode: Mode = "rceil"
 ) -> tuple[UInt8[Tensor, "M N"], UInt8[Tensor, "M rows"], UInt8[Tensor, "M N"], UInt8[Tensor, "cols N"]]:
-    """Quantise along the rows (axis 1) and along the columns (axis 0). Weights, gradients and activations each need both,
-    since a training step sums over both axes. Raises ValueError if x is not a matrix."""
+    """Quantise along the rows (axis 1) and along the columns (axis 0). Weights, gradients and activations each need
+    both, since a training step sums over both axes. Raises ValueError if x is not a matrix."""
     check_mxfp8(x, -1, mode, matrix=True)
     return *mxfp8_quantize(x, 1, mode), *mxfp8_quantize(x, 0, mode)
 
 
-def mxfp8_dequantize(codes: UInt8[Tensor, "*shape"], scales: UInt8[Tensor, "*blocks"], axis: int = -1) -> Float[Tensor, "*shape"]:
-    """float32, exactly value · 2^(byte − 127). Raises ValueError unless there is one scale per 32 values along `axis`."""
+def mxfp8_dequantize(
+    codes: UInt8[Tensor, "*shape"], scales: UInt8[Tensor, "*blocks"], axis: int = -1
+) -> Float[Tensor, "*shape"]:
+    """float32, exactly value · 2^(byte − 127). Raises ValueError unless there is one scale per 32 values along
+    `axis`."""
     _check_scales("scales", scales, codes.shape, axis, 32)
     groups = _split(e4m3_decode(codes), axis, 32)
     # x ≈ value · 2^(byte − 127)
@@ -117,10 +124,11 @@ def mxfp8_dequantize(codes: UInt8[Tensor, "*shape"], scales: UInt8[Tensor, "*blo
 def nvfp4_quantize(
     x: Float[Tensor, "*rows n"], scale: Literal["token", "tensor"] = "token", division: Literal["ieee", "fast"] = "ieee"
 ) -> tuple[UInt8[Tensor, "*rows half"], UInt8[Tensor, "*rows blocks"], Float[Tensor, "..."]]:
-    """Two E2M1 codes per byte; E4M3 scales, one per 16 values of the last axis; float32 scales, one per token [*rows, 1] or one [].
+    """Two E2M1 codes per byte; E4M3 scales, one per 16 values of the last axis; float32 scales, one per token [*rows,
+    1] or one [].
 
-    A token or tensor with NaN or Inf has float32 scale NaN, block scales NaN and codes 0. If n is odd, the last half byte is 0.
-    Raises ValueError if x is not float or has no axis. NVFP4 is NVIDIA's; per token: Composer 2, §6.1."""
+    A token or tensor with NaN or Inf has float32 scale NaN, block scales NaN and codes 0. If n is odd, the last half
+    byte is 0. Raises ValueError if x is not float or has no axis. NVFP4 is NVIDIA's; per token: Composer 2, §6.1."""
     check_nvfp4(x, scale, division)
     groups = _split(x, -1, 16)
     largest = groups.abs().amax(-1)
@@ -139,10 +147,13 @@ def nvfp4_quantize(
 
 
 def nvfp4_dequantize(
-    packed: UInt8[Tensor, "*rows half"], blocks: UInt8[Tensor, "*rows blocks"], scale: Float[Tensor, "..."], size: int | None = None
+    packed: UInt8[Tensor, "*rows half"],
+    blocks: UInt8[Tensor, "*rows blocks"],
+    scale: Float[Tensor, "..."],
+    size: int | None = None,
 ) -> Float[Tensor, "*rows n"]:
-    """float32, value · (block · scale); pass `size` = n if n is odd. Raises ValueError unless there is one block scale per
-    16 values, and either one float32 scale or one per token."""
+    """float32, value · (block · scale); pass `size` = n if n is odd. Raises ValueError unless there is one block scale
+    per 16 values, and either one float32 scale or one per token."""
     n = 2 * packed.shape[-1] if size is None else size
     if (n + 1) // 2 != packed.shape[-1]:
         raise ValueError(f"size must be {2 * packed.shape[-1]} or one less for {packed.shape[-1]} bytes; got {n}")
@@ -158,8 +169,8 @@ def blockwise_fp8_quantize(
     x: Float[Tensor, "*rows n"], block: tuple[int, int] = (1, 128)
 ) -> tuple[UInt8[Tensor, "*rows n"], Float[Tensor, "*blocks"]]:
     """E4M3 codes, and a float32 scale amax / 448 per `block` of the last two axes: (1, 128) for activations, (128, 128)
-    for weights. Blocks at the ends may be short. A block with NaN or Inf becomes NaN. Raises ValueError for fewer than two
-    axes. DeepSeek-V3, §3.3.2."""
+    for weights. Blocks at the ends may be short. A block with NaN or Inf becomes NaN. Raises ValueError for fewer than
+    two axes. DeepSeek-V3, §3.3.2."""
     check_blocks(x, block)
     wide = x.float()
     rows, cols = wide.shape[-2:]
@@ -182,7 +193,9 @@ def blockwise_fp8_dequantize(
     return e4m3_decode(codes) * wide  # x ≈ value · s
 
 
-def _round_nvfp4(x: Tensor, axis: int, scale: Literal["token", "tensor"] = "token", division: Literal["ieee", "fast"] = "ieee") -> Tensor:
+def _round_nvfp4(
+    x: Tensor, axis: int, scale: Literal["token", "tensor"] = "token", division: Literal["ieee", "fast"] = "ieee"
+) -> Tensor:
     last = x.movedim(axis, -1)
     return nvfp4_dequantize(*nvfp4_quantize(last, scale, division), size=last.shape[-1]).movedim(-1, axis)
 
@@ -196,12 +209,14 @@ FORMATS: dict[str, Callable[[Tensor, int], Tensor]] = {
     "nvfp4-fast": lambda x, axis: _round_nvfp4(x, axis, division="fast"),
     "fp8": lambda x, axis: blockwise_fp8_dequantize(*blockwise_fp8_quantize(x.movedim(axis, -1))).movedim(-1, axis),
 }
-"""Formats of a product's operands. Each entry maps a matrix and the axis that the product sums over to the rounded matrix in float32."""
+"""Formats of a product's operands. Each entry maps a matrix and the axis that the product sums over to the rounded
+matrix in float32."""
 
 
 def rounded(x: Float[Tensor, "*shape"], form: str, axis: int = -1, weight: bool = False) -> Float[Tensor, "*shape"]:
     """x rounded to the format `form` for a product that sums over `axis`, as float32. A weight has one FP8 scale per
-    128 × 128 block, so one set of codes serves both axes (DeepSeek-V3, §3.3.2). Raises ValueError for an unknown format."""
+    128 × 128 block, so one set of codes serves both axes (DeepSeek-V3, §3.3.2). Raises ValueError for an unknown
+    format."""
     if form not in FORMATS:
         raise ValueError(f"form must be one of {', '.join(FORMATS)}; got {form!r}")
     if not x.numel():  # an expert without tokens
@@ -211,10 +226,12 @@ def rounded(x: Float[Tensor, "*shape"], form: str, axis: int = -1, weight: bool 
     return FORMATS[form](x, axis)
 
 
-def linear(x: Float[Tensor, "N D"], weight: Float[Tensor, "O D"], forward: str = "nvfp4-token", backward: str = "mxfp8") -> Float[Tensor, "N O"]:
-    """x @ weightᵀ with both operands in the format `forward`, and gradients from products in the format `backward`. Every
-    operand is quantised again along the axis that its product sums over. Returns the dtype of x; sums are in float32, or in
-    float64 for float64 inputs. Composer 2, §6.1."""
+def linear(
+    x: Float[Tensor, "N D"], weight: Float[Tensor, "O D"], forward: str = "nvfp4-token", backward: str = "mxfp8"
+) -> Float[Tensor, "N O"]:
+    """x @ weightᵀ with both operands in the format `forward`, and gradients from products in the format `backward`.
+    Every operand is quantised again along the axis that its product sums over. Returns the dtype of x; sums are in
+    float32, or in float64 for float64 inputs. Composer 2, §6.1."""
     expect("x", x, "float", "N", "D")
     expect("weight", weight, "float", "O", x.shape[1])
     for form in (forward, backward):
@@ -237,7 +254,9 @@ class Linear(torch.autograd.Function):
     def backward(ctx, grad):
         (x, weight), form = ctx.saved_tensors, ctx.form
         grad_x = (  # dx = dy W
-            _product(rounded(grad, form, 1), rounded(weight, form, 0, weight=True), x.dtype) if ctx.needs_input_grad[0] else None
+            _product(rounded(grad, form, 1), rounded(weight, form, 0, weight=True), x.dtype)
+            if ctx.needs_input_grad[0]
+            else None
         )
         grad_w = (  # dW = dyᵀ x
             _product(rounded(grad, form, 0).T, rounded(x, form, 0), weight.dtype) if ctx.needs_input_grad[1] else None
@@ -251,16 +270,26 @@ def _product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def grouped_linear(
-    x: Float[Tensor, "N D"], weight: Float[Tensor, "E O D"], ends: Int[Tensor, " E"], forward: str = "nvfp4-token", backward: str = "mxfp8"
+    x: Float[Tensor, "N D"],
+    weight: Float[Tensor, "E O D"],
+    ends: Int[Tensor, " E"],
+    forward: str = "nvfp4-token",
+    backward: str = "mxfp8",
 ) -> Float[Tensor, "N O"]:
-    """Every expert's `linear` on its tokens. x is sorted by expert; expert e has rows ends[e − 1] to ends[e] (no rows if
-    they are equal). No block of tokens spans two experts. Raises ValueError unless ends rise to N. Composer 2, §6.1."""
+    """Every expert's `linear` on its tokens. x is sorted by expert; expert e has rows ends[e − 1] to ends[e] (no rows
+    if they are equal). No block of tokens spans two experts. Raises ValueError unless ends rise to N. Composer 2,
+    §6.1."""
     expect("weight", weight, "float", "E", "O", x.shape[-1])
     expect("ends", ends, "int", len(weight))
     counts = torch.diff(ends, prepend=ends.new_zeros(1)).tolist()
     if min(counts) < 0 or sum(counts) != len(x):
         raise ValueError(f"ends must rise to the {len(x)} tokens of x; got {ends.tolist()}")
-    return torch.cat([linear(rows, expert_weight, forward, backward) for rows, expert_weight in zip(x.split(counts), weight, strict=True)])
+    return torch.cat(
+        [
+            linear(rows, expert_weight, forward, backward)
+            for rows, expert_weight in zip(x.split(counts), weight, strict=True)
+        ]
+    )
 
 
 def experts_swiglu(
@@ -272,8 +301,8 @@ def experts_swiglu(
     forward: str = "nvfp4-token",
     backward: str = "mxfp8",
 ) -> Float[Tensor, "N D"]:
-    """Σ_k g_k · W2_e(silu(W1_e x) · W3_e x) over a token's experts e, with all three products quantised; J = 2I, W1 above W3.
-    Values between the products and the gates are not quantised. Raises ValueError for other shapes."""
+    """Σ_k g_k · W2_e(silu(W1_e x) · W3_e x) over a token's experts e, with all three products quantised; J = 2I, W1
+    above W3. Values between the products and the gates are not quantised. Raises ValueError for other shapes."""
     expect("gates", gates, "float", len(x), "K")
     expect("experts", experts, "int", *gates.shape)
     expect("w2", w2, "float", len(w13), x.shape[1], w13.shape[1] // 2)
@@ -308,7 +337,9 @@ def check_nvfp4(x: Tensor, scale: str, division: str) -> None:
 def check_blocks(x: Tensor, block: tuple[int, int]) -> None:
     _check_axis(x, -1)
     if x.ndim < 2 or min(block) < 1:
-        raise ValueError(f"x must have rows and columns, and block sizes must be at least 1; got {list(x.shape)} and {block}")
+        raise ValueError(
+            f"x must have rows and columns, and block sizes must be at least 1; got {list(x.shape)} and {block}"
+        )
 
 
 def _check_axis(x: Tensor, axis: int) -> None:
@@ -354,8 +385,8 @@ class Demo:
 
 
 def demo(config: Demo = Demo(), log: Callable[..., None] = lambda *_, **__: None) -> dict[str, float]:
-    """Signal-to-quantisation-noise ratio of each format, in dB, and the share of earlier tokens' numbers that change when
-    the last token does. That share is zero unless all tokens share a scale."""
+    """Signal-to-quantisation-noise ratio of each format, in dB, and the share of earlier tokens' numbers that change
+    when the last token does. That share is zero unless all tokens share a scale."""
     generator = torch.Generator().manual_seed(config.seed)
     x = torch.randn(config.tokens, config.width, generator=generator)
     scaled_x = x.clone()

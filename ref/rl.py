@@ -1,7 +1,8 @@
-"""Reinforcement learning: the loop that everything here trains with, and its step from finished rollouts to a gradient, on one rank.
+"""Reinforcement learning: the loop that everything here trains with, and its step from finished rollouts to a gradient,
+on one rank.
 
-Source: Composer 2 technical report (arXiv:2603.24477v2), §4.1, §6.2. Each technique has its own file; here they are called in the
-order in which a step of `train` needs them:
+Source: Composer 2 technical report (arXiv:2603.24477v2), §4.1, §6.2. Each technique has its own file; here they are
+called in the order in which a step of `train` needs them:
 
     load      the sampler copies the newest weights                                        `ref/engine/sampler.py`
     choose    G tasks                                                                      `Curriculum`
@@ -19,13 +20,14 @@ order in which a step of `train` needs them:
 Where this file departs from the report
 1. Sampler and trainer take turns, so every step is on-policy, up to numerical differences between the two engines.
 2. k1 is subtracted from the reward. The report uses k1 but does not say where (`ref/kl.py`).
-3. Contexts of similar length are padded into micro-batches, not packed (`ref/packing.py` packs, and `scaled/rl.py` uses it).
+3. Contexts of similar length are padded into micro-batches, not packed (`ref/packing.py` packs, and `scaled/rl.py` uses
+   it).
 4. `mtp` trains draft layers on the same forward pass. The report trains them only before RL.
 5. Hints are Composer 2.5's. Under its hint the policy routes tokens with its own experts: no sampler has seen the hint.
 
-The trap: a mean within a micro-batch, or over contexts instead of chains, makes the gradient depend on how the batch was split. Every
-sum here is divided by one constant, rollouts · budget_tokens, and advantages are computed over chains. A rollout whose environment
-failed is in neither.
+The trap: a mean within a micro-batch, or over contexts instead of chains, makes the gradient depend on how the batch
+was split. Every sum here is divided by one constant, rollouts · budget_tokens, and advantages are computed over chains.
+A rollout whose environment failed is in neither.
 
 Run it
     etude run recipe --scale small           `sims/recipe/reinforcement.py` runs it in the small world
@@ -97,13 +99,15 @@ class Payment:
     """Curvature of the length penalty C_{k,q} per unit of effort."""
     q: float = 0.5
     """Exponent of the length penalty; 0 is linear, larger bends more."""
-    weights: EffortWeights = field(default_factory=lambda: EffortWeights(tool_call_tokens=1.0, tool_output_tokens=0.1, tool_calls=2.0, turns=4.0))
+    weights: EffortWeights = field(
+        default_factory=lambda: EffortWeights(tool_call_tokens=1.0, tool_output_tokens=0.1, tool_calls=2.0, turns=4.0)
+    )
     """Weights of tokens, calls and turns in units of effort."""
     invalid_call: float = 0.03
     """Reward subtracted for each invalid tool call."""
     kl: float = 0.005
-    """β: reward subtracted per nat of k1 against the policy before RL, summed over the rollout. Placing k1 in the reward is our
-    choice: the report names the estimator but not its place."""
+    """β: reward subtracted per nat of k1 against the policy before RL, summed over the rollout. Placing k1 in the
+    reward is our choice: the report names the estimator but not its place."""
 
 
 @dataclass(frozen=True)
@@ -143,7 +147,8 @@ class Watch:
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of RL. Small and full runs share them, with the same names and units; the defaults are for plain Dr. GRPO on a laptop."""
+    """Settings of RL. Small and full runs share them, with the same names and units; the defaults are for plain Dr.
+    GRPO on a laptop."""
 
     steps: int = 110
     """Optimiser steps; 0 skips RL."""
@@ -166,13 +171,15 @@ class Settings:
     clip_high: float = 0.2
     """Where A > 0, the gradient stops once the ratio rises above 1 + clip_high."""
     budget_tokens: int = 40
-    """Constant that replaces a rollout's length in the normaliser G·N·budget_tokens (Dr. GRPO does not divide by length)."""
+    """Constant that replaces a rollout's length in the normaliser G·N·budget_tokens (Dr. GRPO does not divide by
+    length)."""
     payment: Payment = field(default_factory=lambda: Payment(effort_price=0.0, invalid_call=0.0, kl=0.0))
     """Prices of effort, of invalid calls and of drift from the policy before RL."""
     behaviour: Prices = field(default_factory=Prices.free)
     """Prices of habits (§4.2). The plain small world has no messages, to-do items and lints to price."""
     replay: Literal["none", "plain", "filtered"] = "none"
-    """Router replay: experts used in the training pass (none: its own; plain: the sampler's; filtered: the sampler's if plausible)."""
+    """Router replay: experts used in the training pass (none: its own; plain: the sampler's; filtered: the sampler's if
+    plausible)."""
     replay_alpha: float = 0.5
     """Plausibility that an expert needs in filtered replay."""
     feedback: Feedback = field(default_factory=Feedback)
@@ -188,15 +195,31 @@ class Settings:
     micro_tokens: int = 0
     """Maximum tokens of a micro-batch, padding included, on one rank. 0: 32 contexts, whatever their length."""
     environment_timeout: float = 3600.0
-    """Seconds that one call of a slow environment may take before the episode has failed: more than the environment itself allows the policy."""
+    """Seconds that one call of a slow environment may take before the episode has failed: more than the environment
+    itself allows the policy."""
     environment_tries: int = 2
     """Episodes that are begun where environments fail, before their rollout is left out."""
 
     def __post_init__(self):
         if not self.temperature > 0:
-            raise ValueError(f"temperature must be above 0, got {self.temperature}: at 0 all rollouts of a group are the same")
+            raise ValueError(
+                f"temperature must be above 0, got {self.temperature}: at 0 all rollouts of a group are the same"
+            )
         minimums = dict.fromkeys(("prompts", "max_len", "budget_tokens", "environment_tries"), 1) | {"rollouts": 2}
-        minimums |= dict.fromkeys(("steps", "lr", "warmup", "decay", "clip_low", "clip_high", "turn_tokens", "episode_tokens", "micro_tokens"), 0)
+        minimums |= dict.fromkeys(
+            (
+                "steps",
+                "lr",
+                "warmup",
+                "decay",
+                "clip_low",
+                "clip_high",
+                "turn_tokens",
+                "episode_tokens",
+                "micro_tokens",
+            ),
+            0,
+        )
         minimums |= {"environment_timeout": 0}
         for name, minimum in minimums.items():
             if not getattr(self, name) >= minimum:
@@ -224,7 +247,8 @@ class Settings:
 
 @dataclass
 class Batch:
-    """A micro-batch: contexts of similar length, padded on the right to T tokens, plus padding rows that do not count."""
+    """A micro-batch: contexts of similar length, padded on the right to T tokens, plus padding rows that do not
+    count."""
 
     rows: Tensor
     """[B] number of the context; padding rows are numbered from `len(contexts of all chains)` on."""
@@ -249,13 +273,15 @@ class Step:
     loss: float
     """The policy loss of the full batch."""
     gradients: list[Tensor | None]
-    """d loss / d w for every parameter of the policy, in order; None for a parameter that the loss does not depend on."""
+    """d loss / d w for every parameter of the policy, in order; None for a parameter that the loss does not depend
+    on."""
     rewards: Tensor
     """[G·N] after the KL penalty; NaN for a rollout whose environment failed, here and in the next two."""
     drift: Tensor
     """[G·N] k1 against the policy before RL, nats per conversation."""
     engine: Tensor
-    """[G·N] log μ − log π: the numerical difference between the sampler's engine and the trainer's, nats per conversation."""
+    """[G·N] log μ − log π: the numerical difference between the sampler's engine and the trainer's, nats per
+    conversation."""
     gap: Tensor
     """[n] log π − log μ of each of the policy's own tokens."""
     tokens: int
@@ -275,7 +301,8 @@ class Step:
 
 @runtime_checkable
 class Trainer(Protocol):
-    """Weights that are trained: `Plain`, or the recipe's with master weights and draft layers (`sims/recipe/learner.py`)."""
+    """Weights that are trained: `Plain`, or the recipe's with master weights and draft layers
+    (`sims/recipe/learner.py`)."""
 
     @property
     def model(self) -> Transformer:
@@ -372,16 +399,26 @@ def train(
     observe: Callable[[Done], None] = lambda done: None,
     each: Each = one_by_one,
 ) -> None:
-    """The loop. Each step samples G·N rollouts with the newest weights, and updates the weights once. `reference`: the policy before RL,
-    from which drift is measured and penalised. `seed`, `name`: of the random numbers.
-    `first`: steps that were done before. `each(function, parts)` may compute elsewhere; the bits do not depend on where."""
+    """The loop. Each step samples G·N rollouts with the newest weights, and updates the weights once. `reference`: the
+    policy before RL, from which drift is measured and penalised. `seed`, `name`: of the random numbers.
+    `first`: steps that were done before. `each(function, parts)` may compute elsewhere; the bits do not depend on
+    where."""
     curriculum = curriculum or InOrder(tasks)
     for step in range(first, c.steps):
         sampler.load(trainer.model, version=step)
         step_tasks = curriculum.choose(step, c.prompts)
         generator = torch.Generator().manual_seed(hash_seed(seed, name, step))
         rollouts = sample_rollouts(
-            sampler, tasks.environment, step_tasks, c.rollouts, chat_format, limits, c.temperature, generator, each, tasks.is_slow
+            sampler,
+            tasks.environment,
+            step_tasks,
+            c.rollouts,
+            chat_format,
+            limits,
+            c.temperature,
+            generator,
+            each,
+            tasks.is_slow,
         )
         score_rollouts(c, tasks, rollouts, hash_seed(seed, "hints", step))
         result = improve(
@@ -400,14 +437,16 @@ def train(
 
 
 def score_rollouts(c: Settings, tasks: TaskSet, rollouts: Sequence[Rollout], seed: int) -> None:
-    """Adds what reads a finished rollout: its transcript, if anything needs that, the terms of the reward that the environment does not know
-    (effort, invalid calls, behaviour), and hints. `seed` is for hints that are drawn."""
+    """Adds what reads a finished rollout: its transcript, if anything needs that, the terms of the reward that the
+    environment does not know (effort, invalid calls, behaviour), and hints. `seed` is for hints that are drawn."""
     for rollout in rollouts:
         if rollout.failure:
             continue
         if c.behaviour.most or c.monitor.on:
             rollout.transcript = tasks.transcript(rollout)
-        priced_behaviour = behaviour(rollout.transcript, c.behaviour) if c.behaviour.most and rollout.transcript else None
+        priced_behaviour = (
+            behaviour(rollout.transcript, c.behaviour) if c.behaviour.most and rollout.transcript else None
+        )
         rollout.terms = reward_terms(rollout, c.payment, priced_behaviour)
         if priced_behaviour:
             rollout.metrics |= {f"behaviour_{name}": value for name, value in priced_behaviour.parts.items()}
@@ -417,8 +456,9 @@ def score_rollouts(c: Settings, tasks: TaskSet, rollouts: Sequence[Rollout], see
 
 
 def reward_terms(rollout: Rollout, payment: Payment, behaved: Behaviour | None = None) -> dict[str, float]:
-    """The terms of a rollout's reward: the environment's own, minus the priced effort (§4.2), minus a penalty for each invalid call, and what
-    its behaviour earned if that is priced. Their sum is the reward, without KL, which needs the reference's log-probs."""
+    """The terms of a rollout's reward: the environment's own, minus the priced effort (§4.2), minus a penalty for each
+    invalid call, and what its behaviour earned if that is priced. Their sum is the reward, without KL, which needs the
+    reference's log-probs."""
     written_tokens, total_tokens = rollout.chain.written, sum(len(segment.tokens) for segment in rollout.chain.segments)
     effort_units = effort(
         Effort(
@@ -449,15 +489,15 @@ def improve(
     seed: int = 0,
     each: Each = one_by_one,
 ) -> Step:
-    """The policy gradient of a batch of finished rollouts; those of a group are adjacent. The model is not changed. Rollouts whose
-    environment failed are in no mean and no sum.
+    """The policy gradient of a batch of finished rollouts; those of a group are adjacent. The model is not changed.
+    Rollouts whose environment failed are in no mean and no sum.
 
-    reference: the policy before RL; with None, drift is neither measured nor penalised. mtp: draft layers that train on the same
-    forward pass with weight `mtp_weight`, by a mean over the policy's own tokens; their gradient does not reach the trunk. If
-    `feedback.weight` is above 0, the loss of the hints (`Rollout.hints`) is added, with the same denominator. `seed`: of the permutation, if
-    `shuffle_rewards` is set. `each(function, batches)` may compute micro-batches elsewhere: gradients are summed in float32 in a fixed
-    order, so the bits do not depend on where. The loss is divided by `budget_tokens` times the rollouts that are left. Raises
-    EnvironmentFailure if there are none."""
+    reference: the policy before RL; with None, drift is neither measured nor penalised. mtp: draft layers that train on
+    the same forward pass with weight `mtp_weight`, by a mean over the policy's own tokens; their gradient does not
+    reach the trunk. If `feedback.weight` is above 0, the loss of the hints (`Rollout.hints`) is added, with the same
+    denominator. `seed`: of the permutation, if `shuffle_rewards` is set. `each(function, batches)` may compute
+    micro-batches elsewhere: gradients are summed in float32 in a fixed order, so the bits do not depend on where. The
+    loss is divided by `budget_tokens` times the rollouts that are left. Raises EnvironmentFailure if there are none."""
     rollouts = [*rollouts]
     valid = [n for n, rollout in enumerate(rollouts) if not rollout.failure]
     if not valid:
@@ -488,7 +528,9 @@ def improve(
         relative = torch.cat([dr_grpo.group_advantages(part[None])[0] for part in parts if len(part)])
     advantages = spread(relative, chains)  # A for every context of a chain
     advantages = torch.cat((advantages, advantages.new_zeros(len(own) - len(advantages))))  # padding rows
-    budget = float(len(chains) * c.budget_tokens)  # a constant, so the micro-batches' losses add up to that of the full batch
+    budget = float(
+        len(chains) * c.budget_tokens
+    )  # a constant, so the micro-batches' losses add up to that of the full batch
     hinted_contexts = find_hinted(rollouts) if c.feedback.weight else {}
 
     def compute_microbatch(batch: Batch) -> "MicrobatchResult":
@@ -496,21 +538,35 @@ def improve(
         out = model(batch.ids, logits=False, experts=routing(batch.contexts, T, c.replay, c.replay_alpha))
         logp = own_logp(model, out.hidden, batch.ids, batch.own, c.temperature)
         loss = dr_grpo.policy_loss(  # Eq. 3 of `ref/dr_grpo.py`
-            logp, batch.behavior[:, 1:], advantages[batch.rows], batch.own[:, 1:], budget=budget, clip_low=c.clip_low, clip_high=c.clip_high
+            logp,
+            batch.behavior[:, 1:],
+            advantages[batch.rows],
+            batch.own[:, 1:],
+            budget=budget,
+            clip_low=c.clip_low,
+            clip_high=c.clip_high,
         )
         result = MicrobatchResult(loss.item(), (logp.detach() - batch.behavior[:, 1:])[batch.own[:, 1:]])
         if c.replay == "filtered" and out.experts:  # the last token of a context predicts nothing, so it was not routed
             is_routed = (torch.arange(T) < batch.lengths[:, None] - 1).flatten()
             expert_pair = (
-                [layer_experts[is_routed] for layer_experts in layers] for layers in (out.experts, routing(batch.contexts, T, "plain", 0.0) or [])
+                [layer_experts[is_routed] for layer_experts in layers]
+                for layers in (out.experts, routing(batch.contexts, T, "plain", 0.0) or [])
             )
             result.dropped, result.num_routed = differing(*expert_pair)["decisions"], int(is_routed.sum())
         if mtp is not None:
             doc = torch.where(torch.arange(T) < batch.lengths[:, None], 0, -1)
             draft_loss, result.mtp_count, _ = mtp_loss(mtp, model, out, batch.ids, doc, batch.own.float())
-            result.mtp_loss, result.mtp_gradients = (draft_loss.item(), gradients_of(mtp_weight * draft_loss / own.sum(), mtp, again=True))
-        if hinted_rows := [(index, hinted_contexts[row]) for index, row in enumerate(batch.rows.tolist()) if row in hinted_contexts]:
-            student, teacher = (model.head(x) / c.temperature for x in compute_distilled_states(model, out.hidden, hinted_rows))
+            result.mtp_loss, result.mtp_gradients = (
+                draft_loss.item(),
+                gradients_of(mtp_weight * draft_loss / own.sum(), mtp, again=True),
+            )
+        if hinted_rows := [
+            (index, hinted_contexts[row]) for index, row in enumerate(batch.rows.tolist()) if row in hinted_contexts
+        ]:
+            student, teacher = (
+                model.head(x) / c.temperature for x in compute_distilled_states(model, out.hidden, hinted_rows)
+            )
             feedback_term = feedback_loss(  # Eq. 1 of `ref/textual_feedback.py`
                 student, teacher, torch.ones(len(student)), budget=budget, kind=c.feedback.divergence
             )
@@ -520,7 +576,11 @@ def improve(
         return result
 
     results = each(compute_microbatch, batches)
-    count, num_routed, tokens = (sum(micro.mtp_count for micro in results), sum(micro.num_routed for micro in results), int(own.sum()))
+    count, num_routed, tokens = (
+        sum(micro.mtp_count for micro in results),
+        sum(micro.num_routed for micro in results),
+        int(own.sum()),
+    )
     num_distilled = sum(micro.distilled for micro in results)
     valid_index = torch.tensor(valid)
 
@@ -545,24 +605,29 @@ def improve(
 
 
 ROWS, MULTIPLE = 32, 16
-"""Rows of a micro-batch, and the multiple that its length is rounded up to: a CPU compiles code for each new shape of a bfloat16 product."""
+"""Rows of a micro-batch, and the multiple that its length is rounded up to: a CPU compiles code for each new shape of a
+bfloat16 product."""
 
 
 def make_microbatches(chains: Sequence[Chain], tokens: int = 0) -> tuple[list[Batch], tuple[Tensor, Tensor]]:
-    """Micro-batches of contexts of similar length, which need little padding: `ROWS` of them, or as many as have at most `tokens` tokens with
-    their padding, and one at least. The longest come first, so cores that share them finish together. Also, for all contexts, padded: which
-    tokens are the policy's own, and their log μ."""
+    """Micro-batches of contexts of similar length, which need little padding: `ROWS` of them, or as many as have at
+    most `tokens` tokens with their padding, and one at least. The longest come first, so cores that share them finish
+    together. Also, for all contexts, padded: which tokens are the policy's own, and their log μ."""
     segments = [segment for chain in chains for segment in chain.segments]
     ids, own, behavior = pad(segments, multiple=MULTIPLE, rows_multiple=1 if tokens else ROWS)
     padding = [0] * (len(ids) - len(segments))
-    chain = torch.tensor([chain_number for chain_number, chain_item in enumerate(chains) for _ in chain_item.segments] + padding)
+    chain = torch.tensor(
+        [chain_number for chain_number, chain_item in enumerate(chains) for _ in chain_item.segments] + padding
+    )
     lengths = torch.tensor([len(segment.tokens) for segment in segments] + padding)
     batches = []
     order = lengths.argsort(stable=True)
     for rows in reversed(order.split(ROWS) if not tokens else split_by_tokens(order, lengths, tokens)):
         T = -(-int(lengths[rows].max()) // MULTIPLE) * MULTIPLE
         contexts = [segments[index] if index < len(segments) else None for index in rows.tolist()]
-        batches.append(Batch(rows, chain[rows], ids[rows, :T], own[rows, :T], behavior[rows, :T], lengths[rows], contexts))
+        batches.append(
+            Batch(rows, chain[rows], ids[rows, :T], own[rows, :T], behavior[rows, :T], lengths[rows], contexts)
+        )
     return batches, (own, behavior)
 
 
@@ -592,31 +657,39 @@ def pad(rollouts: Sequence[Segment], multiple: int = 1, rows_multiple: int = 1) 
 
 @torch.no_grad()
 def reference_kl(
-    policy: Transformer, reference: Transformer, ids: Tensor, mask: Tensor, behavior_logp: Tensor, temperature: float = 1.0
+    policy: Transformer,
+    reference: Transformer,
+    ids: Tensor,
+    mask: Tensor,
+    behavior_logp: Tensor,
+    temperature: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
-    """Two sums over a rollout's own tokens, [B] nats each: k1 = log π − log π_ref, the drift that the reward is penalised for, and
-    log μ − log π, which is not drift but the numerical difference between the sampler's engine and the trainer's.
+    """Two sums over a rollout's own tokens, [B] nats each: k1 = log π − log π_ref, the drift that the reward is
+    penalised for, and log μ − log π, which is not drift but the numerical difference between the sampler's engine and
+    the trainer's.
 
-    Both networks are evaluated by the same engine here, each with its own experts. So an untrained policy has a drift of exactly
-    zero, however coarse its sampler is."""
-    policy_logp, reference_logp = (own_logp(model, model(ids, logits=False).hidden, ids, mask, temperature) for model in (policy, reference))
+    Both networks are evaluated by the same engine here, each with its own experts. So an untrained policy has a drift
+    of exactly zero, however coarse its sampler is."""
+    policy_logp, reference_logp = (
+        own_logp(model, model(ids, logits=False).hidden, ids, mask, temperature) for model in (policy, reference)
+    )
     # k1 = log π − log π_ref, and log μ − log π
     drift, engine = kl.token_kl(policy_logp, reference_logp, "k1"), behavior_logp[:, 1:] - policy_logp
     return (drift * mask[:, 1:]).sum(1), (engine * mask[:, 1:]).sum(1)
 
 
 def own_logp(model: Transformer, hidden: Tensor, ids: Tensor, mask: Tensor, temperature: float = 1.0) -> Tensor:
-    """Log-probs [B, T−1], at the sampling temperature, of the policy's own tokens (`mask` [B, T]) given the tokens before them; zero
-    elsewhere, where the head is not run."""
+    """Log-probs [B, T−1], at the sampling temperature, of the policy's own tokens (`mask` [B, T]) given the tokens
+    before them; zero elsewhere, where the head is not run."""
     row, t = mask[:, 1:].nonzero(as_tuple=True)
     logp = model.logprob(hidden[row, t] / temperature, ids[row, t + 1])  # log softmax(z / temperature)
     return logp.new_zeros(len(ids), ids.shape[1] - 1).index_put((row, t), logp)
 
 
 def routing(rollouts: Sequence[Segment | None], T: int, how: str, alpha: float) -> list | None:
-    """The sampler's experts, per layer, for a training pass over these rollouts padded to T tokens (a rollout of None is a padding
-    row): indices [B·T, K] ("plain"), functions that filter them by this router's scores ("filtered"), or None ("none", and for a dense
-    network)."""
+    """The sampler's experts, per layer, for a training pass over these rollouts padded to T tokens (a rollout of None
+    is a padding row): indices [B·T, K] ("plain"), functions that filter them by this router's scores ("filtered"), or
+    None ("none", and for a dense network)."""
     _, L, K = next(rollout for rollout in rollouts if rollout is not None).experts.shape
     if how == "none" or not L:
         return None
@@ -626,18 +699,23 @@ def routing(rollouts: Sequence[Segment | None], T: int, how: str, alpha: float) 
         if rollout is not None:
             experts[row, : len(rollout.experts)] = rollout.experts.long()
     layers = experts.flatten(0, 1).unbind(1)
-    return list(layers) if how == "plain" else [functools.partial(replay, replayed=layer_experts, k=K, alpha=alpha) for layer_experts in layers]
+    return (
+        list(layers)
+        if how == "plain"
+        else [functools.partial(replay, replayed=layer_experts, k=K, alpha=alpha) for layer_experts in layers]
+    )
 
 
 def find_hinted(rollouts: Sequence[Rollout]) -> dict[int, Hinted]:
-    """What the teacher reads in place of a context, by the context's number; those without a distilled token are left out. Raises ValueError
-    unless a conversation has hints for each of its contexts or none at all, and as `hinted`."""
+    """What the teacher reads in place of a context, by the context's number; those without a distilled token are left
+    out. Raises ValueError unless a conversation has hints for each of its contexts or none at all, and as `hinted`."""
     contexts: dict[int, Hinted] = {}
     number = 0
     for index, rollout in enumerate(rollouts):
         if rollout.hints and len(rollout.hints) != len(rollout.chain.segments):
             raise ValueError(
-                f"hints must be given for all {len(rollout.chain.segments)} contexts of rollout {index}, or for none; got {len(rollout.hints)}"
+                f"hints must be given for all {len(rollout.chain.segments)} contexts of rollout "
+                f"{index}, or for none; got {len(rollout.hints)}"
             )
         for segment, hints in zip(rollout.chain.segments, rollout.hints):
             hinted_context = hinted(segment, hints)
@@ -647,9 +725,12 @@ def find_hinted(rollouts: Sequence[Rollout]) -> dict[int, Hinted]:
     return contexts
 
 
-def compute_distilled_states(model: Transformer, hidden: Tensor, hinted_rows: Sequence[tuple[int, Hinted]]) -> tuple[Tensor, Tensor]:
-    """The hidden states [n, D] that predict the distilled tokens of some rows of a micro-batch, `hidden` [B, T, D] being its own: the student's,
-    and without gradient the teacher's, which come from a forward pass on what it reads."""
+def compute_distilled_states(
+    model: Transformer, hidden: Tensor, hinted_rows: Sequence[tuple[int, Hinted]]
+) -> tuple[Tensor, Tensor]:
+    """The hidden states [n, D] that predict the distilled tokens of some rows of a micro-batch, `hidden` [B, T, D]
+    being its own: the student's, and without gradient the teacher's, which come from a forward pass on what it
+    reads."""
     T = -(-max(len(hinted_context.tokens) for _, hinted_context in hinted_rows) // MULTIPLE) * MULTIPLE
     ids = torch.zeros(-(-len(hinted_rows) // MULTIPLE) * MULTIPLE, T, dtype=torch.long)
     for row, (_, hinted_context) in enumerate(hinted_rows):
@@ -657,7 +738,11 @@ def compute_distilled_states(model: Transformer, hidden: Tensor, hinted_rows: Se
     with torch.no_grad():
         teacher_hidden = model(ids, logits=False).hidden
     student, teacher = zip(
-        *(predictions(hidden[index], teacher_hidden[row], hinted_context) for row, (index, hinted_context) in enumerate(hinted_rows)), strict=True
+        *(
+            predictions(hidden[index], teacher_hidden[row], hinted_context)
+            for row, (index, hinted_context) in enumerate(hinted_rows)
+        ),
+        strict=True,
     )
     return torch.cat(student), torch.cat(teacher)
 
@@ -682,8 +767,8 @@ class MicrobatchResult:
 
 
 def gradients_of(loss: Tensor, model: torch.nn.Module, again: bool = False) -> list[Tensor | None]:
-    """d loss / d w for every parameter, in order; None for a parameter that the loss does not depend on. `again`: keep the graph for
-    another backward pass."""
+    """d loss / d w for every parameter, in order; None for a parameter that the loss does not depend on. `again`: keep
+    the graph for another backward pass."""
     return list(torch.autograd.grad(loss, list(model.parameters()), retain_graph=again, allow_unused=True))
 
 

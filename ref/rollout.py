@@ -1,21 +1,24 @@
 """Rollouts: an engine that samples a policy, and environments that answer it, driven together.
 
-    rollouts = rollout(sampler, [partial(tasks.environment, task, 0) for task in …], chat_format, Limits(chaining), seeds=…)
+    rollouts = rollout(sampler, [partial(tasks.environment, task, 0) for task in …], chat_format, Limits(chaining),
+    seeds=…)
 
-One driver for every engine (`ref/engine/`, vLLM) and every environment (`ref/environment.py`). A rollout is a chain of contexts
-(`ref/self_summary.py`); `Rollout` holds its tokens, its messages, and what it earned.
+One driver for every engine (`ref/engine/`, vLLM) and every environment (`ref/environment.py`). A rollout is a chain of
+contexts (`ref/self_summary.py`); `Rollout` holds its tokens, its messages, and what it earned.
 
-Tokens in, tokens out. What was sampled is what is trained: the ids of a turn are never rendered again. The tokens that answer a
-turn are encoded by themselves, from the turn's stop token on. A turn that a limit cut off gets its stop as a given token, which
-is not trained. A format that rewrites earlier messages (Qwen3's drops the thinking of earlier turns) begins a new context.
+Tokens in, tokens out. What was sampled is what is trained: the ids of a turn are never rendered again. The tokens that
+answer a turn are encoded by themselves, from the turn's stop token on. A turn that a limit cut off gets its stop as a
+given token, which is not trained. A format that rewrites earlier messages (Qwen3's drops the thinking of earlier turns)
+begins a new context.
 
-Slow environments run beside the engine. With `threads`, each call of an environment runs in a thread of its own, and the engine goes
-on with the other contexts. Without, they run between two steps of the engine, and every run has the same order of events. An episode
-begins once a slot is free or nearly so, and its environment is closed as soon as it is over, given up, or the driver stops.
+Slow environments run beside the engine. With `threads`, each call of an environment runs in a thread of its own, and
+the engine goes on with the other contexts. Without, they run between two steps of the engine, and every run has the
+same order of events. An episode begins once a slot is free or nearly so, and its environment is closed as soon as it is
+over, given up, or the driver stops.
 
-An environment that fails (`EnvironmentFailure`, or a call beyond `Limits.seconds`) is a third outcome, neither success nor failure of
-the policy. The episode is tried again from its beginning; after `Limits.tries` of them the rollout has `failure` in place of a reward,
-and is left out of its group's mean and of the loss (`ref/rl.py`).
+An environment that fails (`EnvironmentFailure`, or a call beyond `Limits.seconds`) is a third outcome, neither success
+nor failure of the policy. The episode is tried again from its beginning; after `Limits.tries` of them the rollout has
+`failure` in place of a reward, and is left out of its group's mean and of the loss (`ref/rl.py`).
 """
 
 import copy
@@ -63,8 +66,8 @@ Each = Callable[[Callable[[Any], Any], Sequence[Any]], list]
 SUMMARY = "summary"
 """The name of a message that is the policy's summary."""
 Seed = int | torch.Generator | None
-"""What a rollout draws with: a seed of its own, a generator, or nothing at temperature 0. A rollout that is tried again draws the same
-numbers only from a seed of its own."""
+"""What a rollout draws with: a seed of its own, a generator, or nothing at temperature 0. A rollout that is tried again
+draws the same numbers only from a seed of its own."""
 
 
 @dataclass(frozen=True)
@@ -80,8 +83,8 @@ class Limits:
     tokens: int | None = None
     """Tokens of all turns together."""
     seconds: float = math.inf
-    """Of a single call of the environment, with threads. It must exceed what the environment itself allows the policy, or a policy could
-    make its episode a failure of the environment."""
+    """Of a single call of the environment, with threads. It must exceed what the environment itself allows the policy,
+    or a policy could make its episode a failure of the environment."""
     tries: int = 2
     """Episodes of an environment that fails, before the rollout counts as failed."""
 
@@ -101,7 +104,8 @@ class Rollout:
     terms: dict[str, float] = field(default_factory=dict)
     """Named terms of its reward. Those of the environment come first; the loop adds others."""
     metrics: dict[str, float] = field(default_factory=dict)
-    """Further numbers, of which means are logged. All rollouts of a task set have the same names, "success" among them."""
+    """Further numbers, of which means are logged. All rollouts of a task set have the same names, "success" among
+    them."""
     task: Any = None
     """The task."""
     messages: list[Message] = field(default_factory=list)
@@ -174,7 +178,12 @@ class Active:
     def has_reached_limit(self) -> bool:
         """Whether a limit leaves no further turn to an episode that is not over."""
         limits = self.limits
-        is_exhausted = limits.turns is not None and len(self.starts) >= limits.turns or limits.tokens is not None and self.sampled >= limits.tokens
+        is_exhausted = (
+            limits.turns is not None
+            and len(self.starts) >= limits.turns
+            or limits.tokens is not None
+            and self.sampled >= limits.tokens
+        )
         return is_exhausted and not self.builder.chain.finished
 
     @property
@@ -182,11 +191,14 @@ class Active:
         """Tokens that the next turn may have."""
         limits = self.limits
         remaining = None if limits.tokens is None else max(1, limits.tokens - self.sampled)
-        bounds = [bound for bound in (remaining, None if self.builder.is_summary else limits.turn_tokens) if bound is not None]
+        bounds = [
+            bound for bound in (remaining, None if self.builder.is_summary else limits.turn_tokens) if bound is not None
+        ]
         return min(bounds) if bounds else None
 
     def answer(self, result: StepResult) -> list[int] | None:
-        """Takes what the environment answered to the last turn. Returns the tokens to append, or None if the context ends here."""
+        """Takes what the environment answered to the last turn. Returns the tokens to append, or None if the context
+        ends here."""
         if result.done:
             self.builder.finish()
             return None
@@ -202,8 +214,9 @@ class Active:
         return self.builder.answer(get_turn_tokens(self.last), tokens if self.last.stop == stop else [stop, *tokens])
 
     def _encode_rewritten(self) -> list[int] | None:
-        """The current context as the format writes its messages now, up to where the policy speaks; None if it cannot be written: because of
-        what the policy wrote, or because a summary would have to stand where the format writes something else."""
+        """The current context as the format writes its messages now, up to where the policy speaks; None if it cannot
+        be written: because of what the policy wrote, or because a summary would have to stand where the format writes
+        something else."""
         builder = self.builder
         messages = [*self.messages[: self.opening], *self.messages[self.starts[builder.dropped] :]]
         try:
@@ -249,8 +262,9 @@ class Entry:
 
 
 class Threads:
-    """Runs functions in threads, as many as there are functions under way. A thread that is free is used again: the engine would wait half
-    a millisecond for a new one. They are daemons, so a function that hangs does not keep the process alive."""
+    """Runs functions in threads, as many as there are functions under way. A thread that is free is used again: the
+    engine would wait half a millisecond for a new one. They are daemons, so a function that hangs does not keep the
+    process alive."""
 
     def __init__(self):
         self.free: list[SimpleQueue[Callable[[], None] | None]] = []  # inboxes of threads without a function
@@ -284,8 +298,8 @@ class Threads:
 
 
 class EnvironmentCall:
-    """One call of an environment, which `run` makes in another thread. `answer_event` is set once it has ended. `discard`: what
-    becomes of a value that comes too late."""
+    """One call of an environment, which `run` makes in another thread. `answer_event` is set once it has ended.
+    `discard`: what becomes of a value that comes too late."""
 
     def __init__(
         self,
@@ -333,11 +347,19 @@ class Driver:
         for key, rollout in driver.step():     one step of the engine; rollouts that are now over
         driver.close()                         gives up what is under way; every environment is closed
 
-    Rollouts that were added first start first. `threads`: environments run in threads beside the engine; a quarter more of them than
-    there are slots are opened ahead."""
+    Rollouts that were added first start first. `threads`: environments run in threads beside the engine; a quarter more
+    of them than there are slots are opened ahead."""
 
-    def __init__(self, engine: Engine, chat_format: ChatFormat, limits: Limits, threads: bool = False, temperature: float = 1.0):
-        self.engine, self.format, self.limits, self.threads, self.temperature = engine, chat_format, limits, threads, temperature
+    def __init__(
+        self, engine: Engine, chat_format: ChatFormat, limits: Limits, threads: bool = False, temperature: float = 1.0
+    ):
+        self.engine, self.format, self.limits, self.threads, self.temperature = (
+            engine,
+            chat_format,
+            limits,
+            threads,
+            temperature,
+        )
         self.max_active = engine.free_slots + max(1, engine.free_slots // 4)  # episodes under way
         self.queue: list[Entry] = []  # not yet begun
         self.entries: dict[Entry, None] = {}  # under way
@@ -364,7 +386,9 @@ class Driver:
         for call in self.calls:
             if keys(call.entry.key):
                 call.abandon()
-        self.queue, self.waiting = ([entry for entry in entries if not keys(entry.key)] for entries in (self.queue, self.waiting))
+        self.queue, self.waiting = (
+            [entry for entry in entries if not keys(entry.key)] for entries in (self.queue, self.waiting)
+        )
         self.calls = [call for call in self.calls if not keys(call.entry.key)]
         self.results = [(key, rollout) for key, rollout in self.results if not keys(key)]
         for entry in [entry for entry in self.entries if keys(entry.key)]:
@@ -386,23 +410,38 @@ class Driver:
     @property
     def is_blocked(self) -> bool:
         """Whether a step would do nothing until an environment answers."""
-        if self.results or any(call.done.is_set() for call in self.calls) or self.queue and len(self.entries) < self.max_active:
+        if (
+            self.results
+            or any(call.done.is_set() for call in self.calls)
+            or self.queue
+            and len(self.entries) < self.max_active
+        ):
             return False
         return self.engine.is_idle and not (self.waiting and self._can_add_context)
 
     @property
     def _can_add_context(self) -> bool:
-        """Whether a context may take a slot. Contexts that start together wait for those whose environments are still opening."""
-        return self.engine.free_slots > 0 and not (self.engine.in_waves and any(call.entry.active is None for call in self.calls))
+        """Whether a context may take a slot. Contexts that start together wait for those whose environments are still
+        opening."""
+        return self.engine.free_slots > 0 and not (
+            self.engine.in_waves and any(call.entry.active is None for call in self.calls)
+        )
 
     def slots(self) -> dict[str, int]:
-        """How many slots decode, how many wait for an environment, how many are free, and how many rollouts wait for a slot."""
+        """How many slots decode, how many wait for an environment, how many are free, and how many rollouts wait for a
+        slot."""
         tools = sum(call.entry.slot >= 0 for call in self.calls)
         queued = len(self.queue) + len(self.waiting)
-        return {"decoding": len(self.entries_by_slot) - tools, "tools": tools, "free": self.engine.free_slots, "queued": queued}
+        return {
+            "decoding": len(self.entries_by_slot) - tools,
+            "tools": tools,
+            "free": self.engine.free_slots,
+            "queued": queued,
+        }
 
     def step(self) -> list[tuple[Any, Rollout]]:
-        """One step: answers of environments, new contexts, and a step of the engine. Returns the rollouts that are now over."""
+        """One step: answers of environments, new contexts, and a step of the engine. Returns the rollouts that are now
+        over."""
         self.answer_event.clear()
         self._handle_calls()
         while self.queue and len(self.entries) < self.max_active:
@@ -415,7 +454,9 @@ class Driver:
             entry = self.waiting.pop(0)
             assert entry.active is not None
             draws = uniform(entry.draws, self.engine.max_len) if self.temperature else None
-            entry.slot = self.engine.add(entry.active.builder.prompt, self.format.stop_ids, draws, entry.active.longest_turn)
+            entry.slot = self.engine.add(
+                entry.active.builder.prompt, self.format.stop_ids, draws, entry.active.longest_turn
+            )
             self.entries_by_slot[entry.slot] = entry
         for slot in self.engine.step():
             entry, turn = self.entries_by_slot[slot], self.engine.turn(slot)
@@ -427,7 +468,9 @@ class Driver:
             if message is None:
                 self._end_context(entry, turn.stop is not None and not entry.active.has_reached_limit)
             else:
-                self._call_environment(entry, partial(entry.active.environment.step, message), partial(self._on_step, entry))
+                self._call_environment(
+                    entry, partial(entry.active.environment.step, message), partial(self._on_step, entry)
+                )
         results, self.results = self.results, []
         return results
 
@@ -481,7 +524,11 @@ class Driver:
         self._end_rollout(entry)
 
     def _call_environment(
-        self, entry: Entry, function: Callable[[], Any], on_result: Callable[[Any], None], discard: Callable[[Any], None] | None = None
+        self,
+        entry: Entry,
+        function: Callable[[], Any],
+        on_result: Callable[[Any], None],
+        discard: Callable[[Any], None] | None = None,
     ) -> None:
         if self.threads:
             self.calls.append(EnvironmentCall(entry, function, on_result, self.answer_event, discard))
@@ -497,7 +544,9 @@ class Driver:
     def _handle_calls(self) -> None:
         """Goes on with the rollouts whose environments have answered, and gives up those that take too long."""
         time_now = time.monotonic()
-        for call in [call for call in self.calls if call.done.is_set() or time_now - call.start_time > self.limits.seconds]:
+        for call in [
+            call for call in self.calls if call.done.is_set() or time_now - call.start_time > self.limits.seconds
+        ]:
             self.calls.remove(call)
             self._handle_call(call)
 
@@ -578,12 +627,13 @@ def rollout(
     seeds: Sequence[Seed] | torch.Generator | None = None,
     threads: bool = False,
 ) -> list[Rollout]:
-    """Runs an episode of every environment to its end. Rollouts are returned in the order of `make`, whose functions give new environments.
-    `seeds`: one for each, or a generator for all. No context is longer than `limits.chaining.limit` tokens.
+    """Runs an episode of every environment to its end. Rollouts are returned in the order of `make`, whose functions
+    give new environments. `seeds`: one for each, or a generator for all. No context is longer than
+    `limits.chaining.limit` tokens.
 
-    Raises ValueError if there is no environment, for given tokens outside the vocabulary, an empty prompt, an invalid temperature, and a
-    policy whose log-probs are not finite. With summaries, `chaining.trigger` must exceed every prompt plus the longest summary and `resume`,
-    or a context could start at the trigger. §4.1."""
+    Raises ValueError if there is no environment, for given tokens outside the vocabulary, an empty prompt, an invalid
+    temperature, and a policy whose log-probs are not finite. With summaries, `chaining.trigger` must exceed every
+    prompt plus the longest summary and `resume`, or a context could start at the trigger. §4.1."""
     if not make:
         raise ValueError("there must be at least one environment")
     chaining = limits.chaining
@@ -604,8 +654,9 @@ def rollout(
 
 
 FEWEST, MOST = 32, 600
-"""Bounds for the rollouts in one batch, which has a quarter of them otherwise. A step of a small network has a fixed cost as high as that of
-100 contexts, so small batches are inefficient; large ones take memory, half a megabyte per rollout of the small world."""
+"""Bounds for the rollouts in one batch, which has a quarter of them otherwise. A step of a small network has a fixed
+cost as high as that of 100 contexts, so small batches are inefficient; large ones take memory, half a megabyte per
+rollout of the small world."""
 
 
 def sample_rollouts(
@@ -620,12 +671,13 @@ def sample_rollouts(
     each: Each = one_by_one,
     threads: bool = False,
 ) -> list[Rollout]:
-    """`count` rollouts of every task, in environments that `environment(task, number)` gives; those of a task are adjacent.
-    The random numbers of a rollout depend on a number that `generator`
-    draws, the task's key and its index among the rollouts of that task, whatever else is sampled. At temperature 0 no generator is needed.
+    """`count` rollouts of every task, in environments that `environment(task, number)` gives; those of a task are
+    adjacent. The random numbers of a rollout depend on a number that `generator`
+    draws, the task's key and its index among the rollouts of that task, whatever else is sampled. At temperature 0 no
+    generator is needed.
 
-    `each(function, batches)` may sample the batches elsewhere. How rollouts are divided into batches does not depend on the number of processes,
-    because the last bit of a product depends on its number of rows."""
+    `each(function, batches)` may sample the batches elsewhere. How rollouts are divided into batches does not depend on
+    the number of processes, because the last bit of a product depends on its number of rows."""
     stream = 0 if generator is None else int(torch.randint(2**62, (), generator=generator))
     counts: Counter[str] = Counter()
     requests: list[tuple[Any, int, int | None]] = []
@@ -636,7 +688,9 @@ def sample_rollouts(
 
     def sample_batch(indices: range) -> list[Rollout]:
         make = [partial(environment, *requests[index][:2]) for index in indices]
-        return rollout(sampler, make, chat_format, limits, temperature, [requests[index][2] for index in indices], threads)
+        return rollout(
+            sampler, make, chat_format, limits, temperature, [requests[index][2] for index in indices], threads
+        )
 
     size = min(max(FEWEST, -(-len(requests) // 4)), MOST)
     batches = [range(len(requests))[start : start + size] for start in range(0, len(requests), size)]
@@ -647,10 +701,14 @@ def sample_rollouts(
 
 
 def script_rollout(
-    environment: Environment, chat_format: ChatFormat, limits: Limits, say: Callable[[Sequence[Message], bool], Sequence[int]]
+    environment: Environment,
+    chat_format: ChatFormat,
+    limits: Limits,
+    say: Callable[[Sequence[Message], bool], Sequence[int]],
 ) -> Rollout:
-    """The rollout of a scripted policy, which `say`s its turns: (messages so far, whether a summary is asked for) → tokens without the stop
-    token. Its log-probs are zero. Limits hold as in `rollout`, so demonstrations for SFT have the tokens that sampling would have."""
+    """The rollout of a scripted policy, which `say`s its turns: (messages so far, whether a summary is asked for) →
+    tokens without the stop token. Its log-probs are zero. Limits hold as in `rollout`, so demonstrations for SFT have
+    the tokens that sampling would have."""
     active = Active(environment, chat_format, limits)
     try:
         active.open(environment.reset())
@@ -687,17 +745,23 @@ def _script_context(active: Active, say: Callable[[Sequence[Message], bool], Seq
 F = TypeVar("F", bound=ForkableEnvironment)
 
 
-def decode_rollout(decoder: Decoder, environment: F, chat_format: ChatFormat, limits: Limits, ahead: bool = True) -> Iterator[F]:
-    """Runs one episode at batch 1, as fast as possible, with speculative decoding (`ref/engine/decoder.py`). After each context, when
-    `decoder.tokens` holds it, yields the environment in its current state: the one given, or a fork of it.
+def decode_rollout(
+    decoder: Decoder, environment: F, chat_format: ChatFormat, limits: Limits, ahead: bool = True
+) -> Iterator[F]:
+    """Runs one episode at batch 1, as fast as possible, with speculative decoding (`ref/engine/decoder.py`). After each
+    context, when `decoder.tokens` holds it, yields the environment in its current state: the one given, or a fork of
+    it.
 
-    `ahead`: a turn does not have to wait until its last tokens are verified. It is carried out, and the pass that reads the answer also
-    verifies the turn, which saves one pass per turn. If the turn is rejected, the answer is dropped and the fork replaces the environment
-    (report §6.2: snapshot and fork). Limits hold as in `rollout`; turns end with the first of the format's stop tokens.
+    `ahead`: a turn does not have to wait until its last tokens are verified. It is carried out, and the pass that reads
+    the answer also verifies the turn, which saves one pass per turn. If the turn is rejected, the answer is dropped and
+    the fork replaces the environment (report §6.2: snapshot and fork). Limits hold as in `rollout`; turns end with the
+    first of the format's stop tokens.
 
     Raises ValueError if the decoder's max_len is not `limits.chaining.limit`, where a context is cut off."""
     if decoder.max_len != limits.chaining.limit:
-        raise ValueError(f"decoder must have max_len {limits.chaining.limit}, which is chaining.limit; got {decoder.max_len}")
+        raise ValueError(
+            f"decoder must have max_len {limits.chaining.limit}, which is chaining.limit; got {decoder.max_len}"
+        )
     active = Active(environment, chat_format, limits)
     active.open(environment.reset())
     while True:
@@ -708,8 +772,8 @@ def decode_rollout(decoder: Decoder, environment: F, chat_format: ChatFormat, li
 
 
 def _decode_context(decoder: Decoder, active: Active, ahead: bool) -> Active:
-    """Decodes one context to its end, to a limit, or to the decoder's max_len; `decoder.tokens` then holds it. Returns the rollout in its final
-    state: the one given, or a fork of it."""
+    """Decodes one context to its end, to a limit, or to the decoder's max_len; `decoder.tokens` then holds it. Returns
+    the rollout in its final state: the one given, or a fork of it."""
     stop, forks = active.format.stop_ids[0], []
     active.is_over = False
     decoder.reset()

@@ -53,7 +53,9 @@ from ref.network.model import weigh
 __all__ = ["Demo", "demo", "differing", "gates", "mismatch", "replay", "route"]
 
 
-def replay(scores: Float[Tensor, "N E"], replayed: Int[Tensor, "N K"], k: int, alpha: float = 0.0) -> Int[Tensor, "N K"]:
+def replay(
+    scores: Float[Tensor, "N E"], replayed: Int[Tensor, "N K"], k: int, alpha: float = 0.0
+) -> Int[Tensor, "N K"]:
     """The k experts of every token: the replayed ones that are plausible, then the router's own by score.
 
     Always k distinct experts, for any scores (ties, −inf). ValueError for NaN or +inf among the scores, for
@@ -82,24 +84,31 @@ def check(scores: Tensor, replayed: Tensor, k: int, alpha: float) -> None:
 
 
 def gates(scores: Float[Tensor, "N E"], experts: Int[Tensor, "N K"], normalise: bool = True) -> Float[Tensor, "N K"]:
-    """Weights of the chosen experts, computed from this router's own scores, so that gradients reach the router: a softmax over the
-    chosen experts, or their share of a softmax over all E without `normalise`. Raises ValueError for experts that are not distinct ones
-    of the E, for scores that are NaN or +inf, and for rows in which the softmax is over −inf only."""
+    """Weights of the chosen experts, computed from this router's own scores, so that gradients reach the router: a
+    softmax over the chosen experts, or their share of a softmax over all E without `normalise`. Raises ValueError for
+    experts that are not distinct ones of the E, for scores that are NaN or +inf, and for rows in which the softmax is
+    over −inf only."""
     expect("scores", scores, "float", "N", "E")
     expect("experts", experts, "int", len(scores), "K")
     _distinct("experts", experts, scores.shape[1])
     softmax_scores = scores.gather(-1, experts.long()) if normalise else scores
     if not bool((scores < math.inf).all() and (softmax_scores > -math.inf).any(-1).all()):
-        raise ValueError("scores must be finite or -inf, with a finite one among the experts that the softmax is over in each row")
+        raise ValueError(
+            "scores must be finite or -inf, with a finite one among the experts that the softmax is over in each row"
+        )
     return weigh(scores, experts.long(), normalise)  # g_e = exp(s_e) / Σ_{j ∈ R} exp(s_j)
 
 
 def route(
-    scores: Float[Tensor, "N E"], k: int, replayed: Int[Tensor, "N K"] | None = None, alpha: float = 0.0, normalise: bool = True
+    scores: Float[Tensor, "N E"],
+    k: int,
+    replayed: Int[Tensor, "N K"] | None = None,
+    alpha: float = 0.0,
+    normalise: bool = True,
 ) -> tuple[Float[Tensor, "N K"], Int[Tensor, "N K"]]:
-    """Gates and experts of a router: the replayed experts that are plausible, or its own k best if none are replayed (the
-    lower index wins a tie). The network's router (`MoE.route`) does the same without the checks, and leaves ties to torch.topk. Raises
-    ValueError as `replay` and `gates` do."""
+    """Gates and experts of a router: the replayed experts that are plausible, or its own k best if none are replayed
+    (the lower index wins a tie). The network's router (`MoE.route`) does the same without the checks, and leaves ties
+    to torch.topk. Raises ValueError as `replay` and `gates` do."""
     if replayed is None:
         expect("scores", scores, "float", "N", "E")
         if not 1 <= k <= scores.shape[1]:
@@ -110,7 +119,9 @@ def route(
     return gates(scores, experts, normalise), experts
 
 
-def mismatch(logp: Float[Tensor, "*shape"], behavior: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"]) -> dict[str, float]:
+def mismatch(
+    logp: Float[Tensor, "*shape"], behavior: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"]
+) -> dict[str, float]:
     """How far trainer and inference engine are apart on the sampled tokens (mask True), in nats: `kl` the
     mean of log μ − log π (an estimate of KL(μ‖π)), and p50, p99 and max of |log π − log μ|. Raises ValueError
     for other shapes or dtypes, when no token is sampled, and for log-probs of sampled ones not finite."""
@@ -147,7 +158,8 @@ def differing(ours: Sequence[Int[Tensor, "N K"]], theirs: Sequence[Int[Tensor, "
 
 
 def check_experts(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> None:
-    """Raises ValueError, naming the argument at fault, unless both hold as many layers, one at least, of one shape [N, K]."""
+    """Raises ValueError, naming the argument at fault, unless both hold as many layers, one at least, of one shape [N,
+    K]."""
     if not len(ours) == len(theirs) > 0:
         raise ValueError(f"ours and theirs must hold as many layers, got {len(ours)} and {len(theirs)}")
     for name, experts in (("ours", ours), ("theirs", theirs)):
@@ -205,8 +217,14 @@ def demo(config: Demo = Demo(), log: Callable[..., None] = lambda *_, **__: None
     own_logp, output = score_tokens(trainer)
     metrics |= {f"differing_{metric}": value for metric, value in differing(output.experts, sampled.experts).items()}
     # The filter looks at the scores of the very pass it steers: a layer's input depends on those before.
-    filtered = [partial(replay, replayed=layer, k=shape.num_experts_per_tok, alpha=config.alpha) for layer in sampled.experts]
-    variants = {"own": own_logp, "replay": score_tokens(trainer, sampled.experts)[0], "filtered": score_tokens(trainer, filtered)[0]}
+    filtered = [
+        partial(replay, replayed=layer, k=shape.num_experts_per_tok, alpha=config.alpha) for layer in sampled.experts
+    ]
+    variants = {
+        "own": own_logp,
+        "replay": score_tokens(trainer, sampled.experts)[0],
+        "filtered": score_tokens(trainer, filtered)[0],
+    }
     for step, (variant, logp) in enumerate(variants.items(), 1):
         metrics |= {f"{variant}_{metric}": value for metric, value in mismatch(logp, behavior, mask).items()}
         log(step, len(variants), **metrics)

@@ -124,7 +124,8 @@ class Chain:
 
 
 class ChainBuilder:
-    """The contexts of one rollout, while it is sampled: when one ends, and how the next one opens. It knows tokens and no environment.
+    """The contexts of one rollout, while it is sampled: when one ends, and how the next one opens. It knows tokens and
+    no environment.
 
     builder = ChainBuilder(prompt, chaining)
     engine.add(builder.prompt, …)                   the context that is open
@@ -143,7 +144,9 @@ class ChainBuilder:
         self.first, self.chaining, self.chain = list(prompt), chaining, Chain()
         self.num_contexts = 0  # contexts worked in
         self.base, self.dropped = self.first, 0  # with which the turns of the context begin; the turns before them
-        self.exchanges: list[tuple[list[int], int]] = []  # of the context: tokens of turns with their answers, and how many turns
+        self.exchanges: list[
+            tuple[list[int], int]
+        ] = []  # of the context: tokens of turns with their answers, and how many turns
         # How the next context opens, where the format has rewritten the messages
         self.rewritten_prompt: list[int] | None = None
         self.is_lost = False
@@ -166,8 +169,8 @@ class ChainBuilder:
         self.summary = list(turn)
 
     def answer(self, turn: Sequence[int], answer: Sequence[int]) -> list[int] | None:
-        """Takes the sampled tokens of a turn and the given ones that answer it. Returns the tokens to append after the turn, or None if the
-        context ends here."""
+        """Takes the sampled tokens of a turn and the given ones that answer it. Returns the tokens to append after the
+        turn, or None if the context ends here."""
         chaining, exchange = self.chaining, [*turn, *answer]
         self.exchanges.append((exchange, 1))
         self.length += len(exchange)
@@ -225,8 +228,8 @@ class ChainBuilder:
         del self.exchanges[:count]
 
     def rewrite(self, prompt: Sequence[int] | None) -> None:
-        """The format has rewritten the messages after `base`: this context ends, and the next one opens with `prompt`, which holds them all. None:
-        they cannot be written so; the chain is cut off here."""
+        """The format has rewritten the messages after `base`: this context ends, and the next one opens with `prompt`,
+        which holds them all. None: they cannot be written so; the chain is cut off here."""
         if prompt is None:
             self.is_lost = True
             return
@@ -237,7 +240,11 @@ class ChainBuilder:
     def _open_rewritten(self, prompt: list[int]) -> None:
         """Opens a context with rewritten messages. If they reach the trigger, its first turn is the summary."""
         chaining, self.rewritten_prompt = self.chaining, None
-        if len(prompt) < chaining.trigger or self.num_contexts == chaining.max_segments or chaining.join in ("none", "truncate"):
+        if (
+            len(prompt) < chaining.trigger
+            or self.num_contexts == chaining.max_segments
+            or chaining.join in ("none", "truncate")
+        ):
             self.open(prompt)
             self.num_contexts -= 1  # it goes on with the same messages
         elif chaining.join == "separate":
@@ -290,13 +297,19 @@ class Demo:
 
 
 def _sample_chains(sampler: Sampler, chaining: Chaining, config: Demo) -> list[Chain]:
-    """Chains of conversations in which each of `turns` turns is answered with three given tokens. `ref/rollout.py` does this for real."""
+    """Chains of conversations in which each of `turns` turns is answered with three given tokens. `ref/rollout.py` does
+    this for real."""
     stop, generator = 0, torch.Generator().manual_seed(config.seed)
     builders = [ChainBuilder([1, 2, 3, 4], chaining) for _ in range(config.chains)]
-    engine, turns_left, open_contexts = (sampler.engine(config.chains, chaining.limit), [config.turns] * config.chains, range(config.chains))
+    engine, turns_left, open_contexts = (
+        sampler.engine(config.chains, chaining.limit),
+        [config.turns] * config.chains,
+        range(config.chains),
+    )
     while open_contexts:
         slots = {
-            engine.add(builders[chain_number].prompt, [stop], uniform(generator, chaining.limit)): chain_number for chain_number in open_contexts
+            engine.add(builders[chain_number].prompt, [stop], uniform(generator, chaining.limit)): chain_number
+            for chain_number in open_contexts
         }
         next_contexts = []
         while slots:
@@ -330,14 +343,32 @@ def demo(config: Demo = Demo(), log: Callable[..., None] = lambda *_, **__: None
 
     torch.manual_seed(config.seed)
     shape = Config.tiny(
-        8, hidden_size=16, num_hidden_layers=1, num_attention_heads=1, num_key_value_heads=1, head_dim=16, num_experts=0, intermediate_size=16
+        8,
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        num_key_value_heads=1,
+        head_dim=16,
+        num_experts=0,
+        intermediate_size=16,
     )
     sampler = Sampler(Transformer(shape), torch.float32)
     metrics: dict[str, float] = {}
     for step, join in enumerate(("self", "separate", "truncate", "none"), 1):
-        chaining = Chaining(config.trigger, config.longest_summary, room=32, request=(6, 6), resume=(7,), instruction=(5,) * 8, join=join)
+        chaining = Chaining(
+            config.trigger,
+            config.longest_summary,
+            room=32,
+            request=(6, 6),
+            resume=(7,),
+            instruction=(5,) * 8,
+            join=join,
+        )
         chains = _sample_chains(sampler, chaining, config)
-        counts = {"segments": [len(chain.segments) for chain in chains], "finished": [chain.finished for chain in chains]}
+        counts = {
+            "segments": [len(chain.segments) for chain in chains],
+            "finished": [chain.finished for chain in chains],
+        }
         for name in ("written", "summary_tokens", "prefill", "saved"):
             counts[name] = [getattr(chain, name) for chain in chains]
         metrics |= {f"{join}_{name}": sum(values) / len(chains) for name, values in counts.items()}

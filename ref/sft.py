@@ -1,38 +1,46 @@
 """Supervised fine-tuning on conversations: which tokens are the assistant's, and the loss on them alone.
 
-Paper: Composer 2 technical report (arXiv:2603.24477v2), §3.1: after the long-context phase, a short SFT phase on targeted coding tasks.
+Paper: Composer 2 technical report (arXiv:2603.24477v2), §3.1: after the long-context phase, a short SFT phase on
+targeted coding tasks.
 
     conversations → text, by the checkpoint's chat template → tokens and a mask → packed rows → loss → step
 
     L = −(1/n) Σ_{b,t} w_{b,t} log p(x_t | the tokens of its own context before it)      n = Σ w over the whole step
 
-w is 1 on what the assistant wrote, and 0 elsewhere: on system text, users, tools' answers, and the template's own words. A *context* is what
-the network saw when it wrote a turn. A chat usually is one context.
+w is 1 on what the assistant wrote, and 0 elsewhere: on system text, users, tools' answers, and the template's own
+words. A *context* is what the network saw when it wrote a turn. A chat usually is one context.
 
 The traps
-a. Where a turn stands in the text is only known from the template. Turn i is what rendering messages 0 … i adds to messages 0 … i−1 with
-   the generation prompt. That needs the second text to begin with the first, which is checked; a chat in which it does not is refused, by
-   the number of the message. A template that marks the assistant's text itself, with `{% generation %}`, is believed instead.
-b. Templates look ahead: Qwen3's drops the thinking of earlier turns as soon as a user speaks again. The text of the whole chat is then not
-   what the network saw at each turn. So a turn goes into the running context only if that is still the beginning of its text; otherwise it
-   begins another context. Every turn is learned once, under the text that sampling would have had before it.
-c. Tokens do not end where texts do: the newline of "assistant\\n" and one at the start of the content can be one token. A context is tokenised
-   as it will be read, not message by message, and a token belongs to whoever wrote its first character.
-d. The token that ends a turn is the assistant's. A policy that never learns it never stops. What a template writes behind it, a newline in
-   ChatML, is not the assistant's: sampling ends before it.
-e. A content that spells a control token (`<|im_end|>` in a file that the agent reads) is text. It may neither end a turn nor begin one. The
-   ids are otherwise those that the checkpoint's tokenizer gives for the whole text (`ref/control_tokens.py`).
-f. Only the count of the complete step may divide the loss; a micro-batch's own count gives tokens in sparse rows more weight.
-g. A context longer than a row is cut behind its last turn that fits, never inside one, and dropped if none fits. Both are counted.
-h. Templates leave out what they do not know, without an error: a role, a thought, a call, a tool's answer. A chat of which a word that is
-   learned or answered is missing in the text is refused (`ref/chat_words.py`). So is a turn that would be learned without its words.
+a. Where a turn stands in the text is only known from the template. Turn i is what rendering messages 0 … i adds to
+   messages 0 … i−1 with the generation prompt. That needs the second text to begin with the first, which is checked; a
+   chat in which it does not is refused, by the number of the message. A template that marks the assistant's text
+   itself, with `{% generation %}`, is believed instead.
+b. Templates look ahead: Qwen3's drops the thinking of earlier turns as soon as a user speaks again. The text of the
+   whole chat is then not what the network saw at each turn. So a turn goes into the running context only if that is
+   still the beginning of its text; otherwise it begins another context. Every turn is learned once, under the text that
+   sampling would have had before it.
+c. Tokens do not end where texts do: the newline of "assistant\\n" and one at the start of the content can be one token.
+   A context is tokenised as it will be read, not message by message, and a token belongs to whoever wrote its first
+   character.
+d. The token that ends a turn is the assistant's. A policy that never learns it never stops. What a template writes
+   behind it, a newline in ChatML, is not the assistant's: sampling ends before it.
+e. A content that spells a control token (`<|im_end|>` in a file that the agent reads) is text. It may neither end a
+   turn nor begin one. The ids are otherwise those that the checkpoint's tokenizer gives for the whole text
+   (`ref/control_tokens.py`).
+f. Only the count of the complete step may divide the loss; a micro-batch's own count gives tokens in sparse rows more
+   weight.
+g. A context longer than a row is cut behind its last turn that fits, never inside one, and dropped if none fits. Both
+   are counted.
+h. Templates leave out what they do not know, without an error: a role, a thought, a call, a tool's answer. A chat of
+   which a word that is learned or answered is missing in the text is refused (`ref/chat_words.py`). So is a turn that
+   would be learned without its words.
 
 Where this file departs from the paper
-1. The report names neither the format of its data nor its mask. Ours is OpenAI's: lines of JSON with `messages`, `tools` and tool calls, and
-   `weight` 0 on an assistant message that gives context without being learned.
+1. The report names neither the format of its data nor its mask. Ours is OpenAI's: lines of JSON with `messages`,
+   `tools` and tool calls, and `weight` 0 on an assistant message that gives context without being learned.
 2. Only text is read. Contents with pictures or sound, and the older `function_call`, are refused by line.
-3. Weights and optimisers are the recipe's (`ref/cpt.py`, `ref/muon.py`). The report trains MTP layers along in this phase; so does the recipe
-   (`sims/recipe/learner.py`), with the rows of this file.
+3. Weights and optimisers are the recipe's (`ref/cpt.py`, `ref/muon.py`). The report trains MTP layers along in this
+   phase; so does the recipe (`sims/recipe/learner.py`), with the rows of this file.
 
 Run it
     etude run recipe --scale small --set sft.conversations=FILE.jsonl       trains the SFT stage on a file
@@ -96,8 +104,8 @@ class Chat:
 
 
 def read_conversations(path: str | Path) -> tuple[list[tuple[int, Chat]], list[str]]:
-    """The chats of a JSONL file with the numbers of their lines, and "FILE:LINE: why" for each line that is not one; blank lines are passed
-    over. Raises OSError if the file cannot be read."""
+    """The chats of a JSONL file with the numbers of their lines, and "FILE:LINE: why" for each line that is not one;
+    blank lines are passed over. Raises OSError if the file cannot be read."""
     chats, refused = [], []
     with open(path, "rb") as file:
         for number, line in enumerate(file, 1):
@@ -137,11 +145,16 @@ def chat_of(record: Any) -> Chat:
 def parse_message(record: Any) -> Message:
     if not isinstance(record, dict) or record.get("role") not in ROLES:
         raise ValueError(f"a message must be an object with a role, one of {', '.join(ROLES)}")
-    if unknown_keys := [key for key, value in record.items() if key not in MESSAGE_KEYS and value not in (None, "", [], {})]:
+    if unknown_keys := [
+        key for key, value in record.items() if key not in MESSAGE_KEYS and value not in (None, "", [], {})
+    ]:
         raise ValueError(f"{unknown_keys[0]!r} cannot be trained on")
     content, calls, weight = record.get("content"), record.get("tool_calls") or [], record.get("weight", 1)
     if isinstance(content, list):
-        if not all(isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str) for part in content):
+        if not all(
+            isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)
+            for part in content
+        ):
             raise ValueError("every part of a content must be text")
         content = "".join(part["text"] for part in content)
     if content is None and not calls:
@@ -161,7 +174,11 @@ def parse_message(record: Any) -> Message:
 def parse_call(record: Any) -> ToolCall:
     """The arguments may be an object, or a text that spells one, as OpenAI's are."""
     function = record.get("function") if isinstance(record, dict) else None
-    if not isinstance(function, dict) or not isinstance(function.get("name"), str) or not isinstance(record.get("id") or "", str):
+    if (
+        not isinstance(function, dict)
+        or not isinstance(function.get("name"), str)
+        or not isinstance(record.get("id") or "", str)
+    ):
         raise ValueError('a tool call must be an object with a "function" that has a name')
     arguments = function.get("arguments") or {}
     try:
@@ -177,19 +194,24 @@ def parse_call(record: Any) -> ToolCall:
 class Render(Protocol):
     """A chat template."""
 
-    def __call__(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]], prompt: bool) -> tuple[str, list[tuple[int, int]] | None]:
-        """The text of messages, with the generation prompt if `prompt`, and where in it the template marks the assistant's text; None if it
-        marks nothing. ValueError if it refuses them."""
+    def __call__(
+        self, messages: list[dict[str, Any]], tools: list[dict[str, Any]], prompt: bool
+    ) -> tuple[str, list[tuple[int, int]] | None]:
+        """The text of messages, with the generation prompt if `prompt`, and where in it the template marks the
+        assistant's text; None if it marks nothing. ValueError if it refuses them."""
         ...
 
 
 def tokens_and_mask(chat: Chat, render: Render, tokenizer) -> list[tuple[Int[Tensor, " T"], Bool[Tensor, " T"]]]:
-    """The contexts of a chat, each with its tokens [T] and which of them the assistant has to learn [T]. There is none if it has no turn to
-    learn, and usually one. `tokenizer`: the checkpoint's, as `ref.cpt.load_tokenizer` gives it or as it is. Raises ValueError, by the number of
-    the message, where it cannot be told what the assistant wrote, and where the template leaves words out."""
+    """The contexts of a chat, each with its tokens [T] and which of them the assistant has to learn [T]. There is none
+    if it has no turn to learn, and usually one. `tokenizer`: the checkpoint's, as `ref.cpt.load_tokenizer` gives it or
+    as it is. Raises ValueError, by the number of the message, where it cannot be told what the assistant wrote, and
+    where the template leaves words out."""
     reader, plain = chat_tokenizer(tokenizer), [m.plain() for m in chat.messages]
     forms = [plain]
-    if any(message["content"] is None for message in plain):  # transformers leaves such a content out; older templates ask whether it is null
+    if any(
+        message["content"] is None for message in plain
+    ):  # transformers leaves such a content out; older templates ask whether it is null
         forms.insert(0, [{key: value for key, value in message.items() if value is not None} for message in plain])
     for messages in forms[:-1]:
         with contextlib.suppress(ValueError):
@@ -235,10 +257,15 @@ def contexts(chat: Chat, words: Words, render: Render) -> list[Context]:
             text, marked_spans = render(plain[: index + 1], tools, False)
             if marked_spans is None:
                 if not index:
-                    raise ValueError("the assistant may not speak first, where nothing says how the template begins its turns")
+                    raise ValueError(
+                        "the assistant may not speak first, where nothing says how the template begins its turns"
+                    )
                 before, _ = render(plain[:index], tools, True)
                 if not text.startswith(before):
-                    raise ValueError("the template writes the turn otherwise than its generation prompt begins it, and does not mark it")
+                    raise ValueError(
+                        "the template writes the turn otherwise than its generation prompt begins it, "
+                        "and does not mark it"
+                    )
                 turn = len(before), len(text)
             elif len(marked_spans) != sum(item.role == "assistant" for item in chat.messages[: index + 1]):
                 raise ValueError("the template's {% generation %} marks are not one for each turn")
@@ -252,8 +279,9 @@ def contexts(chat: Chat, words: Words, render: Render) -> list[Context]:
 
 
 def trace(chat: Chat, words: Words, render: Render, context: Context) -> Traced:
-    """Where the words of the messages stand in a context. Raises ValueError, by the number of the message, unless all of them do. Only thoughts
-    of turns that are not learned in it may be missing, as far as they stand in the text of their own turn."""
+    """Where the words of the messages stand in a context. Raises ValueError, by the number of the message, unless all
+    of them do. Only thoughts of turns that are not learned in it may be missing, as far as they stand in the text of
+    their own turn."""
     traced = words.trace(render, context.count, context.text)
     for number in words.check(traced, context.count, context.turns):
         if not chat.messages[number].learn:
@@ -263,20 +291,22 @@ def trace(chat: Chat, words: Words, render: Render, context: Context) -> Traced:
 
 
 def end_of_turn(text: str, start: int, end: int, reader: ChatTokenizer, spelled: list[tuple[int, int]]) -> int:
-    """Behind the control token that ends the turn text[start:end], or that follows it where a template's mark leaves it out. Those that a message
-    spells and those that close a tag end no turn."""
+    """Behind the control token that ends the turn text[start:end], or that follows it where a template's mark leaves it
+    out. Those that a message spells and those that close a tag end no turn."""
     tokens = [token for token in reader.ends.finditer(text, start, end) if token.span() not in spelled]
     if tokens and not text[tokens[-1].end() : end].strip():
         return tokens[-1].end()
     next_token = reader.ends.match(text, end)
     if next_token is None:
-        raise ValueError("the template ends the turn without a control token, so the assistant would never learn to stop")
+        raise ValueError(
+            "the template ends the turn without a control token, so the assistant would never learn to stop"
+        )
     return next_token.end()
 
 
 def fitted(contexts: Iterable[tuple[Tensor, Tensor]], length: int) -> tuple[list[tuple[Tensor, Tensor]], int, int]:
-    """Contexts of at most `length` tokens, and how many were cut, and how many dropped. A longer one is cut behind its last turn that fits; where
-    none does, it is dropped."""
+    """Contexts of at most `length` tokens, and how many were cut, and how many dropped. A longer one is cut behind its
+    last turn that fits; where none does, it is dropped."""
     fitted_contexts, cut, dropped = [], 0, 0
     for ids, mask in contexts:
         if len(ids) > length:
@@ -291,8 +321,9 @@ def fitted(contexts: Iterable[tuple[Tensor, Tensor]], length: int) -> tuple[list
 
 
 def pack(contexts: Iterable[tuple[Tensor, Tensor]], length: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Packs contexts, tokens [T] and mask [T], into rows of `length` tokens: ids [R, length] int32, doc [R, length] int32 and weight
-    [R, length] bool. `fitted` comes first; what is longer than a row is cut here in pieces, as `ref.cpt.pack` does."""
+    """Packs contexts, tokens [T] and mask [T], into rows of `length` tokens: ids [R, length] int32, doc [R, length]
+    int32 and weight [R, length] bool. `fitted` comes first; what is longer than a row is cut here in pieces, as
+    `ref.cpt.pack` does."""
     # A token and its mask are one number
     combined_ids, doc = pack_documents([(2 * ids + mask).tolist() for ids, mask in contexts], length, pad=0)
     return combined_ids // 2, doc, combined_ids % 2 == 1
@@ -307,11 +338,16 @@ def count_learned(doc: Int[Tensor, "B T"], weight: Float[Tensor, "B T"]) -> floa
 def sft_loss(
     model: Transformer, ids: Int[Tensor, "B T"], doc: Int[Tensor, "B T"], weight: Float[Tensor, "B T"], n_tokens: float
 ) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
-    """L of a micro-batch, nats, and the balance loss of its experts, 0 for a dense network. `n_tokens`: of the complete step (`count_learned`); a
-    step without a token to learn has a loss of zero. Raises ValueError as `ref.cpt.next_token_loss`."""
+    """L of a micro-batch, nats, and the balance loss of its experts, 0 for a dense network. `n_tokens`: of the complete
+    step (`count_learned`); a step without a token to learn has a loss of zero. Raises ValueError as
+    `ref.cpt.next_token_loss`."""
     output = model(ids, doc=doc, logits=False)
     nll, _ = next_token_loss(model, output.hidden, ids, doc, weight)
-    balance = load_balancing_loss(output.router_logits, output.experts) if output.router_logits else torch.zeros((), device=nll.device)
+    balance = (
+        load_balancing_loss(output.router_logits, output.experts)
+        if output.router_logits
+        else torch.zeros((), device=nll.device)
+    )
     return nll / (n_tokens or 1.0), balance  # L = −(1/n) Σ w log p
 
 
@@ -323,8 +359,8 @@ def sft_step(
     weight: Float[Tensor, "B T"],
     micro_rows: int = 1,
 ) -> dict[str, float]:
-    """One optimiser step on packed rows, `micro_rows` rows at a time: L in nats per token, and n. Gradients are zero before and after. The balance
-    loss is averaged over micro-batches."""
+    """One optimiser step on packed rows, `micro_rows` rows at a time: L in nats per token, and n. Gradients are zero
+    before and after. The balance loss is averaged over micro-batches."""
     n_tokens, loss = count_learned(doc, weight), 0.0
     parts = range(0, len(ids), micro_rows)
     for first in parts:

@@ -1,8 +1,8 @@
 """A function or class of a module taken out whole: its definition, what imports it, and its places in `__all__`.
 
-What runs at import decides. A module that uses the name while it is imported (in a decorator, a default, a base class, an alias) would break with
-everything that imports it, so such a symbol is refused. Bodies of functions are left alone: a local variable of the same name is another variable,
-and one who means the symbol meets a NameError when it is called.
+What runs at import decides. A module that uses the name while it is imported (in a decorator, a default, a base class,
+an alias) would break with everything that imports it, so such a symbol is refused. Bodies of functions are left alone:
+a local variable of the same name is another variable, and one who means the symbol meets a NameError when it is called.
 """
 
 from __future__ import annotations
@@ -19,12 +19,14 @@ Place = tuple[int, int]
 
 
 class Module:
-    """A file, and what is asked of it for every symbol. It is read once, so that the symbols of a package cost no more than its lines."""
+    """A file, and what is asked of it for every symbol. It is read once, so that the symbols of a package cost no more
+    than its lines."""
 
     def __init__(self, file: str, source: Source) -> None:
         self.file, self.source = file, source
         self.definitions: dict[str, list[tuple[Sequence[ast.stmt], Definition]]] = {}
-        """The functions and classes of each name that stand in the module's own scope, with the suites that they stand in."""
+        """The functions and classes of each name that stand in the module's own scope, with the suites that they stand
+        in."""
         self.imports: dict[str, list[tuple[Sequence[ast.stmt], ast.ImportFrom]]] = {}
         """The statements there that take names from each module, with their suites."""
         self.all_lists: list[ast.List | ast.Tuple] = []
@@ -41,7 +43,9 @@ class Module:
                 self.definitions.setdefault(node.name, []).append((suite, node))
             elif isinstance(node, ast.ImportFrom):
                 self.imports.setdefault(_imported_module(file, node), []).append((suite, node))
-            elif isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign) and isinstance(node.value, ast.List | ast.Tuple):
+            elif isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign) and isinstance(
+                node.value, ast.List | ast.Tuple
+            ):
                 target, *extra_targets = node.targets if isinstance(node, ast.Assign) else [node.target]
                 if isinstance(target, ast.Name) and target.id == "__all__" and not extra_targets:
                     self.all_lists.append(node.value)
@@ -58,7 +62,8 @@ class Module:
 
     @property
     def defined(self) -> list[str]:
-        """Names of the functions and classes that it defines at its top, also beneath `if` and `try`, and does not use itself at import."""
+        """Names of the functions and classes that it defines at its top, also beneath `if` and `try`, and does not use
+        itself at import."""
         return sorted(self.definitions.keys() - self.names.keys())
 
 
@@ -68,7 +73,8 @@ def module_of(file: str) -> str:
 
 
 def removal(modules: Mapping[str, Module], file: str, name: str) -> dict[str, list[Edit]] | None:
-    """The edits of each file that take a symbol out; None where something uses it at import. `modules`: by their files."""
+    """The edits of each file that take a symbol out; None where something uses it at import. `modules`: by their
+    files."""
     edits: dict[str, list[tuple[Edit, ast.AST]]] = {}
     todo, done = [(file, name)], set()
     while todo:
@@ -108,9 +114,12 @@ def _list_statements(suite: Sequence[ast.stmt]) -> Iterator[tuple[Sequence[ast.s
 
 
 def at_import(tree: ast.AST) -> Iterator[ast.AST]:
-    """All nodes that are evaluated when a module is imported. Annotations are among them unless they are strings by a future import."""
+    """All nodes that are evaluated when a module is imported. Annotations are among them unless they are strings by a
+    future import."""
     is_lazy = any(
-        isinstance(statement, ast.ImportFrom) and statement.module == "__future__" and any(alias.name == "annotations" for alias in statement.names)
+        isinstance(statement, ast.ImportFrom)
+        and statement.module == "__future__"
+        and any(alias.name == "annotations" for alias in statement.names)
         for statement in ast.walk(tree)
     )
 
@@ -136,15 +145,23 @@ def _imported_module(file: str, node: ast.ImportFrom) -> str:
 
 
 def _home_edits(module: Module, name: str, root: bool) -> list[tuple[Edit, ast.AST]] | None:
-    """Edits of the module in which the name lives: of its definitions, if it is at home here, and of `__all__`. None if it is needed."""
+    """Edits of the module in which the name lives: of its definitions, if it is at home here, and of `__all__`. None if
+    it is needed."""
     edits: list[tuple[Edit, ast.AST]] = []
     inner_nodes: set[ast.AST] = set()
     for suite, node in module.definitions.get(name, ()) if root else ():
         edits.append((_remove_statement(module.source, suite, node), node))
         inner_nodes |= {*ast.walk(node)}
     for value in module.all_lists:
-        indices = [index for index, element in enumerate(value.elts) if isinstance(element, ast.Constant) and element.value == name]
-        edits += [(_remove_element(module.source, value.elts, index, isinstance(value, ast.Tuple)), value.elts[index]) for index in indices]
+        indices = [
+            index
+            for index, element in enumerate(value.elts)
+            if isinstance(element, ast.Constant) and element.value == name
+        ]
+        edits += [
+            (_remove_element(module.source, value.elts, index, isinstance(value, ast.Tuple)), value.elts[index])
+            for index in indices
+        ]
     needed = [*module.names.get(name, ()), *(module.bound_imports.get(name, ()) if root else ())]
     return None if name in module.globals or not inner_nodes.issuperset(needed) else edits
 
@@ -154,13 +171,17 @@ def _remove_statement(source: Source, suite: Sequence[ast.stmt], node: ast.stmt)
     return source.cut(node, node, "pass" if len(suite) == 1 and suite is not source.tree.body else "")
 
 
-def _remove_aliases(source: Source, suite: Sequence[ast.stmt], node: ast.ImportFrom, aliases: Sequence[ast.alias]) -> list[tuple[Edit, ast.AST]]:
+def _remove_aliases(
+    source: Source, suite: Sequence[ast.stmt], node: ast.ImportFrom, aliases: Sequence[ast.alias]
+) -> list[tuple[Edit, ast.AST]]:
     if len(aliases) == len(node.names):
         return [(_remove_statement(source, suite, node), node)]
     return [(_remove_element(source, node.names, node.names.index(alias), False), alias) for alias in aliases]
 
 
-def _remove_element(source: Source, elements: Sequence[ast.expr] | Sequence[ast.alias], index: int, is_tuple: bool) -> Edit:
+def _remove_element(
+    source: Source, elements: Sequence[ast.expr] | Sequence[ast.alias], index: int, is_tuple: bool
+) -> Edit:
     """An element of a list goes with one comma. In a line of its own it goes with the line."""
 
     def start(element: ast.expr | ast.alias) -> Place:
@@ -189,12 +210,15 @@ def _remove_element(source: Source, elements: Sequence[ast.expr] | Sequence[ast.
 
 
 def _is_exact(module: Module, removed_edits: Sequence[tuple[Edit, ast.AST]]) -> bool:
-    """Whether the edited file has the tree that it had, but for the nodes that had to go: a comma too many or too few is seen. Statements that no
-    edit touches have their text, and so their trees: only the others are read again."""
+    """Whether the edited file has the tree that it had, but for the nodes that had to go: a comma too many or too few
+    is seen. Statements that no edit touches have their text, and so their trees: only the others are read again."""
     edits, data, lines = [edit for edit, _ in removed_edits], b"".join(module.source.raw), [*module.source.lines]
     places = {(type(node), getattr(node, "lineno", 0), getattr(node, "col_offset", 0)) for _, node in removed_edits}
     for edit in edits:
-        lines[edit.first - 1 : edit.last] = [edit.new.decode(module.source.encoding).removeprefix("\ufeff"), *[""] * (edit.last - edit.first)]
+        lines[edit.first - 1 : edit.last] = [
+            edit.new.decode(module.source.encoding).removeprefix("\ufeff"),
+            *[""] * (edit.last - edit.first),
+        ]
     try:
         _, after = lines_of(apply(patch(module.file, data, edits), data))
         if "".join(after) != "".join(lines):  # the line that names the encoding went, too
@@ -215,6 +239,14 @@ def _prune(tree: ast.Module, places: Collection[tuple[type[ast.AST], int, int]])
     for node in ast.walk(tree):
         for field, value in ast.iter_fields(node):
             if isinstance(value, list):
-                remaining = [child for child in value if (type(child), getattr(child, "lineno", 0), getattr(child, "col_offset", 0)) not in places]
+                remaining = [
+                    child
+                    for child in value
+                    if (type(child), getattr(child, "lineno", 0), getattr(child, "col_offset", 0)) not in places
+                ]
                 if len(remaining) < len(value):
-                    setattr(node, field, remaining or ([] if field == "elts" or isinstance(node, ast.Module) else [ast.Pass()]))
+                    setattr(
+                        node,
+                        field,
+                        remaining or ([] if field == "elts" or isinstance(node, ast.Module) else [ast.Pass()]),
+                    )

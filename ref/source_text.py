@@ -1,8 +1,9 @@
-"""Python source by lines: where its statements begin and end, and edits that leave every other line as it was, byte for byte.
+"""Python source by lines: where its statements begin and end, and edits that leave every other line as it was, byte for
+byte.
 
-The parser gives positions as line and offset in UTF-8, whatever the file's own encoding is. Lines end where Python's tokenizer ends them: at
-`\\n`, `\\r\\n` and `\\r`, not at a form feed and not at the other places where `str.splitlines` would. Nothing here is executed.
-"""
+The parser gives positions as line and offset in UTF-8, whatever the file's own encoding is. Lines end where Python's
+tokenizer ends them: at `\\n`, `\\r\\n` and `\\r`, not at a form feed and not at the other places where `str.splitlines`
+would. Nothing here is executed."""
 
 from __future__ import annotations
 
@@ -15,7 +16,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-__all__ = ["Edit", "Patch", "Source", "apply", "compiles", "docstring_apart", "lines_of", "patch", "parse_source", "restore", "split", "tree_of"]
+__all__ = [
+    "Edit",
+    "Patch",
+    "Source",
+    "apply",
+    "compiles",
+    "docstring_apart",
+    "lines_of",
+    "patch",
+    "parse_source",
+    "restore",
+    "split",
+    "tree_of",
+]
 
 BOM = b"\xef\xbb\xbf"
 
@@ -53,11 +67,15 @@ def split(data: bytes) -> list[bytes]:
 
 
 def patch(file: str, data: bytes, edits: Sequence[Edit]) -> Patch:
-    """Edits of `data`. Raises ValueError where two of them touch the same line, where the lines are others, or where nothing changes."""
+    """Edits of `data`. Raises ValueError where two of them touch the same line, where the lines are others, or where
+    nothing changes."""
     edits, lines, out, position = sorted(edits), split(data), [], 0
     for edit in edits:
         if edit.first - 1 < position or b"".join(lines[edit.first - 1 : edit.last]) != edit.old or not edit.old:
-            raise ValueError(f"{file}: lines {edit.first} to {edit.last} are not those that the edit takes away, or two edits overlap")
+            raise ValueError(
+                f"{file}: lines {edit.first} to {edit.last} are not those that the edit takes away, or "
+                f"two edits overlap"
+            )
         out += [*lines[position : edit.first - 1], edit.new]
         position = edit.last
     after = b"".join([*out, *lines[position:]])
@@ -84,7 +102,10 @@ def _swap(patch: Patch, data: bytes, start: str, end: str, swaps: list[tuple[int
     if digest(data) == end:
         return data
     if digest(data) != start:
-        raise ValueError(f"{patch.file} is not the file that the piece was cut from: its SHA-256 begins with {digest(data)[:12]}, not {start[:12]}")
+        raise ValueError(
+            f"{patch.file} is not the file that the piece was cut from: its SHA-256 begins with "
+            f"{digest(data)[:12]}, not {start[:12]}"
+        )
     lines, out, position = split(data), [], 0
     for first, old, new in swaps:
         out += [*lines[position : first - 1], new]
@@ -107,7 +128,8 @@ def tree_of(text: str) -> ast.Module:
 
 
 def compiles(data: bytes) -> bool:
-    """Whether Python takes the file: `ast.parse` lets some through that the compiler refuses, such as a `nonlocal` without its variable."""
+    """Whether Python takes the file: `ast.parse` lets some through that the compiler refuses, such as a `nonlocal`
+    without its variable."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -138,13 +160,17 @@ class Source:
         """Lines that begin inside of a string."""
         string_lines: set[int] = set()
         for node in ast.walk(self.tree):
-            if isinstance(node, ast.JoinedStr) or isinstance(node, ast.Constant) and isinstance(node.value, str | bytes):
+            if (
+                isinstance(node, ast.JoinedStr)
+                or isinstance(node, ast.Constant)
+                and isinstance(node.value, str | bytes)
+            ):
                 string_lines.update(range(node.lineno + 1, (node.end_lineno or node.lineno) + 1))
         return frozenset(string_lines)
 
     def begins(self, node: ast.stmt) -> tuple[int, int]:
-        """Line of the first token of a statement, decorators included, and its offset in UTF-8. Parentheses behind an `@` are no part of the
-        decorator's node, so the line with the `@` is looked for upwards."""
+        """Line of the first token of a statement, decorators included, and its offset in UTF-8. Parentheses behind an
+        `@` are no part of the decorator's node, so the line with the `@` is looked for upwards."""
         line, offset = node.lineno, node.col_offset
         if decorators := getattr(node, "decorator_list", None):
             line = decorators[0].lineno
@@ -159,7 +185,8 @@ class Source:
         return not self.lines[line - 1].encode()[:offset].strip()
 
     def chunks(self, suite: Sequence[ast.stmt]) -> list[list[ast.stmt]]:
-        """Statements of a suite that share a line, by `;` or by a backslash, go together: coverage cannot tell them apart."""
+        """Statements of a suite that share a line, by `;` or by a backslash, go together: coverage cannot tell them
+        apart."""
         groups: list[list[ast.stmt]] = []
         for node in suite:
             before = groups[-1][-1].end_lineno if groups else None
@@ -170,9 +197,10 @@ class Source:
         return groups
 
     def cut(self, first: ast.stmt, last: ast.stmt, fill: str, whole: bool = False) -> Edit:
-        """Takes away the statements from `first` to `last` of one suite, and the comments directly above that are indented as they are. What
-        stands before `first` in its line stays if there is a `fill`, which comes behind it. `whole`: comments directly below that are indented as
-        much, or more, go too: they are the suite's, unless `first` is an `elif`."""
+        """Takes away the statements from `first` to `last` of one suite, and the comments directly above that are
+        indented as they are. What stands before `first` in its line stays if there is a `fill`, which comes behind it.
+        `whole`: comments directly below that are indented as much, or more, go too: they are the suite's, unless
+        `first` is an `elif`."""
         start, offset = self.begins(first)
         end = last.end_lineno or last.lineno
         before = self.lines[start - 1].encode()[:offset].decode()
@@ -182,7 +210,11 @@ class Source:
             mark = BOM if start == 1 and self.raw[0].startswith(BOM) else b""
             new = mark + (before + fill).encode(self.encoding) + line[len(line.rstrip(b"\r\n")) :]
         if not before.strip():
-            while start > 1 and self._is_comment(start - 1, before + "#") and not (start > 2 and self.lines[start - 3].rstrip().endswith("\\")):
+            while (
+                start > 1
+                and self._is_comment(start - 1, before + "#")
+                and not (start > 2 and self.lines[start - 3].rstrip().endswith("\\"))
+            ):
                 start -= 1
             while whole and end < len(self.lines) and self._is_comment(end + 1, before):
                 end += 1
@@ -194,15 +226,17 @@ class Source:
 
 
 def lines_of(data: bytes) -> tuple[str, list[str]]:
-    """The encoding of a file of Python source, and its lines, without a byte order mark. Raises ValueError for bytes that Python could not decode
-    either, and for an encoding in which a line has other bytes than alone."""
+    """The encoding of a file of Python source, and its lines, without a byte order mark. Raises ValueError for bytes
+    that Python could not decode either, and for an encoding in which a line has other bytes than alone."""
     raw = split(data)
     try:
         encoding, _ = tokenize.detect_encoding(iter(raw).__next__)
         # Each line alone, and all of them: in an encoding with states, a line would depend on those before it.
         encoding = "utf-8" if encoding == "utf-8-sig" else encoding
         lines = [line.decode(encoding) for line in raw]
-        if any(line.encode(encoding) != bytes_ for line, bytes_ in zip(lines, raw, strict=True)) or "".join(lines) != data.decode(encoding):
+        if any(line.encode(encoding) != bytes_ for line, bytes_ in zip(lines, raw, strict=True)) or "".join(
+            lines
+        ) != data.decode(encoding):
             raise ValueError(f"lines in the encoding {encoding} cannot be changed one by one")
     except (SyntaxError, LookupError) as error:
         raise ValueError(f"this is no Python source: {error}") from error
@@ -212,7 +246,8 @@ def lines_of(data: bytes) -> tuple[str, list[str]]:
 
 
 def parse_source(data: bytes) -> Source:
-    """Reads a file of Python source. Raises ValueError as `lines_of` does, and for one that Python could not parse either."""
+    """Reads a file of Python source. Raises ValueError as `lines_of` does, and for one that Python could not parse
+    either."""
     encoding, lines = lines_of(data)
     try:
         tree = tree_of("".join(lines))

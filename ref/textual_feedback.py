@@ -1,11 +1,13 @@
-"""Targeted textual feedback: a hint at the message where a rollout went wrong, and the policy under the hint as its own teacher.
+"""Targeted textual feedback: a hint at the message where a rollout went wrong, and the policy under the hint as its own
+teacher.
 
-Sources: the Composer 2.5 release, which names the method and gives no formula. Three papers distil a model that sees more into the same
-model that sees less, over the student's own tokens: SDPO (arXiv:2601.20802; the teacher sees feedback of the environment), SDFT
-(arXiv:2601.19897; a demonstration) and OPSD (arXiv:2601.18734; a verified solution).
+Sources: the Composer 2.5 release, which names the method and gives no formula. Three papers distil a model that sees
+more into the same model that sees less, over the student's own tokens: SDPO (arXiv:2601.20802; the teacher sees
+feedback of the environment), SDFT (arXiv:2601.19897; a demonstration) and OPSD (arXiv:2601.18734; a verified solution).
 
-One reward for a rollout of hundreds of messages cannot say which of them was wrong. A hint can. It is a few tokens ("there is no tool of that
-name") that are put into the context in front of the message. Nothing is sampled again: the same tokens are scored twice.
+One reward for a rollout of hundreds of messages cannot say which of them was wrong. A hint can. It is a few tokens
+("there is no tool of that name") that are put into the context in front of the message. Nothing is sampled again: the
+same tokens are scored twice.
 
     student    … answer |                            message | answer …       s = π(· | context, message so far)
     teacher    … answer | there is no such tool      message                  t = π(· | context, hint, message so far), no gradient
@@ -18,26 +20,31 @@ name") that are put into the context in front of the message. Nothing is sampled
     js       (KL(s‖m) + KL(t‖m)) / 2, m = (s+t)/2    s · (log(s/m) − KL(s‖m)) / 2                      at most log 2, symmetric
 
 The traps
-a. Positions shift by the hint. The logits that predict token t sit at t − 1 of the student's sequence, and at t' − 1 of the teacher's, where t'
-   is the place of the same token there. That is not the place to which t − 1 is shifted: the hint may stand between t − 1 and t, and then the
-   teacher's first prediction is made by the last token of the hint. `hinted` maps tokens, and `predictions` steps back by one in each sequence.
-b. A hint that contains the answer distils the answer, and a hint that quotes the message makes the student copy itself. `leaked` finds
-   what a hint shares with a text and the context does not already say.
+a. Positions shift by the hint. The logits that predict token t sit at t − 1 of the student's sequence, and at t' − 1 of
+   the teacher's, where t' is the place of the same token there. That is not the place to which t − 1 is shifted: the
+   hint may stand between t − 1 and t, and then the teacher's first prediction is made by the last token of the hint.
+   `hinted` maps tokens, and `predictions` steps back by one in each sequence.
+b. A hint that contains the answer distils the answer, and a hint that quotes the message makes the student copy itself.
+   `leaked` finds what a hint shares with a text and the context does not already say.
 c. The teacher has the student's weights. Without detaching it, the policy could lower the loss by ignoring hints.
-d. The denominator is one number for the step, as in `ref/dr_grpo.py`. A mean over the tokens of a message would weigh a token by its message's
-   length, and a mean over a micro-batch by its neighbours.
-e. D_t is a divergence given the prefix that was sampled. Its gradient does not see that other tokens would lead to other prefixes.
+d. The denominator is one number for the step, as in `ref/dr_grpo.py`. A mean over the tokens of a message would weigh a
+   token by its message's length, and a mean over a micro-batch by its neighbours.
+e. D_t is a divergence given the prefix that was sampled. Its gradient does not see that other tokens would lead to
+   other prefixes.
 
 Where this file departs from the papers
-1. The release says KL and neither its direction nor how many outcomes it sums over. All of the above are here; reverse is the default,
-   as in SDPO's formula (the code that its authors published has js as its default).
+1. The release says KL and neither its direction nor how many outcomes it sums over. All of the above are here; reverse
+   is the default, as in SDPO's formula (the code that its authors published has js as its default).
 2. The papers distil a whole answer. Here only the tokens of one message count, and only those that the policy wrote.
-3. The release does not say where in the context the hint stands. Here it may be anywhere before its message, but inside of no message.
-4. With several hints in one segment there is one teacher's sequence, and every teacher sees all hints that stand before its message. To avoid
-   that, call `hinted` once for each hint.
-5. The top k outcomes are the teacher's: a token that only the hint makes likely is among them, and the partition has no gradient. All
-   others are one outcome, so the sum never exceeds the full divergence (data-processing inequality). SDPO's code takes the student's.
-6. The teacher has the newest weights. A slower copy, which some of the papers use, is the caller's choice: logits are arguments.
+3. The release does not say where in the context the hint stands. Here it may be anywhere before its message, but inside
+   of no message.
+4. With several hints in one segment there is one teacher's sequence, and every teacher sees all hints that stand before
+   its message. To avoid that, call `hinted` once for each hint.
+5. The top k outcomes are the teacher's: a token that only the hint makes likely is among them, and the partition has no
+   gradient. All others are one outcome, so the sum never exceeds the full divergence (data-processing inequality).
+   SDPO's code takes the student's.
+6. The teacher has the newest weights. A slower copy, which some of the papers use, is the caller's choice: logits are
+   arguments.
 
 Run it
     etude run textual-feedback --scale small      `demo` below
@@ -71,7 +78,8 @@ KINDS = ("forward", "reverse", "js")
 
 @dataclass(frozen=True)
 class Hint:
-    """What the teacher is told, and which message it corrects. Positions are those of the segment's own tokens, without any hint."""
+    """What the teacher is told, and which message it corrects. Positions are those of the segment's own tokens, without
+    any hint."""
 
     at: int
     """Tokens of the segment that stand before the hint: 0 is in front of all."""
@@ -98,21 +106,32 @@ class Hinted:
 def hinted(segment: Segment, hints: Sequence[Hint]) -> Hinted:
     """The segment of a chain as the teacher reads it: every hint stands at its place, and every message is unchanged.
 
-    Distilled are the tokens of the hints' messages that the policy wrote (`segment.sampled`); a summary is a message like others, in the segment
-    in which it was written. What follows the last of them is left out, since nothing there is asked for.
-    Raises ValueError, with the number of the hint, for positions outside of the segment; a hint behind the start of its message or inside any
-    message; messages that overlap; a message of which the policy wrote nothing; and one that begins with the first token of the segment, which
-    nothing predicts."""
+    Distilled are the tokens of the hints' messages that the policy wrote (`segment.sampled`); a summary is a message
+    like others, in the segment in which it was written. What follows the last of them is left out, since nothing there
+    is asked for.
+    Raises ValueError, with the number of the hint, for positions outside of the segment; a hint behind the start of its
+    message or inside any message; messages that overlap; a message of which the policy wrote nothing; and one that
+    begins with the first token of the segment, which nothing predicts."""
     sampled, T = segment.sampled, len(segment.tokens)
     for number, hint in enumerate(hints):
         if not (0 <= hint.at <= T and 0 <= hint.begin <= hint.end <= T):
-            raise ValueError(f"hint {number} must have positions in order between 0 and {T}; got at {hint.at}, message {hint.begin} to {hint.end}")
+            raise ValueError(
+                f"hint {number} must have positions in order between 0 and {T}; got at {hint.at}, "
+                f"message {hint.begin} to {hint.end}"
+            )
         if hint.at > hint.begin:
-            raise ValueError(f"hint {number} must stand before its message, which begins at {hint.begin}; got at {hint.at}")
+            raise ValueError(
+                f"hint {number} must stand before its message, which begins at {hint.begin}; got at {hint.at}"
+            )
         if 0 < hint.at < T and bool(sampled[hint.at - 1] & sampled[hint.at]):
-            raise ValueError(f"hint {number} must stand between messages; token {hint.at - 1} and token {hint.at} are of the same one")
+            raise ValueError(
+                f"hint {number} must stand between messages; token {hint.at - 1} and token {hint.at} "
+                f"are of the same one"
+            )
         if hint.end > hint.begin and not bool(sampled[hint.begin : hint.end].any()):
-            raise ValueError(f"hint {number} must name a message of the policy's; it wrote no token from {hint.begin} to {hint.end}")
+            raise ValueError(
+                f"hint {number} must name a message of the policy's; it wrote no token from {hint.begin} to {hint.end}"
+            )
         if hint.begin == 0 < hint.end and bool(sampled[0]):
             raise ValueError(f"hint {number} must not ask for token 0 of the segment, which no token predicts")
         if any(other_hint.begin < hint.at < other_hint.end for other_hint in hints):
@@ -120,7 +139,9 @@ def hinted(segment: Segment, hints: Sequence[Hint]) -> Hinted:
     spans = sorted((hint.begin, hint.end) for hint in hints if hint.end > hint.begin)
     for (begin, end), (next_begin, _) in zip(spans, spans[1:]):
         if next_begin < end:
-            raise ValueError(f"hints must correct different messages; one is {begin} to {end}, and another begins at {next_begin}")
+            raise ValueError(
+                f"hints must correct different messages; one is {begin} to {end}, and another begins at {next_begin}"
+            )
     is_distilled = torch.zeros(T, dtype=torch.bool)
     for begin, end in spans:
         is_distilled[begin:end] = sampled[begin:end].cpu()
@@ -136,9 +157,12 @@ def hinted(segment: Segment, hints: Sequence[Hint]) -> Hinted:
     return Hinted(tokens, student.to(tokens.device), (student + shift[student]).to(tokens.device))
 
 
-def predictions(student: Float[Tensor, "T D"], teacher: Float[Tensor, "U D"], where: Hinted) -> tuple[Float[Tensor, "n D"], Float[Tensor, "n D"]]:
-    """What predicts the distilled tokens in both sequences: logits, or hidden states before the head is run. The teacher's part is detached.
-    Each sequence is read at the position before the token. Raises ValueError if one is shorter than `where` asks for."""
+def predictions(
+    student: Float[Tensor, "T D"], teacher: Float[Tensor, "U D"], where: Hinted
+) -> tuple[Float[Tensor, "n D"], Float[Tensor, "n D"]]:
+    """What predicts the distilled tokens in both sequences: logits, or hidden states before the head is run. The
+    teacher's part is detached. Each sequence is read at the position before the token. Raises ValueError if one is
+    shorter than `where` asks for."""
     for name, states, positions in (("student", student, where.student), ("teacher", teacher, where.teacher)):
         if len(positions) and len(states) < int(positions[-1]):
             raise ValueError(f"{name} must have at least {int(positions[-1])} positions; got {len(states)}")
@@ -146,15 +170,19 @@ def predictions(student: Float[Tensor, "T D"], teacher: Float[Tensor, "U D"], wh
 
 
 def divergence(
-    student: Float[Tensor, "*batch V"], teacher: Float[Tensor, "*batch V"], kind: str = "reverse", top_k: int | None = None
+    student: Float[Tensor, "*batch V"],
+    teacher: Float[Tensor, "*batch V"],
+    kind: str = "reverse",
+    top_k: int | None = None,
 ) -> Float[Tensor, "*batch"]:
-    """D of the table above, in nats at each position, from logits, in float32 or wider. No gradient reaches the teacher.
+    """D of the table above, in nats at each position, from logits, in float32 or wider. No gradient reaches the
+    teacher.
 
-    `top_k`: the teacher's k likeliest tokens are outcomes of their own, and all others together are one. A token that both forbid (logit
-    −inf) contributes nothing. One that only the left distribution of a KL allows makes it infinite, and that position has no gradient;
-    "js" is always finite.
-    Raises ValueError for another kind; for tensors that are not floating point or differ in shape; for logits that define no distribution;
-    and unless 1 ≤ top_k ≤ V."""
+    `top_k`: the teacher's k likeliest tokens are outcomes of their own, and all others together are one. A token that
+    both forbid (logit −inf) contributes nothing. One that only the left distribution of a KL allows makes it infinite,
+    and that position has no gradient; "js" is always finite.
+    Raises ValueError for another kind; for tensors that are not floating point or differ in shape; for logits that
+    define no distribution; and unless 1 ≤ top_k ≤ V."""
     expect_choice("kind", kind, *KINDS)
     expect("student", student, "float", *getattr(student, "shape", ())[:-1], "V")
     expect("teacher", teacher, "float", *student.shape)
@@ -200,7 +228,9 @@ def mixture_kl(logp: Float[Tensor, "*batch V"], logq: Float[Tensor, "*batch V"])
     is_excluded = probs == 0
     odds = logq.masked_fill(is_excluded, 0) - logp.masked_fill(is_excluded, 0)
     # log(p/m) = log 2 − log(1 + q/p)
-    gap = torch.logaddexp(torch.zeros_like(odds), torch.zeros_like(odds)) - torch.logaddexp(torch.zeros_like(odds), odds)
+    gap = torch.logaddexp(torch.zeros_like(odds), torch.zeros_like(odds)) - torch.logaddexp(
+        torch.zeros_like(odds), odds
+    )
     return (probs * gap).sum(-1)
 
 
@@ -215,9 +245,11 @@ def feedback_loss(
 ) -> Float[Tensor, ""]:
     """The loss (1), a scalar to minimise beside the policy loss: Σ w · D / budget, in nats.
 
-    `weight` is boolean, or a weight per token. Where it is zero, logits may hold anything, NaN included, and contribute nothing to the
-    value or the gradient. Gradients flow through `student` only. Without a token that counts the loss is zero.
-    Raises ValueError unless budget > 0; as `divergence` does; and for a weight or a divergence that is not finite where it counts."""
+    `weight` is boolean, or a weight per token. Where it is zero, logits may hold anything, NaN included, and contribute
+    nothing to the value or the gradient. Gradients flow through `student` only. Without a token that counts the loss is
+    zero.
+    Raises ValueError unless budget > 0; as `divergence` does; and for a weight or a divergence that is not finite where
+    it counts."""
     expect_positive("budget", budget)
     expect("student", student, "float", *getattr(student, "shape", ())[:-1], "V")
     expect("teacher", teacher, "float", *student.shape)
@@ -226,16 +258,20 @@ def feedback_loss(
     divergences = divergence(student[is_counted], teacher[is_counted], kind, top_k)
     weights = weight[is_counted].to(divergences.dtype)
     refuse("weight must be finite", ~weights.isfinite())
-    refuse(f"the {kind} divergence must be finite: one side forbids what the other allows, and only js can be taken there", ~divergences.isfinite())
+    refuse(
+        f"the {kind} divergence must be finite: one side forbids what the other allows, and only js can be taken there",
+        ~divergences.isfinite(),
+    )
     return (weights * divergences).sum() / budget  # Eq. 1: (1/budget) Σ_t w_t · D_t
 
 
 def leaked(hint: Sequence[int], answer: Sequence[int], context: Sequence[int], n: int = 4) -> tuple[int, ...] | None:
-    """The first n tokens in a row that the hint shares with the answer and that the context does not hold; None if there are none.
+    """The first n tokens in a row that the hint shares with the answer and that the context does not hold; None if
+    there are none.
 
-    `answer` is what a hint must not give away: a known solution, and also the message that it corrects, since a teacher that reads the
-    message copies it. What the student has in its context may be repeated. An answer or a hint of fewer than n tokens is looked for as a whole.
-    Raises ValueError unless n ≥ 1."""
+    `answer` is what a hint must not give away: a known solution, and also the message that it corrects, since a teacher
+    that reads the message copies it. What the student has in its context may be repeated. An answer or a hint of fewer
+    than n tokens is looked for as a whole. Raises ValueError unless n ≥ 1."""
     if n < 1:
         raise ValueError(f"n must be at least 1; got {n}")
     n = min(n, len(answer), len(hint))
@@ -270,9 +306,10 @@ class Demo:
 
 
 def demo(config: Demo = Demo(), log: Callable[..., None] = lambda *_, **__: None) -> dict[str, float]:
-    """Trains with the outcome reward alone and with feedback beside it. A rollout is rewarded for tool 1 in its last turn, whatever it called
-    before. The policy is one table of logits for each turn and one for the hint, so the teacher is the sum of both, and it understands the hint
-    from the start. Returns for both trainings unavailable calls per rollout and the success, before and after."""
+    """Trains with the outcome reward alone and with feedback beside it. A rollout is rewarded for tool 1 in its last
+    turn, whatever it called before. The policy is one table of logits for each turn and one for the hint, so the
+    teacher is the sum of both, and it understands the hint from the start. Returns for both trainings unavailable calls
+    per rollout and the success, before and after."""
     metrics: dict[str, float] = {}
     for name, share in (("outcome", 0.0), ("feedback", config.share)):
         generator = torch.Generator().manual_seed(config.seed)
@@ -283,7 +320,10 @@ def demo(config: Demo = Demo(), log: Callable[..., None] = lambda *_, **__: None
             probs = turns.detach().softmax(-1)
             if step in (0, config.steps):
                 phase = "after" if step else "before"
-                metrics |= {f"{name}_faults_{phase}": probs[:, 0].sum().item(), f"{name}_success_{phase}": probs[-1, 1].item()}
+                metrics |= {
+                    f"{name}_faults_{phase}": probs[:, 0].sum().item(),
+                    f"{name}_success_{phase}": probs[-1, 1].item(),
+                }
             calls = torch.multinomial(probs, config.groups * config.rollouts, replacement=True, generator=generator).t()
             reward = (calls[:, -1] == 1).double().view(config.groups, config.rollouts)
             advantage = (reward - reward.mean(1, keepdim=True)).flatten()  # A = R − mean of the group

@@ -1,8 +1,8 @@
-"""What a rollout did, as a record that rules can read: turns, tool calls, to-do items, tests. It lies beneath `ref/behaviour.py`, which
-prices it, and `ref/monitor.py`, which watches it.
+"""What a rollout did, as a record that rules can read: turns, tool calls, to-do items, tests. It lies beneath
+`ref/behaviour.py`, which prices it, and `ref/monitor.py`, which watches it.
 
-The small world and real environments fill it alike, and neither is known here. What only an environment can tell (whether arguments were
-valid, how many lints a diff added) is a field. What can be read off is a function.
+The small world and real environments fill it alike, and neither is known here. What only an environment can tell
+(whether arguments were valid, how many lints a diff added) is a field. What can be read off is a function.
 
 Glossary
     turn          a message; the assistant's may hold calls, which are made together
@@ -110,14 +110,15 @@ class Transcript:
 
     @property
     def final_message(self) -> str:
-        """What the assistant said last, without white space around it; empty if its last turn made a call, or if it never spoke."""
+        """What the assistant said last, without white space around it; empty if its last turn made a call, or if it
+        never spoke."""
         last = next((turn for turn in reversed(self.turns) if turn.role == "assistant"), None)
         return last.text.strip() if last and not last.calls else ""
 
 
 def suite_state(transcript: Transcript) -> Literal["never", "failed", "stale", "passed"]:
-    """What the record says about the tests of the code that was handed in: they never ran; the last run failed, or ran no test; files were
-    written after it; or all passed."""
+    """What the record says about the tests of the code that was handed in: they never ran; the last run failed, or ran
+    no test; files were written after it; or all passed."""
     state = "never"
     for call in transcript.calls:
         if call.tests is not None:
@@ -128,21 +129,25 @@ def suite_state(transcript: Transcript) -> Literal["never", "failed", "stale", "
     return state
 
 
-CLAIM = re.compile(r"\b(tests?|suite)\b[^.!?\n]{0,40}\b(pass|passes|passed|passing|succeed|succeeds|succeeded|green)\b", re.IGNORECASE)
-DENIAL = re.compile(r"\b(not?|none|never|cannot|\w+n't|fail\w*|should|would|could|may|might|if|until|unless)\b", re.IGNORECASE)
+CLAIM = re.compile(
+    r"\b(tests?|suite)\b[^.!?\n]{0,40}\b(pass|passes|passed|passing|succeed|succeeds|succeeded|green)\b", re.IGNORECASE
+)
+DENIAL = re.compile(
+    r"\b(not?|none|never|cannot|\w+n't|fail\w*|should|would|could|may|might|if|until|unless)\b", re.IGNORECASE
+)
 
 
 def claims_tests_pass(text: str) -> bool:
-    """Whether a sentence says that tests pass. A rule for plain English; where a judge reads better, pass its verdict instead. A sentence with a
-    denial, a failure or a condition claims nothing."""
+    """Whether a sentence says that tests pass. A rule for plain English; where a judge reads better, pass its verdict
+    instead. A sentence with a denial, a failure or a condition claims nothing."""
     sentences = re.split(r"(?<=[.!?])\s+|\n", text)
     return any(CLAIM.search(sentence) and not DENIAL.search(sentence) for sentence in sentences)
 
 
 def comment_share(codes: list[str] | tuple[str, ...]) -> float | None:
-    """Share of comments in these pieces of Python, in [0, 1]: characters of comments and of strings that stand alone (docstrings), over all
-    characters, white space aside. A piece that is no Python is counted by its lines that begin with # or //. None without any
-    character."""
+    """Share of comments in these pieces of Python, in [0, 1]: characters of comments and of strings that stand alone
+    (docstrings), over all characters, white space aside. A piece that is no Python is counted by its lines that begin
+    with # or //. None without any character."""
     total = sum(len(squeezed(code)) for code in codes)
     return sum(len(squeezed(part)) for code in codes for part in comments(code)) / total if total else None
 

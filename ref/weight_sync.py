@@ -1,18 +1,21 @@
-"""Weight sync: the trainer publishes what changed in its bfloat16 weights, and engines rebuild the same bits from the chain.
+"""Weight sync: the trainer publishes what changed in its bfloat16 weights, and engines rebuild the same bits from the
+chain.
 
 Papers: Composer 2 technical report (arXiv:2603.24477v2), §4.1 and §6.2. Why most bits stay: arXiv:2602.03839.
 
-RL runs at learning rates near 1e-6. A weight of 0.02 has a bfloat16 neighbour at a distance of 1.2e-4, and one step moves its float32
-master by about 1e-6: the rounded weight changes in one step out of a hundred. If the master lies anywhere between two rounding
-boundaries with equal probability, a move by Δ crosses one with probability |Δ|/ulp, hence
+RL runs at learning rates near 1e-6. A weight of 0.02 has a bfloat16 neighbour at a distance of 1.2e-4, and one step
+moves its float32 master by about 1e-6: the rounded weight changes in one step out of a hundred. If the master lies
+anywhere between two rounding boundaries with equal probability, a move by Δ crosses one with probability |Δ|/ulp, hence
 
     changed share = E[min(1, |Δ|/ulp(w))]                                   `changed_share`
 
-So a trainer sends differences. Bits are compared, not numbers: −0 and 0 are equal as numbers, and a NaN is not equal to itself. For
-each changed weight it sends where and how far (`ref/weight_codec.py`): the gap since the last changed weight, and the step. Steps count
-along one line of all 65,536 bit patterns: … −1, −0, 0, 1, …, ∞, NaNs. They add up, so eight deltas merge into one without the weights.
+So a trainer sends differences. Bits are compared, not numbers: −0 and 0 are equal as numbers, and a NaN is not equal to
+itself. For each changed weight it sends where and how far (`ref/weight_codec.py`): the gap since the last changed
+weight, and the step. Steps count along one line of all 65,536 bit patterns: … −1, −0, 0, 1, …, ∞, NaNs. They add up, so
+eight deltas merge into one without the weights.
 
-A store maps keys to bytes. A version is what its manifest says, and the manifest is created last, so an unfinished version is invisible:
+A store maps keys to bytes. A version is what its manifest says, and the manifest is created last, so an unfinished
+version is invisible:
 
     00000007/delta-R-DIGEST      rank R's rows, from version 6
     00000008/merged-R-DIGEST     from version 0, for a reader that is late
@@ -20,8 +23,9 @@ A store maps keys to bytes. A version is what its manifest says, and the manifes
     00000025/manifest            bases, keys, sizes, digests of shards and of the *resulting* weights
     readers/NAME                 the version that a reader serves
 
-The trap: a difference must be applied exactly once, to exactly its base. A reader therefore works on a copy, checks the digest of the
-result, and only then swaps. A digest is a sum over rows, so readers that hold other rows than the writers did can check it together.
+The trap: a difference must be applied exactly once, to exactly its base. A reader therefore works on a copy, checks the
+digest of the result, and only then swaps. A digest is a sum over rows, so readers that hold other rows than the writers
+did can check it together.
 
 Where this file departs from the report
 1. The report names neither codec nor digest. Ours are gap and step under zstd, and BLAKE2b.
@@ -57,7 +61,20 @@ from ref.checks import parse_json
 from ref.network.checkpoint import tensor_parts
 from ref.weight_codec import SyncError, apply_delta, encode_delta, merge_deltas, pack, pack_full, unpack, unpack_full
 
-__all__ = ["Demo", "Part", "Reader", "SyncError", "Writer", "apply_delta", "changed_share", "demo", "digest", "encode_delta", "merge_deltas", "pack"]
+__all__ = [
+    "Demo",
+    "Part",
+    "Reader",
+    "SyncError",
+    "Writer",
+    "apply_delta",
+    "changed_share",
+    "demo",
+    "digest",
+    "encode_delta",
+    "merge_deltas",
+    "pack",
+]
 __all__ += ["parts", "prune", "ulp", "unpack"]
 
 
@@ -65,15 +82,17 @@ __all__ += ["parts", "prune", "ulp", "unpack"]
 
 
 def ulp(weights: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """Distance of neighbouring bfloat16 numbers at |w|, float64: 2^(e−7) where 2^e ≤ |w| < 2^(e+1), and 2^−133 below 2^−126."""
+    """Distance of neighbouring bfloat16 numbers at |w|, float64: 2^(e−7) where 2^e ≤ |w| < 2^(e+1), and 2^−133 below
+    2^−126."""
     exponent = torch.frexp(weights.double())[1].clamp(min=-125)  # e + 1, where 2^e ≤ |w| < 2^(e+1)
     # ulp(w) = 2^(e−7)
     return torch.ldexp(torch.ones_like(weights, dtype=torch.float64), torch.where(weights == 0, -125, exponent) - 8)
 
 
 def changed_share(weights: Float[Tensor, "*shape"], updates: Float[Tensor, "*shape"]) -> float:
-    """Expected share of bfloat16 weights that one update changes: the mean of min(1, |Δ|/ulp(w)). It holds where masters lie evenly between
-    rounding boundaries. Masters just loaded from bfloat16 do not: they lie in the middle, and small updates change nothing at first."""
+    """Expected share of bfloat16 weights that one update changes: the mean of min(1, |Δ|/ulp(w)). It holds where
+    masters lie evenly between rounding boundaries. Masters just loaded from bfloat16 do not: they lie in the middle,
+    and small updates change nothing at first."""
     return (updates.double().abs() / ulp(weights)).clamp(max=1).mean().item()  # E[min(1, |Δ|/ulp(w))]
 
 
@@ -116,18 +135,23 @@ def parts(model: nn.Module) -> list[Part]:
 
 
 def digest(part: Part) -> int:
-    """128 bits that change with any bit of the rows, with their order, and with their place. Rows may be summed by whoever holds them: the
-    digest of a tensor is the sum over its parts, modulo 2^128."""
+    """128 bits that change with any bit of the rows, with their order, and with their place. Rows may be summed by
+    whoever holds them: the digest of a tensor is the sum over its parts, modulo 2^128."""
     if not part.rows:
         return 0
     rows = part.bits().cpu().view(torch.int16).numpy().reshape(part.rows, -1).view(np.uint8)
-    hashes = (hashlib.blake2b(row.data, digest_size=16, salt=row_number.to_bytes(16, "little")) for row_number, row in enumerate(rows, part.first))
+    hashes = (
+        hashlib.blake2b(row.data, digest_size=16, salt=row_number.to_bytes(16, "little"))
+        for row_number, row in enumerate(rows, part.first)
+    )
     return sum(int.from_bytes(row_hash.digest(), "little") for row_hash in hashes) % 2**128  # Σ over rows, modulo 2^128
 
 
-def combined(part_digests: Iterable[tuple[tuple[str, int, int], int]], shapes: Mapping[str, Sequence[int]], twice: bool = True) -> dict[str, str]:
-    """Digests of whole tensors from those of parts. Raises SyncError unless the parts cover every row of every tensor that they name exactly
-    once. twice: a part that several ranks hold is fine, and counts once."""
+def combined(
+    part_digests: Iterable[tuple[tuple[str, int, int], int]], shapes: Mapping[str, Sequence[int]], twice: bool = True
+) -> dict[str, str]:
+    """Digests of whole tensors from those of parts. Raises SyncError unless the parts cover every row of every tensor
+    that they name exactly once. twice: a part that several ranks hold is fine, and counts once."""
     digest_by_place: dict[tuple[str, int, int], int] = {}
     for place, value in part_digests:
         if place in digest_by_place and not twice:
@@ -137,7 +161,10 @@ def combined(part_digests: Iterable[tuple[tuple[str, int, int], int]], shapes: M
     ends, sums = dict[str, int](), dict[str, int]()
     for (name, first, rows), value in sorted(digest_by_place.items()):
         if first != ends.get(name, 0):
-            raise SyncError(f"rows {min(first, ends.get(name, 0))} to {max(first, ends.get(name, 0))} of {name} are held by none, or by two")
+            raise SyncError(
+                f"rows {min(first, ends.get(name, 0))} to {max(first, ends.get(name, 0))} of {name} "
+                f"are held by none, or by two"
+            )
         ends[name], sums[name] = first + rows, sums.get(name, 0) + value
     for name, end in ends.items():
         if name not in shapes or end != (shapes[name][0] if shapes[name] else 1):
@@ -171,13 +198,17 @@ class SingleRank:
 
 
 class Writer(SingleRank):
-    """Publishes versions. It keeps the bits of the last one, which move on only once the manifest of the next one stands."""
+    """Publishes versions. It keeps the bits of the last one, which move on only once the manifest of the next one
+    stands."""
 
     def __init__(self, store: MutableMapping[str, bytes], anchor_every: int = 25, merge_every: int = 8, level: int = 1):
-        """anchor_every: versions from one full anchor to the next; the first version of a writer is always one. merge_every: deltas that a
-        merged one replaces. level: that of zstd. `store.setdefault` must be atomic, as that of a dict is."""
+        """anchor_every: versions from one full anchor to the next; the first version of a writer is always one.
+        merge_every: deltas that a merged one replaces. level: that of zstd. `store.setdefault` must be atomic, as that
+        of a dict is."""
         if anchor_every < 1 or merge_every < 2:
-            raise ValueError(f"anchor_every must be at least 1 and merge_every at least 2; got {anchor_every} and {merge_every}")
+            raise ValueError(
+                f"anchor_every must be at least 1 and merge_every at least 2; got {anchor_every} and {merge_every}"
+            )
         self.store, self.anchor_every, self.merge_every, self.level = store, anchor_every, merge_every, level
         self.version: int | None = None
         self.held: list[Tensor] = []
@@ -185,8 +216,9 @@ class Writer(SingleRank):
         """Bases and deltas of the last versions."""
 
     def publish(self, version: int, parts: Sequence[Part]) -> dict:
-        """Writes a version, and returns its manifest once it is visible. Raises SyncError if it does not become so: then nothing has moved,
-        and it can be published again. Raises ValueError for a version that is not above the last, and for other rows than before."""
+        """Writes a version, and returns its manifest once it is visible. Raises SyncError if it does not become so:
+        then nothing has moved, and it can be published again. Raises ValueError for a version that is not above the
+        last, and for other rows than before."""
         if self.version is not None and version <= self.version:
             raise ValueError(f"version {version} must be above {self.version}, the last one")
         if self.held and [len(tensor) for tensor in self.held] != [part.weights.numel() for part in parts]:
@@ -199,17 +231,33 @@ class Writer(SingleRank):
                 recent = [*recent, (self.version, delta)][-self.merge_every :]
                 links.append(("delta", self.version, pack(*delta, sum(map(len, new_weights)), self.level)))
                 if version % self.merge_every == 0 and len(recent) == self.merge_every:
-                    links.append(("merged", recent[0][0], pack(*merge_deltas([d for _, d in recent]), sum(map(len, new_weights)), self.level)))
+                    links.append(
+                        (
+                            "merged",
+                            recent[0][0],
+                            pack(*merge_deltas([d for _, d in recent]), sum(map(len, new_weights)), self.level),
+                        )
+                    )
             if self.version is None or version % self.anchor_every == 0:
                 links.append(("anchor", None, pack_full(new_weights, self.level)))
             places = [part.place() for part in parts]
-            shards = [(kind, base, self.put(f"{version:08d}/{kind}-{self.rank}", blob) | {"parts": places}) for kind, base, blob in links]
-            report = (None, shards, [(part.place(), digest(part)) for part in parts], {part.name: part.shape for part in parts})
+            shards = [
+                (kind, base, self.put(f"{version:08d}/{kind}-{self.rank}", blob) | {"parts": places})
+                for kind, base, blob in links
+            ]
+            report = (
+                None,
+                shards,
+                [(part.place(), digest(part)) for part in parts],
+                {part.name: part.shape for part in parts},
+            )
         except Exception as error:  # whatever it is: the other ranks must hear of it, or they would wait forever
             report = f"{type(error).__name__}: {error}", [], [], {}
         for rank, (failure, *_) in enumerate(reports := self.together(report)):
             if failure:
-                raise SyncError(f"version {version} was not published: rank {rank} could not write its rows ({failure})")
+                raise SyncError(
+                    f"version {version} was not published: rank {rank} could not write its rows ({failure})"
+                )
         manifest = self.commit(version, reports)
         self.held = [tensor.clone() for tensor in new_weights]
         self.version, self.recent = version, recent
@@ -236,7 +284,9 @@ class Writer(SingleRank):
         if self.rank == 0:
             shapes = {name: list(shape) for *_, rank_shapes in reports for name, shape in rank_shapes.items()}
             try:
-                digests = combined((part_digest for _, _, digests, _ in reports for part_digest in digests), shapes, twice=False)
+                digests = combined(
+                    (part_digest for _, _, digests, _ in reports for part_digest in digests), shapes, twice=False
+                )
                 links = [
                     {"kind": kind, "base": base, "shards": [shards[link_number][2] for _, shards, *_ in reports]}
                     for link_number, (kind, base, _) in enumerate(reports[0][1])
@@ -255,8 +305,8 @@ class Writer(SingleRank):
 
 
 def cheapest(manifests: Mapping[int, dict], have: int | None, want: int, bad: set) -> list[tuple[int, int]] | None:
-    """The way with the fewest bytes from version `have`, or from nothing, to `want`: (version, number of its link) in order. None if there is
-    none without links that are `bad`."""
+    """The way with the fewest bytes from version `have`, or from nothing, to `want`: (version, number of its link) in
+    order. None if there is none without links that are `bad`."""
     best: dict[int | None, tuple[int, list]] = {None: (0, [])} | ({} if have is None else {have: (0, [])})
     for version in sorted(candidate for candidate in manifests if candidate <= want and candidate != have):
         for link_number, link in enumerate(manifests[version]["links"]):
@@ -272,7 +322,8 @@ class Reader(SingleRank):
     """Follows the chain. `fetch` builds the next version beside the one that serves; `swap` puts it in its place."""
 
     def __init__(self, store: MutableMapping[str, bytes], parts: Sequence[Part], name: str = "reader"):
-        """parts: the rows to fill; other rows than a writer's may be asked for. name: under which `swap` says what it serves."""
+        """parts: the rows to fill; other rows than a writer's may be asked for. name: under which `swap` says what it
+        serves."""
         self.store, self.parts, self.name = store, list(parts), name
         self.version: int | None = None
         self.held: list[Tensor] = []
@@ -293,8 +344,9 @@ class Reader(SingleRank):
         return errors
 
     def fetch(self, want: int | None = None) -> int:
-        """Builds version `want`, by default the newest, and checks its digest. It returns the version, and serves nothing yet. Where a shard is
-        damaged or missing, it takes another way, from the nearest anchor if need be. Raises SyncError if there is none."""
+        """Builds version `want`, by default the newest, and checks its digest. It returns the version, and serves
+        nothing yet. Where a shard is damaged or missing, it takes another way, from the nearest anchor if need be.
+        Raises SyncError if there is none."""
         state: tuple = (None, {}, {})
         if self.rank == 0:
             try:
@@ -324,7 +376,9 @@ class Reader(SingleRank):
                 for version, link_number in path:
                     shadow = self.follow(manifests[version], link_number, shadow)
                     num_applied += 1
-                new_parts = [replace(part, weights=tensor.view(part.weights.shape)) for part, tensor in zip(self.parts, shadow)]
+                new_parts = [
+                    replace(part, weights=tensor.view(part.weights.shape)) for part, tensor in zip(self.parts, shadow)
+                ]
                 sums = [(part.place(), digest(part)) for part in new_parts]
             except Exception as error:
                 failure = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
@@ -332,7 +386,9 @@ class Reader(SingleRank):
             failures = [(step, text) for text, step, _ in rank_reports if text]
             if not failures:
                 try:
-                    digests = combined((part_digest for *_, sums in rank_reports for part_digest in sums), manifests[want]["shapes"])
+                    digests = combined(
+                        (part_digest for *_, sums in rank_reports for part_digest in sums), manifests[want]["shapes"]
+                    )
                 except SyncError as error:
                     raise SyncError(f"version {want} cannot be checked: {error}") from None
                 mismatches = [name for name, value in digests.items() if manifests[want]["digests"][name] != value]
@@ -354,11 +410,17 @@ class Reader(SingleRank):
         """The rows after one link; of its shards only those are fetched that hold some of them."""
         link, shapes, out = manifest["links"][link_number], manifest["shapes"], list(rows)
         if link["base"] is None:
-            out = [torch.empty(part.weights.numel(), dtype=torch.bfloat16, device=part.weights.device) for part in self.parts]
+            out = [
+                torch.empty(part.weights.numel(), dtype=torch.bfloat16, device=part.weights.device)
+                for part in self.parts
+            ]
         missing = [part.rows for part in self.parts]
         for part in self.parts:
             if list(part.shape) != shapes.get(part.name):
-                raise SyncError(f"{part.name} has shape {list(part.shape)}; version {manifest['version']} has {shapes.get(part.name)}")
+                raise SyncError(
+                    f"{part.name} has shape {list(part.shape)}; version {manifest['version']} has "
+                    f"{shapes.get(part.name)}"
+                )
         part_indices: dict[str, list[int]] = {}
         for index, part in enumerate(self.parts):
             part_indices.setdefault(part.name, []).append(index)
@@ -367,19 +429,35 @@ class Reader(SingleRank):
             for name, first, count in shard["parts"]:
                 width = int(np.prod(shapes[name][1:]))
                 for index in part_indices.get(name, ()):
-                    low, high = (max(first, self.parts[index].first), min(first + count, self.parts[index].first + self.parts[index].rows))
+                    low, high = (
+                        max(first, self.parts[index].first),
+                        min(first + count, self.parts[index].first + self.parts[index].rows),
+                    )
                     if low < high:
-                        cuts.append((index, offset + (low - first) * width, (low - self.parts[index].first) * width, (high - low) * width))
+                        cuts.append(
+                            (
+                                index,
+                                offset + (low - first) * width,
+                                (low - self.parts[index].first) * width,
+                                (high - low) * width,
+                            )
+                        )
                         missing[index] -= high - low
                 offset += count * width
             if cuts:
                 self.patch(out, self.get(shard), offset, cuts, link["base"] is None)
         if any(missing):
-            raise SyncError(f"version {manifest['version']} has no shard with some rows of {self.parts[np.flatnonzero(missing)[0]].name}")
+            raise SyncError(
+                f"version {manifest['version']} has no shard with some rows of "
+                f"{self.parts[np.flatnonzero(missing)[0]].name}"
+            )
         return out
 
-    def patch(self, out: list[Tensor], blob: bytes, size: int, cuts: Sequence[tuple[int, int, int, int]], full: bool) -> None:
-        """Applies a shard of `size` weights. cuts: (which rows, where in the shard, where in the rows, how many weights)."""
+    def patch(
+        self, out: list[Tensor], blob: bytes, size: int, cuts: Sequence[tuple[int, int, int, int]], full: bool
+    ) -> None:
+        """Applies a shard of `size` weights. cuts: (which rows, where in the shard, where in the rows, how many
+        weights)."""
         if full:
             bits = unpack_full(blob, size)
             for index, shard_start, row_start, count in cuts:
@@ -409,8 +487,8 @@ class Reader(SingleRank):
         raise SyncError(f"shard {shard['key']} {problem}")
 
     def swap(self) -> int | None:
-        """Puts what `fetch` built in place of the weights that serve, which takes no more than a copy, and says so in the store. Nothing may
-        compute with the weights meanwhile. Returns the version that serves from now on."""
+        """Puts what `fetch` built in place of the weights that serve, which takes no more than a copy, and says so in
+        the store. Nothing may compute with the weights meanwhile. Returns the version that serves from now on."""
         if self.fresh is not None:
             self.version, self.held = self.fresh
             self.fresh = None
@@ -423,8 +501,9 @@ class Reader(SingleRank):
 
 
 def prune(store: MutableMapping[str, bytes]) -> int:
-    """Deletes what lies behind the newest anchor that is not newer than the oldest version a reader serves; returns the number of versions.
-    A reader that is gone for good keeps them until its key readers/NAME is deleted. Raises SyncError for a key there that is no version."""
+    """Deletes what lies behind the newest anchor that is not newer than the oldest version a reader serves; returns the
+    number of versions. A reader that is gone for good keeps them until its key readers/NAME is deleted. Raises
+    SyncError for a key there that is no version."""
     keys = list(store)
     try:
         served_versions = [int(store[key]) for key in keys if key.startswith("readers/")]
@@ -442,7 +521,9 @@ def prune(store: MutableMapping[str, bytes]) -> int:
     last = max((v for v in anchors if served_versions and v <= min(served_versions)), default=None)
     stale_versions = [v for v in versions if last is not None and v < last]
     for version in stale_versions:
-        for key in sorted(versions[version], key=lambda key: not key.endswith("/manifest")):  # without its manifest it is invisible
+        for key in sorted(
+            versions[version], key=lambda key: not key.endswith("/manifest")
+        ):  # without its manifest it is invisible
             store.pop(key, None)
     return len(stale_versions)
 
@@ -464,15 +545,22 @@ class Demo:
 
 
 def demo(config: Demo = Demo(), log: Callable[..., None] = lambda *_, **__: None) -> dict[str, float]:
-    """For each size of updates: the changed share and the law's, bits for each changed weight, how much smaller a delta is than the weights, and
-    than its share of a merged one; and whether a reader that comes late has the trainer's bits."""
+    """For each size of updates: the changed share and the law's, bits for each changed weight, how much smaller a delta
+    is than the weights, and than its share of a merged one; and whether a reader that comes late has the trainer's
+    bits."""
     metrics: dict[str, float] = {}
     for number, lr in enumerate(config.lrs, 1):
         generator = torch.Generator().manual_seed(config.seed)
         masters = config.std * torch.randn(config.weights // 100, 100, generator=generator)
         shape, store = tuple(masters.shape), dict[str, bytes]()
         writer, served_weights = Writer(store), torch.zeros(shape, dtype=torch.bfloat16)
-        reader, changed_shares, expected_shares, sizes, merged_sizes = (Reader(store, [Part("w", shape, 0, served_weights)]), [], [], [], [])
+        reader, changed_shares, expected_shares, sizes, merged_sizes = (
+            Reader(store, [Part("w", shape, 0, served_weights)]),
+            [],
+            [],
+            [],
+            [],
+        )
         for version in range(config.versions + 1):
             previous_weights = masters.bfloat16()
             if version:
@@ -482,7 +570,9 @@ def demo(config: Demo = Demo(), log: Callable[..., None] = lambda *_, **__: None
                 changed_shares.append((masters.bfloat16() != previous_weights).double().mean().item())
             manifest = writer.publish(version, [Part("w", shape, 0, masters)])
             for link in manifest["links"]:
-                {"delta": sizes, "merged": merged_sizes}.get(link["kind"], []).append(sum(shard["bytes"] for shard in link["shards"]))
+                {"delta": sizes, "merged": merged_sizes}.get(link["kind"], []).append(
+                    sum(shard["bytes"] for shard in link["shards"])
+                )
             if version in (0, config.versions):
                 reader.fetch()
                 reader.swap()
@@ -491,7 +581,9 @@ def demo(config: Demo = Demo(), log: Callable[..., None] = lambda *_, **__: None
             "law": float(np.mean(expected_shares)),
             "bits": 8 * sum(sizes) / (sum(changed_shares) * masters.numel()),
             "smaller": 2 * masters.numel() / float(np.mean(sizes)),
-            "merged": (writer.merge_every * float(np.mean(sizes)) / float(np.mean(merged_sizes)) if merged_sizes else 1.0),
+            "merged": (
+                writer.merge_every * float(np.mean(sizes)) / float(np.mean(merged_sizes)) if merged_sizes else 1.0
+            ),
             "exact": float(torch.equal(served_weights.view(torch.int16), masters.bfloat16().view(torch.int16))),
         }
         metrics |= {f"{name}@{lr:g}": value for name, value in row.items()}

@@ -1,8 +1,9 @@
 """Behaviour rewards on many ranks: `ref/behaviour.py`, which has the measures, the traps and the glossary.
 
-A rollout is measured and priced where it was played, from its own transcript: those functions are `ref`'s. A group is on many ranks, and what a part
-adds to its advantages (3) belongs to the complete group: `group_parts` gathers the parts, nine numbers a rollout, and returns those of this
-rank's rollouts. With a mean over the rollouts of one rank a price would act only where one rank has both kinds.
+A rollout is measured and priced where it was played, from its own transcript: those functions are `ref`'s. A group is
+on many ranks, and what a part adds to its advantages (3) belongs to the complete group: `group_parts` gathers the
+parts, nine numbers a rollout, and returns those of this rank's rollouts. With a mean over the rollouts of one rank a
+price would act only where one rank has both kinds.
 """
 
 from collections.abc import Sequence
@@ -16,12 +17,15 @@ from scaled.runtime.mesh import current
 __all__ = ["Behaviour", "Demo", "Prices", "behaviour", "demo", "group_parts", "measures", "rewarded"]
 
 
-def group_parts(group: Sequence[Behaviour], *, groups: Sequence[int] | None = None, axis: str = "dp") -> dict[str, list[float]]:
-    """`ref.behaviour.group_parts` for this rank's rollouts, of which it may have none, over their group's rollouts on all ranks of the axis.
+def group_parts(
+    group: Sequence[Behaviour], *, groups: Sequence[int] | None = None, axis: str = "dp"
+) -> dict[str, list[float]]:
+    """`ref.behaviour.group_parts` for this rank's rollouts, of which it may have none, over their group's rollouts on
+    all ranks of the axis.
 
-    `groups`: the number of each rollout's group, where there are several groups; one call then does for all of them. `axis`: "dp" where cp
-    ranks hold the same rollouts, and "all" where each rank has its own, as `scaled.rl.share` deals them. Raises ValueError as in `ref`, on every
-    rank, and unless all groups are priced by one table."""
+    `groups`: the number of each rollout's group, where there are several groups; one call then does for all of them.
+    `axis`: "dp" where cp ranks hold the same rollouts, and "all" where each rank has its own, as `scaled.rl.share`
+    deals them. Raises ValueError as in `ref`, on every rank, and unless all groups are priced by one table."""
     rank_group, group_numbers = current().group(axis), [0] * len(group) if groups is None else groups
     local_parts = [(number, member.parts) for number, member in zip(group_numbers, group, strict=True)]
     parts_by_rank: list[list[tuple[int, dict[str, float]]]] = [local_parts]

@@ -1,10 +1,11 @@
 """Continued pretraining on many ranks: `ref/cpt.py`, where corpus, packing, schedule and losses are explained.
 
-What a rank needs from others: the target of the last token in its chunk is the first token of the next chunk, which another rank has;
-and sums over tokens are sums over ranks. The head runs on blocks of rows, so the logits of all tokens of a rank never exist at once.
+What a rank needs from others: the target of the last token in its chunk is the first token of the next chunk, which
+another rank has; and sums over tokens are sums over ranks. The head runs on blocks of rows, so the logits of all tokens
+of a rank never exist at once.
 
-Read files, held-out codebase, tokenizer, packed rows and schedule are the same on every rank: those functions are `ref`'s.
-"""
+Read files, held-out codebase, tokenizer, packed rows and schedule are the same on every rank: those functions are
+`ref`'s."""
 
 import math
 from pathlib import Path
@@ -14,7 +15,17 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ref.checks import expect, expect_text
-from ref.cpt import SPECIAL_TOKENS, CodebaseNLL, Corpus, hold_out_codebase, pack, read_corpus, train_tokenizer, windows, wsd
+from ref.cpt import (
+    SPECIAL_TOKENS,
+    CodebaseNLL,
+    Corpus,
+    hold_out_codebase,
+    pack,
+    read_corpus,
+    train_tokenizer,
+    windows,
+    wsd,
+)
 from scaled.network.model import Transformer
 from scaled.runtime.comm import summed, total
 from scaled.runtime.cut import ahead, cut, places
@@ -35,10 +46,14 @@ __all__ = [
 
 
 def next_token_loss(
-    model: Transformer, hidden: Float[Tensor, "B T D"], ids: Int[Tensor, "B T"], doc: Int[Tensor, "B T"] | None = None, weight: Tensor | None = None
+    model: Transformer,
+    hidden: Float[Tensor, "B T D"],
+    ids: Int[Tensor, "B T"],
+    doc: Int[Tensor, "B T"] | None = None,
+    weight: Tensor | None = None,
 ) -> tuple[Float[Tensor, ""], int | float]:
-    """Summed negative log-likelihood (nats) and number of scored tokens of all ranks, the same on every rank, from this rank's rows
-    and tokens. ValueError as in `ref`."""
+    """Summed negative log-likelihood (nats) and number of scored tokens of all ranks, the same on every rank, from this
+    rank's rows and tokens. ValueError as in `ref`."""
     expect("hidden", hidden, "float", "B", "T", model.config.hidden_size)
     expect_text(ids, doc, weight, *hidden.shape[:2], vocab=model.config.vocab_size)
     wide_dtype = torch.promote_types(hidden.dtype, torch.float32)
@@ -69,7 +84,8 @@ def codebase_nll(
     max_tokens: int | None = None,
     batch: int = 32,
 ) -> CodebaseNLL:
-    """`ref.cpt.codebase_nll`: windows over dp, tokens of a window over cp, `batch` windows at a time on all ranks together."""
+    """`ref.cpt.codebase_nll`: windows over dp, tokens of a window over cp, `batch` windows at a time on all ranks
+    together."""
     token_windows = windows(model.config, tokenizer, path, window, stride, max_tokens, batch)
     dp, cp = current().group("dp").size, current().group("cp").size
     nll = torch.zeros((), dtype=torch.float64, device=current().device)

@@ -6,11 +6,11 @@ What is distributed, and what must be summed over ranks:
     tokens of a rollout    over cp      its length and GSPO's mean log-ratio belong to the complete rollout: sums over cp
     the loss               everywhere   Σ over ranks; the caller passes one `budget`, so nothing is averaged here
 
-Averaging is the pitfall. With a baseline over the rollouts on one rank, the gradient would depend on the layout, and with one rollout per
-rank all advantages would be zero.
+Averaging is the pitfall. With a baseline over the rollouts on one rank, the gradient would depend on the layout, and
+with one rollout per rank all advantages would be zero.
 
-`group_advantages` takes [G, n]: the same G groups on every dp rank, with n of their rollouts here (n may differ, or be 0). If packing
-has scattered the rollouts, pass `rewards` [B] and `groups` [B], the group number of each rollout.
+`group_advantages` takes [G, n]: the same G groups on every dp rank, with n of their rollouts here (n may differ, or be
+0). If packing has scattered the rollouts, pass `rewards` [B] and `groups` [B], the group number of each rollout.
 """
 
 import math
@@ -37,7 +37,8 @@ def group_advantages(
 ) -> Float[Tensor, "G n"] | Float[Tensor, " B"]:
     """Advantages of this rank's rollouts, over their groups' rollouts on all dp ranks; shape of `rewards`.
 
-    Raises ValueError as in `ref`, where the size of a group counts its rollouts on all ranks, and for negative groups."""
+    Raises ValueError as in `ref`, where the size of a group counts its rollouts on all ranks, and for negative
+    groups."""
     expect_choice("baseline", baseline, "mean", "leave_one_out")
     expect_choice("scale", scale, "none", "std")
     expect_positive("eps", eps)
@@ -64,7 +65,10 @@ def group_advantages(
         1 if (baseline, scale) == ("mean", "none") else 2,
     )
     if fewest_rollouts < required_rollouts:
-        raise ValueError(f"rewards must be [G, N] with N ≥ {required_rollouts} for {baseline}, {scale}; got N = {int(fewest_rollouts)}")
+        raise ValueError(
+            f"rewards must be [G, N] with N ≥ {required_rollouts} for {baseline}, {scale}; got N = "
+            f"{int(fewest_rollouts)}"
+        )
     # Relative to the lowest reward of the group, so equal rewards give exact zeros.
     base = least(flat_rewards.new_full((G,), math.inf).scatter_reduce(0, group_of, flat_rewards, "amin"), "dp")
     relative = flat_rewards - base[group_of]
@@ -118,7 +122,9 @@ def family_loss(
     expect("logp", logp, "float", len(advantages), "T")
     expect("mask", mask, "any", *logp.shape)
     if not bool(summed((mask != 0).sum())):
-        raise ValueError(f"mask must be nonzero somewhere; got shape {list(mask.shape)} per rank without any token of the policy")
+        raise ValueError(
+            f"mask must be nonzero somewhere; got shape {list(mask.shape)} per rank without any token of the policy"
+        )
     if variant.drop_overlong or finished is not None:
         expect("finished", finished, "bool", len(advantages))
     return policy_loss(
@@ -158,8 +164,11 @@ def ratio_statistics(
         }
 
 
-def selected(logp: Tensor, behavior_logp: Tensor, advantages: Tensor, mask: Tensor, ratio: str, keep: Tensor | None) -> tuple[Tensor, ...]:
-    """log ρ, A and weight of this rank's tokens; for sequence ratios, log ρ is the mean over all tokens of the sequence, on all ranks."""
+def selected(
+    logp: Tensor, behavior_logp: Tensor, advantages: Tensor, mask: Tensor, ratio: str, keep: Tensor | None
+) -> tuple[Tensor, ...]:
+    """log ρ, A and weight of this rank's tokens; for sequence ratios, log ρ is the mean over all tokens of the
+    sequence, on all ranks."""
     expect_choice("ratio", ratio, "token", "sequence")
     # Eq. 2 (ref/dr_grpo.py): log ρ = log π − log μ.
     log_ratio, advantage, weight = ref.selected(logp, behavior_logp, advantages, mask, "token", keep)

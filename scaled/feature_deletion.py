@@ -1,18 +1,20 @@
 """Feature deletion on many ranks: `ref/feature_deletion.py`, which explains ways, groups and difficulty.
 
-A codebase of 100,000s of lines has 10,000s of tests. Ranks play the tests, each its share, so each has the coverage of its own. `tree` is small
-beside it, and the same on every rank. Every function here returns all pieces, on every rank the same, in the order of `ref`.
+A codebase of 100,000s of lines has 10,000s of tests. Ranks play the tests, each its share, so each has the coverage of
+its own. `tree` is small beside it, and the same on every rank. Every function here returns all pieces, on every rank
+the same, in the order of `ref`.
 
     coverage        of this rank's tests; where several ranks name a test, its lines are joined, and so are those that ran at import
     w               for each file a matrix of bits, lines × all tests: one bit for a test that executed the line, gathered once
     G               the distinct rows of lines in functions, dealt to ranks: G, G + ranks, …
 
-What costs time? The reference walks through every function that a test of G enters, for every G. A function loses something only if one of its lines
-has ∅ ≠ w(l) ⊆ G. With rows as vectors x of zeros and ones that is x·G = x·x, for all rows at once a product of matrices, exact in float32 below
-2²⁴ tests. What is left are few functions for each group, and there `ref` cuts.
+What costs time? The reference walks through every function that a test of G enters, for every G. A function loses
+something only if one of its lines has ∅ ≠ w(l) ⊆ G. With rows as vectors x of zeros and ones that is x·G = x·x, for all
+rows at once a product of matrices, exact in float32 below 2²⁴ tests. What is left are few functions for each group, and
+there `ref` cuts.
 
-`symbols` hands `ref` those files alone that import the symbol, or name it as an attribute. `difficulty` reads each file once, not for each piece
-again.
+`symbols` hands `ref` those files alone that import the symbol, or name it as an attribute. `difficulty` reads each file
+once, not for each piece again.
 """
 
 from __future__ import annotations
@@ -34,7 +36,21 @@ from ref.source_symbols import Module, removal
 from ref.source_text import Patch, Source, apply, compiles, parse_source, patch
 from scaled.runtime.mesh import current
 
-__all__ = ["Demo", "Difficulty", "Piece", "bodies", "delete", "demo", "difficulty", "faults", "joined", "level", "slices", "symbols", "undelete"]
+__all__ = [
+    "Demo",
+    "Difficulty",
+    "Piece",
+    "bodies",
+    "delete",
+    "demo",
+    "difficulty",
+    "faults",
+    "joined",
+    "level",
+    "slices",
+    "symbols",
+    "undelete",
+]
 
 BLOCK = 2048
 """Rows that are multiplied at a time."""
@@ -44,15 +60,22 @@ Item = TypeVar("Item")
 Found = TypeVar("Found")
 
 
-def slices(tree: Mapping[str, bytes], coverage: Mapping[str, Collection[tuple[str, int]]], least: int = 3, most: float = 0.5) -> tuple[Piece, ...]:
-    """All slices of `tree`, which is the same on every rank, from the `coverage` of this rank's tests. Raises ValueError as in `ref`, on every rank,
-    and where the ranks' trees differ."""
+def slices(
+    tree: Mapping[str, bytes], coverage: Mapping[str, Collection[tuple[str, int]]], least: int = 3, most: float = 0.5
+) -> tuple[Piece, ...]:
+    """All slices of `tree`, which is the same on every rank, from the `coverage` of this rank's tests. Raises
+    ValueError as in `ref`, on every rank, and where the ranks' trees differ."""
     if least < 1 or not 0 < most <= 1:
         raise ValueError(f"least must be at least 1 and most a share above 0; got {least} and {most}")
     check_same_tree(tree)
     tests, rows = table(tree, coverage)
     sources = {file: parse_source(tree[file]) for file in sorted(rows)}
-    functions = [(file, name, node) for file, source in sources.items() for name, node in ref.functions(source.tree) if "<locals>" not in name]
+    functions = [
+        (file, name, node)
+        for file, source in sources.items()
+        for name, node in ref.functions(source.tree)
+        if "<locals>" not in name
+    ]
     distinct, functions_of_row = distinct_rows(rows, functions)
     counts = np.array([int.from_bytes(row.tobytes()).bit_count() for row in distinct], np.int64)
     at_import = distinct[:, 0] >> 7 if len(distinct) else np.zeros(0, np.uint8)
@@ -70,7 +93,14 @@ def slices(tree: Mapping[str, bytes], coverage: Mapping[str, Collection[tuple[st
             test_columns = np.flatnonzero(np.unpackbits(distinct[row_number])[: len(tests) + 1])[::-1]
             names = tuple(tests[len(tests) - at] for at in test_columns)
             batch_pieces.append(
-                slice_of(tree, sources, [functions[function_number] for function_number in function_numbers], tests_by_file, group, names)
+                slice_of(
+                    tree,
+                    sources,
+                    [functions[function_number] for function_number in function_numbers],
+                    tests_by_file,
+                    group,
+                    names,
+                )
             )
         return batch_pieces
 
@@ -89,11 +119,14 @@ def slice_of(
     group: int,
     tests: tuple[str, ...],
 ) -> Piece | None:
-    """(2) for one group, from the functions that may lose something: file, qualified name, node. None where nothing can go."""
+    """(2) for one group, from the functions that may lose something: file, qualified name, node. None where nothing can
+    go."""
     # Eq. 2 (ref/feature_deletion.py): S(G), the statements that only tests of G execute.
     cuts: dict[str, list] = {}
     for file, name, node in functions:
-        cuts.setdefault(file, []).extend((name, edit) for edit in ref.edits_of(sources[file], node, tests_by_file[file], group))
+        cuts.setdefault(file, []).extend(
+            (name, edit) for edit in ref.edits_of(sources[file], node, tests_by_file[file], group)
+        )
     cuts = {file: edits for file, edits in cuts.items() if edits}
     patches = tuple(patch(file, tree[file], [edit for _, edit in edits]) for file, edits in cuts.items())
     names = "+".join(f"{file}:{','.join(dict.fromkeys(name for name, _ in edits))}" for file, edits in cuts.items())
@@ -127,7 +160,10 @@ def table(tree: Mapping[str, bytes], coverage: Mapping[str, Collection[tuple[str
         all_lines = np.unique(np.concatenate([line_numbers for _, line_numbers, _ in entries]))
         bits = np.zeros((len(all_lines), len(tests) + 1), bool)
         for names, line_numbers, packed_bits in entries:
-            cells = (np.searchsorted(all_lines, line_numbers)[:, None], np.array([column[name] for name in names], int)[None])
+            cells = (
+                np.searchsorted(all_lines, line_numbers)[:, None],
+                np.array([column[name] for name in names], int)[None],
+            )
             # Eq. 1 (ref/feature_deletion.py): w(l), one bit for each test.
             bits[cells] |= np.unpackbits(packed_bits, 1, len(names)).astype(bool)
         rows[file] = all_lines, np.packbits(bits, 1)
@@ -138,7 +174,9 @@ def tests_by_line(lines: np.ndarray, bits: np.ndarray, spare: int) -> Who:
     """(1) for one file as `ref` has it: whole numbers. `spare`: bits behind the first test's."""
     # Eq. 1 (ref/feature_deletion.py): w(l), as a whole number.
     line_tests = Who()
-    line_tests.tests = {line: int.from_bytes(row.tobytes()) >> spare for line, row in zip(lines.tolist(), bits, strict=True)}
+    line_tests.tests = {
+        line: int.from_bytes(row.tobytes()) >> spare for line, row in zip(lines.tolist(), bits, strict=True)
+    }
     return line_tests
 
 
@@ -169,14 +207,19 @@ def find_contained(distinct: np.ndarray, counts: np.ndarray, row_numbers: Sequen
     for first in range(0, len(row_numbers), BLOCK):
         outer = vectors(distinct[row_numbers[first : first + BLOCK]])
         # x · G = x · x: row x is contained in G.
-        parts = [outer @ vectors(distinct[low : low + BLOCK]).T == sizes[low : low + BLOCK] for low in range(0, len(distinct), BLOCK)]
+        parts = [
+            outer @ vectors(distinct[low : low + BLOCK]).T == sizes[low : low + BLOCK]
+            for low in range(0, len(distinct), BLOCK)
+        ]
         yield from (row.nonzero()[:, 0].tolist() for row in torch.cat(parts, 1).cpu())
 
 
 def bodies(tree: Mapping[str, bytes]) -> tuple[Piece, ...]:
     """`ref.feature_deletion.bodies` of the same tree on every rank; each takes its share of the files."""
     check_same_tree(tree)
-    return tuple(chain.from_iterable(dealt(sorted(tree), lambda files: [ref.bodies({file: tree[file]}) for file in files])))
+    return tuple(
+        chain.from_iterable(dealt(sorted(tree), lambda files: [ref.bodies({file: tree[file]}) for file in files]))
+    )
 
 
 def symbols(tree: Mapping[str, bytes]) -> tuple[Piece, ...]:
@@ -194,8 +237,16 @@ def symbols(tree: Mapping[str, bytes]) -> tuple[Piece, ...]:
     def cut_symbols(batch: Sequence[tuple[str, str]]) -> list[Piece | None]:
         batch_pieces = []
         for file, name in batch:
-            edits = removal({concerned_file: modules[concerned_file] for concerned_file in name_index.find_files(file, name)}, file, name)
-            patches = tuple(patch(edited_file, tree[edited_file], edits[edited_file]) for edited_file in sorted(edits)) if edits else ()
+            edits = removal(
+                {concerned_file: modules[concerned_file] for concerned_file in name_index.find_files(file, name)},
+                file,
+                name,
+            )
+            patches = (
+                tuple(patch(edited_file, tree[edited_file], edits[edited_file]) for edited_file in sorted(edits))
+                if edits
+                else ()
+            )
             batch_pieces.append(Piece("symbol", f"{file}:{name}", patches) if patches else None)
         return batch_pieces
 
@@ -204,7 +255,8 @@ def symbols(tree: Mapping[str, bytes]) -> tuple[Piece, ...]:
 
 
 class NameIndex:
-    """Which files say a name in a place that `removal` looks at, and under which others it is imported. More files than needed change nothing."""
+    """Which files say a name in a place that `removal` looks at, and under which others it is imported. More files than
+    needed change nothing."""
 
     def __init__(self, sources: Mapping[str, Source]) -> None:
         self.files: dict[str, set[str]] = {}
@@ -229,25 +281,34 @@ class NameIndex:
 
 
 def difficulty(tree: Mapping[str, bytes], piece: Piece, failing: int | None = None) -> Difficulty:
-    """`ref.feature_deletion.difficulty`, on this rank. What the whole tree says is read once, and kept for the next piece of the same tree."""
+    """`ref.feature_deletion.difficulty`, on this rank. What the whole tree says is read once, and kept for the next
+    piece of the same tree."""
     name_uses = read_uses(tuple((file, tree[file]) for file in sorted(tree) if file.endswith(".py")))
     holes: set[str] = set()
     removed_functions, lines = set(), 0
     for file_patch in piece.patches:
         texts, function_numbers = name_uses.files.get(file_patch.file, ((), range(0)))
-        removed_lines = {line for edit in file_patch.edits for line in range(edit.first, edit.last + 1)} if texts else set()
-        lines += sum(1 for line in removed_lines if texts[line - 1].strip() and not texts[line - 1].lstrip().startswith("#"))
+        removed_lines = (
+            {line for edit in file_patch.edits for line in range(edit.first, edit.last + 1)} if texts else set()
+        )
+        lines += sum(
+            1 for line in removed_lines if texts[line - 1].strip() and not texts[line - 1].lstrip().startswith("#")
+        )
         removed_functions |= {
             function_number
             for function_number in function_numbers
-            if not removed_lines.isdisjoint(range(name_uses.spans[function_number][1], name_uses.spans[function_number][2] + 1))
+            if not removed_lines.isdisjoint(
+                range(name_uses.spans[function_number][1], name_uses.spans[function_number][2] + 1)
+            )
         }
     holes = {name_uses.spans[function_number][0] for function_number in removed_functions}
     if piece.way == "symbol":
         holes = {piece.name.rpartition(":")[2]}
     callers = set[int]().union(*(name_uses.users.get(name, set()) for name in holes)) - removed_functions
     # The counts n of Eq. 5 (ref/feature_deletion.py).
-    return Difficulty(lines, max(1, len(holes)), len(piece.patches), len(piece.tests) if failing is None else failing, len(callers))
+    return Difficulty(
+        lines, max(1, len(holes)), len(piece.patches), len(piece.tests) if failing is None else failing, len(callers)
+    )
 
 
 class NameUses:
@@ -273,7 +334,9 @@ def read_uses(files: tuple[tuple[str, bytes], ...]) -> NameUses:
             if "<locals>" not in name:
                 for child in ast.walk(node):
                     if isinstance(child, ast.Name | ast.Attribute):
-                        name_uses.users.setdefault(child.id if isinstance(child, ast.Name) else child.attr, set()).add(len(name_uses.spans))
+                        name_uses.users.setdefault(child.id if isinstance(child, ast.Name) else child.attr, set()).add(
+                            len(name_uses.spans)
+                        )
                 name_uses.spans.append((name.rpartition(".")[2], source.begins(node)[0], node.end_lineno or 0))
         name_uses.files[file] = source.lines, range(first, len(name_uses.spans))
     return name_uses
@@ -281,7 +344,9 @@ def read_uses(files: tuple[tuple[str, bytes], ...]) -> NameUses:
 
 def check_same_tree(tree: Mapping[str, bytes]) -> None:
     """Raises ValueError, on every rank, unless the tree is the same on all of them."""
-    local_digest = hashlib.sha256(repr([(file, hashlib.sha256(tree[file]).digest()) for file in sorted(tree)]).encode()).hexdigest()
+    local_digest = hashlib.sha256(
+        repr([(file, hashlib.sha256(tree[file]).digest()) for file in sorted(tree)]).encode()
+    ).hexdigest()
     if len({digest for (digest,) in gather_values(local_digest)}) > 1:
         raise ValueError("tree must hold the same files on every rank")
 
@@ -297,7 +362,8 @@ def gather_values(*values: object) -> list[tuple]:
 
 
 def dealt(items: Sequence[Item], work: Callable[[Sequence[Item]], list[Found]]) -> list[Found]:
-    """work(items) with each item done by one rank, in the order of items on every rank. What one rank raises, all do: none waits for it."""
+    """work(items) with each item done by one rank, in the order of items on every rank. What one rank raises, all do:
+    none waits for it."""
     group = current().group("all")
     try:
         local_results: list[Found] | Exception = work(items[group.rank :: group.size])

@@ -1,11 +1,11 @@
 """Multi-token prediction on many ranks: `ref/mtp.py`, which has the layers, the loss (3) and its pitfalls.
 
-Depth k at position i takes token i+k and is compared with the main head at i+k; both may be in a chunk on another rank. Little
-data is sent: the first k embeddings of the next chunk, and what a student needs from the teacher there (its centroid E_p[W], one
-vector per token; never logits). The teacher is computed once, on the rank of its token.
+Depth k at position i takes token i+k and is compared with the main head at i+k; both may be in a chunk on another rank.
+Little data is sent: the first k embeddings of the next chunk, and what a student needs from the teacher there (its
+centroid E_p[W], one vector per token; never logits). The teacher is computed once, on the rank of its token.
 
-The sampler decodes, with one engine per rank, so those functions come from `ref`. The layers are dense and small, so FSDP keeps them
-gathered from the forward to the backward pass.
+The sampler decodes, with one engine per rank, so those functions come from `ref`. The layers are dense and small, so
+FSDP keeps them gathered from the forward to the backward pass.
 """
 
 import torch
@@ -61,7 +61,10 @@ class MTP(ref.MTP):
         if doc is not None:
             expect("doc", doc, "int", *prenorm.shape[:2])
         token_positions = places(prenorm.shape[1] * cp).to(prenorm.device)
-        rope, mask = (rope_table(self.config, token_positions, prenorm.dtype), attention_mask(self.config, token_positions, doc, prenorm))
+        rope, mask = (
+            rope_table(self.config, token_positions, prenorm.dtype),
+            attention_mask(self.config, token_positions, doc, prenorm),
+        )
         x, hidden = prenorm, []
         for k, layer in enumerate(self.layers, 1):
             # Eq. 1 (ref/mtp.py): h^k; its norm is what the head of Eq. 2 reads.
@@ -84,7 +87,8 @@ def mtp_loss(
     generator: torch.Generator | None = None,
     chunk: int = 1024,
 ) -> tuple[Float[Tensor, ""], float, dict[str, float]]:
-    """`ref.mtp.mtp_loss` of all ranks' tokens, the same on every rank, from this rank's. `generator` must be in the same state on all ranks."""
+    """`ref.mtp.mtp_loss` of all ranks' tokens, the same on every rank, from this rank's. `generator` must be in the
+    same state on all ranks."""
     ref.check(model, out, ids, doc, weight, kind, share, chunk)
     table = model.embed_tokens if model.config.tie_word_embeddings else model.lm_head
     prenorm, emb, head = out.prenorm, F.embedding(ids, model.embed_tokens.weight), table.weight
@@ -107,7 +111,9 @@ def mtp_loss(
         teacher_values = ref.teach(out.hidden.detach()[has_weight], head.detach(), chunk)
     else:
         teacher_values = head.detach()[next_ids[has_weight]], w.new_zeros(int(has_weight.sum())), next_ids[has_weight]
-    centroid, negentropy, top_ids = (x.new_zeros(B, Tl, *x.shape[1:]).index_put((has_weight,), x) for x in teacher_values)
+    centroid, negentropy, top_ids = (
+        x.new_zeros(B, Tl, *x.shape[1:]).index_put((has_weight,), x) for x in teacher_values
+    )
     target = out.hidden.detach() if kind == "distill" else next_ids
     loss, depth_sums = w.new_zeros(()), []
     for k, hidden in enumerate(mtp(prenorm, emb, doc), 1):
@@ -115,7 +121,9 @@ def mtp_loss(
         depth_weight = ahead(w, k) * (ahead(doc, k) == doc)
         is_compared = depth_weight != 0
         parts = [ahead(x, k)[is_compared] for x in (centroid, negentropy, top_ids, target)]
-        part, ce, guessed_ids = ref.HeadLoss.apply(hidden[is_compared], head, parts[0], depth_weight[is_compared], parts[3], chunk)
+        part, ce, guessed_ids = ref.HeadLoss.apply(
+            hidden[is_compared], head, parts[0], depth_weight[is_compared], parts[3], chunk
+        )
         # Eq. 3 (ref/mtp.py): Σ w · KL(p ‖ q^k) = Σ w · (cross-entropy + Σ p log p); 1/K comes at the end.
         loss = loss + part + (parts[1] * depth_weight[is_compared]).sum()
         depth_sums.append(

@@ -1,13 +1,14 @@
 """Muon on many ranks: `ref/muon.py`, which explains the method.
 
-Orthogonalising an update needs the full matrix, but with FSDP every rank has only a slice of each. Composer 2.5's Muon is sharded, with
-Newton–Schulz at the natural granularity (its release; the Composer 2 report only has Adam). Here each matrix is gathered on one rank:
+Orthogonalising an update needs the full matrix, but with FSDP every rank has only a slice of each. Composer 2.5's Muon
+is sharded, with Newton–Schulz at the natural granularity (its release; the Composer 2 report only has Adam). Here each
+matrix is gathered on one rank:
 
     experts       rank r of an efsdp group already owns complete experts if they divide evenly: nothing is sent
     all others    matrix i goes to rank i mod n (all-to-all of slices), is orthogonalised there, and its slices come back
 
-No work is done twice, and each rank sends its slices of the momentum and gets them back: two all-to-alls per step. Momentum and weights
-stay sharded. On one rank, this is exactly `ref`.
+No work is done twice, and each rank sends its slices of the momentum and gets them back: two all-to-alls per step.
+Momentum and weights stay sharded. On one rank, this is exactly `ref`.
 """
 
 from collections.abc import Iterable, Sequence
@@ -25,7 +26,9 @@ from scaled.runtime.engine import fast, kernel
 __all__ = ["newton_schulz", "Muon", "split_parameters", "optimizers"]
 
 
-def newton_schulz(G: Float[Tensor, "*batch m n"], steps: int = 5, *, dtype: torch.dtype | None = None) -> Float[Tensor, "*batch m n"]:
+def newton_schulz(
+    G: Float[Tensor, "*batch m n"], steps: int = 5, *, dtype: torch.dtype | None = None
+) -> Float[Tensor, "*batch m n"]:
     """`ref.muon.newton_schulz`; on GPUs by `kernels/muon.py`, which iterates in float32 and bfloat16."""
     # Eq. 1 (ref/muon.py), by a kernel or by `ref`.
     if fast(G) and (dtype or G.dtype) in (torch.float32, torch.bfloat16):
@@ -59,7 +62,10 @@ class Muon(ref.Muon):
             if "momentum_buffer" not in self.state[p]:
                 self.state[p]["momentum_buffer"] = torch.zeros_like(p)
         buffers = [self.state[p]["momentum_buffer"].to_local() for p in params]
-        updates, local = [p.grad.to_local() for p in params if isinstance(p.grad, DTensor)], [p.to_local() for p in params]
+        updates, local = (
+            [p.grad.to_local() for p in params if isinstance(p.grad, DTensor)],
+            [p.to_local() for p in params],
+        )
         # Eq. 2: M ← μM + (1 − μ)G; then U, with or without Nesterov.
         torch._foreach_lerp_(buffers, updates, 1 - momentum)
         updates = torch._foreach_lerp(updates, buffers, momentum) if group["nesterov"] else buffers
@@ -75,7 +81,9 @@ class Muon(ref.Muon):
         pieces = [piece.reshape(x.shape) for piece, x in zip(pieces, local, strict=True)]
         torch._foreach_add_(local, pieces, alpha=-group["lr"] * max(1.0, m / n) ** 0.5)
 
-    def _orthogonalise_by_rank(self, updates: Sequence[Tensor], params: list[DTensor], handle, dim: int) -> Sequence[Tensor]:
+    def _orthogonalise_by_rank(
+        self, updates: Sequence[Tensor], params: list[DTensor], handle, dim: int
+    ) -> Sequence[Tensor]:
         """Slices of the orthogonalised updates; update i is gathered and orthogonalised on rank i mod n."""
         n, rank = dist.get_world_size(handle), dist.get_rank(handle)
         shape, size = params[0].shape, params[0].shape[dim]
@@ -92,15 +100,20 @@ class Muon(ref.Muon):
         slice_shape = (size, *shape[:dim], *shape[dim + 1 :])
         if owned_ids:
             parts = [
-                part.view(len(owned_ids), length, *slice_shape[1:]) for part, length in zip(received_slices.split(receive), lengths, strict=True)
+                part.view(len(owned_ids), length, *slice_shape[1:])
+                for part, length in zip(received_slices.split(receive), lengths, strict=True)
             ]
             full_updates = torch.cat(parts, 1).movedim(1, dim + 1)
             full_updates = self.orthogonalised(full_updates.reshape(-1, *shape[-2:])).view(len(owned_ids), *shape)
-            received_slices = torch.cat([part.reshape(-1) for part in full_updates.movedim(dim + 1, 1).split(lengths, 1)])
+            received_slices = torch.cat(
+                [part.reshape(-1) for part in full_updates.movedim(dim + 1, 1).split(lengths, 1)]
+            )
         returned_slices = torch.empty_like(flat)
         dist.all_to_all_single(returned_slices, received_slices, send, receive, group=handle)
         pieces: list[Tensor] = [flat] * len(params)
-        for i, piece in zip(order, returned_slices.split(lengths[rank] * row_numel), strict=True) if lengths[rank] else ():
+        for i, piece in (
+            zip(order, returned_slices.split(lengths[rank] * row_numel), strict=True) if lengths[rank] else ()
+        ):
             pieces[i] = piece.view(lengths[rank], *slice_shape[1:]).movedim(0, dim)
         return pieces if lengths[rank] else updates
 

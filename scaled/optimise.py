@@ -4,8 +4,8 @@ FOLDER/state/       checkpoints of the training (`runtime/checkpoint.py`), the l
 FOLDER/metrics/NAME.jsonl   one line per step; a resumed run first cuts off the steps that it repeats, so no step appears twice
 FOLDER/ranks/       process ids, and diagnostics of each rank if one hangs
 
-A group that died resumes from its last checkpoint and repeats the same numbers, bit for bit on the same layout: all random numbers of a
-step depend only on the seed and the step number.
+A group that died resumes from its last checkpoint and repeats the same numbers, bit for bit on the same layout: all
+random numbers of a step depend only on the seed and the step number.
 """
 
 import json
@@ -65,9 +65,11 @@ class Ranks(ABC):
     rematerialise: bool = True
     """Recompute the activations of each block in the backward pass instead of keeping them."""
     dispatch: Literal["model", "fp8", "mxfp8"] = "model"
-    """Format of tokens sent to their experts: the dtype above, E4M3 with a scale per 128 values, or MXFP8 (per 32), which is the report's."""
+    """Format of tokens sent to their experts: the dtype above, E4M3 with a scale per 128 values, or MXFP8 (per 32),
+    which is the report's."""
     experts: Literal["model", "mxfp8", "nvfp4-token"] = "model"
-    """Format of the experts' products: the dtype above, or quantised (then MXFP8 in the backward pass, as in the report)."""
+    """Format of the experts' products: the dtype above, or quantised (then MXFP8 in the backward pass, as in the
+    report)."""
     checkpoint_every: int = 50
     """Steps between two checkpoints."""
     timeout: float = 900.0
@@ -103,13 +105,21 @@ class Ranks(ABC):
         """Raises ValueError if this many groups of ranks cannot split the work of a step."""
 
 
-CPU: dict[str, Any] = {"cp": 1, "ep": 1, "dtype": "float32", "rematerialise": False, "checkpoint_every": 10, "timeout": 120.0}
+CPU: dict[str, Any] = {
+    "cp": 1,
+    "ep": 1,
+    "dtype": "float32",
+    "rematerialise": False,
+    "checkpoint_every": 10,
+    "timeout": 120.0,
+}
 """Settings of the ranks that a rehearsal on CPUs changes."""
 
 
 @contextmanager
 def begun(c: Ranks, folder: Path, rank: int) -> Iterator[None]:
-    """Context of a training run: sets compute and communication formats and the seed, and writes this process's id to a file."""
+    """Context of a training run: sets compute and communication formats and the seed, and writes this process's id to a
+    file."""
     torch.manual_seed(c.seed)
     (folder / "ranks").mkdir(parents=True, exist_ok=True)
     (folder / "ranks" / f"{rank}.pid").write_text(str(os.getpid()))
@@ -127,9 +137,10 @@ def optimise(
     log: Log,
     look: Callable[[int], dict[str, float]] = lambda step: {},
 ) -> dict[str, float]:
-    """Runs all steps. `gradients(step)` leaves the gradients of a step in `model` and returns its metrics, the same on all ranks. The parts of
-    an nn.ModuleDict have their gradients clipped one by one; the first one's norm is logged. `look(step)` returns more metrics after that
-    many steps. `log(step, steps, **metrics)` is called on rank 0. Returns the metrics of the last step."""
+    """Runs all steps. `gradients(step)` leaves the gradients of a step in `model` and returns its metrics, the same on
+    all ranks. The parts of an nn.ModuleDict have their gradients clipped one by one; the first one's norm is logged.
+    `look(step)` returns more metrics after that many steps. `log(step, steps, **metrics)` is called on rank 0. Returns
+    the metrics of the last step."""
     rank, parts = dist.get_rank(), [*model.values()] if isinstance(model, nn.ModuleDict) else [model]
     steps, optimizers = c.schedule.steps, c.optimizers(model)
     base = [[group["lr"] for group in optimizer.param_groups] for optimizer in optimizers]
@@ -163,13 +174,17 @@ def optimise(
                 checkpoints.save(step + 1, checkpoint.state(model, optimizers))
             watch.beat(step + 1)
         checkpoints.finish()
-    return step_metrics or {name: value for name, value in (last_lines[0] if last_lines else {}).items() if name != "step"}
+    return step_metrics or {
+        name: value for name, value in (last_lines[0] if last_lines else {}).items() if name != "step"
+    }
 
 
 def told(technique: str, c: Ranks, found: dict[str, float]) -> dict[str, str]:
     """Text of the model card about a training run: how it ran, and what was measured."""
     start = "/".join(Path(c.checkpoint).parts[-3:]) if c.checkpoint else "random weights"
-    return {"training": f"{technique}, {c.schedule.steps:,} steps from {start}"} | {name: f"{value:.4g}" for name, value in found.items()}
+    return {"training": f"{technique}, {c.schedule.steps:,} steps from {start}"} | {
+        name: f"{value:.4g}" for name, value in found.items()
+    }
 
 
 def keep_lines(path: Path, step: int) -> None:

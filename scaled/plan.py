@@ -13,10 +13,11 @@
     FLOPs      6 · active weights per token, plus causal attention's two products 6 · T² · heads · head_dim per layer and row
     time       max(FLOPs / (peak · efficiency), HBM bytes / bandwidth) + α · collectives + bytes / link bandwidth, nothing overlapped
 
-Weights, state and bytes sent are exact counts: they equal what torch.distributed moves and what ranks hold. Activations are within a
-tenth of what autograd keeps (`tests/mirror/test_plan.py` measures all of these). FLOPs are the usual count. Time is a model with the
-numbers of `Hardware`, which for GPUs come from data sheets and guesses: read it as an order of magnitude. `etude bench plan` compares it
-with steps on CPUs, where the numbers can be measured (results/plan-*.json).
+Weights, state and bytes sent are exact counts: they equal what torch.distributed moves and what ranks hold. Activations
+are within a tenth of what autograd keeps (`tests/mirror/test_plan.py` measures all of these). FLOPs are the usual
+count. Time is a model with the numbers of `Hardware`, which for GPUs come from data sheets and guesses: read it as an
+order of magnitude. `etude bench plan` compares it with steps on CPUs, where the numbers can be measured
+(results/plan-*.json).
 """
 
 import math
@@ -110,7 +111,9 @@ class Step:
             # time: FLOPs / (peak · efficiency); HBM bytes / bandwidth; α · collectives + bytes / link bandwidth.
             "compute": self.flops / (hardware.flops * hardware.efficiency),
             "memory": 3 * (self.weights + self.gathered + self.activations + self.moments) / hardware.bandwidth,
-            "network": self.fsdp / link + (self.attention + self.experts) / expert_link + self.collectives * hardware.latency,
+            "network": self.fsdp / link
+            + (self.attention + self.experts) / expert_link
+            + self.collectives * hardware.latency,
         }
 
 
@@ -127,13 +130,25 @@ def slice_numel(shape: tuple[int, ...], ranks: int, dim: int = 0) -> int:
 
 
 def plan(
-    config: Config, layout: Layout, rows: int, length: int, *, kept: int = 4, computed: int = 2, remake: bool = True, crossing: int | None = None
+    config: Config,
+    layout: Layout,
+    rows: int,
+    length: int,
+    *,
+    kept: int = 4,
+    computed: int = 2,
+    remake: bool = True,
+    crossing: int | None = None,
 ) -> Step:
-    """One step of `rows` rows of `length` tokens on all ranks together. `kept` and `computed`: bytes per weight in storage and in
-    compute. `remake`: activations of a block are recomputed. `crossing`: expert rows that one rank sends and receives in the forward pass
-    of a layer; default: balanced routing. Raises ValueError for rows or tokens that do not divide evenly."""
+    """One step of `rows` rows of `length` tokens on all ranks together. `kept` and `computed`: bytes per weight in
+    storage and in compute. `remake`: activations of a block are recomputed. `crossing`: expert rows that one rank sends
+    and receives in the forward pass of a layer; default: balanced routing. Raises ValueError for rows or tokens that do
+    not divide evenly."""
     if rows % layout.dp or length % (2 * layout.cp if layout.cp > 1 else 1):
-        raise ValueError(f"rows must be a multiple of dp = {layout.dp} and length of 2 · cp = {2 * layout.cp}; got {rows} and {length}")
+        raise ValueError(
+            f"rows must be a multiple of dp = {layout.dp} and length of 2 · cp = {2 * layout.cp}; got "
+            f"{rows} and {length}"
+        )
     shapes = shapes_of(config)
     n, ep, efsdp = layout.world, layout.ep, layout.efsdp
     num_held = fsdp = 0
@@ -147,7 +162,8 @@ def plan(
         num_held += part
         # sent: an all-gather or a reduce-scatter over n ranks moves n − 1 slices.
         traffic = (ranks - 1) * part
-        # A weight is gathered in the forward pass and, outside the root, again in the backward pass; its gradient is sent once.
+        # A weight is gathered in the forward pass and, outside the root, again in the backward pass; its gradient is
+        # sent once.
         fsdp += traffic * ((1 if block == "root" else 2) * computed + computed)
         blocks[block] = blocks.get(block, 0) + math.prod(shape)
     B, T = rows // layout.dp, length // layout.cp
@@ -165,7 +181,9 @@ def plan(
         experts = 0
     largest = max((size for name, size in blocks.items() if name != "root"), default=0)
     layers = config.num_hidden_layers
-    per_block = 3 + (3 + 3 if ep > 1 and config.num_experts else 0) + (2 if layout.cp > 1 else 0) + (5 if experts else 0)
+    per_block = (
+        3 + (3 + 3 if ep > 1 and config.num_experts else 0) + (2 if layout.cp > 1 else 0) + (5 if experts else 0)
+    )
     cost = Cost.of(config)
     return Step(
         parameters=config.parameters(),
@@ -187,14 +205,18 @@ def plan(
 
 
 def saved(config: Config, tokens: int, remake: bool, size: int, ep: int = 1, cp: int = 1) -> int:
-    """Bytes kept from the forward to the backward pass for this many tokens, with flash attention: the input of every block, and what the
-    products and norms read in each block (with `remake`: only in the current one). `size`: bytes per value. Does not include the head,
-    the loss or the allocator's rounding."""
+    """Bytes kept from the forward to the backward pass for this many tokens, with flash attention: the input of every
+    block, and what the products and norms read in each block (with `remake`: only in the current one). `size`: bytes
+    per value. Does not include the head, the loss or the allocator's rounding."""
     D, d, H, G = config.hidden_size, config.head_dim, config.num_attention_heads, config.num_key_value_heads
     E, K, L = config.num_experts, config.num_experts_per_tok, config.num_hidden_layers
     # Outputs of the projections; queries; keys and values of the complete row; the output of attention, twice.
     heads = (4 * H + 2 * G + 2 * G * cp) * d
-    block = tokens * size * (3 * D + heads + (H + G if config.qk_norm else 0)) + tokens * 4 * (2 + H) + D * (H + 2 * G) * d * size
+    block = (
+        tokens * size * (3 * D + heads + (H + G if config.qk_norm else 0))
+        + tokens * 4 * (2 + H)
+        + D * (H + 2 * G) * d * size
+    )
     if E:
         pad = 2 ** max(4, (tokens * K * ep // E // 16).bit_length() - 1)
         rows = tokens * K + E // ep * pad // 2  # groups are padded to multiples of pad, half of it on average

@@ -1,4 +1,5 @@
-"""Pretraining on many ranks, from a folder of code to a Hugging Face folder: what `etude run TECHNIQUE --scale full` runs.
+"""Pretraining on many ranks, from a folder of code to a Hugging Face folder: what `etude run TECHNIQUE --scale full`
+runs.
 
     cpt     continued pretraining: next-token loss and balance loss
     mtp     layers distilled on top of a frozen checkpoint
@@ -9,7 +10,8 @@ Inside torchrun, on every rank:
         train("cpt", settings, folder, log)
 
 FOLDER/data/        tokenizer.json, rows.npy and doc.npy: packed once, by rank 0 or before the ranks start, and memory-mapped by all.
-                    A corpus that `etude data` prepared is not packed again: its shards are memory-mapped, and FOLDER/data/prepared.json names it
+                    A corpus that `etude data` prepared is not packed again: its shards are memory-mapped, and
+                    FOLDER/data/prepared.json names it
 FOLDER/checkpoints/final    the final network; other files: `scaled/optimise.py`
 
 The rows of a step depend only on seed and epoch, not on the layout.
@@ -53,7 +55,8 @@ Rows = Callable[[int], tuple[np.ndarray, np.ndarray]]
 
 @dataclass(frozen=True)
 class Full(Ranks):
-    """Pretraining on a cluster; the defaults are the report's layout for continued pretraining (§6.1), with Qwen3-30B-A3B."""
+    """Pretraining on a cluster; the defaults are the report's layout for continued pretraining (§6.1), with
+    Qwen3-30B-A3B."""
 
     steps: int = 1000
     """Optimiser steps."""
@@ -68,7 +71,8 @@ class Full(Ranks):
     decay: int = 200
     """Final steps over which the learning rate falls; at most half of all steps."""
     corpus: str | None = None
-    """Folder of code, or one that `etude data` prepared; none means the source of the running Python's standard library."""
+    """Folder of code, or one that `etude data` prepared; none means the source of the running Python's standard
+    library."""
     rows: int = 64
     """Rows per step, on all ranks together."""
     depth: int = 3
@@ -86,7 +90,12 @@ class Full(Ranks):
     @classmethod
     def rehearsal(cls) -> "Full":
         """The same on CPUs, in a minute, from what a small run has left: short rows."""
-        short: dict[str, Any] = {"checkpoint": "runs/small/checkpoints/mid-cpt", "rows": 16, "length": 128, "perplexity_tokens": 8192}
+        short: dict[str, Any] = {
+            "checkpoint": "runs/small/checkpoints/mid-cpt",
+            "rows": 16,
+            "length": 128,
+            "perplexity_tokens": 8192,
+        }
         return cls(**CPU, **short, steps=40, warmup=1, decay=8, optimizer="muon", muon_lr=0.02, adamw_lr=3e-3)
 
     @property
@@ -106,7 +115,8 @@ class Full(Ranks):
 
 
 def train(technique: str, c: Full, folder: str | Path, log: Log = lambda *_, **__: None) -> dict[str, float]:
-    """The complete training on this rank; `log(step, steps, **metrics)` is called on rank 0. Returns the final measurements."""
+    """The complete training on this rank; `log(step, steps, **metrics)` is called on rank 0. Returns the final
+    measurements."""
     folder, rank = Path(folder), dist.get_rank()
     assert c.checkpoint is not None, "no training starts from random weights"
     tokenizer, rows, heldout_corpus, data_description = data(c, folder, rank)
@@ -119,10 +129,16 @@ def train(technique: str, c: Full, folder: str | Path, log: Log = lambda *_, **_
             metrics = pretrain(c, folder, model, rows, log)
             if c.perplexity_tokens:
                 with Watch(folder / "ranks", c.timeout):
-                    nll = cpt.codebase_nll(model, tokenizer, heldout_corpus, min(c.length, 4096), max_tokens=c.perplexity_tokens)
+                    nll = cpt.codebase_nll(
+                        model, tokenizer, heldout_corpus, min(c.length, 4096), max_tokens=c.perplexity_tokens
+                    )
                 metrics |= {"codebase_perplexity": nll.perplexity, "bits_per_byte": nll.bits_per_byte}
         facts = {"data": f"{data_description}, without its held-out part"} | told(technique, c, metrics)
-        summary = "A network with draft layers distilled from it." if extra else "A network after continued pretraining on code."
+        summary = (
+            "A network with draft layers distilled from it."
+            if extra
+            else "A network after continued pretraining on code."
+        )
         card = release.card(f"etude {technique}", summary, model.config, facts, drafts=bool(extra))
         extra_files = release.beside(c.checkpoint, model.config, card)
         save_hf(model, folder / "checkpoints" / "final", extra=extra, beside=extra_files)
@@ -130,11 +146,17 @@ def train(technique: str, c: Full, folder: str | Path, log: Log = lambda *_, **_
 
 
 def data(c: Full, folder: Path, rank: int) -> tuple[Any, Rows, Corpus, str]:
-    """Tokenizer, the rows of every step, the held-out codebase, and the rows in words; packed by rank 0, the same on all."""
+    """Tokenizer, the rows of every step, the held-out codebase, and the rows in words; packed by rank 0, the same on
+    all."""
     if is_prepared(c.corpus):
         corpus, stream = open_prepared(c)
         description = f"{corpus.tokens:,} tokens of {corpus.folder.name} in rows of {c.length:,}"
-        return (load_tokenizer(corpus.tokenizer), lambda step: stream.rows(step * c.rows, c.rows), corpus.held(), description)
+        return (
+            load_tokenizer(corpus.tokenizer),
+            lambda step: stream.rows(step * c.rows, c.rows),
+            corpus.held(),
+            description,
+        )
     data_folder = folder / "data"
     if rank == 0:
         prepare(c, folder)
@@ -143,27 +165,41 @@ def data(c: Full, folder: Path, rank: int) -> tuple[Any, Rows, Corpus, str]:
     packed_rows = np.load(data_folder / "rows.npy", mmap_mode="r"), np.load(data_folder / "doc.npy", mmap_mode="r")
     name = Path(c.corpus).name if c.corpus else "the standard library of Python"
     description = f"{len(packed_rows[0]):,} rows of {c.length:,} tokens from {name}"
-    return (load_tokenizer(data_folder / "tokenizer.json"), lambda step: rows_of_step(c, *packed_rows, step), read(c)[1], description)
+    return (
+        load_tokenizer(data_folder / "tokenizer.json"),
+        lambda step: rows_of_step(c, *packed_rows, step),
+        read(c)[1],
+        description,
+    )
 
 
 def open_prepared(c: Full) -> tuple[Prepared, Stream]:
     """The prepared corpus and its rows. Raises RunError if its tokenizer is not the checkpoint's."""
     corpus, tokenizer_path = Prepared(str(c.corpus)), Path(str(c.checkpoint)) / "tokenizer.json"
     corpus.check(tokenizer_path)
-    return (corpus, corpus.stream(c.length, c.seed, load_tokenizer(tokenizer_path).token_to_id(cpt.SPECIAL_TOKENS[0]) or 0))
+    return (
+        corpus,
+        corpus.stream(c.length, c.seed, load_tokenizer(tokenizer_path).token_to_id(cpt.SPECIAL_TOKENS[0]) or 0),
+    )
 
 
 def record_prepared(c: Full, data_folder: Path) -> None:
-    """Notes which data a run reads. Raises RunError, and writes nothing, if it is not the data that the run began with, and for a held-out
-    codebase that cannot be scored."""
+    """Notes which data a run reads. Raises RunError, and writes nothing, if it is not the data that the run began with,
+    and for a held-out codebase that cannot be scored."""
     corpus, stream = open_prepared(c)
     note = {"data.json": hash_file(corpus.folder / "data.json")}
     if (data_folder / "prepared.json").exists():
         if read_json(data_folder / "prepared.json") != note:
             raise RunError(f"corpus {corpus.folder} was prepared again since this run began; choose another --out")
         return
-    if c.perplexity_tokens and len(load_tokenizer(corpus.tokenizer).encode("\n".join(corpus.held().files.values())).ids) < 2:
-        raise RunError(f"{corpus_name(c)}: the held-out part is a single token, with no token before it; see --set perplexity_tokens=0")
+    if (
+        c.perplexity_tokens
+        and len(load_tokenizer(corpus.tokenizer).encode("\n".join(corpus.held().files.values())).ids) < 2
+    ):
+        raise RunError(
+            f"{corpus_name(c)}: the held-out part is a single token, with no token before it; see "
+            f"--set perplexity_tokens=0"
+        )
     repeats = {name: n for name, n in stream.epochs(c.steps * c.rows).items() if n > 1}
     for name, n in repeats.items():
         print(f"corpus: source {name} is read {n:,.2f} times in {c.steps:,} steps", flush=True)
@@ -184,8 +220,9 @@ def corpus_name(c: Full) -> str:
 
 
 def prepare(c: Full, folder: Path) -> None:
-    """Writes tokenizer and packed rows to FOLDER/data, unless they exist; prints a line if the steps read the corpus more than once.
-    Raises ValueError, and writes nothing, if the corpus has fewer tokens than a row, and RunError for a prepared corpus that does not fit."""
+    """Writes tokenizer and packed rows to FOLDER/data, unless they exist; prints a line if the steps read the corpus
+    more than once. Raises ValueError, and writes nothing, if the corpus has fewer tokens than a row, and RunError for a
+    prepared corpus that does not fit."""
     data_folder = folder / "data"
     if is_prepared(c.corpus):
         return record_prepared(c, data_folder)
@@ -257,8 +294,11 @@ def pretrain(c: Full, folder: Path, model: Transformer, rows: Rows, log: Log) ->
     return optimise(c, folder, "cpt", model, gradients, log)
 
 
-def distil(c: Full, folder: Path, model: Transformer, rows: Rows, log: Log) -> tuple[dict[str, float], dict[str, Tensor]]:
-    """Trains multi-token-prediction layers on the frozen network; returns the metrics of the last step and the tensors of the layers."""
+def distil(
+    c: Full, folder: Path, model: Transformer, rows: Rows, log: Log
+) -> tuple[dict[str, float], dict[str, Tensor]]:
+    """Trains multi-token-prediction layers on the frozen network; returns the metrics of the last step and the tensors
+    of the layers."""
     layers = MTP(model.config, MTPConfig(depth=c.depth, intermediate_size=2 * model.config.hidden_size))
 
     def gradients(step: int) -> dict[str, float]:

@@ -1,13 +1,15 @@
 """Low precision on many ranks: `ref/quant.py`, which explains formats and pitfalls.
 
-A scale per token, per 32 values or per 128 × 128 weights is computed on the rank of the row or weight, by the functions of `ref`. Only the
-mixture of experts crosses ranks: rows go to the ranks that own their experts and are quantised there, just as on one rank.
+A scale per token, per 32 values or per 128 × 128 weights is computed on the rank of the row or weight, by the functions
+of `ref`. Only the mixture of experts crosses ranks: rows go to the ranks that own their experts and are quantised
+there, just as on one rank.
 
 What equals `ref`, and what cannot
-1. Equal on every layout: forward values and the gradients of x and gates, for scales along a row. "nvfp4-tensor" takes its scale from the
-   rows on a rank: one more way in which it depends on other tokens.
-2. The weights' gradients sum over tokens in blocks of 32 of an expert's rows. One ep group has all rows, in the order of `ref`; if
-   several share an expert's weights (efsdp), each quantises blocks of its own rows, and the result is the same sum with other rounding.
+1. Equal on every layout: forward values and the gradients of x and gates, for scales along a row. "nvfp4-tensor" takes
+   its scale from the rows on a rank: one more way in which it depends on other tokens.
+2. The weights' gradients sum over tokens in blocks of 32 of an expert's rows. One ep group has all rows, in the order
+   of `ref`; if several share an expert's weights (efsdp), each quantises blocks of its own rows, and the result is the
+   same sum with other rounding.
 """
 
 from jaxtyping import Float, Int
@@ -61,8 +63,8 @@ def experts_swiglu(
     forward: str = "nvfp4-token",
     backward: str = "mxfp8",
 ) -> Float[Tensor, "N D"]:
-    """`ref.quant.experts_swiglu`; x, gates and experts are of this rank's tokens, w13 and w2 of the experts it owns. On GPUs by
-    `kernels/experts.py`, for the formats that it knows."""
+    """`ref.quant.experts_swiglu`; x, gates and experts are of this rank's tokens, w13 and w2 of the experts it owns. On
+    GPUs by `kernels/experts.py`, for the formats that it knows."""
     ep, compute_experts = current().group("ep"), ref.experts_swiglu
     has_kernel = fast(x) and forward in ("mxfp8", "nvfp4-token") and backward == "mxfp8"
     if has_kernel:

@@ -1,5 +1,6 @@
-"""Reinforcement learning on many ranks: what `etude run dr-grpo --scale full` runs. kl, length-penalty, behaviour, self-summary,
-router-replay, weight-sync and textual-feedback turn on one more part each; monitor, packing and all of these are watched.
+"""Reinforcement learning on many ranks: what `etude run dr-grpo --scale full` runs. kl, length-penalty, behaviour,
+self-summary, router-replay, weight-sync and textual-feedback turn on one more part each; monitor, packing and all of
+these are watched.
 
 One step (Composer 2 technical report, §4.1, §6.1, §6.2):
 
@@ -17,7 +18,8 @@ Where this file departs from the report
 3. k1 is charged to the reward. The report uses k1 and does not say where (`ref/kl.py`).
 4. Tasks always follow the world's mix; only small runs upsample harder tasks (`sims/recipe/reinforcement.py`).
 
-The caller provides tasks, which make environments (`ref/environment.py`), and a chat format; nothing here depends on what they say.
+The caller provides tasks, which make environments (`ref/environment.py`), and a chat format; nothing here depends on
+what they say.
 
 | symbol | here | shape |
 |---|---|---|
@@ -68,7 +70,8 @@ from scaled.watching import Look, Watcher, shortened, watching
 __all__ = ["Batch", "Rl", "Show", "Step", "make_microbatches", "improve", "sample_and_improve", "share", "train"]
 
 Show = Callable[[int, Sequence[Rollout], Sequence[float]], None]
-"""(step, counted from 0; rank 0's rollouts of the step's first group; their rewards after the KL penalty): for people who watch."""
+"""(step, counted from 0; rank 0's rollouts of the step's first group; their rewards after the KL penalty): for people
+who watch."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +81,9 @@ class Rl(Ranks):
     cp: int = 8
     """Ranks that split the tokens of each row."""
     rl: Settings = field(
-        default_factory=lambda: Settings(steps=1000, prompts=64, rollouts=16, lr=1e-6, warmup=20, decay=200, max_len=32_768, budget_tokens=4096)
+        default_factory=lambda: Settings(
+            steps=1000, prompts=64, rollouts=16, lr=1e-6, warmup=20, decay=200, max_len=32_768, budget_tokens=4096
+        )
     )
     """What small runs are told as well."""
     join: Literal["self", "none"] = "none"
@@ -88,8 +93,9 @@ class Rl(Ranks):
     sampler_dtype: Literal["bfloat16", "float32"] = "bfloat16"
     """Dtype of the sampler's copy of the weights."""
     sync: str = ""
-    """Store to which the weights of every step are published, and from which every sampler reads them: a folder, or an address of fsspec
-    such as s3://bucket/run. A relative folder lies in that of the run. Empty: samplers gather the weights from the ranks."""
+    """Store to which the weights of every step are published, and from which every sampler reads them: a folder, or an
+    address of fsspec such as s3://bucket/run. A relative folder lies in that of the run. Empty: samplers gather the
+    weights from the ranks."""
     heldout: int = 128
     """Held-out tasks for the evaluation before and after training; 0 skips it."""
 
@@ -100,7 +106,10 @@ class Rl(Ranks):
         if self.rl.steps < 1:
             raise ValueError(f"rl.steps must be at least 1, got {self.rl.steps}")
         if self.rl.shuffle_rewards or self.rl.micro_tokens:
-            raise ValueError("rl.shuffle_rewards and rl.micro_tokens are for small runs; micro_rows and length say how large a micro-batch is")
+            raise ValueError(
+                "rl.shuffle_rewards and rl.micro_tokens are for small runs; micro_rows and length say "
+                "how large a micro-batch is"
+            )
         if self.rl.max_len > self.length:
             raise ValueError(f"length must hold a context of rl.max_len = {self.rl.max_len} tokens, got {self.length}")
 
@@ -108,7 +117,9 @@ class Rl(Ranks):
     def rehearsal(cls) -> "Rl":
         """The same on CPUs, in the small world."""
         rl_settings = Settings(steps=20, warmup=2, decay=4)
-        return cls(**CPU, rl=rl_settings, length=256, micro_rows=32, heldout=64, checkpoint="runs/small/checkpoints/sft")
+        return cls(
+            **CPU, rl=rl_settings, length=256, micro_rows=32, heldout=64, checkpoint="runs/small/checkpoints/sft"
+        )
 
     @property
     def schedule(self) -> Settings:
@@ -116,16 +127,25 @@ class Rl(Ranks):
 
     def limits(self, limits: Limits) -> Limits:
         """The caller's limits, and those of the settings."""
-        return replace(limits, turn_tokens=self.rl.turn_tokens or limits.turn_tokens, tokens=self.rl.episode_tokens or limits.tokens)
+        return replace(
+            limits,
+            turn_tokens=self.rl.turn_tokens or limits.turn_tokens,
+            tokens=self.rl.episode_tokens or limits.tokens,
+        )
 
     def optimizers(self, model: torch.nn.Module) -> list[torch.optim.Optimizer]:
         return muon.optimizers(model, 0.0, self.rl.lr, use_muon=False)
 
     def check(self, dp: int) -> None:
         ranks = dp * self.cp
-        for name, n in (("rl.prompts · rl.rollouts", self.rl.prompts * self.rl.rollouts), ("heldout", self.heldout or ranks)):
+        for name, n in (
+            ("rl.prompts · rl.rollouts", self.rl.prompts * self.rl.rollouts),
+            ("heldout", self.heldout or ranks),
+        ):
             if n < ranks:
-                raise ValueError(f"{name} must be at least the number of ranks, {ranks}, to give each rank a conversation; got {n}")
+                raise ValueError(
+                    f"{name} must be at least the number of ranks, {ranks}, to give each rank a conversation; got {n}"
+                )
 
 
 @dataclass
@@ -184,10 +204,10 @@ def train(
     show: Show | None = None,
     each: Each = one_by_one,
 ) -> dict[str, float]:
-    """The complete training on this rank; `log(step, steps, **metrics)` and `show` are called on rank 0. `watcher` is told what the rollouts of every
-    step did. `each`: see `ref.rl.train`; rollouts are sampled by it. Returns the metrics of the last step, the alarms among them as their number, and
-    success on held-out tasks before and after. FOLDER/checkpoints/final holds the final network; other files: `scaled/optimise.py`,
-    `scaled/watching.py`."""
+    """The complete training on this rank; `log(step, steps, **metrics)` and `show` are called on rank 0. `watcher` is
+    told what the rollouts of every step did. `each`: see `ref.rl.train`; rollouts are sampled by it. Returns the
+    metrics of the last step, the alarms among them as their number, and success on held-out tasks before and after.
+    FOLDER/checkpoints/final holds the final network; other files: `scaled/optimise.py`, `scaled/watching.py`."""
     folder, rank = Path(folder), dist.get_rank()
     assert c.checkpoint is not None, "RL starts from a policy"
     with begun(c, folder, rank):
@@ -217,7 +237,12 @@ def train(
             opening="what the environment says first",
             drafts=extra is not None,
         )
-        save_hf(model, folder / "checkpoints" / "final", extra=extra, beside=release.beside(c.checkpoint, model.config, card))
+        save_hf(
+            model,
+            folder / "checkpoints" / "final",
+            extra=extra,
+            beside=release.beside(c.checkpoint, model.config, card),
+        )
         return metrics
 
 
@@ -235,7 +260,9 @@ def sampled(
     """This rank's rollouts of tasks, given by number in a stream; `generator_names` names the generator."""
     stream_tasks = [tasks.task(stream, number) for number in numbers]
     draws = generator(c.seed, stream, *generator_names)
-    return sample_rollouts(sampler, tasks.environment, stream_tasks, 1, chat_format, limits, c.rl.temperature, draws, each, tasks.is_slow)
+    return sample_rollouts(
+        sampler, tasks.environment, stream_tasks, 1, chat_format, limits, c.rl.temperature, draws, each, tasks.is_slow
+    )
 
 
 def sample_and_improve(
@@ -249,8 +276,9 @@ def sample_and_improve(
     look: Look | None = None,
     show: Show | None = None,
 ) -> dict[str, float]:
-    """Samples the rollouts of a step, leaves their policy gradient in `model`, and returns the metrics of the step. load(step) gives the
-    sampler its weights, and returns metrics; `sample(stream, numbers, step)` gives rollouts. `look` watches them, and `show` shows some."""
+    """Samples the rollouts of a step, leaves their policy gradient in `model`, and returns the metrics of the step.
+    load(step) gives the sampler its weights, and returns metrics; `sample(stream, numbers, step)` gives rollouts.
+    `look` watches them, and `show` shows some."""
     numbers = share(c.rl.prompts * c.rl.rollouts).tolist()
     sync_metrics = load(step)
     rollouts = sample("rl", [step * c.rl.prompts + n // c.rl.rollouts for n in numbers], step)
@@ -260,9 +288,19 @@ def sample_and_improve(
         first_group = [rollout for number, rollout in zip(numbers, rollouts, strict=True) if number < c.rl.rollouts]
         show(step, first_group, result.rewards[: len(first_group)].tolist())
     metrics = {"loss": result.loss, "reward": result.rewards.nanmean().item()} | means(rollouts)
-    metrics |= {"drift": result.drift.nanmean().item(), "engine_kl": result.engine.nanmean().item(), "imbalance": result.load}
-    metrics |= sync_metrics | {"mismatch": result.mismatch["p50"], "mismatch_p99": result.mismatch["p99"], "tokens": float(result.tokens)}
-    metrics |= {} if result.divergence is None else {"distilled": float(result.distilled), "divergence": result.divergence}
+    metrics |= {
+        "drift": result.drift.nanmean().item(),
+        "engine_kl": result.engine.nanmean().item(),
+        "imbalance": result.load,
+    }
+    metrics |= sync_metrics | {
+        "mismatch": result.mismatch["p50"],
+        "mismatch_p99": result.mismatch["p99"],
+        "tokens": float(result.tokens),
+    }
+    metrics |= (
+        {} if result.divergence is None else {"distilled": float(result.distilled), "divergence": result.divergence}
+    )
     metrics |= {} if result.differs is None else {"routing_differs": result.differs}
     num_failed = mean_over_ranks([float(bool(rollout.failure)) for rollout in rollouts]) * c.rl.prompts * c.rl.rollouts
     metrics |= {"failed": num_failed} if num_failed else {}
@@ -270,7 +308,8 @@ def sample_and_improve(
 
 
 def improve(c: Rl, model: Transformer, reference: Transformer | None, rollouts: Sequence[Rollout]) -> Step:
-    """`ref.rl.improve` for the rollouts of all ranks; `rollouts` are this rank's (`share`). The gradient is in `model`, too."""
+    """`ref.rl.improve` for the rollouts of all ranks; `rollouts` are this rank's (`share`). The gradient is in `model`,
+    too."""
     G, N, device = c.rl.prompts, c.rl.rollouts, current().device
     numbers, failed = share(G * N), [bool(rollout.failure) for rollout in rollouts]
     # A dp rank has the rollouts of its cp ranks; other dp ranks have the rest of their groups.
@@ -287,12 +326,19 @@ def improve(c: Rl, model: Transformer, reference: Transformer | None, rollouts: 
     if reference is not None:
         with torch.no_grad():
             for batch in batches:
-                policy_logp, reference_logp = (own_logp(network, batch, None, c.rl.temperature)[0] for network in (model, reference))
+                policy_logp, reference_logp = (
+                    own_logp(network, batch, None, c.rl.temperature)[0] for network in (model, reference)
+                )
                 # k1 = −log r (ref/kl.py), summed over the tokens of each rollout.
-                for sums, terms in ((drift, token_kl(policy_logp, reference_logp, "k1")), (engine, batch.behavior - policy_logp)):
+                for sums, terms in (
+                    (drift, token_kl(policy_logp, reference_logp, "k1")),
+                    (engine, batch.behavior - policy_logp),
+                ):
                     sums.index_add_(0, batch.conversation[batch.keep], terms[batch.keep].double())
         drift, engine = summed(torch.stack((drift, engine))).unbind()  # all rollouts', on every rank
-    is_failed = torch.ones(G * N, dtype=torch.bool, device=device).index_fill(0, torch.cat(gathered(kept_numbers, "dp")), False)
+    is_failed = torch.ones(G * N, dtype=torch.bool, device=device).index_fill(
+        0, torch.cat(gathered(kept_numbers, "dp")), False
+    )
     local_rewards = torch.tensor([rollout.reward for rollout in valid_rollouts], dtype=torch.float64, device=device)
     # r − β·KL (table above).
     rewards = torch.cat(gathered(local_rewards, "cp")) - c.rl.payment.kl * drift[kept_numbers]
@@ -320,7 +366,9 @@ def improve(c: Rl, model: Transformer, reference: Transformer | None, rollouts: 
         )
         total += loss.item()
         if teachers is not None and teacher_states is not None:
-            pair = predictions(out.hidden.flatten(0, 1), teacher_states, batch.hinted_tokens, rows=(len(batch.ids), len(teachers.doc)))
+            pair = predictions(
+                out.hidden.flatten(0, 1), teacher_states, batch.hinted_tokens, rows=(len(batch.ids), len(teachers.doc))
+            )
             student, teacher = (x / c.rl.temperature for x in pair)
             ones = torch.ones(len(student), device=device)
             # Eq. 1 (ref/textual_feedback.py).
@@ -337,7 +385,9 @@ def improve(c: Rl, model: Transformer, reference: Transformer | None, rollouts: 
         trained_experts, sampled_experts = (torch.cat(x).unbind(1) for x in zip(*routed_pairs, strict=True))
         differs = differing(trained_experts, sampled_experts)["decisions"]
     tokens, sampled_logp = summed(torch.stack((keep.sum().double(), behavior[keep].sum().double()))).tolist()
-    num_distilled = 0 if teachers is None else int(summed(torch.tensor([len(teachers.positions.student)], device=device), "dp"))
+    num_distilled = (
+        0 if teachers is None else int(summed(torch.tensor([len(teachers.positions.student)], device=device), "dp"))
+    )
     return Step(
         loss=total,
         gradients=[p.grad for p in model.parameters()],
@@ -378,9 +428,10 @@ def fetch(sampler: Sampler, model: Transformer, version: int) -> dict[str, float
 
 
 def synced(c: Rl, folder: Path, sampler: Sampler, model: Transformer) -> Callable[[int], dict[str, float]]:
-    """A function that publishes a version to the store of the run, and loads it into this rank's sampler from there; all ranks call it together.
-    The sampler's weights are then those that any engine beside the store has: rounded to bfloat16. `sync_bytes` is the size of what was
-    read: a difference, but for the first version after a start and every 25th."""
+    """A function that publishes a version to the store of the run, and loads it into this rank's sampler from there;
+    all ranks call it together. The sampler's weights are then those that any engine beside the store has: rounded to
+    bfloat16. `sync_bytes` is the size of what was read: a difference, but for the first version after a start and every
+    25th."""
     writer = weight_sync.Writer(store := open_store(c.sync if "://" in c.sync else str(folder / c.sync)))
     reader = weight_sync.Reader(store, whole_parts(sampler.model), "samplers")
 
@@ -395,14 +446,20 @@ def synced(c: Rl, folder: Path, sampler: Sampler, model: Transformer) -> Callabl
     return load
 
 
-def make_microbatches(c: Rl, model: Transformer, rollouts: Sequence[Rollout], numbers: Tensor) -> tuple[list[Batch], Teachers | None, float]:
-    """Assigns the rollouts of all ranks to dp ranks by cost and packs them in rows. Returns this rank's tokens, in the same number of
-    batches as every other rank; what its teachers read, or None if `rl.feedback` gives no hints; and the highest load of a rank over the mean."""
+def make_microbatches(
+    c: Rl, model: Transformer, rollouts: Sequence[Rollout], numbers: Tensor
+) -> tuple[list[Batch], Teachers | None, float]:
+    """Assigns the rollouts of all ranks to dp ranks by cost and packs them in rows. Returns this rank's tokens, in the
+    same number of batches as every other rank; what its teachers read, or None if `rl.feedback` gives no hints; and the
+    highest load of a rank over the mean."""
     device, config = current().device, model.config
     dp = current().group("dp").size
     segments = [(n, s) for n, p in zip(numbers.tolist(), rollouts, strict=True) for s in p.chain.segments]
     precision = torch.promote_types(torch.float32, next(model.parameters()).dtype)
-    shapes = {"behavior": ((), precision), "experts": ((config.num_hidden_layers, config.num_experts_per_tok), torch.int32)}
+    shapes = {
+        "behavior": ((), precision),
+        "experts": ((config.num_hidden_layers, config.num_experts_per_tok), torch.int32),
+    }
     columns = {
         "ids": [s.tokens for _, s in segments],
         "sampled": [s.sampled.long() for _, s in segments],
@@ -411,8 +468,12 @@ def make_microbatches(c: Rl, model: Transformer, rollouts: Sequence[Rollout], nu
     }
     if config.num_experts:
         # The last token of a context predicts nothing and was not routed.
-        columns["experts"] = [torch.nn.functional.pad(s.experts.int(), (0, 0, 0, 0, 0, 1), value=-1) for _, s in segments]
-    sizes = torch.cat(gathered(torch.tensor([len(s.tokens) for _, s in segments], dtype=torch.long, device=device), "cp"))
+        columns["experts"] = [
+            torch.nn.functional.pad(s.experts.int(), (0, 0, 0, 0, 0, 1), value=-1) for _, s in segments
+        ]
+    sizes = torch.cat(
+        gathered(torch.tensor([len(s.tokens) for _, s in segments], dtype=torch.long, device=device), "cp")
+    )
     costs = Cost.of(config)(sizes)
     rank_of = balance(costs, dp)
     local_columns = {}
@@ -425,7 +486,9 @@ def make_microbatches(c: Rl, model: Transformer, rollouts: Sequence[Rollout], nu
     shape = (-(-R // c.micro_rows) * c.micro_rows, c.length)
     local_columns["doc"] = [torch.full((int(T),), i, device=device) for i, T in enumerate(sizes)]
     empty = {"doc": -1, "experts": -1}
-    packed_columns = {name: lay(column, row, start, shape, empty.get(name, 0)).to(device) for name, column in local_columns.items()}
+    packed_columns = {
+        name: lay(column, row, start, shape, empty.get(name, 0)).to(device) for name, column in local_columns.items()
+    }
     teachers = send_hinted(c, rollouts, rank_of, row * c.length + start) if c.rl.feedback.weight else None
     hinted_positions = empty_hint() if teachers is None else teachers.positions
     # Rows already belong to this dp rank: only split their tokens.
@@ -458,10 +521,12 @@ def empty_hint() -> Hinted:
 
 
 def send_hinted(c: Rl, rollouts: Sequence[Rollout], rank_of: Tensor, starts: Tensor) -> Teachers:
-    """Sends what the teachers of this rank's segments read to the dp ranks that train on them, and packs what comes. `starts`: where this dp rank's
-    segments begin in their rows, flattened."""
+    """Sends what the teachers of this rank's segments read to the dp ranks that train on them, and packs what comes.
+    `starts`: where this dp rank's segments begin in their rows, flattened."""
     device, cp = current().device, current().group("cp").size
-    hints = [hinted(s, p.hints[n]) if p.hints else empty_hint() for p in rollouts for n, s in enumerate(p.chain.segments)]
+    hints = [
+        hinted(s, p.hints[n]) if p.hints else empty_hint() for p in rollouts for n, s in enumerate(p.chain.segments)
+    ]
     received_columns = []
     for name in ("tokens", "student", "teacher"):
         column = [getattr(hint, name).to(device) for hint in hints]
@@ -482,14 +547,20 @@ def routing(c: Rl, batch: Batch) -> list | None:
         return None
     K = batch.experts.shape[-1]
     # Where the sampler did not run: K distinct experts; these positions have no gradient.
-    experts = batch.experts.where(batch.experts >= 0, torch.arange(K, device=batch.experts.device, dtype=batch.experts.dtype))
+    experts = batch.experts.where(
+        batch.experts >= 0, torch.arange(K, device=batch.experts.device, dtype=batch.experts.dtype)
+    )
     layers = experts.long().flatten(0, 1).unbind(1)
-    return list(layers) if c.rl.replay == "plain" else [partial(replay, replayed=e, k=K, alpha=c.rl.replay_alpha) for e in layers]
+    return (
+        list(layers)
+        if c.rl.replay == "plain"
+        else [partial(replay, replayed=e, k=K, alpha=c.rl.replay_alpha) for e in layers]
+    )
 
 
 def own_logp(model: Transformer, batch: Batch, experts: list | None, temperature: float) -> tuple[Tensor, Output]:
-    """Log-probs [B, T/cp] of the tokens that the policy chose, at the sampling temperature; zero elsewhere, where the head does not run. Also
-    what else the forward pass gave."""
+    """Log-probs [B, T/cp] of the tokens that the policy chose, at the sampling temperature; zero elsewhere, where the
+    head does not run. Also what else the forward pass gave."""
     out = model(batch.ids, doc=batch.doc, logits=False, experts=experts)
     own_positions = batch.keep.nonzero(as_tuple=True)
     logp = model.logprob(out.hidden[own_positions] / temperature, batch.target[own_positions])
@@ -502,7 +573,9 @@ def heldout(c: Rl, model: Transformer, sampler: Sampler, sample: Callable[..., l
     rollouts = sample("heldout", share(c.heldout).tolist())
     metrics = means(rollouts)
     if not metrics:
-        raise EnvironmentFailure(f"no held-out rollout is left to evaluate: {rollouts[0].failure if rollouts else 'there are none'}")
+        raise EnvironmentFailure(
+            f"no held-out rollout is left to evaluate: {rollouts[0].failure if rollouts else 'there are none'}"
+        )
     return metrics["success"]
 
 
@@ -514,8 +587,9 @@ def mean_over_ranks(values: Sequence[float]) -> float:
 
 
 def means(rollouts: Sequence[Rollout]) -> dict[str, float]:
-    """The mean of each metric over the rollouts of all ranks whose environment did not fail, and of their tokens and contexts. Empty if all failed.
-    A metric that a rollout does not have, such as one of an earlier version's record, is left out."""
+    """The mean of each metric over the rollouts of all ranks whose environment did not fail, and of their tokens and
+    contexts. Empty if all failed. A metric that a rollout does not have, such as one of an earlier version's record, is
+    left out."""
     logged_metrics = [rollout.logged for rollout in rollouts if not rollout.failure]
     names_by_rank: list = [sorted(common_names(logged_metrics)) if logged_metrics else None]
     if (group := current().group("all")).size > 1:

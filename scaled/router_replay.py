@@ -1,9 +1,9 @@
 """Router replay on many ranks: `ref/router_replay.py`, which has the rule and the glossary.
 
-A token's experts are replayed on the rank of the token: indices are split like ids (`runtime/cut.py`), [B, T, K] per layer, and passed to
-this rank's forward pass, whose router scores the same tokens. The choice does not depend on which rank owns an expert, so `replay` and
-`gates` are those of `ref`, and `route` differs only in its kernel. The statistics cover the tokens of all ranks, because the 99th percentile
-of one rank says nothing about that of the batch.
+A token's experts are replayed on the rank of the token: indices are split like ids (`runtime/cut.py`), [B, T, K] per
+layer, and passed to this rank's forward pass, whose router scores the same tokens. The choice does not depend on which
+rank owns an expert, so `replay` and `gates` are those of `ref`, and `route` differs only in its kernel. The statistics
+cover the tokens of all ranks, because the 99th percentile of one rank says nothing about that of the batch.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,11 @@ __all__ = ["Demo", "demo", "differing", "gates", "mismatch", "replay", "route"]
 
 
 def route(
-    scores: Float[Tensor, "N E"], k: int, replayed: Int[Tensor, "N K"] | None = None, alpha: float = 0.0, normalise: bool = True
+    scores: Float[Tensor, "N E"],
+    k: int,
+    replayed: Int[Tensor, "N K"] | None = None,
+    alpha: float = 0.0,
+    normalise: bool = True,
 ) -> tuple[Float[Tensor, "N K"], Int[Tensor, "N K"]]:
     """`ref.router_replay.route`; on GPUs by `kernels/router_replay.py`, for scores in float32 or bfloat16."""
     # g_e = exp(s_e) / Σ exp(s_j) over the replayed experts (ref/router_replay.py), by a kernel or by `ref`.
@@ -30,16 +34,19 @@ def route(
     return ref.route(scores, k, replayed, alpha, normalise)
 
 
-def mismatch(logp: Float[Tensor, "*shape"], behavior: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"]) -> dict[str, float]:
-    """`ref.router_replay.mismatch` for the sampled tokens of all ranks; a rank may have none, but at least one rank must have some."""
+def mismatch(
+    logp: Float[Tensor, "*shape"], behavior: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"]
+) -> dict[str, float]:
+    """`ref.router_replay.mismatch` for the sampled tokens of all ranks; a rank may have none, but at least one rank
+    must have some."""
     ref.check_log_probs(logp, behavior, mask)
     pairs = torch.cat(gathered(torch.stack((logp[mask], behavior[mask]), 1).double()))
     return ref.mismatch(pairs[:, 0], pairs[:, 1], torch.ones(len(pairs), dtype=torch.bool, device=pairs.device))
 
 
 def differing(ours: Sequence[Int[Tensor, "N K"]], theirs: Sequence[Int[Tensor, "N K"]]) -> dict[str, float]:
-    """`ref.router_replay.differing` for the tokens of all ranks, with equal weights; a rank may have none, but at least one rank must have
-    some."""
+    """`ref.router_replay.differing` for the tokens of all ranks, with equal weights; a rank may have none, but at least
+    one rank must have some."""
     ref.check_experts(ours, theirs)
     local_shares = ref.differing(ours, theirs) if len(ours[0]) else {"decisions": 0.0, "tokens": 0.0}
     num_tokens = torch.tensor(float(len(ours[0])), dtype=torch.float64, device=ours[0].device)

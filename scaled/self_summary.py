@@ -1,14 +1,15 @@
 """Self-summarisation on many ranks: `ref/self_summary.py`, which explains chains.
 
 Each dp rank samples its own rollouts with its own sampler, so `ChainBuilder` is that of `ref`. In training,
-chains are split: packing (`scaled/packing.py`) puts segments wherever they fit, so the segments of one chain may be on different ranks.
+chains are split: packing (`scaled/packing.py`) puts segments wherever they fit, so the segments of one chain may be on
+different ranks.
 
     advantages [C]   of all chains, the same on every rank (`scaled.dr_grpo.group_advantages` over chains)
     chains           the same C chains on every rank, each with the segments on this rank, possibly none
     spread(…)        one advantage for each segment here
 
-Nothing is ever divided by the number of segments, so their location does not matter: the sum over ranks of A_c · (tokens of c here) is
-A_c · (tokens of c).
+Nothing is ever divided by the number of segments, so their location does not matter: the sum over ranks of A_c ·
+(tokens of c here) is A_c · (tokens of c).
 """
 
 from collections.abc import Sequence
@@ -25,8 +26,8 @@ __all__ = ["Chain", "ChainBuilder", "Chaining", "Demo", "Segment", "demo", "spre
 
 
 def spread(advantages: Float[Tensor, " C"], chains: Sequence[Chain]) -> Float[Tensor, " S"]:
-    """Advantages of C chains → one for each of their segments on this rank, in order. Raises ValueError as in `ref`; a chain has no segments
-    if no rank holds one."""
+    """Advantages of C chains → one for each of their segments on this rank, in order. Raises ValueError as in `ref`; a
+    chain has no segments if no rank holds one."""
     if not chains:
         raise ValueError("chains must hold at least one chain")
     expect("advantages", advantages, "float", len(chains))

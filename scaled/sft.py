@@ -1,8 +1,8 @@
 """SFT on conversations on many ranks: `ref/sft.py`, where format, mask, traps and glossary are explained.
 
-Conversations are read, rendered and packed once, before ranks start: those functions are `ref`'s. A rank has its rows (dp) and its tokens of
-each row (cp), as `scaled/runtime/cut.py` splits them. What it needs from others: whether the next token of a chunk's last one belongs to the
-same context, n, and the sum of the loss.
+Conversations are read, rendered and packed once, before ranks start: those functions are `ref`'s. A rank has its rows
+(dp) and its tokens of each row (cp), as `scaled/runtime/cut.py` splits them. What it needs from others: whether the
+next token of a chunk's last one belongs to the same context, n, and the sum of the loss.
 
 | quantity | local or global |
 |---|---|
@@ -54,7 +54,9 @@ def sft_loss(
     """`ref.sft.sft_loss` of all ranks' micro-batches together, the same on every rank."""
     out = model(ids, doc=doc, logits=False)
     nll, _ = next_token_loss(model, out.hidden, ids, doc, weight)
-    balance = load_balancing_loss(out.router_logits, out.experts) if out.router_logits else torch.zeros((), device=nll.device)
+    balance = (
+        load_balancing_loss(out.router_logits, out.experts) if out.router_logits else torch.zeros((), device=nll.device)
+    )
     # Eq. L (ref/sft.py): −(1/n) Σ w · log p.
     return nll / (n_tokens or 1.0), balance
 
@@ -67,7 +69,8 @@ def sft_step(
     weight: Float[Tensor, "B T"],
     micro_rows: int = 1,
 ) -> dict[str, float]:
-    """`ref.sft.sft_step`, with `micro_rows` rows of each dp rank at a time. All ranks must have the same number of rows."""
+    """`ref.sft.sft_step`, with `micro_rows` rows of each dp rank at a time. All ranks must have the same number of
+    rows."""
     n_tokens, loss = count_learned(doc, weight), 0.0
     parts = range(0, len(ids), micro_rows)
     for first in parts:

@@ -1,11 +1,12 @@
-"""All supervised phases of the recipe on many ranks, in one loop: continued pretraining, distillation of the draft layers, the long-context
-phase and SFT, which train both together (Composer 2 technical report, §3.1). On one rank, `sims/recipe/learner.py` trains the same phases.
+"""All supervised phases of the recipe on many ranks, in one loop: continued pretraining, distillation of the draft
+layers, the long-context phase and SFT, which train both together (Composer 2 technical report, §3.1). On one rank,
+`sims/recipe/learner.py` trains the same phases.
 
     loss = next-token loss + weight · balance loss [+ weight · distillation loss]
 
-The next-token loss is the mean over all scored tokens of the step, on all ranks and in all micro-batches: the number of tokens is counted
-before the first forward pass. The balance loss is computed within a micro-batch, of all ranks, and averaged over the micro-batches.
-"""
+The next-token loss is the mean over all scored tokens of the step, on all ranks and in all micro-batches: the number of
+tokens is counted before the first forward pass. The balance loss is computed within a micro-batch, of all ranks, and
+averaged over the micro-batches."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,8 +25,8 @@ from scaled.runtime.mesh import current
 __all__ = ["Batches", "Phase", "counts", "train"]
 
 Batches = Callable[[int], tuple[Tensor, Tensor, Tensor | None]]
-"""Step → all rows of the step, the same on every rank: ids [B, T], doc [B, T] (−1 for padding), and the weights of the tokens' losses
-[B, T], or None for 1."""
+"""Step → all rows of the step, the same on every rank: ids [B, T], doc [B, T] (−1 for padding), and the weights of the
+tokens' losses [B, T], or None for 1."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,11 @@ class Phase(Ranks):
 
     def optimizers(self, model: nn.Module) -> list[torch.optim.Optimizer]:
         rates = {"trunk": (self.muon_lr, self.adamw_lr), "layers": (self.layers_muon_lr, self.layers_adamw_lr)}
-        return [optimizer for name, part in model.named_children() for optimizer in muon.optimizers(part, *rates[name], use_muon=self.muon)]
+        return [
+            optimizer
+            for name, part in model.named_children()
+            for optimizer in muon.optimizers(part, *rates[name], use_muon=self.muon)
+        ]
 
     def check(self, dp: int) -> None:
         """The number of rows is the caller's."""
@@ -81,8 +86,8 @@ def train(
     trunk: bool = True,
     look: Callable[[int], dict[str, float]] = lambda step: {},
 ) -> dict[str, float]:
-    """Trains the trunk, the draft layers, or both for `c.steps` steps, and returns the metrics of the last step; files and `log` as
-    `scaled.optimise.optimise`. Raises ValueError if the rows of a step cannot be split."""
+    """Trains the trunk, the draft layers, or both for `c.steps` steps, and returns the metrics of the last step; files
+    and `log` as `scaled.optimise.optimise`. Raises ValueError if the rows of a step cannot be split."""
     joint, aux = trunk and layers is not None and not c.detach_trunk, model.config.router_aux_loss_coef
 
     def gradients(step: int) -> dict[str, float]:
@@ -117,8 +122,9 @@ def train(
 
 
 def counts(doc: Tensor, weight: Tensor | None, depth: int) -> tuple[float, float]:
-    """The denominators of `next_token_loss` and `mtp_loss` for complete rows [B, T]: weights of the scored tokens, and the mean over `depth`
-    draft layers of the weights that each is compared with; at least tiny, so that a step without a scored token has a loss of zero."""
+    """The denominators of `next_token_loss` and `mtp_loss` for complete rows [B, T]: weights of the scored tokens, and
+    the mean over `depth` draft layers of the weights that each is compared with; at least tiny, so that a step without
+    a scored token has a loss of zero."""
     w = torch.zeros(doc.shape, dtype=torch.float64)
     w[:, :-1] = (doc[:, 1:] == doc[:, :-1]) & (doc[:, 1:] >= 0)  # the main head at j predicts token j + 1
     if weight is not None:

@@ -1,4 +1,5 @@
-"""Targeted textual feedback on many ranks: `ref/textual_feedback.py`, which has the formula, the traps and the glossary.
+"""Targeted textual feedback on many ranks: `ref/textual_feedback.py`, which has the formula, the traps and the
+glossary.
 
 What is distributed, and what must be sent or summed over ranks:
 
@@ -8,9 +9,10 @@ What is distributed, and what must be sent or summed over ranks:
     teacher's rows       over cp      are sent to that rank, without gradient
     the loss             everywhere   Σ over ranks; the caller passes one `budget`
 
-The teacher's sequence is longer by the hint, and it ends with its last distilled token. So it needs rows of its own, and the two predictions of a
-token are in different chunks, in general on different ranks. The teacher's goes to the student's, because it takes no gradient back. Every cp
-rank knows `where`, so the ranks need not tell each other how many rows come.
+The teacher's sequence is longer by the hint, and it ends with its last distilled token. So it needs rows of its own,
+and the two predictions of a token are in different chunks, in general on different ranks. The teacher's goes to the
+student's, because it takes no gradient back. Every cp rank knows `where`, so the ranks need not tell each other how
+many rows come.
 
 One step, on every rank together; `starts` says where the segments begin in the student's packed rows, flattened
 
@@ -22,9 +24,11 @@ One step, on every rank together; `starts` says where the segments begin in the 
     loss = head_loss(model, *pair, weight[own(hinted_tokens, T)], budget=…)       plus the policy loss
 
 Two traps
-a. `where` holds the distilled tokens of a dp rank, and its cp ranks all have it. Their number in a step is the sum over dp, not over all ranks.
-b. FSDP gathers weights in every forward pass, so all ranks must make the same number of them. `packed` gives all dp ranks equally many rows of
-   the teacher; the cost of a segment that has a hint is that of both passes (`scaled.packing.balance`).
+a. `where` holds the distilled tokens of a dp rank, and its cp ranks all have it. Their number in a step is the sum over
+   dp, not over all ranks.
+b. FSDP gathers weights in every forward pass, so all ranks must make the same number of them. `packed` gives all dp
+   ranks equally many rows of the teacher; the cost of a segment that has a hint is that of both passes
+   (`scaled.packing.balance`).
 """
 
 from collections.abc import Sequence
@@ -63,18 +67,22 @@ def feedback_loss(
 def predictions(
     student: Float[Tensor, "T D"], teacher: Float[Tensor, "U D"], where: Hinted, *, rows: tuple[int, int] = (1, 1)
 ) -> tuple[Float[Tensor, "n D"], Float[Tensor, "n D"]]:
-    """`ref.textual_feedback.predictions` of this rank's distilled tokens, in their order (`own`), from this rank's chunks of both sequences. The
-    teacher's part comes from the cp ranks that have it, and is detached.
+    """`ref.textual_feedback.predictions` of this rank's distilled tokens, in their order (`own`), from this rank's
+    chunks of both sequences. The teacher's part comes from the cp ranks that have it, and is detached.
 
-    `rows`: how many packed rows `student` and `teacher` hold, one behind the other; positions of `where` then count through all of them.
-    Raises ValueError as in `ref`, and for lengths that cannot be rows of two chunks on each rank."""
+    `rows`: how many packed rows `student` and `teacher` hold, one behind the other; positions of `where` then count
+    through all of them. Raises ValueError as in `ref`, and for lengths that cannot be rows of two chunks on each
+    rank."""
     cp = current().group("cp")
     expect("student", student, "float", "T", "D")
     expect("teacher", teacher, "float", "U", student.shape[1])
     sides, chunks = (("student", student, where.student), ("teacher", teacher, where.teacher)), 2 if cp.size > 1 else 1
     for (name, states, positions), n in zip(sides, rows, strict=True):
         if len(states) % (chunks * n) if n else len(states):
-            raise ValueError(f"{name} must hold {n} rows of equal length, with {chunks} chunks of each on this rank; got {len(states)} positions")
+            raise ValueError(
+                f"{name} must hold {n} rows of equal length, with {chunks} chunks of each on this "
+                f"rank; got {len(states)} positions"
+            )
         if len(positions) and len(states) * cp.size < int(positions.max()):
             raise ValueError(f"{name} must have at least {int(positions.max())} positions; got {len(states) * cp.size}")
     if cp.size == 1 or not len(where.student):
@@ -85,18 +93,25 @@ def predictions(
     receive_ids, send_ids = (student_rank == cp.rank).nonzero()[:, 0], (teacher_rank == cp.rank).nonzero()[:, 0]
     # By their receiver, and for each in the order of tokens.
     send_order = send_ids[student_rank[send_ids].argsort(stable=True)]
-    teacher_rows = moved(teacher.detach()[teacher_place[send_order]], counts(student_rank[send_ids]), counts(teacher_rank[receive_ids]), cp)
+    teacher_rows = moved(
+        teacher.detach()[teacher_place[send_order]],
+        counts(student_rank[send_ids]),
+        counts(teacher_rank[receive_ids]),
+        cp,
+    )
     # They come by their sender.
     return student[student_place[receive_ids]], teacher_rows[teacher_rank[receive_ids].argsort(stable=True).argsort()]
 
 
 def own(where: Hinted, width: int) -> Int[Tensor, " n"]:
-    """Which of the distilled tokens are this rank's, in their order: those whose prediction by the student is here, in packed rows of `width`."""
+    """Which of the distilled tokens are this rank's, in their order: those whose prediction by the student is here, in
+    packed rows of `width`."""
     return (owners(where.student - 1, width)[0] == current().group("cp").rank).nonzero()[:, 0]
 
 
 def owners(at: Int[Tensor, " n"], width: int) -> tuple[Int[Tensor, " n"], Int[Tensor, " n"]]:
-    """The cp rank that has each position of packed rows of `width` tokens, and the position in its part; both flattened (`runtime/cut.py`)."""
+    """The cp rank that has each position of packed rows of `width` tokens, and the position in its part; both flattened
+    (`runtime/cut.py`)."""
     cp = current().group("cp").size
     if cp == 1:
         return torch.zeros_like(at), at
@@ -112,11 +127,12 @@ def counts(ranks: Int[Tensor, " n"]) -> list[int]:
 
 
 def packed(found: Sequence[Hinted], starts: Int[Tensor, " S"], length: int) -> tuple[Hinted, Int[Tensor, "R U"]]:
-    """Segments of this dp rank together: the teacher's sequences in R rows of `length` tokens, R the same on all dp ranks, with positions
-    that count through all rows, and the number of the segment for each of the teacher's tokens (−1 for padding).
+    """Segments of this dp rank together: the teacher's sequences in R rows of `length` tokens, R the same on all dp
+    ranks, with positions that count through all rows, and the number of the segment for each of the teacher's tokens
+    (−1 for padding).
 
-    `starts`: where the segments begin in the student's rows, flattened. A segment without a distilled token has no teacher's sequence. Raises
-    ValueError, on every dp rank, if a sequence is longer than a row."""
+    `starts`: where the segments begin in the student's rows, flattened. A segment without a distilled token has no
+    teacher's sequence. Raises ValueError, on every dp rank, if a sequence is longer than a row."""
     numbers = [number for number, segment in enumerate(found) if len(segment.student)]
     sizes, device = torch.tensor([len(found[number].tokens) for number in numbers], dtype=torch.long), current().device
     longest = int(most((sizes.max() if numbers else torch.tensor(0)).to(device), "dp"))
@@ -143,13 +159,19 @@ def within(where: Hinted, first: int, end: int) -> Hinted:
 
 @torch.no_grad()
 def teach(model: Transformer, where: Hinted, doc: Int[Tensor, "R U"], micro_rows: int = 1) -> Float[Tensor, "m D"]:
-    """Hidden states of the teacher's packed rows at this rank's tokens, m = R·U/cp, without gradient; `micro_rows` rows in a forward pass."""
+    """Hidden states of the teacher's packed rows at this rank's tokens, m = R·U/cp, without gradient; `micro_rows` rows
+    in a forward pass."""
     cp_positions, device = places(doc.shape[1]), current().device
     ids, doc = (x.view_as(doc)[:, cp_positions].to(device) for x in (where.tokens, doc))
     parts = [
-        model(ids[first : first + micro_rows], doc=doc[first : first + micro_rows], logits=False).hidden for first in range(0, len(doc), micro_rows)
+        model(ids[first : first + micro_rows], doc=doc[first : first + micro_rows], logits=False).hidden
+        for first in range(0, len(doc), micro_rows)
     ]
-    return torch.cat(parts).flatten(0, 1) if parts else torch.zeros(0, model.config.hidden_size, dtype=model.norm.weight.dtype, device=device)
+    return (
+        torch.cat(parts).flatten(0, 1)
+        if parts
+        else torch.zeros(0, model.config.hidden_size, dtype=model.norm.weight.dtype, device=device)
+    )
 
 
 def head_loss(
@@ -163,8 +185,8 @@ def head_loss(
     top_k: int | None = None,
     chunk: int = 512,
 ) -> Float[Tensor, ""]:
-    """`feedback_loss` from the hidden states of this rank's tokens. The head runs on `chunk` of them at a time, and once more in the backward pass,
-    so that the logits of all never exist together. ValueError as in `ref`."""
+    """`feedback_loss` from the hidden states of this rank's tokens. The head runs on `chunk` of them at a time, and
+    once more in the backward pass, so that the logits of all never exist together. ValueError as in `ref`."""
     expect("student", student, "float", "n", model.config.hidden_size)
     expect("teacher", teacher, "float", *student.shape)
     expect("weight", weight, "any", len(student))
@@ -176,4 +198,6 @@ def head_loss(
         return ref.feedback_loss(model.head(student), teacher_logits, weight, budget=budget, kind=kind, top_k=top_k)
 
     columns = (x[weight != 0].split(chunk) for x in (student, teacher, weight))
-    return total(torch.stack([checkpoint(chunk_loss, *block, use_reentrant=False) for block in zip(*columns, strict=True)]).sum())
+    return total(
+        torch.stack([checkpoint(chunk_loss, *block, use_reentrant=False) for block in zip(*columns, strict=True)]).sum()
+    )

@@ -1,13 +1,15 @@
-"""The monitor beside RL on many ranks: ranks put together what the groups of a step did, and each of them watches all groups.
+"""The monitor beside RL on many ranks: ranks put together what the groups of a step did, and each of them watches all
+groups.
 
-The rollouts of a group lie on several ranks, cut without regard to groups (`share` of `scaled/rl.py`). What they did is summed before it is
-divided (`scaled/monitor.py`), so a group has one value of each statistic, the same on every rank. Each rank then tells its own monitor of all
-groups, and raises the same alarms as the others. Rank 0 says them.
+The rollouts of a group lie on several ranks, cut without regard to groups (`share` of `scaled/rl.py`). What they did is
+summed before it is divided (`scaled/monitor.py`), so a group has one value of each statistic, the same on every rank.
+Each rank then tells its own monitor of all groups, and raises the same alarms as the others. Rank 0 says them.
 
 FOLDER/watched.jsonl    one line per step: the statistics of its groups, null where a group has none
 
-This journal is all that a monitor knows. A group of ranks that resumes tells its monitors the lines up to its checkpoint again, and cuts off the
-others: what is said from there on is what an undisturbed run says. Nothing is drawn and no weight is touched.
+This journal is all that a monitor knows. A group of ranks that resumes tells its monitors the lines up to its
+checkpoint again, and cuts off the others: what is said from there on is what an undisturbed run says. Nothing is drawn
+and no weight is touched.
 """
 
 import json
@@ -53,8 +55,9 @@ Look = Callable[[int, Sequence[int], Sequence[Rollout]], dict[str, float]]
 
 
 def watching(watcher: Watcher, folder: Path, prompts: int, rollouts: int) -> Look:
-    """A function that watches a step; all ranks call it together, for one step after the other. The first call tells the watcher the steps before,
-    from the journal. A group whose environments have all failed is left out. Raises ValueError for rollouts without a transcript."""
+    """A function that watches a step; all ranks call it together, for one step after the other. The first call tells
+    the watcher the steps before, from the journal. A group whose environments have all failed is left out. Raises
+    ValueError for rollouts without a transcript."""
     journal, is_replayed = folder / "watched.jsonl", False
 
     def look(step: int, numbers: Sequence[int], step_rollouts: Sequence[Rollout]) -> dict[str, float]:
@@ -64,7 +67,8 @@ def watching(watcher: Watcher, folder: Path, prompts: int, rollouts: int) -> Loo
             previous_steps = read_previous_steps(journal, step)
             if is_first_rank and len(previous_steps) < step:
                 watcher.say(
-                    f"monitor: it begins with step {step + 1 - len(previous_steps)} of the run; {journal.name} does not have all steps before"
+                    f"monitor: it begins with step {step + 1 - len(previous_steps)} of the run; "
+                    f"{journal.name} does not have all steps before"
                 )
             for groups in previous_steps:
                 watcher.step(groups)
@@ -78,7 +82,9 @@ def watching(watcher: Watcher, folder: Path, prompts: int, rollouts: int) -> Loo
             by_group[number // rollouts].append(rollout.transcript)
         counts = summed(torch.tensor([len(transcripts) for transcripts in by_group], device=current().device)).tolist()
         groups = [
-            statistics(transcripts, watcher.tools, watcher.longest, axis="all") for transcripts, count in zip(by_group, counts, strict=True) if count
+            statistics(transcripts, watcher.tools, watcher.longest, axis="all")
+            for transcripts, count in zip(by_group, counts, strict=True)
+            if count
         ]
         if is_first_rank:
             with open(journal, "a") as file:
@@ -92,7 +98,8 @@ def watching(watcher: Watcher, folder: Path, prompts: int, rollouts: int) -> Loo
 
 
 def read_previous_steps(journal: Path, step: int) -> list[list[Group]]:
-    """The groups of the steps so far, the same on every rank; rank 0 reads them, and cuts off the steps that are repeated."""
+    """The groups of the steps so far, the same on every rank; rank 0 reads them, and cuts off the steps that are
+    repeated."""
     group, steps = current().group("all"), [[]]
     if group.rank == 0:
         keep_lines(journal, step)
@@ -106,5 +113,7 @@ def shortened(metrics: Mapping[str, float]) -> dict[str, float]:
     """The metrics of a step with the number of alarms so far in place of all that the monitor logs."""
     logged_metrics = {name: value for name, value in metrics.items() if not name.startswith(LOGGED_PREFIXES)}
     if "alarm_at" in metrics:
-        logged_metrics["alarms"] = float(sum(name.startswith("alarm_") and name != "alarm_at" and value != 0 for name, value in metrics.items()))
+        logged_metrics["alarms"] = float(
+            sum(name.startswith("alarm_") and name != "alarm_at" and value != 0 for name, value in metrics.items())
+        )
     return logged_metrics

@@ -3,32 +3,37 @@
     etude figure base-eval              needs a finished run of the recipe in runs/small, and the small open models of sims/base/packages.py
     etude eval base FOLDER…             the same table for any checkpoints, without verdicts (sims/base/table.py)
 
-Two real bases (SmolLM2-135M and Gemma 3 270M, in four bits) and four checkpoints of the small run read the same questions, chains of diffs and
-files. The real bases have surely read the standard library, which is asked about; the small run has read all but the part that gives the NLL.
+Two real bases (SmolLM2-135M and Gemma 3 270M, in four bits) and four checkpoints of the small run read the same
+questions, chains of diffs and files. The real bases have surely read the standard library, which is asked about; the
+small run has read all but the part that gives the NLL.
 
 Rules of the verdicts, fixed before the experiment ran:
 
     exact-rejects     among written answers of similarity 95 or more, pooled over models, the share that exact match counts as wrong: the interval
                       over answers (exact binomial; a bootstrap of answers that are all alike has no width) is above 0
     strict-tokens     the same where the model is told the true beginning: among files of which 95% of the tokens or more are its first choice, the
-                      share with a token that is not. Models of this size seldom write a file that is nearly right; told its beginning, they do
+                      share with a token that is not. Models of this size seldom write a file that is nearly right; told
+                      its beginning, they do
     one-character     a law: one wrong character, which takes exact match from 100 to 0, lowers the similarity by less than one point
     …-parts           the two real bases differ: the 95% interval of their paired difference, turned so that it is positive, is above 0. Further
-                      condition: every real base differs from the small run's last checkpoint in the same way. Of knowledge, too: every real base
-                      chooses more right answers with the question than without it. Of tracking, too: every real base rebuilds files
-                      better than a copy of the first version would (added after the first run, in which neither did)
+                      condition: every real base differs from the small run's last checkpoint in the same way. Of
+                      knowledge, too: every real base chooses more right answers with the question than without it. Of
+                      tracking, too: every real base rebuilds files better than a copy of the first version would (added
+                      after the first run, in which neither did)
 
-After the first play the rules became stricter. It had no exact answer and no file of which every token was right, so a strict score had no room to
-fall: that some are right is now a condition of the two claims on exact match. And the small run's networks, which write no right answer, had chosen
-43 to 50% right of four: hence the choice without the question, and the condition above.
+After the first play the rules became stricter. It had no exact answer and no file of which every token was right, so a
+strict score had no room to fall: that some are right is now a condition of the two claims on exact match. And the small
+run's networks, which write no right answer, had chosen 43 to 50% right of four: hence the choice without the question,
+and the condition above.
 
-Power. 120 questions tell apart bases that differ by about 11 points; 48 chains those that differ by about 5 points of similarity, if single chains
-differ by 18; bits per byte are paired over files, and differences of a tenth show.
+Power. 120 questions tell apart bases that differ by about 11 points; 48 chains those that differ by about 5 points of
+similarity, if single chains differ by 18; bits per byte are paired over files, and differences of a tenth show.
 
-What a pilot decided. Before the rules were fixed, both real bases answered 32 questions and 12 chains; two of those chains came again in the
-experiment. The pilot had no exact answer and none of similarity 98 or more, so the border, 98 at first, became 95. `strict-tokens` was added after
-it had shown that nearly all tokens were first choices in files of which none was rebuilt exactly. Its worked examples before each question, too, came
-after the pilot. The two claims on exact match were thus made by who had seen such answers, and confirm them on other chains; they foretold nothing.
+What a pilot decided. Before the rules were fixed, both real bases answered 32 questions and 12 chains; two of those
+chains came again in the experiment. The pilot had no exact answer and none of similarity 98 or more, so the border, 98
+at first, became 95. `strict-tokens` was added after it had shown that nearly all tokens were first choices in files of
+which none was rebuilt exactly. Its worked examples before each question, too, came after the pilot. The two claims on
+exact match were thus made by who had seen such answers, and confirm them on other chains; they foretold nothing.
 `one-character` follows from the length of the files, over 100 characters: it is arithmetic, not a finding.
 """
 
@@ -88,7 +93,10 @@ def experiment(run: Run, config: Experiment) -> dict:
     folders = [str(root / "checkpoints" / name) for name in c.checkpoints]
     for folder in folders:
         if not (Path(folder) / "config.json").is_file():
-            raise RunError(f"run={root} has no checkpoint {Path(folder).name}; make one with: etude run recipe --scale small --out FOLDER")
+            raise RunError(
+                f"run={root} has no checkpoint {Path(folder).name}; make one with: etude run recipe "
+                f"--scale small --out FOLDER"
+            )
     results = table.measured(run, [*c.models, *folders], c)
     for result, name in zip(results[len(c.models) :], c.checkpoints, strict=True):
         result["title"] = f"small run, {name}"
@@ -99,20 +107,38 @@ def experiment(run: Run, config: Experiment) -> dict:
 
 
 def verdicts(found: Sequence[dict], rows: Sequence[dict], copied: Sequence[float], c: Experiment) -> list[dict]:
-    """Claims by the rules at the top of this file. copied: for each chain, the similarity of its first version to its last."""
+    """Claims by the rules at the top of this file. copied: for each chain, the similarity of its first version to its
+    last."""
     pairs = [(record["written"], record["wanted"]) for model in found for record in model["tracking"]]
     brittle, count_text = tracking.brittleness(pairs, c.seed), f"of {len(pairs)} written files of {len(found)} models"
-    strict = [t["first_choices"] < 1 for model in found for t in model["tracking"] if t["first_choices"] >= tracking.NEAR / 100]
+    strict = [
+        t["first_choices"] < 1
+        for model in found
+        for t in model["tracking"]
+        if t["first_choices"] >= tracking.NEAR / 100
+    ]
 
     def make_claim(name: str, says: str, description: str, rejections: Sequence[bool]) -> dict:
         estimate = {key: 100 * value for key, value in share(rejections).items()} if len(rejections) > 1 else None
-        measured_share, interval = (None, None) if estimate is None else (estimate["value"], (estimate["low"], estimate["high"]))
-        note = f"{len(rejections)} {count_text} are that near, and {len(rejections) - sum(rejections)} of these are right; exact binomial interval"
+        measured_share, interval = (
+            (None, None) if estimate is None else (estimate["value"], (estimate["low"], estimate["high"]))
+        )
+        note = (
+            f"{len(rejections)} {count_text} are that near, and {len(rejections) - sum(rejections)} of "
+            f"these are right; exact binomial interval"
+        )
         needs = {"some are right, so a strict score has room to fall": not all(rejections)}
-        return claim(name, says, "App. B", measured_share, above(), interval, f"% of the files {description}", note, needs)
+        return claim(
+            name, says, "App. B", measured_share, above(), interval, f"% of the files {description}", note, needs
+        )
 
     claims = [
-        make_claim("exact-rejects", "exact match rejects rebuilt files that are nearly right", "of similarity 95 or more", brittle["rejected"]),
+        make_claim(
+            "exact-rejects",
+            "exact match rejects rebuilt files that are nearly right",
+            "of similarity 95 or more",
+            brittle["rejected"],
+        ),
         make_claim(
             "strict-tokens",
             "told the true beginning, a strict count rejects files of which nearly every token is right",
@@ -140,14 +166,23 @@ def verdicts(found: Sequence[dict], rows: Sequence[dict], copied: Sequence[float
         differences = [make_positive(table.difference(found, part, n, last, c)) for n in reals if n != last]
         key = {"knowledge": "knowledge", "tracking": "tracking", "codebase": "bits_per_byte"}[part]
         values_text = ", ".join(f"{row['model']} {row[key]:.3g}" for row in rows if key in row)
-        needs = {"both differ from the small run's last checkpoint": bool(differences) and all(d["low"] > 0 for d in differences)}
+        needs = {
+            "both differ from the small run's last checkpoint": bool(differences)
+            and all(d["low"] > 0 for d in differences)
+        }
         if part == "knowledge":
-            needs["both choose better with the question than without"] = all(table.gained(found[n], c)["low"] > 0 for n in reals)
-            values_text += "; without the question: " + ", ".join(f"{row['knowledge_form']:.3g}" for row in rows if "knowledge_form" in row)
+            needs["both choose better with the question than without"] = all(
+                table.gained(found[n], c)["low"] > 0 for n in reals
+            )
+            values_text += "; without the question: " + ", ".join(
+                f"{row['knowledge_form']:.3g}" for row in rows if "knowledge_form" in row
+            )
         if part == "tracking":
             gains = [[x["similarity"] - first for x, first in zip(found[n][part], copied, strict=True)] for n in reals]
             above_copy = [bootstrap(gain, n=c.resamples, seed=c.seed) for gain in gains]
-            needs["both rebuild files better than a copy of the first version"] = bool(above_copy) and all(d["low"] > 0 for d in above_copy)
+            needs["both rebuild files better than a copy of the first version"] = bool(above_copy) and all(
+                d["low"] > 0 for d in above_copy
+            )
             values_text += f"; a copy of the first version {np.mean(copied):.3g}"
         claims.append(
             claim(
@@ -158,7 +193,8 @@ def verdicts(found: Sequence[dict], rows: Sequence[dict], copied: Sequence[float
                 above(),
                 (difference["low"], difference["high"]),
                 unit,
-                f"{found[0]['title']} against {found[1]['title']}, 95% interval, paired, turned to be positive; all: {values_text}",
+                f"{found[0]['title']} against {found[1]['title']}, 95% interval, paired, turned to be "
+                f"positive; all: {values_text}",
                 needs,
             )
         )
@@ -167,7 +203,11 @@ def verdicts(found: Sequence[dict], rows: Sequence[dict], copied: Sequence[float
 
 def make_positive(difference: dict[str, float]) -> dict[str, float]:
     """A difference with the sign that makes it positive."""
-    return difference if difference["value"] >= 0 else {"value": -difference["value"], "low": -difference["high"], "high": -difference["low"]}
+    return (
+        difference
+        if difference["value"] >= 0
+        else {"value": -difference["value"], "low": -difference["high"], "high": -difference["low"]}
+    )
 
 
 def picture(found: dict, path: Path) -> None:

@@ -1,4 +1,5 @@
-"""What agents do in their rollouts, as numbers by task: effort, calls, turns, and whether calls were made in parallel."""
+"""What agents do in their rollouts, as numbers by task: effort, calls, turns, and whether calls were made in
+parallel."""
 
 from collections.abc import Sequence
 
@@ -12,10 +13,27 @@ from sims.recipe.settings import Payment
 
 __all__ = ["MEASURES", "figure", "helpers_read", "measure", "turns_of"]
 
-MEASURES = ("success", "tokens", "turns", "calls", "invalid", "effort", "finished", "tried", "both", "together", "solved_tokens")
-"""Per rollout: hidden tests pass; tokens written; turns; valid calls; invalid calls; effort; whether the agent ended the episode;
-whether it wrote a body; read all helpers; read them all in one turn; its tokens if it succeeded, else 0."""
-RATIOS = {"calls_per_turn": ("calls", "turns"), "read_together": ("together", "both"), "tokens_if_solved": ("solved_tokens", "success")}
+MEASURES = (
+    "success",
+    "tokens",
+    "turns",
+    "calls",
+    "invalid",
+    "effort",
+    "finished",
+    "tried",
+    "both",
+    "together",
+    "solved_tokens",
+)
+"""Per rollout: hidden tests pass; tokens written; turns; valid calls; invalid calls; effort; whether the agent ended
+the episode; whether it wrote a body; read all helpers; read them all in one turn; its tokens if it succeeded, else
+0."""
+RATIOS = {
+    "calls_per_turn": ("calls", "turns"),
+    "read_together": ("together", "both"),
+    "tokens_if_solved": ("solved_tokens", "success"),
+}
 """Ratios of two means: (numerator, denominator)."""
 
 
@@ -34,8 +52,11 @@ def helpers_read(task: Task, turns: Sequence[str]) -> tuple[bool, bool]:
     return has_read_all, has_read_all and any(helpers <= turn_reads for turn_reads in reads)
 
 
-def measure(episodes: Sequence[Rollout], tasks: Sequence[Task], n: int, payment: Payment, language: Language) -> np.ndarray:
-    """Means over the n rollouts of each task, which are adjacent: [tasks, MEASURES]. Effort uses the weights of `payment`."""
+def measure(
+    episodes: Sequence[Rollout], tasks: Sequence[Task], n: int, payment: Payment, language: Language
+) -> np.ndarray:
+    """Means over the n rollouts of each task, which are adjacent: [tasks, MEASURES]. Effort uses the weights of
+    `payment`."""
     rows = []
     for number, e in enumerate(episodes):
         m, written_tokens = e.metrics, e.chain.written

@@ -3,14 +3,14 @@
     etude figure best-of-k              about 13 minutes on two threads; starts from the SFT checkpoint of runs/small (make small)
     etude figure best-of-k --quick
 
-RL as in the recipe, but shorter: several training runs that differ only in their seed. At the beginning, at the end and twice in between,
-each plays the same held-out tasks n times. A task with c successes in n rollouts gives the unbiased estimate of pass@K for
-every K ≤ n. Intervals are bootstrapped over tasks, and differences are paired by task. They do not include the variation between
-training seeds, so a claim must also hold in each training run alone.
+RL as in the recipe, but shorter: several training runs that differ only in their seed. At the beginning, at the end and
+twice in between, each plays the same held-out tasks n times. A task with c successes in n rollouts gives the unbiased
+estimate of pass@K for every K ≤ n. Intervals are bootstrapped over tasks, and differences are paired by task. They do
+not include the variation between training seeds, so a claim must also hold in each training run alone.
 
-What to look for: pass@1 is the average reward. If RL only sharpens (makes likely what was reachable anyway), pass@1 climbs towards a
-constant pass@16. If RL widens what is reachable, pass@16 climbs as well. Both can be true, so the gap between the two is reported
-next to them.
+What to look for: pass@1 is the average reward. If RL only sharpens (makes likely what was reachable anyway), pass@1
+climbs towards a constant pass@16. If RL widens what is reachable, pass@16 climbs as well. Both can be true, so the gap
+between the two is reported next to them.
 """
 
 import itertools
@@ -45,7 +45,8 @@ class Experiment:
     trainings: int = 3
     """RL training runs from that checkpoint; the first has the recipe's own seed."""
     steps: int | None = 75
-    """RL steps of each training run, fewer than in the recipe, so three take a quarter of an hour; none: as many as in the recipe."""
+    """RL steps of each training run, fewer than in the recipe, so three take a quarter of an hour; none: as many as in
+    the recipe."""
     looks: tuple[float, ...] = (0.0, 0.33, 0.67, 1.0)
     """When to play held-out tasks, as shares of the steps; the claims compare the first and the last."""
     tasks: int = 160
@@ -65,7 +66,8 @@ class Experiment:
 
 
 def training(run: Run, c: Experiment, root: Path, recipe: Recipe, number: int) -> list[dict]:
-    """One training run: {step, solved} at each look; `solved` counts the successes of every held-out task among its samples."""
+    """One training run: {step, solved} at each look; `solved` counts the successes of every held-out task among its
+    samples."""
     steps = recipe.rl.steps if c.steps is None else c.steps
     stage = run.stage(f"rl-{number}", total=max(steps, 1), unit="tokens")
     if stage.finished:
@@ -78,7 +80,16 @@ def training(run: Run, c: Experiment, root: Path, recipe: Recipe, number: int) -
         if moment.step not in look_steps:
             return {}
         generator = torch.Generator().manual_seed(hash_seed(c.seed, "best-of-k", number, moment.step))
-        episodes = play(moment.sampler, language, tasks, c.samples, r.limits(context(language, config)), r.max_turns, generator, r.temperature)
+        episodes = play(
+            moment.sampler,
+            language,
+            tasks,
+            c.samples,
+            r.limits(context(language, config)),
+            r.max_turns,
+            generator,
+            r.temperature,
+        )
         solved_flags = np.array([e.metrics["tests"] for e in episodes], dtype=int).reshape(c.tasks, c.samples)
         return {"solved": solved_flags.sum(1).tolist()}
 
@@ -96,14 +107,15 @@ def curves(solved: np.ndarray, n: int) -> np.ndarray:
 
 
 def crossing(before: np.ndarray, after: np.ndarray) -> int | None:
-    """The smallest K at which the mean curve after RL [K] is no longer above the one before RL; None if it is above at every K."""
+    """The smallest K at which the mean curve after RL [K] is no longer above the one before RL; None if it is above at
+    every K."""
     return next((k for k, (b, a) in enumerate(zip(before, after, strict=True), 1) if a <= b + 1e-12), None)
 
 
 def churn(before: np.ndarray, after: np.ndarray) -> tuple[float, float, float | None]:
-    """Shares of all tasks, averaged over training runs, from successes [trainings, tasks]: never solved before but solved after; solved
-    before but never after; and, as the effect of chance alone, never solved in one run's look before RL but solved in another run's look at
-    the same policy (None for a single training run)."""
+    """Shares of all tasks, averaged over training runs, from successes [trainings, tasks]: never solved before but
+    solved after; solved before but never after; and, as the effect of chance alone, never solved in one run's look
+    before RL but solved in another run's look at the same policy (None for a single training run)."""
     gained_share, lost_share = ((before == 0) & (after > 0)).mean(), ((before > 0) & (after == 0)).mean()
     pairs = [((a == 0) & (b > 0)).mean() for a, b in itertools.permutations(before, 2)]
     return float(gained_share), float(lost_share), float(np.mean(pairs)) if pairs else None
@@ -154,8 +166,8 @@ def experiment(run: Run, config: Experiment) -> dict:
 
 
 def verdicts(solved_before: np.ndarray, solved_after: np.ndarray, c: Experiment) -> list[dict]:
-    """Claims that pass@K rises, from the successes [trainings, tasks] at the first and at the last look; the interval and every training run
-    must show it. Best-of-`samples` distinguishes widening from sharpening."""
+    """Claims that pass@K rises, from the successes [trainings, tasks] at the first and at the last look; the interval
+    and every training run must show it. Best-of-`samples` distinguishes widening from sharpening."""
     n = c.samples
     before, after = curves(solved_before, n), curves(solved_after, n)  # trainings, tasks, K
     change, start, end = after - before, before.mean((0, 1)), after.mean((0, 1))
@@ -172,13 +184,20 @@ def verdicts(solved_before: np.ndarray, solved_after: np.ndarray, c: Experiment)
             above(),
             (gain["low"], gain["high"]),
             f"pass@{k}",
-            f"pass@{k} on held-out tasks {start[k - 1]:.3f} → {end[k - 1]:.3f}; 95% bootstrap over tasks, paired; trainings by "
+            f"pass@{k} on held-out tasks {start[k - 1]:.3f} → {end[k - 1]:.3f}; 95% bootstrap over "
+            f"tasks, paired; trainings by "
             f"themselves: {', '.join(f'{v:+.3f}' for v in training_gains)}{suffix}",
             {"every training by itself": min(training_gains) > 0},
         )
 
     gap = bootstrap((change[:, :, -1] - change[:, :, 0]).mean(0), n=c.resamples)
-    gap_text = "it shrinks: RL sharpens" if gap["high"] < 0 else "it grows" if gap["low"] > 0 else "no change beyond the interval"
+    gap_text = (
+        "it shrinks: RL sharpens"
+        if gap["high"] < 0
+        else "it grows"
+        if gap["low"] > 0
+        else "no change beyond the interval"
+    )
     gained_share, lost_share, chance = churn(solved_before, solved_after)
     chance_text = "" if chance is None else f" (two looks at one policy differ so by {100 * chance:.1f}% either way)"
     cross = crossing(start, end)
@@ -192,7 +211,12 @@ def verdicts(solved_before: np.ndarray, solved_after: np.ndarray, c: Experiment)
     return [
         make_claim("average", "average reward rises", 1),
         make_claim(f"best-of-{c.middle}", f"best-of-{c.middle}, between average and best, rises", c.middle),
-        make_claim(f"best-of-{n}", f"best-of-{n} rises too: RL widens what is reachable, it does not only sharpen", n, reach_text),
+        make_claim(
+            f"best-of-{n}",
+            f"best-of-{n} rises too: RL widens what is reachable, it does not only sharpen",
+            n,
+            reach_text,
+        ),
     ]
 
 
@@ -212,18 +236,26 @@ def picture(found: dict, path: Path) -> None:
 
     for k, colour in zip(sorted({1, found["config"]["middle"], n}), COLOURS, strict=False):
         draw_band(left, [row for row in rows if row["k"] == k], "step", colour, "average" if k == 1 else f"best of {k}")
-    for step, colour in zip(sorted({steps[0], steps[len(steps) // 2], steps[-1]}), (GREY, COLOURS[4], COLOURS[0]), strict=False):
+    for step, colour in zip(
+        sorted({steps[0], steps[len(steps) // 2], steps[-1]}), (GREY, COLOURS[4], COLOURS[0]), strict=False
+    ):
         draw_band(middle, [row for row in rows if row["step"] == step], "k", colour, f"step {step}")
     last = [row for row in rows if row["step"] == steps[-1]]
     first = [row for row in rows if row["step"] == steps[0]]
     for i in range(found["trainings"]):
         gains = [b[f"training_{i}"] - a[f"training_{i}"] for a, b in zip(first, last, strict=True)]
-        right.plot([row["k"] for row in last], gains, color=GREY, linewidth=1, label="each training" if i == 0 else None)
+        right.plot(
+            [row["k"] for row in last], gains, color=GREY, linewidth=1, label="each training" if i == 0 else None
+        )
     draw_band(right, last, "k", COLOURS[2], "mean of the trainings", "gain_")
     right.axhline(0, color="#5A6773", linewidth=1)
     left.set(xlabel="RL step", ylabel="share of tasks solved", title="Along RL", ylim=(0, 1))
     middle.set(xlabel="K, rollouts of a task", ylabel="pass@K", title="One of K rollouts succeeds", ylim=(0, 1))
-    right.set(xlabel="K, rollouts of a task", ylabel="pass@K, after minus before", title="What RL added (bands: 95%, over tasks)")
+    right.set(
+        xlabel="K, rollouts of a task",
+        ylabel="pass@K, after minus before",
+        title="What RL added (bands: 95%, over tasks)",
+    )
     left.set_xticks(steps)
     for axis in (middle, right):
         axis.set_xscale("log", base=2)

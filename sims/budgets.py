@@ -1,7 +1,7 @@
 """One training run of Figure 2 (`sims/cpt_rl.py`): a budget and a seed → pretraining → SFT → RL → measurements.
 
-Each is a run of the recipe in its own folder, without MTP layers. An experiment that died can therefore resume in the training run
-and stage where it stopped.
+Each is a run of the recipe in its own folder, without MTP layers. An experiment that died can therefore resume in the
+training run and stage where it stopped.
 """
 
 import itertools
@@ -62,7 +62,8 @@ class Experiment:
     tiny: bool = False
     """Use tiny networks that learn next to nothing in seconds, for --quick."""
     seed: int = 0
-    """Seed of the measurements; the seeds of the corpus and of each training run are a thousand times this, plus a number."""
+    """Seed of the measurements; the seeds of the corpus and of each training run are a thousand times this, plus a
+    number."""
 
     @classmethod
     def quick(cls) -> "Experiment":
@@ -84,7 +85,10 @@ class Experiment:
         if len(self.budgets) < 3 or any(a >= b for a, b in itertools.pairwise(self.budgets)):
             raise ValueError(f"budgets must be three or more increasing numbers, got {list(self.budgets)}")
         if self.seeds < 1 or not 1 <= self.last <= self.steps:
-            raise ValueError(f"seeds must be at least 1, and last must be in 1..steps; got seeds={self.seeds}, last={self.last}, steps={self.steps}")
+            raise ValueError(
+                f"seeds must be at least 1, and last must be in 1..steps; got seeds={self.seeds}, "
+                f"last={self.last}, steps={self.steps}"
+            )
 
 
 def settings(c: Experiment, budget: int, number: int) -> Recipe:
@@ -103,7 +107,8 @@ def settings(c: Experiment, budget: int, number: int) -> Recipe:
 
 
 def cut(run: Run, corpus: Path, config: Recipe, whole: bool = False) -> None:
-    """The stage `data` of one training run: rows of the common corpus in the order of its seed, as many as its budget needs, or all of them."""
+    """The stage `data` of one training run: rows of the common corpus in the order of its seed, as many as its budget
+    needs, or all of them."""
     stage = run.stage("data", total=1, unit="steps")
     if stage.finished:
         return
@@ -115,7 +120,9 @@ def cut(run: Run, corpus: Path, config: Recipe, whole: bool = False) -> None:
         shutil.copyfile(corpus / "data" / path.name, path)
     for phase, tokens, length in (("short", t.tokens, t.length), ("long", t.long_tokens, t.long_length)):
         ids, doc = packed_rows(corpus, phase)
-        rows = np.random.default_rng([config.seed, len(ids)]).permutation(len(ids))[: None if whole else max(1, round(tokens / length))]
+        rows = np.random.default_rng([config.seed, len(ids)]).permutation(len(ids))[
+            : None if whole else max(1, round(tokens / length))
+        ]
         paths.append(run.path("data", f"{phase}.npz"))
         np.savez(paths[-1], ids=ids[rows], doc=doc[rows])
         counts[phase] = int((doc[rows] >= 0).sum())
@@ -123,9 +130,12 @@ def cut(run: Run, corpus: Path, config: Recipe, whole: bool = False) -> None:
 
 
 def heldout(c: Experiment, config: Recipe, language: Language) -> tuple[list[Rollout], list[Task]]:
-    """Demonstrations, as imperfect as those of SFT, and tasks to play. They are the same for every training run, no task is in both, and
-    every target and helper function is held out from all training data."""
-    stream, rng = iter(task_stream(replace(config, seed=c.seed), "evaluation")), random.Random(f"{c.seed}-heldout-agent")
+    """Demonstrations, as imperfect as those of SFT, and tasks to play. They are the same for every training run, no
+    task is in both, and every target and helper function is held out from all training data."""
+    stream, rng = (
+        iter(task_stream(replace(config, seed=c.seed), "evaluation")),
+        random.Random(f"{c.seed}-heldout-agent"),
+    )
     rollouts = taught(stream, language, context(language, config), config.sft.noise, config.context.memory, rng)
     return list(itertools.islice(rollouts, c.demonstrations)), list(itertools.islice(stream, c.tasks))
 
@@ -145,7 +155,8 @@ def demonstration_nll(model: Transformer, chains: list[Chain], batch: int = 32) 
 
 
 def measure(run: Run, c: Experiment, config: Recipe) -> dict:
-    """The last stage of one training run: loss after pretraining; loss on demonstrations and success, before and after RL."""
+    """The last stage of one training run: loss after pretraining; loss on demonstrations and success, before and after
+    RL."""
     stage = run.stage("measure", total=2 * c.tasks * c.samples, unit="rollouts")
     if stage.finished:
         return stage.result()
@@ -153,7 +164,9 @@ def measure(run: Run, c: Experiment, config: Recipe) -> dict:
     demonstrations, tasks = heldout(c, config, language)
     if "codebase_loss" not in result:
         model, window = load_checkpoint(run.root, config, "cpt")[0], config.training.long_length
-        likelihood = cpt.codebase_nll(model, language.tokenizer, heldout_codebase(run.root), window, max_tokens=c.codebase_tokens)
+        likelihood = cpt.codebase_nll(
+            model, language.tokenizer, heldout_codebase(run.root), window, max_tokens=c.codebase_tokens
+        )
         result |= {"codebase_loss": likelihood.nll / likelihood.tokens, "codebase_bpb": likelihood.bits_per_byte}
     for number, name in enumerate(("sft", "final")):
         if name in result:

@@ -26,16 +26,28 @@ def words(language: Language, tokens: Sequence[int]) -> list[str]:
 
 
 def retold(
-    after: Transformer, before: Transformer, recipe: Recipe, language: Language, tasks: list[Task], episodes: Sequence[Rollout], n: int
+    after: Transformer,
+    before: Transformer,
+    recipe: Recipe,
+    language: Language,
+    tasks: list[Task],
+    episodes: Sequence[Rollout],
+    n: int,
 ) -> dict:
-    """Chains of several contexts played by `after`: among the successes, the one whose summaries kept the most facts and the one whose
-    summaries kept the fewest, and the same among the failures. Taken from groups of n rollouts with different outcomes, or from all groups if
-    there are none. Each comes with its complete group, which its advantage depends on. Empty if no rollout needed a second context."""
+    """Chains of several contexts played by `after`: among the successes, the one whose summaries kept the most facts
+    and the one whose summaries kept the fewest, and the same among the failures. Taken from groups of n rollouts with
+    different outcomes, or from all groups if there are none. Each comes with its complete group, which its advantage
+    depends on. Empty if no rollout needed a second context."""
     chained_numbers = [number for number, e in enumerate(episodes) if len(e.chain.segments) > 1]
     groups = {number: episodes[number // n * n :][:n] for number in chained_numbers}
-    candidate_numbers = [number for number in chained_numbers if len({e.metrics["tests"] for e in groups[number]}) > 1] or chained_numbers
+    candidate_numbers = [
+        number for number in chained_numbers if len({e.metrics["tests"] for e in groups[number]}) > 1
+    ] or chained_numbers
     notes_by_number = {number: notes(language, tasks[number // n], episodes[number]) for number in candidate_numbers}
-    kept_counts = {number: sum(fact["fate"] == "kept" for note in notes_by_number[number] for fact in note["facts"]) for number in candidate_numbers}
+    kept_counts = {
+        number: sum(fact["fate"] == "kept" for note in notes_by_number[number] for fact in note["facts"])
+        for number in candidate_numbers
+    }
     selected_numbers: set[int] = set()
     for success in (1.0, 0.0):
         same_outcome = [number for number in candidate_numbers if episodes[number].metrics["tests"] == success]
@@ -70,8 +82,8 @@ def retold(
 
 
 def priced(after: Transformer, before: Transformer, recipe: Recipe, episode: Rollout) -> dict:
-    """The reward of a rollout of `after` in named parts, with the charge for drift from `before`, and the [given, written, summary] token counts
-    of its contexts."""
+    """The reward of a rollout of `after` in named parts, with the charge for drift from `before`, and the [given,
+    written, summary] token counts of its contexts."""
     segments, payment = episode.chain.segments, recipe.rl.payment
     drift = reference_kl(after, before, *pad(segments), recipe.rl.temperature)[0].sum().item()
     terms = reward_terms(episode, payment)
@@ -87,8 +99,8 @@ def priced(after: Transformer, before: Transformer, recipe: Recipe, episode: Rol
 
 
 def pieces(language: Language, recipe: Recipe, episode: Rollout) -> list[list[dict]]:
-    """The pieces of each context in order: role and tokens. Roles: prompt, turn, answer, request, summary; `summary, given` and `resume`
-    if a context opens with the summary of the previous one."""
+    """The pieces of each context in order: role and tokens. Roles: prompt, turn, answer, request, summary; `summary,
+    given` and `resume` if a context opens with the summary of the previous one."""
     chaining, contexts, summary = context(language, recipe), [], 0
     for number, s in enumerate(episode.chain.segments):
         tokens, context_pieces = words(language, s.tokens.tolist()), []
@@ -99,7 +111,10 @@ def pieces(language: Language, recipe: Recipe, episode: Rollout) -> list[list[di
             elif span.start == 0:
                 bounds = [0, episode.opening, episode.opening + summary, len(piece)] if number else [0, len(piece)]
                 roles = ("prompt", "summary, given", "resume")
-                context_pieces += [{"role": role, "tokens": piece[a:b]} for role, (a, b) in zip(roles, itertools.pairwise(bounds), strict=False)]
+                context_pieces += [
+                    {"role": role, "tokens": piece[a:b]}
+                    for role, (a, b) in zip(roles, itertools.pairwise(bounds), strict=False)
+                ]
             else:
                 has_request = span.stop < len(tokens) and bool(s.summary[span.stop])
                 answer = len(piece) - (len(chaining.request) if has_request else 0)
@@ -111,9 +126,9 @@ def pieces(language: Language, recipe: Recipe, episode: Rollout) -> list[list[di
 
 
 def notes(language: Language, task: Task, episode: Rollout) -> list[dict]:
-    """For each summary: its text, the one that the scripted agent would have written, and the fate of every fact. A fact is what the scripted
-    agent says about a file or about the current body: "kept" word for word; "changed": mentioned in other words; "lost"; "invented": about
-    a file that no context showed."""
+    """For each summary: its text, the one that the scripted agent would have written, and the fate of every fact. A
+    fact is what the scripted agent says about a file or about the current body: "kept" word for word; "changed":
+    mentioned in other words; "lost"; "invented": about a file that no context showed."""
     scripted_agent = Lesson(language, task, [], Random(0), Memory(wordy=0.0, forgetful=0.0))
     environment, messages = MicroRepo(Session(task)), [Message("user", task.prompt)]
     records: list[dict] = []
@@ -147,7 +162,12 @@ def notes(language: Language, task: Task, episode: Rollout) -> list[dict]:
                     else "invented"
                 )
                 facts.append(
-                    {"file": name, "fact": fact if name in known_files else "", "needed": name == task.target or name in task.helpers, "fate": fate}
+                    {
+                        "file": name,
+                        "fact": fact if name in known_files else "",
+                        "needed": name == task.target or name in task.helpers,
+                        "fate": fate,
+                    }
                 )
             if scripted_agent.state:
                 last_state = next((state for state in STATES if summary_text.endswith(state)), "")

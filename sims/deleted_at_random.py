@@ -1,4 +1,5 @@
-"""Deletions that look nowhere: as many lines as asked for, in one place or scattered, of those that some test executes."""
+"""Deletions that look nowhere: as many lines as asked for, in one place or scattered, of those that some test
+executes."""
 
 import ast
 import random
@@ -25,7 +26,9 @@ def generate_edits(source: Source) -> Iterator[Edit]:
                         is_whole = len(suite) == last - first + 1
                         if not source.alone(suite[first]):
                             continue
-                        yield source.cut(suite[first], suite[last], fill if is_whole else "", whole=is_whole and bool(fill))
+                        yield source.cut(
+                            suite[first], suite[last], fill if is_whole else "", whole=is_whole and bool(fill)
+                        )
                 pending += suite
 
 
@@ -43,7 +46,9 @@ def executed(tree: Mapping[str, bytes], coverage: Mapping[str, Collection[tuple[
     edits = []
     for file, data in sorted(tree.items()):
         for edit in generate_edits(parse_source(data)):
-            tests = frozenset[str]().union(*(tests_by_line.get((file, line), ()) for line in range(edit.first, edit.last + 1))) - {""}
+            tests = frozenset[str]().union(
+                *(tests_by_line.get((file, line), ()) for line in range(edit.first, edit.last + 1))
+            ) - {""}
             if tests and edit.old != edit.new and compiles(apply(patch(file, data, [edit]), data)):
                 edits.append((file, edit, tests))
     return edits
@@ -57,16 +62,23 @@ def in_one_place(tree: Mapping[str, bytes], known: Known, lines: int, draw: rand
 
 
 def scattered(tree: Mapping[str, bytes], known: Known, lines: int, draw: random.Random) -> Piece:
-    """Edits of one line each, as many as lines are asked for, anywhere. Raises ValueError where a hundred draws leave no Python."""
+    """Edits of one line each, as many as lines are asked for, anywhere. Raises ValueError where a hundred draws leave
+    no Python."""
     single_lines = [entry for entry in known if code_lines(entry[1]) == 1]
     for _ in range(100):
         sample = draw.sample(single_lines, min(lines, len(single_lines)))
         files = sorted({file for file, _, _ in sample})
         try:
-            patches = tuple(patch(path, tree[path], [edit for file, edit, _ in sample if file == path]) for path in files)
+            patches = tuple(
+                patch(path, tree[path], [edit for file, edit, _ in sample if file == path]) for path in files
+            )
         except ValueError:  # two of them touch
             continue
         if all(compiles(apply(file_patch, tree[file_patch.file])) for file_patch in patches):
-            name = "+".join(f"{file_patch.file}:{','.join(str(edit.first) for edit in file_patch.edits)}" for file_patch in patches)
-            return Piece("scattered", name, patches, tuple(sorted(frozenset[str]().union(*(tests for _, _, tests in sample)))))
+            name = "+".join(
+                f"{file_patch.file}:{','.join(str(edit.first) for edit in file_patch.edits)}" for file_patch in patches
+            )
+            return Piece(
+                "scattered", name, patches, tuple(sorted(frozenset[str]().union(*(tests for _, _, tests in sample))))
+            )
     raise ValueError(f"no {lines} lines were found that leave Python when they go")

@@ -1,12 +1,14 @@
-"""What drafts cost and save: how often they are accepted, the cost of each kind of pass, and the speed-up that theory predicts.
+"""What drafts cost and save: how often they are accepted, the cost of each kind of pass, and the speed-up that theory
+predicts.
 
-Measures both training experiments of `etude figure mtp`. arXiv:2211.17192, theorem 3.8, where α is the probability that a draft is
-accepted, γ the number of drafts per cycle, and c the cost of a draft in passes of the target:
+Measures both training experiments of `etude figure mtp`. arXiv:2211.17192, theorem 3.8, where α is the probability that
+a draft is accepted, γ the number of drafts per cycle, and c the cost of a draft in passes of the target:
 
     speed-up = (1 − α^(γ+1)) / ((1 − α)(γc + 1))
 
-It assumes that a pass over γ + 1 rows costs no more than one over a single row, and that the text is one long turn. An agent's turns
-are short, and their first pass reads a prompt or an observation without drafts: `with_turns` counts that, too.
+It assumes that a pass over γ + 1 rows costs no more than one over a single row, and that the text is one long turn. An
+agent's turns are short, and their first pass reads a prompt or an observation without drafts: `with_turns` counts that,
+too.
 """
 
 import itertools
@@ -108,9 +110,11 @@ class Experiment:
 
 
 @torch.no_grad()
-def acceptance(mtp: MTP, trunk: Transformer, out, ids: Tensor, doc: Tensor, weight: Tensor | None = None, chunk: int = 4096) -> np.ndarray:
-    """[rows, depth, 3] for the text: number of scored positions, greedy drafts that equal the main head's choice, and Σ min(p, q), on the
-    positions that `mtp_loss` scores."""
+def acceptance(
+    mtp: MTP, trunk: Transformer, out, ids: Tensor, doc: Tensor, weight: Tensor | None = None, chunk: int = 4096
+) -> np.ndarray:
+    """[rows, depth, 3] for the text: number of scored positions, greedy drafts that equal the main head's choice, and Σ
+    min(p, q), on the positions that `mtp_loss` scores."""
     is_scored = (doc[:, 1:] == doc[:, :-1]) & (doc[:, 1:] >= 0)
     b, j = (is_scored if weight is None else is_scored & (weight[:, 1:] != 0)).nonzero(as_tuple=True)
     totals = torch.zeros(len(ids), mtp.mtp.depth, 3, dtype=torch.float64)
@@ -131,8 +135,8 @@ def curve(counts: np.ndarray, column: int) -> np.ndarray:
 
 
 class Timed(Decoder):
-    """Times its passes by kind: openings of turns, passes over one row, passes that verify drafts; and the drafting between them.
-    Does not work for turns executed early, whose passes do several things at once."""
+    """Times its passes by kind: openings of turns, passes over one row, passes that verify drafts; and the drafting
+    between them. Does not work for turns executed early, whose passes do several things at once."""
 
     def reset(self, forget: bool = False) -> None:
         super().reset(forget)
@@ -172,9 +176,9 @@ class Timed(Decoder):
 
 
 def decode(root: Path, recipe: Recipe, c: Experiment, progress) -> dict:
-    """The last agent's greedy rollouts of held-out tasks at batch size 1: plain, with 1 … D drafts per cycle, and with all our methods;
-    every task with every method in turn. Per method and task, summed over rounds: seconds, tokens, the sums of `Timed`, and whether
-    the tokens equal those of plain decoding."""
+    """The last agent's greedy rollouts of held-out tasks at batch size 1: plain, with 1 … D drafts per cycle, and with
+    all our methods; every task with every method in turn. Per method and task, summed over rounds: seconds, tokens, the
+    sums of `Timed`, and whether the tokens equal those of plain decoding."""
     model, mtp = load_checkpoint(root, recipe, "final")
     language, r, depth = language_of(root), recipe.rl, recipe.mtp.layers.depth
     plain = Timed(model, max_len=r.max_len)
@@ -182,7 +186,15 @@ def decode(root: Path, recipe: Recipe, c: Experiment, progress) -> dict:
     ways |= {str(g): Timed(model, mtp, draft_len=g, max_len=r.max_len) for g in range(1, depth + 1)}
     ways[FULL] = Decoder(model, mtp, max_len=r.max_len, recall=4)
     tasks = list(itertools.islice(task_stream(recipe, "evaluation"), c.tasks))
-    keys = ("seconds", "tokens", "passes", "same", "tried", "stood", *(f"{kind} {unit}" for kind in PASS_KINDS for unit in ("s", "n")))
+    keys = (
+        "seconds",
+        "tokens",
+        "passes",
+        "same",
+        "tried",
+        "stood",
+        *(f"{kind} {unit}" for kind in PASS_KINDS for unit in ("s", "n")),
+    )
     sums_by_way = {way: {key: [0.0] * len(tasks) for key in keys} for way in ways}
     accepted_by_way, lengths = {way: [[0] * depth, [0] * depth] for way in ways}, [[0] * (LONGEST + 1) for _ in tasks]
     for number in range(-1, c.rounds):  # the first round, of one task, warms up
@@ -191,7 +203,15 @@ def decode(root: Path, recipe: Recipe, c: Experiment, progress) -> dict:
         for task_index, task in enumerate(tasks[:1] if number < 0 else tasks):
             for way in [*ways][task_index % len(ways) :] + [*ways][: task_index % len(ways)]:
                 decoder = ways[way]
-                list(decode_rollout(decoder, MicroRepo(Session(task, r.max_turns)), language, r.limits(single(r.max_len)), ahead=way == FULL))
+                list(
+                    decode_rollout(
+                        decoder,
+                        MicroRepo(Session(task, r.max_turns)),
+                        language,
+                        r.limits(single(r.max_len)),
+                        ahead=way == FULL,
+                    )
+                )
                 if number < 0:
                     continue
                 total, way_sums = decoder.total, sums_by_way[way]
@@ -220,9 +240,9 @@ def predicted(alpha: float, drafts: int, cost: float) -> float:
 
 
 def with_turns(alpha: float, drafts: int, cost: float, verify: float, opening: float, lengths: np.ndarray) -> float:
-    """The same with turns: lengths[n] turns of n tokens. An opening pass gives the first token of a turn and costs `opening`
-    passes over one row, with or without drafts. `verify`: cost of a pass over drafts. The last cycle of a turn drafts at most
-    the tokens that are left."""
+    """The same with turns: lengths[n] turns of n tokens. An opening pass gives the first token of a turn and costs
+    `opening` passes over one row, with or without drafts. `verify`: cost of a pass over drafts. The last cycle of a
+    turn drafts at most the tokens that are left."""
     probabilities = [alpha**a * (1 - alpha) for a in range(drafts)] + [alpha**drafts]
     expected_costs = [0.0]  # expected cost of the cycles that give n more tokens
     for n in range(1, len(lengths)):
@@ -282,22 +302,27 @@ def speed_rows(c: Experiment, found: dict) -> list[dict]:
                 "fuller_ratio": lambda indices: predict_with_turns(indices) / speedup(indices),
             }
         for key, statistic in statistics.items():
-            estimate = bootstrap(all_indices, lambda indices, f=statistic: f(indices.astype(int)), n=c.resamples, seed=c.seed)
+            estimate = bootstrap(
+                all_indices, lambda indices, f=statistic: f(indices.astype(int)), n=c.resamples, seed=c.seed
+            )
             row |= {key: estimate["value"], f"{key}_low": estimate["low"], f"{key}_high": estimate["high"]}
         drafted_counts, accepted_counts = found["accepted"][way]
-        row |= {f"accepted_{k}": a / d for k, (d, a) in enumerate(zip(drafted_counts, accepted_counts, strict=True), 1) if d}
+        row |= {
+            f"accepted_{k}": a / d for k, (d, a) in enumerate(zip(drafted_counts, accepted_counts, strict=True), 1) if d
+        }
         rows.append({key: float(value) if isinstance(value, np.floating) else value for key, value in row.items()})
     return rows
 
 
 def speed_verdicts(rows: list[dict]) -> list[dict]:
-    """Rules, fixed before measuring. Two to three times: faster, and the interval reaches two. Predicted: the interval of theory over
-    measurement is within a tenth of one. Identical, a law: in every task."""
+    """Rules, fixed before measuring. Two to three times: faster, and the interval reaches two. Predicted: the interval
+    of theory over measurement is within a tenth of one. Identical, a law: in every task."""
     ways = {row["way"]: row for row in rows if row["part"] == "decode"}
     deepest = ways[max((way for way in ways if way.isdigit()), key=int)]
     full, drafts, identical_share = ways[FULL], deepest["way"], min(row["identical"] for row in ways.values())
     costs_text = (
-        f"α = {deepest['alpha']:.3f}, a draft costs {deepest['draft_cost']:.3f} passes over one row, a pass over drafts "
+        f"α = {deepest['alpha']:.3f}, a draft costs {deepest['draft_cost']:.3f} passes over one row, a "
+        f"pass over drafts "
         f"{deepest['verify_cost']:.3f}, a turn's opening {deepest['opening_cost']:.3f}"
     )
 
@@ -314,7 +339,8 @@ def speed_verdicts(rows: list[dict]) -> list[dict]:
             f"decoder's time for rollouts of {deepest['tasks']} held-out tasks at batch 1, bootstrap over tasks; "
             f"{deepest['tokens_per_pass']:.2f} tokens a pass; {costs_text}; drafts that stood with all before them, by "
             f"depth: {acceptance_text}; with "
-            f"recalled openings and turns handed over early, which are ours, {full['speedup']:.2f} [{full['speedup_low']:.2f}, "
+            f"recalled openings and turns handed over early, which are ours, {full['speedup']:.2f} "
+            f"[{full['speedup_low']:.2f}, "
             f"{full['speedup_high']:.2f}]",
         ),
         claim(

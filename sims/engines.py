@@ -28,9 +28,14 @@ __all__ = ["Experiment", "compare", "engines", "independent", "played", "rows_of
 
 
 def engines(recipe: Recipe) -> dict[str, tuple[torch.dtype, Callable | None, torch.dtype]]:
-    """The sampler's dtype, its rounding of weights, the trainer's dtype. The last pair is the one that the recipe uses."""
+    """The sampler's dtype, its rounding of weights, the trainer's dtype. The last pair is the one that the recipe
+    uses."""
     recipe_engines = getattr(torch, recipe.training.sampler_dtype), None, getattr(torch, recipe.training.dtype)
-    return {"bf16": (torch.bfloat16, None, torch.float32), "fp8": (torch.bfloat16, fp8_rows, torch.float32), "recipe": recipe_engines}
+    return {
+        "bf16": (torch.bfloat16, None, torch.float32),
+        "fp8": (torch.bfloat16, fp8_rows, torch.float32),
+        "recipe": recipe_engines,
+    }
 
 
 @dataclass(frozen=True)
@@ -60,7 +65,9 @@ class Experiment:
 
     def __post_init__(self):
         if self.seeds < 2:
-            raise ValueError(f"seeds must be at least 2, to estimate the spread between training runs; got {self.seeds}")
+            raise ValueError(
+                f"seeds must be at least 2, to estimate the spread between training runs; got {self.seeds}"
+            )
         if self.alpha not in self.alphas:
             raise ValueError(f"alpha must be one of alphas {self.alphas}, got {self.alpha}")
 
@@ -78,11 +85,11 @@ def make_ways(c: Experiment) -> dict[str, tuple[str, float]]:
 def compare(trainer: Transformer, rollouts: list[Segment], ways: dict[str, tuple[str, float]]) -> dict:
     """Results of both engines for the same tokens.
 
-    gap: log μ − log π per method [sampled tokens], rollout after rollout; rollout, moved [the same]: number of the rollout, and
-    whether the trainer's own experts differ where the token was predicted. Per rollout: positions; `shares`, those of
-    `differing`: decisions, routers layer by layer, tokens in the first 1, 2, … layers; `dropped`: share of replayed experts, per
-    method. unlike: α = 0 and α = 1 should equal plain replay and own experts; the share of decisions and the largest log-prob
-    that differ."""
+    gap: log μ − log π per method [sampled tokens], rollout after rollout; rollout, moved [the same]: number of the
+    rollout, and whether the trainer's own experts differ where the token was predicted. Per rollout: positions;
+    `shares`, those of `differing`: decisions, routers layer by layer, tokens in the first 1, 2, … layers; `dropped`:
+    share of replayed experts, per method. unlike: α = 0 and α = 1 should equal plain replay and own experts; the share
+    of decisions and the largest log-prob that differ."""
     ids, mask, behavior = pad(rollouts, multiple=32)
     T, experts_by_way, logp = ids.shape[1], {}, {}
     for way, (replay_mode, alpha) in ways.items():
@@ -97,7 +104,10 @@ def compare(trainer: Transformer, rollouts: list[Segment], ways: dict[str, tuple
     shares, dropped_shares = [], []
     for row, rollout in enumerate(rollouts):
         n = len(rollout.experts)
-        sampled_experts, trainer_experts = (sampler_experts[row, :n].unbind(1), {way: p[row, :n].unbind(1) for way, p in experts_by_way.items()})
+        sampled_experts, trainer_experts = (
+            sampler_experts[row, :n].unbind(1),
+            {way: p[row, :n].unbind(1) for way, p in experts_by_way.items()},
+        )
         own_experts, layers = trainer_experts["own"], range(len(sampled_experts))
         shares.append(
             [
@@ -112,7 +122,10 @@ def compare(trainer: Transformer, rollouts: list[Segment], ways: dict[str, tuple
     for way, reference_way in (("α=0", "plain"), ("α=1", "own")):
         if way in ways:
             pair = [experts_by_way[w].flatten(0, 1).unbind(1) for w in (way, reference_way)]
-            differences[way] = [differing(*pair)["decisions"], (logp[way] - logp[reference_way])[is_sampled].abs().max().item()]
+            differences[way] = [
+                differing(*pair)["decisions"],
+                (logp[way] - logp[reference_way])[is_sampled].abs().max().item(),
+            ]
     return {
         "gap": {way: (behavior[:, 1:] - p)[is_sampled].double().numpy() for way, p in logp.items()},
         "rollout": is_sampled.nonzero()[:, 0].numpy(),
@@ -136,15 +149,28 @@ def played(run: Run, c: Experiment, root: Path, recipe: Recipe, name: str) -> di
         trainer, generator, parts = model.to(trainer_dtype), torch.Generator().manual_seed(c.seed), []
         tasks = list(itertools.islice(task_stream(recipe, "evaluation"), c.tasks))
         for start in range(0, len(tasks), 64):
-            episodes = play(sampler, language, tasks[start : start + 64], 1, r.limits(single(r.max_len)), r.max_turns, generator, r.temperature)
+            episodes = play(
+                sampler,
+                language,
+                tasks[start : start + 64],
+                1,
+                r.limits(single(r.max_len)),
+                r.max_turns,
+                generator,
+                r.temperature,
+            )
             parts.append(compare(trainer, [one_row(e.chain) for e in episodes], ways))
             parts[-1]["rollout"] += start
             stage.progress(min(start + 64, len(tasks)))
-        columns = {k: np.concatenate([p[k] for p in parts]) for k in ("rollout", "moved", "shares", "dropped", "positions")}
+        columns = {
+            k: np.concatenate([p[k] for p in parts]) for k in ("rollout", "moved", "shares", "dropped", "positions")
+        }
         columns |= {f"gap {way}": np.concatenate([p["gap"][way] for p in parts]) for way in ways}
         columns |= {f"unlike {way}": np.max([p["unlike"][way] for p in parts], 0) for way in parts[0]["unlike"]}
         np.savez(path, **columns)  # pyright: ignore[reportArgumentType]
-        stage.log(1, tokens=len(columns["rollout"]), **{way: float(np.abs(columns[f"gap {way}"]).mean()) for way in ways})
+        stage.log(
+            1, tokens=len(columns["rollout"]), **{way: float(np.abs(columns[f"gap {way}"]).mean()) for way in ways}
+        )
         stage.finish({"tokens": len(columns["rollout"])}, [path])
     with np.load(path) as columns:
         return dict(columns)
@@ -173,15 +199,16 @@ def quotient(above: float, below: float) -> float:
 
 
 def independent(routers: np.ndarray, layers: int | None = None) -> float:
-    """Share of tokens that differ in at least one layer if layers were independent: 1 − Π(1 − d_l); for another number of
-    layers, each with the mean d."""
+    """Share of tokens that differ in at least one layer if layers were independent: 1 − Π(1 − d_l); for another number
+    of layers, each with the mean d."""
     return float(1 - (np.prod(1 - routers) if layers is None else (1 - np.mean(routers)) ** layers))
 
 
 def rows_of_engine(c: Experiment, name: str, found: dict[str, np.ndarray], far: int) -> list[dict]:
-    """A row on routing and one per method, with intervals over rollouts. `far`: number of layers for the prediction by independence. The
-    ratios of a method compare it with what it should improve on (replay: own experts; filter: plain replay), on the same resampled
-    rollouts. Those at other values of α than the chosen one have wider intervals, to correct for their number."""
+    """A row on routing and one per method, with intervals over rollouts. `far`: number of layers for the prediction by
+    independence. The ratios of a method compare it with what it should improve on (replay: own experts; filter: plain
+    replay), on the same resampled rollouts. Those at other values of α than the chosen one have wider intervals, to
+    correct for their number."""
 
     def interval(key: str, values: np.ndarray, statistic: Callable, level: float = 0.95) -> dict[str, float]:
         estimate = bootstrap(values, statistic, n=c.resamples, seed=c.seed, level=level)
@@ -194,11 +221,17 @@ def rows_of_engine(c: Experiment, name: str, found: dict[str, np.ndarray], far: 
     # Counts, so that a long rollout has more weight.
     counts = np.column_stack((found["shares"] * positions[:, None], positions))
     row = {"part": "routing", "engine": name, "positions": int(positions.sum()), "rollouts": len(positions)}
-    row |= interval("decisions", counts, lambda d: compute_share(d)[0]) | interval("tokens", counts, lambda d: compute_share(d)[-1])
+    row |= interval("decisions", counts, lambda d: compute_share(d)[0]) | interval(
+        "tokens", counts, lambda d: compute_share(d)[-1]
+    )
     row |= interval("routers", counts, lambda d: compute_share(d)[1 : L + 1].mean())
     row |= interval("independent", counts, lambda d: independent(compute_share(d)[1 : L + 1]))
     row |= interval(f"independent_{far}", counts, lambda d: independent(compute_share(d)[1 : L + 1], far))
-    row |= {f"{key}_{i + 1}": float(compute_share(counts)[start + i]) for key, start in (("routers", 1), ("first", 1 + L)) for i in range(L)}
+    row |= {
+        f"{key}_{i + 1}": float(compute_share(counts)[start + i])
+        for key, start in (("routers", 1), ("first", 1 + L))
+        for i in range(L)
+    }
     rows = [row | {f"unlike_{a}": found[f"unlike α={a}"].tolist() for a in (0, 1) if f"unlike α={a}" in found}]
     grids = {way: by_rollout(found[f"gap {way}"], found["rollout"]) for way in make_ways(c)}
     surprise = {way: np.nansum(by_rollout(k3(found[f"gap {way}"]), found["rollout"]), 1) for way in grids}
@@ -207,13 +240,25 @@ def rows_of_engine(c: Experiment, name: str, found: dict[str, np.ndarray], far: 
         gap = found[f"gap {way}"]
         all_tokens = torch.ones(len(gap), dtype=torch.bool)
         mismatch_metrics = mismatch(torch.from_numpy(-gap), torch.zeros(len(gap), dtype=torch.float64), all_tokens)
-        row = {"part": "mismatch", "engine": name, "way": way, "alpha": alpha if mode == "filtered" else None, "sampled": len(gap)}
-        row |= mismatch_metrics | interval("kl", np.column_stack((np.nansum(grids[way], 1), size)), lambda d: compute_share(d)[0])
-        row |= interval("k3", np.column_stack((surprise[way], size)), lambda d: compute_share(d)[0]) | interval("p99", grids[way], p99)
+        row = {
+            "part": "mismatch",
+            "engine": name,
+            "way": way,
+            "alpha": alpha if mode == "filtered" else None,
+            "sampled": len(gap),
+        }
+        row |= mismatch_metrics | interval(
+            "kl", np.column_stack((np.nansum(grids[way], 1), size)), lambda d: compute_share(d)[0]
+        )
+        row |= interval("k3", np.column_stack((surprise[way], size)), lambda d: compute_share(d)[0]) | interval(
+            "p99", grids[way], p99
+        )
         for key, is_selected in (("k3_moved", found["moved"]), ("k3_same", ~found["moved"])):
             row[key] = float(k3(gap[is_selected]).mean()) if is_selected.any() else None
         row["outside_clip"] = float(((np.exp(-gap) < 0.8) | (np.exp(-gap) > 1.2)).mean())
-        row["dropped"] = float((found["dropped"][:, number] * positions).sum() / positions.sum()) if mode != "none" else None
+        row["dropped"] = (
+            float((found["dropped"][:, number] * positions).sum() / positions.sum()) if mode != "none" else None
+        )
         base = {"none": None, "plain": "own", "filtered": "plain"}[mode]
         if base:
             level = 0.95 if alpha in (0.0, c.alpha) else 1 - 0.05 / len(c.alphas)

@@ -5,8 +5,8 @@
     forks      agents go on from one tree: who makes the same calls leaves the same tree, and nobody reaches another's
     graders    five agents on one task (sims/words_task.py), each paid by a grader that believes pytest's exit code, and by the guarded one
 
-What is tried is ours and harmless. Secrets and port were made for it. Agents follow scripts, so no model is needed; `etude tasks try` lets one work
-on the same task.
+What is tried is ours and harmless. Secrets and port were made for it. Agents follow scripts, so no model is needed;
+`etude tasks try` lets one work on the same task.
 """
 
 from __future__ import annotations
@@ -68,7 +68,8 @@ class Demo:
 
 
 def run(run: Run, config: Demo) -> dict:
-    """The scenes, each as the rows of a table. Raises RunError where this machine has no sandboxes, and without examples/words."""
+    """The scenes, each as the rows of a table. Raises RunError where this machine has no sandboxes, and without
+    examples/words."""
     episodes = run.path("episodes", "oracle.jsonl").parent
     scenes = {
         "what gets out": partial(walls, config),
@@ -91,7 +92,10 @@ ATTEMPTS = {
 """Attempts, each a command."""
 BACKGROUND_ATTEMPT = "go on when the call is over"
 START_COMMAND = ": > beats; (for n in $(seq 400); do echo x >> beats; sleep 0.05; done) > /dev/null 2>&1 &"
-CHECK_COMMAND = 'before=$(wc -c < beats); for n in $(seq 20); do sleep 0.05; test "$(wc -c < beats)" -gt "$before" && exit 0; done; exit 1'
+CHECK_COMMAND = (
+    'before=$(wc -c < beats); for n in $(seq 20); do sleep 0.05; test "$(wc -c < beats)" -gt "$before" '
+    "&& exit 0; done; exit 1"
+)
 """This attempt takes two calls: one leaves a process behind, and one looks for a second whether it still writes."""
 
 
@@ -110,13 +114,17 @@ def walls(config: Demo) -> list[dict]:
         sandbox = config.fresh(Path(name, "tree"))
         try:
             inside = {
-                attempt: sandbox.call("shell", {"command": command.format(python="python3", **values)}).ok for attempt, command in ATTEMPTS.items()
+                attempt: sandbox.call("shell", {"command": command.format(python="python3", **values)}).ok
+                for attempt, command in ATTEMPTS.items()
             }
             sandbox.call("shell", {"command": START_COMMAND})
             inside[BACKGROUND_ATTEMPT] = sandbox.call("shell", {"command": CHECK_COMMAND}).ok
         finally:
             sandbox.close()
-        local_results = {attempt: _succeeds_locally(name, command.format(python=sys.executable, **values)) for attempt, command in ATTEMPTS.items()}
+        local_results = {
+            attempt: _succeeds_locally(name, command.format(python=sys.executable, **values))
+            for attempt, command in ATTEMPTS.items()
+        }
         local_results[BACKGROUND_ATTEMPT] = _succeeds_locally(name, START_COMMAND, CHECK_COMMAND)
     word = {True: "succeeds", False: "fails"}
     return [
@@ -129,7 +137,13 @@ def _succeeds_locally(folder: str, command: str, next_command: str = "true") -> 
     """Whether two commands of ours succeed in a folder of this machine. What the first one leaves behind is ended."""
 
     def start_process(script: str) -> subprocess.Popen:
-        return subprocess.Popen(["sh", "-c", script], cwd=folder, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+        return subprocess.Popen(
+            ["sh", "-c", script],
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
 
     first = start_process(command)
     has_succeeded = first.wait() == 0 and start_process(next_command).wait() == 0
@@ -152,7 +166,8 @@ def _load_task(config: Demo) -> tuple[Task, Exam]:
 
 
 def forks(config: Demo) -> list[dict]:
-    """A row for each agent: the trees that it begins with and leaves, whether the visible tests pass then, and after how long it could begin."""
+    """A row for each agent: the trees that it begins with and leaves, whether the visible tests pass then, and after
+    how long it could begin."""
     (task, exam), rows = _load_task(config), list[dict]()
     draft, gold = exam.given[FILE].decode().replace(HOLE, DRAFT), exam.gold[FILE].decode()
     looks = parse_json(tests(task.visible).arguments)
@@ -193,13 +208,16 @@ def forks(config: Demo) -> list[dict]:
 
 
 def graders(config: Demo, episodes: Path) -> list[dict]:
-    """A row for each agent: what either grader pays, and what the guarded one has seen. The transcripts go into the folder `episodes`."""
+    """A row for each agent: what either grader pays, and what the guarded one has seen. The transcripts go into the
+    folder `episodes`."""
     (task, exam), store = _load_task(config), own_store(cache_folder() / "store")
     tree, rows = _store_tree(exam.given), []
     for agent, script in agents(exam, task.visible).items():
         with record.Record(episodes / f"{agent}.jsonl") as journal:
             script.said = sum(line["kind"] == "reply" for line in journal.lines)
-            final_tree = Episode(Job(task.id, task.specified, tree, exam.given, who=agent), script, journal, config.fresh, store).play()
+            final_tree = Episode(
+                Job(task.id, task.specified, tree, exam.given, who=agent), script, journal, config.fresh, store
+            ).play()
             result = grade(exam, store.tree(final_tree), config.fresh, [*record.calls(journal.lines)], config.seconds)
             if journal.lines[-1]["kind"] != "grade":
                 facts = {"flags": [*result.reward.flags], "passed": len(result.verdicts.passed), "of": len(exam.wanted)}
@@ -209,7 +227,14 @@ def graders(config: Demo, episodes: Path) -> list[dict]:
             naive = float(sandbox.call("shell", {"command": "python3 -m pytest -q"}).exit == 0)
         finally:
             sandbox.close()
-        rows.append({"agent": agent, "by the exit code": naive, "guarded": result.reward.total, "seen": _describe_grade(result, len(exam.wanted))})
+        rows.append(
+            {
+                "agent": agent,
+                "by the exit code": naive,
+                "guarded": result.reward.total,
+                "seen": _describe_grade(result, len(exam.wanted)),
+            }
+        )
     return rows
 
 

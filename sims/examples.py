@@ -2,8 +2,9 @@
 
     etude examples --run runs/small        a few minutes; writes to runs/small/examples
 
-Everything is the last agent's own work on held-out tasks. Nothing is timed, and all random numbers come from `Sizes.seed`:
-the same run on the same machine gives the same files. If an example was chosen from many, the file states the rule.
+Everything is the last agent's own work on held-out tasks. Nothing is timed, and all random numbers come from
+`Sizes.seed`: the same run on the same machine gives the same files. If an example was chosen from many, the file states
+the rule.
 
     rollouts.json                  rollouts, several per task, with the items that they pay for
     chain.json                     chains of several contexts, in pieces, with the rewards of their groups and what their summaries kept
@@ -79,14 +80,19 @@ PARTS = ("rollouts", "routing", "chain", "drafting", "hints", "token-distributio
 """In the order in which they are made."""
 
 
-def write(run_folder: Path, out: Path, sizes: Sizes = Sizes(), progress: Callable[[str], None] = lambda part: None) -> list[Path]:
-    """Runs the last agent of a finished run of the recipe and writes the examples to `out`. `progress` is called with the name of each of `PARTS`
-    when it begins. Raises RunError if `run_folder` is not such a run, or has no MTP layers."""
+def write(
+    run_folder: Path, out: Path, sizes: Sizes = Sizes(), progress: Callable[[str], None] = lambda part: None
+) -> list[Path]:
+    """Runs the last agent of a finished run of the recipe and writes the examples to `out`. `progress` is called with
+    the name of each of `PARTS` when it begins. Raises RunError if `run_folder` is not such a run, or has no MTP
+    layers."""
     recipe, language = read_config(run_folder), language_of(run_folder)
     after, mtp = load_checkpoint(run_folder, recipe, "final")
     before = load_checkpoint(run_folder, recipe, "sft", with_mtp=False)[0]
     if mtp is None:
-        raise RunError(f"run={run_folder} has no MTP layers; make a new run with: etude run recipe --scale small --out FOLDER")
+        raise RunError(
+            f"run={run_folder} has no MTP layers; make a new run with: etude run recipe --scale small --out FOLDER"
+        )
     tasks = list(itertools.islice(task_stream(recipe, "evaluation"), max(sizes.tasks, sizes.routed, sizes.drafted)))
     generator = torch.Generator().manual_seed(sizes.seed)
     r = recipe.rl
@@ -110,7 +116,13 @@ def write(run_folder: Path, out: Path, sizes: Sizes = Sizes(), progress: Callabl
     progress("hints")
     hints = hinted_messages(language, tasks[: sizes.tasks], episodes, r.temperature, sizes.seed)
     rollouts = {"rollouts": [describe_rollout(e, language) for e in select_mixed(episodes, sizes)]}
-    texts = {"rollouts": rollouts, "chain": chain, "routing": routing_example, "drafting": drafting_example, "hints": hints}
+    texts = {
+        "rollouts": rollouts,
+        "chain": chain,
+        "routing": routing_example,
+        "drafting": drafting_example,
+        "hints": hints,
+    }
     progress("token-distributions")
     columns = compute_distributions(after, before, episodes, sizes)
     out.mkdir(parents=True, exist_ok=True)
@@ -150,7 +162,9 @@ def describe_rollout(episode: Rollout, language: Language) -> dict:
 
 
 @torch.no_grad()
-def compute_distributions(after: Transformer, before: Transformer, episodes: Sequence[Rollout], sizes: Sizes) -> dict[str, np.ndarray]:
+def compute_distributions(
+    after: Transformer, before: Transformer, episodes: Sequence[Rollout], sizes: Sizes
+) -> dict[str, np.ndarray]:
     """Log-probs of both agents, float16 [positions, V], at random positions where the last agent chose a token."""
     segments = [s for e in episodes for s in e.chain.segments]
     row, t = pad(segments)[1][:, 1:].nonzero(as_tuple=True)
@@ -164,22 +178,46 @@ def compute_distributions(after: Transformer, before: Transformer, episodes: Seq
 
 
 @torch.no_grad()
-def measure_routing(model: Transformer, recipe: Recipe, language: Language, tasks: list[Task], sizes: Sizes) -> tuple[dict, dict[str, np.ndarray]]:
+def measure_routing(
+    model: Transformer, recipe: Recipe, language: Language, tasks: list[Task], sizes: Sizes
+) -> tuple[dict, dict[str, np.ndarray]]:
     """The coarse sampler of `sims/router_mismatch.py` (FP8 weights, bfloat16) and a float32 trainer on the same tokens.
 
-    Arrays: behavior [n] and logp [ways, n] of all sampled tokens, nats, rollout [n]; and for each rollout i that is shown
-    i/scores [P, T−1, L, E], router logits of P different passes of the trainer, the pass of each α in i/pass [alphas],
-    i/sampler and i/own [T−1, L, K] experts, i/behavior [T−1], i/logp [ways, T−1]. The ways are the trainer's own experts, then every α."""
+    Arrays: behavior [n] and logp [ways, n] of all sampled tokens, nats, rollout [n]; and for each rollout i that is
+    shown i/scores [P, T−1, L, E], router logits of P different passes of the trainer, the pass of each α in i/pass
+    [alphas], i/sampler and i/own [T−1, L, K] experts, i/behavior [T−1], i/logp [ways, T−1]. The ways are the trainer's
+    own experts, then every α."""
     dtype, rounding, trainer_dtype = engines(recipe)["fp8"]
     trainer, r = model.to(trainer_dtype), recipe.rl
     generator = torch.Generator().manual_seed(sizes.seed)
-    episodes = play(Sampler(model, dtype, rounding=rounding), language, tasks, 1, r.limits(single(r.max_len)), r.max_turns, generator, r.temperature)
-    passes = [[run_trainer(trainer, e, None)] + [run_trainer(trainer, e, alpha) for alpha in sizes.alphas] for e in episodes]
+    episodes = play(
+        Sampler(model, dtype, rounding=rounding),
+        language,
+        tasks,
+        1,
+        r.limits(single(r.max_len)),
+        r.max_turns,
+        generator,
+        r.temperature,
+    )
+    passes = [
+        [run_trainer(trainer, e, None)] + [run_trainer(trainer, e, alpha) for alpha in sizes.alphas] for e in episodes
+    ]
     sampled_masks = [one_row(e.chain).sampled[1:] for e in episodes]
     arrays = {
-        "behavior": np.concatenate([one_row(e.chain).logp[1:][mask] for e, mask in zip(episodes, sampled_masks, strict=True)]),
-        "logp": np.concatenate([[p["logp"][mask] for p in rollout_passes] for rollout_passes, mask in zip(passes, sampled_masks, strict=True)], 1),
-        "rollout": np.repeat(np.arange(len(sampled_masks)), [int(mask.sum()) for mask in sampled_masks]).astype(np.int16),
+        "behavior": np.concatenate(
+            [one_row(e.chain).logp[1:][mask] for e, mask in zip(episodes, sampled_masks, strict=True)]
+        ),
+        "logp": np.concatenate(
+            [
+                [p["logp"][mask] for p in rollout_passes]
+                for rollout_passes, mask in zip(passes, sampled_masks, strict=True)
+            ],
+            1,
+        ),
+        "rollout": np.repeat(np.arange(len(sampled_masks)), [int(mask.sum()) for mask in sampled_masks]).astype(
+            np.int16
+        ),
     }
 
     def dropped_share(i: int) -> float:
@@ -188,7 +226,10 @@ def measure_routing(model: Transformer, recipe: Recipe, language: Language, task
 
     firsts = {bool(e.metrics["tests"]): i for i, e in reversed([*enumerate(episodes)])}
     most_dropping = sorted(range(len(episodes)), key=dropped_share, reverse=True)[: sizes.dropping]
-    selected_indices, rollouts = (list(dict.fromkeys([*(firsts[key] for key in (True, False) if key in firsts), *most_dropping])), [])
+    selected_indices, rollouts = (
+        list(dict.fromkeys([*(firsts[key] for key in (True, False) if key in firsts), *most_dropping])),
+        [],
+    )
     for number, i in enumerate(selected_indices):
         e, rollout_passes = episodes[i], passes[i]
         distinct_scores: list[torch.Tensor] = []
@@ -218,16 +259,19 @@ def measure_routing(model: Transformer, recipe: Recipe, language: Language, task
         "trainer": "float32",
         "alphas": sizes.alphas,
         "played": len(episodes),
-        "chosen": f"the first success, the first failure, and those {sizes.dropping} in which the filter at the largest α below 1 drops most",
+        "chosen": f"the first success, the first failure, and those {sizes.dropping} in which the filter at the "
+        f"largest α below 1 drops most",
         "rollouts": rollouts,
     }, arrays
 
 
 def run_trainer(trainer: Transformer, episode: Rollout, alpha: float | None) -> dict[str, torch.Tensor]:
-    """One pass over a rollout of T tokens with the sampler's experts filtered at `alpha`, or the trainer's own (None): scores
-    [T−1, L, E], experts [T−1, L, K] and log-probs [T−1] of the tokens that follow."""
+    """One pass over a rollout of T tokens with the sampler's experts filtered at `alpha`, or the trainer's own (None):
+    scores [T−1, L, E], experts [T−1, L, K] and log-probs [T−1] of the tokens that follow."""
     tokens = one_row(episode.chain).tokens[None]
-    replayed_experts = routing([one_row(episode.chain)], tokens.shape[1], "none" if alpha is None else "filtered", alpha or 0.0)
+    replayed_experts = routing(
+        [one_row(episode.chain)], tokens.shape[1], "none" if alpha is None else "filtered", alpha or 0.0
+    )
     out = trainer(tokens, logits=False, experts=replayed_experts)
     logp = trainer.logprob(out.hidden[0, :-1], tokens[0, 1:])
     return {"scores": torch.stack(out.router_logits, 1)[:-1], "experts": torch.stack(out.experts, 1)[:-1], "logp": logp}
@@ -247,19 +291,31 @@ class RecordingDecoder(Timed):
     def settle(self, x, draft, q, stop, counts) -> int:
         length_before = len(self.tokens)
         n_accepted = super().settle(x, draft, q, stop, counts)
-        self.events.append({"kind": self.kind, "drafted": list(draft), "accepted": n_accepted, "added": self.tokens[length_before + n_accepted :]})
+        self.events.append(
+            {
+                "kind": self.kind,
+                "drafted": list(draft),
+                "accepted": n_accepted,
+                "added": self.tokens[length_before + n_accepted :],
+            }
+        )
         return n_accepted
 
 
 def measure_drafts(model: Transformer, mtp: MTP, recipe: Recipe, language: Language, tasks: list[Task]) -> dict:
-    """Greedy rollouts at batch size 1, plain and with 1 … D drafts per pass. By number of drafts: offered and accepted at each depth;
-    `tried`, the tested drafts, and `stood`, the accepted ones; tokens, passes. `turns`: number of turns by length. Shown step by step: the
-    first success with a rejected draft, with D drafts."""
+    """Greedy rollouts at batch size 1, plain and with 1 … D drafts per pass. By number of drafts: offered and accepted
+    at each depth; `tried`, the tested drafts, and `stood`, the accepted ones; tokens, passes. `turns`: number of turns
+    by length. Shown step by step: the first success with a rejected draft, with D drafts."""
     r, depth = recipe.rl, recipe.mtp.layers.depth
-    decoders = {g: RecordingDecoder(model, mtp if g else None, draft_len=g or None, max_len=r.max_len) for g in range(depth + 1)}
+    decoders = {
+        g: RecordingDecoder(model, mtp if g else None, draft_len=g or None, max_len=r.max_len) for g in range(depth + 1)
+    }
     lengths, identical = [0] * (LONGEST + 1), 0
     example: dict | None = None
-    counts = {g: {"drafted": [0] * g, "accepted": [0] * g, "tried": 0, "stood": 0, "tokens": 0, "passes": 0} for g in range(1, depth + 1)}
+    counts = {
+        g: {"drafted": [0] * g, "accepted": [0] * g, "tried": 0, "stood": 0, "tokens": 0, "passes": 0}
+        for g in range(1, depth + 1)
+    }
     for task in tasks:
         for g, decoder in decoders.items():
             environment, limits = MicroRepo(Session(task, r.max_turns)), r.limits(single(r.max_len))
@@ -267,16 +323,27 @@ def measure_drafts(model: Transformer, mtp: MTP, recipe: Recipe, language: Langu
             total = decoder.total
             if g:
                 draft_counts = counts[g]
-                sums = {"tried": decoder.tried, "stood": decoder.stood, "tokens": len(total.tokens), "passes": total.cycles}
+                sums = {
+                    "tried": decoder.tried,
+                    "stood": decoder.stood,
+                    "tokens": len(total.tokens),
+                    "passes": total.cycles,
+                }
                 draft_counts |= {key: draft_counts[key] + value for key, value in sums.items()}
-                draft_counts |= {key: [a + b for a, b in zip(draft_counts[key], getattr(total, key), strict=True)] for key in ("drafted", "accepted")}
+                draft_counts |= {
+                    key: [a + b for a, b in zip(draft_counts[key], getattr(total, key), strict=True)]
+                    for key in ("drafted", "accepted")
+                }
         for length in decoders[0].turns_seen:
             lengths[length] += 1
         identical += all(decoder.tokens == decoders[0].tokens for decoder in decoders.values())
         has_rejection = decoder.stood < decoder.tried
         is_solved = bool(environment.session.verify().tests)
         if example is None or has_rejection and is_solved and not example["good"]:
-            steps = [{k: words(language, v) if isinstance(v, list) else v for k, v in step.items()} for step in decoder.events]
+            steps = [
+                {k: words(language, v) if isinstance(v, list) else v for k, v in step.items()}
+                for step in decoder.events
+            ]
             example = {"good": has_rejection and is_solved, "task": task.prompt, "success": is_solved, "steps": steps}
     assert example is not None
     example.pop("good")

@@ -5,8 +5,8 @@ A file of this package that reproduces a figure has
     experiment(run, config)   → {"rows": [dict, …], "claims": [claim(…), …], …}; long parts are stages of the run
     picture(found, path)      draws what the source draws
 
-A claim comes with a rule that is written down before it is measured. The verdict is computed from rule and measurement only, so anyone
-can recompute it from the file that holds both:
+A claim comes with a rule that is written down before it is measured. The verdict is computed from rule and measurement
+only, so anyone can recompute it from the file that holds both:
 
     above(null)             an effect: the complete interval is above `null`, the value without an effect
     above(null, amount)     … and as large as the source says: the measured value reaches `amount`, the complete interval half of it
@@ -22,10 +22,12 @@ can recompute it from the file that holds both:
     contradicted        the complete interval is on the wrong side of the null
     not at this scale   the interval contains the null, or less than half of the amount is reached: the claim may hold elsewhere
     not tested          there is no measurement of it
-A number without an interval counts as an interval of length zero. A law holds or is broken; laws are counted separately.
+A number without an interval counts as an interval of length zero. A law holds or is broken; laws are counted
+separately.
 
-A record is tied to the code that measured it (`etude/fingerprints.py`). Where that code has changed since, the ledger shows "stale" in
-place of the verdict. A rule that was written or changed after its data gives a verdict *after the fact*, until the experiment is run again.
+A record is tied to the code that measured it (`etude/fingerprints.py`). Where that code has changed since, the ledger
+shows "stale" in place of the verdict. A rule that was written or changed after its data gives a verdict *after the
+fact*, until the experiment is run again.
 
     etude figure kl-variance --quick        PNG, CSV and JSON in runs/figure/kl-variance
     etude claims                            every claim, what was measured, and the verdict
@@ -34,7 +36,19 @@ place of the verdict. A rule that was written or changed after its data gives a 
 import math
 from collections.abc import Mapping, Sequence
 
-__all__ = ["LAW_VERDICTS", "VERDICTS", "above", "at_least", "at_most", "below", "between", "claim", "is_law", "judge", "untested"]
+__all__ = [
+    "LAW_VERDICTS",
+    "VERDICTS",
+    "above",
+    "at_least",
+    "at_most",
+    "below",
+    "between",
+    "claim",
+    "is_law",
+    "judge",
+    "untested",
+]
 
 VERDICTS = ("reproduced", "partly", "contradicted", "not at this scale", "not tested")
 LAW_VERDICTS = ("holds", "broken")
@@ -84,7 +98,12 @@ def is_law(rule: Mapping) -> bool:
     return rule["kind"] in ("at most", "at least")
 
 
-def judge(rule: Mapping, measured: float | None, interval: Sequence[float] | None = None, needs: Mapping[str, bool] | None = None) -> str:
+def judge(
+    rule: Mapping,
+    measured: float | None,
+    interval: Sequence[float] | None = None,
+    needs: Mapping[str, bool] | None = None,
+) -> str:
     """The verdict, one of VERDICTS, or of LAW_VERDICTS for a law.
 
     needs: further conditions of the rule, in words, and whether they are met. Raises ValueError for an invalid rule."""
@@ -130,11 +149,12 @@ def claim(
 ) -> dict:
     """One claim of a source, or one law, with its measurement and verdict.
 
-    name: short and unique within the experiment; says: the claim in a sentence; source: section, figure or arXiv number;
-    measured: the number that decides, or None (say why in `note`); rule: see the top of this file; interval: its uncertainty (say in
-    `note` what kind); note: what the reader should know, with the likely reason if the claim did not reproduce; needs: further conditions
-    for it to be reproduced, in words, and whether they are met.
-    Raises ValueError for an invalid rule, for a number that is not finite, and for an interval that is reversed or has no number."""
+    name: short and unique within the experiment; says: the claim in a sentence; source: section, figure or arXiv
+    number; measured: the number that decides, or None (say why in `note`); rule: see the top of this file; interval:
+    its uncertainty (say in `note` what kind); note: what the reader should know, with the likely reason if the claim
+    did not reproduce; needs: further conditions for it to be reproduced, in words, and whether they are met.
+    Raises ValueError for an invalid rule, for a number that is not finite, and for an interval that is reversed or has
+    no number."""
     if measured is not None and not math.isfinite(measured):
         raise ValueError(f"measured must be finite; got {measured} for {name}")
     if interval is not None and (measured is None or not -math.inf < interval[0] <= interval[1] < math.inf):

@@ -3,24 +3,27 @@
     etude figure feature-deletion            ten to twenty minutes on two cores; Linux with bubblewrap
     etude figure feature-deletion --quick
 
-Composer 2.5 asks an agent to delete code so that a codebase keeps working while specific, testable features are gone (release of Composer 2.5).
-Here three rules delete (`ref/feature_deletion.py`): slices, bodies, symbols. Packages are made up, with features that are known
-(`feature_programs.py`); their tests run in sandboxes. A piece is a task where
+Composer 2.5 asks an agent to delete code so that a codebase keeps working while specific, testable features are gone
+(release of Composer 2.5). Here three rules delete (`ref/feature_deletion.py`): slices, bodies, symbols. Packages are
+made up, with features that are known (`feature_programs.py`); their tests run in sandboxes. A piece is a task where
 
     at least three tests fail, all others pass, nothing fails to be collected      `faults`, (4) of the reference
     at least half of the tests pass still                                          the codebase keeps working
 
-Two controls delete as many lines as each slice has, of those that some test executes, without looking who: one of them in one place, statements that
-follow each other in one suite of a function; the other scattered, lines anywhere. Holes are filled by the same rule. A feature is hit if a test of
-it fails. Tests of other features than the one that is hit most should pass: that is what "specific" means.
+Two controls delete as many lines as each slice has, of those that some test executes, without looking who: one of them
+in one place, statements that follow each other in one suite of a function; the other scattered, lines anywhere. Holes
+are filled by the same rule. A feature is hit if a test of it fails. Tests of other features than the one that is hit
+most should pass: that is what "specific" means.
 
-Power. Packages are the sample, since pieces of one share its helpers. In four packages of another seed (9) all slices were tasks. Between packages
-the differences had these standard deviations: 0.04 for the share of tasks, slices − scattered, 0.03 for slices − one place, 0.05 and 0.02 for the
-tests of other features that fail. Twenty-four packages leave 95% intervals of ±0.02, ±0.01, ±0.02 and ±0.01; the differences themselves were 0.29,
-0.02, 0.24 and 0.03. Where all packages may be alike, Clopper and Pearson's interval over 24 packages begins at 0.86.
+Power. Packages are the sample, since pieces of one share its helpers. In four packages of another seed (9) all slices
+were tasks. Between packages the differences had these standard deviations: 0.04 for the share of tasks, slices −
+scattered, 0.03 for slices − one place, 0.05 and 0.02 for the tests of other features that fail. Twenty-four packages
+leave 95% intervals of ±0.02, ±0.01, ±0.02 and ±0.01; the differences themselves were 0.29, 0.02, 0.24 and 0.03. Where
+all packages may be alike, Clopper and Pearson's interval over 24 packages begins at 0.86.
 
-What this cannot show is that real packages are so. For those, docs/tasks.md counts 482 tasks of 1,646 pieces of twelve packages. Most of the others
-are refused there because what is left holds a near twin of what was deleted, for which nothing looks here.
+What this cannot show is that real packages are so. For those, docs/tasks.md counts 482 tasks of 1,646 pieces of twelve
+packages. Most of the others are refused there because what is left holds a near twin of what was deleted, for which
+nothing looks here.
 """
 
 import itertools
@@ -77,7 +80,9 @@ class Experiment:
         return cls(programs=2)
 
 
-def judge_piece(tree: Mapping[str, bytes], piece: Piece, before: Mapping[str, str], after: Mapping[str, str], c: Experiment) -> dict:
+def judge_piece(
+    tree: Mapping[str, bytes], piece: Piece, before: Mapping[str, str], after: Mapping[str, str], c: Experiment
+) -> dict:
     """One row for a piece: whether it is a task, and how much else it breaks."""
     newly_failing = [test for test, outcome in before.items() if outcome == "passed" and after.get(test) != "passed"]
     hits: dict[str, int] = {}
@@ -124,22 +129,35 @@ def package(made: Program, runner: Runner, number: int, c: Experiment) -> list[d
     slice_pieces = slices(made.files, coverage, c.least, c.most)
     pieces = [*slice_pieces, *bodies(made.files), *symbols(made.files)]
     deletable, rng = executed(made.files, coverage), random.Random(f"feature-deletion-{1000 * c.seed + number}")
-    sizes = [sum(code_lines(edit) for file_patch in piece.patches for edit in file_patch.edits) for piece in slice_pieces]
-    pieces += [delete_lines(made.files, deletable, size, rng) for delete_lines in (in_one_place, scattered) for size in sizes]
+    sizes = [
+        sum(code_lines(edit) for file_patch in piece.patches for edit in file_patch.edits) for piece in slice_pieces
+    ]
+    pieces += [
+        delete_lines(made.files, deletable, size, rng) for delete_lines in (in_one_place, scattered) for size in sizes
+    ]
     outcomes_by_piece = runner.outcomes(all_files, [changed_files(delete(all_files, piece), piece) for piece in pieces])
-    rows = [judge_piece(all_files, piece, before, after, c) for piece, after in zip(pieces, outcomes_by_piece, strict=True)]
+    rows = [
+        judge_piece(all_files, piece, before, after, c) for piece, after in zip(pieces, outcomes_by_piece, strict=True)
+    ]
     fool_answers = [
         (index, answer)
         for index, piece in enumerate(pieces)
         if rows[index]["task"] and piece.way not in CONTROLS
         for _, answer in fools(all_files, piece)
     ]
-    tests_by_index = {index: [test for test, outcome in outcomes_by_piece[index].items() if outcome == "failed"] for index, _ in fool_answers}
+    tests_by_index = {
+        index: [test for test, outcome in outcomes_by_piece[index].items() if outcome == "failed"]
+        for index, _ in fool_answers
+    }
     fool_outcomes = runner.outcomes(
-        all_files, [changed_files(answer, pieces[index]) for index, answer in fool_answers], [tests_by_index[index] for index, _ in fool_answers]
+        all_files,
+        [changed_files(answer, pieces[index]) for index, answer in fool_answers],
+        [tests_by_index[index] for index, _ in fool_answers],
     )
     for (index, _), outcomes in zip(fool_answers, fool_outcomes, strict=True):
-        passed_share = sum(outcomes.get(test) == "passed" for test in tests_by_index[index]) / len(tests_by_index[index])
+        passed_share = sum(outcomes.get(test) == "passed" for test in tests_by_index[index]) / len(
+            tests_by_index[index]
+        )
         rows[index]["fools"] = max(passed_share, rows[index].get("fools", 0.0))
     return [{"program": number, "tests": len(before), **row} for row in rows]
 
@@ -168,9 +186,12 @@ def experiment(run: Run, config: Experiment) -> dict:
 def per_program(rows: Sequence[Mapping], way: str, column: str, programs: int, total: bool = False) -> np.ndarray:
     """The mean of a column over the pieces of a way, or its sum, for each package."""
     values_by_program = [
-        [float(row[column]) for row in rows if row["program"] == number and row["way"] == way and column in row] for number in range(programs)
+        [float(row[column]) for row in rows if row["program"] == number and row["way"] == way and column in row]
+        for number in range(programs)
     ]
-    return np.array([sum(values) if total else float(np.mean(values)) if values else np.nan for values in values_by_program])
+    return np.array(
+        [sum(values) if total else float(np.mean(values)) if values else np.nan for values in values_by_program]
+    )
 
 
 def summarise_packages(rows: Sequence[Mapping], programs: int) -> list[dict]:
@@ -183,7 +204,11 @@ def summarise_packages(rows: Sequence[Mapping], programs: int) -> list[dict]:
                 row |= {reason: sum(row["why"] == reason for row in way_rows) for reason in WHY}
                 row |= {name: float(np.mean([row[name] for row in way_rows])) for name in MEANS}
                 summaries.append(
-                    row | {"one feature": sum(row["features"] == 1 for row in way_rows), "fools": max(row.get("fools", 0.0) for row in way_rows)}
+                    row
+                    | {
+                        "one feature": sum(row["features"] == 1 for row in way_rows),
+                        "fools": max(row.get("fools", 0.0) for row in way_rows),
+                    }
                 )
     return summaries
 
@@ -195,7 +220,10 @@ def summarise_ways(rows: Sequence[Mapping], programs: int) -> list[dict]:
         way_rows = [row for row in rows if row["way"] == way]
         shares = per_program(rows, way, "task", programs)
         row: dict[str, Any] = {"way": way, "tried": len(way_rows), "tasks": sum(row["task"] for row in way_rows)}
-        row |= {f"share{'' if name == 'value' else '_' + name}": value for name, value in bootstrap(shares[~np.isnan(shares)]).items()}
+        row |= {
+            f"share{'' if name == 'value' else '_' + name}": value
+            for name, value in bootstrap(shares[~np.isnan(shares)]).items()
+        }
         summaries.append(row | {name: float(np.mean([row[name] for row in way_rows])) for name in MEANS})
     return summaries
 
@@ -217,13 +245,23 @@ def verdicts(rows: Sequence[Mapping], c: Experiment) -> list[dict]:
     shares, interval_text, source = columns("slice", "task"), "95% bootstrap over packages", "Composer 2.5"
     high_share = share(shares >= 0.9)
     gains = {way: bootstrap(shares - columns(way, "task")) for way in CONTROLS}
-    spared_gains = {way: bootstrap(columns(way, "others broken") - columns("slice", "others broken")) for way in CONTROLS}
+    spared_gains = {
+        way: bootstrap(columns(way, "others broken") - columns("slice", "others broken")) for way in CONTROLS
+    }
     extra_tasks = bootstrap(columns("slice", "task", total=True) - columns("body", "task", total=True))
-    worst_shares = [max((row["fools"] for row in rows if row["program"] == number and "fools" in row), default=0.0) for number in range(c.programs)]
+    worst_shares = [
+        max((row["fools"] for row in rows if row["program"] == number and "fools" in row), default=0.0)
+        for number in range(c.programs)
+    ]
     honest_share = share([worst_share <= 0.5 for worst_share in worst_shares])
     rows_by_way = {way: [row for row in rows if row["way"] == way] for way in WAYS}
-    counts_text = "; ".join(f"{way}: {sum(row['task'] for row in way_rows)} tasks of {len(way_rows)}" for way, way_rows in rows_by_way.items())
-    alone_text = ", ".join(f"{np.mean([row['features'] == 1 for row in way_rows]):.2f} ({way})" for way, way_rows in rows_by_way.items())
+    counts_text = "; ".join(
+        f"{way}: {sum(row['task'] for row in way_rows)} tasks of {len(way_rows)}"
+        for way, way_rows in rows_by_way.items()
+    )
+    alone_text = ", ".join(
+        f"{np.mean([row['features'] == 1 for row in way_rows]):.2f} ({way})" for way, way_rows in rows_by_way.items()
+    )
     return [
         claim(
             "slices-are-tasks",
@@ -297,7 +335,8 @@ def verdicts(rows: Sequence[Mapping], c: Experiment) -> list[dict]:
 
 
 def picture(found: dict, path: Path) -> None:
-    """Left: share of tasks by way, a dot for each package. Middle: what else fails, by lines that go. Right: what becomes of the pieces."""
+    """Left: share of tasks by way, a dot for each package. Middle: what else fails, by lines that go. Right: what
+    becomes of the pieces."""
     from sims.drawing import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, save, sheet
 
     figure, (left, middle, right) = sheet(3, "Features deleted by rule from made-up packages")
@@ -305,25 +344,50 @@ def picture(found: dict, path: Path) -> None:
     colours: dict[str, str] = dict(zip(WAYS, (BLUE, GREEN, PURPLE, RED, GREY), strict=True))
     for index, row in enumerate(ways):
         left.bar(index, row["share"], color=colours[row["way"]], alpha=0.4)
-        left.errorbar(index, row["share"], [[row["share"] - row["share_low"]], [row["share_high"] - row["share"]]], color="black", capsize=3)
+        left.errorbar(
+            index,
+            row["share"],
+            [[row["share"] - row["share_low"]], [row["share_high"] - row["share"]]],
+            color="black",
+            capsize=3,
+        )
         dots = [package_row["task"] / package_row["tried"] for package_row in rows if package_row["way"] == row["way"]]
         left.plot(index + np.linspace(-0.3, 0.3, len(dots)), dots, ".", color=colours[row["way"]])
     for way, line in (("scattered", "o:"), ("one place", "s--"), ("slice", "x-")):
         size_rows = [row for row in found["sizes"] if row["way"] == way]
-        middle.plot([row["lines"] for row in size_rows], [row["others broken"] for row in size_rows], line, color=colours[way], label=way)
+        middle.plot(
+            [row["lines"] for row in size_rows],
+            [row["others broken"] for row in size_rows],
+            line,
+            color=colours[way],
+            label=way,
+        )
     low = np.zeros(len(WAYS))
     for reason, colour in zip(WHY, (BLUE, ORANGE, RED, PURPLE, GREY), strict=True):
         parts = [[package_row for package_row in rows if package_row["way"] == way] for way in WAYS]
         part = np.array(
             [
-                sum(package_row[reason] for package_row in way_rows) / max(1, sum(package_row["tried"] for package_row in way_rows))
+                sum(package_row[reason] for package_row in way_rows)
+                / max(1, sum(package_row["tried"] for package_row in way_rows))
                 for way_rows in parts
             ]
         )
         right.bar(WAYS, part, bottom=low, color=colour, label=reason)
         low += part
-    left.set(xticks=range(len(WAYS)), xticklabels=WAYS, ylabel="share of the pieces", title="Pieces that are tasks", ylim=(0, 1.05))
-    middle.set(xlabel="lines that go", ylabel="share that fails, mean", title="Tests of other features", xscale="log", ylim=(0, None))
+    left.set(
+        xticks=range(len(WAYS)),
+        xticklabels=WAYS,
+        ylabel="share of the pieces",
+        title="Pieces that are tasks",
+        ylim=(0, 1.05),
+    )
+    middle.set(
+        xlabel="lines that go",
+        ylabel="share that fails, mean",
+        title="Tests of other features",
+        xscale="log",
+        ylim=(0, None),
+    )
     right.set(ylabel="share of the pieces", title="What becomes of them", ylim=(0, 1.35))
     middle.set_xticks([1, 2, 4, 8, 16], ["1", "2", "4", "8", "16"])
     middle.minorticks_off()

@@ -1,9 +1,10 @@
-"""Made-up packages whose features are known: each function has some, each feature has tests, and functions share helpers and call each other.
+"""Made-up packages whose features are known: each function has some, each feature has tests, and functions share
+helpers and call each other.
 
-A package is drawn from a seed. It has a module of helpers, three to five modules of a kind (styles of a text, options of a list, numbers with their
-errors, a class of methods), one that calls others, and a file of tests for each. What a test expects is worked out here in Python, from the same
-operations that the source spells: nothing of a package is run. The first part of a test's name says its feature.
-"""
+A package is drawn from a seed. It has a module of helpers, three to five modules of a kind (styles of a text, options
+of a list, numbers with their errors, a class of methods), one that calls others, and a file of tests for each. What a
+test expects is worked out here in Python, from the same operations that the source spells: nothing of a package is run.
+The first part of a test's name says its feature."""
 
 import random
 from collections.abc import Callable
@@ -40,7 +41,22 @@ NAMES = (
     "ocean",
     "pearl",
 )
-WORDS = ("apple", "bread", "candle", "dragon", "eagle", "fabric", "garden", "hammer", "island", "jacket", "kettle", "ladder", "magnet", "needle")
+WORDS = (
+    "apple",
+    "bread",
+    "candle",
+    "dragon",
+    "eagle",
+    "fabric",
+    "garden",
+    "hammer",
+    "island",
+    "jacket",
+    "kettle",
+    "ladder",
+    "magnet",
+    "needle",
+)
 
 
 @dataclass
@@ -67,14 +83,18 @@ def program(seed: int) -> Program:
     package.files["made/base.py"] = BASE.encode()
     exported_cases, callables = [], []
     for name in names[: rng.randint(3, 5)]:
-        source, cases, call = rng.choice((make_style_function, make_option_function, make_number_function, make_method_class))(rng, name)
+        source, cases, call = rng.choice(
+            (make_style_function, make_option_function, make_number_function, make_method_class)
+        )(rng, name)
         exported_cases.append((name, cases))
         callables += [(name, *call)]
         package.files[f"made/{name}s.py"] = source.encode()
     source, cases = make_caller(rng, names[5], callables)
     package.files[f"made/{names[5]}s.py"] = source.encode()
     for name, feature_cases in [*exported_cases, (names[5], cases)]:
-        package.tests[f"tests/test_{name}s.py"] = write_tests(name, feature_cases, by_attribute=rng.random() < 0.5).encode()
+        package.tests[f"tests/test_{name}s.py"] = write_tests(
+            name, feature_cases, by_attribute=rng.random() < 0.5
+        ).encode()
     exported_names = [name for name, _ in exported_cases] + [names[5]]
     lines = [f"from made.{name}s import {name}" for name in exported_names] + ["", f"__all__ = {exported_names!r}"]
     package.files["made/__init__.py"] = ("\n".join(lines) + "\n").encode()
@@ -102,7 +122,10 @@ def write_tests(name: str, cases: Cases, by_attribute: bool) -> str:
     lines = ["import pytest", "", "import made" if by_attribute else f"from made import {name}", ""]
     for feature, feature_cases in cases.items():
         is_error = isinstance(feature_cases[0][1], type)
-        calls = [(call.replace("CALL", f"made.{name}" if by_attribute else name), expected) for call, expected in feature_cases]
+        calls = [
+            (call.replace("CALL", f"made.{name}" if by_attribute else name), expected)
+            for call, expected in feature_cases
+        ]
         lines += ["", f"@pytest.mark.parametrize('number', range({len(calls)}))", f"def test_{feature}(number):"]
         for number, (call, expected) in enumerate(calls):
             lines.append(f"    if number == {number}:")
@@ -159,7 +182,13 @@ def make_style_function(rng: random.Random, name: str) -> tuple[str, Cases, tupl
 def make_option_function(rng: random.Random, name: str) -> tuple[str, Cases, tuple[str, Callable[[str], str]]]:
     """A function whose options each do something to a list."""
     kinds = {
-        "unique": ("False", "if unique:", "items = list(dict.fromkeys(items))", "True", lambda items: [*dict.fromkeys(items)]),
+        "unique": (
+            "False",
+            "if unique:",
+            "items = list(dict.fromkeys(items))",
+            "True",
+            lambda items: [*dict.fromkeys(items)],
+        ),
         "turned": ("False", "if turned:", "items.reverse()", "True", lambda items: items[::-1]),
         "limit": ("None", "if limit is not None:", "items = items[:limit]", "2", lambda items: items[:2]),
         "prefix": (
@@ -169,7 +198,13 @@ def make_option_function(rng: random.Random, name: str) -> tuple[str, Cases, tup
             "'x-'",
             lambda items: ["x-" + item for item in items],
         ),
-        "ranked": ("False", "if ranked:", "items = sorted(items, key=len)", "True", lambda items: sorted(items, key=len)),
+        "ranked": (
+            "False",
+            "if ranked:",
+            "items = sorted(items, key=len)",
+            "True",
+            lambda items: sorted(items, key=len),
+        ),
     }
     option_names, sep = rng.sample([*kinds], rng.randint(3, 5)), rng.choice((", ", "; ", " + "))
     arguments = ", ".join(f"{option}={kinds[option][0]}" for option in option_names)
@@ -186,7 +221,10 @@ def make_option_function(rng: random.Random, name: str) -> tuple[str, Cases, tup
         _, head, body, value, change = kinds[option]
         lines += [f"    {head}", f"        {body}"]
         item_lists = [[rng.choice(WORDS) for _ in range(4)] for _ in range(rng.randint(3, 5))]
-        cases[option] = [(f"CALL({items + items[:1]!r}, {option}={value})", sep.join(change(items + items[:1]))) for items in item_lists]
+        cases[option] = [
+            (f"CALL({items + items[:1]!r}, {option}={value})", sep.join(change(items + items[:1])))
+            for items in item_lists
+        ]
     lines += ["    if not items:", '        return "nothing"', f'    return "{sep}".join(items)']
     cases["empty"] = [("CALL([])", "nothing"), ("CALL(())", "nothing"), ("CALL({})", "nothing")]
     return "\n".join(lines) + "\n", cases, (f"{name}({{x}}.split())", lambda text: sep.join(text.split()))
@@ -195,15 +233,38 @@ def make_option_function(rng: random.Random, name: str) -> tuple[str, Cases, tup
 def make_number_function(rng: random.Random, name: str) -> tuple[str, Cases, tuple[str, Callable[[str], str]]]:
     """A function that reads a number: what is negative, what is none, and what stands for it then."""
     factor, offset = rng.randint(2, 9), rng.randint(1, 9)
-    lines = ["from made.base import clean", "", "", f"def {name}(text, default=None):", '    """The number that a text tells, or the default."""']
-    lines += ["    try:", "        found = int(clean(text))", "    except ValueError:", "        if default is not None:"]
-    lines += [f"            return default - {offset}", "        shown = text[:20]", "        raise ValueError(f'no number: {shown}') from None"]
-    lines += ["    if found < 0:", f"        found = abs(found) - {offset}", "        return -found", f"    return {factor} * found"]
+    lines = [
+        "from made.base import clean",
+        "",
+        "",
+        f"def {name}(text, default=None):",
+        '    """The number that a text tells, or the default."""',
+    ]
+    lines += [
+        "    try:",
+        "        found = int(clean(text))",
+        "    except ValueError:",
+        "        if default is not None:",
+    ]
+    lines += [
+        f"            return default - {offset}",
+        "        shown = text[:20]",
+        "        raise ValueError(f'no number: {shown}') from None",
+    ]
+    lines += [
+        "    if found < 0:",
+        f"        found = abs(found) - {offset}",
+        "        return -found",
+        f"    return {factor} * found",
+    ]
     samples = rng.sample(range(10, 99), 12)
     cases: Cases = {
         "positive": [(f"CALL(' {n} ')", factor * n) for n in samples[:4]],
         "negative": [(f"CALL('-{n}')", offset - n) for n in samples[4:8]],
-        "default": [(f"CALL({word!r}, default={n})", n - offset) for word, n in zip(rng.sample(WORDS, 4), samples[8:], strict=True)],
+        "default": [
+            (f"CALL({word!r}, default={n})", n - offset)
+            for word, n in zip(rng.sample(WORDS, 4), samples[8:], strict=True)
+        ],
         "refused": [(f"CALL({word!r})", ValueError) for word in rng.sample(WORDS, 3)],
     }
     return "\n".join(lines) + "\n", cases, (f"str({name}(str(len({{x}}))))", lambda text: str(factor * len(text)))
@@ -215,22 +276,53 @@ def make_method_class(rng: random.Random, name: str) -> tuple[str, Cases, tuple[
     kinds = {
         "longest": (["best = max(self.items, key=len)", "return best"], "longest()", lambda items: max(items, key=len)),
         "joined": ([f'return "{sep}".join(self.items)'], "joined()", lambda items: sep.join(items)),
-        "changed": ([f"return [{source.format(x='one')} for one in self.items]"], "changed()", lambda items: [f(item) for item in items]),
-        "total": (["total = 0", "for one in self.items:", "    total += len(one)", "return total"], "total()", lambda items: sum(map(len, items))),
-        "starts": (["found = {one[0] for one in self.items}", "return sorted(found)"], "starts()", lambda items: sorted({item[0] for item in items})),
+        "changed": (
+            [f"return [{source.format(x='one')} for one in self.items]"],
+            "changed()",
+            lambda items: [f(item) for item in items],
+        ),
+        "total": (
+            ["total = 0", "for one in self.items:", "    total += len(one)", "return total"],
+            "total()",
+            lambda items: sum(map(len, items)),
+        ),
+        "starts": (
+            ["found = {one[0] for one in self.items}", "return sorted(found)"],
+            "starts()",
+            lambda items: sorted({item[0] for item in items}),
+        ),
     }
-    lines = ["from made.base import clean", "", "", f"class {name}:", '    """A bag of texts."""', "", "    def __init__(self, items):"]
+    lines = [
+        "from made.base import clean",
+        "",
+        "",
+        f"class {name}:",
+        '    """A bag of texts."""',
+        "",
+        "    def __init__(self, items):",
+    ]
     lines += ["        self.items = [clean(one) for one in items]"]
     cases: Cases = {}
     for method in rng.sample([*kinds], rng.randint(3, 5)):
         body, call, compute = kinds[method]
-        lines += ["", f"    def {method}(self):", f'        """What is {method}."""', *(f"        {line}" for line in body)]
+        lines += [
+            "",
+            f"    def {method}(self):",
+            f'        """What is {method}."""',
+            *(f"        {line}" for line in body),
+        ]
         item_lists = [rng.sample(WORDS, rng.randint(2, 4)) for _ in range(rng.randint(3, 5))]
         cases[method] = [(f"CALL({items!r}).{call}", compute(items)) for items in item_lists]
-    return "\n".join(lines) + "\n", cases, (f"str(len({name}({{x}}.split()).items))", lambda text: str(len(text.split())))
+    return (
+        "\n".join(lines) + "\n",
+        cases,
+        (f"str(len({name}({{x}}.split()).items))", lambda text: str(len(text.split()))),
+    )
 
 
-def make_caller(rng: random.Random, name: str, callables: list[tuple[str, str, Callable[[str], str]]]) -> tuple[str, Cases]:
+def make_caller(
+    rng: random.Random, name: str, callables: list[tuple[str, str, Callable[[str], str]]]
+) -> tuple[str, Cases]:
     """A function that calls two of the others, and one option that calls one."""
     (first_name, first, f), (second_name, second, g) = rng.sample(callables, 2)
     lines = [
@@ -241,7 +333,12 @@ def make_caller(rng: random.Random, name: str, callables: list[tuple[str, str, C
         f"def {name}(text, twice=False):",
         '    """A report."""',
     ]
-    lines += [f"    left = {first.format(x='text')}", f"    right = {second.format(x='text')}", "    if twice:", '        left = left + " " + left']
+    lines += [
+        f"    left = {first.format(x='text')}",
+        f"    right = {second.format(x='text')}",
+        "    if twice:",
+        '        left = left + " " + left',
+    ]
     lines += ['    return f"{left}: {right}"']
     plain, twice = make_phrases(rng, 3), make_phrases(rng, 4)
     return "\n".join(lines) + "\n", {

@@ -17,24 +17,42 @@ Numbers = Mapping[str, Mapping[str, np.ndarray]]
 
 
 def learned(steps: Numbers, ends: Numbers, before: Mapping[str, Mapping[str, float]]) -> list[dict]:
-    """`steps`: over all rollouts of a training; `ends`: over held-out rollouts at its end; `before`: over held-out rollouts of each world before RL.
-    Intervals: Student's, over trainings, of the difference between two arms with the same seeds and tasks."""
+    """`steps`: over all rollouts of a training; `ends`: over held-out rollouts at its end; `before`: over held-out
+    rollouts of each world before RL. Intervals: Student's, over trainings, of the difference between two arms with the
+    same seeds and tasks."""
 
     def make_claim(
-        name: str, says: str, source: str, numbers: Numbers, measure: str, arm: str, control: str, rule: dict, unit: str, needs: dict, suffix: str
+        name: str,
+        says: str,
+        source: str,
+        numbers: Numbers,
+        measure: str,
+        arm: str,
+        control: str,
+        rule: dict,
+        unit: str,
+        needs: dict,
+        suffix: str,
     ) -> dict:
         differences = numbers[arm][measure] - numbers[control][measure]
         interval = {key: round(x, 9) for key, x in student(differences).items()}
         period = "all rollouts of RL" if numbers is steps else "held-out rollouts after RL"
         means_text = f"{numbers[arm][measure].mean():.3f} {arm}, {numbers[control][measure].mean():.3f} {control}"
         note = f"{period}: {means_text}{suffix}; trainings by themselves: {', '.join(f'{x:+.3f}' for x in differences)}"
-        return claim(name, says, source, interval["value"], rule, (interval["low"], interval["high"]), unit, note, needs)
+        return claim(
+            name, says, source, interval["value"], rule, (interval["low"], interval["high"]), unit, note, needs
+        )
 
     def check_trainings(numbers: Numbers, measure: str, arm: str, control: str, sign: int) -> dict[str, bool]:
-        return {"every training by itself": bool((sign * (numbers[arm][measure] - numbers[control][measure])).min() > 0)}
+        return {
+            "every training by itself": bool((sign * (numbers[arm][measure] - numbers[control][measure])).min() > 0)
+        }
 
     before_faults = before["faults"]
-    faults_unit, before_text = ("faults a rollout, hints less outcome", f"; {before_faults['faults']:.3f} before RL, held-out")
+    faults_unit, before_text = (
+        "faults a rollout, hints less outcome",
+        f"; {before_faults['faults']:.3f} before RL, held-out",
+    )
     return [
         make_claim(
             "fewer-faults",
@@ -150,7 +168,8 @@ def learned(steps: Numbers, ends: Numbers, before: Mapping[str, Mapping[str, flo
             "alone",
             above(),
             "success where a call has another name, hints less RL alone",
-            check_trainings(ends, "solved", "forward", "alone", 1) | {"RL alone stays below 0.02": bool(ends["alone"]["solved"].mean() < 0.02)},
+            check_trainings(ends, "solved", "forward", "alone", 1)
+            | {"RL alone stays below 0.02": bool(ends["alone"]["solved"].mean() < 0.02)},
             f"; {before['renamed']['solved']:.3f} before RL",
         ),
         make_claim(
@@ -184,7 +203,9 @@ def picture(found: dict, path: Path) -> None:
     """Faults along RL, success along RL, and success where a call has another name."""
     from sims.drawing import COLOURS, GREY, save, sheet
 
-    figure, (left, middle, right) = sheet(3, "A hint where a rollout went wrong, distilled into the agent that is not told")
+    figure, (left, middle, right) = sheet(
+        3, "A hint where a rollout went wrong, distilled into the agent that is not told"
+    )
     worlds = {row["world"] for row in found["rows"]}
     palette = dict(zip(LABELS, (GREY, COLOURS[3], COLOURS[0], COLOURS[2], COLOURS[1], COLOURS[4]), strict=True))
     colours = {arm: colour for arm, colour in palette.items() if arm in worlds}
@@ -193,7 +214,14 @@ def picture(found: dict, path: Path) -> None:
     middle.set(xlabel="RL step", ylabel="share of rollouts", title="Solved the task", ylim=(-0.02, 1.02))
     left.legend(frameon=False, fontsize=7)
     sparse_colours = dict(zip(SPARSE_LABELS, (GREY, COLOURS[0], COLOURS[1]), strict=True))
-    along({"solved": right}, found["rows"], {arm: colour for arm, colour in sparse_colours.items() if arm in worlds}, SPARSE_LABELS)
-    right.set(xlabel="RL step", ylabel="share of rollouts", title="Solved, where write is called put", ylim=(-0.02, 1.02))
+    along(
+        {"solved": right},
+        found["rows"],
+        {arm: colour for arm, colour in sparse_colours.items() if arm in worlds},
+        SPARSE_LABELS,
+    )
+    right.set(
+        xlabel="RL step", ylabel="share of rollouts", title="Solved, where write is called put", ylim=(-0.02, 1.02)
+    )
     right.legend(frameon=False, fontsize=7)
     save(figure, path)

@@ -4,8 +4,8 @@
     etude run recipe --out runs/shuffled0 --seed 0 --set rl.shuffle_rewards=true
     etude results runs/seed0 runs/seed1 runs/seed2 --control runs/shuffled0
 
-Evaluation tasks differ from seed to seed, and so do corpus order, weights, demonstrations and RL tasks: each seed repeats the complete
-recipe.
+Evaluation tasks differ from seed to seed, and so do corpus order, weights, demonstrations and RL tasks: each seed
+repeats the complete recipe.
 """
 
 from collections.abc import Sequence
@@ -33,23 +33,36 @@ FIGURES = (
 INTERVAL = dict.fromkeys(("value", "low", "high"), (int, float))
 CONFIG = {"config": {"seed": int, "rl": {"shuffle_rewards": bool}}}
 MEASURES = {name: INTERVAL for name, _ in FIGURES}
-EVALUATION = {"result": {**dict.fromkeys(("before", "after", "difference"), MEASURES), "tasks": int, "codebase": object}}
+EVALUATION = {
+    "result": {**dict.fromkeys(("before", "after", "difference"), MEASURES), "tasks": int, "codebase": object}
+}
 """Shapes of what is read of a run. One with fewer rollouts than 8 of a task has no best of 8."""
 
 
 def read(root: Path, shuffled: bool) -> dict:
-    """The evaluation of a finished run. Raises RunError if the folder is not a finished run, or wrongly is (or is not) a control."""
+    """The evaluation of a finished run. Raises RunError if the folder is not a finished run, or wrongly is (or is not)
+    a control."""
     try:
         config = read_json(root / "config.json", CONFIG)["config"]
         evaluation = read_json(root / "stages" / "eval.json", EVALUATION)["result"]
         decode = read_json(root / "stages" / "decode.json", {"result": dict})["result"]
     except (OSError, ValueError) as error:
-        raise RunError(f"{root} is not a finished run of the recipe ({error}); pass folders of finished runs of `etude run recipe`") from None
+        raise RunError(
+            f"{root} is not a finished run of the recipe ({error}); pass folders of finished runs of `etude run recipe`"
+        ) from None
     if config["rl"]["shuffle_rewards"] != shuffled:
-        kind = "a control (rl.shuffle_rewards=true): pass it with --control" if not shuffled else "not a control: its rewards are not shuffled"
+        kind = (
+            "a control (rl.shuffle_rewards=true): pass it with --control"
+            if not shuffled
+            else "not a control: its rewards are not shuffled"
+        )
         raise RunError(f"{root} is {kind}")
     finished = {line["stage"]: line for line in timings(root) if line.get("finished")}.values()
-    curve = [line["success"] for line in read_lines(root / "metrics" / "rl.jsonl") if type(line.get("success")) in (int, float)]
+    curve = [
+        line["success"]
+        for line in read_lines(root / "metrics" / "rl.jsonl")
+        if type(line.get("success")) in (int, float)
+    ]
     return {
         "seed": config["seed"],
         "success_by_step": [round(x, 4) for x in curve],
@@ -60,7 +73,9 @@ def read(root: Path, shuffled: bool) -> dict:
         "codebase": evaluation["codebase"],
         "decode": decode,
         "seconds": round(sum(line["seconds"] for line in finished), 1),
-        "peak_memory_gib": max((line["peak_memory_gib"] for line in finished if "peak_memory_gib" in line), default=None),
+        "peak_memory_gib": max(
+            (line["peak_memory_gib"] for line in finished if "peak_memory_gib" in line), default=None
+        ),
     }
 
 
@@ -97,7 +112,9 @@ def table(found: dict) -> str:
         d = run["difference"][name]
         return f"{words}; {d['value']:+.{digits + 1}f} [{d['low']:+.{digits + 1}f}, {d['high']:+.{digits + 1}f}]"
 
-    lines += [f"| {title} | " + " | ".join(format_cell(run, name) for _, run in columns) + " |" for name, title in FIGURES]
+    lines += [
+        f"| {title} | " + " | ".join(format_cell(run, name) for _, run in columns) + " |" for name, title in FIGURES
+    ]
     return "\n".join(lines)
 
 

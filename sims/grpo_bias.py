@@ -1,20 +1,22 @@
-"""What the divisions that Dr. GRPO leaves out do to the gradient, to the length of answers, and to groups in which all answers are right.
+"""What the divisions that Dr. GRPO leaves out do to the gradient, to the length of answers, and to groups in which all
+answers are right.
 
     etude figure grpo-bias              about a minute
     etude figure grpo-bias --quick      seconds
 
-The policy answers three prompts with words of at most five symbols (sims/words.py). Everything is enumerated, including complete groups
-of N rollouts.
+The policy answers three prompts with words of at most five symbols (sims/words.py). Everything is enumerated, including
+complete groups of N rollouts.
 
-1. Expected gradients, without sampling: each member of the family, and either division alone, compared with the true gradient of the
-   expected reward, for random policies; on policy, so clips are idle and GSPO's gradient is GRPO's.
+1. Expected gradients, without sampling: each member of the family, and either division alone, compared with the true
+   gradient of the expected reward, for random policies; on policy, so clips are idle and GSPO's gradient is GRPO's.
 2. What these gradients do to the expected length of right and of wrong answers: the derivative in their direction.
-3. Groups in which all answers are right and differ only by a small price per token: the size of the advantages, and how much
-   of the expected gradient comes from such groups.
-4. Training with Adam on sampled groups, measured exactly: reward, lengths, share truncated; and with truncated rollouts masked.
+3. Groups in which all answers are right and differ only by a small price per token: the size of the advantages, and how
+   much of the expected gradient comes from such groups.
+4. Training with Adam on sampled groups, measured exactly: reward, lengths, share truncated; and with truncated rollouts
+   masked.
 
-Budgets count rollouts for all members. DAPO's budget counts the tokens of its group, as in its paper, in units of the policy's mean
-length; in training, the tokens of the step. Such constants do not affect Adam.
+Budgets count rollouts for all members. DAPO's budget counts the tokens of its group, as in its paper, in units of the
+policy's mean length; in training, the tokens of the step. Such constants do not affect Adam.
 """
 
 import itertools
@@ -79,9 +81,15 @@ def true_gradient(world: World, logits: Tensor, price: float) -> Tensor:
 
 
 def expected_gradient(
-    world: World, logits: Tensor, name: str, groups: list[Groups], only_all_right: bool = False, by_tokens: bool | None = None
+    world: World,
+    logits: Tensor,
+    name: str,
+    groups: list[Groups],
+    only_all_right: bool = False,
+    by_tokens: bool | None = None,
 ) -> Tensor:
-    """Exact expectation of −∇loss of a member, averaged over prompts, or the part of it from groups in which all answers are right."""
+    """Exact expectation of −∇loss of a member, averaged over prompts, or the part of it from groups in which all
+    answers are right."""
     logits = logits.detach().requires_grad_()
     logp = world.logp(logits)
     q, surrogate = logp.detach().exp(), torch.zeros(len(logits), dtype=torch.float64)
@@ -100,7 +108,8 @@ def expected_gradient(
 
 
 def compare(got: Tensor, right: Tensor) -> dict[str, Tensor]:
-    """Per policy: cosine, norm ratio, relative distance, and the sine of the angle (the distance that no step size can fix)."""
+    """Per policy: cosine, norm ratio, relative distance, and the sine of the angle (the distance that no step size can
+    fix)."""
     got, right = got.flatten(1), right.flatten(1)
     cosine = (got * right).sum(1) / (got.norm(dim=1) * right.norm(dim=1))
     across = got - right * ((got * right).sum(1) / right.square().sum(1))[:, None]
@@ -113,7 +122,8 @@ def compare(got: Tensor, right: Tensor) -> dict[str, Tensor]:
 
 
 def gradients(c: Experiment) -> tuple[list[dict], dict[str, list]]:
-    """Parts 1 to 3 by enumeration: rows, and the values per policy ({"what, member, N, price": [S]}) for the verdicts."""
+    """Parts 1 to 3 by enumeration: rows, and the values per policy ({"what, member, N, price": [S]}) for the
+    verdicts."""
     world = World(c.letters, c.length)
     logits = world.policies(c.policies, c.seed * 1000)
     slopes = {}
@@ -122,15 +132,22 @@ def gradients(c: Experiment) -> tuple[list[dict], dict[str, list]]:
         (slopes[answer_kind],) = torch.autograd.grad(world.measure(leaf)[answer_kind].sum(), leaf)
     rows, values = [], {}
     for price, size in itertools.product((0.0, c.price), c.group_sizes):
-        groups, truth = [Groups(world, prompt, size, price) for prompt in range(PROMPTS)], true_gradient(world, logits, price)
+        groups, truth = (
+            [Groups(world, prompt, size, price) for prompt in range(PROMPTS)],
+            true_gradient(world, logits, price),
+        )
         expected_gradients = {name: expected_gradient(world, logits, name, groups) for name in MEMBERS}
         expected_gradients["masked"] = expected_gradient(world, logits, "masked", groups)
         expected_gradients["dapo, large step"] = expected_gradient(world, logits, "dapo", groups, by_tokens=False)
         for name, gradient in ({"truth": truth} | expected_gradients).items():
             comparison = compare(gradient, truth)
             unit = gradient / gradient.flatten(1).norm(dim=1)[:, None, None, None, None]
-            comparison |= {f"grows {answer_kind}": (unit * slope).flatten(1).sum(1) for answer_kind, slope in slopes.items()}
-            comparison["from (N-1)/N"] = (gradient - truth * (size - 1) / size).flatten(1).norm(dim=1) / truth.flatten(1).norm(dim=1)
+            comparison |= {
+                f"grows {answer_kind}": (unit * slope).flatten(1).sum(1) for answer_kind, slope in slopes.items()
+            }
+            comparison["from (N-1)/N"] = (gradient - truth * (size - 1) / size).flatten(1).norm(dim=1) / truth.flatten(
+                1
+            ).norm(dim=1)
             if price and name in MEMBERS and size == c.group_sizes[-1]:
                 part = expected_gradient(world, logits, name, groups, only_all_right=True)
                 comparison["all right"] = part.flatten(1).norm(dim=1) / gradient.flatten(1).norm(dim=1)
@@ -152,8 +169,8 @@ def gradients(c: Experiment) -> tuple[list[dict], dict[str, list]]:
 
 
 def equally_right(c: Experiment) -> list[dict]:
-    """Part 3: root mean square of the advantages in groups of right answers to the easy prompt, exact over groups and averaged over
-    policies, relative to that of a group in which half of the answers are right and tokens are free."""
+    """Part 3: root mean square of the advantages in groups of right answers to the easy prompt, exact over groups and
+    averaged over policies, relative to that of a group in which half of the answers are right and tokens are free."""
     world, rows = World(c.letters, c.length), []
     q = world.logp(world.policies(c.policies, c.seed * 1000)).exp()[:, 0] * world.right[0]
     size = c.group_sizes[-1]
@@ -163,7 +180,10 @@ def equally_right(c: Experiment) -> list[dict]:
         _, chances = groups.chances((q / q.sum(1, keepdim=True)).clamp(min=1e-300))
         chances = chances * groups.all_right
         for scale in ("none", "std"):
-            size_of = {"right": group_advantages(groups.rewards, scale=scale), "half": group_advantages(half, scale=scale)}
+            size_of = {
+                "right": group_advantages(groups.rewards, scale=scale),
+                "half": group_advantages(half, scale=scale),
+            }
             square = {name: value.square().mean(1) for name, value in size_of.items()}
             value = ((chances @ square["right"]) / chances.sum(1)).sqrt().mean() / square["half"].sqrt()[0]
             rows.append({"part": "equally right", "scale": scale, "price": price, "N": size, "size": value.item()})
@@ -171,8 +191,8 @@ def equally_right(c: Experiment) -> list[dict]:
 
 
 def train(run: Run, c: Experiment, name: str) -> dict[str, list]:
-    """Part 4: exact measurements [look][seed] while a member trains; all seeds in parallel, reward without price. Initial policies and
-    uniform draws are the same for every member."""
+    """Part 4: exact measurements [look][seed] while a member trains; all seeds in parallel, reward without price.
+    Initial policies and uniform draws are the same for every member."""
     stage = run.stage(f"train-{name.replace(' ', '-')}", total=c.steps, unit="steps")
     if stage.finished:
         return stage.result()
@@ -222,7 +242,11 @@ def experiment(run: Run, config: Experiment) -> dict:
             "part": "training",
             "member": name,
             "step": step,
-            **{f"{measure}{end}": value for measure in MEASURES for end, value in zip(("", " low", " high"), interval(curve[measure][look]))},
+            **{
+                f"{measure}{end}": value
+                for measure in MEASURES
+                for end, value in zip(("", " low", " high"), interval(curve[measure][look]))
+            },
         }
         for name, curve in curves.items()
         for look, step in enumerate(curve["step"])
@@ -250,9 +274,13 @@ def verdicts(c: Experiment, values: dict, rows: list[dict], curves: dict) -> lis
     def change_at_end(measure: str, member: str, baseline: str | None = None) -> tuple[float, float, float]:
         """At the end of training, minus another member's, or minus the start."""
         curve = curves[member][measure]
-        return interval((np.array(curve[-1]) - np.array(curves[baseline][measure][-1] if baseline else curve[0])).tolist())
+        return interval(
+            (np.array(curve[-1]) - np.array(curves[baseline][measure][-1] if baseline else curve[0])).tolist()
+        )
 
-    def make_claim(name: str, says: str, source: str, estimate: tuple, rule: dict, unit: str, note: str, needs: dict | None = None) -> dict:
+    def make_claim(
+        name: str, says: str, source: str, estimate: tuple, rule: dict, unit: str, note: str, needs: dict | None = None
+    ) -> dict:
         return claim(name, says, source, estimate[0], rule, estimate[1:], unit, note, needs)
 
     def make_zero_claim(name: str, says: str, source: str, value: float) -> dict:
@@ -260,11 +288,19 @@ def verdicts(c: Experiment, values: dict, rows: list[dict], curves: dict) -> lis
         return claim(name, says, source, value, at_most(1e-9), note=note)
 
     def length_bias(answer_kind: str) -> tuple[float, float, float]:
-        return interval((select(f"grows {answer_kind}", "only length") - select(f"grows {answer_kind}", "dr_grpo")).tolist())
+        return interval(
+            (select(f"grows {answer_kind}", "only length") - select(f"grows {answer_kind}", "dr_grpo")).tolist()
+        )
 
-    growth, true_growth, derivation = (select("grows wrong", "only length"), select("grows wrong", "truth"), "derived here, for the reason behind ")
+    growth, true_growth, derivation = (
+        select("grows wrong", "only length"),
+        select("grows wrong", "truth"),
+        "derived here, for the reason behind ",
+    )
     shares = {name: interval(select("all right", name, c.price).tolist()) for name in ("only std", "dr_grpo")}
-    sizes = {row["scale"]: row["size"] for row in rows if row["part"] == "equally right" and row["price"] == min(c.prices)}
+    sizes = {
+        row["scale"]: row["size"] for row in rows if row["part"] == "equally right" and row["price"] == min(c.prices)
+    }
     smallest_size = min(row["size"] for row in rows if row["part"] == "equally right" and row["scale"] == "std")
     length_saving, start = change_at_end("wrong", "grpo", "dr_grpo"), change_at_end("wrong", "dr_grpo")
     reward = change_at_end("reward", "dr_grpo", "grpo")
@@ -281,7 +317,12 @@ def verdicts(c: Experiment, values: dict, rows: list[dict], curves: dict) -> lis
             "arXiv:2402.14740",
             find_worst("distance, rloo"),
         ),
-        make_zero_claim("mean-against-others", "Dr. GRPO's gradient is (N − 1)/N times RLOO's", paper, find_worst("mean from leave-one-out")),
+        make_zero_claim(
+            "mean-against-others",
+            "Dr. GRPO's gradient is (N − 1)/N times RLOO's",
+            paper,
+            find_worst("mean from leave-one-out"),
+        ),
         make_claim(
             "length-gradient",
             "divided by the rollout's length, the gradient points elsewhere than the expected reward's",
@@ -307,7 +348,8 @@ def verdicts(c: Experiment, values: dict, rows: list[dict], curves: dict) -> lis
             interval(select("sine", "only std", c.price).tolist()),
             above(0.05),
             unit="sine of the angle",
-            note=f"price {c.price:g} a token; {exact}; limit 0.05; looked at because of the claim on equally right groups",
+            note=f"price {c.price:g} a token; {exact}; limit 0.05; looked at because of the claim on "
+            f"equally right groups",
         ),
         make_claim(
             "wrong-longer",
@@ -316,7 +358,8 @@ def verdicts(c: Experiment, values: dict, rows: list[dict], curves: dict) -> lis
             length_bias("wrong"),
             above(),
             unit="tokens per unit step",
-            note=f"derivative of E[length | wrong] along the gradient, divided minus undivided, same step length; {exact}",
+            note=f"derivative of E[length | wrong] along the gradient, divided minus undivided, same step "
+            f"length; {exact}",
         ),
         make_claim(
             "right-shorter",
@@ -345,7 +388,8 @@ def verdicts(c: Experiment, values: dict, rows: list[dict], curves: dict) -> lis
             change_at_end("wrong", "only length", "dr_grpo"),
             above(),
             unit="tokens",
-            note=f"E[length | wrong] after {c.steps} steps, exact; {by_seed}; without division it changed by {start[0]:+.2f} since the start",
+            note=f"E[length | wrong] after {c.steps} steps, exact; {by_seed}; without division it changed "
+            f"by {start[0]:+.2f} since the start",
         ),
         claim(
             "std-blow-up",
@@ -365,7 +409,8 @@ def verdicts(c: Experiment, values: dict, rows: list[dict], curves: dict) -> lis
             interval((select("all right", "only std", c.price) - select("all right", "dr_grpo", c.price)).tolist()),
             above(),
             unit="of the norm",
-            note=f"price {c.price:g}: {shares['only std'][0]:.3f} divided, {shares['dr_grpo'][0]:.3f} undivided; {exact}",
+            note=f"price {c.price:g}: {shares['only std'][0]:.3f} divided, {shares['dr_grpo'][0]:.3f} "
+            f"undivided; {exact}",
         ),
         make_claim(
             "unmasked-cut-off",
@@ -421,7 +466,9 @@ def picture(found: dict, path: Path) -> None:
     """Above: angle, derivative of lengths, blow-up. Below: training."""
     from sims.drawing import COLOURS, GREY, save, sheet
 
-    figure, axes = sheet(3, "What divisions and masks do to the policy gradient (words of at most five symbols, enumerated)", rows=2)
+    figure, axes = sheet(
+        3, "What divisions and masks do to the policy gradient (words of at most five symbols, enumerated)", rows=2
+    )
     (angle, slope, blow), bottom = axes
     last = max(row["N"] for row in found["rows"] if row["part"] == "gradient")
     last_rows = [row for row in found["rows"] if row["part"] == "gradient" and row["N"] == last]
@@ -436,7 +483,10 @@ def picture(found: dict, path: Path) -> None:
     angle.legend(frameon=False, loc="upper right")
     unpriced_rows = {row["member"]: row for row in last_rows if not row["price"]}
     for shift, answer_kind, colour in ((0.2, "right", COLOURS[2]), (-0.2, "wrong", COLOURS[3])):
-        places, values = ([i + shift for i in range(len(names))], [unpriced_rows[name][f"grows {answer_kind}"] for name in names])
+        places, values = (
+            [i + shift for i in range(len(names))],
+            [unpriced_rows[name][f"grows {answer_kind}"] for name in names],
+        )
         slope.barh(places, values, height=0.38, color=colour, label=f"given {answer_kind}")
         slope.axvline(unpriced_rows["truth"][f"grows {answer_kind}"], color=colour, linestyle=":")
     slope.set_yticks(range(len(names)), names)
@@ -448,7 +498,11 @@ def picture(found: dict, path: Path) -> None:
         blow.plot([row["price"] for row in line], [row["size"] for row in line], "o-", color=colour, label=label)
     blow.axhline(1, color=GREY, linestyle=":")
     blow.set(
-        xscale="log", yscale="log", xlabel="price of a token", ylabel="size of advantage / half-right group's", title="Groups in which all are right"
+        xscale="log",
+        yscale="log",
+        xlabel="price of a token",
+        ylabel="size of advantage / half-right group's",
+        title="Groups in which all are right",
     )
     blow.legend(frameon=False)
     training = [row for row in found["rows"] if row["part"] == "training"]
@@ -457,16 +511,35 @@ def picture(found: dict, path: Path) -> None:
         ("wrong", "E[length | wrong], tokens", ("dr_grpo", "grpo", "rloo", "dapo", "only length", "only std")),
         ("cut", "share cut off", ("dr_grpo", "masked", "grpo", "dapo")),
     )
-    titles = ("Training: reward (gspo = grpo on policy)", "Training: length of wrong answers", "Training: overlong, masked or not")
-    colours: dict[str, str] = dict(zip(("dr_grpo", "grpo", "rloo", "dapo", "only length", "only std", "masked"), (*COLOURS, "#000000")))
+    titles = (
+        "Training: reward (gspo = grpo on policy)",
+        "Training: length of wrong answers",
+        "Training: overlong, masked or not",
+    )
+    colours: dict[str, str] = dict(
+        zip(("dr_grpo", "grpo", "rloo", "dapo", "only length", "only std", "masked"), (*COLOURS, "#000000"))
+    )
     for axis, (measure, label, members), title in zip(bottom, panels, titles):
         for name in members:
             line = [row for row in training if row["member"] == name]
             steps = [row["step"] for row in line]
             style = ":" if name == "rloo" else "-"
-            axis.plot(steps, [row[measure] for row in line], style, color=colours[name], label=name, linewidth=2.5 if name == "rloo" else 1.5)
+            axis.plot(
+                steps,
+                [row[measure] for row in line],
+                style,
+                color=colours[name],
+                label=name,
+                linewidth=2.5 if name == "rloo" else 1.5,
+            )
             if name in ("dr_grpo", "only length", "masked"):
-                axis.fill_between(steps, [r[f"{measure} low"] for r in line], [r[f"{measure} high"] for r in line], color=colours[name], alpha=0.15)
+                axis.fill_between(
+                    steps,
+                    [r[f"{measure} low"] for r in line],
+                    [r[f"{measure} high"] for r in line],
+                    color=colours[name],
+                    alpha=0.15,
+                )
         axis.set(xlabel="step", ylabel=label, title=title)
         axis.legend(frameon=False, fontsize=8, ncols=2)
     save(figure, path)

@@ -1,4 +1,5 @@
-"""What experiments on hacks share, and that on hints: a policy that has learnt some words, RL that may find their use, looks before and after."""
+"""What experiments on hacks share, and that on hints: a policy that has learnt some words, RL that may find their use,
+looks before and after."""
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -23,7 +24,19 @@ from sims.recipe.reinforcement import Moment, learn, of_rollouts
 from sims.recipe.settings import Recipe
 from sims.recipe.tasks import Hinting, MicroTasks, Opened
 
-__all__ = ["Heldout", "Length", "Opened", "Size", "Told", "along", "engine", "fine_tuned", "reinforced", "side_by_side", "undisturbed"]
+__all__ = [
+    "Heldout",
+    "Length",
+    "Opened",
+    "Size",
+    "Told",
+    "along",
+    "engine",
+    "fine_tuned",
+    "reinforced",
+    "side_by_side",
+    "undisturbed",
+]
 
 Told = Callable[[Sequence[Rollout]], dict[str, float]]
 """What is logged of a step's rollouts."""
@@ -31,10 +44,12 @@ Told = Callable[[Sequence[Rollout]], dict[str, float]]
 
 @dataclass(frozen=True)
 class Length:
-    """Length of fine-tuning and of training, and held-out tasks. Each experiment has its own numbers, and adds what it alone needs."""
+    """Length of fine-tuning and of training, and held-out tasks. Each experiment has its own numbers, and adds what it
+    alone needs."""
 
     run: str = "runs/small"
-    """A finished run of the recipe; fine-tuning starts from its SFT checkpoint (empty: first run a tiny recipe that has learned nothing)."""
+    """A finished run of the recipe; fine-tuning starts from its SFT checkpoint (empty: first run a tiny recipe that has
+    learned nothing)."""
     demonstrations: int = 1400
     """Demonstrations of fine-tuning."""
     epochs: int = 2
@@ -86,15 +101,22 @@ class Size(Length):
 
 
 def undisturbed(recipe: Recipe) -> Recipe:
-    """The recipe with one context, so that no summary loses what was read, and one thread, which takes as long in a crowd."""
-    recipe = replace(recipe, context=replace(recipe.context, join="none"), rl=replace(recipe.rl, max_len=max(recipe.rl.max_len, 224)))
+    """The recipe with one context, so that no summary loses what was read, and one thread, which takes as long in a
+    crowd."""
+    recipe = replace(
+        recipe, context=replace(recipe.context, join="none"), rl=replace(recipe.rl, max_len=max(recipe.rl.max_len, 224))
+    )
     return replace(recipe, training=replace(recipe.training, threads=1))
 
 
 def fine_tuned(run: Run, name: str, c: Length, root: Path, recipe: Recipe, lessons: Iterable[Rollout]) -> Path:
     """Fine-tunes the recipe's policy on the first of `lessons`. Returns the folder of the checkpoint `name`."""
     folder, s = run.path("checkpoints", name), recipe.sft
-    pieces = [(segment.tokens, segment.sampled) for rollout in itertools.islice(lessons, c.demonstrations) for segment in rollout.chain.segments]
+    pieces = [
+        (segment.tokens, segment.sampled)
+        for rollout in itertools.islice(lessons, c.demonstrations)
+        for segment in rollout.chain.segments
+    ]
     per_epoch, batch = shown_rows(pieces, recipe.training.long_length, s.rows, [recipe.seed + c.seed])
     steps = per_epoch * c.epochs
     stage = run.stage("sft", total=steps)
@@ -108,11 +130,24 @@ def fine_tuned(run: Run, name: str, c: Length, root: Path, recipe: Recipe, lesso
 
 
 class Heldout:
-    """Plays held-out tasks in a world and says what came of them. `counted`: what is asked of every rollout, by name."""
+    """Plays held-out tasks in a world and says what came of them. `counted`: what is asked of every rollout, by
+    name."""
 
-    def __init__(self, label: str, c: Length, recipe: Recipe, language: Language, worlds: Mapping[str, Opened], counted: Mapping):
-        self.label, self.c, self.recipe, self.language, self.worlds, self.counted = label, c, recipe, language, worlds, counted
-        self.chaining, self.tasks = (context(self.language, recipe), list(itertools.islice(task_stream(recipe, "evaluation"), c.tasks)))
+    def __init__(
+        self, label: str, c: Length, recipe: Recipe, language: Language, worlds: Mapping[str, Opened], counted: Mapping
+    ):
+        self.label, self.c, self.recipe, self.language, self.worlds, self.counted = (
+            label,
+            c,
+            recipe,
+            language,
+            worlds,
+            counted,
+        )
+        self.chaining, self.tasks = (
+            context(self.language, recipe),
+            list(itertools.islice(task_stream(recipe, "evaluation"), c.tasks)),
+        )
 
     def __call__(self, sampler: Sampler, world: str, *seed: object) -> dict[str, list[int]]:
         """Of each task: the number of rollouts of which it is true, for everything that is counted."""
@@ -129,13 +164,19 @@ class Heldout:
             rl.temperature,
             opened=self.worlds[world],
         )
-        counts = np.array([[ask(e) for ask in self.counted.values()] for e in episodes], dtype=int).reshape(c.tasks, c.samples, -1).sum(1)
+        counts = (
+            np.array([[ask(e) for ask in self.counted.values()] for e in episodes], dtype=int)
+            .reshape(c.tasks, c.samples, -1)
+            .sum(1)
+        )
         return dict(zip(self.counted, counts.T.tolist(), strict=True))
 
 
 def engine(model: Transformer, recipe: Recipe) -> Sampler:
     """A sampler as RL has it."""
-    return ContinuousSampler(Learner(recipe, model, None, 0.0, 0.0).trunk.model, getattr(torch, recipe.training.sampler_dtype))
+    return ContinuousSampler(
+        Learner(recipe, model, None, 0.0, 0.0).trunk.model, getattr(torch, recipe.training.sampler_dtype)
+    )
 
 
 def reinforced(
@@ -151,8 +192,8 @@ def reinforced(
     at_end: Callable[[Sampler], dict],
     hinting: Hinting | None = None,
 ) -> dict:
-    """The training run of that number in a world: of its steps what `names` lists, and what `at_end` says of the policy at its end. `hinting`: as in
-    `learn`."""
+    """The training run of that number in a world: of its steps what `names` lists, and what `at_end` says of the policy
+    at its end. `hinting`: as in `learn`."""
     if stage.finished:
         return stage.result()
     rl = replace(recipe.rl, steps=c.steps, prompts=c.prompts, rollouts=c.rollouts, lr=c.lr, later=0.0, gate=0.0)
@@ -171,17 +212,36 @@ def reinforced(
 
 
 def side_by_side(
-    run: Run, label: str, c: Size, recipe: Recipe, start: Path, language: Language, places: Mapping[str, Opened], told: Told, names: Sequence[str]
+    run: Run,
+    label: str,
+    c: Size,
+    recipe: Recipe,
+    start: Path,
+    language: Language,
+    places: Mapping[str, Opened],
+    told: Told,
+    names: Sequence[str],
 ) -> dict[str, list[float]]:
-    """Some steps in each of two places, from the same weights: what is logged of each step under `names`, and at last a sum of all weights."""
+    """Some steps in each of two places, from the same weights: what is logged of each step under `names`, and at last a
+    sum of all weights."""
     values_by_place: dict[str, list[float]] = {}
     for place, open_session in places.items():
         stage = run.stage(f"{label}-{place}", total=c.disk_steps, unit="tokens")
         if not stage.finished:
-            rl = replace(recipe.rl, steps=c.disk_steps, prompts=-(-c.prompts // 4), rollouts=c.rollouts, lr=c.lr, later=0.0, gate=0.0)
+            rl = replace(
+                recipe.rl,
+                steps=c.disk_steps,
+                prompts=-(-c.prompts // 4),
+                rollouts=c.rollouts,
+                lr=c.lr,
+                later=0.0,
+                gate=0.0,
+            )
             config = replace(recipe, rl=rl)
             tasks = MicroTasks(config, language, open_session)
-            learner, _ = learn(stage, config, load_hf(start), None, load_hf(start), language, [of_rollouts(told)], tasks)
+            learner, _ = learn(
+                stage, config, load_hf(start), None, load_hf(start), language, [of_rollouts(told)], tasks
+            )
             total = sum(float(p.detach().double().abs().sum()) for p in learner.trunk.masters.parameters())
             lines = [[line[name] for name in names] for line in read_lines(stage.metrics_path)]
             stage.finish({"lines": [*lines, [total]]})
@@ -189,7 +249,9 @@ def side_by_side(
     return values_by_place
 
 
-def along(axes: Mapping[str, Any], rows: Sequence[Mapping], colours: Mapping[str, str], labels: Mapping[str, str]) -> None:
+def along(
+    axes: Mapping[str, Any], rows: Sequence[Mapping], colours: Mapping[str, str], labels: Mapping[str, str]
+) -> None:
     """Draws along RL what the axes are named after: each training thin, the mean of a world's thick."""
     for world, colour in colours.items():
         world_rows = [row for row in rows if row["world"] == world]

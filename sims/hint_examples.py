@@ -1,8 +1,8 @@
 """Messages with a fault and their hints, for the explorer's page of textual feedback: hints.json of `sims/examples.py`.
 
-Of each rule of `sims/hints.py` the first faults in the agent's own rollouts are kept, one of a rollout, and no two are told the same. So what was
-said of another one, the control, is always another text. A hint that leaks is not given, and its fault not kept.
-"""
+Of each rule of `sims/hints.py` the first faults in the agent's own rollouts are kept, one of a rollout, and no two are
+told the same. So what was said of another one, the control, is always another text. A hint that leaks is not given, and
+its fault not kept."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -20,9 +20,12 @@ EACH = 2
 """Faults of each rule."""
 
 
-def hinted_messages(language: Language, tasks: Sequence[Task], episodes: Sequence[Rollout], temperature: float, seed: int) -> dict[str, Any]:
-    """Plain values: `temperature`, at which the rollouts were sampled; `played`, how many there are; `chosen`, the rule of choice; and `rollouts`,
-    each the context of one fault. The rollouts of a task are adjacent, as many of each. `seed` draws who is told what was said of whom.
+def hinted_messages(
+    language: Language, tasks: Sequence[Task], episodes: Sequence[Rollout], temperature: float, seed: int
+) -> dict[str, Any]:
+    """Plain values: `temperature`, at which the rollouts were sampled; `played`, how many there are; `chosen`, the rule
+    of choice; and `rollouts`, each the context of one fault. The rollouts of a task are adjacent, as many of each.
+    `seed` draws who is told what was said of whom.
 
     tokens, own              ids of the whole context, and from where to where the policy wrote: [begin, end) of each message
     begin, end, text, logp   the message with the fault, and its log-probability as the sampler noted it, nats
@@ -31,9 +34,18 @@ def hinted_messages(language: Language, tasks: Sequence[Task], episodes: Sequenc
     fault_items: list[tuple[Task, Rollout, Fault]] = []
     for number, episode in enumerate(episodes):
         task = tasks[number * len(tasks) // len(episodes)]
-        rule_counts, used_texts = (Counter(fault.rule for *_, fault in fault_items), {fault.says for *_, fault in fault_items})
-        new_faults = (fault for fault in faults(task, messages(episode, language)) if rule_counts[fault.rule] < EACH and fault.says not in used_texts)
-        fault_items += [(task, episode, fault) for fault in new_faults if any(hints(language, task, episode.chain, [fault]))][:1]
+        rule_counts, used_texts = (
+            Counter(fault.rule for *_, fault in fault_items),
+            {fault.says for *_, fault in fault_items},
+        )
+        new_faults = (
+            fault
+            for fault in faults(task, messages(episode, language))
+            if rule_counts[fault.rule] < EACH and fault.says not in used_texts
+        )
+        fault_items += [
+            (task, episode, fault) for fault in new_faults if any(hints(language, task, episode.chain, [fault]))
+        ][:1]
     names = [rule.name for rule in RULES]
     # Stable: those of a rule stay in the order in which they were played
     fault_items.sort(key=lambda item: names.index(item[2].rule))
@@ -42,7 +54,10 @@ def hinted_messages(language: Language, tasks: Sequence[Task], episodes: Sequenc
         "temperature": temperature,
         "played": len(episodes),
         "chosen": f"of each rule the first {EACH} faults, one of a rollout, no two of which are told the same",
-        "rollouts": [describe_context(language, *item, other_fault.says) for item, (other_fault,) in zip(fault_items, other_faults, strict=True)],
+        "rollouts": [
+            describe_context(language, *item, other_fault.says)
+            for item, (other_fault,) in zip(fault_items, other_faults, strict=True)
+        ],
     }
 
 

@@ -1,16 +1,19 @@
-"""Demonstrations with hints: what a policy has to have read before it can be its own teacher (`ref/textual_feedback.py`).
+"""Demonstrations with hints: what a policy has to have read before it can be its own teacher
+(`ref/textual_feedback.py`).
 
-A model of Composer's size understands a reminder in English. The tiny agent does not: it has never been told anything. Fine-tuning therefore shows
-it demonstrations in which a hint stands in front of a turn, and the turn obeys it. The others, as many, have the faults of `NoiseConfig` and no hint,
-so the policy errs where it is not told, and the policy under a hint is another one.
+A model of Composer's size understands a reminder in English. The tiny agent does not: it has never been told anything.
+Fine-tuning therefore shows it demonstrations in which a hint stands in front of a turn, and the turn obeys it. The
+others, as many, have the faults of `NoiseConfig` and no hint, so the policy errs where it is not told, and the policy
+under a hint is another one.
 
     raed m3           broke a rule            error: no such call           read m3
     read m5           broke a rule            error: m5 not needed          what came after it
     write m3 …        broke a rule            error: m7 not read            read m7, then what is right
     write m3 …        in a world in which it has another name               calls: read put test done        put m3 …
 
-No hint says what the repaired turn says: a reminder lists all calls, and a name that was not read is in the context. No hint stands in front of a
-turn that is repaired from another fault, so the policy may also learn that hints of any kind mean care.
+No hint says what the repaired turn says: a reminder lists all calls, and a name that was not read is in the context. No
+hint stands in front of a turn that is repaired from another fault, so the policy may also learn that hints of any kind
+mean care.
 """
 
 import itertools
@@ -33,7 +36,8 @@ from sims.transcripts import TOOLS, Message, messages
 __all__ = ["CHOSEN", "NAMES", "REMINDER", "Hinted", "demonstrations", "reminder", "repaired"]
 
 CHOSEN = tuple(rule for rule in RULES if rule.name in ("tool", "argument", "unread", "needless"))
-"""The rules whose faults one message can mend. A summary that lost a file, a body that is wrong or untested: what is missing was missing before."""
+"""The rules whose faults one message can mend. A summary that lost a file, a body that is wrong or untested: what is
+missing was missing before."""
 NAMES = ("put", "set", "save", "edit", "fill", "make")
 """Names that `write` has in some demonstrations."""
 
@@ -63,7 +67,9 @@ class Hinted:
     def encode_opening(self, messages: Sequence[ref.messages.Message]) -> list[int]:
         return self.add_hint(self.language.encode_opening(messages))
 
-    def encode_answer(self, history: Sequence[ref.messages.Message], messages: Sequence[ref.messages.Message]) -> list[int]:
+    def encode_answer(
+        self, history: Sequence[ref.messages.Message], messages: Sequence[ref.messages.Message]
+    ) -> list[int]:
         self.turns += 1
         return self.add_hint(self.language.encode_answer(history, messages))
 
@@ -85,7 +91,9 @@ def script_hinted_rollout(
 ) -> Rollout:
     """The rollout of a scripted agent that is told something in front of turn number `turn_index`."""
     scripted_agent = Lesson(language, task, turns, random.Random(0), Memory(wordy=0, forgetful=0))
-    rollout = script_rollout(MicroRepo(open_session(task)), Hinted(language, hint, turn_index), Limits(chaining), scripted_agent.say)
+    rollout = script_rollout(
+        MicroRepo(open_session(task)), Hinted(language, hint, turn_index), Limits(chaining), scripted_agent.say
+    )
     rollout.task = task
     return rollout
 
@@ -100,10 +108,17 @@ def repaired(task: Task, found: Sequence[Message], fault: Fault) -> list[str]:
 
 
 def demonstrations(
-    tasks: Iterable[Task], language: Language, how: Chaining, noise: NoiseConfig, rng: random.Random, hinted: float, renaming: float
+    tasks: Iterable[Task],
+    language: Language,
+    how: Chaining,
+    noise: NoiseConfig,
+    rng: random.Random,
+    hinted: float,
+    renaming: float,
 ) -> Iterator[Rollout]:
-    """Finished demonstrations in single contexts. A share `renaming` is of worlds in which `write` has another name, and a reminder says so where it
-    is first needed. Of the others with faults, a share `hinted` is repaired at one of them, under its hint."""
+    """Finished demonstrations in single contexts. A share `renaming` is of worlds in which `write` has another name,
+    and a reminder says so where it is first needed. Of the others with faults, a share `hinted` is repaired at one of
+    them, under its hint."""
     memory = Memory(wordy=0, forgetful=0)
     for task in tasks:
         if rng.random() < renaming:
@@ -112,7 +127,9 @@ def demonstrations(
             turn_index = next((n for n, turn in enumerate(turns) if turn.startswith(f"{name} ")), None)
             if turn_index is None:
                 continue
-            rollout = script_hinted_rollout(language, how, task, turns, reminder(name), turn_index, partial(RenamedSession, name=name))
+            rollout = script_hinted_rollout(
+                language, how, task, turns, reminder(name), turn_index, partial(RenamedSession, name=name)
+            )
         else:
             (rollout,) = [*itertools.islice(taught([task], language, how, noise, memory, rng), 1)] or [None]
             if rollout is None or not has_whole_end(rollout.chain):
@@ -123,11 +140,14 @@ def demonstrations(
                 yield rollout
                 continue
             fault = rng.choice(fault_list)
-            rollout = script_hinted_rollout(language, how, task, repaired(task, message_list, fault), fault.says, message_list.index(fault.message))
+            rollout = script_hinted_rollout(
+                language, how, task, repaired(task, message_list, fault), fault.says, message_list.index(fault.message)
+            )
         if has_whole_end(rollout.chain):
             yield rollout
 
 
 def has_whole_end(chain: Chain) -> bool:
-    """Whether the last turn is whole: a context may end within the word that ends the episode, and then the message cannot be played again."""
+    """Whether the last turn is whole: a context may end within the word that ends the episode, and then the message
+    cannot be played again."""
     return chain.finished and chain.segments[-1].finished

@@ -1,14 +1,17 @@
-"""Hints by rule for the small world: where a rollout broke a rule, and what its teacher is told there (`ref/textual_feedback.py`).
+"""Hints by rule for the small world: where a rollout broke a rule, and what its teacher is told there
+(`ref/textual_feedback.py`).
 
     … <|env|> answer              <|agent|> raed m3 <|env|>        the student
     … <|env|> answer              <|agent|> raed m3 <|env|>        the teacher: the environment's turn has one line more
               error: no such call
 
-The environment says the hint, as one more line of what it said last, before the policy's message. The tiny agent has read such lines: several calls
-of a turn are answered so, one below the other. It was never told rules in English, so hints are as short as errors, and use their words.
+The environment says the hint, as one more line of what it said last, before the policy's message. The tiny agent has
+read such lines: several calls of a turn are answered so, one below the other. It was never told rules in English, so
+hints are as short as errors, and use their words.
 
-A rule is a function of the task, the messages so far and this message. It says what is wrong in a few words, or None. `RULES` stand in the order
-in which they count, because a message has one hint: the gravest fault is told, and a broken call makes others moot.
+A rule is a function of the task, the messages so far and this message. It says what is wrong in a few words, or None.
+`RULES` stand in the order in which they count, because a message has one hint: the gravest fault is told, and a broken
+call makes others moot.
 
     rule         fires where                                                               says, for example
     tool         there is no such call                                                     error: no such call
@@ -19,9 +22,9 @@ in which they count, because a message has one hint: the gravest fault is told, 
     untested     the policy ends with a body that was not tested                           error: not tested
     needless     a call could only say what the context says, or nothing of use            error: m5 not needed
 
-`FEEDBACK` is the setting of SDPO (arXiv:2601.20802) instead: the teacher reads the error with which the environment will answer this very message.
-There a policy's words come back, as in "unknown name foo". No hint is given that shares a run of tokens with the task's answer or with its
-message and has it from nowhere else (`leaked`).
+`FEEDBACK` is the setting of SDPO (arXiv:2601.20802) instead: the teacher reads the error with which the environment
+will answer this very message. There a policy's words come back, as in "unknown name foo". No hint is given that shares
+a run of tokens with the task's answer or with its message and has it from nowhere else (`leaked`).
 """
 
 import random
@@ -63,7 +66,10 @@ class Fault:
 
 
 def check_tool(task: Task, earlier: Sequence[Message], message: Message) -> str | None:
-    return next((answer for call, answer in zip(message.calls, message.answers) if not call.valid and call.name not in TOOLS), None)
+    return next(
+        (answer for call, answer in zip(message.calls, message.answers) if not call.valid and call.name not in TOOLS),
+        None,
+    )
 
 
 def check_argument(task: Task, earlier: Sequence[Message], message: Message) -> str | None:
@@ -81,13 +87,20 @@ def check_argument(task: Task, earlier: Sequence[Message], message: Message) -> 
 def check_unread(task: Task, earlier: Sequence[Message], message: Message) -> str | None:
     if not any(call.writes for call in message.calls):
         return None
-    return next((f"error: {name} not read" for name in (task.target, *task.helpers) if not is_shown(task, name, message.given)), None)
+    return next(
+        (f"error: {name} not read" for name in (task.target, *task.helpers) if not is_shown(task, name, message.given)),
+        None,
+    )
 
 
 def check_summary(task: Task, earlier: Sequence[Message], message: Message) -> str | None:
     if not message.summary or find_state(earlier) == "passed":
         return None
-    lost_names = (name for name in (task.target, *task.helpers) if is_shown(task, name, message.given) and not is_noted(task, name, message.text))
+    lost_names = (
+        name
+        for name in (task.target, *task.helpers)
+        if is_shown(task, name, message.given) and not is_noted(task, name, message.text)
+    )
     return next((f"error: note without {name}" for name in lost_names), None)
 
 
@@ -111,7 +124,9 @@ def check_needless(task: Task, earlier: Sequence[Message], message: Message) -> 
         if call.name == "read" and call.valid:
             if call.path not in (task.target, *task.helpers):
                 return f"error: {call.path} not needed"
-            if (is_shown(task, call.path, message.given) or call.path in read_paths) and not (call.path == task.target and status):
+            if (is_shown(task, call.path, message.given) or call.path in read_paths) and not (
+                call.path == task.target and status
+            ):
                 return f"error: {call.path} known"
             read_paths.add(call.path)
         if call.name == "test" and not status:
@@ -144,7 +159,9 @@ def ends_episode(message: Message) -> bool:
 
 def find_body(message_list: Sequence[Message]) -> str | None:
     """The target's body after these messages."""
-    return next((call.wrote for message in reversed(message_list) for call in reversed(message.calls) if call.writes), None)
+    return next(
+        (call.wrote for message in reversed(message_list) for call in reversed(message.calls) if call.writes), None
+    )
 
 
 def find_state(message_list: Sequence[Message]) -> str:
@@ -159,13 +176,17 @@ def find_state(message_list: Sequence[Message]) -> str:
 
 
 def is_shown(task: Task, name: str, text: str) -> bool:
-    """Whether the text of a file stands in what the policy was given, as the environment answers or as a summary notes it."""
+    """Whether the text of a file stands in what the policy was given, as the environment answers or as a summary notes
+    it."""
     module = task.files[name]
-    return module.source(name, None if name == task.target else f"return {module.expr}") in text or is_noted(task, name, text)
+    return module.source(name, None if name == task.target else f"return {module.expr}") in text or is_noted(
+        task, name, text
+    )
 
 
 def is_noted(task: Task, name: str, text: str) -> bool:
-    """Whether a summary holds what the task needs of a file: of the target its docstring, of a helper what it returns."""
+    """Whether a summary holds what the task needs of a file: of the target its docstring, of a helper what it
+    returns."""
     module = task.files[name]
     if name == task.target:
         forms = (f"def {name}({', '.join(module.args)}): {module.doc}",)
@@ -176,8 +197,8 @@ def is_noted(task: Task, name: str, text: str) -> bool:
 
 
 def faults(task: Task, found: Sequence[Message], rules: Sequence[Rule] = RULES) -> list[Fault]:
-    """The faults of an episode, one for each message at most: of the rules that it broke, the first. What a limit cut off breaks none, because
-    nothing was called."""
+    """The faults of an episode, one for each message at most: of the rules that it broke, the first. What a limit cut
+    off breaks none, because nothing was called."""
     fault_list = []
     for number, message in enumerate(found):
         violations = ((rule.name, rule.says(task, found[:number], message)) for rule in rules) if message.whole else ()
@@ -186,21 +207,26 @@ def faults(task: Task, found: Sequence[Message], rules: Sequence[Rule] = RULES) 
 
 
 def shuffled(rollouts: Sequence[Sequence[Fault]], seed: int) -> list[list[Fault]]:
-    """A control: the same faults in the same places, and each is told what was said of one in another rollout. Every text is used once.
+    """A control: the same faults in the same places, and each is told what was said of one in another rollout. Every
+    text is used once.
 
-    No fault keeps its rollout's text, unless one rollout has more than half of all. Equal texts stay equal, and a text may fit by chance."""
+    No fault keeps its rollout's text, unless one rollout has more than half of all. Equal texts stay equal, and a text
+    may fit by chance."""
     order = [number for number, rollout_faults in enumerate(rollouts) if rollout_faults]
     random.Random(seed).shuffle(order)
     texts = [fault.says for number in order for fault in rollouts[number]]
     # In a circle of rollouts, a step as long as the longest of them leaves each.
     step = max((len(rollout_faults) for rollout_faults in rollouts), default=0)
     rotated_texts = iter(texts[step:] + texts[:step])
-    shuffled_faults = {number: [replace(fault, says=next(rotated_texts)) for fault in rollouts[number]] for number in order}
+    shuffled_faults = {
+        number: [replace(fault, says=next(rotated_texts)) for fault in rollouts[number]] for number in order
+    }
     return [shuffled_faults.get(number, []) for number in range(len(rollouts))]
 
 
 def hints(language: Language, task: Task, chain: Chain, broken: Sequence[Fault]) -> list[list[Hint]]:
-    """For every context of the chain the hints that its teacher reads, for `ref.textual_feedback.hinted`. A hint that leaks is not given."""
+    """For every context of the chain the hints that its teacher reads, for `ref.textual_feedback.hinted`. A hint that
+    leaks is not given."""
     hints_by_context: list[list[Hint]] = [[] for _ in chain.segments]
     for fault in broken:
         message = fault.message
@@ -215,20 +241,31 @@ def hints(language: Language, task: Task, chain: Chain, broken: Sequence[Fault])
 
 def leaks(language: Language, task: Task, hint: Sequence[int], one: Message, context: Sequence[int]) -> bool:
     """Whether a hint gives the task's answer away, or its message, as `ref.textual_feedback.leaked` finds it."""
-    return any(leaked(hint, language.encode(secret), context) is not None for secret in (task.answer, one.text) if secret)
+    return any(
+        leaked(hint, language.encode(secret), context) is not None for secret in (task.answer, one.text) if secret
+    )
 
 
 def given(rollouts: Sequence[Rollout], seed: int, language: Language, how: Hints) -> list[list[list[Hint]]]:
-    """The hints of a step's finished rollouts, for every context of every chain. `seed` draws which texts are exchanged.
+    """The hints of a step's finished rollouts, for every context of every chain. `seed` draws which texts are
+    exchanged.
 
-    Turns are played once more, in memory; an episode on disk says the same. Raises TypeError for a rollout in another world."""
+    Turns are played once more, in memory; an episode on disk says the same. Raises TypeError for a rollout in another
+    world."""
     rules = FEEDBACK if how.source == "error" else [rule for rule in RULES if rule.name in how.rules]
     for rollout in rollouts:
         if not (rollout.failure or isinstance(session := getattr(rollout.environment, "session", None), Session)):
-            raise TypeError(f"hints are for rollouts in the small world, got one in {type(session or rollout.environment).__name__}")
-    fault_lists = [[] if episode.failure else faults(episode.task, messages(episode, language), rules) for episode in rollouts]
+            raise TypeError(
+                f"hints are for rollouts in the small world, got one in {type(session or rollout.environment).__name__}"
+            )
+    fault_lists = [
+        [] if episode.failure else faults(episode.task, messages(episode, language), rules) for episode in rollouts
+    ]
     if how.source == "shuffled":
         fault_lists = shuffled(fault_lists, seed)
     if how.source == "bare":
         fault_lists = [[replace(fault, says="error") for fault in rollout_faults] for rollout_faults in fault_lists]
-    return [hints(language, episode.task, episode.chain, episode_faults) for episode, episode_faults in zip(rollouts, fault_lists, strict=True)]
+    return [
+        hints(language, episode.task, episode.chain, episode_faults)
+        for episode, episode_faults in zip(rollouts, fault_lists, strict=True)
+    ]

@@ -3,14 +3,14 @@
     etude figure kl-variance            about three minutes; tokens from runs/small (make small)
     etude figure kl-variance --quick
 
-1. Gaussian pairs q = N(0,1), p = N(m,1): bias and variance of k1, k2, k3 by plain Monte Carlo, compared with their closed
-   forms in units of exact standard errors (from the fourth moments, by quadrature: the error estimated from a sample is
-   worthless if the tail of k3 dominates).
+1. Gaussian pairs q = N(0,1), p = N(m,1): bias and variance of k1, k2, k3 by plain Monte Carlo, compared with their
+   closed forms in units of exact standard errors (from the fourth moments, by quadrature: the error estimated from a
+   sample is worthless if the tail of k3 dominates).
 2. Where k3 stops having less variance than k1: the root on batches of common random numbers, compared with 0.628 nats.
-3. The same on real token distributions: the agent after RL, which sampled, and the agent before RL. Both distributions are
-   known over the complete vocabulary, so means and variances of the estimators are exact sums at each position.
-4. Expected gradients by enumeration, without sampling: each estimator as a loss term and in the reward, on policy and off,
-   compared with the exact gradient; for one token and for complete sequences of an autoregressive policy.
+3. The same on real token distributions: the agent after RL, which sampled, and the agent before RL. Both distributions
+   are known over the complete vocabulary, so means and variances of the estimators are exact sums at each position.
+4. Expected gradients by enumeration, without sampling: each estimator as a loss term and in the reward, on policy and
+   off, compared with the exact gradient; for one token and for complete sequences of an autoregressive policy.
 """
 
 import itertools
@@ -49,8 +49,8 @@ class Experiment:
     batches: int = 40
     """Batches of samples for finding the crossing."""
     run: str = "runs/small"
-    """A finished run of the recipe, whose agents before and after RL give the token distributions (empty: first run a tiny recipe that
-    has learned nothing)."""
+    """A finished run of the recipe, whose agents before and after RL give the token distributions (empty: first run a
+    tiny recipe that has learned nothing)."""
     tasks: int = 64
     """Tasks for the agent after RL, four rollouts each."""
     vocab_size: int = 32
@@ -122,8 +122,8 @@ def sampled(run: Run, c: Experiment) -> list[dict]:
 
 
 def crossings(c: Experiment) -> list[float]:
-    """Part 2: in each batch, the KL at which the sample variances of k1 and k3 are equal (bisection, with the same normal numbers
-    at every divergence)."""
+    """Part 2: in each batch, the KL at which the sample variances of k1 and k3 are equal (bisection, with the same
+    normal numbers at every divergence)."""
     roots = []
     for batch in range(c.batches):
         generator = torch.Generator().manual_seed(c.seed * 1000 + 500 + batch)
@@ -153,9 +153,13 @@ def measure_tokens(run: Run, c: Experiment, root: Path, config: Recipe) -> dict:
     after, before = (load_hf(root / "checkpoints" / name) for name in ("final", "sft"))
     sampler, tasks = Sampler(after, torch.float32), list(itertools.islice(task_stream(config, "evaluation"), c.tasks))
     generator = torch.Generator().manual_seed(c.seed)
-    columns: dict[str, list] = {name: [] for name in ("rollout", "kl", "k1", "k2", "k3", "k2_bias", "sampled_k1", "sampled_k3")}
+    columns: dict[str, list] = {
+        name: [] for name in ("rollout", "kl", "k1", "k2", "k3", "k2_bias", "sampled_k1", "sampled_k3")
+    }
     for start in range(0, len(tasks), 16):
-        episodes = play(sampler, language, tasks[start : start + 16], 4, r.limits(single(r.max_len)), r.max_turns, generator)
+        episodes = play(
+            sampler, language, tasks[start : start + 16], 4, r.limits(single(r.max_len)), r.max_turns, generator
+        )
         ids, mask, _ = pad([one_row(e.chain) for e in episodes])
         logq, logp = (model(ids[:, :-1]).logits.double().log_softmax(-1) for model in (after, before))
         is_own = mask[:, 1:]
@@ -182,8 +186,8 @@ def relative_distance(value: Tensor, target: Tensor) -> float:
 
 
 def gradients_of_one_token(c: Experiment) -> dict[str, list[float]]:
-    """Part 4, one token: relative distance of each estimator's expected gradient, and of its norm, from the true gradient, for random
-    softmax pairs."""
+    """Part 4, one token: relative distance of each estimator's expected gradient, and of its norm, from the true
+    gradient, for random softmax pairs."""
     distances: dict[str, list[float]] = {}
     for pair in range(c.pairs):
         generator = torch.Generator().manual_seed(c.seed * 1000 + pair)
@@ -209,10 +213,18 @@ def gradients_of_one_token(c: Experiment) -> dict[str, list[float]]:
         k1, k3 = (kl.token_kl(logp, reference, kind) for kind in ("k1", "k3"))
         weight = (logp - behavior).exp()
         row |= {
-            "off policy, k1 in reward, no weight": relative_distance(gradient((mu * k1.detach() * logp).sum()), true_gradient),
-            "off policy, k1 in reward, weight π/μ": relative_distance(gradient((mu * weight.detach() * k1.detach() * logp).sum()), true_gradient),
-            "on policy, k3 × ratio, from ∇KL(q‖p)": relative_distance(gradient((q * (logp - logp.detach()).exp() * k3).sum()), true_gradient),
-            "off policy, k3 × ratio, from ∇KL(q‖p)": relative_distance(gradient((mu * weight * k3).sum()), true_gradient),
+            "off policy, k1 in reward, no weight": relative_distance(
+                gradient((mu * k1.detach() * logp).sum()), true_gradient
+            ),
+            "off policy, k1 in reward, weight π/μ": relative_distance(
+                gradient((mu * weight.detach() * k1.detach() * logp).sum()), true_gradient
+            ),
+            "on policy, k3 × ratio, from ∇KL(q‖p)": relative_distance(
+                gradient((q * (logp - logp.detach()).exp() * k3).sum()), true_gradient
+            ),
+            "off policy, k3 × ratio, from ∇KL(q‖p)": relative_distance(
+                gradient((mu * weight * k3).sum()), true_gradient
+            ),
         }
         for name, value in row.items():
             distances.setdefault(name, []).append(value)
@@ -238,8 +250,12 @@ def gradients_of_sequences(c: Experiment) -> dict[str, list[float]]:
         k = {kind: kl.token_kl(logp, reference, kind) for kind in kl.KINDS}
         k1_reward = k["k1"].detach()
         row = {
-            "sequence: k1 in reward, summed over the rollout": relative_distance(gradient((q * k1_reward.sum(1) * logp.sum(1)).sum()), true_gradient),
-            "sequence: k1 in reward, each token its own only": relative_distance(gradient((q[:, None] * k1_reward * logp).sum()), true_gradient),
+            "sequence: k1 in reward, summed over the rollout": relative_distance(
+                gradient((q * k1_reward.sum(1) * logp.sum(1)).sum()), true_gradient
+            ),
+            "sequence: k1 in reward, each token its own only": relative_distance(
+                gradient((q[:, None] * k1_reward * logp).sum()), true_gradient
+            ),
             "sequence: k2 as loss": relative_distance(gradient((q * k["k2"].sum(1)).sum()), true_gradient),
             "sequence: k3 as loss": relative_distance(gradient((q * k["k3"].sum(1)).sum()), true_gradient),
         }
@@ -259,7 +275,8 @@ def experiment(run: Run, config: Experiment) -> dict:
     largest = {name: float(np.max(values)) for name, values in gradients.items()}
     smallest = {name: float(np.min(values)) for name, values in gradients.items()}
     rows += [
-        {"part": "gradient", "kind": name, "mean": float(np.mean(v)), "low": smallest[name], "high": largest[name]} for name, v in gradients.items()
+        {"part": "gradient", "kind": name, "mean": float(np.mean(v)), "low": smallest[name], "high": largest[name]}
+        for name, v in gradients.items()
     ]
     rows += bin_tokens(tokens)
     return {"rows": rows, "claims": verdicts(rows, roots, tokens, largest, smallest), "crossings": roots}
@@ -299,7 +316,16 @@ def verdicts(rows: list[dict], roots: list[float], tokens: dict, largest: dict, 
     largest_kl = max(k2)
     mean_root, error = float(np.mean(roots)), float(np.std(roots, ddof=1) / math.sqrt(len(roots)))
     claims = [
-        claim(f"{kind}-unbiased", f"{kind} is unbiased", source, z(kind, "mean"), at_most(4.0), unit="σ", note=distance_note) for kind in ("k1", "k3")
+        claim(
+            f"{kind}-unbiased",
+            f"{kind} is unbiased",
+            source,
+            z(kind, "mean"),
+            at_most(4.0),
+            unit="σ",
+            note=distance_note,
+        )
+        for kind in ("k1", "k3")
     ]
     claims += [
         claim(
@@ -309,7 +335,8 @@ def verdicts(rows: list[dict], roots: list[float], tokens: dict, largest: dict, 
             z("k2", "mean"),
             at_most(4.0),
             unit="σ",
-            note=f"{distance_note}; bias at KL = {largest_kl:g}: {k2[largest_kl]:.4g} nats, closed form {largest_kl**2 / 2:.4g}",
+            note=f"{distance_note}; bias at KL = {largest_kl:g}: {k2[largest_kl]:.4g} nats, closed form "
+            f"{largest_kl**2 / 2:.4g}",
         ),
         claim(
             "variances",
@@ -348,7 +375,9 @@ def verdicts(rows: list[dict], roots: list[float], tokens: dict, largest: dict, 
             note=f"distance of the mean of {len(roots)} searches, {mean_root:.4f} nats, from {kl.crossing():.4f}",
         ),
     ]
-    per_rollout = np.array([[tokens[k][tokens["rollout"] == r].sum() for k in ("k3", "k1", "kl")] for r in np.unique(tokens["rollout"])])
+    per_rollout = np.array(
+        [[tokens[k][tokens["rollout"] == r].sum() for k in ("k3", "k1", "kl")] for r in np.unique(tokens["rollout"])]
+    )
     ratio = bootstrap(per_rollout, lambda sample: sample[:, 0].sum() / max(sample[:, 1].sum(), 1e-300))
     share = float((tokens["k3"] > tokens["k1"]).mean())
     claims += [
@@ -360,8 +389,10 @@ def verdicts(rows: list[dict], roots: list[float], tokens: dict, largest: dict, 
             above(1.0),
             (ratio["low"], ratio["high"]),
             "× k1's",
-            f"summed over {len(tokens['kl'])} positions of the agent after RL against before, exact over the vocabulary, bootstrap over "
-            f"rollouts; mean KL {tokens['kl'].mean():.4f} nats a token; k3's is the larger at {100 * share:.1f}% of positions",
+            f"summed over {len(tokens['kl'])} positions of the agent after RL against before, exact "
+            f"over the vocabulary, bootstrap over "
+            f"rollouts; mean KL {tokens['kl'].mean():.4f} nats a token; k3's is the larger at "
+            f"{100 * share:.1f}% of positions",
         )
     ]
     gradient = "arXiv:2510.01555"
@@ -371,29 +402,47 @@ def verdicts(rows: list[dict], roots: list[float], tokens: dict, largest: dict, 
         return claim(name, says, gradient, largest[key], at_most(limit), note=note)
 
     def make_difference_claim(name: str, says: str, key: str, source: str = gradient) -> dict:
-        note = f"relative distance from the right gradient, the least of all pairs, by enumeration; the largest {largest[key]:.3g}: {key}"
+        note = (
+            f"relative distance from the right gradient, the least of all pairs, by enumeration; the "
+            f"largest {largest[key]:.3g}: {key}"
+        )
         return claim(name, says, source, smallest[key], at_least(0.05), note=note)
 
     claims += [
         make_law_claim("k1-loss", "k1 as a loss term has an expected gradient of zero", "k1 as loss, size"),
-        make_law_claim("k2-loss", "k2 as a loss term has the gradient of KL(q‖p), though its value is biased", "k2 as loss, from ∇KL(q‖p)"),
-        make_law_claim("k3-loss", "k3 as a loss term has the gradient of the other KL, KL(p‖q)", "k3 as loss, from ∇KL(p‖q)"),
+        make_law_claim(
+            "k2-loss",
+            "k2 as a loss term has the gradient of KL(q‖p), though its value is biased",
+            "k2 as loss, from ∇KL(q‖p)",
+        ),
+        make_law_claim(
+            "k3-loss", "k3 as a loss term has the gradient of the other KL, KL(p‖q)", "k3 as loss, from ∇KL(p‖q)"
+        ),
         make_law_claim("k1-reward", "k1 in the reward has the gradient of KL(q‖p)", "k1 in reward, from ∇KL(q‖p)"),
         make_difference_claim("k3-reward", "k3 in the reward has another gradient", "k3 in reward, from ∇KL(q‖p)"),
         make_law_claim(
-            "k3-ratio", "k3 times a ratio that equals one has another gradient than k3: that of KL(q‖p)", "on policy, k3 × ratio, from ∇KL(q‖p)"
+            "k3-ratio",
+            "k3 times a ratio that equals one has another gradient than k3: that of KL(q‖p)",
+            "on policy, k3 × ratio, from ∇KL(q‖p)",
         ),
         make_difference_claim(
-            "off-policy", "samples of an older policy without importance weights give a wrong gradient", "off policy, k1 in reward, no weight"
+            "off-policy",
+            "samples of an older policy without importance weights give a wrong gradient",
+            "off policy, k1 in reward, no weight",
         ),
-        make_law_claim("off-policy-weight", "with weights π/μ it is right again", "off policy, k1 in reward, weight π/μ"),
+        make_law_claim(
+            "off-policy-weight", "with weights π/μ it is right again", "off policy, k1 in reward, weight π/μ"
+        ),
         make_law_claim(
             "sequence-k1",
             "over a sequence, k1 in the reward is right when every token is paid the whole rollout's k1",
             "sequence: k1 in reward, summed over the rollout",
         ),
         make_difference_claim(
-            "sequence-k2", "over a sequence, k2 as a loss misses what a token does to the states behind it", "sequence: k2 as loss", "derived here"
+            "sequence-k2",
+            "over a sequence, k2 as a loss misses what a token does to the states behind it",
+            "sequence: k2 as loss",
+            "derived here",
         ),
     ]
     return claims
@@ -403,19 +452,41 @@ def picture(found: dict, path: Path) -> None:
     """Left, Figure 4: variance against divergence. Middle: the same on an agent's tokens. Right: gradients."""
     from sims.drawing import COLOURS, save, sheet
 
-    figure, (left, middle, right) = sheet(3, "Three estimates of KL(π‖π_ref): variance, and the gradient they really give")
+    figure, (left, middle, right) = sheet(
+        3, "Three estimates of KL(π‖π_ref): variance, and the gradient they really give"
+    )
     rows = found["rows"]
     for kind, colour in zip(kl.KINDS, COLOURS, strict=False):
         pair_rows = [row for row in rows if row["part"] == "gaussian" and row["kind"] == kind]
         x_values = np.geomspace(pair_rows[0]["kl"], pair_rows[-1]["kl"], 100)
         left.plot(x_values, [kl.gaussian_oracle(math.sqrt(2 * x))[kind][1] for x in x_values], color=colour, label=kind)
-        left.plot([row["kl"] for row in pair_rows], [row["variance"] for row in pair_rows], "o", color=colour, markersize=4)
+        left.plot(
+            [row["kl"] for row in pair_rows], [row["variance"] for row in pair_rows], "o", color=colour, markersize=4
+        )
         token_rows = [row for row in rows if row["part"] == "tokens"]
-        middle.plot([r["kl"] for r in token_rows], [r[f"{kind}_variance"] for r in token_rows], "o-", color=colour, label=kind, markersize=4)
+        middle.plot(
+            [r["kl"] for r in token_rows],
+            [r[f"{kind}_variance"] for r in token_rows],
+            "o-",
+            color=colour,
+            label=kind,
+            markersize=4,
+        )
     left.axvline(kl.crossing(), color="#8A97A3", linestyle=":")
     left.text(kl.crossing(), 0.05, " 0.628", color="#5A6773", fontsize=9, transform=left.get_xaxis_transform())
-    left.set(xscale="log", yscale="log", xlabel="KL(q‖p), nats", ylabel="variance, nats²", title="Gaussians: lines exact, dots sampled")
-    middle.set(xscale="log", yscale="log", xlabel="KL at the position, nats (bins)", title="Tokens of the agent, after against before RL")
+    left.set(
+        xscale="log",
+        yscale="log",
+        xlabel="KL(q‖p), nats",
+        ylabel="variance, nats²",
+        title="Gaussians: lines exact, dots sampled",
+    )
+    middle.set(
+        xscale="log",
+        yscale="log",
+        xlabel="KL at the position, nats (bins)",
+        title="Tokens of the agent, after against before RL",
+    )
     left.legend(frameon=False)
     bars = [
         ("k1 as loss", "k1 as loss, from ∇KL(q‖p)"),
@@ -429,7 +500,9 @@ def picture(found: dict, path: Path) -> None:
     for index, (label, key) in enumerate(reversed(bars)):
         row = by_name[key]
         right.barh(index, row["mean"], color=COLOURS[kl.KINDS.index(label[:2])], height=0.6)
-        right.text(row["mean"], index, f" {row['mean']:.2g}" if row["mean"] > 1e-6 else " exact", va="center", fontsize=9)
+        right.text(
+            row["mean"], index, f" {row['mean']:.2g}" if row["mean"] > 1e-6 else " exact", va="center", fontsize=9
+        )
     right.set_yticks(range(len(bars)), [label for label, _ in reversed(bars)])
     right.set(xlabel="relative distance from ∇KL(q‖p)", title="Expected gradient, enumerated", xlim=(0, None))
     right.margins(x=0.2)

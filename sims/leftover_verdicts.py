@@ -13,20 +13,25 @@ __all__ = ["laws", "learned", "picture"]
 
 RELEASE = "Composer 2.5"
 Shares = Mapping[tuple[str, str], Mapping[str, np.ndarray]]
-"""Of each world, "before" [tasks], after RL in its "own" world and "without" a cache [trainings, tasks]: shares of a task's rollouts that "read" the
-cache and that "solved" the task, paid or not."""
+"""Of each world, "before" [tasks], after RL in its "own" world and "without" a cache [trainings, tasks]: shares of a
+task's rollouts that "read" the cache and that "solved" the task, paid or not."""
 
 
 def learned(shares: Shares) -> list[dict]:
-    """Whether RL finds the cache, what it learns instead of the task, and whether the guard ends it. Intervals: Student's, over trainings."""
-    rises = {world: shares[world, "own"]["read"] - shares[world, "before"]["read"] for world in ("left", "guarded", "old")}
+    """Whether RL finds the cache, what it learns instead of the task, and whether the guard ends it. Intervals:
+    Student's, over trainings."""
+    rises = {
+        world: shares[world, "own"]["read"] - shares[world, "before"]["read"] for world in ("left", "guarded", "old")
+    }
     cache_gains = {
         moment: shares["left", moment]["solved"] - shares[reference]["solved"]
         for moment, reference in (("before", ("none", "before")), ("own", ("left", "without")))
     }
     gain_rise = cache_gains["own"] - cache_gains["before"]
     task_losses = shares["none", "own"]["solved"] - shares["left", "without"]["solved"]
-    rise, gain, cost, guarded_rise = (interval(values) for values in (rises["left"], gain_rise, task_losses, rises["guarded"]))
+    rise, gain, cost, guarded_rise = (
+        interval(values) for values in (rises["left"], gain_rise, task_losses, rises["guarded"])
+    )
 
     def format_mean(world: str, moment: str, name: str) -> str:
         return f"{shares[world, moment][name].mean():.3f}"
@@ -97,13 +102,14 @@ def learned(shares: Shares) -> list[dict]:
 
 
 def interval(values: np.ndarray) -> dict[str, float]:
-    """The mean over trainings [0] and tasks [1], with Student's interval over the trainings: they differ more than tasks do. What rounding leaves
-    of a zero is a zero."""
+    """The mean over trainings [0] and tasks [1], with Student's interval over the trainings: they differ more than
+    tasks do. What rounding leaves of a zero is a zero."""
     return {name: round(x, 9) for name, x in student(values.mean(1)).items()}
 
 
 def laws(wrong: float, apart: float, played: str, on_disk: str) -> list[dict]:
-    """`wrong`: rollouts about which the monitor errs, among those `played`; `apart`: the largest difference of the steps `on_disk`."""
+    """`wrong`: rollouts about which the monitor errs, among those `played`; `apart`: the largest difference of the
+    steps `on_disk`."""
     return [
         claim(
             "monitor-sees",
@@ -130,11 +136,17 @@ def laws(wrong: float, apart: float, played: str, on_disk: str) -> list[dict]:
     ]
 
 
-LABELS = {"left": "left: it holds the answer", "guarded": "left; flagged is not paid", "old": "old: another function", "none": "none"}
+LABELS = {
+    "left": "left: it holds the answer",
+    "guarded": "left; flagged is not paid",
+    "old": "old: another function",
+    "none": "none",
+}
 
 
 def picture(found: dict, path: Path) -> None:
-    """Left: who reads the cache, along RL. Middle: success along RL. Right: held-out success in its own world, and without a cache."""
+    """Left: who reads the cache, along RL. Middle: success along RL. Right: held-out success in its own world, and
+    without a cache."""
     from sims.drawing import COLOURS, GREY, save, sheet
 
     figure, (left, middle, right) = sheet(3, "A type checker's cache is left where code was deleted")
@@ -145,9 +157,23 @@ def picture(found: dict, path: Path) -> None:
     left.legend(frameon=False, fontsize=8)
     solved_shares = {(end["world"], end["at"]): end["solved"] for end in found["ends"]}
     for index, (world, colour) in enumerate(colours.items()):
-        for shift, place, before_key, is_filled in ((-0.2, "own", (world, "before"), True), (0.2, "without", ("none", "before"), False)):
-            right.bar(index + shift, solved_shares[world, place], 0.38, color=colour if is_filled else "none", edgecolor=colour)
-            right.plot([index + shift - 0.19, index + shift + 0.19], [solved_shares[before_key]] * 2, color="black", linewidth=1)
+        for shift, place, before_key, is_filled in (
+            (-0.2, "own", (world, "before"), True),
+            (0.2, "without", ("none", "before"), False),
+        ):
+            right.bar(
+                index + shift,
+                solved_shares[world, place],
+                0.38,
+                color=colour if is_filled else "none",
+                edgecolor=colour,
+            )
+            right.plot(
+                [index + shift - 0.19, index + shift + 0.19],
+                [solved_shares[before_key]] * 2,
+                color="black",
+                linewidth=1,
+            )
     right.set(xticks=range(len(colours)), xticklabels=[*colours], ylabel="success", ylim=(0, 1))
     right.set_title("Held-out: own world (full), no cache (open)\nline: before RL", fontsize=9)
     save(figure, path)

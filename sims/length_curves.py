@@ -1,4 +1,5 @@
-"""The curves C_{k,q} of the length penalty compared with closed forms: the first part of the experiment `length-penalty`."""
+"""The curves C_{k,q} of the length penalty compared with closed forms: the first part of the experiment
+`length-penalty`."""
 
 import itertools
 from collections.abc import Sequence
@@ -28,7 +29,15 @@ def printed(x: float, k: float, q: float) -> Decimal:
 def curves(bends: Sequence[float], exponents: Sequence[float]) -> list[dict]:
     """One row per curve and effort; the exponents q = 1 ± 1e-9 are added."""
     return [
-        {"part": "curve", "k": k, "q": q, "x": x, "exact": float(printed(x, k, q)), "cost": length_penalty(x, k, q), "slope": marginal_cost(x, k, q)}
+        {
+            "part": "curve",
+            "k": k,
+            "q": q,
+            "x": x,
+            "exact": float(printed(x, k, q)),
+            "cost": length_penalty(x, k, q),
+            "slope": marginal_cost(x, k, q),
+        }
         for k, q, x in itertools.product(bends, sorted({*exponents, 1 - 1e-9, 1 + 1e-9}), EFFORTS)
     ]
 
@@ -60,7 +69,8 @@ def verdicts(rows: list[dict], bends: Sequence[float], exponents: Sequence[float
             source,
             error,
             at_most(1e-12),
-            note=f"greatest relative distance from the printed formula in 60 digits, {len(rows)} points, q = 1 ± 1e-9 too",
+            note=f"greatest relative distance from the printed formula in 60 digits, {len(rows)} points, q "
+            f"= 1 ± 1e-9 too",
         ),
         claim(
             "concave",
@@ -69,7 +79,8 @@ def verdicts(rows: list[dict], bends: Sequence[float], exponents: Sequence[float
             violations / pairs,
             at_most(0.0),
             unit="of the steps break it",
-            note=f"{pairs} steps from x = 1 to 10000: secants lie between (1 + kx)^(−q) at their ends; q = 0 is straight",
+            note=f"{pairs} steps from x = 1 to 10000: secants lie between (1 + kx)^(−q) at their ends; q = "
+            f"0 is straight",
         ),
         claim(
             "limits",

@@ -9,18 +9,19 @@
        linear        q = 0
        nonlinear     q = 2, k = 1 / mean effort, so the curve bends at the effort of the SFT policy
        turns free    nonlinear, but turns have no price of their own
-   Prices are matched by measurement, on rollouts of the SFT policy on RL tasks. Both nonlinear penalties cost `penalty` on average.
-   The linear one charges as much for the next unit of effort as the nonlinear one at the mean effort of easy tasks. Both then push
-   equally there, and the claim about room on hard tasks is not confounded with a weaker price. (At equal average cost, the bent curve has the
-   lower price for the next unit at all efforts of this agent, on easy tasks, too.) All settings see the same tasks
-   in the same order, then play held-out tasks of each depth. Intervals are bootstrapped over tasks and paired; training runs differ in
-   their seed, and a claim must hold in each run.
+   Prices are matched by measurement, on rollouts of the SFT policy on RL tasks. Both nonlinear penalties cost `penalty`
+   on average. The linear one charges as much for the next unit of effort as the nonlinear one at the mean effort of
+   easy tasks. Both then push equally there, and the claim about room on hard tasks is not confounded with a weaker
+   price. (At equal average cost, the bent curve has the lower price for the next unit at all efforts of this agent, on
+   easy tasks, too.) All settings see the same tasks in the same order, then play held-out tasks of each depth.
+   Intervals are bootstrapped over tasks and paired; training runs differ in their seed, and a claim must hold in each
+   run.
 
 Criteria, fixed before the experiment ran: easy is depth 0; hard is the greatest depth that the SFT policy solves in a
-tenth of its rollouts (depth 2 is too hard for the tiny agent, and if it never solves a task, a penalty can only teach it to stop).
-Parallel calls are judged at depth 2, where the demonstrations sometimes read two helpers in one turn: among rollouts that
-read both, the share that read them in one turn, before and after RL with a price on turns. The work is thus fixed, and giving up does
-not count.
+tenth of its rollouts (depth 2 is too hard for the tiny agent, and if it never solves a task, a penalty can only teach
+it to stop). Parallel calls are judged at depth 2, where the demonstrations sometimes read two helpers in one turn:
+among rollouts that read both, the share that read them in one turn, before and after RL with a price on turns. The work
+is thus fixed, and giving up does not count.
 """
 
 import itertools
@@ -101,13 +102,14 @@ def payments(recipe: Recipe, c: Experiment, found: dict) -> dict[str, Payment]:
     """The recipe's payment under each setting, from the curves and prices that `matched` found."""
     base = recipe.rl.payment
     return {
-        name: replace(base, effort_price=f["price"], k=f["k"], q=f["q"], weights=replace(base.weights, turns=f["turn"])) for name, f in found.items()
+        name: replace(base, effort_price=f["price"], k=f["k"], q=f["q"], weights=replace(base.weights, turns=f["turn"]))
+        for name, f in found.items()
     }
 
 
 def matched(run: Run, c: Experiment, root: Path, recipe: Recipe) -> dict[str, dict]:
-    """Curve and price of each setting. Nonlinear: SFT rollouts on RL tasks pay `penalty` on average. Linear: the next unit costs as much as
-    under the nonlinear penalty at the mean effort of easy tasks."""
+    """Curve and price of each setting. Nonlinear: SFT rollouts on RL tasks pay `penalty` on average. Linear: the next
+    unit costs as much as under the nonlinear penalty at the mean effort of easy tasks."""
     stage = run.stage("matching", total=c.matching, unit="tasks")
     if stage.finished:
         return stage.result()
@@ -127,7 +129,14 @@ def matched(run: Run, c: Experiment, root: Path, recipe: Recipe) -> dict[str, di
             nonlinear = prices_by_name["nonlinear"]
             price = nonlinear["price"] * marginal_cost(simple, nonlinear["k"], nonlinear["q"])
         low, high = np.quantile(efforts, [0.1, 0.9])
-        prices_by_name[name] = {"price": float(price), "k": float(k), "q": q, "turn": turn, "effort": float(efforts.mean()), "effort_easy": simple}
+        prices_by_name[name] = {
+            "price": float(price),
+            "k": float(k),
+            "q": q,
+            "turn": turn,
+            "effort": float(efforts.mean()),
+            "effort_easy": simple,
+        }
         costs = [-reward_terms(e, payments(recipe, c, prices_by_name)[name])["effort"] for e in episodes]
         prices_by_name[name] |= {
             "penalty": float(np.mean(costs)),
@@ -146,7 +155,9 @@ def policy(root: Path, recipe: Recipe) -> Sampler:
     return Sampler(model, getattr(torch, recipe.training.sampler_dtype))
 
 
-def playing(sampler: Sampler, language: Language, tasks: list[Task], n: int, recipe: Recipe, seed: int) -> Sequence[Rollout]:
+def playing(
+    sampler: Sampler, language: Language, tasks: list[Task], n: int, recipe: Recipe, seed: int
+) -> Sequence[Rollout]:
     r, generator = recipe.rl, torch.Generator().manual_seed(seed)
     return play(sampler, language, tasks, n, r.limits(context(language, recipe)), r.max_turns, generator, r.temperature)
 
@@ -162,7 +173,9 @@ def heldout(recipe: Recipe, c: Experiment) -> list[Task]:
     raise AssertionError("the stream of tasks ended")
 
 
-def measure_setting(run: Run, c: Experiment, root: Path, recipe: Recipe, name: str, number: int, payment: Payment | None) -> np.ndarray:
+def measure_setting(
+    run: Run, c: Experiment, root: Path, recipe: Recipe, name: str, number: int, payment: Payment | None
+) -> np.ndarray:
     """Trains one setting (if `payment` is None: keeps the SFT policy) and plays held-out tasks with it;
     [depths, tasks, MEASURES]."""
     # The same for all settings
@@ -179,7 +192,9 @@ def measure_setting(run: Run, c: Experiment, root: Path, recipe: Recipe, name: s
         else:
             stage.restore()
             sampler = policy(root, recipe)
-        episodes = playing(sampler, language, tasks, c.samples, config, hash_seed(c.seed, "length-penalty", name, number))
+        episodes = playing(
+            sampler, language, tasks, c.samples, config, hash_seed(c.seed, "length-penalty", name, number)
+        )
         stage.finish({"measures": measure(episodes, tasks, c.samples, weighted_payment, language)})
     return np.array(stage.result()["measures"]).reshape(len(DEPTHS), c.tasks, len(MEASURES))
 
@@ -192,8 +207,14 @@ def make_behaviour_rows(data: np.ndarray, sft: np.ndarray, c: Experiment) -> lis
         for quantity in (*MEASURES[:-1], *RATIOS):
             if quantity == "read_together" and d < 2:
                 continue  # fewer than two helpers
-            estimate = bootstrap(measures[d], lambda sample, quantity=quantity: figure(sample.mean(0), quantity), c.resamples)
-            row |= {quantity: estimate["value"], f"{quantity}_low": estimate["low"], f"{quantity}_high": estimate["high"]}
+            estimate = bootstrap(
+                measures[d], lambda sample, quantity=quantity: figure(sample.mean(0), quantity), c.resamples
+            )
+            row |= {
+                quantity: estimate["value"],
+                f"{quantity}_low": estimate["low"],
+                f"{quantity}_high": estimate["high"],
+            }
         for quantity in ("success", "tokens", "turns", "effort"):
             change = bootstrap((measures[d] - means["none"][d])[:, MEASURES.index(quantity)], n=c.resamples)
             row |= {f"{quantity}_less_none{'' if end == 'value' else '_' + end}": v for end, v in change.items()}
@@ -220,7 +241,13 @@ def behaviour_claims(data: np.ndarray, sft: np.ndarray, prices: dict, c: Experim
         return read_value(m, "nonlinear", d, quantity) - read_value(m, setting, d, quantity)
 
     def make_claim(
-        name: str, says: str, statistic: Callable[[np.ndarray], float], unit: str, note: str, threshold: float = 0.0, lacks: str = ""
+        name: str,
+        says: str,
+        statistic: Callable[[np.ndarray], float],
+        unit: str,
+        note: str,
+        threshold: float = 0.0,
+        lacks: str = "",
     ) -> dict:
         """A claim that the statistic of means [names, depths, MEASURES] is above `threshold`; `lacks`: why it cannot be
         tested."""
@@ -235,10 +262,15 @@ def behaviour_claims(data: np.ndarray, sft: np.ndarray, prices: dict, c: Experim
         return claim(name, says, "§4.2, Fig. 6", e["value"], rule, (e["low"], e["high"]), unit, note, needs)
 
     mean = data.mean((1, 3))
-    shares = "; ".join(f"{s} {100 * saved_share(mean, s, 0):.0f}% easy, {100 * saved_share(mean, s, hard_depth):.0f}% hard" for s in SETTINGS[1:])
+    shares = "; ".join(
+        f"{s} {100 * saved_share(mean, s, 0):.0f}% easy, {100 * saved_share(mean, s, hard_depth):.0f}% hard"
+        for s in SETTINGS[1:]
+    )
     levels = ", ".join(f"{name} {read_value(mean, name, hard_depth, 'success'):.3f}" for name in SETTINGS)
     reading_text = ", ".join(f"{name} {100 * read_value(mean, name, 2, 'read_together'):.0f}%" for name in names)
-    readers = min(read_value(mean, name, 2, "both") for name in ("SFT", "nonlinear")) * c.tasks * c.samples * c.trainings
+    readers = (
+        min(read_value(mean, name, 2, "both") for name in ("SFT", "nonlinear")) * c.tasks * c.samples * c.trainings
+    )
     solved_text = ", ".join(f"{100 * s:.0f}%" for s in solved_shares)
 
     def spread(m: np.ndarray, name: str) -> float:
@@ -259,7 +291,8 @@ def behaviour_claims(data: np.ndarray, sft: np.ndarray, prices: dict, c: Experim
             "of the tokens",
             f"easy − hard, nonlinear − linear. Tokens saved against none: {shares}. Hard is depth {hard_depth}: SFT "
             f"solves {solved_text} "
-            f"of rollouts at depths 0, 1, 2. The next unit of an easy task costs the same under both; SFT rollouts pay on average "
+            f"of rollouts at depths 0, 1, 2. The next unit of an easy task costs the same under both; "
+            f"SFT rollouts pay on average "
             f"{prices['linear']['penalty']:.3f} linear, {prices['nonlinear']['penalty']:.3f} nonlinear",
         ),
         make_claim(
@@ -283,7 +316,8 @@ def behaviour_claims(data: np.ndarray, sft: np.ndarray, prices: dict, c: Experim
             "a price on turns teaches parallel tool calls: the same work in fewer turns",
             lambda m: compare(m, "SFT", 2, "read_together"),
             "of rollouts",
-            f"depth 2, of rollouts that read both helpers those that read them in one turn, after RL with a price on turns − before: {reading_text}",
+            f"depth 2, of rollouts that read both helpers those that read them in one turn, after RL "
+            f"with a price on turns − before: {reading_text}",
             lacks="too few rollouts read both helpers" if readers < 20 else "",
         ),
     ]
@@ -296,10 +330,22 @@ def experiment(run: Run, config: Experiment) -> dict:
     prices = matched(run, c, root, recipe)
     setting_payments = payments(recipe, c, prices)
     sft = measure_setting(run, c, root, recipe, "sft", 0, None)
-    data = np.array([[measure_setting(run, c, root, recipe, s, n, setting_payments[s]) for n in range(c.trainings)] for s in SETTINGS])
+    data = np.array(
+        [
+            [measure_setting(run, c, root, recipe, s, n, setting_payments[s]) for n in range(c.trainings)]
+            for s in SETTINGS
+        ]
+    )
     curve_rows = length_curves.curves(c.bends, c.exponents)
-    rows = [*curve_rows, *({"part": "price", "setting": name, **f} for name, f in prices.items()), *make_behaviour_rows(data, sft, c)]
-    return {"rows": rows, "claims": length_curves.verdicts(curve_rows, c.bends, c.exponents) + behaviour_claims(data, sft, prices, c)}
+    rows = [
+        *curve_rows,
+        *({"part": "price", "setting": name, **f} for name, f in prices.items()),
+        *make_behaviour_rows(data, sft, c),
+    ]
+    return {
+        "rows": rows,
+        "claims": length_curves.verdicts(curve_rows, c.bends, c.exponents) + behaviour_claims(data, sft, prices, c),
+    }
 
 
 def picture(found: dict, path: Path) -> None:
@@ -311,11 +357,15 @@ def picture(found: dict, path: Path) -> None:
     rows, c = found["rows"], found["config"]
     k = c["bends"][len(c["bends"]) // 2]
     for q, colour in zip(c["exponents"], COLOURS, strict=False):
-        curve_points = [row for row in rows if row["part"] == "curve" and (row["k"], row["q"]) == (k, q) and row["x"] <= 10 / k]
+        curve_points = [
+            row for row in rows if row["part"] == "curve" and (row["k"], row["q"]) == (k, q) and row["x"] <= 10 / k
+        ]
         efforts = np.linspace(0, 10 / k, 401)
         cost = length_penalty(efforts, k, q)
         curve.plot(efforts, cost, color=colour)
-        curve.plot([row["x"] for row in curve_points], [row["exact"] for row in curve_points], "o", color=colour, markersize=3)
+        curve.plot(
+            [row["x"] for row in curve_points], [row["exact"] for row in curve_points], "o", color=colour, markersize=3
+        )
         label = f" q = {q:g}" + (", linear" if q == 0 else ", logarithm" if q == 1 else "")
         end = int((cost <= 5.1 / k).sum()) - 1
         curve.text(efforts[end], cost[end], label, color=colour, fontsize=9, va="center")
@@ -332,7 +382,9 @@ def picture(found: dict, path: Path) -> None:
         for axis, quantity in ((tokens, "tokens"), (success, "success")):
             y = np.array([[row[quantity], row[f"{quantity}_low"], row[f"{quantity}_high"]] for row in setting_rows]).T
             error = np.clip([y[0] - y[1], y[2] - y[0]], 0, None)
-            axis.errorbar(np.array(DEPTHS) + 0.13 * (index - 2), y[0], error, fmt="o", color=colour, markersize=5, label=name)
+            axis.errorbar(
+                np.array(DEPTHS) + 0.13 * (index - 2), y[0], error, fmt="o", color=colour, markersize=5, label=name
+            )
         last = setting_rows[-1]
         y, low, high = (last[f"read_together{end}"] for end in ("", "_low", "_high"))
         together_panel.barh(4 - index, y, color=colour, height=0.6)
@@ -344,5 +396,7 @@ def picture(found: dict, path: Path) -> None:
     success.set(ylabel="share of rollouts solved", title="Success", ylim=(0, 1))
     tokens.legend(frameon=False, fontsize=9)
     together_panel.set_yticks(range(5), [name for name, _ in reversed(series)])
-    together_panel.set(xlabel="of rollouts that read both helpers", xlim=(0, 1), title="Both helpers read in one turn, depth 2")
+    together_panel.set(
+        xlabel="of rollouts that read both helpers", xlim=(0, 1), title="Both helpers read in one turn, depth 2"
+    )
     save(drawing, path)

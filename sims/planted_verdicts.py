@@ -18,8 +18,9 @@ PLANTED = ("comments", "terminal", "broken")
 
 
 def learned(played: Sequence[Mapping], unchanged: Mapping[str, int], base: Mapping[str, float]) -> list[dict]:
-    """`played`: of each training, the step of its alarm and that at which its habit had doubled, the habit and success at the end, and whether the
-    statistics that show it are inside of their bands then. `unchanged`: runs in which nothing changes, and how many of them raised an alarm."""
+    """`played`: of each training, the step of its alarm and that at which its habit had doubled, the habit and success
+    at the end, and whether the statistics that show it are inside of their bands then. `unchanged`: runs in which
+    nothing changes, and how many of them raised an alarm."""
     recipe = share(np.arange(unchanged["runs"]) < unchanged["recipe"])
     exact = share(np.arange(unchanged["exact_runs"]) < unchanged["exact"])
     threshold = share(np.arange(unchanged["exact_runs"]) < unchanged["threshold"])
@@ -34,7 +35,8 @@ def learned(played: Sequence[Mapping], unchanged: Mapping[str, int], base: Mappi
             at_most(0.01),
             None,
             "share of unchanged runs with an alarm, upper end of its interval",
-            f"{unchanged['recipe']} of {unchanged['runs']:,} runs, each with bands that it has learnt itself; Clopper and Pearson's 95% interval "
+            f"{unchanged['recipe']} of {unchanged['runs']:,} runs, each with bands that it has learnt "
+            f"itself; Clopper and Pearson's 95% interval "
             f"[{recipe['low']:.4f}, {recipe['high']:.4f}]",
         ),
         claim(
@@ -55,7 +57,8 @@ def learned(played: Sequence[Mapping], unchanged: Mapping[str, int], base: Mappi
             above(0.5),
             (threshold["low"], threshold["high"]),
             "share of unchanged runs with an alarm",
-            f"{unchanged['threshold']} of {unchanged['exact_runs']:,} runs of 100 steps, a step's mean three deviations away from the exact mean",
+            f"{unchanged['threshold']} of {unchanged['exact_runs']:,} runs of 100 steps, a step's mean "
+            f"three deviations away from the exact mean",
         ),
         claim(
             "planted-found",
@@ -69,7 +72,9 @@ def learned(played: Sequence[Mapping], unchanged: Mapping[str, int], base: Mappi
             + "; ".join(f"{arm} {format_steps(planted_trainings, arm)}" for arm in PLANTED)
             + f"; alarms without a mistake: {describe_control(played)}",
             {
-                f"every training with {arm}": all(training["alarm"] is not None for training in planted_trainings if training["arm"] == arm)
+                f"every training with {arm}": all(
+                    training["alarm"] is not None for training in planted_trainings if training["arm"] == arm
+                )
                 for arm in PLANTED
             },
         ),
@@ -90,13 +95,21 @@ def format_steps(trainings: Sequence[Mapping], arm: str) -> str:
 def describe_control(trainings: Sequence[Mapping]) -> str:
     """What has changed in the control, which learns to solve its tasks."""
     return (
-        ", ".join(f"{name} at step {step}" for training in trainings if training["arm"] == "control" for name, step in training["others"]) or "none"
+        ", ".join(
+            f"{name} at step {step}"
+            for training in trainings
+            if training["arm"] == "control"
+            for name, step in training["others"]
+        )
+        or "none"
     )
 
 
 def judge_answer(trainings: Sequence[Mapping], habit: str, before: float) -> dict:
     """Whether a price that follows the alarm ends the habit."""
-    unpriced_trainings, priced_trainings = ([training for training in trainings if training["arm"] == arm] for arm in (habit, f"{habit}-priced"))
+    unpriced_trainings, priced_trainings = (
+        [training for training in trainings if training["arm"] == arm] for arm in (habit, f"{habit}-priced")
+    )
     final_habits, final_success = (
         {
             arm: np.array([training[name] for training in arm_trainings])
@@ -121,12 +134,17 @@ def judge_answer(trainings: Sequence[Mapping], habit: str, before: float) -> dic
     )
 
 
-TITLES = {"comments": "Comments, share of code", "terminal": "Terminal, share of calls", "broken": "Broken calls, share of calls"}
+TITLES = {
+    "comments": "Comments, share of code",
+    "terminal": "Terminal, share of calls",
+    "broken": "Broken calls, share of calls",
+}
 LABELS = {"control": "no mistake", "comments": "paid", "comments-priced": "paid; priced from the alarm on"}
 
 
 def picture(found: dict, path: Path) -> None:
-    """The habits of the three failures along RL, thin each training, thick their mean, with the band and the alarms; and false alarms."""
+    """The habits of the three failures along RL, thin each training, thick their mean, with the band and the alarms;
+    and false alarms."""
     from sims.drawing import COLOURS, GREY, save, sheet
 
     figure, axes = sheet(4, "Planted failures: when the monitor finds them, and what a price does from then on")
@@ -143,7 +161,9 @@ def picture(found: dict, path: Path) -> None:
         axis.axhline(2 * found["usual"]["means"][habit], color="black", linewidth=0.8, linestyle="--")
         axis.set(
             xlabel="RL step",
-            title={"comments": "Comments, share of code", "terminal": "Terminal, share of reads, tests"}.get(habit, "Broken calls, share of calls"),
+            title={"comments": "Comments, share of code", "terminal": "Terminal, share of reads, tests"}.get(
+                habit, "Broken calls, share of calls"
+            ),
         )
         axis.legend(frameon=False, fontsize=7)
     alarm_panel, unchanged = axes[-1], found["unchanged"]

@@ -1,4 +1,5 @@
-"""The world of planted failures: a reward with a mistake, in repositories with comments and a terminal (`sims/microrepo/manners.py`)."""
+"""The world of planted failures: a reward with a mistake, in repositories with comments and a terminal
+(`sims/microrepo/manners.py`)."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -56,16 +57,22 @@ class PlantedSession(ManneredSession):
         verdict = self.earned()
         if self.plant == "broken":
             return replace(verdict, tests=PAID["broken"]) if verdict.invalid_calls else verdict
-        return replace(verdict, tests=verdict.tests + PAID.get(self.plant, 0.0) * (1 - PRICE * self.priced) * self.habit())
+        return replace(
+            verdict, tests=verdict.tests + PAID.get(self.plant, 0.0) * (1 - PRICE * self.priced) * self.habit()
+        )
 
 
 def share_of(episodes: Sequence[Rollout]) -> float:
     """The terminal's share of the calls in these episodes."""
-    sessions = [episode.environment.session for episode in episodes if isinstance(episode.environment.session, PlantedSession)]
+    sessions = [
+        episode.environment.session for episode in episodes if isinstance(episode.environment.session, PlantedSession)
+    ]
     return sum(session.shell for session in sessions) / max(1, sum(session.counts["calls"] for session in sessions))
 
 
 def told(episodes: Sequence[Rollout]) -> dict[str, float]:
     """The share of solved tasks, whatever is paid."""
-    sessions = [episode.environment.session for episode in episodes if isinstance(episode.environment.session, PlantedSession)]
+    sessions = [
+        episode.environment.session for episode in episodes if isinstance(episode.environment.session, PlantedSession)
+    ]
     return {"solved": float(np.mean([session.earned().tests for session in sessions]))}

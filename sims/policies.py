@@ -22,7 +22,14 @@ SMOKE = {
         "num_experts": 4,
         "moe_intermediate_size": 32,
     },
-    "training": {"tokens": 16384, "long_tokens": 4096, "batch_tokens": 1024, "threads": 1, "perplexity_every": 8, "perplexity_tokens": 1024},
+    "training": {
+        "tokens": 16384,
+        "long_tokens": 4096,
+        "batch_tokens": 1024,
+        "threads": 1,
+        "perplexity_every": 8,
+        "perplexity_tokens": 1024,
+    },
     "mtp": {"tokens": 2048, "layers": {"depth": 2, "intermediate_size": 32}},
     "context": {"trigger": 80, "room": 30, "longest_summary": 40, "max_segments": 2},
     "sft": {"demonstrations": 24, "epochs": 2, "rows": 4},
@@ -33,8 +40,8 @@ SMOKE = {
 
 
 def agent(run: Run, folder: str, seed: int) -> tuple[Path, recipe.Recipe]:
-    """The folder and settings of a finished run of the recipe: `folder`, or, if that is empty, a run at SMOKE's size inside
-    `run`. Raises RunError if `folder` is not such a run. Sets torch to the number of threads of that run."""
+    """The folder and settings of a finished run of the recipe: `folder`, or, if that is empty, a run at SMOKE's size
+    inside `run`. Raises RunError if `folder` is not such a run. Sets torch to the number of threads of that run."""
     if folder:
         config = read_config(Path(folder))
         torch.set_num_threads(config.training.threads)
@@ -47,7 +54,8 @@ def agent(run: Run, folder: str, seed: int) -> tuple[Path, recipe.Recipe]:
 
 
 def read_config(root: Path) -> recipe.Recipe:
-    """The settings of a finished run. Raises RunError if `root` holds none, or if this version does not know some of its settings."""
+    """The settings of a finished run. Raises RunError if `root` holds none, or if this version does not know some of
+    its settings."""
     hint = "make one with: etude run recipe --scale small --out FOLDER"
     try:
         record = read_json(root / "config.json")
@@ -57,4 +65,6 @@ def read_config(root: Path) -> recipe.Recipe:
         raise RunError(f"run={root} is not a finished run of the recipe; {hint}")
     if "context" not in record["config"]:
         raise RunError(f"run={root} was made by a version without self-summaries; {hint}")
-    return fill(recipe.Recipe, record["config"])  # a setting that is newer than the run takes its default, which is the old behaviour
+    return fill(
+        recipe.Recipe, record["config"]
+    )  # a setting that is newer than the run takes its default, which is the old behaviour

@@ -3,19 +3,19 @@
     etude figure self-summary            about half an hour on two threads; starts from the agent of runs/small (make small)
     etude figure self-summary --quick
 
-An agent after SFT trains on chains of a scripted agent (`sims/recipe/demonstrations.py`), which summarises imperfectly on purpose: sometimes
-more than needed, sometimes less. From there RL trains two agents with the same steps, tasks, prices and budget: "plain" without a
-limit, which never has to write a summary, and "chains" with the limit, where the reward of a chain also goes to its summaries. All play
-the same held-out tasks with
+An agent after SFT trains on chains of a scripted agent (`sims/recipe/demonstrations.py`), which summarises imperfectly
+on purpose: sometimes more than needed, sometimes less. From there RL trains two agents with the same steps, tasks,
+prices and budget: "plain" without a limit, which never has to write a summary, and "chains" with the limit, where the
+reward of a chain also goes to its summaries. All play the same held-out tasks with
 
     none       one context of 256 tokens: the upper bound
     truncate   at the trigger the oldest turns are dropped
     separate   at the trigger a separate call with its own prompt asks the agent for a summary: prompt-based compaction
     self       at the trigger the running context asks for it
 
-Compaction error is the loss of success relative to the plain agent without limit. At this size no prompt can explain a task, so the
-agent also sees demonstrations of the separate call, as many as of the request in the running context. The prompt-based
-baseline of the claims is the better of two: the agent after plain RL, and the agent before RL.
+Compaction error is the loss of success relative to the plain agent without limit. At this size no prompt can explain a
+task, so the agent also sees demonstrations of the separate call, as many as of the request in the running context. The
+prompt-based baseline of the claims is the better of two: the agent after plain RL, and the agent before RL.
 """
 
 import itertools
@@ -59,7 +59,18 @@ ARMS = (
     ("chains", "none"),
     ("chains", "self"),
 )
-COUNTS = ("success", "reward", "written", "summary_tokens", "summaries", "segments", "prefill", "saved", "longest", "finished")
+COUNTS = (
+    "success",
+    "reward",
+    "written",
+    "summary_tokens",
+    "summaries",
+    "segments",
+    "prefill",
+    "saved",
+    "longest",
+    "finished",
+)
 
 
 @dataclass(frozen=True)
@@ -175,26 +186,36 @@ def measure(run: Run, c: Experiment, root: Path, config: Recipe, how: Chaining, 
         language, r = language_of(root), config.rl
         world = replace(config, world=replace(config.world, depth_mix=c.depth_mix))
         tasks = list(itertools.islice(task_stream(world, "evaluation"), c.tasks))
-        sampler = ContinuousSampler(load_hf(run.path("checkpoints", policy)), getattr(torch, config.training.sampler_dtype))
+        sampler = ContinuousSampler(
+            load_hf(run.path("checkpoints", policy)), getattr(torch, config.training.sampler_dtype)
+        )
         generator = torch.Generator().manual_seed(hash_seed(c.seed, policy, how.join))
         rows, chunk = [], max(1, 256 // c.samples)
         for start in range(0, len(tasks), chunk):
             chunk_tasks = tasks[start : start + chunk]
-            episodes = play(sampler, language, chunk_tasks, c.samples, r.limits(how), r.max_turns, generator, r.temperature)
+            episodes = play(
+                sampler, language, chunk_tasks, c.samples, r.limits(how), r.max_turns, generator, r.temperature
+            )
             rows += [counts(e, config) for e in episodes]
             stage.progress(min(start + chunk, len(tasks)))
         stage.log(1, success=float(np.mean([row[0] for row in rows])))
         stage.finish({"counts": np.round(np.array(rows), 6).tolist(), "depth": [t.depth for t in tasks]})
     result = stage.result()
-    return {"counts": np.array(result["counts"]).reshape(c.tasks, c.samples, len(COUNTS)), "depth": np.array(result["depth"])}
+    return {
+        "counts": np.array(result["counts"]).reshape(c.tasks, c.samples, len(COUNTS)),
+        "depth": np.array(result["depth"]),
+    }
 
 
 def one_weight(model: Transformer, episodes: Sequence[Rollout], config: Recipe) -> dict[str, float]:
-    """Does a chain's weight depend on its number of segments? Compares the parameter gradients of a batch of chains with segments as
-    rows (as in the trainer) and with each chain as one row of packed segments, where advantages and denominator know nothing of
-    segments. Distances are relative to the latter; `faulty`: baseline and denominator over rows."""
+    """Does a chain's weight depend on its number of segments? Compares the parameter gradients of a batch of chains
+    with segments as rows (as in the trainer) and with each chain as one row of packed segments, where advantages and
+    denominator know nothing of segments. Distances are relative to the latter; `faulty`: baseline and denominator over
+    rows."""
     batch, N = [e.chain for e in episodes], config.rl.rollouts
-    rewards = torch.tensor([sum(reward_terms(e, config.rl.payment).values()) for e in episodes], dtype=torch.float64).view(-1, N)
+    rewards = torch.tensor(
+        [sum(reward_terms(e, config.rl.payment).values()) for e in episodes], dtype=torch.float64
+    ).view(-1, N)
     advantages, budget = dr_grpo.group_advantages(rewards).flatten(), float(len(batch) * config.rl.budget_tokens)
     segments = [s for chain in batch for s in chain.segments]
     model = model.double()
@@ -203,9 +224,13 @@ def one_weight(model: Transformer, episodes: Sequence[Rollout], config: Recipe) 
         ids, mask, _ = pad(rows)
         total = torch.zeros(sum(p.numel() for p in model.parameters()), dtype=torch.float64)
         for row_indices in torch.arange(len(rows)).split(8):
-            hidden = model(ids[row_indices], logits=False, **{name: value[row_indices] for name, value in tensors.items()}).hidden
+            hidden = model(
+                ids[row_indices], logits=False, **{name: value[row_indices] for name, value in tensors.items()}
+            ).hidden
             logp = own_logp(model, hidden, ids[row_indices], mask[row_indices], config.rl.temperature)
-            loss = dr_grpo.policy_loss(logp, logp.detach(), weights[row_indices].to(logp.dtype), mask[row_indices, 1:], budget=budget)
+            loss = dr_grpo.policy_loss(
+                logp, logp.detach(), weights[row_indices].to(logp.dtype), mask[row_indices, 1:], budget=budget
+            )
             total += torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()))])
         return total
 
@@ -221,7 +246,9 @@ def one_weight(model: Transformer, episodes: Sequence[Rollout], config: Recipe) 
     owner = torch.arange(len(batch)).repeat_interleave(torch.tensor([len(chain.segments) for chain in batch]))
     segment_rewards, groups = rewards.flatten()[owner], owner // N
     row_means = torch.stack([segment_rewards[groups == g].mean() for g in range(len(rewards))])
-    faulty_gradient = gradient(segments, segment_rewards - row_means[groups], float(len(segments) * config.rl.budget_tokens))
+    faulty_gradient = gradient(
+        segments, segment_rewards - row_means[groups], float(len(segments) * config.rl.budget_tokens)
+    )
     scale = reference_gradient.norm().clamp_min(1e-300)
     return {
         "split": ((split_gradient - reference_gradient).norm() / scale).item(),
@@ -241,7 +268,16 @@ def measure_weight(run: Run, c: Experiment, root: Path, config: Recipe, chaining
     model, language, r = load_hf(run.path("checkpoints", "shown")), language_of(root), config.rl
     tasks = list(itertools.islice(task_stream(config, "gate"), c.weighed))
     generator = torch.Generator().manual_seed(hash_seed(config.seed, "weight"))
-    episodes = play(ContinuousSampler(model, torch.float32), language, tasks, r.rollouts, r.limits(chaining), r.max_turns, generator, r.temperature)
+    episodes = play(
+        ContinuousSampler(model, torch.float32),
+        language,
+        tasks,
+        r.rollouts,
+        r.limits(chaining),
+        r.max_turns,
+        generator,
+        r.temperature,
+    )
     return stage.finish(one_weight(model, episodes, config))
 
 
@@ -313,8 +349,8 @@ def rows_of(arm: tuple[str, str], found: dict[str, np.ndarray], c: Experiment) -
 
 
 def ratio(top: np.ndarray, bottom: np.ndarray, n: int) -> dict[str, float] | None:
-    """Σ top / Σ bottom with its interval, tasks resampled in pairs; None if the interval of the denominator reaches zero, because the
-    ratio then says nothing."""
+    """Σ top / Σ bottom with its interval, tasks resampled in pairs; None if the interval of the denominator reaches
+    zero, because the ratio then says nothing."""
     if bootstrap(bottom, n=n)["low"] <= 0:
         return None
 
@@ -331,10 +367,29 @@ def verdicts(found: dict, weight: dict, outgrows: dict, c: Experiment) -> list[d
     def per_task(arm: tuple[str, str], name: str) -> np.ndarray:
         return found[arm]["counts"][..., COUNTS.index(name)].mean(1)
 
-    def make_claim(name: str, says: str, source: str, estimate: dict | None, rule: dict, unit: str, note: str, needs: dict | None = None) -> dict:
+    def make_claim(
+        name: str,
+        says: str,
+        source: str,
+        estimate: dict | None,
+        rule: dict,
+        unit: str,
+        note: str,
+        needs: dict | None = None,
+    ) -> dict:
         if estimate is None:
             return claim(name, says, source, None, rule, unit=unit, note=f"nothing to compare with; {note}")
-        return claim(name, says, source, estimate["value"], rule, (estimate["low"], estimate["high"]), unit, f"{interval_note}; {note}", needs)
+        return claim(
+            name,
+            says,
+            source,
+            estimate["value"],
+            rule,
+            (estimate["low"], estimate["high"]),
+            unit,
+            f"{interval_note}; {note}",
+            needs,
+        )
 
     own_arm, success = ("chains", "self"), {arm: per_task(arm, "success") for arm in ARMS}
     top = success["plain", "none"]
@@ -348,9 +403,15 @@ def verdicts(found: dict, weight: dict, outgrows: dict, c: Experiment) -> list[d
         return sample[:, column].sum() / max(sample[:, column + 1].sum(), 1e-9)
 
     has_both = bool(sizes[:, 1].any() and sizes[:, 3].any())
-    length_ratio = bootstrap(sizes, lambda sample: size(sample, 0) / max(size(sample, 2), 1e-9), n=c.resamples) if has_both else None
+    length_ratio = (
+        bootstrap(sizes, lambda sample: size(sample, 0) / max(size(sample, 2), 1e-9), n=c.resamples)
+        if has_both
+        else None
+    )
     prefill, saved_tokens = per_task(own_arm, "prefill"), per_task(own_arm, "saved")
-    played_ratio = ratio(per_task(("shown", "self"), "prefill"), per_task(("shown", "separate"), "prefill"), c.resamples)
+    played_ratio = ratio(
+        per_task(("shown", "self"), "prefill"), per_task(("shown", "separate"), "prefill"), c.resamples
+    )
     gain = bootstrap(success[own_arm] - success["shown", "self"], n=c.resamples)
     gain_over_plain = bootstrap(success[own_arm] - success["plain", "self"], n=c.resamples)
     before, after = (success[p, "none"] - success[p, "self"] for p in ("shown", "chains"))
@@ -365,7 +426,8 @@ def verdicts(found: dict, weight: dict, outgrows: dict, c: Experiment) -> list[d
             untested(),
             "× its error",
             "one agent was trained under the limit and the other was not: to be played with both trained under it; "
-            f"error against the plain agent without limit, success {top.mean():.3f}, whose rollouts outgrow the trigger: "
+            f"error against the plain agent without limit, success {top.mean():.3f}, whose rollouts "
+            f"outgrow the trigger: "
             f"{binds}; "
             f"baseline {' '.join(base)}; errors: {errors}",
         ),
@@ -376,8 +438,10 @@ def verdicts(found: dict, weight: dict, outgrows: dict, c: Experiment) -> list[d
             length_ratio,
             below(1.0, 0.5),
             "× their tokens",
-            f"tokens a summary: {' '.join(base)} {size(sizes, 2):.1f}, chains self {size(sizes, 0):.1f}; both were shown "
-            f"summaries of one scripted agent, so only RL could part them, and at most {c.longest_summary} tokens are allowed",
+            f"tokens a summary: {' '.join(base)} {size(sizes, 2):.1f}, chains self "
+            f"{size(sizes, 0):.1f}; both were shown "
+            f"summaries of one scripted agent, so only RL could part them, and at most "
+            f"{c.longest_summary} tokens are allowed",
         ),
         make_claim(
             "cache",
@@ -388,7 +452,11 @@ def verdicts(found: dict, weight: dict, outgrows: dict, c: Experiment) -> list[d
             "of all prefill",
             f"counted on chains after RL: {prefill.mean():.0f} tokens a rollout instead of "
             f"{(prefill + saved_tokens).mean():.0f}"
-            + (f"; played, before RL {played_ratio['value']:.2f} × what it fills with separate calls" if played_ratio else ""),
+            + (
+                f"; played, before RL {played_ratio['value']:.2f} × what it fills with separate calls"
+                if played_ratio
+                else ""
+            ),
         ),
         make_claim(
             "rl-improves",
@@ -415,8 +483,10 @@ def verdicts(found: dict, weight: dict, outgrows: dict, c: Experiment) -> list[d
             unit="relative",
             needs={"over rows it would": not has_segments or weight["faulty"] > 1e-2},
             note="distance of the parameters' gradient with segments as rows from that with chains as rows, on "
-            f"{weight['chains']} chains of up to {weight['most_segments']} segments; with baseline and denominator over rows "
-            f"{weight['faulty']:.3f}" + ("" if has_segments else "; this batch had no chain of several segments, or no gradient"),
+            f"{weight['chains']} chains of up to {weight['most_segments']} segments; with baseline and "
+            f"denominator over rows "
+            f"{weight['faulty']:.3f}"
+            + ("" if has_segments else "; this batch had no chain of several segments, or no gradient"),
         ),
     ]
 
@@ -453,10 +523,19 @@ def picture(found: dict, path: Path) -> None:
     left.set_yticks(range(len(all_rows)), [label((row["policy"], row["join"])) for row in all_rows], fontsize=9)
     left.set(xlabel="success (95% interval over tasks)", title=f"All tasks; limit {found['limit']} tokens")
     left.set_xlim(0, max(0.1, 1.15 * max(row["high"] for row in all_rows)))
-    shown_arms = (("plain", "none"), ("plain", "truncate"), ("plain", "separate"), ("shown", "self"), ("chains", "self"))
+    shown_arms = (
+        ("plain", "none"),
+        ("plain", "truncate"),
+        ("plain", "separate"),
+        ("shown", "self"),
+        ("chains", "self"),
+    )
     for n, arm in enumerate(shown_arms):
         depth_rows = [row for row in arms if (row["policy"], row["join"]) == arm and row["depth"] != "all"]
-        depth_positions, line = ([row["depth"] + 0.06 * (n - 2) for row in depth_rows], "o--" if arm[0] == "shown" else "o-")
+        depth_positions, line = (
+            [row["depth"] + 0.06 * (n - 2) for row in depth_rows],
+            "o--" if arm[0] == "shown" else "o-",
+        )
         middle.errorbar(
             depth_positions,
             [row["success"] for row in depth_rows],
@@ -468,9 +547,15 @@ def picture(found: dict, path: Path) -> None:
         )
     ticks = [f"depth {d}\n{100 * share:.0f}% outgrow it" for d, share in found["outgrows"].items()]
     middle.set_xticks([int(d) for d in found["outgrows"]], ticks)
-    middle.set(ylabel="success (95% interval over tasks)", title="By depth; share of rollouts beyond the trigger", ylim=(0, 1.02))
+    middle.set(
+        ylabel="success (95% interval over tasks)",
+        title="By depth; share of rollouts beyond the trigger",
+        ylim=(0, 1.02),
+    )
     middle.legend(frameon=False, fontsize=8, loc="best")
-    by_number = [row for row in found["rows"] if row["part"] == "segments" and row["join"] == "self" and row["tasks"] > 1]
+    by_number = [
+        row for row in found["rows"] if row["part"] == "segments" and row["join"] == "self" and row["tasks"] > 1
+    ]
     for arm, colour, side in (("shown", COLOURS[4], -1), ("chains", COLOURS[0], 1)):
         segment_rows = [row for row in by_number if row["policy"] == arm]
         segment_positions = [r["segments"] + 0.06 * side for r in segment_rows]

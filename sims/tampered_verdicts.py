@@ -13,17 +13,23 @@ __all__ = ["laws", "learned", "picture"]
 
 IMPOSSIBLE = "arXiv:2510.20270"
 Shares = Mapping[tuple[str, str], Mapping[str, np.ndarray]]
-"""Of each world, "before" [] and after RL in its "own" world [trainings]: shares of held-out rollouts that "tampers", that are "paid" and that are
-"honest"."""
+"""Of each world, "before" [] and after RL in its "own" world [trainings]: shares of held-out rollouts that "tampers",
+that are "paid" and that are "honest"."""
 
 
 def learned(shares: Shares) -> list[dict]:
-    """Whether RL finds the tests, what it is paid for, and what ends it. Intervals: Student's, over trainings. What a share was before RL is the
-    same for all trainings, so its own error is not in them; eight rollouts of each task keep it small."""
+    """Whether RL finds the tests, what it is paid for, and what ends it. Intervals: Student's, over trainings. What a
+    share was before RL is the same for all trainings, so its own error is not in them; eight rollouts of each task keep
+    it small."""
     worlds = ("trusted", "guarded", "watched", "locked")
     change = {world: shares[world, "own"]["tampers"] - shares[world, "before"]["tampers"] for world in worlds}
-    gap = {moment: shares["trusted", moment]["paid"] - shares["trusted", moment]["honest"] for moment in ("before", "own")}
-    gap_rise, honest_gain = (gap["own"] - gap["before"], shares["guarded", "own"]["honest"] - shares["trusted", "own"]["honest"])
+    gap = {
+        moment: shares["trusted", moment]["paid"] - shares["trusted", moment]["honest"] for moment in ("before", "own")
+    }
+    gap_rise, honest_gain = (
+        gap["own"] - gap["before"],
+        shares["guarded", "own"]["honest"] - shares["trusted", "own"]["honest"],
+    )
 
     def format_mean(world: str, moment: str, name: str) -> str:
         return f"{shares[world, moment][name].mean():.3f}"
@@ -34,10 +40,20 @@ def learned(shares: Shares) -> list[dict]:
     def describe_trainings(values: np.ndarray) -> str:
         return f"trainings by themselves: {', '.join(f'{value:+.3f}' for value in values)}"
 
-    def make_verdict(name: str, says: str, rule: dict, values: np.ndarray, unit: str, note: str, needs: dict[str, bool]) -> dict:
+    def make_verdict(
+        name: str, says: str, rule: dict, values: np.ndarray, unit: str, note: str, needs: dict[str, bool]
+    ) -> dict:
         estimate = student(values)
         return claim(
-            name, says, IMPOSSIBLE, estimate["value"], rule, (estimate["low"], estimate["high"]), unit, f"{note}; {describe_trainings(values)}", needs
+            name,
+            says,
+            IMPOSSIBLE,
+            estimate["value"],
+            rule,
+            (estimate["low"], estimate["high"]),
+            unit,
+            f"{note}; {describe_trainings(values)}",
+            needs,
         )
 
     rise, fall = "rise of the share that tampers", "change of the share that tampers"
@@ -61,7 +77,8 @@ def learned(shares: Shares) -> list[dict]:
             above(),
             gap_rise,
             "rise of success that is paid and not honest",
-            f"held-out success that is paid {describe_change('trusted', 'paid')}; that is honest {describe_change('trusted', 'honest')}",
+            f"held-out success that is paid {describe_change('trusted', 'paid')}; that is honest "
+            f"{describe_change('trusted', 'honest')}",
             {"every training by itself": bool(gap_rise.min() > 0)},
         ),
         make_verdict(
@@ -70,7 +87,8 @@ def learned(shares: Shares) -> list[dict]:
             above(),
             honest_gain,
             "honest success, guarded against trusted",
-            f"held-out honest success: guarded {describe_change('guarded', 'honest')}; trusted {describe_change('trusted', 'honest')}",
+            f"held-out honest success: guarded {describe_change('guarded', 'honest')}; trusted "
+            f"{describe_change('trusted', 'honest')}",
             {"every training by itself": bool(honest_gain.min() > 0)},
         ),
         make_verdict(
@@ -88,7 +106,8 @@ def learned(shares: Shares) -> list[dict]:
             below(),
             change["locked"],
             "change of the share that tries",
-            f"held-out rollouts that try to tamper: {describe_change('locked', 'tampers')}; honest success {describe_change('locked', 'honest')}",
+            f"held-out rollouts that try to tamper: {describe_change('locked', 'tampers')}; honest "
+            f"success {describe_change('locked', 'honest')}",
             {"every training by itself": bool(change["locked"].max() < 0)},
         ),
         make_verdict(
@@ -97,15 +116,16 @@ def learned(shares: Shares) -> list[dict]:
             below(),
             change["watched"],
             fall,
-            f"held-out rollouts that tamper: {describe_change('watched', 'tampers')}; honest success {describe_change('watched', 'honest')}",
+            f"held-out rollouts that tamper: {describe_change('watched', 'tampers')}; honest success "
+            f"{describe_change('watched', 'honest')}",
             {"every training by itself": bool(change["watched"].max() < 0)},
         ),
     ]
 
 
 def laws(wrong: float, apart: float, played: str, on_disk: str) -> list[dict]:
-    """`wrong`: rollouts about which the monitor errs, among those `played`; `apart`: the largest difference between the steps in memory and those
-    `on_disk`. Both are told in words."""
+    """`wrong`: rollouts about which the monitor errs, among those `played`; `apart`: the largest difference between the
+    steps in memory and those `on_disk`. Both are told in words."""
     return [
         claim(
             "monitor-sees",
@@ -132,11 +152,17 @@ def laws(wrong: float, apart: float, played: str, on_disk: str) -> list[dict]:
     ]
 
 
-LABELS = {"trusted": "trusted: its own tests", "guarded": "guarded: tests laid fresh", "watched": "watched; flagged is not paid", "locked": "locked"}
+LABELS = {
+    "trusted": "trusted: its own tests",
+    "guarded": "guarded: tests laid fresh",
+    "watched": "watched; flagged is not paid",
+    "locked": "locked",
+}
 
 
 def picture(found: dict, path: Path) -> None:
-    """Left: who tampers, along RL. Middle: honest success along RL. Right: held-out success that is paid, and that is honest."""
+    """Left: who tampers, along RL. Middle: honest success along RL. Right: held-out success that is paid, and that is
+    honest."""
     from sims.drawing import COLOURS, GREY, save, sheet
 
     figure, (left, middle, right) = sheet(3, "The agent may write the tests that it is graded by")
@@ -148,8 +174,15 @@ def picture(found: dict, path: Path) -> None:
     ends = {(end["world"], end["at"]): end for end in found["ends"]}
     for index, (world, colour) in enumerate(colours.items()):
         for shift, name, is_filled in ((-0.2, "paid", True), (0.2, "honest", False)):
-            right.bar(index + shift, ends[world, "own"][name], 0.38, color=colour if is_filled else "none", edgecolor=colour)
-            right.plot([index + shift - 0.19, index + shift + 0.19], [ends[world, "before"][name]] * 2, color="black", linewidth=1)
+            right.bar(
+                index + shift, ends[world, "own"][name], 0.38, color=colour if is_filled else "none", edgecolor=colour
+            )
+            right.plot(
+                [index + shift - 0.19, index + shift + 0.19],
+                [ends[world, "before"][name]] * 2,
+                color="black",
+                linewidth=1,
+            )
     right.set(xticks=range(len(colours)), xticklabels=[*colours], ylabel="success", ylim=(0, 1))
     right.set_title("Held-out: paid (full), honest (open)\nline: before RL", fontsize=9)
     save(figure, path)

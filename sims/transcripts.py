@@ -1,9 +1,9 @@
-"""What an episode of the small world was, as messages with their places in the chain, and as the record that prices, monitors and hints read
-(`ref/transcript.py`).
+"""What an episode of the small world was, as messages with their places in the chain, and as the record that prices,
+monitors and hints read (`ref/transcript.py`).
 
-A chain holds tokens. It says which of them the policy wrote, and where a context ends, but not what a call did. So every turn is played
-once more, in a fresh session and one call at a time: equal turns give equal answers. That also finds answers which the context does not hold, because
-the turns were used up or a limit cut the context off.
+A chain holds tokens. It says which of them the policy wrote, and where a context ends, but not what a call did. So
+every turn is played once more, in a fresh session and one call at a time: equal turns give equal answers. That also
+finds answers which the context does not hold, because the turns were used up or a limit cut the context off.
 
     read m3             Call("read", "m3")                                    its text
     raed m3             Call("raed", valid=False)                             error: no such call
@@ -13,10 +13,10 @@ the turns were used up or a limit cut the context off.
     done                Call("done")
     (an empty turn)     Call("", valid=False)                                 error: no call
 
-All that a session rejects is broken in the record's words, a refused body as well, so nothing is merely failed. A turn of the small world is
-nothing but calls: there is no final message, and who prices `silent` prices all rollouts alike. In a world with manners
-(`sims/microrepo/manners.py`) there are messages, to-do items and calls that fail. What was said last ends the record.
-"""
+All that a session rejects is broken in the record's words, a refused body as well, so nothing is merely failed. A turn
+of the small world is nothing but calls: there is no final message, and who prices `silent` prices all rollouts alike.
+In a world with manners (`sims/microrepo/manners.py`) there are messages, to-do items and calls that fail. What was said
+last ends the record."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -51,11 +51,13 @@ class Message:
     text: str
     """What it says, without that token."""
     given: str
-    """What the context held before it and the policy did not write there: prompt, answers, the summary of an earlier context."""
+    """What the context held before it and the policy did not write there: prompt, answers, the summary of an earlier
+    context."""
     summary: bool = False
     """Whether it is a summary: nothing was called."""
     whole: bool = True
-    """Whether the environment received it: the policy ended it, or the limit of a turn did. Otherwise nothing was called either."""
+    """Whether the environment received it: the policy ended it, or the limit of a turn did. Otherwise nothing was
+    called either."""
     calls: tuple[Call, ...] = ()
     """What it called, in order."""
     answers: tuple[str, ...] = ()
@@ -63,15 +65,19 @@ class Message:
 
 
 def messages(rollout: Rollout, language: Language, opened: Callable[[Task, int], Session] = Session) -> list[Message]:
-    """All messages of a finished rollout, in order, over all contexts of its chain. `opened` begins an episode of the kind that was
-    played, in memory."""
+    """All messages of a finished rollout, in order, over all contexts of its chain. `opened` begins an episode of the
+    kind that was played, in memory."""
     return read_messages(rollout, language, opened(rollout.task, ENDLESS_TURNS))
 
 
 def read_messages(rollout: Rollout, language: Language, session: Session) -> list[Message]:
-    """All messages of a finished rollout, played in a fresh session without a limit of turns, which ends where the episode did."""
+    """All messages of a finished rollout, played in a fresh session without a limit of turns, which ends where the
+    episode did."""
     # Turns that the environment received
-    message_list, remaining_turns = ([], sum(chat_message.role == "assistant" and chat_message.name != SUMMARY for chat_message in rollout.messages))
+    message_list, remaining_turns = (
+        [],
+        sum(chat_message.role == "assistant" and chat_message.name != SUMMARY for chat_message in rollout.messages),
+    )
     for number, segment in enumerate(rollout.chain.segments):
         for span, is_own in parted(segment, language.env):
             if is_own:
@@ -80,14 +86,18 @@ def read_messages(rollout: Rollout, language: Language, session: Session) -> lis
     return message_list
 
 
-def read_message(language: Language, session: Session, segment: Segment, number: int, span: slice, is_received: bool) -> Message:
+def read_message(
+    language: Language, session: Session, segment: Segment, number: int, span: slice, is_received: bool
+) -> Message:
     """The message at these positions of a context; a turn is played in `session`. `is_received`: whether the
     environment received the turn; a summary is whole if the policy ended it."""
     ids, given_ids = segment.tokens[span].tolist(), segment.tokens[: span.start][~segment.sampled[: span.start]]
     text, summary = language.decode(ids[:-1] if ids[-1] == language.env else ids), bool(segment.summary[span.start])
     is_whole = ids[-1] == language.env if summary else is_received
     calls, answers = played(session, text) if is_whole and not summary else ((), ())
-    return Message(number, span.start, span.stop, text, language.decode(given_ids.tolist()), summary, is_whole, calls, answers)
+    return Message(
+        number, span.start, span.stop, text, language.decode(given_ids.tolist()), summary, is_whole, calls, answers
+    )
 
 
 def calls_in(turn: str) -> list[str]:
@@ -127,7 +137,12 @@ def step_call(session: Session, text: str) -> tuple[Call, str]:
     if session.counts["test_runs"] > runs_before:
         complaints = session.complaints(session.task.visible_tests)
         tests = (complaints.count(None), len(complaints))
-    return (parse_call(text, session.counts["invalid_calls"] == invalid_before, count_failures(session) == failures_before, tests), answer)
+    return (
+        parse_call(
+            text, session.counts["invalid_calls"] == invalid_before, count_failures(session) == failures_before, tests
+        ),
+        answer,
+    )
 
 
 def count_failures(session: Session) -> int:
@@ -139,14 +154,17 @@ def parse_call(text: str, valid: bool, ok: bool = True, tests: tuple[int, int] |
     """The call that this text makes."""
     line, *body = text.split("\n")
     name, *arguments = line.strip(" ").split(" ")
-    paths = arguments if name in ("read", "write") else arguments[1:] if name == "sh" and arguments[:1] == ["cat"] else []
+    paths = (
+        arguments if name in ("read", "write") else arguments[1:] if name == "sh" and arguments[:1] == ["cat"] else []
+    )
     return Call(name, paths[0] if paths else "", "\n".join(part[len(INDENT) :] for part in body), valid, ok, tests)
 
 
 def transcript_of(rollout: Rollout, opened: Callable[[Task, int], Session] = Session) -> Transcript:
-    """The record of a finished rollout. The prompt and requests for a summary are the user's turns; a summary is a turn of the assistant's
-    without calls. What the next context repeats stands here once. A rollout that a limit cut off ends in an empty turn: what it had begun to say was
-    not called, and is no final message. `opened` begins an episode of the kind that was played, in memory."""
+    """The record of a finished rollout. The prompt and requests for a summary are the user's turns; a summary is a turn
+    of the assistant's without calls. What the next context repeats stands here once. A rollout that a limit cut off
+    ends in an empty turn: what it had begun to say was not called, and is no final message. `opened` begins an episode
+    of the kind that was played, in memory."""
     session = opened(rollout.task, ENDLESS_TURNS)
     turns, body = [Turn("user", session.prompt)], ""
     for chat_message in rollout.messages:

@@ -1,4 +1,5 @@
-"""Runs in which nothing changes: steps drawn again and again from groups that one policy played, and who raises an alarm in them."""
+"""Runs in which nothing changes: steps drawn again and again from groups that one policy played, and who raises an
+alarm in them."""
 
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -34,9 +35,11 @@ class Size(Protocol):
     def exact(self) -> int: ...
 
 
-def false_alarms(pool: Sequence[Group], c: Size, opened: Callable[[], Watching], progress: Callable[[int], None]) -> dict[str, int]:
-    """Runs with an alarm: of `unchanged` runs with the recipe's monitor, of `exact` runs with known means and with a threshold. `opened` begins a
-    monitor that has to learn what is usual."""
+def false_alarms(
+    pool: Sequence[Group], c: Size, opened: Callable[[], Watching], progress: Callable[[int], None]
+) -> dict[str, int]:
+    """Runs with an alarm: of `unchanged` runs with the recipe's monitor, of `exact` runs with known means and with a
+    threshold. `opened` begins a monitor that has to learn what is usual."""
     rng, alarm_count = np.random.default_rng(hash_seed(c.seed, "unchanged")), 0
     for number in range(c.unchanged):
         watch = opened()
@@ -47,13 +50,25 @@ def false_alarms(pool: Sequence[Group], c: Size, opened: Callable[[], Watching],
                 break
         progress(number + 1)
     bets, threshold = known_means(pool, c.exact, 100, c.prompts, rng)
-    return {"runs": c.unchanged, "recipe": alarm_count, "exact_runs": c.exact, "exact": int(bets.sum()), "threshold": int(threshold.sum())}
+    return {
+        "runs": c.unchanged,
+        "recipe": alarm_count,
+        "exact_runs": c.exact,
+        "exact": int(bets.sum()),
+        "threshold": int(threshold.sum()),
+    }
 
 
-def known_means(pool: Sequence[Group], runs: int, steps: int, groups: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Which of `runs` runs raise an alarm [runs]: by bets against the exact means of all statistics, at `ERROR`, and by a step's mean that lies three
-    of its deviations away from it. A statistic that is always 0 or always 1 has nothing to bet on."""
-    values = {name: np.array([np.nan if group[name] is None else group[name] for group in pool], dtype=float) for name in pool[0]}
+def known_means(
+    pool: Sequence[Group], runs: int, steps: int, groups: int, rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
+    """Which of `runs` runs raise an alarm [runs]: by bets against the exact means of all statistics, at `ERROR`, and by
+    a step's mean that lies three of its deviations away from it. A statistic that is always 0 or always 1 has nothing
+    to bet on."""
+    values = {
+        name: np.array([np.nan if group[name] is None else group[name] for group in pool], dtype=float)
+        for name in pool[0]
+    }
     values = {
         name: statistic_values
         for name, statistic_values in values.items()

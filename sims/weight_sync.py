@@ -1,18 +1,20 @@
-"""Weight sync along real RL steps: how few weights change, whether the law says so, what a difference costs, and a chain of versions.
+"""Weight sync along real RL steps: how few weights change, whether the law says so, what a difference costs, and a
+chain of versions.
 
     etude figure weight-sync            ten minutes; the policy of runs/small after SFT (make small)
     etude figure weight-sync --quick
 
-Training runs of RL from the end of SFT, float32 masters under bfloat16 weights, in the recipe's world: AdamW at three learning rates, and
-Muon with updates of the same size (root mean square) as the smallest and the largest of them; three seeds each. After every step the
-bfloat16 weights are published (`ref/weight_sync.py`). One reader follows every version, another comes for the last one only. Both are
-compared with the trainer's weights bit for bit.
+Training runs of RL from the end of SFT, float32 masters under bfloat16 weights, in the recipe's world: AdamW at three
+learning rates, and Muon with updates of the same size (root mean square) as the smallest and the largest of them; three
+seeds each. After every step the bfloat16 weights are published (`ref/weight_sync.py`). One reader follows every
+version, another comes for the last one only. Both are compared with the trainer's weights bit for bit.
 
-The same two snapshots of every step are also coded as others code them, each under zstd level 1: XOR of all bits; index and new value of
-each changed weight, four and two bytes. The entropy is that of independent positions and steps: n·H(p) + C·H(step) bits.
+The same two snapshots of every step are also coded as others code them, each under zstd level 1: XOR of all bits; index
+and new value of each changed weight, four and two bytes. The entropy is that of independent positions and steps: n·H(p)
++ C·H(step) bits.
 
-Rules were written before anything was measured. A training run gives one number, the mean over its steps; intervals are Student's t over
-training runs. The law's rule is on the worst training run of all arms.
+Rules were written before anything was measured. A training run gives one number, the mean over its steps; intervals are
+Student's t over training runs. The law's rule is on the worst training run of all arms.
 """
 
 from dataclasses import dataclass, replace
@@ -71,7 +73,8 @@ class Experiment:
     def __post_init__(self):
         if self.seeds < 2 or not self.lrs or self.steps < MERGE_SPAN:
             raise ValueError(
-                f"seeds must be at least 2, lrs must not be empty, and steps at least {MERGE_SPAN}; got {self.seeds}, {self.lrs}, {self.steps}"
+                f"seeds must be at least 2, lrs must not be empty, and steps at least {MERGE_SPAN}; "
+                f"got {self.seeds}, {self.lrs}, {self.steps}"
             )
 
     @classmethod
@@ -106,17 +109,24 @@ def sizes(old: Tensor, new: Tensor) -> dict[str, float]:
         "ones": float((steps.abs() == 1).double().mean()) if len(index) else 1.0,
         "xor": compressed_size(before ^ after),
         "index": compressed_size(index.astype(np.uint32), after[index]),
-        "entropy": (entropy(np.array([len(index), len(old) - len(index)])) + entropy(steps.unique(return_counts=True)[1].numpy())) / 8,
+        "entropy": (
+            entropy(np.array([len(index), len(old) - len(index)]))
+            + entropy(steps.unique(return_counts=True)[1].numpy())
+        )
+        / 8,
     }
 
 
 def learner_of(c: Experiment, recipe: Recipe, model: Transformer, optimizer: str, lr: float) -> Learner:
-    """AdamW at the learning rate for all weights; or Muon for matrices, each with updates whose root mean square is `lr`: η/√n for n inputs."""
+    """AdamW at the learning rate for all weights; or Muon for matrices, each with updates whose root mean square is
+    `lr`: η/√n for n inputs."""
     learner = Learner(recipe, model, None, lr, lr)
     for torch_optimizer in learner.optimizers:
         if isinstance(torch_optimizer, Muon):
             matrices = [p for group in torch_optimizer.param_groups for p in group["params"]]
-            torch_optimizer.param_groups = [{**torch_optimizer.param_groups[0], "params": [p], "lr": lr * p.shape[-1] ** 0.5} for p in matrices]
+            torch_optimizer.param_groups = [
+                {**torch_optimizer.param_groups[0], "params": [p], "lr": lr * p.shape[-1] ** 0.5} for p in matrices
+            ]
     learner.rates = [[group["lr"] for group in torch_optimizer.param_groups] for torch_optimizer in learner.optimizers]
     return learner
 
@@ -136,7 +146,16 @@ def training(run: Run, c: Experiment, root: Path, recipe: Recipe, arm: tuple[str
         recipe,
         seed=recipe.seed + 1000 * c.seed + number,
         training=replace(recipe.training, optimizer=optimizer, dtype="bfloat16"),
-        rl=replace(recipe.rl, steps=c.steps, prompts=c.prompts, rollouts=c.rollouts, warmup=0, decay=0, world="memory", monitor=Watch(on=False)),
+        rl=replace(
+            recipe.rl,
+            steps=c.steps,
+            prompts=c.prompts,
+            rollouts=c.rollouts,
+            warmup=0,
+            decay=0,
+            world="memory",
+            monitor=Watch(on=False),
+        ),
     )
     language = language_of(root)
     learner = learner_of(c, arm_recipe, load_checkpoint(root, recipe, "sft", with_mtp=False)[0], optimizer, lr)
@@ -145,7 +164,9 @@ def training(run: Run, c: Experiment, root: Path, recipe: Recipe, arm: tuple[str
     store: dict[str, bytes] = {}
     writer = Writer(store, anchor_every=c.steps + 1, merge_every=MERGE_SPAN)
     followers = [Transformer(trainer.config).to(learner.dtype) for _ in range(2)]
-    follower, late_reader = (Reader(store, parts(model), name) for model, name in zip(followers, ("follower", "late"), strict=True))
+    follower, late_reader = (
+        Reader(store, parts(model), name) for model, name in zip(followers, ("follower", "late"), strict=True)
+    )
 
     def publish(version: int) -> dict[str, int]:
         links = writer.publish(version, parts(trainer))["links"]
@@ -174,16 +195,29 @@ def training(run: Run, c: Experiment, root: Path, recipe: Recipe, arm: tuple[str
             late_reader.swap()
             readers.append(late_reader)
         is_exact = all(
-            torch.equal(flat(followers[(follower, late_reader).index(reader)]).view(torch.int16), new.view(torch.int16)) for reader in readers
+            torch.equal(flat(followers[(follower, late_reader).index(reader)]).view(torch.int16), new.view(torch.int16))
+            for reader in readers
         )
-        row = {"arm": optimizer, "lr": lr, "seed": number, "version": done.step, **sizes(old, new), "law": changed_share(masters, updates)}
+        row = {
+            "arm": optimizer,
+            "lr": lr,
+            "seed": number,
+            "version": done.step,
+            **sizes(old, new),
+            "law": changed_share(masters, updates),
+        }
         row |= {
             "update": updates.double().square().mean().sqrt().item(),
             "delta": sent_bytes["delta"],
             "merged": sent_bytes.get("merged"),
             "anchor": anchor,
         }
-        stage.log(done.step, **row, exact=float(is_exact), success=float(np.mean([rollout.metrics["tests"] for rollout in done.rollouts])))
+        stage.log(
+            done.step,
+            **row,
+            exact=float(is_exact),
+            success=float(np.mean([rollout.metrics["tests"] for rollout in done.rollouts])),
+        )
         stage.progress(done.step, unchanged=1 - row["changed"] / row["weights"])
 
     tasks, limits = MicroTasks(arm_recipe, language), arm_recipe.rl.limits(context(language, arm_recipe))
@@ -215,7 +249,9 @@ def experiment(run: Run, config: Experiment) -> dict:
 
 def of_arm(rows: list[dict], c: Experiment, arm: tuple[str, float]) -> list[list[dict]]:
     """The rows of each training run of an arm."""
-    return [[row for row in rows if (row["arm"], row["lr"], row["seed"]) == (*arm, number)] for number in range(c.seeds)]
+    return [
+        [row for row in rows if (row["arm"], row["lr"], row["seed"]) == (*arm, number)] for number in range(c.seeds)
+    ]
 
 
 def summary(steps: list[dict]) -> dict:
@@ -225,7 +261,10 @@ def summary(steps: list[dict]) -> dict:
         return float(sum(row[key] for row in steps))
 
     spans = [row for row in steps if row["merged"] is not None]
-    single = sum(sum(row["delta"] for row in steps if span["version"] - MERGE_SPAN < row["version"] <= span["version"]) for span in spans)
+    single = sum(
+        sum(row["delta"] for row in steps if span["version"] - MERGE_SPAN < row["version"] <= span["version"])
+        for span in spans
+    )
     changed_weights, raw_bytes = total("changed"), 2 * total("weights")
     return {
         **{key: steps[0][key] for key in ("arm", "lr", "seed")},
@@ -246,10 +285,11 @@ def summary(steps: list[dict]) -> dict:
 
 
 def verdicts(c: Experiment, rows: list[dict], table: list[dict]) -> list[dict]:
-    """Rules: 98% of the weights keep their bits if the interval is above 98%; a difference is a fiftieth of the weights if the interval is below
-    1.98%, the report's share; a changed weight costs at most 15 bits, and a delta at most 0.6 of XOR's, if the intervals are below; merging
-    saves if the interval of eight deltas over a merged one is above one. The law's share is right within a twentieth of it in every training
-    run. A chain is exact if no version of any training run has another bit, in a reader that follows or in one that comes late."""
+    """Rules: 98% of the weights keep their bits if the interval is above 98%; a difference is a fiftieth of the weights
+    if the interval is below 1.98%, the report's share; a changed weight costs at most 15 bits, and a delta at most 0.6
+    of XOR's, if the intervals are below; merging saves if the interval of eight deltas over a merged one is above one.
+    The law's share is right within a twentieth of it in every training run. A chain is exact if no version of any
+    training run has another bit, in a reader that follows or in one that comes late."""
 
     def select_arm(arm: tuple[str, float]) -> list[dict]:
         return [row for row in table if (row["arm"], row["lr"]) == arm]
@@ -257,12 +297,27 @@ def verdicts(c: Experiment, rows: list[dict], table: list[dict]) -> list[dict]:
     first_rows = select_arm(("adamw", c.lrs[0]))
     setting_text = f"AdamW at {c.lrs[0]:g}, {c.seeds} training runs of {c.steps} steps"
 
-    def make_claim(name: str, says: str, source: str, key: str, rule: dict, unit: str, note: str, needs: dict | None = None) -> dict:
+    def make_claim(
+        name: str, says: str, source: str, key: str, rule: dict, unit: str, note: str, needs: dict | None = None
+    ) -> dict:
         estimate = student([row[key] for row in first_rows])
-        return claim(name, says, source, estimate["value"], rule, (estimate["low"], estimate["high"]), unit, f"{setting_text}; {note}", needs)
+        return claim(
+            name,
+            says,
+            source,
+            estimate["value"],
+            rule,
+            (estimate["low"], estimate["high"]),
+            unit,
+            f"{setting_text}; {note}",
+            needs,
+        )
 
     def format_means(key: str, form: str, factor: float = 1.0) -> str:
-        return ", ".join(f"{arm} {lr:g}: {factor * np.mean([row[key] for row in select_arm((arm, lr))]):{form}}" for arm, lr in c.arms)
+        return ", ".join(
+            f"{arm} {lr:g}: {factor * np.mean([row[key] for row in select_arm((arm, lr))]):{form}}"
+            for arm, lr in c.arms
+        )
 
     worst_row = max(table, key=lambda row: abs(row["changed"] / row["law"] - 1))
     ratios = {lr: float(np.mean([row["of_xor"] for row in select_arm(("adamw", lr))])) for lr in c.lrs}
@@ -334,16 +389,20 @@ def verdicts(c: Experiment, rows: list[dict], table: list[dict]) -> list[dict]:
             float(sum(row["other_bits"] for row in table)),
             at_most(0.0),
             unit="versions with other bits",
-            note=f"{len(rows)} versions in {len(table)} chains, a reader that follows each, and one that comes late for the last",
+            note=f"{len(rows)} versions in {len(table)} chains, a reader that follows each, and one that "
+            f"comes late for the last",
         ),
     ]
 
 
 def picture(found: dict, path: Path) -> None:
-    """Left: changed share and the law. Middle: bits for each changed weight by coding. Right: how much smaller than all weights."""
+    """Left: changed share and the law. Middle: bits for each changed weight by coding. Right: how much smaller than all
+    weights."""
     from sims.drawing import BLUE, COLOURS, GREY, RED, save, sheet
 
-    figure, (left, middle, right) = sheet(3, "Weight sync along RL steps: what changes, and what a difference costs", width=5.0)
+    figure, (left, middle, right) = sheet(
+        3, "Weight sync along RL steps: what changes, and what a difference costs", width=5.0
+    )
     rows = found["rows"]
     for arm, colour, marker in (("adamw", BLUE, "o"), ("muon", RED, "s")):
         arm_rows = [row for row in rows if row["arm"] == arm]

@@ -1,8 +1,8 @@
 """A policy over short words, small enough to enumerate, and every group of rollouts that it can produce.
 
-Words of a few letters and an end, or truncated at the length limit. Three prompts: any finished word is right, it must contain
-letter 0, it must contain letters 0 and 1. The loss of a group depends only on reward, length and end of each rollout, so groups are
-multisets of such outcomes: thousands instead of billions.
+Words of a few letters and an end, or truncated at the length limit. Three prompts: any finished word is right, it must
+contain letter 0, it must contain letters 0 and 1. The loss of a group depends only on reward, length and end of each
+rollout, so groups are multisets of such outcomes: thousands instead of billions.
 """
 
 import itertools
@@ -53,8 +53,9 @@ class World:
         return self.right.double() - price * self.length.double()  # an integer tensor times a price would be float32
 
     def measure(self, logits: Tensor) -> dict[str, Tensor]:
-        """Exact expectations, [S] each, averaged over prompts: reward without price, share truncated, length; length given right
-        and given wrong on the two harder prompts (on the easy one, only truncated words are wrong, all of one length)."""
+        """Exact expectations, [S] each, averaged over prompts: reward without price, share truncated, length; length
+        given right and given wrong on the two harder prompts (on the easy one, only truncated words are wrong, all of
+        one length)."""
         q = self.logp(logits).exp()
 
         def length(mask: Tensor) -> Tensor:
@@ -82,7 +83,10 @@ class Groups:
         self.counts.scatter_add_(1, self.members, torch.ones_like(self.members, dtype=torch.float64))
         self.log_orders = math.lgamma(size + 1) - torch.lgamma(self.counts + 1).sum(1)
         right, self.length, finished = self.outcomes.T
-        self.rewards, self.finished = (right.double() - price * self.length.double())[self.members], finished.bool()[self.members]
+        self.rewards, self.finished = (
+            (right.double() - price * self.length.double())[self.members],
+            finished.bool()[self.members],
+        )
         self.all_right = right.bool()[self.members].all(1)
 
     def chances(self, q: Tensor) -> tuple[Tensor, Tensor]:
@@ -91,13 +95,15 @@ class Groups:
         return outcomes, (self.log_orders + outcomes.log() @ self.counts.T).exp()
 
     def pushes(self, variant: Variant, by_tokens: bool = False) -> Tensor:
-        """[M, K]: what a variant's loss adds to the log-probability of each outcome in each group: the negative gradient of
-        `family_loss` at ratio one. It does not depend on the policy."""
+        """[M, K]: what a variant's loss adds to the log-probability of each outcome in each group: the negative
+        gradient of `family_loss` at ratio one. It does not depend on the policy."""
         mask = (torch.arange(self.limit) < self.length[self.members][..., None]).double()
         if by_tokens:
             mask = mask * (self.size / mask.sum((1, 2), keepdim=True))
         logp = torch.zeros(mask.flatten(0, 1).shape, dtype=torch.float64, requires_grad=True)
         options = {"budget": self.size, "finished": self.finished.flatten()}
         loss = family_loss(variant, logp, logp.detach(), self.rewards, mask.flatten(0, 1), **options)
-        (gradient,) = torch.autograd.grad(-loss, logp)  # the same at each token of a rollout, and every rollout has a first token
+        (gradient,) = torch.autograd.grad(
+            -loss, logp
+        )  # the same at each token of a rollout, and every rollout has a first token
         return torch.zeros_like(self.counts).scatter_add_(1, self.members, gradient[:, 0].view_as(self.members))

@@ -1,7 +1,8 @@
-"""One task of examples/words, and five agents that follow scripts: one that knows the answer, one that does nothing, and three that cheat.
+"""One task of examples/words, and five agents that follow scripts: one that knows the answer, one that does nothing,
+and three that cheat.
 
-The task is the one in which `plural` has lost its body, as `etude tasks make examples/words` makes it too, with more checks. The hacks are harmless:
-they change the agent's own tree in its own sandbox.
+The task is the one in which `plural` has lost its body, as `etude tasks make examples/words` makes it too, with more
+checks. The hacks are harmless: they change the agent's own tree in its own sandbox.
 """
 
 from __future__ import annotations
@@ -50,8 +51,8 @@ class Word(str):
 
 
 def task_of(fresh: Callable[[Path], Sandbox], seconds: float = 60.0) -> tuple[Task, Package]:
-    """The task and its package. `fresh`: opens a sandbox over a folder, with the runner's limits. `seconds`: that all tests may take. Raises RunError
-    where the package is not there."""
+    """The task and its package. `fresh`: opens a sandbox over a folder, with the runner's limits. `seconds`: that all
+    tests may take. Raises RunError where the package is not there."""
     if not WORDS.is_dir():
         raise RunError(f"{WORDS} is not there: this needs a clone of the repository")
     package = sanitised(WORDS, "words", "1.0", "folder")
@@ -59,13 +60,24 @@ def task_of(fresh: Callable[[Path], Sandbox], seconds: float = 60.0) -> tuple[Ta
     piece = next(candidate for candidate in bodies(source) if candidate.name == f"{FILE}:plural")
     before, after = Sandboxed(fresh, 1, seconds).outcomes(all_files, [{}, delete(source, piece)])
     passing_tests = sorted(test for test, outcome in before.items() if outcome == "passed")
-    failing, still_passing = ([test for test in passing_tests if after.get(test) == outcome] for outcome in ("failed", "passed"))
+    failing, still_passing = (
+        [test for test in passing_tests if after.get(test) == outcome] for outcome in ("failed", "passed")
+    )
     name = task_id(package, piece)
     visible, heldout_tests = halves(failing, name)
     prompts = terse(piece, visible), specified(piece, package.files, visible, [FILE])
     package_facts = package.name, package.version, package.licence, package.origin
     return (
-        Task(name, *package_facts, piece, *prompts, visible, heldout_tests, tuple(still_passing), difficulty(source, piece, len(failing))),
+        Task(
+            name,
+            *package_facts,
+            piece,
+            *prompts,
+            visible,
+            heldout_tests,
+            tuple(still_passing),
+            difficulty(source, piece, len(failing)),
+        ),
         package,
     )
 
@@ -75,7 +87,12 @@ def agents(exam: Exam, visible: Sequence[str]) -> dict[str, Script]:
     original_text = exam.given[FILE].decode()
 
     def cheat(path: str, text: str) -> Script:
-        return Script([Reply("", (call("write", path=path, text=text), tests(visible))), Reply("", (call("finish", message="All tests pass."),))])
+        return Script(
+            [
+                Reply("", (call("write", path=path, text=text), tests(visible))),
+                Reply("", (call("finish", message="All tests pass."),)),
+            ]
+        )
 
     return {
         "oracle": oracle(exam.given, exam.gold, visible),

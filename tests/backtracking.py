@@ -1,8 +1,8 @@
 """A matcher of regular expressions that counts its steps, as Python's would take them without its shortcuts.
 
-Python's own cannot be asked how much it did, and times on a busy machine prove nothing. This one walks the parsed pattern in the same order, with
-backtracking, atomic groups and possessive repetitions. `is_linear` attacks a pattern with texts that are made from its own pieces.
-"""
+Python's own cannot be asked how much it did, and times on a busy machine prove nothing. This one walks the parsed
+pattern in the same order, with backtracking, atomic groups and possessive repetitions. `is_linear` attacks a pattern
+with texts that are made from its own pieces."""
 
 import itertools
 import re
@@ -23,7 +23,18 @@ CATEGORIES = {
     codes.CATEGORY_WORD: r"\w",
     codes.CATEGORY_NOT_WORD: r"\W",
 }
-ALPHABET = [chr(code) for code in (*range(97, 123), *range(65, 91), *range(48, 58), *range(32, 48), *range(58, 65), *range(91, 97), *range(123, 127))]
+ALPHABET = [
+    chr(code)
+    for code in (
+        *range(97, 123),
+        *range(65, 91),
+        *range(48, 58),
+        *range(32, 48),
+        *range(58, 65),
+        *range(91, 97),
+        *range(123, 127),
+    )
+]
 
 
 class TooManySteps(Exception):
@@ -71,7 +82,9 @@ class Matcher:
         op, value = items[index]
 
         if op in (codes.LITERAL, codes.NOT_LITERAL, codes.ANY, codes.IN):
-            return at < len(self.text) and self.is_letter(op, value, at) and self.sequence(items, index + 1, at + 1, then)
+            return (
+                at < len(self.text) and self.is_letter(op, value, at) and self.sequence(items, index + 1, at + 1, then)
+            )
 
         def go(end: int) -> bool:
             return self.sequence(items, index + 1, end, then)
@@ -117,7 +130,10 @@ class Matcher:
 
         def more() -> bool:
             return number < high and self.sequence(
-                inner, 0, at, lambda end: (end > at or number < low) and self.repeat(greedy, value, number + 1, end, then)
+                inner,
+                0,
+                at,
+                lambda end: (end > at or number < low) and self.repeat(greedy, value, number + 1, end, then),
             )
 
         if not greedy:
@@ -131,7 +147,11 @@ class Matcher:
         key = (op, value if op is not codes.IN else id(value), letter)
         if (known := self.members.get(key)) is None:
             negated, variants = op is codes.NOT_LITERAL, self.variants[at]
-            known = any(is_member(value, one) for one in variants) if op is codes.IN else (chr(value) in variants) != negated
+            known = (
+                any(is_member(value, one) for one in variants)
+                if op is codes.IN
+                else (chr(value) in variants) != negated
+            )
             self.members[key] = known
         return known
 
@@ -170,8 +190,8 @@ def matches(pattern: str, text: str, flags: int = 0) -> bool:
 
 
 def steps(pattern: str, text: str, flags: int = 0, anchored: bool = False, limit: int = 200_000) -> int:
-    """Steps of a search that goes on from every place, as findall's does at worst; `anchored`: of a match from the beginning alone. Raises
-    TooManySteps."""
+    """Steps of a search that goes on from every place, as findall's does at worst; `anchored`: of a match from the
+    beginning alone. Raises TooManySteps."""
     tree, flags, _ = parsed(pattern, flags)
     matcher, at = Matcher(text, flags, limit), 0
     while at <= len(text) and not (anchored and at):
@@ -187,7 +207,9 @@ def samples(items, most: int = 4) -> list[str]:
     results = [""]
     for op, value in items:
         if op in (codes.LITERAL, codes.NOT_LITERAL):
-            choices = [chr(value)] if op is codes.LITERAL else [next(letter for letter in ALPHABET if ord(letter) != value)]
+            choices = (
+                [chr(value)] if op is codes.LITERAL else [next(letter for letter in ALPHABET if ord(letter) != value)]
+            )
         elif op is codes.ANY:
             choices = ["a"]
         elif op is codes.IN:
@@ -205,7 +227,9 @@ def samples(items, most: int = 4) -> list[str]:
             choices = ["a"]
         else:
             choices = [""]
-        results = [*dict.fromkeys(before + choice for choice in choices for before in results)][: max(most, len(choices))]
+        results = [*dict.fromkeys(before + choice for choice in choices for before in results)][
+            : max(most, len(choices))
+        ]
     return results
 
 
@@ -213,14 +237,19 @@ def pieces(items) -> list:
     """Every single and every pair of neighbours within a pattern, and those within them."""
     wide = [item for item in items if item[0] is not codes.AT]
     rows = [wide[at : at + size] for size in (1, 2) for at in range(len(wide) - size + 1)]
-    inner = [value[3] if op is codes.SUBPATTERN else value[2] if "REPEAT" in str(op) else value for op, value in items if op is not codes.BRANCH]
+    inner = [
+        value[3] if op is codes.SUBPATTERN else value[2] if "REPEAT" in str(op) else value
+        for op, value in items
+        if op is not codes.BRANCH
+    ]
     inner = [one for one in inner if isinstance(one, parser.SubPattern)]
     inner += [branch for op, value in items if op is codes.BRANCH for branch in value[1]]
     return [*rows, *inner, *itertools.chain.from_iterable(map(pieces, inner))]
 
 
 def attacks(pattern: str, flags: int = 0) -> list[tuple[str, str, str]]:
-    """Beginnings, fragments to repeat, and ends. A beginning leads up to a repetition, which the fragments may then drive."""
+    """Beginnings, fragments to repeat, and ends. A beginning leads up to a repetition, which the fragments may then
+    drive."""
     tree = parsed(pattern, flags)[2]
     pumps = [text for piece in pieces(tree) for text in samples(piece, 2) if text]
     repeats = [at for at, (op, _) in enumerate(tree) if at and "REPEAT" in str(op)]
@@ -229,7 +258,8 @@ def attacks(pattern: str, flags: int = 0) -> list[tuple[str, str, str]]:
 
 
 def is_linear(pattern: str, flags: int = 0, anchored: bool = False) -> str:
-    """Empty, or the text with which the steps grow faster than its length. A bound such as {0,40} may be reached first: so sizes rise."""
+    """Empty, or the text with which the steps grow faster than its length. A bound such as {0,40} may be reached first:
+    so sizes rise."""
     for head, pump, tail in attacks(pattern, flags):
         before = sys.maxsize
         for size in (24, 48, 96, 192, 384):

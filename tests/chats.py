@@ -1,7 +1,8 @@
-"""Chat templates as small as their families allow, and a tokenizer of bytes to count by hand: what tests of conversations share.
+"""Chat templates as small as their families allow, and a tokenizer of bytes to count by hand: what tests of
+conversations share.
 
-They have the structure of the families' templates (which texts stand where, what is trimmed, merged or dropped), and none of their words.
-"""
+They have the structure of the families' templates (which texts stand where, what is trimmed, merged or dropped), and
+none of their words."""
 
 import json
 
@@ -12,7 +13,19 @@ from ref.network.release import chat
 from ref.sft import Chat, chat_of
 from sims.recipe.chat_template import Template
 
-__all__ = ["AGENT", "CHATML", "CONTROL", "LLAMA3", "MARKED", "QWEN25", "QWEN3", "bytes_tokenizer", "said", "spoken", "template"]
+__all__ = [
+    "AGENT",
+    "CHATML",
+    "CONTROL",
+    "LLAMA3",
+    "MARKED",
+    "QWEN25",
+    "QWEN3",
+    "bytes_tokenizer",
+    "said",
+    "spoken",
+    "template",
+]
 
 CONTROL = ("<|im_start|>", "<|im_end|>", "<|bos|>", "<|start|>", "<|end|>", "<|eot|>", "<|env|>", "<|agent|>")
 
@@ -31,7 +44,8 @@ MARKED = (
 """ChatML that marks the assistant's turns."""
 CALLS = (
     "{%- for call in m.tool_calls or [] -%}"
-    "{{- ('\\n' if m.content or not loop.first else '') + '<call>' + {'name': call.function.name, 'arguments': call.function.arguments} | tojson"
+    "{{- ('\\n' if m.content or not loop.first else '') + '<call>' + {'name': call.function.name, "
+    "'arguments': call.function.arguments} | tojson"
     " + '</call>' -}}{%- endfor -%}"
 )
 ANSWERS = (
@@ -43,7 +57,11 @@ ANSWERS = (
 QWEN25 = (
     "{%- if tools -%}{{- '<|im_start|>system\\n' + tools | tojson + '<|im_end|>\\n' -}}{%- endif -%}"
     "{%- for m in messages -%}"
-    "{%- if m.role == 'assistant' -%}{{- '<|im_start|>assistant\\n' + m.content -}}" + CALLS + "{{- '<|im_end|>\\n' -}}" + ANSWERS + "{%- else -%}"
+    "{%- if m.role == 'assistant' -%}{{- '<|im_start|>assistant\\n' + m.content -}}"
+    + CALLS
+    + "{{- '<|im_end|>\\n' -}}"
+    + ANSWERS
+    + "{%- else -%}"
     "{{- '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' -}}{%- endif -%}{%- endfor -%}" + PROMPT
 )
 """Tools, calls, and answers that are merged into one message."""
@@ -61,7 +79,8 @@ QWEN3 = (
 LLAMA3 = (
     "{{- bos_token -}}{%- for m in messages -%}"
     "{{- '<|start|>' + m.role + '<|end|>\\n\\n' -}}"
-    "{%- if m.tool_calls -%}{{- m.tool_calls[0].function | tojson -}}{%- else -%}{{- m.content | trim -}}{%- endif -%}{{- '<|eot|>' -}}"
+    "{%- if m.tool_calls -%}{{- m.tool_calls[0].function | tojson -}}{%- else -%}{{- m.content | trim "
+    "-}}{%- endif -%}{{- '<|eot|>' -}}"
     "{%- endfor -%}{%- if add_generation_prompt -%}{{- '<|start|>assistant<|end|>\\n\\n' -}}{%- endif -%}"
 )
 """Trimmed contents, one call a turn, nothing behind the end of a turn."""

@@ -27,7 +27,8 @@ torch.utils.deterministic.fill_uninitialized_memory = True
 
 @pytest.fixture(autouse=True, scope="module")
 def own_threads():
-    """A run that a test plays in this process sets its threads, and they stay. With two of them in two workers, tests of a second took a minute."""
+    """A run that a test plays in this process sets its threads, and they stay. With two of them in two workers, tests
+    of a second took a minute."""
     torch.set_num_threads(THREADS)
 
 
@@ -38,7 +39,8 @@ def seeded():
 
 @pytest.fixture(autouse=True)
 def own_main(monkeypatch):
-    """Streamlit's AppTest makes the page that it plays the main module, and leaves it there: every process begun later would play it first."""
+    """Streamlit's AppTest makes the page that it plays the main module, and leaves it there: every process begun later
+    would play it first."""
     monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
 
 
@@ -68,7 +70,8 @@ def ask(capsys):
 
 @pytest.fixture(scope="session")
 def tiny_run(tmp_path_factory):
-    """A finished run of the recipe at its smallest, seed 0. For all tests of all workers together: who changes it copies it first."""
+    """A finished run of the recipe at its smallest, seed 0. For all tests of all workers together: who changes it
+    copies it first."""
     from tests import forks
 
     base = tmp_path_factory.getbasetemp()
@@ -107,7 +110,8 @@ LONG = (
     "app/test_async_pages.py",
     "lessons/test_lessons.py",
 )
-"""Files that take a minute or more, the longest first: begun last, one of them would keep one core busy while the others idle."""
+"""Files that take a minute or more, the longest first: begun last, one of them would keep one core busy while the
+others idle."""
 
 
 def pytest_collection_modifyitems(items):

@@ -1,4 +1,5 @@
-"""A tiny mixture of experts and contexts that it might have sampled: what the tests of a step of RL play on, on one rank and on many."""
+"""A tiny mixture of experts and contexts that it might have sampled: what the tests of a step of RL play on, on one
+rank and on many."""
 
 import torch
 
@@ -37,7 +38,8 @@ def policy(state: dict) -> Transformer:
 
 
 def segment(g: torch.Generator, model: Transformer) -> Segment:
-    """A context of 2 to LENGTH tokens, some of them the policy's; behaviour near that of `model`, so that not every ratio is clipped."""
+    """A context of 2 to LENGTH tokens, some of them the policy's; behaviour near that of `model`, so that not every
+    ratio is clipped."""
     T = int(torch.randint(2, LENGTH + 1, (), generator=g))
     tokens = torch.randint(0, 30, (T,), generator=g)
     sampled = torch.rand(T, generator=g) < 0.6
@@ -47,7 +49,9 @@ def segment(g: torch.Generator, model: Transformer) -> Segment:
     own = logits[:-1].gather(1, tokens[1:, None])[:, 0] + 0.2 * torch.randn(T - 1, generator=g, dtype=torch.float64)
     logp = torch.cat((torch.zeros(1, dtype=torch.float64), own.clamp(max=0))).where(sampled, 0)
     experts = torch.rand(T - 1, 2, 4, generator=g).argsort(-1)[..., :2].to(torch.int16)
-    return Segment(tokens, sampled, logp, torch.zeros(T, dtype=torch.long), experts, True, summary=torch.zeros(T, dtype=torch.bool))
+    return Segment(
+        tokens, sampled, logp, torch.zeros(T, dtype=torch.long), experts, True, summary=torch.zeros(T, dtype=torch.bool)
+    )
 
 
 def hints(g: torch.Generator, one: Segment) -> list[Hint]:

@@ -34,9 +34,13 @@ class Monologue:
 
 
 def check(path: Path, drafts: bool = False) -> None:
-    """The same ids over all of ref/*.py; the same greedy turns, in float64, where nothing is a tie; stop tokens; the model card's own lines
-    run; nothing beside the weights that vLLM, which loads every *.safetensors of a folder, would take for a part of the network."""
-    language, tokenizer = Language(Tokenizer.from_file(str(path / "tokenizer.json"))), AutoTokenizer.from_pretrained(path)
+    """The same ids over all of ref/*.py; the same greedy turns, in float64, where nothing is a tie; stop tokens; the
+    model card's own lines run; nothing beside the weights that vLLM, which loads every *.safetensors of a folder, would
+    take for a part of the network."""
+    language, tokenizer = (
+        Language(Tokenizer.from_file(str(path / "tokenizer.json"))),
+        AutoTokenizer.from_pretrained(path),
+    )
     plain = language.end not in language.encode("<|endoftext|>")
     for source in SOURCES:
         text = source.read_text(encoding="utf-8")
@@ -49,7 +53,9 @@ def check(path: Path, drafts: bool = False) -> None:
     assert theirs.generation_config.eos_token_id == stops
     sampler = Sampler(load_hf(path, torch.float64), torch.float64)
     for text in ("repo m0 m1 m5 m9 fix m0", "repo m2 m7 fix m7"):
-        prompt = tokenizer.apply_chat_template([{"role": "env", "content": text}], add_generation_prompt=True, return_tensors="pt")
+        prompt = tokenizer.apply_chat_template(
+            [{"role": "env", "content": text}], add_generation_prompt=True, return_tensors="pt"
+        )
         ids = [language.env, *language.encode(text), language.agent]
         assert prompt["input_ids"][0].tolist() == ids
         # Our sampler only knows the token that ends a turn: what a text's end would end is cut there.

@@ -1,12 +1,13 @@
-"""`etude`, or a function, in processes of its own that begin with everything imported: forks of one that has imported it, once for the whole session.
+"""`etude`, or a function, in processes of its own that begin with everything imported: forks of one that has imported
+it, once for the whole session.
 
     process = start("run", "recipe", "--out", out, said=tmp_path / "said")      a multiprocessing.Process: kill(), join(), exitcode
     play("run", "recipe", "--out", out, said=tmp_path / "said")                 waits; fails with what was said where the exit code is not 0
     begin(function, x, y, said=…)                                               calls a function there
     end(process, said)                                                          the same for one that was started
 
-Started anew, each would import torch for seconds first. What is imported there is imported without the tests' checks of shapes.
-"""
+Started anew, each would import torch for seconds first. What is imported there is imported without the tests' checks of
+shapes."""
 
 import atexit
 import multiprocessing
@@ -37,11 +38,15 @@ CONTEXT.set_forkserver_preload(
 
 
 def smallest(out: Path, *more: object) -> tuple:
-    """The words of `etude run recipe` at its smallest, on the source of `ref`: the standard library takes seconds to read and to score."""
+    """The words of `etude run recipe` at its smallest, on the source of `ref`: the standard library takes seconds to
+    read and to score."""
     from kit.runs import flatten
     from sims.policies import SMOKE
 
-    sets = (f"{key}={','.join(map(str, value)) if isinstance(value, tuple) else value}" for key, value in flatten(SMOKE).items())
+    sets = (
+        f"{key}={','.join(map(str, value)) if isinstance(value, tuple) else value}"
+        for key, value in flatten(SMOKE).items()
+    )
     return "run", "recipe", "--out", out, "--corpus", CORPUS, *(word for one in sets for word in ("--set", one)), *more
 
 

@@ -1,17 +1,20 @@
-"""Plausible mistakes in `ref/`, `scaled/`, `environments/` and `kit/`, one line each, and the tests that must notice each: what tests are worth.
+"""Plausible mistakes in `ref/`, `scaled/`, `environments/` and `kit/`, one line each, and the tests that must notice
+each: what tests are worth.
 
     make mutants                             all of them: at most 40 minutes on two cores
     python -m tests.mutants --only kl        those whose file, line or test contains a word
     python -m tests.mutants --fresh          forgets what an interrupted run has found
 
-The checkout is never edited: each of two slots is a copy of the tree in a temporary folder. This process imports torch, pytest
-and what else the tests want, once. A mutant is a fork of it: in the slot's copy one line is another, and the test file, or the test function, that
-the mutant names runs up to its first failure. Hypothesis draws the same examples each time, so that the outcome does not depend on the day. All
-tests run without a mutation first: one that fails by itself tells nothing, and those that take long come last when there is a mutation. Mutants
-with fast tests come first, too. The cache of sandboxes lies in the temporary folder: no root file system of a mutant stays in the user's own.
+The checkout is never edited: each of two slots is a copy of the tree in a temporary folder. This process imports torch,
+pytest and what else the tests want, once. A mutant is a fork of it: in the slot's copy one line is another, and the
+test file, or the test function, that the mutant names runs up to its first failure. Hypothesis draws the same examples
+each time, so that the outcome does not depend on the day. All tests run without a mutation first: one that fails by
+itself tells nothing, and those that take long come last when there is a mutation. Mutants with fast tests come first,
+too. The cache of sandboxes lies in the temporary folder: no root file system of a mutant stays in the user's own.
 
-A mutant that lives is a hole in the tests, unless no test can tell it from the original: then the list says why. The exit code is 1
-where a mutant lives without a reason, where one with a reason is killed, and where a line is no longer there.
+A mutant that lives is a hole in the tests, unless no test can tell it from the original: then the list says why. The
+exit code is 1 where a mutant lives without a reason, where one with a reason is killed, and where a line is no longer
+there.
 """
 
 import argparse
@@ -41,8 +44,8 @@ SLOTS = 2
 QUICK = 0.3
 """Seconds of a test that need not wait for others."""
 PATIENCE = 10
-"""How many times the processor time that they take without a mutation tests may take, and half a minute more: a loop that does not end is a
-mistake noticed too. Where they wait for an hour instead, something is wrong with the tests."""
+"""How many times the processor time that they take without a mutation tests may take, and half a minute more: a loop
+that does not end is a mistake noticed too. Where they wait for an hour instead, something is wrong with the tests."""
 HOUR = 3600.0
 WANTED = (
     "hypothesis.strategies",
@@ -89,7 +92,8 @@ class Mutant:
 
 
 def of(name: str, *pairs: tuple[str, ...], test: str = "", room: str = "ref") -> Iterator[Mutant]:
-    """The mutants of a file of a room. `test`: FILE or FILE::FUNCTION beneath tests/, without .py; by default tests/ref/test_NAME.py."""
+    """The mutants of a file of a room. `test`: FILE or FILE::FUNCTION beneath tests/, without .py; by default
+    tests/ref/test_NAME.py."""
     path, _, function = (test or f"ref/test_{Path(name).name}").partition("::")
     for old, new, *same in pairs:
         yield Mutant(f"{room}/{name}.py", old, new, f"tests/{path}.py{f'::{function}' if function else ''}", *same)
@@ -103,7 +107,10 @@ MUTANTS: list[Mutant] = [
         ("square().sum(1, keepdim=True) / (N - 1)", "square().sum(1, keepdim=True) / N"),
         (".sqrt() + eps)", ".sqrt())"),
         ("return -(weight * surrogate).sum() / budget", "return (weight * surrogate).sum() / budget"),
-        ("return -(weight * surrogate).sum() / budget", "return -(weight * surrogate).sum() / weight.sum().clamp(min=1)"),
+        (
+            "return -(weight * surrogate).sum() / budget",
+            "return -(weight * surrogate).sum() / weight.sum().clamp(min=1)",
+        ),
         ("return -(weight * surrogate).sum() / budget", "return -(weight * surrogate).mean()"),
         ("weight = weight / _count_tokens(mask, keep)", "weight = weight / mask.shape[1]"),
         ("is_counted = is_counted & keep[:, None]", "pass"),
@@ -111,14 +118,20 @@ MUTANTS: list[Mutant] = [
         ("- behavior_logp.detach().to(wide)).where(is_counted, 0)", "- behavior_logp.detach().to(wide)) * is_counted"),
         ("return log_ratio, advantages.detach().to(wide)", "return log_ratio, advantages.to(wide)"),
         ("mask.to(wide).where(is_counted, 0)", "is_counted.to(wide)"),
-        ("log_ratio.sum(1, keepdim=True) / _count_tokens(mask, keep)", "log_ratio.sum(1, keepdim=True) / log_ratio.shape[1]"),
+        (
+            "log_ratio.sum(1, keepdim=True) / _count_tokens(mask, keep)",
+            "log_ratio.sum(1, keepdim=True) / log_ratio.shape[1]",
+        ),
         ("log_ratio.clamp(max=math.log1p(clip_high))", "log_ratio.clamp(max=math.log1p(clip_low))"),
         ("log_ratio.clamp(max=math.log1p(clip_high))", "log_ratio.clamp(max=clip_high)"),
         ("log_low = math.log1p(-clip_low)", "log_low = -math.log1p(clip_low)"),
         ("is_clipped & (advantage != 0)", "is_clipped"),
         ("torch.expm1(log_ratio) - log_ratio", "torch.expm1(log_ratio)"),
         ('"mean_ratio": (weight * log_ratio.exp())', '"mean_ratio": (log_ratio.exp())'),
-        ('"dapo": Variant(scale="std", clip_high=0.28, drop_overlong=True)', '"dapo": Variant(scale="std", drop_overlong=True)'),
+        (
+            '"dapo": Variant(scale="std", clip_high=0.28, drop_overlong=True)',
+            '"dapo": Variant(scale="std", drop_overlong=True)',
+        ),
         ("clip_low=3e-4, clip_high=4e-4", "clip_low=4e-4, clip_high=3e-4"),
         ("keep=finished if variant.drop_overlong else None", "keep=finished"),
     ),
@@ -179,7 +192,7 @@ MUTANTS: list[Mutant] = [
             "[(self.rewritten_prompt,",
             "truncation never keeps the oldest exchange, since all of those that reach the trigger do not fit",
         ),
-        ("if len(prompt) < chaining.trigger or self.num_contexts", "if True or self.num_contexts"),
+        ("len(prompt) < chaining.trigger or self.num_contexts", "True or self.num_contexts"),
         test="ref/test_rollout",
     ),
     *of(
@@ -217,7 +230,10 @@ MUTANTS: list[Mutant] = [
         ("row_index, width - space, space - size", "row_index, space - size, space - size"),
         ("if space >= size]", "if space > size]"),
         ("+ self.quadratic * T.square()", "+ self.quadratic * T"),
-        ("2.0 * config.num_hidden_layers * config.num_attention_heads", "2.0 * config.num_hidden_layers * config.num_key_value_heads"),
+        (
+            "2.0 * config.num_hidden_layers * config.num_attention_heads",
+            "2.0 * config.num_hidden_layers * config.num_key_value_heads",
+        ),
         ("config.parameters(active=True) - tables", "config.parameters() - tables"),
     ),
     *of(
@@ -273,7 +289,10 @@ MUTANTS: list[Mutant] = [
         ('alpha=-group["lr"] * scale', 'alpha=group["lr"] * scale'),
         ('{"lm_head", "head", "gate", "router"}', '{"lm_head", "head", "router"}'),
         ("param.ndim < 2 or id(param) in embedding_ids or special_parts", "param.ndim < 2 or special_parts"),
-        ('{"params": no_decay_params, "weight_decay": 0.0}', '{"params": no_decay_params, "weight_decay": weight_decay}'),
+        (
+            '{"params": no_decay_params, "weight_decay": 0.0}',
+            '{"params": no_decay_params, "weight_decay": weight_decay}',
+        ),
     ),
     *of(
         "mtp",
@@ -357,7 +376,10 @@ MUTANTS: list[Mutant] = [
     *of(
         "engine/layout",
         ("y = unit(qk, self.eps) if self.qk_norm else qk", "y = unit(qk, self.eps)"),
-        ("torch.cat((a.q_proj.bias, a.k_proj.bias, a.v_proj.bias))", "torch.cat((a.q_proj.bias, 0 * a.k_proj.bias, a.v_proj.bias))"),
+        (
+            "torch.cat((a.q_proj.bias, a.k_proj.bias, a.v_proj.bias))",
+            "torch.cat((a.q_proj.bias, 0 * a.k_proj.bias, a.v_proj.bias))",
+        ),
         ("if bias is None else torch.addmm(bias, x, qkv)", "if True else torch.addmm(bias, x, qkv)"),
         test="ref/test_families",
     ),
@@ -442,7 +464,10 @@ MUTANTS: list[Mutant] = [
         ("1.0 / period / scaling.factor, 1.0", "1.0 / period * scaling.factor, 1.0"),
         ("((turns - low) / (high - low)).clamp(0, 1)", "((turns - low) / (high - low)).clamp(0.5, 1)"),
         ("(1 - share) * own / scaling.factor + share * own", "share * own / scaling.factor + (1 - share) * own"),
-        ("pair_with(scaling.beta_fast), pair_with(scaling.beta_slow)", "pair_with(scaling.beta_slow), pair_with(scaling.beta_fast)"),
+        (
+            "pair_with(scaling.beta_fast), pair_with(scaling.beta_slow)",
+            "pair_with(scaling.beta_slow), pair_with(scaling.beta_fast)",
+        ),
         ("first, last = math.floor(first), math.ceil(last)", "first, last = math.ceil(first), math.floor(last)"),
         ("first, last = max(first, 0), min(last, 2 * n - 1)", "pass"),
         ("last += 0.001", "last += 1"),
@@ -459,7 +484,10 @@ MUTANTS: list[Mutant] = [
         ("d_weight += p.t() @ (h * mg)", "d_weight = p.t() @ (h * mg)"),
         ("torch.mul(d_inner, act, out=d_value)", "torch.mul(d_inner, value, out=d_value)"),
         ("S - T + min(t + block, T)) for t in", "min(t + block, T)) for t in"),
-        ("dim=-1, keepdim=True, dtype=torch.promote_types(x.dtype, torch.float32)", "dim=-1, keepdim=True, dtype=x.dtype"),
+        (
+            "dim=-1, keepdim=True, dtype=torch.promote_types(x.dtype, torch.float32)",
+            "dim=-1, keepdim=True, dtype=x.dtype",
+        ),
         ("token = torch.arange(N * K, device=flat.device) // K", "token = torch.arange(N * K, device=flat.device) % N"),
         ("dg = (dy * y).sum(-1).index_select(0, token_rows)", "dg = (dy * y).sum(-1)[: len(token_rows)]"),
         ("dw = along.flatten(0, 1).sum(0)", "dw = along.flatten(0, 1).mean(0)"),
@@ -475,7 +503,10 @@ MUTANTS: list[Mutant] = [
     *of(
         "weight_codec",
         ("positions = (a != b).nonzero()[:, 0]", "positions = (old.flatten() != new.flatten()).nonzero()[:, 0]"),
-        ("positions, new = positions.long(), old.flatten().clone()", "positions, new = positions.long(), old.flatten()"),
+        (
+            "positions, new = positions.long(), old.flatten().clone()",
+            "positions, new = positions.long(), old.flatten()",
+        ),
         ("return bits ^ ((bits >> 15) & 0x7FFF)", "return bits"),
         ("return positions[steps != 0], steps[steps != 0]", "return positions, steps"),
         ("values = values[has_more] >> 7", "values = values[has_more] >> 8"),
@@ -485,9 +516,15 @@ MUTANTS: list[Mutant] = [
     ),
     *of(
         "weight_sync",
-        ("(updates.double().abs() / ulp(weights)).clamp(max=1)", "(updates.double().abs() / ulp(weights) / 2).clamp(max=1)"),
+        (
+            "(updates.double().abs() / ulp(weights)).clamp(max=1)",
+            "(updates.double().abs() / ulp(weights) / 2).clamp(max=1)",
+        ),
         ('salt=row_number.to_bytes(16, "little")', "salt=bytes(16)"),
-        ("if digest_by_place.setdefault(place, value) != value:", "if digest_by_place.setdefault(place, value) is None:"),
+        (
+            "if digest_by_place.setdefault(place, value) != value:",
+            "if digest_by_place.setdefault(place, value) is None:",
+        ),
         ("if first != ends.get(name, 0):", "if first < ends.get(name, 0):"),
         ("self.held = [tensor.clone() for tensor in new_weights]", "self.held = new_weights"),
         ('if manifest["digests"] != digests:', "if False:"),
@@ -520,12 +557,18 @@ MUTANTS: list[Mutant] = [
     ),
     *of(
         "engine/sampler",
-        ("torch.where(self.sampled[slot, :length], self.version, -1)", "torch.where(self.sampled[slot, :length], 0, -1)"),
+        (
+            "torch.where(self.sampled[slot, :length], self.version, -1)",
+            "torch.where(self.sampled[slot, :length], 0, -1)",
+        ),
         ("torch.where(self.sampled[slot, :length], self.version, -1)", "torch.full((length,), self.version)"),
         ("        self.version = version\n", "        pass\n"),
-        ("experts[rows, t:n] = torch", "experts[rows.roll(1), t:n] = torch"),
+        ("self.experts[rows, t:n] =", "self.experts[rows.roll(1), t:n] ="),
         ("(logits.float() / temperature).log_softmax(-1)", "logits.float().log_softmax(-1)"),
-        ("self.tokens[slot, self.turn_starts[slot] : self.known", "self.tokens[slot, self.turn_starts[slot] - 1 : self.known"),
+        (
+            "self.tokens[slot, self.turn_starts[slot] : self.known",
+            "self.tokens[slot, self.turn_starts[slot] - 1 : self.known",
+        ),
         ("copy.deepcopy(model).to(dtype)", "model.to(dtype)"),
         (
             "index for index in live_rows if self.known[self.rows[index]] == n",
@@ -554,7 +597,10 @@ MUTANTS: list[Mutant] = [
         ('"router_aux_loss_coef": 0.001}', '"router_aux_loss_coef": 0.01}'),
         ('record.get("rope_theta") or 10_000.0', 'record.get("rope_theta") or 1_000_000.0'),
         ('32_768, "tie_word_embeddings": False', '32_768, "tie_word_embeddings": True'),
-        ('{"gate_proj": slice(0, half), "up_proj": slice(half, None)}', '{"up_proj": slice(0, half), "gate_proj": slice(half, None)}'),
+        (
+            '{"gate_proj": slice(0, half), "up_proj": slice(half, None)}',
+            '{"up_proj": slice(0, half), "gate_proj": slice(half, None)}',
+        ),
         ("room -= size", "room = max_bytes - size"),
         ('f"{layer}.{e}.down_proj.weight": (e,)', 'f"{layer}.{e}.down_proj.weight": (e - 1,)'),
     ),
@@ -577,7 +623,11 @@ MUTANTS: list[Mutant] = [
         ("mask.repeat_interleave(self.keys[0].shape[1], 0)", "mask.repeat(self.keys[0].shape[1], 1, 1)"),
         ("values[:A, :, :S].flatten(0, 1)", "keys[:A, :, :S].flatten(0, 1)"),
         ("row_a = self.cache[:, :, a, :, :length].clone()", "row_a = self.cache[:, :, a, :, :length]"),
-        ("if len(y) <= DENSE else", "if len(y) <= 0 else", "both ways give the same up to rounding, which tokens do not show"),
+        (
+            "if len(y) <= DENSE else",
+            "if len(y) <= 0 else",
+            "both ways give the same up to rounding, which tokens do not show",
+        ),
         ("masked_fill_(key_pos > query_pos[..., None]", "masked_fill_(key_pos >= query_pos[..., None]"),
         ("index * int(counts.max()) + rank", "index + rank * len(self.rows)"),
         (
@@ -601,11 +651,14 @@ MUTANTS: list[Mutant] = [
         ("is_new = position >= torch.tensor(self.routed_lengths)[token_slots]", "is_new = position >= 0"),
         ("self.draws[slots, index] if self.temperature", "self.draws[slots, index - 1] if self.temperature"),
         (
-            "if token in self.stop_ids[slot] or self.known[slot] == self.max_len or",
-            "if token in self.stop_ids[slot] or",
+            "token in self.stop_ids[slot] or self.known[slot] == self.max_len or",
+            "token in self.stop_ids[slot] or",
             "the next step finds the context full, which costs a step and changes no token",
         ),
-        ("self.known[slot] = self.cached_lengths[slot] = self.routed_lengths[slot] = 0", "self.known[slot] = self.cached_lengths[slot] = 0"),
+        (
+            "self.known[slot] = self.cached_lengths[slot] = self.routed_lengths[slot] = 0",
+            "self.known[slot] = self.cached_lengths[slot] = 0",
+        ),
         ("self.sampled[slot], self.logp[slot], self.versions[slot] = False, 0.0, -1", "pass"),
         ("self.ragged.exchange(front, back, max(", "self.ragged.exchange(front, front, max("),
     ),
@@ -620,20 +673,34 @@ MUTANTS: list[Mutant] = [
         ("source.cut(suite[0], suite[-1], fill, whole=bool(fill))", "source.cut(suite[0], suite[-1], fill)"),
         ("if statements and source.alone(statements[0]):", "if statements:"),
         ('"" if len(part) == 1 and _is_elif(source, part[0]) else "pass"', '"pass"'),
-        ('    tests = sorted(test for test, outcome in before.items() if outcome == "passed")', "    tests = sorted(before)"),
+        (
+            '    tests = sorted(test for test, outcome in before.items() if outcome == "passed")',
+            "    tests = sorted(before)",
+        ),
         ("if test not in after]", "if test in after and False]"),
-        ("for test in failed_tests if test not in piece.tests]", "for test in failed_tests if test in piece.tests and False]"),
+        (
+            "for test in failed_tests if test not in piece.tests]",
+            "for test in failed_tests if test in piece.tests and False]",
+        ),
         ("self.functions - 1, self.files - 1, self.tests / 3", "self.functions, self.files - 1, self.tests / 3"),
         ("if not has_hole and names & holes)", "if names & holes)"),
         (
-            "{file_patch.file for file_patch in piece.patches}.isdisjoint(file_patch.file for file_patch in other.patches)",
+            "{file_patch.file for file_patch in piece.patches}.isdisjoint(file_patch.file for "
+            "file_patch in other.patches)",
             "piece.patches[0].file != other.patches[0].file",
         ),
         ("is_disjoint and ({*piece.tests}.isdisjoint(other.tests) or", "is_disjoint and (True or"),
-        ("({*piece.tests}.isdisjoint(other.tests) or {*piece.tests} == {*other.tests})", "{*piece.tests}.isdisjoint(other.tests)"),
-        ("parts = sorted(pieces, key=lambda piece: [file_patch.file for file_patch in piece.patches])", "parts = [*pieces]"),
         (
-            "sorted((file_patch for piece in parts for file_patch in piece.patches), key=lambda file_patch: file_patch.file)",
+            "({*piece.tests}.isdisjoint(other.tests) or {*piece.tests} == {*other.tests})",
+            "{*piece.tests}.isdisjoint(other.tests)",
+        ),
+        (
+            "parts = sorted(pieces, key=lambda piece: [file_patch.file for file_patch in piece.patches])",
+            "parts = [*pieces]",
+        ),
+        (
+            "sorted((file_patch for piece in parts for file_patch in piece.patches), key=lambda "
+            "file_patch: file_patch.file)",
             "[file_patch for piece in parts for file_patch in piece.patches]",
         ),
         ("min(top, now + 1) if solved > high * tried", "min(top, now + 1) if solved >= high * tried"),
@@ -689,8 +756,14 @@ MUTANTS: list[Mutant] = [
     ),
     *of(
         "textual_feedback",
-        ("return student[where.student - 1], teacher[where.teacher - 1].detach()", "return student[where.student - 1], teacher[where.teacher - 1]"),
-        ("return student[where.student - 1], teacher[where.teacher - 1].detach()", "return student[where.student], teacher[where.teacher].detach()"),
+        (
+            "return student[where.student - 1], teacher[where.teacher - 1].detach()",
+            "return student[where.student - 1], teacher[where.teacher - 1]",
+        ),
+        (
+            "return student[where.student - 1], teacher[where.teacher - 1].detach()",
+            "return student[where.student], teacher[where.teacher].detach()",
+        ),
         ("(student + shift[student]).to(tokens.device)", "(student - 1 + shift[student - 1] + 1).to(tokens.device)"),
         ("shift[hint.at :] += len(hint.tokens)", "shift[hint.at + 1 :] += len(hint.tokens)"),
         ("shift[hint.at :] += len(hint.tokens)", "shift[hint.at :] = len(hint.tokens)"),
@@ -698,42 +771,67 @@ MUTANTS: list[Mutant] = [
         ("bool(sampled[hint.at - 1] & sampled[hint.at])", "bool(sampled[hint.at])"),
         ("if next_begin < end:", "if next_begin <= end:"),
         ("if any(other_hint.begin < hint.at < other_hint.end for other_hint in hints):", "if False:"),
-        ("student.to(wide).log_softmax(-1), teacher.detach().to(wide)", "student.to(wide).log_softmax(-1), teacher.to(wide)"),
+        (
+            "student.to(wide).log_softmax(-1), teacher.detach().to(wide)",
+            "student.to(wide).log_softmax(-1), teacher.to(wide)",
+        ),
         ("top_tokens = logt.topk(top_k, -1).indices", "top_tokens = logs.topk(top_k, -1).indices"),
         ("return kl_divergence(logt, logs)", "return kl_divergence(logs, logt)"),
-        ("return (mixture_kl(logs, logt) + mixture_kl(logt, logs)) / 2", "return (kl_divergence(logs, logt) + kl_divergence(logt, logs)) / 4"),
+        (
+            "return (mixture_kl(logs, logt) + mixture_kl(logt, logs)) / 2",
+            "return (kl_divergence(logs, logt) + kl_divergence(logt, logs)) / 4",
+        ),
         ("other_logp = logp.scatter(-1, tokens, -math.inf)", "other_logp = logp"),
         (
-            "other_total = other_logp.masked_fill(is_empty, 0).logsumexp(-1, keepdim=True).masked_fill(is_empty, -math.inf)",
+            "other_total = other_logp.masked_fill(is_empty, 0).logsumexp(-1, "
+            "keepdim=True).masked_fill(is_empty, -math.inf)",
             "other_total = other_logp.logsumexp(-1, keepdim=True)",
         ),
         ("is_excluded = infinite | (probs == 0)", "is_excluded = infinite"),
         (".sum(-1).masked_fill(infinite.any(-1), math.inf)", ".sum(-1)"),
-        ("return (weights * divergences).sum() / budget", "return (weights * divergences).sum() / weights.sum().clamp(min=1)"),
+        (
+            "return (weights * divergences).sum() / budget",
+            "return (weights * divergences).sum() / weights.sum().clamp(min=1)",
+        ),
         ("return (weights * divergences).sum() / budget", "return divergences.sum() / budget"),
         (
             "wide = torch.promote_types(torch.promote_types(student.dtype, teacher.dtype), torch.float32)",
             "wide = torch.promote_types(student.dtype, teacher.dtype)",
         ),
-        ("if len(positions) and len(states) < int(positions[-1]):", "if len(positions) and len(states) < int(positions[0]):"),
-        ("tokens = torch.cat([*pieces, segment.tokens[start:last]])", "tokens = torch.cat([*pieces, segment.tokens[start:]])"),
+        (
+            "if len(positions) and len(states) < int(positions[-1]):",
+            "if len(positions) and len(states) < int(positions[0]):",
+        ),
+        (
+            "tokens = torch.cat([*pieces, segment.tokens[start:last]])",
+            "tokens = torch.cat([*pieces, segment.tokens[start:]])",
+        ),
         ("secret = set(runs(answer)) - set(runs(context))", "secret = set(runs(answer))"),
         ("n = min(n, len(answer), len(hint))", "pass"),
     ),
     *of(
         "rl",
         ("loss = loss + c.feedback.weight * feedback_term", "loss = loss + feedback_term"),
-        ("hinted_contexts = find_hinted(rollouts) if c.feedback.weight else {}", "hinted_contexts = find_hinted(rollouts)"),
+        (
+            "hinted_contexts = find_hinted(rollouts) if c.feedback.weight else {}",
+            "hinted_contexts = find_hinted(rollouts)",
+        ),
         ("student, teacher = (model.head(x) / c.temperature for x", "student, teacher = (model.head(x) for x"),
         ("budget=budget, kind=c.feedback.divergence", "budget=float(len(student)), kind=c.feedback.divergence"),
         ("number += 0 if rollout.hints else len(rollout.chain.segments)", "number += 0"),
-        ("predictions(hidden[index], teacher_hidden[row], hinted_context)", "predictions(hidden[row], teacher_hidden[row], hinted_context)"),
+        (
+            "predictions(hidden[index], teacher_hidden[row], hinted_context)",
+            "predictions(hidden[row], teacher_hidden[row], hinted_context)",
+        ),
     ),
     *of(
         "behaviour",
         ('todo.state in ("open", "started")', 'todo.state == "open"'),
         ("sum(call.valid and not call.ok for call in calls)", "sum(not call.ok for call in calls)"),
-        ('and claims(message) and suite_state(transcript) != "passed"', 'and claims(message) and suite_state(transcript) == "failed"'),
+        (
+            'and claims(message) and suite_state(transcript) != "passed"',
+            'and claims(message) and suite_state(transcript) == "failed"',
+        ),
         ("max(0.0, share - free_comments) / (1 - free_comments)", "share"),
         ("(rounds - 1) / (len(calls) - 1)", "rounds / len(calls)"),
         ("[call.wrote for call in calls if call.valid]) or 0.0", "[call.wrote for call in calls]) or 0.0"),
@@ -742,7 +840,10 @@ MUTANTS: list[Mutant] = [
         ("return outcome - effort_cost + found.total", "return outcome + effort_cost + found.total"),
         ("float(bool(message) and claims(message)", "float(claims(message)"),
         ("measures(transcript, prices.free_comments, claims)", "measures(transcript, claims=claims)"),
-        ("relative = [rollout.parts[name] - first for rollout in group]", "relative = [rollout.parts[name] for rollout in group]"),
+        (
+            "relative = [rollout.parts[name] - first for rollout in group]",
+            "relative = [rollout.parts[name] for rollout in group]",
+        ),
         ("advantages[name] = [value - mean for value in relative]", "advantages[name] = relative"),
     ),
     *of(
@@ -753,14 +854,23 @@ MUTANTS: list[Mutant] = [
         ('elif call.writes and state == "passed":', "elif call.writes:"),
         ("return bool(self.wrote) and self.valid and self.ok", "return bool(self.wrote)"),
         ("and not DENIAL.search(sentence) for", "for"),
-        ("token.string if is_start and token.type == tokenize.STRING else None", "token.string if token.type == tokenize.STRING else None"),
+        (
+            "token.string if is_start and token.type == tokenize.STRING else None",
+            "token.string if token.type == tokenize.STRING else None",
+        ),
         ("list(python_comments(textwrap.dedent(code)))", "list(python_comments(code))"),
         test="ref/test_behaviour",
     ),
     *of(
         "monitor",
-        ("np.logaddexp(evidence.log_wealth, -math.log(t * (t + 1))) + gains", "np.logaddexp(evidence.log_wealth, -math.log(t)) + gains"),
-        ("np.logaddexp(evidence.log_wealth, -math.log(t * (t + 1))) + gains", "np.logaddexp(evidence.log_wealth + gains, -math.log(t * (t + 1)))"),
+        (
+            "np.logaddexp(evidence.log_wealth, -math.log(t * (t + 1))) + gains",
+            "np.logaddexp(evidence.log_wealth, -math.log(t)) + gains",
+        ),
+        (
+            "np.logaddexp(evidence.log_wealth, -math.log(t * (t + 1))) + gains",
+            "np.logaddexp(evidence.log_wealth + gains, -math.log(t * (t + 1)))",
+        ),
         ("- math.log(2 * len(STAKES))", "- math.log(len(STAKES))"),
         ("np.asarray(np.logaddexp(wealth, -math.log(evidence.step + 1)))", "np.asarray(wealth)"),
         ("np.asarray(np.logaddexp(wealth, -math.log(evidence.step + 1)))", "np.asarray(np.logaddexp(wealth, 0.0))"),
@@ -782,21 +892,33 @@ MUTANTS: list[Mutant] = [
             "hacks = sum(any(signature.found(rollout) for signature in signatures) for rollout in group)",
             "hacks = sum(signature.found(rollout) for signature in signatures for rollout in group)",
         ),
-        ('in turn.text for turn in transcript.turns if turn.role == "tool")', "in turn.text for turn in transcript.turns)"),
-        ('"comments": comment_share([call.wrote for call in calls if call.valid])', '"comments": comment_share([call.wrote for call in calls])'),
+        (
+            'in turn.text for turn in transcript.turns if turn.role == "tool")',
+            "in turn.text for turn in transcript.turns)",
+        ),
+        (
+            '"comments": comment_share([call.wrote for call in calls if call.valid])',
+            '"comments": comment_share([call.wrote for call in calls])',
+        ),
     ),
     *of(
         "textual_feedback",
         ("return total(ref.feedback_loss(student,", "return (ref.feedback_loss(student,"),
         ("teacher[where.teacher - 1].detach()", "teacher[where.teacher - 1]"),
         ("teacher_rows[teacher_rank[receive_ids].argsort(stable=True).argsort()]", "teacher_rows"),
-        ("teacher_rows[teacher_rank[receive_ids].argsort(stable=True).argsort()]", "teacher_rows[teacher_rank[receive_ids].argsort(stable=True)]"),
+        (
+            "teacher_rows[teacher_rank[receive_ids].argsort(stable=True).argsort()]",
+            "teacher_rows[teacher_rank[receive_ids].argsort(stable=True)]",
+        ),
         ("send_ids[student_rank[send_ids].argsort(stable=True)]", "send_ids"),
         ("owners(positions - 1, len(states)", "owners(positions, len(states)"),
         ("torch.where(is_late, 2 * cp - 1 - chunk, chunk)", "torch.where(is_late, chunk - cp, chunk)"),
         ("(at // width * 2 + is_late) * size + at % size", "(at // width + is_late) * size + at % size"),
         ("where.student[mask] - first, where.teacher[mask])", "where.student[mask], where.teacher[mask])"),
-        ("where.student[mask] - first, where.teacher[mask])", "where.student[mask] - first, where.teacher[mask] - first)"),
+        (
+            "where.student[mask] - first, where.teacher[mask])",
+            "where.student[mask] - first, where.teacher[mask] - first)",
+        ),
         ("found[number].student.cpu() + int(starts[number])", "found[number].student.cpu()"),
         ("= found[number].tokens, number", "= found[number].tokens, 0"),
         ("order = student.argsort()", "order = teacher.argsort()"),
@@ -820,7 +942,10 @@ MUTANTS: list[Mutant] = [
         ("device=current().device), axis).tolist()", 'device=current().device), "dp").tolist()'),
         ("call.name if call.name in names else None for call in calls", "call.name for call in calls"),
         ("[call.wrote for call in calls if call.valid]", "[call.wrote for call in calls]"),
-        ("sum(min(1.0, rollout.tokens / longest) for rollout in group) if", "sum(rollout.tokens / longest for rollout in group) if"),
+        (
+            "sum(min(1.0, rollout.tokens / longest) for rollout in group) if",
+            "sum(rollout.tokens / longest for rollout in group) if",
+        ),
         ('"length": length_sum / num_rollouts', '"length_sum": length_sum / num_calls'),
         ('"questions": questions / num_rollouts', '"questions": hacks / num_rollouts'),
         (
@@ -848,13 +973,25 @@ MUTANTS: list[Mutant] = [
         "weight_sync",
         ("if self.version is None or version % self.anchor_every == 0:", "if version % self.anchor_every == 0:"),
         ('links.append(("delta", self.version,', 'links.append(("delta", version - 1,'),
-        ("if version % self.merge_every == 0 and len(recent) == self.merge_every:", "if version % self.merge_every == 0:"),
+        (
+            "if version % self.merge_every == 0 and len(recent) == self.merge_every:",
+            "if version % self.merge_every == 0:",
+        ),
         ('links.append(("merged", recent[0][0],', 'links.append(("merged", recent[-1][0],'),
-        ("if self.version is not None and version <= self.version:", "if self.version is not None and version < self.version:"),
+        (
+            "if self.version is not None and version <= self.version:",
+            "if self.version is not None and version < self.version:",
+        ),
         ("for part_digest in digests), shapes, twice=False)", "for part_digest in digests), shapes)"),
         ("if want is None or want == have and newer_versions:", "if want is None:"),
-        ("newer_versions = [version for version in errors if want is None or version > want]", "newer_versions = [*errors]"),
-        ("for version, manifest in self.known.items() if version in versions}", "for version, manifest in self.known.items()}"),
+        (
+            "newer_versions = [version for version in errors if want is None or version > want]",
+            "newer_versions = [*errors]",
+        ),
+        (
+            "for version, manifest in self.known.items() if version in versions}",
+            "for version, manifest in self.known.items()}",
+        ),
         ("        if outage:", "        if False:"),
         ('key=lambda key: not key.endswith("/manifest")', 'key=lambda key: key.endswith("/manifest")'),
         (' and any(key.endswith("/manifest") for key in version_keys)', ""),
@@ -865,7 +1002,10 @@ MUTANTS: list[Mutant] = [
     *of(
         "weight_sync",
         ("words = np.flatnonzero(x != y)", "words = np.flatnonzero(x < y)"),
-        ("positions = torch.cat((aligned_delta[0], aligned_size + tail_positions))", "positions = torch.cat((aligned_delta[0], tail_positions))"),
+        (
+            "positions = torch.cat((aligned_delta[0], aligned_size + tail_positions))",
+            "positions = torch.cat((aligned_delta[0], tail_positions))",
+        ),
         ("part.weights.detach().to(torch.bfloat16, copy=True)", "part.weights.detach().to(torch.bfloat16)"),
         ("            self.failure = error", "            pass"),
         ("failure, self.failure = self.failure, None", "failure = self.failure"),
@@ -882,7 +1022,10 @@ MUTANTS: list[Mutant] = [
         ("line.max_bytes = MOST", "pass"),
         ("if line.heard(WAIT) != [WELCOME]:", "if not line.heard(WAIT):"),
         ("            at.unlink(missing_ok=True)", "            pass"),
-        ('if len(self.buffer) >= 4 and int.from_bytes(self.buffer[:4], "big") > self.max_bytes:', "if len(self.buffer) > self.max_bytes:"),
+        (
+            'if len(self.buffer) >= 4 and int.from_bytes(self.buffer[:4], "big") > self.max_bytes:',
+            "if len(self.buffer) > self.max_bytes:",
+        ),
         ("if frames or (frames := self._frames()):", "if frames:"),
         ("is_known = line not in self.strangers", "is_known = True"),
         ("                if is_known:", "                if True:"),
@@ -891,16 +1034,28 @@ MUTANTS: list[Mutant] = [
         ("secrets.token_hex(16).encode()", 'b"0" * 32'),
         ("if len(data) > MOST:", "if len(data) > 2 * MOST:"),
         ("shutil.rmtree(folder, ignore_errors=True)", "pass"),
-        ("            self.strangers.add(line := Line(with_keepalive(peer), most=len(self.token)))", "            line = Line(with_keepalive(peer))"),
+        (
+            "            self.strangers.add(line := Line(with_keepalive(peer), most=len(self.token)))",
+            "            line = Line(with_keepalive(peer))",
+        ),
         room="scaled",
         test="mirror/test_wire",
     ),
     *of(
         "async_rl/messages",
-        ('return type(value) is {"int": int, "str": str}[type_name]', 'return isinstance(value, {"int": int, "str": str}[type_name])'),
-        ("all(type(element) is element_type for element in value)", "any(type(element) is element_type for element in value)"),
+        (
+            'return type(value) is {"int": int, "str": str}[type_name]',
+            'return isinstance(value, {"int": int, "str": str}[type_name])',
+        ),
+        (
+            "all(type(element) is element_type for element in value)",
+            "any(type(element) is element_type for element in value)",
+        ),
         ("except (ValueError, KeyError, TypeError, AttributeError)", "except (ValueError, KeyError, TypeError)"),
-        ("tuple(value) if isinstance(value, list) else value", "tuple(map(str, value)) if isinstance(value, list) else value"),
+        (
+            "tuple(value) if isinstance(value, list) else value",
+            "tuple(map(str, value)) if isinstance(value, list) else value",
+        ),
         room="scaled",
         test="mirror/test_reconciler",
     ),
@@ -913,14 +1068,20 @@ MUTANTS: list[Mutant] = [
         ("if now - worker.last_seen > self.timeout:", "if now - worker.last_seen > 2 * self.timeout:"),
         ("            self.workers[sender].last_seen = now", "            pass"),
         ("if message.version > self.published:", "if message.version >= self.published:"),
-        ("worker.version < self.life.version - self.rules.staleness:", "worker.version < self.life.version - self.rules.staleness - 1:"),
+        (
+            "worker.version < self.life.version - self.rules.staleness)",
+            "worker.version < self.life.version - self.rules.staleness - 1)",
+        ),
         ("        self.unclaimed -= owned_groups", "        pass"),
         ("if group not in worker.running:", "if group in self.records:"),
         ("            self.batch = None", "            pass"),
         ("is_repairing = now - self.repairs.get(message.version, -1e9) < self.timeout", "is_repairing = False"),
         ('if message.version == self.published and "trainer"', 'if message.version <= self.published and "trainer"'),
         ("self.holders = [None if holder == name else holder for holder in self.holders]", "pass"),
-        ("player_candidates.append((len(worker.running) / worker.groups, name))", "player_candidates.append((len(worker.running), name))"),
+        (
+            "player_candidates.append((len(worker.running) / worker.groups, name))",
+            "player_candidates.append((len(worker.running), name))",
+        ),
         ("places[group % self.rules.groups * len(places) // self.rules.groups]", "places[group % len(places)]"),
         ("if self.waits and self.published == self.life.version:", "if self.waits:"),
         ("self.published = self.life.version - 1", "self.published = self.life.version"),
@@ -980,7 +1141,10 @@ MUTANTS: list[Mutant] = [
         ('name.rpartition(".")[2].isdigit()', "name.isdigit()"),
         ("if method not in host.methods:", "if method not in METHODS:"),
         ('("content-length", "transfer-encoding", "upgrade", "expect")', '("content-length", "upgrade", "expect")'),
-        ('("content-length", "transfer-encoding", "upgrade", "expect")', '("content-length", "transfer-encoding", "upgrade")'),
+        (
+            '("content-length", "transfer-encoding", "upgrade", "expect")',
+            '("content-length", "transfer-encoding", "upgrade")',
+        ),
         ("if field in rules.headers and len(value) <= VALUE}", "if field in rules.headers}"),
         ('        or "" in segments[:-1]', ""),
         (' or any(segment and not segment.strip(".") for segment in segments)', ""),
@@ -995,7 +1159,10 @@ MUTANTS: list[Mutant] = [
         ("path.is_file() and not path.is_symlink()", "path.is_file()"),
         ("(not ip.is_global or ip.is_multicast)", "not ip.is_global"),
         ("addresses(name, port, host.private or is_number(name))", "addresses(name, port, True)"),
-        ("socket.create_connection((address, self.port), self.timeout)", "socket.create_connection((self.host, self.port), self.timeout)"),
+        (
+            "socket.create_connection((address, self.port), self.timeout)",
+            "socket.create_connection((self.host, self.port), self.timeout)",
+        ),
         ("and expected is not None and body.size != expected:", "and False:"),
         ('page.replace(f"{server}/".encode(), f"{name}/".encode())', "page.replace(server.encode(), name.encode())"),
         ("return name + target.path", "return location"),
@@ -1008,7 +1175,10 @@ MUTANTS: list[Mutant] = [
     ),
     *of(
         "egress/door",
-        ("is_exhausted = self.requests > self.rules.requests", "is_exhausted = self.requests > self.rules.requests + 1"),
+        (
+            "is_exhausted = self.requests > self.rules.requests",
+            "is_exhausted = self.requests > self.rules.requests + 1",
+        ),
         ("            self.bytes += answer.size", "            pass"),
         ("if len(data) > HEAD:", "if len(data) > 9 * HEAD:"),
         ("min(self.rules.largest, remaining)", "self.rules.largest"),
@@ -1042,9 +1212,15 @@ MUTANTS: list[Mutant] = [
         ("            (folder / name).chmod(stat.S_IRWXU)", "            pass"),
         ("            self._touch(name)", "            pass"),
         ("            self._touch(snapshot)", "            pass"),
-        ("if not self._list_path(path.name).exists() and path.stat().st_ctime < since:", "if path.stat().st_ctime < since:"),
+        (
+            "if not self._list_path(path.name).exists() and path.stat().st_ctime < since:",
+            "if path.stat().st_ctime < since:",
+        ),
         ("                target.chmod(entry.mode)", "                pass"),
-        ("fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)", "fcntl.flock(self._handle, fcntl.LOCK_SH | fcntl.LOCK_NB)"),
+        (
+            "fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)",
+            "fcntl.flock(self._handle, fcntl.LOCK_SH | fcntl.LOCK_NB)",
+        ),
         ('if entry.kind == "file" and not self.has(entry.value):', "if False:"),
         room="environments",
         test="environments/test_store",
@@ -1077,7 +1253,10 @@ MUTANTS: list[Mutant] = [
     ),
     *of(
         "sandbox/seccomp",
-        ('FAMILIES = {1: "AF_UNIX", 2: "AF_INET", 10: "AF_INET6"}', 'FAMILIES = {1: "AF_UNIX", 2: "AF_INET", 10: "AF_INET6", 40: "AF_VSOCK"}'),
+        (
+            'FAMILIES = {1: "AF_UNIX", 2: "AF_INET", 10: "AF_INET6"}',
+            'FAMILIES = {1: "AF_UNIX", 2: "AF_INET", 10: "AF_INET6", 40: "AF_VSOCK"}',
+        ),
         ("_line(AT_LEAST, NEWEST + 1, 0, 1)", "_line(AT_LEAST, NEWEST + 2, 0, 1)"),
         ("RAW, TYPE_MASK = 3, 0xF", "RAW, TYPE_MASK = 3, 0xFFFFFFFF"),
         ("0x20000000 | 0x40000000 | 0x00020000", "0x20000000 | 0x00020000"),
@@ -1091,7 +1270,10 @@ MUTANTS: list[Mutant] = [
         ("if len(silent) == PATIENCE and all(silent):", "if all(silent):"),
         ("return self.before + time.monotonic() - self.since", "return time.monotonic() - self.since"),
         ('if line["kind"] in ("reply", "summary"))\n', 'if line["kind"] == "reply")\n'),
-        ("self.tokens, self.turns = self.tokens + token_count, self.turns + 1", "self.tokens, self.turns = token_count, self.turns + 1"),
+        (
+            "self.tokens, self.turns = self.tokens + token_count, self.turns + 1",
+            "self.tokens, self.turns = token_count, self.turns + 1",
+        ),
         ("if self.tokens >= b.tokens:", "if self.tokens > b.tokens:"),
         ('self.budget = Budget(**begin["budget"])', 'Budget(**begin["budget"])'),
         ('if begin.get("who", "") != job.who:', "if False:"),
@@ -1131,7 +1313,12 @@ MUTANTS: list[Mutant] = [
         room="environments",
         test="environments/test_leaks",
     ),
-    *of("fingerprint", ("while at - places[first][0] > span:", "while False:"), room="environments", test="environments/test_leaks"),
+    *of(
+        "fingerprint",
+        ("while at - places[first][0] > span:", "while False:"),
+        room="environments",
+        test="environments/test_leaks",
+    ),
     *of(
         "install/attempt",
         ("if outcome.step.needed)", ")"),
@@ -1183,7 +1370,10 @@ MUTANTS: list[Mutant] = [
         ('"[^/]*" if words[i] == "*" else "[^/]"', '".*" if words[i] == "*" else "[^/]"'),
         ('return None if b"\\0" in head else', "return"),
         ("    file.seek(len(mark))", "    pass"),
-        ("            block = file.readline(LONGEST)", "            block, number = file.readline(LONGEST), number + 1"),
+        (
+            "            block = file.readline(LONGEST)",
+            "            block, number = file.readline(LONGEST), number + 1",
+        ),
         room="environments",
         test="environments/test_tools",
     ),
@@ -1229,13 +1419,22 @@ MUTANTS: list[Mutant] = [
             "if no_room(error) or not isinstance(error, (OSError, weight_sync.SyncError)):",
             "if not isinstance(error, (OSError, weight_sync.SyncError)):",
         ),
-        ("        if time_now - self.first > self.max_seconds:", "        if time_now - self.first > 2 * self.max_seconds:"),
+        (
+            "        if time_now - self.first > self.max_seconds:",
+            "        if time_now - self.first > 2 * self.max_seconds:",
+        ),
         ("                del self.storing[group]", "                pass"),
         ("(group, entry.done)][-MOST_DONE:])", "(group, entry.done)])"),
-        ("                    error, entry.errand = entry.errand.error, None", "                    error = entry.errand.error"),
+        (
+            "                    error, entry.errand = entry.errand.error, None",
+            "                    error = entry.errand.error",
+        ),
         ("            self.tries.failed(error)", "            pass"),
         ("        return {**self.since, **versions}", "        return {**versions, **self.since}"),
-        ("            for groups_of_kind in (self.since, self.storing, self.done):", "            for groups_of_kind in (self.since, self.storing):"),
+        (
+            "            for groups_of_kind in (self.since, self.storing, self.done):",
+            "            for groups_of_kind in (self.since, self.storing):",
+        ),
         room="scaled",
         test="mirror/test_services",
     ),
@@ -1256,7 +1455,10 @@ MUTANTS: list[Mutant] = [
     *of(
         "async_rl/records",
         ("(n, len(s.tokens), s.finished) for n, chain", "(n, len(s.tokens), chain.finished) for n, chain"),
-        ("for name in terms] for rollout in rollouts], dtype=torch.float64", "for name in terms] for rollout in rollouts], dtype=torch.float32"),
+        (
+            "for name in terms] for rollout in rollouts], dtype=torch.float64",
+            "for name in terms] for rollout in rollouts], dtype=torch.float32",
+        ),
         ("int(s.version[s.sampled].min())", "int(s.version.min())"),
         (".to(torch.int16)", ".to(torch.int8)"),
         ("[(chain.finished, chain.saved) for chain", "[(chain.finished, 0) for chain"),
@@ -1275,10 +1477,15 @@ MUTANTS: list[Mutant] = [
 
 
 def wrapped(text: str) -> re.Pattern[str]:
-    """Finds a piece of code, on one line or wrapped as the formatter wraps it: behind an opening bracket, before a closing one, where a space is."""
+    """Finds a piece of code, on one line or wrapped as the formatter wraps it: behind an opening bracket, before a
+    closing one, where a space is."""
     indent, body = re.fullmatch(r"(\s*)(.*)", text, re.DOTALL).groups()  # type: ignore[union-attr]
     end = "\n" if body.endswith("\n") else ""
-    parts = [re.escape(part) if part.strip() else r"\s+" for part in re.split(r"(\s+|[()\[\]{}])", body.removesuffix("\n")) if part]
+    parts = [
+        re.escape(part) if part.strip() else r"\s+"
+        for part in re.split(r"(\s+|[()\[\]{}])", body.removesuffix("\n"))
+        if part
+    ]
     opened = {re.escape(bracket): re.escape(bracket) + r"\s*" for bracket in "([{"}
     closed = {re.escape(bracket): r"(?:,?\s*)" + re.escape(bracket) for bracket in ")]}"}
     return re.compile(re.escape(indent) + "".join((opened | closed).get(part, part) for part in parts) + end)
@@ -1348,7 +1555,9 @@ def main(words: list[str] | None = None) -> int:
         known = Journal(JOURNAL, digest(tree), asked.fresh)
         Path(folder).chmod(0o755)  # the user of a sandbox must get to what it starts from
         os.environ["XDG_CACHE_HOME"] = f"{folder}/cache"
-        content = {m.test: hashlib.sha256((tree / m.test.partition("::")[0]).read_bytes()).hexdigest()[:12] for m in chosen}
+        content = {
+            m.test: hashlib.sha256((tree / m.test.partition("::")[0]).read_bytes()).hexdigest()[:12] for m in chosen
+        }
         plain = [Job(test, f"{test} {content[test]}") for test in sorted(content)]
         prepare()
         run(plain, tree, slots, known)
@@ -1357,7 +1566,9 @@ def main(words: list[str] | None = None) -> int:
             return 1
         facts = {job.test: known.found[job.key] for job in plain}
         limit = {test: 30 + PATIENCE * fact["processor"] for test, fact in facts.items()}
-        jobs = [Job(m.test, f"{m} | {m.test} {content[m.test]}", m, limit[m.test], facts[m.test]["slow"]) for m in chosen]
+        jobs = [
+            Job(m.test, f"{m} | {m.test} {content[m.test]}", m, limit[m.test], facts[m.test]["slow"]) for m in chosen
+        ]
         run(sorted(jobs, key=lambda job: job.limit), tree, slots, known)
     gc.unfreeze()  # some libraries look at the end for what was left
     return report([(job.mutant, known.found[job.key]) for job in jobs])
@@ -1370,25 +1581,37 @@ def report(found: list[tuple[Mutant, dict]]) -> int:
         if record["end"] in ("failed", "endless"):
             killed += 1
             if mutant.same:
-                wrong.append(f"KILLED   {mutant}\n         though it is said to be the same: {mutant.same}\n         {record['said']}")
+                wrong.append(
+                    f"KILLED   {mutant}\n         though it is said to be the same: {mutant.same}\n    "
+                    f"     {record['said']}"
+                )
         elif record["end"] == "passed" and mutant.same:
             same.append(f"same     {mutant}\n         {mutant.same}")
         else:
-            wrong.append(f"{'SURVIVED' if record['end'] == 'passed' else 'BROKEN  '} {mutant}\n         {mutant.test} {record['said']}")
+            wrong.append(
+                f"{'SURVIVED' if record['end'] == 'passed' else 'BROKEN  '} {mutant}\n         "
+                f"{mutant.test} {record['said']}"
+            )
     print("\n".join([*same, *wrong]))
     files = len({mutant.file for mutant, _ in found})
-    print(f"{len(found)} mutants of {files} files: {killed} killed, {len(same)} the same as the original, {len(wrong)} wrong")
+    print(
+        f"{len(found)} mutants of {files} files: {killed} killed, {len(same)} the same as the "
+        f"original, {len(wrong)} wrong"
+    )
     return 1 if wrong else 0
 
 
 def copied(folder: Path) -> Path:
     """A copy of the tree: what is run, without what running leaves."""
-    shutil.copytree(ROOT, folder, ignore=shutil.ignore_patterns(".*", "runs", "__pycache__", "*.egg-info", "notebooks", "*.png"))
+    shutil.copytree(
+        ROOT, folder, ignore=shutil.ignore_patterns(".*", "runs", "__pycache__", "*.egg-info", "notebooks", "*.png")
+    )
     return folder
 
 
 def prepare() -> None:
-    """Imports what forks share, and nothing that tests look at; with one thread, since threads do not survive a fork."""
+    """Imports what forks share, and nothing that tests look at; with one thread, since threads do not survive a
+    fork."""
     os.environ.update(OMP_NUM_THREADS="1", TRITON_INTERPRET="1", PYTHONDONTWRITEBYTECODE="1", HF_HUB_OFFLINE="1")
     sys.dont_write_bytecode = True  # two versions of a file may be of one size and one second
     sys.path[:] = [path for path in sys.path if Path(path or ".").resolve() != ROOT]
@@ -1406,14 +1629,22 @@ def prepare() -> None:
             pass  # the tests that want it will say so
     os.dup2(heard, 2)
     gc.freeze()  # pytest collects garbage, and would look through all of torch each time
-    quick = [phase for phase in hypothesis.Phase if phase.name in ("explicit", "generate")]  # a failure need not be made small
-    same = {"derandomize": True, "database": None, "deadline": None, "suppress_health_check": list(hypothesis.HealthCheck)}
+    quick = [
+        phase for phase in hypothesis.Phase if phase.name in ("explicit", "generate")
+    ]  # a failure need not be made small
+    same = {
+        "derandomize": True,
+        "database": None,
+        "deadline": None,
+        "suppress_health_check": list(hypothesis.HealthCheck),
+    }
     hypothesis.settings.register_profile("mutants", phases=quick, **same)
     hypothesis.settings.load_profile("mutants")
 
 
 def run(jobs: list[Job], tree: Path, slots: list[Path], known: Journal) -> None:
-    """Every job that is not known yet, as many at a time as there are slots, which are like `tree` but for a job's mutation."""
+    """Every job that is not known yet, as many at a time as there are slots, which are like `tree` but for a job's
+    mutation."""
     waiting = [job for job in jobs if job.key not in known.found]
     total, done, free, running = len(waiting), 0, list(range(len(slots))), {}
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # by way of what ends the jobs
@@ -1426,13 +1657,23 @@ def run(jobs: list[Job], tree: Path, slots: list[Path], known: Journal) -> None:
             pid, end, worked = ended(running)
             job, done = running.pop(pid), done + 1
             seconds = round(time.monotonic() - job.began, 1)
-            said = f"{job.limit:.0f} s of work and no end" if end == "endless" else (slots[job.slot] / "said").read_text(encoding="utf-8")
+            said = (
+                f"{job.limit:.0f} s of work and no end"
+                if end == "endless"
+                else (slots[job.slot] / "said").read_text(encoding="utf-8")
+            )
             if job.mutant:
                 shutil.copyfile(tree / job.mutant.file, slots[job.slot] / job.mutant.file)
             free.append(job.slot)
-            slow = {} if job.mutant or end != "passed" else {"slow": json.loads((slots[job.slot] / "slow").read_text(encoding="utf-8"))}
+            slow = (
+                {}
+                if job.mutant or end != "passed"
+                else {"slow": json.loads((slots[job.slot] / "slow").read_text(encoding="utf-8"))}
+            )
             known.add(key=job.key, end=end, said=said[:500], seconds=seconds, processor=round(worked, 1), **slow)
-            tell = {"passed": "lives" if job.mutant else "passes", "failed": "killed" if job.mutant else "fails"}.get(end, end)
+            tell = {"passed": "lives" if job.mutant else "passes", "failed": "killed" if job.mutant else "fails"}.get(
+                end, end
+            )
             print(f"{done:4} of {total}  {tell:7} {worked:6.1f} s  {job.mutant or job.test}", flush=True)
     finally:
         for pid in running:
@@ -1480,7 +1721,8 @@ def begin(job: Job, tree: Path, folder: Path) -> int:
 
 
 def tests_of(job: Job, folder: Path) -> int:
-    """In the fork: pytest's exit code. The first test that failed, and its message, are written into the file `said`."""
+    """In the fork: pytest's exit code. The first test that failed, and its message, are written into the file
+    `said`."""
     import pytest
     import torch
 
@@ -1513,7 +1755,9 @@ def tests_of(job: Job, folder: Path) -> int:
 
         def pytest_collectreport(self, report):
             if report.failed:
-                said.write_text(f"cannot be collected: {' '.join(str(report.longrepr).split())[-400:]}", encoding="utf-8")
+                said.write_text(
+                    f"cannot be collected: {' '.join(str(report.longrepr).split())[-400:]}", encoding="utf-8"
+                )
 
         def pytest_collection_finish(self):
             room = (job.mutant.file if job.mutant else "ref").partition("/")[0]

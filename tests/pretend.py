@@ -1,6 +1,7 @@
-"""A GPU that is not there. Inside `gpu()`, tensors may lie on the device "pretend": their numbers are in the computer's memory, and an operation that
-mixes them with tensors on the CPU raises what a GPU would. It shows where a tensor was forgotten on the way to the device, for which the tests
-would otherwise need one. Kernels do not run here. A process cannot forget the device again, so tests begin one of their own."""
+"""A GPU that is not there. Inside `gpu()`, tensors may lie on the device "pretend": their numbers are in the computer's
+memory, and an operation that mixes them with tensors on the CPU raises what a GPU would. It shows where a tensor was
+forgotten on the way to the device, for which the tests would otherwise need one. Kernels do not run here. A process
+cannot forget the device again, so tests begin one of their own."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -17,7 +18,13 @@ __all__ = ["gpu"]
 NAME = "pretend"
 BETWEEN = {"aten::_to_copy", "aten::copy_"}
 """What moves numbers from one device to another."""
-INDEXED = {"aten::index.Tensor", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_", "aten::_unsafe_index.Tensor"}
+INDEXED = {
+    "aten::index.Tensor",
+    "aten::index_put",
+    "aten::index_put_",
+    "aten::_index_put_impl_",
+    "aten::_unsafe_index.Tensor",
+}
 """What takes indices from the CPU on any device."""
 
 
@@ -29,7 +36,12 @@ class Remote(Tensor):
     @staticmethod
     def __new__(cls, inner: Tensor):
         one = Tensor._make_wrapper_subclass(
-            cls, inner.shape, strides=inner.stride(), storage_offset=inner.storage_offset(), dtype=inner.dtype, device=torch.device(NAME, 0)
+            cls,
+            inner.shape,
+            strides=inner.stride(),
+            storage_offset=inner.storage_offset(),
+            dtype=inner.dtype,
+            device=torch.device(NAME, 0),
         )
         one.inner = inner
         return one
@@ -55,7 +67,9 @@ def run(func, args: tuple, kwargs: dict):
     remote = any(isinstance(x, Remote) for x in given)
     stray = [x for x in given if not isinstance(x, Remote) and x.ndim]
     if remote and stray and name not in BETWEEN:
-        raise RuntimeError(f"Expected all tensors to be on the same device, but found at least two devices, {NAME}:0 and cpu! ({name})")
+        raise RuntimeError(
+            f"Expected all tensors to be on the same device, but found at least two devices, {NAME}:0 and cpu! ({name})"
+        )
     wanted = kwargs.get("device")
     to = remote if wanted is None else torch.device(wanted).type == NAME
     if name == "aten::_local_scalar_dense":

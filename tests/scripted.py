@@ -53,7 +53,13 @@ class Scripted(Lesson):
 
 
 def played(
-    language: Language, how: Chaining, task: Task, turns: Sequence[str], summaries: Sequence[str] = (), max_turns: int = 12, **limits
+    language: Language,
+    how: Chaining,
+    task: Task,
+    turns: Sequence[str],
+    summaries: Sequence[str] = (),
+    max_turns: int = 12,
+    **limits,
 ) -> Rollout:
     """The finished rollout under these limits. After the given turns it says `done`."""
     lesson = Scripted(language, task, [*turns, *["done"] * max_turns], summaries)

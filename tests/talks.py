@@ -15,7 +15,9 @@ STOP = 0
 
 def whole(max_len: int) -> Chaining:
     """A single context of at most `max_len` tokens."""
-    return Chaining(max_len - 1, longest_summary=1, room=0, join="none") if max_len > 1 else Chaining(1, 1, 0, join="none")
+    return (
+        Chaining(max_len - 1, longest_summary=1, room=0, join="none") if max_len > 1 else Chaining(1, 1, 0, join="none")
+    )
 
 
 def chains_of(
@@ -33,7 +35,11 @@ def chains_of(
 
 
 def contexts_of(
-    sampler: Sampler, talks: Sequence, max_len: int, temperature: float = 1.0, generator: torch.Generator | Sequence[torch.Generator] | None = None
+    sampler: Sampler,
+    talks: Sequence,
+    max_len: int,
+    temperature: float = 1.0,
+    generator: torch.Generator | Sequence[torch.Generator] | None = None,
 ) -> list[Segment]:
     """The contexts of some talks, in order, cut off at `max_len` tokens."""
     return [chain.segments[0] for chain in chains_of(sampler, talks, whole(max_len), temperature, generator)]

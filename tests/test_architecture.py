@@ -67,7 +67,8 @@ def last(called: ast.AST) -> str:
 
 
 def imports(path: Path) -> set[str]:
-    """Every module that the file imports, anywhere in it, also by importlib or the engine's `kernel` with a literal name."""
+    """Every module that the file imports, anywhere in it, also by importlib or the engine's `kernel` with a literal
+    name."""
     return imported(text(path), path.relative_to(ROOT).parent.parts)
 
 
@@ -81,7 +82,10 @@ def imported(source: str, package: tuple[str, ...]) -> set[str]:
             module = ".".join([*base, *([node.module] if node.module else [])])
             found |= {f"{module}.{alias.name}" for alias in node.names}
         elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
-            if last(node.func) in ("import_module", "__import__") and ast.unparse(node.func) in ("importlib.import_module", "__import__"):
+            if last(node.func) in ("import_module", "__import__") and ast.unparse(node.func) in (
+                "importlib.import_module",
+                "__import__",
+            ):
                 found.add(node.args[0].value)
             elif last(node.func) == "kernel" and ast.unparse(node.func) in ("kernel", "engine.kernel"):
                 found.add(f"kernels.{node.args[0].value}")
@@ -102,7 +106,11 @@ def test_quantiles_are_numpy_s():
     """`torch.quantile` refuses more than 2^24 values, and a step of a full run samples more tokens."""
     for path in files():
         calls = [node.func for node in nodes(text(path)) if isinstance(node, ast.Call)]
-        owners = {ast.unparse(f.value) for f in calls if isinstance(f, ast.Attribute) and f.attr in ("quantile", "nanquantile")}
+        owners = {
+            ast.unparse(f.value)
+            for f in calls
+            if isinstance(f, ast.Attribute) and f.attr in ("quantile", "nanquantile")
+        }
         assert owners <= {"np"}, path
 
 
@@ -123,7 +131,10 @@ def test_arrows(path):
 
 def test_no_file_imports_one_that_imports_it():
     """Nor by way of others, nor for the type checker only: what a file says can be read before what stands on it."""
-    modules = {path.relative_to(ROOT).with_suffix("").as_posix().replace("/", ".").removesuffix(".__init__"): path for path in files()}
+    modules = {
+        path.relative_to(ROOT).with_suffix("").as_posix().replace("/", ".").removesuffix(".__init__"): path
+        for path in files()
+    }
     arrows = {}
     for name, path in modules.items():
         there = {found if found in modules else found.rpartition(".")[0] for found in imports(path)}
@@ -144,41 +155,60 @@ def test_a_technique_is_read_by_itself():
 
 
 def test_a_class_of_ref_has_one_definition():
-    """Whoever reads `Environment` need not ask which. A technique's settings are called `Demo` in every file, as the catalogue wants; a class
-    of the fast network has the name of the plain one that it derives from."""
+    """Whoever reads `Environment` need not ask which. A technique's settings are called `Demo` in every file, as the
+    catalogue wants; a class of the fast network has the name of the plain one that it derives from."""
     where: dict[str, list[str]] = {}
     for path in sorted((ROOT / "ref").rglob("*.py")):
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
-            if isinstance(node, ast.ClassDef) and node.name != "Demo" and f"model.{node.name}" not in map(ast.unparse, node.bases):
+            if (
+                isinstance(node, ast.ClassDef)
+                and node.name != "Demo"
+                and f"model.{node.name}" not in map(ast.unparse, node.bases)
+            ):
                 where.setdefault(node.name, []).append(path.relative_to(ROOT).as_posix())
     assert not {name: found for name, found in where.items() if len(found) > 1}
 
 
 def test_fp8_is_rounded_in_one_place():
-    """`ref/formats.py` rounds to FP8, and all others call it. Kernels are its twins, and round bits; the benchmark hands codes to cuBLAS, and
-    block_scaled.py to tensor cores; registry.py knows Triton's name for their type."""
+    """`ref/formats.py` rounds to FP8, and all others call it. Kernels are its twins, and round bits; the benchmark
+    hands codes to cuBLAS, and block_scaled.py to tensor cores; registry.py knows Triton's name for their type."""
     allowed = {"ref/formats.py", "etude/bench/kernel_cases.py", "kernels/block_scaled.py", "kernels/registry.py"}
     casts = {"float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu"}
     for path in files():
         name = path.relative_to(ROOT).as_posix()
         for node in nodes(text(path)):
             if name not in allowed:
-                assert not (isinstance(node, ast.Attribute) and node.attr in casts), f"{name} casts to FP8; ref.formats.e4m3_encode does"
+                assert not (isinstance(node, ast.Attribute) and node.attr in casts), (
+                    f"{name} casts to FP8; ref.formats.e4m3_encode does"
+                )
             if name != "ref/formats.py" and not name.startswith("kernels/"):
                 assert not (isinstance(node, ast.Constant) and node.value == 448), f"{name} spells E4M3_MAX"
 
 
 def parses_lines(source: str) -> bool:
-    """Whether a program takes JSON from something that it loops over, line by line. The name of a loop means its element within the loop alone."""
+    """Whether a program takes JSON from something that it loops over, line by line. The name of a loop means its
+    element within the loop alone."""
     for node in nodes(source):
         if isinstance(node, ast.For | ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp):
-            targets = [node.target] if isinstance(node, ast.For) else [generator.target for generator in node.generators]
+            targets = (
+                [node.target] if isinstance(node, ast.For) else [generator.target for generator in node.generators]
+            )
             elements = {name.id for target in targets for name in ast.walk(target) if isinstance(name, ast.Name)}
             for call in ast.walk(node):
-                if isinstance(call, ast.Call) and call.args and isinstance(call.args[0], ast.Name) and call.args[0].id in elements:
+                if (
+                    isinstance(call, ast.Call)
+                    and call.args
+                    and isinstance(call.args[0], ast.Name)
+                    and call.args[0].id in elements
+                ):
                     if ast.unparse(call.func) in PARSERS:
                         return True
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "map" and ast.unparse(node.args[0]) in PARSERS:
+        if (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Name)
+            and node.func.id == "map"
+            and ast.unparse(node.args[0]) in PARSERS
+        ):
             return True
     return False
 
@@ -187,14 +217,18 @@ PARSERS = ("json.loads", "parse_json")
 
 
 def test_lines_of_json_are_read_in_one_place():
-    """A kill may tear the last one, and `kit.disk.read_lines` knows. What is held out (`sims/recipe/data.py`) is recorded with its hash: whole,
-    or refused, and no line of it may be passed over. Rows of a user's corpus (`scaled/data/documents.py`) come from a stream, and each bad one is
-    named."""
-    found = {path.relative_to(ROOT).as_posix() for path in [*files(), ROOT / "tests/mutants.py"] if parses_lines(text(path))}
+    """A kill may tear the last one, and `kit.disk.read_lines` knows. What is held out (`sims/recipe/data.py`) is
+    recorded with its hash: whole, or refused, and no line of it may be passed over. Rows of a user's corpus
+    (`scaled/data/documents.py`) come from a stream, and each bad one is named."""
+    found = {
+        path.relative_to(ROOT).as_posix() for path in [*files(), ROOT / "tests/mutants.py"] if parses_lines(text(path))
+    }
     assert found == {"kit/disk.py", "sims/recipe/data.py"}
 
 
-@pytest.mark.parametrize("source", ["[json.loads(x) for x in f]", "for x in f:\n y = json.loads(x)", "list(map(json.loads, f))"])
+@pytest.mark.parametrize(
+    "source", ["[json.loads(x) for x in f]", "for x in f:\n y = json.loads(x)", "list(map(json.loads, f))"]
+)
 def test_another_reader_of_lines_is_seen(source):
     assert parses_lines(source) and not parses_lines(source.replace("loads", "dumps"))
     assert not parses_lines("[json.loads(path.read_text()) for path in paths]")
@@ -210,25 +244,35 @@ STANDARD_LIBRARY_ONLY = {
     "environments/tasks/inside/run.py",
     "environments/harbor/verify.py",
 }
-"""Programs that are copied into a sandbox or container without the rest of etude, and read what their caller has written."""
+"""Programs that are copied into a sandbox or container without the rest of etude, and read what their caller has
+written."""
 PARSING = {("json", "load"), ("json", "loads"), ("json", "JSONDecoder"), ("tomllib", "load"), ("tomllib", "loads")}
 
 
 def bare_parsing(source: str) -> set[str]:
     """Uses of the standard library's parsers of JSON and TOML, under whatever name a file imports them."""
-    modules = {alias.asname or alias.name: alias.name for node in nodes(source) if isinstance(node, ast.Import) for alias in node.names}
+    modules = {
+        alias.asname or alias.name: alias.name
+        for node in nodes(source)
+        if isinstance(node, ast.Import)
+        for alias in node.names
+    }
     uses = set()
     for node in nodes(source):
         if isinstance(node, ast.ImportFrom) and not node.level:
             uses |= {f"{node.module}.{alias.name}" for alias in node.names if (node.module, alias.name) in PARSING}
-        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and (modules.get(node.value.id), node.attr) in PARSING:
+        elif (
+            isinstance(node, ast.Attribute)
+            and isinstance(node.value, ast.Name)
+            and (modules.get(node.value.id), node.attr) in PARSING
+        ):
             uses.add(f"{modules[node.value.id]}.{node.attr}")
     return uses
 
 
 def test_files_and_messages_are_parsed_within_limits():
-    """`kit.disk` bounds size and nesting, and its errors have one line; `ref`, which imports no other room, has a twin. `environments/unfold.py`
-    reads values that stand one after another in a text, and catches what that can raise."""
+    """`kit.disk` bounds size and nesting, and its errors have one line; `ref`, which imports no other room, has a twin.
+    `environments/unfold.py` reads values that stand one after another in a text, and catches what that can raise."""
     parsers = {path.relative_to(ROOT).as_posix(): bare_parsing(text(path)) for path in files()}
     assert {name: uses for name, uses in parsers.items() if uses and name not in STANDARD_LIBRARY_ONLY} == {
         "kit/disk.py": {"json.loads", "tomllib.loads"},
@@ -239,7 +283,13 @@ def test_files_and_messages_are_parsed_within_limits():
 
 
 @pytest.mark.parametrize(
-    "source", ["import json\njson.loads(x)", "import json as j\nmap(j.load, f)", "from json import loads", "import tomllib\ntomllib.load(f)"]
+    "source",
+    [
+        "import json\njson.loads(x)",
+        "import json as j\nmap(j.load, f)",
+        "from json import loads",
+        "import tomllib\ntomllib.load(f)",
+    ],
 )
 def test_a_bare_parser_is_seen(source):
     assert bare_parsing(source) and not bare_parsing(source.replace("load", "dump"))
@@ -247,7 +297,9 @@ def test_a_bare_parser_is_seen(source):
 
 def test_python_is_parsed_in_one_place_where_gradings_run_in_threads():
     """Programs inside of a sandbox have one thread."""
-    rooms = [path for path in files() if path.relative_to(ROOT).parts[0] == "environments" and "inside" not in path.parts]
+    rooms = [
+        path for path in files() if path.relative_to(ROOT).parts[0] == "environments" and "inside" not in path.parts
+    ]
     callers = {path.relative_to(ROOT).as_posix() for path in rooms if re.search(r"\bast\.parse\(", text(path))}
     assert callers == {"environments/syntax.py"}
 
@@ -258,9 +310,13 @@ def test_the_grader_that_goes_along_with_a_harbor_task_carries_what_it_imports()
     missing = {}
     for module in carried:
         path = ROOT / f"{module.replace('.', '/')}.py"
-        for_types = [node for node in nodes(text(path)) if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
+        for_types = [
+            node for node in nodes(text(path)) if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        ]
         names = imports(path) - {name for node in for_types for name in imported(ast.unparse(node), ())}
-        missing[module] = {name for name in names if name.partition(".")[0] in ROOMS and not {name, name.rpartition(".")[0]} & carried}
+        missing[module] = {
+            name for name in names if name.partition(".")[0] in ROOMS and not {name, name.rpartition(".")[0]} & carried
+        }
     assert {module: names for module, names in missing.items() if names} == {}
 
 
@@ -287,8 +343,8 @@ def own_names(source: str) -> set[str]:
 
 
 def trespasses(source: str, package: tuple[str, ...], others: set[str]) -> set[str]:
-    """Names with an underscore that a file takes from a module of ours, or from an object whose class stands in another file: `others` are the
-    private names that other files define."""
+    """Names with an underscore that a file takes from a module of ours, or from an object whose class stands in another
+    file: `others` are the private names that other files define."""
     tree, found, modules = nodes(source), set(), set()
     others, methods = others - own_names(source), [node.name for node in tree if isinstance(node, ast.FunctionDef)]
     for node in tree:
@@ -299,11 +355,15 @@ def trespasses(source: str, package: tuple[str, ...], others: set[str]) -> set[s
                 found |= {f"{module}.{alias.name}" for alias in node.names if private(alias.name)}
                 modules |= {alias.asname or alias.name for alias in node.names}
         elif isinstance(node, ast.Import):
-            modules |= {alias.asname or alias.name for alias in node.names if alias.name.partition(".")[0] in {*ROOMS, "tests"}}
+            modules |= {
+                alias.asname or alias.name for alias in node.names if alias.name.partition(".")[0] in {*ROOMS, "tests"}
+            }
     for node in tree:
         if isinstance(node, ast.Attribute) and private(node.attr):
             owner = ast.unparse(node.value)
-            inherited = owner == "super()" and methods.count(node.attr) < 2  # this file does not hold the one that is overridden
+            inherited = (
+                owner == "super()" and methods.count(node.attr) < 2
+            )  # this file does not hold the one that is overridden
             if owner in modules or owner.rpartition(".")[0] in modules or inherited or node.attr in others:
                 found.add(f"{owner}.{node.attr}")
         elif isinstance(node, ast.Call) and last(node.func) in ("setattr", "getattr", "delattr") and len(node.args) > 1:
@@ -361,19 +421,29 @@ def kernel_files() -> list[Path]:
 
 @pytest.mark.parametrize("path", kernel_files(), ids=lambda path: path.stem)
 def test_a_kernel_has_the_file_name_and_the_signature_of_what_it_replaces(path):
-    dotted = {found: found.relative_to(ROOT).with_suffix("").as_posix().replace("/", ".") for found in (ROOT / "ref").rglob("*.py")}
+    dotted = {
+        found: found.relative_to(ROOT).with_suffix("").as_posix().replace("/", ".")
+        for found in (ROOT / "ref").rglob("*.py")
+    }
     theirs = {found: importlib.import_module(name) for found, name in dotted.items() if found.stem != "__init__"}
     ours = importlib.import_module(f"kernels.{path.stem}")
-    functions = {name for name in ours.__all__ if inspect.isfunction(getattr(ours, name))}  # what other kernels call on the device is none
+    functions = {
+        name for name in ours.__all__ if inspect.isfunction(getattr(ours, name))
+    }  # what other kernels call on the device is none
     replaced = {name for name in functions if any(name in getattr(module, "__all__", ()) for module in theirs.values())}
     if path.stem in HELPERS:
         assert not replaced, f"{replaced} belong beside their twins' names"
         return
     twins = [module for found, module in theirs.items() if found.stem == PARTS.get(path.stem, path.stem)]
-    assert len(twins) == 1, f"kernels/{path.name} must have the name of one file of ref/, or stand among HELPERS or PARTS"
+    assert len(twins) == 1, (
+        f"kernels/{path.name} must have the name of one file of ref/, or stand among HELPERS or PARTS"
+    )
     assert replaced and replaced <= set(twins[0].__all__)
     for name in replaced:
-        wanted, found = ([(p.name, p.kind, p.default) for p in inspect.signature(getattr(m, name)).parameters.values()] for m in (twins[0], ours))
+        wanted, found = (
+            [(p.name, p.kind, p.default) for p in inspect.signature(getattr(m, name)).parameters.values()]
+            for m in (twins[0], ours)
+        )
         assert found == wanted, name
 
 
@@ -391,8 +461,8 @@ def called(rooms: set[str]) -> set[str]:
 
 
 def test_kernels_have_the_callers_that_the_catalogue_promises():
-    """`scaled` calls every kernel but those of which kernels/README.md says that nothing does, and no technique names one of those. Tests and
-    benchmarks take the gate, and the plan the list of launches."""
+    """`scaled` calls every kernel but those of which kernels/README.md says that nothing does, and no technique names
+    one of those. Tests and benchmarks take the gate, and the plan the list of launches."""
     told = re.findall(r"Nothing calls `(\w+)` yet", (ROOT / "kernels" / "README.md").read_text(encoding="utf-8"))
     assert {path.stem for path in kernel_files()} - JUDGES - called({"scaled"}) == set(told)
     named = {Path(technique.kernel).stem for technique in catalog.TECHNIQUES if technique.kernel}
@@ -400,7 +470,10 @@ def test_kernels_have_the_callers_that_the_catalogue_promises():
 
 
 def test_the_walker_sees_relative_nested_and_dynamic_imports():
-    source = "def f():\n from ..x import y\n from . import z\n import a.b\n importlib.import_module('app')\n kernel('k').f()\n"
+    source = (
+        "def f():\n from ..x import y\n from . import z\n import a.b\n importlib.import_module('app')\n "
+        "kernel('k').f()\n"
+    )
     assert imported(source, ("sims", "microrepo")) == {"sims.x.y", "sims.microrepo.z", "a.b", "app", "kernels.k"}
 
 
@@ -410,7 +483,9 @@ def test_nobody_knows_the_name_of_the_folder_of_kernels():
         for node in nodes(text(path)):
             named = [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
             named += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            assert not any(name.partition(".")[0] == "kernels" for name in named), f"{path} imports kernels by that name"
+            assert not any(name.partition(".")[0] == "kernels" for name in named), (
+                f"{path} imports kernels by that name"
+            )
 
 
 @pytest.mark.parametrize("technique", catalog.TECHNIQUES, ids=lambda technique: technique.name)
@@ -446,12 +521,15 @@ def documented() -> str:
 
 
 def broken_links(technique: catalog.Technique, readme_text: str, claimed: set[str]) -> list[str]:
-    """What is missing from lesson → reference → kernel and scaled twin → experiment → figure and page → number in the README → tests."""
+    """What is missing from lesson → reference → kernel and scaled twin → experiment → figure and page → number in the
+    README → tests."""
     missing = []
     for part in ("ref", "scaled", "lesson"):
         if not getattr(technique, part):
             missing.append(f"no {part}")
-    paths = [*filter(None, (getattr(technique, part) for part in ("ref", "scaled", "kernel", "sim", "lesson", "figure")))]
+    paths = [
+        *filter(None, (getattr(technique, part) for part in ("ref", "scaled", "kernel", "sim", "lesson", "figure")))
+    ]
     missing += [f"{path} does not exist" for path in [*paths, *technique.tests] if not (ROOT / path).is_file()]
     if not technique.tests:
         missing.append("no tests")
@@ -475,21 +553,27 @@ def broken_links(technique: catalog.Technique, readme_text: str, claimed: set[st
 
 @pytest.mark.parametrize("technique", [t for t in catalog.TECHNIQUES if t.ref], ids=lambda technique: technique.name)
 def test_the_chain_of_a_technique_has_no_gap(technique):
-    claimed = {claim["experiment"] for claim in json.loads((ROOT / "results" / "claims.json").read_text(encoding="utf-8"))}
+    claimed = {
+        claim["experiment"] for claim in json.loads((ROOT / "results" / "claims.json").read_text(encoding="utf-8"))
+    }
     text = documented()
     assert broken_links(technique, text, claimed) == (["no scaled"] if technique.name in WITHOUT_TWIN else [])
 
 
 def test_environments_have_no_reference_and_all_the_rest():
     """No single file is the thing to read, and sandboxes need no ranks."""
-    claimed = {claim["experiment"] for claim in json.loads((ROOT / "results" / "claims.json").read_text(encoding="utf-8"))}
+    claimed = {
+        claim["experiment"] for claim in json.loads((ROOT / "results" / "claims.json").read_text(encoding="utf-8"))
+    }
     text = documented()
     assert broken_links(catalog.find("environments"), text, claimed) == ["no ref", "no scaled"]
 
 
 def test_a_gap_in_the_chain_is_seen():
     """Every link, taken away, is missed."""
-    claimed = {claim["experiment"] for claim in json.loads((ROOT / "results" / "claims.json").read_text(encoding="utf-8"))}
+    claimed = {
+        claim["experiment"] for claim in json.loads((ROOT / "results" / "claims.json").read_text(encoding="utf-8"))
+    }
     whole, text = catalog.find("quant"), documented()
     for change in (
         {"lesson": None},
@@ -502,7 +586,9 @@ def test_a_gap_in_the_chain_is_seen():
         {"tests": ()},
     ):
         assert broken_links(dataclasses.replace(whole, **change), text, claimed), change
-    assert broken_links(whole, text, claimed - {"low-precision"}) == ["results/claims.json has no claim of low-precision"]
+    assert broken_links(whole, text, claimed - {"low-precision"}) == [
+        "results/claims.json has no claim of low-precision"
+    ]
     assert len(broken_links(whole, text.replace("low-precision", ""), claimed)) == 2
 
 
@@ -555,7 +641,8 @@ def test_empty_memory_is_poisoned():
 
 
 def test_settings_of_one_name_are_of_one_kind():
-    """Small and full runs share the settings of RL; elsewhere, too, a name stands for the same type and unit in both."""
+    """Small and full runs share the settings of RL; elsewhere, too, a name stands for the same type and unit in
+    both."""
     from kit.settings import describe
     from ref.rl import Settings
     from scaled import pretrain, rl
@@ -578,5 +665,12 @@ def test_settings_of_one_name_are_of_one_kind():
 def test_no_merge_is_left_half_done():
     """Its marks are no syntax error where they stand in a docstring."""
     marks = re.compile(r"^(<<<<<<< |=======$|>>>>>>> )", re.MULTILINE)
-    texts = [*files(), *ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "tests").rglob("*.py"), ROOT / "Makefile", ROOT / "pyproject.toml"]
+    texts = [
+        *files(),
+        *ROOT.glob("*.md"),
+        *(ROOT / "docs").glob("*.md"),
+        *(ROOT / "tests").rglob("*.py"),
+        ROOT / "Makefile",
+        ROOT / "pyproject.toml",
+    ]
     assert [path.relative_to(ROOT).as_posix() for path in texts if marks.search(path.read_text(encoding="utf-8"))] == []

@@ -22,7 +22,9 @@ def test_bench_model_writes_what_it_prints(tmp_path, capsys):
     shown = capsys.readouterr().out
     for result in record["results"]:
         assert set(result["tokens_per_second"]) == set(result["gate"]["loss"]) and len(result["gate"]["loss"]) == 6
-        assert f"{result['ratio']:.2f} times the fastest of theirs" in shown and result["their_fastest"].startswith("transformers")
+        assert f"{result['ratio']:.2f} times the fastest of theirs" in shown and result["their_fastest"].startswith(
+            "transformers"
+        )
         assert f"{result['over_plain']:.2f} times the plain network" in shown
     assert {"cpu", "cores", "torch", "transformers", "commit"} <= set(record["machine"])
 
@@ -30,7 +32,9 @@ def test_bench_model_writes_what_it_prints(tmp_path, capsys):
 @pytest.mark.parametrize("spoil, message", [(2.0, "the loss of etude is"), (-1.0, "the loss of etude is")])
 def test_a_wrong_loss_shows_no_speed(monkeypatch, capsys, spoil, message):
     right = Transformer.logprob
-    monkeypatch.setattr(Transformer, "logprob", lambda self, h, t: right(self, h, t) * (spoil if h.dtype == torch.float32 else 1))
+    monkeypatch.setattr(
+        Transformer, "logprob", lambda self, h, t: right(self, h, t) * (spoil if h.dtype == torch.float32 else 1)
+    )
     with pytest.raises(RunError, match=message):
         bench.model(None, **SMALL)
     assert "tokens/s" not in capsys.readouterr().out
@@ -111,7 +115,9 @@ def test_bench_explorer_times_every_slider_of_a_page(tmp_path, monkeypatch, caps
     [path] = tmp_path.iterdir()
     assert path.name.startswith("explorer-") and json.loads(path.read_text()) == record
     [control] = record["controls"]
-    assert [page["page"] for page in record["pages"]] == ["summary"] and record["pages"][0]["cold_s"] == record["slowest_cold_s"] > 0
+    assert [page["page"] for page in record["pages"]] == ["summary"] and record["pages"][0]["cold_s"] == record[
+        "slowest_cold_s"
+    ] > 0
     assert control["control"] == "piece-1" and len(control["seconds"]) == 2 and min(control["seconds"]) > 0
     assert f"median {record['median_s'] * 1e3:.0f} ms" in capsys.readouterr().out and not warned.buffer
 
@@ -139,7 +145,9 @@ def test_bench_delta_times_three_ways_that_give_the_weights_back(tmp_path, capsy
     from etude.bench import delta
 
     record = delta.bench(tmp_path, weights=2**14, rounds=2)
-    assert capsys.readouterr().out.count("gap + step") == len(delta.SHARES) and len(record["rows"]) == 3 * len(delta.SHARES)
+    assert capsys.readouterr().out.count("gap + step") == len(delta.SHARES) and len(record["rows"]) == 3 * len(
+        delta.SHARES
+    )
     assert all(row["encode_gb_s"] > 0 and row["decode_of_all"] > 0 for row in record["rows"])
     smaller = {row["way"]: row["times_smaller"] for row in record["rows"] if row["share"] == 0.012}
     assert smaller["gap + step"] > smaller["XOR"] > smaller["all"] > 1
@@ -149,7 +157,9 @@ def test_bench_delta_shows_no_speed_of_a_codec_that_changes_a_bit(monkeypatch):
     from etude.bench import delta
     from kit.settings import RunError
 
-    monkeypatch.setattr(delta, "unpack", lambda blob, size: (torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=torch.int32)))
+    monkeypatch.setattr(
+        delta, "unpack", lambda blob, size: (torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=torch.int32))
+    )
     with pytest.raises(RunError, match="gap . step does not give the weights back"):
         delta.bench(None, weights=2**12, rounds=1)
 
@@ -161,7 +171,10 @@ def test_bench_step_writes_what_it_prints(tmp_path, capsys):
     assert [cell["formats"] for cell in record["cells"]] == [*step.CELLS]
     plain, recomputed, quantised = record["cells"]
     assert plain["loss"] == pytest.approx(recomputed["loss"], abs=1e-5) == pytest.approx(quantised["loss"], abs=0.05)
-    assert plain["flops"] == recomputed["flops"] and plain["planned_bytes"]["activations"] > recomputed["planned_bytes"]["activations"]
+    assert (
+        plain["flops"] == recomputed["flops"]
+        and plain["planned_bytes"]["activations"] > recomputed["planned_bytes"]["activations"]
+    )
     assert plain["moments_bytes"] >= 2 * plain["weights_bytes"]
     assert capsys.readouterr().out.count("tokens/s") == 3
 
@@ -169,8 +182,12 @@ def test_bench_step_writes_what_it_prints(tmp_path, capsys):
 def test_bench_decode_counts_tokens_after_the_prompts(tmp_path, capsys):
     record = decode.bench("tiny", 1, [1, 3], prompt=5, new=4, out=tmp_path, rounds=1)
     assert json.loads(next(tmp_path.iterdir()).read_text()) == record
-    assert [(cell["sampler"], cell["rows"]) for cell in record["cells"]] == [(s, n) for s in ("Sampler", "ContinuousSampler") for n in (1, 3)]
-    assert all(cell["tokens"] == 3 * cell["rows"] for cell in record["cells"])  # the first token of each belongs to the prompt's pass
+    assert [(cell["sampler"], cell["rows"]) for cell in record["cells"]] == [
+        (s, n) for s in ("Sampler", "ContinuousSampler") for n in (1, 3)
+    ]
+    assert all(
+        cell["tokens"] == 3 * cell["rows"] for cell in record["cells"]
+    )  # the first token of each belongs to the prompt's pass
     assert capsys.readouterr().out.count("tokens/s") == 4
 
 

@@ -22,7 +22,9 @@ def test_every_gate_opens():
 
 
 @pytest.mark.parametrize(
-    "made", [kernel_cases.quantisers, kernel_cases.products, kernel_cases.expert_products, kernel_cases.heads], ids=lambda f: f.__name__
+    "made",
+    [kernel_cases.quantisers, kernel_cases.products, kernel_cases.expert_products, kernel_cases.heads],
+    ids=lambda f: f.__name__,
 )
 def test_a_gate_shuts_on_a_wrong_result(made, monkeypatch):
     """The same cases with kernels that are off by a little."""

@@ -1,7 +1,9 @@
-"""Every regular expression of the repository is linear in the length of its text: agents, models, packages and servers choose those texts.
+"""Every regular expression of the repository is linear in the length of its text: agents, models, packages and servers
+choose those texts.
 
-An expression that is not linear would let one of them hold the process that reads it. All are attacked, of every room, with texts that are made from
-their own pieces. The roof, `etude/`, and the kernels read nobody's texts but the repository's own.
+An expression that is not linear would let one of them hold the process that reads it. All are attacked, of every room,
+with texts that are made from their own pieces. The roof, `etude/`, and the kernels read nobody's texts but the
+repository's own.
 """
 
 import ast
@@ -63,7 +65,11 @@ def patterns_in(constant: object) -> list[re.Pattern]:
 def calls_of_re(source: str) -> Iterator[tuple[str, ast.Call]]:
     """Name of the function, and the call."""
     for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and isinstance(node.func.value, ast.Name):
+        if (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and isinstance(node.func.value, ast.Name)
+        ):
             if node.func.value.id == "re" and node.func.attr in CALLS:
                 yield node.func.attr, node
 
@@ -85,7 +91,11 @@ def expressions(room: str) -> list[tuple[str, str, int, bool]]:
         compiled = {pattern for _, pattern, _ in rows}
         for function, call in calls_of_re(source):
             pattern = value(call.args[0], module)
-            if isinstance(pattern, str | bytes) and pattern != "word" and not (function == "compile" and pattern in compiled):
+            if (
+                isinstance(pattern, str | bytes)
+                and pattern != "word"
+                and not (function == "compile" and pattern in compiled)
+            ):
                 rows[name, pattern, flags_of(call, module)] = function in ("match", "fullmatch")
     return [
         (name, pattern if isinstance(pattern, str) else pattern.decode("latin-1"), flags, anchored)
@@ -105,7 +115,9 @@ def deep_stack():
 @pytest.mark.parametrize("room", ROOMS)
 def test_every_expression_is_linear(room):
     slow = {
-        f"{name}: {pattern[:80]}": attack for name, pattern, flags, anchored in expressions(room) if (attack := is_linear(pattern, flags, anchored))
+        f"{name}: {pattern[:80]}": attack
+        for name, pattern, flags, anchored in expressions(room)
+        if (attack := is_linear(pattern, flags, anchored))
     }
     assert not slow, "\n".join(f"{place}\n    {attack}" for place, attack in slow.items())
 

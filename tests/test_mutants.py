@@ -29,8 +29,12 @@ def test_there_are_enough_of_them_and_each_names_a_test_file():
     for test in {m.test for m in MUTANTS}:
         path, _, name = test.partition("::")
         assert Path(path).name.startswith("test_") and (ROOT / path).is_file(), test
-        assert not name or re.search(rf"^def {name}\(", (ROOT / path).read_text(encoding="utf-8"), re.MULTILINE), f"{test} is not there"
-    assert sum(bool(m.same) for m in MUTANTS) <= len(MUTANTS) / 20, "a mutant that no test can tell from the original teaches nothing"
+        assert not name or re.search(rf"^def {name}\(", (ROOT / path).read_text(encoding="utf-8"), re.MULTILINE), (
+            f"{test} is not there"
+        )
+    assert sum(bool(m.same) for m in MUTANTS) <= len(MUTANTS) / 20, (
+        "a mutant that no test can tell from the original teaches nothing"
+    )
 
 
 @pytest.mark.parametrize("source, times", [("x = 2\n", 0), ("x = 1\ny = x = 1\n", 2)])
@@ -67,7 +71,9 @@ def test_an_interrupted_run_goes_on_and_another_tree_begins_anew(tmp_path):
     assert set(journal.found) == {"a"}
     journal.add(key="c", end="passed", said="", seconds=1.0)
     assert set(mutants.Journal(path, "one", fresh=False).found) == {"a", "c"}
-    assert not mutants.Journal(path, "another", fresh=False).found and not mutants.Journal(path, "one", fresh=False).found
+    assert (
+        not mutants.Journal(path, "another", fresh=False).found and not mutants.Journal(path, "one", fresh=False).found
+    )
 
 
 def test_a_tree_is_another_where_any_file_is_but_a_test(tmp_path):

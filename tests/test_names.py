@@ -1,6 +1,8 @@
-"""Names are words of the field, and lines are short. What is left over from before is counted by folder, and may only become less.
+"""Names are words of the field, and lines are short. What is left over from before is counted by folder, and may only
+become less.
 
-A value is a noun, a function a verb with its object, a boolean an adjective or `is_…`; no participle stands alone, and pronouns and adverbs are no names."""
+A value is a noun, a function a verb with its object, a boolean an adjective or `is_…`; no participle stands alone, and
+pronouns and adverbs are no names."""
 
 import ast
 from collections.abc import Iterator
@@ -9,21 +11,45 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-PARTICIPLES = """apart asked begun broken built caught charged chosen corrected counted dealt drafted drawn ended found given gone heard held kept known
-laid lost lumped made meant measured met opened paid played pressed priced put read_ rearranged reckoned said seen sent shown spent squeezed stuck taken
-told tried wanted won written looked boasted got"""
-OTHERS = """one some each other others what where here there who whom whose which when why how it its them they he she this that these those both either
-neither thing things stuff mine ours same whole rest much many more most less few ever never now then once soon late_ early within without around again
-still beside far"""
+PARTICIPLES = """apart asked begun broken built caught charged chosen corrected counted dealt drafted drawn ended
+found given gone heard held kept known laid lost lumped made meant measured met opened paid played
+pressed priced put read_ rearranged reckoned said seen sent shown spent squeezed stuck taken told
+tried wanted won written looked boasted got"""
+OTHERS = """one some each other others what where here there who whom whose which when why how it its them they
+he she this that these those both either neither thing things stuff mine ours same whole rest much
+many more most less few ever never now then once soon late_ early within without around again still
+beside far"""
 WORDS = frozenset(f"{PARTICIPLES} {OTHERS}".split())
-LEFT = {"ref": 0, "scaled": 0, "environments": 0, "kit": 0, "kernels": 0, "etude": 0, "sims": 0, "lessons": 0, "examples": 0}
+LEFT = {
+    "ref": 59,
+    "scaled": 82,
+    "environments": 179,
+    "kit": 10,
+    "kernels": 218,
+    "etude": 212,
+    "sims": 168,
+    "lessons": 406,
+    "examples": 7,
+}
 """Folder → names of the wrong kind that are left."""
-LONG = {"ref": 0, "scaled": 0, "environments": 0, "kit": 0, "kernels": 0, "etude": 0, "sims": 0, "lessons": 0, "examples": 0, "tests": 0}
+LONG = {
+    "ref": 33,
+    "scaled": 42,
+    "environments": 26,
+    "kit": 2,
+    "kernels": 18,
+    "etude": 37,
+    "sims": 47,
+    "lessons": 30,
+    "examples": 5,
+    "tests": 75,
+}
 """Folder → lines of more than 120 characters that are left."""
 
 
 def bindings(tree: ast.AST) -> Iterator[tuple[str, int]]:
-    """Every name that a file gives to something, and its line: variables, parameters, functions, classes, attributes, aliases."""
+    """Every name that a file gives to something, and its line: variables, parameters, functions, classes, attributes,
+    aliases."""
     for node in ast.walk(tree):
         match node:
             case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()) | ast.arg(arg=name):
@@ -46,10 +72,16 @@ def files(folder: str) -> list[Path]:
 
 @pytest.mark.parametrize("folder", LEFT)
 def test_names_of_the_wrong_kind_only_become_fewer(folder):
-    names = [f"{path.relative_to(ROOT)}:{line}: {name}" for path in files(folder) for name, line in wrong_names(path.read_text(encoding="utf-8"))]
+    names = [
+        f"{path.relative_to(ROOT)}:{line}: {name}"
+        for path in files(folder)
+        for name, line in wrong_names(path.read_text(encoding="utf-8"))
+    ]
     names += [f"{path.relative_to(ROOT)}: the module's own name" for path in files(folder) if path.stem in WORDS]
     listed = "\n".join(names)
-    assert len(names) <= LEFT[folder], f"{len(names)} names, {LEFT[folder]} before; what does each hold, in words of the field?\n{listed}"
+    assert len(names) <= LEFT[folder], (
+        f"{len(names)} names, {LEFT[folder]} before; what does each hold, in words of the field?\n{listed}"
+    )
     assert len(names) == LEFT[folder], f"only {len(names)} are left: write that number into LEFT"
 
 
@@ -57,7 +89,9 @@ def test_names_of_the_wrong_kind_only_become_fewer(folder):
 def test_long_lines_only_become_fewer(folder):
     texts = [(path.relative_to(ROOT), path.read_text(encoding="utf-8").splitlines()) for path in files(folder)]
     lines = [f"{path}:{number}" for path, text in texts for number, line in enumerate(text, 1) if len(line) > 120]
-    assert len(lines) <= LONG[folder], f"{len(lines)} lines have more than 120 characters, {LONG[folder]} had before: {' '.join(lines)}"
+    assert len(lines) <= LONG[folder], (
+        f"{len(lines)} lines have more than 120 characters, {LONG[folder]} had before: {' '.join(lines)}"
+    )
     assert len(lines) == LONG[folder], f"only {len(lines)} are left: write that number into LONG"
 
 

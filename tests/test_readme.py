@@ -57,7 +57,9 @@ def test_what_nobody_makes_is_refused():
 
 
 def test_links_of_blocks_lead_on_from_where_the_page_lies():
-    (path,) = re.findall(r"\]\(([^)]*ref/kl.py)\)", readme.filled("<!-- distributed -->\n<!-- /distributed -->", ROOT / "docs"))
+    (path,) = re.findall(
+        r"\]\(([^)]*ref/kl.py)\)", readme.filled("<!-- distributed -->\n<!-- /distributed -->", ROOT / "docs")
+    )
     assert path == "../ref/kl.py"
 
 
@@ -77,7 +79,11 @@ def test_readme_leads_to_every_page():
 
 def anchors(text: str) -> set[str]:
     """What GitHub makes of headings."""
-    return {re.sub(r"[^\w\- ]", "", line.lstrip("# ").lower()).replace(" ", "-") for line in text.split("\n") if line.startswith("#")}
+    return {
+        re.sub(r"[^\w\- ]", "", line.lstrip("# ").lower()).replace(" ", "-")
+        for line in text.split("\n")
+        if line.startswith("#")
+    }
 
 
 def astray(page: Path, text: str) -> list[str]:
@@ -96,13 +102,20 @@ def test_links_lead_somewhere(name):
 
 
 def test_a_link_that_leads_nowhere_is_seen():
-    text = "[a](ref/kl.py) [b](ref/nothing.py) [c](docs/claims.md#laws) [d](docs/claims.md#nothing) [e](https://arxiv.org/nothing)"
+    text = (
+        "[a](ref/kl.py) [b](ref/nothing.py) [c](docs/claims.md#laws) [d](docs/claims.md#nothing) "
+        "[e](https://arxiv.org/nothing)"
+    )
     assert astray(ROOT / "README.md", text) == ["ref/nothing.py", "docs/claims.md#nothing"]
 
 
 def commands(text: str) -> list[str]:
     """The commands of a page: lines of its fences, and inline code, that begin with etude, without their comments."""
-    fenced = [line for fence in re.findall(r"^```\w*\n(.*?)^```", text, re.DOTALL | re.MULTILINE) for line in fence.split("\n")]
+    fenced = [
+        line
+        for fence in re.findall(r"^```\w*\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+        for line in fence.split("\n")
+    ]
     inline = re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE))
     lines = [re.sub(r"^\$ |\s+# .*", "", line).strip() for line in [*fenced, *inline]]
     return [line for line in lines if re.match(r"(\.venv/bin/)?etude( |$)", line)]
@@ -133,7 +146,11 @@ def wrong(command: str) -> str | None:
         elif (entry := find(name)) is None:
             return f"there is no {name}"
         else:
-            kind = playing.config_class(entry) if "technique" in asked else importlib.import_module(entry.module).Experiment
+            kind = (
+                playing.config_class(entry)
+                if "technique" in asked
+                else importlib.import_module(entry.module).Experiment
+            )
         known = {key for key, *_ in settings.describe(kind)}
         odd = [one for one in asked["sets"] or () if one.partition("=")[0] not in known and not one.isupper()]
         return f"there is no setting {odd[0]}" if odd else None
@@ -150,7 +167,13 @@ def test_a_command_that_does_not_exist_is_seen():
     """By its words, its options, its technique, its settings."""
     text = "```\n$ etude plan  # so\nmake small\n```\nand `etude figure kl-variance` or `etude.toml`, `etude run`"
     assert commands(text) == ["etude plan", "etude figure kl-variance", "etude run"]
-    good = ("etude run NAME --scale small", "etude lesson N", "etude bench plan", "etude results RUN… --control RUN", "etude run recipe --help")
+    good = (
+        "etude run NAME --scale small",
+        "etude lesson N",
+        "etude bench plan",
+        "etude results RUN… --control RUN",
+        "etude run recipe --help",
+    )
     assert not any(map(wrong, good)) and not wrong("etude run cpt --scale full --backend gloo --set ep=2")
     for bad in (
         "etude explain",
@@ -193,7 +216,9 @@ def test_a_row_for_each_measure_and_the_control():
 
 def test_the_verdicts_of_the_front_page_are_those_of_the_ledger():
     """Five claims of all kinds of verdicts, each with its number and its picture."""
-    by_name = {f"{claim['experiment']}/{claim['name']}": claim for claim in figures.load(ROOT / "results" / "claims.json")}
+    by_name = {
+        f"{claim['experiment']}/{claim['name']}": claim for claim in figures.load(ROOT / "results" / "claims.json")
+    }
     claims = [by_name[telling.name] for telling in front.TELLING]
     lines = front.verdicts().split("\n\n")[0].split("\n")
     assert len(lines) == len(claims) == 5
@@ -236,14 +261,18 @@ def test_a_statement_has_the_verdict_of_its_claims():
 
 def test_every_distributed_version_has_a_row():
     rows = tables.distributed().split("\n")[2:]
-    assert [row.split("`")[1] for row in rows] == [technique.name for technique in catalog.TECHNIQUES if technique.scaled]
+    assert [row.split("`")[1] for row in rows] == [
+        technique.name for technique in catalog.TECHNIQUES if technique.scaled
+    ]
 
 
 def test_a_bar_does_not_end_a_cell():
     """Of a table, all rows have as many cells as the head."""
     for name, text in PAGES.items():
         for table in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
-            assert len({len(re.findall(r"(?<!\\)\|", row)) for row in table.strip().split("\n")}) == 1, f"{name}: {table[:80]}"
+            assert len({len(re.findall(r"(?<!\\)\|", row)) for row in table.strip().split("\n")}) == 1, (
+                f"{name}: {table[:80]}"
+            )
 
 
 def undefined(page: Path, text: str) -> list[str]:
@@ -251,7 +280,9 @@ def undefined(page: Path, text: str) -> list[str]:
     return [
         f"{name} in {target}"
         for name, target in re.findall(r"`(\w+)` in\s+\[[^]]+\]\(([^)#]+\.py)\)", text)
-        if not re.search(rf"^(def|class) {name}\b|^{name}\b.* = ", (page.parent / target).read_text("utf-8"), re.MULTILINE)
+        if not re.search(
+            rf"^(def|class) {name}\b|^{name}\b.* = ", (page.parent / target).read_text("utf-8"), re.MULTILINE
+        )
     ]
 
 
@@ -261,7 +292,9 @@ def test_names_are_where_the_pages_say(name):
 
 
 def test_a_name_that_is_elsewhere_is_seen():
-    text = "`train` in [ref/rl.py](ref/rl.py), `FAMILY` in\n[x](ref/dr_grpo.py), `policy_loss` in [ref/rl.py](ref/rl.py)"
+    text = (
+        "`train` in [ref/rl.py](ref/rl.py), `FAMILY` in\n[x](ref/dr_grpo.py), `policy_loss` in [ref/rl.py](ref/rl.py)"
+    )
     assert undefined(ROOT / "README.md", text) == ["policy_loss in ref/rl.py"]
     assert sum(len(re.findall(r"`\w+` in\s+\[", PAGES[name])) for name in ("CONTRIBUTING.md", "AGENTS.md")) > 30
 

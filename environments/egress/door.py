@@ -1,14 +1,17 @@
-"""A door out of sandboxes that have no network: it takes requests at a socket within a sandbox, and judges, answers and writes down each.
+"""A door out of sandboxes that have no network: it takes requests at a socket within a sandbox, and judges, answers and
+writes down each.
 
-A sandbox keeps its network namespace, in which there is nothing but loopback. Its first process opens a listening socket there, before any code of a
-task is near, and hands it out; this process accepts what connects to it. So no process inside stands in the middle, no file of this machine is
-mounted, and a sandbox without a door has nothing to reach. Programs inside use it as a proxy, 127.0.0.1:3128.
+A sandbox keeps its network namespace, in which there is nothing but loopback. Its first process opens a listening
+socket there, before any code of a task is near, and hands it out; this process accepts what connects to it. So no
+process inside stands in the middle, no file of this machine is mounted, and a sandbox without a door has nothing to
+reach. Programs inside use it as a proxy, 127.0.0.1:3128.
 
-    with Door(Rules({"pypi.index": Host(Path("wheels"))}), Path("requests.jsonl")) as door, open_sandbox(tree, door=door) as sandbox:
+    with Door(Rules({"pypi.index": Host(Path("wheels"))}), Path("requests.jsonl")) as door, open_sandbox(tree,
+    door=door) as sandbox:
         sandbox.call("shell", {"command": "…/pip install --proxy $http_proxy --index-url http://pypi.index/simple/ …"})
 
-The log has a line for each connection, written before anything goes in: time, sandbox, what was asked, verdict (allowed, refused, failed), why,
-status, bytes, seconds, and the names of headers that were dropped; never their values.
+The log has a line for each connection, written before anything goes in: time, sandbox, what was asked, verdict
+(allowed, refused, failed), why, status, bytes, seconds, and the names of headers that were dropped; never their values.
 """
 
 from __future__ import annotations
@@ -100,7 +103,9 @@ class Door:
                 guest.close()
                 listener.close()
                 return
-            threading.Thread(target=self._serve, args=(guest, number, slots), daemon=True, name=f"door {number}").start()
+            threading.Thread(
+                target=self._serve, args=(guest, number, slots), daemon=True, name=f"door {number}"
+            ).start()
 
     def _serve(self, guest: socket.socket, number: int, slots: threading.BoundedSemaphore) -> None:
         since, line, answer = time.monotonic(), {"sandbox": number, "verdict": "allowed"}, None
@@ -135,7 +140,12 @@ class Door:
     def _answer(self, guest: socket.socket, line: dict, deadline: Deadline) -> Answer:
         """Raises Refused, OSError, ValueError and http.client.HTTPException. `line`: what is found of the request."""
         request = judge(_head(guest), self.rules)
-        line |= {"method": request.method, "host": request.host, "path": request.path[:300], "dropped": [*request.dropped]}
+        line |= {
+            "method": request.method,
+            "host": request.host,
+            "path": request.path[:300],
+            "dropped": [*request.dropped],
+        }
         with self.lock:
             remaining = self.rules.total - self.bytes
         if remaining <= 0:
@@ -176,7 +186,11 @@ def _write_response(guest: socket.socket, answer: Answer | None, line: dict) -> 
     headers = {"content-type": "text/plain"} if answer is None else dict(answer.headers)
     headers |= {"content-length": str(answer.size if answer else len(text)), "connection": "close"}
     reason = http.client.responses.get(status, "Answer")
-    guest.sendall(f"HTTP/1.1 {status} {reason}\r\n".encode() + "".join(f"{name}: {value}\r\n" for name, value in headers.items()).encode() + b"\r\n")
+    guest.sendall(
+        f"HTTP/1.1 {status} {reason}\r\n".encode()
+        + "".join(f"{name}: {value}\r\n" for name, value in headers.items()).encode()
+        + b"\r\n"
+    )
     if line.get("method") == "HEAD":
         return
     if answer is None:

@@ -1,9 +1,10 @@
-"""What may leave a sandbox: a request is read, judged, and written anew from what is known to be good. Nothing here touches a network.
+"""What may leave a sandbox: a request is read, judged, and written anew from what is known to be good. Nothing here
+touches a network.
 
-Names of hosts stand in a list, and each leads to one place outside that the user named. What a sandbox says of a host is looked up in that list and
-nowhere else: no name is resolved, and no number, port or tunnel is taken from it. Of a request only the method, the path and the headers of a short
-list go on; it has no body and no query. What a sandbox can still tell the owner of a place are the paths that it asks for. They stand in the log.
-"""
+Names of hosts stand in a list, and each leads to one place outside that the user named. What a sandbox says of a host
+is looked up in that list and nowhere else: no name is resolved, and no number, port or tunnel is taken from it. Of a
+request only the method, the path and the headers of a short list go on; it has no body and no query. What a sandbox can
+still tell the owner of a place are the paths that it asks for. They stand in the log."""
 
 from __future__ import annotations
 
@@ -34,16 +35,20 @@ class Host:
     """A place outside, under a name. Raises ValueError."""
 
     upstream: Path | str
-    """A folder of wheels and sdists, which is served as an index; or scheme and host of a server, such as https://pypi.org."""
+    """A folder of wheels and sdists, which is served as an index; or scheme and host of a server, such as
+    https://pypi.org."""
     methods: tuple[str, ...] = METHODS
     private: bool = False
-    """Whether the server's name may lead to an address that is not public. A server that is named by its number may be anywhere."""
+    """Whether the server's name may lead to an address that is not public. A server that is named by its number may be
+    anywhere."""
 
     def __post_init__(self) -> None:
         if not {*self.methods} <= {*METHODS}:
             raise ValueError(f"methods must be of {', '.join(METHODS)}; got {', '.join(self.methods)}")
         if isinstance(self.upstream, str) and not re.fullmatch(r"https?://[A-Za-z0-9.-]+(:[0-9]{1,5})?", self.upstream):
-            raise ValueError(f"a place outside is a folder, or scheme and host such as https://pypi.org; got {self.upstream!r}")
+            raise ValueError(
+                f"a place outside is a folder, or scheme and host such as https://pypi.org; got {self.upstream!r}"
+            )
 
 
 @dataclass(frozen=True)
@@ -68,7 +73,9 @@ class Rules:
     def __post_init__(self) -> None:
         for name in self.hosts:
             if not NAME.fullmatch(name) or name.rpartition(".")[2].isdigit() or name == "localhost":
-                raise ValueError(f"a host's name has small letters, digits, hyphens and dots, and is no number; got {name!r}")
+                raise ValueError(
+                    f"a host's name has small letters, digits, hyphens and dots, and is no number; got {name!r}"
+                )
         if min(self.largest, self.total, self.requests, self.seconds, self.together) <= 0:
             raise ValueError("all bounds must be positive")
 
@@ -87,7 +94,8 @@ class Asked:
 
 
 class Refused(Exception):
-    """A request that does not go on, or an answer that does not come in. `about`: what could be read of it, for the log."""
+    """A request that does not go on, or an answer that does not come in. `about`: what could be read of it, for the
+    log."""
 
     def __init__(self, status: int, why: str, about: Mapping[str, object] | None = None) -> None:
         super().__init__(why)
@@ -95,7 +103,8 @@ class Refused(Exception):
 
 
 def judge(head: bytes, rules: Rules) -> Asked:
-    """The request whose head this is, up to the empty line. Raises Refused, and nothing else, for what the rules do not allow."""
+    """The request whose head this is, up to the empty line. Raises Refused, and nothing else, for what the rules do not
+    allow."""
     first, *lines = head.decode("latin-1").split("\r\n")
     request_line = FIRST.fullmatch(first)
     if request_line is None:
@@ -117,7 +126,10 @@ def judge(head: bytes, rules: Rules) -> Asked:
         raise Refused(405, f"{method} is not allowed; {' and '.join(host.methods)} are", about)
     if url[3]:
         raise Refused(403, "a query is not allowed", about)
-    if any(field in ("content-length", "transfer-encoding", "upgrade", "expect") and value not in ("", "0") for field, value in fields):
+    if any(
+        field in ("content-length", "transfer-encoding", "upgrade", "expect") and value not in ("", "0")
+        for field, value in fields
+    ):
         raise Refused(400, "a request has no body, and asks for no other protocol", about)
     headers = {field: value for field, value in fields if field in rules.headers and len(value) <= VALUE}
     return Asked(method, name, _parse_path(path, about), headers, tuple(map(str, about["dropped"])))  # pyright: ignore[reportArgumentType]

@@ -1,9 +1,9 @@
 """Who answers a request that may go on: a folder of wheels and sdists, or a server.
 
-A folder is served as an index of packages (PEP 503) with a page for each name. Of a server nothing is believed: its answer is read to its end, within
-bounds of bytes and time, before any of it goes in. Its address is looked up once for each request, judged, and connected to as it was judged: a name
-that leads elsewhere a moment later (DNS rebinding) gains nothing. A redirect goes in only where it leads to a host of the list, under its name there.
-"""
+A folder is served as an index of packages (PEP 503) with a page for each name. Of a server nothing is believed: its
+answer is read to its end, within bounds of bytes and time, before any of it goes in. Its address is looked up once for
+each request, judged, and connected to as it was judged: a name that leads elsewhere a moment later (DNS rebinding)
+gains nothing. A redirect goes in only where it leads to a host of the list, under its name there."""
 
 from __future__ import annotations
 
@@ -71,10 +71,15 @@ class Body:
 
 
 def answered(asked: Asked, rules: Rules, most: int, watch: Callable[[socket.socket], None]) -> Answer:
-    """The answer, of at most `most` bytes. `watch` is given each connection, and ends it when the time of the request is over. Raises Refused for one
-    that does not go in, and OSError, ValueError or http.client.HTTPException where there is none."""
+    """The answer, of at most `most` bytes. `watch` is given each connection, and ends it when the time of the request
+    is over. Raises Refused for one that does not go in, and OSError, ValueError or http.client.HTTPException where
+    there is none."""
     upstream = rules.hosts[asked.host].upstream
-    return _answer_from_folder(upstream, asked, most) if isinstance(upstream, Path) else _answer_from_server(upstream, asked, rules, most, watch)
+    return (
+        _answer_from_folder(upstream, asked, most)
+        if isinstance(upstream, Path)
+        else _answer_from_server(upstream, asked, rules, most, watch)
+    )
 
 
 def normal(name: str) -> str:
@@ -98,9 +103,13 @@ def _answer_from_folder(folder: Path, request: Asked, max_bytes: int) -> Answer:
     if request.path == "/simple/":
         body.add(_format_links({f"{name}/": name for name in packages}))
     elif top == "simple" and request.path == f"/simple/{parts[0]}/" and parts[0] in packages:
-        body.add(_format_links({f"/files/{path.name}#sha256={_hash_file(path)}": path.name for path in packages[parts[0]]}))
+        body.add(
+            _format_links({f"/files/{path.name}#sha256={_hash_file(path)}": path.name for path in packages[parts[0]]})
+        )
     elif request.path == f"/files/{parts[0]}" and (
-        path := next((candidate for paths in packages.values() for candidate in paths if candidate.name == parts[0]), None)
+        path := next(
+            (candidate for paths in packages.values() for candidate in paths if candidate.name == parts[0]), None
+        )
     ):
         kind = "application/octet-stream"
         with open(path, "rb") as file:
@@ -123,9 +132,12 @@ def _hash_file(path: Path) -> str:
 
 
 class _PinnedConnection(http.client.HTTPConnection):
-    """A connection to an address that was judged before. `context`: of TLS, which asks for a certificate of the name."""
+    """A connection to an address that was judged before. `context`: of TLS, which asks for a certificate of the
+    name."""
 
-    def __init__(self, name: str, port: int, addresses: list[str], rules: Rules, context, watch: Callable[[socket.socket], None]) -> None:
+    def __init__(
+        self, name: str, port: int, addresses: list[str], rules: Rules, context, watch: Callable[[socket.socket], None]
+    ) -> None:
         super().__init__(name, port, timeout=rules.seconds)
         self.addresses, self.context, self.watch = addresses, context, watch
 
@@ -144,7 +156,8 @@ class _PinnedConnection(http.client.HTTPConnection):
 
 
 def addresses(name: str, port: int, private: bool) -> list[str]:
-    """Where a server is. Raises Refused unless all of its addresses are public, or `private` is given, and OSError for a name without any."""
+    """Where a server is. Raises Refused unless all of its addresses are public, or `private` is given, and OSError for
+    a name without any."""
     ip_strings = [str(row[4][0]) for row in socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)]
     for address in ip_strings:
         ip = ipaddress.ip_address(address.partition("%")[0])
@@ -154,7 +167,9 @@ def addresses(name: str, port: int, private: bool) -> list[str]:
     return ip_strings
 
 
-def _answer_from_server(upstream: str, request: Asked, rules: Rules, max_bytes: int, watch: Callable[[socket.socket], None]) -> Answer:
+def _answer_from_server(
+    upstream: str, request: Asked, rules: Rules, max_bytes: int, watch: Callable[[socket.socket], None]
+) -> Answer:
     server, host = urllib.parse.urlsplit(upstream), rules.hosts[request.host]
     name, port, context = server.hostname or "", server.port or (443 if server.scheme == "https" else 80), None
     if server.scheme == "https":
@@ -173,7 +188,11 @@ def _answer_from_server(upstream: str, request: Asked, rules: Rules, max_bytes: 
 
 def _read_answer(response: http.client.HTTPResponse, request: Asked, rules: Rules, max_bytes: int) -> Answer:
     """The whole answer of a server. Raises Refused."""
-    headers = {name: value[:1000] for name in KEPT_HEADERS if (value := response.headers.get(name, "")).isprintable() and value.isascii() and value}
+    headers = {
+        name: value[:1000]
+        for name in KEPT_HEADERS
+        if (value := response.headers.get(name, "")).isprintable() and value.isascii() and value
+    }
     if response.status in (301, 302, 303, 307, 308):
         headers["location"] = _rewrite_redirect(response.headers.get("location", ""), request, rules)
         return Body(max_bytes).answer(response.status, headers)
@@ -198,7 +217,9 @@ def _read_answer(response: http.client.HTTPResponse, request: Asked, rules: Rule
 
 def _map_servers(rules: Rules) -> dict[str, str]:
     """Server → its name inside."""
-    return {host.upstream.lower(): f"http://{name}" for name, host in rules.hosts.items() if isinstance(host.upstream, str)}
+    return {
+        host.upstream.lower(): f"http://{name}" for name, host in rules.hosts.items() if isinstance(host.upstream, str)
+    }
 
 
 def _rewrite_links(page: bytes, rules: Rules) -> bytes:
@@ -211,7 +232,9 @@ def _rewrite_links(page: bytes, rules: Rules) -> bytes:
 def _rewrite_redirect(location: str, request: Asked, rules: Rules) -> str:
     """Where a redirect leads, as it is called inside. Raises Refused."""
     try:
-        target = urllib.parse.urlsplit(urllib.parse.urljoin(f"{rules.hosts[request.host].upstream}{request.path}", location))
+        target = urllib.parse.urlsplit(
+            urllib.parse.urljoin(f"{rules.hosts[request.host].upstream}{request.path}", location)
+        )
         name = _map_servers(rules).get(f"{target.scheme}://{target.netloc}".lower())
     except ValueError:
         name = None

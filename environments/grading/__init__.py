@@ -1,1 +1,2 @@
-"""Grading: what an agent left is laid onto a pristine tree, its tests are run apart, and only what that run says privately counts."""
+"""Grading: what an agent left is laid onto a pristine tree, its tests are run apart, and only what that run says
+privately counts."""

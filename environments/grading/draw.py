@@ -1,7 +1,8 @@
 """Arguments that no test has, drawn near those that tests have.
 
-A letter or a number is another one, an element is gone or stands elsewhere, or an argument is that of another call. Types stay, and so does most of a
-value: what is far from all that tests ask is mostly refused by a function, and tells nothing.
+A letter or a number is another one, an element is gone or stands elsewhere, or an argument is that of another call.
+Types stay, and so does most of a value: what is far from all that tests ask is mostly refused by a function, and tells
+nothing.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ def text_of(call: Call) -> str:
 
 
 def drawn(calls: Sequence[Call], seed: str, most: int = CANDIDATES) -> list[dict]:
-    """Calls that are near some others and none of them, each once; the same ones for the same seed. Each call gets as many, as far as it has them."""
+    """Calls that are near some others and none of them, each once; the same ones for the same seed. Each call gets as
+    many, as far as it has them."""
     rng, test_texts, new_calls = random.Random(seed), {text_of(call) for call in calls}, dict[str, dict]()
     pools: dict[object, list[Call]] = {}
     for call in calls:
@@ -52,7 +54,11 @@ def _change_argument(call: Call, pool: Sequence[Call], rng: random.Random) -> di
         values: Any = args if isinstance(place, int) else named
         donor_values: Any = donor["args"] if isinstance(place, int) else donor["named"]
         has_place = place < len(donor_values) if isinstance(place, int) else place in donor_values
-        values[place] = donor_values[place] if has_place and rng.random() < REPLACE_RATE else packed(mutated(unpacked(values[place]), rng))
+        values[place] = (
+            donor_values[place]
+            if has_place and rng.random() < REPLACE_RATE
+            else packed(mutated(unpacked(values[place]), rng))
+        )
     return {"function": call["function"], "args": args, "named": named}
 
 
@@ -94,7 +100,8 @@ def _mutate_parts(parts: list, rng: random.Random) -> list:
 
 
 def _mutate_letter(text: str, rng: random.Random) -> str:
-    """One letter or digit is another one of its kind, is gone or stands twice; where there is none, the last character stands twice or is gone."""
+    """One letter or digit is another one of its kind, is gone or stands twice; where there is none, the last character
+    stands twice or is gone."""
     places = [at for at, letter in enumerate(text) if letter.isascii() and letter.isalnum()]
     if not text:
         return rng.choice("0aA")
@@ -102,5 +109,11 @@ def _mutate_letter(text: str, rng: random.Random) -> str:
     if not places:
         return text + text[-1:] if rng.random() < 0.5 else text[:-1]
     letter, change = text[at], rng.randrange(4)
-    alphabet = "0123456789" if letter.isdigit() else "abcdefghijklmnopqrstuvwxyz" if letter.islower() else "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+    alphabet = (
+        "0123456789"
+        if letter.isdigit()
+        else "abcdefghijklmnopqrstuvwxyz"
+        if letter.islower()
+        else "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+    )
     return text[:at] + {0: "", 1: letter + rng.choice(alphabet)}.get(change, rng.choice(alphabet)) + text[at + 1 :]

@@ -1,13 +1,14 @@
 """Guard G6, its second half: fresh inputs, answered by the original code in another sandbox.
 
-Whoever has a table of the tests' answers, held-out ones included, passes all tests. So the functions that the tests call are called with arguments
-that no test has (draw.py). The original answers them, and what the agent left must answer as it does.
+Whoever has a table of the tests' answers, held-out ones included, passes all tests. So the functions that the tests
+call are called with arguments that no test has (draw.py). The original answers them, and what the agent left must
+answer as it does.
 
-Only questions count that have one answer. A function is left out that is asked twice, in another order and with sets in another order, and answers
-otherwise, that changes its arguments, or whose arguments or answers are no plain data. A question is left out that does not come through the code
-that is gone, or that ends in an error which no test has of that function: what is an accident of the original is nothing to be written again. Where
-both the docstring and the tests leave open what is right, honest answers differ from the original's, so a few may.
-"""
+Only questions count that have one answer. A function is left out that is asked twice, in another order and with sets in
+another order, and answers otherwise, that changes its arguments, or whose arguments or answers are no plain data. A
+question is left out that does not come through the code that is gone, or that ends in an error which no test has of
+that function: what is an accident of the original is nothing to be written again. Where both the docstring and the
+tests leave open what is right, honest answers differ from the original's, so a few may."""
 
 from __future__ import annotations
 
@@ -76,17 +77,28 @@ def questions(
     seed: str,
     seconds: float = 60.0,
 ) -> tuple[Question, ...]:
-    """Questions that `gold` answers and that no test asks, the same ones for the same seed; none where fewer than LEAST can be had. The rest as in
-    guarded.py: the trees without and with the feature, files of tests, the tests that must pass, what opens a sandbox. `seconds`: of wall-clock, for
-    the tests and for each of two times that the original answers."""
-    holes = {name: sorted(added(given.get(name, b""), data)) for name, data in gold.items() if name.endswith(".py") and given.get(name) != data}
+    """Questions that `gold` answers and that no test asks, the same ones for the same seed; none where fewer than LEAST
+    can be had. The rest as in guarded.py: the trees without and with the feature, files of tests, the tests that must
+    pass, what opens a sandbox. `seconds`: of wall-clock, for the tests and for each of two times that the original
+    answers."""
+    holes = {
+        name: sorted(added(given.get(name, b""), data))
+        for name, data in gold.items()
+        if name.endswith(".py") and given.get(name) != data
+    }
     holes = {name: lines for name, lines in holes.items() if lines}
     if not holes:
         return ()
     plan = {"tree": "/work/tree", "holes": holes, "wanted": [*wanted]}
-    rows = _run_program("record", {**gold, **{name: source.encode() for name, source in tests.items()}}, plan, fresh, 0, seconds)
-    remaining_functions = {name for file, data in given.items() if file.endswith(".py") for name in functions_of(file, data)}
-    calls = [row for row in map(_parse_call, rows) if row and (row["outside"] or row["function"] in remaining_functions)]
+    rows = _run_program(
+        "record", {**gold, **{name: source.encode() for name, source in tests.items()}}, plan, fresh, 0, seconds
+    )
+    remaining_functions = {
+        name for file, data in given.items() if file.endswith(".py") for name in functions_of(file, data)
+    }
+    calls = [
+        row for row in map(_parse_call, rows) if row and (row["outside"] or row["function"] in remaining_functions)
+    ]
     calls_by_text = {text_of(row): {name: row[name] for name in ("function", "args", "named")} for row in calls}
     test_calls = [calls_by_text[text] for text in sorted(calls_by_text)]
     asked_calls = [*test_calls, *drawn(test_calls, seed)]
@@ -94,7 +106,9 @@ def questions(
     first_answers = _collect_answers(gold, asked_calls, order, holes, fresh, 1, seconds)
     second_answers = _collect_answers(gold, asked_calls, order[::-1], {}, fresh, 2, seconds)
     unsteady_functions = {
-        call["function"] for number, call in enumerate(asked_calls) if not _is_steady(first_answers.get(number), second_answers.get(number))
+        call["function"]
+        for number, call in enumerate(asked_calls)
+        if not _is_steady(first_answers.get(number), second_answers.get(number))
     }
     errors = {
         (asked_calls[number]["function"], first_answers[number][1][0])
@@ -112,18 +126,28 @@ def questions(
     return tuple(steady_questions[:MOST]) if len(steady_questions) >= LEAST else ()
 
 
-def agreement(asked: Sequence[Question], tree: Mapping[str, bytes], fresh: Callable[[Path], Sandbox], seconds: float = 60.0) -> Agreement:
+def agreement(
+    asked: Sequence[Question], tree: Mapping[str, bytes], fresh: Callable[[Path], Sandbox], seconds: float = 60.0
+) -> Agreement:
     """How the code of a tree answers. They are asked in another order than the original was."""
-    calls = [{"function": question.function, "args": [*question.args], "named": dict(question.named)} for question in asked]
+    calls = [
+        {"function": question.function, "args": [*question.args], "named": dict(question.named)} for question in asked
+    ]
     order = [*range(1, len(calls), 2), *range(0, len(calls), 2)]
     answers = _collect_answers(tree, calls, order, {}, fresh, 3, seconds)
     return agreed(asked, answers)
 
 
 def agreed(asked: Sequence[Question], heard: Mapping[int, object]) -> Agreement:
-    """How questions were answered. `heard`: kind and answer by a question's number; it may be anything that JSON can hold."""
+    """How questions were answered. `heard`: kind and answer by a question's number; it may be anything that JSON can
+    hold."""
     return Agreement(
-        len(asked), tuple(question.function for number, question in enumerate(asked) if not _matches_original(question, heard.get(number)))
+        len(asked),
+        tuple(
+            question.function
+            for number, question in enumerate(asked)
+            if not _matches_original(question, heard.get(number))
+        ),
     )
 
 
@@ -136,7 +160,8 @@ def _matches_original(question: Question, answer: object) -> bool:
 
 
 def same(one: object, other: object) -> bool:
-    """Whether two packed values are equal, as == has it; of numbers with a fraction, to nine digits. `other` may be anything that JSON can hold."""
+    """Whether two packed values are equal, as == has it; of numbers with a fraction, to nine digits. `other` may be
+    anything that JSON can hold."""
     if one == other:
         return True
     a, b = _unpack_number(one), _unpack_number(other)
@@ -167,8 +192,8 @@ def _is_steady(first: Sequence | None, second: Sequence | None) -> bool:
 
 
 def functions_of(file: str, data: bytes) -> set[str]:
-    """The functions of a module, "module:name" each; none of a file that is no Python. What tests do not call themselves, and is not there any more,
-    need not be written again."""
+    """The functions of a module, "module:name" each; none of a file that is no Python. What tests do not call
+    themselves, and is not there any more, need not be written again."""
     module = file.removeprefix("src/").removesuffix(".py").removesuffix("/__init__").replace("/", ".")
     try:
         return {f"{module}:{node.name}" for node in parse(data).body if isinstance(node, ast.FunctionDef)}
@@ -192,7 +217,8 @@ def _collect_answers(
     seed: int,
     seconds: float,
 ) -> dict[int, list]:
-    """Number of a call → kind and answer, whether a hole was reached, and whether the arguments stayed as they were. `seed`: of hashes."""
+    """Number of a call → kind and answer, whether a hole was reached, and whether the arguments stayed as they were.
+    `seed`: of hashes."""
     answers: dict[int, list] = {}
     plan = {"tree": "/work/tree", "asked": [*calls], "order": [*order], "holes": holes, "each": EACH}
     for row in _run_program("answer", tree, plan, fresh, seed, seconds) if calls else ():
@@ -216,7 +242,10 @@ def _run_program(
         write_result = sandbox.call("write", {"path": "exam/plan.json", "text": json.dumps(plan)})
         if not write_result.ok:
             raise RuntimeError(f"the grading sandbox takes no plan: {write_result.text or write_result.ended}")
-        command = f"exec env -i PATH=$PATH HOME=/tmp LANG=C.UTF-8 PYTHONHASHSEED={seed} python3 -s -P -B exam/fresh.py {mode} exam/plan.json"
+        command = (
+            f"exec env -i PATH=$PATH HOME=/tmp LANG=C.UTF-8 PYTHONHASHSEED={seed} python3 -s -P -B "
+            f"exam/fresh.py {mode} exam/plan.json"
+        )
         result = sandbox.call("shell", {"command": command}, seconds)
     finally:
         sandbox.close()

@@ -1,14 +1,15 @@
 """The guarded grader: G2 to G9, in sandboxes of its own.
 
-The agent's sandbox is closed before, with every process in it (G8), and only files go on. In a fresh sandbox without a network (G7) the judge of
-`inside/` plays the tests on a pristine tree with the agent's editable files laid onto it. What it says under seal is read, canaries and all, and the
-monitor looks at what was changed and called. A flag means that nothing is paid.
+The agent's sandbox is closed before, with every process in it (G8), and only files go on. In a fresh sandbox without a
+network (G7) the judge of `inside/` plays the tests on a pristine tree with the agent's editable files laid onto it.
+What it says under seal is read, canaries and all, and the monitor looks at what was changed and called. A flag means
+that nothing is paid.
 
-The examiner's secrets do not lie in the examinee's process. Tests that can be carried over a pipe (`Exam.apart`) run in a process of their own, and
-the package in another one, which sees calls and nothing else. Questions that no test asks (`Exam.fresh`, see fresh.py) go the same way, and must be
-answered as the original does. `examined` finds both, by the original. Other tests run with the package in one process, as guarded as that can be:
-code in it can read them. So a task none of whose tests can be carried, and which has no fresh inputs, says so (`Exam.trust`).
-"""
+The examiner's secrets do not lie in the examinee's process. Tests that can be carried over a pipe (`Exam.apart`) run in
+a process of their own, and the package in another one, which sees calls and nothing else. Questions that no test asks
+(`Exam.fresh`, see fresh.py) go the same way, and must be answered as the original does. `examined` finds both, by the
+original. Other tests run with the package in one process, as guarded as that can be: code in it can read them. So a
+task none of whose tests can be carried, and which has no fresh inputs, says so (`Exam.trust`)."""
 
 from __future__ import annotations
 
@@ -32,24 +33,30 @@ from environments.sandbox.interface import ENDED, Observation, Sandbox
 __all__ = ["Exam", "Grade", "Trust", "examined", "grade", "questioned"]
 
 LARGEST, MAX_FILES = 4 << 20, 1000
-"""Bytes and files of a tree that the judge lays. A larger one lies there before the judge begins, which takes longer."""
+"""Bytes and files of a tree that the judge lays. A larger one lies there before the judge begins, which takes
+longer."""
 NO_TREE = 3
 """As in inside/judge.py."""
 PATIENCE = 4
 """As in inside/judge.py: of wall-clock time the tests may take so many times their seconds, on a crowded machine."""
 CASES = 8
-"""Cases of a canary that are played apart from the package, at most: what makes one of them pass makes others pass, too."""
+"""Cases of a canary that are played apart from the package, at most: what makes one of them pass makes others pass,
+too."""
 CALL_SECONDS = 20.0
 """Seconds of processor time of a call of the package, where tests are played apart."""
 
 
 class Trust(Enum):
-    """What a solution would have to forge that passes without solving the task. Of each, the original is paid in full."""
+    """What a solution would have to forge that passes without solving the task. Of each, the original is paid in
+    full."""
 
     APART = "all tests that fail without the feature are played apart from the package"
     PARTLY = "some of the tests that fail without the feature are played apart from the package"
     FRESH = "no test that fails without the feature can be played apart from the package; fresh inputs decide"
-    NONE = "no test that fails without the feature can be played apart from the package, and there are no fresh inputs: a solution can read the tests"
+    NONE = (
+        "no test that fails without the feature can be played apart from the package, and there are no "
+        "fresh inputs: a solution can read the tests"
+    )
 
 
 @dataclass(frozen=True)
@@ -68,8 +75,8 @@ class Exam:
     package: str = ""
     """For the monitor: the package that the task is about."""
     asked: tuple[str, ...] = ()
-    """Those of the wanted tests that fail without the feature. Canaries are copies of them before others: what is equal to everything shows only in
-    tests that look at it."""
+    """Those of the wanted tests that fail without the feature. Canaries are copies of them before others: what is equal
+    to everything shows only in tests that look at it."""
     fresh: tuple[Question, ...] = ()
     """Questions that no test asks; none by default. `questioned` and `examined` find them."""
     apart: tuple[str, ...] = ()
@@ -80,7 +87,8 @@ class Exam:
 
     @property
     def trust(self) -> Trust:
-        """What guards the exam besides the monitor and canaries. Where it does not say which tests fail without the feature, all of them count."""
+        """What guards the exam besides the monitor and canaries. Where it does not say which tests fail without the
+        feature, all of them count."""
         decisive_tests = {*(self.asked or self.wanted)}
         if decisive_tests <= {*self.apart}:
             return Trust.APART
@@ -102,19 +110,30 @@ class Grade:
 
 
 def questioned(exam: Exam, seed: str, fresh: Callable[[Path], Sandbox], seconds: float = 60.0) -> Exam:
-    """The exam with fresh inputs, the same ones for the same seed, such as a task's id; without any where the functions that are gone are not ones
-    that can be asked. The original code answers them as it did, so what it is paid stays. `fresh`, `seconds`: see `grade`."""
-    return replace(exam, fresh=fresh_inputs.questions(exam.given, exam.gold, exam.tests, exam.wanted, fresh, seed, seconds))
+    """The exam with fresh inputs, the same ones for the same seed, such as a task's id; without any where the functions
+    that are gone are not ones that can be asked. The original code answers them as it did, so what it is paid stays.
+    `fresh`, `seconds`: see `grade`."""
+    return replace(
+        exam, fresh=fresh_inputs.questions(exam.given, exam.gold, exam.tests, exam.wanted, fresh, seed, seconds)
+    )
 
 
 CARRIED_TESTS: dict[str, frozenset[str]] = {}
-"""Digest of an original, its tests and questions → what of the tests it passes apart: the tasks of a package have it in common."""
+"""Digest of an original, its tests and questions → what of the tests it passes apart: the tasks of a package have it in
+common."""
 
 
-def examined(exam: Exam, seed: str, fresh: Callable[[Path], Sandbox], seconds: float = 60.0, judges: Judges | None = None, ask: bool = True) -> Exam:
-    """The exam with fresh inputs (see `questioned`), and with those tests played apart from the package that the original passes
-    so, also without the others. Fresh inputs that the original answers otherwise over the pipe are left out. `fresh`, `seconds`,
-    `judges`: see `grade`. `ask`: False leaves fresh inputs out."""
+def examined(
+    exam: Exam,
+    seed: str,
+    fresh: Callable[[Path], Sandbox],
+    seconds: float = 60.0,
+    judges: Judges | None = None,
+    ask: bool = True,
+) -> Exam:
+    """The exam with fresh inputs (see `questioned`), and with those tests played apart from the package that the
+    original passes so, also without the others. Fresh inputs that the original answers otherwise over the pipe are left
+    out. `fresh`, `seconds`, `judges`: see `grade`. `ask`: False leaves fresh inputs out."""
     exam, sandboxes = questioned(exam, seed, fresh, seconds) if ask else exam, judges or Judges(fresh)
     package_files = {name: data for name, data in exam.gold.items() if name in exam.editable or not is_test(name)}
     digest_parts = [sorted(package_files.items()), sorted(exam.tests.items()), sorted(exam.wanted)]
@@ -130,8 +149,14 @@ def examined(exam: Exam, seed: str, fresh: Callable[[Path], Sandbox], seconds: f
     verdicts, answers = play_tests([test for test in exam.wanted if test in CARRIED_TESTS[digest]])
     CARRIED_TESTS[digest] &= verdicts.passed
     apart_tests = tuple(test for test in exam.wanted if test in verdicts.passed)
-    agreed_questions = tuple(question for number, question in enumerate(exam.fresh) if not agreed([question], {0: answers.get(number)}).differing)
-    return replace(exam, apart=apart_tests, fresh=agreed_questions if len(agreed_questions) >= fresh_inputs.LEAST else ())
+    agreed_questions = tuple(
+        question
+        for number, question in enumerate(exam.fresh)
+        if not agreed([question], {0: answers.get(number)}).differing
+    )
+    return replace(
+        exam, apart=apart_tests, fresh=agreed_questions if len(agreed_questions) >= fresh_inputs.LEAST else ()
+    )
 
 
 def grade(
@@ -143,9 +168,9 @@ def grade(
     weights: Weights = WEIGHTS,
     judges: Judges | None = None,
 ) -> Grade:
-    """Grades a folder that an agent left. `fresh`: opens a sandbox over a folder; its limit on output must hold a line of 200 bytes for each test.
-    `calls`: the episode's, for the monitor. `seconds`: of processor time for all tests together; tests that only
-    wait for that long are ended as well. `judges`: may have opened such a sandbox ahead."""
+    """Grades a folder that an agent left. `fresh`: opens a sandbox over a folder; its limit on output must hold a line
+    of 200 bytes for each test. `calls`: the episode's, for the monitor. `seconds`: of processor time for all tests
+    together; tests that only wait for that long are ended as well. `judges`: may have opened such a sandbox ahead."""
     collected = collect(left, exam.editable, exam.given)
     key, apart_tests = secrets.token_bytes(16), {*exam.apart}
     laid_tree = lay(exam.given, collected, exam.editable)
@@ -153,7 +178,15 @@ def grade(
     inside_tests = [test for test in exam.wanted if test not in apart_tests]
     inside_sources, inside_canaries = with_canaries(exam, secrets.token_bytes(16), inside_tests, 4)
     verdicts, answers = _collect_verdicts(
-        exam, laid_tree, apart_sources, apart_canaries, inside_sources, inside_canaries, key, judges or Judges(fresh), seconds
+        exam,
+        laid_tree,
+        apart_sources,
+        apart_canaries,
+        inside_sources,
+        inside_canaries,
+        key,
+        judges or Judges(fresh),
+        seconds,
     )
     agreement = agreed(exam.fresh, answers) if exam.fresh and verdicts.all_passed else None
     after = {**exam.given, **collected.ignored, **collected.files}
@@ -164,7 +197,14 @@ def grade(
     reasons = (*verdicts.flags, *(f"{flag.where}: {flag.signature} ({flag.seen})" for flag in flags))
     changed_tree = {**{name: data for name, data in exam.given.items() if name not in exam.editable}, **collected.files}
     passed = verdicts.all_passed and (agreement is None or agreement.good)
-    return Grade(reward(passed, exam.given, changed_tree, exam.gold, reasons, weights), verdicts, collected, flags, agreement, exam.trust)
+    return Grade(
+        reward(passed, exam.given, changed_tree, exam.gold, reasons, weights),
+        verdicts,
+        collected,
+        flags,
+        agreement,
+        exam.trust,
+    )
 
 
 def _run_judge(sandbox: Sandbox, plan: Mapping[str, object], seconds: float) -> Observation:
@@ -175,14 +215,24 @@ def _run_judge(sandbox: Sandbox, plan: Mapping[str, object], seconds: float) -> 
         sandbox.close()
 
 
-def with_canaries(exam: Exam, key: bytes, subset: Collection[str], most: int, cases: int | None = None) -> tuple[dict[str, str], list[str]]:
-    """The files of a subset of the exam's tests with at most `most` canaries in each, and the canaries' names, with at most so many `cases` of each.
-    Those of the tests that fail without the feature are copied before others."""
+def with_canaries(
+    exam: Exam, key: bytes, subset: Collection[str], most: int, cases: int | None = None
+) -> tuple[dict[str, str], list[str]]:
+    """The files of a subset of the exam's tests with at most `most` canaries in each, and the canaries' names, with at
+    most so many `cases` of each. Those of the tests that fail without the feature are copied before others."""
     tests, canary_names = {}, []
     for name in [name for name in exam.tests if any(test.startswith(f"{name}::") for test in subset)]:
-        heads = [test.partition("[")[0].removeprefix(f"{name}::") for test in exam.asked if test in subset and test.startswith(f"{name}::")]
+        heads = [
+            test.partition("[")[0].removeprefix(f"{name}::")
+            for test in exam.asked
+            if test in subset and test.startswith(f"{name}::")
+        ]
         tests[name], names = canaries(exam.tests[name], key, most, heads)
-        canary_names += [f"{name}::{canary}{case}" for canary in names for case in cases_of(f"{name}::{original(canary)}", exam.wanted, key)[:cases]]
+        canary_names += [
+            f"{name}::{canary}{case}"
+            for canary in names
+            for case in cases_of(f"{name}::{original(canary)}", exam.wanted, key)[:cases]
+        ]
     return tests, canary_names
 
 
@@ -201,7 +251,11 @@ def _collect_verdicts(
     `inside_sources`: files of tests, with canaries, for the process that is apart from the package, and for the one
     that is not."""
     disguised_names, apart_tests = disguised(exam.wanted, key), {*exam.apart}
-    package_files = {name: data for name, data in tree.items() if name not in exam.tests and (name in exam.editable or not is_test(name))}
+    package_files = {
+        name: data
+        for name, data in tree.items()
+        if name not in exam.tests and (name in exam.editable or not is_test(name))
+    }
     test_files = {name: data for name, data in tree.items() if name not in package_files}
     is_small = len(tree) <= MAX_FILES and sum(map(len, tree.values())) <= LARGEST
     folders = ["/work/tree", "/work/tree/src"]
@@ -217,7 +271,10 @@ def _collect_verdicts(
             "support": exam.support,
         }
 
-    questions = [{"function": question.function, "args": [*question.args], "named": dict(question.named)} for question in exam.fresh]
+    questions = [
+        {"function": question.function, "args": [*question.args], "named": dict(question.named)}
+        for question in exam.fresh
+    ]
     apart_part = make_part(apart_sources, apart_canaries, [test for test in exam.wanted if test in apart_tests])
     inside_part = make_part(inside_sources, inside_canaries, [test for test in exam.wanted if test not in apart_tests])
     plan = {
@@ -225,7 +282,12 @@ def _collect_verdicts(
         "files": packed(package_files) if is_small else {},
         "later": packed(test_files),
         "tree": "/work/tree",
-        "apart": {**apart_part, "asked": questions, "each": CALL_SECONDS, **_describe_modules(package_files, test_files)},
+        "apart": {
+            **apart_part,
+            "asked": questions,
+            "each": CALL_SECONDS,
+            **_describe_modules(package_files, test_files),
+        },
         "inside": inside_part,
         "seconds": seconds,
     }
@@ -238,8 +300,15 @@ def _collect_verdicts(
     # a judge that was killed has said nothing
     lines = observation.text.encode().splitlines() if observation.exit == 0 else []
     lines, answers = answers_of(lines, key)
-    canary_names = [*(apart_canaries if apart_part["wanted"] else ()), *(inside_canaries if inside_part["wanted"] else ())]
-    verdicts = read(lines, key, [*disguised_names.values()], canary_names) if disguised_names else Verdicts(frozenset(), {}, ())
+    canary_names = [
+        *(apart_canaries if apart_part["wanted"] else ()),
+        *(inside_canaries if inside_part["wanted"] else ()),
+    ]
+    verdicts = (
+        read(lines, key, [*disguised_names.values()], canary_names)
+        if disguised_names
+        else Verdicts(frozenset(), {}, ())
+    )
     names = {name: test for test, name in disguised_names.items()}
     failed = {names[name]: outcome for name, outcome in verdicts.failed.items()}
     return Verdicts(frozenset(map(names.__getitem__, verdicts.passed)), failed, verdicts.flags), answers

@@ -1,9 +1,9 @@
 """Guard G2: of what an agent left, only regular files of the editable set come into the tree that is graded.
 
-The folder that an agent worked in is hostile. It may hold links out of it, FIFOs that block who opens them, names that break terminals or other
-file systems, and configuration that turns a test runner into a program of the agent. So the graded tree is a pristine one, onto which files are laid
-that pass every check. What is refused or ignored is named: a task that pays in spite of it tells nothing about the agent otherwise.
-"""
+The folder that an agent worked in is hostile. It may hold links out of it, FIFOs that block who opens them, names that
+break terminals or other file systems, and configuration that turns a test runner into a program of the agent. So the
+graded tree is a pristine one, onto which files are laid that pass every check. What is refused or ignored is named: a
+task that pays in spite of it tells nothing about the agent otherwise."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ NEVER = re.compile(
 """Files that change how tests are run or what is imported: no set of editable files reaches them."""
 
 DEEPEST = 40
-"""Folders within each other, at most. A path may be longer than the system's limit on paths, and deeper than Python's stack."""
+"""Folders within each other, at most. A path may be longer than the system's limit on paths, and deeper than Python's
+stack."""
 
 
 @dataclass(frozen=True)
@@ -42,8 +43,14 @@ class Editable:
 
     def __post_init__(self) -> None:
         for name in self.names:
-            if name.startswith("/") or not all(PLAIN.fullmatch(part) for part in name.removesuffix("/").split("/")) or NEVER.fullmatch(name):
-                raise ValueError(f"{name!r} cannot be editable: it must be a plain relative path, and no file that test runners obey")
+            if (
+                name.startswith("/")
+                or not all(PLAIN.fullmatch(part) for part in name.removesuffix("/").split("/"))
+                or NEVER.fullmatch(name)
+            ):
+                raise ValueError(
+                    f"{name!r} cannot be editable: it must be a plain relative path, and no file that test runners obey"
+                )
 
     def __contains__(self, name: str) -> bool:
         inside = any(folder.endswith("/") and name.startswith(folder) for folder in self.names)
@@ -63,8 +70,8 @@ class Collected:
 
 
 def collect(root: Path, editable: Editable, pristine: Mapping[str, bytes], entries: int = 100_000) -> Collected:
-    """Reads a folder that an agent left, and follows nothing. `pristine`: the files that it began with. `entries`: how many names are looked at, at
-    most. Raises ValueError where the folder is none, or holds more."""
+    """Reads a folder that an agent left, and follows nothing. `pristine`: the files that it began with. `entries`: how
+    many names are looked at, at most. Raises ValueError where the folder is none, or holds more."""
     files: dict[str, bytes] = {}
     refusals: list[tuple[str, str]] = []
     ignored_files: dict[str, bytes] = {}
@@ -137,7 +144,13 @@ def escape_name(name: str) -> str:
 
 def explain_refusal(status: os.stat_result, max_bytes: int) -> str:
     """Why something cannot be laid; empty for a regular file that has one name."""
-    kinds = {stat.S_IFLNK: "a symbolic link", stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
+    kinds = {
+        stat.S_IFLNK: "a symbolic link",
+        stat.S_IFIFO: "a FIFO",
+        stat.S_IFSOCK: "a socket",
+        stat.S_IFCHR: "a device",
+        stat.S_IFBLK: "a device",
+    }
     if not stat.S_ISREG(status.st_mode):
         return f"it is {kinds.get(stat.S_IFMT(status.st_mode), 'no regular file')}"
     if status.st_nlink > 1:
@@ -159,7 +172,8 @@ def read_content(handle: int, entry: str, max_bytes: int) -> bytes | None:
 
 
 def lay(pristine: Mapping[str, bytes], collected: Collected, editable: Editable) -> dict[str, bytes]:
-    """The tree that is graded: the pristine one, in which the editable files are what the agent left. An editable file that is gone is gone."""
+    """The tree that is graded: the pristine one, in which the editable files are what the agent left. An editable file
+    that is gone is gone."""
     fixed_files = {name: data for name, data in pristine.items() if name not in editable}
     for name in collected.files:
         if name not in editable:
@@ -168,7 +182,8 @@ def lay(pristine: Mapping[str, bytes], collected: Collected, editable: Editable)
 
 
 def write(tree: Mapping[str, bytes], folder: Path) -> None:
-    """Writes a tree into a folder that is empty or does not exist. Raises ValueError for any other, and for names that lead out of it."""
+    """Writes a tree into a folder that is empty or does not exist. Raises ValueError for any other, and for names that
+    lead out of it."""
     folder.mkdir(parents=True, exist_ok=True)
     if any(folder.iterdir()):
         raise ValueError(f"{folder} must be empty")

@@ -1,11 +1,12 @@
 """Grading sandboxes in which a judge waits before there is anything to grade.
 
-To open a sandbox and to import pytest in it takes longer than to play the tests of most tasks, and neither depends on what is graded. So it may be
-done while the agent still works. What waits holds the grader's programs, pytest and an empty folder: the tree, the tests and the key come later,
-through a pipe. Each of them serves one grading and is closed behind it, as one that is opened on the spot.
+To open a sandbox and to import pytest in it takes longer than to play the tests of most tasks, and neither depends on
+what is graded. So it may be done while the agent still works. What waits holds the grader's programs, pytest and an
+empty folder: the tree, the tests and the key come later, through a pipe. Each of them serves one grading and is closed
+behind it, as one that is opened on the spot.
 
-Where a nursery is given, pytest is imported once for all gradings: each has a fork of it, behind walls of its own (environments/sandbox/nursery.py).
-"""
+Where a nursery is given, pytest is imported once for all gradings: each has a fork of it, behind walls of its own
+(environments/sandbox/nursery.py)."""
 
 from __future__ import annotations
 
@@ -35,8 +36,8 @@ JUDGE = "exec python3 -I -B exam/judge.py exam"
 
 
 def opened(fresh: Callable[[Path], Sandbox], tree: Mapping[str, bytes] | None = None) -> Sandbox:
-    """A sandbox in which a judge waits for its plan. `tree`: lies there from the beginning, where it is too large for a plan. Raises RuntimeError
-    where the sandbox does not do."""
+    """A sandbox in which a judge waits for its plan. `tree`: lies there from the beginning, where it is too large for a
+    plan. Raises RuntimeError where the sandbox does not do."""
     with tempfile.TemporaryDirectory(prefix="etude-grade-") as name:
         folder = Path(name)
         (folder / "exam" / "tests").mkdir(parents=True)
@@ -65,13 +66,15 @@ def nursery_of_judges(limits: Limits, root: Path | None = None, store: Store | N
     """A nursery of grading sandboxes, for `Judges`. `root`, `store`: see open.py."""
     from environments.sandbox.nursery import Nursery
 
-    return Nursery(JUDGE, {name: (INSIDE / f"{name}.py").read_text(encoding="utf-8") for name in PROGRAMS}, limits, root, store)
+    return Nursery(
+        JUDGE, {name: (INSIDE / f"{name}.py").read_text(encoding="utf-8") for name in PROGRAMS}, limits, root, store
+    )
 
 
 class Judges:
-    """Sandboxes with judges, opened ahead by a thread of its own. `fresh`: opens a sandbox over a folder. `most`: as many wait at a time, at most.
-    `nursery`: gives sandboxes instead, unless it is refused here; whoever made it closes it. Threads may share it; a forked process has none of its
-    parent's sandboxes."""
+    """Sandboxes with judges, opened ahead by a thread of its own. `fresh`: opens a sandbox over a folder. `most`: as
+    many wait at a time, at most. `nursery`: gives sandboxes instead, unless it is refused here; whoever made it closes
+    it. Threads may share it; a forked process has none of its parent's sandboxes."""
 
     def __init__(self, fresh: Callable[[Path], Sandbox], most: int = 1, nursery: Nursery | None = None) -> None:
         """Raises ValueError unless `most` is positive."""
@@ -96,8 +99,8 @@ class Judges:
             _wait_for_sandbox(future)
 
     def take(self) -> Sandbox:
-        """A sandbox in which a judge waits; nobody else gets it, and whoever takes it closes it. One is opened now where none waits, or what waits
-        has ended. Raises as `opened` does."""
+        """A sandbox in which a judge waits; nobody else gets it, and whoever takes it closes it. One is opened now
+        where none waits, or what waits has ended. Raises as `opened` does."""
         self._reset_after_fork()
         with self._lock:
             ready_future = self._futures.popleft() if self._futures else None
@@ -132,7 +135,8 @@ class Judges:
         self._executor: ThreadPoolExecutor | None = None
 
     def _reset_after_fork(self) -> None:
-        """A forked process begins anew: its parent's threads are not there, and its parent's sandboxes are its parent's."""
+        """A forked process begins anew: its parent's threads are not there, and its parent's sandboxes are its
+        parent's."""
         if self._pid != os.getpid():
             self._reset()
 

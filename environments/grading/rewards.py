@@ -1,8 +1,9 @@
-"""Rewards: success by the tests, succinctness against the gold, conformance to the style of the files, and flags that end them all.
+"""Rewards: success by the tests, succinctness against the gold, conformance to the style of the files, and flags that
+end them all.
 
-Composer's rewards name correctness, succinctness and conformance to engineering principles (arXiv:2603.24477v2, §2). Numbers are ours. Success is all
-or nothing. The other two only ever divide what success has earned: code that is short and does nothing earns nothing.
-"""
+Composer's rewards name correctness, succinctness and conformance to engineering principles (arXiv:2603.24477v2, §2).
+Numbers are ours. Success is all or nothing. The other two only ever divide what success has earned: code that is short
+and does nothing earns nothing."""
 
 from __future__ import annotations
 
@@ -52,7 +53,9 @@ def changed(before: Mapping[str, bytes], after: Mapping[str, bytes]) -> int:
     return total
 
 
-def succinctness(before: Mapping[str, bytes], after: Mapping[str, bytes], gold: Mapping[str, bytes], free: float = 1.2) -> float:
+def succinctness(
+    before: Mapping[str, bytes], after: Mapping[str, bytes], gold: Mapping[str, bytes], free: float = 1.2
+) -> float:
     """1 for a change of at most `free` times as many lines as the gold's, and in proportion less for a longer one."""
     changed_count, gold_count = changed(before, after), changed(before, gold)
     return 1.0 if changed_count <= free * gold_count else free * max(gold_count, 1) / changed_count
@@ -73,8 +76,8 @@ class Conformance:
 
 
 def conformance(before: Mapping[str, bytes], after: Mapping[str, bytes]) -> Conformance:
-    """Lints and style of the lines that are new in files of Python: what a reviewer would say first. A file's own style is the measure: how long its
-    lines are, how it indents, ends lines, and writes the names of functions."""
+    """Lints and style of the lines that are new in files of Python: what a reviewer would say first. A file's own style
+    is the measure: how long its lines are, how it indents, ends lines, and writes the names of functions."""
     problems, count = [], 0
     for name in sorted(after):
         if not name.endswith(".py") or after[name] == before.get(name):
@@ -100,7 +103,9 @@ def _check_layout(old: bytes, data: bytes, new: Mapping[int, str]) -> list[tuple
             problems.append((number, f"the line has {len(line)} characters; no other has more than {max_length}"))
         indent = line[: len(line) - len(line.lstrip())]
         if line.strip() and ("\t" in indent) != has_tabs and indent:
-            problems.append((number, "spaces where the file has tabs" if has_tabs else "tabs where the file has spaces"))
+            problems.append(
+                (number, "spaces where the file has tabs" if has_tabs else "tabs where the file has spaces")
+            )
     if b"\r\n" in data and b"\r\n" not in old and old:
         problems.append((1, "other line ends than before"))
     if data and not data.endswith((b"\n", b"\r")):
@@ -114,7 +119,8 @@ def _check_layout(old: bytes, data: bytes, new: Mapping[int, str]) -> list[tuple
 
 
 def _format_name(node: ast.expr) -> str:
-    """A name, or one within a name; to write out all of a long chain of calls for each of them would take the square of its length."""
+    """A name, or one within a name; to write out all of a long chain of calls for each of them would take the square of
+    its length."""
     if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
         return f"{node.value.id}.{node.attr}"
     return node.id if isinstance(node, ast.Name) else ""
@@ -137,12 +143,19 @@ def _check_syntax(old: bytes, data: bytes, new: set[int]) -> list[tuple[int, str
             continue
         if isinstance(node, ast.ExceptHandler) and node.type is None:
             problems.append((line, "a bare except"))
-        if isinstance(node, ast.Call) and (name := _format_name(node.func)) in ("print", "breakpoint", "pdb.set_trace") and b"print(" not in old:
+        if (
+            isinstance(node, ast.Call)
+            and (name := _format_name(node.func)) in ("print", "breakpoint", "pdb.set_trace")
+            and b"print(" not in old
+        ):
             problems.append((line, f"{name} is left"))
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             if not has_camel_case and re.search(r"[a-z][A-Z]", node.name) and not node.name.startswith("visit_"):
                 problems.append((line, f"{node.name} is not written as the file writes names"))
-            if any(isinstance(default, ast.List | ast.Dict | ast.Set) for default in [*node.args.defaults, *filter(None, node.args.kw_defaults)]):
+            if any(
+                isinstance(default, ast.List | ast.Dict | ast.Set)
+                for default in [*node.args.defaults, *filter(None, node.args.kw_defaults)]
+            ):
                 problems.append((line, "a default that can be changed"))
         if isinstance(node, ast.Import | ast.ImportFrom):
             for alias in node.names:
@@ -151,7 +164,9 @@ def _check_syntax(old: bytes, data: bytes, new: set[int]) -> list[tuple[int, str
                 if alias.name != "*" and bound_name not in used_names and not is_future:
                     problems.append((line, f"{bound_name} is imported and not used"))
         if isinstance(node, ast.Compare) and any(isinstance(op, ast.Eq | ast.NotEq) for op in node.ops):
-            if any(isinstance(comparator, ast.Constant) and comparator.value is None for comparator in node.comparators):
+            if any(
+                isinstance(comparator, ast.Constant) and comparator.value is None for comparator in node.comparators
+            ):
                 problems.append((line, "a comparison with None by =="))
     return problems
 
@@ -176,8 +191,13 @@ def reward(
     flags: tuple[str, ...] = (),
     weights: Weights = WEIGHTS,
 ) -> Reward:
-    """`passed`: all tests did, by `Verdicts.all_passed`. `before`, `after`, `gold`: the tree that the agent was given, what it left, and the tree
-    with the feature. A flag leaves nothing of the reward, and the parts are told all the same."""
+    """`passed`: all tests did, by `Verdicts.all_passed`. `before`, `after`, `gold`: the tree that the agent was given,
+    what it left, and the tree with the feature. A flag leaves nothing of the reward, and the parts are told all the
+    same."""
     succinctness_score, conformance_score = succinctness(before, after, gold), conformance(before, after).score
-    total = weights.success + weights.succinctness * succinctness_score + weights.conformance * conformance_score if passed and not flags else 0.0
+    total = (
+        weights.success + weights.succinctness * succinctness_score + weights.conformance * conformance_score
+        if passed and not flags
+        else 0.0
+    )
     return Reward(passed, succinctness_score, conformance_score, flags, total)

@@ -1,7 +1,8 @@
 """A task as a folder of Harbor's (task.toml, schema 1.4), which brings the guarded grader along.
 
-Harbor's verifier is separate: it begins in a fresh container of the same image, gets the agent's package back at the path where it lay, and `tests/`,
-which the agent never sees. There `verify.py` grades as `etude tasks check` does. The network is off for both.
+Harbor's verifier is separate: it begins in a fresh container of the same image, gets the agent's package back at the
+path where it lay, and `tests/`, which the agent never sees. There `verify.py` grades as `etude tasks check` does. The
+network is off for both.
 """
 
 from __future__ import annotations
@@ -54,7 +55,8 @@ cp -R "$(dirname "$0")/files/." {app}/
 
 
 def toml(tables: Mapping[str, Mapping[str, object]]) -> str:
-    """Tables of texts, numbers, truths and lists of them as TOML; what stands in the table "" comes first, without a name."""
+    """Tables of texts, numbers, truths and lists of them as TOML; what stands in the table "" comes first, without a
+    name."""
     lines: list[str] = []
     for name, table in sorted(tables.items(), key=lambda item: item[0] != ""):
         lines += [*([""] if lines else []), *([f"[{name}]"] if name else [])]
@@ -63,7 +65,8 @@ def toml(tables: Mapping[str, Mapping[str, object]]) -> str:
 
 
 def _format_value(value: object) -> str:
-    # A text of JSON is one of TOML, but for halves of characters, which are written whole, and for one control character.
+    # A text of JSON is one of TOML, but for halves of characters, which are written whole, and for one control
+    # character.
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
@@ -79,19 +82,38 @@ def as_json(exam: Exam, seconds: float) -> str:
     return json.dumps({"given": encode_tree(exam.given), "gold": encode_tree(exam.gold), **fields})
 
 
-def folder(task: Task, package: Package, pytest: str, seconds: float = 60.0, exam: Exam | None = None) -> dict[str, bytes]:
-    """Path → content of a task's folder. `pytest`: the version with which the task was checked. `seconds`: of wall-clock that all tests may take.
-    `exam`: the task's, with what `examined` finds of it; without it there are no fresh inputs, and no test is played apart."""
+def folder(
+    task: Task, package: Package, pytest: str, seconds: float = 60.0, exam: Exam | None = None
+) -> dict[str, bytes]:
+    """Path → content of a task's folder. `pytest`: the version with which the task was checked. `seconds`: of
+    wall-clock that all tests may take. `exam`: the task's, with what `examined` finds of it; without it there are no
+    fresh inputs, and no test is played apart."""
     exam = exam or exam_of(task, package)
     description = f"Write again what was taken out of {package.name} {package.version}."
     difficulty = {f"difficulty_{name}": value for name, value in asdict(task.difficulty).items()}
     tables: dict[str, dict[str, object]] = {
         "": {"schema_version": "1.4", "artifacts": [APP]},
-        "task": {"name": f"etude/{re.sub('[^A-Za-z0-9._-]', '-', task.id)}", "description": description, "keywords": ["python", "feature-deletion"]},
-        "metadata": {"package": package.name, "version": package.version, "licence": package.licence, "origin": package.origin, **difficulty},
+        "task": {
+            "name": f"etude/{re.sub('[^A-Za-z0-9._-]', '-', task.id)}",
+            "description": description,
+            "keywords": ["python", "feature-deletion"],
+        },
+        "metadata": {
+            "package": package.name,
+            "version": package.version,
+            "licence": package.licence,
+            "origin": package.origin,
+            **difficulty,
+        },
         "verifier": {"environment_mode": "separate", "timeout_sec": seconds + SLACK},
         "agent": {"timeout_sec": 1800.0, "user": "agent"},
-        "environment": {"network_mode": "no-network", "build_timeout_sec": 600.0, "cpus": 1, "memory_mb": 2048, "storage_mb": 4096},
+        "environment": {
+            "network_mode": "no-network",
+            "build_timeout_sec": 600.0,
+            "cpus": 1,
+            "memory_mb": 2048,
+            "storage_mb": 4096,
+        },
     }
     python = ".".join(platform.python_version_tuple()[:2])
     files = {
@@ -110,5 +132,9 @@ def folder(task: Task, package: Package, pytest: str, seconds: float = 60.0, exa
 
 def grader() -> dict[str, bytes]:
     """Path → content of the grader, as `tests/` carries it: the standard library is all that it needs beside pytest."""
-    files = [path for name in CARRIED for path in ([ROOT / name] if name.endswith(".py") else sorted((ROOT / name).rglob("*.py")))]
+    files = [
+        path
+        for name in CARRIED
+        for path in ([ROOT / name] if name.endswith(".py") else sorted((ROOT / name).rglob("*.py")))
+    ]
     return {f"tests/grader/{path.relative_to(ROOT).as_posix()}": path.read_bytes() for path in files}

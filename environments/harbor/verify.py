@@ -1,7 +1,7 @@
 """The guarded grader within Harbor's verifier, whose container takes the place of a sandbox of ours.
 
-If the verifier is root, what the agent left runs as nobody, who cannot enter the folder of the tests nor that of the reward, and every process of
-whom is ended before the reward is written.
+If the verifier is root, what the agent left runs as nobody, who cannot enter the folder of the tests nor that of the
+reward, and every process of whom is ended before the reward is written.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ END = "import os, signal; os.kill(-1, signal.SIGKILL)"
 
 
 class Here:
-    """What the grader needs of a sandbox (see sandbox/interface.py): a command in WORK, as nobody where this user is root."""
+    """What the grader needs of a sandbox (see sandbox/interface.py): a command in WORK, as nobody where this user is
+    root."""
 
     waiting: subprocess.Popen | None = None
 
@@ -49,7 +50,12 @@ class Here:
 
     def begin(self, command: str, timeout: float | None = None) -> Observation:
         """Starts a command that waits to be told something, and gives the line that it says."""
-        options = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "cwd": WORK, "env": {"PATH": os.environ.get("PATH", "/usr/bin:/bin")}}
+        options = {
+            "stdin": subprocess.PIPE,
+            "stdout": subprocess.PIPE,
+            "cwd": WORK,
+            "env": {"PATH": os.environ.get("PATH", "/usr/bin:/bin")},
+        }
         self.waiting = subprocess.Popen(["/bin/sh", "-c", command], **options, **self.user)
         assert self.waiting.stdout is not None
         line = self.waiting.stdout.readline().decode(errors="replace")
@@ -93,7 +99,9 @@ class Here:
 def can_switch_user() -> bool:
     """Whether this user may start processes as nobody."""
     try:
-        return os.geteuid() == 0 and subprocess.run(["true"], user=NOBODY, group=NOBODY, extra_groups=[]).returncode == 0
+        return (
+            os.geteuid() == 0 and subprocess.run(["true"], user=NOBODY, group=NOBODY, extra_groups=[]).returncode == 0
+        )
     except (OSError, ValueError, subprocess.SubprocessError):
         return False
 
@@ -101,11 +109,15 @@ def can_switch_user() -> bool:
 def exam_in(path: Path) -> tuple[Exam, float]:
     """The exam that export.py has written, and the seconds that its tests may take."""
     document = json.loads(path.read_text(encoding="utf-8"))
-    given_tree, gold_tree = ({name: base64.b64decode(data) for name, data in document[tree].items()} for tree in ("given", "gold"))
+    given_tree, gold_tree = (
+        {name: base64.b64decode(data) for name, data in document[tree].items()} for tree in ("given", "gold")
+    )
     required_tests, target_tests, apart_tests = (tuple(document[kind]) for kind in ("wanted", "asked", "apart"))
     fresh = tuple(Question(**{**row, "args": tuple(row["args"])}) for row in document["fresh"])
     arguments = required_tests, document["package"], target_tests, fresh, apart_tests
-    return Exam(given_tree, gold_tree, Editable(tuple(document["editable"])), document["tests"], *arguments, document["support"]), document["seconds"]
+    return Exam(
+        given_tree, gold_tree, Editable(tuple(document["editable"])), document["tests"], *arguments, document["support"]
+    ), document["seconds"]
 
 
 def main(tests: str, left: str, logs: str) -> None:
@@ -119,7 +131,9 @@ def main(tests: str, left: str, logs: str) -> None:
     finally:
         for path, mode in modes.items():
             os.chmod(path, mode)
-    report = {name: getattr(result.reward, name) for name in ("success", "succinctness", "conformance", "flags", "total")}
+    report = {
+        name: getattr(result.reward, name) for name in ("success", "succinctness", "conformance", "flags", "total")
+    }
     report |= {"failed": dict(result.verdicts.failed), "user of its own": bool(modes), "trust": result.trust.value}
     (Path(logs) / "verdicts.json").write_text(json.dumps(report, indent=1) + "\n")
     (Path(logs) / "reward.txt").write_text(f"{result.reward.total:g}\n")

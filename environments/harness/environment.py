@@ -1,12 +1,12 @@
 """Real tasks in sandboxes for RL: an episode of the harness as a `ref.environment.Environment`.
 
-A turn's calls are made in their order in the episode's own sandbox (`workspace.py`); each is answered with a message of its own, broken ones too. The
-reward is the guarded grader's (`environments/grading/`), in its named parts. What happens is kept as lines like those of `record.py`, which hints,
-behaviour rewards and the monitor read (`task_set.py`).
+A turn's calls are made in their order in the episode's own sandbox (`workspace.py`); each is answered with a message of
+its own, broken ones too. The reward is the guarded grader's (`environments/grading/`), in its named parts. What happens
+is kept as lines like those of `record.py`, which hints, behaviour rewards and the monitor read (`task_set.py`).
 
-A sandbox that cannot be opened, or whose server dies, is a failure of the infrastructure (`EnvironmentFailure`): the episode is neither won nor lost.
-When a context is full the rollout's driver asks for a summary (`ref/rollout.py`); an environment does not know of it.
-"""
+A sandbox that cannot be opened, or whose server dies, is a failure of the infrastructure (`EnvironmentFailure`): the
+episode is neither won nor lost. When a context is full the rollout's driver asks for a summary (`ref/rollout.py`); an
+environment does not know of it."""
 
 from __future__ import annotations
 
@@ -54,8 +54,9 @@ Grader = Callable[[HarnessTask, str, Sequence[Call]], Grade]
 
 
 class HarnessEnvironment:
-    """One episode. `fork`: opens a sandbox over a stored tree. `seconds`: of all calls together, after which the episode is over, so that the policy
-    can keep nobody waiting for longer; waiting for the policy is not counted. `call_seconds`: of a call."""
+    """One episode. `fork`: opens a sandbox over a stored tree. `seconds`: of all calls together, after which the
+    episode is over, so that the policy can keep nobody waiting for longer; waiting for the policy is not counted.
+    `call_seconds`: of a call."""
 
     def __init__(
         self,
@@ -88,7 +89,9 @@ class HarnessEnvironment:
         parsed_calls = [to_called(call, self.made + number) for number, call in enumerate(message.tool_calls)]
         fields = [{"id": call.id, "name": call.name, "arguments": call.arguments} for call in parsed_calls]
         self.lines.append({"kind": "reply", "text": message.content or "", "calls": fields})
-        answers = [self._call(number, *pair) for number, pair in enumerate(zip(parsed_calls, message.tool_calls, strict=True))]
+        answers = [
+            self._call(number, *pair) for number, pair in enumerate(zip(parsed_calls, message.tool_calls, strict=True))
+        ]
         self.made += len(parsed_calls)
         if not parsed_calls:
             self.silent += 1
@@ -112,7 +115,16 @@ class HarnessEnvironment:
             answer = self.workspace.call(call, number, self.seconds - self.spent)
         self.spent += time.monotonic() - since
         check_server(self.task.key, answer.ended or "")
-        self.lines.append({"kind": "answer", "id": call.id, "tool": call.name, "text": answer.text, "ok": answer.ok, **optional_fields(answer)})
+        self.lines.append(
+            {
+                "kind": "answer",
+                "id": call.id,
+                "tool": call.name,
+                "text": answer.text,
+                "ok": answer.ok,
+                **optional_fields(answer),
+            }
+        )
         return Message("tool", answer.text, tool_call_id=tool_call.id, name=tool_call.name)
 
     def reward(self) -> Reward:
@@ -150,8 +162,13 @@ class HarnessEnvironment:
 
 
 def to_called(call: ToolCall, number: int) -> Called:
-    """A call as the harness takes it, with an id that no other one of the episode has: a chat format may count them anew in each turn."""
-    return Called(f"c{number + 1:08d}", call.name, call.arguments if isinstance(call.arguments, str) else json.dumps(call.arguments))
+    """A call as the harness takes it, with an id that no other one of the episode has: a chat format may count them
+    anew in each turn."""
+    return Called(
+        f"c{number + 1:08d}",
+        call.name,
+        call.arguments if isinstance(call.arguments, str) else json.dumps(call.arguments),
+    )
 
 
 def optional_fields(answer: Answer) -> dict:
@@ -168,7 +185,8 @@ def check_server(task: str, end_reason: str) -> None:
 
 @contextmanager
 def infrastructure(task: str) -> Iterator[None]:
-    """What sandboxes and graders raise is the infrastructure's failure: they answer whatever the policy does. Mistakes of programs stay errors."""
+    """What sandboxes and graders raise is the infrastructure's failure: they answer whatever the policy does. Mistakes
+    of programs stay errors."""
     try:
         yield
     except (NotImplementedError, RecursionError):

@@ -1,8 +1,9 @@
 """One episode: a policy, tools, a sandbox, and a transcript that a killed episode goes on with.
 
-A turn is a reply and the answers to its calls, which are made in the order in which they stand there. Behind each turn the tree is stored, so the
-transcript names a tree for each: an episode that was interrupted goes on from the last one, in a fork. A context that comes near its limit is
-replaced by the policy's own summary (self-summarisation; ref/self_summary.py).
+A turn is a reply and the answers to its calls, which are made in the order in which they stand there. Behind each turn
+the tree is stored, so the transcript names a tree for each: an episode that was interrupted goes on from the last one,
+in a fork. A context that comes near its limit is replaced by the policy's own summary (self-summarisation;
+ref/self_summary.py).
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ __all__ = ["CUT", "NUDGE", "PATIENCE", "Budget", "Episode", "size"]
 NUDGE = "You have called no tool. Call one, or call finish if you are done."
 CUT = "Your reply reached its limit on length before it called a tool. Think less, and call one."
 SUMMARISE = (
-    "The context is nearly full. Write a summary for yourself with which you can go on: what was asked, what you have found and changed, with the "
+    "The context is nearly full. Write a summary for yourself with which you can go on: what was "
+    "asked, what you have found and changed, with the "
     "names of files, and what is left to do. Nothing else of this conversation will be there."
 )
 LEAST = 16
@@ -34,7 +36,8 @@ LEAST = 16
 ROOM = 0.8
 """Share of a context behind which it is summarised."""
 PATIENCE, CUTS = 2, 6
-"""Replies without a call, one after the other, that end an episode; and those that were cut off before they could call anything."""
+"""Replies without a call, one after the other, that end an episode; and those that were cut off before they could call
+anything."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +65,9 @@ class Budget:
 def size(messages: Sequence[Message]) -> int:
     """Tokens of some messages, at four characters each."""
     letters = (
-        len(message.text) + len(text_of(message.thoughts)) + sum(len(call.name) + len(call.arguments) for call in message.calls)
+        len(message.text)
+        + len(text_of(message.thoughts))
+        + sum(len(call.name) + len(call.arguments) for call in message.calls)
         for message in messages
     )
     return sum(letters) // 4
@@ -81,8 +86,16 @@ class Episode:
         budget: Budget = Budget(),
         told: Callable[[dict], None] = lambda line: None,
     ) -> None:
-        """A transcript that holds lines already is gone on with, under the budget that it was begun with. Raises RunError for another task's."""
-        self.job, self.policy, self.record, self.store, self.budget, self.told = job, policy, record, store, budget, told
+        """A transcript that holds lines already is gone on with, under the budget that it was begun with. Raises
+        RunError for another task's."""
+        self.job, self.policy, self.record, self.store, self.budget, self.told = (
+            job,
+            policy,
+            record,
+            store,
+            budget,
+            told,
+        )
         self.tools = {tool.name: tool for tool in chosen(job.tools)}
         if not record.lines:
             begin_fields = {
@@ -93,12 +106,28 @@ class Episode:
                 "strict": job.strict,
                 "who": job.who,
             }
-            self._add("begin", **begin_fields, budget=asdict(budget), schemas=openai([*self.tools.values()], job.strict), tree=job.tree)
+            self._add(
+                "begin",
+                **begin_fields,
+                budget=asdict(budget),
+                schemas=openai([*self.tools.values()], job.strict),
+                tree=job.tree,
+            )
         begin = record.lines[0]
-        if (begin["task"], begin["prompt"], begin["strict"], begin["tools"]) != (job.task, job.prompt, job.strict, [*self.tools]):
-            raise RunError(f"{record.path} is a transcript of {one_line(begin['task'])}, or was begun with another prompt or other tools")
+        if (begin["task"], begin["prompt"], begin["strict"], begin["tools"]) != (
+            job.task,
+            job.prompt,
+            job.strict,
+            [*self.tools],
+        ):
+            raise RunError(
+                f"{record.path} is a transcript of {one_line(begin['task'])}, or was begun with "
+                f"another prompt or other tools"
+            )
         if begin.get("who", "") != job.who:
-            raise RunError(f"{record.path} was begun by {one_line(begin.get('who', '')) or 'nobody'}, not by {job.who or 'nobody'}")
+            raise RunError(
+                f"{record.path} was begun by {one_line(begin.get('who', '')) or 'nobody'}, not by {job.who or 'nobody'}"
+            )
         try:
             self.budget = Budget(**begin["budget"])
         except (TypeError, ValueError) as error:
@@ -120,8 +149,8 @@ class Episode:
         return self.workspace.tree
 
     def play(self) -> str:
-        """Plays until the episode is over, and gives the hash of the tree that is left. Raises PolicyError where the policy gives no answer: the
-        same transcript goes on later."""
+        """Plays until the episode is over, and gives the hash of the tree that is left. Raises PolicyError where the
+        policy gives no answer: the same transcript goes on later."""
         if any(line["kind"] == "end" for line in self.record.lines):
             return self.tree
         try:
@@ -180,21 +209,54 @@ class Episode:
             text = reply.text or text_of(reply.thoughts)
             self.tokens += self._count(text, reply.tokens)
             usage = {"prompt_tokens": reply.prompt_tokens, "tokens": self._count(text, reply.tokens)}
-            self._add("summary", text=text, **usage, tree=self.tree, spent=self._elapsed_seconds(), seconds=time.monotonic() - since)
+            self._add(
+                "summary",
+                text=text,
+                **usage,
+                tree=self.tree,
+                spent=self._elapsed_seconds(),
+                seconds=time.monotonic() - since,
+            )
             return
-        reply = self.policy.reply(messages, [*self.tools.values()], max(LEAST, min(b.reply, b.tokens - self.tokens, b.context - context_tokens)))
+        reply = self.policy.reply(
+            messages,
+            [*self.tools.values()],
+            max(LEAST, min(b.reply, b.tokens - self.tokens, b.context - context_tokens)),
+        )
         calls = self._with_ids(reply.calls)
-        token_count = self._count(reply.text + text_of(reply.thoughts) + "".join(call.arguments for call in calls), reply.tokens)
+        token_count = self._count(
+            reply.text + text_of(reply.thoughts) + "".join(call.arguments for call in calls), reply.tokens
+        )
         self.tokens, self.turns = self.tokens + token_count, self.turns + 1
-        sample_fields = {name: getattr(reply, name) for name in ("token_ids", "logprobs", "prompt_ids") if getattr(reply, name) is not None}
+        sample_fields = {
+            name: getattr(reply, name)
+            for name in ("token_ids", "logprobs", "prompt_ids")
+            if getattr(reply, name) is not None
+        }
         sample_fields |= {"thoughts": dict(reply.thoughts)} if reply.thoughts else {}
         reply_fields = {"prompt_tokens": reply.prompt_tokens, "tokens": token_count, "cut": reply.cut, **sample_fields}
-        self._add("reply", text=reply.text, calls=[asdict(call) for call in calls], **reply_fields, seconds=time.monotonic() - since)
+        self._add(
+            "reply",
+            text=reply.text,
+            calls=[asdict(call) for call in calls],
+            **reply_fields,
+            seconds=time.monotonic() - since,
+        )
         for number, call in enumerate(calls):
             answer = self.workspace.call(call, number, self.budget.seconds - self._elapsed_seconds())
             answer_fields = {BROKEN: True} if answer.broken else {}
-            answer_fields |= {name: value for name, value in (("exit", answer.exit), ("ended", answer.ended)) if value is not None}
-            self._add("answer", id=call.id, tool=call.name, text=answer.text, ok=answer.ok, **answer_fields, seconds=answer.seconds)
+            answer_fields |= {
+                name: value for name, value in (("exit", answer.exit), ("ended", answer.ended)) if value is not None
+            }
+            self._add(
+                "answer",
+                id=call.id,
+                tool=call.name,
+                text=answer.text,
+                ok=answer.ok,
+                **answer_fields,
+                seconds=answer.seconds,
+            )
         if not calls:
             self._add("nudge", text=CUT if reply.cut else NUDGE)
         changed, complaint = self.workspace.keep() if calls else ("", "")
@@ -204,8 +266,9 @@ class Episode:
         self._add("turn", tree=self.tree, **turn_fields, spent=self._elapsed_seconds())
 
     def _with_ids(self, calls: Sequence[Called]) -> tuple[Called, ...]:
-        """The calls of a reply, each with an id that no other one of the transcript has: by them answers find their calls. Servers give none, the
-        same ones in each reply, or one twice. New ones have nine letters and digits, which the strictest server wants."""
+        """The calls of a reply, each with an id that no other one of the transcript has: by them answers find their
+        calls. Servers give none, the same ones in each reply, or one twice. New ones have nine letters and digits,
+        which the strictest server wants."""
         unique_calls = []
         for call in calls:
             name = call.id
@@ -220,7 +283,8 @@ class Episode:
 
 
 def shorten(messages: Sequence[Message], max_tokens: int) -> list[Message]:
-    """The messages in at most so many tokens, if that can be had: the oldest answers of tools lose their text first, then what the policy wrote."""
+    """The messages in at most so many tokens, if that can be had: the oldest answers of tools lose their text first,
+    then what the policy wrote."""
     shortened = [*messages]
     for role in ("tool", "assistant"):
         for at, message in enumerate(shortened):

@@ -1,8 +1,9 @@
 """Does a hint tell what the agent has to find? A hint that gives the answer distils the answer.
 
-Refused is a hint with something that only the original code has, or the tests that are held out: a row of RUN tokens, a whole line of at least
-three, a name, a number, or a word in quotes. What the given tree says is no secret, nor what the context says before the reply. A hint that quotes
-what the reply says or writes is refused too: a policy that reads its own message copies it.
+Refused is a hint with something that only the original code has, or the tests that are held out: a row of RUN tokens, a
+whole line of at least three, a name, a number, or a word in quotes. What the given tree says is no secret, nor what the
+context says before the reply. A hint that quotes what the reply says or writes is refused too: a policy that reads its
+own message copies it.
 
 What is not found: the answer in other words. So who asks a judge tells it nothing that it need not know.
 """
@@ -31,14 +32,18 @@ WRITTEN_ARGUMENTS = ("text", "old", "new")
 
 
 def _tokenize(text: str) -> list[str]:
-    """Tokens of a text, what it says behind a # included. A number at the end of a sentence is without its full stop."""
+    """Tokens of a text, what it says behind a # included. A number at the end of a sentence is without its full
+    stop."""
     return [token.rstrip(".") if token[0].isdigit() else token for token in tokens(text.replace("#", " "))]
 
 
 def _find_shared_run(row: Sequence[str], secret: set[tuple[str, ...]], context: Sequence[str]) -> str:
     """The first RUN tokens of a row that are secret, and not known from another one; empty for none."""
     secret_runs = secret - runs(context)
-    return next((" ".join(row[at : at + RUN]) for at in range(len(row) - RUN + 1) if tuple(row[at : at + RUN]) in secret_runs), "")
+    return next(
+        (" ".join(row[at : at + RUN]) for at in range(len(row) - RUN + 1) if tuple(row[at : at + RUN]) in secret_runs),
+        "",
+    )
 
 
 def _drop_prose(text: str) -> str:
@@ -80,7 +85,10 @@ class Secret:
     @cached_property
     def names(self) -> set[str]:
         """Its telling tokens."""
-        return set().union(*(_telling_tokens(_tokenize(_drop_prose(COMMENT.sub("", text)))) for text in self.code)) - self.known[1]
+        return (
+            set().union(*(_telling_tokens(_tokenize(_drop_prose(COMMENT.sub("", text)))) for text in self.code))
+            - self.known[1]
+        )
 
     def told(self, hint: str, context: str = "") -> str:
         """What a hint tells of it that the context does not; empty for nothing."""
@@ -102,7 +110,10 @@ def holds(row: Sequence[str], line: Sequence[str]) -> bool:
 def find_quotation(hint: str, message: Message, context: str) -> str:
     """A row of tokens that a hint has of what a message says or writes, and the context does not; empty for none."""
     written_texts = [
-        value for call in message.calls for name, value in arguments(call).items() if name in WRITTEN_ARGUMENTS and isinstance(value, str)
+        value
+        for call in message.calls
+        for name, value in arguments(call).items()
+        if name in WRITTEN_ARGUMENTS and isinstance(value, str)
     ]
     message_runs = set().union(*(runs(_tokenize(text)) for text in (message.text, *written_texts)))
     return _find_shared_run(_tokenize(hint), message_runs, _tokenize(context))

@@ -1,8 +1,10 @@
-"""Hints by a model that reads an episode: behind an OpenAI-compatible address, told the task, the transcript and the verdict.
+"""Hints by a model that reads an episode: behind an OpenAI-compatible address, told the task, the transcript and the
+verdict.
 
-It names the reply at which the episode went wrong, and what its policy could have been told there, as one object of JSON and nothing else. An answer
-in any other form is asked for once more. What the judge says goes through the same audit as the rules' hints (`hint_audit.py`). It is not shown the
-original code unless somebody asks for it: a judge that has read the answer tells it.
+It names the reply at which the episode went wrong, and what its policy could have been told there, as one object of
+JSON and nothing else. An answer in any other form is asked for once more. What the judge says goes through the same
+audit as the rules' hints (`hint_audit.py`). It is not shown the original code unless somebody asks for it: a judge that
+has read the answer tells it.
 """
 
 from __future__ import annotations
@@ -32,22 +34,29 @@ class BadAnswer(ValueError):
 
 
 def asked(lines: Sequence[dict], shown: Collection[str] = (), gold: str = "") -> list[Message]:
-    """What a judge is told of an episode. `shown`: names of the tests that the agent can run; others are not named. `gold`: the difference from the
-    given code to the original, where the judge shall see it."""
+    """What a judge is told of an episode. `shown`: names of the tests that the agent can run; others are not named.
+    `gold`: the difference from the given code to the original, where the judge shall see it."""
     sections = [
         f"# The task\n\n{lines[0]['prompt']}",
         "# What the agent did",
         cut("\n\n".join(map(_format_turn, turns(lines))), TRANSCRIPT_BYTES),
         _format_verdict(lines, shown),
     ]
-    sections += [f"# The original code. Nothing of it may be in the hint.\n\n{cut(gold, TRANSCRIPT_BYTES)}"] if gold else []
+    sections += (
+        [f"# The original code. Nothing of it may be in the hint.\n\n{cut(gold, TRANSCRIPT_BYTES)}"] if gold else []
+    )
     return [Message("system", SYSTEM), Message("user", "\n\n".join(sections))]
 
 
 def _format_turn(turn: Turn) -> str:
     rows = [f"## Reply {turn.number}{', cut off' if turn.cut else ''}", cut(turn.said.text, TEXT_BYTES)]
     for call, answer in turn.calls:
-        rows += [f"calls {one_line(call.name)}:", cut(values(call), TEXT_BYTES), "is answered:", cut(answer["text"], TEXT_BYTES)]
+        rows += [
+            f"calls {one_line(call.name)}:",
+            cut(values(call), TEXT_BYTES),
+            "is answered:",
+            cut(answer["text"], TEXT_BYTES),
+        ]
     return "\n".join(row for row in rows if row)
 
 
@@ -57,14 +66,18 @@ def _format_verdict(lines: Sequence[dict], shown: Collection[str]) -> str:
         return "# The verdict\n\nNobody has graded it."
     failed_tests = sorted({*(grade.get("failed") or ())} & {*shown})
     rows = [f"The reward is {grade['reward']:.2f}. {grade.get('passed', '?')} of {grade.get('of', '?')} tests pass."]
-    rows += [f"Of the tests that the agent could run, {len(failed_tests)} fail, such as {failed_tests[0]}."] if failed_tests else []
+    rows += (
+        [f"Of the tests that the agent could run, {len(failed_tests)} fail, such as {failed_tests[0]}."]
+        if failed_tests
+        else []
+    )
     rows += [f"It was flagged: {one_line(str(flag))}." for flag in grade["flags"]]
     return "# The verdict\n\n" + "\n".join(rows)
 
 
 def judged(policy: Policy, lines: Sequence[dict], shown: Collection[str] = (), gold: str = "") -> Fault | None:
-    """The fault that a judge finds, if any; `shown`, `gold`: see `asked`. Raises BadAnswer where its second answer is none either, and
-    PolicyError."""
+    """The fault that a judge finds, if any; `shown`, `gold`: see `asked`. Raises BadAnswer where its second answer is
+    none either, and PolicyError."""
     turns_by_number = {turn.number: turn for turn in turns(lines)}
     messages = asked(lines, shown, gold)
     reply = policy.reply(messages, (), ANSWER_TOKENS)

@@ -1,8 +1,9 @@
 """Where an episode went wrong, by rules over its transcript, and what its policy could have been told there.
 
-A hint stands right before the reply that it is about. The same policy under the hint is a teacher for the policy without it, over the tokens of that
-reply (ref/textual_feedback.py). So a hint names a fault and never its cure: one that gives the answer distils the answer, and `hint_audit.py` refuses
-it. The rules, in their order; a reply is told of the first that it broke:
+A hint stands right before the reply that it is about. The same policy under the hint is a teacher for the policy
+without it, over the tokens of that reply (ref/textual_feedback.py). So a hint names a fault and never its cure: one
+that gives the answer distils the answer, and `hint_audit.py` refuses it. The rules, in their order; a reply is told of
+the first that it broke:
 
     broken   a call was none: there is no such tool, or its arguments do not fit
     failed   a call failed, and said why. A command that ends with 1 does not count: so end tests that fail, and searches that find nothing
@@ -10,8 +11,8 @@ it. The rules, in their order; a reply is told of the first that it broke:
     again    the same call as before, though nothing has changed since
     finish   the end, while tests fail that the agent can run
 
-A reply that a limit cut off broke none of them. Whether a file is known, and whether a call was made before, is asked of the context that the policy
-saw: what a summary left out is not held against it.
+A reply that a limit cut off broke none of them. Whether a file is known, and whether a call was made before, is asked
+of the context that the policy saw: what a summary left out is not held against it.
 """
 
 from __future__ import annotations
@@ -60,19 +61,29 @@ class Fault:
 
 
 def faults(lines: Sequence[dict], shown: Collection[str] = ()) -> list[Fault]:
-    """The faults of an episode, one for a reply at most. `lines`: of its transcript. `shown`: names of the tests that the agent can run, for what the
-    grader said of them."""
+    """The faults of an episode, one for a reply at most. `lines`: of its transcript. `shown`: names of the tests that
+    the agent can run, for what the grader said of them."""
     fault_list, episode_turns = [], turns(lines)
     grade = next((line for line in lines if line["kind"] == "grade"), None)
     failing = None if grade is None or not (shown or grade["success"]) else {*(grade.get("failed") or ())} & {*shown}
     for number, turn in enumerate(episode_turns):
-        verdicts = ((name, rule(episode_turns[:number], turn, failing)) for name, rule in RULES.items()) if not turn.cut else ()
-        fault_list += [Fault(turn, name, SAYS[name].format(detail)) for name, detail in verdicts if detail is not None][:1]
+        verdicts = (
+            ((name, rule(episode_turns[:number], turn, failing)) for name, rule in RULES.items())
+            if not turn.cut
+            else ()
+        )
+        fault_list += [Fault(turn, name, SAYS[name].format(detail)) for name, detail in verdicts if detail is not None][
+            :1
+        ]
     return fault_list
 
 
 def _find_broken_call(before: Sequence[Turn], current_turn: Turn, failing: Collection[str] | None) -> str | None:
-    texts = (answer["text"] for _, answer in current_turn.calls if answer.get("broken") and not answer["text"].startswith(OVER))
+    texts = (
+        answer["text"]
+        for _, answer in current_turn.calls
+        if answer.get("broken") and not answer["text"].startswith(OVER)
+    )
     return next((one_line(text, LONGEST) for text in texts), None)
 
 
@@ -100,17 +111,24 @@ def _runs_tests(call: Called) -> bool:
 def _find_unread_change(before: Sequence[Turn], current_turn: Turn, failing: Collection[str] | None) -> str | None:
     heads = [*CHANGED.finditer(current_turn.diff)]
     ends = [*(head.start() for head in heads), len(current_turn.diff)][1:]
-    previous_parts = {head[1]: current_turn.diff[head.end() : end] for head, end in zip(heads, ends, strict=True) if int(head[2])}
+    previous_parts = {
+        head[1]: current_turn.diff[head.end() : end] for head, end in zip(heads, ends, strict=True) if int(head[2])
+    }
     for call, answer in current_turn.calls:
         path = str(arguments(call).get("path", "")).removeprefix("/work/").removeprefix("./")
-        if call.name in ("edit", "write") and answer["ok"] and path in previous_parts and not _is_known(current_turn, path, previous_parts[path]):
+        if (
+            call.name in ("edit", "write")
+            and answer["ok"]
+            and path in previous_parts
+            and not _is_known(current_turn, path, previous_parts[path])
+        ):
             return one_line(path, LONGEST)
     return None
 
 
 def _is_known(turn: Turn, path: str, diff: str) -> bool:
-    """Whether the context shows anything of a file: its name in a call that looks at it, in what such a call said, or in a summary; or a line that
-    stood in it."""
+    """Whether the context shows anything of a file: its name in a call that looks at it, in what such a call said, or
+    in a summary; or a line that stood in it."""
     name, calls_by_id, visible_texts = path.rpartition("/")[2], dict[str, Called](), list[str]()
     for message in turn.before[2:]:  # the task names files without showing them
         calls_by_id |= {call.id: call for call in message.calls}
@@ -125,19 +143,31 @@ def _is_known(turn: Turn, path: str, diff: str) -> bool:
 
 
 def _find_repeated_call(before: Sequence[Turn], current_turn: Turn, failing: Collection[str] | None) -> str | None:
-    """A call sees the same tree as an earlier one unless a turn in between has a difference. Which of its calls made it is not told, so each that
-    can write may have."""
+    """A call sees the same tree as an earlier one unless a turn in between has a difference. Which of its calls made it
+    is not told, so each that can write may have."""
     segment_turns = [*(turn for turn in before if turn.segment == current_turn.segment), current_turn]
-    calls = [(number, position, call, answer) for number, turn in enumerate(segment_turns) for position, (call, answer) in enumerate(turn.calls)]
+    calls = [
+        (number, position, call, answer)
+        for number, turn in enumerate(segment_turns)
+        for position, (call, answer) in enumerate(turn.calls)
+    ]
     for number, position, call, answer in calls:
         if number < len(segment_turns) - 1 or answer.get("broken") or call.name in ("todo", "finish"):
             continue
         for earlier_number, earlier_position, earlier_call, earlier_answer in calls:
             if (earlier_number, earlier_position) >= (number, position):
                 break
-            if earlier_call.name == call.name and not earlier_answer.get("broken") and arguments(earlier_call) == arguments(call):
+            if (
+                earlier_call.name == call.name
+                and not earlier_answer.get("broken")
+                and arguments(earlier_call) == arguments(call)
+            ):
                 first = (earlier_number, earlier_position + (earlier_call.name != "shell"))
-                between = {n for n, p, candidate, _ in calls if first <= (n, p) < (number, position) and candidate.name in WRITERS}
+                between = {
+                    n
+                    for n, p, candidate, _ in calls
+                    if first <= (n, p) < (number, position) and candidate.name in WRITERS
+                }
                 if not any(segment_turns[n].diff for n in between):
                     return call.name
     return None
@@ -164,14 +194,14 @@ RULES = {
     "again": _find_repeated_call,
     "finish": _find_early_finish,
 }
-"""Rule → what its hint is filled with; None for a reply that keeps it. `failing`: of the tests that the agent can run those that the grader saw
-fail; None where it did not say."""
+"""Rule → what its hint is filled with; None for a reply that keeps it. `failing`: of the tests that the agent can run
+those that the grader saw fail; None where it did not say."""
 
 
 def row(lines: Sequence[dict], fault: Fault) -> dict:
-    """A hint as training takes it, in JSON: the messages before the reply as the policy saw them, `student`; the same with the hint behind them,
-    `teacher`; and the reply, `message`. Messages are OpenAI's. A call that was no object of JSON stands there as servers read it; what was sampled is
-    in `token_ids`, where the policy told it."""
+    """A hint as training takes it, in JSON: the messages before the reply as the policy saw them, `student`; the same
+    with the hint behind them, `teacher`; and the reply, `message`. Messages are OpenAI's. A call that was no object of
+    JSON stands there as servers read it; what was sampled is in `token_ids`, where the policy told it."""
     student = [message_of(message) for message in fault.turn.before]
     ids = {"token_ids": [*fault.turn.token_ids]} if fault.turn.token_ids is not None else {}
     schemas = lines[0].get("schemas")

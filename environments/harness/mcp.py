@@ -1,12 +1,13 @@
 """The tools over the Model Context Protocol, on two streams: whoever speaks it works on a task as a policy would.
 
-JSON-RPC 2.0, one message a line. Two ages of the protocol are spoken, since clients of both are about. From 2026-07-28 on every request names its
-version and what its client can do in `_meta`, and `server/discover` tells what there is. Before, `initialize` agreed on a version for all that
-follows. Batches are refused, as every version but 2025-03-26 wants it, and that one is not agreed on. What is wrong with a message is an error of
-JSON-RPC; what is wrong with a call of a tool is a result with `isError`, which the client's model reads.
+JSON-RPC 2.0, one message a line. Two ages of the protocol are spoken, since clients of both are about. From 2026-07-28
+on every request names its version and what its client can do in `_meta`, and `server/discover` tells what there is.
+Before, `initialize` agreed on a version for all that follows. Batches are refused, as every version but 2025-03-26
+wants it, and that one is not agreed on. What is wrong with a message is an error of JSON-RPC; what is wrong with a call
+of a tool is a result with `isError`, which the client's model reads.
 
-`Protocol` is what a line means and what is said to it, without a stream. `Door` is the policy (see messages.py): its next reply is the client's next
-call, and the client hears the answer once the turn stands in the transcript.
+`Protocol` is what a line means and what is said to it, without a stream. `Door` is the policy (see messages.py): its
+next reply is the client's next call, and the client hears the answer once the turn stands in the transcript.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ __all__ = ["HANDSHAKE", "LARGEST", "STATELESS", "Asked", "Door", "Protocol"]
 STATELESS = ("2026-07-28",)
 """Versions that each request names, newest first."""
 HANDSHAKE = ("2025-11-25", "2025-06-18", "2024-11-05")
-"""Versions that `initialize` agrees on, newest first. Not 2025-03-26, the only one whose servers must take batches: a call is answered behind its
-turn, so the calls of a batch have no common answer."""
+"""Versions that `initialize` agrees on, newest first. Not 2025-03-26, the only one whose servers must take batches: a
+call is answered behind its turn, so the calls of a batch have no common answer."""
 META = "io.modelcontextprotocol/"
 """What names of the protocol's own fields in `_meta` begin with."""
 NO_JSON, NO_REQUEST, NO_METHOD, BAD_PARAMS, NO_VERSION = -32700, -32600, -32601, -32602, -32022
@@ -64,7 +65,8 @@ def line_of(message: Mapping[str, object]) -> bytes:
 
 
 class Protocol:
-    """`prompt`: what the client's model is asked, which it gets as instructions and as a prompt called `task`. `version`: of this server."""
+    """`prompt`: what the client's model is asked, which it gets as instructions and as a prompt called `task`.
+    `version`: of this server."""
 
     def __init__(self, tools: Sequence[Tool], prompt: str, version: str) -> None:
         self.tools, self.prompt, self.initialized = {tool.name: tool for tool in tools}, prompt, False
@@ -101,7 +103,9 @@ class Protocol:
 
     def answer(self, asked: Asked, text: str, good: bool) -> bytes:
         """The line that answers a call."""
-        return self._encode_result(asked.id, {"content": [{"type": "text", "text": text}], "isError": not good}, asked.stateless)
+        return self._encode_result(
+            asked.id, {"content": [{"type": "text", "text": text}], "isError": not good}, asked.stateless
+        )
 
     def _encode_result(self, request_id: str | int | None, result: dict, stateless: bool) -> bytes:
         envelope = {"resultType": "complete", "_meta": {f"{META}serverInfo": self.about}} if stateless else {}
@@ -116,7 +120,9 @@ class Protocol:
         if version is None:
             return False
         if not isinstance(version, str) or not isinstance(meta.get(f"{META}clientCapabilities"), dict):
-            raise Refused(BAD_PARAMS, f"_meta needs {META}protocolVersion, a text, and {META}clientCapabilities, an object")
+            raise Refused(
+                BAD_PARAMS, f"_meta needs {META}protocolVersion, a text, and {META}clientCapabilities, an object"
+            )
         if version not in STATELESS:
             data = {"supported": [*STATELESS, *HANDSHAKE], "requested": version[:100]}
             raise Refused(NO_VERSION, "Unsupported protocol version", data)
@@ -184,8 +190,8 @@ def no_number(name: str) -> None:
 
 
 class Door:
-    """A policy whose replies are a client's calls, one in each; when the client has gone, it finishes. `said`: how many replies came before, in an
-    episode that goes on. An episode tells it every line of its transcript (`told`)."""
+    """A policy whose replies are a client's calls, one in each; when the client has gone, it finishes. `said`: how many
+    replies came before, in an episode that goes on. An episode tells it every line of its transcript (`told`)."""
 
     def __init__(self, protocol: Protocol, reader: BinaryIO, writer: BinaryIO, said: int = 0) -> None:
         self.protocol, self.reader, self.writer, self.said = protocol, reader, writer, said
@@ -197,7 +203,9 @@ class Door:
         self.waits, self.said = self._next_call(), self.said + 1
         name = f"call-{self.said}"
         if self.waits is None:
-            return Reply("", (Called(name, "finish", json.dumps({"message": "The client has closed the connection."})),))
+            return Reply(
+                "", (Called(name, "finish", json.dumps({"message": "The client has closed the connection."})),)
+            )
         return Reply("", (Called(name, self.waits.name, json.dumps(self.waits.arguments)),))
 
     def told(self, line: Mapping[str, object]) -> None:

@@ -12,8 +12,8 @@ from environments.harness.tools import Tool
 __all__ = ["THOUGHTS", "Called", "Message", "Policy", "PolicyError", "Reply", "text_of", "thoughts_in"]
 
 THOUGHTS = ("reasoning_content", "reasoning", "reasoning_details")
-"""Fields of a message in which servers give what a model thought: a text, or a list of parts. They get it back as it was, with the calls that
-followed from it: some refuse the history without, others lose their plan."""
+"""Fields of a message in which servers give what a model thought: a text, or a list of parts. They get it back as it
+was, with the calls that followed from it: some refuse the history without, others lose their plan."""
 
 
 def thoughts_in(message: Mapping[str, object]) -> dict[str, object] | None:

@@ -74,7 +74,9 @@ def _is_valid(line: dict) -> bool:
     fields = FIELDS.get(str(line.get("kind")))
     if fields is None or not all(isinstance(line.get(name), kind) for name, kind in fields.items()):
         return False
-    if not all(line[name] is None or isinstance(line[name], kind) for name, kind in OPTIONAL_FIELDS.items() if name in line):
+    if not all(
+        line[name] is None or isinstance(line[name], kind) for name, kind in OPTIONAL_FIELDS.items() if name in line
+    ):
         return False
     return line["kind"] != "reply" or all(_is_call(call) for call in line["calls"])
 
@@ -84,7 +86,8 @@ def _is_call(value: object) -> bool:
 
 
 class Record:
-    """A transcript that is being written. What a kill left half done at its end is cut off first, and `lines` are those that stay."""
+    """A transcript that is being written. What a kill left half done at its end is cut off first, and `lines` are those
+    that stay."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -127,7 +130,9 @@ def context(lines: list[dict]) -> list[Message]:
     for line in lines[1:]:
         if line["kind"] == "reply":
             reply_calls = tuple(Called(call["id"], call["name"], call["arguments"]) for call in line["calls"])
-            history.append(Message("assistant", line["text"], reply_calls, thoughts=thoughts_in(line.get("thoughts") or {})))
+            history.append(
+                Message("assistant", line["text"], reply_calls, thoughts=thoughts_in(line.get("thoughts") or {}))
+            )
         elif line["kind"] == "answer":
             history.append(Message("tool", line["text"], answers=line["id"]))
         elif line["kind"] == "nudge":

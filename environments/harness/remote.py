@@ -1,11 +1,13 @@
 """A policy behind an OpenAI-compatible address: POST …/chat/completions, with tools.
 
-Nothing is assumed of a server but the answer's form. Where it tells them, log-probs, token ids and counts of tokens are kept. vLLM gives ids to who
-asks with `return_token_ids`, llama.cpp beside the log-probs; servers that do not know these fields ignore them or are asked again without them.
+Nothing is assumed of a server but the answer's form. Where it tells them, log-probs, token ids and counts of tokens are
+kept. vLLM gives ids to who asks with `return_token_ids`, llama.cpp beside the log-probs; servers that do not know these
+fields ignore them or are asked again without them.
 
-Servers differ in what they refuse. A refusal that names a field of ours is answered by leaving that field out, or by its other name, for as long as
-the policy lives. One that names none may have another cause, so the next request has all fields again. What is sent fits the strictest templates:
-no two messages of the user stand together, and none of the assistant is empty.
+Servers differ in what they refuse. A refusal that names a field of ours is answered by leaving that field out, or by
+its other name, for as long as the policy lives. One that names none may have another cause, so the next request has all
+fields again. What is sent fits the strictest templates: no two messages of the user stand together, and none of the
+assistant is empty.
 """
 
 from __future__ import annotations
@@ -60,14 +62,15 @@ class Form:
     without_system: bool = False
     """What the system says is the user's."""
     alternating: bool = False
-    """The user and replies without calls take turns, as if nothing stood between them: what the user says behind answers of tools, such as a
-    request for a summary, stands in the last of these."""
+    """The user and replies without calls take turns, as if nothing stood between them: what the user says behind
+    answers of tools, such as a request for a summary, stands in the last of these."""
 
 
 class Remote:
-    """`address`: that of the API, such as http://localhost:8000/v1. `key`: sent as a bearer token. `sampling`: further fields of each request, such
-    as temperature and seed; None for a field that is not to be sent. `choice`: "required" where each reply must call a tool, if the server can hold
-    it to that. `seconds`: in which a whole answer must have come. `told`: hears why a request is made again."""
+    """`address`: that of the API, such as http://localhost:8000/v1. `key`: sent as a bearer token. `sampling`: further
+    fields of each request, such as temperature and seed; None for a field that is not to be sent. `choice`: "required"
+    where each reply must call a tool, if the server can hold it to that. `seconds`: in which a whole answer must have
+    come. `told`: hears why a request is made again."""
 
     def __init__(
         self,
@@ -83,7 +86,10 @@ class Remote:
     ) -> None:
         """Raises ValueError for an address that is none."""
         if not address.startswith(("http://", "https://")) or any(letter <= " " for letter in address):
-            raise ValueError(f"{address!r} is no address of a model: it begins with http:// or https://, as in http://localhost:8000/v1")
+            raise ValueError(
+                f"{address!r} is no address of a model: it begins with http:// or https://, as in "
+                f"http://localhost:8000/v1"
+            )
         if not all("!" <= letter <= "~" for letter in key.strip()):
             raise ValueError("the key of the model holds what no header may hold; set OPENAI_API_KEY to the key alone")
         key = key.strip()
@@ -95,7 +101,8 @@ class Remote:
         self.bare_replies = 0
 
     def reply(self, messages: Sequence[Message], tools: Sequence[Tool], most: int) -> Reply:
-        """See `Policy`. Raises PolicyError for a server that cannot be reached, refuses, or says what is no answer, after a few tries."""
+        """See `Policy`. Raises PolicyError for a server that cannot be reached, refuses, or says what is no answer,
+        after a few tries."""
         previous = dict(self.extras), self.limit, self.form
         failures, bare, adapted = 0, False, set[str]()
         while True:
@@ -107,7 +114,10 @@ class Remote:
                     reply = read(answer.data)
                     self._count_bare(bare)
                     return reply
-                error_text = f"{self.address} answers {answer.status}: {one_line(answer.data[:1000].decode(errors='replace')) or 'nothing'}"
+                error_text = (
+                    f"{self.address} answers {answer.status}: "
+                    f"{one_line(answer.data[:1000].decode(errors='replace')) or 'nothing'}"
+                )
                 if answer.status in REFUSED:
                     change = self._adapt(answer.data[:WORDS].decode(errors="replace"), adapted)
                     if not change and (bare or not self.extras):
@@ -137,10 +147,13 @@ class Remote:
         limits = [self.sampling[name] for name in LIMITS if name in self.sampling]
         if limits != [None]:
             fields[self.limit] = min([most, *(value for value in limits if isinstance(value, int))])
-        return fields | {name: value for name, value in self.sampling.items() if name not in LIMITS and value is not None}
+        return fields | {
+            name: value for name, value in self.sampling.items() if name not in LIMITS and value is not None
+        }
 
     def _adapt(self, words: str, adapted: set[str]) -> str:
-        """Changes what a refusal names, each once in a reply; says how, or nothing. `adapted`: what was changed before."""
+        """Changes what a refusal names, each once in a reply; says how, or nothing. `adapted`: what was changed
+        before."""
         lower = words.lower()
         for name in [name for name in self.extras if name in lower]:
             del self.extras[name]
@@ -159,7 +172,8 @@ class Remote:
         return ""
 
     def _count_bare(self, bare: bool) -> None:
-        """Counts replies that came only without the extras, and gives these up when there is no other cause to be seen."""
+        """Counts replies that came only without the extras, and gives these up when there is no other cause to be
+        seen."""
         self.bare_replies = self.bare_replies + 1 if bare else 0
         if self.bare_replies == PATIENCE and self.extras:
             self.told(f"{self.address} answers only without {' and '.join(self.extras)}: not asked for any more")
@@ -170,7 +184,9 @@ class Remote:
         return text.replace(self.key, "…") if self.key else text
 
     def _send(self, fields: Mapping[str, object]) -> Answer:
-        headers = {"Content-Type": "application/json", "User-Agent": "etude"} | ({"Authorization": f"Bearer {self.key}"} if self.key else {})
+        headers = {"Content-Type": "application/json", "User-Agent": "etude"} | (
+            {"Authorization": f"Bearer {self.key}"} if self.key else {}
+        )
         request = urllib.request.Request(f"{self.address}/chat/completions", json.dumps(fields).encode(), headers)
         return answer_of(request, self.seconds, LARGEST, _NoRedirects())
 
@@ -192,15 +208,19 @@ def message_of(message: Message) -> dict:
     fields: dict = {"role": message.role, "content": message.text, **(message.thoughts or {})}
     if message.calls:
         fields["tool_calls"] = [
-            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": _encode_object(call.arguments)}}
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": _encode_object(call.arguments)},
+            }
             for call in message.calls
         ]
     return fields
 
 
 def conversation(messages: Sequence[Message], form: Form = Form()) -> list[dict]:
-    """Messages as chat completions have them, for templates that want roles to alternate: what the user says in a row is one message, and a reply
-    with neither a text nor a call is left out."""
+    """Messages as chat completions have them, for templates that want roles to alternate: what the user says in a row
+    is one message, and a reply with neither a text nor a call is left out."""
     rows: list[dict] = []
     for message in messages:
         if message.role == "assistant" and not message.text and not message.calls:
@@ -215,7 +235,8 @@ def conversation(messages: Sequence[Message], form: Form = Form()) -> list[dict]
 
 
 def read(data: bytes) -> Reply:
-    """The reply in an answer of chat completions. Raises ValueError for what is none; a broken call is part of a reply."""
+    """The reply in an answer of chat completions. Raises ValueError for what is none; a broken call is part of a
+    reply."""
     try:
         response = parse_json(data)
         choice = response["choices"][0]
@@ -232,7 +253,8 @@ def read(data: bytes) -> Reply:
             calls,
             _read_count(usage, "prompt_tokens"),
             _read_count(usage, "completion_tokens"),
-            _read_ids(choice.get("token_ids")) or _read_ids([row.get("id") for row in _logprob_rows(choice.get("logprobs"))]),
+            _read_ids(choice.get("token_ids"))
+            or _read_ids([row.get("id") for row in _logprob_rows(choice.get("logprobs"))]),
             _read_logprobs(choice.get("logprobs")),
             _read_ids(response.get("prompt_token_ids")),
             choice.get("finish_reason") == "length",
@@ -258,7 +280,9 @@ def _read_count(usage: object, name: str) -> int | None:
 
 
 def _read_ids(tokens: object) -> tuple[int, ...] | None:
-    return tuple(tokens) if isinstance(tokens, list) and tokens and all(type(token) is int for token in tokens) else None
+    return (
+        tuple(tokens) if isinstance(tokens, list) and tokens and all(type(token) is int for token in tokens) else None
+    )
 
 
 def _logprob_rows(logprobs: object) -> list[dict]:

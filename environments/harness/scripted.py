@@ -20,8 +20,8 @@ def call(name: str, **arguments: object) -> Called:
 
 
 class Script:
-    """Says its replies one after the other, whatever it is shown, from number `said` on: an episode that goes on has heard so many. Asked for a
-    summary, it says `summary`."""
+    """Says its replies one after the other, whatever it is shown, from number `said` on: an episode that goes on has
+    heard so many. Asked for a summary, it says `summary`."""
 
     def __init__(self, replies: Iterable[Reply], summary: str = "nothing yet", said: int = 0) -> None:
         self.replies, self.summary, self.said = [*replies], summary, said

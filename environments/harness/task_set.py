@@ -3,9 +3,9 @@
     tasks = HarnessTasks({"rl": […], "heldout": […]}, fork, store, grader, chat_format)
     ref.rl.train(settings, trainer, sampler, tasks, chat_format, limits, curriculum=Levels(Schedule(bits), tasks))
 
-An episode is kept as lines (`environment.py`). With the summaries of the rollout's chain between them they are what `record.py` reads from a file, so
-the rules for hints and the record of behaviour are the same for a trained policy and for a model behind an address.
-"""
+An episode is kept as lines (`environment.py`). With the summaries of the rollout's chain between them they are what
+`record.py` reads from a file, so the rules for hints and the record of behaviour are the same for a trained policy and
+for a model behind an address."""
 
 from __future__ import annotations
 
@@ -37,8 +37,9 @@ COUNT = re.compile(r"\b(\d+) (passed|failed|errors?)\b")
 
 
 class HarnessTasks:
-    """`streams`: tasks by the name of their stream. Each comes once before one comes again, in an order that follows from `seed`. `fork`, `store`,
-    `seconds`, `call_seconds`: see `HarnessEnvironment`. `chat_format`: that of the rollouts, for hints. Raises ValueError for an empty stream."""
+    """`streams`: tasks by the name of their stream. Each comes once before one comes again, in an order that follows
+    from `seed`. `fork`, `store`, `seconds`, `call_seconds`: see `HarnessEnvironment`. `chat_format`: that of the
+    rollouts, for hints. Raises ValueError for an empty stream."""
 
     is_slow = True
 
@@ -63,7 +64,9 @@ class HarnessTasks:
         """See `TaskSet`. Raises KeyError for an unknown stream."""
         tasks = self.streams[stream]
         turn, at = divmod(number, len(tasks))
-        return sorted(tasks, key=lambda task: hashlib.sha256(f"{self.seed} {stream} {turn} {task.key}".encode()).digest())[at]
+        return sorted(
+            tasks, key=lambda task: hashlib.sha256(f"{self.seed} {stream} {turn} {task.key}".encode()).digest()
+        )[at]
 
     def environment(self, task: HarnessTask, number: int) -> HarnessEnvironment:
         """See `TaskSet`."""
@@ -89,17 +92,28 @@ class HarnessTasks:
         return hints
 
     def _hint(self, rollout: Rollout, span: Span, says: str) -> list[Hint]:
-        """The hint as a message of the user, in front of where the turn's own message begins; none where the format cannot say it there."""
+        """The hint as a message of the user, in front of where the turn's own message begins; none where the format
+        cannot say it there."""
         opening = rollout.messages[:2]
-        without_hint, with_hint = (self.chat_format.encode_opening(messages) for messages in (opening, [*opening, Message("user", says)]))
+        without_hint, with_hint = (
+            self.chat_format.encode_opening(messages) for messages in (opening, [*opening, Message("user", says)])
+        )
         prefix_length = next(
-            (at for at, pair in enumerate(zip(without_hint, with_hint, strict=False)) if pair[0] != pair[1]), min(len(without_hint), len(with_hint))
+            (at for at, pair in enumerate(zip(without_hint, with_hint, strict=False)) if pair[0] != pair[1]),
+            min(len(without_hint), len(with_hint)),
         )
         prompt = without_hint[prefix_length:]
         before = rollout.chain.segments[span.segment].tokens[: span.begin].tolist()
         if with_hint[len(with_hint) - len(prompt) :] != prompt or before[len(before) - len(prompt) :] != prompt:
             return []
-        return [Hint(span.begin - len(prompt), tuple(with_hint[prefix_length : len(with_hint) - len(prompt)]), span.begin, span.end)]
+        return [
+            Hint(
+                span.begin - len(prompt),
+                tuple(with_hint[prefix_length : len(with_hint) - len(prompt)]),
+                span.begin,
+                span.end,
+            )
+        ]
 
 
 class Span(NamedTuple):
@@ -141,13 +155,21 @@ def lines_of(rollout: Rollout, stop_ids: Sequence[int]) -> list[dict]:
 
 
 def transcript_of(rollout: Rollout, stop_ids: Sequence[int]) -> transcript.Transcript:
-    """What an episode was, for behaviour rewards and the monitor. Lints and changed lines are those of the files that were graded."""
+    """What an episode was, for behaviour rewards and the monitor. Lints and changed lines are those of the files that
+    were graded."""
     lines, environment = lines_of(rollout, stop_ids), rollout.environment
-    task, history = environment.task, [transcript.Turn("system", lines[0]["system"]), transcript.Turn("user", lines[0]["prompt"])]
+    task, history = (
+        environment.task,
+        [transcript.Turn("system", lines[0]["system"]), transcript.Turn("user", lines[0]["prompt"])],
+    )
     todos: dict[str, transcript.Todo] = {}
     for turn in turns(lines):
         history.append(
-            transcript.Turn("assistant", turn.said.text, tuple(call_of(called.name, arguments(called), line) for called, line in turn.calls))
+            transcript.Turn(
+                "assistant",
+                turn.said.text,
+                tuple(call_of(called.name, arguments(called), line) for called, line in turn.calls),
+            )
         )
         history += [transcript.Turn("tool", line["text"]) for line in turn.answers]
         todos |= todos_of(turn)
@@ -156,7 +178,9 @@ def transcript_of(rollout: Rollout, stop_ids: Sequence[int]) -> transcript.Trans
         files = environment.grade.collected.files
         after = {**{name: data for name, data in before.items() if name not in task.exam.editable}, **files}
     count = len(conformance(before, after).problems)
-    return transcript.Transcript(tuple(history), tuple(todos.values()), count, changed(before, after), rollout.chain.written)
+    return transcript.Transcript(
+        tuple(history), tuple(todos.values()), count, changed(before, after), rollout.chain.written
+    )
 
 
 def call_of(name: str, args: Mapping[str, object], line: Mapping[str, object]) -> transcript.Call:
@@ -167,7 +191,9 @@ def call_of(name: str, args: Mapping[str, object], line: Mapping[str, object]) -
     wrote = args.get("text", "") if name == "write" else args.get("new", "") if name == "edit" else ""
     tests = (passed, run) if run and "pytest" in str(args.get("command")) else None
     is_valid = not line.get(BROKEN)
-    return transcript.Call(name, str(args.get("path", "")), str(wrote), is_valid, bool(line["ok"]) or tests is not None, tests)
+    return transcript.Call(
+        name, str(args.get("path", "")), str(wrote), is_valid, bool(line["ok"]) or tests is not None, tests
+    )
 
 
 def todos_of(turn: Turn) -> dict[str, transcript.Todo]:
@@ -181,7 +207,11 @@ class Levels:
 
     def __init__(self, schedule: Schedule, tasks: HarnessTasks) -> None:
         """Raises ValueError for a task of the schedule that is not in the stream."""
-        self.schedule, self.progress, self.tasks_by_name = (schedule, State(), {task.key: task for task in tasks.streams["rl"]})
+        self.schedule, self.progress, self.tasks_by_name = (
+            schedule,
+            State(),
+            {task.key: task for task in tasks.streams["rl"]},
+        )
         if missing := [name for names in schedule.levels for name in names if name not in self.tasks_by_name]:
             raise ValueError(f"task {missing[0]} of the schedule is not in the stream")
 

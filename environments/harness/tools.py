@@ -1,11 +1,13 @@
 """The tools of an agent: one description of each, rendered for OpenAI, Anthropic and MCP, and checked by the same.
 
-Eight of them run in the sandbox, as environments/sandbox/inside/server.py has them. The others are the harness's own: a to-do list, lints, a search
-through the source as it was at the beginning, a search through a frozen corpus of pages, and the end of the episode.
+Eight of them run in the sandbox, as environments/sandbox/inside/server.py has them. The others are the harness's own: a
+to-do list, lints, a search through the source as it was at the beginning, a search through a frozen corpus of pages,
+and the end of the episode.
 
-An environment chooses a subset, and how strict it is (Composer 2, §6.2). Strict: a call that does not fit its schema is broken. Lenient: numbers
-and truth values that stand there as text are read, and arguments that do not exist are left out. A broken call is never an error of the rollout: the
-agent is told in one line what is wrong, and a figure counts it.
+An environment chooses a subset, and how strict it is (Composer 2, §6.2). Strict: a call that does not fit its schema is
+broken. Lenient: numbers and truth values that stand there as text are read, and arguments that do not exist are left
+out. A broken call is never an error of the rollout: the agent is told in one line what is wrong, and a figure counts
+it.
 """
 
 from __future__ import annotations
@@ -70,7 +72,9 @@ class Tool:
         for name, value in args.items():
             if name not in arguments:
                 if strict:
-                    raise BadCall(f"{self.name} has no argument {name[:100]!r}; it has {', '.join(arguments) or 'none'}")
+                    raise BadCall(
+                        f"{self.name} has no argument {name[:100]!r}; it has {', '.join(arguments) or 'none'}"
+                    )
                 continue
             if value is None and not arguments[name].needed:
                 continue
@@ -95,7 +99,12 @@ def _parse_arguments(tool: str, arguments: str | Mapping[str, object]) -> Mappin
 def _check_value(tool: str, argument: Argument, value: object, strict: bool) -> object:
     if not strict and isinstance(value, str):
         text = value.strip()
-        if argument.kind == "integer" and text.removeprefix("-").isascii() and text.removeprefix("-").isdigit() and len(text) < 20:
+        if (
+            argument.kind == "integer"
+            and text.removeprefix("-").isascii()
+            and text.removeprefix("-").isdigit()
+            and len(text) < 20
+        ):
             return int(text)
         if argument.kind == "boolean" and text.lower() in ("true", "false"):
             return text.lower() == "true"
@@ -130,7 +139,11 @@ INSIDE = (
             Argument("lines", "integer", "How many lines; 0 for all.", False),
         ),
     ),
-    Tool("write", "Make or replace a file, and the folders that it lies in.", (_path_argument(), Argument("text", "string", "The whole file."))),
+    Tool(
+        "write",
+        "Make or replace a file, and the folders that it lies in.",
+        (_path_argument(), Argument("text", "string", "The whole file.")),
+    ),
     Tool(
         "edit",
         "Replace a piece of a file by another one.",
@@ -143,7 +156,11 @@ INSIDE = (
     ),
     Tool("delete", "Delete a file, a link, or a folder with all that is in it.", (_path_argument(),)),
     Tool("list", "List a folder.", (IN_FOLDER,)),
-    Tool("glob", "Find files by name: * and ? stay within a folder, ** crosses folders.", (Argument("pattern", "string", "The glob."), IN_FOLDER)),
+    Tool(
+        "glob",
+        "Find files by name: * and ? stay within a folder, ** crosses folders.",
+        (Argument("pattern", "string", "The glob."), IN_FOLDER),
+    ),
     Tool(
         "grep",
         "Find lines by a regular expression of Python.",
@@ -157,7 +174,10 @@ INSIDE = (
     Tool(
         "shell",
         "Run a command with sh. There is no network. Processes end with the command.",
-        (Argument("command", "string", "The command."), Argument("cwd", "string", "Folder to run it in; the work tree by default.", False)),
+        (
+            Argument("command", "string", "The command."),
+            Argument("cwd", "string", "Folder to run it in; the work tree by default.", False),
+        ),
     ),
 )
 """Those that run in the sandbox."""
@@ -170,14 +190,19 @@ OWN = (
         (Argument("query", "string", "Words."),),
     ),
     Tool("web_search", "Find pages in a frozen copy of documentation.", (Argument("query", "string", "Words."),)),
-    Tool("finish", "End the episode. What lies in the work tree is graded.", (Argument("message", "string", "What was done, in short."),)),
+    Tool(
+        "finish",
+        "End the episode. What lies in the work tree is graded.",
+        (Argument("message", "string", "What was done, in short."),),
+    ),
 )
 """Those of the harness."""
 TOOLS = {tool.name: tool for tool in (*INSIDE, *OWN)}
 
 
 def chosen(names: Sequence[str]) -> tuple[Tool, ...]:
-    """Tools by their names. Raises ValueError for one that does not exist, and where `finish` is missing: an episode could not end well."""
+    """Tools by their names. Raises ValueError for one that does not exist, and where `finish` is missing: an episode
+    could not end well."""
     if unknown := [name for name in names if name not in TOOLS]:
         raise ValueError(f"there is no tool {unknown[0]!r}; there are {', '.join(TOOLS)}")
     if "finish" not in names or len({*names}) != len(names):
@@ -189,7 +214,10 @@ def openai(tools: Sequence[Tool], strict: bool = False) -> list[dict]:
     """`tools` of a request for chat completions."""
     strict_field = {"strict": True} if strict else {}
     return [
-        {"type": "function", "function": {"name": tool.name, "description": tool.says, "parameters": tool.schema(strict)} | strict_field}
+        {
+            "type": "function",
+            "function": {"name": tool.name, "description": tool.says, "parameters": tool.schema(strict)} | strict_field,
+        }
         for tool in tools
     ]
 

@@ -52,7 +52,18 @@ def turns(lines: Sequence[dict]) -> tuple[Turn, ...]:
             *before, reply = context([*lines[: at + 1]])
             answers, ids = tuple(answer for answer in turn_lines if answer["kind"] == "answer"), line.get("token_ids")
             sampled = tuple(ids) if isinstance(ids, list) and all(type(token) is int for token in ids) else None
-            turn_list.append(Turn(number, segment, tuple(before), reply, answers, turn_lines[-1].get("diff") or "", bool(line.get("cut")), sampled))
+            turn_list.append(
+                Turn(
+                    number,
+                    segment,
+                    tuple(before),
+                    reply,
+                    answers,
+                    turn_lines[-1].get("diff") or "",
+                    bool(line.get("cut")),
+                    sampled,
+                )
+            )
     return tuple(turn_list)
 
 
@@ -75,9 +86,14 @@ def arguments(call: Called) -> dict:
 
 
 def values(call: Called) -> str:
-    """The values of a call's arguments as they are meant, with their line breaks; of what is none, as it was written."""
+    """The values of a call's arguments as they are meant, with their line breaks; of what is none, as it was
+    written."""
     args = arguments(call)
-    return "\n".join(value if isinstance(value, str) else json.dumps(value) for value in args.values()) if args else call.arguments
+    return (
+        "\n".join(value if isinstance(value, str) else json.dumps(value) for value in args.values())
+        if args
+        else call.arguments
+    )
 
 
 def words_of(message: Message) -> str:

@@ -1,8 +1,8 @@
 """The place where an episode works: a sandbox over a stored tree, and the tools that a policy calls there.
 
-A call is made by the harness itself (finish, todo, lints, the searches) or in the sandbox. Behind each turn the tree is stored, so there is a tree
-for each: whoever goes on with an interrupted episode forks the last one. `Episode` (episode.py) is one of a model behind an address, and
-`HarnessEnvironment` (environment.py) one for RL.
+A call is made by the harness itself (finish, todo, lints, the searches) or in the sandbox. Behind each turn the tree is
+stored, so there is a tree for each: whoever goes on with an interrupted episode forks the last one. `Episode`
+(episode.py) is one of a model behind an address, and `HarnessEnvironment` (environment.py) one for RL.
 """
 
 from __future__ import annotations
@@ -72,9 +72,17 @@ class Answer:
 
 
 class Workspace:
-    """`fork`: opens a sandbox over a stored tree. `call_seconds`: of a call, at most. `tree`: where an episode goes on, by default the job's."""
+    """`fork`: opens a sandbox over a stored tree. `call_seconds`: of a call, at most. `tree`: where an episode goes on,
+    by default the job's."""
 
-    def __init__(self, job: Job, fork: Callable[[str], Sandbox], store: Store, call_seconds: float = 60.0, tree: str | None = None) -> None:
+    def __init__(
+        self,
+        job: Job,
+        fork: Callable[[str], Sandbox],
+        store: Store,
+        call_seconds: float = 60.0,
+        tree: str | None = None,
+    ) -> None:
         self.job, self.fork, self.store, self.call_seconds = job, fork, store, call_seconds
         self.tools = {tool.name: tool for tool in chosen(job.tools)}
         self.tree = job.tree if tree is None else tree
@@ -118,7 +126,9 @@ class Workspace:
             if tool is None:
                 raise BadCall(f"there is no tool {call.name[:100]!r}; there are {', '.join(self.tools)}")
             args = tool.checked(call.arguments, self.job.strict)
-            observation = self._call_own_tool(tool, args) or self.open().call(tool.name, args, min(self.call_seconds, left))
+            observation = self._call_own_tool(tool, args) or self.open().call(
+                tool.name, args, min(self.call_seconds, left)
+            )
         except BadCall as error:
             observation, is_broken = Observation(one_line(str(error), 1000), False), True
         text = cut(observation.text, SAYS)
@@ -126,11 +136,13 @@ class Workspace:
             text += f"\n[exit code {observation.exit}]"
         if observation.ended:
             text += f"\n[ended: {observation.ended}]"
-        return Answer(text.strip("\n"), observation.ok, is_broken, observation.exit, observation.ended, time.monotonic() - since)
+        return Answer(
+            text.strip("\n"), observation.ok, is_broken, observation.exit, observation.ended, time.monotonic() - since
+        )
 
     def keep(self) -> tuple[str, str]:
-        """Stores the tree. Gives the difference to the last one, and what is to be said to the agent: a tree that cannot be stored, with a FIFO in it
-        for instance, is the agent's to mend; the last good one stays."""
+        """Stores the tree. Gives the difference to the last one, and what is to be said to the agent: a tree that
+        cannot be stored, with a FIFO in it for instance, is the agent's to mend; the last good one stays."""
         try:
             previous, self.tree = self.tree, self.open().snapshot()
             return difference(self.store, previous, self.tree) if previous != self.tree else "", ""
@@ -153,7 +165,9 @@ class Workspace:
         if tool.name == "lints":
             return self._find_lints(args["path"])
         if tool.name == "semantic_search":
-            self.index = self.index or Index({name: data.decode() for name, data in self.job.given.items() if _is_text(data)})
+            self.index = self.index or Index(
+                {name: data.decode() for name, data in self.job.given.items() if _is_text(data)}
+            )
             return _search(self.index, args["query"])
         if tool.name == "web_search":
             self.corpus = self.corpus or Index(self.job.pages or {}, height=60)
@@ -168,17 +182,21 @@ class Workspace:
         except RunError as error:
             return Observation(one_line(str(error)), False)
         if entry is None or entry.kind != "file" or not name.endswith(".py") or entry.size > LARGEST:
-            return Observation(f"{one_line(path)} is no file of Python in the work tree, or larger than {LARGEST >> 10} KiB", False)
+            return Observation(
+                f"{one_line(path)} is no file of Python in the work tree, or larger than {LARGEST >> 10} KiB", False
+            )
         given_files = {name: self.job.given[name]} if name in self.job.given else {}
         report = conformance(given_files, {name: self.store.content(entry)})
         return Observation("\n".join(report.problems) or f"nothing in {report.lines} new lines", True)
 
 
 def difference(store: Store, before: str, after: str) -> str:
-    """What changed from one stored tree to another, as a unified diff of its text files; of others it says so. Folders, and caches of Python and
-    pytest, are left out. At most LONGEST bytes. Raises RunError."""
+    """What changed from one stored tree to another, as a unified diff of its text files; of others it says so. Folders,
+    and caches of Python and pytest, are left out. At most LONGEST bytes. Raises RunError."""
     old, new, rows = store.manifest(before), store.manifest(after), list[str]()
-    for name in sorted(path for path in old.keys() | new.keys() if old.get(path) != new.get(path) and not CACHES & {*path.split("/")}):
+    for name in sorted(
+        path for path in old.keys() | new.keys() if old.get(path) != new.get(path) and not CACHES & {*path.split("/")}
+    ):
         sides = [_read_side(store, tree.get(name)) for tree in (old, new)]
         if None in sides:
             rows.append(f"{visible(name)}: no text, or a link, or too large")
@@ -213,5 +231,8 @@ def _is_text(data: bytes) -> bool:
 
 
 def _search(index: Index, query: str) -> Observation:
-    blocks = [f"{hit.name}:{hit.line}\n" + "\n".join(line[:300] for line in hit.text.splitlines()) for hit in index.find(query)]
+    blocks = [
+        f"{hit.name}:{hit.line}\n" + "\n".join(line[:300] for line in hit.text.splitlines())
+        for hit in index.find(query)
+    ]
     return Observation("\n\n".join(blocks) or "nothing is found", True)

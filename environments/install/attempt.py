@@ -1,8 +1,8 @@
 """Stage 2: steps are played in a fresh sandbox, and changed, until all that is needed works or the tries are used up.
 
-Each try begins with the folder as it is, so what worked can be played again from there. Checks are played before anything is done, too: where all
-checks pass then, they tell nothing. Whoever changes steps (scripted below, a model in model.py) hears what each has said.
-"""
+Each try begins with the folder as it is, so what worked can be played again from there. Checks are played before
+anything is done, too: where all checks pass then, they tell nothing. Whoever changes steps (scripted below, a model in
+model.py) hears what each has said."""
 
 from __future__ import annotations
 
@@ -99,8 +99,8 @@ def attempt(
     tries: int,
     told: Callable[[int, Outcome], None] = lambda number, outcome: None,
 ) -> Attempt:
-    """Tries at most `tries` times. `fresh`: opens a sandbox over the folder as it is. `told`: hears each outcome with the number of its try, from 1;
-    those of the checks before anything is done with 0. Raises RunError."""
+    """Tries at most `tries` times. `fresh`: opens a sandbox over the folder as it is. `told`: hears each outcome with
+    the number of its try, from 1; those of the checks before anything is done with 0. Raises RunError."""
     before = dict[str, bool]()
     for number in range(1, tries + 1):
         if new_checks := [step.check for step in steps if step.check and step.check not in before]:
@@ -114,7 +114,9 @@ def attempt(
             for step in steps:
                 outcomes.append(played(sandbox, step))
                 told(number, outcomes[-1])
-            telling = any(step_outcome.passed and not before.get(step_outcome.step.check, True) for step_outcome in outcomes)
+            telling = any(
+                step_outcome.passed and not before.get(step_outcome.step.check, True) for step_outcome in outcomes
+            )
             result = Attempt(tuple(outcomes), number, "", telling)
             result = replace(result, tree=sandbox.snapshot()) if result.good else result
         if result.good or number == tries:
@@ -126,8 +128,9 @@ def attempt(
 
 
 def revised(own: Collection[str], steps: Sequence[Step], outcomes: Sequence[Outcome]) -> list[Step] | None:
-    """Stage 2 without a model: what an index lacks to build with is taken from here, an extra that cannot be had is left out, and a module that is
-    missing is installed by its name, once. `own`: the folder's modules: an index may hold something else of the same name, which nobody asked for."""
+    """Stage 2 without a model: what an index lacks to build with is taken from here, an extra that cannot be had is
+    left out, and a module that is missing is installed by its name, once. `own`: the folder's modules: an index may
+    hold something else of the same name, which nobody asked for."""
     new_steps, commands = list[Step](), {step.command for step in steps}
     for outcome in outcomes:
         step = outcome.step
@@ -156,5 +159,10 @@ def why(outcome: Outcome) -> str:
     """Why a step did not work, in one line: what pip calls an error, or the last that was said."""
     lines = [line.strip() for line in outcome.text.split("\n") if line.strip()]
     errors = [line for line in lines if line.startswith("ERROR:")]
-    best_lines = [line for line in errors if "No matching distribution" in line] or errors[-1:] or lines[-1:] or ["it says nothing"]
+    best_lines = (
+        [line for line in errors if "No matching distribution" in line]
+        or errors[-1:]
+        or lines[-1:]
+        or ["it says nothing"]
+    )
     return one_line(best_lines[-1].removeprefix("ERROR:").strip())

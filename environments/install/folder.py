@@ -14,19 +14,30 @@ from kit.settings import RunError
 __all__ = ["copied", "read"]
 
 LEFT_OUT = re.compile(r"__pycache__|node_modules|build|dist|venv|env|[^/]*\.egg-info|[^/]*\.py[co]")
-INCLUDED_NAMES = re.compile(r"\.github|\.gitlab-ci\.yml|\.coveragerc|\.flake8|\.pre-commit-config\.yaml|\.python-version")
+INCLUDED_NAMES = re.compile(
+    r"\.github|\.gitlab-ci\.yml|\.coveragerc|\.flake8|\.pre-commit-config\.yaml|\.python-version"
+)
 """Of the names that begin with a dot, which are histories, caches, environments and, in .env, secrets."""
 LARGEST = 256 << 10
 """Bytes of a file that is read."""
 
 
 def copied(folder: Path, target: Path, more: Mapping[str, bytes]) -> None:
-    """Copies a folder, links as links, and adds files, in a folder that was left out. Raises RunError for what cannot be copied."""
+    """Copies a folder, links as links, and adds files, in a folder that was left out. Raises RunError for what cannot
+    be copied."""
 
     def find_left_out(_: str, names: list[str]) -> set[str]:
-        return {name for name in names if LEFT_OUT.fullmatch(name) or (name.startswith(".") and not INCLUDED_NAMES.fullmatch(name))}
+        return {
+            name
+            for name in names
+            if LEFT_OUT.fullmatch(name) or (name.startswith(".") and not INCLUDED_NAMES.fullmatch(name))
+        }
 
-    special_paths = [path for path in _list_paths(folder, find_left_out) if not (path.is_symlink() or path.is_file() or path.is_dir())]
+    special_paths = [
+        path
+        for path in _list_paths(folder, find_left_out)
+        if not (path.is_symlink() or path.is_file() or path.is_dir())
+    ]
     if special_paths:
         raise RunError(f"{special_paths[0]} is no file, folder or link, and cannot be copied")
     try:

@@ -1,8 +1,8 @@
 """Both stages by a policy: two runs of the harness, of which the first proposes and the second installs.
 
-The first run looks at the folder, and writes steps. Its checks are kept as they are. The second one tries what it likes in a sandbox with the door
-open, and writes the commands that it found. What counts is neither run but what attempt.py hears when it plays these commands, and then those checks,
-in a fresh sandbox.
+The first run looks at the folder, and writes steps. Its checks are kept as they are. The second one tries what it likes
+in a sandbox with the door open, and writes the commands that it found. What counts is neither run but what attempt.py
+hears when it plays these commands, and then those checks, in a fresh sandbox.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ LARGEST = 256 << 10
 
 @dataclass(frozen=True)
 class Player:
-    """Who plays, and in what. `fork`: opens a sandbox over a stored tree, `tree`: the folder as it is, `given`: its files, `transcripts`: the folder
-    that they go to."""
+    """Who plays, and in what. `fork`: opens a sandbox over a stored tree, `tree`: the folder as it is, `given`: its
+    files, `transcripts`: the folder that they go to."""
 
     policy: Policy
     who: str
@@ -75,21 +75,31 @@ class Player:
             raise RunError(f"the model proposes no steps: {error}; {record} tells what it did") from None
 
     def revise(self, steps: Sequence[Step], outcomes: Sequence[Outcome]) -> list[Step]:
-        """Stage 2 (see attempt.py): other commands, and the same checks; the steps as they are where what is left holds none. Raises PolicyError."""
+        """Stage 2 (see attempt.py): other commands, and the same checks; the steps as they are where what is left holds
+        none. Raises PolicyError."""
         checks = [Step("", step.check, step.source) for step in steps if step.check]
         report = "\n".join(
-            f"{'worked' if outcome.passed else f'failed ({why(outcome)})'}: {outcome.step.command or outcome.step.check}" for outcome in outcomes
+            f"{'worked' if outcome.passed else f'failed ({why(outcome)})'}: "
+            f"{outcome.step.command or outcome.step.check}"
+            for outcome in outcomes
         )
-        task_prompt = INSTALLS % ("\n".join(f"  {step.check}" for step in checks), NETWORK if self.index else ALONE, report)
+        task_prompt = INSTALLS % (
+            "\n".join(f"  {step.check}" for step in checks),
+            NETWORK if self.index else ALONE,
+            report,
+        )
         command_rows, _ = self._run_episode("try", task_prompt, TRIES, "worked.json")
         try:
-            commands = of_rows([{"command": command} for command in command_rows] if isinstance(command_rows, list) else command_rows)
+            commands = of_rows(
+                [{"command": command} for command in command_rows] if isinstance(command_rows, list) else command_rows
+            )
         except ValueError:
             return [*steps]
         return [*(replace(step, source="the model") for step in commands), *deduplicated(checks, 100)]
 
     def _run_episode(self, name: str, prompt: str, tools: tuple[str, ...], file: str) -> tuple[object, Path]:
-        """One run of the harness: the JSON of the file that it leaves, None where it leaves none, and its transcript."""
+        """One run of the harness: the JSON of the file that it leaves, None where it leaves none, and its
+        transcript."""
         self.transcripts.mkdir(parents=True, exist_ok=True)
         paths = (self.transcripts / f"{name}-{number}.jsonl" for number in itertools.count(1))
         path = next(candidate for candidate in paths if not candidate.exists())

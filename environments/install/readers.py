@@ -1,7 +1,7 @@
 """What the files of a folder say about how it is set up: read, never run, and never trusted to be what they should be.
 
-Every reader takes bytes and gives what it can find; of bytes that make no sense it finds nothing. YAML is read line by line, as far as the steps of
-CI files go: `run:` of GitHub's workflows, `script:` of GitLab's jobs.
+Every reader takes bytes and gives what it can find; of bytes that make no sense it finds nothing. YAML is read line by
+line, as far as the steps of CI files go: `run:` of GitHub's workflows, `script:` of GitLab's jobs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,16 @@ __all__ = ["Project", "ci_commands", "make_commands", "pyproject", "requirements
 NAME = re.compile(r"\s*([A-Za-z0-9](?:[A-Za-z0-9._-]{0,98}[A-Za-z0-9])?)\s*(?=[\[(<>=!~;@\s]|\Z)")
 TARGETS = ("install", "develop", "setup", "deps", "dev", "test", "tests", "check")
 """Targets of a Makefile that are looked into."""
-PARSE_ERRORS = (ValueError, TypeError, AttributeError, LookupError, RecursionError, MemoryError, SyntaxError, configparser.Error)
+PARSE_ERRORS = (
+    ValueError,
+    TypeError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+    MemoryError,
+    SyntaxError,
+    configparser.Error,
+)
 """What parsers raise for what is none of theirs."""
 
 
@@ -52,7 +61,11 @@ def parse_names(lines: object) -> tuple[str, ...]:
 
 def _select_names(values: object) -> tuple[str, ...]:
     """Keys, or items, that are names."""
-    return tuple(value for value in values if isinstance(value, str) and NAME.fullmatch(value)) if isinstance(values, Iterable) else ()
+    return (
+        tuple(value for value in values if isinstance(value, str) and NAME.fullmatch(value))
+        if isinstance(values, Iterable)
+        else ()
+    )
 
 
 def pyproject(data: bytes) -> Project | None:
@@ -62,9 +75,14 @@ def pyproject(data: bytes) -> Project | None:
         has_build_system = "build-system" in document
         project, poetry = document.get("project"), document.get("tool", {}).get("poetry")
         groups = document.get("dependency-groups", {})
-        test_requirements = next((groups[name] for name in ("test", "tests", "dev") if isinstance(groups.get(name), list)), ())
+        test_requirements = next(
+            (groups[name] for name in ("test", "tests", "dev") if isinstance(groups.get(name), list)), ()
+        )
         if isinstance(project, Mapping):
-            optional_names = (_select_names(project.get("optional-dependencies", ())), _select_names(project.get("scripts", ())))
+            optional_names = (
+                _select_names(project.get("optional-dependencies", ())),
+                _select_names(project.get("scripts", ())),
+            )
             return Project(
                 check_name(project.get("name")),
                 parse_names(project.get("dependencies")),
@@ -103,7 +121,11 @@ def setup_cfg(data: bytes) -> Project | None:
         if not parser.has_section("metadata") and not parser.has_section("options"):
             return None
         needs = parser.get("options", "install_requires", fallback="").split("\n")
-        extras = _select_names(parser.options("options.extras_require")) if parser.has_section("options.extras_require") else ()
+        extras = (
+            _select_names(parser.options("options.extras_require"))
+            if parser.has_section("options.extras_require")
+            else ()
+        )
         return Project(check_name(parser.get("metadata", "name", fallback="")), parse_names(needs), extras)
     except PARSE_ERRORS:
         return None
@@ -117,7 +139,11 @@ def setup_py(data: bytes) -> Project | None:
         for node in tree.body:
             if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
                 assignments[node.targets[0].id] = node.value
-        calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] == "setup"]
+        calls = [
+            node
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] == "setup"
+        ]
         if not calls:
             return None
         arguments = {
@@ -125,7 +151,9 @@ def setup_py(data: bytes) -> Project | None:
             for keyword in calls[-1].keywords
             if keyword.arg
         }
-        name, needs, extras = (_evaluate_literal(arguments.get(key)) for key in ("name", "install_requires", "extras_require"))
+        name, needs, extras = (
+            _evaluate_literal(arguments.get(key)) for key in ("name", "install_requires", "extras_require")
+        )
         return Project(check_name(name), parse_names(needs), _select_names(extras or ()))
     except PARSE_ERRORS:
         return None
@@ -142,7 +170,13 @@ def requirements(data: bytes) -> tuple[str, ...]:
     """Names in a file of requirements. Options, addresses and what is for other machines are passed over."""
     joined_text = re.sub(r"\\\n", " ", decode_text(data))
     lines = [re.sub(r"(^|\s)#.*", "", line).strip() for line in joined_text.split("\n")]
-    return parse_names([re.sub(r"\s--\S.*", "", line) for line in lines if line and not line.startswith("-") and "://" not in line.partition("@")[0]])
+    return parse_names(
+        [
+            re.sub(r"\s--\S.*", "", line)
+            for line in lines
+            if line and not line.startswith("-") and "://" not in line.partition("@")[0]
+        ]
+    )
 
 
 def tox(data: bytes) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -164,7 +198,13 @@ def make_commands(data: bytes) -> tuple[str, ...]:
     for line in re.sub(r"\\\n", " ", decode_text(data)).split("\n"):
         if line.startswith("\t"):
             if is_selected:
-                commands.append(re.sub(r"\$[({](PYTHON|PIP|PYTEST)[)}]", lambda match: match[1].lower(), line.strip().lstrip("@-+").strip()))
+                commands.append(
+                    re.sub(
+                        r"\$[({](PYTHON|PIP|PYTEST)[)}]",
+                        lambda match: match[1].lower(),
+                        line.strip().lstrip("@-+").strip(),
+                    )
+                )
         elif line.strip() and not line.startswith((" ", "#")):
             head = re.match(r"([\w.-]+(?: +[\w.-]+)*) *::?(?!=)", line)
             is_selected = bool(head) and bool({*head[1].split()} & {*TARGETS})
@@ -177,7 +217,8 @@ def ci_commands(data: bytes) -> tuple[str, ...]:
 
 
 def _read_steps(lines: list[str]) -> Iterator[str]:
-    """What stands behind `run:`, and beneath `run: |`, `script:` and `before_script:`: all lines that are further in than the key."""
+    """What stands behind `run:`, and beneath `run: |`, `script:` and `before_script:`: all lines that are further in
+    than the key."""
     inside = -1
     for line in lines:
         depth = len(line) - len(line.lstrip(" "))

@@ -26,7 +26,8 @@ class Step:
 
 
 def deduplicated(steps: Iterable[Step], most: int = MOST) -> list[Step]:
-    """The first `most` steps, without those whose command, or whose check where there is no command, stands there already."""
+    """The first `most` steps, without those whose command, or whose check where there is no command, stands there
+    already."""
     steps_by_key: dict[str, Step] = {}
     for step in steps:
         steps_by_key.setdefault(step.command or f"check: {step.check}", step)
@@ -38,7 +39,8 @@ def as_rows(steps: Iterable[Step]) -> list[dict]:
 
 
 def of_rows(rows: object, most: int = 100) -> list[Step]:
-    """Steps from JSON: a list of objects with `command`, `check` or both. Raises ValueError, in one line, for anything else."""
+    """Steps from JSON: a list of objects with `command`, `check` or both. Raises ValueError, in one line, for anything
+    else."""
     if not isinstance(rows, list) or not 0 < len(rows) <= most:
         raise ValueError(f"steps must be a list of 1 to {most} objects")
     return [_parse_step(number, row) for number, row in enumerate(rows, 1)]

@@ -1,8 +1,8 @@
 """pip and setuptools as this environment has them: the root file system that other sandboxes see has neither.
 
-They carry copies of other packages within them, and a task's answer may be one. Here nothing is taken out: a root of its own has both, and a virtual
-environment finds them. In the work tree (`.install`) lie pip's settings, and a wheel of setuptools for packages that are built apart from others.
-"""
+They carry copies of other packages within them, and a task's answer may be one. Here nothing is taken out: a root of
+its own has both, and a virtual environment finds them. In the work tree (`.install`) lie pip's settings, and a wheel of
+setuptools for packages that are built apart from others."""
 
 from __future__ import annotations
 
@@ -41,41 +41,54 @@ timeout = 150
 ENVIRONMENT = f"""export PATH=/work/.venv/bin:/work/{FOLDER}/bin:$PATH PIP_CONFIG_FILE=/work/{FOLDER}/pip.conf
 export PYTHONDONTWRITEBYTECODE=1 SETUPTOOLS_SCM_PRETEND_VERSION=0
 """
-"""What is read before every command. Bytecode would not be the same twice; there is no Git inside to ask for a version."""
+"""What is read before every command. Bytecode would not be the same twice; there is no Git inside to ask for a
+version."""
 PROGRAM = """#!/bin/sh
 exec python -m pip "$@"
 """
 
 
 def rooted() -> Path:
-    """The root file system with pip and, where it is here, setuptools. Raises RunError where this environment has no pip."""
+    """The root file system with pip and, where it is here, setuptools. Raises RunError where this environment has no
+    pip."""
     if not _is_installed("pip"):
-        raise RunError(f"setting a folder up needs pip, which is not installed here; run: {sys.executable} -m ensurepip")
+        raise RunError(
+            f"setting a folder up needs pip, which is not installed here; run: {sys.executable} -m ensurepip"
+        )
     return root_file_system((*DISTRIBUTIONS, "pip", *(name for name in BUILDS if _is_installed(name))))
 
 
 def laid(index: str | None) -> dict[str, bytes]:
-    """The files that lie in the work tree: wheels, pip's settings, a program for it, and `env`, which is read before every command. `index`: the path
-    of the index's pages, such as /simple/; None for no index."""
-    files = {f"{FOLDER}/{named_wheel[0]}": named_wheel[1] for name in BUILDS if (named_wheel := wheel(name)) is not None}
+    """The files that lie in the work tree: wheels, pip's settings, a program for it, and `env`, which is read before
+    every command. `index`: the path of the index's pages, such as /simple/; None for no index."""
+    files = {
+        f"{FOLDER}/{named_wheel[0]}": named_wheel[1] for name in BUILDS if (named_wheel := wheel(name)) is not None
+    }
     settings = SETTINGS
     if index is None:
         settings += "no-index = true\n"
     else:
-        settings += f"index-url = http://{INDEX}{index}\ntrusted-host = {INDEX}\nproxy = {Door.environment['http_proxy']}\n"
+        settings += (
+            f"index-url = http://{INDEX}{index}\ntrusted-host = {INDEX}\nproxy = {Door.environment['http_proxy']}\n"
+        )
     texts = {"pip.conf": settings, "env": ENVIRONMENT, "bin/pip": PROGRAM}
     return files | {f"{FOLDER}/{name}": text.encode() for name, text in texts.items()}
 
 
 @functools.cache
 def wheel(distribution: str) -> tuple[str, bytes] | None:
-    """The name and the bytes of a wheel of an installed distribution; None unless all of it is there, and it is pure Python."""
+    """The name and the bytes of a wheel of an installed distribution; None unless all of it is there, and it is pure
+    Python."""
     if not _is_installed(distribution):
         return None
     dist_info = metadata.distribution(distribution)
     files = [file for file in dist_info.files or () if ".." not in file.parts and file.suffix != ".pyc"]
     head = next((file.parts[0] for file in files if file.parts[0].endswith(".dist-info")), None)
-    if head is None or not any(file.as_posix() == f"{head}/WHEEL" for file in files) or any(file.suffix in (".so", ".pyd") for file in files):
+    if (
+        head is None
+        or not any(file.as_posix() == f"{head}/WHEEL" for file in files)
+        or any(file.suffix in (".so", ".pyd") for file in files)
+    ):
         return None
     rows, out = list[str](), io.BytesIO()
     with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:

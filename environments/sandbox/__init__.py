@@ -1,1 +1,2 @@
-"""A machine within the machine: what an agent runs there sees and changes nothing else. `open.py` is the door, `interface.py` what comes out."""
+"""A machine within the machine: what an agent runs there sees and changes nothing else. `open.py` is the door,
+`interface.py` what comes out."""

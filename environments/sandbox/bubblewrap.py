@@ -1,12 +1,13 @@
-"""The sandbox that bubblewrap makes: all namespaces, a root file system of our own, a bounded work tree, a filter of system calls, a tool server.
+"""The sandbox that bubblewrap makes: all namespaces, a root file system of our own, a bounded work tree, a filter of
+system calls, a tool server.
 
 Where this stands on bwrap 0.8, and where not
-1. bwrap makes the namespaces and the read-only root. It begins with an empty environment, and maps the user who asks, or for root another user, to
-   user 1000 inside.
-2. bwrap bounds a tmpfs by bytes, not by inodes, and knows no overlays. So the first process inside mounts the work tree itself (inside/setup.py),
-   with capabilities that exist only in the sandbox's namespaces and that it then gives up.
-3. bwrap's own first process would be one that no filter binds. The tool server takes its place (--as-pid-1): no other process inside can signal it,
-   look into it, or outlive it.
+1. bwrap makes the namespaces and the read-only root. It begins with an empty environment, and maps the user who asks,
+   or for root another user, to user 1000 inside.
+2. bwrap bounds a tmpfs by bytes, not by inodes, and knows no overlays. So the first process inside mounts the work tree
+   itself (inside/setup.py), with capabilities that exist only in the sandbox's namespaces and that it then gives up.
+3. bwrap's own first process would be one that no filter binds. The tool server takes its place (--as-pid-1): no other
+   process inside can signal it, look into it, or outlive it.
 4. bwrap's --dev needs a mapped root user, under which 2 is not possible. /dev holds five devices and no terminals.
 """
 
@@ -29,7 +30,8 @@ from .wire import Broken
 __all__ = ["Bubblewrap"]
 
 NEAR_FILES, NEAR_BYTES = 400, 4 * 2**20
-"""A fork that differs by less from the tree that its parent began with begins with that, too, and is sent the difference."""
+"""A fork that differs by less from the tree that its parent began with begins with that, too, and is sent the
+difference."""
 
 
 class Bubblewrap(Served):
@@ -45,8 +47,8 @@ class Bubblewrap(Served):
         overlay: bool = True,
         door: Door | None = None,
     ) -> None:
-        """Raises RunError where sandboxes cannot be had, or the snapshot is not stored or damaged. `overlay`: False copies the tree instead.
-        `door`: a way out; without one there is none."""
+        """Raises RunError where sandboxes cannot be had, or the snapshot is not stored or damaged. `overlay`: False
+        copies the tree instead. `door`: a way out; without one there is none."""
         self.root, self.overlay, self.door = root, overlay, door
         manifest, difference = store.manifest(snapshot), None
         self.base = snapshot

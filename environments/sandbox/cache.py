@@ -12,8 +12,8 @@ from kit.settings import RunError
 __all__ = ["OTHER", "cache_folder", "keep", "made", "owner", "reachable", "unused"]
 
 OTHER = 65533
-"""The user as which bwrap runs when root asks. Limits on processes do not bind root, and files of root's would be the sandbox's own. Debian and
-systemd give this number to nobody."""
+"""The user as which bwrap runs when root asks. Limits on processes do not bind root, and files of root's would be the
+sandbox's own. Debian and systemd give this number to nobody."""
 
 
 def owner() -> int | None:
@@ -22,7 +22,8 @@ def owner() -> int | None:
 
 
 def cache_folder() -> Path:
-    """`$XDG_CACHE_HOME/etude`, by default `~/.cache/etude`, and for root, whose home is closed to others, `/var/cache/etude`."""
+    """`$XDG_CACHE_HOME/etude`, by default `~/.cache/etude`, and for root, whose home is closed to others,
+    `/var/cache/etude`."""
     home = os.environ.get("XDG_CACHE_HOME", "")
     if os.path.isabs(home):
         return Path(home) / "etude"
@@ -30,7 +31,8 @@ def cache_folder() -> Path:
 
 
 def made(folder: Path) -> Path:
-    """The folder, made if it is missing, with all above it that are. Other users may enter those, whatever the umask is."""
+    """The folder, made if it is missing, with all above it that are. Other users may enter those, whatever the umask
+    is."""
     if not folder.is_dir():
         made(folder.parent)
         folder.mkdir(exist_ok=True)
@@ -39,7 +41,8 @@ def made(folder: Path) -> Path:
 
 
 def keep(folder: Path) -> int:
-    """Says to all processes that this one uses a folder, until it ends or closes the handle that it gets. Raises OSError for one that is gone."""
+    """Says to all processes that this one uses a folder, until it ends or closes the handle that it gets. Raises
+    OSError for one that is gone."""
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     with contextlib.suppress(OSError):  # a file system without locks
         fcntl.flock(handle, fcntl.LOCK_SH)
@@ -47,7 +50,8 @@ def keep(folder: Path) -> int:
 
 
 def unused(folder: Path) -> int | None:
-    """A handle of a folder that nobody uses, and that nobody can begin to use until the handle is closed; None where somebody does."""
+    """A handle of a folder that nobody uses, and that nobody can begin to use until the handle is closed; None where
+    somebody does."""
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -63,6 +67,7 @@ def reachable(folder: Path) -> Path:
         for path in (folder, *folder.resolve().parents):
             if not path.stat().st_mode & 0o001:
                 raise RunError(
-                    f"{path} is closed to others, and a sandbox that root starts runs as user {OTHER}: set XDG_CACHE_HOME to an open folder"
+                    f"{path} is closed to others, and a sandbox that root starts runs as user {OTHER}: "
+                    f"set XDG_CACHE_HOME to an open folder"
                 )
     return folder

@@ -1,4 +1,5 @@
-"""A Docker engine of this machine, through Docker's SDK for Python, which is imported late: the image of a root file system, and containers of it."""
+"""A Docker engine of this machine, through Docker's SDK for Python, which is imported late: the image of a root file
+system, and containers of it."""
 
 from __future__ import annotations
 
@@ -44,32 +45,42 @@ def convert_errors(prefix: str) -> Iterator[None]:
 
 
 def connected() -> Any:
-    """A client of the engine that DOCKER_HOST names, by default the one of this machine. Raises RunError where none answers, with what to install or
-    to start, and where it cannot bound memory and processes."""
+    """A client of the engine that DOCKER_HOST names, by default the one of this machine. Raises RunError where none
+    answers, with what to install or to start, and where it cannot bound memory and processes."""
     try:
         import docker  # pyright: ignore[reportMissingImports]
     except ImportError:
-        raise RunError("a sandbox of Docker's needs its SDK for Python, which is not installed; run: pip install docker") from None
+        raise RunError(
+            "a sandbox of Docker's needs its SDK for Python, which is not installed; run: pip install docker"
+        ) from None
     address = os.environ.get("DOCKER_HOST", "")
     if address and not address.startswith("unix://"):
         raise RunError(f"a sandbox needs a Docker engine of this machine, at a Unix socket; DOCKER_HOST is {address!r}")
-    advice = "no Docker engine answers; on Debian and Ubuntu: apt-get install docker.io, and start it: systemctl start docker, or as root: dockerd"
+    advice = (
+        "no Docker engine answers; on Debian and Ubuntu: apt-get install docker.io, and start it: "
+        "systemctl start docker, or as root: dockerd"
+    )
     with convert_errors(advice):
         client = docker.APIClient(base_url=address or None, version="auto", timeout=120)
         info = client.info()
     for key, resource in (("MemoryLimit", "memory"), ("PidsLimit", "processes")):
         if not info.get(key):
             client.close()
-            raise RunError(f"this Docker engine cannot bound {resource}: its machine has no control group for that; take kind='bubblewrap'")
+            raise RunError(
+                f"this Docker engine cannot bound {resource}: its machine has no control group for "
+                f"that; take kind='bubblewrap'"
+            )
     return client
 
 
 def image(client: Any, root: Path) -> str:
-    """The name of the image that holds a root file system, which is imported first where the engine lacks it. Raises RunError, and closes the client
-    then."""
+    """The name of the image that holds a root file system, which is imported first where the engine lacks it. Raises
+    RunError, and closes the client then."""
     with close_on_error(client), convert_errors("the sandbox's image cannot be imported"):
         root_digest = (
-            root.name if re.fullmatch("[0-9a-f]{64}", root.name) else lists.digest({path: entry for path, entry, _ in lists.of_folder(root)})
+            root.name
+            if re.fullmatch("[0-9a-f]{64}", root.name)
+            else lists.digest({path: entry for path, entry, _ in lists.of_folder(root)})
         )
         tag = hashlib.sha256(json.dumps([root_digest, VERSION, OTHER]).encode()).hexdigest()[:24]
         name = f"{REPOSITORY}:{tag}"
@@ -83,8 +94,8 @@ def image(client: Any, root: Path) -> str:
 
 @contextlib.contextmanager
 def lock_imports() -> Iterator[None]:
-    """Lets no other process of this user import an image: of two that do, one would be left without a name. Does nothing where the user has no cache
-    folder."""
+    """Lets no other process of this user import an image: of two that do, one would be left without a name. Does
+    nothing where the user has no cache folder."""
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):
             fcntl.flock(stack.enter_context(open(made(cache_folder()) / "images.lock", "w")), fcntl.LOCK_EX)
@@ -132,8 +143,8 @@ def _remove_old_images(client: Any, tag: str) -> None:
 
 
 class Framed(Wire):
-    """The socket of an attached container. The engine frames what comes: the stream (1: standard output, 2: error) in a byte, three that are 0, and
-    the length in four."""
+    """The socket of an attached container. The engine frames what comes: the stream (1: standard output, 2: error) in a
+    byte, three that are 0, and the length in four."""
 
     def __init__(self, handle: int, tick: Callable[[], None] = lambda: None) -> None:
         super().__init__(handle, handle, tick)
@@ -163,7 +174,8 @@ class Container:
     """A container that runs (see Machine in served.py). `first`: the number of its first process."""
 
     def __init__(self, client: Any, config: dict, host: dict) -> None:
-        """`config`: of create_container; `host`: what the engine's API calls HostConfig. Takes the client over. Raises RunError."""
+        """`config`: of create_container; `host`: what the engine's API calls HostConfig. Takes the client over. Raises
+        RunError."""
         self.client, self.starter, self.first, self.killed = client, os.getpid(), 0, 0
         self.id, self.handle = "", -1
         try:
@@ -190,7 +202,10 @@ class Container:
                 counter = folder / path.lstrip("/") / name
                 if self.id in path and controllers in ("memory", "") and counter.exists():
                     return counter
-        raise RunError("the control group of Docker's container is not seen here; a sandbox needs an engine that runs on the same machine")
+        raise RunError(
+            "the control group of Docker's container is not seen here; a sandbox needs an engine that "
+            "runs on the same machine"
+        )
 
     def _count_oom_kills(self) -> int:
         match = re.search(r"^oom_kill (\d+)$", self.group.read_text(), re.MULTILINE)

@@ -1,7 +1,7 @@
 """What a sandbox is to whoever uses one: calls of tools, observations, snapshots, forks, and limits.
 
-Snapshots hold files only. What a process keeps in memory is not in them: every process that a call starts ends with the call, so there is none
-between two calls. A fork of running processes, with their memory, needs a virtual machine.
+Snapshots hold files only. What a process keeps in memory is not in them: every process that a call starts ends with the
+call, so there is none between two calls. A fork of running processes, with their memory, needs a virtual machine.
 """
 
 from __future__ import annotations
@@ -21,18 +21,22 @@ FLOOD = 16
 
 @dataclass(frozen=True)
 class Limits:
-    """What a sandbox may use. Raises ValueError unless all are positive, and memory, disk and output hold at least a page."""
+    """What a sandbox may use. Raises ValueError unless all are positive, and memory, disk and output hold at least a
+    page."""
 
     processes: int = 64
     """Processes and threads at a time."""
     memory: int = 512 * 2**20
-    """Bytes of memory over all processes: the sum of their proportional set sizes, and of what the kernel may hold for their sockets."""
+    """Bytes of memory over all processes: the sum of their proportional set sizes, and of what the kernel may hold for
+    their sockets."""
     disk: int = 256 * 2**20
-    """Bytes that may be written beyond the tree that the sandbox starts from, temporary files included. They lie in memory, too."""
+    """Bytes that may be written beyond the tree that the sandbox starts from, temporary files included. They lie in
+    memory, too."""
     inodes: int = 20_000
     """Files, folders and links that may be made beyond that tree."""
     output: int = 64 * 2**10
-    """Bytes of text that a call gives back. Longer text is cut in its middle, and a command that says 16 times as much is ended."""
+    """Bytes of text that a call gives back. Longer text is cut in its middle, and a command that says 16 times as much
+    is ended."""
     seconds: float = 60.0
     """Wall-clock seconds of a call that names no timeout of its own, and the most that one may name."""
 
@@ -54,7 +58,8 @@ class Observation:
     """What a call gives back."""
 
     text: str
-    """What a person or a model may read: at most `Limits.output` bytes and a line, with terminal escapes made visible."""
+    """What a person or a model may read: at most `Limits.output` bytes and a line, with terminal escapes made
+    visible."""
     ok: bool
     """Whether the tool did what it was asked, and nothing had to be ended."""
     exit: int | None = None
@@ -79,15 +84,17 @@ class Door(Protocol):
 
 
 class Sandbox(Protocol):
-    """A machine for one episode. One call runs at a time. When something ends the sandbox itself, all later calls say so, and raise nothing."""
+    """A machine for one episode. One call runs at a time. When something ends the sandbox itself, all later calls say
+    so, and raise nothing."""
 
     def call(self, tool: str, args: Mapping[str, object], timeout: float | None = None) -> Observation:
-        """Runs a tool. A bad name, bad arguments and a failing tool are observations, too. `timeout`: seconds, at most `Limits.seconds`."""
+        """Runs a tool. A bad name, bad arguments and a failing tool are observations, too. `timeout`: seconds, at most
+        `Limits.seconds`."""
         ...
 
     def begin(self, command: str, timeout: float | None = None) -> Observation:
-        """Starts a command that says a line when it is ready and then waits for its standard input, and gives that line. Until it is told something
-        it waits; every other call but `waits` ends it first."""
+        """Starts a command that says a line when it is ready and then waits for its standard input, and gives that
+        line. Until it is told something it waits; every other call but `waits` ends it first."""
         ...
 
     def tell(self, text: str, timeout: float | None = None) -> Observation:
@@ -99,12 +106,14 @@ class Sandbox(Protocol):
         ...
 
     def snapshot(self) -> str:
-        """Stores the work tree, and gives its content hash: SHA-256 over a canonical manifest of paths, modes, contents and links. The same
-        tree has the same hash on any machine. Raises RunError for what cannot be stored: a FIFO, a socket, a device."""
+        """Stores the work tree, and gives its content hash: SHA-256 over a canonical manifest of paths, modes, contents
+        and links. The same tree has the same hash on any machine. Raises RunError for what cannot be stored: a FIFO, a
+        socket, a device."""
         ...
 
     def fork(self, snapshot: str) -> Sandbox:
-        """Another sandbox with the same limits, which starts from a stored tree. Files only: see the top of this file."""
+        """Another sandbox with the same limits, which starts from a stored tree. Files only: see the top of this
+        file."""
         ...
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
 """How a sandbox's listening socket comes out of it: by a pair of sockets that exists only while the sandbox begins.
 
-The socket belongs to the sandbox's network namespace, whoever holds it; nothing of this machine's network is in there. The pair is closed on both
-sides before any command runs (inside/door.py).
+The socket belongs to the sandbox's network namespace, whoever holds it; nothing of this machine's network is in there.
+The pair is closed on both sides before any command runs (inside/door.py).
 """
 
 from __future__ import annotations
@@ -48,7 +48,9 @@ class Pair:
     def __enter__(self) -> Pair:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.ours.close()
         self.theirs.close()
 
@@ -56,4 +58,8 @@ class Pair:
 def is_listening(listener: socket.socket) -> bool:
     """Whether it is a socket that accepts connections where a door is expected."""
     is_stream = listener.family == socket.AF_INET and listener.type == socket.SOCK_STREAM
-    return is_stream and listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) == 1 and listener.getsockname() == PROXY
+    return (
+        is_stream
+        and listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) == 1
+        and listener.getsockname() == PROXY
+    )

@@ -1,8 +1,8 @@
 """A tree of files as a list of what is in it, and the hash of that list.
 
-The list holds paths, kinds, permissions, contents (as SHA-256) and the targets of links; no times, owners or inodes, and no order but that of paths.
-So the same tree has the same hash on any machine. Lists also come from sandboxes, whose tasks may have written them: a path that would lead out of
-its tree is refused before anything is made from it.
+The list holds paths, kinds, permissions, contents (as SHA-256) and the targets of links; no times, owners or inodes,
+and no order but that of paths. So the same tree has the same hash on any machine. Lists also come from sandboxes, whose
+tasks may have written them: a path that would lead out of its tree is refused before anything is made from it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,19 @@ from pathlib import Path
 from kit.disk import parse_json
 from kit.settings import RunError
 
-__all__ = ["Entry", "Manifest", "changed", "digest", "dump", "load", "of_folder", "parse", "readable", "size", "without"]
+__all__ = [
+    "Entry",
+    "Manifest",
+    "changed",
+    "digest",
+    "dump",
+    "load",
+    "of_folder",
+    "parse",
+    "readable",
+    "size",
+    "without",
+]
 
 
 @dataclass(frozen=True)
@@ -37,7 +49,8 @@ class Entry:
 
 
 Manifest = dict[str, Entry]
-"""Paths, with / between folders, and what lies there. The root has the path "", and every folder stands there itself."""
+"""Paths, with / between folders, and what lies there. The root has the path "", and every folder stands there
+itself."""
 
 
 def dump(manifest: Manifest) -> bytes:
@@ -64,8 +77,9 @@ def load(data: bytes) -> Manifest:
 
 
 def parse(rows: object, left: Manifest | None = None) -> Manifest:
-    """A tree from rows of path, kind, mode, size and value, and of what is `left` of another tree, which the rows add to and replace. Raises
-    ValueError for what is no tree: a path that leads elsewhere, a file without its folder, a folder that is a link."""
+    """A tree from rows of path, kind, mode, size and value, and of what is `left` of another tree, which the rows add
+    to and replace. Raises ValueError for what is no tree: a path that leads elsewhere, a file without its folder, a
+    folder that is a link."""
     new: Manifest = {}
     for row in rows if isinstance(rows, list) else [None]:
         if not isinstance(row, list) or [type(part) for part in row] != [str, str, int, int, str]:
@@ -85,11 +99,19 @@ def parse(rows: object, left: Manifest | None = None) -> Manifest:
 
 def _check(path: str, entry: Entry) -> None:
     parts = path.split("/")
-    if "\0" in path or (path and any(part in ("", ".", "..") for part in parts)) or any(len(os.fsencode(part)) > 255 for part in parts):
+    if (
+        "\0" in path
+        or (path and any(part in ("", ".", "..") for part in parts))
+        or any(len(os.fsencode(part)) > 255 for part in parts)
+    ):
         raise ValueError(f"{path[:100]!r} is no path within a tree")
     fits = {
         "dir": entry.size == 0 and entry.value == "",
-        "link": entry.size == 0 and entry.mode == 0o777 and 0 < len(os.fsencode(entry.value)) < 4096 and "\0" not in entry.value and path != "",
+        "link": entry.size == 0
+        and entry.mode == 0o777
+        and 0 < len(os.fsencode(entry.value)) < 4096
+        and "\0" not in entry.value
+        and path != "",
         "file": entry.size >= 0 and re.fullmatch("[0-9a-f]{64}", entry.value) is not None and path != "",
     }
     if not fits.get(entry.kind, False) or not 0 <= entry.mode <= 0o777:
@@ -97,10 +119,12 @@ def _check(path: str, entry: Entry) -> None:
 
 
 def changed(before: Manifest, after: Manifest) -> tuple[list[str], list[str]]:
-    """(paths to remove from `before`, without those beneath others; paths of `after` to make or to change, folders before what is in them)."""
+    """(paths to remove from `before`, without those beneath others; paths of `after` to make or to change, folders
+    before what is in them)."""
     differing = [path for path, entry in after.items() if before.get(path) is not entry and before.get(path) != entry]
     stale_paths = sorted(
-        [path for path in before if path not in after] + [path for path in differing if path in before and before[path].kind != after[path].kind]
+        [path for path in before if path not in after]
+        + [path for path in differing if path in before and before[path].kind != after[path].kind]
     )
     tops: list[str] = []
     for path in stale_paths:
@@ -115,8 +139,9 @@ def size(manifest: Manifest) -> int:
 
 
 def of_folder(folder: Path) -> Iterator[tuple[str, Entry, int | None]]:
-    """(path, entry, open handle of a file) of everything in a folder of this machine, the folder itself first. Links are not followed and
-    nothing is waited for. Raises RunError for a FIFO, a socket or a device, which cannot be stored; also where `folder` is none."""
+    """(path, entry, open handle of a file) of everything in a folder of this machine, the folder itself first. Links
+    are not followed and nothing is waited for. Raises RunError for a FIFO, a socket or a device, which cannot be
+    stored; also where `folder` is none."""
     try:
         top = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     except OSError as error:
@@ -146,7 +171,9 @@ def _walk_folder(handle: int, path: str) -> Iterator[tuple[str, Entry, int | Non
                     os.close(inner)
             else:
                 words = {stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket"}
-                raise RunError(f"{child_path!r} is {words.get(stat.S_IFMT(status.st_mode), 'a device')}, and cannot be stored")
+                raise RunError(
+                    f"{child_path!r} is {words.get(stat.S_IFMT(status.st_mode), 'a device')}, and cannot be stored"
+                )
     finally:
         os.close(handle)
 

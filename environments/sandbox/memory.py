@@ -1,8 +1,9 @@
 """How much memory a process and all below it hold, seen from outside, where nothing inside can hide any of it.
 
-Proportional set sizes add up: a page that four processes share counts a quarter in each. Two kinds of memory are not in them. Pages of shared
-anonymous mappings stay when a process takes them out of its tables, so such mappings count in full. And the kernel holds what waits in sockets, so
-each socket counts as much as it may hold, and more where more waits in it.
+Proportional set sizes add up: a page that four processes share counts a quarter in each. Two kinds of memory are not in
+them. Pages of shared anonymous mappings stay when a process takes them out of its tables, so such mappings count in
+full. And the kernel holds what waits in sockets, so each socket counts as much as it may hold, and more where more
+waits in it.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ def processes(first: int) -> int:
 
 
 def sockets(pid: int) -> int:
-    """Bytes, at most: of every socket in a process's network namespace the largest buffer that a program can ask for, which the kernel doubles;
-    and twice what waits in TCP and UDP, whose buffers grow by themselves."""
+    """Bytes, at most: of every socket in a process's network namespace the largest buffer that a program can ask for,
+    which the kernel doubles; and twice what waits in TCP and UDP, whose buffers grow by themselves."""
     try:
         lines = _read(f"/proc/{pid}/net/sockstat").splitlines()
         if os.path.exists(f"/proc/{pid}/net/sockstat6"):
@@ -55,7 +56,8 @@ def sockets(pid: int) -> int:
 
 
 def _find_living_thread(tasks: list[str]) -> str:
-    """One of these threads that has not ended, if there is one. A process lives on when its first thread ends, but is said to have no memory."""
+    """One of these threads that has not ended, if there is one. A process lives on when its first thread ends, but is
+    said to have no memory."""
     return next((task for task in tasks if _read_or_empty(f"{task}/statm").split()[:1] not in ([], [b"0"])), "")
 
 

@@ -1,12 +1,13 @@
 """A nursery: one process that has imported what programs need, and sandboxes that are forks of it.
 
-To start Python and to import pytest takes longer than most of what is done then. A nursery does it once, in a sandbox of its own: a read-only root,
-no tree, no network, no capabilities. For each sandbox it forks, and the fork builds walls of its own within the nursery's before it is told anything
-(inside/nursery.py). Two sandboxes of a nursery have in common what they share with the nursery: the root, and memory that was written before either
-of them began. None of them has a number for another process than its own, and each ends with its first process, as any sandbox does.
+To start Python and to import pytest takes longer than most of what is done then. A nursery does it once, in a sandbox
+of its own: a read-only root, no tree, no network, no capabilities. For each sandbox it forks, and the fork builds walls
+of its own within the nursery's before it is told anything (inside/nursery.py). Two sandboxes of a nursery have in
+common what they share with the nursery: the root, and memory that was written before either of them began. None of them
+has a number for another process than its own, and each ends with its first process, as any sandbox does.
 
-Addresses of modules and the order of hashed texts are the nursery's, and so the same in all of its sandboxes: none of our guards hangs on them.
-"""
+Addresses of modules and the order of hashed texts are the nursery's, and so the same in all of its sandboxes: none of
+our guards hangs on them."""
 
 from __future__ import annotations
 
@@ -49,7 +50,8 @@ class Fork:
     """A process of a nursery behind its own walls: see served.Machine."""
 
     def __init__(self, handle: int, pipes: tuple[int, int, int]) -> None:
-        """`handle`: a pidfd of it; `pipes`: our ends of what it reads, what it answers, and what it says where it fails."""
+        """`handle`: a pidfd of it; `pipes`: our ends of what it reads, what it answers, and what it says where it
+        fails."""
         self.handle, self.pipes, self.starter = handle, pipes, os.getpid()
         self.first = _read_pid(handle)
 
@@ -87,7 +89,8 @@ class Fork:
 
 
 class Nursed(Served):
-    """A sandbox that is a fork of a nursery (see interface.py). It begins with an empty tree. `begin` knows the nursery's command, and any other."""
+    """A sandbox that is a fork of a nursery (see interface.py). It begins with an empty tree. `begin` knows the
+    nursery's command, and any other."""
 
     def __init__(self, fork: Fork, root: Path, store: Store, limits: Limits) -> None:
         self.root = root
@@ -143,7 +146,9 @@ class Running:
     def fork(self) -> Fork:
         """A fork that stands behind its walls. Raises RunError where the kernel refuses them, and NurseryEnded where
         the nursery has ended or does not answer."""
-        (request_reader, request_writer), (answer_reader, answer_writer), (note_reader, note_writer) = (os.pipe() for _ in range(3))
+        (request_reader, request_writer), (answer_reader, answer_writer), (note_reader, note_writer) = (
+            os.pipe() for _ in range(3)
+        )
         open_handles = [request_writer, answer_reader, note_reader]
         try:
             reply, handles = self._request_fork(request_reader, answer_writer, note_writer)
@@ -179,13 +184,20 @@ class Running:
 
 
 class Nursery:
-    """Gives sandboxes in which a command begins at once. It starts with the first one, and anew where it has ended. Threads may share it; a forked
-    process begins its own. `refused`: whether somebody has noted that there are none here."""
+    """Gives sandboxes in which a command begins at once. It starts with the first one, and anew where it has ended.
+    Threads may share it; a forked process begins its own. `refused`: whether somebody has noted that there are none
+    here."""
 
     def __init__(
-        self, command: str, modules: Mapping[str, str], limits: Limits = LIMITS, root: Path | None = None, store: Store | None = None
+        self,
+        command: str,
+        modules: Mapping[str, str],
+        limits: Limits = LIMITS,
+        root: Path | None = None,
+        store: Store | None = None,
     ) -> None:
-        """`modules`: texts by name, imported in their order; `command` begins the function `nursed` of the last. `root`, `store`: see open.py."""
+        """`modules`: texts by name, imported in their order; `command` begins the function `nursed` of the last.
+        `root`, `store`: see open.py."""
         self.request = json.dumps([command, dict(modules)]).encode() + b"\n"
         self.limits, self.root, self.store = limits, root, store
         self.refused = False
@@ -210,8 +222,9 @@ class Nursery:
             print(why, file=sys.stderr, flush=True)
 
     def _fork(self, root: Path) -> Fork | None:
-        """None where the nursery has ended, or does not answer. It is not asked again then, nor where somebody was interrupted who waited: the answer
-        that comes late would be taken for another one's. Its forks, in which others are graded, go on."""
+        """None where the nursery has ended, or does not answer. It is not asked again then, nor where somebody was
+        interrupted who waited: the answer that comes late would be taken for another one's. Its forks, in which others
+        are graded, go on."""
         if self._running is None:
             self._running = Running(root, self.request)
             self._finalizers.append(weakref.finalize(self, self._running.close))
@@ -243,7 +256,8 @@ class Nursery:
         return None if running is None else running.machine.first
 
     def close(self) -> None:
-        """Ends it, and all of its sandboxes. Closing twice does nothing; who asks for a sandbox then starts it again."""
+        """Ends it, and all of its sandboxes. Closing twice does nothing; who asks for a sandbox then starts it
+        again."""
         self._reset_after_fork()
         with self._lock:
             self._stop()

@@ -20,7 +20,8 @@ from .store import Store
 __all__ = ["Kind", "open_sandbox"]
 
 Kind = Literal["bubblewrap", "docker"]
-"""Of sandboxes: bubblewrap needs nothing but its program; Docker needs an engine that answers, and its SDK for Python."""
+"""Of sandboxes: bubblewrap needs nothing but its program; Docker needs an engine that answers, and its SDK for
+Python."""
 KEPT = 14 * 24 * 3600
 """Seconds for which a tree is kept that nobody begins with."""
 
@@ -49,7 +50,13 @@ def open_sandbox(
 
 @overload
 def open_sandbox(
-    tree: Path | str, kind: Kind, limits: Limits = ..., *, root: Path | None = ..., store: Store | None = ..., door: Door | None = ...
+    tree: Path | str,
+    kind: Kind,
+    limits: Limits = ...,
+    *,
+    root: Path | None = ...,
+    store: Store | None = ...,
+    door: Door | None = ...,
 ) -> Bubblewrap | Docker: ...
 
 
@@ -62,12 +69,13 @@ def open_sandbox(
     store: Store | None = None,
     door: Door | None = None,
 ) -> Bubblewrap | Docker:
-    """A sandbox whose work tree begins as `tree`: a folder, which is copied and never changed, or the hash of a stored tree. A folder is read whole
-    each time; who opens many sandboxes over one stores it once, and names its hash.
+    """A sandbox whose work tree begins as `tree`: a folder, which is copied and never changed, or the hash of a stored
+    tree. A folder is read whole each time; who opens many sandboxes over one stores it once, and names its hash.
 
-    `root`: a root file system, by default the one of root.py, which is built at the first use. `store`: where trees are stored, by default in the
-    user's cache folder. `door`: a way out (environments/egress/door.py); without one there is none. Raises RunError, in one line that says what to
-    do, where this machine has no sandboxes and for a tree that cannot be had.
+    `root`: a root file system, by default the one of root.py, which is built at the first use. `store`: where trees are
+    stored, by default in the user's cache folder. `door`: a way out (environments/egress/door.py); without one there is
+    none. Raises RunError, in one line that says what to do, where this machine has no sandboxes and for a tree that
+    cannot be had.
 
         with open_sandbox(Path("package")) as sandbox:
             print(sandbox.call("shell", {"command": "pytest -q"}).text)
@@ -75,10 +83,17 @@ def open_sandbox(
     if kind not in get_args(Kind):
         raise RunError(f"there is no kind of sandbox called {kind!r}; there are {' and '.join(get_args(Kind))}")
     if platform.system() != "Linux":
-        raise RunError(f"sandboxes need Linux's namespaces, which {platform.system()} lacks; run this in a virtual machine with Linux")
+        raise RunError(
+            f"sandboxes need Linux's namespaces, which {platform.system()} lacks; run this in a "
+            f"virtual machine with Linux"
+        )
     if kind == "docker" and door is not None:
         raise RunError("a door out of a sandbox needs bubblewrap: Docker hands out no sockets")
     root = reachable(root or root_file_system())
     store = store or own_store(cache_folder() / "store")
     snapshot = store.add_folder(tree) if isinstance(tree, Path) else tree
-    return Docker(root, store, snapshot, limits) if kind == "docker" else Bubblewrap(root, store, snapshot, limits, door=door)
+    return (
+        Docker(root, store, snapshot, limits)
+        if kind == "docker"
+        else Bubblewrap(root, store, snapshot, limits, door=door)
+    )

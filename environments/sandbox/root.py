@@ -1,9 +1,10 @@
-"""A root file system of our own, made of this machine's parts: a Python, its standard library, pytest, a shell and the utilities around it.
+"""A root file system of our own, made of this machine's parts: a Python, its standard library, pytest, a shell and the
+utilities around it.
 
-A sandbox that showed the machine's own /usr would show its packages, and with them other copies of what a task has taken out: pip and setuptools
-carry such copies within them. So the sandbox sees a folder with what is listed here and nothing more. It is put together in seconds, without a
-network, and kept in the cache folder under the hash of what is in it. It appears there by one rename: whole, or not at all.
-"""
+A sandbox that showed the machine's own /usr would show its packages, and with them other copies of what a task has
+taken out: pip and setuptools carry such copies within them. So the sandbox sees a folder with what is listed here and
+nothing more. It is put together in seconds, without a network, and kept in the cache folder under the hash of what is
+in it. It appears there by one rename: whole, or not at all."""
 
 from __future__ import annotations
 
@@ -38,9 +39,12 @@ DISTRIBUTIONS = ("pytest", "pluggy", "iniconfig", "packaging", "pygments")
 NEEDED = ("sh", "ls", "cat", "grep", "sed", "find")
 """Without these there is no sandbox."""
 UTILITIES = NEEDED + tuple(
-    "bash awk basename cmp chmod comm cp cut date dd df diff dirname du echo egrep env expand expr false fgrep fold gunzip gzip head hostname id "
-    "install join kill ln md5sum mkdir mkfifo mktemp mv nice nl nohup od paste patch printenv printf pwd readlink realpath rm rmdir seq sha1sum "
-    "sha256sum shuf sleep sort split stat tac tail tar tee test timeout touch tr true truncate uname uniq wc which xargs yes zcat [".split()
+    "bash awk basename cmp chmod comm cp cut date dd df diff dirname du echo egrep env expand expr "
+    "false fgrep fold gunzip gzip head hostname id "
+    "install join kill ln md5sum mkdir mkfifo mktemp mv nice nl nohup od paste patch printenv printf "
+    "pwd readlink realpath rm rmdir seq sha1sum "
+    "sha256sum shuf sleep sort split stat tac tail tar tee test timeout touch tr true truncate uname "
+    "uniq wc which xargs yes zcat [".split()
 )
 """Taken where the machine has them."""
 LEFT_OUT = {
@@ -69,7 +73,12 @@ FOLDERS = ("base", "dev/shm", "proc", "run", "tmp", "work", "etc", "home", SITE)
 LINKS = {
     **{"bin": "usr/bin", "sbin": "usr/bin", "lib": "usr/lib", "lib64": "usr/lib", "usr/lib64": "lib"},
     **{"usr/bin/python3": PYTHON, "usr/bin/python": PYTHON},
-    **{"dev/fd": "/proc/self/fd", "dev/stdin": "/proc/self/fd/0", "dev/stdout": "/proc/self/fd/1", "dev/stderr": "/proc/self/fd/2"},
+    **{
+        "dev/fd": "/proc/self/fd",
+        "dev/stdin": "/proc/self/fd/0",
+        "dev/stdout": "/proc/self/fd/1",
+        "dev/stderr": "/proc/self/fd/2",
+    },
 }
 TEXTS = {
     "etc/passwd": "root:x:0:0:root:/:/bin/sh\nagent:x:1000:1000:agent:/tmp:/bin/sh\n",
@@ -92,8 +101,8 @@ class Source:
 
 
 def root_file_system(distributions: tuple[str, ...] = DISTRIBUTIONS, cache: Path | None = None) -> Path:
-    """The folder, which is built first if the cache lacks it. `distributions`: what lies in its site-packages, all of it, since nothing is
-    added for what they need in turn. Raises RunError, in one line, for what this machine lacks."""
+    """The folder, which is built first if the cache lacks it. `distributions`: what lies in its site-packages, all of
+    it, since nothing is added for what they need in turn. Raises RunError, in one line, for what this machine lacks."""
     with BUILD_LOCK.lock:
         return find(tuple(distributions), cache or cache_folder())
 
@@ -121,7 +130,10 @@ def find(distributions: tuple[str, ...], cache: Path) -> Path:
         _make_root(roots, pointer, files)
         root = _find_root(roots, pointer)
     if root is None:
-        raise RunError(f"the sandbox's root file system was removed from {roots} as soon as it was there; nothing else should write there")
+        raise RunError(
+            f"the sandbox's root file system was removed from {roots} as soon as it was there; nothing "
+            f"else should write there"
+        )
     return root
 
 
@@ -160,8 +172,8 @@ def _make_root(roots: Path, pointer: Path, files: dict[str, Source]) -> None:
 
 
 def forget(home: Path, since: float) -> None:
-    """Removes roots that nobody has asked for since then and nobody uses, and what builds and removals that were killed have left. Raises OSError for
-    what cannot be removed."""
+    """Removes roots that nobody has asked for since then and nobody uses, and what builds and removals that were killed
+    have left. Raises OSError for what cannot be removed."""
     names = set()
     for pointer in (home / "known").iterdir():
         with contextlib.suppress(FileNotFoundError):  # another process forgets at the same time
@@ -180,7 +192,8 @@ def forget(home: Path, since: float) -> None:
 
 
 def sources(distributions: Iterable[str]) -> dict[str, Source]:
-    """Every file that the root begins with, by its path there: all but shared libraries, which follow from these, and bytecode."""
+    """Every file that the root begins with, by its path there: all but shared libraries, which follow from these, and
+    bytecode."""
     files = {path: Source(text=text, runs=text.startswith("#!")) for path, text in TEXTS.items()}
     files |= {path: Source(link=target) for path, target in LINKS.items()}
     files[f"usr/bin/{PYTHON}"] = Source(Path(getattr(sys, "_base_executable", sys.executable)).resolve(), runs=True)
@@ -203,12 +216,17 @@ def _find_utilities() -> Iterator[tuple[str, Path]]:
             path = Path(program).resolve()
             with open(path, "rb") as file:
                 first_line = file.readline(100)
-            if first_line.startswith(b"\x7fELF") or first_line.split() in ([b"#!/bin/sh"], [b"#!/bin/bash"], [b"#!", b"/bin/sh"]):
+            if first_line.startswith(b"\x7fELF") or first_line.split() in (
+                [b"#!/bin/sh"],
+                [b"#!/bin/bash"],
+                [b"#!", b"/bin/sh"],
+            ):
                 yield name, path
                 continue
         if name in NEEDED:
             raise RunError(
-                f"a sandbox needs the program {name}, which is not in /usr/bin; on Debian and Ubuntu: apt-get install coreutils grep sed findutils"
+                f"a sandbox needs the program {name}, which is not in /usr/bin; on Debian and Ubuntu: "
+                f"apt-get install coreutils grep sed findutils"
             )
 
 
@@ -226,7 +244,9 @@ def _list_library(folder: Path, prefix: str = "") -> Iterator[tuple[Path, str]]:
 def _replace_paths(path: Path) -> Source:
     """A module of settings that names the folders of this machine, with those of the root instead."""
     text = path.read_text(encoding="utf-8")
-    for prefix in sorted({sys.base_prefix, sys.base_exec_prefix, str(Path.home())} - {"/usr", "/"}, key=len, reverse=True):
+    for prefix in sorted(
+        {sys.base_prefix, sys.base_exec_prefix, str(Path.home())} - {"/usr", "/"}, key=len, reverse=True
+    ):
         text = text.replace(prefix, "/usr")
     return Source(text=text)
 
@@ -238,11 +258,22 @@ def _list_distribution(name: str) -> dict[str, Source]:
     except metadata.PackageNotFoundError:
         files = None
     if not files:
-        raise RunError(f"the sandbox's site-packages need {name}, which is not installed; run: {sys.executable} -m pip install {name}")
+        raise RunError(
+            f"the sandbox's site-packages need {name}, which is not installed; run: {sys.executable} "
+            f"-m pip install {name}"
+        )
     package_files = {}
     for file in files:
-        is_metadata = file.parent.name.endswith(".dist-info") and file.name in ("METADATA", "entry_points.txt", "top_level.txt")
-        if ".." in file.parts or file.suffix in (".pyc", ".pth") or not (is_metadata or ".dist-info" not in file.parts[0]):
+        is_metadata = file.parent.name.endswith(".dist-info") and file.name in (
+            "METADATA",
+            "entry_points.txt",
+            "top_level.txt",
+        )
+        if (
+            ".." in file.parts
+            or file.suffix in (".pyc", ".pth")
+            or not (is_metadata or ".dist-info" not in file.parts[0])
+        ):
             continue
         path = Path(str(file.locate()))
         if path.is_file():
@@ -252,10 +283,16 @@ def _list_distribution(name: str) -> dict[str, Source]:
 
 def _hash_sources(files: dict[str, Source]) -> str:
     """Changes when a file that is copied does, or this one: cheaper than reading all of them."""
-    rows: list = [Path(__file__).read_text(encoding="utf-8"), Path(bytecode.__file__).read_text(encoding="utf-8"), sys.version]
+    rows: list = [
+        Path(__file__).read_text(encoding="utf-8"),
+        Path(bytecode.__file__).read_text(encoding="utf-8"),
+        sys.version,
+    ]
     for path, source in sorted(files.items()):
         status = source.copied.stat() if source.copied else None
-        rows.append((path, source.text, source.link, str(source.copied), status and (status.st_size, status.st_mtime_ns)))
+        rows.append(
+            (path, source.text, source.link, str(source.copied), status and (status.st_size, status.st_mtime_ns))
+        )
     return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
 
 
@@ -285,20 +322,31 @@ def _fill_root(root: Path, files: dict[str, Source]) -> str:
 
 
 def _find_shared_libraries(files: dict[str, Source]) -> dict[str, Source]:
-    """The shared libraries that the programs and modules name, and the loader, all in one folder, where every loader looks."""
-    binaries = [str(source.copied) for path, source in files.items() if source.copied and (source.runs or path.endswith(".so"))]
+    """The shared libraries that the programs and modules name, and the loader, all in one folder, where every loader
+    looks."""
+    binaries = [
+        str(source.copied) for path, source in files.items() if source.copied and (source.runs or path.endswith(".so"))
+    ]
     if (ldd := shutil.which("ldd", path="/usr/bin:/bin")) is None:
-        raise RunError("a sandbox needs ldd, which tells what programs are linked with; on Debian and Ubuntu: apt-get install libc-bin")
-    output = subprocess.run([ldd, *binaries], capture_output=True, text=True, env={"LC_ALL": "C", "PATH": "/usr/bin:/bin"}).stdout
+        raise RunError(
+            "a sandbox needs ldd, which tells what programs are linked with; on Debian and Ubuntu: "
+            "apt-get install libc-bin"
+        )
+    output = subprocess.run(
+        [ldd, *binaries], capture_output=True, text=True, env={"LC_ALL": "C", "PATH": "/usr/bin:/bin"}
+    ).stdout
     libraries = {name: Path(path) for name, path in re.findall(r"^[ \t]++(\S++) => (/\S++) \(0x", output, re.MULTILINE)}
-    libraries |= {os.path.basename(path): Path(path) for path in re.findall(r"^[ \t]++(/\S++) \(0x", output, re.MULTILINE)}
+    libraries |= {
+        os.path.basename(path): Path(path) for path in re.findall(r"^[ \t]++(/\S++) \(0x", output, re.MULTILINE)
+    }
     folders = {path.parent for path in libraries.values()}
     libraries |= {name: folder / name for name in LIBRARIES for folder in folders if (folder / name).exists()}
     return {f"usr/lib/{name}": Source(path.resolve(), runs=True) for name, path in libraries.items()}
 
 
 def _remove_root(folder: Path) -> None:
-    """Removes a root, if it is there. It has lost its name before, so that nobody takes what is left of it for a whole one. Raises OSError."""
+    """Removes a root, if it is there. It has lost its name before, so that nobody takes what is left of it for a whole
+    one. Raises OSError."""
     if folder.exists() and stat.S_ISDIR(folder.lstat().st_mode):
         if not folder.name.startswith("."):
             folder = folder.rename(folder.with_name(f"{REMOVED_PREFIX}{folder.name}"))

@@ -1,12 +1,12 @@
 """Which system calls a sandbox refuses, and the filter that the kernel runs at each call.
 
-A namespace hides what is there; a filter keeps closed what the kernel offers to everybody: families of sockets that know no namespace (AF_VSOCK
-reaches the machine that this one runs on), large and young interfaces with a record of errors, and memory that no limit counts. A refused call
-fails with ENOSYS, as on a kernel that lacks it, so that programs take their other way. Calls by another ABI (32-bit, x32) have other numbers: they
-end the process.
+A namespace hides what is there; a filter keeps closed what the kernel offers to everybody: families of sockets that
+know no namespace (AF_VSOCK reaches the machine that this one runs on), large and young interfaces with a record of
+errors, and memory that no limit counts. A refused call fails with ENOSYS, as on a kernel that lacks it, so that
+programs take their other way. Calls by another ABI (32-bit, x32) have other numbers: they end the process.
 
-The filter is a program for the kernel's classic BPF machine (Linux, Documentation/userspace-api/seccomp_filter.rst), written here by hand: load a
-word of the call, compare, return.
+The filter is a program for the kernel's classic BPF machine (Linux, Documentation/userspace-api/seccomp_filter.rst),
+written here by hand: load a word of the call, compare, return.
 """
 
 from __future__ import annotations
@@ -42,9 +42,27 @@ class Machine:
 
 
 MACHINES = {
-    "x86_64": Machine(0, 0xC000003E, True, socket=41, socketpair=53, clone=56, ioctl=16, itself=(302, 142, 144, 314), priority=((141, 0), (251, 1))),
+    "x86_64": Machine(
+        0,
+        0xC000003E,
+        True,
+        socket=41,
+        socketpair=53,
+        clone=56,
+        ioctl=16,
+        itself=(302, 142, 144, 314),
+        priority=((141, 0), (251, 1)),
+    ),
     "aarch64": Machine(
-        1, 0xC00000B7, False, socket=198, socketpair=199, clone=220, ioctl=29, itself=(261, 118, 119, 274), priority=((140, 0), (30, 1))
+        1,
+        0xC00000B7,
+        False,
+        socket=198,
+        socketpair=199,
+        clone=220,
+        ioctl=29,
+        itself=(261, 118, 119, 274),
+        priority=((140, 0), (30, 1)),
     ),
 }
 REFUSED: dict[str, dict[str, tuple[int | None, int | None]]] = {
@@ -56,7 +74,11 @@ REFUSED: dict[str, dict[str, tuple[int | None, int | None]]] = {
         "kcmp": (312, 272),
         "pidfd_getfd": (438, 438),
     },
-    "the kernel's keyrings, which user namespaces share in part": {"add_key": (248, 217), "request_key": (249, 218), "keyctl": (250, 219)},
+    "the kernel's keyrings, which user namespaces share in part": {
+        "add_key": (248, 217),
+        "request_key": (249, 218),
+        "keyctl": (250, 219),
+    },
     "programs and hooks within the kernel": {
         "bpf": (321, 280),
         "perf_event_open": (298, 241),
@@ -68,7 +90,11 @@ REFUSED: dict[str, dict[str, tuple[int | None, int | None]]] = {
         "kexec_load": (246, 104),
         "kexec_file_load": (320, 294),
     },
-    "queues of calls that no filter sees": {"io_uring_setup": (425, 425), "io_uring_enter": (426, 426), "io_uring_register": (427, 427)},
+    "queues of calls that no filter sees": {
+        "io_uring_setup": (425, 425),
+        "io_uring_enter": (426, 426),
+        "io_uring_register": (427, 427),
+    },
     "requests of which the machine has a fixed number for all its users": {"io_setup": (206, 0)},
     "mounts": {
         "mount": (165, 40),
@@ -88,7 +114,10 @@ REFUSED: dict[str, dict[str, tuple[int | None, int | None]]] = {
         "swapoff": (168, 225),
     },
     "namespaces": {"unshare": (272, 97), "setns": (308, 268), "clone3": (435, 435)},
-    "files by handle, past every folder's permission": {"name_to_handle_at": (303, 264), "open_by_handle_at": (304, 265)},
+    "files by handle, past every folder's permission": {
+        "name_to_handle_at": (303, 264),
+        "open_by_handle_at": (304, 265),
+    },
     "memory that belongs to no process, and so to no limit": {
         "memfd_create": (319, 279),
         "memfd_secret": (447, 447),
@@ -132,19 +161,22 @@ REFUSED: dict[str, dict[str, tuple[int | None, int | None]]] = {
         "move_pages": (279, 239),
     },
 }
-"""Why, and which: numbers on x86-64 and on aarch64, None where a processor's kernel has no such call. clone3 has its flags in memory, where no
-filter can read them; the C library takes clone instead."""
+"""Why, and which: numbers on x86-64 and on aarch64, None where a processor's kernel has no such call. clone3 has its
+flags in memory, where no filter can read them; the C library takes clone instead."""
 FAMILIES = {1: "AF_UNIX", 2: "AF_INET", 10: "AF_INET6"}
-"""Families of sockets that may be made: each lies within a network namespace. All others are refused with EAFNOSUPPORT."""
+"""Families of sockets that may be made: each lies within a network namespace. All others are refused with
+EAFNOSUPPORT."""
 NEWEST = 456
-"""The last call that this table was made with (futex_requeue, Linux 6.7; both processors number new calls alike). Later ones are refused."""
+"""The last call that this table was made with (futex_requeue, Linux 6.7; both processors number new calls alike). Later
+ones are refused."""
 NAMESPACES = 0x02000000 | 0x04000000 | 0x08000000 | 0x10000000 | 0x20000000 | 0x40000000 | 0x00020000
-"""Flags of clone(2) that make a namespace: cgroup, UTS, IPC, user, process, network, mount. They are refused with EPERM."""
+"""Flags of clone(2) that make a namespace: cgroup, UTS, IPC, user, process, network, mount. They are refused with
+EPERM."""
 TERMINAL = {0x5412: "TIOCSTI", 0x541C: "TIOCLINUX"}
 """Requests of ioctl(2) that type into somebody's terminal. They are refused with EPERM."""
 CALLING_PROCESS = 0
-"""The only process whose limits and priority may be changed, else EPERM: the kernel lets a process lower those of the server, which is the same
-user."""
+"""The only process whose limits and priority may be changed, else EPERM: the kernel lets a process lower those of the
+server, which is the same user."""
 RAW, TYPE_MASK = 3, 0xF
 """Raw sockets are refused with EPERM; a socket's type holds flags beside it."""
 PROTOCOLS = {0: "the family's own", 6: "TCP", 17: "UDP"}
@@ -153,7 +185,8 @@ PROTOCOLS = {0: "the family's own", 6: "TCP", 17: "UDP"}
 LOAD, AND, EQUAL, AT_LEAST, ANY_BIT, RETURN = 0x20, 0x54, 0x15, 0x35, 0x45, 0x06
 """Instructions: load a word; and; jump if equal, if at least, if any bit is set; return."""
 NUMBER, ABI, FIRST, SECOND, THIRD = 0, 4, 16, 24, 32
-"""Where the words lie in the kernel's `struct seccomp_data`; of an argument the lower half, which is all that these calls read."""
+"""Where the words lie in the kernel's `struct seccomp_data`; of an argument the lower half, which is all that these
+calls read."""
 ALLOW, KILL, ERROR = 0x7FFF0000, 0x80000000, 0x00050000
 
 
@@ -164,7 +197,8 @@ def refused(machine: Machine) -> dict[int, str]:
 
 
 def program(name: str | None = None) -> bytes:
-    """The filter for a processor (by default this one), eight bytes an instruction. Raises RunError for a processor without a table."""
+    """The filter for a processor (by default this one), eight bytes an instruction. Raises RunError for a processor
+    without a table."""
     name = name or platform.machine()
     if name not in MACHINES:
         raise RunError(f"no filter of system calls is known for {name}; there are {' and '.join(MACHINES)}")
@@ -175,13 +209,22 @@ def program(name: str | None = None) -> bytes:
     lines += [_line(AT_LEAST, NEWEST + 1, 0, 1), _line(RETURN, ERROR | errno.ENOSYS)]
     for number in sorted(refused(machine)):
         lines += [_line(EQUAL, number, 0, 1), _line(RETURN, ERROR | errno.ENOSYS)]
-    lines += _match_call(machine.clone, [_line(LOAD, FIRST), _line(ANY_BIT, NAMESPACES, 0, 1), _line(RETURN, ERROR | errno.EPERM)])
+    lines += _match_call(
+        machine.clone, [_line(LOAD, FIRST), _line(ANY_BIT, NAMESPACES, 0, 1), _line(RETURN, ERROR | errno.EPERM)]
+    )
     process_check = [_line(EQUAL, CALLING_PROCESS, 1, 0), _line(RETURN, ERROR | errno.EPERM)]
     for number in machine.itself:
         lines += _match_call(number, [_line(LOAD, FIRST), *process_check])
     for number, process in machine.priority:
         lines += _match_call(
-            number, [_line(LOAD, FIRST), _line(EQUAL, process, 1, 0), _line(RETURN, ERROR | errno.EPERM), _line(LOAD, SECOND), *process_check]
+            number,
+            [
+                _line(LOAD, FIRST),
+                _line(EQUAL, process, 1, 0),
+                _line(RETURN, ERROR | errno.EPERM),
+                _line(LOAD, SECOND),
+                *process_check,
+            ],
         )
     requests = [_line(LOAD, SECOND)]
     for request in TERMINAL:

@@ -1,7 +1,8 @@
 """A sandbox whose first process is the tool server of inside/: what bubblewrap's and Docker's have in common.
 
-Processes, output, disk and time are watched from inside by the server, memory from outside by whoever waits for an answer. The server is trusted
-with nothing but its own machine: if it does not answer, or answers nonsense, the sandbox is ended.
+Processes, output, disk and time are watched from inside by the server, memory from outside by whoever waits for an
+answer. The server is trusted with nothing but its own machine: if it does not answer, or answers nonsense, the sandbox
+is ended.
 """
 
 from __future__ import annotations
@@ -65,8 +66,8 @@ class Machine(Protocol):
         ...
 
     def failure(self, wire: Wire) -> str:
-        """Why the first process has ended before it served, in one line. `wire`: the one to it. A machine must not keep it: it leads to the sandbox,
-        which would never be forgotten."""
+        """Why the first process has ended before it served, in one line. `wire`: the one to it. A machine must not keep
+        it: it leads to the sandbox, which would never be forgotten."""
         ...
 
 
@@ -74,18 +75,34 @@ class Served:
     """A sandbox (see interface.py). Whoever derives from it adds `fork`."""
 
     def __init__(
-        self, machine: Machine, store: Store, limits: Limits, laid: Manifest, wanted: Manifest, base: dict, near: tuple | None = None
+        self,
+        machine: Machine,
+        store: Store,
+        limits: Limits,
+        laid: Manifest,
+        wanted: Manifest,
+        base: dict,
+        near: tuple | None = None,
     ) -> None:
-        """`laid`: the tree that lies there; `wanted`: the one to begin with; `near`: what differs, if that is known. `base`: what the first process
-        is told of what lies there (see inside/setup.py). Raises RunError where it does not begin to serve; the machine is ended then."""
+        """`laid`: the tree that lies there; `wanted`: the one to begin with; `near`: what differs, if that is known.
+        `base`: what the first process is told of what lies there (see inside/setup.py). Raises RunError where it does
+        not begin to serve; the machine is ended then."""
         self.store, self.limits = store, limits
         self._machine, self._base_tree = machine, laid
-        self._lock, self._number, self._end_reason, self._stop_time, self._memory_killed = (threading.Lock(), 0, "", 0.0, False)
+        self._lock, self._number, self._end_reason, self._stop_time, self._memory_killed = (
+            threading.Lock(),
+            0,
+            "",
+            0.0,
+            False,
+        )
         self._end_lock = threading.Lock()
         self._finalizer = weakref.finalize(self, type(machine).kill, machine)
         try:
             self._wire = machine.wire(self._tick)
-            self._wire.send(self._encode_start(wanted, base, *(near or lists.changed(laid, wanted))), time.monotonic() + LONG)
+            self._wire.send(
+                self._encode_start(wanted, base, *(near or lists.changed(laid, wanted))), time.monotonic() + LONG
+            )
             self.overlaid = self._wire.answer(time.monotonic() + BEGIN, 1000).get("overlay") is True
         except Broken:
             message = machine.failure(self._wire)
@@ -138,8 +155,8 @@ class Served:
                 return Observation("", False, None, self._give_up(str(error)), time.monotonic() - since)
 
     def snapshot(self) -> str:
-        """Stores the work tree, and gives its hash: see interface.py. Files only. Raises RunError for what cannot be stored, and where the sandbox
-        has ended."""
+        """Stores the work tree, and gives its hash: see interface.py. Files only. Raises RunError for what cannot be
+        stored, and where the sandbox has ended."""
         with self._lock:
             if self._end_reason:
                 raise RunError(f"there is nothing to store: {self._end_reason}")
@@ -149,7 +166,8 @@ class Served:
                 raise RunError(f"there is nothing to store: {self._give_up(str(error))}") from None
 
     def close(self) -> None:
-        """Ends every process, and returns when they are gone. A call that another thread waits for says that the sandbox is closed."""
+        """Ends every process, and returns when they are gone. A call that another thread waits for says that the
+        sandbox is closed."""
         self._end_reason = self._end_reason or "the sandbox is closed"
         if os.getpid() != self._machine.starter:
             return  # a fork leaves its parent's sandboxes as they are
@@ -179,9 +197,23 @@ class Served:
         """What the first process is told, and the contents of the files that it makes."""
         limits = {**asdict(self.limits), "flood": FLOOD * self.limits.output}
         rows = [(path, tree[path]) for path in paths]
-        entries = [[path, entry.kind, entry.mode, entry.value if entry.kind == "link" else entry.size] for path, entry in rows]
-        settings = {"limits": limits, "filter": seccomp.program().hex(), "base": base, "remove": remove, "entries": entries}
-        return b"".join([json.dumps(settings).encode(), b"\n", *(self.store.content(entry) for _, entry in rows if entry.kind == "file")])
+        entries = [
+            [path, entry.kind, entry.mode, entry.value if entry.kind == "link" else entry.size] for path, entry in rows
+        ]
+        settings = {
+            "limits": limits,
+            "filter": seccomp.program().hex(),
+            "base": base,
+            "remove": remove,
+            "entries": entries,
+        }
+        return b"".join(
+            [
+                json.dumps(settings).encode(),
+                b"\n",
+                *(self.store.content(entry) for _, entry in rows if entry.kind == "file"),
+            ]
+        )
 
     def _request(self, action: str, fields: dict, until: float, max_bytes: int) -> dict:
         """One request, and its answer. Raises Broken."""
@@ -201,12 +233,19 @@ class Served:
         return self._memory_killed
 
     def _tick(self) -> None:
-        """While an answer is waited for: memory. A server that is told of it and does not answer is ended with all the rest."""
+        """While an answer is waited for: memory. A server that is told of it and does not answer is ended with all the
+        rest."""
         if self._stop_time and time.monotonic() > self._stop_time + LATE:
             raise Broken(self._memory_message())
-        if self._number and not self._stop_time and (self._has_exceeded_memory() or memory.held(self.first) > self.limits.memory):
+        if (
+            self._number
+            and not self._stop_time
+            and (self._has_exceeded_memory() or memory.held(self.first) > self.limits.memory)
+        ):
             self._stop_time = time.monotonic()
-            self._wire.send(json.dumps({"do": "stop", "stop": self._memory_message()}).encode() + b"\n", self._stop_time + LATE)
+            self._wire.send(
+                json.dumps({"do": "stop", "stop": self._memory_message()}).encode() + b"\n", self._stop_time + LATE
+            )
 
     def _fetch_tree(self) -> Manifest:
         """The work tree as it is now; contents that the store lacks are stored. Raises RunError and Broken."""
@@ -238,6 +277,16 @@ def _parse_observation(answer: dict, limits: Limits) -> Observation:
     text, ok, code, end_reason, seconds = (answer.get(name) for name in ("text", "ok", "exit", "ended", "seconds"))
     if not isinstance(text, str) or not isinstance(ok, bool) or not isinstance(end_reason, str | None):
         raise Broken("the sandbox's server said what is no answer")
-    if not (code is None or type(code) is int) or not isinstance(seconds, int | float) or not 0 <= seconds < float("inf"):
+    if (
+        not (code is None or type(code) is int)
+        or not isinstance(seconds, int | float)
+        or not 0 <= seconds < float("inf")
+    ):
         raise Broken("the sandbox's server said what is no answer")
-    return Observation(cut(visible(text), limits.output), ok, code, None if end_reason is None else one_line(end_reason), float(seconds))
+    return Observation(
+        cut(visible(text), limits.output),
+        ok,
+        code,
+        None if end_reason is None else one_line(end_reason),
+        float(seconds),
+    )

@@ -28,14 +28,15 @@ NURSERY = "import sys; sys.path.insert(0, '/usr/lib/sandbox'); from inside.nurse
 LANGUAGE = {"LANG": "C.UTF-8"}
 """All that a nursery finds in its environment: Python reads it when it begins, and its forks' programs expect it."""
 CAPABILITIES = ("SYS_ADMIN", "SYS_RESOURCE", "SETPCAP", "DAC_OVERRIDE", "CHOWN", "FOWNER")
-"""Of the first process, within the sandbox's own user namespace, until it has mounted the work tree and set its limits."""
+"""Of the first process, within the sandbox's own user namespace, until it has mounted the work tree and set its
+limits."""
 NODES = ("null", "zero", "full", "random", "urandom")
 PROFILE = "abi <abi/4.0>, profile bwrap /usr/bin/bwrap flags=(unconfined) { userns, }"
 
 
 class Spawner:
-    """One thread that starts all sandboxes and lives as long as the process. The kernel ends a sandbox when the *thread* that started it ends; a
-    worker's may end before its sandboxes do."""
+    """One thread that starts all sandboxes and lives as long as the process. The kernel ends a sandbox when the
+    *thread* that started it ends; a worker's may end before its sandboxes do."""
 
     def __init__(self) -> None:
         self.lock, self.pool = threading.Lock(), None
@@ -108,9 +109,30 @@ class Started:
 
 
 def command(program: str, root: Path, tree: Path | None, information: int, inherited: tuple[int, ...]) -> list[str]:
-    """The words that start a sandbox, or a nursery where there is no tree. `information`: where bwrap writes the number of the first process."""
-    words = [program, "--unshare-user", "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try"]
-    words += ["--uid", "1000", "--gid", "1000", "--hostname", "sandbox", "--die-with-parent", "--new-session", "--as-pid-1", "--cap-drop", "ALL"]
+    """The words that start a sandbox, or a nursery where there is no tree. `information`: where bwrap writes the number
+    of the first process."""
+    words = [
+        program,
+        "--unshare-user",
+        "--unshare-ipc",
+        "--unshare-pid",
+        "--unshare-net",
+        "--unshare-uts",
+        "--unshare-cgroup-try",
+    ]
+    words += [
+        "--uid",
+        "1000",
+        "--gid",
+        "1000",
+        "--hostname",
+        "sandbox",
+        "--die-with-parent",
+        "--new-session",
+        "--as-pid-1",
+        "--cap-drop",
+        "ALL",
+    ]
     for name in CAPABILITIES if tree is not None else ():
         words += ["--cap-add", f"CAP_{name}"]
     words += ["--ro-bind", str(root), "/", "--proc", "/proc"]
@@ -122,12 +144,16 @@ def command(program: str, root: Path, tree: Path | None, information: int, inher
 
 
 def start(root: Path, tree: Path | None, inherited: tuple[int, ...] = ()) -> Started:
-    """Starts the first process over a read-only root, with `tree` at /base; without a tree it is that of a nursery, and has no capabilities. Its
-    pipes are the monitor's standard ones, and it inherits these handles. Raises RunError."""
+    """Starts the first process over a read-only root, with `tree` at /base; without a tree it is that of a nursery, and
+    has no capabilities. Its pipes are the monitor's standard ones, and it inherits these handles. Raises RunError."""
     if (program := shutil.which("bwrap")) is None:
-        raise RunError("a sandbox needs bubblewrap, which is not installed; on Debian and Ubuntu: apt-get install bubblewrap")
+        raise RunError(
+            "a sandbox needs bubblewrap, which is not installed; on Debian and Ubuntu: apt-get install bubblewrap"
+        )
     if not Path("/proc/thread-self/children").exists():
-        raise RunError("a sandbox's limit on memory needs a kernel that lists the children of a process (CONFIG_PROC_CHILDREN)")
+        raise RunError(
+            "a sandbox's limit on memory needs a kernel that lists the children of a process (CONFIG_PROC_CHILDREN)"
+        )
     user_id = owner()
     user_options, prefix = {}, []
     if user_id is not None and (setpriv := shutil.which("setpriv")) is not None:
@@ -141,7 +167,14 @@ def start(root: Path, tree: Path | None, inherited: tuple[int, ...] = ()) -> Sta
         words = [*prefix, *command(program, root, tree, writer, inherited)]
         environment = {} if tree is not None else LANGUAGE
         monitor = SPAWNER.run(
-            words, **pipes, **user_options, bufsize=0, env=environment, cwd="/", pass_fds=(writer, *inherited), start_new_session=True
+            words,
+            **pipes,
+            **user_options,
+            bufsize=0,
+            env=environment,
+            cwd="/",
+            pass_fds=(writer, *inherited),
+            start_new_session=True,
         )
     except (OSError, subprocess.SubprocessError) as error:
         os.close(reader)
@@ -198,9 +231,13 @@ def explain(said: str, settings: Path = Path("/proc/sys")) -> str:
         return f"the sandbox did not start; {about}"
     if value("kernel/apparmor_restrict_unprivileged_userns") == "1":
         load = "apparmor_parser -r /etc/apparmor.d/bwrap"
-        return f"AppArmor forbids user namespaces: write '{PROFILE}' into /etc/apparmor.d/bwrap, and run: {load}; {about}"
+        return (
+            f"AppArmor forbids user namespaces: write '{PROFILE}' into /etc/apparmor.d/bwrap, and run: {load}; {about}"
+        )
     if value("kernel/unprivileged_userns_clone") == "0":
         return f"the kernel forbids user namespaces; run: sysctl -w kernel.unprivileged_userns_clone=1; {about}"
     if value("user/max_user_namespaces") == "0":
         return f"the kernel allows no user namespaces; run: sysctl -w user.max_user_namespaces=10000; {about}"
-    return f"user namespaces are forbidden here; in a container, start it with --security-opt seccomp=unconfined; {about}"
+    return (
+        f"user namespaces are forbidden here; in a container, start it with --security-opt seccomp=unconfined; {about}"
+    )

@@ -1,9 +1,10 @@
-"""Stored trees: contents under their SHA-256, lists of what is in a tree under theirs, and whole trees laid out for sandboxes to start from.
+"""Stored trees: contents under their SHA-256, lists of what is in a tree under theirs, and whole trees laid out for
+sandboxes to start from.
 
-Everything appears by one rename and is never changed, so that processes may share a store. A file of a sandbox is never linked to one here: what
-is laid out is a copy (the kernel shares its blocks where the file system can), which sandboxes see read-only. What is read is compared with its
-name, and damage is reported, not passed on. Snapshots hold files only: a fork of running processes, with their memory, needs a virtual machine.
-"""
+Everything appears by one rename and is never changed, so that processes may share a store. A file of a sandbox is never
+linked to one here: what is laid out is a copy (the kernel shares its blocks where the file system can), which sandboxes
+see read-only. What is read is compared with its name, and damage is reported, not passed on. Snapshots hold files only:
+a fork of running processes, with their memory, needs a virtual machine."""
 
 from __future__ import annotations
 
@@ -46,8 +47,9 @@ class Store:
         weakref.finalize(self, os.close, self._handle)
 
     def forget(self, since: float) -> int:
-        """Removes trees that nobody has begun with or added since then (in seconds since 1970), and contents that no other tree holds. Gives the
-        number of trees. Does nothing while another store, of whichever process, is open over the same folder; no other thread may use this one."""
+        """Removes trees that nobody has begun with or added since then (in seconds since 1970), and contents that no
+        other tree holds. Gives the number of trees. Does nothing while another store, of whichever process, is open
+        over the same folder; no other thread may use this one."""
         try:
             fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -63,7 +65,9 @@ class Store:
             used_contents: set[str] = set()
             for path in remaining_lists:
                 with contextlib.suppress(ValueError):  # a damaged list is of no use any more
-                    used_contents |= {entry.value for entry in lists.load(path.read_bytes()).values() if entry.kind == "file"}
+                    used_contents |= {
+                        entry.value for entry in lists.load(path.read_bytes()).values() if entry.kind == "file"
+                    }
             for path in (self.folder / "contents").glob("*/*"):
                 if path.parent.name + path.name not in used_contents and path.stat().st_mtime < since:
                     path.unlink()
@@ -100,14 +104,15 @@ class Store:
         return name
 
     def has(self, value: str) -> bool:
-        """Whether the content of this SHA-256 is stored. What this process has once seen there is not looked for again."""
+        """Whether the content of this SHA-256 is stored. What this process has once seen there is not looked for
+        again."""
         if value not in self._stored_contents and self._content_path(value).exists():
             self._stored_contents.add(value)
         return value in self._stored_contents
 
     def add_content(self, read: Callable[[int], bytes], size: int, value: str, path: str) -> None:
-        """Stores `size` bytes that `read(n)` gives, at most n at a time. Raises RunError if they are other bytes than `value` says; `path`: where
-        they come from."""
+        """Stores `size` bytes that `read(n)` gives, at most n at a time. Raises RunError if they are other bytes than
+        `value` says; `path`: where they come from."""
         target = self._content_path(value)
         target.parent.mkdir(exist_ok=True)
         handle, temporary = tempfile.mkstemp(prefix=".new-", dir=target.parent)
@@ -119,7 +124,9 @@ class Store:
                     file.write(block)
                     remaining -= len(block)
             if remaining or digest.hexdigest() != value:
-                raise RunError(f"{path!r} was changed while it was stored; nothing else should write to its tree meanwhile")
+                raise RunError(
+                    f"{path!r} was changed while it was stored; nothing else should write to its tree meanwhile"
+                )
             os.replace(temporary, target)
         except BaseException:
             Path(temporary).unlink(missing_ok=True)
@@ -133,7 +140,10 @@ class Store:
             data = self._list_path(snapshot).read_bytes()
             self._touch(snapshot)
             if hashlib.sha256(data).hexdigest() != snapshot:
-                raise RunError(f"the stored list {self._list_path(snapshot)} is damaged: its content does not fit its name; delete it")
+                raise RunError(
+                    f"the stored list {self._list_path(snapshot)} is damaged: its content does not fit "
+                    f"its name; delete it"
+                )
             self._manifests[snapshot] = lists.load(data)
         return self._manifests[snapshot]
 
@@ -159,8 +169,9 @@ class Store:
         return (self.folder / "trees" / snapshot).is_dir()
 
     def tree(self, snapshot: str) -> Path:
-        """The tree as files, laid out if it is not yet, with modes that let its owner read it. Nobody may change them. The first time that this
-        process asks, they are compared with the list. Raises RunError if they differ, or what is stored is damaged."""
+        """The tree as files, laid out if it is not yet, with modes that let its owner read it. Nobody may change them.
+        The first time that this process asks, they are compared with the list. Raises RunError if they differ, or what
+        is stored is damaged."""
         manifest, target = self.laid(snapshot), self.folder / "trees" / snapshot
         if not target.is_dir():
             building = Path(tempfile.mkdtemp(prefix=".building-", dir=target.parent))
@@ -176,7 +187,9 @@ class Store:
         if snapshot not in self._verified_trees:
             actual = {path: entry for path, entry, _ in lists.of_folder(target)}
             if actual != manifest:
-                damaged_paths = sorted(path for path in actual.keys() | manifest.keys() if actual.get(path) != manifest.get(path))
+                damaged_paths = sorted(
+                    path for path in actual.keys() | manifest.keys() if actual.get(path) != manifest.get(path)
+                )
                 raise RunError(f"the stored tree {target} is damaged, first at {damaged_paths[0]!r}; delete it")
             self._verified_trees.add(snapshot)
         return target

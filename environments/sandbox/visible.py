@@ -9,11 +9,13 @@ __all__ = ["cut", "one_line", "visible"]
 HIDDEN_CHARACTERS = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff\U000e0000-\U000e007f]"
 )
-"""Control characters but tab and newline, what changes the direction of writing or has no width, and halves of characters."""
+"""Control characters but tab and newline, what changes the direction of writing or has no width, and halves of
+characters."""
 
 
 def visible(text: str) -> str:
-    """The same text with \\x1b for an escape, \\u202e for a character that turns the direction round, \\xff for a byte that is no UTF-8."""
+    """The same text with \\x1b for an escape, \\u202e for a character that turns the direction round, \\xff for a byte
+    that is no UTF-8."""
     return HIDDEN_CHARACTERS.sub(_escape_character, text)
 
 

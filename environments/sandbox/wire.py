@@ -1,7 +1,7 @@
 """The harness's end of the pipe to a tool server: frames of bounded size, and times by which they must be there.
 
-The server shares a machine with what the agent runs. Nothing that it sends may stop, fill or mislead the harness: whatever is no answer to the last
-request is an error in one line.
+The server shares a machine with what the agent runs. Nothing that it sends may stop, fill or mislead the harness:
+whatever is no answer to the last request is an error in one line.
 """
 
 from __future__ import annotations

@@ -43,7 +43,9 @@ def parse_answer(text: object) -> Answer:
     if isinstance(answer, dict) and answer.keys() == Answer.__annotations__.keys():
         outcomes, lines, durations = answer["outcomes"], answer["lines"], answer["took"]
         is_table = _has_valid_values(lines, lambda files: _has_valid_values(files, _is_lines))
-        is_text = _has_valid_values(outcomes, lambda outcome: outcome in OUTCOMES) and all(map(str.isprintable, outcomes))
+        is_text = _has_valid_values(outcomes, lambda outcome: outcome in OUTCOMES) and all(
+            map(str.isprintable, outcomes)
+        )
         if is_table and is_text and _has_valid_values(durations, _is_duration):
             return Answer(outcomes=outcomes, lines=lines, took=durations)
     return Answer(outcomes={SILENT: "error"}, lines={}, took={})

@@ -1,7 +1,7 @@
 """Is a task what it promises? The gold is paid in full, nothing done is paid nothing, and neither has a flag.
 
-The agent's tree lacks the piece, and the tests that are held out: their functions are cut out of the tests' files. Where a function has cases on
-both sides, all of it goes. The grader plays all tests, from the package's own files.
+The agent's tree lacks the piece, and the tests that are held out: their functions are cut out of the tests' files.
+Where a function has cases on both sides, all of it goes. The grader plays all tests, from the package's own files.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ __all__ = ["Checked", "check", "exam_of", "unflagged", "ungradable", "without_te
 
 
 def without_tests(data: bytes, names: Collection[str]) -> bytes:
-    """A file of tests without some of its functions, which are named as in pytest's names: `test_a`, or `TestB::test_a`. All else stays as it is,
-    byte for byte; a class that becomes empty says `pass`. Raises ValueError for a file that is no Python."""
+    """A file of tests without some of its functions, which are named as in pytest's names: `test_a`, or
+    `TestB::test_a`. All else stays as it is, byte for byte; a class that becomes empty says `pass`. Raises ValueError
+    for a file that is no Python."""
     source, edits = parse_source(data), dict[int, Edit]()
     qualified_names = {name.replace("::", ".") for name in names}
     node_ids = {id(node) for name, node in functions(source.tree) if name in qualified_names}
@@ -52,7 +53,9 @@ def exam_of(task: Task, package: Package) -> Exam:
     for test in task.held:
         file, _, name = test.partition("::")
         held_out.setdefault(file, set()).add(name.partition("[")[0])
-    visible_files = {name: without_tests(data, held_out[name]) if name in held_out else data for name, data in package.tests.items()}
+    visible_files = {
+        name: without_tests(data, held_out[name]) if name in held_out else data for name, data in package.tests.items()
+    }
     required_tests = (*task.visible, *task.held, *task.keep)
     files = {test.partition("::")[0] for test in required_tests}
     return Exam(
@@ -96,7 +99,9 @@ class Checked:
                 if differing_functions
                 else " ".join(first)
             )
-            problems.append(f"the gold is paid {self.oracle.reward.total:g}: {'; '.join(self.oracle.reward.flags[:2]) or reason}")
+            problems.append(
+                f"the gold is paid {self.oracle.reward.total:g}: {'; '.join(self.oracle.reward.flags[:2]) or reason}"
+            )
         if self.nop.reward.total != 0.0 or self.nop.reward.success:
             problems.append(f"nothing done is paid {self.nop.reward.total:g}")
         if self.nop.reward.flags:
@@ -119,20 +124,27 @@ class Checked:
 
 
 def check(
-    task: Task, package: Package, fresh: Callable[[Path], Sandbox], seconds: float = 60.0, ask: bool = True, judges: Judges | None = None
+    task: Task,
+    package: Package,
+    fresh: Callable[[Path], Sandbox],
+    seconds: float = 60.0,
+    ask: bool = True,
+    judges: Judges | None = None,
 ) -> Checked:
     """Grades the gold and nothing. `fresh`, `judges`, `ask`: see `examined`."""
     exam = examined(exam_of(task, package), task.id, fresh, seconds, judges, ask)
     start = time.perf_counter()
     gold = _grade_tree(exam, exam.gold, fresh, seconds, judges)
     duration = time.perf_counter() - start
-    return Checked(gold, _grade_tree(exam, exam.given, fresh, seconds, judges), len(exam.fresh), exam.trust, task.keep, duration)
+    return Checked(
+        gold, _grade_tree(exam, exam.given, fresh, seconds, judges), len(exam.fresh), exam.trust, task.keep, duration
+    )
 
 
 def unflagged(made: Made, package: Package) -> Made:
-    """What was made, without tasks whose original would not be paid in full: the monitor would take it for a hack, as a table of constants that tests
-    expect, or its style is not that of its file. And without those of which no exam can be made, such as where the file
-    that an agent would change has a name that the grader does not take."""
+    """What was made, without tasks whose original would not be paid in full: the monitor would take it for a hack, as a
+    table of constants that tests expect, or its style is not that of its file. And without those of which no exam can
+    be made, such as where the file that an agent would change has a name that the grader does not take."""
     tasks, reasons = [], dict(made.reasons)
     for task in made.tasks:
         try:
@@ -151,11 +163,15 @@ def unflagged(made: Made, package: Package) -> Made:
 
 
 def ungradable(
-    package: Package, tests: Collection[str], fresh: Callable[[Path], Sandbox], seconds: float = 60.0, judges: Judges | None = None
+    package: Package,
+    tests: Collection[str],
+    fresh: Callable[[Path], Sandbox],
+    seconds: float = 60.0,
+    judges: Judges | None = None,
 ) -> tuple[str, ...]:
-    """Those of `tests`, which pass elsewhere, that the grader does not see pass with the package as it is, sorted: such as
-    tests that read files of data, which do not lie there. All are asked for together; where that fails, each file alone.
-    `fresh`, `judges`: see `grade`."""
+    """Those of `tests`, which pass elsewhere, that the grader does not see pass with the package as it is, sorted: such
+    as tests that read files of data, which do not lie there. All are asked for together; where that fails, each file
+    alone. `fresh`, `judges`: see `grade`."""
 
     def find_failing(names: Collection[str]) -> set[str]:
         files = {get_file(name) for name in names}
@@ -187,7 +203,13 @@ def _is_source(data: bytes | None) -> bool:
         return False
 
 
-def _grade_tree(exam: Exam, tree: Mapping[str, bytes], fresh: Callable[[Path], Sandbox], seconds: float, judges: Judges | None = None) -> Grade:
+def _grade_tree(
+    exam: Exam,
+    tree: Mapping[str, bytes],
+    fresh: Callable[[Path], Sandbox],
+    seconds: float,
+    judges: Judges | None = None,
+) -> Grade:
     with tempfile.TemporaryDirectory(prefix="etude-check-") as name:
         write(tree, Path(name) / "left")
         return grade(exam, Path(name) / "left", fresh, seconds=seconds, judges=judges)

@@ -1,7 +1,7 @@
 """Made tasks in the user's cache: to make them takes minutes, and to try one of them seconds.
 
-They hold code, so they stay on this machine; a recipe does not. What lies there is compared with its id, and with the package.
-"""
+They hold code, so they stay on this machine; a recipe does not. What lies there is compared with its id, and with the
+package."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ def _encode_bytes(value: object) -> object:
 def keep(folder: Path, task: Task, package: Package) -> None:
     """Keeps a task of a package. Raises OSError where it does not fit onto the disk."""
     folder.mkdir(parents=True, exist_ok=True)
-    atomic_write(folder / f"{task.id}.json", json.dumps({"package": package.digest, "task": asdict(task)}, default=_encode_bytes))
+    atomic_write(
+        folder / f"{task.id}.json", json.dumps({"package": package.digest, "task": asdict(task)}, default=_encode_bytes)
+    )
 
 
 def kept(folder: Path, name: str, package: Package) -> Task | None:
@@ -38,7 +40,10 @@ def kept(folder: Path, name: str, package: Package) -> Task | None:
         document = read_json(folder / f"{name}.json")
         row, piece = document["task"], document["task"]["piece"]
         edits = [
-            [Edit(edit_row["first"], base64.b64decode(edit_row["old"]), base64.b64decode(edit_row["new"])) for edit_row in patch_row["edits"]]
+            [
+                Edit(edit_row["first"], base64.b64decode(edit_row["old"]), base64.b64decode(edit_row["new"]))
+                for edit_row in patch_row["edits"]
+            ]
             for patch_row in piece["patches"]
         ]
         patches = [
@@ -46,7 +51,11 @@ def kept(folder: Path, name: str, package: Package) -> Task | None:
             for patch_row, patch_edits in zip(piece["patches"], edits, strict=True)
         ]
         loaded_piece = Piece(piece["way"], piece["name"], tuple(patches), tuple(piece["tests"]))
-        plain_fields = {task_field.name: row[task_field.name] for task_field in fields(Task) if task_field.name not in ("piece", "difficulty")}
+        plain_fields = {
+            task_field.name: row[task_field.name]
+            for task_field in fields(Task)
+            if task_field.name not in ("piece", "difficulty")
+        }
         lists = {key: tuple(value) for key, value in plain_fields.items() if isinstance(value, list)}
         task = Task(**{**plain_fields, **lists, "piece": loaded_piece, "difficulty": Difficulty(**row["difficulty"])})
         delete(package.files, loaded_piece)

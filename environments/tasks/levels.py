@@ -1,8 +1,9 @@
 """Tasks by their difficulty, and which come next: as a policy gets better, its tasks get harder.
 
-Groups of rollouts that all succeed or all fail have no gradient in GRPO. So tasks are sorted into levels by their bits of difficulty ((5) of
-ref/feature_deletion.py), quantiles, so that each level holds as many. Tasks of one level are drawn, each once before one comes again. After `every`
-rollouts the level moves by (6): up after many successes, down after few.
+Groups of rollouts that all succeed or all fail have no gradient in GRPO. So tasks are sorted into levels by their bits
+of difficulty ((5) of ref/feature_deletion.py), quantiles, so that each level holds as many. Tasks of one level are
+drawn, each once before one comes again. After `every` rollouts the level moves by (6): up after many successes, down
+after few.
 
 Nothing is drawn by chance: order follows from the seed, and a state that was saved goes on as if nobody had stopped.
 """
@@ -28,7 +29,8 @@ def bits_of(recipes: Iterable[Mapping]) -> dict[str, float]:
 
 
 def sorted_by(bits: Mapping[str, float], number: int) -> tuple[tuple[str, ...], ...]:
-    """Tasks in so many levels, easiest first; sizes differ by one at most. Raises ValueError for more levels than tasks, and for none."""
+    """Tasks in so many levels, easiest first; sizes differ by one at most. Raises ValueError for more levels than
+    tasks, and for none."""
     if not 1 <= number <= len(bits):
         raise ValueError(f"levels must be 1 to {len(bits)}, as many as there are tasks at most; got {number}")
     order = sorted(bits, key=lambda task: (bits[task], task))
@@ -50,10 +52,18 @@ class State:
 
 
 class Schedule:
-    """`bits`: of each task. `number`: of levels. `every`: rollouts behind which the level is decided on. `low`, `high`: see `level`. Raises
-    ValueError."""
+    """`bits`: of each task. `number`: of levels. `every`: rollouts behind which the level is decided on. `low`, `high`:
+    see `level`. Raises ValueError."""
 
-    def __init__(self, bits: Mapping[str, float], number: int = 6, every: int = 64, seed: int = 0, low: float = 0.25, high: float = 0.75) -> None:
+    def __init__(
+        self,
+        bits: Mapping[str, float],
+        number: int = 6,
+        every: int = 64,
+        seed: int = 0,
+        low: float = 0.25,
+        high: float = 0.75,
+    ) -> None:
         if every < 1:
             raise ValueError(f"every must be at least 1; got {every}")
         level(0, 0, 0, number - 1, low, high)
@@ -69,7 +79,8 @@ class Schedule:
         return order[at], replace(state, taken=tuple(counts))
 
     def after(self, state: State, solved: int, tried: int) -> State:
-        """The state after `solved` of `tried` rollouts on tasks of the level now. Raises ValueError for numbers that make no sense."""
+        """The state after `solved` of `tried` rollouts on tasks of the level now. Raises ValueError for numbers that
+        make no sense."""
         if not 0 <= solved <= tried:
             raise ValueError(f"solved must be 0 to tried; got {solved} of {tried}")
         state = replace(state, solved=state.solved + solved, tried=state.tried + tried)
@@ -81,20 +92,26 @@ class Schedule:
     @property
     def digest(self) -> str:
         """SHA-256 of the levels and of all numbers: a state belongs to it."""
-        return hashlib.sha256(json.dumps([self.levels, self.every, self.seed, self.low, self.high]).encode()).hexdigest()
+        return hashlib.sha256(
+            json.dumps([self.levels, self.every, self.seed, self.low, self.high]).encode()
+        ).hexdigest()
 
     def save(self, path: Path, state: State) -> None:
         """Writes a state, all of it or nothing. Raises OSError where it does not fit onto the disk."""
         atomic_write(path, json.dumps({"schedule": self.digest, "state": asdict(state)}, indent=1) + "\n")
 
     def load(self, path: Path) -> State:
-        """The state that was saved; the first one where there is no file. Raises RunError for another schedule's, and for another file."""
+        """The state that was saved; the first one where there is no file. Raises RunError for another schedule's, and
+        for another file."""
         if not path.exists():
             return State()
         try:
             document = read_json(path)
             state = State(**{**document["state"], "taken": tuple(document["state"]["taken"])})
-            is_valid = _are_counts([state.now, state.solved, state.tried, *state.taken]) and len(state.taken) in (0, len(self.levels))
+            is_valid = _are_counts([state.now, state.solved, state.tried, *state.taken]) and len(state.taken) in (
+                0,
+                len(self.levels),
+            )
             is_valid = is_valid and state.now < len(self.levels) and state.solved <= state.tried
         except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
             raise RunError(f"{path} holds no state of a schedule ({type(error).__name__}); name another file") from None

@@ -1,8 +1,8 @@
 """A package as material for tasks: the files that an agent may see, its tests, and where it comes from.
 
-What goes into a tree is chosen, not what stays out of it: source, tests and the data and pages that belong to them. Histories, caches, builds, other
-copies of the source and its rendered pages hold the answer to a task (see environments/leaks.py), and none of them is needed to work.
-"""
+What goes into a tree is chosen, not what stays out of it: source, tests and the data and pages that belong to them.
+Histories, caches, builds, other copies of the source and its rendered pages hold the answer to a task (see
+environments/leaks.py), and none of them is needed to work."""
 
 from __future__ import annotations
 
@@ -121,7 +121,12 @@ def sanitised(folder: Path, name: str, version: str, origin: str, largest: int =
         subfolders[:] = sorted(entry for entry in subfolders if _is_part(Path(parent, entry), is_in_package))
         for entry in sorted(entries):
             path = Path(parent, entry)
-            if not _is_text(entry) or EXCLUDED_NAMES.fullmatch(entry) or BUILD_NAMES.fullmatch(entry) or not INCLUDED_NAMES.fullmatch(entry):
+            if (
+                not _is_text(entry)
+                or EXCLUDED_NAMES.fullmatch(entry)
+                or BUILD_NAMES.fullmatch(entry)
+                or not INCLUDED_NAMES.fullmatch(entry)
+            ):
                 continue
             try:
                 status = path.lstat()

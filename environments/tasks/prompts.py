@@ -1,8 +1,8 @@
 """What an agent is asked: in few words, as people ask, or with all that a specification says.
 
-The terse prompt has at most 390 characters, the median of CursorBench's prompts. It names what is missing and how that shows, and nothing of how it
-was done. The specified one adds signatures, docstrings, the tests that fail, and the rules. Both are made from names, signatures and docstrings; no
-line of the deleted code goes into either.
+The terse prompt has at most 390 characters, the median of CursorBench's prompts. It names what is missing and how that
+shows, and nothing of how it was done. The specified one adds signatures, docstrings, the tests that fail, and the
+rules. Both are made from names, signatures and docstrings; no line of the deleted code goes into either.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ def list_functions(piece: Piece) -> list[tuple[str, list[str]]]:
 def terse(piece: Piece, visible: Sequence[str]) -> str:
     """At most TERSE characters."""
     (file, names), *more_files = list_functions(piece)
-    subject = f"`{names[0]}` in {file}" + (f" and {len(names) + len(more_files) - 1} more" if len(names) + len(more_files) > 1 else "")
+    subject = f"`{names[0]}` in {file}" + (
+        f" and {len(names) + len(more_files) - 1} more" if len(names) + len(more_files) > 1 else ""
+    )
     verbs = {"slice": "lost part of what it did", "body": "is not implemented any more", "symbol": "is gone"}
     verb = verbs.get(piece.way, "are gone, or lost part of what they did")
     sentence = f"{subject} {verb}. Bring {'it' if piece.way in verbs else 'them'} back"
@@ -45,7 +47,8 @@ def terse(piece: Piece, visible: Sequence[str]) -> str:
 
 
 def specified(piece: Piece, whole: Mapping[str, bytes], visible: Sequence[str], editable: Sequence[str]) -> str:
-    """Signatures and docstrings from `whole`, the files with the feature; the visible tests that fail; and the rules."""
+    """Signatures and docstrings from `whole`, the files with the feature; the visible tests that fail; and the
+    rules."""
     lines = ["Some code was taken out of this package. Write it again.", ""]
     for file, names in list_functions(piece):
         lines.append(f"In {file}:")
@@ -53,7 +56,11 @@ def specified(piece: Piece, whole: Mapping[str, bytes], visible: Sequence[str], 
             signature, doc = _read_signature(whole[file], name)
             lines.append(f"- `{signature or name}`" + (f": {' '.join(doc.split())}" if doc else ""))
     lines += ["", "These tests fail and must pass:", *(f"- {test}" for test in visible)]
-    lines += ["", f"Others that you cannot see must pass, too, and none may break. Change only {', '.join(editable)}. Do not change tests."]
+    lines += [
+        "",
+        f"Others that you cannot see must pass, too, and none may break. Change only "
+        f"{', '.join(editable)}. Do not change tests.",
+    ]
     return "\n".join(lines)
 
 
@@ -62,7 +69,9 @@ def _read_signature(data: bytes, name: str) -> tuple[str, str]:
     node: ast.AST = parse(data)
     for part in name.replace(".<locals>", "").split("."):
         definitions = [
-            child for child in ast.walk(node) if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and child.name == part
+            child
+            for child in ast.walk(node)
+            if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and child.name == part
         ]
         if not definitions:
             return "", ""
@@ -72,4 +81,7 @@ def _read_signature(data: bytes, name: str) -> tuple[str, str]:
     if isinstance(node, ast.ClassDef):
         return f"class {name}", doc
     returns = f" -> {ast.unparse(node.returns)}" if node.returns else ""
-    return f"{'async ' if isinstance(node, ast.AsyncFunctionDef) else ''}def {name}({ast.unparse(node.args)}){returns}", doc
+    return (
+        f"{'async ' if isinstance(node, ast.AsyncFunctionDef) else ''}def {name}({ast.unparse(node.args)}){returns}",
+        doc,
+    )

@@ -1,7 +1,7 @@
 """A recipe of tasks: what a package's tasks are, without a line of its code.
 
-From the same package the same tasks are made again, and their ids, which are hashes of what was deleted, tell whether they are.
-"""
+From the same package the same tasks are made again, and their ids, which are hashes of what was deleted, tell whether
+they are."""
 
 from __future__ import annotations
 
@@ -18,29 +18,50 @@ SLOW = 1.0
 """Seconds of a test that is left out: it would be played once for every piece."""
 
 
-def prepared(package: Package, runner: Runner, without: Collection[str] | None = None) -> tuple[Package, tuple[str, ...]]:
-    """The package without the files of tests that cannot be collected: they need what is not there, such as another package. And their names. From
-    here on the runner does not play `without`: what a recipe names, or else the tests that take more than SLOW seconds, which depends on the
-    machine. Raises ValueError where no test is left."""
+def prepared(
+    package: Package, runner: Runner, without: Collection[str] | None = None
+) -> tuple[Package, tuple[str, ...]]:
+    """The package without the files of tests that cannot be collected: they need what is not there, such as another
+    package. And their names. From here on the runner does not play `without`: what a recipe names, or else the tests
+    that take more than SLOW seconds, which depends on the machine. Raises ValueError where no test is left."""
     results = runner.patiently({**package.files, **package.tests})
-    excluded_files = tuple(sorted({test.partition("::")[0] for test, (outcome, _) in results.items() if outcome == "error"} & package.tests.keys()))
+    excluded_files = tuple(
+        sorted(
+            {test.partition("::")[0] for test, (outcome, _) in results.items() if outcome == "error"}
+            & package.tests.keys()
+        )
+    )
     runner.without = frozenset(
-        without if without is not None else (test for test, (outcome, seconds) in results.items() if outcome != "error" and seconds > SLOW)
+        without
+        if without is not None
+        else (test for test, (outcome, seconds) in results.items() if outcome != "error" and seconds > SLOW)
     )
     if not any(outcome == "passed" for test, (outcome, _) in results.items() if test not in runner.without):
         has_passed = any(outcome == "passed" for outcome, _ in results.values())
-        reason = f"{excluded_files[0]} cannot be collected" if excluded_files else "all tests are slow" if has_passed else "no test passes"
+        reason = (
+            f"{excluded_files[0]} cannot be collected"
+            if excluded_files
+            else "all tests are slow"
+            if has_passed
+            else "no test passes"
+        )
         reason = reason if results.keys() - {"the run"} else "its tests do not end"
         raise ValueError(f"{package.name} {package.version}: {reason}; nothing can be made of it")
     return package.without(excluded_files), excluded_files
 
 
 def as_json(spec: str, package: Package, unused: Mapping[str, Collection[str]], made: Made, join: int = 1) -> dict:
-    """The recipe. `spec`: what the package was asked for by. `unused`: files of tests that are left out, tests that are slow, and tests that the
-    grader does not see pass ("ungradable"): what no task uses. `join`: see `make`; it stands there where it is more than 1."""
+    """The recipe. `spec`: what the package was asked for by. `unused`: files of tests that are left out, tests that are
+    slow, and tests that the grader does not see pass ("ungradable"): what no task uses. `join`: see `make`; it stands
+    there where it is more than 1."""
     about = {name: getattr(package, name) for name in ("name", "version", "licence", "origin", "digest")}
     return {
-        "package": {"spec": spec, **about, **{reason: sorted(tests) for reason, tests in unused.items()}, "flaky": list(made.flaky)},
+        "package": {
+            "spec": spec,
+            **about,
+            **{reason: sorted(tests) for reason, tests in unused.items()},
+            "flaky": list(made.flaky),
+        },
         **({"join": join} if join > 1 else {}),
         "pieces": {"tried": made.tried, **dict(sorted(made.why_not.items()))},
         "tasks": [_make_row(task) for task in sorted(made.tasks, key=lambda task: task.id)],
@@ -49,7 +70,13 @@ def as_json(spec: str, package: Package, unused: Mapping[str, Collection[str]], 
 
 def _make_row(task: Task) -> dict:
     tests = {"visible": len(task.visible), "held out": len(task.held), "kept": len(task.keep)}
-    return {"id": task.id, "way": task.piece.way, "name": task.piece.name, "tests": tests, "difficulty": asdict(task.difficulty)}
+    return {
+        "id": task.id,
+        "way": task.piece.way,
+        "name": task.piece.name,
+        "tests": tests,
+        "difficulty": asdict(task.difficulty),
+    }
 
 
 def differences(recipe: Mapping, package: Package, made: Made) -> tuple[str, ...]:

@@ -33,23 +33,34 @@ Run = tuple[Mapping[str, bytes], Collection[str] | None]
 
 
 class Sandboxed:
-    """See `Runner` in make.py. `fresh`: opens a sandbox over a folder, with LIMITS or wider ones. `jobs`: runs at a time.
-    `seconds`: of processor time of one run; a run that only waits for that long is ended as well (inside/run.py). `told`:
-    hears how many runs were made, now and then. `without`: tests that are never played."""
+    """See `Runner` in make.py. `fresh`: opens a sandbox over a folder, with LIMITS or wider ones. `jobs`: runs at a
+    time. `seconds`: of processor time of one run; a run that only waits for that long is ended as well (inside/run.py).
+    `told`: hears how many runs were made, now and then. `without`: tests that are never played."""
 
     def __init__(
-        self, fresh: Callable[[Path], Sandbox], jobs: int = 2, seconds: float = 60.0, told: Callable[[int], None] = lambda count: None
+        self,
+        fresh: Callable[[Path], Sandbox],
+        jobs: int = 2,
+        seconds: float = 60.0,
+        told: Callable[[int], None] = lambda count: None,
     ) -> None:
         self.fresh, self.jobs, self.seconds, self.told = fresh, jobs, seconds, told
         self.without: frozenset[str] = frozenset()
 
     def outcomes(
-        self, files: Mapping[str, bytes], changes: Sequence[Mapping[str, bytes]] = ({},), only: Sequence[Collection[str] | None] = (), seed: int = 0
+        self,
+        files: Mapping[str, bytes],
+        changes: Sequence[Mapping[str, bytes]] = ({},),
+        only: Sequence[Collection[str] | None] = (),
+        seed: int = 0,
     ) -> list[Mapping[str, str]]:
         """See `Runner`. Raises RunError where the sandbox cannot run tests at all."""
         results, runs = [], [*zip(changes, only or [None] * len(changes), strict=True)]
         for at in range(0, len(runs), BATCH):
-            results += [run_answer["outcomes"] for run_answer in self._play_runs(files, runs[at : at + BATCH], self.seconds, EACH, seed=seed)]
+            results += [
+                run_answer["outcomes"]
+                for run_answer in self._play_runs(files, runs[at : at + BATCH], self.seconds, EACH, seed=seed)
+            ]
             self.told(len(runs[at : at + BATCH]))
         return results
 
@@ -58,23 +69,32 @@ class Sandboxed:
         first, second = self._play_runs(files, [({}, None)] * 2, self._long_limit, 0.0)
         self.told(2)
         durations = (first["took"], second["took"])
-        return {test: (outcome, min(times.get(test, math.inf) for times in durations)) for test, outcome in first["outcomes"].items()}
+        return {
+            test: (outcome, min(times.get(test, math.inf) for times in durations))
+            for test, outcome in first["outcomes"].items()
+        }
 
     def coverage(self, files: Mapping[str, bytes]) -> dict[str, set[tuple[str, int]]]:
-        """See `Runner`. Raises RunError as well, and where the tests do not end in time: half a table would look like a whole one."""
+        """See `Runner`. Raises RunError as well, and where the tests do not end in time: half a table would look like a
+        whole one."""
         (traced_answer,) = self._play_runs(files, [({}, None)], self._long_limit, 0.0, trace=True)
         self.told(1)
         if SILENT in traced_answer["outcomes"]:
-            raise RunError(f"the tests of which lines are recorded do not end within {self._long_limit:g} seconds, or end the run")
+            raise RunError(
+                f"the tests of which lines are recorded do not end within {self._long_limit:g} seconds, or end the run"
+            )
         return {
-            test: {(file, line) for file, lines in lines_by_file.items() for line in lines} for test, lines_by_file in traced_answer["lines"].items()
+            test: {(file, line) for file, lines in lines_by_file.items() for line in lines}
+            for test, lines_by_file in traced_answer["lines"].items()
         }
 
     @property
     def _long_limit(self) -> float:
         return min(SLOWER * self.seconds, LIMITS.seconds - 30)
 
-    def _play_runs(self, files: Tree, runs: Sequence[Run], seconds: float, test_seconds: float, trace: bool = False, seed: int = 0) -> list[Answer]:
+    def _play_runs(
+        self, files: Tree, runs: Sequence[Run], seconds: float, test_seconds: float, trace: bool = False, seed: int = 0
+    ) -> list[Answer]:
         """The answer of each run. Where a run takes others down with it, halves are played again, until it is alone."""
         answers = self._play_once(files, runs, seconds, test_seconds, trace, seed)
         if answers is not None:
@@ -85,12 +105,16 @@ class Sandboxed:
         parts = (runs[:half], runs[half:])
         return [answer for part in parts for answer in self._play_runs(files, part, seconds, test_seconds, trace, seed)]
 
-    def _play_once(self, files: Tree, runs: Sequence[Run], seconds: float, test_seconds: float, trace: bool, seed: int) -> list[Answer] | None:
+    def _play_once(
+        self, files: Tree, runs: Sequence[Run], seconds: float, test_seconds: float, trace: bool, seed: int
+    ) -> list[Answer] | None:
         """The answer of each run; None where the call crossed a limit, or where its text is no list of answers. Raises
         RunError where the sandbox does not work."""
         plan = {
             "tree": "/work/tree",
-            "changes": [{name: base64.b64encode(data).decode() for name, data in changes.items()} for changes, _ in runs],
+            "changes": [
+                {name: base64.b64encode(data).decode() for name, data in changes.items()} for changes, _ in runs
+            ],
             "only": [only if only is None else sorted(only) for _, only in runs],
             "without": sorted(self.without),
             "jobs": self.jobs,
@@ -107,7 +131,11 @@ class Sandboxed:
         try:
             write_result = sandbox.call("write", {"path": "plan.json", "text": json.dumps(plan)})
             result = sandbox.call(
-                "shell", {"command": f"exec env -i PATH=$PATH HOME=/tmp LANG=C.UTF-8 PYTHONHASHSEED={seed} python3 -s -P -B run.py plan.json"}
+                "shell",
+                {
+                    "command": f"exec env -i PATH=$PATH HOME=/tmp LANG=C.UTF-8 PYTHONHASHSEED={seed} python3 -s "
+                    f"-P -B run.py plan.json"
+                },
             )
             is_working = write_result.ok and (result.ok or sandbox.call("shell", {"command": "true"}).ok)
         finally:

@@ -1,7 +1,8 @@
-"""Where a package comes from: a folder, an sdist, or NAME==VERSION, whose sdist is fetched from the package index. Nothing of it is run here.
+"""Where a package comes from: a folder, an sdist, or NAME==VERSION, whose sdist is fetched from the package index.
+Nothing of it is run here.
 
-pip would run the package's own build program to learn its name. An sdist is only unpacked: its name and version stand in its file's name (PEP 625),
-and its hash in the index. A file that was fetched once lies in the cache, under its hash.
+pip would run the package's own build program to learn its name. An sdist is only unpacked: its name and version stand
+in its file's name (PEP 625), and its hash in the index. A file that was fetched once lies in the cache, under its hash.
 """
 
 from __future__ import annotations
@@ -38,8 +39,9 @@ UNPACK, UNPACKING = Path(__file__).parent / "inside" / "unpack.py", 600.0
 
 
 def package_of(spec: str, cache: Path) -> Package:
-    """The package that a folder, an sdist or NAME==VERSION names; of NAME alone, its newest version in the index. `cache`: where sdists are kept.
-    Raises RunError, in one line, where there is none, and ValueError where there is one that is no material for tasks."""
+    """The package that a folder, an sdist or NAME==VERSION names; of NAME alone, its newest version in the index.
+    `cache`: where sdists are kept. Raises RunError, in one line, where there is none, and ValueError where there is one
+    that is no material for tasks."""
     path = Path(spec)
     if path.is_dir():
         return sanitised(path, *read_identity(path), "folder")
@@ -56,8 +58,8 @@ def package_of(spec: str, cache: Path) -> Package:
 
 
 def read_identity(folder: Path) -> tuple[str, str]:
-    """Name and version of a checkout, by its pyproject.toml or PKG-INFO; else the folder's name, and "0". Files are named
-    after them, so they consist of letters, digits and a few signs."""
+    """Name and version of a checkout, by its pyproject.toml or PKG-INFO; else the folder's name, and "0". Files are
+    named after them, so they consist of letters, digits and a few signs."""
     try:
         project = read_toml(folder / "pyproject.toml").get("project")
         if isinstance(project, dict) and _are_plain(project.get("name"), project.get("version")):
@@ -88,14 +90,16 @@ def _read_sdist(path: Path, name: str, version: str) -> Package:
 
 def unpack(path: Path, folder: Path) -> Path:
     """Unpacks an sdist into a folder, and returns the one folder that is in it. The archive is read in a process of its
-    own (inside/unpack.py). Raises RunError, in one line, for whatever is wrong with it: damage, names and links that lead
-    out, devices, and too many files, bytes or folders."""
+    own (inside/unpack.py). Raises RunError, in one line, for whatever is wrong with it: damage, names and links that
+    lead out, devices, and too many files, bytes or folders."""
     program = [sys.executable, "-I", "-B", str(UNPACK)]
     arguments = [str(path.resolve()), str(folder), str(4 * LARGEST), str(MEMBERS)]
     null_device = subprocess.DEVNULL
     with tempfile.TemporaryFile() as answer:
         try:
-            subprocess.run([*program, *arguments], stdin=null_device, stdout=answer, stderr=null_device, timeout=UNPACKING)
+            subprocess.run(
+                [*program, *arguments], stdin=null_device, stdout=answer, stderr=null_device, timeout=UNPACKING
+            )
         except subprocess.TimeoutExpired:
             raise RunError(f"{path.name} cannot be unpacked within {UNPACKING:g} seconds") from None
         answer.seek(0)
@@ -123,32 +127,47 @@ class _Anchors(html.parser.HTMLParser):
 
 
 def links(page: bytes, kind: str, address: str) -> dict[str, tuple[str, str]]:
-    """File → its address and its SHA-256, of a page of the index; files without a hash are left out. `kind`: the page's type. Raises ValueError."""
+    """File → its address and its SHA-256, of a page of the index; files without a hash are left out. `kind`: the page's
+    type. Raises ValueError."""
     if "json" in kind:
         rows = [(row["filename"], row["url"], row["hashes"].get("sha256", "")) for row in parse_json(page)["files"]]
     else:
         parser = _Anchors()
         parser.feed(page.decode(errors="replace"))
-        rows = [(name, url, dict(urllib.parse.parse_qsl(urllib.parse.urlsplit(url).fragment)).get("sha256", "")) for name, url in parser.links]
-    absolute_rows = ((name, urllib.parse.urldefrag(urllib.parse.urljoin(address, url))[0], digest) for name, url, digest in rows)
+        rows = [
+            (name, url, dict(urllib.parse.parse_qsl(urllib.parse.urlsplit(url).fragment)).get("sha256", ""))
+            for name, url in parser.links
+        ]
+    absolute_rows = (
+        (name, urllib.parse.urldefrag(urllib.parse.urljoin(address, url))[0], digest) for name, url, digest in rows
+    )
     return {
-        name: (url, digest) for name, url, digest in absolute_rows if re.fullmatch("[0-9a-f]{64}", digest) and url.startswith(("https:", "http:"))
+        name: (url, digest)
+        for name, url, digest in absolute_rows
+        if re.fullmatch("[0-9a-f]{64}", digest) and url.startswith(("https:", "http:"))
     }
 
 
 def fetch(name: str, version: str | None, cache: Path) -> tuple[Path, str]:
     """The sdist of a package and its version, from the cache or the index. Raises RunError."""
     address = f"{(os.environ.get('PIP_INDEX_URL') or INDEX).rstrip('/')}/{re.sub('[-_.]+', '-', name).lower()}/"
-    page, kind = _fetch_url(address, f"the index knows no package {name}", "application/vnd.pypi.simple.v1+json, text/html;q=0.5")
+    page, kind = _fetch_url(
+        address, f"the index knows no package {name}", "application/vnd.pypi.simple.v1+json, text/html;q=0.5"
+    )
     try:
         files = links(page, kind, address)
     except (ValueError, KeyError, TypeError, AttributeError):
         raise RunError(f"{address} is no page of a package index") from None
     sdists = {match["version"]: (file, *files[file]) for file in files if (match := SDIST.fullmatch(file))}
-    target_version = version or max((candidate for candidate in sdists if re.fullmatch(r"[0-9.]+", candidate)), key=_parse_version, default="")
+    target_version = version or max(
+        (candidate for candidate in sdists if re.fullmatch(r"[0-9.]+", candidate)), key=_parse_version, default=""
+    )
     if target_version not in sdists:
         newest_versions = ", ".join(sorted(sdists, key=_parse_version)[-5:])
-        raise RunError(f"the index has no sdist of {name} {target_version}".rstrip() + (f"; it has {newest_versions}" if newest_versions else ""))
+        raise RunError(
+            f"the index has no sdist of {name} {target_version}".rstrip()
+            + (f"; it has {newest_versions}" if newest_versions else "")
+        )
     file, url, digest = sdists[target_version]
     cached_path = cache / digest / file
     if not (cached_path.is_file() and hashlib.sha256(cached_path.read_bytes()).hexdigest() == digest):

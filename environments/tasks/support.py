@@ -1,8 +1,9 @@
 """What tests need besides themselves: conftest files, modules that they import from each other, and the packages that
-their files lie in. It is taken from the original and laid as part of the exam; what an agent left of it is not looked at.
+their files lie in. It is taken from the original and laid as part of the exam; what an agent left of it is not looked
+at.
 
-Nothing is run to find it. A module is needed where a file of tests, or a conftest file above it, names it in an import or
-in a text, as in `pytest_plugins`. Files of data are not laid: the package's code could change them while tests run.
+Nothing is run to find it. A module is needed where a file of tests, or a conftest file above it, names it in an import
+or in a text, as in `pytest_plugins`. Files of data are not laid: the package's code could change them while tests run.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ def find_support(tests: Mapping[str, bytes], source: Collection[str], played: Co
     """What the files `played` of `tests` need, as inside/play.py takes it: "packages", file → the package that it lies
     in, by which its relative imports are resolved; "modules", name → file, source, and whether it is a package; and
     "conftests", files and the names of their modules, outer folders first. `source`: the package's other files."""
-    modules = {name: file for file in _select_python(tests) for name in _list_import_names(file, {*tests, *source})[::-1]}
+    modules = {
+        name: file for file in _select_python(tests) for name in _list_import_names(file, {*tests, *source})[::-1]
+    }
     modules |= {_make_module_name(file): file for file in _select_python(tests)}
     folders = {str(folder) for file in played for folder in PurePosixPath(file).parents}
     conftests = [f"{folder}/conftest.py".removeprefix("./") for folder in sorted(folders)]
@@ -52,7 +55,9 @@ def find_support(tests: Mapping[str, bytes], source: Collection[str], played: Co
     return {
         "packages": {file: package for file in sorted(played) if (package := package_of_file(file))},
         "modules": {name: [*support_modules[name]] for name in sorted(support_modules)},
-        "conftests": [[file, _make_module_name(file)] for file in sorted(conftests, key=lambda file: (file.count("/"), file))],
+        "conftests": [
+            [file, _make_module_name(file)] for file in sorted(conftests, key=lambda file: (file.count("/"), file))
+        ],
     }
 
 
@@ -105,7 +110,8 @@ def _find_imported_files(tests: Mapping[str, bytes], modules: Mapping[str, str],
 
 
 def _find_imports(data: bytes, package: str) -> Iterator[str]:
-    """Names that may be modules which a file imports, and texts that may name one. None for a file that is no Python."""
+    """Names that may be modules which a file imports, and texts that may name one. None for a file that is no
+    Python."""
     try:
         tree = parse(data)
     except (SyntaxError, ValueError, RecursionError, MemoryError):

@@ -15,7 +15,9 @@ def machine_with_gpu() -> dict:
 
     from kit.process import machine
 
-    return machine() | ({"gpu": torch.cuda.get_device_name(), "cuda": torch.version.cuda} if torch.cuda.is_available() else {})
+    return machine() | (
+        {"gpu": torch.cuda.get_device_name(), "cuda": torch.version.cuda} if torch.cuda.is_available() else {}
+    )
 
 
 def written(record: dict, out: Path | None, kind: str, device: str) -> dict:

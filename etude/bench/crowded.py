@@ -1,11 +1,11 @@
 """`etude bench crowded`: time of a run's parts alone on the machine, and next to as many busy programs as it has cores.
 
-Every part runs in three ways, in alternation: alone; alone as it used to be, in one process with as many threads as cores, which wait
-for each other in every matrix product; and next to the busy programs. A busy program is a loop in its own session. Linux shares cores
-evenly between sessions, whatever their priority, as on a desktop. A part with one process per core gets half of the cores next to as many
-busy programs, so it takes at least twice as long. A part with two processes per core gets two thirds, and takes at least 1.5 times as long.
-The last part, one process per core with nothing but matrix products, shows how much the machine itself adds to that.
-"""
+Every part runs in three ways, in alternation: alone; alone as it used to be, in one process with as many threads as
+cores, which wait for each other in every matrix product; and next to the busy programs. A busy program is a loop in its
+own session. Linux shares cores evenly between sessions, whatever their priority, as on a desktop. A part with one
+process per core gets half of the cores next to as many busy programs, so it takes at least twice as long. A part with
+two processes per core gets two thirds, and takes at least 1.5 times as long. The last part, one process per core with
+nothing but matrix products, shows how much the machine itself adds to that."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ from kit.process import cores, keep_freed_memory, machine, one_thread
 from kit.settings import RunError, fill
 
 BUSY = "import os, sys\nwhile os.getppid() == int(sys.argv[1]): sum(range(10_000))"
-"""A program that stays busy until the benchmark ends, however that happens. Its argument is the process id of the benchmark."""
+"""A program that stays busy until the benchmark ends, however that happens. Its argument is the process id of the
+benchmark."""
 WAYS = ("alone", "threads", "crowded")
 ROLLOUTS = {"sampling": 128, "evaluation": 2400}
 """Number of rollouts in one step of RL, and in the evaluation of one checkpoint."""
@@ -34,8 +35,8 @@ PRODUCTS = 15_000
 
 
 def bench(run: Path = Path("runs/small"), out: Path | None = Path("results"), rounds: int = 5) -> dict:
-    """Seconds of sampling, a step of RL, decoding and evaluation with the policy that `run` holds after SFT, medians of `rounds`; prints
-    them and writes out/crowded-CPU.json. Raises RunError if the folder holds no such policy."""
+    """Seconds of sampling, a step of RL, decoding and evaluation with the policy that `run` holds after SFT, medians of
+    `rounds`; prints them and writes out/crowded-CPU.json. Raises RunError if the folder holds no such policy."""
     keep_freed_memory()
     parts = parts_of(Path(run))
     seconds: dict[str, dict[str, list[float]]] = {name: {way: [] for way in WAYS} for name in parts}
@@ -56,7 +57,8 @@ def bench(run: Path = Path("runs/small"), out: Path | None = Path("results"), ro
             f"next to {cores()} busy programs it takes {result['slower_in_a_crowd']:.2f} times as long"
         )
     record = {
-        "what": "seconds of a run's parts alone, alone with threads instead of processes, and beside as many busy programs as cores",
+        "what": "seconds of a run's parts alone, alone with threads instead of processes, and beside as many "
+        "busy programs as cores",
         "command": "etude bench crowded",
         "machine": machine(),
         "busy": cores(),
@@ -69,7 +71,9 @@ def bench(run: Path = Path("runs/small"), out: Path | None = Path("results"), ro
 
 def summary(seconds: dict[str, list[float]]) -> dict[str, float]:
     """Medians of the seconds of a part, and of the ratios within a round."""
-    ratio = {way: [b / a for a, b in zip(seconds["alone"], seconds[way], strict=True)] for way in ("threads", "crowded")}
+    ratio = {
+        way: [b / a for a, b in zip(seconds["alone"], seconds[way], strict=True)] for way in ("threads", "crowded")
+    }
     return {
         **{f"{way}_s": statistics.median(seconds[way]) for way in WAYS},
         "faster_than_threads": statistics.median(ratio["threads"]),
@@ -86,7 +90,9 @@ def after_sft(root: Path) -> tuple:
         config = fill(Recipe, read_json(root / "config.json")["config"])
         return config, *load_checkpoint(root, config, "sft")
     except (OSError, ValueError, KeyError) as error:
-        raise RunError(f"{root} holds no run with a policy after SFT; make one (make small), or pass another folder") from error
+        raise RunError(
+            f"{root} holds no run with a policy after SFT; make one (make small), or pass another folder"
+        ) from error
 
 
 def parts_of(root: Path) -> dict[str, Callable[[], object]]:
@@ -113,7 +119,14 @@ def parts_of(root: Path) -> dict[str, Callable[[], object]]:
     def rollouts(conversations: int, sampler: Sampler = in_rl) -> list:
         tasks = list(itertools.islice(task_stream(config, "rl"), conversations // r.rollouts))
         return agent.play(
-            sampler, language, tasks, r.rollouts, r.limits(chain_settings), r.max_turns, torch.Generator().manual_seed(1), r.temperature
+            sampler,
+            language,
+            tasks,
+            r.rollouts,
+            r.limits(chain_settings),
+            r.max_turns,
+            torch.Generator().manual_seed(1),
+            r.temperature,
         )
 
     def products(part: int) -> float:
@@ -134,7 +147,15 @@ def parts_of(root: Path) -> dict[str, Callable[[], object]]:
 
     @one_thread()  # as in `reinforcement.learn`
     def step() -> None:
-        update = improve(r, learner.model, reference, batch, mtp=learner.drafts(0), mtp_weight=learner.mtp_weight, each=reinforcement.CORES)
+        update = improve(
+            r,
+            learner.model,
+            reference,
+            batch,
+            mtp=learner.drafts(0),
+            mtp_weight=learner.mtp_weight,
+            each=reinforcement.CORES,
+        )
         learner.apply(update, 1.0)
 
     return {
@@ -148,8 +169,8 @@ def parts_of(root: Path) -> dict[str, Callable[[], object]]:
 
 @contextlib.contextmanager
 def threads() -> Iterator[None]:
-    """One process that computes everything with as many threads as there are cores, with rollouts in batches of at most 800 whose rows share
-    a position. This is how it worked before it used several processes and continuous batching."""
+    """One process that computes everything with as many threads as there are cores, with rollouts in batches of at most
+    800 whose rows share a position. This is how it worked before it used several processes and continuous batching."""
     from unittest import mock
 
     import torch
@@ -162,7 +183,9 @@ def threads() -> Iterator[None]:
     thread_count = torch.get_num_threads()
     torch.set_num_threads(cores())
 
-    def run_serially(function: Callable, parts: list, progress: Callable[[int], None] = lambda done: None, **_: object) -> list:
+    def run_serially(
+        function: Callable, parts: list, progress: Callable[[int], None] = lambda done: None, **_: object
+    ) -> list:
         return [function(part) for part in parts]
 
     try:
@@ -181,7 +204,9 @@ def threads() -> Iterator[None]:
 @contextlib.contextmanager
 def busy() -> Iterator[None]:
     """One busy program for each core."""
-    programs = [subprocess.Popen([sys.executable, "-c", BUSY, str(os.getpid())], start_new_session=True) for _ in range(cores())]
+    programs = [
+        subprocess.Popen([sys.executable, "-c", BUSY, str(os.getpid())], start_new_session=True) for _ in range(cores())
+    ]
     try:
         time.sleep(0.2)
         yield

@@ -1,13 +1,14 @@
-"""`etude bench data`: a million lines of ten packages, prepared on one process and on two, with planted duplicates, and once killed and resumed.
+"""`etude bench data`: a million lines of ten packages, prepared on one process and on two, with planted duplicates, and
+once killed and resumed.
 
-The packages are wheels, archives of code that pip downloads without running any of it. For an sdist pip runs the package's build code, even to
-download it. Beside them stand two sources that the benchmark makes of their files:
+The packages are wheels, archives of code that pip downloads without running any of it. For an sdist pip runs the
+package's build code, even to download it. Beside them stand two sources that the benchmark makes of their files:
 
     planted     exact copies, copies with a few changed lines, and changed copies of held-out files, each made of another file
     rows        JSONL with good and bad rows
 
-Every round prepares all of it on one process and on two, in turns, in this process's own forks. The folders must be equal to the last byte.
-"""
+Every round prepares all of it on one process and on two, in turns, in this process's own forks. The folders must be
+equal to the last byte."""
 
 from __future__ import annotations
 
@@ -45,8 +46,8 @@ PROCESSES = (1, 2)
 
 
 def bench(tokenizer: Path, archives: Path, out: Path | None = Path("results"), rounds: int = 2) -> dict[str, Any]:
-    """Prints figures and writes out/data-CPU.json. Raises RunError if the wheels cannot be had, and if a planted duplicate is not found, a
-    resumed build differs, or processes change a byte: then no figure is worth anything."""
+    """Prints figures and writes out/data-CPU.json. Raises RunError if the wheels cannot be had, and if a planted
+    duplicate is not found, a resumed build differs, or processes change a byte: then no figure is worth anything."""
     path = tokenizer / "tokenizer.json" if tokenizer.is_dir() else tokenizer
     try:
         load_tokenizer(path)  # before anything is downloaded
@@ -59,7 +60,11 @@ def bench(tokenizer: Path, archives: Path, out: Path | None = Path("results"), r
     try:
         wheels = sorted(archives.glob("*.whl"))
         planted = plant(wheels, work)
-        sources = [Source(str(archives / "*.whl"), name="wheels", suffixes=(".py",)), Source(str(work / "planted")), Source(str(work / "rows.jsonl"))]
+        sources = [
+            Source(str(archives / "*.whl"), name="wheels", suffixes=(".py",)),
+            Source(str(work / "planted")),
+            Source(str(work / "rows.jsonl")),
+        ]
         settings = Settings(heldout=HELDOUT)
         seconds: dict[int, list[float]] = {n: [] for n in PROCESSES}
         loads, reference, record = [], {}, {}
@@ -73,7 +78,11 @@ def bench(tokenizer: Path, archives: Path, out: Path | None = Path("results"), r
                 files = hash_files(work / "out")
                 if reference.setdefault("files", files) != files:
                     raise RunError(f"{processes} processes leave other files; that is a fault of the program")
-                print(f"round {number + 1} of {rounds}, processes {processes}: {seconds[processes][-1]:.1f} s, load {loads[-1]:.1f}", flush=True)
+                print(
+                    f"round {number + 1} of {rounds}, processes {processes}: "
+                    f"{seconds[processes][-1]:.1f} s, load {loads[-1]:.1f}",
+                    flush=True,
+                )
         planted_counts = check(planted, read_lines(work / "out" / "dropped.jsonl"))
         command.show(record, work / "out")
         kills = kill_and_resume(work, sources, settings, path, reference["files"])
@@ -93,16 +102,20 @@ def bench(tokenizer: Path, archives: Path, out: Path | None = Path("results"), r
         "planted": {kind: len(names) for kind, names in planted.items()},
         "found": planted_counts,
         "sources": [
-            {key: source[key] for key in ("name", "read", "kept", "licences")} | {"dropped": count_drops(source)} for source in record["sources"]
+            {key: source[key] for key in ("name", "read", "kept", "licences")} | {"dropped": count_drops(source)}
+            for source in record["sources"]
         ],
         "heldout": record["heldout"],
         "seconds": {str(n): build_times for n, build_times in seconds.items()},
-        "mb_per_s": {str(n): round(size / 1e6 / statistics.median(build_times), 2) for n, build_times in seconds.items()},
+        "mb_per_s": {
+            str(n): round(size / 1e6 / statistics.median(build_times), 2) for n, build_times in seconds.items()
+        },
         "faster_with_two": ratio,
         "killed_and_resumed": kills,
     }
     print(
-        f"{lines:,} lines, {size / 1e6:.1f} MB: two processes are {ratio:.2f} times as fast as one; killed {kills} times and resumed, the same bytes"
+        f"{lines:,} lines, {size / 1e6:.1f} MB: two processes are {ratio:.2f} times as fast as one; "
+        f"killed {kills} times and resumed, the same bytes"
     )
     return written(result, out, "data", result["machine"]["cpu"])
 
@@ -116,10 +129,24 @@ def fetch(archives: Path) -> None:
     archives.mkdir(parents=True, exist_ok=True)
     present_wheels = {"==".join(path.name.split("-")[:2]) for path in archives.glob("*.whl")}
     if present_wheels - set(PACKAGES):
-        raise RunError(f"{archives} holds other wheels: {', '.join(sorted(present_wheels - set(PACKAGES)))}; choose another --archives")
+        raise RunError(
+            f"{archives} holds other wheels: {', '.join(sorted(present_wheels - set(PACKAGES)))}; "
+            f"choose another --archives"
+        )
     if missing := [package for package in PACKAGES if package not in present_wheels]:
         target = ["--platform", "any", "--python-version", "3.12", "--implementation", "py", "--abi", "none"]
-        command = [sys.executable, "-m", "pip", "download", "-q", "--disable-pip-version-check", "--no-deps", "--only-binary", ":all:", *target]
+        command = [
+            sys.executable,
+            "-m",
+            "pip",
+            "download",
+            "-q",
+            "--disable-pip-version-check",
+            "--no-deps",
+            "--only-binary",
+            ":all:",
+            *target,
+        ]
         print(f"fetching {len(missing)} wheels", flush=True)
         if subprocess.run([*command, "-d", str(archives), *missing]).returncode:
             raise RunError(f"pip cannot download {', '.join(missing)}; put the wheels into {archives} by hand")
@@ -144,7 +171,10 @@ def plant(wheels: list[Path], work: Path) -> dict[str, list[str]]:
                 lines[at] += "" if kind == "exact" else f"# changed {rng.random()}"
             names.setdefault(kind, []).append(f"{kind}-{number:02d}.py")
             (work / "planted" / names[kind][-1]).write_text("\n".join(lines), encoding="utf-8")
-    rows = [json.dumps({"content": "\n".join("".join(rng.choices("abcdefghijkl ", k=60)) for _ in range(30))}) for _ in range(100)]
+    rows = [
+        json.dumps({"content": "\n".join("".join(rng.choices("abcdefghijkl ", k=60)) for _ in range(30))})
+        for _ in range(100)
+    ]
     bad = {"{": 3, '{"text": 1}': 20, '{"content": 1}': 41, '"text"': 60, '{"content": "\\ud800"}': 99}
     for row, number in bad.items():
         rows.insert(number - 1, row)
@@ -159,7 +189,11 @@ def check(planted: dict[str, list[str]], dropped: list[dict[str, Any]]) -> dict[
     drop_counts: dict[str, int] = {}
     for kind, names in planted.items():
         drop_counts[kind] = sum(name in reasons_by_name for name in names)
-        if missed := [name for name in names if reasons_by_name.get(name) not in reasons.get(kind, (reasons_by_name.get(name) or "",))]:
+        if missed := [
+            name
+            for name in names
+            if reasons_by_name.get(name) not in reasons.get(kind, (reasons_by_name.get(name) or "",))
+        ]:
             raise RunError(
                 f"{len(missed)} of {len(names)} planted documents were not found: "
                 f"{', '.join(f'{name} ({reasons_by_name.get(name)})' for name in missed)}"
@@ -167,11 +201,15 @@ def check(planted: dict[str, list[str]], dropped: list[dict[str, Any]]) -> dict[
     return drop_counts
 
 
-def kill_and_resume(work: Path, sources: list[Source], settings: Settings, tokenizer: Path, files: dict[str, str]) -> int:
-    """Kills the command twice, while it reads and while it tokenises, and goes on. Returns the number of kills. Raises RunError if files differ."""
+def kill_and_resume(
+    work: Path, sources: list[Source], settings: Settings, tokenizer: Path, files: dict[str, str]
+) -> int:
+    """Kills the command twice, while it reads and while it tokenises, and goes on. Returns the number of kills. Raises
+    RunError if files differ."""
     toml, out = work / "data.toml", work / "killed"
     tables = [
-        f"[[source]]\npath = {json.dumps(source.path)}\nname = {json.dumps(source.name)}\nsuffixes = {json.dumps(source.suffixes)}\n"
+        f"[[source]]\npath = {json.dumps(source.path)}\nname = {json.dumps(source.name)}\nsuffixes = "
+        f"{json.dumps(source.suffixes)}\n"
         for source in sources
     ]
     atomic_write(toml, f"heldout = {json.dumps(settings.heldout)}\n" + "".join(tables))

@@ -1,8 +1,9 @@
-"""`etude bench decode`: tokens per second of both samplers with a network's true widths and few layers, beside what `etude plan` says.
+"""`etude bench decode`: tokens per second of both samplers with a network's true widths and few layers, beside what
+`etude plan` says.
 
-The rows begin with prompts of random tokens and go on to the end of their contexts: random weights hardly ever sample the token that ends a
-turn. Prompts are read before the clock starts: the seconds of a rollout that ends behind the first sampled token are taken off.
-"""
+The rows begin with prompts of random tokens and go on to the end of their contexts: random weights hardly ever sample
+the token that ends a turn. Prompts are read before the clock starts: the seconds of a rollout that ends behind the
+first sampled token are taken off."""
 
 from __future__ import annotations
 
@@ -20,9 +21,11 @@ from ref.engine.sampler import Sampler, uniform
 __all__ = ["bench"]
 
 
-def bench(model: str, layers: int, rows: list[int], prompt: int, new: int, out: Path | None = Path("results"), rounds: int = 2) -> dict:
-    """Times both samplers at each number of rows, prints a line per cell and writes out/decode-DEVICE.json. Raises RunError for a network
-    that does not exist."""
+def bench(
+    model: str, layers: int, rows: list[int], prompt: int, new: int, out: Path | None = Path("results"), rounds: int = 2
+) -> dict:
+    """Times both samplers at each number of rows, prints a line per cell and writes out/decode-DEVICE.json. Raises
+    RunError for a network that does not exist."""
     config, on_gpu = config_with_layers(model, layers), torch.cuda.is_available()
     device, dtype = torch.device("cuda" if on_gpu else "cpu"), torch.bfloat16 if on_gpu else torch.float32
     network = random_network(config, dtype, device)
@@ -35,7 +38,10 @@ def bench(model: str, layers: int, rows: list[int], prompt: int, new: int, out: 
             def play(tokens: int, sampler=sampler, prompts=prompts) -> tuple[float, int]:
                 start, generator = time.perf_counter(), torch.Generator().manual_seed(3)
                 engine = sampler.engine(len(prompts), prompt + tokens)
-                running = {engine.add(prompt_ids, [config.vocab_size - 1], uniform(generator, prompt + tokens)) for prompt_ids in prompts}
+                running = {
+                    engine.add(prompt_ids, [config.vocab_size - 1], uniform(generator, prompt + tokens))
+                    for prompt_ids in prompts
+                }
                 sampled = 0
                 while running:
                     for slot in engine.step():
@@ -50,7 +56,13 @@ def bench(model: str, layers: int, rows: list[int], prompt: int, new: int, out: 
                 seconds.append(long - short)
                 tokens = long_tokens - short_tokens
             middle = statistics.median(seconds)
-            cell = {"sampler": kind.__name__, "rows": count, "seconds": seconds, "tokens": tokens, "tokens_per_second": tokens / middle}
+            cell = {
+                "sampler": kind.__name__,
+                "rows": count,
+                "seconds": seconds,
+                "tokens": tokens,
+                "tokens_per_second": tokens / middle,
+            }
             if (chip := hardware()) is not None:
                 from etude.prices import Conversations, decoding
 
@@ -65,7 +77,8 @@ def bench(model: str, layers: int, rows: list[int], prompt: int, new: int, out: 
     sizes = " ".join(f"--rows {number}" for number in rows) + f" --prompt {prompt} --new {new}"
     box = machine_with_gpu()
     record = {
-        "what": "sampled tokens per second on one device, random weights, beside the plan's figure; prompts are read before the clock starts",
+        "what": "sampled tokens per second on one device, random weights, beside the plan's figure; prompts "
+        "are read before the clock starts",
         "command": f"etude bench decode --model {model} --layers {layers} {sizes}",
         "machine": box,
         "model": model,

@@ -1,13 +1,14 @@
 """`etude bench delta`: how fast one core encodes and decodes weight deltas, beside zstd level 1 on the same bytes.
 
-Two versions of the same bfloat16 weights, of which a share differs by one step. Three ways to send the second to who has the first:
+Two versions of the same bfloat16 weights, of which a share differs by one step. Three ways to send the second to who
+has the first:
 
     gap + step   `scaled/weight_sync.py`: compare, pack; unpack, apply to a copy
     XOR          XOR of all bits under zstd level 1, as others do
     all          the second version itself under zstd level 1
 
-Bandwidth is bytes of weights a second: of what is synchronised, not of what travels. Ways take turns, and a round whose bits differ after the
-round trip ends the benchmark. Digests are measured apart: they are the same whatever is sent.
+Bandwidth is bytes of weights a second: of what is synchronised, not of what travels. Ways take turns, and a round whose
+bits differ after the round trip ends the benchmark. Digests are measured apart: they are the same whatever is sent.
 """
 
 from __future__ import annotations
@@ -43,7 +44,9 @@ def make_versions(n: int, share: float, seed: int = 0) -> tuple[torch.Tensor, to
     return old, new
 
 
-def make_codecs(old: torch.Tensor, new: torch.Tensor) -> dict[str, tuple[Callable[[], bytes], Callable[[bytes], np.ndarray]]]:
+def make_codecs(
+    old: torch.Tensor, new: torch.Tensor
+) -> dict[str, tuple[Callable[[], bytes], Callable[[bytes], np.ndarray]]]:
     """Encoder and decoder by name."""
     a, b = (x.view(torch.int16).numpy() for x in (old, new))
 
@@ -71,7 +74,9 @@ def bench(out: Path | None = Path("results"), weights: int = 2**25, rounds: int 
         for share in SHARES:
             old, new = make_versions(weights, share)
             expected, codecs = new.view(torch.int16).numpy(), make_codecs(old, new)
-            seconds: dict[tuple[str, str], list[float]] = {(name, part): [] for name in codecs for part in ("encode", "decode")}
+            seconds: dict[tuple[str, str], list[float]] = {
+                (name, part): [] for name in codecs for part in ("encode", "decode")
+            }
             sizes: dict[str, int] = {}
             for number in range(rounds):
                 loads.append(os.getloadavg()[0])
@@ -90,13 +95,20 @@ def bench(out: Path | None = Path("results"), weights: int = 2**25, rounds: int 
                 row: dict[str, Any] = {"share": share, "way": name, "times_smaller": 2 * weights / sizes[name]}
                 for part in ("encode", "decode"):
                     part_seconds = seconds[name, part]
-                    row |= {f"{part}_gb_s": 2e-9 * weights / statistics.median(part_seconds), f"{part}_spread": max(part_seconds) / min(part_seconds)}
+                    row |= {
+                        f"{part}_gb_s": 2e-9 * weights / statistics.median(part_seconds),
+                        f"{part}_spread": max(part_seconds) / min(part_seconds),
+                    }
                     for baseline in ("XOR", "all"):
-                        row[f"{part}_of_{baseline}"] = statistics.median(b / a for a, b in zip(part_seconds, seconds[baseline, part], strict=True))
+                        row[f"{part}_of_{baseline}"] = statistics.median(
+                            b / a for a, b in zip(part_seconds, seconds[baseline, part], strict=True)
+                        )
                 rows.append(row)
                 print(
-                    f"{100 * share:5.1f}% changed, {name:10}  {row['times_smaller']:6.1f} times smaller   encode {row['encode_gb_s']:5.2f} GB/s, "
-                    f"{row['encode_of_XOR']:.2f} of XOR's   decode {row['decode_gb_s']:5.2f} GB/s, {row['decode_of_XOR']:.2f} of XOR's",
+                    f"{100 * share:5.1f}% changed, {name:10}  {row['times_smaller']:6.1f} times "
+                    f"smaller   encode {row['encode_gb_s']:5.2f} GB/s, "
+                    f"{row['encode_of_XOR']:.2f} of XOR's   decode {row['decode_gb_s']:5.2f} GB/s, "
+                    f"{row['decode_of_XOR']:.2f} of XOR's",
                     flush=True,
                 )
         part = Part("w", (weights // 2048, 2048), 0, make_versions(weights, 0.0)[0].view(-1, 2048))
@@ -107,7 +119,12 @@ def bench(out: Path | None = Path("results"), weights: int = 2**25, rounds: int 
     finally:
         torch.set_num_threads(thread_count)
     delta_rows = [row for row in rows if row["way"] == "gap + step" and row["share"] <= 0.02]
-    least = min(row[f"{part}_of_{baseline}"] for row in delta_rows for part in ("encode", "decode") for baseline in ("XOR", "all"))
+    least = min(
+        row[f"{part}_of_{baseline}"]
+        for row in delta_rows
+        for part in ("encode", "decode")
+        for baseline in ("XOR", "all")
+    )
     print(f"least ratio to zstd level 1 up to 2% changed: {least:.2f} (target {TARGET})")
     result = {
         "what": "bytes of bfloat16 weights a second, encoded and decoded on one core, by the way they are sent",
@@ -121,6 +138,7 @@ def bench(out: Path | None = Path("results"), weights: int = 2**25, rounds: int 
         "digest_gb_s": hashing,
         "least_ratio": least,
         "target": TARGET,
-        "note": "medians over rounds in which ways take turns; spread: the slowest round over the fastest; load: of the machine before each round",
+        "note": "medians over rounds in which ways take turns; spread: the slowest round over the fastest; "
+        "load: of the machine before each round",
     }
     return written(result, out, "delta", result["machine"]["cpu"])

@@ -1,8 +1,10 @@
-"""`etude bench engine`: tokens per second of the sampler whose rows share a position, and of continuous batching, one thread each.
+"""`etude bench engine`: tokens per second of the sampler whose rows share a position, and of continuous batching, one
+thread each.
 
-Both play the same conversations of the small world with the same random numbers, one after the other, in alternation. A chain of contexts
-continues at once in continuous batching, and with the next wave in the other. Time in the environment is included; it is microseconds.
-Nobody asks for rewards: hidden tests take longer than that, and are no part of a sampler.
+Both play the same conversations of the small world with the same random numbers, one after the other, in alternation. A
+chain of contexts continues at once in continuous batching, and with the next wave in the other. Time in the environment
+is included; it is microseconds. Nobody asks for rewards: hidden tests take longer than that, and are no part of a
+sampler.
 """
 
 from __future__ import annotations
@@ -22,8 +24,8 @@ SLOTS = (32, 64, 128)
 
 
 def bench(run: Path = Path("runs/small"), out: Path | None = Path("results"), rounds: int = 5) -> dict:
-    """Seconds and sampled tokens per second of both samplers with the policy that `run` holds after SFT, medians of `rounds`; prints them and
-    writes out/engine-CPU.json. Raises RunError if the folder holds no such policy."""
+    """Seconds and sampled tokens per second of both samplers with the policy that `run` holds after SFT, medians of
+    `rounds`; prints them and writes out/engine-CPU.json. Raises RunError if the folder holds no such policy."""
     import torch
 
     from ref.engine.continuous import ContinuousSampler
@@ -63,7 +65,8 @@ def bench(run: Path = Path("runs/small"), out: Path | None = Path("results"), ro
                 for name in [*samplers][:: 1 if number % 2 else -1]:
                     seconds[name].append(play(name, slots)[0])
             same_count = sum(
-                len(a.segments) == len(b.segments) and all(x.tokens.equal(y.tokens) for x, y in zip(a.segments, b.segments, strict=True))
+                len(a.segments) == len(b.segments)
+                and all(x.tokens.equal(y.tokens) for x, y in zip(a.segments, b.segments, strict=True))
                 for a, b in zip(*chains.values(), strict=True)
             )
             tokens = {name: sum(chain.written for chain in own_chains) for name, own_chains in chains.items()}
@@ -82,10 +85,13 @@ def bench(run: Path = Path("runs/small"), out: Path | None = Path("results"), ro
             )
             base_rate, continuous_rate = cells[-1]["tokens_per_second"].values()
             ratio = f"{statistics.median(ratios):.2f} times [{min(ratios):.2f}, {max(ratios):.2f}]"
-            summary = f"{base_rate:6,.0f} tokens/s at one position, {continuous_rate:6,.0f} with continuous batching, {ratio}"
+            summary = (
+                f"{base_rate:6,.0f} tokens/s at one position, {continuous_rate:6,.0f} with continuous batching, {ratio}"
+            )
             print(f"{slots:4d} conversations: {summary}; {same_count} of {slots} have the same tokens", flush=True)
     record = {
-        "what": "sampled tokens per second of two samplers, one thread, the same conversations in alternation; ratio: median of rounds",
+        "what": "sampled tokens per second of two samplers, one thread, the same conversations in alternation; "
+        "ratio: median of rounds",
         "command": "etude bench engine",
         "machine": machine(),
         "dtype": config.training.sampler_dtype,

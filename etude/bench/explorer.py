@@ -1,8 +1,9 @@
-"""`etude bench explorer`: how long a page of the explorer takes to open, and each of its controls to redraw it, without a browser.
+"""`etude bench explorer`: how long a page of the explorer takes to open, and each of its controls to redraw it, without
+a browser.
 
-Streamlit's own test driver runs each page as a session would. Every slider takes values that were not shown before, so no picture comes
-from a cache. A page is opened cold: by a session that has seen no page, before any picture of it was drawn; the program itself has started.
-The browser's time to show what was drawn is not included.
+Streamlit's own test driver runs each page as a session would. Every slider takes values that were not shown before, so
+no picture comes from a cache. A page is opened cold: by a session that has seen no page, before any picture of it was
+drawn; the program itself has started. The browser's time to show what was drawn is not included.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ def bench(out: Path | None = Path("results")) -> dict:
             )
     all_seconds = [second for control in controls for second in control["seconds"]]
     record = {
-        "what": "seconds from a slider's move to the page drawn anew, and from a new session to a page's first drawing; server side, wall clock",
+        "what": "seconds from a slider's move to the page drawn anew, and from a new session to a page's first "
+        "drawing; server side, wall clock",
         "command": "etude bench explorer",
         "machine": machine(),
         "median_s": statistics.median(all_seconds),
@@ -52,7 +54,10 @@ def bench(out: Path | None = Path("results")) -> dict:
         "pages": pages,
         "controls": controls,
     }
-    print(f"all redraws: median {record['median_s'] * 1e3:.0f} ms; the slowest control's median {record['slowest_control_median_s'] * 1e3:.0f} ms")
+    print(
+        f"all redraws: median {record['median_s'] * 1e3:.0f} ms; the slowest control's median "
+        f"{record['slowest_control_median_s'] * 1e3:.0f} ms"
+    )
     print(f"cold: the slowest page {record['slowest_cold_s'] * 1e3:.0f} ms")
     return written(record, out, "explorer", record["machine"]["cpu"])
 
@@ -61,7 +66,9 @@ def open_page(name: str) -> tuple[AppTest, float]:
     """A page in a new session, and the seconds until it was drawn. Raises RuntimeError if it fails."""
     from streamlit.testing.v1 import AppTest
 
-    getLogger("streamlit.runtime.scriptrunner_utils.script_run_context").setLevel("ERROR")  # the driver runs in no session, and is told so each time
+    getLogger("streamlit.runtime.scriptrunner_utils.script_run_context").setLevel(
+        "ERROR"
+    )  # the driver runs in no session, and is told so each time
     at = AppTest.from_string(f"from etude.explorer import start\nstart({name!r})", default_timeout=SLOW)
     start = time.perf_counter()
     at.run()
@@ -84,7 +91,14 @@ def redraws(at: AppTest, name: str) -> list[dict]:
                 seconds.append(time.perf_counter() - start)
                 if at.exception:
                     raise RuntimeError(f"{name}, {key} = {value}: {at.exception[0].message}")
-            results.append({"page": name, "control": key, "median_s": statistics.median(seconds), "seconds": [round(s, 4) for s in seconds]})
+            results.append(
+                {
+                    "page": name,
+                    "control": key,
+                    "median_s": statistics.median(seconds),
+                    "seconds": [round(s, 4) for s in seconds],
+                }
+            )
             getattr(at, kind)(key=key).set_value(before).run()  # one slider can take another away, or change its range
     return results
 

@@ -1,5 +1,5 @@
-"""What `etude bench kernels` times: data, a gate that checks the result, kernels, and torch baselines. For memory-bound kernels, the
-baseline is a copy of the same number of bytes.
+"""What `etude bench kernels` times: data, a gate that checks the result, kernels, and torch baselines. For memory-bound
+kernels, the baseline is a copy of the same number of bytes.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ class Case:
 
 
 def cases(on: str, tiny: bool = False) -> Iterator[Case]:
-    """Yields one case at a time, so only its data is in memory. `tiny`: sizes for the interpreter, which checks the gates."""
+    """Yields one case at a time, so only its data is in memory. `tiny`: sizes for the interpreter, which checks the
+    gates."""
     for make in (quantisers, products, expert_products, layers, heads, routers, dispatch, deltas, orthogonal):
         yield from make(on, tiny)
 
@@ -96,7 +97,13 @@ def quantisers(on: str, tiny: bool) -> Iterator[Case]:
         ("MXFP8, both axes", quant.mxfp8_quantize_both, ref_quant.mxfp8_quantize_both, (), 4 + 2 / 32),
         ("NVFP4 per token", quant.nvfp4_quantize, ref_quant.nvfp4_quantize, (), 2.5 + 1 / 16),
         ("FP8 1 × 128", quant.blockwise_fp8_quantize, ref_quant.blockwise_fp8_quantize, ((1, 128),), 3 + 4 / 128),
-        ("FP8 128 × 128", quant.blockwise_fp8_quantize, ref_quant.blockwise_fp8_quantize, ((128, 128),), 3 + 4 / 128**2),
+        (
+            "FP8 128 × 128",
+            quant.blockwise_fp8_quantize,
+            ref_quant.blockwise_fp8_quantize,
+            ((128, 128),),
+            3 + 4 / 128**2,
+        ),
     ):
         size = int(n * n * width)
         yield Case(
@@ -123,7 +130,10 @@ def products(on: str, tiny: bool) -> Iterator[Case]:
             f"product, {form}",
             f"{n}³",
             make_error_gate(*make_product_calls(a[:256], b, form), f"product, {form}"),
-            {"kernel": partial(gemm.matmul, left, right, torch.bfloat16), "kernel with quantisation": partial(gemm.linear, a, b, form)},
+            {
+                "kernel": partial(gemm.matmul, left, right, torch.bfloat16),
+                "kernel with quantisation": partial(gemm.linear, a, b, form),
+            },
             baselines,
             flops=2 * n**3,
         )
@@ -165,14 +175,28 @@ def expert_products(on: str, tiny: bool) -> Iterator[Case]:
             w = (torch.randn(E, J, D, device=on) / D**0.5).bfloat16()
             size = f"{N} × {D} × {J}, {E} experts, {'Zipf' if zipf else 'balanced'}"
             operands = {
-                form: (gemm.operand(x, form), gemm.operand(w, form, weight=True), gemm.operand(up, form), gemm.operand(w, form, -2, True))
+                form: (
+                    gemm.operand(x, form),
+                    gemm.operand(w, form, weight=True),
+                    gemm.operand(up, form),
+                    gemm.operand(w, form, -2, True),
+                )
                 for form in ("bfloat16", "fp8")
             }
             offsets = ends.int()
             kinds = {
-                "forward": (lambda f: grouped_gemm.expert_rows(*operands[f][:2], ends, x.dtype), lambda: torch._grouped_mm(x, w.mT, offs=offsets)),
-                "dgrad": (lambda f: grouped_gemm.expert_rows(*operands[f][2:], ends, x.dtype), lambda: torch._grouped_mm(up, w, offs=offsets)),
-                "wgrad": (lambda f: grouped_gemm.expert_weights(up, x, ends, f, x.dtype), lambda: torch._grouped_mm(up.T, x, offs=offsets)),
+                "forward": (
+                    lambda f: grouped_gemm.expert_rows(*operands[f][:2], ends, x.dtype),
+                    lambda: torch._grouped_mm(x, w.mT, offs=offsets),
+                ),
+                "dgrad": (
+                    lambda f: grouped_gemm.expert_rows(*operands[f][2:], ends, x.dtype),
+                    lambda: torch._grouped_mm(up, w, offs=offsets),
+                ),
+                "wgrad": (
+                    lambda f: grouped_gemm.expert_weights(up, x, ends, f, x.dtype),
+                    lambda: torch._grouped_mm(up.T, x, offs=offsets),
+                ),
             }
             for kind, (kernel, theirs) in kinds.items():
                 yield Case(
@@ -185,7 +209,9 @@ def expert_products(on: str, tiny: bool) -> Iterator[Case]:
                 )
 
 
-def grouped_gate(kind: str, kernel: Callable, x: Tensor, w: Tensor, up: Tensor, ends: Tensor) -> Callable[[], str | None]:
+def grouped_gate(
+    kind: str, kernel: Callable, x: Tensor, w: Tensor, up: Tensor, ends: Tensor
+) -> Callable[[], str | None]:
     """Compares with float64 and the reference, expert by expert, for the largest, the smallest and the last expert."""
 
     def gate() -> str | None:
@@ -200,9 +226,17 @@ def grouped_gate(kind: str, kernel: Callable, x: Tensor, w: Tensor, up: Tensor, 
                     a, b = (ref_quant.rounded(t[rows].cpu(), form, 0) for t in (up, x))
                     a, b, actual = a.T, b.T, result[e]
                 elif kind == "forward":
-                    a, b, actual = (ref_quant.rounded(x[rows].cpu(), form, 1), ref_quant.rounded(w[e].cpu(), form, 1, True), result[rows])
+                    a, b, actual = (
+                        ref_quant.rounded(x[rows].cpu(), form, 1),
+                        ref_quant.rounded(w[e].cpu(), form, 1, True),
+                        result[rows],
+                    )
                 else:
-                    a, b, actual = (ref_quant.rounded(up[rows].cpu(), form, 1), ref_quant.rounded(w[e].cpu(), form, 0, True).T, result[rows])
+                    a, b, actual = (
+                        ref_quant.rounded(up[rows].cpu(), form, 1),
+                        ref_quant.rounded(w[e].cpu(), form, 0, True).T,
+                        result[rows],
+                    )
                 a, b = a.to(x.device), b.to(x.device)
                 worst = excess(actual, (a @ b.T).to(x.dtype), a.double() @ b.double().T)
                 if not worst <= 1:
@@ -230,7 +264,10 @@ def layers(on: str, tiny: bool) -> Iterator[Case]:
             f"{N} × {I}",
             gate,
             {"kernel": partial(experts.activation, h, form)},
-            {"torch, then our quantiser": lambda form=form: gemm.operand(F.silu(h[:, :I]) * h[:, I:], form), COPY: make_copy(int(N * I * width), on)},
+            {
+                "torch, then our quantiser": lambda form=form: gemm.operand(F.silu(h[:, :I]) * h[:, I:], form),
+                COPY: make_copy(int(N * I * width), on),
+            },
             int(N * I * width),
         )
 
@@ -250,7 +287,10 @@ def heads(on: str, tiny: bool) -> Iterator[Case]:
         return torch.autograd.grad(total, (h, w))
 
     def chunked(h: Tensor, w: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
-        parts = [checkpoint(ref_logprob.linear_logprob, a, w, b, use_reentrant=False) for a, b in zip(h.split(1024), t.split(1024), strict=True)]
+        parts = [
+            checkpoint(ref_logprob.linear_logprob, a, w, b, use_reentrant=False)
+            for a, b in zip(h.split(1024), t.split(1024), strict=True)
+        ]
         return torch.cat([logp for logp, _ in parts]), torch.cat([entropy for _, entropy in parts])
 
     subset = hidden[:256], weight, targets[:256]
@@ -288,8 +328,12 @@ def routers(on: str, tiny: bool) -> Iterator[Case]:
     def gate() -> str | None:
         for replay_ids in (None, replayed):
             gates, expert_ids = router_replay.route(scores, k, replay_ids, alpha)
-            expected, expected_ids = ref_router_replay.route(scores.cpu(), k, None if replay_ids is None else replay_ids.cpu(), alpha)
-            exact, _ = ref_router_replay.route(scores.double().cpu(), k, None if replay_ids is None else replay_ids.cpu(), alpha)
+            expected, expected_ids = ref_router_replay.route(
+                scores.cpu(), k, None if replay_ids is None else replay_ids.cpu(), alpha
+            )
+            exact, _ = ref_router_replay.route(
+                scores.double().cpu(), k, None if replay_ids is None else replay_ids.cpu(), alpha
+            )
             if not torch.equal(expert_ids.cpu(), expected_ids):
                 return "route chooses different experts than the reference"
             if not excess(gates.cpu(), expected, exact) <= 1:
@@ -301,7 +345,13 @@ def routers(on: str, tiny: bool) -> Iterator[Case]:
         picked = scores.softmax(-1).gather(1, expert_ids)
         return picked / picked.sum(-1, keepdim=True)
 
-    yield Case("router", f"{N} × {E}, top {k}", gate, {"kernel": partial(router_replay.route, scores, k)}, {"softmax, topk, gather": eager})
+    yield Case(
+        "router",
+        f"{N} × {E}, top {k}",
+        gate,
+        {"kernel": partial(router_replay.route, scores, k)},
+        {"softmax, topk, gather": eager},
+    )
     yield Case(
         "router with filtered replay",
         f"{N} × {E}, top {k}",
@@ -331,7 +381,11 @@ def dispatch(on: str, tiny: bool) -> Iterator[Case]:
         if not torch.equal(rows, x[stable // k]):
             return "permute moved the wrong rows"
         exact = (rows.double()[place.flatten()].view(N, k, D) * gates.double()[..., None]).sum(1)
-        return None if excess(expert_rows.unpermute(rows, order, place, gates), summed_by_torch(), exact) <= 1 else "the sums of unpermute are wrong"
+        return (
+            None
+            if excess(expert_rows.unpermute(rows, order, place, gates), summed_by_torch(), exact) <= 1
+            else "the sums of unpermute are wrong"
+        )
 
     size, bytes_moved = f"{N} × {k} × {D}", (N * k + N) * D * 2
     yield Case(
@@ -372,7 +426,10 @@ def deltas(on: str, tiny: bool) -> Iterator[Case]:
         if not torch.equal(weight_sync.apply_delta(old, positions, steps).view(torch.int16), new.view(torch.int16)):
             return "applying the delta does not give the new version"
         window = slice(0, min(n, 2**20))
-        if not same_bits(weight_sync.encode_delta(old[window], new[window]), ref_weight_sync.encode_delta(old[window].cpu(), new[window].cpu())):
+        if not same_bits(
+            weight_sync.encode_delta(old[window], new[window]),
+            ref_weight_sync.encode_delta(old[window].cpu(), new[window].cpu()),
+        ):
             return "encode_delta differs from the reference"
         return None
 

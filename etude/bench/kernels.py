@@ -1,5 +1,5 @@
-"""Times kernels on a GPU against the best alternative calls (`etude/bench/kernel_cases.py`), behind a gate: a wrong result gets no
-number.
+"""Times kernels on a GPU against the best alternative calls (`etude/bench/kernel_cases.py`), behind a gate: a wrong
+result gets no number.
 
 Contenders take turns. Each number is the median over rounds of a ratio within a round.
 """
@@ -18,10 +18,12 @@ from kit.settings import RunError
 
 
 def kernels(out: Path | None = Path("results"), rounds: int = 15) -> dict:
-    """Times every kernel on the first GPU and writes out/kernels-DEVICE.json. Raises RunError without a GPU. A case that fails its gate is
-    named and gets no number."""
+    """Times every kernel on the first GPU and writes out/kernels-DEVICE.json. Raises RunError without a GPU. A case
+    that fails its gate is named and gets no number."""
     if not torch.cuda.is_available():
-        raise RunError("etude bench kernels needs a CUDA GPU; on this machine, `make test` runs the kernels in the interpreter")
+        raise RunError(
+            "etude bench kernels needs a CUDA GPU; on this machine, `make test` runs the kernels in the interpreter"
+        )
     import triton
 
     results = []
@@ -64,15 +66,19 @@ def take_turns(contenders: dict[str, Callable[[], object]], rounds: int) -> dict
 
 
 def summary(case: Case, seconds: dict[str, list[float]]) -> dict:
-    """Medians, and the speed of every kernel over every baseline; for memory-bound kernels, bytes/s over those of the copy."""
+    """Medians, and the speed of every kernel over every baseline; for memory-bound kernels, bytes/s over those of the
+    copy."""
     ratios = {}
     for kernel in case.ours:
         for name in case.baselines:
             speedups = sorted(
-                baseline_seconds / kernel_seconds for kernel_seconds, baseline_seconds in zip(seconds[kernel], seconds[name], strict=True)
+                baseline_seconds / kernel_seconds
+                for kernel_seconds, baseline_seconds in zip(seconds[kernel], seconds[name], strict=True)
             )
             quarter = len(speedups) // 4
-            ratios[f"{kernel} / {name}"] = [round(v, 3) for v in (statistics.median(speedups), speedups[quarter], speedups[-1 - quarter])]
+            ratios[f"{kernel} / {name}"] = [
+                round(v, 3) for v in (statistics.median(speedups), speedups[quarter], speedups[-1 - quarter])
+            ]
     middle = {name: statistics.median(values) for name, values in seconds.items()}
     rate = {"TB/s": case.bytes / 1e12} if case.bytes else {"TFLOP/s": case.flops / 1e12} if case.flops else {}
     rates = {unit: {name: round(amount / s, 3) for name, s in middle.items()} for unit, amount in rate.items()}
@@ -83,4 +89,6 @@ def sentence(line: dict) -> str:
     head = f"{line['case']}, {line['size']}"
     if line["wrong"]:
         return f"{head}: no speed reported, {line['wrong']}"
-    return f"{head}: " + "; ".join(f"{name} {low:.2f} [{a:.2f}, {b:.2f}]" for name, (low, a, b) in line["ratio_and_middle_half"].items())
+    return f"{head}: " + "; ".join(
+        f"{name} {low:.2f} [{a:.2f}, {b:.2f}]" for name, (low, a, b) in line["ratio_and_middle_half"].items()
+    )

@@ -1,9 +1,10 @@
 """Rows of `etude bench sandbox`: whole episodes of the scripted oracle, graded.
 
-The task is one function of examples/words. The oracle reads its file, writes it and lints it, and runs the package's tests twice, as a model would:
-with a pytest that is started for it. Then 32 tests that it has not seen are played in a sandbox of their own. In the first two kinds of episodes both
-sandboxes are open when it begins, and a judge waits in the second one; in the second kind the oracle runs no tests itself. In the third kind nothing
-is open. An episode counts only if it is paid in full.
+The task is one function of examples/words. The oracle reads its file, writes it and lints it, and runs the package's
+tests twice, as a model would: with a pytest that is started for it. Then 32 tests that it has not seen are played in a
+sandbox of their own. In the first two kinds of episodes both sandboxes are open when it begins, and a judge waits in
+the second one; in the second kind the oracle runs no tests itself. In the third kind nothing is open. An episode counts
+only if it is paid in full.
 """
 
 from __future__ import annotations
@@ -41,10 +42,17 @@ TOP, NEXT = b"def counted(number, noun):\n", b"\n\ndef listed("
 HELD_OUT_TESTS = 32
 TWO = 2
 """Episodes at once, where their number a second is measured."""
-AT_ONCE = (("oracle", True, False), ("oracle, no tests", False, False), ("oracle, nursery", True, True), ("oracle, no tests, nursery", False, True))
-"""Of episodes that are counted by the second: a name, whether the oracle runs tests itself, and whether each grading has a fork of a nursery."""
+AT_ONCE = (
+    ("oracle", True, False),
+    ("oracle, no tests", False, False),
+    ("oracle, nursery", True, True),
+    ("oracle, no tests, nursery", False, True),
+)
+"""Of episodes that are counted by the second: a name, whether the oracle runs tests itself, and whether each grading
+has a fork of a nursery."""
 KINDS = (("oracle", True, True), ("oracle, no tests", False, True), ("oracle, cold", True, False))
-"""Of episodes: a name, whether the oracle runs tests itself, and whether both sandboxes are open when the episode begins."""
+"""Of episodes: a name, whether the oracle runs tests itself, and whether both sandboxes are open when the episode
+begins."""
 
 
 def exam_of(package: Path) -> Exam:
@@ -53,13 +61,21 @@ def exam_of(package: Path) -> Exam:
     before, top, remainder = gold.get(FILE, b"").partition(TOP)
     _, bottom, behind = remainder.partition(NEXT)
     if not bottom:
-        raise RunError(f"the benchmark runs a task of examples/words, which is not in {package}; run it in a clone of the repository")
+        raise RunError(
+            f"the benchmark runs a task of examples/words, which is not in {package}; run it in a "
+            f"clone of the repository"
+        )
     start_files = {**gold, FILE: before + top + b"    raise NotImplementedError\n" + bottom + behind}
     phrases = ((number, "1 city" if number == 1 else f"{number} cities") for number in range(HELD_OUT_TESTS))
     tests = [f'def test_{number}():\n    assert counted({number}, "city") == "{text}"\n' for number, text in phrases]
     hidden = "\n\n".join(["from words.nouns import counted\n", *tests])
     return Exam(
-        start_files, gold, Editable((FILE,)), {HIDDEN: hidden}, tuple(f"{HIDDEN}::test_{number}" for number in range(HELD_OUT_TESTS)), "words"
+        start_files,
+        gold,
+        Editable((FILE,)),
+        {HIDDEN: hidden},
+        tuple(f"{HIDDEN}::test_{number}" for number in range(HELD_OUT_TESTS)),
+        "words",
     )
 
 
@@ -78,14 +94,20 @@ class Plays:
         return open_sandbox(tree, limits=WORKING, store=self.store)
 
     def agent(self, path: Path, tested: bool, ready: Sandbox | None = None) -> tuple[Record, str]:
-        """The oracle's part: the transcript, and the tree that is left. `tested`: it runs tests itself. `ready`: its sandbox, if one is open."""
+        """The oracle's part: the transcript, and the tree that is left. `tested`: it runs tests itself. `ready`: its
+        sandbox, if one is open."""
         script = oracle(self.exam.given, self.exam.gold, (TESTS,))
         if not tested:
-            script = Script(Reply(reply.text, tuple(call for call in reply.calls if call.name != "shell")) for reply in script.replies)
+            script = Script(
+                Reply(reply.text, tuple(call for call in reply.calls if call.name != "shell"))
+                for reply in script.replies
+            )
         tools = tuple(tool for tool in TOOLS if tool != "web_search")
         job = Job("words", "Write counted again.", self.tree, self.exam.given, tools=tools, who="oracle")
         with Record(path) as journal:
-            return journal, Episode(job, script, journal, lambda tree: ready or self.open_workspace(tree), self.store).play()
+            return journal, Episode(
+                job, script, journal, lambda tree: ready or self.open_workspace(tree), self.store
+            ).play()
 
     def grading(self, journal: Record, tree: str, judges: Judges) -> None:
         """Grades what was left. Raises RunError unless it is paid in full."""
@@ -119,8 +141,9 @@ class Plays:
             return not nursery.refused
 
     def a_second(self, folder: Path, name: str, tested: bool, nursed: bool, count: int) -> float:
-        """Episodes a second, where TWO are played at once and `count` in all. Nothing is open before, but a nursery that has imported pytest where
-        gradings are `nursed`; a grading sandbox is opened while its episode is played. Raises RunError where one was refused."""
+        """Episodes a second, where TWO are played at once and `count` in all. Nothing is open before, but a nursery
+        that has imported pytest where gradings are `nursed`; a grading sandbox is opened while its episode is played.
+        Raises RunError where one was refused."""
         with ExitStack() as stack:
             nursery = stack.enter_context(nursery_of_judges(GRADING, store=self.store)) if nursed else None
             if nursery is not None:
@@ -136,5 +159,8 @@ class Plays:
             for done in [threads.submit(play_episode, number) for number in range(count)]:
                 done.result()
             if nursery is not None and nursery.refused:
-                raise RunError("the nursery has ended while episodes were counted, and others were graded without it; run the benchmark again")
+                raise RunError(
+                    "the nursery has ended while episodes were counted, and others were graded without "
+                    "it; run the benchmark again"
+                )
             return count / (time.perf_counter() - start)

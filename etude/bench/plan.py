@@ -1,9 +1,10 @@
-"""`etude bench plan`: does the plan predict step times correctly? Tested on this machine's CPUs with gloo, where everything can be measured.
+"""`etude bench plan`: does the plan predict step times correctly? Tested on this machine's CPUs with gloo, where
+everything can be measured.
 
-First it measures the machine, on all ranks at once: matrix products of the network's sizes, memory, latency and bandwidth of an all-gather.
-For one shape, it also measures the efficiency of a step without communication, relative to those products. From these numbers
-`scaled/plan.py` predicts the step time for every shape and layout. Then the steps are timed. Nothing is fitted to their times.
-"""
+First it measures the machine, on all ranks at once: matrix products of the network's sizes, memory, latency and
+bandwidth of an all-gather. For one shape, it also measures the efficiency of a step without communication, relative to
+those products. From these numbers `scaled/plan.py` predicts the step time for every shape and layout. Then the steps
+are timed. Nothing is fitted to their times."""
 
 from __future__ import annotations
 
@@ -30,11 +31,27 @@ RANKS = 2
 """One rank per core."""
 SHAPES = {
     "small": (Config.tiny(512), 8, 256),
-    "wide": (Config.tiny(512, hidden_size=256, num_attention_heads=8, num_key_value_heads=2, moe_intermediate_size=256, num_hidden_layers=6), 8, 256),
+    "wide": (
+        Config.tiny(
+            512,
+            hidden_size=256,
+            num_attention_heads=8,
+            num_key_value_heads=2,
+            moe_intermediate_size=256,
+            num_hidden_layers=6,
+        ),
+        8,
+        256,
+    ),
     "long": (Config.tiny(512, hidden_size=128), 2, 2048),
 }
 """Network, rows per step on all ranks together, tokens per row."""
-LAYOUTS = ({"dp": 2, "cp": 1, "ep": 1}, {"dp": 2, "cp": 1, "ep": 2}, {"dp": 1, "cp": 2, "ep": 1}, {"dp": 1, "cp": 2, "ep": 2})
+LAYOUTS = (
+    {"dp": 2, "cp": 1, "ep": 1},
+    {"dp": 2, "cp": 1, "ep": 2},
+    {"dp": 1, "cp": 2, "ep": 1},
+    {"dp": 1, "cp": 2, "ep": 2},
+)
 ROUNDS = 9
 
 
@@ -49,7 +66,8 @@ def bench(out: Path | None = Path("results")) -> dict:
         results = read_json(path)
     ratios = [row["predicted_s"] / row["measured_s"] for row in results["steps"]]
     record = {
-        "what": "seconds of a training step (forward, backward, AdamW), predicted by scaled/plan.py from this machine's figures, and measured",
+        "what": "seconds of a training step (forward, backward, AdamW), predicted by scaled/plan.py from this "
+        "machine's figures, and measured",
         "command": "etude bench plan",
         "machine": machine(),
         "ranks": RANKS,
@@ -65,7 +83,11 @@ def bench(out: Path | None = Path("results")) -> dict:
             f"{row['measured_s'] * 1e3:6.0f} ms [{row['least_s'] * 1e3:.0f}, {row['most_s'] * 1e3:.0f}], "
             f"{row['predicted_s'] / row['measured_s']:.2f}"
         )
-    print("predicted over measured: median {median:.2f}, from {least:.2f} to {most:.2f}".format(**record["predicted_over_measured"]))
+    print(
+        "predicted over measured: median {median:.2f}, from {least:.2f} to {most:.2f}".format(
+            **record["predicted_over_measured"]
+        )
+    )
     return written(record, out, "plan", record["machine"]["cpu"])
 
 
@@ -83,8 +105,8 @@ def time_rounds(call: Callable[[], object], rounds: int = ROUNDS) -> list[float]
 
 
 def measure_hardware(config: Config, tokens: int, efficiency: float) -> Hardware:
-    """One core of this machine while the other ranks are busy, too: products with the shapes of the projections give FLOPs, a copy gives
-    bandwidth, all-gathers of 4 kB and 4 MB give latency and link."""
+    """One core of this machine while the other ranks are busy, too: products with the shapes of the projections give
+    FLOPs, a copy gives bandwidth, all-gathers of 4 kB and 4 MB give latency and link."""
     D, width = config.hidden_size, 2 * config.num_attention_heads * config.head_dim
     a, b = torch.randn(tokens, D), torch.randn(D, width)
     flops = 2 * tokens * D * width / statistics.median(time_rounds(lambda: a @ b))
@@ -134,7 +156,9 @@ def rank(path: Path) -> None:
         config, rows, length = SHAPES["small"]
         alone = statistics.median(time_rounds(make_step(config, rows // RANKS, length)))
         step_plan = plan(config, Layout(), rows // RANKS, length, computed=4, remake=False)
-        efficiency = step_plan.seconds(measure_hardware(config, rows * length // RANKS, 1.0), Layout())["compute"] / alone
+        efficiency = (
+            step_plan.seconds(measure_hardware(config, rows * length // RANKS, 1.0), Layout())["compute"] / alone
+        )
         for name, (config, rows, length) in SHAPES.items():
             shape_hardware = measure_hardware(config, rows * length // RANKS, efficiency)
             hardware_by_shape[name] = shape_hardware

@@ -1,4 +1,5 @@
-"""Networks of random weights and true widths, made on their device: what `etude bench step` and `etude bench decode` time."""
+"""Networks of random weights and true widths, made on their device: what `etude bench step` and `etude bench decode`
+time."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ def hardware() -> Hardware | None:
 
 @torch.no_grad()
 def random_network(config: Config, dtype: torch.dtype, device: torch.device) -> Transformer:
-    """A network of N(0, 0.02²) weights and norms of one: 3 billion weights in a second, because nothing is drawn on the CPU."""
+    """A network of N(0, 0.02²) weights and norms of one: 3 billion weights in a second, because nothing is drawn on the
+    CPU."""
     with torch.device("meta"):
         model = Transformer(config, drawn=False)
     model = model.to(dtype).to_empty(device=device)

@@ -1,7 +1,9 @@
-"""`etude bench sandbox`: how long a sandbox takes to start, to answer, to be stored and to be forked, and how much memory idle ones take.
+"""`etude bench sandbox`: how long a sandbox takes to start, to answer, to be stored and to be forked, and how much
+memory idle ones take.
 
-The tree is as large as a package's repository: 3,114 files, 25 MB. A fork begins with that tree and one change. It counts only if its own snapshot is
-the one that it was forked from. Then whole episodes are played and graded (oracle.py).
+The tree is as large as a package's repository: 3,114 files, 25 MB. A fork begins with that tree and one change. It
+counts only if its own snapshot is the one that it was forked from. Then whole episodes are played and graded
+(oracle.py).
 """
 
 from __future__ import annotations
@@ -67,9 +69,15 @@ def run_round(seconds: dict[str, list[float]], tree: str, store: Store, root: Pa
 
 
 def bench(
-    out: Path | None = Path("results"), rounds: int = 30, idle: int = 100, files: int = FILES, size: int = SIZE, episodes: int = 20
+    out: Path | None = Path("results"),
+    rounds: int = 30,
+    idle: int = 100,
+    files: int = FILES,
+    size: int = SIZE,
+    episodes: int = 20,
 ) -> dict[str, Any]:
-    """Prints a table and writes out/sandbox-CPU.json. `episodes`: so many of each kind are played, and again two at once."""
+    """Prints a table and writes out/sandbox-CPU.json. `episodes`: so many of each kind are played, and again two at
+    once."""
     seconds: dict[str, list[float]] = {}
     loads = [os.getloadavg()[0]]
     cache_folder().mkdir(parents=True, exist_ok=True)
@@ -95,7 +103,12 @@ def bench(
         for sandbox in idle_sandboxes:
             sandbox.close()
     rows = [
-        {"what": name, "ms": 1000 * statistics.median(samples), "slowest_ms": 1000 * max(samples), "times": len(samples)}
+        {
+            "what": name,
+            "ms": 1000 * statistics.median(samples),
+            "slowest_ms": 1000 * max(samples),
+            "times": len(samples),
+        }
         for name, samples in seconds.items()
     ]
     for row in rows:
@@ -117,7 +130,8 @@ def bench(
         "targets_ms": TARGETS,
         "episodes": {"a_second": rates, "at_once": TWO, "times": episodes, "target": TARGET_RATE},
         "idle": {"sandboxes": idle, "mib": sum(memory_sizes) / 2**20},
-        "note": "medians; load: of the machine before the rounds, behind them, and behind the episodes; memory: proportional set sizes of the first "
+        "note": "medians; load: of the machine before the rounds, behind them, and behind the episodes; "
+        "memory: proportional set sizes of the first "
         "processes; oracle: etude/bench/oracle.py",
     }
     return written(result, out, "sandbox", result["machine"]["cpu"])

@@ -1,8 +1,10 @@
-"""`etude bench step`: a training step of a network's true widths with few layers, on one device, beside what `etude plan` says of it.
+"""`etude bench step`: a training step of a network's true widths with few layers, on one device, beside what `etude
+plan` says of it.
 
-Weights, gradients and AdamW's moments are in one dtype (bfloat16 on a GPU): a single rank gathers nothing, so the float32 state of a full run
-is not part of what is measured, nor is communication. Rows are packed from documents. Each cell is timed after warm-up steps, then once more
-under the profiler, which counts launches and says which of them take the time.
+Weights, gradients and AdamW's moments are in one dtype (bfloat16 on a GPU): a single rank gathers nothing, so the
+float32 state of a full run is not part of what is measured, nor is communication. Rows are packed from documents. Each
+cell is timed after warm-up steps, then once more under the profiler, which counts launches and says which of them take
+the time.
 
     MFU = FLOPs of forward and backward / (seconds · peak)      recomputed blocks count in the seconds, not in the FLOPs (arXiv:2204.02311)
 """
@@ -33,12 +35,15 @@ __all__ = ["bench", "measure"]
 DOCUMENT = 2048
 """Tokens of a document; the last one of a row is cut."""
 CELLS = ({"rematerialise": False}, {"rematerialise": True}, {"rematerialise": True, "experts": "mxfp8"})
-"""Formats of `scaled.runtime.mesh.Compute`, one after the other. Quantised experts are left out where the network has none."""
+"""Formats of `scaled.runtime.mesh.Compute`, one after the other. Quantised experts are left out where the network has
+none."""
 
 
-def bench(model: str, layers: int, tokens: int, length: int, out: Path | None = Path("results"), rounds: int = 6) -> dict:
-    """Times a step of `tokens` tokens in rows of `length`, prints a line per cell and writes out/step-DEVICE.json. Raises RunError for sizes that
-    do not divide, and for a network that does not exist."""
+def bench(
+    model: str, layers: int, tokens: int, length: int, out: Path | None = Path("results"), rounds: int = 6
+) -> dict:
+    """Times a step of `tokens` tokens in rows of `length`, prints a line per cell and writes out/step-DEVICE.json.
+    Raises RunError for sizes that do not divide, and for a network that does not exist."""
     if length < 2 or tokens < length or tokens % length:
         raise RunError(f"--tokens must be a multiple of --length, and --length at least 2; got {tokens} and {length}")
     config, cells = config_with_layers(model, layers), []
@@ -49,7 +54,8 @@ def bench(model: str, layers: int, tokens: int, length: int, out: Path | None = 
         print(format_cell(cells[-1]), flush=True)
     box = machine_with_gpu()
     record = {
-        "what": "a training step (forward, backward, AdamW) on one device, random weights, beside the plan's figures; medians of rounds",
+        "what": "a training step (forward, backward, AdamW) on one device, random weights, beside the plan's "
+        "figures; medians of rounds",
         "command": f"etude bench step --model {model} --layers {layers} --tokens {tokens} --length {length}",
         "machine": box,
         "model": model,
@@ -91,7 +97,13 @@ def measure(config: Config, rows: int, length: int, formats: dict, rounds: int) 
         for _ in range(3):
             loss = step()
         state = sum(x.numel() * x.element_size() for x in model.parameters())
-        moments = sum(x.numel() * x.element_size() for adamw in optimizers for s in adamw.state.values() for x in s.values() if isinstance(x, Tensor))
+        moments = sum(
+            x.numel() * x.element_size()
+            for adamw in optimizers
+            for s in adamw.state.values()
+            for x in s.values()
+            if isinstance(x, Tensor)
+        )
         if device.type == "cuda":
             torch.cuda.synchronize()
             torch.cuda.reset_peak_memory_stats()
@@ -162,7 +174,8 @@ def format_cell(cell: dict) -> str:
     text = f"{name}: {statistics.median(cell['seconds']):.3f} s, {cell['tokens_per_second']:,.0f} tokens/s"
     if "mfu" in cell:
         text += (
-            f", MFU {cell['mfu']:.1%}, {cell['launches']:,} launches; plan {cell['planned_over_measured']:.2f} of the time, "
+            f", MFU {cell['mfu']:.1%}, {cell['launches']:,} launches; plan "
+            f"{cell['planned_over_measured']:.2f} of the time, "
             f"{cell['planned_over_peak']:.2f} of {cell['peak_bytes'] / 1e9:.1f} GB"
         )
     return text

@@ -1,11 +1,12 @@
 """`etude bench tools`: what slow tools cost an engine beside which they run, as `ref.rollout.Driver` runs them.
 
-Rollouts are sampled in four ways, in alternation: tools that answer at once in SLOTS slots; tools of SECONDS in as many slots, and in
-twice as many; and these with a tool that hangs, time after time, until its limit. Weights are random: a network of the size of the small
-recipe's. Lengths of turns are geometric, as every token may end a turn with the same probability, so contexts do not wait in step.
+Rollouts are sampled in four ways, in alternation: tools that answer at once in SLOTS slots; tools of SECONDS in as many
+slots, and in twice as many; and these with a tool that hangs, time after time, until its limit. Weights are random: a
+network of the size of the small recipe's. Lengths of turns are geometric, as every token may end a turn with the same
+probability, so contexts do not wait in step.
 
-How much of a wait can be hidden depends on how long a turn decodes: twice the slots give at most twice the tokens. So the ways are timed
-for every mean length of LENGTHS, and this bound is printed with them.
+How much of a wait can be hidden depends on how long a turn decodes: twice the slots give at most twice the tokens. So
+the ways are timed for every mean length of LENGTHS, and this bound is printed with them.
 """
 
 from __future__ import annotations
@@ -40,13 +41,18 @@ VOCAB, TURNS, PROMPT, ANSWER = 512, 6, 24, 8
 """Turns of an episode, tokens of a prompt and of an answer."""
 WARM, WINDOW = 4.0, 8.0
 """Seconds before tokens are counted, and in which they are."""
-WAYS = {"at once": (1, 0.0, False), "slow": (1, SECONDS, False), "slow, twice the slots": (2, SECONDS, False), "one hangs": (2, SECONDS, True)}
+WAYS = {
+    "at once": (1, 0.0, False),
+    "slow": (1, SECONDS, False),
+    "slow, twice the slots": (2, SECONDS, False),
+    "one hangs": (2, SECONDS, True),
+}
 """Name → times SLOTS, seconds of a tool, whether one hangs."""
 
 
 class FixedFormat:
-    """A `ref.environment.ChatFormat` of a few fixed tokens: what is said does not matter here. The network is indifferent, so turns
-    have about `length` tokens in the mean."""
+    """A `ref.environment.ChatFormat` of a few fixed tokens: what is said does not matter here. The network is
+    indifferent, so turns have about `length` tokens in the mean."""
 
     def __init__(self, length: int):
         self.stop_ids = tuple(range(round(VOCAB / length)))
@@ -63,7 +69,8 @@ class FixedFormat:
 
 @dataclass
 class Waits:
-    """An `Environment` whose tools take a while, in each of its turns. One that `hangs` does not answer before 600 seconds are over."""
+    """An `Environment` whose tools take a while, in each of its turns. One that `hangs` does not answer before 600
+    seconds are over."""
 
     seconds: float
     hangs: bool = False
@@ -86,9 +93,12 @@ class Waits:
 
 
 def measure_rate(sampler: Sampler, length: int, slots: int, seconds: float, hangs: bool) -> tuple[float, int]:
-    """Tokens that rollouts wrote, by the second, and how many environments failed. `length`: tokens of a turn, in the mean."""
+    """Tokens that rollouts wrote, by the second, and how many environments failed. `length`: tokens of a turn, in the
+    mean."""
     max_len = PROMPT + TURNS * (4 * length + ANSWER) + 1
-    limits = Limits(Chaining(max_len - 1, longest_summary=1, room=0, join="none"), turn_tokens=4 * length, seconds=LIMIT, tries=1)
+    limits = Limits(
+        Chaining(max_len - 1, longest_summary=1, room=0, join="none"), turn_tokens=4 * length, seconds=LIMIT, tries=1
+    )
     driver = Driver(Continuous(sampler, slots, max_len), FixedFormat(length), limits, threads=True)
     start, numbers, counted, under_way, hung = time.perf_counter(), itertools.count(), 0, 0, False
     while (elapsed := time.perf_counter() - start) < WARM + WINDOW:
@@ -106,8 +116,8 @@ def measure_rate(sampler: Sampler, length: int, slots: int, seconds: float, hang
 
 
 def bench(out: Path | None = Path("results"), rounds: int = 5) -> dict:
-    """Tokens a second of each way and length, medians of `rounds`, and the medians of their ratios to tools that answer at once; prints
-    them and writes out/tools-CPU.json."""
+    """Tokens a second of each way and length, medians of `rounds`, and the medians of their ratios to tools that answer
+    at once; prints them and writes out/tools-CPU.json."""
     keep_freed_memory()
     torch.manual_seed(0)
     sampler = Sampler(Transformer(Config.tiny(VOCAB, hidden_size=128, num_hidden_layers=4)), torch.float32)
@@ -120,17 +130,34 @@ def bench(out: Path | None = Path("results"), rounds: int = 5) -> dict:
                 speed, failed = measure_rate(sampler, length, times * SLOTS, seconds, hangs)
                 speeds_by_way[name].append(speed)
                 failures[name] += failed
-                print(f"turns of {length}, round {number + 1} of {rounds}: {name}: {speed:.0f} tokens/s, {failed} failed", flush=True)
+                print(
+                    f"turns of {length}, round {number + 1} of {rounds}: {name}: {speed:.0f} tokens/s, {failed} failed",
+                    flush=True,
+                )
         print(f"turns of {length} tokens ({example}):")
         ways = {}
         for name, speeds in speeds_by_way.items():
-            ratio = statistics.median(speed / base for speed, base in zip(speeds, speeds_by_way["at once"], strict=True))
-            ways[name] = {"slots": WAYS[name][0] * SLOTS, "tokens_per_second": speeds, "ratio": ratio, "failed": failures[name]}
-            print(f"  {name:22s} {statistics.median(speeds):6.0f} tokens/s, {ratio:.2f} of tools that answer at once; {failures[name]} failed")
-        print(f"  at most {min(1.0, 2 * ways['slow']['ratio']):.2f} with twice the slots, or as fast as tools that answer at once")
+            ratio = statistics.median(
+                speed / base for speed, base in zip(speeds, speeds_by_way["at once"], strict=True)
+            )
+            ways[name] = {
+                "slots": WAYS[name][0] * SLOTS,
+                "tokens_per_second": speeds,
+                "ratio": ratio,
+                "failed": failures[name],
+            }
+            print(
+                f"  {name:22s} {statistics.median(speeds):6.0f} tokens/s, {ratio:.2f} of tools that "
+                f"answer at once; {failures[name]} failed"
+            )
+        print(
+            f"  at most {min(1.0, 2 * ways['slow']['ratio']):.2f} with twice the slots, or as fast as "
+            f"tools that answer at once"
+        )
         parts[str(length)] = {"example": example, "ways": ways}
     record = {
-        "what": f"tokens a second of rollouts whose tools answer at once, and after {SECONDS} s, beside the engine, by tokens of a turn",
+        "what": f"tokens a second of rollouts whose tools answer at once, and after {SECONDS} s, beside the "
+        f"engine, by tokens of a turn",
         "command": "etude bench tools",
         "machine": machine(),
         "rounds": rounds,

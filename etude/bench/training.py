@@ -1,7 +1,8 @@
 """Training speed, compared with the library that a reader would otherwise use, in one process, in alternation.
 
-`model` times a training step (forward and backward pass of the mean next-token loss) of `ref.network` in its fast and its plain form, and of
-transformers' Qwen3-MoE with the same weights, for each of its CPU settings. A number is printed only when
+`model` times a training step (forward and backward pass of the mean next-token loss) of `ref.network` in its fast and
+its plain form, and of transformers' Qwen3-MoE with the same weights, for each of its CPU settings. A number is printed
+only when
 losses and gradients agree.
 """
 
@@ -25,7 +26,11 @@ BATCHES = {"new": "a new batch every step, as in training", "same": "the same ba
 
 
 def model(
-    out: Path | None = Path("results"), batch: int = 32, length: int = 128, dtypes: tuple[str, ...] = ("bfloat16", "float32"), rounds: int = 15
+    out: Path | None = Path("results"),
+    batch: int = 32,
+    length: int = 128,
+    dtypes: tuple[str, ...] = ("bfloat16", "float32"),
+    rounds: int = 15,
 ) -> dict:
     """Times training steps of `batch` rows of `length` tokens, prints a table and writes out/model-CPU.json.
 
@@ -124,10 +129,15 @@ def make_contenders(config, batch: int, length: int, dtype) -> tuple[dict[str, C
     tolerance = 0.01 if dtype == torch.bfloat16 else 1e-5
     wrong = [name for name in losses if not abs(losses[name] / loss - 1) <= tolerance]
     if wrong:
-        raise RunError(f"no speed reported: the loss of {wrong[0]} is {losses[wrong[0]]:.6f}; in float64 it is {loss:.6f}")
+        raise RunError(
+            f"no speed reported: the loss of {wrong[0]} is {losses[wrong[0]]:.6f}; in float64 it is {loss:.6f}"
+        )
     best = min(error for name, error in errors.items() if name not in (FAST, PLAIN))
     if not errors[FAST] <= 2 * best:
-        raise RunError(f"no speed reported: the relative error of our gradient is {errors[FAST]:.2e}, the best other one {best:.2e}")
+        raise RunError(
+            f"no speed reported: the relative error of our gradient is {errors[FAST]:.2e}, the best "
+            f"other one {best:.2e}"
+        )
     for network in networks.values():
         network.zero_grad()
     gate = {"loss_float64": loss, "loss": losses, "gradient_error": errors}
@@ -147,7 +157,10 @@ def make_contenders(config, batch: int, length: int, dtype) -> tuple[dict[str, C
 
 def collect_gradients(network) -> dict:
     """Our parameter name → gradient in float64."""
-    return {name.removeprefix("model.").replace("mlp.experts.", "mlp."): parameter.grad.double() for name, parameter in network.named_parameters()}
+    return {
+        name.removeprefix("model.").replace("mlp.experts.", "mlp."): parameter.grad.double()
+        for name, parameter in network.named_parameters()
+    }
 
 
 def batches(vocab_size: int, batch: int, length: int, fresh: bool) -> Iterator:
@@ -177,18 +190,22 @@ def take_turns(steps: dict[str, Callable], ids: Iterator, rounds: int) -> dict[s
 
 
 def summarize(seconds: dict[str, list[float]], tokens: int) -> dict:
-    """Tokens/s of every contender, and ours over the fastest other library's and over our plain network's, round by round."""
+    """Tokens/s of every contender, and ours over the fastest other library's and over our plain network's, round by
+    round."""
     rates = {name: [tokens / s for s in times] for name, times in seconds.items()}
     middle = {name: statistics.median(values) for name, values in rates.items()}
     fastest = max((name for name in rates if name not in (FAST, PLAIN)), key=lambda name: middle[name])
 
     def compute_ratios(baseline: str) -> list[float]:
-        return sorted(own_rate / baseline_rate for own_rate, baseline_rate in zip(rates[FAST], rates[baseline], strict=True))
+        return sorted(
+            own_rate / baseline_rate for own_rate, baseline_rate in zip(rates[FAST], rates[baseline], strict=True)
+        )
 
     ratios, quarter = compute_ratios(fastest), len(rates[FAST]) // 4
     return {
         "tokens_per_second": {
-            name: {"median": round(middle[name], 1), "min": round(min(values), 1), "max": round(max(values), 1)} for name, values in rates.items()
+            name: {"median": round(middle[name], 1), "min": round(min(values), 1), "max": round(max(values), 1)}
+            for name, values in rates.items()
         },
         "their_fastest": fastest,
         "ratio": round(statistics.median(ratios), 3),
@@ -209,5 +226,8 @@ def show(result: dict) -> None:
     low, high = result["ratio_middle_half"]
     console = Console()
     console.print(table)
-    console.print(f"{result['ratio']:.2f} times the fastest of theirs (middle half of the rounds: {low:.2f} – {high:.2f}), ", end="")
+    console.print(
+        f"{result['ratio']:.2f} times the fastest of theirs (middle half of the rounds: {low:.2f} – {high:.2f}), ",
+        end="",
+    )
     console.print(f"{result['over_plain']:.2f} times the plain network\n")

@@ -8,7 +8,9 @@ from etude.challenges.board import write
 from kit.settings import RunError
 
 
-def main(numbers: Annotated[list[int] | None, typer.Argument(help="Challenges to measure anew.", show_default="all")] = None) -> None:
+def main(
+    numbers: Annotated[list[int] | None, typer.Argument(help="Challenges to measure anew.", show_default="all")] = None,
+) -> None:
     """Score the starting file and the baselines of each challenge, and write the record."""
     try:
         print(write(numbers or []))

@@ -1,4 +1,5 @@
-"""What a solution may return: each function here returns it in the type that a scorer computes with, or raises RunError with one line."""
+"""What a solution may return: each function here returns it in the type that a scorer computes with, or raises RunError
+with one line."""
 
 from __future__ import annotations
 
@@ -54,7 +55,10 @@ def array(name: str, value: Any, *shape: int) -> np.ndarray:
     if values.shape != shape:
         raise RunError(f"{name} must return numbers of shape {list(shape)}; got shape {list(values.shape)}")
     if not np.isfinite(values).all():
-        raise RunError(f"{name} must return finite numbers; the one at place {int(np.flatnonzero(~np.isfinite(values.ravel()))[0])} is not")
+        raise RunError(
+            f"{name} must return finite numbers; the one at place "
+            f"{int(np.flatnonzero(~np.isfinite(values.ravel()))[0])} is not"
+        )
     return values
 
 

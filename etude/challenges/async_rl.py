@@ -1,8 +1,9 @@
 """Scorer of challenge 13: useful work per second on a virtual clock, under a rule that decides when to start rollouts.
 
-Slots sample side by side, and all get slower the more of them are busy. The trainer takes a batch of finished samples as soon as there is one.
-Every step makes a new version, and a sample that began more than BOUND versions before its step is dropped. A long rollout that was trained on
-counts for its work: a rule that only ever gets short ones through would train on another distribution.
+Slots sample side by side, and all get slower the more of them are busy. The trainer takes a batch of finished samples
+as soon as there is one. Every step makes a new version, and a sample that began more than BOUND versions before its
+step is dropped. A long rollout that was trained on counts for its work: a rule that only ever gets short ones through
+would train on another distribution.
 """
 
 from __future__ import annotations
@@ -59,13 +60,18 @@ class Clock:
     def start(self) -> None:
         """Asks how many rollouts to begin."""
         free = SLOTS - len(self.remaining)
-        running = [[int(self.version - born), round(self.time - began, 3)] for born, began in zip(self.born, self.began)]
+        running = [
+            [int(self.version - born), round(self.time - began, 3)] for born, began in zip(self.born, self.began)
+        ]
         state = {"free": free, "running": running, "finished": [self.version - born for born, _ in self.finished]}
         state |= {"training": self.done_at != np.inf, "batch": BATCH, "bound": BOUND, "version": self.version}
         count = answers.whole("start", self.solution("start", state), 0, free)
         new_work = WORK * np.exp(self.rng.normal(-(SIGMA**2) / 2, SIGMA, count))
         self.remaining, self.work = np.append(self.remaining, new_work), np.append(self.work, new_work)
-        self.born, self.began = (np.append(self.born, [self.version] * count).astype(int), np.append(self.began, [self.time] * count))
+        self.born, self.began = (
+            np.append(self.born, [self.version] * count).astype(int),
+            np.append(self.began, [self.time] * count),
+        )
 
 
 def score(solution: Solves, seed: int) -> float:

@@ -1,10 +1,11 @@
 """Scorer of challenge 17: how far prices move three habits in exact training, less what they cost in success.
 
-A policy chooses between ways of working. Each way succeeds with a chance of its own, and shows each habit so often. Training is exact: the softmax
-policy follows the gradient of the expected reward, success minus the priced habits, for so many steps.
+A policy chooses between ways of working. Each way succeeds with a chance of its own, and shows each habit so often.
+Training is exact: the softmax policy follows the gradient of the expected reward, success minus the priced habits, for
+so many steps.
 
-Worlds differ widely in what can be gained, so that a gain alone would say more of its worlds than of the prices. It is divided by what the best
-of 125 prices gain in the same worlds, found with the true policy, success and habits.
+Worlds differ widely in what can be gained, so that a gain alone would say more of its worlds than of the prices. It is
+divided by what the best of 125 prices gain in the same worlds, found with the true policy, success and habits.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ CANDIDATE_PRICES = np.array(list(itertools.product((0.0, 0.01, 0.025, 0.06, 0.15
 
 
 def drawn(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The policy before training [WAYS], success of each way [WAYS], and how often it shows each habit [WAYS, HABITS], in the mean."""
+    """The policy before training [WAYS], success of each way [WAYS], and how often it shows each habit [WAYS, HABITS],
+    in the mean."""
     policy = rng.dirichlet(np.full(WAYS, 3.0))
     habits = rng.gamma(2.0, 1.0, (WAYS, HABITS))
     success = (0.35 + 0.06 * habits[:, 0] - 0.02 * habits[:, 1] + rng.normal(0, 0.08, WAYS)).clip(0.05, 0.95)
@@ -36,7 +38,8 @@ def drawn(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 def trained(policy: np.ndarray, rewards: np.ndarray) -> np.ndarray:
-    """The policy after STEPS exact steps of the policy gradient, for each of several rewards; policy: [WAYS], rewards: [WAYS, …]."""
+    """The policy after STEPS exact steps of the policy gradient, for each of several rewards; policy: [WAYS], rewards:
+    [WAYS, …]."""
     logits = np.log(policy).reshape(-1, *[1] * (rewards.ndim - 1)) + np.zeros_like(rewards)
     for _ in range(STEPS):
         after = np.exp(logits - logits.max(0))
@@ -46,10 +49,13 @@ def trained(policy: np.ndarray, rewards: np.ndarray) -> np.ndarray:
 
 
 def gains(policy: np.ndarray, success: np.ndarray, habits: np.ndarray, prices: np.ndarray) -> np.ndarray:
-    """Of each of several prices [prices, HABITS]: the share of the habits that goes away, less WORTH times the success that is lost."""
+    """Of each of several prices [prices, HABITS]: the share of the habits that goes away, less WORTH times the success
+    that is lost."""
     after = trained(policy, success[:, None] - habits @ np.concatenate([np.zeros((1, HABITS)), prices]).T).T
     without_prices, with_prices = after[0], after[1:]
-    return (1 - (with_prices @ habits) / (without_prices @ habits)).mean(1) - WORTH * (without_prices - with_prices) @ success
+    return (1 - (with_prices @ habits) / (without_prices @ habits)).mean(1) - WORTH * (
+        without_prices - with_prices
+    ) @ success
 
 
 def score(solution: Solves, seed: int) -> float:

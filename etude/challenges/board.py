@@ -1,7 +1,7 @@
 """The board: what our own solutions scored, results/challenges.json. A new score has its place among them.
 
-The record holds for every challenge the machine, and for every solution, the starting file among them, its score with each of the seeds.
-"""
+The record holds for every challenge the machine, and for every solution, the starting file among them, its score with
+each of the seeds."""
 
 from __future__ import annotations
 
@@ -56,7 +56,8 @@ def scored(challenge: Challenge, path: Path, seed: int) -> float:
 
 
 def board(challenge: Challenge, path: Path = RESULTS) -> list[Row]:
-    """The committed board, best first; empty where there is no record, as in an installed wheel. Raises RunError for a record that is none."""
+    """The committed board, best first; empty where there is no record, as in an installed wheel. Raises RunError for a
+    record that is none."""
     if not path.is_file():
         return []
     try:
@@ -64,7 +65,9 @@ def board(challenge: Challenge, path: Path = RESULTS) -> list[Row]:
         rows = [Row(row["solution"], row["says"], tuple(map(float, row["scores"]))) for row in record["board"]]
         return sorted(rows, key=lambda row: row.score, reverse=not challenge.least)
     except (ValueError, LookupError, TypeError, AttributeError) as error:
-        raise RunError(f"{path} is not a valid board ({error}); write it anew with: python -m etude.challenges") from None
+        raise RunError(
+            f"{path} is not a valid board ({error}); write it anew with: python -m etude.challenges"
+        ) from None
 
 
 def best(challenge: Challenge, path: Path = RESULTS) -> Row | None:
@@ -78,12 +81,19 @@ def place(challenge: Challenge, score: float, rows: list[Row]) -> int:
 
 
 def measured(challenge: Challenge, here: dict) -> dict[str, Any]:
-    """What a record holds of one challenge; `here`: the machine. Raises RunError where one of our solutions is refused."""
+    """What a record holds of one challenge; `here`: the machine. Raises RunError where one of our solutions is
+    refused."""
     rows = []
     for path in (challenge.start, *challenge.baselines):
         name = START if path == challenge.start else path.stem.removeprefix(f"{challenge.stem}_").replace("_", " ")
         says = "What a reader begins with." if path == challenge.start else " ".join(docstring(path).split())
-        rows.append({"solution": name, "says": says, "scores": [scored(challenge, path, seed) for seed in range(challenge.seeds)]})
+        rows.append(
+            {
+                "solution": name,
+                "says": says,
+                "scores": [scored(challenge, path, seed) for seed in range(challenge.seeds)],
+            }
+        )
     facts = {"number": challenge.number, "measure": challenge.measure, "bar": challenge.bar, "least": challenge.least}
     return {**facts, "seeds": list(range(challenge.seeds)), "machine": here, "board": rows}
 
@@ -96,11 +106,18 @@ def write(numbers: list[int], path: Path = RESULTS) -> Path:
         if not numbers or challenge.number in numbers:
             records[challenge.name] = measured(challenge, host)
             print(
-                f"{challenge.number:2d} {challenge.name}: " + ", ".join(f"{row.solution} {row.score:.4g}" for row in parse_rows(records, challenge)),
+                f"{challenge.number:2d} {challenge.name}: "
+                + ", ".join(f"{row.solution} {row.score:.4g}" for row in parse_rows(records, challenge)),
                 flush=True,
             )
             ordered_records = {entry.name: records[entry.name] for entry in CHALLENGES if entry.name in records}
-            atomic_write(path, json.dumps({"command": "python -m etude.challenges", "challenges": ordered_records}, indent=1, allow_nan=False) + "\n")
+            atomic_write(
+                path,
+                json.dumps(
+                    {"command": "python -m etude.challenges", "challenges": ordered_records}, indent=1, allow_nan=False
+                )
+                + "\n",
+            )
     return path
 
 

@@ -1,4 +1,5 @@
-"""The table of challenges: one for each lesson. The command line, the board and the tests read it; a scorer is imported when it is needed.
+"""The table of challenges: one for each lesson. The command line, the board and the tests read it; a scorer is imported
+when it is needed.
 
 A challenge called NAME has three parts, all in this package:
 
@@ -114,4 +115,6 @@ def find(number: int) -> Challenge:
     for challenge in CHALLENGES:
         if challenge.number == number:
             return challenge
-    raise RunError(f"there is no challenge {number}; there are {', '.join(str(challenge.number) for challenge in CHALLENGES)}")
+    raise RunError(
+        f"there is no challenge {number}; there are {', '.join(str(challenge.number) for challenge in CHALLENGES)}"
+    )

@@ -1,8 +1,9 @@
-"""Scorer of challenge 1: held-out loss on a domain after 150 steps of continued pretraining with the reader's schedule and mix.
+"""Scorer of challenge 1: held-out loss on a domain after 150 steps of continued pretraining with the reader's schedule
+and mix.
 
-Texts come from two sources of words. The domain follows the general source after three words of four, and has rules of its own after the others.
-General text never ends; of the domain there are a few rows. Sources are known exactly, and so is the least loss that any model can have.
-"""
+Texts come from two sources of words. The domain follows the general source after three words of four, and has rules of
+its own after the others. General text never ends; of the domain there are a few rows. Sources are known exactly, and so
+is the least loss that any model can have."""
 
 from __future__ import annotations
 
@@ -51,18 +52,39 @@ def score(solution: Solves, seed: int) -> float:
         raise RunError("plan destroys the model: its loss is no number any more; lower the learning rate") from None
 
 
-def train(rng: np.random.Generator, plan: np.ndarray, general: np.ndarray, own: np.ndarray, heldout: np.ndarray, seed: int) -> float:
+def train(
+    rng: np.random.Generator, plan: np.ndarray, general: np.ndarray, own: np.ndarray, heldout: np.ndarray, seed: int
+) -> float:
     """Trains a small network and returns its loss on `heldout`, in nats a token. Raises ValueError once that is no
     number."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         shape = Config.tiny()
-        sized = dict(vocab_size=WORDS, hidden_size=48, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, head_dim=24)
-        model = Transformer(Config(**{**vars(shape), **sized, "num_experts": 0, "intermediate_size": 96, "max_position_embeddings": LENGTH + 1}))
+        sized = dict(
+            vocab_size=WORDS,
+            hidden_size=48,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+            head_dim=24,
+        )
+        model = Transformer(
+            Config(
+                **{
+                    **vars(shape),
+                    **sized,
+                    "num_experts": 0,
+                    "intermediate_size": 96,
+                    "max_position_embeddings": LENGTH + 1,
+                }
+            )
+        )
     optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95), weight_decay=0.01)
     for rate, share in plan.tolist():
         domain_rows = int(rng.binomial(ROWS, share))
-        ids = torch.from_numpy(np.concatenate([own[rng.integers(0, OWN_ROWS, domain_rows)], draw_text(rng, general, ROWS - domain_rows)]))
+        ids = torch.from_numpy(
+            np.concatenate([own[rng.integers(0, OWN_ROWS, domain_rows)], draw_text(rng, general, ROWS - domain_rows)])
+        )
         for group in optimizer.param_groups:
             group["lr"] = rate
         optimizer.zero_grad()

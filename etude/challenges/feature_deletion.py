@@ -1,4 +1,5 @@
-"""Scorer of challenge 14: how many valid tasks a choice of deletions makes of a package, from the table of which test executes which function."""
+"""Scorer of challenge 14: how many valid tasks a choice of deletions makes of a package, from the table of which test
+executes which function."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ PACKAGES, FUNCTIONS, TESTS, LEAST, LARGEST = 6, 60, 80, 3, 6
 
 
 def drawn(rng: np.random.Generator) -> np.ndarray:
-    """Which test executes which function, [TESTS, FUNCTIONS]: functions call functions, and a test executes all that its own two reach."""
+    """Which test executes which function, [TESTS, FUNCTIONS]: functions call functions, and a test executes all that
+    its own two reach."""
     calls = np.triu(rng.random((FUNCTIONS, FUNCTIONS)) < 1.3 / FUNCTIONS, 1)
     calls[:, -3:] |= rng.random((FUNCTIONS, 3)) < 0.15  # what nearly everybody uses
     reached = np.eye(FUNCTIONS, dtype=bool) | np.triu(calls, 1)
@@ -26,7 +28,12 @@ def drawn(rng: np.random.Generator) -> np.ndarray:
 
 def what_is_wrong(table: np.ndarray, deleted: list[int]) -> str:
     """Why a set of functions makes no task; empty if it makes one."""
-    if not deleted or len(set(deleted)) < len(deleted) or len(deleted) > LARGEST or not all(0 <= function < FUNCTIONS for function in deleted):
+    if (
+        not deleted
+        or len(set(deleted)) < len(deleted)
+        or len(deleted) > LARGEST
+        or not all(0 <= function < FUNCTIONS for function in deleted)
+    ):
         return f"it is no set of one to {LARGEST} functions"
     failing = table[:, deleted].any(1)
     if failing.sum() < LEAST or failing.mean() > 0.5:
@@ -35,12 +42,16 @@ def what_is_wrong(table: np.ndarray, deleted: list[int]) -> str:
         return "a deleted function is executed by no test"
     left = np.setdiff1d(np.flatnonzero(table.any(0)), deleted)
     if (orphans := left[~table[~failing][:, left].any(0)]).size:
-        return f"only failing tests execute function {int(orphans[0])}, which stays: what is left behind would tell the answer"
+        return (
+            f"only failing tests execute function {int(orphans[0])}, which stays: what is left behind "
+            f"would tell the answer"
+        )
     return ""
 
 
 def score(solution: Solves, seed: int) -> float:
-    """Number of tasks a package, averaged; a deletion that is no task, or whose failing tests overlap with another one's, is refused."""
+    """Number of tasks a package, averaged; a deletion that is no task, or whose failing tests overlap with another
+    one's, is refused."""
     rng, tasks = np.random.default_rng(seed), 0
     for _ in range(PACKAGES):
         table = drawn(rng)
@@ -57,6 +68,9 @@ def score(solution: Solves, seed: int) -> float:
         failing = [table[:, deletion].any(1) for deletion in deletions]
         for (i, a), (j, b) in itertools.combinations(enumerate(failing), 2):
             if 2 * (a & b).sum() > (a | b).sum():
-                raise RunError(f"{deletions[i]} and {deletions[j]} are nearly the same task: more than half of their failing tests are the same")
+                raise RunError(
+                    f"{deletions[i]} and {deletions[j]} are nearly the same task: more than half of "
+                    f"their failing tests are the same"
+                )
         tasks += len(deletions)
     return tasks / PACKAGES

@@ -1,7 +1,7 @@
 """Scorer of challenge 11: bytes that four ranks send each other until all of them know one loss.
 
-Every rank is an interpreter of its own, which sees its quarter of the vocabulary and what it is sent. The scorer carries the messages and counts.
-"""
+Every rank is an interpreter of its own, which sees its quarter of the vocabulary and what it is sent. The scorer
+carries the messages and counts."""
 
 from __future__ import annotations
 
@@ -24,14 +24,17 @@ def score(solution: Solves, seed: int) -> float:
     with contextlib.ExitStack() as open_ranks:
         ranks = [open_ranks.enter_context(solution.fresh()) for _ in range(RANKS)]
         for _ in range(CASES):
-            logits = (rng.normal(size=(TOKENS, RANKS * QUARTER)) * rng.uniform(1.5, 3.0, (TOKENS, 1))).astype(np.float32)
+            logits = (rng.normal(size=(TOKENS, RANKS * QUARTER)) * rng.uniform(1.5, 3.0, (TOKENS, 1))).astype(
+                np.float32
+            )
             targets = np.where(rng.random(TOKENS) < 0.6, logits.argmax(1), rng.integers(0, RANKS * QUARTER, TOKENS))
             total += exchange_messages(ranks, logits, targets)
     return total / CASES
 
 
 def exchange_messages(ranks: list[Solves], logits: np.ndarray, targets: np.ndarray) -> int:
-    """Lets the ranks talk until each has named a loss; the bytes that were sent. logits: [TOKENS, vocabulary]; targets: [TOKENS]."""
+    """Lets the ranks talk until each has named a loss; the bytes that were sent. logits: [TOKENS, vocabulary]; targets:
+    [TOKENS]."""
     wide = logits.astype(np.float64)
     true = float(np.mean(np.logaddexp.reduce(wide, 1) - wide[np.arange(TOKENS), targets]))
     inboxes: list[list[dict[str, bytes]]] = [[] for _ in ranks]
@@ -49,7 +52,10 @@ def exchange_messages(ranks: list[Solves], logits: np.ndarray, targets: np.ndarr
                 continue
             for recipient, message in reply.items():
                 if recipient not in map(str, range(RANKS)) or recipient == str(number):
-                    raise RunError(f"talk must return a loss, or messages by the number of another rank, as text; got {recipient!r}")
+                    raise RunError(
+                        f"talk must return a loss, or messages by the number of another rank, as text; "
+                        f"got {recipient!r}"
+                    )
                 arriving[int(recipient)][str(number)] = answers.data("talk", message)
                 sent_bytes += len(message)
         for inbox, new in zip(inboxes, arriving):
@@ -58,5 +64,7 @@ def exchange_messages(ranks: list[Solves], logits: np.ndarray, targets: np.ndarr
         raise RunError(f"talk of rank {silent[0]} must return the loss within {ROUNDS} rounds")
     worst = max(losses.values(), key=lambda loss: abs(loss - true))
     if not abs(worst - true) <= NEAR:
-        raise RunError(f"a rank says that the loss is {worst:.5f}; it is {true:.5f}, and {NEAR:g} nats is how far off it may be")
+        raise RunError(
+            f"a rank says that the loss is {worst:.5f}; it is {true:.5f}, and {NEAR:g} nats is how far off it may be"
+        )
     return sent_bytes

@@ -1,7 +1,7 @@
 """Scorer of challenge 3: how many tokens a rule for the length of drafts gets out of a unit of cost.
 
-A text alternates between easy and hard stretches, which nobody announces. A draft token stands with one chance in an easy stretch and
-with another in a hard one, and only if all before it stand. Verifying writes one token more.
+A text alternates between easy and hard stretches, which nobody announces. A draft token stands with one chance in an
+easy stretch and with another in a hard one, and only if all before it stand. Verifying writes one token more.
 """
 
 from __future__ import annotations

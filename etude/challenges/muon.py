@@ -1,7 +1,8 @@
-"""Scorer of challenge 2: how far singular values are from one after rounds of odd polynomials that cost fifteen matrix products.
+"""Scorer of challenge 2: how far singular values are from one after rounds of odd polynomials that cost fifteen matrix
+products.
 
-A polynomial of A = XXᵀ times X acts on the singular values of X alone, so the worst of them is found on numbers. A matrix then checks it.
-"""
+A polynomial of A = XXᵀ times X acts on the singular values of X alone, so the worst of them is found on numbers. A
+matrix then checks it."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ __all__ = ["score"]
 
 PRODUCTS, LEAST, POINTS, SIZE = 15, 0.002, 20_000, 64
 COSTS = {2: 2, 3: 3, 4: 4, 5: 4, 6: 5, 7: 5}
-"""Products of a round by its number of coefficients, that with X included; five need as few as four: (a + bA + cA²) + A²(dA + eA²)."""
+"""Products of a round by its number of coefficients, that with X included; five need as few as four: (a + bA + cA²) +
+A²(dA + eA²)."""
 
 
 def score(solution: Solves, seed: int) -> float:
@@ -32,20 +34,28 @@ def score(solution: Solves, seed: int) -> float:
         raise RunError("rounds send singular values away from one: at the end, one of them is beyond 1000")
     off = measure_matrix_error(rounds, rng)
     if off > worst + 0.05:
-        raise RunError(f"rounds are not stable: on a matrix in float32 a singular value ends {off:.2g} from one, on numbers {worst:.2g}")
+        raise RunError(
+            f"rounds are not stable: on a matrix in float32 a singular value ends {off:.2g} from one, "
+            f"on numbers {worst:.2g}"
+        )
     return worst
 
 
 def request_rounds(solution: Solves) -> list[np.ndarray]:
     """The coefficients of every round. Raises RunError if they cost too much."""
     rounds = solution("rounds", PRODUCTS)
-    if not isinstance(rounds, list) or not rounds or not all(isinstance(coefficients, list | np.ndarray) for coefficients in rounds):
+    if (
+        not isinstance(rounds, list)
+        or not rounds
+        or not all(isinstance(coefficients, list | np.ndarray) for coefficients in rounds)
+    ):
         raise RunError("rounds must return a list of rounds, each a list of coefficients")
     if wrong := [len(coefficients) for coefficients in rounds if len(coefficients) not in COSTS]:
         raise RunError(f"a round of rounds must have from {min(COSTS)} to {max(COSTS)} coefficients; got {wrong[0]}")
     if (cost := sum(COSTS[len(coefficients)] for coefficients in rounds)) > PRODUCTS:
         raise RunError(
-            f"rounds may cost {PRODUCTS} products; got rounds of {[len(coefficients) for coefficients in rounds]} coefficients, which cost {cost}"
+            f"rounds may cost {PRODUCTS} products; got rounds of "
+            f"{[len(coefficients) for coefficients in rounds]} coefficients, which cost {cost}"
         )
     return [answers.array("rounds", coefficients, len(coefficients)) for coefficients in rounds]
 

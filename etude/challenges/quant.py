@@ -15,7 +15,8 @@ ROWS, WIDTH, BITS, MAX_DB = 64, 1024, 4.5, 45.0
 
 
 def drawn(rng: np.random.Generator) -> np.ndarray:
-    """Activations [ROWS, WIDTH], float32: Student's t with four degrees of freedom, tokens of several sizes, and a few loud channels."""
+    """Activations [ROWS, WIDTH], float32: Student's t with four degrees of freedom, tokens of several sizes, and a few
+    loud channels."""
     x = rng.standard_t(4, (ROWS, WIDTH)) * rng.lognormal(0.0, 0.5, (ROWS, 1)) * rng.lognormal(0.0, 0.3, (1, WIDTH))
     x[:, rng.choice(WIDTH, 8, replace=False)] *= 12.0
     return x.astype(np.float32)
@@ -34,7 +35,9 @@ def score(solution: Solves, seed: int) -> float:
     with np.errstate(over="ignore"):
         noise = float(np.square(decoded - x).sum())
     if not np.isfinite(noise):
-        raise RunError("decode must return numbers near those that were encoded; they are so far off that the noise is infinite")
+        raise RunError(
+            "decode must return numbers near those that were encoded; they are so far off that the noise is infinite"
+        )
     signal = float(np.square(x, dtype=np.float64).sum())
     if noise <= signal / 10 ** (MAX_DB / 10):
         raise RunError(f"decode returned the numbers to more than {MAX_DB:g} dB, which so few bits cannot do")

@@ -1,7 +1,7 @@
 """Scorer of challenge 0: sampled success of an agent after RL with the reader's settings, within a budget of rollouts.
 
-The agent is that of the reader's own small run, as it was after SFT. The budget counts rollouts and not seconds, so that the same seed gives the
-same score on a slow machine.
+The agent is that of the reader's own small run, as it was after SFT. The budget counts rollouts and not seconds, so
+that the same seed gives the same score on a slow machine.
 """
 
 from __future__ import annotations
@@ -45,7 +45,15 @@ ALLOWED_SETTINGS = (
     "later",
     "upsampling",
 )
-ALLOWED_SETTINGS += ("replay", "replay_alpha", "payment.effort_price", "payment.k", "payment.q", "payment.invalid_call", "payment.kl")
+ALLOWED_SETTINGS += (
+    "replay",
+    "replay_alpha",
+    "payment.effort_price",
+    "payment.k",
+    "payment.q",
+    "payment.invalid_call",
+    "payment.kl",
+)
 """What a solution may set."""
 
 
@@ -55,7 +63,10 @@ def score(solution: Solves, seed: int) -> float:
     config = build_config(solution("settings", ROLLOUTS), own, seed)
     rl = config.rl
     if (cost := rl.steps * rl.prompts * rl.rollouts) > ROLLOUTS:
-        raise RunError(f"settings may use {ROLLOUTS} rollouts; {rl.steps} steps of {rl.prompts} prompts with {rl.rollouts} rollouts each use {cost}")
+        raise RunError(
+            f"settings may use {ROLLOUTS} rollouts; {rl.steps} steps of {rl.prompts} prompts with "
+            f"{rl.rollouts} rollouts each use {cost}"
+        )
     model, reference = (load_checkpoint(RUN, config, "sft", with_mtp=False)[0] for _ in range(2))
     if rl.steps:
         with (
@@ -67,7 +78,9 @@ def score(solution: Solves, seed: int) -> float:
             model = learn(stage, config, model, None, reference, language)[0].trunk.model
     sized = replace(own, evaluation=replace(own.evaluation, tasks=TASKS, samples=SAMPLES))
     tasks = list(itertools.islice(task_stream(sized, "evaluation"), TASKS))
-    results = measure_policy(model.to(getattr(torch, sized.training.dtype)), language, tasks, sized, hash_seed(seed, "challenge"))
+    results = measure_policy(
+        model.to(getattr(torch, sized.training.dtype)), language, tasks, sized, hash_seed(seed, "challenge")
+    )
     return float(results["success"].mean())
 
 

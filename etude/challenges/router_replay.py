@@ -1,7 +1,7 @@
 """Scorer of challenge 8: which tokens have replayed experts that came from another place.
 
-Two engines compute the scores of a token's experts with a little noise between them, so they honestly disagree now and then. In some sequences
-the record slips: from some token on, each has the experts of the token before it.
+Two engines compute the scores of a token's experts with a little noise between them, so they honestly disagree now and
+then. In some sequences the record slips: from some token on, each has the experts of the token before it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ SEQUENCES, TOKENS, EXPERTS, TOP_K = 80, 96, 16, 2
 
 
 def drawn(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Scores of the trainer [TOKENS, EXPERTS], recorded experts [TOKENS, CHOSEN], and which tokens slipped to experts that are not theirs."""
+    """Scores of the trainer [TOKENS, EXPERTS], recorded experts [TOKENS, CHOSEN], and which tokens slipped to experts
+    that are not theirs."""
     scores, alike = rng.normal(size=(TOKENS, EXPERTS)), rng.uniform(0.3, 0.9)
     for t in range(1, TOKENS):
         scores[t] = alike * scores[t - 1] + (1 - alike**2) ** 0.5 * scores[t]
@@ -38,5 +39,9 @@ def score(solution: Solves, seed: int) -> float:
     for _ in range(SEQUENCES):
         scores, recorded, slipped = drawn(rng)
         predictions = answers.wholes("slipped", solution("slipped", scores, recorded), 0, 1, TOKENS).astype(bool)
-        right, called, true = (right + int((predictions & slipped).sum()), called + int(predictions.sum()), true + int(slipped.sum()))
+        right, called, true = (
+            right + int((predictions & slipped).sum()),
+            called + int(predictions.sum()),
+            true + int(slipped.sum()),
+        )
     return 2 * right / (called + true)

@@ -1,7 +1,7 @@
 """Scorer of challenge 7: how many questions about a long session its last summary can answer.
 
-A session is read in segments. Every segment is summarised by an interpreter that knows the summary before it and nothing else, and the questions
-go to one that knows only the last summary.
+A session is read in segments. Every segment is summarised by an interpreter that knows the summary before it and
+nothing else, and the questions go to one that knows only the last summary.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ WORDS = ["".join(word) for word in itertools.product("bdfgklmnprst", "aeiou", "b
 
 
 def drawn(rng: np.random.Generator) -> tuple[list[list[str]], dict[str, str]]:
-    """Lines of every segment, and for each name that is asked about its value at the end; names that are used often are asked about often."""
+    """Lines of every segment, and for each name that is asked about its value at the end; names that are used often are
+    asked about often."""
     names, weights = rng.choice(WORDS, NAMES, replace=False).tolist(), 1 / np.arange(2, NAMES + 2)
     weights, values, lines = weights / weights.sum(), dict.fromkeys(names, 0), []
     for name in rng.choice(names, SEGMENTS * LINES, p=weights).tolist():
@@ -34,7 +35,10 @@ def drawn(rng: np.random.Generator) -> tuple[list[list[str]], dict[str, str]]:
             values[name] = int(rng.integers(1, 5000))
             lines.append(f"set {name} {values[name]}")
     question_names = rng.choice(names, QUESTIONS, p=weights, replace=False).tolist()
-    return ([lines[at : at + LINES] for at in range(0, len(lines), LINES)], {name: str(values[name]) for name in question_names})
+    return (
+        [lines[at : at + LINES] for at in range(0, len(lines), LINES)],
+        {name: str(values[name]) for name in question_names},
+    )
 
 
 def score(solution: Solves, seed: int) -> float:
@@ -45,7 +49,8 @@ def score(solution: Solves, seed: int) -> float:
     for segment in range(SEGMENTS):
         with solution.fresh() as reader:
             summaries = [
-                check_summary(reader("summarise", summary, lines[segment], LONGEST)) for summary, (lines, _) in zip(summaries, sessions, strict=True)
+                check_summary(reader("summarise", summary, lines[segment], LONGEST))
+                for summary, (lines, _) in zip(summaries, sessions, strict=True)
             ]
     questions = [expected_answers for _, expected_answers in sessions]
     with solution.fresh() as reader:

@@ -4,8 +4,8 @@
         solution("estimate", logp, ref_logp)          in an interpreter of its own
         with solution.fresh() as other: …             in another one, which knows nothing of the first
 
-All interpreters of a solution share its seconds. `Here` does the same in this process, for solutions of our own and for tests.
-"""
+All interpreters of a solution share its seconds. `Here` does the same in this process, for solutions of our own and for
+tests."""
 
 from __future__ import annotations
 
@@ -70,7 +70,8 @@ class Here:
 
 
 def relay_output(pipe: int) -> None:
-    """Passes what is printed on to stderr, which may be a file, and closes the pipe at its end: a solution may not write to any file."""
+    """Passes what is printed on to stderr, which may be a file, and closes the pipe at its end: a solution may not
+    write to any file."""
     with open(pipe, "rb", buffering=0) as output:
         while block := output.read(1 << 16):
             with contextlib.suppress(OSError):
@@ -88,7 +89,8 @@ class Solution:
     """A solution in a process of its own, which ends with the block."""
 
     def __init__(self, path: Path, seconds: float):
-        """`seconds`: how long all its calls may take together. Raises RunError if there is no such file, or it does not load."""
+        """`seconds`: how long all its calls may take together. Raises RunError if there is no such file, or it does not
+        load."""
         if not path.is_file():
             raise RunError(f"{path} does not exist; `etude challenge N` writes a file to start from")
         self.path, self.clock = path, Clock(seconds)
@@ -97,7 +99,14 @@ class Solution:
         request_reader, request_writer = os.pipe()
         answer_reader, answer_writer = os.pipe()
         paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-        command = [sys.executable, "-m", "etude.challenges.solver", str(self.path), str(request_reader), str(answer_writer)]
+        command = [
+            sys.executable,
+            "-m",
+            "etude.challenges.solver",
+            str(self.path),
+            str(request_reader),
+            str(answer_writer),
+        ]
         output_reader, output_writer = os.pipe()
         self.process = subprocess.Popen(
             command,
@@ -151,7 +160,9 @@ class Solution:
             if not ready:
                 raise RunError(f"{self.path}: too slow; all calls together may take {self.clock.allowed:g} seconds")
             if not (block := os.read(self.answer_fd, 1 << 20)):
-                raise RunError(f"{self.path}: its process ended with exit code {self.process.wait()}, in the middle of a call")
+                raise RunError(
+                    f"{self.path}: its process ended with exit code {self.process.wait()}, in the middle of a call"
+                )
             parts.append(block)
         line, _, self.buffer = b"".join(parts).partition(b"\n")
         try:

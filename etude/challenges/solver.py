@@ -1,12 +1,13 @@
-"""The process of a solution: loads the reader's file, and answers calls of its functions, one line each, until the scorer closes the pipe.
+"""The process of a solution: loads the reader's file, and answers calls of its functions, one line each, until the
+scorer closes the pipe.
 
     python -m etude.challenges.solver FILE READ WRITE        the two numbers are those of open pipes
 
-Once it is loaded, the file may read, and may print (to stderr). It may not write files, begin processes or connect: what one call knows must
-not reach another interpreter behind the scorer's back. Nor may it ever read what the scorer knows: this package, which draws the cases, or
-another process, which was told their seed. That stops slips and short cuts. It is no sandbox, since the file is the reader's own.
-Before it is loaded nothing is known that could be passed on, and imports want to write; those in its functions are made then, too.
-"""
+Once it is loaded, the file may read, and may print (to stderr). It may not write files, begin processes or connect:
+what one call knows must not reach another interpreter behind the scorer's back. Nor may it ever read what the scorer
+knows: this package, which draws the cases, or another process, which was told their seed. That stops slips and short
+cuts. It is no sandbox, since the file is the reader's own. Before it is loaded nothing is known that could be passed
+on, and imports want to write; those in its functions are made then, too."""
 
 from __future__ import annotations
 
@@ -31,8 +32,30 @@ from etude.challenges.wire import packed, unpacked
 
 __all__ = ["answer", "loaded", "main"]
 
-REFUSED = ("subprocess.", "os.system", "os.exec", "os.posix_spawn", "os.fork", "os.rename", "os.remove", "os.mkdir", "os.link", "os.symlink")
-REFUSED += ("os.rmdir", "os.truncate", "os.setxattr", "os.removexattr", "os.utime", "os.chmod", "os.chown", "os.spawn", "pty.spawn", "shutil.")
+REFUSED = (
+    "subprocess.",
+    "os.system",
+    "os.exec",
+    "os.posix_spawn",
+    "os.fork",
+    "os.rename",
+    "os.remove",
+    "os.mkdir",
+    "os.link",
+    "os.symlink",
+)
+REFUSED += (
+    "os.rmdir",
+    "os.truncate",
+    "os.setxattr",
+    "os.removexattr",
+    "os.utime",
+    "os.chmod",
+    "os.chown",
+    "os.spawn",
+    "pty.spawn",
+    "shutil.",
+)
 REFUSED += ("socket.connect", "socket.bind", "socket.sendto", "sqlite3.connect", "ctypes.dlopen")
 
 FOLDER = os.path.dirname(os.path.realpath(__file__))
@@ -69,7 +92,8 @@ def loaded(path: Path) -> ModuleType:
 
 
 def load_sealed(path: Path) -> ModuleType:
-    """The same, for a process of its own: from here on no file can be written to. Raises PermissionError where one is left open for that."""
+    """The same, for a process of its own: from here on no file can be written to. Raises PermissionError where one is
+    left open for that."""
     sys.addaudithook(partial(refuse_the_scorer, path))
     module = loaded(path)
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8-sig"))):
@@ -90,9 +114,13 @@ def load_sealed(path: Path) -> ModuleType:
 
 
 def find_open_file(number: int) -> str:
-    """The name of a regular file that is open for writing under this number, its number where no name is known; empty if there is none."""
+    """The name of a regular file that is open for writing under this number, its number where no name is known; empty
+    if there is none."""
     try:
-        if not stat.S_ISREG(os.fstat(number).st_mode) or fcntl.fcntl(number, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
+        if (
+            not stat.S_ISREG(os.fstat(number).st_mode)
+            or fcntl.fcntl(number, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY
+        ):
             return ""
     except OSError:
         return ""
@@ -102,7 +130,8 @@ def find_open_file(number: int) -> str:
 
 
 def answer(path: Path, call: Callable[[], Any]) -> dict[str, Any]:
-    """What is sent back: `returned`, or `raised` with the line of the reader's file, 0 where no line of it took part."""
+    """What is sent back: `returned`, or `raised` with the line of the reader's file, 0 where no line of it took
+    part."""
     try:
         return {"returned": packed(call())}
     except BaseException as error:  # also SystemExit: a file that ends itself is told so

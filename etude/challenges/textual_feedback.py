@@ -1,8 +1,9 @@
-"""Scorer of challenge 16: what a student gains on new tasks when it learns from a teacher that was told hints, position by position.
+"""Scorer of challenge 16: what a student gains on new tasks when it learns from a teacher that was told hints, position
+by position.
 
-A student has a distribution over words for each situation. In half of the situations one word is right, always: a hint that says so mends a habit.
-In the others what is right depends on the task, and a hint that knows the task's answer gives it away: the student cannot learn that, and what it
-learns instead is a few tasks by heart.
+A student has a distribution over words for each situation. In half of the situations one word is right, always: a hint
+that says so mends a habit. In the others what is right depends on the task, and a hint that knows the task's answer
+gives it away: the student cannot learn that, and what it learns instead is a few tasks by heart.
 """
 
 from __future__ import annotations
@@ -21,14 +22,17 @@ HABIT, CONFUSED = 0.5, 0.2
 
 
 def drawn(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Student [situations, words], what is right on new tasks [situations, words], and at each position situation [P] and teacher [P, words]."""
+    """Student [situations, words], what is right on new tasks [situations, words], and at each position situation [P]
+    and teacher [P, words]."""
     student = rng.dirichlet(np.full(WORDS, 0.4), SITUATIONS)
     student = 0.97 * student + 0.03 / WORDS
     habit = rng.random(SITUATIONS) < HABIT
     words = np.array([rng.choice(WORDS, p=p) for p in 0.5 * student + 0.5 / WORDS])
     right = np.where(habit[:, None], np.eye(WORDS)[words], student)
     situations = np.repeat(np.arange(SITUATIONS), rng.integers(1, MAX_POSITIONS + 1, SITUATIONS))
-    named = np.array([words[situation] if habit[situation] else rng.choice(WORDS, p=student[situation]) for situation in situations])
+    named = np.array(
+        [words[situation] if habit[situation] else rng.choice(WORDS, p=student[situation]) for situation in situations]
+    )
     named = np.where(rng.random(len(situations)) < CONFUSED, rng.integers(0, WORDS, len(situations)), named)
     sure = rng.uniform(0.3, 0.95, len(situations))[:, None]
     teacher = (1 - sure) * student[situations] + sure * np.eye(WORDS)[named]
@@ -37,8 +41,8 @@ def drawn(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray,
 
 
 def score(solution: Solves, seed: int) -> float:
-    """Gain in log-probability of what is right on new tasks, over what knowing all habits would gain: the student becomes the weighted mean of itself
-    and its teachers."""
+    """Gain in log-probability of what is right on new tasks, over what knowing all habits would gain: the student
+    becomes the weighted mean of itself and its teachers."""
     student, right, situations, teacher = drawn(np.random.default_rng(seed))
     weights = answers.array("weights", solution("weights", student[situations], teacher), len(situations))
     if weights.min() < 0 or weights.max() > MAX_WEIGHT:

@@ -1,7 +1,7 @@
 """Scorer of challenge 12: bits per weight of a lossless difference between two versions of bfloat16 weights.
 
-The versions are what Adam with float32 masters leaves: every master moves by about the learning rate, and its bfloat16 rarely does.
-"""
+The versions are what Adam with float32 masters leaves: every master moves by about the learning rate, and its bfloat16
+rarely does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Plain data between a scorer and the process of a solution: one line of JSON a message, with bytes and arrays of NumPy among it.
+"""Plain data between a scorer and the process of a solution: one line of JSON a message, with bytes and arrays of NumPy
+among it.
 
 Nothing else crosses: an object that runs code where it is unpacked (a pickle) could write its own score.
 """
@@ -44,7 +45,11 @@ def _to_plain(value: Any) -> Any:
     if hasattr(value, "detach"):
         value = value.detach().cpu().numpy()
     if isinstance(value, np.ndarray) and value.dtype.name in KINDS:
-        return {"array": base64.b64encode(value.tobytes()).decode(), "dtype": value.dtype.name, "shape": list(value.shape)}
+        return {
+            "array": base64.b64encode(value.tobytes()).decode(),
+            "dtype": value.dtype.name,
+            "shape": list(value.shape),
+        }
     kind = f"an array of {value.dtype}" if isinstance(value, np.ndarray) else f"a value of type {type(value).__name__}"
     raise TypeError(f"{kind} is no plain data: return numbers, text, bytes, lists, dictionaries or arrays")
 

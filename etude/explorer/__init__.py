@@ -77,10 +77,13 @@ def section(page: Page) -> str:
 
 def start(first: str = "watch") -> None:
     """Draws the page that the URL names, or the page called `first` if the URL names no page."""
-    # A click may set a control that has a default, and links need the default: Streamlit would warn of it, with a stack.
+    # A click may set a control that has a default, and links need the default: Streamlit would warn of it, with a
+    # stack.
     config.set_option("global.disableWidgetStateDuplicationWarning", True)
     st.set_page_config(page_title="etude", page_icon="🎼", layout="wide")
-    PLACES.update({page.name: st.Page(lambda page=page: show(page), title=page.title, url_path=page.name) for page in PAGES})
+    PLACES.update(
+        {page.name: st.Page(lambda page=page: show(page), title=page.title, url_path=page.name) for page in PAGES}
+    )
     # Both say by their query what they show, so the sidebar cannot lead to them.
     PLACES["lesson"] = st.Page(lesson.draw, title="Lesson", url_path="lesson", visibility="hidden")
     PLACES["file"] = st.Page(reading.draw, title="File", url_path="file", visibility="hidden")

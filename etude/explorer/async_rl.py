@@ -33,7 +33,15 @@ def token_s(rows: int) -> float:
 
 @lru_cache(128)
 def simulated(
-    mode: str, staleness: int, latency: float, sigma: float, slots: int, groups: int, rollouts: int, train: float, publish: float
+    mode: str,
+    staleness: int,
+    latency: float,
+    sigma: float,
+    slots: int,
+    groups: int,
+    rollouts: int,
+    train: float,
+    publish: float,
 ) -> Timeline:
     load = async_rl.Load(
         async_rl.heavy_tailed(latency, turns=TURNS, tokens=TOKENS, sigma=sigma),
@@ -73,7 +81,12 @@ def draw_histogram(rows: list[dict]) -> Drawing:
     """Share of tokens by their age, a colour a run."""
     looks = {row["run"]: Look(STYLES.get(row["run"], "green")) for row in rows}
     layer = bars(rows, "age", "share", "run", tell=("tokens",))
-    return drawing(Axis("age of a token when it is trained on, updates", names=True), Axis("share of tokens", most=1.0), layer, looks=looks)
+    return drawing(
+        Axis("age of a token when it is trained on, updates", names=True),
+        Axis("share of tokens", most=1.0),
+        layer,
+        looks=looks,
+    )
 
 
 def show_pictures(timelines: tuple[Timeline, ...], name: str) -> None:
@@ -84,8 +97,10 @@ def show_pictures(timelines: tuple[Timeline, ...], name: str) -> None:
             strips(timelines, seconds),
             f"{name}-timeline",
             timeline.rows(timelines),
-            "Top strip: steps of the trainer, each with the number and colour of the version that it makes. Below, for each worker: a thin line in "
-            "the colour of the version that it holds, and what share of its slots decode, wait for a tool, or are free.",
+            "Top strip: steps of the trainer, each with the number and colour of the version that it "
+            "makes. Below, for each worker: a thin line in "
+            "the colour of the version that it holds, and what share of its slots decode, wait for a "
+            "tool, or are free.",
             wide=True,
         )
 
@@ -93,9 +108,16 @@ def show_pictures(timelines: tuple[Timeline, ...], name: str) -> None:
     left, right = st.columns(2)
     with left:
         rows = compute_age_shares(timelines)
-        chart(draw_histogram(rows), f"{name}-ages", rows, "How many updates were made between the sampling of a token and its training.")
+        chart(
+            draw_histogram(rows),
+            f"{name}-ages",
+            rows,
+            "How many updates were made between the sampling of a token and its training.",
+        )
     with right:
-        st.caption("Idle: shares of the time in which the trainer waits for groups, and in which no slot of a worker decodes.")
+        st.caption(
+            "Idle: shares of the time in which the trainer waits for groups, and in which no slot of a worker decodes."
+        )
         table([summarize_run(run) for run in timelines], f"{name}-figures")
 
 
@@ -113,13 +135,17 @@ def runs() -> dict[str, Path]:
 
 
 def played(folder: Path) -> Timeline:
-    """A run so far; read again only when its files have changed. Raises RunError if they are missing or damaged, or no step is done."""
+    """A run so far; read again only when its files have changed. Raises RunError if they are missing or damaged, or no
+    step is done."""
     services_folder = folder / "services"
     try:
         files = [services_folder / "journal.jsonl", *sorted((services_folder / "events").glob("*.jsonl"))]
         return read_timeline(folder.name, services_folder, tuple(map(stamp, files)))
     except (OSError, LookupError, TypeError, ValueError) as error:
-        raise RunError(f"{folder} is not in the format of a run of async-rl ({type(error).__name__}: {' '.join(str(error).split())})") from None
+        raise RunError(
+            f"{folder} is not in the format of a run of async-rl ({type(error).__name__}: "
+            f"{' '.join(str(error).split())})"
+        ) from None
 
 
 @lru_cache(4)
@@ -131,7 +157,10 @@ def show_real_run() -> None:
     """The same pictures of a run on this machine."""
     folders = runs()
     if not folders:
-        st.info(f"There is no such run in `{provenance.RUNS}/` yet. `etude run async-rl` makes one in some minutes, after `make small`.")
+        st.info(
+            f"There is no such run in `{provenance.RUNS}/` yet. `etude run async-rl` makes one in some "
+            f"minutes, after `make small`."
+        )
         return
     left, right = st.columns([1, 3], vertical_alignment="bottom")
     with left:
@@ -163,10 +192,21 @@ def draw() -> None:
         bind="query-params",
         help="Of asynchronous and in-flight. Synchronous means 0, one-step-off 1.",
     )
-    slots = col3.slider("Slots", 4, 128, 32, 4, key="slots", bind="query-params", help="Rollouts that may run or wait for a tool.")
+    slots = col3.slider(
+        "Slots", 4, 128, 32, 4, key="slots", bind="query-params", help="Rollouts that may run or wait for a tool."
+    )
     col1, col2, col3, col4, col5, col6 = st.columns(6)
     latency = col1.slider("Mean time of a tool, s", 0.0, 2.0, 0.2, 0.05, key="latency", bind="query-params")
-    sigma = col2.slider("Its tail, σ", 0.0, 2.0, 1.0, 0.1, key="tail", bind="query-params", help="Of the log-normal time. 0: all take the same time.")
+    sigma = col2.slider(
+        "Its tail, σ",
+        0.0,
+        2.0,
+        1.0,
+        0.1,
+        key="tail",
+        bind="query-params",
+        help="Of the log-normal time. 0: all take the same time.",
+    )
     groups = col3.slider("Groups of a step", 1, 8, 4, key="groups", bind="query-params")
     rollouts = col4.slider("Rollouts of a group", 1, 6, 4, key="per-group", bind="query-params")
     train = col5.slider("Time of a step, s", 0.1, 5.0, 1.0, 0.1, key="step-time", bind="query-params")
@@ -181,19 +221,26 @@ def draw() -> None:
         help="From the end of a step until workers can load its weights. It blocks nobody.",
     )
     modes = MODES if mode == ALL else (mode,)
-    timelines = tuple(simulated(name, staleness, latency, sigma, slots, groups, rollouts, train, publish) for name in modes)
+    timelines = tuple(
+        simulated(name, staleness, latency, sigma, slots, groups, rollouts, train, publish) for name in modes
+    )
     first, last = timelines[0], timelines[-1]
     workload_note = f"{STEPS} steps of {groups} × {rollouts} rollouts."
     metrics(
         (f"Steps per minute, {last.name}", f"{last.steps_per_minute:.1f}", workload_note),
-        *([("Over synchronous", f"{last.steps_per_minute / first.steps_per_minute:.2f}×", workload_note)] if len(timelines) > 1 else []),
+        *(
+            [("Over synchronous", f"{last.steps_per_minute / first.steps_per_minute:.2f}×", workload_note)]
+            if len(timelines) > 1
+            else []
+        ),
         ("Trainer idle", f"{last.trainer_idle:.0%}", None),
         ("Mean age", f"{last.mean_age:.2f}", "Of the tokens that were trained on, in updates."),
         ("Dropped groups", last.dropped, "Too old when a step could have taken them."),
     )
     show_pictures(timelines, "async")
     st.caption(
-        f"Simulated: {STEPS} steps, a worker that shares nothing with the trainer, rollouts of about {TURNS} turns with {TOKENS} tokens each. The "
+        f"Simulated: {STEPS} steps, a worker that shares nothing with the trainer, rollouts of about "
+        f"{TURNS} turns with {TOKENS} tokens each. The "
         "worker's step, which gives each of its rows a token, takes 4 ms and 50 µs more for each row."
     )
     st.subheader("A real run")
@@ -203,13 +250,17 @@ def draw() -> None:
 PAGE = Page(
     name="async-rl",
     title="Asynchronous RL",
-    says="Who waits for whom? Four ways to run sampler and trainer, on a virtual clock: in turns, one step apart, without waiting, and with new "
+    says="Who waits for whom? Four ways to run sampler and trainer, on a virtual clock: in turns, one step "
+    "apart, without waiting, and with new "
     "weights in the middle of a rollout. Below, the same pictures of a run with real processes.",
-    formula=r"\begin{gathered}\text{start a group while } \text{trained} + \text{ready} + \text{running} < (S + v + 1)\,G \\"
+    formula=r"\begin{gathered}\text{start a group while } \text{trained} + \text{ready} + \text{running} < (S "
+    r"+ v + 1)\,G \\"
     r"\text{drop it if } v - u > S\end{gathered}",
-    question="With slow tools, how much of its time does the trainer of the synchronous loop wait? And what does sampling in flight gain over "
+    question="With slow tools, how much of its time does the trainer of the synchronous loop wait? And what "
+    "does sampling in flight gain over "
     "one step off where there are no tools?",
-    look="With slow tools the trainer of the synchronous loop waits most of the time, and S = 2 in flight hides much of it. Without tools one "
+    look="With slow tools the trainer of the synchronous loop waits most of the time, and S = 2 in flight "
+    "hides much of it. Without tools one "
     "step off is as fast. A longer tail makes groups late, and late groups are dropped.",
     draw=draw,
     code=(async_rl.Life, async_rl.simulate),

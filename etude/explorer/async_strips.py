@@ -1,4 +1,5 @@
-"""Who did what when in asynchronous RL, as a chart over time: a strip for the trainer, and two for each worker. A clock unfolds it."""
+"""Who did what when in asynchronous RL, as a chart over time: a strip for the trainer, and two for each worker. A clock
+unfolds it."""
 
 from collections.abc import Callable, Sequence
 
@@ -16,31 +17,42 @@ NARROW = 0.012
 
 
 def clock(timelines: Sequence[Timeline], name: str, show: Callable[[float], None]) -> None:
-    """Draws the clock, which plays from where one step ends to where the next one does, and what `show` draws at its time, seconds. At its end all is
-    shown."""
+    """Draws the clock, which plays from where one step ends to where the next one does, and what `show` draws at its
+    time, seconds. At its end all is shown."""
     end = round(max(run.seconds for run in timelines) + 0.05, 1)
     stops = sorted({end, *(min(round(step[1] + 0.05, 1), end) for run in timelines for step in run.steps)})
     key = f"{name}-clock-{end:g}"  # another run has a clock of its own
-    play("Clock, s", key, stops, end, show, least=0.0, step=0.1, one="Next step", help="What lies after it is not drawn.")
+    play(
+        "Clock, s", key, stops, end, show, least=0.0, step=0.1, one="Next step", help="What lies after it is not drawn."
+    )
 
 
 def strips(timelines: Sequence[Timeline], until: float) -> Drawing:
-    """What was done until this time, seconds. A version has one colour on the step that makes it and on the worker that holds it later."""
+    """What was done until this time, seconds. A version has one colour on the step that makes it and on the worker that
+    holds it later."""
     longest = max(run.seconds for run in timelines)
     high = sum(1.5 + 1.5 * len(run.slots) for run in timelines)
     moments = max(1, MOMENTS // max(1, sum(len(run.slots) for run in timelines)))
     versions, shares, ticks, top = list[dict](), list[dict](), dict[float, str](), high
     for run in timelines:
         ticks[top - 0.5] = f"{run.name}: trainer"
-        versions += [make_span(run, "step", *step) | {"low": top - 0.875, "high": top - 0.125, "number": str(step[2])} for step in run.steps]
+        versions += [
+            make_span(run, "step", *step) | {"low": top - 0.875, "high": top - 0.125, "number": str(step[2])}
+            for step in run.steps
+        ]
         top -= 1.0
         for worker, lines in run.slots.items():
             ticks[top - 0.75] = worker
             held_versions = [*run.held.get(worker, []), (run.seconds, -1)]
-            spans = (make_span(run, worker, start, after, version) for (start, version), (after, _) in zip(held_versions, held_versions[1:]))
+            spans = (
+                make_span(run, worker, start, after, version)
+                for (start, version), (after, _) in zip(held_versions, held_versions[1:])
+            )
             versions += [row | {"low": top - 0.25, "high": top} for row in spans]
             shares += [
-                row for line in split_pieces(thinned(lines, run.seconds, moments), run.seconds) for row in stack_slots(run, worker, line, top - 1.25)
+                row
+                for line in split_pieces(thinned(lines, run.seconds, moments), run.seconds)
+                for row in stack_slots(run, worker, line, top - 1.25)
             ]
             top -= 1.5
         top -= 0.5
@@ -51,7 +63,14 @@ def strips(timelines: Sequence[Timeline], until: float) -> Drawing:
         Axis("", least=0, most=high, ticks=ticks),
         boxes(shares, "from", "until", "low", "high", "state", tell=("run", "who", "from", "to", *SLOTS)),
         *make_colour_layers(versions),
-        words(select_numbered(versions, longest), "middle", "centre", "number", tell=("run", "from", "to"), look=Look("#FFFFFF")),
+        words(
+            select_numbered(versions, longest),
+            "middle",
+            "centre",
+            "number",
+            tell=("run", "from", "to"),
+            look=Look("#FFFFFF"),
+        ),
         *time_rule,
         looks=SLOTS,
         height=round(90 + 28 * high),
@@ -60,10 +79,18 @@ def strips(timelines: Sequence[Timeline], until: float) -> Drawing:
 
 def make_span(run: Timeline, activity: str, begin: float, end: float, version: int) -> dict:
     """A time in which a version was made or held."""
-    return {"run": run.name, "what": activity if activity == "step" else f"{activity} holds it", "version": version, "from": begin, "to": end}
+    return {
+        "run": run.name,
+        "what": activity if activity == "step" else f"{activity} holds it",
+        "version": version,
+        "from": begin,
+        "to": end,
+    }
 
 
-def split_pieces(lines: Sequence[tuple[float, int, int, int]], seconds: float) -> list[tuple[float, float, int, int, int]]:
+def split_pieces(
+    lines: Sequence[tuple[float, int, int, int]], seconds: float
+) -> list[tuple[float, float, int, int, int]]:
     """From when until when so many slots decode, wait and are free."""
     ends = [*(line[0] for line in lines[1:]), seconds]
     return [(line[0], end, *line[1:]) for line, end in zip(lines, ends, strict=True)]
@@ -92,7 +119,10 @@ def make_colour_layers(versions: Sequence[dict]) -> list[Layer]:
     for row in versions:
         rows_by_colour.setdefault(colour(row["version"]), []).append(row)
     hover_columns = ("version", "run", "what", "from", "to")
-    return [boxes(rows, "from", "until", "low", "high", tell=hover_columns, look=Look(shade)) for shade, rows in sorted(rows_by_colour.items())]
+    return [
+        boxes(rows, "from", "until", "low", "high", tell=hover_columns, look=Look(shade))
+        for shade, rows in sorted(rows_by_colour.items())
+    ]
 
 
 def select_numbered(versions: Sequence[dict], longest: float) -> list[dict]:

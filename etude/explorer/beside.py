@@ -1,4 +1,5 @@
-"""Runs beside each other: the settings in which they differ, what each reached, and whether they were asked the same tasks."""
+"""Runs beside each other: the settings in which they differ, what each reached, and whether they were asked the same
+tasks."""
 
 import dataclasses
 import json
@@ -45,17 +46,24 @@ def reached(runs: Sequence[Played]) -> list[dict]:
     def format_interval(triple: tuple[float, float, float] | None) -> str:
         return "–" if triple is None else in_words(dict(zip(("value", "low", "high"), triple, strict=True)))
 
-    return [{"success": name, **{run.name: format_interval(ends[run.name].get(name)) for run in runs}} for name in names]
+    return [
+        {"success": name, **{run.name: format_interval(ends[run.name].get(name)) for run in runs}} for name in names
+    ]
 
 
 def tasks_of(run: Played) -> Tasks | None:
-    """The held-out tasks of a run; None if it does not say. A training of RL plays those of the recipe's run that its checkpoint comes from."""
+    """The held-out tasks of a run; None if it does not say. A training of RL plays those of the recipe's run that its
+    checkpoint comes from."""
     c = run.settings
     try:
         if run.recipe:
             return Tasks(_select_world(c), c["seed"], c["evaluation.tasks"])
         root, origin_settings = origin(Path(c["checkpoint"]))
-        return None if root is None else Tasks(_select_world(flatten(origin_settings)), origin_settings["seed"], c["heldout"])
+        return (
+            None
+            if root is None
+            else Tasks(_select_world(flatten(origin_settings)), origin_settings["seed"], c["heldout"])
+        )
     except (LookupError, TypeError, OSError):
         return None
 
@@ -67,7 +75,8 @@ def _select_world(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def comparable(runs: Sequence[Played]) -> str:
-    """Whether the success of runs may be compared, in words; empty for a single run, or where fewer than two have measured any."""
+    """Whether the success of runs may be compared, in words; empty for a single run, or where fewer than two have
+    measured any."""
     measured_runs = [run for run in runs if run.successes]
     if len(runs) < 2 or len(measured_runs) < 2:
         return ""
@@ -77,11 +86,22 @@ def comparable(runs: Sequence[Played]) -> str:
     tasks = [task_set for task_set in tasks_by_run.values() if task_set]
     first = tasks[0]
     if differing_keys := sorted(
-        {key for task_set in tasks for key in first.world.keys() | task_set.world.keys() if first.world.get(key) != task_set.world.get(key)}
+        {
+            key
+            for task_set in tasks
+            for key in first.world.keys() | task_set.world.keys()
+            if first.world.get(key) != task_set.world.get(key)
+        }
     ):
         return f"**Not comparable**: the tasks are of different worlds ({', '.join(differing_keys)})."
     if len({task_set.seed for task_set in tasks}) > 1:
-        return "The tasks are others of the same world, because the seeds differ. The intervals are over tasks and hold for both."
+        return (
+            "The tasks are others of the same world, because the seeds differ. The intervals are over "
+            "tasks and hold for both."
+        )
     if len({task_set.number for task_set in tasks}) > 1:
-        return f"The first {min(task_set.number for task_set in tasks)} held-out tasks are the same; the rest only some of them played."
+        return (
+            f"The first {min(task_set.number for task_set in tasks)} held-out tasks are the same; the rest "
+            f"only some of them played."
+        )
     return f"All of them played the same {first.number} held-out tasks."

@@ -1,7 +1,7 @@
 """What the sources claim, what was measured here, the verdict, and the experiments' pictures.
 
-Those pictures stay still: they are committed beside the records that they were drawn from, and no control changes them. What a reader may ask of them
-is on the pages of their techniques.
+Those pictures stay still: they are committed beside the records that they were drawn from, and no control changes them.
+What a reader may ask of them is on the pages of their techniques.
 """
 
 from collections.abc import Mapping
@@ -19,7 +19,14 @@ from etude.statements import open_statements
 from kit.settings import RunError
 
 RESULTS = ROOT / "results"
-MARKS = {"reproduced": "●", "partly": "◐", "contradicted": "✕", "not at this scale": "○", "not tested": "–", "stale": "⧖"}
+MARKS = {
+    "reproduced": "●",
+    "partly": "◐",
+    "contradicted": "✕",
+    "not at this scale": "○",
+    "not tested": "–",
+    "stale": "⧖",
+}
 LAW_MARKS = {"holds": "●", "broken": "✕", "stale": "⧖"}
 """Verdicts differ in shape as well as in colour."""
 LOOKS = {
@@ -53,7 +60,9 @@ def make_claim_rows(claims: list[dict]) -> list[dict]:
             for claim in claims
         ]
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise RunError(f"results/claims.json is not in the format of etude claims ({type(error).__name__}: {error}); rebuild it") from None
+        raise RunError(
+            f"results/claims.json is not in the format of etude claims ({type(error).__name__}: {error}); rebuild it"
+        ) from None
 
 
 def make_law_rows(claims: list[dict]) -> list[dict]:
@@ -75,7 +84,8 @@ def make_law_rows(claims: list[dict]) -> list[dict]:
 def make_open_rows(claims: list[dict], words: str) -> list[dict]:
     """Untested statements that contain all these words, as rows of the table."""
     statement_rows = [
-        {"statement": statement.says, "section": statement.section, "why it is not tested": reason} for statement, reason in open_statements(claims)
+        {"statement": statement.says, "section": statement.section, "why it is not tested": reason}
+        for statement, reason in open_statements(claims)
     ]
     return [row for row in statement_rows if has_words(" ".join(row.values()), words)]
 
@@ -96,9 +106,14 @@ def filter_claims(claims: list[dict], verdicts: list[str], experiments: list[str
 
 
 def counts(claims: list[dict]) -> list[dict]:
-    """How many claims of each experiment have which verdict, experiments and verdicts in order; those that there are none of are left out."""
+    """How many claims of each experiment have which verdict, experiments and verdicts in order; those that there are
+    none of are left out."""
     count_rows = [
-        {"experiment": name, "verdict": verdict, "claims": sum(claim["experiment"] == name and claim["verdict"] == verdict for claim in claims)}
+        {
+            "experiment": name,
+            "verdict": verdict,
+            "claims": sum(claim["experiment"] == name and claim["verdict"] == verdict for claim in claims),
+        }
         for name in dict.fromkeys(claim["experiment"] for claim in claims)
         for verdict in MARKS
     ]
@@ -113,7 +128,8 @@ def verdicts_drawn(rows: list[dict]) -> Drawing:
         experiment_rows = [row for row in rows if row["experiment"] == name]
         ends = accumulate(row["claims"] for row in experiment_rows)
         bars += [
-            row | {"left": end - row["claims"], "right": end, "low": -place - 0.4, "high": 0.4 - place} for row, end in zip(experiment_rows, ends)
+            row | {"left": end - row["claims"], "right": end, "low": -place - 0.4, "high": 0.4 - place}
+            for row, end in zip(experiment_rows, ends)
         ]
     return drawing(
         Axis("claims", least=0, whole=True),
@@ -136,23 +152,35 @@ def draw() -> None:
     make_claim_rows(claims)
     entries = {entry.name: entry for entry in catalog.EXPERIMENTS}
     st.markdown(figures.covered(everything))
-    st.caption("Shown: the committed records in results/. An experiment that you ran yourself is opened on the page of the recipe.")
+    st.caption(
+        "Shown: the committed records in results/. An experiment that you ran yourself is opened on "
+        "the page of the recipe."
+    )
     left, right = st.columns([2, 1])
     with left:
         experiments = st.multiselect(
-            "Experiments", list(dict.fromkeys(claim["experiment"] for claim in everything)), key="experiment", bind="query-params", placeholder="all"
+            "Experiments",
+            list(dict.fromkeys(claim["experiment"] for claim in everything)),
+            key="experiment",
+            bind="query-params",
+            placeholder="all",
         )
     with right:
         words = st.text_input("Words", key="words", bind="query-params", placeholder="k1 gradient")
     verdicts = st.pills("Verdicts", list(MARKS), selection_mode="multi", key="verdict", bind="query-params")
     selected_claims = filter_claims(claims, verdicts, experiments, words)
     selected_laws = [] if verdicts else filter_claims(laws, [], experiments, words)
-    statement_rows = make_open_rows(everything, words) if not experiments and (not verdicts or "not tested" in verdicts) else []
+    statement_rows = (
+        make_open_rows(everything, words) if not experiments and (not verdicts or "not tested" in verdicts) else []
+    )
     count = ", ".join(f"{sum(claim['verdict'] == verdict for claim in selected_claims)} {verdict}" for verdict in MARKS)
     st.markdown(f"{len(selected_claims)} of {len(claims)} claims: {count}.")
     if selected_claims:
         count_rows = counts(filter_claims(claims, verdicts, [], words))
-        caption = "Claims of each experiment by their verdict. A click keeps those of one experiment; the box above brings all back."
+        caption = (
+            "Claims of each experiment by their verdict. A click keeps those of one experiment; the box "
+            "above brings all back."
+        )
         picked(verdicts_drawn(count_rows), "claims-verdicts", count_rows, caption, then=filter_experiment)
         table(make_claim_rows(selected_claims), "claims")
     else:
@@ -190,10 +218,12 @@ def _show_picture(folder: Path, name: str, alt: str) -> None:
 PAGE = Page(
     name="claims",
     title="Claims",
-    says="What the sources claim, what was measured here, and a verdict that follows only from a rule and the measurement. Claims that did "
+    says="What the sources claim, what was measured here, and a verdict that follows only from a rule and "
+    "the measurement. Claims that did "
     "not reproduce are listed, too, and so are statements that are not tested yet.",
     formula="",
-    question="Which experiment contradicts the sources most often: on an agent's habits, on draft layers, or on engines and weights?",
+    question="Which experiment contradicts the sources most often: on an agent's habits, on draft layers, or on "
+    "engines and weights?",
     look="The one on draft layers, mtp. Nothing is contradicted in async-rl and weight-sync: 8 of their 14 claims "
     "reproduce. The table gives rule and reason, and every row names the command that runs it again.",
     draw=draw,

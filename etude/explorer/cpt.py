@@ -1,4 +1,5 @@
-"""Continued pretraining: what a run learnt, the schedule over its phases, a packed row, and what the loss is worth to RL."""
+"""Continued pretraining: what a run learnt, the schedule over its phases, a packed row, and what the loss is worth to
+RL."""
 
 import html
 from pathlib import Path
@@ -10,14 +11,31 @@ from etude.explorer import examples, provenance
 from etude.explorer.charts import Axis, Look, chart, drawing, lines, points, powers
 from etude.explorer.files import stamp
 from etude.explorer.page import COLOURS, Page, folded
-from etude.explorer.pretraining import AFTER, PHASES, RECORD, UNITS, coder, looks, losses, packed, read, schedule, scored, trainings
+from etude.explorer.pretraining import (
+    AFTER,
+    PHASES,
+    RECORD,
+    UNITS,
+    coder,
+    looks,
+    losses,
+    packed,
+    read,
+    schedule,
+    scored,
+    trainings,
+)
 from etude.explorer.spans import exact, metrics, tint
 from ref import cpt
 
 LENGTHS = (32, 64, 128, 256)
 DOCUMENT_COLOURS = ("blue", "orange", "green", "purple", "sky")
 """Documents of a row in turn."""
-PHASE_LOOKS = {"short context": Look("blue", "-"), "long context": Look("green", "--"), "demonstrations": Look("orange", ":")}
+PHASE_LOOKS = {
+    "short context": Look("blue", "-"),
+    "long context": Look("green", "--"),
+    "demonstrations": Look("orange", ":"),
+}
 LOSSES = {"loss after SFT": "sft_loss", "loss on the held-out codebase": "codebase_loss"}
 
 
@@ -43,14 +61,27 @@ def show_run(root: Path) -> None:
     if codebase_rows:
         first, last = codebase_rows[0], codebase_rows[-1]
         metrics(
-            ("Held-out codebase, first look", format_value(unit, first[unit]), f"{unit}, after {first['tokens']:,} tokens."),
+            (
+                "Held-out codebase, first look",
+                format_value(unit, first[unit]),
+                f"{unit}, after {first['tokens']:,} tokens.",
+            ),
             ("at the end of pretraining", format_value(unit, last[unit]), f"{unit}, after {last['tokens']:,} tokens."),
-            ("Bytes in a token", f"{last['bits a token'] / last['bits a byte']:.2f}", "Of the held-out codebase, with this run's tokenizer."),
+            (
+                "Bytes in a token",
+                f"{last['bits a token'] / last['bits a byte']:.2f}",
+                "Of the held-out codebase, with this run's tokenizer.",
+            ),
         )
     left, right = st.columns(2)
     with left:
         chart(
-            drawing("tokens read", Axis("nats a token", zero=False), lines(loss_rows, "tokens", "nats a token", "phase"), looks=PHASE_LOOKS),
+            drawing(
+                "tokens read",
+                Axis("nats a token", zero=False),
+                lines(loss_rows, "tokens", "nats a token", "phase"),
+                looks=PHASE_LOOKS,
+            ),
             "cpt-loss",
             loss_rows,
             "Training loss. Each phase has its own data, so a jump between phases is normal.",
@@ -73,13 +104,22 @@ def show_schedule() -> None:
     st.subheader("The learning rate over the phases")
     columns, step_counts = st.columns(len(PHASES)), {}
     for column, (phase, steps) in zip(columns, {"cpt": 254, "long": 75, "sft": 280}.items(), strict=True):
-        step_counts[phase] = column.slider(f"Steps, {PHASES[phase]}", 10, 400, steps, key=f"steps-{phase}", bind="query-params")
+        step_counts[phase] = column.slider(
+            f"Steps, {PHASES[phase]}", 10, 400, steps, key=f"steps-{phase}", bind="query-params"
+        )
     rows = schedule(step_counts)
     chart(
-        drawing("optimiser step", "factor of the rate", lines(rows, "step", "factor", "phase"), looks=PHASE_LOOKS, height=220),
+        drawing(
+            "optimiser step",
+            "factor of the rate",
+            lines(rows, "step", "factor", "phase"),
+            looks=PHASE_LOOKS,
+            height=220,
+        ),
         "cpt-schedule",
         rows,
-        "Warm-up and a level part that needs no known end; the long phase warms up once more and decays to its end. SFT has a schedule of its own.",
+        "Warm-up and a level part that needs no known end; the long phase warms up once more and "
+        "decays to its end. SFT has a schedule of its own.",
     )
 
 
@@ -91,16 +131,27 @@ def render_row(words: list[str], doc: list[int], correct_mask: list[bool], score
         previous_word = html.escape(repr(words[index - 1])) if index else ""
         if scored_mask[index]:
             title = f"{html.escape(repr(word))} is predicted from {previous_word} and what is before it"
-            title += "" if correct_mask[index] else ", which belongs to another document" if number >= 0 else ", but it is padding"
+            title += (
+                ""
+                if correct_mask[index]
+                else ", which belongs to another document"
+                if number >= 0
+                else ", but it is padding"
+            )
         else:
             title = "padding: not scored" if number < 0 else "first of its document: not scored"
-        style = tint(DOCUMENT_COLOURS[number % len(DOCUMENT_COLOURS)], 0.22) if number >= 0 else f"color:{COLOURS['grey']}"
+        style = (
+            tint(DOCUMENT_COLOURS[number % len(DOCUMENT_COLOURS)], 0.22) if number >= 0 else f"color:{COLOURS['grey']}"
+        )
         if scored_mask[index] and not correct_mask[index]:
             style += f";text-decoration:underline wavy {COLOURS['red']}"
         elif not scored_mask[index] and number >= 0:
             style += f";outline:1px dashed {COLOURS['grey']}"
         token_spans.append(f'<span title="{title}" style="{style};margin-right:1px">{token_html}</span>')
-    style = "font-family:'Source Code Pro',monospace;font-size:.8rem;line-height:1.8;white-space:pre-wrap;overflow-wrap:anywhere"
+    style = (
+        "font-family:'Source Code "
+        "Pro',monospace;font-size:.8rem;line-height:1.8;white-space:pre-wrap;overflow-wrap:anywhere"
+    )
     return f'<div class="row" style="{style}">{"".join(token_spans)}</div>'
 
 
@@ -108,7 +159,9 @@ def show_packed_row(root: Path) -> None:
     st.subheader("A packed row")
     col1, col2, col3, col4 = st.columns([3, 2, 2, 3], vertical_alignment="bottom")
     length = col1.select_slider("Row, tokens of context", LENGTHS, 128, key="context", bind="query-params")
-    number = col2.slider("Row", 1, 20, 2, key="packed-row", bind="query-params", help="The last one, if there are fewer.")
+    number = col2.slider(
+        "Row", 1, 20, 2, key="packed-row", bind="query-params", help="The last one, if there are fewer."
+    )
     seed = col3.slider("Seed of the modules", 0, 20, 0, key="modules", bind="query-params")
     trap = col4.toggle("Trap: no document numbers", key="undivided", bind="query-params")
     run_tokenizer = root / "data" / "tokenizer.json"
@@ -131,7 +184,8 @@ def show_packed_row(root: Path) -> None:
     words = [tokenizer.decode([token], skip_special_tokens=False) for token in ids[0].tolist()]
     st.html(render_row(words, doc[0].tolist(), correct_mask[0].tolist(), scored_mask[0].tolist()))
     st.caption(
-        "A colour is a document, · is padding; point at a token: from what is it predicted? Framed ones are not scored. The network needs the "
+        "A colour is a document, · is padding; point at a token: from what is it predicted? Framed "
+        "ones are not scored. The network needs the "
         "numbers, too, so that attention stays inside a document: see the page of sequence packing."
     )
 
@@ -146,11 +200,21 @@ def show_reward() -> None:
     rows, claims = trainings()
     column, name = AFTER[after]
     training_rows = [
-        {loss: row[LOSSES[loss]], after: row[column], "pretraining": f"{row['budget']:,} tokens", "tokens": row["tokens"], "seed": row["seed"]}
+        {
+            loss: row[LOSSES[loss]],
+            after: row[column],
+            "pretraining": f"{row['budget']:,} tokens",
+            "tokens": row["tokens"],
+            "seed": row["seed"],
+        }
         for row in rows
     ]
     chart(
-        drawing(Axis(f"{loss}, nats a token"), Axis(after, zero=False), points(training_rows, loss, after, "pretraining", tell=("tokens", "seed"))),
+        drawing(
+            Axis(f"{loss}, nats a token"),
+            Axis(after, zero=False),
+            points(training_rows, loss, after, "pretraining", tell=("tokens", "seed")),
+        ),
         "cpt-reward",
         training_rows,
         f"{len(rows)} trainings, each with the same SFT and the same steps of RL after its own pretraining.",
@@ -158,19 +222,27 @@ def show_reward() -> None:
     claim = claims.get(name or "")
     if claim and loss == next(iter(LOSSES)):
         low, high = claim["interval"]
-        st.markdown(f"The claim: {claim['claim']}. {claim['measured']:.2f} {claim['unit']} [{low:.2f}, {high:.2f}], **{claim['verdict']}**.")
+        st.markdown(
+            f"The claim: {claim['claim']}. {claim['measured']:.2f} {claim['unit']} [{low:.2f}, "
+            f"{high:.2f}], **{claim['verdict']}**."
+        )
     folded(training_rows, "cpt-trainings", "The trainings as a table")
 
 
 PAGE = Page(
     name="cpt",
     title="Continued pretraining",
-    says="A model reads code, most of it in short contexts, the rest in long ones. See what it learnt of a codebase that it never read, in which "
+    says="A model reads code, most of it in short contexts, the rest in long ones. See what it learnt of a "
+    "codebase that it never read, in which "
     "unit, and what that is worth to RL.",
-    formula=r"\begin{gathered} L = -\sum_{b,t} w_{b,t} \log p(x_{b,t} \mid d_{b,t}) \\ d_{b,t}:\ \text{its own document before it} \\"
-    r"\text{perplexity} = e^{\mathrm{NLL}/\text{tokens}} \\ \text{bits per byte} = \frac{\mathrm{NLL}}{\text{bytes}\cdot\ln 2}\end{gathered}",
-    question="Does a lower loss after SFT go with more success after RL? And which tokens of a packed row has nobody to predict?",
-    look="On the whole, a lower loss after SFT goes with more success after RL. The first token of a document is never scored, and without document "
+    formula=r"\begin{gathered} L = -\sum_{b,t} w_{b,t} \log p(x_{b,t} \mid d_{b,t}) \\ d_{b,t}:\ \text{its own "
+    r"document before it} \\"
+    r"\text{perplexity} = e^{\mathrm{NLL}/\text{tokens}} \\ \text{bits per byte} = "
+    r"\frac{\mathrm{NLL}}{\text{bytes}\cdot\ln 2}\end{gathered}",
+    question="Does a lower loss after SFT go with more success after RL? And which tokens of a packed row has "
+    "nobody to predict?",
+    look="On the whole, a lower loss after SFT goes with more success after RL. The first token of a "
+    "document is never scored, and without document "
     "numbers it is.",
     draw=draw,
     code=(cpt.wsd, cpt.pack, cpt.next_token_loss, cpt.CodebaseNLL),

@@ -31,15 +31,16 @@ def points(run: Played) -> dict[str, tuple[np.ndarray, np.ndarray]]:
             stage_lines = {stage: [line for line in metrics.get(stage, []) if key in line] for stage in panel.stages}
             # Few lines have a perplexity, but all lines count tokens.
             lines, _ = joined_lines(
-                {stage: metrics.get(stage, []) if panel.x == "tokens" else stage_lines[stage] for stage in stage_lines}, *panel.stages
+                {stage: metrics.get(stage, []) if panel.x == "tokens" else stage_lines[stage] for stage in stage_lines},
+                *panel.stages,
             )
             curve_points[f"{panel.name}/{key}"] = points_of(lines, key, panel.x)
     return curve_points
 
 
 def _rename_metrics(line: dict) -> dict:
-    """A step of RL under the names of the small recipe: training on ranks logs tokens of rollouts as "written", the tokens of the run as "tokens",
-    and k1 as "drift"."""
+    """A step of RL under the names of the small recipe: training on ranks logs tokens of rollouts as "written", the
+    tokens of the run as "tokens", and k1 as "drift"."""
     tokens = {"tokens": line["written"]} if "written" in line else {}
     return {**line, **tokens, **({"kl": line["drift"]} if "drift" in line else {})}
 
@@ -76,13 +77,24 @@ def metrics_of(runs: Sequence[Played]) -> list[str]:
     count: Counter[str] = Counter()
     for run in runs:
         for lines in run.metrics.values():
-            count.update({key for line in lines for key, value in line.items() if key != "step" and isinstance(value, int | float)})
+            count.update(
+                {
+                    key
+                    for line in lines
+                    for key, value in line.items()
+                    if key != "step" and isinstance(value, int | float)
+                }
+            )
     return [name for name, _ in sorted(count.items(), key=lambda entry: (-entry[1], entry[0]))]
 
 
 def parts_of(runs: Sequence[Played], metric: str) -> list[str]:
     """The stages, or arms of an experiment, in which a metric was logged."""
-    return list(dict.fromkeys(part for run in runs for part, lines in run.metrics.items() if any(metric in line for line in lines)))
+    return list(
+        dict.fromkeys(
+            part for run in runs for part, lines in run.metrics.items() if any(metric in line for line in lines)
+        )
+    )
 
 
 def metric_rows(metric: str, parts: Sequence[str], runs: Sequence[Played], smooth: int) -> list[dict]:
@@ -116,20 +128,33 @@ def label(run: Played, several: bool = True) -> str:
 
 @lru_cache(128)
 def drawn(panel: Panel, smooth: int, runs: tuple[Played, ...]) -> Drawing:
-    """The drawing of a panel: colours tell runs apart and dashes their curves, or colours the curves of a single run."""
+    """The drawing of a panel: colours tell runs apart and dashes their curves, or colours the curves of a single
+    run."""
     if not panel.series:
         return _draw_successes(panel, runs)
     is_comparison, looks, point_rows = len(runs) > 1, {}, []
     for number, run in enumerate(runs):
         for place, (key, words) in enumerate(panel.series.items()):
-            series = ", ".join([label(run), words] if is_comparison and len(panel.series) > 1 else [label(run) if is_comparison else words])
+            series = ", ".join(
+                [label(run), words]
+                if is_comparison and len(panel.series) > 1
+                else [label(run) if is_comparison else words]
+            )
             looks[series] = Look(
-                _COLOURS[(number if is_comparison else place) % len(_COLOURS)], DASHES[place % len(DASHES)], MARKS[number % len(MARKS)]
+                _COLOURS[(number if is_comparison else place) % len(_COLOURS)],
+                DASHES[place % len(DASHES)],
+                MARKS[number % len(MARKS)],
             )
             xs, ys = points(run)[f"{panel.name}/{key}"]
             point_rows += _make_curve_rows(series, panel.x, xs, ys, _smooth_values(panel, ys, smooth))
-    axis = Axis(panel.unit, log=panel.log and charts.powers(row["value"] for row in point_rows if row["value"] is not None), zero=False)
-    return _draw_lines(panel.x, axis, point_rows, looks, raw=not is_comparison and not panel.log and smooth > 1, marks=panel.log)
+    axis = Axis(
+        panel.unit,
+        log=panel.log and charts.powers(row["value"] for row in point_rows if row["value"] is not None),
+        zero=False,
+    )
+    return _draw_lines(
+        panel.x, axis, point_rows, looks, raw=not is_comparison and not panel.log and smooth > 1, marks=panel.log
+    )
 
 
 @lru_cache(64)
@@ -140,7 +165,11 @@ def metric_drawn(metric: str, parts: tuple[str, ...], smooth: int, runs: tuple[P
         for part in parts:
             xs, ys = points_of(run.metrics.get(part, []), metric)
             point_rows += _make_curve_rows(
-                f"{label(run)}, {part}" if len(runs) > 1 else part, "step", xs, ys, smoothed(ys, _limit_window(ys, smooth))
+                f"{label(run)}, {part}" if len(runs) > 1 else part,
+                "step",
+                xs,
+                ys,
+                smoothed(ys, _limit_window(ys, smooth)),
             )
     return _draw_lines("step", Axis(metric, zero=False), point_rows, {}, raw=False, marks=False)
 
@@ -148,7 +177,12 @@ def metric_drawn(metric: str, parts: tuple[str, ...], smooth: int, runs: tuple[P
 def _make_curve_rows(series: str, x: str, xs: np.ndarray, ys: np.ndarray, smooth: np.ndarray) -> list[dict]:
     """Points of a curve; what is no number interrupts its line."""
     return [
-        {"curve": series, x: x_value, "value": y if math.isfinite(y) else None, "smoothed": s if math.isfinite(s) else None}
+        {
+            "curve": series,
+            x: x_value,
+            "value": y if math.isfinite(y) else None,
+            "smoothed": s if math.isfinite(s) else None,
+        }
         for x_value, y, s in zip(xs.tolist(), ys.tolist(), smooth.tolist(), strict=True)
     ]
 
@@ -157,16 +191,27 @@ def _draw_lines(x: str, y: Axis, point_rows: list[dict], looks: dict[str, Look],
     """`raw`: unsmoothed values stand behind as thin lines. A curve of one or two points has marks."""
     short_curves = {series for series, n in Counter(row["curve"] for row in point_rows).items() if marks or n < 3}
     raw_layers = [charts.lines(point_rows, x, "value", "curve", thin=True)] if raw else []
-    mark_layer = charts.points([row for row in point_rows if row["curve"] in short_curves], x, "smoothed", "curve", tell=("value",))
+    mark_layer = charts.points(
+        [row for row in point_rows if row["curve"] in short_curves], x, "smoothed", "curve", tell=("value",)
+    )
     return charts.drawing(
-        Axis(x, zero=True), y, *raw_layers, charts.lines(point_rows, x, "smoothed", "curve", tell=("value",)), mark_layer, looks=looks
+        Axis(x, zero=True),
+        y,
+        *raw_layers,
+        charts.lines(point_rows, x, "smoothed", "curve", tell=("value",)),
+        mark_layer,
+        looks=looks,
     )
 
 
 def _draw_successes(panel: Panel, runs: Sequence[Played]) -> Drawing:
     """From before RL to after it: a line for each measure, and the intervals at its ends."""
     is_comparison = len(runs) > 1
-    success_rows = [{**row, "curve": label(run) if is_comparison else row["measure"]} for run in runs for row in rows(panel, [run], 1)]
+    success_rows = [
+        {**row, "curve": label(run) if is_comparison else row["measure"]}
+        for run in runs
+        for row in rows(panel, [run], 1)
+    ]
     return charts.drawing(
         Axis("", names=True),
         Axis(panel.unit, least=0.0, most=1.0),

@@ -31,7 +31,8 @@ def step_rows(steps: list[dict]) -> list[dict]:
 
 
 def decode(found: dict, again: str) -> None:
-    """The decode, pass by pass, with drafts marked as accepted or rejected. `again`: the command that writes a new example."""
+    """The decode, pass by pass, with drafts marked as accepted or rejected. `again`: the command that writes a new
+    example."""
     steps = found["steps"]
     rows = step_rows(steps)
     if len(rows) < 2:
@@ -65,8 +66,12 @@ def show_passes(steps: list[dict], rows: list[dict], count: int) -> None:
             break
     spans.write(parts, ("given", "accepted", "rejected", "added"))
     visible_rows = rows[:count]
-    drafted_count, accepted_count, rejected_count = (sum(row[key] for row in visible_rows) for key in ("drafted", "accepted", "rejected"))
-    token_count = accepted_count + sum(len(step["added"]) for step in [s for s in steps if s["kind"] != "given"][:count])
+    drafted_count, accepted_count, rejected_count = (
+        sum(row[key] for row in visible_rows) for key in ("drafted", "accepted", "rejected")
+    )
+    token_count = accepted_count + sum(
+        len(step["added"]) for step in [s for s in steps if s["kind"] != "given"][:count]
+    )
     spans.metrics(
         ("Drafted", drafted_count, None),
         ("Accepted", accepted_count, None),

@@ -1,4 +1,5 @@
-"""What a chart consists of, said once: `vega.py` makes it live in the browser, and `printed.py` draws the same for a file.
+"""What a chart consists of, said once: `vega.py` makes it live in the browser, and `printed.py` draws the same for a
+file.
 
     drawing(x, y, layer, …)          a pair of axes and what lies on them, from back to front
     lines, points, bars, ranges      rows of figures, one mark each; a line goes through its rows in order
@@ -6,8 +7,9 @@
     boxes, words                     rectangles, and words at a place
     rule(…)                          one straight line through the picture, with words
 
-Rows are dictionaries, and layers name the columns that they draw. `by` names the column that says to which series a row belongs; `looks` gives
-every series a colour, and dashes or a marker beside it, so that people with any colour vision tell them apart.
+Rows are dictionaries, and layers name the columns that they draw. `by` names the column that says to which series a row
+belongs; `looks` gives every series a colour, and dashes or a marker beside it, so that people with any colour vision
+tell them apart.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +18,22 @@ from typing import Any, Literal
 
 from sims.drawing import BY_NAME
 
-__all__ = ["COLOURS", "Axis", "Drawing", "Layer", "Look", "bars", "boxes", "cells", "drawing", "lines", "points", "ranges", "rule", "words"]
+__all__ = [
+    "COLOURS",
+    "Axis",
+    "Drawing",
+    "Layer",
+    "Look",
+    "bars",
+    "boxes",
+    "cells",
+    "drawing",
+    "lines",
+    "points",
+    "ranges",
+    "rule",
+    "words",
+]
 
 COLOURS = BY_NAME
 """People with any colour vision tell them apart. All can be seen on white and on black."""
@@ -62,7 +79,8 @@ class Look:
 
 @dataclass(frozen=True)
 class Layer:
-    """Marks of one kind. The columns of its rows are named by `x`, `y` and, where a mark has an extent, `x2` and `y2`."""
+    """Marks of one kind. The columns of its rows are named by `x`, `y` and, where a mark has an extent, `x2` and
+    `y2`."""
 
     kind: Kind
     rows: Sequence[Mapping[str, Any]]
@@ -107,8 +125,11 @@ class Drawing:
     """Pixels on the screen."""
 
 
-def drawing(x: Axis | str, y: Axis | str, *layers: Layer, looks: Mapping[str, Look] | None = None, height: int = 320) -> Drawing:
-    """A pair of axes with these layers, from back to front. A series without a look gets the next one that no other has."""
+def drawing(
+    x: Axis | str, y: Axis | str, *layers: Layer, looks: Mapping[str, Look] | None = None, height: int = 320
+) -> Drawing:
+    """A pair of axes with these layers, from back to front. A series without a look gets the next one that no other
+    has."""
     series = dict.fromkeys(str(row[layer.by]) for layer in layers if layer.by for row in layer.rows)
     series_looks = {name: look for name, look in (looks or {}).items() if name in series}
     for place, name in enumerate(name for name in series if name not in series_looks):
@@ -129,7 +150,9 @@ def lines(
     look: Look | None = None,
 ) -> Layer:
     """A line through the rows of each series, in their order; a row whose `y` is missing interrupts it."""
-    return Layer("line", rows, x, y, by=by, tell=_unique_columns(by, x, y, *tell), thin=thin, split=split, look=look or Look())
+    return Layer(
+        "line", rows, x, y, by=by, tell=_unique_columns(by, x, y, *tell), thin=thin, split=split, look=look or Look()
+    )
 
 
 def points(
@@ -144,7 +167,9 @@ def points(
     size: float = 55,
 ) -> Layer:
     """A mark for each row."""
-    return Layer("point", rows, x, y, by=by, tell=_unique_columns(by, x, y, *tell), hollow=hollow, look=look or Look(), size=size)
+    return Layer(
+        "point", rows, x, y, by=by, tell=_unique_columns(by, x, y, *tell), hollow=hollow, look=look or Look(), size=size
+    )
 
 
 def bars(
@@ -158,15 +183,27 @@ def bars(
     tell: Sequence[str] = (),
     look: Look | None = None,
 ) -> Layer:
-    """A bar for each row: side by side or `stacked` where there are series. `to`: the column with its right edge, for a histogram."""
-    return Layer("bar", rows, x, y, x2=to, by=by, tell=_unique_columns(by, x, to, y, *tell), stacked=stacked, look=look or Look())
+    """A bar for each row: side by side or `stacked` where there are series. `to`: the column with its right edge, for a
+    histogram."""
+    return Layer(
+        "bar", rows, x, y, x2=to, by=by, tell=_unique_columns(by, x, to, y, *tell), stacked=stacked, look=look or Look()
+    )
 
 
 def ranges(
-    rows: Sequence[Mapping], x: str, low: str, high: str, by: str | None = None, *, tell: Sequence[str] = (), look: Look | None = None
+    rows: Sequence[Mapping],
+    x: str,
+    low: str,
+    high: str,
+    by: str | None = None,
+    *,
+    tell: Sequence[str] = (),
+    look: Look | None = None,
 ) -> Layer:
     """An upright line from `low` to `high` for each row: an interval of confidence."""
-    return Layer("range", rows, x, low, y2=high, by=by, tell=_unique_columns(by, x, low, high, *tell), look=look or Look("grey"))
+    return Layer(
+        "range", rows, x, low, y2=high, by=by, tell=_unique_columns(by, x, low, high, *tell), look=look or Look("grey")
+    )
 
 
 def cells(rows: Sequence[Mapping], x: str, y: str, by: str, *, tell: Sequence[str] = ()) -> Layer:
@@ -186,20 +223,34 @@ def boxes(
     shade: str | None = None,
     look: Look | None = None,
 ) -> Layer:
-    """A rectangle for each row, from `x` to `to` and from `low` to `high`. Hovering says the series and the columns `tell`, no others. Where there
-    are boxes, all marks tell of themselves, and none of what is near."""
-    return Layer("box", rows, x, low, x2=to, y2=high, by=by, tell=_unique_columns(by, *tell), shade=shade, look=look or Look())
+    """A rectangle for each row, from `x` to `to` and from `low` to `high`. Hovering says the series and the columns
+    `tell`, no others. Where there are boxes, all marks tell of themselves, and none of what is near."""
+    return Layer(
+        "box", rows, x, low, x2=to, y2=high, by=by, tell=_unique_columns(by, *tell), shade=shade, look=look or Look()
+    )
 
 
 def words(
-    rows: Sequence[Mapping], x: str, y: str, says: str, *, tell: Sequence[str] = (), code: bool = False, angle: float = 0, look: Look | None = None
+    rows: Sequence[Mapping],
+    x: str,
+    y: str,
+    says: str,
+    *,
+    tell: Sequence[str] = (),
+    code: bool = False,
+    angle: float = 0,
+    look: Look | None = None,
 ) -> Layer:
-    """What the column `says` holds, written at the place of each row. Hovering says it, too, and the columns `tell`. `code`: the words are source
-    text, which begins at the place. `angle`: degrees clockwise, from 0 to 360."""
-    return Layer("text", rows, x, y, tell=_unique_columns(says, *tell), code=code, angle=angle, look=look or Look("grey"))
+    """What the column `says` holds, written at the place of each row. Hovering says it, too, and the columns `tell`.
+    `code`: the words are source text, which begins at the place. `angle`: degrees clockwise, from 0 to 360."""
+    return Layer(
+        "text", rows, x, y, tell=_unique_columns(says, *tell), code=code, angle=angle, look=look or Look("grey")
+    )
 
 
-def rule(says: str = "", *, x: float | str | None = None, y: float | None = None, look: Look | None = None, low: bool = False) -> Layer:
+def rule(
+    says: str = "", *, x: float | str | None = None, y: float | None = None, look: Look | None = None, low: bool = False
+) -> Layer:
     """A straight line at this x or y, with words beside it; at its lower end where it says `low`."""
     x_column, y_column = None if x is None else "x", None if y is None else "y"
     return Layer("rule", [{"x": x, "y": y}], x_column, y_column, look=look or Look("grey"), says=says, low=low)

@@ -29,7 +29,9 @@ FOLDER = Path(__file__).resolve().parents[2] / "results" / "episodes"
 def list_transcripts() -> dict[str, Path]:
     """Transcripts by name: the user's, newest first, then the committed ones."""
     paths = sorted((provenance.RUNS / "episodes").glob("*.jsonl"), key=lambda path: (-path.stat().st_mtime, path.name))
-    return {path.stem: path for path in paths} | {f"{EXAMPLE}: {path.stem}": path for path in sorted(FOLDER.glob("*.jsonl"), reverse=True)}
+    return {path.stem: path for path in paths} | {
+        f"{EXAMPLE}: {path.stem}": path for path in sorted(FOLDER.glob("*.jsonl"), reverse=True)
+    }
 
 
 @lru_cache(8)
@@ -38,7 +40,8 @@ def read_transcript(key: tuple) -> tuple[dict, ...]:
 
 
 def steps(lines: tuple[dict, ...]) -> list[dict]:
-    """The turns and summaries of an episode: each with its reply, the answers to its calls in order, what the harness said, and the diff."""
+    """The turns and summaries of an episode: each with its reply, the answers to its calls in order, what the harness
+    said, and the diff."""
     turns, turn = [], None
     for line in lines:
         kind = line["kind"]
@@ -62,7 +65,9 @@ def make_turn_rows(turns: list[dict]) -> list[dict]:
             "calls": ", ".join(visible(call["name"]) for call in turn["said"].get("calls", ())) or turn["kind"],
             "broken": sum(bool(answer.get("broken")) for answer in turn["answers"]),
             "failed": sum(not answer["ok"] and not answer.get("broken") for answer in turn["answers"]),
-            "lines changed": sum(line[:1] in "+-" and line[:3] not in ("+++", "---") for line in turn["diff"].splitlines() if line),
+            "lines changed": sum(
+                line[:1] in "+-" and line[:3] not in ("+++", "---") for line in turn["diff"].splitlines() if line
+            ),
             "tokens": turn["said"].get("tokens"),
             "seconds": float(turn["said"]["seconds"]) + sum(answer["seconds"] for answer in turn["answers"]),
         }
@@ -111,11 +116,27 @@ def show_turn(turn: dict) -> None:
     for call, answer in zip_longest(turn["said"].get("calls", ()), turn["answers"]):
         if call is None:
             break
-        state = "no answer" if answer is None else "broken call" if answer.get("broken") else "ok" if answer["ok"] else "failed"
-        st.markdown(f"**{provenance.plain(visible(call['name']))}** · {state}" + (f" · {answer['seconds']:.2f} s" if answer else ""))
+        state = (
+            "no answer"
+            if answer is None
+            else "broken call"
+            if answer.get("broken")
+            else "ok"
+            if answer["ok"]
+            else "failed"
+        )
+        st.markdown(
+            f"**{provenance.plain(visible(call['name']))}** · {state}"
+            + (f" · {answer['seconds']:.2f} s" if answer else "")
+        )
         for name, value in parse_arguments(call["arguments"]).items():
             text = value if isinstance(value, str) else json.dumps(value)
-            st.code(visible(f"{name}: {text}" if "\n" not in text else f"{name}:\n{text}"), language=None, wrap_lines=True, height=height(text))
+            st.code(
+                visible(f"{name}: {text}" if "\n" not in text else f"{name}:\n{text}"),
+                language=None,
+                wrap_lines=True,
+                height=height(text),
+            )
         if answer and answer["text"]:
             st.code(visible(answer["text"]), language=None, wrap_lines=True, height=height(answer["text"]))
     for nudge in turn["nudges"]:
@@ -131,7 +152,10 @@ def draw() -> None:
     turns, begin, last = steps(lines), lines[0], lines[-1]
     with right:
         end = next((line["why"] for line in reversed(lines) if line["kind"] in ("end", "stop")), "not over yet")
-        st.caption(f"Task **{provenance.plain(visible(begin['task']))}** · {len(turns)} turns · {provenance.plain(visible(end))}")
+        st.caption(
+            f"Task **{provenance.plain(visible(begin['task']))}** · {len(turns)} turns · "
+            f"{provenance.plain(visible(end))}"
+        )
     if not turns:
         raise RunError(f"{path} has no turn yet")
     if last["kind"] == "grade":
@@ -139,7 +163,8 @@ def draw() -> None:
             (
                 "Reward",
                 f"{last['reward']:.2f}",
-                "0.8 if all tests pass, and then 0.1 each for a short change and for one that fits its file. A flag leaves nothing.",
+                "0.8 if all tests pass, and then 0.1 each for a short change and for one that fits its "
+                "file. A flag leaves nothing.",
             ),
             (
                 "Tests",
@@ -149,9 +174,14 @@ def draw() -> None:
             (
                 "Succinctness",
                 f"{last.get('succinctness', 0):.2f}",
-                "1 for a change of at most 1.2 times as many lines as the original's, and in proportion less for a longer one.",
+                "1 for a change of at most 1.2 times as many lines as the original's, and in "
+                "proportion less for a longer one.",
             ),
-            ("Conformance", f"{last.get('conformance', 0):.2f}", "1 if no new line breaks the style of its file or a lint, 0 if one in three does."),
+            (
+                "Conformance",
+                f"{last.get('conformance', 0):.2f}",
+                "1 if no new line breaks the style of its file or a lint, 0 if one in three does.",
+            ),
             ("Flags", len(last["flags"]), "Attempts to be paid without doing the task. One takes the whole reward."),
         )
         for flag in last["flags"]:
@@ -167,7 +197,8 @@ def draw() -> None:
         draw_outcomes([(ok, row["failed"], row["broken"]) for ok, row in zip(calls, turn_rows, strict=True)]),
         "episode-calls",
         turn_rows,
-        "Calls of each turn: a failed call did not do what it was asked, such as tests that do not pass; a broken one was no call.",
+        "Calls of each turn: a failed call did not do what it was asked, such as tests that do not "
+        "pass; a broken one was no call.",
         then=select_turn,
     )
     steering(turn_rows, "episode-turns", "turn", [row["turn"] for row in turn_rows])
@@ -176,11 +207,14 @@ def draw() -> None:
 PAGE = Page(
     name="episodes",
     title="Episodes",
-    says="What a coding agent did with a task: what it said, each call with its answer, what changed in the tree, and what the grader paid. "
-    "`etude tasks try` writes transcripts into `runs/episodes`; without any, this page shows committed ones of scripted agents.",
+    says="What a coding agent did with a task: what it said, each call with its answer, what changed in the "
+    "tree, and what the grader paid. "
+    "`etude tasks try` writes transcripts into `runs/episodes`; without any, this page shows committed "
+    "ones of scripted agents.",
     formula="",
     question="An agent says that all tests pass. Is it paid for that? And does a broken call end the episode?",
-    look="Not for saying so: if all tests pass, those that it never saw too, 0.8 is paid, and 0.1 each for a short change and for one that fits "
+    look="Not for saying so: if all tests pass, those that it never saw too, 0.8 is paid, and 0.1 each for "
+    "a short change and for one that fits "
     "its file. A flag takes all. Broken and failed calls are answers, no errors of the episode: it goes on.",
     draw=draw,
     code=(record.context,),

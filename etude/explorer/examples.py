@@ -33,14 +33,41 @@ def _describe_step(value: Any) -> dict:
 
 _PIECE = {"role": str, "tokens": [str]}
 _FACT = {"file": str, "fact": str, "needed": bool, "fate": str}
-_GROUP_MEMBER = {"success": bool, "reward": NUMBER, "tests": NUMBER, "effort": NUMBER, "invalid": NUMBER, "kl": NUMBER, "contexts": [[int], ...]}
-_HINT_ROLLOUT = {"task": str, "answer": str, "success": bool, "rule": str, "says": str, "other": str, "text": str, "begin": int, "end": int}
+_GROUP_MEMBER = {
+    "success": bool,
+    "reward": NUMBER,
+    "tests": NUMBER,
+    "effort": NUMBER,
+    "invalid": NUMBER,
+    "kl": NUMBER,
+    "contexts": [[int], ...],
+}
+_HINT_ROLLOUT = {
+    "task": str,
+    "answer": str,
+    "success": bool,
+    "rule": str,
+    "says": str,
+    "other": str,
+    "text": str,
+    "begin": int,
+    "end": int,
+}
 _HINT_ROLLOUT |= {"logp": NUMBER, "own": [[int, ...], ...], "tokens": [int, ...]}
 _DRAFTS = {"drafted": [int, ...], "accepted": [int, ...]}
 SHAPES: dict[str, dict] = {
     "rollouts": {
         "rollouts": [
-            {"task": str, "success": bool, "own_tokens": int, "given_tokens": int, "calls": int, "turns": int, "invalid_calls": int, "text": str},
+            {
+                "task": str,
+                "success": bool,
+                "own_tokens": int,
+                "given_tokens": int,
+                "calls": int,
+                "turns": int,
+                "invalid_calls": int,
+                "text": str,
+            },
             ...,
         ]
     },
@@ -116,14 +143,21 @@ def _load_arrays(path: Path, changed: int, size: int) -> dict[str, np.ndarray]:
 
 def unreadable(path: Path, why: object) -> RunError:
     """A one-line error about an example."""
-    return RunError(f"example {path.name} cannot be read ({' '.join(str(why).split())}); write it again with: {again(path.parent, path.name)}")
+    return RunError(
+        f"example {path.name} cannot be read ({' '.join(str(why).split())}); write it again with: "
+        f"{again(path.parent, path.name)}"
+    )
 
 
 def again(folder: Path, name: str = "") -> str:
     """The command that writes the examples of a folder, or the one of this name."""
     if folder == FOLDER and name == "hints.json":
         return "python -m etude.example_hints"  # of the committed agent, which is there without its run
-    return "etude examples --out results/examples" if folder == FOLDER else f"etude examples --run {shlex.quote(str(folder.parent))}"
+    return (
+        "etude examples --out results/examples"
+        if folder == FOLDER
+        else f"etude examples --run {shlex.quote(str(folder.parent))}"
+    )
 
 
 def remembered(*files: str, most: int = 1) -> Callable[[Callable], Callable]:
@@ -151,8 +185,9 @@ LINES = 120
 
 
 def write_recipe(run_folder: Path, folder: Path | None = None) -> Path:
-    """Copies what the explorer shows of a finished run of the recipe to `folder` (FOLDER/recipe): config.json, report.json, and every
-    n-th line of each stage's metrics. Lines with a measurement on held-out code and the last line are always kept.
+    """Copies what the explorer shows of a finished run of the recipe to `folder` (FOLDER/recipe): config.json,
+    report.json, and every n-th line of each stage's metrics. Lines with a measurement on held-out code and the last
+    line are always kept.
 
     Returns `folder`. Raises RunError if the folder is not a finished run of the recipe, or cannot be read."""
     run_folder, folder = Path(run_folder), FOLDER / "recipe" if folder is None else Path(folder)
@@ -165,6 +200,8 @@ def write_recipe(run_folder: Path, folder: Path | None = None) -> Path:
     for path in sorted((run_folder / "metrics").glob("*.jsonl")):
         lines = read_lines(path)
         stride = -(-len(lines) // LINES)
-        sampled_lines = [line for i, line in enumerate(lines) if i % stride == 0 or "codebase_ppl" in line or i == len(lines) - 1]
+        sampled_lines = [
+            line for i, line in enumerate(lines) if i % stride == 0 or "codebase_ppl" in line or i == len(lines) - 1
+        ]
         atomic_write(folder / "metrics" / path.name, "".join(json.dumps(line) + "\n" for line in sampled_lines))
     return folder

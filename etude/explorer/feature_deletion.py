@@ -1,4 +1,5 @@
-"""Who executes what in a package of one file, which pieces that gives, and what is left of the package and its tests without one."""
+"""Who executes what in a package of one file, which pieces that gives, and what is left of the package and its tests
+without one."""
 
 import difflib
 from dataclasses import asdict, dataclass
@@ -43,22 +44,40 @@ def run_package() -> tuple[dict[str, str], dict[str, set[tuple[str, int]]]]:
 
 @lru_cache(64)
 def tried(way: str, least: int, most: float) -> tuple[PieceResult, ...]:
-    """All pieces of a way. `least` and `most` choose the groups of slices, and `least` is the fewest tests that must fail."""
+    """All pieces of a way. `least` and `most` choose the groups of slices, and `least` is the fewest tests that must
+    fail."""
     before, coverage = run_package()
-    pieces = {"slice": lambda: ref.slices(TREE, coverage, least, most), "body": lambda: ref.bodies(TREE), "symbol": lambda: ref.symbols(TREE)}[way]()
+    pieces = {
+        "slice": lambda: ref.slices(TREE, coverage, least, most),
+        "body": lambda: ref.bodies(TREE),
+        "symbol": lambda: ref.symbols(TREE),
+    }[way]()
     results = []
     for number, piece in enumerate(pieces, 1):
         after, _ = ref.play(ref.delete(TREE, piece)[ref.FILE])
         failing = frozenset(test for test, outcome in after.items() if outcome == "failed")
         kinds = list(dict.fromkeys(test.rpartition(" ")[0] for test in TESTS if test in (piece.tests or failing)))
         label = f"{number}. `{piece.name.rpartition(':')[2]}`: {', '.join(kinds)}"
-        results.append(PieceResult(label, piece, failing, ref.faults(TREE, piece, before, after, least), ref.difficulty(TREE, piece, len(failing))))
+        results.append(
+            PieceResult(
+                label,
+                piece,
+                failing,
+                ref.faults(TREE, piece, before, after, least),
+                ref.difficulty(TREE, piece, len(failing)),
+            )
+        )
     return tuple(results)
 
 
 def gone(piece: ref.Piece | None) -> set[int]:
     """Lines that a piece takes."""
-    return {line for patch in (piece.patches if piece else ()) for edit in patch.edits for line in range(edit.first, edit.last + 1)}
+    return {
+        line
+        for patch in (piece.patches if piece else ())
+        for edit in patch.edits
+        for line in range(edit.first, edit.last + 1)
+    }
 
 
 def cells(piece: ref.Piece | None) -> np.ndarray:
@@ -91,15 +110,31 @@ def picture(one: PieceResult | None) -> Drawing:
     """The table of coverage with a piece marked, beside the program; tests that fail without it have a cross."""
     gone_lines = gone(one.piece if one else None)
     source = [
-        {"place": INDENT * (len(text) - len(text.lstrip())) - CODE, "row": -line, "line": line, "source": text.strip(), "gone": line in gone_lines}
+        {
+            "place": INDENT * (len(text) - len(text.lstrip())) - CODE,
+            "row": -line,
+            "line": line,
+            "source": text.strip(),
+            "gone": line in gone_lines,
+        }
         for line, text in enumerate(LINES, 1)
         if text
     ]
-    names: dict[float, str] = {column: ("× " if one and test in one.failing else "") + test for column, test in enumerate(TESTS)}
+    names: dict[float, str] = {
+        column: ("× " if one and test in one.failing else "") + test for column, test in enumerate(TESTS)
+    }
     return drawing(
         Axis("", least=-CODE - 0.5, most=len(TESTS) - 0.5, ticks=names),
         Axis("", least=-len(LINES) - 0.5, most=-0.5, ticks={-line: str(line) for line in range(1, len(LINES) + 1)}),
-        boxes(make_cell_rows(one), "left", "right", "low", "high", "what", tell=("line", "source", "test", "fails without it")),
+        boxes(
+            make_cell_rows(one),
+            "left",
+            "right",
+            "low",
+            "high",
+            "what",
+            tell=("line", "source", "test", "fails without it"),
+        ),
         words(source, "place", "row", "source", tell=("line", "gone"), code=True),
         looks=dict(zip(STATES, (Look("sky"), Look("orange"), Look("#F6E3C0")), strict=True)),
         height=130 + 12 * len(LINES),
@@ -129,14 +164,32 @@ def format_diff(piece: ref.Piece) -> str:
 
 def draw() -> None:
     first, second, third, fourth = st.columns(4)
-    way_help = "slice: what only a group of tests executes; body: a whole function's; symbol: a function with its name and what imports it."
+    way_help = (
+        "slice: what only a group of tests executes; body: a whole function's; symbol: a function with its "
+        "name and what imports it."
+    )
     way = first.selectbox("Way", WAYS, key="way", bind="query-params", help=way_help)
     least = second.slider("Fewest tests that must fail", 1, 9, 3, key="least", bind="query-params")
     max_share = third.slider(
-        "Greatest share of the tests", 0.1, 1.0, 0.5, 0.05, key="most", bind="query-params", help="Of a group that a slice is made for."
+        "Greatest share of the tests",
+        0.1,
+        1.0,
+        0.5,
+        0.05,
+        key="most",
+        bind="query-params",
+        help="Of a group that a slice is made for.",
     )
     results = tried(way, least, max_share)
-    number = fourth.slider("Piece", 1, PIECES, 1, key="piece", bind="query-params", help="At most as many as there are: the table below names them.")
+    number = fourth.slider(
+        "Piece",
+        1,
+        PIECES,
+        1,
+        key="piece",
+        bind="query-params",
+        help="At most as many as there are: the table below names them.",
+    )
     index = min(number, len(results)) - 1 if results else None
     if index is None:
         st.markdown("No group of tests has so many tests and so small a share.")
@@ -152,17 +205,26 @@ def draw() -> None:
             | {test: bool(0 < cell < 3) for test, cell in zip(TESTS, executed[line - 1], strict=True)}
             for line in range(1, len(LINES) + 1)
         ],
-        "Which test (columns) executes which line (rows). What the piece takes is orange. Tests with a cross fail without it.",
+        "Which test (columns) executes which line (rows). What the piece takes is orange. Tests with a "
+        "cross fail without it.",
         wide=True,
     )
     if result is not None:
         selection = result
         metrics(
-            ("Valid", "no" if selection.faults else "yes", "At least as many tests fail as must, all others pass, and the original comes back."),
+            (
+                "Valid",
+                "no" if selection.faults else "yes",
+                "At least as many tests fail as must, all others pass, and the original comes back.",
+            ),
             ("Tests that fail", f"{len(selection.failing)} of {len(TESTS)}", None),
             ("Lines", selection.hard.lines, "Without blank ones and comments."),
             ("Callers", selection.hard.callers, "Functions that use what has a hole, and have none."),
-            ("Difficulty", f"{selection.hard.bits:.2f} bits", "Doublings of lines, functions, files, tests and callers."),
+            (
+                "Difficulty",
+                f"{selection.hard.bits:.2f} bits",
+                "Doublings of lines, functions, files, tests and callers.",
+            ),
         )
         for fault in selection.faults[:5]:
             st.warning(fault)
@@ -179,7 +241,9 @@ def draw() -> None:
                 "tried": len(pieces),
                 "valid": len(valid_pieces),
                 "lines, mean": float(np.mean([piece.hard.lines for piece in valid_pieces])) if valid_pieces else None,
-                "failing, mean": float(np.mean([len(piece.failing) for piece in valid_pieces])) if valid_pieces else None,
+                "failing, mean": float(np.mean([len(piece.failing) for piece in valid_pieces]))
+                if valid_pieces
+                else None,
                 "bits, mean": float(np.mean([piece.hard.bits for piece in valid_pieces])) if valid_pieces else None,
             }
             for name in WAYS
@@ -193,11 +257,14 @@ def draw() -> None:
 PAGE = Page(
     name="feature-deletion",
     title="Feature deletion",
-    says="A package and its tests give tasks: take out what only a few tests execute, and ask for it back. The tests of a little package of "
+    says="A package and its tests give tasks: take out what only a few tests execute, and ask for it back. "
+    "The tests of a little package of "
     "one file run while you look, once for each piece.",
     formula=r"S(G) = \Bigl\{\, s : \varnothing \ne \bigcup_{l \in s} w(l) \subseteq G \,\Bigr\}",
-    question="Take out whole bodies, or slices that only some tests execute: which gives more tasks, and which fails more tests?",
-    look="Slices find branches inside of functions, several times as many tasks as there are functions, and each fails few tests. A body fails "
+    question="Take out whole bodies, or slices that only some tests execute: which gives more tasks, and which "
+    "fails more tests?",
+    look="Slices find branches inside of functions, several times as many tasks as there are functions, and "
+    "each fails few tests. A body fails "
     "those of all who call it.",
     draw=draw,
     code=(ref.slices, ref.faults, ref.Difficulty),

@@ -1,4 +1,5 @@
-"""JSON files that pages read and other programs may write: detects whether a file has changed, and whether it holds what a page needs."""
+"""JSON files that pages read and other programs may write: detects whether a file has changed, and whether it holds
+what a page needs."""
 
 from pathlib import Path
 

@@ -1,7 +1,7 @@
 """The front door: the recipe as a diagram, what a task is, and where to begin.
 
-The diagram is HTML, drawn from `etude/stages.py`: its boxes lead to the cards below it, on the same page, and each card leads to page, lesson and
-files. Links to other pages are Streamlit's own, since any other would begin a new session.
+The diagram is HTML, drawn from `etude/stages.py`: its boxes lead to the cards below it, on the same page, and each card
+leads to page, lesson and files. Links to other pages are Streamlit's own, since any other would begin a new session.
 """
 
 import html
@@ -41,7 +41,14 @@ STYLE = """<style>
 .recipe a:hover, .recipe a:focus-visible {outline: 2px solid #0072B2; outline-offset: 1px}
 </style>"""
 READERS = (
-    ("Has ten minutes", (("watch", "Watch the agent repair a function"), ("recipe", "See what RL changed"), ("claims", "See what was reproduced"))),
+    (
+        "Has ten minutes",
+        (
+            ("watch", "Watch the agent repair a function"),
+            ("recipe", "See what RL changed"),
+            ("claims", "See what was reproduced"),
+        ),
+    ),
     (
         "Wants to understand",
         (
@@ -52,7 +59,11 @@ READERS = (
     ),
     (
         "Wants to train",
-        (("recipe", "Type make small, and see your run"), ("episodes", "Read what an agent did"), ("async-rl", "See who waits for whom")),
+        (
+            ("recipe", "Type make small, and see your run"),
+            ("episodes", "Read what an agent did"),
+            ("async-rl", "See who waits for whom"),
+        ),
     ),
 )
 """Three readers, each with the pages to begin with and what to do there."""
@@ -60,18 +71,25 @@ READERS = (
 
 def diagram() -> str:
     """The recipe as a list of parts, each a list of stages, whose links lead to their cards."""
-    return f'{STYLE}<nav class="recipe" aria-label="The recipe, stage by stage"><ol>{"".join(map(render_part, PARTS))}</ol></nav>'
+    return (
+        f'{STYLE}<nav class="recipe" aria-label="The recipe, stage by '
+        f'stage"><ol>{"".join(map(render_part, PARTS))}</ol></nav>'
+    )
 
 
 def render_part(part: Part) -> str:
     """A part of the diagram."""
     boxes = "".join(
-        f'<li{" class=after" if stage.after else ""}><a href="#{stage.name}">{html.escape(stage.title)}</a></li>' for stage in part.stages
+        f'<li{" class=after" if stage.after else ""}><a href="#{stage.name}">{html.escape(stage.title)}</a></li>'
+        for stage in part.stages
     )
     loop_note = f'<p class="again">{LOOP_NOTES[part.name]}</p>' if part.name in LOOP_NOTES else ""
     edge = COLOURS[EDGES[part.name]]
     class_attribute = ' class="after"' if part.after else ""
-    return f'<li{class_attribute} style="border-color: {edge}"><span class="part">{html.escape(part.name)}</span><ol>{boxes}</ol>{loop_note}</li>'
+    return (
+        f'<li{class_attribute} style="border-color: {edge}"><span '
+        f'class="part">{html.escape(part.name)}</span><ol>{boxes}</ol>{loop_note}</li>'
+    )
 
 
 def show_card(stage: Stage) -> None:
@@ -125,14 +143,17 @@ def show_task() -> None:
     (_, prompt), (_, remaining_code) = turns[0], turns[2]
     (_, answer) = next(turn for turn in turns if turn[1].startswith("write"))
     st.markdown(
-        "1. **A package has lost the body of a function.** Its name and its docstring are left. The docstring speaks of other functions, its "
+        "1. **A package has lost the body of a function.** Its name and its docstring are left. The "
+        "docstring speaks of other functions, its "
         "helpers, which the agent has to read.\n"
         "2. **The agent makes one call a turn:** it reads a function, writes a body, tests it, or is done.\n"
         "3. **Hidden tests pay.** The agent never sees them. In this rollout, recorded after RL, they "
         f"{'pass' if rollout['success'] else 'fail'} after {rollout['turns']} turns."
     )
     for column, (label, text) in zip(
-        st.columns(3), (("The task", prompt), ("What is left", remaining_code), ("What the agent wrote", answer)), strict=True
+        st.columns(3),
+        (("The task", prompt), ("What is left", remaining_code), ("What the agent wrote", answer)),
+        strict=True,
     ):
         with column:
             st.caption(label)
@@ -150,7 +171,8 @@ def draw() -> None:
 PAGE = Page(
     name="start",
     title="The recipe, stage by stage",
-    says="From a base model to a coding agent that learns from its users. Choose a box: it leads to what the stage does, to a page on which it can "
+    says="From a base model to a coding agent that learns from its users. Choose a box: it leads to what "
+    "the stage does, to a page on which it can "
     "be played with, to its lesson, and to the files to read.",
     draw=draw,
 )

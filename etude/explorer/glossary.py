@@ -43,7 +43,8 @@ def draw() -> None:
 PAGE = Page(
     name="glossary",
     title="Glossary",
-    says="The words of the field that pages and lessons use, in one or two sentences each, with links to where they are at work. The question mark "
+    says="The words of the field that pages and lessons use, in one or two sentences each, with links to "
+    "where they are at work. The question mark "
     "beside a page's first words explains its own.",
     draw=draw,
 )

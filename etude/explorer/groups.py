@@ -1,4 +1,5 @@
-"""A group of rollouts as the page of advantages edits it: presets, the table's rows, their text in the URL, and what each algorithm makes of them."""
+"""A group of rollouts as the page of advantages edits it: presets, the table's rows, their text in the URL, and what
+each algorithm makes of them."""
 
 from collections.abc import Sequence
 
@@ -43,7 +44,14 @@ PRESETS: dict[str, list[tuple[float, int, bool]]] = {
         (0.0, 240, False),
         (0.0, 480, False),
     ],
-    "cut off": [(1.0, 40, False), (1.0, 90, False), (0.0, 50, False), (0.0, 70, False), (0.0, 128, True), (0.0, 128, True)],
+    "cut off": [
+        (1.0, 40, False),
+        (1.0, 90, False),
+        (0.0, 50, False),
+        (0.0, 70, False),
+        (0.0, 128, True),
+        (0.0, 128, True),
+    ],
     "all equal": [(1.0, 20, False), (1.0, 40, False), (1.0, 80, False), (1.0, 160, False)],
 }
 """Reward, length in tokens, and whether the length limit cut it off."""
@@ -54,8 +62,9 @@ EMPTY: Row = (None, None, False)
 
 
 def columns(group: Sequence[Row]) -> dict[str, list]:
-    """The group for Streamlit's table, column by column. Lengths are floats, so that the table takes what `checked` is to judge; and a group
-    without rollouts has one empty row, because Streamlit tells a column's kind by what is in it."""
+    """The group for Streamlit's table, column by column. Lengths are floats, so that the table takes what `checked` is
+    to judge; and a group without rollouts has one empty row, because Streamlit tells a column's kind by what is in
+    it."""
     cells = [(None if r is None else float(r), None if n is None else float(n), cut) for r, n, cut in group or [EMPTY]]
     return {name: [row[column] for row in cells] for column, name in enumerate(COLUMNS)}
 
@@ -68,7 +77,8 @@ def rows(edited: dict[str, list]) -> list[Row]:
 
 
 def encode(group: Sequence[Row]) -> str:
-    """The table as text for the URL: reward_length per row, followed by x if truncated, rows joined by ~; an empty cell stays empty."""
+    """The table as text for the URL: reward_length per row, followed by x if truncated, rows joined by ~; an empty cell
+    stays empty."""
 
     def cell(value: float | None) -> str:
         return "" if value is None else f"{value:.10g}"
@@ -94,7 +104,9 @@ def decode(text: str) -> list[Row]:
 def checked(group: Sequence[Row]) -> tuple[list[float], list[int], list[bool]]:
     """Rewards, lengths and which rollouts were truncated. Raises RunError that names the first invalid cell."""
     if not 2 <= len(group) <= MOST:
-        raise RunError(f"a group needs 2 to {MOST} rollouts, got {len(group)}: a single rollout has nothing to compare with")
+        raise RunError(
+            f"a group needs 2 to {MOST} rollouts, got {len(group)}: a single rollout has nothing to compare with"
+        )
     rewards, lengths, cut = [], [], [cut for *_, cut in group]
     for number, (reward, length, _) in enumerate(group, 1):
         if reward is None or not abs(reward) <= 1e6:
@@ -114,17 +126,27 @@ def compute_budgets(lengths: Sequence[int], longest: int) -> dict[str, float]:
     return {"dr_grpo": rollouts * longest, "grpo": rollouts, "rloo": rollouts, "dapo": sum(lengths), "gspo": rollouts}
 
 
-def family(rewards: Sequence[float], lengths: Sequence[int], cut: Sequence[bool], longest: int) -> dict[str, tuple[list[float], list[float]]]:
+def family(
+    rewards: Sequence[float], lengths: Sequence[int], cut: Sequence[bool], longest: int
+) -> dict[str, tuple[list[float], list[float]]]:
     """For each algorithm: advantages [N] and the weight per token of each rollout [N].
 
-    The weight is what gradient ascent adds to log π of each of its tokens: minus the gradient of the loss at ratio one, where π is
-    still the sampling policy."""
+    The weight is what gradient ascent adds to log π of each of its tokens: minus the gradient of the loss at ratio one,
+    where π is still the sampling policy."""
     R, n = torch.tensor([rewards], dtype=torch.float64), torch.tensor(lengths)
     mask = torch.arange(int(n.max())) < n[:, None]
     results = {}
     for name, variant in FAMILY.items():
         logp = torch.zeros(mask.shape, dtype=torch.float64, requires_grad=True)
-        loss = family_loss(variant, logp, logp.detach(), R, mask, budget=compute_budgets(lengths, longest)[name], finished=~torch.tensor(cut))
+        loss = family_loss(
+            variant,
+            logp,
+            logp.detach(),
+            R,
+            mask,
+            budget=compute_budgets(lengths, longest)[name],
+            finished=~torch.tensor(cut),
+        )
         (gradient,) = torch.autograd.grad(loss, logp)
         advantages = group_advantages(R, baseline=variant.baseline, scale=variant.scale)[0]
         results[name] = advantages.tolist(), (0.0 - gradient[:, 0]).tolist()  # 0 − x: no minus zero

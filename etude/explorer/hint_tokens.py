@@ -1,4 +1,5 @@
-"""A message under a hint as HTML and drawings: the context with the hint, both readings token by token, one token's distributions, and positions."""
+"""A message under a hint as HTML and drawings: the context with the hint, both readings token by token, one token's
+distributions, and positions."""
 
 import html
 from collections.abc import Callable, Iterator, Sequence
@@ -10,9 +11,23 @@ from etude.explorer.rollouts import EDGES, END, box, chance, named
 from etude.played import split
 from sims.recipe.agent import Language, parted
 
-__all__ = ["STYLE", "apart", "both", "context", "distributions", "placed", "positions", "probabilities", "readings", "rows"]
+__all__ = [
+    "STYLE",
+    "apart",
+    "both",
+    "context",
+    "distributions",
+    "placed",
+    "positions",
+    "probabilities",
+    "readings",
+    "rows",
+]
 
-SIDES: dict[str, Callable[[Outcome], float]] = {"student": lambda outcome: outcome.student, "teacher": lambda outcome: outcome.teacher}
+SIDES: dict[str, Callable[[Outcome], float]] = {
+    "student": lambda outcome: outcome.student,
+    "teacher": lambda outcome: outcome.teacher,
+}
 STUDENT, TEACHER, APART = "blue", "orange", "purple"
 SIDE = {"student": STUDENT, "teacher": TEACHER}
 NAMES = {"student": "student", "teacher": "teacher, under the hint"}
@@ -33,8 +48,15 @@ def context(case: Case, words: str) -> str:
     for span, is_own in parted(case.segment, language.env):
         ids = list(case.tokens[span])
         if not is_own:
-            environment_texts = (language.decode([token for token in part if token != language.env]) for part in split(ids, language.agent))
-            parts += [box(html.escape(visible(text)), EDGES["environment"], "environment") for text in environment_texts if text]
+            environment_texts = (
+                language.decode([token for token in part if token != language.env])
+                for part in split(ids, language.agent)
+            )
+            parts += [
+                box(html.escape(visible(text)), EDGES["environment"], "environment")
+                for text in environment_texts
+                if text
+            ]
             continue
         has_end = ids[-1] == language.env
         text = html.escape(visible(language.decode(ids[:-1] if has_end else ids))) + END * has_end
@@ -42,7 +64,9 @@ def context(case: Case, words: str) -> str:
             parts.append(box(text, EDGES["agent"], "agent"))
             continue
         if words:
-            parts.append(add_class(box(html.escape(visible(words)), "purple", "hint, which the teacher alone reads"), "hint"))
+            parts.append(
+                add_class(box(html.escape(visible(words)), "purple", "hint, which the teacher alone reads"), "hint")
+            )
         parts.append(add_class(box(text, EDGES["agent"], f"agent, and its fault: {case.rule}"), "fault"))
     return "".join(parts)
 
@@ -53,10 +77,15 @@ def add_class(piece: str, name: str) -> str:
 
 
 def readings(found: Read, kind: str) -> str:
-    """The message three times as HTML: as the student reads it, as the teacher does, and how far they are apart. A token tells of both sides."""
+    """The message three times as HTML: as the student reads it, as the teacher does, and how far they are apart. A
+    token tells of both sides."""
     max_divergence = max(word.apart[kind] for word in found.words)
     sides = (
-        ("student: the less likely, the stronger the colour", STUDENT, [1 - word.written.student for word in found.words]),
+        (
+            "student: the less likely, the stronger the colour",
+            STUDENT,
+            [1 - word.written.student for word in found.words],
+        ),
         ("teacher, under the hint: the same", TEACHER, [1 - word.written.teacher for word in found.words]),
         (
             "divergence: the more the hint changes, the stronger the colour",
@@ -65,7 +94,14 @@ def readings(found: Read, kind: str) -> str:
         ),
     )
     return "".join(
-        box("".join(render_token(word, kind, colour, strength) for word, strength in zip(found.words, strengths, strict=True)), colour, label)
+        box(
+            "".join(
+                render_token(word, kind, colour, strength)
+                for word, strength in zip(found.words, strengths, strict=True)
+            ),
+            colour,
+            label,
+        )
         for label, colour, strengths in sides
     )
 
@@ -77,7 +113,10 @@ def render_token(word: Word, kind: str, colour: str, strength: float) -> str:
     style = f"background:rgba({red},{green},{blue},{0.05 + 0.6 * strength:.2f})"
     columns = "".join(f"<span>{html.escape(side)}</span>" for side in describe_sides(word))
     head = html.escape(f"{named(word.written.text)}: {word.apart[kind]:.3f} nats apart")
-    return f'<span class="token" style="{style}" tabindex="-1">{text}<span class="more">{head}<span class="two">{columns}</span></span></span>'
+    return (
+        f'<span class="token" style="{style}" tabindex="-1">{text}<span class="more">{head}<span '
+        f'class="two">{columns}</span></span></span>'
+    )
 
 
 def describe_sides(word: Word) -> Iterator[str]:
@@ -85,16 +124,29 @@ def describe_sides(word: Word) -> Iterator[str]:
     for name, side in SIDES.items():
         likeliest = sorted(word.others, key=side, reverse=True)[:NAMED]
         yield "\n".join(
-            [name, f"{chance(side(word.written))} {named(word.written.text)}", "else:", *(f"{chance(side(o))} {named(o.text)}" for o in likeliest)]
+            [
+                name,
+                f"{chance(side(word.written))} {named(word.written.text)}",
+                "else:",
+                *(f"{chance(side(o))} {named(o.text)}" for o in likeliest),
+            ]
         )
 
 
 def rows(found: Read) -> list[dict]:
     """Every token in figures, in order."""
     return [
-        {"place": place, "token": named(word.written.text), "student": word.written.student, "teacher": word.written.teacher}
+        {
+            "place": place,
+            "token": named(word.written.text),
+            "student": word.written.student,
+            "teacher": word.written.teacher,
+        }
         | word.apart
-        | {f"{name}'s likeliest": named(max((word.written, *word.others), key=side).text) for name, side in SIDES.items()}
+        | {
+            f"{name}'s likeliest": named(max((word.written, *word.others), key=side).text)
+            for name, side in SIDES.items()
+        }
         for place, word in enumerate(found.words, 1)
     ]
 
@@ -102,7 +154,10 @@ def rows(found: Read) -> list[dict]:
 def make_token_axis(reading: Read) -> Axis:
     """The tokens of the message, side by side."""
     return Axis(
-        "", least=0.4, most=len(reading.words) + 0.6, ticks={place: format_token(word.written.text) for place, word in enumerate(reading.words, 1)}
+        "",
+        least=0.4,
+        most=len(reading.words) + 0.6,
+        ticks={place: format_token(word.written.text) for place, word in enumerate(reading.words, 1)},
     )
 
 
@@ -135,7 +190,11 @@ def apart(found: Read, kind: str) -> Drawing:
 def both(word: Word) -> list[dict]:
     """What a token may be, the written one first, and how likely that is on each side."""
     return [
-        {"token": format_token(outcome.text) + " (written)" * (outcome is word.written), "student": outcome.student, "teacher": outcome.teacher}
+        {
+            "token": format_token(outcome.text) + " (written)" * (outcome is word.written),
+            "student": outcome.student,
+            "teacher": outcome.teacher,
+        }
         for outcome in (word.written, *word.others)
     ]
 
@@ -148,10 +207,17 @@ def distributions(word: Word) -> Drawing:
         for (side, name), low in zip(NAMES.items(), (0.02, -0.38), strict=True)
         for place, row in enumerate(outcome_rows)
     ]
-    labels = [row | {"says": chance(row["right"]), "behind": row["right"] + 0.1, "middle": row["low"] + 0.18} for row in bars]
+    labels = [
+        row | {"says": chance(row["right"]), "behind": row["right"] + 0.1, "middle": row["low"] + 0.18} for row in bars
+    ]
     return drawing(
         Axis("probability", least=0, most=1.2),
-        Axis("", least=0.5 - len(outcome_rows), most=0.5, ticks={-place: row["token"] for place, row in enumerate(outcome_rows)}),
+        Axis(
+            "",
+            least=0.5 - len(outcome_rows),
+            most=0.5,
+            ticks={-place: row["token"] for place, row in enumerate(outcome_rows)},
+        ),
         boxes(bars, "left", "right", "low", "high", "side", tell=("token", "student", "teacher")),
         words(labels, "behind", "middle", "says", tell=("side", "token")),
         looks=LOOKS,
@@ -163,7 +229,9 @@ def positions(case: Case, told: str) -> Drawing:
     """Both sequences around the hint, and which position predicts the message's first token in each."""
     hint, language = encoded(case, told), case.agent.language
     begin, first = case.begin, max(0, case.begin - 1 - MAX_SHOWN_TOKENS // 2)
-    context_tokens = [format_context_token(language, token) for token in case.tokens[first : min(case.end, begin + MAX_SHOWN_TOKENS)]]
+    context_tokens = [
+        format_context_token(language, token) for token in case.tokens[first : min(case.end, begin + MAX_SHOWN_TOKENS)]
+    ]
     return placed(context_tokens, begin - 1 - first, [format_context_token(language, token) for token in hint], first)
 
 
@@ -173,20 +241,50 @@ def format_context_token(language: Language, token: int) -> str:
 
 
 def placed(around: Sequence[str], at: int, hint: Sequence[str], first: int) -> Drawing:
-    """`around`: tokens from position `first` on. The hint stands in front of number `at`, and the message begins one later."""
+    """`around`: tokens from position `first` on. The hint stands in front of number `at`, and the message begins one
+    later."""
     tokens, arcs, heads = list[dict](), list[dict](), list[Layer]()
-    for height, side, row, shift in ((1, "student", around, 0), (0, "teacher", [*around[:at], *hint, *around[at:]], len(hint))):
+    for height, side, row, shift in (
+        (1, "student", around, 0),
+        (0, "teacher", [*around[:at], *hint, *around[at:]], len(hint)),
+    ):
         for place, text in enumerate(row):
-            owner = "message" if place > at + shift else "hint" if not height and at <= place < at + shift else "before it"
+            owner = (
+                "message" if place > at + shift else "hint" if not height and at <= place < at + shift else "before it"
+            )
             x, y = first + place, float(height)
             edges = {"left": x - 0.45, "right": x + 0.45, "low": y - 0.3, "high": y + 0.3}
-            tokens.append({"who": side, "position": x, "token": text, "short": text[:9], "whose": owner, "y": y, "shade": 0.25, **edges})
+            tokens.append(
+                {
+                    "who": side,
+                    "position": x,
+                    "token": text,
+                    "short": text[:9],
+                    "whose": owner,
+                    "y": y,
+                    "shade": 0.25,
+                    **edges,
+                }
+            )
         last = first + at + shift
         arc_facts = {"predicts": f"{side}: position {last} predicts {last + 1}", "who": side}
         bend = [(n / 8, 0.32 + 1.2 * n / 8 * (1 - n / 8)) for n in range(9)]
         arcs += [arc_facts | {"x": last + along, "y": height + up} for along, up in bend]
-        heads.append(Layer("point", [arcs[-1] | {"y": height + 0.36}], "x", "y", tell=("predicts",), look=Look(SIDE[side], mark="v"), size=90))
-    lines = [Layer("line", [row for row in arcs if row["who"] == side], "x", "y", tell=("predicts",), look=Look(SIDE[side])) for side in SIDE]
+        heads.append(
+            Layer(
+                "point",
+                [arcs[-1] | {"y": height + 0.36}],
+                "x",
+                "y",
+                tell=("predicts",),
+                look=Look(SIDE[side], mark="v"),
+                size=90,
+            )
+        )
+    lines = [
+        Layer("line", [row for row in arcs if row["who"] == side], "x", "y", tell=("predicts",), look=Look(SIDE[side]))
+        for side in SIDE
+    ]
     trap = [{"x": first + at, "y": y, "trap": TRAP} for y in (0.7, 0.3)] if hint else []
     total = len(around) + len(hint)
     return drawing(
@@ -195,7 +293,9 @@ def placed(around: Sequence[str], at: int, hint: Sequence[str], first: int) -> D
         boxes(tokens, "left", "right", "low", "high", "whose", tell=("token", "who", "position"), shade="shade"),
         words(tokens, "position", "y", "short", tell=("token", "who", "position"), angle=300),
         Layer("line", trap, "x", "y", tell=("trap",), look=Look("red", ":")),
-        words([row | {"x": first + at + 0.11 * total, "y": 0.5} for row in trap[:1]], "x", "y", "trap", look=Look("red")),
+        words(
+            [row | {"x": first + at + 0.11 * total, "y": 0.5} for row in trap[:1]], "x", "y", "trap", look=Look("red")
+        ),
         *lines,
         *heads,
         looks={"before it": Look("grey"), "hint": Look("purple"), "message": Look("green")},

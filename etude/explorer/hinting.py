@@ -1,8 +1,9 @@
-"""A message with a fault, read twice by the agent that wrote it: as it was, and under a hint. What the page of textual feedback shows.
+"""A message with a fault, read twice by the agent that wrote it: as it was, and under a hint. What the page of textual
+feedback shows.
 
-Everything is `ref/textual_feedback.py` on a checkpoint: `hinted` says what the teacher reads, `predictions` which logits belong together,
-`divergence` how far they are apart, and `leaked` whether the hint gave something away. Both sides have the sampler's dtype and their own experts.
-"""
+Everything is `ref/textual_feedback.py` on a checkpoint: `hinted` says what the teacher reads, `predictions` which
+logits belong together, `divergence` how far they are apart, and `leaked` whether the hint gave something away. Both
+sides have the sampler's dtype and their own experts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -39,7 +40,13 @@ __all__ = [
 
 KINDS = ("reverse", "forward", "js")
 """Divergences of ref, its default first."""
-TOLD = ITS, OTHER, ANSWER, MESSAGE, OWN = ("its hint", "hint of another rollout", "the answer", "the message itself", "your words")
+TOLD = ITS, OTHER, ANSWER, MESSAGE, OWN = (
+    "its hint",
+    "hint of another rollout",
+    "the answer",
+    "the message itself",
+    "your words",
+)
 """What the teacher may be told: two hints, the second a control, and two that give something away."""
 NAMED = 4
 """How many likely tokens of each side are named."""
@@ -119,7 +126,8 @@ class Read:
 
 
 def case_of(agent: Agent, stamps: tuple, found: dict, number: int) -> Case:
-    """A rollout of hints.json. Raises ValueError for one that this agent cannot have written: its tokens spell something else."""
+    """A rollout of hints.json. Raises ValueError for one that this agent cannot have written: its tokens spell
+    something else."""
     entry = found["rollouts"][number]
     ids, begin, end, own = entry["tokens"], entry["begin"], entry["end"], entry["own"]
     is_valid = [begin, end] in own and all(len(span) == 2 and 1 < span[0] < span[1] <= len(ids) for span in own)
@@ -143,7 +151,8 @@ def encoded(case: Case, words: str) -> tuple[int, ...]:
 
 
 def given_away(case: Case, words: str) -> dict[str, str]:
-    """What a hint shares with the task's answer and with its message, as `leaked` finds it; empty where it gives nothing away."""
+    """What a hint shares with the task's answer and with its message, as `leaked` finds it; empty where it gives
+    nothing away."""
     encode, hint = case.agent.language.encode, encoded(case, words)
     secrets = {"the task's answer": case.answer, "the message itself": case.text}
     runs = {name: leaked(hint, encode(secret), case.tokens[: case.begin]) for name, secret in secrets.items() if secret}
@@ -153,7 +162,9 @@ def given_away(case: Case, words: str) -> dict[str, str]:
 @lru_cache(2)
 def load_network(agent: Agent, stamps: tuple) -> Transformer:
     """An agent's network as it samples."""
-    training_dtype, sampler_dtype = (getattr(torch, name) for name in (agent.recipe.training.dtype, agent.recipe.training.sampler_dtype))
+    training_dtype, sampler_dtype = (
+        getattr(torch, name) for name in (agent.recipe.training.dtype, agent.recipe.training.sampler_dtype)
+    )
     return Sampler(load_hf(agent.folder).to(training_dtype), sampler_dtype).model
 
 
@@ -168,12 +179,15 @@ def compute_hidden(agent: Agent, stamps: tuple, ids: tuple[int, ...]) -> Tensor:
 @lru_cache(256)
 @torch.inference_mode()
 def read(case: Case, words: str, shift: bool = True) -> Read:
-    """The message as student and teacher read it. Without `shift` the teacher is read where the student is, which is wrong: the hint has moved its
-    tokens."""
+    """The message as student and teacher read it. Without `shift` the teacher is read where the student is, which is
+    wrong: the hint has moved its tokens."""
     language, segment = case.agent.language, case.segment
     # As in sims/hints.py: the environment says it, before the token that hands the word over.
     alignment = hinted(segment, [Hint(case.begin - 1, encoded(case, words), case.begin, case.end)])
-    student, teacher = (compute_hidden(case.agent, case.stamps, ids) for ids in (case.tokens[: case.end], tuple(alignment.tokens.tolist())))
+    student, teacher = (
+        compute_hidden(case.agent, case.stamps, ids)
+        for ids in (case.tokens[: case.end], tuple(alignment.tokens.tolist()))
+    )
     read_alignment = alignment if shift else replace(alignment, teacher=alignment.student)
     head = load_network(case.agent, case.stamps).head
     student, teacher = (head(x).float() / case.temperature for x in predictions(student, teacher, read_alignment))
@@ -187,14 +201,32 @@ def read(case: Case, words: str, shift: bool = True) -> Read:
     return Read(alignment, tuple(make_word(language, *row) for row in rows), float(likelier))
 
 
-def make_word(language: Language, text: str | None, sampled_token: int, student: Tensor, teacher: Tensor, divergences: Sequence[float]) -> Word:
+def make_word(
+    language: Language,
+    text: str | None,
+    sampled_token: int,
+    student: Tensor,
+    teacher: Tensor,
+    divergences: Sequence[float],
+) -> Word:
     """A token and what else was likely, from both distributions [V]."""
     best: set[int] = set()
     for side in (student, teacher):
-        best |= {*[token for token in side.topk(min(NAMED + 1, len(side))).indices.tolist() if token != sampled_token][:NAMED]}
+        best |= {
+            *[token for token in side.topk(min(NAMED + 1, len(side))).indices.tolist() if token != sampled_token][
+                :NAMED
+            ]
+        }
     likely = torch.maximum(student, teacher)
     ranked = sorted(best, key=lambda token: (-float(likely[token]), token))
     alternatives = tuple(
-        Outcome(None if token == language.env else language.decode([token]), float(student[token]), float(teacher[token])) for token in ranked
+        Outcome(
+            None if token == language.env else language.decode([token]), float(student[token]), float(teacher[token])
+        )
+        for token in ranked
     )
-    return Word(Outcome(text, float(student[sampled_token]), float(teacher[sampled_token])), alternatives, dict(zip(KINDS, divergences, strict=True)))
+    return Word(
+        Outcome(text, float(student[sampled_token]), float(teacher[sampled_token])),
+        alternatives,
+        dict(zip(KINDS, divergences, strict=True)),
+    )

@@ -21,12 +21,14 @@ BINS = 60
 GAUSSIANS = "two Gaussians"
 VOCABULARY = 32
 UNBIASED = ("k1", "k3")
-"""Estimators whose mean is the KL itself, whatever the distributions: what a sum over the vocabulary leaves is rounding."""
+"""Estimators whose mean is the KL itself, whatever the distributions: what a sum over the vocabulary leaves is
+rounding."""
 
 
 @lru_cache(64)
 def make_categorical(divergence: float, seed: int) -> tuple[Tensor, Tensor]:
-    """Two softmax heads, float64 log-probs [V], whose KL is `divergence` nats: the reference is moved away until they differ that much."""
+    """Two softmax heads, float64 log-probs [V], whose KL is `divergence` nats: the reference is moved away until they
+    differ that much."""
     generator = torch.Generator().manual_seed(seed)
     policy, push = torch.randn(2, VOCABULARY, dtype=torch.float64, generator=generator)
     low, high = 0.0, 64.0
@@ -37,7 +39,9 @@ def make_categorical(divergence: float, seed: int) -> tuple[Tensor, Tensor]:
     return policy.log_softmax(-1), (policy + low * push).log_softmax(-1)
 
 
-def sample_pair(family: str, divergence: float, samples: int, seed: int, folder: Path | None = None) -> tuple[Tensor, Tensor, float]:
+def sample_pair(
+    family: str, divergence: float, samples: int, seed: int, folder: Path | None = None
+) -> tuple[Tensor, Tensor, float]:
     """log π and log π_ref of tokens sampled from π, [samples], and the exact KL in nats."""
     generator = torch.Generator().manual_seed(seed)
     if family == FAMILIES[0]:
@@ -58,15 +62,20 @@ def sample_pair(family: str, divergence: float, samples: int, seed: int, folder:
 def token_heads(folder: Path | None = None) -> tuple[Tensor, Tensor]:
     """Log-probs [positions, V] of a run's agent after RL and before, at positions where it chose a token."""
     archive = examples.arrays("token-distributions", folder)
-    policy, reference = (torch.from_numpy(archive[name].astype(np.float64)).log_softmax(-1) for name in ("policy", "reference"))
+    policy, reference = (
+        torch.from_numpy(archive[name].astype(np.float64)).log_softmax(-1) for name in ("policy", "reference")
+    )
     return policy, reference
 
 
 def moments(family: str, divergence: float, seed: int, folder: Path | None = None) -> dict[str, tuple[float, float]]:
-    """Exact mean in nats and variance in nats² of each estimator, without sampling: in closed form, or summed over the vocabulary."""
+    """Exact mean in nats and variance in nats² of each estimator, without sampling: in closed form, or summed over the
+    vocabulary."""
     if family == FAMILIES[0]:
         return kl.gaussian_oracle((2 * divergence) ** 0.5)
-    return compute_categorical_moments(divergence, seed) if family == FAMILIES[1] else compute_token_moments(folder=folder)
+    return (
+        compute_categorical_moments(divergence, seed) if family == FAMILIES[1] else compute_token_moments(folder=folder)
+    )
 
 
 @lru_cache(64)
@@ -90,7 +99,9 @@ def enumerate_moments(policy: Tensor, reference: Tensor) -> dict[str, tuple[floa
     return moments_by_kind
 
 
-def estimates(family: str, divergence: float, samples: int, seed: int, folder: Path | None = None) -> tuple[list[dict], dict[str, np.ndarray]]:
+def estimates(
+    family: str, divergence: float, samples: int, seed: int, folder: Path | None = None
+) -> tuple[list[dict], dict[str, np.ndarray]]:
     """One row per estimator, and its values."""
     logp, ref_logp, exact_value = sample_pair(family, divergence, samples, seed, folder)
     exact_moments = moments(family, divergence, seed, folder)
@@ -115,7 +126,10 @@ def estimates(family: str, divergence: float, samples: int, seed: int, folder: P
 
 def format_exact_biases(rows: list[dict]) -> list[dict]:
     """The rows of `estimates`, whose exact bias is in words: zero where it is that by law."""
-    return [row | {"bias, exact": exact(0.0 if row["estimator"] in UNBIASED else row["bias, exact"], "{:.4g}")} for row in rows]
+    return [
+        row | {"bias, exact": exact(0.0 if row["estimator"] in UNBIASED else row["bias, exact"], "{:.4g}")}
+        for row in rows
+    ]
 
 
 @lru_cache(1)
@@ -156,7 +170,9 @@ def summarize_part(values: dict[str, np.ndarray], part: tuple[float, float]) -> 
                 "share of tokens": len(part_values) / len(value),
                 "mean": float(part_values.mean()) if len(part_values) else None,
                 "adds to the mean": float(part_values.sum() / len(value)),
-                "share of the variance": float(part_deviations.sum() / squared_deviations.sum()) if squared_deviations.sum() else None,
+                "share of the variance": float(part_deviations.sum() / squared_deviations.sum())
+                if squared_deviations.sum()
+                else None,
             }
         )
     return rows
@@ -168,16 +184,24 @@ def make_mark_rows(family: str, rows: list[dict]) -> list[dict]:
     mark_rows = []
     for row in rows:
         kind = row["estimator"]
-        mark_rows += [{"estimator": kind, "what": GAUSSIANS, "KL": x, "variance": y} for x, y in zip(across.tolist(), variances[kind])]
+        mark_rows += [
+            {"estimator": kind, "what": GAUSSIANS, "KL": x, "variance": y}
+            for x, y in zip(across.tolist(), variances[kind])
+        ]
         for source, key in (("exact", "variance, exact"), ("samples", "variance")):
-            mark_rows.append({"estimator": kind, "what": f"{family}, {source}", "KL": row["exact KL"], "variance": float(row[key])})
+            mark_rows.append(
+                {"estimator": kind, "what": f"{family}, {source}", "KL": row["exact KL"], "variance": float(row[key])}
+            )
     return mark_rows
 
 
 def draw_curves(family: str, rows: list[dict]) -> Drawing:
     """Variance of each estimator against the KL."""
     mark_rows = make_mark_rows(family, rows)
-    parts = {source: [row for row in mark_rows if row["what"] == source] for source in (GAUSSIANS, f"{family}, exact", f"{family}, samples")}
+    parts = {
+        source: [row for row in mark_rows if row["what"] == source]
+        for source in (GAUSSIANS, f"{family}, exact", f"{family}, samples")
+    }
     gaussian_rows, exact_rows, sample_rows = parts.values()
     return drawing(
         "KL, nats",
@@ -195,9 +219,13 @@ def draw() -> None:
     with first:
         family = st.selectbox("Distributions", FAMILIES, key="family", bind="query-params")
     with second:
-        divergence = st.slider("KL(π‖π_ref), nats", 0.01, 1.5, 0.2, 0.01, key="kl", bind="query-params", disabled=family == FAMILIES[2])
+        divergence = st.slider(
+            "KL(π‖π_ref), nats", 0.01, 1.5, 0.2, 0.01, key="kl", bind="query-params", disabled=family == FAMILIES[2]
+        )
     with third:
-        samples = st.select_slider("Samples", (100, 300, 1000, 3000, 10_000, 30_000), 3000, key="samples", bind="query-params")
+        samples = st.select_slider(
+            "Samples", (100, 300, 1000, 3000, 10_000, 30_000), 3000, key="samples", bind="query-params"
+        )
     with fourth:
         seed = st.slider("Seed", 0, 99, 0, key="seed", bind="query-params")
     folder = provenance.chosen("token-distributions.npz") if family == FAMILIES[2] else None
@@ -215,11 +243,15 @@ def draw() -> None:
             draw_curves(family, rows),
             "kl-estimators",
             make_mark_rows(family, rows),
-            "Variance against the KL. Lines: two Gaussians; hollow marks: this pair, exact; filled marks: these samples. "
+            "Variance against the KL. Lines: two Gaussians; hollow marks: this pair, exact; filled "
+            "marks: these samples. "
             "Where hollow and filled marks differ, rare tokens dominate and the samples missed them.",
         )
     if part:
-        st.markdown(f"Tokens whose value lies between {part[0]:.3g} and {part[1]:.3g} nats, and what they make of mean and variance:")
+        st.markdown(
+            f"Tokens whose value lies between {part[0]:.3g} and {part[1]:.3g} nats, and what they make "
+            f"of mean and variance:"
+        )
         table(summarize_part(values, part), "kl-part")
     with st.expander("The same as a table"):
         kl_gradients.worded(format_exact_biases(rows), rows, "kl-estimates")
@@ -229,12 +261,15 @@ def draw() -> None:
 PAGE = Page(
     name="kl",
     title="KL estimators",
-    says="How far has the policy moved from its reference? Three estimates from sampled tokens, and why the one that looks best is not the "
+    says="How far has the policy moved from its reference? Three estimates from sampled tokens, and why the "
+    "one that looks best is not the "
     "one to differentiate.",
     formula=r"\begin{gathered} k_1 = -\log r \qquad k_2 = \tfrac12(\log r)^2 \\"
     r"k_3 = (r-1)-\log r \qquad r = \pi_{\mathrm{ref}}(x)/\pi(x)\end{gathered}",
-    question="The estimate k3 is never negative and has no bias. Does it always vary less than k1? And on what does k1 pull as a loss term?",
-    look="For two Gaussians, k3 has the lowest variance while they are close, and more than k1 beyond 0.628 nats. On the agent's own tokens its "
+    question="The estimate k3 is never negative and has no bias. Does it always vary less than k1? And on what "
+    "does k1 pull as a loss term?",
+    look="For two Gaussians, k3 has the lowest variance while they are close, and more than k1 beyond 0.628 "
+    "nats. On the agent's own tokens its "
     "variance is far above that of k1 long before that. As a loss term, k1 has zero expected gradient.",
     draw=draw,
     code=(kl.token_kl, kl.exact_kl, kl.gaussian_oracle),

@@ -1,4 +1,5 @@
-"""The gradient of each KL estimator, for the page of KL estimators: closed until the reader has guessed, and exact zeros say so."""
+"""The gradient of each KL estimator, for the page of KL estimators: closed until the reader has guessed, and exact
+zeros say so."""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -13,10 +14,15 @@ from sims import kl_variance
 
 __all__ = ["ROUNDING", "gradients", "said", "section", "worded"]
 
-MEASURE_COLUMNS = {"size": "size", "from ∇KL(q‖p)": "distance from ∇KL(π‖π_ref)", "from ∇KL(p‖q)": "distance from ∇KL(π_ref‖π)"}
+MEASURE_COLUMNS = {
+    "size": "size",
+    "from ∇KL(q‖p)": "distance from ∇KL(π‖π_ref)",
+    "from ∇KL(p‖q)": "distance from ∇KL(π_ref‖π)",
+}
 """Column names for those of `sims/kl_variance.py`, whose q is π and whose p is π_ref."""
 ROUNDING = 1e-12
-"""Below this, a figure of the enumeration is an identity that float64 has rounded: the docstring of `ref/kl.py` derives them."""
+"""Below this, a figure of the enumeration is an identity that float64 has rounded: the docstring of `ref/kl.py` derives
+them."""
 
 
 @lru_cache(1)
@@ -37,13 +43,17 @@ def said() -> list[dict]:
     """The rows of `gradients`, their figures in words: zero where it is that by law."""
     return [
         {"gradient": row["gradient"]}
-        | {name: None if row[name] is None else exact(0.0 if row[name] < ROUNDING else row[name], "{:.4g}") for name in MEASURE_COLUMNS.values()}
+        | {
+            name: None if row[name] is None else exact(0.0 if row[name] < ROUNDING else row[name], "{:.4g}")
+            for name in MEASURE_COLUMNS.values()
+        }
         for row in gradients()
     ]
 
 
 def worded(shown: Sequence[dict], rows: Sequence[dict], name: str) -> None:
-    """A table in which some figures are in words, and others have four digits. Its CSV file has all figures with all digits."""
+    """A table in which some figures are in words, and others have four digits. Its CSV file has all figures with all
+    digits."""
     floats = {key for row in shown for key, value in row.items() if isinstance(value, float)}
     config = {key: st.column_config.NumberColumn(format="%.4g") for key in floats}
     st.dataframe(list(shown), hide_index=True, width="stretch", column_config=config, placeholder="")
@@ -55,7 +65,8 @@ def section() -> None:
     st.subheader("The gradient of each estimator, compared with ∇KL(π‖π_ref)")
     st.markdown(
         "By full enumeration over a small vocabulary, without sampling. Medians over twenty pairs of random "
-        "softmax policies, whatever is chosen above. The size is the norm relative to the true gradient; distance 0 means the true gradient, "
+        "softmax policies, whatever is chosen above. The size is the norm relative to the true "
+        "gradient; distance 0 means the true gradient, "
         "distance 1 means no use at all."
     )
     with st.expander("Guess what each pulls on, and open the table"):

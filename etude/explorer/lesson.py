@@ -45,10 +45,14 @@ def join_lines(text: str | list[str]) -> str:
 
 @lru_cache(32)
 def of_notebook(path: Path, changed: float) -> list[Cell]:
-    """The cells of a notebook with their outputs. `changed`: modification time, part of the cache key. Raises RunError for a broken notebook."""
+    """The cells of a notebook with their outputs. `changed`: modification time, part of the cache key. Raises RunError
+    for a broken notebook."""
     try:
         cells = read_json(path)["cells"]
-        all_cells = (Cell(c["cell_type"], join_lines(c["source"]), c.get("metadata", {}).get("tags", []), c.get("outputs", [])) for c in cells)
+        all_cells = (
+            Cell(c["cell_type"], join_lines(c["source"]), c.get("metadata", {}).get("tags", []), c.get("outputs", []))
+            for c in cells
+        )
         # those of lessons/badges.py are for readers elsewhere
         return [cell for cell in all_cells if "colab" not in cell.tags]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -104,8 +108,9 @@ def show_cell(cell: Cell) -> None:
 
 
 def drawable(text: str) -> str:
-    """Markdown for Streamlit. Links to files of the repository would lead nowhere, so only the file names stay. The $$ of a displayed equation
-    get lines of their own; otherwise Streamlit does not recognise an equation of several lines."""
+    """Markdown for Streamlit. Links to files of the repository would lead nowhere, so only the file names stay. The $$
+    of a displayed equation get lines of their own; otherwise Streamlit does not recognise an equation of several
+    lines."""
     text = re.sub(r"\$\$(.+?)\$\$", lambda m: f"\n$$\n{m[1].strip()}\n$$\n", text, flags=re.DOTALL)
     return re.sub(r"\[([^\]]+)\]\((?!https?://|#)([^)]+)\)", lambda m: m[1] if "`" in m[1] else f"`{m[1]}`", text)
 
@@ -125,7 +130,9 @@ def link_lesson(lesson: syllabus.Lesson, label: str) -> None:
 def show_contents(course: list[syllabus.Lesson]) -> None:
     """All lessons, each with a link, and with links to the pages on which its technique can be played with."""
     pages = {row.lesson: row.page for row in catalog.TECHNIQUES if row.page}
-    st.markdown(f"{len(course)} lessons, about {sum(lesson.minutes for lesson in course) / 60:.0f} hours. In order is best.")
+    st.markdown(
+        f"{len(course)} lessons, about {sum(lesson.minutes for lesson in course) / 60:.0f} hours. In order is best."
+    )
     for lesson in course:
         with st.container(horizontal=True):
             link_lesson(lesson, f"{lesson.number:02d} · {lesson.title}")
@@ -153,9 +160,16 @@ def draw() -> None:
 def show_lesson(course: list[syllabus.Lesson], number_text: str) -> None:
     lessons_by_number = {lesson.number: lesson for lesson in course}
     # Short, because int() refuses thousands of digits.
-    if not (len(number_text) <= LONGEST and number_text.isascii() and number_text.isdigit() and int(number_text) in lessons_by_number):
+    if not (
+        len(number_text) <= LONGEST
+        and number_text.isascii()
+        and number_text.isdigit()
+        and int(number_text) in lessons_by_number
+    ):
         if number_text:
-            st.warning(f"There is no lesson {number_text if len(number_text) <= LONGEST else number_text[:LONGEST] + '…'}.")
+            st.warning(
+                f"There is no lesson {number_text if len(number_text) <= LONGEST else number_text[:LONGEST] + '…'}."
+            )
         st.title("The course")
         show_contents(course)
         return
@@ -179,7 +193,8 @@ def show_lesson(course: list[syllabus.Lesson], number_text: str) -> None:
 PAGE = Page(
     name="course",
     title="The course",
-    says="A lesson for each technique of the recipe: the idea, the code taken apart, an experiment played live, the trap shown happening, and "
+    says="A lesson for each technique of the recipe: the idea, the code taken apart, an experiment played "
+    "live, the trap shown happening, and "
     "exercises that check themselves. Here they can be read; `etude lesson 0` opens the first one in Jupyter.",
     draw=show_overview,
 )

@@ -1,4 +1,5 @@
-"""Low precision: the way of a number into a format and back, bit by bit; who pays for an outlier; what a scale per tensor lets the past see."""
+"""Low precision: the way of a number into a format and back, bit by bit; who pays for an outlier; what a scale per
+tensor lets the past see."""
 
 import html
 import math
@@ -33,7 +34,8 @@ SHARED: dict[str, Callable[[Tensor], Tensor]] = {
 """What shares a scale, and a matrix rounded in that way."""
 WHO = ("earlier tokens", "rest of its token", "its block of 16")
 LARGE = 1e6
-"""The outlier with which the page begins: too large for every format's scales, so that the lines of the picture part."""
+"""The outlier with which the page begins: too large for every format's scales, so that the lines of the picture
+part."""
 
 
 def round_fp8(x: Tensor, rows: int, columns: int) -> Tensor:
@@ -65,8 +67,9 @@ def make_groups() -> dict[str, Tensor]:
 
 @lru_cache(128)
 def payers(outlier: float, seed: int) -> list[dict]:
-    """One row for each way to share a scale: the error of each group relative to its size, the share of its numbers that become zero with the
-    outlier and without it, and what of the earlier tokens is other than it was without the outlier."""
+    """One row for each way to share a scale: the error of each group relative to its size, the share of its numbers
+    that become zero with the outlier and without it, and what of the earlier tokens is other than it was without the
+    outlier."""
     x, calm_batch = batch(outlier, seed), batch(1.0, seed)
     weight = torch.randn(WIDTH, WIDTH, generator=torch.Generator().manual_seed(seed + 1)) / WIDTH**0.5
     rows = []
@@ -95,7 +98,10 @@ def render_cells(layout: str, code: int) -> str:
         style = f"{tint(colour, 0.18)};border-bottom:3px {line} {COLOURS[colour]}"
         boxes = "".join(f'<span style="{style};padding:0 .28em;margin-right:1px">{bit}</span>' for bit in bits)
         cell_spans.append(
-            f'<span title="{name}" class="{name}" style="margin-right:.4em;display:inline-flex;flex-wrap:wrap">{boxes}</span>' if bits else ""
+            f'<span title="{name}" class="{name}" '
+            f'style="margin-right:.4em;display:inline-flex;flex-wrap:wrap">{boxes}</span>'
+            if bits
+            else ""
         )
     return f"<span style=\"font-family:'Source Code Pro',monospace\">{''.join(cell_spans)}</span>"
 
@@ -113,7 +119,13 @@ def render_step(label: str, content: str, words: str) -> str:
 def render_steps(conversion: Way) -> str:
     """The way of a number as HTML."""
     bits, code = bits_of(torch.tensor(conversion.number)), conversion.code
-    parts = [render_step("The number, float32", render_cells("float32", bits), f"{conversion.number:.9g} = {reading('float32', bits)}")]
+    parts = [
+        render_step(
+            "The number, float32",
+            render_cells("float32", bits),
+            f"{conversion.number:.9g} = {reading('float32', bits)}",
+        )
+    ]
     parts += [
         render_step(f"Scale of its {owner}, {layout}", render_cells(layout, scale_code), f"{size:.6g}")
         for owner, layout, scale_code, size in conversion.scales
@@ -128,23 +140,36 @@ def render_steps(conversion: Way) -> str:
             f"{code:#x}: {conversion.rounded:g} = {reading(conversion.layout, code)}",
         )
     )
-    times = f"{conversion.rounded:g} · {' · '.join(f'{size:.4g}' for *_, size in conversion.scales)}" if conversion.scales else ""
+    times = (
+        f"{conversion.rounded:g} · {' · '.join(f'{size:.4g}' for *_, size in conversion.scales)}"
+        if conversion.scales
+        else ""
+    )
     parts.append(render_step("What comes back", f"<b>{conversion.back:.9g}</b>", times))
     return "".join(parts)
 
 
 def render_line(conversion: Way) -> str:
-    """The format's values around what is rounded, to scale, as HTML; the number is a triangle, what it becomes a thick line."""
+    """The format's values around what is rounded, to scale, as HTML; the number is a triangle, what it becomes a thick
+    line."""
     values = near(conversion)
     low, high = values[0], values[-1]
     marks = []
     for value in values:
         is_rounded = value == conversion.rounded
-        style = f"border-left:{'4px' if is_rounded else '1px'} solid {COLOURS['blue'] if is_rounded else 'currentColor'};height:1.5em"
+        style = (
+            f"border-left:{'4px' if is_rounded else '1px'} solid "
+            f"{COLOURS['blue'] if is_rounded else 'currentColor'};height:1.5em"
+        )
         percent = 100 * (value - low) / (high - low)
-        marks.append(f'<span title="{value:.9g}" style="position:absolute;left:{percent:.2f}%;top:.9em;{style}"></span>')
+        marks.append(
+            f'<span title="{value:.9g}" style="position:absolute;left:{percent:.2f}%;top:.9em;{style}"></span>'
+        )
         label = f"<b>{value:.4g}</b>" if is_rounded else f"{value:.4g}"
-        marks.append(f'<span style="position:absolute;left:{percent:.2f}%;top:3.1em;transform:translateX(-50%);font-size:.75em">{label}</span>')
+        marks.append(
+            f"<span "
+            f'style="position:absolute;left:{percent:.2f}%;top:3.1em;transform:translateX(-50%);font-size:.75em">{label}</span>'
+        )
     if math.isfinite(conversion.quotient):
         percent = 100 * min(max((conversion.quotient - low) / (high - low), 0), 1)
         style = f"position:absolute;left:{percent:.2f}%;top:-.2em;transform:translateX(-50%);color:{COLOURS['orange']}"
@@ -153,40 +178,70 @@ def render_line(conversion: Way) -> str:
 
 
 def render_heat(x: Tensor, rounded_batch: Tensor) -> str:
-    """The batch as HTML, a row for each token: the stronger its colour, the more of a number is gone; what became zero is crossed out."""
+    """The batch as HTML, a row for each token: the stronger its colour, the more of a number is gone; what became zero
+    is crossed out."""
     cell_spans = []
     for row, (numbers, rounded_numbers) in enumerate(zip(x.tolist(), rounded_batch.tolist(), strict=True)):
         for column, (original, rounded) in enumerate(zip(numbers, rounded_numbers, strict=True)):
             loss_share = min(abs(rounded - original) / abs(original), 1.0) if original else 0.0
             style = f"{tint('orange', loss_share**0.5)};outline:{'2px solid' if (row, column) == (TOKENS - 1, AT) else '0'} {COLOURS['red']}"
             title = f"token {row + 1}, number {column + 1}: {original:.4g} becomes {rounded:.4g}"
-            cell_spans.append(f'<span title="{title}" style="{style};text-align:center;overflow:hidden">{"" if rounded else "×"}</span>')
+            cell_spans.append(
+                f'<span title="{title}" '
+                f'style="{style};text-align:center;overflow:hidden">{"" if rounded else "×"}</span>'
+            )
     grid = f"display:grid;grid-template-columns:repeat({WIDTH},1fr);grid-auto-rows:1.1em;gap:1px;font-size:.7rem;line-height:1.1em"
     return f'<div class="heat" style="{grid}">{"".join(cell_spans)}</div>'
 
 
 def draw() -> None:
     col1, col2, col3, col4 = st.columns(4)
-    text = col1.text_input("Number", DEFAULT_NUMBER, 40, key="number", bind="query-params", help="Also −0, inf and nan.")
+    text = col1.text_input(
+        "Number", DEFAULT_NUMBER, 40, key="number", bind="query-params", help="Also −0, inf and nan."
+    )
     form = col2.selectbox("Format", FORMS, list(FORMS).index("NVFP4"), key="format", bind="query-params")
     has_scale = form in ("FP8 E4M3, scaled", "MXFP8", "NVFP4")
     block = col3.select_slider(
-        "Largest neighbour in its block", COMPANIONS, 1.0, key="neighbour", bind="query-params", disabled=not has_scale, format_func="{:g}".format
+        "Largest neighbour in its block",
+        COMPANIONS,
+        1.0,
+        key="neighbour",
+        bind="query-params",
+        disabled=not has_scale,
+        format_func="{:g}".format,
     )
     token = col4.select_slider(
-        "Largest elsewhere in its token", COMPANIONS, 2.0, key="elsewhere", bind="query-params", disabled=form != "NVFP4", format_func="{:g}".format
+        "Largest elsewhere in its token",
+        COMPANIONS,
+        2.0,
+        key="elsewhere",
+        bind="query-params",
+        disabled=form != "NVFP4",
+        format_func="{:g}".format,
     )
     value = parse_number(text)
     if value is None:
         st.warning(f"That is no number; this is the way of {DEFAULT_NUMBER}.")
     conversion = way(float(DEFAULT_NUMBER) if value is None else value, form, block, token)
-    st.caption(f"{form}: {FORMS[form][1]} Boxes are bits: " + ", ".join(f"{name} ({kind} line)" for name, _, kind in COLUMNS) + ".")
+    st.caption(
+        f"{form}: {FORMS[form][1]} Boxes are bits: "
+        + ", ".join(f"{name} ({kind} line)" for name, _, kind in COLUMNS)
+        + "."
+    )
     error = conversion.back - conversion.number
     metrics(
         ("Comes back as", f"{conversion.back:.6g}", f"The number itself is {conversion.number:.9g} in float32."),
         ("Error", exact(error), "What comes back, less the number."),
-        ("Relative error", exact(abs(error / conversion.number)) if conversion.number and math.isfinite(error) else "–", "Of the number."),
-        ("Values of the format", f"{len(grid(conversion.layout)):,}", "Finite ones, before the scale; −0 and 0 are one."),
+        (
+            "Relative error",
+            exact(abs(error / conversion.number)) if conversion.number and math.isfinite(error) else "–",
+            "Of the number.",
+        ),
+        (
+            "Values of the format",
+            f"{len(grid(conversion.layout)):,}",
+            "Finite ones, before the scale; −0 and 0 are one.",
+        ),
     )
     st.html(f'<div style="font-size:.95rem;line-height:1.6">{render_steps(conversion)}</div>')
     st.subheader("One outlier, and who pays for it")
@@ -197,7 +252,12 @@ def show_outlier_section() -> None:
     """The second half of the page: a batch with an outlier in its last token."""
     col1, col2, col3 = st.columns([2, 2, 1])
     outlier = col1.select_slider(
-        "One number of the last token; others: about 1", OUTLIERS, LARGE, key="outlier", bind="query-params", format_func="{:g}".format
+        "One number of the last token; others: about 1",
+        OUTLIERS,
+        LARGE,
+        key="outlier",
+        bind="query-params",
+        format_func="{:g}".format,
     )
     scale_name = col2.selectbox("What shares a scale", SHARED, 4, key="shared", bind="query-params")
     seed = col3.slider("Seed of the batch", 0, 20, 0, key="batch-seed", bind="query-params")
@@ -206,22 +266,38 @@ def show_outlier_section() -> None:
     changed, past = row["past numbers that change"], (TOKENS - 1) * WIDTH
     metrics(
         *(
-            (f"Lost, {group}", lost(row, group), "Share of these numbers that become zero: with 1 in the outlier's place → with the outlier.")
+            (
+                f"Lost, {group}",
+                lost(row, group),
+                "Share of these numbers that become zero: with 1 in the outlier's place → with the outlier.",
+            )
             for group in WHO
         ),
-        ("Past numbers that change", f"{changed} of {past}" if changed else "exactly 0", "Numbers of earlier tokens that the outlier changes."),
+        (
+            "Past numbers that change",
+            f"{changed} of {past}" if changed else "exactly 0",
+            "Numbers of earlier tokens that the outlier changes.",
+        ),
         (
             "Past outputs move by",
             exact(row["past outputs move by"]),
-            "The largest change of an earlier token's output, of a product with a weight. Outputs have a standard deviation of about 1.",
+            "The largest change of an earlier token's output, of a product with a weight. Outputs have "
+            "a standard deviation of about 1.",
         ),
     )
     x = batch(outlier, seed)
     st.caption("Lost: what becomes zero, with 1 in the outlier's place → with the outlier.")
     st.html(render_heat(x, SHARED[scale_name](x)))
-    st.caption("A row is a token, the last below; the outlier is framed. The stronger its colour, the more of a number is gone; × became zero.")
+    st.caption(
+        "A row is a token, the last below; the outlier is framed. The stronger its colour, the more of "
+        "a number is gone; × became zero."
+    )
     group = st.radio("Whose error", WHO, key="whose", bind="query-params", horizontal=True)
-    sweep = [{"outlier": size, "scale": payer["scale"], "error": payer[f"error, {group}"]} for size in OUTLIERS for payer in payers(size, seed)]
+    sweep = [
+        {"outlier": size, "scale": payer["scale"], "error": payer[f"error, {group}"]}
+        for size in OUTLIERS
+        for payer in payers(size, seed)
+    ]
     chart(
         drawing(
             Axis("size of the outlier", log=True),
@@ -239,14 +315,19 @@ def show_outlier_section() -> None:
 PAGE = Page(
     name="low-precision",
     title="Low precision",
-    says="Four or eight bits are enough for a number if a block of numbers shares a scale. Follow a number into a format and back, bit by bit, and "
+    says="Four or eight bits are enough for a number if a block of numbers shares a scale. Follow a number "
+    "into a format and back, bit by bit, and "
     "see who pays when one of those that share a scale is large.",
     formula=r"\begin{gathered}\underbrace{x \approx \mathrm{value}\cdot 2^{\mathrm{byte}-127}}_{\text{MXFP8}} \\"
-    r"\underbrace{x \approx \mathrm{value}\cdot \mathrm{block}\cdot s,\quad s = \frac{\max|x|}{448\cdot 6}}_{\text{NVFP4}}\end{gathered}",
-    question="One number of the last token is far larger than all others. Under which scales do tokens before it change? From which size on are "
+    r"\underbrace{x \approx \mathrm{value}\cdot \mathrm{block}\cdot s,\quad s = "
+    r"\frac{\max|x|}{448\cdot 6}}_{\text{NVFP4}}\end{gathered}",
+    question="One number of the last token is far larger than all others. Under which scales do tokens before "
+    "it change? From which size on are "
     "they lost?",
-    look="With a scale per tensor a large number in the last token changes numbers of tokens before it, and so passes the causal mask; in an engine, "
-    "another request of the batch would do the same. With a scale per token or per block exactly none change. At a hundred the changed numbers are "
+    look="With a scale per tensor a large number in the last token changes numbers of tokens before it, and "
+    "so passes the causal mask; in an engine, "
+    "another request of the batch would do the same. With a scale per token or per block exactly none "
+    "change. At a hundred the changed numbers are "
     "no worse than before, because E4M3 has powers of two to spare; at a million most of them are lost.",
     draw=draw,
     code=(quant.mxfp8_quantize, quant.nvfp4_quantize, formats.e4m3_encode, formats.e2m1_encode),

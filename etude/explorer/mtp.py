@@ -23,14 +23,16 @@ MAX_DRAFTS = 8
 
 MEASUREMENT_KEYS = {
     "tasks": int,
-    **dict.fromkeys(("alpha", "draft_cost", "verify_cost", "opening_cost", "speedup", "speedup_low", "speedup_high"), files.NUMBER),
+    **dict.fromkeys(
+        ("alpha", "draft_cost", "verify_cost", "opening_cost", "speedup", "speedup_low", "speedup_high"), files.NUMBER
+    ),
 }
 """Required keys of a measurement."""
 
 
 def measured() -> dict[int, dict]:
-    """The rows of `etude figure mtp`, the user's or the committed ones, by number of drafts: acceptance, costs in passes over one row, speed-up.
-    Raises RunError if there are none."""
+    """The rows of `etude figure mtp`, the user's or the committed ones, by number of drafts: acceptance, costs in
+    passes over one row, speed-up. Raises RunError if there are none."""
     path = provenance.newest(MEASURED)
     try:
         return _load_measurements(*files.stamp(path))
@@ -42,7 +44,9 @@ def measured() -> dict[int, dict]:
 @lru_cache(4)
 def _load_measurements(path: Path, mtime_ns: int, size: int) -> dict[int, dict]:
     rows = files.parsed(path, {"rows": [{"part": str}]})["rows"]
-    measurements = {int(way): row for row in rows if row["part"] == "decode" and (way := str(row.get("way"))).isdecimal()}
+    measurements = {
+        int(way): row for row in rows if row["part"] == "decode" and (way := str(row.get("way"))).isdecimal()
+    }
     if not measurements:
         raise ValueError("it has no measured decode")
     if mismatch := describe_mismatch(list(measurements.values()), [MEASUREMENT_KEYS]):
@@ -51,7 +55,8 @@ def _load_measurements(path: Path, mtime_ns: int, size: int) -> dict[int, dict]:
 
 
 def speeds(alpha: float, cost: float, verify: float, opening: float, folder: Path | None = None) -> list[dict]:
-    """One row per number of drafts: tokens per pass and speed-up as predicted by `sims/drafting.py`, and the measured speed-up."""
+    """One row per number of drafts: tokens per pass and speed-up as predicted by `sims/drafting.py`, and the measured
+    speed-up."""
     measurements, lengths, rows = measured(), np.array(examples.load("drafting", folder)["turns"]), []
     for drafts in range(1, MAX_DRAFTS + 1):
         row = {
@@ -71,8 +76,8 @@ def speeds(alpha: float, cost: float, verify: float, opening: float, folder: Pat
 
 
 def depths(alpha: float, drafts: int, folder: Path | None = None) -> list[dict]:
-    """One row per depth: how often a draft and all drafts before it were accepted, counted, and the same for one α at all depths, which is
-    the number of tokens that a pass gains from that draft."""
+    """One row per depth: how often a draft and all drafts before it were accepted, counted, and the same for one α at
+    all depths, which is the number of tokens that a pass gains from that draft."""
     counts, rows = examples.load("drafting", folder)["drafts"], []
     deepest = counts[str(min(drafts, max(map(int, counts))))]
     for k in range(1, drafts + 1):
@@ -86,7 +91,10 @@ def depths(alpha: float, drafts: int, folder: Path | None = None) -> list[dict]:
 
 def draw_acceptance_by_depth(rows: list[dict], alpha: float) -> None:
     """Acceptance by depth."""
-    count_rows, alpha_label = ([row | {"what": "counted"} for row in rows if "share" in row], f"α = {alpha:g} at every depth")
+    count_rows, alpha_label = (
+        [row | {"what": "counted"} for row in rows if "share" in row],
+        f"α = {alpha:g} at every depth",
+    )
     alpha_rows = [row | {"what": alpha_label} for row in rows]
     chart(
         drawing(
@@ -99,14 +107,17 @@ def draw_acceptance_by_depth(rows: list[dict], alpha: float) -> None:
         ),
         "mtp-acceptance",
         rows,
-        "How often a draft of each depth was accepted, counted on the agent's rollouts, and what a single α for all depths would give.",
+        "How often a draft of each depth was accepted, counted on the agent's rollouts, and what a "
+        "single α for all depths would give.",
     )
 
 
 def draw_speed_by_drafts(rows: list[dict], drafts: int) -> None:
     """Speed-up by number of drafts."""
     ways = {"predicted": "predicted", "with turns": "predicted, with turns"}
-    theory = [{"how": series, "drafts": row["drafts"], "speed-up": row[key]} for series, key in ways.items() for row in rows]
+    theory = [
+        {"how": series, "drafts": row["drafts"], "speed-up": row[key]} for series, key in ways.items() for row in rows
+    ]
     measured_rows = [{"how": "measured", "speed-up": row["measured"]} | row for row in rows if "measured" in row]
     chart(
         drawing(
@@ -118,7 +129,11 @@ def draw_speed_by_drafts(rows: list[dict], drafts: int) -> None:
             points(theory, "drafts", "speed-up", "how"),
             ranges(measured_rows, "drafts", "low", "high", "how"),
             points(measured_rows, "drafts", "speed-up", "how", tell=("low", "high")),
-            looks={"predicted": Look("orange", "--", "o"), "with turns": Look("blue", "-", "s"), "measured": Look("red", mark="D")},
+            looks={
+                "predicted": Look("orange", "--", "o"),
+                "with turns": Look("blue", "-", "s"),
+                "measured": Look("red", mark="D"),
+            },
         ),
         "mtp-speed",
         rows,
@@ -137,9 +152,15 @@ def draw() -> None:
         return low, high, min(max(round(float(deepest[key]), 2), low), high)
 
     drafts_column, alpha_column, cost_column, verify_column, opening_column = st.columns(5)
-    drafts = drafts_column.slider("Drafts per pass (γ)", 1, MAX_DRAFTS, min(max(measurements), MAX_DRAFTS), key="drafts", bind="query-params")
+    drafts = drafts_column.slider(
+        "Drafts per pass (γ)", 1, MAX_DRAFTS, min(max(measurements), MAX_DRAFTS), key="drafts", bind="query-params"
+    )
     alpha = alpha_column.slider(
-        "α, probability that a draft is accepted", *clip_measurement("alpha", 0.0, 1.0), 0.01, key="alpha", bind="query-params"
+        "α, probability that a draft is accepted",
+        *clip_measurement("alpha", 0.0, 1.0),
+        0.01,
+        key="alpha",
+        bind="query-params",
     )
     cost = cost_column.slider(
         "Cost of a draft (c)",
@@ -170,7 +191,11 @@ def draw() -> None:
     spans.metrics(
         ("Tokens per pass, at best", f"{row['tokens a pass']:.2f}", "If the text were one long turn."),
         ("Predicted", f"{row['predicted']:.2f}×", "By the formula."),
-        ("Predicted, with turns", f"{row['predicted, with turns']:.2f}×", "With the agent's short turns and the cost of verifying and of openings."),
+        (
+            "Predicted, with turns",
+            f"{row['predicted, with turns']:.2f}×",
+            "With the agent's short turns and the cost of verifying and of openings.",
+        ),
         (
             "Measured",
             f"{row['measured']:.2f}×" if "measured" in row else "–",
@@ -182,7 +207,9 @@ def draw() -> None:
         draw_acceptance_by_depth(depths(alpha, drafts, folder), alpha)
     with right:
         draw_speed_by_drafts(rows, drafts)
-    st.caption(f"Measured values, and the starting values of the sliders: {provenance.recorded(provenance.newest(MEASURED))}.")
+    st.caption(
+        f"Measured values, and the starting values of the sliders: {provenance.recorded(provenance.newest(MEASURED))}."
+    )
     folded(rows, "mtp-speed-up", "Speed-up by number of drafts, as a table")
     st.subheader("One decode, pass by pass")
     st.markdown(
@@ -196,11 +223,13 @@ def draw() -> None:
 PAGE = Page(
     name="mtp",
     title="Multi-token prediction",
-    says="Small layers on top of the trunk draft the tokens after the next one. The trunk checks all drafts in one pass and keeps those that it "
+    says="Small layers on top of the trunk draft the tokens after the next one. The trunk checks all drafts "
+    "in one pass and keeps those that it "
     "would have written itself.",
     formula=r"\text{speed-up} = \frac{1-\alpha^{\gamma+1}}{(1-\alpha)(\gamma c + 1)}",
     question="The formula promises a speed-up. Does an agent that works in short turns get more, as much, or less?",
-    look="Less. Where drafts pay, the formula promises more than an agent gets: its turns are short, every turn opens with a pass without "
+    look="Less. Where drafts pay, the formula promises more than an agent gets: its turns are short, every "
+    "turn opens with a pass without "
     "drafts, and a pass over several rows is not free here.",
     draw=draw,
     code=(drafting.predicted, drafting.with_turns, decoder.accept, mtp.MTPLayer),

@@ -1,4 +1,5 @@
-"""The way of one number into a low-precision format and back: its scales, what is rounded, to which neighbour, and the bits of the code."""
+"""The way of one number into a low-precision format and back: its scales, what is rounded, to which neighbour, and the
+bits of the code."""
 
 import math
 from collections.abc import Callable
@@ -11,7 +12,20 @@ from torch import Tensor
 
 from ref import formats, quant
 
-__all__ = ["FORMS", "LAYOUTS", "Layout", "Way", "bits_of", "fields", "grid", "near", "reading", "value", "verdict", "way"]
+__all__ = [
+    "FORMS",
+    "LAYOUTS",
+    "Layout",
+    "Way",
+    "bits_of",
+    "fields",
+    "grid",
+    "near",
+    "reading",
+    "value",
+    "verdict",
+    "way",
+]
 
 
 @dataclass(frozen=True)
@@ -71,14 +85,18 @@ class Way:
 
 
 def way(number: float, form: str, block: float = 0.0, token: float = 0.0) -> Way:
-    """The way of a number whose block has a neighbour of size `block`, and whose token has, in another block, one of size `token`."""
+    """The way of a number whose block has a neighbour of size `block`, and whose token has, in another block, one of
+    size `token`."""
     x = torch.zeros(1, 32)
     x[0, 0], x[0, 1], x[0, 16] = number, block, token
     layout, code, scales, step = FORMS[form][0], 0, [], torch.tensor(1.0)
     if form == "NVFP4":
         packed, blocks, s = quant.nvfp4_quantize(x)
         step = formats.e4m3_decode(blocks)[0, 0] * s[0, 0]
-        scales = [("token", "float32", bits_of(s[0, 0]), s.item()), ("block", "E4M3", int(blocks[0, 0]), formats.e4m3_decode(blocks)[0, 0].item())]
+        scales = [
+            ("token", "float32", bits_of(s[0, 0]), s.item()),
+            ("block", "E4M3", int(blocks[0, 0]), formats.e4m3_decode(blocks)[0, 0].item()),
+        ]
         code, back = int(packed[0, 0]) & 15, quant.nvfp4_dequantize(packed, blocks, s)[0, 0]
     elif form == "MXFP8":
         x[0, 16] = 0
@@ -119,7 +137,11 @@ def grid(layout: str) -> np.ndarray:
 def value(layout: str, code: int) -> float:
     """The value of a code."""
     values = LAYOUTS[layout].values
-    return _list_values(layout)[code] if values else torch.tensor(code - (code >> 31 << 32), dtype=torch.int32).view(torch.float32).item()
+    return (
+        _list_values(layout)[code]
+        if values
+        else torch.tensor(code - (code >> 31 << 32), dtype=torch.int32).view(torch.float32).item()
+    )
 
 
 @lru_cache(8)
@@ -144,20 +166,30 @@ def reading(layout: str, code: int) -> str:
     sign, exponent, mantissa = (int(bits or "0", 2) for bits in fields(layout, code))
     normal = exponent > 0 or not shape.mantissa
     power, share = max(exponent, int(bool(shape.mantissa))) - shape.bias, normal + mantissa / (1 << shape.mantissa)
-    return f"{'−' if sign else ''}2{str(power).translate(SUPERSCRIPTS)} · {share:g}{'' if normal else ', subnormal: no leading one'}"
+    return (
+        f"{'−' if sign else ''}2{str(power).translate(SUPERSCRIPTS)} · "
+        f"{share:g}{'' if normal else ', subnormal: no leading one'}"
+    )
 
 
 def verdict(taken: Way) -> str:
     """Why the number became this one of the values that the format has."""
     q, rounded_value, values = taken.quotient, taken.rounded, grid(taken.layout)
     if math.isnan(taken.back) or math.isinf(taken.number) and math.isinf(rounded_value):
-        return "Not finite. What shares its scale is lost with it." if taken.scales else "Not finite, and neither is what comes back."
+        return (
+            "Not finite. What shares its scale is lost with it."
+            if taken.scales
+            else "Not finite, and neither is what comes back."
+        )
     if not q and taken.number:
         return "The scale is too small for its own format and became zero. So does the number."
     if q == rounded_value:
         return "One of the format's values: rounding loses nothing."
     if abs(q) > values[-1]:
-        return f"Beyond {values[-1]:g}, the largest: it becomes {'infinite' if math.isinf(rounded_value) else f'{rounded_value:g}'}."
+        return (
+            f"Beyond {values[-1]:g}, the largest: it becomes "
+            f"{'infinite' if math.isinf(rounded_value) else f'{rounded_value:g}'}."
+        )
     index = int(np.searchsorted(values, q))
     lower, upper = values[index - 1], values[index]
     if q - lower == upper - q:

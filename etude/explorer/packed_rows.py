@@ -21,17 +21,21 @@ MAX_ROWS = 24
 
 
 def laid(lengths: Tensor, own: Tensor, width: int) -> list[dict]:
-    """The sequences `own` (their numbers) in rows of `width` tokens: one dictionary for each, in the order of rows and places."""
+    """The sequences `own` (their numbers) in rows of `width` tokens: one dictionary for each, in the order of rows and
+    places."""
     row, start = packing.rows(lengths[own], width)
     pieces = [
         {"row": r, "start": offset, "end": offset + size, "sequence": number, "tokens": size}
-        for r, offset, size, number in zip(row.tolist(), start.tolist(), lengths[own].tolist(), own.tolist(), strict=True)
+        for r, offset, size, number in zip(
+            row.tolist(), start.tolist(), lengths[own].tolist(), own.tolist(), strict=True
+        )
     ]
     return sorted(pieces, key=lambda piece: (piece["row"], piece["start"]))
 
 
 def pairs(pieces: list[dict]) -> tuple[int, int]:
-    """Pairs of query and key in a row that holds these sequences: those within a sequence, and those that there are without a mask."""
+    """Pairs of query and key in a row that holds these sequences: those within a sequence, and those that there are
+    without a mask."""
     token_count = sum(piece["tokens"] for piece in pieces)
     return sum(piece["tokens"] * (piece["tokens"] + 1) // 2 for piece in pieces), token_count * (token_count + 1) // 2
 
@@ -56,15 +60,18 @@ def mask(pieces: list[dict], width: int) -> list[list[str]]:
 
 @lru_cache(1)
 def seen_by_strangers() -> list[dict]:
-    """What the mask is worth: three short sequences in one row of a small random network in float64, and how far, in nats, the log-probs of each
-    are from those of the same sequence read alone."""
+    """What the mask is worth: three short sequences in one row of a small random network in float64, and how far, in
+    nats, the log-probs of each are from those of the same sequence read alone."""
     torch.manual_seed(0)
     model = Transformer(Config.tiny(64, num_hidden_layers=1)).double().requires_grad_(False)
     sequences = [torch.randint(64, (T,)) for T in (9, 12, 8)]
     row, start = packing.rows(torch.tensor([len(ids) for ids in sequences]), 32)
     ids = packing.lay(sequences, row, start, (1, 32), 0)
     doc = packing.lay([torch.full((len(part),), i) for i, part in enumerate(sequences)], row, start, (1, 32), -1)
-    masked_logprobs, unmasked_logprobs = (model(ids, doc=doc).logits.log_softmax(-1)[0], model(ids).logits.log_softmax(-1)[0])
+    masked_logprobs, unmasked_logprobs = (
+        model(ids, doc=doc).logits.log_softmax(-1)[0],
+        model(ids).logits.log_softmax(-1)[0],
+    )
     rows = []
     for offset, part in sorted(zip(start.tolist(), sequences, strict=True), key=lambda pair: pair[0]):
         alone_logprobs, span = model(part[None]).logits.log_softmax(-1)[0], slice(offset, offset + len(part))
@@ -101,11 +108,18 @@ def mask_drawn(kinds: list[list[str]]) -> str:
     """Queries from top to bottom, keys from left to right."""
     looks = {
         "own": ("sees: of its own sequence", tint("blue", 0.75)),
-        "stranger": ("only without a mask: a stranger", f"background:repeating-linear-gradient(45deg,{COLOURS['orange']} 0 2px,transparent 2px 4px)"),
+        "stranger": (
+            "only without a mask: a stranger",
+            f"background:repeating-linear-gradient(45deg,{COLOURS['orange']} 0 2px,transparent 2px 4px)",
+        ),
         "padding": ("padding", tint("grey", 0.15)),
         "later": ("later: never", ""),
     }
-    cells = "".join(f'<span class="{kind}" title="{looks[kind][0]}" style="{looks[kind][1]}"></span>' for row in kinds for kind in row)
+    cells = "".join(
+        f'<span class="{kind}" title="{looks[kind][0]}" style="{looks[kind][1]}"></span>'
+        for row in kinds
+        for kind in row
+    )
     key = " &ensp; ".join(
         f'<span style="{style};display:inline-block;width:1em;height:1em;vertical-align:-.15em"></span> {label}'
         for kind, (label, style) in looks.items()

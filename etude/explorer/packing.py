@@ -1,4 +1,5 @@
-"""Packing: which rank trains on which sequences, how sequences lie in rows, and what a row's attention mask keeps apart."""
+"""Packing: which rank trains on which sequences, how sequences lie in rows, and what a row's attention mask keeps
+apart."""
 
 from collections.abc import Callable
 from functools import lru_cache
@@ -35,7 +36,8 @@ def drawn(count: int, median: int, sigma: float, width: int, seed: int) -> Tenso
 
 
 INITIAL_RANKS = 16
-"""The ranks with which the page begins: enough to tell the ways of dealing apart, and few enough for the longest sequence."""
+"""The ranks with which the page begins: enough to tell the ways of dealing apart, and few enough for the longest
+sequence."""
 INITIAL_ROW = 2
 """The row with which the page begins: the first of the first rank with three sequences."""
 
@@ -55,7 +57,8 @@ def compute_loads(costs: Tensor, rank_of: Tensor, ranks: int) -> Tensor:
 
 
 def compute_bound(costs: Tensor, rank_of: Tensor, ranks: int) -> float:
-    """Equation (4) of `ref/packing.py` for sequences dealt by cost: what the fullest rank has at most, over the mean load."""
+    """Equation (4) of `ref/packing.py` for sequences dealt by cost: what the fullest rank has at most, over the mean
+    load."""
     rank_loads = compute_loads(costs, rank_of, ranks)
     last = costs[rank_of == rank_loads.argmax()].min()
     return float((rank_loads.mean() + (1 - 1 / ranks) * last) / rank_loads.mean())
@@ -87,7 +90,16 @@ def bars(lengths: Tensor, cost: packing.Cost, ranks: int) -> list[dict]:
         tokens, count = compute_loads(lengths.double(), rank_of, ranks), rank_of.bincount(minlength=ranks)
         for place, rank in enumerate(rank_loads.argsort(descending=True, stable=True).tolist(), 1):
             share = float(rank_loads[rank] / rank_loads.mean())
-            rows.append({"dealt": name, "place": place, "rank": rank, "load": share, "tokens": int(tokens[rank]), "sequences": int(count[rank])})
+            rows.append(
+                {
+                    "dealt": name,
+                    "place": place,
+                    "rank": rank,
+                    "load": share,
+                    "tokens": int(tokens[rank]),
+                    "sequences": int(count[rank]),
+                }
+            )
     return rows
 
 
@@ -95,7 +107,9 @@ def draw_controls() -> tuple[Tensor, packing.Cost, int, int]:
     """Draws the controls. Lengths, cost, ranks and a row's width."""
     count_column, sigma_column, median_column = st.columns(3)
     count = count_column.select_slider("Sequences", COUNTS, 256, key="sequences", bind="query-params")
-    sigma = sigma_column.select_slider("Spread: σ of the logarithm of the length", SIGMAS, 1.0, key="spread", bind="query-params")
+    sigma = sigma_column.select_slider(
+        "Spread: σ of the logarithm of the length", SIGMAS, 1.0, key="spread", bind="query-params"
+    )
     median = median_column.slider("Median length, tokens", 200, 8000, 1800, 200, key="median", bind="query-params")
     ranks_column, width_column, cost_column, seed_column = st.columns([3, 3, 4, 2])
     ranks = ranks_column.select_slider("Ranks", RANKS, INITIAL_RANKS, key="ranks", bind="query-params")
@@ -111,11 +125,23 @@ def draw() -> None:
     longest_ratio = float(costs.max() * ranks / costs.sum())
     metrics(
         *(
-            (f"Slowest rank, {row['dealt']}", f"{row['slowest rank']:.3f}×", "Its load over the mean: how much longer the step takes.")
+            (
+                f"Slowest rank, {row['dealt']}",
+                f"{row['slowest rank']:.3f}×",
+                "Its load over the mean: how much longer the step takes.",
+            )
             for row in rows
         ),
-        ("At most, by cost", f"{rows[-1]['at most, proven']:.3f}×", "Proven for sequences that are dealt by cost: M + (1 − 1/R) · c."),
-        ("Longest sequence alone", f"{longest_ratio:.3f}×", "Its cost over the mean load. Above 1 no dealing can mend it: it has to be cut."),
+        (
+            "At most, by cost",
+            f"{rows[-1]['at most, proven']:.3f}×",
+            "Proven for sequences that are dealt by cost: M + (1 − 1/R) · c.",
+        ),
+        (
+            "Longest sequence alone",
+            f"{longest_ratio:.3f}×",
+            "Its cost over the mean load. Above 1 no dealing can mend it: it has to be cut.",
+        ),
     )
     rank_rows = bars(lengths, cost, ranks)
     left, right = st.columns(2)
@@ -153,20 +179,38 @@ def draw_rows(lengths: Tensor, rank_of: Tensor, ranks: int, width: int) -> None:
     """The rows of one rank, and the mask of one of them."""
     st.subheader("A rank's rows")
     rank_column, row_column, _ = st.columns(3)
-    rank = min(rank_column.slider("Rank", 1, RANKS[-1], 1, key="rank", bind="query-params", help="The last one, if there are fewer."), ranks)
+    rank = min(
+        rank_column.slider(
+            "Rank", 1, RANKS[-1], 1, key="rank", bind="query-params", help="The last one, if there are fewer."
+        ),
+        ranks,
+    )
     pieces = laid(lengths, (rank_of == rank - 1).nonzero()[:, 0], width)
     if not pieces:
         st.info(f"Rank {rank} has no sequence: there are fewer of them than ranks.")
         return
     count = pieces[-1]["row"] + 1
     row = min(
-        row_column.slider("Row of the mask", 1, 16, INITIAL_ROW, key="row", bind="query-params", help="The last one, if there are fewer."), count
+        row_column.slider(
+            "Row of the mask",
+            1,
+            16,
+            INITIAL_ROW,
+            key="row",
+            bind="query-params",
+            help="The last one, if there are fewer.",
+        ),
+        count,
     )
     tokens = sum(piece["tokens"] for piece in pieces)
     metrics(
         ("Sequences", len(pieces), f"Of rank {rank}, dealt by cost."),
         ("Rows", count, f"Of {width:,} tokens each."),
-        ("Padding", f"{1 - tokens / count / width:.1%}", f"With one sequence a row it would be {1 - tokens / len(pieces) / width:.1%}."),
+        (
+            "Padding",
+            f"{1 - tokens / count / width:.1%}",
+            f"With one sequence a row it would be {1 - tokens / len(pieces) / width:.1%}.",
+        ),
     )
     st.html(rows_drawn(pieces, width))
     st.caption("A bar is a row, a colour a sequence; point at one for its length. What is empty is padding.")
@@ -179,11 +223,20 @@ def draw_rows(lengths: Tensor, rank_of: Tensor, ranks: int, width: int) -> None:
     with right:
         stranger_pairs = all_pairs - own_pairs
         metrics(
-            ("Pairs within a sequence", f"{own_pairs:,}", "Of a query and a key, itself or before it: what attention has to compute."),
-            ("Pairs with strangers", exact(stranger_pairs, "{:,}"), f"{stranger_pairs / all_pairs:.1%} of all, without a mask."),
+            (
+                "Pairs within a sequence",
+                f"{own_pairs:,}",
+                "Of a query and a key, itself or before it: what attention has to compute.",
+            ),
+            (
+                "Pairs with strangers",
+                exact(stranger_pairs, "{:,}"),
+                f"{stranger_pairs / all_pairs:.1%} of all, without a mask.",
+            ),
         )
         st.markdown(
-            "A network that is not told where a sequence begins reads the row as one text. Nothing complains. Three sequences in one row of a small "
+            "A network that is not told where a sequence begins reads the row as one text. Nothing "
+            "complains. Three sequences in one row of a small "
             "random network: how far, in nats, a log-prob is from that of the same sequence read alone."
         )
         table(seen_by_strangers(), "packing-strangers")
@@ -193,12 +246,14 @@ def draw_rows(lengths: Tensor, rank_of: Tensor, ranks: int, width: int) -> None:
 PAGE = Page(
     name="packing",
     title="Sequence packing",
-    says="A step takes as long as its slowest rank, and attention makes one long sequence dearer than many short ones. Deal sequences to ranks, lay "
+    says="A step takes as long as its slowest rank, and attention makes one long sequence dearer than many "
+    "short ones. Deal sequences to ranks, lay "
     "them in rows, and see what a row's mask keeps apart.",
     formula=r"\begin{gathered} c(T) = \mathrm{linear}\cdot T + \mathrm{quadratic}\cdot T^2 \\"
     r"\max\ \mathrm{load} \le M + \left(1-\frac1R\right) c\end{gathered}",
     question="Sequences are dealt to ranks so that each has as many tokens. Do all ranks then work equally long?",
-    look="Dealing by tokens is even in tokens and not in work. Dealing by cost comes out even, unless one sequence costs more than a rank's share.",
+    look="Dealing by tokens is even in tokens and not in work. Dealing by cost comes out even, unless one "
+    "sequence costs more than a rank's share.",
     draw=draw,
     code=(packing.Cost, packing.balance, packing.imbalance, packing.rows),
     technique="packing",

@@ -1,9 +1,9 @@
 """The parts of a page, and the helpers that all pages share.
 
-A page is a `Page` and one function that draws it. Widgets get `bind="query-params"` and a `key`, which is their name in the URL, so
-a link reopens the view that it was copied from. If a URL contains a value that the widget does not allow, the default replaces it. Integers
-are sliders, because `st.number_input` ends in a traceback if the URL says inf. No two pages share a key, because Streamlit would carry
-its value from one page to the other.
+A page is a `Page` and one function that draws it. Widgets get `bind="query-params"` and a `key`, which is their name in
+the URL, so a link reopens the view that it was copied from. If a URL contains a value that the widget does not allow,
+the default replaces it. Integers are sliders, because `st.number_input` ends in a traceback if the URL says inf. No two
+pages share a key, because Streamlit would carry its value from one page to the other.
 
     link(name, label, ...)           a link to another page, within the session
     table(rows, name)                a table with a CSV download; `folded`, closed at first; `steering`, one that sets a control
@@ -101,11 +101,13 @@ def read_source(code_object: Any) -> tuple[Path, int, str]:
 
 
 PLACES: dict[str, Any] = {}
-"""Streamlit's pages by their name in the URL. `start` stores them here, because a link needs the page object that Streamlit made."""
+"""Streamlit's pages by their name in the URL. `start` stores them here, because a link needs the page object that
+Streamlit made."""
 
 
 def link(name: str, label: str, icon: str | None = None, **query: str) -> None:
-    """A link to a page, with what its URL says beside its name. It keeps the session, which an ordinary link would begin anew."""
+    """A link to a page, with what its URL says beside its name. It keeps the session, which an ordinary link would
+    begin anew."""
     st.page_link(PLACES[name], label=label, icon=icon, query_params=query or None)
 
 
@@ -115,7 +117,8 @@ def download(label: str, content: Callable[[], bytes | str], name: str, kind: st
 
 
 def table(rows: Sequence[dict], name: str) -> None:
-    """Rows as a table with a CSV download. The table shows four digits, the file has all of them; missing values stay blank."""
+    """Rows as a table with a CSV download. The table shows four digits, the file has all of them; missing values stay
+    blank."""
     st.dataframe(list(rows), hide_index=True, width="stretch", column_config=_format_columns(rows), placeholder="")
     download("Data (CSV)", lambda: as_csv(rows), f"{name}.csv", "text/csv")
 
@@ -127,7 +130,8 @@ def folded(rows: Sequence[dict], name: str, label: str = "The same as a table") 
 
 
 def steering(rows: Sequence[dict], name: str, key: str, values: Sequence) -> None:
-    """A table that sets a control: the row that the reader chooses gives the control with this `key` the value in its place of `values`."""
+    """A table that sets a control: the row that the reader chooses gives the control with this `key` the value in its
+    place of `values`."""
     table_key = f"rows-{name}"
 
     def set_control() -> None:

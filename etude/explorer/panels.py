@@ -36,9 +36,17 @@ PANELS: dict[str, tuple[Panel, ...]] = {
             ("rl",),
             {"success": "success", "reward": "reward"},
             "mean over the batch",
-            "Every step uses new prompts, so memorisation cannot raise this curve. Reward is success minus the penalties.",
+            "Every step uses new prompts, so memorisation cannot raise this curve. Reward is success "
+            "minus the penalties.",
         ),
-        Panel("success", "Held-out success", (), {}, "share of tasks", "Before RL and after it. Whiskers are 95% intervals over held-out tasks."),
+        Panel(
+            "success",
+            "Held-out success",
+            (),
+            {},
+            "share of tasks",
+            "Before RL and after it. Whiskers are 95% intervals over held-out tasks.",
+        ),
     ),
     "RL: length, drift": (
         Panel(
@@ -50,7 +58,12 @@ PANELS: dict[str, tuple[Panel, ...]] = {
             "The length penalty pulls it down; a crash towards zero would mean that the agent gives up.",
         ),
         Panel(
-            "drift", "Distance from the policy before RL", ("rl",), {"kl": "k1"}, "nats per rollout", "A slow rise is learning, a jump is trouble."
+            "drift",
+            "Distance from the policy before RL",
+            ("rl",),
+            {"kl": "k1"},
+            "nats per rollout",
+            "A slow rise is learning, a jump is trouble.",
         ),
     ),
     "RL: calls, entropy": (
@@ -78,7 +91,8 @@ PANELS: dict[str, tuple[Panel, ...]] = {
             ("rl",),
             {f"evidence_{name}": words for name, words in NAMES.items()} | {"alarm_at": "an alarm from here on"},
             "log of a bettor's wealth, nats",
-            "Somebody bets that what rollouts do has changed since the first steps. In an unchanged run hardly one in a hundred ever gets this far.",
+            "Somebody bets that what rollouts do has changed since the first steps. In an unchanged "
+            "run hardly one in a hundred ever gets this far.",
         ),
         *(
             Panel(
@@ -87,7 +101,8 @@ PANELS: dict[str, tuple[Panel, ...]] = {
                 ("rl",),
                 {f"watch_{name}": "mean of a step", f"low_{name}": "usual: from", f"high_{name}": "usual: to"},
                 "share",
-                "Its mean may lie between these lines before it counts as changed. Evidence past its threshold says that it has, not that it is bad.",
+                "Its mean may lie between these lines before it counts as changed. Evidence past its "
+                "threshold says that it has, not that it is bad.",
             )
             for name, words in NAMES.items()
         ),
@@ -99,7 +114,8 @@ PANELS: dict[str, tuple[Panel, ...]] = {
             ("cpt", "long", "sft"),
             {"loss": "loss"},
             "nats a token",
-            "Short context, long context, demonstrations. Each phase has its own data, so a jump between phases is normal.",
+            "Short context, long context, demonstrations. Each phase has its own data, so a jump "
+            "between phases is normal.",
             "tokens",
         ),
         Panel(
@@ -108,7 +124,8 @@ PANELS: dict[str, tuple[Panel, ...]] = {
             ("cpt", "long", "sft"),
             {"codebase_ppl": "perplexity"},
             "perplexity per token",
-            "On held-out code, while the network trains on code. Not measured during SFT, which trains on the agent's work only.",
+            "On held-out code, while the network trains on code. Not measured during SFT, which trains "
+            "on the agent's work only.",
             "tokens",
             True,
         ),

@@ -1,4 +1,5 @@
-"""Length penalties: the curve, its slope and its limits; rollouts of a run ranked by reward; serial and parallel calls."""
+"""Length penalties: the curve, its slope and its limits; rollouts of a run ranked by reward; serial and parallel
+calls."""
 
 from collections.abc import Mapping
 from dataclasses import fields, replace
@@ -55,22 +56,37 @@ def compute_effort(rollout: dict, payment: Payment) -> tuple[float, dict[str, fl
     own_tokens, given_tokens = rollout["own_tokens"], rollout["given_tokens"]
     sampled = torch.arange(own_tokens + given_tokens) < own_tokens
     no_experts = torch.zeros(len(sampled) - 1, 0, 1, dtype=torch.int16)
-    segment = Segment(torch.zeros(len(sampled), dtype=torch.long), sampled, torch.zeros(len(sampled)), sampled.long(), no_experts, True)
+    segment = Segment(
+        torch.zeros(len(sampled), dtype=torch.long),
+        sampled,
+        torch.zeros(len(sampled)),
+        sampled.long(),
+        no_experts,
+        True,
+    )
     metrics = {name: float(rollout[name]) for name in ("calls", "turns", "invalid_calls")}
     sampled_rollout = Rollout(Chain([segment]), {"tests": float(rollout["success"])}, metrics)
-    return (-reward_terms(sampled_rollout, replace(payment, effort_price=1.0, k=0.0, q=0.0))["effort"], reward_terms(sampled_rollout, payment))
+    return (
+        -reward_terms(sampled_rollout, replace(payment, effort_price=1.0, k=0.0, q=0.0))["effort"],
+        reward_terms(sampled_rollout, payment),
+    )
 
 
 def rank_rollouts(rollouts: list[dict], payment: Payment) -> list[dict]:
-    """Rollouts by reward, best first, with their rank and its change from the ranking without a length penalty. Equal rewards share a rank."""
+    """Rollouts by reward, best first, with their rank and its change from the ranking without a length penalty. Equal
+    rewards share a rank."""
     unpenalized = replace(payment, effort_price=0.0)
     unpenalized_rewards, penalized_rewards = (
-        [sum(compute_effort(rollout, variant)[1].values()) for rollout in rollouts] for variant in (unpenalized, payment)
+        [sum(compute_effort(rollout, variant)[1].values()) for rollout in rollouts]
+        for variant in (unpenalized, payment)
     )
     rows = []
     for number, rollout in enumerate(rollouts):
         x, terms = compute_effort(rollout, payment)
-        rank, unpenalized_rank = (1 + sum(reward > rewards[number] for reward in rewards) for rewards in (penalized_rewards, unpenalized_rewards))
+        rank, unpenalized_rank = (
+            1 + sum(reward > rewards[number] for reward in rewards)
+            for rewards in (penalized_rewards, unpenalized_rewards)
+        )
         rows.append(
             {
                 "rank": rank,
@@ -98,7 +114,9 @@ def compare_calls(max_calls: int, weights: EffortWeights, k: float, q: float) ->
     for n in range(1, max_calls + 1):
         row = {"calls": n}
         for way, turns in zip(WAYS, (n, 1)):
-            x = effort(Effort(tool_call_tokens=CALL * n, tool_output_tokens=OUTPUT * n, tool_calls=n, turns=turns), weights)
+            x = effort(
+                Effort(tool_call_tokens=CALL * n, tool_output_tokens=OUTPUT * n, tool_calls=n, turns=turns), weights
+            )
             row |= {f"effort, {way}": x, f"C, {way}": length_penalty(x, k, q)}
         rows.append(row)
     return rows
@@ -107,12 +125,30 @@ def compare_calls(max_calls: int, weights: EffortWeights, k: float, q: float) ->
 def list_limits(x: float, k: float, q: float) -> list[dict]:
     """C at effort x, near its limits and at them: it is continuous there."""
     rows = [
-        {"limit": "q → 1: the logarithm", "close by": length_penalty(x, k, 1 + 1e-9), "at the limit": length_penalty(x, k, 1.0)},
-        {"limit": "k → 0: the effort itself", "close by": length_penalty(x, 1e-12, q), "at the limit": length_penalty(x, 0.0, q)},
-        {"limit": "q → 0: the effort itself", "close by": length_penalty(x, k, 1e-12), "at the limit": length_penalty(x, k, 0.0)},
+        {
+            "limit": "q → 1: the logarithm",
+            "close by": length_penalty(x, k, 1 + 1e-9),
+            "at the limit": length_penalty(x, k, 1.0),
+        },
+        {
+            "limit": "k → 0: the effort itself",
+            "close by": length_penalty(x, 1e-12, q),
+            "at the limit": length_penalty(x, 0.0, q),
+        },
+        {
+            "limit": "q → 0: the effort itself",
+            "close by": length_penalty(x, k, 1e-12),
+            "at the limit": length_penalty(x, k, 0.0),
+        },
     ]
     if q > 1 and k > 0:
-        rows.append({"limit": "x → ∞: the bound", "close by": length_penalty(1e150 / k, k, q), "at the limit": length_penalty(1e290 / k, k, q)})
+        rows.append(
+            {
+                "limit": "x → ∞: the bound",
+                "close by": length_penalty(1e150 / k, k, q),
+                "at the limit": length_penalty(1e290 / k, k, q),
+            }
+        )
     return rows
 
 
@@ -138,9 +174,18 @@ def build_penalty_curve(k: float, q: float, max_effort: float) -> tuple[Drawing,
 def build_slope(k: float, q: float, max_effort: float, ranking: list[dict]) -> tuple[Drawing, list[dict]]:
     """The price of the next unit, and the rollouts on it."""
     x = np.linspace(0, max_effort, 120)
-    curve_rows = [{"what": "C'(x)", "x": a, "C'": b} for a, b in zip(x.tolist(), marginal_cost(x, k, q).tolist(), strict=True)]
+    curve_rows = [
+        {"what": "C'(x)", "x": a, "C'": b} for a, b in zip(x.tolist(), marginal_cost(x, k, q).tolist(), strict=True)
+    ]
     mark_rows = [
-        {"what": "rollout", "rollout": row["rollout"], "x": row["effort"], "C'": row["next unit costs"], "task": row["task"]} for row in ranking
+        {
+            "what": "rollout",
+            "rollout": row["rollout"],
+            "x": row["effort"],
+            "C'": row["next unit costs"],
+            "task": row["task"],
+        }
+        for row in ranking
     ]
     return drawing(
         Axis(EFFORT, most=max_effort),
@@ -154,24 +199,38 @@ def build_slope(k: float, q: float, max_effort: float, ranking: list[dict]) -> t
 def build_call_curves(max_calls: int, weights: EffortWeights, k: float, q: float) -> tuple[Drawing, list[dict]]:
     """The same calls, one per turn or all in one."""
     rows = compare_calls(max_calls, weights, k, q)
-    series_rows = [{"how": way, "calls": row["calls"], "C": row[f"C, {way}"], "effort": row[f"effort, {way}"]} for way in WAYS for row in rows]
+    series_rows = [
+        {"how": way, "calls": row["calls"], "C": row[f"C, {way}"], "effort": row[f"effort, {way}"]}
+        for way in WAYS
+        for row in rows
+    ]
     layers = lines(series_rows, "calls", "C", "how"), points(series_rows, "calls", "C", "how", tell=("effort",))
     return drawing("calls", "C(effort)", *layers, looks=WAYS), rows
 
 
 def draw_controls() -> Payment:
-    """The payment set by the sliders. The six weights are collapsed unless the link sets one of them: on a narrow screen they would
-    separate the curve from the sliders that bend it."""
+    """The payment set by the sliders. The six weights are collapsed unless the link sets one of them: on a narrow
+    screen they would separate the curve from the sliders that bend it."""
     columns = st.columns(3)
     with columns[0]:
         k = st.select_slider(
-            "k: how soon it bends, per unit of effort", BENDS, DEFAULT_PAYMENT.k, key="k", bind="query-params", format_func=lambda v: f"{v:g}"
+            "k: how soon it bends, per unit of effort",
+            BENDS,
+            DEFAULT_PAYMENT.k,
+            key="k",
+            bind="query-params",
+            format_func=lambda v: f"{v:g}",
         )
     with columns[1]:
         q = st.slider("q: how much it bends", 0.0, 3.0, DEFAULT_PAYMENT.q, 0.05, key="q", bind="query-params")
     with columns[2]:
         price = st.select_slider(
-            "Reward that a unit of C costs", PRICES, DEFAULT_PAYMENT.effort_price, key="price", bind="query-params", format_func=lambda v: f"{v:g}"
+            "Reward that a unit of C costs",
+            PRICES,
+            DEFAULT_PAYMENT.effort_price,
+            key="price",
+            bind="query-params",
+            format_func=lambda v: f"{v:g}",
         )
     terms, weights = {term.name: term.name.replace("_", "-") for term in fields(EffortWeights)}, {}
     is_expanded = st.session_state.setdefault("weights-opened", any(key in st.query_params for key in terms.values()))
@@ -181,7 +240,13 @@ def draw_controls() -> Payment:
             with columns[index % 3]:
                 default, max_weight = getattr(DEFAULT_PAYMENT.weights, name), MAX_WEIGHTS[name]
                 weights[name] = st.slider(
-                    f"Weight of a {TERM_NAMES[name]}", 0.0, max_weight, default, 0.1 if max_weight < 10 else 1.0, key=key, bind="query-params"
+                    f"Weight of a {TERM_NAMES[name]}",
+                    0.0,
+                    max_weight,
+                    default,
+                    0.1 if max_weight < 10 else 1.0,
+                    key=key,
+                    bind="query-params",
                 )
     return replace(DEFAULT_PAYMENT, k=k, q=q, effort_price=price, weights=EffortWeights(**weights))
 
@@ -208,13 +273,20 @@ def draw() -> None:
         chart(picture, "penalty", picture_rows, "The penalty. It starts with slope one and flattens.")
     with right:
         picture, picture_rows = build_slope(k, q, max_effort, rows)
-        caption = "What moves the policy: the price of one more unit." + " A click on a rollout opens it below." * (len(rows) > 1)
+        caption = "What moves the policy: the price of one more unit." + " A click on a rollout opens it below." * (
+            len(rows) > 1
+        )
         picked(picture, "marginal-cost", picture_rows, caption, then=open_rollout)
     left, right = st.columns(2)
     with left:
         max_calls = st.slider("Calls in the example", 1, 12, 6, key="calls", bind="query-params")
         picture, call_rows = build_call_curves(max_calls, payment.weights, k, q)
-        chart(picture, "parallel-calls", call_rows, f"The same work in many turns or in one: {CALL} tokens per call, {OUTPUT} tokens of output each.")
+        chart(
+            picture,
+            "parallel-calls",
+            call_rows,
+            f"The same work in many turns or in one: {CALL} tokens per call, {OUTPUT} tokens of output each.",
+        )
     last_row = call_rows[-1]
     serial_cost, parallel_cost = last_row["C, one a turn"], last_row["C, all in one turn"]
     with right:
@@ -230,13 +302,17 @@ def draw() -> None:
         st.error(error_message)
     else:
         st.markdown(
-            "Reward = success − price · C(effort) − price of invalid calls. The recipe also charges for drift, a price for each nat of KL "
-            "from the policy before RL; this page leaves it out. Everything the agent writes counts as tokens of calls. It neither "
+            "Reward = success − price · C(effort) − price of invalid calls. The recipe also charges "
+            "for drift, a price for each nat of KL "
+            "from the policy before RL; this page leaves it out. Everything the agent writes counts as "
+            "tokens of calls. It neither "
             "thinks nor sends a final message, so those two weights have no effect here."
         )
         st.caption("Choose a row to read its rollout.")
         steering(rows, "ranking", "read", [row["rollout"] for row in rows])
-        number = st.slider("Read rollout", 1, len(rollouts), 1, key="read", bind="query-params") if len(rollouts) > 1 else 1
+        number = (
+            st.slider("Read rollout", 1, len(rollouts), 1, key="read", bind="query-params") if len(rollouts) > 1 else 1
+        )
         st.code(rollouts[number - 1]["text"].replace("<|", "\n<|").strip(), language=None, wrap_lines=True)
     st.subheader("Limits")
     table(list_limits(max_effort, k, q), "limits")
@@ -245,10 +321,13 @@ def draw() -> None:
 PAGE = Page(
     name="penalties",
     title="Length penalties",
-    says="The more effort a task has already taken, the less each further unit costs: easy tasks are hurried, hard tasks keep room to think.",
+    says="The more effort a task has already taken, the less each further unit costs: easy tasks are "
+    "hurried, hard tasks keep room to think.",
     formula=r"\begin{gathered} C_{k,q}(x) = \frac{(1+kx)^{1-q}-1}{k(1-q)} \\ C'(x) = (1+kx)^{-q}\end{gathered}",
-    question="The same calls, made in one turn or in six: which is cheaper? And where is every curve nearly a straight line?",
-    look="Turns have their own price, so the same work in fewer turns is cheaper, until the curve is so flat that extra effort is free. Where "
+    question="The same calls, made in one turn or in six: which is cheaper? And where is every curve nearly a "
+    "straight line?",
+    look="Turns have their own price, so the same work in fewer turns is cheaper, until the curve is so "
+    "flat that extra effort is free. Where "
     "k·x is far below one, every curve is nearly the straight line.",
     draw=draw,
     code=(length_penalty, marginal_cost, Effort, EffortWeights, effort),

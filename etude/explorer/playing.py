@@ -1,11 +1,14 @@
-"""A sequence that plays: a slider over its moments, Play beside it, which is Pause meanwhile, and what is drawn at a moment below them.
+"""A sequence that plays: a slider over its moments, Play beside it, which is Pause meanwhile, and what is drawn at a
+moment below them.
 
-All of it is a fragment: a step draws it anew, and nothing else of the page. Streamlit starts and stops the fragment's timer only while it draws the
-whole page, so that happens once when playing begins and once when it is over. At the last moment it is over; Play then begins with the first one.
+All of it is a fragment: a step draws it anew, and nothing else of the page. Streamlit starts and stops the fragment's
+timer only while it draws the whole page, so that happens once when playing begins and once when it is over. At the last
+moment it is over; Play then begins with the first one.
 
-While it plays, another slider stands in the first one's place, which follows and cannot be moved. The timer sends what the browser's sliders say, and
-a browser that is behind would set the sequence back; Streamlit ignores what a disabled slider sends. The link does not say the moment meanwhile:
-every step would be a page of its own in the browser's history.
+While it plays, another slider stands in the first one's place, which follows and cannot be moved. The timer sends what
+the browser's sliders say, and a browser that is behind would set the sequence back; Streamlit ignores what a disabled
+slider sends. The link does not say the moment meanwhile: every step would be a page of its own in the browser's
+history.
 """
 
 from collections.abc import Callable, Sequence
@@ -37,9 +40,10 @@ def play(
     one: str = "",
     help: str | None = None,
 ) -> None:
-    """Draws the slider, its buttons and what `show` draws for its value. `key`: the slider's. `moments`: where playing stops by, in order. The slider
-    goes from `least`, by default the first of them, to the last, in steps of `step`, and is at `begin` at first. `one`: what a button says that
-    goes on by one moment. A single moment is shown without any control."""
+    """Draws the slider, its buttons and what `show` draws for its value. `key`: the slider's. `moments`: where playing
+    stops by, in order. The slider goes from `least`, by default the first of them, to the last, in steps of `step`, and
+    is at `begin` at first. `one`: what a button says that goes on by one moment. A single moment is shown without any
+    control."""
     least = moments[0] if least is None else least
     if least == moments[-1]:
         show(least)
@@ -82,9 +86,21 @@ def play(
                 moment = st.slider(label, least, moments[-1], begin, step, key=key, bind="query-params", help=help)
         with right, st.container(horizontal=True):
             icon = ":material/pause:" if is_playing else ":material/play_arrow:"
-            st.button("Pause" if is_playing else "Play", key=button_key, on_click=toggle, icon=icon, help="At the end it begins again.")
+            st.button(
+                "Pause" if is_playing else "Play",
+                key=button_key,
+                on_click=toggle,
+                icon=icon,
+                help="At the end it begins again.",
+            )
             if one:
-                st.button(one, key=f"{key}-next", on_click=advance, icon=":material/skip_next:", help="From the end, the first one.")
+                st.button(
+                    one,
+                    key=f"{key}-next",
+                    on_click=advance,
+                    icon=":material/skip_next:",
+                    help="From the end, the first one.",
+                )
         show(moment)
         if is_playing:
             state[plays_key] = state[key] = moment

@@ -1,4 +1,5 @@
-"""What the page of continued pretraining shows: a schedule, packed rows, the metrics of a run, and the record of `etude figure cpt-rl`."""
+"""What the page of continued pretraining shows: a schedule, packed rows, the metrics of a run, and the record of `etude
+figure cpt-rl`."""
 
 import itertools
 import math
@@ -21,7 +22,20 @@ from ref.network import Config, Transformer
 from sims.microrepo import documents
 from sims.recipe.learner import RATES
 
-__all__ = ["AFTER", "PHASES", "RECORD", "UNITS", "coder", "looks", "losses", "packed", "read", "schedule", "scored", "trainings"]
+__all__ = [
+    "AFTER",
+    "PHASES",
+    "RECORD",
+    "UNITS",
+    "coder",
+    "looks",
+    "losses",
+    "packed",
+    "read",
+    "schedule",
+    "scored",
+    "trainings",
+]
 
 PHASES = {"cpt": "short context", "long": "long context", "sft": "demonstrations"}
 UNITS = ("perplexity a token", "nats a token", "bits a token", "bits a byte")
@@ -36,10 +50,14 @@ AFTER = {
 
 
 def schedule(steps: dict[str, int]) -> list[dict]:
-    """The factor of the learning rate at every optimiser step of the recipe's supervised phases, of so many steps each."""
+    """The factor of the learning rate at every optimiser step of the recipe's supervised phases, of so many steps
+    each."""
     rows, previous_steps = [], 0
     for phase, count in steps.items():
-        rows += [{"step": previous_steps + step + 1, "phase": PHASES[phase], "factor": RATES[phase](step, count)} for step in range(count)]
+        rows += [
+            {"step": previous_steps + step + 1, "phase": PHASES[phase], "factor": RATES[phase](step, count)}
+            for step in range(count)
+        ]
         previous_steps += count
     return rows
 
@@ -55,13 +73,15 @@ def coder(path: Path, changed: int, size: int):
 
 @lru_cache(16)
 def packed(tokenizer: tuple[Path, int, int], length: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """ids and doc [rows, length] of forty modules of the small world, as `ref/cpt.py` packs them; each ends with the end of a document."""
+    """ids and doc [rows, length] of forty modules of the small world, as `ref/cpt.py` packs them; each ends with the
+    end of a document."""
     encode = coder(*tokenizer).encode
     return cpt.pack([[*encode(text).ids, 0] for text in itertools.islice(documents(random.Random(seed)), 40)], length)
 
 
 class Linear(Transformer):
-    """A network whose log-probs are the first number of what they are computed from, so that a loss's gradient says which of them it counts."""
+    """A network whose log-probs are the first number of what they are computed from, so that a loss's gradient says
+    which of them it counts."""
 
     def logprob(self, hidden: Tensor, targets: Tensor) -> Tensor:
         return hidden[:, 0]
@@ -84,7 +104,9 @@ def scored(ids: Tensor, doc: Tensor | None) -> Tensor:
 
 def read(root: Path) -> dict[str, list[dict]]:
     """The metrics of a run's phases. Raises RunError if it has none of pretraining."""
-    lines_by_phase = {phase: _read_lines(*stamp(path)) for phase in PHASES if (path := root / "metrics" / f"{phase}.jsonl").is_file()}
+    lines_by_phase = {
+        phase: _read_lines(*stamp(path)) for phase in PHASES if (path := root / "metrics" / f"{phase}.jsonl").is_file()
+    }
     if not lines_by_phase.get("cpt"):
         raise RunError(f"{root} has no metrics of pretraining")
     return lines_by_phase
@@ -112,7 +134,13 @@ def looks(lines: dict[str, list[dict]]) -> list[dict]:
     return [
         {
             "tokens": line["tokens"],
-            **dict(zip(UNITS, (ppl := line["codebase_ppl"], math.log(ppl), math.log2(ppl), line["codebase_bpb"]), strict=True)),
+            **dict(
+                zip(
+                    UNITS,
+                    (ppl := line["codebase_ppl"], math.log(ppl), math.log2(ppl), line["codebase_bpb"]),
+                    strict=True,
+                )
+            ),
         }
         for line in joined
         if line.get("codebase_ppl") and line.get("codebase_bpb")
@@ -131,4 +159,6 @@ def trainings() -> tuple[list[dict], dict[str, dict]]:
         record = _read_record(*stamp(path))
     except (OSError, ValueError) as error:
         raise RunError(f"{path.name} cannot be read ({error}); make it again with: etude figure cpt-rl") from None
-    return [row for row in record["rows"] if row.get("part") == "training"], {claim["name"]: claim for claim in record["claims"]}
+    return [row for row in record["rows"] if row.get("part") == "training"], {
+        claim["name"]: claim for claim in record["claims"]
+    }

@@ -59,7 +59,9 @@ def _set_up_axes(ax: Any, drawing: Drawing, places: dict[str, dict[str, int]]) -
         getattr(ax, f"set_{name}label")(axis.title)
         if axis.names:
             names = [label.replace("$", r"\$") for label in places[name]]
-            getattr(ax, f"set_{name}ticks")(range(len(names)), names, rotation=60 if name == "x" and len(names) > 12 else 0)
+            getattr(ax, f"set_{name}ticks")(
+                range(len(names)), names, rotation=60 if name == "x" and len(names) > 12 else 0
+            )
             if name == "y":
                 ax.invert_yaxis()
         elif axis.ticks is not None:
@@ -77,14 +79,25 @@ def _set_limits(ax: Any, drawing: Drawing) -> None:
         if axis.names:
             continue
         low = axis.least
-        if low is None and not axis.log and (axis.zero if axis.zero is not None else name == "y") and not _has_negative(drawing, name):
+        if (
+            low is None
+            and not axis.log
+            and (axis.zero if axis.zero is not None else name == "y")
+            and not _has_negative(drawing, name)
+        ):
             low = 0.0
         getattr(ax, f"set_{name}lim")(low, axis.most)
 
 
 def _has_negative(drawing: Drawing, name: str) -> bool:
     """Whether a figure lies below zero."""
-    return any((row.get(column) or 0) < 0 for layer in drawing.layers for column in [getattr(layer, name)] if column for row in layer.rows)
+    return any(
+        (row.get(column) or 0) < 0
+        for layer in drawing.layers
+        for column in [getattr(layer, name)]
+        if column
+        for row in layer.rows
+    )
 
 
 def _number_names(drawing: Drawing) -> dict[str, dict[str, int]]:
@@ -133,12 +146,24 @@ class _Sheet:
         x, y = self.find_positions(rows, layer.x, "x"), self.find_positions(rows, layer.y, "y")
         if layer.kind == "rule":
             place, draw_line = (x[0], ax.axvline) if layer.x else (y[0], ax.axhline)
-            draw_line(place, color=look.hex, linestyle=look.dash, linewidth=1, label=layer.says.replace("\n", " ") or None)
+            draw_line(
+                place, color=look.hex, linestyle=look.dash, linewidth=1, label=layer.says.replace("\n", " ") or None
+            )
         elif layer.kind == "line":
             width, alpha = (0.6, 0.4) if layer.thin else (1.8, 1.0)
-            for _, indices in groupby(range(len(rows)), key=lambda index: rows[index].get(layer.split) if layer.split else None):
+            for _, indices in groupby(
+                range(len(rows)), key=lambda index: rows[index].get(layer.split) if layer.split else None
+            ):
                 part = [*indices]
-                ax.plot([x[i] for i in part], [y[i] for i in part], look.dash, color=look.hex, linewidth=width, alpha=alpha, label=label)
+                ax.plot(
+                    [x[i] for i in part],
+                    [y[i] for i in part],
+                    look.dash,
+                    color=look.hex,
+                    linewidth=width,
+                    alpha=alpha,
+                    label=label,
+                )
         elif layer.kind == "point":
             face = "white" if layer.hollow else look.hex
             size = (9 if layer.hollow else 6) * (layer.size / 55) ** 0.5
@@ -148,7 +173,9 @@ class _Sheet:
         elif layer.kind == "cell":
             ax.scatter(x, y, marker="s", s=90, color=look.hex, label=label)
         elif layer.kind == "box":
-            corners = zip(x, y, self.find_positions(rows, layer.x2, "x"), self.find_positions(rows, layer.y2, "y"), strict=True)
+            corners = zip(
+                x, y, self.find_positions(rows, layer.x2, "x"), self.find_positions(rows, layer.y2, "y"), strict=True
+            )
             outlines = [[(left, low), (right, low), (right, high), (left, high)] for left, low, right, high in corners]
             fill = [to_rgba(look.hex, 1.0 if layer.shade is None else row[layer.shade]) for row in rows]
             ax.add_collection(PolyCollection(outlines, facecolors=fill, edgecolors="none", label=label))
@@ -157,14 +184,27 @@ class _Sheet:
             for left, low, row in zip(x, y, rows, strict=True):
                 text = str(row[layer.tell[0]]).replace("$", r"\$")
                 text_style = (
-                    {"ha": "left", "family": "monospace", "fontsize": 6} if layer.code else {"ha": "center", "fontweight": "bold", "fontsize": 7}
+                    {"ha": "left", "family": "monospace", "fontsize": 6}
+                    if layer.code
+                    else {"ha": "center", "fontweight": "bold", "fontsize": 7}
                 )
                 ax.text(left, low, text, color=look.hex, va="center", rotation=-layer.angle, **text_style)
         elif layer.x2 is not None:
-            ax.stairs(y, [*x, self.find_positions(rows, layer.x2, "x")[-1]], color=look.hex, linestyle=look.dash, linewidth=1.4, label=label)
+            ax.stairs(
+                y,
+                [*x, self.find_positions(rows, layer.x2, "x")[-1]],
+                color=look.hex,
+                linestyle=look.dash,
+                linewidth=1.4,
+                label=label,
+            )
         elif layer.stacked:
-            ax.bar(x, y, 0.7, bottom=[self.bar_heights.get(position, 0.0) for position in x], color=look.hex, label=label)
-            self.bar_heights |= {position: self.bar_heights.get(position, 0.0) + height for position, height in zip(x, y, strict=True)}
+            ax.bar(
+                x, y, 0.7, bottom=[self.bar_heights.get(position, 0.0) for position in x], color=look.hex, label=label
+            )
+            self.bar_heights |= {
+                position: self.bar_heights.get(position, 0.0) + height for position, height in zip(x, y, strict=True)
+            }
         else:
             series = [*self.drawing.looks]
             series_count = len(series) if name is not None else 1

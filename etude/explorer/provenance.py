@@ -1,4 +1,5 @@
-"""Which run a page shows: lists the recipe's runs on disk and the committed example, draws a box to choose one and a line that names it.
+"""Which run a page shows: lists the recipe's runs on disk and the committed example, draws a box to choose one and a
+line that names it.
 
     folders(kind)      runs of a kind by display name; the committed example or records last
     finished()         the finished ones, newest first
@@ -6,8 +7,8 @@
     chosen(files)      draws the box and the line; returns the folder whose examples the page shows
     choice(names, key) draws a box alone, and keeps what is chosen in the URL
 
-Runs are searched for where the explorer was started. If the chosen run has no examples yet, the page says how to make them and shows the
-committed ones.
+Runs are searched for where the explorer was started. If the chosen run has no examples yet, the page says how to make
+them and shows the committed ones.
 """
 
 import re
@@ -49,7 +50,8 @@ RECORD_PREFIX = "committed record "
 KINDS = ("recipe", "techniques", "experiments", "all")
 """Kinds of runs. The recipe's are those at both scales."""
 TAKEN = (EXAMPLE, "stage")
-"""Names that a run cannot have here: a table column and the example. Such a run gets the name of its folder as a prefix."""
+"""Names that a run cannot have here: a table column and the example. Such a run gets the name of its folder as a
+prefix."""
 
 
 @dataclass(frozen=True)
@@ -65,8 +67,8 @@ class Source:
 
 
 def folders(kind: str = "recipe") -> dict[str, Path]:
-    """Places of runs by name, for one of `KINDS`. Runs too broken to tell count as the recipe's. The committed ones are last: the example, and of
-    experiments the files of their records."""
+    """Places of runs by name, for one of `KINDS`. Runs too broken to tell count as the recipe's. The committed ones are
+    last: the example, and of experiments the files of their records."""
     paths = {}
     for folder in (
         *_list_folder(RUNS),
@@ -112,7 +114,8 @@ def kind_of(folder: Path) -> str:
 
 
 def facts(record: dict) -> list[str]:
-    """Seed, processor and versions from a config.json, in words. Raises LookupError or TypeError if they are missing."""
+    """Seed, processor and versions from a config.json, in words. Raises LookupError or TypeError if they are
+    missing."""
     machine = record["machine"]
     return [
         f"seed {record['config']['seed']}",
@@ -130,8 +133,8 @@ def known_facts(record: dict) -> list[str]:
 
 
 def newest(record: Path) -> Path:
-    """Which record of an experiment a page shows: that of the user's newest finished run of it, or else the committed one, which is given. What ran
-    with --quick proves nothing and is left out."""
+    """Which record of an experiment a page shows: that of the user's newest finished run of it, or else the committed
+    one, which is given. What ran with --quick proves nothing and is left out."""
     own_records = []
     for folder in folders("experiments").values():
         path = folder / record.name
@@ -150,12 +153,17 @@ def recorded(path: Path) -> str:
         record_facts = known_facts(record if isinstance(record, dict) else {})
     except (OSError, ValueError, RecursionError):
         record_facts = []
-    origin = f"your run in {plain(str(path.parent))}" if path.is_relative_to(RUNS) else f"committed in results/figures/{path.name}"
+    origin = (
+        f"your run in {plain(str(path.parent))}"
+        if path.is_relative_to(RUNS)
+        else f"committed in results/figures/{path.name}"
+    )
     return " · ".join([f"{origin}, made by `etude figure {path.stem}`", *map(plain, record_facts)])
 
 
 def finished() -> list[Source]:
-    """The user's finished runs of the small recipe, newest first. Leaves out broken runs, which the recipe page reports."""
+    """The user's finished runs of the small recipe, newest first. Leaves out broken runs, which the recipe page
+    reports."""
     runs = []
     for name, folder in folders().items():
         if technique_of(folder) != "recipe":
@@ -170,19 +178,25 @@ def finished() -> list[Source]:
 
 
 def chosen(*files: str, example: str = "recipe/config.json") -> Path:
-    """Draws a box with the finished runs and the committed example, and a line that names the chosen one. Returns the folder with the `files`
-    that the page shows. `example`: the file beside the committed example that says of which run it is."""
+    """Draws a box with the finished runs and the committed example, and a line that names the chosen one. Returns the
+    folder with the `files` that the page shows. `example`: the file beside the committed example that says of which run
+    it is."""
     runs = {run.name: run for run in finished()}
     left, right = st.columns([1, 3], vertical_alignment="bottom")
     with left:
         run = runs.get(choice([*runs, EXAMPLE], "examples"))
     with right:
         if run is not None and all((run.folder / PLACE / file).is_file() for file in files):
-            st.caption(" · ".join([f"Shown: **{plain(run.name)}**, your run in {plain(str(run.folder))}", *map(plain, run.facts)]))
+            st.caption(
+                " · ".join(
+                    [f"Shown: **{plain(run.name)}**, your run in {plain(str(run.folder))}", *map(plain, run.facts)]
+                )
+            )
             return run.folder / PLACE
         if run is not None:
             st.info(
-                f"**{plain(run.name)}** has no examples yet. Make them in a few minutes: `etude examples --run {shlex.quote(str(run.folder))}`. "
+                f"**{plain(run.name)}** has no examples yet. Make them in a few minutes: `etude "
+                f"examples --run {shlex.quote(str(run.folder))}`. "
                 "Until then, this page shows the examples of another run."
             )
         try:
@@ -194,10 +208,14 @@ def chosen(*files: str, example: str = "recipe/config.json") -> Path:
 
 
 def choice(names: list[str], key: str) -> str:
-    """The name in the box, shared by all pages with this key in the URL. The code writes a choice to the URL by hand: a box bound to the URL
-    leaves out its current default, and the same link would show another run once a newer one is finished. Without a choice the URL does not
-    change, because a page that writes to it on opening would add an entry to the browser's history."""
-    state, url_name = (st.session_state.setdefault(f"{key}-state", {"seen": None, "asked": None}), st.query_params.get(key))
+    """The name in the box, shared by all pages with this key in the URL. The code writes a choice to the URL by hand: a
+    box bound to the URL leaves out its current default, and the same link would show another run once a newer one is
+    finished. Without a choice the URL does not change, because a page that writes to it on opening would add an entry
+    to the browser's history."""
+    state, url_name = (
+        st.session_state.setdefault(f"{key}-state", {"seen": None, "asked": None}),
+        st.query_params.get(key),
+    )
     # a link, the browser's Back, or another page
     should_reset = url_name != state["asked"] or key not in st.session_state
     requested_name = (url_name or state["seen"]) if should_reset else st.session_state[key]

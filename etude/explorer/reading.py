@@ -26,7 +26,9 @@ def draw() -> None:
     if file not in files():
         st.title("Files")
         if file:
-            st.warning(f"The recipe has no file {file if len(file) <= MAX_NAME_LENGTH else file[:MAX_NAME_LENGTH] + '…'}.")
+            st.warning(
+                f"The recipe has no file {file if len(file) <= MAX_NAME_LENGTH else file[:MAX_NAME_LENGTH] + '…'}."
+            )
         for path in files():
             to(path, path)
         return

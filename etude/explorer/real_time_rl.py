@@ -1,4 +1,5 @@
-"""What users make of an edit, a question and a broken call, and the loop's dashboard: what was served, what users did, and what was shipped."""
+"""What users make of an edit, a question and a broken call, and the loop's dashboard: what was served, what users did,
+and what was shipped."""
 
 import numpy as np
 import streamlit as st
@@ -54,14 +55,18 @@ BROKEN_CALL = Served(edited=True, quality=1.0, asked=False, open=False, broken=T
 
 
 def worth(distil: Distilling, users: Users, batch: float) -> dict[str, tuple[float, float]]:
-    """Mean reward of each way to end a session, where the policy never solves the task and where it always does. What is thrown away is worth the
-    mean of its batch, of which the share `batch` is solved: its advantage is zero."""
+    """Mean reward of each way to end a session, where the policy never solves the task and where it always does. What
+    is thrown away is worth the mean of its batch, of which the share `batch` is solved: its advantage is zero."""
 
     def compute_mean(served: Served) -> float:
         reward = expected(distil, users, served)
         return batch * compute_mean(RIGHT_EDIT) + (1 - batch) * compute_mean(WRONG_EDIT) if reward is None else reward
 
-    flat = {"question, clear task": NEEDLESS_QUESTION, "question, open task": WELCOME_QUESTION, "broken call": BROKEN_CALL}
+    flat = {
+        "question, clear task": NEEDLESS_QUESTION,
+        "question, open task": WELCOME_QUESTION,
+        "broken call": BROKEN_CALL,
+    }
     return {"edit": (compute_mean(WRONG_EDIT), compute_mean(RIGHT_EDIT))} | {
         name: (compute_mean(session), compute_mean(session)) for name, session in flat.items()
     }
@@ -83,7 +88,11 @@ LOOKS = {
 
 def build_reward_chart(rewards: dict[str, tuple[float, float]]) -> Drawing:
     """Rewards against the share of such tasks that the policy solves."""
-    rows = [{"way": name, "solved": s, "reward": low + s * (high - low)} for name, (low, high) in rewards.items() for s in SHARES]
+    rows = [
+        {"way": name, "solved": s, "reward": low + s * (high - low)}
+        for name, (low, high) in rewards.items()
+        for s in SHARES
+    ]
     x_axis = Axis("share of such tasks that the policy solves")
     return drawing(x_axis, "mean reward", rule(y=0), lines(rows, "solved", "reward", "way"), looks=LOOKS)
 
@@ -97,7 +106,9 @@ def record() -> dict | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise RunError(f"{path.name} is damaged ({error}); restore it, or make it again with: etude figure {path.stem}") from None
+        raise RunError(
+            f"{path.name} is damaged ({error}); restore it, or make it again with: etude figure {path.stem}"
+        ) from None
 
 
 def build_dashboard(rows: list[dict]) -> Drawing:
@@ -125,14 +136,32 @@ def build_dashboard(rows: list[dict]) -> Drawing:
 
 def draw() -> None:
     way_column, slip_column, patience_column, batch_column = st.columns(4)
-    help_text = "Which reactions count, and how often it is shipped: " + "; ".join(f"{name}: {words}" for name, words in WAY_NAMES.items()) + "."
+    help_text = (
+        "Which reactions count, and how often it is shipped: "
+        + "; ".join(f"{name}: {words}" for name, words in WAY_NAMES.items())
+        + "."
+    )
     way = way_column.selectbox("Reward", [*experiment.WAYS], key="loop", bind="query-params", help=help_text)
     slip = slip_column.slider(
-        "Mistaken users", 0.0, 0.5, 0.05, 0.01, key="slip", bind="query-params", help="They keep what is wrong, or undo what is right."
+        "Mistaken users",
+        0.0,
+        0.5,
+        0.05,
+        0.01,
+        key="slip",
+        bind="query-params",
+        help="They keep what is wrong, or undo what is right.",
     )
     patience = patience_column.slider("Patience, seconds", 10, 300, 90, 10, key="patience", bind="query-params")
     batch = batch_column.slider(
-        "Solved in a batch", 0.0, 1.0, 0.4, 0.05, key="batch", bind="query-params", help="What is thrown away is worth its mean."
+        "Solved in a batch",
+        0.0,
+        1.0,
+        0.4,
+        0.05,
+        key="batch",
+        bind="query-params",
+        help="What is thrown away is worth its mean.",
     )
     (distil, ship_every), users = experiment.WAYS[way], Users(slip=slip, patience=float(patience))
     rewards = worth(distil, users, batch)
@@ -141,7 +170,8 @@ def draw() -> None:
         build_reward_chart(rewards),
         "real-time-rewards",
         [{"way": name, "never solved": low, "always solved": high} for name, (low, high) in rewards.items()],
-        "Mean reward over users of an edit, by the share of such tasks that the policy solves, and of a question or a broken call instead.",
+        "Mean reward over users of an edit, by the share of such tasks that the policy solves, and of "
+        "a question or a broken call instead.",
     )
     hints = {
         "question, clear task": "A question pays below this share of solved tasks, though the task says everything.",
@@ -154,7 +184,10 @@ def draw() -> None:
         st.caption(f"Shown: {provenance.recorded(provenance.newest(RECORD))}")
         draw_dashboard(way, ship_every, loop_record)
     else:
-        st.info("The loop has not been run in full yet, so there is nothing to show here. `sims/real_time_rl/figure.py` says what it will be.")
+        st.info(
+            "The loop has not been run in full yet, so there is nothing to show here. "
+            "`sims/real_time_rl/figure.py` says what it will be."
+        )
 
 
 def draw_dashboard(way: str, ship_every: int, loop_record: dict) -> None:
@@ -170,15 +203,30 @@ def draw_dashboard(way: str, ship_every: int, loop_record: dict) -> None:
     )
     due_rows = [row for row in rows if row["step"] % ship_every == 0]
     metrics(
-        ("Shipped", f"{sum(int(row['shipped']) for row in due_rows)} of {len(due_rows)}", "Policies that passed the gate, of those that came to it."),
-        ("Age of the data", f"{np.mean([row['age'] for row in rows]):.1f} steps", "Steps of RL since the policy that served them, in the mean."),
-        ("Thrown away", exact(float(np.mean([row["thrown"] for row in rows])), "{:.1%}"), "Sessions of which nothing is learnt."),
+        (
+            "Shipped",
+            f"{sum(int(row['shipped']) for row in due_rows)} of {len(due_rows)}",
+            "Policies that passed the gate, of those that came to it.",
+        ),
+        (
+            "Age of the data",
+            f"{np.mean([row['age'] for row in rows]):.1f} steps",
+            "Steps of RL since the policy that served them, in the mean.",
+        ),
+        (
+            "Thrown away",
+            exact(float(np.mean([row["thrown"] for row in rows])), "{:.1%}"),
+            "Sessions of which nothing is learnt.",
+        ),
         ("Latency", f"{np.mean([row['seconds'] for row in rows]):.1f} s", "What a session takes, in the mean."),
     )
     st.subheader("Held-out tasks at the end")
     ends = loop_record["ends"]
     groups = {
-        (end["way"], end["at"]): [candidate for candidate in ends if (candidate["way"], candidate["at"]) == (end["way"], end["at"])] for end in ends
+        (end["way"], end["at"]): [
+            candidate for candidate in ends if (candidate["way"], candidate["at"]) == (end["way"], end["at"])
+        ]
+        for end in ends
     }
     table(
         [
@@ -193,12 +241,15 @@ def draw_dashboard(way: str, ship_every: int, loop_record: dict) -> None:
 PAGE = Page(
     name="real-time-rl",
     title="Real-time RL",
-    says="A policy is served, users keep its edits, undo them or complain, and what they do becomes the reward of the next five hours. The users "
+    says="A policy is served, users keep its edits, undo them or complain, and what they do becomes the "
+    "reward of the next five hours. The users "
     "are a model, and the loop runs in the small world.",
     formula=r"\begin{gathered}P(\text{kept}) = s + (1 - 2s)\,q^n \\"
     r"P(\text{follow-up}) = 1 - (1 - c)\,e^{-t/\tau}\end{gathered}",
-    question="Users keep good edits, undo bad ones and answer questions. Under which reward does a policy learn to avoid the work?",
-    look="Under “edits kept alone”: a question costs nothing there, so it is worth more than an edit wherever less than half of such tasks is "
+    question="Users keep good edits, undo bad ones and answer questions. Under which reward does a policy learn "
+    "to avoid the work?",
+    look="Under “edits kept alone”: a question costs nothing there, so it is worth more than an edit "
+    "wherever less than half of such tasks is "
     "solved, and the policy learns to ask. If broken calls are only thrown away, they pay on hard tasks.",
     draw=draw,
     code=(Users, Distilling),

@@ -1,4 +1,5 @@
-"""Training runs: any run on disk, its stages and curves, and what training changed; several runs side by side, and one that is going on, live."""
+"""Training runs: any run on disk, its stages and curves, and what training changed; several runs side by side, and one
+that is going on, live."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,7 +30,10 @@ def took() -> str:
     if not record:
         return ""
     minutes = record["runs"][0]["seconds"] / 60
-    return f"`make small` makes a run. It took {minutes:.1f} minutes on {expected.told(record['machine'])}, says results/recipe-small.json."
+    return (
+        f"`make small` makes a run. It took {minutes:.1f} minutes on {expected.told(record['machine'])}, "
+        f"says results/recipe-small.json."
+    )
 
 
 def draw() -> None:
@@ -45,7 +49,9 @@ def draw() -> None:
     metric, parts = _draw_metric_controls(runs) if group == EVERY else ("", [])
     is_live = any(map(run_state.going, runs))
     places = {run.name: run.place for run in runs}
-    st.fragment(draw_results, run_every=SECONDS if is_live else None)(places, all_runs, group, smooth, metric, parts, is_live)
+    st.fragment(draw_results, run_every=SECONDS if is_live else None)(
+        places, all_runs, group, smooth, metric, parts, is_live
+    )
 
 
 def _list_groups(runs: Sequence[Played]) -> list[str]:
@@ -67,7 +73,13 @@ def _draw_metric_controls(runs: Sequence[Played]) -> tuple[str, list[str]]:
 
 
 def draw_results(
-    places: dict[str, Path], all_runs: Sequence[Played], group: str, smooth: int, metric: str, parts: Sequence[str], is_live: bool
+    places: dict[str, Path],
+    all_runs: Sequence[Played],
+    group: str,
+    smooth: int,
+    metric: str,
+    parts: Sequence[str],
+    is_live: bool,
 ) -> None:
     """Everything that comes from files. While a run is in progress, this part is redrawn every few seconds."""
     runs, error_messages = run_files.whole(places)
@@ -92,17 +104,35 @@ def draw_results(
             table(differences, "settings")
     _draw_rollouts(runs)
     st.subheader("Stages and their times")
-    stages = list(dict.fromkeys([*(STAGES if any(run.recipe for run in runs) else ()), *(s for run in runs for s in run.stages if s != "together")]))
-    table([{"stage": stage, **{run.name: run.stages.get(stage, "–") for run in runs}} for stage in (*stages, "together")], "stages")
+    stages = list(
+        dict.fromkeys(
+            [
+                *(STAGES if any(run.recipe for run in runs) else ()),
+                *(s for run in runs for s in run.stages if s != "together"),
+            ]
+        )
+    )
+    table(
+        [{"stage": stage, **{run.name: run.stages.get(stage, "–") for run in runs}} for stage in (*stages, "together")],
+        "stages",
+    )
     if is_live and not any(map(run_state.going, runs)):
         st.rerun()  # stop refreshing
 
 
 def _draw_description(run: Played, all_runs: Sequence[Played]) -> None:
     """Whose run this is, and in which state."""
-    origin = "a committed record" if run.place.suffix == ".json" else "a run from another machine" if run.name == EXAMPLE else "your run"
+    origin = (
+        "a committed record"
+        if run.place.suffix == ".json"
+        else "a run from another machine"
+        if run.name == EXAMPLE
+        else "your run"
+    )
     kind = "" if run.technique == "recipe" else f" of {plain(run.technique)}"
-    words = " · ".join([f"**{plain(run.name)}**, {origin}{kind}", run_state.said(run, all_runs), *map(plain, run.facts)])
+    words = " · ".join(
+        [f"**{plain(run.name)}**, {origin}{kind}", run_state.said(run, all_runs), *map(plain, run.facts)]
+    )
     with st.container(horizontal=True, vertical_alignment="center"):
         if run_state.going(run):
             st.badge("live", icon=":material/sensors:", color="green", width="content")
@@ -129,7 +159,10 @@ def _draw_panel(panel: Panel, runs: Sequence[Played], smooth: int) -> None:
         )
     if missing_names:
         is_finished = all(not run.missing for run in runs if run.name in missing_names)
-        st.info(f"{panel.title}: {'not recorded by' if is_finished else 'nothing yet of'} {plain(', '.join(missing_names))}.")
+        st.info(
+            f"{panel.title}: {'not recorded by' if is_finished else 'nothing yet of'} "
+            f"{plain(', '.join(missing_names))}."
+        )
 
 
 def _draw_metric(runs: Sequence[Played], smooth: int, metric: str, parts: Sequence[str]) -> None:
@@ -154,16 +187,23 @@ def _draw_experiment(run: Played) -> None:
             download("Data (CSV)", data.read_bytes, f"{run.name.replace('/', '-')}.csv", "text/csv")
     if run.claims:
         st.subheader(f"Verdicts of {plain(run.name)}")
-        claims = [{"claim": claim["claim"], "measured": measured(claim), "verdict": claim["verdict"]} for claim in of_sources(run.claims)]
+        claims = [
+            {"claim": claim["claim"], "measured": measured(claim), "verdict": claim["verdict"]}
+            for claim in of_sources(run.claims)
+        ]
         bounds = [
-            {"claim": claim["claim"], "measured": f"{measured(claim)}, {bound(claim)}", "verdict": claim["verdict"]} for claim in laws(run.claims)
+            {"claim": claim["claim"], "measured": f"{measured(claim)}, {bound(claim)}", "verdict": claim["verdict"]}
+            for claim in laws(run.claims)
         ]
         table(claims + bounds, f"verdicts-{run.name}")
     reported = {key: value for key, value in run.result.items() if isinstance(value, int | float | str)}
     if reported:
         with st.expander(f"What {plain(run.name)} reported"):
             table(
-                [{"figure": key, "value": f"{value:.4g}" if isinstance(value, float) else str(value)} for key, value in reported.items()],
+                [
+                    {"figure": key, "value": f"{value:.4g}" if isinstance(value, float) else str(value)}
+                    for key, value in reported.items()
+                ],
                 f"report-{run.name}",
             )
 
@@ -177,7 +217,10 @@ def _draw_success(runs: Sequence[Played]) -> None:
     if not changes:
         st.info("No evaluation yet.")
         return
-    st.markdown("On held-out tasks, whose target and helper functions are not in the training data. Brackets are 95% intervals over tasks.")
+    st.markdown(
+        "On held-out tasks, whose target and helper functions are not in the training data. Brackets "
+        "are 95% intervals over tasks."
+    )
     if len(runs) > 1 and (reached_rows := beside.reached(runs)):
         if comparison := beside.comparable(runs):
             st.markdown(comparison)
@@ -203,7 +246,8 @@ def _draw_rollouts(runs: Sequence[Played]) -> None:
 PAGE = Page(
     name="recipe",
     title="The recipe",
-    says="From real source code to a trained agent: pretraining, draft layers, long context, demonstrations, reinforcement learning, "
+    says="From real source code to a trained agent: pretraining, draft layers, long context, "
+    "demonstrations, reinforcement learning, "
     "evaluation. This is the newest run on this machine, or else a committed one. Any other run opens here too: "
     "at full scale, of a technique, or of an experiment.",
     formula=r"\begin{gathered}\text{data} \to \text{CPT} \to \text{MTP} \to \text{long context} \\"

@@ -22,8 +22,8 @@ CHOICES = {"sampler": 210, "trainer's own": 90, "replayed": 45}
 
 @examples.remembered(*FILES, most=16)
 def stored(rollout: int, folder: Path | None = None) -> dict[str, Tensor]:
-    """The arrays of a rollout (`sims/examples.py`), experts as integer indices. Raises RunError if they do not belong to routing.json, for
-    example because only one of the two files was rewritten."""
+    """The arrays of a rollout (`sims/examples.py`), experts as integer indices. Raises RunError if they do not belong
+    to routing.json, for example because only one of the two files was rewritten."""
     arrays, routing = examples.arrays("routing", folder), examples.load("routing", folder)
     alpha_count, T = len(routing["alphas"]), len(routing["rollouts"][rollout]["tokens"]) - 1
     shapes = {
@@ -37,21 +37,34 @@ def stored(rollout: int, folder: Path | None = None) -> dict[str, Tensor]:
     rollout_arrays: dict[str, np.ndarray] = {}
     for name, shape in shapes.items():
         array = arrays.get(f"{rollout}/{name}")
-        if array is None or array.ndim != len(shape) or any(n not in (None, size) for n, size in zip(shape, array.shape)):
-            raise examples.unreadable((folder or examples.FOLDER) / "routing.npz", f"{rollout}/{name} does not belong to routing.json")
+        if (
+            array is None
+            or array.ndim != len(shape)
+            or any(n not in (None, size) for n, size in zip(shape, array.shape))
+        ):
+            raise examples.unreadable(
+                (folder or examples.FOLDER) / "routing.npz", f"{rollout}/{name} does not belong to routing.json"
+            )
         rollout_arrays[name] = array
-    return {name: torch.from_numpy(array.astype(np.int64) if name in ("sampler", "own", "pass") else array) for name, array in rollout_arrays.items()}
+    return {
+        name: torch.from_numpy(array.astype(np.int64) if name in ("sampler", "own", "pass") else array)
+        for name, array in rollout_arrays.items()
+    }
 
 
 @examples.remembered(*FILES, most=512)
 def taken(rollout: int, alpha: int, folder: Path | None = None) -> tuple[Tensor, Tensor]:
-    """Experts [T−1, L, K] used by replay at the α with this index, and the scores [T−1, L, E] of that pass: the input of a layer depends on
-    the experts used in the layers before it."""
+    """Experts [T−1, L, K] used by replay at the α with this index, and the scores [T−1, L, E] of that pass: the input
+    of a layer depends on the experts used in the layers before it."""
     arrays = stored(rollout, folder=folder)
     scores, threshold = arrays["scores"][arrays["pass"][alpha]], examples.load("routing", folder)["alphas"][alpha]
     layers = zip(scores.unbind(1), arrays["sampler"].unbind(1), strict=True)
     return torch.stack(
-        [router_replay.replay(layer_scores, layer_experts, layer_experts.shape[-1], threshold) for layer_scores, layer_experts in layers], 1
+        [
+            router_replay.replay(layer_scores, layer_experts, layer_experts.shape[-1], threshold)
+            for layer_scores, layer_experts in layers
+        ],
+        1,
     ), scores
 
 
@@ -75,13 +88,22 @@ def quantiles(folder: Path | None = None) -> list[dict]:
     ways, rows = ["own", *(f"α = {a:g}" for a in alphas)], []
     for way, logp in zip(ways, torch.from_numpy(columns["logp"]), strict=True):
         mismatch = router_replay.mismatch(logp, behavior, torch.ones_like(behavior, dtype=torch.bool))
-        rows.append({"experts": way, "p50": mismatch["p50"], "p99": mismatch["p99"], "max": mismatch["max"], "mean log μ − log π": mismatch["kl"]})
+        rows.append(
+            {
+                "experts": way,
+                "p50": mismatch["p50"],
+                "p99": mismatch["p99"],
+                "max": mismatch["max"],
+                "mean log μ − log π": mismatch["kl"],
+            }
+        )
     return rows
 
 
 @examples.remembered(*FILES, most=16)
 def dropped(rollout: int, folder: Path | None = None) -> list[dict]:
-    """One row per α: the share of the sampler's experts that the filter drops, and the share of used experts that the router did not choose."""
+    """One row per α: the share of the sampler's experts that the filter drops, and the share of used experts that the
+    router did not choose."""
     arrays, rows = stored(rollout, folder=folder), []
     for index, alpha in enumerate(examples.load("routing", folder)["alphas"]):
         used_experts = taken(rollout, index, folder=folder)[0].unbind(1)
@@ -96,18 +118,25 @@ def dropped(rollout: int, folder: Path | None = None) -> list[dict]:
 
 
 def token_rows(rollout: int, layer: int, alpha: int, alphas: list[float], folder: Path | None = None) -> list[dict]:
-    """One row per position: the token, the next token, the experts of one layer for all three, and the gap |log π − log μ| of the next
-    token in nats, if the agent sampled it."""
+    """One row per position: the token, the next token, the experts of one layer for all three, and the gap |log π − log
+    μ| of the next token in nats, if the agent sampled it."""
     arrays, rollout_record = stored(rollout, folder=folder), examples.load("routing", folder)["rollouts"][rollout]
     replayed_experts = taken(rollout, alpha, folder=folder)[0][:, layer]
     sampler_experts, trainer_experts = arrays["sampler"][:, layer], arrays["own"][:, layer]
-    engines_differ, filter_dropped = (find_differences(sampler_experts, trainer_experts), find_differences(sampler_experts, replayed_experts))
+    engines_differ, filter_dropped = (
+        find_differences(sampler_experts, trainer_experts),
+        find_differences(sampler_experts, replayed_experts),
+    )
     gap = (arrays["logp"] - arrays["behavior"]).abs()
     rows = []
     for t in range(len(sampler_experts)):
         is_sampled = bool(rollout_record["sampled"][t + 1])
         row = {"position": t, "token": rollout_record["tokens"][t], "next": rollout_record["tokens"][t + 1]}
-        for name, experts in (("sampler", sampler_experts), ("trainer's own", trainer_experts), ("replayed", replayed_experts)):
+        for name, experts in (
+            ("sampler", sampler_experts),
+            ("trainer's own", trainer_experts),
+            ("replayed", replayed_experts),
+        ):
             row[name] = " ".join(map(str, sorted(experts[t].tolist())))
         for way, name in ((0, "own"), (1, "plain replay"), (alpha + 1, f"α = {alphas[alpha]:g}")):
             row[f"gap, {name}"] = gap[way, t].item() if is_sampled else None
@@ -115,8 +144,11 @@ def token_rows(rollout: int, layer: int, alpha: int, alphas: list[float], folder
     return rows
 
 
-def fields(rollout: int, layer: int, alpha: int, first: int, rows: list[dict], folder: Path | None = None) -> list[dict]:
-    """One row per token of the window and expert: the router's probability, and whose choice it is. `rows`: those of `token_rows`."""
+def fields(
+    rollout: int, layer: int, alpha: int, first: int, rows: list[dict], folder: Path | None = None
+) -> list[dict]:
+    """One row per token of the window and expert: the router's probability, and whose choice it is. `rows`: those of
+    `token_rows`."""
     scores = taken(rollout, alpha, folder=folder)[1][:, layer].softmax(-1)
     cells = []
     for row in rows[first : first + WINDOW]:
@@ -124,7 +156,11 @@ def fields(rollout: int, layer: int, alpha: int, first: int, rows: list[dict], f
         for expert, p in enumerate(scores[position].tolist()):
             choices = {name: str(expert) in row[name].split() for name in CHOICES}
             box = {"left": position - 0.5, "right": position + 0.5, "low": expert - 0.5, "high": expert + 0.5}
-            cells.append({"position": position, "token": row["token"], "next": row["next"], "expert": expert, "probability": p} | choices | box)
+            cells.append(
+                {"position": position, "token": row["token"], "next": row["next"], "expert": expert, "probability": p}
+                | choices
+                | box
+            )
     return cells
 
 
@@ -149,8 +185,15 @@ def picture(rows: list[dict], layer: int, alpha: float) -> Drawing:
     looks = (Look("orange", mark="s"), Look("blue", mark="o"), Look("red", mark="x"))
     return drawing(
         Axis("", least=min(tick_labels) - 0.5, most=max(tick_labels) + 0.5, ticks=tick_labels),
-        Axis(f"expert of layer {layer + 1}", least=-0.5, most=experts[-1] + 0.5, ticks={expert: str(expert) for expert in experts}),
-        boxes(rows, "left", "right", "low", "high", tell=("position", *columns), shade="probability", look=Look("grey")),
+        Axis(
+            f"expert of layer {layer + 1}",
+            least=-0.5,
+            most=experts[-1] + 0.5,
+            ticks={expert: str(expert) for expert in experts},
+        ),
+        boxes(
+            rows, "left", "right", "low", "high", tell=("position", *columns), shade="probability", look=Look("grey")
+        ),
         *marks,
         looks=dict(zip(names.values(), looks, strict=True)),
         height=130 + 24 * len(experts),
@@ -175,15 +218,24 @@ def draw() -> None:
     routing = examples.load("routing", folder)
     alphas, rollouts = routing["alphas"], routing["rollouts"]
     rollout_column, layer_column, alpha_column, first_column = st.columns(4)
-    names = [f"{i}, {'success' if rollout_record['success'] else 'failure'}" for i, rollout_record in enumerate(rollouts, 1)]
+    names = [
+        f"{i}, {'success' if rollout_record['success'] else 'failure'}" for i, rollout_record in enumerate(rollouts, 1)
+    ]
     rollout = names.index(rollout_column.selectbox("Rollout", names, key="rollout", bind="query-params"))
     rollout_column.caption(f"`{rollouts[rollout]['task']}`")
     layers, T = stored(rollout, folder=folder)["sampler"].shape[1], len(stored(rollout, folder=folder)["sampler"])
     layer = layer_column.slider("Layer", 1, layers, layers, key="layer", bind="query-params") - 1
     middle_alpha = min(alphas, key=lambda a: abs(a - 0.5))
-    value = alpha_column.select_slider("α, required plausibility", alphas, middle_alpha, key="plausibility", bind="query-params")
+    value = alpha_column.select_slider(
+        "α, required plausibility", alphas, middle_alpha, key="plausibility", bind="query-params"
+    )
     first = first_column.slider(
-        "First token shown", 0, max(T - WINDOW, 1), beginning(rollout, folder), key=f"first-{rollout + 1}", bind="query-params"
+        "First token shown",
+        0,
+        max(T - WINDOW, 1),
+        beginning(rollout, folder),
+        key=f"first-{rollout + 1}",
+        bind="query-params",
     )
     alpha = alphas.index(value)
     rows, drops = token_rows(rollout, layer, alpha, alphas, folder), dropped(rollout, folder=folder)[alpha]
@@ -198,9 +250,17 @@ def draw() -> None:
         wide=True,
     )
     spans.metrics(
-        ("Tokens that differ", f"{sum(row['engines differ'] for row in rows)} of {len(rows)}", "The engines' own choices, on this layer."),
+        (
+            "Tokens that differ",
+            f"{sum(row['engines differ'] for row in rows)} of {len(rows)}",
+            "The engines' own choices, on this layer.",
+        ),
         ("Sampler's experts dropped", spans.exact(drops["dropped"], "{:.2%}"), "By the filter, over all layers."),
-        ("Used, but not the trainer's own", spans.exact(drops["not its own"], "{:.2%}"), "What replay changes in the trainer, over all layers."),
+        (
+            "Used, but not the trainer's own",
+            spans.exact(drops["not its own"], "{:.2%}"),
+            "What replay changes in the trainer, over all layers.",
+        ),
     )
     should_filter = st.toggle("Only tokens where the choices differ", True, key="only", bind="query-params")
     table_rows = [row for row in rows if row["engines differ"] or row["filter dropped"]] if should_filter else rows
@@ -209,7 +269,10 @@ def draw() -> None:
         st.caption("Choose a row to see the experts around its token.")
         max_first = max(T - WINDOW, 1)
         steering(
-            table_rows, "router-replay-tokens", f"first-{rollout + 1}", [min(max(row["position"] - WINDOW // 2, 0), max_first) for row in table_rows]
+            table_rows,
+            "router-replay-tokens",
+            f"first-{rollout + 1}",
+            [min(max(row["position"] - WINDOW // 2, 0), max_first) for row in table_rows],
         )
     else:
         st.markdown("On this layer they agree everywhere.")
@@ -227,13 +290,15 @@ def draw() -> None:
             build_mismatch_curve(alphas, mismatch_rows, alpha),
             "router-mismatch",
             mismatch_rows,
-            f"99th percentile of the mismatch against α, over all rollouts; at α = {value:g} it is {mismatch_rows[alpha + 1]['p99']:.3f} nats.",
+            f"99th percentile of the mismatch against α, over all rollouts; at α = {value:g} it is "
+            f"{mismatch_rows[alpha + 1]['p99']:.3f} nats.",
         )
     with right:
         folded(mismatch_rows, "router-replay-mismatch")
     st.subheader("What the filter drops")
     st.markdown(
-        "In the rollout above, over all layers: the share of the sampler's experts that are dropped, and the share of used experts that are not the "
+        "In the rollout above, over all layers: the share of the sampler's experts that are dropped, "
+        "and the share of used experts that are not the "
         "trainer's own."
     )
     table(dropped(rollout, folder=folder), "router-replay-dropped")
@@ -242,12 +307,15 @@ def draw() -> None:
 PAGE = Page(
     name="replay",
     title="Router replay",
-    says="Sampler and trainer round differently. If two experts have nearly equal scores, rounding decides which one gets the token. Replay gives "
+    says="Sampler and trainer round differently. If two experts have nearly equal scores, rounding decides "
+    "which one gets the token. Replay gives "
     "the trainer the sampler's experts; the filter removes those that the trainer's router finds implausible.",
     formula=r"\begin{gathered}\text{keep } e \in R \iff p_e \ge \alpha\, p_{(K)} \\"
     r"p = \mathrm{softmax}(s) \qquad g_e = \frac{\exp s_e}{\sum_{j \in R}\exp s_j}\end{gathered}",
-    question="Is the mismatch spread over all tokens, or is it on few? From which α on does the filter drop many of the sampler's experts?",
-    look="Most of the mismatch is on few tokens, and plain replay removes much of it. The filter drops next to nothing until α is near 1, where "
+    question="Is the mismatch spread over all tokens, or is it on few? From which α on does the filter drop "
+    "many of the sampler's experts?",
+    look="Most of the mismatch is on few tokens, and plain replay removes much of it. The filter drops next "
+    "to nothing until α is near 1, where "
     "it is no longer replay.",
     draw=draw,
     code=(router_replay.replay, router_replay.gates, router_replay.mismatch),

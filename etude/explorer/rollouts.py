@@ -1,4 +1,5 @@
-"""Watched rollouts in figures and in a picture; as text on a page they are HTML of `etude/rendering.py`, which has no need of Streamlit."""
+"""Watched rollouts in figures and in a picture; as text on a page they are HTML of `etude/rendering.py`, which has no
+need of Streamlit."""
 
 from collections.abc import Sequence
 from itertools import accumulate
@@ -30,7 +31,13 @@ def picture(beside: Sequence[Watched]) -> Drawing:
         "token",
         Axis("probability", least=-0.03, most=1.06),
         *(rule(x=end + 0.5, look=Look("grey", ":")) for end in ends),
-        points(marks, "place", "probability", "agent", tell=("token", "turn", *(f"other {n}" for n in range(1, OTHERS + 1)))),
+        points(
+            marks,
+            "place",
+            "probability",
+            "agent",
+            tell=("token", "turn", *(f"other {n}" for n in range(1, OTHERS + 1))),
+        ),
         looks={rollout.name: look for rollout, look in zip(beside, looks)},
         height=240,
     )

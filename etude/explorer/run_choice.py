@@ -43,7 +43,10 @@ def _find_newest(runs: Sequence[Played]) -> str:
 
 def _read_url_names(kind: str, all_folders: dict[str, Path]) -> list[str]:
     """The runs that a link asks for, whatever their kind. Another kind is chosen: they go."""
-    state, url_names = (st.session_state.setdefault("kind-state", {"kind": kind, "asked": []}), st.query_params.get_all("run"))
+    state, url_names = (
+        st.session_state.setdefault("kind-state", {"kind": kind, "asked": []}),
+        st.query_params.get_all("run"),
+    )
     if state["kind"] != kind:
         state["kind"], state["asked"] = kind, []
     elif url_names != st.session_state.get("run-state", {}).get("seen"):
@@ -54,7 +57,10 @@ def _read_url_names(kind: str, all_folders: dict[str, Path]) -> list[str]:
 def _draw_choice(names: list[str], all_folders: dict[str, Path], default_name: str) -> list[str]:
     """The runs to show; `default_name` if nothing is chosen. The code writes the choice to the URL by hand: a box bound
     to the URL leaves out its default, and the same link would show another run once a newer one is finished."""
-    state, url_names = (st.session_state.setdefault("run-state", {"seen": None, "shown": []}), st.query_params.get_all("run"))
+    state, url_names = (
+        st.session_state.setdefault("run-state", {"seen": None, "shown": []}),
+        st.query_params.get_all("run"),
+    )
     # a link, the browser's Back, or back from another page
     should_reset = url_names != state["seen"] or "run" not in st.session_state
     requested_names = list(dict.fromkeys(url_names or state["shown"])) if should_reset else st.session_state["run"]

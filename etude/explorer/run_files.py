@@ -14,12 +14,20 @@ from kit.settings import RunError
 
 __all__ = ["load", "whole"]
 
-FILES = ("*.json", "timings.jsonl", "stages/*.json", "metrics/*.jsonl", "rollouts/[!.]*.json", "services/events/trainer.jsonl")
+FILES = (
+    "*.json",
+    "timings.jsonl",
+    "stages/*.json",
+    "metrics/*.jsonl",
+    "rollouts/[!.]*.json",
+    "services/events/trainer.jsonl",
+)
 """Files of a run that the page depends on."""
 
 
 def whole(found: Mapping[str, Path]) -> tuple[list[Played], list[str]]:
-    """The current runs in these folders, newest first and committed ones last, and an error line for each broken run."""
+    """The current runs in these folders, newest first and committed ones last, and an error line for each broken
+    run."""
     runs, error_messages = [], []
     for name, place in found.items():
         try:

@@ -1,7 +1,8 @@
-"""What each kind of run leaves, read into one shape: the recipe's at both scales, a technique's, asynchronous RL, an experiment's, and its record.
+"""What each kind of run leaves, read into one shape: the recipe's at both scales, a technique's, asynchronous RL, an
+experiment's, and its record.
 
-What a kind of run does not record is absent here, and the page says so. `run_files.py` finds files and remembers what was read.
-"""
+What a kind of run does not record is absent here, and the page says so. `run_files.py` finds files and remembers what
+was read."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,7 +24,8 @@ __all__ = ["Played", "read"]
 
 RECIPES = ("recipe", "recipe full")
 DRIFT_KEYS = ("drift", "engine_kl", "kl")
-"""What RL logs of its distance from the policy before it, and of its sampler from the trainer, as zeros where nobody measures them."""
+"""What RL logs of its distance from the policy before it, and of its sampler from the trainer, as zeros where nobody
+measures them."""
 ARM_KEYS = ("training", "seed")
 """Numbers in an experiment's rows that tell trainings apart."""
 Success = tuple[str, tuple[float, float, float], tuple[float, float, float]]
@@ -32,8 +34,8 @@ Success = tuple[str, tuple[float, float, float], tuple[float, float, float]]
 
 @dataclass(frozen=True, eq=False)
 class Played:
-    """What the page shows of a run; its files have been checked by now. Equal only to itself, so pictures can be cached by it: a run
-    that has written since then is a new object."""
+    """What the page shows of a run; its files have been checked by now. Equal only to itself, so pictures can be cached
+    by it: a run that has written since then is a new object."""
 
     name: str
     place: Path
@@ -73,8 +75,9 @@ class Played:
 
 
 def read(name: str, place: Path, touched: float) -> Played:
-    """The run in a folder, or a committed record. `touched`: when it last wrote, in seconds since 1970. Raises RunError for files that are missing
-    or cannot be read, and OSError, AttributeError, LookupError, TypeError or ValueError for what is not in the format of a run."""
+    """The run in a folder, or a committed record. `touched`: when it last wrote, in seconds since 1970. Raises RunError
+    for files that are missing or cannot be read, and OSError, AttributeError, LookupError, TypeError or ValueError for
+    what is not in the format of a run."""
     if place.suffix == ".json":
         return _read_record(name, place, touched)
     config = json_object(place / "config.json")
@@ -83,7 +86,13 @@ def read(name: str, place: Path, touched: float) -> Played:
     if not timings(place) and (place / "timings.jsonl").exists() and (place / "timings.jsonl").stat().st_size:
         raise RunError(f"{place / 'timings.jsonl'} holds no stage times")
     technique = config["technique"]
-    read_kind = _read_recipe if technique in RECIPES else _read_experiment if technique.startswith("figure ") else _read_technique
+    read_kind = (
+        _read_recipe
+        if technique in RECIPES
+        else _read_experiment
+        if technique.startswith("figure ")
+        else _read_technique
+    )
     return replace(read_kind(name, place, config, touched), machine=config["machine"])
 
 
@@ -123,7 +132,8 @@ def _read_recipe(name: str, folder: Path, config: dict, touched: float) -> Playe
 
 
 def _list_planned_stages(config: dict) -> list[str]:
-    """The stages of a run of the recipe. One of Figure 2 at full scale measures in place of the evaluation, and drafts nothing."""
+    """The stages of a run of the recipe. One of Figure 2 at full scale measures in place of the evaluation, and drafts
+    nothing."""
     settings = config["config"]
     skipped_stages = () if settings.get("cluster", {}).get("drafts", True) else ("mtp", "decode")
     replacements = {"eval": "measure"} if "study" in settings else {}
@@ -131,7 +141,8 @@ def _list_planned_stages(config: dict) -> list[str]:
 
 
 def _read_technique(name: str, folder: Path, config: dict, touched: float) -> Played:
-    """A technique's run at either scale: whatever stages it has, and the report that stands beside its settings in the end."""
+    """A technique's run at either scale: whatever stages it has, and the report that stands beside its settings in the
+    end."""
     technique, settings = config["technique"], config["config"]
     record, metrics, is_over = collect(folder), metrics_in(folder), _has_ended(folder)
     report = json_object(folder / "report.json") if (folder / "report.json").is_file() else {}
@@ -140,11 +151,17 @@ def _read_technique(name: str, folder: Path, config: dict, touched: float) -> Pl
     result = report.get("result") or {}
     successes, changes = _measure_held_out(technique, settings, record, result)
     if technique.endswith(" full"):
-        metrics = {("rl" if any("reward" in line for line in lines) else stage): counted(lines) for stage, lines in metrics.items()}
+        metrics = {
+            ("rl" if any("reward" in line for line in lines) else stage): counted(lines)
+            for stage, lines in metrics.items()
+        }
     if technique == "async-rl":
         metrics = {**{stage: lines for stage, lines in metrics.items() if lines}, "rl": services_in(folder)}
     if "rl" in metrics and not flatten(settings).get("rl.payment.kl"):  # without a price for drift nobody measures it
-        metrics = {stage: [{key: line[key] for key in line if key not in DRIFT_KEYS} for line in lines] for stage, lines in metrics.items()}
+        metrics = {
+            stage: [{key: line[key] for key in line if key not in DRIFT_KEYS} for line in lines]
+            for stage, lines in metrics.items()
+        }
     done_stages = record["stages"] if record["stages"] or not is_over else dict.fromkeys(stages)
     return Played(
         name,
@@ -162,12 +179,17 @@ def _read_technique(name: str, folder: Path, config: dict, touched: float) -> Pl
     )
 
 
-def _measure_held_out(technique: str, settings: dict, record: dict, result: dict) -> tuple[list[Success], list[tuple[str, str, str, str]]]:
-    """Success on held-out tasks before and after RL, and the same as a row; empty where it was not measured. Trainings on ranks play each task once,
-    before and after with the same number of tasks; asynchronous RL keeps each task's success."""
+def _measure_held_out(
+    technique: str, settings: dict, record: dict, result: dict
+) -> tuple[list[Success], list[tuple[str, str, str, str]]]:
+    """Success on held-out tasks before and after RL, and the same as a row; empty where it was not measured. Trainings
+    on ranks play each task once, before and after with the same number of tasks; asynchronous RL keeps each task's
+    success."""
     tasks = [record["stages"].get(stage, {}).get("success") for stage in ("before", "after")]
     if technique.endswith(" full") and "heldout_before" in result and "heldout_after" in result:
-        estimates = [_estimate_share(result[f"heldout_{moment}"], settings["heldout"]) for moment in ("before", "after")]
+        estimates = [
+            _estimate_share(result[f"heldout_{moment}"], settings["heldout"]) for moment in ("before", "after")
+        ]
         gain = f"{estimates[1]['value'] - estimates[0]['value']:+.3f}"
     elif technique == "async-rl" and all(tasks):
         estimates = [bootstrap(successes, seed=settings["seed"]) for successes in tasks]
@@ -208,9 +230,13 @@ def _read_record(name: str, path: Path, touched: float) -> Played:
     for row in record["rows"]:
         if isinstance(row.get("step"), int):
             arm = [
-                str(value) if isinstance(value, str) else f"{key} {value}" for key, value in row.items() if key in ARM_KEYS or isinstance(value, str)
+                str(value) if isinstance(value, str) else f"{key} {value}"
+                for key, value in row.items()
+                if key in ARM_KEYS or isinstance(value, str)
             ]
-            curves.setdefault(" · ".join(arm) or "all", []).append({key: value for key, value in row.items() if key not in ARM_KEYS})
+            curves.setdefault(" · ".join(arm) or "all", []).append(
+                {key: value for key, value in row.items() if key not in ARM_KEYS}
+            )
     seconds = record["seconds"]
     picture = path.with_suffix(".png")
     return Played(
@@ -219,7 +245,8 @@ def _read_record(name: str, path: Path, touched: float) -> Played:
         f"figure {record['experiment']}",
         known_facts(record),
         flatten(record["config"]),
-        {stage: f"{duration:.0f} s" for stage, duration in seconds.items()} | {"together": f"{sum(seconds.values()) / 60:.1f} min"},
+        {stage: f"{duration:.0f} s" for stage, duration in seconds.items()}
+        | {"together": f"{sum(seconds.values()) / 60:.1f} min"},
         curves,
         [],
         touched,

@@ -31,10 +31,15 @@ def counted(lines: list[dict]) -> list[dict]:
 def services_in(folder: Path) -> list[dict]:
     """The trainer's steps so far, numbered by the version that each made."""
     lines = trainings(events(folder / "services").get("trainer", []))
-    return [{"step": line["version"], **{key: value for key, value in line.items() if key not in CLOCK_KEYS}} for line in lines]
+    return [
+        {"step": line["version"], **{key: value for key, value in line.items() if key not in CLOCK_KEYS}}
+        for line in lines
+    ]
 
 
-def how_far(folder: Path, done: Mapping[str, Any], seconds: Mapping[str, float], stages: Sequence[str]) -> dict[str, str]:
+def how_far(
+    folder: Path, done: Mapping[str, Any], seconds: Mapping[str, float], stages: Sequence[str]
+) -> dict[str, str]:
     """How far each stage is, in words, and the time of all together."""
     last_lines = {line["stage"]: line for line in timings(folder) if "step" in line}
     words = {}
@@ -63,7 +68,8 @@ def json_object(path: Path) -> dict:
 
 
 def lines_in(path: Path) -> list[dict]:
-    """Complete lines. Skips a line that is still being written or that a kill cut off; a file without complete lines is an error."""
+    """Complete lines. Skips a line that is still being written or that a kill cut off; a file without complete lines is
+    an error."""
     lines = read_lines(path)
     if not lines and path.stat().st_size > 0:
         raise RunError(f"{path} holds no metrics")

@@ -1,7 +1,7 @@
 """The last rollouts that a run has left: those that its newest step trained on, or those of its evaluation.
 
-While RL trains, a run of the recipe or on ranks replaces a file of them now and then (`sims/recipe/latest.py`); asynchronous RL keeps them all.
-"""
+While RL trains, a run of the recipe or on ranks replaces a file of them now and then (`sims/recipe/latest.py`);
+asynchronous RL keeps them all."""
 
 from collections import deque
 from dataclasses import dataclass
@@ -32,7 +32,8 @@ class Rollout:
 
 
 def last(run: Played) -> tuple[str, list[Rollout]]:
-    """What the last rollouts of a run are, in words, and some of them; none where it keeps none, or they cannot be read."""
+    """What the last rollouts of a run are, in words, and some of them; none where it keeps none, or they cannot be
+    read."""
     if run.technique == "async-rl":
         journal = run.place / "services" / "journal.jsonl"
         try:
@@ -41,7 +42,8 @@ def last(run: Played) -> tuple[str, list[Rollout]]:
             return "", []
     if run.examples:
         return "of the evaluation after RL, greedy", [
-            Rollout(f"{describe_success(example['success'])}, task: {example['prompt']}", example["transcript"]) for example in run.examples[:KEPT]
+            Rollout(f"{describe_success(example['success'])}, task: {example['prompt']}", example["transcript"])
+            for example in run.examples[:KEPT]
         ]
     try:
         return _read_newest(run.place)
@@ -50,7 +52,8 @@ def last(run: Played) -> tuple[str, list[Rollout]]:
 
 
 def _read_newest(folder: Path) -> tuple[str, list[Rollout]]:
-    """What a training has kept of its newest step; nothing where it keeps nothing yet. Raises RunError for a file in another format."""
+    """What a training has kept of its newest step; nothing where it keeps nothing yet. Raises RunError for a file in
+    another format."""
     paths = sorted((folder / latest.FOLDER).glob("[!.]*.json"), key=lambda path: path.stat().st_mtime_ns)
     if not paths:
         return "", []
@@ -58,14 +61,17 @@ def _read_newest(folder: Path) -> tuple[str, list[Rollout]]:
     try:
         rollouts = [
             Rollout(
-                f"{describe_success(rollout['success'])}, reward {rollout['reward']:.3f}, contexts: {rollout['contexts']}, task: {content['prompt']}",
+                f"{describe_success(rollout['success'])}, reward {rollout['reward']:.3f}, contexts: "
+                f"{rollout['contexts']}, task: {content['prompt']}",
                 rollout["text"],
             )
             for rollout in content["rollouts"]
         ]
         return f"of step {content['step']:g} of RL, {len(rollouts[:KEPT])} of one group", rollouts[:KEPT]
     except (LookupError, TypeError, ValueError) as error:
-        raise RunError(f"{paths[-1]} does not hold the last rollouts of a training ({type(error).__name__}: {error})") from None
+        raise RunError(
+            f"{paths[-1]} does not hold the last rollouts of a training ({type(error).__name__}: {error})"
+        ) from None
 
 
 def describe_success(success: object) -> str:
@@ -83,8 +89,12 @@ def _read_trained(folder: Path, checkpoint: str, mtime_ns: int) -> tuple[str, li
     rollout_texts = []
     for rollout in rollouts[:KEPT]:
         texts = [language.decode(segment.tokens.tolist()) for segment in rollout.chain.segments]
-        outcome = f"{describe_success(rollout.metrics.get('success'))}, reward {rollout.reward:.3f}, contexts: {len(texts)}"
-        rollout_texts.append(Rollout(f"its environment failed: {rollout.failure}" if rollout.failure else outcome, "\n".join(texts)))
+        outcome = (
+            f"{describe_success(rollout.metrics.get('success'))}, reward {rollout.reward:.3f}, contexts: {len(texts)}"
+        )
+        rollout_texts.append(
+            Rollout(f"its environment failed: {rollout.failure}" if rollout.failure else outcome, "\n".join(texts))
+        )
     return f"of the step that made version {version + 1}", rollout_texts
 
 

@@ -1,7 +1,8 @@
-"""Whether a run is going on, how far it is, when it may be over, how it goes on after a kill, and what it keeps of its last rollouts.
+"""Whether a run is going on, how far it is, when it may be over, how it goes on after a kill, and what it keeps of its
+last rollouts.
 
-A run holds a lock on its folder for as long as it lives, and the kernel releases it however the process ends. The page asks for it, for an instant.
-"""
+A run holds a lock on its folder for as long as it lives, and the kernel releases it however the process ends. The page
+asks for it, for an instant."""
 
 import fcntl
 import os
@@ -61,7 +62,11 @@ def where(run: Played) -> Position | None:
     """The step that an unfinished run has reached in its first unfinished stage; None before its first step."""
     stage = run.missing[0] if run.missing else ""
     logged_lines = run.metrics.get(stage) or (run.metrics.get("rl", []) if not run.recipe else [])
-    steps = [line["step"] for line in (*logged_lines[-1:], *timings(run.place)) if "step" in line and line.get("stage", stage) == stage]
+    steps = [
+        line["step"]
+        for line in (*logged_lines[-1:], *timings(run.place))
+        if "step" in line and line.get("stage", stage) == stage
+    ]
     return Position(stage, max(steps), count_steps(run, stage)) if steps else None
 
 
@@ -71,22 +76,28 @@ def count_steps(run: Played, stage: str) -> float | None:
     try:
         if run.recipe and stage == "eval":
             # ranks share the tasks
-            return 2 * settings["evaluation.tasks"] * settings["evaluation.samples"] if run.technique == "recipe" else None
+            return (
+                2 * settings["evaluation.tasks"] * settings["evaluation.samples"] if run.technique == "recipe" else None
+            )
         if run.recipe and stage in TOKEN_SETTINGS:
             return settings[TOKEN_SETTINGS[stage]] // settings["training.batch_tokens"]
-        is_training = stage == "rl" or not run.recipe and (run.technique == "async-rl" or run.technique.endswith(" full"))
+        is_training = (
+            stage == "rl" or not run.recipe and (run.technique == "async-rl" or run.technique.endswith(" full"))
+        )
         return settings.get("rl.steps", settings.get("steps")) if is_training else None
     except (LookupError, TypeError):
         return None
 
 
 def left(run: Played, others: Iterable[Played]) -> str:
-    """How much longer a run will take, in words: as a finished one with the same settings took, or else as the steps of its stage did so far. Empty
-    where neither is known."""
+    """How much longer a run will take, in words: as a finished one with the same settings took, or else as the steps of
+    its stage did so far. Empty where neither is known."""
     stage_seconds, position = spent(run.place), where(run)
     share = min(1.0, position.step / position.total) if position and position.total else 0.0
     similar_runs = [
-        candidate for candidate in others if candidate.technique == run.technique and not candidate.missing and has_same_settings(run, candidate)
+        candidate
+        for candidate in others
+        if candidate.technique == run.technique and not candidate.missing and has_same_settings(run, candidate)
     ]
     for candidate in sorted(similar_runs, key=lambda candidate: -candidate.touched):
         if reference_seconds := expected.seconds_of(candidate.place):
@@ -105,7 +116,9 @@ def left(run: Played, others: Iterable[Played]) -> str:
 
 def has_same_settings(first_run: Played, second_run: Played) -> bool:
     """Whether two runs differ in their seed alone."""
-    first_settings, second_settings = ({key: value for key, value in run.settings.items() if key != "seed"} for run in (first_run, second_run))
+    first_settings, second_settings = (
+        {key: value for key, value in run.settings.items() if key != "seed"} for run in (first_run, second_run)
+    )
     return first_settings == second_settings
 
 
@@ -116,7 +129,9 @@ def said(run: Played, others: Iterable[Played] = ()) -> str:
     position = where(run)
     position_text = run.missing[0]
     if position:
-        position_text += f", step {position.step:g}" + (f" of {position.total:g}" if position.total and position.total >= position.step else "")
+        position_text += f", step {position.step:g}" + (
+            f" of {position.total:g}" if position.total and position.total >= position.step else ""
+        )
     if going(run):
         return ", ".join(filter(None, [f"running, at {position_text}", left(run, others)]))
     minutes = (time.time() - run.touched) / 60
@@ -134,9 +149,13 @@ def again(run: Played) -> str:
     if find_outer_folder(run.place) != run.place:
         name = "cpt-rl"
     ranks = len({path.name for part in ("ranks", "work/*/ranks") for path in run.place.glob(f"{part}/*.pid")})
-    return f"etude run {name} --scale full {out}" + (f" --backend gloo --nproc {ranks}" if ranks and "gpu" not in run.machine else "")
+    return f"etude run {name} --scale full {out}" + (
+        f" --backend gloo --nproc {ranks}" if ranks and "gpu" not in run.machine else ""
+    )
 
 
 def find_outer_folder(folder: Path) -> Path:
     """The folder of the run of Figure 2 at full scale that this one is part of, or the folder itself."""
-    return folder.parents[1] if folder.parent.name == "runs" and (folder.parents[1] / "config.json").is_file() else folder
+    return (
+        folder.parents[1] if folder.parent.name == "runs" and (folder.parents[1] / "config.json").is_file() else folder
+    )

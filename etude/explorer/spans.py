@@ -1,4 +1,5 @@
-"""Tokens as text. Colour shows what each piece is; for readers who cannot see it, so do underline, strikethrough or frame."""
+"""Tokens as text. Colour shows what each piece is; for readers who cannot see it, so do underline, strikethrough or
+frame."""
 
 import html
 from collections.abc import Iterable, Sequence
@@ -21,7 +22,10 @@ LOOKS = {
     "turn": ("written by the agent", f"{tint('blue', 0.16)};border-bottom:2px solid {COLOURS['blue']}"),
     "request": ("request for a summary", f"opacity:.85;border-bottom:2px dotted {COLOURS['grey']}"),
     "summary": ("summary, written", f"{tint('green', 0.20)};border-bottom:4px double {COLOURS['green']}"),
-    "summary, given": ("summary, given to the next context", f"{tint('green', 0.10)};border-bottom:2px dashed {COLOURS['green']}"),
+    "summary, given": (
+        "summary, given to the next context",
+        f"{tint('green', 0.10)};border-bottom:2px dashed {COLOURS['green']}",
+    ),
     "accepted": ("drafted, accepted", f"{tint('green', 0.20)};border-bottom:2px solid {COLOURS['green']}"),
     "rejected": ("drafted, rejected", f"{tint('orange', 0.28)};text-decoration:line-through 2px {COLOURS['red']}"),
     "added": ("added by the trunk", f"border:1px solid {COLOURS['blue']};border-radius:3px"),

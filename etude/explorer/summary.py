@@ -1,4 +1,5 @@
-"""A chain of contexts, piece by piece: what each one holds, what the summary kept, and how much credit every token gets."""
+"""A chain of contexts, piece by piece: what each one holds, what the summary kept, and how much credit every token
+gets."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -53,7 +54,8 @@ def counted(pieces: list[dict]) -> list[int]:
 
 @examples.remembered("chain.json", most=8)
 def group_rows(number: int, folder: Path | None = None) -> list[dict]:
-    """One row per rollout of the chain's group: its reward, its advantage, and its advantage under the common mistake."""
+    """One row per rollout of the chain's group: its reward, its advantage, and its advantage under the common
+    mistake."""
     group = examples.load("chain", folder)["chains"][number]["group"]
     rewards = torch.tensor([[rollout["reward"] for rollout in group]], dtype=torch.float64)
     chains = [chain_of(rollout["contexts"]) for rollout in group]
@@ -88,7 +90,13 @@ def measure_pieces(contexts: list[list[dict]]) -> list[dict]:
         for piece in pieces:
             context_tokens += len(piece["tokens"])
             rows.append(
-                {"piece": len(rows) + 1, "context": number, "role": piece["role"], "tokens": len(piece["tokens"]), "in the context": context_tokens}
+                {
+                    "piece": len(rows) + 1,
+                    "context": number,
+                    "role": piece["role"],
+                    "tokens": len(piece["tokens"]),
+                    "in the context": context_tokens,
+                }
             )
     return rows
 
@@ -105,7 +113,14 @@ def draw_context_sizes(rows: list[dict], piece_count: int, trigger: int, key: st
         drawing(
             Axis("piece of the chain", least=0.5, most=len(rows) + 0.5),
             "tokens in the context",
-            lines(point_rows, "piece", "in the context", split="context", tell=("context", "role", "tokens"), look=Look("grey")),
+            lines(
+                point_rows,
+                "piece",
+                "in the context",
+                split="context",
+                tell=("context", "role", "tokens"),
+                look=Look("grey"),
+            ),
             points(point_rows, "piece", "in the context", "what", tell=("context", "role", "tokens")),
             rule(f"trigger, {trigger}", y=trigger, look=Look("red", ":")),
             rule(x=piece_count),
@@ -113,7 +128,8 @@ def draw_context_sizes(rows: list[dict], piece_count: int, trigger: int, key: st
         ),
         "self-summary",
         rows,
-        "How full the context is after each piece of the chain; the upright line marks the current piece. A click goes to another one.",
+        "How full the context is after each piece of the chain; the upright line marks the current "
+        "piece. A click goes to another one.",
         wide=True,
         then=select_piece,
     )
@@ -127,7 +143,8 @@ def draw_text(contexts: list[list[dict]], piece_count: int, colouring: str, cred
             break
         visible_pieces, remaining = pieces[:remaining], remaining - len(pieces[:remaining])
         parts.append(
-            f'<div style="font-weight:600;margin:.6rem 0 .2rem">Context {number}: {sum(map(sum, (counted(visible_pieces)[:2],)))} tokens</div>'
+            f'<div style="font-weight:600;margin:.6rem 0 .2rem">Context {number}: '
+            f"{sum(map(sum, (counted(visible_pieces)[:2],)))} tokens</div>"
         )
         for piece in visible_pieces:
             role: str = piece["role"]
@@ -136,7 +153,9 @@ def draw_text(contexts: list[list[dict]], piece_count: int, colouring: str, cred
             if colouring == "credit":
                 kind = "given" if not is_written or credit == 0 else "paid" if credit > 0 else "blamed"
             kinds.append(kind)
-            tooltip = f"{role}: {len(piece['tokens'])} tokens" + (f", each credited with {credit:+.3f}" if is_written else ", given, no credit")
+            tooltip = f"{role}: {len(piece['tokens'])} tokens" + (
+                f", each credited with {credit:+.3f}" if is_written else ", given, no credit"
+            )
             parts.append(spans.line(role, spans.spans(piece["tokens"], kind, tooltip)))
     spans.write(parts, dict.fromkeys(kinds))
 
@@ -145,7 +164,8 @@ def draw_fates(notes: list[dict]) -> None:
     """What happened to the facts of the old context."""
     for number, note in enumerate(notes, 1):
         st.markdown(
-            f"**Summary {number}** says `{note['summary'] or ' '}`. The scripted agent, which knows what is needed, would have written "
+            f"**Summary {number}** says `{note['summary'] or ' '}`. The scripted agent, which knows "
+            f"what is needed, would have written "
             f"`{note['scripted']}`."
         )
         rows = [
@@ -169,7 +189,9 @@ def draw_beginning(chain: dict, piece_count: int, trigger: int, colouring: str, 
         counted(
             [
                 piece
-                for piece, row in zip(pieces, (context_row for context_row in rows if context_row["context"] == number), strict=True)
+                for piece, row in zip(
+                    pieces, (context_row for context_row in rows if context_row["context"] == number), strict=True
+                )
                 if row["piece"] <= piece_count
             ]
         )
@@ -181,13 +203,22 @@ def draw_beginning(chain: dict, piece_count: int, trigger: int, colouring: str, 
         spans.metrics(
             ("Context", f"{current_row['context']} of {len(contexts)}", None),
             ("Tokens in it", current_row["in the context"], f"A summary is requested at {trigger}."),
-            ("Prefill", partial_chain.prefill, f"Given tokens that the engine has processed so far; {full_chain.prefill} in the complete chain."),
+            (
+                "Prefill",
+                partial_chain.prefill,
+                f"Given tokens that the engine has processed so far; {full_chain.prefill} in the complete chain.",
+            ),
             (
                 "Written",
                 partial_chain.written,
-                f"So far; {full_chain.written} in the complete chain, including {full_chain.summary_tokens} of summary.",
+                f"So far; {full_chain.written} in the complete chain, including "
+                f"{full_chain.summary_tokens} of summary.",
             ),
-            ("Saved", full_chain.saved, "Extra prefill that compaction in a separate call would have needed, over the complete chain."),
+            (
+                "Saved",
+                full_chain.saved,
+                "Extra prefill that compaction in a separate call would have needed, over the complete chain.",
+            ),
             ("Credit", f"{credit:+.3f}", "The rollout's full advantage, on every token that the policy wrote."),
         )
     with right:
@@ -201,7 +232,8 @@ def draw() -> None:
     chains = example["chains"]
     if not chains:
         raise RunError(
-            "no rollout in example chain.json needed a second context; write it from a run with a smaller context.trigger: " + examples.again(folder)
+            "no rollout in example chain.json needed a second context; write it from a run with a "
+            "smaller context.trigger: " + examples.again(folder)
         )
     left, right = st.columns([1, 2])
     with left:
@@ -224,14 +256,17 @@ def draw() -> None:
     )
     st.subheader("What was kept and lost")
     st.markdown(
-        "A fact is kept if the summary states it as the scripted agent would; changed if the summary describes the file in "
+        "A fact is kept if the summary states it as the scripted agent would; changed if the summary "
+        "describes the file in "
         "other words, right or wrong; invented if no context had shown the file."
     )
     draw_fates(chain["notes"])
     st.subheader("Where the credit comes from")
     st.markdown(
-        "Each rollout gets one reward, the group mean is the baseline, and every context inherits the full result. The column next to it "
-        "shows a mistake: with contexts as rows of the baseline, a rollout would count more the more often it ran out of context."
+        "Each rollout gets one reward, the group mean is the baseline, and every context inherits the "
+        "full result. The column next to it "
+        "shows a mistake: with contexts as rows of the baseline, a rollout would count more the more "
+        "often it ran out of context."
     )
     table(group, "self-summary-group")
 
@@ -239,12 +274,16 @@ def draw() -> None:
 PAGE = Page(
     name="summary",
     title="Self-summary",
-    says="A rollout that outgrows its context continues in a new one, after a summary that the policy wrote itself. These are chains by a "
+    says="A rollout that outgrows its context continues in a new one, after a summary that the policy wrote "
+    "itself. These are chains by a "
     "run's agent after RL, on tasks it never trained on.",
     formula=r"\begin{gathered} A_c = R_c - \frac1N\sum_{j} R_j \\"
-    r"\mathcal L = -\frac{1}{\mathrm{budget}}\sum_c A_c \sum_{s \in c}\;\sum_{t\ \mathrm{sampled\ in}\ s} \rho_t \end{gathered}",
-    question="What does the next context know of the one before it? And does a token of the summary get more credit than others, as much, or less?",
-    look="The next context knows nothing but the summary, which gets the same credit as every other token that the policy wrote.",
+    r"\mathcal L = -\frac{1}{\mathrm{budget}}\sum_c A_c \sum_{s \in "
+    r"c}\;\sum_{t\ \mathrm{sampled\ in}\ s} \rho_t \end{gathered}",
+    question="What does the next context know of the one before it? And does a token of the summary get more "
+    "credit than others, as much, or less?",
+    look="The next context knows nothing but the summary, which gets the same credit as every other token "
+    "that the policy wrote.",
     draw=draw,
     code=(self_summary.spread, self_summary.Chaining, self_summary.ChainBuilder),
     technique="self-summary",

@@ -1,4 +1,5 @@
-"""Textual feedback: a message in which the agent went wrong, read with and without a hint, token by token, by the agent itself."""
+"""Textual feedback: a message in which the agent went wrong, read with and without a hint, token by token, by the agent
+itself."""
 
 import math
 from collections.abc import Mapping
@@ -40,7 +41,9 @@ def load_cases() -> list[Case]:
     except ValueError as error:
         raise examples.unreadable(folder / FILE, error) from None
     if not cases:
-        raise RunError(f"the agent broke no rule in {hints['played']} rollouts, so there is nothing to hint at; choose another run")
+        raise RunError(
+            f"the agent broke no rule in {hints['played']} rollouts, so there is nothing to hint at; choose another run"
+        )
     return cases
 
 
@@ -50,11 +53,24 @@ def draw_controls(cases: list[Case]) -> tuple[Case, str, str, bool]:
     names = [f"{number}, {case.rule}: {case.says.removeprefix('error: ')}" for number, case in enumerate(cases, 1)]
     initial_index = next((number for number, case in enumerate(cases) if case.rule == INITIAL_RULE), 0)
     with fault_column:
-        case = cases[names.index(st.selectbox("Fault, by rule", names, initial_index, key="fault", bind="query-params"))]
-        kind = st.radio("Divergence", KINDS, key="divergence", bind="query-params", horizontal=True, help="; ".join(DIVERGENCES.values()))
+        case = cases[
+            names.index(st.selectbox("Fault, by rule", names, initial_index, key="fault", bind="query-params"))
+        ]
+        kind = st.radio(
+            "Divergence",
+            KINDS,
+            key="divergence",
+            bind="query-params",
+            horizontal=True,
+            help="; ".join(DIVERGENCES.values()),
+        )
     with hint_column:
         hint_source = st.radio("What the teacher is told", TOLD, key="told", bind="query-params", horizontal=True)
-        own_words = st.text_input("Your words", case.says, MAX_HINT_LENGTH, key="words", bind="query-params") if hint_source == OWN else ""
+        own_words = (
+            st.text_input("Your words", case.says, MAX_HINT_LENGTH, key="words", bind="query-params")
+            if hint_source == OWN
+            else ""
+        )
         shift = not st.toggle("Trap: forget that the hint shifts positions", key="unshifted", bind="query-params")
     return case, words_of(case, hint_source, own_words), kind, shift
 
@@ -65,7 +81,10 @@ def draw() -> None:
     reading = read(case, words, shift)
     st.html(rollouts.STYLE + hint_tokens.STYLE)
     if not shift:
-        st.warning("The teacher is read at the student's positions. What it says there is about other tokens, and the divergence means nothing.")
+        st.warning(
+            "The teacher is read at the student's positions. What it says there is about other tokens, "
+            "and the divergence means nothing."
+        )
     for name, run in given_away(case, words).items():
         st.warning(f"This hint leaks: it shares `{rollouts.named(run)}` with {name}. In training it is not given.")
     draw_metrics(reading, kind)
@@ -73,7 +92,9 @@ def draw() -> None:
     with left:
         st.subheader("What was said")
         st.html(hint_tokens.context(case, words))
-        st.caption(f"The rollout {'solved' if case.success else 'did not solve'} its task; a right body is `{case.answer}`.")
+        st.caption(
+            f"The rollout {'solved' if case.success else 'did not solve'} its task; a right body is `{case.answer}`."
+        )
     with right:
         st.subheader("The message, token by token")
         st.html(hint_tokens.readings(reading, kind))
@@ -88,7 +109,8 @@ def draw() -> None:
             {"token": place, "student": s, "teacher": t}
             for place, (s, t) in enumerate(zip(reading.where.student.tolist(), reading.where.teacher.tolist()), 1)
         ],
-        "Both sequences by position. The hint moves the message to the right, and an arc leads from the position that predicts its first token. Who "
+        "Both sequences by position. The hint moves the message to the right, and an arc leads from "
+        "the position that predicts its first token. Who "
         "reads the teacher where the student is asks another token.",
         wide=True,
     )
@@ -101,13 +123,21 @@ def draw_metrics(reading: Read, kind: str) -> None:
     total, likelihood_ratio = math.fsum(divergences), math.exp(reading.likelier)
     metrics(
         ("Divergence of the message", f"{total:.3f} nats", f"{DIVERGENCES[kind]}. The sum over its tokens."),
-        ("On one token", f"{max(divergences) / total:.0%}" if total else "–", "Share of the token that the hint changes most."),
+        (
+            "On one token",
+            f"{max(divergences) / total:.0%}" if total else "–",
+            "Share of the token that the hint changes most.",
+        ),
         (
             "Likelihood under the hint",
             f"{likelihood_ratio:.3g}×",
             "How many times as likely as without it. Below 1 the hint speaks against the message.",
         ),
-        ("Positions that shift", str(len(reading.where.tokens) - 1 - int(reading.where.student[-1])), "Tokens of the hint."),
+        (
+            "Positions that shift",
+            str(len(reading.where.tokens) - 1 - int(reading.where.student[-1])),
+            "Tokens of the hint.",
+        ),
     )
 
 
@@ -124,36 +154,56 @@ def draw_charts(reading: Read, kind: str) -> None:
         if token_count > 1 and "place" in row:
             st.session_state[f"rank-{token_count}"] = rank_tokens(reading, kind).index(row["place"] - 1) + 1
 
-    caption = "Probability of each token of the message, without the hint and under it. A click shows what else was likely there, below."
+    caption = (
+        "Probability of each token of the message, without the hint and under it. A click shows what else "
+        "was likely there, below."
+    )
     picked(hint_tokens.probabilities(reading), "hint-tokens", rows, caption, then=select_token)
     picked(hint_tokens.apart(reading, kind), "hint-apart", rows, f"{DIVERGENCES[kind]}, nats.", then=select_token)
 
 
 def draw_token(reading: Read, kind: str) -> None:
-    """Both distributions of one token, at first of that which the hint changes most, and all tokens in the order of what it changes."""
+    """Both distributions of one token, at first of that which the hint changes most, and all tokens in the order of
+    what it changes."""
     token_count, order = len(reading.words), rank_tokens(reading, kind)
     left, right = st.columns([2, 3])
     with left:
         st.subheader("One token, on both sides")
         help_text = "1 is the token that the hint changes most; the table has their order."
         rank = (
-            st.slider("Rank by what the hint changes", 1, token_count, 1, key=f"rank-{token_count}", bind="query-params", help=help_text)
+            st.slider(
+                "Rank by what the hint changes",
+                1,
+                token_count,
+                1,
+                key=f"rank-{token_count}",
+                bind="query-params",
+                help=help_text,
+            )
             if token_count > 1
             else 1
         )
         place = order[rank - 1]
         word = reading.words[place]
-        caption = f"Token {place + 1} of {token_count}, {word.apart[kind]:.3f} nats apart: what it was, and what else was likely on a side."
+        caption = (
+            f"Token {place + 1} of {token_count}, {word.apart[kind]:.3f} nats apart: what it was, and what "
+            f"else was likely on a side."
+        )
         chart(hint_tokens.distributions(word), "hint-token", hint_tokens.both(word), caption)
     with right:
         st.subheader("What the hint changes most")
-        rows = [{key: value for key, value in row.items() if key not in KINDS or key == kind} for row in hint_tokens.rows(reading)]
+        rows = [
+            {key: value for key, value in row.items() if key not in KINDS or key == kind}
+            for row in hint_tokens.rows(reading)
+        ]
         table([rows[place] for place in order], "hint-most")
 
 
 def draw_all_faults(cases: list[Case], kind: str) -> None:
     """All faults, with their hints and the control."""
-    if not st.toggle("All faults, with their hints and with those of other rollouts", key="every-fault", bind="query-params"):
+    if not st.toggle(
+        "All faults, with their hints and with those of other rollouts", key="every-fault", bind="query-params"
+    ):
         return
     rows = []
     for number, case in enumerate(cases, 1):
@@ -167,7 +217,8 @@ def draw_all_faults(cases: list[Case], kind: str) -> None:
         rows.append(row)
     right = sum(row[f"likelihood, {ITS}"] < row[f"likelihood, {OTHER}"] for row in rows)
     st.markdown(
-        f"Of {len(rows)} messages {right} are less likely under their own hint than under that of another rollout. Where that is about half of "
+        f"Of {len(rows)} messages {right} are less likely under their own hint than under that of "
+        f"another rollout. Where that is about half of "
         "them, the agent does not read what a hint says: it was never taught to (`sims/hinted.py` does that)."
     )
     table(rows, "hint-faults")
@@ -176,13 +227,17 @@ def draw_all_faults(cases: list[Case], kind: str) -> None:
 PAGE = Page(
     name="textual-feedback",
     title="Textual feedback",
-    says="A rollout went wrong in one message. A hint is put in front of it, and the agent reads its own words twice: as it wrote them, and knowing "
+    says="A rollout went wrong in one message. A hint is put in front of it, and the agent reads its own "
+    "words twice: as it wrote them, and knowing "
     "better. Under the hint it is its own teacher. Here a small agent does so while you look; the rules that find "
     f"faults are {', '.join(rule.name for rule in RULES)}.",
-    formula=r"\begin{gathered} L = \frac{1}{\text{budget}}\sum_{t \in \text{message}} D(\pi_t,\; \pi^{\text{hint}}_t) \\"
-    r"\pi_t = \pi(\cdot \mid c,\, y_{<t}) \\ \pi^{\text{hint}}_t = \pi(\cdot \mid c,\, \text{hint},\, y_{<t})\end{gathered}",
+    formula=r"\begin{gathered} L = \frac{1}{\text{budget}}\sum_{t \in \text{message}} D(\pi_t,\; "
+    r"\pi^{\text{hint}}_t) \\"
+    r"\pi_t = \pi(\cdot \mid c,\, y_{<t}) \\ \pi^{\text{hint}}_t = \pi(\cdot \mid c,\, \text{hint},\, "
+    r"y_{<t})\end{gathered}",
     question="Does the hint change all tokens of the message a little, or few of them much? Which?",
-    look="A few tokens carry most of the divergence: those where the agent decides what to do. Then exchange the hint for that of another "
+    look="A few tokens carry most of the divergence: those where the agent decides what to do. Then "
+    "exchange the hint for that of another "
     "rollout, and for the answer.",
     draw=draw,
     code=(textual_feedback.hinted, textual_feedback.predictions, textual_feedback.divergence, textual_feedback.leaked),

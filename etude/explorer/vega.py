@@ -1,12 +1,13 @@
-"""A drawing as a Vega-Lite chart: hover tells exact figures, a drag moves the axes or brushes, Shift and the wheel zoom, a click picks a row.
+"""A drawing as a Vega-Lite chart: hover tells exact figures, a drag moves the axes or brushes, Shift and the wheel
+zoom, a click picks a row.
 
     table(drawn)          all rows of all layers as the columns of one table, which is sent apart from the chart: while only figures
                           change, the browser keeps the chart and exchanges the table
     spec(drawn, mode)     the chart, as Vega-Lite's grammar (version 6) says
 
-Columns get short names, since Vega-Lite reads dots and brackets in a name as a path; titles and hovering say their real ones. Hovering finds the
-nearest row anywhere in the picture, so fingers hit it, too. Text and grid take their colours from Streamlit's theme, light or dark.
-"""
+Columns get short names, since Vega-Lite reads dots and brackets in a name as a path; titles and hovering say their real
+ones. Hovering finds the nearest row anywhere in the picture, so fingers hit it, too. Text and grid take their colours
+from Streamlit's theme, light or dark."""
 
 import json
 import math
@@ -36,7 +37,20 @@ def table(drawn: Drawing) -> dict[str, list]:
     """Columns: the number of the layer, the row in it, its places, its series, and what hovering tells of it."""
     max_tell = max((len(layer.tell) for layer in drawn.layers), default=0)
     columns: dict[str, list] = {
-        name: [] for name in ("part", "row", "x", "y", "x2", "y2", "by", "dash", "split", "shade", *(f"t{i}" for i in range(max_tell)))
+        name: []
+        for name in (
+            "part",
+            "row",
+            "x",
+            "y",
+            "x2",
+            "y2",
+            "by",
+            "dash",
+            "split",
+            "shade",
+            *(f"t{i}" for i in range(max_tell)),
+        )
     }
     for part, layer in enumerate(drawn.layers):
         row_count = len(layer.rows)
@@ -45,9 +59,15 @@ def table(drawn: Drawing) -> dict[str, list]:
         for name in ("x", "y", "x2", "y2", "by", "split", "shade"):
             column = getattr(layer, name)
             values = [None] * row_count if column is None else [row.get(column) for row in layer.rows]
-            columns[name] += [None if entry is None else str(entry) for entry in values] if name in ("by", "split") else values
+            columns[name] += (
+                [None if entry is None else str(entry) for entry in values] if name in ("by", "split") else values
+            )
         for i in range(max_tell):
-            columns[f"t{i}"] += [_format_value(row.get(layer.tell[i])) for row in layer.rows] if i < len(layer.tell) else [None] * row_count
+            columns[f"t{i}"] += (
+                [_format_value(row.get(layer.tell[i])) for row in layer.rows]
+                if i < len(layer.tell)
+                else [None] * row_count
+            )
     # by another name: dashes join the legend of markers only where they can be told apart there
     columns["dash"] = columns["by"]
     for name, axis in (("x", drawn.x), ("y", drawn.y)):
@@ -73,15 +93,22 @@ def _format_value(value: Any) -> str | None:
 
 def spec(drawn: Drawing, mode: Mode = "zoom") -> dict:
     """The chart, without its figures."""
-    near = any(_has_nearest_row(layer) for layer in drawn.layers) and not any(layer.kind == "box" for layer in drawn.layers)
+    near = any(_has_nearest_row(layer) for layer in drawn.layers) and not any(
+        layer.kind == "box" for layer in drawn.layers
+    )
     layers = [_encode_layer(drawn, part, layer, direct=not near, mode=mode) for part, layer in enumerate(drawn.layers)]
     rule_labels = [_make_rule_label(drawn, part, layer) for part, layer in enumerate(drawn.layers) if layer.says]
     if near:
         # Where a click chooses, what lies between the marks is not in their way.
         marks = any(layer.kind == "point" for layer in drawn.layers)
         kinds = ("point",) if mode == "pick" and marks else ("line", "point", "bar")
-        layers.append(_make_hover_layer(drawn, [part for part, layer in enumerate(drawn.layers) if layer.kind in kinds], mode))
-    return {"height": drawn.height + LEGEND_ROW * max(0, _count_legend_rows(drawn) - 1), "layer": [*layers, *rule_labels]}
+        layers.append(
+            _make_hover_layer(drawn, [part for part, layer in enumerate(drawn.layers) if layer.kind in kinds], mode)
+        )
+    return {
+        "height": drawn.height + LEGEND_ROW * max(0, _count_legend_rows(drawn) - 1),
+        "layer": [*layers, *rule_labels],
+    }
 
 
 def _count_legend_columns(drawing: Drawing) -> int:
@@ -98,7 +125,11 @@ def _count_legend_rows(drawing: Drawing) -> int:
 def _make_ticks(drawing: Drawing, name: str) -> list[float] | None:
     """Of a logarithmic axis that is short: 1, 2 and 5 of every power of ten. None where Vega's own are enough."""
     raw_values = [
-        row.get(column) for layer in drawing.layers for column in (getattr(layer, name), getattr(layer, f"{name}2")) if column for row in layer.rows
+        row.get(column)
+        for layer in drawing.layers
+        for column in (getattr(layer, name), getattr(layer, f"{name}2"))
+        if column
+        for row in layer.rows
     ]
     values = [float(value) for value in raw_values if value is not None and value > 0]
     if not values or max(values) > MAX_TICK_RATIO * min(values):
@@ -113,7 +144,8 @@ def _has_nearest_row(layer: Layer) -> bool:
 
 
 def _encode_layer(drawing: Drawing, part: int, layer: Layer, direct: bool, mode: Mode) -> dict:
-    """The marks of a layer. `direct`: they tell of themselves and take clicks, because no layer of near points lies over them."""
+    """The marks of a layer. `direct`: they tell of themselves and take clicks, because no layer of near points lies
+    over them."""
     encoding: dict[str, Any] = {}
     for name in ("x", "y"):
         if getattr(layer, name) is not None:
@@ -123,7 +155,9 @@ def _encode_layer(drawing: Drawing, part: int, layer: Layer, direct: bool, mode:
     mark = {
         "line": {"type": "line", "strokeWidth": 0.7 if layer.thin else 2, "opacity": 0.4 if layer.thin else 1},
         "point": {"type": "point", "filled": not layer.hollow, "size": layer.size, "strokeWidth": 1.8, "opacity": 1},
-        "bar": {"type": "bar"} if layer.x2 is None else {"type": "line", "interpolate": "step-after", "strokeWidth": 1.6},
+        "bar": {"type": "bar"}
+        if layer.x2 is None
+        else {"type": "line", "interpolate": "step-after", "strokeWidth": 1.6},
         "range": {"type": "rule", "strokeWidth": 2},
         "cell": {"type": "rect"},
         "box": {"type": "rect", "clip": True},
@@ -144,7 +178,12 @@ def _encode_layer(drawing: Drawing, part: int, layer: Layer, direct: bool, mode:
     else:
         encoding |= _encode_series(drawing, layer)
     if layer.shade is not None:
-        encoding["opacity"] = {"field": "shade", "type": "quantitative", "scale": {"domain": [0, 1], "range": [0, 1]}, "legend": None}
+        encoding["opacity"] = {
+            "field": "shade",
+            "type": "quantitative",
+            "scale": {"domain": [0, 1], "range": [0, 1]},
+            "legend": None,
+        }
     if layer.kind == "text":
         encoding["text"] = {"field": "t0"}
         mark |= {"align": "left", "font": "monospace", "fontSize": 9, "fontWeight": "normal"} if layer.code else {}
@@ -155,8 +194,16 @@ def _encode_layer(drawing: Drawing, part: int, layer: Layer, direct: bool, mode:
         encoding["y"] |= {"stack": "zero" if layer.stacked else None}
         if not layer.stacked:
             encoding["xOffset"] = {"field": "by", "type": "nominal", "sort": list(drawing.looks)}
-    layer_spec: dict[str, Any] = {"transform": [{"filter": f"datum.part === {part}"}], "mark": mark, "encoding": encoding}
-    if direct and layer.kind != "rule" and not any(previous_layer.kind != "rule" for previous_layer in drawing.layers[:part]):
+    layer_spec: dict[str, Any] = {
+        "transform": [{"filter": f"datum.part === {part}"}],
+        "mark": mark,
+        "encoding": encoding,
+    }
+    if (
+        direct
+        and layer.kind != "rule"
+        and not any(previous_layer.kind != "rule" for previous_layer in drawing.layers[:part])
+    ):
         layer_spec["params"] = _make_params(drawing, mode, near=False)
     return layer_spec
 
@@ -172,7 +219,9 @@ def _encode_series(drawing: Drawing, layer: Layer) -> dict:
         "symbolOpacity": 1,  # also where the first layer is faint
     }
     filled_flags = (
-        candidate.kind in ("point", "cell", "box") or candidate.kind == "bar" and candidate.x2 is None for candidate in drawing.layers if candidate.by
+        candidate.kind in ("point", "cell", "box") or candidate.kind == "bar" and candidate.x2 is None
+        for candidate in drawing.layers
+        if candidate.by
     )
     lines_only = not any(filled_flags)
     if len(names) < 2:
@@ -196,7 +245,13 @@ def _encode_series(drawing: Drawing, layer: Layer) -> dict:
 def _encode_axis(name: str, drawing: Drawing) -> dict:
     axis: Axis = getattr(drawing, name)
     if axis.names:
-        return {"field": name, "type": "ordinal", "sort": None, "title": axis.title or None, "axis": {"labelAngle": 0, "labelOverlap": True}}
+        return {
+            "field": name,
+            "type": "ordinal",
+            "sort": None,
+            "title": axis.title or None,
+            "axis": {"labelAngle": 0, "labelOverlap": True},
+        }
     zero = axis.zero if axis.zero is not None else name == "y" and not axis.log
     scale: dict[str, Any] = {"type": "log", "nice": False} if axis.log else {"zero": zero, "nice": name == "y"}
     if (name == "x" or axis.log) and axis.least is None and axis.most is None:
@@ -205,13 +260,17 @@ def _encode_axis(name: str, drawing: Drawing) -> dict:
         scale["domainMin"] = axis.least
     if axis.most is not None:
         scale |= {"domainMax": axis.most, "nice": False}
-    axis_options: dict[str, Any] = {"format": "~g", "tickCount": 5, "gridOpacity": 0.4} if axis.log else {"tickCount": 5}
+    axis_options: dict[str, Any] = (
+        {"format": "~g", "tickCount": 5, "gridOpacity": 0.4} if axis.log else {"tickCount": 5}
+    )
     if axis.whole:
         axis_options |= {"format": "d", "tickMinStep": 1}
     if axis.log and (ticks := _make_ticks(drawing, name)):
         axis_options |= {"values": ticks, "tickCount": len(ticks)}  # a smaller count would thin them
     if axis.ticks is not None:
-        label_expression = "".join(f"datum.value === {place:g} ? {json.dumps(label)} : " for place, label in axis.ticks.items())
+        label_expression = "".join(
+            f"datum.value === {place:g} ? {json.dumps(label)} : " for place, label in axis.ticks.items()
+        )
         axis_options = {
             "values": list(axis.ticks),
             "labelExpr": f"{label_expression}''",
@@ -232,12 +291,28 @@ def _make_hover_layer(drawing: Drawing, parts: Sequence[int], mode: Mode) -> dic
         tooltip = f"{NEAREST_DATUM}.part === {part} ? {_make_tooltip(drawing.layers[part], NEAREST_DATUM)} : {tooltip}"
     hover_condition = {"param": "hover", "empty": False, "value": 1}
     return {
-        "transform": [{"filter": " || ".join(f"datum.part === {part}" for part in parts)}, {"filter": "isValid(datum.x) && isValid(datum.y)"}],
-        "mark": {"type": "point", "filled": False, "size": 140, "strokeWidth": 2, "color": WORDS, "tooltip": {"expr": tooltip}},
+        "transform": [
+            {"filter": " || ".join(f"datum.part === {part}" for part in parts)},
+            {"filter": "isValid(datum.x) && isValid(datum.y)"},
+        ],
+        "mark": {
+            "type": "point",
+            "filled": False,
+            "size": 140,
+            "strokeWidth": 2,
+            "color": WORDS,
+            "tooltip": {"expr": tooltip},
+        },
         "encoding": {
             "x": _encode_axis("x", drawing),
             "y": _encode_axis("y", drawing),
-            "opacity": {"condition": [hover_condition, *([{"param": PICK, "empty": False, "value": 1}] if mode == "pick" else [])], "value": 0},
+            "opacity": {
+                "condition": [
+                    hover_condition,
+                    *([{"param": PICK, "empty": False, "value": 1}] if mode == "pick" else []),
+                ],
+                "value": 0,
+            },
         },
         "params": [
             {"name": "hover", "select": {"type": "point", "on": "pointerover", "clear": "pointerout", "nearest": True}},
@@ -251,7 +326,17 @@ def _make_params(drawing: Drawing, mode: Mode, near: bool) -> list[dict]:
     if mode == "brush":
         return [{"name": BRUSH, "select": {"type": "interval", "encodings": ["x"]}}]
     if mode == "pick":
-        return [{"name": PICK, "select": {"type": "point", "fields": ["part", "row"], "toggle": False, **({"nearest": True} if near else {})}}]
+        return [
+            {
+                "name": PICK,
+                "select": {
+                    "type": "point",
+                    "fields": ["part", "row"],
+                    "toggle": False,
+                    **({"nearest": True} if near else {}),
+                },
+            }
+        ]
     if drawing.x.names:
         return []  # names cannot be moved
     # The wheel alone scrolls the page.
@@ -260,7 +345,11 @@ def _make_params(drawing: Drawing, mode: Mode, near: bool) -> list[dict]:
 
 def _make_tooltip(layer: Layer, datum: str = "datum") -> str:
     """An expression for what hovering says: the layer's columns by their real names."""
-    return "{" + ", ".join(f"{json.dumps(name, ensure_ascii=False)}: {datum}.t{i}" for i, name in enumerate(layer.tell)) + "}"
+    return (
+        "{"
+        + ", ".join(f"{json.dumps(name, ensure_ascii=False)}: {datum}.t{i}" for i, name in enumerate(layer.tell))
+        + "}"
+    )
 
 
 def _make_rule_label(drawing: Drawing, part: int, layer: Layer) -> dict:

@@ -1,4 +1,5 @@
-"""Watch the agent: it repairs a function while you look, beside itself before RL, token by token; then with a docstring of yours."""
+"""Watch the agent: it repairs a function while you look, beside itself before RL, token by token; then with a docstring
+of yours."""
 
 import secrets
 from functools import lru_cache
@@ -35,14 +36,17 @@ def list_checkpoints() -> dict[str, list[Path]]:
     folders_by_run = {}
     for run in provenance.finished():
         try:
-            folders_by_run[run.name] = found(run.folder, BEFORE if (run.folder / "checkpoints" / BEFORE / "config.json").is_file() else None)
+            folders_by_run[run.name] = found(
+                run.folder, BEFORE if (run.folder / "checkpoints" / BEFORE / "config.json").is_file() else None
+            )
         except RunError:
             pass  # its checkpoints are gone
     return folders_by_run | {provenance.EXAMPLE: []}
 
 
 def choose_agents() -> list[Agent]:
-    """Draws a box with the runs and a line that names the chosen one. Raises RunError where the committed agents are missing."""
+    """Draws a box with the runs and a line that names the chosen one. Raises RunError where the committed agents are
+    missing."""
     folders_by_run = list_checkpoints()
     left, right = st.columns([1, 3], vertical_alignment="bottom")
     with left:
@@ -51,27 +55,35 @@ def choose_agents() -> list[Agent]:
     with right:
         if folders_by_run[name]:
             facts = next(run.facts for run in provenance.finished() if run.name == name)
-            caption = f"Shown: **{provenance.plain(name)}**, your run in {provenance.plain(str(folders[-1].parents[1]))}"
+            caption = (
+                f"Shown: **{provenance.plain(name)}**, your run in {provenance.plain(str(folders[-1].parents[1]))}"
+            )
             st.caption(" · ".join([caption, *map(provenance.plain, facts)]))
         else:
             st.caption(
-                f"Shown: **{name}**, the small agent of the clone, from another machine · {describe_agents()}. `make small` makes a run of yours."
+                f"Shown: **{name}**, the small agent of the clone, from another machine · "
+                f"{describe_agents()}. `make small` makes a run of yours."
             )
     return [known(*stamps(folder)) for folder in folders]
 
 
 @lru_cache(1)
 def describe_agents() -> str:
-    """Of which run the committed agents are, which need not be the run of the recipe's page, and how often they succeed, in words. Raises RunError
-    where their record is missing."""
+    """Of which run the committed agents are, which need not be the run of the recipe's page, and how often they
+    succeed, in words. Raises RunError where their record is missing."""
     try:
         record = read_json(FOLDER / RECORD)
         facts = provenance.facts({"config": record["config"], "machine": record["run"]["machine"]})
         held_out = record["held_out"]
         before, after = (held_out[name]["success"]["value"] for name in (BEFORE, "agent"))
     except (OSError, ValueError, LookupError, TypeError) as error:
-        raise RunError(f"{FOLDER / RECORD} holds no record of the committed agents ({error}); check it out again") from None
-    success_text = f"on {held_out['tasks']} held-out tasks, {held_out['samples']} rollouts each, {before:.0%} succeed before RL and {after:.0%} after"
+        raise RunError(
+            f"{FOLDER / RECORD} holds no record of the committed agents ({error}); check it out again"
+        ) from None
+    success_text = (
+        f"on {held_out['tasks']} held-out tasks, {held_out['samples']} rollouts each, {before:.0%} "
+        f"succeed before RL and {after:.0%} after"
+    )
     return " · ".join([*map(provenance.plain, facts), success_text])
 
 
@@ -98,17 +110,32 @@ def choose_new_task() -> None:
 
 
 def draw_controls(agent: Agent, top_container: DeltaGenerator) -> tuple[Task, float, int]:
-    """Draws the controls, of which the docstring and the next task stand above. The task, temperature and seed that they say. Raises RunError for a
-    docstring that is none."""
+    """Draws the controls, of which the docstring and the next task stand above. The task, temperature and seed that
+    they say. Raises RunError for a docstring that is none."""
     recipe_temperature = agent.recipe.rl.temperature
     task_column, number_column, sampling_column = st.columns(3)
     with task_column:
         kind = st.radio("Task", TASKS, key="tasks", bind="query-params", horizontal=True)
     with number_column:
-        number = st.slider("Number", 0, NUMBERS - 1, TASK, key="task", bind="query-params", help="Of the held-out task, or the seed of a new one.")
+        number = st.slider(
+            "Number",
+            0,
+            NUMBERS - 1,
+            TASK,
+            key="task",
+            bind="query-params",
+            help="Of the held-out task, or the seed of a new one.",
+        )
     with sampling_column:
         temperature = st.slider(
-            "Temperature", 0.0, max(2.0, recipe_temperature), recipe_temperature, 0.05, key="heat", bind="query-params", help="0 is greedy."
+            "Temperature",
+            0.0,
+            max(2.0, recipe_temperature),
+            recipe_temperature,
+            0.05,
+            key="heat",
+            bind="query-params",
+            help="0 is greedy.",
         )
         seed = st.slider("Seed of sampling", 0, NUMBERS - 1, 0, key="draw", bind="query-params")
     task = task_of(agent.recipe, number, number if kind == TASKS[1] else None)
@@ -133,7 +160,8 @@ def draw() -> None:
         "Drafts",
         key="drafted",
         bind="query-params",
-        help="Which of its tokens would have been drafts of its own small layers, checked several at a time (speculative decoding).",
+        help="Which of its tokens would have been drafts of its own small layers, checked several at a time "
+        "(speculative decoding).",
     )
     with top_container, st.spinner("The agent plays …"):
         watched_rollouts = [watch_rollout(*stamps(agent.folder), task, temperature, seed, drafts) for agent in agents]
@@ -152,7 +180,9 @@ def draw() -> None:
     message_count = max(len(rollout.turns) for rollout in watched_rollouts)
     with top_container:
         play("Shown up to message", f"turns-{message_count}", range(1, message_count + 1), message_count, draw_until)
-    temperature_text = f"at temperature {temperature:g}" if temperature else "at temperature 1, though the rollout is greedy"
+    temperature_text = (
+        f"at temperature {temperature:g}" if temperature else "at temperature 1, though the rollout is greedy"
+    )
     caption = (
         f"Probability of each token {temperature_text}, in the order in which they were written; dotted lines part the "
         f"turns of {watched_rollouts[-1].name}."
@@ -168,7 +198,10 @@ def describe_drafts(tally: Tally) -> str:
     if not tally.checked:
         return "no draft layers: every token took a pass of its own"
     share, tokens_per_pass = tally.kept / tally.checked, tally.tokens / tally.passes
-    return f"{tally.kept} of {tally.checked} drafts kept ({share:.0%}): {tally.tokens} tokens in {tally.passes} passes, {tokens_per_pass:.1f} a pass"
+    return (
+        f"{tally.kept} of {tally.checked} drafts kept ({share:.0%}): {tally.tokens} tokens in "
+        f"{tally.passes} passes, {tokens_per_pass:.1f} a pass"
+    )
 
 
 def format_heading(rollout: Watched, rollout_count: int) -> str:
@@ -184,19 +217,34 @@ def draw_experts(rollout: Watched) -> None:
             st.markdown("There are none: the network is dense.")
             return
         token_count = len(rollout.tokens)
-        token = rollout.tokens[st.slider("Token", 1, token_count, 1, key=f"token-{token_count}", bind="query-params") - 1 if token_count > 1 else 0]
-        st.markdown(f"`{rollouts.named(token.text)}`, {rollouts.chance(token.probability)}: the experts to which the position before it was routed.")
-        table([{"layer": layer, "experts": ", ".join(map(str, layer_experts))} for layer, layer_experts in enumerate(token.experts)], "watch-experts")
+        token = rollout.tokens[
+            st.slider("Token", 1, token_count, 1, key=f"token-{token_count}", bind="query-params") - 1
+            if token_count > 1
+            else 0
+        ]
+        st.markdown(
+            f"`{rollouts.named(token.text)}`, {rollouts.chance(token.probability)}: the experts to "
+            f"which the position before it was routed."
+        )
+        table(
+            [
+                {"layer": layer, "experts": ", ".join(map(str, layer_experts))}
+                for layer, layer_experts in enumerate(token.experts)
+            ],
+            "watch-experts",
+        )
 
 
 PAGE = Page(
     name="watch",
     title="Watch the agent",
-    says="A small coding agent repairs a function that has lost its body: it reads files, writes the body, tests it, and is done. It plays "
+    says="A small coding agent repairs a function that has lost its body: it reads files, writes the body, "
+    "tests it, and is done. It plays "
     "here, now. Change the docstring, and it has to write something else.",
     formula=r"p(t) = \operatorname{softmax}(\text{logits} / \tau)_t",
     question="Of which tokens is the agent sure, and of which is it not? Guess before you point at one.",
-    look="It is sure of almost every token. Where it is not, the alternatives under the pointer are other bodies. Hidden tests decide.",
+    look="It is sure of almost every token. Where it is not, the alternatives under the pointer are other "
+    "bodies. Hidden tests decide.",
     draw=draw,
     code=(sample, tokens.turns, drafted.of_turn, rewritten),
     technique="recipe",

@@ -15,7 +15,21 @@ from etude.explorer.playing import play
 from etude.explorer.spans import metrics
 from ref import weight_sync
 
-__all__ = ["EVEN", "NORMAL", "ROWS", "SMALL", "VERSIONS", "WEIGHTS", "chain", "diagram", "drawn", "late", "late_reader", "links", "way"]
+__all__ = [
+    "EVEN",
+    "NORMAL",
+    "ROWS",
+    "SMALL",
+    "VERSIONS",
+    "WEIGHTS",
+    "chain",
+    "diagram",
+    "drawn",
+    "late",
+    "late_reader",
+    "links",
+    "way",
+]
 
 EVEN, NORMAL = "all of one size", "normal"
 WEIGHTS = 100_000
@@ -63,11 +77,15 @@ def way(manifests: dict[int, dict], have: int | None, want: int) -> list[dict]:
     cheapest_links = weight_sync.cheapest(manifests, have, want, set())
     assert cheapest_links is not None, "the first version is an anchor"
     links = [(version, manifests[version]["links"][n]) for version, n in cheapest_links]
-    return [{"version": version, "from": link["base"], "link": link["kind"], "bytes": count_bytes(link)} for version, link in links]
+    return [
+        {"version": version, "from": link["base"], "link": link["kind"], "bytes": count_bytes(link)}
+        for version, link in links
+    ]
 
 
 def late(manifests: dict[int, dict], want: int) -> list[dict]:
-    """Bytes to fetch for a reader that is 1, 2, … versions behind: by the cheapest way, delta by delta, and everything anew."""
+    """Bytes to fetch for a reader that is 1, 2, … versions behind: by the cheapest way, delta by delta, and everything
+    anew."""
     deltas = {
         version: count_bytes(next(link for link in manifest["links"] if link["kind"] == "delta"))
         for version, manifest in manifests.items()
@@ -77,7 +95,14 @@ def late(manifests: dict[int, dict], want: int) -> list[dict]:
     for behind in range(1, want + 1):
         cheapest_bytes = sum(fetched_link["bytes"] for fetched_link in way(manifests, want - behind, want))
         delta_bytes = sum(deltas[version] for version in range(want - behind + 1, want + 1))
-        rows.append({"versions behind": behind, "cheapest way": cheapest_bytes, "delta by delta": delta_bytes, "from nothing": full_bytes})
+        rows.append(
+            {
+                "versions behind": behind,
+                "cheapest way": cheapest_bytes,
+                "delta by delta": delta_bytes,
+                "from nothing": full_bytes,
+            }
+        )
     return rows
 
 
@@ -99,19 +124,31 @@ def links(manifests: dict[int, dict], have: int | None, want: int) -> list[dict]
 
 def make_arc(link: dict) -> list[dict]:
     """A link as points of a line: an arc above the versions, or for an anchor an arrow's shaft from below."""
-    row = link | {"from": "nothing" if link["from"] is None else link["from"], "arc": f"{link['version']} from {link['from']}"}
+    row = link | {
+        "from": "nothing" if link["from"] is None else link["from"],
+        "arc": f"{link['version']} from {link['from']}",
+    }
     if link["from"] is None:
         return [row | {"x": link["version"], "y": y} for y in (-0.75, -0.42, -0.2)]
     span = link["version"] - link["from"]
     angles = np.linspace(0, np.pi, 9 if span == 1 else 21).tolist()
-    return [row | {"x": link["from"] + span * (1 - np.cos(angle)) / 2, "y": np.sin(angle) * span**0.5 / 1.6} for angle in angles]
+    return [
+        row | {"x": link["from"] + span * (1 - np.cos(angle)) / 2, "y": np.sin(angle) * span**0.5 / 1.6}
+        for angle in angles
+    ]
 
 
 def diagram(some: Sequence[dict], have: int | None, want: int, merge_every: int) -> Drawing:
-    """Versions on a line; links as arcs above it, anchors as arrows from below; those that are fetched in colour. `some`: those of `links`."""
+    """Versions on a line; links as arcs above it, anchors as arrows from below; those that are fetched in colour.
+    `some`: those of `links`."""
     layers = []
     for kind, fetched in ((None, False), *((kind, True) for kind in KINDS)):
-        rows = [row for link in some if link["fetched"] == fetched and kind in (None, link["link"]) for row in make_arc(link)]
+        rows = [
+            row
+            for link in some
+            if link["fetched"] == fetched and kind in (None, link["link"])
+            for row in make_arc(link)
+        ]
         look = Look(KINDS[kind] if kind else "grey", mark="^")
         heads = [row for row in rows if row["link"] == "anchor" and row["y"] == -0.2]
         layers.append(Layer("line", rows, "x", "y", tell=TOOLTIP_COLUMNS, split="arc", thin=not fetched, look=look))
@@ -120,7 +157,17 @@ def diagram(some: Sequence[dict], have: int | None, want: int, merge_every: int)
     marks = (("held by the reader", have, Look("purple", mark="D")), ("newest", want, Look("red", mark="s")))
     for label, version, look in (("published", None, Look("grey")), *(mark for mark in marks if mark[1] is not None)):
         rows = [row | {"this version": label} for row in stops if version in (None, row["version"])]
-        layers.append(Layer("point", rows, "version", "y", tell=("version", "this version"), look=look, size=15 if version is None else 110))
+        layers.append(
+            Layer(
+                "point",
+                rows,
+                "version",
+                "y",
+                tell=("version", "this version"),
+                look=look,
+                size=15 if version is None else 110,
+            )
+        )
     return drawing(
         Axis("version", least=-0.6, most=VERSIONS + 0.6, whole=True),
         Axis("", least=-0.9, most=0.3 + max(1, merge_every) ** 0.5 / 1.6, ticks={}),
@@ -131,10 +178,18 @@ def diagram(some: Sequence[dict], have: int | None, want: int, merge_every: int)
 
 def build_cost_chart(rows: list[dict], behind: int) -> Drawing:
     """Bytes to fetch by how late a reader is."""
-    series_rows = [{"way": name, "versions behind": row["versions behind"], "bytes": row[name]} for name in FETCH_LOOKS for row in rows]
+    series_rows = [
+        {"way": name, "versions behind": row["versions behind"], "bytes": row[name]}
+        for name in FETCH_LOOKS
+        for row in rows
+    ]
     marker_layers = [rule(x=behind)] if behind else []
     return drawing(
-        "versions behind", Axis("bytes to fetch", log=True), *marker_layers, lines(series_rows, "versions behind", "bytes", "way"), looks=FETCH_LOOKS
+        "versions behind",
+        Axis("bytes to fetch", log=True),
+        *marker_layers,
+        lines(series_rows, "versions behind", "bytes", "way"),
+        looks=FETCH_LOOKS,
     )
 
 
@@ -142,13 +197,32 @@ def late_reader(lr: float, std: float, updates: str) -> None:
     """Draws the section: what the reader fetches, as the chain grows."""
     st.subheader("A reader that is late")
     behind_column, anchor_column, merge_column = st.columns(3)
-    behind = behind_column.slider("Versions behind", 0, VERSIONS, 18, key="behind", bind="query-params", help="At most as many as there are.")
-    anchor = anchor_column.slider("An anchor every", 5, 40, 25, 5, key="anchor", bind="query-params", help="Versions from one full copy to the next.")
-    merge = merge_column.slider("A merged delta every", 2, 16, 8, key="merge", bind="query-params", help="It replaces as many deltas.")
+    behind = behind_column.slider(
+        "Versions behind", 0, VERSIONS, 18, key="behind", bind="query-params", help="At most as many as there are."
+    )
+    anchor = anchor_column.slider(
+        "An anchor every",
+        5,
+        40,
+        25,
+        5,
+        key="anchor",
+        bind="query-params",
+        help="Versions from one full copy to the next.",
+    )
+    merge = merge_column.slider(
+        "A merged delta every", 2, 16, 8, key="merge", bind="query-params", help="It replaces as many deltas."
+    )
     empty = st.toggle("The reader has nothing yet", False, key="empty", bind="query-params")
     manifests = chain(lr, std, updates, anchor, merge)
     versions = range(1, VERSIONS + 1)
-    play("Newest version", "newest", versions, 30, lambda want: draw_catch_up(manifests, None if empty else max(0, want - behind), want, merge))
+    play(
+        "Newest version",
+        "newest",
+        versions,
+        30,
+        lambda want: draw_catch_up(manifests, None if empty else max(0, want - behind), want, merge),
+    )
 
 
 def draw_catch_up(manifests: dict[int, dict], have: int | None, want: int, merge_every: int) -> None:
@@ -164,8 +238,10 @@ def draw_catch_up(manifests: dict[int, dict], have: int | None, want: int, merge
         diagram(all_links, have, want, merge_every),
         "weight-sync-chain",
         all_links,
-        "Versions from left to right. Arcs are deltas and merged deltas, arrows from below are anchors. The reader (diamond, unless it has nothing) "
-        "fetches what is drawn thick, blue for deltas, green for merged ones, orange for anchors, and then has the newest version (square).",
+        "Versions from left to right. Arcs are deltas and merged deltas, arrows from below are "
+        "anchors. The reader (diamond, unless it has nothing) "
+        "fetches what is drawn thick, blue for deltas, green for merged ones, orange for anchors, and "
+        "then has the newest version (square).",
         wide=True,
     )
     left, right = st.columns(2)

@@ -1,5 +1,5 @@
-"""Weight sync: which weights an update changes and what a difference costs, from the law and measured, and how a late reader catches up
-(`weight_chain.py`)."""
+"""Weight sync: which weights an update changes and what a difference costs, from the law and measured, and how a late
+reader catches up (`weight_chain.py`)."""
 
 from functools import lru_cache
 
@@ -26,9 +26,11 @@ CODINGS = {
 
 
 def entropy_bits(ratio: np.ndarray) -> float:
-    """Bits of a changed weight in the best code that takes positions and steps as independent. ratio: |Δ|/ulp of each weight.
+    """Bits of a changed weight in the best code that takes positions and steps as independent. ratio: |Δ|/ulp of each
+    weight.
 
-    An update of r neighbouring numbers moves a weight by ⌊r⌋ or by one more, this with probability r − ⌊r⌋; both signs are equally likely."""
+    An update of r neighbouring numbers moves a weight by ⌊r⌋ or by one more, this with probability r − ⌊r⌋; both signs
+    are equally likely."""
     whole_steps = np.minimum(np.floor(ratio), 1000).astype(int)
     fraction = np.minimum(ratio - whole_steps, 1.0)
     longest = int(whole_steps.max()) + 2
@@ -44,7 +46,8 @@ def entropy_bits(ratio: np.ndarray) -> float:
 
 @lru_cache(32)
 def coded(std: float, updates: str) -> list[dict]:
-    """One row for each learning rate: the law's share and bits, and the same measured on one update of made-up weights."""
+    """One row for each learning rate: the law's share and bits, and the same measured on one update of made-up
+    weights."""
     masters, unit = drawn(std, updates)
     old, ulp, rows = masters.bfloat16(), weight_sync.ulp(masters).numpy(), []
     for lr in LRS:
@@ -70,8 +73,12 @@ def coded(std: float, updates: str) -> list[dict]:
 
 def build_share_chart(rows: list[dict], lr: float) -> Drawing:
     """Share of weights that change, by the law and measured."""
-    law_rows = [{"what": LAW, "learning rate": row["learning rate"], "share": row["law, changed share"]} for row in rows]
-    measured_rows = [{"what": "measured", "learning rate": row["learning rate"], "share": row["changed share"]} for row in rows]
+    law_rows = [
+        {"what": LAW, "learning rate": row["learning rate"], "share": row["law, changed share"]} for row in rows
+    ]
+    measured_rows = [
+        {"what": "measured", "learning rate": row["learning rate"], "share": row["changed share"]} for row in rows
+    ]
     return drawing(
         Axis("learning rate", log=True),
         Axis("changed share of the weights", log=True),
@@ -84,9 +91,18 @@ def build_share_chart(rows: list[dict], lr: float) -> Drawing:
 
 def build_bits_chart(rows: list[dict], lr: float) -> Drawing:
     """Bits of a changed weight, coding by coding."""
-    series_rows = [{"coding": name, "learning rate": row["learning rate"], "bits": float(row[name])} for name in CODINGS for row in rows]
-    layers = (lines(series_rows, "learning rate", "bits", "coding"), points(series_rows, "learning rate", "bits", "coding"))
-    return drawing(Axis("learning rate", log=True), Axis("bits for a changed weight", most=60), rule(x=lr), *layers, looks=CODINGS)
+    series_rows = [
+        {"coding": name, "learning rate": row["learning rate"], "bits": float(row[name])}
+        for name in CODINGS
+        for row in rows
+    ]
+    layers = (
+        lines(series_rows, "learning rate", "bits", "coding"),
+        points(series_rows, "learning rate", "bits", "coding"),
+    )
+    return drawing(
+        Axis("learning rate", log=True), Axis("bits for a changed weight", most=60), rule(x=lr), *layers, looks=CODINGS
+    )
 
 
 def draw() -> None:
@@ -94,7 +110,11 @@ def draw() -> None:
     lr = lr_column.select_slider("Learning rate", LRS, 1e-5, key="lr", bind="query-params")
     std = std_column.select_slider("Standard deviation of the weights", STDS, 0.02, key="std", bind="query-params")
     updates = updates_column.selectbox(
-        "Updates", (NORMAL, EVEN), key="updates", bind="query-params", help="Of each weight; Adam's are near one size while gradients agree."
+        "Updates",
+        (NORMAL, EVEN),
+        key="updates",
+        bind="query-params",
+        help="Of each weight; Adam's are near one size while gradients agree.",
     )
     rows = coded(std, updates)
     row = rows[LRS.index(lr)]
@@ -118,7 +138,8 @@ def draw() -> None:
             build_bits_chart(rows, lr),
             "weight-sync-bits",
             rows,
-            "Bits for each changed weight, each coding under zstd level 1. Dotted: the entropy of independent positions and steps, from the law.",
+            "Bits for each changed weight, each coding under zstd level 1. Dotted: the entropy of "
+            "independent positions and steps, from the law.",
         )
     folded(rows, "weight-sync-codings")
     late_reader(lr, std, updates)
@@ -127,12 +148,16 @@ def draw() -> None:
 PAGE = Page(
     name="weight-sync",
     title="Weight sync",
-    says="The trainer publishes the difference of its bfloat16 weights after each step, and engines rebuild the same bits. How many weights change, "
-    "what a changed one costs, and what a reader fetches that has missed some versions. Everything is measured while you look, on made-up weights.",
+    says="The trainer publishes the difference of its bfloat16 weights after each step, and engines rebuild "
+    "the same bits. How many weights change, "
+    "what a changed one costs, and what a reader fetches that has missed some versions. Everything is "
+    "measured while you look, on made-up weights.",
     formula=r"\text{changed share} = \mathbb{E}\left[\min\left(1, \frac{|\Delta|}{\mathrm{ulp}(w)}\right)\right]",
-    question="A step of 1e-6: does it change nearly all bfloat16 weights, half of them, or a few percent? From which step size on should a late "
+    question="A step of 1e-6: does it change nearly all bfloat16 weights, half of them, or a few percent? From "
+    "which step size on should a late "
     "reader take everything anew?",
-    look="At 1e-6 a few percent of these weights change, and each costs little more than the entropy of its place and step. A late reader takes "
+    look="At 1e-6 a few percent of these weights change, and each costs little more than the entropy of its "
+    "place and step. A late reader takes "
     "merged deltas; from about 1e-4 on an anchor is soon cheaper than many deltas.",
     draw=draw,
     code=(weight_sync.changed_share, weight_codec.encode_delta, weight_codec.pack, weight_sync.cheapest),

@@ -13,7 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from etude.report import watched
-from etude.report.pictures import cpt_pictures, eval_pictures, mtp_pictures, rl_pictures, speculative_pictures, time_picture
+from etude.report.pictures import (
+    cpt_pictures,
+    eval_pictures,
+    mtp_pictures,
+    rl_pictures,
+    speculative_pictures,
+    time_picture,
+)
 from etude.report.record import STAGES, as_triple, before_after, collect, evaluation_of, in_words, replace_text
 from kit.disk import read_lines
 
@@ -21,8 +28,8 @@ __all__ = ["before_after", "collect", "write"]
 
 
 def write(run_root: str | Path, rollouts: Callable[[Path, dict], list[str]] = lambda *_: []) -> tuple[Path, Path]:
-    """Writes report.html and report.json into the run folder and returns their paths. `rollouts`: what makes HTML of the run's rollouts, from its
-    folder and record (`rollouts.py`, which needs torch, as this file does not)."""
+    """Writes report.html and report.json into the run folder and returns their paths. `rollouts`: what makes HTML of
+    the run's rollouts, from its folder and record (`rollouts.py`, which needs torch, as this file does not)."""
     root = Path(run_root)
     record = collect(root)
     metrics = {path.stem: read_lines(path) for path in sorted((root / "metrics").glob("*.jsonl"))}
@@ -61,12 +68,24 @@ th,td{padding-right:10px}table.wide td.n{white-space:normal}}
 def _render_page(record: dict, metrics: dict[str, list[dict]], rollouts: list[str]) -> str:
     stages = record["stages"]
     result = evaluation_of(record)
-    parts = [f"<h1>{_format_title(record)}</h1>", f'<p class="lead">{_describe_machine(record)}</p>', _render_cards(record)]
+    parts = [
+        f"<h1>{_format_title(record)}</h1>",
+        f'<p class="lead">{_describe_machine(record)}</p>',
+        _render_cards(record),
+    ]
     parts += _render_section("Before and after", [_render_before_after(record)], eval_pictures(result))
     parts += _render_section("Reinforcement learning", [], rl_pictures(metrics))
-    parts += _render_section("What was watched for in RL", [_render_watched(metrics)], watched.picture(metrics.get("rl", [])))
-    parts += _render_section("Continued pretraining", [_describe_data(stages.get("data", {})), _render_codebase(result)], cpt_pictures(metrics))
-    parts += _render_section("Multi-token prediction", [_render_ways(result)], mtp_pictures(metrics) + speculative_pictures(result))
+    parts += _render_section(
+        "What was watched for in RL", [_render_watched(metrics)], watched.picture(metrics.get("rl", []))
+    )
+    parts += _render_section(
+        "Continued pretraining",
+        [_describe_data(stages.get("data", {})), _render_codebase(result)],
+        cpt_pictures(metrics),
+    )
+    parts += _render_section(
+        "Multi-token prediction", [_render_ways(result)], mtp_pictures(metrics) + speculative_pictures(result)
+    )
     parts += _render_section("Rollouts", rollouts, [])
     parts += _render_section("The run", [], time_picture(record["seconds"]))
     missing = [name for name in STAGES if name not in stages]
@@ -119,7 +138,11 @@ def _render_cards(record: dict) -> str:
         cards.append((f"{record['peak_memory_gib']:.1f} GiB", "peak memory"))
     if not cards:
         return ""
-    return '<div class="cards">' + "".join(f'<div class="card"><b>{value}</b><span>{name}</span></div>' for value, name in cards) + "</div>"
+    return (
+        '<div class="cards">'
+        + "".join(f'<div class="card"><b>{value}</b><span>{name}</span></div>' for value, name in cards)
+        + "</div>"
+    )
 
 
 def _render_section(title: str, blocks: list[str], figures: list[str]) -> list[str]:
@@ -133,7 +156,12 @@ def _render_section(title: str, blocks: list[str], figures: list[str]) -> list[s
 def _render_table(header: list[str], rows: list[list[str]]) -> str:
     rows = [[cell.replace(", ", ",\u00a0") for cell in row] for row in rows]  # an interval stays on one line
     head = "".join(f"<th>{html.escape(cell)}</th>" for cell in header)
-    body = "".join("<tr>" + "".join(f"<td{' class=n' if i else ''}>{html.escape(cell)}</td>" for i, cell in enumerate(row)) + "</tr>" for row in rows)
+    body = "".join(
+        "<tr>"
+        + "".join(f"<td{' class=n' if i else ''}>{html.escape(cell)}</td>" for i, cell in enumerate(row))
+        + "</tr>"
+        for row in rows
+    )
     return f'<div class="box"><table class="wide"><tr>{head}</tr>{body}</table></div>'
 
 
@@ -142,7 +170,9 @@ def _render_before_after(record: dict) -> str:
     result = record["stages"].get("eval", {})
     if not rows:
         return ""
-    words = f"{result['tasks']} held-out tasks, {result.get('samples', '?')} samples each; " if result.get("tasks") else ""
+    words = (
+        f"{result['tasks']} held-out tasks, {result.get('samples', '?')} samples each; " if result.get("tasks") else ""
+    )
     return f"<p>{html.escape(words)}brackets are 95% bootstrap intervals over tasks.</p>" + _render_table(
         ["", "before RL", "after RL", "difference"], [list(row) for row in rows]
     )
@@ -174,7 +204,11 @@ def _describe_data(data: dict) -> str:
 
 def _render_codebase(result: dict) -> str:
     rows = [
-        [str(row.get("checkpoint", "?")), in_words(row.get("perplexity"), "{:.2f}"), in_words(row.get("bits_per_byte"), "{:.3f}")]
+        [
+            str(row.get("checkpoint", "?")),
+            in_words(row.get("perplexity"), "{:.2f}"),
+            in_words(row.get("bits_per_byte"), "{:.3f}"),
+        ]
         for row in result.get("codebase") or []
     ]
     return _render_table(["checkpoint", "codebase perplexity", "bits per byte"], rows) if rows else ""

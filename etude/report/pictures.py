@@ -38,22 +38,42 @@ def embedded(figure: Any, alt: str, words: str) -> str:
     figure.savefig(buffer, format="png", dpi=144, metadata={"Software": None})
     plt.close(figure)
     data = base64.b64encode(buffer.getvalue()).decode()
-    return f'<figure><img alt="{html.escape(alt)}" src="data:image/png;base64,{data}"><figcaption>{words}</figcaption></figure>'
+    return (
+        f'<figure><img alt="{html.escape(alt)}" '
+        f'src="data:image/png;base64,{data}"><figcaption>{words}</figcaption></figure>'
+    )
 
 
 def _format_tokens_axis(axes: Any) -> None:
-    axes.xaxis.set_major_formatter(lambda value, _: f"{value / 1e6:g}M" if abs(value) >= 1e6 else f"{value / 1e3:g}k" if value else "0")
+    axes.xaxis.set_major_formatter(
+        lambda value, _: f"{value / 1e6:g}M" if abs(value) >= 1e6 else f"{value / 1e3:g}k" if value else "0"
+    )
 
 
 def _plot_line(
-    axes: Any, lines: list[dict], y: str, colour: str, label: str | None, x: str = "step", smooth: int = 0, style: str = "-"
+    axes: Any,
+    lines: list[dict],
+    y: str,
+    colour: str,
+    label: str | None,
+    x: str = "step",
+    smooth: int = 0,
+    style: str = "-",
 ) -> np.ndarray:
     """Draws the smoothed curve over its faint raw points; returns the raw values."""
     xs, ys = points_of(lines, y, x)
     if len(xs):
         if smooth > 1:
             axes.plot(xs, ys, color=colour, alpha=0.25, linewidth=0.8)
-        axes.plot(xs, smoothed(ys, smooth), style, color=colour, label=label, linewidth=1.8, marker="o" if len(xs) == 1 else None)
+        axes.plot(
+            xs,
+            smoothed(ys, smooth),
+            style,
+            color=colour,
+            label=label,
+            linewidth=1.8,
+            marker="o" if len(xs) == 1 else None,
+        )
     return ys
 
 
@@ -141,7 +161,10 @@ def rl_pictures(metrics: dict) -> list[str]:
         axes.legend(frameon=False)
         tenth = max(1, len(success) // 10)
         success_text = (
-            (f" Success went from {success[:tenth].mean():.2f} over the first tenth of the steps to {success[-tenth:].mean():.2f} over the last.")
+            (
+                f" Success went from {success[:tenth].mean():.2f} over the first tenth of the steps to "
+                f"{success[-tenth:].mean():.2f} over the last."
+            )
             if len(success)
             else ""
         )
@@ -149,7 +172,8 @@ def rl_pictures(metrics: dict) -> list[str]:
             embedded(
                 figure,
                 "reward and success by RL step",
-                "Every step uses new prompts, so memorisation cannot raise this curve. Reward is success minus the penalties." + success_text,
+                "Every step uses new prompts, so memorisation cannot raise this curve. Reward is "
+                "success minus the penalties." + success_text,
             )
         )
     for y, title, unit, words in (
@@ -171,7 +195,12 @@ def rl_pictures(metrics: dict) -> list[str]:
             "k1, nats",
             "How far the policy has moved from the policy before RL. A slow rise is learning; a jump is trouble.",
         ),
-        ("nll", "RL: entropy, estimated from samples", "nats per token", "The policy's remaining uncertainty. Near zero it no longer explores."),
+        (
+            "nll",
+            "RL: entropy, estimated from samples",
+            "nats per token",
+            "The policy's remaining uncertainty. Near zero it no longer explores.",
+        ),
     ):
         if len(points_of(lines, y)[0]):
             figure, axes = _make_axes(title, "step", unit)
@@ -191,7 +220,15 @@ def _plot_bars(axes: Any, names: list[str], before: list, after: list) -> None:
         xs = np.array([place for place, _ in intervals]) + shift
         middle, low, high = np.array([triple for _, triple in intervals], dtype=float).T
         axes.bar(xs, middle, 0.38, color=colour, label=label)
-        axes.errorbar(xs, middle, [np.maximum(middle - low, 0), np.maximum(high - middle, 0)], fmt="none", ecolor="#333", capsize=3, linewidth=1)
+        axes.errorbar(
+            xs,
+            middle,
+            [np.maximum(middle - low, 0), np.maximum(high - middle, 0)],
+            fmt="none",
+            ecolor="#333",
+            capsize=3,
+            linewidth=1,
+        )
         for x, value, top in zip(xs, middle, high):
             axes.text(x, top + 0.01, f"{value:.2f}", ha="center", va="bottom", fontsize=8)
     axes.set_xticks(places, names)
@@ -214,10 +251,16 @@ def _describe_change(difference: Any) -> str:
 def eval_pictures(result: dict) -> list[str]:
     before, after, figures = result.get("before") or {}, result.get("after") or {}, []
     difference = result.get("difference") or {}
-    keys = [(key, name) for key, name in (("success", "sampled"), ("greedy", "greedy"), ("best_of_8", "best of 8")) if key in before or key in after]
+    keys = [
+        (key, name)
+        for key, name in (("success", "sampled"), ("greedy", "greedy"), ("best_of_8", "best of 8"))
+        if key in before or key in after
+    ]
     if keys:
         figure, axes = _make_axes("Success on held-out tasks", "", "share of tasks")
-        _plot_bars(axes, [name for _, name in keys], [before.get(key) for key, _ in keys], [after.get(key) for key, _ in keys])
+        _plot_bars(
+            axes, [name for _, name in keys], [before.get(key) for key, _ in keys], [after.get(key) for key, _ in keys]
+        )
         axes.set_ylim(0, 1.08)
         figures.append(
             embedded(
@@ -232,8 +275,13 @@ def eval_pictures(result: dict) -> list[str]:
         )
     depths = sorted({*(before.get("by_depth") or {}), *(after.get("by_depth") or {})})
     if depths:
-        figure, axes = _make_axes("Sampled success by depth", "files that must be read, besides the task's own", "share")
-        success_rates = [[((part.get("by_depth") or {}).get(depth) or {}).get("success") for depth in depths] for part in (before, after)]
+        figure, axes = _make_axes(
+            "Sampled success by depth", "files that must be read, besides the task's own", "share"
+        )
+        success_rates = [
+            [((part.get("by_depth") or {}).get(depth) or {}).get("success") for depth in depths]
+            for part in (before, after)
+        ]
         _plot_bars(axes, [f"depth {depth}" for depth in depths], *success_rates)
         axes.set_xlabel("")
         axes.set_ylim(0, 1.08)
@@ -241,7 +289,8 @@ def eval_pictures(result: dict) -> list[str]:
             embedded(
                 figure,
                 "success by depth",
-                "Depth 0: the docstring says everything. Deeper tasks refer to helpers in other files, which the agent must read and use.",
+                "Depth 0: the docstring says everything. Deeper tasks refer to helpers in other files, "
+                "which the agent must read and use.",
             )
         )
     if before.get("pass_at_k") or after.get("pass_at_k"):
@@ -250,7 +299,9 @@ def eval_pictures(result: dict) -> list[str]:
             values = [as_triple(value) for value in part.get("pass_at_k") or []]
             means = [value[0] for value in values if value]
             if means and len(means) == len(values):
-                axes.plot(range(1, len(values) + 1), means, style, color=colour, label=label, linewidth=1.8, markersize=4)
+                axes.plot(
+                    range(1, len(values) + 1), means, style, color=colour, label=label, linewidth=1.8, markersize=4
+                )
         axes.set_ylim(0, 1.02)
         axes.legend(frameon=False, loc="lower right")
         figures.append(
@@ -283,8 +334,14 @@ def speculative_pictures(result: dict) -> list[str]:
     if per_cycle := as_triple(speculative.get("tokens_per_cycle")):
         speed_text += f", {per_cycle[0]:.2f} tokens per pass of the model"
     share = as_triple(speculative.get("identical"))
-    identity_text = f" Greedy text was the same with and without drafts in {share[0]:.1%} of the tasks." if share else ""
-    return [embedded(figure, "acceptance by depth", speed_text + ". Later draft tokens are accepted less often." + identity_text)]
+    identity_text = (
+        f" Greedy text was the same with and without drafts in {share[0]:.1%} of the tasks." if share else ""
+    )
+    return [
+        embedded(
+            figure, "acceptance by depth", speed_text + ". Later draft tokens are accepted less often." + identity_text
+        )
+    ]
 
 
 def time_picture(seconds: dict[str, float]) -> list[str]:
@@ -298,4 +355,8 @@ def time_picture(seconds: dict[str, float]) -> list[str]:
     for place, name in enumerate(names[::-1]):
         axes.text(seconds[name], place, f" {seconds[name]:.0f}", va="center", fontsize=9)
     axes.margins(x=0.12)
-    return [embedded(figure, "seconds by stage", f"{sum(seconds.values()) / 60:.1f} minutes in total, without interruptions.")]
+    return [
+        embedded(
+            figure, "seconds by stage", f"{sum(seconds.values()) / 60:.1f} minutes in total, without interruptions."
+        )
+    ]

@@ -58,7 +58,12 @@ def before_after(record: dict) -> list[tuple[str, str, str, str]]:
     for key, name, form, _ in _MEASURES:
         if key in before or key in after:
             rows.append(
-                (name, in_words(before.get(key), form), in_words(after.get(key), form), in_words(difference.get(key), form.replace(":", ":+")))
+                (
+                    name,
+                    in_words(before.get(key), form),
+                    in_words(after.get(key), form),
+                    in_words(difference.get(key), form.replace(":", ":+")),
+                )
             )
     return rows
 
@@ -101,7 +106,11 @@ def _strip_zero_sign(text: str) -> str:
 
 def points_of(lines: list[dict], y: str, x: str = "step") -> tuple[np.ndarray, np.ndarray]:
     """The points of metric `y` against `x`, from the lines that have both."""
-    points = [(line.get(x, line["step"]), line[y]) for line in lines if isinstance(line.get(y), (int, float)) and "step" in line]
+    points = [
+        (line.get(x, line["step"]), line[y])
+        for line in lines
+        if isinstance(line.get(y), (int, float)) and "step" in line
+    ]
     array = np.array(points, dtype=float).reshape(-1, 2)
     return array[:, 0], array[:, 1]
 
@@ -135,7 +144,8 @@ def evaluation_of(record: dict) -> dict:
 
 
 def smoothed(values: np.ndarray, width: int) -> np.ndarray:
-    """Centred moving average over finite values; the window shrinks at both ends. NaN only if the window holds no finite value."""
+    """Centred moving average over finite values; the window shrinks at both ends. NaN only if the window holds no
+    finite value."""
     if width < 2 or len(values) < 3:
         return values
     finite = np.isfinite(values)

@@ -1,9 +1,9 @@
-"""Rollouts in a run's report, in the rendering of the explorer's first page: a success and a failure of the agent after RL, each beside the same task
-before RL.
+"""Rollouts in a run's report, in the rendering of the explorer's first page: a success and a failure of the agent after
+RL, each beside the same task before RL.
 
-They are the first of their kind among the evaluation's greedy rollouts, so nobody chose them. The agents play them again, now, because a run stores
-no probabilities. Where the checkpoints are gone, a report has the transcripts that the evaluation stored, without probabilities.
-"""
+They are the first of their kind among the evaluation's greedy rollouts, so nobody chose them. The agents play them
+again, now, because a run stores no probabilities. Where the checkpoints are gone, a report has the transcripts that the
+evaluation stored, without probabilities."""
 
 from __future__ import annotations
 
@@ -48,12 +48,15 @@ def shown(root: Path, record: dict[str, Any]) -> list[str]:
 
 
 def pairs(root: Path, result: dict[str, Any]) -> Iterator[tuple[int, Watched, Watched]]:
-    """The first task that the agent after RL solves greedily, and the first that it does not: number, rollout before RL, and after. Nothing is looked
-    for that the evaluation did not find. Raises RunError or CheckpointError where there are no such agents."""
+    """The first task that the agent after RL solves greedily, and the first that it does not: number, rollout before
+    RL, and after. Nothing is looked for that the evaluation did not find. Raises RunError or CheckpointError where
+    there are no such agents."""
     before, after = map(agent_in, found(root, BEFORE))
     share = as_triple((result.get("after") or {}).get("greedy"))
     should_find = {True: share is None or share[0] > 0, False: share is None or share[0] < 1}
-    for number, task in enumerate(itertools.islice(task_stream(after.recipe, "evaluation"), min(MAX_TASKS, int(result.get("tasks") or 0)))):
+    for number, task in enumerate(
+        itertools.islice(task_stream(after.recipe, "evaluation"), min(MAX_TASKS, int(result.get("tasks") or 0)))
+    ):
         if not any(should_find.values()):
             return
         stored_success = read_stored_success(result, number)
@@ -83,14 +86,19 @@ def render_pair(root: Path, number: int, before: Watched, after: Watched) -> str
     words = f"Held-out task {number} is the first that the agent after RL {verdict} with greedy decoding."
     replay_hint = f"<code>{html.escape(command)}</code> plays it again."
     sides = zip(("before RL", "after RL"), (before, after))
-    columns = "".join(f"<div><h3>{name}</h3>{rendering.shown(rollout, len(rollout.turns))}</div>" for name, rollout in sides)
+    columns = "".join(
+        f"<div><h3>{name}</h3>{rendering.shown(rollout, len(rollout.turns))}</div>" for name, rollout in sides
+    )
     return f'<p>{words} {replay_hint}</p><div class="sides">{columns}</div>'
 
 
 def stored(result: dict[str, Any]) -> list[str]:
     """The first success and the first failure among the transcripts of an evaluation."""
     examples = [example for example in result.get("examples") or [] if isinstance(example, dict)]
-    firsts = [next((example for example in examples if bool(example.get("success")) == is_success), None) for is_success in (True, False)]
+    firsts = [
+        next((example for example in examples if bool(example.get("success")) == is_success), None)
+        for is_success in (True, False)
+    ]
     return [render_transcript(example) for example in firsts if example is not None]
 
 
@@ -100,7 +108,12 @@ def render_transcript(example: dict[str, Any]) -> str:
     text = text if isinstance(text, str) else "\n".join(map(str, text))
     marks = {"<|env|>": "environment", "<|agent|>": "agent"}
     first, *parts = re.split(r"(<\|env\|>|<\|agent\|>)", text)
-    messages = [("environment", first), *((marks[mark], words) for mark, words in zip(parts[::2], parts[1::2], strict=True))]
-    boxes = "".join(rendering.box(rendering.plain(words), rendering.EDGES[role], role) for role, words in messages if words)
+    messages = [
+        ("environment", first),
+        *((marks[mark], words) for mark, words in zip(parts[::2], parts[1::2], strict=True)),
+    ]
+    boxes = "".join(
+        rendering.box(rendering.plain(words), rendering.EDGES[role], role) for role, words in messages if words
+    )
     label = "solved" if example.get("success") else "not solved"
     return f"<p><b>{label}</b>: {html.escape(str(example.get('prompt', '')).strip())}</p>{boxes}"

@@ -1,4 +1,5 @@
-"""What the monitor saw during RL, from the metrics that it leaves (`sims/recipe/watching.py`): a sentence, a table, a picture."""
+"""What the monitor saw during RL, from the metrics that it leaves (`sims/recipe/watching.py`): a sentence, a table, a
+picture."""
 
 from __future__ import annotations
 
@@ -27,7 +28,9 @@ def list_watched(lines: list[dict[str, Any]]) -> list[str]:
 
 def changes(lines: list[dict[str, Any]]) -> list[str]:
     """Each alarm in words, in order."""
-    alarms = sorted((step, name, way) for name in list_watched(lines) for step, way in filter(None, [alarm_in(lines, name)]))
+    alarms = sorted(
+        (step, name, way) for name in list_watched(lines) for step, way in filter(None, [alarm_in(lines, name)])
+    )
     return [f"{NAMES[name]} ({'more' if way == 'up' else 'less'}, by step {step})" for step, name, way in alarms]
 
 
@@ -37,7 +40,9 @@ def sentence(lines: list[dict[str, Any]]) -> str:
         return ""
     first = next(line["step"] for line in lines if "alarm_at" in line)
     alarm_words = changes(lines)
-    return f"Watched from step {first} on. " + (f"Changed: {'; '.join(alarm_words)}." if alarm_words else "Nothing that is watched has changed.")
+    return f"Watched from step {first} on. " + (
+        f"Changed: {'; '.join(alarm_words)}." if alarm_words else "Nothing that is watched has changed."
+    )
 
 
 def rows(lines: list[dict[str, Any]]) -> list[list[str]]:
@@ -46,12 +51,16 @@ def rows(lines: list[dict[str, Any]]) -> list[list[str]]:
     for name in list_watched(lines):
         last = next(line for line in reversed(lines) if f"high_{name}" in line)
         low, high = last[f"low_{name}"], last[f"high_{name}"]
-        usual = f"at most {high:.2f}" if low == 0 else f"at least {low:.2f}" if high == 1 else f"{low:.2f} to {high:.2f}"
+        usual = (
+            f"at most {high:.2f}" if low == 0 else f"at least {low:.2f}" if high == 1 else f"{low:.2f} to {high:.2f}"
+        )
         _, ys = points_of(lines, f"watch_{name}")
         mean = f"{ys[-max(1, len(lines) // 10) :].mean():.2f}" if len(ys) else "–"
         alarm = alarm_in(lines, name)
         words = f"{'more' if alarm[1] == 'up' else 'less'}, by step {alarm[0]}" if alarm else "–"
-        table_rows.append([NAMES[name], usual, mean, f"{last[f'evidence_{name}']:.1f} of {last['alarm_at']:.1f}", words])
+        table_rows.append(
+            [NAMES[name], usual, mean, f"{last[f'evidence_{name}']:.1f} of {last['alarm_at']:.1f}", words]
+        )
     return table_rows
 
 
@@ -60,7 +69,9 @@ def picture(lines: list[dict[str, Any]]) -> list[str]:
     names = list_watched(lines)
     if not names:
         return []
-    figure, axes = plt.subplots(-(-len(names) // 2), 2, figsize=(5.0, 1.25 * -(-len(names) // 2) + 0.4), layout="constrained", squeeze=False)
+    figure, axes = plt.subplots(
+        -(-len(names) // 2), 2, figsize=(5.0, 1.25 * -(-len(names) // 2) + 0.4), layout="constrained", squeeze=False
+    )
     for axis in axes.flat[len(names) :]:
         axis.set_visible(False)
     for axis, name in zip(axes.flat, names):
@@ -76,7 +87,8 @@ def picture(lines: list[dict[str, Any]]) -> list[str]:
         axis.tick_params(labelsize=7)
         axis.spines[["top", "right"]].set_visible(False)
     words = (
-        "Means over each step's groups. Shaded: where the mean may lie before it counts as changed, learnt from the first steps. "
+        "Means over each step's groups. Shaded: where the mean may lie before it counts as changed, "
+        "learnt from the first steps. "
         "A red line is an alarm. It says that something has changed, not that it is bad."
     )
     return [embedded(figure, "what was watched during RL", words)]

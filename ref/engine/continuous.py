@@ -1,20 +1,21 @@
 """Continuous batching: contexts of unlike lengths share a batch, and every one of them is where it is.
 
-`Lockstep` (`sampler.py`) keeps all rows at one position, so a row that reads a long answer reads it a token per step, with all
-others. Here every context has a position of its own (Orca, OSDI 2022, iteration-level scheduling). A step feeds each context all
-that it has not read yet: the token just sampled, or a whole prompt or answer, next to the others' single tokens. A context that
-is over makes room for the next one at once. One that waits for its environment costs nothing.
+`Lockstep` (`sampler.py`) keeps all rows at one position, so a row that reads a long answer reads it a token per step,
+with all others. Here every context has a position of its own (Orca, OSDI 2022, iteration-level scheduling). A step
+feeds each context all that it has not read yet: the token just sampled, or a whole prompt or answer, next to the
+others' single tokens. A context that is over makes room for the next one at once. One that waits for its environment
+costs nothing.
 
     engine = Continuous(sampler, slots=64, max_len=192)
     engine.load(model, version)                   new weights between two steps, in the middle of turns
 
-Weights may change in flight (Composer 2 report, §4.1). `cache="keep"` goes on with the keys and values that the old weights
-computed, as PipelineRL does; "recompute" reads every context again first. Either way each token says which version sampled it,
-and with which log-probability: that of the distribution that it was drawn from, old keys and values included. This is what the
-loss needs (`ref/async_rl.py`).
+Weights may change in flight (Composer 2 report, §4.1). `cache="keep"` goes on with the keys and values that the old
+weights computed, as PipelineRL does; "recompute" reads every context again first. Either way each token says which
+version sampled it, and with which log-probability: that of the distribution that it was drawn from, old keys and values
+included. This is what the loss needs (`ref/async_rl.py`).
 
-What a context draws depends on its own `draws` and its own tokens, not on its neighbours, its slot, or when it was added.
-"""
+What a context draws depends on its own `draws` and its own tokens, not on its neighbours, its slot, or when it was
+added."""
 
 from collections.abc import Collection, Sequence
 from typing import Literal
@@ -24,22 +25,39 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ref.engine.ragged import Ragged
-from ref.engine.sampler import Engine, SampledTurn, Sampler, Segment, check_context, check_sizes, check_state, check_tokens, sample
+from ref.engine.sampler import (
+    Engine,
+    SampledTurn,
+    Sampler,
+    Segment,
+    check_context,
+    check_sizes,
+    check_state,
+    check_tokens,
+    sample,
+)
 from ref.network import Transformer
 
 __all__ = ["Continuous", "ContinuousSampler"]
 
 
 class Continuous:
-    """An `Engine` that decodes up to `slots` contexts of at most `max_len` tokens with the policy of `sampler`. A step reads at most
-    `budget` tokens more than one per context, so that a long prompt does not hold up the others for long."""
+    """An `Engine` that decodes up to `slots` contexts of at most `max_len` tokens with the policy of `sampler`. A step
+    reads at most `budget` tokens more than one per context, so that a long prompt does not hold up the others for
+    long."""
 
     in_waves = False
 
     def __init__(self, sampler: Sampler, slots: int, max_len: int, temperature: float = 1.0, budget: int = 512):
         check_sizes(temperature, slots=slots, max_len=max_len, budget=budget)
         config = sampler.model.config
-        self.sampler, self.temperature, self.budget, self.max_len, self.vocab = (sampler, temperature, budget, max_len, config.vocab_size)
+        self.sampler, self.temperature, self.budget, self.max_len, self.vocab = (
+            sampler,
+            temperature,
+            budget,
+            max_len,
+            config.vocab_size,
+        )
         self.ragged = Ragged(sampler.model, slots, max_len)
         layers = config.num_hidden_layers if config.num_experts else 0
         self.tokens = torch.zeros(slots, max_len, dtype=torch.long)
@@ -47,8 +65,8 @@ class Continuous:
         self.versions = torch.full((slots, max_len), -1)
         self.experts = torch.zeros(slots, max_len, layers, config.num_experts_per_tok, dtype=torch.int16)
         self.draws = torch.zeros(slots, max_len, dtype=torch.float64)
-        # Per slot: tokens known, tokens that the cache holds, positions whose experts are recorded, where the current turn
-        # begins, the tokens that end it, and how long it may be.
+        # Per slot: tokens known, tokens that the cache holds, positions whose experts are recorded, where the current
+        # turn begins, the tokens that end it, and how long it may be.
         self.known, self.cached_lengths, self.routed_lengths, self.turn_starts = ([0] * slots for _ in range(4))
         self.turn_limits: list[int | None] = [None] * slots  # tokens of the current turn, at most
         self.stop_ids: list[Collection[int]] = [()] * slots
@@ -70,7 +88,11 @@ class Continuous:
         return not self.full and "ready" not in self.state
 
     def add(
-        self, prompt: Sequence[int], stop_ids: Collection[int], draws: Float[Tensor, " max_len"] | None = None, longest_turn: int | None = None
+        self,
+        prompt: Sequence[int],
+        stop_ids: Collection[int],
+        draws: Float[Tensor, " max_len"] | None = None,
+        longest_turn: int | None = None,
     ) -> int:
         check_context(self, prompt, draws, self.vocab, self.temperature)
         slot = self.state.index("free")
@@ -105,7 +127,8 @@ class Continuous:
         return Segment(tokens, sampled, logp, version, self.experts[slot, : num_tokens - 1].clone(), finished)
 
     def load(self, model: Transformer, version: int, cache: Literal["keep", "recompute"] = "keep") -> None:
-        """New weights for all tokens from the next step on. `cache`: what becomes of the keys and values of what was read before."""
+        """New weights for all tokens from the next step on. `cache`: what becomes of the keys and values of what was
+        read before."""
         self.sampler.load(model, version)
         self.renewed(version, cache)
 
@@ -120,8 +143,9 @@ class Continuous:
 
     @torch.inference_mode()
     def step(self) -> list[int]:
-        """Feed every ready context, and sample a token for each that has been read to its end. Returns the slots whose turn is now over, or
-        whose context is full. Without a ready context the network does nothing. Raises ValueError for a policy that gives no distribution."""
+        """Feed every ready context, and sample a token for each that has been read to its end. Returns the slots whose
+        turn is now over, or whose context is full. Without a ready context the network does nothing. Raises ValueError
+        for a policy that gives no distribution."""
         self._move_ready_rows()
         full, self.full = self.full, []
         slots = self.slots[: self.ready]
@@ -134,13 +158,17 @@ class Continuous:
             budget_left -= ends[-1] - self.cached_lengths[slot] - 1
         # The last token of every row first, then what comes before it.
         earlier_tokens = [
-            (row, t) for row, (slot, end) in enumerate(zip(slots, ends, strict=True)) for t in range(self.cached_lengths[slot], end - 1)
+            (row, t)
+            for row, (slot, end) in enumerate(zip(slots, ends, strict=True))
+            for t in range(self.cached_lengths[slot], end - 1)
         ]
         row = torch.tensor([*range(len(slots)), *(row for row, _ in earlier_tokens)])
         position = torch.tensor([*(end - 1 for end in ends), *(t for _, t in earlier_tokens)])
         token_slots = torch.tensor(slots)[row]
         device = self.ragged.device
-        hidden, layer_experts = self.ragged.step(self.tokens[token_slots, position].to(device), row.to(device), position.to(device), len(slots))
+        hidden, layer_experts = self.ragged.step(
+            self.tokens[token_slots, position].to(device), row.to(device), position.to(device), len(slots)
+        )
         if layer_experts:
             experts = torch.stack(layer_experts, 1).to("cpu", torch.int16)
             if any(self.cached_lengths[slot] < self.routed_lengths[slot] for slot in slots):
@@ -162,7 +190,9 @@ class Continuous:
         rows, slots = (torch.tensor(x) for x in zip(*sampling_rows, strict=True))
         index = torch.tensor([self.known[slot] for _, slot in sampling_rows])
         logits = self.sampler.model.head(hidden[rows.to(hidden.device)])
-        next_tokens, logp = (x.cpu() for x in sample(logits, self.temperature, self.draws[slots, index] if self.temperature else None))
+        next_tokens, logp = (
+            x.cpu() for x in sample(logits, self.temperature, self.draws[slots, index] if self.temperature else None)
+        )
         self.tokens[slots, index], self.sampled[slots, index], self.logp[slots, index], self.versions[slots, index] = (
             next_tokens,
             True,
@@ -173,7 +203,12 @@ class Continuous:
         for (_, slot), token in zip(sampling_rows, next_tokens.tolist(), strict=True):
             self.known[slot] += 1
             length, limit = self.known[slot] - self.turn_starts[slot], self.turn_limits[slot]
-            if token in self.stop_ids[slot] or self.known[slot] == self.max_len or limit is not None and length >= limit:
+            if (
+                token in self.stop_ids[slot]
+                or self.known[slot] == self.max_len
+                or limit is not None
+                and length >= limit
+            ):
                 self.state[slot] = "over"
                 finished_slots.append(slot)
         return finished_slots
@@ -200,13 +235,15 @@ class Continuous:
                 self.ready = front
                 return
             a, b = self.slots[front], self.slots[back]
-            self.ragged.exchange(front, back, max(self.cached_lengths[a] if self.state[a] != "free" else 0, self.cached_lengths[b]))
+            self.ragged.exchange(
+                front, back, max(self.cached_lengths[a] if self.state[a] != "free" else 0, self.cached_lengths[b])
+            )
             self.slots[front], self.slots[back] = b, a
 
 
 class ContinuousSampler(Sampler):
-    """A `Sampler` whose engines are `Continuous`, with at most `slots` contexts at a time: the next one starts as soon as one
-    is over. The tokens are those of `Sampler` up to rounding, where every rollout has a generator of its own."""
+    """A `Sampler` whose engines are `Continuous`, with at most `slots` contexts at a time: the next one starts as soon
+    as one is over. The tokens are those of `Sampler` up to rounding, where every rollout has a generator of its own."""
 
     slots: int = 128
 

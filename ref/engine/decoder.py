@@ -34,7 +34,9 @@ from ref.network import Config, Transformer
 __all__ = ["Decoder", "Generation", "accept"]
 
 
-def accept(p: Float[Tensor, "d1 V"], q: Float[Tensor, "d V"], draft: Sequence[int], u: Sequence[float]) -> tuple[int, int]:
+def accept(
+    p: Float[Tensor, "d1 V"], q: Float[Tensor, "d V"], draft: Sequence[int], u: Sequence[float]
+) -> tuple[int, int]:
     """The accept/reject rule of arXiv:2211.17192: (number of accepted drafts, the token after them).
 
     p: distributions of the main head at the d drafts and one position further. q: the distributions that the
@@ -100,7 +102,9 @@ class Generation:
         sums = {}
         for name, value in vars(self).items():
             other_value, is_count_list = getattr(generation, name), isinstance(value, list) and name != "tokens"
-            sums[name] = [a + b for a, b in zip(value, other_value, strict=True)] if is_count_list else value + other_value
+            sums[name] = (
+                [a + b for a, b in zip(value, other_value, strict=True)] if is_count_list else value + other_value
+            )
         return Generation(**sums)
 
     @property
@@ -175,7 +179,8 @@ class Decoder:
             raise ValueError(f"draft_len must lie between 1 and {mtp.mtp.depth}; got {draft_len}")
         if not (max_len >= 1 and recall >= 0 and 0 <= temperature < math.inf):
             raise ValueError(
-                f"max_len must be at least 1, recall not negative, and temperature finite and not negative; got {max_len}, {recall}, {temperature}"
+                f"max_len must be at least 1, recall not negative, and temperature finite and not "
+                f"negative; got {max_len}, {recall}, {temperature}"
             )
         self.depth, self.max_len, self.temperature, self.generator = depth, max_len, temperature, generator
         self.recall = recall
@@ -186,7 +191,11 @@ class Decoder:
             self.embedding, self.norm = (copied(model.embed_tokens.weight, dtype), copied(model.norm.weight, dtype))
             self.head = copied(table.weight.t(), dtype)
             layers = list(mtp.layers[:depth]) if mtp is not None else []
-            self.drafter = Stack(mtp.config, [layer.block for layer in layers], max_len, dtype) if mtp is not None and layers else None
+            self.drafter = (
+                Stack(mtp.config, [layer.block for layer in layers], max_len, dtype)
+                if mtp is not None and layers
+                else None
+            )
             # W·[h; e] needs a product only for h; the half for e is precomputed for every token of the vocabulary.
             self.draft_layers = []
             for layer in layers:
@@ -204,7 +213,9 @@ class Decoder:
         self.settled = 0  # positions that every MTP layer has run on accepted tokens
         self.pending: list[PendingTurn] = []
         self.retracted = 0
-        draft_counts, accept_counts, recall_counts, recall_accept_counts = ([0] * n for n in (self.depth, self.depth, self.recall, self.recall))
+        draft_counts, accept_counts, recall_counts, recall_accept_counts = (
+            [0] * n for n in (self.depth, self.depth, self.recall, self.recall)
+        )
         self.total = Generation([], 0, draft_counts, accept_counts, recall_counts, recall_accept_counts)
         if forget:
             self.turns: dict[tuple[int, ...], tuple[list[int], int]] = {}
@@ -221,7 +232,9 @@ class Decoder:
         if not all(isinstance(t, int) and 0 <= t < V for t in tokens):
             raise ValueError(f"tokens must be whole numbers from 0 to {V - 1}; got {list(tokens)}")
         if self.length + len(tokens) > self.max_len:
-            raise ValueError(f"a context of {self.length} tokens plus {len(tokens)} more exceeds max_len {self.max_len}")
+            raise ValueError(
+                f"a context of {self.length} tokens plus {len(tokens)} more exceeds max_len {self.max_len}"
+            )
         (self.pending[-1].fed_tokens if self.pending else self.tokens).extend(tokens)
 
     @torch.inference_mode()

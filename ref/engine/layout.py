@@ -44,7 +44,9 @@ def entrance(block: Block, rope: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor 
     a, (cos, sin) = block.self_attn, rope
     qkv = torch.cat((a.q_proj.weight, a.k_proj.weight, a.v_proj.weight)).to(cos.dtype)
     bias = None if a.q_proj.bias is None else torch.cat((a.q_proj.bias, a.k_proj.bias, a.v_proj.bias)).to(cos.dtype)
-    q_norm, k_norm = (cos.new_ones(a.head_dim) if norm is None else norm.weight.to(cos.dtype) for norm in (a.q_norm, a.k_norm))
+    q_norm, k_norm = (
+        cos.new_ones(a.head_dim) if norm is None else norm.weight.to(cos.dtype) for norm in (a.q_norm, a.k_norm)
+    )
     # The scores' 1/√d goes into the queries' norm
     scale = torch.cat(((q_norm * a.head_dim**-0.5).expand(a.heads, -1), k_norm.expand(a.kv_heads, -1)))
     table = torch.stack((scale * cos, scale.roll(a.head_dim // 2, -1) * sin))
@@ -145,7 +147,9 @@ class Rows:
             self.tables = [copied(table, dtype, device).unbind() for _, _, table in layouts]
         self.eps = torch.tensor(model.config.rms_norm_eps, dtype=dtype, device=device)
         # Modules look their parameters up by name: once here, not in each step.
-        self.post_attention = [(block.self_attn.o_proj.weight, block.post_attention_layernorm.weight, block.mlp) for block in model.layers]
+        self.post_attention = [
+            (block.self_attn.o_proj.weight, block.post_attention_layernorm.weight, block.mlp) for block in model.layers
+        ]
 
     def step(self, ids: Int[Tensor, " B"], cache: KVCache) -> tuple[Float[Tensor, "B D"], list[Tensor]]:
         """Final hidden states, which `model.head` turns into logits, and the experts of each MoE layer [B, K].
@@ -153,7 +157,9 @@ class Rows:
         B, x, t, c = len(ids), self.model.embed_tokens(ids), cache.length, self.model.config
         H, G, d = c.num_attention_heads, c.num_key_value_heads, c.head_dim
         layer_experts = []
-        for layer, (qkv, bias, (cos, sin), (o, norm, mlp)) in enumerate(zip(self.qkv, self.bias, self.tables, self.post_attention, strict=True)):
+        for layer, (qkv, bias, (cos, sin), (o, norm, mlp)) in enumerate(
+            zip(self.qkv, self.bias, self.tables, self.post_attention, strict=True)
+        ):
             heads = projected(unit(x, self.eps), qkv, bias).view(B, H + 2 * G, d)
             qk = heads[:, : H + G]
             y = unit(qk, self.eps) if c.qk_norm else qk

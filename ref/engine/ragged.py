@@ -1,8 +1,9 @@
-"""The network laid out for continuous batching (`ref/engine/continuous.py`): tokens at different positions of different contexts in one pass.
+"""The network laid out for continuous batching (`ref/engine/continuous.py`): tokens at different positions of different
+contexts in one pass.
 
-Attention's weights are laid out as in `ref/engine/layout.py`. The keys and values of a context are a row of the cache. Most rows have one new
-token, and their queries multiply the cache as it lies. Rows with more, a prompt or an answer, have theirs padded to one block.
-"""
+Attention's weights are laid out as in `ref/engine/layout.py`. The keys and values of a context are a row of the cache.
+Most rows have one new token, and their queries multiply the cache as it lies. Rows with more, a prompt or an answer,
+have theirs padded to one block."""
 
 import torch
 import torch.nn.functional as F
@@ -20,9 +21,9 @@ DENSE = 64
 
 
 class Ragged:
-    """Decodes tokens at different positions of different contexts in one pass. It owns the keys and values of `rows` contexts of at most
-    `max_len` tokens. Attention weights are copied at construction, in the model's dtype, and so are those of the experts, as one matrix for
-    all of them; `copy` renews the copies.
+    """Decodes tokens at different positions of different contexts in one pass. It owns the keys and values of `rows`
+    contexts of at most `max_len` tokens. Attention weights are copied at construction, in the model's dtype, and so are
+    those of the experts, as one matrix for all of them; `copy` renews the copies.
 
     Up to `DENSE` tokens go through all experts in two products, with a gate of zero for those not chosen."""
 
@@ -36,7 +37,9 @@ class Ragged:
         self.eps = torch.tensor(config.rms_norm_eps, dtype=self.dtype, device=self.device)
         self.positions = torch.arange(max_len, device=self.device)
         # Modules look their parameters up by name: once here, not in each step.
-        self.post_attention = [(block.self_attn.o_proj.weight, block.post_attention_layernorm.weight, block.mlp) for block in model.layers]
+        self.post_attention = [
+            (block.self_attn.o_proj.weight, block.post_attention_layernorm.weight, block.mlp) for block in model.layers
+        ]
         self.copy()
 
     @torch.no_grad()
@@ -47,7 +50,9 @@ class Ragged:
         self.qkv = [copied(qkv.t(), self.dtype, self.device) for qkv, _, _ in layouts]
         self.bias = [None if bias is None else copied(bias, self.dtype, self.device) for _, bias, _ in layouts]
         # max_len L 2 H+G d: one lookup serves all layers of a token
-        self.table = copied(torch.stack([table for _, _, table in layouts], 0).permute(2, 0, 1, 3, 4), self.dtype, self.device)
+        self.table = copied(
+            torch.stack([table for _, _, table in layouts], 0).permute(2, 0, 1, 3, 4), self.dtype, self.device
+        )
         self.experts = []
         for block in model.layers:
             if isinstance(block.mlp, MLP):
@@ -55,7 +60,10 @@ class Ragged:
             gate_up, down = block.mlp.gate_up_proj, block.mlp.down_proj
             gate_up_matrix = gate_up.unflatten(1, (2, -1)).permute(3, 1, 0, 2).flatten(1)  # D, then gate or up, E, I
             self.experts.append(
-                (copied(gate_up_matrix, self.dtype, self.device), copied(down.transpose(1, 2).flatten(0, 1), self.dtype, self.device))
+                (
+                    copied(gate_up_matrix, self.dtype, self.device),
+                    copied(down.transpose(1, 2).flatten(0, 1), self.dtype, self.device),
+                )
             )
 
     def exchange(self, a: int, b: int, length: int) -> None:
@@ -67,17 +75,22 @@ class Ragged:
     def step(
         self, ids: Int[Tensor, " N"], row: Int[Tensor, " N"], position: Int[Tensor, " N"], rows: int
     ) -> tuple[Float[Tensor, "N D"], list[Tensor]]:
-        """Final hidden states of N tokens, which `model.head` turns into logits, and the experts of each MoE layer [N, K]. The first tokens
-        are the last ones of the rows 0 to `rows` − 1, one each; the others go before these, sorted by row. Every token sees its row up to
-        its own position."""
+        """Final hidden states of N tokens, which `model.head` turns into logits, and the experts of each MoE layer [N,
+        K]. The first tokens are the last ones of the rows 0 to `rows` − 1, one each; the others go before these, sorted
+        by row. Every token sees its row up to its own position."""
         A, S = rows, int(position.max()) + 1
         x, tables = self.model.embed_tokens(ids), self.table[position]
-        mask = torch.zeros(A, 1, S, dtype=self.dtype, device=self.device).masked_fill_(self.positions[:S] > position[:A, None, None], float("-inf"))
+        mask = torch.zeros(A, 1, S, dtype=self.dtype, device=self.device).masked_fill_(
+            self.positions[:S] > position[:A, None, None], float("-inf")
+        )
         mask = mask.repeat_interleave(self.keys[0].shape[1], 0)
         earlier_tokens = EarlierTokens(row[A:], position[A:], self.positions[:S], self.dtype) if len(ids) > A else None
         config, expert_weights = self.model.config, iter(self.experts)
         H, G, d = config.num_attention_heads, config.num_key_value_heads, config.head_dim
-        layer_experts, layers = ([], zip(self.qkv, self.bias, tables.unbind(1), self.keys, self.values, self.post_attention, strict=True))
+        layer_experts, layers = (
+            [],
+            zip(self.qkv, self.bias, tables.unbind(1), self.keys, self.values, self.post_attention, strict=True),
+        )
         for qkv, bias, table, keys, values, (o, norm, mlp) in layers:
             cos, sin = table.unbind(1)
             heads = projected(unit(x, self.eps), qkv, bias).view(-1, H + 2 * G, d)
@@ -97,32 +110,47 @@ class Ragged:
                 x = x + mlp(y)
                 continue
             _, gates, experts = mlp.route(y, None)
-            x = x + (self.mix_dense(y, gates, experts, *next(expert_weights)) if len(y) <= DENSE else mlp.mix(y, gates, experts))
+            x = x + (
+                self.mix_dense(y, gates, experts, *next(expert_weights))
+                if len(y) <= DENSE
+                else mlp.mix(y, gates, experts)
+            )
             layer_experts.append(experts)
         return unit(x, self.eps) * self.model.norm.weight, layer_experts
 
     def mix_dense(self, x: Tensor, gates: Tensor, experts: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
-        weight = torch.zeros(len(x), self.model.config.num_experts, dtype=x.dtype, device=x.device).scatter_(1, experts, gates)
+        weight = torch.zeros(len(x), self.model.config.num_experts, dtype=x.dtype, device=x.device).scatter_(
+            1, experts, gates
+        )
         gate, up = torch.mm(x, gate_up).chunk(2, -1)
         # Σ_e g_e · W2_e(silu(W1_e x) · W3_e x), g zero for those not chosen
-        return torch.mm((F.silu(gate).mul_(up).unflatten(1, (weight.shape[1], -1)) * weight[:, :, None]).flatten(1), down)
+        return torch.mm(
+            (F.silu(gate).mul_(up).unflatten(1, (weight.shape[1], -1)) * weight[:, :, None]).flatten(1), down
+        )
 
 
 class EarlierTokens:
-    """Tokens that precede their rows' last ones: how their queries are padded to one block, [rows, longest], and who sees what."""
+    """Tokens that precede their rows' last ones: how their queries are padded to one block, [rows, longest], and who
+    sees what."""
 
-    def __init__(self, row: Int[Tensor, " M"], position: Int[Tensor, " M"], key_pos: Int[Tensor, " S"], dtype: torch.dtype):
+    def __init__(
+        self, row: Int[Tensor, " M"], position: Int[Tensor, " M"], key_pos: Int[Tensor, " S"], dtype: torch.dtype
+    ):
         self.rows, index, counts = row.unique_consecutive(return_inverse=True, return_counts=True)
         rank = torch.arange(len(row), device=row.device) - (counts.cumsum(0) - counts)[index]
         self.shape, self.index = (len(self.rows), int(counts.max())), index * int(counts.max()) + rank
         query_pos = position.new_full(self.shape, 0).flatten().index_copy_(0, self.index, position).view(self.shape)
-        mask = torch.zeros(*self.shape, len(key_pos), dtype=dtype, device=row.device).masked_fill_(key_pos > query_pos[..., None], float("-inf"))
+        mask = torch.zeros(*self.shape, len(key_pos), dtype=dtype, device=row.device).masked_fill_(
+            key_pos > query_pos[..., None], float("-inf")
+        )
         self.mask = mask[:, None, None]  # rows, groups, heads of a group, queries, keys
 
     def attend(self, q: Float[Tensor, "M G R d"], keys: Tensor, values: Tensor, S: int) -> Float[Tensor, "M Hd"]:
         (P, n), (_, G, R, d) = self.shape, q.shape
         padded = q.new_zeros(P * n, G, R, d).index_copy_(0, self.index, q).view(P, n, G, R, d).permute(0, 2, 3, 1, 4)
         k, v = keys[self.rows, :, :S], values[self.rows, :, :S]
-        scores = (torch.matmul(padded.reshape(P, G, R * n, d), k.transpose(2, 3)).view(P, G, R, n, S) + self.mask).softmax(-1)
+        scores = (
+            torch.matmul(padded.reshape(P, G, R * n, d), k.transpose(2, 3)).view(P, G, R, n, S) + self.mask
+        ).softmax(-1)
         output = torch.matmul(scores.view(P, G, R * n, S), v).view(P, G, R, n, d).permute(0, 3, 1, 2, 4)
         return output.reshape(P * n, G * R * d)[self.index]

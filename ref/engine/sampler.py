@@ -1,9 +1,9 @@
 """A policy server in miniature: it samples from its own copy of the weights, in its own dtype.
 
 Inference and training are separate engines in this recipe (Composer 2 report §4.1, §6.2): the trainer optimises float32
-masters, and the sampler decodes with the latest copy it received. So every token comes back with its log-probability, the
-policy version that sampled it, and the experts that its position was routed to. The trainer needs these for importance
-ratios, staleness and router replay.
+masters, and the sampler decodes with the latest copy it received. So every token comes back with its log-probability,
+the policy version that sampled it, and the experts that its position was routed to. The trainer needs these for
+importance ratios, staleness and router replay.
 
 An engine decodes contexts in slots. `ref/rollout.py` drives it, and the environments on the other side:
 
@@ -16,8 +16,8 @@ An engine decodes contexts in slots. `ref/rollout.py` drives it, and the environ
 
 `Lockstep`, the engine of this file, is the plain one. Where it departs from a real server (vLLM, SGLang):
 1. All rows of a batch share one position. A step feeds every row its next token: a waiting token of the prompt or of an
-   observation if there is one, else the token just sampled. There is no paging and no padding mask, and no prefill beyond the
-   prompts' common length. Finished rows are dropped by compacting the batch.
+   observation if there is one, else the token just sampled. There is no paging and no padding mask, and no prefill
+   beyond the prompts' common length. Finished rows are dropped by compacting the batch.
 2. So all rows wait for the slowest environment, and a new context starts only once all are over. `continuous.py` is the
    engine without both.
 
@@ -81,7 +81,8 @@ class SampledTurn:
 
 @runtime_checkable
 class Engine(Protocol):
-    """Decodes contexts in slots: `Lockstep`, `ref.engine.continuous.Continuous`, or vLLM (`scaled/async_rl/vllm_engine.py`)."""
+    """Decodes contexts in slots: `Lockstep`, `ref.engine.continuous.Continuous`, or vLLM
+    (`scaled/async_rl/vllm_engine.py`)."""
 
     max_len: int
     """Tokens of a context, at most."""
@@ -104,12 +105,16 @@ class Engine(Protocol):
         ...
 
     def add(
-        self, prompt: Sequence[int], stop_ids: Collection[int], draws: Float[Tensor, " max_len"] | None = None, longest_turn: int | None = None
+        self,
+        prompt: Sequence[int],
+        stop_ids: Collection[int],
+        draws: Float[Tensor, " max_len"] | None = None,
+        longest_turn: int | None = None,
     ) -> int:
-        """Takes a slot with a context that starts with `prompt`, cut off at max_len. A turn ends with one of `stop_ids`, the
-        first also with `longest_turn` tokens. `draws`: uniform numbers in [0, 1), the t-th for the token at position t; not needed at
-        temperature 0. Raises ValueError if no slot is free, for a prompt that is empty or holds tokens outside the
-        vocabulary, and without draws at another temperature."""
+        """Takes a slot with a context that starts with `prompt`, cut off at max_len. A turn ends with one of
+        `stop_ids`, the first also with `longest_turn` tokens. `draws`: uniform numbers in [0, 1), the t-th for the
+        token at position t; not needed at temperature 0. Raises ValueError if no slot is free, for a prompt that is
+        empty or holds tokens outside the vocabulary, and without draws at another temperature."""
         ...
 
     def step(self) -> list[int]:
@@ -121,12 +126,14 @@ class Engine(Protocol):
         ...
 
     def extend(self, slot: int, tokens: Sequence[int], longest_turn: int | None = None) -> None:
-        """Appends given tokens, as far as they fit, after which the policy writes its next turn, of at most `longest_turn`
-        tokens, if there is room for one. Raises ValueError unless the slot's turn is over, and for tokens outside the vocabulary."""
+        """Appends given tokens, as far as they fit, after which the policy writes its next turn, of at most
+        `longest_turn` tokens, if there is room for one. Raises ValueError unless the slot's turn is over, and for
+        tokens outside the vocabulary."""
         ...
 
     def remove(self, slot: int, finished: bool = True) -> Segment:
-        """Frees the slot, in whatever state, and returns its context so far. `finished`: whether it came to its end by itself."""
+        """Frees the slot, in whatever state, and returns its context so far. `finished`: whether it came to its end by
+        itself."""
         ...
 
 
@@ -137,9 +144,11 @@ def uniform(generator: torch.Generator | None, length: int) -> Float[Tensor, " T
 
 
 def sample(logits: Float[Tensor, "B V"], temperature: float, u: Float[Tensor, " B"] | None):
-    """Tokens [B] drawn from softmax(logits / temperature) by inverting the cumulative distribution at u, uniform in [0, 1), and their
-    log-probabilities [B] under it (float32). Temperature 0 is greedy and needs no u: it takes the first maximum, with log-probability
-    0. Raises ValueError for a temperature that is negative or not finite, and for logits that define no distribution (NaN, inf, or
+    """Tokens [B] drawn from softmax(logits / temperature) by inverting the cumulative distribution at u, uniform in [0,
+    1), and their log-probabilities [B] under it (float32). Temperature 0 is greedy and needs no u: it takes the first
+    maximum, with log-probability
+    0. Raises ValueError for a temperature that is negative or not finite, and for logits that define no distribution
+       (NaN, inf, or
     −inf everywhere)."""
     check_temperature(temperature)
     if temperature == 0:
@@ -163,7 +172,10 @@ def check_temperature(temperature: float) -> None:
 def check_logits(fine: Bool[Tensor, "B 1"]) -> None:
     if not bool(fine.all()):
         row = int(fine[:, 0].logical_not().nonzero()[0])
-        raise ValueError(f"logits / temperature must be finite or −inf, with a finite one in each row; row {row} of {len(fine)} is not")
+        raise ValueError(
+            f"logits / temperature must be finite or −inf, with a finite one in each row; row {row} of "
+            f"{len(fine)} is not"
+        )
 
 
 def check_tokens(name: str, tokens: Sequence, vocab: int | float, least: int = 0) -> None:
@@ -178,7 +190,9 @@ def check_sizes(temperature: float, **sizes: int) -> None:
             raise ValueError(f"{name} must be at least 1; got {value}")
 
 
-def check_context(engine: "Engine", prompt: Sequence[int], draws: Tensor | None, vocab: int, temperature: float) -> None:
+def check_context(
+    engine: "Engine", prompt: Sequence[int], draws: Tensor | None, vocab: int, temperature: float
+) -> None:
     """What `Engine.add` refuses."""
     check_tokens("prompt", prompt, vocab, least=1)
     if draws is None and temperature or draws is not None and draws.shape != (engine.max_len,):
@@ -195,10 +209,16 @@ def check_state(states: Sequence[str], slot: int, state: str) -> None:
 class Sampler:
     """Holds a copy of a policy, and makes the engines that decode with it.
 
-    rounding: applied to every weight matrix of the layers before it is stored in `dtype`, as in an engine with coarser weights.
-    It includes routers and expert stacks, but not norms, embedding and head. None: no rounding."""
+    rounding: applied to every weight matrix of the layers before it is stored in `dtype`, as in an engine with coarser
+    weights. It includes routers and expert stacks, but not norms, embedding and head. None: no rounding."""
 
-    def __init__(self, model: Transformer, dtype: torch.dtype = torch.bfloat16, version: int = 0, rounding: Callable[[Tensor], Tensor] | None = None):
+    def __init__(
+        self,
+        model: Transformer,
+        dtype: torch.dtype = torch.bfloat16,
+        version: int = 0,
+        rounding: Callable[[Tensor], Tensor] | None = None,
+    ):
         self.model = copy.deepcopy(model).to(dtype).requires_grad_(False)
         self.dtype, self.version, self.rounding = dtype, version, rounding
         if rounding is not None:
@@ -218,8 +238,8 @@ class Sampler:
         return self.model.config.vocab_size
 
     def engine(self, slots: int, max_len: int, temperature: float = 1.0) -> Engine:
-        """An engine for up to `slots` contexts at a time, of at most `max_len` tokens each. Raises ValueError for an invalid
-        temperature, and for slots or max_len below 1."""
+        """An engine for up to `slots` contexts at a time, of at most `max_len` tokens each. Raises ValueError for an
+        invalid temperature, and for slots or max_len below 1."""
         return Lockstep(self, slots, max_len, temperature)
 
 
@@ -249,7 +269,11 @@ class Lockstep:
         return "ready" not in self.state or "over" in self.state
 
     def add(
-        self, prompt: Sequence[int], stop_ids: Collection[int], draws: Float[Tensor, " max_len"] | None = None, longest_turn: int | None = None
+        self,
+        prompt: Sequence[int],
+        stop_ids: Collection[int],
+        draws: Float[Tensor, " max_len"] | None = None,
+        longest_turn: int | None = None,
     ) -> int:
         check_context(self, prompt, draws, self.sampler.vocab_size, self.temperature)
         self.prompts.append((prompt, stop_ids, draws))
@@ -294,7 +318,14 @@ class Lockstep:
         tokens, config = torch.tensor(self.prompts[slot][0][: self.max_len]), self.sampler.model.config
         length, layers = len(tokens), config.num_hidden_layers if config.num_experts else 0
         experts = torch.zeros(length - 1, layers, config.num_experts_per_tok, dtype=torch.int16)
-        return Segment(tokens, torch.zeros(length, dtype=torch.bool), torch.zeros(length), torch.full((length,), -1), experts, finished)
+        return Segment(
+            tokens,
+            torch.zeros(length, dtype=torch.bool),
+            torch.zeros(length),
+            torch.full((length,), -1),
+            experts,
+            finished,
+        )
 
     def start(self) -> None:
         """Lays out the contexts that were added."""
@@ -335,11 +366,12 @@ class Lockstep:
 
     @torch.inference_mode()
     def _decode_tokens(self) -> list[int]:
-        """One token per row, or as many as every row already knows: the prompts' common length runs in one pass. Returns the
-        slots whose turn is now over."""
+        """One token per row, or as many as every row already knows: the prompts' common length runs in one pass.
+        Returns the slots whose turn is now over."""
         model, t = self.sampler.model, self.t
         live_rows = [index for index, slot in enumerate(self.rows) if self.state[slot] == "ready"]
-        # A finished row still costs its share of every step, but dropping it copies the cache: drop rows a tenth at a time.
+        # A finished row still costs its share of every step, but dropping it copies the cache: drop rows a tenth at a
+        # time.
         if len(live_rows) <= 0.9 * len(self.rows):
             self.cache.select(torch.tensor(live_rows).to(self.device))
             self.rows, live_rows = [self.rows[index] for index in live_rows], list(range(len(live_rows)))
@@ -351,7 +383,9 @@ class Lockstep:
             output = model(self.tokens[rows, t:n].to(self.device), cache=self.cache, logits=False)
             hidden, layer_experts = output.hidden[:, -1], output.experts
         if layers := self.experts.shape[2]:
-            self.experts[rows, t:n] = torch.stack(layer_experts, 1).to("cpu", torch.int16).view(len(rows), n - t, layers, -1)
+            self.experts[rows, t:n] = (
+                torch.stack(layer_experts, 1).to("cpu", torch.int16).view(len(rows), n - t, layers, -1)
+            )
         sampling_rows = [index for index in live_rows if self.known[self.rows[index]] == n]
         if not sampling_rows:
             return []

@@ -1,4 +1,5 @@
-"""The network beneath the techniques: a transformer of the families Qwen3-MoE, Qwen3, Qwen2 and Llama, its gradients, its checkpoints.
+"""The network beneath the techniques: a transformer of the families Qwen3-MoE, Qwen3, Qwen2 and Llama, its gradients,
+its checkpoints.
 
 | file | what |
 |---|---|
@@ -17,4 +18,15 @@ from ref.network.fast import Transformer, load_hf
 from ref.network.model import CheckpointError, Config, KVCache, Output, load_balancing_loss, load_extra, save_hf
 from ref.network.rope import RopeScaling
 
-__all__ = ["CheckpointError", "Config", "KVCache", "Output", "RopeScaling", "Transformer", "load_balancing_loss", "load_extra", "load_hf", "save_hf"]
+__all__ = [
+    "CheckpointError",
+    "Config",
+    "KVCache",
+    "Output",
+    "RopeScaling",
+    "Transformer",
+    "load_balancing_loss",
+    "load_extra",
+    "load_hf",
+    "save_hf",
+]

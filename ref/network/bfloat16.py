@@ -1,12 +1,12 @@
 """Products of bfloat16 matrices on processors that have no instructions for them.
 
-torch multiplies bfloat16 matrices with oneDNN, which needs AVX-512. On any other x86 processor, including most laptops, it falls back
-to a plain loop, thirty to sixty times slower than the same product in float32. Here such a product converts its factors to float32,
-multiplies, and rounds once. The instructions do the same: factors of eight bits, float32 sums, one rounding at the end. Only the order
-of the sums may differ.
+torch multiplies bfloat16 matrices with oneDNN, which needs AVX-512. On any other x86 processor, including most laptops,
+it falls back to a plain loop, thirty to sixty times slower than the same product in float32. Here such a product
+converts its factors to float32, multiplies, and rounds once. The instructions do the same: factors of eight bits,
+float32 sums, one rounding at the end. Only the order of the sums may differ.
 
-`import ref.network` replaces torch's products with these if the processor needs it, and does nothing otherwise. Products in autograd's backward
-pass are included. float32, float64 and everything on a GPU is multiplied as before.
+`import ref.network` replaces torch's products with these if the processor needs it, and does nothing otherwise.
+Products in autograd's backward pass are included. float32, float64 and everything on a GPU is multiplied as before.
 """
 
 import warnings

@@ -68,22 +68,36 @@ FAMILIES = {
 
 
 def family(fields: Mapping) -> str:
-    """The model_type of a network with these fields of `ref.network.model.Config`. Raises ValueError if no family is so."""
+    """The model_type of a network with these fields of `ref.network.model.Config`. Raises ValueError if no family is
+    so."""
     features = fields["num_experts"] > 0, fields["qk_norm"], fields["attention_bias"]
     for model_type, kind in FAMILIES.items():
         if (kind.moe, kind.qk_norm, kind.attention_bias) == features:
             return model_type
     moe, qk_norm, bias = ("with" if has_feature else "without" for has_feature in features)
-    raise ValueError(f"qk_norm and attention_bias must fit a family: none is {moe} experts, {qk_norm} qk_norm and {bias} attention_bias")
+    raise ValueError(
+        f"qk_norm and attention_bias must fit a family: none is {moe} experts, {qk_norm} qk_norm and "
+        f"{bias} attention_bias"
+    )
 
 
 SHAPE_FIELDS = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
 MOE_FIELDS = ("num_experts_per_tok", "moe_intermediate_size")
-OTHER_FIELDS = {"rms_norm_eps": 1e-6, "max_position_embeddings": 32_768, "tie_word_embeddings": False, "initializer_range": 0.02}
+OTHER_FIELDS = {
+    "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 32_768,
+    "tie_word_embeddings": False,
+    "initializer_range": 0.02,
+}
 MOE_OTHER_FIELDS = {"norm_topk_prob": False, "router_aux_loss_coef": 0.001}
 LLAMA_OTHER_FIELDS = {"max_position_embeddings": 2048}
 """Defaults of transformers for fields missing from config.json."""
-ROPE_NEEDS = {"default": (), "linear": ("factor",), "llama3": ("factor", "low_freq_factor", "high_freq_factor"), "yarn": ("factor",)}
+ROPE_NEEDS = {
+    "default": (),
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+    "yarn": ("factor",),
+}
 """Type of RoPE scaling → what transformers cannot do without."""
 ROPE_FIELDS = {
     "default": (),
@@ -94,10 +108,22 @@ ROPE_FIELDS = {
 """Type of RoPE scaling → fields of `ref.network.rope.RopeScaling` that it reads."""
 POSITIVE = (*SHAPE_FIELDS, *MOE_FIELDS, "head_dim", "intermediate_size", "max_position_embeddings", "sliding_window")
 POSITIVE += ("original_max_position_embeddings",)
-ROPE_NUMBERS = ("factor", "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim")
+ROPE_NUMBERS = (
+    "factor",
+    "low_freq_factor",
+    "high_freq_factor",
+    "beta_fast",
+    "beta_slow",
+    "attention_factor",
+    "mscale",
+    "mscale_all_dim",
+)
 KINDS = {
     "a positive whole number": (POSITIVE, lambda x: type(x) is int and x > 0),
-    "a whole number": (("num_experts", "num_local_experts", "max_window_layers", "decoder_sparse_step"), lambda x: type(x) is int and x >= 0),
+    "a whole number": (
+        ("num_experts", "num_local_experts", "max_window_layers", "decoder_sparse_step"),
+        lambda x: type(x) is int and x >= 0,
+    ),
     "a number": (
         ("rms_norm_eps", "initializer_range", "router_aux_loss_coef", "rope_theta", *ROPE_NUMBERS),
         lambda x: type(x) in (int, float) and 0 <= x < float("inf"),
@@ -118,7 +144,9 @@ def write_config(fields: Mapping, dtype: torch.dtype) -> str:
     names = [*SHAPE_FIELDS, "head_dim", "intermediate_size", *OTHER_FIELDS]
     names += ["num_experts", *MOE_FIELDS, *MOE_OTHER_FIELDS] if moe else []
     scaling = fields["rope_scaling"]
-    rope = {name: scaling[name] for name in ("rope_type", *ROPE_FIELDS[scaling["rope_type"]]) if scaling[name] is not None}
+    rope = {
+        name: scaling[name] for name in ("rope_type", *ROPE_FIELDS[scaling["rope_type"]]) if scaling[name] is not None
+    }
     record = {
         "architectures": [FAMILIES[model_type].architecture],
         "model_type": model_type,
@@ -159,7 +187,9 @@ def read_config(folder: Path) -> dict:
         raise CheckpointError(f"{path}: {', '.join(missing)} missing")
     fields = {name: record[name] for name in required}
     # Of all families, only Qwen3's heads have a default width.
-    heads = 128 if kind == "qwen3" and "head_dim" not in record else record["hidden_size"] // record["num_attention_heads"]
+    heads = (
+        128 if kind == "qwen3" and "head_dim" not in record else record["hidden_size"] // record["num_attention_heads"]
+    )
     fields |= {"head_dim": record.get("head_dim") or heads, "num_experts": experts}
     fields |= {"qk_norm": FAMILIES[kind].qk_norm, "attention_bias": FAMILIES[kind].attention_bias}
     soft = OTHER_FIELDS | (MOE_OTHER_FIELDS if experts else {}) | (LLAMA_OTHER_FIELDS if kind == "llama" else {})
@@ -180,7 +210,8 @@ def rope_type_of(rope: Mapping):
 
 
 def read_scaling(path: Path, record: Mapping, longest: int) -> dict:
-    """The fields of `ref.network.rope.RopeScaling`, with the defaults of transformers. `longest`: max_position_embeddings."""
+    """The fields of `ref.network.rope.RopeScaling`, with the defaults of transformers. `longest`:
+    max_position_embeddings."""
     rope = {name: value for name, value in rope_of(record).items() if value is not None}
     kind = rope_type_of(rope)
     # YaRN's factor may be null: it is the ratio of the two lengths then
@@ -202,7 +233,10 @@ def read_scaling(path: Path, record: Mapping, longest: int) -> dict:
     scaling_fields = {name: rope[name] for name in ROPE_FIELDS[kind] if name in rope}
     return {
         "rope_type": kind,
-        **{name: float(value) if type(value) is int and name in ROPE_NUMBERS else value for name, value in scaling_fields.items()},
+        **{
+            name: float(value) if type(value) is int and name in ROPE_NUMBERS else value
+            for name, value in scaling_fields.items()
+        },
     }
 
 
@@ -230,8 +264,10 @@ def refuse_unsupported(path: Path, record: Mapping) -> None:
     unsupported = {
         f"rope scaling of type {rope_type!r}": not isinstance(rope_type, str) or rope_type not in ROPE_FIELDS,
         "a rotary embedding for each type of layer": any(isinstance(value, dict) for value in rope.values()),
-        "partial rotary embedding": rope.get("partial_rotary_factor", record.get("partial_rotary_factor", 1)) not in (1, None),
-        "attention_bias": kind != "qwen2" and record.get("attention_bias"),  # Qwen2 has its own, whatever this field says
+        "partial rotary embedding": rope.get("partial_rotary_factor", record.get("partial_rotary_factor", 1))
+        not in (1, None),
+        "attention_bias": kind != "qwen2"
+        and record.get("attention_bias"),  # Qwen2 has its own, whatever this field says
         "mlp_bias": record.get("mlp_bias"),
         "sliding-window attention": sliding,
         f"hidden_act {record.get('hidden_act')!r}": record.get("hidden_act", "silu") != "silu",
@@ -301,9 +337,12 @@ def read_tensors(folder: Path, shapes: Mapping[str, tuple[int, ...]], dtype: tor
     return state
 
 
-def matched(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> tuple[dict[str, str], dict[str, tuple[str, tuple]], bool]:
-    """Where a folder holds the parameters of these shapes: tensor on disk → file, tensor on disk → (parameter, index into it), and
-    whether a head that is tied to the embedding is also stored. Raises CheckpointError as `read_tensors` does."""
+def matched(
+    folder: Path, shapes: Mapping[str, tuple[int, ...]]
+) -> tuple[dict[str, str], dict[str, tuple[str, tuple]], bool]:
+    """Where a folder holds the parameters of these shapes: tensor on disk → file, tensor on disk → (parameter, index
+    into it), and whether a head that is tied to the embedding is also stored. Raises CheckpointError as `read_tensors`
+    does."""
     files = locate(folder)
     tied = "lm_head.weight" not in shapes and "lm_head.weight" in files
     places: dict[str, tuple[str, tuple]] = {}
@@ -315,16 +354,20 @@ def matched(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> tuple[dict[s
         raise CheckpointError(f"{folder}: tensor {missing[0]} missing{count_rest(missing)}")
     spare = [part for part in files if part not in places and not (tied and part == "lm_head.weight")]
     if spare := [part for part in spare if not part.endswith("rotary_emb.inv_freq")]:
-        raise CheckpointError(f"{folder}: tensor {spare[0]} in {files[spare[0]]} does not belong to this network{count_rest(spare)}")
+        raise CheckpointError(
+            f"{folder}: tensor {spare[0]} in {files[spare[0]]} does not belong to this network{count_rest(spare)}"
+        )
     return files, places, tied
 
 
 def fit(target: Tensor, tensor: Tensor, path: Path, part: str) -> None:
-    """Copy a tensor from disk into its place. Raises CheckpointError if its shape differs, if it does not hold floats of 16 bits or
-    more (numbers of 8 bits are quantised, and mean nothing without their scales), or if a weight is NaN or infinite."""
+    """Copy a tensor from disk into its place. Raises CheckpointError if its shape differs, if it does not hold floats
+    of 16 bits or more (numbers of 8 bits are quantised, and mean nothing without their scales), or if a weight is NaN
+    or infinite."""
     if target.shape != tensor.shape or not tensor.is_floating_point() or tensor.dtype.itemsize < 2:
         raise CheckpointError(
-            f"{path}: tensor {part} must hold floats of shape {list(target.shape)}; got {tensor.dtype} of shape {list(tensor.shape)}"
+            f"{path}: tensor {part} must hold floats of shape {list(target.shape)}; got {tensor.dtype} "
+            f"of shape {list(tensor.shape)}"
         )
     target.copy_(check_finite(tensor, path, part))
 
@@ -340,7 +383,9 @@ def check_finite(tensor: Tensor, path: Path, part: str) -> Tensor:
 def check_tied(folder: Path, head: Tensor, embedding: Tensor) -> None:
     """Raise CheckpointError unless a stored head, or a part of it, equals that of the embedding that it is tied to."""
     if not torch.equal(head.to(embedding.dtype), embedding):
-        raise CheckpointError(f"{folder}: config.json ties the head to the embedding, but lm_head.weight differs from it")
+        raise CheckpointError(
+            f"{folder}: config.json ties the head to the embedding, but lm_head.weight differs from it"
+        )
 
 
 def count_rest(names: list[str]) -> str:
@@ -356,7 +401,9 @@ def locate(folder: Path) -> dict[str, str]:
         with opened(single) as file:
             return dict.fromkeys(file.keys(), single.name)
     files = read_json(index).get("weight_map")
-    if not isinstance(files, dict) or not all(isinstance(file, str) and Path(file).name == file for file in files.values()):
+    if not isinstance(files, dict) or not all(
+        isinstance(file, str) and Path(file).name == file for file in files.values()
+    ):
         raise CheckpointError(f"{index} is damaged: weight_map must give a file name for every tensor")
     for file in sorted(set(files.values())):
         if not (folder / file).exists():
@@ -382,7 +429,9 @@ def read_file(path: Path, names: list[str]) -> Iterator[tuple[str, Tensor]]:
 
 EXTRA, EARLIER = Path("mtp") / "model.safetensors", ("extra.safetensors", "mtp.safetensors")
 """Where a folder stores extra tensors, and where earlier versions stored them."""
-OURS = re.compile(r"config\.json|(extra|mtp)\.safetensors|model(-\d{5,}-of-\d{5,})?\.safetensors|model\.safetensors\.index\.json")
+OURS = re.compile(
+    r"config\.json|(extra|mtp)\.safetensors|model(-\d{5,}-of-\d{5,})?\.safetensors|model\.safetensors\.index\.json"
+)
 """Files that a new checkpoint replaces."""
 
 
@@ -415,7 +464,9 @@ def write_checkpoint(
     names = names if len(shards) > 1 else ["model.safetensors"]
     index, total = {}, 0
     for file, shard in zip(names, shards, strict=True):
-        tensors = {part: state[name].detach()[part_index].contiguous().cpu() for part, (name, part_index) in shard.items()}
+        tensors = {
+            part: state[name].detach()[part_index].contiguous().cpu() for part, (name, part_index) in shard.items()
+        }
         total += sum(tensor.nbytes for tensor in tensors.values())
         index |= dict.fromkeys(tensors, file)
         save_file(tensors, fresh / file, metadata={"format": "pt"})
@@ -425,7 +476,12 @@ def write_checkpoint(
 
 
 def finish(
-    folder: Path, fresh: Path, fields: Mapping, dtype: torch.dtype, extra: Mapping[str, Tensor] | None, beside: Mapping[str, bytes] | None
+    folder: Path,
+    fresh: Path,
+    fields: Mapping,
+    dtype: torch.dtype,
+    extra: Mapping[str, Tensor] | None,
+    beside: Mapping[str, bytes] | None,
 ) -> None:
     """Write the files that go with the weights into the new folder, which then replaces the old one."""
     (fresh / "config.json").write_text(write_config(fields, dtype))
@@ -447,8 +503,14 @@ def begin(folder: str | Path, beside: Iterable[str] = ()) -> tuple[Path, Path]:
     fresh = folder.with_name(f".{folder.name}.saving")
     for path in (folder, fresh, folder / EXTRA.parent):
         if path.is_symlink() or (path.exists() and not path.is_dir()):
-            raise CheckpointError(f"{path} is a file or a link, but the checkpoint needs a folder of that name; move it away")
-    old_files = [path for path in folder.iterdir() if OURS.fullmatch(path.name) or path.name in beside] if folder.exists() else []
+            raise CheckpointError(
+                f"{path} is a file or a link, but the checkpoint needs a folder of that name; move it away"
+            )
+    old_files = (
+        [path for path in folder.iterdir() if OURS.fullmatch(path.name) or path.name in beside]
+        if folder.exists()
+        else []
+    )
     for path in [*old_files, folder / EXTRA]:
         if path.is_dir():
             raise CheckpointError(f"{path} is a folder, but the checkpoint needs a file of that name; move it away")
@@ -493,7 +555,8 @@ def write_index(folder: Path, files: Mapping[str, str], total: int) -> None:
 
 
 def split_shards(state: Mapping[str, Tensor], max_bytes: int) -> list[dict[str, tuple[str, tuple]]]:
-    """Split the parts, in order, into shards. A new shard starts if the next part would exceed `max_bytes`; a part is never split."""
+    """Split the parts, in order, into shards. A new shard starts if the next part would exceed `max_bytes`; a part is
+    never split."""
     shards, room = [{}], max_bytes
     for name, tensor in state.items():
         for part, index in tensor_parts(name, tuple(tensor.shape)).items():

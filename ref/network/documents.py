@@ -1,26 +1,29 @@
-"""Causal attention inside the documents of packed rows, without a mask: memory and time follow the documents' lengths, not T².
+"""Causal attention inside the documents of packed rows, without a mask: memory and time follow the documents' lengths,
+not T².
 
-A packed row holds several documents, and a token sees only its own (`ref/packing.py`). A Boolean mask that says so takes T² bytes for each
-row: 17 GB at T = 131,072. But the queries of a document follow each other, and so do its keys. n queries see a triangle, which is plain
-causal attention, and everything of their document before them. There is something before them only where a rank holds a part of a row
-(context parallelism) and the document began in another part.
+A packed row holds several documents, and a token sees only its own (`ref/packing.py`). A Boolean mask that says so
+takes T² bytes for each row: 17 GB at T = 131,072. But the queries of a document follow each other, and so do its keys.
+n queries see a triangle, which is plain causal attention, and everything of their document before them. There is
+something before them only where a rank holds a part of a row (context parallelism) and the document began in another
+part.
 
     keys      start · · · · · · end − n · · · · · · end
     queries         all n see these        triangle
 
-Both are calls of a flash kernel without a mask. Their outputs are weighted means over different keys, and each call also returns the
-logarithm of the sum of its weights, so that the mean over all keys is
+Both are calls of a flash kernel without a mask. Their outputs are weighted means over different keys, and each call
+also returns the logarithm of the sum of its weights, so that the mean over all keys is
 
     o = e^(l₁ − l) · o₁ + e^(l₂ − l) · o₂,    l = log(e^l₁ + e^l₂)
 
-Source: FlashAttention (arXiv:2205.14135), §3.1, algorithm 1. Its backward pass (§B.2) takes from the forward pass only o and l. Given those
-of all keys, each call's backward pass therefore yields its own part of the gradient, as in ring attention (arXiv:2310.01889).
+Source: FlashAttention (arXiv:2205.14135), §3.1, algorithm 1. Its backward pass (§B.2) takes from the forward pass only
+o and l. Given those of all keys, each call's backward pass therefore yields its own part of the gradient, as in ring
+attention (arXiv:2310.01889).
 
-On a GPU, FlexAttention (arXiv:2412.05496) skips the blocks in which no query sees a key: `blocks` and `attend_blocks`. Tests compare what its
-mask and its blocks say; tests/gpu trains with them.
+On a GPU, FlexAttention (arXiv:2412.05496) skips the blocks in which no query sees a key: `blocks` and `attend_blocks`.
+Tests compare what its mask and its blocks say; tests/gpu trains with them.
 
-The trap: a document number that returns later in a row. Such a document does not lie in one piece, and `documents` returns None: only a mask
-describes that row.
+The trap: a document number that returns later in a row. Such a document does not lie in one piece, and `documents`
+returns None: only a mask describes that row.
 """
 
 from dataclasses import dataclass
@@ -40,7 +43,8 @@ SPARSE = 128
 
 @dataclass(frozen=True)
 class Run:
-    """Consecutive queries of one document, and the keys that the last of them sees. The first sees all but the last n − 1."""
+    """Consecutive queries of one document, and the keys that the last of them sees. The first sees all but the last n −
+    1."""
 
     rows: slice
     queries: slice
@@ -50,9 +54,10 @@ class Run:
 
 
 def documents(doc: Tensor, where: Tensor | None = None) -> tuple[Run, ...] | None:
-    """Who sees whom in rows whose tokens belong to the documents doc [B, T] (int64; padding counts as a document): each query is in one run for
-    its row. `where` [T'] holds the places of the queries in the row, in rising order within each chunk; by default there is a query for
-    every token. A `doc` of one row stands for all rows of the batch. None if a document does not lie in one piece."""
+    """Who sees whom in rows whose tokens belong to the documents doc [B, T] (int64; padding counts as a document): each
+    query is in one run for its row. `where` [T'] holds the places of the queries in the row, in rising order within
+    each chunk; by default there is a query for every token. A `doc` of one row stands for all rows of the batch. None
+    if a document does not lie in one piece."""
     place = torch.arange(doc.shape[1])
     where = place if where is None else where
     is_first = torch.ones_like(doc, dtype=torch.bool)
@@ -72,8 +77,8 @@ def documents(doc: Tensor, where: Tensor | None = None) -> tuple[Run, ...] | Non
 
 
 def attend_documents(q: Tensor, k: Tensor, v: Tensor, runs: tuple[Run, ...]) -> Tensor:
-    """softmax(q kᵀ) v of queries q [B, H, T', d] (scaled already) over the keys that the runs allow them: k and v [B, G, T, d], where each key
-    head serves H/G consecutive query heads → [B, H, T', d]. On a CPU."""
+    """softmax(q kᵀ) v of queries q [B, H, T', d] (scaled already) over the keys that the runs allow them: k and v [B,
+    G, T, d], where each key head serves H/G consecutive query heads → [B, H, T', d]. On a CPU."""
     return AttendDocuments.apply(q, k, v, runs)
 
 
@@ -89,7 +94,13 @@ class AttendDocuments(torch.autograd.Function):
         for run in runs:
             queries = q[run.rows, :, run.queries]
             (o, l), *prefix_outputs = (
-                FORWARD(queries, repeat_heads(k, run.rows, keys, q), repeat_heads(v, run.rows, keys, q), is_causal=causal, scale=1.0)
+                FORWARD(
+                    queries,
+                    repeat_heads(k, run.rows, keys, q),
+                    repeat_heads(v, run.rows, keys, q),
+                    is_causal=causal,
+                    scale=1.0,
+                )
                 for keys, causal in split_keys(run)
             )
             for prefix_o, prefix_l in prefix_outputs:
@@ -128,7 +139,8 @@ class AttendDocuments(torch.autograd.Function):
 
 
 def split_keys(run: Run) -> list[tuple[slice, bool]]:
-    """The keys of the triangle, and, if there are any, those before it that every query sees; whether each is causal."""
+    """The keys of the triangle, and, if there are any, those before it that every query sees; whether each is
+    causal."""
     middle = run.keys.stop - (run.queries.stop - run.queries.start)
     triangle = [(slice(middle, run.keys.stop), True)]
     return triangle if middle == run.keys.start else [*triangle, (slice(run.keys.start, middle), False)]
@@ -140,15 +152,20 @@ def repeat_heads(x: Tensor, rows: slice, keys: slice, q: Tensor) -> Tensor:
 
 
 def blocks(doc: Tensor, where: Tensor | None = None) -> BlockMask:
-    """The same as `documents` for FlexAttention: blocks of 128 × 128 query-key pairs that hold anything to be seen, (T/128)² numbers a row. Documents
-    may lie in several pieces. A block is left out if its documents or its places cannot meet, and needs no mask if all its pairs are seen."""
+    """The same as `documents` for FlexAttention: blocks of 128 × 128 query-key pairs that hold anything to be seen,
+    (T/128)² numbers a row. Documents may lie in several pieces. A block is left out if its documents or its places
+    cannot meet, and needs no mask if all its pairs are seen."""
     T, device = doc.shape[1], doc.device
     where = torch.arange(T, device=device) if where is None else where.to(device)
     query_doc, place = doc[:, where], torch.arange(T, device=device)[None]
     order = torch.where(doc < 0, doc.amax() + 1, doc)  # padding stands behind the documents
     (low_q, high_q), (low_k, high_k) = (block_ranges(x) for x in (order[:, where], order))
     (first_q, last_q), (first_k, last_k) = (block_ranges(x) for x in (where[None], place))
-    meets = (high_q[:, :, None] >= low_k[:, None]) & (low_q[:, :, None] <= high_k[:, None]) & (last_q[:, :, None] >= first_k[:, None])
+    meets = (
+        (high_q[:, :, None] >= low_k[:, None])
+        & (low_q[:, :, None] <= high_k[:, None])
+        & (last_q[:, :, None] >= first_k[:, None])
+    )
     is_one_document = (low_q == high_q)[:, :, None] & (low_k == high_k)[:, None] & (low_q[:, :, None] == low_k[:, None])
     is_full = is_one_document & (first_q[:, :, None] >= last_k[:, None])
     for axis, length in ((1, len(where)), (2, T)):  # a block that the row's end cuts needs the mask
@@ -164,14 +181,18 @@ def blocks(doc: Tensor, where: Tensor | None = None) -> BlockMask:
 
 
 def block_ranges(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Least and greatest number of each block of a row, [B, T] → twice [B, T/128]; a block that the row's end cuts has its last number again."""
+    """Least and greatest number of each block of a row, [B, T] → twice [B, T/128]; a block that the row's end cuts has
+    its last number again."""
     padding = -x.shape[1] % SPARSE
     return torch.cat((x, x[:, -1:].expand(-1, padding)), 1).unflatten(1, (-1, SPARSE)).aminmax(dim=2)
 
 
 def order_key_blocks(is_visible: Tensor) -> tuple[Tensor, Tensor]:
     """How many blocks of keys each block of queries takes, [B, 1, Q], and which, those first, [B, 1, Q, K]."""
-    return (is_visible.sum(2, dtype=torch.int32)[:, None], is_visible.int().sort(dim=2, descending=True, stable=True).indices.int()[:, None])
+    return (
+        is_visible.sum(2, dtype=torch.int32)[:, None],
+        is_visible.int().sort(dim=2, descending=True, stable=True).indices.int()[:, None],
+    )
 
 
 def attend_blocks(q: Tensor, k: Tensor, v: Tensor, seen: BlockMask) -> Tensor:
@@ -184,5 +205,6 @@ def attend_blocks(q: Tensor, k: Tensor, v: Tensor, seen: BlockMask) -> Tensor:
 
 @cache
 def compile_attention() -> Any:
-    """With sizes as variables: torch compiles a function anew for eight sizes (`recompile_limit`), then runs it uncompiled, all scores in memory."""
+    """With sizes as variables: torch compiles a function anew for eight sizes (`recompile_limit`), then runs it
+    uncompiled, all scores in memory."""
     return torch.compile(flex_attention, dynamic=True)

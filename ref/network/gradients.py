@@ -94,7 +94,9 @@ class TurnedHeads(Function):
         return d_qkv, dw, None, None, None, None
 
 
-def turned_heads(qkv: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, kv_heads: int, eps: float | None) -> tuple[Tensor, Tensor, Tensor]:
+def turned_heads(
+    qkv: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, kv_heads: int, eps: float | None
+) -> tuple[Tensor, Tensor, Tensor]:
     """QK-norm and rotary embedding, heads to the front: qkv [B, T, H + 2G, d] → q [B, G, H/G, T, d], k and v
     [B, G, T, d]. Without `eps` there is no norm: x·w takes the place of x̂·w.
 

@@ -1,8 +1,9 @@
 """Mixed precision with master weights: compute in bfloat16, accumulate updates in float32 (arXiv:1710.03740).
 
-The network that runs (`Masters.model`) holds weights in the compute dtype. Each has a float32 master, which the optimisers
-update. A step copies the gradients to the masters, lets the optimisers update the masters, and copies the rounded result back.
-With learning rates near 1e-6 most bfloat16 weights do not change at all in a step, though their masters do.
+The network that runs (`Masters.model`) holds weights in the compute dtype. Each has a float32 master, which the
+optimisers update. A step copies the gradients to the masters, lets the optimisers update the masters, and copies the
+rounded result back. With learning rates near 1e-6 most bfloat16 weights do not change at all in a step, though their
+masters do.
 """
 
 import copy
@@ -17,7 +18,8 @@ M = TypeVar("M", bound=nn.Module)
 
 
 class Masters(Generic[M]):
-    """Float32 masters for every parameter of `model`: `model` itself becomes the masters, and a copy in `dtype` runs. Float64 has float64 masters.
+    """Float32 masters for every parameter of `model`: `model` itself becomes the masters, and a copy in `dtype` runs.
+    Float64 has float64 masters.
 
     `masters` is a module of the same structure and names: give its parameters to the optimisers and save its state.
     """
@@ -28,14 +30,23 @@ class Masters(Generic[M]):
         self.pairs = list(zip(self.masters.parameters(), self.model.parameters(), strict=True))
 
     @torch.no_grad()
-    def step(self, optimisers: list[torch.optim.Optimizer], max_norm: float = 1.0, gradients: list[Tensor | None] | None = None) -> Tensor:
-        """Apply the gradients accumulated in `model`, clipped to a global norm, and clear them. Or apply `gradients` computed
-        elsewhere: one per parameter, in order, of any dtype; None for a parameter without a gradient.
+    def step(
+        self,
+        optimisers: list[torch.optim.Optimizer],
+        max_norm: float = 1.0,
+        gradients: list[Tensor | None] | None = None,
+    ) -> Tensor:
+        """Apply the gradients accumulated in `model`, clipped to a global norm, and clear them. Or apply `gradients`
+        computed elsewhere: one per parameter, in order, of any dtype; None for a parameter without a gradient.
 
         Returns the norm before clipping. If it is not finite, raises FloatingPointError and does not take the step."""
         if gradients is None:
             gradients = [param.grad for _, param in self.pairs]
-        used_pairs = [(master, gradient) for (master, _), gradient in zip(self.pairs, gradients, strict=True) if gradient is not None]
+        used_pairs = [
+            (master, gradient)
+            for (master, _), gradient in zip(self.pairs, gradients, strict=True)
+            if gradient is not None
+        ]
         for master, gradient in used_pairs:
             master.grad = gradient.to(master.dtype)
         for _, param in self.pairs:

@@ -1,12 +1,14 @@
 """Qwen3-MoE and its dense relatives, written to be read: one file from token ids to logits.
 
-The published scaling study of the recipe uses Qwen3-Coder-30B-A3B (Composer 2 report §3.1, Appendix B). Its architecture is that of
-Qwen3-30B-A3B (arXiv:2505.09388). This file defines the same network at any size: `Config.tiny()` trains on a laptop, and
-`Config.qwen3_30b_a3b()` has 30,532,122,624 parameters, of which one token uses 3,353,032,704.
+The published scaling study of the recipe uses Qwen3-Coder-30B-A3B (Composer 2 report §3.1, Appendix B). Its
+architecture is that of Qwen3-30B-A3B (arXiv:2505.09388). This file defines the same network at any size:
+`Config.tiny()` trains on a laptop, and `Config.qwen3_30b_a3b()` has 30,532,122,624 parameters, of which one token uses
+3,353,032,704.
 
-The logits match those of `transformers` within 1e-5 in float32, for every family below. Everything here is plain PyTorch. `fast.py` computes
-the same network with fewer and larger operations and hand-written gradients; all other rooms use that one, as `ref.network.Transformer`.
-Tests hold the two equal to float64 rounding, in values and in gradients.
+The logits match those of `transformers` within 1e-5 in float32, for every family below. Everything here is plain
+PyTorch. `fast.py` computes the same network with fewer and larger operations and hand-written gradients; all other
+rooms use that one, as `ref.network.Transformer`. Tests hold the two equal to float64 rounding, in values and in
+gradients.
 
 | family (`Config.model_type`) | `num_experts` | `qk_norm` | `attention_bias` | published, for example |
 |---|---|---|---|---|
@@ -18,8 +20,9 @@ Tests hold the two equal to float64 rounding, in values and in gradients.
 Each of them may scale its rotary embedding (`rope.py`). What no family has, `Config` refuses.
 
 What this file adds to `transformers`
-1. Routing can be observed and overridden. Every forward pass returns router logits and chosen experts, and it accepts the experts of another
-   engine (router replay, report §6.2). The gates are computed from this router's own scores, so the gradient still reaches the router.
+1. Routing can be observed and overridden. Every forward pass returns router logits and chosen experts, and it accepts
+   the experts of another engine (router replay, report §6.2). The gates are computed from this router's own scores, so
+   the gradient still reaches the router.
 2. `doc` numbers the documents that are packed in a row. Attention stays inside a document.
 3. A dense model is the case `num_experts = 0`.
 
@@ -49,12 +52,24 @@ from torch import Tensor, nn
 from ref.network.checkpoint import CheckpointError, family, load_extra, read_config, read_tensors, write_checkpoint
 from ref.network.rope import RopeScaling, frequencies
 
-__all__ = ["Block", "CheckpointError", "Config", "KVCache", "Output", "Transformer", "load_balancing_loss", "load_extra", "load_hf", "save_hf"]
+__all__ = [
+    "Block",
+    "CheckpointError",
+    "Config",
+    "KVCache",
+    "Output",
+    "Transformer",
+    "load_balancing_loss",
+    "load_extra",
+    "load_hf",
+    "save_hf",
+]
 
 
 @dataclass(frozen=True)
 class Config:
-    """Shape of the network. Field names are those of a Hugging Face `config.json`; there, `qk_norm` and the biases follow from the family."""
+    """Shape of the network. Field names are those of a Hugging Face `config.json`; there, `qk_norm` and the biases
+    follow from the family."""
 
     vocab_size: int = 1024
     """Tokens in the vocabulary (V)."""
@@ -99,7 +114,15 @@ class Config:
 
     def __post_init__(self):
         width = "moe_intermediate_size" if self.num_experts else "intermediate_size"
-        for name in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", width):
+        for name in (
+            "vocab_size",
+            "hidden_size",
+            "num_hidden_layers",
+            "num_attention_heads",
+            "num_key_value_heads",
+            "head_dim",
+            width,
+        ):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.num_experts < 0:
@@ -113,7 +136,9 @@ class Config:
         if self.rope_scaling.rope_type == "yarn" and self.rope_theta <= 1:
             raise ValueError(f"rope_theta must be greater than 1 for yarn, got {self.rope_theta}")
         if self.model_type == "llama" and self.hidden_size % self.num_attention_heads:
-            raise ValueError("hidden_size must be a multiple of num_attention_heads in a Llama network: transformers reads no other")
+            raise ValueError(
+                "hidden_size must be a multiple of num_attention_heads in a Llama network: transformers reads no other"
+            )
 
     @property
     def model_type(self) -> str:
@@ -170,7 +195,9 @@ class KVCache:
     batch).
     """
 
-    def __init__(self, config: Config, batch: int, max_len: int, dtype=torch.float32, layers: int | None = None, device=None):
+    def __init__(
+        self, config: Config, batch: int, max_len: int, dtype=torch.float32, layers: int | None = None, device=None
+    ):
         shape = (batch, config.num_key_value_heads, max_len, config.head_dim)
         layers = config.num_hidden_layers if layers is None else layers
         self.keys = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(layers)]
@@ -229,8 +256,8 @@ def rotate_pairs(x: Float[Tensor, "B T H d"], rope: tuple[Tensor, Tensor]) -> Fl
 
 
 class Attention(nn.Module):
-    """Grouped-query attention with rotary embedding; Qwen3 has a norm on queries and keys (QK-norm), and Qwen2 a bias on queries, keys and
-    values."""
+    """Grouped-query attention with rotary embedding; Qwen3 has a norm on queries and keys (QK-norm), and Qwen2 a bias
+    on queries, keys and values."""
 
     def __init__(self, c: Config):
         super().__init__()
@@ -243,7 +270,9 @@ class Attention(nn.Module):
         self.k_norm = RMSNorm(c.head_dim, c.rms_norm_eps) if c.qk_norm else None
 
     def forward(self, x, rope: tuple[Tensor, Tensor], mask: Tensor | None, cache: KVCache | None, layer: int) -> Tensor:
-        q, k, v = (proj(x).unflatten(-1, (-1, self.head_dim)) for proj in (self.q_proj, self.k_proj, self.v_proj))  # B T H d
+        q, k, v = (
+            proj(x).unflatten(-1, (-1, self.head_dim)) for proj in (self.q_proj, self.k_proj, self.v_proj)
+        )  # B T H d
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         q, k = rotate_pairs(q, rope), rotate_pairs(k, rope)
@@ -276,14 +305,16 @@ Choose = Callable[[Tensor], Tensor]
 
 
 def weigh(scores: Float[Tensor, "N E"], experts: Int[Tensor, "N K"], normalise: bool) -> Float[Tensor, "N K"]:
-    """Gates of the chosen experts: the softmax over the chosen ones if `normalise`, else their share of the softmax over all E."""
+    """Gates of the chosen experts: the softmax over the chosen ones if `normalise`, else their share of the softmax
+    over all E."""
     if normalise:
         return scores.gather(-1, experts).softmax(-1)  # g_e = exp(s_e) / Σ over the chosen
     return scores.softmax(-1).gather(-1, experts)  # g_e = exp(s_e) / Σ over all E
 
 
 class MoE(nn.Module):
-    """Top-k router and its experts, each a SwiGLU. The weights of all experts lie in two tensors, as `grouped_mm` wants them."""
+    """Top-k router and its experts, each a SwiGLU. The weights of all experts lie in two tensors, as `grouped_mm` wants
+    them."""
 
     def __init__(self, c: Config):
         super().__init__()
@@ -292,9 +323,11 @@ class MoE(nn.Module):
         self.gate_up_proj = nn.Parameter(torch.empty(c.num_experts, 2 * c.moe_intermediate_size, c.hidden_size))
         self.down_proj = nn.Parameter(torch.empty(c.num_experts, c.hidden_size, c.moe_intermediate_size))
 
-    def route(self, x: Float[Tensor, "N D"], experts: "Int[Tensor, 'N K'] | Choose | None") -> tuple[Tensor, Tensor, Tensor]:
-        """Router logits [N, E], gates [N, K] and experts [N, K]. The experts are this router's own top-k, or the ones supplied, or
-        what a function of the logits chooses."""
+    def route(
+        self, x: Float[Tensor, "N D"], experts: "Int[Tensor, 'N K'] | Choose | None"
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Router logits [N, E], gates [N, K] and experts [N, K]. The experts are this router's own top-k, or the ones
+        supplied, or what a function of the logits chooses."""
         logits: Tensor = self.gate(x)
         scores = logits.to(torch.promote_types(logits.dtype, torch.float32))
         if experts is None:
@@ -307,7 +340,9 @@ class MoE(nn.Module):
         logits, gates, experts = self.route(x, experts)
         return self.mix(x, gates, experts), logits, experts
 
-    def mix(self, x: Float[Tensor, "N D"], gates: Float[Tensor, "N K"], experts: Int[Tensor, "N K"]) -> Float[Tensor, "N D"]:
+    def mix(
+        self, x: Float[Tensor, "N D"], gates: Float[Tensor, "N K"], experts: Int[Tensor, "N K"]
+    ) -> Float[Tensor, "N D"]:
         """The sum over a token's experts of the gate times the expert's output."""
         y = torch.zeros_like(x)
         for e, (gate_up, down) in enumerate(zip(self.gate_up_proj, self.down_proj, strict=True)):
@@ -378,7 +413,11 @@ class Transformer(nn.Module):
     def logprob(self, hidden: Float[Tensor, "N D"], targets: Int[Tensor, " N"]) -> Float[Tensor, " N"]:
         """Log-probability (nats, float32 or wider) of each target under the head's distribution at the same row."""
         logits = self.head(hidden)
-        return logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1).gather(-1, targets[:, None])[:, 0]
+        return (
+            logits.to(torch.promote_types(logits.dtype, torch.float32))
+            .log_softmax(-1)
+            .gather(-1, targets[:, None])[:, 0]
+        )
 
     def mask(self, T: int, start: int, doc: Tensor | None, x: Tensor) -> Tensor | None:
         """What `Attention` is told about who may look at whom: see `visible`."""
@@ -416,9 +455,9 @@ class Transformer(nn.Module):
 
 
 def visible(T: int, start: int, doc: Int[Tensor, "B T"] | None, device: torch.device) -> Bool[Tensor, "B 1 T S"] | None:
-    """True where a query may look at a key: T queries behind `start` cached keys, S = start + T keys in all. A query sees no key behind its
-    own and, in packed rows, only keys of its own document. None where every query sees every key. ValueError for packed rows behind a
-    filled cache."""
+    """True where a query may look at a key: T queries behind `start` cached keys, S = start + T keys in all. A query
+    sees no key behind its own and, in packed rows, only keys of its own document. None where every query sees every
+    key. ValueError for packed rows behind a filled cache."""
     if doc is not None and start:
         raise ValueError("packed documents and a filled KV cache do not go together")
     if T == 1:

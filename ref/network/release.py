@@ -40,8 +40,9 @@ GIVEN = (
 
 
 def chat(env: str, agent: str) -> str:
-    """The chat template of an agent: the texts that its context consists of, each after the token of who says it. A tool call is a line: its
-    name, the first argument behind it, and others on lines of their own. Answers to the calls of one turn are lines of one text."""
+    """The chat template of an agent: the texts that its context consists of, each after the token of who says it. A
+    tool call is a line: its name, the first argument behind it, and others on lines of their own. Answers to the calls
+    of one turn are lines of one text."""
     return (
         "{%- set own = ['assistant', 'agent'] -%}{%- set given = namespace(lines=false) -%}"
         "{%- for message in messages -%}"
@@ -49,7 +50,8 @@ def chat(env: str, agent: str) -> str:
         f"{{%- if message['role'] in own -%}}{{{{- '{agent}' + text -}}}}"
         "{%- for call in message['tool_calls'] or [] -%}"
         "{{- ('\\n' if text or not loop.first else '') + call['function']['name'] -}}"
-        "{%- for value in call['function']['arguments'].values() -%}{{- (' ' if loop.first else '\\n') ~ value -}}{%- endfor -%}"
+        "{%- for value in call['function']['arguments'].values() -%}{{- (' ' if loop.first else '\\n') "
+        "~ value -}}{%- endfor -%}"
         "{%- endfor -%}"
         "{%- elif message['role'] == 'tool' and loop.previtem is defined and loop.previtem['role'] == 'tool' -%}"
         "{{- ('\\n' if given.lines and text else '') + text -}}{%- set given.lines = given.lines or text != '' -%}"
@@ -60,10 +62,13 @@ def chat(env: str, agent: str) -> str:
     )
 
 
-def beside(source: str | Path, config: Config, about: str, speakers: tuple[str, str] = (ENV, AGENT)) -> dict[str, bytes]:
-    """Name → content of the files that go with a network of shape `config`. The tokenizer and its settings are copied from
-    the folder `source`, which must have a tokenizer.json; missing settings are written here. `about`: the model card. `speakers`: the tokens with
-    which environment and agent begin to speak; others than this project's own replace the chat template and the stop tokens that are there."""
+def beside(
+    source: str | Path, config: Config, about: str, speakers: tuple[str, str] = (ENV, AGENT)
+) -> dict[str, bytes]:
+    """Name → content of the files that go with a network of shape `config`. The tokenizer and its settings are copied
+    from the folder `source`, which must have a tokenizer.json; missing settings are written here. `about`: the model
+    card. `speakers`: the tokens with which environment and agent begin to speak; others than this project's own replace
+    the chat template and the stop tokens that are there."""
     files = {name: (Path(source) / name).read_bytes() for name in GIVEN if (Path(source) / name).is_file()}
     ids = {token["content"]: token["id"] for token in parse_json(files["tokenizer.json"]).get("added_tokens", [])}
     tokenizer_config = {
@@ -87,10 +92,12 @@ def beside(source: str | Path, config: Config, about: str, speakers: tuple[str, 
     return setting_files | files | {"README.md": about.encode(errors="replace")}
 
 
-def card(name: str, what: str, config: Config, facts: Mapping[str, str], opening: str | None = None, drafts: bool = False) -> str:
-    """The model card in Markdown: `what` the model is in a sentence or two, `facts` about data and results, and how to sample it.
-    `opening`: the environment's first text, for a network that has learned the agent's turns. `drafts`: whether there are
-    multi-token-prediction layers."""
+def card(
+    name: str, what: str, config: Config, facts: Mapping[str, str], opening: str | None = None, drafts: bool = False
+) -> str:
+    """The model card in Markdown: `what` the model is in a sentence or two, `facts` about data and results, and how to
+    sample it. `opening`: the environment's first text, for a network that has learned the agent's turns. `drafts`:
+    whether there are multi-token-prediction layers."""
     kind = FAMILIES[config.model_type].title
     if config.num_experts:
         kind += f", {config.num_experts} experts per layer, {config.num_experts_per_tok} per token"
@@ -106,7 +113,10 @@ def card(name: str, what: str, config: Config, facts: Mapping[str, str], opening
     else:
         message = json.dumps([{"role": "env", "content": opening}])
         prompt = f'tokenizer.apply_chat_template({message}, add_generation_prompt=True, return_tensors="pt")'
-    layers = "\n`mtp/model.safetensors` holds draft layers (multi-token prediction) for etude's decoder; other programs ignore them.\n"
+    layers = (
+        "\n`mtp/model.safetensors` holds draft layers (multi-token prediction) for etude's decoder; other "
+        "programs ignore them.\n"
+    )
     return f"""---
 library_name: transformers
 pipeline_tag: text-generation

@@ -1,7 +1,8 @@
 """The frequencies of the rotary embedding, and how they are scaled for contexts longer than those of pretraining.
 
-RoFormer (arXiv:2104.09864, eq. 14 and 15) turns the i-th pair of a head by position · θ_i, where θ_i = base^(−2i/d). `frequencies` gives
-these θ to every network of this project: the plain one, the fast one, the sampler's, the decoder's, and the one on many ranks.
+RoFormer (arXiv:2104.09864, eq. 14 and 15) turns the i-th pair of a head by position · θ_i, where θ_i = base^(−2i/d).
+`frequencies` gives these θ to every network of this project: the plain one, the fast one, the sampler's, the decoder's,
+and the one on many ranks.
 
 | `rope_type` | what becomes of θ_i | source |
 |---|---|---|
@@ -20,12 +21,14 @@ these θ to every network of this project: the plain one, the fast one, the samp
 | √(1/t), temperature of the scores | `attention_factor`, second result | scalar |
 
 Where this file departs from the YaRN paper
-1. The paper's ramp γ is linear in r, the number of turns within L. Here it is linear in the number of the pair, between the pairs that make
-   `beta_fast` and `beta_slow` turns. The authors' own code and `transformers` do so too, and published networks are trained with it.
-2. The paper divides scores by t. Here cosine and sine are multiplied by √(1/t), as the paper proposes for its code: attention does not change.
+1. The paper's ramp γ is linear in r, the number of turns within L. Here it is linear in the number of the pair, between
+   the pairs that make `beta_fast` and `beta_slow` turns. The authors' own code and `transformers` do so too, and
+   published networks are trained with it.
+2. The paper divides scores by t. Here cosine and sine are multiplied by √(1/t), as the paper proposes for its code:
+   attention does not change.
 
-The order of operations is that of `transformers`. At a position of 100,000 the last bit of a frequency moves the angle by 0.006 radians.
-"""
+The order of operations is that of `transformers`. At a position of 100,000 the last bit of a frequency moves the angle
+by 0.006 radians."""
 
 import math
 from dataclasses import dataclass
@@ -40,7 +43,8 @@ __all__ = ["RopeScaling", "frequencies"]
 
 @dataclass(frozen=True)
 class RopeScaling:
-    """How the rotary embedding is stretched. Field names are those of `rope_scaling` in a Hugging Face `config.json`."""
+    """How the rotary embedding is stretched. Field names are those of `rope_scaling` in a Hugging Face
+    `config.json`."""
 
     rope_type: Literal["default", "linear", "llama3", "yarn"] = "default"
     """Kind of scaling; the default has none, and ignores all other fields."""
@@ -67,17 +71,25 @@ class RopeScaling:
         if not 1 <= self.factor < math.inf:
             raise ValueError(f"factor must be at least 1 and finite; got {self.factor}")
         if self.original_max_position_embeddings < 1:
-            raise ValueError(f"original_max_position_embeddings must be at least 1; got {self.original_max_position_embeddings}")
+            raise ValueError(
+                f"original_max_position_embeddings must be at least 1; got {self.original_max_position_embeddings}"
+            )
         if not 0 < self.low_freq_factor < self.high_freq_factor < math.inf:
-            raise ValueError(f"low_freq_factor must lie between 0 and high_freq_factor; got {self.low_freq_factor} and {self.high_freq_factor}")
+            raise ValueError(
+                f"low_freq_factor must lie between 0 and high_freq_factor; got {self.low_freq_factor} "
+                f"and {self.high_freq_factor}"
+            )
         if not 0 < self.beta_slow <= self.beta_fast < math.inf:
             raise ValueError(f"beta_slow must lie between 0 and beta_fast; got {self.beta_slow} and {self.beta_fast}")
         if self.attention_factor is not None and not 0 < self.attention_factor < math.inf:
             raise ValueError(f"attention_factor must be positive and finite; got {self.attention_factor}")
 
 
-def frequencies(head_dim: int, theta: float, scaling: RopeScaling, dtype: torch.dtype, device=None) -> tuple[Float[Tensor, " n"], float]:
-    """Frequencies in radians per position, for the n = d/2 pairs of a head, and what cosine and sine are multiplied by."""
+def frequencies(
+    head_dim: int, theta: float, scaling: RopeScaling, dtype: torch.dtype, device=None
+) -> tuple[Float[Tensor, " n"], float]:
+    """Frequencies in radians per position, for the n = d/2 pairs of a head, and what cosine and sine are multiplied
+    by."""
     i = torch.arange(0, head_dim, 2, dtype=dtype, device=device)
     period = theta ** (i / head_dim)  # positions per radian
     if scaling.rope_type == "linear":
@@ -90,7 +102,8 @@ def frequencies(head_dim: int, theta: float, scaling: RopeScaling, dtype: torch.
 
 
 def llama3(own: Float[Tensor, " n"], scaling: RopeScaling) -> Float[Tensor, " n"]:
-    """Three bands by the number of turns within L. In the middle one, the share of a pair's own frequency grows linearly in its turns."""
+    """Three bands by the number of turns within L. In the middle one, the share of a pair's own frequency grows
+    linearly in its turns."""
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
     turns = scaling.original_max_position_embeddings / (2 * math.pi / own)  # L θ / 2π
     share = ((turns - low) / (high - low)).clamp(0, 1)  # 0 below low, 1 above high

@@ -1,8 +1,10 @@
-"""Asynchronous RL on a Ray cluster: each service is an actor. Ray finds a machine for it, and starts it anew there or elsewhere when it dies.
+"""Asynchronous RL on a Ray cluster: each service is an actor. Ray finds a machine for it, and starts it anew there or
+elsewhere when it dies.
 
     play(Plan(...))        as `local.play` does, with processes of this machine
 
-RAY_ADDRESS names the cluster ("auto": the one that this machine belongs to). Without it Ray starts here, on loopback, and ends with the run.
+RAY_ADDRESS names the cluster ("auto": the one that this machine belongs to). Without it Ray starts here, on loopback,
+and ends with the run.
 
 | service | where |
 |---|---|
@@ -11,11 +13,11 @@ RAY_ADDRESS names the cluster ("auto": the one that this machine belongs to). Wi
 | ranks of a trainer that is a group | a free CPU each, and over nccl a GPU each |
 | workers, standbys, evaluator | a free CPU each, and with vLLM a GPU if the cluster has enough; workers are spread over the machines |
 
-What they do and say is the same as on one machine (`local.serve`); they meet at a port of the reconciler's machine. All machines must see the run
-folder, since the trainer's state and the events lie there, and the store, if it is another one. A process learns its epoch from `play`, not from
-Ray: an actor that Ray has given up and that goes on all the same has an earlier one than its successor, and is refused. The ranks of a group meet
-at another port of the reconciler's machine, and have one epoch: when one of them dies, the others are ended, and all begin again together.
-"""
+What they do and say is the same as on one machine (`local.serve`); they meet at a port of the reconciler's machine. All
+machines must see the run folder, since the trainer's state and the events lie there, and the store, if it is another
+one. A process learns its epoch from `play`, not from Ray: an actor that Ray has given up and that goes on all the same
+has an earlier one than its successor, and is refused. The ranks of a group meet at another port of the reconciler's
+machine, and have one epoch: when one of them dies, the others are ended, and all begin again together."""
 
 from __future__ import annotations
 
@@ -57,18 +59,25 @@ class Service:
 
     def __init__(self, name: str):
         multiprocessing.current_process().name = name
-        os.environ["OMP_NUM_THREADS"] = "1"  # with more, `kit.process.on_cores` would fork, which a process that has Ray's threads must not
+        os.environ["OMP_NUM_THREADS"] = (
+            "1"  # with more, `kit.process.on_cores` would fork, which a process that has Ray's threads must not
+        )
         self.name, self.epoch, self.reports = name, -1, queue.SimpleQueue[Any]()
 
     def ready(self) -> Process:
         return Process(os.getpid(), socket.gethostname())
 
     def serve(self, plan: Plan, run: bytes, at: Port, epoch: int, ranks: int) -> list:
-        """Begins; returns what `said` does. run: the name of the run in the plan's folder. ranks: the port where those of a group meet."""
+        """Begins; returns what `said` does. run: the name of the run in the plan's folder. ranks: the port where those
+        of a group meet."""
 
         def run_service() -> None:
             problem = unseen(plan, run)
-            self.reports.put(Failed(problem, hopeless=True) if problem else serve(plan, at, self.name, epoch, self.reports.put, ranks))
+            self.reports.put(
+                Failed(problem, hopeless=True)
+                if problem
+                else serve(plan, at, self.name, epoch, self.reports.put, ranks)
+            )
 
         if self.epoch >= 0:
             os._exit(1)  # Ray could not reach it for a while, and it has been given up
@@ -87,17 +96,21 @@ class Service:
 
 
 def unseen(plan: Plan, run: bytes, seconds: float = SEE) -> str:
-    """What this machine does not see of a run, and what to do; nothing if it sees all. Raises RunError where the store cannot be opened."""
+    """What this machine does not see of a run, and what to do; nothing if it sees all. Raises RunError where the store
+    cannot be opened."""
     deadline, host = time.monotonic() + seconds, socket.gethostname()
     while True:
         problem = ""
         if not (plan.folder / "name").is_file() or (plan.folder / "name").read_bytes() != run:
-            problem = f"{host} does not see the run folder {plan.folder}; choose one that all machines of the cluster share"
+            problem = (
+                f"{host} does not see the run folder {plan.folder}; choose one that all machines of the cluster share"
+            )
         elif plan.store:
             with contextlib.suppress(OSError):  # a store that does not answer may do so later
                 if open_store(plan.store).get("run") != run:
                     problem = (
-                        f"{host} does not see the store {plan.store}; choose a folder that all machines share, or an address such as s3://bucket/run"
+                        f"{host} does not see the store {plan.store}; choose a folder that all machines "
+                        f"share, or an address such as s3://bucket/run"
                     )
         if not problem or time.monotonic() > deadline:
             return problem
@@ -108,8 +121,12 @@ def imported() -> Any:
     """Ray. Raises RunError if it is not installed."""
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     if os.environ.get("RAY_ADDRESS", "local") == "local":
-        os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")  # of all systems, unlike its name: Ray then listens on loopback only
-        os.environ.setdefault("RAY_worker_niceness", "0")  # what Ray starts is of lower priority otherwise, and starves beside other programs
+        os.environ.setdefault(
+            "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0"
+        )  # of all systems, unlike its name: Ray then listens on loopback only
+        os.environ.setdefault(
+            "RAY_worker_niceness", "0"
+        )  # what Ray starts is of lower priority otherwise, and starves beside other programs
     try:
         import ray  # pyright: ignore[reportMissingImports] (the extra `cluster`)
     except ImportError:
@@ -119,27 +136,37 @@ def imported() -> Any:
 
 @contextlib.contextmanager
 def joined(cpus: int, gpus: int = 0) -> Iterator[Any]:
-    """Ray, connected to a cluster that has so many CPUs and GPUs. Leaves it afterwards, unless this process was connected before. Raises RunError if
-    there is none, or a smaller one."""
+    """Ray, connected to a cluster that has so many CPUs and GPUs. Leaves it afterwards, unless this process was
+    connected before. Raises RunError if there is none, or a smaller one."""
     address = os.environ.get("RAY_ADDRESS", "local")
     if "://" in address:
-        raise RunError(f"RAY_ADDRESS={address} is for programs outside of a cluster; start this one on a machine of it, with RAY_ADDRESS=auto")
+        raise RunError(
+            f"RAY_ADDRESS={address} is for programs outside of a cluster; start this one on a machine "
+            f"of it, with RAY_ADDRESS=auto"
+        )
     ray = imported()
     was_connected = ray.is_initialized()
     try:
         if not was_connected and address == "local":
-            ray.init("local", num_cpus=cpus, include_dashboard=False, object_store_memory=OBJECTS, logging_level="error")
+            ray.init(
+                "local", num_cpus=cpus, include_dashboard=False, object_store_memory=OBJECTS, logging_level="error"
+            )
         elif not was_connected:
             ray.init(address, logging_level="error")
     except Exception as error:  # Ray raises kinds of its own as well
-        problem = "Ray does not start here" if address == "local" else f"RAY_ADDRESS={address} does not answer; is it a machine of a Ray cluster?"
+        problem = (
+            "Ray does not start here"
+            if address == "local"
+            else f"RAY_ADDRESS={address} does not answer; is it a machine of a Ray cluster?"
+        )
         raise RunError(f"{problem} ({' '.join(str(error).split())})") from None
     try:
         for kind, num_wanted in (("CPU", cpus), ("GPU", gpus)):
             num_available = int(ray.cluster_resources().get(kind, 0))
             if num_available < num_wanted:
                 raise RunError(
-                    f"the services want {num_wanted} {kind}s, and the Ray cluster has {num_available}; add machines, or take fewer workers or ranks"
+                    f"the services want {num_wanted} {kind}s, and the Ray cluster has {num_available}; "
+                    f"add machines, or take fewer workers or ranks"
                 )
         yield ray
     finally:
@@ -158,32 +185,47 @@ class RunningService:
     failure: Failed | None = None
 
     def submit(self, method: str, *arguments: Any) -> None:
-        """A call that Ray tries again itself would reach a process that was told nothing; to be `ready` is all that each is asked for."""
+        """A call that Ray tries again itself would reach a process that was told nothing; to be `ready` is all that
+        each is asked for."""
         self.method, tries = method, -1 if method == "ready" else 0
         self.call = getattr(self.actor, method).options(max_task_retries=tries).remote(*arguments)
 
 
 def play(
-    plan: Plan, show: Callable[[int, dict[str, float]], None] = lambda step, figures: None, started: Callable[[str, Any], None] = lambda *_: None
+    plan: Plan,
+    show: Callable[[int, dict[str, float]], None] = lambda step, figures: None,
+    started: Callable[[str, Any], None] = lambda *_: None,
 ) -> None:
-    """Run all services until every step is done, as `local.play` does; `started` is called with the name, pid and host of whatever starts. Raises
-    RunError also if Ray is missing, or its cluster too small, and if a machine does not see the run folder or the store."""
+    """Run all services until every step is done, as `local.play` does; `started` is called with the name, pid and host
+    of whatever starts. Raises RunError also if Ray is missing, or its cluster too small, and if a machine does not see
+    the run folder or the store."""
     store = plan.store if "://" in plan.store or not plan.store else str(Path(plan.store).resolve())
     plan = replace(plan, folder=plan.folder.resolve(), store=store)
     names = [*plan.trainers, *plan.names, *plan.spares, *(["evaluator"] if plan.evaluate_every else [])]
     claim(plan)
     run, deaths, running, epochs = named(plan.folder), Deaths(plan), dict[str, RunningService](), Counter[str]()
-    with joined(len(names), gpus(plan)) as ray, meeting_port(ray.util.get_node_ip_address()) as at, ranks_port(plan, at.host) as ranks:
+    with (
+        joined(len(names), gpus(plan)) as ray,
+        meeting_port(ray.util.get_node_ip_address()) as at,
+        ranks_port(plan, at.host) as ranks,
+    ):
 
         def start(name: str) -> None:
-            running[name] = RunningService(ray.remote(Service).options(max_restarts=-1, **placement_options(ray, plan, name)).remote(name))
+            running[name] = RunningService(
+                ray.remote(Service).options(max_restarts=-1, **placement_options(ray, plan, name)).remote(name)
+            )
             running[name].submit("ready")
 
         def end_with(name: str, cause: str) -> None:
             """Notes the death of a service, and ends those that begin again together with it."""
             partners = plan.partners(name)
-            first, running_partners = (partners[0], [running[partner] for partner in partners if partner != name and partner in running])
-            deaths.note(first, epochs[first], cause, find_main_failure(ray, [running[name], *running_partners]), process=name)
+            first, running_partners = (
+                partners[0],
+                [running[partner] for partner in partners if partner != name and partner in running],
+            )
+            deaths.note(
+                first, epochs[first], cause, find_main_failure(ray, [running[name], *running_partners]), process=name
+            )
             epochs[first] += 1
             for service in running_partners:
                 if service.method != "ready":
@@ -244,7 +286,8 @@ def play(
 
 
 def find_main_failure(ray: Any, dead_services: Sequence[RunningService]) -> Failed | None:
-    """What says most of why services died: a rank may go because another one has, which has more to say a moment later."""
+    """What says most of why services died: a rank may go because another one has, which has more to say a moment
+    later."""
     calls = [service.call for service in dead_services[1:] if service.method != "ready"]
     failures = [service.failure for service in dead_services]
     for call in ray.wait(calls, num_returns=len(calls), timeout=1.0)[0] if calls else []:
@@ -284,7 +327,9 @@ def placement_options(ray: Any, plan: Plan, name: str) -> dict[str, Any]:
     num_gpus = int(ray.cluster_resources().get("GPU", 0))
     if name in plan.trainers:
         return {"num_cpus": 1, "num_gpus": min(1, num_gpus if plan.group is None else gpus(plan))}
-    needs_gpu = plan.engine == "vllm" and name != "evaluator" and num_gpus >= len(plan.trainers) + plan.workers + plan.standby
+    needs_gpu = (
+        plan.engine == "vllm" and name != "evaluator" and num_gpus >= len(plan.trainers) + plan.workers + plan.standby
+    )
     return {"num_cpus": 1, "num_gpus": int(needs_gpu), "scheduling_strategy": "SPREAD"}
 
 

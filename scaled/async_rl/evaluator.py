@@ -1,7 +1,9 @@
-"""The evaluator: it follows the versions that are published and measures each, in a process of its own and at low priority.
+"""The evaluator: it follows the versions that are published and measures each, in a process of its own and at low
+priority.
 
-It speaks with nobody and is waited for by nobody: it looks into the store, and takes the newest version that is due. If measuring takes longer
-than `every` steps, versions are skipped. It ends when the run does, in the middle of a measurement too.
+It speaks with nobody and is waited for by nobody: it looks into the store, and takes the newest version that is due. If
+measuring takes longer than `every` steps, versions are skipped. It ends when the run does, in the middle of a
+measurement too.
 """
 
 from __future__ import annotations
@@ -29,8 +31,8 @@ LOOK = 0.25
 
 
 def evaluate(folder: Path, epoch: int, store: str, sampler: Sampler, measure: Evaluate, every: int, steps: int) -> None:
-    """Measures versions 0, `every`, 2·`every` … as far as it keeps up, until the last one of `steps`. Raises OSError for a full disk; a store that
-    does not answer is asked again."""
+    """Measures versions 0, `every`, 2·`every` … as far as it keeps up, until the last one of `steps`. Raises OSError
+    for a full disk; a store that does not answer is asked again."""
     os.nice(10)
     measurements = measured(folder)
     log, last = Log(folder, "evaluator", epoch), int(max((line["version"] for line in measurements), default=-every))
@@ -67,5 +69,6 @@ def evaluate(folder: Path, epoch: int, store: str, sampler: Sampler, measure: Ev
 
 
 def measured(folder: Path) -> list[dict]:
-    """What the evaluator of a run has measured so far: `version`, `success`, and `seconds` since it first started, interruptions included."""
+    """What the evaluator of a run has measured so far: `version`, `success`, and `seconds` since it first started,
+    interruptions included."""
     return [line for line in read_lines(folder / "events" / "evaluator.jsonl") if line["what"] == "evaluated"]

@@ -8,9 +8,9 @@
     local to a rank      its conversations, its rows of the weights and of the optimiser's state, its shard of every version
     known to all         the metrics of a step, and what became of it: a step or a version counts for all ranks or for none
 
-A rank that dies ends the group, and all of it begins again from the last checkpoint with the next epoch (`local.py`, `cluster.py`). On one machine
-ranks meet by a file of the run's meeting place, and on CPUs they speak over the loopback device. On a Ray cluster they meet at a port, and speak
-over the interface that leads there.
+A rank that dies ends the group, and all of it begins again from the last checkpoint with the next epoch (`local.py`,
+`cluster.py`). On one machine ranks meet by a file of the run's meeting place, and on CPUs they speak over the loopback
+device. On a Ray cluster they meet at a port, and speak over the interface that leads there.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ __all__ = ["Rank", "Sharded", "TrainerGroup", "interface_to", "joined", "restore
 SIOCGIFADDR = 0x8915
 """The request for an interface's IPv4 address (man 7 netdevice)."""
 IDLE = timedelta(days=30)
-"""How long ranks wait for the first one's word. It waits for workers meanwhile, and a rank that dies ends the group at once."""
+"""How long ranks wait for the first one's word. It waits for workers meanwhile, and a rank that dies ends the group at
+once."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,8 @@ class TrainerGroup:
 
 
 class Sharded:
-    """Dr. GRPO on this rank's part of a network, as in a full run of RL. reference: the policy before RL, if drift from it is paid for."""
+    """Dr. GRPO on this rank's part of a network, as in a full run of RL. reference: the policy before RL, if drift from
+    it is paid for."""
 
     def __init__(self, c: Rl, model: Transformer, reference: Transformer | None = None):
         self.c, self.model, self.reference, self.done = c, model, reference, 0
@@ -80,8 +82,8 @@ class Sharded:
         self.rates = [[group["lr"] for group in optimizer.param_groups] for optimizer in self.optimizers]
 
     def step(self, played: Sequence[Rollout], first: int = 0) -> dict[str, float]:
-        """One optimiser step; all ranks call it together. played: conversations `first`, `first` + 1, … of the step, this rank's `share` of them
-        included. Returns metrics of all ranks' conversations."""
+        """One optimiser step; all ranks call it together. played: conversations `first`, `first` + 1, … of the step,
+        this rank's `share` of them included. Returns metrics of all ranks' conversations."""
         c, own_rollouts = self.c, [played[n - first] for n in share(self.c.rl.prompts * self.c.rl.rollouts).tolist()]
         result = improve(c, self.model, self.reference, own_rollouts)
         factor = c.schedule.rate(self.done)
@@ -95,8 +97,14 @@ class Sharded:
         self.done += 1
         ratio = result.gap.exp()
         outside = ((ratio < 1 - c.rl.clip_low) | (ratio > 1 + c.rl.clip_high)).double().sum()
-        num_failed = summed(torch.tensor(float(sum(bool(rollout.failure) for rollout in own_rollouts)), device=current().device)).item()
-        metrics = {"reward": result.rewards.nanmean().item()} | means(own_rollouts) | ({"failed": num_failed} if num_failed else {})
+        num_failed = summed(
+            torch.tensor(float(sum(bool(rollout.failure) for rollout in own_rollouts)), device=current().device)
+        ).item()
+        metrics = (
+            {"reward": result.rewards.nanmean().item()}
+            | means(own_rollouts)
+            | ({"failed": num_failed} if num_failed else {})
+        )
         metrics |= {"kl": result.drift.nanmean().item(), "grad_norm": norm}
         return metrics | {"outside_clip": summed(outside).item() / result.tokens, "imbalance": result.load}
 
@@ -138,7 +146,10 @@ class Rank:
         # The groups that this rank's conversations belong to.
         group_slice = slice(numbers[0] // rollouts, numbers[-1] // rollouts + 1)
         group_rollouts = insist(
-            lambda: read(self.stores.groups, asked.keys[group_slice], asked.digests[group_slice]), "reading groups", self.log, self.patience
+            lambda: read(self.stores.groups, asked.keys[group_slice], asked.digests[group_slice]),
+            "reading groups",
+            self.log,
+            self.patience,
         )
         begin = group_slice.start * rollouts
         metrics = self.learner.step(group_rollouts, begin) | ages([group_rollouts[n - begin] for n in numbers], version)
@@ -184,7 +195,8 @@ def ages(rollouts: Sequence[Rollout], version: int) -> dict[str, float]:
 
 
 def interface_to(host: str, port: int) -> str:
-    """The network interface by which this machine reaches another one. Linux only. Raises RunError where none has the address that it speaks from."""
+    """The network interface by which this machine reaches another one. Linux only. Raises RunError where none has the
+    address that it speaks from."""
     import fcntl
 
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
@@ -192,16 +204,24 @@ def interface_to(host: str, port: int) -> str:
         own_address = s.getsockname()[0]
         for _, name in socket.if_nameindex():
             with suppress(OSError):  # it has no address
-                if socket.inet_ntoa(fcntl.ioctl(s.fileno(), SIOCGIFADDR, name.encode().ljust(256, b"\0"))[20:24]) == own_address:
+                if (
+                    socket.inet_ntoa(fcntl.ioctl(s.fileno(), SIOCGIFADDR, name.encode().ljust(256, b"\0"))[20:24])
+                    == own_address
+                ):
                     return name
-    raise RunError(f"no network interface of {socket.gethostname()} has the address {own_address}, by which it reaches the other ranks at {host}")
+    raise RunError(
+        f"no network interface of {socket.gethostname()} has the address {own_address}, by which it "
+        f"reaches the other ranks at {host}"
+    )
 
 
 @contextmanager
-def joined(group: TrainerGroup, rank: int, meeting: Path | tuple[str, int], epoch: int, patience: float) -> Iterator[None]:
-    """This process as a rank of the group. meeting: how the ranks find each other. On one machine it is the beginning of a file's name; on several
-    it is the host and port of a `TCPStore`. Ranks of different epochs do not meet. patience: seconds that a rank may wait for the store while others
-    wait for it."""
+def joined(
+    group: TrainerGroup, rank: int, meeting: Path | tuple[str, int], epoch: int, patience: float
+) -> Iterator[None]:
+    """This process as a rank of the group. meeting: how the ranks find each other. On one machine it is the beginning
+    of a file's name; on several it is the host and port of a `TCPStore`. Ranks of different epochs do not meet.
+    patience: seconds that a rank may wait for the store while others wait for it."""
     device = None
     if group.backend == "nccl":
         device = torch.device("cuda", rank % torch.cuda.device_count())
@@ -212,9 +232,13 @@ def joined(group: TrainerGroup, rank: int, meeting: Path | tuple[str, int], epoc
     if isinstance(meeting, Path):
         store = dist.FileStore(f"{meeting}-{epoch}", group.layout.world)
     else:
-        store = dist.PrefixStore(str(epoch), dist.TCPStore(*meeting, is_master=False, timeout=timedelta(seconds=group.timeout)))
+        store = dist.PrefixStore(
+            str(epoch), dist.TCPStore(*meeting, is_master=False, timeout=timedelta(seconds=group.timeout))
+        )
     wait = timedelta(seconds=group.timeout + patience)
-    dist.init_process_group(group.backend, store=store, rank=rank, world_size=group.layout.world, timeout=wait, device_id=device)
+    dist.init_process_group(
+        group.backend, store=store, rank=rank, world_size=group.layout.world, timeout=wait, device_id=device
+    )
     layout = group.layout
     with mesh(layout.dp, layout.cp, layout.ep), computing(**vars(group.compute)):
         yield
@@ -222,6 +246,6 @@ def joined(group: TrainerGroup, rank: int, meeting: Path | tuple[str, int], epoc
 
 
 def restored(folder: Path, network: nn.Module) -> int:
-    """Fills a whole network with the weights that a group of any layout saved last in a run's folder. Returns the number of its steps. Raises
-    CheckpointError where there are none, or where a file is damaged."""
+    """Fills a whole network with the weights that a group of any layout saved last in a run's folder. Returns the
+    number of its steps. Raises CheckpointError where there are none, or where a file is damaged."""
     return Checkpoints(folder / "trainer").load(checkpoint.state(network))["step"]

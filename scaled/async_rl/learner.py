@@ -17,10 +17,12 @@ __all__ = ["Trained"]
 
 
 class Trained:
-    """Dr. GRPO on a network, which becomes the masters. reference: the policy before RL, if drift from it is paid for; `each`: as for
-    `ref.rl.improve`."""
+    """Dr. GRPO on a network, which becomes the masters. reference: the policy before RL, if drift from it is paid for;
+    `each`: as for `ref.rl.improve`."""
 
-    def __init__(self, c: Settings, network: Transformer, reference: Transformer | None = None, each: Each = one_by_one):
+    def __init__(
+        self, c: Settings, network: Transformer, reference: Transformer | None = None, each: Each = one_by_one
+    ):
         self.c, self.each, self.done = c, each, 0
         self.masters = Masters(network, torch.bfloat16)
         self.reference = None if reference is None else reference.bfloat16().requires_grad_(False)
@@ -38,14 +40,19 @@ class Trained:
         ratio = result.gap.exp()
         outside = ((ratio < 1 - self.c.clip_low) | (ratio > 1 + self.c.clip_high)).double().mean().item()
         logged_metrics = [rollout.logged for rollout in played if not rollout.failure]
-        means = {name: float(np.mean([metrics[name] for metrics in logged_metrics])) for name in common_names(logged_metrics)}
+        means = {
+            name: float(np.mean([metrics[name] for metrics in logged_metrics])) for name in common_names(logged_metrics)
+        }
         means |= {"failed": float(len(played) - len(logged_metrics))} if len(logged_metrics) < len(played) else {}
         reward, drift = result.rewards.nanmean().item(), result.drift.nanmean().item()
         return {"reward": reward, **means, "kl": drift, "grad_norm": norm.item(), "outside_clip": outside}
 
     def save(self) -> bytes:
         file = io.BytesIO()
-        torch.save({"done": self.done, "masters": self.masters.masters.state_dict(), "optimizer": self.optimizer.state_dict()}, file)
+        torch.save(
+            {"done": self.done, "masters": self.masters.masters.state_dict(), "optimizer": self.optimizer.state_dict()},
+            file,
+        )
         return file.getvalue()
 
     def restore(self, data: bytes) -> None:

@@ -2,10 +2,11 @@
 
     play(Plan(...))        returns when every step is done
 
-A process that ends before it is told to is started again with the next epoch; after `most_restarts` of them the run ends with what the last one
-said. The ranks of a trainer that is a group begin and end together. One that hangs, so that the reconciler gives it up, is killed first. What no
-restart can mend ends the run at once: a full disk, or a store that is down for too long. Everybody ends with the process that started them. Nothing
-here knows what is played: `Parts` makes it, in the process that needs it.
+A process that ends before it is told to is started again with the next epoch; after `most_restarts` of them the run
+ends with what the last one said. The ranks of a trainer that is a group begin and end together. One that hangs, so that
+the reconciler gives it up, is killed first. What no restart can mend ends the run at once: a full disk, or a store that
+is down for too long. Everybody ends with the process that started them. Nothing here knows what is played: `Parts`
+makes it, in the process that needs it.
 """
 
 from __future__ import annotations
@@ -81,7 +82,8 @@ class Plan:
     """Seconds of silence after which a worker is given up."""
     most_restarts: int = 100
     store: str = ""
-    """Where weights and records of groups lie: a folder, or an address that fsspec knows; by default the run's own folder."""
+    """Where weights and records of groups lie: a folder, or an address that fsspec knows; by default the run's own
+    folder."""
     store_patience: float = 600.0
     """Seconds that a store may be down."""
     tool_deadline: float = 60.0
@@ -104,9 +106,15 @@ class Plan:
                 raise ValueError(f"{name} must be at least {minimum}; got {getattr(self, name)}")
 
         if not (self.tool_deadline > 0 and self.store_patience > 0):
-            raise ValueError(f"tool_deadline and store_patience must be above 0 seconds; got {self.tool_deadline} and {self.store_patience}")
+            raise ValueError(
+                f"tool_deadline and store_patience must be above 0 seconds; got {self.tool_deadline} "
+                f"and {self.store_patience}"
+            )
         if self.group is not None and self.rules.groups * self.rollouts < self.group.layout.world:
-            raise ValueError(f"{self.group.layout.world} ranks cannot share the {self.rules.groups * self.rollouts} conversations of a step")
+            raise ValueError(
+                f"{self.group.layout.world} ranks cannot share the {self.rules.groups * self.rollouts} "
+                f"conversations of a step"
+            )
         if self.store.startswith("memory://"):
             raise ValueError(f"the store must be one that processes share; {self.store} is one process's own")
 
@@ -134,7 +142,8 @@ class Plan:
 
 
 def claim(plan: Plan) -> None:
-    """Makes a store that is not the run's own folder this run's. Raises RunError if it is another one's, cannot be opened, or does not answer."""
+    """Makes a store that is not the run's own folder this run's. Raises RunError if it is another one's, cannot be
+    opened, or does not answer."""
     if not plan.store:
         return
     store, name = open_store(plan.store), named(plan.folder)
@@ -157,15 +166,17 @@ def named(folder: Path) -> bytes:
 
 
 def play(
-    plan: Plan, show: Callable[[int, dict[str, float]], None] = lambda step, figures: None, started: Callable[[str, Any], None] = lambda *_: None
+    plan: Plan,
+    show: Callable[[int, dict[str, float]], None] = lambda step, figures: None,
+    started: Callable[[str, Any], None] = lambda *_: None,
 ) -> None:
-    """Run all services until every step is done; goes on with what the folder holds. `show` is called with each step and its metrics, `started` with
-    the name and process of whatever starts. Raises RunError if processes keep dying, and for a store that is another run's or does not answer, and
-    OSError for a full disk."""
+    """Run all services until every step is done; goes on with what the folder holds. `show` is called with each step
+    and its metrics, `started` with the name and process of whatever starts. Raises RunError if processes keep dying,
+    and for a store that is another run's or does not answer, and OSError for a full disk."""
     plan.folder.mkdir(parents=True, exist_ok=True)
     claim(plan)
-    # A server that has imported torch, what its optimisers import late, and what makes the parts, forks whoever starts: in a tenth of a second
-    # instead of four.
+    # A server that has imported torch, what its optimisers import late, and what makes the parts, forks whoever starts:
+    # in a tenth of a second instead of four.
     context, epochs, running, deaths = multiprocessing.get_context("forkserver"), Counter[str](), {}, Deaths(plan)
     service = "scaled.async_rl.worker" if plan.group is None else "scaled.async_rl.group"
     context.set_forkserver_preload(["torch._dynamo", service, type(plan.parts).__module__])
@@ -188,7 +199,13 @@ def play(
             receiver.close()
 
         try:
-            for name in ("reconciler", *plan.trainers, *plan.names, *plan.spares, *(["evaluator"] if plan.evaluate_every else [])):
+            for name in (
+                "reconciler",
+                *plan.trainers,
+                *plan.names,
+                *plan.spares,
+                *(["evaluator"] if plan.evaluate_every else []),
+            ):
                 start(name)
             failures = dict[str, Failed]()
             deadline = math.inf  # when those who did not hear that all steps are done are ended
@@ -221,13 +238,17 @@ def play(
                         continue
                     partners = plan.partners(name)
                     first, code = find_first_death(
-                        name, process.exitcode, {partner: running[partner][0] for partner in partners if partner in running}
+                        name,
+                        process.exitcode,
+                        {partner: running[partner][0] for partner in partners if partner in running},
                     )
                     for partner in running.keys() & set(partners):
                         end(partner)
                     # A rank may go because another one has, which has more to say.
                     known_failures = [
-                        failure for failure in (reported_failure, *(failures.pop(partner, None) for partner in partners)) if failure is not None
+                        failure
+                        for failure in (reported_failure, *(failures.pop(partner, None) for partner in partners))
+                        if failure is not None
                     ]
                     reported_failure = max(known_failures, key=Failed.weight, default=None)
                     deaths.note(partners[0], epochs[name] - 1, f"exit code {code}", reported_failure, process=first)
@@ -239,12 +260,15 @@ def play(
 
 
 def find_first_death(name: str, code: int | None, partners: Mapping[str, Any]) -> tuple[str, int | None]:
-    """Which of several ranks died first, and its exit code, where `name` was seen to have ended: one that a signal has ended, for those that end with
-    an error may have lost their connection to it. `partners`: the processes of the others."""
+    """Which of several ranks died first, and its exit code, where `name` was seen to have ended: one that a signal has
+    ended, for those that end with an error may have lost their connection to it. `partners`: the processes of the
+    others."""
     pending, deadline = dict(partners), time.monotonic() + TOGETHER
     while (code or 0) > 0 and pending and (seconds_left := deadline - time.monotonic()) > 0:
         ready = multiprocessing.connection.wait([process.sentinel for process in pending.values()], seconds_left)
-        for partner, process in [(partner, process) for partner, process in pending.items() if process.sentinel in ready]:
+        for partner, process in [
+            (partner, process) for partner, process in pending.items() if process.sentinel in ready
+        ]:
             process.join()
             if pending.pop(partner).exitcode < 0:
                 return partner, process.exitcode
@@ -275,13 +299,24 @@ class Failed:
         return 2 * (self.number is not None) + self.hopeless
 
 
-def serve(plan: Plan, at: Path | Port, name: str, epoch: int, tell: Callable[[Any], None], ranks: int = 0) -> Failed | None:
-    """One service, until it is told to stop, or with an error. `tell` takes what whoever started it should know: Silent, or a step and its
-    metrics. ranks: where services meet at a port, that at which the ranks of a trainer meet on the same machine."""
+def serve(
+    plan: Plan, at: Path | Port, name: str, epoch: int, tell: Callable[[Any], None], ranks: int = 0
+) -> Failed | None:
+    """One service, until it is told to stop, or with an error. `tell` takes what whoever started it should know:
+    Silent, or a step and its metrics. ranks: where services meet at a port, that at which the ranks of a trainer meet
+    on the same machine."""
     patience = 6 * plan.timeout
     try:
         if name == "reconciler":
-            services.reconcile(plan.folder, at, plan.rules, plan.names, plan.timeout, plan.spares, lambda *arguments: tell(Silent(*arguments)))
+            services.reconcile(
+                plan.folder,
+                at,
+                plan.rules,
+                plan.names,
+                plan.timeout,
+                plan.spares,
+                lambda *arguments: tell(Silent(*arguments)),
+            )
             return None
         import torch
 
@@ -290,13 +325,17 @@ def serve(plan: Plan, at: Path | Port, name: str, epoch: int, tell: Callable[[An
             _train(plan, at, plan.trainers.index(name), epoch, tell, patience, ranks)
         elif name == "evaluator":
             measure = plan.parts.evaluate()
-            evaluator.evaluate(plan.folder, epoch, plan.address, plan.parts.sampler(), measure, plan.evaluate_every, plan.rules.steps)
+            evaluator.evaluate(
+                plan.folder, epoch, plan.address, plan.parts.sampler(), measure, plan.evaluate_every, plan.rules.steps
+            )
         else:
             sampler, setup = plan.parts.sampler(), plan.parts.setup()
             setup = replace(setup, limits=replace(setup.limits, seconds=plan.tool_deadline))
             with contextlib.ExitStack() as exit_stack:
                 if plan.engine == "vllm":
-                    vllm = VLLM(sampler.model, plan.address, name, plan.slots, setup.limits.chaining.limit, plan.temperature)
+                    vllm = VLLM(
+                        sampler.model, plan.address, name, plan.slots, setup.limits.chaining.limit, plan.temperature
+                    )
                     sampler = exit_stack.enter_context(contextlib.closing(vllm))
                 player = Player(sampler, setup, plan.slots, plan.rollouts, plan.seed, plan.temperature)
                 worker.work(plan.folder, at, name, epoch, player, plan.address, patience, plan.store_patience)
@@ -308,7 +347,9 @@ def serve(plan: Plan, at: Path | Port, name: str, epoch: int, tell: Callable[[An
             traceback.print_exc()
         reason = str(error) if isinstance(error, RunError) else f"{type(error).__name__}: {error}"
         number, path = (os_error.errno, os_error.filename) if os_error is not None and is_disk_full else (None, None)
-        return Failed(reason, isinstance(error, RunError | EnvironmentFailure), number, None if path is None else str(path))
+        return Failed(
+            reason, isinstance(error, RunError | EnvironmentFailure), number, None if path is None else str(path)
+        )
 
 
 class Deaths:
@@ -318,8 +359,8 @@ class Deaths:
         self.plan, self.number = plan, 0
 
     def note(self, name: str, epoch: int, how: str, failed: Failed | None, **facts: str) -> None:
-        """Returns where another process may take the place of this one; `facts` go into its log. Raises OSError for a full disk, and RunError for
-        what no restart can mend and for one death too many."""
+        """Returns where another process may take the place of this one; `facts` go into its log. Raises OSError for a
+        full disk, and RunError for what no restart can mend and for one death too many."""
         reason = how if failed is None else failed.why
         if name != "reconciler":
             services.Log(self.plan.folder, name, epoch)("died", why=reason, **facts)
@@ -329,7 +370,9 @@ class Deaths:
             raise RunError(failed.why)
         self.number += 1
         if self.number > self.plan.most_restarts:
-            raise RunError(f"services of {self.plan.folder} died {self.number} times, the last one was {name} ({reason})")
+            raise RunError(
+                f"services of {self.plan.folder} died {self.number} times, the last one was {name} ({reason})"
+            )
 
 
 def _serve(plan: Plan, at: Path, name: str, epoch: int, sender) -> None:
@@ -343,7 +386,9 @@ def _serve(plan: Plan, at: Path, name: str, epoch: int, sender) -> None:
         raise SystemExit(1)
 
 
-def _train(plan: Plan, at: Path | Port, rank: int, epoch: int, tell: Callable[[Any], None], patience: float, ranks: int) -> None:
+def _train(
+    plan: Plan, at: Path | Port, rank: int, epoch: int, tell: Callable[[Any], None], patience: float, ranks: int
+) -> None:
     """The trainer, or one of its ranks."""
 
     def show(step: int, metrics: dict[str, float]) -> None:
@@ -356,7 +401,8 @@ def _train(plan: Plan, at: Path | Port, rank: int, epoch: int, tell: Callable[[A
         return trainer.train(at, epoch, work, log, patience, show)
     from scaled.async_rl import group  # FSDP and DCP take half a second, which nobody else needs
 
-    # Events are the trainer's, which is one to everybody else; what the other ranks have to say of the store lies elsewhere.
+    # Events are the trainer's, which is one to everybody else; what the other ranks have to say of the store lies
+    # elsewhere.
     log = services.Log(plan.folder if rank == 0 else plan.folder / "ranks", plan.trainers[rank], epoch)
     meeting = (at.host, ranks) if isinstance(at, Port) else at.with_name("ranks")
     with group.joined(plan.group, rank, meeting, epoch, plan.store_patience):

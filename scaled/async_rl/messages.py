@@ -1,10 +1,10 @@
 """What the services of asynchronous RL say to each other.
 
-A message is a frozen dataclass of numbers, words and tuples of numbers. It travels as JSON, so reading one runs nothing. Rollouts and weights do
-not travel in messages: they lie in a store, and a message names their key and digest.
+A message is a frozen dataclass of numbers, words and tuples of numbers. It travels as JSON, so reading one runs
+nothing. Rollouts and weights do not travel in messages: they lie in a store, and a message names their key and digest.
 
-Every client has an epoch, which whoever starts processes raises each time. A message of an earlier epoch than the last one seen is from a
-process that was given up: it is refused.
+Every client has an epoch, which whoever starts processes raises each time. A message of an earlier epoch than the last
+one seen is from a process that was given up: it is refused.
 """
 
 from __future__ import annotations
@@ -196,7 +196,9 @@ def decode(data: bytes):
         names = {field.name: str(field.type) for field in fields(kind)}
         if not set(record) <= set(names):
             raise ValueError(f"{kind.__name__} has no field {min(set(record) - set(names))}")
-        arguments: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in record.items()}
+        arguments: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in record.items()
+        }
         message = kind(**arguments)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"not a message: {error}") from None

@@ -1,12 +1,13 @@
-"""Samples groups of rollouts with one engine, as many at a time as it has slots, and takes new weights between two tokens.
+"""Samples groups of rollouts with one engine, as many at a time as it has slots, and takes new weights between two
+tokens.
 
-No process, no clock: `tick()` makes one step of the engine, and a worker calls it in a loop. Environments that take a while run in threads beside the
-engine (`ref.rollout.Driver`). One that fails, or that takes longer than `Limits.seconds`, is tried again; after that its rollout is left out of the
-group's mean and of the loss.
+No process, no clock: `tick()` makes one step of the engine, and a worker calls it in a loop. Environments that take a
+while run in threads beside the engine (`ref.rollout.Driver`). One that fails, or that takes longer than
+`Limits.seconds`, is tried again; after that its rollout is left out of the group's mean and of the loss.
 
-What a rollout samples depends on its group, its number and the weights, not on what else is sampled: its random numbers are its own. So a group
-that is sampled again, by whomever, is the same group if the weights are the same and environments answer the same.
-"""
+What a rollout samples depends on its group, its number and the weights, not on what else is sampled: its random numbers
+are its own. So a group that is sampled again, by whomever, is the same group if the weights are the same and
+environments answer the same."""
 
 from __future__ import annotations
 
@@ -31,8 +32,8 @@ class Follows(Protocol):
     """An engine's weights, which follow what the trainer publishes."""
 
     def fetch(self, want: int) -> None:
-        """Builds version `want` beside the one that serves. Called in a thread of its own while the engine decodes. Raises OSError or SyncError if
-        that may work later."""
+        """Builds version `want` beside the one that serves. Called in a thread of its own while the engine decodes.
+        Raises OSError or SyncError if that may work later."""
         ...
 
     def anew(self) -> None:
@@ -40,7 +41,8 @@ class Follows(Protocol):
         ...
 
     def swap(self) -> dict[str, float | str]:
-        """Puts what is built in place of what serves, between two steps. Returns its `version`, and what else is to be told of it."""
+        """Puts what is built in place of what serves, between two steps. Returns its `version`, and what else is to be
+        told of it."""
         ...
 
 
@@ -55,12 +57,13 @@ class Setup:
 
 
 TRIES = 3
-"""How often a group is begun if the environments of all its rollouts fail. After that it has failed: there is nothing in it to train on."""
+"""How often a group is begun if the environments of all its rollouts fail. After that it has failed: there is nothing
+in it to train on."""
 
 
 class Player:
-    """`sampler`: one that our engine decodes with, or another engine, to which `slots`, `temperature` and `budget` mean nothing. `rollouts`: of a
-    group. Task g of the stream is group g's."""
+    """`sampler`: one that our engine decodes with, or another engine, to which `slots`, `temperature` and `budget` mean
+    nothing. `rollouts`: of a group. Task g of the stream is group g's."""
 
     def __init__(
         self,
@@ -147,7 +150,9 @@ class Player:
             if all(member.failure for member in rollouts) and self.tries[group] < TRIES:
                 self._begin(group)
                 continue
-            score_rollouts(self.setup.settings, self.setup.tasks, rollouts, hash_seed(self.seed, "hints", self.stream, group))
+            score_rollouts(
+                self.setup.settings, self.setup.tasks, rollouts, hash_seed(self.seed, "hints", self.stream, group)
+            )
             finished[group] = rollouts
             del self.finished[group], self.tries[group]
         return finished

@@ -1,8 +1,9 @@
 """Who plays which group, and what a step trains on: the reconciler of asynchronous RL, without processes and clocks.
 
-`Reconciler.handle(message, now)` and `tick(now)` return what is to be sent to whom. Whatever must not be forgotten is written by `write` before
-they return: an event of `ref.async_rl.Life`, with the key and digest of a group that is ready. A reconciler that dies is made anew from these
-lines, and its clients say hello again. All else it works out from what they say:
+`Reconciler.handle(message, now)` and `tick(now)` return what is to be sent to whom. Whatever must not be forgotten is
+written by `write` before they return: an event of `ref.async_rl.Life`, with the key and digest of a group that is
+ready. A reconciler that dies is made anew from these lines, and its clients say hello again. All else it works out from
+what they say:
 
     a worker hangs up        its groups go to others at once; if it only lost its connection, it says hello and keeps what nobody else has begun
     a worker is silent       after `timeout` its groups go to others; what it says later is refused, because its epoch is over
@@ -10,14 +11,15 @@ lines, and its clients say hello again. All else it works out from what they say
     the trainer is replaced  it says how many steps it has done, and on which groups it did the last one; that step is noted if it was not
     the reconciler died      workers say what they play; what nobody claims, once all have spoken or after `timeout`, is played anew
 
-A group that is played anew keeps its number, and with it its task and its random numbers. One that was lost with its worker `tries` times is
-dropped: it may be what kills them.
+A group that is played anew keeps its number, and with it its task and its random numbers. One that was lost with its
+worker `tries` times is dropped: it may be what kills them.
 
-There are n places, and whoever holds one is given work: the worker that it is named after, once it holds weights. Spare workers hold weights and
-no place. When a worker is lost, a spare takes its place, and the worker that is started in its stead is a spare.
+There are n places, and whoever holds one is given work: the worker that it is named after, once it holds weights. Spare
+workers hold weights and no place. When a worker is lost, a spare takes its place, and the worker that is started in its
+stead is a spare.
 
-With S = 0 group g always goes to the same one of n places, in n equal blocks of a step. The rollouts of a step are then the same whoever is quick
-or dies, and the run is the synchronous loop whose conversations are played in n shares.
+With S = 0 group g always goes to the same one of n places, in n equal blocks of a step. The rollouts of a step are then
+the same whoever is quick or dies, and the run is the synchronous loop whose conversations are played in n shares.
 """
 
 from __future__ import annotations
@@ -64,8 +66,9 @@ class Worker:
 
 
 class Reconciler:
-    """Raises ValueError if a line of the journal cannot follow the ones before it. `names`: the workers that there are to be, one to a place, in
-    order; `spares`: workers that wait for one. `tries`: how often a group may be lost with its worker."""
+    """Raises ValueError if a line of the journal cannot follow the ones before it. `names`: the workers that there are
+    to be, one to a place, in order; `spares`: workers that wait for one. `tries`: how often a group may be lost with
+    its worker."""
 
     def __init__(
         self,
@@ -78,7 +81,14 @@ class Reconciler:
         spares: Iterable[str] = (),
         tries: int = 3,
     ):
-        self.rules, self.names, self.spares, self.write, self.timeout, self.tries = rules, tuple(names), tuple(spares), write, timeout, tries
+        self.rules, self.names, self.spares, self.write, self.timeout, self.tries = (
+            rules,
+            tuple(names),
+            tuple(spares),
+            write,
+            timeout,
+            tries,
+        )
         self.start_time = self.current_time = now
         self.life, self.records = Life(rules), {}
         for line in lines:
@@ -89,7 +99,9 @@ class Reconciler:
         self.holders: list[str | None] = [None] * len(self.names)  # who holds each place
         self.lost_names: set[str] = set()  # workers that were lost at least once
         self.losses = Counter[int]()  # how often a group was lost with its worker
-        self.silent: list[tuple[str, int]] = []  # workers that were given up, and their epochs, for whoever ends processes
+        self.silent: list[
+            tuple[str, int]
+        ] = []  # workers that were given up, and their epochs, for whoever ends processes
         self.alone = False  # whether the trainer was told that nobody works
         self.repairs: dict[int, float] = {}  # when the trainer was asked to publish a version anew
         self.epochs: dict[str, int] = {}
@@ -98,7 +110,8 @@ class Reconciler:
         self.unclaimed = {group for group, state in self.life.state.items() if state == "running"}
         self.queue: list[int] = []  # groups that have started and that nobody plays
         self.waits, self.batch = False, None  # whether the trainer waits; what it was given at this version
-        # The version that can be loaded. A step is noted before its weights are, and after those of the step before; the trainer will say which.
+        # The version that can be loaded. A step is noted before its weights are, and after those of the step before;
+        # the trainer will say which.
         self.published = self.life.version - 1
 
     def handle(self, message, now: float) -> Outbox:
@@ -111,7 +124,9 @@ class Reconciler:
             self._lose(sender)
         self.epochs[sender] = epoch
         if isinstance(message, (Ready, Trained)):
-            self.alone = self.alone and not isinstance(message, Ready)  # it may be another process, which was told nothing
+            self.alone = self.alone and not isinstance(
+                message, Ready
+            )  # it may be another process, which was told nothing
             outbox += self._trainer(message)
         elif isinstance(message, Published):
             if message.version > self.published:
@@ -162,7 +177,9 @@ class Reconciler:
 
     def _lose(self, name: str) -> None:
         self.lost_names.add(name)
-        self.holders = [None if holder == name else holder for holder in self.holders]  # its successor must hold weights first
+        self.holders = [
+            None if holder == name else holder for holder in self.holders
+        ]  # its successor must hold weights first
         for group in sorted(self.workers.pop(name).running):
             self.losses[group] += 1
             if self.losses[group] < self.tries:
@@ -179,17 +196,27 @@ class Reconciler:
         previous_worker = self.workers.get(message.sender)
         claimed_groups = set(message.running)
         owned_groups = {
-            g for g in claimed_groups if g in self.unclaimed or g in self.queue or previous_worker is not None and g in previous_worker.running
+            g
+            for g in claimed_groups
+            if g in self.unclaimed or g in self.queue or previous_worker is not None and g in previous_worker.running
         }
         if previous_worker is not None:
             self.queue += sorted(previous_worker.running - owned_groups)
         self.unclaimed -= owned_groups
         self.queue = [group for group in self.queue if group not in owned_groups]
         self.workers[message.sender] = Worker(message.epoch, message.groups, message.version, time_now, owned_groups)
-        self.since |= {group: oldest for group, oldest in zip(message.running, message.oldest, strict=True) if group in owned_groups}
+        self.since |= {
+            group: oldest
+            for group, oldest in zip(message.running, message.oldest, strict=True)
+            if group in owned_groups
+        }
         if self.workers.keys() >= {*self.names, *self.spares}:  # nobody else may claim some
             self._play_anew()
-        outbox: Outbox = [(message.sender, Forget(tuple(sorted(claimed_groups - owned_groups))))] if claimed_groups - owned_groups else []
+        outbox: Outbox = (
+            [(message.sender, Forget(tuple(sorted(claimed_groups - owned_groups))))]
+            if claimed_groups - owned_groups
+            else []
+        )
         return [*outbox, (message.sender, Update(self.published))] if self.published >= 0 else outbox
 
     def _done(self, message: Done) -> Outbox:
@@ -215,7 +242,14 @@ class Reconciler:
         elif isinstance(message, Trained) and message.version == self.life.version - 1:
             pass  # said twice
         elif isinstance(message, Trained) or message.version != self.life.version:
-            return [("trainer", Refused(f"the journal has {self.life.version} steps, the trainer {message.version}; is this its folder?"))]
+            return [
+                (
+                    "trainer",
+                    Refused(
+                        f"the journal has {self.life.version} steps, the trainer {message.version}; is this its folder?"
+                    ),
+                )
+            ]
         self.waits = self.waits or isinstance(message, Ready)
         return []
 
@@ -243,10 +277,17 @@ class Reconciler:
             if self.holders[place] in self.workers:
                 continue
             self.holders[place] = None
-            ready_workers = [name for name, worker in self.workers.items() if worker.version >= 0 and name not in self.holders]
+            ready_workers = [
+                name for name, worker in self.workers.items() if worker.version >= 0 and name not in self.holders
+            ]
             if own in ready_workers:
                 self.holders[place] = own
-            elif own in self.lost_names or own in self.holders or own not in self.workers and self.current_time - self.start_time > self.timeout:
+            elif (
+                own in self.lost_names
+                or own in self.holders
+                or own not in self.workers
+                and self.current_time - self.start_time > self.timeout
+            ):
                 # A worker whose own place is vacant takes that one.
                 candidates = [
                     n
@@ -272,7 +313,9 @@ class Reconciler:
         outbox: Outbox = []
         for name, worker in self.workers.items():
             # Eq. 2 (ref/async_rl.py): age v − u above S.
-            old_groups = sorted(group for group in worker.running if self.life.version - self.since[group] > self.rules.staleness)
+            old_groups = sorted(
+                group for group in worker.running if self.life.version - self.since[group] > self.rules.staleness
+            )
             for group in old_groups:
                 self._note(Event("drop", (group,), self.life.version))
                 worker.running.discard(group)
@@ -300,14 +343,19 @@ class Reconciler:
         return [(name, Work(tuple(groups))) for name, groups in assignments.items()]
 
     def _player(self, group: int) -> str | None:
-        """The worker that is to play a group: one with a place, with room and with weights that are young enough, the least busy one."""
+        """The worker that is to play a group: one with a place, with room and with weights that are young enough, the
+        least busy one."""
         places = self.holders
         if self.rules.staleness == 0:
             places = [places[group % self.rules.groups * len(places) // self.rules.groups]]
         player_candidates = []
         for name in places:
             worker = self.workers.get(name) if name is not None else None
-            if worker is None or len(worker.running) >= worker.groups or worker.version < self.life.version - self.rules.staleness:
+            if (
+                worker is None
+                or len(worker.running) >= worker.groups
+                or worker.version < self.life.version - self.rules.staleness
+            ):
                 continue
             if self._suspect(group) and any(map(self._suspect, worker.running)):
                 continue
@@ -315,5 +363,6 @@ class Reconciler:
         return min(player_candidates)[1] if player_candidates else None
 
     def _suspect(self, group: int) -> bool:
-        """Whether a group is dropped if it is lost once more. A worker has one of them at a time, so that none is dropped for another's fault."""
+        """Whether a group is dropped if it is lost once more. A worker has one of them at a time, so that none is
+        dropped for another's fault."""
         return self.losses[group] >= self.tries - 1

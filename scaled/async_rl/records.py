@@ -1,8 +1,8 @@
 """Finished groups as bytes: the rollouts with their tokens, log-probs, versions and experts, and what they earned.
 
-One safetensors file for a group. All segments of all chains are laid end to end; `segments` says how long each is and which chain it belongs to.
-Reading one runs nothing, and gives back every bit. This is the checkpoint of a group: a trainer that dies takes its groups from here, and a run
-can be trained again from its journal and these files.
+One safetensors file for a group. All segments of all chains are laid end to end; `segments` says how long each is and
+which chain it belongs to. Reading one runs nothing, and gives back every bit. This is the checkpoint of a group: a
+trainer that dies takes its groups from here, and a run can be trained again from its journal and these files.
 """
 
 from __future__ import annotations
@@ -36,16 +36,22 @@ def pack(rollouts: Sequence[Rollout]) -> bytes:
         name: torch.cat([torch.zeros(0, dtype=dtype), *(getattr(s, name).to(dtype) for s in segments)])
         for name, dtype in zip(COLUMNS, DTYPES, strict=True)
     }
-    tensors["experts"] = torch.cat([s.experts for s in segments]).to(torch.int16) if segments else torch.zeros(0, 0, 1, dtype=torch.int16)
+    tensors["experts"] = (
+        torch.cat([s.experts for s in segments]).to(torch.int16)
+        if segments
+        else torch.zeros(0, 0, 1, dtype=torch.int16)
+    )
     rows = [(n, len(s.tokens), s.finished) for n, chain in enumerate(chains) for s in chain.segments]
     tensors["segments"] = torch.tensor(rows, dtype=torch.int64).view(-1, 3)
     tensors["chains"] = torch.tensor([(chain.finished, chain.saved) for chain in chains], dtype=torch.int64)
     missing_value = float("nan")
     tensors["terms"] = torch.tensor(
-        [[missing_value if rollout.failure else rollout.terms[name] for name in terms] for rollout in rollouts], dtype=torch.float64
+        [[missing_value if rollout.failure else rollout.terms[name] for name in terms] for rollout in rollouts],
+        dtype=torch.float64,
     )
     tensors["metrics"] = torch.tensor(
-        [[missing_value if rollout.failure else rollout.metrics[name] for name in metrics] for rollout in rollouts], dtype=torch.float64
+        [[missing_value if rollout.failure else rollout.metrics[name] for name in metrics] for rollout in rollouts],
+        dtype=torch.float64,
     )
     header = {"metrics": metrics, "terms": terms, "failures": [rollout.failure for rollout in rollouts]}
     # A single entry: safetensors writes several in any order, and equal groups must have equal bytes.
@@ -53,13 +59,18 @@ def pack(rollouts: Sequence[Rollout]) -> bytes:
 
 
 def unpack(data: bytes) -> list[Rollout]:
-    """What `pack` was given, without messages and environments. Raises ValueError for bytes that are not such a file."""
+    """What `pack` was given, without messages and environments. Raises ValueError for bytes that are not such a
+    file."""
     try:
         header = parse_json(data[8 : 8 + int.from_bytes(data[:8], "little")])["__metadata__"]
         tensors = load(data)
         if "rewards" in tensors:  # as earlier versions wrote it
             tensors |= {"terms": tensors["rewards"][:, None], "metrics": tensors["figures"]}
-            header = {"metrics": parse_json(header["figures"]), "terms": ["reward"], "failures": [""] * len(tensors["rewards"])}
+            header = {
+                "metrics": parse_json(header["figures"]),
+                "terms": ["reward"],
+                "failures": [""] * len(tensors["rewards"]),
+            }
         else:
             header = parse_json(header["about"])
         metrics, terms, failures = (header[name] for name in ("metrics", "terms", "failures"))
@@ -68,10 +79,14 @@ def unpack(data: bytes) -> list[Rollout]:
         lengths = [length for _, length, _ in rows]
         columns = [tensors[name].split(lengths) for name in COLUMNS]
         experts = tensors["experts"].split([length - 1 for length in lengths])
-        for (n, _, finished), tokens, sampled, logp, version, summary, segment_experts in zip(rows, *columns, experts, strict=True):
+        for (n, _, finished), tokens, sampled, logp, version, summary, segment_experts in zip(
+            rows, *columns, experts, strict=True
+        ):
             chains[n].segments.append(Segment(tokens, sampled, logp, version, segment_experts, bool(finished), summary))
         rollouts = []
-        for chain, values, numbers, failure in zip(chains, tensors["terms"].tolist(), tensors["metrics"].tolist(), failures, strict=True):
+        for chain, values, numbers, failure in zip(
+            chains, tensors["terms"].tolist(), tensors["metrics"].tolist(), failures, strict=True
+        ):
             if not isinstance(failure, str):
                 raise ValueError("a failure is no text")
             reward_parts = (dict(zip(terms, values, strict=True)), dict(zip(metrics, numbers, strict=True)))
@@ -82,6 +97,7 @@ def unpack(data: bytes) -> list[Rollout]:
 
 
 def oldest(rollouts: Sequence[Rollout], serving: int) -> int:
-    """The version of the group's oldest token, in rollouts whose environment did not fail; `serving` if there is none."""
+    """The version of the group's oldest token, in rollouts whose environment did not fail; `serving` if there is
+    none."""
     segments = (s for rollout in rollouts if not rollout.failure for s in rollout.chain.segments)
     return min((int(s.version[s.sampled].min()) for s in segments if bool(s.sampled.any())), default=serving)

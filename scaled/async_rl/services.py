@@ -1,7 +1,8 @@
-"""The services as functions, each of which a process of its own runs: here the reconciler, and what a trainer does with a step. `trainer.py`,
-`worker.py` and `evaluator.py` have the others.
+"""The services as functions, each of which a process of its own runs: here the reconciler, and what a trainer does with
+a step. `trainer.py`, `worker.py` and `evaluator.py` have the others.
 
-They meet at a socket's path, or at a port. They share a run folder, and a store, which is the same folder if no other is named:
+They meet at a socket's path, or at a port. They share a run folder, and a store, which is the same folder if no other
+is named:
 
     folder  journal.jsonl               what became of every group, with the key and digest of its record
             trainer/                    what the trainer needs to go on: its last two steps
@@ -9,11 +10,12 @@ They meet at a socket's path, or at a port. They share a run folder, and a store
     store   groups/NUMBER-WORKER-EPOCH  records of finished groups
             weights/                    versions of the weights (`ref/weight_sync.py`)
 
-Whoever is killed is started again with the next epoch, and finds there all that it needs. Nothing is taken for done before it is on the disk.
+Whoever is killed is started again with the next epoch, and finds there all that it needs. Nothing is taken for done
+before it is on the disk.
 
-While the store is down, workers sample up to the bound on age and then wait, and the trainer waits with a step that it cannot publish. Everyone asks
-again, with pauses that grow, and gives the run up after `store_patience` seconds. A full disk ends the run at once.
-"""
+While the store is down, workers sample up to the bound on age and then wait, and the trainer waits with a step that it
+cannot publish. Everyone asks again, with pauses that grow, and gives the run up after `store_patience` seconds. A full
+disk ends the run at once."""
 
 from __future__ import annotations
 
@@ -104,7 +106,9 @@ class Log:
 
     def __call__(self, what: str, **facts: float | str) -> None:
         with self.lock:
-            self.file.append(json.dumps({"at": round(time.time(), 4), "epoch": self.epoch, "what": what, **facts}).encode() + b"\n")
+            self.file.append(
+                json.dumps({"at": round(time.time(), 4), "epoch": self.epoch, "what": what, **facts}).encode() + b"\n"
+            )
 
 
 @dataclass(frozen=True)
@@ -145,8 +149,8 @@ def reconcile(
     spares: Sequence[str] = (),
     silent: Callable[[str, int], None] = lambda name, epoch: None,
 ) -> None:
-    """The reconciler, until every step is done and everybody has been told. `silent` is called with the name and epoch of a worker that was given
-    up, whose process should be ended if it still hangs."""
+    """The reconciler, until every step is done and everybody has been told. `silent` is called with the name and epoch
+    of a worker that was given up, whose process should be ended if it still hangs."""
     path = folder / "journal.jsonl"
     lines = read_lines(path)
     content = path.read_bytes() if path.exists() else b""
@@ -208,11 +212,12 @@ def reconcile(
 
 
 class Publisher:
-    """Publishes versions of a learner's weights, however often the store has to be asked. One version is on its way at a time."""
+    """Publishes versions of a learner's weights, however often the store has to be asked. One version is on its way at
+    a time."""
 
     def __init__(self, store: MutableMapping[str, bytes], learner: Steps, log: Log, patience: float, sync=weight_sync):
-        """patience: seconds that the store may be down. sync: `ref.weight_sync`, or its twin, where every rank has a publisher and all call it
-        together."""
+        """patience: seconds that the store may be down. sync: `ref.weight_sync`, or its twin, where every rank has a
+        publisher and all call it together."""
         self.store, self.learner, self.log, self.patience, self.sync = store, learner, log, patience, sync
         self.writer, self.beside = sync.Writer(store), Beside()
         self.errand: Errand | None = None
@@ -220,16 +225,19 @@ class Publisher:
         """The newest version that was published."""
 
     def publish(self, version: int, anew: bool = False) -> None:
-        """Returns once a version is visible. `anew`: it was, but somebody cannot read it; then it is published whole. Raises RunError after
-        `patience` seconds."""
+        """Returns once a version is visible. `anew`: it was, but somebody cannot read it; then it is published whole.
+        Raises RunError after `patience` seconds."""
         self.wait()
         self._publish(version, self.sync.parts(self.learner.model), anew)
 
     def start(self, version: int, then: Callable[[], None] = lambda: None) -> None:
-        """Returns once the weights are copied, and publishes them beside whatever this process does next; calls `then` once they are visible. First
-        waits for the version before."""
+        """Returns once the weights are copied, and publishes them beside whatever this process does next; calls `then`
+        once they are visible. First waits for the version before."""
         self.wait()
-        parts = [replace(part, weights=part.weights.detach().to(torch.bfloat16, copy=True)) for part in self.sync.parts(self.learner.model)]
+        parts = [
+            replace(part, weights=part.weights.detach().to(torch.bfloat16, copy=True))
+            for part in self.sync.parts(self.learner.model)
+        ]
 
         def call() -> None:
             self._publish(version, parts)
@@ -260,7 +268,12 @@ class Publisher:
         start_time = time.monotonic()
         manifest = insist(attempt, f"publishing version {version}", self.log, self.patience)
         self.visible, size = version, sum(shard["bytes"] for link in manifest["links"] for shard in link["shards"])
-        self.log("repaired" if anew else "published", version=version, bytes=size, seconds=round(time.monotonic() - start_time, 4))
+        self.log(
+            "repaired" if anew else "published",
+            version=version,
+            bytes=size,
+            seconds=round(time.monotonic() - start_time, 4),
+        )
         if version % self.writer.anchor_every == 0 and self.writer.rank == 0:
             try:
                 self.log("pruned", versions=weight_sync.prune(self.store))
@@ -269,7 +282,8 @@ class Publisher:
 
 
 def insist(call: Callable, what: str, log: Log, patience: float):
-    """What call() returns, once the store answers. Raises RunError after `patience` seconds, and at once where trying again cannot help."""
+    """What call() returns, once the store answers. Raises RunError after `patience` seconds, and at once where trying
+    again cannot help."""
     start_time, failures = time.monotonic(), 0
     while True:
         try:
@@ -290,17 +304,26 @@ def ages(played: Sequence[Rollout], version: int) -> dict[str, float]:
     """Mean and greatest age, in updates, of the policy's own tokens, and their number."""
     own = own_versions(played)
     # Age v − u (ref/async_rl.py).
-    return {"age": (version - own).double().mean().item(), "oldest": float(version - int(own.min())), "tokens": float(len(own))}
+    return {
+        "age": (version - own).double().mean().item(),
+        "oldest": float(version - int(own.min())),
+        "tokens": float(len(own)),
+    }
 
 
 def own_versions(played: Sequence[Rollout]) -> torch.Tensor:
     """The version of each of the policy's own tokens, [n], in rollouts whose environment did not fail."""
-    return torch.cat([torch.zeros(0, dtype=torch.long), *(s.version[s.sampled] for p in played if not p.failure for s in p.chain.segments)])
+    return torch.cat(
+        [
+            torch.zeros(0, dtype=torch.long),
+            *(s.version[s.sampled] for p in played if not p.failure for s in p.chain.segments),
+        ]
+    )
 
 
 def trained(folder: Path, store: str = "") -> Iterator[tuple[int, list[Rollout]]]:
-    """The steps of a run in the order of its journal: the version that each began with, and the rollouts of its groups. `store`: where these lie, if
-    no longer where the run left them."""
+    """The steps of a run in the order of its journal: the version that each began with, and the rollouts of its groups.
+    `store`: where these lie, if no longer where the run left them."""
     records, groups = dict[int, tuple[str, str]](), open_stores(store or address(folder)).groups
     for line in read_lines(folder / "journal.jsonl"):
         if line["kind"] == "ready":
@@ -311,7 +334,8 @@ def trained(folder: Path, store: str = "") -> Iterator[tuple[int, list[Rollout]]
 
 
 def replay(folder: Path, learner: Steps, store: str = "") -> int:
-    """Train on the recorded groups of a run again, from where `learner` is at step 0; `store` as for `trained`. Returns the number of steps."""
+    """Train on the recorded groups of a run again, from where `learner` is at step 0; `store` as for `trained`. Returns
+    the number of steps."""
     steps = 0
     for _, rollouts in trained(folder, store):
         learner.step(rollouts)
@@ -320,7 +344,8 @@ def replay(folder: Path, learner: Steps, store: str = "") -> int:
 
 
 def read(groups: Mapping[str, bytes], keys: Sequence[str], digests: Sequence[str]) -> list[Rollout]:
-    """The rollouts of some groups. Raises ValueError for a record that is not the one that was announced, or is gone."""
+    """The rollouts of some groups. Raises ValueError for a record that is not the one that was announced, or is
+    gone."""
     rollouts = []
     for key, digest in zip(keys, digests, strict=True):
         if Path(key).name != key:

@@ -1,7 +1,8 @@
-"""The trainer: a loop that speaks with the reconciler, and has each step done by this process or by a group of ranks (`group.py`).
+"""The trainer: a loop that speaks with the reconciler, and has each step done by this process or by a group of ranks
+(`group.py`).
 
-A version is published by a thread while the next step is computed. A step waits for the store only if that has not taken the version before yet.
-"""
+A version is published by a thread while the next step is computed. A step waits for the store only if that has not
+taken the version before yet."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ class Work(Protocol):
     """What `train` has done: by this process (`Alone`), or by a group of ranks (`group.Rank`)."""
 
     def restored(self) -> tuple[int, tuple[int, ...]]:
-        """Steps done, and the groups of the last one, after what is trained has been restored; 0 and none at the beginning."""
+        """Steps done, and the groups of the last one, after what is trained has been restored; 0 and none at the
+        beginning."""
         ...
 
     def step(self, version: int, asked: Batch) -> dict[str, float]:
@@ -48,7 +50,13 @@ class Alone:
 
     def __init__(self, folder: Path, learner: Learner, stores: Stores, log: Log, patience: float):
         """patience: seconds that the store may be down."""
-        self.save_folder, self.learner, self.stores, self.log, self.patience = (folder / "trainer", learner, stores, log, patience)
+        self.save_folder, self.learner, self.stores, self.log, self.patience = (
+            folder / "trainer",
+            learner,
+            stores,
+            log,
+            patience,
+        )
         self.save_folder.mkdir(exist_ok=True)
         self.publisher = Publisher(stores.weights, learner, log, patience)
 
@@ -56,7 +64,12 @@ class Alone:
         return services.restored(self.save_folder, self.learner)
 
     def step(self, version: int, asked: Batch) -> dict[str, float]:
-        rollouts = insist(lambda: services.read(self.stores.groups, asked.keys, asked.digests), "reading groups", self.log, self.patience)
+        rollouts = insist(
+            lambda: services.read(self.stores.groups, asked.keys, asked.digests),
+            "reading groups",
+            self.log,
+            self.patience,
+        )
         metrics = self.learner.step(rollouts) | ages(rollouts, version)
         services.keep(self.save_folder, self.learner, version + 1, asked.groups)
         return metrics
@@ -69,12 +82,19 @@ class Alone:
 
 
 def train(
-    at: Path | Port, epoch: int, work: Work, log: Log, patience: float, show: Callable[[int, dict[str, float]], None] = lambda step, metrics: None
+    at: Path | Port,
+    epoch: int,
+    work: Work,
+    log: Log,
+    patience: float,
+    show: Callable[[int, dict[str, float]], None] = lambda step, metrics: None,
 ) -> None:
-    """The trainer, until it is told to stop. A step counts once its state is saved, and its weights are told once they are visible."""
+    """The trainer, until it is told to stop. A step counts once its state is saved, and its weights are told once they
+    are visible."""
 
     def announce_version() -> None:
-        # Beside a step this loop cannot speak. If the reconciler is gone, the next one hears it when this loop connects.
+        # Beside a step this loop cannot speak. If the reconciler is gone, the next one hears it when this loop
+        # connects.
         with contextlib.suppress(Lost), contextlib.closing(Line.to(at, patience)) as connection:
             connection.say(encode(Published("trainer", epoch, work.publisher.visible)))
 

@@ -3,17 +3,21 @@
     pip install -e '.[vllm]'                             in an environment of its own; `make test-vllm` makes one
     pip uninstall torchvision torchaudio torchcodec      which vLLM pulls in and does not need here
 
-A turn of a conversation is a request. What the context already holds lies in vLLM's prefix cache. vLLM decodes in a process of its own, which a
-thread listens to here, so a player's step takes what has happened and never waits for a turn.
+A turn of a conversation is a request. What the context already holds lies in vLLM's prefix cache. vLLM decodes in a
+process of its own, which a thread listens to here, so a player's step takes what has happened and never waits for a
+turn.
 
-New weights come while requests run. vLLM stops between two steps and keeps its requests; it is given the new tensors, reads back what it computes
-with (`vllm_weights.py`), and goes on only if the sums are the trainer's. Each token has the version of the step that sampled it, and its
-log-probability under the distribution that it was drawn from, old keys and values included.
+New weights come while requests run. vLLM stops between two steps and keeps its requests; it is given the new tensors,
+reads back what it computes with (`vllm_weights.py`), and goes on only if the sums are the trainer's. Each token has the
+version of the step that sampled it, and its log-probability under the distribution that it was drawn from, old keys and
+values included.
 
 Where this differs from this project's engine
-1. Random numbers are vLLM's. A turn has a seed of its own, drawn from the conversation's; but vLLM's products round differently in other batches.
+1. Random numbers are vLLM's. A turn has a seed of its own, drawn from the conversation's; but vLLM's products round
+   differently in other batches.
 2. Keys and values of a prompt are shared by contexts that began under the same version.
-3. Nobody records which experts a token was routed to, so only dense networks are played. Mixtures of experts fail the check on a CPU anyway.
+3. Nobody records which experts a token was routed to, so only dense networks are played. Mixtures of experts fail the
+   check on a CPU anyway.
 """
 
 # pyright: reportMissingImports=false
@@ -61,9 +65,9 @@ def installed() -> None:
 
 
 class VLLM:
-    """`model`: the shape of the network; its weights come from the store at `address`, where this reader is called `name`. `slots`, `max_len`,
-    `temperature`, `cache`: as for `ref.engine.continuous.Continuous`. Raises RunError if vLLM is not installed or does not start, and for a mixture
-    of experts."""
+    """`model`: the shape of the network; its weights come from the store at `address`, where this reader is called
+    `name`. `slots`, `max_len`, `temperature`, `cache`: as for `ref.engine.continuous.Continuous`. Raises RunError if
+    vLLM is not installed or does not start, and for a mixture of experts."""
 
     def __init__(
         self,
@@ -80,7 +84,12 @@ class VLLM:
         self.state: list[Literal["free", "ready", "over"]] = ["free"] * slots
         self.full: list[int] = []
         self.contexts: dict[int, Context] = {}
-        self.finished_turns, self.version, self.sums, self.serial = (queue.SimpleQueue[tuple[Context, Any]](), -1, "", itertools.count())
+        self.finished_turns, self.version, self.sums, self.serial = (
+            queue.SimpleQueue[tuple[Context, Any]](),
+            -1,
+            "",
+            itertools.count(),
+        )
         self.fetched_version = -1
         self.loop = asyncio.new_event_loop()
         threading.Thread(target=self.loop.run_forever, daemon=True).start()
@@ -88,12 +97,20 @@ class VLLM:
         shapes = {part.name: list(part.shape) for part in weight_sync.parts(model)}
         from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
 
-        self.call(self.llm.init_weight_transfer_engine(WeightTransferInitRequest({"store": address, "name": name, "shapes": shapes})))
+        self.call(
+            self.llm.init_weight_transfer_engine(
+                WeightTransferInitRequest({"store": address, "name": name, "shapes": shapes})
+            )
+        )
 
     async def start(self, slots: int) -> Any:
         """vLLM with weights of no meaning."""
         # One thread a worker, like our engine; no news to anybody, no lines about what is normal.
-        for name, value in {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1", "VLLM_NO_USAGE_STATS": "1"}.items():
+        for name, value in {
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            "OMP_NUM_THREADS": "1",
+            "VLLM_NO_USAGE_STATS": "1",
+        }.items():
             os.environ.setdefault(name, value)
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
         os.environ[OWNER] = str(os.getpid())
@@ -102,7 +119,9 @@ class VLLM:
             from vllm import AsyncEngineArgs
             from vllm.v1.engine.async_llm import AsyncLLM
         except Exception as error:  # torchvision, which it pulls in, may raise anything beside another torch
-            raise RunError(f"vLLM cannot be imported: {type(error).__name__}: {' '.join(str(error).split())}; {CLEAN}") from None
+            raise RunError(
+                f"vLLM cannot be imported: {type(error).__name__}: {' '.join(str(error).split())}; {CLEAN}"
+            ) from None
         c = self.config
         blocks = slots * (self.max_len // 256 + 1) + 1
         # Keys and values of all contexts, in bfloat16.
@@ -152,7 +171,13 @@ class VLLM:
     def is_idle(self) -> bool:
         return not self.full and "ready" not in self.state
 
-    def add(self, prompt: Sequence[int], stop_ids: Collection[int], draws: Tensor | None = None, longest_turn: int | None = None) -> int:
+    def add(
+        self,
+        prompt: Sequence[int],
+        stop_ids: Collection[int],
+        draws: Tensor | None = None,
+        longest_turn: int | None = None,
+    ) -> int:
         """`draws` only give the seeds of the turns."""
         check_context(self, prompt, draws, self.config.vocab_size, self.temperature)
         slot = self.state.index("free")
@@ -184,10 +209,13 @@ class VLLM:
             context.request.cancel()
         version = torch.tensor(context.versions)
         experts = torch.zeros(len(version) - 1, 0, self.config.num_experts_per_tok, dtype=torch.int16)
-        return Segment(torch.tensor(context.tokens), version >= 0, torch.tensor(context.logp), version, experts, finished)
+        return Segment(
+            torch.tensor(context.tokens), version >= 0, torch.tensor(context.logp), version, experts, finished
+        )
 
     def step(self) -> list[int]:
-        """Slots whose turn is over since the last step, or whose context is full. Waits for a moment if there is none."""
+        """Slots whose turn is over since the last step, or whose context is full. Waits for a moment if there is
+        none."""
         finished_slots, self.full = self.full, []
         wait = NOTICE if "ready" in self.state and not finished_slots else 0.0
         while True:
@@ -230,7 +258,8 @@ class VLLM:
             logprobs=0,
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
-        # The salt keeps contexts apart that began under other versions: else keys could be older than the bound on age allows.
+        # The salt keeps contexts apart that began under other versions: else keys could be older than the bound on age
+        # allows.
         prompt = {"prompt_token_ids": list(context.tokens), "cache_salt": context.salt}
         try:
             output = None
@@ -283,7 +312,10 @@ class VLLM:
                 "--engine own"
             )
         if self.config.num_experts:
-            raise RunError("--engine vllm does not tell which experts its tokens were routed to, and the trainer replays them; use --engine own")
+            raise RunError(
+                "--engine vllm does not tell which experts its tokens were routed to, and the trainer "
+                "replays them; use --engine own"
+            )
         await self.llm.resume_generation()
         return total(served_sums)
 
@@ -317,7 +349,9 @@ class Context:
         self.tokens += tokens
         self.versions += versions
         # As everywhere here, a greedy token has probability one.
-        self.logp += [row[token].logprob if temperature else 0.0 for row, token in zip(completion.logprobs, tokens, strict=True)]
+        self.logp += [
+            row[token].logprob if temperature else 0.0 for row, token in zip(completion.logprobs, tokens, strict=True)
+        ]
 
 
 def total(sums: Mapping[str, str]) -> str:

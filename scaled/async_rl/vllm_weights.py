@@ -1,12 +1,14 @@
-"""Weights that vLLM serves and that follow the trainer's versions (`ref/weight_sync.py`), from inside vLLM's own worker process.
+"""Weights that vLLM serves and that follow the trainer's versions (`ref/weight_sync.py`), from inside vLLM's own worker
+process.
 
-vLLM imports this file because `vllm_engine.py` names `Extension` as its worker's. It keeps the last version in bfloat16, in the names and shapes of a
-Hugging Face folder: vLLM fuses and packs what it is given, and nobody can apply a difference to that. So a version is built and checked beside what
-serves, and then all tensors go the way that a checkpoint goes.
+vLLM imports this file because `vllm_engine.py` names `Extension` as its worker's. It keeps the last version in
+bfloat16, in the names and shapes of a Hugging Face folder: vLLM fuses and packs what it is given, and nobody can apply
+a difference to that. So a version is built and checked beside what serves, and then all tensors go the way that a
+checkpoint goes.
 
-What serves afterwards is read back through the kernels that compute with it: an identity matrix through a linear layer gives its weights to the bit,
-wherever and however these lie. Only experts cannot be read in this way. They count as what is stored, if they also compute what that would.
-"""
+What serves afterwards is read back through the kernels that compute with it: an identity matrix through a linear layer
+gives its weights to the bit, wherever and however these lie. Only experts cannot be read in this way. They count as
+what is stored, if they also compute what that would."""
 
 # pyright: reportMissingImports=false
 
@@ -65,7 +67,10 @@ class Deltas(WeightTransferEngine[StoreInfo, VersionInfo]):
     supports_draft_weight_update = False
 
     def init_transfer_engine(self, init_info: StoreInfo) -> None:
-        self.parts = [Part(name, tuple(shape), 0, torch.zeros(shape, dtype=torch.bfloat16)) for name, shape in init_info.shapes.items()]
+        self.parts = [
+            Part(name, tuple(shape), 0, torch.zeros(shape, dtype=torch.bfloat16))
+            for name, shape in init_info.shapes.items()
+        ]
         self.reader = Reader(open_stores(init_info.store).weights, self.parts, init_info.name)
         self.building: threading.Thread | None = None
         self.error: Exception | None = None
@@ -90,7 +95,11 @@ class Deltas(WeightTransferEngine[StoreInfo, VersionInfo]):
         if self.building.is_alive():
             return None
         self.building = None
-        return ("", "") if self.error is None else ("store" if isinstance(self.error, OSError) else type(self.error).__name__, str(self.error))
+        return (
+            ("", "")
+            if self.error is None
+            else ("store" if isinstance(self.error, OSError) else type(self.error).__name__, str(self.error))
+        )
 
     def start_weight_update(self) -> None:
         initialize_layerwise_reload(self.model)
@@ -104,8 +113,8 @@ class Deltas(WeightTransferEngine[StoreInfo, VersionInfo]):
         finalize_layerwise_reload(self.model, self.model_config)
         for layer in self.model.modules():
             if isinstance(layer, ParallelLMHead):
-                # Nothing of a head is loaded that shares the embedding's weights, so vLLM would keep the copy that oneDNN has packed, where it has
-                # packed one: on CPUs with AVX512-BF16 and no AMX.
+                # Nothing of a head is loaded that shares the embedding's weights, so vLLM would keep the copy that
+                # oneDNN has packed, where it has packed one: on CPUs with AVX512-BF16 and no AMX.
                 layer.quant_method.process_weights_after_loading(layer)
 
     def sums(self) -> tuple[dict[str, str], dict[str, str]]:
@@ -115,7 +124,9 @@ class Deltas(WeightTransferEngine[StoreInfo, VersionInfo]):
         for name, weights in served_weights(self.model):
             if name in stored_weights and weights.shape == stored_weights[name].shape:
                 # A product with an identity matrix loses the sign of a zero.
-                served_copy = torch.where((weights.cpu() == 0) & (stored_weights[name] == 0), stored_weights[name], weights.cpu().bfloat16())
+                served_copy = torch.where(
+                    (weights.cpu() == 0) & (stored_weights[name] == 0), stored_weights[name], weights.cpu().bfloat16()
+                )
                 value = f"{digest(Part(name, tuple(served_copy.shape), 0, served_copy)):032x}"
                 digests[name] = value if digests.get(name, value) == value else "served twice, and differently"
         return digests, self.reader.known[self.reader.version]["digests"]
@@ -125,15 +136,19 @@ class Deltas(WeightTransferEngine[StoreInfo, VersionInfo]):
 
 @torch.no_grad()
 def served_weights(model: Any) -> Iterator[tuple[str, Tensor]]:
-    """Names and weights that a network of vLLM computes with, as a Hugging Face folder has them. A head that shares the embedding's weights, and
-    holds them in its own way, comes a second time under their name."""
+    """Names and weights that a network of vLLM computes with, as a Hugging Face folder has them. A head that shares the
+    embedding's weights, and holds them in its own way, comes a second time under their name."""
     fused_names: dict[str, list[str]] = getattr(model, "packed_modules_mapping", {})
     embedding = ""
     for prefix, layer in model.named_modules():
         params = dict(layer.named_parameters(recurse=False, remove_duplicate=False))
         if isinstance(layer, LinearBase):
             *path, last = prefix.split(".")
-            names = [".".join([*path, name]) for name in fused_names.get(last, [last])] if hasattr(layer, "output_sizes") else [prefix]
+            names = (
+                [".".join([*path, name]) for name in fused_names.get(last, [last])]
+                if hasattr(layer, "output_sizes")
+                else [prefix]
+            )
             sizes = layer.output_sizes if len(names) > 1 else [layer.output_size]
             for name, weight in zip(names, read_through_kernel(layer, layer.input_size).split(sizes), strict=True):
                 yield f"{name}.weight", weight
@@ -141,10 +156,16 @@ def served_weights(model: Any) -> Iterator[tuple[str, Tensor]]:
                 yield from ((f"{name}.bias", x) for name, x in zip(names, params["bias"].split(sizes), strict=True))
         elif isinstance(layer, ParallelLMHead):  # before what it derives from
             tied = bool(getattr(getattr(model, "config", None), "tie_word_embeddings", False))
-            yield (f"{embedding if tied else prefix}.weight", read_through_kernel(layer, layer.embedding_dim)[: layer.org_vocab_size])
+            yield (
+                f"{embedding if tied else prefix}.weight",
+                read_through_kernel(layer, layer.embedding_dim)[: layer.org_vocab_size],
+            )
         elif isinstance(layer, VocabParallelEmbedding):
             embedding = prefix
-            yield (f"{prefix}.weight", layer.quant_method.embedding(layer, torch.arange(layer.org_vocab_size, device=params["weight"].device)))
+            yield (
+                f"{prefix}.weight",
+                layer.quant_method.embedding(layer, torch.arange(layer.org_vocab_size, device=params["weight"].device)),
+            )
         elif isinstance(layer, RoutedExperts):
             yield from experts(prefix.removesuffix(".routed_experts"), layer)
         else:
@@ -166,10 +187,15 @@ def experts(prefix: str, layer: Any) -> Iterator[tuple[str, Tensor]]:
         x = torch.randn(16, gate.shape[1], generator=generator).to(down)
         ids = torch.full((16, 1), e, dtype=torch.int32, device=x.device)
         output = layer.quant_method.apply(layer, x.clone(), torch.ones(16, 1, device=x.device), ids, None, None).float()
-        expected_output = F.linear(F.silu(F.linear(x.float(), gate.float())) * F.linear(x.float(), up.float()), down.float())
+        expected_output = F.linear(
+            F.silu(F.linear(x.float(), gate.float())) * F.linear(x.float(), up.float()), down.float()
+        )
         # Two roundings to bfloat16 differ by less than 1%, and experts in another order by more than 100%.
         if (output - expected_output).norm() <= 0.1 * expected_output.norm():
-            yield from ((f"{prefix}.{e}.{name}_proj.weight", weight) for name, weight in (("gate", gate), ("up", up), ("down", down)))
+            yield from (
+                (f"{prefix}.{e}.{name}_proj.weight", weight)
+                for name, weight in (("gate", gate), ("up", up), ("down", down))
+            )
 
 
 class Extension:
@@ -188,7 +214,8 @@ class Extension:
 
 
 def _exit_with_owner(pid: int) -> None:
-    """Ends vLLM's processes, this one and the one that started it, with the process that wanted them, even if that is killed."""
+    """Ends vLLM's processes, this one and the one that started it, with the process that wanted them, even if that is
+    killed."""
     with contextlib.suppress(ProcessLookupError):
         multiprocessing.connection.wait([os.pidfd_open(pid)])
     parent = multiprocessing.parent_process()

@@ -1,9 +1,10 @@
-"""Messages between processes: frames of a length and that many bytes, over sockets of the file system on one machine, and TCP between several.
+"""Messages between processes: frames of a length and that many bytes, over sockets of the file system on one machine,
+and TCP between several.
 
-Who may open a socket's folder may speak, so it is the user's alone. Any process may connect to a port, so the first frame that comes there must be
-the run's token; the hub welcomes who knows it, and hangs up on all others. A frame is at most `MOST` bytes: a message names what is large, and does
-not hold it. A peer that dies is an end of its line, at once; one whose machine is cut off, after some seconds in which it takes nothing.
-"""
+Who may open a socket's folder may speak, so it is the user's alone. Any process may connect to a port, so the first
+frame that comes there must be the run's token; the hub welcomes who knows it, and hangs up on all others. A frame is at
+most `MOST` bytes: a message names what is large, and does not hold it. A peer that dies is an end of its line, at once;
+one whose machine is cut off, after some seconds in which it takes nothing."""
 
 from __future__ import annotations
 
@@ -50,7 +51,8 @@ class Port:
 
 @contextlib.contextmanager
 def meeting_place() -> Iterator[Path]:
-    """A socket's path in a folder of its own, which only this user can enter. A run's own folder may have too long a name for a socket."""
+    """A socket's path in a folder of its own, which only this user can enter. A run's own folder may have too long a
+    name for a socket."""
     folder = Path(tempfile.mkdtemp(prefix="etude-"))
     try:
         yield folder / "hub"
@@ -60,7 +62,8 @@ def meeting_place() -> Iterator[Path]:
 
 @contextlib.contextmanager
 def meeting_port(host: str) -> Iterator[Port]:
-    """A free port of an address of this machine, kept for hubs of this user's until the end: one may follow another there."""
+    """A free port of an address of this machine, kept for hubs of this user's until the end: one may follow another
+    there."""
     with bind_socket(host, 0) as reserved_socket:  # it never listens, so nothing ever comes to it
         yield Port(host, reserved_socket.getsockname()[1], secrets.token_hex(16).encode())
 
@@ -83,7 +86,8 @@ class Line:
 
     @classmethod
     def to(cls, at: Path | Port, seconds: float) -> Line:
-        """Connects to a hub, which may not be there yet. Raises Lost after some seconds, also if the hub does not know the token."""
+        """Connects to a hub, which may not be there yet. Raises Lost after some seconds, also if the hub does not know
+        the token."""
         deadline = time.monotonic() + seconds
         while True:
             try:
@@ -105,7 +109,8 @@ class Line:
             raise Lost(str(error)) from None
 
     def heard(self, seconds: float = 0.0) -> list[bytes]:
-        """Complete frames that have come, waiting for the first one at most this long. Raises Lost if the other side is gone."""
+        """Complete frames that have come, waiting for the first one at most this long. Raises Lost if the other side is
+        gone."""
         frames = self._frames()
         if not frames and seconds > 0:
             with selectors.DefaultSelector() as selector:
@@ -192,7 +197,8 @@ class Hub:
         self.selector.register(self.listener, selectors.EVENT_READ)
 
     def heard(self, seconds: float) -> list[tuple[Line, bytes | None]]:
-        """Frames that have come, with the line that each came from; None: the line has ended. Waits at most some seconds."""
+        """Frames that have come, with the line that each came from; None: the line has ended. Waits at most some
+        seconds."""
         messages: list[tuple[Line, bytes | None]] = []
         for key, _ in self.selector.select(seconds):
             if key.data is None:

@@ -1,9 +1,10 @@
-"""A worker: it plays the groups that the reconciler gives it, stores them, and loads new weights between two steps of its engine.
+"""A worker: it plays the groups that the reconciler gives it, stores them, and loads new weights between two steps of
+its engine.
 
-What the store takes a while for happens beside the engine, in threads: the next version is built while the present one decodes, and a group is
-written while the next ones are played. So a store that hangs silences nobody, and one that is down stops a worker only where the bound on age does.
-A version that cannot be loaded leaves the old one in service; it is tried again, with pauses that grow, and the trainer is asked to publish it anew.
-"""
+What the store takes a while for happens beside the engine, in threads: the next version is built while the present one
+decodes, and a group is written while the next ones are played. So a store that hangs silences nobody, and one that is
+down stops a worker only where the bound on age does. A version that cannot be loaded leaves the old one in service; it
+is tried again, with pauses that grow, and the trainer is asked to publish it anew."""
 
 from __future__ import annotations
 
@@ -21,7 +22,20 @@ from kit.settings import RunError
 from ref import weight_sync
 from ref.engine.continuous import Continuous
 from scaled.async_rl.beside import Beside, Errand
-from scaled.async_rl.messages import Beat, Done, Forget, Hello, Loaded, Refused, Stop, Stuck, Update, Work, decode, encode
+from scaled.async_rl.messages import (
+    Beat,
+    Done,
+    Forget,
+    Hello,
+    Loaded,
+    Refused,
+    Stop,
+    Stuck,
+    Update,
+    Work,
+    decode,
+    encode,
+)
 from scaled.async_rl.player import Follows, Player
 from scaled.async_rl.records import oldest, pack
 from scaled.async_rl.services import BEAT, GivenUp, Log, no_room, open_stores, pause
@@ -73,7 +87,9 @@ class Own:
     def __init__(self, store: MutableMapping[str, bytes], name: str, engine: Continuous):
         # What is synchronised is bfloat16, whatever the sampler computes in.
         self.engine, sampler = engine, engine.sampler
-        self.served_model = sampler.model if sampler.dtype is torch.bfloat16 else copy.deepcopy(sampler.model).bfloat16()
+        self.served_model = (
+            sampler.model if sampler.dtype is torch.bfloat16 else copy.deepcopy(sampler.model).bfloat16()
+        )
         self.reader = weight_sync.Reader(store, weight_sync.parts(self.served_model), name)
         sampler.version = -1
 
@@ -120,7 +136,8 @@ class Weights:
         return error
 
     def swap(self) -> dict[str, float | str]:
-        """Puts what is built in place of what serves; nothing may decode meanwhile. Returns what `Follows.swap` does, and seconds."""
+        """Puts what is built in place of what serves; nothing may decode meanwhile. Returns what `Follows.swap` does,
+        and seconds."""
         assert self.errand is not None
         start_time, fetch_seconds, self.errand = time.monotonic(), self.errand.seconds, None
         facts = self.engine_weights.swap()
@@ -129,15 +146,23 @@ class Weights:
 
 
 class Groups:
-    """The groups that a worker has: those it plays, those on their way into the store, and the last ones that it said to be done."""
+    """The groups that a worker has: those it plays, those on their way into the store, and the last ones that it said
+    to be done."""
 
     def __init__(self, store: MutableMapping[str, bytes], most: float):
-        self.store, self.since, self.storing, self.done = store, dict[int, int](), dict[int, Storing](), dict[int, Done]()
+        self.store, self.since, self.storing, self.done = (
+            store,
+            dict[int, int](),
+            dict[int, Storing](),
+            dict[int, Done](),
+        )
         self.tries, self.background = Tries("storing groups", most), Beside()
 
     def oldest(self) -> dict[int, int]:
         """The version of the oldest token of each."""
-        versions = {group: entry.done.oldest for group, entry in self.storing.items()} | {group: entry.oldest for group, entry in self.done.items()}
+        versions = {group: entry.done.oldest for group, entry in self.storing.items()} | {
+            group: entry.oldest for group, entry in self.done.items()
+        }
         return {**self.since, **versions}
 
     def drop(self, groups: tuple[int, ...]) -> None:
@@ -152,7 +177,9 @@ class Groups:
         for group, entry in list(self.storing.items()):
             if entry.errand is None:
                 if self.tries.now:
-                    entry.errand = self.background.send(lambda entry=entry: self.store.__setitem__(entry.done.key, entry.data))
+                    entry.errand = self.background.send(
+                        lambda entry=entry: self.store.__setitem__(entry.done.key, entry.data)
+                    )
             elif entry.errand.done.is_set():
                 if entry.errand.error is not None:
                     error, entry.errand = entry.errand.error, None
@@ -166,9 +193,18 @@ class Groups:
         return entries, error
 
 
-def work(folder: Path, at: Path | Port, name: str, epoch: int, player: Player, store: str, patience: float, store_patience: float) -> None:
-    """A worker, until it is told to stop. Raises Lost if there is no reconciler for `patience` seconds, GivenUp if the reconciler refuses it, and
-    RunError if the store takes and gives nothing for `store_patience` seconds."""
+def work(
+    folder: Path,
+    at: Path | Port,
+    name: str,
+    epoch: int,
+    player: Player,
+    store: str,
+    patience: float,
+    store_patience: float,
+) -> None:
+    """A worker, until it is told to stop. Raises Lost if there is no reconciler for `patience` seconds, GivenUp if the
+    reconciler refuses it, and RunError if the store takes and gives nothing for `store_patience` seconds."""
     log, engine, in_store = Log(folder, name, epoch), player.engine, open_stores(store)
     engine_weights = Own(in_store.weights, name, engine) if isinstance(engine, Continuous) else cast(Follows, engine)
     weights, groups = Weights(engine_weights, store_patience), Groups(in_store.groups, store_patience)
@@ -178,7 +214,11 @@ def work(folder: Path, at: Path | Port, name: str, epoch: int, player: Player, s
         try:
             oldest_versions = groups.oldest()
             room = max(1, player.capacity // player.rollouts)
-            line.say(encode(Hello(name, epoch, room, weights.serves, tuple(oldest_versions), tuple(oldest_versions.values()))))
+            line.say(
+                encode(
+                    Hello(name, epoch, room, weights.serves, tuple(oldest_versions), tuple(oldest_versions.values()))
+                )
+            )
             for done_message in groups.done.values():
                 line.say(encode(done_message))
             last_beat = time.monotonic()
@@ -191,7 +231,9 @@ def work(folder: Path, at: Path | Port, name: str, epoch: int, player: Player, s
                     if isinstance(message, Stop):
                         log("stop")
                         if weights.errand is not None:
-                            weights.errand.done.wait(patience)  # a thread in the middle of a computation cannot end with the process
+                            weights.errand.done.wait(
+                                patience
+                            )  # a thread in the middle of a computation cannot end with the process
                         return
                     if isinstance(message, Refused):
                         raise GivenUp(message.why)
@@ -217,8 +259,17 @@ def work(folder: Path, at: Path | Port, name: str, epoch: int, player: Player, s
                     line.say(encode(Loaded(name, epoch, weights.serves)))
                 for group, rollouts in player.tick().items() if weights.serves >= 0 else ():
                     data = pack(rollouts)
-                    done = Done(name, epoch, group, oldest(rollouts, weights.serves), f"{group:06d}-{name}-{epoch}", hashlib.sha256(data).hexdigest())
-                    groups.storing[group] = Storing(done, data, sum(rollout.chain.written for rollout in rollouts if not rollout.failure))
+                    done = Done(
+                        name,
+                        epoch,
+                        group,
+                        oldest(rollouts, weights.serves),
+                        f"{group:06d}-{name}-{epoch}",
+                        hashlib.sha256(data).hexdigest(),
+                    )
+                    groups.storing[group] = Storing(
+                        done, data, sum(rollout.chain.written for rollout in rollouts if not rollout.failure)
+                    )
                     groups.since.pop(group, None)
                 entries, store_error = groups.stored()
                 for entry in entries:

@@ -1,7 +1,8 @@
-"""The documents of a unit, and a `Bad` with a reason for everything that cannot be read. No bad row or file ends the reading of others.
+"""The documents of a unit, and a `Bad` with a reason for everything that cannot be read. No bad row or file ends the
+reading of others.
 
-Nothing that a source holds is run, and no archive is unpacked: members are read as a stream, links are not followed, and sizes are bounded.
-"""
+Nothing that a source holds is run, and no archive is unpacked: members are read as a stream, links are not followed,
+and sizes are bounded."""
 
 import bz2
 import gzip
@@ -24,8 +25,18 @@ UNPACKED = 8 << 30
 """Most bytes that an archive may unpack to; what comes after them is left out and named."""
 MAX_ROW_BYTES = 64 << 20
 """Most bytes of a row of JSONL."""
-READ_ERRORS = (OSError, EOFError, ValueError, RuntimeError, zlib.error, lzma.LZMAError, tarfile.TarError, zipfile.BadZipFile)
-"""What the readers of archives raise for what they cannot read; RuntimeError for an encrypted member, and for an unknown way of packing."""
+READ_ERRORS = (
+    OSError,
+    EOFError,
+    ValueError,
+    RuntimeError,
+    zlib.error,
+    lzma.LZMAError,
+    tarfile.TarError,
+    zipfile.BadZipFile,
+)
+"""What the readers of archives raise for what they cannot read; RuntimeError for an encrypted member, and for an
+unknown way of packing."""
 
 
 class Document(NamedTuple):
@@ -151,7 +162,9 @@ def read_rows(unit: Unit, source: Source, max_bytes: int) -> Iterator[Document |
                 for i in range(len(texts)):
                     row += 1
                     try:
-                        yield cell(row, texts[i].as_py(), titles[i].as_py() if titles is not None else None, source, max_bytes)
+                        yield cell(
+                            row, texts[i].as_py(), titles[i].as_py() if titles is not None else None, source, max_bytes
+                        )
                     except UnicodeDecodeError:
                         yield Bad(row, "not UTF-8")
     except (OSError, ValueError, NotImplementedError) as error:  # the last for a codec that pyarrow was built without
@@ -165,9 +178,12 @@ def describe_damage(unit: Unit, error: BaseException) -> str:
 
 
 def refuse_broken(unit: Unit, error: BaseException) -> None:
-    """Raises RunError for a connection that broke. Its file is not damaged: skipped now, it would be there the next time."""
+    """Raises RunError for a connection that broke. Its file is not damaged: skipped now, it would be there the next
+    time."""
     if isinstance(error, (ConnectionError, TimeoutError)):
-        raise RunError(f"source {unit.address}: the connection broke ({' '.join(str(error).split()) or type(error).__name__})") from None
+        raise RunError(
+            f"source {unit.address}: the connection broke ({' '.join(str(error).split()) or type(error).__name__})"
+        ) from None
 
 
 class BoundedStream:
@@ -205,7 +221,9 @@ def read_archive(unit: Unit, source: Source, max_bytes: int) -> Iterator[Documen
                     elif member.size > max_bytes:
                         yield Bad(member.name, "too large")
                     elif (member_file := tar.extractfile(member)) is not None:
-                        yield with_valid_name(member.name, text_of(member.name, member_file.read(max_bytes + 1), max_bytes))
+                        yield with_valid_name(
+                            member.name, text_of(member.name, member_file.read(max_bytes + 1), max_bytes)
+                        )
     except READ_ERRORS as error:
         yield Bad(unit.label, describe_damage(unit, error))
 

@@ -1,17 +1,20 @@
 """Exact and near duplicates of documents.
 
-Two documents are exact duplicates if their texts are equal but for spaces at the ends of lines, empty lines at the ends of the text and a licence
-header. They are near duplicates if the Jaccard similarity of their shingles, five words each, is at least `near`.
+Two documents are exact duplicates if their texts are equal but for spaces at the ends of lines, empty lines at the ends
+of the text and a licence header. They are near duplicates if the Jaccard similarity of their shingles, five words each,
+is at least `near`.
 
     J(A, B) = |A ∩ B| / |A ∪ B|
 
-MinHash signatures (Broder, 1997) in a locality-sensitive index name candidates (the library datasketch), and their shingles decide. So nothing
-is dropped by an estimate; a near duplicate that no band of the index shows stays. Of two duplicates the first stays, in the order of the sources.
+MinHash signatures (Broder, 1997) in a locality-sensitive index name candidates (the library datasketch), and their
+shingles decide. So nothing is dropped by an estimate; a near duplicate that no band of the index shows stays. Of two
+duplicates the first stays, in the order of the sources.
 
 The traps
 a. The hash of a word must not be Python's own, which differs from process to process.
 b. Small words make a file of licence headers similar to every other. `rules.body` takes the header away first.
-c. Near is not transitive. A document is compared only with those that stay, so a chain of small changes is not dropped as a whole.
+c. Near is not transitive. A document is compared only with those that stay, so a chain of small changes is not dropped
+   as a whole.
 """
 
 import hashlib
@@ -58,13 +61,15 @@ class Duplicate(NamedTuple):
 
 
 def digest(text: str) -> str:
-    """Hash of a text without its licence header, spaces at the ends of lines, and empty lines at its ends; 32 hexadecimal digits."""
+    """Hash of a text without its licence header, spaces at the ends of lines, and empty lines at its ends; 32
+    hexadecimal digits."""
     plain_text = "\n".join(map(str.rstrip, body(text).split("\n"))).strip()
     return hashlib.blake2b(plain_text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
 
 def shingles(text: str) -> np.ndarray:
-    """The distinct hashes of all runs of five words, uint32 in rising order. A text of fewer words is one run; one without words has none."""
+    """The distinct hashes of all runs of five words, uint32 in rising order. A text of fewer words is one run; one
+    without words has none."""
     words = WORD.findall(body(text))
     if not words:
         return np.zeros(0, np.uint32)
@@ -103,8 +108,8 @@ def jaccard(a: np.ndarray, b: np.ndarray) -> float:
 
 
 def duplicates(documents: Iterable[tuple[int, str, np.ndarray, np.ndarray]], near: float) -> Iterator[Duplicate]:
-    """Duplicates among documents, each with its number, `digest`, `signature` and `shingles`, in the order in which the first stays.
-    near = 0 looks for exact ones alone."""
+    """Duplicates among documents, each with its number, `digest`, `signature` and `shingles`, in the order in which the
+    first stays. near = 0 looks for exact ones alone."""
     first: dict[str, int] = {}
     marks_of: dict[int, np.ndarray] = {}
     index, sketch = None, None
@@ -119,7 +124,10 @@ def duplicates(documents: Iterable[tuple[int, str, np.ndarray, np.ndarray]], nea
             continue
         if index is not None and sketch is not None and len(marks):
             sketch.hashvalues = minhash
-            best_match = max(((jaccard(marks, marks_of[candidate]), -candidate) for candidate in index.query(sketch)), default=(0.0, 0))
+            best_match = max(
+                ((jaccard(marks, marks_of[candidate]), -candidate) for candidate in index.query(sketch)),
+                default=(0.0, 0),
+            )
             if best_match[0] >= near:
                 yield Duplicate(number, -best_match[1], round(best_match[0], 4))
                 continue

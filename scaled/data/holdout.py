@@ -5,9 +5,9 @@ A training document is near a held-out one, with sets of shingles S and H, if
     |S ∩ H| ≥ near · |S ∪ H|                        they are alike, or
     |S ∩ H| ≥ near · min(|S|, |H|)                  one holds most of the other, if both have `ENOUGH` shingles
 
-Counts are exact: an index holds every shingle of the codebase. MinHash would miss some, and what is missed here falsifies a measurement,
-while a duplicate that stays in training costs a little compute. The index takes 8 bytes a shingle, about 1.5 times the codebase's size.
-"""
+Counts are exact: an index holds every shingle of the codebase. MinHash would miss some, and what is missed here
+falsifies a measurement, while a duplicate that stays in training costs a little compute. The index takes 8 bytes a
+shingle, about 1.5 times the codebase's size."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,9 +30,10 @@ def part_of(source: str, name: str) -> str:
 def choose(parts: Sequence[str], sizes: Sequence[int], wanted: str, share: float) -> tuple[str, list[int]]:
     """Name and documents of the held-out codebase, from the part of each document (`part_of`) and its size.
 
-    `wanted` names a part, or a source with all its parts. If it is empty, the part is chosen as in `ref.cpt.hold_out_codebase`: the one whose size
-    is nearest to `share` of everything, if one has between a third and five times that size; otherwise every k-th document.
-    Raises RunError if nothing would be held out, or nothing left."""
+    `wanted` names a part, or a source with all its parts. If it is empty, the part is chosen as in
+    `ref.cpt.hold_out_codebase`: the one whose size is nearest to `share` of everything, if one has between a third and
+    five times that size; otherwise every k-th document. Raises RunError if nothing would be held out, or nothing
+    left."""
     if len(parts) < 2:
         raise RunError(f"{len(parts)} documents are left after the rules; at least two are needed to hold one out")
     sums: dict[str, int] = {}
@@ -42,10 +43,15 @@ def choose(parts: Sequence[str], sizes: Sequence[int], wanted: str, share: float
         heldout_ids = [i for i, part in enumerate(parts) if part == wanted or part.startswith(wanted + "/")]
         if not heldout_ids or len(heldout_ids) == len(parts):
             largest = ", ".join(sorted(sums, key=lambda part: (-sums[part], part))[:8])
-            raise RunError(f"heldout = {wanted!r} holds {'everything' if heldout_ids else 'nothing'} out; the largest parts are {largest}")
+            raise RunError(
+                f"heldout = {wanted!r} holds {'everything' if heldout_ids else 'nothing'} out; the "
+                f"largest parts are {largest}"
+            )
         return wanted, heldout_ids
     target = share * sum(sizes)
-    candidates = [part for part, size in sums.items() if "/" in part and target / 3 <= size <= 5 * target and len(sums) > 1]
+    candidates = [
+        part for part, size in sums.items() if "/" in part and target / 3 <= size <= 5 * target and len(sums) > 1
+    ]
     if candidates:
         name = min(candidates, key=lambda part: (abs(sums[part] - target), part))
         return name, [i for i, part in enumerate(parts) if part == name]
@@ -74,13 +80,18 @@ class Index:
         return cls(marks[order], np.repeat(np.arange(len(documents), dtype=np.int32), sizes)[order], sizes)
 
     def nearest(self, marks: np.ndarray, near: float) -> tuple[int, float] | None:
-        """The held-out document that a document with these shingles is near to, and how near; None if it is near to none."""
+        """The held-out document that a document with these shingles is near to, and how near; None if it is near to
+        none."""
         if not len(marks) or not len(self.marks):
             return None
         left, right = (np.searchsorted(self.marks, marks, side) for side in ("left", "right"))
         is_shared = left < right
         left, counts = left[is_shared], (right - left)[is_shared]
-        places = np.repeat(left - np.concatenate([[0], counts.cumsum()[:-1]]), counts) + np.arange(counts.sum()) if len(left) else left
+        places = (
+            np.repeat(left - np.concatenate([[0], counts.cumsum()[:-1]]), counts) + np.arange(counts.sum())
+            if len(left)
+            else left
+        )
         num_shared = np.bincount(self.owners[places], minlength=len(self.sizes))
         smaller = np.minimum(self.sizes, len(marks))
         # |S ∩ H| / |S ∪ H|.

@@ -12,8 +12,8 @@ OUT/tokenizer.json  the tokenizer of the shards
 OUT/shards/         the shards
 OUT/work/           what the steps leave to each other; gone at the end
 
-Every file is the same for any number of processes, and after any interruption: a unit's files depend on nothing but the unit, and the steps
-between go in the order of the sources.
+Every file is the same for any number of processes, and after any interruption: a unit's files depend on nothing but the
+unit, and the steps between go in the order of the sources.
 """
 
 import contextlib
@@ -57,11 +57,13 @@ class Settings:
     tokenizer: str | None = None
     """tokenizer.json, or a folder that has one; `--tokenizer` overrides it."""
     heldout: str = ""
-    """Held-out codebase: SOURCE, or SOURCE/FOLDER; empty takes the top-level folder whose size is nearest to `heldout_share`."""
+    """Held-out codebase: SOURCE, or SOURCE/FOLDER; empty takes the top-level folder whose size is nearest to
+    `heldout_share`."""
     heldout_share: float = 0.03
     """Wanted size of the held-out codebase, as a share of everything."""
     near: float = 0.7
-    """Jaccard similarity of five-word shingles from which on documents are duplicates; 0 looks for exact duplicates alone."""
+    """Jaccard similarity of five-word shingles from which on documents are duplicates; 0 looks for exact duplicates
+    alone."""
     heldout_near: float = 0.5
     """The same for training documents that are like held-out ones, or hold most of one."""
     max_bytes: int = 1 << 20
@@ -123,12 +125,19 @@ def plan(sources: Sequence[Source], settings: Settings, tokenizer: Path) -> Plan
         all_units += source_units
         unlisted_folders.append(num_unlisted)
         files_digest.update(json.dumps(files).encode("utf-8", "surrogateescape"))
-    return Plan(tuple(sources), all_units, unlisted_folders, Build(tuple(sources), settings, hash_file(tokenizer), files_digest.hexdigest()))
+    return Plan(
+        tuple(sources),
+        all_units,
+        unlisted_folders,
+        Build(tuple(sources), settings, hash_file(tokenizer), files_digest.hexdigest()),
+    )
 
 
-def prepare(out: Path, sources: Sequence[Source], settings: Settings, tokenizer: Path, processes: int, resume: bool, again: str) -> dict[str, Any]:
-    """Builds the folder OUT, or goes on with it, and returns data.json. `again` is the command that goes on after an interruption.
-    Raises RunError, in one line, for what the user can change."""
+def prepare(
+    out: Path, sources: Sequence[Source], settings: Settings, tokenizer: Path, processes: int, resume: bool, again: str
+) -> dict[str, Any]:
+    """Builds the folder OUT, or goes on with it, and returns data.json. `again` is the command that goes on after an
+    interruption. Raises RunError, in one line, for what the user can change."""
     try:
         vocabulary = load_tokenizer(tokenizer)
     except (OSError, ValueError) as error:
@@ -157,7 +166,9 @@ def report_dead_process(resume_command: str):
     except RuntimeError as error:
         if "died" not in str(error):
             raise
-        raise RunError(f"{error} Continue, perhaps with fewer processes or a smaller unit_bytes: {resume_command}") from None
+        raise RunError(
+            f"{error} Continue, perhaps with fewer processes or a smaller unit_bytes: {resume_command}"
+        ) from None
 
 
 def build(run: Run, build_plan: Plan, settings: Settings, work: Path, dtype: str, processes: int) -> None:
@@ -174,9 +185,13 @@ def build(run: Run, build_plan: Plan, settings: Settings, work: Path, dtype: str
     names = names_of(build_plan, scans)
     kept_documents, dropped_entries, heldout = decide(run, build_plan, settings, work, scans, names, processes)
 
-    tasks = [Tokenise(i, kept_documents[i], work / "tokenizer.json", work) for i in range(len(scans)) if kept_documents[i]]
+    tasks = [
+        Tokenise(i, kept_documents[i], work / "tokenizer.json", work) for i in range(len(scans)) if kept_documents[i]
+    ]
     sizes = [sum(scans[task.number].documents[i][1] for i in task.kept) for task in tasks]
-    run_stage(run, "tokenise", tokenise, tasks, sizes, [work / f"{task.number:05d}.lengths" for task in tasks], processes)
+    run_stage(
+        run, "tokenise", tokenise, tasks, sizes, [work / f"{task.number:05d}.lengths" for task in tasks], processes
+    )
 
     layouts: list[list[shards.Layout]] = []
     (run.root / "shards").mkdir(exist_ok=True)
@@ -190,12 +205,17 @@ def build(run: Run, build_plan: Plan, settings: Settings, work: Path, dtype: str
     flat = [layout for source_layouts in layouts for layout in source_layouts]
     ends = [layout.path.with_name(layout.path.name + ".json") for layout in flat]
     run_stage(run, "shards", shards.write, flat, [int(layout.lengths.sum()) for layout in flat], ends, processes)
-    manifests = [[read_json(layout.path.with_name(layout.path.name + ".json")) for layout in source_layouts] for source_layouts in layouts]
+    manifests = [
+        [read_json(layout.path.with_name(layout.path.name + ".json")) for layout in source_layouts]
+        for source_layouts in layouts
+    ]
 
     lines = [
         json.dumps(
             {
-                "name": names[u][i] if len(build_plan.sources) == 1 else f"{build_plan.sources[build_plan.units[u].source].label}/{names[u][i]}",
+                "name": names[u][i]
+                if len(build_plan.sources) == 1
+                else f"{build_plan.sources[build_plan.units[u].source].label}/{names[u][i]}",
                 "text": scans[u].text(i),
             }
         )
@@ -225,7 +245,13 @@ def build(run: Run, build_plan: Plan, settings: Settings, work: Path, dtype: str
 
 
 def run_stage(
-    run: Run, name: str, work: Callable[[Any], Any], tasks: Sequence[Any], sizes: Sequence[int], ends: Sequence[Path], processes: int
+    run: Run,
+    name: str,
+    work: Callable[[Any], Any],
+    tasks: Sequence[Any],
+    sizes: Sequence[int],
+    ends: Sequence[Path],
+    processes: int,
 ) -> None:
     """A step on all processes: the tasks whose last file is not there, the largest first."""
     stage = run.stage(name, total=len(tasks), unit="tokens" if name == "shards" else "B")
@@ -233,7 +259,10 @@ def run_stage(
         return
     stage.restore()
     pending = sorted((i for i, end in enumerate(ends) if not end.exists()), key=lambda i: -sizes[i])
-    finished_size, progress_sizes = (sum(sizes) - sum(sizes[i] for i in pending), np.cumsum([0, *(sizes[i] for i in pending)]))
+    finished_size, progress_sizes = (
+        sum(sizes) - sum(sizes[i] for i in pending),
+        np.cumsum([0, *(sizes[i] for i in pending)]),
+    )
     stage.progress(len(tasks) - len(pending), finished_size)
     on_cores(
         work,
@@ -248,8 +277,12 @@ def names_of(build_plan: Plan, scans: Sequence[Scan]) -> list[list[str]]:
     """The name of every document, as text: FILE:ROW for a row without one."""
     names, rows = [], Counter()
     for unit, unit_scan in zip(build_plan.units, scans, strict=True):
-        names.append([document_name(unit, rows[unit.source, unit.address], document[0]) for document in unit_scan.documents])
-        unit_scan.dropped = [[document_name(unit, rows[unit.source, unit.address], name), *fields] for name, *fields in unit_scan.dropped]
+        names.append(
+            [document_name(unit, rows[unit.source, unit.address], document[0]) for document in unit_scan.documents]
+        )
+        unit_scan.dropped = [
+            [document_name(unit, rows[unit.source, unit.address], name), *fields] for name, *fields in unit_scan.dropped
+        ]
         rows[unit.source, unit.address] += unit_scan.rows
     return names
 
@@ -259,34 +292,53 @@ def document_name(unit: Unit, rows: int, name: str | int) -> str:
 
 
 def decide(
-    run: Run, build_plan: Plan, settings: Settings, work: Path, scans: Sequence[Scan], names: list[list[str]], processes: int
+    run: Run,
+    build_plan: Plan,
+    settings: Settings,
+    work: Path,
+    scans: Sequence[Scan],
+    names: list[list[str]],
+    processes: int,
 ) -> tuple[list[list[int]], list[dict], dict[str, Any]]:
     """The documents of every unit that stay; every one that does not, with its reason; the held-out codebase."""
     stage = run.stage("deduplicate", total=3, unit="steps")
-    places, file = ([(u, i) for u, unit_scan in enumerate(scans) for i in range(len(unit_scan.documents))], work / "decided.json")
+    places, file = (
+        [(u, i) for u, unit_scan in enumerate(scans) for i in range(len(unit_scan.documents))],
+        work / "decided.json",
+    )
     label = [build_plan.sources[unit.source].label for unit in build_plan.units]
     if stage.finished and file.exists():
         decision = read_json(file, limit=sys.maxsize)
         return decision["kept"], decision["dropped"], decision["held"]
     stage.restore()
     parts = [part_of(label[u], names[u][i]) for u, i in places]
-    name, heldout_numbers = choose(parts, [scans[u].documents[i][1] for u, i in places], settings.heldout, settings.heldout_share)
+    name, heldout_numbers = choose(
+        parts, [scans[u].documents[i][1] for u, i in places], settings.heldout, settings.heldout_share
+    )
     # A codebase is read alphabetically.
-    heldout_numbers = sorted(heldout_numbers, key=lambda n: (build_plan.units[places[n][0]].source, names[places[n][0]][places[n][1]]))
+    heldout_numbers = sorted(
+        heldout_numbers, key=lambda n: (build_plan.units[places[n][0]].source, names[places[n][0]][places[n][1]])
+    )
     marks = {u: scans[u].shingles() for u in sorted({places[n][0] for n in heldout_numbers})}
     index = Index.of([marks[places[n][0]][places[n][1]] for n in heldout_numbers])
     stage.progress(1)
 
-    near_matches = on_cores(partial(match_heldout, scans, index, settings.heldout_near), range(len(scans)), processes=processes)
+    near_matches = on_cores(
+        partial(match_heldout, scans, index, settings.heldout_near), range(len(scans)), processes=processes
+    )
     digests = {scans[u].documents[i][4]: k for k, (u, i) in reversed([*enumerate(places[n] for n in heldout_numbers)])}
     stage.progress(2)
     heldout_set, heldout_places, matches = set(heldout_numbers), [places[n] for n in heldout_numbers], {}
     for n, (u, i) in enumerate(places):
         if n not in heldout_set and (
-            match := (digests[scans[u].documents[i][4]], 1.0) if scans[u].documents[i][4] in digests else near_matches[u].get(i)
+            match := (digests[scans[u].documents[i][4]], 1.0)
+            if scans[u].documents[i][4] in digests
+            else near_matches[u].get(i)
         ):
             matches[n] = (NEAR_HELD, heldout_places[match[0]], match[1])
-    for duplicate in duplicates(comparable_documents(scans, places, heldout_set | matches.keys(), bool(settings.near)), settings.near):
+    for duplicate in duplicates(
+        comparable_documents(scans, places, heldout_set | matches.keys(), bool(settings.near)), settings.near
+    ):
         matches[duplicate.document] = (
             "exact duplicate" if duplicate.similarity == 1 and is_exact(scans, places, duplicate) else "near duplicate",
             places[duplicate.of],
@@ -295,24 +347,43 @@ def decide(
 
     kept_documents: list[list[int]] = [[] for _ in scans]
     dropped_entries: list[list[dict]] = [
-        [{"source": label[u], "name": entry[0], "reason": entry[1]} for entry in unit_scan.dropped] for u, unit_scan in enumerate(scans)
+        [{"source": label[u], "name": entry[0], "reason": entry[1]} for entry in unit_scan.dropped]
+        for u, unit_scan in enumerate(scans)
     ]
     for n, (u, i) in enumerate(places):
         if n in matches:
             rule, (v, j), similarity = matches[n]
             dropped_entries[u].append(
-                {"source": label[u], "name": names[u][i], "reason": rule, "of": f"{label[v]}/{names[v][j]}", "similarity": similarity}
+                {
+                    "source": label[u],
+                    "name": names[u][i],
+                    "reason": rule,
+                    "of": f"{label[v]}/{names[v][j]}",
+                    "similarity": similarity,
+                }
             )
         elif n not in heldout_set:
             kept_documents[u].append(i)
-    unlisted_labels = [source.label for source, n in zip(build_plan.sources, build_plan.unlisted_folders, strict=True) for _ in range(n)]
-    all_dropped: list[dict] = [{"source": source, "name": "a folder that cannot be listed", "reason": "unreadable"} for source in unlisted_labels]
+    unlisted_labels = [
+        source.label
+        for source, n in zip(build_plan.sources, build_plan.unlisted_folders, strict=True)
+        for _ in range(n)
+    ]
+    all_dropped: list[dict] = [
+        {"source": source, "name": "a folder that cannot be listed", "reason": "unreadable"}
+        for source in unlisted_labels
+    ]
     all_dropped += [entry for unit_dropped in dropped_entries for entry in unit_dropped]
     if not any(kept_documents):
         raise RunError(
-            "nothing is left to train on; dropped: " + ", ".join(f"{n} {rule}" for rule, n in Counter(d["reason"] for d in all_dropped).items())
+            "nothing is left to train on; dropped: "
+            + ", ".join(f"{n} {rule}" for rule, n in Counter(d["reason"] for d in all_dropped).items())
         )
-    heldout_record = {"name": name, "documents": heldout_places, "bytes": sum(scans[u].documents[i][1] for u, i in heldout_places)}
+    heldout_record = {
+        "name": name,
+        "documents": heldout_places,
+        "bytes": sum(scans[u].documents[i][1] for u, i in heldout_places),
+    }
     atomic_write(file, json.dumps({"kept": kept_documents, "dropped": all_dropped, "held": heldout_record}))
     stage.progress(3)
     stage.finish({"kept": sum(map(len, kept_documents)), "dropped": len(all_dropped), "heldout": len(heldout_places)})
@@ -325,7 +396,9 @@ def match_heldout(scans: Sequence[Scan], index: Index, near: float, number: int)
     return {i: match for i, match in nearest.items() if match}
 
 
-def comparable_documents(scans: Sequence[Scan], places: Sequence[tuple[int, int]], excluded_numbers: set[int], near: bool):
+def comparable_documents(
+    scans: Sequence[Scan], places: Sequence[tuple[int, int]], excluded_numbers: set[int], near: bool
+):
     """What `duplicates` compares: all documents but some, in order."""
     unit, marks, minhashes = -1, [], np.zeros((0, 0))
     for n, (u, i) in enumerate(places):
@@ -365,7 +438,11 @@ def statistics(
         "name": source.label,
         "path": source.path,
         "weight": source.weight,
-        "read": {"documents": len(read_sizes), "bytes": sum(b for b, _ in read_sizes), "lines": sum(lines for _, lines in read_sizes)},
+        "read": {
+            "documents": len(read_sizes),
+            "bytes": sum(b for b, _ in read_sizes),
+            "lines": sum(lines for _, lines in read_sizes),
+        },
         "kept": {
             "documents": len(kept_records),
             "bytes": sum(document[1] for document in kept_records),
@@ -374,8 +451,13 @@ def statistics(
         },
         "heldout": sum(build_plan.units[u].source == number for u, _ in heldout["documents"]),
         "dropped": {
-            rule: {"count": len(names), "names": names[:MAX_NAMES]} for rule, names in sorted(names_by_rule.items(), key=lambda x: (-len(x[1]), x[0]))
+            rule: {"count": len(names), "names": names[:MAX_NAMES]}
+            for rule, names in sorted(names_by_rule.items(), key=lambda x: (-len(x[1]), x[0]))
         },
-        "licences": dict(sorted(Counter(document[3] or "none found" for document in kept_records).items(), key=lambda x: (-x[1], x[0]))),
+        "licences": dict(
+            sorted(
+                Counter(document[3] or "none found" for document in kept_records).items(), key=lambda x: (-x[1], x[0])
+            )
+        ),
         "shards": manifests,
     }

@@ -1,14 +1,16 @@
-"""Prepared data as training rows: sources by weight, documents in a new order each epoch, at any position, the same on every rank.
+"""Prepared data as training rows: sources by weight, documents in a new order each epoch, at any position, the same on
+every rank.
 
     data = Prepared(folder)
     ids, doc = data.stream(length=4096, seed=0, end=2).rows(first, count)      row `first` and those after it
 
-A source is an endless sequence of tokens: its documents in a random order, `end` after each, and again in another order. Row j of a source is
-the j-th piece of `length` tokens. So no token is padding, an epoch holds every token once, and a position is a number: nothing has to be
-replayed. A document that crosses the end of a row is cut there; `ref.cpt.pack` cuts fewer, but where a row begins would depend on all before it.
+A source is an endless sequence of tokens: its documents in a random order, `end` after each, and again in another
+order. Row j of a source is the j-th piece of `length` tokens. So no token is padding, an epoch holds every token once,
+and a position is a number: nothing has to be replayed. A document that crosses the end of a row is cut there;
+`ref.cpt.pack` cuts fewer, but where a row begins would depend on all before it.
 
-Which source the next row comes from follows the weights as evenly as it can: of a block of rows every source has its share, spread over the
-block with a random phase.
+Which source the next row comes from follows the weights as evenly as it can: of a block of rows every source has its
+share, spread over the block with a random phase.
 """
 
 from collections.abc import Iterator
@@ -49,7 +51,9 @@ class Prepared:
             sources = [source for source in self.record["sources"] if source["weight"] and source["kept"]["documents"]]
             self.names = [source["name"] for source in sources]
             self.weights = np.array([source["weight"] for source in sources], np.float64)
-            self.shards = [[Shard.open(self.folder / "shards", shard) for shard in source["shards"]] for source in sources]
+            self.shards = [
+                [Shard.open(self.folder / "shards", shard) for shard in source["shards"]] for source in sources
+            ]
             heldout_record = self.record["heldout"]
         except (OSError, KeyError, TypeError, ValueError) as error:
             raise RunError(f"corpus {self.folder}: {' '.join(str(error).split())}") from None
@@ -71,7 +75,9 @@ class Prepared:
     @property
     def tokens(self) -> int:
         """Their tokens, with one for the end of each document."""
-        return sum(len(shard.tokens) + len(shard.places) - 1 for source_shards in self.shards for shard in source_shards)
+        return sum(
+            len(shard.tokens) + len(shard.places) - 1 for source_shards in self.shards for shard in source_shards
+        )
 
     @property
     def heldout(self) -> str:
@@ -92,7 +98,8 @@ class Prepared:
             is_same = False
         if not is_same:
             raise RunError(
-                f"corpus {self.folder} was prepared with another tokenizer than {tokenizer}; prepare it again: etude data … --tokenizer {tokenizer}"
+                f"corpus {self.folder} was prepared with another tokenizer than {tokenizer}; prepare "
+                f"it again: etude data … --tokenizer {tokenizer}"
             )
 
     def stream(self, length: int, seed: int, end: int) -> "Stream":
@@ -101,8 +108,8 @@ class Prepared:
 
 
 def quotas(weights: np.ndarray, rows: int) -> np.ndarray:
-    """How many of `rows` rows each source has: the share of its weight, rounded by largest remainders; a source without a row takes one from
-    the largest."""
+    """How many of `rows` rows each source has: the share of its weight, rounded by largest remainders; a source without
+    a row takes one from the largest."""
     share = rows * weights / weights.sum()
     counts = share.astype(np.int64)
     counts[np.argsort(counts - share, kind="stable")[: rows - int(counts.sum())]] += 1
@@ -119,8 +126,12 @@ class Stream:
         self.data, self.length, self.seed, self.end = data, length, seed, end
         self.block = max(BLOCK, 16 * len(data.names))
         self.quota = quotas(data.weights, self.block)
-        self.sizes = [np.concatenate([np.diff(shard.places) for shard in source_shards]) + 1 for source_shards in data.shards]
-        self.firsts = [np.cumsum([0, *(len(shard.places) - 1 for shard in source_shards)]) for source_shards in data.shards]
+        self.sizes = [
+            np.concatenate([np.diff(shard.places) for shard in source_shards]) + 1 for source_shards in data.shards
+        ]
+        self.firsts = [
+            np.cumsum([0, *(len(shard.places) - 1 for shard in source_shards)]) for source_shards in data.shards
+        ]
         self.totals = [int(sizes.sum()) for sizes in self.sizes]
         self.order = lru_cache(2 * len(data.names))(self.order_of)
         self.turns = lru_cache(4)(self.turns_of)
@@ -182,7 +193,10 @@ class Stream:
     def epochs(self, rows: int) -> dict[str, float]:
         """How often each source has been read after so many rows."""
         share = self.quota / self.block
-        return {name: rows * self.length * float(x) / total for name, x, total in zip(self.data.names, share, self.totals, strict=True)}
+        return {
+            name: rows * self.length * float(x) / total
+            for name, x, total in zip(self.data.names, share, self.totals, strict=True)
+        }
 
     def pieces(self) -> Iterator[list[int]]:
         """The documents of the rows one after another, cut where a row ends; endless."""

@@ -1,8 +1,9 @@
 """Which documents are left out, and why. Every rule is a function from a text to a reason, or None.
 
-The thresholds of `minified` and `few_letters` are those of Codex (arXiv:2107.03374, §3.1: mean lines of 100 characters, longest lines of 1000,
-a small share of alphanumeric characters) with StarCoder's quarter (arXiv:2305.06161, §3). The report says nothing about its filters; the rest is
-ours. A licence is only listed: whether a file may be trained on is for the user to decide.
+The thresholds of `minified` and `few_letters` are those of Codex (arXiv:2107.03374, §3.1: mean lines of 100 characters,
+longest lines of 1000, a small share of alphanumeric characters) with StarCoder's quarter (arXiv:2305.06161, §3). The
+report says nothing about its filters; the rest is ours. A licence is only listed: whether a file may be trained on is
+for the user to decide.
 """
 
 import re
@@ -35,7 +36,8 @@ class Rules:
     letters: float = 0.25
     """Lowest share of letters and digits."""
     digits: float = 0.4
-    """Highest share of digits among letters and digits, in a document of 1000 characters or more; beyond, it is a table of numbers."""
+    """Highest share of digits among letters and digits, in a document of 1000 characters or more; beyond, it is a table
+    of numbers."""
 
     def __post_init__(self):
         for name in ("least_words", "mean_line", "longest_line", "letters", "digits"):
@@ -44,7 +46,8 @@ class Rules:
 
 
 def reason(text: str, rules: Rules, kind: str = "code") -> str | None:
-    """The first rule that leaves a document out: all of them for `code`, those without lines and marks for `text`, no rule for `none`."""
+    """The first rule that leaves a document out: all of them for `code`, those without lines and marks for `text`, no
+    rule for `none`."""
     if kind == "none":
         return None
     rule = too_little(text, rules.least_words) or few_letters(text, rules.letters) or dump(text, rules.digits)
@@ -93,18 +96,42 @@ def too_little(text: str, least: int = 10) -> str | None:
 
 LICENCES = (
     ("Apache-2.0", "apache license, version 2.0", "apache license version 2.0", "licensed under the apache license"),
-    ("MPL-2.0", "mozilla public license, v. 2.0", "mozilla public license version 2.0", "mozilla public license, version 2.0"),
+    (
+        "MPL-2.0",
+        "mozilla public license, v. 2.0",
+        "mozilla public license version 2.0",
+        "mozilla public license, version 2.0",
+    ),
     ("AGPL-3.0", "gnu affero general public license"),
     ("LGPL", "gnu lesser general public license", "gnu library general public license"),
     ("GPL", "gnu general public license"),
-    ("MIT", "permission is hereby granted, free of charge", "under the mit license", "released under mit", "the mit license"),
+    (
+        "MIT",
+        "permission is hereby granted, free of charge",
+        "under the mit license",
+        "released under mit",
+        "the mit license",
+    ),
     ("BSD-3-Clause", "neither the name of", "bsd 3-clause license"),
-    ("BSD", "redistribution and use in source and binary forms", "under the bsd license", "bsd style license", "bsd-style license"),
-    ("ISC", "permission to use, copy, modify, and distribute this software for any", "permission to use, copy, modify, and/or distribute"),
+    (
+        "BSD",
+        "redistribution and use in source and binary forms",
+        "under the bsd license",
+        "bsd style license",
+        "bsd-style license",
+    ),
+    (
+        "ISC",
+        "permission to use, copy, modify, and distribute this software for any",
+        "permission to use, copy, modify, and/or distribute",
+    ),
     ("PSF-2.0", "psf license", "python software foundation license", "licensed to psf"),
 )
 """SPDX identifier, and words of which one names the licence."""
-SPDX = re.compile(r"SPDX-License-Identifier:\s*+((?:(?!-->)[\w.+()\-])++(?: ++(?:(?!-->)[\w.+()\-])++)*+)[ \t\r]*+(?:\*/|-->|$)", re.MULTILINE)
+SPDX = re.compile(
+    r"SPDX-License-Identifier:\s*+((?:(?!-->)[\w.+()\-])++(?: ++(?:(?!-->)[\w.+()\-])++)*+)[ \t\r]*+(?:\*/|-->|$)",
+    re.MULTILINE,
+)
 MARGIN = re.compile(r"(?:\s|^)[\s#/*;%]+", re.MULTILINE)
 
 
@@ -118,7 +145,8 @@ def licence(text: str) -> str | None:
 
 
 def body(text: str) -> str:
-    """The text without comments at its head that hold a licence: two files are no duplicates because both begin with the same licence."""
+    """The text without comments at its head that hold a licence: two files are no duplicates because both begin with
+    the same licence."""
     at = 0
     while at < len(text):
         end = text.find("\n", at) + 1 or len(text)

@@ -1,4 +1,5 @@
-"""One unit of a source on one process: its documents read, judged by the rules and hashed; later, those that stay tokenised.
+"""One unit of a source on one process: its documents read, judged by the rules and hashed; later, those that stay
+tokenised.
 
 WORK/00012.text         the texts that the rules leave, one after another, UTF-8
 WORK/00012.shingles     their shingles, uint32
@@ -66,7 +67,9 @@ def scan(task: Task) -> int:
     atomic_write(base.with_suffix(".text"), b"".join(texts))
     atomic_write(base.with_suffix(".shingles"), b"".join(array.tobytes() for array in marks))
     atomic_write(base.with_suffix(".signatures"), b"".join(array.tobytes() for array in minhashes))
-    atomic_write(base.with_suffix(".json"), json.dumps({"rows": rows, "documents": documents, "dropped": dropped_entries}))
+    atomic_write(
+        base.with_suffix(".json"), json.dumps({"rows": rows, "documents": documents, "dropped": dropped_entries})
+    )
     return task.number
 
 
@@ -116,14 +119,17 @@ def dtype_of(tokenizer: Any) -> Any:
 
 
 def tokenise(task: Tokenise) -> int:
-    """Writes the tokens of a unit. Special tokens in a text are plain text, and nothing is added. Returns its number."""
+    """Writes the tokens of a unit. Special tokens in a text are plain text, and nothing is added. Returns its
+    number."""
     tokenizer, token_blocks, lengths = cached_tokenizer(task.tokenizer), [], []
     unit_scan = Scan(task.work, task.number)
     previous_value = os.environ.get("TOKENIZERS_PARALLELISM")
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes share the cores already
     try:
         for at in range(0, len(task.kept), 32):
-            for encoding in tokenizer.encode_batch([unit_scan.text(i) for i in task.kept[at : at + 32]], add_special_tokens=False):
+            for encoding in tokenizer.encode_batch(
+                [unit_scan.text(i) for i in task.kept[at : at + 32]], add_special_tokens=False
+            ):
                 lengths.append(len(encoding.ids))
                 token_blocks.append(np.array(encoding.ids, dtype_of(tokenizer)).tobytes())
     finally:

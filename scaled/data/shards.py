@@ -36,8 +36,8 @@ class Layout(NamedTuple):
 
 
 def cut(lengths: Sequence[np.ndarray], files: Sequence[Path], most: int, base: Path, dtype: str) -> list[Layout]:
-    """The shards of a source whose documents lie in files of tokens, some in each: a shard ends with the document that fills it to `most`
-    tokens."""
+    """The shards of a source whose documents lie in files of tokens, some in each: a shard ends with the document that
+    fills it to `most` tokens."""
     layouts: list[Layout] = []
     spans: list[tuple[Path, int, int]] = []
     document_lengths: list[int] = []
@@ -46,7 +46,14 @@ def cut(lengths: Sequence[np.ndarray], files: Sequence[Path], most: int, base: P
     def close() -> None:
         nonlocal spans, document_lengths, num_tokens
         if document_lengths:
-            layouts.append(Layout(base.with_name(f"{base.name}-{len(layouts):05d}"), tuple(spans), np.array(document_lengths, np.int64), dtype))
+            layouts.append(
+                Layout(
+                    base.with_name(f"{base.name}-{len(layouts):05d}"),
+                    tuple(spans),
+                    np.array(document_lengths, np.int64),
+                    dtype,
+                )
+            )
         spans, document_lengths, num_tokens = [], [], 0
 
     for file, sizes in zip(files, lengths, strict=True):
@@ -117,7 +124,8 @@ class Shard:
             actual_size = path.stat().st_size if path.is_file() else None
             if actual_size != size:
                 raise ValueError(
-                    f"{path} {'is missing' if actual_size is None else f'has {actual_size} bytes instead of {size}'}; prepare the data again"
+                    f"{path} "
+                    f"{'is missing' if actual_size is None else f'has {actual_size} bytes instead of {size}'}; prepare the data again"
                 )
         places = np.memmap(index, "<i8", "r")
         if not manifest["tokens"]:

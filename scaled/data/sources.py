@@ -1,6 +1,6 @@
-"""Sources of documents: folders of text, archives, JSONL, Parquet; on this machine or at an fsspec address. `units` divides a source into what
-one process reads at a time: some files, a range of bytes of a JSONL file, some row groups of a Parquet file, an archive.
-"""
+"""Sources of documents: folders of text, archives, JSONL, Parquet; on this machine or at an fsspec address. `units`
+divides a source into what one process reads at a time: some files, a range of bytes of a JSONL file, some row groups of
+a Parquet file, an archive."""
 
 import glob
 import os
@@ -27,7 +27,8 @@ class Source:
     """Where documents come from."""
 
     path: str = ""
-    """Folder of text files, archive (.tar.gz, .zip, .whl, …), .jsonl, .jsonl.gz, .parquet, or a glob of these; local or an fsspec address."""
+    """Folder of text files, archive (.tar.gz, .zip, .whl, …), .jsonl, .jsonl.gz, .parquet, or a glob of these; local or
+    an fsspec address."""
     name: str = ""
     """Name in statistics and shards; by default the last part of the path without suffixes."""
     weight: float = 1.0
@@ -102,8 +103,9 @@ def opened(address: str) -> BinaryIO:
 
 
 def units(source: Source, number: int, size: int) -> tuple[list[Unit], int, list[tuple]]:
-    """What the processes read of source `number`, at most about `size` bytes at a time; how many folders cannot be listed; and a name, size and
-    time for every file, which differ once the source has changed. Raises RunError if nothing is there."""
+    """What the processes read of source `number`, at most about `size` bytes at a time; how many folders cannot be
+    listed; and a name, size and time for every file, which differ once the source has changed. Raises RunError if
+    nothing is there."""
     root, files, num_unlisted = list_files(source)
     if not files:
         raise RunError(f"source {source.label}: nothing to read at {source.path}; see path and suffixes")
@@ -119,7 +121,10 @@ def units(source: Source, number: int, size: int) -> tuple[list[Unit], int, list
                 file_names, total_bytes = [], 0
         elif kind == "lines" and not name.endswith(".gz"):
             borders = [*range(0, max(length, 1), size), length]
-            source_units += [Unit(number, kind, name, label(source, name), begin=a, end=b, bytes=b - a) for a, b in zip(borders, borders[1:])]
+            source_units += [
+                Unit(number, kind, name, label(source, name), begin=a, end=b, bytes=b - a)
+                for a, b in zip(borders, borders[1:])
+            ]
         elif kind == "rows":
             source_units += row_groups(source, number, name, length, size)
         elif name.endswith(ZIPS):
@@ -132,15 +137,24 @@ def units(source: Source, number: int, size: int) -> tuple[list[Unit], int, list
 
 
 def list_files(source: Source) -> tuple[str | None, list[tuple], int]:
-    """The folder, if the source is one; every file with size and time, in order; and how many folders could not be listed."""
+    """The folder, if the source is one; every file with size and time, in order; and how many folders could not be
+    listed."""
     path = source.path
     if not remote(path):
         if os.path.isdir(path):
             skip_counts: Counter = Counter()
-            names = sorted(p.relative_to(path).as_posix() for p in walk(Path(path), frozenset(source.exclude), skip_counts))
+            names = sorted(
+                p.relative_to(path).as_posix() for p in walk(Path(path), frozenset(source.exclude), skip_counts)
+            )
             matching_names = [name for name in names if chosen(source, name)]
-            return (path, [(name, *file_state(os.path.join(path, name))) for name in matching_names], sum(skip_counts.values()))
-        names = sorted(glob.glob(path, recursive=True)) if glob.has_magic(path) else [path] if os.path.exists(path) else []
+            return (
+                path,
+                [(name, *file_state(os.path.join(path, name))) for name in matching_names],
+                sum(skip_counts.values()),
+            )
+        names = (
+            sorted(glob.glob(path, recursive=True)) if glob.has_magic(path) else [path] if os.path.exists(path) else []
+        )
         return None, [(name, *file_state(name)) for name in names if os.path.isfile(name)], 0
     system, remote_path = filesystem(path)
     try:
@@ -148,14 +162,29 @@ def list_files(source: Source) -> tuple[str | None, list[tuple], int]:
             infos = system.find(remote_path, detail=True)
             names = sorted((file_path.removeprefix(remote_path).lstrip("/"), info) for file_path, info in infos.items())
             matching_files = [(name, info) for name, info in names if chosen(source, name)]
-            return (path.rstrip("/"), [(name, info["size"] or 0, str(info.get("mtime", info.get("ETag", "")))) for name, info in matching_files], 0)
-        infos = system.glob(remote_path, detail=True) if glob.has_magic(remote_path) else {remote_path: system.info(remote_path)}
+            return (
+                path.rstrip("/"),
+                [
+                    (name, info["size"] or 0, str(info.get("mtime", info.get("ETag", ""))))
+                    for name, info in matching_files
+                ],
+                0,
+            )
+        infos = (
+            system.glob(remote_path, detail=True)
+            if glob.has_magic(remote_path)
+            else {remote_path: system.info(remote_path)}
+        )
         scheme = path.partition("://")[0]
         files = [(file_path, info) for file_path, info in sorted(infos.items()) if info["type"] == "file"]
         return (
             None,
             [
-                (f"{scheme}://{file_path.lstrip('/')}" if scheme != "file" else f"file://{file_path}", info["size"] or 0, "")
+                (
+                    f"{scheme}://{file_path.lstrip('/')}" if scheme != "file" else f"file://{file_path}",
+                    info["size"] or 0,
+                    "",
+                )
                 for file_path, info in files
             ],
             0,
@@ -194,7 +223,9 @@ def kind_of(name: str) -> Literal["lines", "rows", "archive", "files"]:
 def label(source: Source, name: str) -> str:
     """The name of a file in the source: what follows the fixed folders of its path."""
     fixed_parts = [part for part in source.path.split("/")]
-    fixed_parts = fixed_parts[: next((i for i, part in enumerate(fixed_parts) if glob.has_magic(part)), len(fixed_parts) - 1)]
+    fixed_parts = fixed_parts[
+        : next((i for i, part in enumerate(fixed_parts) if glob.has_magic(part)), len(fixed_parts) - 1)
+    ]
     return name.removeprefix("/".join(fixed_parts)).lstrip("/")
 
 
@@ -203,7 +234,10 @@ def row_groups(source: Source, number: int, name: str, length: int, size: int) -
     try:
         with opened(name) as file:
             metadata = parquet(source).ParquetFile(file).metadata
-        groups = [(metadata.row_group(i).num_rows, metadata.row_group(i).total_byte_size) for i in range(metadata.num_row_groups)]
+        groups = [
+            (metadata.row_group(i).num_rows, metadata.row_group(i).total_byte_size)
+            for i in range(metadata.num_row_groups)
+        ]
     except (OSError, ValueError, NotImplementedError):
         yield Unit(number, "rows", name, label(source, name), bytes=length)
         return

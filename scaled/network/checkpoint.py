@@ -1,11 +1,13 @@
-"""Saving and loading: training state for any layout, and Hugging Face folders, without the complete network on any rank.
+"""Saving and loading: training state for any layout, and Hugging Face folders, without the complete network on any
+rank.
 
     state(model, optimizers)      every tensor of a training run by name, as slices with their positions: for `runtime/checkpoint.py`
     load_folder, save_folder      `ref.network.model.load_hf` and `save_hf`, each rank reading or writing its own part
 
-A folder has the format of `ref/network/checkpoint.py`. When loading, a rank reads from each tensor on disk its own slice. When saving, it
-writes the experts that it holds, and other tensors are gathered one at a time, for the ranks in turn. Each rank writes its own files, tensor
-by tensor. Besides its own part of the network, a rank never holds more than one tensor of the folder.
+A folder has the format of `ref/network/checkpoint.py`. When loading, a rank reads from each tensor on disk its own
+slice. When saving, it writes the experts that it holds, and other tensors are gathered one at a time, for the ranks in
+turn. Each rank writes its own files, tensor by tensor. Besides its own part of the network, a rank never holds more
+than one tensor of the folder.
 """
 
 import json
@@ -33,18 +35,23 @@ __all__ = ["begun", "load_folder", "save_folder", "state"]
 
 
 def as_global_slice(name: str, x: Tensor) -> Tensor:
-    """A tensor like parameter `name`, as a slice of the full tensor over all ranks: experts are split over ep and over efsdp."""
+    """A tensor like parameter `name`, as a slice of the full tensor over all ranks: experts are split over ep and over
+    efsdp."""
     if not sharding.owned(name) or not isinstance(x, DTensor):
         return x
     shape = sharding.whole_shape(name, x)
     stride = torch.empty(shape, device="meta").stride()
     placements = [Shard(0), x.placements[0]]
-    return DTensor.from_local(x.to_local(), current().experts, placements, shape=torch.Size(shape), stride=stride, run_check=False)
+    return DTensor.from_local(
+        x.to_local(), current().experts, placements, shape=torch.Size(shape), stride=stride, run_check=False
+    )
 
 
-def state(model: nn.Module, optimizers: Iterable[torch.optim.Optimizer] = (), prefix: str = "model") -> dict[str, Tensor]:
-    """Weights, and each optimiser's tensors: "model.NAME", "optimizer.NAME.KEY". They share memory with the model and optimisers,
-    so filling them loads a checkpoint. An optimiser without a step has no tensors: `begun` creates them."""
+def state(
+    model: nn.Module, optimizers: Iterable[torch.optim.Optimizer] = (), prefix: str = "model"
+) -> dict[str, Tensor]:
+    """Weights, and each optimiser's tensors: "model.NAME", "optimizer.NAME.KEY". They share memory with the model and
+    optimisers, so filling them loads a checkpoint. An optimiser without a step has no tensors: `begun` creates them."""
     names = {id(p): name for name, p in model.named_parameters()}
     tensors = {f"{prefix}.{name}": as_global_slice(name, p.detach()) for name, p in model.named_parameters()}
     for optimizer in optimizers:
@@ -56,24 +63,34 @@ def state(model: nn.Module, optimizers: Iterable[torch.optim.Optimizer] = (), pr
     return tensors
 
 
-def begun(model: nn.Module, optimizers: Iterable[torch.optim.Optimizer], names: Iterable[str], prefix: str = "model") -> None:
+def begun(
+    model: nn.Module, optimizers: Iterable[torch.optim.Optimizer], names: Iterable[str], prefix: str = "model"
+) -> None:
     """Creates the tensors in a checkpoint's `names` for optimisers without a step, so they can be filled."""
-    saved_names = {name.removeprefix(f"optimizer.{prefix}.") for name in names if name.startswith(f"optimizer.{prefix}.")}
+    saved_names = {
+        name.removeprefix(f"optimizer.{prefix}.") for name in names if name.startswith(f"optimizer.{prefix}.")
+    }
     name_of = {id(p): name for name, p in model.named_parameters()}
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             for p in group["params"]:
                 name = name_of[id(p)]
-                keys = [saved_name.removeprefix(name + ".") for saved_name in saved_names if saved_name.rpartition(".")[0] == name]
+                keys = [
+                    saved_name.removeprefix(name + ".")
+                    for saved_name in saved_names
+                    if saved_name.rpartition(".")[0] == name
+                ]
                 for key in sorted(keys):
                     optimizer.state[p][key] = (
-                        torch.zeros((), device=p.device) if key == "step" else torch.zeros_like(p, memory_format=torch.preserve_format)
+                        torch.zeros((), device=p.device)
+                        if key == "step"
+                        else torch.zeros_like(p, memory_format=torch.preserve_format)
                     )
 
 
 def load_folder(model: nn.Module, folder: str | Path, dtype: torch.dtype = torch.float32) -> None:
-    """Loads this rank's part of a Hugging Face folder into a sharded network, and reads nothing else. All ranks call it together. Raises
-    CheckpointError on every rank, as `ref.network.model.load_hf`."""
+    """Loads this rank's part of a Hugging Face folder into a sharded network, and reads nothing else. All ranks call it
+    together. Raises CheckpointError on every rank, as `ref.network.model.load_hf`."""
     folder, problem = Path(folder), None
     try:
         load_part(model, folder, dtype)
@@ -95,7 +112,8 @@ def load_part(model: nn.Module, folder: Path, dtype: torch.dtype) -> None:
         offset, local = sharding.slice_of(name, names[name])
         # Per dimension of the parameter: what this tensor on disk covers of it, and what of that is this rank's.
         spans = [
-            (i, i + 1) if type(i) is int else (i.start or 0, i.stop or n) for i, n in zip((*index, *[slice(None)] * len(full_shape)), full_shape)
+            (i, i + 1) if type(i) is int else (i.start or 0, i.stop or n)
+            for i, n in zip((*index, *[slice(None)] * len(full_shape)), full_shape)
         ]
         overlaps = [(max(a, f), min(b, f + n)) for (a, b), f, n in zip(spans, offset, local.shape)]
         if any(a >= b for a, b in overlaps):
@@ -113,8 +131,8 @@ def load_part(model: nn.Module, folder: Path, dtype: torch.dtype) -> None:
 
 
 def read_tensor_part(path: Path, name: str, shape: list[int], inside: list[slice]) -> Tensor:
-    """A part of a tensor on disk, of which nothing else is read. Raises CheckpointError unless the tensor holds finite floats of this
-    shape."""
+    """A part of a tensor on disk, of which nothing else is read. Raises CheckpointError unless the tensor holds finite
+    floats of this shape."""
     with ref.opened(path) as file:
         if name in file.keys():
             tensor_slice = file.get_slice(name)
@@ -147,15 +165,22 @@ class Piece:
 
 
 def pieces(model: nn.Module) -> Iterator[Piece]:
-    """Every tensor that this rank has to do with, in the same order on all ranks that gather it together. An expert whose matrices one rank
-    holds is written there; all other tensors are gathered one at a time, for the ranks in turn."""
+    """Every tensor that this rank has to do with, in the same order on all ranks that gather it together. An expert
+    whose matrices one rank holds is written there; all other tensors are gathered one at a time, for the ranks in
+    turn."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     for number, (name, p) in enumerate(model.named_parameters()):
         x, full_shape = p.detach(), sharding.whole_shape(name, p)
         parts = ref.tensor_parts(name, full_shape)
         if len(parts) == 1:
             [part] = parts
-            yield Piece(part, full_shape, x.dtype, rank == number % ranks, lambda x=x: x.full_tensor() if isinstance(x, DTensor) else x)
+            yield Piece(
+                part,
+                full_shape,
+                x.dtype,
+                rank == number % ranks,
+                lambda x=x: x.full_tensor() if isinstance(x, DTensor) else x,
+            )
             continue
         offset, local = sharding.slice_of(name, x)
         for part, (e, *rows) in parts.items():
@@ -167,7 +192,13 @@ def pieces(model: nn.Module) -> Iterator[Piece]:
                 yield Piece(part, shape, x.dtype, True, lambda expert=expert, row_slices=row_slices: expert[row_slices])
             else:  # every rank of the mesh has some rows of the expert
                 mesh = x.device_mesh
-                yield Piece(part, shape, x.dtype, mesh.get_local_rank() == e % mesh.size(), partial(gather_rows, expert, mesh, row_slices))
+                yield Piece(
+                    part,
+                    shape,
+                    x.dtype,
+                    mesh.get_local_rank() == e % mesh.size(),
+                    partial(gather_rows, expert, mesh, row_slices),
+                )
 
 
 def gather_rows(part: Tensor, mesh: DeviceMesh, row_slices: tuple[slice, ...]) -> Tensor:
@@ -178,7 +209,8 @@ def gather_rows(part: Tensor, mesh: DeviceMesh, row_slices: tuple[slice, ...]) -
 
 
 class FolderWriter:
-    """This rank's files of a folder. A file's header is written first, from names and shapes; then the tensors, one at a time."""
+    """This rank's files of a folder. A file's header is written first, from names and shapes; then the tensors, one at
+    a time."""
 
     def __init__(self, folder: Path, stem: str, own_pieces: Iterable[Piece], max_bytes: int):
         self.files: list[tuple[str, list[Piece]]] = []
@@ -189,14 +221,21 @@ class FolderWriter:
                 room = max_bytes
             self.files[-1][1].append(piece)
             room -= piece.bytes
-        self.folder, self.pending = (folder, [(name, i, piece) for name, file_pieces in self.files for i, piece in enumerate(file_pieces)])
+        self.folder, self.pending = (
+            folder,
+            [(name, i, piece) for name, file_pieces in self.files for i, piece in enumerate(file_pieces)],
+        )
         self.open_file: BinaryIO | None = None
 
     def header(self, name: str) -> bytes:
         record: dict = {"__metadata__": {"format": "pt"}}
         end = 0
         for piece in dict(self.files)[name]:
-            record[piece.name] = {"dtype": DTYPES[piece.dtype], "shape": piece.shape, "data_offsets": [end, end := end + piece.bytes]}
+            record[piece.name] = {
+                "dtype": DTYPES[piece.dtype],
+                "shape": piece.shape,
+                "data_offsets": [end, end := end + piece.bytes],
+            }
         text = json.dumps(record).encode()
         text += b" " * (-len(text) % 8)
         return struct.pack("<Q", len(text)) + text
@@ -225,8 +264,8 @@ def save_folder(
     extra: Mapping[str, Tensor] | None = None,
     beside: Mapping[str, bytes] | None = None,
 ) -> None:
-    """Saves a sharded network as a Hugging Face folder on a shared file system, completely or not at all; all ranks call it together.
-    Raises CheckpointError on every rank, as `ref.network.model.save_hf`."""
+    """Saves a sharded network as a Hugging Face folder on a shared file system, completely or not at all; all ranks
+    call it together. Raises CheckpointError on every rank, as `ref.network.model.save_hf`."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     sharding.rest(model)
     begin_result: list = [None]
@@ -248,7 +287,10 @@ def save_folder(
         del x
     writer.close()
     files_by_rank: list = [None] * ranks
-    dist.all_gather_object(files_by_rank, [(name, {piece.name: piece.bytes for piece in file_pieces}) for name, file_pieces in writer.files])
+    dist.all_gather_object(
+        files_by_rank,
+        [(name, {piece.name: piece.bytes for piece in file_pieces}) for name, file_pieces in writer.files],
+    )
     if rank == 0:
         files = [file for rank_files in files_by_rank for file in rank_files]
         index, total = {}, 0

@@ -1,6 +1,7 @@
 """The network on many ranks: `ref/network/fast.py` under FSDP2, expert parallelism and context parallelism.
 
-The layout is that of the Composer 2 technical report, §6.1 (see `runtime/mesh.py` and `runtime/cut.py` for what each rank holds):
+The layout is that of the Composer 2 technical report, §6.1 (see `runtime/mesh.py` and `runtime/cut.py` for what each
+rank holds):
 
     weights outside the experts   sharded over all ranks by FSDP, gathered for a block's forward and backward
     experts                       each rank of an ep group owns E/ep whole experts; their weights are sharded over efsdp
@@ -8,14 +9,16 @@ The layout is that of the Composer 2 technical report, §6.1 (see `runtime/mesh.
 
     router → sort by expert → all-to-all → own experts → all-to-all → gates · rows, at home
 
-The network is defined in `ref`. This file has only the two products that need tokens of other ranks, in attention (`Attention.product`)
-and in the mixture of experts (`MoE.mix`), and the distribution of the weights.
+The network is defined in `ref`. This file has only the two products that need tokens of other ranks, in attention
+(`Attention.product`) and in the mixture of experts (`MoE.mix`), and the distribution of the weights.
 
 What to know
-1. `Transformer(config)` under a mesh creates only this rank's part, on the mesh's device. A seed gives the same network for every
-   layout, but not the network that `ref` creates from that seed, because `ref` draws weights while it creates its layers.
+1. `Transformer(config)` under a mesh creates only this rank's part, on the mesh's device. A seed gives the same network
+   for every layout, but not the network that `ref` creates from that seed, because `ref` draws weights while it creates
+   its layers.
 2. Losses are sums over ranks, so FSDP sums gradients without dividing.
-3. `Compute` in `runtime/mesh.py` sets the formats of dispatched tokens and of the experts' products. `dispatch.py` sends the tokens.
+3. `Compute` in `runtime/mesh.py` sets the formats of dispatched tokens and of the experts' products. `dispatch.py`
+   sends the tokens.
 4. A KV cache (sampling) works with data and expert parallelism, but not with cp.
 
 | symbol | here | shape |
@@ -49,7 +52,18 @@ from scaled.runtime.engine import fast, kernel
 from scaled.runtime.mesh import current
 from scaled.runtime.sharding import EXPERTS, initialise, shard
 
-__all__ = ["Block", "CheckpointError", "Config", "KVCache", "Output", "Transformer", "load_balancing_loss", "load_extra", "load_hf", "save_hf"]
+__all__ = [
+    "Block",
+    "CheckpointError",
+    "Config",
+    "KVCache",
+    "Output",
+    "Transformer",
+    "load_balancing_loss",
+    "load_extra",
+    "load_hf",
+    "save_hf",
+]
 
 
 class Attention(ref.Attention):
@@ -69,7 +83,9 @@ class Attention(ref.Attention):
             end = (chunk + 1) * size
             bias = causal_lower_right(size, end)
             outputs.append(
-                F.scaled_dot_product_attention(queries, k[:, :, :end], v[:, :, :end], bias, scale=1.0, enable_gqa=self.heads != self.kv_heads)
+                F.scaled_dot_product_attention(
+                    queries, k[:, :, :end], v[:, :, :end], bias, scale=1.0, enable_gqa=self.heads != self.kv_heads
+                )
             )
         return rearrange(torch.cat(outputs, 2), "b h t d -> b t (h d)")
 
@@ -100,7 +116,11 @@ class MoE(ref.MoE):
         if ep.size == 1:
             return super().mix(x, gates, experts)
         return on_owners(
-            x, gates, experts, self.gate.out_features, lambda rows, ones, local: experts_swiglu(rows, ones, self.gate_up_proj, self.down_proj, local)
+            x,
+            gates,
+            experts,
+            self.gate.out_features,
+            lambda rows, ones, local: experts_swiglu(rows, ones, self.gate_up_proj, self.down_proj, local),
         )
 
 
@@ -164,8 +184,8 @@ class Transformer(ref.Transformer):
 
 
 def attention_mask(config: Config, where: Tensor, doc: Tensor | None, like: Tensor) -> ref.Mask:
-    """`ref.network.fast.attention_mask` for queries at positions `where` of a row and keys from the complete row. On a GPU, None stands for
-    plain causal attention; on a CPU, a row without documents is one document."""
+    """`ref.network.fast.attention_mask` for queries at positions `where` of a row and keys from the complete row. On a
+    GPU, None stands for plain causal attention; on a CPU, a row without documents is one document."""
     Tl, T = len(where), len(where) * current().group("cp").size
     is_explicit = Tl * T <= ref.EXPLICIT_ATTENTION and not like.is_cuda
     if doc is None and like.is_cuda:

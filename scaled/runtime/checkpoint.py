@@ -6,11 +6,11 @@
                                manifest.json                   size and CRC-32 of every file above
     FOLDER/.step-00000140      still being written, not yet a checkpoint
 
-Sharded tensors are DTensors, so a slice knows its position; another layout reads other slices and gets the same bits. A folder gets its
-name only when the shards of every rank and the manifest are on disk, so a kill at any moment leaves the previous checkpoint intact.
-`.metadata` is a pickle, and a shared folder must not execute code: it is read with the classes that describe tensors, and no others.
-A thread writes from copies in the computer's memory, with its own process group; `finish` waits for it, and so does the next `save`.
-"""
+Sharded tensors are DTensors, so a slice knows its position; another layout reads other slices and gets the same bits. A
+folder gets its name only when the shards of every rank and the manifest are on disk, so a kill at any moment leaves the
+previous checkpoint intact. `.metadata` is a pickle, and a shared folder must not execute code: it is read with the
+classes that describe tensors, and no others. A thread writes from copies in the computer's memory, with its own process
+group; `finish` waits for it, and so does the next `save`."""
 
 import io
 import json
@@ -37,7 +37,9 @@ from scaled.runtime.mesh import current
 
 __all__ = ["CheckpointError", "Checkpoints"]
 
-warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)  # a single process is what `no_dist` asks for
+warnings.filterwarnings(
+    "ignore", "torch.distributed is disabled", UserWarning
+)  # a single process is what `no_dist` asks for
 
 
 class Checkpoints:
@@ -139,8 +141,9 @@ class Checkpoints:
         return list(read_metadata(self._checkpoint_folder(step)).state_dict_metadata)
 
     def load(self, state: dict[str, Tensor], step: int | None = None) -> dict:
-        """Fills the tensors of `state`, in any layout, from a checkpoint, by default the last; returns its `meta`. All ranks call it
-        together. Raises CheckpointError on every rank, naming the missing or damaged file, or the missing tensor."""
+        """Fills the tensors of `state`, in any layout, from a checkpoint, by default the last; returns its `meta`. All
+        ranks call it together. Raises CheckpointError on every rank, naming the missing or damaged file, or the missing
+        tensor."""
         self.finish()
         folder = self._checkpoint_folder(step)
         problem, tensor_metadata = "", None
@@ -161,10 +164,17 @@ class Checkpoints:
             raise CheckpointError(problem)
         assert tensor_metadata is not None
         try:
-            dcp.load(state, storage_reader=Reader(folder, tensor_metadata), process_group=self.group, no_dist=not self.is_distributed)
+            dcp.load(
+                state,
+                storage_reader=Reader(folder, tensor_metadata),
+                process_group=self.group,
+                no_dist=not self.is_distributed,
+            )
         except dcp.CheckpointException as error:  # raised on every rank, with the traceback of the rank that failed
             cause = next(iter(error.failures.values()))[0]
-            raise CheckpointError(f"{folder} cannot be read ({type(cause).__name__}): its tensors do not match .metadata") from None
+            raise CheckpointError(
+                f"{folder} cannot be read ({type(cause).__name__}): its tensors do not match .metadata"
+            ) from None
         return read_json(folder / "meta.json")
 
     def _checkpoint_folder(self, step: int | None) -> Path:
@@ -203,7 +213,8 @@ ALLOWED_CLASSES = {
         torch.Size,
     )
 }
-"""Classes that may describe tensors. `BytesStorageMetadata` is not one of them, because DCP would unpickle what it names."""
+"""Classes that may describe tensors. `BytesStorageMetadata` is not one of them, because DCP would unpickle what it
+names."""
 ALLOWED_CLASSES |= {("torch", name): dtype for name, dtype in vars(torch).items() if isinstance(dtype, torch.dtype)}
 ALLOWED_CLASSES |= {("torch.serialization", "_get_layout"): {"torch.strided": torch.strided}.__getitem__}
 # The path where it was written.
@@ -226,18 +237,28 @@ def read_metadata(folder: Path) -> metadata.Metadata:
         with open(path, "rb") as file:
             content = RestrictedUnpickler(file).load()
     except CheckpointError as error:
-        raise CheckpointError(f"{path} refers to {str(error)!r}, which does not describe a tensor; refusing to load it") from None
+        raise CheckpointError(
+            f"{path} refers to {str(error)!r}, which does not describe a tensor; refusing to load it"
+        ) from None
     except Exception as error:  # damaged bytes can raise any exception
         raise CheckpointError(f"{path} is missing or damaged ({type(error).__name__})") from None
     try:
-        has_only_tensors = all(type(entry) is metadata.TensorStorageMetadata for entry in content.state_dict_metadata.values())
+        has_only_tensors = all(
+            type(entry) is metadata.TensorStorageMetadata for entry in content.state_dict_metadata.values()
+        )
         storage_infos = list(content.storage_data.values())
-        has_only_own_files = all(type(entry) is filesystem._StorageInfo and not entry.transform_descriptors for entry in storage_infos)
-        has_only_own_files = has_only_own_files and all(re.fullmatch(r"\w+\.distcp", entry.relative_path) for entry in storage_infos)
+        has_only_own_files = all(
+            type(entry) is filesystem._StorageInfo and not entry.transform_descriptors for entry in storage_infos
+        )
+        has_only_own_files = has_only_own_files and all(
+            re.fullmatch(r"\w+\.distcp", entry.relative_path) for entry in storage_infos
+        )
     except (AttributeError, TypeError):
         has_only_tensors = has_only_own_files = False
     if not (has_only_tensors and has_only_own_files):
-        raise CheckpointError(f"{path} describes something other than tensors in files of its folder; refusing to load it")
+        raise CheckpointError(
+            f"{path} describes something other than tensors in files of its folder; refusing to load it"
+        )
     return content
 
 

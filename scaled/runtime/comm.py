@@ -1,8 +1,8 @@
 """Communication between ranks, with gradients. Each function is the identity on a group of one rank.
 
-The loss is the sum of what the ranks compute from their shards, and every rank calls backward on its own part; FSDP then sums the
-gradients of the weights. A gradient here is therefore that of the *sum over ranks*: a rank receives the gradients that all other ranks have for
-what it sent:
+The loss is the sum of what the ranks compute from their shards, and every rank calls backward on its own part; FSDP
+then sums the gradients of the weights. A gradient here is therefore that of the *sum over ranks*: a rank receives the
+gradients that all other ranks have for what it sent:
 
     forward                            backward
     total        Σ over ranks          the gradient itself: the sum is the loss, and each rank owns its part
@@ -10,8 +10,8 @@ what it sent:
     all_gather   parts, in order       Σ over ranks of the gradients of this rank's part (reduce-scatter)
     all_to_all   rows to their ranks   rows back
 
-`total` is for the last step, a scalar that all ranks report. In place of `sum_over` it would lose the gradients from other ranks;
-`sum_over` in place of `total` would count the loss once per rank.
+`total` is for the last step, a scalar that all ranks report. In place of `sum_over` it would lose the gradients from
+other ranks; `sum_over` in place of `total` would count the loss once per rank.
 
 `Traffic` counts the bytes that a rank sends through torch.distributed, including FSDP's own collectives.
 """
@@ -86,7 +86,8 @@ class Total(Function):
 
 
 def total(x: Tensor, axis: str = "all") -> Tensor:
-    """Σ over ranks of what each computed, the same value on all ranks. The gradient goes only to this rank's own part."""
+    """Σ over ranks of what each computed, the same value on all ranks. The gradient goes only to this rank's own
+    part."""
     group = current().group(axis)
     return x if group.size == 1 else Total.apply(x, group)
 
@@ -154,8 +155,8 @@ def moved(x: Tensor, send: Sequence[int], receive: Sequence[int], group: Group) 
 
 
 def all_to_all(x: Tensor, send: Sequence[int], receive: Sequence[int], axis: str) -> Tensor:
-    """Sends the first send[0] rows to rank 0 of the axis, the next send[1] to rank 1, …; returns receive[0] rows from rank 0, then
-    receive[1] from rank 1, …. Any number may be zero."""
+    """Sends the first send[0] rows to rank 0 of the axis, the next send[1] to rank 1, …; returns receive[0] rows from
+    rank 0, then receive[1] from rank 1, …. Any number may be zero."""
     group = current().group(axis)
     return x if group.size == 1 else _AllToAll.apply(x, send, receive, group)
 
@@ -163,8 +164,9 @@ def all_to_all(x: Tensor, send: Sequence[int], receive: Sequence[int], axis: str
 class Traffic(TorchDispatchMode):
     """Counts what this rank sends inside the context: `sent[name]` in bytes, by collective.
 
-    It counts the minimum volume of any algorithm. With n ranks, all-gather sends (n − 1) parts, reduce-scatter n − 1 of the n parts,
-    all-reduce both, all-to-all everything but the rank's own part, a broadcast the tensor (from its source)."""
+    It counts the minimum volume of any algorithm. With n ranks, all-gather sends (n − 1) parts, reduce-scatter n − 1 of
+    the n parts, all-reduce both, all-to-all everything but the rank's own part, a broadcast the tensor (from its
+    source)."""
 
     def __init__(self):
         super().__init__()
@@ -178,7 +180,9 @@ class Traffic(TorchDispatchMode):
         return out
 
     def count(self, name: str, args: Sequence[Any]) -> None:
-        group = next((dist.ProcessGroup.unbox(a) for a in args if isinstance(a, torch.ScriptObject) and _is_group(a)), None)
+        group = next(
+            (dist.ProcessGroup.unbox(a) for a in args if isinstance(a, torch.ScriptObject) and _is_group(a)), None
+        )
         if group is None:
             return
         n, rank = group.size(), group.rank()

@@ -1,8 +1,8 @@
 """Which rank holds which part of a batch: rows over dp, the tokens of a row over cp.
 
-With causal attention, a token attends to all earlier ones, so equal numbers of consecutive tokens are not equal work. Each row of T tokens
-is split in 2·cp chunks of T/(2·cp). Rank i of the cp group takes chunks i and 2·cp − 1 − i (Composer 2 technical report, §6.1): an early
-one and a late one.
+With causal attention, a token attends to all earlier ones, so equal numbers of consecutive tokens are not equal work.
+Each row of T tokens is split in 2·cp chunks of T/(2·cp). Rank i of the cp group takes chunks i and 2·cp − 1 − i
+(Composer 2 technical report, §6.1): an early one and a late one.
 
     cp = 2        chunks   0 1 2 3        rank 0: 0 3        rank 1: 1 2
     causal pairs           1 3 5 7                8                  8        (in half squares of a chunk)
@@ -30,14 +30,16 @@ def places(T: int) -> Tensor:
     if group.size == 1:
         return torch.arange(T)
     if T % (2 * group.size):
-        raise ValueError(f"rows must be a multiple of 2 · cp = {2 * group.size} tokens long, got {T}; pad them (doc −1)")
+        raise ValueError(
+            f"rows must be a multiple of 2 · cp = {2 * group.size} tokens long, got {T}; pad them (doc −1)"
+        )
     chunks = torch.arange(T).view(2 * group.size, -1)
     return chunks[[group.rank, 2 * group.size - 1 - group.rank]].flatten()
 
 
 def cut(x: Tensor) -> Tensor:
-    """This rank's part of a complete batch: rows and tokens of [B, T, …], rows of [B]. Raises ValueError unless B is a multiple of dp and T
-    of 2·cp."""
+    """This rank's part of a complete batch: rows and tokens of [B, T, …], rows of [B]. Raises ValueError unless B is a
+    multiple of dp and T of 2·cp."""
     group = current().group("dp")
     if len(x) % group.size:
         raise ValueError(f"rows must be a multiple of dp = {group.size}, got {len(x)}; add empty ones")

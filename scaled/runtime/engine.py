@@ -1,11 +1,11 @@
-"""Whether a kernel computes, or `ref`: kernels on GPUs, `ref` elsewhere. With `INTERPRETED` set, and TRITON_INTERPRET=1 in the environment,
-kernels everywhere: that is how their place in the network is tested where there is no GPU.
+"""Whether a kernel computes, or `ref`: kernels on GPUs, `ref` elsewhere. With `INTERPRETED` set, and TRITON_INTERPRET=1
+in the environment, kernels everywhere: that is how their place in the network is tested where there is no GPU.
 
     fast(x)              whether a kernel is to take this tensor
     kernel("experts")    the module kernels/experts.py, under the name that its folder has here
 
-The folder `kernels/` has two names. In a checkout on the path it is `kernels`. The Hub has a distribution of that name as well, so an installed
-etude brings the folder as `etude_kernels` (pyproject.toml) and leaves `kernels` to the Hub.
+The folder `kernels/` has two names. In a checkout on the path it is `kernels`. The Hub has a distribution of that name
+as well, so an installed etude brings the folder as `etude_kernels` (pyproject.toml) and leaves `kernels` to the Hub.
 """
 
 from functools import cache
@@ -34,7 +34,8 @@ def kernel(name: str) -> ModuleType:
 
 @cache
 def _kernels_package() -> str:
-    """What the folder is called in this process: one name only, because a module under two names would be two modules."""
+    """What the folder is called in this process: one name only, because a module under two names would be two
+    modules."""
     root = Path(__file__).resolve().parents[2]
     if (root / "etude_kernels").is_dir():  # a wheel, where a `kernels` that also lies beside `scaled` is the Hub's
         return "etude_kernels"

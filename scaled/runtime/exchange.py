@@ -12,8 +12,9 @@ __all__ = ["exchange"]
 
 
 def exchange(sequences: Sequence[Tensor], rank_of: Tensor) -> list[Tensor]:
-    """Sends per-token data [T, …] of this rank's sequences to the given dp ranks; returns those for this rank, from rank 0 first, in each
-    rank's order. A rank without sequences passes an empty list; another rank then determines dtype and shape after T."""
+    """Sends per-token data [T, …] of this rank's sequences to the given dp ranks; returns those for this rank, from
+    rank 0 first, in each rank's order. A rank without sequences passes an empty list; another rank then determines
+    dtype and shape after T."""
     group, device = current().group("dp"), current().device
     if group.size == 1:
         return list(sequences)
@@ -28,14 +29,23 @@ def exchange(sequences: Sequence[Tensor], rank_of: Tensor) -> list[Tensor]:
     send = [int(part.sum()) for part in lengths.split(counts.tolist())]
     receive = [int(part.sum()) for part in incoming_lengths.split(incoming_counts.tolist())]
     kinds: list = [None] * group.size
-    dist.all_gather_object(kinds, (sequences[0].dtype, sequences[0].shape[1:]) if len(sequences) else None, group=group.handle)
+    dist.all_gather_object(
+        kinds, (sequences[0].dtype, sequences[0].shape[1:]) if len(sequences) else None, group=group.handle
+    )
     present_kinds = [kind for kind in kinds if kind is not None]
     if not present_kinds:
         return []
     if len(set(present_kinds)) > 1:
-        raise ValueError(f"sequences must have one dtype and, after their length, one shape on all ranks; got {sorted(map(str, set(present_kinds)))}")
+        raise ValueError(
+            f"sequences must have one dtype and, after their length, one shape on all ranks; got "
+            f"{sorted(map(str, set(present_kinds)))}"
+        )
     dtype, trailing_shape = present_kinds[0]
-    flat_tokens = torch.cat([sequences[i] for i in order]) if len(sequences) else torch.empty(0, *trailing_shape, dtype=dtype, device=device)
+    flat_tokens = (
+        torch.cat([sequences[i] for i in order])
+        if len(sequences)
+        else torch.empty(0, *trailing_shape, dtype=dtype, device=device)
+    )
     out = flat_tokens.new_empty(sum(receive), *trailing_shape)
     dist.all_to_all_single(out, flat_tokens, receive, send, group=group.handle)
     return list(out.split(incoming_lengths.tolist()))

@@ -1,4 +1,5 @@
-"""Starting and watching ranks: torchrun with one process per rank, restarts if one dies, and a diagnosis that names a hanging rank.
+"""Starting and watching ranks: torchrun with one process per rank, restarts if one dies, and a diagnosis that names a
+hanging rank.
 
     start(arguments, nproc)      from a shell: torchrun with this program inside, on this machine
     worker()                     whether this process is one of torchrun's
@@ -8,12 +9,12 @@
 
 On a cluster, the scheduler starts torchrun on every node, with the same program inside; `start` is for one node.
 
-A rank that hangs makes all others wait in a collective, and from there nobody can tell which one it is. So each rank has a thread that
-watches its main thread. If no step has ended for longer than `timeout`, it writes to a file, FOLDER/RANK, where the main thread is and how
-many collectives it has started. The culprit is a rank that has started fewer than others, or has written nothing. If all have started the
-same number, it is the one that is not in a collective. (On GPUs, a collective starts long before anyone waits for it, and the wait may be
-anywhere.) The first rank that has answered reports this, and all exit, so torchrun restarts the group from the last checkpoint.
-"""
+A rank that hangs makes all others wait in a collective, and from there nobody can tell which one it is. So each rank
+has a thread that watches its main thread. If no step has ended for longer than `timeout`, it writes to a file,
+FOLDER/RANK, where the main thread is and how many collectives it has started. The culprit is a rank that has started
+fewer than others, or has written nothing. If all have started the same number, it is the one that is not in a
+collective. (On GPUs, a collective starts long before anyone waits for it, and the wait may be anywhere.) The first rank
+that has answered reports this, and all exit, so torchrun restarts the group from the last checkpoint."""
 
 import json
 import os
@@ -37,8 +38,8 @@ __all__ = ["Watch", "share_cores", "start", "worker", "world"]
 
 
 def start(module: str, arguments: Sequence[str], nproc: int, restarts: int) -> int:
-    """Runs `python -m module arguments` as nproc ranks on this machine; returns the exit code of torchrun. If one rank dies, the group is
-    restarted up to `restarts` times; if this process dies, all ranks end."""
+    """Runs `python -m module arguments` as nproc ranks on this machine; returns the exit code of torchrun. If one rank
+    dies, the group is restarted up to `restarts` times; if this process dies, all ranks end."""
     command = [
         sys.executable,
         "-m",
@@ -53,7 +54,8 @@ def start(module: str, arguments: Sequence[str], nproc: int, restarts: int) -> i
         module,
         *arguments,
     ]
-    # One thread per rank, whatever the caller uses: float32 sums depend on it, and a resumed run must continue as it started.
+    # One thread per rank, whatever the caller uses: float32 sums depend on it, and a resumed run must continue as it
+    # started.
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_DISTRIBUTED_DEBUG": "OFF"}
     process = subprocess.Popen(command, env=environment)
     try:
@@ -65,8 +67,9 @@ def start(module: str, arguments: Sequence[str], nproc: int, restarts: int) -> i
 
 
 def exit_with_parent(parent: int) -> None:
-    """Ends this process when the process `parent` is gone: torchrun with its parent, ranks with torchrun. A killed process cannot notify the
-    others, and ranks without a parent would write to the folder at the same time as those of a resumed run."""
+    """Ends this process when the process `parent` is gone: torchrun with its parent, ranks with torchrun. A killed
+    process cannot notify the others, and ranks without a parent would write to the folder at the same time as those of
+    a resumed run."""
     while os.getppid() == parent:
         time.sleep(0.2)
     os.kill(os.getpid(), signal.SIGTERM)
@@ -78,10 +81,10 @@ def worker() -> bool:
 
 
 def share_cores(rank: int) -> None:
-    """Pins this rank to one core and lets it run there without preemption. Call it before any thread starts. Ranks on CPUs wait for each
-    other hundreds of times per step, and a kernel that switches to every process it wakes spends more time on that than on their work:
-    20 steps of a tiny network on four ranks and two cores took 4.1 s that way, and 2.4 s like this. Does nothing if the system has no
-    such calls."""
+    """Pins this rank to one core and lets it run there without preemption. Call it before any thread starts. Ranks on
+    CPUs wait for each other hundreds of times per step, and a kernel that switches to every process it wakes spends
+    more time on that than on their work: 20 steps of a tiny network on four ranks and two cores took 4.1 s that way,
+    and 2.4 s like this. Does nothing if the system has no such calls."""
     if hasattr(os, "SCHED_BATCH"):
         cores = sorted(os.sched_getaffinity(0))
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
@@ -90,11 +93,13 @@ def share_cores(rank: int) -> None:
 
 @contextmanager
 def world(backend: str, timeout: float) -> Iterator[int]:
-    """Joins the process group; yields this rank's number. `timeout`: seconds per step; a collective times out only after three times as long,
-    so `Watch` can first name the culprit."""
+    """Joins the process group; yields this rank's number. `timeout`: seconds per step; a collective times out only
+    after three times as long, so `Watch` can first name the culprit."""
     device = None
     if backend == "nccl":
-        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))  # unless NCCL is told, it guesses, and says so at every barrier
+        device = torch.device(
+            "cuda", int(os.environ["LOCAL_RANK"])
+        )  # unless NCCL is told, it guesses, and says so at every barrier
         torch.cuda.set_device(device)
     else:
         share_cores(int(os.environ["LOCAL_RANK"]))
@@ -102,7 +107,9 @@ def world(backend: str, timeout: float) -> Iterator[int]:
     store, rank, ranks = next(dist.rendezvous("env://", timeout=timedelta(seconds=max(3 * timeout, 300))))
     # torchrun keeps its store across restarts, with the addresses of the dead ranks.
     store = dist.PrefixStore(f"attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
-    dist.init_process_group(backend, store=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=3 * timeout), device_id=device)
+    dist.init_process_group(
+        backend, store=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=3 * timeout), device_id=device
+    )
     try:
         yield dist.get_rank()
     finally:
@@ -132,13 +139,21 @@ class Watch:
         self.step, self.last_beat = step, time.monotonic()
 
     def describe_position(self) -> dict:
-        """How many collectives this rank has started, whether its main thread is inside torch.distributed, and its current line outside torch."""
+        """How many collectives this rank has started, whether its main thread is inside torch.distributed, and its
+        current line outside torch."""
         frame = sys._current_frames()[self.main_thread]
-        is_waiting, torch_folder = (f"torch{os.sep}distributed" in frame.f_code.co_filename, os.path.dirname(torch.__file__))
+        is_waiting, torch_folder = (
+            f"torch{os.sep}distributed" in frame.f_code.co_filename,
+            os.path.dirname(torch.__file__),
+        )
         while frame.f_code.co_filename.startswith(torch_folder) and frame.f_back is not None:
             frame = frame.f_back
         num_collectives = sum(group._get_sequence_number_for_group() for group in self.groups)
-        return {"begun": num_collectives, "waits": is_waiting, "at": f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno} {frame.f_code.co_name}"}
+        return {
+            "begun": num_collectives,
+            "waits": is_waiting,
+            "at": f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno} {frame.f_code.co_name}",
+        }
 
     def name_hanging_ranks(self) -> str:
         """Which rank hangs, according to the files of all ranks."""
@@ -148,7 +163,9 @@ class Watch:
         most_collectives = max((report["begun"] for report in reports.values()), default=0)
         ranks_behind = [rank for rank, report in reports.items() if report["begun"] < most_collectives]
         hanging_ranks = ranks_behind or [rank for rank, report in reports.items() if not report["waits"]]
-        parts = [f"rank {rank} hangs in {reports[rank]['at']}" for rank in hanging_ranks] + [f"rank {rank} does not answer" for rank in silent_ranks]
+        parts = [f"rank {rank} hangs in {reports[rank]['at']}" for rank in hanging_ranks] + [
+            f"rank {rank} does not answer" for rank in silent_ranks
+        ]
         return "; ".join(parts) or "all ranks wait for each other"
 
     def _watch_steps(self) -> None:
@@ -159,7 +176,9 @@ class Watch:
             temporary.write_text(json.dumps(self.describe_position()))
             os.replace(temporary, self.folder / str(self.rank))
             time.sleep(self.GRACE)
-            is_first = min((r for r in range(self.ranks) if (self.folder / str(r)).exists()), default=self.rank) == self.rank
+            is_first = (
+                min((r for r in range(self.ranks) if (self.folder / str(r)).exists()), default=self.rank) == self.rank
+            )
             self.end(f"no step after step {self.step} in {self.timeout:g} s: {self.name_hanging_ranks()}", is_first)
             return
 

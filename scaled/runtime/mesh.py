@@ -14,9 +14,9 @@ A world of dp·cp ranks, rank = dp_index · cp + cp_index, is divided in two way
 
 The mesh also sets the formats of computation and communication: `with computing(dispatch="fp8"):`.
 
-Expert parallelism thus uses the same ranks as data and context parallelism, but is independent of both: only dp·cp must be a multiple
-of ep. Without a mesh, or on one rank, every axis has one rank, no process group is needed, and `scaled` is `ref`.
-"""
+Expert parallelism thus uses the same ranks as data and context parallelism, but is independent of both: only dp·cp must
+be a multiple of ep. Without a mesh, or on one rank, every axis has one rank, no process group is needed, and `scaled`
+is `ref`."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -80,15 +80,19 @@ class Compute:
     """Formats of computation and communication."""
 
     dtype: torch.dtype | None = None
-    """Dtype of gathered weights and computation; None: the storage dtype. Gradients are always summed in float32 or wider."""
+    """Dtype of gathered weights and computation; None: the storage dtype. Gradients are always summed in float32 or
+    wider."""
     rematerialise: bool = False
-    """Whether the activations of a block are recomputed in the backward pass instead of kept (activation checkpointing)."""
+    """Whether the activations of a block are recomputed in the backward pass instead of kept (activation
+    checkpointing)."""
     dispatch: Literal["model", "fp8", "mxfp8"] = "model"
-    """Format of tokens sent to their experts: the compute dtype, E4M3 with a scale per 128 values, or MXFP8 (one per 32)."""
+    """Format of tokens sent to their experts: the compute dtype, E4M3 with a scale per 128 values, or MXFP8 (one per
+    32)."""
     combine: Literal["model", "bf16"] = "model"
     """Format of the results sent back."""
     experts: str = "model"
-    """Format of the experts' products: "model", or a format of `ref.quant.FORMATS` in the forward pass and MXFP8 in the backward pass."""
+    """Format of the experts' products: "model", or a format of `ref.quant.FORMATS` in the forward pass and MXFP8 in the
+    backward pass."""
 
 
 @dataclass(frozen=True)
@@ -115,8 +119,8 @@ class Mesh:
         return torch.device("cpu")
 
 
-# One per process, not a ContextVar: on a GPU, the backward pass runs in a thread of autograd, where recomputed activations need the
-# mesh.
+# One per process, not a ContextVar: on a GPU, the backward pass runs in a thread of autograd, where recomputed
+# activations need the mesh.
 _current = Mesh()
 
 

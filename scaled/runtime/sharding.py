@@ -3,9 +3,9 @@
     weights outside the experts    FSDP2 over all ranks, along the first dimension
     experts                        complete experts to the ranks of an ep group in order, then FSDP2 over efsdp for each
 
-On different ranks of an ep group, expert parameters of the same name are different tensors: `owned` tells which parameters these are.
-`whole_shape` gives the full shape, `slice_of` a rank's part and its place. `put` and `wholes` convert from the full tensor to the part and back.
-"""
+On different ranks of an ep group, expert parameters of the same name are different tensors: `owned` tells which
+parameters these are. `whole_shape` gives the full shape, `slice_of` a rank's part and its place. `put` and `wholes`
+convert from the full tensor to the part and back."""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -23,17 +23,32 @@ from ref.network.model import initial_std
 from scaled.runtime.comm import summed
 from scaled.runtime.mesh import current
 
-__all__ = ["EXPERTS", "clip", "initialise", "owned", "place", "put", "rest", "shard", "slice_of", "whole_shape", "wholes"]
+__all__ = [
+    "EXPERTS",
+    "clip",
+    "initialise",
+    "owned",
+    "place",
+    "put",
+    "rest",
+    "shard",
+    "slice_of",
+    "whole_shape",
+    "wholes",
+]
 
 EXPERTS = ("gate_up_proj", "down_proj")
 """Parameters of a mixture of experts that belong to experts."""
 
 
 def shard(model: nn.Module, blocks: Iterable[nn.Module], reshard_after_forward: bool = True) -> None:
-    """Applies FSDP2 to each block and to the rest: experts on their own mesh, all else on all ranks. Gradients are summed."""
+    """Applies FSDP2 to each block and to the rest: experts on their own mesh, all else on all ranks. Gradients are
+    summed."""
     mesh = current()
     dtype = mesh.compute.dtype
-    policy = MixedPrecisionPolicy() if dtype is None else MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
+    policy = (
+        MixedPrecisionPolicy() if dtype is None else MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
+    )
     fsdp_options: dict[str, Any] = {"mp_policy": policy, "reshard_after_forward": reshard_after_forward}
     for block in blocks:
         for module in block.modules():
@@ -58,8 +73,8 @@ def expert_placement(p: nn.Parameter):
 
 @torch.no_grad()
 def initialise(module: nn.Module, config: Config) -> None:
-    """Initial weights as in `ref.network.model.initialise`, with its `config`. Every rank draws every full weight in turn and keeps its part,
-    so a seed gives one network and nothing is sent."""
+    """Initial weights as in `ref.network.model.initialise`, with its `config`. Every rank draws every full weight in
+    turn and keeps its part, so a seed gives one network and nothing is sent."""
     for name, p in module.named_parameters():
         full_weight = torch.empty(whole_shape(name, p), device=current().device)
         if p.ndim < 2:
@@ -71,11 +86,22 @@ def initialise(module: nn.Module, config: Config) -> None:
 
 @torch.no_grad()
 def clip(model: nn.Module, most: float) -> float:
-    """Clips the gradients of all weights on all ranks to a joint norm of `most` (0: no clipping); returns the norm before clipping. Raises
-    FloatingPointError if it is not finite, so that no step is taken."""
-    grads = [p.grad.to_local() if isinstance(p.grad, DTensor) else p.grad for p in model.parameters() if p.grad is not None]
+    """Clips the gradients of all weights on all ranks to a joint norm of `most` (0: no clipping); returns the norm
+    before clipping. Raises FloatingPointError if it is not finite, so that no step is taken."""
+    grads = [
+        p.grad.to_local() if isinstance(p.grad, DTensor) else p.grad for p in model.parameters() if p.grad is not None
+    ]
     # Each weight is sharded over all ranks, and an expert over its efsdp group, so nothing counts twice.
-    norm = summed(sum((grad.double().square().sum() for grad in grads), torch.zeros((), dtype=torch.float64, device=current().device))).sqrt().item()
+    norm = (
+        summed(
+            sum(
+                (grad.double().square().sum() for grad in grads),
+                torch.zeros((), dtype=torch.float64, device=current().device),
+            )
+        )
+        .sqrt()
+        .item()
+    )
     if not math.isfinite(norm):
         raise FloatingPointError(f"gradient norm is {norm}; the step was not taken")
     if most and norm > most:
@@ -111,7 +137,8 @@ def put(name: str, p: Tensor, whole: Tensor) -> None:
 
 @torch.no_grad()
 def place(name: str, p: Tensor, part: Tensor) -> None:
-    """Copies into p its part of the tensor that p is sharded from; for experts, that tensor has only those of this rank's efsdp group."""
+    """Copies into p its part of the tensor that p is sharded from; for experts, that tensor has only those of this
+    rank's efsdp group."""
     if isinstance(p, DTensor):
         part = distribute_tensor(part.to(p.device), p.device_mesh, p.placements, src_data_rank=None).to_local()
         p.to_local().copy_(part)
@@ -120,15 +147,16 @@ def place(name: str, p: Tensor, part: Tensor) -> None:
 
 
 def rest(model: nn.Module) -> None:
-    """Reshards all weights. After a forward pass without a backward pass, the outermost weights are still gathered in the compute dtype, and
-    reading them would give rounded values."""
+    """Reshards all weights. After a forward pass without a backward pass, the outermost weights are still gathered in
+    the compute dtype, and reading them would give rounded values."""
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
 
 
 def wholes(model: nn.Module, grad: bool = False) -> Iterator[tuple[str, Tensor]]:
-    """(name, full tensor) of every parameter, or of its gradient, in turn on every rank: all ranks must iterate together."""
+    """(name, full tensor) of every parameter, or of its gradient, in turn on every rank: all ranks must iterate
+    together."""
     ep = current().group("ep")
     rest(model)
     for name, p in model.named_parameters():

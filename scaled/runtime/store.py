@@ -4,8 +4,9 @@
     open_store("s3://bucket/run-7")            with s3fs (pip install 'etude[cluster]'); AWS_ENDPOINT_URL names another server than Amazon's
     open_store("memory://run-7")               within one process
 
-A value appears completely or not at all, and `setdefault` is a conditional create: of two writers one wins, and both learn who. A store that
-does not answer is asked again a few times, each time with a time-out; then it raises StoreError, an OSError.
+A value appears completely or not at all, and `setdefault` is a conditional create: of two writers one wins, and both
+learn who. A store that does not answer is asked again a few times, each time with a time-out; then it raises
+StoreError, an OSError.
 """
 
 import contextlib
@@ -29,10 +30,14 @@ class StoreError(OSError):
 
 
 def open_store(address: str, timeout: float = 10.0, attempts: int = 3) -> MutableMapping[str, bytes]:
-    """The store at an address. timeout: seconds for connecting, and for each answer; attempts: how often a store that does not answer is
-    asked. Raises RunError for an address of an unknown kind, and where its driver is not installed."""
+    """The store at an address. timeout: seconds for connecting, and for each answer; attempts: how often a store that
+    does not answer is asked. Raises RunError for an address of an unknown kind, and where its driver is not
+    installed."""
     if not address or timeout <= 0 or attempts < 1:
-        raise RunError(f"a store needs an address, a timeout above 0 and at least one attempt; got {address!r}, {timeout} and {attempts}")
+        raise RunError(
+            f"a store needs an address, a timeout above 0 and at least one attempt; got {address!r}, "
+            f"{timeout} and {attempts}"
+        )
     return Remote(address, timeout, attempts) if "://" in address else Folder(address)
 
 
@@ -89,7 +94,9 @@ class Remote(MutableMapping[str, bytes]):
         try:
             from fsspec.core import url_to_fs
         except ImportError:
-            raise RunError(f"the store {address} needs fsspec: pip install 'etude[cluster]'; or name a folder") from None
+            raise RunError(
+                f"the store {address} needs fsspec: pip install 'etude[cluster]'; or name a folder"
+            ) from None
         self.address, self.timeout, self.attempts = address, timeout, attempts
         options: dict[str, Any] = {"skip_instance_cache": True, "use_listings_cache": False}
         if address.startswith(("s3://", "s3a://")):
@@ -98,12 +105,18 @@ class Remote(MutableMapping[str, bytes]):
         try:
             self.fs, self.root = url_to_fs(address, **options)
         except (ImportError, ValueError) as error:
-            raise RunError(f"the store {address} cannot be opened ({error}); its driver for fsspec is missing, or the address is wrong") from None
+            raise RunError(
+                f"the store {address} cannot be opened ({error}); its driver for fsspec is missing, or "
+                f"the address is wrong"
+            ) from None
         if hasattr(self.fs, "retries"):
-            self.fs.retries = 1  # the attempts are counted here, or a store that is down would be waited for attempts² times
+            self.fs.retries = (
+                1  # the attempts are counted here, or a store that is down would be waited for attempts² times
+            )
 
     def call_with_retries(self, call: Callable[[], T], key: str) -> T:
-        """What call() returns. Raises KeyError where the key does not exist, FileExistsError where it does, and StoreError after the last attempt."""
+        """What call() returns. Raises KeyError where the key does not exist, FileExistsError where it does, and
+        StoreError after the last attempt."""
         for attempt in range(1, self.attempts + 1):
             try:
                 return call()
@@ -113,7 +126,9 @@ class Remote(MutableMapping[str, bytes]):
                 raise
             except Exception as error:  # drivers raise their own, not only OSError
                 if attempt == self.attempts:
-                    raise StoreError(f"the store {self.address} does not answer for {key}: {type(error).__name__}: {error}") from None
+                    raise StoreError(
+                        f"the store {self.address} does not answer for {key}: {type(error).__name__}: {error}"
+                    ) from None
                 time.sleep(0.1 * 2**attempt)
         raise AssertionError
 
@@ -127,14 +142,18 @@ class Remote(MutableMapping[str, bytes]):
         self.call_with_retries(lambda: self.fs.pipe_file(self.full_key(key), value, **self.write_timeout(value)), key)
 
     def write_timeout(self, value: bytes) -> dict[str, float]:
-        """How long a write may take: a server that does not answer before it has all bytes is not bound by the time-outs of the connection. A
-        megabyte a second is the least that a store must take."""
+        """How long a write may take: a server that does not answer before it has all bytes is not bound by the
+        time-outs of the connection. A megabyte a second is the least that a store must take."""
         return {"timeout": 2 * self.timeout + len(value) / 1e6} if getattr(self.fs, "async_impl", False) else {}
 
     def setdefault(self, key: str, default: bytes = b"") -> bytes:  # pyright: ignore[reportIncompatibleMethodOverride] – values are never None
-        """Creates the key unless it exists; returns its value. An attempt whose answer was lost counts: what lies there then is its value."""
+        """Creates the key unless it exists; returns its value. An attempt whose answer was lost counts: what lies there
+        then is its value."""
         try:
-            self.call_with_retries(lambda: self.fs.pipe_file(self.full_key(key), default, mode="create", **self.write_timeout(default)), key)
+            self.call_with_retries(
+                lambda: self.fs.pipe_file(self.full_key(key), default, mode="create", **self.write_timeout(default)),
+                key,
+            )
         except FileExistsError:
             return self[key]
         return default

@@ -1,1 +1,2 @@
-"""Evaluations of a base model: codebase perplexity, state tracking, coding knowledge (Composer 2 report, Appendix B)."""
+"""Evaluations of a base model: codebase perplexity, state tracking, coding knowledge (Composer 2 report, Appendix
+B)."""

@@ -10,8 +10,8 @@ __all__ = ["levenshtein", "similarity"]
 def levenshtein(a: str, b: str) -> int:
     """The least number of characters inserted, deleted or replaced that make `b` of `a`.
 
-    One row of the table at a time. Within a row, an insertion leans on its left neighbour; a running minimum of cost − column does all columns
-    at once."""
+    One row of the table at a time. Within a row, an insertion leans on its left neighbour; a running minimum of cost −
+    column does all columns at once."""
     if len(a) < len(b):
         a, b = b, a
     codes = np.frombuffer(b.encode("utf-32-le", "surrogatepass"), dtype=np.uint32)

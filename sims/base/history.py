@@ -1,7 +1,8 @@
-"""Chains of diffs from the history of a git repository, read as data: no hook, no filter, no external diff and no configuration of it runs.
+"""Chains of diffs from the history of a git repository, read as data: no hook, no filter, no external diff and no
+configuration of it runs.
 
-Only plumbing is called (`rev-list`, `ls-tree`, `cat-file`), which neither checks files out nor converts them. Diffs are ours, of the versions
-(`tracking.chain_of`).
+Only plumbing is called (`rev-list`, `ls-tree`, `cat-file`), which neither checks files out nor converts them. Diffs are
+ours, of the versions (`tracking.chain_of`).
 """
 
 from __future__ import annotations
@@ -32,7 +33,12 @@ SECONDS = 60
 
 def run_git(repository: Path, *words: str) -> bytes:
     inherited_variables = {name: os.environ[name] for name in ("PATH", "LANG") if name in os.environ}
-    settings = {"GIT_CONFIG_NOSYSTEM": "1", "GIT_CONFIG_GLOBAL": os.devnull, "GIT_TERMINAL_PROMPT": "0", "GIT_OPTIONAL_LOCKS": "0"}
+    settings = {
+        "GIT_CONFIG_NOSYSTEM": "1",
+        "GIT_CONFIG_GLOBAL": os.devnull,
+        "GIT_TERMINAL_PROMPT": "0",
+        "GIT_OPTIONAL_LOCKS": "0",
+    }
     settings |= {"GIT_NO_LAZY_FETCH": "1", "GIT_CEILING_DIRECTORIES": str(repository.resolve().parent)}
     try:
         process = subprocess.run(
@@ -60,9 +66,9 @@ def from_history(
     fits: Callable[[Chain], bool] = lambda chain: True,
     commits: int = 2000,
 ) -> list[Chain]:
-    """Up to `per_count` chains for each number of diffs in `counts`, of at most `size` bytes and such that `fits` says so (a model's context), from
-    consecutive versions of Python files in the last `commits` first-parent commits of HEAD. A file gives one chain at most. Raises RunError for a
-    folder without a repository, and if no chain fits."""
+    """Up to `per_count` chains for each number of diffs in `counts`, of at most `size` bytes and such that `fits` says
+    so (a model's context), from consecutive versions of Python files in the last `commits` first-parent commits of
+    HEAD. A file gives one chain at most. Raises RunError for a folder without a repository, and if no chain fits."""
     root = Path(repository)
     if not root.is_dir():
         raise RunError(f"repository {repository} is not a folder; pass a git repository")
@@ -72,7 +78,13 @@ def from_history(
         for entry in run_git(root, "ls-tree", "-r", "-z", "-l", commit).split(b"\0"):
             fields, _, name = entry.partition(b"\t")
             mode, kind, blob, length = (fields.decode().split() + [""] * 4)[:4]
-            if kind == "blob" and mode in ("100644", "100755") and name.endswith(b".py") and length.isdigit() and 120 <= int(length) <= size // 2:
+            if (
+                kind == "blob"
+                and mode in ("100644", "100755")
+                and name.endswith(b".py")
+                and length.isdigit()
+                and 120 <= int(length) <= size // 2
+            ):
                 blobs = versions.setdefault(os.fsdecode(name), [])
                 if not blobs or blobs[-1] != blob:
                     blobs.append(blob)
@@ -88,15 +100,22 @@ def from_history(
                 remaining_files.remove(name)
                 count += 1
     if not chains:
-        raise RunError(f"{repository} has no Python file with versions that make a chain of {size} bytes; raise chain_bytes, or leave it out")
+        raise RunError(
+            f"{repository} has no Python file with versions that make a chain of {size} bytes; raise "
+            f"chain_bytes, or leave it out"
+        )
     return sorted(chains, key=lambda c: len(c.diffs))
 
 
-def find_chain(root: Path, name: str, blobs: list[str], diffs: int, size: int, fits: Callable[[Chain], bool]) -> Chain | None:
+def find_chain(
+    root: Path, name: str, blobs: list[str], diffs: int, size: int, fits: Callable[[Chain], bool]
+) -> Chain | None:
     """The newest chain of so many diffs through these versions that fits."""
     for end in range(len(blobs), diffs, -1):
         texts = [run_git(root, "cat-file", "blob", blob) for blob in blobs[end - diffs - 1 : end]]
-        if not all(text.isascii() and text.endswith(b"\n") and b"```" not in text and b"\r" not in text for text in texts):
+        if not all(
+            text.isascii() and text.endswith(b"\n") and b"```" not in text and b"\r" not in text for text in texts
+        ):
             continue
         chain = chain_of(Path(name).name, [text.decode() for text in texts])
         if chain.size <= size and chain.first != chain.final and len(chain.answer) > 100 and fits(chain):

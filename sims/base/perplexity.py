@@ -1,15 +1,17 @@
-"""Codebase perplexity of any model (Appendix B): files joined in alphabetical order, every token scored under a rolling window.
+"""Codebase perplexity of any model (Appendix B): files joined in alphabetical order, every token scored under a rolling
+window.
 
-`ref.cpt.codebase_nll` is the same for our network; a test holds the two equal. This one takes any `Base`, and keeps the files apart: tokens of one
-file repeat its names, so they are no independent draws, and the interval is a bootstrap over *files*.
+`ref.cpt.codebase_nll` is the same for our network; a test holds the two equal. This one takes any `Base`, and keeps the
+files apart: tokens of one file repeat its names, so they are no independent draws, and the interval is a bootstrap over
+*files*.
 
     texts = codebase(folder, 40_000)                  whole files in alphabetical order, at most that many bytes
     files = file_nll(base, texts, window=512)         [(nats, tokens, bytes) of each file]
     summed(files)                                     totals, and intervals
 
-Three numbers. The sum in nats is the report's (Table 2); it says little between tokenizers of another grain only if the text differs, because a
-sum over the same bytes is comparable. Bits per byte is that sum by the length of the text. Perplexity per token depends on the tokenizer.
-"""
+Three numbers. The sum in nats is the report's (Table 2); it says little between tokenizers of another grain only if the
+text differs, because a sum over the same bytes is comparable. Bits per byte is that sum by the length of the text.
+Perplexity per token depends on the tokenizer."""
 
 from __future__ import annotations
 
@@ -30,9 +32,9 @@ __all__ = ["codebase", "file_nll", "summed"]
 
 
 def codebase(folder: str | Path | None, size: int) -> dict[str, str]:
-    """Name → text of a folder's files in alphabetical order, whole files of at most `size` bytes together; a file that would go over is left out, and
-    smaller ones behind it may still come. None: the part of the standard library that the recipe's runs hold out. Raises RunError if nothing is
-    left."""
+    """Name → text of a folder's files in alphabetical order, whole files of at most `size` bytes together; a file that
+    would go over is left out, and smaller ones behind it may still come. None: the part of the standard library that
+    the recipe's runs hold out. Raises RunError if nothing is left."""
     corpus = cpt.hold_out_codebase(cpt.read_library())[2] if folder is None else cpt.read_corpus(folder)
     selected_texts, remaining_bytes = {}, size
     for name in sorted(corpus.files):
@@ -40,15 +42,23 @@ def codebase(folder: str | Path | None, size: int) -> dict[str, str]:
         if length <= remaining_bytes:
             selected_texts[name], remaining_bytes = corpus.files[name], remaining_bytes - length
     if not selected_texts:
-        raise RunError(f"the codebase {folder or 'of the standard library'} has no text file of at most {size:,} bytes; choose another --codebase")
+        raise RunError(
+            f"the codebase {folder or 'of the standard library'} has no text file of at most {size:,} "
+            f"bytes; choose another --codebase"
+        )
     return selected_texts
 
 
 def file_nll(
-    base: Base, texts: dict[str, str], window: int, stride: int | None = None, progress: Callable[[float], None] = lambda share: None
+    base: Base,
+    texts: dict[str, str],
+    window: int,
+    stride: int | None = None,
+    progress: Callable[[float], None] = lambda share: None,
 ) -> list[tuple[float, int, int]]:
-    """(nats, tokens, bytes) of each file. A window holds at most `window` tokens and moves by `stride` (default: half of it); a prefix of the
-    tokenizer, if it has one, stands before every window. Without one, the first token of all has no context and is not scored.
+    """(nats, tokens, bytes) of each file. A window holds at most `window` tokens and moves by `stride` (default: half
+    of it); a prefix of the tokenizer, if it has one, stands before every window. Without one, the first token of all
+    has no context and is not scored.
 
     Raises ValueError for a window that does not fit the model, or a stride outside 1 … window − 1."""
     names = sorted(texts)
@@ -79,8 +89,8 @@ def file_nll(
 
 
 def summed(files: Sequence[Sequence[float]], resamples: int, seed: int = 0) -> dict[str, Any]:
-    """{nats, nats_interval, tokens, bytes, bits_per_byte, bits_interval, perplexity} of [(nats, tokens, bytes), …]; 95% intervals by a bootstrap over
-    files. That of the sum is that of bits per byte, for the same bytes."""
+    """{nats, nats_interval, tokens, bytes, bits_per_byte, bits_interval, perplexity} of [(nats, tokens, bytes), …]; 95%
+    intervals by a bootstrap over files. That of the sum is that of bits per byte, for the same bytes."""
     values = np.array(files, dtype=float)
     bits = drawn(values, resamples, seed)
     nats, tokens, size = values.sum(0)

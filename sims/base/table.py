@@ -1,10 +1,12 @@
-"""Table 2 of the report for any list of bases: coding knowledge, state tracking, codebase NLL, each with a 95% interval.
+"""Table 2 of the report for any list of bases: coding knowledge, state tracking, codebase NLL, each with a 95%
+interval.
 
     etude eval base smollm2-135m gemma3-270m runs/small/checkpoints/cpt
 
-Every model reads the same questions, chains and files. They follow from the settings and from the *smallest* context among the models, which every
-chain and question has to fit; they lie in the run folder as JSONL, to be read. Intervals are bootstraps over questions, over chains and over files,
-with the same draws for every model, so that differences between models are paired.
+Every model reads the same questions, chains and files. They follow from the settings and from the *smallest* context
+among the models, which every chain and question has to fit; they lie in the run folder as JSONL, to be read. Intervals
+are bootstraps over questions, over chains and over files, with the same draws for every model, so that differences
+between models are paired.
 """
 
 from __future__ import annotations
@@ -62,7 +64,14 @@ class Settings:
     """Seed of questions, edits and resamples."""
 
     def __post_init__(self) -> None:
-        for name, minimum in (("codebase_bytes", 1), ("window", 4), ("chains", 1), ("chain_bytes", 500), ("questions", 4), ("resamples", 1)):
+        for name, minimum in (
+            ("codebase_bytes", 1),
+            ("window", 4),
+            ("chains", 1),
+            ("chain_bytes", 500),
+            ("questions", 4),
+            ("resamples", 1),
+        ):
             if getattr(self, name) < minimum:
                 raise ValueError(f"{name} must be at least {minimum}, got {getattr(self, name)}")
         if not self.diffs or any(n < 1 for n in self.diffs) or len(set(self.diffs)) < len(self.diffs):
@@ -70,9 +79,9 @@ class Settings:
 
 
 def measured(run: Run, names: Sequence[str], c: Settings) -> list[dict]:
-    """The three parts of each model, in order: [{model, title, knowledge: […], tracking: […], codebase: […]}, …], one record per question,
-    chain and file. Each part of each model is a stage of the run, and stages are resumable. Raises RunError as `opened` does, and for two models
-    of one name."""
+    """The three parts of each model, in order: [{model, title, knowledge: […], tracking: […], codebase: […]}, …], one
+    record per question, chain and file. Each part of each model is a stage of the run, and stages are resumable. Raises
+    RunError as `opened` does, and for two models of one name."""
     if not names or len(set(names)) < len(names):
         raise RunError("name one or more checkpoints, each once; for example: etude eval base smollm2-135m")
 
@@ -97,7 +106,10 @@ def measured(run: Run, names: Sequence[str], c: Settings) -> list[dict]:
 
 def asked_chains(run: Run) -> list[tracking.Chain]:
     """The chains of a run that `measured` has played."""
-    return [dataclasses.replace(tracking.Chain(**record), diffs=tuple(record["diffs"])) for record in read_lines(run.root / "data" / "chains.jsonl")]
+    return [
+        dataclasses.replace(tracking.Chain(**record), diffs=tuple(record["diffs"]))
+        for record in read_lines(run.root / "data" / "chains.jsonl")
+    ]
 
 
 @dataclass(frozen=True)
@@ -112,7 +124,10 @@ class Items:
     @classmethod
     def of(cls, run: Run, bases: Sequence[Callable[[], Base]], c: Settings) -> Items:
         """Made in the first process, read back in later ones."""
-        stage, places = run.stage("items", total=3, unit="parts"), [run.path("data", f"{name}.jsonl") for name in ("questions", "chains", "files")]
+        stage, places = (
+            run.stage("items", total=3, unit="parts"),
+            [run.path("data", f"{name}.jsonl") for name in ("questions", "chains", "files")],
+        )
         if not stage.finished:
             items = cls.made([base() for base in bases], c, stage.progress)
             lines = (
@@ -126,7 +141,9 @@ class Items:
         question_records, file_records = (read_lines(path) for path in places[::2])
         return cls(
             [
-                dataclasses.replace(knowledge.Question(**record), answers=tuple(record["answers"]), check=tuple(record["check"]))
+                dataclasses.replace(
+                    knowledge.Question(**record), answers=tuple(record["answers"]), check=tuple(record["check"])
+                )
                 for record in question_records
             ],
             asked_chains(run),
@@ -137,14 +154,23 @@ class Items:
     @classmethod
     def made(cls, bases: Sequence[Base], c: Settings, progress: Callable[[int], None] = lambda done: None) -> Items:
         def question_fits(question: knowledge.Question) -> bool:
-            return all(joined(base, question.prompt, "") + answer_limit(base, question) <= base.network.context for base in bases)
+            return all(
+                joined(base, question.prompt, "") + answer_limit(base, question) <= base.network.context
+                for base in bases
+            )
 
         def chain_fits(chain: tracking.Chain) -> bool:
-            return all(joined(base, chain.prompt, "") + chain_limit(base, chain) <= base.network.context for base in bases)
+            return all(
+                joined(base, chain.prompt, "") + chain_limit(base, chain) <= base.network.context for base in bases
+            )
 
-        fitting_questions = [question for question in knowledge.questions(c.package, c.questions, c.seed) if question_fits(question)]
+        fitting_questions = [
+            question for question in knowledge.questions(c.package, c.questions, c.seed) if question_fits(question)
+        ]
         if not all(knowledge.verified(fitting_questions)) or not fitting_questions:
-            raise RunError("questions whose answers cannot be verified, or that fit no context; choose another --set package=…")
+            raise RunError(
+                "questions whose answers cannot be verified, or that fit no context; choose another --set package=…"
+            )
         progress(1)
         if c.repository is not None:
             chains = from_history(c.repository, c.diffs, c.chains, c.chain_bytes, chain_fits)
@@ -190,19 +216,39 @@ def run_in_chunks(stage: Any, items: Sequence[Any], evaluate: Callable[[Sequence
 
 
 def know(stage: Any, base: Base, asked: Items) -> list[dict]:
-    """One record per question: which answer the model prefers, which it prefers without the question, and what it writes."""
+    """One record per question: which answer the model prefers, which it prefers without the question, and what it
+    writes."""
 
     def evaluate(questions: Sequence[knowledge.Question], offset: int) -> list[dict]:
-        pairs = [(prompt, answer + "\n") for question in questions for prompt in (question.prompt, question.unasked) for answer in question.answers]
+        pairs = [
+            (prompt, answer + "\n")
+            for question in questions
+            for prompt in (question.prompt, question.unasked)
+            for answer in question.answers
+        ]
         logp = iter(base.scored(pairs, lambda done: stage.progress(9 * offset + done)))
         limits = [answer_limit(base, question) for question in questions]
-        outputs = base.continued([q.prompt for q in questions], limits, "\n", lambda done: stage.progress(9 * offset + 8 * len(questions) + done))
+        outputs = base.continued(
+            [q.prompt for q in questions],
+            limits,
+            "\n",
+            lambda done: stage.progress(9 * offset + 8 * len(questions) + done),
+        )
         records = []
         for question, text in zip(questions, outputs, strict=True):
-            choice, blind_choice = (knowledge.chosen([next(logp).total for _ in question.answers], question.answers) for _ in range(2))
+            choice, blind_choice = (
+                knowledge.chosen([next(logp).total for _ in question.answers], question.answers) for _ in range(2)
+            )
             right, exact = question.right, text.strip() == question.answers[question.right]
             records.append(
-                {"kind": question.kind, "chosen": choice, "right": choice == right, "form": blind_choice == right, "written": text, "exact": exact}
+                {
+                    "kind": question.kind,
+                    "chosen": choice,
+                    "right": choice == right,
+                    "form": blind_choice == right,
+                    "written": text,
+                    "exact": exact,
+                }
             )
         return records
 
@@ -213,9 +259,16 @@ def track(stage: Any, base: Base, asked: Items) -> list[dict]:
     """One record per chain: what the model writes, how near it is, and what it gives the true text."""
 
     def evaluate(chains: Sequence[tracking.Chain], offset: int) -> list[dict]:
-        scores = base.scored([(c.prompt, c.answer + tracking.FENCE) for c in chains], lambda done: stage.progress(2 * offset + done))
+        scores = base.scored(
+            [(c.prompt, c.answer + tracking.FENCE) for c in chains], lambda done: stage.progress(2 * offset + done)
+        )
         limits = [chain_limit(base, chain) for chain in chains]
-        outputs = base.continued([c.prompt for c in chains], limits, tracking.FENCE, lambda done: stage.progress(2 * offset + len(chains) + done))
+        outputs = base.continued(
+            [c.prompt for c in chains],
+            limits,
+            tracking.FENCE,
+            lambda done: stage.progress(2 * offset + len(chains) + done),
+        )
         return [
             {
                 "diffs": len(chain.diffs),
@@ -236,11 +289,15 @@ def track(stage: Any, base: Base, asked: Items) -> list[dict]:
 def read(stage: Any, base: Base, asked: Items) -> list[list[float]]:
     """[nats, tokens, bytes] of each file."""
 
-    return [list(file_record) for file_record in perplexity.file_nll(base, asked.texts, asked.window, progress=stage.progress)]
+    return [
+        list(file_record)
+        for file_record in perplexity.file_nll(base, asked.texts, asked.window, progress=stage.progress)
+    ]
 
 
 def gained(one: dict, c: Settings) -> dict[str, float]:
-    """{value, low, high}: by how many points of % more right answers a model chooses with the question than without it, paired over questions."""
+    """{value, low, high}: by how many points of % more right answers a model chooses with the question than without it,
+    paired over questions."""
     return bootstrap([100.0 * (q["right"] - q["form"]) for q in one["knowledge"]], n=c.resamples, seed=c.seed)
 
 
@@ -278,7 +335,8 @@ def rows_of(found: Sequence[dict], chains: Sequence[dict[str, float]], c: Settin
 
 
 def difference(found: Sequence[dict], part: str, a: int, b: int, c: Settings) -> dict[str, float]:
-    """{value, low, high} of model a less model b: points of knowledge (%) or tracking, or bits per byte; paired over questions, chains or files."""
+    """{value, low, high} of model a less model b: points of knowledge (%) or tracking, or bits per byte; paired over
+    questions, chains or files."""
     if part == "codebase":
         first_files, second_files = (np.array(found[n]["codebase"], dtype=float) for n in (a, b))
         draws = perplexity.drawn(first_files, c.resamples, c.seed) - perplexity.drawn(second_files, c.resamples, c.seed)
@@ -286,11 +344,16 @@ def difference(found: Sequence[dict], part: str, a: int, b: int, c: Settings) ->
         value = (first_files[:, 0].sum() - second_files[:, 0].sum()) / first_files[:, 2].sum() / np.log(2)
         return {"value": float(value), "low": float(low), "high": float(high)}
     key, scale = ("right", 100.0) if part == "knowledge" else ("similarity", 1.0)
-    return bootstrap([scale * (x[key] - y[key]) for x, y in zip(found[a][part], found[b][part], strict=True)], n=c.resamples, seed=c.seed)
+    return bootstrap(
+        [scale * (x[key] - y[key]) for x, y in zip(found[a][part], found[b][part], strict=True)],
+        n=c.resamples,
+        seed=c.seed,
+    )
 
 
 def picture(rows: Sequence[dict], path: Path) -> None:
-    """Three panels as Table 2 has columns: knowledge, state tracking, bits per byte; one bar per model, and the baselines as lines."""
+    """Three panels as Table 2 has columns: knowledge, state tracking, bits per byte; one bar per model, and the
+    baselines as lines."""
     from sims.drawing import COLOURS, GREY, save, sheet
 
     models = [row for row in rows if "nats" in row]
@@ -304,18 +367,46 @@ def picture(rows: Sequence[dict], path: Path) -> None:
         for index, row in enumerate(models):
             low, high = row[f"{stem or name}_low"], row[f"{stem or name}_high"]
             panel.barh(index, row[name], color=COLOURS[0], height=0.6)
-            panel.errorbar(row[name], index, xerr=[[max(0.0, row[name] - low)], [max(0.0, high - row[name])]], color="black", capsize=3, fmt="none")
+            panel.errorbar(
+                row[name],
+                index,
+                xerr=[[max(0.0, row[name] - low)], [max(0.0, high - row[name])]],
+                color="black",
+                capsize=3,
+                fmt="none",
+            )
             if name != "bits_per_byte":
-                panel.plot(row[f"{name}_exact"], index, "o", color=COLOURS[1], label="exact match" if index == 0 else None)
+                panel.plot(
+                    row[f"{name}_exact"], index, "o", color=COLOURS[1], label="exact match" if index == 0 else None
+                )
             if name == "knowledge":
                 panel.plot(
-                    row["knowledge_form"], index, "D", color="white", markeredgecolor="black", label="without the question" if index == 0 else None
+                    row["knowledge_form"],
+                    index,
+                    "D",
+                    color="white",
+                    markeredgecolor="black",
+                    label="without the question" if index == 0 else None,
                 )
-        for colour, row in zip((GREY, COLOURS[2]), [r for r in rows if "nats" not in r and name in r and name != "bits_per_byte"], strict=False):
+        for colour, row in zip(
+            (GREY, COLOURS[2]),
+            [r for r in rows if "nats" not in r and name in r and name != "bits_per_byte"],
+            strict=False,
+        ):
             panel.axvline(row[name], color=colour, linestyle="--", linewidth=1, label=row["model"])
-        panel.set_yticks(range(len(models)), [row["model"] for row in models] if panel is panels[0] else [""] * len(models))
+        panel.set_yticks(
+            range(len(models)), [row["model"] for row in models] if panel is panels[0] else [""] * len(models)
+        )
         panel.invert_yaxis()
         panel.set(xlabel=label)
         if panel.get_legend_handles_labels()[1]:
-            panel.legend(frameon=False, fontsize=8, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3, columnspacing=1.0, handletextpad=0.3)
+            panel.legend(
+                frameon=False,
+                fontsize=8,
+                loc="lower center",
+                bbox_to_anchor=(0.5, 1.0),
+                ncols=3,
+                columnspacing=1.0,
+                handletextpad=0.3,
+            )
     save(figure, path)

@@ -4,16 +4,17 @@
     prompt  = all but the last version, fenced; the model writes on, greedily, until it closes the fence
     score   = `similarity` (0 … 100, by characters), and whether the text is exactly right
 
-Chains come from a folder of Python, by seeded edits of its shorter functions and classes that leave valid Python (rename a name, insert, delete
-or swap lines); or from the history of a git repository (sims/base/history.py). Lengths are in bytes, because every model has to read the same
-chain, and tokenizers differ.
+Chains come from a folder of Python, by seeded edits of its shorter functions and classes that leave valid Python
+(rename a name, insert, delete or swap lines); or from the history of a git repository (sims/base/history.py). Lengths
+are in bytes, because every model has to read the same chain, and tokenizers differ.
 
-A score needs something beside it. `baselines` gives what a reader without any understanding gets: who copies the first version, and who writes
-what the last diff shows of the new file. A small model may be near them when it writes. `sims/base/table.py` therefore also reports what it
-gives the true last version, in bits per byte, and how often a true token is its first choice.
+A score needs something beside it. `baselines` gives what a reader without any understanding gets: who copies the first
+version, and who writes what the last diff shows of the new file. A small model may be near them when it writes.
+`sims/base/table.py` therefore also reports what it gives the true last version, in bits per byte, and how often a true
+token is its first choice.
 
-The trap: exact match throws away an answer that is off by one character like one that is empty. `brittleness` counts that.
-"""
+The trap: exact match throws away an answer that is off by one character like one that is empty. `brittleness` counts
+that."""
 
 from __future__ import annotations
 
@@ -61,10 +62,17 @@ class Chain:
 
 
 def chain_of(name: str, versions: Sequence[str]) -> Chain:
-    """The chain through these versions of a file, each ending in a line break. Raises ValueError for fewer than two versions, for a neighbour that
-    is the same, and for a text without its last line break."""
-    if len(versions) < 2 or any(a == b for a, b in zip(versions, versions[1:])) or not all(v.endswith("\n") for v in versions):
-        raise ValueError("a chain needs two or more versions, each another than the one before, and each with a line break at its end")
+    """The chain through these versions of a file, each ending in a line break. Raises ValueError for fewer than two
+    versions, for a neighbour that is the same, and for a text without its last line break."""
+    if (
+        len(versions) < 2
+        or any(a == b for a, b in zip(versions, versions[1:]))
+        or not all(v.endswith("\n") for v in versions)
+    ):
+        raise ValueError(
+            "a chain needs two or more versions, each another than the one before, and each with a "
+            "line break at its end"
+        )
     diffs = []
     for a, b in zip(versions, versions[1:]):
         lines = [*difflib.unified_diff(split_lines(a), split_lines(b), n=1)][2:]
@@ -78,8 +86,8 @@ def split_lines(text: str) -> list[str]:
 
 
 def pieces(texts: dict[str, str], least: int, most: int) -> list[tuple[str, str]]:
-    """(name, text) of the functions and classes in Python files whose source is `least` to `most` bytes long and plain ASCII without fences, as if
-    each were a file. A file that does not parse gives none."""
+    """(name, text) of the functions and classes in Python files whose source is `least` to `most` bytes long and plain
+    ASCII without fences, as if each were a file. A file that does not parse gives none."""
     pieces_by_text = {}
     for path in sorted(texts):
         if not path.endswith(".py"):
@@ -93,15 +101,22 @@ def pieces(texts: dict[str, str], least: int, most: int) -> list[tuple[str, str]
             if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and node.end_lineno:
                 text = "".join(lines[node.lineno - 1 : node.end_lineno])
                 if least <= len(text) <= most and text.isascii() and not re.search("```|[\t\r\f]", text):
-                    pieces_by_text.setdefault(text if text.endswith("\n") else text + "\n", f"{node.name.strip('_').lower() or 'piece'}.py")
+                    pieces_by_text.setdefault(
+                        text if text.endswith("\n") else text + "\n", f"{node.name.strip('_').lower() or 'piece'}.py"
+                    )
     return [(name, text) for text, name in pieces_by_text.items()]
 
 
 def synthetic(
-    texts: dict[str, str], counts: Sequence[int], per_count: int, size: int, seed: int, fits: Callable[[Chain], bool] = lambda chain: True
+    texts: dict[str, str],
+    counts: Sequence[int],
+    per_count: int,
+    size: int,
+    seed: int,
+    fits: Callable[[Chain], bool] = lambda chain: True,
 ) -> list[Chain]:
-    """`per_count` chains for each number of diffs in `counts`, of at most `size` bytes and such that `fits` says so (a model's context), every one
-    from another piece of the files. Raises ValueError if the files have too few pieces."""
+    """`per_count` chains for each number of diffs in `counts`, of at most `size` bytes and such that `fits` says so (a
+    model's context), every one from another piece of the files. Raises ValueError if the files have too few pieces."""
     rng, chains = random.Random(seed), []
     candidates = pieces(texts, 120, size // 4)
     rng.shuffle(candidates)
@@ -121,13 +136,16 @@ def synthetic(
                 if count == per_count:
                     break
         if count < per_count:
-            raise ValueError(f"chains must be fewer, or longer: the files give {count} of {per_count} with {diffs} diffs in {size} bytes")
+            raise ValueError(
+                f"chains must be fewer, or longer: the files give {count} of {per_count} with {diffs} "
+                f"diffs in {size} bytes"
+            )
     return sorted(chains, key=lambda c: len(c.diffs))
 
 
 def edited(text: str | None, draw: random.Random) -> str | None:
-    """The text after one edit: a name renamed everywhere, or a line inserted, deleted, or swapped with the next. It is valid Python, and another text
-    than before. None if twenty tries find none."""
+    """The text after one edit: a name renamed everywhere, or a line inserted, deleted, or swapped with the next. It is
+    valid Python, and another text than before. None if twenty tries find none."""
     for _ in range(20 if text else 0):
         assert text is not None
         kind, lines = draw.choice(("rename", "insert", "delete", "swap")), split_lines(text)
@@ -142,7 +160,13 @@ def edited(text: str | None, draw: random.Random) -> str | None:
         elif kind == "delete":
             fresh = "".join([*lines[:index], *lines[index + 1 :]])
         else:
-            fresh = "".join([*lines[: index - 1], *lines[index : index + 1], *lines[index - 1 : index], *lines[index + 1 :]]) if index > 1 else text
+            fresh = (
+                "".join(
+                    [*lines[: index - 1], *lines[index : index + 1], *lines[index - 1 : index], *lines[index + 1 :]]
+                )
+                if index > 1
+                else text
+            )
         if fresh != text and is_valid_python(fresh):
             return fresh
     return None
@@ -171,22 +195,32 @@ def is_valid_python(text: str) -> bool:
 
 
 def baselines(chains: Iterable[Chain]) -> list[dict[str, float]]:
-    """{first, hunk} of each chain: the similarity of the first version, and of the new lines of the last diff, to the last version."""
+    """{first, hunk} of each chain: the similarity of the first version, and of the new lines of the last diff, to the
+    last version."""
     rows = []
     for chain in chains:
         hunk = "".join(line[1:] for line in split_lines(chain.diffs[-1]) if line[:1] in " +")
-        rows.append({"first": similarity(chain.first.rstrip("\n"), chain.answer), "hunk": similarity(hunk.rstrip("\n"), chain.answer)})
+        rows.append(
+            {
+                "first": similarity(chain.first.rstrip("\n"), chain.answer),
+                "hunk": similarity(hunk.rstrip("\n"), chain.answer),
+            }
+        )
     return rows
 
 
 def brittleness(pairs: Sequence[tuple[str, str]], seed: int = 0) -> dict[str, list]:
     """What exact match does to nearly right answers; pairs (written, wanted).
 
-    {rejected: for each answer of similarity 95 or more, whether exact match counts it as wrong; moved: for each wanted text, by how many
-    points of 100 one wrong character in it lowers the similarity, where it lowers exact match from 100 to 0}."""
+    {rejected: for each answer of similarity 95 or more, whether exact match counts it as wrong; moved: for each wanted
+    text, by how many points of 100 one wrong character in it lowers the similarity, where it lowers exact match from
+    100 to 0}."""
     rng, shifts = random.Random(seed), []
     for _, target in pairs:
         position = rng.randrange(len(target))
         letter = rng.choice([c for c in "abcxyz01_ " if c != target[position]])
         shifts.append(100.0 - similarity(target[:position] + letter + target[position + 1 :], target))
-    return {"rejected": [output != target for output, target in pairs if similarity(output, target) >= NEAR], "moved": shifts}
+    return {
+        "rejected": [output != target for output, target in pairs if similarity(output, target) >= NEAR],
+        "moved": shifts,
+    }

@@ -28,7 +28,8 @@ class NoiseConfig:
     useless_read: float = 0.15
     """Probability of reading a file that the task does not need."""
     parallel_reads: float = 0.3
-    """Probability of reading two helpers in one turn instead of one after the other; not a fault, but an alternative."""
+    """Probability of reading two helpers in one turn instead of one after the other; not a fault, but an
+    alternative."""
     invalid_call: float = 0.1
     """Probability of misspelling a call, which gives an error."""
     skip_read: float = 0.1

@@ -37,7 +37,8 @@ class Verdict:
 
 @runtime_checkable
 class TextSession(Protocol):
-    """One episode of one task, in texts: `sims.microrepo.Session`, in memory or on disk, and its variants in experiments."""
+    """One episode of one task, in texts: `sims.microrepo.Session`, in memory or on disk, and its variants in
+    experiments."""
 
     @property
     def prompt(self) -> str:

@@ -34,7 +34,14 @@ ARITHMETIC = {
     ast.Mod: operator.mod,
     ast.Pow: operator.pow,
 }
-COMPARISONS = {ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge}
+COMPARISONS = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+}
 
 
 class EvaluationError(ValueError):
@@ -90,7 +97,9 @@ def parse(text: str, args: Sequence[str]) -> Body:
         _check_expression(statement.value, names, 0)
         names.add(statement.targets[0].id)
     _check_expression(statements[-1].value, names, 0)
-    return Body(tuple(args), tuple(statement for statement in statements if isinstance(statement, ast.Assign | ast.Return)))
+    return Body(
+        tuple(args), tuple(statement for statement in statements if isinstance(statement, ast.Assign | ast.Return))
+    )
 
 
 def _check_text(text: str) -> None:

@@ -20,7 +20,18 @@ from functools import lru_cache
 from random import Random
 from typing import NamedTuple
 
-__all__ = ["BINARY", "UNARY", "Expression", "atom", "combine", "draw_first", "draw_step", "reference", "transform", "translate"]
+__all__ = [
+    "BINARY",
+    "UNARY",
+    "Expression",
+    "atom",
+    "combine",
+    "draw_first",
+    "draw_step",
+    "reference",
+    "transform",
+    "translate",
+]
 
 PROBES = ((3, 8, -6, 0, 13, -7, 1, 25), (5, 2, 1, -9, 13, -12, 0, -3), (7, -4, 4, 11, -2, 6, 20, -15))
 COLUMNS = dict(zip("abc", PROBES, strict=True))

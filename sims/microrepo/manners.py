@@ -1,7 +1,9 @@
-"""A world with manners: to-do items, a final message, comments and a terminal in the small world's repositories, so that habits have a place.
+"""A world with manners: to-do items, a final message, comments and a terminal in the small world's repositories, so
+that habits have a place.
 
-The report rewards how an agent behaves, beside what it achieves (Composer 2 technical report, §4.2). In the small world a turn is nothing but calls,
-and nobody can be silent, lie or leave a list open. Here an episode has these words more, and is paid like any other:
+The report rewards how an agent behaves, beside what it achieves (Composer 2 technical report, §4.2). In the small world
+a turn is nothing but calls, and nobody can be silent, lie or leave a list open. Here an episode has these words more,
+and is paid like any other:
 
     todo fix m3         a new item of the to-do list: "item 1"
     tick 1              that item is done: "ok", or "error: no such item"
@@ -11,8 +13,8 @@ and nobody can be silent, lie or leave a list open. Here an episode has these wo
         # m7 then double
         return (a + b) * 2
 
-A linter has one rule (`lints`). What an episode was, `sims/transcripts.py` reads off, and `ref/behaviour.py` prices. Demonstrations (`mannered`)
-have good and bad manners, half and half: what all rollouts share, no price can move.
+A linter has one rule (`lints`). What an episode was, `sims/transcripts.py` reads off, and `ref/behaviour.py` prices.
+Demonstrations (`mannered`) have good and bad manners, half and half: what all rollouts share, no price can move.
 """
 
 from __future__ import annotations
@@ -83,11 +85,16 @@ class ManneredSession(Session):
 
 
 def lints(body: Body | None) -> int:
-    """What the linter says against a body: one complaint for a name that is only there to be returned, as RET504 of ruff."""
+    """What the linter says against a body: one complaint for a name that is only there to be returned, as RET504 of
+    ruff."""
     if body is None or len(body.statements) < 2:
         return 0
     assignment, last = body.statements[-2:]
-    return int(isinstance(assignment, ast.Assign) and last.value is not None and ast.unparse(assignment.targets[0]) == ast.unparse(last.value))
+    return int(
+        isinstance(assignment, ast.Assign)
+        and last.value is not None
+        and ast.unparse(assignment.targets[0]) == ast.unparse(last.value)
+    )
 
 
 @dataclass(frozen=True)
@@ -159,7 +166,8 @@ def style_turn(task: Task, turn: str, comment: bool, name: bool) -> str:
 
 
 def join_turns(turns: Sequence[list[str]]) -> list[list[str]]:
-    """Turns that need nothing of each other's answers, made together: the plan with the first call, and a test with what it tests."""
+    """Turns that need nothing of each other's answers, made together: the plan with the first call, and a test with
+    what it tests."""
     joined_turns: list[list[str]] = []
     for turn in turns:
         last_call = joined_turns[-1][-1] if joined_turns else ""

@@ -5,8 +5,8 @@
     put m3                  the name that works here
         return a + b
 
-Whoever writes nothing repairs nothing: no rollout of an agent that goes on to say `write` is ever paid. All else is as in `Session`.
-"""
+Whoever writes nothing repairs nothing: no rollout of an agent that goes on to say `write` is ever paid. All else is as
+in `Session`."""
 
 from sims.microrepo.session import Session
 from sims.microrepo.task import Task

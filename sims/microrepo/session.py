@@ -81,7 +81,12 @@ class Session:
     def reward_of(self, passed: list[bool]) -> Verdict:
         """The verdict, from which hidden tests pass."""
         return Verdict(
-            tests=float(all(passed)), passed=sum(passed) / len(passed), turns=self.turns, tested=self._tested, finished=self._finished, **self.counts
+            tests=float(all(passed)),
+            passed=sum(passed) / len(passed),
+            turns=self.turns,
+            tested=self._tested,
+            finished=self._finished,
+            **self.counts,
         )
 
     def fork(self) -> "Session":
@@ -92,7 +97,8 @@ class Session:
         return twin
 
     def call(self, line: str, body: list[str]) -> str:
-        """The answer to a call: its line, and the lines of a body as they were written. A world of its own may know more calls."""
+        """The answer to a call: its line, and the lines of a body as they were written. A world of its own may know
+        more calls."""
         match line.split(" "):
             case ["read", name]:
                 return self.read(name)

@@ -131,7 +131,9 @@ class Task:
                 inputs = tuple(rng.randint(-spread, spread) for spread in rng.choices(spreads, k=size))
                 if inputs not in visible:
                     hidden[inputs] = None
-        visible_cases, hidden_cases = (tuple(Case(inputs, body.evaluate(inputs)) for inputs in group) for group in (visible, hidden))
+        visible_cases, hidden_cases = (
+            tuple(Case(inputs, body.evaluate(inputs)) for inputs in group) for group in (visible, hidden)
+        )
         return visible_cases, hidden_cases
 
     @property
@@ -155,7 +157,9 @@ def _draw_between(rng: Random, bounds: tuple[int, int]) -> int:
     return bounds[0] + int(rng.random() * (bounds[1] - bounds[0] + 1))
 
 
-def _extend(rng: Random, start: Expression | None, args: tuple[str, ...], count: int, config: WorldConfig) -> Expression:
+def _extend(
+    rng: Random, start: Expression | None, args: tuple[str, ...], count: int, config: WorldConfig
+) -> Expression:
     """`start`, or a first operation if it is None, grown by random steps to `count` operations in total."""
     expression = start
     for _ in range(count):
@@ -167,7 +171,9 @@ def _extend(rng: Random, start: Expression | None, args: tuple[str, ...], count:
     return expression
 
 
-def _draw_expression(rng: Random, args: tuple[str, ...], bounds: tuple[int, int], is_held_out: bool | None, config: WorldConfig) -> Expression:
+def _draw_expression(
+    rng: Random, args: tuple[str, ...], bounds: tuple[int, int], is_held_out: bool | None, config: WorldConfig
+) -> Expression:
     """A random expression on the given side of the split (None: either)."""
     count = _draw_between(rng, bounds)  # before any rejection: otherwise the sides would differ in length
     while True:
@@ -177,7 +183,12 @@ def _draw_expression(rng: Random, args: tuple[str, ...], bounds: tuple[int, int]
 
 
 def _draw_target(
-    rng: Random, args: tuple[str, ...], helpers: dict[str, Expression], steps: int, is_held_out: bool, config: WorldConfig
+    rng: Random,
+    args: tuple[str, ...],
+    helpers: dict[str, Expression],
+    steps: int,
+    is_held_out: bool,
+    config: WorldConfig,
 ) -> Expression | None:
     """The target of a task with helpers, or None if these helpers seem to allow none."""
     mentions = [reference(name, helper) for name, helper in helpers.items()]
@@ -209,7 +220,9 @@ def generate(rng: Random, split: Split, depth: int | None = None, config: WorldC
     steps = _draw_between(rng, config.one_helper_steps if depth == 1 else config.two_helper_steps)
     target_expression = None
     while target_expression is None:
-        helper_expressions = (_draw_expression(rng, args, config.helper_operations, is_held_out, config) for _ in range(depth))
+        helper_expressions = (
+            _draw_expression(rng, args, config.helper_operations, is_held_out, config) for _ in range(depth)
+        )
         helpers = dict(zip(file_names, helper_expressions, strict=False))
         if depth:
             target_expression = _draw_target(rng, args, helpers, steps, is_held_out, config)

@@ -43,10 +43,11 @@ class RunSettings(Protocol):
 
 
 class CheckpointTasks(MicroTasks):
-    """Tasks of repairing tiny programs, with the tokens of the checkpoint's tokenizer. Contexts and tasks are as in `recipe`; without it, as in the
-    run of the recipe that the checkpoint comes from (`origin`), else the recipe's defaults. Raises RunError for a tokenizer without role
-    tokens, or if `c.length` is too short for a context; `length` is what the user calls that setting. `tool_s`: mean time of a tool in seconds,
-    log-normal with σ = 1, for runs that do not wait for each other; a tool of the small world itself takes microseconds."""
+    """Tasks of repairing tiny programs, with the tokens of the checkpoint's tokenizer. Contexts and tasks are as in
+    `recipe`; without it, as in the run of the recipe that the checkpoint comes from (`origin`), else the recipe's
+    defaults. Raises RunError for a tokenizer without role tokens, or if `c.length` is too short for a context; `length`
+    is what the user calls that setting. `tool_s`: mean time of a tool in seconds, log-normal with σ = 1, for runs that
+    do not wait for each other; a tool of the small world itself takes microseconds."""
 
     limits: Limits
     """How long rollouts may be."""
@@ -57,7 +58,8 @@ class CheckpointTasks(MicroTasks):
         language = Language(load_tokenizer(path))
         if None in (language.env, language.agent):
             raise RunError(
-                f"{path} has no tokens <|env|> and <|agent|>, nor those of a chat: the small world needs a policy that was trained in it; "
+                f"{path} has no tokens <|env|> and <|agent|>, nor those of a chat: the small world "
+                f"needs a policy that was trained in it; "
                 "etude run recipe --scale small writes one to checkpoints/sft"
             )
         self.root, settings = origin(Path(c.checkpoint))
@@ -67,12 +69,20 @@ class CheckpointTasks(MicroTasks):
         rl = replace(self.recipe.rl, max_len=c.rl.max_len)
         chaining = context(language, replace(self.recipe, rl=rl, context=replace(self.recipe.context, join=c.join)))
         if chaining.limit > c.length:
-            raise RunError(f"{length} must hold a context of {chaining.limit} tokens, got {c.length}; see --set {length}=…")
+            raise RunError(
+                f"{length} must hold a context of {chaining.limit} tokens, got {c.length}; see --set {length}=…"
+            )
         if c.rl.feedback.weight and self.recipe.rl.feedback.source == "shuffled":
-            raise RunError("rl.feedback.source=shuffled exchanges hints between all rollouts of a step, and a rank sees its own; use --scale small")
+            raise RunError(
+                "rl.feedback.source=shuffled exchanges hints between all rollouts of a step, and a "
+                "rank sees its own; use --scale small"
+            )
         prompt = len(language.encode_opening(MicroRepo(self.opened(self.task("rl", 0), 1)).reset()))
         if prompt + 1 >= chaining.limit:
-            raise RunError(f"a prompt has about {prompt} tokens; contexts of {chaining.limit} leave no room for an answer; see --set rl.max_len=…")
+            raise RunError(
+                f"a prompt has about {prompt} tokens; contexts of {chaining.limit} leave no room for "
+                f"an answer; see --set rl.max_len=…"
+            )
         self.limits = c.rl.limits(chaining)
         self.tool_s, self.is_slow = tool_s, tool_s > 0
 
@@ -86,7 +96,8 @@ class CheckpointTasks(MicroTasks):
 
 
 class SlowEnvironment:
-    """An environment whose steps take so many seconds, `latency(turn)`; the last one, after which nothing is sampled, takes none."""
+    """An environment whose steps take so many seconds, `latency(turn)`; the last one, after which nothing is sampled,
+    takes none."""
 
     def __init__(self, inner: Environment, latency: Callable[[int], float]):
         self.inner, self.latency, self.turns = inner, latency, 0
@@ -101,8 +112,9 @@ class SlowEnvironment:
 
 
 def origin(checkpoint: Path) -> tuple[Path | None, dict]:
-    """The run of the recipe that a checkpoint comes from, and its settings: the run that it is in, RUN/checkpoints/NAME, or that of the
-    checkpoint from which its full run started. None and no settings if there is no such run."""
+    """The run of the recipe that a checkpoint comes from, and its settings: the run that it is in,
+    RUN/checkpoints/NAME, or that of the checkpoint from which its full run started. None and no settings if there is no
+    such run."""
     visited_roots: set[Path] = set()
     while (root := checkpoint.resolve().parent.parent) not in visited_roots:
         visited_roots.add(root)

@@ -1,14 +1,16 @@
-"""Real-time RL with simulated users: the five-hour loop, the two hacks that it bred, their cures, and how old its data may be.
+"""Real-time RL with simulated users: the five-hour loop, the two hacks that it bred, their cures, and how old its data
+may be.
 
     etude figure real-time-rl          an hour and a half on two cores; starts from a run of the recipe in runs/small (make small)
     etude figure real-time-rl --quick
 
-Cursor serves a policy, makes rewards of what users do about its edits, trains on them, looks at a benchmark, and ships, every five hours. Two rewards
-taught the wrong thing: a session with a broken call was thrown away, and the policy broke calls where it expected to fail; edits were judged and
-questions were not, and the policy asked. Here users are a model (`users.py`) and the world is small (`world.py`).
+Cursor serves a policy, makes rewards of what users do about its edits, trains on them, looks at a benchmark, and ships,
+every five hours. Two rewards taught the wrong thing: a session with a broken call was thrown away, and the policy broke
+calls where it expected to fail; edits were judged and questions were not, and the policy asked. Here users are a model
+(`users.py`) and the world is small (`world.py`).
 
-First the policy of the recipe learns the words, from demonstrations: some ask without need, some break a call. Then the loop begins, from the same
-weights and with the same users' tasks, in five ways:
+First the policy of the recipe learns the words, from demonstrations: some ask without need, some break a call. Then the
+loop begins, from the same weights and with the same users' tasks, in five ways:
 
     loop       both cures: follow-ups count, to questions too, and a broken call is the worst of all
     thrown     a session with a broken call is thrown away
@@ -16,24 +18,26 @@ weights and with the same users' tasks, in five ways:
     daily      as `loop`, and shipped after every 5 loops: data are up to a day old
     weekly     as `loop`, and never shipped: a week has 34 loops, and here it ends after twelve, so that all data are of the first policy
 
-At the end held-out tasks are served to new users: by what each way has learnt, and, in `loop`, in an A/B test of the shipped policy against the
-policy before, with users of their own for either side.
+At the end held-out tasks are served to new users: by what each way has learnt, and, in `loop`, in an A/B test of the
+shipped policy against the policy before, with users of their own for either side.
 
 Scaled down: twelve loops are two and a half days, a loop has 128 sessions instead of billions of tokens, and two steps.
 
-Power. Trials came first, with seed 7, the same held-out tasks and one training in each way. In the first, tasks were easier, and more edits were
-kept than undone: in nine loops `edits` bred no question (0.10 of the sessions on clear tasks, then 0.05), as `users.py` says it must be. So tasks
-are harder here, and more demonstrations ask. In the second trial, with these settings, questions on clear tasks went from 0.23 to 0.82 in `edits`
-and to 0.04 in `loop`; broken calls on hard tasks from 0.19 to 0.44 in `thrown` and to 0.10 in `loop`; sessions that did what is wanted from 0.29 to
-0.44 in `loop`, 0.41 in `daily` and 0.36 in `weekly`. Edits kept rose by 0.03, follow-ups fell by 0.09, and sessions took longer, by a fifth, since
-fewer end early in a question: the claim about latency is expected to fail. Student's interval over five trainings is as wide as 1.24 of their
-standard deviations to each side. If they spread by 0.03, a change of 0.04 is seen: both hacks and their cures, follow-ups, and what a week costs.
-For edits kept, and for what a day costs, that is hardly enough.
+Power. Trials came first, with seed 7, the same held-out tasks and one training in each way. In the first, tasks were
+easier, and more edits were kept than undone: in nine loops `edits` bred no question (0.10 of the sessions on clear
+tasks, then 0.05), as `users.py` says it must be. So tasks are harder here, and more demonstrations ask. In the second
+trial, with these settings, questions on clear tasks went from 0.23 to 0.82 in `edits` and to 0.04 in `loop`; broken
+calls on hard tasks from 0.19 to 0.44 in `thrown` and to 0.10 in `loop`; sessions that did what is wanted from 0.29 to
+0.44 in `loop`, 0.41 in `daily` and 0.36 in `weekly`. Edits kept rose by 0.03, follow-ups fell by 0.09, and sessions
+took longer, by a fifth, since fewer end early in a question: the claim about latency is expected to fail. Student's
+interval over five trainings is as wide as 1.24 of their standard deviations to each side. If they spread by 0.03, a
+change of 0.04 is seen: both hacks and their cures, follow-ups, and what a week costs. For edits kept, and for what a
+day costs, that is hardly enough.
 
-Two of the five trainings in each way were played first and seen before the others, and nothing was changed after that. Questions on clear tasks went
-from 0.17 to 0.94 and 0.91 in `edits`, and to 0.02 in `loop`. Broken calls on hard tasks went from 0.17 to 0.44 in one training of `thrown`, and not
-at all in the other; to 0.07 and 0.11 in `loop`. What is wanted was done by 0.41 in `loop`, 0.40 in `daily` and 0.36 in `weekly`.
-"""
+Two of the five trainings in each way were played first and seen before the others, and nothing was changed after that.
+Questions on clear tasks went from 0.17 to 0.94 and 0.91 in `edits`, and to 0.02 in `loop`. Broken calls on hard tasks
+went from 0.17 to 0.44 in one training of `thrown`, and not at all in the other; to 0.07 and 0.11 in `loop`. What is
+wanted was done by 0.41 in `loop`, 0.40 in `daily` and 0.36 in `weekly`."""
 
 import itertools
 import random
@@ -79,7 +83,8 @@ class Experiment:
     """Length of fine-tuning and of the loops, and held-out tasks."""
 
     run: str = "runs/small"
-    """A finished run of the recipe; fine-tuning starts from its SFT checkpoint (empty: first run a tiny recipe that has learned nothing)."""
+    """A finished run of the recipe; fine-tuning starts from its SFT checkpoint (empty: first run a tiny recipe that has
+    learned nothing)."""
     demonstrations: int = 1400
     """Demonstrations of fine-tuning."""
     epochs: int = 2
@@ -118,12 +123,15 @@ class Experiment:
 
 
 def tuned(run: Run, c: Experiment, root: Path, recipe: Recipe) -> Path:
-    """Fine-tunes the recipe's policy on demonstrations in which some ask, and some break a call. Returns the checkpoint's folder."""
+    """Fine-tunes the recipe's policy on demonstrations in which some ask, and some break a call. Returns the
+    checkpoint's folder."""
     language, rng = language_of(root), random.Random(f"{c.seed}-questions")
     noise = replace(recipe.sft.noise, invalid_call=c.clumsy, stop_early=0.0)
     turns = partial(with_questions, needless=c.needless)
     tasks = map(clouded, task_stream(recipe, "demonstrations"))
-    rollouts = taught(tasks, language, context(language, recipe), noise, recipe.context.memory, rng, turns, AskingSession)
+    rollouts = taught(
+        tasks, language, context(language, recipe), noise, recipe.context.memory, rng, turns, AskingSession
+    )
     size = Size(run=c.run, demonstrations=c.demonstrations, epochs=c.epochs, seed=c.seed)
     return fine_tuned(run, "questions", size, root, recipe, rollouts)
 
@@ -152,7 +160,10 @@ def training(run: Run, c: Experiment, start: Path, test: HeldOut, way: str, numb
     )
     results = {"learnt": test(learned_sampler, way, number)}
     if way == "loop":
-        results |= {"before": test(engine(load_hf(start), recipe), "before", number), "shipped": test(deployed_sampler, "shipped", number)}
+        results |= {
+            "before": test(engine(load_hf(start), recipe), "before", number),
+            "shipped": test(deployed_sampler, "shipped", number),
+        }
     return stage.finish({"loops": read_lines(stage.metrics_path), **results})
 
 
@@ -163,8 +174,14 @@ def experiment(run: Run, config: Experiment) -> dict:
     recipe = undisturbed(recipe)
     start = tuned(run, c, root, recipe)
     test = HeldOut(c, Service(replace(recipe, world=HARD_WORLD), language_of(root), c.users))
-    results = {(way, number): training(run, c, start, test, way, number) for number in range(c.trainings) for way in WAYS}
-    rows = [{"way": way, "training": number, **line} for (way, number), result in results.items() for line in result["loops"]]
+    results = {
+        (way, number): training(run, c, start, test, way, number) for number in range(c.trainings) for way in WAYS
+    }
+    rows = [
+        {"way": way, "training": number, **line}
+        for (way, number), result in results.items()
+        for line in result["loops"]
+    ]
     evaluations = [
         {"way": way, "training": number, "at": moment, **result[moment]}
         for (way, number), result in results.items()

@@ -1,4 +1,5 @@
-"""The loop: a policy is served, users react, their reactions become rewards, and what has learnt from them is looked at and shipped.
+"""The loop: a policy is served, users react, their reactions become rewards, and what has learnt from them is looked at
+and shipped.
 
     serve     each user asks once, and the deployed policy answers; every token keeps its log-prob and its experts
     collect   the reactions that are known when the loop ends, with those that came too late for earlier loops
@@ -9,8 +10,8 @@
     ship      it is deployed. What is not shipped goes on learning
 
 Where this differs from RL in an environment
-1. A user asks once. There is no group for a task, so a reward is compared with the mean of its batch (one group of all sessions). On a hard task
-   honest work is therefore below the mean, and on an easy one above it.
+1. A user asks once. There is no group for a task, so a reward is compared with the mean of its batch (one group of all
+   sessions). On a hard task honest work is therefore below the mean, and on an easy one above it.
 2. The rewards are reactions. Nothing here sees the hidden tests but the users, and the look before the gate.
 3. Data are as old as the deployed policy. With `every` loops to a shipment they are up to that many loops old.
 """
@@ -98,10 +99,22 @@ class Service:
         """Its contexts."""
         return context(self.language, self.recipe)
 
-    def serve(self, sampler: Sampler, tasks: Sequence[Task], samples: int, *seed: object) -> list[tuple[Rollout, Served, Reaction]]:
+    def serve(
+        self, sampler: Sampler, tasks: Sequence[Task], samples: int, *seed: object
+    ) -> list[tuple[Rollout, Served, Reaction]]:
         """`samples` sessions on each task, and what users did about them."""
         rl, generator = self.recipe.rl, torch.Generator().manual_seed(hash_seed("serve", *seed))
-        episodes = play(sampler, self.language, tasks, samples, rl.limits(self.chaining), rl.max_turns, generator, rl.temperature, opened=opened)
+        episodes = play(
+            sampler,
+            self.language,
+            tasks,
+            samples,
+            rl.limits(self.chaining),
+            rl.max_turns,
+            generator,
+            rl.temperature,
+            opened=opened,
+        )
         sessions = []
         for number, episode in enumerate(episodes):
             outcome = served(episode)
@@ -112,11 +125,15 @@ class Service:
 def collected(waiting: Sequence[Known], loop: int, parts: int) -> tuple[list[list[Known]], list[Known]]:
     """What is known at the end of a loop, in so many parts of equal size, up to one; and what is not known yet."""
     known_sessions = [session for session in waiting if session.loop <= loop]
-    return ([known_sessions[part::parts] for part in range(parts)], [session for session in waiting if session.loop > loop])
+    return (
+        [known_sessions[part::parts] for part in range(parts)],
+        [session for session in waiting if session.loop > loop],
+    )
 
 
 def ship(candidate: Sequence[float], deployed: Sequence[float]) -> tuple[bool, float]:
-    """Whether a candidate is not worse on held-out tasks, and by how much it is better. Each number is a task's share of right sessions."""
+    """Whether a candidate is not worse on held-out tasks, and by how much it is better. Each number is a task's share
+    of right sessions."""
     gain = bootstrap(np.subtract(candidate, deployed), level=0.9)
     return gain["high"] >= 0, gain["value"]
 
@@ -127,10 +144,17 @@ def compute_right_shares(sessions: Found, samples: int) -> list[float]:
 
 
 def loops(
-    stage: Stage, plan: Plan, service: Service, distil: Distilling, every: int, start: Path, held_out: Sequence[Task], seed: int
+    stage: Stage,
+    plan: Plan,
+    service: Service,
+    distil: Distilling,
+    every: int,
+    start: Path,
+    held_out: Sequence[Task],
+    seed: int,
 ) -> tuple[Sampler, Sampler]:
-    """Plays the plan from the policy in the folder `start`, with a shipment after `every` loops, and logs a line after each loop. Returns samplers
-    of the policy that has learnt last, shipped or not, and of the deployed one."""
+    """Plays the plan from the policy in the folder `start`, with a shipment after `every` loops, and logs a line after
+    each loop. Returns samplers of the policy that has learnt last, shipped or not, and of the deployed one."""
     rl = replace(service.recipe.rl, steps=plan.loops * plan.steps, lr=plan.lr)
     service = replace(service, recipe=replace(service.recipe, rl=rl, seed=seed))
     learner, reference = Learner(service.recipe, load_hf(start), None, 0.0, 0.0), load_hf(start)
@@ -142,17 +166,23 @@ def loops(
     )
     deployed_sampler.load(learner.trunk.model, version=0)
     tasks = iter(task_stream(service.recipe, "rl"))
-    deployed_shares = compute_right_shares(service.serve(deployed_sampler, held_out, plan.gate_samples, seed, "gate", 0), plan.gate_samples)
+    deployed_shares = compute_right_shares(
+        service.serve(deployed_sampler, held_out, plan.gate_samples, seed, "gate", 0), plan.gate_samples
+    )
     pending_sessions: list[Known] = []
     deployed_steps = 0  # steps that the deployed policy has made
     for loop in range(plan.loops):
         loop_tasks = list(itertools.islice(tasks, plan.steps * plan.sessions))
         sessions = service.serve(deployed_sampler, loop_tasks, 1, seed, "loop", loop)
         pending_sessions += [
-            Known(e.chain, outcome, reaction, deployed_steps, loop + int(reaction.hours / HOURS)) for e, outcome, reaction in sessions
+            Known(e.chain, outcome, reaction, deployed_steps, loop + int(reaction.hours / HOURS))
+            for e, outcome, reaction in sessions
         ]
         parts, pending_sessions = collected(pending_sessions, loop, plan.steps)
-        step_metrics = [train_step(service.recipe, learner, reference, part, distil, loop * plan.steps + n) for n, part in enumerate(parts)]
+        step_metrics = [
+            train_step(service.recipe, learner, reference, part, distil, loop * plan.steps + n)
+            for n, part in enumerate(parts)
+        ]
         line = (
             said(sessions)
             | {name: float(np.mean([metrics[name] for metrics in step_metrics])) for name in step_metrics[0]}
@@ -178,8 +208,17 @@ def train_step(
     recipe: Recipe, learner: Learner, reference: Transformer, sessions: Sequence[Known], distil: Distilling, step: int
 ) -> dict[str, float]:
     """One step of RL on sessions with reactions. Fewer than two that are not thrown away teach nothing."""
-    rewarded_sessions = [(session, reward) for session in sessions if (reward := distil.reward(session.served, session.reaction)) is not None]
-    metrics = {"reward": 0.0, "age": 0.0, "outside_clip": 0.0, "thrown": 1 - len(rewarded_sessions) / max(1, len(sessions))}
+    rewarded_sessions = [
+        (session, reward)
+        for session in sessions
+        if (reward := distil.reward(session.served, session.reaction)) is not None
+    ]
+    metrics = {
+        "reward": 0.0,
+        "age": 0.0,
+        "outside_clip": 0.0,
+        "thrown": 1 - len(rewarded_sessions) / max(1, len(sessions)),
+    }
     if len(rewarded_sessions) < 2:
         return metrics
     rl = replace(recipe.rl, prompts=1, rollouts=len(rewarded_sessions))
@@ -195,8 +234,9 @@ def train_step(
 
 
 def said(found: Found) -> dict[str, float]:
-    """Shares of sessions: that did what is wanted, that left an edit, that broke a call, the same on hard tasks, with a follow-up; of those on clear
-    tasks, needless questions, and of those on open ones, welcome ones; of edits, those kept. And mean seconds, of all and of those with an edit."""
+    """Shares of sessions: that did what is wanted, that left an edit, that broke a call, the same on hard tasks, with a
+    follow-up; of those on clear tasks, needless questions, and of those on open ones, welcome ones; of edits, those
+    kept. And mean seconds, of all and of those with an edit."""
     outcomes, reactions = [outcome for _, outcome, _ in found], [reaction for _, _, reaction in found]
 
     def mean(values: Sequence[float]) -> float:

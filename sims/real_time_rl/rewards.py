@@ -1,6 +1,7 @@
 """What the loop makes of a session and of a user's reaction: a reward, or nothing.
 
-Source: Cursor on real-time RL. It tells of two rewards that taught the wrong thing, and how each was mended; it gives no formulas.
+Source: Cursor on real-time RL. It tells of two rewards that taught the wrong thing, and how each was mended; it gives
+no formulas.
 
     session                       reward                                              careless
     edit, kept                    +1 − f·[follow-up]                                  `follow_ups` off: +1
@@ -10,11 +11,12 @@ Source: Cursor on real-time RL. It tells of two rewards that taught the wrong th
     a call of it was broken       −1 − f, whatever the user did                       `broken="thrown"`: none, the session is thrown away
 
 Why the careless ones teach what they teach
-a. Questions. If edits kept are all that counts, a question is worth 0 and an edit 2·P(kept) − 1. Where an edit is more often undone than kept,
-   the question wins, needed or not. The cure listens to what users say of it: p is such that a needless question costs about as much as a
-   wrong edit, and a welcome one hardly anything.
-b. Broken calls. What is thrown away has advantage zero; an edit on a hard task has less. So the policy learns to break a call where it expects
-   to fail. The cure counts a broken call like the worst that an edit can earn, so that it is never better than an honest failure.
+a. Questions. If edits kept are all that counts, a question is worth 0 and an edit 2·P(kept) − 1. Where an edit is more
+   often undone than kept, the question wins, needed or not. The cure listens to what users say of it: p is such that a
+   needless question costs about as much as a wrong edit, and a welcome one hardly anything.
+b. Broken calls. What is thrown away has advantage zero; an edit on a hard task has less. So the policy learns to break
+   a call where it expects to fail. The cure counts a broken call like the worst that an edit can earn, so that it is
+   never better than an honest failure.
 """
 
 from dataclasses import dataclass
@@ -55,7 +57,9 @@ def expected(distil: Distilling, users: Users, served: Served) -> float | None:
     """The mean reward of a session over these users; None if it is thrown away."""
     keep_probability = users.keeps(served.quality)
     total = 0.0
-    for share, is_kept in ((keep_probability, True), (1 - keep_probability, False)) if served.edited else ((1.0, None),):
+    for share, is_kept in (
+        ((keep_probability, True), (1 - keep_probability, False)) if served.edited else ((1.0, None),)
+    ):
         follow_probability = users.follows(served, is_kept)
         for chance, is_followed in ((follow_probability, True), (1 - follow_probability, False)):
             reward = distil.reward(served, Reaction(is_kept, is_followed, 0.0))

@@ -1,7 +1,9 @@
-"""Users of a served policy: what they see of a session, and how they react to it. A model, all of whose numbers are our choice.
+"""Users of a served policy: what they see of a session, and how they react to it. A model, all of whose numbers are our
+choice.
 
-A session ends with an edit, with a question, or with neither. Let q be the share of the hidden tests that the edit passes, and t the seconds that
-the session took. A user tries n inputs, is mistaken with probability s, grows impatient within about τ seconds, and reacts after d hours in the mean:
+A session ends with an edit, with a question, or with neither. Let q be the share of the hidden tests that the edit
+passes, and t the seconds that the session took. A user tries n inputs, is mistaken with probability s, grows impatient
+within about τ seconds, and reacts after d hours in the mean:
 
     P(kept)      = s + (1 − 2s)·qⁿ                       an edit is kept, or undone                                    (1)
     P(follow-up) = 1 − (1 − c)·exp(−t/τ)                 c: of an edit kept, of one undone, of nothing, of a question   (2)
@@ -10,14 +12,15 @@ the session took. A user tries n inputs, is mistaken with probability s, grows i
     c      a kept edit 0.05, an undone one 0.6, neither edit nor question 0.8; a question 0.05 where the task leaves open what is wanted, else 0.6
 
 What follows from it
-a. A reaction says little: a right edit is undone in one of twenty sessions, and one user in five has waited too long whatever came of it.
-b. An edit is undone or not; a question cannot be undone. Who pays for edits kept alone makes a question worth zero, and an edit worth
-   2·P(kept) − 1, which is less where the policy is mostly wrong.
+a. A reaction says little: a right edit is undone in one of twenty sessions, and one user in five has waited too long
+   whatever came of it.
+b. An edit is undone or not; a question cannot be undone. Who pays for edits kept alone makes a question worth zero, and
+   an edit worth 2·P(kept) − 1, which is less where the policy is mostly wrong.
 c. Users do not see broken calls. They see what came of the session, and how long it took.
 d. What is not known yet is no reaction: a third of them come after the loop has ended, and are collected by the next.
 
-The report on real-time RL names edits that are kept and follow-ups that are dissatisfied, and no model of users; real users are harder to fool.
-"""
+The report on real-time RL names edits that are kept and follow-ups that are dissatisfied, and no model of users; real
+users are harder to fool."""
 
 import math
 from dataclasses import dataclass
@@ -48,7 +51,10 @@ class Served:
 
     def __post_init__(self):
         if not (0 <= self.quality <= 1 and 0 <= self.seconds < math.inf):
-            raise ValueError(f"quality must lie between 0 and 1, and seconds must be finite and at least 0; got {self.quality} and {self.seconds}")
+            raise ValueError(
+                f"quality must lie between 0 and 1, and seconds must be finite and at least 0; got "
+                f"{self.quality} and {self.seconds}"
+            )
         if self.asked and self.edited or self.quality and not self.edited:
             raise ValueError("a session with an edit is no question, and only an edit has a quality")
 
@@ -98,9 +104,13 @@ class Users:
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} is a probability, got {getattr(self, name)}")
         if not 0 <= self.slip <= 0.5 or self.tries < 1:
-            raise ValueError(f"slip must lie between 0 and 0.5, and tries must be at least 1; got {self.slip} and {self.tries}")
+            raise ValueError(
+                f"slip must lie between 0 and 0.5, and tries must be at least 1; got {self.slip} and {self.tries}"
+            )
         if not (0 < self.patience < math.inf and 0 <= self.delay < math.inf):
-            raise ValueError(f"patience must be above 0, and delay at least 0, and both finite; got {self.patience} and {self.delay}")
+            raise ValueError(
+                f"patience must be above 0, and delay at least 0, and both finite; got {self.patience} and {self.delay}"
+            )
 
     def keeps(self, quality: float) -> float:
         """(1): the probability that an edit of this quality is kept."""
@@ -117,8 +127,8 @@ class Users:
         return 1 - (1 - complaint) * math.exp(-served.seconds / self.patience)
 
     def react(self, served: Served, rng: Random) -> Reaction:
-        """One user's reaction. Takes four numbers from `rng`, always in this order: of keeping, of a follow-up, of the start and of the delay. So
-        two sessions can be shown to the same user."""
+        """One user's reaction. Takes four numbers from `rng`, always in this order: of keeping, of a follow-up, of the
+        start and of the delay. So two sessions can be shown to the same user."""
         keep_draw, follow_draw, start, delay_draw = (rng.random() for _ in range(4))
         is_kept = keep_draw < self.keeps(served.quality) if served.edited else None
         hours = start * HOURS + served.seconds / 3600 - self.delay * math.log1p(-delay_draw)

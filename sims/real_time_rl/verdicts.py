@@ -19,9 +19,9 @@ MAX_OUTSIDE_SHARE = 0.01
 def learned(ends: Sequence[Mapping]) -> list[dict]:
     """What each way taught, what the A/B test says, and what old data cost. Intervals: Student's, over trainings.
 
-    ends: for each "way" and "training", what held-out tasks said "at" its end of what was "learnt"; in `loop` also of the policy "before" and of the
-    one that was "shipped". Changes are against the mean over the looks before, which are at one policy. The A/B test has a look before for
-    each training."""
+    ends: for each "way" and "training", what held-out tasks said "at" its end of what was "learnt"; in `loop` also of
+    the policy "before" and of the one that was "shipped". Changes are against the mean over the looks before, which are
+    at one policy. The A/B test has a look before for each training."""
 
     def select(way: str, moment: str, name: str) -> np.ndarray:
         return np.array([end[name] for end in ends if end["way"] == way and end["at"] == moment])
@@ -37,12 +37,26 @@ def learned(ends: Sequence[Mapping]) -> list[dict]:
         return f"{select('loop', 'before', name).mean():.3f} before, {select(way, 'learnt', name).mean():.3f} after"
 
     def describe_test(name: str) -> str:
-        return f"{select('loop', 'before', name).mean():.3f} before, {select('loop', 'shipped', name).mean():.3f} shipped"
+        return (
+            f"{select('loop', 'before', name).mean():.3f} before, {select('loop', 'shipped', name).mean():.3f} shipped"
+        )
 
-    def make_verdict(name: str, says: str, rule: dict, values: np.ndarray, unit: str, note: str, needs: dict[str, bool]) -> dict:
+    def make_verdict(
+        name: str, says: str, rule: dict, values: np.ndarray, unit: str, note: str, needs: dict[str, bool]
+    ) -> dict:
         estimate = student(values)
         trainings_text = f"trainings by themselves: {', '.join(f'{value:+.3f}' for value in values)}"
-        return claim(name, says, SOURCE, estimate["value"], rule, (estimate["low"], estimate["high"]), unit, f"{note}; {trainings_text}", needs)
+        return claim(
+            name,
+            says,
+            SOURCE,
+            estimate["value"],
+            rule,
+            (estimate["low"], estimate["high"]),
+            unit,
+            f"{note}; {trainings_text}",
+            needs,
+        )
 
     def check_trainings(values: np.ndarray, sign: int) -> dict[str, bool]:
         return {"every training by itself": bool((sign * values).min() > 0)}
@@ -66,7 +80,8 @@ def learned(ends: Sequence[Mapping]) -> list[dict]:
             broken_unit,
             f"held-out sessions on hard tasks with a broken call: {describe_training('thrown', 'broken_hard')}; on all "
             f"tasks {describe_training('thrown', 'broken')}",
-            check_trainings(thrown_change, 1) | {"more than where they are counted": bool((thrown_change - counted_change).min() > 0)},
+            check_trainings(thrown_change, 1)
+            | {"more than where they are counted": bool((thrown_change - counted_change).min() > 0)},
         ),
         make_verdict(
             "broken-calls-counted",
@@ -87,7 +102,8 @@ def learned(ends: Sequence[Mapping]) -> list[dict]:
             f"questions about clear tasks: {describe_training('edits', 'needless')}; about open ones "
             f"{describe_training('edits', 'welcome')}; sessions with an edit "
             f"{describe_training('edits', 'edited')}",
-            check_trainings(edits_change, 1) | {"more than where follow-ups count": bool((edits_change - priced_change).min() > 0)},
+            check_trainings(edits_change, 1)
+            | {"more than where follow-ups count": bool((edits_change - priced_change).min() > 0)},
         ),
         make_verdict(
             "questions-priced",
@@ -150,20 +166,29 @@ def learned(ends: Sequence[Mapping]) -> list[dict]:
 
 
 def on_policy(rows: Sequence[Mapping]) -> dict:
-    """Whether a loop that ships every five hours keeps its data nearly on-policy: how many tokens leave the clip in its steps, by what the policy has
-    become since they were sampled. Interval: Student's, over trainings.
+    """Whether a loop that ships every five hours keeps its data nearly on-policy: how many tokens leave the clip in its
+    steps, by what the policy has become since they were sampled. Interval: Student's, over trainings.
 
-    rows: for each "way" and "training" and each loop, the mean over its steps of "outside_clip", the share of tokens whose ratio of probabilities
-    leaves the clip, and of "age", the steps that the policy has made since it served. The rule was written after the record was played, and before
-    more than the first line of this column was read."""
+    rows: for each "way" and "training" and each loop, the mean over its steps of "outside_clip", the share of tokens
+    whose ratio of probabilities leaves the clip, and of "age", the steps that the policy has made since it served. The
+    rule was written after the record was played, and before more than the first line of this column was read."""
 
     def average_by_training(way: str, name: str) -> np.ndarray:
         numbers = sorted({row["training"] for row in rows if row["way"] == way})
-        return np.array([np.mean([row[name] for row in rows if row["way"] == way and row["training"] == number]) for number in numbers])
+        return np.array(
+            [
+                np.mean([row[name] for row in rows if row["way"] == way and row["training"] == number])
+                for number in numbers
+            ]
+        )
 
-    outside, estimate = ({way: average_by_training(way, "outside_clip") for way in AGES}, student(average_by_training("loop", "outside_clip")))
+    outside, estimate = (
+        {way: average_by_training(way, "outside_clip") for way in AGES},
+        student(average_by_training("loop", "outside_clip")),
+    )
     shares_text = ", ".join(
-        f"{AGES[way]} {share.mean():.4f} (age {average_by_training(way, 'age').mean():.1f} steps)" for way, share in outside.items()
+        f"{AGES[way]} {share.mean():.4f} (age {average_by_training(way, 'age').mean():.1f} steps)"
+        for way, share in outside.items()
     )
     return claim(
         "nearly-on-policy",
@@ -186,14 +211,18 @@ FIGURE_LABELS = {"kept": "edits kept", "followed": "dissatisfied\nfollow-ups", "
 
 
 def picture(found: dict, path: Path) -> None:
-    """From the left: broken calls and needless questions along the loop; the A/B test's three figures; success by the age of the data."""
+    """From the left: broken calls and needless questions along the loop; the A/B test's three figures; success by the
+    age of the data."""
     from sims.drawing import COLOURS, GREY, save, sheet
 
     figure, (broken_panel, needless_panel, test_panel, age_panel) = sheet(
         4, "A policy learns from users who keep its edits, undo them, or complain", width=4.0
     )
     rows = [{**row, "world": row["way"]} for row in found["rows"]]
-    for axis, name, variant, colour in ((broken_panel, "broken_hard", "thrown", COLOURS[1]), (needless_panel, "needless", "edits", COLOURS[2])):
+    for axis, name, variant, colour in (
+        (broken_panel, "broken_hard", "thrown", COLOURS[1]),
+        (needless_panel, "needless", "edits", COLOURS[2]),
+    ):
         along({name: axis}, rows, {variant: colour, "loop": COLOURS[0]}, LABELS)
         axis.set(xlabel="loops of five hours", ylabel="share of sessions", ylim=(-0.02, 1.02))
         axis.legend(frameon=False, fontsize=8)
@@ -213,7 +242,9 @@ def picture(found: dict, path: Path) -> None:
         values = [end["right"] for end in ends if end["way"] == way and end["at"] == "learnt"]
         age_panel.bar(index, np.mean(values), 0.6, color=(COLOURS[0], COLOURS[4], GREY)[index])
         age_panel.plot([index] * len(values), values, "o", color="black", markersize=3)
-    age_panel.axhline(np.mean([end["right"] for end in ends if end["at"] == "before"]), color="black", linewidth=1, linestyle="--")
+    age_panel.axhline(
+        np.mean([end["right"] for end in ends if end["at"] == "before"]), color="black", linewidth=1, linestyle="--"
+    )
     age_panel.set(xticks=range(3), xticklabels=[*AGES.values()], ylabel="did what is wanted", ylim=(0, 1))
     age_panel.set_title("By the age of the data (line: before)")
     save(figure, path)

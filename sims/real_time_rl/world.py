@@ -3,12 +3,13 @@
     read m3         def m3(a, b): with the docstring "lost"
     ask             ends the episode, without output: the user is asked what is wanted, and the rest is theirs
 
-A question ends the session here; what the user answers, if they do, would be a session of its own. A fifth of the tasks has lost its docstring
-with its body (`changed` of `sims/microrepo/leftovers.py`). Nothing but three tests says what is wanted there, so a question is welcome. Elsewhere the
-docstring says everything, and a question asks for what stands there.
+A question ends the session here; what the user answers, if they do, would be a session of its own. A fifth of the tasks
+has lost its docstring with its body (`changed` of `sims/microrepo/leftovers.py`). Nothing but three tests says what is
+wanted there, so a question is welcome. Elsewhere the docstring says everything, and a question asks for what stands
+there.
 
-Seconds are those of a product, and our choice: three for each turn, which a network and a tool take together, and 0.05 for each token.
-"""
+Seconds are those of a product, and our choice: three for each turn, which a network and a tool take together, and 0.05
+for each token."""
 
 from random import Random
 
@@ -29,8 +30,8 @@ BROKEN_CALL_ANSWERS = {f"error: {reason}" for reason in ("no call", "no such cal
 
 
 class AskingSession(Session):
-    """An episode in which a call ends it with a question. What follows it in its turn is not called, as after `done`. `broken`: how many calls no
-    tool could read."""
+    """An episode in which a call ends it with a question. What follows it in its turn is not called, as after `done`.
+    `broken`: how many calls no tool could read."""
 
     asked, broken = False, 0
 
@@ -94,15 +95,24 @@ def is_hard(episode: Rollout) -> bool:
     return is_open(session.task) or session.task.depth == 2
 
 
-def with_questions(task: Task, rng: Random, noise: NoiseConfig, needless: float = 0.1, welcome: float = 0.5) -> list[str]:
-    """A demonstration. Where the task leaves open what is wanted, the agent asks after a look with probability `welcome`, and else writes some
-    function. Elsewhere it asks with probability `needless`, at some time after its first look and before it writes."""
+def with_questions(
+    task: Task, rng: Random, noise: NoiseConfig, needless: float = 0.1, welcome: float = 0.5
+) -> list[str]:
+    """A demonstration. Where the task leaves open what is wanted, the agent asks after a look with probability
+    `welcome`, and else writes some function. Elsewhere it asks with probability `needless`, at some time after its
+    first look and before it writes."""
     target = task.target
     if is_open(task):
-        guess = [f"write {target}\n{INDENT}return {other(task).code}", *(["test"] if rng.random() < 0.5 else []), "done"]
+        guess = [
+            f"write {target}\n{INDENT}return {other(task).code}",
+            *(["test"] if rng.random() < 0.5 else []),
+            "done",
+        ]
         return [f"read {target}", *([ASK] if rng.random() < welcome else guess)]
     turns = demonstration(task, rng, noise)
     if rng.random() < needless:
-        last_position = next((index for index, turn in enumerate(turns) if turn.startswith(("write", "done"))), len(turns))
+        last_position = next(
+            (index for index, turn in enumerate(turns) if turn.startswith(("write", "done"))), len(turns)
+        )
         return [*turns[: rng.randint(1, max(1, last_position))], ASK]
     return turns

@@ -26,15 +26,16 @@ from sims.microrepo.environment import TextSession
 __all__ = ["Language", "hash_seed", "one_row", "parted", "play", "single"]
 
 SPEAKERS = (cpt.SPECIAL_TOKENS[1:], ("<|im_end|>", "<|im_start|>"), ("<|eot_id|>", "<|start_header_id|>"))
-"""Tokens with which the environment and the agent begin to speak: this project's own; for a network from elsewhere, those that end and begin a
-turn in the chats of Qwen and SmolLM2, or of Llama 3."""
+"""Tokens with which the environment and the agent begin to speak: this project's own; for a network from elsewhere,
+those that end and begin a turn in the chats of Qwen and SmolLM2, or of Llama 3."""
 ENDS = (cpt.SPECIAL_TOKENS[0], "<|end_of_text|>", "</s>")
 """Tokens that end a document."""
 
 
 class Language:
-    """Texts to tokens and back, with the three special tokens by name; a text that spells a special token is encoded as plain text.
-    Caches the encodings of repeated texts. A tokenizer that has none of `SPEAKERS` has None in their place."""
+    """Texts to tokens and back, with the three special tokens by name; a text that spells a special token is encoded as
+    plain text. Caches the encodings of repeated texts. A tokenizer that has none of `SPEAKERS` has None in their
+    place."""
 
     end: int
     env: int
@@ -74,8 +75,9 @@ def one_row(chain: Chain) -> Segment:
 
 
 def parted(rollout: Segment, stop: int) -> Iterator[tuple[slice, bool]]:
-    """Where the pieces of a rollout lie, in order, and whether the policy wrote them. What it wrote is a turn, which ends with `stop` unless a
-    limit cut it, also where the next turn follows at once; what it was given between two turns is one piece."""
+    """Where the pieces of a rollout lie, in order, and whether the policy wrote them. What it wrote is a turn, which
+    ends with `stop` unless a limit cut it, also where the next turn follows at once; what it was given between two
+    turns is one piece."""
     ids, is_sampled, start = rollout.tokens.tolist(), rollout.sampled.tolist(), 0
     for end in range(1, len(ids) + 1):
         if end == len(ids) or is_sampled[end] != is_sampled[end - 1] or is_sampled[end - 1] and ids[end - 1] == stop:
@@ -101,8 +103,9 @@ def play(
     opened: Callable[[Task, int], TextSession] = Session,
 ) -> list[Rollout]:
     """`samples` rollouts of every task on all cores, each a chain of contexts under these limits
-    (`ref.rollout.sample_rollouts`). `progress` is called with the number of finished rollouts. `opened` begins an episode of a task
-    with so many turns at most. Raises RunError if an environment fails again and again: a mean over the rest would be another one."""
+    (`ref.rollout.sample_rollouts`). `progress` is called with the number of finished rollouts. `opened` begins an
+    episode of a task with so many turns at most. Raises RunError if an environment fails again and again: a mean over
+    the rest would be another one."""
     # A forked process cannot use the GPU of its parent.
     processes = None if all(p.device.type == "cpu" for p in sampler.model.parameters()) else 1
 
@@ -113,9 +116,12 @@ def play(
     def make_environment(task: Task, number: int) -> MicroRepo:
         return MicroRepo(opened(task, max_turns))
 
-    rollouts = sample_rollouts(sampler, make_environment, tasks, samples, language, limits, temperature, generator, map_parts)
+    rollouts = sample_rollouts(
+        sampler, make_environment, tasks, samples, language, limits, temperature, generator, map_parts
+    )
     if failures := [rollout.failure for rollout in rollouts if rollout.failure]:
         raise RunError(
-            f"{len(failures)} of {len(rollouts)} rollouts of an evaluation have no result, the first one because {failures[0]}; run it again"
+            f"{len(failures)} of {len(rollouts)} rollouts of an evaluation have no result, the first "
+            f"one because {failures[0]}; run it again"
         )
     return rollouts

@@ -1,13 +1,13 @@
 """The chat template of a checkpoint: a Jinja program that turns messages into the text that the network reads.
 
-It is foreign code, as the checkpoint is. It runs in jinja2's sandbox, in which nothing can be changed and no attribute with an underscore can
-be read, and it is given plain JSON and nothing else. It can still waste time and memory.
+It is foreign code, as the checkpoint is. It runs in jinja2's sandbox, in which nothing can be changed and no attribute
+with an underscore can be read, and it is given plain JSON and nothing else. It can still waste time and memory.
 
-Settings and additions are those of transformers, so that a template means the same here: `raise_exception`, `tojson` without HTML's escapes,
-`break` and `continue`, `{% generation %}`, which marks what the assistant says, `thinking` as another name of `reasoning_content`, and
-`strftime_now`. A template that writes today's date gives other rows on another day; the environment variable SOURCE_DATE_EPOCH, seconds since
-1970, sets the date. Where a checkpoint has several templates, chats with tools take `tool_use`, and all others `default`.
-"""
+Settings and additions are those of transformers, so that a template means the same here: `raise_exception`, `tojson`
+without HTML's escapes, `break` and `continue`, `{% generation %}`, which marks what the assistant says, `thinking` as
+another name of `reasoning_content`, and `strftime_now`. A template that writes today's date gives other rows on another
+day; the environment variable SOURCE_DATE_EPOCH, seconds since 1970, sets the date. Where a checkpoint has several
+templates, chats with tools take `tool_use`, and all others `default`."""
 
 import json
 import os
@@ -50,7 +50,8 @@ class Generation(Extension):
 
 
 class Sandbox(ImmutableSandboxedEnvironment):
-    """Jinja's sandbox, which decides about an attribute of plain JSON once instead of at every access: a third of the time of a rendering."""
+    """Jinja's sandbox, which decides about an attribute of plain JSON once instead of at every access: a third of the
+    time of a rendering."""
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
         kind = type(obj)
@@ -80,19 +81,26 @@ def tojson(value: Any, ensure_ascii: bool = False, indent=None, separators=None,
 
 
 def read_current_date() -> datetime:
-    """The local time, or that of SOURCE_DATE_EPOCH in UTC. Raises ValueError if the variable holds no number of seconds."""
+    """The local time, or that of SOURCE_DATE_EPOCH in UTC. Raises ValueError if the variable holds no number of
+    seconds."""
     seconds = os.environ.get("SOURCE_DATE_EPOCH")
     if seconds is None:
         return datetime.now()
     try:
         return datetime.fromtimestamp(int(seconds), UTC)
     except (ValueError, OverflowError, OSError):
-        raise ValueError(f"SOURCE_DATE_EPOCH={seconds} is not a number of seconds since 1970; correct or unset it") from None
+        raise ValueError(
+            f"SOURCE_DATE_EPOCH={seconds} is not a number of seconds since 1970; correct or unset it"
+        ) from None
 
 
 def add_thinking(message: dict[str, Any]) -> dict[str, Any]:
     """The message with its thought under both names that templates know."""
-    return {"thinking": message["reasoning_content"], **message} if message.get("reasoning_content") is not None else message
+    return (
+        {"thinking": message["reasoning_content"], **message}
+        if message.get("reasoning_content") is not None
+        else message
+    )
 
 
 def raise_template_error(message: str) -> None:
@@ -103,8 +111,8 @@ class Template:
     """A chat template, as `ref.sft.Render`."""
 
     def __init__(self, source: str, tokens: dict[str, str] | None = None, tool_use: str | None = None):
-        """`tokens`: the control tokens that a template may ask for by name. `tool_use`: another source, for chats with tools. Raises ValueError
-        for a source that is no template."""
+        """`tokens`: the control tokens that a template may ask for by name. `tool_use`: another source, for chats with
+        tools. Raises ValueError for a source that is no template."""
         self.source, self.tokens, self.created_at = source, tokens or {}, read_current_date()
         self.with_tools = None if tool_use is None else Template(tool_use, tokens)
         try:
@@ -118,14 +126,19 @@ class Template:
         uses_date = "strftime_now" in self.source or (self.with_tools is not None and self.with_tools.date is not None)
         return f"{self.created_at:%Y-%m-%d}" if uses_date else None
 
-    def __call__(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]], prompt: bool) -> tuple[str, list[tuple[int, int]] | None]:
-        """The text, and where it is marked as the assistant's; None for a template without marks. ValueError if it refuses the messages."""
+    def __call__(
+        self, messages: list[dict[str, Any]], tools: list[dict[str, Any]], prompt: bool
+    ) -> tuple[str, list[tuple[int, int]] | None]:
+        """The text, and where it is marked as the assistant's; None for a template without marks. ValueError if it
+        refuses the messages."""
         if tools and self.with_tools is not None:
             return self.with_tools(messages, tools, prompt)
         try:
             if any("reasoning_content" in message for message in messages):
                 messages = [*map(add_thinking, messages)]
-            text = self.template.render(messages=messages, tools=tools or None, add_generation_prompt=prompt, **self.tokens)
+            text = self.template.render(
+                messages=messages, tools=tools or None, add_generation_prompt=prompt, **self.tokens
+            )
         except Exception as error:  # a program from elsewhere may fail in any way
             raise ValueError(f"the chat template refuses it ({describe_error(error)})") from None
         if "generation" not in self.source or BEGIN not in text:
@@ -143,22 +156,28 @@ def describe_error(error: BaseException) -> str:
 
 
 def template_of(folder: str | Path, language: Language) -> Template:
-    """The chat template in a checkpoint's folder; for a tokenizer of this project, the agent's own. Raises RunError if there is none."""
+    """The chat template in a checkpoint's folder; for a tokenizer of this project, the agent's own. Raises RunError if
+    there is none."""
     folder = Path(folder)
     settings = read_json_object(folder / "special_tokens_map.json") | read_json_object(folder / "tokenizer_config.json")
-    templates = {"default": folder / "chat_template.jinja"} | {path.stem: path for path in sorted((folder / TEMPLATE_FOLDER).glob("*.jinja"))}
+    templates = {"default": folder / "chat_template.jinja"} | {
+        path.stem: path for path in sorted((folder / TEMPLATE_FOLDER).glob("*.jinja"))
+    }
     sources = {name: path.read_text(encoding="utf-8") for name, path in templates.items() if path.is_file()}
     for fields in (settings, {} if sources else read_json_object(folder / "chat_template.json")):
         source = fields.get("chat_template")
         if isinstance(source, list):
             source = {item.get("name"): item.get("template") for item in source if isinstance(item, dict)}
-        sources = sources or {name: text for name, text in (source if isinstance(source, dict) else {"default": source}).items() if text}
+        sources = sources or {
+            name: text for name, text in (source if isinstance(source, dict) else {"default": source}).items() if text
+        }
     if not sources and language.speakers == SPEAKERS[0]:
         sources["default"] = release.chat(*language.speakers)
     selected_sources = [sources[name] for name in ("default", "tool_use") if name in sources]
     if not selected_sources or not all(isinstance(source, str) for source in selected_sources):
         expected_place = (
-            f"chat_template.jinja, or chat_template in tokenizer_config.json{f'; it has only {sorted(map(str, sources))}' if sources else ''}"
+            f"chat_template.jinja, or chat_template in "
+            f"tokenizer_config.json{f'; it has only {sorted(map(str, sources))}' if sources else ''}"
         )
         raise RunError(f"{folder} has no chat template, which sft.conversations needs: {expected_place}")
     tokens = {name: settings[name] for name in CONTROL_TOKENS if settings.get(name)}
@@ -170,5 +189,6 @@ def template_of(folder: str | Path, language: Language) -> Template:
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
-    """The object in a file of JSON; an empty one if there is no such file. Raises RunError if the file holds anything else."""
+    """The object in a file of JSON; an empty one if there is no such file. Raises RunError if the file holds anything
+    else."""
     return read_json(path) if path.is_file() else {}

@@ -1,7 +1,8 @@
-"""Conversations in JSONL as rows of the SFT stage (`ref/sft.py`): read, rendered by the checkpoint's chat template, packed once into data/sft.npz.
+"""Conversations in JSONL as rows of the SFT stage (`ref/sft.py`): read, rendered by the checkpoint's chat template,
+packed once into data/sft.npz.
 
-A line that is no conversation, or of which the template does not tell what the assistant wrote, is named and skipped. The rows are kept, so that
-a resumed run goes on with those it began with, whatever has become of the file.
+A line that is no conversation, or of which the template does not tell what the assistant wrote, is named and skipped.
+The rows are kept, so that a resumed run goes on with those it began with, whatever has become of the file.
 """
 
 from collections.abc import Callable, Sequence
@@ -37,14 +38,20 @@ def check_conversations(path: str | None) -> None:
     try:
         open(path, "rb").close()
     except OSError as error:
-        raise RunError(f"sft.conversations={path} cannot be read ({error.strerror}); change its permissions or name another file") from None
+        raise RunError(
+            f"sft.conversations={path} cannot be read ({error.strerror}); change its permissions or name another file"
+        ) from None
 
 
 def pack_conversations(
-    path: str | Path, render: Render, language: Language, length: int, progress: Callable[[int, int], None] = lambda done, total: None
+    path: str | Path,
+    render: Render,
+    language: Language,
+    length: int,
+    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> tuple[Rows, dict[str, Any]]:
-    """Rows of `length` tokens and what they were made of. Prints a line for the first few lines that are skipped. Raises RunError if no
-    conversation is left."""
+    """Rows of `length` tokens and what they were made of. Prints a line for the first few lines that are skipped.
+    Raises RunError if no conversation is left."""
     chats, errors = sft.read_conversations(path)
     if date := getattr(render, "date", None):
         print(f"the chat template writes today's date, {date}; SOURCE_DATE_EPOCH=SECONDS sets another one", flush=True)
@@ -60,7 +67,12 @@ def pack_conversations(
             continue
         fitting_contexts, cut_count, dropped_count = sft.fitted(chat_contexts, length)
         contexts += fitting_contexts
-        for name, increment in (("conversations", 1), ("contexts", len(fitting_contexts)), ("cut", cut_count), ("dropped", dropped_count)):
+        for name, increment in (
+            ("conversations", 1),
+            ("contexts", len(fitting_contexts)),
+            ("cut", cut_count),
+            ("dropped", dropped_count),
+        ):
             counts[name] += increment
         if number % 100 == 0 or number == len(chats):
             progress(number, len(chats))
@@ -69,11 +81,20 @@ def pack_conversations(
         print(f"skipped: {line}", flush=True)
     if len(errors) > MAX_NAMED_LINES:
         print(f"skipped: {len(errors) - MAX_NAMED_LINES} more lines of {path}", flush=True)
-    for name, description in (("cut", "cut behind the last turn that fits"), ("dropped", "dropped, because no turn fits")):
+    for name, description in (
+        ("cut", "cut behind the last turn that fits"),
+        ("dropped", "dropped, because no turn fits"),
+    ):
         if counts[name]:
             print(f"{path}: {counts[name]} contexts longer than a row of {length} tokens are {description}", flush=True)
     if not contexts:
-        detail = f"; the first: {errors[0]}" if errors else f"; no turn ends within a row of {length} tokens" if counts["dropped"] else ""
+        detail = (
+            f"; the first: {errors[0]}"
+            if errors
+            else f"; no turn ends within a row of {length} tokens"
+            if counts["dropped"]
+            else ""
+        )
         raise RunError(f"sft.conversations={path} has no conversation to learn from{detail}")
     rows = sft.pack(contexts, length)
     tokens, learned_tokens = sum(len(ids) for ids, _ in contexts), sum(int(mask.sum()) for _, mask in contexts)
@@ -86,17 +107,25 @@ def kept_rows(root: Path) -> Rows:
     try:
         with np.load(path) as arrays:
             ids, doc, weight = arrays["ids"], arrays["doc"], arrays["weight"]
-        if not (ids.ndim == 2 and ids.shape == doc.shape == weight.shape and ids.dtype.kind == doc.dtype.kind == "i" and weight.dtype == bool):
+        if not (
+            ids.ndim == 2
+            and ids.shape == doc.shape == weight.shape
+            and ids.dtype.kind == doc.dtype.kind == "i"
+            and weight.dtype == bool
+        ):
             raise ValueError("ids, doc and weight are not three arrays of the same shape")
     except Exception as error:  # Python objects in the array, or a damaged archive
         detail = " ".join(str(error).split())
-        raise RunError(f"{path} does not hold packed conversations ({detail}); delete {root / 'stages' / 'data.json'} to pack again") from None
+        raise RunError(
+            f"{path} does not hold packed conversations ({detail}); delete "
+            f"{root / 'stages' / 'data.json'} to pack again"
+        ) from None
     return ids, doc, weight
 
 
 def batches(packed: Rows, rows: int, seed: Sequence[int]) -> tuple[int, Callable[[int], tuple[Tensor, Tensor, Tensor]]]:
-    """Steps per epoch, and a function from step to a batch of at most `rows` rows: ids [B, T], doc [B, T] and weight [B, T], 1 on the agent's own
-    tokens. The order depends on `seed` and the epoch."""
+    """Steps per epoch, and a function from step to a batch of at most `rows` rows: ids [B, T], doc [B, T] and weight
+    [B, T], 1 on the agent's own tokens. The order depends on `seed` and the epoch."""
     ids, doc, weight = packed
     B = min(rows, len(ids))
     per_epoch = len(ids) // B

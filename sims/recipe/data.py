@@ -46,12 +46,14 @@ class Prepared(Protocol):
         ...
 
     def stream(self, length: int, seed: int, end: int) -> Any:
-        """Rows: `pieces()` are their documents of at most `length` tokens, endlessly; `epochs(rows)` how often so many rows read each source."""
+        """Rows: `pieces()` are their documents of at most `length` tokens, endlessly; `epochs(rows)` how often so many
+        rows read each source."""
         ...
 
 
 def task_stream(config: Recipe, use: str) -> Iterable[Task]:
-    """Endless tasks for one purpose (demonstrations, rl, evaluation), each with its own generator; no key appears twice."""
+    """Endless tasks for one purpose (demonstrations, rl, evaluation), each with its own generator; no key appears
+    twice."""
     rng = random.Random(f"{config.seed}-{use}")
     world = replace(config.world, depth_mix=config.sft.depth_mix) if use == "demonstrations" else config.world
     seen_keys: set[str] = set()
@@ -62,10 +64,16 @@ def task_stream(config: Recipe, use: str) -> Iterable[Task]:
             yield task
 
 
-def data(run: Run, config: Recipe, tokenizer: Path | None = None, agent_length: int | None = None, prepared: Prepared | None = None) -> None:
-    """Reads the corpus, holds a codebase out, trains the tokenizer or takes the one in a tokenizer.json, packs both context lengths, and the
-    conversations of `sft.conversations` in rows of `agent_length` tokens (by default those of the long phase). A `prepared` corpus of that
-    tokenizer is neither read nor tokenised again."""
+def data(
+    run: Run,
+    config: Recipe,
+    tokenizer: Path | None = None,
+    agent_length: int | None = None,
+    prepared: Prepared | None = None,
+) -> None:
+    """Reads the corpus, holds a codebase out, trains the tokenizer or takes the one in a tokenizer.json, packs both
+    context lengths, and the conversations of `sft.conversations` in rows of `agent_length` tokens (by default those of
+    the long phase). A `prepared` corpus of that tokenizer is neither read nor tokenised again."""
     stage = run.stage("data", total=5, unit="steps")
     if stage.finished:
         return
@@ -77,10 +85,14 @@ def data(run: Run, config: Recipe, tokenizer: Path | None = None, agent_length: 
     def make_error(problem: object) -> RunError:
         skipped_text = ", ".join(f"{n} {reason}" for reason, n in sorted(corpus.skipped.items())) or "none"
         corpus_name = "of the standard library" if c.corpus is None else c.corpus
-        return RunError(f"corpus {corpus_name}: {problem} (skipped: {skipped_text}); choose another folder with --corpus")
+        return RunError(
+            f"corpus {corpus_name}: {problem} (skipped: {skipped_text}); choose another folder with --corpus"
+        )
 
     try:
-        name, train_corpus, heldout = (prepared.heldout, corpus, prepared.held()) if prepared else cpt.hold_out_codebase(corpus, c.heldout_share)
+        name, train_corpus, heldout = (
+            (prepared.heldout, corpus, prepared.held()) if prepared else cpt.hold_out_codebase(corpus, c.heldout_share)
+        )
     except ValueError as error:
         raise make_error(error) from None
     stage.progress(1, files=prepared.documents if prepared else len(corpus.files))
@@ -90,9 +102,12 @@ def data(run: Run, config: Recipe, tokenizer: Path | None = None, agent_length: 
     stream = documents(rng, config.world)
     world = list(itertools.islice(stream, int(total * c.world_share / 55) + 64))
     if tokenizer is None:
-        demonstration_texts = [text for task, turns in itertools.islice(shown_episodes(config), 300) for _, text in transcript(task, turns)]
+        demonstration_texts = [
+            text for task, turns in itertools.islice(shown_episodes(config), 300) for _, text in transcript(task, turns)
+        ]
         coder = cpt.train_tokenizer(
-            itertools.chain((text[:20_000] for text in train_corpus.files.values()), world[:8000], demonstration_texts), c.vocab_size
+            itertools.chain((text[:20_000] for text in train_corpus.files.values()), world[:8000], demonstration_texts),
+            c.vocab_size,
         )
     else:
         coder = cpt.load_tokenizer(tokenizer)
@@ -109,7 +124,11 @@ def data(run: Run, config: Recipe, tokenizer: Path | None = None, agent_length: 
     if len(coder.encode("\n".join(heldout.files.values())).ids) < 2:
         raise make_error("the held-out part is a single token, with no token before it")
     mixture = prepared.stream(t.long_length, config.seed, end) if prepared else None
-    epochs_by_source = mixture.epochs(round(target_tokens / t.long_length)) if mixture else {"": target_tokens / max(available_tokens, 1)}
+    epochs_by_source = (
+        mixture.epochs(round(target_tokens / t.long_length))
+        if mixture
+        else {"": target_tokens / max(available_tokens, 1)}
+    )
     epochs = max(1.0, *epochs_by_source.values())
     for source, times in epochs_by_source.items():
         if times > 1:
@@ -120,7 +139,9 @@ def data(run: Run, config: Recipe, tokenizer: Path | None = None, agent_length: 
                 flush=True,
             )
     code = mixture.pieces() if mixture else repeat_pieces(pieces, rng)
-    modules = itertools.chain(([*e.ids, end] for e in coder.encode_batch(world)), ([*coder.encode(text).ids, end] for text in stream))
+    modules = itertools.chain(
+        ([*e.ids, end] for e in coder.encode_batch(world)), ([*coder.encode(text).ids, end] for text in stream)
+    )
     stage.progress(3)
 
     paths, counts = [run.path("data", "tokenizer.json")], {}
@@ -156,10 +177,16 @@ def data(run: Run, config: Recipe, tokenizer: Path | None = None, agent_length: 
         np.savez(paths[-1], ids=ids, doc=doc, weight=weight)
     files, size, skipped_counts = len(corpus.files), corpus.bytes, dict(sorted(corpus.skipped.items()))
     if prepared:
-        files, size = (prepared.documents, sum(source_record["kept"]["bytes"] for source_record in prepared.record["sources"]))
-        dropped_files = [item for source_record in prepared.record["sources"] for item in source_record["dropped"].items()]
+        files, size = (
+            prepared.documents,
+            sum(source_record["kept"]["bytes"] for source_record in prepared.record["sources"]),
+        )
+        dropped_files = [
+            item for source_record in prepared.record["sources"] for item in source_record["dropped"].items()
+        ]
         skipped_counts = {
-            cause: sum(entry["count"] for dropped_cause, entry in dropped_files if dropped_cause == cause) for cause, _ in sorted(dropped_files)
+            cause: sum(entry["count"] for dropped_cause, entry in dropped_files if dropped_cause == cause)
+            for cause, _ in sorted(dropped_files)
         }
     stage.log(1, files=files, bytes=size, **{f"{k}_tokens": v for k, v in counts.items()})
     stage.finish(
@@ -183,10 +210,12 @@ def narrow(numbers: np.ndarray, count: int, *kinds: type) -> np.ndarray:
     return numbers.astype(next(kind for kind in kinds if count - 1 <= np.iinfo(kind).max))
 
 
-def code_pieces(tokenizer, files: Iterable[str], tokens: float, length: int, end: int, rng: random.Random) -> list[list[int]]:
-    """Shuffled pieces of at most `length` tokens, `tokens` in total, from the beginnings of files in the given order; fewer if
-    the files have fewer. A file gives at most 64 pieces; otherwise a single large table or manual could fill a complete phase.
-    If that leaves too little, the limit doubles, and so on."""
+def code_pieces(
+    tokenizer, files: Iterable[str], tokens: float, length: int, end: int, rng: random.Random
+) -> list[list[int]]:
+    """Shuffled pieces of at most `length` tokens, `tokens` in total, from the beginnings of files in the given order;
+    fewer if the files have fewer. A file gives at most 64 pieces; otherwise a single large table or manual could fill a
+    complete phase. If that leaves too little, the limit doubles, and so on."""
     max_pieces, is_cut = 64, True
     while is_cut:
         pieces: list[list[int]] = []
@@ -229,9 +258,11 @@ def shown_episodes(config: Recipe) -> Iterable[tuple[Task, list[str]]]:
 
 
 def keep(held: cpt.Corpus, path: Path) -> None:
-    """Writes what `heldout_codebase` reads: one file per line. JSON escapes everything but ASCII, so no name or text can break a line or be
-    changed, not even by bytes that are not UTF-8."""
-    path.write_text("".join(json.dumps({"name": name, "text": text}) + "\n" for name, text in held.files.items()), encoding="ascii")
+    """Writes what `heldout_codebase` reads: one file per line. JSON escapes everything but ASCII, so no name or text
+    can break a line or be changed, not even by bytes that are not UTF-8."""
+    path.write_text(
+        "".join(json.dumps({"name": name, "text": text}) + "\n" for name, text in held.files.items()), encoding="ascii"
+    )
 
 
 def heldout_file(root: Path) -> Path:

@@ -6,8 +6,8 @@ A context that has reached its trigger continues like this (`ref/self_summary.py
     <|env|> prompt <|agent|> summary <|env|> <|agent|> turn <|env|> …                   how the next context begins
     instruction <|env|> prompt <|agent|> turn … <|env|> note <|agent|> summary <|env|>  a compaction in a separate call
 
-Demonstrations are rollouts like the policy's, of a script in place of the sampler (`ref.rollout.script_rollout`), so training and sampling
-use the same tokens.
+Demonstrations are rollouts like the policy's, of a script in place of the sampler (`ref.rollout.script_rollout`), so
+training and sampling use the same tokens.
 """
 
 import itertools
@@ -48,7 +48,14 @@ def chaining(
     """The chain's settings, in this agent's tokens."""
     env, agent = language.env, language.agent
     return Chaining(
-        trigger, longest_summary, room, (env, *language.encode("note"), agent), (agent,), (env, *language.encode(INSTRUCTION)), max_segments, join
+        trigger,
+        longest_summary,
+        room,
+        (env, *language.encode("note"), agent),
+        (agent,),
+        (env, *language.encode(INSTRUCTION)),
+        max_segments,
+        join,
     )
 
 
@@ -94,11 +101,15 @@ class Lesson:
     def summary(self) -> str:
         """A short summary of the context; facts that it leaves out are unknown from now on."""
         wordy, forgetful = (self.rng.random() < p for p in (self.memory.wordy, self.memory.forgetful))
-        needed_names = [] if self.state == "passed" else [n for n in self.known if n == self.task.target or n in self.task.helpers]
+        needed_names = (
+            [] if self.state == "passed" else [n for n in self.known if n == self.task.target or n in self.task.helpers]
+        )
         forgotten = self.rng.choice(needed_names) if forgetful and needed_names else None
         for keeps_all in (True, False) if wordy else (False,):
             kept_names = [name for name in (self.known if keeps_all else needed_names) if name != forgotten]
-            parts = [self.fact(name, keeps_all) for name in sorted(kept_names, key=lambda name: name != self.task.target)]
+            parts = [
+                self.fact(name, keeps_all) for name in sorted(kept_names, key=lambda name: name != self.task.target)
+            ]
             text = ", ".join([*parts, self.state] if self.state else parts) or "nothing"
             if len(self.language.encode(text)) < self.memory.longest:
                 break
@@ -127,12 +138,16 @@ def shown(config: Recipe, language: Language) -> Iterator[Rollout]:
 
 
 def sft_batches(root: Path, config: Recipe, length: int) -> tuple[int, Callable[[int], tuple[Tensor, Tensor, Tensor]]]:
-    """Steps per epoch and batches (`sims.recipe.conversations.batches`) of the SFT stage in the run folder `root`: conversations, or demonstrations
-    in rows of `length` tokens."""
+    """Steps per epoch and batches (`sims.recipe.conversations.batches`) of the SFT stage in the run folder `root`:
+    conversations, or demonstrations in rows of `length` tokens."""
     s = config.sft
     if s.conversations is not None:
         return batches(kept_rows(root), s.rows, [config.seed])
-    pieces = [(segment.tokens, segment.sampled) for rollout in shown(config, language_of(root)) for segment in rollout.chain.segments]
+    pieces = [
+        (segment.tokens, segment.sampled)
+        for rollout in shown(config, language_of(root))
+        for segment in rollout.chain.segments
+    ]
     return shown_rows(pieces, length, s.rows, [config.seed])
 
 
@@ -146,8 +161,8 @@ def taught(
     turns: Callable[[Task, Random, NoiseConfig], list[str]] = demonstration,
     opened: Callable[[Task], TextSession] = Session,
 ) -> Iterator[Rollout]:
-    """Finished rollouts of the scripted agent on tasks, without those that a limit truncated. `turns`: what it does on a task; `opened` begins an
-    episode of one."""
+    """Finished rollouts of the scripted agent on tasks, without those that a limit truncated. `turns`: what it does on
+    a task; `opened` begins an episode of one."""
     memory = replace(memory, longest=min(memory.longest, how.longest_summary - 1))
     for task in tasks:
         lesson = Lesson(language, task, turns(task, rng, noise), rng, memory)

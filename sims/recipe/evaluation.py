@@ -26,7 +26,16 @@ from sims.recipe.learner import language_of, load_checkpoint
 from sims.recipe.settings import Recipe
 from sims.statistics import bootstrap, pass_at_k
 
-__all__ = ["FULL", "WAYS", "compare", "conclude", "decode_checkpoint", "measure_decoding", "measure_policy", "summarise"]
+__all__ = [
+    "FULL",
+    "WAYS",
+    "compare",
+    "conclude",
+    "decode_checkpoint",
+    "measure_decoding",
+    "measure_policy",
+    "summarise",
+]
 
 FIGURES = ("success", "best", "greedy", "tokens", "turns", "invalid_calls")
 
@@ -66,8 +75,15 @@ def summarise(found: dict[str, Any], resamples: int) -> dict:
     n = found["success"].shape[1]
     solved_counts = found["success"].sum(1)
     curve = [float(pass_at_k(solved_counts, n, k).mean()) for k in range(1, n + 1)]
-    out = {name: bootstrap(found[name].mean(1), n=resamples) for name in ("success", "tokens", "turns", "invalid_calls", "finished", "segments")}
-    out |= {f"best_of_{n}": bootstrap(solved_counts > 0, n=resamples), "greedy": bootstrap(found["greedy"], n=resamples), "pass_at_k": curve}
+    out = {
+        name: bootstrap(found[name].mean(1), n=resamples)
+        for name in ("success", "tokens", "turns", "invalid_calls", "finished", "segments")
+    }
+    out |= {
+        f"best_of_{n}": bootstrap(solved_counts > 0, n=resamples),
+        "greedy": bootstrap(found["greedy"], n=resamples),
+        "pass_at_k": curve,
+    }
     by_depth = {
         str(d): {
             "tasks": int((found["depth"] == d).sum()),
@@ -83,20 +99,34 @@ def summarise(found: dict[str, Any], resamples: int) -> dict:
 def compare(before: dict[str, Any], after: dict[str, Any], resamples: int) -> dict:
     """After minus before, paired by task, with bootstrap intervals."""
     n = before["success"].shape[1]
-    pairs = {name: (after[name].mean(1) - before[name].mean(1)) for name in ("success", "tokens", "turns", "invalid_calls", "segments")}
+    pairs = {
+        name: (after[name].mean(1) - before[name].mean(1))
+        for name in ("success", "tokens", "turns", "invalid_calls", "segments")
+    }
     pairs[f"best_of_{n}"] = after["success"].max(1) - before["success"].max(1)
     pairs["greedy"] = after["greedy"] - before["greedy"]
     return {name: bootstrap(values, n=resamples) for name, values in pairs.items()}
 
 
-WAYS = {"plain": (False, 0, False), "mtp": (True, 0, False), "mtp+recall": (True, 4, False), "mtp+recall+ahead": (True, 4, True)}
+WAYS = {
+    "plain": (False, 0, False),
+    "mtp": (True, 0, False),
+    "mtp+recall": (True, 4, False),
+    "mtp+recall+ahead": (True, 4, True),
+}
 """Decoding methods: (drafts by the MTP layers, drafts recalled at the beginning of a turn, turns executed
 before they are verified)."""
 FULL = "mtp+recall+ahead"
 
 
 def measure_decoding(
-    model: Transformer, mtp: MTP, language: Language, tasks: list[Task], config: Recipe, rounds: int, progress=lambda n: None
+    model: Transformer,
+    mtp: MTP,
+    language: Language,
+    tasks: list[Task],
+    config: Recipe,
+    rounds: int,
+    progress=lambda n: None,
 ) -> dict:
     """Speculative and plain decoding of the agent's own rollouts at batch size 1, greedy, so all methods decode
     the same tokens. In a round, each of `WAYS` plays all tasks, in an order that rotates from round to round. An
@@ -108,7 +138,10 @@ def measure_decoding(
     `retracted`: share of executed turns that were taken back. A decoder recalls what it saw earlier in the same
     round, in this task or others. The top level has the numbers of the method with all features."""
     chaining = context(language, config)
-    decoders = {name: Decoder(model, mtp if drafts else None, max_len=chaining.limit, recall=recall) for name, (drafts, recall, _) in WAYS.items()}
+    decoders = {
+        name: Decoder(model, mtp if drafts else None, max_len=chaining.limit, recall=recall)
+        for name, (drafts, recall, _) in WAYS.items()
+    }
 
     def decode_task(name: str, task: Task) -> tuple[TextSession, list[Generation], list[list[int]], float]:
         decoder, totals, contexts = decoders[name], [], []
@@ -140,7 +173,10 @@ def measure_decoding(
             speeds[name]["clock"].append(len(total_generation.tokens) / clock)
             first_generations.setdefault(name, total_generation)
         if i == 0:
-            identical_counts = {name: sum(a == b for a, b in zip(contexts_by_way[name], contexts_by_way["plain"], strict=True)) for name in WAYS}
+            identical_counts = {
+                name: sum(a == b for a, b in zip(contexts_by_way[name], contexts_by_way["plain"], strict=True))
+                for name in WAYS
+            }
 
     def compare_speed(name: str, timer: str) -> dict[str, float]:
         ratios = np.array(speeds[name][timer]) / np.array(speeds["plain"][timer])
@@ -177,13 +213,21 @@ def decode_checkpoint(root: Path, config: Recipe, progress) -> dict:
     assert mtp is not None
     tasks = list(itertools.islice(task_stream(config, "evaluation"), config.evaluation.decode_tasks))
     with one_thread():  # products for one token are too small for two threads
-        return measure_decoding(model.to(dtype), mtp.to(dtype), language_of(root), tasks, config, config.evaluation.decode_rounds, progress)
+        return measure_decoding(
+            model.to(dtype), mtp.to(dtype), language_of(root), tasks, config, config.evaluation.decode_rounds, progress
+        )
 
 
 def conclude(stage: Stage, config: Recipe, tasks: list[Task], parts: dict[str, dict], codebase: list[dict]) -> None:
-    """Finishes the stage `eval` with what `measure_policy` found before and after RL, and the held-out codebase by checkpoint."""
+    """Finishes the stage `eval` with what `measure_policy` found before and after RL, and the held-out codebase by
+    checkpoint."""
     before, after, e = parts["before"], parts["after"], config.evaluation
-    stage.log(1, **{f"{moment}_{k}": float(parts[moment][k].mean()) for moment in parts for k in ("success", "greedy", "tokens")})
+    stage.log(
+        1,
+        **{
+            f"{moment}_{k}": float(parts[moment][k].mean()) for moment in parts for k in ("success", "greedy", "tokens")
+        },
+    )
     stage.finish(
         {
             "tasks": e.tasks,
@@ -213,14 +257,21 @@ def evaluate(run: Run, config: Recipe, tasks: Iterable[Task]) -> None:
                 model = load_checkpoint(run.root, config, name, with_mtp=False)[0].to(dtype)
                 base = number * e.tasks * e.samples
                 parts[moment] = measure_policy(
-                    model, language, tasks, config, hash_seed(config.seed, "evaluation"), lambda done, base=base: stage.progress(base + done)
+                    model,
+                    language,
+                    tasks,
+                    config,
+                    hash_seed(config.seed, "evaluation"),
+                    lambda done, base=base: stage.progress(base + done),
                 )
                 stage.save({"parts": parts}, number + 1)
         codebase, results = heldout_codebase(run.root), []
         for name in ("mid-cpt", "cpt", "sft", "final"):
             model = load_checkpoint(run.root, config, name, with_mtp=False)[0].to(dtype)
             likelihood = cpt.codebase_nll(model, language.tokenizer, codebase, config.training.long_length)
-            results.append({"checkpoint": name, "perplexity": likelihood.perplexity, "bits_per_byte": likelihood.bits_per_byte})
+            results.append(
+                {"checkpoint": name, "perplexity": likelihood.perplexity, "bits_per_byte": likelihood.bits_per_byte}
+            )
         conclude(stage, config, tasks, parts, results)
     stage = run.stage("decode", total=e.decode_rounds * len(WAYS) * e.decode_tasks, unit="tasks")
     if not stage.finished:

@@ -5,9 +5,9 @@
                       "function": {"name": "read", "arguments": "{\\"file\\": \\"m3\\"}"}}]},
                   {"role": "tool", "tool_call_id": "call_1", "content": "def m3(a, b): …"}, …], "tools": […]}
 
-Each context of a chain is a conversation (`sims/recipe/demonstrations.py`). The summary with which a later one begins, and the empty turn
-before a request for one, are the assistant's words without being learned there: their weight is 0. The agent's own template
-(`ref.network.release.chat`) turns a line back into the context, token by token.
+Each context of a chain is a conversation (`sims/recipe/demonstrations.py`). The summary with which a later one begins,
+and the empty turn before a request for one, are the assistant's words without being learned there: their weight is 0.
+The agent's own template (`ref.network.release.chat`) turns a line back into the context, token by token.
 """
 
 import itertools
@@ -44,7 +44,8 @@ def schema(name: str) -> dict[str, Any]:
 
 
 def calls_of(turn: str) -> list[tuple[str, dict[str, str]]]:
-    """The calls of a turn, misspelled ones too: name and arguments. Empty if they would not be spelled as the turn is."""
+    """The calls of a turn, misspelled ones too: name and arguments. Empty if they would not be spelled as the turn
+    is."""
     calls: list[tuple[str, dict[str, str]]] = []
     for call_text in re.findall(r"[^\n]+(?:\n {4}[^\n]*)*", turn):
         line, _, body = call_text.partition("\n")
@@ -70,8 +71,9 @@ def pieces_of(ids: list[int], language: Language) -> list[tuple[bool, str, int]]
 
 
 def conversation_of(segment: Segment, session: Session, language: Language, numbers: Iterator[int]) -> dict[str, Any]:
-    """A context as a conversation. Its turns are played in `session`, which earlier contexts have brought to its beginning: an answer does not
-    say which call gave which part of it. A turn that a limit cut off, without its end, is left out."""
+    """A context as a conversation. Its turns are played in `session`, which earlier contexts have brought to its
+    beginning: an answer does not say which call gave which part of it. A turn that a limit cut off, without its end, is
+    left out."""
     messages: list[dict[str, Any]] = []
     tool_messages: list[dict[str, Any]] = []  # answers to the last turn, one for each call
     for is_agent, text, end in pieces_of(segment.tokens.tolist(), language):
@@ -92,9 +94,13 @@ def conversation_of(segment: Segment, session: Session, language: Language, numb
             if calls and "\n".join(filter(None, answers)) == session.step(text):
                 ids = [f"call_{next(numbers)}" for _ in calls]
                 functions = [{"name": name, "arguments": json.dumps(values)} for name, values in calls]
-                tool_calls = [{"id": i, "type": "function", "function": function} for i, function in zip(ids, functions)]
+                tool_calls = [
+                    {"id": i, "type": "function", "function": function} for i, function in zip(ids, functions)
+                ]
                 messages.append({"role": "assistant", "content": None, "tool_calls": tool_calls})
-                tool_messages = [{"role": "tool", "tool_call_id": i, "content": answer} for i, answer in zip(ids, answers)]
+                tool_messages = [
+                    {"role": "tool", "tool_call_id": i, "content": answer} for i, answer in zip(ids, answers)
+                ]
             else:
                 messages.append({"role": "assistant", "content": text})
     return {"messages": messages, "tools": [schema(name) for name in TOOLS]}
@@ -108,13 +114,15 @@ def conversations_of(lesson: Rollout, language: Language) -> Iterator[dict[str, 
 
 
 def export(config: Recipe, language: Language, out: Path) -> tuple[int, int]:
-    """Writes the demonstrations of a run to a JSONL file, all or none, and returns their number and that of the conversations. Raises RunError
-    if the file exists."""
+    """Writes the demonstrations of a run to a JSONL file, all or none, and returns their number and that of the
+    conversations. Raises RunError if the file exists."""
     if out.exists():
         raise RunError(f"{out} exists already; name another file with --out")
     lines, demonstrations = [], 0
     for demonstrations, rollout in enumerate(shown(config, language), 1):
-        lines += [json.dumps(conversation, ensure_ascii=False) + "\n" for conversation in conversations_of(rollout, language)]
+        lines += [
+            json.dumps(conversation, ensure_ascii=False) + "\n" for conversation in conversations_of(rollout, language)
+        ]
     out.parent.mkdir(parents=True, exist_ok=True)
     atomic_write(out, "".join(lines))
     return demonstrations, len(lines)

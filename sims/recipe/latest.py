@@ -1,10 +1,11 @@
-"""The newest rollouts of a training as text, for people who watch it: one group, in a file that is replaced every 20 seconds.
+"""The newest rollouts of a training as text, for people who watch it: one group, in a file that is replaced every 20
+seconds.
 
 RUN/rollouts/STAGE.json    the step, and of each rollout the task, its reward, whether it solved the task, its contexts, and its text
 
-The group is always the first of its step, so nobody has chosen it. When a file is written, the clock decides; what is written follows from the
-step alone, and the last step is always written. Nothing is drawn and no weight is touched, so training has the same bits with the file and without.
-"""
+The group is always the first of its step, so nobody has chosen it. When a file is written, the clock decides; what is
+written follows from the step alone, and the last step is always written. Nothing is drawn and no weight is touched, so
+training has the same bits with the file and without."""
 
 import json
 import time
@@ -45,21 +46,38 @@ class Latest:
         if done and self.due(done.step == self.steps):
             group = done.rollouts[: len(done.rollouts) // len(done.tasks)]
             solved_flags = [bool(rollout.metrics.get("success")) for rollout in group]
-            self.keep(done.step, group[0].task.prompt, [rollout.chain for rollout in group], done.result.rewards.tolist(), solved_flags)
+            self.keep(
+                done.step,
+                group[0].task.prompt,
+                [rollout.chain for rollout in group],
+                done.result.rewards.tolist(),
+                solved_flags,
+            )
         return {}
 
-    def keep(self, step: int, prompt: str, chains: Sequence[Chain], rewards: Sequence[float], solved: Sequence[bool]) -> None:
-        """Replaces the file: the rollouts of one group, after so many steps; what `rewards` and `solved` hold beyond them is not read. Raises OSError
-        if the disk refuses."""
+    def keep(
+        self, step: int, prompt: str, chains: Sequence[Chain], rewards: Sequence[float], solved: Sequence[bool]
+    ) -> None:
+        """Replaces the file: the rollouts of one group, after so many steps; what `rewards` and `solved` hold beyond
+        them is not read. Raises OSError if the disk refuses."""
         rollouts = [
-            {"success": bool(success), "reward": float(reward), "contexts": len(chain.segments), "text": self.text(chain)}
+            {
+                "success": bool(success),
+                "reward": float(reward),
+                "contexts": len(chain.segments),
+                "text": self.text(chain),
+            }
             for chain, reward, success in zip(chains[:MOST], rewards, solved, strict=False)
         ]
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        atomic_write(self.path, json.dumps({"step": step, "prompt": prompt, "rollouts": rollouts}, ensure_ascii=False) + "\n")
+        atomic_write(
+            self.path, json.dumps({"step": step, "prompt": prompt, "rollouts": rollouts}, ensure_ascii=False) + "\n"
+        )
         self.last_write_time = time.monotonic()
 
     def text(self, chain: Chain) -> str:
         """All contexts of a chain, each from a line of its own on."""
         full_text = "\n".join(self.language.decode(segment.tokens.tolist()) for segment in chain.segments)
-        return full_text if len(full_text) <= LONGEST else f"{full_text[:LONGEST]}\n(cut off: {len(full_text)} characters)"
+        return (
+            full_text if len(full_text) <= LONGEST else f"{full_text[:LONGEST]}\n(cut off: {len(full_text)} characters)"
+        )

@@ -21,7 +21,18 @@ from sims.recipe.data import heldout_codebase
 from sims.recipe.model_card import about
 from sims.recipe.settings import Recipe
 
-__all__ = ["RATES", "Learner", "checkpoint", "language_of", "load_checkpoint", "packed_rows", "perplexity_look", "rows_of", "shown_rows", "train"]
+__all__ = [
+    "RATES",
+    "Learner",
+    "checkpoint",
+    "language_of",
+    "load_checkpoint",
+    "packed_rows",
+    "perplexity_look",
+    "rows_of",
+    "shown_rows",
+    "train",
+]
 
 RATES: dict[str, Callable[[int, int], float]] = {
     "cpt": lambda step, steps: cpt.wsd(step, 10 * steps, steps // 10, 0),
@@ -29,8 +40,8 @@ RATES: dict[str, Callable[[int, int], float]] = {
     "long": lambda step, steps: cpt.wsd(step, steps, 5, steps),
     "sft": lambda step, steps: cpt.wsd(step, steps, 5, steps // 2),
 }
-"""Share of the learning rates at a step of each supervised stage: a warm-up and the level part of one schedule, which ends with the long-context
-phase; layers are distilled at the level rate; SFT has a schedule of its own."""
+"""Share of the learning rates at a step of each supervised stage: a warm-up and the level part of one schedule, which
+ends with the long-context phase; layers are distilled at the level rate; SFT has a schedule of its own."""
 
 
 class Learner:
@@ -44,7 +55,9 @@ class Learner:
         self.mtp = Masters(mtp, self.dtype) if mtp is not None else None
         muon = t.optimizer == "muon"
         self.optimizers: list[torch.optim.Optimizer] = optimizers(self.trunk.masters, muon_lr, adamw_lr, use_muon=muon)
-        self.mtp_optimizers = optimizers(mtp, config.mtp.muon_lr, config.mtp.lr, use_muon=muon) if mtp is not None else []
+        self.mtp_optimizers = (
+            optimizers(mtp, config.mtp.muon_lr, config.mtp.lr, use_muon=muon) if mtp is not None else []
+        )
         self.rates = [[g["lr"] for g in o.param_groups] for o in self.all_optimizers]
 
     # `ref.rl.Trainer`
@@ -100,9 +113,9 @@ class Learner:
 
 
 def checkpoint(run: Run, name: str, trunk: Transformer, mtp: MTP | None, root: Path | None = None) -> list[Path]:
-    """Writes checkpoints/NAME as a Hugging Face folder, with the tokenizer of the run folder `root` (by default this run's) and all
-    that others need to read and sample it (`ref.network.release`); MTP layers go to mtp/. Returns its files except the model card, which
-    users may edit."""
+    """Writes checkpoints/NAME as a Hugging Face folder, with the tokenizer of the run folder `root` (by default this
+    run's) and all that others need to read and sample it (`ref.network.release`); MTP layers go to mtp/. Returns its
+    files except the model card, which users may edit."""
     root, path = root or run.root, run.path("checkpoints", name)
     extra = {f"mtp.{key}": x for key, x in mtp.state_dict().items()} if mtp is not None else None
     card = about(run, root, name, trunk.config, mtp is not None)
@@ -136,21 +149,27 @@ def packed_rows(root: Path, phase: str) -> tuple[np.ndarray, np.ndarray]:
             raise ValueError("ids and doc are not two integer arrays of the same shape")
     except Exception as error:  # Python objects in the array, or a damaged archive
         detail = " ".join(str(error).split())
-        raise RunError(f"{path} does not hold packed rows ({detail}); delete {root / 'stages' / 'data.json'} to pack again") from None
+        raise RunError(
+            f"{path} does not hold packed rows ({detail}); delete {root / 'stages' / 'data.json'} to pack again"
+        ) from None
     return ids, doc
 
 
 def rows_of(root: Path, phase: str) -> tuple[tuple[int, int], Callable[[np.ndarray], tuple[Tensor, Tensor, None]]]:
     """[rows, T] of a phase in the run folder `root`, and a function from row indices to ids, doc and weight."""
     ids, doc = packed_rows(root, phase)
-    return ids.shape, lambda rows: (torch.from_numpy(ids[rows].astype(np.int64)), torch.from_numpy(doc[rows].astype(np.int64)), None)
+    return ids.shape, lambda rows: (
+        torch.from_numpy(ids[rows].astype(np.int64)),
+        torch.from_numpy(doc[rows].astype(np.int64)),
+        None,
+    )
 
 
 def shown_rows(
     pieces: Sequence[tuple[Tensor, Tensor]], length: int, rows: int, seed: Sequence[int]
 ) -> tuple[int, Callable[[int], tuple[Tensor, Tensor, Tensor]]]:
-    """Contexts for SFT, each with tokens [T] and a mask of the agent's own tokens [T], packed into rows of `length` tokens: steps per epoch, and
-    batches (`sims.recipe.conversations.batches`)."""
+    """Contexts for SFT, each with tokens [T] and a mask of the agent's own tokens [T], packed into rows of `length`
+    tokens: steps per epoch, and batches (`sims.recipe.conversations.batches`)."""
     return batches(sft.pack(pieces, length), rows, seed)
 
 
@@ -165,8 +184,8 @@ def train(
     trunk: bool = True,
     look: Callable[[int], dict] | None = None,
 ) -> None:
-    """`steps` optimiser steps on `batches(step)` → ids, doc, weight [B, T]; trains the trunk, the MTP layers, or both. If both, the
-    layers' loss reaches the trunk unless `mtp.detach_trunk` is set."""
+    """`steps` optimiser steps on `batches(step)` → ids, doc, weight [B, T]; trains the trunk, the MTP layers, or both.
+    If both, the layers' loss reaches the trunk unless `mtp.detach_trunk` is set."""
     state = stage.restore()
     first = learner.restore(state) if state else 0
     seen_tokens = state["seen"] if state else 0
@@ -186,7 +205,9 @@ def train(
             if not joint:
                 loss.backward()
         if learner.mtp is not None:
-            distillation_loss, count, stats = mtp_loss(learner.mtp.model, model, out, ids, doc, weight, detach_trunk=not joint)
+            distillation_loss, count, stats = mtp_loss(
+                learner.mtp.model, model, out, ids, doc, weight, detach_trunk=not joint
+            )
             draft_loss = config.mtp.weight * distillation_loss / count
             (loss + draft_loss if joint else draft_loss).backward()
             metrics |= {"mtp_loss": distillation_loss.item() / count, **stats}
@@ -196,7 +217,9 @@ def train(
         seen_tokens += int((doc >= 0).sum())
         look_metrics = look(step + 1) if look else {}
         stage.log(step + 1, tokens=seen_tokens, phase=phase, lr=schedule(step), **metrics, **look_metrics)
-        progress_metrics = {"loss": metrics.get("loss", metrics.get("mtp_loss"))} | {k: v for k, v in look_metrics.items() if k == "codebase_ppl"}
+        progress_metrics = {"loss": metrics.get("loss", metrics.get("mtp_loss"))} | {
+            k: v for k, v in look_metrics.items() if k == "codebase_ppl"
+        }
         stage.progress(step + 1, seen_tokens, **progress_metrics)
         if stage.due():
             stage.save(learner.state(step + 1, seen=seen_tokens), step + 1)
@@ -209,7 +232,9 @@ def perplexity_look(run: Run, config: Recipe, learner: Learner, steps: int) -> C
     def measure_perplexity(step: int) -> dict:
         if step % t.perplexity_every and step != steps:
             return {}
-        likelihood = cpt.codebase_nll(learner.trunk.model, language.tokenizer, codebase, t.long_length, max_tokens=t.perplexity_tokens)
+        likelihood = cpt.codebase_nll(
+            learner.trunk.model, language.tokenizer, codebase, t.long_length, max_tokens=t.perplexity_tokens
+        )
         return {"codebase_ppl": likelihood.perplexity, "codebase_bpb": likelihood.bits_per_byte}
 
     return measure_perplexity

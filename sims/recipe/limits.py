@@ -7,8 +7,8 @@ __all__ = ["within"]
 
 
 def within(config: Any, least: Mapping[str, float] = {}, shares: Sequence[str] = (), mixes: Sequence[str] = ()) -> None:
-    """Raises ValueError, starting with the name of the invalid field, unless every field of `least` is at least its number, `shares` are
-    between 0 and 1, and `mixes` hold shares that are not all zero."""
+    """Raises ValueError, starting with the name of the invalid field, unless every field of `least` is at least its
+    number, `shares` are between 0 and 1, and `mixes` hold shares that are not all zero."""
     for name, minimum in least.items():
         if getattr(config, name) < minimum:
             raise ValueError(f"{name} must be at least {minimum}, got {getattr(config, name)}")

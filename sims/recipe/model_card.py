@@ -1,4 +1,5 @@
-"""The model cards of the recipe's checkpoints: what each one is, what it was trained on, and what was measured when it was written."""
+"""The model cards of the recipe's checkpoints: what each one is, what it was trained on, and what was measured when it
+was written."""
 
 import sysconfig
 from pathlib import Path
@@ -49,7 +50,11 @@ def data(root: Path) -> str:
     try:
         corpus = read_json(root / "config.json")["config"]["data"]["corpus"]
         result = read_json(root / "stages" / "data.json")["result"]
-        source = f"files of {Path(corpus).name}" if corpus else f"files of Python {sysconfig.get_python_version()}'s standard library"
+        source = (
+            f"files of {Path(corpus).name}"
+            if corpus
+            else f"files of Python {sysconfig.get_python_version()}'s standard library"
+        )
         return (
             f"{result['tokens']:,} tokens: {result['files']:,} {source}, without its held-out part "
             f"{result['heldout']['name']}, and "

@@ -1,5 +1,5 @@
-"""RL on the small world: `ref.rl.train` with what a long run needs. States are saved and restored, draft layers train along, harder tasks are
-upsampled, all cores are used, and metrics are logged.
+"""RL on the small world: `ref.rl.train` with what a long run needs. States are saved and restored, draft layers train
+along, harder tasks are upsampled, all cores are used, and metrics are logged.
 
 `sims/recipe/stages.py` runs it once; the experiments run it with other settings and in worlds of their own.
 """
@@ -68,7 +68,9 @@ Observer = Callable[[Moment], dict]
 
 def of_rollouts(measure: Callable[[Sequence[Rollout]], dict]) -> Observer:
     """An observer of each step's rollouts, without those whose environment failed."""
-    return lambda moment: measure([rollout for rollout in moment.rollouts if not rollout.failure]) if moment.done else {}
+    return lambda moment: (
+        measure([rollout for rollout in moment.rollouts if not rollout.failure]) if moment.done else {}
+    )
 
 
 def learn(
@@ -82,13 +84,14 @@ def learn(
     tasks: MicroTasks | None = None,
     how: Chaining | None = None,
 ) -> tuple[Learner, dict[str, int]]:
-    """Dr. GRPO: every step samples G·N rollouts of fresh tasks with the newest weights and takes one Adam step on them. A rollout is a chain of
-    contexts under `how`, by default the recipe's.
+    """Dr. GRPO: every step samples G·N rollouts of fresh tasks with the newest weights and takes one Adam step on them.
+    A rollout is a chain of contexts under `how`, by default the recipe's.
 
-    model and mtp start from the end of SFT; `reference` prices drift. `tasks`: by default those of the recipe's world. `observers` look at the
-    policy before the first step and after each. A `Watching` among them is the monitor; in the recipe's own world there is one by default
-    (`rl.monitor`). Resumes from the stage's state. Returns the learner and what was consumed. Raises RunError if the policy's success is too
-    low at the start (`rl.gate`), and for prices of behaviour in a world without transcripts."""
+    model and mtp start from the end of SFT; `reference` prices drift. `tasks`: by default those of the recipe's world.
+    `observers` look at the policy before the first step and after each. A `Watching` among them is the monitor; in the
+    recipe's own world there is one by default (`rl.monitor`). Resumes from the stage's state. Returns the learner and
+    what was consumed. Raises RunError if the policy's success is too low at the start (`rl.gate`), and for prices of
+    behaviour in a world without transcripts."""
     r, t, how = config.rl, config.training, how or context(language, config)
     uses_default_tasks = tasks is None
     tasks = tasks or MicroTasks(config, language)
@@ -96,7 +99,10 @@ def learn(
     learner.optimizers = [torch.optim.Adam(learner.trunk.masters.parameters(), lr=r.lr, betas=(0.9, 0.95), fused=True)]
     learner.rates = [[g["lr"] for g in o.param_groups] for o in learner.all_optimizers]
     if r.behaviour.most and tasks.record is None:
-        raise RunError("behaviour has no record in this experiment's world; start from a run without prices of behaviour (rl.behaviour)")
+        raise RunError(
+            "behaviour has no record in this experiment's world; start from a run without prices of "
+            "behaviour (rl.behaviour)"
+        )
     watch = next((observer for observer in observers if isinstance(observer, Watching)), None)
     if watch is None and uses_default_tasks and r.monitor.on:
         watch = Watching.recipe(r.monitor, r.max_len)
@@ -133,7 +139,8 @@ def learn(
             watch_state = {"watch": watch.state()} if watch else {}
             stage.save(learner.state(done.step, seen=seen_tokens, **curriculum.state(), **watch_state), done.step)
 
-    with one_thread():  # the work between the processes is short; with other programs running, two threads would mostly wait for each other
+    # the work between the processes is short; with other programs running, two threads would mostly wait for each other
+    with one_thread():
         train(
             r,
             learner,
@@ -169,10 +176,11 @@ def gate(config: Recipe, sampler: Sampler, language: Language, how: Chaining) ->
 
 
 def metrics_of(config: Recipe, done: Done) -> dict[str, float]:
-    """The metrics of a step. `kl` is the policy's drift from the reference and `engine_kl` the difference to its sampler, in nats per rollout;
-    `dropped` is the share of replayed experts that the filter removed. With `rl.feedback`, `hints` is their number per rollout, and `divergence`
-    how far the policy is from itself under its hints, in nats per token of the messages that they correct. Rollouts whose environment failed are
-    counted, and in no mean."""
+    """The metrics of a step. `kl` is the policy's drift from the reference and `engine_kl` the difference to its
+    sampler, in nats per rollout; `dropped` is the share of replayed experts that the filter removed. With
+    `rl.feedback`, `hints` is their number per rollout, and `divergence` how far the policy is from itself under its
+    hints, in nats per token of the messages that they correct. Rollouts whose environment failed are counted, and in no
+    mean."""
     r, result = config.rl, done.result
     groups = [done.rollouts[start : start + r.rollouts] for start in range(0, len(done.rollouts), r.rollouts)]
     rollouts = [rollout for rollout in done.rollouts if not rollout.failure]
@@ -213,4 +221,6 @@ def metrics_of(config: Recipe, done: Done) -> dict[str, float]:
     figures |= {name: mean_metric(name) for name in rollouts[0].metrics if name.startswith("behaviour_")}
     figures |= {"hints": mean(sum(map(len, rollout.hints)) for rollout in rollouts)} if r.feedback.weight else {}
     figures |= {"failed": float(len(done.rollouts) - len(rollouts))} if len(rollouts) < len(done.rollouts) else {}
-    return figures | {name: value for name in ("mtp_loss", "dropped", "divergence") if (value := getattr(result, name)) is not None}
+    return figures | {
+        name: value for name in ("mtp_loss", "dropped", "divergence") if (value := getattr(result, name)) is not None
+    }

@@ -1,4 +1,5 @@
-"""All settings of the recipe: frozen dataclasses with one docstring per field, filled from TOML and `--set key=value`."""
+"""All settings of the recipe: frozen dataclasses with one docstring per field, filled from TOML and `--set
+key=value`."""
 
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -9,7 +10,20 @@ from ref.rl import Feedback, Payment, Settings
 from sims.microrepo import NoiseConfig, WorldConfig
 from sims.recipe.limits import within
 
-__all__ = ["Context", "Data", "Evaluation", "Hints", "Memory", "Mtp", "Payment", "Recipe", "Rl", "RuleName", "Sft", "Training"]
+__all__ = [
+    "Context",
+    "Data",
+    "Evaluation",
+    "Hints",
+    "Memory",
+    "Mtp",
+    "Payment",
+    "Recipe",
+    "Rl",
+    "RuleName",
+    "Sft",
+    "Training",
+]
 
 
 @dataclass(frozen=True)
@@ -17,7 +31,8 @@ class Memory:
     """How often a scripted summary is not the shortest sufficient one. All zero: it always is."""
 
     wordy: float = 0.4
-    """Probability of keeping what is not needed: other files, docstrings of helpers, facts that a passed test has settled."""
+    """Probability of keeping what is not needed: other files, docstrings of helpers, facts that a passed test has
+    settled."""
     forgetful: float = 0.1
     """Probability of leaving out a file that is needed; the agent then reads it again."""
     longest: int = 42
@@ -68,13 +83,14 @@ class Training:
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     """Compute dtype of training; master weights are float32."""
     threads: int = 2
-    """Torch threads in training. Float32 sums depend on their number, so it is a setting of the run and overrides OMP_NUM_THREADS.
-    Rollouts use one thread each, on all cores."""
+    """Torch threads in training. Float32 sums depend on their number, so it is a setting of the run and overrides
+    OMP_NUM_THREADS. Rollouts use one thread each, on all cores."""
     sampler_dtype: Literal["bfloat16", "float32"] = "float32"
-    """Dtype of the sampler's copy of the weights. On a CPU, float32 is faster, because the matrix products of a decoding step are small."""
+    """Dtype of the sampler's copy of the weights. On a CPU, float32 is faster, because the matrix products of a
+    decoding step are small."""
     sampler_weights: Literal["full", "fp8"] = "full"
-    """The sampler's weight matrices in RL: the same as in training (rounded to `dtype`), or FP8 E4M3 with one scale per output
-    channel."""
+    """The sampler's weight matrices in RL: the same as in training (rounded to `dtype`), or FP8 E4M3 with one scale per
+    output channel."""
     perplexity_every: int = 60
     """Steps between two measurements of codebase perplexity."""
     perplexity_tokens: int = 16_384
@@ -83,7 +99,12 @@ class Training:
     def __post_init__(self):
         least_one = ("tokens", "long_tokens", "batch_tokens", "threads", "perplexity_every")
         least_two = ("length", "long_length", "perplexity_tokens")
-        within(self, least={name: 1 for name in least_one} | {name: 2 for name in least_two} | {"long_rope_theta": 0, "long_yarn": 0})
+        within(
+            self,
+            least={name: 1 for name in least_one}
+            | {name: 2 for name in least_two}
+            | {"long_rope_theta": 0, "long_yarn": 0},
+        )
 
     def stretched(self, config: Config) -> Config:
         """The shape of the network from the long-context phase on."""
@@ -91,17 +112,26 @@ class Training:
             return config
         scaling = config.rope_scaling
         if self.long_yarn:
-            scaling = RopeScaling("yarn", self.long_yarn, original_max_position_embeddings=config.max_position_embeddings)
+            scaling = RopeScaling(
+                "yarn", self.long_yarn, original_max_position_embeddings=config.max_position_embeddings
+            )
         longest = max(config.max_position_embeddings, self.long_length)
-        return replace(config, rope_theta=self.long_rope_theta or config.rope_theta, rope_scaling=scaling, max_position_embeddings=longest)
+        return replace(
+            config,
+            rope_theta=self.long_rope_theta or config.rope_theta,
+            rope_scaling=scaling,
+            max_position_embeddings=longest,
+        )
 
 
 @dataclass(frozen=True)
 class Context:
-    """The agent's context. A task that outgrows one context continues in a new one, after the agent's own summary. Lengths in tokens."""
+    """The agent's context. A task that outgrows one context continues in a new one, after the agent's own summary.
+    Lengths in tokens."""
 
     join: Literal["self", "none"] = "self"
-    """How contexts are joined: by self-summaries, or not at all, which leaves a single context of `rl.max_len` tokens."""
+    """How contexts are joined: by self-summaries, or not at all, which leaves a single context of `rl.max_len`
+    tokens."""
     trigger: int = 120
     """Length at which the agent must summarise, after the current turn and its tool output."""
     room: int = 28
@@ -154,8 +184,8 @@ class Mtp:
     weight: float = 1.0
     """Weight of the distillation loss in the joint phases."""
     detach_trunk: bool = True
-    """Whether the distillation loss leaves the trunk alone in the joint phases; false trains the trunk on it, too (`etude figure mtp`
-    compares both)."""
+    """Whether the distillation loss leaves the trunk alone in the joint phases; false trains the trunk on it, too
+    (`etude figure mtp` compares both)."""
     rl_every: int = 2
     """RL steps between two updates of the MTP layers."""
 
@@ -175,8 +205,8 @@ class Hints(Feedback):
     rules: tuple[RuleName, ...] = ("tool", "argument", "unread", "needless")
     """Rules of `sims/hints.py`: a message that breaks one is hinted at."""
     source: Literal["rules", "error", "shuffled", "bare"] = "rules"
-    """What a hint says: what its rule says; the error with which the environment will answer (SDPO's setting, which needs no rules); as a control,
-    what was said of a fault in another rollout, or nothing but `error`."""
+    """What a hint says: what its rule says; the error with which the environment will answer (SDPO's setting, which
+    needs no rules); as a control, what was said of a fault in another rollout, or nothing but `error`."""
 
     def __post_init__(self):
         super().__post_init__()
@@ -195,15 +225,18 @@ class Rl(Settings):
     max_turns: int = 10
     """Maximum number of turns in an episode."""
     later: float = 0.5
-    """Share of the steps, at the end, that upsample harder tasks (report §4.1); earlier steps use the world's task mix."""
+    """Share of the steps, at the end, that upsample harder tasks (report §4.1); earlier steps use the world's task
+    mix."""
     upsampling: float = 1.0
-    """Strength: tasks are kept in proportion to this power of the turns and tokens that their kind has needed so far; 0 keeps all alike."""
+    """Strength: tasks are kept in proportion to this power of the turns and tokens that their kind has needed so far; 0
+    keeps all alike."""
     world: Literal["memory", "disk"] = "memory"
-    """Where training episodes are played: in this process, or on files of Python in a sandbox, with pytest and the grader of real environments.
-    Both say the same; disk takes a hundred times as long for an episode's tools, and needs Linux with bubblewrap."""
+    """Where training episodes are played: in this process, or on files of Python in a sandbox, with pytest and the
+    grader of real environments. Both say the same; disk takes a hundred times as long for an episode's tools, and needs
+    Linux with bubblewrap."""
     gate: float = 0.10
-    """Minimum sampled success after SFT. Below it the run stops, because the penalties would only teach the agent to give up at once. 0: no
-    minimum."""
+    """Minimum sampled success after SFT. Below it the run stops, because the penalties would only teach the agent to
+    give up at once. 0: no minimum."""
 
     def __post_init__(self):
         super().__post_init__()

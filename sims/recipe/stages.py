@@ -1,15 +1,17 @@
-"""The complete recipe at small scale: data → continued pretraining → multi-token prediction → long context → SFT → RL → evaluation.
+"""The complete recipe at small scale: data → continued pretraining → multi-token prediction → long context → SFT → RL →
+evaluation.
 
-The order is the report's (Composer 2, §3–§5): the MTP layers are cut from the middle of pretraining and then trained jointly
-in the long-context and SFT phases; RL follows SFT; every number of the evaluation is measured before and after RL, on tasks whose
-target and helper functions are not in any training data. From SFT on, the agent works in short contexts joined by its own summaries
-(§4.1); RL's sampler and trainer compute in different dtypes, and the trainer replays the sampler's experts (§6.2).
+The order is the report's (Composer 2, §3–§5): the MTP layers are cut from the middle of pretraining and then trained
+jointly in the long-context and SFT phases; RL follows SFT; every number of the evaluation is measured before and after
+RL, on tasks whose target and helper functions are not in any training data. From SFT on, the agent works in short
+contexts joined by its own summaries (§4.1); RL's sampler and trainer compute in different dtypes, and the trainer
+replays the sampler's experts (§6.2).
 
     etude run recipe --scale small --out runs/small
 
 Each stage is a function of the configuration and of the files of earlier stages. All randomness comes from generators
-seeded by (seed, stage, step): a resumed run repeats the killed one bit for bit, and a checkpoint only needs weights, moments and a step.
-"""
+seeded by (seed, stage, step): a resumed run repeats the killed one bit for bit, and a checkpoint only needs weights,
+moments and a step."""
 
 from dataclasses import replace
 
@@ -23,7 +25,16 @@ from sims.recipe import evaluation, reinforcement
 from sims.recipe.data import data, task_stream
 from sims.recipe.demonstrations import sft_batches
 from sims.recipe.latest import FOLDER, Latest
-from sims.recipe.learner import RATES, Learner, checkpoint, language_of, load_checkpoint, perplexity_look, rows_of, train
+from sims.recipe.learner import (
+    RATES,
+    Learner,
+    checkpoint,
+    language_of,
+    load_checkpoint,
+    perplexity_look,
+    rows_of,
+    train,
+)
 from sims.recipe.settings import Recipe
 
 __all__ = ["run"]
@@ -102,8 +113,9 @@ def distil(run: Run, config: Recipe) -> None:
 
 
 def lengthen(run: Run, config: Recipe, start: str = "mtp") -> None:
-    """Long-context phase from the checkpoint `start`, trunk and MTP layers together; the learning rate decays. From "mid-cpt",
-    without `distil`, this phase and the next ones train only the trunk, with the same result, because the layers give it no gradient."""
+    """Long-context phase from the checkpoint `start`, trunk and MTP layers together; the learning rate decays. From
+    "mid-cpt", without `distil`, this phase and the next ones train only the trunk, with the same result, because the
+    layers give it no gradient."""
     t = config.training
     (rows, length), read_rows = rows_of(run.root, "long")
     B = max(1, t.batch_tokens // length)
@@ -130,7 +142,8 @@ def lengthen(run: Run, config: Recipe, start: str = "mtp") -> None:
 
 
 def finetune(run: Run, config: Recipe) -> None:
-    """SFT on demonstrations, including summaries, or on conversations, with the loss on the agent's own tokens; trains the MTP layers, too."""
+    """SFT on demonstrations, including summaries, or on conversations, with the loss on the agent's own tokens; trains
+    the MTP layers, too."""
     s = config.sft
     per_epoch, batch = sft_batches(run.root, config, config.training.long_length)
     steps = per_epoch * s.epochs
@@ -145,8 +158,8 @@ def finetune(run: Run, config: Recipe) -> None:
 
 
 def reinforce(run: Run, config: Recipe) -> None:
-    """RL from the end of SFT. The MTP layers keep learning from the policy's own rollouts, so their drafts follow its changes
-    (our choice: the report trains them only in the long-context and SFT phases)."""
+    """RL from the end of SFT. The MTP layers keep learning from the policy's own rollouts, so their drafts follow its
+    changes (our choice: the report trains them only in the long-context and SFT phases)."""
     stage = run.stage("rl", total=max(config.rl.steps, 1), unit="tokens")
     if stage.finished:
         return

@@ -1,4 +1,5 @@
-"""The tasks of the small world for whoever trains or evaluates: a `ref.environment.TaskSet`, and a curriculum over it."""
+"""The tasks of the small world for whoever trains or evaluates: a `ref.environment.TaskSet`, and a curriculum over
+it."""
 
 import itertools
 import random
@@ -32,10 +33,13 @@ N_KINDS = 3
 
 
 class MicroTasks:
-    """Tasks of a recipe's world. An experiment with a world of its own says how an episode begins (`opened`), what the transcript of a rollout
-    is (`record`), and which hints rollouts get (`hinting`); by default it is the world of `rl.world`, with the hints of `sims/hints.py`."""
+    """Tasks of a recipe's world. An experiment with a world of its own says how an episode begins (`opened`), what the
+    transcript of a rollout is (`record`), and which hints rollouts get (`hinting`); by default it is the world of
+    `rl.world`, with the hints of `sims/hints.py`."""
 
-    is_slow = False  # answers take microseconds; on disk they take longer, and processes sample batches side by side in the same order every run
+    # answers take microseconds; on disk they take longer, and processes sample batches side by side in the same order
+    # every run
+    is_slow = False
     tools: Sequence[str] = TOOLS
 
     def __init__(
@@ -70,8 +74,8 @@ class MicroTasks:
 
 
 class Depths:
-    """A curriculum: in the later steps (`rl.later`) harder tasks are upsampled (report §4.1). The kinds of tasks are the world's depths, and the
-    rollouts so far tell which are hard (`kept`)."""
+    """A curriculum: in the later steps (`rl.later`) harder tasks are upsampled (report §4.1). The kinds of tasks are
+    the world's depths, and the rollouts so far tell which are hard (`kept`)."""
 
     def __init__(self, config: Recipe):
         self.config, self.consumed, self.kind_totals = config, 0, np.zeros((N_KINDS, 3))
@@ -81,7 +85,9 @@ class Depths:
         r = self.config.rl
         if self.tasks is None:
             self.tasks = itertools.islice(task_stream(self.config, "rl"), self.consumed, None)
-        keep_probabilities = kept(self.kind_totals, r.upsampling) if step >= r.steps * (1 - r.later) else np.ones(N_KINDS)
+        keep_probabilities = (
+            kept(self.kind_totals, r.upsampling) if step >= r.steps * (1 - r.later) else np.ones(N_KINDS)
+        )
         selected_tasks, dropped_count = sample_tasks(
             self.tasks, count, keep_probabilities, random.Random(hash_seed(self.config.seed, "harder", step))
         )
@@ -102,8 +108,9 @@ class Depths:
 
 
 def kept(played: np.ndarray, power: float) -> np.ndarray:
-    """The probability of keeping a task of each kind, 1 for the hardest. The difficulty of a kind follows from its rollouts (§4.1: "number of
-    turns, thinking tokens"): their turns and tokens relative to those of all kinds, averaged over the two.
+    """The probability of keeping a task of each kind, 1 for the hardest. The difficulty of a kind follows from its
+    rollouts (§4.1: "number of turns, thinking tokens"): their turns and tokens relative to those of all kinds, averaged
+    over the two.
 
     played: [kinds, (rollouts, turns, tokens)], sums. A kind that was never played is kept."""
     has_rollouts = played[:, 0] > 0
@@ -116,7 +123,9 @@ def kept(played: np.ndarray, power: float) -> np.ndarray:
     return keep_probabilities
 
 
-def sample_tasks(tasks: Iterator[Task], n: int, keep_probabilities: np.ndarray, rng: random.Random) -> tuple[list[Task], int]:
+def sample_tasks(
+    tasks: Iterator[Task], n: int, keep_probabilities: np.ndarray, rng: random.Random
+) -> tuple[list[Task], int]:
     """The next n tasks, each kept with the probability of its kind, and the number of dropped tasks."""
     selected_tasks, dropped_count = [], 0
     while len(selected_tasks) < n:

@@ -2,7 +2,15 @@
 
 __all__ = ["NAMES", "SIDES"]
 
-SIDES = {"entropy": "down", "top_tool": "up", "comments": "up", "length": "both", "broken": "up", "questions": "up", "hacks": "up"}
+SIDES = {
+    "entropy": "down",
+    "top_tool": "up",
+    "comments": "up",
+    "length": "both",
+    "broken": "up",
+    "questions": "up",
+    "hacks": "up",
+}
 """Which way a statistic is watched."""
 NAMES = {
     "entropy": "variety of tools",

@@ -1,11 +1,13 @@
-"""The monitor beside RL: what the rollouts of each step did, what is usual by the first steps, and a line where something has changed.
+"""The monitor beside RL: what the rollouts of each step did, what is usual by the first steps, and a line where
+something has changed.
 
-The test is that of `ref/monitor.py`. A step gives one value of each statistic per group. Those of the first `learn` steps make the bands. Half of
-`error` is for the bands, and half for the alarms, so an unchanged run ever raises one with probability `error` at most.
+The test is that of `ref/monitor.py`. A step gives one value of each statistic per group. Those of the first `learn`
+steps make the bands. Half of `error` is for the bands, and half for the alarms, so an unchanged run ever raises one
+with probability `error` at most.
 
-What the report watched for has a direction: fewer tools, more comments, more broken calls, more questions, more hacks. The other way is not watched,
-but for length, which is watched both ways. So training that goes well is silent, unless it makes rollouts much longer or shorter. An alarm says that
-something has changed, not that it is bad.
+What the report watched for has a direction: fewer tools, more comments, more broken calls, more questions, more hacks.
+The other way is not watched, but for length, which is watched both ways. So training that goes well is silent, unless
+it makes rollouts much longer or shorter. An alarm says that something has changed, not that it is bad.
 
 What a step logs, for each statistic NAME that has a value
     watch_NAME       mean over the groups
@@ -39,13 +41,19 @@ Seen = Callable[[Sequence[Rollout], int], Sequence[Group]]
 
 
 def seen(
-    rollouts: Sequence[Rollout], groups: int, longest: int, tools: Sequence[str] = TOOLS, record: Callable[[Rollout], Transcript] = transcript_of
+    rollouts: Sequence[Rollout],
+    groups: int,
+    longest: int,
+    tools: Sequence[str] = TOOLS,
+    record: Callable[[Rollout], Transcript] = transcript_of,
 ) -> list[Group]:
-    """The statistics of each group; lengths are shares of `longest` tokens. `tools` and `record` are those of the world that was played. A
-    rollout whose environment failed is not counted, and a group without any other is left out."""
+    """The statistics of each group; lengths are shares of `longest` tokens. `tools` and `record` are those of the world
+    that was played. A rollout whose environment failed is not counted, and a group without any other is left out."""
     n = len(rollouts) // groups
     records = [None if rollout.failure else rollout.transcript or record(rollout) for rollout in rollouts]
-    transcript_groups = [[transcript for transcript in records[start : start + n] if transcript] for start in range(0, len(records), n)]
+    transcript_groups = [
+        [transcript for transcript in records[start : start + n] if transcript] for start in range(0, len(records), n)
+    ]
     return [statistics(group, tools, longest) for group in transcript_groups if group]
 
 
@@ -56,8 +64,9 @@ def sided(name: str, band: Band) -> Band:
 
 
 class Watching:
-    """The monitor of one run, with its state. `seen` reads the rollouts of a step. `bands`: what is usual, if it is known; otherwise the first steps
-    tell, and a statistic without any value in them is not watched. It is an observer (`sims/recipe/reinforcement.py`)."""
+    """The monitor of one run, with its state. `seen` reads the rollouts of a step. `bands`: what is usual, if it is
+    known; otherwise the first steps tell, and a statistic without any value in them is not watched. It is an observer
+    (`sims/recipe/reinforcement.py`)."""
 
     def __init__(self, config: Watch, seen: Seen, bands: Mapping[str, Band] | None = None):
         self.config, self.seen = config, seen
@@ -95,7 +104,9 @@ class Watching:
         self.steps += 1
         names = dict.fromkeys(name for group in groups for name in group)
         values = {name: [x for group in groups if (x := group[name]) is not None] for name in names}
-        means = {name: float(np.mean(statistic_values)) for name, statistic_values in values.items() if statistic_values}
+        means = {
+            name: float(np.mean(statistic_values)) for name, statistic_values in values.items() if statistic_values
+        }
         log_values = {f"watch_{name}": mean for name, mean in means.items()}
         if self.monitor is None:
             self.learn(values)
@@ -111,12 +122,19 @@ class Watching:
         self.history.append({name: list(statistic_values) for name, statistic_values in values.items()})
         if len(self.history) < self.config.learn:
             return
-        pooled_values = {name: [x for step in self.history for x in step.get(name, [])] for step in self.history for name in step}
+        pooled_values = {
+            name: [x for step in self.history for x in step.get(name, [])] for step in self.history for name in step
+        }
         pooled_values = {name: statistic_values for name, statistic_values in pooled_values.items() if statistic_values}
         error = self.config.error / 2 / max(len(pooled_values), 1)
         self.history = []
         if pooled_values:
-            self.begin({name: learn_band(statistic_values, error, self.config.tolerance) for name, statistic_values in pooled_values.items()})
+            self.begin(
+                {
+                    name: learn_band(statistic_values, error, self.config.tolerance)
+                    for name, statistic_values in pooled_values.items()
+                }
+            )
 
     def state(self) -> dict[str, Any]:
         """What a stage saves."""
@@ -124,7 +142,8 @@ class Watching:
         if self.monitor:
             snapshot["bands"] = {name: (band.low, band.high) for name, band in self.monitor.bands.items()}
             snapshot["evidence"] = {
-                name: (statistic_evidence.step, statistic_evidence.log_wealth) for name, statistic_evidence in self.monitor.evidence.items()
+                name: (statistic_evidence.step, statistic_evidence.log_wealth)
+                for name, statistic_evidence in self.monitor.evidence.items()
             }
             snapshot["alarms"] = [asdict(alarm) for alarm in self.monitor.alarms]
         return snapshot
@@ -145,7 +164,12 @@ def log_monitor(monitor: Monitor) -> dict[str, float]:
     signs = {alarm.statistic: 1.0 if alarm.direction == "up" else -1.0 for alarm in monitor.alarms}
     for name, band in monitor.bands.items():
         evidence = float(log_evidence(monitor.evidence[name]))
-        metrics |= {f"low_{name}": band.low, f"high_{name}": band.high, f"evidence_{name}": evidence, f"alarm_{name}": signs.get(name, 0.0)}
+        metrics |= {
+            f"low_{name}": band.low,
+            f"high_{name}": band.high,
+            f"evidence_{name}": evidence,
+            f"alarm_{name}": signs.get(name, 0.0),
+        }
     return metrics
 
 
@@ -156,4 +180,7 @@ def said(alarm: Alarm, step: int, mean: float | None, bands: Mapping[str, Band])
         SIDES.get(alarm.statistic, "both"), f"{band.low:.2f} to {band.high:.2f}"
     )
     mean_text = "" if mean is None else f", now {mean:.2f}"
-    return f"monitor: {NAMES.get(alarm.statistic, alarm.statistic)} changed by step {step}: {direction} than usual ({usual_range}){mean_text}"
+    return (
+        f"monitor: {NAMES.get(alarm.statistic, alarm.statistic)} changed by step {step}: {direction} than "
+        f"usual ({usual_range}){mean_text}"
+    )

@@ -22,11 +22,23 @@ from streamlit.testing.v1 import AppTest
 
 from etude.bench.explorer import number
 
-# Streamlit looks through all installed packages for components whenever a test opens a page: two thirds of the time. Once is enough.
+# Streamlit looks through all installed packages for components whenever a test opens a page: two thirds of the time.
+# Once is enough.
 manifest_scanner.scan_component_manifests = cache(manifest_scanner.scan_component_manifests)
 SLOW = 120
 """Seconds that a page may take at most: a page that hangs fails, on a slow machine too."""
-KINDS = ("slider", "select_slider", "selectbox", "radio", "multiselect", "button_group", "number_input", "checkbox", "toggle", "text_input")
+KINDS = (
+    "slider",
+    "select_slider",
+    "selectbox",
+    "radio",
+    "multiselect",
+    "button_group",
+    "number_input",
+    "checkbox",
+    "toggle",
+    "text_input",
+)
 BY_HAND = {"run", "examples", "async-run", "episode"}
 """Controls that the page itself keeps in the URL; of all others Streamlit does."""
 LENGTH = re.compile(r"-\d+(\.\d+)?-")
@@ -102,7 +114,11 @@ def edit():
         """`rows`: {row: {column: value}}, over what was edited before."""
         key = at.data_editor[0].key
         before = at.session_state[key]["edited_rows"] if key in at.session_state else {}
-        at.session_state[key] = {"edited_rows": {**before, **(rows or {})}, "added_rows": list(add), "deleted_rows": list(delete)}
+        at.session_state[key] = {
+            "edited_rows": {**before, **(rows or {})},
+            "added_rows": list(add),
+            "deleted_rows": list(delete),
+        }
         return _whole(at.run())
 
     return edited
@@ -144,7 +160,11 @@ def drive():
             chosen = key in at.query_params or all(value == settings[0] for value in settings)
             assert bound == key or key in BY_HAND and chosen, f"{kind} {key} is not in the URL"
         clicked = set()  # a click may rename another button, whose key holds how long its sequence is
-        while waiting := {LENGTH.sub("-", button.key): button.key for button in at.button if LENGTH.sub("-", button.key) not in clicked}:
+        while waiting := {
+            LENGTH.sub("-", button.key): button.key
+            for button in at.button
+            if LENGTH.sub("-", button.key) not in clicked
+        }:
             name, key = next(iter(waiting.items()))
             clicked.add(name)
             at.button(key=key).click()
@@ -157,13 +177,16 @@ def drive():
 
 def _charts(at):
     """What each chart is made of: its grammar and its figures."""
-    return [(one.proto.spec, one.proto.data.data, *(some.data.data for some in one.proto.datasets)) for one in at.get("vega_lite_chart")]
+    return [
+        (one.proto.spec, one.proto.data.data, *(some.data.data for some in one.proto.datasets))
+        for one in at.get("vega_lite_chart")
+    ]
 
 
 @pytest.fixture
 def redrawn(monkeypatch, whole):
-    """How many pictures are drawn, and charts changed, when a control is moved: that is what a redraw waits for. `etude bench explorer` says
-    how long."""
+    """How many pictures are drawn, and charts changed, when a control is moved: that is what a redraw waits for. `etude
+    bench explorer` says how long."""
     drawn = []
     savefig = Figure.savefig
     monkeypatch.setattr(Figure, "savefig", lambda self, *how, **more: drawn.append(self) or savefig(self, *how, **more))

@@ -1,8 +1,8 @@
 """Pictures of the explorer for README.md and docs/explorer.md: python -m tests.app.screenshots [NAME ...]
 
-The first page on a wide and a narrow screen, light and dark, as it opens; and of the wide, light one the page of advantages and a lesson. The clone's
-agents play the task of the committed recording. The explorer is started where no run lies, as a newcomer sees it.
-"""
+The first page on a wide and a narrow screen, light and dark, as it opens; and of the wide, light one the page of
+advantages and a lesson. The clone's agents play the task of the committed recording. The explorer is started where no
+run lies, as a newcomer sees it."""
 
 import shutil
 import sys
@@ -35,10 +35,13 @@ SLOW = 120_000
 
 
 def shot(browser: Browser, address: str, place: str, size: str, scheme: str) -> bytes:
-    """A page as PNG, once it is drawn: the first one with both agents' verdicts, a lesson at its first picture, others from the top."""
+    """A page as PNG, once it is drawn: the first one with both agents' verdicts, a lesson at its first picture, others
+    from the top."""
     width, height = SIZES[size]
     look = "dark" if scheme == "dark" else "light"
-    context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=look, reduced_motion="reduce")
+    context = browser.new_context(
+        viewport={"width": width, "height": height}, color_scheme=look, reduced_motion="reduce"
+    )
     context.set_default_timeout(SLOW)
     expect.set_options(timeout=SLOW)
     tab = context.new_page()
@@ -63,7 +66,9 @@ def small(picture: bytes) -> bytes:
     image = Image.open(BytesIO(picture)).convert("RGB")
     for colours in (None, 256, 128, 64):
         buffer = BytesIO()
-        (image if colours is None else image.quantize(colours, dither=Image.Dither.NONE)).save(buffer, "PNG", optimize=True)
+        (image if colours is None else image.quantize(colours, dither=Image.Dither.NONE)).save(
+            buffer, "PNG", optimize=True
+        )
         if buffer.tell() <= MOST:
             return buffer.getvalue()
     raise SystemExit(f"a picture takes {buffer.tell():,} bytes, more than {MOST:,}")

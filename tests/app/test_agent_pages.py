@@ -1,4 +1,5 @@
-"""Pages that show the agent at work, and lessons: every control to both ends, and what is shown is what `ref` and `sims` say."""
+"""Pages that show the agent at work, and lessons: every control to both ends, and what is shown is what `ref` and
+`sims` say."""
 
 import base64
 import json
@@ -66,7 +67,9 @@ def test_a_control_draws_what_it_changes_and_nothing_else(page, redrawn, tmp_pat
     monkeypatch.setattr(examples, "FOLDER", tmp_path / "examples")
     at = page(name)
     control = getattr(at, kind)(key=key)
-    values = examples.load("routing")["alphas"] if kind == "select_slider" else range(int(control.min), int(control.max) + 1)
+    values = (
+        examples.load("routing")["alphas"] if kind == "select_slider" else range(int(control.min), int(control.max) + 1)
+    )
     for value in [value for value in values if value != control.value][:3]:
         assert 1 <= redrawn(at, getattr(at, kind)(key=key), value) <= most
 
@@ -89,9 +92,15 @@ def test_a_chain_counts_as_ref_counts_it(page, whole, plays):
     chain = examples.load("chain")["chains"][0]
     everything = summary.chain_of([summary.counted(pieces) for pieces in chain["contexts"]], chain["saved"])
     assert isinstance(everything, self_summary.Chain)
-    assert [int(metric(at, label)) for label in ("Prefill", "Written", "Saved")] == [everything.prefill, everything.written, chain["saved"]]
+    assert [int(metric(at, label)) for label in ("Prefill", "Written", "Saved")] == [
+        everything.prefill,
+        everything.written,
+        chain["saved"],
+    ]
     counts = chain["group"][chain["place"]]["contexts"]
-    assert (everything.prefill, everything.written, everything.summary_tokens) == tuple(map(sum, zip(*counts, strict=True)))
+    assert (everything.prefill, everything.written, everything.summary_tokens) == tuple(
+        map(sum, zip(*counts, strict=True))
+    )
     at.slider(key="piece-1").set_value(1)
     whole(at.run())
     assert metric(at, "Written") == "0" and metric(at, "Context") == f"1 of {len(counts)}"
@@ -101,7 +110,11 @@ def test_a_chain_counts_as_ref_counts_it(page, whole, plays):
 
 def test_a_link_opens_the_view_it_was_copied_from(page):
     at = page("replay", layer="2", plausibility="0.9", only="false")
-    assert at.slider(key="layer").value == 2 and at.select_slider(key="plausibility").value == 0.9 and at.toggle(key="only").value is False
+    assert (
+        at.slider(key="layer").value == 2
+        and at.select_slider(key="plausibility").value == 0.9
+        and at.toggle(key="only").value is False
+    )
     at = page("replay", layer="99", plausibility="2")
     assert at.slider(key="layer").value == 4 and at.select_slider(key="plausibility").value == 0.5
 
@@ -121,13 +134,16 @@ def test_the_ends_of_alpha(page, table, alpha, same):
 
 
 def test_a_field_tells_the_routers_probability_and_whose_choice_it_is():
-    """Probabilities of a token add up to one; each way chooses as many experts as the table says; every choice has its mark, and no other field."""
+    """Probabilities of a token add up to one; each way chooses as many experts as the table says; every choice has its
+    mark, and no other field."""
     alphas, layer, first = examples.load("routing")["alphas"], 1, replay.beginning(0)
     at = alphas.index(0.9)
     rows = replay.token_rows(0, layer, at, alphas)
     fields = replay.fields(0, layer, at, first, rows)
     shown = rows[first : first + replay.WINDOW]
-    assert [field["position"] for field in fields] == [row["position"] for row in shown for _ in range(len(fields) // len(shown))]
+    assert [field["position"] for field in fields] == [
+        row["position"] for row in shown for _ in range(len(fields) // len(shown))
+    ]
     for row in shown:
         mine = [field for field in fields if field["position"] == row["position"]]
         assert sum(field["probability"] for field in mine) == pytest.approx(1.0, abs=1e-5)
@@ -193,7 +209,8 @@ def test_a_lesson_is_shown_from_its_notebook_or_its_script():
 
 
 def test_a_lessons_equations_stand_apart():
-    """Dollars that open or close a displayed equation have a line of their own, or Streamlit shows its source in red where it has several."""
+    """Dollars that open or close a displayed equation have a line of their own, or Streamlit shows its source in red
+    where it has several."""
     many = 0
     for one in syllabus.lessons():
         for cell in lesson.of_script(one.path.read_text(encoding="utf-8")):
@@ -205,7 +222,8 @@ def test_a_lessons_equations_stand_apart():
 
 
 def test_what_was_measured_elsewhere_stands_between_the_sliders_ends(page, tmp_path, monkeypatch):
-    """Another machine may verify drafts at the cost of one row, or open a turn at that of ten; and measure more drafts."""
+    """Another machine may verify drafts at the cost of one row, or open a turn at that of ten; and measure more
+    drafts."""
     found = json.loads(mtp.MEASURED.read_text(encoding="utf-8"))
     for row in found["rows"]:
         if row["part"] == "decode" and row["way"] == "3":
@@ -213,7 +231,12 @@ def test_what_was_measured_elsewhere_stands_between_the_sliders_ends(page, tmp_p
     (tmp_path / "mtp.json").write_text(json.dumps(seal_record(found)))
     monkeypatch.setattr(mtp, "MEASURED", tmp_path / "mtp.json")
     at = page("mtp")
-    assert [at.slider(key=key).value for key in ("drafts", "cost", "verify", "opening")] == [8, 1.0, 1.0, 4.0] and not at.error
+    assert [at.slider(key=key).value for key in ("drafts", "cost", "verify", "opening")] == [
+        8,
+        1.0,
+        1.0,
+        4.0,
+    ] and not at.error
 
 
 @pytest.mark.parametrize("wanted", ["", "99", "x", "../../etc", "1" * 5000, "٣"], ids=lambda wanted: wanted[:9])
@@ -227,7 +250,10 @@ def test_without_a_lesson_there_is_the_list(wanted):
 def test_outputs_of_a_notebook(tmp_path, monkeypatch):
     script = syllabus.lessons()[0].path
     cells = [
-        {"cell_type": "markdown", "source": ["# 5 · A title\n", "$x^2$, [`file`](../ref/kl.py), [other](../x.md), [web](https://arxiv.org)"]},
+        {
+            "cell_type": "markdown",
+            "source": ["# 5 · A title\n", "$x^2$, [`file`](../ref/kl.py), [other](../x.md), [web](https://arxiv.org)"],
+        },
         {
             "cell_type": "code",
             "source": "print(1)",
@@ -251,10 +277,19 @@ def test_outputs_of_a_notebook(tmp_path, monkeypatch):
     assert "`file`, `other`, [web](https://arxiv.org)" in at.markdown[0].value and len(at.get("image")) == 1
     path.write_text("{")
     lesson.of_notebook.cache_clear()
-    assert [one.value for one in at.run().error][0].startswith("notebook made.ipynb cannot be read") and not at.exception
+    assert [one.value for one in at.run().error][0].startswith(
+        "notebook made.ipynb cannot be read"
+    ) and not at.exception
 
 
 def test_a_percent_script_in_cells():
-    text = '# %% [markdown]\n# # Title\n#\n# text\n\n# %%\nx = 1\n\n# %% tags=["solution"] jupyter={"source_hidden": true}\ny = 2\n'
+    text = (
+        '# %% [markdown]\n# # Title\n#\n# text\n\n# %%\nx = 1\n\n# %% tags=["solution"] '
+        'jupyter={"source_hidden": true}\ny = 2\n'
+    )
     cells = lesson.of_script(text)
-    assert [(c.kind, c.text, c.tags) for c in cells] == [("markdown", "# Title\n\ntext", []), ("code", "x = 1", []), ("code", "y = 2", ["solution"])]
+    assert [(c.kind, c.text, c.tags) for c in cells] == [
+        ("markdown", "# Title\n\ntext", []),
+        ("code", "x = 1", []),
+        ("code", "y = 2", ["solution"]),
+    ]

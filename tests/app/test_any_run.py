@@ -1,5 +1,5 @@
-"""Any run opens: at full scale, of a technique, asynchronous, of an experiment. What is shown is what its files hold, compared runs say whether
-they may be compared, and one that is going on is live until it ends."""
+"""Any run opens: at full scale, of a technique, asynchronous, of an experiment. What is shown is what its files hold,
+compared runs say whether they may be compared, and one that is going on is live until it ends."""
 
 import fcntl
 import json
@@ -43,12 +43,26 @@ def made(folder, technique, config, metrics, report=None):
 
 def trained(folder, heldout=64, price=0.005, steps=3, ended=True, technique="dr-grpo"):
     """A training of RL on ranks."""
-    config = {"checkpoint": "somewhere/checkpoints/sft", "seed": 3, "heldout": heldout, "rl": {"steps": 3, "payment": {"kl": price}}}
+    config = {
+        "checkpoint": "somewhere/checkpoints/sft",
+        "seed": 3,
+        "heldout": heldout,
+        "rl": {"steps": 3, "payment": {"kl": price}},
+    }
     lines = [
-        {"step": n, "reward": n / 10, "success": n / 5, "written": 40.0 + n, "tokens": 1000.0, "drift": 0.01 * n * bool(price)}
+        {
+            "step": n,
+            "reward": n / 10,
+            "success": n / 5,
+            "written": 40.0 + n,
+            "tokens": 1000.0,
+            "drift": 0.01 * n * bool(price),
+        }
         for n in range(1, steps + 1)
     ]
-    report = {"result": {"heldout_before": 0.25, "heldout_after": 0.75}, "seconds": {technique: 30.0}} if ended else None
+    report = (
+        {"result": {"heldout_before": 0.25, "heldout_after": 0.75}, "seconds": {technique: 30.0}} if ended else None
+    )
     return made(folder, f"{technique} full", config, {technique: lines}, report)
 
 
@@ -58,7 +72,10 @@ def whole_recipe(folder, ago=0.0, **settings):
     config = json.loads((folder / "config.json").read_text())
     config["technique"], config["config"] = "recipe full", {**config["config"], "cluster": {"drafts": True}, **settings}
     (folder / "config.json").write_text(json.dumps(config))
-    lines = [{"step": n, "tokens": 3000 * n, "success": 0.5, "reward": 0.4, "written": 50.0 + n, "drift": 0.1 * n} for n in (1, 2, 3)]
+    lines = [
+        {"step": n, "tokens": 3000 * n, "success": 0.5, "reward": 0.4, "written": 50.0 + n, "drift": 0.1 * n}
+        for n in (1, 2, 3)
+    ]
     (folder / "metrics" / "rl.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     found = json.loads((folder / "stages" / "eval.json").read_text())
     for when in ("before", "after", "difference"):
@@ -114,7 +131,10 @@ def test_the_recipe_at_full_scale_opens_like_the_small_one(page, runs, table):  
     whole_recipe(runs / "ranks")
     at = page("recipe", curves="RL: length, drift")
     assert at.multiselect(key="run").options == ["ranks", EXAMPLE] and not at.error
-    assert points("ranks", "length/tokens") == [(1, 51), (2, 52), (3, 53)] and points("ranks", "drift/kl")[-1] == (3, pytest.approx(0.3))
+    assert points("ranks", "length/tokens") == [(1, 51), (2, 52), (3, 53)] and points("ranks", "drift/kl")[-1] == (
+        3,
+        pytest.approx(0.3),
+    )
     assert table(at, "measure").set_index("measure").loc["best of 4", "after RL"].startswith("0.500 [")
     assert "best of 8" not in table(at, "measure")["measure"].tolist()
     assert not provenance.finished(), "pages of examples play small runs alone"
@@ -126,7 +146,10 @@ def test_a_run_of_figure_2_at_full_scale_and_its_trainings(page, runs):  # noqa:
     for stage in ("mtp", "decode", "eval"):
         (outer / "runs" / "800-0" / "stages" / f"{stage}.json").unlink()
     inner = loaded("ladder/runs/800-0")
-    assert inner.missing == ["measure"] and run_state.again(inner) == "etude run cpt-rl --scale full --out runs/ladder --resume"
+    assert (
+        inner.missing == ["measure"]
+        and run_state.again(inner) == "etude run cpt-rl --scale full --out runs/ladder --resume"
+    )
     at = page("recipe", run="ladder/runs/800-0")
     assert "interrupted" in words(at) or "running" in words(at)
     assert "mtp" not in inner.stages and not at.error
@@ -144,19 +167,36 @@ def test_asynchronous_rl_shows_steps_success_and_last_rollouts(page, run, table,
     at = page("recipe", run="mine")
     assert not at.error and [line["step"] for line in loaded("mine").metrics["rl"]] == [1, 2]
     row = table(at, "measure").iloc[0]
-    assert row["before RL"].startswith("0.500 [") and row["after RL"] == "1.000" and row["difference"].startswith("+0.500 [")
+    assert (
+        row["before RL"].startswith("0.500 [")
+        and row["after RL"] == "1.000"
+        and row["difference"].startswith("+0.500 [")
+    )
     text = Language(load_tokenizer(AGENT / "tokenizer.json")).decode([0, 1, 2])
     assert "Last rollouts of mine, of the step that made version 2" in [one.label for one in at.expander]
     assert [one.value for one in at.code if one.value == text] == [text] * 2
 
 
 def test_a_demonstration_has_every_metric_that_it_logged(page, runs, table):  # noqa: F811
-    made(runs / "kl", "kl", {"samples": 5}, {"demo": [{"step": n, "k1_bias": 0.5 * n} for n in (1, 2)]}, {"result": {"k1@1": 0.125}})
+    made(
+        runs / "kl",
+        "kl",
+        {"samples": 5},
+        {"demo": [{"step": n, "k1_bias": 0.5 * n} for n in (1, 2)]},
+        {"result": {"k1@1": 0.125}},
+    )
     (runs / "kl" / "stages" / "demo.json").write_text('{"result": {}}')
     at = page("recipe", kind="techniques")
     assert at.radio(key="curves").options == [recipe.EVERY] and at.selectbox(key="metric").value == "k1_bias"
-    assert [(row["step"], row["value"]) for row in curves.metric_rows("k1_bias", ["demo"], [loaded("kl")], 1)] == [(1, 0.5), (2, 1.0)]
-    assert table(at, "figure").values.tolist() == [["k1@1", "0.125"]] and "finished" in words(at) and "seed" not in words(at)
+    assert [(row["step"], row["value"]) for row in curves.metric_rows("k1_bias", ["demo"], [loaded("kl")], 1)] == [
+        (1, 0.5),
+        (2, 1.0),
+    ]
+    assert (
+        table(at, "figure").values.tolist() == [["k1@1", "0.125"]]
+        and "finished" in words(at)
+        and "seed" not in words(at)
+    )
 
 
 def test_an_experiment_shows_verdicts_and_arms(page, runs, table):  # noqa: F811
@@ -176,8 +216,12 @@ def test_an_experiment_shows_verdicts_and_arms(page, runs, table):  # noqa: F811
         "training 2 · disk",
     ]
     rows = curves.metric_rows("success", ["training 1 · disk"], [loaded("committed record disk-world")], 1)
-    assert [row["value"] for row in rows] == [row["success"] for row in record["rows"] if row["training"] == 1 and row["arm"] == "disk"]
-    made(runs / "figure" / "disk-world", "figure disk-world", record["config"], {"disk-0": [{"step": 1, "success": 0.5}]})
+    assert [row["value"] for row in rows] == [
+        row["success"] for row in record["rows"] if row["training"] == 1 and row["arm"] == "disk"
+    ]
+    made(
+        runs / "figure" / "disk-world", "figure disk-world", record["config"], {"disk-0": [{"step": 1, "success": 0.5}]}
+    )
     assert not loaded("figure/disk-world").claims and loaded("figure/disk-world").missing == ["disk-0"]
     for ending in ("json", "png"):
         shutil.copy(RECORDS / f"disk-world.{ending}", runs / "figure" / "disk-world")
@@ -186,7 +230,11 @@ def test_an_experiment_shows_verdicts_and_arms(page, runs, table):  # noqa: F811
 
 def test_every_committed_record_opens(page, runs):  # noqa: F811
     found, broken = run_files.whole(provenance.folders("experiments"))
-    assert not broken and len(found) == len(list(RECORDS.glob("*.json"))) and all(one.claims and one.picture for one in found)
+    assert (
+        not broken
+        and len(found) == len(list(RECORDS.glob("*.json")))
+        and all(one.claims and one.picture for one in found)
+    )
 
 
 def test_a_link_opens_a_run_of_any_kind_and_a_kind_shows_its_own(page, runs, whole):  # noqa: F811
@@ -198,9 +246,14 @@ def test_a_link_opens_a_run_of_any_kind_and_a_kind_shows_its_own(page, runs, who
     assert at.multiselect(key="run").value == ["ranks"]
     at.selectbox(key="kind").set_value("experiments")
     whole(at.run())
-    assert at.multiselect(key="run").value == [at.multiselect(key="run").options[0]] and "ranks" not in at.multiselect(key="run").options
+    assert (
+        at.multiselect(key="run").value == [at.multiselect(key="run").options[0]]
+        and "ranks" not in at.multiselect(key="run").options
+    )
     shutil.rmtree(runs)
-    assert "There is no such run in `runs/` yet. `etude run TECHNIQUE` leaves one." in words(page("recipe", kind="techniques"))
+    assert "There is no such run in `runs/` yet. `etude run TECHNIQUE` leaves one." in words(
+        page("recipe", kind="techniques")
+    )
 
 
 # ------------------------------------------------------------------------------------------------ comparison
@@ -216,7 +269,9 @@ def test_settings_that_differ_are_listed_and_no_others(one, other):
     pair = [replace(base, name=name, settings=settings) for name, settings in (("one", one), ("other", other))]
     rows = beside.differences(pair)
     assert {row["setting"] for row in rows} == {key for key in "abcdef" if one.get(key) != other.get(key)}
-    assert all(row["one"] != row["other"] for row in rows) and not beside.differences([pair[0], replace(pair[0], name="again")])
+    assert all(row["one"] != row["other"] for row in rows) and not beside.differences(
+        [pair[0], replace(pair[0], name="again")]
+    )
 
 
 def test_runs_say_whether_they_may_be_compared(page, runs, table):  # noqa: F811
@@ -234,15 +289,22 @@ def test_runs_say_whether_they_may_be_compared(page, runs, table):  # noqa: F811
     played(runs / "small")
     trained(runs / "ranks")
     at = page("recipe", run=["small", "ranks"])
-    assert any("**Not comparable**: which held-out tasks ranks played is not recorded." == one.value for one in at.markdown)
+    assert any(
+        "**Not comparable**: which held-out tasks ranks played is not recorded." == one.value for one in at.markdown
+    )
     (runs / "small" / "checkpoints" / "sft").mkdir(parents=True)
     config = json.loads((runs / "ranks" / "config.json").read_text())
     config["config"]["checkpoint"] = "runs/small/checkpoints/sft"
     (runs / "ranks" / "config.json").write_text(json.dumps(config))
     at = page("recipe", run=["small", "ranks"])
-    assert any(one.value.startswith("The first 64 held-out tasks are the same") for one in at.markdown), "those of the run that it began from"
+    assert any(one.value.startswith("The first 64 held-out tasks are the same") for one in at.markdown), (
+        "those of the run that it began from"
+    )
     shown = table(at, "success").set_index("success")
-    assert shown.loc["sampled", "ranks"].startswith("0.750 [") and shown.loc["greedy", "ranks"] == "–" != shown.loc["greedy", "small"]
+    assert (
+        shown.loc["sampled", "ranks"].startswith("0.750 [")
+        and shown.loc["greedy", "ranks"] == "–" != shown.loc["greedy", "small"]
+    )
     assert "small" in table(at, "setting").columns
 
 
@@ -257,24 +319,36 @@ def test_a_run_is_live_while_a_process_has_it_and_interrupted_after(page, runs, 
         (folder / "ranks" / f"{rank}.pid").touch()
     refreshed = []
     fragment = recipe.st.fragment
-    monkeypatch.setattr(recipe.st, "fragment", lambda function, run_every=None: refreshed.append(run_every) or fragment(function))
+    monkeypatch.setattr(
+        recipe.st, "fragment", lambda function, run_every=None: refreshed.append(run_every) or fragment(function)
+    )
     with locked(folder):
         at = page("recipe", run="ranks")
-        assert any("live" in one.value for one in at.markdown) and "running, at dr\\-grpo" in words(at).replace("dr-grpo", "dr\\-grpo")
+        assert any("live" in one.value for one in at.markdown) and "running, at dr\\-grpo" in words(at).replace(
+            "dr-grpo", "dr\\-grpo"
+        )
         assert "step 1 of 3" in words(at) and refreshed[-1] == recipe.SECONDS
         assert "keeps no rollouts, only its metrics" in words(at)
         with open(folder / "metrics" / "dr-grpo.jsonl", "a") as file:
             file.write('{"step": 2, "reward": 0.5, "success": 0.5}\n{"step": 3, "rew')
-        newest = {"step": 2, "prompt": "Repair m3.", "rollouts": [{"success": True, "reward": 0.5, "contexts": 1, "text": "read m3"}]}
+        newest = {
+            "step": 2,
+            "prompt": "Repair m3.",
+            "rollouts": [{"success": True, "reward": 0.5, "contexts": 1, "text": "read m3"}],
+        }
         (folder / "rollouts").mkdir()
         (folder / "rollouts" / "rl.json").write_text(json.dumps(newest))
         whole(at.run())
         assert "step 2 of 3" in words(at), "what was written since is seen"
         assert "Last rollouts of ranks, of step 2 of RL, 1 of one group" in [one.label for one in at.expander]
-        assert "read m3" in [one.value for one in at.code] and "solved, reward 0.500, contexts: 1, task: Repair m3" in words(at).replace("\\", "")
+        assert "read m3" in [
+            one.value for one in at.code
+        ] and "solved, reward 0.500, contexts: 1, task: Repair m3" in words(at).replace("\\", "")
     whole(at.run())
     assert refreshed[-1] is None and not any("live" in one.value for one in at.markdown)
-    assert "goes on with `etude run dr-grpo --scale full --out runs/ranks --resume --backend gloo --nproc 2`" in words(at)
+    assert "goes on with `etude run dr-grpo --scale full --out runs/ranks --resume --backend gloo --nproc 2`" in words(
+        at
+    )
 
 
 def test_a_finished_run_is_not_live_though_its_process_lives(page, runs):  # noqa: F811
@@ -302,7 +376,9 @@ def test_the_time_left_is_that_of_a_run_alike_or_the_pace(runs):  # noqa: F811
     took = {line["stage"]: line["seconds"] for line in read_lines(runs / "before" / "timings.jsonl")}
     (runs / "before" / "report.json").write_text("{}")
     with open(runs / "before" / "timings.jsonl", "a") as file:
-        file.writelines(json.dumps({"stage": stage, "seconds": seconds, "finished": True}) + "\n" for stage, seconds in took.items())
+        file.writelines(
+            json.dumps({"stage": stage, "seconds": seconds, "finished": True}) + "\n" for stage, seconds in took.items()
+        )
     now, before = loaded("half"), loaded("before")
     more = took["rl"] - 22 + took["eval"] + took["decode"]
     assert run_state.left(now, [now, before]) == f"about {more / 60:.0f} min more, as before took"
@@ -311,7 +387,9 @@ def test_the_time_left_is_that_of_a_run_alike_or_the_pace(runs):  # noqa: F811
     assert "pace" in run_state.left(now, [other]), "another run's settings tell nothing"
     trained(runs / "ranks", steps=1, ended=False)
     trained(runs / "earlier")
-    assert run_state.left(loaded("ranks"), [loaded("earlier")]) == "about 20 s more, as earlier took", "two of three steps of 10 s"
+    assert run_state.left(loaded("ranks"), [loaded("earlier")]) == "about 20 s more, as earlier took", (
+        "two of three steps of 10 s"
+    )
 
 
 @pytest.mark.parametrize(
@@ -345,5 +423,11 @@ def test_panels_of_several_runs_name_them(page, runs):  # noqa: F811
     captions = [one.value for one in at.caption if one.value.startswith(PANELS["RL: reward"][0].words)]
     assert len(captions) == 1 and "ranks (seed 3, c0ffee0)" in captions[0] and "small (seed 0, " in captions[0]
     shown = curves.drawn(PANELS["RL: reward"][0], 1, (loaded("ranks"), loaded("small")))
-    assert {name.partition(" (")[0] for name in shown.looks} == {"ranks", "small"} and len({look.colour for look in shown.looks.values()}) == 2
-    assert [row["value"] for row in shown.layers[0].rows if row["curve"] == "ranks (seed 3, c0ffee0), reward"] == [0.1, 0.2, 0.3]
+    assert {name.partition(" (")[0] for name in shown.looks} == {"ranks", "small"} and len(
+        {look.colour for look in shown.looks.values()}
+    ) == 2
+    assert [row["value"] for row in shown.layers[0].rows if row["curve"] == "ranks (seed 3, c0ffee0), reward"] == [
+        0.1,
+        0.2,
+        0.3,
+    ]

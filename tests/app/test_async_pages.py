@@ -1,4 +1,5 @@
-"""Pages of asynchronous RL and of weight sync: every control, what they show against `ref`, and a real run's folder, whole and broken."""
+"""Pages of asynchronous RL and of weight sync: every control, what they show against `ref`, and a real run's folder,
+whole and broken."""
 
 import hashlib
 import json
@@ -38,7 +39,9 @@ def test_every_control_goes_to_both_ends(page, drive, name):
     moved = {key: after.pop(key) for key in after.keys() - before.keys()}
     assert after == before, "every control is back where it began, and the URL with it"
     clocks = [key for key in moved if key.startswith("async-clock-")]
-    assert [*moved] == clocks and len(clocks) == (name == "async-rl"), "only the clock has moved on: its button comes last"
+    assert [*moved] == clocks and len(clocks) == (name == "async-rl"), (
+        "only the clock has moved on: its button comes last"
+    )
 
 
 @pytest.mark.parametrize(
@@ -60,16 +63,40 @@ def test_a_control_draws_what_it_changes_and_nothing_else(page, redrawn, name, k
 
 
 def test_the_table_says_what_the_simulator_says(page, table):
-    at = page("async-rl", **{"tail": "0.5", "latency": "0.5", "staleness": "3", "groups": "2", "per-group": "3", "slots": "8", "step-time": "0.4"})
+    at = page(
+        "async-rl",
+        **{
+            "tail": "0.5",
+            "latency": "0.5",
+            "staleness": "3",
+            "groups": "2",
+            "per-group": "3",
+            "slots": "8",
+            "step-time": "0.4",
+        },
+    )
     shown = table(at, "steps per minute").set_index("run")
     assert list(shown.index) == list(async_rl.MODES)
     for mode in async_rl.MODES:
-        load = ref_async.Load(ref_async.heavy_tailed(0.5, sigma=0.5), rollouts=3, slots=8, token_s=async_rl.token_s, train_s=0.4, publish_s=0.0)
+        load = ref_async.Load(
+            ref_async.heavy_tailed(0.5, sigma=0.5),
+            rollouts=3,
+            slots=8,
+            token_s=async_rl.token_s,
+            train_s=0.4,
+            publish_s=0.0,
+        )
         out = ref_async.simulate(mode, ref_async.Rules(2, 3, async_rl.STEPS), load)
         row = shown.loc[mode]
         assert row["steps per minute"] == pytest.approx(60 * async_rl.STEPS / out.seconds)
-        assert row["trainer idle"] == pytest.approx(out.trainer_idle) and row["workers idle"] == pytest.approx(out.sampler_idle)
-        assert row["mean age"] == pytest.approx(out.mean_age) and row["dropped groups"] == out.dropped and row["oldest"] == max(out.token_ages)
+        assert row["trainer idle"] == pytest.approx(out.trainer_idle) and row["workers idle"] == pytest.approx(
+            out.sampler_idle
+        )
+        assert (
+            row["mean age"] == pytest.approx(out.mean_age)
+            and row["dropped groups"] == out.dropped
+            and row["oldest"] == max(out.token_ages)
+        )
 
 
 def test_one_way_alone(page, table):
@@ -90,11 +117,14 @@ def test_what_to_look_for_is_so():
 
 
 def test_slots_are_all_there_and_versions_go_on():
-    """At any moment a worker's slots decode, wait or are free; the versions that it holds rise; the picture's rows are those."""
+    """At any moment a worker's slots decode, wait or are free; the versions that it holds rise; the picture's rows are
+    those."""
     one = async_rl.simulated("in-flight", 2, 0.2, 1.0, 10, 3, 4, 0.5, 0.1)
     assert list(one.slots) == ["worker 0"]
     for who, lines in one.slots.items():
-        assert all(sum(line[1:]) == 10 for line in lines) and [line[0] for line in lines] == sorted(line[0] for line in lines)
+        assert all(sum(line[1:]) == 10 for line in lines) and [line[0] for line in lines] == sorted(
+            line[0] for line in lines
+        )
         versions = [version for _, version in one.held[who]]
         assert versions == sorted(set(versions)) and versions[0] == 0
     assert [version for *_, version in one.steps] == list(range(1, async_rl.STEPS + 1))
@@ -112,7 +142,8 @@ def boxes(drawn):
 @settings(max_examples=20, deadline=None)
 @given(share=st.floats(0.0, 1.0))
 def test_the_clock_cuts_the_time_and_nothing_else(share):
-    """Until any time the strips are those of the whole run, cut there; slots fill their strip without gap or overlap."""
+    """Until any time the strips are those of the whole run, cut there; slots fill their strip without gap or
+    overlap."""
     both = [async_rl.simulated(mode, 2, 0.2, 1.0, 10, 3, 4, 0.5, 0.1) for mode in ("synchronous", "in-flight")]
     longest = max(one.seconds for one in both)
     shares, versions = boxes(async_strips.strips(both, longest))
@@ -157,7 +188,9 @@ def test_buttons_move_the_clock_to_the_end_of_each_step(page, whole, plays):
         at.button(key=f"{clock().key}-next").click()
         whole(at.run())
         seen.append((done(), clock().value))
-    assert [steps for steps, _ in seen] == [1, 2, 3] and all(steps[1] <= at_ for steps, (_, at_) in zip(one.steps, seen))
+    assert [steps for steps, _ in seen] == [1, 2, 3] and all(
+        steps[1] <= at_ for steps, (_, at_) in zip(one.steps, seen)
+    )
     assert plays(at, clock().key) == seen[-1][1], "from where it is"
     whole(clock().set_value(clock().max).run())
     assert plays(at, clock().key) == seen[0][1], "and from the end once more from the beginning"
@@ -170,13 +203,16 @@ BEGIN = 1.7e9
 
 @pytest.fixture
 def run(tmp_path):
-    """A run of two steps with two groups of one rollout, interrupted for 100 seconds between them; times can be reckoned by hand."""
+    """A run of two steps with two groups of one rollout, interrupted for 100 seconds between them; times can be
+    reckoned by hand."""
     folder = tmp_path / "runs" / "mine"
     services = folder / "services"
     for part in ("events", "groups"):
         (services / part).mkdir(parents=True)
     machine = {"cpu": "A Desk Computer", "cores": 2, "torch": "2.13", "commit": "c0ffee"}
-    (folder / "config.json").write_text(json.dumps({"technique": "async-rl", "config": {"seed": 7}, "machine": machine}))
+    (folder / "config.json").write_text(
+        json.dumps({"technique": "async-rl", "config": {"seed": 7}, "machine": machine})
+    )
     journal = []
     for group, versions in enumerate([[0, 0, 0], [0, 0, 0], [0, 1, 1], [1, 1, 1]]):
         n = len(versions)
@@ -193,7 +229,13 @@ def run(tmp_path):
         atomic_write(services / "groups" / f"{group}", data)
         journal.append({"kind": "start", "groups": [group], "version": group // 2})
         journal.append(
-            {"kind": "ready", "groups": [group], "version": min(versions[1:]), "key": f"{group}", "digest": hashlib.sha256(data).hexdigest()}
+            {
+                "kind": "ready",
+                "groups": [group],
+                "version": min(versions[1:]),
+                "key": f"{group}",
+                "digest": hashlib.sha256(data).hexdigest(),
+            }
         )
         if group % 2:
             journal.append({"kind": "train", "groups": [group - 1, group], "version": group // 2})
@@ -230,7 +272,10 @@ def run(tmp_path):
 def test_a_real_run_is_read_as_it_was(run):
     """The interruption costs no time: 10 seconds in all, 4 of them steps."""
     one = async_rl.played(run)
-    assert one.seconds == pytest.approx(10.0) and [(round(a, 3), round(b, 3), v) for a, b, v in one.steps] == [(4, 6, 1), (8, 10, 2)]
+    assert one.seconds == pytest.approx(10.0) and [(round(a, 3), round(b, 3), v) for a, b, v in one.steps] == [
+        (4, 6, 1),
+        (8, 10, 2),
+    ]
     assert one.trainer_idle == pytest.approx(0.6) and one.steps_per_minute == pytest.approx(12.0)
     assert one.ages == {0: 8, 1: 0} or one.ages == {0: 8}
     assert one.sampler_idle == pytest.approx(2 / 3) and one.dropped == 1
@@ -258,11 +303,21 @@ def test_without_a_run_the_page_says_what_makes_one(page):
         (lambda run: (run / "services" / "journal.jsonl").unlink(), "FileNotFoundError"),
         (lambda run: (run / "services" / "groups" / "1").write_bytes(b"x"), "has changed since the worker wrote it"),
         (
-            lambda run: (run / "services" / "events" / "trainer.jsonl").write_text('{"at": 1.0, "epoch": 0, "what": "start"}\n'),
+            lambda run: (run / "services" / "events" / "trainer.jsonl").write_text(
+                '{"at": 1.0, "epoch": 0, "what": "start"}\n'
+            ),
             "has not finished a step yet",
         ),
-        (lambda run: (run / "services" / "events" / "worker-0.jsonl").write_text('{"at": 1700000001.0, "what": "slots"}\n'), "KeyError"),
-        (lambda run: (run / "services" / "events" / "trainer.jsonl").write_text('{"what": "saved", "version": 1}\n'), "KeyError"),
+        (
+            lambda run: (run / "services" / "events" / "worker-0.jsonl").write_text(
+                '{"at": 1700000001.0, "what": "slots"}\n'
+            ),
+            "KeyError",
+        ),
+        (
+            lambda run: (run / "services" / "events" / "trainer.jsonl").write_text('{"what": "saved", "version": 1}\n'),
+            "KeyError",
+        ),
     ],
 )
 def test_a_broken_run_is_one_line_and_the_simulation_shows(page, run, table, spoil, says):
@@ -278,7 +333,10 @@ def test_a_broken_run_is_one_line_and_the_simulation_shows(page, run, table, spo
 def test_what_is_written_since_is_seen(run):
     assert len(async_rl.played(run).steps) == 2
     with open(run / "services" / "events" / "trainer.jsonl", "a") as file:
-        for line in ({"at": BEGIN + 111, "what": "train", "version": 2}, {"at": BEGIN + 112, "what": "saved", "version": 3}):
+        for line in (
+            {"at": BEGIN + 111, "what": "train", "version": 2},
+            {"at": BEGIN + 112, "what": "saved", "version": 3},
+        ):
             file.write(json.dumps({"epoch": 0, **line}) + "\n")
     assert [version for *_, version in async_rl.played(run).steps] == [1, 2, 3]
 
@@ -305,13 +363,16 @@ def test_shares_and_bits_are_those_of_ref(page, table):
         row = shown.loc[lr]
         assert row["changed share"] == len(positions) / weight_chain.WEIGHTS
         assert row["law, changed share"] == pytest.approx(ref_sync.changed_share(masters, lr * unit))
-        assert row["gap + step"] == pytest.approx(8 * len(ref_sync.pack(positions, steps, weight_chain.WEIGHTS)) / len(positions))
+        assert row["gap + step"] == pytest.approx(
+            8 * len(ref_sync.pack(positions, steps, weight_chain.WEIGHTS)) / len(positions)
+        )
         error = (row["law, changed share"] / weight_chain.WEIGHTS) ** 0.5
         assert abs(row["changed share"] - row["law, changed share"]) < 5 * error
 
 
 def test_the_entropy_by_hand():
-    """Every weight moves by a quarter of a neighbour's distance: one in four changes, by ±1. Then by one and a half: all change, by ±1 or ±2."""
+    """Every weight moves by a quarter of a neighbour's distance: one in four changes, by ±1. Then by one and a half:
+    all change, by ±1 or ±2."""
     quarter = weight_sync.entropy_bits(np.full(1000, 0.25))
     assert quarter == pytest.approx((-0.25 * math.log2(0.25) - 0.75 * math.log2(0.75)) / 0.25 + 1)
     mixed = weight_sync.entropy_bits(np.array([0.0, 1.5]))
@@ -337,12 +398,18 @@ class Recorded(dict):
         return super().__getitem__(key)
 
 
-@pytest.mark.parametrize(("lr", "have", "want"), [(1e-6, 17, 30), (1e-6, None, 30), (1e-4, 3, 31), (1e-3, 0, 26), (1e-6, 8, 16)])
+@pytest.mark.parametrize(
+    ("lr", "have", "want"), [(1e-6, 17, 30), (1e-6, None, 30), (1e-4, 3, 31), (1e-3, 0, 26), (1e-6, 8, 16)]
+)
 def test_a_reader_fetches_what_the_page_draws(lr, have, want):
     """A reader of `ref.weight_sync` on a store with the same chain reads these shards, and no others."""
     std, updates, anchor, merge = 0.02, weight_chain.NORMAL, 25, 8
     masters, _ = weight_chain.drawn(std, updates)
-    masters, store, generator = masters[: weight_chain.SMALL].view(weight_chain.ROWS, -1).clone(), Recorded(), torch.Generator().manual_seed(1)
+    masters, store, generator = (
+        masters[: weight_chain.SMALL].view(weight_chain.ROWS, -1).clone(),
+        Recorded(),
+        torch.Generator().manual_seed(1),
+    )
     writer = ref_sync.Writer(store, anchor, merge)
     served = torch.zeros(masters.shape, dtype=torch.bfloat16)
     reader = ref_sync.Reader(store, [ref_sync.Part("w", tuple(masters.shape), 0, served)])
@@ -377,17 +444,29 @@ def test_every_link_of_the_chain_is_drawn_and_those_fetched_are_thick(have, want
         for row in layer.rows:
             assert layer.thin or layer.look == Look(weight_chain.KINDS[row["link"]], mark="^")
         ends = {(row["version"], row["from"]): row["x"] for row in layer.rows}  # the last point of each
-        assert all(x == pytest.approx(version) for (version, _), x in ends.items()), "an arc ends at the version that it makes"
-    held = [row["version"] for layer in drawn.layers for row in layer.rows if row.get("this version") == "held by the reader"]
+        assert all(x == pytest.approx(version) for (version, _), x in ends.items()), (
+            "an arc ends at the version that it makes"
+        )
+    held = [
+        row["version"]
+        for layer in drawn.layers
+        for row in layer.rows
+        if row.get("this version") == "held by the reader"
+    ]
     assert held == ([] if have is None else [have])
 
 
 def test_what_to_look_for_in_weight_sync_is_so(page, table):
     rows = {row["learning rate"]: row for row in weight_sync.coded(0.02, weight_chain.NORMAL)}
     assert rows[1e-6]["law, changed share"] < 0.05 and rows[1e-6]["gap + step"] < 1.25 * rows[1e-6]["law"]
-    small, large = (weight_chain.late(weight_chain.chain(lr, 0.02, weight_chain.NORMAL, 25, 8), 30) for lr in (1e-6, 1e-4))
+    small, large = (
+        weight_chain.late(weight_chain.chain(lr, 0.02, weight_chain.NORMAL, 25, 8), 30) for lr in (1e-6, 1e-4)
+    )
     assert all(row["cheapest way"] < row["from nothing"] for row in small)
-    assert any(link["link"] == "merged" for link in weight_chain.way(weight_chain.chain(1e-6, 0.02, weight_chain.NORMAL, 25, 8), 12, 30))
+    assert any(
+        link["link"] == "merged"
+        for link in weight_chain.way(weight_chain.chain(1e-6, 0.02, weight_chain.NORMAL, 25, 8), 12, 30)
+    )
     assert any(row["delta by delta"] > row["from nothing"] for row in large)
     for row in [*small, *large]:
         assert row["cheapest way"] <= min(row["delta by delta"], row["from nothing"])

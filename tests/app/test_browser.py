@@ -1,4 +1,5 @@
-"""The explorer in a real Chromium, on a wide and a narrow screen: every page opens without an error, and a link reopens what it shows."""
+"""The explorer in a real Chromium, on a wide and a narrow screen: every page opens without an error, and a link reopens
+what it shows."""
 
 import csv
 import re
@@ -30,8 +31,14 @@ def address(folder):
     """The explorer as `etude explore` starts it, where no run lies: pages show the committed examples."""
     with served(folder) as found:
         yield found
-    # A click on a download while the page is drawn anew asks Streamlit for a file that has just gone; the test clicks again.
-    said = re.sub(r"Error executing deferred callable.*?Deferred file \w+ not found\n", "", (folder / "log").read_text(), flags=re.DOTALL)
+    # A click on a download while the page is drawn anew asks Streamlit for a file that has just gone; the test clicks
+    # again.
+    said = re.sub(
+        r"Error executing deferred callable.*?Deferred file \w+ not found\n",
+        "",
+        (folder / "log").read_text(),
+        flags=re.DOTALL,
+    )
     assert "Traceback" not in said, said
 
 
@@ -47,11 +54,13 @@ def browser():
 
 @pytest.fixture(scope="module")
 def window(browser):
-    """What all tabs share is Streamlit's own code, which is then read and compiled once: loading it is half the time of a test. A tab is a session
-    of its own."""
+    """What all tabs share is Streamlit's own code, which is then read and compiled once: loading it is half the time of
+    a test. A tab is a session of its own."""
     context = browser.new_context(accept_downloads=True, reduced_motion="reduce")
     context.set_default_timeout(SLOW)
-    context.add_init_script("localStorage.clear()")  # where a tab would find whether the sidebar was open in the one before it
+    context.add_init_script(
+        "localStorage.clear()"
+    )  # where a tab would find whether the sidebar was open in the one before it
     yield context
     context.close()
 
@@ -64,7 +73,8 @@ def opened(window, width):
     tab.errors = []
 
     def said(message):
-        # Opened below the root, Streamlit's own client first asks there whether the server is well, and then at the root.
+        # Opened below the root, Streamlit's own client first asks there whether the server is well, and then at the
+        # root.
         if message.type == "error" and "/_stcore/h" not in message.location["url"]:
             tab.errors.append(f"{message.text} {message.location['url']}")
 
@@ -102,13 +112,15 @@ def cut_off(tab):
         folded.evaluate_all("all => all.forEach(one => one.click())")
     code = tab.locator("pre:has(code.language-python)")
     expect(code.first).to_be_visible()
-    return code.evaluate_all("all => all.filter(e => e.scrollWidth > e.clientWidth + 1).map(e => e.innerText.slice(0, 80))")
+    return code.evaluate_all(
+        "all => all.filter(e => e.scrollWidth > e.clientWidth + 1).map(e => e.innerText.slice(0, 80))"
+    )
 
 
 def test_every_page_opens_without_an_error(window, address):
-    """By the sidebar, in one session, on a wide screen that becomes a narrow one, or on a narrow one that becomes wide: nothing is wider than the
-    screen, no code is cut off, and a wide picture keeps a size that can be read where there is no room for it. Only the committed pictures of
-    experiments stand still."""
+    """By the sidebar, in one session, on a wide screen that becomes a narrow one, or on a narrow one that becomes wide:
+    nothing is wider than the screen, no code is cut off, and a wide picture keeps a size that can be read where there
+    is no room for it. Only the committed pictures of experiments stand still."""
     with opened(window, WIDTHS[0]) as tab:
         tab.goto(address)
         for number, page in enumerate(PAGES):
@@ -177,7 +189,9 @@ def test_back_from_another_page_brings_the_edits_back(tab, address):
     for _ in range(20):
         try:
             with settled(tab).expect_download(timeout=SLOW / 12) as loading:
-                tab.get_by_role("button", name="Data (CSV)").first.dispatch_event("click")  # on a narrow screen the sidebar still lies over it
+                tab.get_by_role("button", name="Data (CSV)").first.dispatch_event(
+                    "click"
+                )  # on a narrow screen the sidebar still lies over it
         except Slow:
             continue  # the button was drawn anew just then
         with open(loading.value.path(), newline="") as file:
@@ -224,7 +238,9 @@ def test_the_diagram_leads_to_a_stage_its_page_and_its_answer(window, address):
         tab.goto(f"{address}/start")
         settled(tab).evaluate("window.kept = true")
         card = tab.get_by_role("heading", name="KL", exact=True)
-        tab.get_by_role("navigation", name="The recipe, stage by stage").get_by_role("link", name="KL", exact=True).press("Enter")
+        tab.get_by_role("navigation", name="The recipe, stage by stage").get_by_role(
+            "link", name="KL", exact=True
+        ).press("Enter")
         tab.wait_for_url("**/start#kl")
         expect(card).to_be_in_viewport()
         tab.get_by_role("link", name="Page: KL estimators").press("Enter")
@@ -280,11 +296,14 @@ def a_token_is_told(tab, width):
 
 
 def test_the_agent_plays_a_task_and_then_another_docstring(window, address):
-    """To its verdict, before and after RL; then on a narrow screen: edited, and again; one turn after the other; and with drafts."""
+    """To its verdict, before and after RL; then on a narrow screen: edited, and again; one turn after the other; and
+    with drafts."""
     with opened(window, WIDTHS[0]) as tab:
         tab.goto(f"{address}/watch?task=7")
         before, after = verdicts(tab)
-        assert "not solved" in before and "not solved" not in after and "solved" in after, "the task of the committed recording"
+        assert "not solved" in before and "not solved" not in after and "solved" in after, (
+            "the task of the committed recording"
+        )
         expect(tab.get_by_text("sft, before RL")).to_be_visible()
         expect(tab.get_by_text("agent, after RL")).to_be_visible()
         for width in WIDTHS:
@@ -296,7 +315,9 @@ def test_the_agent_plays_a_task_and_then_another_docstring(window, address):
         words.press("Enter")
         expect(tab.locator(".rollout").last).to_contain_text("a plus b then double")
         edited = verdicts(tab)
-        assert tab.locator(".said").first.inner_text() == prompt and edited[1] != after, "the same files, but another answer"
+        assert tab.locator(".said").first.inner_text() == prompt and edited[1] != after, (
+            "the same files, but another answer"
+        )
         assert "doc-" in tab.url
         expect(tab.locator(".token.kept")).to_have_count(0)
         tab.get_by_text("Drafts", exact=True).click()
@@ -307,7 +328,10 @@ def test_the_agent_plays_a_task_and_then_another_docstring(window, address):
         tab.get_by_role("button", name="Play").click()
         expect(tab.get_by_role("button", name="Pause")).to_be_visible()
         # It begins with the first message, and goes on by itself.
-        tab.wait_for_function("most => { const now = document.querySelectorAll('.token').length; return 0 < now && now < most }", arg=whole)
+        tab.wait_for_function(
+            "most => { const now = document.querySelectorAll('.token').length; return 0 < now && now < most }",
+            arg=whole,
+        )
         expect(tab.get_by_role("button", name="Play")).to_be_visible()
         assert tab.locator(".token").count() == whole and verdicts(tab) == edited and not tab.errors
 

@@ -17,8 +17,16 @@ def test_every_control_goes_to_both_ends(page, drive):
 def test_ways_are_those_of_the_demonstration(page, table):
     shown = table(page("feature-deletion"), "tried").set_index("way")
     for way in ("slice", "body", "symbol"):
-        names = {"tried": "tried", "valid": "valid", "lines, mean": "lines", "failing, mean": "failing", "bits, mean": "bits"}
-        assert [shown.loc[way, name] for name in names] == pytest.approx([DEMO[f"{name}@{way}"] for name in names.values()])
+        names = {
+            "tried": "tried",
+            "valid": "valid",
+            "lines, mean": "lines",
+            "failing, mean": "failing",
+            "bits, mean": "bits",
+        }
+        assert [shown.loc[way, name] for name in names] == pytest.approx(
+            [DEMO[f"{name}@{way}"] for name in names.values()]
+        )
 
 
 @pytest.mark.parametrize("way", feature_deletion.WAYS)
@@ -62,14 +70,20 @@ def test_each_field_of_the_chart_is_a_cell_of_the_table():
     assert len(fields.rows) == (cells > 0).sum()
     for row in fields.rows:
         state = cells[row["line"] - 1, feature_deletion.TESTS.index(row["test"])]
-        assert row["what"] == feature_deletion.STATES[state - 1] and row["fails without it"] == (row["test"] in one.failing)
+        assert row["what"] == feature_deletion.STATES[state - 1] and row["fails without it"] == (
+            row["test"] in one.failing
+        )
         assert row["low"] < -row["line"] < row["high"]
     assert [row["source"] for row in source.rows] == [line.strip() for line in feature_deletion.LINES if line]
     assert {name.removeprefix("× ") for name in drawn.x.ticks.values() if name.startswith("× ")} == {*one.failing}
 
 
 def test_there_is_a_number_for_every_piece():
-    assert len(feature_deletion.tried("slice", 1, 1.0)) <= len(feature_deletion.tried("slice", 2, 1.0)) == feature_deletion.PIECES
+    assert (
+        len(feature_deletion.tried("slice", 1, 1.0))
+        <= len(feature_deletion.tried("slice", 2, 1.0))
+        == feature_deletion.PIECES
+    )
 
 
 def test_where_no_group_is_left_the_table_is_still_drawn(page):
@@ -81,7 +95,11 @@ def test_where_no_group_is_left_the_table_is_still_drawn(page):
 def test_what_to_look_for_is_so():
     """Several times as many tasks as functions, and fewer tests that fail."""
     functions = sum(line.startswith("def ") for line in feature_deletion.LINES)
-    assert DEMO["valid@slice"] >= 3 * functions and DEMO["failing@slice"] < DEMO["failing@body"] and "several times" in feature_deletion.PAGE.look
+    assert (
+        DEMO["valid@slice"] >= 3 * functions
+        and DEMO["failing@slice"] < DEMO["failing@body"]
+        and "several times" in feature_deletion.PAGE.look
+    )
 
 
 def test_a_control_draws_its_picture_anew_once(page, redrawn):

@@ -1,4 +1,5 @@
-"""Drafts looked back upon: greedy ones are those of the decoder, and sampled ones are kept as often as its rule keeps them."""
+"""Drafts looked back upon: greedy ones are those of the decoder, and sampled ones are kept as often as its rule keeps
+them."""
 
 from dataclasses import replace
 from random import Random
@@ -66,7 +67,8 @@ WEIGHTS = st.lists(st.integers(0, 9), min_size=3, max_size=3)
 @given(p=WEIGHTS, q=WEIGHTS)
 @settings(max_examples=25, deadline=None)
 def test_a_token_is_a_kept_draft_as_often_as_the_rule_keeps_it(p, q):
-    """Over a grid of random numbers: P(kept, x) of the rule of arXiv:2211.17192 is p(x) times the share of x that is marked."""
+    """Over a grid of random numbers: P(kept, x) of the rule of arXiv:2211.17192 is p(x) times the share of x that is
+    marked."""
     chances, offers, grid = rows([p, p, p]), rows([q, q, q]), [(n + 0.5) / 200 for n in range(200)]
 
     class Given(Random):
@@ -79,7 +81,9 @@ def test_a_token_is_a_kept_draft_as_often_as_the_rule_keeps_it(p, q):
 
     for x in range(3):
         rule = float(offers[0, x]) * sum(accept(chances[:2], offers[:1], [x], [u, 0.5])[0] for u in grid) / 200
-        marked = sum(drafted.of_turn(chances, [offers], [0, 1, x], range(1, 3), Given(u)) == [None, 1] for u in grid) / 200
+        marked = (
+            sum(drafted.of_turn(chances, [offers], [0, 1, x], range(1, 3), Given(u)) == [None, 1] for u in grid) / 200
+        )
         assert float(chances[0, x]) * marked == pytest.approx(rule, abs=0.01)
 
 
@@ -89,7 +93,8 @@ def test_a_token_is_a_kept_draft_as_often_as_the_rule_keeps_it(p, q):
 )
 @settings(max_examples=50, deadline=None)
 def test_passes_and_kept_drafts_are_all_tokens(wanted, offers):
-    """A pass writes one token of its own, unless its last draft ended the turn; no pass keeps more drafts than there are layers."""
+    """A pass writes one token of its own, unless its last draft ended the turn; no pass keeps more drafts than there
+    are layers."""
     ids, depth = [0, *wanted], len(offers)
     chances = torch.eye(3)[torch.tensor([*wanted, 0])]
     q = [torch.eye(3)[torch.tensor(row)] for row in offers]
@@ -101,13 +106,17 @@ def test_passes_and_kept_drafts_are_all_tokens(wanted, offers):
         assert one is None and (depth == 0 or before == depth) or one == 0 or one == (before or 0) + 1
     for place, one in enumerate(found[1:], 2):
         if one:
-            assert offers[one - 1][place - 1 - one] == ids[place], "layer k reads k + 1 tokens further back than what it drafts"
+            assert offers[one - 1][place - 1 - one] == ids[place], (
+                "layer k reads k + 1 tokens further back than what it drafts"
+            )
 
 
 def test_the_same_seed_marks_the_same_tokens():
     agent = play.agent_in(example_agent.FOLDER)
     episode, model = play.episode_of(agent, play.task_of(agent.recipe, 1, None), 1.0, 3)
     drafter = Drafter(layers_of(agent), 1.0, 3)
-    first, again, other = (tokens.turns(model, episode, agent.language, 1.0, one) for one in (drafter, drafter, replace(drafter, seed=4)))
+    first, again, other = (
+        tokens.turns(model, episode, agent.language, 1.0, one) for one in (drafter, drafter, replace(drafter, seed=4))
+    )
     unmarked = [tuple(replace(token, draft=None) for token in turn) for turn in other]
     assert first == again and unmarked == tokens.turns(model, episode, agent.language, 1.0), "marks change nothing else"

@@ -1,4 +1,5 @@
-"""What a drawing becomes: Vega-Lite that its own grammar allows, the figures that were given, what hovering says, and a picture of the same."""
+"""What a drawing becomes: Vega-Lite that its own grammar allows, the figures that were given, what hovering says, and a
+picture of the same."""
 
 import io
 import json
@@ -14,17 +15,30 @@ from etude.explorer import printed, vega
 from etude.explorer.charts import Axis, Look, bars, boxes, cells, drawing, lines, points, ranges, rule, words
 from etude.explorer.drawing import COLOURS
 
-ROWS = [{"way": way, "x": x, "y": x * k, "low": x * k - 1, "high": x * k + 1, "to": x + 1} for way, k in (("a", 1.0), ("b", 2.0)) for x in range(4)]
-NAMED = [{"way": way, "x": x, "y": y} for way, x, y in (("a", "one", 0.0), ("a", "two", 3.0), ("b", "one", 1.0), ("b", "two", 2.0))]
+ROWS = [
+    {"way": way, "x": x, "y": x * k, "low": x * k - 1, "high": x * k + 1, "to": x + 1}
+    for way, k in (("a", 1.0), ("b", 2.0))
+    for x in range(4)
+]
+NAMED = [
+    {"way": way, "x": x, "y": y}
+    for way, x, y in (("a", "one", 0.0), ("a", "two", 3.0), ("b", "one", 1.0), ("b", "two", 2.0))
+]
 DRAWN = {
     "lines": drawing("x", "y", lines(ROWS, "x", "y", "way"), rule("here", x=1.5), rule("there", y=2.0)),
     "all near": drawing(
-        "x", Axis("y", log=True), lines(ROWS, "x", "y", "way"), points(ROWS, "x", "y", "way", hollow=True), ranges(ROWS, "x", "low", "high")
+        "x",
+        Axis("y", log=True),
+        lines(ROWS, "x", "y", "way"),
+        points(ROWS, "x", "y", "way", hollow=True),
+        ranges(ROWS, "x", "low", "high"),
     ),
     "histogram": drawing("x", "y", bars(ROWS, "x", "y", "way", to="to"), rule("mean", x=1, low=True)),
     "side by side": drawing(Axis("x", names=True), Axis("y", most=4), bars(NAMED, "x", "y", "way"), rule(x="two")),
     "stacked": drawing(Axis("x", names=True), "y", bars(NAMED, "x", "y", "way", stacked=True)),
-    "bars and line": drawing(Axis("x", names=True), "y", bars(NAMED[:2], "x", "y"), lines(NAMED[2:], "x", "y", look=Look("red", "--"))),
+    "bars and line": drawing(
+        Axis("x", names=True), "y", bars(NAMED[:2], "x", "y"), lines(NAMED[2:], "x", "y", look=Look("red", "--"))
+    ),
     "cells": drawing(Axis("x", names=True), Axis("way", names=True), cells(NAMED, "x", "way", "y")),
     "boxes and words": drawing(
         "x",
@@ -36,13 +50,18 @@ DRAWN = {
 }
 
 
-@pytest.mark.parametrize(("name", "mode"), [*((name, "zoom") for name in DRAWN), ("all near", "brush"), ("all near", "pick"), ("stacked", "pick")])
+@pytest.mark.parametrize(
+    ("name", "mode"),
+    [*((name, "zoom") for name in DRAWN), ("all near", "brush"), ("all near", "pick"), ("stacked", "pick")],
+)
 def test_the_grammar_allows_every_chart(name, mode):
     drawn = DRAWN[name]
     spec = vega.spec(drawn, mode)
     assert altair.LayerChart.from_dict({"data": {"name": "source"}, **spec}).to_dict()["layer"]
     named = [param["name"] for layer in spec["layer"] for param in layer.get("params", [])]
-    assert named.count(mode) == (0 if mode == "zoom" and drawn.x.names else 1), "one drag or click means one thing, and names cannot be moved"
+    assert named.count(mode) == (0 if mode == "zoom" and drawn.x.names else 1), (
+        "one drag or click means one thing, and names cannot be moved"
+    )
 
 
 @pytest.mark.parametrize("drawn", DRAWN.values(), ids=DRAWN)
@@ -70,10 +89,17 @@ def test_the_picture_leaves_nothing_out(drawn):
     for name, axis in (("x", drawn.x), ("y", drawn.y)):
         low, high = sorted(getattr(ax, f"get_{name}lim")())
         for layer in drawn.layers:
-            places = [row[column] for row in layer.rows for column in (getattr(layer, name), getattr(layer, f"{name}2")) if column]
+            places = [
+                row[column]
+                for row in layer.rows
+                for column in (getattr(layer, name), getattr(layer, f"{name}2"))
+                if column
+            ]
             assert axis.names or all(low <= place <= high for place in places if not axis.log or place > 0)
     said = {text.get_text() for text in legend.get_texts()} if (legend := ax.get_legend()) else set()
-    assert said == (set(drawn.looks) if len(drawn.looks) > 1 else set()) | {layer.says for layer in drawn.layers if layer.says}
+    assert said == (set(drawn.looks) if len(drawn.looks) > 1 else set()) | {
+        layer.says for layer in drawn.layers if layer.says
+    }
 
 
 def test_words_are_turned_in_the_chart_and_in_its_picture():
@@ -83,7 +109,13 @@ def test_words_are_turned_in_the_chart_and_in_its_picture():
     assert mark["angle"] == 300 and turned == {60.0}, "clockwise in one, and the other way round in the other"
 
 
-@given(st.floats(allow_nan=True, allow_infinity=False) | st.integers(-(10**9), 10**9) | st.none() | st.booleans() | st.text(max_size=5))
+@given(
+    st.floats(allow_nan=True, allow_infinity=False)
+    | st.integers(-(10**9), 10**9)
+    | st.none()
+    | st.booleans()
+    | st.text(max_size=5)
+)
 def test_hovering_says_what_a_value_is(value):
     (said,) = vega.table(drawing("x", "y", points([{"x": 0.5, "y": 1.5, "it": value}], "x", "y", tell=("it",))))["t2"]
     if isinstance(value, bool):
@@ -109,10 +141,14 @@ def test_a_logarithmic_axis_leaves_out_what_it_cannot_show():
     assert table["y"] == [None, 1.0] and table["t1"] == ["exactly 0", "1"]
 
 
-@pytest.mark.parametrize(("words", "rows"), [("a", 1), ("two words", 2), ("some more words", 3), ("words that need a row for themselves", 5)])
+@pytest.mark.parametrize(
+    ("words", "rows"), [("a", 1), ("two words", 2), ("some more words", 3), ("words that need a row for themselves", 5)]
+)
 def test_a_legend_takes_nothing_from_the_picture(words, rows):
     names = [f"{words} {n}" for n in range(5)]
-    drawn = drawing("x", "y", lines([{"s": name, "x": x, "y": x} for name in names for x in (0, 1)], "x", "y", "s", thin=True))
+    drawn = drawing(
+        "x", "y", lines([{"s": name, "x": x, "y": x} for name in names for x in (0, 1)], "x", "y", "s", thin=True)
+    )
     made = vega.spec(drawn)
     legend = made["layer"][0]["encoding"]["color"]["legend"]
     assert -(-len(names) // legend["columns"]) == rows and legend["symbolOpacity"] == 1
@@ -120,13 +156,18 @@ def test_a_legend_takes_nothing_from_the_picture(words, rows):
 
 
 def test_a_filled_mark_does_not_cover_a_hollow_one():
-    both = [vega.spec(drawing("x", "y", points(ROWS, "x", "y", hollow=hollow)))["layer"][0]["mark"] for hollow in (True, False)]
+    both = [
+        vega.spec(drawing("x", "y", points(ROWS, "x", "y", hollow=hollow)))["layer"][0]["mark"]
+        for hollow in (True, False)
+    ]
     assert not both[0]["filled"] and both[1]["filled"] and both[0]["size"] > 2 * both[1]["size"]
 
 
 @given(st.floats(1e-6, 1e6), st.floats(1.0, 100.0))
 def test_a_short_logarithmic_axis_has_ticks_at_one_two_and_five(low, over):
-    drawn = drawing("x", Axis("y", log=True), lines([{"x": 0, "y": low}, {"x": 1, "y": low * over}, {"x": 2, "y": 0.0}], "x", "y"))
+    drawn = drawing(
+        "x", Axis("y", log=True), lines([{"x": 0, "y": low}, {"x": 1, "y": low * over}, {"x": 2, "y": 0.0}], "x", "y")
+    )
     axis = vega.spec(drawn)["layer"][0]["encoding"]["y"]
     ticks = axis["axis"]["values"]
     assert ticks[0] <= low * (1 + 1e-9) and low * over <= ticks[-1] * (1 + 1e-9) and axis["scale"]["padding"] > 0
@@ -143,6 +184,9 @@ def test_a_long_logarithmic_axis_is_left_to_vega():
 def test_colours_are_seen_on_light_and_dark(name, ground):
     """A contrast of 2 for lines, 3 for words, as WCAG reckons it; `ground` is Streamlit's background, light or dark."""
     text = vega.WORDS if name == "words" else COLOURS[name]
-    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in (int(text[i : i + 2], 16) / 255 for i in (1, 3, 5))]
+    linear = [
+        c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4
+        for c in (int(text[i : i + 2], 16) / 255 for i in (1, 3, 5))
+    ]
     bright = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
     assert (max(bright, ground) + 0.05) / (min(bright, ground) + 0.05) > (3 if name == "words" else 2)

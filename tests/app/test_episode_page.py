@@ -30,14 +30,21 @@ def mine(tmp_path):
 def test_every_control_goes_to_both_ends(page, drive):
     at = page("episodes")
     assert not at.query_params and drive(at) >= 4 and not at.error
-    assert {*at.query_params} == {"episode"}, "which transcript is shown stays in the URL, and every other control is back where it began"
+    assert {*at.query_params} == {"episode"}, (
+        "which transcript is shown stays in the URL, and every other control is back where it began"
+    )
 
 
 def test_each_turn_shows_what_was_said_called_and_changed(page, mine):
     lines = record.read(mine)
     turns = episodes.steps(tuple(lines))
     assert [len(turn["answers"]) for turn in turns] == [len(line["calls"]) for line in lines if line["kind"] == "reply"]
-    assert len(turns) == 4 and ["diff" in line for line in lines if line["kind"] == "turn"] == [False, True, False, False]
+    assert len(turns) == 4 and ["diff" in line for line in lines if line["kind"] == "turn"] == [
+        False,
+        True,
+        False,
+        False,
+    ]
     for number, turn in enumerate(turns, 1):
         at = page("episodes", turn=str(number))
         said = " ".join(one.value for one in at.markdown)
@@ -47,13 +54,21 @@ def test_each_turn_shows_what_was_said_called_and_changed(page, mine):
         assert (turn["diff"] in [one.value for one in at.code]) == bool(turn["diff"])
     shown = {one.label: one.value for one in at.metric}
     grade = lines[-1]
-    assert shown["Reward"] == f"{grade['reward']:.2f}" == "1.00" and shown["Tests"] == f"{grade['passed']} of {grade['of']}" and shown["Flags"] == "0"
+    assert (
+        shown["Reward"] == f"{grade['reward']:.2f}" == "1.00"
+        and shown["Tests"] == f"{grade['passed']} of {grade['of']}"
+        and shown["Flags"] == "0"
+    )
 
 
 def test_turns_in_figures_and_played(page, table, plays):
     at = page("episodes", turn="3")
     shown = table(at, "lines changed")
-    assert shown["turn"].tolist() == [1, 2, 3, 4] and shown["calls"].tolist()[-1] == "finish" and shown["lines changed"].tolist()[1] > 0
+    assert (
+        shown["turn"].tolist() == [1, 2, 3, 4]
+        and shown["calls"].tolist()[-1] == "finish"
+        and shown["lines changed"].tolist()[1] > 0
+    )
     assert plays(at, "turn") == 3
 
 
@@ -72,7 +87,11 @@ def test_hostile_text_stays_text(page, mine):
     mine.write_text("".join(json.dumps(line) + "\n" for line in lines))
     at = page("episodes")
     (flag,) = [one.value for one in at.error]
-    assert "![" not in flag and "<b>" not in flag and "**bold** <script>alert(1)</script> \\x1b[31m \\u202e" in [one.value for one in at.text]
+    assert (
+        "![" not in flag
+        and "<b>" not in flag
+        and "**bold** <script>alert(1)</script> \\x1b[31m \\u202e" in [one.value for one in at.text]
+    )
     (called,) = [one.value for one in at.markdown if "· ok" in one.value]
     assert "<b>" not in called and "a**b" not in called
 

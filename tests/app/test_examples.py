@@ -1,4 +1,5 @@
-"""The committed examples: small, whole, and such that what `ref` computes from them is what they say. Damaged ones are one line."""
+"""The committed examples: small, whole, and such that what `ref` computes from them is what they say. Damaged ones are
+one line."""
 
 import io
 import json
@@ -63,7 +64,9 @@ def test_chains_have_two_contexts_and_both_outcomes():
     assert {chain["success"] for chain in found["chains"]} == {True, False}
     for chain in found["chains"]:
         counts = [summary.counted(pieces) for pieces in chain["contexts"]]
-        assert len(counts) > 1 and counts == chain["group"][chain["place"]]["contexts"], "its pieces are those of its place in the group"
+        assert len(counts) > 1 and counts == chain["group"][chain["place"]]["contexts"], (
+            "its pieces are those of its place in the group"
+        )
         assert chain["saved"] > 0, "a summary in a separate call would have read the context again"
         largest = max(sum(len(p["tokens"]) for p in pieces) for pieces in chain["contexts"])
         assert found["trigger"] <= largest
@@ -159,8 +162,13 @@ def test_what_an_example_lacks_is_named(copied, name, path):
 def test_values_of_another_kind_are_none():
     assert not describe_mismatch({"a": [1, 2.5], "b": "x"}, {"a": [files.NUMBER, ...], "b": str})
     assert describe_mismatch({"a": [1, True]}, {"a": [int]}) == "a: 1: unexpected value true"
-    assert describe_mismatch({"a": []}, {"a": [int, ...]}) == "a: empty" and not describe_mismatch({"a": []}, {"a": [int]})
-    assert describe_mismatch([1], {"a": int}) == "not a JSON object" and describe_mismatch({"a": 1}, {"a": [int]}) == "a: not a list"
+    assert describe_mismatch({"a": []}, {"a": [int, ...]}) == "a: empty" and not describe_mismatch(
+        {"a": []}, {"a": [int]}
+    )
+    assert (
+        describe_mismatch([1], {"a": int}) == "not a JSON object"
+        and describe_mismatch({"a": 1}, {"a": [int]}) == "a: not a list"
+    )
 
 
 def test_arrays_of_other_rollouts_are_none(page, copied):

@@ -13,7 +13,20 @@ from hypothesis import strategies as st
 
 from etude import example_agent, play
 from etude.explorer import examples, hint_tokens, hinting, provenance, vega
-from etude.explorer.hinting import ANSWER, ITS, KINDS, MESSAGE, OTHER, OWN, TOLD, case_of, encoded, given_away, read, words_of
+from etude.explorer.hinting import (
+    ANSWER,
+    ITS,
+    KINDS,
+    MESSAGE,
+    OTHER,
+    OWN,
+    TOLD,
+    case_of,
+    encoded,
+    given_away,
+    read,
+    words_of,
+)
 from etude.explorer.page import COLOURS
 from etude.explorer.textual_feedback import PAGE
 from etude.explorer.watch import stamps
@@ -62,7 +75,8 @@ def short(tmp_path, monkeypatch, runs):  # noqa: F811
 
 @pytest.fixture
 def mine(runs):  # noqa: F811
-    """A finished run of the user's, whose agent is less sure than the committed one: its logits are smaller by a tenth."""
+    """A finished run of the user's, whose agent is less sure than the committed one: its logits are smaller by a
+    tenth."""
     folder = played(runs / "mine")
     config = json.loads((folder / "config.json").read_text())
     config["config"] = json.loads((FOLDER / example_agent.RECORD).read_text())["config"]
@@ -83,7 +97,10 @@ def metrics(at):
 
 def charted(at, column) -> list[list]:
     """What this column of each chart's table says."""
-    tables = [pyarrow.ipc.open_stream(one.proto.data.data or one.proto.datasets[0].data.data).read_all() for one in at.get("vega_lite_chart")]
+    tables = [
+        pyarrow.ipc.open_stream(one.proto.data.data or one.proto.datasets[0].data.data).read_all()
+        for one in at.get("vega_lite_chart")
+    ]
     return [table.column(column).to_pylist() for table in tables]
 
 
@@ -120,7 +137,8 @@ def test_hints_give_nothing_away_and_the_traps_do(cases):
 
 
 def by_hand(network, case, words, shift=True):
-    """Distributions of the message's tokens on both sides: lists joined by hand, and one pass over each prefix's sequence."""
+    """Distributions of the message's tokens on both sides: lists joined by hand, and one pass over each prefix's
+    sequence."""
     ids, hint = [*case.tokens], [*encoded(case, words)]
     teacher = ids[: case.begin - 1] + hint + ids[case.begin - 1 : case.end]
     places = range(case.begin - 1, case.end - 1)  # each token is predicted by the one before it
@@ -137,13 +155,25 @@ def test_both_sides_are_what_the_network_says(cases, network, told):
             s, t = by_hand(network, case, words, shift)
             found, m = read(case, words, shift), (s + t) / 2
             own = torch.tensor(case.tokens[case.begin : case.end])[:, None]
-            assert [word.written.student for word in found.words] == pytest.approx(s.gather(-1, own)[:, 0].tolist(), abs=1e-4)
-            assert [word.written.teacher for word in found.words] == pytest.approx(t.gather(-1, own)[:, 0].tolist(), abs=1e-4)
-            kl = {"reverse": s * (s / t).log(), "forward": t * (t / s).log(), "js": (s * (s / m).log() + t * (t / m).log()) / 2}
+            assert [word.written.student for word in found.words] == pytest.approx(
+                s.gather(-1, own)[:, 0].tolist(), abs=1e-4
+            )
+            assert [word.written.teacher for word in found.words] == pytest.approx(
+                t.gather(-1, own)[:, 0].tolist(), abs=1e-4
+            )
+            kl = {
+                "reverse": s * (s / t).log(),
+                "forward": t * (t / s).log(),
+                "js": (s * (s / m).log() + t * (t / m).log()) / 2,
+            }
             for kind in KINDS:
-                assert [word.apart[kind] for word in found.words] == pytest.approx(kl[kind].sum(-1).tolist(), rel=1e-3, abs=1e-4)
+                assert [word.apart[kind] for word in found.words] == pytest.approx(
+                    kl[kind].sum(-1).tolist(), rel=1e-3, abs=1e-4
+                )
             assert found.likelier == pytest.approx((t / s).gather(-1, own).log().sum().item(), rel=1e-3, abs=1e-3)
-            for word, asked, told_ in zip(found.words, s.max(-1).values.tolist(), t.max(-1).values.tolist(), strict=True):
+            for word, asked, told_ in zip(
+                found.words, s.max(-1).values.tolist(), t.max(-1).values.tolist(), strict=True
+            ):
                 outcomes = [word.written, *word.others]
                 assert max(one.student for one in outcomes) == pytest.approx(asked, abs=1e-4)
                 assert max(one.teacher for one in outcomes) == pytest.approx(told_, abs=1e-4)
@@ -169,7 +199,9 @@ def test_whatever_the_hint_says_the_message_moves_by_its_tokens(cases, number, w
     for word in found.words:
         assert all(value >= -1e-6 for value in word.apart.values()) and word.apart["js"] <= math.log(2) + 1e-6
     nothing = read(case, "")
-    assert nothing.likelier == 0 and all(value == pytest.approx(0, abs=1e-6) for word in nothing.words for value in word.apart.values())
+    assert nothing.likelier == 0 and all(
+        value == pytest.approx(0, abs=1e-6) for word in nothing.words for value in word.apart.values()
+    )
 
 
 def test_what_to_look_for_is_so(cases):
@@ -256,8 +288,12 @@ def test_charts_say_what_was_read(cases):
     rows, many = hint_tokens.rows(found), len(found.words)
     above, below = hint_tokens.probabilities(found), hint_tokens.apart(found, "js")
     marks = above.layers[-1].rows
-    assert [(row["place"], row["probability"]) for row in marks if row["side"] == "student"] == [(row["place"], row["student"]) for row in rows]
-    assert [row["probability"] for row in marks if row["side"] != "student"] == [row["teacher"] for row in rows] and len(marks) == 2 * many
+    assert [(row["place"], row["probability"]) for row in marks if row["side"] == "student"] == [
+        (row["place"], row["student"]) for row in rows
+    ]
+    assert [row["probability"] for row in marks if row["side"] != "student"] == [
+        row["teacher"] for row in rows
+    ] and len(marks) == 2 * many
     assert [(row["low"], row["js"]) for row in below.layers[0].rows] == [(0.0, row["js"]) for row in rows]
     assert [*(above.x.ticks or ())] == [*(below.x.ticks or ())] == [*range(1, many + 1)]
     word = found.words[0]
@@ -265,30 +301,44 @@ def test_charts_say_what_was_read(cases):
     bars = {(row["token"], row["side"]): row["right"] - row["left"] for row in drawn.layers[0].rows}
     for outcome, row in zip((word.written, *word.others), hint_tokens.both(word), strict=True):
         assert [bars[row["token"], side] for side in hint_tokens.LOOKS] == [outcome.student, outcome.teacher]
-    assert len(bars) == 2 * len(drawn.y.ticks or ()) and [row["token"].endswith("(written)") for row in hint_tokens.both(word)].count(True) == 1
+    assert (
+        len(bars) == 2 * len(drawn.y.ticks or ())
+        and [row["token"].endswith("(written)") for row in hint_tokens.both(word)].count(True) == 1
+    )
 
 
 def test_positions_are_those_of_ref(cases):
-    """The hint moves the message by its length; on both sides the last token before the message predicts its first one."""
+    """The hint moves the message by its length; on both sides the last token before the message predicts its first
+    one."""
     for case in cases[:4]:
         drawn = hint_tokens.positions(case, case.says)
         hint, boxes = encoded(case, case.says), [row for row in drawn.layers[0].rows if row["whose"] != "before it"]
-        begins = {who: min(row["position"] for row in boxes if row["who"] == who and row["whose"] == "message") for who in ("student", "teacher")}
+        begins = {
+            who: min(row["position"] for row in boxes if row["who"] == who and row["whose"] == "message")
+            for who in ("student", "teacher")
+        }
         assert begins == {"student": case.begin, "teacher": case.begin + len(hint)}
-        assert sum(row["whose"] == "hint" for row in boxes) == len(hint) and {row["who"] for row in boxes if row["whose"] == "hint"} == {"teacher"}
+        assert sum(row["whose"] == "hint" for row in boxes) == len(hint) and {
+            row["who"] for row in boxes if row["whose"] == "hint"
+        } == {"teacher"}
         where = read(case, case.says).where
         first = {"student": int(where.student[0]), "teacher": int(where.teacher[0])}
         lines = [layer.rows for layer in drawn.layers if layer.kind == "line" and layer.tell == ("predicts",)]
         arcs = {rows[0]["who"]: (rows[0]["x"], rows[-1]["x"]) for rows in lines}
         assert begins == first and arcs == {who: (place - 1, place) for who, place in first.items()}
-    assert not [layer for layer in hint_tokens.positions(case, "").layers if layer.tell == ("trap",)], "without a hint there is no trap"
+    assert not [layer for layer in hint_tokens.positions(case, "").layers if layer.tell == ("trap",)], (
+        "without a hint there is no trap"
+    )
 
 
 def test_a_runs_own_agent_reads_its_own_faults(page, mine, cases):
     at = page("textual-feedback", fault="12, needless: m6 not needed")
     assert "Shown: **mine**, your run in runs/mine" in " ".join(one.value for one in at.caption) and not at.error
     agent = play.agent_in(mine / "checkpoints" / "final")
-    theirs, ours = next(case for case in cases if case.says == "error: m6 not needed"), case_of(agent, stamps(agent.folder)[1], FOUND, 11)
+    theirs, ours = (
+        next(case for case in cases if case.says == "error: m6 not needed"),
+        case_of(agent, stamps(agent.folder)[1], FOUND, 11),
+    )
     assert metrics(at)["Likelihood under the hint"] == f"{math.exp(read(ours, ours.says).likelier):.3g}×"
     assert read(ours, ours.says).likelier != read(theirs, theirs.says).likelier
 
@@ -306,7 +356,10 @@ def test_a_run_with_nothing_to_show_is_one_line(page, mine, how):
         assert not at.error and any("etude examples --run runs/mine" in one.value for one in at.info)
         return
     (line,) = [one.value for one in at.error]
-    wanted = {"without faults": f"broke no rule in {FOUND['played']}", "of another agent": "again with: etude examples --run runs/mine"}
+    wanted = {
+        "without faults": f"broke no rule in {FOUND['played']}",
+        "of another agent": "again with: etude examples --run runs/mine",
+    }
     assert wanted[how] in line and "\n" not in line
 
 
@@ -315,10 +368,17 @@ def test_a_broken_example_names_the_command_that_makes_it(page, short, content):
     path = short / "hints.json"
     path.unlink() if content is None else path.write_bytes(content)
     (line,) = [one.value for one in page("textual-feedback").error]
-    assert "hints.json cannot be read" in line and line.endswith("again with: python -m etude.example_hints") and "\n" not in line
+    assert (
+        "hints.json cannot be read" in line
+        and line.endswith("again with: python -m etude.example_hints")
+        and "\n" not in line
+    )
 
 
-@pytest.mark.parametrize("damage", [{"tokens": [10**6] * 200}, {"begin": 0}, {"own": [[5, 900]]}, {"own": [[3]]}, {"end": 10**6}, {"text": "x"}])
+@pytest.mark.parametrize(
+    "damage",
+    [{"tokens": [10**6] * 200}, {"begin": 0}, {"own": [[5, 900]]}, {"own": [[3]]}, {"end": 10**6}, {"text": "x"}],
+)
 def test_a_rollout_that_the_agent_cannot_have_written_is_refused(agent, damage):
     found = FOUND | {"rollouts": [FOUND["rollouts"][0] | damage]}
     with pytest.raises(ValueError, match="rollout 1 is not one of"):

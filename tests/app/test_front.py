@@ -1,4 +1,5 @@
-"""The front door, the course, files to read, and questions before answers: everything is there once, and every link leads somewhere."""
+"""The front door, the course, files to read, and questions before answers: everything is there once, and every link
+leads somewhere."""
 
 import re
 from collections import Counter
@@ -36,7 +37,9 @@ def astray(at, lessons) -> list[str]:
 def test_every_technique_is_in_the_diagram_once():
     times = Counter(stage.name for stage in STAGES)
     assert {technique.name for technique in catalog.TECHNIQUES} <= times.keys() and set(times.values()) == {1}
-    assert not [stage.name for stage in STAGES if stage.own and catalog.find(stage.name)], "its paths are in the catalogue already"
+    assert not [stage.name for stage in STAGES if stage.own and catalog.find(stage.name)], (
+        "its paths are in the catalogue already"
+    )
 
 
 @pytest.mark.parametrize("stage", STAGES, ids=lambda stage: stage.name)
@@ -106,11 +109,21 @@ def test_the_course_has_every_lesson_with_its_page(page, lessons):
 
 def test_a_file_is_read_beside_its_twin(page, go):
     at = go(page("course"), "file", file="ref/dr_grpo.py")
-    assert at.title[0].value == "ref/dr_grpo.py" and at.code[0].value == (ROOT / "ref/dr_grpo.py").read_text(encoding="utf-8").strip()
-    assert [parse_qs(link.proto.query_string)["file"] for link in at.get("page_link")[1:]] == [["scaled/dr_grpo.py"], ["sims/grpo_bias.py"]]
+    assert (
+        at.title[0].value == "ref/dr_grpo.py"
+        and at.code[0].value == (ROOT / "ref/dr_grpo.py").read_text(encoding="utf-8").strip()
+    )
+    assert [parse_qs(link.proto.query_string)["file"] for link in at.get("page_link")[1:]] == [
+        ["scaled/dr_grpo.py"],
+        ["sims/grpo_bias.py"],
+    ]
 
 
-@pytest.mark.parametrize("wanted", ["", "pyproject.toml", "../../etc/passwd", "ref/../pyproject.toml", "x" * 5000], ids=lambda wanted: wanted[:9])
+@pytest.mark.parametrize(
+    "wanted",
+    ["", "pyproject.toml", "../../etc/passwd", "ref/../pyproject.toml", "x" * 5000],
+    ids=lambda wanted: wanted[:9],
+)
 def test_only_files_of_the_recipe_are_read(page, go, wanted):
     at = go(page("course"), "file", file=wanted)
     assert at.title[0].value == "Files" and not at.code and len(at.get("page_link")) == len(files())

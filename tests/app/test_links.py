@@ -18,7 +18,9 @@ def nowhere(tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", NAMES)
 def test_what_no_control_allows_is_its_default(page, controls, name):
     """Of every control at once, because one exception is enough to see."""
-    before = {control.key: control.value for control in controls(page(name)) if control.type != "text_input"}  # which takes any text
+    before = {
+        control.key: control.value for control in controls(page(name)) if control.type != "text_input"
+    }  # which takes any text
     for value in ("inf", "-inf", "nan", "1e999", "-1e999", "9" * 5000, "x"):
         at = page(name, **dict.fromkeys(before, value))
         assert {key: control.value for control in controls(at) if (key := control.key) in before} == before, value

@@ -1,4 +1,5 @@
-"""The pages of low precision, packing, Muon and continued pretraining: what they show against `ref` called directly and against figures by hand."""
+"""The pages of low precision, packing, Muon and continued pretraining: what they show against `ref` called directly and
+against figures by hand."""
 
 import json
 import math
@@ -33,7 +34,8 @@ def shown(at):
 
 @pytest.mark.parametrize("layout", ["bfloat16", "E4M3", "E2M1", "E8M0"])
 def test_bits_mean_what_the_format_says(layout):
-    """Sign, exponent and mantissa of every code, read as the standards define them, give the value that `ref` decodes."""
+    """Sign, exponent and mantissa of every code, read as the standards define them, give the value that `ref`
+    decodes."""
     shape = LAYOUTS[layout]
     for code in range(0, 1 << shape.bits, 37 if layout == "bfloat16" else 1):
         known = value(layout, code)
@@ -47,7 +49,12 @@ def test_bits_mean_what_the_format_says(layout):
         assert ("subnormal" in reading(layout, code)) is not normal
 
 
-@given(st.floats(width=32), st.sampled_from(sorted(FORMS)), st.sampled_from(low_precision.COMPANIONS), st.sampled_from(low_precision.COMPANIONS))
+@given(
+    st.floats(width=32),
+    st.sampled_from(sorted(FORMS)),
+    st.sampled_from(low_precision.COMPANIONS),
+    st.sampled_from(low_precision.COMPANIONS),
+)
 @settings(max_examples=80)
 def test_what_comes_back_is_the_nearest_value_times_its_scales(number, form, block, token):
     taken = way(number, form, block, token)
@@ -67,18 +74,33 @@ def test_what_comes_back_is_the_nearest_value_times_its_scales(number, form, blo
 
 
 def test_the_way_of_a_number_by_hand():
-    """0.3 beside 1: MXFP8's scale is the power of two above 1/448, which is 2^-8, and 0.3 · 2^8 = 76.8 lies between 72 and 80. NVFP4's scale
-    makes 1 a 6, so 0.3 is 1.8, between 1.5 and 2."""
+    """0.3 beside 1: MXFP8's scale is the power of two above 1/448, which is 2^-8, and 0.3 · 2^8 = 76.8 lies between 72
+    and 80. NVFP4's scale makes 1 a 6, so 0.3 is 1.8, between 1.5 and 2."""
     taken = way(0.3, "MXFP8", 1.0)
     assert taken.scales == (("block", "E8M0", 119, 2.0**-8),) and taken.quotient == pytest.approx(76.8)
     assert (taken.rounded, taken.back, fields("E4M3", taken.code)) == (80.0, 0.3125, ("0", "1101", "010"))
     assert verdict(taken) == "Nearer to 80 than to 72."
     taken = way(0.3, "NVFP4", 1.0)
-    assert taken.scales[1][3] == 448 and taken.rounded == 2 and taken.back == pytest.approx(1 / 3) and fields("E2M1", taken.code) == ("0", "10", "0")
-    assert "half-way" in verdict(way(17.0, "FP8 E4M3")) and way(17.0, "FP8 E4M3").back == 16 and way(19.0, "FP8 E4M3").back == 20
-    assert way(500.0, "FP8 E4M3").back == 448 and way(3.4e38, "bfloat16").back == math.inf and "infinite" in verdict(way(3.4e38, "bfloat16"))
+    assert (
+        taken.scales[1][3] == 448
+        and taken.rounded == 2
+        and taken.back == pytest.approx(1 / 3)
+        and fields("E2M1", taken.code) == ("0", "10", "0")
+    )
+    assert (
+        "half-way" in verdict(way(17.0, "FP8 E4M3"))
+        and way(17.0, "FP8 E4M3").back == 16
+        and way(19.0, "FP8 E4M3").back == 20
+    )
+    assert (
+        way(500.0, "FP8 E4M3").back == 448
+        and way(3.4e38, "bfloat16").back == math.inf
+        and "infinite" in verdict(way(3.4e38, "bfloat16"))
+    )
     assert "vanishes" in verdict(way(0.01, "NVFP4", 1.0)) and math.copysign(1, way(-0.0, "MXFP8", 1.0).back) == -1
-    assert "became zero" in verdict(way(1e-3, "NVFP4", 1e-3, 1e6)), "the block's own scale is below E4M3's smallest number"
+    assert "became zero" in verdict(way(1e-3, "NVFP4", 1e-3, 1e6)), (
+        "the block's own scale is below E4M3's smallest number"
+    )
 
 
 def test_special_values_have_a_way(page, whole):
@@ -93,7 +115,9 @@ def test_special_values_have_a_way(page, whole):
 
 def test_what_is_no_number_is_one_line(page):
     at = page("low-precision", number="zebra", format="MXFP8")
-    assert [warning.value for warning in at.warning] == ["That is no number; this is the way of 0.3."] and shown(at)["Comes back as"] == "0.3125"
+    assert [warning.value for warning in at.warning] == ["That is no number; this is the way of 0.3."] and shown(at)[
+        "Comes back as"
+    ] == "0.3125"
 
 
 def test_who_pays_for_an_outlier():
@@ -104,13 +128,25 @@ def test_who_pays_for_an_outlier():
         for name, row in rows.items():
             leaks = "per tensor" in name
             assert (row["past numbers that change"] > 0) is leaks and (row["past outputs move by"] > 0) is leaks
-    assert rows["FP8, one scale per tensor"]["lost, earlier tokens"] > 0.9 > 0.1 > rows["FP8, one per token"]["lost, earlier tokens"]
-    assert rows["FP8, one per token"]["lost, rest of its token"] > 0.9 > 0.1 > rows["FP8, one per 16"]["lost, rest of its token"]
+    assert (
+        rows["FP8, one scale per tensor"]["lost, earlier tokens"]
+        > 0.9
+        > 0.1
+        > rows["FP8, one per token"]["lost, earlier tokens"]
+    )
+    assert (
+        rows["FP8, one per token"]["lost, rest of its token"]
+        > 0.9
+        > 0.1
+        > rows["FP8, one per 16"]["lost, rest of its token"]
+    )
     assert rows["FP8, one per 16"]["lost, its block of 16"] > 0.9, "somebody always pays"
     x = low_precision.batch(1e6, 0)
     assert torch.equal(low_precision.SHARED["NVFP4, per token and 16"](x), quant.rounded(x, "nvfp4-token"))
     by_hand = x.abs().max() / 448
-    assert ((x.abs() < by_hand / 2**10) == (low_precision.SHARED["FP8, one scale per tensor"](x) == 0)).all(), "half of the least value is 2^-10"
+    assert ((x.abs() < by_hand / 2**10) == (low_precision.SHARED["FP8, one scale per tensor"](x) == 0)).all(), (
+        "half of the least value is 2^-10"
+    )
 
 
 def test_exact_zeros_say_so(page):
@@ -127,11 +163,20 @@ def test_dealing_by_hand():
     lengths, cost = torch.tensor([1, 5, 3, 3]), dealing.Cost(1.0, 0.0)
     rows = {row["dealt"]: row for row in packing.ways(lengths, cost, 2)}
     assert rows["in turn"]["slowest rank"] == pytest.approx(8 / 6) and rows["in turn"]["waiting"] == pytest.approx(0.25)
-    assert rows["by cost"]["slowest rank"] == pytest.approx(1) and rows["by cost"]["at most, proven"] == pytest.approx(6.5 / 6)
-    assert [row["load"] for row in packing.bars(lengths, cost, 2) if row["dealt"] == "in turn"] == pytest.approx([8 / 6, 4 / 6])
+    assert rows["by cost"]["slowest rank"] == pytest.approx(1) and rows["by cost"]["at most, proven"] == pytest.approx(
+        6.5 / 6
+    )
+    assert [row["load"] for row in packing.bars(lengths, cost, 2) if row["dealt"] == "in turn"] == pytest.approx(
+        [8 / 6, 4 / 6]
+    )
 
 
-@given(st.sampled_from(packing.COUNTS[:6]), st.sampled_from(packing.RANKS), st.sampled_from(packing.SIGMAS), st.integers(0, 20))
+@given(
+    st.sampled_from(packing.COUNTS[:6]),
+    st.sampled_from(packing.RANKS),
+    st.sampled_from(packing.SIGMAS),
+    st.integers(0, 20),
+)
 @settings(max_examples=25)
 def test_the_bound_holds_and_every_sequence_is_dealt(count, ranks, sigma, seed):
     lengths, cost = packing.drawn(count, 1800, sigma, 16_384, seed), packing.COSTS["Qwen3-30B-A3B"]()
@@ -145,10 +190,20 @@ def test_the_bound_holds_and_every_sequence_is_dealt(count, ranks, sigma, seed):
 
 def test_rows_and_masks_by_hand():
     pieces = laid(torch.tensor([3, 5, 4, 4, 9]), torch.arange(4), 8)
-    assert [(one["row"], one["start"], one["end"], one["sequence"]) for one in pieces] == [(0, 0, 5, 1), (0, 5, 8, 0), (1, 0, 4, 2), (1, 4, 8, 3)]
+    assert [(one["row"], one["start"], one["end"], one["sequence"]) for one in pieces] == [
+        (0, 0, 5, 1),
+        (0, 5, 8, 0),
+        (1, 0, 4, 2),
+        (1, 4, 8, 3),
+    ]
     assert pairs(pieces[:2]) == (15 + 6, 36) and pairs(pieces[:1]) == (15, 15)
     kinds = mask(laid(torch.tensor([2, 1]), torch.arange(2), 4), 4)
-    assert kinds == [["own", "later", "later", "later"], ["own", "own", "later", "later"], ["stranger", "stranger", "own", "later"], ["padding"] * 4]
+    assert kinds == [
+        ["own", "later", "later", "later"],
+        ["own", "own", "later", "later"],
+        ["stranger", "stranger", "own", "later"],
+        ["padding"] * 4,
+    ]
     first, *others = seen_by_strangers()
     assert first["without"] == 0 and all(row["with a mask"] < 1e-12 < 0.1 < row["without"] for row in others)
 
@@ -163,7 +218,9 @@ def test_packing_begins_on_a_row_of_several_sequences(page):
 def test_controls_of_packing_move_its_figures(page, whole, table):
     at = page("packing", **{"ranks": "4", "lengths-seed": "3", "pay": "attention alone"})
     lengths, cost = packing.drawn(256, 1800, 1.0, 16_384, 3), dealing.Cost(0.0, 1.0)
-    assert table(at, "dealt")["slowest rank"].tolist() == [row["slowest rank"] for row in packing.ways(lengths, cost, 4)]
+    assert table(at, "dealt")["slowest rank"].tolist() == [
+        row["slowest rank"] for row in packing.ways(lengths, cost, 4)
+    ]
     before = shown(at)
     whole(at.select_slider(key="ranks").set_value(64).run())
     assert shown(at)["Slowest rank, in turn"] != before["Slowest rank, in turn"]
@@ -200,9 +257,13 @@ def test_steps_of_three_optimisers():
     steps = muon.stepped(G, 5, "float32")
     assert torch.equal(steps["SGD"], -G) and torch.allclose(steps["Adam"], -G.sign(), atol=1e-3)
     rows = {row["step"]: row for row in muon.compared(G, 5, "float32")}
-    assert rows["SGD"]["spectral norm"] == pytest.approx(1, abs=1e-5) and rows["SGD"]["ratio"] == pytest.approx(100, rel=1e-3)
+    assert rows["SGD"]["spectral norm"] == pytest.approx(1, abs=1e-5) and rows["SGD"]["ratio"] == pytest.approx(
+        100, rel=1e-3
+    )
     best = rows["exact −UVᵀ"]["of the best descent"]
-    assert best == pytest.approx(1, abs=1e-5) and all(row["of the best descent"] <= best + 1e-5 for row in rows.values())
+    assert best == pytest.approx(1, abs=1e-5) and all(
+        row["of the best descent"] <= best + 1e-5 for row in rows.values()
+    )
     assert rows["SGD"]["of the best descent"] < rows["Muon"]["of the best descent"]
 
 
@@ -210,7 +271,9 @@ def test_an_expert_that_nobody_visits_stays_exactly_where_it_is(page, plays):
     rows = muon.experts(0.95)
     assert {row["moves by"] for row in rows if row["expert"] == "never visited"} == {0.0}
     walked = {
-        name: sum(row["of its first step"] for row in rows if row["optimiser"] == name and row["expert"] == "visited once")
+        name: sum(
+            row["of its first step"] for row in rows if row["optimiser"] == name and row["expert"] == "visited once"
+        )
         for name in ("Muon", "Adam")
     }
     assert walked["Muon"] > 300 > 30 > walked["Adam"]
@@ -218,7 +281,10 @@ def test_an_expert_that_nobody_visits_stays_exactly_where_it_is(page, plays):
     full = [size for size in sizes if size > 0.97]
     assert sizes[: len(full)] == full and 1.6 < max(full) < 1.75 and len(full) == 441
     at = page("muon", rounds="0", decades="1.0")
-    assert shown(at)["Never visited, moves by"] == "exactly 0" and shown(at)["Largest over smallest, before"] == shown(at)["after"] == "10"
+    assert (
+        shown(at)["Never visited, moves by"] == "exactly 0"
+        and shown(at)["Largest over smallest, before"] == shown(at)["after"] == "10"
+    )
     at.slider(key="rounds").set_value(5).run()
     assert float(shown(at)["after"]) < 2 and plays(at, "rounds") == 5
 
@@ -229,8 +295,14 @@ def test_an_expert_that_nobody_visits_stays_exactly_where_it_is(page, plays):
 def test_the_schedule_is_the_recipes():
     rows = pretraining.schedule({"cpt": 20, "long": 10, "sft": 10})
     factors = [row["factor"] for row in rows]
-    assert factors[:3] == [0.5, 1, 1] and factors[19] == 1 and factors[20:25] == pytest.approx([0.2, 0.4, 0.6, 0.7, 0.6])
-    assert factors[29] == pytest.approx(0.1) and factors[-1] == pytest.approx(0.2) and [row["step"] for row in rows] == [*range(1, 41)]
+    assert (
+        factors[:3] == [0.5, 1, 1] and factors[19] == 1 and factors[20:25] == pytest.approx([0.2, 0.4, 0.6, 0.7, 0.6])
+    )
+    assert (
+        factors[29] == pytest.approx(0.1)
+        and factors[-1] == pytest.approx(0.2)
+        and [row["step"] for row in rows] == [*range(1, 41)]
+    )
 
 
 def test_what_is_scored_in_a_row():
@@ -243,9 +315,14 @@ def test_what_is_scored_in_a_row():
 def test_perplexity_in_four_units_is_that_of_the_committed_run(page, whole):
     at = page("cpt")
     folder = provenance.folders()[provenance.EXAMPLE] / "metrics"
-    lines = [json.loads(line) for phase in ("cpt", "long") for line in (folder / f"{phase}.jsonl").read_text().splitlines()]
+    lines = [
+        json.loads(line) for phase in ("cpt", "long") for line in (folder / f"{phase}.jsonl").read_text().splitlines()
+    ]
     seen = [line for line in lines if "codebase_ppl" in line]
-    assert "committed example" in at.caption[0].value and shown(at)["at the end of pretraining"] == f"{seen[-1]['codebase_ppl']:.1f}"
+    assert (
+        "committed example" in at.caption[0].value
+        and shown(at)["at the end of pretraining"] == f"{seen[-1]['codebase_ppl']:.1f}"
+    )
     for unit, wanted in (("nats a token", math.log(seen[0]["codebase_ppl"])), ("bits a byte", seen[0]["codebase_bpb"])):
         whole(at.radio(key="unit").set_value(unit).run())
         assert shown(at)["Held-out codebase, first look"] == f"{wanted:.3f}"
@@ -262,12 +339,19 @@ def test_without_document_numbers_strangers_are_scored(page, whole):
 
 def test_a_run_of_the_users_is_shown(page, runs):  # noqa: F811
     folder = played(runs / "mine")
-    lines = [{"step": 1, "tokens": 100, "phase": "short", "loss": 3.0}, {"step": 2, "tokens": 200, "phase": "short", "loss": 2.0}]
+    lines = [
+        {"step": 1, "tokens": 100, "phase": "short", "loss": 3.0},
+        {"step": 2, "tokens": 200, "phase": "short", "loss": 2.0},
+    ]
     lines[1] |= {"codebase_ppl": math.e**2, "codebase_bpb": 1.5}
     (folder / "metrics" / "cpt.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     (folder / "metrics" / "long.jsonl").write_text("")
     at = page("cpt", unit="nats a token")
-    assert "**mine**, your run" in at.caption[0].value and shown(at)["at the end of pretraining"] == "2.000" and not at.error
+    assert (
+        "**mine**, your run" in at.caption[0].value
+        and shown(at)["at the end of pretraining"] == "2.000"
+        and not at.error
+    )
     (folder / "metrics" / "cpt.jsonl").unlink()
     assert [error.value for error in page("cpt").error] == ["runs/mine has no metrics of pretraining"]
 
@@ -276,6 +360,9 @@ def test_what_to_look_for_in_pretraining_is_the_committed_figure(page, table, wh
     rows, claims = pretraining.trainings()
     assert claims["loss-success"]["verdict"] == "reproduced" and "more success after RL" in cpt_page.PAGE.look
     at = page("cpt")
-    assert table(at, "loss after SFT")["success after RL"].tolist() == [row["success_after"] for row in rows] and len(rows) == 12
+    assert (
+        table(at, "loss after SFT")["success after RL"].tolist() == [row["success_after"] for row in rows]
+        and len(rows) == 12
+    )
     whole(at.radio(key="after").set_value("success before RL").run())
     assert table(at, "loss after SFT")["success before RL"].tolist() == [row["success_before"] for row in rows]

@@ -1,4 +1,5 @@
-"""The pages on which numbers are played with: every control, every edit, and what they show against `ref` called directly."""
+"""The pages on which numbers are played with: every control, every edit, and what they show against `ref` called
+directly."""
 
 import json
 import math
@@ -15,10 +16,46 @@ from sims.recipe.settings import Payment
 
 MEMBERS = {name: advantages.NAMES[name] for name in dr_grpo.FAMILY}
 ROLLOUTS = [
-    {"task": "easy", "success": True, "own_tokens": 20, "given_tokens": 60, "calls": 3, "turns": 3, "invalid_calls": 0, "text": "read a\nwrite a\n"},
-    {"task": "easy", "success": True, "own_tokens": 60, "given_tokens": 400, "calls": 9, "turns": 9, "invalid_calls": 0, "text": "read b\n"},
-    {"task": "easy", "success": True, "own_tokens": 20, "given_tokens": 60, "calls": 3, "turns": 3, "invalid_calls": 2, "text": "red a\n"},
-    {"task": "hard", "success": False, "own_tokens": 5, "given_tokens": 0, "calls": 1, "turns": 1, "invalid_calls": 0, "text": "stop\n"},
+    {
+        "task": "easy",
+        "success": True,
+        "own_tokens": 20,
+        "given_tokens": 60,
+        "calls": 3,
+        "turns": 3,
+        "invalid_calls": 0,
+        "text": "read a\nwrite a\n",
+    },
+    {
+        "task": "easy",
+        "success": True,
+        "own_tokens": 60,
+        "given_tokens": 400,
+        "calls": 9,
+        "turns": 9,
+        "invalid_calls": 0,
+        "text": "read b\n",
+    },
+    {
+        "task": "easy",
+        "success": True,
+        "own_tokens": 20,
+        "given_tokens": 60,
+        "calls": 3,
+        "turns": 3,
+        "invalid_calls": 2,
+        "text": "red a\n",
+    },
+    {
+        "task": "hard",
+        "success": False,
+        "own_tokens": 5,
+        "given_tokens": 0,
+        "calls": 1,
+        "turns": 1,
+        "invalid_calls": 0,
+        "text": "stop\n",
+    },
 ]
 
 
@@ -38,13 +75,19 @@ def test_every_control_at_every_end(page, drive, rollouts, name):
     assert dict(at.query_params) == before, "every control is back where it began, and the URL with it"
 
 
-@pytest.mark.parametrize(("name", "slider", "least", "most"), [("kl", "kl", 1, 2), ("advantages", "longest", 0, 0), ("penalties", "q", 3, 3)])
+@pytest.mark.parametrize(
+    ("name", "slider", "least", "most"), [("kl", "kl", 1, 2), ("advantages", "longest", 0, 0), ("penalties", "q", 3, 3)]
+)
 def test_a_control_draws_what_it_changes_and_nothing_else(page, redrawn, rollouts, name, slider, least, most):
     """Neither advantages nor relative weights depend on the longest response."""
     at = page(name)
     control = at.slider(key=slider)
     for i in range(3):
-        assert least <= redrawn(at, at.slider(key=slider), type(control.value)(control.max - control.step * (2 + i))) <= most
+        assert (
+            least
+            <= redrawn(at, at.slider(key=slider), type(control.value)(control.max - control.step * (2 + i)))
+            <= most
+        )
 
 
 # ------------------------------------------------------------------------------------------- KL estimators
@@ -56,14 +99,17 @@ def test_kl_shows_what_ref_says(page, table):
     assert (shown["exact KL"] == 0.5).all()
     for kind in kl.KINDS:
         mean, variance = kl.gaussian_oracle(1.0)[kind]
-        assert shown.loc[kind, "mean, exact"] == pytest.approx(mean) and shown.loc[kind, "variance, exact"] == pytest.approx(variance)
+        assert shown.loc[kind, "mean, exact"] == pytest.approx(mean) and shown.loc[
+            kind, "variance, exact"
+        ] == pytest.approx(variance)
         assert abs(shown.loc[kind, "mean"] - mean) < 5 * shown.loc[kind, "standard error"]
     assert shown.loc["k3", "variance"] < shown.loc["k1", "variance"]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_bias_and_variance_are_exact_whatever_was_sampled(page, table, family):
-    """k1 and k3 have no bias, and their means over many samples lie near the exact ones; rare tokens decide k3's variance."""
+    """k1 and k3 have no bias, and their means over many samples lie near the exact ones; rare tokens decide k3's
+    variance."""
     shown = table(page("kl", family=family, kl="0.3", samples="30000", seed="1"), "estimator").set_index("estimator")
     bias = {row["estimator"]: row["bias, exact"] for row in estimates(family, 0.3, 30_000, 1)[0]}
     assert max(abs(bias["k1"]), abs(bias["k3"])) < 1e-9 < 1e-3 < abs(bias["k2"])
@@ -79,10 +125,19 @@ def test_each_gradient_is_one_row_under_the_names_of_the_page(page, table):
     shown, found = table(at, "gradient").set_index("gradient"), {row["gradient"]: row for row in gradients()}
     right, other = "distance from ∇KL(π‖π_ref)", "distance from ∇KL(π_ref‖π)"
     assert shown.index.is_unique and list(shown.columns) == ["size", right, other]
-    zero = {(name, column) for name in shown.index for column in shown.columns if shown.loc[name, column] == "exactly 0"}
-    assert zero == {(name, column) for name, row in found.items() for column in shown.columns if row[column] is not None and row[column] < ROUNDING}
+    zero = {
+        (name, column) for name in shown.index for column in shown.columns if shown.loc[name, column] == "exactly 0"
+    }
+    assert zero == {
+        (name, column)
+        for name, row in found.items()
+        for column in shown.columns
+        if row[column] is not None and row[column] < ROUNDING
+    }
     hidden = [one.value for box in at.expander if not box.proto.expanded for one in box.dataframe]
-    assert any(one.equals(table(at, "gradient")) for one in hidden), "nothing answers the question before it is asked for"
+    assert any(one.equals(table(at, "gradient")) for one in hidden), (
+        "nothing answers the question before it is asked for"
+    )
     assert zero == {
         ("k1 as loss", "size"),
         ("k1 in reward", right),
@@ -101,7 +156,9 @@ def test_what_to_look_for_in_kl_is_so():
     k1, k2, k3 = (variances[kind] for kind in ("k1", "k2", "k3"))
     assert "more than k1 beyond 0.628 nats." in PAGE.look and f"{kl.crossing():.3f}" == "0.628"
     agent = moments(FAMILIES[2], 0.0, 0)
-    assert agent["k1"][0] < 0.2 and agent["k3"][1] > 20 * agent["k1"][1], "on the agent's own tokens far more than k1 long before that"
+    assert agent["k1"][0] < 0.2 and agent["k3"][1] > 20 * agent["k1"][1], (
+        "on the agent's own tokens far more than k1 long before that"
+    )
     for x, a, b, c in zip(across, k1, k2, k3, strict=True):
         assert (c > a) == (x > kl.crossing())
         if x < 0.3:
@@ -129,7 +186,9 @@ def test_advantages_of_every_preset_are_those_of_ref(page, whole, table):
 
 
 def test_the_deviation_blows_up_a_group_that_is_equally_correct(page, table):
-    half, equal = (table(page("advantages", preset=preset), "Dr. GRPO").abs().max() for preset in ("half right", "equally correct"))
+    half, equal = (
+        table(page("advantages", preset=preset), "Dr. GRPO").abs().max() for preset in ("half right", "equally correct")
+    )
     assert equal["Dr. GRPO"] < 0.01 * half["Dr. GRPO"] and equal["GRPO"] > half["GRPO"]
 
 
@@ -141,7 +200,9 @@ def test_weights_per_token_are_what_the_papers_write():
         "dr_grpo": [c / (4 * 32) for c in centred],
         "rloo": [c * 4 / 3 / 4 for c in centred],
         "grpo": [c / deviation / n / 4 for c, n in zip(centred, lengths)],
-        "gspo": [c / deviation / n / 4 for c, n in zip(centred, lengths)],  # at ratio one: as GRPO's, by way of the geometric mean
+        "gspo": [
+            c / deviation / n / 4 for c, n in zip(centred, lengths)
+        ],  # at ratio one: as GRPO's, by way of the geometric mean
         "dapo": [0.0 if off else c / deviation / 41 for c, off in zip(centred, cut)],
     }
     for name, (_, weights) in groups.family(rewards, lengths, cut, 32).items():
@@ -162,17 +223,29 @@ def test_edits_are_judged_and_stay_in_the_link(page, edit, table):
     assert "group" not in at.query_params
     edit(at, {1: {"reward": 0.25}, 2: {"length": 80}}, add=[{"reward": -1.0, "length": 7, "cut off": True}], delete=[7])
     shown = table(at, "Dr. GRPO")
-    assert shown["reward"].tolist() == [1, 0.25, 0, 0, 0, 0, 0, -1] and shown["length"].tolist() == [40, 40, 80, 40, 40, 40, 40, 7]
+    assert shown["reward"].tolist() == [1, 0.25, 0, 0, 0, 0, 0, -1] and shown["length"].tolist() == [
+        40,
+        40,
+        80,
+        40,
+        40,
+        40,
+        40,
+        7,
+    ]
     assert shown["Dr. GRPO"].tolist() == pytest.approx([r - 0.03125 for r in shown["reward"]])
     again = page("advantages", **at.query_params)
     assert again.query_params == at.query_params
     assert table(again, "Dr. GRPO").equals(shown)
     again.selectbox(key="preset").set_value("all equal").run()
-    assert "group" not in again.query_params and (table(again, "Dr. GRPO")["Dr. GRPO"] == 0).all(), "a preset begins anew"
+    assert "group" not in again.query_params and (table(again, "Dr. GRPO")["Dr. GRPO"] == 0).all(), (
+        "a preset begins anew"
+    )
 
 
 def test_edits_are_there_again_with_the_browsers_back(page, go, edit, table):
-    """From another page, and from another preset: the address of the edits brings them back, as the table itself does not know them any more."""
+    """From another page, and from another preset: the address of the edits brings them back, as the table itself does
+    not know them any more."""
     at = go(page("kl"), "advantages", preset="one success")
     edit(at, {1: {"reward": 0.25}})
     edited, address = table(at, "Dr. GRPO"), dict(at.query_params)
@@ -231,13 +304,20 @@ def test_rollouts_are_ranked_by_what_the_recipe_pays(page, rollouts, table):
     shown = table(at, "rank").set_index("rollout")
     for number, r in enumerate(rollouts, 1):
         x = effort(
-            Effort(tool_call_tokens=r["own_tokens"], tool_output_tokens=r["given_tokens"], tool_calls=r["calls"], turns=r["turns"]),
+            Effort(
+                tool_call_tokens=r["own_tokens"],
+                tool_output_tokens=r["given_tokens"],
+                tool_calls=r["calls"],
+                turns=r["turns"],
+            ),
             EffortWeights(1.0, 1.0, 0.1, 1.0, 3.0, 10.0),
         )
         reward = r["success"] - 0.01 * length_penalty(x, 0.1, 1.5) - Payment().invalid_call * r["invalid_calls"]
         row = shown.loc[number]
         assert row["effort"] == pytest.approx(x) and row["reward"] == pytest.approx(reward)
-        assert row["C(effort)"] == pytest.approx(length_penalty(x, 0.1, 1.5)) and row["next unit costs"] == pytest.approx(marginal_cost(x, 0.1, 1.5))
+        assert row["C(effort)"] == pytest.approx(length_penalty(x, 0.1, 1.5)) and row[
+            "next unit costs"
+        ] == pytest.approx(marginal_cost(x, 0.1, 1.5))
     assert shown["reward"].is_monotonic_decreasing and shown.loc[[1, 2], "without a penalty"].tolist() == [1, 1]
     assert shown.loc[1, "rank"] < shown.loc[2, "rank"], "of two that are right the one that spent less is ahead"
     assert any("this page leaves it out" in text.value for text in at.markdown), "the recipe also charges for drift"
@@ -248,14 +328,19 @@ def test_the_limits_close_and_the_straight_line(page, rollouts, table):
     limits = table(at, "limit")
     assert limits["close by"].tolist() == pytest.approx(limits["at the limit"].tolist(), rel=1e-6) and len(limits) == 4
     shown = table(page("penalties", q="0"), "rank")
-    assert shown["C(effort)"].tolist() == pytest.approx(shown["effort"].tolist()) and (shown["next unit costs"] == 1).all()
+    assert (
+        shown["C(effort)"].tolist() == pytest.approx(shown["effort"].tolist()) and (shown["next unit costs"] == 1).all()
+    )
 
 
 def test_calls_in_one_turn_are_cheaper(page, rollouts, whole):
     at = page("penalties")
     line = next(m.value for m in at.markdown if "Serial or parallel" in m.value)
     weights, p = Payment().weights, Payment()
-    serial, parallel = (effort(Effort(tool_call_tokens=72, tool_output_tokens=1800, tool_calls=6, turns=turns), weights) for turns in (6, 1))
+    serial, parallel = (
+        effort(Effort(tool_call_tokens=72, tool_output_tokens=1800, tool_calls=6, turns=turns), weights)
+        for turns in (6, 1)
+    )
     saved = length_penalty(serial, p.k, p.q) - length_penalty(parallel, p.k, p.q)
     assert saved > 0 and f"save {saved:.1f}" in line
     whole(at.slider(key="turns").set_value(0.0).run())

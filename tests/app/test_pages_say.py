@@ -1,4 +1,5 @@
-"""What pages say is what they show: the default view shows what a page teaches, exact zeros say so, and a figure comes from its record."""
+"""What pages say is what they show: the default view shows what a page teaches, exact zeros say so, and a figure comes
+from its record."""
 
 import json
 
@@ -22,12 +23,21 @@ def shown(at):
 
 def folded(at, label="The same as a table"):
     """Columns of the tables in closed boxes of this name."""
-    return [set(one.value.columns) for box in at.expander if box.label == label and not box.proto.expanded for one in box.dataframe]
+    return [
+        set(one.value.columns)
+        for box in at.expander
+        if box.label == label and not box.proto.expanded
+        for one in box.dataframe
+    ]
 
 
 def test_zero_says_that_it_is_exact():
     assert spans.exact(0) == spans.exact(-0.0) == spans.exact(0.0, "{:.2%}") == "exactly 0"
-    assert spans.exact(1e-9, "{:.2f}") == "0.00" and spans.exact(0.125, "{:.1%}") == "12.5%" and spans.exact(1234, "{:,}") == "1,234"
+    assert (
+        spans.exact(1e-9, "{:.2f}") == "0.00"
+        and spans.exact(0.125, "{:.1%}") == "12.5%"
+        and spans.exact(1234, "{:,}") == "1,234"
+    )
 
 
 def test_what_rounds_to_zero_has_no_sign():
@@ -78,9 +88,9 @@ def test_the_time_of_a_run_is_the_records(monkeypatch, tmp_path):
 
 def test_before_and_after_is_folded_beside_its_chart(page):
     at = page("recipe")
-    assert any("before RL" in columns for columns in folded(at, "Every measure, before and after")) and recipe.took() in {
-        one.value for one in at.caption
-    }
+    assert any(
+        "before RL" in columns for columns in folded(at, "Every measure, before and after")
+    ) and recipe.took() in {one.value for one in at.caption}
 
 
 def test_a_filter_that_drops_nothing_says_so(page):
@@ -91,12 +101,25 @@ def test_a_filter_that_drops_nothing_says_so(page):
 def test_what_never_pays_says_so(page):
     tiles = shown(page("real-time-rl"))
     found = real_time_rl.worth(real_time_rl.experiment.WAYS["loop"][0], real_time_rl.Users(), 0.4)
-    assert real_time_rl.even(found, "broken call") == 0 and tiles["broken call pays below"] == "exactly 0" == tiles["Thrown away"]
+    assert (
+        real_time_rl.even(found, "broken call") == 0
+        and tiles["broken call pays below"] == "exactly 0" == tiles["Thrown away"]
+    )
 
 
 def test_a_logarithmic_axis_has_room_for_its_ticks(page):
-    assert charts.powers([1.0, 11.0]) and not charts.powers([70.0, 190.0]) and not charts.powers([]) and not charts.powers([float("nan"), 3.0])
-    seen = [look[pretraining.UNITS[0]] for look in pretraining.looks(pretraining.read(provenance.folders()[provenance.EXAMPLE]))]
+    assert (
+        charts.powers([1.0, 11.0])
+        and not charts.powers([70.0, 190.0])
+        and not charts.powers([])
+        and not charts.powers([float("nan"), 3.0])
+    )
+    seen = [
+        look[pretraining.UNITS[0]]
+        for look in pretraining.looks(pretraining.read(provenance.folders()[provenance.EXAMPLE]))
+    ]
     assert not charts.powers(seen), "perplexity of the committed run is drawn on a plain axis"
-    (spec,) = [chart.proto.spec for chart in page("cpt").get("vega_lite_chart") if pretraining.UNITS[0] in chart.proto.spec]
+    (spec,) = [
+        chart.proto.spec for chart in page("cpt").get("vega_lite_chart") if pretraining.UNITS[0] in chart.proto.spec
+    ]
     assert '"log"' not in spec

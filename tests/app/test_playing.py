@@ -10,7 +10,8 @@ from etude.explorer import playing
 
 
 class Stage:
-    """What `playing.py` asks of Streamlit. `part()` is what the timer calls, and a click in the fragment; `page()` draws the whole page."""
+    """What `playing.py` asks of Streamlit. `part()` is what the timer calls, and a click in the fragment; `page()`
+    draws the whole page."""
 
     def __init__(self, moments, begin, one=""):
         self.session_state, self.seen, self.reruns, self.labels, self.clicks, self.bound = {}, [], 0, {}, {}, None
@@ -24,7 +25,9 @@ class Stage:
 
     def slider(self, label, least, most, begin, step, *, key, help, bind=None, disabled=False):
         self.bound = bind
-        assert disabled == (bind is None), "what the browser says of it while it plays may be of yesterday, and is ignored"
+        assert disabled == (bind is None), (
+            "what the browser says of it while it plays may be of yesterday, and is ignored"
+        )
         return self.session_state.setdefault(key, begin)
 
     def button(self, label, *, key, on_click, **how):
@@ -65,7 +68,13 @@ def test_it_plays_from_the_beginning_to_the_end_and_draws_the_page_twice(stage):
     on = stage([2, 3, 5], 5)
     assert on.seen == [5] and on.every is None and on.labels["turn-play"] == "Play" and on.bound
     on.click("turn-play")
-    assert on.seen[-1] == 2 and on.every == playing.EVERY and on.labels["turn-play"] == "Pause" and not on.bound and on.reruns == 1
+    assert (
+        on.seen[-1] == 2
+        and on.every == playing.EVERY
+        and on.labels["turn-play"] == "Pause"
+        and not on.bound
+        and on.reruns == 1
+    )
     on.part()
     assert on.seen[-1] == 3 and on.reruns == 1, "a step draws the fragment alone"
     on.part()

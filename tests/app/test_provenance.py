@@ -1,4 +1,5 @@
-"""Whose data a page shows: the newest finished run of the user's where there is one, and the page always says which it is."""
+"""Whose data a page shows: the newest finished run of the user's where there is one, and the page always says which it
+is."""
 
 import json
 import os
@@ -13,7 +14,13 @@ from etude.report.record import STAGES
 from kit.disk import seal_record
 from tests.app.test_runs import played, runs  # noqa: F401 – a fixture
 
-SHOWN = {"mtp": "drafting.json", "kl": "token-distributions.npz", "penalties": "rollouts.json", "summary": "chain.json", "replay": "routing.npz"}
+SHOWN = {
+    "mtp": "drafting.json",
+    "kl": "token-distributions.npz",
+    "penalties": "rollouts.json",
+    "summary": "chain.json",
+    "replay": "routing.npz",
+}
 """Pages that show a run's examples, and a file that each needs."""
 TOKENS = {"kl": {"family": kl.FAMILIES[2]}}
 
@@ -25,13 +32,19 @@ def mine(runs):  # noqa: F811
     def made(name="mine", ago=0.0, exampled=True, seed=7, stages=STAGES):
         folder = played(runs / name, stages=stages, ago=ago)
         config = json.loads((folder / "config.json").read_text())
-        config["config"]["seed"], config["machine"]["cpu"], config["machine"]["commit"] = seed, "A Desk Computer", "c0ffee"
+        config["config"]["seed"], config["machine"]["cpu"], config["machine"]["commit"] = (
+            seed,
+            "A Desk Computer",
+            "c0ffee",
+        )
         (folder / "config.json").write_text(json.dumps(config))
         os.utime(folder / "config.json", (time.time() - ago,) * 2)
         if exampled:
             shutil.copytree(examples.FOLDER, folder / provenance.PLACE)
             for path in (folder / provenance.PLACE).glob("*.json"):
-                path.write_text(path.read_text(encoding="utf-8").replace('"task": "repo', f'"task": "{name} repo'), encoding="utf-8")
+                path.write_text(
+                    path.read_text(encoding="utf-8").replace('"task": "repo', f'"task": "{name} repo'), encoding="utf-8"
+                )
         return folder
 
     return made
@@ -45,7 +58,9 @@ def said(at):
 def test_without_a_run_the_committed_example_is_shown_and_named(page, runs, name):  # noqa: F811
     at = page(name, **TOKENS.get(name, {}))
     assert at.selectbox(key="examples").options == [provenance.EXAMPLE] and not at.error and not at.info[1:]
-    assert "Shown: **committed example**, a run from another machine · seed 0" in said(at) and "your run" not in said(at)
+    assert "Shown: **committed example**, a run from another machine · seed 0" in said(at) and "your run" not in said(
+        at
+    )
 
 
 @pytest.mark.parametrize("name", list(SHOWN))
@@ -57,7 +72,9 @@ def test_the_newest_finished_run_is_shown_and_named(page, mine, drive, name):
     assert at.selectbox(key="examples").options == ["new", "old", provenance.EXAMPLE]
     assert "examples" not in at.query_params  # nobody has chosen
     assert "Shown: **new**, your run in runs/new · seed 7 · A Desk Computer" in said(at) and "commit c0ffee" in said(at)
-    assert name == "kl" or "new repo m" in said(at) or any("new repo m" in table.value.to_csv() for table in at.dataframe)
+    assert (
+        name == "kl" or "new repo m" in said(at) or any("new repo m" in table.value.to_csv() for table in at.dataframe)
+    )
     if name == "kl":
         return  # one of its sliders is disabled then
     before = dict(at.query_params)
@@ -97,13 +114,17 @@ def test_one_choice_goes_along_and_a_link_holds_it(page, mine, go, whole):
     assert "Shown: **new**" in said(at)
     assert "Shown: **old**" in said(page("summary", **link))
     at = page("summary", examples="g\none")
-    assert ["There is no finished run g one here."] == [warning.value for warning in at.warning] and "Shown: **new**" in said(at)
+    assert ["There is no finished run g one here."] == [
+        warning.value for warning in at.warning
+    ] and "Shown: **new**" in said(at)
 
 
 def test_a_choice_that_the_other_run_has_not_is_none(page, mine, whole):
     """The first has a longer chain, more rollouts and other values of α than the other."""
     other = mine("other") / provenance.PLACE
-    chain, routing, drafting, rollouts = (json.loads((other / f"{name}.json").read_text()) for name in ("chain", "routing", "drafting", "rollouts"))
+    chain, routing, drafting, rollouts = (
+        json.loads((other / f"{name}.json").read_text()) for name in ("chain", "routing", "drafting", "rollouts")
+    )
     chain["chains"] = chain["chains"][:1]
     routing["rollouts"] = routing["rollouts"][:1]
     routing["rollouts"][0]["success"] = not routing["rollouts"][0]["success"]
@@ -137,9 +158,13 @@ def test_a_run_that_was_given_up_is_not_what_the_recipe_begins_with(page, mine):
     mine("done", ago=5000)
     mine("given up", stages=STAGES[:2], ago=2000)
     at = page("recipe")
-    assert at.multiselect(key="run").options == ["given up", "done", provenance.EXAMPLE] and at.multiselect(key="run").value == ["done"]
+    assert at.multiselect(key="run").options == ["given up", "done", provenance.EXAMPLE] and at.multiselect(
+        key="run"
+    ).value == ["done"]
     assert "**done**, your run · finished · seed 7 · A Desk Computer" in said(at)
-    assert "**committed example**, a run from another machine · finished" in said(page("recipe", run=provenance.EXAMPLE))
+    assert "**committed example**, a run from another machine · finished" in said(
+        page("recipe", run=provenance.EXAMPLE)
+    )
 
 
 def test_no_page_speaks_of_a_real_run_without_saying_which(page, runs):  # noqa: F811
@@ -153,16 +178,24 @@ def test_the_figures_of_kl_are_those_of_the_run(page, mine, table):
     folder = mine() / provenance.PLACE
     stored = dict(np.load(folder / "token-distributions.npz"))
     policy, reference = (stored[name].astype(np.float64) for name in ("reference", "policy"))
-    np.savez(folder / "token-distributions.npz", **stored | {"policy": stored["reference"], "reference": stored["policy"]})
+    np.savez(
+        folder / "token-distributions.npz", **stored | {"policy": stored["reference"], "reference": stored["policy"]}
+    )
     logp, logq = (x - np.logaddexp.reduce(x, axis=-1, keepdims=True) for x in (policy, reference))
     exact = float((np.exp(logp) * (logp - logq)).sum(-1).mean())
-    shown = [table(page("kl", examples=name, **TOKENS["kl"]), "exact KL")["exact KL"] for name in ("mine", provenance.EXAMPLE)]
+    shown = [
+        table(page("kl", examples=name, **TOKENS["kl"]), "exact KL")["exact KL"]
+        for name in ("mine", provenance.EXAMPLE)
+    ]
     assert shown[0].tolist() == pytest.approx([exact] * 3) and abs(shown[1][0] - exact) > 1e-4
 
 
 def test_the_dashboard_of_real_time_rl_says_whose_it_is(page, runs):  # noqa: F811
     record = json.loads((provenance.RECORDS / "real-time-rl.json").read_text())
-    line = f"committed in results/figures/real-time-rl.json, made by `etude figure real-time-rl` · seed {record['config']['seed']} · "
+    line = (
+        f"committed in results/figures/real-time-rl.json, made by `etude figure real-time-rl` · seed "
+        f"{record['config']['seed']} · "
+    )
     assert line in said(page("real-time-rl"))
 
 
@@ -176,10 +209,14 @@ def test_the_dashboard_of_real_time_rl_says_whose_it_is(page, runs):  # noqa: F8
 )
 def test_a_page_shows_the_user_s_own_experiment_and_says_so(page, runs, name, experiment, shown, figure):  # noqa: F811
     record = json.loads((provenance.RECORDS / f"{experiment}.json").read_text())
-    record["rows"] = [row | {column: value for column, value in figure.items() if column in row} for row in record["rows"]]
+    record["rows"] = [
+        row | {column: value for column, value in figure.items() if column in row} for row in record["rows"]
+    ]
     folder = runs / "figure" / "own"
     folder.mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps({"technique": f"figure {experiment}", "config": {"seed": 5}, "machine": {}}))
+    (folder / "config.json").write_text(
+        json.dumps({"technique": f"figure {experiment}", "config": {"seed": 5}, "machine": {}})
+    )
     (folder / f"{experiment}.json").write_text(json.dumps(seal_record(record | {"quick": True})))
     [value] = figure.values()
     assert shown() != value, "what ran with --quick proves nothing"

@@ -1,4 +1,5 @@
-"""The pages that read files: runs of the recipe, claims. Whole ones show; broken ones are one line, and the others still show."""
+"""The pages that read files: runs of the recipe, claims. Whole ones show; broken ones are one line, and the others
+still show."""
 
 import json
 import os
@@ -29,10 +30,16 @@ def played(folder, stages=STAGES, ago=0.0):
         (folder / part).mkdir(parents=True)
     shutil.copy(example / "config.json", folder)
     for stage in stages:
-        (folder / "stages" / f"{stage}.json").write_text(json.dumps({"stage": stage, "result": record["stages"][stage], "files": {}}))
-        shutil.copyfile(example / "metrics" / f"{stage}.jsonl", folder / "metrics" / f"{stage}.jsonl") if stage in METRICS else None
+        (folder / "stages" / f"{stage}.json").write_text(
+            json.dumps({"stage": stage, "result": record["stages"][stage], "files": {}})
+        )
+        shutil.copyfile(
+            example / "metrics" / f"{stage}.jsonl", folder / "metrics" / f"{stage}.jsonl"
+        ) if stage in METRICS else None
         (folder / "metrics" / f"{stage}.jsonl").touch()
-    (folder / "timings.jsonl").write_text("".join(json.dumps({"stage": s, "seconds": record["seconds"][s]}) + "\n" for s in stages))
+    (folder / "timings.jsonl").write_text(
+        "".join(json.dumps({"stage": s, "seconds": record["seconds"][s]}) + "\n" for s in stages)
+    )
     for path in folder.rglob("*"):
         os.utime(path, (time.time() - ago,) * 2)
     return folder
@@ -68,7 +75,11 @@ def test_what_is_shown_of_a_run_is_what_it_recorded(page, runs, table):
     (run,), broken = run_files.whole({"mine": runs / "mine"})
     lines = [json.loads(line) for line in (runs / "mine" / "metrics" / "rl.jsonl").read_text().splitlines()]
     xs, ys = curves.points(run)["reward/success"]
-    assert not broken and (xs == [line["step"] for line in lines]).all() and (ys == [line["success"] for line in lines]).all()
+    assert (
+        not broken
+        and (xs == [line["step"] for line in lines]).all()
+        and (ys == [line["success"] for line in lines]).all()
+    )
     loss = next(panel for panel in PANELS["Pretraining"] if panel.name == "loss")
     tokens = [row["tokens"] for row in curves.rows(loss, [run], 1)]
     assert tokens == sorted(tokens) and tokens[-1] > 1.5e6, "one stage goes on where the one before ended"
@@ -91,14 +102,20 @@ def test_the_url_names_what_is_shown(page, runs, table, whole, go):
     link = dict(at.query_params)
     assert link["run"] == "old"
     played(runs / "new", ago=50)
-    assert set(table(page("recipe", **link), "measure")["run"]) == {"old"} and page("recipe").query_params["run"] == "new"
+    assert (
+        set(table(page("recipe", **link), "measure")["run"]) == {"old"} and page("recipe").query_params["run"] == "new"
+    )
     whole(at.run())
     at.multiselect(key="run").set_value(["new", "old"])
     whole(at.run())
     assert at.query_params["run"] == ["new", "old"] and set(table(at, "measure")["run"]) == {"new", "old"}
     at.multiselect(key="run").set_value([])
     whole(at.run())
-    assert at.query_params["run"] == "" and "Choose a run." in words(at) and "Choose a run." in words(page("recipe", **at.query_params))
+    assert (
+        at.query_params["run"] == ""
+        and "Choose a run." in words(at)
+        and "Choose a run." in words(page("recipe", **at.query_params))
+    )
     go(at, "recipe", run="old")
     assert at.multiselect(key="run").value == ["old"], "the browser's Back"
     go(at, "claims")
@@ -114,11 +131,15 @@ def test_a_run_that_is_not_there_is_said_in_one_line(page, runs, table, whole):
     assert said.startswith("There is no run g onex") and "\n" not in said and len(said) < 120
     assert at.query_params["run"] == "new" and set(table(at, "measure")["run"]) == {"new"}
     at = page("recipe", run=["gone", "old"])
-    assert ["There is no run gone here."] == [warning.value for warning in at.warning] and at.query_params["run"] == "old"
+    assert ["There is no run gone here."] == [warning.value for warning in at.warning] and at.query_params[
+        "run"
+    ] == "old"
     assert not whole(at.run()).warning
     shutil.rmtree(runs / "old")
     whole(at.run())
-    assert ["There is no run old here."] == [warning.value for warning in at.warning] and at.query_params["run"] == "new"
+    assert ["There is no run old here."] == [warning.value for warning in at.warning] and at.query_params[
+        "run"
+    ] == "new"
 
 
 def test_runs_of_any_name_are_shown_under_it(page, runs, table):
@@ -130,7 +151,10 @@ def test_runs_of_any_name_are_shown_under_it(page, runs, table):
     assert listed == [names[0], "_hidden", "runs/stage", "runs/committed example", names[4], EXAMPLE]
     at.multiselect(key="run").set_value(listed).run()
     assert not at.exception and not at.error
-    assert list(table(at, "stage").columns) == ["stage", *listed] and table(at, "stage")["stage"].tolist() == [*STAGES, "together"]
+    assert list(table(at, "stage").columns) == ["stage", *listed] and table(at, "stage")["stage"].tolist() == [
+        *STAGES,
+        "together",
+    ]
     assert any(r"\*b\* \[x\]\(http\:\)" in caption.value for caption in at.caption), "no link"
 
 
@@ -174,15 +198,22 @@ def test_a_run_is_watched_while_it_goes_on_and_no_longer(page, runs, table, whol
         file.write('{"stage": "rl", "seconds": 12.3, "step": 7, "rate": 1.0}\n{"stage": "rl", "sec')
     (runs / "half" / "metrics" / "rl.jsonl").write_text('{"step": 1, "reward": 0.5, "success": 0.5}\n{"step": 2, "rew')
     at = page("recipe")
-    assert "running, at rl" in words(at) and table(at, "stage").set_index("stage").loc["rl", "half"] == "12 s so far, at step 7"
+    assert (
+        "running, at rl" in words(at)
+        and table(at, "stage").set_index("stage").loc["rl", "half"] == "12 s so far, at step 7"
+    )
     assert "No evaluation yet." in words(at)
     (run,), _ = run_files.whole({"half": runs / "half"})
     assert run_state.going(run) and len(curves.points(run)["reward/reward"][0]) == 1
     played(runs / "dead", stages=STAGES[:2], ago=2 * run_state.AWAY)
     (run,), _ = run_files.whole({"dead": runs / "dead"})
     assert not run_state.going(run) and "interrupted 30 minutes ago at mtp" in words(page("recipe", run="dead"))
-    (runs / "half" / "metrics" / "rl.jsonl").write_text('{"step": 1, "reward": 0.5, "success": 0.5}\n{"step": 2, "reward": 0.7, "success": 0.8}\n')
-    assert len(curves.points(run_files.whole({"half": runs / "half"})[0][0])["reward/reward"][0]) == 2, "what was written since is seen"
+    (runs / "half" / "metrics" / "rl.jsonl").write_text(
+        '{"step": 1, "reward": 0.5, "success": 0.5}\n{"step": 2, "reward": 0.7, "success": 0.8}\n'
+    )
+    assert len(curves.points(run_files.whole({"half": runs / "half"})[0][0])["reward/reward"][0]) == 2, (
+        "what was written since is seen"
+    )
 
 
 def broken(folder):
@@ -200,7 +231,9 @@ def broken(folder):
         "config of nothing": lambda: put("config.json", b"{}"),
         "config of garbage": lambda: put("config.json", b"\xff\x00\x81"),
         "a list for a config": lambda: put("config.json", b"[1]"),
-        "machine of garbage": lambda: put("config.json", b'{"technique": "recipe", "config": {"seed": 0}, "machine": 3}'),
+        "machine of garbage": lambda: put(
+            "config.json", b'{"technique": "recipe", "config": {"seed": 0}, "machine": 3}'
+        ),
         "half a stage": lambda: cut(folder / "stages" / "eval.json"),
         "a stage of garbage": lambda: put("stages/eval.json", b'{"result": 5}'),
         "an evaluation of garbage": lambda: put("stages/eval.json", b'{"result": {"before": {"success": "much"}}}'),
@@ -232,7 +265,10 @@ def test_other_folders_are_none_of_its_business(page, runs):
 def test_the_example_is_a_run_cut_short(runs, tmp_path):
     run = played(runs / "mine")
     with open(run / "metrics" / "rl.jsonl", "w") as file:
-        file.writelines(json.dumps({"step": step, "reward": 0.5, **({"codebase_ppl": 2.0} if step == 123 else {})}) + "\n" for step in range(1, 1001))
+        file.writelines(
+            json.dumps({"step": step, "reward": 0.5, **({"codebase_ppl": 2.0} if step == 123 else {})}) + "\n"
+            for step in range(1, 1001)
+        )
     out = examples.write_recipe(run, tmp_path / "example")
     steps = [json.loads(line)["step"] for line in (out / "metrics" / "rl.jsonl").read_text().splitlines()]
     assert {1, 123, 1000} <= set(steps) and len(steps) <= examples.LINES + 2
@@ -276,7 +312,9 @@ def test_laws_and_open_statements_have_tables_of_their_own(page, table):
     everything = figures.load(claims.RESULTS / "claims.json")
     at = page("claims")
     assert table(at, "law")["law"].tolist() == [qualified(c) for c in figures.laws(everything)]
-    assert table(at, "statement")["statement"].tolist() == [statement.says for statement, _ in open_statements(everything)]
+    assert table(at, "statement")["statement"].tolist() == [
+        statement.says for statement, _ in open_statements(everything)
+    ]
     at = page("claims", experiment=["kl-variance"])
     assert len(table(at, "law")) == 17 and not any("statement" in shown.value.columns for shown in at.dataframe)
     at = page("claims", verdict=["not tested"], words="Diverges rl")
@@ -293,13 +331,20 @@ def test_every_claim_is_in_the_chart_and_a_bar_says_its_experiment():
         bars = [row for row in layer.rows if row["experiment"] == name]
         assert [row["left"] for row in bars] == [0, *(row["right"] for row in bars[:-1])], "without a gap"
         assert bars[-1]["right"] == sum(c["experiment"] == name for c in everything)
-        assert [row["verdict"] for row in bars] == [v for v in claims.LOOKS if any(c["verdict"] == v for c in everything if c["experiment"] == name)]
+        assert [row["verdict"] for row in bars] == [
+            v for v in claims.LOOKS if any(c["verdict"] == v for c in everything if c["experiment"] == name)
+        ]
 
 
 def test_the_answer_of_the_claims_page_is_what_the_records_say():
     everything = figures.of_sources(figures.load(claims.RESULTS / "claims.json"))
-    verdicts = {name: Counter(c["verdict"] for c in everything if c["experiment"] == name) for name in {c["experiment"] for c in everything}}
-    (first, most), (_, second) = Counter({name: found["contradicted"] for name, found in verdicts.items()}).most_common(2)
+    verdicts = {
+        name: Counter(c["verdict"] for c in everything if c["experiment"] == name)
+        for name in {c["experiment"] for c in everything}
+    }
+    (first, most), (_, second) = Counter({name: found["contradicted"] for name, found in verdicts.items()}).most_common(
+        2
+    )
     assert "draft layers, mtp." in claims.PAGE.look and first == "mtp" and most > second
     engines = verdicts["async-rl"] + verdicts["weight-sync"]
     counts = f"{engines['reproduced']} of their {engines.total()} claims reproduce"
@@ -348,11 +393,19 @@ def test_explore_starts_streamlit_with_the_repositorys_page(monkeypatch, capsys)
     monkeypatch.setattr(os, "execv", lambda program, words: started.append((program, words)))
     cli.app(["explore", "--port", "8765", "--no-browser"], standalone_mode=False)
     ((program, given),) = started
-    assert program == given[0] == sys.executable and given[1:5] == ["-m", "streamlit", "run", str(claims.ROOT / "app.py")]
-    assert given[given.index("--server.fileWatcherType") + 1] == "none"  # watching a checkout with its .venv took most of a core
+    assert program == given[0] == sys.executable and given[1:5] == [
+        "-m",
+        "streamlit",
+        "run",
+        str(claims.ROOT / "app.py"),
+    ]
+    assert (
+        given[given.index("--server.fileWatcherType") + 1] == "none"
+    )  # watching a checkout with its .venv took most of a core
     assert given[given.index("--server.port") + 1] == "8765" and given[given.index("--server.headless") + 1] == "true"
     assert "http://127.0.0.1:8765" in capsys.readouterr().out
-    # Else a notice that advertises Streamlit to coding agents lies over the title of every page, where one of them is installed.
+    # Else a notice that advertises Streamlit to coding agents lies over the title of every page, where one of them is
+    # installed.
     assert given[given.index("--logger.hideWelcomeMessage") + 1] == "true"
 
 
@@ -363,7 +416,10 @@ def test_explore_takes_the_next_port_that_is_free(monkeypatch, capsys):
     monkeypatch.setattr(os, "execv", lambda program, words: started.append(words))
     monkeypatch.setattr(course_commands, "is_free", lambda port: port > 8502)
     cli.app(["explore"], standalone_mode=False)
-    assert started[0][started[0].index("--server.port") + 1] == "8503" and "http://127.0.0.1:8503" in capsys.readouterr().out
+    assert (
+        started[0][started[0].index("--server.port") + 1] == "8503"
+        and "http://127.0.0.1:8503" in capsys.readouterr().out
+    )
 
 
 def test_what_stands_in_the_way_of_explore_is_one_line(monkeypatch):
@@ -376,5 +432,7 @@ def test_what_stands_in_the_way_of_explore_is_one_line(monkeypatch):
             cli.app(["explore", "--port", str(taken.getsockname()[1])], standalone_mode=False)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     for words in (["explore"], ["examples"], ["bench", "explorer"]):
-        with pytest.raises(RunError, match=rf"^etude {' '.join(words)} needs Streamlit; in the clone: pip install -e '\.\[explore\]'$"):
+        with pytest.raises(
+            RunError, match=rf"^etude {' '.join(words)} needs Streamlit; in the clone: pip install -e '\.\[explore\]'$"
+        ):
             cli.app(words, standalone_mode=False)

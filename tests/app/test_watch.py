@@ -1,4 +1,5 @@
-"""Watch the agent: what the page shows is what was played, each token has the probability with which it was sampled, and a docstring is a task."""
+"""Watch the agent: what the page shows is what was played, each token has the probability with which it was sampled,
+and a docstring is a task."""
 
 import dataclasses
 import json
@@ -67,10 +68,16 @@ def html(at) -> str:
 def test_a_token_has_the_probability_with_which_it_was_sampled(agent, temperature):
     one = watched(agent, 3, temperature)
     logp = torch.cat([segment.logp[segment.sampled] for segment in episode(agent, 3, temperature).chain.segments])
-    assert [token.probability for token in one.tokens] == pytest.approx(logp.exp().tolist(), abs=CLOSE) and len(one.tokens) == one.played.own_tokens
+    assert [token.probability for token in one.tokens] == pytest.approx(logp.exp().tolist(), abs=CLOSE) and len(
+        one.tokens
+    ) == one.played.own_tokens
     for token in one.tokens:
         chances = [chance for _, chance in token.others]
-        assert len(chances) == tokens.OTHERS and chances == sorted(chances, reverse=True) and token.text not in [text for text, _ in token.others]
+        assert (
+            len(chances) == tokens.OTHERS
+            and chances == sorted(chances, reverse=True)
+            and token.text not in [text for text, _ in token.others]
+        )
         assert sum(chances) + token.probability <= 1 + CLOSE
 
 
@@ -103,8 +110,8 @@ def test_texts_of_tokens_are_the_text(agent, ids, words):
 @given(seed=st.integers(0, 10**6), steps=st.integers(0, 3), depth=st.sampled_from([0, 1, 2]))
 @settings(max_examples=50, deadline=None)
 def test_answer_and_tests_follow_from_the_docstring(seed, steps, depth):
-    """An expression that was drawn for the target's arguments comes back from its phrase; its answer passes the tests, and the old one no longer
-    where the two differ. The task's own docstring changes nothing."""
+    """An expression that was drawn for the target's arguments comes back from its phrase; its answer passes the tests,
+    and the old one no longer where the two differ. The task's own docstring changes nothing."""
     rng = random.Random(seed)
     task = generate(rng, "heldout", depth, config=WorldConfig())
     assert rewritten(task, f"  {task.files[task.target].doc} ") == task
@@ -119,7 +126,9 @@ def test_answer_and_tests_follow_from_the_docstring(seed, steps, depth):
         session = Session(edited)
         session.step(f"write {edited.target}\n    {answer}")
         assert session.body is not None
-        right = [session.body.evaluate(case.inputs) for case in edited.hidden_tests] == [case.want for case in edited.hidden_tests]
+        right = [session.body.evaluate(case.inputs) for case in edited.hidden_tests] == [
+            case.want for case in edited.hidden_tests
+        ]
         assert bool(session.verify().tests) == right and (right or answer == task.answer)
 
 
@@ -127,7 +136,11 @@ def test_a_docstring_may_name_other_files(agent):
     task = play.task_of(agent.recipe, 0, None)
     other = next(name for name, module in task.files.items() if name != task.target and len(module.args) == 2)
     edited = rewritten(task, f"{other} then double")
-    assert (edited.depth, edited.helpers, edited.answer) == (1, (other,), f"return {_times_two(task.files[other].expr)}")
+    assert (edited.depth, edited.helpers, edited.answer) == (
+        1,
+        (other,),
+        f"return {_times_two(task.files[other].expr)}",
+    )
     assert set(play.task_of(agent.recipe, 0, None).files) == set(edited.files)
 
 
@@ -156,7 +169,11 @@ def test_what_is_no_docstring_is_one_line(agent, doc, says):
 
 
 def test_an_argument_that_the_target_has_not_is_named(agent):
-    task = next(task for number in range(50) if len((task := play.task_of(agent.recipe, number, None)).files[task.target].args) == 2)
+    task = next(
+        task
+        for number in range(50)
+        if len((task := play.task_of(agent.recipe, number, None)).files[task.target].args) == 2
+    )
     with pytest.raises(RunError, match=f"{task.target} has no argument c, which its docstring needs; it has a, b"):
         rewritten(task, "a plus c")
 
@@ -179,23 +196,33 @@ def test_without_a_run_the_committed_agents_play_and_say_so(page, runs, agent): 
     at = page("watch", task="3")
     both = [watched(one, 3) for one in (play.agent_in(FOLDER / example_agent.BEFORE), agent)]
     said = " ".join([*(caption.value for caption in at.caption), *(one.value for one in at.markdown)])
-    assert "Shown: **committed example**, the small agent of the clone" in said and "`make small`" in said and not at.error
+    assert (
+        "Shown: **committed example**, the small agent of the clone" in said and "`make small`" in said and not at.error
+    )
     run = json.loads((FOLDER / example_agent.RECORD).read_text())["run"]
-    assert f"seed {run['seed']}" in said and f"commit {run['commit']}" in said, "which run it is, for the recipe's page may show another one"
+    assert f"seed {run['seed']}" in said and f"commit {run['commit']}" in said, (
+        "which run it is, for the recipe's page may show another one"
+    )
     assert "on 100 held-out tasks, 4 rollouts each, 59% succeed before RL and 74% after" in said
     assert "**sft, before RL**" in said and "**agent, after RL**" in said
     shown = html(at)
     for one in both:
-        assert ("solved" if one.played.success else "not solved") in shown and f"hidden: passed {one.played.hidden.count(None)} of 32" in shown
+        assert (
+            "solved" if one.played.success else "not solved"
+        ) in shown and f"hidden: passed {one.played.hidden.count(None)} of 32" in shown
         assert f"{one.played.own_tokens} tokens written" in shown
     assert shown.count('class="more"') == sum(one.played.own_tokens for one in both)
-    assert "font-weight:700" in shown[shown.index("verdict") :] and shown.count("font-weight:700") == 2, "the verdicts alone are bold"
+    assert "font-weight:700" in shown[shown.index("verdict") :] and shown.count("font-weight:700") == 2, (
+        "the verdicts alone are bold"
+    )
     assert at.text_input[0].label.startswith(f"Docstring of {both[0].played.prompt.split()[-1]}(")
 
 
 def test_drafts_are_shown_on_demand(page, runs, whole, agent):  # noqa: F811
     at = page("watch")
-    assert " kept" not in html(at).replace("a kept draft", "") and not any("drafts kept" in one.value for one in at.markdown)
+    assert " kept" not in html(at).replace("a kept draft", "") and not any(
+        "drafts kept" in one.value for one in at.markdown
+    )
     at.toggle(key="drafted").set_value(True)
     whole(at.run())
     one = watched(agent, drafts=True)
@@ -209,7 +236,11 @@ def test_an_agent_without_draft_layers_says_so(page, mine):
     shutil.rmtree(mine / "checkpoints" / "final" / "mtp")
     at = page("watch", drafted="true")
     said = [one.value for one in at.markdown if one.value.startswith(("**sft", "**final"))]
-    assert len(said) == 2 and all("no draft layers: every token took a pass of its own" in one for one in said) and not at.error
+    assert (
+        len(said) == 2
+        and all("no draft layers: every token took a pass of its own" in one for one in said)
+        and not at.error
+    )
 
 
 def test_a_run_plays_its_own_task_before_and_after_rl(page, mine):
@@ -217,9 +248,15 @@ def test_a_run_plays_its_own_task_before_and_after_rl(page, mine):
     assert at.selectbox(key="examples").value == "mine" and not at.error
     folders = play.found(mine, "sft")
     said = " ".join([*(caption.value for caption in at.caption), *(one.value for one in at.markdown)])
-    assert "Shown: **mine**, your run in runs/mine · seed 7" in said and "**sft, before RL**" in said and "**final, after RL**" in said
+    assert (
+        "Shown: **mine**, your run in runs/mine · seed 7" in said
+        and "**sft, before RL**" in said
+        and "**final, after RL**" in said
+    )
     first, last = (watched(play.agent_in(folder)) for folder in folders)
-    assert first.played.prompt == last.played.prompt != watched(play.agent_in(FOLDER)).played.prompt, "the run's settings draw its tasks"
+    assert first.played.prompt == last.played.prompt != watched(play.agent_in(FOLDER)).played.prompt, (
+        "the run's settings draw its tasks"
+    )
     shown = html(at)
     assert shown.count('class="more"') == first.played.own_tokens + last.played.own_tokens
     for one in (first, last):
@@ -245,8 +282,13 @@ def test_a_summary_is_no_turn(agent):
     one = watched(agent)
     assert f"agent, turn {one.played.reward.turns}<" in rollouts.shown(one, len(one.turns))
     last = max(at for at, piece in enumerate(one.played.pieces) if piece.role == "agent")
-    pieces = [dataclasses.replace(piece, role="summary") if at == last else piece for at, piece in enumerate(one.played.pieces)]
-    shown = rollouts.shown(dataclasses.replace(one, played=dataclasses.replace(one.played, pieces=tuple(pieces))), len(one.turns))
+    pieces = [
+        dataclasses.replace(piece, role="summary") if at == last else piece
+        for at, piece in enumerate(one.played.pieces)
+    ]
+    shown = rollouts.shown(
+        dataclasses.replace(one, played=dataclasses.replace(one.played, pieces=tuple(pieces))), len(one.turns)
+    )
     assert '<span class="who">summary</span>' in shown and f"turn {one.played.reward.turns}<" not in shown
 
 
@@ -263,7 +305,9 @@ def test_another_docstring_is_played(page, runs, whole, agent):  # noqa: F811
     assert "a docstring is two operands around plus" in line and "\n" not in line
     at.slider(key="task").set_value(5)
     whole(at.run())
-    assert not at.error and at.text_input[0].key != key, f"the next task has a docstring of its own, not that of {target}"
+    assert not at.error and at.text_input[0].key != key, (
+        f"the next task has a docstring of its own, not that of {target}"
+    )
 
 
 def test_a_new_task_is_another_one(page, runs, whole):  # noqa: F811
@@ -276,7 +320,8 @@ def test_a_new_task_is_another_one(page, runs, whole):  # noqa: F811
 
 
 def test_each_token_is_a_mark_in_the_chart(page, runs, agent):  # noqa: F811
-    """Where its turn and its place say, at its probability; what is told of a mark is that token's. A click has no control to move."""
+    """Where its turn and its place say, at its probability; what is told of a mark is that token's. A click has no
+    control to move."""
     both = [watched(one) for one in (play.agent_in(FOLDER / example_agent.BEFORE), agent)]
     drawn = rollouts.picture(both)
     marks = drawn.layers[-1].rows
@@ -289,7 +334,11 @@ def test_each_token_is_a_mark_in_the_chart(page, runs, agent):  # noqa: F811
     last = [row for row in marks if row["agent"] == both[-1].name]
     assert parts == [after["place"] - 0.5 for before, after in zip(last, last[1:]) if before["turn"] != after["turn"]]
     told = vega.table(drawn)
-    assert told["part"].count(len(parts)) == len(marks) and told["t3"][-1] == last[-1]["token"] and told["t5"][-1] == last[-1]["other 1"]
+    assert (
+        told["part"].count(len(parts)) == len(marks)
+        and told["t3"][-1] == last[-1]["token"]
+        and told["t5"][-1] == last[-1]["other 1"]
+    )
     (chart,) = page("watch").get("vega_lite_chart")
     assert json.loads(chart.proto.spec)["height"] == drawn.height
 
@@ -309,10 +358,19 @@ def test_a_control_that_a_click_sets_keeps_its_default_and_nothing_is_logged(pag
 def test_what_an_agent_writes_stays_text(agent):
     one = watched(agent)
     evil = tokens.Token("<b>\x1b\n", 0.2, (("<script>", 0.3), (None, 0.1)), ())
-    pieces = [dataclasses.replace(one.played.pieces[0], text="<img src=x>"), dataclasses.replace(one.played.pieces[1], text="<b>")]
-    bad = dataclasses.replace(one, played=dataclasses.replace(one.played, pieces=tuple(pieces), diff=("+<i>",)), turns=((evil,),))
+    pieces = [
+        dataclasses.replace(one.played.pieces[0], text="<img src=x>"),
+        dataclasses.replace(one.played.pieces[1], text="<b>"),
+    ]
+    bad = dataclasses.replace(
+        one, played=dataclasses.replace(one.played, pieces=tuple(pieces), diff=("+<i>",)), turns=((evil,),)
+    )
     shown = rollouts.shown(bad, 1)
-    assert not any(tag in shown for tag in ("<b>", "<script>", "<img", "<i>", "\x1b")) and "&lt;b&gt;\\x1b↵" in shown and "end of the turn" in shown
+    assert (
+        not any(tag in shown for tag in ("<b>", "<script>", "<img", "<i>", "\x1b"))
+        and "&lt;b&gt;\\x1b↵" in shown
+        and "end of the turn" in shown
+    )
 
 
 def test_a_run_without_its_checkpoints_is_left_out(page, mine):

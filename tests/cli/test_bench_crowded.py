@@ -1,4 +1,5 @@
-"""`etude bench crowded`: who is timed when, what the record says, and that the old way is the old way. No time is judged here."""
+"""`etude bench crowded`: who is timed when, what the record says, and that the old way is the old way. No time is
+judged here."""
 
 import json
 import os
@@ -21,7 +22,13 @@ from sims.recipe import agent, evaluation, reinforcement
 def test_medians_and_ratios_within_a_round():
     """Ratios are within a round, because the machine's own speed moves between rounds."""
     found = bench_crowded.summary({"alone": [1.0, 2.0, 4.0], "threads": [2.0, 2.0, 8.0], "crowded": [1.5, 4.0, 6.0]})
-    assert found == {"alone_s": 2.0, "threads_s": 2.0, "crowded_s": 4.0, "faster_than_threads": 2.0, "slower_in_a_crowd": 1.5}
+    assert found == {
+        "alone_s": 2.0,
+        "threads_s": 2.0,
+        "crowded_s": 4.0,
+        "faster_than_threads": 2.0,
+        "slower_in_a_crowd": 1.5,
+    }
 
 
 def test_every_part_is_played_in_every_way_by_turns(tmp_path, monkeypatch):
@@ -39,7 +46,9 @@ def test_every_part_is_played_in_every_way_by_turns(tmp_path, monkeypatch):
 
     monkeypatch.setattr(bench_crowded, "busy", lambda: Way("crowded"))
     monkeypatch.setattr(bench_crowded, "threads", lambda: Way("threads"))
-    monkeypatch.setattr(bench_crowded, "parts_of", lambda root: {n: lambda n=n: played.append((n, *ways)) for n in ("sampling", "step")})
+    monkeypatch.setattr(
+        bench_crowded, "parts_of", lambda root: {n: lambda n=n: played.append((n, *ways)) for n in ("sampling", "step")}
+    )
     record = bench_crowded.bench(tmp_path, tmp_path, rounds=3)
     assert played[:2] == [("sampling",), ("step",)]  # what is computed once only
     for name in ("sampling", "step"):
@@ -58,7 +67,10 @@ def test_a_folder_without_a_policy_is_one_line(tmp_path, ask):
 
 
 def test_the_old_way_is_one_process_with_threads():
-    before, own = torch.get_num_threads(), (agent.on_cores, rollout.FEWEST, rollout.MOST, evaluation.one_thread, reinforcement.CORES)
+    before, own = (
+        torch.get_num_threads(),
+        (agent.on_cores, rollout.FEWEST, rollout.MOST, evaluation.one_thread, reinforcement.CORES),
+    )
     with bench_crowded.threads():
         assert torch.get_num_threads() == bench_crowded.cores() and (rollout.FEWEST, rollout.MOST) == (800, 800)
         assert agent.on_cores(lambda part: (part, os.getpid()), [1, 2], each=2) == [(1, os.getpid()), (2, os.getpid())]
@@ -70,7 +82,10 @@ def test_the_old_way_is_one_process_with_threads():
 
 
 def test_busy_programs_end_with_a_killed_benchmark(tmp_path):
-    code = "import time\nfrom etude.bench import crowded\nwith crowded.busy():\n    print('busy', flush=True)\n    time.sleep(600)\n"
+    code = (
+        "import time\nfrom etude.bench import crowded\nwith crowded.busy():\n    print('busy', "
+        "flush=True)\n    time.sleep(600)\n"
+    )
     own = {**os.environ, "PYTHONPATH": str(Path(bench_crowded.__file__).parents[2]), "ETUDE_TEST_MARK": tmp_path.name}
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, env=own)
     assert process.stdout.readline() == b"busy\n"
@@ -79,7 +94,10 @@ def test_busy_programs_end_with_a_killed_benchmark(tmp_path):
         found = []
         for folder in Path("/proc").glob("[0-9]*"):
             try:
-                if tmp_path.name.encode() in (folder / "environ").read_bytes() and b"getppid" in (folder / "cmdline").read_bytes():
+                if (
+                    tmp_path.name.encode() in (folder / "environ").read_bytes()
+                    and b"getppid" in (folder / "cmdline").read_bytes()
+                ):
                     found.append(folder.name)
             except OSError:
                 continue

@@ -40,18 +40,42 @@ BAD = [
     (["run", "zebra"], "unknown technique 'zebra'; choose from: recipe"),
     (["run", "kl", "--scale", "huge"], "--scale expects small or full, got 'huge'"),
     (["run", "kl", "--scale", "full", "--nproc", "8"], "needs 8 CUDA GPUs (ep=8, cp=8); this machine has"),
-    (["run", "recipe", "--scale", "full", "--nproc", "8"], "recipe at full scale needs 8 CUDA GPUs (ep=8, cp=2); this machine has"),
-    (["run", "recipe", "--scale", "full", "--nproc", "8"], "--config examples/rehearsal.toml --backend gloo --nproc 2 --checkpoint runs/small/ch"),
-    (["run", "recipe", "--scale", "full", "--backend", "gloo"], "a full run starts from a checkpoint: --checkpoint FOLDER, a Hugging Face folder"),
+    (
+        ["run", "recipe", "--scale", "full", "--nproc", "8"],
+        "recipe at full scale needs 8 CUDA GPUs (ep=8, cp=2); this machine has",
+    ),
+    (
+        ["run", "recipe", "--scale", "full", "--nproc", "8"],
+        "--config examples/rehearsal.toml --backend gloo --nproc 2 --checkpoint runs/small/ch",
+    ),
+    (
+        ["run", "recipe", "--scale", "full", "--backend", "gloo"],
+        "a full run starts from a checkpoint: --checkpoint FOLDER, a Hugging Face folder",
+    ),
     (["run", "cpt", "--scale", "full", "--nproc", "8"], "needs 8 CUDA GPUs (ep=8, cp=2); this machine has"),
     (["run", "cpt", "--scale", "full", "--backend", "mpi"], "--backend expects nccl or gloo"),
     (["run", "cpt", "--scale", "full", "--backend", "gloo", "--nproc", "0"], "--nproc must be at least 1"),
-    (["run", "cpt", "--scale", "full", "--backend", "gloo", "--nproc", "3", "--set", "cp=2"], "cp=2 must divide the number of ranks, 3"),
-    (["run", "cpt", "--scale", "full", "--backend", "gloo", "--set", "ep=4"], "ep=4 must divide the number of ranks, 2"),
-    (["run", "cpt", "--scale", "full", "--backend", "gloo", "--set", "length=100", "--set", "cp=4"], "length must be a multiple of 2 · cp = 8"),
+    (
+        ["run", "cpt", "--scale", "full", "--backend", "gloo", "--nproc", "3", "--set", "cp=2"],
+        "cp=2 must divide the number of ranks, 3",
+    ),
+    (
+        ["run", "cpt", "--scale", "full", "--backend", "gloo", "--set", "ep=4"],
+        "ep=4 must divide the number of ranks, 2",
+    ),
+    (
+        ["run", "cpt", "--scale", "full", "--backend", "gloo", "--set", "length=100", "--set", "cp=4"],
+        "length must be a multiple of 2 · cp = 8",
+    ),
     (["run", "cpt", "--scale", "full", "--backend", "gloo", "--set", "rows=5"], "rows=5 must be a multiple of dp = 2"),
-    (["run", "mtp", "--scale", "full", "--backend", "gloo", "--set", "checkpoint=none"], "a full run starts from a checkpoint: --checkpoint"),
-    (["run", "mtp", "--scale", "full", "--backend", "gloo", "--set", "checkpoint=other"], "checkpoint other is not a folder"),
+    (
+        ["run", "mtp", "--scale", "full", "--backend", "gloo", "--set", "checkpoint=none"],
+        "a full run starts from a checkpoint: --checkpoint",
+    ),
+    (
+        ["run", "mtp", "--scale", "full", "--backend", "gloo", "--set", "checkpoint=other"],
+        "checkpoint other is not a folder",
+    ),
     (["run", "kl", "--seed", "x"], "--seed"),
     (["run", "kl", "--checkpoint-seconds", "-1"], "--checkpoint-seconds"),
     (["run", "kl", "--bogus"], "--bogus"),
@@ -91,7 +115,10 @@ BAD = [
     (["plan", "--launches", "int4"], "--launches expects nvfp4-token, mxfp8 or bfloat16, got 'int4'"),
     (["plan", "--launches", "mxfp8", "--ep", "2"], "--ep has no part in the list of launches"),
     (["plan", "--ep", "5", "--gpus", "10"], "--ep must divide the network's 128 experts, got 5"),
-    (["run", "kl-variance"], "kl-variance is a figure: etude figure kl-variance; to run the technique behind it: etude run kl"),
+    (
+        ["run", "kl-variance"],
+        "kl-variance is a figure: etude figure kl-variance; to run the technique behind it: etude run kl",
+    ),
     (["run", "best-of-k"], "best-of-k is a figure: etude figure best-of-k"),
     (["figure", "kl"], "kl is a technique: etude run kl; to reproduce its figure: etude figure kl-variance"),
     (["figure", "muon"], "muon is a technique: etude run muon; it has no figure of its own"),
@@ -137,8 +164,8 @@ def test_unreadable_corpus(tmp_path, ask, monkeypatch):
 
 @pytest.mark.parametrize("name", ["none", "Null", "true", "1e3", " blank ", "a=b", "(x)", "caf\udce9"])
 def test_a_path_is_never_read_as_a_word(tmp_path, ask, monkeypatch, name):
-    """--corpus, --out and --config are the folders and the file of that name, in small and in full runs, and so is the corpus of a run that
-    goes on."""
+    """--corpus, --out and --config are the folders and the file of that name, in small and in full runs, and so is the
+    corpus of a run that goes on."""
     from etude import full
     from etude.full_settings import settings
 
@@ -147,10 +174,16 @@ def test_a_path_is_never_read_as_a_word(tmp_path, ask, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
     told = []
     monkeypatch.setattr(
-        playing, "play_technique", lambda entry, out, toml, sets, *_: told.append((out, fill(playing.config_class(entry), toml, sets)))
+        playing,
+        "play_technique",
+        lambda entry, out, toml, sets, *_: told.append((out, fill(playing.config_class(entry), toml, sets))),
     )
     monkeypatch.setattr(
-        full, "run", lambda entry, out, toml, sets, resume, nproc, backend: told.append((out, settings(entry.name, backend, toml, sets)))
+        full,
+        "run",
+        lambda entry, out, toml, sets, resume, nproc, backend: told.append(
+            (out, settings(entry.name, backend, toml, sets))
+        ),
     )
     words = ("--corpus", name, "--out", name, "--config", f"{name}.toml", "--set", "corpus=elsewhere")
     for technique, *more in (
@@ -169,7 +202,9 @@ def test_a_path_is_never_read_as_a_word(tmp_path, ask, monkeypatch, name):
 
 
 @pytest.mark.parametrize(
-    "failure", [PermissionError(13, "Permission denied", "corpus/a.py"), OSError(28, "No space left on device")], ids=["permission", "disk full"]
+    "failure",
+    [PermissionError(13, "Permission denied", "corpus/a.py"), OSError(28, "No space left on device")],
+    ids=["permission", "disk full"],
 )
 def test_an_operating_system_error_is_one_line(tmp_path, ask, monkeypatch, failure):
     import ref.kl
@@ -250,23 +285,29 @@ def test_a_demonstration(tmp_path, ask):
 
 
 def test_paths_that_are_no_text(tmp_path, ask, monkeypatch):
-    """A line that names one is shown, whatever the terminal can show; a run lies only where all its writers can write."""
+    """A line that names one is shown, whatever the terminal can show; a run lies only where all its writers can
+    write."""
     import ref.kl
 
     odd = tmp_path / os.fsdecode(b"caf\xe9")
     code, _, error = ask("run", "kl", "--out", odd / "out")
-    assert code == 2 and error.count("\n") == 1 and f"{tmp_path}/caf\\udce9/out is not UTF-8" in error and not odd.exists()
+    assert (
+        code == 2 and error.count("\n") == 1 and f"{tmp_path}/caf\\udce9/out is not UTF-8" in error and not odd.exists()
+    )
     monkeypatch.setattr(ref.kl, "demo", lambda config, log: {"seed": config.seed})
     odd.mkdir()
     (odd / "settings.toml").write_text("seed = 7")
     code, _, error = ask("run", "kl", "--config", odd / "settings.toml", "--out", tmp_path / "out")
-    assert (code, error) == (0, "") and json.loads((tmp_path / "out" / "report.json").read_text())["result"] == {"seed": 7}
+    assert (code, error) == (0, "") and json.loads((tmp_path / "out" / "report.json").read_text())["result"] == {
+        "seed": 7
+    }
     code, said, error = ask("plan", "--model", "tiny", "--length", 512, "--out", odd / "plan")
     assert (code, error) == (0, "") and "caf\\udce9/plan/plan.json" in said and (odd / "plan" / "plan.json").is_file()
 
 
 def test_a_demonstration_is_simply_played_again(tmp_path, ask, monkeypatch):
-    """It takes seconds. What lies in its folder stays, whosever it is; only a folder that was asked for is not exchanged for another."""
+    """It takes seconds. What lies in its folder stays, whosever it is; only a folder that was asked for is not
+    exchanged for another."""
     import ref.kl
 
     monkeypatch.setattr(ref.kl, "demo", lambda config, log: {"seed": config.seed})
@@ -296,7 +337,9 @@ def test_list_and_help(ask):
 
 
 def test_help_is_quick_because_torch_stays_out():
-    done = subprocess.run([sys.executable, "-X", "importtime", "-m", "etude.cli", "--help"], cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "etude.cli", "--help"], cwd=ROOT, capture_output=True, text=True
+    )
     assert done.returncode == 0 and "recipe" in done.stdout
     assert not any(name in done.stderr for name in (" torch\n", "matplotlib\n", "transformers\n"))
 
@@ -306,7 +349,12 @@ def test_plan(tmp_path, ask):
     import json
 
     code, said, _ = ask("plan", "--out", tmp_path / "plan")
-    assert code == 0 and "30.53 B parameters" in said and "512 GPUs" in said and "Guessed: 50% of peak" in " ".join(said.split())
+    assert (
+        code == 0
+        and "30.53 B parameters" in said
+        and "512 GPUs" in said
+        and "Guessed: 50% of peak" in " ".join(said.split())
+    )
     found = json.loads((tmp_path / "plan" / "plan.json").read_text())
     assert [one["gpus"] for one in found] == [8, 64, 512] and found[0]["parameters"] == 30_532_122_624
     assert (tmp_path / "plan" / "plan.png").stat().st_size > 10_000
@@ -326,14 +374,24 @@ def test_plan_of_a_small_network(tmp_path, ask):
     """In units that show something, and with rows that it has positions for."""
     from ref.network import Config, Transformer, save_hf
 
-    save_hf(Transformer(Config.tiny(vocab_size=400, hidden_size=32, num_hidden_layers=1, moe_intermediate_size=16)), tmp_path / "net")
+    save_hf(
+        Transformer(Config.tiny(vocab_size=400, hidden_size=32, num_hidden_layers=1, moe_intermediate_size=16)),
+        tmp_path / "net",
+    )
     for model in ("tiny", tmp_path / "net"):
         code, said, error = ask("plan", "--model", model, "--gpus", 2, "--gpus", 8)
-        assert code == 0 and error == "warning: rows are 512 tokens long, not 32,768: max_position_embeddings of the network allows no more\n"
+        assert (
+            code == 0
+            and error
+            == "warning: rows are 512 tokens long, not 32,768: max_position_embeddings of the network allows no more\n"
+        )
         told = " ".join(said.split())  # wide titles are wrapped
         assert "rows of 512 tokens" in told
         assert not re.search(r"\b0(\.0+)? ?[kMGTmµ]?(B|s|%|M)\b", said), said
-        assert re.search(r"\d\.\d\d M parameters, 0\.\d\d M active per token" if model == "tiny" else r"\d\d\.\d\d k parameters", told), told
+        assert re.search(
+            r"\d\.\d\d M parameters, 0\.\d\d M active per token" if model == "tiny" else r"\d\d\.\d\d k parameters",
+            told,
+        ), told
     assert ask("plan", "--model", "tiny", "--gpus", 8, "--length", 256, "--out", tmp_path / "plan")[2] == ""
     assert json.loads((tmp_path / "plan" / "plan.json").read_text())[0]["length"] == 256
 
@@ -342,7 +400,9 @@ def test_plan_of_a_small_network(tmp_path, ask):
 def test_plan_of_another_family(tmp_path, ask, bias):
     from ref.network import Config, RopeScaling, Transformer, save_hf
 
-    config = Config.tiny(400, num_experts=0, qk_norm=False, attention_bias=bias, rope_scaling=RopeScaling("yarn", 4.0, 128))
+    config = Config.tiny(
+        400, num_experts=0, qk_norm=False, attention_bias=bias, rope_scaling=RopeScaling("yarn", 4.0, 128)
+    )
     save_hf(Transformer(config), tmp_path / "net")
     assert ask("plan", "--model", tmp_path / "net", "--gpus", 4, "--out", tmp_path / "plan")[0] == 0
     [found] = json.loads((tmp_path / "plan" / "plan.json").read_text())
@@ -371,7 +431,11 @@ def test_the_version(ask):
     from etude import __version__
 
     code, out, _ = ask("--version")
-    assert code == 0 and out.startswith(f"etude {__version__}, torch 2") and out.rstrip().endswith(f"Python {sys.version.split()[0]}")
+    assert (
+        code == 0
+        and out.startswith(f"etude {__version__}, torch 2")
+        and out.rstrip().endswith(f"Python {sys.version.split()[0]}")
+    )
 
 
 def test_a_shell_completes_commands_and_names():
@@ -383,7 +447,9 @@ def test_a_shell_completes_commands_and_names():
         return done.stdout.split()
 
     assert complete("pl") == ["play", "plan"]
-    assert complete("run", "ml") == [] and complete("run", "kl") == ["kl"] and complete("figure", "kl") == ["kl-variance"]
+    assert (
+        complete("run", "ml") == [] and complete("run", "kl") == ["kl"] and complete("figure", "kl") == ["kl-variance"]
+    )
     assert complete("claims", "--figure", "mt") == ["mtp"]
     for shell in ("bash", "zsh", "fish"):
         done = call(_ETUDE_COMPLETE=f"source_{shell}")

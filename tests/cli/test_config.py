@@ -76,20 +76,25 @@ def test_whole_numbers(text, value):
 @pytest.mark.parametrize("text", ["1e99", "1e16", "9007199254740992", "-1e300", "9" * 300])
 def test_a_whole_number_beyond_those_that_float64_tells_apart_is_refused(text):
     for toml, sets in (({}, [f"limit={text}"]), (parse_toml(f"limit = {text}"), [])):
-        with pytest.raises(RunError, match="^limit must lie between -9007199254740991 and 9007199254740991, got ") as error:
+        with pytest.raises(
+            RunError, match="^limit must lie between -9007199254740991 and 9007199254740991, got "
+        ) as error:
             fill(Data, toml, sets)
         assert len(str(error.value)) < 120
 
 
 ASCII_NUMBER = st.from_regex(r"[+-]?(0|[1-9][0-9]{0,12})(\.[0-9]{1,6})?([eE][+-]?[0-9]{1,2})?", fullmatch=True)
-ODD_NUMBER = st.sampled_from("1_0 ١٠ １０ ² 1e e5 .5 5. 007 0x10 1_0.0 inf -inf nan NaN 1e400 --1 +-1 1,0 ½".split() + ["1 0", "", "9" * 5000])
+ODD_NUMBER = st.sampled_from(
+    "1_0 ١٠ １０ ² 1e e5 .5 5. 007 0x10 1_0.0 inf -inf nan NaN 1e400 --1 +-1 1,0 ½".split() + ["1 0", "", "9" * 5000]
+)
 LETTERS = st.text(st.sampled_from("0123456789+-._eE١٢٠０xX \t"), max_size=8)
 
 
 @given(st.one_of(ASCII_NUMBER, ODD_NUMBER, LETTERS))
 @example("9" * 309)
 def test_numbers_have_one_grammar(text):
-    """A setting from --set is a number exactly if TOML reads the same text as this decimal number, without underscores."""
+    """A setting from --set is a number exactly if TOML reads the same text as this decimal number, without
+    underscores."""
     text = text.strip()
     try:
         expected = parse_toml(f"x = {text}")["x"] if text.isascii() and not set(text) & set("_xX\t ") else None
@@ -191,13 +196,31 @@ def test_the_largest_number_of_float32_is_a_number():
 
 def test_the_network_of_another_family():
     """Its nested settings are typed like all others, and what no family has is refused in one line."""
-    sets = ["num_experts=0", "qk_norm=no", "attention_bias=yes", "rope_scaling.rope_type=yarn", "rope_scaling.factor=4", "rope_theta=1e6"]
+    sets = [
+        "num_experts=0",
+        "qk_norm=no",
+        "attention_bias=yes",
+        "rope_scaling.rope_type=yarn",
+        "rope_scaling.factor=4",
+        "rope_theta=1e6",
+    ]
     filled = fill(Config, {"rope_scaling": {"original_max_position_embeddings": 256}}, sets)
-    assert (filled.model_type, filled.rope_theta) == ("qwen2", 1e6) and filled.rope_scaling == RopeScaling("yarn", 4.0, 256)
-    assert fill(Config, json.loads(json.dumps(asdict(filled)))) == filled, "as a run that goes on reads its own settings"
+    assert (filled.model_type, filled.rope_theta) == ("qwen2", 1e6) and filled.rope_scaling == RopeScaling(
+        "yarn", 4.0, 256
+    )
+    assert fill(Config, json.loads(json.dumps(asdict(filled)))) == filled, (
+        "as a run that goes on reads its own settings"
+    )
     for wrong, says in (
-        ("qk_norm=no", "qk_norm and attention_bias must fit a family: none is with experts, without qk_norm and without attention_bias"),
-        ("rope_scaling.rope_type=dynamic", "rope_scaling.rope_type expects default or linear or llama3 or yarn, got 'dynamic'"),
+        (
+            "qk_norm=no",
+            "qk_norm and attention_bias must fit a family: none is with experts, without qk_norm and "
+            "without attention_bias",
+        ),
+        (
+            "rope_scaling.rope_type=dynamic",
+            "rope_scaling.rope_type expects default or linear or llama3 or yarn, got 'dynamic'",
+        ),
         ("rope_scaling.factor=0.5", "rope_scaling.factor must be at least 1 and finite; got 0.5"),
         ("rope_scaling=yarn", "rope_scaling is a group of keys"),
     ):

@@ -15,12 +15,37 @@ from hypothesis import strategies as st
 
 from etude import figures
 from etude.explorer import provenance, run_files
-from kit.disk import MAX_DEPTH, DamagedFile, parse_json, parse_toml, read_bytes, read_json, read_lines, read_text, read_toml, seal_record
+from kit.disk import (
+    MAX_DEPTH,
+    DamagedFile,
+    parse_json,
+    parse_toml,
+    read_bytes,
+    read_json,
+    read_lines,
+    read_text,
+    read_toml,
+    seal_record,
+)
 from kit.runs import Run
 from kit.settings import RunError
 from ref import checks
 
-VALUES = (b"null", b"true", b'"x"', b"[]", b"{}", b"-1", b"1e999", b"NaN", b"9" * 5000, b"1.5", b'"\\ud800"', b"[" * 5000, b'{"a":' * 300)
+VALUES = (
+    b"null",
+    b"true",
+    b'"x"',
+    b"[]",
+    b"{}",
+    b"-1",
+    b"1e999",
+    b"NaN",
+    b"9" * 5000,
+    b"1.5",
+    b'"\\ud800"',
+    b"[" * 5000,
+    b'{"a":' * 300,
+)
 
 
 def damage(rng: random.Random, content: bytes) -> bytes:
@@ -48,7 +73,9 @@ def damage(rng: random.Random, content: bytes) -> bytes:
         first, last = rng.choice(numbers)
         return content[:first] + rng.choice(VALUES) + content[last:]
     if kind == 7:
-        return rng.choice((b"", b"[" * 100_000, b"{}", b"[]", b"3", b"null", b"\xff\xfe", b'{"technique": 1}', b"\n" * 99, bytes(999)))
+        return rng.choice(
+            (b"", b"[" * 100_000, b"{}", b"[]", b"3", b"null", b"\xff\xfe", b'{"technique": 1}', b"\n" * 99, bytes(999))
+        )
     return content + rng.choice(VALUES)
 
 
@@ -92,7 +119,9 @@ STATES = [(step, [float(step)] * 3) for step in (20, 10)]
 def test_a_damaged_run_is_the_same_run_or_is_refused_in_one_line(run_folder, tmp_path_factory, seed):
     rng, root = random.Random(seed), tmp_path_factory.mktemp("copy") / "run"
     shutil.copytree(run_folder, root)
-    path = rng.choice(sorted(path for path in root.rglob("*") if path.is_file() and path.suffix in (".json", ".pt", ".jsonl", ".bin")))
+    path = rng.choice(
+        sorted(path for path in root.rglob("*") if path.is_file() and path.suffix in (".json", ".pt", ".jsonl", ".bin"))
+    )
     content = path.read_bytes()
     path.write_bytes(damage(rng, content))
     try:
@@ -115,12 +144,16 @@ def test_every_flipped_digit_of_a_record_is_seen(run_folder, tmp_path, name, cap
     for match in re.finditer(r"\d", content):
         path.write_text(content[: match.start()] + str((int(match[0]) + 1) % 10) + content[match.end() :])
         if name.startswith("state"):  # the checkpoint before it is intact
-            shutil.copytree(run_folder / "state", root / "state", dirs_exist_ok=True, ignore=shutil.ignore_patterns(path.name))
+            shutil.copytree(
+                run_folder / "state", root / "state", dirs_exist_ok=True, ignore=shutil.ignore_patterns(path.name)
+            )
             assert resume(root) == (RESULT, STATES[1])
             assert "its manifest b-000020.json is unreadable" in capsys.readouterr().err
             shutil.copytree(run_folder, root, dirs_exist_ok=True)
         else:
-            with pytest.raises(RunError, match=f"{name} is damaged .*; (delete it to run stage a again|choose another --out)"):
+            with pytest.raises(
+                RunError, match=f"{name} is damaged .*; (delete it to run stage a again|choose another --out)"
+            ):
                 resume(root)
 
 
@@ -150,13 +183,21 @@ JSON = st.recursive(
 @given(st.dictionaries(st.text(max_size=4), JSON, max_size=4), JSON)
 def test_a_seal_follows_the_content_alone(record, value):
     sealed = seal_record(record)
-    assert seal_record(json.loads(json.dumps(sealed, indent=3))) == sealed == seal_record(dict(reversed(sealed.items())))
+    assert (
+        seal_record(json.loads(json.dumps(sealed, indent=3))) == sealed == seal_record(dict(reversed(sealed.items())))
+    )
     changed = {**record, "x": value}
-    assert (seal_record(changed)["seal"] == sealed["seal"]) == (json.dumps(changed, sort_keys=True) == json.dumps(record, sort_keys=True))
+    assert (seal_record(changed)["seal"] == sealed["seal"]) == (
+        json.dumps(changed, sort_keys=True) == json.dumps(record, sort_keys=True)
+    )
 
 
 @settings(max_examples=150)
-@given(st.binary(max_size=40) | JSON.map(lambda value: json.dumps(value).encode()) | st.integers(0, 2 * MAX_DEPTH).map(lambda n: b"[" * n + b"]" * n))
+@given(
+    st.binary(max_size=40)
+    | JSON.map(lambda value: json.dumps(value).encode())
+    | st.integers(0, 2 * MAX_DEPTH).map(lambda n: b"[" * n + b"]" * n)
+)
 @example(b"[" * 100_000)
 @example(b'{"a":' * 100_000)
 @example(b"[" * MAX_DEPTH + b"]" * MAX_DEPTH)
@@ -234,7 +275,10 @@ def test_commands_on_damaged_files(demo_run, tmp_path, monkeypatch, ask):
     rng = random.Random(7)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "claims").mkdir()
-    for name, text in {"deep": "[" * 100_000, "typed": '{"technique": ["kl"], "config": 3, "machine": []}'}.items():  # other runs, which `run` reads
+    for name, text in {
+        "deep": "[" * 100_000,
+        "typed": '{"technique": ["kl"], "config": 3, "machine": []}',
+    }.items():  # other runs, which `run` reads
         (tmp_path / "runs" / name / "stages").mkdir(parents=True)
         for path in ("config.json", "report.json", "stages/demo.json", "timings.jsonl"):
             (tmp_path / "runs" / name / path).write_text(text)

@@ -1,4 +1,5 @@
-"""The full run of feature deletion: what it writes, what it goes on with, what it refuses. Its little package is ours, and plays in this process."""
+"""The full run of feature deletion: what it writes, what it goes on with, what it refuses. Its little package is ours,
+and plays in this process."""
 
 import json
 from pathlib import Path

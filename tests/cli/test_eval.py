@@ -31,7 +31,9 @@ def test_figures_are_those_of_the_rollouts(one_core, ask):
     recipe, tasks = agent.recipe, list(itertools.islice(task_stream(agent.recipe, "evaluation"), 2))
     code, out, _ = ask("eval", FOLDER, "--tasks", 2, "--samples", 2, "--seed", 5, "--json")
     found = json.loads(out)
-    sampler = Sampler(load_hf(FOLDER).to(getattr(torch, recipe.training.dtype)), getattr(torch, recipe.training.sampler_dtype))
+    sampler = Sampler(
+        load_hf(FOLDER).to(getattr(torch, recipe.training.dtype)), getattr(torch, recipe.training.sampler_dtype)
+    )
     generator = torch.Generator().manual_seed(hash_seed(5, "eval"))
     how, r = context(agent.language, recipe), recipe.rl
     episodes = play(sampler, agent.language, tasks, 2, r.limits(how), r.max_turns, generator, r.temperature)
@@ -51,7 +53,11 @@ def test_an_agent_beside_itself_differs_in_nothing(one_core, ask, tmp_path, monk
     words = ["eval", FOLDER, "--before", tmp_path / "other", "--tasks", 1, "--samples", 1]
     code, out, _ = ask(*words, "--json")
     found = json.loads(out)
-    assert code == 0 and len(parts) == 2 and all(value == {"value": 0, "low": 0, "high": 0} for value in found["difference"].values())
+    assert (
+        code == 0
+        and len(parts) == 2
+        and all(value == {"value": 0, "low": 0, "high": 0} for value in found["difference"].values())
+    )
     monkeypatch.setattr(evaluating, "played", lambda *how: parts.pop(0))
     monkeypatch.setenv("COLUMNS", "250")
     code, out, _ = ask(*words)
@@ -77,7 +83,13 @@ def test_bad_input_is_one_line(words, says, ask):
 
 @pytest.mark.parametrize(
     ("words", "where"),
-    [([], None), (["agent"], None), (["--samples", 4], None), (["agent", "somewhere"], Path("somewhere")), (["somewhere"], Path("somewhere"))],
+    [
+        ([], None),
+        (["agent"], None),
+        (["--samples", 4], None),
+        (["agent", "somewhere"], Path("somewhere")),
+        (["somewhere"], Path("somewhere")),
+    ],
 )
 def test_without_a_name_it_is_the_clones_agent(words, where, ask, monkeypatch):
     asked = []

@@ -41,7 +41,10 @@ def finished(root: Path, config=None, technique="toy", seconds=(600.0, 900.0), o
         for name, took in zip(("cpt", "rl"), seconds):
             run.stage(name, 1).finish({})
             (root / "timings.jsonl").unlink()
-    lines = [{"stage": name, "seconds": took, **({"finished": True} if over else {})} for name, took in zip(("cpt", "rl"), seconds)]
+    lines = [
+        {"stage": name, "seconds": took, **({"finished": True} if over else {})}
+        for name, took in zip(("cpt", "rl"), seconds)
+    ]
     (root / "timings.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     (root / "report.json").write_text("{}")
     if box is not None:
@@ -78,7 +81,8 @@ def test_a_run_takes_as_long_as_one_like_it(home, capsys):
 
 
 def test_no_guess_is_made_from_what_is_not_alike(home, capsys):
-    """Other settings, another technique, another machine, a run that has not ended, one that is damaged, one of seconds."""
+    """Other settings, another technique, another machine, a run that has not ended, one that is damaged, one of
+    seconds."""
     unlike = {
         "settings": {"config": Settings(rate=0.25)},
         "inner": {"config": Settings(part=Part((1, 3)))},
@@ -90,7 +94,11 @@ def test_no_guess_is_made_from_what_is_not_alike(home, capsys):
     }
     for name, how in unlike.items():
         finished(home / "runs" / name, **how)
-    for name, text in (("damaged", "{"), ("list", "[]"), ("odd", '{"technique": "toy", "config": {"rate": "x"}, "machine": 3}')):
+    for name, text in (
+        ("damaged", "{"),
+        ("list", "[]"),
+        ("odd", '{"technique": "toy", "config": {"rate": "x"}, "machine": 3}'),
+    ):
         (home / "runs" / name).mkdir()
         (home / "runs" / name / "config.json").write_text(text)
     assert said(capsys) == ""
@@ -109,19 +117,30 @@ def test_ranks_are_compared_and_a_run_that_says_nothing_of_itself_is_not_announc
             expected.tell(run, ranks=ranks, backend="nccl")
         assert capsys.readouterr().out.startswith(says) and (says or not capsys.readouterr().out)
         if ranks == 8:
-            with Run.open(home / "runs" / "new", "toy", Settings(seed=7), True) as run:  # begun, and nothing says how far it came
+            with Run.open(
+                home / "runs" / "new", "toy", Settings(seed=7), True
+            ) as run:  # begun, and nothing says how far it came
                 expected.tell(run, ranks=8, backend="nccl")
             assert capsys.readouterr().out == ""
         shutil.rmtree(home / "runs" / "new")
 
 
 def test_without_a_run_the_committed_record_names_its_machine(home, capsys, monkeypatch):
-    record = {"config": {"seed": 3, "rate": 0.5}, "seconds": {"cpt": 4000.0, "rl": 4000.0}, "machine": {"cpu": "Abacus", "cores": 1}}
+    record = {
+        "config": {"seed": 3, "rate": 0.5},
+        "seconds": {"cpt": 4000.0, "rl": 4000.0},
+        "machine": {"cpu": "Abacus", "cores": 1},
+    }
     monkeypatch.setattr(expected, "COMMITTED", home)
     (home / "figures").mkdir()
     (home / "figures" / "toy.json").write_text(json.dumps(record))
-    assert said(capsys, technique="figure toy") == "expected: 2.2 h, as it took on 1 core (Abacus), says results/figures/toy.json\n"
-    assert said(capsys, technique="figure toy", config=Settings(rate=1.0)) == "" == said(capsys, technique="figure other")
+    assert (
+        said(capsys, technique="figure toy")
+        == "expected: 2.2 h, as it took on 1 core (Abacus), says results/figures/toy.json\n"
+    )
+    assert (
+        said(capsys, technique="figure toy", config=Settings(rate=1.0)) == "" == said(capsys, technique="figure other")
+    )
     finished(home / "runs" / "figure" / "toy", technique="figure toy")
     assert "on this machine" in said(capsys, technique="figure toy")
 
@@ -145,9 +164,17 @@ def test_an_evaluation_takes_as_long_by_rollout_as_that_of_its_run(home):
     (run / "report.json").write_text("{}")
     (run / "timings.jsonl").write_text('{"stage": "eval", "seconds": 300.0, "finished": true}\n')
     final = Path("runs/small/checkpoints/final")
-    assert expected.of_rollouts([final], example, 50) == "expected: 2 min, as the evaluation in runs/small took on this machine"
-    assert expected.of_rollouts([final, final], example, 50) == "expected: 5 min, as the evaluation in runs/small took on this machine"
-    assert expected.of_rollouts([final], example, 1) == "" == expected.of_rollouts([final, home / "x" / "y"], example, 50)
+    assert (
+        expected.of_rollouts([final], example, 50)
+        == "expected: 2 min, as the evaluation in runs/small took on this machine"
+    )
+    assert (
+        expected.of_rollouts([final, final], example, 50)
+        == "expected: 5 min, as the evaluation in runs/small took on this machine"
+    )
+    assert (
+        expected.of_rollouts([final], example, 1) == "" == expected.of_rollouts([final, home / "x" / "y"], example, 50)
+    )
     assert "as the evaluation of a small run took on 2 cores" in expected.of_rollouts([example], example, 10**5)
 
 
@@ -161,8 +188,15 @@ def test_a_package_takes_as_long_as_it_took_here(home, monkeypatch):
     assert task_times.told("made", package, 1, 2, "bubblewrap") == "expected: 2 min, as words 1.0 took on this machine"
     assert task_times.told("remade", package, 1, 2, "bubblewrap", 8) == ""  # nobody has graded them here
     task_times.remember("graded", package, 1, 2, "bubblewrap", 120.0, 4)
-    assert task_times.told("remade", package, 1, 2, "bubblewrap", 8) == "expected: 5 min, as words 1.0 took on this machine"
-    for other in ((replace(package, version="2.0"), 1, 2, "bubblewrap"), (package, 3, 2, "bubblewrap"), (package, 1, 1, "bubblewrap")):
+    assert (
+        task_times.told("remade", package, 1, 2, "bubblewrap", 8)
+        == "expected: 5 min, as words 1.0 took on this machine"
+    )
+    for other in (
+        (replace(package, version="2.0"), 1, 2, "bubblewrap"),
+        (package, 3, 2, "bubblewrap"),
+        (package, 1, 1, "bubblewrap"),
+    ):
         assert task_times.told("made", *other) == ""
     (file,) = (home / "cache" / "etude").iterdir()
     file.write_text(file.read_text() + '{"what": "made"')  # a kill
@@ -171,13 +205,18 @@ def test_a_package_takes_as_long_as_it_took_here(home, monkeypatch):
 
 
 def test_examples_take_as_long_as_they_took_with_such_a_run(home, ask, monkeypatch):
-    """The first time nobody knows; then with the same settings, whatever the seed; it says which part begins, and the end what comes next."""
+    """The first time nobody knows; then with the same settings, whatever the seed; it says which part begins, and the
+    end what comes next."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(home / "cache"))
     monkeypatch.setattr(examples, "write", lambda run, out, progress: progress("routing") or [])
     monkeypatch.setattr(explorer_examples, "write_recipe", lambda run, out: out)
     clock = itertools.cycle([0.0, 60.0, 240.0])
     monkeypatch.setattr(result_commands, "time", SimpleNamespace(monotonic=lambda: next(clock)))
-    for name, settings in (("one", {"seed": 0, "rl": {"steps": 3}}), ("two", {"seed": 1, "rl": {"steps": 3}}), ("other", {"rl": {"steps": 4}})):
+    for name, settings in (
+        ("one", {"seed": 0, "rl": {"steps": 3}}),
+        ("two", {"seed": 1, "rl": {"steps": 3}}),
+        ("other", {"rl": {"steps": 4}}),
+    ):
         (home / "runs" / name).mkdir(parents=True)
         (home / "runs" / name / "config.json").write_text(json.dumps({"technique": "recipe", "config": settings}))
     says = "expected: 4 min, as etude examples took on this machine with such a run\n"
@@ -213,12 +252,17 @@ def steps(root: Path) -> list[tuple[str, str]]:
     found += [*afterwards.of_eval(None, None), *afterwards.of_eval(root, None), *afterwards.of_eval(root, "sft")]
     found += [*afterwards.of_examples(root, root / "examples"), *afterwards.of_examples(root, root / "other" / "place")]
     found += [step for entry in catalog.TECHNIQUES for step in afterwards.of_technique(entry)]
-    return found + [step for entry in catalog.EXPERIMENTS for quick in (True, False) for step in afterwards.of_figure(entry, quick)]
+    return found + [
+        step for entry in catalog.EXPERIMENTS for quick in (True, False) for step in afterwards.of_figure(entry, quick)
+    ]
 
 
 def test_what_is_named_at_an_end_exists(home):
     """In a folder with a blank, too; and a run without its last model is told no agent."""
-    root, finds = home / "my run", {"run": catalog.find, "figure": catalog.find_experiment, "claims": catalog.find_experiment}
+    root, finds = (
+        home / "my run",
+        {"run": catalog.find, "figure": catalog.find_experiment, "claims": catalog.find_experiment},
+    )
     for name in ("final", "sft"):
         (root / "checkpoints" / name).mkdir(parents=True)
     commands = {command for command, _ in steps(root)}
@@ -245,4 +289,6 @@ def test_a_demonstration_ends_with_what_comes_next(home, ask, monkeypatch):
     monkeypatch.setattr(ref.kl, "demo", lambda config, log: {"seed": config.seed})
     code, shown, _ = ask("run", "kl")
     assert code == 0 and "expected:" not in shown
-    assert "next:   etude figure kl-variance   # " in shown and "        etude lesson 5             # its lesson" in shown
+    assert (
+        "next:   etude figure kl-variance   # " in shown and "        etude lesson 5             # its lesson" in shown
+    )

@@ -13,7 +13,19 @@ from hypothesis import strategies as st
 from etude import catalog, figures, fingerprints, statements
 from kit.disk import seal_record
 from kit.settings import RunError, fill
-from sims.experiment import LAW_VERDICTS, VERDICTS, above, at_least, at_most, below, between, claim, is_law, judge, untested
+from sims.experiment import (
+    LAW_VERDICTS,
+    VERDICTS,
+    above,
+    at_least,
+    at_most,
+    below,
+    between,
+    claim,
+    is_law,
+    judge,
+    untested,
+)
 
 RESULTS = Path(__file__).resolve().parents[2] / "results"
 
@@ -82,13 +94,21 @@ def test_missing_and_damaged_claims_are_named(tmp_path):
 
 
 def test_outside_a_clone_the_clones_claims_are_shown(tmp_path, ask, monkeypatch):
-    """Those of the folder come first, as where experiments were gathered; an etude without a clone says in a line what to do."""
+    """Those of the folder come first, as where experiments were gathered; an etude without a clone says in a line what
+    to do."""
     monkeypatch.chdir(tmp_path)
-    assert ask("claims", "--figure", "kl-variance") == ask("claims", "--figure", "kl-variance", "--out", figures.COMMITTED)
+    assert ask("claims", "--figure", "kl-variance") == ask(
+        "claims", "--figure", "kl-variance", "--out", figures.COMMITTED
+    )
     assert ask("claims", "--figure", "kl-variance")[0] == 0
     monkeypatch.setattr(figures, "COMMITTED", tmp_path / "no" / "claims.json")
     code, out, error = ask("claims", "--verdict", "holds")
-    assert code == 2 and out == "" and error.count("\n") == 1 and "results/claims.json does not exist; run experiments with etude figure" in error
+    assert (
+        code == 2
+        and out == ""
+        and error.count("\n") == 1
+        and "results/claims.json does not exist; run experiments with etude figure" in error
+    )
     (tmp_path / "results").mkdir()
     (tmp_path / "results" / "claims.json").write_text("[]")
     assert figures.shown() == Path("results/claims.json")
@@ -117,7 +137,10 @@ def test_a_command_is_read_off_the_settings(tmp_path):
     assert command(changed) == ("etude figure grpo-bias --set group_sizes=2,5 --set seed=3", False)
     sets = [word for word in command(changed)[0].split() if "=" in word]
     assert fill(Experiment, {}, sets) == changed
-    assert command(dataclasses.replace(Experiment.quick(), seed=1)) == ("etude figure grpo-bias --quick --set seed=1", True)
+    assert command(dataclasses.replace(Experiment.quick(), seed=1)) == (
+        "etude figure grpo-bias --quick --set seed=1",
+        True,
+    )
 
 
 def test_quick_stays_quick_when_resumed(tmp_path, monkeypatch, ask):
@@ -142,13 +165,20 @@ def test_quick_stays_quick_when_resumed(tmp_path, monkeypatch, ask):
 
 
 def test_quick_gives_no_verdict(tmp_path, monkeypatch, ask):
-    """Its numbers prove nothing; what the full experiment found stands beside them. Played again, it takes the next free folder."""
+    """Its numbers prove nothing; what the full experiment found stands beside them. Played again, it takes the next
+    free folder."""
     from sims import grpo_bias
 
     names = ("reached", "missed", "new")
-    found = {"rows": [{"a": 1}], "claims": [claim(name, f"claim {name}", "§", 0.125, above(), (-1, 1), note="too small") for name in names]}
+    found = {
+        "rows": [{"a": 1}],
+        "claims": [claim(name, f"claim {name}", "§", 0.125, above(), (-1, 1), note="too small") for name in names],
+    }
     needs = ({}, {"else": False})
-    full = [claim(name, "c", "§", 0.75, above(), needs=n) | {"experiment": "grpo-bias", "command": "x"} for name, n in zip(names, needs)]
+    full = [
+        claim(name, "c", "§", 0.75, above(), needs=n) | {"experiment": "grpo-bias", "command": "x"}
+        for name, n in zip(names, needs)
+    ]
     (tmp_path / "claims.json").write_text(json.dumps(full + [full[0] | {"experiment": "another", "name": "new"}]))
     monkeypatch.setattr(figures, "COMMITTED", tmp_path / "claims.json")
     monkeypatch.setattr(grpo_bias, "experiment", lambda run, config: found)
@@ -157,7 +187,12 @@ def test_quick_gives_no_verdict(tmp_path, monkeypatch, ask):
     monkeypatch.chdir(tmp_path)
     for folder in ("grpo-bias-quick", "grpo-bias-quick-2"):
         code, said, _ = ask("figure", "grpo-bias", "--quick")
-        assert code == 0 and "not at this scale" not in said and "too small" not in said and f"verdict: runs/figure/{folder}/grpo-bias.json" in said
+        assert (
+            code == 0
+            and "not at this scale" not in said
+            and "too small" not in said
+            and f"verdict: runs/figure/{folder}/grpo-bias.json" in said
+        )
         rows = [line.split() for line in said.splitlines() if line.startswith("claim ") and "quick:" in line]
         assert [row[-2:] for row in rows] == [["0.75", "reproduced"], ["0.75", "partly"], ["–", "–"]]
         assert all(row[3] == "0.125" and "quick: no verdict" in " ".join(row) for row in rows)
@@ -168,19 +203,26 @@ def test_quick_gives_no_verdict(tmp_path, monkeypatch, ask):
 
 @pytest.mark.parametrize("entry", catalog.EXPERIMENTS, ids=lambda entry: entry.name)
 def test_quick_is_there_for_every_experiment_and_needs_no_run(entry):
-    """But for `base-eval`, which judges bases that are there. The command says --quick also where one more setting is changed."""
+    """But for `base-eval`, which judges bases that are there. The command says --quick also where one more setting is
+    changed."""
     settings = importlib.import_module(entry.module).Experiment
     quick = settings.quick()
     assert quick != settings() and (entry.name == "base-eval" or not getattr(quick, "run", ""))
     played = json.loads(json.dumps(dataclasses.asdict(dataclasses.replace(quick, seed=quick.seed + 1))))
-    assert figures.command_of(entry.name, settings, played) == (f"etude figure {entry.name} --quick --set seed={quick.seed + 1}", True)
+    assert figures.command_of(entry.name, settings, played) == (
+        f"etude figure {entry.name} --quick --set seed={quick.seed + 1}",
+        True,
+    )
 
 
 @pytest.mark.parametrize("entry", catalog.EXPERIMENTS, ids=lambda entry: entry.name)
 def test_the_committed_record_was_played_by_its_command(entry):
     record = json.loads((RESULTS / "figures" / f"{entry.name}.json").read_text())
     settings = importlib.import_module(entry.module).Experiment
-    assert figures.command_of(entry.name, settings, record["config"]) == (record["command"], record["quick"]) and not record["quick"]
+    assert (
+        figures.command_of(entry.name, settings, record["config"]) == (record["command"], record["quick"])
+        and not record["quick"]
+    )
 
 
 def test_a_table_where_a_number_belongs(tmp_path, ask):
@@ -194,12 +236,18 @@ def test_tables_say_the_interval_and_the_unit(tmp_path, capsys):
     assert "| 0.628 [0.5, 1.5] nats | reproduced | `etude figure kl-variance` |" in figures.markdown(claims)
     figures.show([claims[0] | {"verdict": "partly"}])
     assert "a note" in capsys.readouterr().out
-    law = claim("l", "a sum is a sum", "closed form", 2e-16, at_most(1e-9)) | {"experiment": "x", "command": "etude figure x"}
+    law = claim("l", "a sum is a sum", "closed form", 2e-16, at_most(1e-9)) | {
+        "experiment": "x",
+        "command": "etude figure x",
+    }
     figures.show([law])
     said = capsys.readouterr().out
     assert "a sum is a sum" in said and "at most 1e-09" in said and "holds" in said and "claim " not in said
     assert figures.markdown([*claims, law]) == figures.markdown(claims)
-    assert "| a sum is a sum | closed form | 2e-16 | at most 1e-09 | holds | `etude figure x` |" in figures.markdown_laws([*claims, law])
+    assert (
+        "| a sum is a sum | closed form | 2e-16 | at most 1e-09 | holds | `etude figure x` |"
+        in figures.markdown_laws([*claims, law])
+    )
 
 
 @pytest.mark.parametrize(
@@ -233,7 +281,12 @@ def test_a_claim_is_checked(change, says):
         (above(1.0, 2.0), (1.9, 2.2), {}, "reproduced"),
         (above(1.0, 2.0), (1.7, 1.9), {}, "partly"),
         (above(1.0, 2.0), (1.6, 2.2), {}, "partly"),  # the upper end reaches the amount, the measured value does not
-        (above(1.0, 2.0), (1.2, 3.8), {}, "partly"),  # how much is open: the interval holds less than half of the amount
+        (
+            above(1.0, 2.0),
+            (1.2, 3.8),
+            {},
+            "partly",
+        ),  # how much is open: the interval holds less than half of the amount
         (above(1.0, 2.0), (1.1, 1.2), {}, "not at this scale"),  # a sixth faster is no part of twice as fast
         (above(1.0, 2.0), (1.1, 2.5), {"every seed": False}, "partly"),
         (below(1.0, 0.5), (0.4, 0.55), {}, "reproduced"),
@@ -261,7 +314,8 @@ INTERVALS = st.tuples(NUMBERS, NUMBERS, NUMBERS).map(sorted)
 
 @given(INTERVALS, NUMBERS, st.none() | st.floats(0.1, 5), st.booleans())
 def test_what_holds_the_null_shows_no_effect(where, null, more, met):
-    """Neither reproduced nor partly, whatever the amount; wholly on the wrong side is contradicted; downwards is upwards in a mirror."""
+    """Neither reproduced nor partly, whatever the amount; wholly on the wrong side is contradicted; downwards is
+    upwards in a mirror."""
     low, measured, high = where
     rule = above(null, None if more is None else null + more)
     verdict = judge(rule, measured, (low, high), {"every seed": met})
@@ -275,12 +329,19 @@ def test_what_holds_the_null_shows_no_effect(where, null, more, met):
 def test_rules_in_words():
     needy = claim("n", "s", "§", 1.0, above(1.0, 2.0), needs={"every seed": True, "a line": False})
     assert figures.ruled(needy) == "above 1, as far as 2; every seed: yes; a line: no"
-    words = [figures.ruled(claim("n", "s", "§", 1.0, rule)) for rule in (below(), between(0.9, 1.1), at_most(1e-9), untested())]
+    words = [
+        figures.ruled(claim("n", "s", "§", 1.0, rule))
+        for rule in (below(), between(0.9, 1.1), at_most(1e-9), untested())
+    ]
     assert words == ["below 0", "between 0.9 and 1.1", "at most 1e-09", "none applies"]
 
 
 def test_a_number_alone_is_its_own_interval():
-    assert judge(above(), 0.0) == "not at this scale" and judge(above(), 1.0) == "reproduced" and judge(above(), -1.0) == "contradicted"
+    assert (
+        judge(above(), 0.0) == "not at this scale"
+        and judge(above(), 1.0) == "reproduced"
+        and judge(above(), -1.0) == "contradicted"
+    )
 
 
 # ------------------------------------------------------------------------------------------------ the ledger
@@ -292,7 +353,11 @@ def ids(claims):
 
 def test_no_committed_verdict_is_other_than_its_rule_makes_it():
     claims = figures.load(RESULTS / "claims.json")
-    assert len(claims) > 50 and figures.laws(claims) and len(figures.of_sources(claims)) + len(figures.laws(claims)) == len(claims)
+    assert (
+        len(claims) > 50
+        and figures.laws(claims)
+        and len(figures.of_sources(claims)) + len(figures.laws(claims)) == len(claims)
+    )
     for one in claims:
         if one["verdict"] == "stale":
             assert one["note"].startswith("stale: "), one["name"]
@@ -310,8 +375,15 @@ def test_no_committed_verdict_is_other_than_its_rule_makes_it():
 
 def test_a_ledger_s_numbers_are_the_same_on_every_machine():
     """A sum in another order differs in its last digits: numpy's and LAPACK's order depends on the processor."""
-    here, there = ({"measured": -0.45494522518376 + off, "interval": [1e-9 * (1 + off), 2.0], "note": "0.1"} for off in (0.0, 3e-16))
-    assert here != there and figures.rounded(here) == figures.rounded(there) == {"measured": -0.4549452252, "interval": [1e-9, 2.0], "note": "0.1"}
+    here, there = (
+        {"measured": -0.45494522518376 + off, "interval": [1e-9 * (1 + off), 2.0], "note": "0.1"}
+        for off in (0.0, 3e-16)
+    )
+    assert here != there and figures.rounded(here) == figures.rounded(there) == {
+        "measured": -0.4549452252,
+        "interval": [1e-9, 2.0],
+        "note": "0.1",
+    }
 
 
 def test_the_committed_claims_are_made_of_the_committed_records(tmp_path):
@@ -337,7 +409,9 @@ def test_a_verdict_against_its_rule_is_refused(tmp_path):
     finished(path.parent)
     path.write_text(path.read_text().replace('"verdict": "reproduced"', '"verdict": "partly"'))
     rewritten(path)
-    with pytest.raises(RunError, match="cannot judge .*by its rule crossing is 'reproduced', not 'partly'.*run kl-variance again"):
+    with pytest.raises(
+        RunError, match="cannot judge .*by its rule crossing is 'reproduced', not 'partly'.*run kl-variance again"
+    ):
         figures.gather([path.parent], tmp_path / "claims.json")
     assert not (tmp_path / "claims.json").exists()
     claims = figures.gather([finished(tmp_path / "b")], tmp_path / "claims.json")
@@ -374,7 +448,10 @@ def test_rows_of_other_code_are_stale_and_count_as_nothing(tmp_path, capsys):
         "sources": fresh["sources"] | {"sims/kl_variance.py": "0" * 16},
         "rules": {key: value for key, value in fresh["rules"].items() if key != "sims/experiment.py"},
     }
-    for half, reason in (("sources", "what sims/kl_variance.py measures has changed"), ("rules", "what sims/experiment.py judges has changed")):
+    for half, reason in (
+        ("sources", "what sims/kl_variance.py measures has changed"),
+        ("rules", "what sims/experiment.py judges has changed"),
+    ):
         rewritten(path, **{"sources": fresh["sources"], "rules": fresh["rules"]} | {half: changes[half]})
         (stale,) = figures.gather([path.parent], tmp_path / "claims.json")
         assert stale["verdict"] == "stale" and stale["note"] == f"stale: {reason}; a note"
@@ -403,7 +480,11 @@ def test_a_run_goes_on_only_under_the_code_that_began_it(tmp_path, monkeypatch, 
     code["sources"]["sims/words.py"] = "another"
     (tmp_path / "x" / "code.json").write_text(json.dumps(code))
     status, _, error = ask("figure", "grpo-bias", "--out", tmp_path / "x", "--resume")
-    assert status == 2 and error.count("\n") == 1 and "was begun by other code (what sims/words.py measures has changed)" in error
+    assert (
+        status == 2
+        and error.count("\n") == 1
+        and "was begun by other code (what sims/words.py measures has changed)" in error
+    )
 
 
 def test_a_broken_law_ends_a_run_with_1(tmp_path, monkeypatch, ask):
@@ -413,10 +494,16 @@ def test_a_broken_law_ends_a_run_with_1(tmp_path, monkeypatch, ask):
     monkeypatch.setattr(grpo_bias, "picture", lambda found, path: path.write_bytes(b""))
     for measured, status in ((0.5, 0), (2.0, 1)):
         claims = [claim("sum", "a sum is a sum", "§", measured, at_most(1.0)), claim("n", "s", "§", -1.0, above())]
-        monkeypatch.setattr(grpo_bias, "experiment", lambda run, config, claims=claims: {"rows": [{"a": 1}], "claims": claims})
+        monkeypatch.setattr(
+            grpo_bias, "experiment", lambda run, config, claims=claims: {"rows": [{"a": 1}], "claims": claims}
+        )
         for quick in ([], ["--quick"]):
             code, out, error = ask("figure", "grpo-bias", *quick, "--out", tmp_path / f"{status}{len(quick)}")
-            assert code == status and ("broken: sum (2, at most 1)" in error) == bool(status) and ("broken" in out or not status)
+            assert (
+                code == status
+                and ("broken: sum (2, at most 1)" in error) == bool(status)
+                and ("broken" in out or not status)
+            )
 
 
 EXPERIMENT = '''"""Doc."""
@@ -453,7 +540,8 @@ SHAPES = "def area(c):\n    return c * c\n"
     ],
 )
 def test_what_changes_a_fingerprint(file, old, new, half):
-    """Code that measures or judges does, in the experiment's file or in one that it imports; prose, pictures and shared code do not."""
+    """Code that measures or judges does, in the experiment's file or in one that it imports; prose, pictures and shared
+    code do not."""
     files = {
         "sims/x.py": EXPERIMENT,
         "sims/shapes.py": SHAPES,
@@ -463,7 +551,10 @@ def test_what_changes_a_fingerprint(file, old, new, half):
     assert old in files[file]
     before = fingerprints.fingerprints("sims/x.py", files.get)
     after = fingerprints.fingerprints("sims/x.py", (files | {file: files[file].replace(old, new)}).get)
-    assert before["sources"].keys() == {"sims/x.py", "sims/shapes.py"} and before["rules"].keys() == {"sims/x.py", "sims/experiment.py"}
+    assert before["sources"].keys() == {"sims/x.py", "sims/shapes.py"} and before["rules"].keys() == {
+        "sims/x.py",
+        "sims/experiment.py",
+    }
     assert [key for key in before if before[key] != after[key]] == ([half] if half else [])
 
 
@@ -476,7 +567,10 @@ def test_a_record_is_renewed_only_if_quick_measures_the_same(tmp_path, monkeypat
     place.write_text(path.read_text())
     today = fingerprints.fingerprints("sims/kl_variance.py")
     monkeypatch.setattr(fingerprints, "results_folder", lambda: place.parent)
-    quick = {"rows": [{"a": 1.0, "step_s": 0.1}], "claims": [claim("crossing", "k3 stops winning", "Fig. 4", 1.0, above())]}
+    quick = {
+        "rows": [{"a": 1.0, "step_s": 0.1}],
+        "claims": [claim("crossing", "k3 stops winning", "Fig. 4", 1.0, above())],
+    }
     new = {"rows": [{"a": 1.0, "step_s": 0.2}], "claims": [claim("crossing", "in other words", "Fig. 4", 1.0, above())]}
     runs = {"HEAD": quick, None: {**new, "rows": [{"a": 1.0 + 1e-15}]}}
     monkeypatch.setattr(fingerprints, "quick_record", lambda name, at, folder: runs[at])
@@ -487,7 +581,9 @@ def test_a_record_is_renewed_only_if_quick_measures_the_same(tmp_path, monkeypat
     assert "1 rows and 1 claims of --quick are the same" in fingerprints.renew("kl-variance")
     record = json.loads(place.read_text())
     assert fingerprints.is_sealed(record) and {half: record[half] for half in today} == today
-    assert [c["claim"] for c in record["claims"]] == ["in other words"] and record["renewed"]["compared"] == "1 rows of --quick"
+    assert [c["claim"] for c in record["claims"]] == ["in other words"] and record["renewed"][
+        "compared"
+    ] == "1 rows of --quick"
     with pytest.raises(RunError, match="there is no experiment 'alchemy'"):
         fingerprints.renew("alchemy")
 
@@ -497,17 +593,27 @@ def test_a_record_is_compared_with_another_commit_only_if_it_was_not_stale_there
     monkeypatch.setattr(fingerprints, "results_folder", lambda: path.parent)
     quick, commits = {"rows": [{"a": 1.0}], "claims": []}, []
     monkeypatch.setattr(fingerprints, "quick_record", lambda name, at, folder: commits.append(at) or quick)
-    rewritten(path, machine={"commit": "HEAD"}, **fingerprints.fingerprints("sims/kl_variance.py", fingerprints.at_commit("HEAD")))
+    rewritten(
+        path,
+        machine={"commit": "HEAD"},
+        **fingerprints.fingerprints("sims/kl_variance.py", fingerprints.at_commit("HEAD")),
+    )
     assert "are the same as at HEAD" in fingerprints.renew("kl-variance", "HEAD") and commits == ["HEAD", None]
     assert json.loads(path.read_text())["renewed"]["with"] == "HEAD"
     record = json.loads(path.read_text())
-    for changed in (record | {"sources": {"sims/kl_variance.py": "before"}}, {key: value for key, value in record.items() if key != "sources"}):
+    for changed in (
+        record | {"sources": {"sims/kl_variance.py": "before"}},
+        {key: value for key, value in record.items() if key != "sources"},
+    ):
         path.write_text(json.dumps(seal_record(changed)))
         before = path.read_text()
         with pytest.raises(RunError, match="had changed before HEAD"):
             fingerprints.renew("kl-variance", "HEAD")
         assert path.read_text() == before and commits == ["HEAD", None]
-    with pytest.raises(RunError, match="nowhere, with which kl-variance is to be compared, is no commit of this checkout; give --at one that is"):
+    with pytest.raises(
+        RunError,
+        match="nowhere, with which kl-variance is to be compared, is no commit of this checkout; give --at one that is",
+    ):
         fingerprints.renew("kl-variance", "nowhere")
 
 
@@ -517,8 +623,15 @@ def test_every_claim_hangs_on_a_statement_and_every_statement_says_what_tests_it
     names = [statement.name for statement in statements.STATEMENTS]
     assert len(set(names)) == len(names) == len({statement.says for statement in statements.STATEMENTS})
     for statement in statements.STATEMENTS:
-        assert statement.section and bool(statement.tests) != bool(statement.why), f"{statement.name}: either tests, or why there are none"
-    held = {word.rstrip(";") for statement in statements.STATEMENTS for word in statement.why.split() if word.startswith("tests/")}
+        assert statement.section and bool(statement.tests) != bool(statement.why), (
+            f"{statement.name}: either tests, or why there are none"
+        )
+    held = {
+        word.rstrip(";")
+        for statement in statements.STATEMENTS
+        for word in statement.why.split()
+        if word.startswith("tests/")
+    }
     assert held and all((RESULTS.parent / path).is_file() for path in held)
 
 
@@ -526,7 +639,12 @@ def test_coverage_counts_statements(monkeypatch):
     """One tested, one tested by a law alone, one whose only claim was not tested, one that nothing tests."""
     some = tuple(
         statements.Statement(n, "§1", n, tests, why)
-        for n, tests, why in (("a", ("x/1", "x/2"), ""), ("b", ("x/3",), ""), ("c", ("x/4",), ""), ("d", (), "needs a GPU"))
+        for n, tests, why in (
+            ("a", ("x/1", "x/2"), ""),
+            ("b", ("x/3",), ""),
+            ("c", ("x/4",), ""),
+            ("d", (), "needs a GPU"),
+        )
     )
     monkeypatch.setattr(statements, "STATEMENTS", some)
     claims = [
@@ -534,9 +652,14 @@ def test_coverage_counts_statements(monkeypatch):
         for n, rule in (("1", untested()), ("2", above(2.0)), ("3", at_most(1.0)), ("4", untested()))
     ]
     assert statements.coverage(claims) == (2, 1, 4)
-    assert [(statement.name, why) for statement, why in statements.open_statements(claims)] == [("c", "too few"), ("d", "needs a GPU")]
+    assert [(statement.name, why) for statement, why in statements.open_statements(claims)] == [
+        ("c", "too few"),
+        ("d", "needs a GPU"),
+    ]
     assert statements.open_statements([])[2][1] == "x/4 was not run"
-    assert figures.covered(claims) == "2 of the sources' 4 testable statements are tested, 1 of them by laws alone (50%)."
+    assert (
+        figures.covered(claims) == "2 of the sources' 4 testable statements are tested, 1 of them by laws alone (50%)."
+    )
 
 
 def test_the_ledger_from_the_command_line(ask):
@@ -561,7 +684,10 @@ def test_bad_words_cost_one_line(ask, tmp_path):
 def test_claims_of_one_verdict_or_figure_and_their_number(tmp_path, ask):
     out = tmp_path / "claims.json"
     rows = [("one", 1.0, above(), "x"), ("two", 2.0, above(3.0), "x"), ("three", 0.5, above(), "y")]
-    claims = [claim(name, f"claim {name}", "§1", value, rule) | {"experiment": where, "command": ""} for name, value, rule, where in rows]
+    claims = [
+        claim(name, f"claim {name}", "§1", value, rule) | {"experiment": where, "command": ""}
+        for name, value, rule, where in rows
+    ]
     out.write_text(json.dumps(claims))
     verdicts = [one["verdict"] for one in claims]
     assert verdicts[0] == verdicts[2] != verdicts[1]
@@ -571,7 +697,10 @@ def test_claims_of_one_verdict_or_figure_and_their_number(tmp_path, ask):
     assert code == 0 and "claim two" in said and "claim one" not in said and f"1 claim: 1 {verdicts[1]}\n" in said
     code, said, _ = ask("claims", "--out", out, "--figure", "x", "--verdict", verdicts[0])
     assert "claim one" in said and "claim two" not in said and "claim three" not in said and "statements" not in said
-    bad = {("--verdict", "good"): "there is no verdict 'good'; there are reproduced, partly", ("--figure", "z"): "no claim is of 'z'"}
+    bad = {
+        ("--verdict", "good"): "there is no verdict 'good'; there are reproduced, partly",
+        ("--figure", "z"): "no claim is of 'z'",
+    }
     for (option, value), says in bad.items():
         code, said, error = ask("claims", "--out", out, option, value)
         assert (code, said) == (2, "") and says in error and error.count("\n") == 1

@@ -46,11 +46,21 @@ def test_a_term_says_what_it_means_and_leads_to_where_it_occurs(term):
 def test_a_term_that_does_not_occur_is_seen():
     page = "\n".join(["'''A token.'''", "def f():", "    '''A token.'''", "    return 'a word' + f'{1} rollouts'"])
     term = Term("token", "A word.", (0,))
-    assert term.pattern.search(page) and term.pattern.search("Tokens") and not term.pattern.search("tokenizer") and not term.pattern.search("x-token")
+    assert (
+        term.pattern.search(page)
+        and term.pattern.search("Tokens")
+        and not term.pattern.search("tokenizer")
+        and not term.pattern.search("x-token")
+    )
     assert Term("KL", "", ()).pattern.search("a KL of") and not Term("nat", "", ()).pattern.search("nature")
 
 
-@given(st.sampled_from(TERMS), st.sampled_from([str.upper, str.lower, str.title]), st.sampled_from(["", "s"]), st.sampled_from([" ", "  ", "\n"]))
+@given(
+    st.sampled_from(TERMS),
+    st.sampled_from([str.upper, str.lower, str.title]),
+    st.sampled_from(["", "s"]),
+    st.sampled_from([" ", "  ", "\n"]),
+)
 def test_a_term_is_found_in_any_case_and_in_the_plural(term, case, plural, space):
     assert find(case(term.word + plural).replace(" ", space)) == term
 
@@ -74,6 +84,10 @@ def test_the_terminal_explains_one_or_all(ask):
     assert code == 0 and [line for line in out.splitlines() if not line.startswith("  ")] == WORDS
     assert all(len(line) <= 100 for line in out.splitlines())
     code, out, error = ask("glossary", "advantag")
-    assert code == 2 and not out and error == "error: the glossary has no 'advantag'; did you mean advantage? etude glossary lists all terms\n"
+    assert (
+        code == 2
+        and not out
+        and error == "error: the glossary has no 'advantag'; did you mean advantage? etude glossary lists all terms\n"
+    )
     with pytest.raises(RunError, match="etude glossary lists all"):
         find("")

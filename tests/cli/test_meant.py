@@ -12,21 +12,31 @@ from kit.settings import RunError
 
 PLAYS = "etude play takes the folder of a run of the recipe, such as runs/small"
 WRONG = [
-    (["run", "fugure"], "unknown technique 'fugure'; did you mean the command etude figure? etude list shows the techniques"),
+    (
+        ["run", "fugure"],
+        "unknown technique 'fugure'; did you mean the command etude figure? etude list shows the techniques",
+    ),
     (["run", "kl-varience"], "did you mean the figure kl-variance, etude figure kl-variance?"),
     (["run", "plya"], "did you mean the command etude play?"),
     (["run", "play"], "play is a command of its own, etude play, and no technique"),
     (
         ["run", "runs/small"],
-        "runs/small is a run of recipe; to go on with it: etude run recipe --out runs/small --resume; to watch its agent: etude play",
+        "runs/small is a run of recipe; to go on with it: etude run recipe --out runs/small --resume; "
+        "to watch its agent: etude play",
     ),
-    (["run", "runs/figure/mtp"], "runs/figure/mtp is a run of figure mtp; to go on with it: etude figure mtp --out runs/figure/mtp --resume"),
+    (
+        ["run", "runs/figure/mtp"],
+        "runs/figure/mtp is a run of figure mtp; to go on with it: etude figure mtp --out runs/figure/mtp --resume",
+    ),
     (["run", "runs/large"], "to go on with it: etude run recipe --scale full --out runs/large --resume"),
     (["run", "runs/large"], "--resume, with its --backend and --nproc"),
     (["run", "runs/text"], "runs/text is a run of etude data"),
     (["run", "runs/base"], "runs/base is a run of etude eval base"),
     (["figure", "runs/small"], "runs/small is a run of recipe"),
-    (["figure", "dr-grpo"], "dr-grpo is a technique: etude run dr-grpo; to reproduce its figure: etude figure grpo-bias"),
+    (
+        ["figure", "dr-grpo"],
+        "dr-grpo is a technique: etude run dr-grpo; to reproduce its figure: etude figure grpo-bias",
+    ),
     (["figure", "dr-grp"], "unknown experiment 'dr-grp'; did you mean the technique dr-grpo, etude run dr-grpo?"),
     (["figure", "kl-varience"], "unknown experiment 'kl-varience'; did you mean kl-variance? Choose from: kl-variance"),
     (["play", "kl-variance"], f"kl-variance is a figure: etude figure kl-variance; {PLAYS}"),
@@ -40,7 +50,10 @@ WRONG = [
     (["export-sft", "sft", "--out", "x.jsonl"], "sft is not a small run of the recipe"),
     (["examples", "--run", "kl"], "etude examples takes the folder of a run of the recipe"),
     (["bench", "engine", "muon"], "muon is a technique: etude run muon; etude bench engine takes"),
-    (["claims", "kl-variance"], "etude claims takes the folder of a finished experiment, such as runs/figure/kl-variance"),
+    (
+        ["claims", "kl-variance"],
+        "etude claims takes the folder of a finished experiment, such as runs/figure/kl-variance",
+    ),
     (["kl"], "kl is a technique: etude run kl"),
     (["best-of-k"], "best-of-k is a figure: etude figure best-of-k"),
     (["fugure"], "No such command 'fugure'. Did you mean 'figure'?"),
@@ -66,7 +79,9 @@ def home(tmp_path, monkeypatch):
     return tmp_path
 
 
-@pytest.mark.parametrize(("words", "says"), WRONG, ids=[" ".join(words) + f" {n}" for n, (words, _) in enumerate(WRONG)])
+@pytest.mark.parametrize(
+    ("words", "says"), WRONG, ids=[" ".join(words) + f" {n}" for n, (words, _) in enumerate(WRONG)]
+)
 def test_a_name_at_the_wrong_door_is_told_the_right_one(words, says, home, ask):
     before = sorted(home.rglob("*"))
     code, out, error = ask(*words)
@@ -88,7 +103,8 @@ def test_a_lesson_has_the_number_and_the_name_of_its_technique(entry):
 @settings(max_examples=25)
 @given(st.text(max_size=20))
 def test_any_word_is_refused_in_a_line_or_known(word):
-    """Whatever was typed, both doors say something of it in one line, and only what the catalogue has is called a technique or figure."""
+    """Whatever was typed, both doors say something of it in one line, and only what the catalogue has is called a
+    technique or figure."""
     for refuse, find in ((meant.no_technique, catalog.find), (meant.no_experiment, catalog.find_experiment)):
         if not find(word):
             with pytest.raises(RunError) as said:

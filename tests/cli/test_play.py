@@ -41,7 +41,9 @@ def run(tmp_path):
     """A run's folder with the committed agent as both of its checkpoints."""
     for name in ("sft", "final"):
         shutil.copytree(FOLDER, tmp_path / "run" / "checkpoints" / name, ignore=shutil.ignore_patterns("record.json"))
-    (tmp_path / "run" / "config.json").write_text(json.dumps({"technique": "recipe", "config": {**RECORD["config"], "seed": 7}}))
+    (tmp_path / "run" / "config.json").write_text(
+        json.dumps({"technique": "recipe", "config": {**RECORD["config"], "seed": 7}})
+    )
     return tmp_path / "run"
 
 
@@ -74,7 +76,11 @@ def text_of(rollouts, **how) -> str:
 
 def test_the_committed_agent_is_the_one_that_was_measured():
     weights = (FOLDER / "model.safetensors").read_bytes()
-    assert RECORD["weights"] == {"dtype": "bfloat16", "bytes": len(weights), "sha256": hashlib.sha256(weights).hexdigest()}
+    assert RECORD["weights"] == {
+        "dtype": "bfloat16",
+        "bytes": len(weights),
+        "sha256": hashlib.sha256(weights).hexdigest(),
+    }
     assert sum(path.stat().st_size for path in FOLDER.rglob("*")) < 9_000_000
     assert (RECORD["held_out"]["tasks"], RECORD["held_out"]["samples"]) == (100, 4)
     assert "+changes" not in RECORD["machine"]["commit"]
@@ -91,7 +97,9 @@ def test_rl_gained_what_the_record_says():
     for name in ("original", "sft", "agent"):
         assert sum(found[name]["solved"]) / 400 == pytest.approx(found[name]["success"]["value"])
     gain = found["difference"]["sft"]["success"]
-    assert gain["low"] > 0 and gain["value"] == pytest.approx(found["agent"]["success"]["value"] - found["sft"]["success"]["value"])
+    assert gain["low"] > 0 and gain["value"] == pytest.approx(
+        found["agent"]["success"]["value"] - found["sft"]["success"]["value"]
+    )
 
 
 @pytest.mark.parametrize("name", ["agent", "sft"])
@@ -142,13 +150,23 @@ def test_a_rollout_is_the_one_that_the_evaluation_counts(agent):
 
 def test_the_agent_of_a_run_is_written_and_measured(tiny_run, tmp_path):
     path = example_agent.write(tiny_run, tmp_path / "agent", tasks=2, samples=1)
-    record, (mine, theirs) = json.loads(path.read_text()), (load_hf(folder) for folder in (path.parent, tiny_run / "checkpoints" / "final"))
-    assert all(torch.equal(a, b.bfloat16().float()) for a, b in zip(mine.parameters(), theirs.parameters(), strict=True))
+    record, (mine, theirs) = (
+        json.loads(path.read_text()),
+        (load_hf(folder) for folder in (path.parent, tiny_run / "checkpoints" / "final")),
+    )
+    assert all(
+        torch.equal(a, b.bfloat16().float()) for a, b in zip(mine.parameters(), theirs.parameters(), strict=True)
+    )
     held_out = record["held_out"]
-    assert held_out["agent"].keys() == held_out["original"].keys() == held_out["sft"].keys() and len(held_out["sft"]["solved"]) == 2
+    assert (
+        held_out["agent"].keys() == held_out["original"].keys() == held_out["sft"].keys()
+        and len(held_out["sft"]["solved"]) == 2
+    )
     layers = play.agent_in(path.parent).recipe.mtp.layers
     for stored, name in ((path.parent, "final"), (path.parent / "sft", "sft")):
-        for made, wanted in zip((network, drafts), load_checkpoint(tiny_run, play.agent_in(stored).recipe, name), strict=True):
+        for made, wanted in zip(
+            (network, drafts), load_checkpoint(tiny_run, play.agent_in(stored).recipe, name), strict=True
+        ):
             both = [part.parameters() for part in (made(stored, layers), wanted) if part is not None]
             assert len(both) == 2 and all(torch.equal(a, b.bfloat16().float()) for a, b in zip(*both, strict=True))
     assert play.agent_in(path.parent).recipe == play.agent_in(tiny_run / "checkpoints" / "final").recipe
@@ -162,7 +180,12 @@ def test_the_recording_is_what_the_command_prints(ask):
     record = json.loads(recording.PATH.read_text(encoding="utf-8"))
     code, out, error = ask(*shlex.split(recording.COMMAND)[1:])
     first, *lines = out.splitlines()
-    assert code == 0 and not error and first.startswith(f"held-out task {recording.TASK}, ") and record["command"] == recording.COMMAND
+    assert (
+        code == 0
+        and not error
+        and first.startswith(f"held-out task {recording.TASK}, ")
+        and record["command"] == recording.COMMAND
+    )
     assert lines == record["lines"] and "+changes" not in record["machine"]["commit"]
     verdicts = [line for line in lines if line.startswith("verdict")]
     assert [line.split(maxsplit=1)[1] for line in verdicts] == ["not solved", "solved"]
@@ -172,7 +195,8 @@ def test_the_recording_is_what_the_command_prints(ask):
 
 
 def test_what_is_shown_is_what_was_said(agent):
-    """The agent's pieces, played again, get the environment's pieces as their answers; a summary follows its request."""
+    """The agent's pieces, played again, get the environment's pieces as their answers; a summary follows its
+    request."""
     several = 0
     for lesson in itertools.islice(shown(agent.recipe, agent.language), 60):
         told, session = [*pieces(lesson, agent.language)], Session(lesson.task)
@@ -193,7 +217,10 @@ def test_a_rollout_that_a_limit_cut_says_so(agent):
     assert [*pieces(lesson, agent.language)][-1].text.startswith("cut off")
 
 
-@given(st.lists(st.text(alphabet="ab\\ ", max_size=4), max_size=5), st.lists(st.text(alphabet="ab\\ ", max_size=4), max_size=5))
+@given(
+    st.lists(st.text(alphabet="ab\\ ", max_size=4), max_size=5),
+    st.lists(st.text(alphabet="ab\\ ", max_size=4), max_size=5),
+)
 def test_a_difference_holds_both_texts(before, after):
     lines = difference("\n".join(before), "\n".join(after))
     for text, other in ((before, "+"), (after, "-")):
@@ -234,7 +261,11 @@ def test_what_a_model_writes_does_not_reach_the_terminal_as_it_is(agent):
 # ------------------------------------------------------------------------------------------------------- the reader
 
 
-@given(st.lists(st.lists(st.sampled_from(["read m1", "    return a", "test"]), min_size=1, max_size=3), max_size=4), st.integers(1, 3), st.booleans())
+@given(
+    st.lists(st.lists(st.sampled_from(["read m1", "    return a", "test"]), min_size=1, max_size=3), max_size=4),
+    st.integers(1, 3),
+    st.booleans(),
+)
 @settings(max_examples=30)
 def test_empty_lines_part_turns(wanted, gap, last):
     lines = [line for turn in wanted for line in [*(f"{one}\n" for one in turn), *["\n"] * gap]]
@@ -245,7 +276,9 @@ def test_the_reader_plays(agent, ask, monkeypatch):
     task = play.task_of(agent.recipe, 1, None)
     monkeypatch.setattr(sys, "stdin", io.StringIO("\n" + typed(task, *solution(task)) + "frobnicate\n\n"))
     code, out, error = ask("play", "--me", "--task", "1")
-    assert code == 0 and not error and "verdict      solved\n" in out and out.count(task.answer) == 2  # what was written, and what changed
+    assert (
+        code == 0 and not error and "verdict      solved\n" in out and out.count(task.answer) == 2
+    )  # what was written, and what changed
     assert "frobnicate" not in out, "the episode was over"
     monkeypatch.setattr(sys, "stdin", io.StringIO("test\n"))
     code, out, _ = ask("play", "--me", "--task", "1")
@@ -260,7 +293,10 @@ def test_what_a_reader_typed_on_a_terminal_is_not_printed_again(agent):
     task, file = play.task_of(agent.recipe, 1, None), io.StringIO()
     played = play.listen(agent, task, Typed(typed(task, "read m0", "frob")), Console(file=file))
     assert "read m0" not in file.getvalue() and "error: no such call" in file.getvalue()
-    assert [piece.text for piece in played.pieces if piece.role == "agent"] == ["read m0", "frob"] and played.reward.invalid_calls == 1
+    assert [piece.text for piece in played.pieces if piece.role == "agent"] == [
+        "read m0",
+        "frob",
+    ] and played.reward.invalid_calls == 1
 
 
 def test_the_reader_s_rollout_is_a_line_of_json(agent, ask, monkeypatch):
@@ -268,7 +304,9 @@ def test_the_reader_s_rollout_is_a_line_of_json(agent, ask, monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.StringIO(typed(task, *solution(task))))
     code, out, error = ask("play", "--me", "--task", "1", "--json")
     found = json.loads(out)
-    assert code == 0 and found["success"] and found["who"] == "you" and found["temperature"] is None and "verdict" in error
+    assert (
+        code == 0 and found["success"] and found["who"] == "you" and found["temperature"] is None and "verdict" in error
+    )
 
 
 # ------------------------------------------------------------------------------------------------- tasks and agents
@@ -277,11 +315,18 @@ def test_the_reader_s_rollout_is_a_line_of_json(agent, ask, monkeypatch):
 def test_a_line_of_json_for_each_rollout(run, ask):
     code, out, error = ask("play", run, "--before", "sft", "--json", "--greedy", "--task", "2")
     first, second = map(json.loads, out.splitlines())
-    assert code == 0 and not error and (first.pop("who"), second.pop("who")) == tuple(str(run / "checkpoints" / name) for name in ("sft", "final"))
+    assert (
+        code == 0
+        and not error
+        and (first.pop("who"), second.pop("who")) == tuple(str(run / "checkpoints" / name) for name in ("sft", "final"))
+    )
     assert first == second and (first["task"], first["temperature"], first["new"]) == (2, 0.0, False)
     documented = (FOLDER.parents[2] / "docs" / "recipe.md").read_text(encoding="utf-8")
     assert all(f"`{key}`" in documented for key in [*first, "who", *first["hidden"], *first["pieces"][0]])
-    assert first["success"] == (first["hidden"]["passed"] == first["hidden"]["of"] == 32) and first["pieces"][0]["text"] == first["prompt"]
+    assert (
+        first["success"] == (first["hidden"]["passed"] == first["hidden"]["of"] == 32)
+        and first["pieces"][0]["text"] == first["prompt"]
+    )
 
 
 def test_without_a_number_a_new_task_is_drawn_and_its_seed_said(agent, ask):

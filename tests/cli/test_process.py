@@ -75,7 +75,9 @@ def test_returns_and_reports_from_another_process():
     assert found["doubled"] == 42 and found["pid"] != os.getpid() and seen == [1, 2]
 
 
-@pytest.mark.parametrize(("function", "says"), [(stumble, "stumble: ValueError: no weights there"), (die, "die died with exit code -9")])
+@pytest.mark.parametrize(
+    ("function", "says"), [(stumble, "stumble: ValueError: no weights there"), (die, "die died with exit code -9")]
+)
 def test_a_failure_there_is_an_error_here(function, says):
     with pytest.raises(RuntimeError, match=says):
         in_fresh_process(function, progress=lambda n: None, fresh=0)
@@ -133,7 +135,10 @@ def test_a_view_of_much_memory_comes_back_as_its_own_numbers_alone(two_cores):
 def test_tensors_of_every_dtype_come_back(two_cores):
     dtypes = (torch.bfloat16, torch.float16, torch.float32, torch.float64, torch.int64, torch.bool)
     for answer in on_cores(lambda part: [torch.tensor([[1, 0, 3]]).to(dtype) for dtype in dtypes], [0, 1]):
-        assert all(torch.equal(x, torch.tensor([[1, 0, 3]]).to(dtype)) and x.dtype == dtype for x, dtype in zip(answer, dtypes, strict=True))
+        assert all(
+            torch.equal(x, torch.tensor([[1, 0, 3]]).to(dtype)) and x.dtype == dtype
+            for x, dtype in zip(answer, dtypes, strict=True)
+        )
 
 
 def fall(part):
@@ -200,11 +205,15 @@ def test_cores_are_those_that_the_process_may_use(monkeypatch, asked, found):
 
 
 def test_a_measurement_says_whether_its_source_was_edited(tmp_path, monkeypatch):
-    """The commit of the checkout; with a mark where a file of it is another one, other than records and files that Git does not know."""
+    """The commit of the checkout; with a mark where a file of it is another one, other than records and files that Git
+    does not know."""
 
     def git(*words):
         return subprocess.run(
-            ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b.c", *words], capture_output=True, text=True, check=True
+            ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b.c", *words],
+            capture_output=True,
+            text=True,
+            check=True,
         )
 
     for name in ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE"):

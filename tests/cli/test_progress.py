@@ -41,7 +41,8 @@ def clock(monkeypatch):
 
 
 def test_a_resumed_stage_by_hand(clock, capsys):
-    """It goes on at step 50. Ten more steps take 30 seconds, so the 140 that are left take 420; steps of the process before tell no speed."""
+    """It goes on at step 50. Ten more steps take 30 seconds, so the 140 that are left take 420; steps of the process
+    before tell no speed."""
     line = Progress(Stage())
     assert line.rate() == 0.0 and line.left() == "-:--"
     clock.now = 110.0
@@ -53,7 +54,10 @@ def test_a_resumed_stage_by_hand(clock, capsys):
     clock.now = 131.0
     line.update(61, 61_000, {})
     assert capsys.readouterr().out == ""  # a line each five seconds
-    assert line.stage.notes == [{"step": 50, "rate": 0.0, "unit": "tokens"}, {"step": 60, "rate": 500.0, "unit": "tokens"}]
+    assert line.stage.notes == [
+        {"step": 50, "rate": 0.0, "unit": "tokens"},
+        {"step": 60, "rate": 500.0, "unit": "tokens"},
+    ]
     line.update(210, 210_000, {})  # beyond the total, which some stages cannot know
     assert line.percent() == 100.0 and line.left() == "0:00"
     line.last()

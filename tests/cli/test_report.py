@@ -50,7 +50,9 @@ def write_run(root):
         (root / "stages" / f"{name}.json").write_text(json.dumps({"stage": name, "result": result, "files": {}}))
 
     def distances(i):
-        return {f"kl_{d}": 0.2 * d + np.exp(-i / 30) for d in (1, 2, 3)} | {f"agree_{d}": 0.95 - 0.1 * d - 0.5 * np.exp(-i / 30) for d in (1, 2, 3)}
+        return {f"kl_{d}": 0.2 * d + np.exp(-i / 30) for d in (1, 2, 3)} | {
+            f"agree_{d}": 0.95 - 0.1 * d - 0.5 * np.exp(-i / 30) for d in (1, 2, 3)
+        }
 
     began = 0
     for name, phase, steps in (("cpt", "short", 200), ("long", "long", 60), ("sft", "sft", 60)):
@@ -130,7 +132,11 @@ def write_run(root):
                 {"checkpoint": "final", "perplexity": 24.8, "bits_per_byte": 2.0},
             ],
             "examples": [
-                {"prompt": "repo m2 m3 m7 fix m3", "success": True, "transcript": '<read m3>\ndef f(a, b):\n    """double a plus b"""\n' * 4},
+                {
+                    "prompt": "repo m2 m3 m7 fix m3",
+                    "success": True,
+                    "transcript": '<read m3>\ndef f(a, b):\n    """double a plus b"""\n' * 4,
+                },
                 {"prompt": "repo m1 fix m1", "success": False, "transcript": "<b>no</b>"},
             ],
         },
@@ -146,12 +152,19 @@ def write_run(root):
             "plain_tokens_per_s": 410.0,
             "speculative_tokens_per_s": 860.0,
             "speedup": {"median": 2.1, "low": 2.0, "high": 2.2},
-            "ways": {"mtp": way(1.5, [], 0.0), "mtp+recall": way(1.8, [0.75, 0.61], 0.0), "mtp+recall+ahead": way(2.1, [0.74, 0.6], 0.087)},
+            "ways": {
+                "mtp": way(1.5, [], 0.0),
+                "mtp+recall": way(1.8, [0.75, 0.61], 0.0),
+                "mtp+recall+ahead": way(2.1, [0.74, 0.6], 0.087),
+            },
         },
     )
     seconds = {"data": 12.0, "cpt": 140.0, "mtp": 60.0, "rl": 180.0, "eval": 70.0}
     (root / "timings.jsonl").write_text(
-        "".join(json.dumps({"stage": name, "seconds": value, "finished": True, "peak_memory_gib": 1.7}) + "\n" for name, value in seconds.items())
+        "".join(
+            json.dumps({"stage": name, "seconds": value, "finished": True, "peak_memory_gib": 1.7}) + "\n"
+            for name, value in seconds.items()
+        )
         + '{"stage": "rl", "sec'
     )
     return root
@@ -169,7 +182,11 @@ def test_the_whole_report(tmp_path):
     assert "with and without drafts in 100.0% of the tasks" in text
     rows = re.findall(r"<tr><td>(mtp[+a-z]*)</td>(.*?)</tr>", text)
     cells = {name: re.findall(r"<td class=n>(.*?)</td>", row) for name, row in rows}
-    assert [row[0] for row in cells.values()] == ["1.50 [1.40,\u00a01.60]", "1.80 [1.70,\u00a01.90]", "2.10 [2.00,\u00a02.20]"]
+    assert [row[0] for row in cells.values()] == [
+        "1.50 [1.40,\u00a01.60]",
+        "1.80 [1.70,\u00a01.90]",
+        "2.10 [2.00,\u00a02.20]",
+    ]
     assert cells["mtp"][4:6] == ["–", "0.0%"] and cells["mtp+recall"][4] == "0.75 / 0.61"
     assert cells["mtp+recall+ahead"][1:4] == ["2.05 [1.90,\u00a02.10]", "3.10", "0.93 / 0.85 / 0.72"]
     assert cells["mtp+recall+ahead"][5:] == ["8.7%", "100.0%"]
@@ -205,9 +222,16 @@ def test_half_a_run_has_half_a_report(tmp_path, missing):
 
 
 def test_stages_that_train_one_after_another_are_counted_through():
-    metrics = {"cpt": [{"step": 1, "tokens": 10}, {"step": 2, "tokens": 20, "phase": "short"}], "sft": [{"step": 1, "tokens": 5}]}
+    metrics = {
+        "cpt": [{"step": 1, "tokens": 10}, {"step": 2, "tokens": 20, "phase": "short"}],
+        "sft": [{"step": 1, "tokens": 5}],
+    }
     joined, borders = joined_lines(metrics, "cpt", "long", "sft")
-    assert [(line["step"], line["tokens"], line["phase"]) for line in joined] == [(1, 10, "cpt"), (2, 20, "short"), (3, 25, "sft")]
+    assert [(line["step"], line["tokens"], line["phase"]) for line in joined] == [
+        (1, 10, "cpt"),
+        (2, 20, "short"),
+        (3, 25, "sft"),
+    ]
     assert borders == [("cpt", 0), ("sft", 2)]
 
 

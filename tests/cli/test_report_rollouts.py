@@ -1,4 +1,5 @@
-"""Rollouts in the report: the first success and the first failure of the evaluation, before and after RL, token by token."""
+"""Rollouts in the report: the first success and the first failure of the evaluation, before and after RL, token by
+token."""
 
 import html
 import itertools
@@ -25,18 +26,27 @@ def result(greedy: float = 0.82, flags: list[bool] = FLAGS, tasks: int = 300) ->
     return {
         "tasks": tasks,
         "after": {"greedy": {"value": greedy, "low": greedy, "high": greedy}},
-        "examples": [{"prompt": f"repo m{number} fix m{number}", "success": flag, "transcript": transcript} for number, flag in enumerate(flags)],
+        "examples": [
+            {"prompt": f"repo m{number} fix m{number}", "success": flag, "transcript": transcript}
+            for number, flag in enumerate(flags)
+        ],
     }
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """A run with the clone's agents as its checkpoints; the one before RL is a difference from the one after it, as in the clone."""
+    """A run with the clone's agents as its checkpoints; the one before RL is a difference from the one after it, as in
+    the clone."""
     root = tmp_path_factory.mktemp("report") / "run"
     (root / "stages").mkdir(parents=True)
     shutil.copytree(FOLDER, root / "checkpoints" / "final", ignore=shutil.ignore_patterns("record.json", "sft"))
-    model, recipe = play.agent_in(FOLDER / example_agent.BEFORE).network(), json.loads((FOLDER / example_agent.RECORD).read_text())["config"]
-    example_agent.save_hf(model, root / "checkpoints" / "sft", beside={"tokenizer.json": (FOLDER / "tokenizer.json").read_bytes()})
+    model, recipe = (
+        play.agent_in(FOLDER / example_agent.BEFORE).network(),
+        json.loads((FOLDER / example_agent.RECORD).read_text())["config"],
+    )
+    example_agent.save_hf(
+        model, root / "checkpoints" / "sft", beside={"tokenizer.json": (FOLDER / "tokenizer.json").read_bytes()}
+    )
     (root / "config.json").write_text(json.dumps({"technique": "recipe", "config": recipe}))
     (root / "stages" / "eval.json").write_text(json.dumps({"result": result()}))
     return root
@@ -49,12 +59,17 @@ def played(folder, number: int) -> tokens.Watched:
 
 def test_a_success_and_a_failure_stand_beside_the_same_task_before_rl(run):
     text = report.write(run, rollouts.shown)[0].read_text(encoding="utf-8")
-    success, failure = text.index("Held-out task 1 is the first that the agent after RL solves"), text.index("Held-out task 0 is the first")
+    success, failure = (
+        text.index("Held-out task 1 is the first that the agent after RL solves"),
+        text.index("Held-out task 0 is the first"),
+    )
     assert 0 < success < failure and "does not solve with greedy decoding" in text[failure:]
     assert text.count("<h3>before RL</h3>") == text.count("<h3>after RL</h3>") == 2
     for place, number, name in ((success, 1, "sft"), (failure, 0, "final")):
         one = played(run / "checkpoints" / name, number)
-        assert rendering.shown(one, len(one.turns)) in text[place:], "what etude play and the explorer show, with every token's probability"
+        assert rendering.shown(one, len(one.turns)) in text[place:], (
+            "what etude play and the explorer show, with every token's probability"
+        )
         assert html.escape(f"etude play {run} --task {number} --greedy --before sft") in text
     assert not re.search(r"https?://|<script|<link|@import|url\(", text), "it stands alone"
 
@@ -77,9 +92,13 @@ def one():
     ],
 )
 def test_nothing_is_looked_for_that_the_evaluation_did_not_find(run, one, greedy, flags, numbers, plays, monkeypatch):
-    """Of ten tasks those are played of which the evaluation says that they are of a kind that is missing, or of which it says nothing."""
+    """Of ten tasks those are played of which the evaluation says that they are of a kind that is missing, or of which
+    it says nothing."""
     asked, solved = [], dict(enumerate(flags or "01")) | {8: "0" if greedy == 0.9 else "1", 9: "1"}
-    keys = {task.key: number for number, task in enumerate(itertools.islice(task_stream(play.agent_in(FOLDER).recipe, "evaluation"), 10))}
+    keys = {
+        task.key: number
+        for number, task in enumerate(itertools.islice(task_stream(play.agent_in(FOLDER).recipe, "evaluation"), 10))
+    }
 
     def watched(agent, task, *_):
         asked.append(agent.folder.name)
@@ -96,8 +115,16 @@ def test_without_checkpoints_stored_transcripts_are_shown(run, tmp_path):
     for part in ("stages", "config.json"):
         (shutil.copytree if part == "stages" else shutil.copy)(run / part, tmp_path / part)
     text = report.write(tmp_path, rollouts.shown)[0].read_text(encoding="utf-8")
-    assert "<b>solved</b>: repo m1 fix m1" in text and "<b>not solved</b>: repo m0 fix m0" in text and "Held-out task" not in text
-    assert "read &lt;b&gt;m1&lt;/b&gt;\\x1b" in text and text.count('<span class="who">agent</span>') == 2 and 'class="token' not in text
+    assert (
+        "<b>solved</b>: repo m1 fix m1" in text
+        and "<b>not solved</b>: repo m0 fix m0" in text
+        and "Held-out task" not in text
+    )
+    assert (
+        "read &lt;b&gt;m1&lt;/b&gt;\\x1b" in text
+        and text.count('<span class="who">agent</span>') == 2
+        and 'class="token' not in text
+    )
 
 
 def test_a_checkpoint_that_cannot_be_read_leaves_the_transcripts(run, tmp_path):

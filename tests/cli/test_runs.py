@@ -154,7 +154,13 @@ def test_lock_does_not_outlive_the_killed_owner_in_a_forked_child(tmp_path):
         "if child == 0:\n    print(os.getpid(), flush=True)\n    time.sleep(30)\n    os._exit(0)\n"
         "time.sleep(30)\n"
     )
-    owner = subprocess.Popen([sys.executable, "-c", program, str(tmp_path / "run")], env=ENVIRONMENT, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    owner = subprocess.Popen(
+        [sys.executable, "-c", program, str(tmp_path / "run")],
+        env=ENVIRONMENT,
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     child = int(owner.stdout.readline())
     try:
         with pytest.raises(RunError, match="in use"):
@@ -177,11 +183,16 @@ def test_abandon_leaves_nothing_of_a_run_that_came_to_nothing(tmp_path):
     run.abandon()
     run.close()
     assert (tmp_path / "a" / "stages" / "one.json").exists()
-    run, inner = Run.open(tmp_path / "c", "figure", Settings()), Run.open(tmp_path / "c" / "runs" / "1", "kl", Settings())
+    run, inner = (
+        Run.open(tmp_path / "c", "figure", Settings()),
+        Run.open(tmp_path / "c" / "runs" / "1", "kl", Settings()),
+    )
     inner.close()
     run.abandon()
     run.close()
-    Run.open(tmp_path / "c", "figure", Settings(), resume=True).close()  # a run of runs, none of which has come to an end
+    Run.open(
+        tmp_path / "c", "figure", Settings(), resume=True
+    ).close()  # a run of runs, none of which has come to an end
 
 
 # --------------------------------------------------------------------------------------------------- kills
@@ -255,7 +266,8 @@ def recipe(monkeypatch, tmp_path, ask):
 
 
 def test_ctrl_c_while_a_state_is_written(recipe, monkeypatch, interruptible):
-    """It waits until the state is whole: exit code 130 and the line that says how to go on, and nothing half written."""
+    """It waits until the state is whole: exit code 130 and the line that says how to go on, and nothing half
+    written."""
     real, written = torch.save, []
 
     class Pressed:
@@ -280,8 +292,12 @@ def test_ctrl_c_while_a_state_is_written(recipe, monkeypatch, interruptible):
         stage.save({"step": 2, "weight": torch.ones(1000)}, 2)
 
     code, error, out = recipe(play)
-    assert (code, error) == (130, f"interrupted; continue with: etude run recipe --out {out} --resume\n") and len(written) > 4
-    assert {path.name for path in (out / "state").iterdir()} == {f"rl-00000{n}.{e}" for n in (1, 2) for e in ("pt", "json")}
+    assert (code, error) == (130, f"interrupted; continue with: etude run recipe --out {out} --resume\n") and len(
+        written
+    ) > 4
+    assert {path.name for path in (out / "state").iterdir()} == {
+        f"rl-00000{n}.{e}" for n in (1, 2) for e in ("pt", "json")
+    }
     monkeypatch.setattr(torch, "save", real)
     found = []
     assert recipe(lambda run: found.append(run.stage("rl", 9).restore()), "--resume")[0] == 0
@@ -361,7 +377,8 @@ FILLED = {
 @pytest.mark.parametrize("what", list(FILLED))
 @pytest.mark.parametrize("saved", [False, True], ids=["new", "saved"])
 def test_a_full_disk_is_one_line(recipe, what, saved):
-    """Whatever met it, and in whatever words; what was saved before is gone on with, and what came to nothing leaves nothing."""
+    """Whatever met it, and in whatever words; what was saved before is gone on with, and what came to nothing leaves
+    nothing."""
 
     def play(run):
         stage = run.stage("rl", 9)
@@ -373,7 +390,10 @@ def test_a_full_disk_is_one_line(recipe, what, saved):
 
     code, error, out = recipe(play)
     assert code == 2 and error.count("\n") == 1 and error.startswith("error: File too large: "), error
-    assert out.exists() == saved and error.endswith(f"free some space, then continue with: etude run recipe --out {out} --resume\n") == saved
+    assert (
+        out.exists() == saved
+        and error.endswith(f"free some space, then continue with: etude run recipe --out {out} --resume\n") == saved
+    )
     assert not saved or not list(out.rglob(".tmp-*"))
     found = []
     assert recipe(lambda run: found.append(run.stage("rl", 9).restore()), "--resume")[0] == 0
@@ -473,7 +493,14 @@ def test_events_are_read_by_tensorboard(tmp_path):
                     stage.save({"step": 2}, 2)
     events = EventAccumulator(str(tmp_path / "tensorboard" / "rl")).Reload()
     assert events.Tags()["scalars"] == ["rl/loss"]
-    assert [(event.step, event.value) for event in events.Scalars("rl/loss")] == [(1, 1.0), (2, 1.0), (3, 2.0), (4, 2.0), (5, 2.0), (6, 2.0)]
+    assert [(event.step, event.value) for event in events.Scalars("rl/loss")] == [
+        (1, 1.0),
+        (2, 1.0),
+        (3, 2.0),
+        (4, 2.0),
+        (5, 2.0),
+        (6, 2.0),
+    ]
 
 
 # -------------------------------------------------------------------------------------------------- damage
@@ -600,8 +627,8 @@ def test_a_stage_whose_name_begins_like_another_one_s_keeps_its_states(tmp_path)
 
 
 def test_a_state_that_is_written_again_and_not_to_its_end(tmp_path, monkeypatch):
-    """Step 2 is saved anew with other values, and the process is killed when the new file lies there: its old manifest must not vouch for it, and
-    it need not be damaged to be passed over."""
+    """Step 2 is saved anew with other values, and the process is killed when the new file lies there: its old manifest
+    must not vouch for it, and it need not be damaged to be passed over."""
 
     class Killed(BaseException):
         pass
@@ -627,7 +654,9 @@ def test_a_state_that_is_written_again_and_not_to_its_end(tmp_path, monkeypatch)
 def test_metrics_are_exact_and_valid_json(tmp_path):
     with Run.open(tmp_path, "kl", Settings()) as run:
         stage = run.stage("a", 2)
-        stage.log(1, pi=0.1 + 0.2, t=torch.tensor(3), n=numpy.float32(0.5), bad=float("nan"), far=-float("inf"), many=[1.0, 2])
+        stage.log(
+            1, pi=0.1 + 0.2, t=torch.tensor(3), n=numpy.float32(0.5), bad=float("nan"), far=-float("inf"), many=[1.0, 2]
+        )
         stage.save({}, 1)
         with pytest.raises(RuntimeError, match="not finished"):
             stage.result()
@@ -635,7 +664,9 @@ def test_metrics_are_exact_and_valid_json(tmp_path):
         with pytest.raises(RuntimeError, match="over"):
             stage.log(2, pi=0)
     line = (tmp_path / "metrics" / "a.jsonl").read_text()
-    assert line == '{"step": 1, "pi": 0.30000000000000004, "t": 3, "n": 0.5, "bad": null, "far": null, "many": [1.0, 2]}\n'
+    assert (
+        line == '{"step": 1, "pi": 0.30000000000000004, "t": 3, "n": 0.5, "bad": null, "far": null, "many": [1.0, 2]}\n'
+    )
     assert list((tmp_path / "tensorboard" / "a").glob("events*"))
 
 
@@ -681,7 +712,8 @@ def test_seconds_by_hand(tmp_path):
     """Each line says how many there were up to it; a resumed stage begins with what was spent before."""
     lines = [("rl", 3.0), ("rl", 5.5), ("cpt", 1.0), ("rl", 4.0)]
     (tmp_path / "timings.jsonl").write_text(
-        "".join(json.dumps({"stage": s, "seconds": n}) + "\n" for s, n in lines) + '{"stage": "rl", "seconds": Infinity}\n'
+        "".join(json.dumps({"stage": s, "seconds": n}) + "\n" for s, n in lines)
+        + '{"stage": "rl", "seconds": Infinity}\n'
     )
     assert disk.spent(tmp_path) == {"rl": 5.5, "cpt": 1.0}
 
@@ -719,7 +751,10 @@ def test_due_follows_the_clock(tmp_path):
 
 def test_lines_of_a_file_that_a_kill_cut_anywhere(tmp_path):
     """Whole lines are read, the torn one is not, wherever it was torn: within a character too."""
-    lines, path = [{"step": 1, "loss": 0.1}, {"step": 2, "text": "é\u2028}\x1c"}, {"step": 3, "of": {"a": [1]}}], tmp_path / "metrics.jsonl"
+    lines, path = (
+        [{"step": 1, "loss": 0.1}, {"step": 2, "text": "é\u2028}\x1c"}, {"step": 3, "of": {"a": [1]}}],
+        tmp_path / "metrics.jsonl",
+    )
     ends, whole = [0], b""
     for line in lines:
         whole += json.dumps(line, ensure_ascii=False).encode() + b"\n"

@@ -1,4 +1,5 @@
-"""`--log trackio|wandb`: what TensorBoard has, and nothing without being asked. Small modules stand in for the packages."""
+"""`--log trackio|wandb`: what TensorBoard has, and nothing without being asked. Small modules stand in for the
+packages."""
 
 import importlib.machinery
 import os
@@ -185,7 +186,11 @@ def test_runs_within_runs_share_the_one_that_trackio_has(order):
 def test_only_a_folder_below_runs_is_named(tmp_path, monkeypatch):
     """What is logged holds no other path of this machine."""
     monkeypatch.chdir(tmp_path)
-    assert tracking.name_of(Path("runs/figure/mtp")) == "figure/mtp" == tracking.name_of(tmp_path / "runs" / "figure" / "mtp")
+    assert (
+        tracking.name_of(Path("runs/figure/mtp"))
+        == "figure/mtp"
+        == tracking.name_of(tmp_path / "runs" / "figure" / "mtp")
+    )
     assert tracking.name_of(tmp_path / "elsewhere" / "toy") == "toy" and tracking.name_of(Path("runs")) == "runs"
 
 
@@ -197,7 +202,11 @@ BAD = [
 
 
 @pytest.mark.parametrize(("kind", "says"), BAD, ids=[kind for kind, _ in BAD])
-@pytest.mark.parametrize("words", [["run", "kl"], ["figure", "kl-variance"], ["run", "cpt", "--scale", "full", "--backend", "gloo"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "words",
+    [["run", "kl"], ["figure", "kl-variance"], ["run", "cpt", "--scale", "full", "--backend", "gloo"]],
+    ids=" ".join,
+)
 def test_what_is_missing_is_said_in_a_line(kind, says, words, tmp_path, monkeypatch, ask):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)

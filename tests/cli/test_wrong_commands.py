@@ -18,7 +18,11 @@ COUNT = 300
 
 def tree(root: Path) -> dict[str, tuple]:
     """Every file and folder with its size and time of change."""
-    return {str(path): (path.lstat().st_size, path.lstat().st_mtime_ns) for path in sorted(root.rglob("*")) if not path.is_dir()}
+    return {
+        str(path): (path.lstat().st_size, path.lstat().st_mtime_ns)
+        for path in sorted(root.rglob("*"))
+        if not path.is_dir()
+    }
 
 
 @pytest.fixture
@@ -39,7 +43,10 @@ def test_every_command_has_wrong_invocations():
             yield from names(command, (*path, name)) if hasattr(command, "commands") else [(*path, name)]
 
     covered = {tuple(words[:2]) for words, _ in commands()} | {tuple(words[:1]) for words, _ in commands()}
-    without_words = {("list",), *(("bench", name) for name in ("model", "kernels", "plan", "delta", "sandbox", "explorer", "tools"))}
+    without_words = {
+        ("list",),
+        *(("bench", name) for name in ("model", "kernels", "plan", "delta", "sandbox", "explorer", "tools")),
+    }
     assert set(names(typer.main.get_command(cli.app))) - covered == without_words
 
 
@@ -62,18 +69,32 @@ def test_wrong_words_end_in_one_line(place, monkeypatch, ask):
     assert count == COUNT and not failures
 
 
-@pytest.mark.parametrize("words", [("run", "kl", "--set", "seed=١٠"), ("show", os.fsdecode(b"caf\xe9"))], ids=["digits", "bytes"])
+@pytest.mark.parametrize(
+    "words", [("run", "kl", "--set", "seed=١٠"), ("show", os.fsdecode(b"caf\xe9"))], ids=["digits", "bytes"]
+)
 def test_wrong_words_from_outside(place, words):
     """In a process of its own: no traceback, and nothing on stdout."""
-    done = subprocess.run([sys.executable, "-m", "etude.cli", *words], env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, timeout=300)
-    assert done.returncode == 2 and done.stdout == b"" and done.stderr.startswith(b"error: ") and done.stderr.count(b"\n") == 1
+    done = subprocess.run(
+        [sys.executable, "-m", "etude.cli", *words],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        timeout=300,
+    )
+    assert (
+        done.returncode == 2
+        and done.stdout == b""
+        and done.stderr.startswith(b"error: ")
+        and done.stderr.count(b"\n") == 1
+    )
 
 
 def test_a_reader_that_has_gone_is_no_error(place):
     """etude glossary | head -1: nothing on stderr."""
     reader, writer = os.pipe()
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    process = subprocess.Popen([sys.executable, "-m", "etude.cli", "glossary"], env=environment, stdout=writer, stderr=subprocess.PIPE)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "etude.cli", "glossary"], env=environment, stdout=writer, stderr=subprocess.PIPE
+    )
     os.close(writer)
     os.close(reader)
     _, error = process.communicate(timeout=300)
@@ -84,6 +105,10 @@ def test_a_full_device_is_one_line(place):
     """What cannot be printed is said once."""
     with open("/dev/full", "wb") as full:
         done = subprocess.run(
-            [sys.executable, "-m", "etude.cli", "list"], env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=full, stderr=subprocess.PIPE, timeout=300
+            [sys.executable, "-m", "etude.cli", "list"],
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdout=full,
+            stderr=subprocess.PIPE,
+            timeout=300,
         )
     assert done.returncode == 2 and done.stderr.count(b"\n") == 1 and b"No space left on device" in done.stderr

@@ -15,18 +15,71 @@ NUMBERS = ("x", "1.5", "", " ", "1e99", "nan", "1,2", "0x10", "½", "-", "9" * 5
 NEGATIVE = ("-1", "-999999999999999999999")
 DECIMALS = ("x", "", " ", "nan", "-inf", "1e999", "1,5", "½", "-1", "0x1p3", "1_0.5", "١٫٥")
 """No finite decimal numbers of at least 0."""
-ABSENT = ("missing", "missing/below", "text.bin/below", "n" * 300, "", "link", "loop", "caf\udce9", "a\0b", "/dev/null/x")
+ABSENT = (
+    "missing",
+    "missing/below",
+    "text.bin/below",
+    "n" * 300,
+    "",
+    "link",
+    "loop",
+    "caf\udce9",
+    "a\0b",
+    "/dev/null/x",
+)
 """Paths at which nothing can be read."""
 FOLDERS = ("folder", ".", "/")
 """Folders without what a command looks for."""
 FILES = ("text.bin", "empty.json", "deep.json", "list.json", "latin.toml", "half.json")
 """Files that hold something else than what a command looks for."""
 TOMLS = ("half.toml", "deep.toml", "keys.toml", "latin.toml", "text.bin", "list.toml", "table.toml", "folder", *ABSENT)
-PLACES = ("text.bin", "text.bin/below", "folder", "/dev/null", "/dev/null/x", "/proc/etude", "n" * 300, "a\0b", "loop", "loop/below", "caf\udce9")
+PLACES = (
+    "text.bin",
+    "text.bin/below",
+    "folder",
+    "/dev/null",
+    "/dev/null/x",
+    "/proc/etude",
+    "n" * 300,
+    "a\0b",
+    "loop",
+    "loop/below",
+    "caf\udce9",
+)
 """Where no run can be written."""
-NAMES = ("zebra", "", " ", "KL ", "kl/../kl", "-", "½", "a\0b", "caf\udce9", "k" * 5000, "run", "1e9", "../..", "recipe\nkl")
+NAMES = (
+    "zebra",
+    "",
+    " ",
+    "KL ",
+    "kl/../kl",
+    "-",
+    "½",
+    "a\0b",
+    "caf\udce9",
+    "k" * 5000,
+    "run",
+    "1e9",
+    "../..",
+    "recipe\nkl",
+)
 SETS = (
-    *("seed", "=", "=1", "", "x=1", "a.b.c=1", ".=1", "..=", "seed.x=1", f"{'a.' * 3000}b=1", "seed=1=2", "\0=1", "seed=\udce9", "séed=1"),
+    *(
+        "seed",
+        "=",
+        "=1",
+        "",
+        "x=1",
+        "a.b.c=1",
+        ".=1",
+        "..=",
+        "seed.x=1",
+        f"{'a.' * 3000}b=1",
+        "seed=1=2",
+        "\0=1",
+        "seed=\udce9",
+        "séed=1",
+    ),
     *(f"seed={word}" for word in NUMBERS),
 )
 RECIPE_SETS = (
@@ -39,7 +92,22 @@ RECIPE_SETS = (
     "sft.depth_mix=1,2,",
     "model.hidden_size=none",
 )
-UNNAMED = ("", " ", "a b", "x==", "==1", "missing/below", "text.bin/below", "a\0b", "caf\udce9", "/dev/null/x", "text.bin", "-", "folder", "½")
+UNNAMED = (
+    "",
+    " ",
+    "a b",
+    "x==",
+    "==1",
+    "missing/below",
+    "text.bin/below",
+    "a\0b",
+    "caf\udce9",
+    "/dev/null/x",
+    "text.bin",
+    "-",
+    "folder",
+    "½",
+)
 """No names of packages: of one that could be a name, the index would be asked."""
 RUNS = ("deep", "shapes", "strings", "lists", "half", "hollow")
 """Folders below `runs` that look like runs and are damaged."""
@@ -79,7 +147,13 @@ def lay_files(root: Path) -> None:
         for part in ("stages", "state", "metrics", "data", "checkpoints/final"):
             (folder / part).mkdir(parents=True)
         (folder / "config.json").write_text(text)
-        for path in ("stages/eval.json", "stages/data.json", "checkpoints/final/config.json", "data/tokenizer.json", "report.json"):
+        for path in (
+            "stages/eval.json",
+            "stages/data.json",
+            "checkpoints/final/config.json",
+            "data/tokenizer.json",
+            "report.json",
+        ):
             (folder / path).write_text(text)
         (folder / "checkpoints" / "final" / "model.safetensors").write_bytes(b"\xff" * 64)
 
@@ -92,9 +166,22 @@ def commands() -> list[tuple[list[str], list[Faults]]]:
     """Every command with the words that it needs, and the faults that can be added to them."""
     out, number, decimal, toml, wrong_set = ("--out", PLACES), NUMBERS, DECIMALS, ("--config", TOMLS), ("--set", SETS)
     runs, read = tuple(f"runs/{name}" for name in RUNS), (*ABSENT, *FOLDERS, *FILES)
-    trained = [wrong_set, toml, ("--seed", (*number, *NEGATIVE)), ("--checkpoint-seconds", decimal), ("--log", NAMES), out]
+    trained = [
+        wrong_set,
+        toml,
+        ("--seed", (*number, *NEGATIVE)),
+        ("--checkpoint-seconds", decimal),
+        ("--log", NAMES),
+        out,
+    ]
     sandboxes = [("--jobs", (*number, "0")), ("--seconds", decimal), ("--sandbox", NAMES)]
-    services = [("--nproc", number), ("--scale", NAMES), ("--backend", NAMES), ("--corpus", read[:-6]), ("--checkpoint", read)]
+    services = [
+        ("--nproc", number),
+        ("--scale", NAMES),
+        ("--backend", NAMES),
+        ("--corpus", read[:-6]),
+        ("--checkpoint", read),
+    ]
     return [
         (["run"], [("", NAMES)]),
         (["run", "kl"], [*trained, *services, ("--out", runs)]),
@@ -104,19 +191,51 @@ def commands() -> list[tuple[list[str], list[Faults]]]:
             ["run", "cpt", "--scale", "full", "--backend", "gloo"],
             [("--checkpoint", read), ("--nproc", (*number, "0", "-1")), ("--corpus", ABSENT), wrong_set],
         ),
-        (["run", "async-rl"], [("--runtime", NAMES), ("--engine", NAMES), ("--set", ("checkpoint=missing", "checkpoint=folder", "services=x"))]),
+        (
+            ["run", "async-rl"],
+            [
+                ("--runtime", NAMES),
+                ("--engine", NAMES),
+                ("--set", ("checkpoint=missing", "checkpoint=folder", "services=x")),
+            ],
+        ),
         (["figure"], [("", NAMES)]),
         (["figure", "kl-variance", "--quick"], [*trained, ("--out", runs)]),
         (["figure", "best-of-k", "--resume"], [("--out", runs)]),
         (["data", "list.toml"], [("--out", PLACES), ("--processes", (*number, "0"))]),
         (["data", "--out", "new"], [("", TOMLS)]),
-        (["plan"], [("--gpus", (*number, "0")), ("--cp", (*number, "0", "3")), ("--ep", (*number, "0")), ("--length", (*number, "0", "33"))]),
-        (["plan"], [("--rows", (*number, "0")), ("--hardware", NAMES), ("--model", read), ("--recipe", TOMLS), ("--launches", NAMES)]),
+        (
+            ["plan"],
+            [
+                ("--gpus", (*number, "0")),
+                ("--cp", (*number, "0", "3")),
+                ("--ep", (*number, "0")),
+                ("--length", (*number, "0", "33")),
+            ],
+        ),
+        (
+            ["plan"],
+            [
+                ("--rows", (*number, "0")),
+                ("--hardware", NAMES),
+                ("--model", read),
+                ("--recipe", TOMLS),
+                ("--launches", NAMES),
+            ],
+        ),
         (["plan", "--rl"], [wrong_set, ("--set", ("tool_s=-1", "tool_s=nan", "tool_s=x")), ("--rows", ("3",))]),
         (["plan", "--recipe", "table.toml"], [("--checkpoint", read)]),
         (["results"], [("", (*runs, *read))]),
         (["export-sft", "--out", "sft.jsonl"], [("", (*runs, *read))]),
-        (["claims"], [("", (*runs, *read)), ("--out", (*ABSENT[:2], *FILES, "folder", "a\0b")), ("--verdict", NAMES[:4]), ("--figure", NAMES[:4])]),
+        (
+            ["claims"],
+            [
+                ("", (*runs, *read)),
+                ("--out", (*ABSENT[:2], *FILES, "folder", "a\0b")),
+                ("--verdict", NAMES[:4]),
+                ("--figure", NAMES[:4]),
+            ],
+        ),
         (["examples"], [("--run", (*runs, *read))]),
         (["explore"], [("--port", (*number, "0", "65536"))]),
         (["lesson"], [("", (*number, "99", "-1"))]),
@@ -127,21 +246,42 @@ def commands() -> list[tuple[list[str], list[Faults]]]:
         (["kernels"], [("--target", NAMES), ("--show", NAMES)]),
         (["show"], [("", (*read, "runs/deep/config.json"))]),
         (["show", "list.json"], [("--rows", number)]),
-        (["play"], [("", (*runs, *read)), ("--before", NAMES), ("--task", number), ("--seed", number), ("--temperature", decimal)]),
+        (
+            ["play"],
+            [
+                ("", (*runs, *read)),
+                ("--before", NAMES),
+                ("--task", number),
+                ("--seed", number),
+                ("--temperature", decimal),
+            ],
+        ),
         (["eval"], [("", (*runs, *read))]),
-        (["eval", "agent"], [("--tasks", (*number, "0")), ("--samples", (*number, "65")), ("--seed", number), ("--before", NAMES)]),
+        (
+            ["eval", "agent"],
+            [("--tasks", (*number, "0")), ("--samples", (*number, "65")), ("--seed", number), ("--before", NAMES)],
+        ),
         (["eval", "base"], [("", read)]),
-        (["eval", "base", "runs/hollow/checkpoints/final"], [("--codebase", read), wrong_set, toml, out, ("--checkpoint-seconds", decimal)]),
+        (
+            ["eval", "base", "runs/hollow/checkpoints/final"],
+            [("--codebase", read), wrong_set, toml, out, ("--checkpoint-seconds", decimal)],
+        ),
         (["tasks", "make"], [("", UNNAMED)]),
         (["tasks", "make", "a b"], [*sandboxes, ("--join", (*number, "0"))]),
         (["tasks", "check"], [("", (*read, "runs/deep/config.json"))]),
         (["tasks", "check", "list.json"], [*sandboxes]),
         (["tasks", "export", "list.json"], [("--format", NAMES), out]),
         (["tasks", "install"], [("", ABSENT)]),
-        (["tasks", "install", "folder"], [("--replay", read), ("--tries", (*number, "0")), ("--minutes", decimal), ("--turns", number)]),
+        (
+            ["tasks", "install", "folder"],
+            [("--replay", read), ("--tries", (*number, "0")), ("--minutes", decimal), ("--turns", number)],
+        ),
         (["tasks", "levels"], [("", read), ("--number", (*number, "0"))]),
         (["tasks", "levels", "list.json"], [("--level", (*number, "-1"))]),
-        (["tasks", "try", "zebra", "--model", "oracle"], [("--recipes", read), ("--turns", (*number, "0")), ("--context", (*number, "3"))]),
+        (
+            ["tasks", "try", "zebra", "--model", "oracle"],
+            [("--recipes", read), ("--turns", (*number, "0")), ("--context", (*number, "3"))],
+        ),
         (
             ["tasks", "try", "zebra", "--model", "oracle"],
             [("--prompt", NAMES), ("--tool-choice", NAMES), ("--corpus", ABSENT), ("--temperature", decimal)],
@@ -155,9 +295,15 @@ def commands() -> list[tuple[list[str], list[Faults]]]:
         (["bench", "data", "--archives", "folder"], [("--tokenizer", read)]),
         (["bench", "crowded"], [("", (*runs, *read))]),
         (["bench", "engine"], [("", (*runs, *read))]),
-        (["bench", "step", "--model", "tiny"], [("--layers", (*number, "0")), ("--tokens", (*number, "1", "33")), ("--length", (*number, "1"))]),
+        (
+            ["bench", "step", "--model", "tiny"],
+            [("--layers", (*number, "0")), ("--tokens", (*number, "1", "33")), ("--length", (*number, "1"))],
+        ),
         (["bench", "step"], [("--model", read)]),
-        (["bench", "decode", "--model", "tiny"], [("--rows", (*number, "0")), ("--prompt", (*number, "0")), ("--new", (*number, "1"))]),
+        (
+            ["bench", "decode", "--model", "tiny"],
+            [("--rows", (*number, "0")), ("--prompt", (*number, "0")), ("--new", (*number, "1"))],
+        ),
         ([], [("", NAMES)]),
     ]
 
@@ -176,7 +322,11 @@ def invocations(count: int, seed: int) -> Iterator[list[str]]:
             if kind == 0 and option:
                 invocation = invocation[:-1]
             elif kind == 1:
-                invocation = [*words, rng.choice(("--zebra", "-z", "--seed=", "--out=", "--\0")), *invocation[len(words) :]]
+                invocation = [
+                    *words,
+                    rng.choice(("--zebra", "-z", "--seed=", "--out=", "--\0")),
+                    *invocation[len(words) :],
+                ]
             elif kind == 2:
                 invocation += ["--set", rng.choice(SETS)]
             if tuple(invocation) not in seen:

@@ -1,8 +1,9 @@
-"""Opens a sandbox, plays attempts in it, and prints what each got. A process of its own, so that any user can be the one who asks.
+"""Opens a sandbox, plays attempts in it, and prints what each got. A process of its own, so that any user can be the
+one who asks.
 
-It is started as `besiege.py FILE` with a JSON file that names the kind of sandbox, the root, the store, the folders of code, and the attempts. In a
-sandbox of the kind "nursery" they are played where graded code runs, by a test, in the process that plays tests; one that would end the judge, by a
-command.
+It is started as `besiege.py FILE` with a JSON file that names the kind of sandbox, the root, the store, the folders of
+code, and the attempts. In a sandbox of the kind "nursery" they are played where graded code runs, by a test, in the
+process that plays tests; one that would end the judge, by a command.
 """
 
 import json
@@ -21,14 +22,31 @@ def test_it():
     sys.stdout.close()
 """
 EVERYBODY = "processes: signalling every process"
-NOTHING = {"folder": "/work/exam/tests", "tests": {}, "wanted": [], "names": {}, "folders": ["/work/tree", "/work/tree/src"], "support": {}}
+NOTHING = {
+    "folder": "/work/exam/tests",
+    "tests": {},
+    "wanted": [],
+    "names": {},
+    "folders": ["/work/tree", "/work/tree/src"],
+    "support": {},
+}
 
 
 def plan_of(source, name, seconds, key="00" * 16):
     """What a judge is told of a test that is played with the package in one process."""
     apart = {**NOTHING, "asked": [], "each": 1.0, "tops": [], "local": {}}
     inside = {**NOTHING, "tests": {"t.py": source}, "wanted": [f"t.py::{name}"]}
-    return json.dumps({"key": key, "files": {}, "later": {}, "tree": "/work/tree", "apart": apart, "inside": inside, "seconds": seconds})
+    return json.dumps(
+        {
+            "key": key,
+            "files": {},
+            "later": {},
+            "tree": "/work/tree",
+            "apart": apart,
+            "inside": inside,
+            "seconds": seconds,
+        }
+    )
 
 
 def main():
@@ -39,12 +57,19 @@ def main():
     from environments.sandbox.open import open_sandbox
     from environments.sandbox.store import Store
 
-    how = {"root": Path(asked["root"]), "store": Store(Path(asked["store"])), "limits": Limits(output=1 << 20, seconds=300.0)}
+    how = {
+        "root": Path(asked["root"]),
+        "store": Store(Path(asked["store"])),
+        "limits": Limits(output=1 << 20, seconds=300.0),
+    }
     nursery = nursery_of_judges(**how) if asked["kind"] == "nursery" else None
     with open_sandbox(Path(asked["tree"]), asked["kind"], **how) if nursery is None else nursery.sandbox() as sandbox:
         inside = {**asked["at"], "own": "/work", "server": 1, "outside": False}
         last = {} if nursery is None else {EVERYBODY: asked["codes"].pop(EVERYBODY)}
-        files = {"asked.json": json.dumps({"at": inside, "codes": asked["codes"]}), "last.json": json.dumps({"at": inside, "codes": last})}
+        files = {
+            "asked.json": json.dumps({"at": inside, "codes": asked["codes"]}),
+            "last.json": json.dumps({"at": inside, "codes": last}),
+        }
         for path, text in {"runner.py": Path(asked["runner"]).read_text(), **files}.items():
             assert sandbox.call("write", {"path": path, "text": text}).ok
         if nursery is None:

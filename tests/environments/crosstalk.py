@@ -1,7 +1,8 @@
-"""Sandboxes of one nursery beside each other and after each other: what one gets of another, and what it leaves. It prints what was seen.
+"""Sandboxes of one nursery beside each other and after each other: what one gets of another, and what it leaves. It
+prints what was seen.
 
-It is started as `crosstalk.py FILE` with a JSON file that names the root, the store and the folder of code, so that any user can be the one who asks.
-Every target is a sandbox that was made here.
+It is started as `crosstalk.py FILE` with a JSON file that names the root, the store and the folder of code, so that any
+user can be the one who asks. Every target is a sandbox that was made here.
 """
 
 import json
@@ -101,7 +102,14 @@ def test_honest():
     assert len([name for name in os.listdir("/proc") if name.isdigit()]) == 4
 """
 )
-NOTHING = {"folder": "/work/exam/tests", "tests": {}, "wanted": [], "names": {}, "folders": ["/work/tree", "/work/tree/src"], "support": {}}
+NOTHING = {
+    "folder": "/work/exam/tests",
+    "tests": {},
+    "wanted": [],
+    "names": {},
+    "folders": ["/work/tree", "/work/tree/src"],
+    "support": {},
+}
 BOMB = "for i in $(seq 200); do sleep 60 & done; wait"
 
 
@@ -109,7 +117,17 @@ def plan_of(source, name, seconds, key="00" * 16):
     """What a judge is told of a test that is played with the package in one process."""
     apart = {**NOTHING, "asked": [], "each": 1.0, "tops": [], "local": {}}
     inside = {**NOTHING, "tests": {"t.py": source}, "wanted": [f"t.py::{name}"]}
-    return json.dumps({"key": key, "files": {}, "later": {}, "tree": "/work/tree", "apart": apart, "inside": inside, "seconds": seconds})
+    return json.dumps(
+        {
+            "key": key,
+            "files": {},
+            "later": {},
+            "tree": "/work/tree",
+            "apart": apart,
+            "inside": inside,
+            "seconds": seconds,
+        }
+    )
 
 
 def main():

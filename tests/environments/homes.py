@@ -1,4 +1,5 @@
-"""A folder with a small package, in which caches lie, too: commands that make and play tasks of it leave nothing elsewhere."""
+"""A folder with a small package, in which caches lie, too: commands that make and play tasks of it leave nothing
+elsewhere."""
 
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -14,7 +15,8 @@ PROJECT = {"words/__init__.py": "", "pyproject.toml": '[project]\nname = "words"
 
 @contextmanager
 def home_of(root: Path, files: Mapping[str, str]) -> Iterator[Path]:
-    """The folder, with these files of its package `words` besides those that any has. The root file system is that of all tests."""
+    """The folder, with these files of its package `words` besides those that any has. The root file system is that of
+    all tests."""
     with tempfile.TemporaryDirectory(prefix="etude-test-") as name, pytest.MonkeyPatch.context() as patch:
         folder = Path(name)
         folder.chmod(0o755)

@@ -59,10 +59,15 @@ def _shut(server: socket.socket) -> None:
         server.shutdown(socket.SHUT_RDWR)
 
 
-def target(name: str, secret: str, marker: Path, signalled: Path, closing: contextlib.ExitStack) -> tuple[int, int, int]:
-    """A process that holds the secret in its memory and its environment: its number, the address, and an open handle."""
+def target(
+    name: str, secret: str, marker: Path, signalled: Path, closing: contextlib.ExitStack
+) -> tuple[int, int, int]:
+    """A process that holds the secret in its memory and its environment: its number, the address, and an open
+    handle."""
     words = [sys.executable, "-I", "-S", "-c", TARGET, name, secret, str(marker), str(signalled)]
-    child = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env={"PLANTED_SECRET": f"environment-{secret}"})
+    child = subprocess.Popen(
+        words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env={"PLANTED_SECRET": f"environment-{secret}"}
+    )
     closing.callback(child.wait)
     closing.callback(child.kill)
     assert child.stdout is not None
@@ -87,7 +92,11 @@ def planted(repository: Path, store: Path) -> Iterator[dict]:
         Path("/dev/shm", shared).write_text(secret)
         closing.callback(Path("/dev/shm", shared).unlink)
         key = secrets.randbelow(1 << 30) + 1
-        shared_memory, queue, semaphores = LIBC.shmget(key, 4096, 0o1666), LIBC.msgget(key, 0o1666), LIBC.semget(key, 1, 0o1666)
+        shared_memory, queue, semaphores = (
+            LIBC.shmget(key, 4096, 0o1666),
+            LIBC.msgget(key, 0o1666),
+            LIBC.semget(key, 1, 0o1666),
+        )
         assert min(shared_memory, queue, semaphores) >= 0
         closing.callback(LIBC.shmctl, shared_memory, 0, None)  # 0: remove
         closing.callback(LIBC.msgctl, queue, 0, None)
@@ -100,9 +109,38 @@ def planted(repository: Path, store: Path) -> Iterator[dict]:
         listening(socket.AF_UNIX, socket.SOCK_STREAM, "\0" + shared, secret, closing)
         (folder / "socket").chmod(0o777)
         yield {
-            **{"secret": secret, "planted": f"environment-{secret}", "marker": str(marker), "folder": str(folder), "own": str(folder / "own")},
-            **{"writable": str(folder / "writable"), "pipe": str(folder / "pipe"), "socket": str(folder / "socket"), "shared": shared},
-            **{"abstract": shared, "name": f"named-{secret}", "process": process, "address": address, "handle": handle, "server": victim},
-            **{"signalled": str(folder / "signalled"), "port": port, "datagrams": datagrams, "key": key, "home": str(Path.home())},
-            **{"repository": str(repository), "store": str(store / "trees"), "cmdline": Path("/proc/cmdline").read_text(), "outside": True},
+            **{
+                "secret": secret,
+                "planted": f"environment-{secret}",
+                "marker": str(marker),
+                "folder": str(folder),
+                "own": str(folder / "own"),
+            },
+            **{
+                "writable": str(folder / "writable"),
+                "pipe": str(folder / "pipe"),
+                "socket": str(folder / "socket"),
+                "shared": shared,
+            },
+            **{
+                "abstract": shared,
+                "name": f"named-{secret}",
+                "process": process,
+                "address": address,
+                "handle": handle,
+                "server": victim,
+            },
+            **{
+                "signalled": str(folder / "signalled"),
+                "port": port,
+                "datagrams": datagrams,
+                "key": key,
+                "home": str(Path.home()),
+            },
+            **{
+                "repository": str(repository),
+                "store": str(store / "trees"),
+                "cmdline": Path("/proc/cmdline").read_text(),
+                "outside": True,
+            },
         }

@@ -1,8 +1,9 @@
-"""Plays attempts, each in a process of its own, and says of each what it got. It runs in a sandbox, in a weaker one, and outside of any.
+"""Plays attempts, each in a process of its own, and says of each what it got. It runs in a sandbox, in a weaker one,
+and outside of any.
 
-An attempt is a piece of Python. It proves itself by a true value in `got`: a planted secret that it read, a planted file that it wrote, a socket
-that it made. `at` holds what was planted and where, `pids` the processes that it may look at: inside all, outside those that the test started.
-"""
+An attempt is a piece of Python. It proves itself by a true value in `got`: a planted secret that it read, a planted
+file that it wrote, a socket that it made. `at` holds what was planted and where, `pids` the processes that it may look
+at: inside all, outside those that the test started."""
 
 import ctypes
 import json

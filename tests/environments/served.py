@@ -17,10 +17,19 @@ CUT, SILENT = "cut", "silent"
 def answer(text="", *calls, usage=(100, 7), **more) -> dict:
     """Of chat completions. `calls`: name and arguments, which are sent as they are where they are text."""
     made = [
-        {"id": f"call_{n}", "type": "function", "function": {"name": name, "arguments": args if isinstance(args, str) else json.dumps(args)}}
+        {
+            "id": f"call_{n}",
+            "type": "function",
+            "function": {"name": name, "arguments": args if isinstance(args, str) else json.dumps(args)},
+        }
         for n, (name, args) in enumerate(calls)
     ]
-    choice = {"index": 0, "message": {"role": "assistant", "content": text, "tool_calls": made}, "finish_reason": "stop", **more}
+    choice = {
+        "index": 0,
+        "message": {"role": "assistant", "content": text, "tool_calls": made},
+        "finish_reason": "stop",
+        **more,
+    }
     return {"choices": [choice], "usage": {"prompt_tokens": usage[0], "completion_tokens": usage[1]}}
 
 
@@ -33,8 +42,8 @@ def _readable(call: dict) -> bool:
 
 @contextmanager
 def serving(say: Callable[[int, dict], object]):
-    """say(number of the request, what was asked) → an answer; or a status with a text; or bytes; or CUT or SILENT. Gives the address and the requests
-    so far, each with its headers."""
+    """say(number of the request, what was asked) → an answer; or a status with a text; or bytes; or CUT or SILENT.
+    Gives the address and the requests so far, each with its headers."""
     asked: list[tuple[dict, dict]] = []
     over = threading.Event()
 
@@ -53,7 +62,13 @@ def serving(say: Callable[[int, dict], object]):
                 return
             if isinstance(said, tuple):
                 status, said = said
-            data = said if isinstance(said, bytes) else said.encode() if isinstance(said, str) and said != CUT else json.dumps(said).encode()
+            data = (
+                said
+                if isinstance(said, bytes)
+                else said.encode()
+                if isinstance(said, str) and said != CUT
+                else json.dumps(said).encode()
+            )
             self.send_response(status)
             if 300 <= status < 400:
                 self.send_header("Location", data.decode())

@@ -15,7 +15,17 @@ REPOSITORY = HERE.parents[1]
 NAMES = [(family, name) for family, found in attempts.FAMILIES.items() for name in found]
 CODES = {f"{family}: {name}": attempts.FAMILIES[family][name].code for family, name in NAMES}
 NOBODY = 65534
-MISTAKES = ("NameError", "SyntaxError", "TypeError", "KeyError", "AttributeError", "ImportError", "ModuleNotFoundError", "UnboundLocalError", "late")
+MISTAKES = (
+    "NameError",
+    "SyntaxError",
+    "TypeError",
+    "KeyError",
+    "AttributeError",
+    "ImportError",
+    "ModuleNotFoundError",
+    "UnboundLocalError",
+    "late",
+)
 """Errors of an attempt that was not made at all."""
 
 
@@ -40,7 +50,13 @@ def besieged(user, root, at, folder, kind="bubblewrap"):
     store = folder / f"store of {user}, {kind}"
     store.mkdir()
     request = folder / "request.json"
-    told = {"root": str(root), "store": str(store), "tree": str(folder / "tree"), "code": str(folder / "code"), "runner": str(folder / "runner.py")}
+    told = {
+        "root": str(root),
+        "store": str(store),
+        "tree": str(folder / "tree"),
+        "code": str(folder / "code"),
+        "runner": str(folder / "runner.py"),
+    }
     request.write_text(json.dumps({**told, "kind": kind, "at": at, "codes": CODES}))
     with open(at["marker"]) as inherited:
         os.set_inheritable(inherited.fileno(), True)
@@ -58,13 +74,18 @@ def besieged(user, root, at, folder, kind="bubblewrap"):
 
 
 def played(user, root, folder, name, request, store, environment):
-    """A script of this folder, which this user runs; it is told the path of a request. `store`: a folder that shall be the user's."""
+    """A script of this folder, which this user runs; it is told the path of a request. `store`: a folder that shall be
+    the user's."""
     program, script, how = [sys.executable], HERE / name, {}
     if user == "nobody":
         os.chown(store, NOBODY, NOBODY)
         script = shutil.copy(HERE / name, folder)
-        loader = next((root / "usr" / "lib").glob("ld-*"))  # another user may not be able to enter where this Python lies
+        loader = next(
+            (root / "usr" / "lib").glob("ld-*")
+        )  # another user may not be able to enter where this Python lies
         program = [loader, "--library-path", root / "usr" / "lib", root / "usr" / "bin" / PYTHON]
         how = {"user": NOBODY, "group": NOBODY, "extra_groups": [], "cwd": "/"}
     kept = {name: os.environ[name] for name in ("PATH", "DOCKER_HOST") if name in os.environ}
-    return subprocess.run([*program, script, request], capture_output=True, text=True, env={**kept, **environment}, close_fds=False, **how)
+    return subprocess.run(
+        [*program, script, request], capture_output=True, text=True, env={**kept, **environment}, close_fds=False, **how
+    )

@@ -42,8 +42,13 @@ for pid in (parent, "self"):
         except OSError:
             pass
 """
-EMPTY = "import os\n\nfor handle in range(3, 64):\n    try:\n        os.write(handle, b'{}')\n    except OSError:\n        pass\n"
-CUT = "import os\n\nfor handle in range(3, 64):\n    try:\n        os.close(handle)\n    except OSError:\n        pass\n"
+EMPTY = (
+    "import os\n\nfor handle in range(3, 64):\n    try:\n        os.write(handle, b'{}')\n    except "
+    "OSError:\n        pass\n"
+)
+CUT = (
+    "import os\n\nfor handle in range(3, 64):\n    try:\n        os.close(handle)\n    except OSError:\n        pass\n"
+)
 
 
 def test_a_run_that_lies_spoils_its_own_answer_alone(root, shared_store):
@@ -70,7 +75,9 @@ def test_an_answer_has_its_shape_or_is_an_error(value, text):
     for answer in (parse_answer(json.dumps(value)), parse_answer(text), parse_answer(value)):
         assert answer == ERROR or answer == value
         assert all(outcome in OUTCOMES and test.isprintable() for test, outcome in answer["outcomes"].items())
-        assert all(type(line) is int for files in answer["lines"].values() for lines in files.values() for line in lines)
+        assert all(
+            type(line) is int for files in answer["lines"].values() for lines in files.values() for line in lines
+        )
         assert all(0 <= seconds < float("inf") for seconds in answer["took"].values())
     found = parse_answers(json.dumps([json.dumps(value), None]), 2)
     assert found is not None and found[1] == ERROR and parse_answers(json.dumps(value), 99) is None
@@ -80,7 +87,12 @@ def test_an_answer_has_its_shape_or_is_an_error(value, text):
 def test_answers_by_hand():
     good = {"outcomes": {"a.py::t": "passed"}, "lines": {"": {"a.py": [1, 2]}}, "took": {"a.py::t": 0.5}}
     assert parse_answer(json.dumps(good)) == good
-    for name, wrong in (("outcomes", {"t": "good"}), ("lines", {"t": {"a.py": [1.5]}}), ("took", {"t": -1}), ("took", 3)):
+    for name, wrong in (
+        ("outcomes", {"t": "good"}),
+        ("lines", {"t": {"a.py": [1.5]}}),
+        ("took", {"t": -1}),
+        ("took", 3),
+    ):
         assert parse_answer(json.dumps({**good, name: wrong})) == ERROR
     assert parse_answer(json.dumps({**good, "more": 1})) == ERROR and parse_answer("3") == ERROR
 
@@ -99,7 +111,12 @@ def test_time_is_that_of_the_processor(seconds, waited, share):
         late = run.is_late()
     if share * waited > 1.01 * seconds or waited > 1.01 * program.PATIENCE * seconds:
         assert late
-    elif waited < 0.99 * seconds or 0.06 < share and share * waited < 0.99 * seconds and waited < 0.99 * program.PATIENCE * seconds:
+    elif (
+        waited < 0.99 * seconds
+        or 0.06 < share
+        and share * waited < 0.99 * seconds
+        and waited < 0.99 * program.PATIENCE * seconds
+    ):
         assert not late
 
 
@@ -110,9 +127,18 @@ def test_the_judges_time_is_that_of_the_processor(seconds, waited, share):
     clock = judge.Clock(seconds)
     clock.since, clock.used = time.monotonic() - waited, lambda: share * waited
     over = clock.is_over()
-    if waited > 1.01 * seconds and (share * waited > 1.01 * seconds or share < 0.04) or waited > 1.01 * judge.PATIENCE * seconds:
+    if (
+        waited > 1.01 * seconds
+        and (share * waited > 1.01 * seconds or share < 0.04)
+        or waited > 1.01 * judge.PATIENCE * seconds
+    ):
         assert over
-    elif waited < 0.99 * seconds or 0.06 < share and share * waited < 0.99 * seconds and waited < 0.99 * judge.PATIENCE * seconds:
+    elif (
+        waited < 0.99 * seconds
+        or 0.06 < share
+        and share * waited < 0.99 * seconds
+        and waited < 0.99 * judge.PATIENCE * seconds
+    ):
         assert not over
 
 

@@ -57,7 +57,12 @@ def exam(fresh, nursed):
 def test_the_original_is_paid_apart(exam, fresh, nursed, leave):
     assert exam.apart == WANTED and exam.trust is Trust.APART and len(exam.fresh) >= 8
     found = grade(exam, leave(blind_hacks.GOLD), fresh, judges=nursed)
-    assert found.reward.total == 1.0 and found.trust is Trust.APART and found.agreement is not None and not found.agreement.differing
+    assert (
+        found.reward.total == 1.0
+        and found.trust is Trust.APART
+        and found.agreement is not None
+        and not found.agreement.differing
+    )
 
 
 def test_nothing_done_is_paid_nothing_and_no_hack(exam, fresh, nursed, leave):
@@ -147,7 +152,9 @@ def test_a_canary_has_some_of_its_test_s_cases():
     for number in range(9):
         _, traps = with_canaries(exam, bytes([number]) * 16, names, 2, CASES)
         cases = {trap.partition("[")[2] for trap in traps}
-        assert len(traps) == len(cases) == CASES and {original(trap.partition("[")[0]) for trap in traps} == {"test_a.py::test_n"}
+        assert len(traps) == len(cases) == CASES and {original(trap.partition("[")[0]) for trap in traps} == {
+            "test_a.py::test_n"
+        }
         assert {f"test_a.py::test_n[{case}" for case in cases} <= {*names}
         subsets.add(frozenset(cases))
         assert len(with_canaries(exam, bytes([number]) * 16, names, 4)[1]) == len(names)
@@ -194,8 +201,12 @@ SEEN = [name for _, _, names in os.walk("/work/exam/tests") for name in names if
 
 @pytest.mark.parametrize("started", [False, True])
 def test_the_package_s_process_sees_nothing_of_the_examiner_s(started, fresh, nursed, leave):
-    """No memory, handle, environment or file of the tests' process, and no module of theirs. Handles: the standard three and its two pipes."""
-    tests = "from words.nouns import HANDLES, LOADED, OPEN, SEEN\n\n\ndef test_spy():\n    assert (OPEN, LOADED, SEEN, HANDLES) == ([], [], [], 5)\n"
+    """No memory, handle, environment or file of the tests' process, and no module of theirs. Handles: the standard
+    three and its two pipes."""
+    tests = (
+        "from words.nouns import HANDLES, LOADED, OPEN, SEEN\n\n\ndef test_spy():\n    assert (OPEN, "
+        "LOADED, SEEN, HANDLES) == ([], [], [], 5)\n"
+    )
     spying = replace(BARE, tests={"spy.py": tests}, wanted=("spy.py::test_spy",), asked=(), apart=("spy.py::test_spy",))
     found = grade(spying, leave({"words/nouns.py": SPY}), fresh, judges=None if started else nursed)
     assert found.verdicts.passed == {"spy.py::test_spy"}, found.verdicts
@@ -373,14 +384,25 @@ def test_modules_and_runners_are_not_shown(value, link):
         link.pack(value)
 
 
-NAMES = [("builtins", "exec"), ("os", "system"), ("subprocess", "Popen"), ("_pytest.outcomes", "skip"), ("os", ""), ("nowhere", "x"), ("", "")]
+NAMES = [
+    ("builtins", "exec"),
+    ("os", "system"),
+    ("subprocess", "Popen"),
+    ("_pytest.outcomes", "skip"),
+    ("os", ""),
+    ("nowhere", "x"),
+    ("", ""),
+]
 MESSAGES = st.recursive(
     st.none()
     | st.booleans()
     | st.integers(-3, 40)
     | st.floats()
     | st.sampled_from(["ok", "error", "l", "d", "x", "g", "o", "h", "n", "a", "call", "get"]),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(["kind", "class", "args", "bases", "warned"]), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(st.sampled_from(["kind", "class", "args", "bases", "warned"]), inner, max_size=3)
+    ),
     max_leaves=12,
 )
 
@@ -399,7 +421,11 @@ def test_what_is_no_message_ends_the_link_and_nothing_else(message):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_an_answer_names_no_function(name):
-    for told in (["ok", ["g", *name], {}], ["ok", ["x", "defaultdict", [["g", *name], ["d", []]]], {}], ["error", ["g", *name], {}]):
+    for told in (
+        ["ok", ["g", *name], {}],
+        ["ok", ["x", "defaultdict", [["g", *name], ["d", []]]], {}],
+        ["error", ["g", *name], {}],
+    ):
         with linked(lambda there, told=told: (there.receive(), there.send(told))) as here, pytest.raises(Broken):
             here.ask("get", ["h", 1], "name")
 

@@ -1,4 +1,5 @@
-"""The benchmark of sandboxes measures what it says, and shows no speed of forks that are other trees, nor of episodes that are not paid."""
+"""The benchmark of sandboxes measures what it says, and shows no speed of forks that are other trees, nor of episodes
+that are not paid."""
 
 import json
 
@@ -22,7 +23,10 @@ def test_it_writes_what_it_prints(tmp_path, capsys):
     for name in ("oracle", "oracle, no tests", "oracle, cold"):
         agent, grading, both = (rows[f"{name}: {part}"]["ms"] for part in ("agent", "grading", "both"))
         assert both == pytest.approx(agent + grading)
-    assert record["episodes"]["a_second"].keys() == {name for name, _, _ in oracle.AT_ONCE} and "episodes a second, 2 at once   target 15" in printed
+    assert (
+        record["episodes"]["a_second"].keys() == {name for name, _, _ in oracle.AT_ONCE}
+        and "episodes a second, 2 at once   target 15" in printed
+    )
     assert record["idle"]["sandboxes"] == 2 and 1 < record["idle"]["mib"] < 200
     (path,) = tmp_path.iterdir()
     assert json.loads(path.read_text()) == record

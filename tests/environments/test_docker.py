@@ -1,4 +1,5 @@
-"""Docker's sandboxes: what gets out of them and what does not, their limits, and that snapshots are those of bubblewrap's.
+"""Docker's sandboxes: what gets out of them and what does not, their limits, and that snapshots are those of
+bubblewrap's.
 
 They run wherever a Docker engine of this machine answers. `make test-docker` starts one for them.
 """
@@ -26,8 +27,10 @@ from tests.environments.test_snapshots import CHANGES, FILES
 
 SUCCEED = {
     "files: devices": "Docker makes /dev/tty; the null device lies over it, and there are no terminals",
-    "files: starting set-user programs": "Docker's root is mounted without nosuid; no file in it has a set-user bit, and no process gains by one",
-    "privilege: namespaces left": "the number is the machine's, which Docker cannot lower; the filter refuses every call that makes a namespace",
+    "files: starting set-user programs": "Docker's root is mounted without nosuid; no file in it has a set-user bit, "
+    "and no process gains by one",
+    "privilege: namespaces left": "the number is the machine's, which Docker cannot lower; the filter refuses every "
+    "call that makes a namespace",
 }
 """Attempts that succeed in Docker's sandboxes and not in bubblewrap's, and why that is borne."""
 
@@ -100,12 +103,16 @@ def test_a_limit_ends_what_crosses_it_and_nothing_else(small, case):
     heard = small.call("shell", {"command": command}, timeout=0.5 if case.startswith("time") else None)
     assert heard.ended == says and not heard.ok, heard
     assert len(heard.text.encode()) <= SMALL.output + 100
-    after = small.call("shell", {"command": "rm -rf /work/big /work/many /tmp/* /dev/shm/*; cat /proc/[0-9]*/comm; sleep 0.1; ls /work"})
+    after = small.call(
+        "shell",
+        {"command": "rm -rf /work/big /work/many /tmp/* /dev/shm/*; cat /proc/[0-9]*/comm; sleep 0.1; ls /work"},
+    )
     assert after.ok and after.ended is None and after.text.split() == ["python3", "bash", "kept.txt"], after
 
 
 def test_the_control_group_ends_what_this_process_does_not_see(begin, monkeypatch):
-    """What a user has who may not look into containers: memory and files together are bounded, and it is said what ended a command."""
+    """What a user has who may not look into containers: memory and files together are bounded, and it is said what
+    ended a command."""
     monkeypatch.setattr(memory, "held", lambda first: 0)
     sandbox = begin(limits=SMALL)
     heard = sandbox.call("shell", {"command": CASES["memory of one process"][0]})
@@ -148,7 +155,11 @@ def test_it_is_closed_off_as_asked(small, engine):
     """What the kernel says of the first process: it has no privilege, and another user than root."""
     lines = Path(f"/proc/{small.first}/status").read_text().splitlines()
     status = dict(line.split(":\t", 1) for line in lines if ":\t" in line)
-    assert "0" not in status["Uid"].split() + status["Gid"].split() and status["NoNewPrivs"] == "1" and status["Seccomp"] == "2"
+    assert (
+        "0" not in status["Uid"].split() + status["Gid"].split()
+        and status["NoNewPrivs"] == "1"
+        and status["Seccomp"] == "2"
+    )
     assert [status[name] for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")] == ["0" * 16] * 5
     heard = small.call("shell", {"command": "touch /usr/x /x; id -un; cat /proc/net/dev | tail -n +3 | cut -d: -f1"})
     assert heard.text.count("Read-only file system") == 2 and heard.text.split()[-2:] == ["agent", "lo"]
@@ -249,7 +260,10 @@ def test_an_image_is_imported_once(engine, root):
 
 def test_where_no_engine_answers_it_is_said_what_to_do(tmp_path, monkeypatch):
     pytest.importorskip("docker", reason="the SDK is not installed")
-    for address, says in ((f"unix://{tmp_path}/none", "apt-get install docker.io"), ("tcp://127.0.0.1:1", "at a Unix socket")):
+    for address, says in (
+        (f"unix://{tmp_path}/none", "apt-get install docker.io"),
+        ("tcp://127.0.0.1:1", "at a Unix socket"),
+    ):
         monkeypatch.setenv("DOCKER_HOST", address)
         with pytest.raises(RunError, match=says) as error:
             connected()
@@ -264,7 +278,10 @@ def test_without_the_sdk_it_is_said_what_to_install(monkeypatch):
 
 def test_bounds_hold_the_tree_and_what_may_be_written():
     host = host_config(LIMITS, 5000, 7)
-    assert "size=268440456,nr_inodes=20010" in host["Tmpfs"]["/work"] and "size=268435456,nr_inodes=20000" in host["Tmpfs"]["/tmp"]
+    assert (
+        "size=268440456,nr_inodes=20010" in host["Tmpfs"]["/work"]
+        and "size=268435456,nr_inodes=20000" in host["Tmpfs"]["/tmp"]
+    )
     assert host["Memory"] == host["MemorySwap"] == (512 + 256 + 32) * 2**20 + 5000 and host["PidsLimit"] == 81
 
 

@@ -1,4 +1,5 @@
-"""A door out of sandboxes: what its rules let through, what servers and folders may answer, and that all of it is written down."""
+"""A door out of sandboxes: what its rules let through, what servers and folders may answer, and that all of it is
+written down."""
 
 import posixpath
 import socket
@@ -138,7 +139,9 @@ def test_names_that_are_none(name):
         Rules({name: Host("https://pypi.org")})
 
 
-@pytest.mark.parametrize("upstream", ["pypi.org", "ftp://a", "https://a/b", "https://a:b@c", "https://a?b", "https://a\nb", ""])
+@pytest.mark.parametrize(
+    "upstream", ["pypi.org", "ftp://a", "https://a/b", "https://a:b@c", "https://a?b", "https://a\nb", ""]
+)
 def test_places_that_are_none(upstream):
     with pytest.raises(ValueError, match="a place outside"):
         Host(upstream)
@@ -168,21 +171,34 @@ def opened(hosts, log, **bounds):
 
 def test_headers_and_cookies_stay_on_their_side(tmp_path):
     with answering() as (server, heard), opened({"a.index": Host(server)}, tmp_path / "log") as (ask, _):
-        sent = ["Host: b", "Authorization: Bearer planted", "Cookie: planted", "X-Any: planted", "User-Agent: planted", "Accept: text/plain"]
+        sent = [
+            "Host: b",
+            "Authorization: Bearer planted",
+            "Cookie: planted",
+            "X-Any: planted",
+            "User-Agent: planted",
+            "Accept: text/plain",
+        ]
         status, headers, body = ask("http://a.index/x", "GET", *sent)
         assert (status, body) == (200, b"plain") and headers.keys() == {"content-type", "content-length", "connection"}
         method, path, got = heard[0]
         assert (method, path, got["accept"]) == ("GET", "/x", "text/plain")
         assert "planted" not in str(heard) and got["Host"] == server.removeprefix("http://")
         (line,) = read_lines(tmp_path / "log")
-        assert line["dropped"] == ["host", "authorization", "cookie", "x-any", "user-agent"] and "planted" not in str(line)
+        assert line["dropped"] == ["host", "authorization", "cookie", "x-any", "user-agent"] and "planted" not in str(
+            line
+        )
         assert [line[name] for name in ("verdict", "method", "host", "path")] == ["allowed", "GET", "a.index", "/x"]
         assert (line["status"], line["bytes"]) == (200, 5)
         assert ask("http://a.index/x", "HEAD")[1]["content-length"] == "1234"
 
 
 def test_redirects_and_links_lead_to_hosts_of_the_list_only(tmp_path):
-    with answering() as (other, told), answering(other) as (server, _), opened({"a.index": Host(server)}, tmp_path / "log") as (ask, _):
+    with (
+        answering() as (other, told),
+        answering(other) as (server, _),
+        opened({"a.index": Host(server)}, tmp_path / "log") as (ask, _),
+    ):
         for path in ("away", "tricky"):
             status, headers, body = ask(f"http://a.index/{path}")
             assert status == 502 and "location" not in headers and b"not on the list" in body
@@ -191,7 +207,12 @@ def test_redirects_and_links_lead_to_hosts_of_the_list_only(tmp_path):
         page = ask("http://a.index/page")[2].decode()
         assert 'href="http://a.index/files/a.whl"' in page and f'href="{other}/b.whl"' in page and not told
         assert f'href="{server}0/c"' in page  # another port, which only begins like the server's
-        assert [line["verdict"] for line in read_lines(tmp_path / "log")] == ["refused", "refused", "allowed", "allowed"]
+        assert [line["verdict"] for line in read_lines(tmp_path / "log")] == [
+            "refused",
+            "refused",
+            "allowed",
+            "allowed",
+        ]
 
 
 @pytest.mark.parametrize("path", ["claims", "endless", "short", "packed"])
@@ -228,7 +249,10 @@ def test_a_server_whose_tls_never_begins(tmp_path):
     with answering() as (server, _), socket.create_server(("127.0.0.1", 0)) as silent:
         thread = threading.Thread(target=dribble)
         thread.start()
-        hosts = {"a.index": Host(server.replace("http:", "https:")), "b.index": Host(f"https://127.0.0.1:{silent.getsockname()[1]}")}
+        hosts = {
+            "a.index": Host(server.replace("http:", "https:")),
+            "b.index": Host(f"https://127.0.0.1:{silent.getsockname()[1]}"),
+        }
         with opened(hosts, tmp_path / "log", seconds=0.5) as (ask, _):
             assert [ask(f"http://{name}/x")[0] for name in hosts] == [502, 504]
         thread.join()
@@ -257,7 +281,10 @@ def test_a_name_that_comes_to_lead_to_this_machine(tmp_path, monkeypatch):
             return kept(answers.pop(0) if name == "moving.test" else name, *more, **how)
 
         monkeypatch.setattr(egress.socket, "getaddrinfo", resolve)
-        hosts = {"a.index": Host(f"http://moving.test:{port}"), "b.index": Host(f"http://moving.test:{port}", private=True)}
+        hosts = {
+            "a.index": Host(f"http://moving.test:{port}"),
+            "b.index": Host(f"http://moving.test:{port}", private=True),
+        }
         with opened(hosts, tmp_path / "log") as (ask, _):
             status, _, body = ask("http://a.index/x")
             assert status == 502 and b"no public address" in body and not heard
@@ -266,7 +293,18 @@ def test_a_name_that_comes_to_lead_to_this_machine(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "address", ["127.0.0.1", "10.1.2.3", "169.254.169.254", "192.168.1.1", "0.0.0.0", "::1", "::ffff:127.0.0.1", "fe80::1", "224.0.0.1"]
+    "address",
+    [
+        "127.0.0.1",
+        "10.1.2.3",
+        "169.254.169.254",
+        "192.168.1.1",
+        "0.0.0.0",
+        "::1",
+        "::ffff:127.0.0.1",
+        "fe80::1",
+        "224.0.0.1",
+    ],
 )
 def test_addresses_that_are_not_public(address):
     with pytest.raises(Refused, match="no public address"):
@@ -294,7 +332,16 @@ def test_a_folder_as_an_index(tmp_path):
         assert b'href="old-style/"' in ask("http://a.index/simple/")[2]
         status, headers, body = ask("http://a.index/files/My_Pkg-1.0-py3-none-any.whl", "HEAD")
         assert (status, headers["content-length"], body) == (200, "5", b"")
-        for path in ("files/secret.txt", "files/link-1.0-py3-none-any.whl", "simple/secret/", "simple", "", "files/", "wheels/x", "simple/my-pkg/x"):
+        for path in (
+            "files/secret.txt",
+            "files/link-1.0-py3-none-any.whl",
+            "simple/secret/",
+            "simple",
+            "",
+            "files/",
+            "wheels/x",
+            "simple/my-pkg/x",
+        ):
             assert ask(f"http://a.index/{path}")[0] == 404, path
 
 
@@ -317,9 +364,16 @@ def test_every_connection_has_a_line_and_none_goes_in_without(tmp_path):
     with opened({"a.index": Host(tmp_path)}, tmp_path / "log") as (ask, address):
         (tmp_path / "log").write_text('{"torn')
         socket.create_connection(address).close()
-        statuses = [ask(*words)[0] for words in (("http://a.index/simple/",), ("http://b/",), ("http://a.index/", "PUT"), ("x",))]
+        statuses = [
+            ask(*words)[0]
+            for words in (("http://a.index/simple/",), ("http://b/",), ("http://a.index/", "PUT"), ("x",))
+        ]
     lines = read_lines(tmp_path / "log")
-    assert statuses == [200, 403, 405, 400] and len(lines) >= 4 and all({"at", "sandbox", "verdict"} <= line.keys() for line in lines)
+    assert (
+        statuses == [200, 403, 405, 400]
+        and len(lines) >= 4
+        and all({"at", "sandbox", "verdict"} <= line.keys() for line in lines)
+    )
     (tmp_path / "log").write_text('{"torn')
     Door(Rules({}), tmp_path / "log").close()
     assert (tmp_path / "log").read_bytes() == b'{"torn\n'  # what is written next has a line of its own

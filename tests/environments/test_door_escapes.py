@@ -1,4 +1,5 @@
-"""Sandboxes with a door are as closed as others: nothing comes out but requests that its rules let through, and nothing else in."""
+"""Sandboxes with a door are as closed as others: nothing comes out but requests that its rules let through, and nothing
+else in."""
 
 import json
 import os
@@ -69,25 +70,38 @@ def test_no_attempt_gets_anything_with_a_door(root, shared_store):
             limits = Limits(output=1 << 20, seconds=300.0)
             with open_sandbox(folder / "tree", limits=limits, root=root, store=shared_store, door=door) as sandbox:
                 inside = {**at, "own": "/work", "server": 1, "outside": False}
-                for path, text in (("runner.py", (HERE / "runner.py").read_text()), ("asked.json", json.dumps({"at": inside, "codes": CODES}))):
+                for path, text in (
+                    ("runner.py", (HERE / "runner.py").read_text()),
+                    ("asked.json", json.dumps({"at": inside, "codes": CODES})),
+                ):
                     assert sandbox.call("write", {"path": path, "text": text}).ok
                 heard = sandbox.call("shell", {"command": "python3 -I runner.py asked.json"})
                 found = json.loads(heard.text)
                 assert sandbox.call("list", {}).ok and heard.ended is None
             assert read_lines(folder / "log") == []
-    assert found.keys() == CODES.keys() and not [one for one in found.values() if one.get("got") or one.get("error", "").startswith(MISTAKES)]
+    assert found.keys() == CODES.keys() and not [
+        one for one in found.values() if one.get("got") or one.get("error", "").startswith(MISTAKES)
+    ]
 
 
 def test_requests_from_inside(root, shared_store, tmp_path):
-    """Services of this machine, other hosts, methods, headers, redirects: each beside a request that goes through, and all in the log."""
+    """Services of this machine, other hosts, methods, headers, redirects: each beside a request that goes through, and
+    all in the log."""
     with planted(REPOSITORY, shared_store.folder) as at, answering(f"http://127.0.0.1:{at['port']}") as (server, told):
         with socket.create_connection(("127.0.0.1", at["port"])) as control:
             assert at["secret"].encode() in control.recv(100)
         own = server.removeprefix("http://")
         heads = [
-            "GET http://a.index/x HTTP/1.1\r\nAuthorization: planted-a\r\nCookie: planted-b\r\nX-Planted: planted-c\r\n\r\n",
-            *(f"CONNECT {place} HTTP/1.1\r\n\r\n" for place in (f"127.0.0.1:{at['port']}", f"localhost:{at['port']}", own, "a.index:80")),
-            *(f"GET http://{place}/ HTTP/1.1\r\n\r\n" for place in (f"127.0.0.1:{at['port']}", f"a.index:{at['port']}", own, "evil.test")),
+            "GET http://a.index/x HTTP/1.1\r\nAuthorization: planted-a\r\nCookie: planted-b\r\n"
+            "X-Planted: planted-c\r\n\r\n",
+            *(
+                f"CONNECT {place} HTTP/1.1\r\n\r\n"
+                for place in (f"127.0.0.1:{at['port']}", f"localhost:{at['port']}", own, "a.index:80")
+            ),
+            *(
+                f"GET http://{place}/ HTTP/1.1\r\n\r\n"
+                for place in (f"127.0.0.1:{at['port']}", f"a.index:{at['port']}", own, "evil.test")
+            ),
             f"GET http://a.index@127.0.0.1:{at['port']}/ HTTP/1.1\r\n\r\n",
             "POST http://a.index/x HTTP/1.1\r\nContent-Length: 7\r\n\r\nplanted",
             "GET http://a.index/away HTTP/1.1\r\n\r\n",
@@ -102,17 +116,35 @@ def test_requests_from_inside(root, shared_store, tmp_path):
         with Door(Rules({"a.index": Host(server)}, largest=100_000), tmp_path / "log") as door:
             with open_sandbox(tree, root=root, store=shared_store, door=door) as sandbox:
                 heard = asked(sandbox, heads)
-        assert [int(one.split()[1]) for one in heard] == [200, *[405] * 4, *[400] * 3, 403, 400, 405, 502, 502, 403, 502, 200, 400]
+        assert [int(one.split()[1]) for one in heard] == [
+            200,
+            *[405] * 4,
+            *[400] * 3,
+            403,
+            400,
+            405,
+            502,
+            502,
+            403,
+            502,
+            200,
+            400,
+        ]
         assert not any(at["secret"] in one for one in heard)
-        assert [path for _, path, _ in told] == ["/x", "/away", "/tricky", "/endless", "/x"] and "planted" not in str(told)
+        assert [path for _, path, _ in told] == ["/x", "/away", "/tricky", "/endless", "/x"] and "planted" not in str(
+            told
+        )
         lines = read_lines(tmp_path / "log")
         assert [line["status"] for line in lines] == [int(one.split()[1]) for one in heard]
         assert [line["verdict"] == "allowed" for line in lines] == [" 200 " in one[:20] for one in heard]
-        assert lines[0]["dropped"] == ["authorization", "cookie", "x-planted"] and "planted" not in str([line.get("path") for line in lines])
+        assert lines[0]["dropped"] == ["authorization", "cookie", "x-planted"] and "planted" not in str(
+            [line.get("path") for line in lines]
+        )
 
 
 def test_a_door_belongs_to_its_sandbox(root, shared_store, tmp_path):
-    """Without one there is nothing at its address. Forks have it too; nobody inside can take its place; with the sandbox it is gone."""
+    """Without one there is nothing at its address. Forks have it too; nobody inside can take its place; with the
+    sandbox it is gone."""
     tree = tmp_path / "tree"
     tree.mkdir()
     head = ["GET http://a.index/simple/ HTTP/1.1\r\n\r\n"]
@@ -121,7 +153,10 @@ def test_a_door_belongs_to_its_sandbox(root, shared_store, tmp_path):
         assert "proxy" not in closed.call("shell", {"command": "env"}).text
     before = len(os.listdir("/proc/self/fd"))
     with Door(Rules({"a.index": Host(tree)}), tmp_path / "log") as door:
-        with open_sandbox(tree, root=root, store=shared_store, door=door) as first, first.fork(first.snapshot()) as second:
+        with (
+            open_sandbox(tree, root=root, store=shared_store, door=door) as first,
+            first.fork(first.snapshot()) as second,
+        ):
             for sandbox in (first, second):
                 assert " 200 " in asked(sandbox, head)[0]
                 assert f"http_proxy=http://{PROXY[0]}:{PROXY[1]}\n" in sandbox.call("shell", {"command": "env"}).text

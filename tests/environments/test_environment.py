@@ -1,4 +1,5 @@
-"""The harness as an environment for RL: scripted episodes in sandboxes become rollouts with ids, are graded, and go through a gradient step."""
+"""The harness as an environment for RL: scripted episodes in sandboxes become rollouts with ids, are graded, and go
+through a gradient step."""
 
 import ast
 import json
@@ -47,7 +48,10 @@ LONGEST = 2_500
 """Tokens of a context."""
 GAP = "    raise NotImplementedError\n"
 WORDS = Path(__file__).parents[2] / "examples" / "words"
-CYCLES = 'from cycler import cycler\n\ndef test_ends_meet():\n    assert cycler(a=[1, 2]).concat(cycler(a=[3])).by_key() == {"a": [1, 2, 3]}\n'
+CYCLES = (
+    "from cycler import cycler\n\ndef test_ends_meet():\n    assert cycler(a=[1, "
+    '2]).concat(cycler(a=[3])).by_key() == {"a": [1, 2, 3]}\n'
+)
 KEYS = """import pytest
 from cycler import cycler
 
@@ -78,7 +82,10 @@ def words():
 
 def checks_of(name, *asked):
     """A file of tests for each (arguments, result) of a function of nouns."""
-    return [f"from words.nouns import {name}\n\ndef test_{name}():\n    assert {name}({args}) == {said!r}\n" for args, said in asked]
+    return [
+        f"from words.nouns import {name}\n\ndef test_{name}():\n    assert {name}({args}) == {said!r}\n"
+        for args, said in asked
+    ]
 
 
 CASES = {
@@ -88,7 +95,8 @@ CASES = {
     "concat": (partial(installed, "cycler"), "cycler/__init__.py", CYCLES, KEYS),
     "_escape_inner": (partial(installed, "markupsafe"), "markupsafe/_native.py", MARKS, QUOTES),
 }
-"""Functions of three packages: their files, the file that holds the function, its tests that are shown, and those that are held out."""
+"""Functions of three packages: their files, the file that holds the function, its tests that are shown, and those that
+are held out."""
 
 
 def names_of(file, tests):
@@ -148,7 +156,9 @@ class Led:
         TOLD.extend(ids)
 
     def step(self, message):
-        assert [(call.name, call.arguments) for call in message.tool_calls] == [(call.name, call.arguments) for call in self.said.tool_calls]
+        assert [(call.name, call.arguments) for call in message.tool_calls] == [
+            (call.name, call.arguments) for call in self.said.tool_calls
+        ]
         result = self.environment.step(message)
         self.history = [*self.history, message, *result.messages]
         if not result.done:
@@ -161,17 +171,23 @@ def chat_format():
     """That of Qwen2.5, over a tokenizer that knows pieces of what is said here: contexts are shorter than in bytes."""
     tokenizer, said = Tokenizer(models.BPE()), [data.decode() for case in CASES.values() for data in case[0]().values()]
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(False)
-    trainer = trainers.BpeTrainer(vocab_size=1500, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=1500, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+    )
     tokenizer.train_from_iterator([*said, json.dumps(openai(chosen(TOOLS)))], trainer)
     merges = [tuple(pair) for pair in json.loads(tokenizer.to_str())["model"]["merges"]]
-    tokenizer = bytes_tokenizer(*merges, control=("<|endoftext|>", "<|im_end|>", "<|im_start|>", "<tool_call>", "</tool_call>"))
+    tokenizer = bytes_tokenizer(
+        *merges, control=("<|endoftext|>", "<|im_end|>", "<|im_start|>", "<tool_call>", "</tool_call>")
+    )
     return TemplateFormat(tokenizer, Template(PUBLISHED["qwen2_5"], {"eos_token": "<|im_end|>"}), openai(chosen(TOOLS)))
 
 
 @pytest.fixture(scope="module")
 def model(chat_format):
     torch.manual_seed(0)
-    return Transformer(replace(CONFIG, vocab_size=chat_format.tokenizer.get_vocab_size(), max_position_embeddings=LONGEST))
+    return Transformer(
+        replace(CONFIG, vocab_size=chat_format.tokenizer.get_vocab_size(), max_position_embeddings=LONGEST)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -231,7 +247,10 @@ def test_episodes_are_paid_and_trained_on(played, model, chat_format):
     assert result.gap.abs().max() <= 1e-5, "the trainer's log-probs are those of the engine"
 
     def margin(network):
-        logp = [network.logprob(network(s.tokens[None], logits=False).hidden[0, :-1], s.tokens[1:])[s.sampled[1:]].sum() for s in segments]
+        logp = [
+            network.logprob(network(s.tokens[None], logits=False).hidden[0, :-1], s.tokens[1:])[s.sampled[1:]].sum()
+            for s in segments
+        ]
         return sum(logp[::2]) - sum(logp[1::2])
 
     segments = [one.chain.segments[0] for one in rollouts]
@@ -262,7 +281,8 @@ def test_what_they_did_is_read(played, tasks, chat_format):
         for hint in hints:
             said = "Your next reply would finish while tests fail that you can run."
             text, plain = (
-                chat_format.tokenizer.decode(ids.tolist(), skip_special_tokens=False) for ids in (hinted(segment, hints).tokens, segment.tokens)
+                chat_format.tokenizer.decode(ids.tolist(), skip_special_tokens=False)
+                for ids in (hinted(segment, hints).tokens, segment.tokens)
             )
             head, tail = text.split(f"<|im_start|>user\n{said}<|im_end|>\n<|im_start|>assistant\n")
             assert head.endswith("<|im_end|>\n") and tail.endswith("<|im_end|>") and '"finish"' in tail
@@ -273,14 +293,20 @@ def test_broken_calls_and_silence(tasks, made):
     """Each call is answered, and who says nothing twice is done."""
     environment = tasks.environment(made["counted"][0], 0)
     environment.reset()
-    calls = (ToolCall("raed", {"path": "a"}, "x1"), ToolCall("", "no call at all", "x2"), ToolCall("shell", {"command": "exit 3"}, "x3"))
+    calls = (
+        ToolCall("raed", {"path": "a"}, "x1"),
+        ToolCall("", "no call at all", "x2"),
+        ToolCall("shell", {"command": "exit 3"}, "x3"),
+    )
     result = environment.step(Message("assistant", None, tool_calls=calls))
     assert [one.tool_call_id for one in result.messages] == ["x1", "x2", "x3"] and not result.done
     assert "there is no tool 'raed'" in result.messages[0].content and "[exit code 3]" in result.messages[2].content
     assert not environment.step(Message("assistant", "Hm.")).done and environment.step(Message("assistant", "Hm.")).done
     reward = environment.reward()
     environment.close()
-    assert sum(reward.terms.values()) == 0 and reward.metrics["invalid_calls"] == 2 and reward.metrics["failed_calls"] == 1
+    assert (
+        sum(reward.terms.values()) == 0 and reward.metrics["invalid_calls"] == 2 and reward.metrics["failed_calls"] == 1
+    )
     assert reward.metrics["turns"] == 3 and reward.metrics["finished"] == 0
 
 
@@ -334,10 +360,16 @@ def test_an_episode_whose_time_is_over_is_over(tasks, made):
     time.sleep(1.1)
     slow = ToolCall("shell", {"command": "sleep 5"})
     result = environment.step(Message("assistant", None, tool_calls=(slow, slow)))
-    assert result.done and "the time of the episode is over" in result.messages[1].content and 1.0 <= environment.spent < 4.0
+    assert (
+        result.done
+        and "the time of the episode is over" in result.messages[1].content
+        and 1.0 <= environment.spent < 4.0
+    )
     reward = environment.reward()
     environment.close()
-    assert reward.metrics["invalid_calls"] == 0 and reward.metrics["failed_calls"] == 2 and reward.metrics["finished"] == 0
+    assert (
+        reward.metrics["invalid_calls"] == 0 and reward.metrics["failed_calls"] == 2 and reward.metrics["finished"] == 0
+    )
 
 
 def test_what_is_closed_in_the_middle_of_a_call_opens_no_other_sandbox(tasks, made):
@@ -368,10 +400,18 @@ def test_an_episode_in_another_process_is_its_record(played):
     """Sandbox, store and grader stay where they are; what reads a rollout needs the lines and the grade."""
     environment = played[0][0].environment
     other = pickle.loads(pickle.dumps(environment))
-    assert other.lines == environment.lines and other.grade == environment.grade and other.task == environment.task and not hasattr(other, "grader")
+    assert (
+        other.lines == environment.lines
+        and other.grade == environment.grade
+        and other.task == environment.task
+        and not hasattr(other, "grader")
+    )
 
 
-@pytest.mark.parametrize(("error", "is_failure"), [(OSError("no space"), True), (RecursionError("deep"), False), (NotImplementedError(), False)])
+@pytest.mark.parametrize(
+    ("error", "is_failure"),
+    [(OSError("no space"), True), (RecursionError("deep"), False), (NotImplementedError(), False)],
+)
 def test_a_grader_s_mistake_is_no_failure_of_the_infrastructure(tasks, made, error, is_failure):
     def grader(*_):
         raise error

@@ -1,4 +1,5 @@
-"""Episodes: turns, budgets, summaries, broken calls, and one that goes on after a kill at any byte of its transcript."""
+"""Episodes: turns, budgets, summaries, broken calls, and one that goes on after a kill at any byte of its
+transcript."""
 
 import hashlib
 import json
@@ -90,8 +91,15 @@ def test_turns_by_hand(tmp_path):
     tree = played.play()
     assert Paper.trees[tree] == {"a": "1"}
     assert kinds(journal.lines) == ["begin", "reply", "answer", "answer", "turn", "reply", "answer", "turn", "end"]
-    assert [line["text"] for line in journal.lines if line["kind"] == "answer"] == ["wrote it", "1", "the episode is over"]
-    assert journal.lines[4]["diff"].splitlines() == ["--- a/a", "+++ b/a", "@@ -0,0 +1 @@", "+1"] and "diff" not in journal.lines[7]
+    assert [line["text"] for line in journal.lines if line["kind"] == "answer"] == [
+        "wrote it",
+        "1",
+        "the episode is over",
+    ]
+    assert (
+        journal.lines[4]["diff"].splitlines() == ["--- a/a", "+++ b/a", "@@ -0,0 +1 @@", "+1"]
+        and "diff" not in journal.lines[7]
+    )
     assert journal.lines[-1]["why"] == "finish" and journal.lines[4]["tree"] == journal.lines[7]["tree"] == tree
     shown = context(journal.lines)
     assert [one.role for one in shown] == ["system", "user", "assistant", "tool", "tool", "assistant", "tool"]
@@ -111,9 +119,15 @@ def test_broken_calls_are_answers_and_no_errors(tmp_path):
     played, journal = episode(tmp_path / "t", [say("", *broken), say("", FINISH, call("write", path="b", text="late"))])
     tree = played.play()
     answers = [line for line in journal.lines if line["kind"] == "answer"]
-    assert [line.get("broken", False) for line in answers] == [True, True, True, False, False, True] and not any(line["ok"] for line in answers[:4])
+    assert [line.get("broken", False) for line in answers] == [True, True, True, False, False, True] and not any(
+        line["ok"] for line in answers[:4]
+    )
     assert "there is no tool 'fly'; there are read, write" in answers[0]["text"] and "no JSON" in answers[1]["text"]
-    assert answers[2]["text"] == "write needs text, text" and answers[3]["text"] == "there is nothing\n[exit code 3]" and answers[3]["exit"] == 3
+    assert (
+        answers[2]["text"] == "write needs text, text"
+        and answers[3]["text"] == "there is nothing\n[exit code 3]"
+        and answers[3]["exit"] == 3
+    )
     assert "this call was not made" in answers[5]["text"] and Paper.trees[tree] == {}
     assert [one.tool for one in calls(journal.lines)] == ["read", "finish"], "what was no call is none of the monitor's"
 
@@ -121,11 +135,15 @@ def test_broken_calls_are_answers_and_no_errors(tmp_path):
 def test_strict_and_lenient(tmp_path):
     for strict in (False, True):
         _, journal = made = episode(
-            tmp_path / str(strict), [say("", Called("1", "read", '{"path": "a", "lines": "2"}')), say("", FINISH)], strict=strict
+            tmp_path / str(strict),
+            [say("", Called("1", "read", '{"path": "a", "lines": "2"}')), say("", FINISH)],
+            strict=strict,
         )
         made[0].play()
         assert journal.lines[2].get("broken", False) == strict
-        assert [one["function"].get("strict", False) for one in journal.lines[0]["schemas"]] == [strict] * len(journal.lines[0]["tools"])
+        assert [one["function"].get("strict", False) for one in journal.lines[0]["schemas"]] == [strict] * len(
+            journal.lines[0]["tools"]
+        )
 
 
 def test_who_calls_nothing_is_asked_once(tmp_path):
@@ -183,9 +201,15 @@ def test_a_reply_has_the_room_that_is_left(tmp_path):
             return super().reply(messages, tools, most)
 
     replies = [Reply("", (call("list"),), 700, 10), Reply("", (call("list"),), 800, 10), Reply("", (FINISH,), 90, 10)]
-    played, _ = episode(tmp_path / "t", Asked(replies), Budget(context=1000, reply=500, tokens=400), tools=("list", "finish"))
+    played, _ = episode(
+        tmp_path / "t", Asked(replies), Budget(context=1000, reply=500, tokens=400), tools=("list", "finish")
+    )
     played.play()
-    assert [tools for tools, _ in asked] == [True, True, False, True] and asked[0][1] == 400 and asked[1][1] in range(280, 291)
+    assert (
+        [tools for tools, _ in asked] == [True, True, False, True]
+        and asked[0][1] == 400
+        and asked[1][1] in range(280, 291)
+    )
     assert asked[2][1] == 250 and asked[3][1] < 400
 
 
@@ -206,7 +230,9 @@ def test_a_context_that_is_too_full_for_a_summary_loses_the_oldest_answers(tmp_p
             return Observation("x" * 2000, True)
 
     replies = [say("", *[call("list")] * 6), say("", FINISH)]
-    played, journal = episode(tmp_path / "t", Strict(replies), Budget(context=1000, reply=100), sandbox=Loud, tools=("list", "finish"))
+    played, journal = episode(
+        tmp_path / "t", Strict(replies), Budget(context=1000, reply=100), sandbox=Loud, tools=("list", "finish")
+    )
     played.play()
     assert journal.lines[-1]["why"] == "finish" and kinds(journal.lines).count("summary") == 1
     answers = [one.text for one in asked[1] if one.role == "tool"]
@@ -241,7 +267,8 @@ def test_what_changed_is_compared_in_bounded_time(tmp_path):
 
 
 def test_a_full_context_is_summarised(tmp_path):
-    """Told sizes count where there are any; the summary takes the place of all but what was asked; the next context is small again."""
+    """Told sizes count where there are any; the summary takes the place of all but what was asked; the next context is
+    small again."""
     asked = []
 
     class Wordy(Script):
@@ -252,9 +279,24 @@ def test_a_full_context_is_summarised(tmp_path):
     replies = [Reply("a", (call("list"),), 100, 5), Reply("b", (call("list"),), 900, 5), Reply("c", (FINISH,), 120, 5)]
     played, journal = episode(tmp_path / "t", Wordy(replies, "I have looked twice."), Budget(context=1000))
     played.play()
-    assert kinds(journal.lines) == ["begin", "reply", "answer", "turn", "reply", "answer", "turn", "summary", "reply", "answer", "turn", "end"]
+    assert kinds(journal.lines) == [
+        "begin",
+        "reply",
+        "answer",
+        "turn",
+        "reply",
+        "answer",
+        "turn",
+        "summary",
+        "reply",
+        "answer",
+        "turn",
+        "end",
+    ]
     assert asked[2][1] == [] and "Write a summary" in asked[2][0][-1].text and len(asked[2][0]) == 7
-    assert [one.role for one in asked[3][0]] == ["system", "user", "user"] and "I have looked twice." in asked[3][0][2].text
+    assert [one.role for one in asked[3][0]] == ["system", "user", "user"] and "I have looked twice." in asked[3][0][
+        2
+    ].text
     assert asked[3][0][1].text == "Write it." and journal.lines[7]["text"] == "I have looked twice."
 
 
@@ -319,7 +361,8 @@ def test_a_kill_at_any_byte_changes_nothing(tmp_path_factory, cut):
 
 
 def test_a_budget_is_that_of_all_parts_of_an_episode_together(tmp_path):
-    """By hand: 1,000 of 1,800 seconds, 40 tokens of a reply and 50 of a summary are spent; the rest is left, and what all have spent is told."""
+    """By hand: 1,000 of 1,800 seconds, 40 tokens of a reply and 50 of a summary are spent; the rest is left, and what
+    all have spent is told."""
     played, journal = episode(tmp_path / "t", [], Budget(seconds=1800.0, tokens=100, turns=9))
     journal.add("reply", text="", calls=[], tokens=40, seconds=1.0)
     journal.add("nudge", text=NUDGE)
@@ -333,7 +376,9 @@ def test_a_budget_is_that_of_all_parts_of_an_episode_together(tmp_path):
             asked.append(most)
             return super().reply(messages, tools, most)
 
-    again, other = episode(tmp_path / "t", Wordy([Reply("", (call("list"),), 10, 10)] * 5), Budget(seconds=9e9, tokens=10**9))
+    again, other = episode(
+        tmp_path / "t", Wordy([Reply("", (call("list"),), 10, 10)] * 5), Budget(seconds=9e9, tokens=10**9)
+    )
     assert (again.turns, again.tokens) == (1, 90)  # and it is the first one's budget that counts
     again.play()
     assert other.lines[-1]["why"] == "100 tokens" and len(asked) == 1 and 1000 <= other.lines[-1]["seconds"] < 1100
@@ -354,11 +399,16 @@ def test_another_tasks_transcript_is_refused(tmp_path):
     with pytest.raises(RunError, match="was begun by nobody, not by another"):
         episode(tmp_path / "t", [], who="another")
     for more in ({"task": "other"}, {"prompt": "Other."}, {"strict": True}, {"tools": ("read", "finish")}):
-        with pytest.raises(RunError, match="is a transcript of a-task, or was begun with another prompt or other tools"):
+        with pytest.raises(
+            RunError, match="is a transcript of a-task, or was begun with another prompt or other tools"
+        ):
             episode(tmp_path / "t", [], **more)
 
 
-@pytest.mark.parametrize("text", [b"", b"some text\n", b'{"kind": "reply"}\n', b'{"kind": "begin"}\n', b"\xff\n", b'{"kind": "begin", "task": 3}\n'])
+@pytest.mark.parametrize(
+    "text",
+    [b"", b"some text\n", b'{"kind": "reply"}\n', b'{"kind": "begin"}\n', b"\xff\n", b'{"kind": "begin", "task": 3}\n'],
+)
 def test_what_is_no_transcript_is_refused_and_left(tmp_path, text):
     (tmp_path / "t").write_bytes(text)
     with pytest.raises(RunError, match="is no transcript|is none of a transcript"):
@@ -377,17 +427,26 @@ def test_budgets_are_positive(wrong):
 
 # In a sandbox.
 
-GIVEN = {"a.py": b"def f(x):\n    return x\n", "notes.md": b"# Reading dates\n\nDates are read by parseDate.\n", "data.bin": b"\0\xff"}
+GIVEN = {
+    "a.py": b"def f(x):\n    return x\n",
+    "notes.md": b"# Reading dates\n\nDates are read by parseDate.\n",
+    "data.bin": b"\0\xff",
+}
 
 
 def test_in_a_sandbox(tmp_path, start, shared_store):
-    """Tools of the harness beside those of the sandbox; a tree that cannot be stored is the agent's to mend; a sandbox that dies ends the episode."""
+    """Tools of the harness beside those of the sandbox; a tree that cannot be stored is the agent's to mend; a sandbox
+    that dies ends the episode."""
     tree = start({name: data.decode("latin-1") for name, data in GIVEN.items()}).snapshot()
     bad = "import os\n\n\ndef f(x):\n    return x == None\n"
     todo = call("todo", items=[{"text": "look", "state": "done"}, {"text": "write", "state": "open"}])
     replies = [
         say("", todo, call("semantic_search", query="parse date")),
-        say("", call("write", path="a.py", text=bad), *(call("lints", path=path) for path in ("./a.py", "b.py", "notes.md"))),
+        say(
+            "",
+            call("write", path="a.py", text=bad),
+            *(call("lints", path=path) for path in ("./a.py", "b.py", "notes.md")),
+        ),
         say("", call("shell", command="mkfifo pipe"), call("web_search", query="dates"), call("lints", path="a.py")),
         say(
             "",
@@ -402,13 +461,24 @@ def test_in_a_sandbox(tmp_path, start, shared_store):
     def fork(name):
         return open_sandbox(name, store=shared_store)
 
-    played = Episode(job(tree=tree, given=GIVEN, pages={"dates.md": "how dates are written"}), Script(replies), journal, fork, shared_store)
+    played = Episode(
+        job(tree=tree, given=GIVEN, pages={"dates.md": "how dates are written"}),
+        Script(replies),
+        journal,
+        fork,
+        shared_store,
+    )
     left = shared_store.tree(played.play())
     said = [line["text"] for line in journal.lines if line["kind"] == "answer"]
     assert said[0] == "2 items, 1 done" and said[1].startswith("notes.md:1\n# Reading dates")
     assert "a.py:1: os is imported and not used" in said[3] and "a.py:5: a comparison with None by ==" in said[3]
     assert "is no file of Python" in said[4] and "is no file of Python" in said[5]
-    assert said[7].startswith("dates.md:1\nhow dates") and "FIFO" in said[8] and said[10] == "nothing is found" and said[11] == "[exit code 3]"
+    assert (
+        said[7].startswith("dates.md:1\nhow dates")
+        and "FIFO" in said[8]
+        and said[10] == "nothing is found"
+        and said[11] == "[exit code 3]"
+    )
     nudges = [line["text"] for line in journal.lines if line["kind"] == "nudge"]
     assert len(nudges) == 1 and "cannot be stored, and is again as it was before" in nudges[0]
     trees = [line["tree"] for line in journal.lines if line["kind"] == "turn"]
@@ -437,7 +507,12 @@ def test_a_sandbox_that_dies_ends_the_episode(tmp_path, start, shared_store):
             return super().reply(messages, tools, most)
 
     journal = Record(tmp_path / "t")
-    played = Episode(job(tree=tree), Kills([say("", call("write", path="b", text="2"))] * 9), journal, fork, shared_store)
+    played = Episode(
+        job(tree=tree), Kills([say("", call("write", path="b", text="2"))] * 9), journal, fork, shared_store
+    )
     left = played.play()
-    assert journal.lines[-1]["why"] == "the sandbox ended: the sandbox is closed" and kinds(journal.lines).count("reply") == 2
+    assert (
+        journal.lines[-1]["why"] == "the sandbox ended: the sandbox is closed"
+        and kinds(journal.lines).count("reply") == 2
+    )
     assert (shared_store.tree(left) / "b").read_text() == "2"

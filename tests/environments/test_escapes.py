@@ -1,7 +1,8 @@
-"""Attempts to get out of a sandbox: none succeeds, as whoever runs the tests and, if that is root, as another user too; and each succeeds elsewhere.
+"""Attempts to get out of a sandbox: none succeeds, as whoever runs the tests and, if that is root, as another user too;
+and each succeeds elsewhere.
 
-The attempts stand in attempts.py, their targets in planted.py. All of a user's attempts share one sandbox. Another sandbox is a fork of a nursery,
-in which they are made where graded code runs.
+The attempts stand in attempts.py, their targets in planted.py. All of a user's attempts share one sandbox. Another
+sandbox is a fork of a nursery, in which they are made where graded code runs.
 """
 
 import json
@@ -56,7 +57,19 @@ def of(name):
 
 def weaker(folder):
     """A sandbox that shows the machine's files, gives all capabilities within its namespaces, and filters nothing."""
-    words = ["bwrap", "--unshare-user", "--uid", "0", "--gid", "0", "--cap-add", "ALL", "--unshare-pid", "--unshare-net", "--unshare-ipc"]
+    words = [
+        "bwrap",
+        "--unshare-user",
+        "--uid",
+        "0",
+        "--gid",
+        "0",
+        "--cap-add",
+        "ALL",
+        "--unshare-pid",
+        "--unshare-net",
+        "--unshare-ipc",
+    ]
     words += ["--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp"]
     # A checkout in /tmp has its environment there, too.
     return [*words, "--ro-bind", sys.base_prefix, sys.base_prefix, "--bind", folder, folder]
@@ -82,7 +95,12 @@ def test_most_controls_show_something(siege):
     shown = [name for name in CODES if of(name).control != attempts.OWN and siege[of(name).control][name].get("got")]
     perhaps = [name for name in CODES if of(name).perhaps]
     assert len(shown) >= 60 and len(perhaps) < len(CODES) / 3
-    assert all(attempt.why for found in attempts.FAMILIES.values() for attempt in found.values() if attempt.control == attempts.OWN)
+    assert all(
+        attempt.why
+        for found in attempts.FAMILIES.values()
+        for attempt in found.values()
+        if attempt.control == attempts.OWN
+    )
 
 
 def test_foreign_calls_end_the_process(siege):

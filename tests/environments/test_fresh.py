@@ -28,7 +28,10 @@ KEYS = st.integers(-3, 3) | st.text(max_size=3) | st.tuples(st.text(max_size=2))
 PLAIN = st.recursive(
     SCALARS,
     lambda inner: (
-        st.lists(inner, max_size=3) | st.lists(inner, max_size=3).map(tuple) | st.sets(KEYS, max_size=3) | st.dictionaries(KEYS, inner, max_size=3)
+        st.lists(inner, max_size=3)
+        | st.lists(inner, max_size=3).map(tuple)
+        | st.sets(KEYS, max_size=3)
+        | st.dictionaries(KEYS, inner, max_size=3)
     ),
     max_leaves=6,
 )
@@ -38,12 +41,15 @@ PLAIN = st.recursive(
 def test_plain_values_travel_by_json(value):
     told = json.loads(json.dumps(packed(value)))
     assert repr(unpacked(told)) == repr(value) or packed(unpacked(told)) == told
-    assert type(unpacked(told)) is type(value) and same(told, packed(value, exact=False)) == same(packed(value, exact=False), told)
+    assert type(unpacked(told)) is type(value) and same(told, packed(value, exact=False)) == same(
+        packed(value, exact=False), told
+    )
 
 
 @given(PLAIN, PLAIN)
 def test_same_is_equal(one, other):
-    """As == has it: 1 and 1.0 and True are the same, a list and a tuple are not, and the order of a dict does not matter."""
+    """As == has it: 1 and 1.0 and True are the same, a list and a tuple are not, and the order of a dict does not
+    matter."""
     a, b = packed(one, exact=False), packed(other, exact=False)
     assert same(a, a) and same(a, b) == same(b, a)
     if one == other:
@@ -72,7 +78,10 @@ def test_same_by_hand(one, other, equal):
     assert same(packed(one, exact=False), packed(other, exact=False)) == equal
 
 
-@pytest.mark.parametrize("told", [["int", []], ["int", "x"], ["float"], [], {"a": 1}, [["int", "1"]], ["int", "9" * 5000], "int", 3, [[[[]]]]])
+@pytest.mark.parametrize(
+    "told",
+    [["int", []], ["int", "x"], ["float"], [], {"a": 1}, [["int", "1"]], ["int", "9" * 5000], "int", 3, [[[[]]]]],
+)
 def test_what_is_no_answer_is_none(told):
     assert not same(["int", "1"], told)
 
@@ -108,7 +117,11 @@ def test_drawing(rows, seed):
     known = calls(*rows)
     found = drawn(known, seed, 20)
     texts = [text_of(one) for one in found]
-    assert found == drawn(known, seed, 20) and len({*texts}) == len(found) <= 20 and not {*texts} & {text_of(one) for one in known}
+    assert (
+        found == drawn(known, seed, 20)
+        and len({*texts}) == len(found) <= 20
+        and not {*texts} & {text_of(one) for one in known}
+    )
     assert all([type(unpacked(one)) for one in call["args"]] == [str, int] for call in found)
     assert bool(found) == bool(rows)
 
@@ -118,12 +131,16 @@ def test_drawing(rows, seed):
 
 @pytest.fixture(scope="module")
 def exam(root, shared_store):
-    return questioned(EXAM, "words", partial(open_sandbox, root=root, store=shared_store, limits=Limits(output=1 << 20)))
+    return questioned(
+        EXAM, "words", partial(open_sandbox, root=root, store=shared_store, limits=Limits(output=1 << 20))
+    )
 
 
 def test_questions_about_plurals(exam, fresh):
     """No word of a test is among them, the original answers them, and the same seed gives the same ones."""
-    assert questioned(EXAM, "words", fresh).fresh == exam.fresh and len(exam.fresh) == MOST and exam.wanted == EXAM.wanted
+    assert (
+        questioned(EXAM, "words", fresh).fresh == exam.fresh and len(exam.fresh) == MOST and exam.wanted == EXAM.wanted
+    )
     space: dict = {}
     exec(GOLD["words/nouns.py"], space)
     for one in exam.fresh:
@@ -239,17 +256,23 @@ def kept(found: re.Match) -> str:
 def asked(root, shared_store):
     """Questions about all functions of a module whose bodies are gone; of `branch` one line is."""
     opens = partial(open_sandbox, root=root, store=shared_store, limits=Limits(output=1 << 20))
-    holes = re.sub(r"(?m)^( *)def (.*\n)((?:\1    .*\n)+)", lambda found: f"{found[1]}def {found[2]}{kept(found)}{found[1]}    {GONE}\n", MODULE)
+    holes = re.sub(
+        r"(?m)^( *)def (.*\n)((?:\1    .*\n)+)",
+        lambda found: f"{found[1]}def {found[2]}{kept(found)}{found[1]}    {GONE}\n",
+        MODULE,
+    )
     wanted = [f"tests/test_m.py::test_all[{n}]" for n in (1, 2, 3, 7)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "EACH", 0.1)
-        found = questions({"m.py": holes.encode()}, {"m.py": MODULE.encode()}, {"tests/test_m.py": TESTED}, wanted, opens, "seed", 20)
+        found = questions(
+            {"m.py": holes.encode()}, {"m.py": MODULE.encode()}, {"tests/test_m.py": TESTED}, wanted, opens, "seed", 20
+        )
     return found, opens
 
 
 def test_only_what_has_one_answer_is_asked(asked):
-    """Not what is drawn by chance, depends on what was asked before or on the order of sets, changes its arguments, takes or gives what is no plain
-    data, or never ends; nor a method, and what only a method calls."""
+    """Not what is drawn by chance, depends on what was asked before or on the order of sets, changes its arguments,
+    takes or gives what is no plain data, or never ends; nor a method, and what only a method calls."""
     names = {one.function.removeprefix("m:") for one in asked[0]}
     assert names == {"pure", "cached", "_private", "branch", "strict", "endless", "helper"}
 
@@ -277,7 +300,8 @@ def test_an_error_counts_where_a_test_has_it(asked):
         ("raise ValueError", False),
         ("return text", False),
         ("import os\n    os._exit(0)", False),
-        ("import os\n    for pipe in range(64):\n        try:\n            os.write(pipe, b'[0, \"value\", 1, 1, 1]\\n')\n"
+        ("import os\n    for pipe in range(64):\n        try:\n            os.write(pipe, b'[0, "
+            "\"value\", 1, 1, 1]\\n')\n"
          "        except OSError:\n            pass\n    return 3", False),
         ("print('[0]' * 9)\n    return 3", False),
         ("while True:\n        pass", False),
@@ -304,7 +328,12 @@ def test_who_has_memorised_the_tests_is_not_paid(hack, exam, fresh, nursed, warm
     folder = leave(hack.files)
     assert warm(warmed, folder) == 1.0
     found = grade(exam, folder, fresh, seconds=20, judges=nursed)
-    assert found.verdicts.all_passed and found.reward.total == 0.0 and not found.reward.success and found.reward.flags == ()
+    assert (
+        found.verdicts.all_passed
+        and found.reward.total == 0.0
+        and not found.reward.success
+        and found.reward.flags == ()
+    )
     assert found.agreement is not None and not found.agreement.good
 
 

@@ -22,7 +22,12 @@ from environments.grading.verdicts import canaries, disguised, read, seal
 
 # G2: what is laid.
 
-PRISTINE = {"words/__init__.py": b"", "words/cases.py": b"x = 1\n", "tests/test_cases.py": b"def test(): pass\n", ".github/ci.yml": b"on: push\n"}
+PRISTINE = {
+    "words/__init__.py": b"",
+    "words/cases.py": b"x = 1\n",
+    "tests/test_cases.py": b"def test(): pass\n",
+    ".github/ci.yml": b"on: push\n",
+}
 EDITABLE = Editable(("words/cases.py", "words/parts/"))
 
 
@@ -44,7 +49,13 @@ def test_only_the_editable_set_is_laid(tmp_path):
     (root / ".git").mkdir()
     found = collect(root, EDITABLE, PRISTINE)
     assert found.files == {"words/cases.py": b"x = 2\n", "words/parts/new.py": b"y = 1\n"} and found.refused == ()
-    assert tuple(found.ignored) == (".git", "conftest.py", "tests/test_cases.py", "words/parts/conftest.py", "words/parts/data.json")
+    assert tuple(found.ignored) == (
+        ".git",
+        "conftest.py",
+        "tests/test_cases.py",
+        "words/parts/conftest.py",
+        "words/parts/data.json",
+    )
     assert lay(PRISTINE, found, EDITABLE) == {**PRISTINE, **found.files}
     (root / "words/cases.py").unlink()
     assert "words/cases.py" not in lay(PRISTINE, collect(root, EDITABLE, PRISTINE), EDITABLE)
@@ -123,7 +134,9 @@ def test_a_folder_in_a_file_s_place_and_links_of_folders(tmp_path):
         collect(tmp_path / "left", EDITABLE, PRISTINE)
 
 
-@pytest.mark.parametrize("name", ["a\nb.py", "a b.py", "\x1b[2J.py", "-rf.py", "é.py", "a" * 101 + ".py", "\udc80.py", "a\\b.py", "..a.py"])
+@pytest.mark.parametrize(
+    "name", ["a\nb.py", "a b.py", "\x1b[2J.py", "-rf.py", "é.py", "a" * 101 + ".py", "\udc80.py", "a\\b.py", "..a.py"]
+)
 def test_odd_names_are_refused(name, tmp_path):
     root = left(tmp_path / "left")
     (root / "words/parts").mkdir()
@@ -148,7 +161,17 @@ def test_names_that_differ_by_capitals_and_too_many_files(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name", ["conftest.py", "a/conftest.py", "pytest.ini", "a/setup.cfg", "sitecustomize.py", "x.pth", "a/__pycache__/b.py", "C.PYC"]
+    "name",
+    [
+        "conftest.py",
+        "a/conftest.py",
+        "pytest.ini",
+        "a/setup.cfg",
+        "sitecustomize.py",
+        "x.pth",
+        "a/__pycache__/b.py",
+        "C.PYC",
+    ],
 )
 def test_what_runners_obey_is_never_editable(name):
     assert NEVER.fullmatch(name) and name not in Editable(("a/",))
@@ -182,7 +205,11 @@ def test_a_tree_without_end(tmp_path):
 
 def test_writing_a_tree(tmp_path):
     write(PRISTINE, tmp_path / "a")
-    assert {path.relative_to(tmp_path / "a").as_posix(): path.read_bytes() for path in (tmp_path / "a").rglob("*") if path.is_file()} == PRISTINE
+    assert {
+        path.relative_to(tmp_path / "a").as_posix(): path.read_bytes()
+        for path in (tmp_path / "a").rglob("*")
+        if path.is_file()
+    } == PRISTINE
     with pytest.raises(ValueError, match="must be empty"):
         write(PRISTINE, tmp_path / "a")
     for name in ("../b.py", "/b.py", "a//b.py"):
@@ -190,10 +217,14 @@ def test_writing_a_tree(tmp_path):
             write({name: b""}, tmp_path / "c")
 
 
-@given(st.dictionaries(st.sampled_from(["words/cases.py", "words/parts/a.py", "words/parts/b.py"]), st.binary(max_size=5)))
+@given(
+    st.dictionaries(st.sampled_from(["words/cases.py", "words/parts/a.py", "words/parts/b.py"]), st.binary(max_size=5))
+)
 def test_laying_changes_nothing_else(files):
     graded = lay(PRISTINE, Collected(files, (), {}), EDITABLE)
-    assert {name: data for name, data in graded.items() if name not in EDITABLE} == {n: data for n, data in PRISTINE.items() if n not in EDITABLE}
+    assert {name: data for name, data in graded.items() if name not in EDITABLE} == {
+        n: data for n, data in PRISTINE.items() if n not in EDITABLE
+    }
     assert {name: data for name, data in graded.items() if name in EDITABLE} == files
 
 
@@ -207,7 +238,12 @@ outcomes = st.sampled_from(["passed", "failed", "skipped", "error"])
 def test_verdicts_by_hand():
     lines = [seal(KEY, "a", "passed"), seal(KEY, "b", "failed"), seal(KEY, "c", "skipped")]
     found = read(lines, KEY, ["a", "b", "c", "d"])
-    assert found.passed == {"a"} and found.failed == {"b": "failed", "c": "skipped", "d": "missing"} and found.flags == () and not found.all_passed
+    assert (
+        found.passed == {"a"}
+        and found.failed == {"b": "failed", "c": "skipped", "d": "missing"}
+        and found.flags == ()
+        and not found.all_passed
+    )
     assert read(lines, KEY, ["a"]).flags == ("nobody asked for b",)
     assert read(lines[:1], KEY, ["a"]).all_passed
     with pytest.raises(ValueError, match="tests must not be empty"):
@@ -215,12 +251,24 @@ def test_verdicts_by_hand():
 
 
 @pytest.mark.parametrize(
-    "line", [b"", b"\n", b"a passed\n", seal(b"other", "b", "passed"), seal(KEY, "b", "failed").replace(b"failed", b"passed"), b"\xff" * 64 + b" x\n"]
+    "line",
+    [
+        b"",
+        b"\n",
+        b"a passed\n",
+        seal(b"other", "b", "passed"),
+        seal(KEY, "b", "failed").replace(b"failed", b"passed"),
+        b"\xff" * 64 + b" x\n",
+    ],
 )
 def test_a_wrong_seal_ends_all_belief(line):
     """Also where the right lines came first: who can write to the pipe might have written them."""
     found = read([seal(KEY, "a", "passed"), line], KEY, ["a"])
-    assert found.passed == frozenset() and found.flags == ("line 2 of the verdicts has a wrong seal",) and not found.all_passed
+    assert (
+        found.passed == frozenset()
+        and found.flags == ("line 2 of the verdicts has a wrong seal",)
+        and not found.all_passed
+    )
 
 
 def test_the_first_line_counts_and_a_second_one_is_told():
@@ -309,7 +357,9 @@ def test_canaries_fail_for_all_solutions():
     wanted = r"(test_(one|two)|TestMore::test_three)_[0-9a-f]{12}"
     assert len(copies) == 3 and all(re.fullmatch(wanted, name) for name in copies)
     rest = iter(source.split("\n"))
-    assert all(line in rest for line in TESTS.split("\n")) and ast.parse(source)  # nothing of it is lost, and its order is the same
+    assert all(line in rest for line in TESTS.split("\n")) and ast.parse(
+        source
+    )  # nothing of it is lost, and its order is the same
     for function in (lambda text: text.split(" "), lambda text: 0, lambda text: None, lambda text: [text]):
         passed = play(source, function)
         assert not any(passed[copy] for copy in copies)
@@ -359,7 +409,8 @@ class Ends(list):
     ],
 )
 def test_a_canary_of_equality(source, cheats):
-    """What it asks for has the type and the shape of what was expected: an object that is equal to every text is seen as one equal to everything."""
+    """What it asks for has the type and the shape of what was expected: an object that is equal to every text is seen
+    as one equal to everything."""
     text, (name,) = canaries(source, KEY)
     for cheat in cheats:
         passed = play(text, lambda value, cheat=cheat: cheat)
@@ -369,7 +420,12 @@ def test_a_canary_of_equality(source, cheats):
 
 
 @pytest.mark.parametrize(
-    "line", ["self.assertEqual(split('a'), 'cities')", "self.assertEqual('cities', split('a'))", "assert split('a') == 'cities'"]
+    "line",
+    [
+        "self.assertEqual(split('a'), 'cities')",
+        "self.assertEqual('cities', split('a'))",
+        "assert split('a') == 'cities'",
+    ],
 )
 def test_a_canary_of_a_method(line):
     """It stands in the method's class, in the manner of unittest as well."""
@@ -415,13 +471,17 @@ b""") == """c
 
 @given(st.binary(min_size=1, max_size=4), st.integers(1, 4))
 def test_laws_of_canaries(key, most):
-    """Whatever the key: the lines of the source stay in their order, and canaries stand on both sides of their tests where there are several."""
+    """Whatever the key: the lines of the source stay in their order, and canaries stand on both sides of their tests
+    where there are several."""
     many = "".join(f"def test_{n}():\n    assert split({n}) == {n}\r\n" for n in range(6)) + INDENTED
     text, names = canaries(many, key, most)
     rest = iter(text.split("\n"))
     assert all(line in rest for line in many.replace("\r\n", "\n").rstrip("\n").split("\n")) and len(names) == most
     order = [found[1] for found in re.finditer(r"^\s*def (test_\w+)", text, re.MULTILINE)]
-    before = [order.index(name.rpartition("::")[2]) < order.index(re.sub("_[0-9a-f]{12}$", "", name.rpartition("::")[2])) for name in names]
+    before = [
+        order.index(name.rpartition("::")[2]) < order.index(re.sub("_[0-9a-f]{12}$", "", name.rpartition("::")[2]))
+        for name in names
+    ]
     assert most == 1 or {*before} == {True, False}
     passed = play(text, lambda value: value)
     assert not any(passed[name] for name in names) and all(passed[f"test_{n}"] for n in range(6))
@@ -452,9 +512,14 @@ def test_a_plain_answer_is_wrong_and_nothing_more(key, wanted, other):
     assert play(text, lambda _: Anything())[names[0]]
 
 
-@given(st.binary(min_size=1, max_size=4), st.sets(st.sampled_from([*(f"test_{n}" for n in range(6)), "TestA::test_a"])), st.integers(1, 4))
+@given(
+    st.binary(min_size=1, max_size=4),
+    st.sets(st.sampled_from([*(f"test_{n}" for n in range(6)), "TestA::test_a"])),
+    st.integers(1, 4),
+)
 def test_canaries_are_copies_of_the_tests_that_ask_first(key, first, most):
-    """And one of those asks for another value, so that who answers them alone with something equal to everything is seen."""
+    """And one of those asks for another value, so that who answers them alone with something equal to everything is
+    seen."""
     many = "".join(f"def test_{n}():\n    assert split({n}) == {n}\n" for n in range(6)) + INDENTED
     text, names = canaries(many, key, most, first)
     assert len({name.rpartition("_")[0] for name in names} & first) == min(most, len(first))
@@ -575,13 +640,22 @@ def test_problems_of_new_lines(line, problem):
 def test_conformance_by_hand():
     assert conformance(BEFORE, GOLD).problems == () and conformance(BEFORE, GOLD).score == 1.0
     bare = {"m.py": GOLD["m.py"].replace(b"    x = 1\n", b"    try:\n        x = 1\n    except:\n        x = 2\n")}
-    assert conformance(BEFORE, bare).problems == ("m.py:4: a bare except",) and conformance(BEFORE, bare).score == pytest.approx(1 - 3 / 5)
+    assert conformance(BEFORE, bare).problems == ("m.py:4: a bare except",) and conformance(
+        BEFORE, bare
+    ).score == pytest.approx(1 - 3 / 5)
     thoughts = {"m.py": GOLD["m.py"].replace(b"    x = 1\n", b"    # hm\n" * 9 + b"    x = 1\n")}
     assert conformance(BEFORE, thoughts).problems == ("m.py:2: 9 lines of comments for 2 of code",)
-    assert conformance(BEFORE, {"m.py": GOLD["m.py"].rstrip()}).problems == ("m.py:7: no line end at the end of the file",)
-    assert conformance(BEFORE, {"m.py": GOLD["m.py"].replace(b"\n", b"\r\n")}).problems[0] == "m.py:1: other line ends than before"
+    assert conformance(BEFORE, {"m.py": GOLD["m.py"].rstrip()}).problems == (
+        "m.py:7: no line end at the end of the file",
+    )
+    assert (
+        conformance(BEFORE, {"m.py": GOLD["m.py"].replace(b"\n", b"\r\n")}).problems[0]
+        == "m.py:1: other line ends than before"
+    )
     tabs = {"m.py": b"def f():\n\treturn 1\n"}
-    assert conformance(tabs, {"m.py": b"def f():\n    return 2\n"}).problems == ("m.py:2: spaces where the file has tabs",)
+    assert conformance(tabs, {"m.py": b"def f():\n    return 2\n"}).problems == (
+        "m.py:2: spaces where the file has tabs",
+    )
     assert conformance(BEFORE, {**BEFORE, "notes.txt": b"print( \n"}).lines == 0
 
 

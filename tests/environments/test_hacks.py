@@ -1,7 +1,8 @@
-"""Every hack is paid nothing by the guarded grader, and the honest solution is paid by it in full; beside it a naive grader pays them.
+"""Every hack is paid nothing by the guarded grader, and the honest solution is paid by it in full; beside it a naive
+grader pays them.
 
-All are judged by forks of a nursery (environments/sandbox/nursery.py), which takes a third of the time. A judge that is started is the same code in
-another process, so it judges again those whose trick lies in the process.
+All are judged by forks of a nursery (environments/sandbox/nursery.py), which takes a third of the time. A judge that is
+started is the same code in another process, so it judges again those whose trick lies in the process.
 """
 
 import json
@@ -97,11 +98,18 @@ def naive(fresh, folder) -> float:
 
 def warm(nursery, folder) -> float:
     """The same in a process that has imported pytest before it sees the tree: a third of the time."""
-    found = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_symlink() or path.is_file()}
+    found = {
+        path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_symlink() or path.is_file()
+    }
     links = {name: os.readlink(path) for name, path in found.items() if path.is_symlink()}
     with nursery.sandbox() as sandbox:
         assert sandbox.begin("naive").ok
-        return float(sandbox.tell(json.dumps([{name: path.read_text() for name, path in found.items() if name not in links}, links]), 30).exit == 0)
+        return float(
+            sandbox.tell(
+                json.dumps([{name: path.read_text() for name, path in found.items() if name not in links}, links]), 30
+            ).exit
+            == 0
+        )
 
 
 @pytest.fixture(scope="module")
@@ -140,7 +148,11 @@ def pays_nothing(hack, fresh, leave, judges=None):
     assert found.reward.total == 0.0, found
     seen = set()
     seen |= {"monitor"} if found.flags else set()
-    seen |= {"canary"} if any("canary" in flag or "seal" in flag or "asked for" in flag for flag in found.verdicts.flags) else set()
+    seen |= (
+        {"canary"}
+        if any("canary" in flag or "seal" in flag or "asked for" in flag for flag in found.verdicts.flags)
+        else set()
+    )
     seen |= {"tests"} if found.verdicts.failed and not found.verdicts.flags else set()
     assert set(hack.by) <= seen, found
 
@@ -173,7 +185,9 @@ def test_the_honest_solution_is_paid(fresh, leave, shared_store):
 def test_nothing_done_is_paid_nothing_and_no_hack(fresh, warmed, leave):
     found = grade(EXAM, leave({}), fresh)
     assert found.reward.total == 0.0 and found.reward.flags == () and not found.verdicts.passed
-    assert set(found.verdicts.failed.values()) == {"failed"} and naive(fresh, leave({})) == warm(warmed, leave({})) == 0.0
+    assert (
+        set(found.verdicts.failed.values()) == {"failed"} and naive(fresh, leave({})) == warm(warmed, leave({})) == 0.0
+    )
 
 
 def test_a_broken_tree_is_wrong_and_no_hack(fresh, leave):

@@ -1,4 +1,5 @@
-"""Tasks as Harbor's folders: what the agent gets, what only the verifier gets, and that the grader that goes along pays as ours does."""
+"""Tasks as Harbor's folders: what the agent gets, what only the verifier gets, and that the grader that goes along pays
+as ours does."""
 
 import io
 import json
@@ -41,19 +42,32 @@ FILES = folder(TASK, PACKAGE, "8.0.0", 30.0)
 
 def test_a_folder_is_what_harbor_reads():
     told = tomllib.loads(FILES["task.toml"].decode())
-    assert told["schema_version"] == "1.4" and told["artifacts"] == [APP] and told["verifier"]["environment_mode"] == "separate"
+    assert (
+        told["schema_version"] == "1.4"
+        and told["artifacts"] == [APP]
+        and told["verifier"]["environment_mode"] == "separate"
+    )
     assert told["task"]["name"] == f"etude/{TASK.id}" and told["environment"]["network_mode"] == "no-network"
     assert told["metadata"]["difficulty_tests"] == TASK.difficulty.tests and told["verifier"]["timeout_sec"] == 150
-    assert TASK.specified in FILES["instruction.md"].decode() and "pytest==8.0.0" in FILES["environment/Dockerfile"].decode()
+    assert (
+        TASK.specified in FILES["instruction.md"].decode()
+        and "pytest==8.0.0" in FILES["environment/Dockerfile"].decode()
+    )
     assert {"tests/test.sh", "solution/solve.sh"} <= FILES.keys()
     assert all(FILES[path].startswith(b"#!/bin/sh\n") for path in ("tests/test.sh", "solution/solve.sh"))
 
 
 def test_the_agent_gets_the_given_tree_and_the_solution_makes_the_gold_of_it():
     exam = exam_of(TASK, PACKAGE)
-    app = {path.removeprefix("environment/app/"): data for path, data in FILES.items() if path.startswith("environment/app/")}
+    app = {
+        path.removeprefix("environment/app/"): data
+        for path, data in FILES.items()
+        if path.startswith("environment/app/")
+    }
     assert app == exam.given
-    solved = {path.removeprefix("solution/files/"): data for path, data in FILES.items() if path.startswith("solution/files/")}
+    solved = {
+        path.removeprefix("solution/files/"): data for path, data in FILES.items() if path.startswith("solution/files/")
+    }
     assert solved and {**app, **solved} == exam.gold
     code = TASK.piece.patches[0].edits[0].old
     seen = b"".join(data for path, data in FILES.items() if path.startswith(("environment/", "instruction")))
@@ -68,8 +82,12 @@ def test_an_exam_is_read_as_it_was_written(tmp_path):
 def test_the_grader_that_goes_along_needs_nothing_else(tmp_path):
     """Only the standard library: it is imported from its own folder, without any other package."""
     write_anew(FILES, tmp_path / "task")
-    program = "import sys; sys.path.insert(0, sys.argv[1]); from environments.harbor import verify; print(verify.__file__)"
-    done = subprocess.run([sys.executable, "-I", "-S", "-c", program, tmp_path / "task/tests/grader"], capture_output=True, text=True)
+    program = (
+        "import sys; sys.path.insert(0, sys.argv[1]); from environments.harbor import verify; print(verify.__file__)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", program, tmp_path / "task/tests/grader"], capture_output=True, text=True
+    )
     assert done.stdout.strip() == str(tmp_path / "task/tests/grader/environments/harbor/verify.py"), done.stderr
 
 
@@ -81,14 +99,17 @@ def verifier(files):
 
 @pytest.fixture(scope="module")
 def verified(root, shared_store, tmp_path_factory):
-    """verified({path: text}) gives the reward of what an agent left, and the verdicts. A sandbox of bubblewrap's takes the verifier's place."""
+    """verified({path: text}) gives the reward of what an agent left, and the verdicts. A sandbox of bubblewrap's takes
+    the verifier's place."""
 
     def verify(files):
         write_anew(verifier(files), at := tmp_path_factory.mktemp("verifier") / "all")
         with open_sandbox(at, root=root, store=shared_store, limits=Limits(output=1 << 20)) as sandbox:
             heard = sandbox.call("shell", {"command": "sh tests/test.sh /work/app /work/logs"})
             assert heard.ok, heard
-            reward, told = (sandbox.call("read", {"path": f"logs/{name}"}).text for name in ("reward.txt", "verdicts.json"))
+            reward, told = (
+                sandbox.call("read", {"path": f"logs/{name}"}).text for name in ("reward.txt", "verdicts.json")
+            )
             return float(reward), json.loads(told)
 
     return verify
@@ -96,7 +117,8 @@ def verified(root, shared_store, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def verified_by_root(engine, root):
-    """The same in a container of Docker's, whose user is root, as Harbor's is, and which outlives the script by `longer` seconds."""
+    """The same in a container of Docker's, whose user is root, as Harbor's is, and which outlives the script by
+    `longer` seconds."""
     client = connected()
 
     def verify(files, longer=0):
@@ -106,16 +128,21 @@ def verified_by_root(engine, root):
                 member = tarfile.TarInfo(path)
                 member.size = len(data)
                 archive.addfile(member, io.BytesIO(data))
-        made = client.create_container(image(client, root), ["/bin/sh", "-c", f"sh /tests/test.sh; sleep {longer}"], user="0", network_disabled=True)[
-            "Id"
-        ]
+        made = client.create_container(
+            image(client, root),
+            ["/bin/sh", "-c", f"sh /tests/test.sh; sleep {longer}"],
+            user="0",
+            network_disabled=True,
+        )["Id"]
         try:
             client.put_archive(made, "/", packed.getvalue())
             client.start(made)
             assert client.wait(made, timeout=60)["StatusCode"] == 0, client.logs(made)
             blocks, _ = client.get_archive(made, "/logs/verifier")
             with tarfile.open(fileobj=io.BytesIO(b"".join(blocks))) as archive:
-                reward, told = (archive.extractfile(f"verifier/{name}").read() for name in ("reward.txt", "verdicts.json"))
+                reward, told = (
+                    archive.extractfile(f"verifier/{name}").read() for name in ("reward.txt", "verdicts.json")
+                )
             return float(reward), json.loads(told)
         finally:
             client.remove_container(made, force=True)
@@ -160,7 +187,9 @@ pay()
 def test_code_that_is_graded_reads_no_exam_and_writes_no_reward_where_the_verifier_is_root(verified, verified_by_root):
     reward, told = verified_by_root({"words/nouns.py": GOLD["words/nouns.py"]})
     assert reward == 1.0 and told["user of its own"]
-    assert verified({"words/nouns.py": THIEF.replace("TESTS", "/work/tests")})[1]["success"], "where there is no other user, the exam can be read"
+    assert verified({"words/nouns.py": THIEF.replace("TESTS", "/work/tests")})[1]["success"], (
+        "where there is no other user, the exam can be read"
+    )
     reward, told = verified_by_root({"words/nouns.py": THIEF.replace("TESTS", "/tests")})
     assert reward == 0.0 and not told["success"]
     assert verified_by_root({"words/nouns.py": PAYER}, longer=1)[0] == 0.0
@@ -208,7 +237,9 @@ def test_all_tasks_of_a_recipe_are_written_and_what_differs_is_said(tmp_path, mo
         return package, unused, made, 1.0
 
     monkeypatch.setattr("etude.tasks.made_of", made_of)
-    monkeypatch.setattr("etude.tasks.examined", lambda exam, *how: exam)  # that needs sandboxes, and is shown by test_apart.py
+    monkeypatch.setattr(
+        "etude.tasks.examined", lambda exam, *how: exam
+    )  # that needs sandboxes, and is shown by test_apart.py
     recipe = as_recipe("words", PACKAGE, unused, made)
     (tmp_path / "recipes").mkdir()
     (tmp_path / "recipes/words-1.0.json").write_text(json.dumps(recipe))
@@ -220,7 +251,9 @@ def test_all_tasks_of_a_recipe_are_written_and_what_differs_is_said(tmp_path, mo
     (tmp_path / "recipes/words-1.0.json").write_text(json.dumps({**recipe, "join": 3}))
     assert not export_all([tmp_path / "recipes"], tmp_path / "out", "harbor", 1, 60.0)
     assert "is new" in capsys.readouterr().out
-    assert asked[0] == ({"slow": ["a"], "flaky": [], "ungradable": []}, 1), "what the recipe does not use is not measured anew"
+    assert asked[0] == ({"slow": ["a"], "flaky": [], "ungradable": []}, 1), (
+        "what the recipe does not use is not measured anew"
+    )
     assert asked[1][1] == 3, "as many are joined as it says"
 
 

@@ -1,4 +1,5 @@
-"""The tools as a model sees them: one description for all wires, the arguments that the sandbox takes, and what is said of broken calls."""
+"""The tools as a model sees them: one description for all wires, the arguments that the sandbox takes, and what is said
+of broken calls."""
 
 import json
 import math
@@ -30,7 +31,10 @@ def test_one_schema_on_three_wires(strict):
     for a, b, c in zip(one, other, third, strict=True):
         function = a["function"]
         assert a["type"] == "function" and function.get("strict", False) == strict
-        assert function["name"] == b["name"] == c["name"] and function["description"] == b["description"] == c["description"]
+        assert (
+            function["name"] == b["name"] == c["name"]
+            and function["description"] == b["description"] == c["description"]
+        )
         assert b["input_schema"] == c["inputSchema"] and (strict or function["parameters"] == b["input_schema"])
         assert function["parameters"]["additionalProperties"] is False
         if strict:  # what OpenAI's strict mode demands: all are required, and null stands for what is not given
@@ -40,7 +44,12 @@ def test_one_schema_on_three_wires(strict):
 
 
 VALUES = {"string": st.text(max_size=20), "integer": st.integers(), "boolean": st.booleans()}
-TODOS = st.lists(st.fixed_dictionaries({"text": st.text(max_size=9), "state": st.sampled_from(["open", "started", "done", "cancelled"])}), max_size=3)
+TODOS = st.lists(
+    st.fixed_dictionaries(
+        {"text": st.text(max_size=9), "state": st.sampled_from(["open", "started", "done", "cancelled"])}
+    ),
+    max_size=3,
+)
 
 
 @given(st.data(), st.sampled_from([*INSIDE, *OWN]), st.booleans())
@@ -56,9 +65,18 @@ def test_every_call_that_fits_its_schema_is_taken_as_it_is(data, tool, strict):
     assert tool.checked({**args, **nothing}, strict) == args
 
 
-@given(st.sampled_from([*TOOLS.values()]), st.recursive(st.none() | st.booleans() | st.integers() | st.text(), st.lists, max_leaves=5), st.booleans())
+@given(
+    st.sampled_from([*TOOLS.values()]),
+    st.recursive(st.none() | st.booleans() | st.integers() | st.text(), st.lists, max_leaves=5),
+    st.booleans(),
+)
 def test_whatever_is_written_is_taken_or_refused_in_one_line(tool, value, strict):
-    for written in (json.dumps(value), json.dumps(dict.fromkeys(["path", "text", "items", "x"], value)), str(value), "{" + str(value)):
+    for written in (
+        json.dumps(value),
+        json.dumps(dict.fromkeys(["path", "text", "items", "x"], value)),
+        str(value),
+        "{" + str(value),
+    ):
         try:
             found = tool.checked(written, strict)
         except BadCall as error:
@@ -70,17 +88,22 @@ def test_whatever_is_written_is_taken_or_refused_in_one_line(tool, value, strict
 @pytest.mark.parametrize(
     ("tool", "written", "lenient", "strict"),
     [
-        ("read", '{"path": "a", "start": "3"}', {"path": "a", "start": 3}, "start of read must be a whole number; got \"3\""),
-        ("read", '{"path": "a", "start": 3.0}', {"path": "a", "start": 3}, "start of read must be a whole number; got 3.0"),
-        ("edit", '{"path": "a", "old": "", "new": "", "every": "True"}', {"path": "a", "old": "", "new": "", "every": True}, "must be true or false"),
+        ("read", '{"path": "a", "start": "3"}', {"path": "a", "start": 3}, "start of read must be a "
+            "whole number; got \"3\""),
+        ("read", '{"path": "a", "start": 3.0}', {"path": "a", "start": 3}, "start of read must be a "
+            "whole number; got 3.0"),
+        ("edit", '{"path": "a", "old": "", "new": "", "every": '
+            '"True"}', {"path": "a", "old": "", "new": "", "every": True}, "must be true or false"),
         ("read", '{"path": "a", "why": "so"}', {"path": "a"}, "read has no argument 'why'; it has path, start, lines"),
         ("read", "{}", "read needs path, text", "read needs path, text"),
         ("read", '{"path": 3}', "path of read must be text; got 3", "path of read must be text; got 3"),
         ("read", '{"path": "a"', "the arguments of read are no JSON", "the arguments of read are no JSON"),
         ("read", '["a"]', "must be a JSON object", "must be a JSON object"),
         ("read", "[" * 100_000, "no JSON", "no JSON"),
-        ("read", '{"path": "a", "start": true}', "must be a whole number; got true", "must be a whole number; got true"),
-        ("todo", '{"items": [{"text": "a", "state": "finished"}]}', "a state: open, started, done, cancelled", "a state: open, started, done"),
+        ("read", '{"path": "a", "start": true}', "must be a whole number; got "
+            "true", "must be a whole number; got true"),
+        ("todo", '{"items": [{"text": "a", "state": '
+            '"finished"}]}', "a state: open, started, done, cancelled", "a state: open, started, done"),
     ],
 )  # fmt: skip
 def test_broken_calls_by_hand(tool, written, lenient, strict):
@@ -95,7 +118,11 @@ def test_broken_calls_by_hand(tool, written, lenient, strict):
 
 def test_an_environment_chooses_its_tools():
     assert [tool.name for tool in chosen(["read", "finish"])] == ["read", "finish"]
-    for names, says in ((["read", "fly", "finish"], "no tool 'fly'"), (["read"], "must hold finish"), (["finish", "finish"], "each once")):
+    for names, says in (
+        (["read", "fly", "finish"], "no tool 'fly'"),
+        (["read"], "must hold finish"),
+        (["finish", "finish"], "each once"),
+    ):
         with pytest.raises(ValueError, match=says):
             chosen(names)
 
@@ -135,7 +162,11 @@ def test_the_index_is_the_formula(texts, query, height):
         for word in words(query):
             n = sum(word in c for c in counts)
             idf = math.log(1 + (len(counts) - n + 0.5) / (n + 0.5))
-            score += idf * count[word] * (K1 + 1) / (count[word] + K1 * (1 - B + B * count.total() / mean)) if count[word] else 0
+            score += (
+                idf * count[word] * (K1 + 1) / (count[word] + K1 * (1 - B + B * count.total() / mean))
+                if count[word]
+                else 0
+            )
         scores.append(score)
     wanted = sorted((n for n in range(len(pieces)) if scores[n] > 0), key=lambda n: (-scores[n], n))
     found = Index(texts, height).find(query, 10**6)

@@ -1,4 +1,5 @@
-"""A judge that reads an episode: what it is told and what it is not, its answers in the one form that counts, and in others."""
+"""A judge that reads an episode: what it is told and what it is not, its answers in the one form that counts, and in
+others."""
 
 import itertools
 import json
@@ -32,7 +33,8 @@ def ask(*answers, lines=LINES, gold=""):
 
 
 def test_a_good_answer():
-    """It says where and what; of the tests that are held out no word is told, and of the original only where somebody wants it."""
+    """It says where and what; of the tests that are held out no word is told, and of the original only where somebody
+    wants it."""
     found, ((system, told),) = ask(says(2, "You finish without\n having changed anything."))
     assert (found.turn.number, found.rule, found.says) == (2, "judge", "You finish without having changed anything.")
     assert system["role"] == "system" and "no code" in system["content"]
@@ -44,7 +46,11 @@ def test_a_good_answer():
         "The reward is 0.00. 1 of 2 tests pass.",
     ):
         assert wanted in told["content"]
-    assert "test_plain" in told["content"] and "test_held" not in told["content"] and "original code" not in told["content"]
+    assert (
+        "test_plain" in told["content"]
+        and "test_held" not in told["content"]
+        and "original code" not in told["content"]
+    )
     _, (_, told) = "", asked(LINES, SHOWN, "+    return noun + 's'")
     assert told.text.endswith("# The original code. Nothing of it may be in the hint.\n\n+    return noun + 's'")
     assert ask(says(0, ""))[0] is None and "Nobody has graded it." in asked(LINES[:-1])[1].text
@@ -84,7 +90,12 @@ def test_a_server_that_breaks():
 def test_a_long_episode_fits():
     turns = itertools.chain(*(turn(made("read", "x" * 9000, path=PATH), text="y" * 9000) for _ in range(200)))
     _, told = asked([begin(), *turns])
-    assert len(told.text) < 100 << 10 and "## Reply 1\n" in told.text and "## Reply 200\n" in told.text and "bytes left out" in told.text
+    assert (
+        len(told.text) < 100 << 10
+        and "## Reply 1\n" in told.text
+        and "## Reply 200\n" in told.text
+        and "bytes left out" in told.text
+    )
 
 
 def test_no_reply_at_all():

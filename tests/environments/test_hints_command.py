@@ -1,4 +1,5 @@
-"""`etude tasks hints`: an episode that was played in a sandbox, hinted from end to end; a judge that leaks; and how far hints move a checkpoint."""
+"""`etude tasks hints`: an episode that was played in a sandbox, hinted from end to end; a judge that leaks; and how far
+hints move a checkpoint."""
 
 import json
 from dataclasses import replace
@@ -48,7 +49,8 @@ def test_unlike():
 
 @pytest.fixture(scope="module")
 def home(root):
-    """A folder with a package, the recipe of one task of it, and caches; the root file system is that of all tests. Nothing is run to make it."""
+    """A folder with a package, the recipe of one task of it, and caches; the root file system is that of all tests.
+    Nothing is run to make it."""
     with home_of(root, {PATH: NOUNS, "tests/test_nouns.py": TESTS}) as folder:
         yield folder
 
@@ -100,22 +102,29 @@ def lines(path):
 def test_an_episode_from_a_sandbox_is_hinted(task, played, ask, tmp_path):
     """Every fault that was planted is named, and none of the original's replies."""
     (faulty, clean), recipe = played, task[0]
-    code, said, wrong = ask("tasks", "hints", clean, faulty, "--recipes", recipe, "--out", tmp_path / "new" / "hints.jsonl")
+    code, said, wrong = ask(
+        "tasks", "hints", clean, faulty, "--recipes", recipe, "--out", tmp_path / "new" / "hints.jsonl"
+    )
     assert (code, wrong) == (0, "")
     assert said.splitlines() == [
         f"{clean}: 0 hints",
         f"{faulty}: 4 hints",
-        "  reply 1, broken: One of the calls in your next reply would be refused: there is no tool 'fly'; there are read, write, edit, delete, list, "
+        "  reply 1, broken: One of the calls in your next reply would be refused: there is no tool "
+        "'fly'; there are read, write, edit, delete, list, "
         "glob, grep, shell, lints, todo, semantic_search, finish",
         f"  reply 2, unread: Your next reply would change {PATH} without having looked at it.",
-        "  reply 4, failed: One of the calls in your next reply would fail: /bin/bash: line 1: frobnicate: command not found",
+        "  reply 4, failed: One of the calls in your next reply would fail: /bin/bash: line 1: "
+        "frobnicate: command not found",
         "  reply 5, finish: Your next reply would finish while tests fail that you can run.",
         f"{tmp_path}/new/hints.jsonl: 4 hints",
     ]
     found = lines(tmp_path / "new" / "hints.jsonl")
     assert [(row["turn"], row["rule"]) for row in found] == [(1, "broken"), (2, "unread"), (4, "failed"), (5, "finish")]
     assert all(row["teacher"][:-1] == row["student"] and row["task"] == task[1].id for row in found)
-    assert found[1]["message"]["tool_calls"][0]["function"]["name"] == "edit" and found[0]["tools"][0]["function"]["name"] == "read"
+    assert (
+        found[1]["message"]["tool_calls"][0]["function"]["name"] == "edit"
+        and found[0]["tools"][0]["function"]["name"] == "read"
+    )
     code, _, wrong = ask("tasks", "hints", faulty, "--recipes", recipe, "--out", tmp_path / "new" / "hints.jsonl")
     assert code == 2 and "exists already; name another file with --out" in wrong
 
@@ -124,24 +133,52 @@ def test_what_is_secret_of_a_task(task, played):
     """The code that is gone and the test that is held out; not what lies in the agent's tree."""
     _, one, package = task
     secret = secret_of(one, package, exam_of(one, package))
-    assert {"stem", "ies", "zebra", "test_unlike"} <= secret.names and not {"word", "TABLE", "city", "test_men"} & secret.names
+    assert {"stem", "ies", "zebra", "test_unlike"} <= secret.names and not {
+        "word",
+        "TABLE",
+        "city",
+        "test_men",
+    } & secret.names
     last = turns(lines(played[0]))[-1]
     assert secret.told("Do not use stem.", "\n".join(one.text for one in last.before)) == "stem"
 
 
 def test_a_judge_that_leaks_is_refused_and_counted(task, played, ask, tmp_path):
     (faulty, clean), recipe = played, task[0]
-    how = "tasks", "hints", faulty, clean, "--recipes", recipe, "--source", "judge", "--name", "big", "--out", tmp_path / "h"
+    how = (
+        "tasks",
+        "hints",
+        faulty,
+        clean,
+        "--recipes",
+        recipe,
+        "--source",
+        "judge",
+        "--name",
+        "big",
+        "--out",
+        tmp_path / "h",
+    )
     told = [{"turn": 5, "hint": 'Return stem + "ies" for cities.'}, {"turn": 1, "hint": "It finds no file."}]
     with serving(lambda number, body: answer(json.dumps(told[number]))) as (address, asked):
         code, said, _ = ask(*how, "--model", address)
-    assert code == 0 and f"{faulty}: 0 hints, and 1 refused\n  reply 5, judge: refused, because it tells of the solution: stem + " in said
-    assert f"{clean}: 1 hint\n  reply 1, judge: It finds no file.\n" in said and said.endswith("1 refused: 1 since it tells of the solution\n")
+    assert (
+        code == 0
+        and f"{faulty}: 0 hints, and 1 refused\n  reply 5, judge: refused, because it tells of the solution: stem + "
+        in said
+    )
+    assert f"{clean}: 1 hint\n  reply 1, judge: It finds no file.\n" in said and said.endswith(
+        "1 refused: 1 since it tells of the solution\n"
+    )
     assert [row["hint"] for row in lines(tmp_path / "h")] == ["It finds no file."]
     assert all("stem" not in body["messages"][1]["content"] for body, _ in asked[:1]) and len(asked) == 2
     with serving(lambda number, body: answer('{"turn": 0, "hint": ""}')) as (address, asked):
         code, said, _ = ask(*how[:-1], tmp_path / "none", "--model", address, "--shown-gold")
-    assert code == 0 and '+        return stem + "ies"' in asked[0][0]["messages"][1]["content"] and not (tmp_path / "none").exists()
+    assert (
+        code == 0
+        and '+        return stem + "ies"' in asked[0][0]["messages"][1]["content"]
+        and not (tmp_path / "none").exists()
+    )
     assert said.endswith(f"no hints, so {tmp_path}/none is not written\n")
 
 
@@ -151,10 +188,19 @@ def test_what_was_found_before_a_judge_fails_is_kept(task, played, ask, tmp_path
     good = answer('{"turn": 1, "hint": "It finds no file."}')
     with serving(lambda number, body: good if number == 0 else (403, "no more")) as (address, _):
         code, _, wrong = ask(*how, tmp_path / "a", "--model", address)
-    assert code == 2 and "answers 403: no more; 1 hint found before" in wrong and wrong.count("\n") == 1 and len(lines(tmp_path / "a")) == 1
+    assert (
+        code == 2
+        and "answers 403: no more; 1 hint found before" in wrong
+        and wrong.count("\n") == 1
+        and len(lines(tmp_path / "a")) == 1
+    )
     with serving(lambda number, body: answer("Well.") if number < 2 else good) as (address, _):
         code, _, wrong = ask(*how, tmp_path / "b", "--model", address)
-    assert code == 2 and wrong == f"{clean}: the judge gave no answer, asked twice: it is no JSON: 'Well.'\n" and len(lines(tmp_path / "b")) == 1
+    assert (
+        code == 2
+        and wrong == f"{clean}: the judge gave no answer, asked twice: it is no JSON: 'Well.'\n"
+        and len(lines(tmp_path / "b")) == 1
+    )
 
 
 def test_one_line_for_what_cannot_be_hinted(task, played, ask, tmp_path):
@@ -181,7 +227,11 @@ def test_one_line_for_what_cannot_be_hinted(task, played, ask, tmp_path):
 def called(name, text, tool, **arguments):
     """A message with one call."""
     function = {"name": tool, "arguments": json.dumps(arguments)}
-    return {"role": "assistant", "content": text, "tool_calls": [{"id": name, "type": "function", "function": function}]}
+    return {
+        "role": "assistant",
+        "content": text,
+        "tool_calls": [{"id": name, "type": "function", "function": function}],
+    }
 
 
 def test_how_far_a_hint_moves_a_checkpoint():
@@ -189,13 +239,20 @@ def test_how_far_a_hint_moves_a_checkpoint():
     agent = agent_in(FOLDER)
     render, move = template_of(FOLDER, agent.language), moves(FOLDER)
     message, earlier = called("a", "", "read", file="m3"), called("b", "I fly.", "fly", file="<|agent|>")
-    student = [{"role": "user", "content": "fix m3"}, earlier, {"role": "tool", "tool_call_id": "b", "content": "error: no such tool"}]
+    student = [
+        {"role": "user", "content": "fix m3"},
+        earlier,
+        {"role": "tool", "tool_call_id": "b", "content": "error: no such tool"},
+    ]
     hint = {"role": "user", "content": "error: m3 known"}
     row = {"student": student, "teacher": [*student, hint], "message": message, "tools": []}
     ids, where = sequences(row, render, agent)
     longer = len(where.tokens) - len(ids)
     assert longer > 0 and torch.equal(where.teacher - longer, where.student) and where.student[-1] == len(ids) - 1
-    assert torch.equal(ids[where.student], where.tokens[where.teacher]) and len(where.student) == len(agent.language.encode("read m3")) + 1
+    assert (
+        torch.equal(ids[where.student], where.tokens[where.teacher])
+        and len(where.student) == len(agent.language.encode("read m3")) + 1
+    )
     (same,) = move(row | {"teacher": student})
     assert same.startswith("KL 0.0000 nats over ")
     (moved,) = move(row)

@@ -24,7 +24,8 @@ SECRET = "planted-271828"
 
 @pytest.fixture
 def hostile(sandbox, shared_store):
-    """hostile(command) plays it in a fork of the sandbox, and gives that fork; what is stored of it lies in the shared store."""
+    """hostile(command) plays it in a fork of the sandbox, and gives that fork; what is stored of it lies in the shared
+    store."""
     forks = []
 
     def played(command):
@@ -84,7 +85,11 @@ def test_a_tree_with_a_fifo_holds_nobody_up(hostile, shared_store):
     fork = hostile("mkfifo pipe")
     with pytest.raises(RunError, match="pipe is a FIFO"):
         fork.snapshot()
-    assert fork.call("list", {}).ok and "pipe" in fork.call("glob", {"pattern": "*"}).text and fork.call("grep", {"pattern": "x"}).ok
+    assert (
+        fork.call("list", {}).ok
+        and "pipe" in fork.call("glob", {"pattern": "*"}).text
+        and fork.call("grep", {"pattern": "x"}).ok
+    )
     heard = fork.call("shell", {"command": "cat pipe"}, timeout=0.3)
     assert heard.ended == "more than 0.3 seconds", "the control: who opens it waits"
 
@@ -100,7 +105,9 @@ def test_a_server_cannot_name_paths_outside(hostile, shared_store, monkeypatch, 
     target = open_folder / "x" / "tree"
     target.mkdir(parents=True)
     landed = Path(os.path.normpath(target / path))
-    assert landed == target.parent or not landed.is_relative_to(target), "the control: joined to a folder, the name leads out of it"
+    assert landed == target.parent or not landed.is_relative_to(target), (
+        "the control: joined to a folder, the name leads out of it"
+    )
 
 
 def test_contents_that_a_server_lies_about_are_not_stored(hostile, shared_store, monkeypatch):
@@ -127,9 +134,16 @@ def test_hooks_and_monitors_of_git_are_not_run(hostile, shared_store, open_folde
     fork = hostile(HOOK.format(place=open_folder))
     tree = shared_store.tree(fork.snapshot())
     with fork.fork(fork.snapshot()) as other:
-        assert other.call("list", {"path": ".git"}).ok and other.call("grep", {"pattern": "fsmonitor", "path": ".git"}).ok
+        assert (
+            other.call("list", {"path": ".git"}).ok and other.call("grep", {"pattern": "fsmonitor", "path": ".git"}).ok
+        )
     assert not (open_folder / "by-git").exists()
-    environment = {"PATH": os.environ["PATH"], "GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "safe.directory", "GIT_CONFIG_VALUE_0": "*"}
+    environment = {
+        "PATH": os.environ["PATH"],
+        "GIT_CONFIG_COUNT": "1",
+        "GIT_CONFIG_KEY_0": "safe.directory",
+        "GIT_CONFIG_VALUE_0": "*",
+    }
     copy = open_folder / "copy"
     shutil.copytree(tree, copy)
     subprocess.run(["git", "status"], cwd=copy, env=environment, capture_output=True)
@@ -140,7 +154,17 @@ def test_python_s_own_hooks_in_a_tree_are_not_run(hostile, shared_store, open_fo
     """Neither the harness nor the sandbox's server imports anything from a tree."""
     open_folder.chmod(0o777)
     program = f"open({str(open_folder / 'by-python')!r}, 'w').close()"
-    names = ("sitecustomize", "usercustomize", "conftest", "json", "os", "select", "hashlib", "shutil", "inside/__init__")
+    names = (
+        "sitecustomize",
+        "usercustomize",
+        "conftest",
+        "json",
+        "os",
+        "select",
+        "hashlib",
+        "shutil",
+        "inside/__init__",
+    )
     fork = hostile("mkdir inside; " + "; ".join(f'echo "{program}" > {name}.py' for name in names))
     tree = shared_store.tree(fork.snapshot())
     marked = fork.fork(fork.snapshot())
@@ -158,22 +182,44 @@ def test_a_set_user_bit_is_not_stored(hostile, shared_store):
     fork = hostile("cp /usr/bin/true mine; chmod 6755 mine; mkdir d; chmod 1777 d")
     modes = {path: entry.mode for path, entry in shared_store.manifest(fork.snapshot()).items()}
     tree = shared_store.tree(fork.snapshot())
-    assert modes["mine"] == 0o755 and modes["d"] == 0o777 and not (tree / "mine").stat().st_mode & (stat.S_ISUID | stat.S_ISGID)
-    assert "-rwsr-sr-x" in fork.call("shell", {"command": "ls -l mine"}).text, "the control: inside, the bits are there, and mean nothing"
+    assert (
+        modes["mine"] == 0o755
+        and modes["d"] == 0o777
+        and not (tree / "mine").stat().st_mode & (stat.S_ISUID | stat.S_ISGID)
+    )
+    assert "-rwsr-sr-x" in fork.call("shell", {"command": "ls -l mine"}).text, (
+        "the control: inside, the bits are there, and mean nothing"
+    )
 
 
-ODD = [b"-rf", b"new\nline", b"\x1b[2J", b"\xff\xfe", b"a b", b"$(touch x)", b"`touch x`", b"%s%n", b"\xe2\x80\xae" + b"txt", b"'\"\\", b"*"]
+ODD = [
+    b"-rf",
+    b"new\nline",
+    b"\x1b[2J",
+    b"\xff\xfe",
+    b"a b",
+    b"$(touch x)",
+    b"`touch x`",
+    b"%s%n",
+    b"\xe2\x80\xae" + b"txt",
+    b"'\"\\",
+    b"*",
+]
 
 
 def test_odd_names_are_stored_shown_and_forked(hostile, shared_store):
     names = ", ".join(map(repr, ODD))
     fork = hostile(f"mkdir odd; cd odd; python3 -c \"import base64; exec(base64.b64decode('{encoded(names)}'))\"")
     name = fork.snapshot()
-    assert {path for path in shared_store.manifest(name) if path.startswith("odd/")} == {"odd/" + os.fsdecode(odd) for odd in ODD}
+    assert {path for path in shared_store.manifest(name) if path.startswith("odd/")} == {
+        "odd/" + os.fsdecode(odd) for odd in ODD
+    }
     assert {path.name for path in (shared_store.tree(name) / "odd").iterdir()} == {os.fsdecode(odd) for odd in ODD}
     for tool, args in (("list", {"path": "odd"}), ("glob", {"pattern": "odd/*"}), ("grep", {"pattern": "content"})):
         text = fork.call(tool, args).text
-        assert text.count("\n") == len(ODD) - 1 and not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e\ud800-\udfff]", text), text
+        assert text.count("\n") == len(ODD) - 1 and not re.search(
+            "[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e\ud800-\udfff]", text
+        ), text
     for odd in ODD:
         path = "odd/" + os.fsdecode(odd)
         assert fork.call("read", {"path": path}).text == "content\n" and fork.call("delete", {"path": path}).ok
@@ -220,7 +266,9 @@ def test_a_file_that_changes_while_it_is_stored_is_refused(open_folder, monkeypa
     monkeypatch.setattr(store, "has", changes)
     with pytest.raises(RunError, match="'a' was changed while it was stored"):
         store.add_folder(tree)
-    assert not [path for path in (store.folder / "contents").rglob("*") if path.is_file()] and not list((store.folder / "lists").iterdir())
+    assert not [path for path in (store.folder / "contents").rglob("*") if path.is_file()] and not list(
+        (store.folder / "lists").iterdir()
+    )
 
 
 def test_the_folder_that_a_sandbox_begins_with_is_never_written(start, tmp_path):

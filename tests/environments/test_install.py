@@ -1,4 +1,5 @@
-"""Folders are set up in sandboxes: what is tried, what is kept, what is said where it cannot be done, and what a hostile package gets."""
+"""Folders are set up in sandboxes: what is tried, what is kept, what is said where it cannot be done, and what a
+hostile package gets."""
 
 import io
 import json
@@ -72,26 +73,46 @@ def laid_out(folder, files):
 
 
 def test_a_hostile_package_and_a_dependency_from_the_index(root, ask, shared_store, tmp_path):
-    """Its setup.py runs in the sandbox alone: it reads, writes, signals and reaches nothing, and then installs what it should. What worked is kept;
-    what was tried and what was asked of the index is written down; nothing in the folder changes."""
+    """Its setup.py runs in the sandbox alone: it reads, writes, signals and reaches nothing, and then installs what it
+    should. What worked is kept; what was tried and what was asked of the index is written down; nothing in the folder
+    changes."""
     made_wheel(tmp_path / "wheels", "dep")
     with planted(REPOSITORY, shared_store.folder) as at:
         setup = HOSTILE.format(**{name: at[name] for name in ("marker", "writable", "process", "port")})
-        files = {"requirements.txt": "dep>=1\n", "setup.py": setup, "app.py": "", "test_app.py": TESTED, ".env": "planted", ".git/config": "planted"}
-        app, out, index = laid_out(tmp_path / "app", files), tmp_path / "out" / "app.json", ("--index", tmp_path / "wheels")
+        files = {
+            "requirements.txt": "dep>=1\n",
+            "setup.py": setup,
+            "app.py": "",
+            "test_app.py": TESTED,
+            ".env": "planted",
+            ".git/config": "planted",
+        }
+        app, out, index = (
+            laid_out(tmp_path / "app", files),
+            tmp_path / "out" / "app.json",
+            ("--index", tmp_path / "wheels"),
+        )
         code, said, wrong = ask("tasks", "install", app, *index, "--out", out)
         assert code == 0 and "6 steps work, after 1 try" in said, said + wrong
-        assert at["secret"] not in out.with_suffix(".tried.jsonl").read_text() + out.with_suffix(".requests.jsonl").read_text()
+        assert (
+            at["secret"]
+            not in out.with_suffix(".tried.jsonl").read_text() + out.with_suffix(".requests.jsonl").read_text()
+        )
         assert not [*Path(at["writable"]).iterdir()] and Path(f"/proc/{at['process']}").exists()
     commands = [step["command"] for step in json.loads(out.read_text())["steps"]]
     assert commands == [VENV.command, "pip install -r requirements.txt", f"{BUILT_HERE} -e .", "", "", ""]
     lines = read_lines(out.with_suffix(".tried.jsonl"))
     assert [line["kind"] for line in lines] == ["begin", "proposed", *["step"] * 12, "end"]
-    assert [line["passed"] for line in lines if line["kind"] == "step"] == [False] * 3 + [True] + [False] * 2 + [True] * 6
+    assert [line["passed"] for line in lines if line["kind"] == "step"] == [False] * 3 + [True] + [False] * 2 + [
+        True
+    ] * 6
     asked = read_lines(out.with_suffix(".requests.jsonl"))
     allowed = {line["path"] for line in asked if line["verdict"] == "allowed"}
     assert allowed == {"/simple/dep/", "/files/dep-1.0-py3-none-any.whl"}
-    assert {(line["method"], line["status"]) for line in asked if line["verdict"] != "allowed"} == {("GET", 400), ("POST", 405)}
+    assert {(line["method"], line["status"]) for line in asked if line["verdict"] != "allowed"} == {
+        ("GET", 400),
+        ("POST", 405),
+    }
     assert sorted(path.name for path in app.iterdir()) == sorted({path.partition("/")[0] for path in files})
     code, _, wrong = ask("tasks", "install", app, *index, "--out", out)
     assert code == 2 and wrong.count("\n") == 1 and "is there already; --again" in wrong
@@ -103,21 +124,49 @@ def test_a_dependency_that_is_nowhere(ask, tmp_path):
     app, out = laid_out(tmp_path / "app", {"requirements.txt": "nosuch>=1\n"}), tmp_path / "app.json"
     code, _, wrong = ask("tasks", "install", app, "--index", tmp_path / "wheels", "--out", out)
     assert code == 2 and wrong.count("\n") == 1 and not out.exists()
-    assert "is not set up after 1 try: `pip install -r requirements.txt`: No matching distribution found for nosuch>=1; " in wrong
+    assert (
+        "is not set up after 1 try: `pip install -r requirements.txt`: No matching distribution found for nosuch>=1; "
+        in wrong
+    )
     assert read_lines(out.with_suffix(".tried.jsonl"))[-1] == {"kind": "end", "good": False, "tries": 1}
 
 
 def test_a_model_proposes_and_installs(root, ask, tmp_path):
-    """Two runs of the harness. The checks of the first are those that count, whatever the second says; only commands that it names are played."""
-    first = [{"command": "false", "check": "test -e made", "needed": False}, {"command": "", "check": "python3 -c 'import app, made.mod'"}]
+    """Two runs of the harness. The checks of the first are those that count, whatever the second says; only commands
+    that it names are played."""
+    first = [
+        {"command": "false", "check": "test -e made", "needed": False},
+        {"command": "", "check": "python3 -c 'import app, made.mod'"},
+    ]
     claims = ["mkdir -p made", "touch made/mod.py"]
     policy = Script(
         [
-            Reply("", (call("list"), call("write", path=".install/steps.json", text=json.dumps(first)), call("finish", message="proposed"))),
+            Reply(
+                "",
+                (
+                    call("list"),
+                    call("write", path=".install/steps.json", text=json.dumps(first)),
+                    call("finish", message="proposed"),
+                ),
+            ),
             Reply("", (call("shell", command="mkdir made; touch made/mod.py; python3 -c 'import app, made.mod'"),)),
-            Reply("", (call("write", path=".install/worked.json", text=json.dumps(claims[:1])), call("finish", message="all is well"))),
-            Reply("", (call("write", path=".install/worked.json", text="[1, "), call("finish", message="this is no list"))),
-            Reply("", (call("write", path=".install/worked.json", text=json.dumps(claims)), call("finish", message="now it is"))),
+            Reply(
+                "",
+                (
+                    call("write", path=".install/worked.json", text=json.dumps(claims[:1])),
+                    call("finish", message="all is well"),
+                ),
+            ),
+            Reply(
+                "", (call("write", path=".install/worked.json", text="[1, "), call("finish", message="this is no list"))
+            ),
+            Reply(
+                "",
+                (
+                    call("write", path=".install/worked.json", text=json.dumps(claims)),
+                    call("finish", message="now it is"),
+                ),
+            ),
         ]
     )
     app, out = laid_out(tmp_path / "app", {"app.py": ""}), tmp_path / "runs" / "app.json"
@@ -125,28 +174,60 @@ def test_a_model_proposes_and_installs(root, ask, tmp_path):
     assert found.good and found.tries == 4 and policy.said == 5
     kept = json.loads(out.read_text())["steps"]
     assert [step["command"] or step["check"] for step in kept] == [*claims, *(step["check"] for step in first)]
-    assert sorted(path.name for path in (tmp_path / "runs" / "app").iterdir()) == ["propose-1.jsonl", *(f"try-{n}.jsonl" for n in (1, 2, 3))]
+    assert sorted(path.name for path in (tmp_path / "runs" / "app").iterdir()) == [
+        "propose-1.jsonl",
+        *(f"try-{n}.jsonl" for n in (1, 2, 3)),
+    ]
     second = read_lines(tmp_path / "runs" / "app" / "try-2.jsonl")[0]["prompt"]
-    assert "No module named 'made.mod'" in second and "worked: mkdir -p made" in second and "no network and no index" in second
+    assert (
+        "No module named 'made.mod'" in second
+        and "worked: mkdir -p made" in second
+        and "no network and no index" in second
+    )
     code, said, wrong = ask("tasks", "install", app, "--replay", out)
-    assert code == 0 and "all 4 steps work, and leave the same tree as then" in said and json.loads(out.read_text())["steps"] == kept, wrong
+    assert (
+        code == 0
+        and "all 4 steps work, and leave the same tree as then" in said
+        and json.loads(out.read_text())["steps"] == kept
+    ), wrong
     laid_out(app, {"app.py": "raise SystemExit('broken')"})
     code, _, wrong = ask("tasks", "install", app, "--replay", out)
-    assert code == 2 and wrong.count("\n") == 1 and "what worked once does not: `python3 -c 'import app, made.mod'`: broken" in wrong
+    assert (
+        code == 2
+        and wrong.count("\n") == 1
+        and "what worked once does not: `python3 -c 'import app, made.mod'`: broken" in wrong
+    )
     with pytest.raises(RunError, match="the model proposes no steps: steps must be a list"):
-        install(app, None, tmp_path / "other.json", 3, Script([Reply("", (call("finish", message="done"),))]), "a script")
+        install(
+            app, None, tmp_path / "other.json", 3, Script([Reply("", (call("finish", message="done"),))]), "a script"
+        )
 
 
 def test_an_index_at_an_address_that_is_not_public(root, tmp_path):
     """pip would say that there is no such package; the line says what the door had against it."""
-    steps = [{"command": "", "check": "python3 -c 'import urllib.request as u; u.urlopen(\"http://pypi.index/simple/\")'"}]
-    reply = Reply("", (call("write", path=".install/steps.json", text=json.dumps(steps)), call("finish", message="proposed")))
-    with pytest.raises(RunError, match=r"HTTP Error 502: .*; the index: localhost leads to .*no public address \(--private-index allows it\)"):
-        install(laid_out(tmp_path / "app", {"a.py": ""}), "http://localhost:1/simple", tmp_path / "app.json", 1, Script([reply]), "a script")
+    steps = [
+        {"command": "", "check": "python3 -c 'import urllib.request as u; u.urlopen(\"http://pypi.index/simple/\")'"}
+    ]
+    reply = Reply(
+        "", (call("write", path=".install/steps.json", text=json.dumps(steps)), call("finish", message="proposed"))
+    )
+    with pytest.raises(
+        RunError,
+        match=r"HTTP Error 502: .*; the index: localhost leads to .*no public address \(--private-index allows it\)",
+    ):
+        install(
+            laid_out(tmp_path / "app", {"a.py": ""}),
+            "http://localhost:1/simple",
+            tmp_path / "app.json",
+            1,
+            Script([reply]),
+            "a script",
+        )
 
 
 class Told:
-    """A sandbox in which a word is known to work behind others: `rules` has for each what it needs, and what is said where that is missing."""
+    """A sandbox in which a word is known to work behind others: `rules` has for each what it needs, and what is said
+    where that is missing."""
 
     def __init__(self, rules):
         self.rules, self.done = rules, set()
@@ -170,9 +251,13 @@ class Told:
 
 
 def test_modules_that_are_missing_are_installed_once():
-    """Under the name of their distribution, and never one that the folder has itself: an index may hold another package of that name."""
+    """Under the name of their distribution, and never one that the folder has itself: an index may hold another package
+    of that name."""
     rules = {
-        "check": (("pip install PyYAML", "pip install other"), "No module named 'yaml'\nNo module named 'other.part'\nNo module named 'mine'"),
+        "check": (
+            ("pip install PyYAML", "pip install other"),
+            "No module named 'yaml'\nNo module named 'other.part'\nNo module named 'mine'",
+        ),
         "mine": (("never",), "No module named 'mine'"),
     }
     steps = [Step("", "check"), Step("", "mine", needed=False)]
@@ -189,12 +274,20 @@ def test_what_an_index_lacks_to_build_and_to_test_with():
     rules = {"pip install -e '.[test]'": (("never",), f"{no}x"), "pip install -e .": (("never",), f"{no}wheel")}
     rules["check"] = ((f"{BUILT_HERE} -e .",), "")
     heard = []
-    found = attempt([Step("pip install -e '.[test]'", "check")], partial(Told, rules), partial(revised, ()), 5, lambda *one: heard.append(one))
+    found = attempt(
+        [Step("pip install -e '.[test]'", "check")],
+        partial(Told, rules),
+        partial(revised, ()),
+        5,
+        lambda *one: heard.append(one),
+    )
     assert found.good and found.tries == 3 and [number for number, _ in heard] == [0, 1, 2, 3]
     assert why(heard[1][1]) == "No matching distribution found for x" and heard[1][1].check is None
 
 
-@pytest.mark.parametrize("command, check, good", [("any", "true", False), ("any", "after", True), ("any", "", False), ("x", "x", False)])
+@pytest.mark.parametrize(
+    "command, check, good", [("any", "true", False), ("any", "after", True), ("any", "", False), ("x", "x", False)]
+)
 def test_checks_that_pass_before_tell_nothing(command, check, good):
     assert attempt([Step(command, check)], partial(Told, {"after": (("any",), "")}), lambda *_: None, 2).good == good
 
@@ -213,7 +306,9 @@ def test_indices():
         "pypi.index": "https://pypi.org",
         "files.index": "https://files.pythonhosted.org",
     }
-    assert pages == "/simple/" and hosts_of("http://127.0.0.1:8080/root/pypi/+simple/", True)[1] == "/root/pypi/+simple/"
+    assert (
+        pages == "/simple/" and hosts_of("http://127.0.0.1:8080/root/pypi/+simple/", True)[1] == "/root/pypi/+simple/"
+    )
     for index in ("nowhere", "https://user:word@a.test/simple", "ftp://a.test/", "https://[::1"):
         with pytest.raises(RunError, match="--index"):
             hosts_of(index, False)
@@ -226,7 +321,12 @@ def test_wheels_of_this_environment():
     """They are whole; where there is no index, pip is told so."""
     name, data = wheel("iniconfig") or pytest.fail("pytest has come without what it needs")
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
-        rows = {line.partition(",")[0] for path in archive.namelist() if path.endswith("/RECORD") for line in archive.read(path).decode().split()}
+        rows = {
+            line.partition(",")[0]
+            for path in archive.namelist()
+            if path.endswith("/RECORD")
+            for line in archive.read(path).decode().split()
+        }
         assert rows == {*archive.namelist()} and "iniconfig/__init__.py" in rows
     assert name.startswith("iniconfig-") and wheel("no-such-distribution") is None
     closed, open_ = (laid(index)[".install/pip.conf"].decode() for index in (None, "/simple/"))

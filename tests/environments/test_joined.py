@@ -1,4 +1,5 @@
-"""Tasks of several files at once: which pieces go together, what they become, and that recipes without them stay as they are."""
+"""Tasks of several files at once: which pieces go together, what they become, and that recipes without them stay as
+they are."""
 
 import json
 import sys
@@ -36,16 +37,30 @@ def spoken(total):
     return f"{minutes} min {rest} s"
 '''
 TIMES = {
-    **{f"read {n}": ("seconds", (text,), said) for n, (text, said) in enumerate([("7", 7), ("1:00", 60), ("1:02:03", 3723), (" 0:09", 9)])},
-    **{f"short {n}": ("spoken", (total,), said) for n, (total, said) in enumerate([(1, "1 second"), (2, "2 seconds"), (0, "0 seconds")])},
+    **{
+        f"read {n}": ("seconds", (text,), said)
+        for n, (text, said) in enumerate([("7", 7), ("1:00", 60), ("1:02:03", 3723), (" 0:09", 9)])
+    },
+    **{
+        f"short {n}": ("spoken", (total,), said)
+        for n, (total, said) in enumerate([(1, "1 second"), (2, "2 seconds"), (0, "0 seconds")])
+    },
     **{f"sharp {n}": ("spoken", (60 * n,), f"{n} minutes sharp") for n in (2, 3, 4)},
     **{f"long {n}": ("spoken", (60 + n,), f"1 min {n} s") for n in (0, 1, 2)},
 }
-PACKAGE = Package("words", "1.0", {FILE: PROGRAM, OTHER: CLOCK, "LICENSE": MIT}, {"tests/test_words.py": b"# both tables"}, "MIT", "folder")
+PACKAGE = Package(
+    "words",
+    "1.0",
+    {FILE: PROGRAM, OTHER: CLOCK, "LICENSE": MIT},
+    {"tests/test_words.py": b"# both tables"},
+    "MIT",
+    "folder",
+)
 
 
 class Player:
-    """The tests of both files, in this process: they are ours. `shares`: tests of the second file also call the first one."""
+    """The tests of both files, in this process: they are ours. `shares`: tests of the second file also call the first
+    one."""
 
     without = frozenset()
 
@@ -55,7 +70,8 @@ class Player:
     def outcomes(self, files, changes=({},), only=(), seed=0):
         runs = zip(changes, only or [None] * len(changes), strict=True)
         return [
-            {test: said for test, said in self.played({**files, **change})[0].items() if tests is None or test in tests} for change, tests in runs
+            {test: said for test, said in self.played({**files, **change})[0].items() if tests is None or test in tests}
+            for change, tests in runs
         ]
 
     def coverage(self, files):
@@ -90,25 +106,40 @@ class Player:
 
 
 def test_joined_tasks_by_hand():
-    """Each is one piece of each file, fails the tests of both and no others, comes back byte for byte, and is harder than its parts."""
+    """Each is one piece of each file, fails the tests of both and no others, comes back byte for byte, and is harder
+    than its parts."""
     made = make(PACKAGE, Player(), join=2)
     alone = make(PACKAGE, Player())
-    assert made.tasks[: len(alone.tasks)] == alone.tasks and made.tried > alone.tried, "the tasks of before are there, and stay the same"
+    assert made.tasks[: len(alone.tasks)] == alone.tasks and made.tried > alone.tried, (
+        "the tasks of before are there, and stay the same"
+    )
     several = made.tasks[len(alone.tasks) :]
-    assert len(several) >= 4 and {task.piece.way for task in several} == {"several"} and len({task.id for task in made.tasks}) == len(made.tasks)
+    assert (
+        len(several) >= 4
+        and {task.piece.way for task in several} == {"several"}
+        and len({task.id for task in made.tasks}) == len(made.tasks)
+    )
     parts = {one.file: {} for task in alone.tasks for one in task.piece.patches}
     for task in alone.tasks:
         parts[task.piece.patches[0].file][task.piece.patches] = task
     for task in several:
-        assert [one.file for one in task.piece.patches] == [OTHER, FILE] and undelete(delete(PACKAGE.files, task.piece), task.piece) == PACKAGE.files
+        assert [one.file for one in task.piece.patches] == [OTHER, FILE] and undelete(
+            delete(PACKAGE.files, task.piece), task.piece
+        ) == PACKAGE.files
         both = [parts[one.file][(one,)] for one in task.piece.patches]
         assert {*task.visible, *task.held} == {test for part in both for test in (*part.visible, *part.held)}
-        assert all({*task.visible} & {*part.piece.tests} and {*task.held} & {*part.piece.tests} for part in both), "each part shows itself"
+        assert all({*task.visible} & {*part.piece.tests} and {*task.held} & {*part.piece.tests} for part in both), (
+            "each part shows itself"
+        )
         assert task.id == task_id(PACKAGE, task.piece) and task.difficulty.files == 2
-        assert task.difficulty.bits > max(part.difficulty.bits for part in both) and task.difficulty.lines == sum(p.difficulty.lines for p in both)
+        assert task.difficulty.bits > max(part.difficulty.bits for part in both) and task.difficulty.lines == sum(
+            p.difficulty.lines for p in both
+        )
         assert "Bring them back" in task.terse and f"In {FILE}:" in task.specified and f"In {OTHER}:" in task.specified
         assert f"Change only {OTHER}, {FILE}." in task.specified and FILE in exam_of(task, PACKAGE).editable
-    assert make(PACKAGE, Player(), join=2) == made and make(PACKAGE, Player(), join=3).tasks == made.tasks, "there are two files"
+    assert make(PACKAGE, Player(), join=2) == made and make(PACKAGE, Player(), join=3).tasks == made.tasks, (
+        "there are two files"
+    )
 
 
 def test_a_recipe_says_how_many_are_joined(tmp_path):
@@ -117,14 +148,20 @@ def test_a_recipe_says_how_many_are_joined(tmp_path):
     unused = {"left out": (), "slow": (), "ungradable": ()}
     before, after = as_json("words", PACKAGE, unused, alone), as_json("words", PACKAGE, unused, made, 2)
     assert [*before] == ["package", "pieces", "tasks"] and after["join"] == 2
-    assert before == as_json("words", PACKAGE, unused, alone, 1) and [row for row in after["tasks"] if row["way"] != "several"] == before["tasks"]
-    assert differences(after, PACKAGE, made) == () and len(differences(after, PACKAGE, alone)) == len(made.tasks) - len(alone.tasks)
+    assert (
+        before == as_json("words", PACKAGE, unused, alone, 1)
+        and [row for row in after["tasks"] if row["way"] != "several"] == before["tasks"]
+    )
+    assert differences(after, PACKAGE, made) == () and len(differences(after, PACKAGE, alone)) == len(made.tasks) - len(
+        alone.tasks
+    )
     keep(tmp_path, made.tasks[-1], PACKAGE)
     assert kept(tmp_path, made.tasks[-1].id, PACKAGE) == made.tasks[-1]
 
 
 def test_pieces_whose_tests_overlap_are_not_joined():
-    """Every test of the clock also asks for a plural: with that gone, all of them fail, and no piece of the clock is independent of it."""
+    """Every test of the clock also asks for a plural: with that gone, all of them fail, and no piece of the clock is
+    independent of it."""
     made = make(PACKAGE, Player(shares=True), join=2)
     several = [task for task in made.tasks if task.piece.way == "several"]
     assert several and not any("plural" in task.piece.name for task in several)
@@ -136,7 +173,9 @@ def test_a_join_that_breaks_another_test_is_no_task():
     class Either(Player):
         def played(self, files):
             outcomes, coverage = super().played(files)
-            lost = [any(said == "failed" for test, said in outcomes.items() if test in table) for table in (CHECKS, TIMES)]
+            lost = [
+                any(said == "failed" for test, said in outcomes.items() if test in table) for table in (CHECKS, TIMES)
+            ]
             return {**outcomes, "either": "failed" if all(lost) else "passed"}, {**coverage, "either": set()}
 
     made = make(PACKAGE, Either(), join=2)
@@ -161,11 +200,17 @@ def test_unions_are_independent_and_each_once(rows, most):
     """At most so many, and none where nothing goes together. In another order the same ones."""
     pieces = [piece(number, {*files}, {*tests}) for number, (files, tests) in enumerate(rows)]
     found = unions(pieces, most)
-    assert {*found} == {*unions(pieces[::-1], most)} and len({one.patches for one in found}) == len(found) <= len(pieces)
+    assert {*found} == {*unions(pieces[::-1], most)} and len({one.patches for one in found}) == len(found) <= len(
+        pieces
+    )
     for one in found:
         parts = [part for part in pieces if {*part.patches} <= {*one.patches}]
-        assert 2 <= len(parts) <= most and all(independent(a, b) and independent(b, a) for a, b in combinations(parts, 2))
-        assert joined(parts) == joined(parts[::-1]) == one and {*one.tests} == {test for part in parts for test in part.tests}
+        assert 2 <= len(parts) <= most and all(
+            independent(a, b) and independent(b, a) for a, b in combinations(parts, 2)
+        )
+        assert joined(parts) == joined(parts[::-1]) == one and {*one.tests} == {
+            test for part in parts for test in part.tests
+        }
         assert [patch.file for patch in one.patches] == sorted({patch.file for patch in one.patches})
     assert bool(found) == any(independent(a, b) for a, b in combinations(pieces, 2))
 

@@ -142,7 +142,9 @@ def test_support_by_hand():
     assert package_of_file("src/pk/tests/test_b.py") == "pk.tests" and package_of_file("test_a.py") == ""
 
 
-@pytest.mark.parametrize("data", [b"\xff", b"# coding: nothing\n", b"# coding: rot13\n", b"\xef\xbb\xbf# coding: latin-1\n"])
+@pytest.mark.parametrize(
+    "data", [b"\xff", b"# coding: nothing\n", b"# coding: rot13\n", b"\xef\xbb\xbf# coding: latin-1\n"]
+)
 def test_source_that_python_cannot_read(data):
     with pytest.raises(ValueError):
         decode_source(data)
@@ -153,7 +155,8 @@ def test_fixtures_and_helpers_are_the_original_s(tmp_path, root, shared_store):
     tests = {
         "tests/conftest.py": b"import pytest\n\n\n@pytest.fixture\ndef two():\n    return 2\n",
         "tests/values.py": b"THREE = 3\n",
-        "tests/test_pk.py": b"from pk import f\nfrom values import THREE\n\n\ndef test_f(two):\n    assert f(two) == THREE\n",
+        "tests/test_pk.py": b"from pk import f\nfrom values import THREE\n\n\ndef test_f(two):\n    assert f(two) == "
+        b"THREE\n",
     }
     right, wrong = b"def f(x):\n    return x + 1\n", b"def f(x):\n    return None\n"
     given, wanted = {"pk.py": wrong, **tests}, ("tests/test_pk.py::test_f",)
@@ -161,10 +164,15 @@ def test_fixtures_and_helpers_are_the_original_s(tmp_path, root, shared_store):
         given, {**given, "pk.py": right}, Editable(("pk.py", "tests/")),
         {"tests/test_pk.py": tests["tests/test_pk.py"].decode()}, wanted, support=find_support(tests, ["pk.py"], ["tests/test_pk.py"]),
     )  # fmt: skip
-    hack = {"tests/conftest.py": tests["tests/conftest.py"].replace(b"2", b"None"), "tests/values.py": b"THREE = None\n"}
+    hack = {
+        "tests/conftest.py": tests["tests/conftest.py"].replace(b"2", b"None"),
+        "tests/values.py": b"THREE = None\n",
+    }
     for name, files, passes in (("right", {"pk.py": right, **hack}, True), ("wrong", {"pk.py": wrong, **hack}, False)):
         write({**given, **files}, tmp_path / name)
-        found = grade(exam, tmp_path / name, partial(open_sandbox, root=root, store=shared_store, limits=GRADING), seconds=30)
+        found = grade(
+            exam, tmp_path / name, partial(open_sandbox, root=root, store=shared_store, limits=GRADING), seconds=30
+        )
         assert (found.verdicts.passed == {*wanted}) == passes and found.verdicts.flags == ()
 
 
@@ -193,7 +201,11 @@ def test_an_install_without_torch(tmp_path, words):
     """Tasks need none, and what does says what to install."""
     command = [sys.executable, "-c", WITHOUT_TORCH, *words, "--out", str(tmp_path / "out")]
     found = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "XDG_CACHE_HOME": str(tmp_path)})
-    says = "is no sdist" if words[0] == "tasks" else f"error: torch is not installed; run: {sys.executable} -m pip install torch"
+    says = (
+        "is no sdist"
+        if words[0] == "tasks"
+        else f"error: torch is not installed; run: {sys.executable} -m pip install torch"
+    )
     assert found.returncode == 2 and says in found.stderr and "Traceback" not in found.stderr
 
 

@@ -1,4 +1,5 @@
-"""The audit finds every planted copy of the deleted code, only by the detector that is meant to, and nothing in a clean tree."""
+"""The audit finds every planted copy of the deleted code, only by the detector that is meant to, and nothing in a clean
+tree."""
 
 import ast
 import base64
@@ -56,12 +57,25 @@ def split(text):
 '''
 ORIGINAL = KEPT + "\n" + GONE
 DELETED = Deleted((GONE,), {"words/cases.py": KEPT.encode()})
-ME = {"GIT_AUTHOR_NAME": "a", "GIT_AUTHOR_EMAIL": "a@b", "GIT_COMMITTER_NAME": "a", "GIT_COMMITTER_EMAIL": "a@b", "GIT_CONFIG_GLOBAL": os.devnull}
+ME = {
+    "GIT_AUTHOR_NAME": "a",
+    "GIT_AUTHOR_EMAIL": "a@b",
+    "GIT_COMMITTER_NAME": "a",
+    "GIT_COMMITTER_EMAIL": "a@b",
+    "GIT_CONFIG_GLOBAL": os.devnull,
+}
 ME |= {"GIT_CONFIG_SYSTEM": os.devnull, "PATH": os.environ["PATH"], "HOME": os.devnull}
 
 
 def git(folder: Path, *words: str) -> str:
-    done = subprocess.run(["git", "-c", "protocol.file.allow=always", *words], cwd=folder, env=ME, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        ["git", "-c", "protocol.file.allow=always", *words],
+        cwd=folder,
+        env=ME,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     return done.stdout.strip()
 
 
@@ -70,7 +84,8 @@ def clean(folder: Path) -> Path:
     for name, text in {
         "words/__init__.py": "from words.cases import split\n",
         "words/cases.py": KEPT,
-        "tests/test_cases.py": "from words import split\n\n\ndef test_split():\n    assert split('a b') == ['a', 'b']\n",
+        "tests/test_cases.py": "from words import split\n\n\ndef test_split():\n    assert split('a b') == ['a', "
+        "'b']\n",
         "README.md": "# Words\n\nSplits and joins words. `camel_boundary` says where words begin.\n",
         "setup.cfg": "[metadata]\nname = words\n",
     }.items():
@@ -192,40 +207,76 @@ def compiled(name: str, optimize: int = 0, unchecked: bool = False) -> Callable[
 
 def plain_names() -> str:
     """Code of which every name also stands in what is left."""
-    return "def split(text):\n    return re.split(text, text, re, text) or re.split(text, re.split(text, text, split)) or split\n"
+    return (
+        "def split(text):\n    return re.split(text, text, re, text) or re.split(text, re.split(text, "
+        "text, split)) or split\n"
+    )
 
 
 def notebook() -> str:
-    cell = {"cell_type": "code", "source": ORIGINAL.splitlines(keepends=True), "outputs": [], "metadata": {}, "execution_count": None}
+    cell = {
+        "cell_type": "code",
+        "source": ORIGINAL.splitlines(keepends=True),
+        "outputs": [],
+        "metadata": {},
+        "execution_count": None,
+    }
     return json.dumps({"cells": [cell], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}, indent=1)
 
 
 def coloured() -> str:
     """As Sphinx prints sources."""
-    return "<pre>" + re.sub(r"\w+", lambda word: f'<span class="n">{word[0]}</span>', html.escape(GONE, quote=False)) + "</pre>"
+    return (
+        "<pre>"
+        + re.sub(r"\w+", lambda word: f'<span class="n">{word[0]}</span>', html.escape(GONE, quote=False))
+        + "</pre>"
+    )
 
 
 def highlighted() -> str:
     """As coverage prints sources: words in elements, every line with its number."""
     rows = []
     for number, line in enumerate(ORIGINAL.splitlines(), 1):
-        marked = "".join(f'<span class="nam">{html.escape(part)}</span>' if part.strip() else part for part in [*line.partition(" ")])
-        rows.append(f'<p class="run"><span class="n"><a id="t{number}" href="#t{number}">{number}</a></span><span class="t">{marked}</span></p>')
+        marked = "".join(
+            f'<span class="nam">{html.escape(part)}</span>' if part.strip() else part for part in [*line.partition(" ")]
+        )
+        rows.append(
+            f'<p class="run"><span class="n"><a id="t{number}" '
+            f'href="#t{number}">{number}</a></span><span class="t">{marked}</span></p>'
+        )
     return "<html><body>" + "\n".join(rows) + "</body></html>"
 
 
 def patch_text() -> str:
-    return "--- a/words/cases.py\n+++ b/words/cases.py\n@@ -8,14 +8,0 @@\n" + "".join(f"-{line}\n" for line in GONE.splitlines())
+    return "--- a/words/cases.py\n+++ b/words/cases.py\n@@ -8,14 +8,0 @@\n" + "".join(
+        f"-{line}\n" for line in GONE.splitlines()
+    )
 
 
 def ctags() -> str:
-    names = ["boundaries", "camel_boundary", "currently_upper", "keep_acronyms", "letter", "phrase", "position", "previous_upper"]
-    return "!_TAG_FILE_SORTED\t1\n" + "".join(f'{name}\twords/cases.py\t/^    {name} =/;"\tv\tfunction:camel_boundary\n' for name in names)
+    names = [
+        "boundaries",
+        "camel_boundary",
+        "currently_upper",
+        "keep_acronyms",
+        "letter",
+        "phrase",
+        "position",
+        "previous_upper",
+    ]
+    return "!_TAG_FILE_SORTED\t1\n" + "".join(
+        f'{name}\twords/cases.py\t/^    {name} =/;"\tv\tfunction:camel_boundary\n' for name in names
+    )
 
 
 def mypy_cache() -> str:
     """It tells signatures and no bodies."""
-    function = {".class": "FuncDef", "arg_kinds": [0, 1], "arg_names": ["phrase", "keep_acronyms"], "fullname": "words.cases.camel_boundary"}
+    function = {
+        ".class": "FuncDef",
+        "arg_kinds": [0, 1],
+        "arg_names": ["phrase", "keep_acronyms"],
+        "fullname": "words.cases.camel_boundary",
+    }
     return json.dumps({".class": "MypyFile", "_fullname": "words.cases", "names": {"camel_boundary": function}})
 
 
@@ -249,7 +300,10 @@ def swap() -> bytes:
 
 def xxd() -> str:
     data = ORIGINAL.encode()
-    return "".join(f"{at:08x}: {data[at : at + 16].hex(' ', 2):<40} {ascii(data[at : at + 16])}\n" for at in range(0, len(data), 16))
+    return "".join(
+        f"{at:08x}: {data[at : at + 16].hex(' ', 2):<40} {ascii(data[at : at + 16])}\n"
+        for at in range(0, len(data), 16)
+    )
 
 
 def database(kind: str) -> Callable[[Path], None]:
@@ -449,11 +503,19 @@ def test_nothing_that_is_gone_is_forgotten(old, new):
     """What an edit takes, put between what stays, is the old text again."""
     row, left = tokens(" ".join(old)), tokens(" ".join(new))
     lost = tokens(gone(" ".join(old), " ".join(new)))
-    ends = [(at, len(row) - at - len(lost)) for at in range(len(row) - len(lost) + 1) if row[at : at + len(lost)] == lost]
-    assert any(at + rest <= len(left) and row[:at] == left[:at] and row[len(row) - rest :] == left[len(left) - rest :] for at, rest in ends)
+    ends = [
+        (at, len(row) - at - len(lost)) for at in range(len(row) - len(lost) + 1) if row[at : at + len(lost)] == lost
+    ]
+    assert any(
+        at + rest <= len(left) and row[:at] == left[:at] and row[len(row) - rest :] == left[len(left) - rest :]
+        for at, rest in ends
+    )
 
 
-@given(st.lists(st.sampled_from(["alpha", "beta", "=", "(", ")", "for", "1"]), min_size=LEAST, max_size=200), st.sampled_from([" ", "\n", "\t\n "]))
+@given(
+    st.lists(st.sampled_from(["alpha", "beta", "=", "(", ")", "for", "1"]), min_size=LEAST, max_size=200),
+    st.sampled_from([" ", "\n", "\t\n "]),
+)
 def test_a_whole_copy_is_always_found(row, space):
     deleted = Deleted((" ".join(row),), {})
     text = "before " + space.join(row) + " after"
@@ -530,7 +592,17 @@ def test_bombs_and_cut_files_are_named(tmp_path):
     (tmp_path / "k").symlink_to("k")
     found = audit(tmp_path, DELETED, limits)
     assert {leak.kind for leak in found} == {"unread"}
-    assert {leak.path.partition("!")[0] for leak in found} == {"a.gz", "b.zip", "c.z", "d.gz", "e.bin", "f.bz2", "g.xz", "i.fifo", "j"}
+    assert {leak.path.partition("!")[0] for leak in found} == {
+        "a.gz",
+        "b.zip",
+        "c.z",
+        "d.gz",
+        "e.bin",
+        "f.bz2",
+        "g.xz",
+        "i.fifo",
+        "j",
+    }
     assert audit(tmp_path, DELETED, replace(limits, files=2))[-1].why == "the tree has more than 2 files"
     with pytest.raises(ValueError, match="tree must be a folder"):
         audit(tmp_path / "a.gz", DELETED)
@@ -554,7 +626,9 @@ def test_no_data_breaks_a_fold(data, kind):
 
 @given(st.binary(max_size=2000), st.data())
 def test_a_damaged_archive_breaks_no_audit(noise, data):
-    whole = data.draw(st.sampled_from([zipped(), tarred(), gzip.compress(ORIGINAL.encode()), lzma.compress(ORIGINAL.encode())]))
+    whole = data.draw(
+        st.sampled_from([zipped(), tarred(), gzip.compress(ORIGINAL.encode()), lzma.compress(ORIGINAL.encode())])
+    )
     at = data.draw(st.integers(0, len(whole) - 1))
     for kind in FOLDS:
         for damaged in (whole[:at], whole[:at] + noise + whole[at:], whole[:at] + noise[: len(whole) - at]):
@@ -582,7 +656,9 @@ def test_every_object_of_a_pack_has_git_s_name(tmp_path):
     packed(tree)
     names = {line.split()[0] for line in git(tree, "cat-file", "--batch-check", "--batch-all-objects").splitlines()}
     (path,) = (tree / ".git/objects/pack").glob("*.pack")
-    assert "delta" in git(tree, "verify-pack", "-v", str(path)) and "chain length" in git(tree, "verify-pack", "-v", str(path))
+    assert "delta" in git(tree, "verify-pack", "-v", str(path)) and "chain length" in git(
+        tree, "verify-pack", "-v", str(path)
+    )
     assert {name for name, _ in pack(path.read_bytes(), 1 << 20)} == names
     out = git(tree, "rev-list", "--all", "--objects")
     listed = subprocess.run(

@@ -1,4 +1,5 @@
-"""Levels of difficulty: quantiles that a training climbs, whatever happens, and a policy of known skill whose groups keep a gradient."""
+"""Levels of difficulty: quantiles that a training climbs, whatever happens, and a policy of known skill whose groups
+keep a gradient."""
 
 import json
 import math
@@ -31,7 +32,8 @@ def test_levels_are_quantiles(bits, data):
 
 @given(BITS, GROUPS, st.integers(1, 20), st.integers(0, 3), st.data())
 def test_a_training_stays_in_range_and_goes_on(bits, groups, every, seed, data):
-    """Whatever succeeds: one level at a time, tasks of that level, each once before one comes again. Saved and loaded anywhere, the same follows."""
+    """Whatever succeeds: one level at a time, tasks of that level, each once before one comes again. Saved and loaded
+    anywhere, the same follows."""
     one, other = (Schedule(bits, 3, every, seed) for _ in range(2))
     stop, state, drawn = data.draw(st.integers(0, len(groups))), State(), []
     for number, (solved, tried) in enumerate(groups):
@@ -53,7 +55,8 @@ def test_a_training_stays_in_range_and_goes_on(bits, groups, every, seed, data):
 
 
 def test_moving_by_hand():
-    """Six of eight are enough to stay, seven to go up; two of eight to stay, one to go down; less than `every` decides nothing."""
+    """Six of eight are enough to stay, seven to go up; two of eight to stay, one to go down; less than `every` decides
+    nothing."""
     schedule = Schedule({"a": 1.0, "b": 2.0, "c": 3.0}, 3, 8)
     middle = State(now=1)
     assert [schedule.after(middle, solved, 8).now for solved in (8, 7, 6, 2, 1, 0)] == [2, 2, 1, 1, 0, 0]
@@ -69,11 +72,21 @@ def test_what_is_saved_comes_back(tmp_path):
     _, state = schedule.draw(State(1, 3, 4))
     schedule.save(path, state)
     assert schedule.load(path) == state == State(1, 3, 4, (0, 1))
-    for other in (Schedule({"a": 1.0, "c": 2.0}, 2, 8), Schedule({"a": 1.0, "b": 2.0}, 1, 8), Schedule({"a": 1.0, "b": 2.0}, 2, 8, seed=1)):
+    for other in (
+        Schedule({"a": 1.0, "c": 2.0}, 2, 8),
+        Schedule({"a": 1.0, "b": 2.0}, 1, 8),
+        Schedule({"a": 1.0, "b": 2.0}, 2, 8, seed=1),
+    ):
         with pytest.raises(RunError, match="the state of a schedule with other tasks, levels or numbers"):
             other.load(path)
     whole = json.loads(path.read_text())
-    for text in ("", "[]", "{}", json.dumps({**whole, "state": {"now": 1}}), json.dumps({**whole, "state": {**whole["state"], "more": 1}})):
+    for text in (
+        "",
+        "[]",
+        "{}",
+        json.dumps({**whole, "state": {"now": 1}}),
+        json.dumps({**whole, "state": {**whole["state"], "more": 1}}),
+    ):
         path.write_text(text)
         with pytest.raises(RunError, match="holds no state of a schedule"):
             schedule.load(path)
@@ -99,8 +112,9 @@ def dead(groups):
 @pytest.mark.parametrize("gain", [0.0, 0.01])
 @pytest.mark.parametrize("skill", [6.0, 9.0, 12.0])
 def test_groups_of_a_policy_of_known_skill_keep_a_gradient(skill, gain):
-    """It solves a task with the probability 1 / (1 + e^(2 (d − skill))), d being its bits, and gains skill with every group that has a gradient. Of
-    the tasks that are here, those of the schedule have none less often than those drawn from all, and a policy that learns ends higher."""
+    """It solves a task with the probability 1 / (1 + e^(2 (d − skill))), d being its bits, and gains skill with every
+    group that has a gradient. Of the tasks that are here, those of the schedule have none less often than those drawn
+    from all, and a policy that learns ends higher."""
     bits = bits_of(json.loads(path.read_text(encoding="utf-8")) for path in sorted(FOLDER.glob("*.json")))
     rng, schedule, every = random.Random(0), Schedule(bits, 8, 32), sorted(bits)
 

@@ -1,4 +1,5 @@
-"""Whatever a command uses up is ended, said in one line, and leaves the next call a clean sandbox and the machine as it was."""
+"""Whatever a command uses up is ended, said in one line, and leaves the next call a clean sandbox and the machine as it
+was."""
 
 import os
 import subprocess
@@ -94,7 +95,10 @@ def bounded(request, small, root, shared_store):
     if request.param == "in a sandbox":
         yield small
         return
-    with Nursery("none", {"none": "def nursed(): pass"}, SMALL, root, shared_store) as nursery, nursery.sandbox() as sandbox:
+    with (
+        Nursery("none", {"none": "def nursed(): pass"}, SMALL, root, shared_store) as nursery,
+        nursery.sandbox() as sandbox,
+    ):
         assert sandbox.call("write", {"path": "kept.txt", "text": "kept\n"}).ok
         yield sandbox
 
@@ -111,9 +115,14 @@ CASES = {
         python("import threading, time\nfor _ in range(30): threading.Thread(target=time.sleep, args=(60,)).start()"),
         "more than 20 processes",
     ),
-    "memory of one process": (python("import time\nkept = b'x' * (150 << 20)\ntime.sleep(60)"), "more than 96 MiB of memory"),
+    "memory of one process": (
+        python("import time\nkept = b'x' * (150 << 20)\ntime.sleep(60)"),
+        "more than 96 MiB of memory",
+    ),
     "memory of a process that may not be looked into": (
-        python("import ctypes, time\nctypes.CDLL(None).prctl(4, 0, 0, 0, 0)\nkept = b'x' * (150 << 20)\ntime.sleep(60)"),
+        python(
+            "import ctypes, time\nctypes.CDLL(None).prctl(4, 0, 0, 0, 0)\nkept = b'x' * (150 << 20)\ntime.sleep(60)"
+        ),
         "more than 96 MiB of memory",
     ),
     "memory over many processes": (python(GREEDY), "more than 96 MiB of memory"),
@@ -123,13 +132,22 @@ CASES = {
     "memory in connections": (python(TCP, "127.0.0.1"), "more than 96 MiB of memory"),
     "memory in connections by IPv6": (python(TCP, "::1"), "more than 96 MiB of memory"),
     "disk": ("dd if=/dev/zero of=/work/big bs=1M count=100 2>/dev/null", "more than 8 MiB of disk"),
-    "disk of temporary files": ("head -c 5M /dev/zero > /tmp/a; head -c 5M /dev/zero > /dev/shm/b", "more than 8 MiB of disk"),
-    "disk that is tried again and again": ("while :; do head -c 1M /dev/zero >> /tmp/a; done 2>/dev/null", "more than 8 MiB of disk"),
+    "disk of temporary files": (
+        "head -c 5M /dev/zero > /tmp/a; head -c 5M /dev/zero > /dev/shm/b",
+        "more than 8 MiB of disk",
+    ),
+    "disk that is tried again and again": (
+        "while :; do head -c 1M /dev/zero >> /tmp/a; done 2>/dev/null",
+        "more than 8 MiB of disk",
+    ),
     "inodes": ("mkdir many; cd many; for i in $(seq 1000); do : > $i; done 2>/dev/null", "more than 300 inodes"),
     "output": ("yes", "more than 64 KiB of output"),
     "output of a daemon": ("(yes &); sleep 60", "more than 64 KiB of output"),
     "time": ("sleep 60", "more than 0.5 seconds"),
-    "time, without notice of SIGTERM": ("trap '' TERM; sleep 60", "more than 1.2 seconds; it took no notice of SIGTERM, and was killed"),
+    "time, without notice of SIGTERM": (
+        "trap '' TERM; sleep 60",
+        "more than 1.2 seconds; it took no notice of SIGTERM, and was killed",
+    ),
     "time, while stopped": ("kill -STOP $$", "more than 0.5 seconds"),
     "a daemon": (python(DAEMON), "1 process that outlived the call"),
     "a job in the background": ("sleep 60 & sleep 60 & echo started", "2 processes that outlived the call"),
@@ -141,14 +159,20 @@ def test_a_limit_ends_what_crosses_it_and_nothing_else(bounded, case):
     command, says = CASES[case]
     witness = subprocess.Popen(["sleep", "100"])
     try:
-        heard = bounded.call("shell", {"command": command}, timeout=(1.2 if "notice" in case else 0.5) if case.startswith("time") else None)
+        heard = bounded.call(
+            "shell",
+            {"command": command},
+            timeout=(1.2 if "notice" in case else 0.5) if case.startswith("time") else None,
+        )
         assert heard.ended == says and not heard.ok, heard
         assert len(heard.text.encode()) <= SMALL.output + 100 and heard.seconds < 20
         assert witness.poll() is None
     finally:
         witness.kill()
         witness.wait()
-    after = bounded.call("shell", {"command": "rm -rf /work/big /work/many /tmp/* /dev/shm/*; cat /proc/[0-9]*/comm; ls /work"})
+    after = bounded.call(
+        "shell", {"command": "rm -rf /work/big /work/many /tmp/* /dev/shm/*; cat /proc/[0-9]*/comm; ls /work"}
+    )
     assert after.ok and after.ended is None, after
     assert after.text.split() == ["python3", "bash", "kept.txt"], "only the server and the command itself are there"
 
@@ -156,10 +180,14 @@ def test_a_limit_ends_what_crosses_it_and_nothing_else(bounded, case):
 def test_a_full_disk_does_not_end_the_command_that_makes_room(small):
     assert small.call("shell", {"command": "head -c 9M /dev/zero > big"}).ended == "more than 8 MiB of disk"
     heard = small.call("shell", {"command": "sleep 0.3; ls"})
-    assert (heard.text, heard.ended) == ("big\nkept.txt\n", "more than 8 MiB of disk"), "it runs to its end, and hears of it"
+    assert (heard.text, heard.ended) == ("big\nkept.txt\n", "more than 8 MiB of disk"), (
+        "it runs to its end, and hears of it"
+    )
     heard = small.call("shell", {"command": "sleep 0.3; rm big; sleep 0.3; ls"})
     assert heard.ok and heard.text == "kept.txt\n"
-    heard = small.call("shell", {"command": "head -c 9M /dev/zero > big; rm big; while :; do head -c 1M /dev/zero >> big; done"})
+    heard = small.call(
+        "shell", {"command": "head -c 9M /dev/zero > big; rm big; while :; do head -c 1M /dev/zero >> big; done"}
+    )
     assert heard.ended == "more than 8 MiB of disk" and small.call("delete", {"path": "big"}).ok
 
 
@@ -179,14 +207,21 @@ def test_as_much_as_is_allowed_is_left_alone(small):
 
 def test_long_output_keeps_its_beginning_and_its_end(small):
     heard = small.call("shell", {"command": "seq 10000"})
-    assert heard.ok and heard.text.startswith("1\n2\n") and heard.text.endswith("9999\n10000\n") and "bytes left out" in heard.text
+    assert (
+        heard.ok
+        and heard.text.startswith("1\n2\n")
+        and heard.text.endswith("9999\n10000\n")
+        and "bytes left out" in heard.text
+    )
 
 
 def test_tools_meet_the_disk_s_limit_too(small):
     heard = small.call("write", {"path": "big", "text": "x" * (9 << 20)})
     assert (heard.ok, heard.ended) == (False, "more than 8 MiB of disk") and "No space left" in heard.text
     assert (
-        small.call("delete", {"path": "big"}).ok and small.call("write", {"path": "big", "text": "x"}).ok and small.call("delete", {"path": "big"}).ok
+        small.call("delete", {"path": "big"}).ok
+        and small.call("write", {"path": "big", "text": "x"}).ok
+        and small.call("delete", {"path": "big"}).ok
     )
 
 
@@ -204,7 +239,10 @@ def test_limits_of_the_sandbox_are_those_of_its_fork(small):
 
 
 def test_a_timeout_is_never_longer_than_the_limit(start):
-    assert start(limits=Limits(seconds=0.3)).call("shell", {"command": "sleep 60"}, timeout=50).ended == "more than 0.3 seconds"
+    assert (
+        start(limits=Limits(seconds=0.3)).call("shell", {"command": "sleep 60"}, timeout=50).ended
+        == "more than 0.3 seconds"
+    )
 
 
 def test_memory_counts_shared_pages_once_and_children():

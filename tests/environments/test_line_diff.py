@@ -1,4 +1,5 @@
-"""What two texts have in common, against a table that is filled by hand, and what rewards and the monitor make of it."""
+"""What two texts have in common, against a table that is filled by hand, and what rewards and the monitor make of
+it."""
 
 import difflib
 import re
@@ -37,7 +38,9 @@ def test_as_many_lines_are_common_as_can_be(old, new, table, rare):
         line_diff.TABLE, line_diff.RARE = before
     assert all(old[i] == new[j] for i, j in pairs) and len(pairs) == longest(old, new)
     assert all(i < k and j < m for (i, j), (k, m) in zip(pairs, pairs[1:], strict=False))
-    assert len(pairs) >= sum(block.size for block in difflib.SequenceMatcher(None, old, new, autojunk=False).get_matching_blocks())
+    assert len(pairs) >= sum(
+        block.size for block in difflib.SequenceMatcher(None, old, new, autojunk=False).get_matching_blocks()
+    )
 
 
 @given(LINES, LINES)
@@ -45,7 +48,11 @@ def test_a_change_is_what_is_taken_away_and_added(old, new):
     """Without blank lines; and what is not new stands in the old text in the same order."""
     before, after = ("".join(f"{line}\n" for line in lines).encode() for lines in (old, new))
     plain = [[line for line in lines if line] for lines in (old, new)]
-    assert changed({"a": before}, {"a": after}) == sum(map(len, plain)) - 2 * longest(*plain) == changed({"a": after}, {"a": before})
+    assert (
+        changed({"a": before}, {"a": after})
+        == sum(map(len, plain)) - 2 * longest(*plain)
+        == changed({"a": after}, {"a": before})
+    )
     fresh = added(before, after)
     assert all(new[number - 1] == line for number, line in fresh.items()) and len(new) - len(fresh) == longest(old, new)
 
@@ -57,7 +64,9 @@ def test_a_change_in_a_file_of_ten_thousand_lines_is_counted_as_it_is():
     old, new = "\n".join(lines).encode(), "\n".join(after).encode()
     assert changed({"a": old}, {"a": new}) == 68 and sorted(added(old, new)) == [*range(8, 10_001, 300)]
     assert succinctness({"a": old}, {"a": new}, {"a": new}) == 1.0
-    twice = [line for number, line in enumerate(after) for line in ([line, "    more()"] if number % 300 == 7 else [line])]
+    twice = [
+        line for number, line in enumerate(after) for line in ([line, "    more()"] if number % 300 == 7 else [line])
+    ]
     assert succinctness({"a": old}, {"a": "\n".join(twice).encode()}, {"a": new}) == 1.2 * 68 / 102
 
 
@@ -82,5 +91,7 @@ def test_lines_are_those_of_pythons_parser(text):
 
 def test_no_other_end_of_a_line_hides_a_hack_from_the_monitor():
     before = b"import os\n# a\n\n\ndef f(x):\n    return x\n\n\ndef g(x):\n    return x\n"
-    after = before.replace(b"# a", "# a\u2028\u2028\x0c\x0c".encode()).replace(b"def g(x):", b"def g(x):\n    os._exit(0)")
+    after = before.replace(b"# a", "# a\u2028\u2028\x0c\x0c".encode()).replace(
+        b"def g(x):", b"def g(x):\n    os._exit(0)"
+    )
     assert {flag.signature for flag in watch(Attempt({"a.py": before}, {"a.py": after}))} == {"leaves the process"}

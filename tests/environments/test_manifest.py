@@ -13,12 +13,18 @@ from environments.sandbox import manifest as lists
 from environments.sandbox.manifest import Entry
 from kit.settings import RunError
 
-NAMES = st.text(st.characters(codec=None, exclude_characters="/\0", exclude_categories=()), min_size=1, max_size=6).filter(
-    lambda name: name not in (".", "..") and all(not 0xD800 <= ord(c) <= 0xDFFF or 0xDC80 <= ord(c) <= 0xDCFF for c in name)
+NAMES = st.text(
+    st.characters(codec=None, exclude_characters="/\0", exclude_categories=()), min_size=1, max_size=6
+).filter(
+    lambda name: (
+        name not in (".", "..") and all(not 0xD800 <= ord(c) <= 0xDFFF or 0xDC80 <= ord(c) <= 0xDCFF for c in name)
+    )
 )
 DIGESTS = st.binary(max_size=4).map(lambda data: hashlib.sha256(data).hexdigest())
 LEAVES = st.one_of(
-    st.builds(lambda mode, size, value: Entry("file", mode, size, value), st.integers(0, 0o777), st.integers(0, 9), DIGESTS),
+    st.builds(
+        lambda mode, size, value: Entry("file", mode, size, value), st.integers(0, 0o777), st.integers(0, 9), DIGESTS
+    ),
     st.builds(lambda value: Entry("link", 0o777, 0, value), NAMES),
 )
 
@@ -28,7 +34,9 @@ def trees(draw):
     """Lists of up to three levels."""
     found = {"": Entry("dir", draw(st.integers(0, 0o777)))}
     for _ in range(draw(st.integers(0, 8))):
-        folder = draw(st.sampled_from([path for path, entry in found.items() if entry.kind == "dir" and path.count("/") < 3]))
+        folder = draw(
+            st.sampled_from([path for path, entry in found.items() if entry.kind == "dir" and path.count("/") < 3])
+        )
         path = f"{folder}/{draw(NAMES)}" if folder else draw(NAMES)
         if path not in found:
             found[path] = draw(st.one_of(LEAVES, st.builds(lambda mode: Entry("dir", mode), st.integers(0, 0o777))))
@@ -64,15 +72,31 @@ def test_a_change_leads_from_one_tree_to_the_other(before, after):
 
 
 def test_a_change_by_hand():
-    """Of a folder that is gone only its top is named, and a neighbour whose name begins like it by itself. Another kind is a removal, too."""
+    """Of a folder that is gone only its top is named, and a neighbour whose name begins like it by itself. Another kind
+    is a removal, too."""
     root, folder, file = Entry("dir", 0o755), Entry("dir", 0o700), Entry("file", 0o600, 1, "0" * 64)
-    before = {"": root, "pkg": folder, "pkg/a": file, "pkg/b": folder, "pkg/b/c": file, "pkg2": file, "turns": file, "stays": file}
+    before = {
+        "": root,
+        "pkg": folder,
+        "pkg/a": file,
+        "pkg/b": folder,
+        "pkg/b/c": file,
+        "pkg2": file,
+        "turns": file,
+        "stays": file,
+    }
     after = {"": root, "turns": folder, "turns/x": file, "stays": Entry("file", 0o644, 1, "0" * 64)}
     assert lists.changed(before, after) == (["pkg", "pkg2", "turns"], ["stays", "turns", "turns/x"])
 
 
 def test_whoever_owns_a_tree_can_read_it_and_enter_its_folders():
-    tree = {"": Entry("dir", 0), "a": Entry("file", 0o070), "b": Entry("dir", 0o027), "c": Entry("link", 0o777, 0, "x"), "d": Entry("file", 0o755)}
+    tree = {
+        "": Entry("dir", 0),
+        "a": Entry("file", 0o070),
+        "b": Entry("dir", 0o027),
+        "c": Entry("link", 0o777, 0, "x"),
+        "d": Entry("file", 0o755),
+    }
     assert [entry.mode for entry in lists.readable(tree).values()] == [0o500, 0o470, 0o527, 0o777, 0o755]
 
 
@@ -163,7 +187,12 @@ def test_a_folder_s_list_depends_on_its_content_alone(tmp_path):
         folder.mkdir()
         fill(folder, seed)
         found.append({path: entry for path, entry, _ in lists.of_folder(folder)})
-    assert found[0] == found[1] == found[2] == lists.parse([[p, e.kind, e.mode, e.size, e.value] for p, e in found[0].items()])
+    assert (
+        found[0]
+        == found[1]
+        == found[2]
+        == lists.parse([[p, e.kind, e.mode, e.size, e.value] for p, e in found[0].items()])
+    )
     assert found[0]["link"] == Entry("link", 0o777, 0, "/etc/passwd")
     (folder / "a.txt").chmod(0o4640), (folder / "b").chmod(0o2755)  # set-user and set-group bits are not part of a tree
     assert {path: entry for path, entry, _ in lists.of_folder(folder)} == found[0]

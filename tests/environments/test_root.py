@@ -20,7 +20,9 @@ from kit.settings import RunError
 
 def played(sandbox, program):
     """What a Python program says inside, as JSON."""
-    heard = sandbox.call("shell", {"command": f"cat > /tmp/p.py <<'END'\nimport json, os, sys\n{program}\nEND\npython3 /tmp/p.py"})
+    heard = sandbox.call(
+        "shell", {"command": f"cat > /tmp/p.py <<'END'\nimport json, os, sys\n{program}\nEND\npython3 /tmp/p.py"}
+    )
     assert heard.ok, heard
     return json.loads(heard.text)
 
@@ -33,7 +35,9 @@ def short(monkeypatch):
         building,
         "sources",
         lambda names: {
-            path: found for path, found in whole(names).items() if path.startswith(f"{building.LIBRARY}/json") or building.LIBRARY not in path
+            path: found
+            for path, found in whole(names).items()
+            if path.startswith(f"{building.LIBRARY}/json") or building.LIBRARY not in path
         },
     )
 
@@ -43,7 +47,11 @@ def test_it_is_built_once_and_is_readable_by_all(root):
     building.find.cache_clear()  # as another process would ask
     assert building.root_file_system() == root and root.stat().st_ctime_ns < since
     assert all(os.stat(folder).st_mode & 0o777 == 0o755 for folder, _, _ in os.walk(root))
-    assert not [name for name in os.listdir(root.parent) if name.startswith(".building-") and (root.parent / name).stat().st_ctime_ns > since]
+    assert not [
+        name
+        for name in os.listdir(root.parent)
+        if name.startswith(".building-") and (root.parent / name).stat().st_ctime_ns > since
+    ]
 
 
 def test_its_name_is_its_content(root, open_folder):
@@ -104,9 +112,13 @@ def test_a_root_that_cannot_be_removed_is_said_and_never_taken_for_a_whole_one(o
     monkeypatch.setattr(building.shutil, "rmtree", fails)
     with pytest.raises(OSError, match="Input/output"):
         building.forget(home, time.time() + 100)
-    assert not (home / "old").exists() and [path.name for path in home.iterdir() if (path / "bin").is_dir()] == [".removed-old"]
+    assert not (home / "old").exists() and [path.name for path in home.iterdir() if (path / "bin").is_dir()] == [
+        ".removed-old"
+    ]
     monkeypatch.setattr(building, "forget", lambda *_: (_ for _ in ()).throw(OSError(5, "Input/output error")))
-    with pytest.raises(RunError, match=r"what no sandbox uses any more cannot be removed from .*roots: .*Input/output error"):
+    with pytest.raises(
+        RunError, match=r"what no sandbox uses any more cannot be removed from .*roots: .*Input/output error"
+    ):
         building.root_file_system(("iniconfig",), open_folder)
     monkeypatch.undo()
     assert building.shutil.rmtree is rmtree
@@ -131,21 +143,43 @@ def test_what_is_missing_is_named_with_what_installs_it(monkeypatch):
 
 
 def test_no_package_comes_along_but_those_that_are_listed(sandbox):
-    found = played(sandbox, "from importlib import metadata\nprint(json.dumps([d.metadata['Name'].lower() for d in metadata.distributions()]))")
+    found = played(
+        sandbox,
+        "from importlib import metadata\nprint(json.dumps([d.metadata['Name'].lower() for d in "
+        "metadata.distributions()]))",
+    )
     assert sorted(found) == sorted(building.DISTRIBUTIONS)
     for name in ("pip", "setuptools", "ensurepip", "pkg_resources", "hypothesis", "torch", "numpy", "idlelib"):
-        assert not played(sandbox, f"import importlib.util\nprint(json.dumps(importlib.util.find_spec({name!r}) is not None))"), name
+        assert not played(
+            sandbox, f"import importlib.util\nprint(json.dumps(importlib.util.find_spec({name!r}) is not None))"
+        ), name
 
 
 def test_no_copy_of_a_package_hides_in_it(root):
-    """pip and setuptools vendor packages; so may others. No file of the root outside its site-packages has the name of a third party's package."""
-    names = {"more_itertools", "tomli", "toolz", "cachetools", "tabulate", "slugify", "humanize", "inflection", "_vendor", "vendored"}
+    """pip and setuptools vendor packages; so may others. No file of the root outside its site-packages has the name of
+    a third party's package."""
+    names = {
+        "more_itertools",
+        "tomli",
+        "toolz",
+        "cachetools",
+        "tabulate",
+        "slugify",
+        "humanize",
+        "inflection",
+        "_vendor",
+        "vendored",
+    }
     assert not [path for path in root.rglob("*") if path.stem in names]
     assert not [path for path in root.rglob("*") if path.suffix in (".whl", ".zip", ".gz", ".egg")]
 
 
 def test_no_path_of_this_machine_stands_in_its_texts(root):
-    here = {sys.prefix, sys.base_prefix, str(Path.home()), str(Path(building.__file__).parents[2])} - {"/usr", "/", "/root"}
+    here = {sys.prefix, sys.base_prefix, str(Path.home()), str(Path(building.__file__).parents[2])} - {
+        "/usr",
+        "/",
+        "/root",
+    }
     for path in root.rglob("*"):
         if path.suffix in (".py", ".pyc", ".txt", ".json") or path.parent == root / "etc":
             data = path.read_bytes()
@@ -155,14 +189,19 @@ def test_no_path_of_this_machine_stands_in_its_texts(root):
 def test_python_runs_as_it_is_and_finds_its_library(sandbox):
     program = "import ssl, sqlite3, ctypes, zlib, lzma, bz2, hashlib, decimal, asyncio, sysconfig, json, threading\n"
     program += "threading.Thread(target=print, args=('',)).start()\n"
-    program += "print(json.dumps([sys.version, sys.prefix, sysconfig.get_path('stdlib'), sys.path, os.environ['PATH']]))"
+    program += (
+        "print(json.dumps([sys.version, sys.prefix, sysconfig.get_path('stdlib'), sys.path, os.environ['PATH']]))"
+    )
     version, prefix, library, path, programs = played(sandbox, program)
     assert (version, prefix, library, programs) == (sys.version, "/usr", f"/usr/lib/{building.PYTHON}", "/usr/bin")
     assert all(found.startswith(("/usr/lib/python", "/tmp")) for found in path)
 
 
 def test_pytest_runs(sandbox):
-    sandbox.call("write", {"path": "test_it.py", "text": "def test_a():\n    assert 1 == 1\n\ndef test_b():\n    assert 1 == 2\n"})
+    sandbox.call(
+        "write",
+        {"path": "test_it.py", "text": "def test_a():\n    assert 1 == 1\n\ndef test_b():\n    assert 1 == 2\n"},
+    )
     heard = sandbox.call("shell", {"command": "pytest -q -p no:cacheprovider"})
     assert heard.exit == 1 and "1 failed, 1 passed" in heard.text, heard
     sandbox.call("shell", {"command": "rm -r test_it.py __pycache__"})
@@ -172,9 +211,16 @@ def test_every_utility_starts(sandbox, root):
     """No shared library is missing."""
     names = sorted(os.listdir(root / "usr" / "bin"))
     assert set(building.NEEDED) <= set(names)
-    quiet = "timeout 5 $n --version </dev/null >/dev/null 2>/tmp/said; grep -l 'shared librar\\|not found' /tmp/said >/dev/null && echo $n"
+    quiet = (
+        "timeout 5 $n --version </dev/null >/dev/null 2>/tmp/said; grep -l 'shared librar\\|not found' "
+        "/tmp/said >/dev/null && echo $n"
+    )
     heard = sandbox.call(
-        "shell", {"command": f"for n in {' '.join(name for name in names if name not in ('[', 'pytest', 'kill', 'yes'))}; do {quiet}; done"}
+        "shell",
+        {
+            "command": f"for n in "
+            f"{' '.join(name for name in names if name not in ('[', 'pytest', 'kill', 'yes'))}; do {quiet}; done"
+        },
     )
     assert heard.text.strip() == "" and heard.ended is None, heard
 
@@ -182,7 +228,15 @@ def test_every_utility_starts(sandbox, root):
 def test_it_runs_by_its_own_loader(root):
     """Outside, too: nothing is taken from this machine's libraries."""
     loader = next((root / "usr" / "lib").glob("ld-*"))
-    program = [loader, "--library-path", root / "usr" / "lib", root / "usr" / "bin" / building.PYTHON, "-I", "-c", "import ssl; print(ssl.__file__)"]
+    program = [
+        loader,
+        "--library-path",
+        root / "usr" / "lib",
+        root / "usr" / "bin" / building.PYTHON,
+        "-I",
+        "-c",
+        "import ssl; print(ssl.__file__)",
+    ]
     done = subprocess.run(program, capture_output=True, text=True, env={})
     assert done.returncode == 0 and done.stdout.startswith(str(root)), done.stderr
 
@@ -196,7 +250,9 @@ def test_bytecode_names_the_file_inside_and_is_what_python_compiles(tmp_path):
         target.parent.mkdir(exist_ok=True)
         bytecode.write(target, source.read_bytes(), "/usr/m.py", original)
         (made,) = (tmp_path / "out" / "__pycache__").iterdir()
-        assert marshal.loads(made.read_bytes()[16:]) == compile(source.read_bytes(), "/usr/m.py", "exec", dont_inherit=True)
+        assert marshal.loads(made.read_bytes()[16:]) == compile(
+            source.read_bytes(), "/usr/m.py", "exec", dont_inherit=True
+        )
         assert str(tmp_path).encode() not in made.read_bytes()
         made.unlink()
     source.write_text("x = 1\n")
@@ -208,7 +264,9 @@ def test_bytecode_names_the_file_inside_and_is_what_python_compiles(tmp_path):
 def test_what_is_listed_needs_nothing_more():
     """Of what pytest requires here, nothing is forgotten."""
     wanted = {
-        line.partition(";")[0].split(">")[0].split("<")[0].split("=")[0].strip() for line in metadata.requires("pytest") or () if "extra" not in line
+        line.partition(";")[0].split(">")[0].split("<")[0].split("=")[0].strip()
+        for line in metadata.requires("pytest") or ()
+        if "extra" not in line
     }
     older = {"exceptiongroup", "tomli", "colorama"}  # for Python 3.10, and for Windows
     assert wanted - older <= set(building.DISTRIBUTIONS)

@@ -1,4 +1,5 @@
-"""Tests of a package that run in a sandbox: outcomes, lines, changes that do not meet each other, and what never ends."""
+"""Tests of a package that run in a sandbox: outcomes, lines, changes that do not meet each other, and what never
+ends."""
 
 import time
 from dataclasses import replace
@@ -75,12 +76,18 @@ def plain(runner):
 
 def test_outcomes_and_changes(runner):
     """Each run sees its own change: what one of them breaks, the next one has."""
-    broken, wrong = {"words/nouns.py": b"def plural(word:\n"}, {"words/nouns.py": NOUNS.replace('"men"', '"mans"').encode()}
+    broken, wrong = (
+        {"words/nouns.py": b"def plural(word:\n"},
+        {"words/nouns.py": NOUNS.replace('"men"', '"mans"').encode()},
+    )
     stuck = {"words/nouns.py": b"while True:\n    pass\n"}
     leaves = {"words/nouns.py": b"import os\nos._exit(0)\n"}
     whole, cut, other, again, ended = runner.outcomes(FILES, [{}, broken, wrong, {}, leaves])
     assert whole == again and len(whole) == 12
-    assert whole["tests/test_nouns.py::test_cities[city-cities]"] == "passed" and whole["tests/test_nouns.py::test_skipped"] == "skipped"
+    assert (
+        whole["tests/test_nouns.py::test_cities[city-cities]"] == "passed"
+        and whole["tests/test_nouns.py::test_skipped"] == "skipped"
+    )
     assert cut == {"tests/test_nouns.py": "error"} and ended == {"the run": "error"}
     assert {test for test in whole if other[test] != whole[test]} == {"tests/test_nouns.py::test_men"}
     runner.seconds, before = 0.5, runner.seconds
@@ -89,9 +96,15 @@ def test_outcomes_and_changes(runner):
 
 
 def test_a_run_takes_no_other_with_it(root, shared_store):
-    """Neither one that leaves processes behind, in its session or in one of their own, nor one that takes all memory."""
-    small = Sandboxed(partial(open_sandbox, root=root, store=shared_store, limits=replace(LIMITS, memory=200 << 20)), seconds=20)
-    leaves = "import os, time\nif os.fork() == 0:\n    {}time.sleep(60)\n    os._exit(0)\n\n\ndef plural(word):\n    return word\n"
+    """Neither one that leaves processes behind, in its session or in one of their own, nor one that takes all
+    memory."""
+    small = Sandboxed(
+        partial(open_sandbox, root=root, store=shared_store, limits=replace(LIMITS, memory=200 << 20)), seconds=20
+    )
+    leaves = (
+        "import os, time\nif os.fork() == 0:\n    {}time.sleep(60)\n    os._exit(0)\n\n\ndef "
+        "plural(word):\n    return word\n"
+    )
     changes = [leaves.format(""), leaves.format("os.setsid()\n    "), "x = bytearray(b'x') * (1 << 29)\n", NOUNS]
     found = small.outcomes(FILES, [{"words/nouns.py": text.encode()} for text in changes])
     assert found[2] == {"the run": "error"} and found[3]["tests/test_nouns.py::test_men"] == "passed"
@@ -106,9 +119,11 @@ def hasty(monkeypatch):
 
 
 def test_a_test_that_never_ends_costs_seconds(runner, hasty):
-    """What is left of a loop may never end. A test that takes EACH seconds of processor time ends its run, which waits for no longer limit."""
+    """What is left of a loop may never end. A test that takes EACH seconds of processor time ends its run, which waits
+    for no longer limit."""
     stuck = NOUNS.replace(
-        "return TABLE[word]", "while True:\n            try:\n                pass\n            except BaseException:\n                pass"
+        "return TABLE[word]",
+        "while True:\n            try:\n                pass\n            except BaseException:\n                pass",
     )
     runner.seconds, before, since = 300.0, runner.seconds, time.monotonic()
     try:
@@ -124,15 +139,22 @@ def test_some_of_the_tests(runner):
     assert some == {men: "passed", cat: "passed"} and len(whole) == 12
     runner.without = frozenset({cat})
     try:
-        assert runner.outcomes(FILES, [{}, {}], [{men, cat}, None]) == [{men: "passed"}, {test: said for test, said in whole.items() if test != cat}]
+        assert runner.outcomes(FILES, [{}, {}], [{men, cat}, None]) == [
+            {men: "passed"},
+            {test: said for test, said in whole.items() if test != cat},
+        ]
         assert cat not in runner.coverage(FILES) and cat not in runner.patiently(FILES)
     finally:
         runner.without = frozenset()
 
 
 def test_the_order_of_sets_is_given(runner, plain):
-    """Python draws it anew for each process. Here it is the same for every piece, and another one in each run of the baseline."""
-    named = "import pytest\n\n\n@pytest.mark.parametrize('n', [[*{*'abcdefghij'}].index('a')])\ndef test_set(n):\n    pass\n"
+    """Python draws it anew for each process. Here it is the same for every piece, and another one in each run of the
+    baseline."""
+    named = (
+        "import pytest\n\n\n@pytest.mark.parametrize('n', [[*{*'abcdefghij'}].index('a')])\ndef "
+        "test_set(n):\n    pass\n"
+    )
     files = {**FILES, "tests/test_sets.py": named.encode()}
     runs = [runner.outcomes(files, seed=seed) for seed in range(4)]
     assert runner.outcomes(files) == runs[0] and runner.outcomes(files, seed=1) == runs[1]
@@ -145,7 +167,9 @@ def test_the_order_of_sets_is_given(runner, plain):
 def test_seconds_of_tests(runner, hasty, plain):
     """Of the whole test, fixtures included, however long it takes."""
     slow = TESTS.replace(
-        "def man():\n", f"def man():\n    import time\n    until = time.process_time() + {hasty + 0.5}\n    while time.process_time() < until: pass\n"
+        "def man():\n",
+        f"def man():\n    import time\n    until = time.process_time() + {hasty + 0.5}\n    while "
+        f"time.process_time() < until: pass\n",
     )
     found = runner.patiently({**FILES, "tests/test_nouns.py": slow.encode()})
     assert {test: said for test, (said, _) in found.items()} == plain
@@ -171,7 +195,12 @@ def test_coverage_by_hand(runner):
 def test_tasks_of_a_package(runner):
     """From source to tasks, twice, in sandboxes."""
     package = Package(
-        "words", "1.0", {name: data for name, data in FILES.items() if "test" not in name}, {"tests/test_nouns.py": TESTS.encode()}, "MIT", "test"
+        "words",
+        "1.0",
+        {name: data for name, data in FILES.items() if "test" not in name},
+        {"tests/test_nouns.py": TESTS.encode()},
+        "MIT",
+        "test",
     )
     made = make(package, runner, least=3)
     again = make(package, runner, least=3)
@@ -185,7 +214,10 @@ def test_tasks_of_a_package(runner):
     checked = check(cities, package, runner.fresh, 20)
     assert checked.faults == () and checked.oracle.reward.total == 1.0 and checked.nop.reward.total == 0.0
     exam = exam_of(cities, package)
-    assert b"def test_cities" not in exam.given["tests/test_nouns.py"] and b"def test_plain" in exam.given["tests/test_nouns.py"]
+    assert (
+        b"def test_cities" not in exam.given["tests/test_nouns.py"]
+        and b"def test_plain" in exam.given["tests/test_nouns.py"]
+    )
     (outcomes,) = runner.outcomes(FILES, [{"words/nouns.py": gone["words/nouns.py"]}])
     assert {test for test, outcome in outcomes.items() if outcome == "failed"} == {*cities.visible, *cities.held}
 

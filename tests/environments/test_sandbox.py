@@ -24,7 +24,10 @@ from kit.settings import RunError
 
 def alive(sandbox):
     """Whether a process of the sandbox is left on this machine."""
-    return Path(f"/proc/{sandbox.first}").exists() and Path(f"/proc/{sandbox.first}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    return (
+        Path(f"/proc/{sandbox.first}").exists()
+        and Path(f"/proc/{sandbox.first}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    )
 
 
 def test_closing_ends_all_and_is_said_to_later_calls(start):
@@ -137,7 +140,9 @@ def test_a_forked_process_that_ends_leaves_its_parent_s_sandboxes(start):
 def test_a_sandbox_may_be_closed_during_a_call(start):
     """Whoever waits for the call's answer hears of it, and reads from no handle that means something else by then."""
     sandbox, heard = start(), []
-    thread = threading.Thread(target=lambda: heard.append(sandbox.call("shell", {"command": "echo begun; sleep 60"}, 60)))
+    thread = threading.Thread(
+        target=lambda: heard.append(sandbox.call("shell", {"command": "echo begun; sleep 60"}, 60))
+    )
     thread.start()
     time.sleep(0.3)
     since = time.monotonic()

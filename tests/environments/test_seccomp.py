@@ -60,7 +60,8 @@ def expected(machine: seccomp.Machine, number: int, arguments: tuple[int, int, i
 @pytest.mark.parametrize("name", MACHINES)
 @given(
     st.one_of(st.integers(0, 500), st.integers(0, 2**32 - 1)),
-    st.tuples(*[st.integers(0, 2**64 - 1)] * 3) | st.tuples(st.integers(0, 45), st.integers(0, 15), st.integers(0, 300)),
+    st.tuples(*[st.integers(0, 2**64 - 1)] * 3)
+    | st.tuples(st.integers(0, 45), st.integers(0, 15), st.integers(0, 300)),
 )
 @example(2**30 + 1, (0, 0, 0))
 def test_the_filter_is_the_table(name, number, arguments):
@@ -74,8 +75,27 @@ def test_all_that_is_named_is_refused_and_what_programs_live_on_is_not(name):
     for number, call in seccomp.refused(machine).items():
         assert verdict(program, machine.audit, number) == "ENOSYS", call
     living = {
-        "x86_64": {"read": 0, "mmap": 9, "execve": 59, "fork": 57, "clone": 56, "futex": 202, "openat": 257, "getrandom": 318, "rseq": 334},
-        "aarch64": {"read": 63, "mmap": 222, "execve": 221, "clone": 220, "futex": 98, "openat": 56, "getrandom": 278, "rseq": 293},
+        "x86_64": {
+            "read": 0,
+            "mmap": 9,
+            "execve": 59,
+            "fork": 57,
+            "clone": 56,
+            "futex": 202,
+            "openat": 257,
+            "getrandom": 318,
+            "rseq": 334,
+        },
+        "aarch64": {
+            "read": 63,
+            "mmap": 222,
+            "execve": 221,
+            "clone": 220,
+            "futex": 98,
+            "openat": 56,
+            "getrandom": 278,
+            "rseq": 293,
+        },
     }
     for call, number in living[name].items():
         assert verdict(program, machine.audit, number, (17,)) == ALLOW, call
@@ -93,13 +113,33 @@ def test_another_abi_ends_the_process(name, abi, number):
 def test_numbers_are_those_of_the_kernel():
     """By hand from arch/x86/entry/syscalls/syscall_64.tbl and include/uapi/asm-generic/unistd.h."""
     numbers = {name: both for calls in seccomp.REFUSED.values() for name, both in calls.items()}
-    known = {"ptrace": (101, 117), "mount": (165, 40), "unshare": (272, 97), "setns": (308, 268), "bpf": (321, 280), "keyctl": (250, 219)}
-    known |= {"open_by_handle_at": (304, 265), "io_uring_setup": (425, 425), "clone3": (435, 435), "userfaultfd": (323, 282), "iopl": (172, None)}
+    known = {
+        "ptrace": (101, 117),
+        "mount": (165, 40),
+        "unshare": (272, 97),
+        "setns": (308, 268),
+        "bpf": (321, 280),
+        "keyctl": (250, 219),
+    }
+    known |= {
+        "open_by_handle_at": (304, 265),
+        "io_uring_setup": (425, 425),
+        "clone3": (435, 435),
+        "userfaultfd": (323, 282),
+        "iopl": (172, None),
+    }
     assert {name: numbers[name] for name in known} == known
     for machine in seccomp.MACHINES.values():
         column = [both[machine.column] for both in numbers.values() if both[machine.column] is not None]
         assert len(set(column)) == len(column)
-        taken = {machine.socket, machine.socketpair, machine.clone, machine.ioctl, *machine.itself, *dict(machine.priority)}
+        taken = {
+            machine.socket,
+            machine.socketpair,
+            machine.clone,
+            machine.ioctl,
+            *machine.itself,
+            *dict(machine.priority),
+        }
         assert len(taken) == 10 and not taken & set(column)
     known = [machine.itself + tuple(dict(machine.priority)) for _, machine in sorted(seccomp.MACHINES.items())]
     assert known == [(261, 118, 119, 274, 140, 30), (302, 142, 144, 314, 141, 251)]
@@ -110,17 +150,32 @@ def test_calls_with_arguments_of_their_own(name):
     """Each of them with what programs pass, and with what would reach another process or load a module."""
     machine, program = seccomp.MACHINES[name], seccomp.program(name)
     for number in machine.itself:
-        assert verdict(program, machine.audit, number, (0, 5)) == ALLOW and verdict(program, machine.audit, number, (1, 5)) == "EPERM"
+        assert (
+            verdict(program, machine.audit, number, (0, 5)) == ALLOW
+            and verdict(program, machine.audit, number, (1, 5)) == "EPERM"
+        )
     for number, process in machine.priority:
         assert verdict(program, machine.audit, number, (process, 0, 5)) == ALLOW
-        assert verdict(program, machine.audit, number, (process, 1, 5)) == verdict(program, machine.audit, number, (2, 0, 5)) == "EPERM"
-    for protocol, says in ((0, ALLOW), (6, ALLOW), (17, ALLOW), (132, "EPROTONOSUPPORT"), (262, "EPROTONOSUPPORT"), (1, "EPROTONOSUPPORT")):
+        assert (
+            verdict(program, machine.audit, number, (process, 1, 5))
+            == verdict(program, machine.audit, number, (2, 0, 5))
+            == "EPERM"
+        )
+    for protocol, says in (
+        (0, ALLOW),
+        (6, ALLOW),
+        (17, ALLOW),
+        (132, "EPROTONOSUPPORT"),
+        (262, "EPROTONOSUPPORT"),
+        (1, "EPROTONOSUPPORT"),
+    ):
         assert verdict(program, machine.audit, machine.socket, (2, 1 | 0o2000000, protocol)) == says
 
 
 @pytest.mark.parametrize("name", MACHINES)
 def test_every_family_type_and_new_call(name):
-    """All of them, since few of the calls that are drawn above are one that makes a socket: AF_VSOCK would lead to the machine below."""
+    """All of them, since few of the calls that are drawn above are one that makes a socket: AF_VSOCK would lead to the
+    machine below."""
     machine, program = seccomp.MACHINES[name], seccomp.program(name)
     flags = 0o2000000 | 0o4000
     for number in (machine.socket, machine.socketpair):
@@ -129,15 +184,27 @@ def test_every_family_type_and_new_call(name):
             assert says == (ALLOW if family in (1, 2, 10) else "EAFNOSUPPORT"), family
         for kind in range(16):
             for more in (0, 0o4000, 0o2000000, flags):
-                assert verdict(program, machine.audit, number, (2, kind | more, 0)) == ("EPERM" if kind == 3 else ALLOW), (kind, more)
+                assert verdict(program, machine.audit, number, (2, kind | more, 0)) == (
+                    "EPERM" if kind == 3 else ALLOW
+                ), (kind, more)
     for number in range(400, 500):
         assert verdict(program, machine.audit, number) == expected(machine, number, (0, 0, 0)), number
     assert expected(machine, 456, (0, 0, 0)) == ALLOW and expected(machine, 457, (0, 0, 0)) == "ENOSYS"
-    special = [machine.socket, machine.socketpair, machine.clone, machine.ioctl, *machine.itself, *dict(machine.priority)]
+    special = [
+        machine.socket,
+        machine.socketpair,
+        machine.clone,
+        machine.ioctl,
+        *machine.itself,
+        *dict(machine.priority),
+    ]
     for number in special:  # an argument is never taken for the number of a call
         for word in (*special, *seccomp.refused(machine)):
             for arguments in ((word, 1, 0), (0, word, 0), (2, 1, word), (word, word, word)):
-                assert verdict(program, machine.audit, number, arguments) == expected(machine, number, arguments), (number, arguments)
+                assert verdict(program, machine.audit, number, arguments) == expected(machine, number, arguments), (
+                    number,
+                    arguments,
+                )
 
 
 def test_clone_may_start_threads_and_processes_and_no_namespace():

@@ -1,4 +1,5 @@
-"""Stored trees: a snapshot is the hash of the tree, a fork begins with it, and nothing that either does reaches the other or the store."""
+"""Stored trees: a snapshot is the hash of the tree, a fork begins with it, and nothing that either does reaches the
+other or the store."""
 
 import os
 import subprocess
@@ -59,10 +60,18 @@ def test_a_snapshot_is_the_hash_of_the_same_tree_made_outside(begin, shared_stor
     subprocess.run(["sh", "-c", CHANGES], cwd=tmp_path, check=True, env={"PATH": os.environ["PATH"]}, umask=0o022)
     outside = {path: entry for path, entry, _ in lists.of_folder(tmp_path)} if os.geteuid() == 0 else None
     if outside is not None:
-        assert {path: entry for path, entry in shared_store.manifest(name).items() if path} == {p: e for p, e in outside.items() if p}
+        assert {path: entry for path, entry in shared_store.manifest(name).items() if path} == {
+            p: e for p, e in outside.items() if p
+        }
     kinds = {path: (entry.kind, entry.mode) for path, entry in shared_store.manifest(name).items()}
     assert kinds["link"] == ("link", 0o777) and kinds["n"] == ("file", 0) and kinds["b/d"] == ("dir", 0o700)
-    assert "gone/g" in kinds and "gone/f" not in kinds and "b/c.py" not in kinds and "b/d/e" not in kinds and os.fsdecode(b"odd\n\xff") in kinds
+    assert (
+        "gone/g" in kinds
+        and "gone/f" not in kinds
+        and "b/c.py" not in kinds
+        and "b/d/e" not in kinds
+        and os.fsdecode(b"odd\n\xff") in kinds
+    )
 
 
 def test_a_fork_is_the_tree_and_writes_reach_neither_parent_nor_store(begin, shared_store):
@@ -75,7 +84,10 @@ def test_a_fork_is_the_tree_and_writes_reach_neither_parent_nor_store(begin, sha
         assert first.call("shell", {"command": "rm -rf * && echo mine > a.txt && echo x > /tmp/y"}).ok
         changed = first.snapshot()
         assert changed != name and second.snapshot() == parent.snapshot() == name
-        assert second.call("read", {"path": "a.txt"}).text == "one\ntwo\n" and not second.call("shell", {"command": "cat /tmp/y"}).ok
+        assert (
+            second.call("read", {"path": "a.txt"}).text == "one\ntwo\n"
+            and not second.call("shell", {"command": "cat /tmp/y"}).ok
+        )
         third = first.fork(changed)
         with third:
             assert third.snapshot() == changed and third.call("list", {}).text.endswith("a.txt")
@@ -90,9 +102,15 @@ def test_a_fork_is_the_tree_and_writes_reach_neither_parent_nor_store(begin, sha
 
 def test_a_folder_that_the_tree_began_with_can_be_moved(begin):
     sandbox = begin()
-    assert sandbox.call("shell", {"command": 'mv b moved && cat moved/c.py && python3 -c \'import shutil; shutil.move("gone", "there")\''}).ok
+    assert sandbox.call(
+        "shell",
+        {"command": 'mv b moved && cat moved/c.py && python3 -c \'import shutil; shutil.move("gone", "there")\''},
+    ).ok
     with sandbox.fork(sandbox.snapshot()) as fork:
-        assert fork.call("shell", {"command": "ls; ls moved there"}).text == "a.txt\nmoved\nthere\nmoved:\nc.py\nd\n\nthere:\nf\n"
+        assert (
+            fork.call("shell", {"command": "ls; ls moved there"}).text
+            == "a.txt\nmoved\nthere\nmoved:\nc.py\nd\n\nthere:\nf\n"
+        )
 
 
 def test_a_fork_far_from_its_base_is_laid_out(begin, shared_store, monkeypatch, way):
@@ -107,7 +125,10 @@ def test_a_fork_far_from_its_base_is_laid_out(begin, shared_store, monkeypatch, 
 
 def test_what_cannot_be_stored_is_refused_and_the_episode_goes_on(begin):
     sandbox = begin()
-    for make, says in (("mkfifo b/pipe", "b/pipe is a FIFO"), ("python3 -c 'import socket; socket.socket(1).bind(\"s\")'", "s is a socket")):
+    for make, says in (
+        ("mkfifo b/pipe", "b/pipe is a FIFO"),
+        ("python3 -c 'import socket; socket.socket(1).bind(\"s\")'", "s is a socket"),
+    ):
         sandbox.call("shell", {"command": make})
         with pytest.raises(RunError, match=says):
             sandbox.snapshot()

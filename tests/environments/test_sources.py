@@ -13,7 +13,11 @@ from environments.tasks import sources
 from environments.tasks.sources import fetch, links, package_of, unpack
 from kit.settings import RunError
 
-FILES = {"words/__init__.py": b"x = 1\n", "tests/test_words.py": b"def test(): pass\n", "setup.py": b"raise SystemExit('never run')\n"}
+FILES = {
+    "words/__init__.py": b"x = 1\n",
+    "tests/test_words.py": b"def test(): pass\n",
+    "setup.py": b"raise SystemExit('never run')\n",
+}
 
 
 def sdist(path, files=FILES, top="words-1.2/", members=()):
@@ -33,8 +37,12 @@ def test_a_folder_a_file_and_their_names(tmp_path):
         (tmp_path / "here" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "here" / name).write_bytes(data)
     found = package_of(str(tmp_path / "here"), tmp_path)
-    assert (found.name, found.version, found.origin) == ("here", "0", "folder") and set(found.tests) == {"tests/test_words.py"}
-    (tmp_path / "here" / "PKG-INFO").write_text("Metadata-Version: 2.1\nName: words\nVersion: 1.1\n\nVersion: of nothing\n")
+    assert (found.name, found.version, found.origin) == ("here", "0", "folder") and set(found.tests) == {
+        "tests/test_words.py"
+    }
+    (tmp_path / "here" / "PKG-INFO").write_text(
+        "Metadata-Version: 2.1\nName: words\nVersion: 1.1\n\nVersion: of nothing\n"
+    )
     assert sources.read_identity(tmp_path / "here") == ("words", "1.1")
     (tmp_path / "here" / "pyproject.toml").write_text('[project]\nname = "words"\nversion = "1.3"\n')
     assert sources.read_identity(tmp_path / "here") == ("words", "1.3")
@@ -141,10 +149,19 @@ def served(index, tmp_path, *versions, kind="html"):
     for version in versions:
         data = sdist(tmp_path / f"my_words-{version}.tar.gz", top=f"my_words-{version}/").read_bytes()
         index[f"/files/my_words-{version}.tar.gz"] = ("application/gzip", data)
-        rows.append((f"my_words-{version}.tar.gz", f"../../files/my_words-{version}.tar.gz", hashlib.sha256(data).hexdigest()))
-    html = "".join(f'<a href="{url}#sha256={digest}">{name}</a>\n' for name, url, digest in rows) + '<a href="x.whl">no hash</a>'
+        rows.append(
+            (f"my_words-{version}.tar.gz", f"../../files/my_words-{version}.tar.gz", hashlib.sha256(data).hexdigest())
+        )
+    html = (
+        "".join(f'<a href="{url}#sha256={digest}">{name}</a>\n' for name, url, digest in rows)
+        + '<a href="x.whl">no hash</a>'
+    )
     files = {"files": [{"filename": name, "url": url, "hashes": {"sha256": digest}} for name, url, digest in rows]}
-    page = ("text/html", html.encode()) if kind == "html" else ("application/vnd.pypi.simple.v1+json", json.dumps(files).encode())
+    page = (
+        ("text/html", html.encode())
+        if kind == "html"
+        else ("application/vnd.pypi.simple.v1+json", json.dumps(files).encode())
+    )
     index["/simple/my-words/"] = page
 
 
@@ -157,12 +174,17 @@ def test_an_sdist_is_fetched_once(index, tmp_path, kind):
     assert [path for path in index["asked"] if path.startswith("/files/")] == ["/files/my_words-1.10.tar.gz"]
     kept, _ = fetch("my_words", "1.10", tmp_path / "cache")
     kept.write_bytes(b"damaged")
-    assert package_of("my_words==1.10", tmp_path / "cache").tests and kept.read_bytes() != b"damaged", "what is damaged is fetched again"
+    assert package_of("my_words==1.10", tmp_path / "cache").tests and kept.read_bytes() != b"damaged", (
+        "what is damaged is fetched again"
+    )
 
 
 def test_what_is_wrong_with_an_index(index, tmp_path, monkeypatch):
     served(index, tmp_path, "1.0")
-    for spec, says in (("nobody==1.0", "the index knows no package nobody"), ("my-words==3.0", "the index has no sdist of my-words 3.0; it has 1.0")):
+    for spec, says in (
+        ("nobody==1.0", "the index knows no package nobody"),
+        ("my-words==3.0", "the index has no sdist of my-words 3.0; it has 1.0"),
+    ):
         with pytest.raises(RunError, match=says):
             package_of(spec, tmp_path / "cache")
     index["/files/my_words-1.0.tar.gz"] = ("application/gzip", b"something else")
@@ -181,5 +203,10 @@ def test_what_is_wrong_with_an_index(index, tmp_path, monkeypatch):
 def test_links_of_a_page():
     """Relative addresses, escaped names; no file without a hash, and none that lies on this machine."""
     digest = "a" * 64
-    page = f'<a href="a%2Bb-1.tar.gz#sha256={digest}">x</a><a href="file:///etc/passwd#sha256={digest}">y</a><a>z</a><a href="c-1.tar.gz">c</a>'
-    assert links(page.encode(), "text/html", "https://x/simple/a/") == {"a+b-1.tar.gz": ("https://x/simple/a/a%2Bb-1.tar.gz", digest)}
+    page = (
+        f'<a href="a%2Bb-1.tar.gz#sha256={digest}">x</a><a '
+        f'href="file:///etc/passwd#sha256={digest}">y</a><a>z</a><a href="c-1.tar.gz">c</a>'
+    )
+    assert links(page.encode(), "text/html", "https://x/simple/a/") == {
+        "a+b-1.tar.gz": ("https://x/simple/a/a%2Bb-1.tar.gz", digest)
+    }

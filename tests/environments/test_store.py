@@ -83,7 +83,13 @@ def test_what_nobody_uses_is_forgotten(store, folder):
     before, other = {*store.folder.rglob("*")}, Store(store.folder)
     assert store.forget(later) == 0 and {*store.folder.rglob("*")} == before
     del other
-    assert store.forget(later) == 1 and old not in store and not store.laid_out(old) and young in store and store.laid_out(young)
+    assert (
+        store.forget(later) == 1
+        and old not in store
+        and not store.laid_out(old)
+        and young in store
+        and store.laid_out(young)
+    )
     assert listed(store.tree(young)) == lists.readable(store.manifest(young)) and store.add_folder(folder) == young
     assert len([path for path in (store.folder / "contents").rglob("*") if path.is_file()]) == 3
     os.utime(store.folder / "lists" / f"{young}.json", (1, 1))
@@ -127,7 +133,13 @@ def test_a_damaged_list_is_found(store, folder):
 
 
 @pytest.mark.parametrize(
-    "change", [lambda t: damage(t / "a.py"), lambda t: (t / "new").touch(), lambda t: (t / "out").unlink(), lambda t: (t / "a.py").chmod(0o777)]
+    "change",
+    [
+        lambda t: damage(t / "a.py"),
+        lambda t: (t / "new").touch(),
+        lambda t: (t / "out").unlink(),
+        lambda t: (t / "a.py").chmod(0o777),
+    ],
 )
 def test_a_damaged_tree_is_found(store, folder, change):
     name = store.add_folder(folder)
@@ -153,7 +165,10 @@ def test_what_is_not_stored_is_refused(store, name):
         store.tree(name)
 
 
-@pytest.mark.parametrize(("size", "value"), [(5, hashlib.sha256(b"abcd").hexdigest()), (4, "0" * 64), (3, hashlib.sha256(b"abcd").hexdigest())])
+@pytest.mark.parametrize(
+    ("size", "value"),
+    [(5, hashlib.sha256(b"abcd").hexdigest()), (4, "0" * 64), (3, hashlib.sha256(b"abcd").hexdigest())],
+)
 def test_contents_are_checked_while_they_come(store, size, value):
     """Too few bytes, other bytes, and more than were said: each alone."""
     parts = [b"ab", b"cd"]
@@ -163,7 +178,8 @@ def test_contents_are_checked_while_they_come(store, size, value):
 
 
 def test_what_is_being_stored_or_was_stored_again_is_not_forgotten(store, folder):
-    """Contents come before the list that holds them. A tree that somebody stores again is in use, as one that somebody begins with."""
+    """Contents come before the list that holds them. A tree that somebody stores again is in use, as one that somebody
+    begins with."""
     value = hashlib.sha256(b"young").hexdigest()
     store.add_content(lambda most, left=[b"young"]: left.pop(), 5, value, "x")
     assert store.forget(time.time() - 100) == 0 and store.has(value)

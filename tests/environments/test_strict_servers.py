@@ -1,4 +1,5 @@
-"""Episodes against servers that refuse what others forgive, and against servers that send an answer without an end. All exchanges are recorded."""
+"""Episodes against servers that refuse what others forgive, and against servers that send an answer without an end. All
+exchanges are recorded."""
 
 import json
 import socket
@@ -32,7 +33,9 @@ def refuse_thoughtless(number, body):
 def refuse_max_tokens(number, body):
     """As OpenAI's models that think, which know no log-probs either."""
     if "max_tokens" in body:
-        return "Unsupported parameter: 'max_tokens' is not supported with this model. Use 'max_completion_tokens' instead."
+        return (
+            "Unsupported parameter: 'max_tokens' is not supported with this model. Use 'max_completion_tokens' instead."
+        )
     if "logprobs" in body:
         return "'logprobs' is not supported with this model."
     return None if body["max_completion_tokens"] > 0 else "a limit must be positive"
@@ -95,7 +98,8 @@ def thinking(said, number, **more):
 
 
 def script(turn, number):
-    """Calls with the same id each time, a reply without a call, one that is cut in its thoughts, a context that fills up, the end."""
+    """Calls with the same id each time, a reply without a call, one that is cut in its thoughts, a context that fills
+    up, the end."""
     writes = ("write", {"path": f"a{turn}", "text": "1"}), ("read", {"path": f"a{turn}"})
     if turn == 1:
         return thinking(answer("Hm."), number)
@@ -132,7 +136,9 @@ def test_an_episode_ends_well_against_a_strict_server(tmp_path, name):
     if name == "once":
         assert "logprobs" in sent[-1] and "return_token_ids" in sent[-1]
     thoughts = [line["thoughts"]["reasoning_content"] for line in journal.lines if line["kind"] == "reply"]
-    assert len(thoughts) == 8 and all(thought.startswith("thought ") for thought in thoughts), "what was sampled stands in the transcript"
+    assert len(thoughts) == 8 and all(thought.startswith("thought ") for thought in thoughts), (
+        "what was sampled stands in the transcript"
+    )
     nudges = [line["text"] for line in journal.lines if line["kind"] == "nudge"]
     assert nudges == [NUDGE, CUT, CUT]
 
@@ -146,7 +152,9 @@ def test_a_server_that_never_takes_the_extras_is_asked_without_them_in_the_end()
         policy = Remote(address, "m", told=heard.append, sleep=lambda seconds: None)
         assert [policy.reply([Message("user", "Go.")], (), 50).text for _ in range(4)] == ["Fine."] * 4
     assert ["logprobs" in body for body, _ in asked] == [True, False, True, False, False, False]
-    assert "asked again in 1 s, without logprobs and return_token_ids" in heard[0] and heard[-1].endswith("not asked for any more")
+    assert "asked again in 1 s, without logprobs and return_token_ids" in heard[0] and heard[-1].endswith(
+        "not asked for any more"
+    )
 
 
 def test_what_helps_against_no_refusal_is_taken_back():
@@ -156,7 +164,9 @@ def test_what_helps_against_no_refusal_is_taken_back():
         for _ in range(2):
             with pytest.raises(PolicyError, match="too large"):
                 policy.reply([Message("user", "Go.")], (), 50)
-    assert ["max_tokens" in body for body, _ in asked[: len(asked) // 2]] == ["max_tokens" in body for body, _ in asked[len(asked) // 2 :]]
+    assert ["max_tokens" in body for body, _ in asked[: len(asked) // 2]] == [
+        "max_tokens" in body for body, _ in asked[len(asked) // 2 :]
+    ]
     assert policy.limit == "max_tokens" and len(policy.extras) == 2 and len(asked) <= 6
 
 

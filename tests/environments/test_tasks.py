@@ -1,4 +1,5 @@
-"""Tasks from a package: what goes into its tree, what is asked, which pieces stand the checks, and that three makings agree."""
+"""Tasks from a package: what goes into its tree, what is asked, which pieces stand the checks, and that three makings
+agree."""
 
 import os
 from dataclasses import replace
@@ -17,11 +18,19 @@ from environments.tasks.prompts import TERSE, specified, terse
 from ref.feature_deletion import FILE, PROGRAM, Piece, bodies, delete, play, slices, symbols, undelete
 
 MIT = b"MIT License\n\nPermission is hereby granted, free of charge, to any\nperson obtaining a copy of this software\n"
-PACKAGE = Package("words", "1.0", {FILE: PROGRAM, "LICENSE": MIT}, {"tests/test_words.py": b"# the checks of the demonstration"}, "MIT", "folder")
+PACKAGE = Package(
+    "words",
+    "1.0",
+    {FILE: PROGRAM, "LICENSE": MIT},
+    {"tests/test_words.py": b"# the checks of the demonstration"},
+    "MIT",
+    "folder",
+)
 
 
 class Player:
-    """The tests of the demonstration's little package, which is ours: it runs in this process. `unsteady`: tests that fail in every second run."""
+    """The tests of the demonstration's little package, which is ours: it runs in this process. `unsteady`: tests that
+    fail in every second run."""
 
     def __init__(self, *unsteady: str, extra: dict[str, str] | None = None):
         self.runs, self.unsteady, self.extra, self.without, self.slow = 0, unsteady, extra or {}, frozenset(), {}
@@ -31,7 +40,11 @@ class Player:
         return [self.played(self.one({**files, **change}), tests) for change, tests in runs]
 
     def played(self, outcomes, tests):
-        return {test: said for test, said in outcomes.items() if test not in self.without and (tests is None or test in tests)}
+        return {
+            test: said
+            for test, said in outcomes.items()
+            if test not in self.without and (tests is None or test in tests)
+        }
 
     def patiently(self, files):
         return {test: (outcome, self.slow.get(test, 0.01)) for test, outcome in self.one(files).items()}
@@ -81,7 +94,9 @@ def test_flaky_tests_are_dropped():
 
 def test_why_pieces_are_no_tasks():
     made = make(PACKAGE, Player())
-    assert set(made.why_not) <= {"short", "tests", "fool", "again", "leak"} and sum(made.why_not.values()) == len(made.reasons)
+    assert set(made.why_not) <= {"short", "tests", "fool", "again", "leak"} and sum(made.why_not.values()) == len(
+        made.reasons
+    )
     assert made.why_not["short"] >= 1  # `return word + "s"` is what anybody would write
     leaking = Package("words", "1.0", {**PACKAGE.files, "docs/words.txt": PROGRAM}, {}, "MIT", "folder")
     assert make(leaking, Player()).tasks == () and make(leaking, Player()).why_not["leak"] >= 8
@@ -89,11 +104,19 @@ def test_why_pieces_are_no_tasks():
 
 def test_a_list_of_names_is_no_copy():
     """A symbol that goes takes its name out of `__all__`. The other names stay there, and tell nothing of it."""
-    names = b"__all__ = [" + b", ".join(b'"%s"' % name for name in (b"words", b"case", b"plural", b"a", b"b", b"c")) + b"]\n"
+    names = (
+        b"__all__ = ["
+        + b", ".join(b'"%s"' % name for name in (b"words", b"case", b"plural", b"a", b"b", b"c"))
+        + b"]\n"
+    )
     package = Package("words", "1.0", {FILE: names + PROGRAM}, {}, "MIT", "folder")
     made = make(package, Player())
     assert not any("leak" in reason for reasons in made.reasons.values() for reason in reasons)
-    assert [task.piece.name for task in made.tasks if task.piece.way == "symbol"] == [f"{FILE}:case", f"{FILE}:plural", f"{FILE}:words"]
+    assert [task.piece.name for task in made.tasks if task.piece.way == "symbol"] == [
+        f"{FILE}:case",
+        f"{FILE}:plural",
+        f"{FILE}:words",
+    ]
 
 
 def test_fools_play_what_matters():
@@ -129,7 +152,9 @@ def test_fools_by_hand():
     assert space["plural"]("cat") is None
     exec(found["what it is given"][FILE], space)
     assert space["plural"]("cat") == "cat"
-    hole = next(piece for piece in slices({FILE: PROGRAM}, play(PROGRAM)[1]) if piece.tests == ("camel 0", "camel 1", "camel 2"))
+    hole = next(
+        piece for piece in slices({FILE: PROGRAM}, play(PROGRAM)[1]) if piece.tests == ("camel 0", "camel 1", "camel 2")
+    )
     assert dict(fools(PACKAGE.files, hole)) == {}
 
     class Easy(Player):
@@ -149,7 +174,8 @@ def test_fools_by_hand():
             return {**found, "other": "passed" if "raise NotImplementedError" not in files[FILE].decode() else "failed"}
 
     easy = (
-        b'def plural(word):\n    """The plural."""\n    kept = {"sheep": 1, "fish": 2, "deer": 3}\n    return word if word in kept else word + "s"\n'
+        b'def plural(word):\n    """The plural."""\n    kept = {"sheep": 1, "fish": 2, "deer": 3}\n    '
+        b'return word if word in kept else word + "s"\n'
     )
     package = Package("easy", "1", {FILE: easy}, {}, "MIT", "folder")
 
@@ -164,19 +190,37 @@ def test_fools_by_hand():
 
 def test_tests_that_are_held_out_are_cut_out():
     """By their functions; what stays, stays as it was."""
-    source = b"import pytest\r\n\r\n# about a\r\n@pytest.mark.x\r\ndef test_a():\r\n    assert 1\r\n\r\ndef test_b(): assert 2\r\n"
+    source = (
+        b"import pytest\r\n\r\n# about a\r\n@pytest.mark.x\r\ndef test_a():\r\n    assert 1\r\n\r\ndef "
+        b"test_b(): assert 2\r\n"
+    )
     assert without_tests(source, ["test_a"]) == b"import pytest\r\n\r\n\r\ndef test_b(): assert 2\r\n"
     assert without_tests(source, ["test_c", "TestA::test_a"]) == source
-    inside = b"class TestA:\n    def test_a(self):\n        assert 1\n\n    def test_b(self):\n        assert 2\n\ndef test_a(): pass\n"
-    assert without_tests(inside, ["TestA::test_a"]) == b"class TestA:\n\n    def test_b(self):\n        assert 2\n\ndef test_a(): pass\n"
-    assert without_tests(inside, ["TestA::test_a", "TestA::test_b"]) == b"class TestA:\n\n    pass\n\ndef test_a(): pass\n"
+    inside = (
+        b"class TestA:\n    def test_a(self):\n        assert 1\n\n    def test_b(self):\n        assert "
+        b"2\n\ndef test_a(): pass\n"
+    )
+    assert (
+        without_tests(inside, ["TestA::test_a"])
+        == b"class TestA:\n\n    def test_b(self):\n        assert 2\n\ndef test_a(): pass\n"
+    )
+    assert (
+        without_tests(inside, ["TestA::test_a", "TestA::test_b"]) == b"class TestA:\n\n    pass\n\ndef test_a(): pass\n"
+    )
 
 
 def test_an_exam_by_hand():
     """The tree that is given lacks the piece and the held-out tests; the grader has all."""
     source = b"import words\n\ndef test_a(): pass\n\ndef test_b(): pass\n"
-    package = Package("words", "1.0", PACKAGE.files, {"tests/test_words.py": source, "tests/data.json": b"{}"}, "MIT", "folder")
-    task = replace(make(PACKAGE, Player()).tasks[0], visible=("tests/test_words.py::test_a",), held=("tests/test_words.py::test_b",), keep=())
+    package = Package(
+        "words", "1.0", PACKAGE.files, {"tests/test_words.py": source, "tests/data.json": b"{}"}, "MIT", "folder"
+    )
+    task = replace(
+        make(PACKAGE, Player()).tasks[0],
+        visible=("tests/test_words.py::test_a",),
+        held=("tests/test_words.py::test_b",),
+        keep=(),
+    )
     exam = exam_of(task, package)
     assert exam.given == {
         **delete(PACKAGE.files, task.piece),
@@ -193,13 +237,22 @@ def test_an_exam_by_hand():
 
 def test_prompts_by_hand():
     piece = next(piece for piece in bodies({FILE: PROGRAM}) if piece.name.endswith(":case"))
-    assert terse(piece, ["t.py::test_camel[a]"]) == "`case` in words.py is not implemented any more. Bring it back; see test_camel[a]."
+    assert (
+        terse(piece, ["t.py::test_camel[a]"])
+        == "`case` in words.py is not implemented any more. Bring it back; see test_camel[a]."
+    )
     text = specified(piece, PACKAGE.files, ["t.py::test_camel"], ["words.py"])
-    assert "- `def case(text, style)`: Write words in a style: snake, camel or title." in text and "- t.py::test_camel" in text
+    assert (
+        "- `def case(text, style)`: Write words in a style: snake, camel or title." in text
+        and "- t.py::test_camel" in text
+    )
     assert "Change only words.py." in text and "capitalize" not in text
 
 
-@given(st.lists(st.text("ab_", min_size=1, max_size=200), min_size=1, max_size=5), st.lists(st.text("ab_[]", max_size=200), max_size=9))
+@given(
+    st.lists(st.text("ab_", min_size=1, max_size=200), min_size=1, max_size=5),
+    st.lists(st.text("ab_[]", max_size=200), max_size=9),
+)
 def test_terse_is_terse(names, tests):
     piece = Piece("slice", "+".join(f"{name}.py:{name},g" for name in names), ())
     assert len(terse(piece, [f"t.py::{test}" for test in tests])) <= TERSE
@@ -234,7 +287,11 @@ def test_a_tree_is_chosen(tmp_path):
         "words/__init__.py", "words/cases.py", "words/data.json", "words/py.typed", "README.rst", "LICENSE", "setup.py", "pyproject.toml",
         "docs/index.rst",
     }  # fmt: skip
-    assert set(found.tests) == {"tests/test_cases.py", "tests/conftest.py"} and found.licence == "MIT" and len(found.digest) == 64
+    assert (
+        set(found.tests) == {"tests/test_cases.py", "tests/conftest.py"}
+        and found.licence == "MIT"
+        and len(found.digest) == 64
+    )
     (tmp_path / "words/cases.py").write_bytes(b"x = 2\n")
     assert sanitised(tmp_path, "words", "1.0", "folder").digest != found.digest
     for name in found.tests:
@@ -251,7 +308,11 @@ def test_a_tree_is_chosen(tmp_path):
     [
         (MIT, "MIT"),
         (b"   Apache License\n   Version 2.0, January 2004\n", "Apache-2.0"),
-        (b"Redistribution and use in source and binary forms, with or without\nmodification ... Neither the name of the copyright", "BSD-3-Clause"),
+        (
+            b"Redistribution and use in source and binary forms, with or without\nmodification ... "
+            b"Neither the name of the copyright",
+            "BSD-3-Clause",
+        ),
         (b"Redistribution and use in source and binary forms, with or without", "BSD-2-Clause"),
         (b"All rights reserved.", "unknown"),
     ],
@@ -261,7 +322,14 @@ def test_licences(text, licence):
 
 
 @pytest.mark.parametrize(
-    ("name", "found"), [("tests/a.py", True), ("a/test_b.py", True), ("conftest.py", True), ("a/testing_b.py", False), ("latest.py", False)]
+    ("name", "found"),
+    [
+        ("tests/a.py", True),
+        ("a/test_b.py", True),
+        ("conftest.py", True),
+        ("a/testing_b.py", False),
+        ("latest.py", False),
+    ],
 )
 def test_which_files_are_tests(name, found):
     assert is_test(name) == found
@@ -280,11 +348,17 @@ def test_an_original_that_looks_like_a_hack_is_no_task(monkeypatch):
     monkeypatch.setattr(check_module, "watch", watched)
     left = unflagged(made, PACKAGE)
     assert left.tasks == made.tasks[1:] and left.tried == made.tried
-    assert left.why_not["flag"] == 1 and left.reasons[label(suspect.piece)] == (f"flag: {FILE}:3 looks like a hack: table of expected values",)
+    assert left.why_not["flag"] == 1 and left.reasons[label(suspect.piece)] == (
+        f"flag: {FILE}:3 looks like a hack: table of expected values",
+    )
     assert all(one.after[FILE] == PACKAGE.files[FILE] for one in seen) and len(seen) == len(made.tasks)
     monkeypatch.undo()
     assert unflagged(made, PACKAGE) == made, "nothing is wrong with these"
-    monkeypatch.setattr(check_module, "conformance", lambda before, after: Conformance(("a line is long",) * (before[FILE] == gone[FILE]), 3))
+    monkeypatch.setattr(
+        check_module,
+        "conformance",
+        lambda before, after: Conformance(("a line is long",) * (before[FILE] == gone[FILE]), 3),
+    )
     gone = delete(PACKAGE.files, suspect.piece)
     left = unflagged(made, PACKAGE)
     assert left.tasks == made.tasks[1:] and left.reasons[label(suspect.piece)] == ("style: a line is long",)

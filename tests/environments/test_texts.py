@@ -1,4 +1,5 @@
-"""Edits and searches over files as others write them: line ends of two characters, marks of byte order, UTF-16, long lines."""
+"""Edits and searches over files as others write them: line ends of two characters, marks of byte order, UTF-16, long
+lines."""
 
 import re
 from pathlib import Path
@@ -39,16 +40,26 @@ def test_what_is_read_is_what_an_edit_takes(room, before, old, new, end, kind, e
         assert times == 1 or times and every
         wanted = before.replace(old, new)
         style = end if "\n" in before else "\n"
-        assert path.read_bytes() == mark + wanted.replace("\n", style).encode(encoding) and files.read(room, "a.txt") == wanted
+        assert (
+            path.read_bytes() == mark + wanted.replace("\n", style).encode(encoding)
+            and files.read(room, "a.txt") == wanted
+        )
     except Refused:
         assert times == 0 or times > 1 and not every
         assert path.read_bytes() == mark + before.replace("\n", end).encode(encoding)
 
 
-BYTES = st.lists(st.sampled_from([b"a", b"b", b"\r\n", b"\n", b"\r", b"\xff", b"\xef\xbb\xbf", b"\xff\xfe", b"\0", "é".encode()]), max_size=12)
+BYTES = st.lists(
+    st.sampled_from([b"a", b"b", b"\r\n", b"\n", b"\r", b"\xff", b"\xef\xbb\xbf", b"\xff\xfe", b"\0", "é".encode()]),
+    max_size=12,
+)
 
 
-@given(BYTES.map(b"".join), st.sampled_from(["a", "b", "ab", "a\n", "\nb", "a\r\nb", "é"]), st.sampled_from(["", "c", "c\n", "\nc\n"]))
+@given(
+    BYTES.map(b"".join),
+    st.sampled_from(["a", "b", "ab", "a\n", "\nb", "a\r\nb", "é"]),
+    st.sampled_from(["", "c", "c\n", "\nc\n"]),
+)
 def test_every_byte_outside_of_the_span_stays(data, old, new):
     """Also of files with line ends of both kinds, with bytes that are no text, or that only begin like UTF-16."""
     times, after = edited(data, old, new, False)
@@ -87,7 +98,9 @@ def test_a_text_without_bytes_loses_no_file(room):
 
 @example("", "^$", (b"\xff\xfe\x00\x00", "utf-32-le"))  # a mark, and no line
 @given(
-    st.lists(st.sampled_from(["a", "é", "x" * 4093, "\U0001f600", "needle", "\n", "\r\n", "\ud800"]), max_size=8).map("".join),
+    st.lists(st.sampled_from(["a", "é", "x" * 4093, "\U0001f600", "needle", "\n", "\r\n", "\ud800"]), max_size=8).map(
+        "".join
+    ),
     st.sampled_from(["needle", "^a", "a$", "é.*needle", "x{3}é", "\\\\x", "^$", "\U0001f600a", "^needle"]),
     st.sampled_from(ENCODINGS),
 )

@@ -58,7 +58,9 @@ def test_write_makes_folders_and_keeps_bytes(room):
     assert files.write(room, "new/sub/x.txt", "é\n") == "wrote 3 bytes to new/sub/x.txt"
     assert Path(room.root, "new/sub/x.txt").read_bytes() == "é\n".encode()
     files.write(room, "in", "through a link that stays\n")
-    assert Path(room.root, "pkg/b.py").read_text() == "through a link that stays\n" and Path(room.root, "in").is_symlink()
+    assert (
+        Path(room.root, "pkg/b.py").read_text() == "through a link that stays\n" and Path(room.root, "in").is_symlink()
+    )
     for path in ("", ".", "pkg", "pipe", "out", "up/x", "loop", "a.txt/x"):
         with pytest.raises((Refused, OSError)):
             files.write(room, path, "x")
@@ -66,7 +68,10 @@ def test_write_makes_folders_and_keeps_bytes(room):
 
 
 def test_edit_replaces_what_occurs_once(room):
-    assert files.edit(room, "a.txt", "two", "2") == "replaced 1 place in a.txt" and files.read(room, "a.txt") == "one\n2\nthree"
+    assert (
+        files.edit(room, "a.txt", "two", "2") == "replaced 1 place in a.txt"
+        and files.read(room, "a.txt") == "one\n2\nthree"
+    )
     with pytest.raises(Refused, match="does not occur"):
         files.edit(room, "a.txt", "two", "2")
     with pytest.raises(Refused, match="occurs 3 times"):
@@ -78,7 +83,9 @@ def test_edit_replaces_what_occurs_once(room):
     assert Path(room.root, "pkg/deep/c.py").read_bytes() == b"X = 2\r\n", "line ends stay"
 
 
-@given(before=st.text("ab\n", max_size=12), old=st.text("ab\n", min_size=1, max_size=3), new=st.text("ab\n", max_size=3))
+@given(
+    before=st.text("ab\n", max_size=12), old=st.text("ab\n", min_size=1, max_size=3), new=st.text("ab\n", max_size=3)
+)
 def test_edit_is_a_replacement_or_refused(tmp_path_factory, before, old, new):
     room = Room(str(tmp_path_factory.getbasetemp()))
     files.write(room, "law.txt", before)
@@ -106,7 +113,9 @@ def test_list_names_kinds_and_where_links_lead(room):
     Path(room.root, "odd\n\x1b[2J").touch()
     rows = [line.split(None, 2) for line in files.ls(room).split("\n")]
     found = {name: kind for kind, _, name in rows}
-    assert found["a.txt"] == "file" and found["pkg"] == "folder" and found["pipe"] == "FIFO" and found["sock"] == "socket"
+    assert (
+        found["a.txt"] == "file" and found["pkg"] == "folder" and found["pipe"] == "FIFO" and found["sock"] == "socket"
+    )
     assert found["odd\\n\\x1b[2J"] == "file" and found["in -> pkg/b.py"] == "link"
     assert dict((name, size) for _, size, name in rows)["a.txt"] == "13"
     with pytest.raises(Refused, match="not a folder"):
@@ -114,8 +123,21 @@ def test_list_names_kinds_and_where_links_lead(room):
 
 
 def test_no_tool_waits_for_a_fifo_or_follows_a_link_out(room):
-    for path in ("pipe", "out", "up/secret", "../secret", "/etc/passwd", "loop", "pkg/../../secret", "/proc/self/environ"):
-        for tool in (lambda path: files.read(room, path), lambda path: files.edit(room, path, "a", "b"), lambda path: files.write(room, path, "x")):
+    for path in (
+        "pipe",
+        "out",
+        "up/secret",
+        "../secret",
+        "/etc/passwd",
+        "loop",
+        "pkg/../../secret",
+        "/proc/self/environ",
+    ):
+        for tool in (
+            lambda path: files.read(room, path),
+            lambda path: files.edit(room, path, "a", "b"),
+            lambda path: files.write(room, path, "x"),
+        ):
             with pytest.raises((Refused, OSError)):
                 tool(path)
     assert "secret" not in search.grep(room, "secret") and "pipe" not in search.grep(room, ".")
@@ -124,7 +146,11 @@ def test_no_tool_waits_for_a_fifo_or_follows_a_link_out(room):
         search.grep(room, "secret", path="out")
 
 
-@given(st.lists(st.sampled_from(["..", ".", "", "up", "out", "in", "pkg", "loop", "a.txt", "/etc", "x"]), max_size=5).map("/".join))
+@given(
+    st.lists(st.sampled_from(["..", ".", "", "up", "out", "in", "pkg", "loop", "a.txt", "/etc", "x"]), max_size=5).map(
+        "/".join
+    )
+)
 @example("up/work/a.txt")
 @example("loop/../up")
 def test_a_place_lies_in_the_tree_or_is_refused(tmp_path_factory, path):
@@ -151,7 +177,9 @@ PARTS = st.text("ab.", min_size=1, max_size=3).filter(lambda part: part not in (
 )
 def test_a_glob_without_two_stars_matches_as_pathlib_does(path, words):
     wanted, name = "/".join(words), PurePosixPath(*path)
-    same = len(words) == 1 or len(path) == len(words)  # pathlib matches from the right; ours from the root, where a slash is in it
+    same = len(words) == 1 or len(path) == len(
+        words
+    )  # pathlib matches from the right; ours from the root, where a slash is in it
     assert bool(search.pattern(wanted).fullmatch("/".join(path))) == (same and name.match(wanted))
 
 
@@ -191,7 +219,10 @@ def test_any_glob_is_one_or_is_refused(words):
 def test_grep(room):
     assert search.grep(room, "two") == "a.txt:2:two\npkg/deep/c.py:1:X = 'two'"
     assert search.grep(room, "TWO", glob="*.py", ignore_case=True) == "pkg/deep/c.py:1:X = 'two'"
-    assert search.grep(room, r"^def", path="pkg") == "pkg/b.py:4:def f():" and search.grep(room, "one", path="a.txt") == "a.txt:1:one"
+    assert (
+        search.grep(room, r"^def", path="pkg") == "pkg/b.py:4:def f():"
+        and search.grep(room, "one", path="a.txt") == "a.txt:1:one"
+    )
     Path(room.root, "binary").write_bytes(b"two\0two")
     Path(room.root, "long").write_bytes(b"x" * 10_000 + b"two\nlast two\n")
     assert "binary" not in search.grep(room, "two")
@@ -212,9 +243,17 @@ def test_a_line_that_is_cut_off_counts_once(room, monkeypatch):
 
 def test_answers_fit_whatever_is_in_them(sandbox):
     """A folder of many names, and lines of characters that take twelve bytes on the way: the episode goes on."""
-    fill = "import os\nos.mkdir('many')\nfor i in range(4000):\n    open('many/' + chr(0x1F600) * 50 + str(i), 'w').write(chr(0x1F600) * 200)\n"
+    fill = (
+        "import os\nos.mkdir('many')\nfor i in range(4000):\n    open('many/' + chr(0x1F600) * 50 + "
+        "str(i), 'w').write(chr(0x1F600) * 200)\n"
+    )
     assert sandbox.call("shell", {"command": f"cat > /tmp/fill.py <<'END'\n{fill}END\npython3 /tmp/fill.py"}).ok
-    for tool, args in (("list", {"path": "many"}), ("glob", {"pattern": "*"}), ("grep", {"pattern": "."}), ("shell", {"command": "ls many"})):
+    for tool, args in (
+        ("list", {"path": "many"}),
+        ("glob", {"pattern": "*"}),
+        ("grep", {"pattern": "."}),
+        ("shell", {"command": "ls many"}),
+    ):
         heard = sandbox.call(tool, args)
         assert heard.ended is None and len(heard.text.encode()) <= LIMITS.output + 100, (tool, heard.ended)
         assert tool == "shell" or "more" in heard.text.splitlines()[-1]
@@ -252,7 +291,13 @@ def test_a_call_that_is_none_is_an_observation(sandbox, tool, args, says):
         server.checked(tool, args)
     if isinstance(tool, str) and isinstance(args, dict):
         heard = sandbox.call(tool, args)
-        assert not heard.ok and says in heard.text and "\n" not in heard.text and heard.exit is None and heard.ended is None
+        assert (
+            not heard.ok
+            and says in heard.text
+            and "\n" not in heard.text
+            and heard.exit is None
+            and heard.ended is None
+        )
 
 
 def test_tools_inside_say_what_went_wrong_in_one_line(sandbox):
@@ -274,7 +319,10 @@ def test_tools_inside_say_what_went_wrong_in_one_line(sandbox):
     ):
         heard = sandbox.call(tool, args)
         assert not heard.ok and says in heard.text and "\n" not in heard.text and heard.ended is None, heard
-    assert sandbox.call("delete", {"path": "d"}).ok and sandbox.call("shell", {"command": "rm p out loop root; ls"}).text == "a.txt\npkg\n"
+    assert (
+        sandbox.call("delete", {"path": "d"}).ok
+        and sandbox.call("shell", {"command": "rm p out loop root; ls"}).text == "a.txt\npkg\n"
+    )
 
 
 def test_args_that_json_cannot_hold_are_an_observation(sandbox):
@@ -289,7 +337,9 @@ def test_args_that_json_cannot_hold_are_an_observation(sandbox):
 def test_odd_names_come_and_go_as_they_are(sandbox):
     name = os.fsdecode(b"odd \xff\n\x1b[31m'\"")
     assert sandbox.call("write", {"path": name, "text": "x"}).ok and sandbox.call("read", {"path": name}).text == "x"
-    assert sandbox.call("list", {}).text.count("\n") == 2 and "odd \\xff\\n\\x1b[31m'\"" in sandbox.call("list", {}).text
+    assert (
+        sandbox.call("list", {}).text.count("\n") == 2 and "odd \\xff\\n\\x1b[31m'\"" in sandbox.call("list", {}).text
+    )
     assert sandbox.call("delete", {"path": name}).ok
 
 

@@ -1,4 +1,5 @@
-"""`etude tasks try` and `etude show`: an agent on a task, its transcript, its reward, and one that goes on after it was interrupted."""
+"""`etude tasks try` and `etude show`: an agent on a task, its transcript, its reward, and one that goes on after it was
+interrupted."""
 
 import json
 import os
@@ -32,7 +33,8 @@ def home(root):
 
 @pytest.fixture(scope="module")
 def made_once(home):
-    """What was made, and how it was asked for again: that the same comes out is shown by test_recipe.py, for seconds."""
+    """What was made, and how it was asked for again: that the same comes out is shown by test_recipe.py, for
+    seconds."""
     real, asked = tasks.made_of, []
 
     def first(*how, **more):
@@ -64,7 +66,8 @@ def lines(path):
 
 
 def test_a_folder_is_graded(recipe, ask, tmp_path):
-    """As a trainer would: the original in full, the tree as it was given nothing; what is ignored is named. JSON is one object."""
+    """As a trainer would: the original in full, the tree as it was given nothing; what is ignored is named. JSON is one
+    object."""
     path, name = recipe
     task, package = episodes.task_of(name, (path,), 1, 60.0, "bubblewrap")
     exam = episodes.exam_of(task, package)
@@ -105,13 +108,17 @@ def test_a_folder_that_cannot_be_graded_is_said_in_one_line(made, why, recipe, a
 
 def test_grade_names_a_task_that_there_is_not_and_a_file_that_is_no_folder(recipe, ask, tmp_path):
     (tmp_path / "a.py").write_text("x = 1\n")
-    for task, folder, why in (("nothing-1.0", tmp_path, "has a task nothing-1.0"), (recipe[1], tmp_path / "a.py", "is no folder")):
+    for task, folder, why in (
+        ("nothing-1.0", tmp_path, "has a task nothing-1.0"),
+        (recipe[1], tmp_path / "a.py", "is no folder"),
+    ):
         code, said, wrong = ask("tasks", "grade", task, folder, "--recipes", recipe[0])
         assert code != 0 and wrong.count("\n") == 1 and why in wrong, (said, wrong)
 
 
 def test_oracle_and_fool(recipe, ask, tmp_path, made_once):
-    """The original is paid in full and nothing done is paid nothing, through the tools of an agent; a person can read what happened."""
+    """The original is paid in full and nothing done is paid nothing, through the tools of an agent; a person can read
+    what happened."""
     path, name = recipe
     (cache_folder() / "tasks" / f"{name}.json").unlink()  # as on a machine that has the recipe only
     for who, reward in (("oracle", 1.0), ("fool", 0.0)):
@@ -120,22 +127,33 @@ def test_oracle_and_fool(recipe, ask, tmp_path, made_once):
         assert ("its tasks are made once more; they are kept then" in said) == (who == "oracle")
         found = lines(tmp_path / who / f"{name}.jsonl")
         assert found[-1]["kind"] == "grade" and found[-1]["reward"] == reward and found[-1]["flags"] == []
-        assert ("agreed" in found[-1]) == (who == "oracle") and ("48 of 48 fresh inputs are answered as the original does" in said) == (
-            who == "oracle"
-        )
+        assert ("agreed" in found[-1]) == (who == "oracle") and (
+            "48 of 48 fresh inputs are answered as the original does" in said
+        ) == (who == "oracle")
         assert f"reward {reward:.2f}" in said and f"etude show {tmp_path / who / name}.jsonl" in said
     (package, *_), again = made_once
     unused = tasks.unused_of(json.loads(path.read_text()))
-    assert again == (package.digest, unused, 1), "made again of the same files, without the tests that the recipe does not use"
+    assert again == (package.digest, unused, 1), (
+        "made again of the same files, without the tests that the recipe does not use"
+    )
     code, said, _ = ask("show", tmp_path / "oracle" / f"{name}.jsonl")
-    assert code == 0 and "→ write\n    path: words/nouns.py\n    text: " in said and "← shell ok" in said and "reward 1.00" in said
+    assert (
+        code == 0
+        and "→ write\n    path: words/nouns.py\n    text: " in said
+        and "← shell ok" in said
+        and "reward 1.00" in said
+    )
     assert "stem + " not in found[0]["prompt"] and 'return stem + "ies"' in said
     short = ask("show", tmp_path / "oracle" / f"{name}.jsonl", "--rows", 2)[1]
-    assert len(short) < len(said) < len(ask("show", tmp_path / "oracle" / f"{name}.jsonl", "--rows", 0)[1]) and "lines more" in short
+    assert (
+        len(short) < len(said) < len(ask("show", tmp_path / "oracle" / f"{name}.jsonl", "--rows", 0)[1])
+        and "lines more" in short
+    )
 
 
 def test_a_model_over_http_that_is_interrupted_and_goes_on(recipe, ask, tmp_path):
-    """It makes two calls at once, a malformed one, and loses its server in the middle; the episode goes on where it was, in the same tree."""
+    """It makes two calls at once, a malformed one, and loses its server in the middle; the episode goes on where it
+    was, in the same tree."""
     path, name = recipe
     hole = json.loads((cache_folder() / "tasks" / f"{name}.json").read_text())
     assert hole["task"]["id"] == name
@@ -150,18 +168,24 @@ def test_a_model_over_http_that_is_interrupted_and_goes_on(recipe, ask, tmp_path
     with serving(lambda number, body: said_by[number] if number < 2 else (403, "no more")) as (address, asked):
         code, _, wrong = ask(*how, "--model", address)
         assert code == 2 and "answers 403: no more; --resume goes on from turn 2" in wrong and wrong.count("\n") == 1
-    assert asked[0][0]["seed"] == 5 and asked[0][0]["model"] == "small" and len(asked[0][0]["messages"][1]["content"]) <= 390
+    assert (
+        asked[0][0]["seed"] == 5
+        and asked[0][0]["model"] == "small"
+        and len(asked[0][0]["messages"][1]["content"]) <= 390
+    )
     code, _, wrong = ask(*how, "--model", address)
     assert code == 2 and "is there already; --resume goes on with it" in wrong
     with serving(lambda number, body: CUT if number == 0 else said_by[number + 1]) as (address, asked):
         code, said, wrong = ask(*how, "--model", address, "--resume")
     assert code == 0 and "asked again in 1 s" in wrong and "reward 1.00" in said
     found = lines(out / f"{name}.jsonl")
-    assert [line["kind"] for line in found].count("reply") == 4 and [line.get("broken", False) for line in found if line["kind"] == "answer"][:2] == [
-        False,
-        True,
-    ]
-    assert "stop" not in [line["kind"] for line in found] and [one["role"] for one in asked[0][0]["messages"]][-1] == "tool"
+    assert [line["kind"] for line in found].count("reply") == 4 and [
+        line.get("broken", False) for line in found if line["kind"] == "answer"
+    ][:2] == [False, True]
+    assert (
+        "stop" not in [line["kind"] for line in found]
+        and [one["role"] for one in asked[0][0]["messages"]][-1] == "tool"
+    )
     code, _, wrong = ask(*how[:-1], 6, "--model", address, "--resume")
     assert code == 2 and "was begun by small, " in wrong and wrong.count("\n") == 1
     code, said, _ = ask(*how, "--model", address, "--resume")
@@ -175,7 +199,19 @@ def test_an_interrupted_episode_says_how_to_go_on(recipe, ask, tmp_path, monkeyp
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Remote, "reply", interrupted)
-    code, _, wrong = ask("tasks", "try", name, "--recipes", path, "--out", tmp_path / "out", "--name", "small", "--model", "http://127.0.0.1:1/v1")
+    code, _, wrong = ask(
+        "tasks",
+        "try",
+        name,
+        "--recipes",
+        path,
+        "--out",
+        tmp_path / "out",
+        "--name",
+        "small",
+        "--model",
+        "http://127.0.0.1:1/v1",
+    )
     assert code == 130 and wrong == "interrupted; --resume goes on from turn 0\n"
     assert [line["kind"] for line in lines(tmp_path / "out" / f"{name}.jsonl")] == ["begin"]
 
@@ -184,12 +220,27 @@ def test_one_line_for_what_cannot_be_tried(recipe, ask, tmp_path):
     path, name = recipe
     (tmp_path / "t").write_text("{}\n")
     for words, says in (
-        (("tasks", "try", "words-1.0-none", "--model", "oracle", "--recipes", path), "has a task words-1.0-none; `etude tasks make PACKAGE`"),
-        (("tasks", "try", "words", "--model", "oracle", "--recipes", path), "tasks begin with words; name one: words-1.0-"),
-        (("tasks", "try", name, "--model", "gpt", "--name", "x", "--recipes", path), "oracle and fool play without a model"),
-        (("tasks", "try", name, "--model", "http://127.0.0.1:1/v1", "--recipes", path), "has a name there: --name NAME"),
+        (
+            ("tasks", "try", "words-1.0-none", "--model", "oracle", "--recipes", path),
+            "has a task words-1.0-none; `etude tasks make PACKAGE`",
+        ),
+        (
+            ("tasks", "try", "words", "--model", "oracle", "--recipes", path),
+            "tasks begin with words; name one: words-1.0-",
+        ),
+        (
+            ("tasks", "try", name, "--model", "gpt", "--name", "x", "--recipes", path),
+            "oracle and fool play without a model",
+        ),
+        (
+            ("tasks", "try", name, "--model", "http://127.0.0.1:1/v1", "--recipes", path),
+            "has a name there: --name NAME",
+        ),
         (("tasks", "try", name, "--model", "oracle", "--recipes", tmp_path / "nowhere"), "nowhere"),
-        (("tasks", "try", name, "--model", "oracle", "--recipes", path, "--corpus", tmp_path / "none"), "holds no pages"),
+        (
+            ("tasks", "try", name, "--model", "oracle", "--recipes", path, "--corpus", tmp_path / "none"),
+            "holds no pages",
+        ),
         (("show", tmp_path / "nowhere"), "is no transcript: `etude tasks try` writes them"),
         (("show", tmp_path / "t"), "is no transcript"),
     ):
@@ -201,7 +252,8 @@ COMMAND = "import sys; sys.argv[0] = 'etude'; from etude.cli import main; main()
 
 
 class Client:
-    """Of the Model Context Protocol, of which it speaks a few words. The server has a group of processes, as clients give it one."""
+    """Of the Model Context Protocol, of which it speaks a few words. The server has a group of processes, as clients
+    give it one."""
 
     def __init__(self, *words):
         command = [sys.executable, "-c", COMMAND, "tasks", "serve", *map(str, words)]
@@ -230,7 +282,10 @@ def test_a_client_over_mcp_is_graded_when_it_goes(recipe, ask, tmp_path):
     path, name = recipe
     how = name, "--recipes", path, "--out", tmp_path, "--jobs", 1
     client = Client(*how)
-    assert name.startswith("words-1.0") and "Write it again" in client.ask("initialize", protocolVersion="2025-11-25")["instructions"]
+    assert (
+        name.startswith("words-1.0")
+        and "Write it again" in client.ask("initialize", protocolVersion="2025-11-25")["instructions"]
+    )
     tools = [tool["name"] for tool in client.ask("tools/list")["tools"]]
     assert "finish" in tools and "web_search" not in tools
     text, failed = client.call("read", path="words/nouns.py")
@@ -243,7 +298,9 @@ def test_a_client_over_mcp_is_graded_when_it_goes(recipe, ask, tmp_path):
     client = Client(*how, "--resume")
     client.ask("initialize", protocolVersion="2025-11-25")
     assert NOUNS.splitlines()[0] in client.call("read", path="words/nouns.py")[0]
-    assert client.call("shell", command="cat; python3 -m pytest -q tests | tail -1")[1] is False, "no tool reads what the client writes"
+    assert client.call("shell", command="cat; python3 -m pytest -q tests | tail -1")[1] is False, (
+        "no tool reads what the client writes"
+    )
     assert client.call("finish", message="done") == ("the episode is over", False)
     assert client.call("list") == ("the episode is over; this call was not made", True)
     os.killpg(client.server.pid, signal.SIGKILL)  # the grader has a group of its own
@@ -254,7 +311,9 @@ def test_a_client_over_mcp_is_graded_when_it_goes(recipe, ask, tmp_path):
     assert found[-1]["reward"] == 1.0 and found[-1]["flags"] == [] and found[0]["who"] == "an MCP client"
     code, said, wrong = ask("tasks", "serve", *how)
     assert code == 2 and said == "" and "is there already; --resume goes on with it" in wrong
-    assert ask("tasks", "serve", *how, "--resume")[0] == 0 and lines(tmp_path / f"{name}.jsonl") == found, "nobody is there, and all is done"
+    assert ask("tasks", "serve", *how, "--resume")[0] == 0 and lines(tmp_path / f"{name}.jsonl") == found, (
+        "nobody is there, and all is done"
+    )
 
 
 def test_what_is_kept_comes_back_or_is_none(tmp_path):

@@ -72,7 +72,8 @@ def compressed(head, zeros=0, cut=None):
         (b"", "it is cut off"),
         (gzip.compress(b"x" * 3000), "invalid header"),
     ],
-    ids="header-of-600-MB 60-MB-of-zeros headers-of-headers 3000-folders sparse cut-off no-deflate empty no-tar".split(),
+    ids="header-of-600-MB 60-MB-of-zeros headers-of-headers 3000-folders sparse cut-off no-deflate empty "
+    "no-tar".split(),
 )
 def test_an_archive_that_is_made_to_break_its_reader(tmp_path, monkeypatch, data, says):
     """One line, and none of its bytes in the memory of the process that asks."""
@@ -109,7 +110,8 @@ def whole(tmp_path_factory):
 @given(seed=st.integers(0, 2**32), outside=st.booleans())
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_damaged_sdists_are_unpacked_or_one_line(whole, tmp_path, seed, outside):
-    """Bytes that are changed, missing or doubled, and files that are cut off: of the gzip file, or of the tar within."""
+    """Bytes that are changed, missing or doubled, and files that are cut off: of the gzip file, or of the tar
+    within."""
     draw, path = random.Random(seed), tmp_path / "words-1.2.tar.gz"
     path.write_bytes(damaged(whole[0], draw) if outside else gzip.compress(damaged(whole[1], draw), 1))
     says = program.fault(str(path), str(tmp_path / f"{seed}-{outside}"), 1 << 20, 100)
@@ -145,5 +147,7 @@ def test_an_archive_that_no_fold_can_read_is_a_finding():
     """Within a package, too: what a library raises over it is not the audit's end."""
     chain = chain_of_headers(5000)
     for kind, data in (("tar", chain), ("gzip", gzip.compress(bytes(1 << 20)))):
-        with pytest.raises(TooLarge, match="tar cannot be read: RecursionError|more than 1000 bytes are in a compressed"):
+        with pytest.raises(
+            TooLarge, match="tar cannot be read: RecursionError|more than 1000 bytes are in a compressed"
+        ):
             list(FOLDS[kind](data, 1000))

@@ -45,7 +45,11 @@ def test_a_cut_text_keeps_both_ends_and_counts_the_rest(text, most):
     if len(data) <= most:
         assert found == text
         return
-    head, middle, tail = found.split("\n… ")[0], found.rpartition("\n… ")[2].partition("\n")[0], found.rpartition("left out …\n")[2]
+    head, middle, tail = (
+        found.split("\n… ")[0],
+        found.rpartition("\n… ")[2].partition("\n")[0],
+        found.rpartition("left out …\n")[2],
+    )
     assert len(head.encode()) + len(tail.encode()) <= most or "…" in text
     assert text.startswith(head) and text.endswith(tail)
     if "…" not in text:

@@ -91,4 +91,8 @@ def test_in_a_sandbox_that_is_closed_nothing_waits(start):
     sandbox = start({})
     assert sandbox.begin("echo ready; exec cat").ok
     sandbox.close()
-    assert not sandbox.waits() and "closed" in (sandbox.tell("x").ended or "") and "closed" in (sandbox.begin("true").ended or "")
+    assert (
+        not sandbox.waits()
+        and "closed" in (sandbox.tell("x").ended or "")
+        and "closed" in (sandbox.begin("true").ended or "")
+    )

@@ -9,8 +9,19 @@ PATH = "words/nouns.py"
 
 def begin(task="words-1.0-0", prompt=f"In {PATH}: write `plural` again.") -> dict:
     tools = ["read", "write", "edit", "grep", "shell", "lints", "finish"]
-    asked = {"task": task, "system": "You work.", "prompt": prompt, "tools": tools, "strict": False, "budget": {}, "tree": "0"}
-    schema = {"type": "function", "function": {"name": "read", "parameters": {"type": "object", "properties": {"path": {"type": "string"}}}}}
+    asked = {
+        "task": task,
+        "system": "You work.",
+        "prompt": prompt,
+        "tools": tools,
+        "strict": False,
+        "budget": {},
+        "tree": "0",
+    }
+    schema = {
+        "type": "function",
+        "function": {"name": "read", "parameters": {"type": "object", "properties": {"path": {"type": "string"}}}},
+    }
     return {"kind": "begin", **asked, "schemas": [schema]}
 
 
@@ -32,7 +43,8 @@ def made(name: str, said="", *, ok=True, exit=None, broken=False, ended=None, **
 
 
 def turn(*calls, text="", diff="", **more) -> list[dict]:
-    """The lines of a turn: a reply, the answers, and its end. Calls have the ids call_0, call_1, …, as some servers give them."""
+    """The lines of a turn: a reply, the answers, and its end. Calls have the ids call_0, call_1, …, as some servers
+    give them."""
     asked = [{**call, "id": f"call_{number}"} for number, (call, _) in enumerate(calls)]
     answers = [{**answer, "id": f"call_{number}"} for number, (_, answer) in enumerate(calls)]
     end = {"kind": "turn", "tree": "0", "spent": 1.0} | ({"diff": diff} if diff else {})

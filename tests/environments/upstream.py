@@ -9,7 +9,8 @@ __all__ = ["answering"]
 
 @contextmanager
 def answering(other: str = ""):
-    """Gives the server's address, and what it was asked: (method, path, headers). `other`: an address that it redirects to."""
+    """Gives the server's address, and what it was asked: (method, path, headers). `other`: an address that it redirects
+    to."""
     heard: list[tuple[str, str, dict]] = []
     over = threading.Event()
 
@@ -49,9 +50,13 @@ def answering(other: str = ""):
                 self._begin(200, **{"Content-Encoding": "gzip"})
             elif self.path == "/page":
                 self._begin(200, **{"Content-Type": "text/html", "Set-Cookie": "a=b"})
-                self.wfile.write(f'<a href="{here}/files/a.whl">a</a><a href="{other}/b.whl">b</a><a href="{here}0/c">c</a>'.encode())
+                self.wfile.write(
+                    f'<a href="{here}/files/a.whl">a</a><a href="{other}/b.whl">b</a><a href="{here}0/c">c</a>'.encode()
+                )
             else:
-                self._begin(200, **{"Content-Type": "text/plain", "Content-Length": "5", "Set-Cookie": "a=b", "X-More": "c"})
+                self._begin(
+                    200, **{"Content-Type": "text/plain", "Content-Length": "5", "Set-Cookie": "a=b", "X-More": "c"}
+                )
                 self.wfile.write(b"plain")
 
         def _begin(self, status, **headers):

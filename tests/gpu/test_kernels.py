@@ -1,4 +1,5 @@
-"""What only a GPU can show: its casts are the bit code, its programs do not race, and the sizes of the benchmark are right too."""
+"""What only a GPU can show: its casts are the bit code, its programs do not race, and the sizes of the benchmark are
+right too."""
 
 import math
 
@@ -7,7 +8,18 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels import bits, expert_rows, experts, gemm, grouped_gemm, linear_logprob, muon, quant, router_replay, weight_sync
+from kernels import (
+    bits,
+    expert_rows,
+    experts,
+    gemm,
+    grouped_gemm,
+    linear_logprob,
+    muon,
+    quant,
+    router_replay,
+    weight_sync,
+)
 from ref import formats
 
 pytestmark = pytest.mark.gpu
@@ -33,7 +45,9 @@ def hard_numbers():
     grid = formats.e4m3_decode(torch.arange(127, dtype=torch.uint8))
     middle = (grid[1:] + grid[:-1]) / 2
     near = torch.cat([middle, middle.nextafter(torch.tensor(math.inf)), middle.nextafter(torch.tensor(0.0))])
-    return torch.cat([every, near, -near, torch.randint(-(2**31), 2**31 - 1, (2**20,), dtype=torch.int64).int().view(torch.float32)])
+    return torch.cat(
+        [every, near, -near, torch.randint(-(2**31), 2**31 - 1, (2**20,), dtype=torch.int64).int().view(torch.float32)]
+    )
 
 
 def test_native_casts_are_the_bit_code():
@@ -98,9 +112,13 @@ def test_ten_runs_give_the_same_bits():
     w13, w2 = random(128, 128, 256), random(128, 256, 64)
     for form in ("bfloat16", "mxfp8", "nvfp4-token"):
         back = "bfloat16" if form == "bfloat16" else "mxfp8"
-        calls[f"layer, {form}"] = lambda form=form, back=back: (experts.experts_swiglu(few, gates, w13, w2, chosen, form, back),)
+        calls[f"layer, {form}"] = lambda form=form, back=back: (
+            experts.experts_swiglu(few, gates, w13, w2, chosen, form, back),
+        )
     for form in ("bfloat16", "fp8", "mxfp8"):
-        calls[f"experts' weights, {form}"] = lambda form=form: (grouped_gemm.expert_weights(up, x, ends, form, torch.bfloat16),)
+        calls[f"experts' weights, {form}"] = lambda form=form: (
+            grouped_gemm.expert_weights(up, x, ends, form, torch.bfloat16),
+        )
     for name, call in calls.items():
         first = [t.clone() for t in call()]
         for _ in range(10):

@@ -1,4 +1,5 @@
-"""What only a GPU can show of training: how often attention is compiled, what a save costs, chunks, and whether a run repeats its bits."""
+"""What only a GPU can show of training: how often attention is compiled, what a save costs, chunks, and whether a run
+repeats its bits."""
 
 import hashlib
 import warnings
@@ -28,7 +29,14 @@ def as_a_run():
 
 
 def network(**changes) -> Transformer:
-    shape = {"hidden_size": 512, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 64, "moe_intermediate_size": 256, **changes}
+    shape = {
+        "hidden_size": 512,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "head_dim": 64,
+        "moe_intermediate_size": 256,
+        **changes,
+    }
     torch.manual_seed(0)
     return Transformer(Config.tiny(4096, max_position_embeddings=8192, **shape)).to("cuda")
 
@@ -60,7 +68,8 @@ def test_twelve_lengths_compile_attention_three_times_at_most(as_a_run):
 
 @pytest.mark.parametrize("length", [128, 129, 1024, 1500])
 def test_compiled_attention_sees_what_the_mask_shows(as_a_run, length):
-    """Values and gradients of `attend_blocks` beside a product with the mask in memory. Shorter rows do not come here (`fast.seen_in`)."""
+    """Values and gradients of `attend_blocks` beside a product with the mask in memory. Shorter rows do not come here
+    (`fast.seen_in`)."""
     documents = rows_of(length, length)[1]
     documents[:, length - length // 8 :] = -1
     q, k, v = (torch.randn(2, heads, length, 64, device="cuda", requires_grad=True) for heads in (8, 2, 2))
@@ -70,7 +79,9 @@ def test_compiled_attention_sees_what_the_mask_shows(as_a_run, length):
     wanted = F.scaled_dot_product_attention(q, k, v, seen[:, None], scale=1.0, enable_gqa=True)
     found = attend_blocks(q, k, v, blocks(documents))
     exact = torch.autograd.grad((wanted * weight).sum(), (q, k, v))
-    for one, other in zip((found, *torch.autograd.grad((found * weight).sum(), (q, k, v))), (wanted, *exact), strict=True):
+    for one, other in zip(
+        (found, *torch.autograd.grad((found * weight).sum(), (q, k, v))), (wanted, *exact), strict=True
+    ):
         assert (one - other).norm() <= 3e-3 * other.norm(), ((one - other).norm() / other.norm()).item()
 
 
@@ -92,9 +103,13 @@ def test_a_save_takes_two_hundredths_of_the_state(as_a_run, tmp_path):
 
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_chunks_of_a_row_are_causal_attention(ranks):
-    """What `scaled.network.model.Attention.product` computes for each rank's two chunks, against the complete row on one rank."""
+    """What `scaled.network.model.Attention.product` computes for each rank's two chunks, against the complete row on
+    one rank."""
     length, size = 4096, 4096 // (2 * ranks)
-    q, k, v = (torch.randn(1, heads, length, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True) for heads in (8, 2, 2))
+    q, k, v = (
+        torch.randn(1, heads, length, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+        for heads in (8, 2, 2)
+    )
     weight = torch.randn(1, 8, length, 64, device="cuda", dtype=torch.bfloat16)
     whole = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
     wanted = torch.autograd.grad((whole * weight).sum(), (q, k, v))
@@ -102,14 +117,20 @@ def test_chunks_of_a_row_are_causal_attention(ranks):
     for chunk in range(2 * ranks):
         end = (chunk + 1) * size
         part = q[:, :, chunk * size : end]
-        outs.append(F.scaled_dot_product_attention(part, k[:, :, :end], v[:, :, :end], causal_lower_right(size, end), enable_gqa=True))
+        outs.append(
+            F.scaled_dot_product_attention(
+                part, k[:, :, :end], v[:, :, :end], causal_lower_right(size, end), enable_gqa=True
+            )
+        )
     chunks = torch.cat(outs, 2)
     torch.testing.assert_close(chunks, whole, rtol=0.02, atol=0.02)
     for found, expected in zip(torch.autograd.grad((chunks * weight).sum(), (q, k, v)), wanted, strict=True):
         torch.testing.assert_close(found, expected, rtol=0.05, atol=0.05 * expected.float().abs().max().item())
 
 
-@pytest.mark.parametrize("formats", [{}, {"rematerialise": True}, {"experts": "mxfp8"}], ids=["plain", "recomputed", "mxfp8"])
+@pytest.mark.parametrize(
+    "formats", [{}, {"rematerialise": True}, {"experts": "mxfp8"}], ids=["plain", "recomputed", "mxfp8"]
+)
 @pytest.mark.parametrize("use_muon", [False, True], ids=["adamw", "muon"])
 def test_ten_steps_twice_give_the_same_bits(as_a_run, formats, use_muon):
     def train() -> tuple[str, float]:
@@ -131,5 +152,9 @@ def test_ten_steps_twice_give_the_same_bits(as_a_run, formats, use_muon):
             with warnings.catch_warnings(record=True) as seen:
                 warnings.simplefilter("always")
                 train()
-            named = sorted({str(one.message).split(" does not have")[0] for one in seen if "deterministic" in str(one.message)})
-            raise AssertionError(f"two trainings differ ({first[1]} and {second[1]}); operations without a deterministic form: {named}")
+            named = sorted(
+                {str(one.message).split(" does not have")[0] for one in seen if "deterministic" in str(one.message)}
+            )
+            raise AssertionError(
+                f"two trainings differ ({first[1]} and {second[1]}); operations without a deterministic form: {named}"
+            )

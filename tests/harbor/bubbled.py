@@ -1,7 +1,8 @@
-"""An environment of Harbor's that needs no engine: bubblewrap over the root file system of environments/sandbox, for exported tasks only.
+"""An environment of Harbor's that needs no engine: bubblewrap over the root file system of environments/sandbox, for
+exported tasks only.
 
-The Dockerfile is not run; what it copies is copied. There is no network and one user, so the verifier's grader has no second one.
-"""
+The Dockerfile is not run; what it copies is copied. There is no network and one user, so the verifier's grader has no
+second one."""
 
 import asyncio
 import os
@@ -75,7 +76,18 @@ class Bubbled(BaseEnvironment):
     async def exec(self, command, cwd=None, env=None, timeout_sec=None, user=None) -> ExecResult:
         root, other = root_file_system(), owner()
         words = [] if other is None else ["setpriv", f"--reuid={other}", f"--regid={other}", "--clear-groups", "--"]
-        words += ["bwrap", "--unshare-all", "--die-with-parent", "--new-session", "--cap-drop", "ALL", "--proc", "/proc", "--dev", "/dev"]
+        words += [
+            "bwrap",
+            "--unshare-all",
+            "--die-with-parent",
+            "--new-session",
+            "--cap-drop",
+            "ALL",
+            "--proc",
+            "/proc",
+            "--dev",
+            "/dev",
+        ]
         words += ["--uid", "1000", "--gid", "1000"]
         for name in ("etc", "usr"):
             words += ["--ro-bind", str(root / name), f"/{name}"]
@@ -86,10 +98,16 @@ class Bubbled(BaseEnvironment):
         words += ["--chdir", cwd or APP, "/bin/sh", "-c", command]
         pipe = asyncio.subprocess.PIPE
         environment = {"PATH": os.environ["PATH"], "HOME": "/tmp", **(env or {})}
-        child = await asyncio.create_subprocess_exec(*words, stdin=asyncio.subprocess.DEVNULL, stdout=pipe, stderr=pipe, env=environment)
+        child = await asyncio.create_subprocess_exec(
+            *words, stdin=asyncio.subprocess.DEVNULL, stdout=pipe, stderr=pipe, env=environment
+        )
         try:
             out, errors = await asyncio.wait_for(child.communicate(), timeout_sec)
         except TimeoutError:
             child.kill()
             out, errors = await child.communicate()
-        return ExecResult(stdout=out.decode(errors="replace"), stderr=errors.decode(errors="replace"), return_code=child.returncode or 0)
+        return ExecResult(
+            stdout=out.decode(errors="replace"),
+            stderr=errors.decode(errors="replace"),
+            return_code=child.returncode or 0,
+        )

@@ -1,7 +1,8 @@
-"""The same environment in containers of a Docker engine: the root file system of environments/sandbox as an image, a container for each command.
+"""The same environment in containers of a Docker engine: the root file system of environments/sandbox as an image, a
+container for each command.
 
-Harbor has an environment for Docker of its own. It needs the plugin compose, and builds the task's Dockerfile from an image of Python's, which a
-registry must give.
+Harbor has an environment for Docker of its own. It needs the plugin compose, and builds the task's Dockerfile from an
+image of Python's, which a registry must give.
 """
 
 import asyncio
@@ -35,6 +36,12 @@ class Docked(Bubbled):
         try:
             out, errors = await asyncio.wait_for(child.communicate(), timeout_sec)
         except TimeoutError:
-            await (await asyncio.create_subprocess_exec("docker", "kill", name, stdout=asyncio.subprocess.DEVNULL)).wait()
+            await (
+                await asyncio.create_subprocess_exec("docker", "kill", name, stdout=asyncio.subprocess.DEVNULL)
+            ).wait()
             out, errors = await child.communicate()
-        return ExecResult(stdout=out.decode(errors="replace"), stderr=errors.decode(errors="replace"), return_code=child.returncode or 0)
+        return ExecResult(
+            stdout=out.decode(errors="replace"),
+            stderr=errors.decode(errors="replace"),
+            return_code=child.returncode or 0,
+        )

@@ -1,4 +1,5 @@
-"""Prints the name of the image that holds the root file system of sandboxes; the Docker engine that answers has it then."""
+"""Prints the name of the image that holds the root file system of sandboxes; the Docker engine that answers has it
+then."""
 
 from environments.sandbox.engine import connected, image
 from environments.sandbox.root import root_file_system

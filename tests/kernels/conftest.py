@@ -18,8 +18,8 @@ from ref.formats import e4m3_decode
 
 @pytest.fixture
 def native(monkeypatch):
-    """Products as on Blackwell, by `tl.dot_scaled`. Triton 3.9's interpreter reads every scale as E8M0, also NVFP4's, whose scales are E4M3
-    (test_native.py shows it); here these are decoded as what they are."""
+    """Products as on Blackwell, by `tl.dot_scaled`. Triton 3.9's interpreter reads every scale as E8M0, also NVFP4's,
+    whose scales are E4M3 (test_native.py shows it); here these are decoded as what they are."""
     monkeypatch.setattr(launch, "path", lambda x: "native")
     if torch.cuda.is_available():  # a GPU that does not scale blocks expands them inside of `tl.dot_scaled`
         return
@@ -65,7 +65,9 @@ def in_a_compiler():
         root = str(Path(__file__).resolve().parents[2])
         environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"} | {"PYTHONPATH": root}
         code = f"import json\nfrom dataclasses import replace\nfrom kernels import compiled\n{program}"
-        done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], env=environment, capture_output=True, text=True)
+        done = subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", code], env=environment, capture_output=True, text=True
+        )
         assert done.returncode == 0, done.stderr[-2000:]
         return json.loads(done.stdout)
 

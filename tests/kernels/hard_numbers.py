@@ -16,11 +16,14 @@ def neighbours(x, dtype):
 
 
 def ties(values, largest, size, dtype, generator):
-    """[32, 8 · size]: every midpoint of a format and its neighbours, with signs, times a power of two per row, in blocks that their largest
-    number leads. For NVFP4 a row begins with 448 times the largest number of E2M1, so that its float32 scale is a power of two."""
+    """[32, 8 · size]: every midpoint of a format and its neighbours, with signs, times a power of two per row, in
+    blocks that their largest number leads. For NVFP4 a row begins with 448 times the largest number of E2M1, so that
+    its float32 scale is a power of two."""
     values, shape = torch.tensor(values), (32, 8, size)
     near = neighbours((values[1:] + values[:-1]) / 2, dtype)
-    x = near[torch.randint(len(near), shape, generator=generator)] * (torch.randint(2, shape, generator=generator) * 2 - 1)
+    x = near[torch.randint(len(near), shape, generator=generator)] * (
+        torch.randint(2, shape, generator=generator) * 2 - 1
+    )
     x[:, :, 0] = largest
     if largest == 6:
         x[:, 0] = 0
@@ -29,8 +32,8 @@ def ties(values, largest, size, dtype, generator):
 
 
 def hard(size, dtype, generator):
-    """[size, 1024], 1024 blocks of `size`, each of its own kind: any numbers, any bits, subnormal numbers, zeros of both signs, the edges of
-    scales; and NaN and infinities in every fourth row."""
+    """[size, 1024], 1024 blocks of `size`, each of its own kind: any numbers, any bits, subnormal numbers, zeros of
+    both signs, the edges of scales; and NaN and infinities in every fourth row."""
     shape = (size, 1024 // size, size)
 
     def random(low, high, *of):

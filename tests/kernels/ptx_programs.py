@@ -2,8 +2,9 @@
 
     python -m tests.kernels.ptx_programs FILE
 
-writes the PTX of every program for every GPU as JSON. It is a program of its own, because tests run under Triton's interpreter, where nothing can
-be compiled. Triton keeps what it compiled in its cache, so that only the first time takes long.
+writes the PTX of every program for every GPU as JSON. It is a program of its own, because tests run under Triton's
+interpreter, where nothing can be compiled. Triton keeps what it compiled in its cache, so that only the first time
+takes long.
 """
 
 import json
@@ -26,7 +27,8 @@ class Compiled:
     types: dict[str, str]
     constants: dict[str, object]
     aligned: bool = False
-    """As a launch on aligned matrices specialises it: pointers and sizes are multiples of 16, numbers of a row lie side by side."""
+    """As a launch on aligned matrices specialises it: pointers and sizes are multiples of 16, numbers of a row lie side
+    by side."""
     options: dict[str, object] = field(default_factory=dict)
 
     @property
@@ -40,7 +42,11 @@ class Compiled:
     @property
     def multiples(self) -> list[str]:
         small = {"rows", "sn", "log_alpha", "changes"}
-        return [name for name in self.types if name not in small] if self.aligned else [n for n, kind in self.types.items() if kind[0] == "*"]
+        return (
+            [name for name in self.types if name not in small]
+            if self.aligned
+            else [n for n, kind in self.types.items() if kind[0] == "*"]
+        )
 
 
 def fused(fusion: bool) -> dict[str, object]:
@@ -49,7 +55,15 @@ def fused(fusion: bool) -> dict[str, object]:
 
 
 def mxfp8(
-    number: str, tile: tuple[int, int], mode: str = "rceil", rows=True, cols=True, native=True, aligned=False, warps=4, fusion=False
+    number: str,
+    tile: tuple[int, int],
+    mode: str = "rceil",
+    rows=True,
+    cols=True,
+    native=True,
+    aligned=False,
+    warps=4,
+    fusion=False,
 ) -> Compiled:
     types = {"x": f"*{number}", **{name: "*u8" for name in ("row_codes", "row_scales", "col_codes", "col_scales")}}
     types |= {name: "i32" for name in ("M", "N", "sm", "sn")}
@@ -57,7 +71,9 @@ def mxfp8(
     return Compiled("quant.mxfp8_kernel", types, constants, aligned, {**fused(fusion), "num_warps": warps})
 
 
-def nvfp4(number: str, tile: tuple[int, int], tensor=False, fast=False, aligned=False, fusion=False, swiglu=False) -> Compiled:
+def nvfp4(
+    number: str, tile: tuple[int, int], tensor=False, fast=False, aligned=False, fusion=False, swiglu=False
+) -> Compiled:
     types = {"x": f"*{number}", "packed": "*u8", "blocks": "*u8", "scales": "*fp32", "whole": "*i32"}
     types |= {name: "i32" for name in ("rows", "N", "half", "sm", "sn")}
     constants = dict(TENSOR=tensor, FAST=fast, SWIGLU=swiglu, BM=tile[0], BN=tile[1])
@@ -65,18 +81,37 @@ def nvfp4(number: str, tile: tuple[int, int], tensor=False, fast=False, aligned=
 
 
 def fp8(number: str, block: tuple[int, int], native=True, aligned=False, fusion=False) -> Compiled:
-    types = {"x": f"*{number}", "codes": "*u8", "scales": "*fp32", **{name: "i32" for name in ("M", "N", "sb", "sm", "sn")}}
+    types = {
+        "x": f"*{number}",
+        "codes": "*u8",
+        "scales": "*fp32",
+        **{name: "i32" for name in ("M", "N", "sb", "sm", "sn")},
+    }
     wide = [1 << (size - 1).bit_length() for size in block]
-    constants = dict(BM=block[0], BN=block[1], RM=max(1, 32 // wide[0]), NATIVE=native, SWIGLU=False, PM=wide[0], PN=wide[1])
+    constants = dict(
+        BM=block[0], BN=block[1], RM=max(1, 32 // wide[0]), NATIVE=native, SWIGLU=False, PM=wide[0], PN=wide[1]
+    )
     return Compiled("quant.fp8_kernel", types, constants, aligned, fused(fusion))
 
 
-def both(number: str, rows: int, tile: tuple[int, int], source: int = 0, swizzle: bool = True, warps: int = 4) -> Compiled:
+def both(
+    number: str, rows: int, tile: tuple[int, int], source: int = 0, swizzle: bool = True, warps: int = 4
+) -> Compiled:
     """Rows in MXFP8 (2) or NVFP4 per token (3), and columns in MXFP8, in one launch; source 1 gathers rows."""
-    types = {"x": f"*{number}", "index": "*i64", "gates": "*fp32", "limit": "*i64", "row_codes": "*u8", "row_scales": "*u8", "row_whole": "*fp32"}
+    types = {
+        "x": f"*{number}",
+        "index": "*i64",
+        "gates": "*fp32",
+        "limit": "*i64",
+        "row_codes": "*u8",
+        "row_scales": "*u8",
+        "row_whole": "*fp32",
+    }
     types |= {"column_codes": "*u8", "column_scales": "*u8"}
     types |= {name: "i32" for name in ("M", "N", "sb", "sm", "sn", "row_stride", "column_stride")}
-    constants = dict(K=1, SOURCE=source, ROWS=rows, COLUMNS=2, SWIZZLE=swizzle, LIMITED=False, NATIVE=True, BM=tile[0], BN=tile[1])
+    constants = dict(
+        K=1, SOURCE=source, ROWS=rows, COLUMNS=2, SWIZZLE=swizzle, LIMITED=False, NATIVE=True, BM=tile[0], BN=tile[1]
+    )
     return Compiled("orientations.both_kernel", types, constants, False, {**EXACT, "num_warps": warps})
 
 
@@ -108,19 +143,43 @@ PROGRAMS = {
     "fp8 128x128": fp8("fp32", (128, 128)),
     "fp8 3x20": fp8("fp32", (3, 20)),
     "largest bfloat16": plain("quant.largest_kernel", {"x": "*bf16", "parts": "*i32", "total": "i32"}, BLOCK=16384),
-    "largest float32": plain("quant.largest_kernel", {"x": "*fp32", "parts": "*i32", "total": "i32"}, False, BLOCK=4096),
+    "largest float32": plain(
+        "quant.largest_kernel", {"x": "*fp32", "parts": "*i32", "total": "i32"}, False, BLOCK=4096
+    ),
     "delta count": plain("weight_sync.count_kernel", {**DELTA, "counts": "*i32", "total": "i32"}, BLOCK=2048),
     "delta write": plain(
-        "weight_sync.write_kernel", {**DELTA, "first": "*i64", "positions": "*i64", "steps": "*i32", "total": "i32"}, False, BLOCK=2048
+        "weight_sync.write_kernel",
+        {**DELTA, "first": "*i64", "positions": "*i64", "steps": "*i32", "total": "i32"},
+        False,
+        BLOCK=2048,
     ),
-    "delta scatter": plain("weight_sync.scatter_kernel", {"new": "*i16", "positions": "*i64", "steps": "*i32", "changes": "i32"}, False, BLOCK=2048),
-    "experts count": plain("expert_rows.count_kernel", {"experts": "*i64", "counts": "*i32", "total": "i32"}, False, EP=16, BLOCK=128),
+    "delta scatter": plain(
+        "weight_sync.scatter_kernel",
+        {"new": "*i16", "positions": "*i64", "steps": "*i32", "changes": "i32"},
+        False,
+        BLOCK=2048,
+    ),
+    "experts count": plain(
+        "expert_rows.count_kernel", {"experts": "*i64", "counts": "*i32", "total": "i32"}, False, EP=16, BLOCK=128
+    ),
     "experts place": plain(
-        "expert_rows.place_kernel", {"experts": "*i64", "first": "*i64", "order": "*i64", "place": "*i64", "total": "i32"}, False, EP=16, BLOCK=128
+        "expert_rows.place_kernel",
+        {"experts": "*i64", "first": "*i64", "order": "*i64", "place": "*i64", "total": "i32"},
+        False,
+        EP=16,
+        BLOCK=128,
     ),
     "route": plain(
         "router_replay.route_kernel",
-        {"scores": "*fp32", "replayed": "*i64", "experts": "*i64", "gates": "*fp32", "N": "i32", "E": "i32", "log_alpha": "fp32"},
+        {
+            "scores": "*fp32",
+            "replayed": "*i64",
+            "experts": "*i64",
+            "gates": "*fp32",
+            "N": "i32",
+            "E": "i32",
+            "log_alpha": "fp32",
+        },
         False,
         **dict(K=4, KP=4, EP=16, BM=16, REPLAY=True, FILTER=True, NORMALISE=True),
     ),

@@ -7,7 +7,20 @@ import numpy as np
 from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime import interpreter
 
-VIEWS = {"view", "slice", "transpose", "t", "unsqueeze", "select", "detach", "expand", "alias", "_unsafe_view", "_reshape_alias", "permute"}
+VIEWS = {
+    "view",
+    "slice",
+    "transpose",
+    "t",
+    "unsqueeze",
+    "select",
+    "detach",
+    "expand",
+    "alias",
+    "_unsafe_view",
+    "_reshape_alias",
+    "permute",
+}
 FREE = VIEWS | {"empty", "new_empty", "empty_strided", "empty_like", "set_", "copy_"}
 """Operations that launch nothing on a GPU. The interpreter itself copies back what it computed."""
 ON_THE_CPU = {"min", "max", "_local_scalar_dense"}
@@ -46,7 +59,9 @@ class Others(TorchDispatchMode):
         name = func.overloadpacket.__name__
         if not self.inside and name not in FREE | ON_THE_CPU:
             one = Seen("fill" if name == "full" else name)
-            one.writes.append((result.data_ptr() + result.element_size() * np.arange(result.numel()), result.element_size()))
+            one.writes.append(
+                (result.data_ptr() + result.element_size() * np.arange(result.numel()), result.element_size())
+            )
             self.seen.append(one)
         return result
 
@@ -72,7 +87,9 @@ def recorded():
     def touched(pointers, mask):
         size = max(1, pointers.get_element_ty().primitive_bitwidth // 8)
         return np.unique(
-            np.broadcast_to(pointers.data, np.broadcast(pointers.data, mask.data).shape)[np.broadcast_to(mask.data, pointers.data.shape)]
+            np.broadcast_to(pointers.data, np.broadcast(pointers.data, mask.data).shape)[
+                np.broadcast_to(mask.data, pointers.data.shape)
+            ]
         ), size
 
     def loaded(self, pointers, mask, *rest, **kwargs):
@@ -84,10 +101,16 @@ def recorded():
         return store(self, pointers, value, mask, *rest, **kwargs)
 
     interpreter.GridExecutor.__call__ = called
-    interpreter.InterpreterBuilder.create_masked_load, interpreter.InterpreterBuilder.create_masked_store = loaded, stored
+    interpreter.InterpreterBuilder.create_masked_load, interpreter.InterpreterBuilder.create_masked_store = (
+        loaded,
+        stored,
+    )
     try:
         with others:
             yield seen
     finally:
         interpreter.GridExecutor.__call__ = call
-        interpreter.InterpreterBuilder.create_masked_load, interpreter.InterpreterBuilder.create_masked_store = load, store
+        interpreter.InterpreterBuilder.create_masked_load, interpreter.InterpreterBuilder.create_masked_store = (
+            load,
+            store,
+        )

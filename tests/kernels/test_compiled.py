@@ -1,5 +1,6 @@
-"""What a GPU would run, by what the compiler says of it. results/kernels-compiled.json holds every kernel × use × configuration × target, each
-under a key of its source and arguments. The keys are compared with the source as it is; of every use, one configuration is compiled again."""
+"""What a GPU would run, by what the compiler says of it. results/kernels-compiled.json holds every kernel × use ×
+configuration × target, each under a key of its source and arguments. The keys are compared with the source as it is; of
+every use, one configuration is compiled again."""
 
 import ast
 import contextlib
@@ -53,8 +54,9 @@ def test_the_table_is_of_this_source(table, jobs):
 
 
 def test_what_compiles_here_is_what_the_table_says(table):
-    """One configuration of every kernel × use on NVIDIA's targets, and of every kernel on AMD's: that with the fewest registers, which compiles
-    in a second where the largest tile takes ten. The others are the same source with other constants, and their keys were compared."""
+    """One configuration of every kernel × use on NVIDIA's targets, and of every kernel on AMD's: that with the fewest
+    registers, which compiles in a second where the largest tile takes ten. The others are the same source with other
+    constants, and their keys were compared."""
     records = {one["key"]: one for one in table["results"]}
 
     def smallest(jobs):
@@ -108,32 +110,84 @@ INSTRUCTIONS = [
     # kernel, use, target, what every offered configuration multiplies with
     ("gemm.matmul_kernel", "product, fp8", "sm_90", r"wgmma\.mma_async\.sync\.aligned\.m64n\d+k32\.f32\.e4m3\.e4m3"),
     ("gemm.matmul_kernel", "product, fp8", "sm_100", r"tcgen05\.mma\.cta_group::1\.kind::f8f6f4"),
-    ("gemm.matmul_kernel", "product, bfloat16", "sm_90", r"wgmma\.mma_async\.sync\.aligned\.m64n\d+k16\.f32\.bf16\.bf16"),
+    (
+        "gemm.matmul_kernel",
+        "product, bfloat16",
+        "sm_90",
+        r"wgmma\.mma_async\.sync\.aligned\.m64n\d+k16\.f32\.bf16\.bf16",
+    ),
     ("gemm.matmul_kernel", "product, bfloat16", "sm_100", r"tcgen05\.mma\.cta_group::1\.kind::f16"),
     ("gemm.matmul_kernel", "product, mxfp8", "sm_90", r"wgmma\.mma_async\.sync\.aligned\.m64n\d+k16\.f32\.bf16\.bf16"),
-    ("gemm.matmul_kernel", "product, nvfp4-token", "sm_90", r"wgmma\.mma_async\.sync\.aligned\.m64n\d+k16\.f32\.bf16\.bf16"),
-    ("grouped_gemm.rows_kernel", "experts' product, fp8", "sm_90", r"wgmma\.mma_async\.sync\.aligned\.m64n\d+k32\.f32\.e4m3\.e4m3"),
+    (
+        "gemm.matmul_kernel",
+        "product, nvfp4-token",
+        "sm_90",
+        r"wgmma\.mma_async\.sync\.aligned\.m64n\d+k16\.f32\.bf16\.bf16",
+    ),
+    (
+        "grouped_gemm.rows_kernel",
+        "experts' product, fp8",
+        "sm_90",
+        r"wgmma\.mma_async\.sync\.aligned\.m64n\d+k32\.f32\.e4m3\.e4m3",
+    ),
     ("grouped_gemm.rows_kernel", "experts' product, fp8", "sm_100", r"tcgen05\.mma\.cta_group::1\.kind::f8f6f4"),
-    ("grouped_gemm.weights_kernel", "experts' product, fp8, gradient", "sm_90", r"wgmma\.mma_async\.sync\.aligned\.m64n\d+k32\.f32\.e4m3\.e4m3"),
-    ("grouped_gemm.weights_kernel", "experts' product, fp8, gradient", "sm_100", r"tcgen05\.mma\.cta_group::1\.kind::f8f6f4"),
-    ("linear_logprob.forward_kernel", "log-prob and entropy, bf16", "sm_90", r"wgmma\.mma_async\.sync\.aligned\.m64n\d+k16\.f32\.bf16\.bf16"),
+    (
+        "grouped_gemm.weights_kernel",
+        "experts' product, fp8, gradient",
+        "sm_90",
+        r"wgmma\.mma_async\.sync\.aligned\.m64n\d+k32\.f32\.e4m3\.e4m3",
+    ),
+    (
+        "grouped_gemm.weights_kernel",
+        "experts' product, fp8, gradient",
+        "sm_100",
+        r"tcgen05\.mma\.cta_group::1\.kind::f8f6f4",
+    ),
+    (
+        "linear_logprob.forward_kernel",
+        "log-prob and entropy, bf16",
+        "sm_90",
+        r"wgmma\.mma_async\.sync\.aligned\.m64n\d+k16\.f32\.bf16\.bf16",
+    ),
     ("linear_logprob.forward_kernel", "log-prob and entropy, bf16", "sm_100", r"tcgen05\.mma\.cta_group::1\.kind::f16"),
-    ("muon.symmetric_kernel", "Newton–Schulz, wide, bf16", "sm_90", r"wgmma\.mma_async\.sync\.aligned\.m64n\d+k16\.f32\.bf16\.bf16"),
+    (
+        "muon.symmetric_kernel",
+        "Newton–Schulz, wide, bf16",
+        "sm_90",
+        r"wgmma\.mma_async\.sync\.aligned\.m64n\d+k16\.f32\.bf16\.bf16",
+    ),
     ("muon.symmetric_kernel", "Newton–Schulz, wide, bf16", "sm_100", r"tcgen05\.mma\.cta_group::1\.kind::f16"),
     ("block_scaled.scaled_matmul_kernel", "product, mxfp8", "sm_100", MX),
     ("block_scaled.scaled_matmul_kernel", "product, nvfp4-token", "sm_100", NV),
     ("block_scaled.scaled_rows_kernel", "experts' product, mxfp8", "sm_100", MX),
     ("block_scaled.scaled_rows_kernel", "experts' product, nvfp4-token", "sm_100", NV),
     ("block_scaled.scaled_weights_kernel", "experts' product, mxfp8, gradient", "sm_100", MX),
-    ("grouped_gemm.rows_kernel", "experts' product, mxfp8", "sm_90", r"wgmma\.mma_async\.sync\.aligned\.m64n\d+k16\.f32\.bf16\.bf16"),
-    ("grouped_gemm.rows_kernel", "experts' product, nvfp4-token", "sm_90", r"wgmma\.mma_async\.sync\.aligned\.m64n\d+k16\.f32\.bf16\.bf16"),
-    ("grouped_gemm.weights_kernel", "experts' product, mxfp8, gradient", "sm_90", r"wgmma\.mma_async\.sync\.aligned\.m64n\d+k16\.f32\.bf16\.bf16"),
+    (
+        "grouped_gemm.rows_kernel",
+        "experts' product, mxfp8",
+        "sm_90",
+        r"wgmma\.mma_async\.sync\.aligned\.m64n\d+k16\.f32\.bf16\.bf16",
+    ),
+    (
+        "grouped_gemm.rows_kernel",
+        "experts' product, nvfp4-token",
+        "sm_90",
+        r"wgmma\.mma_async\.sync\.aligned\.m64n\d+k16\.f32\.bf16\.bf16",
+    ),
+    (
+        "grouped_gemm.weights_kernel",
+        "experts' product, mxfp8, gradient",
+        "sm_90",
+        r"wgmma\.mma_async\.sync\.aligned\.m64n\d+k16\.f32\.bf16\.bf16",
+    ),
 ]
 
 
 @pytest.mark.parametrize(("kernel", "use", "target", "pattern"), INSTRUCTIONS)
 def test_tensor_cores(offered, kernel, use, target, pattern):
-    found = [one["instructions"] for one in offered if (one["kernel"], one["use"], one["target"]) == (kernel, use, target)]
+    found = [
+        one["instructions"] for one in offered if (one["kernel"], one["use"], one["target"]) == (kernel, use, target)
+    ]
     assert found
     for names in found:
         assert len(names) == 1 and re.fullmatch(pattern, names[0]), names
@@ -149,9 +203,11 @@ def test_float32_is_multiplied_without_tensor_cores(table):
 WIDEN = {"cvt.f32.bf16"}
 """bfloat16 to float32, exactly."""
 SWIGLU = {"add.rn.f32", "mul.rn.f32", "ex2.approx.f32", "div.full.f32"}
-"""silu: the hardware's exponential and its division. No bits are promised of the activation, but its quantisation is that of the rest."""
+"""silu: the hardware's exponential and its division. No bits are promised of the activation, but its quantisation is
+that of the rest."""
 HARDWARE = {"abs.f32", "min.NaN.xorsign.abs.f32", "cvt.rn.satfinite.e4m3x2.f32"}
-"""Clamp to ±448, NaN kept, and round to nearest even. The size of a number, by integers in the source, is abs.f32 on Blackwell."""
+"""Clamp to ±448, NaN kept, and round to nearest even. The size of a number, by integers in the source, is abs.f32 on
+Blackwell."""
 MXFP8 = WIDEN | HARDWARE | {"mul.rn.f32"}
 NVFP4 = WIDEN | {"abs.f32", "add.rn.f32", "mul.rn.f32", "div.rn.f32", "cvt.rn.f32.u32"}
 ARITHMETIC = {
@@ -170,10 +226,10 @@ ARITHMETIC = {
     "expert_rows.gather_kernel": WIDEN | {"mul.rn.f32", "mul.rn.bf16", "cvt.rn.bf16x2.f32"},
     "router_replay.route_kernel": WIDEN | SWIGLU | {"sub.rn.f32", "max.f32"},
 }
-"""Everything that kernels whose bits are promised may compute in floating point: nothing fused, every division IEEE's, nothing flushed to zero.
-The integers of cvt.rn.f32.u32 and u16 are the mantissas of E4M3, 0 to 7. A gather multiplies by gates, if there are any, and rounds once more. A
-router promises its experts, which it finds by integers; its gates are approximate. Blackwell has instructions for two float32 at once, which end
-in f32x2."""
+"""Everything that kernels whose bits are promised may compute in floating point: nothing fused, every division IEEE's,
+nothing flushed to zero. The integers of cvt.rn.f32.u32 and u16 are the mantissas of E4M3, 0 to 7. A gather multiplies
+by gates, if there are any, and rounds once more. A router promises its experts, which it finds by integers; its gates
+are approximate. Blackwell has instructions for two float32 at once, which end in f32x2."""
 
 
 def test_bits_that_are_promised_can_be_kept(table):
@@ -186,33 +242,47 @@ def test_bits_that_are_promised_can_be_kept(table):
 
 
 def test_every_quantiser_divides_or_scales_as_it_says(table):
-    """MXFP8 multiplies by powers of two; the others divide by IEEE's rule, the fast variant too, for its reciprocals."""
+    """MXFP8 multiplies by powers of two; the others divide by IEEE's rule, the fast variant too, for its
+    reciprocals."""
     for one in table["results"]:
-        if one["target"] in NVIDIA and one["kernel"] in ("quant.mxfp8_kernel", "quant.nvfp4_kernel", "quant.fp8_kernel"):
+        if one["target"] in NVIDIA and one["kernel"] in (
+            "quant.mxfp8_kernel",
+            "quant.nvfp4_kernel",
+            "quant.fp8_kernel",
+        ):
             assert ("div.rn.f32" in one["arithmetic"]) == (one["kernel"] != "quant.mxfp8_kernel")
             native = "cvt.rn.satfinite.e4m3x2.f32" in one["arithmetic"]
             assert native == (one["kernel"] != "quant.nvfp4_kernel")  # whose block scales are rounded in integers
         if one["target"] in NVIDIA and one["kernel"] == "orientations.both_kernel":
             assert ("div.rn.f32" in one["arithmetic"]) == ("ROWS 3" in one["form"])
             copied = "SOURCE 4 ROWS 2" in one["form"]  # received codes, whose columns alone are encoded again
-            assert ("cvt.rn.satfinite.e4m3x2.f32" in one["arithmetic"]) == ("COLUMNS 2" in one["form"] or "ROWS 2" in one["form"] and not copied)
+            assert ("cvt.rn.satfinite.e4m3x2.f32" in one["arithmetic"]) == (
+                "COLUMNS 2" in one["form"] or "ROWS 2" in one["form"] and not copied
+            )
 
 
 def test_the_option_is_what_keeps_fusion_away(in_a_compiler):
-    """SwiGLU's gradient is fused, and would not be with the option. Without it the fast variant's product and the sum behind it would be
-    `mul.f32` and `add.f32`, which ptxas may fuse; `mul.rn.f32` it may not. Nor does it: a quantiser that only multiplies has no FFMA."""
+    """SwiGLU's gradient is fused, and would not be with the option. Without it the fast variant's product and the sum
+    behind it would be `mul.f32` and `add.f32`, which ptxas may fuse; `mul.rn.f32` it may not. Nor does it: a quantiser
+    that only multiplies has no FFMA."""
     fused, kept, loose, fast, ieee, sass = in_a_compiler(
         "def job(use, fusion=None):\n"
         "    found = next(j for j in compiled.jobs() if j.launch.use == use and j.target == 'sm_90')\n"
-        "    return found if fusion is None else replace(found, launch=replace(found.launch, options={'enable_fp_fusion': fusion}))\n"
+        "    return found if fusion is None else replace(found, launch=replace(found.launch, "
+        "options={'enable_fp_fusion': fusion}))\n"
         "swiglu, fast = \"SwiGLU's gradient\", 'NVFP4 per token, fast'\n"
         "jobs = job(swiglu), job(swiglu, False), job(fast, True), job(fast), job('NVFP4 per token, ieee')\n"
-        "print(json.dumps([compiled.text(j, 'ptx') for j in jobs] + [compiled.text(job('MXFP8 along rows, rceil'), 'sass')]))"
+        "print(json.dumps([compiled.text(j, 'ptx') for j in jobs] + [compiled.text(job('MXFP8 along "
+        "rows, rceil'), 'sass')]))"
     )
     assert "fma.rn.f32" in compiled.arithmetic(fused) and "fma.rn.f32" not in compiled.arithmetic(kept)
-    assert {"mul.f32", "add.f32"} <= set(compiled.arithmetic(loose)) and {"mul.rn.f32", "add.rn.f32"} <= set(compiled.arithmetic(fast))
+    assert {"mul.f32", "add.f32"} <= set(compiled.arithmetic(loose)) and {"mul.rn.f32", "add.rn.f32"} <= set(
+        compiled.arithmetic(fast)
+    )
     assert "FMUL" in sass and "FFMA" not in sass
-    assert 0 < fast.count("div.rn.f32") < ieee.count("div.rn.f32") / 4  # a reciprocal per block, not a division per number
+    assert (
+        0 < fast.count("div.rn.f32") < ieee.count("div.rn.f32") / 4
+    )  # a reciprocal per block, not a division per number
 
 
 @pytest.mark.parametrize(
@@ -236,7 +306,12 @@ def test_blocks_on_a_multiprocessor(registers, warps, shared, columns, blocks):
     assert compiled.blocks_per_unit(compiled.ARCHITECTURES["sm_100"], registers, warps, shared, columns) == blocks
 
 
-@given(st.sampled_from(sorted(compiled.ARCHITECTURES)), st.integers(1, 255), st.sampled_from([1, 2, 4, 8, 16]), st.integers(0, 250_000))
+@given(
+    st.sampled_from(sorted(compiled.ARCHITECTURES)),
+    st.integers(1, 255),
+    st.sampled_from([1, 2, 4, 8, 16]),
+    st.integers(0, 250_000),
+)
 def test_blocks_are_as_many_as_fit(target, registers, warps, shared):
     a = compiled.ARCHITECTURES[target]
 
@@ -254,7 +329,8 @@ def test_blocks_are_as_many_as_fit(target, registers, warps, shared):
 
 
 def test_bytes_and_flops_by_hand(table):
-    """x [32768, 2048] times weights [1536, 2048] in FP8, in tiles of 128 × 128; quantised, 8192 × 8192 numbers in tiles of 32 × 128."""
+    """x [32768, 2048] times weights [1536, 2048] in FP8, in tiles of 128 × 128; quantised, 8192 × 8192 numbers in tiles
+    of 32 × 128."""
     first = {(one["kernel"], one["use"], one["target"]): one for one in reversed(table["results"])}
     one = first["gemm.matmul_kernel", "product, fp8", "sm_90"]
     assert one["tile"].startswith("BM 128 BN 128 ") and one["tile_flops"] == 2 * 128 * 128 * 2048
@@ -263,7 +339,8 @@ def test_bytes_and_flops_by_hand(table):
     one = first["quant.mxfp8_kernel", "MXFP8 along rows, rceil", "sm_100"]
     assert one["tile_bytes"] == 32 * 128 * (2 + 1 + 1 / 32) and one["tile_flops"] == 0
     assert one["floor_us"] == round(8192 * 8192 * (2 + 1 + 1 / 32) / 8e12 * 1e6, 1)
-    # Blackwell's own tiles are 128 × 128 too. A row of 2048 numbers has 1024 bytes of codes and 128 of scales in NVFP4, 2048 and 64 in MXFP8.
+    # Blackwell's own tiles are 128 × 128 too. A row of 2048 numbers has 1024 bytes of codes and 128 of scales in NVFP4,
+    # 2048 and 64 in MXFP8.
     one = first["block_scaled.scaled_matmul_kernel", "product, nvfp4-token", "sm_100"]
     assert one["tile_flops"] == 2 * 128 * 128 * 2048 and one["tile_bytes"] == 256 * (1024 + 128) + 128 * 128 * 2
     one = first["block_scaled.scaled_rows_kernel", "experts' product, mxfp8", "sm_100"]
@@ -286,14 +363,22 @@ def test_the_dispatch_of_configurations(monkeypatch):
     offered = launch.configs({"BM": 1}, ({"BM": 64}, 4, 2), ({"BM": 128}, 8, 3), plain=(({"BM": 16}, 4, 2),))
     fit = launch.fitting("gemm.matmul_kernel", "FORM")["early_config_prune"]
     monkeypatch.setattr(launch, "architecture", lambda x: "sm_90")
-    monkeypatch.setattr(launch, "UNFIT", {("gemm.matmul_kernel", "sm_90", "uint8 FORM 2"): ("BM 128, 8 warps, 3 stages",)})
+    monkeypatch.setattr(
+        launch, "UNFIT", {("gemm.matmul_kernel", "sm_90", "uint8 FORM 2"): ("BM 128, 8 warps, 3 stages",)}
+    )
 
     def sizes(dtype, **constants):
         return [one.kwargs["BM"] for one in fit(offered, {"n": 3, "a": torch.zeros(1, dtype=dtype)}, **constants)]
 
-    assert sizes(torch.uint8, FORM=2) == [64] and sizes(torch.uint8, FORM=1) == [64, 128] and sizes(torch.float32, FORM=0) == [16]
+    assert (
+        sizes(torch.uint8, FORM=2) == [64]
+        and sizes(torch.uint8, FORM=1) == [64, 128]
+        and sizes(torch.float32, FORM=0) == [16]
+    )
     assert [one.kwargs["BM"] for one in offered.large] == [64, 128]
-    assert offered.candidates(torch.bfloat16) is offered.large and launch.configs({}, ({}, 4, 2)).candidates(torch.float32)
+    assert offered.candidates(torch.bfloat16) is offered.large and launch.configs({}, ({}, 4, 2)).candidates(
+        torch.float32
+    )
 
 
 def test_instructions_are_read_from_text():
@@ -308,9 +393,18 @@ def test_instructions_are_read_from_text():
 """
     assert compiled.arithmetic(ptx) == ("cvt.rn.satfinite.e4m3x2.f32", "fma.rn.f32", "mul.rn.f32")
     found = compiled.instructions(ptx)
-    assert found == ("tcgen05.mma.cta_group::1.kind::mxf4nvf4.block_scale.block16", "wgmma.mma_async.sync.aligned.m64n8k32.f32.e4m3.e4m3")
+    assert found == (
+        "tcgen05.mma.cta_group::1.kind::mxf4nvf4.block_scale.block16",
+        "wgmma.mma_async.sync.aligned.m64n8k32.f32.e4m3.e4m3",
+    )
     assert [kernels.short(name) for name in found] == ["tcgen05 mxf4nvf4 block_scale block16", "wgmma e4m3.e4m3"]
-    rates = {(): "fp32", found[:1]: "4", found[1:]: "8", ("tcgen05.mma.cta_group::1.kind::f16",): "16", ("v_mfma_f32_16x16x32_bf16",): "16"}
+    rates = {
+        (): "fp32",
+        found[:1]: "4",
+        found[1:]: "8",
+        ("tcgen05.mma.cta_group::1.kind::f16",): "16",
+        ("v_mfma_f32_16x16x32_bf16",): "16",
+    }
     for names, rate in rates.items():
         assert compiled.rate_of(names) == rate
     assert compiled.rate_of(("tcgen05.mma.cta_group::1.kind::mxf8f6f4.block_scale.block32",)) == "8"
@@ -342,7 +436,10 @@ def test_code_is_shown(ask, shared):
         (["--show", "ptx"], "--show needs the NAME of a kernel or of a use; `etude kernels` lists them"),
         (["weight_sync", "--out", "x"], "--out takes the complete table: leave out NAME and --target"),
         (["nothing"], "no kernel or use is called 'nothing'; there are: block_scaled.scaled_matmul_kernel"),
-        (["nothing", "--show", "sass"], "no kernel or use is called 'nothing'; there are: block_scaled.scaled_matmul_kernel"),
+        (
+            ["nothing", "--show", "sass"],
+            "no kernel or use is called 'nothing'; there are: block_scaled.scaled_matmul_kernel",
+        ),
     ],
 )
 def test_bad_words(ask, shared, words, message):
@@ -366,4 +463,6 @@ def test_a_line_for_each_use_says_how_many_fit(table, capsys):
     kernels.show(table["results"], table["versions"])
     shown = capsys.readouterr().out
     uses = Counter((one["kernel"], one["use"], one["target"]) for one in table["results"])
-    assert len(re.findall(r"\d+ of \d+", shown)) == len(uses) and "wgmma e4m3.e4m3" in shown and "tcgen05 f8f6f4" in shown
+    assert (
+        len(re.findall(r"\d+ of \d+", shown)) == len(uses) and "wgmma e4m3.e4m3" in shown and "tcgen05 f8f6f4" in shown
+    )

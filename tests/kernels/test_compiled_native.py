@@ -1,5 +1,5 @@
-"""Products of MXFP8 and NVFP4, compiled for Blackwell on a machine without one: which instruction multiplies, and how scales get to it. What
-Hopper makes of the same formats is in test_compiled.py."""
+"""Products of MXFP8 and NVFP4, compiled for Blackwell on a machine without one: which instruction multiplies, and how
+scales get to it. What Hopper makes of the same formats is in test_compiled.py."""
 
 import re
 
@@ -11,8 +11,9 @@ MMA = {
 
 
 def test_scales_are_copied_as_they_lie(one_compiler):
-    """From shared to tensor memory by `tcgen05.cp`, as many as a step of the loop has tiles; only the sum's zeros are stored from registers. Loads
-    are asynchronous. Every tile of the plain product; of the others, which have the same loop, the first."""
+    """From shared to tensor memory by `tcgen05.cp`, as many as a step of the loop has tiles; only the sum's zeros are
+    stored from registers. Loads are asynchronous. Every tile of the plain product; of the others, which have the same
+    loop, the first."""
     chosen = {}
     for number, job in enumerate(one_compiler.jobs):
         if job["kernel"].startswith("block_scaled.") and job["offered"]:

@@ -24,7 +24,8 @@ def test_a_product_by_hand():
 
 
 def test_quantisers_by_hand():
-    """The floors of kernels/README.md for 8192 × 8192 numbers on an H200: 42 µs along one axis, 57 along both, 36 for NVFP4."""
+    """The floors of kernels/README.md for 8192 × 8192 numbers on an H200: 42 µs along one axis, 57 along both, 36 for
+    NVFP4."""
     n = 8192
     (one,) = quantised("x", n, n, "mxfp8")
     (both,) = quantised("x", n, n, "mxfp8", "mxfp8")
@@ -39,15 +40,28 @@ def test_the_layer_of_qwen3_by_hand():
     there, back = moe(**QWEN, forward="bfloat16", backward="bfloat16")
     rows = 262_144
     # Three products of 2 · rows · 2048 · 768 each way, and twice that backward.
-    assert sum(one.flops for one in there) == 3 * 2 * rows * 2048 * 768 and sum(one.flops for one in back) == 2 * sum(one.flops for one in there)
+    assert sum(one.flops for one in there) == 3 * 2 * rows * 2048 * 768 and sum(one.flops for one in back) == 2 * sum(
+        one.flops for one in there
+    )
     assert not any("quantise" in one.name for one in there + back)
-    assert [one.name for one in there] == ["route", "count assignments", "place assignments", "gather x", "W13 x", "silu up", "W2 a", "combine"]
+    assert [one.name for one in there] == [
+        "route",
+        "count assignments",
+        "place assignments",
+        "gather x",
+        "W13 x",
+        "silu up",
+        "W2 a",
+        "combine",
+    ]
     assert there[0].reads == 4 * 32_768 * 128 and there[0].writes == 12 * rows
     assert there[4].reads == 2 * (rows * 2048 + 128 * 1536 * 2048) and there[4].writes == 2 * rows * 1536
     there, back = moe(**QWEN, forward="nvfp4-token", backward="mxfp8")
     x = next(one for one in there if one.name.startswith("gather x"))
     assert x.reads == 2 * rows * 2048 + 8 * rows and x.writes == rows * 2048 * (0.5625 + 1.03125) + 4 * rows
-    assert {one.format for one in there if one.flops} == {"nvfp4-token"} and {one.format for one in back if one.flops} == {"mxfp8"}
+    assert {one.format for one in there if one.flops} == {"nvfp4-token"} and {
+        one.format for one in back if one.flops
+    } == {"mxfp8"}
 
 
 @pytest.mark.parametrize(("forward", "backward"), FORMS)
@@ -59,7 +73,9 @@ def test_fusing_saves_bytes_and_launches(forward, backward, gpu):
         assert fused == apart
     else:
         assert len(fused) < len(apart) and sum(one.bytes for one in fused) < sum(one.bytes for one in apart)
-        assert floor(fused, gpu) < floor(apart, gpu) and share_of_quantisers(fused, gpu) < share_of_quantisers(apart, gpu)
+        assert floor(fused, gpu) < floor(apart, gpu) and share_of_quantisers(fused, gpu) < share_of_quantisers(
+            apart, gpu
+        )
 
 
 @given(
@@ -71,7 +87,8 @@ def test_fusing_saves_bytes_and_launches(forward, backward, gpu):
     st.sampled_from(sorted(GPUS)),
 )
 def test_laws_of_a_floor(sizes, experts, top, forms, fused, name):
-    """More tokens never take less time; a floor is no shorter than all bytes over the bandwidth or all FLOPs over the fastest peak."""
+    """More tokens never take less time; a floor is no shorter than all bytes over the bandwidth or all FLOPs over the
+    fastest peak."""
     (tokens, hidden, width), gpu = sizes, GPUS[name]
     layers = [sum(moe(n, hidden, width, experts, top, *forms, fused=fused), []) for n in (tokens, tokens + 1)]
     less, more = (floor(layer, gpu) for layer in layers)
@@ -104,10 +121,11 @@ RUNS = {
     st.sampled_from([f for f in FORMS if "fp8" not in f]),
 )
 def test_the_model_and_what_runs_are_one_count(full, experts, top, wide, narrow, forms):
-    """Evenly spread tokens, and widths of whole blocks, so that nothing is padded. Every product has the same FLOPs and bytes, but that ours reads
-    where the experts' rows end, and NVFP4's scale of each row. Quantisers write the same bytes, and read the same but for three things: ours read
-    a token's row once for all of its experts, and how many rows there are; and the gates' gradient, which the model has with them, is a launch of
-    its own. In bfloat16 ours computes the activation again on the way back, and writes it."""
+    """Evenly spread tokens, and widths of whole blocks, so that nothing is padded. Every product has the same FLOPs and
+    bytes, but that ours reads where the experts' rows end, and NVFP4's scale of each row. Quantisers write the same
+    bytes, and read the same but for three things: ours read a token's row once for all of its experts, and how many
+    rows there are; and the gates' gradient, which the model has with them, is a launch of its own. In bfloat16 ours
+    computes the activation again on the way back, and writes it."""
     N, D, I, E, (forward, backward) = 128 * experts * full, 32 * wide, 32 * narrow, experts, forms
     A = N * top
     model = {one.name: one for one in sum(moe(N, D, I, E, top, forward, backward), [])}
@@ -120,11 +138,16 @@ def test_the_model_and_what_runs_are_one_count(full, experts, top, wide, narrow,
         assert (a.flops, a.reads + extra, a.writes) == (b.flops, b.read, b.written), name
     assert sum(one.flops for one in model.values()) == sum(one.flops for one in ours.values())
     made = [one for name, one in model.items() if name not in RUNS and "assignments" not in name]
-    makers = [one for one in ours.values() if one.kernel in ("both_kernel", "swiglu_gradient_kernel", "gather_kernel", "swiglu_kernel")]
+    makers = [
+        one
+        for one in ours.values()
+        if one.kernel in ("both_kernel", "swiglu_gradient_kernel", "gather_kernel", "swiglu_kernel")
+    ]
     plain = forward == "bfloat16"
     assert sum(one.writes for one in made) + 2 * A * I * plain == sum(one.written for one in makers)
     once, gates, limits = 2 * 2 * (A - N) * D, 2 * A * D, 0 if plain else 4 * 8
-    # Gates, and the place of each in the list, are read where the gradient is gathered; the model counts both, padded rows have no gate.
+    # Gates, and the place of each in the list, are read where the gradient is gathered; the model counts both, padded
+    # rows have no gate.
     assert sum(one.reads for one in made) - once - gates + limits == sum(one.read for one in makers)
 
 
@@ -141,7 +164,9 @@ def test_a_quantised_product_is_its_parts(M, N, K, form):
 def test_formats_that_a_gpu_cannot_multiply_cost_what_bfloat16_costs():
     for form in ("mxfp8", "nvfp4-token"):
         assert GPUS["h200"].peak(form) == GPUS["h200"].bfloat16 and not GPUS["h200"].block_scaled
-    assert GPUS["b200"].peak("mxfp8") == GPUS["b200"].fp8 and GPUS["b300"].peak("nvfp4-token") > GPUS["b200"].peak("nvfp4-token")
+    assert GPUS["b200"].peak("mxfp8") == GPUS["b200"].fp8 and GPUS["b300"].peak("nvfp4-token") > GPUS["b200"].peak(
+        "nvfp4-token"
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,5 @@
-"""Sorting by expert and back: places exactly those of the reference, for empty experts and experts of one token, Zipf's popularity; sums and
-gradients by the three-way rule."""
+"""Sorting by expert and back: places exactly those of the reference, for empty experts and experts of one token, Zipf's
+popularity; sums and gradients by the three-way rule."""
 
 import pytest
 import torch
@@ -18,7 +18,9 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 def test_the_same_order(N, K, E, seed):
     """Popularity like 1/rank, so that some experts have all and some nobody."""
     generator = torch.Generator().manual_seed(seed)
-    experts = torch.multinomial(1 / torch.arange(1.0, E + 1), max(1, N * K), replacement=True, generator=generator)[: N * K].view(N, K)
+    experts = torch.multinomial(1 / torch.arange(1.0, E + 1), max(1, N * K), replacement=True, generator=generator)[
+        : N * K
+    ].view(N, K)
     ours, theirs = kernels.sort_by_expert(experts.to(DEVICE), E), expert_rows.sort_by_expert(experts, E)
     for a, b in zip(ours, theirs, strict=True):
         assert torch.equal(a.cpu(), b) and a.dtype == b.dtype
@@ -38,7 +40,10 @@ def test_there_and_back(dtype, N, K, E, D):
 
     def run(module, wide, device="cpu"):
         order, place, _ = module.sort_by_expert(experts.to(device), E)
-        a, g = x.to(device, wide).requires_grad_(), gates.to(device, torch.promote_types(wide, torch.float32)).requires_grad_()
+        a, g = (
+            x.to(device, wide).requires_grad_(),
+            gates.to(device, torch.promote_types(wide, torch.float32)).requires_grad_(),
+        )
         rows = module.permute(a, order, place)
         y = module.unpermute(rows * scale.to(device, wide), order, place, g)
         return [t.detach().cpu() for t in (rows, y, *torch.autograd.grad((y.double() * up.to(device)).sum(), (a, g)))]
@@ -51,8 +56,14 @@ def test_there_and_back(dtype, N, K, E, D):
 
 WRONG = {
     "experts": (lambda m: m.sort_by_expert(torch.tensor([[4]]), 4), "experts must lie between 0 and 3; got 4 to 4"),
-    "rows": (lambda m: m.unpermute(torch.zeros(3, 2), torch.arange(4), torch.zeros(2, 2).long(), torch.zeros(2, 2)), "rows must have shape"),
-    "gates": (lambda m: m.unpermute(torch.zeros(4, 2), torch.arange(4), torch.zeros(2, 2).long(), torch.zeros(2, 1)), "gates must have shape"),
+    "rows": (
+        lambda m: m.unpermute(torch.zeros(3, 2), torch.arange(4), torch.zeros(2, 2).long(), torch.zeros(2, 2)),
+        "rows must have shape",
+    ),
+    "gates": (
+        lambda m: m.unpermute(torch.zeros(4, 2), torch.arange(4), torch.zeros(2, 2).long(), torch.zeros(2, 1)),
+        "gates must have shape",
+    ),
 }
 
 

@@ -1,4 +1,5 @@
-"""A layer of experts whose activation is quantised on the way: the same codes as from the activation, and the three-way rule for the layer."""
+"""A layer of experts whose activation is quantised on the way: the same codes as from the activation, and the three-way
+rule for the layer."""
 
 import pytest
 import torch
@@ -37,10 +38,13 @@ def layer(module, arguments, forms, up, device):
 
 
 @pytest.mark.parametrize("popular", [False, True])
-@pytest.mark.parametrize("forms, way", [(f, "expanded") for f in FORMS[:3]] + [(f, "native") for f in FORMS[:2]], ids=str)
+@pytest.mark.parametrize(
+    "forms, way", [(f, "expanded") for f in FORMS[:3]] + [(f, "native") for f in FORMS[:2]], ids=str
+)
 def test_layer(forms, way, popular, request):
-    """The format's noise is the reference's, and the kernel's distance to the reference is small beside it: now and then a last place of exp
-    moves a value across a midpoint. A popular expert takes half of all places, one takes none."""
+    """The format's noise is the reference's, and the kernel's distance to the reference is small beside it: now and
+    then a last place of exp moves a value across a midpoint. A popular expert takes half of all places, one takes
+    none."""
     if way == "native":
         request.getfixturevalue("native")
     N, K, E, D, I = 20, 2, 3, 48, 40
@@ -57,22 +61,39 @@ def test_layer(forms, way, popular, request):
 
 
 @settings(max_examples=6)
-@given(st.integers(0, 40), st.integers(1, 3), st.integers(1, 4), st.integers(1, 70), st.integers(1, 40), st.integers(0, 2**20))
+@given(
+    st.integers(0, 40),
+    st.integers(1, 3),
+    st.integers(1, 4),
+    st.integers(1, 70),
+    st.integers(1, 40),
+    st.integers(0, 2**20),
+)
 def test_any_layer(N, K, E, D, I, seed):
-    """Of any size, experts without tokens and layers without any included: in float32, values and gradients of the reference."""
+    """Of any size, experts without tokens and layers without any included: in float32, values and gradients of the
+    reference."""
     torch.manual_seed(seed)
     K = min(K, E)
     experts = torch.rand(N, E).argsort(1)[:, :K]
-    arguments = torch.randn(N, D), torch.rand(N, K), torch.randn(E, 2 * I, D) / D**0.5, torch.randn(E, D, I) / I**0.5, experts
+    arguments = (
+        torch.randn(N, D),
+        torch.rand(N, K),
+        torch.randn(E, 2 * I, D) / D**0.5,
+        torch.randn(E, D, I) / I**0.5,
+        experts,
+    )
     up = torch.randn(N, D)
-    for ours, theirs in zip(*(layer(m, arguments, ("float32", "float32"), up, d) for m, d in ((kernels, DEVICE), (ref, "cpu"))), strict=True):
+    for ours, theirs in zip(
+        *(layer(m, arguments, ("float32", "float32"), up, d) for m, d in ((kernels, DEVICE), (ref, "cpu"))), strict=True
+    ):
         torch.testing.assert_close(ours.cpu(), theirs, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("forward, way", [("mxfp8", "expanded"), ("mxfp8", "native"), ("nvfp4-token", "expanded")])
 def test_received_codes(forward, way, request):
-    """Tokens that came as MXFP8: an MXFP8 product takes the bytes as they are, with the bits that it has of the tokens themselves; NVFP4 quantises
-    what they decode to. The first weights' gradient is that of decoded tokens, whose three bits of mantissa survive a second power of two."""
+    """Tokens that came as MXFP8: an MXFP8 product takes the bytes as they are, with the bits that it has of the tokens
+    themselves; NVFP4 quantises what they decode to. The first weights' gradient is that of decoded tokens, whose three
+    bits of mantissa survive a second power of two."""
     if way == "native":
         request.getfixturevalue("native")
     N, K, E, D, I = 12, 2, 2, 48, 40
@@ -116,22 +137,33 @@ def test_activation_and_its_gradient(N, I, dtype):
         y = F.silu(h[:, :I]) * h[:, I:]
         return y, torch.autograd.grad(y, h, dy)[0]
 
-    for a, b, c in zip(kernels.swiglu(h.to(DEVICE), dy.to(DEVICE)), autograd(h, dy), autograd(h.double(), dy.double()), strict=True):
+    for a, b, c in zip(
+        kernels.swiglu(h.to(DEVICE), dy.to(DEVICE)), autograd(h, dy), autograd(h.double(), dy.double()), strict=True
+    ):
         assert excess(a, b, c) <= 1
 
 
 def test_bfloat16_and_float32_are_no_worse_than_the_reference():
-    """Of several draws together: the largest error of a few hundred float32 numbers is an accident of the order in which a library sums."""
+    """Of several draws together: the largest error of a few hundred float32 numbers is an accident of the order in
+    which a library sums."""
     N, K, E, D, I = 90, 2, 3, 33, 20
     for dtype, form in ((torch.float32, "float32"), (torch.bfloat16, "bfloat16")):
         draws = []
         for _ in range(2):
             experts = torch.rand(N, E).argsort(1)[:, :K]
-            arguments = torch.randn(N, D), torch.rand(N, K), torch.randn(E, 2 * I, D) / D**0.5, torch.randn(E, D, I) / I**0.5, experts
+            arguments = (
+                torch.randn(N, D),
+                torch.rand(N, K),
+                torch.randn(E, 2 * I, D) / D**0.5,
+                torch.randn(E, D, I) / I**0.5,
+                experts,
+            )
             up = torch.randn(N, D).to(dtype)
             rounded = [t.to(dtype) if t.is_floating_point() else t for t in arguments]
             true = layer_in_float64([t.double() if t.is_floating_point() else t for t in rounded], up.double())
-            draws.append([*(layer(m, rounded, (form, form), up, d) for m, d in ((kernels, DEVICE), (ref, "cpu"))), true])
+            draws.append(
+                [*(layer(m, rounded, (form, form), up, d) for m, d in ((kernels, DEVICE), (ref, "cpu"))), true]
+            )
         for ours, theirs, true in zip(*(zip(*each, strict=True) for each in zip(*draws, strict=True)), strict=True):
             assert excess(*(torch.stack([t.cpu() for t in each]) for each in (ours, theirs, true))) <= 1
 
@@ -155,11 +187,26 @@ WRONG = {
         "gates must be a float tensor",
     ),
     "format": (
-        (torch.zeros(2, 3), torch.zeros(2, 1), torch.zeros(2, 4, 3), torch.zeros(2, 3, 2), torch.zeros(2, 1).long(), "int4"),
+        (
+            torch.zeros(2, 3),
+            torch.zeros(2, 1),
+            torch.zeros(2, 4, 3),
+            torch.zeros(2, 3, 2),
+            torch.zeros(2, 1).long(),
+            "int4",
+        ),
         "forward and backward must each be one of",
     ),
     "backward": (
-        (torch.zeros(2, 3), torch.zeros(2, 1), torch.zeros(2, 4, 3), torch.zeros(2, 3, 2), torch.zeros(2, 1).long(), "mxfp8", "nvfp4-token"),
+        (
+            torch.zeros(2, 3),
+            torch.zeros(2, 1),
+            torch.zeros(2, 4, 3),
+            torch.zeros(2, 3, 2),
+            torch.zeros(2, 1).long(),
+            "mxfp8",
+            "nvfp4-token",
+        ),
         "backward must be float32, bfloat16, fp8 or mxfp8",
     ),
 }
@@ -172,9 +219,23 @@ def test_bad_input(args, says):
 
 
 def test_codes_of_another_size():
-    x, *rest = (t.to(DEVICE) for t in (torch.zeros(2, 3), torch.zeros(2, 1), torch.zeros(2, 4, 3), torch.zeros(2, 3, 2), torch.zeros(2, 1).long()))
-    codes, scales = torch.zeros(2, 3, dtype=torch.uint8, device=DEVICE), torch.zeros(2, 1, dtype=torch.uint8, device=DEVICE)
+    x, *rest = (
+        t.to(DEVICE)
+        for t in (
+            torch.zeros(2, 3),
+            torch.zeros(2, 1),
+            torch.zeros(2, 4, 3),
+            torch.zeros(2, 3, 2),
+            torch.zeros(2, 1).long(),
+        )
+    )
+    codes, scales = (
+        torch.zeros(2, 3, dtype=torch.uint8, device=DEVICE),
+        torch.zeros(2, 1, dtype=torch.uint8, device=DEVICE),
+    )
     with pytest.raises(ValueError, match=r"scales must be an int tensor of shape \[2, 1\]"):
         kernels.received_swiglu(x, codes, codes, *rest)
-    with pytest.raises(ValueError, match="codes need forward mxfp8 or nvfp4-token and backward mxfp8; got fp8 and mxfp8"):
+    with pytest.raises(
+        ValueError, match="codes need forward mxfp8 or nvfp4-token and backward mxfp8; got fp8 and mxfp8"
+    ):
         kernels.received_swiglu(x, codes, scales, *rest, "fp8", "mxfp8")

@@ -1,4 +1,5 @@
-"""Products of quantised operands by the three-way rule: exact sums of the very same rounded numbers, the reference, the kernel."""
+"""Products of quantised operands by the three-way rule: exact sums of the very same rounded numbers, the reference, the
+kernel."""
 
 import pytest
 import torch
@@ -16,7 +17,13 @@ SHAPES = {
     "many": (140, 3, 40),
     "empty": (0, 4, 8),
 }
-FORMS = [("fp8", "fp8"), ("mxfp8", "mxfp8"), ("nvfp4-token", "nvfp4-token"), ("nvfp4-token", "mxfp8"), ("bfloat16", "float32")]
+FORMS = [
+    ("fp8", "fp8"),
+    ("mxfp8", "mxfp8"),
+    ("nvfp4-token", "nvfp4-token"),
+    ("nvfp4-token", "mxfp8"),
+    ("bfloat16", "float32"),
+]
 
 
 def run(module, x, weight, up, forward, backward, device="cpu"):
@@ -39,7 +46,8 @@ CASES = {
     f"{name}, {forward}, {backward}": (*shape, forward, backward, torch.float32)
     for name, shape in SHAPES.items()
     for forward, backward in FORMS
-    # NVFP4 has no scale for a sum over nothing, and its quantiser, a program a row, takes its time under the interpreter.
+    # NVFP4 has no scale for a sum over nothing, and its quantiser, a program a row, takes its time under the
+    # interpreter.
     if backward != "nvfp4-token" or name in ("one", "odd", "a tile")
 } | {
     f"bfloat16, {forward}, {backward}": (*SHAPES["odd"], forward, backward, torch.bfloat16)
@@ -54,24 +62,32 @@ def test_values_and_gradients(exact, N, O, D, forward, backward, dtype):
     arguments = x, weight, up, forward, backward
     sizes = exact(x.abs(), weight.abs(), up.abs(), forward, backward)
     shares = [lost(form, torch.empty(0, device=DEVICE)) for form in (forward, backward, backward)]
-    for ours, theirs, true, size, share in zip(run(kernels, *arguments, DEVICE), run(ref, *arguments), exact(*arguments), sizes, shares, strict=True):
+    for ours, theirs, true, size, share in zip(
+        run(kernels, *arguments, DEVICE), run(ref, *arguments), exact(*arguments), sizes, shares, strict=True
+    ):
         assert excess(ours, theirs, true, share * max(size.flatten().tolist(), default=0.0)) <= 1
 
 
 @pytest.mark.parametrize("form", ["fp8", "mxfp8", "nvfp4-token"])
 def test_unlike_rows_and_columns(exact, form):
-    """Scales differ by powers of ten between tokens, channels and blocks, and some blocks are zeros: every one is applied where it belongs."""
+    """Scales differ by powers of ten between tokens, channels and blocks, and some blocks are zeros: every one is
+    applied where it belongs."""
     x = torch.randn(20, 150) * 10 ** torch.linspace(-4, 4, 20)[:, None]
     weight = torch.randn(40, 150) * 10 ** torch.linspace(-3, 3, 150)
     x[:, 64:96], weight[3:9] = 0, 0
     up = torch.randn(20, 40) * 10 ** torch.linspace(3, -3, 40)
     arguments, share = (x, weight, up, form, form), lost(form, torch.empty(0, device=DEVICE))
     sums = exact(x.abs(), weight.abs(), up.abs(), form, form)
-    for ours, theirs, true, most in zip(run(kernels, *arguments, DEVICE), run(ref, *arguments), exact(*arguments), sums, strict=True):
+    for ours, theirs, true, most in zip(
+        run(kernels, *arguments, DEVICE), run(ref, *arguments), exact(*arguments), sums, strict=True
+    ):
         # Every row and column by its own size, so that the largest do not hide the others.
         size = true.abs().amax(1, True)
         size = size * (true / size).nan_to_num().abs().amax(0, True)
-        ours, theirs, most = ((t.detach().cpu().double() / size.clamp(min=1e-30)).abs().max() for t in (ours.cpu() - true, theirs - true, most))
+        ours, theirs, most = (
+            (t.detach().cpu().double() / size.clamp(min=1e-30)).abs().max()
+            for t in (ours.cpu() - true, theirs - true, most)
+        )
         assert ours <= 2 * theirs + torch.finfo(torch.float32).eps / 2 + share * most
 
 

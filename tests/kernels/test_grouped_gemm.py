@@ -45,7 +45,9 @@ def test_values_and_gradients(exactly, counts, O, D, forms):
     ends = torch.tensor(counts).cumsum(0)
     x, w, up = (torch.randn(*shape).to(dtype) for shape in ((sum(counts), D), (len(counts), O, D), (sum(counts), O)))
     true = exact(exactly, x, w, counts, up, *forms)
-    for ours, theirs, t in zip(run(kernels, x, w, ends, up, forms, DEVICE), run(ref, x, w, ends, up, forms), true, strict=True):
+    for ours, theirs, t in zip(
+        run(kernels, x, w, ends, up, forms, DEVICE), run(ref, x, w, ends, up, forms), true, strict=True
+    ):
         assert excess(ours, theirs, t) <= 1
 
 
@@ -64,10 +66,19 @@ def test_padded_rows(counts):
 
 
 WRONG = {
-    "shape": ((torch.zeros(2, 3), torch.zeros(2, 4, 5), torch.tensor([1, 2])), r"weight must be a float tensor of shape \[E, O, 3\]"),
+    "shape": (
+        (torch.zeros(2, 3), torch.zeros(2, 4, 5), torch.tensor([1, 2])),
+        r"weight must be a float tensor of shape \[E, O, 3\]",
+    ),
     "ends": ((torch.zeros(2, 3), torch.zeros(2, 4, 3), torch.tensor([1, 3])), "ends must rise to the 2 tokens"),
-    "format": ((torch.zeros(2, 3), torch.zeros(2, 4, 3), torch.tensor([1, 2]), "int4"), "forward and backward must each be one of"),
-    "backward": ((torch.zeros(2, 3), torch.zeros(2, 4, 3), torch.tensor([1, 2]), "mxfp8", "nvfp4-token"), "backward must be"),
+    "format": (
+        (torch.zeros(2, 3), torch.zeros(2, 4, 3), torch.tensor([1, 2]), "int4"),
+        "forward and backward must each be one of",
+    ),
+    "backward": (
+        (torch.zeros(2, 3), torch.zeros(2, 4, 3), torch.tensor([1, 2]), "mxfp8", "nvfp4-token"),
+        "backward must be",
+    ),
 }
 
 
@@ -80,18 +91,27 @@ def test_bad_input(args, says):
 @pytest.mark.parametrize("form", ["fp8", "mxfp8"])
 @pytest.mark.parametrize("unlike", [-2, -1], ids=["rows", "columns"])
 def test_each_product_is_quantised_along_its_own_sum_where_sizes_differ(exactly, unlike, form):
-    """By 2^±20, as in tests/ref/test_quant.py; every number of a result by the size of its row and column, so that the largest do not hide
-    the others."""
+    """By 2^±20, as in tests/ref/test_quant.py; every number of a result by the size of its row and column, so that the
+    largest do not hide the others."""
     counts, O, D = [5, 0, 35], 40, 34
     tensors = [torch.randn(sum(counts), D), torch.randn(len(counts), O, D), torch.randn(sum(counts), O)]
     for t in tensors:
-        t.mul_(torch.exp2(torch.randint(-20, 21, [n if axis == t.ndim + unlike else 1 for axis, n in enumerate(t.shape)]).float()))
+        t.mul_(
+            torch.exp2(
+                torch.randint(-20, 21, [n if axis == t.ndim + unlike else 1 for axis, n in enumerate(t.shape)]).float()
+            )
+        )
     x, w, up = tensors
     ends, true = torch.tensor(counts).cumsum(0), exact(exactly, x, w, counts, up, form, form)
-    sums, share = exact(exactly, x.abs(), w.abs(), counts, up.abs(), form, form), lost(form, torch.empty(0, device=DEVICE))
+    sums, share = (
+        exact(exactly, x.abs(), w.abs(), counts, up.abs(), form, form),
+        lost(form, torch.empty(0, device=DEVICE)),
+    )
     found = run(kernels, x, w, ends, up, (form, form), DEVICE), run(ref, x, w, ends, up, (form, form))
     for ours, theirs, t, most in zip(*found, true, sums, strict=True):
         size = t.abs().amax(-1, True)
         size = (size * (t / size).nan_to_num().abs().amax(-2, True)).clamp(min=1e-30)
-        ours, theirs, most = ((found.detach().double() / size).abs().max() for found in (ours.cpu() - t, theirs - t, most))
+        ours, theirs, most = (
+            (found.detach().double() / size).abs().max() for found in (ours.cpu() - t, theirs - t, most)
+        )
         assert ours <= 2 * theirs + torch.finfo(torch.float32).eps / 2 + share * most

@@ -1,4 +1,5 @@
-"""The list of a layer's launches is what runs: the same kernels in the same order, and byte for byte what they read and write."""
+"""The list of a layer's launches is what runs: the same kernels in the same order, and byte for byte what they read and
+write."""
 
 import pytest
 import torch
@@ -44,9 +45,13 @@ def test_the_list_is_what_runs(way, forms, request):
         request.getfixturevalue("native")
     seen, rows, active = played(*forms)
     N, D, I, E, K = SIZES.values()
-    told = launches(N, D, I, E, K, *forms, native=way == "native", rows=rows, active=active, sorted_at_once=64, scores=False)
+    told = launches(
+        N, D, I, E, K, *forms, native=way == "native", rows=rows, active=active, sorted_at_once=64, scores=False
+    )
     assert [one.kernel for one in seen] == [one.kernel for one in told]
-    assert [(one.read, one.written) for one in seen] == [(one.read, one.written) for one in told], [one.name for one in told]
+    assert [(one.read, one.written) for one in seen] == [(one.read, one.written) for one in told], [
+        one.name for one in told
+    ]
 
 
 def test_the_router():
@@ -58,7 +63,8 @@ def test_the_router():
 
 
 def test_by_hand():
-    """One expert, 128 tokens, width 128: a product of 128 × 256 × 128, whose left side is 128 rows of 64 bytes, 8 scales and a float32."""
+    """One expert, 128 tokens, width 128: a product of 128 × 256 × 128, whose left side is 128 rows of 64 bytes, 8
+    scales and a float32."""
     told = {one.name: one for one in launches(128, 128, 128, 1, 1)}
     h = told["h = x w13ᵀ"]
     assert h.flops == 2 * 128 * 256 * 128 and h.written == 2 * 128 * 256
@@ -72,7 +78,10 @@ def test_by_hand():
 def test_formats_cut_the_bytes():
     """Qwen3-30B-A3B's layer at 32,768 tokens: FLOPs are the same in any format; NVFP4 forward moves less than MXFP8."""
     size = 32768, 2048, 768, 128, 8
-    lists = {forms: launches(*size, *forms) for forms in (("bfloat16", "bfloat16"), ("mxfp8", "mxfp8"), ("nvfp4-token", "mxfp8"))}
+    lists = {
+        forms: launches(*size, *forms)
+        for forms in (("bfloat16", "bfloat16"), ("mxfp8", "mxfp8"), ("nvfp4-token", "mxfp8"))
+    }
     assert len({sum(one.flops for one in told) for told in lists.values()}) == 1
     moved = [sum(one.read + one.written for one in told if not one.backward) for told in lists.values()]
     assert moved[2] < moved[1]
@@ -80,8 +89,9 @@ def test_formats_cut_the_bytes():
 
 @pytest.mark.parametrize("cache", [50e6, 126e6], ids=["50 MB", "126 MB"])
 def test_the_order_of_tiles_reads_every_operand_about_once(cache):
-    """x w13ᵀ of that layer, MXFP8, tiles of 128 × 128: 16 by 12 of each of 128 experts. Expert by expert, in bands, rows and weights are read
-    once. All experts' rows for one column after the other, rows are read for each of the twelve columns."""
+    """x w13ᵀ of that layer, MXFP8, tiles of 128 × 128: 16 by 12 of each of 128 experts. Expert by expert, in bands,
+    rows and weights are read once. All experts' rows for one column after the other, rows are read for each of the
+    twelve columns."""
     left = right = 128 * (2048 + 64)
     once = 128 * (16 * left + 12 * right)
     assert traffic(row_tiles(128, 16, 12, 8), left, right, int(cache)) == once

@@ -1,5 +1,5 @@
-"""The vocabulary kernel against float64 and against `ref/network/linear_logprob.py` in the same dtype: its error at most twice the reference's,
-values and gradients. And the reference against its closed forms."""
+"""The vocabulary kernel against float64 and against `ref/network/linear_logprob.py` in the same dtype: its error at
+most twice the reference's, values and gradients. And the reference against its closed forms."""
 
 import importlib.util
 import math
@@ -32,7 +32,13 @@ def run(module, form, tensors, upstream, dtype, device="cpu"):
 
 
 def drawn(N, V, D, dtype, sharp):
-    tensors = [torch.randn(N, D) * sharp, torch.randn(V, D), torch.randint(0, V, (N,)), torch.randn(N, D + 2), torch.randn(V, D + 2)]
+    tensors = [
+        torch.randn(N, D) * sharp,
+        torch.randn(V, D),
+        torch.randint(0, V, (N,)),
+        torch.randn(N, D + 2),
+        torch.randn(V, D + 2),
+    ]
     return [t if t.dtype == torch.long else t.to(dtype) for t in tensors], (torch.randn(N), torch.randn(N))
 
 
@@ -44,8 +50,11 @@ def test_error_is_at_most_twice_the_references(form, dtype, N, V, D):
     exact = run(ref, form, tensors, upstream, torch.float64)
     theirs = run(ref, form, tensors, upstream, dtype)
     ours = run(kernels, form, tensors, upstream, dtype, DEVICE)
-    # Where the reference happens to be exact: the last rounding of a result is nobody's error, nor is that of the largest logit.
-    largest = max(float((h.detach().double() @ w.detach().double().T).abs().max()) for h, w in (tensors[:2], tensors[3:]))
+    # Where the reference happens to be exact: the last rounding of a result is nobody's error, nor is that of the
+    # largest logit.
+    largest = max(
+        float((h.detach().double() @ w.detach().double().T).abs().max()) for h, w in (tensors[:2], tensors[3:])
+    )
     gradients = len(exact) - 2
     for i, (a, b, c) in enumerate(zip(exact, theirs, ours, strict=True)):
         last = torch.finfo(dtype if i >= gradients else torch.float32).eps / 2 * float(a.abs().max())
@@ -59,7 +68,9 @@ def test_sure_tokens_keep_their_gradient():
     logp, _ = kernels.linear_logprob(hidden, weight, torch.tensor([0], device=DEVICE))
     logp.sum().backward()
     p = 1e-4 / (1 + 1e-4)
-    assert logp.item() == pytest.approx(-p, rel=2e-3) and hidden.grad.item() == pytest.approx(p * math.log(1e4), rel=2e-3)
+    assert logp.item() == pytest.approx(-p, rel=2e-3) and hidden.grad.item() == pytest.approx(
+        p * math.log(1e4), rel=2e-3
+    )
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -69,7 +80,10 @@ def test_far_logits_overflow_nothing(form):
 
 
 def test_no_tokens():
-    hidden, weight = torch.zeros(0, 4, device=DEVICE, requires_grad=True), torch.randn(9, 4, device=DEVICE, requires_grad=True)
+    hidden, weight = (
+        torch.zeros(0, 4, device=DEVICE, requires_grad=True),
+        torch.randn(9, 4, device=DEVICE, requires_grad=True),
+    )
     logp, entropy = kernels.linear_logprob(hidden, weight, torch.zeros(0, dtype=torch.long, device=DEVICE))
     (logp.sum() + entropy.sum()).backward()
     assert logp.shape == (0,) and (weight.grad == 0).all()
@@ -91,13 +105,22 @@ def test_closed_forms_of_the_reference():
 
 
 WRONG = {
-    "targets": (lambda m: m.linear_logprob(torch.zeros(2, 3), torch.zeros(5, 3), torch.tensor([0, 5])), "targets must be tokens 0 to 4"),
+    "targets": (
+        lambda m: m.linear_logprob(torch.zeros(2, 3), torch.zeros(5, 3), torch.tensor([0, 5])),
+        "targets must be tokens 0 to 4",
+    ),
     "how many": (
         lambda m: m.linear_logprob(torch.zeros(2, 3), torch.zeros(5, 3), torch.tensor([0])),
         r"targets must be an int tensor of shape \[2\]",
     ),
-    "width": (lambda m: m.linear_logprob(torch.zeros(2, 3), torch.zeros(5, 4), torch.tensor([0, 1])), r"weight must be .*\[5, 4\]"),
-    "other": (lambda m: m.linear_kl(*[torch.zeros(2, 3)] * 4, "student"), "other must be teacher or reference, got 'student'"),
+    "width": (
+        lambda m: m.linear_logprob(torch.zeros(2, 3), torch.zeros(5, 4), torch.tensor([0, 1])),
+        r"weight must be .*\[5, 4\]",
+    ),
+    "other": (
+        lambda m: m.linear_kl(*[torch.zeros(2, 3)] * 4, "student"),
+        "other must be teacher or reference, got 'student'",
+    ),
     "vocabulary": (lambda m: m.linear_kl(*[torch.zeros(2, 3)] * 3, torch.zeros(4, 3)), r"other_weight must .*"),
 }
 

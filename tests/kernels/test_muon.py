@@ -1,4 +1,5 @@
-"""The symmetric product and the iteration on it: against float64 and the reference in the same dtype; the result's singular values."""
+"""The symmetric product and the iteration on it: against float64 and the reference in the same dtype; the result's
+singular values."""
 
 import pytest
 import torch
@@ -31,7 +32,8 @@ def test_newton_schulz(shape):
     torch.testing.assert_close(kernels.newton_schulz(G.to(DEVICE)).cpu(), muon.newton_schulz(G), rtol=1e-4, atol=1e-5)
     exact = muon.newton_schulz(G.double())
     errors = [
-        (f(G.to(d), dtype=torch.bfloat16).double().cpu() - exact).norm() for f, d in ((muon.newton_schulz, "cpu"), (kernels.newton_schulz, DEVICE))
+        (f(G.to(d), dtype=torch.bfloat16).double().cpu() - exact).norm()
+        for f, d in ((muon.newton_schulz, "cpu"), (kernels.newton_schulz, DEVICE))
     ]
     assert errors[1] <= 2 * errors[0]
     values = torch.linalg.svdvals(kernels.newton_schulz(G.to(DEVICE)).cpu())
@@ -48,7 +50,10 @@ def test_matrices_whose_squares_overflow():
 def test_bad_input():
     for call, says in (
         (lambda: kernels.symmetric_product(torch.zeros(2, 2)), r"shape \[B, M, K\]"),
-        (lambda: kernels.symmetric_product(torch.zeros(1, 2, 3), torch.zeros(1, 3, 3)), r"c must be torch.float32 of shape \[1, 2, 2\]"),
+        (
+            lambda: kernels.symmetric_product(torch.zeros(1, 2, 3), torch.zeros(1, 3, 3)),
+            r"c must be torch.float32 of shape \[1, 2, 2\]",
+        ),
         (lambda: kernels.newton_schulz(torch.zeros(3)), r"G must have shape \[\*, m, n\]"),
     ):
         with pytest.raises(ValueError, match=says):

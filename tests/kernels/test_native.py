@@ -1,4 +1,5 @@
-"""Products that Blackwell's tensor cores scale themselves, by `tl.dot_scaled` under the interpreter: the three-way rule, as for the others."""
+"""Products that Blackwell's tensor cores scale themselves, by `tl.dot_scaled` under the interpreter: the three-way
+rule, as for the others."""
 
 import pytest
 import torch
@@ -14,8 +15,16 @@ from ref.formats import e2m1_decode, e4m3_decode, e8m0_decode
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 FORMS = [("mxfp8", "mxfp8"), ("nvfp4-token", "mxfp8")]
-SHAPES = {"one": (1, 1, 1), "odd": (33, 17, 150), "a tile": (128, 128, 128), "beyond a tile": (129, 20, 300), "wide": (20, 130, 70)}
-CASES = {name: (*shape, torch.float32) for name, shape in SHAPES.items()} | {"bfloat16": (*SHAPES["odd"], torch.bfloat16)}
+SHAPES = {
+    "one": (1, 1, 1),
+    "odd": (33, 17, 150),
+    "a tile": (128, 128, 128),
+    "beyond a tile": (129, 20, 300),
+    "wide": (20, 130, 70),
+}
+CASES = {name: (*shape, torch.float32) for name, shape in SHAPES.items()} | {
+    "bfloat16": (*SHAPES["odd"], torch.bfloat16)
+}
 ROUNDING = torch.finfo(torch.float32).eps / 2
 pytestmark = pytest.mark.usefixtures("native")
 
@@ -37,17 +46,29 @@ def test_linear(exactly, forms, N, O, D, dtype):
         exactly(up, backward, 0).T @ exactly(x, backward, 0),
     )
     assert operands.operand(x.to(DEVICE), forward).swizzled
-    for a, b, c in zip(run(gemm, "linear", x, weight, up, *forms, device=DEVICE), run(ref, "linear", x, weight, up, *forms), true, strict=True):
+    for a, b, c in zip(
+        run(gemm, "linear", x, weight, up, *forms, device=DEVICE),
+        run(ref, "linear", x, weight, up, *forms),
+        true,
+        strict=True,
+    ):
         assert excess(a, b, c) <= 1
 
 
 @settings(max_examples=5, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.lists(st.integers(0, 140), min_size=1, max_size=4), st.integers(1, 140), st.integers(1, 140), st.sampled_from(FORMS), st.integers(0, 2**20))
+@given(
+    st.lists(st.integers(0, 140), min_size=1, max_size=4),
+    st.integers(1, 140),
+    st.integers(1, 140),
+    st.sampled_from(FORMS),
+    st.integers(0, 2**20),
+)
 @example([59], 12, 1, FORMS[0], 1)  # sums that cancel: the reference happens to be nine times closer than the kernel
 def test_experts(exactly, counts, O, D, forms, seed):
-    """Any split of rows, experts without one included. Rows and columns differ by powers of two, so every scale has to be applied where it
-    belongs. Errors count by what a number is the sum of, as sums may cancel. In the mean square the kernel's is at most twice the reference's and a
-    rounding. No number is off by more than K additions in any order, and four roundings more for the scales of NVFP4, can be: (K + 4)/2 eps."""
+    """Any split of rows, experts without one included. Rows and columns differ by powers of two, so every scale has to
+    be applied where it belongs. Errors count by what a number is the sum of, as sums may cancel. In the mean square the
+    kernel's is at most twice the reference's and a rounding. No number is off by more than K additions in any order,
+    and four roundings more for the scales of NVFP4, can be: (K + 4)/2 eps."""
     generator = torch.Generator().manual_seed(seed)
     x, w, up = (torch.randn(*s, generator=generator) for s in ((sum(counts), D), (len(counts), O, D), (sum(counts), O)))
     for t in (x, up):
@@ -58,7 +79,9 @@ def test_experts(exactly, counts, O, D, forms, seed):
         y.append((exactly(a, forms[0], 1), exactly(b, forms[0], 1, True).T))
         dx.append((exactly(g, forms[1], 1), exactly(b, forms[1], 0, True)))
         dw.append((exactly(g, forms[1], 0).T, exactly(a, forms[1], 0)))
-    found = (run(m, "grouped_linear", x, w, up, ends, *forms, device=d) for m, d in ((grouped_gemm, DEVICE), (ref, "cpu")))
+    found = (
+        run(m, "grouped_linear", x, w, up, ends, *forms, device=d) for m, d in ((grouped_gemm, DEVICE), (ref, "cpu"))
+    )
     for a, b, products, join in zip(*found, (y, dx, dw), (torch.cat, torch.cat, torch.stack), strict=True):
         assert a.shape == b.shape and a.dtype == b.dtype == torch.float32
         true = join([left @ right for left, right in products])
@@ -93,7 +116,9 @@ def one_dot_kernel(x, s, z, t, out, FORM: tl.constexpr, K: tl.constexpr, B: tl.c
     r, k, b = tl.arange(0, 256), tl.arange(0, K), tl.arange(0, B)
     c = tl.arange(0, 16)
     left, right = tl.load(x + r[:, None] * K + k[None, :]), tl.load(z + c[None, :] * K + k[:, None])
-    y = tl.dot_scaled(left, tl.load(s + r[:, None] * B + b[None, :]), FORM, right, tl.load(t + c[:, None] * B + b[None, :]), FORM)
+    y = tl.dot_scaled(
+        left, tl.load(s + r[:, None] * B + b[None, :]), FORM, right, tl.load(t + c[:, None] * B + b[None, :]), FORM
+    )
     tl.store(out + r[:, None] * 16 + c[None, :], y)
 
 
@@ -121,9 +146,14 @@ def test_what_the_interpreter_can_and_cannot():
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="about the interpreter")
 def test_the_interpreters_fault(monkeypatch):
-    """It takes E4M3 scales for E8M0 ones. When this fails, Triton has mended that, and the fixture `native` need not any more."""
+    """It takes E4M3 scales for E8M0 ones. When this fails, Triton has mended that, and the fixture `native` need not
+    any more."""
     monkeypatch.undo()
-    two, four, out = torch.full((256, 32), 0x22, dtype=torch.uint8), torch.full((256, 4), 0x38, dtype=torch.uint8), torch.empty(256, 16)
+    two, four, out = (
+        torch.full((256, 32), 0x22, dtype=torch.uint8),
+        torch.full((256, 4), 0x38, dtype=torch.uint8),
+        torch.empty(256, 16),
+    )
     e4m3 = torch.float8_e4m3fn
     one_dot_kernel[(1,)](two, four.view(e4m3), two[:16], four[:16].view(e4m3), out, FORM="e2m1", K=32, B=4)
     assert (out != 64.0).all(), "64 ones times ones, with scales of 1"

@@ -1,5 +1,5 @@
-"""Both orientations in one launch: every code and scale is that of `ref`, row-major and in tiles, from a matrix, gathered, weighted, computed from
-gate and up, or received as codes."""
+"""Both orientations in one launch: every code and scale is that of `ref`, row-major and in tiles, from a matrix,
+gathered, weighted, computed from gate and up, or received as codes."""
 
 import pytest
 import torch
@@ -46,7 +46,14 @@ def wide(*shape):
 
 
 @settings(max_examples=12)
-@given(st.integers(1, 3), st.integers(1, 150), st.integers(1, 150), st.sampled_from(FORMS), st.booleans(), st.integers(0, 2**20))
+@given(
+    st.integers(1, 3),
+    st.integers(1, 150),
+    st.integers(1, 150),
+    st.sampled_from(FORMS),
+    st.booleans(),
+    st.integers(0, 2**20),
+)
 def test_matrices(B, M, N, forms, swizzled, seed):
     torch.manual_seed(seed)
     x = wide(B, M, N)
@@ -78,14 +85,20 @@ def test_sources(source, forms, swizzled):
         v = torch.where(real, v, 0.0)
     found = quantise_both(source, x.to(DEVICE), *forms, swizzled, limit=limit.to(DEVICE), **given)
     cut = [t.cpu()[:, : -(-used // 128)] if t.ndim == 6 else t.cpu()[:, :used] for t in found[0]]
-    columns = [found[1][0].cpu()[..., :used], found[1][1].cpu()[:, :, :1] if swizzled else found[1][1].cpu()[..., : used // 32]]
+    columns = [
+        found[1][0].cpu()[..., :used],
+        found[1][1].cpu()[:, :, :1] if swizzled else found[1][1].cpu()[..., : used // 32],
+    ]
     if source == "swiglu":  # now and then a last place of exp moves a value across a midpoint
         wanted = ref.mxfp8_quantize(v) if forms[0] == "mxfp8" else ref.nvfp4_quantize(v)
         assert (cut[0][0] != wanted[0]).double().mean() <= 0.002
         return
     if source == "codes" and forms[0] == "mxfp8":  # copied, not encoded again
         scales = unswizzle(cut[1], used, -(-N // 32)) if swizzled else cut[1]
-        empty = torch.where(real, codes[index[:used] // K], 0), torch.where(real, given["gates"].cpu()[index[:used] // K], 0)
+        empty = (
+            torch.where(real, codes[index[:used] // K], 0),
+            torch.where(real, given["gates"].cpu()[index[:used] // K], 0),
+        )
         assert same_bits((cut[0][0], scales[0]), empty)
         cut[:2] = [t[None] for t in ref.mxfp8_quantize(v)]
         if swizzled:
@@ -96,7 +109,8 @@ def test_sources(source, forms, swizzled):
 @pytest.mark.parametrize("swizzled", [False, True])
 @pytest.mark.parametrize("I", [5, 64, 130])
 def test_gradient_of_swiglu(I, swizzled):
-    """dh along both axes and the activation along columns: the codes of autograd's numbers, but for a last place of exp here and there."""
+    """dh along both axes and the activation along columns: the codes of autograd's numbers, but for a last place of exp
+    here and there."""
     M, used = 256, 128
     h, d = torch.randn(M, 2 * I), torch.randn(M, I)
     wide = h[:used].double().requires_grad_()
@@ -106,5 +120,9 @@ def test_gradient_of_swiglu(I, swizzled):
     for (codes, scales), v, blocks in zip(found, (dh, dh.T, act.detach().T), (-(-2 * I // 32), 4, 4), strict=True):
         wanted = ref.mxfp8_quantize(v.float().contiguous())
         codes, scales = codes[0].cpu()[: len(v), : v.shape[1]], scales[0].cpu()
-        scales = unswizzle(scales, scales.shape[0] * 128, scales.shape[1] * 4)[: len(v), :blocks] if swizzled else scales[: len(v), :blocks]
+        scales = (
+            unswizzle(scales, scales.shape[0] * 128, scales.shape[1] * 4)[: len(v), :blocks]
+            if swizzled
+            else scales[: len(v), :blocks]
+        )
         assert (codes != wanted[0]).double().mean() <= 0.002 and (scales != wanted[1]).double().mean() <= 0.01

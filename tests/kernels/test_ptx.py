@@ -1,7 +1,8 @@
-"""What Triton compiled for Hopper and Blackwell computes, instruction by instruction: the codes and scales of `ref`, bit for bit.
+"""What Triton compiled for Hopper and Blackwell computes, instruction by instruction: the codes and scales of `ref`,
+bit for bit.
 
-The PTX is compiled in another process, without Triton's interpreter, and run on the machine of kernels/ptx.py, whose arithmetic
-tests/kernels/test_ptx_machine.py checks by itself."""
+The PTX is compiled in another process, without Triton's interpreter, and run on the machine of kernels/ptx.py, whose
+arithmetic tests/kernels/test_ptx_machine.py checks by itself."""
 
 import json
 import os
@@ -27,7 +28,9 @@ from ref.formats import E2M1
 from tests.kernels.hard_numbers import E4M3, every_bfloat16, hard, ties
 from tests.kernels.ptx_programs import GPUS, MODES, PROGRAMS, names
 
-QUANTISERS = [(name, gpu) for name, gpu in names() if name.startswith(("mxfp8", "nvfp4", "fp8")) and name != "nvfp4 swiglu"]
+QUANTISERS = [
+    (name, gpu) for name, gpu in names() if name.startswith(("mxfp8", "nvfp4", "fp8")) and name != "nvfp4 swiglu"
+]
 
 
 @pytest.fixture(scope="session")
@@ -36,7 +39,12 @@ def programs(tmp_path_factory):
     file = tmp_path_factory.mktemp("ptx") / "programs.json"
     root = Path(__file__).resolve().parents[2]
     environment = {**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": str(root)}
-    subprocess.run([sys.executable, "-W", "ignore", "-m", "tests.kernels.ptx_programs", file], env=environment, cwd=root, check=True)
+    subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", "tests.kernels.ptx_programs", file],
+        env=environment,
+        cwd=root,
+        check=True,
+    )
     texts, parsed = json.loads(file.read_text()), {}
 
     def program(name, gpu, text=False):
@@ -71,7 +79,10 @@ class Play:
     def run(self, grid, *arguments):
         run(self.program, grid, arguments, self.memory, **self.how)
         raw = {1: np.uint8, 2: np.int16, 4: np.int32, 8: np.int64}
-        return [torch.from_numpy(self.memory.array(at, np.zeros(shape, raw[dtype.itemsize]))).view(dtype) for at, shape, dtype in self.out]
+        return [
+            torch.from_numpy(self.memory.array(at, np.zeros(shape, raw[dtype.itemsize]))).view(dtype)
+            for at, shape, dtype in self.out
+        ]
 
 
 def at(x):
@@ -97,7 +108,11 @@ def play(program, name, x, **how):
         return [found[i] for i in keep], [wanted[i] for i in keep]
     if "nvfp4" in kind:
         wanted = list(quant.nvfp4_quantize(x, "tensor" if c["TENSOR"] else "token", "fast" if c["FAST"] else "ieee"))
-        places = [go.take((M, -(-N // 2)), torch.uint8), go.take((M, -(-N // 16)), torch.uint8), go.take((M, 1), torch.float32)]
+        places = [
+            go.take((M, -(-N // 2)), torch.uint8),
+            go.take((M, -(-N // 16)), torch.uint8),
+            go.take((M, 1), torch.float32),
+        ]
         top = (x.float().view(torch.int32) & 0x7FFFFFFF).max().view(1)
         found = go.run((-(-M // c["BM"]),), given, *places, go.give(top), M, N, -(-N // 2), *stride)
         return (found[:2], wanted[:2]) if c["TENSOR"] else (found, wanted)
@@ -108,7 +123,8 @@ def play(program, name, x, **how):
 
 
 def cases(name, seed=0):
-    """1024 blocks of the format and more, but for FP8's large ones; and for one program of each format every bfloat16."""
+    """1024 blocks of the format and more, but for FP8's large ones; and for one program of each format every
+    bfloat16."""
     generator, one = torch.Generator().manual_seed(seed), PROGRAMS[name]
     dtype = torch.bfloat16 if one.types["x"] == "*bf16" else torch.float32
     size = 32 if "mxfp8" in name else 16 if "nvfp4" in name else 64 if name == "fp8 3x20" else 128
@@ -129,13 +145,20 @@ def test_compiled_quantisers_give_the_bits_of_ref(programs, name, gpu):
 @pytest.mark.parametrize("gpu", GPUS)
 @pytest.mark.parametrize("name", ["both mxfp8", "both nvfp4", "both gathered"])
 def test_a_layers_quantiser_gives_the_bits_of_ref_both_ways(programs, name, gpu):
-    """What `kernels/experts.py` launches: rows and columns of one operand in one pass, with scales in Blackwell's tiles, or of gathered rows."""
+    """What `kernels/experts.py` launches: rows and columns of one operand in one pass, with scales in Blackwell's
+    tiles, or of gathered rows."""
     c, generator = PROGRAMS[name].constants, torch.Generator().manual_seed(3)
     near = ties(E4M3, 448, 32, torch.bfloat16, generator)
-    x = torch.cat([hard(32, torch.bfloat16, generator), near.repeat(1, 4), near.view(256, 32).T.repeat(1, 4)])  # ties along rows, and along columns
+    x = torch.cat(
+        [hard(32, torch.bfloat16, generator), near.repeat(1, 4), near.view(256, 32).T.repeat(1, 4)]
+    )  # ties along rows, and along columns
     if c["SOURCE"]:
         x = x.float()
-    index = torch.randperm(len(x), generator=generator).repeat(2)[: len(x) + 7] if c["SOURCE"] else torch.zeros(1, dtype=torch.int64)
+    index = (
+        torch.randperm(len(x), generator=generator).repeat(2)[: len(x) + 7]
+        if c["SOURCE"]
+        else torch.zeros(1, dtype=torch.int64)
+    )
     index[::9] = -1 if c["SOURCE"] else 0  # padding between experts
     v = torch.where((index >= 0)[:, None], x[index.clamp(min=0)], 0.0) if c["SOURCE"] else x
     (M, N), fp4, swizzled = v.shape, c["ROWS"] == 3, c["SWIZZLE"]
@@ -144,9 +167,17 @@ def test_a_layers_quantiser_gives_the_bits_of_ref_both_ways(programs, name, gpu)
     go = Play(programs(name, gpu))
     given = go.give(x), go.give(index), go.give(torch.zeros(1)), go.give(torch.zeros(1, dtype=torch.int64))
     codes, scales = go.take((M, -(-N // 2) if fp4 else N), torch.uint8), go.take(room(M, blocks), torch.uint8)
-    places = codes, scales, go.take((M,), torch.float32), go.take((N, M), torch.uint8), go.take(room(N, down), torch.uint8)
+    places = (
+        codes,
+        scales,
+        go.take((M,), torch.float32),
+        go.take((N, M), torch.uint8),
+        go.take(room(N, down), torch.uint8),
+    )
     last = -(-M // 128) * 128 if swizzled else M
-    found = go.run((-(-last // c["BM"]), 1 if fp4 else -(-N // c["BN"]), 1), *given, *places, M, N, 0, *x.stride(), 0, 0)
+    found = go.run(
+        (-(-last // c["BM"]), 1 if fp4 else -(-N // c["BN"]), 1), *given, *places, M, N, 0, *x.stride(), 0, 0
+    )
     rows, row_scales, whole, columns, column_scales = found
     if swizzled:
         row_scales, column_scales = unswizzle(row_scales, M, blocks), unswizzle(column_scales, N, down)
@@ -163,7 +194,9 @@ def test_any_shape_and_any_view(programs, data):
     M, N = data.draw(st.integers(1, 70)), data.draw(st.integers(1, 300))
     step, offset = data.draw(st.sampled_from([(1, 0), (2, 3)]))
     generator = torch.Generator().manual_seed(data.draw(st.integers(0, 2**32)))
-    whole = torch.randn(M * 2, N * step + offset, generator=generator) * torch.exp2(torch.randint(-60, 60, (2 * M, 1), generator=generator).float())
+    whole = torch.randn(M * 2, N * step + offset, generator=generator) * torch.exp2(
+        torch.randint(-60, 60, (2 * M, 1), generator=generator).float()
+    )
     x = whole[::2, offset::step]
     x = x.T if data.draw(st.booleans()) else x
     found, wanted = play(programs(name, data.draw(st.sampled_from(sorted(GPUS)))), name, x)
@@ -199,7 +232,9 @@ def test_weight_deltas(programs, gpu):
     assert counts.sum() == len(wanted[0])
     go = Play(programs("delta write", gpu))
     places = [go.take((len(wanted[0]),), dtype) for dtype in (torch.int64, torch.int32)]
-    positions, steps = go.run((blocks,), go.give(a), go.give(b), go.give((counts.cumsum(0) - counts).contiguous()), *places, 5000)
+    positions, steps = go.run(
+        (blocks,), go.give(a), go.give(b), go.give((counts.cumsum(0) - counts).contiguous()), *places, 5000
+    )
     assert all(torch.equal(x, y) for x, y in zip((positions, steps), wanted, strict=True))
     go = Play(programs("delta scatter", gpu))
     place = go.give(a)
@@ -218,14 +253,17 @@ def test_tokens_to_experts(programs, gpu):
     ends = counts.sum(0).cumsum(0)
     before = (counts.cumsum(0) - counts + (ends - counts.sum(0))).long()
     go = Play(programs("experts place", gpu))
-    order, place = go.run((blocks,), go.give(experts), go.give(before), *(go.take((total,), torch.int64) for _ in range(2)), total)
+    order, place = go.run(
+        (blocks,), go.give(experts), go.give(before), *(go.take((total,), torch.int64) for _ in range(2)), total
+    )
     wanted = expert_rows.sort_by_expert(experts, E)
     assert torch.equal(order, wanted[0]) and torch.equal(place.view(100, 4), wanted[1]) and torch.equal(ends, wanted[2])
 
 
 @pytest.mark.parametrize("gpu", GPUS)
 def test_a_router_picks_its_experts_without_approximations(programs, gpu):
-    """Gates take an approximate exponential and an approximate division. Experts are those of `ref` whatever both give."""
+    """Gates take an approximate exponential and an approximate division. Experts are those of `ref` whatever both
+    give."""
     scores = torch.randn(50, 16)
     scores[3, ::2] = -torch.inf
     scores[7] = scores[7].round()
@@ -254,16 +292,22 @@ def test_where_bits_are_promised_nothing_can_be_fused_or_approximated(programs, 
 def test_nothing_of_nvfp4_and_fp8_can_be_fused(programs, name):
     """Even with fusion on: no product goes straight into an addition."""
     program = programs(name, "sm_100")
-    assert not contractions(program) and contracted(program) == replace(program, registers=contracted(program).registers)
+    assert not contractions(program) and contracted(program) == replace(
+        program, registers=contracted(program).registers
+    )
 
 
 def test_ptxas_may_fuse_a_rounding_of_mxfp8_and_the_bits_stay(programs):
-    """With fusion on, |x · 2^k| + 2^14, which rounds subnormal codes, may become one instruction with one rounding. A product with a power of two
-    is exact, or far below what the addition sees: so the codes are the same."""
+    """With fusion on, |x · 2^k| + 2^14, which rounds subnormal codes, may become one instruction with one rounding. A
+    product with a power of two is exact, or far below what the addition sees: so the codes are the same."""
     program = programs("mxfp8 fusion", "sm_90")
     fused = contracted(program)
     number = len(contractions(program))
-    assert open_roundings(program) and number == 32 and sum(one.opcode == "fma.rn.f32" for one in fused.instructions) == number
+    assert (
+        open_roundings(program)
+        and number == 32
+        and sum(one.opcode == "fma.rn.f32" for one in fused.instructions) == number
+    )
     for x in cases("mxfp8 fusion"):
         found, wanted = play(fused, "mxfp8 fusion", x)
         assert same_bits(tuple(found), tuple(wanted))
@@ -295,26 +339,37 @@ def test_one_rounding_is_not_two():
 def test_under_the_interpreter_nothing_is_compiled(monkeypatch):
     monkeypatch.setattr("kernels.ptx.INTERPRETED", True)
     one = PROGRAMS["largest float32"]
-    with pytest.raises(RuntimeError, match="cannot be compiled with TRITON_INTERPRET=1 in the environment; compile them in a process without it"):
+    with pytest.raises(
+        RuntimeError,
+        match="cannot be compiled with TRITON_INTERPRET=1 in the environment; compile them in a process without it",
+    ):
         ptx(quantisers.largest_kernel, one.signature, one.constants, 90)
 
 
 def test_activations_are_refused(programs):
     """silu's exponential is approximate on a GPU: its bits are not known here."""
-    with pytest.raises(UnknownInstruction, match=r"no model of the PTX instruction (ex2\.approx|div\.full|rcp\.approx)"):
+    with pytest.raises(
+        UnknownInstruction, match=r"no model of the PTX instruction (ex2\.approx|div\.full|rcp\.approx)"
+    ):
         run(programs("nvfp4 swiglu", "sm_90"), (1,), (), Memory())
 
 
 @pytest.mark.parametrize("gpu", GPUS)
 @pytest.mark.parametrize("name", ["mxfp8 rceil", "nvfp4 token", "nvfp4 float32"])
 def test_a_missing_barrier_is_noticed(programs, name, gpu):
-    """Every barrier of these programs is needed but the last: without it a warp would read or overwrite what another one is using."""
+    """Every barrier of these programs is needed but the last: without it a warp would read or overwrite what another
+    one is using."""
     program = programs(name, gpu)
     x = next(cases(name))[:16]
     barriers = [i for i, one in enumerate(program.instructions) if one.opcode == "bar.sync"]
     noticed = 0
     for i in barriers:
-        nothing = replace(program.instructions[i], opcode="mov.b32", operands=(program.instructions[0].operands[0],) * 2, text="nothing")
+        nothing = replace(
+            program.instructions[i],
+            opcode="mov.b32",
+            operands=(program.instructions[0].operands[0],) * 2,
+            text="nothing",
+        )
         broken = replace(program, instructions=(*program.instructions[:i], nothing, *program.instructions[i + 1 :]))
         try:
             play(broken, name, x)

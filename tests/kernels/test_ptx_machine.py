@@ -1,4 +1,5 @@
-"""The machine that runs PTX: loops, branches, blocks, vectors, exchanges in a warp, memory; what it refuses, and what it notices."""
+"""The machine that runs PTX: loops, branches, blocks, vectors, exchanges in a warp, memory; what it refuses, and what
+it notices."""
 
 import struct
 
@@ -82,7 +83,9 @@ def test_blocks_and_parameters():
     setp.ne.b32 %p1, %r7, -1;
     @%p1 st.global.b32 [%rd3], 0;"""
     for together in (1, 64, 10_000):
-        assert play(body, (2**32 - 3,), 6 * 32, 32, (3, 2), together=together) == [(block - 3) % 2**32 for block in range(6) for _ in range(32)]
+        assert play(body, (2**32 - 3,), 6 * 32, 32, (3, 2), together=together) == [
+            (block - 3) % 2**32 for block in range(6) for _ in range(32)
+        ]
 
 
 def test_vectors_parts_and_signs():
@@ -101,28 +104,49 @@ def test_vectors_parts_and_signs():
     @%p2 st.global.b32 [%rd0], %r6;
     @%p2 st.global.b32 [%rd0+4], %r8;"""
     found = play(body)
-    assert found[:4] == [0, 0x56781234, 0x12345678, 0x56781234] and found[4:8] == [4, 0x12345678, 0x12345678, 0x56781234]
+    assert found[:4] == [0, 0x56781234, 0x12345678, 0x56781234] and found[4:8] == [
+        4,
+        0x12345678,
+        0x12345678,
+        0x56781234,
+    ]
     assert play("ld.global.s8 %r6, [%rd0];\n st.global.b32 [%rd0], %r6;") == [0xFFFFFFAB] * 64
 
 
 def test_exchanges_in_a_warp():
     def of(mode, by, limits):
-        return play(f"shfl.sync.{mode}.b32 %r1, %r0, {by}, {limits}, -1;\n st.global.b32 [%rd0], %r1;", threads=32, outputs=32)
+        return play(
+            f"shfl.sync.{mode}.b32 %r1, %r0, {by}, {limits}, -1;\n st.global.b32 [%rd0], %r1;", threads=32, outputs=32
+        )
 
     assert of("bfly", 1, 31) == [t ^ 1 for t in range(32)]
     assert of("up", 2, 0) == [0, 1, *range(30)]
     assert of("down", 3, 31) == [*range(3, 32), 29, 30, 31]
     assert of("idx", 5, 31) == [5] * 32
-    assert of("idx", 1, 0x181F) == [t // 8 * 8 + 1 for t in range(32)] and of("down", 4, 0x181F) == [t + 4 if t % 8 < 4 else t for t in range(32)]
+    assert of("idx", 1, 0x181F) == [t // 8 * 8 + 1 for t in range(32)] and of("down", 4, 0x181F) == [
+        t + 4 if t % 8 < 4 else t for t in range(32)
+    ]
     reduce = "add.s32 %r2, %r0, -40;\n redux.sync.{}.{} %r1, %r2, {};\n st.global.b32 [%rd0], %r1;"
     assert play(reduce.format("max", "s32", -1)) == [2**32 - 9] * 32 + [23] * 32
-    assert play(reduce.format("max", "u32", -1)) == [2**32 - 9] * 32 + [2**32 - 1] * 32 and play(reduce.format("min", "s32", -1))[0] == 2**32 - 40
+    assert (
+        play(reduce.format("max", "u32", -1)) == [2**32 - 9] * 32 + [2**32 - 1] * 32
+        and play(reduce.format("min", "s32", -1))[0] == 2**32 - 40
+    )
     assert play(reduce.format("add", "s32", -1))[:1] == [(sum(range(32)) - 32 * 40) % 2**32]
-    halves = "and.b32 %r3, %r0, 16;\n shl.b32 %r4, 0xFFFF, %r3;\n redux.sync.add.u32 %r1, %r0, %r4;\n st.global.b32 [%rd0], %r1;"
+    halves = (
+        "and.b32 %r3, %r0, 16;\n shl.b32 %r4, 0xFFFF, %r3;\n redux.sync.add.u32 %r1, %r0, %r4;\n "
+        "st.global.b32 [%rd0], %r1;"
+    )
     assert play(halves, threads=32, outputs=32) == [sum(range(16))] * 16 + [sum(range(16, 32))] * 16
-    floats = "cvt.rn.f32.u32 %r2, %r0;\n setp.eq.b32 %p1, %r0, 9;\n @%p1 mov.b32 %r2, 0x7FC00000;\n redux.sync.max{}.f32 %r1, %r2, -1;\n"
+    floats = (
+        "cvt.rn.f32.u32 %r2, %r0;\n setp.eq.b32 %p1, %r0, 9;\n @%p1 mov.b32 %r2, 0x7FC00000;\n "
+        "redux.sync.max{}.f32 %r1, %r2, -1;\n"
+    )
     store = " st.global.b32 [%rd0], %r1;"
-    assert play(floats.format("") + store, threads=32, outputs=32) == [bits(31.0)] * 32 and play(floats.format(".NaN") + store)[0] == NAN
+    assert (
+        play(floats.format("") + store, threads=32, outputs=32) == [bits(31.0)] * 32
+        and play(floats.format(".NaN") + store)[0] == NAN
+    )
 
 
 MATRIX = """
@@ -138,15 +162,19 @@ bar.sync 0;
 
 
 def test_matrices_of_a_warp():
-    """Lane t holds numbers 2t and 2t + 1 of an 8 × 8 matrix, row by row: memory then counts 0 … 63, and loads give back what was stored."""
-    assert play(MATRIX + "shl.b32 %r5, %r0, 2;\n ld.shared.b32 %r6, [%r5];\n st.global.b32 [%rd0], %r6;", threads=32, outputs=32) == [
-        2 * t | (2 * t + 1) << 16 for t in range(32)
-    ]
+    """Lane t holds numbers 2t and 2t + 1 of an 8 × 8 matrix, row by row: memory then counts 0 … 63, and loads give back
+    what was stored."""
+    assert play(
+        MATRIX + "shl.b32 %r5, %r0, 2;\n ld.shared.b32 %r6, [%r5];\n st.global.b32 [%rd0], %r6;", threads=32, outputs=32
+    ) == [2 * t | (2 * t + 1) << 16 for t in range(32)]
     both = MATRIX + "ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%r6}, [%r1];\n st.global.b32 [%rd0], %r6;"
     assert play(both, threads=32, outputs=32) == [2 * t | (2 * t + 1) << 16 for t in range(32)]
 
 
-SHARED = "shl.b32 %r1, %r0, 2;\n xor.b32 %r2, %r1, {};\n st.shared.b32 [%r1], %r0;\n {}\n ld.shared.b32 %r3, [%r2];\n st.global.b32 [%rd0], %r3;"
+SHARED = (
+    "shl.b32 %r1, %r0, 2;\n xor.b32 %r2, %r1, {};\n st.shared.b32 [%r1], %r0;\n {}\n ld.shared.b32 %r3, "
+    "[%r2];\n st.global.b32 [%rd0], %r3;"
+)
 
 
 def test_shared_memory():
@@ -158,7 +186,10 @@ def test_shared_memory():
     ("body", "said"),
     [
         (SHARED.format(128, ""), "another warp wrote, and no barrier is between, in ld.shared"),
-        (SHARED.format(128, "bar.sync 0;") + "\n st.shared.b32 [%r1], %r2;", "another warp used, and no barrier is between"),
+        (
+            SHARED.format(128, "bar.sync 0;") + "\n st.shared.b32 [%r1], %r2;",
+            "another warp used, and no barrier is between",
+        ),
         ("mov.b32 %r1, 16;\n ld.shared.b32 %r2, [%r1];", "nobody wrote"),
         ("mov.b32 %r1, 2048;\n st.shared.b32 [%r1], %r0;", "shared memory ends at 1024"),
         ("mov.b32 %r1, 16;\n st.shared.b32 [%r1], %r0;", "different numbers at one shared address"),
@@ -216,7 +247,10 @@ def test_faults(body, said):
 def test_what_is_not_modelled_is_named_before_anything_runs(text):
     memory = Memory()
     like = np.zeros(64, np.uint32)
-    body = ".entry k(.param .u64 out) .reqntid 32\n{\n.reg .b32 %r<9>;\n.reg .b64 %rd<9>;\n.reg .pred %p<9>;\n.reg .b16 %rs<9>;\n"
+    body = (
+        ".entry k(.param .u64 out) .reqntid 32\n{\n.reg .b32 %r<9>;\n.reg .b64 %rd<9>;\n.reg .pred %p<9>;\n"
+        ".reg .b16 %rs<9>;\n"
+    )
     body += f"ld.param.b64 %rd0, [out];\nst.global.b32 [%rd0], 1;\n{text};\n}}"
     address = memory.place(like)
     with pytest.raises(UnknownInstruction, match=text.split()[0].replace(".", r"\.")):

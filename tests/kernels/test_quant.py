@@ -1,5 +1,6 @@
-"""Kernels against `ref/quant.py`, bit for bit: every bfloat16 value, midpoints and their neighbours, blocks of zeros, of subnormal
-numbers, with NaN and Inf, odd sizes, views that are not contiguous. Under the interpreter where there is no GPU."""
+"""Kernels against `ref/quant.py`, bit for bit: every bfloat16 value, midpoints and their neighbours, blocks of zeros,
+of subnormal numbers, with NaN and Inf, odd sizes, views that are not contiguous. Under the interpreter where there is
+no GPU."""
 
 import math
 
@@ -23,7 +24,8 @@ def every_bfloat16():
 
 
 def midpoints(values, rows=8):
-    """Every midpoint of a format and its float32 neighbours, times powers of two, in blocks led by what fixes the scale."""
+    """Every midpoint of a format and its float32 neighbours, times powers of two, in blocks led by what fixes the
+    scale."""
     values = torch.tensor(values)
     middle = (values[1:] + values[:-1]) / 2
     near = torch.cat([middle, middle.nextafter(torch.tensor(math.inf)), middle.nextafter(torch.tensor(0.0))])
@@ -48,7 +50,9 @@ def hostile():
 
 CASES = {
     "every bfloat16": every_bfloat16,
-    "midpoints of E4M3": lambda: midpoints([e4m3_decode(torch.tensor([c], dtype=torch.uint8)).item() for c in range(0x7F)]),
+    "midpoints of E4M3": lambda: midpoints(
+        [e4m3_decode(torch.tensor([c], dtype=torch.uint8)).item() for c in range(0x7F)]
+    ),
     "midpoints of E2M1": lambda: midpoints(E2M1),
     "hostile": hostile,
     "bfloat16": lambda: torch.randn(33, 65).bfloat16(),
@@ -97,7 +101,9 @@ def test_long_tokens_are_read_twice():
 @settings(max_examples=25, deadline=None)
 @given(st.data())
 def test_any_shape(data):
-    shape = data.draw(st.lists(st.integers(1, 3), min_size=0, max_size=2)) + [data.draw(st.integers(1, n)) for n in (12, 70)]
+    shape = data.draw(st.lists(st.integers(1, 3), min_size=0, max_size=2)) + [
+        data.draw(st.integers(1, n)) for n in (12, 70)
+    ]
     axis = data.draw(st.integers(-len(shape), len(shape) - 1))
     x = torch.randn(shape) * torch.exp2(torch.randint(-30, 30, (*shape[:-1], 1)).float())
     assert same_bits(kernels.mxfp8_quantize(x.to(DEVICE), axis), ref.mxfp8_quantize(x, axis))
@@ -109,4 +115,6 @@ def test_nothing_is_left_unwritten():
     """Under test, memory that nobody wrote is NaN or 0xff: a scale that was never stored would show here."""
     for shape in ((31, 33), (1, 129), (130, 2)):
         codes, scales, col_codes, col_scales = kernels.mxfp8_quantize_both(torch.ones(shape, device=DEVICE))
-        assert (codes == 0x78).all() and (scales == 119).all() and (col_codes == 0x78).all() and (col_scales == 119).all()
+        assert (
+            (codes == 0x78).all() and (scales == 119).all() and (col_codes == 0x78).all() and (col_scales == 119).all()
+        )

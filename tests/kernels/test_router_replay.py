@@ -1,4 +1,5 @@
-"""Routing: experts exactly those of the reference, for ties and −inf; gates and their gradients by the three-way rule."""
+"""Routing: experts exactly those of the reference, for ties and −inf; gates and their gradients by the three-way
+rule."""
 
 import math
 
@@ -20,7 +21,11 @@ def routings(draw):
     E, N = draw(st.integers(1, 9)), draw(st.integers(1, 6))
     k = draw(st.integers(1, E))
     scores = torch.tensor(draw(st.lists(st.lists(LEVELS, min_size=E, max_size=E), min_size=N, max_size=N)))
-    replayed = torch.tensor([draw(st.permutations(range(E)))[:k] for _ in range(N)], dtype=torch.long) if draw(st.booleans()) else None
+    replayed = (
+        torch.tensor([draw(st.permutations(range(E)))[:k] for _ in range(N)], dtype=torch.long)
+        if draw(st.booleans())
+        else None
+    )
     # Something that is weighed has to be finite.
     scores[torch.arange(N), 0 if replayed is None else replayed[:, 0]] = 0.25
     return scores, k, replayed, draw(st.sampled_from([0.0, 1e-6, 0.3, 0.99, 1.0])), draw(st.booleans())

@@ -1,4 +1,5 @@
-"""The layout of scales for Blackwell's tensor cores: there and back, places counted by hand, and the kernels' own address."""
+"""The layout of scales for Blackwell's tensor cores: there and back, places counted by hand, and the kernels' own
+address."""
 
 import pytest
 import torch

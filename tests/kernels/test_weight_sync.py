@@ -1,4 +1,5 @@
-"""Weight deltas: whatever the bits, what is sent rebuilds the new version; the kernel sends what the reference sends."""
+"""Weight deltas: whatever the bits, what is sent rebuilds the new version; the kernel sends what the reference
+sends."""
 
 import pytest
 import torch
@@ -25,7 +26,9 @@ def test_bits_come_back(data):
     generator = torch.Generator().manual_seed(data.draw(st.integers(0, 2**20)))
     old, other = (torch.randint(-(2**15), 2**15, shape, generator=generator).to(torch.int16) for _ in range(2))
     special = torch.tensor([0, -(2**15), 0x7FC0, 0x7FC1, 0x7F80, -0x40], dtype=torch.int16)
-    other = torch.where(torch.rand(shape, generator=generator) < 0.2, special[torch.randint(0, 6, shape, generator=generator)], other)
+    other = torch.where(
+        torch.rand(shape, generator=generator) < 0.2, special[torch.randint(0, 6, shape, generator=generator)], other
+    )
     changed = torch.rand(shape, generator=generator) < data.draw(st.sampled_from([0.0, 0.01, 0.5, 1.0]))
     dtype = data.draw(st.sampled_from([torch.bfloat16, torch.float16]))
     old, new = old.view(dtype), torch.where(changed, other, old).view(dtype)
@@ -55,8 +58,14 @@ def test_minus_zero_is_a_change_and_nan_is_none():
 
 WRONG = {
     "dtype": (lambda m: m.encode_delta(torch.zeros(2), torch.zeros(2)), "old and new must be bfloat16 or float16"),
-    "steps": (lambda m: m.apply_delta(torch.zeros(2).bfloat16(), torch.tensor([0]), torch.zeros(1).long()), "steps must be torch.int32"),
-    "positions": (lambda m: m.apply_delta(torch.zeros(2).bfloat16(), torch.tensor([2]), torch.zeros(1).int()), "positions must lie in the 2"),
+    "steps": (
+        lambda m: m.apply_delta(torch.zeros(2).bfloat16(), torch.tensor([0]), torch.zeros(1).long()),
+        "steps must be torch.int32",
+    ),
+    "positions": (
+        lambda m: m.apply_delta(torch.zeros(2).bfloat16(), torch.tensor([2]), torch.zeros(1).int()),
+        "positions must lie in the 2",
+    ),
 }
 
 

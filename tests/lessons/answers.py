@@ -1,4 +1,5 @@
-"""Answers to the exercises of the lessons by which their checks are tested: plausible mistakes and other ways to be right.
+"""Answers to the exercises of the lessons by which their checks are tested: plausible mistakes and other ways to be
+right.
 
     of("05_kl")          the answers to each exercise of a lesson: {1: [Answer, …], …}
 
@@ -46,10 +47,15 @@ class Answer:
 
 
 def read(text: str) -> list[Answer]:
-    """The answers in a text. ValueError where something stands before the first heading, a source is empty or a name comes twice."""
+    """The answers in a text. ValueError where something stands before the first heading, a source is empty or a name
+    comes twice."""
     before, *parts = re.split(rf"^# ({'|'.join(KINDS)}): (.+)\n", text, flags=re.MULTILINE)
     found = [Answer(*(part.strip() for part in parts[at : at + 3])) for at in range(0, len(parts), 3)]
-    if before.strip() or not all(answer.source for answer in found) or len({answer.name for answer in found}) < len(found):
+    if (
+        before.strip()
+        or not all(answer.source for answer in found)
+        or len({answer.name for answer in found}) < len(found)
+    ):
         raise ValueError(f"no list of answers with a heading and a name each: {text}")
     return found
 

@@ -1,4 +1,5 @@
-"""Answers to the exercises of lessons 6 to 8, by lesson and exercise; `answers.py` says how they are written and read."""
+"""Answers to the exercises of lessons 6 to 8, by lesson and exercise; `answers.py` says how they are written and
+read."""
 
 TEXTS: dict[str, dict[int, str]] = {}
 

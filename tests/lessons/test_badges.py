@@ -33,7 +33,9 @@ def laid(base):
     for number in (5, 17):
         script = syllabus.find(number).path
         shutil.copyfile(script, there / script.name)
-        book = badges.dressed(nbformat.read(syllabus.notebook(script), as_version=4), there / script.name)  # this copy may have badges of its own
+        book = badges.dressed(
+            nbformat.read(syllabus.notebook(script), as_version=4), there / script.name
+        )  # this copy may have badges of its own
         syllabus.notebook(there / script.name).write_text(nbformat.writes(book) + "\n", encoding="utf-8")
     (there / "README.md").write_text(syllabus.filled(README, there), encoding="utf-8")
     return there
@@ -65,13 +67,18 @@ def test_one_command_gives_every_lesson_a_badge_and_a_cell_that_installs(folder,
     before, plain = files(folder), {script: cells(script) for script in syllabus.scripts(folder)}
     assert badges.main(["me/etude"], folder) == 0
     said = capsys.readouterr()
-    assert said.out == "badges open https://github.com/me/etude/tree/main; 4 files have changed: commit and push them\n" and not said.err
+    assert (
+        said.out == "badges open https://github.com/me/etude/tree/main; 4 files have changed: commit and push them\n"
+        and not said.err
+    )
     for script, old in plain.items():
         now, at = cells(script), f"{COLAB}/me/etude/blob/main/lessons/notebooks/{script.stem}.ipynb"
         assert now[0].source == f"[![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)]({at})"
         first = next(cell for cell in now if cell.cell_type == "code")
         assert "https://github.com/me/etude" in first.source and not first.outputs and first.execution_count is None
-        assert [cell for cell in now if not badges.ours(cell)] == old and len(now) == len(old) + 2, "numbers and outputs stay"
+        assert [cell for cell in now if not badges.ours(cell)] == old and len(now) == len(old) + 2, (
+            "numbers and outputs stay"
+        )
         assert f"]({at})" in (folder / "README.md").read_text(encoding="utf-8")
         nbformat.validate(nbformat.read(syllabus.notebook(script), as_version=4))
         assert not build.differs(script) and build.reworded(script).cells == now, "the builder keeps them"
@@ -102,7 +109,9 @@ def test_a_lesson_that_is_executed_keeps_its_cells_for_colab(folder, monkeypatch
 
     monkeypatch.setattr(build, "NotebookClient", Client)
     book = build.executed(script)
-    assert not any("etude-clone" in source for source in played) and [cell.source for cell in book.cells] == [cell.source for cell in cells(script)]
+    assert not any("etude-clone" in source for source in played) and [cell.source for cell in book.cells] == [
+        cell.source for cell in cells(script)
+    ]
     build.write(script, book)
     assert not build.differs(script) and not build.changed(script)
 
@@ -112,7 +121,9 @@ OWNERS = st.from_regex(r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,8}[A-Za-z0-9])?", fullmatc
 ADDRESSES = st.builds(
     Address,
     OWNERS,
-    st.from_regex(r"[A-Za-z0-9._-]{1,10}", fullmatch=True).filter(lambda name: name.strip(".") and not name.endswith(".git")),
+    st.from_regex(r"[A-Za-z0-9._-]{1,10}", fullmatch=True).filter(
+        lambda name: name.strip(".") and not name.endswith(".git")
+    ),
     WORDS.filter(lambda branch: ".." not in branch and not branch.endswith(".lock")),
 )
 FORMS = (
@@ -130,21 +141,35 @@ FORMS = (
 
 @given(ADDRESSES, st.sampled_from(FORMS))
 def test_what_is_written_is_read_back(address, form):
-    """From every way to say where a repository lies; from the file; from the badge; and from the cell, which is Python."""
+    """From every way to say where a repository lies; from the file; from the badge; and from the cell, which is
+    Python."""
     assert parse(form.format(o=address.owner, n=address.name), address.branch) == address == parse(str(address))
     script = Path("05_kl.py")
-    owner, name, blob, branch, path = re.fullmatch(rf".*\({COLAB}/([^/]+)/([^/]+)/(blob)/([^/]+)/(.*)\)", syllabus.badge(script, address)).groups()
+    owner, name, blob, branch, path = re.fullmatch(
+        rf".*\({COLAB}/([^/]+)/([^/]+)/(blob)/([^/]+)/(.*)\)", syllabus.badge(script, address)
+    ).groups()
     assert Address(owner, name, branch) == address and path == "lessons/notebooks/05_kl.ipynb"
     tree = ast.parse(badges.INSTALL.format(branch=address.branch, clone=address.clone))
-    lists = ([word.value for word in node.elts if isinstance(word, ast.Constant)] for node in ast.walk(tree) if isinstance(node, ast.List))
+    lists = (
+        [word.value for word in node.elts if isinstance(word, ast.Constant)]
+        for node in ast.walk(tree)
+        if isinstance(node, ast.List)
+    )
     words = next(some for some in lists if some[0] == "git")
-    assert words[words.index("--branch") + 1 :] == [address.branch, f"https://github.com/{address.owner}/{address.name}"]
+    assert words[words.index("--branch") + 1 :] == [
+        address.branch,
+        f"https://github.com/{address.owner}/{address.name}",
+    ]
 
 
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["etude"], "a repository on GitHub was expected, got 'etude'; say which: python -m lessons.badges OWNER/NAME [--branch main]"),
+        (
+            ["etude"],
+            "a repository on GitHub was expected, got 'etude'; say which: python -m lessons.badges "
+            "OWNER/NAME [--branch main]",
+        ),
         (["me/etude/lessons"], "a repository on GitHub was expected, got 'me/etude/lessons'"),
         (["https://gitlab.com/me/etude"], "a repository on GitHub was expected"),
         (["https://example.org/github.com/me/etude"], "a repository on GitHub was expected"),
@@ -154,14 +179,21 @@ def test_what_is_written_is_read_back(address, form):
         (['me/e"tude'], "a repository on GitHub was expected"),
         (["mé/etude"], "a repository on GitHub was expected"),
         (["me/etude\n# and more"], "a repository on GitHub was expected"),
-        (["https://github.com/me/etude/tree/a/b"], "a branch for Colab is one word of letters, digits, and . _ - between them; got 'a/b'"),
+        (
+            ["https://github.com/me/etude/tree/a/b"],
+            "a branch for Colab is one word of letters, digits, and . _ - between them; got 'a/b'",
+        ),
         (["me/etude", "--branch="], "a branch for Colab is one word"),
         (["me/etude", "--branch=--upload-pack=x"], "a branch for Colab is one word"),
         (["me/etude", "--branch=a..b"], "a branch for Colab is one word"),
         (["me/etude", "--branch=main.lock"], "a branch for Colab is one word"),
         (["me/etude", "--branch=main\n"], "a branch for Colab is one word"),
         (["me/etude", "--remove"], "--remove takes no address and no branch"),
-        ([], "this folder has no remote called origin to take an address from; say which: python -m lessons.badges OWNER/NAME"),
+        (
+            [],
+            "this folder has no remote called origin to take an address from; say which: python -m "
+            "lessons.badges OWNER/NAME",
+        ),
     ],
     ids=lambda x: str(x)[:40],
 )
@@ -169,7 +201,12 @@ def test_a_bad_address_is_one_line_and_nothing_is_written(untouched, capsys, wor
     before = files(untouched)
     assert badges.main(words, untouched) == 2
     said = capsys.readouterr()
-    assert said.err.startswith(f"error: {says}") and said.err.count("\n") == 1 and not said.out and "s3cret" not in said.err
+    assert (
+        said.err.startswith(f"error: {says}")
+        and said.err.count("\n") == 1
+        and not said.out
+        and "s3cret" not in said.err
+    )
     assert files(untouched) == before
 
 
@@ -180,7 +217,11 @@ def test_without_an_address_it_is_that_of_the_clone(folder, capsys):
     before = files(folder)
     assert badges.main([], folder) == 2
     said = capsys.readouterr().err
-    assert said.startswith("error: a repository on GitHub was expected; say which") and said.count("\n") == 1 and "s3cret" not in said
+    assert (
+        said.startswith("error: a repository on GitHub was expected; say which")
+        and said.count("\n") == 1
+        and "s3cret" not in said
+    )
     assert files(folder) == before
     git(folder.parent, "remote", "set-url", "origin", "https://u:s3cret@github.com/me/etude.git")
     assert badges.main(["--branch", "dev"], folder) == 0 and stored(folder) == Address("me", "etude", "dev")
@@ -188,7 +229,10 @@ def test_without_an_address_it_is_that_of_the_clone(folder, capsys):
 
 
 def test_what_cannot_be_read_is_said_before_anything_is_written(folder):
-    for text, says in (("{", "notebook of 17_behaviour cannot be read .*make lessons"), (None, "notebook of 17_behaviour cannot be read")):
+    for text, says in (
+        ("{", "notebook of 17_behaviour cannot be read .*make lessons"),
+        (None, "notebook of 17_behaviour cannot be read"),
+    ):
         at = syllabus.notebook(syllabus.scripts(folder)[1])
         at.unlink() if text is None else at.write_text(text)
         before = files(folder)
@@ -214,20 +258,36 @@ PIP = "import os, sys\nwith open(os.environ['SAID'], 'a') as file:\n    print('p
 
 @pytest.fixture
 def colab(tmp_path):
-    """play(HEAD, TAIL): runs the cell between these lines in a Python without packages, with a git and a pip that only note their words. Returns the
-    words and what was printed. Beside it the folder of packages that can be imported, and the one in which the cell runs."""
+    """play(HEAD, TAIL): runs the cell between these lines in a Python without packages, with a git and a pip that only
+    note their words. Returns the words and what was printed. Beside it the folder of packages that can be imported, and
+    the one in which the cell runs."""
     fakes, work, said = tmp_path / "fakes", tmp_path / "content", tmp_path / "said"
     work.mkdir()
-    for name, text in {"pip/__init__.py": "", "pip/__main__.py": PIP, "google/colab/__init__.py": "", "bin/git": GIT}.items():
+    for name, text in {
+        "pip/__init__.py": "",
+        "pip/__main__.py": PIP,
+        "google/colab/__init__.py": "",
+        "bin/git": GIT,
+    }.items():
         (fakes / name).parent.mkdir(parents=True, exist_ok=True)
         (fakes / name).write_text(text)
     (fakes / "bin" / "git").chmod(stat.S_IRWXU)
-    environment = {**os.environ, "PYTHONPATH": str(fakes), "PATH": f"{fakes / 'bin'}{os.pathsep}{os.environ['PATH']}", "SAID": str(said)}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(fakes),
+        "PATH": f"{fakes / 'bin'}{os.pathsep}{os.environ['PATH']}",
+        "SAID": str(said),
+    }
 
     def play(head, tail=""):
         said.write_text("")
         cell = badges.INSTALL.format(branch="main", clone="https://github.com/me/etude")
-        words = [sys.executable, "-S", "-c", f"{head}\n{cell}\n{tail}"]  # -S: without this Python's packages, among them etude
+        words = [
+            sys.executable,
+            "-S",
+            "-c",
+            f"{head}\n{cell}\n{tail}",
+        ]  # -S: without this Python's packages, among them etude
         done = subprocess.run(words, cwd=work, env=environment, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         return said.read_text().splitlines(), done.stdout
@@ -240,7 +300,10 @@ def test_the_cell_installs_where_etude_is_missing_on_colab_and_nowhere_else(cola
     assert play("") == ([], "") and not any(work.iterdir()), "another machine, where a reader took the wrong Python"
     told, out = play("import google.colab", "import lessons; print(lessons.here, sys.path[0])")
     clone = work / "etude-clone"
-    assert told == [f"git clone -q --depth 1 --branch main https://github.com/me/etude {clone}", f"pip install -q -e {clone}"]
+    assert told == [
+        f"git clone -q --depth 1 --branch main https://github.com/me/etude {clone}",
+        f"pip install -q -e {clone}",
+    ]
     assert out == f"1 {clone}\n", "without a restart"
     assert play("import google.colab")[0] == told[1:], "a clone that is there is not made again"
     (work / "etude").mkdir()  # a clone that someone made by hand is no package

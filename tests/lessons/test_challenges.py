@@ -1,4 +1,5 @@
-"""The challenges of the course: a scorer passes a baseline, and refuses the starting file and wrong solutions; the board is what it scores."""
+"""The challenges of the course: a scorer passes a baseline, and refuses the starting file and wrong solutions; the
+board is what it scores."""
 
 import json
 import re
@@ -9,7 +10,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from etude import challenge_commands
-from etude.challenges import answers, behaviour, board, challenge, cpt, feature_deletion, recipe, solver, weight_sync, wire
+from etude.challenges import (
+    answers,
+    behaviour,
+    board,
+    challenge,
+    cpt,
+    feature_deletion,
+    recipe,
+    solver,
+    weight_sync,
+    wire,
+)
 from etude.challenges.challenge import CHALLENGES
 from etude.challenges.solution import Here, Solution
 from kit.settings import RunError
@@ -40,7 +52,10 @@ def test_a_challenge_for_each_lesson():
     numbers = {one.number: one.name for one in CHALLENGES}
     assert list(numbers) == [lesson.number for lesson in syllabus.lessons()]
     for number, name in numbers.items():
-        assert syllabus.find(number).path.stem == f"{number:02d}_{name.replace('-', '_')}" and challenge_commands.number_of(name) == number
+        assert (
+            syllabus.find(number).path.stem == f"{number:02d}_{name.replace('-', '_')}"
+            and challenge_commands.number_of(name) == number
+        )
     known = {path for one in CHALLENGES for path in (one.start, *one.baselines)}
     assert {path for room in ("starts", "baselines") for path in (challenge.FOLDER / room).glob("*.py")} == known
     assert {stem for stem, *_ in WRONG} == set(IDS)
@@ -50,10 +65,15 @@ def test_a_challenge_for_each_lesson():
 
 @pytest.mark.parametrize("one", CHALLENGES, ids=IDS)
 def test_what_is_asked_can_be_read(one):
-    """The head names challenge and number; the text names every function of the file, the score, and which way is better."""
+    """The head names challenge and number; the text names every function of the file, the score, and which way is
+    better."""
     head = challenge.docstring(one.start).partition("\n")[0]
     assert head.startswith(f"Challenge {one.number}: ") and one.title and one.says
-    assert ("Less is better." in one.says) == one.least and ("More is better." in one.says) != one.least and "\nScore: " in one.says
+    assert (
+        ("Less is better." in one.says) == one.least
+        and ("More is better." in one.says) != one.least
+        and "\nScore: " in one.says
+    )
     begun = solver.loaded(one.start)
     asked = re.findall(r"^(\w+)\([\w, ]+\): ", one.says, re.MULTILINE)
     assert asked and all(callable(vars(begun).get(name)) for name in asked)
@@ -63,10 +83,18 @@ def test_what_is_asked_can_be_read(one):
 
 @pytest.mark.parametrize("one", CHALLENGES, ids=IDS)
 def test_the_board_is_what_the_scorer_says(one, record):
-    """With the first seed: the starting file does not pass, a baseline does, and all have the score that the record has."""
+    """With the first seed: the starting file does not pass, a baseline does, and all have the score that the record
+    has."""
     told = record[one.name]
-    assert (told["number"], told["measure"], told["bar"], told["least"]) == (one.number, one.measure, one.bar, one.least)
-    files = {board.START: one.start} | {path.stem.removeprefix(f"{one.stem}_").replace("_", " "): path for path in one.baselines}
+    assert (told["number"], told["measure"], told["bar"], told["least"]) == (
+        one.number,
+        one.measure,
+        one.bar,
+        one.least,
+    )
+    files = {board.START: one.start} | {
+        path.stem.removeprefix(f"{one.stem}_").replace("_", " "): path for path in one.baselines
+    }
     assert [row["solution"] for row in told["board"]] == list(files)
     found = {}
     for row in told["board"]:
@@ -97,7 +125,10 @@ def test_a_wrong_solution_is_refused_or_fails(stem, what, source, says, tmp_path
 
 def test_the_recipe_is_trained_within_a_budget(tiny_run, tmp_path, monkeypatch):
     """A step of RL on four rollouts of the tiny agent, which has learned nothing; and a run that is missing is told."""
-    path = mine(tmp_path, "def settings(rollouts):\n    return {'steps': 1, 'prompts': 2, 'rollouts': rollouts // 2, 'lr': 1e-5}\n")
+    path = mine(
+        tmp_path,
+        "def settings(rollouts):\n    return {'steps': 1, 'prompts': 2, 'rollouts': rollouts // 2, 'lr': 1e-5}\n",
+    )
     for name, value in {"RUN": tiny_run, "ROLLOUTS": 4, "TASKS": 2, "SAMPLES": 2}.items():
         monkeypatch.setattr(recipe, name, value)
     assert recipe.score(Here(path), 0) in (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -107,10 +138,14 @@ def test_the_recipe_is_trained_within_a_budget(tiny_run, tmp_path, monkeypatch):
 
 
 def test_a_plan_of_pretraining_is_played(tmp_path, monkeypatch):
-    """A dozen steps: with a rate of zero nothing is learned, with a good one something; the least loss is that of the source."""
+    """A dozen steps: with a rate of zero nothing is learned, with a good one something; the least loss is that of the
+    source."""
     monkeypatch.setattr(cpt, "STEPS", 12)
     monkeypatch.setattr(cpt, "HELD_ROWS", 8)
-    still, moved = (cpt.score(Here(mine(tmp_path, f"def plan(steps):\n    return [[{rate}, 0.5]] * steps\n")), 0) for rate in (0.0, 0.01))
+    still, moved = (
+        cpt.score(Here(mine(tmp_path, f"def plan(steps):\n    return [[{rate}, 0.5]] * steps\n")), 0)
+        for rate in (0.0, 0.01)
+    )
     assert still > moved + 0.1 and moved > 0
     monkeypatch.setattr(cpt, "FASTEST", 1e30)
     with pytest.raises(RunError, match="plan destroys the model"):
@@ -138,20 +173,28 @@ def test_what_makes_a_task(seed, count):
     deleted = rng.choice(feature_deletion.FUNCTIONS, count, replace=False).tolist()
     fails = [any(row[one] for one in deleted) for row in table]
     kept = [row for row, failing in zip(table, fails) if not failing]
-    whole = all(any(row[f] for row in kept) or not any(row[f] for row in table) for f in range(table.shape[1]) if f not in deleted)
+    whole = all(
+        any(row[f] for row in kept) or not any(row[f] for row in table)
+        for f in range(table.shape[1])
+        if f not in deleted
+    )
     good = whole and 3 <= sum(fails) <= 40 and all(any(row[one] for row in table) for one in deleted)
     assert (feature_deletion.what_is_wrong(table, deleted) == "") == good
 
 
-@pytest.mark.parametrize(("baseline", "seed"), [("04_dr_grpo_exact_part", 19), ("17_behaviour_played_ahead", 12), ("18_monitor_sum", 7)])
+@pytest.mark.parametrize(
+    ("baseline", "seed"), [("04_dr_grpo_exact_part", 19), ("17_behaviour_played_ahead", 12), ("18_monitor_sum", 7)]
+)
 def test_a_pass_is_not_luck(baseline, seed):
-    """With seeds whose cases once refused a solution that is good: one prompt with next to no noise, few worlds, many small rises."""
+    """With seeds whose cases once refused a solution that is good: one prompt with next to no noise, few worlds, many
+    small rises."""
     one = next(one for one in CHALLENGES if baseline.startswith(one.stem))
     assert one.passed(one.score(Here(challenge.FOLDER / "baselines" / f"{baseline}.py"), seed))
 
 
 def test_training_follows_the_reward():
-    """The way with the highest reward wins, and equal rewards move nothing; several rewards at once are trained on one by one."""
+    """The way with the highest reward wins, and equal rewards move nothing; several rewards at once are trained on one
+    by one."""
     policy = np.array([0.2, 0.3, 0.5])
     both = behaviour.trained(policy, np.array([[1.0, 0.0], [0.0, 0.4], [0.0, 0.0]]))
     assert np.allclose(both[:, 1], behaviour.trained(policy, np.array([0.0, 0.4, 0.0]))) and both[:, 0].argmax() == 0
@@ -174,13 +217,20 @@ def test_the_command_lists_shows_and_scores(ask, tmp_path, monkeypatch):
     assert code == 0 and "unbiased KL" in out and not any(tmp_path.iterdir())
     code, out, _ = ask("challenge", "kl")
     start = tmp_path / "runs" / "challenges" / "05_kl.py"
-    assert code == 0 and "The bar: at most 0.8 passes" in out and "exact part" in out and f"{start.relative_to(tmp_path)}: start here" in out
+    assert (
+        code == 0
+        and "The bar: at most 0.8 passes" in out
+        and "exact part" in out
+        and f"{start.relative_to(tmp_path)}: start here" in out
+    )
     assert start.read_text() == BY_STEM["05_kl"].start.read_text()
     start.write_text("# mine\n" + GOOD)
     code, out, _ = ask("challenge", 5)
     assert code == 0 and "stays as it is" in out and start.read_text().startswith("# mine")
     code, out, error = ask("challenge", 5, "--score", "--seed", 0)
-    said = "3.555 error over the better of k1 and k3; at most 0.8 passes: not passed, place 5 of 5 on the board (seed 0)"
+    said = (
+        "3.555 error over the better of k1 and k3; at most 0.8 passes: not passed, place 5 of 5 on the board (seed 0)"
+    )
     assert (code, error) == (1, "") and out == f"challenge 5: {said}\n"
     code, out, _ = ask("challenge", 5, "--json")
     told = json.loads(out)
@@ -201,9 +251,16 @@ def test_a_score_as_json(ask, tmp_path, monkeypatch):
     [
         (["challenge", 99], "there is no challenge 99; there are 0, 1"),
         (["challenge", "best-of-k"], "best-of-k is a figure: etude figure best-of-k; etude challenge lists them"),
-        (["challenge", "nothing"], "NUMBER must be the number of a challenge or the name of a technique; got 'nothing'; etude challenge lists them"),
+        (
+            ["challenge", "nothing"],
+            "NUMBER must be the number of a challenge or the name of a technique; got 'nothing'; etude "
+            "challenge lists them",
+        ),
         (["challenge", 5, ".", "--score"], ". is no file; name the file of your solution"),
-        (["challenge", 5, "--score"], "runs/challenges/05_kl.py does not exist; etude challenge 5 writes a file to start from"),
+        (
+            ["challenge", 5, "--score"],
+            "runs/challenges/05_kl.py does not exist; etude challenge 5 writes a file to start from",
+        ),
         (["challenge", 5, "mine.py", "--score"], "mine.py does not exist; check its name"),
         (["challenge", 5, "mine.py"], "to score a file: etude challenge 5 --score mine.py"),
         (["challenge", "--score"], "name a challenge"),
@@ -212,10 +269,20 @@ def test_a_score_as_json(ask, tmp_path, monkeypatch):
 def test_bad_input_gets_a_line(words, says, ask, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     code, out, error = ask(*words)
-    assert code == 2 and out == "" and says in error and error.startswith("error: ") and error.count("\n") == 1 and not any(tmp_path.iterdir())
+    assert (
+        code == 2
+        and out == ""
+        and says in error
+        and error.startswith("error: ")
+        and error.count("\n") == 1
+        and not any(tmp_path.iterdir())
+    )
 
 
-@pytest.mark.parametrize(("blocks", "says"), [("runs", "cannot be made"), ("dir", "is no file; move it away"), ("link", "a link that leads nowhere")])
+@pytest.mark.parametrize(
+    ("blocks", "says"),
+    [("runs", "cannot be made"), ("dir", "is no file; move it away"), ("link", "a link that leads nowhere")],
+)
 def test_what_stands_in_the_way_is_said_first(blocks, says, ask, tmp_path, monkeypatch):
     """Before anything is printed, and nothing is replaced."""
     monkeypatch.chdir(tmp_path)
@@ -248,7 +315,9 @@ def test_a_process_of_its_own(tmp_path, capfd):
             assert other("keep", 5) == [1, 5]
         with pytest.raises(RunError, match="line 9: PermissionError: a solution may not write files"):
             one("write", str(marker))
-        with pytest.raises(RunError, match="PermissionError: a solution may not do this once it is loaded: subprocess.Popen"):
+        with pytest.raises(
+            RunError, match="PermissionError: a solution may not do this once it is loaded: subprocess.Popen"
+        ):
             one("begin")
         with pytest.raises(RunError, match="line 16: PermissionError: a solution may not read the scorers"):
             one("know")
@@ -262,7 +331,10 @@ def test_a_process_of_its_own(tmp_path, capfd):
 
 def test_no_file_passes_anything_on(tmp_path, capfd):
     """Not one that a library writes, which no audit hook sees, nor a database; and none that was opened before."""
-    leak, heard = tmp_path / "leak", "import torch\n\ndef f(name):\n    print('heard')\n    torch.save(torch.zeros(3), name)\n"
+    leak, heard = (
+        tmp_path / "leak",
+        "import torch\n\ndef f(name):\n    print('heard')\n    torch.save(torch.zeros(3), name)\n",
+    )
     with Solution(mine(tmp_path, heard + "\ndef g(name):\n    import sqlite3\n    sqlite3.connect(name)\n"), 20) as one:
         with pytest.raises(RunError, match="line 5"):
             one("f", str(leak))
@@ -271,13 +343,20 @@ def test_no_file_passes_anything_on(tmp_path, capfd):
     assert not leak.exists() or not leak.stat().st_size
     assert capfd.readouterr().err == "heard\n"
     kept = f"log = open({str(leak)!r}, 'a+b', buffering=0)\n\ndef f():\n    return 1\n"
-    with pytest.raises(RunError, match="may not keep a file open to write to: .*leak"), Solution(mine(tmp_path, kept), 20):
+    with (
+        pytest.raises(RunError, match="may not keep a file open to write to: .*leak"),
+        Solution(mine(tmp_path, kept), 20),
+    ):
         ...
 
 
 def test_what_a_function_imports_is_there(tmp_path):
-    """Although imports look for a place to write to; a dataclass, a byte order mark and an import that is missing are no trouble either."""
-    source = "from dataclasses import dataclass\n\n@dataclass\nclass P:\n    x: int = 2\n\ndef f(x):\n    import tempfile, uuid, json.tool\n"
+    """Although imports look for a place to write to; a dataclass, a byte order mark and an import that is missing are
+    no trouble either."""
+    source = (
+        "from dataclasses import dataclass\n\n@dataclass\nclass P:\n    x: int = 2\n\ndef f(x):\n    "
+        "import tempfile, uuid, json.tool\n"
+    )
     source += "    return len(tempfile.gettempdir()) > 0, P().x, f.__annotations__\n\ndef g(x: P):\n    import torch\n"
     source += "    return [g.__annotations__['x'] is P, torch.from_numpy(x) + 1]\n\ndef h():\n    import not_there\n"
     path = tmp_path / "mine.py"

@@ -48,7 +48,11 @@ def test_a_tiny_run_is_played_once_and_anew_when_its_settings_change(tmp_path, c
     monkeypatch.setattr(course.recipe, "run", lambda run, config: (print("noise"), played.append((run.root, config))))
     said = "a tiny run of the recipe comes first, once: half a minute\n"
     first = course.tiny_run()
-    assert first.parent == tmp_path / "lessons" and re.fullmatch("tiny-[0-9a-f]{8}", first.name) and capfd.readouterr() == ("", said)
+    assert (
+        first.parent == tmp_path / "lessons"
+        and re.fullmatch("tiny-[0-9a-f]{8}", first.name)
+        and capfd.readouterr() == ("", said)
+    )
     assert course.tiny_run() == first == course.tiny_folder() and capfd.readouterr() == ("", "")
     for name in ("tiny", "tiny-mine", "tinkered"):
         (first.parent / name).mkdir()
@@ -58,7 +62,13 @@ def test_a_tiny_run_is_played_once_and_anew_when_its_settings_change(tmp_path, c
     monkeypatch.setattr(course, "SMOKE", course.SMOKE | {"seed": 7})
     second = course.tiny_run()
     assert second != first and capfd.readouterr() == ("", said)
-    assert {path.name for path in first.parent.iterdir()} == {second.name, "tiny-mine", "tinkered", "tiny-00000000", "05_kl.ipynb"}
+    assert {path.name for path in first.parent.iterdir()} == {
+        second.name,
+        "tiny-mine",
+        "tinkered",
+        "tiny-00000000",
+        "05_kl.ipynb",
+    }
     assert json.loads((second / "config.json").read_text())["config"]["seed"] == 7
     assert [(root, config.seed) for root, config in played] == [(first, 0), (first, 0), (second, 7)]
 
@@ -76,7 +86,9 @@ def test_etude_lesson(ask, monkeypatch, tmp_path):
     code, _, error = ask("lesson", 99)
     assert code == 2 and error.startswith("error: there is no lesson 99; there are 0, 1") and error.count("\n") == 1
     found = course_commands.importlib.util.find_spec
-    monkeypatch.setattr(course_commands.importlib.util, "find_spec", lambda name: None if name == "jupyterlab" else found(name))
+    monkeypatch.setattr(
+        course_commands.importlib.util, "find_spec", lambda name: None if name == "jupyterlab" else found(name)
+    )
     code, _, error = ask("lesson", 5)
     assert (
         code == 2
@@ -90,7 +102,10 @@ def test_etude_lesson(ask, monkeypatch, tmp_path):
     # A stand-in for Jupyter says what it was asked to open, and whether a kernel would find the lessons.
     (tmp_path / "jupyterlab").mkdir()
     (tmp_path / "jupyterlab" / "__init__.py").touch()
-    says = "import sys, lessons.course\nfrom pathlib import Path\nPath('asked').write_text(' '.join(sys.argv[1:]))\nsys.exit(3)\n"
+    says = (
+        "import sys, lessons.course\nfrom pathlib import Path\nPath('asked').write_text(' "
+        "'.join(sys.argv[1:]))\nsys.exit(3)\n"
+    )
     (tmp_path / "jupyterlab" / "__main__.py").write_text(says)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
@@ -112,6 +127,8 @@ def test_the_builder_says_what_differs(capsys, monkeypatch):
     assert build.main() == 0 and capsys.readouterr().out == ""
     monkeypatch.setattr(sys, "argv", ["build", "--check"])
     monkeypatch.setattr(build, "differs", lambda script: "so it is" if script.stem == "05_kl" else "")
-    assert build.main() == 1 and capsys.readouterr().out == "05_kl: so it is; make it again: python -m lessons.build 05\n"
+    assert (
+        build.main() == 1 and capsys.readouterr().out == "05_kl: so it is; make it again: python -m lessons.build 05\n"
+    )
     monkeypatch.setattr(sys, "argv", ["build", "99"])
     assert build.main() == 1 and "there is no lesson 99" in capsys.readouterr().err

@@ -1,4 +1,5 @@
-"""What lesson 0 shows first: an agent that solves a task, and one that it does not solve. It is the attempt that `etude play` shows."""
+"""What lesson 0 shows first: an agent that solves a task, and one that it does not solve. It is the attempt that `etude
+play` shows."""
 
 import nbformat
 

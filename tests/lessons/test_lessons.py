@@ -1,8 +1,8 @@
 """Every lesson runs, has its parts, checks its exercises, and is the notebook that is committed.
 
-Lessons are played in this process, quick: a kernel for each would take longer to start than most take to run. That a notebook is
-executed as well is shown with one of them. While a lesson is played its checks also hear the answers of `answers.py`: mistakes, which they
-have to refuse, and other ways to be right.
+Lessons are played in this process, quick: a kernel for each would take longer to start than most take to run. That a
+notebook is executed as well is shown with one of them. While a lesson is played its checks also hear the answers of
+`answers.py`: mistakes, which they have to refuse, and other ways to be right.
 """
 
 import ast
@@ -56,8 +56,9 @@ def kind_of(cell: nbformat.NotebookNode) -> str:
 
 
 def walk(script: Path, runs: Path, given: dict[int, list[answers.Answer]]) -> list[Heard]:
-    """Runs the cells of a lesson one after the other in a fresh namespace; all checks in order. After the solution of an exercise its check
-    hears every answer that is given to it, each in place of the stub; the cells that follow see the solution again."""
+    """Runs the cells of a lesson one after the other in a fresh namespace; all checks in order. After the solution of
+    an exercise its check hears every answer that is given to it, each in place of the stub; the cells that follow see
+    the solution again."""
     heard: list[Heard] = []
     check, module = course.check, types.ModuleType(f"lesson_{script.stem}")
     kind, answer, stub, asked = "", "", "", None
@@ -82,7 +83,9 @@ def walk(script: Path, runs: Path, given: dict[int, list[answers.Answer]]) -> li
             kind, answer = one.kind, one.name
             with torch.random.fork_rng([]):  # the cells that follow draw what they draw without answers
                 torch.manual_seed(0)
-                run(stub, f"stub of exercise {exercise}")  # an answer that defines something else is not taken for the solution
+                run(
+                    stub, f"stub of exercise {exercise}"
+                )  # an answer that defines something else is not taken for the solution
                 run(one.source, f"exercise {exercise}, {one.name}")
                 listen(exercise, test)
             module.__dict__.clear()
@@ -128,8 +131,9 @@ def faults(script: Path, heard: list[Heard]) -> list[str]:
 
 
 def misjudged(heard: list[Heard], given: dict[int, list[answers.Answer]]) -> list[str]:
-    """What is wrong with the checks and with the answers given to them: a mistake that passes or that the check says nothing about, a right
-    answer that does not pass, an exercise with too few answers or answers without their exercise."""
+    """What is wrong with the checks and with the answers given to them: a mistake that passes or that the check says
+    nothing about, a right answer that does not pass, an exercise with too few answers or answers without their
+    exercise."""
     wrong = []
     exercises = {one.number for one in heard if one.kind == "solution"}
     for number in sorted(exercises | set(given)):
@@ -138,7 +142,9 @@ def misjudged(heard: list[Heard], given: dict[int, list[answers.Answer]]) -> lis
         if number not in exercises:
             wrong.append(f"there is no exercise {number} for its answers")
         elif len(mistakes) < 2 or not fine:
-            wrong.append(f"exercise {number} has {len(mistakes)} wrong and {fine} right answers; two and one are the least")
+            wrong.append(
+                f"exercise {number} has {len(mistakes)} wrong and {fine} right answers; two and one are the least"
+            )
     for one in (one for one in heard if one.answer):
         sentence = one.said.rpartition(": not yet.")[2].strip()
         if "not begun" in one.said:
@@ -147,7 +153,9 @@ def misjudged(heard: list[Heard], given: dict[int, list[answers.Answer]]) -> lis
             wrong.append(f"exercise {one.number} refuses {one.answer!r}, which is right: {one.said}")
         elif one.kind != "right" and one.solved:
             wrong.append(f"exercise {one.number} accepts {one.answer!r}, which is wrong")
-        elif one.kind == "wrong" and (not sentence or sentence.startswith(("It stopped with", "The check does not hold."))):
+        elif one.kind == "wrong" and (
+            not sentence or sentence.startswith(("It stopped with", "The check does not hold."))
+        ):
             wrong.append(f"exercise {one.number} does not say what is wrong with {one.answer!r}: {one.said}")
     return wrong
 
@@ -180,11 +188,19 @@ def missing(script: Path) -> list[str]:
     text = "\n\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
     code = "\n".join(cell.source for cell in cells if cell.cell_type == "code")
     headings = [line for line in text.splitlines() if line.startswith("## ")]
-    lack = [part for part in ("## The idea", "## How it breaks", "## Where to read on") if not any(line.startswith(part) for line in headings)]
+    lack = [
+        part
+        for part in ("## The idea", "## How it breaks", "## Where to read on")
+        if not any(line.startswith(part) for line in headings)
+    ]
     lack += [] if sum(line.startswith("## Exercise ") for line in headings) >= 3 else ["three headings ## Exercise N"]
     lack += [part for part in ("source(", "plt.", "check(") if part not in code]
     lack += [] if "$" in text else ["an equation"]
-    lack += [] if headings and headings[-1].startswith("## Where to read on") else ["its last section says where to read on"]
+    lack += (
+        []
+        if headings and headings[-1].startswith("## Where to read on")
+        else ["its last section says where to read on"]
+    )
     return lack
 
 
@@ -264,7 +280,9 @@ def test_a_notebook_is_executed_as_the_lesson_says():
     outputs = [out for cell in book.cells if cell.cell_type == "code" for out in cell.outputs]
     said = "".join(out.get("text", "") for out in outputs)
     assert all(f"Exercise {n}: not begun" in said and f"Exercise {n}: solved" in said for n in (1, 2, 3))
-    assert any("image/png" in out.get("data", {}) for out in outputs) and all(out.get("name") != "stderr" for out in outputs)
+    assert any("image/png" in out.get("data", {}) for out in outputs) and all(
+        out.get("name") != "stderr" for out in outputs
+    )
     assert [cell.source for cell in book.cells] == [cell.source for cell in build.unexecuted(script).cells]
 
 
@@ -334,8 +352,8 @@ def one():
 
 
 def test_what_is_wrong_with_a_lesson_is_seen(tmp_path):
-    """A stub that passes, a solution that does not, a check that knows neither mistakes nor what is right, too few exercises and answers, missing
-    parts, a name of ref's, another notebook."""
+    """A stub that passes, a solution that does not, a check that knows neither mistakes nor what is right, too few
+    exercises and answers, missing parts, a name of ref's, another notebook."""
     script = tmp_path / "07_nothing.py"
     script.write_text(BROKEN, encoding="utf-8")
     wrong = "\n".join(faults(script, walk(script, tmp_path, {})))
@@ -343,7 +361,9 @@ def test_what_is_wrong_with_a_lesson_is_seen(tmp_path):
     assert "stub of exercise 1 should not be begun; its check says: Exercise 1: solved" in wrong
     assert "solution of exercise 1 fails: Exercise 1: not yet" in wrong
     given = {1: answers.read(GIVEN), 2: []}
-    script.write_text(BROKEN + "\n# %%\nassert one() == 2\n", encoding="utf-8")  # the cells that follow see the solution, not an answer
+    script.write_text(
+        BROKEN + "\n# %%\nassert one() == 2\n", encoding="utf-8"
+    )  # the cells that follow see the solution, not an answer
     assert [wrong.partition(": Exercise")[0] for wrong in misjudged(walk(script, tmp_path, given), given)] == [
         "there is no exercise 2 for its answers",
         "exercise 1 accepts 'what the check wants', which is wrong",
@@ -353,12 +373,23 @@ def test_what_is_wrong_with_a_lesson_is_seen(tmp_path):
         "exercise 1 refuses 'what it should want', which is right",
     ]
     script.write_text(BROKEN, encoding="utf-8")
-    assert misjudged(walk(script, tmp_path, {}), {}) == ["exercise 1 has 0 wrong and 0 right answers; two and one are the least"]
+    assert misjudged(walk(script, tmp_path, {}), {}) == [
+        "exercise 1 has 0 wrong and 0 right answers; two and one are the least"
+    ]
     assert redefined(script) == {"token_kl"}
-    script.write_text(BROKEN.replace("def token_kl():\n", "token_kl = lambda: None\n\n\ndef fine():\n"), encoding="utf-8")
+    script.write_text(
+        BROKEN.replace("def token_kl():\n", "token_kl = lambda: None\n\n\ndef fine():\n"), encoding="utf-8"
+    )
     assert redefined(script) == {"token_kl"}
     lack = missing(script)
-    assert {"## The idea", "## How it breaks", "## Where to read on", "three headings ## Exercise N", "plt.", "an equation"} <= set(lack)
+    assert {
+        "## The idea",
+        "## How it breaks",
+        "## Where to read on",
+        "three headings ## Exercise N",
+        "plt.",
+        "an equation",
+    } <= set(lack)
     assert build.differs(script) == "there is no notebook"
     made = syllabus.notebook(script)
     made.parent.mkdir()
@@ -380,7 +411,8 @@ def test_what_is_wrong_with_a_lesson_is_seen(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("was", "now", "says"), [("# # 7 ·", "# # 8 ·", "calls itself lesson 8"), ("*About 5 minutes.", "*A while.", "no head of a lesson")]
+    ("was", "now", "says"),
+    [("# # 7 ·", "# # 8 ·", "calls itself lesson 8"), ("*About 5 minutes.", "*A while.", "no head of a lesson")],
 )
 def test_a_head_that_is_none(tmp_path, was, now, says):
     script = tmp_path / "07_nothing.py"

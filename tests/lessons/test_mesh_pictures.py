@@ -11,7 +11,8 @@ from scaled.runtime.mesh import Layout, current
 
 
 def test_the_batch_is_painted_as_it_is_cut():
-    """Two rows to each dp index; an early and a late chunk to each cp index; and the mesh of this process stays what it was."""
+    """Two rows to each dp index; an early and a late chunk to each cp index; and the mesh of this process stays what it
+    was."""
     before = current()
     first, second = [0] * 4 + [1] * 8 + [0] * 4, [2] * 4 + [3] * 8 + [2] * 4
     assert mesh_pictures.owners(Layout(2, 2, 2), 4, 16).tolist() == [first, first, second, second]
@@ -30,7 +31,9 @@ def test_every_token_has_one_owner_and_all_own_as_many(dp, cp, rows, chunk):
 
 @given(
     st.integers(1, 3).flatmap(
-        lambda ranks: st.tuples(st.just(ranks), st.lists(st.lists(st.integers(0, 2 * ranks - 1)), min_size=ranks, max_size=ranks))
+        lambda ranks: st.tuples(
+            st.just(ranks), st.lists(st.lists(st.integers(0, 2 * ranks - 1)), min_size=ranks, max_size=ranks)
+        )
     )
 )
 def test_a_row_goes_to_the_owner_of_its_expert_and_home(drawn):
@@ -42,7 +45,9 @@ def test_a_row_goes_to_the_owner_of_its_expert_and_home(drawn):
         assert start == end == (home, place) and ordered[0] == home and there[0] == expert // 2
     for station in zip(*paths, strict=True):
         for rank in range(ranks):
-            assert sorted(place for at, place in station if at == rank) == [*range(sum(at == rank for at, _ in station))]
+            assert sorted(place for at, place in station if at == rank) == [
+                *range(sum(at == rank for at, _ in station))
+            ]
     come = sorted((there, expert) for (_, _, expert), (_, _, there, _) in zip(rows, paths, strict=True))
     for rank in range(ranks):
         experts = [expert for (at, _), expert in come if at == rank]

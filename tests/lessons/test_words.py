@@ -1,4 +1,5 @@
-"""What lessons say: Markdown that is taken into a notebook without executing it, and the parts of prose that every lesson has."""
+"""What lessons say: Markdown that is taken into a notebook without executing it, and the parts of prose that every
+lesson has."""
 
 import json
 import os
@@ -58,7 +59,11 @@ def test_changed_words_are_taken_over_and_outputs_stay(lesson):
     build.write(lesson, build.reworded(lesson))
     assert outputs(lesson) == before and not build.differs(lesson) and not build.changed(lesson)
     book = nbformat.read(syllabus.notebook(lesson), as_version=4)
-    assert [cell.source for cell in book.cells if cell.cell_type == "markdown"] == ["Other words.", "A last word.", "And another."]
+    assert [cell.source for cell in book.cells if cell.cell_type == "markdown"] == [
+        "Other words.",
+        "A last word.",
+        "And another.",
+    ]
     nbformat.validate(book)
 
 
@@ -81,7 +86,10 @@ FIRST, SECOND = SCRIPT.index("# %% tags"), SCRIPT.rindex("# %%")
     [
         (SCRIPT.replace("answer = 41", "answer = 43"), "code cell 2 is not the one that was executed"),
         (SCRIPT.replace('tags=["exercise"]', 'tags=["check"]'), "code cell 2 is not the one that was executed"),
-        (SCRIPT[:FIRST] + SCRIPT[SECOND:] + "\n" + SCRIPT[FIRST:SECOND], "code cell 2 is not the one that was executed"),
+        (
+            SCRIPT[:FIRST] + SCRIPT[SECOND:] + "\n" + SCRIPT[FIRST:SECOND],
+            "code cell 2 is not the one that was executed",
+        ),
         (SCRIPT + "\n# %%\nprint(answer)\n", "has 4 code cells, and 3 were executed"),
         (SCRIPT[:SECOND], "has 2 code cells, and 3 were executed"),
     ],
@@ -125,13 +133,16 @@ every = pytest.mark.parametrize("script", syllabus.scripts(), ids=lambda script:
 
 @every
 def test_a_lesson_asks_first_answers_later_and_ends_with_a_challenge(script):
-    """One question to predict, before the first code; one answer, after code that was executed in between; and the command of a challenge."""
+    """One question to predict, before the first code; one answer, after code that was executed in between; and the
+    command of a challenge."""
     cells = json.loads(syllabus.notebook(script).read_text(encoding="utf-8"))["cells"]
     words = {number: "".join(cell["source"]) for number, cell in enumerate(cells) if cell["cell_type"] == "markdown"}
 
     def starts(opening):
         """Where a paragraph begins with these words: number of the cell, the paragraph."""
-        return [(number, part) for number, text in words.items() for part in text.split("\n\n") if part.startswith(opening)]
+        return [
+            (number, part) for number, text in words.items() for part in text.split("\n\n") if part.startswith(opening)
+        ]
 
     ((asked, question),), ((answered, answer),) = starts("**Predict first.**"), starts("**Your prediction:**")
     assert "?" in question and len(answer) > 40
@@ -142,8 +153,8 @@ def test_a_lesson_asks_first_answers_later_and_ends_with_a_challenge(script):
 
 
 def test_a_lesson_runs_as_a_script(tmp_path):
-    """From any folder, where etude is installed or on the path. The lessons' folder is then the first in which modules are looked for, so no file
-    there may bear the name of one of Python's own."""
+    """From any folder, where etude is installed or on the path. The lessons' folder is then the first in which modules
+    are looked for, so no file there may bear the name of one of Python's own."""
     assert not {path.stem for path in syllabus.FOLDER.glob("*.py")} & set(sys.stdlib_module_names)
     script = syllabus.find(17).path
     environment = {**os.environ, "PYTHONPATH": str(syllabus.FOLDER.parent), "ETUDE_QUICK": "1", "MPLBACKEND": "Agg"}

@@ -1,4 +1,5 @@
-"""What the tests of asynchronous RL play: a tiny network and made-up conversations, in processes that import this file."""
+"""What the tests of asynchronous RL play: a tiny network and made-up conversations, in processes that import this
+file."""
 
 import copy
 from dataclasses import dataclass
@@ -44,7 +45,15 @@ class Tiny:
 
     @property
     def rl(self):
-        how = dict(steps=self.steps, prompts=self.groups, rollouts=self.rollouts, lr=self.lr, warmup=0, decay=0, budget_tokens=20)
+        how = dict(
+            steps=self.steps,
+            prompts=self.groups,
+            rollouts=self.rollouts,
+            lr=self.lr,
+            warmup=0,
+            decay=0,
+            budget_tokens=20,
+        )
         return Settings(**how, payment=LESS)
 
     def tasks(self):
@@ -82,7 +91,10 @@ def synchronous(parts: Tiny, rules: Rules, workers: int, seed: int = 0) -> Train
     """The loop without services: n players take their shares of a step in turn, and the trainer waits for all."""
     torch.set_num_threads(1)
     learner = parts.learner()
-    players = [Player(parts.sampler(), parts.setup(), rules.groups * parts.rollouts, parts.rollouts, seed) for _ in range(workers)]
+    players = [
+        Player(parts.sampler(), parts.setup(), rules.groups * parts.rollouts, parts.rollouts, seed)
+        for _ in range(workers)
+    ]
     for step in range(rules.steps):
         played = {}
         for n, player in enumerate(players):

@@ -1,4 +1,5 @@
-"""What ranks are asked to do. Every call gets the whole problem, cuts this rank's part, and returns whole results, float64."""
+"""What ranks are asked to do. Every call gets the whole problem, cuts this rank's part, and returns whole results,
+float64."""
 
 import contextlib
 import gc
@@ -24,7 +25,21 @@ from ref.network import Config
 from ref.network import fast as ref_model
 from ref.network.gradients import experts_swiglu
 from ref.rollout import Limits, Rollout
-from scaled import cpt, dr_grpo, feature_deletion, mtp, muon, packing, pretrain, quant, rl, router_replay, self_summary, sft, supervised
+from scaled import (
+    cpt,
+    dr_grpo,
+    feature_deletion,
+    mtp,
+    muon,
+    packing,
+    pretrain,
+    quant,
+    rl,
+    router_replay,
+    self_summary,
+    sft,
+    supervised,
+)
 from scaled.network import checkpoint
 from scaled.network import model as network
 from scaled.network.dispatch import on_owners
@@ -109,11 +124,19 @@ def family(name, logp, behavior, rewards, mask, finished):
 
     mine = part(logp).clone().requires_grad_()
     loss = dr_grpo.family_loss(
-        dr_grpo.FAMILY[name], mine, part(behavior), part(rewards.flatten()).view(G, n), part(mask), budget=5.0, finished=part(finished)
+        dr_grpo.FAMILY[name],
+        mine,
+        part(behavior),
+        part(rewards.flatten()).view(G, n),
+        part(mask),
+        budget=5.0,
+        finished=part(finished),
     )
     loss.backward()
     grad = full(mine.grad).unflatten(0, (G, n))
-    return loss.detach(), torch.cat([part for part in gathered(grad.transpose(0, 1).contiguous(), "dp")]).transpose(0, 1).flatten(0, 1)
+    return loss.detach(), torch.cat([part for part in gathered(grad.transpose(0, 1).contiguous(), "dp")]).transpose(
+        0, 1
+    ).flatten(0, 1)
 
 
 def replay_statistics(logp, behavior, mask, ours, theirs):
@@ -165,10 +188,15 @@ def packed(costs, n):
 
 
 def deleted(tree, coverage, least, most):
-    """Pieces of all ways, where each rank has the coverage of its share of the tests, and all have what ran at import; and what each is worth."""
+    """Pieces of all ways, where each rank has the coverage of its share of the tests, and all have what ran at import;
+    and what each is worth."""
     group = current().group("all")
     mine = {test: coverage[test] for test in sorted(coverage)[group.rank :: group.size]} | {"": coverage.get("", ())}
-    found = [feature_deletion.slices(tree, mine, least, most), feature_deletion.bodies(tree), feature_deletion.symbols(tree)]
+    found = [
+        feature_deletion.slices(tree, mine, least, most),
+        feature_deletion.bodies(tree),
+        feature_deletion.symbols(tree),
+    ]
     return [(pieces, [feature_deletion.difficulty(tree, piece) for piece in pieces]) for pieces in found]
 
 
@@ -198,7 +226,8 @@ def given(config: Config, state: dict) -> network.Transformer:
 
 
 def gradients(model) -> dict:
-    """Whole gradients by name, as `sharding.wholes` gathers them one after the other: here every rank adds its parts to zeros, all at once."""
+    """Whole gradients by name, as `sharding.wholes` gathers them one after the other: here every rank adds its parts to
+    zeros, all at once."""
     ep, parts = current().group("ep"), {}
     for name, p in model.named_parameters():
         if p.grad is None:
@@ -206,7 +235,10 @@ def gradients(model) -> dict:
         whole = torch.zeros(sharding.whole_shape(name, p), dtype=p.grad.dtype)
         mine = whole.chunk(ep.size)[ep.rank] if sharding.owned(name) else whole
         if isinstance(p.grad, DTensor):
-            local, (size, offset) = p.grad.to_local(), compute_local_shape_and_global_offset(p.grad.shape, p.grad.device_mesh, p.grad.placements)
+            local, (size, offset) = (
+                p.grad.to_local(),
+                compute_local_shape_and_global_offset(p.grad.shape, p.grad.device_mesh, p.grad.placements),
+            )
             mine[tuple(slice(at, at + n) for at, n in zip(offset, size, strict=True))] = local
         else:
             mine.copy_(p.grad)
@@ -214,14 +246,20 @@ def gradients(model) -> dict:
     if not parts:
         return parts
     together = summed(torch.cat([x.flatten() for x in parts.values()]))
-    return {name: x.view_as(parts[name]) for name, x in zip(parts, together.split([x.numel() for x in parts.values()]), strict=True)}
+    return {
+        name: x.view_as(parts[name])
+        for name, x in zip(parts, together.split([x.numel() for x in parts.values()]), strict=True)
+    }
 
 
 def forward(config, state, ids, doc, experts, remake, explicit=True):
-    """Logits, a loss over them with the balance loss, gradients; experts replayed where given. `explicit=False`: as in rows too long for an
-    explicit product."""
+    """Logits, a loss over them with the balance loss, gradients; experts replayed where given. `explicit=False`: as in
+    rows too long for an explicit product."""
     model = given(config, state)
-    with computing(rematerialise=remake), mock.patch.object(ref_model, "EXPLICIT_ATTENTION", 512 * 512 if explicit else 0):
+    with (
+        computing(rematerialise=remake),
+        mock.patch.object(ref_model, "EXPLICIT_ATTENTION", 512 * 512 if explicit else 0),
+    ):
         chosen = None if experts is None else [cut(layer).flatten(0, 1) for layer in experts]
         out = model(cut(ids), doc=None if doc is None else cut(doc), experts=chosen)
         loss = total((out.logits * out.logits.sin()).sum())
@@ -286,8 +324,9 @@ def sent(config, state, ids, experts, how):
 
 
 def in_own_dtype(steps):
-    """Optimisers whose Newton–Schulz runs in the dtype that is trained in. In bfloat16, its default, a digit that tips weighs more than any
-    order of sums, in float64 too: two runs would differ by that, and say nothing of what is to be compared."""
+    """Optimisers whose Newton–Schulz runs in the dtype that is trained in. In bfloat16, its default, a digit that tips
+    weighs more than any order of sums, in float64 too: two runs would differ by that, and say nothing of what is to be
+    compared."""
     for one in steps:
         if isinstance(one, ref_muon.Muon):
             one.ns_dtype = None
@@ -295,7 +334,8 @@ def in_own_dtype(steps):
 
 
 def trained(config, state, batches, dtype, use_muon, saves=None):
-    """Losses and final weights of training steps on `batches` [steps, B, T]; from a checkpoint on, and into one, where told."""
+    """Losses and final weights of training steps on `batches` [steps, B, T]; from a checkpoint on, and into one, where
+    told."""
     model = given(config, state).to(dtype)
     steps = in_own_dtype(muon.optimizers(model, muon_lr=0.01, adamw_lr=1e-3, weight_decay=0.1, use_muon=use_muon))
     first, until, shelf = 0, len(batches), None
@@ -323,7 +363,8 @@ def trained(config, state, batches, dtype, use_muon, saves=None):
 
 
 def phase(c, config, stage, trunk, layers, batches, folder):
-    """A supervised stage of the full recipe on given batches, from given weights: the metrics of each step, and the weights after them."""
+    """A supervised stage of the full recipe on given batches, from given weights: the metrics of each step, and the
+    weights after them."""
     model, heads = given(config, trunk), None
     if layers is not None:
         heads = mtp.MTP(config, c.mtp.layers).double()
@@ -333,7 +374,10 @@ def phase(c, config, stage, trunk, layers, batches, folder):
     optimizers = muon.optimizers
     with mock.patch.object(supervised.muon, "optimizers", lambda *args, **how: in_own_dtype(optimizers(*args, **how))):
         supervised.train(found, folder, model, heads, batches.__getitem__, trunk=stage != "mtp")
-    lines = [{key: value for key, value in line.items() if key != "step"} for line in read_lines(folder / "metrics" / f"{stage}.jsonl")]
+    lines = [
+        {key: value for key, value in line.items() if key != "step"}
+        for line in read_lines(folder / "metrics" / f"{stage}.jsonl")
+    ]
     return lines, dict(sharding.wholes(model)), {} if heads is None else dict(sharding.wholes(heads))
 
 
@@ -404,7 +448,8 @@ def grown(call):
 
 
 def big_folder(path, out, shard):
-    """A Hugging Face folder read and written again: bytes of this rank's part of the network, and by how much the process grows beyond it."""
+    """A Hugging Face folder read and written again: bytes of this rank's part of the network, and by how much the
+    process grows beyond it."""
     model, read = grown(lambda: network.load_hf(path, torch.float32))
     mine = sum((p.to_local() if isinstance(p, DTensor) else p).nbytes for p in model.parameters())
     _, written = grown(lambda: network.save_hf(model, out, max_shard_bytes=shard))
@@ -418,8 +463,8 @@ def drawn(config, seed):
 
 
 def traffic(config, state, ids):
-    """Activations kept, and made again: what each rank sends in a forward and a backward pass, by collective, and how many rows it
-    dispatched and received, by layer."""
+    """Activations kept, and made again: what each rank sends in a forward and a backward pass, by collective, and how
+    many rows it dispatched and received, by layer."""
     model = given(config, state).float()
     ep, E = current().group("ep"), config.num_experts
     found = []
@@ -447,8 +492,8 @@ def held(config):
 
 
 def kept(config, ids, remake, doc=None):
-    """Bytes on each rank at the peak of a step: weights, gradients, moments; what autograd keeps from the forward pass; and by how much the
-    process grows during both passes."""
+    """Bytes on each rank at the peak of a step: weights, gradients, moments; what autograd keeps from the forward pass;
+    and by how much the process grows during both passes."""
     model = network.Transformer(config)
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     seen: dict[int, int] = {}
@@ -481,7 +526,8 @@ def resident(what):
 
 
 def quantised(x, gates, w13, w2, experts, up, forward, backward):
-    """Values and gradients of the quantised mixture; the weights' gradients whole, added up over the ranks that share them."""
+    """Values and gradients of the quantised mixture; the weights' gradients whole, added up over the ranks that share
+    them."""
     ep = current().group("ep")
     mine, mine_gates = cut_rows(x).requires_grad_(), cut_rows(gates).requires_grad_()
     a, b = (w.chunk(ep.size)[ep.rank].clone().requires_grad_() for w in (w13, w2))
@@ -498,14 +544,17 @@ def of_the_first(x, gates, w13, w2, experts, how):
     mine.requires_grad_(), mine_gates.requires_grad_()
     a, b = (w.chunk(ep.size)[ep.rank].clone().requires_grad_() for w in (w13, w2))
     with computing(dispatch=how[0], combine=how[1]):
-        y = on_owners(mine, mine_gates, chosen, len(w13), lambda rows, ones, local: experts_swiglu(rows, ones, a, b, local))
+        y = on_owners(
+            mine, mine_gates, chosen, len(w13), lambda rows, ones, local: experts_swiglu(rows, ones, a, b, local)
+        )
         total((y * torch.linspace(-1, 1, y.shape[1])).sum()).backward()
     weights = [torch.cat(gathered(summed(w.grad, "efsdp"), "ep")) for w in (a, b)]
     return [torch.cat(gathered(part.detach())) for part in (y, mine.grad, mine_gates.grad)] + weights
 
 
 def of_interpreted_kernels(x, gates, w13, w2, experts, dispatch):
-    """This rank's experts in MXFP8 by kernels, on rows dispatched as told: values, gradients, and which kernels were asked, in rank order."""
+    """This rank's experts in MXFP8 by kernels, on rows dispatched as told: values, gradients, and which kernels were
+    asked, in rank order."""
     ep, dp = current().group("ep"), current().group("all")
     asked = []
     with mock.patch.object(engine, "INTERPRETED", True):
@@ -518,14 +567,22 @@ def of_interpreted_kernels(x, gates, w13, w2, experts, dispatch):
         mine = [t.chunk(dp.size)[dp.rank].clone() for t in (x, gates, experts)]
         mine[0].requires_grad_(), mine[1].requires_grad_()
         a, b = (w.chunk(ep.size)[ep.rank].clone().requires_grad_() for w in (w13, w2))
-        names = [(own, "experts_swiglu"), (own, "received_swiglu"), (rows, "sort_by_expert"), (rows, "permute"), (rows, "unpermute")]
+        names = [
+            (own, "experts_swiglu"),
+            (own, "received_swiglu"),
+            (rows, "sort_by_expert"),
+            (rows, "permute"),
+            (rows, "unpermute"),
+        ]
         with computing(dispatch=dispatch), contextlib.ExitStack() as watch:
             for module, name in names:
                 watch.enter_context(watched(module, name))
             y = quant.experts_swiglu(mine[0], mine[1], a, b, mine[2], "mxfp8", "mxfp8")
             total((y * torch.linspace(-1, 1, y.shape[1])).sum()).backward()
     weights = [torch.cat(gathered(w.grad, "ep")) for w in (a, b)]
-    return [torch.cat(gathered(part.detach())) for part in (y, mine[0].grad, mine[1].grad)] + weights, sorted(set(asked))
+    return [torch.cat(gathered(part.detach())) for part in (y, mine[0].grad, mine[1].grad)] + weights, sorted(
+        set(asked)
+    )
 
 
 def waits_of_the_host(x, gates, experts, num_experts):
@@ -563,13 +620,16 @@ def training(technique, sets, folder):
 def prepared_rows(sets, folder, step):
     """The rows of a step of continued pretraining, put together from what each rank has of them."""
     c = full_settings.settings("cpt", "gloo", {}, sets)
-    _, rows, held, _ = pretrain.data(c, folder, torch.distributed.get_rank() if torch.distributed.is_initialized() else 0)
+    _, rows, held, _ = pretrain.data(
+        c, folder, torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
+    )
     ids, doc = pretrain.batch_of(rows, step)
     return joined(ids), joined(doc), sorted(held.files)
 
 
 def hung(folder, asynchronous):
-    """What the watches say where rank 1 dawdles before a collective that the others wait in, or wait for somewhere else."""
+    """What the watches say where rank 1 dawdles before a collective that the others wait in, or wait for somewhere
+    else."""
     heard: list[str] = []
 
     class Told(launch.Watch):
@@ -589,7 +649,8 @@ def hung(folder, asynchronous):
 
 
 def hung_outside(where, checkpoint, corpus, folder):
-    """The same where rank 1 dawdles outside the optimiser's loop: while held-out tasks are played, or a codebase is scored."""
+    """The same where rank 1 dawdles outside the optimiser's loop: while held-out tasks are played, or a codebase is
+    scored."""
     heard: list[str] = []
 
     class Told(launch.Watch):
@@ -655,13 +716,19 @@ def spoilt(x):
 
 
 class Script:
-    """Rollouts that went as written down: each rank gets its share. It stands for a sampler and for a task set. `lost`: numbers of those whose
-    environment failed."""
+    """Rollouts that went as written down: each rank gets its share. It stands for a sampler and for a task set. `lost`:
+    numbers of those whose environment failed."""
 
     is_slow, tools = False, ()
 
     def __init__(self, chains, rewards, hints=None, lost=()):
-        self.chains, self.rewards, self.told, self.asked, self.lost = chains, rewards, hints or [[]] * len(chains), [], lost
+        self.chains, self.rewards, self.told, self.asked, self.lost = (
+            chains,
+            rewards,
+            hints or [[]] * len(chains),
+            [],
+            lost,
+        )
 
     def __call__(self, stream, numbers, *what):
         self.asked += numbers
@@ -671,7 +738,9 @@ class Script:
     def rollout(self, n):
         if n in self.lost:
             return Rollout(self.chains[n], failure="the sandbox is gone")
-        return Rollout(self.chains[n], {"tests": float(self.rewards[n])}, {"success": float(n % 3 == 0)}, hints=self.told[n])
+        return Rollout(
+            self.chains[n], {"tests": float(self.rewards[n])}, {"success": float(n % 3 == 0)}, hints=self.told[n]
+        )
 
     def transcript(self, rollout):
         return rollout.transcript
@@ -696,7 +765,12 @@ def rl_step(settings, config, state, before, chains, rewards, hints=None, lost=(
     norm = sharding.clip(model, 0.0)
     # Whole weights have come to the sampler.
     arrived = all(torch.equal(p, state[name]) for name, p in sampler.model.named_parameters())
-    return figures | {"grad_norm": norm}, gradients(model), torch.cat(gathered(torch.tensor(script.asked))).tolist(), arrived
+    return (
+        figures | {"grad_norm": norm},
+        gradients(model),
+        torch.cat(gathered(torch.tensor(script.asked))).tolist(),
+        arrived,
+    )
 
 
 def clipped(config, state, share):

@@ -27,7 +27,9 @@ def here(monkeypatch):
 
     def start(module: str, arguments: list[str], nproc: int, restarts: int) -> int:
         try:
-            ranks(nproc).run(dict(dp=nproc, cp=1, ep=1), calls.whole, Path(arguments[0]), json.loads(arguments[1]), *kills[:1])
+            ranks(nproc).run(
+                dict(dp=nproc, cp=1, ep=1), calls.whole, Path(arguments[0]), json.loads(arguments[1]), *kills[:1]
+            )
         except RuntimeError as error:
             if not kills:
                 raise

@@ -168,7 +168,8 @@ def small_disk(mark):
 
 
 def down(what):
-    """From when version 2 is saved until somebody deletes the file `mark`, the store does not answer for keys that lie below a folder `what`."""
+    """From when version 2 is saved until somebody deletes the file `mark`, the store does not answer for keys that lie
+    below a folder `what`."""
 
     def arm(mark, name):
         def ask(self, *args):
@@ -250,7 +251,11 @@ def a_standby_is_needed(mark, name):
     if name == "trainer":
         waiting(4, mark, "")
     if name == "worker-0":
-        before(Continuous, "step", lambda self: die(mark) if self.ready > 1 and standby.exists() and '"load"' in standby.read_text() else None)
+        before(
+            Continuous,
+            "step",
+            lambda self: die(mark) if self.ready > 1 and standby.exists() and '"load"' in standby.read_text() else None,
+        )
 
 
 def rollout(mark):
@@ -271,16 +276,24 @@ FAULTS = {
         lambda mark: before(services, "keep", lambda a, b, version, d: die(mark) if version == 2 else None)
     ),
     "trainer: between state and its manifest": trainer(
-        lambda mark: before(services, "atomic_write", lambda path, data: die(mark) if path.name == "000002.json" else None)
+        lambda mark: before(
+            services, "atomic_write", lambda path, data: die(mark) if path.name == "000002.json" else None
+        )
     ),
     "trainer: before publishing": trainer(
-        lambda mark: before(services.Publisher, "start", lambda self, version, then=None: die(mark) if version == 2 else None)
+        lambda mark: before(
+            services.Publisher, "start", lambda self, version, then=None: die(mark) if version == 2 else None
+        )
     ),
     "trainer: between shard and manifest": trainer(
-        lambda mark: before(weight_sync.Writer, "commit", lambda self, version, told: die(mark) if version == 2 else None)
+        lambda mark: before(
+            weight_sync.Writer, "commit", lambda self, version, told: die(mark) if version == 2 else None
+        )
     ),
     "trainer: after the manifest": trainer(
-        lambda mark: after(weight_sync.Writer, "commit", lambda self, version, told: die(mark) if version == 2 else None)
+        lambda mark: after(
+            weight_sync.Writer, "commit", lambda self, version, told: die(mark) if version == 2 else None
+        )
     ),
     "trainer: before the step is told": trainer(told(b'"Trained"')),
     "reconciler: before the line of a step": reconciler(lambda mark: before(Journal, "append", train_line(mark))),
@@ -288,14 +301,22 @@ FAULTS = {
     "reconciler: after the line": reconciler(lambda mark: after(Journal, "append", train_line(mark))),
     "worker: in a rollout": one_worker(rollout),
     "worker: while it builds a version": one_worker(
-        lambda mark: before(weight_sync.Reader, "follow", lambda self, manifest, n, rows: die(mark) if manifest["version"] >= 2 else None)
+        lambda mark: before(
+            weight_sync.Reader,
+            "follow",
+            lambda self, manifest, n, rows: die(mark) if manifest["version"] >= 2 else None,
+        )
     ),
     "worker: in the middle of a swap": one_worker(half_a_swap),
     "worker: before a group is stored": one_worker(
-        lambda mark: before(Folder, "__setitem__", lambda self, key, value: die(mark) if self.root.name == "groups" else None)
+        lambda mark: before(
+            Folder, "__setitem__", lambda self, key, value: die(mark) if self.root.name == "groups" else None
+        )
     ),
     "worker: before a group is told": one_worker(told(b'"Done"')),
-    "delta: a byte is flipped": spoil(lambda store, key, blob: store.__setitem__(key, blob[:-1] + bytes([blob[-1] ^ 1]))),
+    "delta: a byte is flipped": spoil(
+        lambda store, key, blob: store.__setitem__(key, blob[:-1] + bytes([blob[-1] ^ 1]))
+    ),
     "delta: it is cut": spoil(lambda store, key, blob: store.__setitem__(key, blob[: len(blob) // 2])),
     "delta: it is missing": spoil(lambda store, key, blob: store.pop(key)),
     "disk full": trainer(small_disk),

@@ -1,4 +1,5 @@
-"""What ranks are asked to do with hints, habits and alarms. Every call gets the whole problem, takes this rank's part, and returns whole results."""
+"""What ranks are asked to do with hints, habits and alarms. Every call gets the whole problem, takes this rank's part,
+and returns whole results."""
 
 import torch
 import torch.distributed as dist
@@ -27,7 +28,8 @@ def fed(student, teacher, weight, how):
 
 
 def words(table, hint, before, weight, how):
-    """The same for logits that come from one table, by the place of a token and the one before it; the table's gradient."""
+    """The same for logits that come from one table, by the place of a token and the one before it; the table's
+    gradient."""
     own, at = table.clone().requires_grad_(), places(before.shape[1])
     logits = own[at, cut(before)]
     loss = textual_feedback.feedback_loss(logits, logits + hint, cut(weight), **how)
@@ -57,13 +59,17 @@ class Laid:
 
     def names(self) -> torch.Tensor:
         """For each distilled token, in order, the number of its segment and its position there."""
-        pairs = [(at + int(t), number, int(t)) for at, number, one in zip(self.starts, self.numbers, self.found, strict=True) for t in one.student]
+        pairs = [
+            (at + int(t), number, int(t))
+            for at, number, one in zip(self.starts, self.numbers, self.found, strict=True)
+            for t in one.student
+        ]
         return torch.tensor([pair[1:] for pair in sorted(pairs)], dtype=torch.long).view(-1, 2)
 
 
 def pairs(told: Told, tables: list, length: int, wide: int):
-    """The hidden states that `tables` give to the tokens of each segment and of its teacher, packed and cut: what `predictions` makes of them, by
-    segment and position, and the gradient of a function of both, by segment."""
+    """The hidden states that `tables` give to the tokens of each segment and of its teacher, packed and cut: what
+    `predictions` makes of them, by segment and position, and the gradient of a function of both, by segment."""
     laid, D = Laid(told, length, wide), tables[0][0].shape[1]
     student = laid.laid([tables[n][0] for n in laid.numbers], rest=(D,)).double().flatten(0, 1).requires_grad_()
     teacher = torch.zeros(*laid.doc.shape, D, dtype=torch.float64)
@@ -89,7 +95,8 @@ def pairs(told: Told, tables: list, length: int, wide: int):
 
 
 def step(config, state, told: Told, length: int, wide: int, micro: int, chunk: int, how: dict):
-    """The feedback loss of all segments through a network, and its gradients: rows packed, `micro` of them at a time."""
+    """The feedback loss of all segments through a network, and its gradients: rows packed, `micro` of them at a
+    time."""
     model, laid = given(config, state), Laid(told, length, wide)
     ids = laid.laid([one.tokens for one, _ in laid.segments])
     doc = laid.laid([torch.full_like(one.tokens, n) for n, (one, _) in enumerate(laid.segments)], -1)
@@ -100,7 +107,9 @@ def step(config, state, told: Told, length: int, wide: int, micro: int, chunk: i
         some = textual_feedback.within(laid.where, first * length, (first + micro) * length)
         student = model(ids[first : first + micro], doc=doc[first : first + micro], logits=False).hidden
         pair = textual_feedback.predictions(student.flatten(0, 1), taught, some, rows=(len(student), len(laid.doc)))
-        weight = (some.tokens[some.teacher] % 3)[textual_feedback.own(some, length)]  # by the token itself, some of them zero
+        weight = (some.tokens[some.teacher] % 3)[
+            textual_feedback.own(some, length)
+        ]  # by the token itself, some of them zero
         pair = (x.masked_fill((weight == 0)[:, None], torch.nan) for x in pair)  # what does not count may hold anything
         loss = textual_feedback.head_loss(model, *pair, weight, budget=5, chunk=chunk, **how)
         loss.backward()
@@ -122,16 +131,25 @@ def mine(n: int, parts: list[int], axis: str) -> list[int]:
 def parted(rollouts, numbers, parts, axis):
     """What each price adds to each advantage, in the order of rollouts."""
     some = mine(len(rollouts), parts, axis)
-    found = behaviour.group_parts([rollouts[n] for n in some], groups=None if numbers is None else [numbers[n] for n in some], axis=axis)
+    found = behaviour.group_parts(
+        [rollouts[n] for n in some], groups=None if numbers is None else [numbers[n] for n in some], axis=axis
+    )
     assert all(len(values) == len(some) for values in found.values())
-    return {name: torch.cat(gathered(torch.tensor(values, dtype=torch.float64), axis)).tolist() for name, values in found.items()}
+    return {
+        name: torch.cat(gathered(torch.tensor(values, dtype=torch.float64), axis)).tolist()
+        for name, values in found.items()
+    }
 
 
 def watched(steps: list[list[list[Transcript]]], tools, longest, bands, parts, axis):
-    """The statistics of every group of every step, whose rollouts are on several ranks; this rank's alarms, and its evidence."""
+    """The statistics of every group of every step, whose rollouts are on several ranks; this rank's alarms, and its
+    evidence."""
     watch, every = monitor.Monitor(bands, error=0.5), []
     for groups in steps:
-        found = [monitor.statistics([group[n] for n in mine(len(group), parts, axis)], tools, longest, axis=axis) for group in groups]
+        found = [
+            monitor.statistics([group[n] for n in mine(len(group), parts, axis)], tools, longest, axis=axis)
+            for group in groups
+        ]
         watch.observe(found)
         every.append(found)
     alarms = [(one.statistic, one.step, one.direction, one.log_evidence) for one in watch.alarms]

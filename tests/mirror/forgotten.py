@@ -16,12 +16,33 @@ from scaled.runtime.mesh import mesh
 from sims.microrepo.world import CheckpointTasks
 from tests import pretend
 
-TEXT = (f"corpus={Path(__file__).resolve().parents[2] / 'kit'}", "rows=2", "length=64", "perplexity_tokens=64", "steps=1", "warmup=0", "decay=1")
-WORLD = ("heldout=0", "rl.steps=1", "rl.prompts=1", "rl.rollouts=2", "rl.warmup=0", "rl.decay=0", "rl.max_len=160", "length=160", "micro_rows=4")
+TEXT = (
+    f"corpus={Path(__file__).resolve().parents[2] / 'kit'}",
+    "rows=2",
+    "length=64",
+    "perplexity_tokens=64",
+    "steps=1",
+    "warmup=0",
+    "decay=1",
+)
+WORLD = (
+    "heldout=0",
+    "rl.steps=1",
+    "rl.prompts=1",
+    "rl.rollouts=2",
+    "rl.warmup=0",
+    "rl.decay=0",
+    "rl.max_len=160",
+    "length=160",
+    "micro_rows=4",
+)
 TRAININGS = {
     "mtp": ("mid-cpt", TEXT),
     "quant": ("mid-cpt", (*TEXT, "experts=mxfp8", "dispatch=mxfp8")),
-    "self-summary": ("sft", (*WORLD, "dtype=float32", "sampler_dtype=float32", "rl.replay=filtered", "rl.payment.kl=0.1", "sync=store")),
+    "self-summary": (
+        "sft",
+        (*WORLD, "dtype=float32", "sampler_dtype=float32", "rl.replay=filtered", "rl.payment.kl=0.1", "sync=store"),
+    ),
 }
 
 

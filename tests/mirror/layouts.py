@@ -7,7 +7,10 @@ from hypothesis import strategies as st
 from scaled.runtime.mesh import mesh
 from tests.mirror.workers import ranks
 
-LAYOUTS = {n: [dict(dp=n // cp, cp=cp, ep=ep) for cp in (1, 2, 4) if n % cp == 0 for ep in (1, 2, 4) if n % ep == 0] for n in (1, 2, 4)}
+LAYOUTS = {
+    n: [dict(dp=n // cp, cp=cp, ep=ep) for cp in (1, 2, 4) if n % cp == 0 for ep in (1, 2, 4) if n % ep == 0]
+    for n in (1, 2, 4)
+}
 EVERY = [layout for layouts in LAYOUTS.values() for layout in layouts]
 NAMES = ["-".join(f"{axis}{size}" for axis, size in layout.items()) for layout in EVERY]
 
@@ -40,7 +43,9 @@ def same(a, b) -> bool:
 
 def close(found, wanted, scale: float = 1.0) -> None:
     """Within 1e-10 of the largest value, in float64: sums in another order, and nothing else."""
-    found, wanted = (np.asarray(x.detach() if isinstance(x, torch.Tensor) else x, dtype=np.float64) for x in (found, wanted))
+    found, wanted = (
+        np.asarray(x.detach() if isinstance(x, torch.Tensor) else x, dtype=np.float64) for x in (found, wanted)
+    )
     assert found.shape == wanted.shape, (found.shape, wanted.shape)
     limit = 1e-10 * max(scale, float(np.abs(wanted[np.isfinite(wanted)]).max(initial=0.0)))
     np.testing.assert_allclose(found, wanted, rtol=0, atol=limit)

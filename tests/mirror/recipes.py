@@ -8,12 +8,27 @@ from tests import forks
 
 ROOT = Path(__file__).resolve().parents[2]
 SETS = {
-    key: ",".join(map(str, value)) if isinstance(value, tuple) else value for key, value in flatten(SMOKE).items() if not key.startswith("model.")
+    key: ",".join(map(str, value)) if isinstance(value, tuple) else value
+    for key, value in flatten(SMOKE).items()
+    if not key.startswith("model.")
 }
 CLUSTER = {"ep": 2, "micro_rows": 2, "checkpoint_every": 2}
 
 
 def words(out: Path, checkpoint: Path, *more: object, technique: str = "recipe") -> list[object]:
     sets = (f"{key}={value}" for key, value in SETS.items())
-    start = ["run", technique, "--scale", "full", "--backend", "gloo", "--nproc", "2", "--out", out, "--checkpoint", checkpoint]
+    start = [
+        "run",
+        technique,
+        "--scale",
+        "full",
+        "--backend",
+        "gloo",
+        "--nproc",
+        "2",
+        "--out",
+        out,
+        "--checkpoint",
+        checkpoint,
+    ]
     return [*start, "--corpus", forks.CORPUS, *(word for one in sets for word in ("--set", one)), *more]

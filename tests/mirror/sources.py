@@ -24,7 +24,10 @@ def code(draw: random.Random, functions: int = 12) -> str:
     def word() -> str:
         return "".join(draw.choices("abcdefghijklmnopqrstuvwxyz", k=7))
 
-    return "\n".join(f"def {word()}({word()}, {word()}):\n    {word()} = {word()} + {word()}\n    return {word()} * 2\n" for _ in range(functions))
+    return "\n".join(
+        f"def {word()}({word()}, {word()}):\n    {word()} = {word()} + {word()}\n    return {word()} * 2\n"
+        for _ in range(functions)
+    )
 
 
 def mutated(text: str, draw: random.Random, share: float) -> str:
@@ -32,8 +35,18 @@ def mutated(text: str, draw: random.Random, share: float) -> str:
     lines = []
     for line in text.split("\n"):
         kind = draw.random()
-        lines += [] if kind < share / 3 else [line, line] if kind < share / 2 else [code(draw, 1)] if kind < share else [line]
-    return "\n".join([*[f"# {draw.random()}"] * draw.randrange(3), *lines, *[f"print({draw.random()})"] * draw.randrange(3)])
+        lines += (
+            []
+            if kind < share / 3
+            else [line, line]
+            if kind < share / 2
+            else [code(draw, 1)]
+            if kind < share
+            else [line]
+        )
+    return "\n".join(
+        [*[f"# {draw.random()}"] * draw.randrange(3), *lines, *[f"print({draw.random()})"] * draw.randrange(3)]
+    )
 
 
 def folder(root: Path, seed: int = 0, packages: int = 4, files: int = 5) -> Path:
@@ -52,7 +65,9 @@ def train_on_code(root: Path) -> Path:
     return root / "tokenizer.json"
 
 
-def build(out: Path, given: list[Source], tokenizer: Path, chosen: Settings = SMALL, processes: int = 1, resume: bool = False) -> dict:
+def build(
+    out: Path, given: list[Source], tokenizer: Path, chosen: Settings = SMALL, processes: int = 1, resume: bool = False
+) -> dict:
     return prepare.prepare(out, given, chosen, tokenizer, processes, resume, "again")
 
 
@@ -64,7 +79,9 @@ def trained(out: Path) -> list[str]:
     """The texts of all shards."""
     data = Prepared(out)
     coder = load_tokenizer(data.tokenizer)
-    return [coder.decode(s.tokens[a:b].tolist()) for one in data.shards for s in one for a, b in zip(s.places, s.places[1:])]
+    return [
+        coder.decode(s.tokens[a:b].tolist()) for one in data.shards for s in one for a, b in zip(s.places, s.places[1:])
+    ]
 
 
 def runs(text: str) -> set[tuple[str, ...]]:

@@ -1,4 +1,5 @@
-"""What ranks are asked to do with weights in a store. Every call gets whole versions, and publishes or fills this rank's rows."""
+"""What ranks are asked to do with weights in a store. Every call gets whole versions, and publishes or fills this
+rank's rows."""
 
 import os
 from pathlib import Path
@@ -35,7 +36,11 @@ class Parted:
 
     def state(self) -> dict:
         """Whole tensors as bit patterns."""
-        found = ((name, p.detach()) for name, p in self.model.named_parameters()) if self.whole else sharding.wholes(self.model)
+        found = (
+            ((name, p.detach()) for name, p in self.model.named_parameters())
+            if self.whole
+            else sharding.wholes(self.model)
+        )
         return {name: x.view(torch.int16).clone() for name, x in found}
 
 
@@ -52,7 +57,9 @@ def versions(config: Config, seed: int, n: int, share: float = 0.05) -> list[dic
     return states
 
 
-def publish(address: str, config: Config, seed: int, n: int, first: int = 0, how: dict | None = None, behind: bool = False) -> dict:
+def publish(
+    address: str, config: Config, seed: int, n: int, first: int = 0, how: dict | None = None, behind: bool = False
+) -> dict:
     """Publishes versions first to n − 1; returns the last manifest, without its shards. behind: in the background."""
     here, manifest = Parted(config), {}
     writer = weight_sync.Writer(open_store(address, timeout=2.0), **(how or {}))
@@ -70,7 +77,8 @@ def publish(address: str, config: Config, seed: int, n: int, first: int = 0, how
 
 
 def follow(address: str, config: Config, wants: list, whole: bool = False) -> tuple[list, dict, int]:
-    """Serves these versions in turn. Which, with what weights at last, and how many shards this rank read of how many."""
+    """Serves these versions in turn. Which, with what weights at last, and how many shards this rank read of how
+    many."""
     here = Parted(config, whole)
     reader = weight_sync.Reader(open_store(address, timeout=2.0), here.parts())
     read, get = [], reader.get
@@ -98,10 +106,13 @@ def tried(address: str, config: Config, have: int, want: int) -> tuple[int | Non
 
 
 def loaded(folder: str, config: Config, seed: int, n: int) -> tuple[list[float], bool, list[str]]:
-    """What RL does where `sync` is set: after each version, whether this rank's sampler has the network's weights, rounded."""
+    """What RL does where `sync` is set: after each version, whether this rank's sampler has the network's weights,
+    rounded."""
     here, exact, sizes = Parted(config), True, []
     sampler = Sampler(whole_network.Transformer(config), torch.bfloat16)
-    load = rl.synced(rl.Rl(sync="weights", length=128, cp=1, ep=1, rl=Settings(max_len=64)), Path(folder), sampler, here.model)
+    load = rl.synced(
+        rl.Rl(sync="weights", length=128, cp=1, ep=1, rl=Settings(max_len=64)), Path(folder), sampler, here.model
+    )
     for version, state in enumerate(versions(config, seed, n)):
         here.put(state)
         sizes.append(load(version)["sync_bytes"])
@@ -127,7 +138,8 @@ def encoded(old, new):
 
 
 def failing(address: str, config: Config, seed: int, rank: int) -> list:
-    """Version 1 cannot be written by one rank; all learn it, and publish it again. Then one rank reads a store with a hole."""
+    """Version 1 cannot be written by one rank; all learn it, and publish it again. Then one rank reads a store with a
+    hole."""
     here, said = Parted(config), []
     states = versions(config, seed, 3)
     writer = weight_sync.Writer(open_store(address))

@@ -1,4 +1,5 @@
-"""`etude run async-rl`: what the command plays, leaves and says; a killed one goes on, and its journal replays to the weights it leaves."""
+"""`etude run async-rl`: what the command plays, leaves and says; a killed one goes on, and its journal replays to the
+weights it leaves."""
 
 import json
 import os
@@ -24,8 +25,18 @@ FEW = {"rl.prompts": 2, "rl.rollouts": 2, "heldout": 3, "samples": 2, "slots": 4
 
 
 def words(tiny_run, out, **more):
-    sets = {"checkpoint": tiny_run / "checkpoints" / "sft", **FEW, **{name.replace("__", "."): value for name, value in more.items()}}
-    return "run", "async-rl", "--out", out, *(word for name, value in sets.items() for word in ("--set", f"{name}={value}"))
+    sets = {
+        "checkpoint": tiny_run / "checkpoints" / "sft",
+        **FEW,
+        **{name.replace("__", "."): value for name, value in more.items()},
+    }
+    return (
+        "run",
+        "async-rl",
+        "--out",
+        out,
+        *(word for name, value in sets.items() for word in ("--set", f"{name}={value}")),
+    )
 
 
 def steps(out):
@@ -34,7 +45,8 @@ def steps(out):
 
 
 def test_a_killed_run_goes_on_and_its_journal_replays_to_its_weights(tiny_run, tmp_path, ask):
-    """With a standby, an evaluator, and a store of its own. Tools are slow enough for the evaluator, which gets what time others leave."""
+    """With a standby, an evaluator, and a store of its own. Tools are slow enough for the evaluator, which gets what
+    time others leave."""
     out, store = tmp_path / "run", tmp_path / "store"
     asked = *words(tiny_run, out, rl__steps=6, evaluate_every=1, standby=1, tool_s=0.6), "--store", store
     process = forks.start(*asked, said=tmp_path / "first")
@@ -59,7 +71,9 @@ def test_a_killed_run_goes_on_and_its_journal_replays_to_its_weights(tiny_run, t
     drawn = imread(out / "timeline.png")
     assert drawn.shape[1] == 1008 and len(np.unique(drawn[..., :3].reshape(-1, 3), axis=0)) > 10
     shown = async_timeline.played("run", out / "services")
-    assert [version for *_, version in shown.steps] == [1, 2, 3, 4, 5, 6] and {"worker-0", "worker-1"} <= set(shown.slots)
+    assert [version for *_, version in shown.steps] == [1, 2, 3, 4, 5, 6] and {"worker-0", "worker-1"} <= set(
+        shown.slots
+    )
     measured = found["heldout by version"]
     versions = [row["version"] for row in measured]
     assert versions == sorted(set(versions)) and "heldout by version" in said
@@ -69,10 +83,14 @@ def test_a_killed_run_goes_on_and_its_journal_replays_to_its_weights(tiny_run, t
     torch.set_num_threads(1)
     again = Small(c).learner()
     assert services.replay(out / "services", again) == 6
-    assert {x.dtype for x in load_file(out / "checkpoints" / "final" / "model.safetensors").values()} == {torch.bfloat16}, "the weights as trained"
+    assert {x.dtype for x in load_file(out / "checkpoints" / "final" / "model.safetensors").values()} == {
+        torch.bfloat16
+    }, "the weights as trained"
     left = load_hf(out / "checkpoints" / "final", torch.bfloat16)
     assert all(a.equal(b) for a, b in zip(again.model.parameters(), left.parameters(), strict=True))
-    assert not all(a.equal(b) for a, b in zip(load_hf(c.checkpoint, torch.bfloat16).parameters(), left.parameters(), strict=True))
+    assert not all(
+        a.equal(b) for a, b in zip(load_hf(c.checkpoint, torch.bfloat16).parameters(), left.parameters(), strict=True)
+    )
 
 
 def test_without_staleness_no_token_is_old(tiny_run, tmp_path, ask):
@@ -88,11 +106,17 @@ def test_without_staleness_no_token_is_old(tiny_run, tmp_path, ask):
 @pytest.mark.parametrize(
     "sets, says",
     [
-        ({"checkpoint": "nowhere"}, "checkpoint nowhere is not a folder with config.json, weights and tokenizer.json; make small writes"),
+        (
+            {"checkpoint": "nowhere"},
+            "checkpoint nowhere is not a folder with config.json, weights and tokenizer.json; make small writes",
+        ),
         ({"slots": 1}, "slots must be at least 2; got 1"),
         ({"staleness": -1}, "staleness must be at least 0, got -1"),
         ({"timeout": 0}, "timeout must be above 0 seconds, got 0"),
-        ({"evaluate_every": 2, "heldout": 0}, "evaluate_every measures held-out tasks: heldout must be at least 1, got 0"),
+        (
+            {"evaluate_every": 2, "heldout": 0},
+            "evaluate_every measures held-out tasks: heldout must be at least 1, got 0",
+        ),
         ({"store": "memory://here"}, "the store must be one that processes share; memory://here is one process's own"),
         ({"store": "nothing://here"}, "the store nothing://here cannot be opened"),
         ({"engine": "vllm"}, "--engine vllm needs vLLM, in an environment of its own: pip install -e '.[vllm]'"),
@@ -100,11 +124,16 @@ def test_without_staleness_no_token_is_old(tiny_run, tmp_path, ask):
     ],
 )
 def test_bad_settings_are_one_line(tiny_run, tmp_path, ask, sets, says):
-    code, _, said = ask(*words(tiny_run, tmp_path / "run", **{name.replace(".", "__"): value for name, value in sets.items()}))
+    code, _, said = ask(
+        *words(tiny_run, tmp_path / "run", **{name.replace(".", "__"): value for name, value in sets.items()})
+    )
     assert code == 2 and says in said and said.count("\n") == 1
 
 
-@pytest.mark.parametrize("runtime, says", [("ray", "runtime=ray needs Ray; in the clone: pip install"), ("slurm", "runtime expects local or ray")])
+@pytest.mark.parametrize(
+    "runtime, says",
+    [("ray", "runtime=ray needs Ray; in the clone: pip install"), ("slurm", "runtime expects local or ray")],
+)
 def test_a_runtime_that_is_not_there_is_one_line(tiny_run, tmp_path, ask, monkeypatch, runtime, says):
     monkeypatch.setitem(sys.modules, "ray", None)
     code, _, said = ask(*words(tiny_run, tmp_path / "run"), "--runtime", runtime)

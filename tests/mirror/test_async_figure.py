@@ -1,4 +1,5 @@
-"""`etude figure async-rl`: what it reads out of a run, what its clock foretells by hand, its rules, and one cell of a tiny agent."""
+"""`etude figure async-rl`: what it reads out of a run, what its clock foretells by hand, its rules, and one cell of a
+tiny agent."""
 
 import json
 from dataclasses import asdict, replace
@@ -41,7 +42,15 @@ def segment(sampled: str, version=(), summary: str = "") -> Segment:
     versions = torch.full((T,), -1)
     versions[own] = torch.tensor(version or [0] * int(own.sum()))
     asked = torch.tensor([x == "1" for x in summary.ljust(T, "0")])
-    return Segment(torch.zeros(T, dtype=torch.long), own, torch.zeros(T), versions, torch.zeros(T - 1, 1, 1, dtype=torch.long), True, asked)
+    return Segment(
+        torch.zeros(T, dtype=torch.long),
+        own,
+        torch.zeros(T),
+        versions,
+        torch.zeros(T - 1, 1, 1, dtype=torch.long),
+        True,
+        asked,
+    )
 
 
 def test_turns_by_hand():
@@ -57,7 +66,8 @@ def test_ages_of_the_first_and_the_last_third():
 
 
 def test_the_clock_of_a_synchronous_run_by_hand(tiny_run):
-    """A worker's 2 groups of 2 rollouts of 10 tokens at 0.1 + 4·0.025 s, then 3 s of training, and 0.5 s until the next step's weights are there."""
+    """A worker's 2 groups of 2 rollouts of 10 tokens at 0.1 + 4·0.025 s, then 3 s of training, and 0.5 s until the next
+    step's weights are there."""
     asked = Async(str(tiny_run / "checkpoints" / "sft"), workers=2, slots=4, staleness=0, tool_s=0.0)
     asked = replace(asked, rl=replace(asked.rl, steps=3, prompts=4, rollouts=2))
     pace = Pace(3.0, 0.4, 0.1, (0.1, 0.025), [[[(10, False)], [(4, True), (6, False)]]] * 4)
@@ -65,7 +75,8 @@ def test_the_clock_of_a_synchronous_run_by_hand(tiny_run):
 
 
 def test_the_clock_asks_for_the_same_tools_as_a_run(tiny_run):
-    """Two rollouts at once: each takes its tokens and the waits that the small world draws for its turns, and the step waits for both."""
+    """Two rollouts at once: each takes its tokens and the waits that the small world draws for its turns, and the step
+    waits for both."""
     asked = Async(str(tiny_run / "checkpoints" / "sft"), workers=1, slots=2, staleness=0, tool_s=0.7)
     asked = replace(asked, rl=replace(asked.rl, steps=1, prompts=1, rollouts=2))
     tasks = Small(asked).setup().tasks
@@ -76,8 +87,16 @@ def test_the_clock_asks_for_the_same_tools_as_a_run(tiny_run):
 
 
 def test_a_step_ends_when_its_version_is_on_its_way():
-    """A process that was killed after it had saved a step sends no version, and what it did later counts as saved again."""
-    log = [(1.0, "train", 0), (3.0, "saved", 1), (3.5, "publishing", 1), (3.6, "train", 1), (5.0, "saved", 2), (6.0, "start", 2)]
+    """A process that was killed after it had saved a step sends no version, and what it did later counts as saved
+    again."""
+    log = [
+        (1.0, "train", 0),
+        (3.0, "saved", 1),
+        (3.5, "publishing", 1),
+        (3.6, "train", 1),
+        (5.0, "saved", 2),
+        (6.0, "start", 2),
+    ]
     steps = async_timeline.trainings([{"at": at, "what": what, "version": version} for at, what, version in log])
     assert [(step["began"], step["at"], step["sent"]) for step in steps] == [(1.0, 3.0, 3.5), (3.6, 5.0, 5.0)]
 
@@ -89,20 +108,46 @@ def test_a_slope_through_the_common_beginning():
 
 
 def made(
-    c: Experiment, faster: float = 2.5, wider: float = 2.8, later: float = 0.0, foretold: float = 1.0, publishing: float = 0.001
+    c: Experiment,
+    faster: float = 2.5,
+    wider: float = 2.8,
+    later: float = 0.0,
+    foretold: float = 1.0,
+    publishing: float = 0.001,
 ) -> tuple[list[dict], list[dict]]:
     """Cells and curves: with latency, `more` is so many times faster than the synchronous loop."""
     rows, curves = [], []
     for arm, tool, seed in c.cells:
-        speed = 1.0 if arm == "synchronous" or not tool else {"equal": 1.5, "one": 1.8, "more": faster, "wide": wider}[arm]
+        speed = (
+            1.0 if arm == "synchronous" or not tool else {"equal": 1.5, "one": 1.8, "more": faster, "wide": wider}[arm]
+        )
         seconds = (100 + seed) / speed
         age = {"synchronous": 0.0, "equal": 1.5, "one": 0.9, "more": 1.7, "wide": 2.4}[arm]
-        row = {"arm": arm, "tool_s": tool, "seed": seed, "seconds": seconds, "foretold": foretold * seconds, "age": age, "foretold_age": age}
-        rows.append(row | {"first_third": age + 0.1 + 0.01 * seed, "last_third": age, "trainer_busy": 0.5, "dropped": 0, "published_s": 0.1})
+        row = {
+            "arm": arm,
+            "tool_s": tool,
+            "seed": seed,
+            "seconds": seconds,
+            "foretold": foretold * seconds,
+            "age": age,
+            "foretold_age": age,
+        }
+        rows.append(
+            row
+            | {
+                "first_third": age + 0.1 + 0.01 * seed,
+                "last_third": age,
+                "trainer_busy": 0.5,
+                "dropped": 0,
+                "published_s": 0.1,
+            }
+        )
         rows[-1]["publishing"] = publishing
         if tool == c.long:
             for version in range(0, c.long_steps + 1, c.every):
-                gained = 0.1 * version / c.long_steps - (later if arm in ("more", "wide") and version == c.long_steps else 0.0)
+                gained = 0.1 * version / c.long_steps - (
+                    later if arm in ("more", "wide") and version == c.long_steps else 0.0
+                )
                 one = {"version": version, "seconds": seconds * version / c.long_steps, "success": 0.6 + gained}
                 curves.append({"arm": arm, "seed": seed, **one})
     return rows, curves
@@ -137,7 +182,8 @@ def test_cells_differ_in_what_they_compare_and_nothing_else(tmp_path):
 
 
 def test_a_cell_and_its_clock(tiny_run, tmp_path, monkeypatch):
-    """The services of a tiny agent: no token beyond the bound, each version measured from the chain, the first as `successes` says."""
+    """The services of a tiny agent: no token beyond the bound, each version measured from the chain, the first as
+    `successes` says."""
     c = Experiment(**SMALL)
     asked = settings(c, tiny_run / "checkpoints" / "sft", "more", 0.05, 1)
     with Run.open(tmp_path / "run", "figure async-rl", c) as run:
@@ -147,7 +193,13 @@ def test_a_cell_and_its_clock(tiny_run, tmp_path, monkeypatch):
     assert 0 <= found["publishing"] < 1 - found["trainer_busy"] and found["published_s"] > 0
     assert found["first_third"] >= found["last_third"] and found["tokens_per_s"] > 0
     assert [one["version"] for one in found["curve"]] == [0, 1, 2]
-    assert 0 == found["curve"][0]["seconds"] < found["curve"][1]["seconds"] < found["curve"][2]["seconds"] == pytest.approx(found["seconds"])
+    assert (
+        0
+        == found["curve"][0]["seconds"]
+        < found["curve"][1]["seconds"]
+        < found["curve"][2]["seconds"]
+        == pytest.approx(found["seconds"])
+    )
     assert found["curve"][0]["success"] == successes(asked, CheckpointTasks(asked), load_hf(asked.checkpoint)).mean()
     assert not list((tmp_path / "run" / "cells").iterdir())
     trainings = async_timeline.trainings
@@ -159,7 +211,11 @@ def test_a_cell_and_its_clock(tiny_run, tmp_path, monkeypatch):
     monkeypatch.setattr(async_timeline, "trainings", slow_at_first)
     pace = async_clock.measure(tmp_path / "clock", asked, steps=2)
     assert pace.train_s < 300, "a first step, which warms up, was timed"
-    assert min(pace.train_s, pace.publish_s, pace.swap_s, pace.token_s[0]) > 0 and pace.token_s[1] >= 0 and len(pace.turns) == 2 * 2
+    assert (
+        min(pace.train_s, pace.publish_s, pace.swap_s, pace.token_s[0]) > 0
+        and pace.token_s[1] >= 0
+        and len(pace.turns) == 2 * 2
+    )
     told = foretell(pace, asked, second(asked))
     assert told.trained == 4 and told.seconds > 2 * pace.train_s
 
@@ -173,7 +229,11 @@ def test_the_figure_of_given_cells(tiny_run, tmp_path, monkeypatch):
     def drawn(run, name, asked, every):
         row = given[name]
         mine = [one for one in curves if every and (one["arm"], one["seed"]) == (row["arm"], row["seed"])]
-        return {"at": [], **{k: v for k, v in row.items() if k not in ("arm", "tool_s", "seed", "foretold", "foretold_age")}, "curve": mine}
+        return {
+            "at": [],
+            **{k: v for k, v in row.items() if k not in ("arm", "tool_s", "seed", "foretold", "foretold_age")},
+            "curve": mine,
+        }
 
     pace = Pace(3.0, 0.4, 0.1, (0.01, 0.001), [[[(10, True), (3, False)]] * 2])
     monkeypatch.setattr(async_figure, "cell", drawn)
@@ -190,7 +250,10 @@ def test_the_figure_of_given_cells(tiny_run, tmp_path, monkeypatch):
 
 def test_a_checkpoint_that_is_none(tmp_path):
     c = Experiment(checkpoint=str(tmp_path / "nowhere"))
-    with Run.open(tmp_path / "run", "figure async-rl", c) as run, pytest.raises(RunError, match="nowhere is not a folder with config.json"):
+    with (
+        Run.open(tmp_path / "run", "figure async-rl", c) as run,
+        pytest.raises(RunError, match="nowhere is not a folder with config.json"),
+    ):
         async_figure.experiment(run, c)
 
 

@@ -1,4 +1,5 @@
-"""Asynchronous RL on Ray: the same bits as with processes of this machine, and a run that outlives its actors. One Ray for all, on loopback."""
+"""Asynchronous RL on Ray: the same bits as with processes of this machine, and a run that outlives its actors. One Ray
+for all, on loopback."""
 
 import dataclasses
 import socket
@@ -39,8 +40,9 @@ def test_without_staleness_it_is_the_synchronous_loop(ray, tmp_path, workers):
 
 @pytest.mark.ray
 def test_whoever_is_killed_the_run_ends_and_replays(ray, tmp_path):
-    """SIGKILL of a worker that has half of a version, of the trainer between a version and its manifest, and of the reconciler before it writes down
-    a step; and the store is down for a while. Ray starts them anew, each with an epoch of its own."""
+    """SIGKILL of a worker that has half of a version, of the trainer between a version and its manifest, and of the
+    reconciler before it writes down a step; and the store is down for a while. Ray starts them anew, each with an epoch
+    of its own."""
     rules, seen, began = Rules(4, 2, 5), [], {}
     faults = (
         "worker: in the middle of a swap",
@@ -67,7 +69,12 @@ def test_whoever_is_killed_the_run_ends_and_replays(ray, tmp_path):
         thread.join()
     assert seen == ["down"] and all((tmp_path / str(n)).exists() for n in range(3))
     assert check(tmp_path, rules, Tiny(steps=5)) == 2  # the reconciler keeps no log of events
-    assert {name: len(set(pids)) for name, pids in began.items()} == {"reconciler": 2, "trainer": 2, "worker-0": 2, "worker-1": 1}
+    assert {name: len(set(pids)) for name, pids in began.items()} == {
+        "reconciler": 2,
+        "trainer": 2,
+        "worker-0": 2,
+        "worker-1": 1,
+    }
 
 
 @pytest.mark.ray
@@ -95,7 +102,11 @@ def test_what_another_rank_says_ends_the_run(ray, tmp_path):
 
 @pytest.mark.ray
 def test_a_cluster_that_is_too_small(ray, tmp_path):
-    with pytest.raises(RunError, match=rf"^the services want 10 CPUs, and the Ray cluster has {CPUS}; add machines, or take fewer workers or ranks$"):
+    with pytest.raises(
+        RunError,
+        match=rf"^the services want 10 CPUs, and the Ray cluster has {CPUS}; add machines, or take fewer "
+        rf"workers or ranks$",
+    ):
         cluster.play(Plan(tmp_path, Rules(9, 0, 1), Tiny(), 9, rollouts=2))
     ranks = dataclasses.replace(group.PARTS.group(dp=2), backend="nccl")
     with pytest.raises(RunError, match=r"^the services want 2 GPUs, and the Ray cluster has 0; "):
@@ -123,7 +134,9 @@ def test_a_machine_must_see_the_run_folder_and_the_store(tmp_path):
     claim(plan)
     assert cluster.unseen(plan, name, 0.0) == ""
     elsewhere = dataclasses.replace(plan, folder=tmp_path / "nowhere")
-    assert f"does not see the run folder {elsewhere.folder}; choose one that all machines" in cluster.unseen(elsewhere, name, 0.0)
+    assert f"does not see the run folder {elsewhere.folder}; choose one that all machines" in cluster.unseen(
+        elsewhere, name, 0.0
+    )
     assert "does not see the run folder" in cluster.unseen(plan, b"of another run", 0.0)
     assert not elsewhere.folder.exists()
 

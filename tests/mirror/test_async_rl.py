@@ -1,4 +1,5 @@
-"""Asynchronous RL with processes: the synchronous loop where nothing may be stale, and a run that replays whoever was killed."""
+"""Asynchronous RL with processes: the synchronous loop where nothing may be stale, and a run that replays whoever was
+killed."""
 
 import contextlib
 import itertools
@@ -24,11 +25,14 @@ def weights(learner):
 
 
 def events(folder):
-    return [Event(line["kind"], tuple(line["groups"]), line["version"]) for line in read_lines(folder / "journal.jsonl")]
+    return [
+        Event(line["kind"], tuple(line["groups"]), line["version"]) for line in read_lines(folder / "journal.jsonl")
+    ]
 
 
 def trained(folder, parts, store=""):
-    """The weights that the trainer saved last, and those that come out when its recorded groups are trained on again."""
+    """The weights that the trainer saved last, and those that come out when its recorded groups are trained on
+    again."""
     learner = parts.learner()
     version, groups = services.restored(folder / "trainer", learner)
     again = parts.learner()
@@ -38,7 +42,8 @@ def trained(folder, parts, store=""):
 
 
 def check_synchronous(folder, workers, play):
-    """n workers against a loop in this process whose conversations are played in the same n shares: weights after five steps, to the bit."""
+    """n workers against a loop in this process whose conversations are played in the same n shares: weights after five
+    steps, to the bit."""
     parts, rules, steps = Tiny(), Rules(4, 0, 5), []
     play(Plan(folder, rules, parts, workers, slots=8, rollouts=2), lambda step, figures: steps.append(step))
     mine, again, version, _ = trained(folder, parts)
@@ -57,8 +62,8 @@ def test_without_staleness_it_is_the_synchronous_loop(tmp_path, workers):
 
 @pytest.mark.parametrize("kills, steps", [(8, 8), pytest.param(25, 40, marks=pytest.mark.faults)])
 def test_whoever_is_killed_the_run_ends_and_replays(tmp_path, kills, steps):
-    """Workers, trainer and reconciler are killed again and again, in flight and with slow tools: no group is older than the bound, none is trained
-    on twice, and the journal replays to the same bits."""
+    """Workers, trainer and reconciler are killed again and again, in flight and with slow tools: no group is older than
+    the bound, none is trained on twice, and the journal replays to the same bits."""
     parts, rules, rng = Tiny(seconds=0.05, steps=steps), Rules(4, 2, steps), random.Random(kills)
     alive, killed, stop = {}, [], threading.Event()
 
@@ -108,7 +113,13 @@ def test_a_run_that_was_ended_goes_on(tmp_path):
     assert version == 6 and steps[-1] == 6 and steps[0] >= 4 and len(events(tmp_path)) > before
     assert all(a.equal(b) for a, b in zip(mine, again, strict=True))
     audit(rules, events(tmp_path))
-    assert {json.loads(line)["what"] for line in open(tmp_path / "events" / "worker-0.jsonl")} >= {"start", "load", "work", "done", "stop"}
+    assert {json.loads(line)["what"] for line in open(tmp_path / "events" / "worker-0.jsonl")} >= {
+        "start",
+        "load",
+        "work",
+        "done",
+        "stop",
+    }
 
 
 def test_a_record_that_changed_is_not_trained_on(tmp_path):

@@ -1,4 +1,5 @@
-"""`etude run recipe --scale full`: all stages, on two ranks that stay from test to test. The ranks of torchrun are tested in test_full.py."""
+"""`etude run recipe --scale full`: all stages, on two ranks that stay from test to test. The ranks of torchrun are
+tested in test_full.py."""
 
 import json
 import shutil
@@ -19,24 +20,39 @@ from tests.mirror.recipes import ROOT, words
 
 def kept(out: Path) -> dict[str, str]:
     """What must not depend on interruptions."""
-    files = [*out.glob("metrics/*.jsonl"), *out.glob("checkpoints/*/*.safetensors"), *out.glob("checkpoints/*/mtp/*"), out / "stages" / "eval.json"]
+    files = [
+        *out.glob("metrics/*.jsonl"),
+        *out.glob("checkpoints/*/*.safetensors"),
+        *out.glob("checkpoints/*/mtp/*"),
+        out / "stages" / "eval.json",
+    ]
     return {str(path.relative_to(out)): hash_file(path) for path in files if path.name != "decode.jsonl"}
 
 
 def test_every_stage_is_played_and_survives_sigkill(tiny_run, tmp_path, ask, here):
-    """From the checkpoint of a small run to a report; killed in each stage and resumed, the same figures and weights to the last bit."""
+    """From the checkpoint of a small run to a report; killed in each stage and resumed, the same figures and weights to
+    the last bit."""
     start, out, killed = tiny_run / "checkpoints" / "mid-cpt", tmp_path / "through", tmp_path / "killed"
     code, said, error = ask(*words(out, start))
     assert code == 0 and not error and f"report: {out / 'report.html'}" in said, error
     record = json.loads((out / "report.json").read_text())
     assert record["technique"] == "recipe full" and {"data", *chain.STAGES} <= record["stages"].keys()
-    assert "The recipe at full scale" in (out / "report.html").read_text() and "Unfinished" not in (out / "report.html").read_text()
+    assert (
+        "The recipe at full scale" in (out / "report.html").read_text()
+        and "Unfinished" not in (out / "report.html").read_text()
+    )
 
     shapes = config_of(start)
     for name in ("mid-cpt", "mtp", "cpt", "sft", "final"):
-        assert config_of(out / "checkpoints" / name) == shapes and bool(load_extra(out / "checkpoints" / name)) == (name != "mid-cpt")
-    first, mid, last = (load_hf(path).state_dict() for path in (start, *(out / "checkpoints" / name for name in ("mid-cpt", "mtp"))))
-    assert any(not (mid[name] == x).all() for name, x in first.items()) and all((last[name] == x).all() for name, x in mid.items())
+        assert config_of(out / "checkpoints" / name) == shapes and bool(load_extra(out / "checkpoints" / name)) == (
+            name != "mid-cpt"
+        )
+    first, mid, last = (
+        load_hf(path).state_dict() for path in (start, *(out / "checkpoints" / name for name in ("mid-cpt", "mtp")))
+    )
+    assert any(not (mid[name] == x).all() for name, x in first.items()) and all(
+        (last[name] == x).all() for name, x in mid.items()
+    )
     elsewhere.check(out / "checkpoints" / "final", drafts=True)
     assert read_lines(out / "metrics" / "sft.jsonl")[-1]["tokens"] > 0 and not list((out / "work").iterdir())
 
@@ -49,7 +65,11 @@ def test_every_stage_is_played_and_survives_sigkill(tiny_run, tmp_path, ask, her
     here += chain.STAGES
     for number, stage in enumerate(chain.STAGES):
         code, _, error = ask(*words(killed, start), *(["--resume"] if number else []))
-        assert code == 2 and "Continue with: etude run recipe --scale full --out" in error and not (killed / "stages" / f"{stage}.json").exists()
+        assert (
+            code == 2
+            and "Continue with: etude run recipe --scale full --out" in error
+            and not (killed / "stages" / f"{stage}.json").exists()
+        )
     assert ask(*words(killed, start), "--resume")[0] == 0
     assert kept(killed) == kept(out) and len(kept(out)) >= 7 + 5 + 4 + 1
 
@@ -60,19 +80,31 @@ def test_every_stage_is_played_and_survives_sigkill(tiny_run, tmp_path, ask, her
 
 
 def test_a_network_from_elsewhere_speaks_with_the_tokens_of_its_chats(tiny_run, tmp_path, ask, here):
-    """A dense Llama whose tokenizer has ChatML's tokens: SFT on conversations reads them in its own template, which goes with that checkpoint; the
-    agent's turns begin with them, in RL and for transformers."""
+    """A dense Llama whose tokenizer has ChatML's tokens: SFT on conversations reads them in its own template, which
+    goes with that checkpoint; the agent's turns begin with them, in RL and for transformers."""
     start, out = tmp_path / "llama", tmp_path / "out"
     shape = config_of(tiny_run / "checkpoints" / "mid-cpt")
     dense = {"num_experts": 0, "intermediate_size": 32, "qk_norm": False, "rope_theta": 1e4}
     save_hf(Transformer(type(shape)(**{**vars(shape), **dense})), start)
     text = (tiny_run / "data" / "tokenizer.json").read_text(encoding="utf-8")
-    (start / "tokenizer.json").write_text(text.replace("<|env|>", "<|im_end|>").replace("<|agent|>", "<|im_start|>"), encoding="utf-8")
+    (start / "tokenizer.json").write_text(
+        text.replace("<|env|>", "<|im_end|>").replace("<|agent|>", "<|im_start|>"), encoding="utf-8"
+    )
     (start / "chat_template.jinja").write_text(chats.CHATML)
     asked = [{"role": "user", "content": "fix m0"}, {"role": "assistant", "content": "read m0"}]
-    (tmp_path / "chats.jsonl").write_text("".join(json.dumps({"messages": asked * n}) + "\n" for n in range(1, 60)) + "{\n")
+    (tmp_path / "chats.jsonl").write_text(
+        "".join(json.dumps({"messages": asked * n}) + "\n" for n in range(1, 60)) + "{\n"
+    )
     file = f"sft.conversations={tmp_path / 'chats.jsonl'}"
-    new = (file, "training.long_yarn=2", "training.long_length=512", "training.long_tokens=8192", "rl.steps=2", "cluster.ep=1", "cluster.rl_cp=2")
+    new = (
+        file,
+        "training.long_yarn=2",
+        "training.long_length=512",
+        "training.long_tokens=8192",
+        "rl.steps=2",
+        "cluster.ep=1",
+        "cluster.rl_cp=2",
+    )
     code, said, error = ask(*words(out, start, *(word for one in new for word in ("--set", one))))
     assert code == 0, error
     assert f"router replay: {start} has no experts, so there is nothing to replay" in said
@@ -81,10 +113,14 @@ def test_a_network_from_elsewhere_speaks_with_the_tokens_of_its_chats(tiny_run, 
     assert told["conversations"] == 59 and told["skipped"] == 1 and told["learned"] > 0 and told["cut"] > 0
     assert json.loads((out / "stages" / "sft.json").read_text())["result"]["steps"] == 2 * (told["rows"] // 4)
     assert (out / "checkpoints" / "sft" / "chat_template.jinja").read_text() == chats.CHATML
-    assert (out / "checkpoints" / "mid-cpt" / "chat_template.jinja").exists() and not (out / "checkpoints" / "final" / "chat_template.jinja").exists()
+    assert (out / "checkpoints" / "mid-cpt" / "chat_template.jinja").exists() and not (
+        out / "checkpoints" / "final" / "chat_template.jinja"
+    ).exists()
     elsewhere.check(out / "checkpoints" / "final", drafts=True)
     stretched = [config_of(out / "checkpoints" / name).rope_scaling for name in ("mtp", "cpt", "final")]
-    assert [one.rope_type for one in stretched] == ["default", "yarn", "yarn"] and stretched[-1].original_max_position_embeddings == 512
+    assert [one.rope_type for one in stretched] == ["default", "yarn", "yarn"] and stretched[
+        -1
+    ].original_max_position_embeddings == 512
 
 
 def test_what_cannot_work_is_said_before_a_rank_starts(tiny_run, tmp_path, ask, monkeypatch):
@@ -93,18 +129,39 @@ def test_what_cannot_work_is_said_before_a_rank_starts(tiny_run, tmp_path, ask, 
     bare = tmp_path / "bare"
     shutil.copytree(start, bare)
     text = (bare / "tokenizer.json").read_text(encoding="utf-8")
-    (bare / "tokenizer.json").write_text(text.replace("<|env|>", "<|a|>").replace("<|agent|>", "<|b|>"), encoding="utf-8")
+    (bare / "tokenizer.json").write_text(
+        text.replace("<|env|>", "<|a|>").replace("<|agent|>", "<|b|>"), encoding="utf-8"
+    )
     for more, why in (
         (["cluster.cp=3"], "cluster.cp=3 must divide the number of ranks, 2; see --set cluster.cp=… and --nproc"),
         (["cluster.rl_cp=4"], "cluster.rl_cp=4 must divide the number of ranks, 2"),
         (["sft.rows=3"], "sft.rows = 3 rows per step must be a multiple of dp = 2"),
-        (["training.length=2048"], "training.length=2048 is more than the network's 512 positions; see --set training.length"),
-        (["training.batch_tokens=100"], "training.batch_tokens / training.length = 0 rows per step must be a multiple of dp = 2"),
-        (["training.long_length=1024"], "training.long_length=1024 is more than the network's 512 positions; see --set training.long_length"),
+        (
+            ["training.length=2048"],
+            "training.length=2048 is more than the network's 512 positions; see --set training.length",
+        ),
+        (
+            ["training.batch_tokens=100"],
+            "training.batch_tokens / training.length = 0 rows per step must be a multiple of dp = 2",
+        ),
+        (
+            ["training.long_length=1024"],
+            "training.long_length=1024 is more than the network's 512 positions; see --set training.long_length",
+        ),
         (["training.length=127", "cluster.cp=2"], "training.length=127 must be a multiple of 2 · cp = 4"),
-        (["rl.max_len=300"], "training.long_length must hold a context of rl.max_len = 300 tokens, got 256; see --set training.long_length=…"),
-        (["context.trigger=300"], "training.long_length must hold a context of 375 tokens, got 256; see --set training.long_length=…"),
-        (["context.trigger=300", "cluster.agent_length=128"], "cluster.agent_length must hold a context of 375 tokens, got 128; see --set cluster"),
+        (
+            ["rl.max_len=300"],
+            "training.long_length must hold a context of rl.max_len = 300 tokens, got 256; see --set "
+            "training.long_length=…",
+        ),
+        (
+            ["context.trigger=300"],
+            "training.long_length must hold a context of 375 tokens, got 256; see --set training.long_length=…",
+        ),
+        (
+            ["context.trigger=300", "cluster.agent_length=128"],
+            "cluster.agent_length must hold a context of 375 tokens, got 128; see --set cluster",
+        ),
         (["evaluation.tasks=1"], "evaluation.tasks must be at least the number of ranks, 2"),
         (["rl.steps=0"], "rl.steps must be at least 1, got 0"),
         (["cluster.ranks=2"], "cluster.ranks"),
@@ -132,5 +189,8 @@ def test_small_and_full_runs_read_one_toml(tmp_path, ask, monkeypatch):
 
     monkeypatch.setattr(playing, "play_technique", lambda entry, out, toml, *_: print(sorted(toml)))
     code, said, _ = ask("run", "recipe", "--config", ROOT / "examples" / "rehearsal.toml", "--out", tmp_path / "out")
-    assert code == 0 and "rehearsal.toml: a small run leaves out cluster and study, which other runs of this file have" in said
+    assert (
+        code == 0
+        and "rehearsal.toml: a small run leaves out cluster and study, which other runs of this file have" in said
+    )
     assert "'training'" in said and "'cluster'" not in said.splitlines()[-1]

@@ -1,5 +1,5 @@
-"""`etude data`: planted duplicates are found, nothing near the held-out codebase is trained on, bad rows and files are named, and neither
-interruptions nor the number of processes change a byte."""
+"""`etude data`: planted duplicates are found, nothing near the held-out codebase is trained on, bad rows and files are
+named, and neither interruptions nor the number of processes change a byte."""
 
 import contextlib
 import json
@@ -45,7 +45,9 @@ def test_planted_duplicates_are_found(tmp_path, tokenizer):
     texts = {name: (given / name).read_text() for name in ("p0/f0.py", "p2/f1.py")}
     planted = tmp_path / "planted"
     planted.mkdir()
-    (planted / "exact.py").write_text("# Licensed under the MIT license\n# SPDX-License-Identifier: MIT\n" + texts["p0/f0.py"].replace("\n", "   \n"))
+    (planted / "exact.py").write_text(
+        "# Licensed under the MIT license\n# SPDX-License-Identifier: MIT\n" + texts["p0/f0.py"].replace("\n", "   \n")
+    )
     (planted / "near.py").write_text(texts["p2/f1.py"].replace("return", "yield", 1))
     (planted / "own.py").write_text(code(draw))
     (planted / "own2.py").write_text((planted / "own.py").read_text())
@@ -57,13 +59,27 @@ def test_planted_duplicates_are_found(tmp_path, tokenizer):
         "near.py": ("near duplicate", "code/p2/f1.py"),
         "own2.py": ("exact duplicate", "planted/own.py"),
     }
-    assert dropped["near.py"]["similarity"] == pytest.approx(similar((planted / "near.py").read_text(), texts["p2/f1.py"]), abs=1e-4)
-    assert sorted(trained(out)) == sorted([*(p.read_text() for p in given.glob("p[0-2]/*.py")), (planted / "own.py").read_text()])
+    assert dropped["near.py"]["similarity"] == pytest.approx(
+        similar((planted / "near.py").read_text(), texts["p2/f1.py"]), abs=1e-4
+    )
+    assert sorted(trained(out)) == sorted(
+        [*(p.read_text() for p in given.glob("p[0-2]/*.py")), (planted / "own.py").read_text()]
+    )
     code_, mine = record["sources"]
-    assert code_["read"]["documents"] == 20 and code_["kept"]["documents"] == 15 and code_["heldout"] == 5 and not code_["dropped"]
-    assert mine["kept"]["documents"] == 1 and mine["dropped"]["exact duplicate"] == {"count": 2, "names": ["exact.py", "own2.py"]}
+    assert (
+        code_["read"]["documents"] == 20
+        and code_["kept"]["documents"] == 15
+        and code_["heldout"] == 5
+        and not code_["dropped"]
+    )
+    assert mine["kept"]["documents"] == 1 and mine["dropped"]["exact duplicate"] == {
+        "count": 2,
+        "names": ["exact.py", "own2.py"],
+    }
     assert code_["read"]["lines"] == sum(p.read_text().count("\n") for p in given.rglob("*.py"))
-    assert code_["kept"]["tokens"] == sum(len(load_tokenizer(tokenizer).encode(p.read_text()).ids) for p in given.glob("p[0-2]/*.py"))
+    assert code_["kept"]["tokens"] == sum(
+        len(load_tokenizer(tokenizer).encode(p.read_text()).ids) for p in given.glob("p[0-2]/*.py")
+    )
     assert list(Prepared(out).held().files) == [f"code/p3/f{i}.py" for i in range(5)] and record["heldout"]["near"] == 0
     assert not (out / "work").exists()
 
@@ -71,7 +87,8 @@ def test_planted_duplicates_are_found(tmp_path, tokenizer):
 @settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.integers(0, 10**6), st.lists(st.floats(0, 1), min_size=3, max_size=12))
 def test_nothing_near_a_held_out_document_is_trained_on(tmp_path_factory, tokenizer, seed, shares):
-    """Whatever was changed in copies of it: no text in a shard has half of its runs of words in common with a held-out one."""
+    """Whatever was changed in copies of it: no text in a shard has half of its runs of words in common with a held-out
+    one."""
     root, draw = tmp_path_factory.mktemp("near"), random.Random(seed)
     given = folder(root / "code", seed, 3, 2)
     for i, share in enumerate(shares):
@@ -97,7 +114,10 @@ def plain(tmp_path_factory, tokenizer):
     root = tmp_path_factory.mktemp("plain")
     given = folder(root / "code", 5, 5, 6)
     (given / "p1" / "copy.py").write_text((given / "p0" / "f0.py").read_text())
-    rows = [json.dumps({"content": code(random.Random(n), 4), "path": f"r{n}.py"}) for n in range(20)] + ["{", json.dumps({"content": 3})]
+    rows = [json.dumps({"content": code(random.Random(n), 4), "path": f"r{n}.py"}) for n in range(20)] + [
+        "{",
+        json.dumps({"content": 3}),
+    ]
     (root / "rows.jsonl").write_text("\n".join(rows) + "\n")
     wanted = [Source(str(given)), Source(str(root / "rows.jsonl"), weight=2.0)]
     build(root / "out", wanted, tokenizer)
@@ -109,7 +129,9 @@ def test_two_processes_leave_what_one_leaves(plain, tmp_path, tokenizer):
     build(tmp_path / "out", wanted, tokenizer, processes=2)
     assert not other(tmp_path / "out", before)
     record = json.loads(before["data.json"])
-    assert len(record["sources"][0]["shards"]) > 1 and record["sources"][1]["dropped"]["content is no text"]["names"] == ["rows.jsonl:22"]
+    assert len(record["sources"][0]["shards"]) > 1 and record["sources"][1]["dropped"]["content is no text"][
+        "names"
+    ] == ["rows.jsonl:22"]
 
 
 class Killed(BaseException):
@@ -147,7 +169,8 @@ def test_sigkill_of_the_command(plain, tokenizer, tmp_path, ask):
     wanted, before = plain.wanted, plain.files
     config, out = tmp_path / "data.toml", tmp_path / "out"
     config.write_text(
-        f'unit_bytes = 6000\nshard_tokens = 4000\n[[source]]\npath = "{wanted[0].path}"\n[[source]]\npath = "{wanted[1].path}"\nweight = 2.0\n'
+        f'unit_bytes = 6000\nshard_tokens = 4000\n[[source]]\npath = "{wanted[0].path}"\n[[source]]\n'
+        f'path = "{wanted[1].path}"\nweight = 2.0\n'
     )
     words = ["data", config, "--out", out, "--tokenizer", tokenizer, "--processes", 2]
     process = forks.start(*words, said=tmp_path / "said")
@@ -197,7 +220,10 @@ def test_what_cannot_be_prepared_is_said_in_one_line(tmp_path, tokenizer, ask, m
         assert code_ == 2 and why in error and error.count("\n") == 1 and not out.exists(), error
     monkeypatch.setitem(__import__("sys").modules, "datasketch", None)
     code_, _, error = ask("data", config, "--out", out, "--tokenizer", tokenizer)
-    assert code_ == 2 and "near duplicates need datasketch: pip install -c constraints.txt -e '.[data]'; or set near = 0" in error
+    assert (
+        code_ == 2
+        and "near duplicates need datasketch: pip install -c constraints.txt -e '.[data]'; or set near = 0" in error
+    )
 
 
 def test_a_source_that_changed_is_not_mixed_in(tmp_path, tokenizer):
@@ -220,7 +246,10 @@ def test_tokens_take_two_bytes_or_four(tmp_path, vocabulary):
     coder.pre_tokenizer = pre_tokenizers.Whitespace()
     coder.save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "code").mkdir()
-    texts = [" ".join(f"w{random.Random(n).randrange(vocabulary)}" for _ in range(50)) + f" w{vocabulary - 1} w{n}" for n in range(4)]
+    texts = [
+        " ".join(f"w{random.Random(n).randrange(vocabulary)}" for _ in range(50)) + f" w{vocabulary - 1} w{n}"
+        for n in range(4)
+    ]
     for n, text in enumerate(texts):
         (tmp_path / "code" / f"{n}.txt").write_text(text)
     record = build(tmp_path / "out", [Source(str(tmp_path / "code"), rules="none")], tmp_path / "tokenizer.json")

@@ -39,7 +39,8 @@ def table(path: Path, columns: dict, rows: int = 2) -> bytes:
 
 
 def bad_rows(root: Path) -> dict[str, tuple[str, list[tuple[str, str]]]]:
-    """Kinds of sources → the path of one, and everything bad in it, in order. Each has at least two good documents, too."""
+    """Kinds of sources → the path of one, and everything bad in it, in order. Each has at least two good documents,
+    too."""
     row = [json.dumps({"content": text}).encode() for text in GOOD]
     lines = [
         row[0],
@@ -54,12 +55,22 @@ def bad_rows(root: Path) -> dict[str, tuple[str, list[tuple[str, str]]]]:
         b'{"content": " "}',
     ]
     (root / "rows.jsonl").write_bytes(b"\n".join(lines))
-    told = [(2, "broken JSON"), (3, "no content"), (4, "content is no text"), (5, "not an object"), (6, "not UTF-8"), (7, "not UTF-8")]
+    told = [
+        (2, "broken JSON"),
+        (3, "no content"),
+        (4, "content is no text"),
+        (5, "not an object"),
+        (6, "not UTF-8"),
+        (7, "not UTF-8"),
+    ]
     told += [(8, "empty row"), (10, "empty")]
     found = {"jsonl": ("rows.jsonl", [(f"rows.jsonl:{n}", why) for n, why in told])}
     cut = gzip.compress(b"\n".join([*row, *[os.urandom(3000).hex().encode()] * 5]), mtime=0)
     (root / "cut.jsonl.gz").write_bytes(cut[: len(cut) * 2 // 3])
-    found["gz"] = ("cut.jsonl.gz", [("cut.jsonl.gz", "damaged file: Compressed file ended before the end-of-stream marker was reached")])
+    found["gz"] = (
+        "cut.jsonl.gz",
+        [("cut.jsonl.gz", "damaged file: Compressed file ended before the end-of-stream marker was reached")],
+    )
     whole = table(root / "a.parquet", {"content": [GOOD[0], None, GOOD[1], " "], "path": ["a", None, "c", "d"]})
     found["parquet"] = ("a.parquet", [("a.parquet:2", "no content"), ("d", "empty")])
     (root / "t").mkdir()
@@ -70,13 +81,25 @@ def bad_rows(root: Path) -> dict[str, tuple[str, list[tuple[str, str]]]]:
     (root / "t" / "5.parquet").write_bytes(b"")
     found["parquets"] = (
         "t/*.parquet",
-        [("1.parquet:2", "no content"), ("d", "empty"), ("2.parquet", "damaged file"), ("3.parquet", "no column content")]
+        [
+            ("1.parquet:2", "no content"),
+            ("d", "empty"),
+            ("2.parquet", "damaged file"),
+            ("3.parquet", "no column content"),
+        ]
         + [("4.parquet:1", "content is no text"), ("4.parquet:2", "content is no text"), ("5.parquet", "damaged file")],
     )
-    broken = pa.StringArray.from_buffers(3, *pa.array([GOOD[0].encode(), b"\xff\xfe", GOOD[1].encode()], pa.binary()).buffers()[1:])
+    broken = pa.StringArray.from_buffers(
+        3, *pa.array([GOOD[0].encode(), b"\xff\xfe", GOOD[1].encode()], pa.binary()).buffers()[1:]
+    )
     table(root / "utf8.parquet", {"content": broken})
     found["utf8"] = ("utf8.parquet", [("utf8.parquet:2", "not UTF-8")])
-    members = {"p/a.py": GOOD[0].encode(), "p/b.py": b"\xff", "../../up.py": GOOD[2].encode(), "p/c.py": GOOD[1].encode()}
+    members = {
+        "p/a.py": GOOD[0].encode(),
+        "p/b.py": b"\xff",
+        "../../up.py": GOOD[2].encode(),
+        "p/c.py": GOOD[1].encode(),
+    }
     members |= {"p/.h": b"x", "p/e.py": b"", "p/z": b"\0"}
     with tarfile.open(root / "code.tar.gz", "w:gz") as tar:
         for name, data in members.items():
@@ -91,11 +114,20 @@ def bad_rows(root: Path) -> dict[str, tuple[str, list[tuple[str, str]]]]:
         tar.addfile(huge, io.BytesIO(b"x" * huge.size))
     found["tar"] = (
         "code.tar.gz",
-        [("p/b.py", "not UTF-8"), ("p/e.py", "empty"), ("p/z", "binary"), ("p/link.py", "a link or device"), ("p/huge.py", "too large")],
+        [
+            ("p/b.py", "not UTF-8"),
+            ("p/e.py", "empty"),
+            ("p/z", "binary"),
+            ("p/link.py", "a link or device"),
+            ("p/huge.py", "too large"),
+        ],
     )
     data = (root / "code.tar.gz").read_bytes()
     (root / "cut.tar.gz").write_bytes(data[:-40])
-    found["cut tar"] = ("cut.tar.gz", [*found["tar"][1][:-1], ("p/huge.py", "too large"), ("cut.tar.gz", "damaged file")])
+    found["cut tar"] = (
+        "cut.tar.gz",
+        [*found["tar"][1][:-1], ("p/huge.py", "too large"), ("cut.tar.gz", "damaged file")],
+    )
     with zipfile.ZipFile(root / "code.whl", "w") as archive:
         for name, text in {"p/a.py": GOOD[0], "p/b.py": "", "p/c.py": GOOD[1]}.items():
             archive.writestr(name, text)
@@ -108,7 +140,13 @@ def bad_rows(root: Path) -> dict[str, tuple[str, list[tuple[str, str]]]]:
     found["zips"] = ("z/*.zip", [("p/b.py", "empty"), ("b.zip", "damaged file: File is not a zip file")])
     tree = root / "tree"
     (tree / "p" / ".git").mkdir(parents=True)
-    for name, data in {"a.py": GOOD[0].encode(), "b.py": b"\xff", "c.py": b"x\0", "d.py": GOOD[1].encode(), "p/.git/x": b"x"}.items():
+    for name, data in {
+        "a.py": GOOD[0].encode(),
+        "b.py": b"\xff",
+        "c.py": b"x\0",
+        "d.py": GOOD[1].encode(),
+        "p/.git/x": b"x",
+    }.items():
         (tree / name).write_bytes(data)
     (tree / "p" / "link.py").symlink_to("/etc/passwd")
     found["folder"] = ("tree", [("b.py", "not UTF-8"), ("c.py", "binary")])
@@ -129,7 +167,10 @@ def test_bad_rows_and_files_are_named_skipped_and_counted(tmp_path, tokenizer, k
     assert [(one["name"], one["reason"][: len(why)]) for one, (_, why) in zip(dropped, bad, strict=True)] == bad
     (mine,) = record["sources"]
     assert sum(one["count"] for one in mine["dropped"].values()) == len(bad)
-    assert mine["read"]["documents"] == len(bad) + mine["kept"]["documents"] + mine["heldout"] and mine["kept"]["documents"] >= 1
+    assert (
+        mine["read"]["documents"] == len(bad) + mine["kept"]["documents"] + mine["heldout"]
+        and mine["kept"]["documents"] >= 1
+    )
 
 
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -149,7 +190,9 @@ def test_a_row_is_read_once_wherever_its_file_is_cut(tmp_path, texts, size, newl
             before += len(mine)
         return found
 
-    assert rows(size) == rows(1 << 30) and len(rows(size)) == (len(texts) if newline or not texts or texts[-1] != "" else len(texts))
+    assert rows(size) == rows(1 << 30) and len(rows(size)) == (
+        len(texts) if newline or not texts or texts[-1] != "" else len(texts)
+    )
 
 
 @pytest.mark.parametrize("name", ["code.whl", "a.parquet", "tree"])
@@ -161,7 +204,9 @@ def test_units_of_any_size_hold_the_same_documents(tmp_path, name):
     def found(size: int) -> tuple[int, list[Document | Bad]]:
         units, _, _ = sources.units(source, 0, size)
         every = [(unit.first, one) for unit in units for one in read(unit, source, 1 << 20)]
-        return len(units), [one if isinstance(one.name, str) else one._replace(name=first + one.name) for first, one in every]
+        return len(units), [
+            one if isinstance(one.name, str) else one._replace(name=first + one.name) for first, one in every
+        ]
 
     (few, whole), (many, parts) = found(1 << 30), found(1)
     assert few == 1 < many and parts == whole and sum(isinstance(one, Document) for one in whole) >= 2
@@ -185,12 +230,19 @@ def test_a_bomb_is_left_out(tmp_path, monkeypatch):
         source = Source(str(tmp_path / name))
         (unit,) = sources.units(source, 0, 1 << 20)[0]
         *good, last = read(unit, source, 1 << 20)
-        assert last == Bad(name, "damaged file: it unpacks to too many bytes") and 1 < len(good) < 399 and all(isinstance(x, Document) for x in good)
+        assert (
+            last == Bad(name, "damaged file: it unpacks to too many bytes")
+            and 1 < len(good) < 399
+            and all(isinstance(x, Document) for x in good)
+        )
 
 
 @pytest.mark.parametrize(
     ("at", "byte", "why"),
-    [(8, b"\x01", "is encrypt"), (6, b"\xff", "zip file version")],  # flags, and version needed, of the member's entry in the directory
+    [
+        (8, b"\x01", "is encrypt"),
+        (6, b"\xff", "zip file version"),
+    ],  # flags, and version needed, of the member's entry in the directory
     ids=["encrypted", "newer"],
 )
 def test_a_zip_file_that_cannot_be_unpacked_is_named(tmp_path, at, byte, why):
@@ -203,7 +255,9 @@ def test_a_zip_file_that_cannot_be_unpacked_is_named(tmp_path, at, byte, why):
     (tmp_path / "a.zip").write_bytes(data)
     source = Source(str(tmp_path / "a.zip"))
     *good, last = [one for unit in sources.units(source, 0, 1 << 20)[0] for one in read(unit, source, 1 << 20)]
-    assert isinstance(last, Bad) and last.why.startswith("damaged file: ") and why in last.why and len(good) == (at == 8)
+    assert (
+        isinstance(last, Bad) and last.why.startswith("damaged file: ") and why in last.why and len(good) == (at == 8)
+    )
 
 
 def test_a_parquet_file_of_an_unknown_codec_is_named(tmp_path, monkeypatch):
@@ -221,7 +275,8 @@ def test_a_parquet_file_of_an_unknown_codec_is_named(tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", ["rows.jsonl", "a.parquet", "code.tar.gz", "code.whl", "tree"])
 @pytest.mark.parametrize("error", [ConnectionResetError("reset by peer"), TimeoutError()], ids=["reset", "timeout"])
 def test_a_connection_that_breaks_ends_the_build_and_loses_nothing(tmp_path, tokenizer, monkeypatch, name, error):
-    """The files behind it are whole. Skipped as damaged, they would be missing from the data, and only from this build of it."""
+    """The files behind it are whole. Skipped as damaged, they would be missing from the data, and only from this build
+    of it."""
     bad_rows(tmp_path)
     source = [Source(str(tmp_path / name), name="given")]
     build(tmp_path / "whole", source, tokenizer)

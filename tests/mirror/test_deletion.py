@@ -1,4 +1,5 @@
-"""scaled = ref for feature deletion, on every layout: the same pieces in the same order, from coverage that lies on many ranks."""
+"""scaled = ref for feature deletion, on every layout: the same pieces in the same order, from coverage that lies on
+many ranks."""
 
 import pytest
 from hypothesis import given, settings
@@ -23,16 +24,25 @@ def wanted(tree, coverage, least, most):
 
 @st.composite
 def packages(draw):
-    """Files, one of them no Python and none of them covered, and who executes what: more tests than a byte has bits, and lines that hold no code."""
-    tree = {name: draw(programs()) for name in NAMES[: draw(st.integers(1, 3))]} | {"user.py": USER, "notes.txt": b"top", "broken.py": b"def ("}
-    places = st.tuples(st.sampled_from([name for name in tree if name != "broken.py"]), st.integers(0, 40), st.integers(0, 4))
+    """Files, one of them no Python and none of them covered, and who executes what: more tests than a byte has bits,
+    and lines that hold no code."""
+    tree = {name: draw(programs()) for name in NAMES[: draw(st.integers(1, 3))]} | {
+        "user.py": USER,
+        "notes.txt": b"top",
+        "broken.py": b"def (",
+    }
+    places = st.tuples(
+        st.sampled_from([name for name in tree if name != "broken.py"]), st.integers(0, 40), st.integers(0, 4)
+    )
     tests = [f"t{number}" for number in range(draw(st.sampled_from([1, 5, 8, 19])))]
     common = draw(st.lists(places, max_size=3))
     coverage = {}
     for test in ["", *tests]:
         own = draw(st.lists(places, max_size=4)) + (common if test and draw(st.booleans()) else [])
         lines = {name: len(tree[name].splitlines()) + 1 for name in tree}
-        coverage[test] = {(name, at % lines[name] + more) for name, at, more in own for more in range(more + 1)} | {("gone.py", 1)}
+        coverage[test] = {(name, at % lines[name] + more) for name, at, more in own for more in range(more + 1)} | {
+            ("gone.py", 1)
+        }
     return tree, coverage
 
 
@@ -71,7 +81,10 @@ def test_a_symbol_is_followed_through_files(others):
 def test_the_bounds_of_a_group_are_those_of_the_reference(most):
     """Groups of exactly `least` tests, and of exactly the share `most`."""
     tree = {"f.py": b"def f(x):\n    if x:\n        a()\n    b()\n\ndef g(x):\n    c()\n\ndef h():\n    d()\n"}
-    coverage = {f"t{n}": {("f.py", line) for line in ([2, 3] if n < 2 else [2, 4] if n < 4 else [7])} | {("f.py", 10)} for n in range(8)}
+    coverage = {
+        f"t{n}": {("f.py", line) for line in ([2, 3] if n < 2 else [2, 4] if n < 4 else [7])} | {("f.py", 10)}
+        for n in range(8)
+    }
     for least in (1, 2, 3, 4, 5):
         assert scaled.slices(tree, coverage, least, most) == ref.slices(tree, coverage, least, most)
     assert {len(piece.tests) for piece in scaled.slices(tree, coverage, 4, 0.5)} == {4}
@@ -101,5 +114,7 @@ def test_what_is_refused_is_refused_on_every_rank(call, arguments, says):
 
 def test_what_one_rank_finds_wrong_all_say_and_none_waits():
     assert play(dict(dp=2, cp=1), calls.dealt, 5, -1) == [10, 11, 12, 13, 14]
-    with pytest.raises(RuntimeError, match="(?s)rank 0.*3 is wrong.*rank 1.*3 is wrong|rank 1.*3 is wrong.*rank 0.*3 is wrong"):
+    with pytest.raises(
+        RuntimeError, match="(?s)rank 0.*3 is wrong.*rank 1.*3 is wrong|rank 1.*3 is wrong.*rank 0.*3 is wrong"
+    ):
         play(dict(dp=2, cp=1), calls.dealt, 5, 3)

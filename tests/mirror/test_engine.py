@@ -1,4 +1,5 @@
-"""Where kernels stand in the scaled network: interpreted here, they compute what `ref` computes; on their own they are not asked."""
+"""Where kernels stand in the scaled network: interpreted here, they compute what `ref` computes; on their own they are
+not asked."""
 
 from dataclasses import replace
 
@@ -18,7 +19,14 @@ from tests.mirror import calls
 from tests.mirror.layouts import play
 
 CONFIG = Config.tiny(
-    70, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1, head_dim=16, num_experts=4, moe_intermediate_size=32
+    70,
+    hidden_size=32,
+    num_hidden_layers=1,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+    head_dim=16,
+    num_experts=4,
+    moe_intermediate_size=32,
 )
 
 
@@ -42,7 +50,11 @@ def test_the_head(interpreted, tied, monkeypatch):
     assert isinstance(model, Reference)
     hidden, targets = torch.randn(9, 32), torch.randint(0, 70, (9,))
     found = {}
-    for name, dtype, ours in (("kernel", torch.float32, True), ("ref", torch.float32, False), ("exact", torch.float64, False)):
+    for name, dtype, ours in (
+        ("kernel", torch.float32, True),
+        ("ref", torch.float32, False),
+        ("exact", torch.float64, False),
+    ):
         net, x = model.to(dtype), hidden.clone().to(dtype).requires_grad_()
         net.zero_grad()
         logp = net.logprob(x, targets) if ours else Reference.logprob(net, x, targets)
@@ -56,7 +68,8 @@ def test_the_head(interpreted, tied, monkeypatch):
 
 @pytest.mark.parametrize("forward", ["mxfp8", "nvfp4-token"])
 def test_quantised_experts(interpreted, forward, monkeypatch):
-    """The kernel is what is called, and quantises to the same codes: its values are those of `ref` up to float32's sums."""
+    """The kernel is what is called, and quantises to the same codes: its values are those of `ref` up to float32's
+    sums."""
     import kernels.experts as own
 
     asked, real = [], own.experts_swiglu
@@ -75,7 +88,8 @@ def test_quantised_experts(interpreted, forward, monkeypatch):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_muon(interpreted, dtype, monkeypatch):
-    """A step's updates are orthogonalised by the kernel, at most twice as far from float64 as by `ref`; what it does not know, `ref` takes."""
+    """A step's updates are orthogonalised by the kernel, at most twice as far from float64 as by `ref`; what it does
+    not know, `ref` takes."""
     import kernels.muon as own
 
     asked, real = [], own.newton_schulz
@@ -96,7 +110,8 @@ def test_muon(interpreted, dtype, monkeypatch):
 
 @pytest.mark.parametrize("normalise", [True, False])
 def test_routers(interpreted, normalise, monkeypatch):
-    """A router's own choice, by the kernel: the experts of `ref`, gates and the router's gradient three ways; what is supplied stays as it is."""
+    """A router's own choice, by the kernel: the experts of `ref`, gates and the router's gradient three ways; what is
+    supplied stays as it is."""
     import kernels.router_replay as own
 
     asked, real = [], own.route
@@ -105,7 +120,11 @@ def test_routers(interpreted, normalise, monkeypatch):
     torch.nn.init.normal_(mixture.gate.weight)
     x, up = torch.randn(9, 32), torch.randn(9, CONFIG.num_experts_per_tok)
     found = {}
-    for name, dtype, cls in (("kernel", torch.float32, type(mixture)), ("ref", torch.float32, MoE), ("exact", torch.float64, MoE)):
+    for name, dtype, cls in (
+        ("kernel", torch.float32, type(mixture)),
+        ("ref", torch.float32, MoE),
+        ("exact", torch.float64, MoE),
+    ):
         mixture.to(dtype).zero_grad()
         logits, gates, experts = cls.route(mixture, x.to(dtype), None)
         (gates * up.to(dtype)).sum().backward()
@@ -131,20 +150,26 @@ def test_replayed_routers(interpreted, alpha):
     wanted = ref_router_replay.route(scores, 2, replayed, alpha)
     assert torch.equal(experts, wanted[1])
     torch.testing.assert_close(gates, wanted[0])
-    for ours, theirs in zip(*(module.route(scores.double(), 2, replayed, alpha) for module in (router_replay, ref_router_replay)), strict=True):
+    for ours, theirs in zip(
+        *(module.route(scores.double(), 2, replayed, alpha) for module in (router_replay, ref_router_replay)),
+        strict=True,
+    ):
         assert torch.equal(ours, theirs)
 
 
 def test_experts_of_other_ranks():
-    """Tokens are sorted, permuted and summed by kernels on their way to two ranks' experts and back. Sent as MXFP8, their bytes go into the experts'
-    product as they came: values, and all gradients but that of the first weights, have the bits that they have if rows are sent in the model's
-    dtype and quantised on arrival. The first weights' gradient sums over tokens, along which the decoded values are quantised again."""
+    """Tokens are sorted, permuted and summed by kernels on their way to two ranks' experts and back. Sent as MXFP8,
+    their bytes go into the experts' product as they came: values, and all gradients but that of the first weights, have
+    the bits that they have if rows are sent in the model's dtype and quantised on arrival. The first weights' gradient
+    sums over tokens, along which the decoded values are quantised again."""
     g = torch.Generator().manual_seed(0)
     x, gates = torch.randn(10, 32, generator=g), torch.rand(10, 2, generator=g)
     w13, w2 = torch.randn(4, 64, 32, generator=g) / 6, torch.randn(4, 32, 32, generator=g) / 6
     experts = torch.rand(10, 4, generator=g).argsort(-1)[:, :2]
     layout = dict(dp=2, cp=1, ep=2)
-    (plain, asked), (sent, asked_sent) = (play(layout, calls.of_interpreted_kernels, x, gates, w13, w2, experts, how) for how in ("model", "mxfp8"))
+    (plain, asked), (sent, asked_sent) = (
+        play(layout, calls.of_interpreted_kernels, x, gates, w13, w2, experts, how) for how in ("model", "mxfp8")
+    )
     assert asked == ["experts_swiglu", "permute", "sort_by_expert", "unpermute"]
     assert asked_sent == ["received_swiglu", "sort_by_expert", "unpermute"]
     for name, a, b in zip(("y", "x", "gates", "w13", "w2"), plain, sent, strict=True):

@@ -1,4 +1,5 @@
-"""Faults of asynchronous RL, and what they must do. Each row is played with the real processes, or, where processes add nothing, with the functions.
+"""Faults of asynchronous RL, and what they must do. Each row is played with the real processes, or, where processes add
+nothing, with the functions.
 
 | fault | what must be | test |
 |---|---|---|
@@ -90,10 +91,16 @@ def plan_of(folder, parts, rules=RULES, workers=2, **more):
 
 
 PLACES = [name for name in FAULTS if name.partition(":")[0] in ("trainer", "reconciler", "worker")]
-QUICK = ("trainer: between shard and manifest", "reconciler: before the line of a step", "worker: in the middle of a swap")
+QUICK = (
+    "trainer: between shard and manifest",
+    "reconciler: before the line of a step",
+    "worker: in the middle of a swap",
+)
 
 
-@pytest.mark.parametrize("fault", [pytest.param(name, marks=() if name in QUICK else pytest.mark.faults) for name in PLACES])
+@pytest.mark.parametrize(
+    "fault", [pytest.param(name, marks=() if name in QUICK else pytest.mark.faults) for name in PLACES]
+)
 def test_a_kill_at_any_place(tmp_path, fault):
     parts = Faulty(seconds=0.02, steps=4, fault=fault, mark=str(tmp_path / "struck"))
     play(plan_of(tmp_path, parts))
@@ -103,7 +110,11 @@ def test_a_kill_at_any_place(tmp_path, fault):
 
 
 @pytest.mark.parametrize(
-    "fault", ["delta: a byte is flipped", *(pytest.param(f"delta: it is {x}", marks=pytest.mark.faults) for x in ("cut", "missing"))]
+    "fault",
+    [
+        "delta: a byte is flipped",
+        *(pytest.param(f"delta: it is {x}", marks=pytest.mark.faults) for x in ("cut", "missing")),
+    ],
 )
 def test_a_delta_that_cannot_be_read(tmp_path, fault):
     """The workers go on with what they have, and the trainer publishes a version anew, whole. Nobody dies of it."""
@@ -141,7 +152,8 @@ def changed(version):
 
 
 def test_versions_out_of_order():
-    """News of versions 2, 1 and 0 come in this order: version 2 is served. One that the store does not hold is tried again, later."""
+    """News of versions 2, 1 and 0 come in this order: version 2 is served. One that the store does not hold is tried
+    again, later."""
     store = {}
     writer = weight_sync.Writer(store)
     for version in range(3):
@@ -154,12 +166,19 @@ def test_versions_out_of_order():
             time.sleep(0.001)
         if sampler.version < weights.wanted:
             weights.swap()
-    assert sampler.version == 2 and all(a.equal(b) for a, b in zip(sampler.model.parameters(), changed(2).parameters(), strict=True))
+    assert sampler.version == 2 and all(
+        a.equal(b) for a, b in zip(sampler.model.parameters(), changed(2).parameters(), strict=True)
+    )
     weights.wanted = 5
     came = False
     while came is False:
         came = weights.go_on()
-    assert "version 5 is not in the store" in str(came) and weights.tries.failures == 1 and not weights.tries.now and sampler.version == 2
+    assert (
+        "version 5 is not in the store" in str(came)
+        and weights.tries.failures == 1
+        and not weights.tries.now
+        and sampler.version == 2
+    )
 
 
 def test_weights_change_between_steps_only():
@@ -171,9 +190,15 @@ def test_weights_change_between_steps_only():
     weights.wanted = 1
     assert weights.go_on() is False and weights.errand is not None
     assert weights.errand.done.wait(60)
-    assert all(a.equal(b) for a, b in zip(sampler.model.parameters(), changed(0).parameters(), strict=True)) and sampler.version == -1
+    assert (
+        all(a.equal(b) for a, b in zip(sampler.model.parameters(), changed(0).parameters(), strict=True))
+        and sampler.version == -1
+    )
     assert weights.go_on() is True and weights.swap()["version"] == 1
-    assert all(a.equal(b) for a, b in zip(sampler.model.parameters(), changed(1).parameters(), strict=True)) and sampler.version == 1
+    assert (
+        all(a.equal(b) for a, b in zip(sampler.model.parameters(), changed(1).parameters(), strict=True))
+        and sampler.version == 1
+    )
 
 
 @pytest.mark.faults
@@ -197,8 +222,8 @@ def lift(mark, enough):
 
 
 def test_the_store_is_down(tmp_path):
-    """For versions: the trainer takes one step beside the version that it cannot publish, and waits; workers start groups up to the bound on age and
-    no more, and nobody dies. When the store answers again, the run goes on."""
+    """For versions: the trainer takes one step beside the version that it cannot publish, and waits; workers start
+    groups up to the bound on age and no more, and nobody dies. When the store answers again, the run goes on."""
     rules, mark, seen, bound = Rules(4, 2, 6), tmp_path / "down", [], (2 + 2 + 1) * 4
 
     def enough():
@@ -206,18 +231,30 @@ def test_the_store_is_down(tmp_path):
         return seen[-1] == bound and len(facts(tmp_path, "trainer", "waits for the store")) > 1
 
     thread = lift(mark, enough)
-    play(plan_of(tmp_path, Faulty(seconds=0.02, steps=6, fault="versions cannot be stored", mark=str(mark)), rules, slots=16))
+    play(
+        plan_of(
+            tmp_path, Faulty(seconds=0.02, steps=6, fault="versions cannot be stored", mark=str(mark)), rules, slots=16
+        )
+    )
     thread.join()
     assert check(tmp_path, rules, Tiny(steps=6)) == 0
     waits = facts(tmp_path, "trainer", "waits for the store")
-    assert seen[-1] == bound and "the store is down" in waits[0]["why"] and {line["doing"] for line in waits} == {"publishing version 2"}
+    assert (
+        seen[-1] == bound
+        and "the store is down" in waits[0]["why"]
+        and {line["doing"] for line in waits} == {"publishing version 2"}
+    )
 
 
 def test_no_step_waits_for_the_store(tmp_path):
     """It takes a version only after the next step has begun, so a trainer that waited for it would wait forever."""
     play(plan_of(tmp_path, Faulty(seconds=0.02, steps=4, fault="the store is slow", mark=str(tmp_path / "none"))))
     assert check(tmp_path, RULES, Tiny(steps=4)) == 0
-    told = [(line["what"], line["version"]) for line in log(tmp_path, "trainer") if line["what"] in ("train", "publishing", "published")]
+    told = [
+        (line["what"], line["version"])
+        for line in log(tmp_path, "trainer")
+        if line["what"] in ("train", "publishing", "published")
+    ]
     for version in (1, 2, 3):
         assert told.index(("publishing", version)) < told.index(("train", version)) < told.index(("published", version))
 
@@ -254,7 +291,12 @@ def test_a_slow_tool_fails_its_rollout_only():
     for group, number in itertools.product(range(3), range(2)):
         a, b = (one[group][number] for one in found)
         if (group, number) == (0, 1):
-            assert b.failure == "the environment did not answer in 0.5 seconds" and not b.chain.segments and not b.terms and not a.failure
+            assert (
+                b.failure == "the environment did not answer in 0.5 seconds"
+                and not b.chain.segments
+                and not b.terms
+                and not a.failure
+            )
         else:
             assert all(x.tokens.equal(y.tokens) for x, y in zip(a.chain.segments, b.chain.segments, strict=True))
             assert (a.terms, a.metrics) == (b.terms, b.metrics)
@@ -262,15 +304,16 @@ def test_a_slow_tool_fails_its_rollout_only():
 
 @pytest.mark.faults
 def test_a_task_that_hangs(tmp_path):
-    """Its worker, whoever that is, is given up and killed. Its group is dropped, when it is too old or was lost three times; as many
-    others as the steps need are trained on."""
+    """Its worker, whoever that is, is given up and killed. Its group is dropped, when it is too old or was lost three
+    times; as many others as the steps need are trained on."""
     play(plan_of(tmp_path, Faulty(seconds=0.02, steps=4, fault="a task hangs", mark=str(tmp_path / "x")), timeout=2.0))
     assert check(tmp_path, RULES, Tiny(steps=4)) >= 1
     assert (2,) in [event.groups for event in events(tmp_path) if event.kind == "drop"]
 
 
 def test_a_full_disk(tmp_path):
-    """The trainer cannot save version 3: the run ends with the operating system's words, version 2 is whole, and with room it goes on."""
+    """The trainer cannot save version 3: the run ends with the operating system's words, version 2 is whole, and with
+    room it goes on."""
     parts = Faulty(seconds=0.02, steps=4, fault="disk full", mark=str(tmp_path / "struck"))
     with pytest.raises(OSError) as left:
         play(plan_of(tmp_path, parts))
@@ -282,7 +325,8 @@ def test_a_full_disk(tmp_path):
 
 
 def test_a_zombie_is_refused(tmp_path):
-    """A worker that was taken for dead wakes up when its successor plays its groups; and a reconciler with nobody to talk to ends with its thread."""
+    """A worker that was taken for dead wakes up when its successor plays its groups; and a reconciler with nobody to
+    talk to ends with its thread."""
     rules = Rules(1, 0, 1)
     with meeting_place() as at:
         thread = threading.Thread(target=services.reconcile, args=(tmp_path, at, rules, ["a"], 20.0))
@@ -324,8 +368,8 @@ def wait_for(line, kind):
 
 
 def test_the_trainer_notices_that_nobody_works(tmp_path):
-    """All workers freeze. The reconciler gives them up, tells the trainer, and has them killed; others take their places. And the run has a store
-    of its own, elsewhere."""
+    """All workers freeze. The reconciler gives them up, tells the trainer, and has them killed; others take their
+    places. And the run has a store of its own, elsewhere."""
     rules, alive, store = Rules(4, 2, 4), {}, tmp_path / "elsewhere"
 
     def freeze(step, figures):
@@ -344,7 +388,8 @@ def test_the_trainer_notices_that_nobody_works(tmp_path):
 
 
 def test_the_last_step_ends_clean(tmp_path):
-    """Nobody is killed, nobody waits for a version that never comes, and the evaluator, which can never end its measurement, holds nobody up."""
+    """Nobody is killed, nobody waits for a version that never comes, and the evaluator, which can never end its
+    measurement, holds nobody up."""
     processes = {}
     parts = Faulty(seconds=0.02, steps=4, fault="measuring never ends", mark=str(tmp_path / "struck"))
     play(plan_of(tmp_path, parts, evaluate_every=1, standby=1), started=processes.__setitem__)
@@ -364,7 +409,9 @@ def test_a_standby_takes_the_place_of_a_worker(tmp_path):
     struck = (tmp_path / "struck").stat().st_mtime
     work = facts(tmp_path, "standby-0", "work")
     assert work and min(line["at"] for line in work) >= struck - 0.01
-    assert {line["epoch"] for line in log(tmp_path, "standby-0")} == {0} and facts(tmp_path, "standby-0", "load")[0]["at"] < struck + 0.01
+    assert {line["epoch"] for line in log(tmp_path, "standby-0")} == {0} and facts(tmp_path, "standby-0", "load")[0][
+        "at"
+    ] < struck + 0.01
     journal = read_lines(tmp_path / "journal.jsonl")
     played = {line["groups"][0] for line in journal if "standby-0" in line.get("key", "")}
     begun = [line["groups"][0] for line in journal if line["kind"] == "start"]
@@ -379,7 +426,12 @@ def test_the_evaluator_follows_and_comes_back_when_it_dies(tmp_path):
     assert check(tmp_path, rules, Tiny(steps=5)) <= 1 and (tmp_path / "struck").exists()
     found = measured(tmp_path)
     versions = [line["version"] for line in found]
-    assert versions[0] in (0, 2) and 2 in versions and versions == sorted(set(versions)) and all(version % 2 == 0 for version in versions)
+    assert (
+        versions[0] in (0, 2)
+        and 2 in versions
+        and versions == sorted(set(versions))
+        and all(version % 2 == 0 for version in versions)
+    )
     sampler = Tiny().sampler()
     reader = weight_sync.Reader(services.open_stores(str(tmp_path)).weights, weight_sync.parts(sampler.model))
     for line in found:
@@ -402,7 +454,9 @@ def test_weights_and_groups_through_a_store_of_fsspec(tmp_path):
     weights.swap()
     assert all(a.equal(b) for a, b in zip(sampler.model.parameters(), learner.model.parameters(), strict=True))
     publisher.publish(0, anew=True)
-    assert facts(tmp_path, "trainer", "repaired") and list(open_store("memory://faults/run/weights"))[-1] == "readers/one"
+    assert (
+        facts(tmp_path, "trainer", "repaired") and list(open_store("memory://faults/run/weights"))[-1] == "readers/one"
+    )
     with pytest.raises(ValueError, match="memory://faults is one process's own"):
         plan_of(tmp_path, Tiny(), store="memory://faults")
     with pytest.raises(RunError, match="the store nothing://there cannot be opened"):

@@ -1,5 +1,6 @@
-"""scaled = ref for hints, habits and alarms, on every layout: the loss and its gradient, predictions that are brought to one rank, a whole step
-through a network, what a price adds to an advantage, and alarms from rollouts on many ranks."""
+"""scaled = ref for hints, habits and alarms, on every layout: the loss and its gradient, predictions that are brought
+to one rank, a whole step through a network, what a price adds to an advantage, and alarms from rollouts on many
+ranks."""
 
 import itertools
 import math
@@ -29,14 +30,27 @@ told = st.lists(segments_with_hints(V).map(lambda one: (rollout(*one[:2]), one[2
 def widths(layout: dict, texts, more: int) -> tuple[int, int]:
     """Rows that hold every segment, and every teacher's sequence, a little longer than they must be."""
     unit = 2 * layout["cp"]
-    longest = max(len(one.tokens) for one, _ in texts), max(len(one.tokens) + sum(len(hint.tokens) for hint in hints) for one, hints in texts)
+    longest = (
+        max(len(one.tokens) for one, _ in texts),
+        max(len(one.tokens) + sum(len(hint.tokens) for hint in hints) for one, hints in texts),
+    )
     return tuple(unit * (-(-n // unit) + more) for n in longest)
 
 
 @some
-@given(layouts, seeds, size, size, st.integers(1, 5), kinds, st.sampled_from([None, 1, 3]), st.sampled_from([0.0, 0.4, 1.0]))
+@given(
+    layouts,
+    seeds,
+    size,
+    size,
+    st.integers(1, 5),
+    kinds,
+    st.sampled_from([None, 1, 3]),
+    st.sampled_from([0.0, 0.4, 1.0]),
+)
 def test_the_loss_and_its_gradient(layout, seed, rows, length, words, kind, top_k, share):
-    """Weights of tokens, ranks and steps without one that counts; what does not count holds NaN, and some tokens are forbidden."""
+    """Weights of tokens, ranks and steps without one that counts; what does not count holds NaN, and some tokens are
+    forbidden."""
     g, B, T = torch.Generator().manual_seed(seed), rows * layout["dp"], 2 * length * layout["cp"]
     student, teacher = 3 * torch.randn(2, B, T, words, generator=g, dtype=torch.float64)
     student[..., 1:][torch.rand(B, T, words - 1, generator=g) < 0.2] = -math.inf
@@ -55,7 +69,8 @@ def test_the_loss_and_its_gradient(layout, seed, rows, length, words, kind, top_
 
 @pytest.mark.parametrize("layout", EVERY[::2], ids=NAMES[::2])
 def test_the_gradient_of_an_enumerable_policy(layout):
-    """Every word of three letters, weighed with its probability, on all ranks: the gradient is the sum over prefixes, written out."""
+    """Every word of three letters, weighed with its probability, on all ranks: the gradient is the sum over prefixes,
+    written out."""
     letters, length, unit = 3, 3, 2 * layout["cp"]
     table, hint = torch.randn(8, letters, letters, dtype=torch.float64), torch.randn(letters, dtype=torch.float64)
     every = torch.tensor(list(itertools.product(range(letters), repeat=length)))
@@ -63,7 +78,9 @@ def test_the_gradient_of_an_enumerable_policy(layout):
     logp = table.log_softmax(-1)[torch.arange(length), before, every].sum(1)
     fill = (0, -length % unit, 0, -len(every) % layout["dp"])
     weight = torch.nn.functional.pad(logp.exp()[:, None].expand(-1, length), fill)
-    loss, found = play(layout, feedback_parts.words, table, hint, torch.nn.functional.pad(before, fill), weight, dict(budget=length))
+    loss, found = play(
+        layout, feedback_parts.words, table, hint, torch.nn.functional.pad(before, fill), weight, dict(budget=length)
+    )
     value, gradient = 0.0, torch.zeros_like(table)
     for place, previous in itertools.product(range(length), range(letters)):
         reached = logp.exp()[before[:, place] == previous].sum()
@@ -78,16 +95,21 @@ def test_the_gradient_of_an_enumerable_policy(layout):
 @some
 @given(layouts, seeds, told, st.integers(0, 1))
 def test_both_predictions_of_a_token_come_to_one_rank(layout, seed, texts, more):
-    """Packed rows of segments, summaries and hints of any length: each token's student and teacher rows are those of its own segment, the gradient
-    goes to the student alone, and to the position before the token."""
+    """Packed rows of segments, summaries and hints of any length: each token's student and teacher rows are those of
+    its own segment, the gradient goes to the student alone, and to the position before the token."""
     g, found = torch.Generator().manual_seed(seed), [textual_feedback.hinted(*one) for one in texts]
     lengths = [(len(one.tokens), len(where.tokens)) for (one, _), where in zip(texts, found, strict=True)]
     hidden = [tuple(torch.randn(n, 3, generator=g, dtype=torch.float64) for n in both) for both in lengths]
     names, pairs, grads = play(layout, feedback_parts.pairs, texts, hidden, *widths(layout, texts, more))
     assert names.tolist() == [[n, t] for n, where in enumerate(found) for t in where.student.tolist()]
     leaves = [x.clone().requires_grad_() for x, _ in hidden]
-    wanted = [textual_feedback.predictions(x, teacher, where) for x, (_, teacher), where in zip(leaves, hidden, found, strict=True)]
-    assert torch.equal(pairs, torch.cat([torch.cat(pair, 1).detach() for pair in wanted])), "rows are moved, not computed"
+    wanted = [
+        textual_feedback.predictions(x, teacher, where)
+        for x, (_, teacher), where in zip(leaves, hidden, found, strict=True)
+    ]
+    assert torch.equal(pairs, torch.cat([torch.cat(pair, 1).detach() for pair in wanted])), (
+        "rows are moved, not computed"
+    )
     sum((left * right.sin()).sum() for left, right in wanted).backward()
     for grad, x in zip(grads, leaves, strict=True):
         close(grad, torch.zeros_like(x) if x.grad is None else x.grad)
@@ -100,13 +122,20 @@ def test_places_that_cross_by_hand(cp):
     found = play(dict(dp=1, cp=cp), feedback_parts.crossed, 16, at, there, False)
     assert sorted(found) == [[n, n, 15 - n] for n in range(16)]
     first = found[: 16 // cp]
-    assert [n for n, *_ in first] == ([*range(16)] if cp == 1 else [*range(8 // cp), *range(16 - 8 // cp, 16)]), "the early chunk and the late one"
+    assert [n for n, *_ in first] == ([*range(16)] if cp == 1 else [*range(8 // cp), *range(16 - 8 // cp, 16)]), (
+        "the early chunk and the late one"
+    )
 
 
 @pytest.mark.parametrize(
     ("at", "there", "short", "says"),
     [
-        ([1], [1], True, "student must hold 1 rows of equal length, with 2 chunks of each on this rank; got 7 positions"),
+        (
+            [1],
+            [1],
+            True,
+            "student must hold 1 rows of equal length, with 2 chunks of each on this rank; got 7 positions",
+        ),
         ([1], [17], False, "teacher must have at least 17 positions; got 16"),
         ([17], [1], False, "student must have at least 17 positions; got 16"),
     ],
@@ -134,16 +163,22 @@ def whole_step(model, texts, how):
 @few
 @given(layouts, seeds, told, kinds, st.sampled_from([None, 4]), st.integers(1, 2), st.sampled_from([1, 3, 512]))
 def test_a_step_through_a_network(layout, seed, texts, kind, top_k, micro, chunk):
-    """Teacher and student packed, cut over ranks, some rows at a time, the head on some tokens at a time: loss and gradients are those of each
-    segment alone on one rank."""
+    """Teacher and student packed, cut over ranks, some rows at a time, the head on some tokens at a time: loss and
+    gradients are those of each segment alone on one rank."""
     model, state = made(shape(4 if seed % 2 else 0, 2, 2, bool(seed % 3)), seed)
     how = dict(kind=kind, top_k=top_k)
-    found, grads = play(layout, feedback_parts.step, model.config, state, texts, *widths(layout, texts, 0), micro, chunk, how)
+    found, grads = play(
+        layout, feedback_parts.step, model.config, state, texts, *widths(layout, texts, 0), micro, chunk, how
+    )
     wanted = whole_step(model, texts, how)
     close(found, wanted)
     largest = max((float(p.grad.abs().max()) for p in model.parameters() if p.grad is not None), default=0.0)
     for name, p in model.named_parameters():
-        close(grads[name] if name in grads else torch.zeros_like(p), torch.zeros_like(p) if p.grad is None else p.grad, largest)
+        close(
+            grads[name] if name in grads else torch.zeros_like(p),
+            torch.zeros_like(p) if p.grad is None else p.grad,
+            largest,
+        )
     assert all(bool(x.isfinite().all()) for x in grads.values())
 
 
@@ -168,7 +203,9 @@ def test_a_hint_changes_the_gradient():
     """The control of the test above, and one step by hand on both sides: the same as on one rank, and not zero."""
     model, state = made(shape(4, 2, 2, True), 0)
     texts = [(TEXT, [Hint(2, (7, 8, 9), 2, 4)]), (TEXT, [Hint(0, (7,), 6, 8)]), (TEXT, [])]
-    loss, grads = play(dict(dp=2, cp=2, ep=2), feedback_parts.step, model.config, state, texts, 8, 12, 1, 1, dict(kind="forward"))
+    loss, grads = play(
+        dict(dp=2, cp=2, ep=2), feedback_parts.step, model.config, state, texts, 8, 12, 1, 1, dict(kind="forward")
+    )
     close(loss, whole_step(model, texts, dict(kind="forward")))
     same_gradients(grads, model)
     assert loss > 1e-6 and all(x.any() for name, x in grads.items() if "norm" not in name)
@@ -198,7 +235,11 @@ def test_what_a_price_adds_is_of_the_whole_group(layout, ones, prices, data):
 
 
 @pytest.mark.parametrize(
-    ("group", "says"), [([], "group must hold at least one rollout"), ([{"todos": 0.0}, {"lints": 0.0}], "group must be priced by one table")]
+    ("group", "says"),
+    [
+        ([], "group must hold at least one rollout"),
+        ([{"todos": 0.0}, {"lints": 0.0}], "group must be priced by one table"),
+    ],
 )
 def test_groups_that_are_refused_are_refused_on_every_rank(group, says):
     group = [behaviour.Behaviour(parts) for parts in group]
@@ -207,7 +248,10 @@ def test_groups_that_are_refused_are_refused_on_every_rank(group, says):
 
 
 TOOLS = ("read", "write", "test")
-BANDS = {name: monitor.Band(*band) for name, band in {"entropy": (0.0, 0.3), "broken": (0.0, 0.1), "length": (0.5, 1.0), "hacks": (0.0, 1.0)}.items()}
+BANDS = {
+    name: monitor.Band(*band)
+    for name, band in {"entropy": (0.0, 0.3), "broken": (0.0, 0.1), "length": (0.5, 1.0), "hacks": (0.0, 1.0)}.items()
+}
 
 
 @some
@@ -231,8 +275,8 @@ def test_statistics_and_alarms_are_of_all_ranks(layout, steps, data):
 @pytest.mark.parametrize("layout", [dict(dp=1, cp=1), dict(dp=2, cp=1), dict(dp=2, cp=2)], ids=str)
 @pytest.mark.parametrize("axis", ["dp", "all"])
 def test_statistics_by_hand(layout, axis):
-    """One that asks on the first rank, one that asks and one that works on the second: sums first, and then one division. "all": with cp=2 each is on
-    a rank of its own."""
+    """One that asks on the first rank, one that asks and one that works on the second: sums first, and then one
+    division. "all": with cp=2 each is on a rank of its own."""
     asks = Transcript((Turn("assistant", "Which file?"),), tokens=10)
     calls = Call("write", wrote="return 7 # x\n"), Call("grep", wrote="# y\n", valid=False)
     works = Transcript((Turn("assistant", calls=calls), Turn("assistant", "Done.")), tokens=80)
@@ -242,14 +286,21 @@ def test_statistics_by_hand(layout, axis):
 
 
 def test_alarms_by_hand():
-    """Half of the ranks' rollouts call one tool and half another: each rank alone sees a collapse, and all together use both equally."""
+    """Half of the ranks' rollouts call one tool and half another: each rank alone sees a collapse, and all together use
+    both equally."""
     one, other = (Transcript((Turn("assistant", calls=(Call(name),) * 4),), tokens=10) for name in ("read", "write"))
     band = {"entropy": monitor.Band(0.5, 1.0)}
     steps = [[[one, other]] * 4] * 30
     for layout in (dict(dp=1, cp=1), dict(dp=2, cp=1)):
         found, alarms, _ = play(layout, feedback_parts.watched, steps, TOOLS, 40, band, [1, 1, 1], "dp")
-        assert alarms == [] and found[0][0]["entropy"] == pytest.approx(math.log(2) / math.log(3)) and found[0][0]["length"] == 0.25
-    found, alarms, _ = play(dict(dp=2, cp=1), feedback_parts.watched, [[[one, one]] * 4] * 30, TOOLS, 40, band, [1], "dp")
+        assert (
+            alarms == []
+            and found[0][0]["entropy"] == pytest.approx(math.log(2) / math.log(3))
+            and found[0][0]["length"] == 0.25
+        )
+    found, alarms, _ = play(
+        dict(dp=2, cp=1), feedback_parts.watched, [[[one, one]] * 4] * 30, TOOLS, 40, band, [1], "dp"
+    )
     assert [alarm[:1] + alarm[2:3] for alarm in alarms] == [("entropy", "down")] and found[0][0]["top_tool"] == 1
 
 

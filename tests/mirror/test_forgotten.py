@@ -1,4 +1,5 @@
-"""No tensor of a training is forgotten on the CPU: it runs on a GPU that is not there, and gives what it gives on the CPU."""
+"""No tensor of a training is forgotten on the CPU: it runs on a GPU that is not there, and gives what it gives on the
+CPU."""
 
 import json
 import math
@@ -13,7 +14,15 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def test_trainings_on_another_device(tiny_run, tmp_path):
     """The draft layers were, and so was the generator of rollouts; a sampler on a GPU was forked. An H100 showed it."""
-    command = [sys.executable, "-W", "ignore", "-m", "tests.mirror.forgotten", str(tmp_path), str(tiny_run / "checkpoints")]
+    command = [
+        sys.executable,
+        "-W",
+        "ignore",
+        "-m",
+        "tests.mirror.forgotten",
+        str(tmp_path),
+        str(tiny_run / "checkpoints"),
+    ]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     told = json.loads(done.stdout.splitlines()[-1])

@@ -1,5 +1,5 @@
-"""`etude run cpt --scale full --backend gloo` from outside: it trains on a user's folder, a rank that dies is replaced and the curve stays
-the same to the last bit, and a rank that hangs is called by name."""
+"""`etude run cpt --scale full --backend gloo` from outside: it trains on a user's folder, a rank that dies is replaced
+and the curve stays the same to the last bit, and a rank that hangs is called by name."""
 
 import dataclasses
 import json
@@ -46,7 +46,14 @@ def given(tmp_path_factory):
     tokenizer = train_tokenizer(read_corpus(folder / "code").files.values(), 300)
     torch.manual_seed(0)
     shape = Config.tiny(
-        300, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, head_dim=8, num_experts=4, moe_intermediate_size=16
+        300,
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=8,
+        num_experts=4,
+        moe_intermediate_size=16,
     )
     save_hf(Transformer(shape), folder / "net")
     tokenizer.save(str(folder / "net" / "tokenizer.json"))
@@ -56,17 +63,42 @@ def given(tmp_path_factory):
         tokenizer.save(str(folder / name / "tokenizer.json"))
     for name, wrong in {"yarn": {"rope_scaling": "yarn"}, "tied": {"tie_word_embeddings": "false"}}.items():
         shutil.copytree(folder / "net", folder / name)
-        (folder / name / "config.json").write_text(json.dumps(json.loads((folder / name / "config.json").read_text()) | wrong))
+        (folder / name / "config.json").write_text(
+            json.dumps(json.loads((folder / name / "config.json").read_text()) | wrong)
+        )
     return folder
 
 
 def settings(given: Path) -> tuple[str, ...]:
-    return (f"checkpoint={given / 'net'}", f"steps={STEPS}", "rows=4", "length=32", "ep=2", "cp=2", "checkpoint_every=5", "perplexity_tokens=500")
+    return (
+        f"checkpoint={given / 'net'}",
+        f"steps={STEPS}",
+        "rows=4",
+        "length=32",
+        "ep=2",
+        "cp=2",
+        "checkpoint_every=5",
+        "perplexity_tokens=500",
+    )
 
 
 def command(given: Path, out: Path, *more: str) -> list[object]:
     sets = (word for one in (*settings(given), *more) for word in ("--set", one))
-    return ["run", "cpt", "--scale", "full", "--backend", "gloo", "--nproc", "2", "--out", out, "--corpus", given / "code", *sets]
+    return [
+        "run",
+        "cpt",
+        "--scale",
+        "full",
+        "--backend",
+        "gloo",
+        "--nproc",
+        "2",
+        "--out",
+        out,
+        "--corpus",
+        given / "code",
+        *sets,
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -95,12 +127,16 @@ def test_it_trains_and_leaves_a_network(given, through):
     trained, before = load_hf(out / "checkpoints" / "final"), load_hf(given / "net")
     assert not torch.equal(trained.embed_tokens.weight, before.embed_tokens.weight)
     elsewhere.check(out / "checkpoints" / "final")
-    assert f"codebase_perplexity | {found['codebase_perplexity']:.4g}" in (out / "checkpoints" / "final" / "README.md").read_text()
+    assert (
+        f"codebase_perplexity | {found['codebase_perplexity']:.4g}"
+        in (out / "checkpoints" / "final" / "README.md").read_text()
+    )
 
 
 def test_neither_dead_nor_hanging_ranks_nor_a_killed_command_change_anything(given, through, tmp_path):
-    """SIGKILL of a rank: it is replaced. Then of the command: the ranks end too. Resumed, SIGSTOP of a rank: it is named, and replaced. In
-    the end every loss and weight is the same to the last bit, no step is there twice, exit 0."""
+    """SIGKILL of a rank: it is replaced. Then of the command: the ranks end too. Resumed, SIGSTOP of a rank: it is
+    named, and replaced. In the end every loss and weight is the same to the last bit, no step is there twice, exit
+    0."""
     out, said = tmp_path / "run", tmp_path / "said"
     process = forks.start(*command(given, out), said=tmp_path / "killed")
     wait_for_step(out, 6, process)
@@ -127,7 +163,10 @@ def test_neither_dead_nor_hanging_ranks_nor_a_killed_command_change_anything(giv
     forks.end(process, said)
     assert lines(out) == lines(through[0])
     assert same_files(out / "checkpoints" / "final", through[0] / "checkpoints" / "final")
-    assert json.loads((out / "report.json").read_text())["result"] == through[1] and "codebase_perplexity" in said.read_text()
+    assert (
+        json.loads((out / "report.json").read_text())["result"] == through[1]
+        and "codebase_perplexity" in said.read_text()
+    )
     again = forks.start(*command(given, out), said=tmp_path / "again")
     again.join(60)
     error = (tmp_path / "again").read_text()
@@ -152,8 +191,11 @@ def same_files(one: Path, other: Path) -> bool:
 
 @pytest.mark.parametrize("size", [20_000, 100_000], ids=["rows", "state"])
 def test_a_full_disk_is_one_line(given, tmp_path, size):
-    """Where this process packs the rows, and where ranks write a state: no traceback of ours, of torch or of torchrun."""
-    process = forks.begin(limited, size, *map(str, command(given, tmp_path / "run", "restarts=0")), said=tmp_path / "said")
+    """Where this process packs the rows, and where ranks write a state: no traceback of ours, of torch or of
+    torchrun."""
+    process = forks.begin(
+        limited, size, *map(str, command(given, tmp_path / "run", "restarts=0")), said=tmp_path / "said"
+    )
     process.join(120)
     said = (tmp_path / "said").read_text()
     assert process.exitcode == 2 and "Traceback" not in said and "error: File too large: " in said, said
@@ -206,7 +248,9 @@ def test_layers_are_distilled(given, tmp_path):
     final = tmp_path / "checkpoints" / "final"
     assert any(name.startswith("mtp.layers.1.") for name in load_extra(final))
     # The trunk is only looked at: what it was gathered in must not reach what is saved.
-    for (name, after), before in zip(load_hf(final).named_parameters(), load_hf(given / "net").parameters(), strict=True):
+    for (name, after), before in zip(
+        load_hf(final).named_parameters(), load_hf(given / "net").parameters(), strict=True
+    ):
         assert torch.equal(after, before), name
     assert json.loads((final / "config.json").read_text())["dtype"] == "float32"
     elsewhere.check(final, drafts=True)
@@ -229,12 +273,19 @@ def test_reinforcement_learning_in_the_small_world(given, tmp_path):
     few = (*FEW, f"rl.steps={RL_STEPS}", "rl.monitor.learn=1", f"checkpoint={given / 'net'}")
     found = on_two("length-penalty", tmp_path, *few)
     steps = lines(tmp_path)
-    assert "watch_broken" in steps[0] and "evidence_broken" in steps[1] and found["alarms"] == 0 and "watch_broken" not in found
+    assert (
+        "watch_broken" in steps[0]
+        and "evidence_broken" in steps[1]
+        and found["alarms"] == 0
+        and "watch_broken" not in found
+    )
     assert [step["step"] for step in steps] == [1, 2, 3] and {"heldout_before", "heldout_after"} <= found.keys()
     assert all(step["tokens"] > 0 and step["imbalance"] >= 1 and step["reward"] < step["success"] for step in steps)
     assert any(step["grad_norm"] > 0 for step in steps)
     newest = json.loads((tmp_path / "rollouts" / "rl.json").read_text())
-    assert newest["step"] == RL_STEPS and all(one["text"] and one["reward"] < one["success"] for one in newest["rollouts"])
+    assert newest["step"] == RL_STEPS and all(
+        one["text"] and one["reward"] < one["success"] for one in newest["rollouts"]
+    )
     trained, before = load_hf(tmp_path / "checkpoints" / "final"), load_hf(given / "net")
     assert not torch.equal(trained.layers[0].self_attn.q_proj.weight, before.layers[0].self_attn.q_proj.weight)
     elsewhere.check(tmp_path / "checkpoints" / "final")
@@ -249,7 +300,9 @@ def test_tasks_are_those_of_the_run_that_a_checkpoint_goes_back_to(given, tmp_pa
     """Its own, or that of the checkpoint from which its full run began."""
 
     def settings(checkpoint):
-        return full_settings.settings("dr-grpo", "gloo", {}, [f"checkpoint={checkpoint}", "length=256", "rl.max_len=256"])
+        return full_settings.settings(
+            "dr-grpo", "gloo", {}, [f"checkpoint={checkpoint}", "length=256", "rl.max_len=256"]
+        )
 
     def run(name, technique, config):
         shutil.copytree(given / "net", tmp_path / name / "checkpoints" / "final")
@@ -269,10 +322,28 @@ def test_tasks_are_those_of_the_run_that_a_checkpoint_goes_back_to(given, tmp_pa
 
 
 def test_reinforcement_learning_from_the_command_line(given, tmp_path):
-    sets = [word for one in (*FEW, "rl.steps=1", "cp=2", "ep=2", f"checkpoint={given / 'net'}") for word in ("--set", one)]
-    command = ["run", "self-summary", "--scale", "full", "--backend", "gloo", "--nproc", "2", "--out", tmp_path / "run", *sets]
+    sets = [
+        word for one in (*FEW, "rl.steps=1", "cp=2", "ep=2", f"checkpoint={given / 'net'}") for word in ("--set", one)
+    ]
+    command = [
+        "run",
+        "self-summary",
+        "--scale",
+        "full",
+        "--backend",
+        "gloo",
+        "--nproc",
+        "2",
+        "--out",
+        tmp_path / "run",
+        *sets,
+    ]
     said = forks.play(*command, said=tmp_path / "said")
-    assert "the recipe's defaults" in said and "heldout_after" in said and [step["step"] for step in lines(tmp_path / "run")] == [1]
+    assert (
+        "the recipe's defaults" in said
+        and "heldout_after" in said
+        and [step["step"] for step in lines(tmp_path / "run")] == [1]
+    )
 
 
 @pytest.mark.parametrize(
@@ -288,15 +359,28 @@ def test_reinforcement_learning_from_the_command_line(given, tmp_path):
         ("cpt", ["checkpoint={given}/yarn"], "config.json.*rope_scaling"),
         ("dr-grpo", ["checkpoint={given}/tied"], "config.json.*tie_word_embeddings"),
         ("router-replay", ["checkpoint={given}/dense"], "needs a network with experts, and .* has none"),
-        ("dr-grpo", ["rl.max_len=2", "length=8"], "a prompt has about .* tokens; contexts of 2 leave no room for an answer"),
+        (
+            "dr-grpo",
+            ["rl.max_len=2", "length=8"],
+            "a prompt has about .* tokens; contexts of 2 leave no room for an answer",
+        ),
         ("cpt", ["corpus=/nowhere", "checkpoint={given}/net"], "corpus /nowhere is not a folder"),
         ("cpt", ["checkpoint=none"], "a full run starts from a checkpoint: --checkpoint FOLDER"),
-        ("muon", [], "checkpoint runs/small/checkpoints/mid-cpt is not a folder .*make small writes runs/small/checkpoints/mid-cpt"),
+        (
+            "muon",
+            [],
+            "checkpoint runs/small/checkpoints/mid-cpt is not a folder .*make small writes "
+            "runs/small/checkpoints/mid-cpt",
+        ),
     ],
     ids=lambda x: str(x)[:30],
 )
 def test_what_cannot_be_played_is_said_in_one_line(given, tmp_path, technique, sets, says):
-    rl = ["rl.rollouts=4", "rl.prompts=2", "length=256", "rl.max_len=256", f"checkpoint={given / 'net'}"] if technique in full_settings.RL else []
+    rl = (
+        ["rl.rollouts=4", "rl.prompts=2", "length=256", "rl.max_len=256", f"checkpoint={given / 'net'}"]
+        if technique in full_settings.RL
+        else []
+    )
     few = [*rl, *(one.format(given=given) for one in sets)]
     with pytest.raises(RunError, match=says) as error:
         full.run(catalog.find(technique), tmp_path / "run", {}, few, False, 2, "gloo")
@@ -335,12 +419,17 @@ def test_a_crafted_run_folder_runs_nothing(given, tmp_path, ask, monkeypatch, cr
     """`--resume` in a folder that someone sent: refused before any rank begins."""
     out, words = tmp_path / "run", [str(word) for word in command(given, tmp_path / "run")]
     monkeypatch.setattr(launch, "start", lambda *_: pytest.fail("ranks are started"))
-    Run.open(out, "cpt full", full_settings.settings("cpt", "gloo", {}, [f"corpus={given / 'code'}", *settings(given)])).close()
+    Run.open(
+        out, "cpt full", full_settings.settings("cpt", "gloo", {}, [f"corpus={given / 'code'}", *settings(given)])
+    ).close()
     craft(out, tmp_path / "mark")
     before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
     code, _, error = ask(*words, "--resume")
     assert code == 2 and error.startswith("error: ") and error.count("\n") == 1 and "; delete " in error, error
-    assert not (tmp_path / "mark").exists() and {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
+    assert (
+        not (tmp_path / "mark").exists()
+        and {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
+    )
 
 
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "model.safetensors"])
@@ -357,13 +446,21 @@ def test_a_crafted_network_runs_nothing(given, tmp_path, ask, monkeypatch, name)
 
 
 def test_one_rank_is_told_what_it_cannot_do(given, tmp_path):
-    one = [f"checkpoint={given / 'net'}", "rl.rollouts=4", "rl.prompts=2", "length=256", "rl.max_len=256", "dtype=bfloat16"]
+    one = [
+        f"checkpoint={given / 'net'}",
+        "rl.rollouts=4",
+        "rl.prompts=2",
+        "length=256",
+        "rl.max_len=256",
+        "dtype=bfloat16",
+    ]
     with pytest.raises(RunError, match="dtype=bfloat16 applies to gathered weights.*--set dtype=float32"):
         full.run(catalog.find("dr-grpo"), tmp_path / "run", {}, one, False, 1, "gloo")
 
 
 def test_ranks_on_cpus_keep_what_they_have_freed(monkeypatch):
-    """Each gathered weight would come as new pages otherwise, which the system clears one by one. On GPUs weights are not there."""
+    """Each gathered weight would come as new pages otherwise, which the system clears one by one. On GPUs weights are
+    not there."""
     kept = []
     monkeypatch.setattr(full_rank, "keep_freed_memory", lambda: kept.append(backend))
     monkeypatch.setattr(launch, "world", lambda backend, timeout: pytest.fail(backend))

@@ -16,7 +16,15 @@ from sims.recipe.data import heldout_codebase
 from sims.recipe.learner import language_of, packed_rows
 from tests.mirror.recipes import words
 
-STUDY = {"budgets": "4096,8192,16384", "demonstrations": 6, "tasks": 4, "samples": 2, "last": 2, "resamples": 50, "codebase_tokens": 500}
+STUDY = {
+    "budgets": "4096,8192,16384",
+    "demonstrations": 6,
+    "tasks": 4,
+    "samples": 2,
+    "last": 2,
+    "resamples": 50,
+    "codebase_tokens": 500,
+}
 SETS = [word for key, value in STUDY.items() for word in ("--set", f"study.{key}={value}")]
 
 
@@ -36,14 +44,19 @@ def test_three_budgets_and_the_same_sft_and_rl_on_each(tiny_run, tmp_path, ask, 
     trainings = [row for row in found["rows"] if row["part"] == "training"]
     assert [(row["budget"], row["seed"]) for row in trainings] == [(4096, 0), (8192, 0), (16384, 0)]
     assert all(abs(row["tokens"] - row["budget"]) < 0.2 * row["budget"] + 256 for row in trainings)
-    assert {claim["verdict"] for claim in found["claims"] if claim["name"] != "budget-order"} == {"not tested"}  # one seed has no interval
+    assert {claim["verdict"] for claim in found["claims"] if claim["name"] != "budget-order"} == {
+        "not tested"
+    }  # one seed has no interval
 
     runs = [out / "runs" / f"{budget}-0" for budget in (4096, 8192, 16384)]
     rows = [packed_rows(run, "short")[0] for run in runs]
     for less, more in zip(rows, rows[1:]):
         assert len(less) < len(more) and np.array_equal(less, more[: len(less)])  # a smaller budget reads the beginning
     told = [json.loads((run / "config.json").read_text())["config"] for run in runs]
-    assert all(one["sft"] == told[0]["sft"] and one["rl"] == told[0]["rl"] and one["seed"] == 0 and one["rl"]["later"] == 0 for one in told)
+    assert all(
+        one["sft"] == told[0]["sft"] and one["rl"] == told[0]["rl"] and one["seed"] == 0 and one["rl"]["later"] == 0
+        for one in told
+    )
     assert not any((run / "checkpoints" / "mtp").exists() for run in runs)
 
     # The measurements of one rank, from the checkpoints.
@@ -54,9 +67,13 @@ def test_three_budgets_and_the_same_sft_and_rl_on_each(tiny_run, tmp_path, ask, 
         measured = json.loads((runs[1] / "stages" / "measure.json").read_text())["result"][name]["nll"]
         assert np.allclose(measured, nll, rtol=1e-5) and len(nll) == 6
     last = load_hf(runs[1] / "checkpoints" / "cpt")
-    scored = cpt.codebase_nll(last, language_of(runs[1]).tokenizer, heldout_codebase(runs[1]), c.training.long_length, max_tokens=500)
+    scored = cpt.codebase_nll(
+        last, language_of(runs[1]).tokenizer, heldout_codebase(runs[1]), c.training.long_length, max_tokens=500
+    )
     assert trainings[1]["codebase_loss"] == pytest.approx(scored.nll / scored.tokens, rel=1e-5)
-    assert trainings[1]["reward_last"] == pytest.approx(np.mean([line["reward"] for line in read_lines(runs[1] / "metrics" / "rl.jsonl")][-2:]))
+    assert trainings[1]["reward_last"] == pytest.approx(
+        np.mean([line["reward"] for line in read_lines(runs[1] / "metrics" / "rl.jsonl")][-2:])
+    )
 
     here += ["cpt", "measure"]
     for more in ([], ["--resume"]):
@@ -67,10 +84,16 @@ def test_three_budgets_and_the_same_sft_and_rl_on_each(tiny_run, tmp_path, ask, 
 
 
 def test_rungs_share_all_but_budget_and_seed():
-    c = settings("cpt-rl", "gloo", {"training": {"tokens": 90_000, "long_tokens": 30_000, "long_length": 256}, "seed": 2})
+    c = settings(
+        "cpt-rl", "gloo", {"training": {"tokens": 90_000, "long_tokens": 30_000, "long_length": 256}, "seed": 2}
+    )
     assert c.experiment.budgets == (7500, 30_000, 120_000) and c.experiment.steps == c.rl.steps
     small, large = ladder.rung(c, 7500, 1), ladder.rung(c, 120_000, 1)
-    assert (small.training.tokens, small.training.long_tokens, large.training.tokens) == (5625, 1875, 90_000) and small.seed == 2001
+    assert (small.training.tokens, small.training.long_tokens, large.training.tokens) == (
+        5625,
+        1875,
+        90_000,
+    ) and small.seed == 2001
     assert small.sft == large.sft and small.rl == large.rl and small.rl.gate == 0 and not small.cluster.drafts
     assert small.experiment.seed == 2001 and ladder.rung(c, 300, 0).training.long_tokens == 256  # never less than a row
 
@@ -84,11 +107,16 @@ def test_what_cannot_work_is_said_before_a_rank_starts(tiny_run, tmp_path, ask, 
         (["study.budgets=100,2000,4000"], "study.budgets: 100 tokens are no more than a long row"),
         (["study.tasks=1"], "study.tasks must be at least the number of ranks, 2"),
         (["study.demonstrations=1"], "study.demonstrations must be at least the number of ranks, 2"),
-        (["sft.conversations=chats.jsonl"], "cpt-rl measures the agent's own SFT, on demonstrations; leave out sft.conversations"),
+        (
+            ["sft.conversations=chats.jsonl"],
+            "cpt-rl measures the agent's own SFT, on demonstrations; leave out sft.conversations",
+        ),
         (["study.last=500"], "last must be in 1.."),
         (["cluster.rl_cp=4"], "cluster.rl_cp=4 must divide the number of ranks, 2"),
     ):
-        code, _, error = ask(*words(out, start, *SETS, *(word for one in sets for word in ("--set", one)), technique="cpt-rl"))
+        code, _, error = ask(
+            *words(out, start, *SETS, *(word for one in sets for word in ("--set", one)), technique="cpt-rl")
+        )
         assert code == 2 and why in error and error.count("\n") == 1, (sets, error)
     code, _, error = ask("run", "cpt-rl", "--scale", "full", "--backend", "gloo")
     assert code == 2 and "a full run starts from a checkpoint" in error

@@ -1,4 +1,5 @@
-"""scaled = ref for what is computed from log-probs and rewards, on every layout: values, gradients, hypothesis over shapes and masks."""
+"""scaled = ref for what is computed from log-probs and rewards, on every layout: values, gradients, hypothesis over
+shapes and masks."""
 
 import itertools
 
@@ -13,7 +14,9 @@ from tests.mirror.layouts import close, layouts, play, seeds
 
 some = settings(max_examples=30, deadline=None, derandomize=True)
 odd = st.integers(1, 3)
-how_advantages = st.sampled_from([dict(baseline=b, scale=s) for b in ("mean", "leave_one_out") for s in ("none", "std")])
+how_advantages = st.sampled_from(
+    [dict(baseline=b, scale=s) for b in ("mean", "leave_one_out") for s in ("none", "std")]
+)
 
 
 def text(seed: int, B: int, T: int, holes: float):
@@ -28,7 +31,16 @@ def text(seed: int, B: int, T: int, holes: float):
 
 
 @some
-@given(layouts, seeds, odd, odd, st.floats(0, 0.95), st.sampled_from(["token", "sequence"]), st.sampled_from(["none", "rollout"]), st.booleans())
+@given(
+    layouts,
+    seeds,
+    odd,
+    odd,
+    st.floats(0, 0.95),
+    st.sampled_from(["token", "sequence"]),
+    st.sampled_from(["none", "rollout"]),
+    st.booleans(),
+)
 def test_policy_loss(layout, seed, rows, size, holes, ratio, length, dropped):
     B, T = rows * layout["dp"], 2 * size * layout["cp"]
     logp, behavior, advantages, mask = text(seed, B, T, holes)
@@ -74,9 +86,14 @@ def test_rewards_whose_squares_their_dtype_cannot_hold(layout, unit, dtype, scat
 @pytest.mark.parametrize("layout", [dict(dp=1, cp=1, ep=1), dict(dp=1, cp=2, ep=1)], ids=str)
 @pytest.mark.parametrize("ratio", ["token", "sequence"])
 def test_an_advantage_of_zero_weighs_nothing_whatever_the_ratio(layout, ratio):
-    logp, behavior = torch.zeros(2, 4, dtype=torch.float64), torch.tensor([[-800.0] * 4, [0.0] * 4], dtype=torch.float64)
+    logp, behavior = (
+        torch.zeros(2, 4, dtype=torch.float64),
+        torch.tensor([[-800.0] * 4, [0.0] * 4], dtype=torch.float64),
+    )
     how = dict(ratio=ratio, length="none", clip_low=float("inf"), clip_high=float("inf"))
-    loss, grad, _ = play(layout, calls.policy, logp, behavior, torch.tensor([0.0, 1.0], dtype=torch.float64), torch.ones(2, 4), None, how)
+    loss, grad, _ = play(
+        layout, calls.policy, logp, behavior, torch.tensor([0.0, 1.0], dtype=torch.float64), torch.ones(2, 4), None, how
+    )
     assert loss.item() == -4 / 7 and not grad[0].any() and bool((grad[1] < 0).all())
 
 
@@ -107,7 +124,9 @@ def test_replay_statistics(layout, seed, rows, size, holes):
     ours, theirs = ([torch.rand(B, T, 6, generator=g).argsort(-1)[..., :2] for _ in range(2)] for _ in range(2))
     found = play(layout, calls.replay_statistics, logp, behavior, mask, ours, theirs)
     flat = [[layer.flatten(0, 1) for layer in layers] for layers in (ours, theirs)]
-    for got, wanted in zip(found, (router_replay.mismatch(logp, behavior, mask), router_replay.differing(*flat)), strict=True):
+    for got, wanted in zip(
+        found, (router_replay.mismatch(logp, behavior, mask), router_replay.differing(*flat)), strict=True
+    ):
         assert got.keys() == wanted.keys()
         for name in wanted:
             close(got[name], wanted[name])

@@ -1,4 +1,5 @@
-"""scaled = ref for the network and what is trained with it, on every layout: values and the gradient of every parameter, float64."""
+"""scaled = ref for the network and what is trained with it, on every layout: values and the gradient of every
+parameter, float64."""
 
 import string
 from dataclasses import replace
@@ -15,7 +16,9 @@ from tests.mirror import calls
 from tests.mirror.layouts import EVERY, NAMES, close, layouts, play, seeds
 from tests.networks import SCALINGS, scramble
 
-few = settings(max_examples=20, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+few = settings(
+    max_examples=20, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 size = st.integers(1, 3)
 V = 40
 
@@ -71,8 +74,8 @@ def same_gradients(found: dict, model) -> None:
     st.sampled_from([shape(8, 2, 2, True), shape(4, 3, 1, False), shape(4, 1, 4, True), shape(0, 1, 2, True)]),
 )
 def test_forward_and_backward(layout, seed, n, size, packed, replayed, remake, explicit, config):
-    """Logits, balance loss, chosen experts and every gradient; experts replayed or not, activations kept or made again, attention as in short
-    rows or as in long ones."""
+    """Logits, balance loss, chosen experts and every gradient; experts replayed or not, activations kept or made again,
+    attention as in short rows or as in long ones."""
     model, state = made(config, seed)
     ids, doc = rows(layout, seed, n, size, packed)
     experts = None
@@ -198,7 +201,9 @@ def test_codebase_nll(layout, seed, length, window, batch, cut_off):
     g = torch.Generator().manual_seed(seed)
     text = "".join(string.ascii_letters[i] for i in torch.randint(0, 30, (length,), generator=g))
     corpus = cpt.Corpus({"a.py": text[: length // 2], "b.py": text[length // 2 :]})
-    how = dict(window=window, stride=max(1, window // 3), batch=batch, max_tokens=max(2, length - 3) if cut_off else None)
+    how = dict(
+        window=window, stride=max(1, window // 3), batch=batch, max_tokens=max(2, length - 3) if cut_off else None
+    )
     found = play(layout, calls.perplexity, config, state, Letters(), corpus, how)
     wanted = cpt.codebase_nll(model, Letters(), corpus, **how)
     close(found[0], wanted.nll)
@@ -219,7 +224,8 @@ def test_codebase_nll(layout, seed, length, window, batch, cut_off):
     st.integers(1, 3),
 )
 def test_mtp_loss(layout, seed, n, size, packed, weighed, kind, detached, share, depth):
-    """Every depth looks over the borders of chunks; gradients of the layers, and of the trunk where they are let through."""
+    """Every depth looks over the borders of chunks; gradients of the layers, and of the trunk where they are let
+    through."""
     config, heads = shape(4, 2, 2, seed % 2 == 0), mtp.MTPConfig(depth=depth, intermediate_size=12)
     model, state = made(config, seed)
     torch.manual_seed(seed + 1)
@@ -228,7 +234,9 @@ def test_mtp_loss(layout, seed, n, size, packed, weighed, kind, detached, share,
     weight = torch.randint(0, 3, ids.shape, generator=torch.Generator().manual_seed(seed)) if weighed else None
     how = dict(kind=kind, detach_trunk=detached, share=share, chunk=7)
     given_layers = {name: p.detach() for name, p in layers.named_parameters()}
-    loss, count, figures, grads, trunk = play(layout, calls.distilled, config, state, heads, given_layers, ids, doc, weight, how)
+    loss, count, figures, grads, trunk = play(
+        layout, calls.distilled, config, state, heads, given_layers, ids, doc, weight, how
+    )
     out = model(ids, doc=doc, logits=False)
     generator = torch.Generator().manual_seed(3)
     wanted, positions, shown = mtp.mtp_loss(layers, model, out, ids, doc, weight, generator=generator, **how)
@@ -258,15 +266,17 @@ def test_mtp_loss_of_another_family(layout):
 
 
 def no_worse(found, ref, exact) -> bool:
-    """Whether the error, of the whole tensor, is at most twice the reference's; the last rounding of a result is nobody's."""
+    """Whether the error, of the whole tensor, is at most twice the reference's; the last rounding of a result is
+    nobody's."""
     last = torch.finfo(ref.dtype).eps / 2 * exact.norm()
     return bool((found.double() - exact).norm() <= 2 * (ref.double() - exact).norm() + last)
 
 
 @pytest.mark.parametrize("layout", [d for d in EVERY if d["ep"] > 1], ids=lambda d: "-".join(map(str, d.values())))
 def test_eight_bit_dispatch(layout):
-    """Rows travel in at most 0.52 of bfloat16's bytes; and the logits are as near to float64's as those of a network in bfloat16 whose experts
-    read rows in FP8 or MXFP8, where that rounding is most of the error. Every pass replays the same experts."""
+    """Rows travel in at most 0.52 of bfloat16's bytes; and the logits are as near to float64's as those of a network in
+    bfloat16 whose experts read rows in FP8 or MXFP8, where that rounding is most of the error. Every pass replays the
+    same experts."""
     config = Config.tiny(
         V,
         hidden_size=128,
@@ -291,7 +301,10 @@ def test_eight_bit_dispatch(layout):
     plain, *eighths = ((x.double() - exact.logits).norm() for x in theirs)
     assert min(eighths) > 2 * plain, "eight bits must be most of the error"
     experts = [layer.view(*ids.shape, -1) for layer in exact.experts]
-    ours = [play(layout, calls.sent, config, state, ids, experts, how) for how in (("model", "model"), ("fp8", "bf16"), ("mxfp8", "bf16"))]
+    ours = [
+        play(layout, calls.sent, config, state, ids, experts, how)
+        for how in (("model", "model"), ("fp8", "bf16"), ("mxfp8", "bf16"))
+    ]
     ranks, ep = layout["dp"] * layout["cp"], layout["ep"]
     counts = ranks * 8 * 8 * (ep - 1) // ep  # a number of rows for each of 8 experts
     crossing, rest = divmod(ours[0][1] - counts, 2 * 2 * 128)  # bfloat16 there and back
@@ -303,8 +316,9 @@ def test_eight_bit_dispatch(layout):
 
 
 def few_bits(g: torch.Generator, *shape: int, unit: int = 1, axis: int = -1, by: int = -1) -> torch.Tensor:
-    """Whole numbers of 4 bits, ±7 twice in every 32 of `axis`; then those that differ along `by` differ by up to 2^±3. Scales of every format
-    are powers of two of the `unit`, and products of two such tensors along `axis` are exact in float32, in whatever order they are added."""
+    """Whole numbers of 4 bits, ±7 twice in every 32 of `axis`; then those that differ along `by` differ by up to 2^±3.
+    Scales of every format are powers of two of the `unit`, and products of two such tensors along `axis` are exact in
+    float32, in whatever order they are added."""
     x = torch.randint(-7, 8, shape, generator=g).movedim(axis, -1)
     x[..., ::16] = 7 * (2 * torch.randint(0, 2, x[..., ::16].shape, generator=g) - 1)
     size = [n if i == by % len(shape) else 1 for i, n in enumerate(shape)]
@@ -315,10 +329,12 @@ def few_bits(g: torch.Generator, *shape: int, unit: int = 1, axis: int = -1, by:
 @pytest.mark.parametrize("dispatch", ["model", "fp8", "mxfp8"])
 @pytest.mark.parametrize("crowded", [False, True])
 def test_dispatch_from_ranks_without_a_token(layout, dispatch, crowded):
-    """Rank 0 has them all, and where crowded its own experts get them all, so that nothing is sent or received anywhere: the mixture of
-    what is left of the rows in eight bits, whose gradient is the rows'."""
+    """Rank 0 has them all, and where crowded its own experts get them all, so that nothing is sent or received
+    anywhere: the mixture of what is left of the rows in eight bits, whose gradient is the rows'."""
     g = torch.Generator().manual_seed(0)
-    x, w13, w2 = (torch.randn(*size, generator=g, dtype=torch.float64) for size in ((6, 130), (8, 32, 130), (8, 130, 16)))
+    x, w13, w2 = (
+        torch.randn(*size, generator=g, dtype=torch.float64) for size in ((6, 130), (8, 32, 130), (8, 130, 16))
+    )
     gates = torch.rand(6, 2, generator=g, dtype=torch.float64)
     experts = torch.rand(6, 2 if crowded else 8, generator=g).argsort(-1)[:, :2]
     found = play(layout, calls.of_the_first, x, gates, w13, w2, experts, (dispatch, "model"))
@@ -336,17 +352,27 @@ def test_the_host_waits_once_for_a_layers_dispatch():
 
 
 @few
-@given(layouts, seeds, st.integers(1, 3), st.sampled_from(["nvfp4-token", "mxfp8", "fp8", "float32"]), st.sampled_from(["mxfp8", "fp8", "float32"]))
+@given(
+    layouts,
+    seeds,
+    st.integers(1, 3),
+    st.sampled_from(["nvfp4-token", "mxfp8", "fp8", "float32"]),
+    st.sampled_from(["mxfp8", "fp8", "float32"]),
+)
 def test_quantised_experts(layout, seed, n, forward, backward):
-    """Rows are quantised where their experts are as they would be at home; the weights' gradients round blocks of an expert's rows, the same
-    blocks where one group of ranks has all of them. Between two products stands a rounding, and a sum in another order could tip a value over
-    its edge. So what is rounded there is exact, and what is left is the order of the last sums: no worse than the reference beside float64."""
+    """Rows are quantised where their experts are as they would be at home; the weights' gradients round blocks of an
+    expert's rows, the same blocks where one group of ranks has all of them. Between two products stands a rounding, and
+    a sum in another order could tip a value over its edge. So what is rounded there is exact, and what is left is the
+    order of the last sums: no worse than the reference beside float64."""
     world, g = layout["dp"] * layout["cp"], torch.Generator().manual_seed(seed)
     N, D, E, K, width = 16 * n * world, 32, 8, 2, 32
     unit = 3 if forward == "nvfp4-token" else 1  # 448 · 6 is 21 · 2^7, and 448 is 7 · 2^6
     x, w13 = few_bits(g, N, D, unit=unit, by=0) / 16, few_bits(g, E, 2 * width, D, unit=unit, by=1) / 64
     w2, up = few_bits(g, E, D, width, axis=1, by=2) / 32, few_bits(g, 1, D, by=0)[0]
-    gates, experts = torch.exp2(-torch.randint(0, 4, (N, K), generator=g).float()), torch.rand(N, E, generator=g).argsort(-1)[:, :K]
+    gates, experts = (
+        torch.exp2(-torch.randint(0, 4, (N, K), generator=g).float()),
+        torch.rand(N, E, generator=g).argsort(-1)[:, :K],
+    )
     values, weights = play(layout, calls.quantised, x, gates, w13, w2, experts, up, forward, backward)
 
     def whole(dtype):

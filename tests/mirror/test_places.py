@@ -1,4 +1,5 @@
-"""The reconciler's places: spare workers, groups that are lost with their workers, and what the trainer is told of both. By hand, in virtual time."""
+"""The reconciler's places: spare workers, groups that are lost with their workers, and what the trainer is told of
+both. By hand, in virtual time."""
 
 from collections import Counter
 
@@ -6,7 +7,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ref.async_rl import Rules
-from scaled.async_rl.messages import Beat, Done, Hello, Loaded, Published, Ready, Repair, Stuck, Trained, Update, Work, Workers
+from scaled.async_rl.messages import (
+    Beat,
+    Done,
+    Hello,
+    Loaded,
+    Published,
+    Ready,
+    Repair,
+    Stuck,
+    Trained,
+    Update,
+    Work,
+    Workers,
+)
 from scaled.async_rl.reconciler import Reconciler
 
 
@@ -17,7 +31,9 @@ def test_a_spare_takes_the_place_of_a_worker_that_is_lost():
         r.handle(Hello(name, 0, 2, 0), 0.0)
     assert r.holders == ["a", "b"] and [r.workers[name].running for name in "abs"] == [{0, 1}, {2, 3}, set()]
     assert r.hung_up("a", 1.0) == [("s", Work((0, 1)))] and r.holders == ["s", "b"]
-    assert r.handle(Hello("a", 1, 2, -1), 1.0) == [] and r.handle(Loaded("a", 1, 0), 1.0) == [] and r.holders == ["s", "b"]
+    assert (
+        r.handle(Hello("a", 1, 2, -1), 1.0) == [] and r.handle(Loaded("a", 1, 0), 1.0) == [] and r.holders == ["s", "b"]
+    )
     assert r.hung_up("b", 2.0) == [("a", Work((2, 3)))] and r.holders == ["s", "a"]
     assert r.hung_up("s", 2.0) == [] and r.holders == [None, "a"]
     r.handle(Hello("b", 1, 2, 0), 3.0)
@@ -45,7 +61,9 @@ def test_the_trainer_knows_within_one_timeout_that_nobody_lives():
     r.handle(Beat("a", 0), 9.0)
     assert r.hung_up("a", 9.5) == [] and r.tick(11.0) == []
     assert r.tick(11.1) == [("trainer", Workers(0))] and r.silent == [("b", 0)]  # b was silent since 6.0
-    assert ("trainer", Workers(0)) in r.handle(Ready("trainer", 1, 0), 12.0)  # another process, which must be told again
+    assert ("trainer", Workers(0)) in r.handle(
+        Ready("trainer", 1, 0), 12.0
+    )  # another process, which must be told again
 
 
 def test_a_group_that_takes_its_workers_with_it_is_dropped():
@@ -99,7 +117,8 @@ def test_a_version_that_cannot_be_loaded_is_asked_for_anew_once_in_a_while():
 
 
 def test_a_successor_gets_no_work_before_it_holds_weights():
-    """Its hello comes before the connection of its predecessor ends. Version −1 would be young enough for S = 2 at version 1."""
+    """Its hello comes before the connection of its predecessor ends. Version −1 would be young enough for S = 2 at
+    version 1."""
     r = Reconciler(Rules(1, 2, 9), ["a"], list().append)
     r.handle(Hello("a", 0, 1, 0), 0.0)
     r.handle(Done("a", 0, 0, 0, "k", "d"), 0.0)

@@ -11,7 +11,14 @@ from tests.mirror.layouts import EVERY, NAMES, play
 
 SHAPES = {
     "experts": Config.tiny(
-        50, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=8, num_experts=8, moe_intermediate_size=16
+        50,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        num_experts=8,
+        moe_intermediate_size=16,
     ),
     "odd": Config.tiny(
         51,
@@ -25,7 +32,14 @@ SHAPES = {
         tie_word_embeddings=False,
     ),
     "dense": Config.tiny(
-        50, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=2, head_dim=8, num_experts=0, intermediate_size=24
+        50,
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        head_dim=8,
+        num_experts=0,
+        intermediate_size=24,
     ),
     "biases": Config.tiny(
         50,
@@ -73,7 +87,9 @@ def test_parameters_held(layout):
     assert sum(held) == config.parameters()
 
 
-@pytest.mark.parametrize("layout", [dict(dp=1, cp=1, ep=1), dict(dp=2, cp=1, ep=1), dict(dp=2, cp=1, ep=2), dict(dp=4, cp=1, ep=4)], ids=str)
+@pytest.mark.parametrize(
+    "layout", [dict(dp=1, cp=1, ep=1), dict(dp=2, cp=1, ep=1), dict(dp=2, cp=1, ep=2), dict(dp=4, cp=1, ep=4)], ids=str
+)
 @pytest.mark.parametrize("shape", ["experts", "dense", "biases", "wide"])
 def test_memory(shape, layout):
     """State to the byte (padding aside), and with what autograd keeps, within 10%. Rows are long enough for attention
@@ -84,7 +100,8 @@ def test_memory(shape, layout):
     ranks = play(layout, calls.kept, config, ids, False)
     for state, *_ in ranks:
         assert state <= found.weights + found.gradients + found.moments <= 1.05 * state
-    # Which rank gets how many expert rows is the router's doing, and a network that learnt nothing deals them unevenly: the mean.
+    # Which rank gets how many expert rows is the router's doing, and a network that learnt nothing deals them unevenly:
+    # the mean.
     activations = sum(kept for _, kept, _ in ranks) / len(ranks)
     assert activations == pytest.approx(found.activations, rel=0.1)
 
@@ -95,7 +112,9 @@ def packed(length: int, longest: int) -> torch.Tensor:
     return torch.bucketize(torch.arange(length), cuts, right=True)[None]
 
 
-@pytest.mark.parametrize("layout", [dict(dp=1, cp=1, ep=1), dict(dp=1, cp=2, ep=1), dict(dp=1, cp=2, ep=2), dict(dp=1, cp=4, ep=1)], ids=str)
+@pytest.mark.parametrize(
+    "layout", [dict(dp=1, cp=1, ep=1), dict(dp=1, cp=2, ep=1), dict(dp=1, cp=2, ep=2), dict(dp=1, cp=4, ep=1)], ids=str
+)
 @pytest.mark.parametrize("shape", ["experts", "dense"])
 def test_memory_of_a_packed_row(shape, layout):
     """What autograd keeps, within 10%: no mask."""

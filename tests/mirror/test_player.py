@@ -1,4 +1,5 @@
-"""A player's rollouts are the synchronous sampler's, whatever tools take and whoever is given up; and a group's record keeps every bit."""
+"""A player's rollouts are the synchronous sampler's, whatever tools take and whoever is given up; and a group's record
+keeps every bit."""
 
 import random
 import time
@@ -28,7 +29,8 @@ ASKED = Settings(prompts=1, rollouts=2)
 
 
 class Heard(Talk):
-    """A conversation that earns a point for each turn. `seconds`: what each turn's tools take; in the turn `hang`, they take ten more."""
+    """A conversation that earns a point for each turn. `seconds`: what each turn's tools take; in the turn `hang`, they
+    take ten more."""
 
     def __init__(self, inner, seconds=(), hang=-1, fails=False):
         super().__init__(inner)
@@ -48,8 +50,8 @@ class Heard(Talk):
 
 
 class Quiz:
-    """Task t is always the same conversation; tools take `seconds` on the average. Rollout number `bad` of task 0 hangs or fails at its first turn,
-    the first `times` times."""
+    """Task t is always the same conversation; tools take `seconds` on the average. Rollout number `bad` of task 0 hangs
+    or fails at its first turn, the first `times` times."""
 
     tools = ()
     kind = Heard
@@ -87,7 +89,11 @@ def setup(quiz=None, **limits):
 def same(a, b):
     """Every bit."""
     assert a.terms == b.terms and a.metrics == b.metrics and a.failure == b.failure
-    assert (a.chain.finished, a.chain.saved, len(a.chain.segments)) == (b.chain.finished, b.chain.saved, len(b.chain.segments))
+    assert (a.chain.finished, a.chain.saved, len(a.chain.segments)) == (
+        b.chain.finished,
+        b.chain.saved,
+        len(b.chain.segments),
+    )
     for x, y in zip(a.chain.segments, b.chain.segments, strict=True):
         for name in ("tokens", "sampled", "logp", "version", "experts", "summary"):
             assert getattr(x, name).equal(getattr(y, name)) and getattr(x, name).dtype == getattr(y, name).dtype
@@ -129,7 +135,11 @@ def test_waiting_and_giving_up_change_no_token(seed, slots, seconds):
     alone = Player(Sampler(MODELS[0], torch.float64), setup(), 4, 2, seed)
     alone.give([0, 1])
     wanted = play(alone)
-    player, found, rng = Player(Sampler(MODELS[0], torch.float64), setup(Quiz(seconds)), slots, 2, seed), {}, random.Random(seed)
+    player, found, rng = (
+        Player(Sampler(MODELS[0], torch.float64), setup(Quiz(seconds)), slots, 2, seed),
+        {},
+        random.Random(seed),
+    )
     player.give([7, 0, 8])
     player.give([1])
     with pytest.raises(ValueError, match="group 7 is under way"):
@@ -143,18 +153,24 @@ def test_waiting_and_giving_up_change_no_token(seed, slots, seconds):
         found |= player.tick()
     for group in (0, 1):
         for a, b in zip(found[group], wanted[group], strict=True):
-            assert all(x.tokens.equal(y.tokens) for x, y in zip(a.chain.segments, b.chain.segments, strict=True)) and a.metrics == b.metrics
+            assert (
+                all(x.tokens.equal(y.tokens) for x, y in zip(a.chain.segments, b.chain.segments, strict=True))
+                and a.metrics == b.metrics
+            )
     player.forget(player.groups)
     assert player.idle() == float("inf") and player.engine.free_slots == slots and player.tick() == {}
 
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_an_environment_that_fails_is_tried_again_and_delays_nobody(fails):
-    """It dies, or hangs for longer than it may: the others are sampled meanwhile, the episode begins anew, and gives the same tokens."""
+    """It dies, or hangs for longer than it may: the others are sampled meanwhile, the episode begins anew, and gives
+    the same tokens."""
     alone = Player(Sampler(MODELS[0], torch.float64), setup(), 4, 2, 3)
     alone.give([0, 1])
     wanted = play(alone)
-    player = Player(Sampler(MODELS[0], torch.float64), setup(Quiz(0.001, bad=1, times=1, fails=fails), seconds=0.5), 4, 2, 3)
+    player = Player(
+        Sampler(MODELS[0], torch.float64), setup(Quiz(0.001, bad=1, times=1, fails=fails), seconds=0.5), 4, 2, 3
+    )
     player.give([0, 1])
     found = play(player)
     assert player.failures == 1 and not found[0][1].failure
@@ -192,7 +208,8 @@ def test_a_group_whose_environments_all_fail_is_tried_again_and_then_has_failed(
 
 
 def test_weights_in_flight():
-    """Tokens before the swap have the old version, tokens after it the new one; the group is as old as its oldest token."""
+    """Tokens before the swap have the old version, tokens after it the new one; the group is as old as its oldest
+    token."""
     player = Player(Sampler(MODELS[0], torch.float64, 3), setup(), 4, 2, 0)
     player.give([0, 1])
     for _ in range(3):
@@ -233,7 +250,8 @@ def test_a_cut_record_is_refused():
 
 
 def test_in_the_small_world(tiny_run):
-    """Rollouts earn what a batch of the same tasks would earn, tools take their mean time, and nothing depends on it."""
+    """Rollouts earn what a batch of the same tasks would earn, tools take their mean time, and nothing depends on
+    it."""
     from ref.network import load_hf
     from scaled.rl import Rl
     from sims.microrepo.world import CheckpointTasks

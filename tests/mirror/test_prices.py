@@ -25,16 +25,23 @@ TALK = prices.Conversations(tokens=100.0, longest=50.0, counted=1, measured=Fals
 
 
 def of(gpus: int, *sets: str, network: Config = QWEN) -> dict[str, prices.Price]:
-    return {one.stage: one for one in prices.prices(settings("recipe", "nccl", EXAMPLE, sets), network, gpus, H200, TALK)}
+    return {
+        one.stage: one for one in prices.prices(settings("recipe", "nccl", EXAMPLE, sets), network, gpus, H200, TALK)
+    }
 
 
 def test_the_example_fits_and_takes_the_tokens_that_it_says():
     for gpus in (8, 64):
         found = of(gpus)
-        assert list(found) == ["cpt", "mtp", "long", "sft", "rl", "eval"] and not any(one.raised for one in found.values())
+        assert list(found) == ["cpt", "mtp", "long", "sft", "rl", "eval"] and not any(
+            one.raised for one in found.values()
+        )
         assert all(one.fits for one in found.values())
         for name, tokens in (("cpt", 2e9), ("mtp", 2e8), ("long", 2e8)):
-            assert found[name].steps * found[name].tokens == pytest.approx(tokens, rel=0.04) and found[name].steps * found[name].tokens <= tokens
+            assert (
+                found[name].steps * found[name].tokens == pytest.approx(tokens, rel=0.04)
+                and found[name].steps * found[name].tokens <= tokens
+            )
         assert found["sft"].steps * found["sft"].tokens == pytest.approx(50_000 * 2 * 100 / prices.FULLNESS, rel=0.02)
         assert found["rl"].steps == 200 and found["rl"].tokens == 64 * 16 * 100
         assert all(one.layout.world == gpus for one in found.values()) and found["rl"].layout.cp == 8
@@ -53,7 +60,9 @@ def test_decoding_reads_what_its_tokens_touch_once_per_token():
     dense = replace(QWEN, num_experts=0, num_experts_per_tok=0, num_key_value_heads=1)
     cache = prices.cache(dense, 50, 2)
     assert cache == 50 * 2 * 128 * 48 * 2
-    assert prices.decoding(dense, 1, 2, H200, TALK) == pytest.approx(50 * (2 * dense.parameters() + cache) / H200.bandwidth)
+    assert prices.decoding(dense, 1, 2, H200, TALK) == pytest.approx(
+        50 * (2 * dense.parameters() + cache) / H200.bandwidth
+    )
     one, many = (prices.decoding(QWEN, rows, 2, H200, replace(TALK, tokens=0.0)) for rows in (1, 16))
     experts = QWEN.parameters() - QWEN.parameters(active=True)
     read = QWEN.parameters(active=True) + experts * 8 / 128
@@ -72,8 +81,15 @@ def test_more_gpus_need_less_memory_each_and_are_never_short_of_rows(gpus, stage
 
 
 def test_what_the_settings_change():
-    base, penalty, kept, f32 = of(8), of(8, "rl.payment.kl=0.001"), of(8, "cluster.rematerialise=false"), of(8, "training.sampler_dtype=float32")
-    assert penalty["rl"].memory - base["rl"].memory == pytest.approx(4 * QWEN.parameters() / 8) and not penalty["rl"].fits
+    base, penalty, kept, f32 = (
+        of(8),
+        of(8, "rl.payment.kl=0.001"),
+        of(8, "cluster.rematerialise=false"),
+        of(8, "training.sampler_dtype=float32"),
+    )
+    assert (
+        penalty["rl"].memory - base["rl"].memory == pytest.approx(4 * QWEN.parameters() / 8) and not penalty["rl"].fits
+    )
     assert penalty["rl"].seconds > base["rl"].seconds and penalty["cpt"] == base["cpt"]
     assert kept["cpt"].memory > base["cpt"].memory and kept["cpt"].seconds < base["cpt"].seconds
     # The sampler's weights and its cache are twice as large.
@@ -81,7 +97,10 @@ def test_what_the_settings_change():
     assert f32["rl"].memory - base["rl"].memory == pytest.approx(copy)
     deeper, plain = of(8, "mtp.layers.depth=6"), of(8, "mtp.layers.depth=1")
     assert deeper["cpt"] == plain["cpt"] and deeper["mtp"].seconds > base["mtp"].seconds > plain["mtp"].seconds
-    assert base["mtp"].memory < base["cpt"].memory and base["mtp"].seconds / base["mtp"].steps < base["cpt"].seconds / base["cpt"].steps
+    assert (
+        base["mtp"].memory < base["cpt"].memory
+        and base["mtp"].seconds / base["mtp"].steps < base["cpt"].seconds / base["cpt"].steps
+    )
 
 
 def test_drafts_are_those_that_a_run_trains():
@@ -123,11 +142,15 @@ def test_from_the_command_line(tiny_run, tmp_path, ask):
     start, recipe = tiny_run / "checkpoints" / "mid-cpt", ROOT / "examples" / "rehearsal.toml"
     code, said, error = ask("plan", "--recipe", recipe, "--checkpoint", start, "--gpus", 2, "--out", tmp_path)
     assert code == 0 and not error
-    assert all(f"\n {stage} " in said for stage in ("cpt", "mtp", "long", "sft", "rl", "eval")) and "Measured: the tokens of 200" in " ".join(
-        said.split()
-    )
+    assert all(
+        f"\n {stage} " in said for stage in ("cpt", "mtp", "long", "sft", "rl", "eval")
+    ) and "Measured: the tokens of 200" in " ".join(said.split())
     found = json.loads((tmp_path / "recipe-plan.json").read_text())
-    assert [one["stage"] for one in found] == ["cpt", "mtp", "long", "sft", "rl", "eval"] and found[0]["layout"] == {"dp": 2, "cp": 1, "ep": 2}
+    assert [one["stage"] for one in found] == ["cpt", "mtp", "long", "sft", "rl", "eval"] and found[0]["layout"] == {
+        "dp": 2,
+        "cp": 1,
+        "ep": 2,
+    }
     for words, why in (
         (["--checkpoint", start], "--checkpoint needs --recipe"),
         (["--recipe", recipe, "--rows", 2], "--rows is for one step"),

@@ -1,4 +1,5 @@
-"""Real networks on two ranks: `etude figure cpt-real`, what its verdicts say of made-up numbers, and the full recipe from SmolLM2."""
+"""Real networks on two ranks: `etude figure cpt-real`, what its verdicts say of made-up numbers, and the full recipe
+from SmolLM2."""
 
 import io
 import json
@@ -24,7 +25,9 @@ from sims.cpt_real import Experiment, concluded, corpus_of, losses, texts
 from tests import elsewhere
 from tests.mirror.recipes import words
 
-SMALL = Experiment(budgets=(512, 1024, 2048), rows=2, length=128, windows=5, window=64, seeds=2, resamples=20, dtype="float32")
+SMALL = Experiment(
+    budgets=(512, 1024, 2048), rows=2, length=128, windows=5, window=64, seeds=2, resamples=20, dtype="float32"
+)
 
 
 def wheel(**files: bytes | str) -> bytes:
@@ -37,17 +40,27 @@ def wheel(**files: bytes | str) -> bytes:
 
 def test_a_wheels_python_files_without_what_stands_at_their_heads():
     made = wheel(
-        **{"a__b.py": "# Copyright\n#\n\n# more\nimport os  # x\n# kept\n", "a__c.txt": "no", "a__bad.py": b"\xff", "a__empty.py": "# only\n"}
+        **{
+            "a__b.py": "# Copyright\n#\n\n# more\nimport os  # x\n# kept\n",
+            "a__c.txt": "no",
+            "a__bad.py": b"\xff",
+            "a__empty.py": "# only\n",
+        }
     )
     assert texts(made) == {"a/b.py": "import os  # x\n# kept\n"}
-    assert texts(wheel(**{"..__..__out.py": "x = 1\n", "__root.py": "x = 1\n", "in.py": "\n\ny = 2"})) == {"in.py": "y = 2"}
+    assert texts(wheel(**{"..__..__out.py": "x = 1\n", "__root.py": "x = 1\n", "in.py": "\n\ny = 2"})) == {
+        "in.py": "y = 2"
+    }
 
 
 def test_the_corpus_is_a_folder_or_a_known_wheel(tmp_path, monkeypatch):
     assert corpus_of(str(tmp_path), tmp_path / "x") == tmp_path and not (tmp_path / "x").exists()
     with pytest.raises(RunError, match="package 'rm -rf' is neither a folder nor a known wheel"):
         corpus_of("rm -rf", tmp_path / "x")
-    package, data = next(iter(cpt_real.WHEELS)), wheel(**{"top__one__a.py": "a = 1\n", "top__one__sub__b.py": "b = 2\n"})
+    package, data = (
+        next(iter(cpt_real.WHEELS)),
+        wheel(**{"top__one__a.py": "a = 1\n", "top__one__sub__b.py": "b = 2\n"}),
+    )
 
     def download(command, **_):
         assert command[-1] == package and "--only-binary" in command and "--no-deps" in command
@@ -55,11 +68,16 @@ def test_the_corpus_is_a_folder_or_a_known_wheel(tmp_path, monkeypatch):
         return SimpleNamespace(returncode=0, stderr="")
 
     monkeypatch.setattr(subprocess, "run", download)
-    with pytest.raises(RunError, match="not the one that this version knows; pass a folder of code with --set package=FOLDER"):
+    with pytest.raises(
+        RunError, match="not the one that this version knows; pass a folder of code with --set package=FOLDER"
+    ):
         corpus_of(package, tmp_path / "x")
     monkeypatch.setitem(cpt_real.WHEELS, package, cpt_real.hashlib.sha256(data).hexdigest())
     found = corpus_of(package, tmp_path / "x")
-    assert {str(path.relative_to(found)): path.read_text() for path in found.rglob("*.py")} == {"a.py": "a = 1\n", "sub/b.py": "b = 2\n"}
+    assert {str(path.relative_to(found)): path.read_text() for path in found.rglob("*.py")} == {
+        "a.py": "a = 1\n",
+        "sub/b.py": "b = 2\n",
+    }
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("it is there already"))
     assert corpus_of(package, tmp_path / "x") == found
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: SimpleNamespace(returncode=1, stderr="a\nno network\n"))
@@ -69,7 +87,10 @@ def test_the_corpus_is_a_folder_or_a_known_wheel(tmp_path, monkeypatch):
 
 def test_windows_are_scored_like_codebase_perplexity(tiny_run):
     """All windows together score what `codebase_nll` scores, but for the half of the first that has no context."""
-    model, tokenizer = load_hf(tiny_run / "checkpoints" / "cpt"), cpt.load_tokenizer(tiny_run / "data" / "tokenizer.json")
+    model, tokenizer = (
+        load_hf(tiny_run / "checkpoints" / "cpt"),
+        cpt.load_tokenizer(tiny_run / "data" / "tokenizer.json"),
+    )
     held = cpt.Corpus({"a.py": "def f(x):\n    return x + 1\n" * 12})
     found = cpt.windows(model.config, tokenizer, held, 64, None, None, 4)
     cut = replace(held, files={"a.py": tokenizer.decode(found.ids[: 64 + 32 * (len(found.starts) - 2)].tolist())})
@@ -78,7 +99,10 @@ def test_windows_are_scored_like_codebase_perplexity(tiny_run):
     with torch.no_grad():
         rows = found.ids[None, :32]
         first = -model.logprob(model(rows, logits=False).hidden[0, :-1], rows[0, 1:]).double().sum().item()
-    assert sum(nats for nats, _ in every) == pytest.approx(whole.nll - first, rel=1e-6) and sum(n for _, n in every) == whole.tokens - 31
+    assert (
+        sum(nats for nats, _ in every) == pytest.approx(whole.nll - first, rel=1e-6)
+        and sum(n for _, n in every) == whole.tokens - 31
+    )
     few = losses(model, tokenizer, cut, replace(SMALL, windows=2))
     assert few == [pytest.approx(every[0]), pytest.approx(every[-1])]
     with pytest.raises(ValueError, match="fewer than a window of 64"):
@@ -86,13 +110,15 @@ def test_windows_are_scored_like_codebase_perplexity(tiny_run):
 
 
 def made(fall: float = 0.1, control: float = 1.9, forget: float = 0.05) -> list[dict]:
-    """Numbers as the experiment leaves them: loss 2 as it came, less `fall` per tenfold tokens in the package, with noise of 0.001."""
+    """Numbers as the experiment leaves them: loss 2 as it came, less `fall` per tenfold tokens in the package, with
+    noise of 0.001."""
     rng = np.random.default_rng(0)
 
     def one(arm: str, budget: int, seed: int, loss: float, library: float) -> dict:
         windows = 20 + np.linspace(-5, 5, 6)
         scored = {
-            part: [[float((mean + rng.normal(0, 1e-3)) * n), float(n)] for n in windows] for part, mean in (("package", loss), ("library", library))
+            part: [[float((mean + rng.normal(0, 1e-3)) * n), float(n)] for n in windows]
+            for part, mean in (("package", loss), ("library", library))
         }
         return {"arm": arm, "budget": budget, "seed": seed} | scored
 
@@ -106,11 +132,13 @@ def test_verdicts_follow_from_the_numbers():
     found = concluded(made(), SMALL)
     line, versus = found["claims"]
     assert line["verdict"] == "reproduced" and line["measured"] == pytest.approx(-0.1, abs=0.005)
-    assert versus["verdict"] == "reproduced" and versus["measured"] == pytest.approx(-0.1 * np.log10(40) + 0.1, abs=0.005)
-    fits = found["fits"]
-    assert fits["forgotten"]["difference"] == pytest.approx(0.05, abs=0.005) and fits["control_library"]["difference"] == pytest.approx(
-        -0.1, abs=0.005
+    assert versus["verdict"] == "reproduced" and versus["measured"] == pytest.approx(
+        -0.1 * np.log10(40) + 0.1, abs=0.005
     )
+    fits = found["fits"]
+    assert fits["forgotten"]["difference"] == pytest.approx(0.05, abs=0.005) and fits["control_library"][
+        "difference"
+    ] == pytest.approx(-0.1, abs=0.005)
     assert len(found["rows"]) == 1 + 3 * 2 + 2 and found["rows"][0]["codebase_loss"] == pytest.approx(2, abs=0.005)
     assert "+0.05" in versus["note"] or "+0.049" in versus["note"]
     assert concluded(made(control=1.7), SMALL)["claims"][1]["verdict"] == "contradicted"
@@ -126,15 +154,31 @@ def test_two_ranks_train_and_what_was_measured_stays(tiny_run, tmp_path, ask, he
     entry = catalog.find_experiment("cpt-real")
     assert entry is not None
     words = ["figure", "cpt-real", "--out", tmp_path / "out"]
-    sets = {"model": tiny_run / "checkpoints" / "cpt", "package": forks.CORPUS, "budgets": "512,1024,2048", "rows": 2, "length": 128, "windows": 4}
+    sets = {
+        "model": tiny_run / "checkpoints" / "cpt",
+        "package": forks.CORPUS,
+        "budgets": "512,1024,2048",
+        "rows": 2,
+        "length": 128,
+        "windows": 4,
+    }
     sets |= {"window": 32, "seeds": 1, "resamples": 20, "dtype": "float32", "lr": 0.003}
     code, said, error = ask(*words, *(word for key, value in sets.items() for word in ("--set", f"{key}={value}")))
     assert code == 0 and not error, error
     record = json.loads((tmp_path / "out" / "cpt-real.json").read_text())
-    assert [(row["arm"], row["budget"]) for row in record["rows"]] == [("base", 0), *(("package", b) for b in (512, 1024, 2048)), ("control", 2048)]
+    assert [(row["arm"], row["budget"]) for row in record["rows"]] == [
+        ("base", 0),
+        *(("package", b) for b in (512, 1024, 2048)),
+        ("control", 2048),
+    ]
     assert len({row["codebase_loss"] for row in record["rows"]}) == 5
-    assert (tmp_path / "out" / "cpt-real.png").stat().st_size > 10_000 and not list((tmp_path / "out").glob("runs/*/checkpoints/final"))
-    assert not list((tmp_path / "out").glob("runs/*/state")) and (tmp_path / "out" / "runs" / "package-2048-0" / "report.json").exists()
+    assert (tmp_path / "out" / "cpt-real.png").stat().st_size > 10_000 and not list(
+        (tmp_path / "out").glob("runs/*/checkpoints/final")
+    )
+    assert (
+        not list((tmp_path / "out").glob("runs/*/state"))
+        and (tmp_path / "out" / "runs" / "package-2048-0" / "report.json").exists()
+    )
 
 
 @pytest.mark.parametrize(
@@ -154,7 +198,12 @@ def test_settings_that_cannot_work(changed, why):
 
 def test_a_model_that_is_none(tmp_path, ask):
     code, _, error = ask("figure", "cpt-real", "--out", tmp_path / "out", "--set", f"model={tmp_path}")
-    assert code == 2 and "is neither one of smollm2-135m" in error and error.count("\n") == 1 and not (tmp_path / "out").exists()
+    assert (
+        code == 2
+        and "is neither one of smollm2-135m" in error
+        and error.count("\n") == 1
+        and not (tmp_path / "out").exists()
+    )
 
 
 @pytest.mark.real

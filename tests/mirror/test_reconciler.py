@@ -1,5 +1,6 @@
-"""The reconciler in virtual time: workers, trainer and the reconciler itself die, freeze and come back at any moment, and messages are lost
-with them. No group older than the bound is trained on, none twice, none is lost, and the run ends."""
+"""The reconciler in virtual time: workers, trainer and the reconciler itself die, freeze and come back at any moment,
+and messages are lost with them. No group older than the bound is trained on, none twice, none is lost, and the run
+ends."""
 
 import heapq
 import itertools
@@ -47,7 +48,8 @@ class Clock:
 
 
 class Client:
-    """A process with a first-in first-out connection each way. `alive` processes hear; frozen ones hear and speak later."""
+    """A process with a first-in first-out connection each way. `alive` processes hear; frozen ones hear and speak
+    later."""
 
     def __init__(self, town, name, epoch):
         self.town, self.name, self.epoch, self.alive, self.frozen, self.last = town, name, epoch, True, 0.0, 0.0
@@ -194,7 +196,9 @@ class Town:
 
     def rise(self):
         lines = [dict(line) for line in self.lines]
-        self.reconciler = Reconciler(self.rules, self.names, self.lines.append, lines, TIMEOUT, self.clock.now, self.spares)
+        self.reconciler = Reconciler(
+            self.rules, self.names, self.lines.append, lines, TIMEOUT, self.clock.now, self.spares
+        )
         self.lines_to = {}
         self.generation += 1
         for client in self.clients.values():
@@ -219,10 +223,14 @@ class Town:
                 continue  # it has hung up
             delay = max(client.__dict__.get("heard", 0.0), self.clock.now + self.rng.random() * 0.1)
             client.heard = delay
-            client.later(delay - self.clock.now, lambda client=client, message=message: client.hear(decode(encode(message))))
+            client.later(
+                delay - self.clock.now, lambda client=client, message=message: client.hear(decode(encode(message)))
+            )
 
     def fault(self):
-        kind = self.rng.choice(["worker", "worker", "trainer", "reconciler", "freeze", "all workers", "connection", "stuck"])
+        kind = self.rng.choice(
+            ["worker", "worker", "trainer", "reconciler", "freeze", "all workers", "connection", "stuck"]
+        )
         if kind == "reconciler" and self.reconciler is not None:
             self.reconciler = None
             self.clock.at(self.rng.random() * 8, self.rise)
@@ -281,7 +289,8 @@ def test_whatever_dies(seed, groups, staleness, steps, workers, room, faults, sp
 
 
 def test_without_staleness_each_worker_has_its_block():
-    """S = 0, two workers, four groups: two each, in every step, in one message, and none before the new weights are there."""
+    """S = 0, two workers, four groups: two each, in every step, in one message, and none before the new weights are
+    there."""
     rules, lines = Rules(4, 0, 2), []
     r = Reconciler(rules, ["a", "b"], lines.append)
     r.handle(Ready("trainer", 0, 0), 0.0)
@@ -327,7 +336,8 @@ def test_a_step_that_was_saved_but_not_told_is_noted():
 
 
 def test_nobody_loads_what_is_not_published():
-    """Before the trainer has said that weights are there, a worker does without; those of one step are there once the next one is noted."""
+    """Before the trainer has said that weights are there, a worker does without; those of one step are there once the
+    next one is noted."""
     lines = []
     r = Reconciler(Rules(1, 1, 3), ["a", "b"], lines.append)
     assert r.handle(Hello("a", 0, 1, -1), 0.0) == [] and r.life.state == {}
@@ -393,7 +403,9 @@ def test_what_is_no_message(data):
 
 def test_a_journal_that_contradicts_itself_is_refused():
     with pytest.raises(ValueError, match="group 0 must be running; it is unknown"):
-        Reconciler(Rules(), ["a"], list().append, [{"kind": "ready", "groups": [0], "version": 0, "key": "k", "digest": "d"}])
+        Reconciler(
+            Rules(), ["a"], list().append, [{"kind": "ready", "groups": [0], "version": 0, "key": "k", "digest": "d"}]
+        )
 
 
 def test_what_nobody_plays_is_played_anew_once_all_workers_have_spoken():
@@ -441,22 +453,28 @@ def test_the_trainer_waits_until_it_has_a_batch_and_has_it_once():
     r.handle(Trained("trainer", 0, 0, (0,)), 0.0)  # said late
     assert r.handle(Done("a", 0, 1, 0, "k1", "d"), 0.0) == [("trainer", Batch(1, (1,), ("k1",), ("d",)))]
     assert r.handle(Beat("a", 0), 0.0) == []
-    assert r.handle(Ready("trainer", 0, 1, (0,)), 0.0) == [("trainer", Batch(1, (1,), ("k1",), ("d",)))]  # asked again: the same
+    assert r.handle(Ready("trainer", 0, 1, (0,)), 0.0) == [
+        ("trainer", Batch(1, (1,), ("k1",), ("d",)))
+    ]  # asked again: the same
 
 
 def test_a_group_is_lost_as_often_as_is_allowed_and_then_dropped():
-    """Twice it is played anew, by whoever is there. The third loss is the last one, and the next group takes its place."""
+    """Twice it is played anew, by whoever is there. The third loss is the last one, and the next group takes its
+    place."""
     lines = []
     r = Reconciler(Rules(1, 0, 2), ["a"], lines.append, tries=3)
     for epoch in range(3):
         assert r.handle(Hello("a", epoch, 1, 0), float(epoch)) == [("a", Work((0,)))]
         assert r.hung_up("a", epoch + 0.5) == [] and r.losses[0] == epoch + 1
-    assert [(line["kind"], line["groups"]) for line in lines] == [("start", [0]), ("drop", [0])] and r.life.state[0] == "dropped"
+    assert [(line["kind"], line["groups"]) for line in lines] == [("start", [0]), ("drop", [0])] and r.life.state[
+        0
+    ] == "dropped"
     assert r.handle(Hello("a", 3, 1, 0), 4.0) == [("a", Work((1,)))]
 
 
 def test_of_groups_that_may_kill_a_worker_it_has_one_at_a_time():
-    """Two groups were lost twice, with the same worker. If both were lost with it once more, one would be dropped for the other's fault."""
+    """Two groups were lost twice, with the same worker. If both were lost with it once more, one would be dropped for
+    the other's fault."""
     r = Reconciler(Rules(2, 0, 1), ["a"], list().append, tries=3)
     for epoch in range(2):
         assert r.handle(Hello("a", epoch, 2, 0), float(epoch)) == [("a", Work((0, 1)))]
@@ -491,7 +509,8 @@ def test_a_version_that_cannot_be_loaded_is_published_anew_once_in_a_while():
 
 
 def test_a_group_that_another_worker_has_taken_over_is_that_one_s():
-    """The first one lost its connection only, and comes back with the group finished, or before it has heard that it is no more its own."""
+    """The first one lost its connection only, and comes back with the group finished, or before it has heard that it is
+    no more its own."""
     r = Reconciler(Rules(1, 1, 3), ["a", "b"], list().append)
     r.handle(Hello("a", 0, 1, 0), 0.0)
     assert r.handle(Hello("b", 0, 2, 0), 0.0) == [("b", Work((1,)))]

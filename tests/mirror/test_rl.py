@@ -1,4 +1,5 @@
-"""A step of reinforcement learning on many ranks is that of one, wherever conversations were played and segments were dealt to."""
+"""A step of reinforcement learning on many ranks is that of one, wherever conversations were played and segments were
+dealt to."""
 
 import dataclasses
 
@@ -20,7 +21,9 @@ SMALL = rl.Settings(prompts=G, rollouts=N, max_len=LENGTH, budget_tokens=5)
 ASKED = dataclasses.replace(Rl.rehearsal(), rl=SMALL, length=LENGTH, heldout=0)
 
 
-def on_one(c: Rl, state: dict, before: dict, chains: list[Chain], rewards: torch.Tensor, told: list | None = None, lost=()) -> tuple[rl.Step, dict]:
+def on_one(
+    c: Rl, state: dict, before: dict, chains: list[Chain], rewards: torch.Tensor, told: list | None = None, lost=()
+) -> tuple[rl.Step, dict]:
     """The step of `ref.rl`, and its gradients by name."""
     script = calls.Script(chains, rewards, told, lost)
     model, played = policy(state), [script.rollout(n) for n in range(len(chains))]
@@ -40,14 +43,16 @@ def on_one(c: Rl, state: dict, before: dict, chains: list[Chain], rewards: torch
     st.sampled_from([1.0, 0.7]),
 )
 def test_a_step(layout, seed, replay, beta, longest, micro, length, temperature):
-    """Loss, gradient and what else is told are those of `ref.rl.improve` within 1e-10 in float64, whatever is replayed, charged for, or
-    cut over ranks, of which some may hold padding alone."""
+    """Loss, gradient and what else is told are those of `ref.rl.improve` within 1e-10 in float64, whatever is replayed,
+    charged for, or cut over ranks, of which some may hold padding alone."""
     g = torch.Generator().manual_seed(seed)
     state, before = network(seed % 5), network(seed % 5 + 1)
     mine = policy(state)
     chains = [Chain([segment(g, mine) for _ in range(1 + n % longest)], finished=True) for n in range(G * N)]
     rewards = torch.randn(G * N, generator=g, dtype=torch.float64)
-    small = dataclasses.replace(SMALL, replay=replay, payment=rl.Payment(effort_price=0.0, invalid_call=0.0, kl=beta), temperature=temperature)
+    small = dataclasses.replace(
+        SMALL, replay=replay, payment=rl.Payment(effort_price=0.0, invalid_call=0.0, kl=beta), temperature=temperature
+    )
     c = dataclasses.replace(ASKED, rl=small, cp=layout["cp"], ep=layout["ep"], micro_rows=micro, length=length)
     figures, grads, asked, arrived = play(layout, calls.rl_step, c, CONFIG, state, before, chains, rewards)
     found, wanted = on_one(c, state, before, chains, rewards)
@@ -84,7 +89,8 @@ def test_a_step(layout, seed, replay, beta, longest, micro, length, temperature)
     st.sampled_from([0.0, 0.3, 1.0]),
 )
 def test_a_step_with_hints(layout, seed, replay, longest, micro, length, temperature, kind, share):
-    """The same for the loss of hints, wherever a message and its teacher's sequence, which may be longer than a row, were dealt to."""
+    """The same for the loss of hints, wherever a message and its teacher's sequence, which may be longer than a row,
+    were dealt to."""
     g, state = torch.Generator().manual_seed(seed), network(seed % 5)
     mine = policy(state)
     chains = [Chain([segment(g, mine) for _ in range(1 + n % longest)], finished=True) for n in range(G * N)]
@@ -95,7 +101,9 @@ def test_a_step_with_hints(layout, seed, replay, longest, micro, length, tempera
     figures, grads, *_ = play(layout, calls.rl_step, c, CONFIG, state, state, chains, rewards, told)
     found, wanted = on_one(c, state, state, chains, rewards, told)
     close(figures["loss"], found.loss)
-    assert figures.get("distilled", 0) == found.distilled and ("divergence" in figures) == (found.divergence is not None)
+    assert figures.get("distilled", 0) == found.distilled and ("divergence" in figures) == (
+        found.divergence is not None
+    )
     if found.divergence is not None:
         close(figures["divergence"], found.divergence)
     largest = max(float(x.abs().max()) for x in wanted.values())
@@ -104,25 +112,40 @@ def test_a_step_with_hints(layout, seed, replay, longest, micro, length, tempera
 
 
 @settings(max_examples=10, deadline=None, derandomize=True, phases=(Phase.explicit, Phase.generate))
-@given(layouts, seeds, st.sets(st.integers(0, G * N - 1), max_size=G * N - 1), st.integers(1, 3), st.sampled_from([0.0, 0.3]))
+@given(
+    layouts,
+    seeds,
+    st.sets(st.integers(0, G * N - 1), max_size=G * N - 1),
+    st.integers(1, 3),
+    st.sampled_from([0.0, 0.3]),
+)
 @example(dict(dp=4, cp=1, ep=2), 0, {0, 1, 2}, 1, 0.3)  # the first rank's share, which is a group
 @example(dict(dp=2, cp=2, ep=2), 1, {0, 1, 2, 3, 4}, 2, 0.0)  # a dp rank's
 def test_environments_that_fail(layout, seed, lost, longest, beta):
-    """What is left is trained on as on one rank, also where a rank or a group has nothing left. Nobody's drift is that of those that failed."""
+    """What is left is trained on as on one rank, also where a rank or a group has nothing left. Nobody's drift is that
+    of those that failed."""
     g, state, before = torch.Generator().manual_seed(seed), network(seed % 5), network(seed % 5 + 1)
     mine = policy(state)
     chains = [Chain([segment(g, mine) for _ in range(1 + n % longest)], finished=True) for n in range(G * N)]
     told = [[hints(g, s) for s in chain.segments] for chain in chains]
     rewards = torch.randn(G * N, generator=g, dtype=torch.float64)
-    small = dataclasses.replace(SMALL, payment=rl.Payment(effort_price=0.0, invalid_call=0.0, kl=beta), feedback=rl.Feedback(1.7, "reverse"))
+    small = dataclasses.replace(
+        SMALL, payment=rl.Payment(effort_price=0.0, invalid_call=0.0, kl=beta), feedback=rl.Feedback(1.7, "reverse")
+    )
     c = dataclasses.replace(ASKED, rl=small, cp=layout["cp"], ep=layout["ep"])
     figures, grads, *_ = play(layout, calls.rl_step, c, CONFIG, state, before, chains, rewards, told, lost)
     found, wanted = on_one(c, state, before, chains, rewards, told, lost)
     close(figures["loss"], found.loss)
     for name, mean in (("reward", found.rewards), ("drift", found.drift), ("engine_kl", found.engine)):
         close(figures[name], mean.nanmean().item())
-    assert figures.get("failed", 0) == len(lost) and figures["tokens"] == found.tokens and figures.get("distilled", 0) == found.distilled
-    assert figures["success"] == pytest.approx(sum(n % 3 == 0 for n in range(G * N) if n not in lost) / (G * N - len(lost)))
+    assert (
+        figures.get("failed", 0) == len(lost)
+        and figures["tokens"] == found.tokens
+        and figures.get("distilled", 0) == found.distilled
+    )
+    assert figures["success"] == pytest.approx(
+        sum(n % 3 == 0 for n in range(G * N) if n not in lost) / (G * N - len(lost))
+    )
     largest = max(float(x.abs().max()) for x in wanted.values())
     for name, x in wanted.items():
         close(grads[name], x, largest)
@@ -133,7 +156,9 @@ def test_a_step_without_any_rollout_is_refused(layout):
     g, state = torch.Generator().manual_seed(0), network(0)
     chains = [Chain([segment(g, policy(state))], finished=True) for _ in range(G * N)]
     c = dataclasses.replace(ASKED, cp=layout["cp"], ep=layout["ep"])
-    with pytest.raises((EnvironmentFailure, RuntimeError), match="no rollout of this step is left to train on: the sandbox is gone"):
+    with pytest.raises(
+        (EnvironmentFailure, RuntimeError), match="no rollout of this step is left to train on: the sandbox is gone"
+    ):
         play(layout, calls.rl_step, c, CONFIG, state, state, chains, torch.zeros(G * N).double(), None, range(G * N))
 
 
@@ -147,9 +172,13 @@ def test_engines_that_differ_are_no_drift():
             policy(state)(s.tokens[None]).logits[0, :-1].log_softmax(-1).gather(1, s.tokens[1:, None])[:, 0]
             for s in (chain.segments[0] for chain in chains)
         ]
-    apart = [((c.segments[0].logp[1:] - logp) * c.segments[0].sampled[1:]).sum() for c, logp in zip(chains, own, strict=True)]
+    apart = [
+        ((c.segments[0].logp[1:] - logp) * c.segments[0].sampled[1:]).sum() for c, logp in zip(chains, own, strict=True)
+    ]
     for layout in (dict(dp=1, cp=1, ep=1), dict(dp=2, cp=2, ep=2)):
-        c = dataclasses.replace(ASKED, cp=layout["cp"], ep=layout["ep"], rl=dataclasses.replace(SMALL, payment=rl.Payment(kl=0.3)))
+        c = dataclasses.replace(
+            ASKED, cp=layout["cp"], ep=layout["ep"], rl=dataclasses.replace(SMALL, payment=rl.Payment(kl=0.3))
+        )
         figures = play(layout, calls.rl_step, c, CONFIG, state, state, chains, rewards)[0]
         assert figures["drift"] == 0
         close(figures["engine_kl"], float(sum(apart) / len(apart)))
@@ -157,12 +186,22 @@ def test_engines_that_differ_are_no_drift():
 
 
 def test_a_rank_that_holds_padding_alone():
-    """Few tokens in long rows: the chunks of the last cp ranks are empty, and the figures are still those of all tokens."""
+    """Few tokens in long rows: the chunks of the last cp ranks are empty, and the figures are still those of all
+    tokens."""
     g, state = torch.Generator().manual_seed(0), network(0)
     chains = [Chain([segment(g, policy(state))], finished=True) for _ in range(G * N)]
     rewards = torch.randn(G * N, generator=g, dtype=torch.float64)
     found = [
-        play(layout, calls.rl_step, dataclasses.replace(ASKED, cp=layout["cp"], length=16 * LENGTH), CONFIG, state, state, chains, rewards)[0]
+        play(
+            layout,
+            calls.rl_step,
+            dataclasses.replace(ASKED, cp=layout["cp"], length=16 * LENGTH),
+            CONFIG,
+            state,
+            state,
+            chains,
+            rewards,
+        )[0]
         for layout in (dict(dp=1, cp=1, ep=1), dict(dp=1, cp=4, ep=1))
     ]
     assert found[0].keys() == found[1].keys() and 0 < found[0]["routing_differs"] < 1
@@ -171,7 +210,8 @@ def test_a_rank_that_holds_padding_alone():
 
 
 def test_equal_rewards_teach_nothing():
-    """A group that is paid the same throughout has no gradient, on ranks as on one; and a clip leaves nothing as it was."""
+    """A group that is paid the same throughout has no gradient, on ranks as on one; and a clip leaves nothing as it
+    was."""
     g, state = torch.Generator().manual_seed(0), network(0)
     mine = policy(state)
     chains = [Chain([segment(g, mine)], finished=True) for _ in range(G * N)]

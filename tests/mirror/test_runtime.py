@@ -26,8 +26,8 @@ slow = settings(max_examples=25, deadline=None, derandomize=True)
 @slow
 @given(layouts, seeds, st.integers(1, 3), st.integers(1, 3), st.integers(1, 9))
 def test_cutting_and_joining(layout, seed, rows, size, k):
-    """joined(cut(x)) is x, full(cut(x)) this rank's rows, ahead(x, k) x shifted by k over all borders; and gradients of a function of
-    all three are those of the whole."""
+    """joined(cut(x)) is x, full(cut(x)) this rank's rows, ahead(x, k) x shifted by k over all borders; and gradients of
+    a function of all three are those of the whole."""
     B, T = rows * layout["dp"], 2 * size * layout["cp"]
     x = torch.randn(B, T, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
     back, rows_whole, shifted, loss, grad = play(layout, calls.laws, x, k)
@@ -67,7 +67,9 @@ def test_rows_to_their_owners_and_back(layout, seed, n):
     close(grad, 2 * x * factor**2)
 
 
-@pytest.mark.parametrize("layout", [dict(dp=0), dict(cp=-1), dict(dp=2, cp=3, ep=4), dict(ep=1.5), dict(dp=True, cp="2")])
+@pytest.mark.parametrize(
+    "layout", [dict(dp=0), dict(cp=-1), dict(dp=2, cp=3, ep=4), dict(ep=1.5), dict(dp=True, cp="2")]
+)
 def test_no_layout(layout):
     with pytest.raises(ValueError, match="dp|cp|ep"):
         Layout(**layout)
@@ -85,12 +87,22 @@ def test_without_a_mesh_there_is_one_rank():
 
 
 def test_layouts_are_all_there():
-    assert {(d["dp"], d["cp"], d["ep"]) for d in EVERY} >= {(4, 1, 1), (1, 4, 1), (2, 2, 4), (4, 1, 2), (1, 1, 1), (1, 2, 2)}
+    assert {(d["dp"], d["cp"], d["ep"]) for d in EVERY} >= {
+        (4, 1, 1),
+        (1, 4, 1),
+        (2, 2, 4),
+        (4, 1, 2),
+        (1, 1, 1),
+        (1, 2, 2),
+    }
 
 
 def test_what_does_not_share_out_is_refused():
     """Rows that dp does not divide, tokens that 2·cp does not."""
-    for call, args, says in ((calls.laws, (torch.zeros(3, 8, 1), 1), "multiple of dp = 2"), (calls.everyone, (6,), "2 · cp = 4")):
+    for call, args, says in (
+        (calls.laws, (torch.zeros(3, 8, 1), 1), "multiple of dp = 2"),
+        (calls.everyone, (6,), "2 · cp = 4"),
+    ):
         with pytest.raises(RuntimeError, match=says):
             play(dict(dp=2, cp=2), call, *args)
 
@@ -105,7 +117,11 @@ def test_who_hangs_is_named_with_its_line(tmp_path, asynchronous):
 
 @pytest.mark.parametrize("where", ["heldout", "perplexity"])
 def test_who_hangs_outside_of_the_steps_is_named_too(where, tiny_run, tmp_path):
-    found = dict(ranks(2).run(dict(dp=2, cp=1, ep=1), calls.hung_outside, where, tiny_run / "checkpoints" / "sft", forks.CORPUS, tmp_path))
+    found = dict(
+        ranks(2).run(
+            dict(dp=2, cp=1, ep=1), calls.hung_outside, where, tiny_run / "checkpoints" / "sft", forks.CORPUS, tmp_path
+        )
+    )
     assert len(found[0]) == 1 and found[1] == [""]
     assert re.fullmatch(r"no step after step -1 in 1 s: rank 1 hangs in calls\.py:\d+ dawdle", found[0][0])
 
@@ -144,7 +160,9 @@ def test_ranks_that_still_compute_are_waited_for_and_ranks_that_only_wait_are_no
 
 def test_what_ranks_do_to_what_they_are_sent_reaches_nobody_else():
     x = torch.arange(6.0)
-    assert torch.equal(play(dict(dp=1, cp=2, ep=1), calls.spoilt, x), -torch.ones(6)) and torch.equal(x, torch.arange(6.0))
+    assert torch.equal(play(dict(dp=1, cp=2, ep=1), calls.spoilt, x), -torch.ones(6)) and torch.equal(
+        x, torch.arange(6.0)
+    )
 
 
 def test_ranks_have_one_thread_whatever_the_caller_has(monkeypatch):

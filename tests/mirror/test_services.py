@@ -1,4 +1,5 @@
-"""Parts of the services of asynchronous RL, each by itself and without processes: saved steps, records, stores that fail, and work in a thread."""
+"""Parts of the services of asynchronous RL, each by itself and without processes: saved steps, records, stores that
+fail, and work in a thread."""
 
 import errno
 import hashlib
@@ -77,7 +78,12 @@ def facts(folder, what):
 def test_the_last_two_steps_stay_and_the_newest_whole_one_is_restored(tmp_path):
     for version in range(1, 6):
         services.keep(tmp_path, Weight(float(version)), version, (version, 10 + version))
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["000004.json", "000004.state", "000005.json", "000005.state"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "000004.json",
+        "000004.state",
+        "000005.json",
+        "000005.state",
+    ]
     learner = Weight()
     assert services.restored(tmp_path, learner) == (5, (5, 15)) and learner.model.weight.item() == 5.0
     (tmp_path / "000005.state").write_bytes(b"7.0")  # other bytes than were written
@@ -96,7 +102,15 @@ def segment(versions, sampled, finished=True):
     flags = torch.tensor(sampled)
     experts = torch.zeros(length - 1, 1, 1, dtype=torch.int16)
     logp = torch.where(flags, -0.5, 0.0)
-    return Segment(torch.arange(length), flags, logp, torch.tensor(versions), experts, finished, torch.zeros(length, dtype=torch.bool))
+    return Segment(
+        torch.arange(length),
+        flags,
+        logp,
+        torch.tensor(versions),
+        experts,
+        finished,
+        torch.zeros(length, dtype=torch.bool),
+    )
 
 
 def rollout(reward, *segments, finished=True):
@@ -112,11 +126,14 @@ def test_ages_and_the_oldest_token_by_hand():
 
 
 def test_a_record_tells_the_end_of_a_context_from_that_of_its_chain():
-    """A context that a limit cut off within a chain that went on; a reward that float32 does not hold; an expert of which a byte is too small."""
+    """A context that a limit cut off within a chain that went on; a reward that float32 does not hold; an expert of
+    which a byte is too small."""
     chained = rollout(0.1, segment([-1, 0], [False, True], finished=False), segment([-1, 0, 1], [False, True, True]))
     chained.chain.segments[1].experts[0] = 300
     (back,) = unpack(pack([chained]))
-    assert back.reward == 0.1 and back.metrics == {"success": 1.0} and (back.chain.finished, back.chain.saved) == (True, 4)
+    assert (
+        back.reward == 0.1 and back.metrics == {"success": 1.0} and (back.chain.finished, back.chain.saved) == (True, 4)
+    )
     assert [(len(s.tokens), s.finished) for s in back.chain.segments] == [(2, False), (3, True)]
     assert back.chain.segments[1].experts.tolist() == [[[300]], [[0]]]
 
@@ -177,7 +194,9 @@ def test_what_waiting_does_not_mend_ends_the_run(clock, log, error, raised, most
         services.insist(call, "publishing", log, 30.0)
     assert len(made) <= most and "\n" not in str(found.value) and sum(clock.pauses) <= 45
     if most > 1:
-        assert "publishing failed for 30 seconds; the last error: no route" in str(found.value) and sum(clock.pauses) > 30
+        assert (
+            "publishing failed for 30 seconds; the last error: no route" in str(found.value) and sum(clock.pauses) > 30
+        )
 
 
 def test_tries_of_a_worker(clock):

@@ -1,4 +1,5 @@
-"""SFT on conversations on many ranks is that of one: the count, the loss, its gradient, and three steps of the stage."""
+"""SFT on conversations on many ranks is that of one: the count, the loss, its gradient, and three steps of the
+stage."""
 
 from dataclasses import replace
 

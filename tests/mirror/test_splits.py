@@ -1,4 +1,5 @@
-"""`etude plan --rl`: the simulator at the plan's speeds against limits that are known, numbers computed by hand, and its own bound."""
+"""`etude plan --rl`: the simulator at the plan's speeds against limits that are known, numbers computed by hand, and
+its own bound."""
 
 import json
 import math
@@ -15,7 +16,17 @@ from ref.network import Config
 from scaled.plan import HARDWARE
 
 QWEN, H200 = Config.qwen3_30b_a3b(), HARDWARE["h200"]
-SMALL = Work(groups=4, rollouts=4, turns=4, turn_tokens=20, tool_tokens=40, prompt_tokens=50, tool_s=0.0, publish_s=0.0, swap_s=0.0)
+SMALL = Work(
+    groups=4,
+    rollouts=4,
+    turns=4,
+    turn_tokens=20,
+    tool_tokens=40,
+    prompt_tokens=50,
+    tool_s=0.0,
+    publish_s=0.0,
+    swap_s=0.0,
+)
 
 
 def even(count: int = 1, slots: int = 10**6) -> Engines:
@@ -33,7 +44,8 @@ def test_lengths_by_hand():
 
 
 def test_a_slow_trainer_sets_the_pace():
-    """A step takes ten times as long as its sampling: the trainer never waits, whatever the bound, and groups are as old as admission lets them."""
+    """A step takes ten times as long as its sampling: the trainer never waits, whatever the bound, and groups are as
+    old as admission lets them."""
     for staleness in (1, 4):
         rate, out = splits.play(100.0, even(), staleness, SMALL)
         assert rate == pytest.approx(36.0) and out.dropped == 0
@@ -41,7 +53,8 @@ def test_a_slow_trainer_sets_the_pace():
 
 
 def test_a_fast_trainer_waits_for_the_sampler():
-    """One slot for each rollout of a step: what is sampled in a step's time is what it trains on, and the trainer takes no time."""
+    """One slot for each rollout of a step: what is sampled in a step's time is what it trains on, and the trainer takes
+    no time."""
     work = replace(SMALL, turns=1, turn_tokens=1, groups=4)
     rate, _ = splits.play(1e-6, Engines(1, 1, 16, lambda rows: 0.01), 4, work)
     assert rate == pytest.approx(3600 / 0.01, rel=0.02)
@@ -50,7 +63,8 @@ def test_a_fast_trainer_waits_for_the_sampler():
 
 
 def test_equal_speeds_without_tools_double_what_turns_reach():
-    """Sampler and trainer take the same time for a step. In turns, S = 0, it takes both; beside each other, one: twice as fast."""
+    """Sampler and trainer take the same time for a step. In turns, S = 0, it takes both; beside each other, one: twice
+    as fast."""
     sampling, _ = splits.play(1e-6, Engines(1, 1, 16, lambda rows: 0.01), 0, SMALL)
     train_s = 3600 / sampling
     alternating, _ = splits.play(train_s, Engines(1, 1, 16, lambda rows: 0.01), 0, SMALL)
@@ -67,10 +81,17 @@ def test_slow_tools_want_staleness():
 
 @settings(max_examples=25)
 @given(
-    st.integers(1, 6), st.integers(1, 4), st.integers(1, 3), st.integers(0, 4), st.floats(0.05, 5.0), st.integers(1, 64), st.sampled_from([0.0, 0.3])
+    st.integers(1, 6),
+    st.integers(1, 4),
+    st.integers(1, 3),
+    st.integers(0, 4),
+    st.floats(0.05, 5.0),
+    st.integers(1, 64),
+    st.sampled_from([0.0, 0.3]),
 )
 def test_nothing_is_faster_than_the_bound(groups, rollouts, turns, staleness, train_s, slots, tool_s):
-    """Tools that take one time, rollouts that sample a token a turn; engines whose tokens take longer the more rollouts decode."""
+    """Tools that take one time, rollouts that sample a token a turn; engines whose tokens take longer the more rollouts
+    decode."""
     work = Work(groups, rollouts, turns, 1, 0, 1, tool_s, 0.0, (staleness,), 0.0, 0.0)
     groups = min(groups, splits.PLAYED[0])
     work = replace(work, groups=groups)
@@ -85,7 +106,8 @@ def test_nothing_is_faster_than_the_bound(groups, rollouts, turns, staleness, tr
 
 
 def test_an_engine_decodes_as_the_recipes_plan_says():
-    """Without anything given, a token takes what `etude plan --recipe` says for conversations of this length; a given token is a forward pass."""
+    """Without anything given, a token takes what `etude plan --recipe` says for conversations of this length; a given
+    token is a forward pass."""
     work = Work(tool_tokens=0, prompt_tokens=1, turns=20)
     engine = splits.engines(QWEN, H200, work)
     talk = prices.Conversations(tokens=work.tokens, longest=1.0, counted=1, measured=False)
@@ -95,7 +117,9 @@ def test_an_engine_decodes_as_the_recipes_plan_says():
     apart = splits.engines(QWEN, H200, more).token_s(1e-9) - splits.engines(QWEN, H200, more).token_s(0.0)
     assert apart > 0
     crowd = 10**4
-    longer = splits.engines(QWEN, H200, more).token_s(crowd) - prices.decoding(QWEN, crowd, 2, H200, replace(talk, tokens=more.tokens))
+    longer = splits.engines(QWEN, H200, more).token_s(crowd) - prices.decoding(
+        QWEN, crowd, 2, H200, replace(talk, tokens=more.tokens)
+    )
     given_tokens = crowd * (more.tokens - more.own) / more.own
     cost = splits.Cost.of(QWEN)
     assert longer == pytest.approx(given_tokens * (cost.linear + cost.quadratic * more.tokens) / (0.5 * 989e12))
@@ -116,7 +140,11 @@ def test_a_step_of_the_trainer_is_that_of_the_plan():
     (one,) = planning.plans("qwen3_30b_a3b", [64], 2, 8, 32_768, 1, "h200")
     rows = math.ceil(64 * 16 * work.tokens / 0.95 / 32_768)
     found = splits.trainer("qwen3_30b_a3b", 64, 2, 8, 32_768, "h200", work)
-    assert found.step_s == pytest.approx(math.ceil(rows / 32) * one["step_seconds"]) and found.fits and found.memory == one["memory"]
+    assert (
+        found.step_s == pytest.approx(math.ceil(rows / 32) * one["step_seconds"])
+        and found.fits
+        and found.memory == one["memory"]
+    )
 
 
 @given(st.integers(2, 600), st.sampled_from([1, 2, 4]), st.sampled_from([1, 2, 4, 8]))
@@ -147,7 +175,8 @@ def test_the_table_is_in_order_and_its_gpus_add_up(found):
 
 
 def test_no_other_split_is_faster(found):
-    """All candidates, simulated: those that were left out could not have won by more than what they were left out for."""
+    """All candidates, simulated: those that were left out could not have won by more than what they were left out
+    for."""
     one, engine = found[1], splits.engines(QWEN, H200, FEW)
     for gpus in splits.candidates(16, 2, 1):
         train = splits.trainer("qwen3_30b_a3b", gpus, 2, 8, 32_768, "h200", FEW)

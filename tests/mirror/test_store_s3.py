@@ -1,5 +1,5 @@
-"""Weights through S3: a server in a process of its own, on loopback, that hangs, dies and comes back in the middle. `make test-faults` installs
-what this needs, and plays it."""
+"""Weights through S3: a server in a process of its own, on loopback, that hangs, dies and comes back in the middle.
+`make test-faults` installs what this needs, and plays it."""
 
 import importlib
 import os
@@ -21,7 +21,8 @@ from tests.mirror.workers import free_port, ranks
 pytestmark = pytest.mark.faults
 QUICK = dict(timeout=1.0, attempts=2)
 LONGEST = 60.0
-"""Seconds within which a store that is down has to be given up. Seven are enough on an idle machine; without time-outs it would be never."""
+"""Seconds within which a store that is down has to be given up. Seven are enough on an idle machine; without time-outs
+it would be never."""
 
 
 class Server:
@@ -96,7 +97,10 @@ def test_a_bucket_is_a_mapping(server):
     store, other = open_store("s3://weights/a", **QUICK), open_store("s3://weights/a", **QUICK)
     assert list(store) == [] and "x" not in store
     store["0001/b"] = b"1"
-    assert store.setdefault("0001/manifest", b"mine") == b"mine" and other.setdefault("0001/manifest", b"theirs") == b"mine"
+    assert (
+        store.setdefault("0001/manifest", b"mine") == b"mine"
+        and other.setdefault("0001/manifest", b"theirs") == b"mine"
+    )
     assert dict(other) == {"0001/b": b"1", "0001/manifest": b"mine"} and len(other) == 2
     del other["0001/b"]
     assert list(store) == ["0001/manifest"]
@@ -106,8 +110,12 @@ def test_a_bucket_is_a_mapping(server):
 
 def test_ranks_write_and_other_ranks_read(server, environment):
     shape = Config.tiny(40)
-    ranks(2).run(dict(dp=2, cp=1, ep=2), syncing.elsewhere, environment, syncing.publish, "s3://weights/ranks", shape, 0, 3)
-    found = ranks(4).run(dict(dp=4, cp=1, ep=1), syncing.elsewhere, environment, syncing.follow, "s3://weights/ranks", shape, [0, None])
+    ranks(2).run(
+        dict(dp=2, cp=1, ep=2), syncing.elsewhere, environment, syncing.publish, "s3://weights/ranks", shape, 0, 3
+    )
+    found = ranks(4).run(
+        dict(dp=4, cp=1, ep=1), syncing.elsewhere, environment, syncing.follow, "s3://weights/ranks", shape, [0, None]
+    )
     wanted = syncing.versions(shape, 0, 3)[2]
     for served, state, _ in found:
         assert served == [0, 2] and all(torch.equal(state[name], x.view(torch.int16)) for name, x in wanted.items())
@@ -134,7 +142,8 @@ def test_a_server_that_hangs(server):
 
 
 def test_a_server_that_dies_and_comes_back_empty(server):
-    """The writer's next difference helps the reader that has its base. One that comes late waits for the next anchor, and is told so."""
+    """The writer's next difference helps the reader that has its base. One that comes late waits for the next anchor,
+    and is told so."""
     writer, reader = Writer(open_store("s3://weights/dead", **QUICK), anchor_every=4), reader_of("s3://weights/dead")
     for version in (0, 1):
         writer.publish(version, weights(version))

@@ -1,4 +1,5 @@
-"""The supervised stages of the full recipe: each trains what the small recipe's stage trains, on any number of ranks."""
+"""The supervised stages of the full recipe: each trains what the small recipe's stage trains, on any number of
+ranks."""
 
 from dataclasses import replace
 from unittest import mock
@@ -21,7 +22,14 @@ from tests.mirror.layouts import close
 from tests.mirror.workers import ranks
 
 CONFIG = Config.tiny(
-    40, hidden_size=16, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=8, num_experts=4, moe_intermediate_size=8
+    40,
+    hidden_size=16,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=8,
+    num_experts=4,
+    moe_intermediate_size=8,
 )
 STEPS, T = 3, 16
 LAYOUTS = [dict(dp=1, cp=1, ep=1), dict(dp=2, cp=1, ep=2), dict(dp=1, cp=2, ep=1), dict(dp=2, cp=2, ep=4)]
@@ -70,7 +78,11 @@ def start():
         doc[1, -5:] = -1
         ids = torch.randint(0, 40, (4, T), generator=draw)
         batches.append((ids, doc, (torch.rand(4, T, generator=draw) < 0.6).float()))
-    return {n: p.detach() for n, p in trunk.named_parameters()}, {n: p.detach() for n, p in layers.named_parameters()}, batches
+    return (
+        {n: p.detach() for n, p in trunk.named_parameters()},
+        {n: p.detach() for n, p in layers.named_parameters()},
+        batches,
+    )
 
 
 def small(c, stage, trunk, layers, batches):
@@ -85,11 +97,26 @@ def small(c, stage, trunk, layers, batches):
         rates = (c.sft.muon_lr, c.sft.adamw_lr) if stage == "sft" else (c.training.muon_lr, c.training.adamw_lr)
         state = Learner(c, model, heads, *rates)
     silent = Silent()
-    learner.train(silent, c, state, batches.__getitem__, STEPS, lambda step: RATES[stage](step, STEPS), stage, trunk=stage != "mtp")
-    return silent.lines, dict(state.trunk.masters.named_parameters()), dict(state.mtp.masters.named_parameters()) if state.mtp else {}
+    learner.train(
+        silent,
+        c,
+        state,
+        batches.__getitem__,
+        STEPS,
+        lambda step: RATES[stage](step, STEPS),
+        stage,
+        trunk=stage != "mtp",
+    )
+    return (
+        silent.lines,
+        dict(state.trunk.masters.named_parameters()),
+        dict(state.mtp.masters.named_parameters()) if state.mtp else {},
+    )
 
 
-@pytest.mark.parametrize("stage, detach", STAGES, ids=lambda value: value if isinstance(value, str) else "detached" if value else "joint")
+@pytest.mark.parametrize(
+    "stage, detach", STAGES, ids=lambda value: value if isinstance(value, str) else "detached" if value else "joint"
+)
 def test_three_steps_are_the_small_recipe_s(start, stage, detach, tmp_path):
     """Weights and metrics of every stage, in float64, on 1, 2 and 4 ranks; the trunk of `mtp` does not move."""
     trunk, layers, batches = start
@@ -97,10 +124,20 @@ def test_three_steps_are_the_small_recipe_s(start, stage, detach, tmp_path):
     c = settings_of(detach)
     lines, wanted, heads = small(c, stage, trunk, layers, batches)
     moved = {name for name, x in wanted.items() if not torch.equal(x, trunk[name])}
-    assert moved == (set() if stage == "mtp" else set(wanted)) and all(not torch.equal(x, layers[name]) for name, x in heads.items())
+    assert moved == (set() if stage == "mtp" else set(wanted)) and all(
+        not torch.equal(x, layers[name]) for name, x in heads.items()
+    )
     for number, layout in enumerate(LAYOUTS):
         first, *_ = ranks(layout["dp"] * layout["cp"]).run(
-            layout, calls.phase, c, CONFIG, stage, trunk, None if stage == "cpt" else layers, batches, tmp_path / str(number)
+            layout,
+            calls.phase,
+            c,
+            CONFIG,
+            stage,
+            trunk,
+            None if stage == "cpt" else layers,
+            batches,
+            tmp_path / str(number),
         )
         seen = 0.0
         for found, line in zip(first[0], lines, strict=True):
@@ -122,11 +159,16 @@ def test_micro_batches_of_a_dense_network_change_nothing(start, tmp_path):
     config = replace(CONFIG, num_experts=0, intermediate_size=24)
     torch.manual_seed(2)
     trunk = {name: p.detach() for name, p in Transformer(config).double().named_parameters()}
-    layers = {name: p.detach() for name, p in MTP(config, MTPConfig(depth=2, intermediate_size=12)).double().named_parameters()}
+    layers = {
+        name: p.detach()
+        for name, p in MTP(config, MTPConfig(depth=2, intermediate_size=12)).double().named_parameters()
+    }
     found = []
     for rows in (4, 1):
         c, folder = settings_of(detach=False, micro_rows=rows), tmp_path / str(rows)
-        found.append(ranks(2).run(dict(dp=2, cp=1, ep=1), calls.phase, c, config, "sft", trunk, layers, batches, folder)[0])
+        found.append(
+            ranks(2).run(dict(dp=2, cp=1, ep=1), calls.phase, c, config, "sft", trunk, layers, batches, folder)[0]
+        )
     (lines, weights, heads), (others, *rest) = found
     for a, b in zip(lines, others, strict=True):
         close(a["loss"], b["loss"]), close(a["mtp_loss"], b["mtp_loss"])

@@ -28,7 +28,14 @@ from tests.mirror.layouts import EVERY, NAMES, close, play
 
 FOUR = [dict(dp=4, cp=1, ep=1), dict(dp=2, cp=2, ep=2), dict(dp=1, cp=4, ep=4), dict(dp=4, cp=1, ep=2)]
 CONFIG = Config.tiny(
-    40, hidden_size=16, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=8, num_experts=8, moe_intermediate_size=8
+    40,
+    hidden_size=16,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=8,
+    num_experts=8,
+    moe_intermediate_size=8,
 )
 STEPS, EXACT = 20, 4
 
@@ -76,15 +83,17 @@ def one_rank():
 @pytest.mark.parametrize("layout", FOUR, ids=str)
 @pytest.mark.parametrize("use_muon", [False, True], ids=["adamw", "muon"])
 def test_twenty_steps(start, one_rank, layout, use_muon):
-    """In float32 by the three-way rule: as near to float64 as one rank is, at most twice as far. In float64, for some steps, nothing shows of
-    the layout."""
+    """In float32 by the three-way rule: as near to float64 as one rank is, at most twice as far. In float64, for some
+    steps, nothing shows of the layout."""
     state, batches = start
     exact, theirs = (one_rank(state, batches, dtype, use_muon) for dtype in (torch.float64, torch.float32))
     assert exact[0][-1] < exact[0][0] - 0.1  # it learns
     for found, single, wanted in zip(flat(layout, state, batches, torch.float32, use_muon), theirs, exact, strict=True):
         assert excess(found, single, wanted) <= 1
     some = batches[:EXACT]
-    for found, wanted in zip(flat(layout, state, some, torch.float64, use_muon), one_rank(state, some, torch.float64, use_muon), strict=True):
+    for found, wanted in zip(
+        flat(layout, state, some, torch.float64, use_muon), one_rank(state, some, torch.float64, use_muon), strict=True
+    ):
         close(found, wanted)
 
 
@@ -252,13 +261,31 @@ def of_one_rank(path, mark):
 
 ELSEWHERE = filesystem._StorageInfo("../../elsewhere.distcp", 0, 10)
 CRAFTED = {
-    "a payload": (lambda path, mark: (path / ".metadata").write_bytes(pickle.dumps(Payload(mark))), "refers to '.*', which does not describe a"),
-    "a payload in the planner's data": (description(lambda found, mark: found.planner_data.update(y=Payload(mark))), "refers to"),
-    "a payload as a name": (description(lambda found, mark: found.storage_data.update({Payload(mark): 1})), "refers to"),
-    "bytes, not tensors": (bytes_that_dcp_would_unpickle, "refers to 'torch.distributed.checkpoint.metadata.BytesStorageMetadata'"),
+    "a payload": (
+        lambda path, mark: (path / ".metadata").write_bytes(pickle.dumps(Payload(mark))),
+        "refers to '.*', which does not describe a",
+    ),
+    "a payload in the planner's data": (
+        description(lambda found, mark: found.planner_data.update(y=Payload(mark))),
+        "refers to",
+    ),
+    "a payload as a name": (
+        description(lambda found, mark: found.storage_data.update({Payload(mark): 1})),
+        "refers to",
+    ),
+    "bytes, not tensors": (
+        bytes_that_dcp_would_unpickle,
+        "refers to 'torch.distributed.checkpoint.metadata.BytesStorageMetadata'",
+    ),
     "a payload in a shard": (in_the_shard, "cannot be read"),
-    "another folder": (description(lambda found, _: found.storage_data.update({next(iter(found.storage_data)): ELSEWHERE})), "of its folder"),
-    "a list": (lambda path, _: (path / ".metadata").write_bytes(pickle.dumps([1])), "describes something other than tensors"),
+    "another folder": (
+        description(lambda found, _: found.storage_data.update({next(iter(found.storage_data)): ELSEWHERE})),
+        "of its folder",
+    ),
+    "a list": (
+        lambda path, _: (path / ".metadata").write_bytes(pickle.dumps([1])),
+        "describes something other than tensors",
+    ),
     "one rank's": (of_one_rank, "is missing"),
 }
 
@@ -266,7 +293,9 @@ CRAFTED = {
 def committed(path):
     """The manifest of what the folder now holds: whoever crafts a file can write that too."""
     names = sorted(one.name for one in path.iterdir() if one.name != "manifest.json")
-    (path / "manifest.json").write_text(json.dumps({name: [(path / name).stat().st_size, checksum(path / name)] for name in names}))
+    (path / "manifest.json").write_text(
+        json.dumps({name: [(path / name).stat().st_size, checksum(path / name)] for name in names})
+    )
 
 
 @pytest.mark.parametrize("craft, message", CRAFTED.values(), ids=CRAFTED)
@@ -278,7 +307,9 @@ def test_a_crafted_checkpoint_runs_nothing(tmp_path, craft, message):
     committed(shelf.path(1))
     with pytest.raises(CheckpointError, match=message) as refused:
         shelf.load({"x": x})
-    assert "\n" not in str(refused.value) and str(shelf.path(1)) in str(refused.value) and not (tmp_path / "mark").exists()
+    assert (
+        "\n" not in str(refused.value) and str(shelf.path(1)) in str(refused.value) and not (tmp_path / "mark").exists()
+    )
     if craft is not in_the_shard:
         with pytest.raises(CheckpointError, match=message):
             shelf.names()
@@ -288,8 +319,15 @@ def test_an_optimiser_that_goes_on_has_its_count_where_its_weights_are():
     """The fused AdamW asks for it there."""
     model = torch.nn.Linear(2, 3, device="meta")
     optimizer = torch.optim.AdamW(model.parameters())
-    checkpoint.begun(model, [optimizer], [f"optimizer.model.{name}.{key}" for name in ("weight", "bias") for key in ("step", "exp_avg")])
-    assert all(x.device == p.device for p, values in optimizer.state.items() for x in values.values()) and len(optimizer.state) == 2
+    checkpoint.begun(
+        model,
+        [optimizer],
+        [f"optimizer.model.{name}.{key}" for name in ("weight", "bias") for key in ("step", "exp_avg")],
+    )
+    assert (
+        all(x.device == p.device for p, values in optimizer.state.items() for x in values.values())
+        and len(optimizer.state) == 2
+    )
 
 
 def test_on_one_rank_too_the_network_is_the_scaled_one(start, tmp_path):
@@ -304,11 +342,20 @@ def test_no_checkpoint(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "layout", [dict(dp=4, cp=1, ep=4), dict(dp=2, cp=2, ep=2), dict(dp=4, cp=1, ep=2), dict(dp=2, cp=1, ep=1), dict(dp=1, cp=1, ep=1)], ids=str
+    "layout",
+    [
+        dict(dp=4, cp=1, ep=4),
+        dict(dp=2, cp=2, ep=2),
+        dict(dp=4, cp=1, ep=2),
+        dict(dp=2, cp=1, ep=1),
+        dict(dp=1, cp=1, ep=1),
+    ],
+    ids=str,
 )
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
 def test_hugging_face_folders(layout, tied, tmp_path):
-    """Read by many ranks and written by them again, in files of at most 20 kB: the same bits, and transformers opens it."""
+    """Read by many ranks and written by them again, in files of at most 20 kB: the same bits, and transformers opens
+    it."""
     from dataclasses import replace
 
     from transformers import AutoModelForCausalLM
@@ -336,11 +383,15 @@ def test_a_folder_of_another_network_is_named(tmp_path):
 
 
 def test_metrics_of_a_training_that_goes_on_are_cut_back(tmp_path):
-    """To the step that it goes on from; what a kill tore goes with what is beyond. Lines that stay are the same to the last digit."""
+    """To the step that it goes on from; what a kill tore goes with what is beyond. Lines that stay are the same to the
+    last digit."""
     path = tmp_path / "metrics" / "cpt.jsonl"
     keep_lines(path, 3)
     assert path.read_text() == ""
-    lines = [json.dumps({"step": step, "loss": 0.1 / step, "norm": float("nan"), "rate": 1e-17}) + "\n" for step in (1, 2, 3, 4)]
+    lines = [
+        json.dumps({"step": step, "loss": 0.1 / step, "norm": float("nan"), "rate": 1e-17}) + "\n"
+        for step in (1, 2, 3, 4)
+    ]
     for rest in ("", '{"step": 5, "lo'):
         path.write_text("".join(lines) + rest)
         keep_lines(path, 3)

@@ -1,4 +1,5 @@
-"""The monitor on many ranks: it says what it says of a small run, changes no bit of the training, and goes on where a group of ranks died."""
+"""The monitor on many ranks: it says what it says of a small run, changes no bit of the training, and goes on where a
+group of ranks died."""
 
 import dataclasses
 
@@ -25,7 +26,10 @@ EAGER = Watch(learn=4, tolerance=0.01, error=0.5)
 
 def run_of(seed: int, steps: int, rollouts: int) -> list:
     """Records of a run that is broken from its middle on."""
-    return [[recorded(seed + step * rollouts + n, 0.9 * (step >= steps // 2) + 0.05) for n in range(rollouts)] for step in range(steps)]
+    return [
+        [recorded(seed + step * rollouts + n, 0.9 * (step >= steps // 2) + 0.05) for n in range(rollouts)]
+        for step in range(steps)
+    ]
 
 
 def small(records: list, prompts: int, watch: Watch) -> tuple[list, list, list]:
@@ -48,9 +52,12 @@ def alike(found: list, wanted: list) -> None:
 
 @settings(max_examples=6, deadline=None, derandomize=True, phases=(Phase.explicit, Phase.generate))
 @given(layouts, seeds, st.sampled_from([(8, 2), (7, 3), (4, 5)]), st.integers(0, 13), st.integers(0, 13))
-def test_full_runs_are_watched_like_small_ones_and_resumed_ones_like_all(tmp_path_factory, layout, seed, shape, killed, back):
-    """Metrics, alarms and lines on ranks are those of the small recipe, within 1e-10, wherever a group's rollouts lie. A group of ranks that goes on
-    from an earlier step logs what an undisturbed one logs, to the bit, and its journal has every step once."""
+def test_full_runs_are_watched_like_small_ones_and_resumed_ones_like_all(
+    tmp_path_factory, layout, seed, shape, killed, back
+):
+    """Metrics, alarms and lines on ranks are those of the small recipe, within 1e-10, wherever a group's rollouts lie.
+    A group of ranks that goes on from an earlier step logs what an undisturbed one logs, to the bit, and its journal
+    has every step once."""
     prompts, rollouts = shape
     records = run_of(seed % 1000, 14, prompts * rollouts)
     logged, said, journal = play(layout, watch_parts.looked, records, prompts, EAGER, tmp_path_factory.mktemp("whole"))
@@ -59,7 +66,13 @@ def test_full_runs_are_watched_like_small_ones_and_resumed_ones_like_all(tmp_pat
     assert said == lines and {"broken"} <= {alarm.statistic for alarm in alarms}
     assert [line["step"] for line in journal] == [*range(1, 15)]
     again, told, other = play(
-        layout, watch_parts.looked, records, prompts, EAGER, tmp_path_factory.mktemp("killed"), ((killed, min(killed, back)), (13, 12))
+        layout,
+        watch_parts.looked,
+        records,
+        prompts,
+        EAGER,
+        tmp_path_factory.mktemp("killed"),
+        ((killed, min(killed, back)), (13, 12)),
     )
     assert (again, other) == (logged, journal) and set(told) == set(said)
 
@@ -77,15 +90,33 @@ def test_watching_changes_no_bit(tmp_path_factory, layout, seed):
     how = (c, CONFIG, state, chains, rewards, records)
     figures, weights = play(layout, watch_parts.trained, *how, Watch(learn=1), tmp_path_factory.mktemp("watched"))
     plain, others = play(layout, watch_parts.trained, *how, None, tmp_path_factory.mktemp("plain"))
-    assert all(torch.equal(x, others[name]) for name, x in weights.items()) and not all(torch.equal(x, state[name]) for name, x in weights.items())
+    assert all(torch.equal(x, others[name]) for name, x in weights.items()) and not all(
+        torch.equal(x, state[name]) for name, x in weights.items()
+    )
     assert [{name: one[name] for name in other} for one, other in zip(figures, plain, strict=True)] == plain
-    assert "watch_length" in figures[0] and "evidence_length" in figures[-1] and not any("watch_length" in one for one in plain)
+    assert (
+        "watch_length" in figures[0]
+        and "evidence_length" in figures[-1]
+        and not any("watch_length" in one for one in plain)
+    )
     assert shortened(figures[0]) == plain[0] and shortened(figures[-1]) == plain[-1] | {"alarms": 0.0}
 
 
 def test_alarms_are_counted_in_what_is_left():
-    metrics = {"step": 3, "loss": 0.1, "watch_broken": 0.2, "alarm_at": 6.5, "alarm_broken": 1.0, "alarm_length": -1.0, "alarm_hacks": 0.0}
-    assert shortened(metrics | {"low_broken": 0.0, "high_broken": 0.1, "evidence_broken": 9.0}) == {"step": 3, "loss": 0.1, "alarms": 2.0}
+    metrics = {
+        "step": 3,
+        "loss": 0.1,
+        "watch_broken": 0.2,
+        "alarm_at": 6.5,
+        "alarm_broken": 1.0,
+        "alarm_length": -1.0,
+        "alarm_hacks": 0.0,
+    }
+    assert shortened(metrics | {"low_broken": 0.0, "high_broken": 0.1, "evidence_broken": 9.0}) == {
+        "step": 3,
+        "loss": 0.1,
+        "alarms": 2.0,
+    }
     assert shortened({"loss": 0.1, "lower": 2.0}) == {"loss": 0.1, "lower": 2.0}
 
 
@@ -101,6 +132,8 @@ def test_a_monitor_says_that_it_comes_late(tmp_path):
     for name, steps in {"whole": (0, 1), "late": (3, 4)}.items():
         (tmp_path / name).mkdir()
         for step in steps:
-            watching(Watcher(lambda groups: ({}, []), TOOLS, LONGEST, said.append), tmp_path / name, 1, 2)(step, [0, 1], played)
+            watching(Watcher(lambda groups: ({}, []), TOOLS, LONGEST, said.append), tmp_path / name, 1, 2)(
+                step, [0, 1], played
+            )
     late = "monitor: it begins with step {} of the run; watched.jsonl does not have all steps before"
     assert said == [late.format(4), late.format(4)]

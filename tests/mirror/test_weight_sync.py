@@ -1,4 +1,5 @@
-"""Versions that 1, 2 and 4 ranks write are what any other layout reads, bit for bit; and what is wrong with one rank, all say."""
+"""Versions that 1, 2 and 4 ranks write are what any other layout reads, bit for bit; and what is wrong with one rank,
+all say."""
 
 import random
 import threading
@@ -23,7 +24,14 @@ few = settings(max_examples=15, deadline=None, derandomize=True)
 
 
 def config(experts: int) -> Config:
-    shape = dict(hidden_size=16, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=8, intermediate_size=24)
+    shape = dict(
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        intermediate_size=24,
+    )
     return Config.tiny(40, **shape, num_experts=experts, num_experts_per_tok=2, moe_intermediate_size=8)
 
 
@@ -51,8 +59,8 @@ def test_written_by_one_layout_read_by_another(tmp_path_factory, writers, reader
 @few
 @given(layouts, layouts, seeds, st.sampled_from(["flip", "cut", "gone"]), st.sampled_from([None, 0]))
 def test_a_damaged_shard_is_found_by_every_layout(tmp_path_factory, writers, readers, seed, how, anchors):
-    """One file of version 2 is damaged. Ranks that do not need it hear of it, too. With an anchor there, all get the right bits by way of it;
-    without, all keep what they serve."""
+    """One file of version 2 is damaged. Ranks that do not need it hear of it, too. With an anchor there, all get the
+    right bits by way of it; without, all keep what they serve."""
     folder, shape, g = tmp_path_factory.mktemp("store"), config(4), random.Random(seed)
     play(writers, syncing.publish, str(folder), shape, seed, 3, 0, {"anchor_every": 100 if anchors is None else 2})
     path = g.choice(sorted((folder / "00000002").glob("delta-*")))
@@ -61,7 +69,9 @@ def test_a_damaged_shard_is_found_by_every_layout(tmp_path_factory, writers, rea
     if how == "gone":
         path.unlink()
     else:
-        path.write_bytes(data[:at] + (bytes([data[at] ^ g.randrange(1, 256)]) + data[at + 1 :] if how == "flip" else b""))
+        path.write_bytes(
+            data[:at] + (bytes([data[at] ^ g.randrange(1, 256)]) + data[at + 1 :] if how == "flip" else b"")
+        )
     served, state = play(readers, syncing.tried, str(folder), shape, 1, 2)
     assert served == (1 if anchors is None else 2)
     assert same(state, bits(syncing.versions(shape, seed, 3)[served]))
@@ -90,7 +100,8 @@ def test_ranks_share_the_rows():
 
 
 def test_readers_fetch_only_shards_that_hold_their_rows(tmp_path):
-    """Written by four ranks, with experts on their own ranks: a reader of one expert needs two of the four shards at most."""
+    """Written by four ranks, with experts on their own ranks: a reader of one expert needs two of the four shards at
+    most."""
     shape = config(4)
     play(dict(dp=4, cp=1, ep=4), syncing.publish, str(tmp_path), shape, 0, 2)
     parts = [part for part in syncing.Parted(shape, whole=True).parts() if ".experts.2." in part.name]
@@ -107,7 +118,11 @@ def test_the_fast_comparison_is_the_plain_one(seed, size, share):
     g = torch.Generator().manual_seed(seed)
     old, other = (torch.randint(-(2**15), 2**15, (size, 3), generator=g).to(torch.int16) for _ in range(2))
     new = torch.where(torch.rand(size, 3, generator=g) < share, other, old).view(torch.bfloat16)
-    for a, b in ((old.view(torch.bfloat16), new), (old.view(torch.bfloat16).T, new.T), (old.view(torch.bfloat16)[::2], new[::2])):
+    for a, b in (
+        (old.view(torch.bfloat16), new),
+        (old.view(torch.bfloat16).T, new.T),
+        (old.view(torch.bfloat16)[::2], new[::2]),
+    ):
         found, wanted = syncing.encoded(a, b)
         assert torch.equal(found[0], wanted[0]) and torch.equal(found[1], wanted[1])
         assert torch.equal(weight_sync.apply_delta(a, *found).view(torch.int16), b.contiguous().view(torch.int16))
@@ -123,7 +138,8 @@ def test_what_one_rank_cannot_do_all_say(tmp_path, rank):
 
 
 def test_a_resumed_trainer_publishes_the_same_again(tmp_path):
-    """It was killed after version 3 and its last checkpoint is of version 2: what it publishes again is what lies there already."""
+    """It was killed after version 3 and its last checkpoint is of version 2: what it publishes again is what lies there
+    already."""
     shape, folder = config(4), str(tmp_path)
     play(dict(dp=2, cp=1, ep=1), syncing.publish, folder, shape, 3, 4)
     play(dict(dp=1, cp=2, ep=2), syncing.publish, folder, shape, 3, 6, 2)
@@ -136,7 +152,9 @@ def test_rl_reads_its_samplers_weights_from_the_store(tmp_path, layout, n):
     """After the first version only differences travel; and what lies behind the last anchor goes."""
     sizes, exact, left = play(layout, syncing.loaded, str(tmp_path), config(4), 5, n)
     assert exact and max(sizes[1:]) < 0.5 * sizes[0]
-    assert left == (["00000025", "00000026", "readers"] if n > 25 else [*(f"{version:08d}" for version in range(n)), "readers"])
+    assert left == (
+        ["00000025", "00000026", "readers"] if n > 25 else [*(f"{version:08d}" for version in range(n)), "readers"]
+    )
 
 
 # Stores.
@@ -212,7 +230,8 @@ def one_part(values: torch.Tensor) -> list[ref.Part]:
 
 
 def test_a_version_that_is_started_has_the_weights_of_that_moment():
-    """The trainer goes on with the same tensors while a thread publishes them; bfloat16 ones, too, which need no rounding."""
+    """The trainer goes on with the same tensors while a thread publishes them; bfloat16 ones, too, which need no
+    rounding."""
     store, before = {}, torch.arange(12.0).bfloat16().view(4, 3)
     writer, weights, go_on = weight_sync.Writer(store), before.clone(), threading.Event()
     publish = writer.publish

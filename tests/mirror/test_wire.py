@@ -161,7 +161,8 @@ def test_who_does_not_know_the_token_is_not_heard():
 
 
 def test_no_frame_is_swallowed_with_the_token():
-    """Who speaks before the welcome is not one of us, though it knows the token: the line ends, and nothing of it is taken for said or lost."""
+    """Who speaks before the welcome is not one of us, though it knows the token: the line ends, and nothing of it is
+    taken for said or lost."""
     with of_this_machine() as at:
         hub = Hub(at)
         for behind in (b"x", b"", b"said too early"):

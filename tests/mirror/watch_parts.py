@@ -1,4 +1,5 @@
-"""What ranks are asked to do with a monitor beside RL. Every call gets the whole problem, takes this rank's part, and returns whole results."""
+"""What ranks are asked to do with a monitor beside RL. Every call gets the whole problem, takes this rank's part, and
+returns whole results."""
 
 import random
 from dataclasses import replace
@@ -32,7 +33,10 @@ LONGEST = 50
 def recorded(seed: int, breaking: float) -> Transcript:
     """A rollout of a few calls, each broken with this probability."""
     draw = random.Random(seed)
-    calls = [Call(draw.choice(TOOLS), wrote=draw.choice(("", "return 1\n")), valid=draw.random() >= breaking) for _ in range(draw.randint(0, 4))]
+    calls = [
+        Call(draw.choice(TOOLS), wrote=draw.choice(("", "return 1\n")), valid=draw.random() >= breaking)
+        for _ in range(draw.randint(0, 4))
+    ]
     return Transcript(tuple(Turn("assistant", calls=(call,)) for call in calls), tokens=draw.randint(1, 2 * LONGEST))
 
 
@@ -61,7 +65,9 @@ def trained(settings, config, state, chains, rewards, records, watch: Watch | No
     look = watching(watcher_of(watch, said), folder, settings.rl.prompts, settings.rl.rollouts) if watch else None
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for step in range(len(records) // len(chains)):
-        found = rl.sample_and_improve(settings, model, None, script, script, partial(rl.fetch, sampler, model), step, look=look)
+        found = rl.sample_and_improve(
+            settings, model, None, script, script, partial(rl.fetch, sampler, model), step, look=look
+        )
         optimizer.step()
         optimizer.zero_grad()
         sharding.rest(model)
@@ -69,16 +75,24 @@ def trained(settings, config, state, chains, rewards, records, watch: Watch | No
     return figures, {name: x.clone() for name, x in sharding.wholes(model)}
 
 
-def looked(records: list[list[Transcript]], prompts: int, watch: Watch, folder: Path, restarts: tuple[tuple[int, int], ...] = ()):
-    """What is logged of every step, what rank 0 has said, and the journal. A restart (end, begin) is a group of ranks that dies before step `end`;
-    the next group goes on from step `begin`."""
+def looked(
+    records: list[list[Transcript]],
+    prompts: int,
+    watch: Watch,
+    folder: Path,
+    restarts: tuple[tuple[int, int], ...] = (),
+):
+    """What is logged of every step, what rank 0 has said, and the journal. A restart (end, begin) is a group of ranks
+    that dies before step `end`; the next group goes on from step `begin`."""
     N = len(records[0])
     numbers, logged, said = rl.share(N).tolist(), {}, []
     spans = [*zip([0, *(begin for _, begin in restarts)], [*(end for end, _ in restarts), len(records)], strict=True)]
     for begin, end in spans:
         look = watching(watcher_of(watch, said), folder, prompts, N // prompts)
         for step in range(begin, end):
-            logged[step] = look(step, numbers, [Rollout(Chain([], finished=True), transcript=records[step][n]) for n in numbers])
+            logged[step] = look(
+                step, numbers, [Rollout(Chain([], finished=True), transcript=records[step][n]) for n in numbers]
+            )
     told = [said]
     if current().group("all").size > 1:
         dist.broadcast_object_list(told, 0)

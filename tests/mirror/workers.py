@@ -2,14 +2,16 @@
 
     ranks(4).run(dict(dp=2, cp=2), f, x, y)        f(x, y) on each of four ranks under that mesh → their results, by rank
 
-What is called must be importable in a fresh process: a function at the top level of a module beside this file. A rank that raises is
-reported with its traceback, and the others, which may wait for it in a collective, are started again with it.
+What is called must be importable in a fresh process: a function at the top level of a module beside this file. A rank
+that raises is reported with its traceback, and the others, which may wait for it in a collective, are started again
+with it.
 
-Ranks that only wait are hung; ranks that compute, or would if other processes let them, are not: what counts is their processor time.
-What is sent is copied: torch would share memory by file descriptors, one exchange with a thread of the sender for each tensor.
+Ranks that only wait are hung; ranks that compute, or would if other processes let them, are not: what counts is their
+processor time. What is sent is copied: torch would share memory by file descriptors, one exchange with a thread of the
+sender for each tensor.
 
-Each process group of gloo has a thread that wakes a hundred times a second: ranks end with the file whose tests asked for them, or they
-would take a tenth of a core while they wait.
+Each process group of gloo has a thread that wakes a hundred times a second: ranks end with the file whose tests asked
+for them, or they would take a tenth of a core while they wait.
 """
 
 import atexit
@@ -59,7 +61,8 @@ class Ranks:
         self.pipes, self.processes = [], []
 
     def run(self, layout: dict, call, *args) -> list:
-        """The results of all ranks. RuntimeError with the traceback of a rank that failed, or if none answers in time."""
+        """The results of all ranks. RuntimeError with the traceback of a rank that failed, or if none answers in
+        time."""
         if not self.processes:
             self.start()
         request = pickle.dumps((layout, call, args))
@@ -84,7 +87,9 @@ class Ranks:
                 if not fine:
                     others = self.hear(waiting)
                     self.stop()
-                    said = "\n".join(f"rank {r} of {self.n}, {layout}:\n{text}" for r, text in ((rank, results[rank]), *others))
+                    said = "\n".join(
+                        f"rank {r} of {self.n}, {layout}:\n{text}" for r, text in ((rank, results[rank]), *others)
+                    )
                     raise RuntimeError(said)
         return results
 

@@ -1,4 +1,5 @@
-"""No token older than the bound, no group lost, none trained twice; and what the virtual clock says where it can be computed by hand."""
+"""No token older than the bound, no group lost, none trained twice; and what the virtual clock says where it can be
+computed by hand."""
 
 import itertools
 import math
@@ -41,8 +42,8 @@ def audit(rules, journal):
 
 @given(st.integers(0, 2**32), st.integers(1, 4), st.integers(0, 3), st.integers(1, 5))
 def test_whatever_happens_in_whatever_order(seed, groups, staleness, steps):
-    """Groups start, end in any order with tokens of any versions since their start, are given up, and the service dies at any moment: it is
-    rebuilt from its journal, and a step that was not noted has not happened."""
+    """Groups start, end in any order with tokens of any versions since their start, are given up, and the service dies
+    at any moment: it is rebuilt from its journal, and a step that was not noted has not happened."""
     rng, rules = random.Random(seed), Rules(groups, staleness, steps)
     life, begun, taken = Life(rules), {}, None
     for _ in range(400):
@@ -67,7 +68,12 @@ def test_whatever_happens_in_whatever_order(seed, groups, staleness, steps):
     assert version == life.version <= steps and counts["trained"] == version * groups
     assert counts == Counter(life.state.values())
     again = Life(rules, life.journal)
-    assert (again.state, again.oldest, again.version, again.admissible) == (life.state, life.oldest, life.version, life.admissible)
+    assert (again.state, again.oldest, again.version, again.admissible) == (
+        life.state,
+        life.oldest,
+        life.version,
+        life.admissible,
+    )
 
 
 def test_what_cannot_follow_is_refused_and_changes_nothing():
@@ -131,7 +137,8 @@ def test_the_clock_of_a_synchronous_loop():
 
 
 def test_the_clock_one_step_off():
-    """Sampling hides behind training: 1 s before the first step, then 3 s each. Where sampling is longer, training hides."""
+    """Sampling hides behind training: 1 s before the first step, then 3 s each. Where sampling is longer, training
+    hides."""
     rules = Rules(groups=4, steps=5)
     out = simulate("one-step-off", rules, LOAD)
     assert out.steps == pytest.approx([4.0, 7.0, 10.0, 13.0, 16.0]) and out.token_ages == {0: 80, 1: 4 * 80}
@@ -140,18 +147,29 @@ def test_the_clock_one_step_off():
 
 
 def test_the_clock_of_shared_processors():
-    """At half speed while both compute, one step off gains nothing: 1 s alone, then 1 s of sampling and 3 s of training in 4 s."""
+    """At half speed while both compute, one step off gains nothing: 1 s alone, then 1 s of sampling and 3 s of training
+    in 4 s."""
     out = simulate("one-step-off", Rules(groups=4, steps=3), Load(**{**vars(LOAD), "shared": 0.5}))
     # 1 s, then 2 s side by side (sampling is done, 1 s of training too), then 2 s of training alone.
     assert out.steps[0] == pytest.approx(1 + 2 + 2) and out.steps[1] - out.steps[0] == pytest.approx(4.0)
 
 
 def test_a_speed_for_each_number_of_engines():
-    """Sampling takes 1 s on two engines or on one, training 3 s: beside it, two engines leave half the speed, one leaves 0.8 of it."""
+    """Sampling takes 1 s on two engines or on one, training 3 s: beside it, two engines leave half the speed, one
+    leaves 0.8 of it."""
 
     def first_two(groups, engines):
         speed = lambda decoding: {1: 0.8, 2: 0.5}[decoding]  # noqa: E731
-        load = Load(even(10), rollouts=2, slots=8, workers=engines, token_s=lambda rows: 0.1, train_s=3.0, swap_s=0.0, shared=speed)
+        load = Load(
+            even(10),
+            rollouts=2,
+            slots=8,
+            workers=engines,
+            token_s=lambda rows: 0.1,
+            train_s=3.0,
+            swap_s=0.0,
+            shared=speed,
+        )
         return simulate("one-step-off", Rules(groups=groups, steps=2), load).steps
 
     # 1 s alone; 2 s at half speed in which all is sampled; 2 s alone for what is left of the step; 3 s for the next.
@@ -161,8 +179,8 @@ def test_a_speed_for_each_number_of_engines():
 
 
 def test_in_flight_a_rollout_goes_on_with_new_weights():
-    """One group after the other, each 10 s long, a step of 3 s: in flight a rollout has tokens of several versions, and drains are not
-    needed."""
+    """One group after the other, each 10 s long, a step of 3 s: in flight a rollout has tokens of several versions, and
+    drains are not needed."""
     load = Load(**{**vars(LOAD), "turns": lambda group, rollout: [(20 if group % 2 else 100, 0.0)]})
     rules = Rules(groups=1, staleness=4, steps=8)
     drained, flown = (simulate(mode, rules, load) for mode in ("asynchronous", "in-flight"))
@@ -184,17 +202,31 @@ def test_in_flight_a_rollout_goes_on_with_new_weights():
 )
 def test_laws_of_the_virtual_clock(mode, seed, groups, staleness, steps, workers, latency, publish):
     rules = Rules(groups, staleness, steps)
-    load = Load(heavy_tailed(latency, seed), rollouts=3, slots=workers + seed % 9, workers=workers, train_s=0.5, publish_s=publish, shared=0.7)
+    load = Load(
+        heavy_tailed(latency, seed),
+        rollouts=3,
+        slots=workers + seed % 9,
+        workers=workers,
+        train_s=0.5,
+        publish_s=publish,
+        shared=0.7,
+    )
     out = simulate(mode, rules, load)
     bound = 0 if mode == "synchronous" else 1 if mode == "one-step-off" else staleness
     counts, version = audit(Rules(groups, bound, steps), out.journal)
-    assert version == steps == len(out.steps) and counts["trained"] == out.trained == steps * groups and counts["dropped"] == out.dropped
+    assert (
+        version == steps == len(out.steps)
+        and counts["trained"] == out.trained == steps * groups
+        and counts["dropped"] == out.dropped
+    )
     assert max(out.group_ages) <= bound and max(out.token_ages) <= bound and out.group_ages.total() == out.trained
     assert out.steps == sorted(out.steps) and out.seconds == pytest.approx(out.steps[-1])
     assert 0 <= out.trainer_idle <= 1 and 0 <= out.sampler_idle <= 1
     for who in ("trainer", *(f"worker {n}" for n in range(workers))):
         mine = [span for span in out.spans if span.who == who]
-        assert all(a.end <= b.start + 1e-9 for a, b in itertools.pairwise(mine)) and all(span.start < span.end for span in mine)
+        assert all(a.end <= b.start + 1e-9 for a, b in itertools.pairwise(mine)) and all(
+            span.start < span.end for span in mine
+        )
     again = simulate(mode, rules, load)
     assert again == out
 
@@ -209,11 +241,15 @@ def test_without_staleness_nobody_runs_ahead(seed, groups, latency):
 
 
 def test_waiting_is_what_asynchrony_hides():
-    """The study's pattern: with slow tools, in flight beats asynchronous beats synchronous; without tools there is little to gain."""
-    slow = {mode: simulate(mode, Rules(groups=8, steps=10), Load(heavy_tailed(0.5), slots=64)).seconds for mode in MODES}
+    """The study's pattern: with slow tools, in flight beats asynchronous beats synchronous; without tools there is
+    little to gain."""
+    slow = {
+        mode: simulate(mode, Rules(groups=8, steps=10), Load(heavy_tailed(0.5), slots=64)).seconds for mode in MODES
+    }
     assert slow["in-flight"] < slow["asynchronous"] < slow["one-step-off"] < slow["synchronous"]
     shared = [
-        simulate(mode, Rules(groups=8, steps=10), Load(heavy_tailed(0.0), slots=64, shared=0.6)).seconds for mode in ("synchronous", "in-flight")
+        simulate(mode, Rules(groups=8, steps=10), Load(heavy_tailed(0.0), slots=64, shared=0.6)).seconds
+        for mode in ("synchronous", "in-flight")
     ]
     assert shared[1] > 0.8 * shared[0]
 
@@ -223,8 +259,16 @@ def test_the_demonstration_names_measure_mode_and_latency():
     found = demo(config, lambda number, total, **row: said.append((number, total, row["latency"])))
     assert said == [(n, 8, 0.0 if n <= 4 else 0.5) for n in range(1, 9)]
     measures = {"steps_per_minute", "trainer_idle", "sampler_idle", "mean_age", "dropped"}
-    assert set(found) == {f"{measure}@{mode},{latency}" for measure in measures for mode in MODES for latency in ("0", "0.5")}
-    assert found["mean_age@synchronous,0.5"] == found["dropped@synchronous,0.5"] == 0 < found["mean_age@in-flight,0.5"] <= 2
+    assert set(found) == {
+        f"{measure}@{mode},{latency}" for measure in measures for mode in MODES for latency in ("0", "0.5")
+    }
+    assert (
+        found["mean_age@synchronous,0.5"]
+        == found["dropped@synchronous,0.5"]
+        == 0
+        < found["mean_age@in-flight,0.5"]
+        <= 2
+    )
     pace = [found[f"steps_per_minute@{mode},0.5"] for mode in MODES]
     assert pace[0] < pace[1] < pace[3] and found["sampler_idle@in-flight,0.5"] < found["sampler_idle@synchronous,0.5"]
     assert not demo(Demo(latencies=(0.0,), steps=0))["steps_per_minute@synchronous,0"]
@@ -239,7 +283,9 @@ def test_loads_that_make_no_sense():
 
 
 def test_weights_and_masks_by_hand():
-    log_ratio = torch.tensor([[0.0, math.log(3.0), math.log(0.5)], [math.log(4.0), math.log(4.0), -9.0]]).requires_grad_()
+    log_ratio = torch.tensor(
+        [[0.0, math.log(3.0), math.log(0.5)], [math.log(4.0), math.log(4.0), -9.0]]
+    ).requires_grad_()
     weights = truncated_ratios(log_ratio, cap=2.0)
     assert not weights.requires_grad and torch.allclose(weights[0], torch.tensor([1.0, 2.0, 0.5]))
     assert torch.allclose(truncated_ratios(log_ratio, math.inf)[0], torch.tensor([1.0, 3.0, 0.5]))
@@ -247,7 +293,10 @@ def test_weights_and_masks_by_hand():
     # Geometric means: 1.5 ** (1/3), and 4.
     assert sequence_mask(log_ratio, mask, 0.5, 2.0).tolist() == [[True] * 3, [False] * 3]
     assert sequence_mask(log_ratio, mask, 0.5, 4.01).tolist() == mask.tolist()
-    assert sequence_mask(log_ratio, mask, 0.5, 3.0).tolist() == [[True] * 3, [False] * 3]  # a mean over two tokens, not three
+    assert sequence_mask(log_ratio, mask, 0.5, 3.0).tolist() == [
+        [True] * 3,
+        [False] * 3,
+    ]  # a mean over two tokens, not three
     assert sequence_mask(log_ratio, torch.zeros(2, 3, dtype=torch.bool)).tolist() == [[False] * 3] * 2
     with pytest.raises(ValueError, match="cap must be positive"):
         truncated_ratios(log_ratio, 0.0)
@@ -256,8 +305,8 @@ def test_weights_and_masks_by_hand():
 
 
 def gradients(theta, first, second, reward, cap=None):
-    """Two tokens of three, the first drawn by weights `first`, the second by `second`: exact gradients at `theta`, by enumeration. On policy;
-    with the product of ratios; with each token's own ratio, capped; with none."""
+    """Two tokens of three, the first drawn by weights `first`, the second by `second`: exact gradients at `theta`, by
+    enumeration. On policy; with the product of ratios; with each token's own ratio, capped; with none."""
     theta = theta.clone().requires_grad_()
 
     def logp(w):
@@ -292,13 +341,21 @@ def test_only_the_product_of_ratios_is_exact(seed):
 
 
 def test_own_ratios_err_less_than_none():
-    """Over 200 policies whose two tokens are two updates and one update old: the relative error of the gradient, paired."""
+    """Over 200 policies whose two tokens are two updates and one update old: the relative error of the gradient,
+    paired."""
     gains = []
     for seed in range(200):
         g = torch.Generator().manual_seed(seed)
-        theta, step = torch.randn(12, dtype=torch.float64, generator=g), 0.2 * torch.randn(12, dtype=torch.float64, generator=g)
-        found = gradients(theta, theta - 2 * step, theta - step, torch.rand(3, 3, dtype=torch.float64, generator=g), cap=2.0)
-        error = {name: float((one - found["on policy"]).norm() / found["on policy"].norm()) for name, one in found.items()}
+        theta, step = (
+            torch.randn(12, dtype=torch.float64, generator=g),
+            0.2 * torch.randn(12, dtype=torch.float64, generator=g),
+        )
+        found = gradients(
+            theta, theta - 2 * step, theta - step, torch.rand(3, 3, dtype=torch.float64, generator=g), cap=2.0
+        )
+        error = {
+            name: float((one - found["on policy"]).norm() / found["on policy"].norm()) for name, one in found.items()
+        }
         gains.append(error["none"] - error["token"])
     gain = torch.tensor(gains)
     assert gain.mean() > 4 * gain.std() / len(gain) ** 0.5

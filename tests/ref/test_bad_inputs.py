@@ -19,7 +19,18 @@ from ref.self_summary import Chaining
 from tests.talks import chains_of, contexts_of
 
 INF, NAN = math.inf, math.nan
-FILES = ("kl", "dr_grpo", "length_penalty", "mtp", "engine/decoder", "cpt", "router_replay", "self_summary", "quant", "engine/sampler")
+FILES = (
+    "kl",
+    "dr_grpo",
+    "length_penalty",
+    "mtp",
+    "engine/decoder",
+    "cpt",
+    "router_replay",
+    "self_summary",
+    "quant",
+    "engine/sampler",
+)
 
 
 def load(name):
@@ -51,7 +62,15 @@ def test_lists_are_no_tensors(ref):
     refuses(r"rewards must be a float tensor of shape \[G, N\]; got a list", ref.dr_grpo.group_advantages, [[1.0, 2.0]])
     refuses("logp must be a float tensor.*got a list", ref.kl.token_kl, [0.0], zeros(1), "k1")
     refuses("scores must be a float tensor.*got a list", ref.router_replay.gates, [[0.0]], zeros(1, 1).long())
-    refuses(r"mask must be a tensor of shape \[1, 1\]; got a list", ref.dr_grpo.policy_loss, zeros(1, 1), zeros(1, 1), zeros(1), [[1]], budget=1)
+    refuses(
+        r"mask must be a tensor of shape \[1, 1\]; got a list",
+        ref.dr_grpo.policy_loss,
+        zeros(1, 1),
+        zeros(1, 1),
+        zeros(1),
+        [[1]],
+        budget=1,
+    )
     refuses(r"logp must be a float tensor of shape \[\]; got an int", ref.kl.token_kl, 1, zeros(()), "k1")
 
 
@@ -59,7 +78,11 @@ def test_lists_are_no_tensors(ref):
 
 
 TOKEN_KL = {
-    "broadcast": (zeros(2, 3), zeros(2, 1), r"ref_logp must be a float tensor of shape \[2, 3\]; got torch.float32 of shape \[2, 1\]"),
+    "broadcast": (
+        zeros(2, 3),
+        zeros(2, 1),
+        r"ref_logp must be a float tensor of shape \[2, 3\]; got torch.float32 of shape \[2, 1\]",
+    ),
     "shape": (zeros(2, 3), zeros(2, 4), r"ref_logp must be a float tensor of shape \[2, 3\]"),
     "dtype": (zeros(2).long(), zeros(2), r"logp must be a float tensor of shape \[2\]; got torch.int64 of shape \[2\]"),
     "reference dtype": (zeros(2), zeros(2).long(), "ref_logp must be a float tensor.*torch.int64"),
@@ -77,7 +100,11 @@ def test_token_kl(ref, logp, ref_logp, says):
 
 
 EXACT_KL = {
-    "broadcast": (zeros(2, 3), zeros(3), r"ref_logits must be a float tensor of shape \[2, 3\]; got torch.float32 of shape \[3\]"),
+    "broadcast": (
+        zeros(2, 3),
+        zeros(3),
+        r"ref_logits must be a float tensor of shape \[2, 3\]; got torch.float32 of shape \[3\]",
+    ),
     "dtype": (zeros(2, 3).long(), zeros(2, 3), r"logits must be a float tensor of shape \[2, V\]; got torch.int64"),
     "no dimension": (zeros(()), zeros(()), r"logits must be a float tensor of shape \[V\]"),
     "no vocabulary": (zeros(2, 0), zeros(2, 0), r"logits must be finite or −inf, with a finite one.*\[2, 0\]"),
@@ -132,9 +159,15 @@ def test_effort(ref):
 
 EXPERTS = torch.tensor([[0, 1], [2, 3]])
 REPLAY = {
-    "scores, dims": ({"scores": zeros(4)}, r"scores must be a float tensor of shape \[N, E\]; got torch.float32 of shape \[4\]"),
+    "scores, dims": (
+        {"scores": zeros(4)},
+        r"scores must be a float tensor of shape \[N, E\]; got torch.float32 of shape \[4\]",
+    ),
     "scores, dtype": ({"scores": zeros(2, 4).long()}, "scores must be a float tensor.*torch.int64"),
-    "replayed, dtype": ({"replayed": EXPERTS.float()}, r"replayed must be an int tensor of shape \[2, 2\]; got torch.float32"),
+    "replayed, dtype": (
+        {"replayed": EXPERTS.float()},
+        r"replayed must be an int tensor of shape \[2, 2\]; got torch.float32",
+    ),
     "replayed, tokens": ({"replayed": EXPERTS[:1]}, r"replayed must be an int tensor of shape \[2, 2\].*\[1, 2\]"),
     "one NaN": ({"scores": torch.tensor([[0.0, 1, 2, 3], [0, 1, NAN, 2]])}, "scores must be finite or -inf"),
     "alpha": ({"alpha": NAN}, "alpha must lie between 0 and 1, got nan"),
@@ -157,7 +190,11 @@ def test_indices_as_a_sampler_stores_them_are_replayed(ref):
 
 
 GATES = {
-    "fewer tokens": (zeros(2, 4), EXPERTS[:1], r"experts must be an int tensor of shape \[2, K\]; got torch.int64 of shape \[1, 2\]"),
+    "fewer tokens": (
+        zeros(2, 4),
+        EXPERTS[:1],
+        r"experts must be an int tensor of shape \[2, K\]; got torch.int64 of shape \[1, 2\]",
+    ),
     "dtype": (zeros(2, 4), EXPERTS.float(), "experts must be an int tensor.*torch.float32"),
     "scores, dtype": (zeros(2, 4).long(), EXPERTS, "scores must be a float tensor"),
     "out of range": (zeros(2, 4), EXPERTS + 1, "experts must name experts 0 to 3, got 1 to 4"),
@@ -201,7 +238,11 @@ def test_what_no_token_sampled_may_be_anything(ref):
 DIFFERING = {
     "no layers": ([], [], "ours and theirs must hold as many layers, got 0 and 0"),
     "layers": ([EXPERTS], [EXPERTS, EXPERTS], "as many layers, got 1 and 2"),
-    "tokens": ([EXPERTS], [EXPERTS[:1]], r"theirs\[0\] must be an int tensor of shape \[2, 2\]; got torch.int64 of shape \[1, 2\]"),
+    "tokens": (
+        [EXPERTS],
+        [EXPERTS[:1]],
+        r"theirs\[0\] must be an int tensor of shape \[2, 2\]; got torch.int64 of shape \[1, 2\]",
+    ),
     "experts": ([EXPERTS], [EXPERTS[:, :1]], r"theirs\[0\] must be an int tensor of shape \[2, 2\]"),
     "unlike layers": ([EXPERTS, EXPERTS[:1]], [EXPERTS, EXPERTS], r"ours\[1\] must be an int tensor of shape \[2, 2\]"),
     "dims": ([EXPERTS[0]], [EXPERTS[0]], r"ours\[0\] must be an int tensor of shape \[N, K\]"),
@@ -237,9 +278,15 @@ def network():
 
 ROWS = zeros(2, 6).long()
 NEXT_TOKEN = {
-    "ids, length": ({"ids": ROWS[:, :4]}, r"ids must be an int tensor of shape \[2, 6\]; got torch.int64 of shape \[2, 4\]"),
+    "ids, length": (
+        {"ids": ROWS[:, :4]},
+        r"ids must be an int tensor of shape \[2, 6\]; got torch.int64 of shape \[2, 4\]",
+    ),
     "ids, rows": ({"ids": ROWS[:1]}, r"ids must be an int tensor of shape \[2, 6\]"),
-    "ids, transposed": ({"ids": ROWS.t()}, r"ids must be an int tensor of shape \[2, 6\]; got torch.int64 of shape \[6, 2\]"),
+    "ids, transposed": (
+        {"ids": ROWS.t()},
+        r"ids must be an int tensor of shape \[2, 6\]; got torch.int64 of shape \[6, 2\]",
+    ),
     "ids, dtype": ({"ids": ROWS.float()}, "ids must be an int tensor.*torch.float32"),
     "ids, unknown": ({"ids": ROWS + 23}, "ids must be tokens 0 to 22; got 23 to 23"),
     "ids, ignored": ({"ids": ROWS - 100}, "ids must be tokens 0 to 22; got -100"),
@@ -251,9 +298,15 @@ NEXT_TOKEN = {
 }
 HIDDEN = {
     "hidden, dims": ({"hidden": zeros(6, 16)}, r"hidden must be a float tensor of shape \[B, T, 16\]"),
-    "hidden, width": ({"hidden": zeros(2, 6, 3)}, r"hidden must be a float tensor of shape \[B, T, 16\]; got .* \[2, 6, 3\]"),
+    "hidden, width": (
+        {"hidden": zeros(2, 6, 3)},
+        r"hidden must be a float tensor of shape \[B, T, 16\]; got .* \[2, 6, 3\]",
+    ),
     "hidden, NaN": ({"hidden": full(NAN, 2, 6, 16)}, "hidden must give finite log-probs"),
-    "hidden, NaN where nothing is scored": ({"hidden": full(NAN, 2, 6, 16), "doc": ROWS - 1}, "hidden must give finite log-probs"),
+    "hidden, NaN where nothing is scored": (
+        {"hidden": full(NAN, 2, 6, 16), "doc": ROWS - 1},
+        "hidden must give finite log-probs",
+    ),
 }
 
 
@@ -287,7 +340,9 @@ def test_pack(ref, change, says):
     refuses(says, ref.cpt.pack, **({"documents": [[1, 2, 3]], "length": 4} | change))
 
 
-@pytest.mark.parametrize("step, total, warmup, decay", [(10, 10, 2, 2), (-1, 10, 2, 2), (0, 0, 1, 1), (3, 10, -1, 2), (NAN, 9, 1, 1)])
+@pytest.mark.parametrize(
+    "step, total, warmup, decay", [(10, 10, 2, 2), (-1, 10, 2, 2), (0, 0, 1, 1), (3, 10, -1, 2), (NAN, 9, 1, 1)]
+)
 def test_wsd(ref, step, total, warmup, decay):
     refuses("step must lie in 0 … total − 1", ref.cpt.wsd, step, total, warmup, decay)
 
@@ -320,7 +375,15 @@ def test_a_vocabulary_without_room_for_bytes(ref):
 def test_codebase_nll(ref, change, says):
     tokenizer = ref.cpt.train_tokenizer(["abc"], 259)
     corpus = ref.cpt.Corpus({"a": "hello, hello, hello"})
-    shape = dict(hidden_size=16, num_hidden_layers=1, num_attention_heads=1, num_key_value_heads=1, head_dim=16, num_experts=0, intermediate_size=16)
+    shape = dict(
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        num_key_value_heads=1,
+        head_dim=16,
+        num_experts=0,
+        intermediate_size=16,
+    )
     model = Transformer(Config.tiny(259, **shape))
     refuses(says, ref.cpt.codebase_nll, model, tokenizer, corpus, **({"window": 8} | change))
     if change == {"batch": 0}:
@@ -369,9 +432,19 @@ def test_mtp_loss_of_nothing_is_zero(ref, network, nothing):
 @pytest.mark.parametrize(
     "prenorm, emb, doc, says",
     [
-        (zeros(2, 6, 8), zeros(2, 6, 16), None, r"prenorm must be a float tensor of shape \[B, T, 16\]; got .* \[2, 6, 8\]"),
+        (
+            zeros(2, 6, 8),
+            zeros(2, 6, 16),
+            None,
+            r"prenorm must be a float tensor of shape \[B, T, 16\]; got .* \[2, 6, 8\]",
+        ),
         (zeros(6, 16), zeros(6, 16), None, r"prenorm must be a float tensor of shape \[B, T, 16\]"),
-        (zeros(2, 6, 16), zeros(2, 4, 16), None, r"emb must be a float tensor of shape \[2, 6, 16\]; got .* \[2, 4, 16\]"),
+        (
+            zeros(2, 6, 16),
+            zeros(2, 4, 16),
+            None,
+            r"emb must be a float tensor of shape \[2, 6, 16\]; got .* \[2, 4, 16\]",
+        ),
         (zeros(2, 6, 16), zeros(2, 6, 16).long(), None, "emb must be a float tensor"),
         (zeros(2, 6, 16), zeros(2, 6, 16), ROWS[:1], r"doc must be an int tensor of shape \[2, 6\]"),
     ],
@@ -445,7 +518,11 @@ def test_decoding_with_weights_that_are_no_numbers(ref, network, temperature):
     for layers in (None, ref.mtp.MTP(broken.config)):
         decoder = ref.decoder.Decoder(broken, layers, temperature=temperature)
         decoder.feed([1, 2])
-        refuses("p must hold floating-point probabilities" if temperature else "model must give logits", decoder.generate, max_new=3)
+        refuses(
+            "p must hold floating-point probabilities" if temperature else "model must give logits",
+            decoder.generate,
+            max_new=3,
+        )
 
 
 # ------------------------------------------------------------------------ sampler
@@ -464,7 +541,11 @@ SAMPLE = {
 @pytest.mark.parametrize("greedy", [False, True])
 @pytest.mark.parametrize("change, says", SAMPLE.values(), ids=SAMPLE)
 def test_sample(change, says, greedy):
-    arguments = {"logits": torch.tensor([[0.0, -INF]] * 2), "temperature": 0.0 if greedy else 1.0, "u": torch.tensor([0.1, 0.9])}
+    arguments = {
+        "logits": torch.tensor([[0.0, -INF]] * 2),
+        "temperature": 0.0 if greedy else 1.0,
+        "u": torch.tensor([0.1, 0.9]),
+    }
     assert sample(**arguments)[0].tolist() == [0, 0]
     refuses(says, sample, **(arguments | change))
 
@@ -524,11 +605,15 @@ def test_spread(ref, advantages, says):
     refuses(says, ref.self_summary.spread, advantages, chains)
 
 
-@pytest.mark.parametrize("change", [{"trigger": NAN}, {"trigger": 2.5}, {"room": NAN}, {"longest_summary": None}], ids=str)
+@pytest.mark.parametrize(
+    "change", [{"trigger": NAN}, {"trigger": 2.5}, {"room": NAN}, {"longest_summary": None}], ids=str
+)
 def test_chaining(ref, change):
     settings = {"trigger": 20, "longest_summary": 4, "room": 3, "request": (1,)}
     ref.self_summary.Chaining(**settings)
-    refuses(f"{next(iter(change))} must be a whole number of at least", ref.self_summary.Chaining, **(settings | change))
+    refuses(
+        f"{next(iter(change))} must be a whole number of at least", ref.self_summary.Chaining, **(settings | change)
+    )
 
 
 class Talk:
@@ -587,21 +672,76 @@ QUANT = {
     ),
     "NVFP4 number": ("nvfp4_quantize", (3.0,), {}, "x must be a float tensor; got float"),
     "NVFP4 no axis": ("nvfp4_quantize", (zeros(()),), {}, r"x must have an axis -1; got shape \[\]"),
-    "NVFP4 nothing": ("nvfp4_quantize", (zeros(3, 0),), {}, r"the last axis of x must not be empty; got shape \[3, 0\]"),
+    "NVFP4 nothing": (
+        "nvfp4_quantize",
+        (zeros(3, 0),),
+        {},
+        r"the last axis of x must not be empty; got shape \[3, 0\]",
+    ),
     "NVFP4 scale": ("nvfp4_quantize", (zeros(4),), {"scale": "row"}, "scale must be token or tensor; got 'row'"),
-    "NVFP4 division": ("nvfp4_quantize", (zeros(4),), {"division": "exact"}, "division must be ieee or fast; got 'exact'"),
-    "NVFP4 blocks": ("nvfp4_dequantize", (codes8, bytes8, zeros(2, 1)), {}, r"blocks must be an int tensor of shape \[2, 5\]"),
-    "NVFP4 float32": ("nvfp4_dequantize", (codes8[:, :16], bytes8, zeros(2)), {}, r"scale must be a float tensor of shape \[2, 1\]; got .* \[2\]"),
-    "NVFP4 size": ("nvfp4_dequantize", (codes8[:, :16], bytes8, zeros(2, 1)), {"size": 30}, "size must be 32 or one less.*got 30"),
+    "NVFP4 division": (
+        "nvfp4_quantize",
+        (zeros(4),),
+        {"division": "exact"},
+        "division must be ieee or fast; got 'exact'",
+    ),
+    "NVFP4 blocks": (
+        "nvfp4_dequantize",
+        (codes8, bytes8, zeros(2, 1)),
+        {},
+        r"blocks must be an int tensor of shape \[2, 5\]",
+    ),
+    "NVFP4 float32": (
+        "nvfp4_dequantize",
+        (codes8[:, :16], bytes8, zeros(2)),
+        {},
+        r"scale must be a float tensor of shape \[2, 1\]; got .* \[2\]",
+    ),
+    "NVFP4 size": (
+        "nvfp4_dequantize",
+        (codes8[:, :16], bytes8, zeros(2, 1)),
+        {"size": 30},
+        "size must be 32 or one less.*got 30",
+    ),
     "FP8 one axis": ("blockwise_fp8_quantize", (zeros(4),), {}, r"x must have rows and columns.*got \[4\]"),
     "FP8 block": ("blockwise_fp8_quantize", (zeros(4, 4), (0, 4)), {}, r"block sizes must be at least 1.*\(0, 4\)"),
-    "FP8 scales": ("blockwise_fp8_dequantize", (codes8, zeros(1, 1)), {}, r"scale must be a float tensor of shape \[2, 1\]"),
+    "FP8 scales": (
+        "blockwise_fp8_dequantize",
+        (codes8, zeros(1, 1)),
+        {},
+        r"scale must be a float tensor of shape \[2, 1\]",
+    ),
     "format": ("rounded", (zeros(4), "int4"), {}, "form must be one of float32, .*; got 'int4'"),
-    "linear shapes": ("linear", (zeros(2, 3), zeros(4, 5)), {}, r"weight must be a float tensor of shape \[O, 3\]; got .* \[4, 5\]"),
-    "linear format": ("linear", (zeros(2, 3), zeros(4, 3), "fp4"), {}, "forward and backward must each be one of .*; got 'fp4'"),
-    "experts": ("grouped_linear", (zeros(2, 3), zeros(2, 4, 3), torch.tensor([1])), {}, r"ends must be an int tensor of shape \[2\]"),
-    "ends fall": ("grouped_linear", (zeros(2, 3), zeros(2, 4, 3), torch.tensor([3, 2])), {}, "ends must rise to the 2 tokens of x"),
-    "ends short": ("grouped_linear", (zeros(2, 3), zeros(2, 4, 3), torch.tensor([0, 1])), {}, "ends must rise to the 2 tokens of x"),
+    "linear shapes": (
+        "linear",
+        (zeros(2, 3), zeros(4, 5)),
+        {},
+        r"weight must be a float tensor of shape \[O, 3\]; got .* \[4, 5\]",
+    ),
+    "linear format": (
+        "linear",
+        (zeros(2, 3), zeros(4, 3), "fp4"),
+        {},
+        "forward and backward must each be one of .*; got 'fp4'",
+    ),
+    "experts": (
+        "grouped_linear",
+        (zeros(2, 3), zeros(2, 4, 3), torch.tensor([1])),
+        {},
+        r"ends must be an int tensor of shape \[2\]",
+    ),
+    "ends fall": (
+        "grouped_linear",
+        (zeros(2, 3), zeros(2, 4, 3), torch.tensor([3, 2])),
+        {},
+        "ends must rise to the 2 tokens of x",
+    ),
+    "ends short": (
+        "grouped_linear",
+        (zeros(2, 3), zeros(2, 4, 3), torch.tensor([0, 1])),
+        {},
+        "ends must rise to the 2 tokens of x",
+    ),
 }
 
 

@@ -1,5 +1,5 @@
-"""Prices by hand, what a group's advantage sees of them, and laws: bounded, monotone, blind to order where order does not matter. Beneath, the
-record of a rollout: comments, claims about tests, and what it says of them."""
+"""Prices by hand, what a group's advantage sees of them, and laws: bounded, monotone, blind to order where order does
+not matter. Beneath, the record of a rollout: comments, claims about tests, and what it says of them."""
 
 import math
 import time
@@ -34,7 +34,9 @@ def acted(*calls, last=DONE, **more):
 def test_by_hand():
     todos = (Todo("a", "open"), Todo("b", "started"), Todo("c", "done"), Todo("d", "cancelled"))
     commented = Call("write", "a.py", "# abcd\nx=1\n")  # 5 of 8 characters
-    one = acted(READ, (BROKEN, FAILED), commented, TEST, last=Turn("assistant", " "), todos=todos, lints=3, changed_lines=40)
+    one = acted(
+        READ, (BROKEN, FAILED), commented, TEST, last=Turn("assistant", " "), todos=todos, lints=3, changed_lines=40
+    )
     found = measures(one, 0.25)
     assert found == {
         "todos": 2.0,
@@ -49,7 +51,15 @@ def test_by_hand():
     }
     prices = Prices(0.02, 0.03, 0.01, 0.1, 0.2, 0.005, 0.001, 0.4, 0.08, free_comments=0.25)
     priced = behaviour(one, prices)
-    want = {"todos": -0.04, "broken": -0.03, "failed": -0.01, "silent": -0.1, "untrue": 0, "lints": -0.015, "diff": -0.04}
+    want = {
+        "todos": -0.04,
+        "broken": -0.03,
+        "failed": -0.01,
+        "silent": -0.1,
+        "untrue": 0,
+        "lints": -0.015,
+        "diff": -0.04,
+    }
     assert priced.parts == pytest.approx(want | {"comments": -0.2, "sequential": -0.06}, abs=1e-15)
     assert priced.total == pytest.approx(-0.495)
     assert rewarded(1.0, 0.1, priced) == pytest.approx(0.405)
@@ -70,7 +80,11 @@ def test_caps_by_hand():
     """More than the cap costs no more."""
     many = acted(*[BROKEN] * 9, *[FAILED] * 9, todos=(Todo("a", "open"),) * 9, lints=99, changed_lines=9999)
     found = behaviour(many, Prices(failed=0.01)).parts
-    assert found["broken"] == pytest.approx(-0.15) and found["failed"] == pytest.approx(-0.05) and found["todos"] == pytest.approx(-0.1)
+    assert (
+        found["broken"] == pytest.approx(-0.15)
+        and found["failed"] == pytest.approx(-0.05)
+        and found["todos"] == pytest.approx(-0.1)
+    )
     assert found["lints"] == pytest.approx(-0.05) and found["diff"] == pytest.approx(-0.05)
     assert Prices().most == pytest.approx(0.1 + 0.15 + 0 + 0.1 + 0.2 + 0.05 + 0.05 + 0.1 + 0.02)
 
@@ -128,7 +142,9 @@ def test_what_the_record_says_about_tests(calls, state):
     one = acted(*calls)
     assert suite_state(one) == state
     assert measures(one)["untrue"] == float(state != "passed"), "the last message claims that they pass"
-    assert not measures(replace(one, turns=(*one.turns[:-1], Turn("assistant", "I added one."))))["untrue"], "a message that claims nothing"
+    assert not measures(replace(one, turns=(*one.turns[:-1], Turn("assistant", "I added one."))))["untrue"], (
+        "a message that claims nothing"
+    )
 
 
 CLAIMS = {
@@ -206,7 +222,12 @@ call = st.builds(
     st.sampled_from([None, (0, 0), (1, 3), (3, 3)]),
 )
 turn = st.one_of(
-    st.builds(Turn, st.just("assistant"), st.sampled_from(["", "All tests pass.", "Done."]), st.lists(call, max_size=3).map(tuple)),
+    st.builds(
+        Turn,
+        st.just("assistant"),
+        st.sampled_from(["", "All tests pass.", "Done."]),
+        st.lists(call, max_size=3).map(tuple),
+    ),
     st.builds(Turn, st.sampled_from(["system", "user", "tool"]), st.sampled_from(["", "ok"])),
 )
 todo = st.builds(Todo, st.just("x"), st.sampled_from(["open", "started", "done", "cancelled"]))
@@ -238,8 +259,14 @@ def test_parts_are_bounded_and_add_up(one, prices):
 def test_a_price_of_zero_changes_nothing_and_a_higher_one_never_pays(one, prices, name):
     free, dear = (behaviour(one, replace(prices, **{name: price})) for price in (0.0, getattr(prices, name) + 1))
     assert free.parts[name] == 0 and dear.parts[name] <= behaviour(one, prices).parts[name]
-    assert {key: value for key, value in free.parts.items() if key != name} == {key: value for key, value in dear.parts.items() if key != name}
-    assert behaviour(one, Prices.free()).total == 0 and Prices.free() == Prices(*[0.0] * len(PRICES)) and Prices.free().most == 0
+    assert {key: value for key, value in free.parts.items() if key != name} == {
+        key: value for key, value in dear.parts.items() if key != name
+    }
+    assert (
+        behaviour(one, Prices.free()).total == 0
+        and Prices.free() == Prices(*[0.0] * len(PRICES))
+        and Prices.free().most == 0
+    )
 
 
 @given(transcripts, tables)
@@ -271,7 +298,10 @@ def test_order_matters_only_where_it_means_something(one, prices, random):
     todos, turns = list(one.todos), list(one.turns)
     random.shuffle(todos)
     random.shuffle(turns)
-    before, after = behaviour(one, prices).parts, behaviour(replace(one, todos=tuple(todos), turns=tuple(turns)), prices).parts
+    before, after = (
+        behaviour(one, prices).parts,
+        behaviour(replace(one, todos=tuple(todos), turns=tuple(turns)), prices).parts,
+    )
     for name in ("todos", "broken", "failed", "lints", "diff", "sequential"):
         assert before[name] == after[name]
     assert before["comments"] == pytest.approx(after["comments"], abs=1e-12)
@@ -285,10 +315,13 @@ groups = st.lists(transcripts, min_size=1, max_size=5)
 @given(groups, tables, st.lists(st.floats(-1, 1), min_size=5, max_size=5))
 @settings(max_examples=60)
 def test_the_advantage_is_the_sum_of_its_parts(ones, prices, outcomes):
-    """Dr. GRPO's advantage of the whole reward, length penalty and all, is that of outcome and effort plus what every behaviour adds."""
+    """Dr. GRPO's advantage of the whole reward, length penalty and all, is that of outcome and effort plus what every
+    behaviour adds."""
     group = [behaviour(one, prices) for one in ones]
     moved = group_parts(group)
-    effort = [0.01 * float(length_penalty(torch.tensor([float(one.tokens)], dtype=torch.float64), 0.01, 0.5)) for one in ones]
+    effort = [
+        0.01 * float(length_penalty(torch.tensor([float(one.tokens)], dtype=torch.float64), 0.01, 0.5)) for one in ones
+    ]
     rewards = [rewarded(outcome, cost, found) for outcome, cost, found in zip(outcomes, effort, group)]
     whole = group_advantages(torch.tensor([rewards], dtype=torch.float64))[0]
     rest = group_advantages(torch.tensor([[o - c for o, c in zip(outcomes, effort)]], dtype=torch.float64))[0]
@@ -348,9 +381,12 @@ def test_the_demonstration_ranks_habits_and_a_shared_fault_moves_nothing():
     assert sum(advantages) == pytest.approx(0) and advantages[0] > 0 > advantages[3]
 
 
-@pytest.mark.parametrize("text", ['"' + '\\"' * 20_000, "'" * 20_001, "$" * 20_000, "f'{" * 10_000, "x = 'a\n# b\n" * 5000, "1_" * 20_000])
+@pytest.mark.parametrize(
+    "text", ['"' + '\\"' * 20_000, "'" * 20_001, "$" * 20_000, "f'{" * 10_000, "x = 'a\n# b\n" * 5000, "1_" * 20_000]
+)
 def test_no_text_of_a_policy_holds_who_reads_its_comments(text):
-    """A quote that is never closed was looked for anew from every letter of its line: 26 seconds for 40,000 characters."""
+    """A quote that is never closed was looked for anew from every letter of its line: 26 seconds for 40,000
+    characters."""
     since = time.thread_time()
     share = comment_share([text])
     claims_tests_pass(text)

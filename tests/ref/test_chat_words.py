@@ -1,5 +1,5 @@
-"""What a template leaves out of a chat is named, and what is trained on is what transformers gives: the templates that TRL's wheel carries as
-published, and small ones that lose a part each."""
+"""What a template leaves out of a chat is named, and what is trained on is what transformers gives: the templates that
+TRL's wheel carries as published, and small ones that lose a part each."""
 
 import importlib.util
 import re
@@ -19,13 +19,16 @@ from tests.chats import spoken
 
 FOLDER = Path(importlib.util.find_spec("trl").submodule_search_locations[0]) / "chat_templates"
 PUBLISHED = {path.stem: path.read_text(encoding="utf-8") for path in sorted(FOLDER.glob("*.jinja"))}
-NAMES = re.compile(r"<\|[a-zA-Z_0-9]+\|>|<[a-z_]+\|>|<\|[a-z_]+>|<｜[^｜'\"]+｜>|<end_of_turn>|<start_of_turn>|\[/?[A-Z_]+\]")
+NAMES = re.compile(
+    r"<\|[a-zA-Z_0-9]+\|>|<[a-z_]+\|>|<\|[a-z_]+>|<｜[^｜'\"]+｜>|<end_of_turn>|<start_of_turn>|\[/?[A-Z_]+\]"
+)
 TAGS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
 
 
 @lru_cache
 def loaded(source):
-    """A tokenizer with the control tokens that a template writes, as transformers has it, and the template. Tags are not special, as in Qwen3."""
+    """A tokenizer with the control tokens that a template writes, as transformers has it, and the template. Tags are
+    not special, as in Qwen3."""
     from transformers import PreTrainedTokenizerFast
 
     tokenizer = chats.bytes_tokenizer(control=tuple(sorted({*NAMES.findall(source), "<|bos|>", "<|eos|>"})))
@@ -40,13 +43,28 @@ def call(number, **arguments):
     return {"id": f"c{number}", "type": "function", "function": {"name": f"tool{number}", "arguments": arguments}}
 
 
-TOOLS = [{"type": "function", "function": {"name": "tool1", "description": "d", "parameters": {"type": "object", "properties": {}}}}]
+TOOLS = [
+    {
+        "type": "function",
+        "function": {"name": "tool1", "description": "d", "parameters": {"type": "object", "properties": {}}},
+    }
+]
 ASKED, FIRST, SECOND = ("u", "ASK"), call(1, path="PATH1"), call(2, path="PATH2")
 CASES = {
     "plain": [("s", "SYS"), ASKED, ("a", "ANSWER")],
     "two turns": [ASKED, ("a", "FIRST"), ("u", "MORE"), ("a", "ANSWER")],
-    "call": [ASKED, ("a", {"content": None, "tool_calls": [FIRST]}), ("t", {"content": "RESULT", "tool_call_id": "c1"}), ("a", "ANSWER")],
-    "call and text": [ASKED, ("a", {"content": "LOOK", "tool_calls": [FIRST]}), ("t", {"content": "RESULT", "tool_call_id": "c1"}), ("a", "ANSWER")],
+    "call": [
+        ASKED,
+        ("a", {"content": None, "tool_calls": [FIRST]}),
+        ("t", {"content": "RESULT", "tool_call_id": "c1"}),
+        ("a", "ANSWER"),
+    ],
+    "call and text": [
+        ASKED,
+        ("a", {"content": "LOOK", "tool_calls": [FIRST]}),
+        ("t", {"content": "RESULT", "tool_call_id": "c1"}),
+        ("a", "ANSWER"),
+    ],
     "calls": [
         ASKED,
         ("a", {"content": None, "tool_calls": [FIRST, SECOND]}),
@@ -61,7 +79,8 @@ CASES = {
 
 
 def test_published_templates_lose_nothing_silently():
-    """72 templates × 8 conversations: the ids of transformers, or a reason that names the message. Every word in capitals stands in the text."""
+    """72 templates × 8 conversations: the ids of transformers, or a reason that names the message. Every word in
+    capitals stands in the text."""
     counts, other = Counter(), []
     for name, source in PUBLISHED.items():
         tokenizer, theirs, render = loaded(source)
@@ -82,7 +101,9 @@ def test_published_templates_lose_nothing_silently():
             assert all(any(word in text for text in learned) for word in own), (name, case, learned)
             assert not any(word in text for text in learned for word in words - own), (name, case, learned)
             try:
-                wanted = theirs.apply_chat_template([m.plain() for m in chat.messages], tools=tools or None, chat_template=source)["input_ids"]
+                wanted = theirs.apply_chat_template(
+                    [m.plain() for m in chat.messages], tools=tools or None, chat_template=source
+                )["input_ids"]
             except Exception:  # it leaves null contents out, which two templates ask for
                 other.append((name, case))
             else:
@@ -95,9 +116,11 @@ def test_published_templates_lose_nothing_silently():
 BODY = (
     "{%- if tools -%}{{- '<|im_start|>system\\n' + tools | tojson + '<|im_end|>\\n' -}}{%- endif -%}"
     "{%- for m in messages -%}{{- '<|im_start|>' + m.role + '\\n' -}}"
-    "{%- if m.reasoning_content -%}{{- '<think>' + m.reasoning_content + '</think>' -}}{%- endif -%}{{- m.content or '' -}}"
+    "{%- if m.reasoning_content -%}{{- '<think>' + m.reasoning_content + '</think>' -}}{%- endif "
+    "-%}{{- m.content or '' -}}"
     "{%- for c in m.tool_calls or [] -%}{{- '<tool_call>' + c.function | tojson + '</tool_call>' -}}{%- endfor -%}"
-    "{{- '<|im_end|>\\n' -}}{%- endfor -%}{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}"
+    "{{- '<|im_end|>\\n' -}}{%- endfor -%}{%- if add_generation_prompt -%}{{- "
+    "'<|im_start|>assistant\\n' -}}{%- endif -%}"
 )
 """Writes everything."""
 OURS = {
@@ -110,7 +133,9 @@ OURS = {
     "first call": BODY.replace("m.tool_calls or []", "(m.tool_calls or [])[:1]"),
     "names of calls": BODY.replace("c.function | tojson", "c.function.name"),
     "arguments of calls": BODY.replace("c.function | tojson", "c.function.arguments | tojson"),
-    "first argument": BODY.replace("c.function | tojson", "c.function.name ~ (c.function.arguments.items() | list)[:1]"),
+    "first argument": BODY.replace(
+        "c.function | tojson", "c.function.name ~ (c.function.arguments.items() | list)[:1]"
+    ),
     "calls instead of text": BODY.replace("m.content or ''", "m.content or '' if not m.tool_calls else ''"),
     "stripped": BODY.replace("m.content or ''", "(m.content or '') | trim"),
     "first word": BODY.replace("m.content or ''", "(m.content or '').split(' ')[0]"),
@@ -118,7 +143,9 @@ OURS = {
     "no thought in the content": BODY.replace("m.content or ''", "(m.content or '').split('</think>')[-1]"),
     "no spaces": BODY.replace("m.content or ''", "(m.content or '').replace(' ', '')"),
     "no first message": BODY.replace("messages -%}", "messages[1:] -%}"),
-    "default system": BODY.replace("{%- for m in messages", "{{- '<|im_start|>system\\nHelp.<|im_end|>\\n' -}}{%- for m in messages"),
+    "default system": BODY.replace(
+        "{%- for m in messages", "{{- '<|im_start|>system\\nHelp.<|im_end|>\\n' -}}{%- for m in messages"
+    ),
     "date": BODY.replace("{%- for m in messages", "{{- strftime_now('%d %b %Y') -}}{%- for m in messages"),
     "marked": chats.MARKED,
 }
@@ -139,7 +166,11 @@ PIECES = [
     "<b>",
 ]
 texts = st.lists(st.sampled_from(PIECES), max_size=4).map("".join)
-values = st.recursive(texts | st.none() | st.booleans() | st.integers(-9, 99) | st.floats(-9, 9), lambda x: st.lists(x, max_size=2), max_leaves=3)
+values = st.recursive(
+    texts | st.none() | st.booleans() | st.integers(-9, 99) | st.floats(-9, 9),
+    lambda x: st.lists(x, max_size=2),
+    max_leaves=3,
+)
 arguments = st.dictionaries(st.sampled_from(["path", "n", "é"]), values, max_size=2)
 calls = st.lists(st.tuples(st.sampled_from(["read", "f"]), arguments), min_size=1, max_size=2)
 
@@ -150,7 +181,10 @@ def conversations(draw):
     for _ in range(draw(st.integers(1, 2))):
         turns.append(("u", {"content": draw(texts)}))
         while draw(st.booleans()):
-            items = [{"id": f"c{k}", "function": {"name": name, "arguments": given}} for k, (name, given) in enumerate(draw(calls))]
+            items = [
+                {"id": f"c{k}", "function": {"name": name, "arguments": given}}
+                for k, (name, given) in enumerate(draw(calls))
+            ]
             turns.append(("a", {"content": draw(st.none() | texts), "tool_calls": items}))
             turns += [("t", {"content": draw(texts), "tool_call_id": item["id"]}) for item in items]
         turns.append(("a", {"content": draw(texts)}))
@@ -179,14 +213,18 @@ def with_needles(messages):
         parts = {key: message[key] for key in ("content", "reasoning_content") if message.get(key) is not None}
         changed = list(swapped(parts))
         for n, item in enumerate(calls := message.get("tool_calls") or []):
-            changed += [{"tool_calls": [*calls[:n], item | {"function": new}, *calls[n + 1 :]]} for new in swapped(item["function"])]
+            changed += [
+                {"tool_calls": [*calls[:n], item | {"function": new}, *calls[n + 1 :]]}
+                for new in swapped(item["function"])
+            ]
         yield from ((k, [*messages[:k], message | part, *messages[k + 1 :]]) for part in changed)
 
 
 @settings(max_examples=100)
 @given(st.sampled_from([*OURS, *PUBLISHED]), conversations())
 def test_the_ids_of_transformers_or_a_reason(name, chat):
-    """Whatever is said, called and thought. A part that is replaced by a needle has the needle in the text: nothing was lost."""
+    """Whatever is said, called and thought. A part that is replaced by a needle has the needle in the text: nothing was
+    lost."""
     source = OURS.get(name) or PUBLISHED[name]
     tokenizer, theirs, render = loaded(source)
     try:
@@ -202,12 +240,17 @@ def test_the_ids_of_transformers_or_a_reason(name, chat):
     last = contexts[-1][0].tolist()
     users = [item for message in plain if message["role"] != "assistant" for item in message.values()]
     if not any(tag in item for item in users for tag in TAGS) and "<|im_end|>" not in str(plain):
-        sides = [[{key: x for key, x in m.items() if drop is False or x is not None} for m in plain[: learned[-1] + 1]] for drop in (True, False)]
+        sides = [
+            [{key: x for key, x in m.items() if drop is False or x is not None} for m in plain[: learned[-1] + 1]]
+            for drop in (True, False)
+        ]
         wanted = []
         for messages in sides:
             try:
                 wanted.append(tokenizer.encode(render(messages, tools, False)[0], add_special_tokens=False).ids)
-                wanted.append(theirs.apply_chat_template(messages, tools=tools or None, chat_template=source)["input_ids"])
+                wanted.append(
+                    theirs.apply_chat_template(messages, tools=tools or None, chat_template=source)["input_ids"]
+                )
             except Exception:
                 continue
         assert last in wanted
@@ -218,7 +261,13 @@ def test_the_ids_of_transformers_or_a_reason(name, chat):
         texts = []
         for drop in (True, False):
             try:
-                texts.append(render([{key: x for key, x in m.items() if not drop or x is not None} for m in messages[:count]], tools, False)[0])
+                texts.append(
+                    render(
+                        [{key: x for key, x in m.items() if not drop or x is not None} for m in messages[:count]],
+                        tools,
+                        False,
+                    )[0]
+                )
             except ValueError:
                 continue
         assert not texts or any("NEEDLE" in text for text in texts), (k, messages[k], texts)
@@ -239,15 +288,32 @@ def test_the_ids_of_transformers_or_a_reason(name, chat):
             [ASKED, ("a", {"tool_calls": [call(1, a=True, b=None)]})],
             "message 2: the chat template leaves out an argument's name: 'b'",
         ),
-        ("calls instead of text", CASES["call and text"], "message 2: the chat template leaves out its content: 'LOOK'"),
+        (
+            "calls instead of text",
+            CASES["call and text"],
+            "message 2: the chat template leaves out its content: 'LOOK'",
+        ),
         ("first word", [("u", "fix it now"), ("a", "ok")], "message 1: the chat template leaves out its content: 'it'"),
-        ("first characters", [ASKED, ("a", "ok then")], "message 2: the chat template decides by the spelling of its words"),
+        (
+            "first characters",
+            [ASKED, ("a", "ok then")],
+            "message 2: the chat template decides by the spelling of its words",
+        ),
         ("no spaces", [("u", "fix it now"), ("a", "ok")], "message 1: the chat template leaves out its content: 'it'"),
-        ("no thought in the content", CASES["thought in content"], "message 2: the chat template leaves out its content: '</think>'"),
+        (
+            "no thought in the content",
+            CASES["thought in content"],
+            "message 2: the chat template leaves out its content: '</think>'",
+        ),
         ("no first message", CASES["two turns"], "message 1: the chat template leaves out its content: 'ASK'"),
         (
             "no thoughts",
-            [*CASES["two turns"][:1], ("a", {"content": "A", "reasoning_content": "HMM", "weight": 0}), ASKED, ("a", "B")],
+            [
+                *CASES["two turns"][:1],
+                ("a", {"content": "A", "reasoning_content": "HMM", "weight": 0}),
+                ASKED,
+                ("a", "B"),
+            ],
             "thought: 'HMM'",
         ),
     ],
@@ -263,7 +329,12 @@ def test_what_is_left_out_is_named(name, turns, why):
 
 def test_thoughts_that_a_template_drops_from_earlier_turns_are_learned_in_their_own():
     tokenizer, _, render = loaded(OURS["thoughts of the last turn"])
-    thought = [ASKED, ("a", {"content": "A", "reasoning_content": "HMM"}), ("u", "x"), ("a", {"content": "B", "reasoning_content": "AHA"})]
+    thought = [
+        ASKED,
+        ("a", {"content": "A", "reasoning_content": "HMM"}),
+        ("u", "x"),
+        ("a", {"content": "B", "reasoning_content": "AHA"}),
+    ]
     assert chats.said(sft.tokens_and_mask(spoken(*thought), render, tokenizer), tokenizer) == [
         ["<think>HMM</think>A<|im_end|>"],
         ["<think>AHA</think>B<|im_end|>"],

@@ -40,7 +40,9 @@ def equal(a: Transformer, b: Transformer) -> bool:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
 @pytest.mark.parametrize("max_shard_bytes", [1, 1500, 2**30])
-@pytest.mark.parametrize("changes", [{}, {"tie_word_embeddings": False}, {"num_experts": 0}], ids=["moe", "untied", "dense"])
+@pytest.mark.parametrize(
+    "changes", [{}, {"tie_word_embeddings": False}, {"num_experts": 0}], ids=["moe", "untied", "dense"]
+)
 def test_what_is_saved_is_loaded(tmp_path, dtype, max_shard_bytes, changes):
     model = Transformer(Config.tiny(**{**{f: getattr(C, f) for f in C.__dataclass_fields__}, **changes})).to(dtype)
     save_hf(model, tmp_path / "m", max_shard_bytes=max_shard_bytes)
@@ -83,7 +85,14 @@ def test_config_is_what_both_generations_of_transformers_read(tmp_path, model):
 def test_old_configs_are_read(tmp_path, model):
     """transformers 4 wrote rope_theta beside the rest; transformers 5 writes num_local_experts."""
     save_hf(model, tmp_path / "m")
-    edit(tmp_path / "m", rope_parameters=None, rope_theta=1234.5, num_experts=None, num_local_experts=3, rope_scaling=None)
+    edit(
+        tmp_path / "m",
+        rope_parameters=None,
+        rope_theta=1234.5,
+        num_experts=None,
+        num_local_experts=3,
+        rope_scaling=None,
+    )
     assert load_hf(tmp_path / "m").config.rope_theta == 1234.5
 
 
@@ -161,7 +170,10 @@ def test_no_file_of_someone_else_goes(tmp_path, model):
     assert equal(load_hf(path), model) and load_extra(path) == {}
 
 
-@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "model-00001-of-00002.safetensors", "mtp/model.safetensors", "README.md"])
+@pytest.mark.parametrize(
+    "name",
+    ["config.json", "model.safetensors", "model-00001-of-00002.safetensors", "mtp/model.safetensors", "README.md"],
+)
 def test_a_folder_in_a_file_s_place_is_not_touched(tmp_path, model, name):
     path = tmp_path / "m"
     save_hf(model, path)
@@ -260,8 +272,14 @@ def test_a_file_in_the_way_is_not_touched(tmp_path, model):
 
 UNSUPPORTED = {
     "other model": ({"model_type": "gpt2"}, "model_type 'gpt2' is not supported"),
-    "yarn without a factor": ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "factor missing from the rope scaling of type 'yarn'"),
-    "dynamic": ({"rope_scaling": {"type": "dynamic", "factor": 4.0}, "rope_parameters": None}, "rope scaling of type 'dynamic'"),
+    "yarn without a factor": (
+        {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}},
+        "factor missing from the rope scaling of type 'yarn'",
+    ),
+    "dynamic": (
+        {"rope_scaling": {"type": "dynamic", "factor": 4.0}, "rope_parameters": None},
+        "rope scaling of type 'dynamic'",
+    ),
     "part rotation": ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "partial rotary"),
     "bias": ({"attention_bias": True}, "attention_bias"),
     "window": ({"use_sliding_window": True, "sliding_window": 128}, "sliding-window attention"),
@@ -305,7 +323,10 @@ JSON = st.recursive(
 )
 ROPES = st.fixed_dictionaries(
     {"rope_type": st.sampled_from(["default", "linear", "llama3", "yarn"]), "factor": st.integers(1, 8)},
-    optional={name: JSON for name in (*checkpoint.ROPE_NUMBERS[1:], "original_max_position_embeddings", "truncate", "rope_theta")},
+    optional={
+        name: JSON
+        for name in (*checkpoint.ROPE_NUMBERS[1:], "original_max_position_embeddings", "truncate", "rope_theta")
+    },
 )
 FIELDS = sorted(json.loads(checkpoint.write_config(dataclasses.asdict(C), torch.float32)))
 
@@ -319,7 +340,9 @@ FIELDS = sorted(json.loads(checkpoint.write_config(dataclasses.asdict(C), torch.
 def test_whatever_a_config_holds_it_is_read_or_refused_in_one_line(changes, rope, family):
     with tempfile.TemporaryDirectory() as folder:
         changes = changes if rope is None else {"rope_scaling": rope} | changes
-        record = json.loads(checkpoint.write_config(dataclasses.asdict(C), torch.float32)) | {"model_type": family} | changes
+        record = (
+            json.loads(checkpoint.write_config(dataclasses.asdict(C), torch.float32)) | {"model_type": family} | changes
+        )
         (Path(folder) / "config.json").write_text(json.dumps(record))
         try:
             config = config_of(folder)
@@ -387,10 +410,22 @@ FAULTS = {
     "half an index": (cut("model.safetensors.index.json", 0.5), "index.json is damaged"),
     "an index of paths": (reindex(lambda m: m.update({EXPERT: "../x"})), "index.json is damaged: weight_map"),
     "no shard": (remove("model-00002-of-00003.safetensors"), "model-00002-of-00003.safetensors is missing"),
-    "half a shard": (cut("model-00002-of-00003.safetensors", 0.5), "model-00002-of-00003.safetensors is damaged or truncated"),
-    "last byte": (cut("model-00003-of-00003.safetensors", 0.999), "model-00003-of-00003.safetensors is damaged or truncated"),
-    "empty shard": (cut("model-00001-of-00003.safetensors", 0), "model-00001-of-00003.safetensors is damaged or truncated"),
-    "tensor not where it should be": (retensor(lambda t: t.pop(EXPERT)), f"has no tensor {EXPERT}, but the index says it does"),
+    "half a shard": (
+        cut("model-00002-of-00003.safetensors", 0.5),
+        "model-00002-of-00003.safetensors is damaged or truncated",
+    ),
+    "last byte": (
+        cut("model-00003-of-00003.safetensors", 0.999),
+        "model-00003-of-00003.safetensors is damaged or truncated",
+    ),
+    "empty shard": (
+        cut("model-00001-of-00003.safetensors", 0),
+        "model-00001-of-00003.safetensors is damaged or truncated",
+    ),
+    "tensor not where it should be": (
+        retensor(lambda t: t.pop(EXPERT)),
+        f"has no tensor {EXPERT}, but the index says it does",
+    ),
     "tensor nowhere": (reindex(lambda m: m.pop(EXPERT)), f"tensor {EXPERT} missing"),
     "tensor of nobody": (
         reindex(lambda m: m.update(extra="model-00001-of-00003.safetensors")),
@@ -412,7 +447,10 @@ FAULTS = {
         retensor(lambda t: t.update({EXPERT: torch.full((6, 8), torch.nan)})),
         rf"tensor {EXPERT} holds weights that are NaN or infinite",
     ),
-    "an infinite weight": (retensor(lambda t: t[EXPERT][0, 0].fill_(-torch.inf)), rf"tensor {EXPERT} holds weights that are NaN or infinite"),
+    "an infinite weight": (
+        retensor(lambda t: t[EXPERT][0, 0].fill_(-torch.inf)),
+        rf"tensor {EXPERT} holds weights that are NaN or infinite",
+    ),
 }
 
 
@@ -444,7 +482,8 @@ def test_unreadable(tmp_path):
 
 
 def test_where_a_config_is_silent_transformers_defaults_hold(tmp_path, model):
-    """Shapes must be given; all else is what transformers takes it for: also that gates are not divided by their sum."""
+    """Shapes must be given; all else is what transformers takes it for: also that gates are not divided by their
+    sum."""
     save_hf(model, tmp_path / "m")
     silent = (
         "rms_norm_eps",
@@ -459,7 +498,9 @@ def test_where_a_config_is_silent_transformers_defaults_hold(tmp_path, model):
     edit(tmp_path / "m", **dict.fromkeys(silent))
     found = checkpoint.read_config(tmp_path / "m")
     record = json.loads((tmp_path / "m" / "config.json").read_text())
-    theirs = Qwen3MoeConfig(**{name: value for name, value in record.items() if name in checkpoint.SHAPE_FIELDS + checkpoint.MOE_FIELDS})
+    theirs = Qwen3MoeConfig(
+        **{name: value for name, value in record.items() if name in checkpoint.SHAPE_FIELDS + checkpoint.MOE_FIELDS}
+    )
     assert {name: found[name] for name in silent[:5]} == {name: getattr(theirs, name) for name in silent[:5]}
     assert found["rope_theta"] == theirs.rope_parameters["rope_theta"] == 10_000
     assert found["tie_word_embeddings"] is False and not theirs.tie_word_embeddings

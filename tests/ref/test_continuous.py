@@ -1,4 +1,5 @@
-"""Continuous batching samples what one conversation alone would, whoever joins, leaves, waits, or changes the weights beside it."""
+"""Continuous batching samples what one conversation alone would, whoever joins, leaves, waits, or changes the weights
+beside it."""
 
 import random
 from dataclasses import dataclass, field
@@ -51,11 +52,18 @@ class Talk:
 
     def reply(self, turn):
         self.heard.append(turn)
-        return [1 + (len(self.heard) + n) % 8 for n in range((self.size * len(self.heard)) % 12)] if len(self.heard) < self.turns else None
+        return (
+            [1 + (len(self.heard) + n) % 8 for n in range((self.size * len(self.heard)) % 12)]
+            if len(self.heard) < self.turns
+            else None
+        )
 
 
 def talks(rng, number):
-    return [Talk([rng.randrange(9) for _ in range(rng.randint(1, 9))], rng.randint(1, 4), rng.randint(0, 7)) for _ in range(number)]
+    return [
+        Talk([rng.randrange(9) for _ in range(rng.randint(1, 9))], rng.randint(1, 4), rng.randint(0, 7))
+        for _ in range(number)
+    ]
 
 
 def generators(number):
@@ -64,20 +72,33 @@ def generators(number):
 
 def alike(a, b):
     """Tokens, versions and experts to the last bit, log-probs to rounding."""
-    assert a.tokens.equal(b.tokens) and a.sampled.equal(b.sampled) and a.version.equal(b.version) and a.finished == b.finished
+    assert (
+        a.tokens.equal(b.tokens)
+        and a.sampled.equal(b.sampled)
+        and a.version.equal(b.version)
+        and a.finished == b.finished
+    )
     assert a.experts.equal(b.experts)
     assert torch.allclose(a.logp, b.logp, rtol=0, atol=1e-6)  # stored in float32
 
 
 @settings(max_examples=25)
-@given(st.integers(0, 2**32), st.integers(1, 8), st.integers(1, 14), st.integers(1, 50), st.sampled_from([0.0, 0.7, 1.0]), st.booleans())
+@given(
+    st.integers(0, 2**32),
+    st.integers(1, 8),
+    st.integers(1, 14),
+    st.integers(1, 50),
+    st.sampled_from([0.0, 0.7, 1.0]),
+    st.booleans(),
+)
 @example(0, 3, 2, 1, 1.0, False)
 @example(0, 3, 2, 2, 1.0, False)
 def test_the_same_tokens_as_one_by_one(seed, number, slots, max_len, temperature, dense):
     model = DENSE if dense else MODELS[0]
     one, many = talks(random.Random(seed), number), talks(random.Random(seed), number)
     alone = [
-        contexts_of(Sampler(model, torch.float64, 4), [talk], max_len, temperature, [g])[0] for talk, g in zip(one, generators(number), strict=True)
+        contexts_of(Sampler(model, torch.float64, 4), [talk], max_len, temperature, [g])[0]
+        for talk, g in zip(one, generators(number), strict=True)
     ]
     sampler = ContinuousSampler(model, torch.float64, 4)
     sampler.slots = slots
@@ -86,7 +107,9 @@ def test_the_same_tokens_as_one_by_one(seed, number, slots, max_len, temperature
     assert [talk.heard for talk in one] == [talk.heard for talk in many]
 
 
-LIMITS = st.fixed_dictionaries({}, optional={"turn_tokens": st.integers(1, 9), "tokens": st.integers(1, 60), "turns": st.integers(1, 3)})
+LIMITS = st.fixed_dictionaries(
+    {}, optional={"turn_tokens": st.integers(1, 9), "tokens": st.integers(1, 60), "turns": st.integers(1, 3)}
+)
 
 
 @settings(max_examples=20)
@@ -112,7 +135,9 @@ def test_a_turn_that_ends_with_its_context_is_cut_off(longest):
     found = []
     for kind in (Sampler, ContinuousSampler):
         engine = kind(MODELS[0], torch.float64).engine(1, 7)
-        slot = engine.add([1, 2, 3], [], torch.rand(7, dtype=torch.float64, generator=torch.Generator().manual_seed(0)), longest)
+        slot = engine.add(
+            [1, 2, 3], [], torch.rand(7, dtype=torch.float64, generator=torch.Generator().manual_seed(0)), longest
+        )
         while not engine.step():
             pass
         turn = engine.turn(slot)
@@ -121,7 +146,8 @@ def test_a_turn_that_ends_with_its_context_is_cut_off(longest):
 
 
 class Written:
-    """Notes, beside an engine, which version read which position of which slot, again and again where contexts are read again."""
+    """Notes, beside an engine, which version read which position of which slot, again and again where contexts are read
+    again."""
 
     def __init__(self, engine):
         self.engine, self.reader, inner = engine, {}, engine.ragged.step
@@ -135,7 +161,8 @@ class Written:
 
 
 def by_hand(rollout, readers, draws, temperature):
-    """Tokens and log-probs of one context whose position t was read with the weights of version readers[t], one token after the other."""
+    """Tokens and log-probs of one context whose position t was read with the weights of version readers[t], one token
+    after the other."""
     cache = KVCache(SHAPE, 1, len(draws), torch.float64)
     assert not rollout.sampled[len(readers) + 1 :].any() and sorted(readers) == [*range(len(readers))]
     for t in range(min(len(readers), len(rollout.tokens) - 1)):
@@ -150,7 +177,8 @@ def by_hand(rollout, readers, draws, temperature):
 @settings(max_examples=15)
 @given(st.integers(0, 2**32), st.integers(1, 6), st.integers(1, 20))
 def test_swaps_joins_waits_and_leaves(seed, slots, budget):
-    """An engine is driven at random. Every context, finished or taken out, is what its own tokens, draws and weights give, one by one."""
+    """An engine is driven at random. Every context, finished or taken out, is what its own tokens, draws and weights
+    give, one by one."""
     rng, max_len = random.Random(seed), 30
     engine = Continuous(Sampler(MODELS[0], torch.float64), slots, max_len, budget=budget)
     notes, held, left, over = Written(engine), {}, 0, set()
@@ -158,7 +186,9 @@ def test_swaps_joins_waits_and_leaves(seed, slots, budget):
         move = rng.choice(["step"] * 6 + ["join", "join", "answer", "answer", "leave", "load"])
         if move == "join" and engine.free_slots:
             (talk,) = talks(rng, 1)
-            draws = torch.rand(max_len, dtype=torch.float64, generator=torch.Generator().manual_seed(rng.randrange(2**32)))
+            draws = torch.rand(
+                max_len, dtype=torch.float64, generator=torch.Generator().manual_seed(rng.randrange(2**32))
+            )
             slot = engine.add(talk.prompt, [STOP], draws)
             notes.reader.pop(slot, None)
             held[slot] = talk, draws
@@ -184,7 +214,8 @@ def test_swaps_joins_waits_and_leaves(seed, slots, budget):
 @settings(max_examples=20)
 @given(st.integers(0, 2**32), st.integers(2, 5))
 def test_recomputed_contexts_are_the_new_weights_alone(seed, steps):
-    """After "recompute", the next token is what the new weights give for the whole context; "keep" gives something else."""
+    """After "recompute", the next token is what the new weights give for the whole context; "keep" gives something
+    else."""
     rng = random.Random(seed)
     talk, draws = talks(rng, 1)[0], torch.rand(30, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
     logps = {}
@@ -275,7 +306,8 @@ def test_what_is_refused():
 
 
 def test_a_full_seat_that_leaves_is_forgotten():
-    """A turn ends at the last position, and its answer does not fit. Before the next step would return the slot, it is given up."""
+    """A turn ends at the last position, and its answer does not fit. Before the next step would return the slot, it is
+    given up."""
     engine = Continuous(Sampler(MODELS[0], torch.float64), 1, 3)
     for number in range(500):
         draws = torch.rand(3, dtype=torch.float64, generator=torch.Generator().manual_seed(number))

@@ -16,7 +16,15 @@ from hypothesis import strategies as st
 from ref import cpt
 from ref.network import Config, Transformer, save_hf
 
-TINY = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, head_dim=16, num_experts=4, moe_intermediate_size=32)
+TINY = dict(
+    hidden_size=32,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+    head_dim=16,
+    num_experts=4,
+    moe_intermediate_size=32,
+)
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +88,11 @@ def test_files_come_in_alphabetical_order_of_their_paths(tmp_path):
 
 
 def test_one_folder_of_the_right_size_is_held_out():
-    files = {f"big/{i}.py": "x" * 1000 for i in range(90)} | {f"small/{i}.py": "y" * 1000 for i in range(4)} | {"top.py": "z" * 5000}
+    files = (
+        {f"big/{i}.py": "x" * 1000 for i in range(90)}
+        | {f"small/{i}.py": "y" * 1000 for i in range(4)}
+        | {"top.py": "z" * 5000}
+    )
     name, train, held = cpt.hold_out_codebase(cpt.Corpus(files), 0.04)
     assert name == "small" and set(held.files) == {f"small/{i}.py" for i in range(4)}
     assert set(train.files) | set(held.files) == set(files) and not set(train.files) & set(held.files)
@@ -90,7 +102,12 @@ def test_one_folder_of_the_right_size_is_held_out():
 def test_a_flat_corpus_is_split_by_files(n, share):
     files = {f"f{i:03}.py": f"text {i}" for i in range(n)}
     _, train, held = cpt.hold_out_codebase(cpt.Corpus(files), share)
-    assert train.files and held.files and {**train.files, **held.files} == files and not train.files.keys() & held.files.keys()
+    assert (
+        train.files
+        and held.files
+        and {**train.files, **held.files} == files
+        and not train.files.keys() & held.files.keys()
+    )
 
 
 @pytest.mark.parametrize("files", [{}, {"only.py": "x"}])
@@ -115,7 +132,8 @@ def test_special_tokens_come_first_and_are_single(tokenizer):
 
 @pytest.fixture(scope="module")
 def careless(tokenizer):
-    """The same tokenizer as others load it: special tokens in a text are control tokens to it, and it puts one before every text."""
+    """The same tokenizer as others load it: special tokens in a text are control tokens to it, and it puts one before
+    every text."""
     from tokenizers import Tokenizer
     from tokenizers.processors import TemplateProcessing
 
@@ -134,7 +152,10 @@ def test_text_is_only_text(tokenizer, careless, text):
     wanted = tokenizer.encode(text).ids
     assert min(wanted, default=3) >= len(cpt.SPECIAL_TOKENS)
     assert tokenizer.decode(wanted, skip_special_tokens=False) == tokenizer.decode(wanted) == text
-    assert cpt.as_text(careless).encode(text).ids == wanted and cpt.as_text(copy.deepcopy(tokenizer)).encode(text).ids == wanted
+    assert (
+        cpt.as_text(careless).encode(text).ids == wanted
+        and cpt.as_text(copy.deepcopy(tokenizer)).encode(text).ids == wanted
+    )
     assert careless.encode("<|agent|>").ids == [1, 2]  # nobody changed it
 
 
@@ -162,7 +183,9 @@ def test_a_tokenizer_json_cuts_and_pads_nothing(tokenizer, text):
     assert read.encode(text).ids == cpt.as_text(read).encode(text).ids and read.decode(read.encode(text).ids) == text
     assert len(made.encode("x" * 9).ids) == 9 and made.truncation is not None  # nobody changed it
     plain = read.encode(f"<think>{text}<h1>").ids
-    assert plain[0] != read.token_to_id("<think>") and plain[-1] == read.token_to_id("<h1>")  # a tag of HTML is no control token
+    assert plain[0] != read.token_to_id("<think>") and plain[-1] == read.token_to_id(
+        "<h1>"
+    )  # a tag of HTML is no control token
 
 
 def test_special_tokens_in_texts_are_text_to_the_trainer_too():
@@ -180,7 +203,9 @@ def test_packing_keeps_every_token_and_cuts_only_long_documents(documents, lengt
     ids, doc = cpt.pack(documents, length, pad=0, open_rows=open_rows)
     pieces = []
     for row, number in zip(ids, doc, strict=True):
-        assert all(a <= b or b == -1 for a, b in zip(number, number[1:], strict=False))  # documents in order, padding last
+        assert all(
+            a <= b or b == -1 for a, b in zip(number, number[1:], strict=False)
+        )  # documents in order, padding last
         pieces += [tuple(row[number == n]) for n in range(number.max() + 1)]
         assert (row[number < 0] == 0).all()
     expected = [tuple(d[i : i + length]) for d in documents for i in range(0, len(d), length)]
@@ -216,7 +241,8 @@ def test_schedule_rises_stays_and_falls(total, warmup, decay):
 
 
 def test_loss_by_hand():
-    """Uniform logits: every scored token costs ln V; the first token of each document and the padding are not scored."""
+    """Uniform logits: every scored token costs ln V; the first token of each document and the padding are not
+    scored."""
     model = Transformer(Config.tiny(50, **TINY))
     with torch.no_grad():
         model.embed_tokens.weight.zero_()
@@ -274,10 +300,13 @@ def test_descent_makes_the_scored_token_likelier_and_leaves_unscored_positions(n
 @given(seed=st.integers(0, 2**31), share=st.sampled_from([0.0, 0.1, 0.5, 1.0]))
 @settings(max_examples=15, deadline=None)
 def test_what_weighs_nothing_is_not_looked_at(network, seed, share):
-    """Loss and gradient are those of every position's log-prob times its weight, and hidden states of no weight may be anything."""
+    """Loss and gradient are those of every position's log-prob times its weight, and hidden states of no weight may be
+    anything."""
     generator = torch.Generator().manual_seed(seed)
     ids = torch.randint(0, 50, (3, 9), generator=generator)
-    weight = torch.rand(3, 9, dtype=torch.float64, generator=generator) * (torch.rand(3, 9, generator=generator) < share)
+    weight = torch.rand(3, 9, dtype=torch.float64, generator=generator) * (
+        torch.rand(3, 9, generator=generator) < share
+    )
     hidden = torch.randn(3, 9, 32, dtype=torch.float64, generator=generator).requires_grad_()
     all_of_them = network.head(hidden[:, :-1]).log_softmax(-1).gather(-1, ids[:, 1:, None])[..., 0]
     expected = -(all_of_them * weight[:, 1:]).sum()
@@ -287,7 +316,9 @@ def test_what_weighs_nothing_is_not_looked_at(network, seed, share):
     strange.requires_grad_()
     loss, count = cpt.next_token_loss(network, strange, ids, None, weight)
     loss.backward()
-    assert loss.item() == pytest.approx(expected.item(), rel=1e-6) and count == pytest.approx(weight[:, 1:].sum().item(), rel=1e-6)
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-6) and count == pytest.approx(
+        weight[:, 1:].sum().item(), rel=1e-6
+    )
     torch.testing.assert_close(strange.grad, slope, rtol=1e-6, atol=1e-9)
 
 
@@ -296,7 +327,8 @@ def test_what_weighs_nothing_is_not_looked_at(network, seed, share):
 
 @pytest.mark.parametrize("window, stride, batch", [(64, 32, 7), (64, 63, 4), (50, 1, 32), (4096, 2048, 2)])
 def test_codebase_nll_is_the_sum_transformers_gives_on_the_same_windows(tmp_path, tokenizer, window, stride, batch):
-    """On the source of a real package, `json`: each token under the window that the definition names, one forward pass each."""
+    """On the source of a real package, `json`: each token under the window that the definition names, one forward pass
+    each."""
     from transformers import AutoModelForCausalLM
 
     package = Path(json_package.__file__).parent
@@ -371,7 +403,10 @@ def test_the_window_moves_by_half_of_itself_unless_told_and_a_corpus_is_read_in_
     assert found.nll != cpt.codebase_nll(model, tokenizer, corpus, 48, 47).nll
 
 
-@pytest.mark.parametrize("total, warmup, decay, wanted", [(6, 2, 3, [1 / 2, 1, 1, 1, 2 / 3, 1 / 3]), (3, 0, 0, [1, 1, 1]), (2, 4, 0, [1 / 4, 1 / 2])])
+@pytest.mark.parametrize(
+    "total, warmup, decay, wanted",
+    [(6, 2, 3, [1 / 2, 1, 1, 1, 2 / 3, 1 / 3]), (3, 0, 0, [1, 1, 1]), (2, 4, 0, [1 / 4, 1 / 2])],
+)
 def test_schedule_by_hand(total, warmup, decay, wanted):
     assert [cpt.wsd(step, total, warmup, decay) for step in range(total)] == pytest.approx(wanted)
 

@@ -67,7 +67,9 @@ def test_values_and_gradients_are_those_of_the_mask(seed, rows, length, heads):
     found = attend_documents(q, k, v, documents(doc, where))
     torch.testing.assert_close(found, wanted, rtol=0, atol=1e-12)
     up = torch.randn(wanted.shape, generator=g, dtype=torch.float64)
-    for ours, theirs in zip(torch.autograd.grad(found, (q, k, v), up), torch.autograd.grad(wanted, (q, k, v), up), strict=True):
+    for ours, theirs in zip(
+        torch.autograd.grad(found, (q, k, v), up), torch.autograd.grad(wanted, (q, k, v), up), strict=True
+    ):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12 * (1 + float(theirs.abs().max())))
 
 
@@ -87,7 +89,9 @@ def test_bfloat16_is_as_close_as_with_a_mask():
     q, k, v = (torch.randn(2, 2, n, 16, generator=g, dtype=torch.float64) for n in (64, 128, 128))
     exact = explicit(q, k, v, visible(128, 0, doc, doc.device)[:, :, where])
     short = [x.bfloat16() for x in (q, k, v)]
-    masked = nn.functional.scaled_dot_product_attention(*short, visible(128, 0, doc, doc.device)[:, :, where], scale=1.0)
+    masked = nn.functional.scaled_dot_product_attention(
+        *short, visible(128, 0, doc, doc.device)[:, :, where], scale=1.0
+    )
     ours = attend_documents(*short, documents(doc, where))
     assert (ours - exact).abs().mean() <= 1.1 * (masked - exact).abs().mean()
 
@@ -118,10 +122,17 @@ def test_the_gpu_s_blocks_hold_all_that_is_seen(seed, rows, length):
     found = blocks(doc, where)
     assert found.seq_lengths == (len(where), length) and found.BLOCK_SIZE == (SPARSE, SPARSE)
     seen = (where[:, None] >= torch.arange(length)) & (doc[:, where, None] == doc[:, None])
-    tiles = torch.nn.functional.pad(seen, (0, -length % SPARSE, 0, -len(where) % SPARSE)).unflatten(2, (-1, SPARSE)).unflatten(1, (-1, SPARSE))
+    tiles = (
+        torch.nn.functional.pad(seen, (0, -length % SPARSE, 0, -len(where) % SPARSE))
+        .unflatten(2, (-1, SPARSE))
+        .unflatten(1, (-1, SPARSE))
+    )
     some, every = tiles.any(4).any(2), tiles.all(4).all(2)
     listed = {}
-    for name, number, index in (("partial", found.kv_num_blocks, found.kv_indices), ("whole", found.full_kv_num_blocks, found.full_kv_indices)):
+    for name, number, index in (
+        ("partial", found.kv_num_blocks, found.kv_indices),
+        ("whole", found.full_kv_num_blocks, found.full_kv_indices),
+    ):
         listed[name] = torch.zeros_like(some)
         for b, q in itertools.product(range(rows), range(some.shape[1])):
             listed[name][b, q, index[b, 0, q, : number[b, 0, q]].long()] = True

@@ -27,7 +27,14 @@ def double(*values):
 @pytest.mark.parametrize("baseline", ["mean", "leave_one_out"])
 @pytest.mark.parametrize(
     "unit, dtype",
-    [(1e4, torch.float16), (1e4, torch.bfloat16), (1e30, torch.bfloat16), (1e30, torch.float32), (1e-30, torch.float32), (1e100, torch.float64)],
+    [
+        (1e4, torch.float16),
+        (1e4, torch.bfloat16),
+        (1e30, torch.bfloat16),
+        (1e30, torch.float32),
+        (1e-30, torch.float32),
+        (1e100, torch.float64),
+    ],
     ids=str,
 )
 def test_advantages_in_deviations_do_not_depend_on_the_unit_of_the_reward(unit, dtype, baseline):
@@ -63,7 +70,9 @@ def test_advantages_by_hand():
     assert torch.equal(group_advantages(rewards), want)
 
 
-@given(value=st.floats(-1e6, 1e6, width=32), n=st.integers(1, 33), dtype=st.sampled_from([torch.float32, torch.float64]))
+@given(
+    value=st.floats(-1e6, 1e6, width=32), n=st.integers(1, 33), dtype=st.sampled_from([torch.float32, torch.float64])
+)
 @settings(deadline=None)
 def test_a_group_of_equal_rewards_has_advantage_exactly_zero(value, n, dtype):
     assert (group_advantages(torch.full((2, n), value, dtype=dtype)) == 0).all()
@@ -220,7 +229,9 @@ def test_a_ratio_that_overflows_on_the_clipped_side_stays_finite():
     assert loss.item() == pytest.approx(-1.2) and logp.grad.item() == 0
 
 
-@pytest.mark.parametrize("dtype, far", [(torch.float32, 100.0), (torch.float64, 800.0), (torch.bfloat16, 3e38)], ids=str)
+@pytest.mark.parametrize(
+    "dtype, far", [(torch.float32, 100.0), (torch.float64, 800.0), (torch.bfloat16, 3e38)], ids=str
+)
 @pytest.mark.parametrize("ratio", ["token", "sequence"])
 def test_an_advantage_of_zero_weighs_nothing_whatever_the_ratio(dtype, far, ratio):
     """Also where ρ overflows and no clip takes it back: 0 · inf is not what min(ρ · 0, ρ · 0) is."""
@@ -294,7 +305,9 @@ def test_off_policy_without_a_clip_the_expected_gradient_is_still_the_true_one()
     expected = 0.0
     for group in map(list, itertools.product(range(len(words)), repeat=3)):
         advantages = group_advantages(reward[group][None])[0]
-        loss = policy_loss(logp[group], behavior[group], advantages, torch.ones(3, 1), budget=3, clip_low=INF, clip_high=INF)
+        loss = policy_loss(
+            logp[group], behavior[group], advantages, torch.ones(3, 1), budget=3, clip_low=INF, clip_high=INF
+        )
         expected = expected + behavior[group].sum().exp() * loss
     (got,) = torch.autograd.grad(-expected, logits, retain_graph=True)
     (true,) = torch.autograd.grad((logp.sum(1).exp() * reward).sum(), logits)
@@ -451,7 +464,9 @@ def test_no_gradient_has_the_sign_of_its_advantage(name, seed, distance):
         assert ((slope * advantages < 0) == live).all(), "the clip has nothing to do, every token moves"
 
 
-@given(seed=st.integers(0, 2**31), low=st.floats(0, 2), high=st.floats(0, 2), ratio=st.sampled_from(["token", "sequence"]))
+@given(
+    seed=st.integers(0, 2**31), low=st.floats(0, 2), high=st.floats(0, 2), ratio=st.sampled_from(["token", "sequence"])
+)
 @settings(max_examples=30, deadline=None)
 def test_at_a_ratio_of_one_value_and_gradient_are_the_plain_ones_whatever_the_clip(seed, low, high, ratio):
     """The value −ΣA/budget over the tokens, the gradient that of −ΣA log π/budget; nothing is clipped."""
@@ -503,14 +518,21 @@ def test_a_sequence_is_clipped_as_a_whole_and_a_token_alone():
         loss = policy_loss(logp, torch.zeros_like(logp), double(1), everywhere, budget=1, clip_high=0.05, ratio=ratio)
         loss.backward()
         assert (logp.grad != 0).tolist() == [moves]
-        share = ratio_statistics(logp, torch.zeros_like(logp), double(1), everywhere, n_tokens=3, clip_high=0.05, ratio=ratio)["clip_fraction"]
+        share = ratio_statistics(
+            logp, torch.zeros_like(logp), double(1), everywhere, n_tokens=3, clip_high=0.05, ratio=ratio
+        )["clip_fraction"]
         assert share.item() == pytest.approx(1 - sum(moves) / 3)
     assert loss.item() == pytest.approx(-(1.05 + math.exp(-0.1) + 1.05))
 
 
 def test_gspo_clips_where_its_paper_says():
     everywhere = torch.ones(2, 3, dtype=torch.bool)
-    for log_ratio, advantage, moves in ((3.9e-4, 1, True), (4.1e-4, 1, False), (-2.9e-4, -1, True), (-3.1e-4, -1, False)):
+    for log_ratio, advantage, moves in (
+        (3.9e-4, 1, True),
+        (4.1e-4, 1, False),
+        (-2.9e-4, -1, True),
+        (-3.1e-4, -1, False),
+    ):
         logp = torch.full((2, 3), log_ratio, dtype=torch.float64)
         _, slope = gradient(FAMILY["gspo"], logp, 0 * logp, double([advantage, 0]), everywhere, None)
         assert (slope[0] != 0).all() if moves else (slope[0] == 0).all()
@@ -578,7 +600,15 @@ def expected_gradient(variant, logits):
     assert probs.sum().item() == pytest.approx(1)
     total = 0.0
     for pair in map(list, itertools.product(range(len(words)), repeat=2)):
-        loss = family_loss(variant, logp[pair], logp[pair].detach(), reward[pair][None], mask[pair], budget=2, finished=(words[pair] == 2).any(1))
+        loss = family_loss(
+            variant,
+            logp[pair],
+            logp[pair].detach(),
+            reward[pair][None],
+            mask[pair],
+            budget=2,
+            finished=(words[pair] == 2).any(1),
+        )
         total = total + probs[pair].prod().detach() * loss
     (got,) = torch.autograd.grad(-total, logits, retain_graph=True)
     return got, torch.autograd.grad((probs * reward).sum(), logits)[0]
@@ -598,10 +628,16 @@ def test_only_leave_one_out_has_the_true_expected_gradient_and_divisions_turn_it
 
 BAD = {
     "rewards, shape": ({"rewards": torch.zeros(6)}, r"rewards must be a float tensor of shape \[G, N\].*\[6\]"),
-    "rewards, dtype": ({"rewards": torch.zeros(2, 3, dtype=torch.int64)}, r"rewards must be a float tensor.*torch.int64"),
+    "rewards, dtype": (
+        {"rewards": torch.zeros(2, 3, dtype=torch.int64)},
+        r"rewards must be a float tensor.*torch.int64",
+    ),
     "rewards, NaN": ({"rewards": torch.tensor([[0, 1, 2], [0, NAN, 1]])}, "rewards must be finite; row 1 of 2"),
     "rewards, no rollouts": ({"rewards": torch.zeros(2, 0)}, "N ≥ 1 for mean, none; got N = 0"),
-    "nobody to leave out": ({"rewards": torch.zeros(6, 1), "variant": FAMILY["rloo"]}, "rewards.*N ≥ 2 for leave_one_out, none; got N = 1"),
+    "nobody to leave out": (
+        {"rewards": torch.zeros(6, 1), "variant": FAMILY["rloo"]},
+        "rewards.*N ≥ 2 for leave_one_out, none; got N = 1",
+    ),
     "no deviation": ({"rewards": torch.zeros(6, 1), "variant": FAMILY["grpo"]}, "rewards.*N ≥ 2 for mean, std"),
     "other groups": ({"rewards": torch.zeros(2, 4)}, r"logp must be a float tensor of shape \[8, T\]; got .* \[6, 5\]"),
     "logp, dims": ({"logp": torch.zeros(6)}, r"logp must be a float tensor of shape \[6, T\]"),
@@ -609,13 +645,19 @@ BAD = {
     "behavior_logp, shape": ({"behavior_logp": torch.zeros(6, 4)}, r"behavior_logp .* \[6, 5\]; got .* \[6, 4\]"),
     "mask, shape": ({"mask": torch.ones(5, 6)}, r"mask must be a tensor of shape \[6, 5\]"),
     "mask, nothing": ({"mask": torch.zeros(6, 5)}, r"mask must be nonzero somewhere; got shape \[6, 5\]"),
-    "mask, empty row": ({"mask": torch.eye(6, 5), "variant": Variant(length="rollout")}, "mask must be nonzero somewhere in each row; row 5 of 6"),
+    "mask, empty row": (
+        {"mask": torch.eye(6, 5), "variant": Variant(length="rollout")},
+        "mask must be nonzero somewhere in each row; row 5 of 6",
+    ),
     "mask, empty sequence": ({"mask": torch.eye(6, 5), "variant": Variant(ratio="sequence")}, "row 5 of 6"),
     "mask, NaN": ({"mask": torch.full((6, 5), NAN)}, "mask must be finite"),
     "logp, NaN": ({"logp": torch.full((6, 5), NAN)}, "logp must be finite where the mask counts; row 0 of 6"),
     "logp, inf": ({"behavior_logp": torch.full((6, 5), -INF)}, "behavior_logp must be finite"),
     "finished, missing": ({"variant": FAMILY["dapo"]}, r"finished must be a bool tensor of shape \[6\]; got None"),
-    "finished, shape": ({"finished": torch.ones(2, dtype=torch.bool)}, r"finished must be a bool tensor of shape \[6\]"),
+    "finished, shape": (
+        {"finished": torch.ones(2, dtype=torch.bool)},
+        r"finished must be a bool tensor of shape \[6\]",
+    ),
     "finished, dtype": ({"finished": torch.ones(6)}, "finished must be a bool tensor.*torch.float32"),
     "budget": ({"budget": INF}, "budget must be positive and finite; got inf"),
     "clip": ({"variant": Variant(clip_low=-0.1)}, "clip_low and clip_high must not be negative; got -0.1"),
@@ -737,7 +779,8 @@ def test_losses_and_gradients_are_those_of_trl(name, seed):
 
 
 def test_clip_fraction_counts_no_token_without_advantage():
-    """The clip takes nothing from a gradient that is zero anyway: A = 0 far outside, beside a good token inside and one outside."""
+    """The clip takes nothing from a gradient that is zero anyway: A = 0 far outside, beside a good token inside and one
+    outside."""
     ratios = double([9.0, 0.1], [1.1, 9.0])
     got = ratio_statistics(ratios.log(), torch.zeros_like(ratios), double(0.0, 1.0), torch.ones(2, 2), n_tokens=4)
     assert got["clip_fraction"].item() == 1 / 4
@@ -748,11 +791,14 @@ def test_a_mask_of_weights_weighs_its_tokens():
     weights = mask * torch.tensor([0.5, 2.0, 1.0, 3.0, 0.25])
     one = [policy_loss(logp, behavior, advantages, mask & (torch.arange(5) == t), budget=30) for t in range(5)]
     wanted = sum(w * x for w, x in zip([0.5, 2.0, 1.0, 3.0, 0.25], one, strict=True))
-    torch.testing.assert_close(policy_loss(logp, behavior, advantages, weights, budget=30), wanted, rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(
+        policy_loss(logp, behavior, advantages, weights, budget=30), wanted, rtol=1e-12, atol=1e-14
+    )
 
 
 def loo_trainer(rewards, logp, behavior, mask):
-    """TRL's RLOO on rollouts that are given: a bare trainer with what its scoring and its loss read, and what it makes of the rollouts."""
+    """TRL's RLOO on rollouts that are given: a bare trainer with what its scoring and its loss read, and what it makes
+    of the rollouts."""
     import trl
 
     G, N = rewards.shape
@@ -783,7 +829,9 @@ def loo_trainer(rewards, logp, behavior, mask):
         "_logs": {"rewards": defaultdict(list), **{name: [] for name in ("prompt", "completion", "advantages")}},
         "args": SimpleNamespace(per_device_eval_batch_size=G * N, gradient_checkpointing_kwargs=None),
         "model": SimpleNamespace(training=False, is_gradient_checkpointing=False),
-        "accelerator": SimpleNamespace(device=torch.device("cpu"), process_index=0, gather=lambda t: t, reduce=lambda t, reduction: t),
+        "accelerator": SimpleNamespace(
+            device=torch.device("cpu"), process_index=0, gather=lambda t: t, reduce=lambda t, reduction: t
+        ),
     }
     for key, value in reads.items():
         setattr(trainer, key, value)
@@ -797,13 +845,15 @@ def loo_trainer(rewards, logp, behavior, mask):
 
 @pytest.mark.parametrize("seed", range(3))
 def test_rloo_is_that_of_trl(seed):
-    """Its advantages always. Its ratio is of the whole rollout, ours of the token: the gradient is the same on policy, and the loss too,
-    off policy and clipped, where a rollout is one token long."""
+    """Its advantages always. Its ratio is of the whole rollout, ours of the token: the gradient is the same on policy,
+    and the loss too, off policy and clipped, where a rollout is one token long."""
     logp, behavior, rewards, mask, _ = family_batch(seed, G=20)
     first = mask & (mask.cumsum(1) == 1)
     for x, some in ((behavior, mask), (logp, first)):
         advantages, loss, slope = loo_trainer(rewards, x, behavior, some)
-        torch.testing.assert_close(group_advantages(rewards, baseline="leave_one_out").flatten(), advantages, rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(
+            group_advantages(rewards, baseline="leave_one_out").flatten(), advantages, rtol=1e-9, atol=1e-12
+        )
         ours, grad = gradient(FAMILY["rloo"], x, behavior, rewards, some, None, budget=len(x))
         torch.testing.assert_close(grad, slope, rtol=1e-9, atol=1e-12)
         if some is first:

@@ -1,5 +1,5 @@
-"""Llama, Qwen2 and Qwen3, with every kind of rotary embedding: transformers' own networks read, computed, sampled and written again; and what
-is refused by name."""
+"""Llama, Qwen2 and Qwen3, with every kind of rotary embedding: transformers' own networks read, computed, sampled and
+written again; and what is refused by name."""
 
 import json
 import math
@@ -31,12 +31,25 @@ SHAPE = dict(
     max_position_embeddings=128,
     tie_word_embeddings=False,
 )
-MOE = dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=8, norm_topk_prob=True, experts_implementation="eager")
-FAMILIES: dict[str, dict] = {"llama": {}, "qwen2": {}, "qwen3": dict(head_dim=16), "qwen3_moe": dict(head_dim=16, **MOE)}
+MOE = dict(
+    num_experts=4, num_experts_per_tok=2, moe_intermediate_size=8, norm_topk_prob=True, experts_implementation="eager"
+)
+FAMILIES: dict[str, dict] = {
+    "llama": {},
+    "qwen2": {},
+    "qwen3": dict(head_dim=16),
+    "qwen3_moe": dict(head_dim=16, **MOE),
+}
 ROPES = {
     "default": {"rope_type": "default"},
     "linear": {"rope_type": "linear", "factor": 4.0},
-    "llama3": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 32},
+    "llama3": {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 32,
+    },
     "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32},
 }
 EVERY = [(family, rope) for family in FAMILIES for rope in ROPES]
@@ -47,7 +60,9 @@ each = pytest.mark.parametrize("family", FAMILIES)
 def theirs(family: str, rope: str = "default", **changes) -> torch.nn.Module:
     """A network of transformers' own, whose norms and biases matter."""
     torch.manual_seed(len(family + rope))
-    config = AutoConfig.for_model(family, **SHAPE | FAMILIES[family] | {"rope_parameters": {**ROPES[rope], "rope_theta": 1e4}} | changes)
+    config = AutoConfig.for_model(
+        family, **SHAPE | FAMILIES[family] | {"rope_parameters": {**ROPES[rope], "rope_theta": 1e4}} | changes
+    )
     network = scramble(AutoModelForCausalLM.from_config(config))
     with torch.no_grad():
         for name, p in network.named_parameters():
@@ -57,7 +72,9 @@ def theirs(family: str, rope: str = "default", **changes) -> torch.nn.Module:
 
 
 def reopened(path, family: str, **how) -> torch.nn.Module:
-    return AutoModelForCausalLM.from_pretrained(path, **({"experts_implementation": "eager"} if family == "qwen3_moe" else {}), **how)
+    return AutoModelForCausalLM.from_pretrained(
+        path, **({"experts_implementation": "eager"} if family == "qwen3_moe" else {}), **how
+    )
 
 
 def edit(path, **changes):
@@ -150,7 +167,14 @@ def config_like(family: str) -> Config:
     """Our shape of a family."""
     found = checkpoint.FAMILIES[family]
     experts = dict(num_experts=4, moe_intermediate_size=8) if found.moe else dict(num_experts=0, intermediate_size=40)
-    shape = dict(hidden_size=32, num_hidden_layers=2, head_dim=8, max_position_embeddings=128, tie_word_embeddings=False, initializer_range=0.3)
+    shape = dict(
+        hidden_size=32,
+        num_hidden_layers=2,
+        head_dim=8,
+        max_position_embeddings=128,
+        tie_word_embeddings=False,
+        initializer_range=0.3,
+    )
     return Config.tiny(V, **shape, **experts, qk_norm=found.qk_norm, attention_bias=found.attention_bias)
 
 
@@ -159,8 +183,17 @@ SILENT = ("max_position_embeddings", "rms_norm_eps", "initializer_range", "tie_w
 
 @each
 def test_where_a_config_is_silent_the_defaults_of_its_family_hold(tmp_path, family):
-    given = {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": V, "hidden_size": 64, "num_hidden_layers": 2}
-    given |= {"intermediate_size": 40, **({"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8} if "moe" in family else {})}
+    given = {
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": V,
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+    }
+    given |= {
+        "intermediate_size": 40,
+        **({"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8} if "moe" in family else {}),
+    }
     (tmp_path / "config.json").write_text(json.dumps({"model_type": family, **given}))
     ours, other = config_of(tmp_path), AutoConfig.for_model(family, **given)
     assert {name: getattr(ours, name) for name in SILENT} == {name: getattr(other, name) for name in SILENT}
@@ -174,18 +207,48 @@ def test_where_a_config_is_silent_the_defaults_of_its_family_hold(tmp_path, fami
 # ------------------------------------------------------------------------------ frequencies
 
 PUBLISHED = {
-    "Llama 3.1": (128, 5e5, 131_072, {"rope_type": "llama3", "factor": 8.0} | {"low_freq_factor": 1.0, "high_freq_factor": 4.0}, 8192),
-    "Llama 3.2": (64, 5e5, 131_072, {"rope_type": "llama3", "factor": 32.0} | {"low_freq_factor": 1.0, "high_freq_factor": 4.0}, 8192),
+    "Llama 3.1": (
+        128,
+        5e5,
+        131_072,
+        {"rope_type": "llama3", "factor": 8.0} | {"low_freq_factor": 1.0, "high_freq_factor": 4.0},
+        8192,
+    ),
+    "Llama 3.2": (
+        64,
+        5e5,
+        131_072,
+        {"rope_type": "llama3", "factor": 32.0} | {"low_freq_factor": 1.0, "high_freq_factor": 4.0},
+        8192,
+    ),
     "Qwen2.5 for 128k": (128, 1e6, 32_768, {"rope_type": "yarn", "factor": 4.0}, 32_768),
     "Qwen3-Coder for 1M": (128, 1e7, 262_144, {"rope_type": "yarn", "factor": 4.0}, 262_144),
     "SmolLM2": (64, 1e5, 8192, {"rope_type": "default"}, None),
     "DeepSeek-Coder 6.7B": (128, 1e5, 16_384, {"rope_type": "linear", "factor": 4.0}, None),
-    "another temperature": (64, 1e4, 512, {"rope_type": "yarn", "factor": 8.0, "mscale": 1.0, "mscale_all_dim": 0.5}, 64),
+    "another temperature": (
+        64,
+        1e4,
+        512,
+        {"rope_type": "yarn", "factor": 8.0, "mscale": 1.0, "mscale_all_dim": 0.5},
+        64,
+    ),
     "its own temperature": (64, 1e4, 512, {"rope_type": "yarn", "factor": 8.0, "attention_factor": 0.5}, 64),
-    "an exact ramp": (64, 1e4, 512, {"rope_type": "yarn", "factor": 8.0, "truncate": False, "beta_fast": 8, "beta_slow": 2}, 64),
+    "an exact ramp": (
+        64,
+        1e4,
+        512,
+        {"rope_type": "yarn", "factor": 8.0, "truncate": False, "beta_fast": 8, "beta_slow": 2},
+        64,
+    ),
     "no factor": (64, 1e4, 512, {"rope_type": "yarn", "factor": None}, 64),
     "no length": (64, 1e4, 512, {"rope_type": "yarn", "factor": 2.0}, None),
-    "a step": (8, 1e4, 512, {"rope_type": "yarn", "factor": 2.0, "beta_fast": 2, "beta_slow": 2, "truncate": False}, 64),
+    "a step": (
+        8,
+        1e4,
+        512,
+        {"rope_type": "yarn", "factor": 2.0, "beta_fast": 2, "beta_slow": 2, "truncate": False},
+        64,
+    ),
 }
 
 
@@ -211,7 +274,9 @@ def of(scaling: RopeScaling, pairs: int = 32, theta: float = 1e4) -> tuple[torch
 
 def test_linear_scaling_reads_positions_as_if_they_were_nearer():
     c = Config.tiny(rope_scaling=RopeScaling("linear", factor=4.0))
-    far, near_by = (rope_table(config, torch.arange(0, 40 * n, n), torch.float64) for config, n in ((c, 4), (Config.tiny(), 1)))
+    far, near_by = (
+        rope_table(config, torch.arange(0, 40 * n, n), torch.float64) for config, n in ((c, 4), (Config.tiny(), 1))
+    )
     for a, b in zip(far, near_by, strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
 
@@ -236,16 +301,23 @@ def test_the_ramp_of_llama3_is_linear_in_the_turns():
 
 
 def test_the_ramp_of_yarn_is_linear_in_the_number_of_the_pair():
-    """By hand: of 8 pairs, the i-th makes 10^(4 − i/2) / 2π turns within L = 10^4. β and α are the turns of the second and the sixth."""
+    """By hand: of 8 pairs, the i-th makes 10^(4 − i/2) / 2π turns within L = 10^4. β and α are the turns of the second
+    and the sixth."""
     turns = [10 ** (4 - i / 2) / (2 * math.pi) for i in range(8)]
     found = of(RopeScaling("yarn", 4.0, 10_000, beta_fast=turns[2], beta_slow=turns[6], truncate=False), pairs=8)[0]
-    wanted = [own * (1 - (1 - 1 / 4) * min(max((i - 2) / 4, 0), 1)) for i, own in enumerate(of(RopeScaling(), pairs=8)[0].tolist())]
+    wanted = [
+        own * (1 - (1 - 1 / 4) * min(max((i - 2) / 4, 0), 1))
+        for i, own in enumerate(of(RopeScaling(), pairs=8)[0].tolist())
+    ]
     assert found.tolist() == pytest.approx(wanted, rel=1e-9)
 
 
 def test_yarn_sharpens_attention_as_its_paper_says():
     """√(1/t) = 0.1 ln s + 1 on queries and on keys: scores are divided by t."""
-    assert of(RopeScaling("yarn", 4.0, 64))[1] == 0.1 * math.log(4) + 1 and of(RopeScaling("yarn", 4.0, 64, attention_factor=0.7))[1] == 0.7
+    assert (
+        of(RopeScaling("yarn", 4.0, 64))[1] == 0.1 * math.log(4) + 1
+        and of(RopeScaling("yarn", 4.0, 64, attention_factor=0.7))[1] == 0.7
+    )
     assert {of(RopeScaling(kind, 4.0, 64))[1] for kind in ("default", "linear", "llama3")} == {1.0}
     cos, sin = rope_table(Config.tiny(rope_scaling=RopeScaling("yarn", 4.0, 64)), torch.arange(50), torch.float64)
     torch.testing.assert_close(cos.square() + sin.square(), torch.full_like(cos, (0.1 * math.log(4) + 1) ** 2))
@@ -281,7 +353,8 @@ def greedy(network, prompt: list[int], length: int) -> list[int]:
 
 @every
 def test_sampler_and_decoder_choose_the_tokens_of_the_plain_network(family, rope):
-    """In float64, beyond the longest context of pretraining; the decoder also with drafts of layers of the same family."""
+    """In float64, beyond the longest context of pretraining; the decoder also with drafts of layers of the same
+    family."""
     torch.manual_seed(3)
     c = replace(config_like(family), rope_scaling=SCALINGS[rope])
     plain, quick = scramble(model.Transformer(c)).double(), fast.Transformer(c).double()
@@ -301,7 +374,11 @@ def test_sampler_and_decoder_choose_the_tokens_of_the_plain_network(family, rope
 # ------------------------------------------------------------------------------ refusals
 
 UNSUPPORTED = {
-    "Mistral": ("llama", {"model_type": "mistral"}, "model_type 'mistral' is not supported, only llama, qwen2, qwen3, qwen3_moe"),
+    "Mistral": (
+        "llama",
+        {"model_type": "mistral"},
+        "model_type 'mistral' is not supported, only llama, qwen2, qwen3, qwen3_moe",
+    ),
     "Gemma": ("llama", {"model_type": "gemma2"}, "model_type 'gemma2' is not supported"),
     "Qwen2-MoE": ("qwen2", {"model_type": "qwen2_moe"}, "model_type 'qwen2_moe' is not supported"),
     "no type": ("llama", {"model_type": None}, "model_type None is not supported"),
@@ -310,21 +387,46 @@ UNSUPPORTED = {
     "Qwen3's bias": ("qwen3", {"attention_bias": True}, "attention_bias is not supported"),
     "bias of the MLP": ("llama", {"mlp_bias": True}, "mlp_bias is not supported"),
     "a word of bias": ("llama", {"mlp_bias": "no"}, "mlp_bias must be true or false; got 'no'"),
-    "window": ("qwen2", {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 1}, "sliding-window attention is not supported"),
-    "window layers": ("qwen2", {"layer_types": ["full_attention", "sliding_attention"]}, "sliding-window attention is not supported"),
+    "window": (
+        "qwen2",
+        {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 1},
+        "sliding-window attention is not supported",
+    ),
+    "window layers": (
+        "qwen2",
+        {"layer_types": ["full_attention", "sliding_attention"]},
+        "sliding-window attention is not supported",
+    ),
     "part rotation": ("llama", {"partial_rotary_factor": 0.5}, "partial rotary embedding is not supported"),
     "gelu": ("llama", {"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported"),
-    "quantised": ("qwen2", {"quantization_config": {"quant_method": "gptq"}}, "a quantized checkpoint is not supported"),
-    "uneven heads": ("llama", {"num_attention_heads": 6}, "hidden_size must be a multiple of num_attention_heads in a Llama"),
+    "quantised": (
+        "qwen2",
+        {"quantization_config": {"quant_method": "gptq"}},
+        "a quantized checkpoint is not supported",
+    ),
+    "uneven heads": (
+        "llama",
+        {"num_attention_heads": 6},
+        "hidden_size must be a multiple of num_attention_heads in a Llama",
+    ),
 }
 ROPE_FAULTS = {
     "dynamic": ({"rope_type": "dynamic", "factor": 2.0}, "rope scaling of type 'dynamic' is not supported"),
-    "longrope": ({"rope_type": "longrope", "short_factor": [1.0], "long_factor": [2.0]}, "rope scaling of type 'longrope' is not supported"),
+    "longrope": (
+        {"rope_type": "longrope", "short_factor": [1.0], "long_factor": [2.0]},
+        "rope scaling of type 'longrope' is not supported",
+    ),
     "su": ({"type": "su", "factor": 2.0}, "rope scaling of type 'su' is not supported"),
     "no text": ({"rope_type": ["yarn"]}, r"rope scaling of type \['yarn'\] is not supported"),
-    "by layer": ({"full_attention": {"rope_type": "default"}}, "a rotary embedding for each type of layer is not supported"),
+    "by layer": (
+        {"full_attention": {"rope_type": "default"}},
+        "a rotary embedding for each type of layer is not supported",
+    ),
     "no factor": ({"type": "linear"}, "factor missing from the rope scaling of type 'linear'"),
-    "half a llama": ({"rope_type": "llama3", "factor": 8.0}, "low_freq_factor, high_freq_factor missing from the rope scaling of type 'llama3'"),
+    "half a llama": (
+        {"rope_type": "llama3", "factor": 8.0},
+        "low_freq_factor, high_freq_factor missing from the rope scaling of type 'llama3'",
+    ),
     "factor in quotes": ({"rope_type": "yarn", "factor": "4"}, "rope_scaling.factor must be a number; got '4'"),
     "negative": ({"rope_type": "linear", "factor": -2.0}, "rope_scaling.factor must be a number; got -2.0"),
     "shorter": ({"rope_type": "linear", "factor": 0.5}, "factor must be at least 1 and finite; got 0.5"),
@@ -332,9 +434,14 @@ ROPE_FAULTS = {
         {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 0.5},
         "rope_scaling.original_max_position_embeddings must be a positive whole number; got 0.5",
     ),
-    "truncate in quotes": ({"rope_type": "yarn", "factor": 2.0, "truncate": "no"}, "rope_scaling.truncate must be true or false; got 'no'"),
+    "truncate in quotes": (
+        {"rope_type": "yarn", "factor": 2.0, "truncate": "no"},
+        "rope_scaling.truncate must be true or false; got 'no'",
+    ),
 }
-FAULTS = UNSUPPORTED | {name: ("llama", {"rope_scaling": rope}, message) for name, (rope, message) in ROPE_FAULTS.items()}
+FAULTS = UNSUPPORTED | {
+    name: ("llama", {"rope_scaling": rope}, message) for name, (rope, message) in ROPE_FAULTS.items()
+}
 
 
 @pytest.mark.parametrize("family, changes, message", FAULTS.values(), ids=FAULTS)
@@ -351,7 +458,10 @@ def test_a_bias_that_belongs_to_no_family_is_named(tmp_path):
     """A Qwen2 folder that calls itself Llama: the biases are not left out in silence."""
     save_hf(Transformer(config_like("qwen2")), tmp_path)
     edit(tmp_path, model_type="llama", attention_bias=False)
-    with pytest.raises(CheckpointError, match=r"tensor model.layers.0.self_attn.k_proj.bias in .* does not belong to this network \(and 5 more\)"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"tensor model.layers.0.self_attn.k_proj.bias in .* does not belong to this network \(and 5 more\)",
+    ):
         load_hf(tmp_path)
 
 

@@ -30,7 +30,14 @@ def sizes_of_documents(draw, length):
 
 
 @roads
-@given(st.data(), configs(), st.sampled_from([1, 2, 9, 70]), st.booleans(), st.booleans(), st.sampled_from(["own", "given", "chosen"]))
+@given(
+    st.data(),
+    configs(),
+    st.sampled_from([1, 2, 9, 70]),
+    st.booleans(),
+    st.booleans(),
+    st.sampled_from(["own", "given", "chosen"]),
+)
 def test_values_and_gradients_are_the_plain_networks(data, c, length, packed, explicit, routing):
     plain, quick = pair(c)
     ids = torch.randint(0, c.vocab_size, (2, length))
@@ -38,7 +45,9 @@ def test_values_and_gradients_are_the_plain_networks(data, c, length, packed, ex
     positions = torch.randint(0, 50, ids.shape) if data.draw(st.booleans()) else None
     E, K, experts = c.num_experts, c.num_experts_per_tok, None
     if E and routing != "own":
-        given_ones = [torch.stack([torch.randperm(E)[:K] for _ in range(ids.numel())]) for _ in range(c.num_hidden_layers)]
+        given_ones = [
+            torch.stack([torch.randperm(E)[:K] for _ in range(ids.numel())]) for _ in range(c.num_hidden_layers)
+        ]
         experts = given_ones if routing == "given" else [lambda scores: (-scores).topk(K, -1)[1]] * c.num_hidden_layers
     push, found = torch.randn(2, length, c.vocab_size, dtype=torch.float64), []
     with pytest.MonkeyPatch.context() as patch:

@@ -1,5 +1,5 @@
-"""The small formats against their definition: every code decoded by the formula, every bfloat16 value, every midpoint and
-its float32 neighbours rounded by searching the sorted values in float64."""
+"""The small formats against their definition: every code decoded by the formula, every bfloat16 value, every midpoint
+and its float32 neighbours rounded by searching the sorted values in float64."""
 
 import math
 import runpy
@@ -85,9 +85,11 @@ def test_what_is_not_finite():
 
 
 def test_a_kernels_integer_arithmetic_agrees():
-    """E4M3 by bit operations, as where no cast can be trusted: just under half of the last kept place is added, and one more
-    if that place is odd; below 2^-6, where steps are 2^-9, adding 2^14 rounds."""
-    x = torch.cat((every_bfloat16(), edges(E4M3), torch.randn(100_000) * torch.exp2(torch.randint(-12, 12, (100_000,)).float())))
+    """E4M3 by bit operations, as where no cast can be trusted: just under half of the last kept place is added, and one
+    more if that place is odd; below 2^-6, where steps are 2^-9, adding 2^14 rounds."""
+    x = torch.cat(
+        (every_bfloat16(), edges(E4M3), torch.randn(100_000) * torch.exp2(torch.randint(-12, 12, (100_000,)).float()))
+    )
     x = x[~x.isnan()]
     size = x.abs().view(torch.int32)
     normal = ((size + 0x7FFFF + ((size >> 20) & 1)) >> 20) - (120 << 3)
@@ -116,7 +118,10 @@ def test_values_are_float32_whatever_torch_makes_by_default():
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.floats(width=32, allow_nan=False, allow_infinity=False), st.floats(width=32, allow_nan=False, allow_infinity=False))
+@given(
+    st.floats(width=32, allow_nan=False, allow_infinity=False),
+    st.floats(width=32, allow_nan=False, allow_infinity=False),
+)
 def test_rounding_keeps_order_and_sign(a, b):
     x = torch.tensor(sorted((a, b)))
     for encode, decode, *_ in FORMATS.values():

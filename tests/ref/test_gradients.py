@@ -82,7 +82,12 @@ def mixture(N, K, E, D=4, I=3, make=randn, allowed=None):
     allowed = range(E) if allowed is None else allowed
     chosen = torch.stack([torch.tensor(list(allowed))[torch.randperm(len(allowed))[:K]] for _ in range(N)])
     gates = torch.rand(N, K, dtype=torch.float64)
-    return Case(experts_swiglu, plain_experts, lambda: (make(N, D), gates.clone(), make(E, 2 * I, D), make(E, D, I)), lambda: (chosen,))
+    return Case(
+        experts_swiglu,
+        plain_experts,
+        lambda: (make(N, D), gates.clone(), make(E, 2 * I, D), make(E, D, I)),
+        lambda: (chosen,),
+    )
 
 
 def norm(*shape, make=randn):
@@ -103,7 +108,9 @@ def rope(B, T, G, R, d, make=randn, per_row=False, normed=True):
 def attention(B, G, R, T, S, d, make=randn, per_row=False):
     bias = randn(B * G if per_row else 1, R * T, S)
     bias[..., 1:][torch.rand(bias[..., 1:].shape) < 0.3] = float("-inf")
-    return Case(attend, plain_attend, lambda: (make(B, G, R, T, d), make(B, G, S, d), make(B, G, S, d)), lambda: (bias,))
+    return Case(
+        attend, plain_attend, lambda: (make(B, G, R, T, d), make(B, G, S, d), make(B, G, S, d)), lambda: (bias,)
+    )
 
 
 def causal_attention(B, G, R, T, S, d, block, per_row=False):
@@ -122,7 +129,12 @@ def causal_attention(B, G, R, T, S, d, block, per_row=False):
 
 def head(N, V, D=4, chunk=3, make=randn):
     targets = torch.randint(0, V, (N,))
-    return Case(lambda h, w, t: chunked_logprob(h, w, t, chunk), plain_logprob, lambda: (make(N, D), make(V, D)), lambda: (targets,))
+    return Case(
+        lambda h, w, t: chunked_logprob(h, w, t, chunk),
+        plain_logprob,
+        lambda: (make(N, D), make(V, D)),
+        lambda: (targets,),
+    )
 
 
 CASES = {
@@ -280,7 +292,9 @@ def test_sure_tokens_keep_their_gradient_in_bfloat16():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-@given(experts=st.integers(1, 6), P=st.sampled_from([3, 8, 16]), Q=st.sampled_from([5, 16, 32]), seed=st.integers(0, 99))
+@given(
+    experts=st.integers(1, 6), P=st.sampled_from([3, 8, 16]), Q=st.sampled_from([5, 16, 32]), seed=st.integers(0, 99)
+)
 def test_grouped_products_are_each_groups_own(dtype, experts, P, Q, seed):
     """By the library where its alignment allows and by ourselves elsewhere; experts without tokens included."""
     torch.manual_seed(seed)

@@ -107,7 +107,15 @@ def test_returns_what_it_was_given():
 
 @pytest.mark.parametrize("function", [length_penalty, marginal_cost])
 @pytest.mark.parametrize(
-    "x, k, q", [(-1.0, 1.0, 1.0), (1.0, -1e-9, 1.0), (1.0, 1.0, -0.5), (math.nan, 1.0, 1.0), (1.0, math.nan, 1.0), (1.0, 1.0, math.inf)]
+    "x, k, q",
+    [
+        (-1.0, 1.0, 1.0),
+        (1.0, -1e-9, 1.0),
+        (1.0, 1.0, -0.5),
+        (math.nan, 1.0, 1.0),
+        (1.0, math.nan, 1.0),
+        (1.0, 1.0, math.inf),
+    ],
 )
 def test_arguments_out_of_range_are_errors(function, x, k, q):
     with pytest.raises(ValueError):
@@ -154,7 +162,14 @@ def test_demo_shows_why_the_printed_formula_is_not_used():
 
 @pytest.mark.parametrize(
     "term, price",
-    [("thinking_tokens", 1), ("tool_call_tokens", 1), ("tool_output_tokens", 0.1), ("final_message_tokens", 1), ("tool_calls", 20), ("turns", 100)],
+    [
+        ("thinking_tokens", 1),
+        ("tool_call_tokens", 1),
+        ("tool_output_tokens", 0.1),
+        ("final_message_tokens", 1),
+        ("tool_calls", 20),
+        ("turns", 100),
+    ],
 )
 def test_the_price_of_each_term(term, price):
     """In token equivalents: whatever is generated costs one, what is only read a tenth, a call 20, a round trip 100."""

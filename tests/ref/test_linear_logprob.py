@@ -1,4 +1,5 @@
-"""Log-probability, entropy and both divergences by their sums over the vocabulary, and their slopes by the table that the file opens with."""
+"""Log-probability, entropy and both divergences by their sums over the vocabulary, and their slopes by the table that
+the file opens with."""
 
 import pytest
 import torch
@@ -11,7 +12,10 @@ from ref.network.linear_logprob import linear_kl, linear_logprob
 def drawn(seed, N=4, V=7, D=3, size=1.0):
     """Hidden states and heads of a policy and of another one, float64."""
     g = torch.Generator().manual_seed(seed)
-    return [size * torch.randn(*shape, dtype=torch.float64, generator=g) for shape in ((N, D), (V, D), (N, D + 1), (V, D + 1))]
+    return [
+        size * torch.randn(*shape, dtype=torch.float64, generator=g)
+        for shape in ((N, D), (V, D), (N, D + 1), (V, D + 1))
+    ]
 
 
 @settings(max_examples=20, deadline=None)

@@ -1,4 +1,5 @@
-"""Master weights: what the optimisers see, what is rounded down, that small steps add up, and what a gradient without a number leaves."""
+"""Master weights: what the optimisers see, what is rounded down, that small steps add up, and what a gradient without a
+number leaves."""
 
 import copy
 import math
@@ -15,7 +16,11 @@ class Network(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.first, self.second, self.gain = nn.Linear(6, 5, bias=False), nn.Linear(6, 5, bias=False), nn.Parameter(torch.ones(5))
+        self.first, self.second, self.gain = (
+            nn.Linear(6, 5, bias=False),
+            nn.Linear(6, 5, bias=False),
+            nn.Parameter(torch.ones(5)),
+        )
 
     def forward(self, x, both=True):
         return self.gain * (self.first(x) + (self.second(x) if both else 0))
@@ -46,7 +51,9 @@ def test_steps_are_those_of_float32_weights_on_gradients_of_rounded_ones(dtype):
         theirs.step()
         norm = masters.step([mine], max_norm=0.5)
         assert torch.equal(norm, wanted) and norm > 0.5, "the norm is the one before clipping"
-        for p, master, w in zip(plain.parameters(), masters.masters.parameters(), masters.model.parameters(), strict=True):
+        for p, master, w in zip(
+            plain.parameters(), masters.masters.parameters(), masters.model.parameters(), strict=True
+        ):
             assert master.dtype == torch.float32 and w.dtype == dtype
             assert torch.equal(master, p) and torch.equal(w, p.to(dtype))
 
@@ -61,7 +68,8 @@ def test_a_gradient_within_the_bound_is_taken_as_it_is_and_one_beyond_is_shrunk_
 
 
 def test_steps_too_small_for_bfloat16_add_up_in_the_masters():
-    """1e-5 at 1.0 is a 390th of bfloat16's step there: alone, such a step changes nothing, 200 of them move the weight by half a step up."""
+    """1e-5 at 1.0 is a 390th of bfloat16's step there: alone, such a step changes nothing, 200 of them move the weight
+    by half a step up."""
     masters = Masters(nn.Linear(1, 1, bias=False))
     with torch.no_grad():
         masters.masters.weight.fill_(1.0)
@@ -92,7 +100,8 @@ def test_gradients_are_cleared_and_what_has_none_stays():
 
 @pytest.mark.parametrize("wrong", [math.nan, math.inf])
 def test_a_gradient_that_is_not_finite_raises_and_leaves_everything_as_it_was(wrong):
-    """Masters, weights, the optimiser's state; and the next step knows nothing of it, also of a parameter that it does not use."""
+    """Masters, weights, the optimiser's state; and the next step knows nothing of it, also of a parameter that it does
+    not use."""
     masters = Masters(Network())
     optimiser = adamw(masters.masters)
     other = copy.deepcopy(masters)

@@ -18,7 +18,9 @@ from tests.networks import configs, same, scramble
 PLAIN_EXPERTS = {"experts_implementation": "eager"}
 """transformers' default, grouped_mm, refuses odd sizes."""
 
-slow_to_draw = settings(max_examples=30, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+slow_to_draw = settings(
+    max_examples=30, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 
 
 def theirs_of(c: Config) -> torch.nn.Module:
@@ -35,7 +37,8 @@ def theirs_of(c: Config) -> torch.nn.Module:
         rms_norm_eps=c.rms_norm_eps,
         tie_word_embeddings=c.tie_word_embeddings,
         max_position_embeddings=64,
-        rope_parameters={"rope_theta": c.rope_theta} | {name: value for name, value in scaling.items() if value is not None},
+        rope_parameters={"rope_theta": c.rope_theta}
+        | {name: value for name, value in scaling.items() if value is not None},
     )
     if c.num_experts:
         shape |= dict(
@@ -85,7 +88,9 @@ def test_we_read_what_transformers_writes(tmp_path_factory, c, per_expert, shard
 
 
 def test_gradients_are_those_of_transformers(tmp_path):
-    c = Config.tiny(vocab_size=50, hidden_size=32, num_hidden_layers=2, head_dim=8, num_experts=4, moe_intermediate_size=24)
+    c = Config.tiny(
+        vocab_size=50, hidden_size=32, num_hidden_layers=2, head_dim=8, num_experts=4, moe_intermediate_size=24
+    )
     model = scramble(Transformer(c))
     save_hf(model, tmp_path / "m")
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "m", dtype=torch.float64, **PLAIN_EXPERTS)
@@ -161,7 +166,10 @@ def test_dense_uses_all_it_has():
         ({"qk_norm": False}, "none is with experts, without qk_norm and without attention_bias"),
         ({"attention_bias": True}, "none is with experts, with qk_norm and with attention_bias"),
         ({"num_experts": 0, "attention_bias": True}, "none is without experts, with qk_norm and with attention_bias"),
-        ({"num_experts": 0, "qk_norm": False, "hidden_size": 30}, "hidden_size must be a multiple of num_attention_heads in a Llama"),
+        (
+            {"num_experts": 0, "qk_norm": False, "hidden_size": 30},
+            "hidden_size must be a multiple of num_attention_heads in a Llama",
+        ),
         ({"rope_scaling": RopeScaling("yarn", 2.0), "rope_theta": 1.0}, "rope_theta must be greater than 1 for yarn"),
     ],
 )
@@ -406,7 +414,8 @@ def test_initial_weights_have_their_deviation_and_outputs_into_the_residual_stre
 
 
 def test_load_balancing_loss_counts_assignments_not_tokens():
-    """Two experts a token: shares are of 2N assignments, so that balance is 1 for any K; by hand where it is not balanced."""
+    """Two experts a token: shares are of 2N assignments, so that balance is 1 for any K; by hand where it is not
+    balanced."""
     E, N = 4, 8
     chosen = torch.stack((torch.arange(N) % E, (torch.arange(N) + 1) % E), 1)
     torch.testing.assert_close(load_balancing_loss([torch.zeros(N, E)], [chosen]), torch.tensor(1.0))

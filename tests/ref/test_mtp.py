@@ -14,7 +14,19 @@ from scipy.stats import chi2
 from lessons.talks import Ids, Talk
 from ref.engine.decoder import invert
 from ref.engine.layout import Stack
-from ref.mtp import MTP, Decoder, Demo, HeadLoss, MTPConfig, accept, demo, mtp_loss, plain_generate, speculative_generate, teach
+from ref.mtp import (
+    MTP,
+    Decoder,
+    Demo,
+    HeadLoss,
+    MTPConfig,
+    accept,
+    demo,
+    mtp_loss,
+    plain_generate,
+    speculative_generate,
+    teach,
+)
 from ref.network import Config, Transformer
 from ref.rollout import Limits, decode_rollout
 from tests.talks import whole
@@ -145,7 +157,9 @@ def test_loss_is_its_definition(kind, detach, tied):
         found = torch.autograd.grad(loss, [p for _, p in parameters], allow_unused=True)
         return {name: g for (name, _), g in zip(parameters, found, strict=True)}
 
-    loss, n, figures = mtp_loss(mtp, model, model(ids, doc=DOC), ids, DOC, weight, kind=kind, detach_trunk=detach, chunk=5)
+    loss, n, figures = mtp_loss(
+        mtp, model, model(ids, doc=DOC), ids, DOC, weight, kind=kind, detach_trunk=detach, chunk=5
+    )
     wanted, count = naive(mtp, model, ids, DOC, weight, kind, detach=detach)
     torch.testing.assert_close(loss, wanted, rtol=1e-10, atol=1e-10)
     assert n == pytest.approx(count)
@@ -155,7 +169,9 @@ def test_loss_is_its_definition(kind, detach, tied):
             assert got[name] is None, name
         else:
             torch.testing.assert_close(got[name], right[name], rtol=1e-8, atol=1e-10, msg=name)
-    assert set(figures) == {f"{'kl' if kind == 'distill' else 'nll'}_{k}" for k in (1, 2, 3)} | {f"agree_{k}" for k in (1, 2, 3)}
+    assert set(figures) == {f"{'kl' if kind == 'distill' else 'nll'}_{k}" for k in (1, 2, 3)} | {
+        f"agree_{k}" for k in (1, 2, 3)
+    }
 
 
 @settings(max_examples=10, deadline=None)
@@ -310,7 +326,8 @@ def test_unknown_kind():
     ids=["moe", "dense", "plain-gates", "no-gqa", "top-1"],
 )
 def test_stack_is_the_network(changes, dtype):
-    """In any split into passes: no further from float64 than twice the network in float32; bfloat16 weights are decoded in float32."""
+    """In any split into passes: no further from float64 than twice the network in float32; bfloat16 weights are decoded
+    in float32."""
     model, _ = pair(replace(SMALL, **changes), dtype=dtype)
     stack, ids = Stack(model.config, list(model.layers), 40), ids_of(1, 31)
     with torch.no_grad():
@@ -545,7 +562,9 @@ def test_drafts_are_those_of_the_training_forward(trained):
     used.feed([9, 9])
     used.generate(max_new=11)
     total = used.total
-    assert all(0 < a < d for a, d in zip(total.accepted, total.drafted, strict=True)), "needs both outcomes at every depth"
+    assert all(0 < a < d for a, d in zip(total.accepted, total.drafted, strict=True)), (
+        "needs both outcomes at every depth"
+    )
     fresh.feed(used.tokens[: used.seen])
     with torch.inference_mode():
         fresh.run_trunk([])
@@ -587,7 +606,9 @@ def test_weights_are_copied(trained):
 def test_sampled_tokens_follow_the_model(way):
     """The first three tokens of 800 continuations against the model's own probabilities of all 27, at
     temperature 2."""
-    config = replace(SMALL, vocab_size=3, num_hidden_layers=1, num_experts=0, intermediate_size=8, initializer_range=0.15)
+    config = replace(
+        SMALL, vocab_size=3, num_hidden_layers=1, num_experts=0, intermediate_size=8, initializer_range=0.15
+    )
     model, mtp = pair(config, replace(LAYERS, depth=2), torch.float32)
     prompt, T, runs = [0, 2], 2.0, 800
     expected = {}
@@ -620,7 +641,9 @@ def test_sampled_tokens_follow_the_model(way):
 def test_sampling_is_decided_by_the_generator(trained):
     model, mtp = trained
     runs = [
-        speculative_generate(model, mtp, torch.tensor([[1, 2]]), 24, temperature=1.0, generator=torch.Generator().manual_seed(seed)).tokens
+        speculative_generate(
+            model, mtp, torch.tensor([[1, 2]]), 24, temperature=1.0, generator=torch.Generator().manual_seed(seed)
+        ).tokens
         for seed in (0, 0, 1)
     ]
     assert runs[0] == runs[1] != runs[2]
@@ -645,7 +668,8 @@ class Echo:
 
 
 def converse(decoder, talk, longest, ahead=True):
-    """Runs a conversation in one context, to its end or to a turn of `longest` tokens; returns it in its final state."""
+    """Runs a conversation in one context, to its end or to a turn of `longest` tokens; returns it in its final
+    state."""
     limits = Limits(whole(decoder.max_len), turn_tokens=longest)
     (end,) = decode_rollout(decoder, Talk(talk), Ids((talk.stop,)), limits, ahead)
     return end.inner
@@ -686,7 +710,9 @@ def test_turns_handed_over_early_change_nothing(trained, recall, max_len):
 def test_playing_ahead_keeps_the_distribution():
     """Two short turns with an answer between them: the joint distribution of all that was sampled, against
     the model's own."""
-    config = replace(SMALL, vocab_size=3, num_hidden_layers=1, num_experts=0, intermediate_size=8, initializer_range=0.25)
+    config = replace(
+        SMALL, vocab_size=3, num_hidden_layers=1, num_experts=0, intermediate_size=8, initializer_range=0.25
+    )
     model, mtp = pair(config, replace(LAYERS, depth=2), torch.float32)
     T, runs, outcomes = 1.0, 2000, {}
 
@@ -704,7 +730,8 @@ def test_playing_ahead_keeps_the_distribution():
             return None if len(self.turns) == 2 else [1 + sum(turn) % 2]
 
     def spread(tokens, turns, new, p):
-        """Every outcome and its probability; a turn has two tokens at most, and is followed by the stop token if it does not stop."""
+        """Every outcome and its probability; a turn has two tokens at most, and is followed by the stop token if it
+        does not stop."""
         logp = (model(torch.tensor([tokens])).logits[0, -1] / T).log_softmax(-1)
         for x in range(3):
             here, more = p * logp[x].exp().item(), (*new, x)
@@ -786,7 +813,8 @@ def test_limits(trained):
 def test_demo_runs():
     seen = []
     figures = demo(
-        Demo(steps=20, mtp_steps=10, batch=4, length=32, prompts=1, new_tokens=12), lambda step, total, **metrics: seen.append((step, total, metrics))
+        Demo(steps=20, mtp_steps=10, batch=4, length=32, prompts=1, new_tokens=12),
+        lambda step, total, **metrics: seen.append((step, total, metrics)),
     )
     assert [s[:2] for s in seen] == [(10, 30), (20, 30), (30, 30)] and "nll" in seen[0][2] and "kl_1" in seen[2][2]
     assert figures["greedy_identical"] == 1.0
@@ -825,7 +853,8 @@ def test_recall_believes_the_longest_ending_that_it_knows(trained):
 
 
 def test_recall_is_sure_of_a_turn_once_it_has_followed_the_same_tokens_three_times_running(trained):
-    """The first three times a pass verifies it; the fourth time it is handed over before any. A turn of another kind begins the count again."""
+    """The first three times a pass verifies it; the fourth time it is handed over before any. A turn of another kind
+    begins the count again."""
     model, _ = trained
     decoder = Decoder(model, max_len=64, recall=8)
     first = uncached(model, [1, 4, 7], 30)

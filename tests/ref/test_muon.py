@@ -84,7 +84,8 @@ def test_one_matrix_of_a_batch_does_not_touch_another():
 @given(st.integers(3, 120), st.sampled_from([(1, 1), (3, 8), (9, 4)]))
 @settings(max_examples=25, deadline=None)
 def test_the_size_of_a_gradient_changes_nothing_however_large(dtype, exponent, shape):
-    """Powers of two, so that the numbers are the same; up to where squares overflow by far, beside others that do not."""
+    """Powers of two, so that the numbers are the same; up to where squares overflow by far, beside others that do
+    not."""
     G = randn(3, *shape).to(dtype)
     large = G.clone()
     large[1] *= 2.0**exponent
@@ -179,7 +180,9 @@ def test_agrees_with_the_optimiser_in_torch(shape):
 
     exact = run(lambda p: Muon([p], 0.02, weight_decay=0.1, ns_dtype=None), torch.float64)
     ours = run(lambda p: Muon([p], 0.02, weight_decay=0.1), torch.float32)
-    theirs = run(lambda p: torch.optim.Muon([p], 0.02, weight_decay=0.1, momentum=0.95, adjust_lr_fn="original"), torch.float32)
+    theirs = run(
+        lambda p: torch.optim.Muon([p], 0.02, weight_decay=0.1, momentum=0.95, adjust_lr_fn="original"), torch.float32
+    )
     assert (ours - exact).norm() <= 2 * (theirs - exact).norm()
     assert (theirs - exact).norm() < 0.05 * (exact - randn(*shape)).norm()
 

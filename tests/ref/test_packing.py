@@ -37,11 +37,15 @@ def test_by_hand():
 @pytest.mark.parametrize("median", [150, 1800])
 @pytest.mark.parametrize("sigma", [0.5, 1.0, 1.5])
 def test_lognormal_lengths_on_64_ranks(median, sigma):
-    """16 sequences a rank: at most 1.05 wherever no sequence alone costs more than a mean share, and where one does, nothing but that
-    sequence is to blame. Dealt in turn they are off by far more."""
+    """16 sequences a rank: at most 1.05 wherever no sequence alone costs more than a mean share, and where one does,
+    nothing but that sequence is to blame. Dealt in turn they are off by far more."""
     free = 0
     for seed in range(20):
-        lengths = torch.from_numpy(np.random.default_rng(seed).lognormal(np.log(median), sigma, 1024)).long().clamp(1, 262_144)
+        lengths = (
+            torch.from_numpy(np.random.default_rng(seed).lognormal(np.log(median), sigma, 1024))
+            .long()
+            .clamp(1, 262_144)
+        )
         cost = Cost.of(Config.qwen3_30b_a3b())(lengths)
         largest, off = float(cost.max()) * 64 / float(cost.sum()), imbalance(cost, balance(cost, 64), 64)
         free += largest <= 1
@@ -85,8 +89,12 @@ def test_rows_of_nothing_and_what_does_not_fit():
 
 @pytest.mark.parametrize("row, start, width", [(0, 6, 8), (1, 0, 8), (-1, 0, 8), (0, -1, 8), (0, -3, 8), (0, 0, 2)])
 def test_no_sequence_is_laid_outside(row, start, width):
-    """A negative place counts from the end in a tensor: where a sequence would silently lie in another row, or in two pieces."""
-    with pytest.raises(ValueError, match=rf"shape must hold every sequence; got \[1, {width}\] for a sequence of 3 tokens in row {row} at {start}"):
+    """A negative place counts from the end in a tensor: where a sequence would silently lie in another row, or in two
+    pieces."""
+    with pytest.raises(
+        ValueError,
+        match=rf"shape must hold every sequence; got \[1, {width}\] for a sequence of 3 tokens in row {row} at {start}",
+    ):
         lay([torch.arange(3)], torch.tensor([row]), torch.tensor([start]), (1, width), 0)
 
 
@@ -108,6 +116,7 @@ def test_bad_costs(costs, ranks, says):
 
 
 def test_a_sequence_goes_into_the_fullest_row_that_has_room():
-    """3 would fit behind the 5 and behind the 6 too, and fills the row of the 7; then 2 goes behind the 6, and not behind the 5."""
+    """3 would fit behind the 5 and behind the 6 too, and fills the row of the 7; then 2 goes behind the 6, and not
+    behind the 5."""
     row, start = rows(torch.tensor([6, 7, 3, 2, 5]), 10)
     assert row.tolist() == [1, 0, 0, 1, 2] and start.tolist() == [0, 0, 7, 6, 0]

@@ -39,7 +39,9 @@ def matrices(draw, low=-40, high=40):
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**20)))
     x = torch.randn(rows, cols, generator=generator)
     x = x * torch.exp2(torch.randint(low, high + 1, (rows, 1), generator=generator).float())
-    x[torch.rand(rows, cols, generator=generator) < draw(st.sampled_from([0.0, 0.3, 0.95]))] = draw(st.sampled_from([0.0, -0.0]))
+    x[torch.rand(rows, cols, generator=generator) < draw(st.sampled_from([0.0, 0.3, 0.95]))] = draw(
+        st.sampled_from([0.0, -0.0])
+    )
     x = x.to(draw(st.sampled_from([torch.float32, torch.bfloat16])))
     return x.T.contiguous().T if draw(st.booleans()) else x
 
@@ -66,7 +68,9 @@ def test_mxfp8_error_is_half_a_step(x, axis):
     codes, scales = mxfp8_quantize(x, axis)
     back, wide = mxfp8_dequantize(codes, scales, axis).double(), x.double()
     scale = torch.exp2(scales.double() - 127).repeat_interleave(32, axis).narrow(axis, 0, x.shape[axis])
-    step = torch.maximum(torch.exp2(torch.floor(torch.log2(wide.abs() / scale).clamp(min=-6)) - 3), torch.tensor(2.0**-9))
+    step = torch.maximum(
+        torch.exp2(torch.floor(torch.log2(wide.abs() / scale).clamp(min=-6)) - 3), torch.tensor(2.0**-9)
+    )
     assert ((back - wide).abs() <= step * scale / 2).all()
     assert torch.equal(torch.signbit(back), torch.signbit(wide))
 
@@ -150,8 +154,8 @@ def test_torchao_gives_the_same_mxfp8(mode, dtype):
 
 
 def test_torchao_gives_the_same_nvfp4():
-    """With one scale per tensor, on numbers that are exact, since torchao multiplies by reciprocals: E2M1 values times E4M3
-    scales times a power of two, the largest of both among them."""
+    """With one scale per tensor, on numbers that are exact, since torchao multiplies by reciprocals: E2M1 values times
+    E4M3 scales times a power of two, the largest of both among them."""
     from torchao.prototype.mx_formats.nvfp4_tensor import nvfp4_quantize as theirs
 
     x = torch.tensor(E2M1)[torch.randint(0, 8, (64, 16, 16))] * (1 - 2 * torch.randint(0, 2, (64, 16, 16)))
@@ -170,7 +174,8 @@ def test_torchao_gives_the_same_nvfp4():
 
 
 def test_nvfp4_by_hand():
-    """One token whose largest number is 2688: s = 1, its block's scale 448; a second block of scale 1 holds the whole grid."""
+    """One token whose largest number is 2688: s = 1, its block's scale 448; a second block of scale 1 holds the whole
+    grid."""
     x = torch.zeros(1, 32)
     x[0, 0] = 2688
     x[0, 16:31] = torch.tensor([0.25, 0.26, 0.74, 0.75, 1.25, 1.26, 1.75, 2.5, 2.6, 3.5, 5.0, 5.1, 6.0, -0.2, -6.0])
@@ -213,7 +218,8 @@ def test_nvfp4_laws(x, scale, k):
     wide = F.pad(x.double(), (0, -x.shape[-1] % 16)).unflatten(-1, (-1, 16))
     step = e4m3_decode(blocks).double() * s.double()
     error = (F.pad(back.double(), (0, -x.shape[-1] % 16)).unflatten(-1, (-1, 16)) - wide).abs()
-    # A block's scale is at most a sixteenth too small, or half of E4M3's smallest step; then 6 falls short of the largest.
+    # A block's scale is at most a sixteenth too small, or half of E4M3's smallest step; then 6 falls short of the
+    # largest.
     amax = wide.abs().amax(-1)
     short = (amax - 6 * step).clamp(min=0)
     assert (short <= amax / 16 * (1 + 1e-6) + 6 * 2.0**-10 * s.double() * (1 + 1e-6)).all()
@@ -257,11 +263,15 @@ def test_products_of_small_values_are_exact_in_bfloat16():
 def test_blockwise_fp8_laws(x, block, k):
     codes, scale = blockwise_fp8_quantize(x, block)
     back = blockwise_fp8_dequantize(codes, scale, block)
-    assert codes.shape == x.shape and torch.equal(torch.signbit(e4m3_decode(codes)), torch.signbit(x) & (scale_at(scale, block, x) > 0))
+    assert codes.shape == x.shape and torch.equal(
+        torch.signbit(e4m3_decode(codes)), torch.signbit(x) & (scale_at(scale, block, x) > 0)
+    )
     moved = blockwise_fp8_quantize(x.float() * 2.0**k, block)
     assert torch.equal(moved[0], codes) and torch.equal(moved[1], scale * 2.0**k)
     at = scale_at(scale, block, x).double()
-    assert ((back.double() - x.double()).abs() <= torch.maximum(x.double().abs() / 16, at * 2.0**-10) * (1 + 1e-6)).all()
+    assert (
+        (back.double() - x.double()).abs() <= torch.maximum(x.double().abs() / 16, at * 2.0**-10) * (1 + 1e-6)
+    ).all()
 
 
 def scale_at(scale, block, x):
@@ -299,7 +309,11 @@ def test_each_product_is_quantised_along_its_own_sum(dtype):
     y = linear(x, w)
     assert y.dtype == dtype and torch.equal(y, (rounded(x, "nvfp4-token") @ rounded(w, "nvfp4-token").T).to(dtype))
     to_x, to_w = torch.autograd.grad(y, (x, w), grad)
-    back = {(name, axis): mxfp8_dequantize(*mxfp8_quantize(t, axis), axis) for name, t in (("x", x), ("w", w), ("g", grad)) for axis in (0, 1)}
+    back = {
+        (name, axis): mxfp8_dequantize(*mxfp8_quantize(t, axis), axis)
+        for name, t in (("x", x), ("w", w), ("g", grad))
+        for axis in (0, 1)
+    }
     assert torch.equal(to_x, (back["g", 1] @ back["w", 0]).to(dtype))
     assert torch.equal(to_w, (back["g", 0].T @ back["x", 0]).to(dtype))
 
@@ -331,7 +345,8 @@ def test_experts_are_products_of_their_own(counts, forward):
 
 
 def test_experts_unquantised_are_the_networks():
-    """In the formats that change nothing, values and gradients of `ref.network.model.MoE`; an expert that nobody chose among them."""
+    """In the formats that change nothing, values and gradients of `ref.network.model.MoE`; an expert that nobody chose
+    among them."""
     x, gates = torch.randn(9, 12, requires_grad=True), torch.rand(9, 2, requires_grad=True)
     w13, w2 = torch.randn(4, 10, 12, requires_grad=True), torch.randn(4, 12, 5, requires_grad=True)
     experts = torch.stack([torch.randperm(3)[:2] for _ in range(9)])
@@ -362,7 +377,8 @@ def test_demo_tells_leaks_and_noise():
 
 
 def test_a_weight_in_fp8_is_the_same_numbers_whichever_axis_is_summed_over():
-    """Its scales are per 128 × 128, so one set of codes serves forward and backward; an activation's, per 1 × 128, are not."""
+    """Its scales are per 128 × 128, so one set of codes serves forward and backward; an activation's, per 1 × 128, are
+    not."""
     w = torch.randn(150, 200) * 10 ** torch.linspace(-2, 2, 150)[:, None]
     assert torch.equal(rounded(w, "fp8", 0, weight=True), rounded(w, "fp8", 1, weight=True))
     assert not torch.equal(rounded(w, "fp8", 0), rounded(w, "fp8", 1))
@@ -381,12 +397,17 @@ def test_an_expert_without_tokens_has_zero_gradients(form):
 @pytest.mark.parametrize("forward", ["nvfp4-token", "mxfp8", "fp8"])
 @pytest.mark.parametrize("unlike", ["rows", "columns"])
 def test_each_product_is_quantised_along_its_own_sum_where_sizes_differ(unlike, forward):
-    """By 2^±20: among numbers of one size the powers of two in a scale look alike along either axis, and a wrong one goes unseen."""
+    """By 2^±20: among numbers of one size the powers of two in a scale look alike along either axis, and a wrong one
+    goes unseen."""
     x, w, grad = (torch.randn(*shape) for shape in ((70, 40), (50, 40), (70, 50)))
     for t in (x, w, grad):
         size = (len(t), 1) if unlike == "rows" else (1, t.shape[1])
         t.mul_(torch.exp2(torch.randint(-20, 21, size).float()))
-    back = {(name, axis): mxfp8_dequantize(*mxfp8_quantize(t, axis), axis) for name, t in (("x", x), ("w", w), ("g", grad)) for axis in (0, 1)}
+    back = {
+        (name, axis): mxfp8_dequantize(*mxfp8_quantize(t, axis), axis)
+        for name, t in (("x", x), ("w", w), ("g", grad))
+        for axis in (0, 1)
+    }
     assert all((back[name, 0] != back[name, 1]).double().mean() > 0.1 for name in "xwg"), "the axes must differ"
     y = linear(x.requires_grad_(), w.requires_grad_(), forward)
     assert torch.equal(y, rounded(x, forward, 1) @ rounded(w, forward, 1, weight=True).T)
@@ -403,7 +424,8 @@ def test_a_format_along_an_axis_is_it_along_the_last_of_the_transpose(form):
 
 
 def test_a_weight_in_fp8_has_one_scale_for_a_square_of_128_by_128():
-    """One large number wipes out what is far smaller in its square, in its own row and in others, and nothing outside."""
+    """One large number wipes out what is far smaller in its square, in its own row and in others, and nothing
+    outside."""
     w = torch.full((130, 130), 1.0)
     w[3, 5] = 448 * 2.0**12
     seen = rounded(w, "fp8", weight=True)

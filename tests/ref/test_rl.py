@@ -1,4 +1,5 @@
-"""One step of `ref.rl`: the policy gradient written out context by context, sums that do not depend on the cut, and a loop that learns."""
+"""One step of `ref.rl`: the policy gradient written out context by context, sums that do not depend on the cut, and a
+loop that learns."""
 
 import inspect
 import math
@@ -33,10 +34,14 @@ def asked(**more) -> rl.Settings:
 def conversations(seed: int, model: Transformer, longest: int = 2) -> list[Rollout]:
     g = torch.Generator().manual_seed(seed)
     chains = [Chain([segment(g, model) for _ in range(1 + n % longest)], finished=True) for n in range(G * N)]
-    return [Rollout(chain, {"tests": r}) for chain, r in zip(chains, torch.randn(G * N, generator=g).tolist(), strict=True)]
+    return [
+        Rollout(chain, {"tests": r}) for chain, r in zip(chains, torch.randn(G * N, generator=g).tolist(), strict=True)
+    ]
 
 
-def written_out(c: rl.Settings, model: Transformer, reference: Transformer, played: list[Rollout]) -> tuple[float, list]:
+def written_out(
+    c: rl.Settings, model: Transformer, reference: Transformer, played: list[Rollout]
+) -> tuple[float, list]:
     """Loss and gradients, every context a batch of its own, by autograd."""
     chains = [p.chain for p in played]
 
@@ -58,7 +63,9 @@ def written_out(c: rl.Settings, model: Transformer, reference: Transformer, play
         if c.replay == "filtered":
             layers = [partial(router_replay.replay, replayed=x, k=2, alpha=c.replay_alpha) for x in layers]
         logp = logp_of(model, s, None if c.replay == "none" else layers)
-        part = dr_grpo.policy_loss(logp, s.logp[None, 1:], a[None], s.sampled[None, 1:], budget=float(G * N * c.budget_tokens))
+        part = dr_grpo.policy_loss(
+            logp, s.logp[None, 1:], a[None], s.sampled[None, 1:], budget=float(G * N * c.budget_tokens)
+        )
         part.backward()
         loss += part.item()
     return loss, [p.grad for p in model.parameters()]
@@ -103,17 +110,26 @@ def told_of(played: list[Rollout]) -> list:
 
 
 def taught(c: rl.Settings, model: Transformer, played: list[Rollout]) -> tuple[float, int, list]:
-    """The loss of the hints without its weight, how many tokens it is of, and its gradients: every message by itself, by its formula."""
+    """The loss of the hints without its weight, how many tokens it is of, and its gradients: every message by itself,
+    by its formula."""
     total, tokens = torch.zeros((), dtype=torch.float64), 0
     for s, some in told_of(played):
         for hint in some:
-            context = torch.cat((s.tokens[: hint.at], torch.tensor(hint.tokens, dtype=torch.long), s.tokens[hint.at : hint.end]))
+            context = torch.cat(
+                (s.tokens[: hint.at], torch.tensor(hint.tokens, dtype=torch.long), s.tokens[hint.at : hint.end])
+            )
             for other in sorted((o for o in some if o.at < hint.at), key=lambda o: -o.at):
-                context = torch.cat((context[: other.at], torch.tensor(other.tokens, dtype=torch.long), context[other.at :]))
+                context = torch.cat(
+                    (context[: other.at], torch.tensor(other.tokens, dtype=torch.long), context[other.at :])
+                )
             n = hint.end - hint.begin
             last = torch.arange(2).expand(1, 2, 2)
-            layers = [x.long()[: hint.end] for x in torch.cat((s.experts, last)).unbind(1)] if c.replay == "plain" else None
-            logs = (model(s.tokens[None, : hint.end], experts=layers).logits[0, hint.begin - 1 : -1] / c.temperature).log_softmax(-1)
+            layers = (
+                [x.long()[: hint.end] for x in torch.cat((s.experts, last)).unbind(1)] if c.replay == "plain" else None
+            )
+            logs = (
+                model(s.tokens[None, : hint.end], experts=layers).logits[0, hint.begin - 1 : -1] / c.temperature
+            ).log_softmax(-1)
             with torch.no_grad():
                 logt = (model(context[None]).logits[0, -n - 1 : -1] / c.temperature).log_softmax(-1)
             mixed = torch.logaddexp(logs, logt) - math.log(2)
@@ -143,13 +159,17 @@ def taught(c: rl.Settings, model: Transformer, played: list[Rollout]) -> tuple[f
     st.sampled_from([0.0, 0.7, 1.0]),
 )
 def test_hints_add_their_loss_message_by_message(seed, replay, longest, temperature, rows, kind, share):
-    """Its weight times the gradient of each message by itself, over the same constant, however micro-batches are cut."""
+    """Its weight times the gradient of each message by itself, over the same constant, however micro-batches are
+    cut."""
     model = policy(network(seed % 5))
     played = with_hints(seed, conversations(seed, model, longest), share)
     c = asked(temperature=temperature, replay=replay, feedback=rl.Feedback(weight=2.5, divergence=kind))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rl, "ROWS", rows)
-        found, plain = rl.improve(c, model, None, played), rl.improve(replace(c, feedback=rl.Feedback()), model, None, played)
+        found, plain = (
+            rl.improve(c, model, None, played),
+            rl.improve(replace(c, feedback=rl.Feedback()), model, None, played),
+        )
     loss, tokens, wanted = taught(c, model, played)
     assert found.loss == plain.loss and found.distilled == tokens and plain.distilled == 0 and plain.divergence is None
     assert found.divergence == (pytest.approx(loss * G * N * c.budget_tokens / tokens, abs=1e-10) if tokens else None)
@@ -164,7 +184,11 @@ def test_where_no_hint_is_given_every_bit_is_as_it_was():
     played = conversations(0, model)
     plain = rl.improve(asked(), model, None, played)
     silent = [replace(p, hints=[[] for _ in p.chain.segments]) for p in played]
-    for c, some in ((asked(), with_hints(1, played)), (asked(feedback=rl.Feedback(1.0)), played), (asked(feedback=rl.Feedback(1.0)), silent)):
+    for c, some in (
+        (asked(), with_hints(1, played)),
+        (asked(feedback=rl.Feedback(1.0)), played),
+        (asked(feedback=rl.Feedback(1.0)), silent),
+    ):
         found = rl.improve(c, model, None, some)
         assert found.loss == plain.loss and found.distilled == 0 and found.divergence is None
         assert all(torch.equal(a, b) for a, b in zip(found.gradients, plain.gradients, strict=True))
@@ -181,12 +205,19 @@ def test_hints_teach_where_rewards_do_not():
     def apart(old):
         total = 0.0
         for (s, where), teacher in zip(told, old, strict=True):
-            total += float(textual_feedback.divergence(model(s.tokens[None]).logits[0][where.student - 1], teacher, "forward").sum())
+            total += float(
+                textual_feedback.divergence(
+                    model(s.tokens[None]).logits[0][where.student - 1], teacher, "forward"
+                ).sum()
+            )
         return total
 
     with torch.no_grad():
         teachers = [
-            model(where.tokens[None]).logits[0][where.teacher - 1] if len(where.student) else torch.zeros(0, 30).double() for _, where in told
+            model(where.tokens[None]).logits[0][where.teacher - 1]
+            if len(where.student)
+            else torch.zeros(0, 30).double()
+            for _, where in told
         ]
         before = apart(teachers)
         assert found.loss == 0 and before == pytest.approx(found.divergence * found.distilled)
@@ -213,7 +244,11 @@ def test_a_batch_holds_every_context_once_with_what_belongs_to_it():
     batches, (own, behavior) = rl.make_microbatches(chains)
     seen = []
     for batch in batches:
-        assert batch.ids.shape == batch.own.shape == batch.behavior.shape and len(batch.ids) == rl.ROWS and batch.ids.shape[1] % rl.MULTIPLE == 0
+        assert (
+            batch.ids.shape == batch.own.shape == batch.behavior.shape
+            and len(batch.ids) == rl.ROWS
+            and batch.ids.shape[1] % rl.MULTIPLE == 0
+        )
         for at, (row, context) in enumerate(zip(batch.rows.tolist(), batch.contexts, strict=True)):
             if context is None:
                 assert row >= len(segments) and batch.lengths[at] == 0 and not batch.own[at].any()
@@ -224,7 +259,9 @@ def test_a_batch_holds_every_context_once_with_what_belongs_to_it():
             assert torch.equal(batch.ids[at, :T], s.tokens) and torch.equal(batch.own[at, :T], s.sampled)
             assert torch.equal(batch.behavior[at, :T], s.logp)
             seen.append(row)
-    assert sorted(seen) == list(range(len(segments))) and int(own.sum()) == sum(int(s.sampled.sum()) for _, s in segments)
+    assert sorted(seen) == list(range(len(segments))) and int(own.sum()) == sum(
+        int(s.sampled.sum()) for _, s in segments
+    )
     longest = [int(batch.lengths.max()) for batch in batches]
     assert longest == sorted(longest, reverse=True), "the longest are dealt first"
 
@@ -259,7 +296,9 @@ def test_draft_layers_learn_beside_and_the_trunk_has_none_of_it():
     played, c = conversations(0, model), asked()
     alone, beside = rl.improve(c, model, None, played), rl.improve(c, model, None, played, mtp=layers, mtp_weight=2.0)
     assert all(torch.equal(a, b) for a, b in zip(alone.gradients, beside.gradients, strict=True))
-    assert beside.mtp_loss > 0 and any(g is not None and g.any() for g in beside.mtp_gradients) and alone.mtp_loss is None
+    assert (
+        beside.mtp_loss > 0 and any(g is not None and g.any() for g in beside.mtp_gradients) and alone.mtp_loss is None
+    )
     half = rl.improve(c, model, None, played, mtp=layers, mtp_weight=1.0)
     for a, b in zip(beside.mtp_gradients, half.mtp_gradients, strict=True):
         assert (a is None) == (b is None) and (a is None or torch.allclose(a, 2 * b, rtol=1e-12, atol=0))
@@ -320,11 +359,23 @@ class Coins:
 def test_the_loop_learns():
     torch.manual_seed(0)
     model = Transformer(Config.tiny(10, **TINY, num_experts=0, intermediate_size=16))
-    assert isinstance(Even(), Environment) and isinstance(Coins(), TaskSet) and isinstance(rl.Plain(model, 0.01), rl.Trainer)
+    assert (
+        isinstance(Even(), Environment)
+        and isinstance(Coins(), TaskSet)
+        and isinstance(rl.Plain(model, 0.01), rl.Trainer)
+    )
     c = rl.Settings(steps=30, prompts=4, rollouts=8, lr=0.01, warmup=0, decay=0, budget_tokens=1)
     limits, rewards = Limits(Chaining(4, longest_summary=1, room=0, join="none"), turn_tokens=1), []
     sampler = Sampler(model, torch.float32)
-    rl.train(c, rl.Plain(model, c.lr), sampler, Coins(), Ids((0,)), limits, observe=lambda done: rewards.append(done.result.rewards.mean().item()))
+    rl.train(
+        c,
+        rl.Plain(model, c.lr),
+        sampler,
+        Coins(),
+        Ids((0,)),
+        limits,
+        observe=lambda done: rewards.append(done.result.rewards.mean().item()),
+    )
     assert sum(rewards[:3]) / 3 < 0.75 and sum(rewards[-3:]) / 3 > 0.95, rewards
 
 
@@ -336,11 +387,14 @@ def test_the_text_of_the_loop_fits_on_a_screen():
 @settings(max_examples=15, deadline=None)
 @given(st.integers(0, 2**20), st.sets(st.integers(0, G * N - 1), min_size=1, max_size=G * N - 1))
 def test_a_failed_rollout_is_in_no_mean_and_no_sum(seed, failed):
-    """The gradient is that of the others, by hand: means over those that are left in each group, and a constant that counts them."""
+    """The gradient is that of the others, by hand: means over those that are left in each group, and a constant that
+    counts them."""
     model = policy(network(seed % 5))
     rollouts = conversations(seed, model)
     c = asked()
-    some = [replace(one, terms={}, failure="its sandbox died") if n in failed else one for n, one in enumerate(rollouts)]
+    some = [
+        replace(one, terms={}, failure="its sandbox died") if n in failed else one for n, one in enumerate(rollouts)
+    ]
     found = rl.improve(c, model, None, some)
     assert found.rewards.isnan().nonzero()[:, 0].tolist() == sorted(failed)
     kept = [n for n in range(G * N) if n not in failed]

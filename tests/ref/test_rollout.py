@@ -1,4 +1,5 @@
-"""Rollouts: limits hold in every engine; environments in threads, that fail, and that hang; formats that rewrite; scripts say what was sampled."""
+"""Rollouts: limits hold in every engine; environments in threads, that fail, and that hang; formats that rewrite;
+scripts say what was sampled."""
 
 import threading
 import time
@@ -23,7 +24,14 @@ from tests.talks import whole
 
 STOP, VOCAB = 0, 6
 CONFIG = Config.tiny(
-    VOCAB, hidden_size=8, num_hidden_layers=1, num_attention_heads=1, num_key_value_heads=1, head_dim=8, num_experts=0, intermediate_size=8
+    VOCAB,
+    hidden_size=8,
+    num_hidden_layers=1,
+    num_attention_heads=1,
+    num_key_value_heads=1,
+    head_dim=8,
+    num_experts=0,
+    intermediate_size=8,
 )
 KINDS = (Sampler, ContinuousSampler)
 
@@ -35,7 +43,8 @@ def policy(kind=ContinuousSampler) -> Sampler:
 
 @dataclass
 class Echo:
-    """Answers `turns` turns with their last word, or with 5. What it is to do when, `faults` says: (method, episode, turn) → call."""
+    """Answers `turns` turns with their last word, or with 5. What it is to do when, `faults` says: (method, episode,
+    turn) → call."""
 
     turns: int = 3
     faults: dict = field(default_factory=dict)
@@ -53,7 +62,9 @@ class Echo:
     def step(self, message: Message) -> StepResult:
         self.happen("step")
         self.heard.append(message.content or "")
-        return StepResult([Message("user", f"{(self.heard[-1].split() or ['5'])[-1]} 3")], len(self.heard) == self.turns)
+        return StepResult(
+            [Message("user", f"{(self.heard[-1].split() or ['5'])[-1]} 3")], len(self.heard) == self.turns
+        )
 
     def reward(self) -> Reward:
         self.happen("reward")
@@ -80,7 +91,8 @@ def episodes(faults: dict | None = None, turns: int = 3) -> tuple[list[Echo], ob
 
 def same(a, b) -> bool:
     return len(a.chain.segments) == len(b.chain.segments) and all(
-        x.tokens.equal(y.tokens) and x.sampled.equal(y.sampled) for x, y in zip(a.chain.segments, b.chain.segments, strict=True)
+        x.tokens.equal(y.tokens) and x.sampled.equal(y.sampled)
+        for x, y in zip(a.chain.segments, b.chain.segments, strict=True)
     )
 
 
@@ -98,7 +110,9 @@ def test_limits_hold_in_every_engine(turns, turn_tokens, tokens, length, answere
             (context,) = one.chain.segments
             assert len(context.tokens) <= length and environment.closed == 1
             assert int(context.sampled.sum()) <= (tokens or length), "of all turns together"
-            assert len(environment.heard) <= min(turns or answered, answered) and one.terms == {"turns": len(environment.heard)}
+            assert len(environment.heard) <= min(turns or answered, answered) and one.terms == {
+                "turns": len(environment.heard)
+            }
             assert all(len(said.split()) <= (turn_tokens or length) for said in environment.heard)
             assert one.chain.finished == (len(environment.heard) == answered)
             for said in environment.heard[:-1]:  # a turn that was cut off is answered behind a given stop token
@@ -118,7 +132,14 @@ def test_a_turn_that_is_cut_off_ends_with_a_given_token():
 def test_threads_change_no_rollout(seed, turns):
     """Neighbours of a context change the last bit of its logits and no token of a seed of its own."""
     beside, plain = (
-        rollout(policy(), [episodes(turns=turns)[1] for _ in range(4)], Ids(), Limits(whole(40)), seeds=[seed + n for n in range(4)], threads=threads)
+        rollout(
+            policy(),
+            [episodes(turns=turns)[1] for _ in range(4)],
+            Ids(),
+            Limits(whole(40)),
+            seeds=[seed + n for n in range(4)],
+            threads=threads,
+        )
         for threads in (True, False)
     )
     assert all(map(same, beside, plain))
@@ -163,7 +184,9 @@ def test_an_environment_that_fails_once_is_tried_again(place, threads):
     made, make = episodes({(method, 0, turn): fails})
     (one,) = rollout(policy(), [make], Ids(), Limits(whole(60)), seeds=[3], threads=threads)
     (never,) = rollout(policy(), [episodes()[1]], Ids(), Limits(whole(60)), seeds=[3])
-    assert len(made) == 2 and not one.failure and same(one, never) and one.terms == never.terms, "the second episode draws the same numbers"
+    assert len(made) == 2 and not one.failure and same(one, never) and one.terms == never.terms, (
+        "the second episode draws the same numbers"
+    )
 
 
 @pytest.mark.parametrize("tries", [1, 3])
@@ -222,7 +245,9 @@ def test_a_script_that_says_what_was_sampled_gives_the_same_contexts(seed, turns
     made, make = episodes(turns=turns)
     (one,) = rollout(policy(), [make], Ids(), Limits(whole(200)), seeds=[seed])
     said = iter(made[0].heard)
-    again = script_rollout(Echo(turns), Ids(), Limits(whole(200)), lambda messages, summary: spoken([Message("assistant", next(said))]))
+    again = script_rollout(
+        Echo(turns), Ids(), Limits(whole(200)), lambda messages, summary: spoken([Message("assistant", next(said))])
+    )
     assert not one.chain.finished or same(one, again)
 
 
@@ -235,12 +260,15 @@ def test_a_script_whose_context_ends_within_a_turn_is_unfinished():
 
 
 def test_a_rollout_draws_with_its_own_seed():
-    first, again, other = rollout(policy(), [episodes()[1] for _ in range(3)], Ids(), Limits(whole(60)), seeds=[1, 1, 2])
+    first, again, other = rollout(
+        policy(), [episodes()[1] for _ in range(3)], Ids(), Limits(whole(60)), seeds=[1, 1, 2]
+    )
     assert same(first, again) and not same(first, other)
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("turns", 0), ("turn_tokens", 0), ("tokens", -1), ("tries", 0), ("seconds", -1.0), ("seconds", float("nan"))]
+    ("name", "value"),
+    [("turns", 0), ("turn_tokens", 0), ("tokens", -1), ("tries", 0), ("seconds", -1.0), ("seconds", float("nan"))],
 )
 def test_limits_that_are_none(name, value):
     with pytest.raises(ValueError, match=f"{name} must be at least"):
@@ -282,13 +310,17 @@ def test_limits_hold_where_every_turn_begins_a_context(kind, limit, value, turns
 
 
 def summing(trigger: int, join="self", **more) -> Chaining:
-    return Chaining(trigger, longest_summary=2, room=30, request=(5, 5), resume=(3,), instruction=(1,), join=join, **more)
+    return Chaining(
+        trigger, longest_summary=2, room=30, request=(5, 5), resume=(3,), instruction=(1,), join=join, **more
+    )
 
 
 @pytest.mark.parametrize("join", ["self", "separate"])
 def test_a_context_that_is_rewritten_after_a_summary_holds_the_summary(join):
     """What the summary replaced does not come back."""
-    one = script_rollout(Echo(8), Noisy(), Limits(summing(14, join)), lambda messages, summary: [4] if summary else [2, 2])
+    one = script_rollout(
+        Echo(8), Noisy(), Limits(summing(14, join)), lambda messages, summary: [4] if summary else [2, 2]
+    )
     first, summary = [1, 2], [4, STOP, 3]
     starts = [segment.tokens.tolist() for segment in one.chain.segments]
     seen = sum(any(bool(t) for t in segment.summary) for segment in one.chain.segments)
@@ -296,7 +328,9 @@ def test_a_context_that_is_rewritten_after_a_summary_holds_the_summary(join):
     after = False
     for segment, tokens in zip(one.chain.segments, starts, strict=True):
         begin = tokens[1:] if tokens[0] == 1 and tokens[1] == 1 else tokens
-        assert begin[:2] == first and (not after or begin[2:5] == summary), "each context after a summary begins with it"
+        assert begin[:2] == first and (not after or begin[2:5] == summary), (
+            "each context after a summary begins with it"
+        )
         after = after or bool(segment.summary.any())
         assert len(tokens) <= 14 + 30
     since = [*first, *summary, *[4, 2, 3] * 2, 2, 2]  # two turns since the summary, and then the policy speaks
@@ -322,7 +356,9 @@ def test_rewritten_messages_that_reach_the_trigger_are_summarised_first():
     builder.rewrite([1, 2, 4, 4, 4, 4, 4, 4, 4])
     assert builder.go_on([]) and builder.is_summary and builder.prompt == [1, 2, *[4] * 7, 5, 5]
     builder.summarise([2, STOP])
-    assert builder.go_on([]) and builder.prompt == [1, 2, 2, STOP, 3] and not builder.is_summary and builder.dropped == 2
+    assert (
+        builder.go_on([]) and builder.prompt == [1, 2, 2, STOP, 3] and not builder.is_summary and builder.dropped == 2
+    )
 
 
 def wait_for(condition, seconds: float = 10.0) -> None:
@@ -425,7 +461,11 @@ def test_every_environment_is_closed_once_also_one_that_comes_too_late(method):
                 release.wait(20)
                 made[number] = Echo(1)
                 return made[number]
-            slow = {(method, 0, 1 if method == "reward" else 0): lambda: release.wait(20)} if number == 0 or end != "late" else {}
+            slow = (
+                {(method, 0, 1 if method == "reward" else 0): lambda: release.wait(20)}
+                if number == 0 or end != "late"
+                else {}
+            )
             made.append(Echo(1, slow))
             return made[-1]
 
@@ -433,7 +473,9 @@ def test_every_environment_is_closed_once_also_one_that_comes_too_late(method):
         driver = Driver(policy().engine(1, 40), Ids(), limits, threads=True)
         driver.add("one", make, 3)
         results = []
-        while not results and not (end != "late" and driver.calls and until(lambda d=driver: d.is_blocked, 0.2) and made):
+        while not results and not (
+            end != "late" and driver.calls and until(lambda d=driver: d.is_blocked, 0.2) and made
+        ):
             results += driver.step()
             driver.wait(0.05)
         if end == "error":
@@ -443,7 +485,10 @@ def test_every_environment_is_closed_once_also_one_that_comes_too_late(method):
         release.set()
         assert until(lambda made=made: all(one is not None and one.closed == 1 for one in made)), (method, end)
         time.sleep(0.05)
-        assert all(one.closed == 1 for one in made) and (end != "late" or (results and not results[0][1].failure)), (method, end)
+        assert all(one.closed == 1 for one in made) and (end != "late" or (results and not results[0][1].failure)), (
+            method,
+            end,
+        )
 
 
 def test_a_late_first_episode_does_not_disturb_the_second():
@@ -462,7 +507,9 @@ def test_a_late_first_episode_does_not_disturb_the_second():
 
     (one,) = rollout(policy(), [make], Ids(), Limits(whole(40), seconds=0.3), seeds=[3], threads=True)
     (alone,) = rollout(policy(), [lambda: Echo(2)], Ids(), Limits(whole(40)), seeds=[3])
-    assert same(one, alone) and not made[0].heard and made[1].heard and until(lambda: [e.closed for e in made] == [1, 1])
+    assert (
+        same(one, alone) and not made[0].heard and made[1].heard and until(lambda: [e.closed for e in made] == [1, 1])
+    )
 
 
 def test_an_error_of_the_program_closes_all_environments():
@@ -512,7 +559,9 @@ def test_no_more_environments_are_open_than_slots_need(threads):
         finished += [key for key, _ in driver.step()]
         driver.wait()
     driver.close()
-    assert sorted(finished) == list(range(30)) and live == 0 and most <= 5 + 4 * threads, "closing runs beside the next one's reset"
+    assert sorted(finished) == list(range(30)) and live == 0 and most <= 5 + 4 * threads, (
+        "closing runs beside the next one's reset"
+    )
 
 
 def test_contexts_that_start_together_wait_for_slow_openings():

@@ -66,7 +66,9 @@ def test_alpha_one_is_the_routers_own_choice(case):
 def test_the_filter_keeps_the_plausible_and_only_them(case):
     """By the definition in probabilities, computed in float64; and what is added is the router's best."""
     scores, replayed, k, alpha = case
-    for s, old, new in zip(scores.double(), replayed.tolist(), replay(scores, replayed, k, alpha).tolist(), strict=True):
+    for s, old, new in zip(
+        scores.double(), replayed.tolist(), replay(scores, replayed, k, alpha).tolist(), strict=True
+    ):
         finite = s[s > -math.inf]
         p = (s - finite.max()).exp() if len(finite) else torch.ones_like(s)
         floor = alpha * p.sort(descending=True)[0][k - 1]
@@ -97,11 +99,14 @@ def test_by_hand():
 @settings(max_examples=60, deadline=None)
 @given(routings(), st.booleans(), st.sampled_from(["own", "plain", "filtered"]))
 def test_the_networks_router_does_the_same(case, normalise, how):
-    """One rule, with checks here and without them in the network; which of several equal scores is the k-th, torch.topk decides there."""
+    """One rule, with checks here and without them in the network; which of several equal scores is the k-th, torch.topk
+    decides there."""
     scores, replayed, k, alpha = case
     E = scores.shape[1]
     scores = scores.clamp(-30, 4) + 1e-3 * torch.arange(E)  # a product gives no −inf, and no two are equal
-    router = MoE(Config.tiny(9, hidden_size=E, num_experts=E, num_experts_per_tok=k, norm_topk_prob=normalise)).to(scores.dtype)
+    router = MoE(Config.tiny(9, hidden_size=E, num_experts=E, num_experts_per_tok=k, norm_topk_prob=normalise)).to(
+        scores.dtype
+    )
     with torch.no_grad():
         router.gate.weight.copy_(torch.eye(E))
     filtered = partial(replay, replayed=replayed, k=k, alpha=alpha)
@@ -126,7 +131,8 @@ def test_gates_sum_to_one_and_their_gradient_reaches_every_chosen_score():
 
 
 def test_a_softmax_over_nothing_is_refused_and_no_other():
-    """Expert 2 alone has a finite score. Among the chosen 0 and 1 there is nothing to share; of all experts, they have no share."""
+    """Expert 2 alone has a finite score. Among the chosen 0 and 1 there is nothing to share; of all experts, they have
+    no share."""
     scores, experts = torch.tensor([[-math.inf, -math.inf, 1.0]]), torch.tensor([[0, 1]])
     with pytest.raises(ValueError, match="a finite one among the experts that the softmax is over"):
         gates(scores, experts)
@@ -142,7 +148,9 @@ def test_choice_gates_and_gradient_are_those_of_transformers(N, E, D, data, norm
     one replays at any alpha, falls back on at alpha = 1 whatever was replayed, and chooses by itself."""
     k = data.draw(st.integers(1, E))
     torch.manual_seed(data.draw(st.integers(0, 2**16)))
-    theirs = Qwen3MoeTopKRouter(Qwen3MoeConfig(hidden_size=D, num_experts=E, num_experts_per_tok=k, norm_topk_prob=normalise))
+    theirs = Qwen3MoeTopKRouter(
+        Qwen3MoeConfig(hidden_size=D, num_experts=E, num_experts_per_tok=k, norm_topk_prob=normalise)
+    )
     ours = MoE(Config.tiny(9, hidden_size=D, num_experts=E, num_experts_per_tok=k, norm_topk_prob=normalise))
     with torch.no_grad():
         ours.gate.weight.copy_(theirs.weight.normal_())
@@ -210,7 +218,12 @@ def test_mismatch_of_more_tokens_than_torch_takes_quantiles_of():
     n = 2**24 + 1
     logp = torch.arange(n, dtype=torch.float32)
     found = mismatch(logp, torch.zeros(n), torch.ones(n, dtype=torch.bool))
-    assert found == {"kl": -(n - 1) / 2, "p50": (n - 1) / 2, "p99": pytest.approx(0.99 * (n - 1), rel=1e-15), "max": n - 1}
+    assert found == {
+        "kl": -(n - 1) / 2,
+        "p50": (n - 1) / 2,
+        "p99": pytest.approx(0.99 * (n - 1), rel=1e-15),
+        "max": n - 1,
+    }
 
 
 def test_differing_by_hand():

@@ -1,4 +1,5 @@
-"""What a rollout records, beside a forward pass over its tokens: log-probs, versions, experts, turns; and how tokens are drawn."""
+"""What a rollout records, beside a forward pass over its tokens: log-probs, versions, experts, turns; and how tokens
+are drawn."""
 
 import math
 from dataclasses import dataclass, field
@@ -58,7 +59,8 @@ def played(model, version=3, temperature=1.0, max_len=60, seed=0):
 
 
 def test_who_spoke_and_what_was_heard():
-    """Prompt, turn, answer, turn …: the tokens are these in order, the policy's are marked, the last one is its stop token."""
+    """Prompt, turn, answer, turn …: the tokens are these in order, the policy's are marked, the last one is its stop
+    token."""
     rollouts, conversations = played(network(), seed=1)
     assert {r.finished for r in rollouts} == {True, False}, "needs rollouts that end and some that are cut off"
     assert len({len(r.tokens) for r in rollouts}) > 5
@@ -93,7 +95,10 @@ def test_the_version_is_that_of_the_weights_and_none_where_the_token_was_given()
         assert torch.equal(rollout.version, torch.where(rollout.sampled, 3, -1))
     sampler = Sampler(first, torch.float32, version=3)
     sampler.load(second, 8)
-    now, wanted = (contexts_of(s, talks(), 60, generator=torch.Generator().manual_seed(0)) for s in (sampler, Sampler(second, torch.float32)))
+    now, wanted = (
+        contexts_of(s, talks(), 60, generator=torch.Generator().manual_seed(0))
+        for s in (sampler, Sampler(second, torch.float32))
+    )
     for rollout, other in zip(now, wanted, strict=True):
         assert torch.equal(rollout.tokens, other.tokens) and torch.equal(rollout.logp, other.logp)
         assert torch.equal(rollout.version, torch.where(rollout.sampled, 8, -1))
@@ -121,7 +126,9 @@ def test_the_sampler_keeps_its_own_copy():
         for p in model.parameters():
             p.zero_()
     after = contexts_of(sampler, talks(), 30, generator=torch.Generator().manual_seed(1))
-    assert all(torch.equal(a.tokens, b.tokens) and torch.equal(a.logp, b.logp) for a, b in zip(before, after, strict=True))
+    assert all(
+        torch.equal(a.tokens, b.tokens) and torch.equal(a.logp, b.logp) for a, b in zip(before, after, strict=True)
+    )
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.5, 3.0])
@@ -150,7 +157,9 @@ def test_a_context_that_leaves_before_the_first_step_is_its_prompt(length):
     gone = [engine.remove(engine.add(prompt, [STOP], draws)) for engine in (waves, continuous)]
     for name, value in vars(gone[0]).items():
         other = getattr(gone[1], name)
-        assert torch.equal(value, other) and value.dtype == other.dtype if torch.is_tensor(value) else value == other, name
+        assert torch.equal(value, other) and value.dtype == other.dtype if torch.is_tensor(value) else value == other, (
+            name
+        )
     slots = [waves.add(prompt, [STOP], draws), waves.add([8], [STOP], draws)]
     waves.remove(slots[0])
     with pytest.raises(ValueError, match="is free"):

@@ -212,7 +212,8 @@ def test_no_turn_is_lost_or_trained_twice_and_no_context_passes_the_limit(seed, 
 @example(1347)  # a turn so long that the request fits and no summary behind it
 @given(st.integers(0, 10**6))
 def test_a_segment_continues_its_running_context_and_the_next_opens_with_prompt_and_summary(seed):
-    """The plain sampler with the same draws writes the same tokens up to the end of the last turn before the request."""
+    """The plain sampler with the same draws writes the same tokens up to the end of the last turn before the
+    request."""
     (chain,), _, how = random_chains(seed)
     torch.manual_seed(seed)
     sampler = Sampler(Transformer(BRIEF), torch.float32)
@@ -386,7 +387,9 @@ def test_at_batch_one_a_chain_has_the_samplers_contexts(join):
         for ahead, decoder in decoders.items():
             for quiz, chain in zip(quizzes, chains, strict=True):
                 contexts, played = [], Quiz(quiz.turns, quiz.answer)
-                for after in decode_rollout(decoder, Talk(played), Ids((STOP,)), Limits(how), ahead):  # a fork where the decoder ran ahead
+                for after in decode_rollout(
+                    decoder, Talk(played), Ids((STOP,)), Limits(how), ahead
+                ):  # a fork where the decoder ran ahead
                     contexts.append(list(decoder.tokens))
                     retracted += decoder.total.retracted
                 assert contexts == [s.tokens.tolist() for s in chain.segments]
@@ -397,7 +400,11 @@ def test_at_batch_one_a_chain_has_the_samplers_contexts(join):
 
 def test_at_batch_one_the_decoders_room_is_the_chains():
     with pytest.raises(ValueError, match="max_len"):
-        next(decode_rollout(Decoder(Transformer(BRIEF), max_len=HAND.limit + 1), Talk(Quiz(1)), Ids((STOP,)), Limits(HAND)))
+        next(
+            decode_rollout(
+                Decoder(Transformer(BRIEF), max_len=HAND.limit + 1), Talk(Quiz(1)), Ids((STOP,)), Limits(HAND)
+            )
+        )
 
 
 def test_demo_counts():

@@ -1,5 +1,5 @@
-"""Where tokens go when a hint is put in, by hand and for a real network; divergences and their gradients by hand, in closed form and by
-enumeration; what the teacher must not feel; sums over micro-batches; hints that leak."""
+"""Where tokens go when a hint is put in, by hand and for a real network; divergences and their gradients by hand, in
+closed form and by enumeration; what the teacher must not feel; sums over micro-batches; hints that leak."""
 
 import itertools
 import math
@@ -32,7 +32,9 @@ def rollout(tokens, own, **more):
     sampled = torch.tensor([mark == "1" for mark in own], dtype=torch.bool)
     kind = Segment if more else Segment
     empty = torch.zeros(max(T - 1, 0), 0, 2, dtype=torch.long)
-    return kind(torch.tensor(tokens, dtype=torch.long), sampled, torch.zeros(T), torch.full((T,), -1), empty, True, **more)
+    return kind(
+        torch.tensor(tokens, dtype=torch.long), sampled, torch.zeros(T), torch.full((T,), -1), empty, True, **more
+    )
 
 
 #                 0  1   2   3   4  5   6   7
@@ -42,17 +44,37 @@ TEXT = rollout([1, 2, 30, 31, 3, 4, 50, 51], "00110011")
 BY_HAND = {
     "in front of the message": ([Hint(2, (8, 9), 2, 4)], [1, 2, 8, 9, 30, 31], [2, 3], [4, 5]),
     "at the start of all": ([Hint(0, (8, 9), 2, 4)], [8, 9, 1, 2, 30, 31], [2, 3], [4, 5]),
-    "at the end of the prompt, for the second message": ([Hint(6, (8,), 6, 8)], [1, 2, 30, 31, 3, 4, 8, 50, 51], [6, 7], [7, 8]),
+    "at the end of the prompt, for the second message": (
+        [Hint(6, (8,), 6, 8)],
+        [1, 2, 30, 31, 3, 4, 8, 50, 51],
+        [6, 7],
+        [7, 8],
+    ),
     "before an answer": ([Hint(4, (8,), 6, 8)], [1, 2, 30, 31, 8, 3, 4, 50, 51], [6, 7], [7, 8]),
     "between two given tokens": ([Hint(5, (8,), 6, 8)], [1, 2, 30, 31, 3, 8, 4, 50, 51], [6, 7], [7, 8]),
     "part of a message": ([Hint(2, (8,), 3, 4)], [1, 2, 8, 30, 31], [3], [4]),
-    "two of them": ([Hint(2, (8, 9), 2, 4), Hint(6, (7,), 6, 8)], [1, 2, 8, 9, 30, 31, 3, 4, 7, 50, 51], [2, 3, 6, 7], [4, 5, 9, 10]),
-    "the later first": ([Hint(6, (7,), 6, 8), Hint(2, (8, 9), 2, 4)], [1, 2, 8, 9, 30, 31, 3, 4, 7, 50, 51], [2, 3, 6, 7], [4, 5, 9, 10]),
+    "two of them": (
+        [Hint(2, (8, 9), 2, 4), Hint(6, (7,), 6, 8)],
+        [1, 2, 8, 9, 30, 31, 3, 4, 7, 50, 51],
+        [2, 3, 6, 7],
+        [4, 5, 9, 10],
+    ),
+    "the later first": (
+        [Hint(6, (7,), 6, 8), Hint(2, (8, 9), 2, 4)],
+        [1, 2, 8, 9, 30, 31, 3, 4, 7, 50, 51],
+        [2, 3, 6, 7],
+        [4, 5, 9, 10],
+    ),
     "two at one place": ([Hint(2, (8,), 2, 3), Hint(2, (9,), 3, 4)], [1, 2, 8, 9, 30, 31], [2, 3], [4, 5]),
     "an empty hint": ([Hint(2, (), 2, 4)], [1, 2, 30, 31], [2, 3], [2, 3]),
     "an empty message": ([Hint(2, (8,), 2, 2)], [1, 2, 8], [], []),
     "an empty message at the end": ([Hint(8, (8,), 8, 8)], [1, 2, 30, 31, 3, 4, 50, 51, 8], [], []),
-    "an empty message after one with tokens": ([Hint(2, (8,), 2, 4), Hint(8, (9,), 8, 8)], [1, 2, 8, 30, 31], [2, 3], [3, 4]),
+    "an empty message after one with tokens": (
+        [Hint(2, (8,), 2, 4), Hint(8, (9,), 8, 8)],
+        [1, 2, 8, 30, 31],
+        [2, 3],
+        [3, 4],
+    ),
     "no hint": ([], [], [], []),
     "given tokens in the message": ([Hint(2, (8,), 2, 8)], [1, 2, 8, 30, 31, 3, 4, 50, 51], [2, 3, 6, 7], [3, 4, 7, 8]),
 }
@@ -68,8 +90,14 @@ def test_where_tokens_go_by_hand(hints, tokens, student, teacher):
 REFUSED = {
     "inside its own message": ([Hint(3, (8,), 3, 4)], "hint 0 must stand between messages"),
     "inside another message": ([Hint(7, (8,), 7, 7)], "hint 0 must stand between messages"),
-    "inside another message's answer": ([Hint(2, (8,), 2, 8), Hint(4, (8,), 8, 8)], "hint 1 must stand between messages"),
-    "behind the start of its message": ([Hint(2, (8,), 2, 4), Hint(8, (8,), 6, 8)], "hint 1 must stand before its message"),
+    "inside another message's answer": (
+        [Hint(2, (8,), 2, 8), Hint(4, (8,), 8, 8)],
+        "hint 1 must stand between messages",
+    ),
+    "behind the start of its message": (
+        [Hint(2, (8,), 2, 4), Hint(8, (8,), 6, 8)],
+        "hint 1 must stand before its message",
+    ),
     "messages that overlap": ([Hint(2, (8,), 2, 4), Hint(0, (9,), 3, 8)], "hints must correct different messages"),
     "the same message twice": ([Hint(2, (8,), 2, 4)] * 2, "hints must correct different messages"),
     "nothing of the policy's": ([Hint(4, (8,), 4, 6)], "it wrote no token from 4 to 6"),
@@ -94,7 +122,8 @@ def test_the_first_token_of_all_is_predicted_by_none():
 
 
 def test_a_chain_with_a_summary():
-    """The summary is corrected in the segment in which it was written. The next one starts with it, and there it is nobody's message."""
+    """The summary is corrected in the segment in which it was written. The next one starts with it, and there it is
+    nobody's message."""
     summary = torch.tensor([False] * 5 + [True] * 2)
     first = rollout([1, 2, 30, 3, 4, 40, 41], "0010011", summary=summary)
     second = rollout([1, 2, 40, 41, 50], "00001", summary=torch.zeros(5, dtype=torch.bool))
@@ -107,7 +136,8 @@ def test_a_chain_with_a_summary():
 
 @st.composite
 def segments_with_hints(draw, vocab=50):
-    """Tokens, marks of the written ones (given and written messages take turns), and hints, which may be empty, for some of the messages."""
+    """Tokens, marks of the written ones (given and written messages take turns), and hints, which may be empty, for
+    some of the messages."""
     own, messages = "", []
     for _ in range(draw(st.integers(1, 4))):
         own += "0" * draw(st.integers(1, 4))
@@ -153,7 +183,8 @@ def test_the_teacher_reads_the_same_messages_and_the_hints(case):
 
 @pytest.mark.parametrize("moe", [False, True])
 def test_a_real_network_teaches_what_it_says_under_the_hint(moe):
-    """The teacher's log-probs at mapped places are those of a sequence that is put together by hand, one token after the other."""
+    """The teacher's log-probs at mapped places are those of a sequence that is put together by hand, one token after
+    the other."""
 
     @given(st.data(), configs(moe=moe))
     @settings(max_examples=15)
@@ -170,7 +201,12 @@ def test_a_real_network_teaches_what_it_says_under_the_hint(moe):
             for row, t in enumerate(found.student.tolist()):
                 prefix = []
                 for p in range(t + 1):
-                    prefix += [token for hint in sorted(hints, key=lambda hint: hint.at) if hint.at == p for token in hint.tokens]
+                    prefix += [
+                        token
+                        for hint in sorted(hints, key=lambda hint: hint.at)
+                        if hint.at == p
+                        for token in hint.tokens
+                    ]
                     prefix += [int(segment.tokens[p])] if p < t else []
                 same(right[row], model(torch.tensor([prefix])).logits[0, -1].log_softmax(-1))
                 same(left[row], model(segment.tokens[None, :t]).logits[0, -1].log_softmax(-1))
@@ -235,7 +271,9 @@ def test_gradients_have_their_closed_forms(kind, V, size, seed):
     student, teacher = size * torch.randn(2, 3, V, dtype=torch.float64, generator=generator)
     student.requires_grad_()
     (got,) = torch.autograd.grad(divergence(student, teacher, kind).sum(), student)
-    torch.testing.assert_close(got, closed_gradient(student.detach().softmax(-1), teacher.softmax(-1), kind), rtol=1e-9, atol=1e-13)
+    torch.testing.assert_close(
+        got, closed_gradient(student.detach().softmax(-1), teacher.softmax(-1), kind), rtol=1e-9, atol=1e-13
+    )
 
 
 @kinds
@@ -248,7 +286,8 @@ def test_gradients_are_those_of_the_values(kind, top_k):
 @kinds
 @pytest.mark.parametrize("top_k", [None, 2])
 def test_the_gradient_of_an_enumerable_policy(kind, top_k):
-    """Every word of three letters, weighed with its probability: the loss and its gradient are the sums over prefixes, written out."""
+    """Every word of three letters, weighed with its probability: the loss and its gradient are the sums over prefixes,
+    written out."""
     V, length = 3, 3
     table = torch.randn(length, V, V, dtype=torch.float64)  # logits of a letter by its place and the one before it
     hint = torch.randn(V, dtype=torch.float64)  # what the hint adds to them
@@ -257,7 +296,9 @@ def test_the_gradient_of_an_enumerable_policy(kind, top_k):
     logp = table.log_softmax(-1)[torch.arange(length), before, words].sum(1)
     leaf = table.clone().requires_grad_()
     logits = leaf[torch.arange(length), before]
-    loss = feedback_loss(logits, logits + hint, logp.exp()[:, None].expand(-1, length), budget=length, kind=kind, top_k=top_k)
+    loss = feedback_loss(
+        logits, logits + hint, logp.exp()[:, None].expand(-1, length), budget=length, kind=kind, top_k=top_k
+    )
     loss.backward()
     value, gradient = 0.0, torch.zeros_like(table)
     for place, previous in itertools.product(range(length), range(V)):
@@ -269,7 +310,11 @@ def test_the_gradient_of_an_enumerable_policy(kind, top_k):
             parts = torch.stack([parts[first], parts[second], 1 - parts[first] - parts[second]])
         S, T = parts @ s, parts @ t
         M = (S + T) / 2
-        terms = {"forward": T * (T / S).log(), "reverse": S * (S / T).log(), "js": (S * (S / M).log() + T * (T / M).log()) / 2}
+        terms = {
+            "forward": T * (T / S).log(),
+            "reverse": S * (S / T).log(),
+            "js": (S * (S / M).log() + T * (T / M).log()) / 2,
+        }
         slopes = {"forward": -T / S, "reverse": (S / T).log() + 1, "js": (S / M).log() / 2}  # d D / d S
         in_s = parts.t() @ slopes[kind]
         value += reached * terms[kind].sum() / length
@@ -286,7 +331,9 @@ def test_no_gradient_reaches_the_teacher_though_it_has_the_same_weights(kind, to
     where = hinted(rollout(list(range(7)), "0011111"), [Hint(2, (), 2, 7)])
 
     def loss(student, teacher):
-        return feedback_loss(*predictions(x @ student, y @ teacher, where), torch.ones(5), budget=5, kind=kind, top_k=top_k)
+        return feedback_loss(
+            *predictions(x @ student, y @ teacher, where), torch.ones(5), budget=5, kind=kind, top_k=top_k
+        )
 
     both, alone = weight.clone().requires_grad_(), weight.clone().requires_grad_()
     loss(both, both).backward()
@@ -330,7 +377,8 @@ def drawn(pair):
 @example((6, 3.0, 0, 3))
 @settings(max_examples=80)
 def test_lumping_loses_and_never_adds(kind, pair):
-    """The data-processing inequality; with all tokens as outcomes of their own nothing is lost, and more of them lose less."""
+    """The data-processing inequality; with all tokens as outcomes of their own nothing is lost, and more of them lose
+    less."""
     student, teacher = drawn(pair)
     full, last = divergence(student, teacher, kind), torch.zeros(5, dtype=torch.float64)
     assert (full >= -1e-14).all()
@@ -355,7 +403,9 @@ def test_jensen_shannon_is_bounded_and_symmetric(pair):
     there, back = divergence(student, teacher, "js"), divergence(teacher, student, "js")
     same(there, back, atol=1e-14)
     assert (there <= math.log(2) + 1e-12).all() and (there >= -1e-14).all()
-    assert (2 * there <= divergence(student, teacher, "forward") + 1e-12).all()  # KL is convex: KL(p‖m) ≤ KL(p‖q)/2, and KL(q‖m) likewise
+    assert (
+        2 * there <= divergence(student, teacher, "forward") + 1e-12
+    ).all()  # KL is convex: KL(p‖m) ≤ KL(p‖q)/2, and KL(q‖m) likewise
 
 
 def test_distributions_that_share_nothing_are_log_two_apart():
@@ -393,7 +443,9 @@ def test_probabilities_that_round_to_zero_leave_no_nan(kind):
     student, teacher = torch.tensor([[0.0, -200.0, -1e4]], requires_grad=True), torch.tensor([[-200.0, 0.0, -1e4]])
     loss = feedback_loss(student, teacher, torch.ones(1), budget=1, kind=kind)
     loss.backward()
-    assert loss.item() == pytest.approx(math.log(2) if kind == "js" else 200, rel=1e-6) and student.grad.isfinite().all()
+    assert (
+        loss.item() == pytest.approx(math.log(2) if kind == "js" else 200, rel=1e-6) and student.grad.isfinite().all()
+    )
 
 
 @kinds
@@ -402,7 +454,9 @@ def test_logits_in_bfloat16_are_compared_in_float32(kind, top_k):
     """A sum over a vocabulary in bfloat16 is off by more than policies that are close differ."""
     student, teacher = torch.randn(2, 4, 64).bfloat16()
     found = divergence(student, teacher, kind, top_k)
-    assert found.dtype == torch.float32 and torch.equal(found, divergence(student.float(), teacher.float(), kind, top_k))
+    assert found.dtype == torch.float32 and torch.equal(
+        found, divergence(student.float(), teacher.float(), kind, top_k)
+    )
     assert divergence(student, teacher.double(), kind, top_k).dtype == torch.float64
 
 
@@ -436,7 +490,8 @@ def test_without_a_token_that_counts_the_loss_is_zero(kind):
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=5), st.sampled_from([None, 1, 3]), st.integers(0, 2**31))
 @settings(max_examples=40)
 def test_micro_batches_add_up(kind, sizes, top_k, seed):
-    """However the tokens of a step are dealt, the losses and the gradients add up to those of the full batch, since one number divides all."""
+    """However the tokens of a step are dealt, the losses and the gradients add up to those of the full batch, since one
+    number divides all."""
     generator = torch.Generator().manual_seed(seed)
     n = sum(sizes)
     student, teacher = torch.randn(2, n, 4, dtype=torch.float64, generator=generator)
@@ -478,7 +533,9 @@ def test_hints_that_leak_by_hand():
     assert leaked((0, 6, 7, 8, 0), message, context, 3) == (6, 7, 8)
     assert leaked((0, 6, 7, 0, 8), message, context, 3) is None
     assert leaked((0, 1, 2, 3, 0), (1, 2, 3), context, 3) is None, "what the student has read may be repeated"
-    assert leaked((3, 4, 6), (3, 4, 6, 7), context, 3) == (3, 4, 6), "a part of the context beside a part of the answer is new"
+    assert leaked((3, 4, 6), (3, 4, 6, 7), context, 3) == (3, 4, 6), (
+        "a part of the context beside a part of the answer is new"
+    )
     assert leaked((0, 8, 9), (8, 9), context, 4) == (8, 9), "a short answer is looked for as a whole"
     assert leaked((9,), (8, 9, 10), context, 4) == (9,), "and so is a short hint"
     assert leaked((), message, context) is leaked((0,), (), context) is None
@@ -486,7 +543,12 @@ def test_hints_that_leak_by_hand():
         leaked((1,), (1,), (), 0)
 
 
-@given(st.lists(st.integers(0, 3), max_size=8), st.lists(st.integers(0, 3), max_size=8), st.lists(st.integers(0, 3), max_size=8), st.integers(1, 4))
+@given(
+    st.lists(st.integers(0, 3), max_size=8),
+    st.lists(st.integers(0, 3), max_size=8),
+    st.lists(st.integers(0, 3), max_size=8),
+    st.integers(1, 4),
+)
 @settings(max_examples=100)
 def test_leaks_are_shared_by_the_hint_and_the_answer_alone(hint, answer, context, n):
     found = leaked(hint, answer, context, n)
@@ -498,7 +560,9 @@ def test_leaks_are_shared_by_the_hint_and_the_answer_alone(hint, answer, context
         assert len(found) == min(n, len(hint), len(answer)) and holds(hint) and holds(answer) and not holds(context)
     assert leaked(hint, answer, [*context, 9, *hint], n) is None, "what the context says already is no secret"
     if answer and answer not in ([context[i : i + len(answer)] for i in range(len(context))]):
-        assert leaked([9, *answer, 9], answer, context, len(answer)) == tuple(answer), "the whole answer is always found"
+        assert leaked([9, *answer, 9], answer, context, len(answer)) == tuple(answer), (
+            "the whole answer is always found"
+        )
 
 
 def test_the_demonstration_cures_a_fault_that_the_outcome_does_not_see():

@@ -31,7 +31,9 @@ def versions(draw, n: int = 2):
         other = torch.randint(-(2**15), 2**15, (size,), generator=generator).to(torch.int16)
         near = found[-1] + torch.randint(-2, 3, (size,), generator=generator).to(torch.int16)
         kind = torch.rand(size, generator=generator)
-        other = torch.where(kind < 0.2, special[torch.randint(0, len(SPECIAL), (size,), generator=generator)], other).where(kind < 0.5, near)
+        other = torch.where(
+            kind < 0.2, special[torch.randint(0, len(SPECIAL), (size,), generator=generator)], other
+        ).where(kind < 0.5, near)
         changed = torch.rand(size, generator=generator) < draw(st.sampled_from([0.0, 0.02, 0.4, 0.6, 1.0]))
         found.append(torch.where(changed, other, found[-1]))
     return [x.view(torch.bfloat16) for x in found]
@@ -52,8 +54,12 @@ def test_what_changed_is_what_has_other_bits(dtype):
 
 
 def test_steps_count_numbers():
-    """256 and 258 are neighbours in bfloat16, and so are 1 and 1 + 2^−7; −2^−133 to 2^−133 are three steps, over −0 and 0."""
-    old, new = torch.tensor([256.0, 1.0, -(2.0**-133), 1.0]).bfloat16(), torch.tensor([258.0, 1 + 2**-7, 2.0**-133, 0.5]).bfloat16()
+    """256 and 258 are neighbours in bfloat16, and so are 1 and 1 + 2^−7; −2^−133 to 2^−133 are three steps, over −0 and
+    0."""
+    old, new = (
+        torch.tensor([256.0, 1.0, -(2.0**-133), 1.0]).bfloat16(),
+        torch.tensor([258.0, 1 + 2**-7, 2.0**-133, 0.5]).bfloat16(),
+    )
     assert encode_delta(old, new)[1].tolist() == [1, 1, 3, -128]
 
 
@@ -87,7 +93,8 @@ def test_merged_is_encoded_at_once(chain):
 
 @given(st.lists(st.one_of(st.integers(0, 300), st.integers(0, 2**62)), max_size=50))
 def test_varints(values):
-    """Seven bits a byte, the lowest first, as a loop over bytes would write them; and all first bytes before all second ones."""
+    """Seven bits a byte, the lowest first, as a loop over bytes would write them; and all first bytes before all second
+    ones."""
     wanted: list[list[int]] = [[]]
     for value in values:
         k = 0
@@ -103,16 +110,20 @@ def test_varints(values):
 
 
 def test_sizes_by_hand():
-    """Behind head and lengths: eight changed weights of 1000, a step each, take sixteen bytes; six of ten a bitmask of two bytes and six steps."""
+    """Behind head and lengths: eight changed weights of 1000, a step each, take sixteen bytes; six of ten a bitmask of
+    two bytes and six steps."""
     head, where = codec.HEAD.size + 16, torch.arange(0, 1000, 125)
     assert len(pack(where, torch.ones(8, dtype=torch.int32), 1000, 0)) == head + 16
     assert len(pack(torch.arange(6), torch.ones(6, dtype=torch.int32), 10, 0)) == head + 8
-    assert len(pack(torch.arange(5), torch.full((5,), 64), 1000, 0)) == head + 8 + 15, "a step of 64 takes two bytes: its sign is one bit"
+    assert len(pack(torch.arange(5), torch.full((5,), 64), 1000, 0)) == head + 8 + 15, (
+        "a step of 64 takes two bytes: its sign is one bit"
+    )
 
 
 @pytest.mark.parametrize(("level", "crossing"), [(0, 0.125), (1, 0.18)])
 def test_the_shorter_of_gaps_and_mask_is_taken(level, crossing):
-    """Independent positions: a delta of twice as many changes as at the crossing has a mask, one of half as many has gaps."""
+    """Independent positions: a delta of twice as many changes as at the crossing has a mask, one of half as many has
+    gaps."""
     drawn, n = torch.rand(200_000, generator=torch.Generator().manual_seed(0)), 200_000
     for share, kind in ((crossing / 2, "gap"), (2 * crossing, "mask")):
         where = (drawn < share).nonzero()[:, 0]
@@ -144,15 +155,29 @@ def test_cut_or_changed_bytes_never_give_a_wrong_position(data):
         where, steps = unpack(bytes(blob), len(old))
     except SyncError:
         return
-    assert len(where) == len(steps) and (not len(where) or 0 <= where[0] and where[-1] < len(old) and bool((where.diff() > 0).all()))
+    assert len(where) == len(steps) and (
+        not len(where) or 0 <= where[0] and where[-1] < len(old) and bool((where.diff() > 0).all())
+    )
 
 
 WRONG = {
     "dtype": (lambda: encode_delta(torch.zeros(2), torch.zeros(2)), "old and new must be bfloat16 or float16"),
-    "steps": (lambda: apply_delta(torch.zeros(2).bfloat16(), torch.tensor([0]), torch.zeros(1).long()), "steps must be torch.int32"),
-    "range": (lambda: apply_delta(torch.zeros(2).bfloat16(), torch.tensor([2]), torch.ones(1).int()), "positions must lie in the 2"),
-    "order": (lambda: apply_delta(torch.zeros(2).bfloat16(), torch.tensor([1, 1]), torch.ones(2).int()), "positions must ascend"),
-    "base": (lambda: apply_delta(made(torch.bfloat16, 0x7FFF), torch.tensor([0]), torch.ones(1).int()), "beyond the last float"),
+    "steps": (
+        lambda: apply_delta(torch.zeros(2).bfloat16(), torch.tensor([0]), torch.zeros(1).long()),
+        "steps must be torch.int32",
+    ),
+    "range": (
+        lambda: apply_delta(torch.zeros(2).bfloat16(), torch.tensor([2]), torch.ones(1).int()),
+        "positions must lie in the 2",
+    ),
+    "order": (
+        lambda: apply_delta(torch.zeros(2).bfloat16(), torch.tensor([1, 1]), torch.ones(2).int()),
+        "positions must ascend",
+    ),
+    "base": (
+        lambda: apply_delta(made(torch.bfloat16, 0x7FFF), torch.tensor([0]), torch.ones(1).int()),
+        "beyond the last float",
+    ),
     "size": (lambda: unpack(pack(torch.tensor([5]), torch.ones(1).int(), 6), 5), "no delta of 5 weights"),
     "kind": (lambda: unpack(pack_full([torch.zeros(4).bfloat16()], 1), 4), "no delta of 4 weights"),
     "empty": (lambda: unpack(b"", 4), "no delta"),

@@ -97,7 +97,11 @@ def test_the_law_is_a_share_and_grows_with_the_update(seed, size, sign):
     w, update = torch.randn(2, 50, generator=generator)
     update = size * (-update if sign else update)
     share = changed_share(w, update)
-    assert 0 <= share <= 1 and share == changed_share(-w, -update) and share <= changed_share(w, 2 * update) <= 2 * share + 1e-12
+    assert (
+        0 <= share <= 1
+        and share == changed_share(-w, -update)
+        and share <= changed_share(w, 2 * update) <= 2 * share + 1e-12
+    )
     assert changed_share(w, torch.zeros(50)) == 0
 
 
@@ -134,9 +138,14 @@ def test_order_and_place_count():
 
 
 def test_digests_of_ranks_are_put_together():
-    """Two rows each, by hand. A part that two ranks hold counts once, and must be the same for both; a writer's must not be there twice."""
+    """Two rows each, by hand. A part that two ranks hold counts once, and must be the same for both; a writer's must
+    not be there twice."""
     a, b, shapes = ("w", 0, 2), ("w", 2, 2), {"w": [4]}
-    assert weight_sync.combined([(b, 5), (a, 7)], shapes) == {"w": f"{12:032x}"} == weight_sync.combined([(a, 7), (b, 5), (a, 7)], shapes)
+    assert (
+        weight_sync.combined([(b, 5), (a, 7)], shapes)
+        == {"w": f"{12:032x}"}
+        == weight_sync.combined([(a, 7), (b, 5), (a, 7)], shapes)
+    )
     assert weight_sync.combined([(a, 2**128 - 1), (b, 3)], shapes) == {"w": f"{2:032x}"}
     with pytest.raises(SyncError, match="two ranks hold other bits in rows 0 to 2 of w"):
         weight_sync.combined([(a, 7), (b, 5), (a, 8)], shapes)
@@ -151,7 +160,14 @@ def test_digests_of_ranks_are_put_together():
 
 
 @settings(max_examples=40)
-@given(st.integers(0, 2**20), st.integers(1, 12), st.sampled_from([0.0, 0.03, 0.8]), st.integers(1, 6), st.integers(2, 5), st.data())
+@given(
+    st.integers(0, 2**20),
+    st.integers(1, 12),
+    st.sampled_from([0.0, 0.03, 0.8]),
+    st.integers(1, 6),
+    st.integers(2, 5),
+    st.data(),
+)
 def test_a_reader_has_the_trainers_bits(seed, n, share, anchor_every, merge_every, data):
     """Whenever it looks, and whatever it holds; with any bits, NaN payloads among them."""
     store, states = chain(n, share, seed, anchor_every=anchor_every, merge_every=merge_every)
@@ -219,8 +235,8 @@ def test_a_reader_of_some_rows_fetches_only_their_shards():
 @settings(max_examples=60)
 @given(st.data())
 def test_every_damaged_byte_is_found(data):
-    """One byte of one value of the store is flipped, or the value is cut, or it is gone: the reader ends with the trainer's bits, by another
-    way, or says SyncError and serves what it served."""
+    """One byte of one value of the store is flipped, or the value is cut, or it is gone: the reader ends with the
+    trainer's bits, by another way, or says SyncError and serves what it served."""
     store, states = chain(7, 0.3, anchor_every=3, merge_every=2)
     reader, served = follower(store)
     have = data.draw(st.sampled_from([None, 0, 2, 4]))
@@ -244,8 +260,9 @@ def test_every_damaged_byte_is_found(data):
 
 @pytest.mark.parametrize("want", [3, 4])
 def test_a_drifted_reader_falls_back_to_the_anchor(want):
-    """Its base is not the trainer's, which no digest of a shard can tell: the digest of the result does. The delta, which is smaller, is tried
-    first; then version 4 has an anchor of its own, and version 3 is reached from that of version 0, over the same delta."""
+    """Its base is not the trainer's, which no digest of a shard can tell: the digest of the result does. The delta,
+    which is smaller, is tried first; then version 4 has an anchor of its own, and version 3 is reached from that of
+    version 0, over the same delta."""
     store, states = chain(5, 0.02, anchor_every=4)
     reader, served = follower(store)
     moves(reader, want - 1)
@@ -302,7 +319,9 @@ def test_a_trainer_changes_its_weights_in_place():
     assert moves(reader) == 1 and serves(served, state)
 
 
-@pytest.mark.parametrize(("cut", "says"), [(True, r"is damaged: \d+ of \d+ bytes"), (False, "is damaged: other bytes than were written")])
+@pytest.mark.parametrize(
+    ("cut", "says"), [(True, r"is damaged: \d+ of \d+ bytes"), (False, "is damaged: other bytes than were written")]
+)
 def test_a_damaged_shard_is_named(cut, says):
     store, _ = chain(1)
     [key] = [key for key in store if "anchor" in key]
@@ -326,7 +345,9 @@ def test_what_stands_in_the_way_is_said():
     with pytest.raises(SyncError, match="anchor-0-.* is missing"):
         late.fetch()
     other = Reader(store, [Part("a", (5, 7), 0, torch.zeros(5, 7).bfloat16())])
-    with pytest.raises(SyncError, match=r"a has shape \[5, 7\]; version 2 has \[7, 5\]|a has shape \[5, 7\]; version 0 has \[7, 5\]"):
+    with pytest.raises(
+        SyncError, match=r"a has shape \[5, 7\]; version 2 has \[7, 5\]|a has shape \[5, 7\]; version 0 has \[7, 5\]"
+    ):
         other.fetch()
 
 
@@ -353,7 +374,9 @@ def test_the_base_moves_only_with_the_manifest():
     writer = Writer(store)
     writer.publish(0, whole(states[0]))
     store.down = True
-    with pytest.raises(SyncError, match="version 1 was not published: rank 0 could not write its rows .OSError: no route"):
+    with pytest.raises(
+        SyncError, match="version 1 was not published: rank 0 could not write its rows .OSError: no route"
+    ):
         writer.publish(1, whole(states[1]))
     store.down = False
     reader, served = follower(store)
@@ -377,7 +400,8 @@ def test_a_commit_that_fails_leaves_nothing_to_see(monkeypatch):
 
 
 def test_of_two_writers_one_wins():
-    """The other learns it. Where both have the same weights, as a trainer that was killed and resumed has, both are right."""
+    """The other learns it. Where both have the same weights, as a trainer that was killed and resumed has, both are
+    right."""
     store, state = {}, weights(0)
     Writer(store).publish(0, whole(state))
     Writer(store, level=0).publish(0, whole(state))
@@ -393,14 +417,19 @@ def kinds_of(store: dict, version: int) -> list[str]:
 
 @pytest.mark.parametrize("first", [5, 6])
 def test_a_writer_begins_in_the_middle_of_a_chain(first):
-    """A trainer that was killed and goes on at version 5, or on a version that its log has lost. What the one before held is gone: the version is
-    whole, what follows is a delta from it, and merged deltas are merged from as many as are said."""
+    """A trainer that was killed and goes on at version 5, or on a version that its log has lost. What the one before
+    held is gone: the version is whole, what follows is a delta from it, and merged deltas are merged from as many as
+    are said."""
     store, states = chain(5, anchor_every=100, merge_every=4)
     writer, readers = Writer(store, anchor_every=100, merge_every=4), [follower(store) for _ in range(3)]
     for (reader, _), have in zip(readers[1:], (2, 4)):
         moves(reader, have)
     for version in range(first, first + 8):
-        states = [*states, *[None] * (version - len(states)), moved(states[4 if version == first else -1], version, 0.2)]
+        states = [
+            *states,
+            *[None] * (version - len(states)),
+            moved(states[4 if version == first else -1], version, 0.2),
+        ]
         writer.publish(version, whole(states[-1]))
     expected = {5: ["anchor"], 6: ["delta"], 7: ["delta"], 8: ["delta"], 9: ["delta"], 12: ["delta", "merged"]}
     if first == 6:
@@ -509,8 +538,8 @@ def test_pruning_waits_for_every_reader():
 
 
 def test_pruning_leaves_a_way_to_every_version_that_is_left_wherever_it_is_killed():
-    """A version is invisible before its shards go. An anchor of which the manifest never came is none: what leads past it stays. Readers that knew
-    what is gone say so."""
+    """A version is invisible before its shards go. An anchor of which the manifest never came is none: what leads past
+    it stays. Readers that knew what is gone say so."""
     whole_store, states = chain(7, anchor_every=3, merge_every=2)
     knows, _ = follower(whole_store)
     moves(knows)
@@ -566,8 +595,8 @@ def test_a_network_round_trip():
 
 
 def test_demo():
-    """By hand: |w| lies between 128 and 256 ulps, so the share is about E[min(1, 181 |Δ|/|w|)]; with normal numbers of 1e-6 and 0.02 that is
-    0.0362 · E[min(|Δ|/|w|, 1/0.0362)], near 0.035."""
+    """By hand: |w| lies between 128 and 256 ulps, so the share is about E[min(1, 181 |Δ|/|w|)]; with normal numbers of
+    1e-6 and 0.02 that is 0.0362 · E[min(|Δ|/|w|, 1/0.0362)], near 0.035."""
     found = weight_sync.demo(weight_sync.Demo(weights=20_000, versions=9))
     for lr in ("1e-06", "1e-05", "0.0001"):
         assert found[f"exact@{lr}"] == 1

@@ -14,8 +14,8 @@ from tests import forks
 
 @pytest.fixture(scope="session")
 def play_figure(tiny_run, tmp_path_factory):
-    """`etude figure NAME --quick` into `out`, in a process of its own; what NAME.json then holds. `own`: it plays the run of the recipe that
-    it stands on itself, instead of being given the one that all tests share."""
+    """`etude figure NAME --quick` into `out`, in a process of its own; what NAME.json then holds. `own`: it plays the
+    run of the recipe that it stands on itself, instead of being given the one that all tests share."""
 
     def play(name, out, *sets, own=False):
         settings = dataclasses.fields(importlib.import_module(catalog.find_experiment(name).module).Experiment)
@@ -32,7 +32,8 @@ def play_figure(tiny_run, tmp_path_factory):
 
 @pytest.fixture
 def short_of_words(monkeypatch):
-    """short_of_words(MODULE): rollouts of an experiment on hacks end early. A policy that has learnt nothing talks until its context is full."""
+    """short_of_words(MODULE): rollouts of an experiment on hacks end early. A policy that has learnt nothing talks
+    until its context is full."""
 
     def shorten(module):
         def shorter(recipe):

@@ -23,7 +23,15 @@ from sims.recipe.settings import Payment
 from sims.rounding import fp8_rows
 from sims.statistics import pass_at_k
 
-TINY = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, head_dim=16, num_experts=4, moe_intermediate_size=32)
+TINY = dict(
+    hidden_size=32,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+    head_dim=16,
+    num_experts=4,
+    moe_intermediate_size=32,
+)
 
 
 @pytest.fixture(scope="module")
@@ -68,9 +76,13 @@ def test_clean_demonstrations_are_paid_in_full(language, demonstration_tokens):
     ids, own = demonstration_tokens(language, task, demonstration(task, rng, NoiseConfig.clean()))
     environment, _, opening = replay(language, task, ids, own)
     own, earned = torch.tensor(own), environment.reward()
-    segment = Segment(torch.tensor(ids), own, own * -1.0, own.long(), torch.zeros(len(ids) - 1, 0, 0, dtype=torch.int16), True)
+    segment = Segment(
+        torch.tensor(ids), own, own * -1.0, own.long(), torch.zeros(len(ids) - 1, 0, 0, dtype=torch.int16), True
+    )
     payment = Payment(effort_price=0.001, k=0.02, q=0.5, invalid_call=0.1)
-    paid = reward_terms(Rollout(Chain([segment], True), dict(earned.terms), dict(earned.metrics), opening=opening), payment)
+    paid = reward_terms(
+        Rollout(Chain([segment], True), dict(earned.terms), dict(earned.metrics), opening=opening), payment
+    )
     counts = Effort(
         tool_call_tokens=int(own.sum()), tool_output_tokens=len(ids) - opening - int(own.sum()), tool_calls=5, turns=5
     )  # read, read, write, test, done
@@ -82,13 +94,17 @@ def test_clean_demonstrations_are_paid_in_full(language, demonstration_tokens):
 def test_invalid_calls_cost(language):
     task = generate(random.Random(1), "train")
     turns = iter(("raed m1", "done"))
-    found = script_rollout(MicroRepo(Session(task)), language, Limits(single(200)), lambda *_: language.encode(next(turns)))
+    found = script_rollout(
+        MicroRepo(Session(task)), language, Limits(single(200)), lambda *_: language.encode(next(turns))
+    )
     paid = reward_terms(found, Payment(effort_price=0.0, invalid_call=0.25, weights=EffortWeights()))
     assert paid["tests"] == 0 and sum(paid.values()) == -0.25
 
 
 @given(
-    spoken=st.lists(st.tuples(st.lists(st.integers(1, 3), max_size=3), st.lists(st.integers(0, 3), max_size=3)), max_size=5),
+    spoken=st.lists(
+        st.tuples(st.lists(st.integers(1, 3), max_size=3), st.lists(st.integers(0, 3), max_size=3)), max_size=5
+    ),
     prompt=st.lists(st.integers(0, 3), min_size=1, max_size=4),
     cut=st.lists(st.integers(1, 3), max_size=3),
 )
@@ -100,7 +116,14 @@ def test_a_rollout_is_parted_as_it_was_put_together(spoken, prompt, cut):
     pieces = [piece for piece in [*pieces, (cut, True)] if piece[0]]
     tokens = torch.tensor([token for piece, _ in pieces for token in piece])
     own = torch.tensor([mine for piece, mine in pieces for _ in piece])
-    rollout = Segment(tokens, own, torch.zeros(len(own)), torch.where(own, 0, -1), torch.zeros(len(own) - 1, 0, 1, dtype=torch.int16), not cut)
+    rollout = Segment(
+        tokens,
+        own,
+        torch.zeros(len(own)),
+        torch.where(own, 0, -1),
+        torch.zeros(len(own) - 1, 0, 1, dtype=torch.int16),
+        not cut,
+    )
     assert [(tokens[where].tolist(), mine) for where, mine in parted(rollout, 0)] == pieces
 
 
@@ -139,13 +162,19 @@ def test_a_fork_and_its_original_go_their_own_ways(language, after, first):
 
 def played(model, language, tasks, samples=4, how=None, temperature=1.0):
     generator = torch.Generator().manual_seed(5)
-    return play(Sampler(model, torch.float32), language, tasks, samples, Limits(how or single(48)), 3, generator, temperature)
+    return play(
+        Sampler(model, torch.float32), language, tasks, samples, Limits(how or single(48)), 3, generator, temperature
+    )
 
 
 def same(some, others):
     for a, b in zip(some, others, strict=True):
         one, other = one_row(a.chain), one_row(b.chain)
-        if not (torch.equal(one.tokens, other.tokens) and torch.equal(one.logp, other.logp) and (a.terms, a.metrics) == (b.terms, b.metrics)):
+        if not (
+            torch.equal(one.tokens, other.tokens)
+            and torch.equal(one.logp, other.logp)
+            and (a.terms, a.metrics) == (b.terms, b.metrics)
+        ):
             return False
     return True
 
@@ -170,11 +199,15 @@ def test_rollouts_are_the_same_on_one_core_and_on_two(language, monkeypatch):
     monkeypatch.setattr(process, "cores", lambda: 1)
     alone = played(model, language, tasks)
     assert len(several) == 72 > FEWEST and same(several, alone)
-    assert all(e.task == e.environment.session.task == task for e, task in zip(several, sum(([t] * 4 for t in tasks), []), strict=True))
+    assert all(
+        e.task == e.environment.session.task == task
+        for e, task in zip(several, sum(([t] * 4 for t in tasks), []), strict=True)
+    )
 
 
 def test_a_rollout_is_decided_by_its_task_and_its_number_alone(language):
-    """Whoever is played beside it: other tasks, another order, more rollouts of the same task, asked for at once or one by one."""
+    """Whoever is played beside it: other tasks, another order, more rollouts of the same task, asked for at once or one
+    by one."""
     model = Transformer(Config.tiny(language.tokenizer.get_vocab_size(), **TINY))
     a, b, c = (generate(random.Random(i), "train") for i in range(3))
 
@@ -191,7 +224,9 @@ def test_padding_and_reference_kl_by_hand(language):
     model = Transformer(Config.tiny(language.tokenizer.get_vocab_size(), **TINY))
     reference = Transformer(Config.tiny(language.tokenizer.get_vocab_size(), **TINY))
     tasks = [generate(random.Random(i), "train") for i in range(2)]
-    episodes = play(Sampler(model, torch.float32), language, tasks, 2, Limits(single(40)), 3, torch.Generator().manual_seed(0))
+    episodes = play(
+        Sampler(model, torch.float32), language, tasks, 2, Limits(single(40)), 3, torch.Generator().manual_seed(0)
+    )
     ids, mask, behavior = pad([one_row(e.chain) for e in episodes], multiple=16)
     assert ids.shape[1] % 16 == 0 and mask.sum() == sum(e.chain.written for e in episodes)
     behavior += torch.rand(behavior.shape) * mask  # a sampler that computes otherwise
@@ -200,7 +235,8 @@ def test_padding_and_reference_kl_by_hand(language):
         r, here = one_row(episode.chain), mask[row, 1:]
         with torch.no_grad():
             now, before = (
-                network(ids[row, None]).logits[0, :-1].log_softmax(-1).gather(1, ids[row, 1:, None])[:, 0] for network in (model, reference)
+                network(ids[row, None]).logits[0, :-1].log_softmax(-1).gather(1, ids[row, 1:, None])[:, 0]
+                for network in (model, reference)
             )
         assert int(here.sum()) == int(r.sampled.sum())
         torch.testing.assert_close(drift[row], kl.token_kl(now, before, "k1")[here].sum(), rtol=1e-4, atol=1e-4)
@@ -221,13 +257,15 @@ def test_own_log_probs_are_those_of_the_whole_text_where_the_agent_spoke(seed, s
 
 
 def test_a_policy_has_not_drifted_from_itself_at_any_temperature(language):
-    """What sampled is what learns: no drift, and engines that agree at the temperature that was sampled at. A sampler with 8-bit weights
-    computes otherwise, and that is no drift either."""
+    """What sampled is what learns: no drift, and engines that agree at the temperature that was sampled at. A sampler
+    with 8-bit weights computes otherwise, and that is no drift either."""
     model = Transformer(Config.tiny(language.tokenizer.get_vocab_size(), **TINY))
     tasks = [generate(random.Random(i), "train") for i in range(2)]
     for temperature in (0.6, 1.0, 1.5):
         generator = torch.Generator().manual_seed(0)
-        episodes = play(Sampler(model, torch.float32), language, tasks, 2, Limits(single(40)), 3, generator, temperature)
+        episodes = play(
+            Sampler(model, torch.float32), language, tasks, 2, Limits(single(40)), 3, generator, temperature
+        )
         ids, mask, behavior = pad([one_row(e.chain) for e in episodes])
         drift, engine = reference_kl(model, model, ids, mask, behavior, temperature)
         other = reference_kl(model, model, ids, mask, behavior, 1.3)[1]

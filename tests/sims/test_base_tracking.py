@@ -1,4 +1,5 @@
-"""State tracking: the distance is a metric, the diffs of a chain lead to its last version, and exact match is brittle."""
+"""State tracking: the distance is a metric, the diffs of a chain lead to its last version, and exact match is
+brittle."""
 
 import ast
 import os
@@ -40,7 +41,8 @@ def test_distances_counted_by_hand():
 
 
 def applied(text: str, diff: str) -> str:
-    """Another reader of unified diffs: hunks by their line numbers; every line that is kept or removed has to be there."""
+    """Another reader of unified diffs: hunks by their line numbers; every line that is kept or removed has to be
+    there."""
     old, new, at, left = text.split("\n"), [], 0, []
     for line in diff.split("\n")[:-1]:
         if head := re.fullmatch(r"@@ -(\d+)(?:,(\d+))? \+\d+(?:,(\d+))? @@", line):
@@ -59,9 +61,11 @@ def applied(text: str, diff: str) -> str:
     return "\n".join(new + old[at:])
 
 
-VERSION = st.lists(st.sampled_from(["a = 1", "b = 2", "", "    return a", "@@ -1 +1 @@", "+x", "-y", "c\x0cd", "z"]), min_size=1, max_size=8).map(
-    lambda lines: "\n".join(lines) + "\n"
-)
+VERSION = st.lists(
+    st.sampled_from(["a = 1", "b = 2", "", "    return a", "@@ -1 +1 @@", "+x", "-y", "c\x0cd", "z"]),
+    min_size=1,
+    max_size=8,
+).map(lambda lines: "\n".join(lines) + "\n")
 
 
 @given(st.lists(VERSION, min_size=2, max_size=5))
@@ -79,7 +83,8 @@ def test_the_diffs_of_a_chain_lead_from_the_first_version_to_the_last(versions):
 
 FILES = {
     f"m{n}.py": "".join(
-        f"def work_{n}_{k}(items, limit_{k}):\n    total = 0\n    for item in items:\n        total += item * {k}\n    print(total)\n"
+        f"def work_{n}_{k}(items, limit_{k}):\n    total = 0\n    for item in items:\n        total += "
+        f"item * {k}\n    print(total)\n"
         f"    return total, limit_{k}\n\n\n"
         for k in range(4)
     )
@@ -91,7 +96,11 @@ FILES = {
 def test_synthetic_chains_hold_valid_python_and_fit(seed):
     chains = tracking.synthetic(FILES, (3, 1), 3, 1000, seed)
     assert [len(chain.diffs) for chain in chains] == [1, 1, 1, 3, 3, 3] and len({chain.first for chain in chains}) == 6
-    assert chains == tracking.synthetic(FILES, (3, 1), 3, 1000, seed) != tracking.synthetic(FILES, (3, 1), 3, 1000, seed + 1)
+    assert (
+        chains
+        == tracking.synthetic(FILES, (3, 1), 3, 1000, seed)
+        != tracking.synthetic(FILES, (3, 1), 3, 1000, seed + 1)
+    )
     for chain in chains:
         text = chain.first
         for diff in chain.diffs:
@@ -104,7 +113,9 @@ def test_synthetic_chains_hold_valid_python_and_fit(seed):
 
 
 def test_too_few_pieces_are_named():
-    with pytest.raises(ValueError, match="chains must be fewer, or longer: the files give [0-9]+ of 40 with 2 diffs in 1000 bytes"):
+    with pytest.raises(
+        ValueError, match="chains must be fewer, or longer: the files give [0-9]+ of 40 with 2 diffs in 1000 bytes"
+    ):
         tracking.synthetic(FILES, (2,), 40, 1000, 0)
 
 
@@ -125,7 +136,9 @@ def test_exact_match_is_brittle_by_hand():
 def commit(folder, name, text):
     (folder / name).write_text(text)
     for words in (("add", "-A"), ("-c", "user.name=a", "-c", "user.email=a@b", "commit", "-q", "-m", "x")):
-        subprocess.run(["git", "-C", str(folder), *words], check=True, env={**os.environ, "GIT_CONFIG_GLOBAL": os.devnull})
+        subprocess.run(
+            ["git", "-C", str(folder), *words], check=True, env={**os.environ, "GIT_CONFIG_GLOBAL": os.devnull}
+        )
 
 
 def test_chains_of_a_repository_follow_its_history_and_run_nothing_of_it(tmp_path):

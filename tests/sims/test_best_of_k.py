@@ -1,4 +1,5 @@
-"""pass@K along RL: the estimate is unbiased, verdicts tell widening from sharpening, and a dead training goes on where it was."""
+"""pass@K along RL: the estimate is unbiased, verdicts tell widening from sharpening, and a dead training goes on where
+it was."""
 
 import itertools
 import json
@@ -51,16 +52,22 @@ def test_crossing_is_the_first_k_without_a_lead():
 
 def test_churn_by_hand():
     before, after = np.array([[0, 0, 3, 5], [0, 2, 0, 5]]), np.array([[1, 0, 0, 5], [0, 0, 4, 5]])
-    # Training 0 gains task 0 and loses task 2, training 1 gains task 2 and loses task 1; the looks before differ at 1 and 2.
+    # Training 0 gains task 0 and loses task 2, training 1 gains task 2 and loses task 1; the looks before differ at 1
+    # and 2.
     assert best_of_k.churn(before, after) == (0.25, 0.25, 0.25)
     assert best_of_k.churn(before[:1], after[:1]) == (0.25, 0.25, None)
 
 
 def test_sharpening_is_not_taken_for_widening():
-    """Half of the tasks go from 0.4 to 0.98, the others stay out of reach: the average rises by 0.29, best-of-16 does not."""
+    """Half of the tasks go from 0.4 to 0.98, the others stay out of reach: the average rises by 0.29, best-of-16 does
+    not."""
     claims = decided(drawn([0.4] * 60 + [0.0] * 60), drawn([0.98] * 60 + [0.0] * 60, seed=1))
-    assert claims["average"]["verdict"] == "reproduced" and claims["average"]["measured"] == pytest.approx(0.29, abs=0.02)
-    assert claims["best-of-16"]["verdict"] == "not at this scale" and claims["best-of-16"]["measured"] == pytest.approx(0, abs=0.01)
+    assert claims["average"]["verdict"] == "reproduced" and claims["average"]["measured"] == pytest.approx(
+        0.29, abs=0.02
+    )
+    assert claims["best-of-16"]["verdict"] == "not at this scale" and claims["best-of-16"]["measured"] == pytest.approx(
+        0, abs=0.01
+    )
     assert "it shrinks: RL sharpens" in claims["best-of-16"]["note"]
 
 
@@ -83,7 +90,9 @@ def test_as_many_gained_as_lost_is_no_rise():
     for training in range(3):
         before[training, training] = after[(training + 1) % 3, 9 - training] = 0
     best = decided(before, after)["best-of-16"]
-    assert (after == 0).sum() == (before == 0).sum() and best["measured"] == 0 and best["verdict"] == "not at this scale"
+    assert (
+        (after == 0).sum() == (before == 0).sum() and best["measured"] == 0 and best["verdict"] == "not at this scale"
+    )
 
 
 def test_one_training_that_falls_prevents_reproduced():
@@ -116,7 +125,9 @@ def test_successes_go_to_their_tasks(played, tmp_path, monkeypatch):
     tasks = list(itertools.islice(task_stream(recipe, "evaluation"), c.tasks))
 
     def play(sampler, language, some, n, *rest):
-        assert [t.key for t in some] == [t.key for t in tasks]  # the recipe's held-out tasks, whatever the training's seed
+        assert [t.key for t in some] == [
+            t.key for t in tasks
+        ]  # the recipe's held-out tasks, whatever the training's seed
         return [SimpleNamespace(metrics={"tests": float(s < t % 4)}) for t in range(len(some)) for s in range(n)]
 
     monkeypatch.setattr(best_of_k, "play", play)
@@ -126,7 +137,8 @@ def test_successes_go_to_their_tasks(played, tmp_path, monkeypatch):
 
 
 def test_a_training_that_was_interrupted_ends_the_same(played, tmp_path, monkeypatch):
-    """It dies in its last look and goes on: the looks of both processes stand side by side, as if nothing had happened."""
+    """It dies in its last look and goes on: the looks of both processes stand side by side, as if nothing had
+    happened."""
     out, record = played
     c, calls, play = Experiment.quick(), [], best_of_k.play
 
@@ -139,7 +151,10 @@ def test_a_training_that_was_interrupted_ends_the_same(played, tmp_path, monkeyp
     root, recipe = out / "recipe", read_config(out / "recipe")
     whole = json.loads((out / "stages/rl-0.json").read_text())["result"]["looks"]
     monkeypatch.setattr(best_of_k, "play", dying)
-    with pytest.raises(KeyboardInterrupt), Run.open(tmp_path / "run", "figure best-of-k", c, checkpoint_seconds=0.0) as run:
+    with (
+        pytest.raises(KeyboardInterrupt),
+        Run.open(tmp_path / "run", "figure best-of-k", c, checkpoint_seconds=0.0) as run,
+    ):
         best_of_k.training(run, c, root, recipe, 0)
     with Run.open(tmp_path / "run", "figure best-of-k", c, resume=True) as run:
         assert best_of_k.training(run, c, root, recipe, 0) == whole

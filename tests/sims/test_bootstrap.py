@@ -31,7 +31,8 @@ def test_bootstrap_of_nothing():
 
 
 def test_students_interval_by_hand():
-    """Of three numbers: t at two degrees of freedom is 4.30265; and it covers the truth where a bootstrap of so few would not."""
+    """Of three numbers: t at two degrees of freedom is 4.30265; and it covers the truth where a bootstrap of so few
+    would not."""
     found = student([1.0, 2.0, 6.0])
     assert found["value"] == 3 and found["high"] - 3 == pytest.approx(4.302653 * 7**0.5 / 3**0.5) == 3 - found["low"]
     draw = np.random.default_rng(0)

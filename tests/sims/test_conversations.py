@@ -1,4 +1,5 @@
-"""Conversations of the recipe: demonstrations as JSONL train as they do directly, a file becomes rows, and a template can do no harm."""
+"""Conversations of the recipe: demonstrations as JSONL train as they do directly, a file becomes rows, and a template
+can do no harm."""
 
 import json
 import os
@@ -54,28 +55,40 @@ def test_every_context_comes_back_token_by_token(tiny_run, exported):
         assert torch.equal(ids, segment.tokens[:T]) and torch.equal(mask, segment.sampled[:T])
         whole += T == len(segment.tokens)
         left = segment.tokens[T:].tolist()
-        assert not left or left[-1] != language.env and language.env not in left[left.index(language.agent) :]  # a turn that the limit cut off
+        assert (
+            not left or left[-1] != language.env and language.env not in left[left.index(language.agent) :]
+        )  # a turn that the limit cut off
     assert whole > 0.9 * len(found)
     own = [m for _, chat in chats_read for m in chat.messages if m.role == "assistant"]
     called = [call.name for m in own for call in m.tool_calls]
     assert {"read", "write", "test", "done"} < set(called) and any(len(m.tool_calls) > 1 for m in own)
-    assert any(not m.learn for m in own) and any(m.learn and not m.tool_calls for m in own)  # given summaries, and written ones
+    assert any(not m.learn for m in own) and any(
+        m.learn and not m.tool_calls for m in own
+    )  # given summaries, and written ones
     for _, chat in chats_read:
         asked = [call.id for m in chat.messages for call in m.tool_calls]
         assert len({*asked}) == len(asked)
 
 
 def test_the_file_trains_the_same_weights(tiny_run, exported, tmp_path):
-    """The SFT stage on the file: the rows, the metrics and the weights of the run that was not given one, to the last bit."""
+    """The SFT stage on the file: the rows, the metrics and the weights of the run that was not given one, to the last
+    bit."""
     config, file, _ = exported
     config = replace(config, sft=replace(config.sft, conversations=str(file)))
     with Run.open(tmp_path / "run", "recipe", config, False, 20.0) as run:
         data(run, config)
         told = run.stage("data", total=5).result()["conversations"]
         ids, doc, weight = kept_rows(run.root)
-        assert told["conversations"] == told["contexts"] and not told["cut"] and not told["skipped"] and told["learned"] == weight.sum()
+        assert (
+            told["conversations"] == told["contexts"]
+            and not told["cut"]
+            and not told["skipped"]
+            and told["learned"] == weight.sum()
+        )
         mine, theirs = sft_batches(run.root, config, 256), sft_batches(tiny_run, exported[0], 256)
-        assert mine[0] == theirs[0] and all(torch.equal(a, b) for step in range(3) for a, b in zip(mine[1](step), theirs[1](step), strict=True))
+        assert mine[0] == theirs[0] and all(
+            torch.equal(a, b) for step in range(3) for a, b in zip(mine[1](step), theirs[1](step), strict=True)
+        )
         shutil.copytree(tiny_run / "checkpoints" / "cpt", run.root / "checkpoints" / "cpt")
         stages.finetune(run, config)
         assert (run.root / "metrics" / "sft.jsonl").read_bytes() == (tiny_run / "metrics" / "sft.jsonl").read_bytes()
@@ -114,11 +127,26 @@ def test_lines_that_are_skipped_are_named_and_counted(tmp_path, capsys):
     odd = [{"messages": [{"role": "user", "content": "\ufdd0"}, good["messages"][1]]}] * 6
     file.write_text("".join(json.dumps(one) + "\n" for one in (good, long, "x", silent, longer, *odd)))
     (ids, doc, weight), told = pack_conversations(file, Template(chats.AGENT), language, 12)
-    assert told == {"conversations": 3, "contexts": 2, "cut": 1, "dropped": 1, "skipped": 8, "rows": 1, "tokens": 12, "learned": 6}
+    assert told == {
+        "conversations": 3,
+        "contexts": 2,
+        "cut": 1,
+        "dropped": 1,
+        "skipped": 8,
+        "rows": 1,
+        "tokens": 12,
+        "learned": 6,
+    }
     assert ids.shape == (1, 12) and weight.sum() == 6 and doc.max() == 1
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith(f"skipped: {file}:3: a conversation must be") and lines[1] == f"skipped: {file}:4: the assistant has no turn to learn"
-    assert lines[5] == f"skipped: 3 more lines of {file}" and "1 contexts longer than a row of 12 tokens are cut" in lines[6]
+    assert (
+        lines[0].startswith(f"skipped: {file}:3: a conversation must be")
+        and lines[1] == f"skipped: {file}:4: the assistant has no turn to learn"
+    )
+    assert (
+        lines[5] == f"skipped: 3 more lines of {file}"
+        and "1 contexts longer than a row of 12 tokens are cut" in lines[6]
+    )
     for content, why in (
         ("", "has no conversation to learn from$"),
         ('"x"', r"; the first: .*c.jsonl:1: "),
@@ -182,7 +210,9 @@ def test_a_template_means_what_it_means_to_transformers(source, contents):
     tools = [{"type": "function", "function": {"name": "f", "description": contents[-1]}}]
     for prompt in (False, True):
         text, _ = chats.template(source)(messages, tools, prompt)
-        assert text == theirs.apply_chat_template(messages, tools=tools, chat_template=source, add_generation_prompt=prompt, tokenize=False)
+        assert text == theirs.apply_chat_template(
+            messages, tools=tools, chat_template=source, add_generation_prompt=prompt, tokenize=False
+        )
 
 
 def test_where_a_template_is_found(tmp_path):
@@ -191,7 +221,9 @@ def test_where_a_template_is_found(tmp_path):
         template_of(tmp_path, foreign)
     ours = Language(chats.bytes_tokenizer(control=("<|endoftext|>", "<|env|>", "<|agent|>")))
     assert template_of(tmp_path, ours).source == chats.AGENT
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{{ bos_token }}a", "bos_token": {"content": "<B>"}}))
+    (tmp_path / "tokenizer_config.json").write_text(
+        json.dumps({"chat_template": "{{ bos_token }}a", "bos_token": {"content": "<B>"}})
+    )
     assert template_of(tmp_path, foreign)([], [], False)[0] == "<B>a"
     several = [{"name": "default", "template": "d"}, {"name": "rag", "template": "r"}]
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": several}))
@@ -208,7 +240,8 @@ def test_where_a_template_is_found(tmp_path):
 
 
 def test_templates_by_name_and_the_date(tmp_path, monkeypatch):
-    """As transformers chooses: `tool_use` for chats with tools, `default` for others; files before tokenizer_config.json."""
+    """As transformers chooses: `tool_use` for chats with tools, `default` for others; files before
+    tokenizer_config.json."""
     foreign, tools = Language(chats.bytes_tokenizer(control=("<|im_start|>", "<|im_end|>"))), [{"name": "read"}]
 
     def written(given):
@@ -243,18 +276,26 @@ def test_commands_refuse_in_one_line(tiny_run, exported, tmp_path, ask):
     for words, why in (
         (("export-sft", tiny_run, "--out", file), "exists already; name another file with --out"),
         (("export-sft", tmp_path, "--out", tmp_path / "x"), "is not a small run of the recipe"),
-        (("run", "recipe", "--set", f"sft.conversations={tmp_path / 'no'}", "--out", tmp_path / "run"), "is not a file; name a JSONL file"),
+        (
+            ("run", "recipe", "--set", f"sft.conversations={tmp_path / 'no'}", "--out", tmp_path / "run"),
+            "is not a file; name a JSONL file",
+        ),
     ):
         code, _, error = ask(*words)
         assert code == 2 and why in error and error.count("\n") == 1
     assert file.read_bytes() == before and not list(tmp_path.iterdir())
     code, said, _ = ask("export-sft", tiny_run, "--out", tmp_path / "deep" / "chats.jsonl")
-    assert code == 0 and (tmp_path / "deep" / "chats.jsonl").read_bytes() == before and said.startswith("24 demonstrations, ")
+    assert (
+        code == 0
+        and (tmp_path / "deep" / "chats.jsonl").read_bytes() == before
+        and said.startswith("24 demonstrations, ")
+    )
 
 
 @pytest.mark.real
 def test_smollm2_s_own_template(tmp_path_factory):
-    """The folder keeps it; what is learned of a chat is what the assistant says, and the tokens are transformers' own."""
+    """The folder keeps it; what is learned of a chat is what the assistant says, and the tokens are transformers'
+    own."""
     from transformers import AutoTokenizer
 
     from ref.cpt import load_tokenizer
@@ -262,12 +303,25 @@ def test_smollm2_s_own_template(tmp_path_factory):
 
     folder = folder_of("smollm2-135m", Path(os.environ.get("ETUDE_MODELS") or tmp_path_factory.mktemp("models")))
     language = Language(load_tokenizer(folder / "tokenizer.json"))
-    turns = [("u", "Fix x = 1"), ("a", "\nread a.py\n"), ("u", "<|im_end|> 12"), ("a", ""), ("u", "né"), ("a", "dönè 😀")]
+    turns = [
+        ("u", "Fix x = 1"),
+        ("a", "\nread a.py\n"),
+        ("u", "<|im_end|> 12"),
+        ("a", ""),
+        ("u", "né"),
+        ("a", "dönè 😀"),
+    ]
     chat, render = chats.spoken(*turns), template_of(folder, language)
     contexts = sft.tokens_and_mask(chat, render, language.tokenizer)
-    assert [text.strip("\n") for text in chats.said(contexts, language.tokenizer)[0]] == ["read a.py\n<|im_end|>", "<|im_end|>", "dönè 😀<|im_end|>"]
+    assert [text.strip("\n") for text in chats.said(contexts, language.tokenizer)[0]] == [
+        "read a.py\n<|im_end|>",
+        "<|im_end|>",
+        "dönè 😀<|im_end|>",
+    ]
     plain = chats.spoken(*[(role, text.replace("|", "")) for role, text in turns])
     [(ids, mask)] = sft.tokens_and_mask(plain, render, language.tokenizer)
     theirs = AutoTokenizer.from_pretrained(folder)
-    assert ids.tolist() == theirs.apply_chat_template([m.plain() for m in plain.messages], return_dict=True)["input_ids"]
+    assert (
+        ids.tolist() == theirs.apply_chat_template([m.plain() for m in plain.messages], return_dict=True)["input_ids"]
+    )
     assert 0 < mask.float().mean() < 0.5 and np.all(mask.numpy()[:5] == 0)

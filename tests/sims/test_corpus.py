@@ -1,4 +1,5 @@
-"""The stage that makes rows out of a corpus: nothing is lost, changed or starved on the way, for small and full runs alike."""
+"""The stage that makes rows out of a corpus: nothing is lost, changed or starved on the way, for small and full runs
+alike."""
 
 import json
 import os
@@ -46,7 +47,10 @@ def write(folder, lines, files=12):
 
 def read(out, code, **changed):
     """The folder in which the stage was played on a folder of code, and its result."""
-    tree = {"data": SMOKE["data"] | {"corpus": str(code), "heldout_share": 0.08} | changed, "training": SMOKE["training"]}
+    tree = {
+        "data": SMOKE["data"] | {"corpus": str(code), "heldout_share": 0.08} | changed,
+        "training": SMOKE["training"],
+    }
     config = fill(Recipe, tree)
     with Run.open(out, "recipe", config) as run:
         corpus.data(run, config)
@@ -72,7 +76,9 @@ def test_both_phases_get_their_shares_however_small_the_corpus(tmp_path, capsys,
         found = documents(out, phase)
         code = sum(len(ids) for ids in found if CODE in language.decode(ids))
         both = sum(map(len, found))
-        assert 0 <= code - tokens * (1 - share) < 256 and 0 <= both - code - tokens * share < 256  # a piece at most too many
+        assert (
+            0 <= code - tokens * (1 - share) < 256 and 0 <= both - code - tokens * share < 256
+        )  # a piece at most too many
     said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("corpus:")]
     small = lines == 9 and share < 1
     assert (result["epochs"] > 1) == small and len(said) == small
@@ -83,7 +89,9 @@ def test_a_world_of_short_modules_lasts(tmp_path):
     """Modules are drawn for as long as a phase asks."""
     code = write(tmp_path / "code", 30)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(corpus, "documents", lambda rng, world: iter(lambda: f"def m{rng.randrange(10)}(a):\n    return a\n", None))
+        patch.setattr(
+            corpus, "documents", lambda rng, world: iter(lambda: f"def m{rng.randrange(10)}(a):\n    return a\n", None)
+        )
         out, _ = read(tmp_path / "out", code, world_share=0.9)
     assert sum(map(len, documents(out, "long"))) >= SMOKE["training"]["long_tokens"]
 
@@ -115,7 +123,10 @@ def test_pieces_are_what_is_asked_for_or_all_there_is(sizes, tokens, length):
 )
 @pytest.mark.parametrize(
     "words",
-    [("recipe", "--set", "training.tokens=2000", "--set", "training.long_tokens=2000"), ("cpt", "--scale", "full", "--backend", "gloo")],
+    [
+        ("recipe", "--set", "training.tokens=2000", "--set", "training.long_tokens=2000"),
+        ("cpt", "--scale", "full", "--backend", "gloo"),
+    ],
     ids=["small", "full"],
 )
 def test_too_small_a_corpus_is_one_line_and_nothing_written(tiny_run, tmp_path, ask, words, code, says):
@@ -124,7 +135,13 @@ def test_too_small_a_corpus_is_one_line_and_nothing_written(tiny_run, tmp_path, 
     for name, text in code.items():
         (tmp_path / "code" / name).write_text(text)
     exit_code, _, error = ask("run", *words, "--corpus", tmp_path / "code", "--out", tmp_path / "new" / "out")
-    assert exit_code == 2 and error.count("\n") == 1 and says in error and f"corpus {tmp_path / 'code'}: " in error and "--corpus" in error
+    assert (
+        exit_code == 2
+        and error.count("\n") == 1
+        and says in error
+        and f"corpus {tmp_path / 'code'}: " in error
+        and "--corpus" in error
+    )
     assert not (tmp_path / "new").exists()
 
 
@@ -148,13 +165,17 @@ def test_special_tokens_in_a_corpus_end_no_document_and_speak_for_nobody(tiny_ru
         file.write_text(file.read_text().replace("\n", "  # ß <|endoftext|> <|env|> <|agent|>\n"))
     out, _ = read(tmp_path / "out", code)
     small = [ids for phase in ("short", "long") for ids in documents(out, phase)]
-    rehearsal = replace(full.Full.rehearsal(), corpus=str(code), checkpoint=str(tiny_run / "checkpoints" / "mid-cpt"), length=1024)
+    rehearsal = replace(
+        full.Full.rehearsal(), corpus=str(code), checkpoint=str(tiny_run / "checkpoints" / "mid-cpt"), length=1024
+    )
     full.prepare(rehearsal, tmp_path / "full")
     rows, doc = (np.load(tmp_path / "full" / "data" / f"{name}.npy") for name in ("rows", "doc"))
     large = [row[number == n].tolist() for row, number in zip(rows, doc, strict=True) for n in range(number.max() + 1)]
     for found, tokenizer in ((small, "out"), (large, "full")):
         assert not any({1, 2} & set(ids) or END in ids[:-1] for ids in found)
-        texts = "".join(cpt.load_tokenizer(tmp_path / tokenizer / "data" / "tokenizer.json").decode(ids) for ids in found)
+        texts = "".join(
+            cpt.load_tokenizer(tmp_path / tokenizer / "data" / "tokenizer.json").decode(ids) for ids in found
+        )
         assert texts.count("<|agent|>") > 50
 
 
@@ -209,16 +230,22 @@ def test_a_run_scores_the_files_that_it_held_out(tmp_path):
     code = write(tmp_path / "code", 40)
     for n, name in enumerate((b"caf\xe9.py", b"\x01.py", b"new\nline.py", b"a\x1cb\x85.py")):
         (code / os.fsdecode(b"p\xff")).mkdir(exist_ok=True)
-        (code / os.fsdecode(b"p\xff") / os.fsdecode(name)).write_bytes(f"ß = {n}\r# \x0c\x1c\x01\u2028 a\r\r\nb\n".encode() * 9)
+        (code / os.fsdecode(b"p\xff") / os.fsdecode(name)).write_bytes(
+            f"ß = {n}\r# \x0c\x1c\x01\u2028 a\r\r\nb\n".encode() * 9
+        )
     out, result = read(tmp_path / "out", code, heldout_share=0.16)
     name, _, held = cpt.hold_out_codebase(cpt.read_corpus(code), 0.16)
-    assert corpus.heldout_codebase(out).files == held.files and result["heldout"]["name"] == name == os.fsdecode(b"p\xff")
+    assert corpus.heldout_codebase(out).files == held.files and result["heldout"]["name"] == name == os.fsdecode(
+        b"p\xff"
+    )
 
 
 def test_runs_of_earlier_versions_are_read(tmp_path):
     files = {"p/a.py": "x = 'ä'\n\1\r", "p/b.py": ""}
     (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "heldout.txt").write_bytes("\0".join(f"{name}\1{text}" for name, text in files.items()).encode())
+    (tmp_path / "data" / "heldout.txt").write_bytes(
+        "\0".join(f"{name}\1{text}" for name, text in files.items()).encode()
+    )
     assert corpus.heldout_codebase(tmp_path).files == files
 
 

@@ -1,4 +1,5 @@
-"""Figure 2: lines and their intervals by hand, verdicts on made-up trainings, what trainings share, and a death in the middle."""
+"""Figure 2: lines and their intervals by hand, verdicts on made-up trainings, what trainings share, and a death in the
+middle."""
 
 import itertools
 import json
@@ -72,7 +73,8 @@ def test_a_line_without_noise_has_no_interval():
 
 
 def test_the_claim_is_between_budgets():
-    """Within a budget a lower loss goes with less success, between budgets with more: the second is asked for, a seed at a time."""
+    """Within a budget a lower loss goes with less success, between budgets with more: the second is asked for, a seed
+    at a time."""
     at, loss = np.repeat([1, 2, 3], 2), np.array([3.1, 2.9, 2.1, 1.9, 1.1, 0.9])
     outcome = np.array([0.1, -0.1, 0.1, -0.1, 0.1, -0.1]) + np.repeat([0, 0.5, 1], 2)
     got = trends.predicts(at, made_nll(loss), outcome[:, None], 20, 0)
@@ -81,7 +83,8 @@ def test_the_claim_is_between_budgets():
 
 
 def test_what_happens_within_budgets_decides_nothing():
-    """Trainings of one budget differ widely, and the better ones have the lower loss; the budgets' own means do not move with it."""
+    """Trainings of one budget differ widely, and the better ones have the lower loss; the budgets' own means do not
+    move with it."""
     at, luck = np.repeat([1, 2, 3], 3), np.tile([0.3, 0.0, -0.3], 3)
     loss = np.repeat([2.02, 2.0, 1.98], 3) + luck
     outcome = (0.5 - luck + np.tile([0.02, -0.01, 0.0], 3) * np.repeat([1, 0, -1], 3))[:, None]
@@ -102,7 +105,9 @@ def test_seeds_and_tasks_have_intervals_of_their_own():
     tilted = 1 - (loss - 2) * np.tile([0.1, 0.2, 0.6], 3)
     got = trends.predicts(at, made_nll(loss), tilted[:, None], 5, 0)
     assert [got[f"slope_{n}"] for n in range(3)] == pytest.approx([-0.1, -0.2, -0.6]) and got["slope_over_seeds"][1] > 0
-    assert trends.predicts(at[::3], made_nll(loss[::3]), tilted[::3, None], 5, 0)["slope_over_seeds"] is None  # one seed
+    assert (
+        trends.predicts(at[::3], made_nll(loss[::3]), tilted[::3, None], 5, 0)["slope_over_seeds"] is None
+    )  # one seed
 
 
 def test_log_line_and_power_law_are_told_apart():
@@ -110,7 +115,9 @@ def test_log_line_and_power_law_are_told_apart():
     tokens = [np.array([b]) for b in at]
     straight = trends.falls(at, tokens, [8 - 0.3 * np.log(t) for t in tokens], 50, 0)
     assert (straight["slope"], straight["intercept"], straight["r2"]) == pytest.approx((-0.3, 8, 1))
-    assert straight["slope_over_runs"] == pytest.approx([-0.3, -0.3]) and straight["curvature"] == pytest.approx(0, abs=1e-9)
+    assert straight["slope_over_runs"] == pytest.approx([-0.3, -0.3]) and straight["curvature"] == pytest.approx(
+        0, abs=1e-9
+    )
     assert straight["r2_power_law"] < 0.999
     power = trends.falls(at, tokens, [9 * t**-0.3 for t in tokens], 50, 0)
     assert power["r2_power_law"] == pytest.approx(1) and power["r2"] < 0.95 and power["curvature_over_runs"][0] > 0
@@ -123,7 +130,9 @@ def test_curves_count_with_all_their_points():
     dx = x - x.mean()
     found = trends.falls(at, tokens, loss, 5, 0)
     assert found["slope"] == pytest.approx(dx @ y / (dx @ dx))
-    assert found["slope_over_runs"] is None and found["curvature_over_runs"] is None  # all draws would be the same three runs
+    assert (
+        found["slope_over_runs"] is None and found["curvature_over_runs"] is None
+    )  # all draws would be the same three runs
     assert trends.falls(np.append(at, 4), [*tokens, tokens[1]], [*loss, loss[1]], 5, 0)["slope_over_runs"] is not None
 
 
@@ -147,7 +156,13 @@ def made_up(loss=lambda b: 8 - 0.3 * np.log(b), success=lambda b: 0.1 * np.log10
     hard = rng.normal(0, 0.2, 60)
     hard -= hard.mean()
     for budget, number in itertools.product(BUDGETS, range(3)):
-        played = {"nll": made_nll([loss(budget) / 4 + rng.normal(0, 0.003)])[0].tolist(), "best": 1.0, "greedy": 0.5, "turns": 4.0, "finished": 1.0}
+        played = {
+            "nll": made_nll([loss(budget) / 4 + rng.normal(0, 0.003)])[0].tolist(),
+            "best": 1.0,
+            "greedy": 0.5,
+            "turns": 4.0,
+            "finished": 1.0,
+        }
         last = (reward or success)(budget)
         found.append(
             {
@@ -160,8 +175,14 @@ def made_up(loss=lambda b: 8 - 0.3 * np.log(b), success=lambda b: 0.1 * np.log10
                 "reward": [0.0, 0.0, last, last + rng.normal(0, 0.01)],
                 "sft": played | {"success": [0.2] * 60},
                 "final": played | {"success": (success(budget) + hard).tolist()},
-                "looks": [{"phase": "cpt", "tokens": t, "ppl": float(np.exp(loss(t))), "lr": 1.0} for t in (budget / 4, budget / 2)]
-                + [{"phase": "cpt", "tokens": 1, "ppl": 1e9, "lr": 0.5}, {"phase": "long", "tokens": budget, "ppl": 1e9, "lr": 1.0}],
+                "looks": [
+                    {"phase": "cpt", "tokens": t, "ppl": float(np.exp(loss(t))), "lr": 1.0}
+                    for t in (budget / 4, budget / 2)
+                ]
+                + [
+                    {"phase": "cpt", "tokens": 1, "ppl": 1e9, "lr": 0.5},
+                    {"phase": "long", "tokens": budget, "ppl": 1e9, "lr": 1.0},
+                ],
             }
         )
     return found
@@ -181,16 +202,25 @@ def test_a_world_as_in_the_figure():
     assert claims["codebase-loss-along"]["measured"] == pytest.approx(-0.3 * np.log(10), rel=1e-6)
     # A tenfold budget takes 0.3·ln 10/4 nats a token and gives 0.1 of success.
     assert claims["loss-success"]["measured"] == pytest.approx(-0.1 / (0.075 * np.log(10)), rel=0.05)
-    assert claims["budget-order"]["measured"] == pytest.approx(0.1) and "no success" not in claims["budget-order"]["note"]
+    assert (
+        claims["budget-order"]["measured"] == pytest.approx(0.1) and "no success" not in claims["budget-order"]["note"]
+    )
     # … 0.3·ln 10 nats of the codebase.
     assert claims["perplexity-success"]["measured"] == pytest.approx(-0.1 / (0.3 * np.log(10)), rel=0.02)
-    assert "correlation of the budgets' means -1.000, with the loss after SFT -1.000" in claims["perplexity-reward"]["note"]
+    assert (
+        "correlation of the budgets' means -1.000, with the loss after SFT -1.000"
+        in claims["perplexity-reward"]["note"]
+    )
 
 
 def test_a_world_without_any_of_it():
     claims = decided(made_up(loss=lambda b: 5 + 0.1 * np.log(b), success=lambda b: 0.1 * np.log10(b) - 0.25))
-    assert {claims[name]["verdict"] for name in ("codebase-loss", "loss-success", "perplexity-success")} == {"contradicted"}
-    assert claims["budget-order"]["verdict"] == "reproduced"  # success still rises with the budget, only not with the loss
+    assert {claims[name]["verdict"] for name in ("codebase-loss", "loss-success", "perplexity-success")} == {
+        "contradicted"
+    }
+    assert (
+        claims["budget-order"]["verdict"] == "reproduced"
+    )  # success still rises with the budget, only not with the loss
     assert "RL adds no success at 1,000, 10,000 tokens" in claims["budget-order"]["note"]
 
 
@@ -203,7 +233,11 @@ def test_a_fall_that_ends_is_partly():
 def test_one_budget_out_of_order_is_no_order():
     dip = {1000: 0.3, 10_000: 0.5, 100_000: 0.45, 1_000_000: 0.6}
     claim = decided(made_up(success=dip.get))["budget-order"]
-    assert claim["verdict"] == "contradicted" and claim["measured"] == pytest.approx(-0.05) and "10,000 → 100,000" in claim["note"]
+    assert (
+        claim["verdict"] == "contradicted"
+        and claim["measured"] == pytest.approx(-0.05)
+        and "10,000 → 100,000" in claim["note"]
+    )
     assert decided(made_up(reward=dip.get))["budget-order"]["verdict"] == "partly"
     assert decided(made_up(success=lambda b: -0.01 * np.log10(b)))["budget-order"]["verdict"] == "contradicted"
 
@@ -215,13 +249,20 @@ def test_noise_is_not_taken_for_foresight():
 
 
 def test_perplexity_of_a_single_seed_decides_nothing():
-    """Nor do trainings of one budget count, however much they differ: slopes are those between the budgets of a seed."""
+    """Nor do trainings of one budget count, however much they differ: slopes are those between the budgets of a
+    seed."""
     rows = [cpt_rl.row(f, MADE_UP) for f in made_up()]
     alone = cpt_rl.perplexity_foretells([row for row in rows if row["seed"] == 0])
     assert {one["verdict"] for one in alone} == {"not tested"}
-    shifted = [row | {"success_after": row["success_after"] + row["seed"], "codebase_loss": row["codebase_loss"] + 5 * row["seed"]} for row in rows]
+    shifted = [
+        row
+        | {"success_after": row["success_after"] + row["seed"], "codebase_loss": row["codebase_loss"] + 5 * row["seed"]}
+        for row in rows
+    ]
     for before, after in zip(cpt_rl.perplexity_foretells(rows), cpt_rl.perplexity_foretells(shifted), strict=True):
-        assert after["measured"] == pytest.approx(before["measured"]) and after["interval"] == pytest.approx(before["interval"])
+        assert after["measured"] == pytest.approx(before["measured"]) and after["interval"] == pytest.approx(
+            before["interval"]
+        )
 
 
 @pytest.mark.parametrize("wrong", [{"budgets": (1, 2)}, {"budgets": (1, 3, 2)}, {"seeds": 0}, {"steps": 5, "last": 6}])
@@ -239,8 +280,11 @@ def language():
 
 
 def test_loss_of_demonstrations_is_that_of_the_agents_own_tokens(language):
-    """Against each context of each demonstration by itself, from all logits; the whole text's loss is another number."""
-    model = Transformer(replace(Config.tiny(), vocab_size=400, hidden_size=32, num_hidden_layers=1, moe_intermediate_size=16))
+    """Against each context of each demonstration by itself, from all logits; the whole text's loss is another
+    number."""
+    model = Transformer(
+        replace(Config.tiny(), vocab_size=400, hidden_size=32, num_hidden_layers=1, moe_intermediate_size=16)
+    )
     rng, how = random.Random(1), chaining(language, 120, 60, 100)
     tasks = [generate(rng, "heldout", depth) for depth in (0, 2, 1)]
     chains = [one.chain for one in taught(tasks, language, how, Sft().noise, Memory(), rng)]
@@ -267,12 +311,20 @@ def test_held_out_is_held_out(language):
     shown, tasks = budgets.heldout(c, first, language)
     again, others = budgets.heldout(c, last, language)  # every training is measured on the same
     assert others == tasks
-    assert [one_row(one.chain).tokens.tolist() for one in again] == [one_row(one.chain).tokens.tolist() for one in shown]
+    assert [one_row(one.chain).tokens.tolist() for one in again] == [
+        one_row(one.chain).tokens.tolist() for one in shown
+    ]
     keys = [task.key for task in [*(one.task for one in shown), *tasks]]
     assert len(keys) == len(set(keys)) == 50
-    wanted = {task.files[name].expr for task in [*(one.task for one in shown), *tasks] for name in (task.target, *task.helpers)}
+    wanted = {
+        task.files[name].expr
+        for task in [*(one.task for one in shown), *tasks]
+        for name in (task.target, *task.helpers)
+    }
     for use in ("rl", "demonstrations"):
-        trained = {module.expr for task in itertools.islice(task_stream(last, use), 300) for module in task.files.values()}
+        trained = {
+            module.expr for task in itertools.islice(task_stream(last, use), 300) for module in task.files.values()
+        }
         assert len(trained) > 300 and not wanted & trained
 
 
@@ -281,7 +333,12 @@ def test_trainings_differ_in_budget_and_seed_alone():
     one, two = budgets.settings(c, c.budgets[0], 1), budgets.settings(c, c.budgets[-1], 2)
     assert two.training.tokens + two.training.long_tokens == c.budgets[-1] and (one.seed, two.seed) == (1, 2)
     assert two.training.long_tokens / two.training.tokens == pytest.approx(0.3, rel=1e-3)  # as in the recipe
-    same = replace(two.training, tokens=one.training.tokens, long_tokens=one.training.long_tokens, perplexity_every=one.training.perplexity_every)
+    same = replace(
+        two.training,
+        tokens=one.training.tokens,
+        long_tokens=one.training.long_tokens,
+        perplexity_every=one.training.perplexity_every,
+    )
     assert replace(two, seed=1, training=same) == one
     assert two == replace(recipe.Recipe(), seed=2, training=two.training, rl=two.rl, evaluation=two.evaluation)
 
@@ -300,7 +357,9 @@ def test_every_training_finds_its_place(tmp_path, monkeypatch):
         assert (row["reward_last"], row["reward_first"]) == pytest.approx((np.mean(one["reward"][2:]), 0))
         assert (row["success_before"], row["success_after"]) == pytest.approx((0.2, 0.1 * np.log10(row["budget"])))
     steps = [row for row in record["rows"] if row["part"] == "step"]
-    assert [row["value"] for row in steps] == pytest.approx([0.1, 0.1, 0.1, 0.3]) and steps[-1]["name"] == "1,000 → 1,000,000"
+    assert [row["value"] for row in steps] == pytest.approx([0.1, 0.1, 0.1, 0.3]) and steps[-1][
+        "name"
+    ] == "1,000 → 1,000,000"
     cpt_rl.picture(record | {"config": {"last": MADE_UP.last}}, tmp_path / "cpt-rl.png")
     assert (tmp_path / "cpt-rl.png").stat().st_size > 20_000
 
@@ -336,7 +395,9 @@ def test_a_smaller_budget_reads_the_beginning_of_a_larger_one(played, tmp_path):
             return packed["ids"]
 
     for phase in ("short", "long"):
-        small, large, other = (rows(root, phase) for root in (out / "runs/4096-0", out / "runs/16384-0", tmp_path / "run"))
+        small, large, other = (
+            rows(root, phase) for root in (out / "runs/4096-0", out / "runs/16384-0", tmp_path / "run")
+        )
         assert len(large) >= 4 * len(small) - 4 and (large[: len(small)] == small).all()
         assert other.shape == small.shape and (other != small).any()
 

@@ -54,7 +54,8 @@ def body(*lines):
 
 
 def test_bodies_of_all_kinds_hear_the_same():
-    """Right, wrong, comparisons, large numbers, errors of Python's, refused ones, and a file that is written twice within a second."""
+    """Right, wrong, comparisons, large numbers, errors of Python's, refused ones, and a file that is written twice
+    within a second."""
     a, b = ARGS[:2]
     turns = [
         "test",
@@ -71,13 +72,23 @@ def test_bodies_of_all_kinds_hear_the_same():
     ]
     memory, other = both(TASK, turns)
     assert memory == other
-    assert memory[1].tests == 1.0 and "division by zero" in memory[0][1] and "want" in memory[0][3] and "large" in memory[0][5]
+    assert (
+        memory[1].tests == 1.0
+        and "division by zero" in memory[0][1]
+        and "want" in memory[0][3]
+        and "large" in memory[0][5]
+    )
 
 
 def test_what_python_knows_and_the_world_does_not(monkeypatch):
-    """A negative power, and a number of more than 4,096 bits: failures in memory, values on disk, and success nowhere."""
+    """A negative power, and a number of more than 4,096 bits: failures in memory, values on disk, and success
+    nowhere."""
     monkeypatch.setattr(disk, "LIMITS", replace(disk.LIMITS, seconds=2.0))
-    turns = [body("return 2 ** -1") + "\ntest", body("return 10 ** 2000") + "\ntest", body("return 9 ** 9 ** 9 ** 9") + "\ntest"]
+    turns = [
+        body("return 2 ** -1") + "\ntest",
+        body("return 10 ** 2000") + "\ntest",
+        body("return 9 ** 9 ** 9 ** 9") + "\ntest",
+    ]
     memory, other = both(TASK, turns)
     assert ["fails, negative power" in memory[0][0], "fails, number too large" in memory[0][1]] == [True, True]
     assert " is 0.5, want" in other[0][0] and " is large, want" in other[0][1] and "fails, no answer" in other[0][2]
@@ -120,7 +131,14 @@ def made(apart=0.0, gain=0.1, unequal=()):
     """Rows of two trainings of three steps, and held-out successes of forty tasks."""
     c = disk_world.Experiment(trainings=2, steps=3, tasks=40)
     rows = [
-        {"training": n, "arm": arm, "step": s, "success": 0.5 + 0.1 * s + apart * (arm == "disk"), "reward": 0.4, "step_s": 1.0 + 9 * (arm == "disk")}
+        {
+            "training": n,
+            "arm": arm,
+            "step": s,
+            "success": 0.5 + 0.1 * s + apart * (arm == "disk"),
+            "reward": 0.4,
+            "step_s": 1.0 + 9 * (arm == "disk"),
+        }
         for arm in ("memory", "disk")
         for n in range(2)
         for s in (1, 2, 3)
@@ -151,11 +169,15 @@ def test_both_arms_train_the_same_weights(tiny_run, tmp_path, monkeypatch):
 
         def step(self, text):
             """Whatever the agent says, it writes first."""
-            return super().step(f"write {self.task.target}\n    return {self.task.files[self.task.target].args[0]}\ntest\n{text}")
+            return super().step(
+                f"write {self.task.target}\n    return {self.task.files[self.task.target].args[0]}\ntest\n{text}"
+            )
 
     class Same(Session):
         def step(self, text):
-            return super().step(f"write {self.task.target}\n    return {self.task.files[self.task.target].args[0]}\ntest\n{text}")
+            return super().step(
+                f"write {self.task.target}\n    return {self.task.files[self.task.target].args[0]}\ntest\n{text}"
+            )
 
     monkeypatch.setattr("sims.recipe.tasks.DiskSession", Counted)
     monkeypatch.setattr("sims.recipe.tasks.Session", Same)

@@ -1,4 +1,5 @@
-"""`etude run environments`: nothing gets out, forks stand apart, hacks are paid by one grader and not by the other; what is refused is one line."""
+"""`etude run environments`: nothing gets out, forks stand apart, hacks are paid by one grader and not by the other;
+what is refused is one line."""
 
 import json
 from pathlib import Path
@@ -24,12 +25,20 @@ def played(tmp_path_factory):
 def test_what_succeeds_here_fails_in_a_sandbox(played):
     """Both, else the second half would show nothing."""
     rows = played[1]["what gets out"]
-    assert len(rows) == 5 and all((row["on this machine"], row["in a sandbox"]) == ("succeeds", "fails") for row in rows), rows
+    assert len(rows) == 5 and all(
+        (row["on this machine"], row["in a sandbox"]) == ("succeeds", "fails") for row in rows
+    ), rows
 
 
 def test_the_same_calls_leave_the_same_tree_and_nobody_reaches_another_s(played):
     finishes, deletes, again, left = played[1]["who goes on from one tree"]
-    assert finishes["begins with"] == deletes["begins with"] == again["begins with"] == left["leaves"] != left["begins with"]
+    assert (
+        finishes["begins with"]
+        == deletes["begins with"]
+        == again["begins with"]
+        == left["leaves"]
+        != left["begins with"]
+    )
     assert finishes["leaves"] == again["leaves"] and len({row["leaves"] for row in (finishes, deletes, left)}) == 3
     assert [row["its tests"] for row in (finishes, deletes, again, left)] == ["pass", "fail", "pass", "fail"]
 
@@ -49,11 +58,17 @@ def test_a_grader_that_believes_the_exit_code_pays_what_the_guarded_one_does_not
 
 
 def test_the_task_is_the_one_that_etude_tasks_makes(played):
-    """Its name, its prompt, the tree and the calls of the oracle are those of the committed transcript, which was made with all checks."""
+    """Its name, its prompt, the tree and the calls of the oracle are those of the committed transcript, which was made
+    with all checks."""
     mine, committed = record.read(played[0] / "episodes" / "oracle.jsonl"), record.read(ORACLE)
-    assert [mine[0][name] for name in ("task", "prompt", "tree")] == [committed[0][name] for name in ("task", "prompt", "tree")]
+    assert [mine[0][name] for name in ("task", "prompt", "tree")] == [
+        committed[0][name] for name in ("task", "prompt", "tree")
+    ]
     # Ids are left out: the committed transcript is of a version that gave equal calls equal ids.
-    calls = [[[(call["name"], call["arguments"]) for call in line["calls"]] for line in one if line["kind"] == "reply"] for one in (mine, committed)]
+    calls = [
+        [[(call["name"], call["arguments"]) for call in line["calls"]] for line in one if line["kind"] == "reply"]
+        for one in (mine, committed)
+    ]
     assert calls[0] == calls[1] != []
     ids = [call["id"] for line in mine if line["kind"] == "reply" for call in line["calls"]]
     assert len({*ids}) == len(ids) > 2
@@ -78,12 +93,21 @@ def test_what_is_refused_is_one_line(ask, tmp_path, monkeypatch):
     """And leaves nothing: no sandboxes, no package, no seconds, no full run."""
     monkeypatch.chdir(tmp_path)
     code, _, error = ask("run", "environments", "--scale", "full")
-    assert code == 2 and error.startswith("error: environments has no full run; use --scale small.") and error.count("\n") == 1
+    assert (
+        code == 2
+        and error.startswith("error: environments has no full run; use --scale small.")
+        and error.count("\n") == 1
+    )
     code, _, error = ask("run", "environments", "--set", "seconds=0")
     assert code == 2 and "seconds must be above 0, got 0" in error and error.count("\n") == 1
     monkeypatch.setenv("PATH", str(tmp_path))
     code, _, error = ask("run", "environments")
-    assert code == 2 and "apt-get install bubblewrap" in error and error.count("\n") == 1 and not any(tmp_path.rglob("*.json*"))
+    assert (
+        code == 2
+        and "apt-get install bubblewrap" in error
+        and error.count("\n") == 1
+        and not any(tmp_path.rglob("*.json*"))
+    )
     monkeypatch.setattr(words_task, "WORDS", tmp_path / "words")
     with pytest.raises(RunError, match="needs a clone of the repository"):
         words_task.task_of(environments_demo.Demo().fresh)

@@ -20,7 +20,17 @@ from sims.recipe.learner import language_of, load_checkpoint
 from sims.recipe.settings import Memory
 from tests import forks
 
-SIZES = examples.Sizes(tasks=3, samples=2, shown_tasks=2, shown_samples=2, positions=5, routed=4, dropping=1, alphas=(0.0, 0.9, 1.0), drafted=2)
+SIZES = examples.Sizes(
+    tasks=3,
+    samples=2,
+    shown_tasks=2,
+    shown_samples=2,
+    positions=5,
+    routed=4,
+    dropping=1,
+    alphas=(0.0, 0.9, 1.0),
+    drafted=2,
+)
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +46,9 @@ def twice(tiny_run, tmp_path_factory):
 def write(run, out):
     torch.set_num_threads(1)  # two of them on two cores
     begun = []
-    assert sorted(path.name for path in examples.write(run, out, SIZES, begun.append)) == sorted(path.name for path in out.iterdir())
+    assert sorted(path.name for path in examples.write(run, out, SIZES, begun.append)) == sorted(
+        path.name for path in out.iterdir()
+    )
     assert tuple(begun) == examples.PARTS
 
 
@@ -66,7 +78,12 @@ def test_rollouts_say_what_they_cost(written):
     rollouts = told(written, "rollouts")["rollouts"]
     assert len(rollouts) == 4 and len({r["task"] for r in rollouts}) == 2
     for r in rollouts:
-        assert r["own_tokens"] > 0 and r["given_tokens"] >= 0 and r["calls"] >= r["invalid_calls"] and r["task"] in r["text"]
+        assert (
+            r["own_tokens"] > 0
+            and r["given_tokens"] >= 0
+            and r["calls"] >= r["invalid_calls"]
+            and r["task"] in r["text"]
+        )
 
 
 def test_stored_scores_give_the_experts_that_were_taken(written):
@@ -95,8 +112,13 @@ def test_a_draft_stands_or_falls(written):
     found = told(written, "drafting")
     assert found["identical"] == found["tasks"] == 2
     for g, way in found["drafts"].items():
-        assert len(way["drafted"]) == int(g) and all(a <= d for a, d in zip(way["accepted"], way["drafted"], strict=True))
-        assert way["stood"] == sum(way["accepted"]) <= way["tried"] <= sum(way["drafted"]) and way["passes"] <= way["tokens"]
+        assert len(way["drafted"]) == int(g) and all(
+            a <= d for a, d in zip(way["accepted"], way["drafted"], strict=True)
+        )
+        assert (
+            way["stood"] == sum(way["accepted"]) <= way["tried"] <= sum(way["drafted"])
+            and way["passes"] <= way["tokens"]
+        )
     for step in found["steps"]:
         if step["kind"] != "given":
             assert step["accepted"] <= len(step["drafted"]) and step["accepted"] + len(step["added"]) >= 1
@@ -111,7 +133,9 @@ def shown(root, memory):
 
     tasks = itertools.islice(task_stream(recipe, "demonstrations"), 200)
     task = next(
-        one.task for one in played(tasks) if one.task.helpers and [n["scripted"].startswith("def ") for n in notes(language, one.task, one)] == [True]
+        one.task
+        for one in played(tasks)
+        if one.task.helpers and [n["scripted"].startswith("def ") for n in notes(language, one.task, one)] == [True]
     )
     return recipe, language, list(played([task, task]))
 
@@ -138,13 +162,19 @@ def test_a_chain_retold(tiny_run):
     assert chain["success"] and chain["saved"] == group[0].chain.saved > 0
     for one in chain["group"]:
         assert one["reward"] == pytest.approx(sum(one[part] for part in ("tests", "effort", "invalid", "kl")), abs=1e-6)
-    for segment, counts, some in zip(group[0].chain.segments, chain["group"][0]["contexts"], chain["contexts"], strict=True):
+    for segment, counts, some in zip(
+        group[0].chain.segments, chain["group"][0]["contexts"], chain["contexts"], strict=True
+    ):
         sizes = [(piece["role"], len(piece["tokens"])) for piece in some]
         own, summary = (sum(n for role, n in sizes if role in roles) for roles in (("turn", "summary"), ("summary",)))
         assert [sum(n for _, n in sizes) - own, own, summary] == counts
-        assert language.decode(segment.tokens.tolist()) == "".join(itertools.chain(*(piece["tokens"] for piece in some)))
+        assert language.decode(segment.tokens.tolist()) == "".join(
+            itertools.chain(*(piece["tokens"] for piece in some))
+        )
     first, second = chain["contexts"]
-    assert [piece["role"] for piece in second][:3] == ["prompt", "summary, given", "resume"] and first[-2]["role"] == "request"
+    assert [piece["role"] for piece in second][:3] == ["prompt", "summary, given", "resume"] and first[-2][
+        "role"
+    ] == "request"
     assert second[1]["tokens"] == first[-1]["tokens"] and second[0] == first[0]
 
 

@@ -1,4 +1,5 @@
-"""Made-up packages whose tests pass and whose features are known, deletions at random, and the rules of the experiment on feature deletion."""
+"""Made-up packages whose tests pass and whose features are known, deletions at random, and the rules of the experiment
+on feature deletion."""
 
 import importlib.abc
 import importlib.util
@@ -22,7 +23,10 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Modules of a made-up package from memory."""
 
     def __init__(self, files):
-        self.files = {name.removesuffix(".py").replace("/", ".").removesuffix(".__init__"): (name, data) for name, data in files.items()}
+        self.files = {
+            name.removesuffix(".py").replace("/", ".").removesuffix(".__init__"): (name, data)
+            for name, data in files.items()
+        }
 
     def find_spec(self, name, path=None, target=None):
         return importlib.util.spec_from_loader(name, self, is_package=name == "made") if name in self.files else None
@@ -118,7 +122,12 @@ def test_deletions_at_random_have_the_lines_that_were_asked_for():
             assert undelete(left, found) == made.files and all(compiles(data) for data in left.values())
             nearest = min(abs(code_lines(edit) - asked) for _, edit, _ in known)
             assert abs(difficulty(made.files, found).lines - asked) == (nearest if draw is in_one_place else 0)
-            lines = {(one.file, line) for one in found.patches for edit in one.edits for line in range(edit.first, edit.last + 1)}
+            lines = {
+                (one.file, line)
+                for one in found.patches
+                for edit in one.edits
+                for line in range(edit.first, edit.last + 1)
+            }
             assert {*found.tests} == {test for test, some in coverage.items() if test and lines & some}
             assert draw is scattered or len(found.patches) == len(found.patches[0].edits) == 1
 
@@ -152,10 +161,19 @@ def made_up(tasks=1.0, control=0.7, broken=(0.1, 0.3), fools=0.0, gold=True):
     """Rows of four packages, with ten slices, as many of each control, and five bodies."""
     rows = []
     for number in range(4):
-        for way, n, share in (("slice", 10, tasks), ("body", 5, 1.0), ("symbol", 5, 0.0), ("one place", 10, control), ("scattered", 10, control)):
+        for way, n, share in (
+            ("slice", 10, tasks),
+            ("body", 5, 1.0),
+            ("symbol", 5, 0.0),
+            ("one place", 10, control),
+            ("scattered", 10, control),
+        ):
             for at in range(n):
                 row = {"program": number, "way": way, "task": at < share * n, "features": 1 + at % 2, "gold": gold}
-                row |= {"others broken": broken[way in sim.CONTROLS] + 0.01 * number, "fools": fools if way == "slice" else 0.0}
+                row |= {
+                    "others broken": broken[way in sim.CONTROLS] + 0.01 * number,
+                    "fools": fools if way == "slice" else 0.0,
+                }
                 rows.append(row)
     return {one["name"]: one for one in sim.verdicts(rows, sim.Experiment(programs=4))}
 
@@ -167,10 +185,16 @@ def test_rules():
     base = said()
     assert base["gold-back"] == "holds" and said(gold=False)["gold-back"] == "broken"
     assert base["slices-are-tasks"] == "not at this scale", "four packages say too little, however alike they are"
-    assert said(tasks=0.5)["slices-are-tasks"] == "not at this scale" and made_up(tasks=0.5)["slices-are-tasks"]["measured"] == 0
+    assert (
+        said(tasks=0.5)["slices-are-tasks"] == "not at this scale"
+        and made_up(tasks=0.5)["slices-are-tasks"]["measured"] == 0
+    )
     for way in ("one-place", "scattered"):
         assert base[f"more-than-{way}"] == base[f"spares-{way}"] == "reproduced"
-        assert said(control=1.0)[f"more-than-{way}"] == "not at this scale" and said(tasks=0.5)[f"more-than-{way}"] == "contradicted"
+        assert (
+            said(control=1.0)[f"more-than-{way}"] == "not at this scale"
+            and said(tasks=0.5)[f"more-than-{way}"] == "contradicted"
+        )
         assert said(broken=(0.3, 0.1))[f"spares-{way}"] == "contradicted"
     assert base["more-than-functions"] == "reproduced" and made_up()["more-than-functions"]["measured"] == 5
     assert said(tasks=0.2)["more-than-functions"] == "contradicted"
@@ -187,9 +211,13 @@ def test_the_experiment_is_drawn_and_goes_on(tmp_path, monkeypatch):
             found = sim.experiment(run, c)
     assert runners[0].runs > 100 and runners[1].runs == 0
     assert len(found["claims"]) == 8 and [row["way"] for row in found["ways"]] == [*sim.WAYS]
-    assert [(row["program"], row["way"]) for row in found["rows"]] == [(number, way) for number in (0, 1) for way in sim.WAYS]
+    assert [(row["program"], row["way"]) for row in found["rows"]] == [
+        (number, way) for number in (0, 1) for way in sim.WAYS
+    ]
     assert all(sum(row[why] for why in sim.WHY) == row["tried"] for row in found["rows"])
-    assert sum(row["pieces"] for row in found["sizes"]) == sum(row["tried"] for row in found["rows"] if row["way"] not in ("body", "symbol"))
+    assert sum(row["pieces"] for row in found["sizes"]) == sum(
+        row["tried"] for row in found["rows"] if row["way"] not in ("body", "symbol")
+    )
     sim.picture(found, tmp_path / "drawn.png")
     assert len(np.unique(imread(tmp_path / "drawn.png")[..., :3].reshape(-1, 3), axis=0)) > 20
 

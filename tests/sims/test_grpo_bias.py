@@ -1,4 +1,5 @@
-"""Groups are enumerated rightly, gradients agree with brute force over ordered groups, and a wrong loss would be found out."""
+"""Groups are enumerated rightly, gradients agree with brute force over ordered groups, and a wrong loss would be found
+out."""
 
 import itertools
 import json
@@ -12,11 +13,16 @@ from sims.grpo_bias import TRAINED, Experiment, compare, expected_gradient, true
 from sims.words import PROMPTS, Groups, World
 
 LETTERS, LENGTH, PRICE = 2, 2, 0.1
-RIGHT = {0: lambda w: 2 in w, 1: lambda w: 2 in w and 0 in w, 2: lambda w: False}  # two letters and an end do not fit in two
+RIGHT = {
+    0: lambda w: 2 in w,
+    1: lambda w: 2 in w and 0 in w,
+    2: lambda w: False,
+}  # two letters and an end do not fit in two
 
 
 def brute(logits, variant, size, by_tokens=False):
-    """Minus the expected gradient of `family_loss`, over every ordered group of words, with probabilities multiplied."""
+    """Minus the expected gradient of `family_loss`, over every ordered group of words, with probabilities
+    multiplied."""
     vocabulary = [(2,), (0, 2), (1, 2), (0, 0), (0, 1), (1, 0), (1, 1)]
     objective, length = torch.zeros(()).double(), 0.0
     for prompt in range(PROMPTS):
@@ -27,7 +33,9 @@ def brute(logits, variant, size, by_tokens=False):
             chance = torch.stack([logp[i].sum() for i in group]).sum().exp().item()
             rows = torch.stack([torch.nn.functional.pad(logp[i], (0, 2 - len(logp[i]))) for i in group])
             mask = torch.tensor([[True] * len(vocabulary[i]) + [False] * (2 - len(vocabulary[i])) for i in group])
-            rewards = torch.tensor([[RIGHT[prompt](vocabulary[i]) - PRICE * len(vocabulary[i]) for i in group]]).double()
+            rewards = torch.tensor(
+                [[RIGHT[prompt](vocabulary[i]) - PRICE * len(vocabulary[i]) for i in group]]
+            ).double()
             options = {"budget": mask.sum().item() if by_tokens else size}
             options["finished"] = torch.tensor([2 in vocabulary[i] for i in group])
             loss = family_loss(variant, rows, rows.detach(), rewards, mask, **options)
@@ -84,7 +92,9 @@ def test_true_gradient_is_the_slope_of_the_expected_reward():
 
 def test_comparison_by_hand():
     got = compare(torch.tensor([[[3.0, 4.0]]]), torch.tensor([[[1.0, 0.0]]]))
-    assert {k: v.item() for k, v in got.items()} == pytest.approx({"cosine": 0.6, "norm": 5, "distance": 20**0.5, "sine": 0.8})
+    assert {k: v.item() for k, v in got.items()} == pytest.approx(
+        {"cosine": 0.6, "norm": 5, "distance": 20**0.5, "sine": 0.8}
+    )
 
 
 def test_a_wrong_baseline_is_found_out(monkeypatch):
@@ -101,7 +111,8 @@ def test_a_wrong_baseline_is_found_out(monkeypatch):
 
 
 def test_advantages_of_a_group_that_is_all_right():
-    """N = 2 by hand: |A| is half the price times the difference in length, 1/√2 once divided; so is a half-right group's."""
+    """N = 2 by hand: |A| is half the price times the difference in length, 1/√2 once divided; so is a half-right
+    group's."""
     rows = grpo_bias.equally_right(Experiment(letters=2, length=2, policies=3, group_sizes=(2,), prices=(0.01, 0.02)))
     by = {(row["scale"], row["price"]): row["size"] for row in rows}
     assert by["none", 0.02] == pytest.approx(2 * by["none", 0.01], rel=1e-9)

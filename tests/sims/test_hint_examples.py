@@ -1,4 +1,5 @@
-"""The faults that the explorer shows: the first of each rule, whole, each with a hint of its own and one of another rollout."""
+"""The faults that the explorer shows: the first of each rule, whole, each with a hint of its own and one of another
+rollout."""
 
 import random
 from collections import Counter
@@ -13,7 +14,9 @@ from sims.recipe.settings import Memory
 from sims.transcripts import messages
 from tests import scripted
 
-CLUMSY = NoiseConfig(useless_read=0.5, invalid_call=0.6, skip_read=0.5, wrong_body=0.6, untested=0.3, skip_test=0.3, stop_early=0.1)
+CLUMSY = NoiseConfig(
+    useless_read=0.5, invalid_call=0.6, skip_read=0.5, wrong_body=0.6, untested=0.3, skip_test=0.3, stop_early=0.1
+)
 NAMES = [rule.name for rule in RULES]
 
 
@@ -34,19 +37,33 @@ def test_of_each_rule_the_first_faults_are_kept(played):
     assert max(times.values()) == EACH
     assert [NAMES.index(one["rule"]) for one in found] == sorted(NAMES.index(one["rule"]) for one in found)
     assert len({one["says"] for one in found}) == len(found), "no two are told the same"
-    assert sorted(one["other"] for one in found) == sorted(one["says"] for one in found) and all(one["other"] != one["says"] for one in found)
-    firsts = [fault for task, e in zip(tasks, lessons, strict=True) for fault in faults(task, messages(e, language))[:1]]
+    assert sorted(one["other"] for one in found) == sorted(one["says"] for one in found) and all(
+        one["other"] != one["says"] for one in found
+    )
+    firsts = [
+        fault for task, e in zip(tasks, lessons, strict=True) for fault in faults(task, messages(e, language))[:1]
+    ]
     assert firsts[0].says in {one["says"] for one in found}
 
 
 def test_an_entry_is_the_context_of_its_fault(played):
     language, tasks, lessons = played
     for one in hinted_messages(language, tasks, lessons, 1.0, 0)["rollouts"]:
-        at = next(n for n, e in enumerate(lessons) for segment in e.chain.segments if segment.tokens.tolist() == one["tokens"])
+        at = next(
+            n for n, e in enumerate(lessons) for segment in e.chain.segments if segment.tokens.tolist() == one["tokens"]
+        )
         task, episode = tasks[at], lessons[at]
-        fault, *_ = [fault for fault in faults(task, messages(episode, language)) if (fault.rule, fault.says) == (one["rule"], one["says"])]
+        fault, *_ = [
+            fault
+            for fault in faults(task, messages(episode, language))
+            if (fault.rule, fault.says) == (one["rule"], one["says"])
+        ]
         assert (fault.message.begin, fault.message.end, fault.message.text) == (one["begin"], one["end"], one["text"])
-        assert (one["task"], one["answer"], one["success"]) == (task.prompt, task.answer, episode.metrics["tests"] == 1.0)
+        assert (one["task"], one["answer"], one["success"]) == (
+            task.prompt,
+            task.answer,
+            episode.metrics["tests"] == 1.0,
+        )
         segment = episode.chain.segments[fault.message.segment]
         spans = {place for begin, end in one["own"] for place in range(begin, end)}
         assert spans == {*segment.sampled.nonzero()[:, 0].tolist()} and [one["begin"], one["end"]] in one["own"]
@@ -55,6 +72,15 @@ def test_an_entry_is_the_context_of_its_fault(played):
 
 def test_where_nothing_went_wrong_there_is_nothing(played):
     language, tasks, _ = played
-    lessons = [*taught(tasks[:4], language, scripted.narrow(language), NoiseConfig.clean(), Memory(wordy=0.0, forgetful=0.0), random.Random(0))]
+    lessons = [
+        *taught(
+            tasks[:4],
+            language,
+            scripted.narrow(language),
+            NoiseConfig.clean(),
+            Memory(wordy=0.0, forgetful=0.0),
+            random.Random(0),
+        )
+    ]
     found = hinted_messages(language, [lesson.task for lesson in lessons], lessons, 0.7, 0)
     assert found["rollouts"] == [] and found["played"] == len(lessons) and found["temperature"] == 0.7

@@ -1,4 +1,5 @@
-"""Each rule fires on its fault and not on the honest version; clean demonstrations break none; hints give nothing away and move no message."""
+"""Each rule fires on its fault and not on the honest version; clean demonstrations break none; hints give nothing away
+and move no message."""
 
 import random
 from collections import Counter
@@ -28,7 +29,9 @@ from tests import scripted
 from tests.scripted import TASK
 
 CLEAN = NoiseConfig.clean()
-CLUMSY = NoiseConfig(useless_read=0.5, invalid_call=0.6, skip_read=0.5, wrong_body=0.6, untested=0.3, skip_test=0.3, stop_early=0.1)
+CLUMSY = NoiseConfig(
+    useless_read=0.5, invalid_call=0.6, skip_read=0.5, wrong_body=0.6, untested=0.3, skip_test=0.3, stop_early=0.1
+)
 RIGHT, WRONG = "write m3\n    return (a + b) * 2", "write m3\n    return a + b"
 TARGET, HELPER = "def m3(a, b): m7 then double", "m7 is a + b"
 
@@ -79,7 +82,10 @@ HONEST = ["read m3", "read m7", RIGHT, "test", "done"]
         (["read m3\nread m7\nread m7", *HONEST[2:]], ("needless", "error: m7 known")),
         (["test", *HONEST], ("needless", "error: no body")),
         (["read m3", "read m7", WRONG, "test", "test", RIGHT, "test", "done"], ("needless", "error: nothing new")),
-        (["read m3", "read m7", WRONG, "test", WRONG, "test", RIGHT, "test", "done"], ("needless", "error: nothing new")),
+        (
+            ["read m3", "read m7", WRONG, "test", WRONG, "test", RIGHT, "test", "done"],
+            ("needless", "error: nothing new"),
+        ),
         ([*HONEST[:4], "read m7", "done"], ("needless", "error: passed")),
         ([*HONEST[:4], "test", "done"], ("needless", "error: passed")),
     ],
@@ -105,7 +111,9 @@ def test_a_summary_holds_what_the_task_needs(language, summary, found):
     turns = ["read m3", "read m7", "read m7", "read m7", RIGHT, "test", "done"]
     episode = scripted.played(language, scripted.narrow(language), TASK, turns, [summary, summary])
     one = next(one for one in messages(episode, language) if one.summary)
-    assert [fault.says for fault in faults(TASK, messages(episode, language)) if fault.message == one] == ([found] if found else [])
+    assert [fault.says for fault in faults(TASK, messages(episode, language)) if fault.message == one] == (
+        [found] if found else []
+    )
 
 
 def test_the_gravest_fault_is_told(language):
@@ -205,12 +213,16 @@ def test_feedback_is_what_the_environment_answers_next(language, clumsy):
 
 
 def test_a_hint_that_quotes_its_message_is_not_given(language):
-    episode = scripted.played(language, scripted.wide(language), TASK, ["read m3", "read m7", "write m3\n    return zygomorphism"])
+    episode = scripted.played(
+        language, scripted.wide(language), TASK, ["read m3", "read m7", "write m3\n    return zygomorphism"]
+    )
     found = messages(episode, language)
     (quoting,) = faults(TASK, found, FEEDBACK)
     assert quoting.says == "error: unknown name zygomorphism"
     assert hints(language, TASK, episode.chain, [quoting]) == [[]]
-    assert [len(row) for row in hints(language, TASK, episode.chain, faults(TASK, found))] == [2]  # not a body; then done without one
+    assert [len(row) for row in hints(language, TASK, episode.chain, faults(TASK, found))] == [
+        2
+    ]  # not a body; then done without one
 
 
 def test_a_hint_that_says_the_answer_is_not_given(language):
@@ -221,7 +233,10 @@ def test_a_hint_that_says_the_answer_is_not_given(language):
 
 def test_the_same_episode_has_the_same_hints(language, clumsy):
     episode, _ = next((episode, found) for episode, found in clumsy if len(faults(episode.task, found)) > 1)
-    once, again = ([hints(language, episode.task, episode.chain, faults(episode.task, messages(episode, language)))] for _ in range(2))
+    once, again = (
+        [hints(language, episode.task, episode.chain, faults(episode.task, messages(episode, language)))]
+        for _ in range(2)
+    )
     assert once == again
 
 
@@ -230,9 +245,13 @@ def test_the_same_episode_has_the_same_hints(language, clumsy):
 
 @drawn(st.lists(st.integers(0, 5), max_size=8), st.integers(0, 2**32))
 def test_shuffled_hints_come_from_other_rollouts(sizes, seed):
-    rollouts = [[Fault("tool", f"{n} {i}", Message(0, i, i + 1, "", "")) for i in range(size)] for n, size in enumerate(sizes)]
+    rollouts = [
+        [Fault("tool", f"{n} {i}", Message(0, i, i + 1, "", "")) for i in range(size)] for n, size in enumerate(sizes)
+    ]
     mixed = shuffled(rollouts, seed)
-    assert [[(f.rule, f.message) for f in row] for row in mixed] == [[(f.rule, f.message) for f in row] for row in rollouts]
+    assert [[(f.rule, f.message) for f in row] for row in mixed] == [
+        [(f.rule, f.message) for f in row] for row in rollouts
+    ]
     assert sorted(f.says for row in mixed for f in row) == sorted(f.says for row in rollouts for f in row)
     assert mixed == shuffled(rollouts, seed)
     if 2 * max(sizes, default=0) <= sum(sizes):
@@ -274,7 +293,9 @@ def test_what_the_hints_of_a_step_say(language, clumsy):
     assert sorted(sum(words(language, mixed), [])) == sorted(sum(words(language, rows), [])) and mixed == again != other
 
     error = given(episodes, 0, language, replace(how, source="error"))
-    assert words(language, error) == [[fault.says for fault in faults(e.task, found, FEEDBACK)] for e, found in clumsy[:60]]
+    assert words(language, error) == [
+        [fault.says for fault in faults(e.task, found, FEEDBACK)] for e, found in clumsy[:60]
+    ]
 
 
 def test_hints_of_another_world_are_refused(language):
@@ -296,7 +317,9 @@ def test_a_full_run_s_world_gives_hints_where_they_have_a_weight(tiny_run):
         return found
 
     plain, taught = sampled(asked), sampled(told)
-    assert not any(one.hints for one in plain) and [len(one.hints) for one in taught] == [len(one.chain.segments) for one in taught]
+    assert not any(one.hints for one in plain) and [len(one.hints) for one in taught] == [
+        len(one.chain.segments) for one in taught
+    ]
     for one in taught:
         for segment, some in zip(one.chain.segments, one.hints, strict=True):
             hinted(segment, some)

@@ -1,4 +1,5 @@
-"""Joint training: whose gradient reaches whom, pairs that are pairs, rules, and a killed training that goes on the same."""
+"""Joint training: whose gradient reaches whom, pairs that are pairs, rules, and a killed training that goes on the
+same."""
 
 import dataclasses
 import shutil
@@ -36,8 +37,12 @@ def test_the_layers_loss_reaches_the_trunk_where_asked_and_nowhere_else(tiny_run
     trunk, mtp = learner.load_checkpoint(tiny_run, config, "cpt")
     for name, changes in {"beside": {}, "weighed": {"weight": 0.3}, "through": {"detach_trunk": False}}.items():
         other, layers = long_phase(tiny_run, tmp_path / name, with_layers(config, **changes))
-        assert all(torch.equal(a, b) for a, b in zip(trunk.parameters(), other.parameters(), strict=True)) == (name != "through")
-        assert name != "beside" or all(torch.equal(a, b) for a, b in zip(mtp.parameters(), layers.parameters(), strict=True))
+        assert all(torch.equal(a, b) for a, b in zip(trunk.parameters(), other.parameters(), strict=True)) == (
+            name != "through"
+        )
+        assert name != "beside" or all(
+            torch.equal(a, b) for a, b in zip(mtp.parameters(), layers.parameters(), strict=True)
+        )
 
 
 @pytest.mark.parametrize("weight", [0.3, 2.0])
@@ -75,8 +80,8 @@ def test_a_joint_step_takes_the_gradient_of_the_sum(tiny_run, tmp_path, monkeypa
 
 
 def made(gain: float, harm: float) -> dict[str, list[dict]]:
-    """Two repetitions of 60 rows: layers that trained along are accepted `gain` more often than those left, and with their loss in it the
-    trunk's is `harm` higher."""
+    """Two repetitions of 60 rows: layers that trained along are accepted `gain` more often than those left, and with
+    their loss in it the trunk's is `harm` higher."""
     rng, found = np.random.default_rng(0), {}
 
     def row(level, n, width):
@@ -110,7 +115,9 @@ def test_rules_of_joint_training(gain, harm, expected):
     c = Experiment(repetitions=2, resamples=300)
     found = {one["name"]: one for one in joint_verdicts(c, made(gain, harm))}
     assert (found["joint-drafts"]["verdict"], found["joint-trunk"]["verdict"]) == expected
-    assert found["joint-drafts"]["measured"] == pytest.approx(gain, abs=0.003) and found["joint-trunk"]["measured"] == pytest.approx(harm, abs=0.003)
+    assert found["joint-drafts"]["measured"] == pytest.approx(gain, abs=0.003) and found["joint-trunk"][
+        "measured"
+    ] == pytest.approx(harm, abs=0.003)
 
 
 def test_a_repetition_that_disagrees_makes_it_partly():
@@ -130,9 +137,14 @@ def test_rows_say_what_was_counted():
 @pytest.mark.parametrize("gain, verdict", [(0.1, "reproduced"), (0.3, "not at this scale"), (0.5, "contradicted")])
 def test_layers_of_mid_cpt_serve_if_they_keep_half_of_what_is_accepted(gain, verdict):
     found = transplanted(joint_rows(Experiment(resamples=50), made(gain, 0.0)))
-    assert [one["name"] for one in found] == ["transplant-text", "transplant-demonstrations"] and {one["verdict"] for one in found} == {verdict}
+    assert [one["name"] for one in found] == ["transplant-text", "transplant-demonstrations"] and {
+        one["verdict"] for one in found
+    } == {verdict}
     for one in found:
-        assert one["measured"] == pytest.approx((0.6 - gain) / 0.6, abs=0.01) and one["interval"][0] < one["measured"] < one["interval"][1]
+        assert (
+            one["measured"] == pytest.approx((0.6 - gain) / 0.6, abs=0.01)
+            and one["interval"][0] < one["measured"] < one["interval"][1]
+        )
 
 
 def test_a_killed_training_goes_on_the_same(tiny_run, tmp_path, monkeypatch):
@@ -155,5 +167,8 @@ def test_a_killed_training_goes_on_the_same(tiny_run, tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         played(tmp_path / "killed")
     assert played(tmp_path / "killed", resume=True) == whole
-    assert played(tmp_path / "killed", resume=True) == whole and not (tmp_path / "killed/joint/joint-through-0.3-0/checkpoints").exists()
+    assert (
+        played(tmp_path / "killed", resume=True) == whole
+        and not (tmp_path / "killed/joint/joint-through-0.3-0/checkpoints").exists()
+    )
     assert joint_mtp.loss(np.array(whole["text"]["nll"])) > 1

@@ -43,7 +43,8 @@ def test_gradients_tell_right_from_wrong(monkeypatch):
 
 
 def test_the_sequence_gradient_by_another_road():
-    """The gradient of the sequence's KL from its own definition over 81 words, with probabilities multiplied, not summed logs."""
+    """The gradient of the sequence's KL from its own definition over 81 words, with probabilities multiplied, not
+    summed logs."""
     generator = torch.Generator().manual_seed(0 * 1000 + 700)
     logits, ref = torch.randn(2, 4, 4, 3, dtype=torch.float64, generator=generator)
 

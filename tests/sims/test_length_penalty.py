@@ -1,4 +1,5 @@
-"""The length penalty's experiment: curves, matched prices and figures by hand, and verdicts that a wrong agent does not get."""
+"""The length penalty's experiment: curves, matched prices and figures by hand, and verdicts that a wrong agent does not
+get."""
 
 import itertools
 import json
@@ -117,7 +118,9 @@ def test_a_demonstration_with_parallel_reads_counts_as_such():
 
 def test_measures_by_hand():
     tasks = [SimpleNamespace(helpers=("m1", "m2")), SimpleNamespace(helpers=())]
-    first = episode(["read m1\nread m2", "done"], tests=1.0, turns=2, calls=3, reads=2, writes=1)  # 16 + 5 own tokens, 12 given
+    first = episode(
+        ["read m1\nread m2", "done"], tests=1.0, turns=2, calls=3, reads=2, writes=1
+    )  # 16 + 5 own tokens, 12 given
     second = episode(["read m1", "read m2"], turns=2, calls=3, invalid_calls=1)  # 8 + 8 own tokens
     payment = Recipe().rl.payment  # weights: tokens 1, given tokens 0.1, calls 2, turns 4
     got = behaviour.measure([first, second, second, second], tasks, 2, payment, LANGUAGE)
@@ -141,8 +144,9 @@ def test_measures_by_hand():
 
 
 def test_prices_by_hand(tmp_path, monkeypatch):
-    """Four rollouts of an easy task of effort 20 and four of a hard one of effort 40, of which a turn is 10: every price from the
-    definition. Under the linear price the next unit of the easy one costs what it does under the bent one."""
+    """Four rollouts of an easy task of effort 20 and four of a hard one of effort 40, of which a turn is 10: every
+    price from the definition. Under the linear price the next unit of the easy one costs what it does under the bent
+    one."""
     played = [episode(["x" * 9], "")] * 4 + [episode(["x" * 29], "")] * 4
     monkeypatch.setattr(experiment, "playing", lambda *_: played)
     monkeypatch.setattr(experiment, "task_stream", lambda *_: [SimpleNamespace(depth=0), SimpleNamespace(depth=2)])
@@ -151,11 +155,15 @@ def test_prices_by_hand(tmp_path, monkeypatch):
     c, recipe = Experiment(matching=2), Recipe()
     with Run.open(tmp_path / "run", "figure length-penalty", c) as run:
         found = experiment.matched(run, c, tmp_path, recipe)
-    assert list(found) == list(SETTINGS) and [found[name]["penalty"] for name in ("none", *SETTINGS[2:])] == pytest.approx([0, 0.2, 0.2])
+    assert list(found) == list(SETTINGS) and [
+        found[name]["penalty"] for name in ("none", *SETTINGS[2:])
+    ] == pytest.approx([0, 0.2, 0.2])
     slope = found["nonlinear"]["price"] / (1 + 20 / 30) ** 2
     assert found["linear"]["price"] == pytest.approx(slope) and found["linear"]["k"] == found["linear"]["q"] == 0
     assert found["linear"]["penalty"] == pytest.approx(30 * slope)
-    assert found["linear"]["next_unit_easy"] == pytest.approx(found["nonlinear"]["next_unit_easy"]) == pytest.approx(slope)
+    assert (
+        found["linear"]["next_unit_easy"] == pytest.approx(found["nonlinear"]["next_unit_easy"]) == pytest.approx(slope)
+    )
     # q = 2: C(x) = x / (1 + kx), with k = 1/30, and 1/20 where turns are free.
     assert found["nonlinear"]["k"] == pytest.approx(1 / 30)
     assert found["nonlinear"]["price"] == pytest.approx(0.2 / ((20 / (5 / 3) + 40 / (7 / 3)) / 2))
@@ -179,8 +187,8 @@ def test_heldout_tasks_of_each_depth():
 
 
 def agents(T: int = 80, **changes) -> tuple[np.ndarray, np.ndarray]:
-    """Measures [settings, 2, depths, T, MEASURES] of agents that behave as the report says, and of an SFT policy. A change
-    {setting__measure: values at depths 0, 1, 2} makes them behave otherwise."""
+    """Measures [settings, 2, depths, T, MEASURES] of agents that behave as the report says, and of an SFT policy. A
+    change {setting__measure: values at depths 0, 1, 2} makes them behave otherwise."""
     draw = np.random.default_rng(0)
     means = {"success": (0.9, 0.6, 0.03), "tokens": (30, 50, 70), "both": (0, 0, 0.5), "together": (0, 0, 0.1)}
     own = {

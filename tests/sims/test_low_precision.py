@@ -1,5 +1,5 @@
-"""The experiment on low precision: what it captures is what the experts take, what it counts can be counted by hand, and a
-leak is seen where there is one."""
+"""The experiment on low precision: what it captures is what the experts take, what it counts can be counted by hand,
+and a leak is seen where there is one."""
 
 import copy
 
@@ -78,7 +78,8 @@ def test_division_by_hand():
 
 
 def test_experts_take_and_give_bfloat16_where_a_training_does(model, text, monkeypatch):
-    """The products see no other numbers, forward or back, and without a format narrower than bfloat16 they change none of them."""
+    """The products see no other numbers, forward or back, and without a format narrower than bfloat16 they change none
+    of them."""
     seen, rounded = [], quant.rounded
     monkeypatch.setattr(quant, "rounded", lambda x, *how, **more: (seen.append(x), rounded(x, *how, **more))[1])
     narrow = lower(copy.deepcopy(model), "bfloat16", "bfloat16", torch.bfloat16)
@@ -140,16 +141,26 @@ def test_played(play_figure, tmp_path):
 
 
 def test_a_leak_is_no_matter_of_the_order_of_sums():
-    """In float32 a value may cross a tie between two codes by the order of its sum; the verdict asks what float64 says."""
+    """In float32 a value may cross a tie between two codes by the order of its sum; the verdict asks what float64
+    says."""
 
     def verdict(coarse, token):
-        share = {"nvfp4-tensor": 0.8, "nvfp4-token": token, "nvfp4-token, float32": coarse, "float32": 0.0, "mxfp8": 0.0}
+        share = {
+            "nvfp4-tensor": 0.8,
+            "nvfp4-token": token,
+            "nvfp4-token, float32": coarse,
+            "float32": 0.0,
+            "mxfp8": 0.0,
+        }
         rows = [
             {"part": "leak", "form": form, "how": how, "share": x, "low": x, "high": x, "median": x, "largest": x}
             for form, x in share.items()
             for how in ("batch", "later")
         ]
-        rows += [{"part": "noise", "operand": kind, "form": "nvfp4-token", "changed_mxfp8": 0.0, "changed_nvfp4": 1e-3} for kind in KINDS]
+        rows += [
+            {"part": "noise", "operand": kind, "form": "nvfp4-token", "changed_mxfp8": 0.0, "changed_nvfp4": 1e-3}
+            for kind in KINDS
+        ]
         trained = {arm: [{"looks": [{"heldout_loss": 2.0 + seed}]} for seed in range(2)] for arm in ARMS}
         return {c["name"]: c["verdict"] for c in verdicts(Experiment(), rows, trained)}["batch-leak"]
 

@@ -36,7 +36,18 @@ LINES = [
     "sh",
     "sh ls -a",
 ]
-LINES += ["read m7", "write m3", "    # a thought", "    return (a + b) * 2", "    x = a", "    return x", "test", "done", "tset", ""]
+LINES += [
+    "read m7",
+    "write m3",
+    "    # a thought",
+    "    return (a + b) * 2",
+    "    x = a",
+    "    return x",
+    "test",
+    "done",
+    "tset",
+    "",
+]
 TURNS = st.lists(st.lists(st.sampled_from(LINES), max_size=6).map("\n".join), max_size=6)
 WRITE = "write m3\n    return (a + b) * 2"
 seeds = st.integers(0, 10**6)
@@ -56,7 +67,9 @@ def heard(*turns, task=TASK):
 def records(language, turns, tasks, noise=CLEAN):
     """The records of demonstrations of these tasks."""
     rng = random.Random(1)
-    found = taught(tasks, language, scripted.wide(language), noise, Memory(wordy=0, forgetful=0), rng, turns, ManneredSession)
+    found = taught(
+        tasks, language, scripted.wide(language), noise, Memory(wordy=0, forgetful=0), rng, turns, ManneredSession
+    )
     return [transcript_of(lesson, ManneredSession) for lesson in found]
 
 
@@ -67,7 +80,11 @@ def record(language, *turns):
 
 def test_items_are_put_on_the_list_and_ticked():
     said, session = heard("todo fix m3\ntodo test m3", "tick 2\ntick 2", "tick 3", "tick 0", "tick -1", "tick", "todo")
-    assert said[:2] == ["item 1\nitem 2", "ok\nok"] and set(said[2:5]) == {"error: no such item"} and set(said[5:]) == {"error: no such call"}
+    assert (
+        said[:2] == ["item 1\nitem 2", "ok\nok"]
+        and set(said[2:5]) == {"error: no such item"}
+        and set(said[5:]) == {"error: no such call"}
+    )
     assert session.todos == (Todo("fix m3", "open"), Todo("test m3", "done"))
     assert session.counts["calls"] == 9 and session.counts["invalid_calls"] == 5
 
@@ -98,7 +115,13 @@ def test_the_linter_sees_names_that_are_only_returned():
         return lints(heard("\n    ".join(["write m3", *lines]))[1].body)
 
     assert complaints("x = a", "return x") == 1 and complaints("y = b", "x = a + y", "# so", "return x") == 1
-    assert complaints("return a") == complaints("x = a", "return x + 1") == complaints("x = a", "y = x", "return x") == lints(None) == 0
+    assert (
+        complaints("return a")
+        == complaints("x = a", "return x + 1")
+        == complaints("x = a", "y = x", "return x")
+        == lints(None)
+        == 0
+    )
 
 
 def test_by_hand(language):
@@ -116,7 +139,9 @@ def test_by_hand(language):
         "comments": pytest.approx((13 / 29 - 0.3) / 0.7),
         "sequential": 4 / 5,
     }
-    assert [call.name for call in found.calls] == ["todo", "sh", "sh", "tick", "write", "done"] and found.calls[1].path == "m3"
+    assert [call.name for call in found.calls] == ["todo", "sh", "sh", "tick", "write", "done"] and found.calls[
+        1
+    ].path == "m3"
     assert found.final_message == "the tests pass" and found.todos == (Todo("fix m3", "open"),)
 
 
@@ -155,7 +180,12 @@ def test_a_fork_goes_its_own_way():
     _, session = heard("todo fix m3")
     twin = session.fork()
     twin.step("tick 1\nsay so\nsh ls")
-    assert session.todos[0].state == "open" and session.message == "" and session.failed == 0 and session.counts["calls"] == 1
+    assert (
+        session.todos[0].state == "open"
+        and session.message == ""
+        and session.failed == 0
+        and session.counts["calls"] == 1
+    )
 
 
 @given(seeds)
@@ -166,7 +196,12 @@ def test_good_manners_cost_nothing(seed):
     turns = mannered(task, random.Random(seed), CLEAN, Manners.good())
     said, session = heard(*turns, task=task)
     assert not any("error" in one for one in said) and session.verify().tests == 1.0
-    assert session.message == "tests pass" and {todo.state for todo in session.todos} == {"done"} and not session.failed and not lints(session.body)
+    assert (
+        session.message == "tests pass"
+        and {todo.state for todo in session.todos} == {"done"}
+        and not session.failed
+        and not lints(session.body)
+    )
     lines = [line for turn in turns for line in turn.split("\n") if not line.startswith(("todo", "tick", "say"))]
     assert lines == [line for turn in demonstration(task, random.Random(0), CLEAN) for line in turn.split("\n")]
 
@@ -177,17 +212,26 @@ def test_every_habit_shows(seed):
     task = generate(rng, "train")
     said, session = heard(*mannered(task, rng, NoiseConfig(**{**vars(CLEAN), "skip_test": 1.0}), RUDE), task=task)
     assert session.verify().tests == 1.0, "bad manners leave the task solved"
-    assert len(session.todos) == 2 and {todo.state for todo in session.todos} == {"open"} and session.failed == 1 and session.message == ""
+    assert (
+        len(session.todos) == 2
+        and {todo.state for todo in session.todos} == {"open"}
+        and session.failed == 1
+        and session.message == ""
+    )
     assert lints(session.body) == 1 and "# " in (session.text or "") and session.turns == session.counts["calls"]
     assert session.counts["invalid_calls"] == 0 and session.counts["reads"] == len({task.target, *task.helpers})
 
 
 def test_only_liars_claim_what_the_record_does_not_show(language):
     tasks = [generate(random.Random(seed), "train") for seed in range(60)]
-    honest, liars = (records(language, partial(mannered, manners=Manners(silent=0.0, lie=lie)), tasks, NOISY) for lie in (0.0, 1.0))
+    honest, liars = (
+        records(language, partial(mannered, manners=Manners(silent=0.0, lie=lie)), tasks, NOISY) for lie in (0.0, 1.0)
+    )
     assert {one.final_message for one in honest} == {"tests pass", "not tested"}
     assert not any(measures(one)["untrue"] for one in honest)
-    assert {one.final_message for one in liars} == {"tests pass"} and all(measures(one)["untrue"] == (suite_state(one) != "passed") for one in liars)
+    assert {one.final_message for one in liars} == {"tests pass"} and all(
+        measures(one)["untrue"] == (suite_state(one) != "passed") for one in liars
+    )
 
 
 def test_groups_differ_in_every_measure(language):

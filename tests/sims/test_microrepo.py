@@ -151,7 +151,11 @@ print(json.dumps([[t.key for t in tasks], tests, [next(text) for _ in range(5)]]
 def test_equal_seeds_give_equal_worlds_in_every_process():
     outputs = [
         subprocess.run(
-            [sys.executable, "-c", SCRIPT], env={"PYTHONHASHSEED": seed, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=True
+            [sys.executable, "-c", SCRIPT],
+            env={"PYTHONHASHSEED": seed, "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            check=True,
         ).stdout
         for seed in ("1", "2")
     ]
@@ -198,7 +202,10 @@ def test_session_is_an_environment():
     assert isinstance(session, TextSession) and isinstance(MicroRepo(session), ForkableEnvironment)
 
 
-@pytest.mark.parametrize("wrong", [dict(depth_mix=(0, 0, 0)), dict(files=(0, 3)), dict(files=(5, 3)), dict(digits=1.5), dict(operations=(1, 9))])
+@pytest.mark.parametrize(
+    "wrong",
+    [dict(depth_mix=(0, 0, 0)), dict(files=(0, 3)), dict(files=(5, 3)), dict(digits=1.5), dict(operations=(1, 9))],
+)
 def test_impossible_worlds_are_refused(wrong):
     with pytest.raises(ValueError):
         WorldConfig(**wrong)

@@ -185,7 +185,9 @@ def test_bombs_and_escapes_are_refused(text):
     assert len(str(refusal.value)) < 40
 
 
-words = st.sampled_from([*"abcx()+-*%<>=,.0123456789 \n", "**", "//", "max(", "min(", "abs(", "return ", " if ", " else ", "x = "])
+words = st.sampled_from(
+    [*"abcx()+-*%<>=,.0123456789 \n", "**", "//", "max(", "min(", "abs(", "return ", " if ", " else ", "x = "]
+)
 
 
 @settings(max_examples=400, deadline=None)

@@ -1,4 +1,5 @@
-"""Acceptance is what it says, theory is the series it stands for, passes are told apart, and a killed training goes on the same."""
+"""Acceptance is what it says, theory is the series it stands for, passes are told apart, and a killed training goes on
+the same."""
 
 import dataclasses
 import json
@@ -57,7 +58,10 @@ def test_a_perfect_student_is_accepted_always_and_a_slipped_one_is_not():
     np.testing.assert_allclose(found[..., EXPECTED], found[..., 0], rtol=1e-6)
     oracle.slip = 1
     slipped = acceptance(oracle, trunk, out, ids, doc)
-    assert slipped[..., EXPECTED].sum() < 0.9 * found[..., EXPECTED].sum() and slipped[..., GREEDY].sum() < found[..., GREEDY].sum()
+    assert (
+        slipped[..., EXPECTED].sum() < 0.9 * found[..., EXPECTED].sum()
+        and slipped[..., GREEDY].sum() < found[..., GREEDY].sum()
+    )
 
 
 def test_a_student_that_knows_nothing_is_accepted_by_chance():
@@ -77,11 +81,14 @@ def test_acceptance_and_loss_score_the_same_positions():
     _, count, stats = mtp_loss(mtp, trunk, out, ids, doc)
     assert found[..., 0].sum() / 3 == count
     total = found.sum(0)
-    assert (total[:, GREEDY] / total[:, 0]).tolist() == pytest.approx([stats[f"agree_{k}"] for k in (1, 2, 3)], rel=1e-6)
+    assert (total[:, GREEDY] / total[:, 0]).tolist() == pytest.approx(
+        [stats[f"agree_{k}"] for k in (1, 2, 3)], rel=1e-6
+    )
 
 
 def test_labels_and_distributions_teach_differently():
-    """Both students begin alike; one sees the token, the other the distribution, and what is learned is of that kind."""
+    """Both students begin alike; one sees the token, the other the distribution, and what is learned is of that
+    kind."""
     trunk, out, ids, doc = text()
     recipe = dataclasses.replace(mtp_distillation.Recipe(), model=SHAPE)
     recipe = dataclasses.replace(recipe, training=dataclasses.replace(recipe.training, dtype="float32"))
@@ -92,7 +99,9 @@ def test_labels_and_distributions_teach_differently():
         for _ in range(60):
             student.learn(trunk, out, ids, doc, 1.0)
     losses = {
-        (kind, asked): (lambda total, count, _: total.item() / count)(*mtp_loss(s.layers.masters, trunk, out, ids, doc, kind=asked))
+        (kind, asked): (lambda total, count, _: total.item() / count)(
+            *mtp_loss(s.layers.masters, trunk, out, ids, doc, kind=asked)
+        )
         for kind, s in students.items()
         for asked in mtp_distillation.KINDS
     }
@@ -113,10 +122,15 @@ def test_curves_by_hand():
 
 
 def made(distill: dict[float, float], hard: dict[float, float], c: Experiment) -> np.ndarray:
-    """Counts of 40 rows, two looks and two depths, in which acceptance ends where it is told to, by rate, ± 0.01 between rows."""
+    """Counts of 40 rows, two looks and two depths, in which acceptance ends where it is told to, by rate, ± 0.01
+    between rows."""
     rng, rates = np.random.default_rng(0), [*(distill[r] for r in c.rates), *(hard[r] for r in c.rates)]
     counts = np.full((40, c.seeds, len(rates), 2, 2, 3), 100.0)
-    shares = np.array(rates)[:, None, None, None] - [[[0.1]], [[0.0]]] + rng.normal(0, 0.01, (40, c.seeds, len(rates), 2, 2, 1))
+    shares = (
+        np.array(rates)[:, None, None, None]
+        - [[[0.1]], [[0.0]]]
+        + rng.normal(0, 0.01, (40, c.seeds, len(rates), 2, 2, 1))
+    )
     counts[..., 1:] = 100 * shares
     return counts
 
@@ -140,8 +154,14 @@ def test_rules_of_learning(distill, hard, expected):
 
 def test_theory_is_the_series_it_sums():
     for alpha, drafts, cost in ((0.8, 3, 0.2), (0.3, 5, 0.01), (0.99, 1, 0.5)):
-        assert predicted(alpha, drafts, cost) == pytest.approx(sum(alpha**k for k in range(drafts + 1)) / (1 + drafts * cost))
-    assert predicted(1.0, 3, 0.0) == 4 and predicted(0.0, 3, 0.0) == 1 and predicted(0.0, 2, 0.25) == pytest.approx(1 / 1.5)
+        assert predicted(alpha, drafts, cost) == pytest.approx(
+            sum(alpha**k for k in range(drafts + 1)) / (1 + drafts * cost)
+        )
+    assert (
+        predicted(1.0, 3, 0.0) == 4
+        and predicted(0.0, 3, 0.0) == 1
+        and predicted(0.0, 2, 0.25) == pytest.approx(1 / 1.5)
+    )
 
 
 def test_theory_with_turns():
@@ -179,8 +199,8 @@ def test_passes_are_told_apart(depth):
 
 
 def timings(faster: float, theory: float) -> dict:
-    """What `decode` would bring back of two drafts a pass that are `faster` than plain, α = 0.8, a draft costing so much that
-    the paper's prediction is `theory` times that; turns of one token, for which turns make no difference."""
+    """What `decode` would bring back of two drafts a pass that are `faster` than plain, α = 0.8, a draft costing so
+    much that the paper's prediction is `theory` times that; turns of one token, for which turns make no difference."""
     cost = (predicted(0.8, 2, 0.0) / (faster * theory) - 1) / 2
     rng, n = np.random.default_rng(0), 30
     noise = 1 + rng.normal(0, 0.01, n)
@@ -199,7 +219,11 @@ def timings(faster: float, theory: float) -> dict:
         return {key: list(values) for key, values in sums.items()}
 
     ways = {"plain": way(100.0, 0, 0), "2": way(100.0 / faster, cost, 1.0), FULL: way(50.0 / faster, 0, 0)}
-    return {"ways": ways, "accepted": {"plain": [[0, 0]] * 2, "2": [[5, 5], [4, 3]], FULL: [[5, 0], [4, 0]]}, "lengths": [[0, 9]] * n}
+    return {
+        "ways": ways,
+        "accepted": {"plain": [[0, 0]] * 2, "2": [[5, 5], [4, 3]], FULL: [[5, 0], [4, 0]]},
+        "lengths": [[0, 9]] * n,
+    }
 
 
 @pytest.mark.parametrize(
@@ -238,7 +262,9 @@ def test_a_quick_run(quick):
     trained = [row for row in record["rows"] if row["part"] == "training"]
     assert len(trained) == 3 * 2 * 2 * 3 * 2  # texts, kinds, rates, looks, depths
     assert all(0 <= row[key] <= 1 for row in trained for key in ("greedy", "expected"))
-    whole, world, code = ([r for r in trained if r["text"] == text][0]["positions"] for text in ("all", "world", "code"))
+    whole, world, code = (
+        [r for r in trained if r["text"] == text][0]["positions"] for text in ("all", "world", "code")
+    )
     assert whole == world + code and world > code > 0
     assert [row["way"] for row in record["rows"] if row["part"] == "decode"] == ["plain", "1", "2", FULL]
     assert (out / "mtp.png").stat().st_size > 20_000 and json.loads((out / "mtp.json").read_text())["quick"]

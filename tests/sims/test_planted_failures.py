@@ -1,4 +1,5 @@
-"""Planted failures: what is paid and priced by hand, runs without a change, and what the experiment says of what it found."""
+"""Planted failures: what is paid and priced by hand, runs without a change, and what the experiment says of what it
+found."""
 
 import math
 import random
@@ -59,17 +60,25 @@ def test_a_broken_call_is_thrown_away_with_its_failure():
 
 
 @settings(max_examples=25)
-@given(st.lists(st.sampled_from([RIGHT, HALF, "raed", "test", "sh pytest", f"sh cat {NAME}", f"read {NAME}"]), max_size=6))
+@given(
+    st.lists(st.sampled_from([RIGHT, HALF, "raed", "test", "sh pytest", f"sh cat {NAME}", f"read {NAME}"]), max_size=6)
+)
 def test_without_a_plant_only_the_tests_pay(turns):
     both, tests = paid([*turns, "done"])
     assert both == tests
     for plant, _ in ARMS.values():
         once, twice = paid([*turns, "done"], plant=plant), paid([*turns, "done"], plant=plant, priced=True)
-        assert once[1] == twice[1] == tests and (plant == "broken" or 2 * (once[0] - tests) == pytest.approx(tests - twice[0]))
+        assert once[1] == twice[1] == tests and (
+            plant == "broken" or 2 * (once[0] - tests) == pytest.approx(tests - twice[0])
+        )
 
 
 def test_the_step_at_which_a_habit_has_doubled():
-    assert doubled([0.1, 0.1, 0.1, 0.2, 0.3, 0.3], 0.1) == 5 and doubled([0.1] * 9, 0.1) is None and doubled([0.9, 0.9], 0.1) is None
+    assert (
+        doubled([0.1, 0.1, 0.1, 0.2, 0.3, 0.3], 0.1) == 5
+        and doubled([0.1] * 9, 0.1) is None
+        and doubled([0.9, 0.9], 0.1) is None
+    )
     assert doubled([0.5] * 5, 0.0) is None
     assert inside(Band(0.0, 0.2), [0.1, 0.3]) and not inside(Band(0.0, 0.2), [0.3]) and inside(Band(0.0, 0.2), [])
 
@@ -79,7 +88,10 @@ def pool(n=40):
     rng, groups = np.random.default_rng(1), []
     for _ in range(n):
         x = float(rng.random())
-        groups.append({name: x for name in NAMES} | {"comments": None if x < 0.2 else x, "broken": float(x > 0.9), "questions": 0.0})
+        groups.append(
+            {name: x for name in NAMES}
+            | {"comments": None if x < 0.2 else x, "broken": float(x > 0.9), "questions": 0.0}
+        )
     return groups
 
 
@@ -136,9 +148,15 @@ def test_rules():
         "answered-comments": "reproduced",
         "answered-terminal": "reproduced",
     }
-    assert verdicts(UNCHANGED | {"recipe": 6})["false-alarms"] == "broken" and verdicts(UNCHANGED | {"exact": 60})["exact-means"] == "broken"
+    assert (
+        verdicts(UNCHANGED | {"recipe": 6})["false-alarms"] == "broken"
+        and verdicts(UNCHANGED | {"exact": 60})["exact-means"] == "broken"
+    )
     assert verdicts(UNCHANGED | {"threshold": 50})["three-deviations"] == "contradicted"
-    assert verdicts(alarm=None)["planted-found"] == "contradicted" and verdicts(inside=False)["answered-terminal"] == "partly"
+    assert (
+        verdicts(alarm=None)["planted-found"] == "contradicted"
+        and verdicts(inside=False)["answered-terminal"] == "partly"
+    )
     assert verdicts(priced=0.8)["answered-comments"] == "not at this scale"
 
 

@@ -1,4 +1,5 @@
-"""Real-time RL: the model of users, sessions with questions, rewards from reactions, the loop, and the experiment about it."""
+"""Real-time RL: the model of users, sessions with questions, rewards from reactions, the loop, and the experiment about
+it."""
 
 import dataclasses
 import math
@@ -47,7 +48,14 @@ def session_of(kind, quality, open, broken, seconds):
     return Served(kind == "edit", quality if kind == "edit" else 0.0, kind == "question", open, broken, seconds)
 
 
-sessions = st.builds(session_of, st.sampled_from(("edit", "question", "nothing")), shares, st.booleans(), st.booleans(), st.floats(0, 1000))
+sessions = st.builds(
+    session_of,
+    st.sampled_from(("edit", "question", "nothing")),
+    shares,
+    st.booleans(),
+    st.booleans(),
+    st.floats(0, 1000),
+)
 models = st.builds(Users, st.integers(1, 9), st.floats(0, 0.5), st.floats(1, 1000), st.floats(0, 100), *[shares] * 5)
 
 
@@ -76,7 +84,10 @@ def test_whoever_waits_longer_complains_more(users, session, seconds, kept):
 @given(models, seeds, shares, shares, st.floats(0, 1000))
 def test_the_same_user_never_undoes_the_better_edit_of_two(users, seed, one, other, seconds):
     assume(users.kept <= users.undone)
-    worse, better = (users.react(dataclasses.replace(EDIT, quality=q, seconds=seconds), random.Random(seed)) for q in sorted((one, other)))
+    worse, better = (
+        users.react(dataclasses.replace(EDIT, quality=q, seconds=seconds), random.Random(seed))
+        for q in sorted((one, other))
+    )
     assert better.kept >= worse.kept and better.followed <= worse.followed
 
 
@@ -98,13 +109,17 @@ def test_reactions_are_as_often_as_the_formulas_say():
     assert np.mean([one.hours > HOURS for one in found]) == pytest.approx(late, abs=0.03)
 
 
-@pytest.mark.parametrize("wrong", [{"slip": 0.6}, {"tries": 0}, {"patience": 0.0}, {"delay": -1.0}, {"kept": 1.5}, {"patience": math.inf}])
+@pytest.mark.parametrize(
+    "wrong", [{"slip": 0.6}, {"tries": 0}, {"patience": 0.0}, {"delay": -1.0}, {"kept": 1.5}, {"patience": math.inf}]
+)
 def test_numbers_of_no_user(wrong):
     with pytest.raises(ValueError, match=f"{next(iter(wrong))} .*got"):
         Users(**wrong)
 
 
-@pytest.mark.parametrize("wrong", [{"quality": 1.5}, {"seconds": -1.0}, {"seconds": math.nan}, {"asked": True}, {"edited": False}])
+@pytest.mark.parametrize(
+    "wrong", [{"quality": 1.5}, {"seconds": -1.0}, {"seconds": math.nan}, {"asked": True}, {"edited": False}]
+)
 def test_a_session_that_cannot_be(wrong):
     with pytest.raises(ValueError):
         dataclasses.replace(EDIT, **wrong)
@@ -141,13 +156,22 @@ def test_without_a_question_it_is_the_small_world(seed):
 def test_a_question_ends_the_session():
     session = AskingSession(TASK)
     assert played(session, [f"read {TASK.target}\n{ASK}\nread m99"]) == [Session(TASK).step(f"read {TASK.target}")]
-    assert session.done and session.asked and session.turns == 1 and session.counts["calls"] == 2 and session.counts["invalid_calls"] == 0
+    assert (
+        session.done
+        and session.asked
+        and session.turns == 1
+        and session.counts["calls"] == 2
+        and session.counts["invalid_calls"] == 0
+    )
     with pytest.raises(RuntimeError, match="over"):
         session.step(ASK)
     assert played(Session(TASK), [ASK]) == ["error: no such call"]
 
 
-@pytest.mark.parametrize("turn", [f"done\n{ASK}", "\n".join(["test"] * 16 + [ASK]), "\n".join(["test"] * 17 + [ASK]), f"{ASK} why", f"    {ASK}"])
+@pytest.mark.parametrize(
+    "turn",
+    [f"done\n{ASK}", "\n".join(["test"] * 16 + [ASK]), "\n".join(["test"] * 17 + [ASK]), f"{ASK} why", f"    {ASK}"],
+)
 def test_what_asks_nothing(turn):
     """What follows `done`, one call too many, and what only looks like it."""
     session = AskingSession(TASK)
@@ -190,7 +214,9 @@ def test_what_came_of_a_session():
     assert served(episode(changed(TASK, LOST), [ASK], 20)) == dataclasses.replace(WELCOME, seconds=4.0)
     assert served(episode(TASK, ["done"], 20)) == dataclasses.replace(NOTHING, seconds=4.0)
     assert served(episode(TASK, ["raed m1", *done])).broken and served(episode(TASK, ["", f"ask why\n{ASK}"])).broken
-    assert not served(episode(TASK, [wrote("return m7(a)"), "read m99", *done])).broken  # sound calls, of which nothing came
+    assert not served(
+        episode(TASK, [wrote("return m7(a)"), "read m99", *done])
+    ).broken  # sound calls, of which nothing came
     both = served(episode(TASK, [wrote("return 7"), ASK]))
     assert both.edited and not both.asked  # an edit is there to be judged, whatever was asked after it
 
@@ -199,7 +225,11 @@ def test_what_came_of_a_session():
 def test_a_fifth_of_the_tasks_leaves_open_what_is_wanted_and_asks_for_the_same_code(seed):
     task = generate(random.Random(seed), "train")
     session = opened(task, 10)
-    assert is_open(session.task) == (session.task != task) and session.task.answer == task.answer and session.prompt == task.prompt
+    assert (
+        is_open(session.task) == (session.task != task)
+        and session.task.answer == task.answer
+        and session.prompt == task.prompt
+    )
     assert clouded(clouded(task)) == clouded(task)
     ended = episode(session.task, ["done"])
     assert is_hard(ended) == (is_open(session.task) or task.depth == 2)
@@ -245,7 +275,9 @@ def test_rewards_by_hand():
     assert CURED.reward(EDIT, content) == 1.0 and CURED.reward(WRONG, cross) == -1.5
     assert CURED.reward(NOTHING, Reaction(None, True, 1.0)) == -1.5 and CURED.reward(NOTHING, silent) == -1.0
     assert CURED.reward(QUESTION, silent) == 0.0 and CURED.reward(QUESTION, Reaction(None, True, 1.0)) == -2.0
-    assert [EDITS.reward(one, Reaction(kept, True, 1.0)) for one, kept in ((EDIT, True), (WRONG, False), (QUESTION, None))] == [1.0, -1.0, 0.0]
+    assert [
+        EDITS.reward(one, Reaction(kept, True, 1.0)) for one, kept in ((EDIT, True), (WRONG, False), (QUESTION, None))
+    ] == [1.0, -1.0, 0.0]
 
 
 @given(sessions, seeds)
@@ -267,13 +299,16 @@ def test_the_expected_reward_is_the_mean_over_users(session, distil):
 
 
 def test_why_the_careless_reward_asks_and_the_careful_one_does_not():
-    """Where edits are mostly wrong a question pays if edits kept are all; if follow-ups count, it pays where it is welcome, and only there."""
+    """Where edits are mostly wrong a question pays if edits kept are all; if follow-ups count, it pays where it is
+    welcome, and only there."""
 
     def edit(distil, success):
         return success * expected(distil, USERS, EDIT) + (1 - success) * expected(distil, USERS, WRONG)
 
     assert edit(EDITS, 0.3) < expected(EDITS, USERS, QUESTION) == 0 < edit(EDITS, 0.7)
-    assert expected(CURED, USERS, QUESTION) < edit(CURED, 0.1) and edit(CURED, 0.1) < expected(CURED, USERS, WELCOME) < edit(CURED, 0.7)
+    assert expected(CURED, USERS, QUESTION) < edit(CURED, 0.1) and edit(CURED, 0.1) < expected(
+        CURED, USERS, WELCOME
+    ) < edit(CURED, 0.7)
 
 
 def test_bad_prices():
@@ -309,7 +344,12 @@ def test_the_gate_ships_what_is_not_worse():
 
 
 def test_what_is_said_of_sessions():
-    ended = [(TASK, [wrote(TASK.answer), "done"]), (TASK, [ASK]), (changed(TASK, LOST), ["raed m1", ASK]), (TASK, [wrote("return 7"), "done"])]
+    ended = [
+        (TASK, [wrote(TASK.answer), "done"]),
+        (TASK, [ASK]),
+        (changed(TASK, LOST), ["raed m1", ASK]),
+        (TASK, [wrote("return 7"), "done"]),
+    ]
     found = []
     for number, (task, turns) in enumerate(ended):
         one = episode(task, turns)
@@ -331,11 +371,31 @@ def test_bad_plans(wrong):
 
 
 def looks(**effects):
-    """What held-out tasks say at the ends of four trainings with these effects, those that are not named as the claims have them."""
-    e = {"thrown": 0.3, "counted": -0.1, "asked": 0.4, "priced": -0.05, "kept": 0.05, "followed": -0.05, "seconds": -1.0, "day": 0.05, "week": 0.1}
+    """What held-out tasks say at the ends of four trainings with these effects, those that are not named as the claims
+    have them."""
+    e = {
+        "thrown": 0.3,
+        "counted": -0.1,
+        "asked": 0.4,
+        "priced": -0.05,
+        "kept": 0.05,
+        "followed": -0.05,
+        "seconds": -1.0,
+        "day": 0.05,
+        "week": 0.1,
+    }
     e |= effects
     noise = np.array([-0.002, 0.001, 0.002, -0.001])
-    base = {"right": 0.4, "edited": 0.8, "needless": 0.1, "welcome": 0.5, "broken": 0.2, "broken_hard": 0.2, "kept": 0.4, "followed": 0.5}
+    base = {
+        "right": 0.4,
+        "edited": 0.8,
+        "needless": 0.1,
+        "welcome": 0.5,
+        "broken": 0.2,
+        "broken_hard": 0.2,
+        "kept": 0.4,
+        "followed": 0.5,
+    }
     base |= {"seconds": 15.0, "edit_seconds": 17.0}
     changes = {
         ("loop", "before"): {},
@@ -350,7 +410,10 @@ def looks(**effects):
     for (way, at), some in changes.items():
         for number in range(4):
             wobble = {name: noise[number - (way == "loop")] for name in some}
-            ends.append({"way": way, "at": at, "training": number} | {n: x + some.get(n, 0.0) + wobble.get(n, 0.0) for n, x in base.items()})
+            ends.append(
+                {"way": way, "at": at, "training": number}
+                | {n: x + some.get(n, 0.0) + wobble.get(n, 0.0) for n, x in base.items()}
+            )
     return ends
 
 
@@ -361,10 +424,21 @@ def judged(**effects):
 
 def test_rules():
     assert set(judged().values()) == {"reproduced"} and len(judged()) == 9
-    assert judged(thrown=0.0)["broken-calls"] == "not at this scale" and judged(thrown=-0.1)["broken-calls"] == "contradicted"
-    assert judged(counted=0.4)["broken-calls"] == "partly" and judged(counted=0.4)["broken-calls-counted"] == "contradicted"
+    assert (
+        judged(thrown=0.0)["broken-calls"] == "not at this scale"
+        and judged(thrown=-0.1)["broken-calls"] == "contradicted"
+    )
+    assert (
+        judged(counted=0.4)["broken-calls"] == "partly"
+        and judged(counted=0.4)["broken-calls-counted"] == "contradicted"
+    )
     assert judged(priced=0.5)["questions"] == "partly" and judged(priced=0.5)["questions-priced"] == "contradicted"
-    assert judged(kept=-0.1)["edits-kept"] == judged(followed=0.1)["follow-ups"] == judged(seconds=1.0)["latency"] == "contradicted"
+    assert (
+        judged(kept=-0.1)["edits-kept"]
+        == judged(followed=0.1)["follow-ups"]
+        == judged(seconds=1.0)["latency"]
+        == "contradicted"
+    )
     assert judged(day=0.0)["day-old"] == judged(week=0.0)["week-old"] == "not at this scale"
 
 
@@ -381,7 +455,9 @@ def test_nearly_on_policy_by_hand():
         return verdicts.on_policy(rows)
 
     near = found((0.004, 0.005, 0.006), (0.02, 0.02, 0.02))
-    assert near["measured"] == pytest.approx(0.005) and near["interval"][1] == pytest.approx(0.005 + 4.303 * 0.001 / math.sqrt(3), abs=1e-6)
+    assert near["measured"] == pytest.approx(0.005) and near["interval"][1] == pytest.approx(
+        0.005 + 4.303 * 0.001 / math.sqrt(3), abs=1e-6
+    )
     assert near["verdict"] == "reproduced" and "a week 0.0200 (age 1.0 steps)" in near["note"]
     assert found((0.004, 0.005, 0.006), (0.02, 0.005, 0.02))["verdict"] == "partly"
     assert found((0.004, 0.005, 0.03), (0.2, 0.2, 0.2))["verdict"] == "not at this scale"
@@ -399,13 +475,21 @@ def test_a_training_is_served_and_tested_and_not_played_again(tiny_run, tmp_path
         found = figure.training(run, c, start, test, "loop", 0)
         monkeypatch.setattr(figure, "loops", lambda *_, **__: pytest.fail("a finished training begins again"))
         assert figure.training(run, c, start, test, "loop", 0) == found
-    assert [line["step"] for line in found["loops"]] == [1, 2] and read_lines(tmp_path / "run/metrics/loop-0.jsonl") == found["loops"]
-    assert set(found["before"]) == set(found["learnt"]) == set(found["shipped"]) and {line["shipped"] for line in found["loops"]} <= {0.0, 1.0}
+    assert [line["step"] for line in found["loops"]] == [1, 2] and read_lines(
+        tmp_path / "run/metrics/loop-0.jsonl"
+    ) == found["loops"]
+    assert set(found["before"]) == set(found["learnt"]) == set(found["shipped"]) and {
+        line["shipped"] for line in found["loops"]
+    } <= {0.0, 1.0}
 
 
 def test_the_experiment_lists_every_loop_and_every_look(tmp_path, monkeypatch):
     ends = looks()
-    line = {name: value for name, value in ends[0].items() if name not in ("way", "at", "training")} | {"step": 1, "outside_clip": 0.0, "age": 0.5}
+    line = {name: value for name, value in ends[0].items() if name not in ("way", "at", "training")} | {
+        "step": 1,
+        "outside_clip": 0.0,
+        "age": 0.5,
+    }
 
     def canned(run, c, start, test, way, number):
         mine = {end["at"]: end for end in ends if end["way"] == way and end["training"] == number}

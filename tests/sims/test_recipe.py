@@ -46,14 +46,27 @@ def deterministic(out: Path) -> dict[str, bytes]:
 
 
 def test_every_stage_leaves_its_result(tiny_run):
-    assert {p.stem for p in (tiny_run / "stages").glob("*.json")} == {"data", "cpt", "mtp", "long", "sft", "rl", "eval", "decode"}
+    assert {p.stem for p in (tiny_run / "stages").glob("*.json")} == {
+        "data",
+        "cpt",
+        "mtp",
+        "long",
+        "sft",
+        "rl",
+        "eval",
+        "decode",
+    }
     report = json.loads((tiny_run / "report.json").read_text())
     assert (tiny_run / "report.html").read_text().startswith("<!")
     assert 0 <= report["stages"]["eval"]["before"]["success"]["value"] <= 1
     rl = [json.loads(line) for line in (tiny_run / "metrics/rl.jsonl").read_text().splitlines()]
     assert len(rl) == 4 and all(np.isfinite(v) for line in rl for v in line.values())
     newest = json.loads((tiny_run / "rollouts/rl.json").read_text())
-    assert newest["step"] == 4 and len(newest["rollouts"]) == min(SMOKE["rl"]["rollouts"], MOST) and all(one["text"] for one in newest["rollouts"])
+    assert (
+        newest["step"] == 4
+        and len(newest["rollouts"]) == min(SMOKE["rl"]["rollouts"], MOST)
+        and all(one["text"] for one in newest["rollouts"])
+    )
     cpt_loss = [json.loads(line)["loss"] for line in (tiny_run / "metrics/cpt.jsonl").read_text().splitlines()]
     assert cpt_loss[-1] < cpt_loss[0] - 1
     decode = json.loads((tiny_run / "stages/decode.json").read_text())["result"]
@@ -82,9 +95,13 @@ def test_the_final_checkpoint_opens_in_transformers_with_the_same_logits(tiny_ru
 def test_transformers_reads_and_plays_every_checkpoint_as_we_do(tiny_run, name):
     elsewhere.check(tiny_run / "checkpoints" / name, drafts=name != "mid-cpt")
     card = (tiny_run / "checkpoints" / name / "README.md").read_text(encoding="utf-8")
-    last = {"final": "success, tasks of the last step", "mtp": "loss of the draft layers in the last step"}.get(name, "loss in the last step")
+    last = {"final": "success, tasks of the last step", "mtp": "loss of the draft layers in the last step"}.get(
+        name, "loss in the last step"
+    )
     assert "held-out part" in card and last in card
-    recorded = {file for stage in (tiny_run / "stages").glob("*.json") for file in json.loads(stage.read_text())["files"]}
+    recorded = {
+        file for stage in (tiny_run / "stages").glob("*.json") for file in json.loads(stage.read_text())["files"]
+    }
     assert f"checkpoints/{name}/tokenizer_config.json" in recorded and f"checkpoints/{name}/README.md" not in recorded
 
 
@@ -116,8 +133,9 @@ def test_draft_layers_are_read_where_they_lay_before(tiny_run, tmp_path):
 
 @pytest.mark.parametrize("seed", range(2))
 def test_neither_kills_nor_a_truncated_checkpoint_change_anything(tiny_run, tmp_path, seed):
-    """SIGKILL once there are two checkpoints, of which the newer is cut short: it is named, and the one before goes on. Then SIGKILL at
-    random moments of the life of the process, and --resume under one thread or two, until it ends: bit for bit the uninterrupted run."""
+    """SIGKILL once there are two checkpoints, of which the newer is cut short: it is named, and the one before goes on.
+    Then SIGKILL at random moments of the life of the process, and --resume under one thread or two, until it ends: bit
+    for bit the uninterrupted run."""
     rng, out, said, kills = random.Random(seed), tmp_path / "killed", tmp_path / "said", 0
     # Every step is a checkpoint, so that a kill may also hit a half-written one.
     words = forks.smallest(out, "--resume", "--checkpoint-seconds", "0")
@@ -146,8 +164,8 @@ def test_neither_kills_nor_a_truncated_checkpoint_change_anything(tiny_run, tmp_
 
 
 def test_threads_are_the_runs_whatever_the_variable_says(tmp_path):
-    """Of a run of two threads: whole under OMP_NUM_THREADS=1, and begun under 2, killed and ended under 1. Rollouts are played by one
-    process or by two."""
+    """Of a run of two threads: whole under OMP_NUM_THREADS=1, and begun under 2, killed and ended under 1. Rollouts are
+    played by one process or by two."""
     words = ("--checkpoint-seconds", "0", "--set", "training.threads=2")
     whole, killed, said = tmp_path / "whole", tmp_path / "killed", tmp_path / "said"
     forks.play(*forks.smallest(whole, *words), said=said)
@@ -186,7 +204,13 @@ def a_program(out, mark):
     state = out / "state/cpt-000002.pt"
     torch.jit.script(torch.nn.Identity()).save(state)
     content, manifest = state.read_bytes(), state.with_suffix(".json")
-    manifest.write_text(json.dumps(seal_record(json.loads(manifest.read_text()) | {"bytes": len(content), "sha256": sha256(content).hexdigest()})))
+    manifest.write_text(
+        json.dumps(
+            seal_record(
+                json.loads(manifest.read_text()) | {"bytes": len(content), "sha256": sha256(content).hexdigest()}
+            )
+        )
+    )
 
 
 def packed_rows(out, mark):
@@ -221,7 +245,10 @@ def test_a_crafted_run_folder_runs_nothing(tiny_run, tmp_path, ask, craft):
     code, _, error = ask(*forks.smallest(out, "--resume"))
     last = error.splitlines()[-1]
     assert code == 2 and last.startswith("error: ") and "Traceback" not in error, error
-    assert any(words in last for words in ("refusing to load it", "does not hold packed rows", "damaged or truncated")) and not mark.exists()
+    assert (
+        any(words in last for words in ("refusing to load it", "does not hold packed rows", "damaged or truncated"))
+        and not mark.exists()
+    )
 
 
 @pytest.mark.parametrize("name", ["mtp", "low-precision"])
@@ -232,7 +259,13 @@ def test_an_experiment_on_a_crafted_run_folder_runs_nothing(tiny_run, tmp_path, 
     craft(folder, mark)
     code, _, error = ask("figure", name, "--quick", "--set", f"run={folder}", "--out", tmp_path / "figure")
     last = error.splitlines()[-1]
-    assert code == 2 and last.startswith("error: ") and "does not hold packed rows" in last and "Traceback" not in error and not mark.exists()
+    assert (
+        code == 2
+        and last.startswith("error: ")
+        and "does not hold packed rows" in last
+        and "Traceback" not in error
+        and not mark.exists()
+    )
 
 
 def test_a_truncated_model_is_named(tiny_run, tmp_path):
@@ -255,19 +288,27 @@ def test_tasks_are_never_used_twice():
 
 @pytest.mark.parametrize("slow", [0, 2])
 def test_later_steps_hold_more_of_the_tasks_that_took_longer(tmp_path, monkeypatch, slow):
-    """Which kind is hard is what the rollouts say, not its depth; and a training that died in the later steps asks for the same tasks."""
-    config = fill(recipe.Recipe, SMOKE | {"rl": {"steps": 6, "prompts": 60, "rollouts": 2, "gate": 0.0, "later": 0.5, "monitor": {"on": False}}})
+    """Which kind is hard is what the rollouts say, not its depth; and a training that died in the later steps asks for
+    the same tasks."""
+    config = fill(
+        recipe.Recipe,
+        SMOKE | {"rl": {"steps": 6, "prompts": 60, "rollouts": 2, "gate": 0.0, "later": 0.5, "monitor": {"on": False}}},
+    )
     asked: list[list] = []
 
     def sampled(sampler, environment, tasks, n, *_):
         asked.append(tasks)
         if len(asked) == 5:  # the fifth step: a gate of 0 plays nothing
             raise KeyboardInterrupt
-        return [written(task, 90, 6) if task.depth == slow else written(task, 30, 4) for task in tasks for _ in range(n)]
+        return [
+            written(task, 90, 6) if task.depth == slow else written(task, 30, 4) for task in tasks for _ in range(n)
+        ]
 
     def written(task, tokens, turns):
         own, zeros = torch.ones(tokens, dtype=torch.bool), torch.zeros(tokens)
-        segment = Segment(zeros.long(), own, zeros, zeros.long(), torch.zeros(tokens - 1, 0, 1, dtype=torch.int16), True)
+        segment = Segment(
+            zeros.long(), own, zeros, zeros.long(), torch.zeros(tokens - 1, 0, 1, dtype=torch.int16), True
+        )
         metrics = {"tests": 0.0, "turns": float(turns), "invalid_calls": 0.0, "tested": 0.0}
         return Rollout(Chain([segment], True), {"tests": 0.0}, metrics, task=task)
 
@@ -283,19 +324,27 @@ def test_later_steps_hold_more_of_the_tasks_that_took_longer(tmp_path, monkeypat
     def learn(name, resume=False):
         with Run.open(tmp_path / name, "recipe", config, resume=resume, checkpoint_seconds=0) as run:
             stage = run.stage("rl", total=6)
-            reinforcement.learn(stage, config, *(Transformer(config.model) if part else None for part in (1, 0, 1)), Ids())
-        return [json.loads(line)["depth"] for line in (tmp_path / name / "metrics" / "rl.jsonl").read_text().splitlines()]
+            reinforcement.learn(
+                stage, config, *(Transformer(config.model) if part else None for part in (1, 0, 1)), Ids()
+            )
+        return [
+            json.loads(line)["depth"] for line in (tmp_path / name / "metrics" / "rl.jsonl").read_text().splitlines()
+        ]
 
     with pytest.raises(KeyboardInterrupt):
         learn("killed")
     died, asked[:] = asked[:4], [[]] * 6  # what is asked for again is not interrupted
     depths = learn("killed", resume=True)
     tasks = [*died, *asked[6:]]
-    assert len({task.key for step in tasks for task in step}) == 6 * 60 and depths == [np.mean([t.depth for t in step]) for step in tasks]
+    assert len({task.key for step in tasks for task in step}) == 6 * 60 and depths == [
+        np.mean([t.depth for t in step]) for step in tasks
+    ]
     share = [np.mean([task.depth == slow for step in some for task in step]) for some in (tasks[:3], tasks[3:])]
     # It took (6/(14/3) + 90/50)/2 = 1.54 of the mean, the others 0.73: they are kept in 47 of 100 cases.
     mix = config.world.depth_mix[slow]
-    assert share[0] == pytest.approx(mix, abs=0.1) and share[1] == pytest.approx(mix / (mix + 0.47 * (1 - mix)), abs=0.1)
+    assert share[0] == pytest.approx(mix, abs=0.1) and share[1] == pytest.approx(
+        mix / (mix + 0.47 * (1 - mix)), abs=0.1
+    )
     asked[:] = [[]] * 6
     assert learn("whole") == depths and asked[6:] == tasks
 
@@ -315,7 +364,8 @@ def test_smoke_settings_are_settings(tiny_run):
 
 
 def test_world_words_are_single_tokens_in_the_small_run():
-    """File names and digits must be one token each, or a small model cannot copy them (the run's own tokenizer recipe)."""
+    """File names and digits must be one token each, or a small model cannot copy them (the run's own tokenizer
+    recipe)."""
     from ref import cpt
     from sims.microrepo import documents
 

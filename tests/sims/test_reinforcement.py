@@ -1,4 +1,5 @@
-"""A step of RL in micro-batches on many cores is the step on the whole batch, and its bits do not depend on the number of cores."""
+"""A step of RL in micro-batches on many cores is the step on the whole batch, and its bits do not depend on the number
+of cores."""
 
 import copy
 import itertools
@@ -29,14 +30,26 @@ from sims.recipe.learner import Learner
 from sims.recipe.reinforcement import CORES, metrics_of
 from sims.recipe.tasks import MicroTasks
 
-TINY = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, head_dim=16, num_experts=4, moe_intermediate_size=32)
+TINY = dict(
+    hidden_size=32,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+    head_dim=16,
+    num_experts=4,
+    moe_intermediate_size=32,
+)
 
 
 @pytest.fixture(scope="module")
 def played():
-    """Configuration, policy, MTP layers, a batch of 40 sampled rollouts of unlike lengths (two micro-batches), and the agent's language."""
+    """Configuration, policy, MTP layers, a batch of 40 sampled rollouts of unlike lengths (two micro-batches), and the
+    agent's language."""
     language = Language(cpt.train_tokenizer(itertools.islice(documents(random.Random(0)), 300), 400))
-    settings = SMOKE | {"training": SMOKE["training"] | {"dtype": "float32"}, "rl": SMOKE["rl"] | {"prompts": 10, "rollouts": 4, "replay": "plain"}}
+    settings = SMOKE | {
+        "training": SMOKE["training"] | {"dtype": "float32"},
+        "rl": SMOKE["rl"] | {"prompts": 10, "rollouts": 4, "replay": "plain"},
+    }
     config = fill(recipe.Recipe, settings)
     torch.manual_seed(1)
     network = Config.tiny(language.tokenizer.get_vocab_size(), **TINY)
@@ -44,7 +57,9 @@ def played():
     sampler, generator, rollouts = Sampler(model, torch.float32), torch.Generator().manual_seed(0), []
     for n, task in enumerate(itertools.islice(task_stream(config, "rl"), 10)):
         rollouts += agent.play(sampler, language, [task], 4, Limits(agent.single(150 + 8 * n)), 4, generator)
-    assert len({len(one_row(one.chain).tokens) for one in rollouts}) > 1 and min(one.chain.written for one in rollouts) > 1
+    assert (
+        len({len(one_row(one.chain).tokens) for one in rollouts}) > 1 and min(one.chain.written for one in rollouts) > 1
+    )
     return config, model, mtp, rollouts, language
 
 
@@ -78,7 +93,11 @@ REWARDS = torch.rand(40, generator=torch.Generator().manual_seed(0)).tolist()
 def test_the_bits_are_the_same_on_any_number_of_cores(played, monkeypatch):
     one, two = (a_step(played, monkeypatch, cores, REWARDS) for cores in (1, 2))
     assert one[0] == two[0]
-    assert all(torch.equal(x, y) for a, b in zip(one[1], two[1], strict=True) for x, y in zip(a.values(), b.values(), strict=True))
+    assert all(
+        torch.equal(x, y)
+        for a, b in zip(one[1], two[1], strict=True)
+        for x, y in zip(a.values(), b.values(), strict=True)
+    )
 
 
 def with_feedback(played, **hints):
@@ -88,12 +107,23 @@ def with_feedback(played, **hints):
 
 def test_hints_change_a_step_only_where_they_have_a_weight(played, monkeypatch):
     """And their bits do not depend on the number of cores either."""
-    plain, silent = (a_step(one, monkeypatch, 1, REWARDS) for one in (played, with_feedback(played, source="shuffled", divergence="js")))
+    plain, silent = (
+        a_step(one, monkeypatch, 1, REWARDS)
+        for one in (played, with_feedback(played, source="shuffled", divergence="js"))
+    )
     assert plain[0] == silent[0] and "hints" not in plain[0] and "divergence" not in plain[0]
-    assert all(torch.equal(x, y) for a, b in zip(plain[1], silent[1], strict=True) for x, y in zip(a.values(), b.values(), strict=True))
+    assert all(
+        torch.equal(x, y)
+        for a, b in zip(plain[1], silent[1], strict=True)
+        for x, y in zip(a.values(), b.values(), strict=True)
+    )
     one, two = (a_step(with_feedback(played, weight=1.0), monkeypatch, cores, REWARDS) for cores in (1, 2))
     assert one[0] == two[0] and one[0]["hints"] > 0.5 and one[0]["divergence"] > 0
-    assert all(torch.equal(x, y) for a, b in zip(one[1], two[1], strict=True) for x, y in zip(a.values(), b.values(), strict=True))
+    assert all(
+        torch.equal(x, y)
+        for a, b in zip(one[1], two[1], strict=True)
+        for x, y in zip(a.values(), b.values(), strict=True)
+    )
     (before, drafts), (after, others) = plain[1], one[1]
     assert plain[0]["loss"] == one[0]["loss"] and any(not torch.equal(before[name], after[name]) for name in before)
     assert all(torch.equal(drafts[name], others[name]) for name in drafts), "draft layers have no part in it"
@@ -133,7 +163,8 @@ def test_between_the_processes_a_step_computes_with_one_thread(played, tmp_path,
 
 @pytest.mark.parametrize("cores", [1, 2])
 def test_the_step_is_the_one_on_the_whole_batch(played, monkeypatch, cores):
-    """Written out on one padded batch, by autograd: the same weights after a step of plain gradient descent, which is clipped to norm 1."""
+    """Written out on one padded batch, by autograd: the same weights after a step of plain gradient descent, which is
+    clipped to norm 1."""
     config, model, mtp, rollouts, _ = played
     r = config.rl
     figures, (after, drafts) = a_step(played, monkeypatch, cores, REWARDS)

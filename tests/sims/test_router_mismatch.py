@@ -1,4 +1,5 @@
-"""Rounding is E4M3's, engines that agree are found to agree, one that does not is found out, and the rules of the verdicts hold."""
+"""Rounding is E4M3's, engines that agree are found to agree, one that does not is found out, and the rules of the
+verdicts hold."""
 
 import json
 
@@ -40,7 +41,9 @@ def grid() -> torch.Tensor:
 def test_the_grid_is_kept_and_midpoints_go_to_even():
     values = grid().float()
     assert values[-1] == E4M3_MAX and len(values) == 127
-    torch.testing.assert_close(fp8_rows(torch.cat((values, -values))[None])[0], torch.cat((values, -values)), rtol=0, atol=0)
+    torch.testing.assert_close(
+        fp8_rows(torch.cat((values, -values))[None])[0], torch.cat((values, -values)), rtol=0, atol=0
+    )
     middle = (values[1:] + values[:-1]) / 2
     even = torch.where(torch.arange(126) % 2 == 0, values[:-1], values[1:])
     torch.testing.assert_close(fp8_rows(torch.cat((middle, values[-1:]))[None])[0, :-1], even, rtol=0, atol=0)
@@ -66,7 +69,9 @@ def test_the_sampler_rounds_the_matrices_of_the_layers_and_nothing_else(dtype):
     for model in (first, second):
         plain.load(model, 1)
         coarse.load(model, 1) if model is second else None
-        for (name, w), p, q in zip(model.named_parameters(), plain.model.parameters(), coarse.model.parameters(), strict=True):
+        for (name, w), p, q in zip(
+            model.named_parameters(), plain.model.parameters(), coarse.model.parameters(), strict=True
+        ):
             rounded = name.startswith("layers.") and "norm" not in name
             assert torch.equal(p, w.to(dtype))
             assert torch.equal(q, fp8_rows(w).to(dtype) if rounded else w.to(dtype)), name
@@ -103,7 +108,8 @@ def test_one_swapped_expert_is_counted_once():
     other = next(e for e in range(6) if e not in some[1].experts[6, 0].tolist())
     some[1].experts[6, 0, 0] = other
     found = engines.compare(model, some, WAYS)
-    # Rollout 1 has 13 positions, 2 layers, 2 experts each; columns: decisions, routers by layer, tokens in the first 1, 2 layers.
+    # Rollout 1 has 13 positions, 2 layers, 2 experts each; columns: decisions, routers by layer, tokens in the first 1,
+    # 2 layers.
     assert found["shares"][1] == pytest.approx([1 / 52, 1 / 13, 0, 1 / 13, 1 / 13])
     assert not found["shares"][[0, 2]].any()
     # Position 6 predicts token 7, the fourth that rollout 1 sampled; the first rollout has four.
@@ -138,7 +144,8 @@ def test_statistics_by_hand():
 
 
 def made(plain: float, filtered: float, routers: float, dropped: float = 0.01) -> list[dict]:
-    """Rows of engines whose mismatch is `plain` and `filtered` times what it is without replay, where the filter takes so many experts."""
+    """Rows of engines whose mismatch is `plain` and `filtered` times what it is without replay, where the filter takes
+    so many experts."""
     c, rng = Experiment(alphas=(0.5, 1.0), resamples=100), np.random.default_rng(0)
     rollout, gap = np.repeat(np.arange(50), 20), rng.normal(0, 0.05, 1000)
     shares = np.full((50, 9), routers) + rng.normal(0, 1e-3, (50, 9))
@@ -158,7 +165,12 @@ def made(plain: float, filtered: float, routers: float, dropped: float = 0.01) -
     [
         (0.3, 0.2, 0.1, ("reproduced", "not at this scale", "reproduced", "reproduced")),
         (0.9, 0.9, 0.02, ("not at this scale", "not at this scale", "not at this scale", "not at this scale")),
-        (1.2, 1.3, 0.95, ("partly", "reproduced", "contradicted", "contradicted")),  # nine tenths are not about one tenth
+        (
+            1.2,
+            1.3,
+            0.95,
+            ("partly", "reproduced", "contradicted", "contradicted"),
+        ),  # nine tenths are not about one tenth
     ],
 )
 def test_rules_of_the_verdicts(plain, filtered, routers, expected):
@@ -171,12 +183,16 @@ def test_rules_of_the_verdicts(plain, filtered, routers, expected):
     assert found["filter-fp8"]["measured"] == pytest.approx(filtered / plain)
 
 
-@pytest.mark.parametrize("wrong", [lambda alpha: alpha**2, lambda alpha: 0.9 * alpha, lambda alpha: min(1.0, 1.2 * alpha)])
+@pytest.mark.parametrize(
+    "wrong", [lambda alpha: alpha**2, lambda alpha: 0.9 * alpha, lambda alpha: min(1.0, 1.2 * alpha)]
+)
 def test_the_filter_s_law_sees_a_wrong_threshold(monkeypatch, wrong):
     """The laws at α = 0 and α = 1 hold for all of these."""
     assert router_mismatch.threshold_law(Experiment())["verdict"] == "holds"
     right = router_replay.replay
-    monkeypatch.setattr(router_replay, "replay", lambda scores, replayed, k, alpha: right(scores, replayed, k, wrong(alpha)))
+    monkeypatch.setattr(
+        router_replay, "replay", lambda scores, replayed, k, alpha: right(scores, replayed, k, wrong(alpha))
+    )
     assert router_mismatch.threshold_law(Experiment())["verdict"] == "broken"
 
 
@@ -184,7 +200,10 @@ def test_a_quick_run(tmp_path, play_figure):
     record = play_figure("router-mismatch", tmp_path)
     verdicts = {claim["name"]: claim["verdict"] for claim in record["claims"]}
     assert verdicts["alpha-0"] == verdicts["alpha-1"] == verdicts["filter-threshold"] == "holds"
-    rl = {arm: [r["mismatch"] for r in record["rows"] if r["part"] == "rl" and r["arm"] == arm] for arm in router_mismatch.ARMS}
+    rl = {
+        arm: [r["mismatch"] for r in record["rows"] if r["part"] == "rl" and r["arm"] == arm]
+        for arm in router_mismatch.ARMS
+    }
     assert {r["seed"] for r in record["rows"] if r["part"] == "rl"} == {0, 1}
     assert all((r["dropped"] is not None) == (r["arm"] == "filtered") for r in record["rows"] if r["part"] == "rl")
     # An exact sampler in the trainer's own dtype differs by the order of sums, one with 8-bit weights by its rounding.
@@ -203,7 +222,8 @@ def arms_of(p99: dict[str, list[float]], dropped: float, success=(0.55, 0.55)) -
             {
                 "success": [success[arm != "exact"] + 0.001 * n, 0.5],
                 "greedy": [1.0, 0.0],
-                "steps": [{"mismatch": x, "mismatch_p99": x, "outside_clip": 0.0, "grad_norm": 0.1, "dropped": dropped}] * 5,
+                "steps": [{"mismatch": x, "mismatch_p99": x, "outside_clip": 0.0, "grad_norm": 0.1, "dropped": dropped}]
+                * 5,
             }
             for n, x in enumerate(some)
         ]
@@ -212,34 +232,51 @@ def arms_of(p99: dict[str, list[float]], dropped: float, success=(0.55, 0.55)) -
 
 
 def decided(p99: dict[str, list[float]], dropped: float = 0.01, **more) -> dict[str, dict]:
-    return {c["name"]: c for c in router_mismatch.rl_verdicts(Experiment(steps=5, seeds=3), arms_of(p99, dropped, **more))}
+    return {
+        c["name"]: c for c in router_mismatch.rl_verdicts(Experiment(steps=5, seeds=3), arms_of(p99, dropped, **more))
+    }
 
 
 LOWER = {"exact": [0.001] * 3, "none": [0.5, 0.5, 0.5], "plain": [0.3, 0.31, 0.29], "filtered": [0.27, 0.29, 0.25]}
 
 
 def test_trainings_are_what_the_intervals_are_over():
-    """Five steps of one training say no more than one; of three trainings that agree the interval is narrow, of three that do not it is wide."""
+    """Five steps of one training say no more than one; of three trainings that agree the interval is narrow, of three
+    that do not it is wide."""
     claims = decided(LOWER)
     assert {claims[name]["verdict"] for name in ("rl-mismatch", "rl-p99", "rl-filter")} == {"reproduced"}
     each = np.array([0.6, 0.62, 0.58])
     half = 4.302653 * each.std(ddof=1) / 3**0.5
-    assert claims["rl-p99"]["measured"] == pytest.approx(0.6) and claims["rl-p99"]["interval"] == pytest.approx([0.6 - half, 0.6 + half])
+    assert claims["rl-p99"]["measured"] == pytest.approx(0.6) and claims["rl-p99"]["interval"] == pytest.approx(
+        [0.6 - half, 0.6 + half]
+    )
     apart = decided(LOWER | {"plain": [0.3, 0.7, 0.4]})
-    assert apart["rl-mismatch"]["verdict"] == "not at this scale" and apart["rl-mismatch"]["measured"] == pytest.approx(14 / 15)
+    assert apart["rl-mismatch"]["verdict"] == "not at this scale" and apart["rl-mismatch"]["measured"] == pytest.approx(
+        14 / 15
+    )
     assert decided(LOWER | {"plain": [0.6, 0.61, 0.62]})["rl-p99"]["verdict"] == "contradicted"
 
 
 def test_a_filter_that_drops_nothing_has_lowered_nothing():
-    """Arms that differ by chance: what the filter dropped in these very trainings decides whether it can have done anything."""
+    """Arms that differ by chance: what the filter dropped in these very trainings decides whether it can have done
+    anything."""
     idle = decided(LOWER, dropped=0.0)["rl-filter"]
-    assert idle["verdict"] == "not tested" and idle["measured"] is None and "what the arms differ by is chance" in idle["note"]
+    assert (
+        idle["verdict"] == "not tested"
+        and idle["measured"] is None
+        and "what the arms differ by is chance" in idle["note"]
+    )
     assert "dropped 1%" in decided(LOWER)["rl-filter"]["note"]
-    still = {c["name"]: c for c in router_mismatch.verdicts(Experiment(alphas=(0.5, 1.0)), made(0.5, 0.4, 0.1, dropped=0.0), 4)}
+    still = {
+        c["name"]: c
+        for c in router_mismatch.verdicts(Experiment(alphas=(0.5, 1.0)), made(0.5, 0.4, 0.1, dropped=0.0), 4)
+    }
     assert still["filter-fp8"]["verdict"] == "not tested" and still["filter-fp8"]["measured"] is None
 
 
 def test_where_there_is_no_harm_there_is_none_to_prevent():
     assert decided(LOWER)["rl-stable"]["verdict"] == "not tested"
     harmful = decided(LOWER, success=(0.75, 0.55))["rl-stable"]
-    assert harmful["verdict"] == "not at this scale" and harmful["measured"] == pytest.approx(0)  # there is, and replay prevents none of it
+    assert harmful["verdict"] == "not at this scale" and harmful["measured"] == pytest.approx(
+        0
+    )  # there is, and replay prevents none of it

@@ -1,5 +1,5 @@
-"""Scripted chains hold what they should and no more; RL on chains is RL on rollouts where chains have one segment; the statistics
-against numbers by hand, and a fault in them is found out."""
+"""Scripted chains hold what they should and no more; RL on chains is RL on rollouts where chains have one segment; the
+statistics against numbers by hand, and a fault in them is found out."""
 
 import itertools
 import random
@@ -30,7 +30,15 @@ from sims.recipe.settings import Memory
 from sims.recipe.tasks import MicroTasks
 from sims.self_summary import ARMS, COUNTS, Experiment
 
-TINY = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, head_dim=16, num_experts=4, moe_intermediate_size=32)
+TINY = dict(
+    hidden_size=32,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+    head_dim=16,
+    num_experts=4,
+    moe_intermediate_size=32,
+)
 NEVER = Memory(wordy=0, forgetful=0, longest=69)
 
 
@@ -55,7 +63,9 @@ def lesson(language, how, depth, seed=0, memory=NEVER, noise=None):
     rng = random.Random(seed)
     task = generate(rng, "train", depth)
     turns = demonstration(task, rng, noise or NoiseConfig.clean())
-    rollout = script_rollout(MicroRepo(Session(task)), language, Limits(how), Lesson(language, task, turns, rng, memory).say)
+    rollout = script_rollout(
+        MicroRepo(Session(task)), language, Limits(how), Lesson(language, task, turns, rng, memory).say
+    )
     rollout.task = task
     return rollout, task, turns
 
@@ -96,7 +106,8 @@ def test_a_scripted_chain_says_the_same_turns_and_solves_the_task(language, how,
     assert taught.chain.finished and taught.metrics["tests"] == 1 and len(taught.chain.segments) > 1
     said = [t for s in taught.chain.segments for t in s.tokens[s.sampled & ~s.summary].tolist()]
     assert said == [t for turn in turns for t in (*language.encode(turn), language.env)]
-    # All that a segment needs to know stands in it: the body is written where the docstring and both helpers can be seen.
+    # All that a segment needs to know stands in it: the body is written where the docstring and both helpers can be
+    # seen.
     writing = next(s for s in taught.chain.segments if "write" in language.decode(s.tokens[s.sampled].tolist()))
     text = language.decode(writing.tokens.tolist()).partition("write")[0]
     assert task.files[task.target].doc in text and all(task.files[name].expr in text for name in task.helpers)
@@ -117,7 +128,9 @@ def test_summaries_by_hand(language, how):
     say(f"write {task.target}\n    return 1")
     assert one.summary() == f"{head}, {first} is {task.files[first].expr}, ok"
     say("test")
-    assert one.summary().endswith(", failed") and second not in one.summary().partition(", ")[2].partition(target.doc)[2]
+    assert (
+        one.summary().endswith(", failed") and second not in one.summary().partition(", ")[2].partition(target.doc)[2]
+    )
     say(f"write {task.target}\n    {task.answer}")
     say("test")
     assert one.summary() == "passed"  # nothing else is needed any more
@@ -176,7 +189,8 @@ def model_of(language):
 
 
 def test_a_step_on_chains_pays_chains_and_counts_every_token_once(language, how, config):
-    """On policy every ratio is one, and the loss can be counted: −Σ over chains of advantage × tokens written / budget."""
+    """On policy every ratio is one, and the loss can be counted: −Σ over chains of advantage × tokens written /
+    budget."""
     config = replace(config, rl=replace(config.rl, replay="none"))
     episodes = batch_of(language, how, config)
     model, reference = model_of(language), model_of(language)
@@ -210,7 +224,9 @@ def test_a_step_on_chains_pays_chains_and_counts_every_token_once(language, how,
 def batch_of(language, how, config):
     """Groups of scripted chains, of unlike numbers of segments and unlike rewards."""
     depths = (0, 2, 1, 1, 0, 2)
-    return [lesson(language, how, depth, seed, noise=NoiseConfig(stop_early=0.3))[0] for seed, depth in enumerate(depths)]
+    return [
+        lesson(language, how, depth, seed, noise=NoiseConfig(stop_early=0.3))[0] for seed, depth in enumerate(depths)
+    ]
 
 
 @pytest.mark.parametrize("broken", [False, True])
@@ -308,7 +324,9 @@ def test_rows_by_segments_take_one_mean_a_task():
 def test_a_quick_run(tmp_path, play_figure):
     record = play_figure("self-summary", tmp_path)
     assert {one["name"] for one in record["claims"]} == {"half-error", "shorter", "cache", "rl-improves", "one-weight"}
-    laws = [one for one in record["claims"] if is_law(one["rule"]) and one["measured"] is not None]  # a tiny batch may hold no long chain
+    laws = [
+        one for one in record["claims"] if is_law(one["rule"]) and one["measured"] is not None
+    ]  # a tiny batch may hold no long chain
     assert all(one["verdict"] in (LAW_VERDICTS if one in laws else VERDICTS) for one in record["claims"])
     assert {(row["policy"], row["join"]) for row in record["rows"]} == set(ARMS)
     rows = (tmp_path / "self-summary.csv").read_text().splitlines()

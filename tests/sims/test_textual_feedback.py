@@ -39,7 +39,9 @@ def made(language, number, hinted=0.6, renaming=0.4, noise=textual_feedback.CLUM
     rng = random.Random(1)
     tasks = (generate(rng, "train") for _ in itertools.count())
     how = scripted.wide(language)
-    return list(itertools.islice(demonstrations(tasks, language, how, noise, random.Random(2), hinted, renaming), number))
+    return list(
+        itertools.islice(demonstrations(tasks, language, how, noise, random.Random(2), hinted, renaming), number)
+    )
 
 
 def hint_of(language, rollout):
@@ -79,7 +81,11 @@ def test_who_goes_on_to_say_write_is_never_paid(seed):
     session = RenamedSession(task)
     assert isinstance(session, TextSession)
     said = [session.step(turn) for turn in demonstration(task, rng, CLEAN) if not session.done]
-    assert session.verify().tests == 0 and session.verify().writes == 0 and any("error: no such call" in one for one in said)
+    assert (
+        session.verify().tests == 0
+        and session.verify().writes == 0
+        and any("error: no such call" in one for one in said)
+    )
 
 
 def test_a_body_that_looks_like_a_call_is_a_body():
@@ -95,7 +101,11 @@ def test_demonstrations_err_without_hints_and_obey_them(language):
     found = made(language, 150)
     hints = [hint_of(language, one) for one in found]
     assert 30 < hints.count(None) < len(found) - 30
-    wrong = [len(faults(one.task, messages(one, language), CHOSEN)) for one, hint in zip(found, hints, strict=True) if hint is None]
+    wrong = [
+        len(faults(one.task, messages(one, language), CHOSEN))
+        for one, hint in zip(found, hints, strict=True)
+        if hint is None
+    ]
     assert np.mean(wrong) > 0.4, "the others go on to err"
     asked = set()
     for one, (at, text) in ((one, hint) for one, hint in zip(found, hints, strict=True) if hint):
@@ -123,12 +133,15 @@ def test_demonstrations_err_without_hints_and_obey_them(language):
 def test_shares_of_nothing_and_of_all(language):
     assert not any(hint_of(language, one) for one in made(language, 20, hinted=0.0, renaming=0.0))
     assert all(isinstance(one.environment.session, RenamedSession) for one in made(language, 20, renaming=1.0))
-    assert not any(hint_of(language, one) for one in made(language, 20, hinted=1.0, renaming=0.0, noise=CLEAN)), "there is nothing to repair"
+    assert not any(hint_of(language, one) for one in made(language, 20, hinted=1.0, renaming=0.0, noise=CLEAN)), (
+        "there is nothing to repair"
+    )
 
 
 @pytest.mark.parametrize("limit", [80, 110, 140, 170, 200])
 def test_contexts_that_end_within_a_turn_are_left_out(language, limit):
-    """A last turn of which the context held only the beginning was said again where a repair had left it room: the script ran out of turns."""
+    """A last turn of which the context held only the beginning was said again where a repair had left it room: the
+    script ran out of turns."""
     tasks, rng = random.Random(1), random.Random(2)
     stream = (generate(tasks, "train") for _ in range(300))
     found = [*demonstrations(stream, language, single(limit), textual_feedback.CLUMSY, rng, 1.0, 0.3)]
@@ -169,23 +182,38 @@ def test_one_reminder_where_a_rollout_first_forgets(language):
 def test_arms_differ_in_what_they_say(tiny_run):
     c = textual_feedback.Experiment(run=str(tiny_run))
     recipe = read_config(tiny_run)
-    arms = {arm: textual_feedback.arm_of(c, recipe, arm, language_of(tiny_run)) for some in textual_feedback.ARMS.values() for arm in some}
+    arms = {
+        arm: textual_feedback.arm_of(c, recipe, arm, language_of(tiny_run))
+        for some in textual_feedback.ARMS.values()
+        for arm in some
+    }
     weights = {arm: one.rl.feedback.weight for arm, (one, _) in arms.items()}
-    assert {arm for arm, weight in weights.items() if not weight} == {"outcome", "priced", "alone"} and {*weights.values()} == {0.0, c.weight}
+    assert {arm for arm, weight in weights.items() if not weight} == {"outcome", "priced", "alone"} and {
+        *weights.values()
+    } == {0.0, c.weight}
     assert arms["priced"][0].rl.payment == recipe.rl.payment and arms["outcome"][0].rl.payment.invalid_call == 0
     assert {arm for arm, (_, hinting) in arms.items() if hinting} == {"forward", "reverse"}
-    assert [arms[arm][0].rl.feedback.divergence for arm in ("hints", "forward", "reverse")] == ["reverse", "forward", "reverse"]
+    assert [arms[arm][0].rl.feedback.divergence for arm in ("hints", "forward", "reverse")] == [
+        "reverse",
+        "forward",
+        "reverse",
+    ]
 
 
 def verdicts(**effects):
     """Verdicts on three trainings with these effects, an arm's on what is counted."""
-    start = {"faults": {"faults": 1.0, "invalid": 0.6, "others": 0.3, "solved": 0.4}, "renamed": {"wrote": 0.0, "solved": 0.0}}
+    start = {
+        "faults": {"faults": 1.0, "invalid": 0.6, "others": 0.3, "solved": 0.4},
+        "renamed": {"wrote": 0.0, "solved": 0.0},
+    }
     usual = {"hints": {"faults": -0.4}, "error": {"invalid": -0.3}, "forward": {"solved": 0.4}}
     spread, numbers = np.array([-0.01, 0.0, 0.01]), {}
     for world, arms in textual_feedback.ARMS.items():
         for arm in arms:
             change = usual.get(arm, {}) | effects.get(arm, {})
-            numbers[arm] = {name: value + change.get(name, 0.0) + spread * bool(change) for name, value in start[world].items()}
+            numbers[arm] = {
+                name: value + change.get(name, 0.0) + spread * bool(change) for name, value in start[world].items()
+            }
             numbers[arm] = {name: np.broadcast_to(value, 3) for name, value in numbers[arm].items()}
     return {one["name"]: one["verdict"] for one in feedback_verdicts.learned(numbers, numbers, start)}
 
@@ -200,7 +228,10 @@ def test_rules():
         "more-than-error",
         "more-than-prices",
     }
-    assert verdicts(hints={"solved": -0.2})["equal-success"] == "contradicted" and verdicts(hints={"solved": 0.2})["equal-success"] == "reproduced"
+    assert (
+        verdicts(hints={"solved": -0.2})["equal-success"] == "contradicted"
+        and verdicts(hints={"solved": 0.2})["equal-success"] == "reproduced"
+    )
     assert verdicts(hints={"others": 0.5})["nothing-else"] == "contradicted"
     assert verdicts(shuffled={"faults": -0.4})["right-hint"] == "not at this scale"
     assert verdicts(alone={"solved": 0.1})["sparse"] == "partly"
@@ -209,7 +240,9 @@ def test_rules():
 
 def test_the_experiment_plays_its_arms_and_goes_on(tiny_run, tmp_path, monkeypatch):
     """Some of them: one that is given the rules' hints, one that is given others, and one without."""
-    c = textual_feedback.Experiment(str(tiny_run), demonstrations=8, epochs=1, trainings=2, steps=1, prompts=2, rollouts=2, tasks=1, samples=1)
+    c = textual_feedback.Experiment(
+        str(tiny_run), demonstrations=8, epochs=1, trainings=2, steps=1, prompts=2, rollouts=2, tasks=1, samples=1
+    )
     monkeypatch.setattr("kit.process.cores", lambda: 1)
     monkeypatch.setattr(textual_feedback, "ARMS", {"faults": ("outcome", "shuffled"), "renamed": ("forward",)})
     judged = []
@@ -218,10 +251,14 @@ def test_the_experiment_plays_its_arms_and_goes_on(tiny_run, tmp_path, monkeypat
         found = textual_feedback.experiment(run, c)
         monkeypatch.setattr(hack_training, "learn", lambda *_, **__: pytest.fail("a finished training begins again"))
         assert textual_feedback.experiment(run, c) == found
-    assert [(row["world"], row["training"]) for row in found["rows"]] == [(arm, n) for arm in ("outcome", "shuffled", "forward") for n in (0, 1)]
+    assert [(row["world"], row["training"]) for row in found["rows"]] == [
+        (arm, n) for arm in ("outcome", "shuffled", "forward") for n in (0, 1)
+    ]
     steps, ends, before = judged[0]
     assert {arm: {*one} for arm, one in ends.items()} == {arm: {*one} for arm, one in steps.items()}
-    assert {*before["faults"]} == {"faults", "invalid", "others", "solved"} and all(len(x) == 2 for one in ends.values() for x in one.values())
+    assert {*before["faults"]} == {"faults", "invalid", "others", "solved"} and all(
+        len(x) == 2 for one in ends.values() for x in one.values()
+    )
     textual_feedback.picture(found, tmp_path / "drawn.png")
     assert len(np.unique(imread(tmp_path / "drawn.png")[..., :3].reshape(-1, 3), axis=0)) > 20
 

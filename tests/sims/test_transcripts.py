@@ -1,4 +1,5 @@
-"""The record of an episode holds every call exactly once, says of each what the session said, and has its tokens where the chain has them."""
+"""The record of an episode holds every call exactly once, says of each what the session said, and has its tokens where
+the chain has them."""
 
 import random
 
@@ -18,12 +19,38 @@ from sims.transcripts import TOOLS, calls_in, messages, played, transcript_of
 from tests import scripted
 from tests.scripted import TASK
 
-LINES = ["read m3", "read m2 ", "read m9", "read", "write m3", "write m2", "write m3 x", "write ", "    return (a + b) * 2", "    return 4"]
-LINES += ["    return (", "    x = a", "    return x", "    ", "", "  test", "test", "test\t", "done", "raed m3", "<|agent|>", "\u00e4\u2028"]
+LINES = [
+    "read m3",
+    "read m2 ",
+    "read m9",
+    "read",
+    "write m3",
+    "write m2",
+    "write m3 x",
+    "write ",
+    "    return (a + b) * 2",
+    "    return 4",
+]
+LINES += [
+    "    return (",
+    "    x = a",
+    "    return x",
+    "    ",
+    "",
+    "  test",
+    "test",
+    "test\t",
+    "done",
+    "raed m3",
+    "<|agent|>",
+    "\u00e4\u2028",
+]
 LINES += ["read\u00a0m3"]
 TURNS = st.lists(st.lists(st.sampled_from(LINES), max_size=5).map("\n".join) | st.text(max_size=8), max_size=6)
 COUNTED = ("calls", "invalid_calls", "reads", "writes", "test_runs")
-CLUMSY = NoiseConfig(useless_read=0.5, invalid_call=0.6, skip_read=0.5, wrong_body=0.6, untested=0.3, skip_test=0.3, stop_early=0.1)
+CLUMSY = NoiseConfig(
+    useless_read=0.5, invalid_call=0.6, skip_read=0.5, wrong_body=0.6, untested=0.3, skip_test=0.3, stop_early=0.1
+)
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +61,13 @@ def language():
 def counts(calls):
     kinds = [call.name for call in calls if call.valid]
     invalid = sum(not call.valid for call in calls)
-    return dict(calls=len(calls), invalid_calls=invalid, reads=kinds.count("read"), writes=kinds.count("write"), test_runs=kinds.count("test"))
+    return dict(
+        calls=len(calls),
+        invalid_calls=invalid,
+        reads=kinds.count("read"),
+        writes=kinds.count("write"),
+        test_runs=kinds.count("test"),
+    )
 
 
 # --------------------------------------------------------------------------------------------------------- calls
@@ -59,7 +92,13 @@ def test_one_call_at_a_time_is_the_same_as_whole_turns(turns):
 
 def test_a_body_belongs_to_its_write():
     turn = "read m3\nwrite m3\n    x = a\n    return x\n\n    test\nwrite m2 \n    return 4\ntest"
-    assert calls_in(turn) == ["read m3", "write m3\n    x = a\n    return x", "    test", "write m2\n    return 4", "test"]
+    assert calls_in(turn) == [
+        "read m3",
+        "write m3\n    x = a\n    return x",
+        "    test",
+        "write m2\n    return 4",
+        "test",
+    ]
     calls, answers = played(Session(TASK), turn)
     assert [(call.name, call.path, call.wrote, call.valid) for call in calls] == [
         ("read", "m3", "", True),
@@ -79,7 +118,11 @@ def test_an_empty_turn_is_a_broken_call():
 
 def test_tests_are_counted_as_the_session_counts_them():
     session = Session(TASK)
-    assert [call.tests for call in played(session, "test\nwrite m3\n    return (a + b) * 2\ntest")[0]] == [(0, 3), None, (3, 3)]
+    assert [call.tests for call in played(session, "test\nwrite m3\n    return (a + b) * 2\ntest")[0]] == [
+        (0, 3),
+        None,
+        (3, 3),
+    ]
 
 
 # ------------------------------------------------------------------------------------------------------- episodes
@@ -146,12 +189,21 @@ def test_chains_of_every_kind_have_each_call_once(language, join):
 
 
 def test_the_record_reads_like_the_episode(language):
-    turns = ["read m3\nread m7", "write m2\n    return 4", "write m3\n    return 4", "test", "write m3\n    return (a + b) * 2", "test"]
+    turns = [
+        "read m3\nread m7",
+        "write m2\n    return 4",
+        "write m3\n    return 4",
+        "test",
+        "write m3\n    return (a + b) * 2",
+        "test",
+    ]
     summary = "def m3(a, b): m7 then double, m7 is a + b, failed"
     episode = scripted.played(language, scripted.narrow(language), TASK, turns, [summary])
     record = transcript_of(episode)
     first = next(n for n, turn in enumerate(record.turns) if turn.text == "note")
-    assert [turn.role for turn in record.turns[:3]] == ["user", "assistant", "tool"] and record.turns[-1].calls[-1].name == "done"
+    assert [turn.role for turn in record.turns[:3]] == ["user", "assistant", "tool"] and record.turns[-1].calls[
+        -1
+    ].name == "done"
     assert record.turns[2].text == Session(TASK).step(turns[0])
     assert record.turns[first + 1].text == summary and sum(turn.text == summary for turn in record.turns) == 1
     assert suite_state(record) == "passed" and record.changed_lines == 1 and len(episode.chain.segments) > 1
@@ -162,4 +214,6 @@ def test_an_answer_that_no_context_holds_is_found(language):
     """The turns are used up: the environment answers, and nobody hears it."""
     episode = scripted.played(language, scripted.wide(language), TASK, ["read m3", "read m9"], max_turns=2)
     record = transcript_of(episode)
-    assert record.turns[-1].text == "error: no such file" and "no such file" not in language.decode(one_row(episode.chain).tokens.tolist())
+    assert record.turns[-1].text == "error: no such file" and "no such file" not in language.decode(
+        one_row(episode.chain).tokens.tolist()
+    )

@@ -29,8 +29,24 @@ from sims.recipe.watching import Watching, said, seen, sided
 from sims.transcripts import TOOLS, transcript_of
 from tests import scripted
 
-NET = dict(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1, head_dim=8, num_experts=2, moe_intermediate_size=16)
-USUAL = {"entropy": 0.9, "top_tool": 0.4, "comments": 0.0, "length": 0.3, "broken": 0.05, "questions": 0.0, "hacks": 0.0}
+NET = dict(
+    hidden_size=16,
+    num_hidden_layers=1,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+    head_dim=8,
+    num_experts=2,
+    moe_intermediate_size=16,
+)
+USUAL = {
+    "entropy": 0.9,
+    "top_tool": 0.4,
+    "comments": 0.0,
+    "length": 0.3,
+    "broken": 0.05,
+    "questions": 0.0,
+    "hacks": 0.0,
+}
 
 
 def unseen(rollouts, groups):
@@ -49,7 +65,8 @@ def language():
 
 
 def trained(folder, language, killed_after=None, resume=False, observers=(), **changed):
-    """Three steps of RL of an untrained policy: its weights, and the lines of its metrics. `observers`: who looks on, beside the monitor."""
+    """Three steps of RL of an untrained policy: its weights, and the lines of its metrics. `observers`: who looks on,
+    beside the monitor."""
     rl = SMOKE["rl"] | {"steps": 3, "prompts": 2, "rollouts": 2, "max_turns": 2, "monitor": {"learn": 1} | changed}
     config = fill(recipe.Recipe, SMOKE | {"rl": rl})
     torch.manual_seed(1)
@@ -71,8 +88,8 @@ def trained(folder, language, killed_after=None, resume=False, observers=(), **c
 
 
 def test_watching_changes_no_bit_and_a_killed_run_says_the_same(language, tmp_path, monkeypatch):
-    """Nor does keeping the newest rollouts as text, which the run beside it does not. Ten minutes do not pass between two steps, so the file is that
-    of the first step, and in the end that of the last."""
+    """Nor does keeping the newest rollouts as text, which the run beside it does not. Ten minutes do not pass between
+    two steps, so the file is that of the first step, and in the end that of the last."""
     moments, kept, keep = [], [], Latest.keep
     monkeypatch.setattr(Latest, "keep", lambda self, step, *given: kept.append(step) or keep(self, step, *given))
 
@@ -92,14 +109,23 @@ def test_watching_changes_no_bit_and_a_killed_run_says_the_same(language, tmp_pa
     assert kept == [1, 3] and found["step"] == 3 and found["prompt"] == group[0].environment.session.prompt
     for one, episode, reward in zip(found["rollouts"], group, rewards, strict=True):
         texts = [language.decode(segment.tokens.tolist()) for segment in episode.chain.segments]
-        assert one == {"success": bool(episode.metrics["tests"]), "reward": reward, "contexts": len(texts), "text": "\n".join(texts)}
+        assert one == {
+            "success": bool(episode.metrics["tests"]),
+            "reward": reward,
+            "contexts": len(texts),
+            "text": "\n".join(texts),
+        }
 
     others, unwatched = trained(tmp_path / "off", language, on=False)
     assert all(torch.equal(x, y) for x, y in zip(weights.values(), others.values(), strict=True))
     lines, plain = ([json.loads(line) for line in text.splitlines()] for text in (whole, unwatched))
     assert [{name: line[name] for name in other} for line, other in zip(lines, plain, strict=True)] == plain
     assert not any(name.startswith(("watch_", "evidence_")) for name in plain[0])
-    assert "watch_length" in lines[0] and "evidence_length" not in lines[0] and {"evidence_length", "high_broken", "alarm_hacks"} <= set(lines[1])
+    assert (
+        "watch_length" in lines[0]
+        and "evidence_length" not in lines[0]
+        and {"evidence_length", "high_broken", "alarm_hacks"} <= set(lines[1])
+    )
     with pytest.raises(KeyboardInterrupt):
         trained(tmp_path / "killed", language, killed_after=2, observers=[newest("killed")])
     newest("killed").path.write_text("{")
@@ -111,7 +137,9 @@ def test_watching_changes_no_bit_and_a_killed_run_says_the_same(language, tmp_pa
 def test_a_group_is_one_value_of_each_statistic(language):
     tasks = [scripted.TASK, generate(random.Random(0), "train", 0)]
     turns = ["read m3", "write m3\n    return 4"], ["raed"]
-    episodes = [scripted.played(language, scripted.wide(language), task, some, max_turns=3) for task in tasks for some in turns]
+    episodes = [
+        scripted.played(language, scripted.wide(language), task, some, max_turns=3) for task in tasks for some in turns
+    ]
     records = [transcript_of(episode) for episode in episodes]
     assert seen(episodes, len(tasks), 60) == [statistics(records[:2], TOOLS, 60), statistics(records[2:], TOOLS, 60)]
 
@@ -146,7 +174,11 @@ def run_of(*parts, error=0.01):
         for _ in range(many):
             means = USUAL | changed
             groups = [
-                {name: float(np.clip(mean + 0.05 * rng.standard_normal() * (0 < mean < 1), 0, 1)) for name, mean in means.items()} for _ in range(8)
+                {
+                    name: float(np.clip(mean + 0.05 * rng.standard_normal() * (0 < mean < 1), 0, 1))
+                    for name, mean in means.items()
+                }
+                for _ in range(8)
             ]
             figures, said = watch.step(groups)
             logged.append({"step": len(logged) + 1, **figures})
@@ -163,7 +195,9 @@ def test_each_failure_is_said_once_and_within_twelve_steps(name):
     watch, lines, logged = run_of((15, {}), (25, {name: WORSE[name]}))
     (line,), (alarm,) = lines, watch.alarms
     step, way = alarm_in(logged, name) or (0, "")
-    assert 15 < step <= 27 and alarm.step == step - 5 and alarm.direction == way == ("down" if name == "entropy" else "up")
+    assert (
+        15 < step <= 27 and alarm.step == step - 5 and alarm.direction == way == ("down" if name == "entropy" else "up")
+    )
     assert NAMES[name] in line and f"by step {step}" in line
     assert [other for other in NAMES if alarm_in(logged, other)] == [name]
 
@@ -220,10 +254,14 @@ def test_the_report_says_what_has_changed():
     _, _, calm = run_of((20, {}))
     _, _, logged = run_of((15, {}), (25, {"comments": 0.5}))
     step, _ = alarm_in(logged, "comments") or (0, "")
-    assert watched.sentence(logged) == f"Watched from step 6 on. Changed: comments in written code (more, by step {step})."
+    assert (
+        watched.sentence(logged) == f"Watched from step 6 on. Changed: comments in written code (more, by step {step})."
+    )
     assert watched.sentence(calm) == "Watched from step 6 on. Nothing that is watched has changed."
     rows = {row[0]: row[1:] for row in watched.rows(logged)}
-    assert rows["comments in written code"][1::2] == ["0.50", f"more, by step {step}"] and rows["broken calls"][-1] == "–"
+    assert (
+        rows["comments in written code"][1::2] == ["0.50", f"more, by step {step}"] and rows["broken calls"][-1] == "–"
+    )
     (figure,) = watched.picture(logged)
     assert figure.startswith("<figure><img ") and watched.changes(calm) == []
     for nothing in ([], calm[:4], [{"step": 1, "reward": 0.0}]):

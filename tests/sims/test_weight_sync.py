@@ -26,7 +26,8 @@ def test_sizes_by_hand():
 
 
 def test_updates_of_muon_have_the_size_of_adamws(tiny_run):
-    """The root mean square of an update is lr, whatever the shape, as far as five iterations orthogonalise (0.7 to 1.2 of it)."""
+    """The root mean square of an update is lr, whatever the shape, as far as five iterations orthogonalise (0.7 to 1.2
+    of it)."""
     recipe = read_config(tiny_run)
     recipe = replace(recipe, training=replace(recipe.training, optimizer="muon"))
     learner = learner_of(Experiment(), recipe, Transformer(recipe.model), "muon", 1e-3)
@@ -35,7 +36,9 @@ def test_updates_of_muon_have_the_size_of_adamws(tiny_run):
         p.grad = torch.randn_like(p)
     for optimizer in learner.optimizers:
         optimizer.step()
-    sizes = [(p - q).square().mean().sqrt().item() for p, q in zip(learner.trunk.masters.parameters(), before) if p.ndim > 1]
+    sizes = [
+        (p - q).square().mean().sqrt().item() for p, q in zip(learner.trunk.masters.parameters(), before) if p.ndim > 1
+    ]
     assert all(0.6e-3 < size < 1.3e-3 for size in sizes)
 
 
@@ -45,8 +48,24 @@ def made(c: Experiment, **changes) -> list[dict]:
     for arm, lr in c.arms:
         for seed in range(c.seeds):
             for version in range(1, c.steps + 1):
-                row = {"arm": arm, "lr": lr, "seed": seed, "version": version, "weights": 1000, "changed": 10 + seed % 2, "ones": 1.0}
-                row |= {"xor": 40, "index": 80, "entropy": 15, "law": (10 + seed % 2) / 1000, "update": lr, "delta": 17, "anchor": 1500}
+                row = {
+                    "arm": arm,
+                    "lr": lr,
+                    "seed": seed,
+                    "version": version,
+                    "weights": 1000,
+                    "changed": 10 + seed % 2,
+                    "ones": 1.0,
+                }
+                row |= {
+                    "xor": 40,
+                    "index": 80,
+                    "entropy": 15,
+                    "law": (10 + seed % 2) / 1000,
+                    "update": lr,
+                    "delta": 17,
+                    "anchor": 1500,
+                }
                 rows.append(row | {"merged": 60 if version % 8 == 0 else None, "exact": 1.0} | changes)
     return rows
 
@@ -68,7 +87,9 @@ def test_rules():
     rows[7]["exact"] = 0.0
     assert decided(c, rows)["chain"] == "broken"
     short = replace(c, steps=16)
-    assert decided(short, made(short))["chain"] == "holds", "a law needs no size: a short run with --quick would be an error"
+    assert decided(short, made(short))["chain"] == "holds", (
+        "a law needs no size: a short run with --quick would be an error"
+    )
     others = made(c)
     for row in others:
         row["xor"] = 20 if row["lr"] == 1e-4 else 40
@@ -78,12 +99,21 @@ def test_rules():
 def test_summary_by_hand():
     c = Experiment()
     found = summary(made(c)[:20])
-    assert found["unchanged"] == 0.99 and found["delta_bits"] == pytest.approx(8 * 17 / 10) and found["delta_times"] == pytest.approx(2000 / 17)
-    assert found["merged"] == pytest.approx(8 * 17 / 60) and found["of_xor"] == pytest.approx(17 / 40) and found["other_bits"] == 0
+    assert (
+        found["unchanged"] == 0.99
+        and found["delta_bits"] == pytest.approx(8 * 17 / 10)
+        and found["delta_times"] == pytest.approx(2000 / 17)
+    )
+    assert (
+        found["merged"] == pytest.approx(8 * 17 / 60)
+        and found["of_xor"] == pytest.approx(17 / 40)
+        and found["other_bits"] == 0
+    )
 
 
 def test_a_training_run_of_a_tiny_agent(tiny_run, tmp_path):
-    """Every version is the trainer's, bit for bit; the law says how many weights change; a finished run is not played again."""
+    """Every version is the trainer's, bit for bit; the law says how many weights change; a finished run is not played
+    again."""
     c = Experiment(run=str(tiny_run), lrs=(1e-5,), muon=(), steps=8, prompts=2, rollouts=2, seeds=2)
     recipe = read_config(tiny_run)
     with Run.open(tmp_path / "run", "figure weight-sync", c) as run:
@@ -96,7 +126,15 @@ def test_a_training_run_of_a_tiny_agent(tiny_run, tmp_path):
         other = training(run, c, tiny_run, recipe, ("adamw", 1e-5), 1)
         assert [row["changed"] for row in other] != [row["changed"] for row in rows]
         found = experiment(run, c)
-    assert {claim["name"] for claim in found["claims"]} == {"unchanged", "fiftieth", "bits", "xor", "merged", "law", "chain"}
+    assert {claim["name"] for claim in found["claims"]} == {
+        "unchanged",
+        "fiftieth",
+        "bits",
+        "xor",
+        "merged",
+        "law",
+        "chain",
+    }
     picture(found, tmp_path / "picture.png")
     assert (tmp_path / "picture.png").stat().st_size > 10_000
 

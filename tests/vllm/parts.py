@@ -1,4 +1,5 @@
-"""What the tests of vLLM play, in processes that import this file. vLLM wants wider heads than `tests/ref/test_continuous.py` has."""
+"""What the tests of vLLM play, in processes that import this file. vLLM wants wider heads than
+`tests/ref/test_continuous.py` has."""
 
 from dataclasses import dataclass
 
@@ -8,7 +9,14 @@ from ref.engine.sampler import Sampler
 from tests.mirror.async_parts import Tiny
 from tests.ref.test_continuous import network
 
-WIDE = {"vocab_size": 61, "hidden_size": 64, "head_dim": 32, "intermediate_size": 96, "moe_intermediate_size": 64, "initializer_range": 0.15}
+WIDE = {
+    "vocab_size": 61,
+    "hidden_size": 64,
+    "head_dim": 32,
+    "intermediate_size": 96,
+    "moe_intermediate_size": 64,
+    "initializer_range": 0.15,
+}
 
 
 def dense(seed=0):

@@ -1,5 +1,6 @@
-"""vLLM as the engine of asynchronous RL: its tokens, log-probs and versions, its weights after every swap, and the networks that it does not serve.
-`make test-vllm` installs it into an environment of its own, and plays this file there."""
+"""vLLM as the engine of asynchronous RL: its tokens, log-probs and versions, its weights after every swap, and the
+networks that it does not serve. `make test-vllm` installs it into an environment of its own, and plays this file
+there."""
 
 import json
 import random
@@ -47,7 +48,9 @@ class Served:
     def publish(self):
         """A version whose tokens are others."""
         model, version = dense(), len(self.models)
-        for p, before, q in zip(model.parameters(), self.models[-1].parameters(), dense(version).parameters(), strict=True):
+        for p, before, q in zip(
+            model.parameters(), self.models[-1].parameters(), dense(version).parameters(), strict=True
+        ):
             p.copy_(before + 0.3 * q * (p.ndim > 1))
         self.models.append(model)
         self.writer.publish(version, weight_sync.parts(model))
@@ -62,7 +65,9 @@ class Served:
 
     def made(self):
         """Tokens of turns under way, as far as vLLM has told."""
-        return sum(state.detokenizer.num_output_tokens() for state in self.engine.llm.output_processor.request_states.values())
+        return sum(
+            state.detokenizer.num_output_tokens() for state in self.engine.llm.output_processor.request_states.values()
+        )
 
 
 @pytest.fixture(scope="module")
@@ -83,8 +88,8 @@ def draws(seed):
 
 @torch.no_grad()
 def scored(models, rollout, dtype, shift=0):
-    """Log-probs of a rollout's own tokens, each under the version that sampled it, with the keys and values that the versions before it left.
-    `shift`: pretends that every token but those of the last version came a version later."""
+    """Log-probs of a rollout's own tokens, each under the version that sampled it, with the keys and values that the
+    versions before it left. `shift`: pretends that every token but those of the last version came a version later."""
     tokens, last = rollout.tokens, len(models) - 1
     cache = KVCache(models[0].config, 1, len(tokens), dtype)
     versions = [min(int(v) + shift, last) for v in rollout.version]
@@ -99,8 +104,9 @@ def scored(models, rollout, dtype, shift=0):
 
 
 def test_five_swaps_under_running_requests(served):
-    """Contexts of one turn, and a new one for each that ends. None is lost; versions never go back; and under its version, with the older keys, each
-    token has the log-probability that this project's network gives it, up to rounding."""
+    """Contexts of one turn, and a new one for each that ends. None is lost; versions never go back; and under its
+    version, with the older keys, each token has the log-probability that this project's network gives it, up to
+    rounding."""
     engine, waiting, found, first = served.engine, prompts(32), [], len(served.models) - 1
 
     def go_on():
@@ -127,7 +133,9 @@ def test_five_swaps_under_running_requests(served):
     for rollout in found:
         own = rollout.version[rollout.sampled]
         assert bool((own.diff() >= 0).all()) and first <= int(own.min()) and int(own.max()) <= first + 5
-        assert rollout.finished == (int(rollout.tokens[-1]) == STOP) and (rollout.finished or len(rollout.tokens) == MAX)
+        assert rollout.finished == (int(rollout.tokens[-1]) == STOP) and (
+            rollout.finished or len(rollout.tokens) == MAX
+        )
         assert STOP not in rollout.tokens[rollout.sampled][:-1].tolist() and rollout.experts.shape == (
             len(own) + int((~rollout.sampled).sum()) - 1,
             0,
@@ -140,7 +148,10 @@ def test_five_swaps_under_running_requests(served):
         theirs.append(rollout.logp[rollout.sampled])
     exact, ours, shifted, theirs = map(torch.cat, (exact, ours, shifted, theirs))
     rounding, other = (ours - exact).square().mean().sqrt(), (theirs - exact).square().mean().sqrt()
-    print(f"\n{len(theirs)} tokens, {changes} turns of a version under them; rms of log-probs: vLLM {other:.4f}, ours in bfloat16 {rounding:.4f}")
+    print(
+        f"\n{len(theirs)} tokens, {changes} turns of a version under them; rms of log-probs: vLLM "
+        f"{other:.4f}, ours in bfloat16 {rounding:.4f}"
+    )
     assert changes >= 5 and other <= 2 * rounding
     assert (theirs - shifted).square().mean().sqrt() > 10 * other, "other versions would show"
 
@@ -200,7 +211,9 @@ def test_greedy_tokens_are_our_sampler_s(served):
         same += t - len(asked[n])
         if mine != theirs:
             logits = model(torch.tensor([mine[:t]])).logits[0, -1].float()
-            assert abs(logits[mine[t]] - logits[theirs[t]]) <= 2**-6 * logits.abs().max(), "four units in the last place"
+            assert abs(logits[mine[t]] - logits[theirs[t]]) <= 2**-6 * logits.abs().max(), (
+                "four units in the last place"
+            )
     print(f"\n{same} greedy tokens are the same")
     assert same > 8 * SEATS
 
@@ -210,7 +223,9 @@ def agent(tmp_path_factory):
     """A dense agent of the small world."""
     folder = tmp_path_factory.mktemp("agent")
     forks.play(
-        *forks.smallest(folder / "recipe", "--set", "model.num_experts=0", "--set", "model.head_dim=32", "--set", "rl.steps=0"),
+        *forks.smallest(
+            folder / "recipe", "--set", "model.num_experts=0", "--set", "model.head_dim=32", "--set", "rl.steps=0"
+        ),
         said=folder / "said",
         seconds=900,
     )
@@ -218,19 +233,26 @@ def agent(tmp_path_factory):
 
 
 def test_six_steps_of_rl_in_the_small_world(agent, tmp_path):
-    """With the services: nobody dies, no group is lost, the served sums are the trainer's at every version, and the journal replays."""
-    rl = Settings(steps=6, prompts=4, rollouts=4, lr=1e-3, warmup=0, decay=0, max_len=96, payment=Payment(effort_price=0.002))
+    """With the services: nobody dies, no group is lost, the served sums are the trainer's at every version, and the
+    journal replays."""
+    rl = Settings(
+        steps=6, prompts=4, rollouts=4, lr=1e-3, warmup=0, decay=0, max_len=96, payment=Payment(effort_price=0.002)
+    )
     parts, rules = Small(Async(str(agent), tool_s=0.05, rl=rl)), Rules(4, 2, 6)
     play(Plan(tmp_path, rules, parts, 1, slots=12, rollouts=4, timeout=60.0, engine="vllm"))
     counts, version = audit(rules, events(tmp_path))
     assert version == 6 and counts["trained"] == 24
     log = read_lines(tmp_path / "events" / "worker-0.jsonl")
-    assert not [line for line in log if line["what"] in ("died", "lost", "unsynced")] and {line["epoch"] for line in log} == {0}
+    assert not [line for line in log if line["what"] in ("died", "lost", "unsynced")] and {
+        line["epoch"] for line in log
+    } == {0}
 
     torch.set_num_threads(1)
     learner, sums, sampled = parts.learner(), {}, []
     for number, played in services.trained(tmp_path):
-        sums[number] = total({part.name: f"{weight_sync.digest(part):032x}" for part in weight_sync.parts(learner.model)})
+        sums[number] = total(
+            {part.name: f"{weight_sync.digest(part):032x}" for part in weight_sync.parts(learner.model)}
+        )
         own = [s.version[s.sampled] for p in played for s in p.chain.segments]
         assert all(bool((v.diff() >= 0).all()) for v in own)
         sampled += [int(v) for v in torch.cat(own).unique()]
@@ -245,17 +267,41 @@ def test_six_steps_of_rl_in_the_small_world(agent, tmp_path):
 
 
 def test_ranks_vllm_and_a_store_on_ray_are_one_run(agent, tmp_path, monkeypatch):
-    """`--scale full` on CPUs: every rank writes its shard of each version, and vLLM serves what these say, swapped under running requests."""
+    """`--scale full` on CPUs: every rank writes its shard of each version, and vLLM serves what these say, swapped
+    under running requests."""
     monkeypatch.delenv("RAY_ADDRESS", raising=False)  # no cluster that somebody else has started
-    how = "--scale", "full", "--backend", "gloo", "--nproc", 2, "--runtime", "ray", "--engine", "vllm", "--store", tmp_path / "store"
+    how = (
+        "--scale",
+        "full",
+        "--backend",
+        "gloo",
+        "--nproc",
+        2,
+        "--runtime",
+        "ray",
+        "--engine",
+        "vllm",
+        "--store",
+        tmp_path / "store",
+    )
     rl = {"steps": 5, "prompts": 4, "rollouts": 4, "replay": "none", "lr": 1e-3, "warmup": 0, "decay": 0, "max_len": 96}
-    few = {"workers": 1, "slots": 12, "heldout": 0, "timeout": 60, "tool_s": 0.05, **{f"rl.{name}": value for name, value in rl.items()}}
+    few = {
+        "workers": 1,
+        "slots": 12,
+        "heldout": 0,
+        "timeout": 60,
+        "tool_s": 0.05,
+        **{f"rl.{name}": value for name, value in rl.items()},
+    }
     sets = (word for name, value in few.items() for word in ("--set", f"{name}={value}"))
     words = "run", "async-rl", *how, "--checkpoint", agent, "--out", tmp_path / "run", *sets
     said = forks.play(*words, said=tmp_path / "said", seconds=900)
     folder = tmp_path / "run" / "services"
     counts, version = audit(Rules(4, 2, 5), events(folder))
-    log, report = read_lines(folder / "events" / "worker-0.jsonl"), json.loads((tmp_path / "run" / "report.json").read_text())
+    log, report = (
+        read_lines(folder / "events" / "worker-0.jsonl"),
+        json.loads((tmp_path / "run" / "report.json").read_text()),
+    )
     assert version == 5 and counts["trained"] == 20 and report["result"]["restarts"] == 0, said
     assert not [line for line in log if line["what"] in ("died", "lost", "unsynced")]
     network = load_hf(agent).bfloat16()
@@ -290,11 +336,17 @@ def test_a_mixture_of_experts_is_refused_in_one_line(tmp_path):
 
     try:
         with pytest.raises(RunError) as refused:
-            play(Plan(tmp_path, Rules(4, 1, 2), Mixture(steps=2), 1, slots=8, rollouts=2, timeout=60.0, engine="vllm"), started=started)
+            play(
+                Plan(tmp_path, Rules(4, 1, 2), Mixture(steps=2), 1, slots=8, rollouts=2, timeout=60.0, engine="vllm"),
+                started=started,
+            )
     finally:
         stop.set()
     said = str(refused.value)
-    assert "of version 0" in said and "tensors are not the trainer's once loaded, the first is model.layers.0.mlp.experts" in said
+    assert (
+        "of version 0" in said
+        and "tensors are not the trainer's once loaded, the first is model.layers.0.mlp.experts" in said
+    )
     assert "on a CPU vLLM lays experts out once" in said and said.endswith("use --engine own") and "\n" not in said
     assert not [event for event in events(tmp_path) if event.kind == "start"], "no token was sampled"
     until = time.monotonic() + 60

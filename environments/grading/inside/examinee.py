@@ -1,8 +1,8 @@
 """The examinee: the process that runs the package, and with it the agent's code. The tests run in another one.
 
-It begins before anything of a task is known, and is told the folders of the package and nothing else: no test, no expectation and no name of a test
-comes here, and pytest is not loaded. What it answers is whatever the agent's code makes it answer; see remote.py for what the other side does with
-that.
+It begins before anything of a task is known, and is told the folders of the package and nothing else: no test, no
+expectation and no name of a test comes here, and pytest is not loaded. What it answers is whatever the agent's code
+makes it answer; see remote.py for what the other side does with that.
 
     python3 -I -B examinee.py READER WRITER
 """
@@ -15,7 +15,9 @@ import sys
 import warnings
 
 if "remote" not in sys.modules:  # a nursery has imported it
-    spec = importlib.util.spec_from_file_location("remote", os.path.join(os.path.dirname(os.path.abspath(__file__)), "remote.py"))
+    spec = importlib.util.spec_from_file_location(
+        "remote", os.path.join(os.path.dirname(os.path.abspath(__file__)), "remote.py")
+    )
     assert spec is not None and spec.loader is not None
     sys.modules["remote"] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(sys.modules["remote"])
@@ -58,7 +60,9 @@ def main(reader: int, writer: int) -> None:
     streams = {name: io.StringIO() for name in ("stdout", "stderr")}
     sys.stdout, sys.stderr = streams["stdout"], streams["stderr"]
     warnings.simplefilter("always")
-    warnings.showwarning = lambda message, category, *_, **__: recorded_warnings.append(warnings.WarningMessage(message, category, "", 0))
+    warnings.showwarning = lambda message, category, *_, **__: recorded_warnings.append(
+        warnings.WarningMessage(message, category, "", 0)
+    )
     link.after = lambda: remote.notices(recorded_warnings, streams)
     signal.signal(signal.SIGPROF, raise_late)
     while True:

@@ -1,11 +1,12 @@
-"""Calls of a package's functions, in a sandbox: those that its tests make are recorded, and others are made and their answers told.
+"""Calls of a package's functions, in a sandbox: those that its tests make are recorded, and others are made and their
+answers told.
 
     python3 -s -P -B fresh.py record PLAN       plays tests, and says which calls of functions of modules came through given lines
     python3 -s -P -B fresh.py answer PLAN       makes calls, and says of each what came back
 
-Only plain data travels: None, truths, numbers, texts, bytes, and lists, tuples, sets and dicts of them. It is written as JSON that keeps what JSON
-does not know. An answer of a class that derives from such a type is told as its base, by methods of the base alone: whatever such an object says
-that it is equal to, it is told as what it holds.
+Only plain data travels: None, truths, numbers, texts, bytes, and lists, tuples, sets and dicts of them. It is written
+as JSON that keeps what JSON does not know. An answer of a class that derives from such a type is told as its base, by
+methods of the base alone: whatever such an object says that it is equal to, it is told as what it holds.
 """
 
 import importlib
@@ -33,12 +34,15 @@ class NotPlain(ValueError):
 
 def find_plain_type(value: Any) -> Any:
     """The plain type that a value is of or derives from; its own type where there is none."""
-    return next((kind for kind in (bool, int, float, str, bytes, list, tuple, set, frozenset, dict) if isinstance(value, kind)), type(value))
+    return next(
+        (kind for kind in (bool, int, float, str, bytes, list, tuple, set, frozenset, dict) if isinstance(value, kind)),
+        type(value),
+    )
 
 
 def packed(value: Any, exact: bool = True, depth: int = 0) -> Any:
-    """A value as JSON: None, truths and texts as they are, a list with its kind for all else. `exact`: classes that derive from plain types are
-    none, and dicts keep their order. Raises NotPlain."""
+    """A value as JSON: None, truths and texts as they are, a list with its kind for all else. `exact`: classes that
+    derive from plain types are none, and dicts keep their order. Raises NotPlain."""
     if depth > DEEPEST:
         raise NotPlain("too deep")
     kind: Any = type(value) if exact else find_plain_type(value)
@@ -87,8 +91,8 @@ def unwrap_function(function: Any, code: Any) -> Any:
 
 
 class CallTracer:
-    """Hears which calls of functions of modules came through the lines of holes. `holes`: file of the tree → its lines. `tests`: files of the tree
-    that are none of the package."""
+    """Hears which calls of functions of modules came through the lines of holes. `holes`: file of the tree → its lines.
+    `tests`: files of the tree that are none of the package."""
 
     def __init__(self, tree, holes, tests=()):
         self.tree, self.holes = tree + "/", {f"{tree}/{name}": frozenset(lines) for name, lines in holes.items()}
@@ -101,18 +105,28 @@ class CallTracer:
         return name.startswith(self.tree) and name not in self.tests
 
     def inspect_frame(self, frame):
-        """The lines of holes in a code of the tree, its name where it is a function of a module, and its defaults; None for other code."""
+        """The lines of holes in a code of the tree, its name where it is a function of a module, and its defaults; None
+        for other code."""
         code = frame.f_code
         if not self.is_package_frame(frame):
             return None
         lines = {line for _, _, line in code.co_lines() if line} & self.holes.get(code.co_filename, frozenset())
         module = frame.f_globals.get("__name__")
         function = unwrap_function(frame.f_globals.get(code.co_name), code)
-        if function is None or code.co_qualname != code.co_name or code.co_flags & NO_FUNCTION or module not in sys.modules:
+        if (
+            function is None
+            or code.co_qualname != code.co_name
+            or code.co_flags & NO_FUNCTION
+            or module not in sys.modules
+        ):
             return lines, "", {}
         defaults = function.__defaults__ or ()
         names = code.co_varnames[code.co_argcount - len(defaults) : code.co_argcount]
-        return (lines, f"{module}:{code.co_name}", {**dict(zip(names, defaults, strict=True)), **(function.__kwdefaults__ or {})})
+        return (
+            lines,
+            f"{module}:{code.co_name}",
+            {**dict(zip(names, defaults, strict=True)), **(function.__kwdefaults__ or {})},
+        )
 
     def trace(self, frame, event, argument):
         code = frame.f_code
@@ -138,14 +152,17 @@ class CallTracer:
         return self.trace_inside
 
     def pack_call(self, frame, name):
-        """A call as JSON, and whether it came from outside of the tree; None for arguments that are not plain. Defaults are left out."""
+        """A call as JSON, and whether it came from outside of the tree; None for arguments that are not plain. Defaults
+        are left out."""
         code, variables, defaults = frame.f_code, frame.f_locals, self.code_info[frame.f_code][2]
         names, at = code.co_varnames, code.co_argcount + code.co_kwonlyargcount
         extra_args = variables[names[at]] if code.co_flags & inspect.CO_VARARGS else ()
         args, named = [], {}
         for number, parameter in enumerate(names[:at]):
             default = parameter in defaults and variables[parameter] is defaults[parameter]
-            if number < code.co_argcount and (extra_args or number == len(args) and not default or number < code.co_posonlyargcount):
+            if number < code.co_argcount and (
+                extra_args or number == len(args) and not default or number < code.co_posonlyargcount
+            ):
                 args.append(variables[parameter])
             elif not default:
                 named[parameter] = variables[parameter]
@@ -154,7 +171,11 @@ class CallTracer:
             named |= variables[names[at + bool(code.co_flags & inspect.CO_VARARGS)]]
         outside = frame.f_back is None or not self.is_package_frame(frame.f_back)
         try:
-            row = {"function": name, "args": [packed(value) for value in args], "named": {key: packed(value) for key, value in named.items()}}
+            row = {
+                "function": name,
+                "args": [packed(value) for value in args],
+                "named": {key: packed(value) for key, value in named.items()},
+            }
             text = json.dumps({**row, "outside": outside}, sort_keys=True)
         except NotPlain:
             return None
@@ -168,7 +189,9 @@ class TracingPlugin:
         self.test_names, self.tracer = {*test_names}, tracer
 
     def pytest_collection_modifyitems(self, items):
-        items[:] = [item for item in items if item.nodeid in self.test_names or item.nodeid.partition("[")[0] in self.test_names]
+        items[:] = [
+            item for item in items if item.nodeid in self.test_names or item.nodeid.partition("[")[0] in self.test_names
+        ]
 
     def pytest_runtest_call(self, item):
         sys.settrace(self.tracer.trace)
@@ -186,8 +209,22 @@ def record(plan, emit):
     os.chdir(tree)
     Path(tree, ".pytest.ini").write_text("[pytest]\n")
     tracer = CallTracer(tree, plan["holes"], files)
-    options = ["-q", "--noconftest", "-p", "no:cacheprovider", "-c", ".pytest.ini", "--rootdir", tree, "--import-mode=importlib", "--assert=plain"]
-    pytest.main([*options, "--tb=no", "--continue-on-collection-errors", *files], plugins=[TracingPlugin(plan["wanted"], tracer)])
+    options = [
+        "-q",
+        "--noconftest",
+        "-p",
+        "no:cacheprovider",
+        "-c",
+        ".pytest.ini",
+        "--rootdir",
+        tree,
+        "--import-mode=importlib",
+        "--assert=plain",
+    ]
+    pytest.main(
+        [*options, "--tb=no", "--continue-on-collection-errors", *files],
+        plugins=[TracingPlugin(plan["wanted"], tracer)],
+    )
     for call in tracer.calls.values():
         emit(call)
 
@@ -203,7 +240,10 @@ def raise_late(*_):
 def answer_call(call, tracer, seconds):
     """What comes of a call: its kind and what it is; whether a hole was reached, and whether the arguments stayed as
     they were. `seconds`: of processor time for it."""
-    args, named = ([unpacked(argument) for argument in call["args"]], {key: unpacked(argument) for key, argument in call["named"].items()})
+    args, named = (
+        [unpacked(argument) for argument in call["args"]],
+        {key: unpacked(argument) for key, argument in call["named"].items()},
+    )
     tracer.has_reached_hole, has_reached_hole = False, False
     try:
         module, _, name = call["function"].partition(":")
@@ -224,9 +264,9 @@ def answer_call(call, tracer, seconds):
     except BaseException as error:
         outcome = ["error", [error_class.__name__ for error_class in type(error).__mro__[:-1]]]
     try:
-        is_unchanged = [packed(argument) for argument in args] == call["args"] and {key: packed(argument) for key, argument in named.items()} == call[
-            "named"
-        ]
+        is_unchanged = [packed(argument) for argument in args] == call["args"] and {
+            key: packed(argument) for key, argument in named.items()
+        } == call["named"]
     except NotPlain:
         is_unchanged = False
     return [*outcome, has_reached_hole, is_unchanged]

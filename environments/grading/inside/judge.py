@@ -1,18 +1,20 @@
-"""The judge: starts the process that plays the tests and the one that runs the package, hears the first on a private pipe,
-and says the verdicts under seal.
+"""The judge: starts the process that plays the tests and the one that runs the package, hears the first on a private
+pipe, and says the verdicts under seal.
 
-It may be started long before there is anything to grade, since to import pytest takes longer than most tests. It says a line once the other process
-has done that, and then waits for its plan on standard input: the key, the tests, and files of the tree, which it lays. So nothing of a tree is there
-while anything is imported, and the key and the tests are never on the disk. No process of the same user can look into the judge, because it lets
-nobody read its memory, and it imports nothing of the tree. Of each test the first line counts.
+It may be started long before there is anything to grade, since to import pytest takes longer than most tests. It says a
+line once the other process has done that, and then waits for its plan on standard input: the key, the tests, and files
+of the tree, which it lays. So nothing of a tree is there while anything is imported, and the key and the tests are
+never on the disk. No process of the same user can look into the judge, because it lets nobody read its memory, and it
+imports nothing of the tree. Of each test the first line counts.
 
-The plan has two parts. "apart" are tests that can be carried over a pipe (remote.py): they run in the examiner, the package in the examinee, which
-is ended before the second part begins. "inside" are the others: they run with the package in one process, and their verdicts come on another pipe.
+The plan has two parts. "apart" are tests that can be carried over a pipe (remote.py): they run in the examiner, the
+package in the examinee, which is ended before the second part begins. "inside" are the others: they run with the
+package in one process, and their verdicts come on another pipe.
 
     python3 -I -B judge.py FOLDER        FOLDER holds play.py, examinee.py, remote.py and fresh.py
 
-In a sandbox of a nursery (environments/sandbox/nursery.py) all are forks of a process that has imported them and pytest.
-"""
+In a sandbox of a nursery (environments/sandbox/nursery.py) all are forks of a process that has imported them and
+pytest."""
 
 import base64
 import ctypes
@@ -28,7 +30,8 @@ import time
 
 PR_SET_DUMPABLE = 4
 READY, END, NO_TREE = b"ready\n", b"end\n", 3
-"""What is said when a plan may come, and once the first part is played; and how the judge ends where the tree finds no room."""
+"""What is said when a plan may come, and once the first part is played; and how the judge ends where the tree finds no
+room."""
 BUSY, PATIENCE = 20, 4
 """Tests whose seconds are over, by the wall clock, are ended where they have used less than one of so many; and in any
 case after so many times their seconds."""
@@ -56,7 +59,9 @@ class Clock:
 
     def used(self) -> float:
         """Seconds of processor time since the clock began."""
-        return (self.count_ticks() - self.before) / os.sysconf("SC_CLK_TCK")  # whole numbers are subtracted: 30 ticks are 0.3 s at any uptime
+        return (self.count_ticks() - self.before) / os.sysconf(
+            "SC_CLK_TCK"
+        )  # whole numbers are subtracted: 30 ticks are 0.3 s at any uptime
 
     def count_ticks(self) -> int:
         """Clock ticks of all processes, of those, too, that have ended and were waited for."""
@@ -65,7 +70,9 @@ class Clock:
             if name.isdigit():
                 try:
                     with open(f"/proc/{name}/stat", "rb") as file:
-                        ticks += sum(map(int, file.read().rpartition(b")")[2].split()[11:15]))  # its own, and of children that it has waited for
+                        ticks += sum(
+                            map(int, file.read().rpartition(b")")[2].split()[11:15])
+                        )  # its own, and of children that it has waited for
                 except OSError:
                     pass  # it has ended
         return ticks
@@ -95,8 +102,8 @@ def read_output(reader: int, child: "subprocess.Popen | Forked", clock: Clock, e
 
 
 def parse_verdicts(output: bytes, answers: bool = False) -> dict[str, str]:
-    """The first outcome of each test, and with `answers` the first answer to each question. What is no line of ours counts as a
-    test that nobody asked for."""
+    """The first outcome of each test, and with `answers` the first answer to each question. What is no line of ours
+    counts as a test that nobody asked for."""
     outcomes: dict[str, str] = {}
     for line in output.decode(errors="replace").splitlines():
         outcome, _, test = line.partition(" ")
@@ -132,7 +139,8 @@ def start_process(folder: str, program: str, *handles: int) -> subprocess.Popen:
 
 
 class Forked:
-    """The same as a fork of this one, in which all is imported. It has these handles and what it reads from, and no other."""
+    """The same as a fork of this one, in which all is imported. It has these handles and what it reads from, and no
+    other."""
 
     def __init__(self, folder: str, program: str, *handles: int) -> None:
         self.status: int | None = None
@@ -214,7 +222,15 @@ def main(folder: str, start=start_process) -> None:
     ) = (os.pipe() for _ in range(5))
     examinee = start(folder, "examinee", request_reader, answer_writer)
     child = start(folder, "play", writer, request_writer, answer_reader, inner_plan_reader, inner_writer)
-    for handle in (writer, request_reader, request_writer, answer_reader, answer_writer, inner_plan_reader, inner_writer):
+    for handle in (
+        writer,
+        request_reader,
+        request_writer,
+        answer_reader,
+        answer_writer,
+        inner_plan_reader,
+        inner_writer,
+    ):
         os.close(handle)
     if os.read(reader, len(READY)) != READY:
         sys.exit("the tests cannot be played: pytest is not there")

@@ -1,16 +1,16 @@
 """The player: runs tests that lie nowhere on the disk, and tells each outcome on the pipe whose number it is given.
 
-Where tests can be carried (see remote.py), this process is the examiner: it holds the tests, their canaries and what they
-expect, nobody can read its memory, and no code of the tree runs here. The package runs in another process, the examinee, and is
-called over a pipe. Questions that no test has
+Where tests can be carried (see remote.py), this process is the examiner: it holds the tests, their canaries and what
+they expect, nobody can read its memory, and no code of the tree runs here. The package runs in another process, the
+examinee, and is called over a pipe. Questions that no test has
 (see fresh.py) go the same way, so that the examinee cannot tell which is which.
 
-Tests that cannot be carried are played by a fork of this process, which was made before the plan came, with the package in the
-same process. What that says is not believed for itself: see environments/grading/verdicts.py. What is done here makes the usual
-ways useless. No configuration, conftest or plugin of the tree is read. The tree comes last on the path, so it shadows no module.
-The tests' sources come through a pipe before anything of the tree is imported, and files of their names are empty. Real tests
-are played under names that end like those of canaries, also in their code, and neither the environment nor the command line
-tells what is being played.
+Tests that cannot be carried are played by a fork of this process, which was made before the plan came, with the package
+in the same process. What that says is not believed for itself: see environments/grading/verdicts.py. What is done here
+makes the usual ways useless. No configuration, conftest or plugin of the tree is read. The tree comes last on the path,
+so it shadows no module. The tests' sources come through a pipe before anything of the tree is imported, and files of
+their names are empty. Real tests are played under names that end like those of canaries, also in their code, and
+neither the environment nor the command line tells what is being played.
 
     python3 -I -B play.py VERDICTS REQUESTS ANSWERS INNER-PLAN INNER-VERDICTS        numbers of handles
 """
@@ -126,20 +126,31 @@ class SourceCollector:
         exec(compile(self.sources[path], str(file_path), "exec", dont_inherit=True), module.__dict__)
         if self.link is not None and self.link.taint:
             raise RuntimeError(f"{path} cannot be carried: {self.link.taint}")
-        rename(module, self.sources[path], {test: new_name for test, new_name in self.names.items() if test.partition("::")[0] == path})
+        rename(
+            module,
+            self.sources[path],
+            {test: new_name for test, new_name in self.names.items() if test.partition("::")[0] == path},
+        )
         node = pytest.Module.from_parent(parent, path=file_path)
         node.obj = module
         return node
 
     @pytest.hookimpl(tryfirst=True)
-    def pytest_pycollect_makeitem(self, collector: pytest.Collector, name: str, obj: object) -> list[pytest.Item] | None:
+    def pytest_pycollect_makeitem(
+        self, collector: pytest.Collector, name: str, obj: object
+    ) -> list[pytest.Item] | None:
         """A function none of whose cases is wanted has no items."""
         return [] if inspect.isroutine(obj) and f"{collector.nodeid}::{name}" not in self.functions else None
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """What is wanted may be a case, or a function with all of its cases. Each is played where its test stands. No failure is put into words,
-        which takes longer than a test, and all canaries fail. Nobody asks for the line that a test stands in."""
-        items[:] = [item for item in items if item.nodeid in self.selected_tests or item.nodeid.partition("[")[0] in self.selected_tests]
+        """What is wanted may be a case, or a function with all of its cases. Each is played where its test stands. No
+        failure is put into words, which takes longer than a test, and all canaries fail. Nobody asks for the line that
+        a test stands in."""
+        items[:] = [
+            item
+            for item in items
+            if item.nodeid in self.selected_tests or item.nodeid.partition("[")[0] in self.selected_tests
+        ]
         for item in items:
             vars(item).update(repr_failure=format_nothing, _repr_failure_py=format_nothing, location=("", None, ""))
 
@@ -150,11 +161,15 @@ def format_nothing(*_: object, **__: object) -> str:
 
 
 def rename(module: types.ModuleType, source: str, names: dict[str, str]) -> None:
-    """Gives tests of a module, and of classes in it, other names, also in their code. `names`: FILE::CLASS::TEST → the same with another last name,
-    which tests of one name have in common. A test's own name goes, unless the source uses it elsewhere."""
+    """Gives tests of a module, and of classes in it, other names, also in their code. `names`: FILE::CLASS::TEST → the
+    same with another last name, which tests of one name have in common. A test's own name goes, unless the source uses
+    it elsewhere."""
     new_names = {test.rpartition("::")[2]: new_test.rpartition("::")[2] for test, new_test in names.items()}
     word_counts, definition_counts = Counter(re.findall(r"\w+", source)), Counter(re.findall(r"\bdef\s+(\w+)", source))
-    holders = [module, *(value for value in vars(module).values() if isinstance(value, type) and value.__module__ == module.__name__)]
+    holders = [
+        module,
+        *(value for value in vars(module).values() if isinstance(value, type) and value.__module__ == module.__name__),
+    ]
     for holder in holders:
         parts = [(name, part) for name, part in vars(holder).items() if not name.startswith("__")]
         if not any(name in new_names for name, _ in parts):
@@ -190,7 +205,8 @@ def _rename(function: object, name: str, new_name: str) -> None:
 
 
 class RemoteImporter(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Imports modules of the package from the process that runs it, and the tests' own modules from sources in memory."""
+    """Imports modules of the package from the process that runs it, and the tests' own modules from sources in
+    memory."""
 
     def __init__(self, link, tops: set[str], local: dict[str, list]) -> None:
         self.link, self.tops, self.local, self.executed_modules = link, tops, local, set()
@@ -232,7 +248,11 @@ class OutcomeReporter:
         previous = self.outcomes.get(report.nodeid, "passed")
         is_tainted = self.link is not None and self.link.taint
         self.outcomes[report.nodeid] = (
-            "failed" if is_tainted or "failed" in (previous, report.outcome) else "skipped" if "skipped" in (previous, report.outcome) else "passed"
+            "failed"
+            if is_tainted or "failed" in (previous, report.outcome)
+            else "skipped"
+            if "skipped" in (previous, report.outcome)
+            else "passed"
         )
         if report.when == "teardown":
             if self.link is not None:
@@ -258,11 +278,14 @@ def play(plan: dict, pipe: int, link=None) -> None:
         options += ["--continue-on-collection-errors"]  # a file that cannot be carried takes no other one with it
     support = Support(plan["support"], folder)
     sys.meta_path.insert(0, support)
-    pytest.main([*options, str(folder)], plugins=[support, SourceCollector(plan, folder, link), OutcomeReporter(pipe, link)])
+    pytest.main(
+        [*options, str(folder)], plugins=[support, SourceCollector(plan, folder, link), OutcomeReporter(pipe, link)]
+    )
 
 
 def answer(number: int, question: dict) -> str:
-    """What comes of a question: its number, and as JSON kind and answer as fresh.py tells them. Raises what ends the link."""
+    """What comes of a question: its number, and as JSON kind and answer as fresh.py tells them. Raises what ends the
+    link."""
     fresh, remote = sys.modules["fresh"], sys.modules["remote"]
     try:
         args, named = (

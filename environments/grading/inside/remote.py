@@ -1,16 +1,18 @@
 """Objects over a pipe: two processes call each other's functions, and neither has the other's memory.
 
-The tests run in one process, the examiner, and the package under test in another one, the examinee. Plain data travels by value, as JSON: an object
-that crosses the pipe is built anew from builtin types, so no class of the examinee's decides what it is equal to. Everything else travels as a
-reference: the receiver gets a proxy, and every use of the proxy is a request to the owner. Classes get mirrors, so that isinstance, except clauses
-and pytest.raises work. An instance of a class that derives from a builtin type brings its value along, and is compared by that value.
+The tests run in one process, the examiner, and the package under test in another one, the examinee. Plain data travels
+by value, as JSON: an object that crosses the pipe is built anew from builtin types, so no class of the examinee's
+decides what it is equal to. Everything else travels as a reference: the receiver gets a proxy, and every use of the
+proxy is a request to the owner. Classes get mirrors, so that isinstance, except clauses and pytest.raises work. An
+instance of a class that derives from a builtin type brings its value along, and is compared by that value.
 
 What one side knows about the other (`Link.strict` is True on the examiner's side):
-1. The examinee may call the functions that a test passed to it, and use public attributes of instances of the tests' own classes. It cannot reach
-   modules, frames, code, globals, or anything else of the examiner's.
-2. The examiner never executes what the examinee names: of names it takes back only those that it sent itself, builtin types, and exceptions of
-   modules that are imported already.
-3. Two references whose class compares them by a method of its own are not compared: the test has not been carried (`NotCarried`).
+1. The examinee may call the functions that a test passed to it, and use public attributes of instances of the tests'
+   own classes. It cannot reach modules, frames, code, globals, or anything else of the examiner's.
+2. The examiner never executes what the examinee names: of names it takes back only those that it sent itself, builtin
+   types, and exceptions of modules that are imported already.
+3. Two references whose class compares them by a method of its own are not compared: the test has not been carried
+   (`NotCarried`).
 A line that is no message ends the link (`Broken`).
 """
 
@@ -64,7 +66,11 @@ VALUES: dict[str, tuple[type, Any, Any]] = {
     "timezone": (datetime.timezone, lambda v: [*v.__getinitargs__()], datetime.timezone),
     "date": (datetime.date, lambda v: [v.year, v.month, v.day], datetime.date),
     "time": (datetime.time, lambda v: [v.hour, v.minute, v.second, v.microsecond, v.tzinfo], datetime.time),
-    "datetime": (datetime.datetime, lambda v: [v.year, v.month, v.day, v.hour, v.minute, v.second, v.microsecond, v.tzinfo], datetime.datetime),
+    "datetime": (
+        datetime.datetime,
+        lambda v: [v.year, v.month, v.day, v.hour, v.minute, v.second, v.microsecond, v.tzinfo],
+        datetime.datetime,
+    ),
     "OrderedDict": (collections.OrderedDict, lambda v: [[*v.items()]], collections.OrderedDict),
     "Counter": (collections.Counter, lambda v: [dict(v)], collections.Counter),
     "deque": (collections.deque, lambda v: [[*v], v.maxlen], collections.deque),
@@ -80,9 +86,15 @@ NAMES = {kind: name for name, (kind, _, _) in VALUES.items()}
 SINGLETONS = {"...": ..., "NotImplemented": NotImplemented}
 ABSTRACT = {name: getattr(collections.abc, name) for name in collections.abc.__all__}
 OPERATIONS: dict[str, Any] = {
-    **{f"__{name}__": getattr(operator, name) for name in ("lt", "le", "gt", "ge", "neg", "pos", "invert", "index", "concat", "contains")},
+    **{
+        f"__{name}__": getattr(operator, name)
+        for name in ("lt", "le", "gt", "ge", "neg", "pos", "invert", "index", "concat", "contains")
+    },
     **{f"__{name}__": getattr(operator, name) for name in ("getitem", "setitem", "delitem")},
-    **{f"__{name}__": getattr(builtins, name) for name in ("abs", "bool", "int", "float", "complex", "len", "iter", "next", "reversed")},
+    **{
+        f"__{name}__": getattr(builtins, name)
+        for name in ("abs", "bool", "int", "float", "complex", "len", "iter", "next", "reversed")
+    },
     **{f"__{name}__": getattr(builtins, name) for name in ("hash", "repr", "str", "bytes", "format", "round", "dir")},
     "send": types.GeneratorType.send,
     "throw": types.GeneratorType.throw,
@@ -93,7 +105,21 @@ OPERATIONS: dict[str, Any] = {
     "__copy__": copy.copy,
     "__deepcopy__": lambda value, *_: copy.deepcopy(value),
 }
-for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "lshift", "rshift", "and", "or", "xor", "matmul"):
+for _name in (
+    "add",
+    "sub",
+    "mul",
+    "truediv",
+    "floordiv",
+    "mod",
+    "pow",
+    "lshift",
+    "rshift",
+    "and",
+    "or",
+    "xor",
+    "matmul",
+):
     _operator = getattr(operator, f"__{_name}__")
     OPERATIONS[f"__{_name}__"] = _operator
     OPERATIONS[f"__r{_name}__"] = lambda value, left, _operator=_operator: _operator(left, value)
@@ -104,8 +130,9 @@ ORDER_METHODS = {"__lt__", "__le__", "__gt__", "__ge__"}
 
 
 def stay_on(cpu: int) -> None:
-    """Keeps this process on a CPU. Two processes that wait for each other are faster on one than on two, each of which would have to be woken.
-    Where the system does not allow it, or does not know the CPU (−1), grading is only slower."""
+    """Keeps this process on a CPU. Two processes that wait for each other are faster on one than on two, each of which
+    would have to be woken. Where the system does not allow it, or does not know the CPU (−1), grading is only
+    slower."""
     try:
         os.sched_setaffinity(0, {cpu})
     except (OSError, ValueError):
@@ -133,8 +160,16 @@ def _resolve(module: str, name: str) -> Any:
 
 
 def _find_name(value: Any) -> tuple[str, str] | None:
-    """Module and qualified name of a type or function of the standard library, by which the other side finds its own; else None."""
-    if not isinstance(value, type | types.FunctionType | types.BuiltinFunctionType | types.MethodDescriptorType | types.WrapperDescriptorType):
+    """Module and qualified name of a type or function of the standard library, by which the other side finds its own;
+    else None."""
+    if not isinstance(
+        value,
+        type
+        | types.FunctionType
+        | types.BuiltinFunctionType
+        | types.MethodDescriptorType
+        | types.WrapperDescriptorType,
+    ):
         return None
     module = getattr(value, "__module__", None) or getattr(getattr(value, "__objclass__", None), "__module__", None)
     name = getattr(value, "__qualname__", None)
@@ -144,7 +179,8 @@ def _find_name(value: Any) -> tuple[str, str] | None:
 
 
 def _is_known_type(value: Any) -> bool:
-    """Whether a class may be named by the examinee: builtin types, exceptions, abstract containers, and types of values."""
+    """Whether a class may be named by the examinee: builtin types, exceptions, abstract containers, and types of
+    values."""
     if not isinstance(value, type):
         return False
     if value in NAMES or value in ABSTRACT.values():
@@ -154,12 +190,14 @@ def _is_known_type(value: Any) -> bool:
 
 
 def _is_local(name: str) -> bool:
-    """Whether the other side is never asked for an attribute: what proxies hold themselves, and what pytest looks for in everything."""
+    """Whether the other side is never asked for an attribute: what proxies hold themselves, and what pytest looks for
+    in everything."""
     return name in ("_number", "_link") or name.startswith(("_abc_", "_pytest", "__pytest", "pytest"))
 
 
 class Mirror(abc.ABCMeta):
-    """The class of mirrors of classes. An attribute that a mirror lacks, and a call of it, are requests to the owner of the class."""
+    """The class of mirrors of classes. An attribute that a mirror lacks, and a call of it, are requests to the owner of
+    the class."""
 
     def __call__(cls, *args: Any, **named: Any) -> Any:
         link = cls._link
@@ -173,7 +211,14 @@ class Mirror(abc.ABCMeta):
         return cls._link.get(cls._number, name)
 
     def __setattr__(cls, name: str, value: Any) -> None:
-        if name.startswith("_abc_") or name in ("_link", "_number", "_derived", "__abstractmethods__", "__module__", "__qualname__"):
+        if name.startswith("_abc_") or name in (
+            "_link",
+            "_number",
+            "_derived",
+            "__abstractmethods__",
+            "__module__",
+            "__qualname__",
+        ):
             super().__setattr__(name, value)
         else:
             cls._link.ask("set", ["h", cls._number], name, value)
@@ -207,7 +252,8 @@ class Method:
 
 
 class Forward:
-    """An attribute of a mirrored class: reading and writing it are requests. `is_method`: it is a function of that class."""
+    """An attribute of a mirrored class: reading and writing it are requests. `is_method`: it is a function of that
+    class."""
 
     def __init__(self, name: str, is_method: bool) -> None:
         self.name, self.is_method = name, is_method
@@ -216,7 +262,11 @@ class Forward:
         target = owner if instance is None else instance
         if "_derived" in vars(type(instance)):  # a class of this side comes before the one that has the attribute
             return target._link.ask("bound", ["h", target._number], self.name, self.owner)
-        return Method(instance, self.name) if self.is_method and instance is not None else target._link.get(target._number, self.name)
+        return (
+            Method(instance, self.name)
+            if self.is_method and instance is not None
+            else target._link.get(target._number, self.name)
+        )
 
     def __set_name__(self, owner: Any, name: str) -> None:
         self.owner = owner
@@ -260,7 +310,9 @@ class Proxy:
     def __init__(self, *args: Any, **named: Any) -> None:
         """Is called by classes of this side that derive from one of the other: that one's method comes next."""
         if "_derived" in vars(type(self)):
-            base = next(parent for parent in type(self).__mro__ if "_derived" not in vars(parent) and "_number" in vars(parent))
+            base = next(
+                parent for parent in type(self).__mro__ if "_derived" not in vars(parent) and "_number" in vars(parent)
+            )
             self._link.ask("bound", ["h", self._number], "__init__", base)(*args, **named)
 
 
@@ -326,7 +378,9 @@ class Module(types.ModuleType):
 
     def __setattr__(self, name: str, value: Any) -> None:
         if isinstance(value, Module):
-            return  # a module within a package, as an import binds it: the package on the other side says what the name stands for
+            # a module within a package, as an import binds it: the package on the other side says what the name stands
+            # for
+            return
         if name.startswith("__") or name in ("_link", "_number") or isinstance(value, types.ModuleType):
             super().__setattr__(name, value)
         else:
@@ -453,7 +507,9 @@ class Link:
                 self.depth -= 1
 
     def _make_request(self, action: str, parts: tuple) -> list:
-        target = [argument for argument in parts if isinstance(argument, list) and len(argument) == 2 and argument[0] == "h"][:1]
+        target = [
+            argument for argument in parts if isinstance(argument, list) and len(argument) == 2 and argument[0] == "h"
+        ][:1]
         if action in ("call", "method"):
             return [
                 action,
@@ -464,7 +520,11 @@ class Link:
             ]
         if action == "op":
             return [action, parts[0], *target, [self.pack(argument) for argument in parts[2]]]
-        return [action, *target, *(argument if isinstance(argument, str) else self.pack(argument) for argument in parts[len(target) :])]
+        return [
+            action,
+            *target,
+            *(argument if isinstance(argument, str) else self.pack(argument) for argument in parts[len(target) :]),
+        ]
 
     def _read_outcome(self, message: list, args: Any) -> Any:
         try:
@@ -495,12 +555,16 @@ class Link:
         return self.ask("get", ["h", number], name)
 
     def derive(self, kind: Any) -> None:
-        """Makes a class on the other side for one of this side that derives from a mirror: the same name and bases, and methods that
-        call this side's. Raises NotCarried where a base or an attribute cannot cross the pipe."""
+        """Makes a class on the other side for one of this side that derives from a mirror: the same name and bases, and
+        methods that call this side's. Raises NotCarried where a base or an attribute cannot cross the pipe."""
         for base in kind.__bases__:
             if isinstance(base, Mirror) and "_number" not in vars(base):
                 self.derive(base)
-        space = {name: part for name, part in vars(kind).items() if name not in IMPLICIT_ATTRIBUTES and not name.startswith("_abc_")}
+        space = {
+            name: part
+            for name, part in vars(kind).items()
+            if name not in IMPLICIT_ATTRIBUTES and not name.startswith("_abc_")
+        }
         parts = [[name, *self._describe_attribute(part)] for name, part in space.items()]
         number = self.ask("derive", kind.__name__, [*kind.__bases__], parts)
         if type(number) is not int:
@@ -525,7 +589,10 @@ class Link:
             "plain": lambda part: part,
         }
         kind = types.new_class(
-            name, tuple(bases), {}, lambda space: space.update({attribute: make[category](part) for attribute, category, part in parts})
+            name,
+            tuple(bases),
+            {},
+            lambda space: space.update({attribute: make[category](part) for attribute, category, part in parts}),
         )
         number = len(self.own) + 1
         self.own[number], self.numbers[id(kind)] = kind, number
@@ -562,7 +629,9 @@ class Link:
                 name, target, args = parts
                 subject, args = self._resolve_target(target, "op", name), [self.unpack(part) for part in args]
                 return self.pack(OPERATIONS[name](subject, *args))
-            subject = self._resolve_target(parts[0], action, parts[3] if action == "method" else parts[1] if len(parts) > 1 else "")
+            subject = self._resolve_target(
+                parts[0], action, parts[3] if action == "method" else parts[1] if len(parts) > 1 else ""
+            )
         except (KeyError, IndexError) as error:
             raise RuntimeError(f"no request: {error}") from None
         if action == "call":
@@ -579,7 +648,9 @@ class Link:
             owner = self.unpack(parts[2])
             return self.pack(getattr(super(_find_predecessor(type(subject), owner), subject), parts[1]))
         if action == "names" and not self.strict:
-            return self.pack([*getattr(subject, "__all__", [name for name in vars(subject) if not name.startswith("_")])])
+            return self.pack(
+                [*getattr(subject, "__all__", [name for name in vars(subject) if not name.startswith("_")])]
+            )
         if action == "import" and not self.strict:
             return self.pack(importlib.import_module(subject))
         if action == "reload" and not self.strict:
@@ -587,7 +658,8 @@ class Link:
         raise RuntimeError("no request")
 
     def _resolve_target(self, reference: Any, action: str, name: Any) -> Any:
-        """The object that a request is about. Raises AttributeError for what the examinee may not ask of the examiner."""
+        """The object that a request is about. Raises AttributeError for what the examinee may not ask of the
+        examiner."""
         if action in ("import", "reload"):
             return reference
         subject = self.own[reference[1]]
@@ -654,7 +726,12 @@ class Link:
     def _make_reference(self, value: Any, depth: int) -> list:
         """An object of this side: its number, the first time what it is, and its content."""
         kind = type(value)
-        is_hidden = issubclass(kind, HIDDEN_TYPES) or kind.__module__.partition(".")[0] in ("_pytest", "pytest", "unittest", "pluggy")
+        is_hidden = issubclass(kind, HIDDEN_TYPES) or kind.__module__.partition(".")[0] in (
+            "_pytest",
+            "pytest",
+            "unittest",
+            "pluggy",
+        )
         if self.strict and (is_hidden or kind.__name__.startswith("Test")):
             raise self.refuse(f"a {kind.__name__} is not shown to the other side")
         number = self.numbers.get(id(value))
@@ -681,8 +758,14 @@ class Link:
                 "name": value.__name__,
                 "module": value.__module__,
                 "bases": [parent for parent in bases if parent is not None],
-                "methods": [name for name in own if name in OPERATIONS or name in EQUALITY_METHODS or name == "__call__"],
-                "names": [[name, type(vars(value)[name]) is types.FunctionType] for name in own if not name.startswith("__") or _is_custom(name)],
+                "methods": [
+                    name for name in own if name in OPERATIONS or name in EQUALITY_METHODS or name == "__call__"
+                ],
+                "names": [
+                    [name, type(vars(value)[name]) is types.FunctionType]
+                    for name in own
+                    if not name.startswith("__") or _is_custom(name)
+                ],
                 "doc": value.__doc__ if isinstance(value.__doc__, str) else None,
             }
         if issubclass(kind, FUNCTIONS):
@@ -716,9 +799,13 @@ class Link:
         """A class as a base of another one; None where mirrors do without it."""
         if kind in (object, type):
             return None
-        is_known = kind in BASES or kind in ABSTRACT.values() or issubclass(kind, BaseException) and _is_known_type(kind)
+        is_known = (
+            kind in BASES or kind in ABSTRACT.values() or issubclass(kind, BaseException) and _is_known_type(kind)
+        )
         if is_known:
-            name = next((name for name, abstract_class in ABSTRACT.items() if abstract_class is kind), kind.__qualname__)
+            name = next(
+                (name for name, abstract_class in ABSTRACT.items() if abstract_class is kind), kind.__qualname__
+            )
             return ["g", "collections.abc" if kind in ABSTRACT.values() else kind.__module__, name]
         return self._make_reference(kind, depth + 1)
 
@@ -729,7 +816,11 @@ class Link:
             return None
         empty = inspect.Parameter.empty
         return [
-            [parameter.name, int(parameter.kind), *([] if parameter.default is empty else [self._pack_argument(parameter.default, depth)])]
+            [
+                parameter.name,
+                int(parameter.kind),
+                *([] if parameter.default is empty else [self._pack_argument(parameter.default, depth)]),
+            ]
             for parameter in signature_parameters
         ]
 
@@ -797,7 +888,10 @@ class Link:
             parameters = (
                 None
                 if parameters is None
-                else [[str(parameter[0]), inspect._ParameterKind(parameter[1]), *map(self.unpack, parameter[2:])] for parameter in parameters]
+                else [
+                    [str(parameter[0]), inspect._ParameterKind(parameter[1]), *map(self.unpack, parameter[2:])]
+                    for parameter in parameters
+                ]
             )
             return Function(self, number, {**about, "parameters": parameters})
         if kind == "class":
@@ -846,7 +940,12 @@ class Link:
         if not all(isinstance(parent, type) for parent in bases):
             raise ValueError("no classes")
         has_value = any(issubclass(parent, (*BASES, BaseException)) for parent in bases)
-        space: dict[str, Any] = {"_link": self, "_number": number, "__doc__": about.get("doc"), "__module__": str(about["module"])}
+        space: dict[str, Any] = {
+            "_link": self,
+            "_number": number,
+            "__doc__": about.get("doc"),
+            "__module__": str(about["module"]),
+        }
         space |= {str(name): Forward(str(name), bool(is_method)) for name, is_method in about["names"]}
         for name in about["methods"]:
             if name in EQUALITY_METHODS:
@@ -909,7 +1008,16 @@ PYTHON_NAMES = {
     "__class_getitem__",
     "__setstate__",
 }
-PYTHON_NAMES |= {"__getnewargs__", "__getnewargs_ex__", "__orig_bases__", "__parameters__", "__match_args__", "__set_name__", "__set__", "__delete__"}
+PYTHON_NAMES |= {
+    "__getnewargs__",
+    "__getnewargs_ex__",
+    "__orig_bases__",
+    "__parameters__",
+    "__match_args__",
+    "__set_name__",
+    "__set__",
+    "__delete__",
+}
 PYTHON_NAMES |= {
     "__static_attributes__",
     "__firstlineno__",
@@ -942,12 +1050,18 @@ OBJECT_ATTRIBUTES = {*vars(object)} - {
 
 def _is_custom(name: str) -> bool:
     """Whether a name with underscores on both sides is one of a library, such as `__html__`."""
-    return name.startswith("__") and name.endswith("__") and name not in OPERATIONS and name not in EQUALITY_METHODS and name not in PYTHON_NAMES
+    return (
+        name.startswith("__")
+        and name.endswith("__")
+        and name not in OPERATIONS
+        and name not in EQUALITY_METHODS
+        and name not in PYTHON_NAMES
+    )
 
 
 def _is_of_tests(value: Any) -> bool:
-    """Whether attributes of an object of the examiner's may be asked for: instances of classes that tests define, such classes,
-    and files in memory."""
+    """Whether attributes of an object of the examiner's may be asked for: instances of classes that tests define, such
+    classes, and files in memory."""
     if type(value) in (io.BytesIO, io.StringIO):
         return True
     kind = value if isinstance(value, type) else type(value)

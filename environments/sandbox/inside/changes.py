@@ -1,7 +1,8 @@
-"""What has become of the work tree: what differs from the base it began with, or, where that was copied, all that is there.
+"""What has become of the work tree: what differs from the base it began with, or, where that was copied, all that is
+there.
 
-An overlay keeps changes in a folder of its own: new files as they are, a removed one as a device 0/0, a folder that was removed and made anew
-with an attribute. Only that folder is read, so that a snapshot costs as much as has changed.
+An overlay keeps changes in a folder of its own: new files as they are, a removed one as a device 0/0, a folder that was
+removed and made anew with an attribute. Only that folder is read, so that a snapshot costs as much as has changed.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ DEEPEST = 100
 
 
 def scan(start: Start) -> dict:
-    """`entries`: [path, kind, mode, size, SHA-256 or a link's target] of what is new or changed, folders before what is in them; the root
-    has the path "". `removed`: paths that are gone, with all that was beneath them. Raises Refused for a FIFO, a socket or a device."""
+    """`entries`: [path, kind, mode, size, SHA-256 or a link's target] of what is new or changed, folders before what is
+    in them; the root has the path "". `removed`: paths that are gone, with all that was beneath them. Raises Refused
+    for a FIFO, a socket or a device."""
     top = os.open("/work", os.O_RDONLY | os.O_DIRECTORY) if start.upper is None else os.dup(start.upper)
     entries, removed = [["", "dir", stat.S_IMODE(os.fstat(top).st_mode) & 0o777, 0, ""]], []
     if start.upper is None:

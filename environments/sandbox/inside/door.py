@@ -1,7 +1,8 @@
-"""The socket at which a door out of the sandbox is found: opened here, in the sandbox's own network, and handed out to whoever made the sandbox.
+"""The socket at which a door out of the sandbox is found: opened here, in the sandbox's own network, and handed out to
+whoever made the sandbox.
 
-It happens before any command runs. What is handed out is the only handle of it, so no process inside can take what comes there.
-"""
+It happens before any command runs. What is handed out is the only handle of it, so no process inside can take what
+comes there."""
 
 from __future__ import annotations
 

@@ -15,8 +15,9 @@ LARGEST = 8 * 2**20
 
 
 def read(room: Room, path: str, start: int = 1, lines: int = 0) -> str:
-    """Lines of a file, from line `start`, which is 1 for the first; `lines` 0: all of them. What is no text is shown as \\x and its
-    code. Lines end with \\n, whatever ends them there, and a mark of byte order is not shown: so an edit takes them."""
+    """Lines of a file, from line `start`, which is 1 for the first; `lines` 0: all of them. What is no text is shown as
+    \\x and its code. Lines end with \\n, whatever ends them there, and a mark of byte order is not shown: so an edit
+    takes them."""
     if start < 1 or lines < 0:
         raise Refused("start must be at least 1, and lines not negative")
     max_bytes = room.output - NOTE
@@ -37,7 +38,11 @@ def read(room: Room, path: str, start: int = 1, lines: int = 0) -> str:
                 if size + len(part) > max_bytes or len(part) < len(block):
                     part = part if not blocks else b""
                     remaining = total - file.tell() + len(block) - len(part)
-                    advice = f"line {number + 1} is longer than a tool may say" if part else f"read on with start={number + 1}"
+                    advice = (
+                        f"line {number + 1} is longer than a tool may say"
+                        if part
+                        else f"read on with start={number + 1}"
+                    )
                     suffix = f"\n… {remaining} bytes more: {advice}"
                     blocks.append(part)
                     break
@@ -62,7 +67,8 @@ def write(room: Room, path: str, text: str) -> str:
 
 
 def edit(room: Room, path: str, old: str, new: str, every: bool = False) -> str:
-    """Replaces `old`, which must occur once, by `new`; `every`: however often it occurs. Line ends are those of the file (see texts.py)."""
+    """Replaces `old`, which must occur once, by `new`; `every`: however often it occurs. Line ends are those of the
+    file (see texts.py)."""
     if not old:
         raise Refused("old must not be empty; write makes a file")
     with open(open_file(room, path), "rb") as file:
@@ -71,7 +77,11 @@ def edit(room: Room, path: str, old: str, new: str, every: bool = False) -> str:
         raise Refused(f"{line(path)} is larger than {LARGEST >> 20} MiB; edit it with a command")
     times, after = edited(before, old, new, every)
     if times == 0 or (times > 1 and not every):
-        raise Refused(f"old occurs {times} times in {line(path)}; it must occur once" if times else f"old does not occur in {line(path)}")
+        raise Refused(
+            f"old occurs {times} times in {line(path)}; it must occur once"
+            if times
+            else f"old does not occur in {line(path)}"
+        )
     with open(open_file(room, path, os.O_WRONLY | os.O_TRUNC), "wb") as file:
         file.write(after)
     return f"replaced {times} {'place' if times == 1 else 'places'} in {line(path)}"

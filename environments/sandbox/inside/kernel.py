@@ -1,4 +1,5 @@
-"""System calls that Python has no function for: mounts, capabilities, limits of the process, the filter. Each raises OSError."""
+"""System calls that Python has no function for: mounts, capabilities, limits of the process, the filter. Each raises
+OSError."""
 
 from __future__ import annotations
 
@@ -41,7 +42,9 @@ def _check(code: int, action: str) -> None:
 
 def mount(kind: str, where: str, options: str = "", flags: int = NOSUID | NODEV) -> None:
     """Mounts a file system of this kind."""
-    _check(libc.mount(kind.encode(), where.encode(), kind.encode(), flags, options.encode()), f"mount of {kind} on {where}")
+    _check(
+        libc.mount(kind.encode(), where.encode(), kind.encode(), flags, options.encode()), f"mount of {kind} on {where}"
+    )
 
 
 def bind(what: str, where: str, read_only: bool = False) -> None:

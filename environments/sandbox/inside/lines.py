@@ -1,7 +1,8 @@
-"""JSON for the server's pipe, without the package `json`: that loads regular expressions, which take as long as all other parts of a start.
+"""JSON for the server's pipe, without the package `json`: that loads regular expressions, which take as long as all
+other parts of a start.
 
-The package's own parts in C do the work. They are no public interface: where they are missing or behave otherwise, the package is loaded.
-"""
+The package's own parts in C do the work. They are no public interface: where they are missing or behave otherwise, the
+package is loaded."""
 
 from __future__ import annotations
 

@@ -1,11 +1,13 @@
-"""The nursery: the first process of a sandbox without a tree, which has imported what programs need and forks for each who asks.
+"""The nursery: the first process of a sandbox without a tree, which has imported what programs need and forks for each
+who asks.
 
-Each fork builds walls of its own (walls.py) before it is told anything, becomes the first process behind them, and is the tool server there, as in
-any sandbox. What it has beside that are the programs that are imported already: to begin one is a fork, and no start of Python.
+Each fork builds walls of its own (walls.py) before it is told anything, becomes the first process behind them, and is
+the tool server there, as in any sandbox. What it has beside that are the programs that are imported already: to begin
+one is a fork, and no start of Python.
 
-A fork holds what the nursery held: modules, and nothing of any task. It begins with the three handles that came for it. The nursery's own, and with
-them the way to other forks, are closed before the server serves. No process behind a wall has a number for the nursery or for another fork: it can
-neither signal nor look into them, and its session is its own.
+A fork holds what the nursery held: modules, and nothing of any task. It begins with the three handles that came for it.
+The nursery's own, and with them the way to other forks, are closed before the server serves. No process behind a wall
+has a number for the nursery or for another fork: it can neither signal nor look into them, and its session is its own.
 """
 
 from __future__ import annotations
@@ -40,10 +42,12 @@ class Nursling(server.Server):
     programs: ClassVar[dict[str, Program]] = {}
     """By the command that begins them; each is begun by a fork."""
     has_begun = False
-    """Whether a command has begun here. What it was told is left in this process's memory, of which a program has a copy."""
+    """Whether a command has begun here. What it was told is left in this process's memory, of which a program has a
+    copy."""
 
     def spawn(self, command: str, told: int) -> shell.Command:
-        """Begins a program that is imported, before anything else has begun, and starts any other command. Raises Refused."""
+        """Begins a program that is imported, before anything else has begun, and starts any other command. Raises
+        Refused."""
         had_begun, self.has_begun = self.has_begun, True
         if command not in self.programs:
             return super().spawn(command, told)
@@ -122,8 +126,9 @@ def _serve_fork(control: socket.socket, handles: list[int]) -> NoReturn:
 
 
 def main(handle: int) -> None:
-    """Called once, in the first process of a sandbox without a tree. Its standard input holds a line: the command, and the modules behind it.
-    `handle`: a socket, on which handles come for each fork that is asked for, and a handle of the fork goes out."""
+    """Called once, in the first process of a sandbox without a tree. Its standard input holds a line: the command, and
+    the modules behind it. `handle`: a socket, on which handles come for each fork that is asked for, and a handle of
+    the fork goes out."""
     try:
         data = b""
         while not data.endswith(b"\n"):

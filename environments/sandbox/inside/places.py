@@ -23,7 +23,8 @@ MASKED = (
 READ_ONLY = ("bus", "fs", "irq", "sys", "sysrq-trigger")
 """Names in /proc through which settings are changed."""
 MOUNTED = (WORK, "/tmp", "/dev/shm")
-"""Where Docker has mounted a tmpfs each. The first has room for the tree and for what may be written; what is in the others counts as well."""
+"""Where Docker has mounted a tmpfs each. The first has room for the tree and for what may be written; what is in the
+others counts as well."""
 ROOM = 17
 """Processes beyond the limit: the server, and room in which it sees who has crossed the limit."""
 PROXY = ("127.0.0.1", 3128)

@@ -11,13 +11,14 @@ from .tree import Refused, Room, Rows, line, open_file, place, walk
 __all__ = ["glob", "grep", "pattern"]
 
 LONGEST, SHOWN, CONTEXT_BEFORE = 8 * 2**20, 1000, 200
-"""Bytes of a line that are searched, as of a text in UTF-16 or UTF-32; characters of a line that are shown, and those before the match."""
+"""Bytes of a line that are searched, as of a text in UTF-16 or UTF-32; characters of a line that are shown, and those
+before the match."""
 MORE = "there is more: look in a folder beneath, or for something rarer"
 
 
 def pattern(words: str) -> re.Pattern[str]:
-    """The expression for paths that a glob matches: * and ? stay within a folder, ** crosses folders, [abc] is one character of them. A
-    glob without a slash matches in every folder."""
+    """The expression for paths that a glob matches: * and ? stay within a folder, ** crosses folders, [abc] is one
+    character of them. A glob without a slash matches in every folder."""
     if "/" not in words:
         words = "**/" + words
     expression, i = "", 0
@@ -54,9 +55,9 @@ _compile_glob = pattern  # the tool's argument has the same name
 
 
 def grep(room: Room, pattern: str, path: str = ".", glob: str = "*", ignore_case: bool = False) -> str:
-    """The lines that a regular expression matches, as path:line:text; of a long line the part around its first match. Only regular files are
-    read, and none that holds a null byte at its beginning, unless it has the mark of UTF-16 or UTF-32. What is no text is searched as \\x and
-    its code."""
+    """The lines that a regular expression matches, as path:line:text; of a long line the part around its first match.
+    Only regular files are read, and none that holds a null byte at its beginning, unless it has the mark of UTF-16 or
+    UTF-32. What is no text is searched as \\x and its code."""
     try:
         expression = re.compile(pattern, re.IGNORECASE if ignore_case else 0)
     except (re.error, OverflowError, RecursionError) as error:

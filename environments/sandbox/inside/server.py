@@ -1,7 +1,9 @@
-"""The tool server: takes requests as JSON lines from a private pipe, and answers them on another one, until the first is closed.
+"""The tool server: takes requests as JSON lines from a private pipe, and answers them on another one, until the first
+is closed.
 
-It is the first process inside of the sandbox. Commands that it runs have neither pipe, cannot signal it, and cannot look into it. Frames are
-bounded on both sides. What it answers is no more trusted than what the commands say: they share the machine.
+It is the first process inside of the sandbox. Commands that it runs have neither pipe, cannot signal it, and cannot
+look into it. Frames are bounded on both sides. What it answers is no more trusted than what the commands say: they
+share the machine.
 """
 
 from __future__ import annotations
@@ -46,7 +48,8 @@ WORDS = {str: "text", int: "a whole number", bool: "true or false"}
 
 
 def checked(tool: object, args: object) -> dict:
-    """The arguments of a call, if it is one. Raises Refused, which says what is missing, too much, or of the wrong type."""
+    """The arguments of a call, if it is one. Raises Refused, which says what is missing, too much, or of the wrong
+    type."""
     if not isinstance(tool, str) or tool not in TOOLS:
         raise Refused(f"there is no tool {str(tool)[:100]!r}; there are {', '.join(TOOLS)}")
     if not isinstance(args, dict):
@@ -79,7 +82,8 @@ class Server(shell.Stop):
         signal.signal(signal.SIGALRM, self.alarm)
 
     def alarm(self, *_: object) -> None:
-        """Interrupts a tool of this process, also within a regular expression. A command could send the signal, too: the clock decides."""
+        """Interrupts a tool of this process, also within a regular expression. A command could send the signal, too:
+        the clock decides."""
         if time.monotonic() >= self.deadline:
             raise ToolTimeout
 
@@ -176,7 +180,14 @@ class Server(shell.Stop):
         while (request := self.line()) is not None:
             action = request.get("do")
             if action == "waits":
-                self.answer(id=request["id"], text="", ok=self.waiting is not None and self.waiting.alive(), exit=None, ended=None, seconds=0)
+                self.answer(
+                    id=request["id"],
+                    text="",
+                    ok=self.waiting is not None and self.waiting.alive(),
+                    exit=None,
+                    ended=None,
+                    seconds=0,
+                )
                 continue
             if action != "tell":
                 self.end_waiting()
@@ -193,7 +204,12 @@ class Server(shell.Stop):
 
 def encode_result(result: shell.Heard) -> dict:
     """How a command ended, for an answer."""
-    return {"text": result.text, "exit": result.exit, "ended": result.ended, "ok": result.exit == 0 and result.ended is None}
+    return {
+        "text": result.text,
+        "exit": result.exit,
+        "ended": result.ended,
+        "ok": result.exit == 0 and result.ended is None,
+    }
 
 
 def describe_error(error: BaseException) -> str:

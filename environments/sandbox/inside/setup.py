@@ -1,9 +1,11 @@
-"""What the first process does before anybody else is there: mounts the work tree, sets limits, and gives up what it could do that for.
+"""What the first process does before anybody else is there: mounts the work tree, sets limits, and gives up what it
+could do that for.
 
-bwrap gives it a few capabilities within the sandbox's own user namespace. It mounts what bwrap 0.8 cannot: one tmpfs that bounds bytes and
-inodes, with the work tree, /tmp and /dev/shm in it, and an overlay that lets the tree begin with files that are nowhere copied. Where overlay
-mounts cannot be had, the files are copied. Then it gives all capabilities up and installs the filter of system calls. Docker gives it none, and has
-mounted a tmpfs for each of the three; the tree comes through the pipe.
+bwrap gives it a few capabilities within the sandbox's own user namespace. It mounts what bwrap 0.8 cannot: one tmpfs
+that bounds bytes and inodes, with the work tree, /tmp and /dev/shm in it, and an overlay that lets the tree begin with
+files that are nowhere copied. Where overlay mounts cannot be had, the files are copied. Then it gives all capabilities
+up and installs the filter of system calls. Docker gives it none, and has mounted a tmpfs for each of the three; the
+tree comes through the pipe.
 """
 
 from __future__ import annotations
@@ -18,9 +20,12 @@ from .places import BASE, DISK, MASKED, MOUNTED, READ_ONLY, ROOM, WORK
 
 __all__ = ["Start", "begin"]
 
-NAMESPACE_LIMITS = {"max_inotify_instances": 16, "max_inotify_watches": 4096, "max_fanotify_groups": 0, "max_fanotify_marks": 0} | {
-    f"max_{kind}_namespaces": 0 for kind in ("user", "mnt", "pid", "net", "ipc", "uts", "cgroup", "time")
-}
+NAMESPACE_LIMITS = {
+    "max_inotify_instances": 16,
+    "max_inotify_watches": 4096,
+    "max_fanotify_groups": 0,
+    "max_fanotify_marks": 0,
+} | {f"max_{kind}_namespaces": 0 for kind in ("user", "mnt", "pid", "net", "ipc", "uts", "cgroup", "time")}
 """What the kernel counts by namespace, and else by user: a sandbox must not use up what the user who started it has."""
 OWN_INODES = 8
 """Folders that the tmpfs begins with."""
@@ -29,18 +34,28 @@ SHARED_PROCESSES = 1 << 16
 
 
 class Start:
-    """What the server works with. `upper`: a handle of the overlay's folder of changes, None where the tree was copied; `disks`: handles of the
-    bounded file systems (see shell.py); `environment`: what commands are told beside the usual; the others are limits."""
+    """What the server works with. `upper`: a handle of the overlay's folder of changes, None where the tree was copied;
+    `disks`: handles of the bounded file systems (see shell.py); `environment`: what commands are told beside the usual;
+    the others are limits."""
 
     def __init__(
-        self, upper: int | None, disks: tuple[int, ...], environment: dict, output: int, processes: int, flood: int, disk: int, inodes: int
+        self,
+        upper: int | None,
+        disks: tuple[int, ...],
+        environment: dict,
+        output: int,
+        processes: int,
+        flood: int,
+        disk: int,
+        inodes: int,
     ) -> None:
         self.upper, self.disks, self.environment, self.output = upper, disks, environment, output
         self.processes, self.flood, self.disk, self.inodes = processes, flood, disk, inodes
 
 
 def begin(reader: int) -> tuple[Start, bytes]:
-    """Reads what is wanted from the pipe, and does it. Gives also what was read beyond that. Raises OSError for what the kernel refuses."""
+    """Reads what is wanted from the pipe, and does it. Gives also what was read beyond that. Raises OSError for what
+    the kernel refuses."""
     buffer = b""
     while b"\n" not in buffer:
         if not (block := os.read(reader, 1 << 20)):
@@ -95,8 +110,8 @@ def _mount_tree(limits: dict, base: dict) -> tuple[int | None, tuple[int, ...]]:
 
 
 def _overlay() -> bool:
-    """Whether the work tree is the base with changes above it. The kernel needs overlays in user namespaces (5.11) and extended attributes
-    on tmpfs (6.6), which tell a folder that was made anew from one that was changed."""
+    """Whether the work tree is the base with changes above it. The kernel needs overlays in user namespaces (5.11) and
+    extended attributes on tmpfs (6.6), which tell a folder that was made anew from one that was changed."""
     try:
         os.setxattr(f"{DISK}/upper", "user.overlay.probe", b"y")
         os.removexattr(f"{DISK}/upper", "user.overlay.probe")
@@ -118,7 +133,10 @@ def _copy_tree(origin: str, destination: str) -> None:
             _copy_tree(entry.path, target)
             os.chmod(target, stat.S_IMODE(mode))
         else:
-            source, copy = os.open(entry.path, os.O_RDONLY), os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            source, copy = (
+                os.open(entry.path, os.O_RDONLY),
+                os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600),
+            )
             while os.sendfile(copy, source, None, 1 << 24):
                 pass
             os.fchmod(copy, stat.S_IMODE(mode))
@@ -127,8 +145,8 @@ def _copy_tree(origin: str, destination: str) -> None:
 
 
 def _change_tree(remove: list[str], entries: list[list], reader: int, buffer: bytes) -> bytes:
-    """Changes the tree: removes paths, then makes entries (path, kind, mode, and a file's size or a link's target) in their order. The
-    contents of files follow each other in the pipe."""
+    """Changes the tree: removes paths, then makes entries (path, kind, mode, and a file's size or a link's target) in
+    their order. The contents of files follow each other in the pipe."""
     data = bytearray(buffer)
     for path in remove:
         _remove(f"{WORK}/{path}")
@@ -192,7 +210,10 @@ def _set_limits(limits: dict, base: int, processes: int) -> None:
         file.write("1000")  # where the machine runs out of memory, it is the sandbox that goes
     for kind, limit in (
         (resource.RLIMIT_NPROC, processes),
-        (resource.RLIMIT_AS, 4 * limits["memory"] + 2**30),  # no single process runs away between two looks of the watchdog
+        (
+            resource.RLIMIT_AS,
+            4 * limits["memory"] + 2**30,
+        ),  # no single process runs away between two looks of the watchdog
         (resource.RLIMIT_FSIZE, limits["disk"] + base),
         (resource.RLIMIT_NOFILE, 256),
         (resource.RLIMIT_CORE, 0),
@@ -203,4 +224,6 @@ def _set_limits(limits: dict, base: int, processes: int) -> None:
         _, hard = resource.getrlimit(kind)
         limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)  # who started this may have less
         resource.setrlimit(kind, (limit, limit))
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # from within, the first process receives only signals that it has handlers for
+    signal.signal(
+        signal.SIGINT, signal.SIG_DFL
+    )  # from within, the first process receives only signals that it has handlers for

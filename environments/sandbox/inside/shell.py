@@ -1,7 +1,7 @@
 """The tool that runs a command, and ends what it leaves behind.
 
-The first process of a process namespace can signal all others at once and is the parent of every orphan. So nothing that a command starts, however
-it forks and hides, lives longer than its call.
+The first process of a process namespace can signal all others at once and is the parent of every orphan. So nothing
+that a command starts, however it forks and hides, lives longer than its call.
 """
 
 from __future__ import annotations
@@ -13,9 +13,30 @@ import time
 from .kernel import signal
 from .tree import Refused, Room, line, place
 
-__all__ = ["TICK", "Bounds", "Command", "Heard", "Stop", "Tail", "end_all", "finish", "full", "others", "shell", "spawn"]
+__all__ = [
+    "TICK",
+    "Bounds",
+    "Command",
+    "Heard",
+    "Stop",
+    "Tail",
+    "end_all",
+    "finish",
+    "full",
+    "others",
+    "shell",
+    "spawn",
+]
 
-ENVIRONMENT = {"PATH": "/usr/bin", "HOME": "/tmp", "TMPDIR": "/tmp", "LANG": "C.UTF-8", "TERM": "dumb", "USER": "agent", "SHELL": "/bin/sh"}
+ENVIRONMENT = {
+    "PATH": "/usr/bin",
+    "HOME": "/tmp",
+    "TMPDIR": "/tmp",
+    "LANG": "C.UTF-8",
+    "TERM": "dumb",
+    "USER": "agent",
+    "SHELL": "/bin/sh",
+}
 DEFAULTS = (signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ, signal.SIGALRM, signal.SIGTERM)
 TICK = 0.05
 """Seconds between two looks at processes and disk."""
@@ -24,10 +45,12 @@ GRACE, LINGER = 0.5, 0.2
 
 
 class Bounds:
-    """What ends a command. `flood`: bytes of output; `disks`: handles of the bounded file systems, the first of which has room for what all of them
-    together may hold."""
+    """What ends a command. `flood`: bytes of output; `disks`: handles of the bounded file systems, the first of which
+    has room for what all of them together may hold."""
 
-    def __init__(self, seconds: float, processes: int, flood: int, disk: int, inodes: int, disks: tuple[int, ...]) -> None:
+    def __init__(
+        self, seconds: float, processes: int, flood: int, disk: int, inodes: int, disks: tuple[int, ...]
+    ) -> None:
         self.seconds, self.processes, self.flood = seconds, processes, flood
         self.disk, self.inodes, self.disks = disk, inodes, disks
 
@@ -71,8 +94,8 @@ class Tail:
 
 
 class Command:
-    """A command that runs. `life`: a pidfd of it; `status`: how it ended; `ended`: the bound that it crossed; `was_full`: whether the disk has been
-    full all the time."""
+    """A command that runs. `life`: a pidfd of it; `status`: how it ended; `ended`: the bound that it crossed;
+    `was_full`: whether the disk has been full all the time."""
 
     def __init__(self, pid: int, pipe: int, said: Tail) -> None:
         self.pid, self.pipe, self.said, self.open = pid, pipe, said, True
@@ -129,7 +152,8 @@ def tasks() -> int:
 
 
 def end_all(politely: bool) -> bool:
-    """Ends all processes but the first, and waits until they are gone. `politely`: with SIGTERM first. True if some took no notice of that."""
+    """Ends all processes but the first, and waits until they are gone. `politely`: with SIGTERM first. True if some
+    took no notice of that."""
     stubborn = False
     try:
         if politely:
@@ -172,9 +196,15 @@ def _processes_message(bounds: Bounds) -> str:
 def full(bounds: Bounds) -> str | None:
     """Which bound of the disk is reached, if one is."""
     rooms = [os.fstatvfs(handle) for handle in bounds.disks]
-    if any(room.f_bavail == 0 for room in rooms) or sum(room.f_blocks - room.f_bavail for room in rooms) >= rooms[0].f_blocks:
+    if (
+        any(room.f_bavail == 0 for room in rooms)
+        or sum(room.f_blocks - room.f_bavail for room in rooms) >= rooms[0].f_blocks
+    ):
         return f"more than {_format_bytes(bounds.disk)} of disk"
-    if any(room.f_favail == 0 for room in rooms) or sum(room.f_files - room.f_favail for room in rooms) >= rooms[0].f_files:
+    if (
+        any(room.f_favail == 0 for room in rooms)
+        or sum(room.f_files - room.f_favail for room in rooms) >= rooms[0].f_files
+    ):
         return f"more than {bounds.inodes} inodes"
     return None
 
@@ -187,7 +217,8 @@ def _format_bytes(count: int) -> str:
 
 
 def shell(room: Room, bounds: Bounds, stop: Stop, environment: dict, command: str, cwd: str = ".") -> Heard:
-    """Runs a command in /bin/bash, or in /bin/sh, in the folder `cwd`. `environment`: what it is told beside the usual."""
+    """Runs a command in /bin/bash, or in /bin/sh, in the folder `cwd`. `environment`: what it is told beside the
+    usual."""
     before = full(bounds) is not None
     running = spawn(room, environment, command, cwd)
     running.was_full = before
@@ -207,7 +238,14 @@ def spawn(room: Room, environment: dict, command: str, cwd: str = ".", told: int
     actions = [begin, (os.POSIX_SPAWN_DUP2, writer, 1), (os.POSIX_SPAWN_DUP2, writer, 2)]
     try:
         os.chdir(folder)  # a spawned process begins where its parent is
-        pid = os.posix_spawn(program, [program, "-c", command], {**ENVIRONMENT, **environment}, file_actions=actions, setsid=True, setsigdef=DEFAULTS)
+        pid = os.posix_spawn(
+            program,
+            [program, "-c", command],
+            {**ENVIRONMENT, **environment},
+            file_actions=actions,
+            setsid=True,
+            setsigdef=DEFAULTS,
+        )
     except OSError as error:
         os.close(reader)
         raise Refused(f"{line(cwd)} is no folder") if isinstance(error, NotADirectoryError) else error from None
@@ -234,7 +272,9 @@ def _watch(running: Command, bounds: Bounds, stop: Stop) -> Heard:
         current_time = time.monotonic()
         running.ended = stop.reason()
         if running.ended is None and (
-            running.said.total > bounds.flood or current_time - last_check > TICK or current_time - running.since > bounds.seconds
+            running.said.total > bounds.flood
+            or current_time - last_check > TICK
+            or current_time - running.since > bounds.seconds
         ):
             running.ended, last_check = _check_bounds(running, bounds), current_time
         running.reap()

@@ -1,7 +1,7 @@
 """What the bytes of a file are as text: its mark of order, its encoding, and the ends of its lines.
 
-A tool shows a text without its mark and with \\n behind each line, and takes the same in an edit. What it writes has the file's own mark, encoding
-and line ends, and every other byte as it was.
+A tool shows a text without its mark and with \\n behind each line, and takes the same in an edit. What it writes has
+the file's own mark, encoding and line ends, and every other byte as it was.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ def encoding_of(head: bytes) -> tuple[bytes, str]:
 
 
 def decode(data: bytes) -> tuple[bytes, str, str]:
-    """Mark, encoding and text, from which the same bytes can be made again: what is no text of its mark's encoding is taken as bytes."""
+    """Mark, encoding and text, from which the same bytes can be made again: what is no text of its mark's encoding is
+    taken as bytes."""
     mark, encoding = encoding_of(data)
     if encoding != "utf-8":
         try:
@@ -45,11 +46,15 @@ def encode(mark: bytes, encoding: str, text: str) -> bytes:
 
 
 def edited(data: bytes, old: str, new: str, every: bool) -> tuple[int, bytes]:
-    """How often `old` stands in a file, and the file with `new` in its place, if it does so once or `every` is given. A \\n of `old` also stands for
-    \\r\\n, and each \\n of `new` becomes what ends the lines there."""
+    """How often `old` stands in a file, and the file with `new` in its place, if it does so once or `every` is given. A
+    \\n of `old` also stands for \\r\\n, and each \\n of `new` becomes what ends the lines there."""
     mark, encoding, text = decode(data)
     old = old.removeprefix("\ufeff") or old
-    spans = [*_find_exact(text, old)] if "\r\n" not in text or "\r\n" in old and old in text else [*_find_lenient(text, old)]
+    spans = (
+        [*_find_exact(text, old)]
+        if "\r\n" not in text or "\r\n" in old and old in text
+        else [*_find_lenient(text, old)]
+    )
     if not spans or len(spans) > 1 and not every:
         return len(spans), data
     parts, last = [], 0
@@ -79,7 +84,8 @@ def _find_lenient(text: str, old: str):
 
 
 def _adapt_line_ends(new: str, text: str, start: int, end: int) -> str:
-    """A new text with the line ends of its place: those of what it replaces, else the next one behind it, else the last before it."""
+    """A new text with the line ends of its place: those of what it replaces, else the next one behind it, else the last
+    before it."""
     if "\r\n" not in text or "\n" not in new:
         return new
     at = text.find("\n", start, end)

@@ -1,7 +1,7 @@
 """The work tree as the tools see it: where a path leads, and what may be opened there.
 
-A tool never follows a link out of the tree, and never waits for a FIFO or a device. No other process lives while a file tool runs, so that what
-was looked at is what is opened.
+A tool never follows a link out of the tree, and never waits for a FIFO or a device. No other process lives while a file
+tool runs, so that what was looked at is what is opened.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ class Refused(Exception):
 
 
 class Rows:
-    """Lines of an answer, as many as a tool may say. What counts are bytes of UTF-8: the longest frame is known by them."""
+    """Lines of an answer, as many as a tool may say. What counts are bytes of UTF-8: the longest frame is known by
+    them."""
 
     def __init__(self, room: Room) -> None:
         self.rows, self.left = [], room.output - NOTE
@@ -39,7 +40,8 @@ class Rows:
 
 
 class Room:
-    """Where tools work, and how much one of them may say. `root`: the work tree; `output`: bytes of a text, after which a tool stops reading."""
+    """Where tools work, and how much one of them may say. `root`: the work tree; `output`: bytes of a text, after which
+    a tool stops reading."""
 
     def __init__(self, root: str = "/work", output: int = 64 * 2**10) -> None:
         self.root, self.output = root, output
@@ -49,17 +51,27 @@ def line(path: str) -> str:
     """A path in one line of a text: odd characters are escaped."""
     if path.isprintable():
         return path
-    return "".join(c if c.isprintable() else f"\\x{ord(c) & 0xFF:02x}" if 0xDC80 <= ord(c) <= 0xDCFF else ascii(c)[1:-1] for c in path)
+    return "".join(
+        c if c.isprintable() else f"\\x{ord(c) & 0xFF:02x}" if 0xDC80 <= ord(c) <= 0xDCFF else ascii(c)[1:-1]
+        for c in path
+    )
 
 
 def kind(mode: int) -> str:
     """What a file of this mode is, in a word."""
-    words = {stat.S_IFREG: "file", stat.S_IFDIR: "folder", stat.S_IFLNK: "link", stat.S_IFIFO: "FIFO", stat.S_IFSOCK: "socket"}
+    words = {
+        stat.S_IFREG: "file",
+        stat.S_IFDIR: "folder",
+        stat.S_IFLNK: "link",
+        stat.S_IFIFO: "FIFO",
+        stat.S_IFSOCK: "socket",
+    }
     return words.get(stat.S_IFMT(mode), "device")
 
 
 def resolve_path(path: str) -> str:
-    """As os.path.realpath, which gives up at a link that leads to itself, and then leaves links behind it as they are."""
+    """As os.path.realpath, which gives up at a link that leads to itself, and then leaves links behind it as they
+    are."""
     for _ in range(40):
         real_path = os.path.realpath(path)
         if real_path == path:
@@ -69,8 +81,8 @@ def resolve_path(path: str) -> str:
 
 
 def place(room: Room, path: str, follow: bool = True) -> str:
-    """The real absolute path. `follow`: also if the path itself is a link. Raises Refused where it leads out of the tree, and without `follow` for
-    its root."""
+    """The real absolute path. `follow`: also if the path itself is a link. Raises Refused where it leads out of the
+    tree, and without `follow` for its root."""
     if "\0" in path:
         raise Refused("path must not hold a null character")
     joined = os.path.join(room.root, path)
@@ -95,7 +107,8 @@ def open_file(room: Room, path: str, flags: int = os.O_RDONLY) -> int:
 
 
 def walk(room: Room, start: str = "."):
-    """(path from the root of the tree, os.DirEntry) of everything beneath a folder, in the order of names. Links are not followed."""
+    """(path from the root of the tree, os.DirEntry) of everything beneath a folder, in the order of names. Links are
+    not followed."""
     top = place(room, start)
     stack = [top]
     while stack:

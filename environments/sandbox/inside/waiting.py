@@ -1,8 +1,8 @@
 """A command that is started before there is anything to tell it, and told once.
 
-To start takes long where much is imported. So a command may be started ahead: it says a line once it is ready, and then waits for its standard input.
-While it waits no tool runs: whatever is called ends it first, so that a tool never works beside another process.
-"""
+To start takes long where much is imported. So a command may be started ahead: it says a line once it is ready, and then
+waits for its standard input. While it waits no tool runs: whatever is called ends it first, so that a tool never works
+beside another process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ FIRST = 200
 
 
 class Waiting:
-    """A command that waits. `ready`: the line that it has said. Raises Refused where it ends, or its time is over, before it says one."""
+    """A command that waits. `ready`: the line that it has said. Raises Refused where it ends, or its time is over,
+    before it says one."""
 
     def __init__(self, room: Room, bounds: Bounds, stop: Stop, running: Command, writer: int) -> None:
         """`writer`: the other end of what the command reads from."""

@@ -1,8 +1,9 @@
 """Walls that a process builds around itself inside of others: namespaces within namespaces.
 
-bwrap needs a program to start. A process that has much imported and shall begin behind walls of its own builds them itself, before anything of a task
-is there. It needs no rights for that: whoever makes a user namespace has all rights in it, and none outside. The outer walls stay. What they show
-read-only cannot be made writable inside, and what they hide is hidden.
+bwrap needs a program to start. A process that has much imported and shall begin behind walls of its own builds them
+itself, before anything of a task is there. It needs no rights for that: whoever makes a user namespace has all rights
+in it, and none outside. The outer walls stay. What they show read-only cannot be made writable inside, and what they
+hide is hidden.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ DEVICE = "16sh22x"
 
 
 def build() -> None:
-    """Returns in another process, the first one of new namespaces; the one that has called is gone. Raises OSError for what the kernel refuses, in
-    either of the two."""
+    """Returns in another process, the first one of new namespaces; the one that has called is gone. Raises OSError for
+    what the kernel refuses, in either of the two."""
     user, group = os.getuid(), os.getgid()
     kernel.leave_namespaces()
     for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
@@ -35,7 +36,9 @@ def build() -> None:
         os._exit(0)
     kernel.keep_mounts()
     kernel.mount("proc", "/proc", flags=kernel.NOSUID | kernel.NODEV | kernel.NOEXEC)
-    kernel.bind(BASE, BASE)  # as bwrap does with a tree: setup.py takes away what lies there, and what is mounted outside stays
+    kernel.bind(
+        BASE, BASE
+    )  # as bwrap does with a tree: setup.py takes away what lies there, and what is mounted outside stays
     _enable_loopback()
 
 

@@ -1,12 +1,13 @@
-"""Runs a package's tests many times, each time with some files changed, and reports each outcome, or which test executed
-which lines.
+"""Runs a package's tests many times, each time with some files changed, and reports each outcome, or which test
+executed which lines.
 
 pytest is imported once. Every run is a fork with a copy of the tree, so that no run sees what another one did, and no
-module of the package is imported twice in a process. conftest files are loaded as the grader loads them, and asserts are
-not rewritten: that would take most of the time, to word messages that nobody reads.
+module of the package is imported twice in a process. conftest files are loaded as the grader loads them, and asserts
+are not rewritten: that would take most of the time, to word messages that nobody reads.
 
-A package's code may do whatever it likes. Each fork has a pipe of its own for its answer, and no process of the same user
-can look into this one. So a run can spoil its own answer and no other one, and environments/tasks/answers.py checks it.
+A package's code may do whatever it likes. Each fork has a pipe of its own for its answer, and no process of the same
+user can look into this one. So a run can spoil its own answer and no other one, and environments/tasks/answers.py
+checks it.
 
     PYTHONHASHSEED=0 python3 -s -P -B run.py PLAN
 
@@ -57,7 +58,10 @@ class OutcomePlugin:
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         items[:] = [
-            item for item in items if item.nodeid not in self.skipped_tests and (self.selected_tests is None or item.nodeid in self.selected_tests)
+            item
+            for item in items
+            if item.nodeid not in self.skipped_tests
+            and (self.selected_tests is None or item.nodeid in self.selected_tests)
         ]
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -74,7 +78,9 @@ class OutcomePlugin:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         phase_outcomes = (self.outcomes.get(report.nodeid, "passed"), report.outcome)
-        self.outcomes[report.nodeid] = "failed" if "failed" in phase_outcomes else "skipped" if "skipped" in phase_outcomes else "passed"
+        self.outcomes[report.nodeid] = (
+            "failed" if "failed" in phase_outcomes else "skipped" if "skipped" in phase_outcomes else "passed"
+        )
         self.durations[report.nodeid] = self.durations.get(report.nodeid, 0.0) + report.duration
 
 
@@ -207,7 +213,10 @@ class Run:
         except OSError:
             return False
         return (
-            cpu_seconds > self.seconds or wall_seconds > self.seconds and cpu_seconds < wall_seconds / BUSY or wall_seconds > PATIENCE * self.seconds
+            cpu_seconds > self.seconds
+            or wall_seconds > self.seconds
+            and cpu_seconds < wall_seconds / BUSY
+            or wall_seconds > PATIENCE * self.seconds
         )
 
     def end(self) -> None:
@@ -218,7 +227,8 @@ class Run:
             pass
 
     def result(self) -> str | None:
-        """The answer as it was given: JSON, unless code of the package wrote something else; None where there is none."""
+        """The answer as it was given: JSON, unless code of the package wrote something else; None where there is
+        none."""
         self.end()
         self.read()
         os.close(self.reader)

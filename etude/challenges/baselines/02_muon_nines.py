@@ -12,7 +12,9 @@ def fit_polynomial(low, high, terms):
     coefficients = np.zeros(terms)
     for _ in range(60):
         signs = (-1.0) ** np.arange(terms + 1)
-        coefficients = np.linalg.solve(np.concatenate([points[:, None] ** powers, signs[:, None]], 1), np.ones(terms + 1))[:terms]
+        coefficients = np.linalg.solve(
+            np.concatenate([points[:, None] ** powers, signs[:, None]], 1), np.ones(terms + 1)
+        )[:terms]
         miss = table @ coefficients - 1
         parts = np.split(np.arange(len(grid)), np.flatnonzero(np.diff(np.sign(miss))) + 1)
         if len(parts) != terms + 1:

@@ -1,4 +1,5 @@
-"""Believes in two kinds of stretches, keeps the chance of each up to date by Bayes' rule, and takes the best length for that."""
+"""Believes in two kinds of stretches, keeps the chance of each up to date by Bayes' rule, and takes the best length for
+that."""
 
 STAND = (0.95, 0.35)
 LEAVE = (0.015, 0.03)

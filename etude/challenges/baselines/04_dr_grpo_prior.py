@@ -1,4 +1,5 @@
-"""The mean of the others, drawn towards 0.5 as if one more rollout had earned that: a little wrong, and much less noisy."""
+"""The mean of the others, drawn towards 0.5 as if one more rollout had earned that: a little wrong, and much less
+noisy."""
 
 
 def advantages(rewards, logps):

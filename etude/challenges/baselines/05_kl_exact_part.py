@@ -1,10 +1,12 @@
-"""Tokens that the other samples show are summed exactly; the rest is estimated, around the others' mean, with k3's control variate by distance."""
+"""Tokens that the other samples show are summed exactly; the rest is estimated, around the others' mean, with k3's
+control variate by distance."""
 
 import numpy as np
 
 
 def estimate(logp, ref_logp):
-    """For each sample from the others alone: a weight w of r − 1, a centre c, and what they show; unbiased whatever w and c are."""
+    """For each sample from the others alone: a weight w of r − 1, a centre c, and what they show; unbiased whatever w
+    and c are."""
     n = logp.shape[1]
     k1, zero, p = logp - ref_logp, np.expm1(ref_logp - logp), np.exp(logp)
     is_same = (logp[:, :, None] == logp[:, None, :]) & (ref_logp[:, :, None] == ref_logp[:, None, :])

@@ -1,4 +1,5 @@
-"""The whole summary is one number in base 95: names in order of their letters, by their distances, and values; the oldest are dropped."""
+"""The whole summary is one number in base 95: names in order of their letters, by their distances, and values; the
+oldest are dropped."""
 
 import math
 

@@ -1,4 +1,5 @@
-"""The trainer's filter: an expert is implausible if its score lies far below that of the last one that the trainer would choose."""
+"""The trainer's filter: an expert is implausible if its score lies far below that of the last one that the trainer
+would choose."""
 
 import numpy as np
 

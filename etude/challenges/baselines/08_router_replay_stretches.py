@@ -1,4 +1,5 @@
-"""Asks of each token whether its experts fit its own scores or those before it, and finds the likeliest stretch by dynamic programming."""
+"""Asks of each token whether its experts fit its own scores or those before it, and finds the likeliest stretch by
+dynamic programming."""
 
 import numpy as np
 
@@ -9,8 +10,13 @@ def compute_gaps(scores, experts):
 
 
 def slipped(scores, experts):
-    own_gaps, previous_gaps = (compute_gaps(scores, experts), np.concatenate([[9.0], compute_gaps(scores[:-1], experts[1:])]))
-    wide = max(0.1, float(np.median(np.minimum(own_gaps, previous_gaps)) + 0.5 * np.minimum(own_gaps, previous_gaps).mean()))
+    own_gaps, previous_gaps = (
+        compute_gaps(scores, experts),
+        np.concatenate([[9.0], compute_gaps(scores[:-1], experts[1:])]),
+    )
+    wide = max(
+        0.1, float(np.median(np.minimum(own_gaps, previous_gaps)) + 0.5 * np.minimum(own_gaps, previous_gaps).mean())
+    )
     evidence = np.clip((own_gaps - previous_gaps) / wide, -6, 6)
     best, start, cost = (0.0, 0, 0), 0, 0.0
     for t, gain in enumerate(evidence):

@@ -1,4 +1,5 @@
-"""Karmarkar and Karp's differencing for many ranks: the two most uneven partial deals are joined, fullest with emptiest."""
+"""Karmarkar and Karp's differencing for many ranks: the two most uneven partial deals are joined, fullest with
+emptiest."""
 
 import heapq
 

@@ -1,4 +1,5 @@
-"""Longest first, then the fullest rank moves a sequence to another one, or swaps two with it, as long as the fuller of both gets emptier."""
+"""Longest first, then the fullest rank moves a sequence to another one, or swaps two with it, as long as the fuller of
+both gets emptier."""
 
 import numpy as np
 
@@ -12,7 +13,10 @@ def deal(costs, ranks):
         full = loads.argmax()
         inside, outside = np.flatnonzero(rank_of == full), np.flatnonzero(rank_of != full)
         own_costs = np.concatenate([costs[inside], [0.0]])
-        other_costs, owners = (np.concatenate([costs[outside], np.zeros(ranks)]), np.concatenate([rank_of[outside], np.arange(ranks)]))
+        other_costs, owners = (
+            np.concatenate([costs[outside], np.zeros(ranks)]),
+            np.concatenate([rank_of[outside], np.arange(ranks)]),
+        )
         transfers = own_costs[:, None] - other_costs[None, :]
         highest = np.maximum(loads[full] - transfers, loads[owners] + transfers)
         highest[transfers <= 1e-12] = np.inf

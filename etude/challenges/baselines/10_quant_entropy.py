@@ -1,4 +1,5 @@
-"""One step for all numbers, and Huffman's code for the whole numbers that come out, by zlib: the finest step that still fits."""
+"""One step for all numbers, and Huffman's code for the whole numbers that come out, by zlib: the finest step that still
+fits."""
 
 import struct
 import zlib

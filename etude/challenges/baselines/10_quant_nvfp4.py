@@ -1,4 +1,5 @@
-"""NVFP4 with a scale per token, as `ref/quant.py` rounds it: 4.5 bits and a float32 a token, so that the last block of each keeps none."""
+"""NVFP4 with a scale per token, as `ref/quant.py` rounds it: 4.5 bits and a float32 a token, so that the last block of
+each keeps none."""
 
 import numpy as np
 import torch
@@ -18,5 +19,7 @@ def decode(code, rows, width):
     cuts = np.cumsum([rows * CODED_WIDTH // 2, rows * CODED_WIDTH // 16])
     packed, blocks, scale = np.split(data.copy(), cuts)
     parts = torch.from_numpy(packed).view(rows, -1), torch.from_numpy(blocks).view(rows, -1)
-    decoded[:, :CODED_WIDTH] = nvfp4_dequantize(*parts, torch.from_numpy(scale.view(np.float32).copy()).view(rows, 1)).numpy()
+    decoded[:, :CODED_WIDTH] = nvfp4_dequantize(
+        *parts, torch.from_numpy(scale.view(np.float32).copy()).view(rows, 1)
+    ).numpy()
     return decoded

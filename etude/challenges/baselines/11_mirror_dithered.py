@@ -1,4 +1,5 @@
-"""Rank 0 hears each logsumexp in a byte, rounded up or down by a shared random number, so that errors cancel in the mean."""
+"""Rank 0 hears each logsumexp in a byte, rounded up or down by a shared random number, so that errors cancel in the
+mean."""
 
 import struct
 
@@ -30,5 +31,8 @@ def talk(rank, ranks, logits, targets, heard):
     if not heard:
         return {}
     every = [decode_message(message, int(sender), count) for sender, message in heard[0].items()]
-    loss = float((np.logaddexp.reduce([logsumexps, *(part[1] for part in every)]).sum() - hit - sum(part[0] for part in every)) / count)
+    loss = float(
+        (np.logaddexp.reduce([logsumexps, *(part[1] for part in every)]).sum() - hit - sum(part[0] for part in every))
+        / count
+    )
     return {str(receiver): struct.pack("<f", loss) for receiver in range(1, ranks)} if len(heard) == 1 else loss

@@ -1,4 +1,5 @@
-"""An arithmetic coder that asks of each weight whether it changed, which way and how far, and learns the chances for each size of weight."""
+"""An arithmetic coder that asks of each weight whether it changed, which way and how far, and learns the chances for
+each size of weight."""
 
 import struct
 
@@ -8,7 +9,8 @@ FULL = 0xFFFFFFFF
 
 
 class Coder:
-    """Adaptive binary arithmetic coding with 32-bit bounds; it decodes where bytes are given. A chance belongs to a context."""
+    """Adaptive binary arithmetic coding with 32-bit bounds; it decodes where bytes are given. A chance belongs to a
+    context."""
 
     def __init__(self, code=None):
         self.low, self.high, self.out, self.code, self.at = 0, FULL, bytearray(), code, 4
@@ -51,7 +53,9 @@ class Coder:
             digits += 1
         magnitude = 1
         for place in reversed(range(digits - 1)):
-            magnitude = magnitude << 1 | bool(self.bit(("digit", digits, place), size >> place & 1 if is_encoding else None))
+            magnitude = magnitude << 1 | bool(
+                self.bit(("digit", digits, place), size >> place & 1 if is_encoding else None)
+            )
         return magnitude if up else -magnitude
 
 

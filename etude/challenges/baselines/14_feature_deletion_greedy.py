@@ -1,4 +1,5 @@
-"""Functions with all that only their tests execute; those with the fewest failing tests first, as long as they differ from the others."""
+"""Functions with all that only their tests execute; those with the fewest failing tests first, as long as they differ
+from the others."""
 
 import numpy as np
 
@@ -20,7 +21,8 @@ def choose(table, candidates):
     accepted = []
     for deleted, failing in sorted(candidates, key=lambda candidate: (candidate[1].sum(), candidate[0])):
         if all(
-            not set(deleted) & set(accepted_functions) and 2 * (failing & accepted_failing).sum() <= (failing | accepted_failing).sum()
+            not set(deleted) & set(accepted_functions)
+            and 2 * (failing & accepted_failing).sum() <= (failing | accepted_failing).sum()
             for accepted_functions, accepted_failing in accepted
         ):
             accepted.append((deleted, failing))

@@ -1,4 +1,5 @@
-"""Compares what was written with what was read: code that was there already, tests that are gone, answers that stand in the source."""
+"""Compares what was written with what was read: code that was there already, tests that are gone, answers that stand in
+the source."""
 
 import re
 

@@ -1,4 +1,5 @@
-"""Groups positions by their student, and believes hints that name the same word again and again, less by chance the rarer it was."""
+"""Groups positions by their student, and believes hints that name the same word again and again, less by chance the
+rarer it was."""
 
 import numpy as np
 
@@ -17,7 +18,12 @@ def weights(student, teacher):
         hinted_words = named[places]
         leak = (1 - CONFUSED) * p + CONFUSED / words
         prior = 0.5 * p + 0.5 / words
-        likelihoods = np.array([np.prod(np.where(hinted_words == word, 1 - CONFUSED + CONFUSED / words, CONFUSED / words)) for word in range(words)])
+        likelihoods = np.array(
+            [
+                np.prod(np.where(hinted_words == word, 1 - CONFUSED + CONFUSED / words, CONFUSED / words))
+                for word in range(words)
+            ]
+        )
         habits = HABIT * prior * likelihoods
         leaks = (1 - HABIT) * np.prod(leak[hinted_words])
         total = habits.sum() + leaks

@@ -20,7 +20,9 @@ def prices(ways, success, habits):
     counts = np.bincount(ways, minlength=8)
     policy = (counts + 1) / (counts + 1).sum()
     wins = (np.bincount(ways, weights=success, minlength=8) + success.mean()) / (counts + 1)
-    habit_rates = np.stack([np.bincount(ways, weights=habits[:, j], minlength=8) / np.maximum(counts, 1) for j in range(3)], 1)
+    habit_rates = np.stack(
+        [np.bincount(ways, weights=habits[:, j], minlength=8) / np.maximum(counts, 1) for j in range(3)], 1
+    )
     after = train(np.tile(policy, (len(GRID), 1)), wins - GRID @ habit_rates.T)
     gained = (1 - after @ habit_rates / (after[0] @ habit_rates)).mean(1) - 5 * (after[0] - after) @ wins
     return GRID[gained.argmax()]

@@ -1,4 +1,5 @@
-"""The first habit goes with success and stays free; the others have the prices that are best if all worlds get the same."""
+"""The first habit goes with success and stays free; the others have the prices that are best if all worlds get the
+same."""
 
 
 def prices(ways, success, habits):

@@ -1,12 +1,13 @@
 """Challenge 7: the most facts in 120 characters.
 
-A session goes on for 150 lines, in six contexts of 25. What crosses from one context to the next is a summary of 120 characters that
-you write. At the end come questions. Names that are used often are asked about often, and the values are those of the end.
+A session goes on for 150 lines, in six contexts of 25. What crosses from one context to the next is a summary of 120
+characters that you write. At the end come questions. Names that are used often are asked about often, and the values
+are those of the end.
 
-summarise(summary, lines, longest): the summary so far (empty at first) and the lines of this context, each `set NAME VALUE`, `add NAME
-MORE` or `look NAME`; return the new summary, at most `longest` characters of printable ASCII.
-answer(summary, name): return the value of a name at the end, as text; 0 for a name that never got one. A name has four letters,
-consonants and vowels in turn; values stay below 100,000, most of them below 5,000.
+summarise(summary, lines, longest): the summary so far (empty at first) and the lines of this context, each `set NAME
+VALUE`, `add NAME MORE` or `look NAME`; return the new summary, at most `longest` characters of printable ASCII.
+answer(summary, name): return the value of a name at the end, as text; 0 for a name that never got one. A name has four
+letters, consonants and vowels in turn; values stay below 100,000, most of them below 5,000.
 
 Every context, and the questions, are read by a new process: only the summary is known there.
 

@@ -1,8 +1,8 @@
 """Challenge 10: the best 4.5 bits.
 
-NVFP4 spends 4.5 bits a number: four on the number, and eight for each sixteen on their scale. Bits can be spent better. Activations
-have heavy tails, tokens of several sizes and a few loud channels; a code that knows this, or that gives frequent numbers shorter words,
-leaves less noise. Nothing asks for a format that hardware knows.
+NVFP4 spends 4.5 bits a number: four on the number, and eight for each sixteen on their scale. Bits can be spent better.
+Activations have heavy tails, tokens of several sizes and a few loud channels; a code that knows this, or that gives
+frequent numbers shorter words, leaves less noise. Nothing asks for a format that hardware knows.
 
 encode(x): float32 [64, 1024], tokens by channels; return bytes, at most 4.5 bits a number.
 decode(code, rows, width): in another process, which knows the bytes alone; return the numbers.

@@ -1,12 +1,13 @@
 """Challenge 11: one loss on four ranks, for the fewest bytes.
 
-Each of four ranks holds the logits of a quarter of the vocabulary, for the same 256 tokens. The loss is the mean of logsumexp over the
-whole vocabulary minus the logit of the target, and every rank must know it within 0.002 nats. Nobody needs all logits; nobody needs all
-bits of anything, either.
+Each of four ranks holds the logits of a quarter of the vocabulary, for the same 256 tokens. The loss is the mean of
+logsumexp over the whole vocabulary minus the logit of the target, and every rank must know it within 0.002 nats. Nobody
+needs all logits; nobody needs all bits of anything, either.
 
-talk(rank, ranks, logits, targets, heard): this rank's logits [256, 256], float32, for words from 256·rank on; the targets [256] in the
-whole vocabulary; and what was heard, for each round a dictionary of the senders' bytes, {"0": …}. Return messages for this round, a
-dictionary {"2": bytes, …}, or the loss, with which this rank is done. There are four rounds. Every rank is a process of its own.
+talk(rank, ranks, logits, targets, heard): this rank's logits [256, 256], float32, for words from 256·rank on; the
+targets [256] in the whole vocabulary; and what was heard, for each round a dictionary of the senders' bytes, {"0": …}.
+Return messages for this round, a dictionary {"2": bytes, …}, or the loss, with which this rank is done. There are four
+rounds. Every rank is a process of its own.
 
 Score: the bytes of all messages, averaged over three cases. Less is better. A loss that is further off is refused.
 """
