@@ -403,8 +403,8 @@ for name, told in (("with", doc), ("without", None)):
 #
 # ## Open challenge
 #
-# Deal sequences to ranks so that the fullest rank is as close as possible to what no dealing can beat. `etude challenge
-# 9` gives the rules, a file to begin with and the scores so far.
+# Deal sequences to ranks so that the fullest rank is as close as possible to what no dealing can beat.
+# `etude challenge 9` gives the rules, a file to begin with and the scores so far.
 #
 # ## Where to read on
 #

@@ -550,8 +550,8 @@ for experiment in ("monitor", "real-time-rl"):
 # %% [markdown]
 # ## Open challenge
 #
-# Write an alarm that finds a change as early as possible and is false in at most one of a hundred quiet runs. `etude
-# challenge 18` gives the rules, a file to begin with and the scores so far.
+# Write an alarm that finds a change as early as possible and is false in at most one of a hundred quiet runs.
+# `etude challenge 18` gives the rules, a file to begin with and the scores so far.
 #
 # ## Where to read on
 #
