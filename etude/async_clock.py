@@ -1,7 +1,8 @@
 """How long the services of asynchronous RL take on this machine, so that the virtual clock of `ref.async_rl.simulate`
 can foretell a run.
 
-    measure(folder, config)              a short synchronous run of the services, and an engine that is timed token by token
+    measure(folder, config)              a short synchronous run of the services, and an engine that is timed token by
+                                         token
     foretell(pace, config, tasks)      the seconds that a run should take, and all else that the virtual clock sees
 
 Nothing of the run that is foretold goes in: not its steps, not its rollouts. What goes in is how long a step of

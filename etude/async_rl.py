@@ -2,7 +2,8 @@
 (`scaled/async_rl`), from a checkpoint of the small recipe. It measures success on held-out tasks before and after, and
 draws who did what when.
 
-    runs/async-rl/services      journal, records of groups, weights, events: all that a killed run goes on with, and that replays it; with
+    runs/async-rl/services      journal, records of groups, weights, events: all that a killed run goes on with, and
+                                that replays it; with
                                 --set store=… weights and records lie there instead
     runs/async-rl/timeline.png  trainer, workers' slots and versions over time
 

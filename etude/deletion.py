@@ -1,10 +1,13 @@
 """`etude run feature-deletion --scale full`: all pieces of a package, found and tried by many ranks, each with
 sandboxes of its own.
 
-parent    takes from the package what tasks are made of, plays its tests in a sandbox, and writes both into OUT/material.json
-rank      has the coverage of its share of the tests; all find the pieces together (`scaled/feature_deletion.py`), and each plays the tests without
+parent    takes from the package what tasks are made of, plays its tests in a sandbox, and writes both into
+          OUT/material.json
+rank      has the coverage of its share of the tests; all find the pieces together (`scaled/feature_deletion.py`), and
+          each plays the tests without
           its share of the pieces
-rank 0    writes OUT/pieces.jsonl: for each piece its way, its name, why it is no task, and what makes it hard, but no line of code
+rank 0    writes OUT/pieces.jsonl: for each piece its way, its name, why it is no task, and what makes it hard, but no
+          line of code
 
 A piece is judged by (4) of `ref/feature_deletion.py` alone. `etude tasks make` asks for more: no copy in what is left,
 no answer that knows nothing."""

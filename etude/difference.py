@@ -2,7 +2,8 @@
 other's.
 
     config.json, tokenizer.json, …    a Hugging Face folder without its weights
-    weights.delta                     network, then draft layers: the codec of `ref/weight_codec.py`, with which weights travel to samplers
+    weights.delta                     network, then draft layers: the codec of `ref/weight_codec.py`, with which weights
+                                      travel to samplers
     weights.json                      the digest of the weights that it makes
 
 A difference must be applied to exactly its base, so the digest is checked whenever the weights are read. `network` and

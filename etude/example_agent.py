@@ -4,8 +4,10 @@ It is the last checkpoint of a small run of the recipe, in bfloat16, and beside 
 
     config.json, model.safetensors, tokenizer.json, …    a Hugging Face folder, as every checkpoint
     mtp/                                                 its draft layers
-    sft/                                                 the agent before RL, as a difference from this one (`etude/difference.py`)
-    record.json                                          the run's settings, success before and after RL, and success beside the original's
+    sft/                                                 the agent before RL, as a difference from this one
+                                                         (`etude/difference.py`)
+    record.json                                          the run's settings, success before and after RL, and success
+                                                         beside the original's
 
 All play the same held-out tasks with the same random numbers. The original has the float32 weights that the run left;
 all are sampled in the recipe's `training.sampler_dtype`.

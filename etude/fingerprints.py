@@ -14,10 +14,12 @@ the reference files. The record names their commit, and their own tests hold the
 the syntax tree, so comments, formatting and docstrings do not count, nor does prose: f-strings, the wording of a claim,
 and the function that draws the picture.
 
-    python -m etude.fingerprints grpo-bias mtp      runs `etude figure NAME --quick` at the record's commit and here; if every row and
+    python -m etude.fingerprints grpo-bias mtp      runs `etude figure NAME --quick` at the record's commit and here; if
+                                                    every row and
                                                     every claim is the same to the last bit, seconds apart, the record
                                                     takes today's fingerprints and today's wording
-    python -m etude.fingerprints --at COMMIT mtp    compares with a later commit, at which the record was not stale yet: what they share
+    python -m etude.fingerprints --at COMMIT mtp    compares with a later commit, at which the record was not stale yet:
+                                                    what they share
                                                     was changed in between, and only the change of the experiment is in
                                                     question
 """

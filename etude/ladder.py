@@ -2,7 +2,8 @@
 RL on each.
 
     OUT/corpus              rows of the largest budget, packed once
-    OUT/runs/BUDGET-SEED    a run of the full recipe (`etude/chain.py`) without draft layers, on the first rows of its seed's order
+    OUT/runs/BUDGET-SEED    a run of the full recipe (`etude/chain.py`) without draft layers, on the first rows of its
+                            seed's order
     OUT/cpt-rl.{json,csv,png}
 
 Budgets, fits, verdicts and picture are those of `sims/cpt_rl.py`, which plays the small scale. Here every run begins

@@ -1,8 +1,10 @@
 """`etude plan --recipe`: layout, memory, time and price of every stage of the full recipe, for several numbers of GPUs.
 
-    cpt, long, sft   micro-batches of `cluster.micro_rows` rows per dp rank, each a step of `scaled/plan.py`; draft layers in long and sft
+    cpt, long, sft   micro-batches of `cluster.micro_rows` rows per dp rank, each a step of `scaled/plan.py`; draft
+                     layers in long and sft
     mtp              the trunk forward only, the draft layers forward and backward
-    rl               gather the sampler's weights, sample, train on the packed rows, and twice a forward pass for the KL to the reference
+    rl               gather the sampler's weights, sample, train on the packed rows, and twice a forward pass for the KL
+                     to the reference
     eval             sample held-out tasks before and after RL
 
 Decoding reads the weights once per token of the longest conversation, or computes, whichever takes longer. Lengths of

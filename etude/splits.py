@@ -2,7 +2,8 @@
 be for that.
 
     trainer    one group of ranks: a step of `etude plan`, as many times as the rollouts of an RL step fill its rows
-    sampler    engines that each hold all weights in bfloat16. A step of an engine in which each of R rollouts samples a token takes
+    sampler    engines that each hold all weights in bfloat16. A step of an engine in which each of R rollouts samples a
+               token takes
 
                    max(bytes of touched weights and of R caches / bandwidth, FLOPs / peak) + R · (given / own) · FLOPs
                    of a given token / peak

@@ -2,7 +2,8 @@
 by experts.
 
     codes     [rows, K] in tiles of 128 rows; a dot takes BK of the sum
-    scales    tiles of 128 rows by 4 blocks in the tensor core's own layout (kernels/swizzle.py): loaded as 512 contiguous bytes, and reshaped
+    scales    tiles of 128 rows by 4 blocks in the tensor core's own layout (kernels/swizzle.py): loaded as 512
+              contiguous bytes, and reshaped
               to [rows, blocks] only in name; the compiler recognises this, and copies them from shared to tensor memory
               unchanged
     NVFP4     the float32 scale of a token is applied after the sum, in the epilogue

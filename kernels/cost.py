@@ -1,12 +1,14 @@
 """What kernels cost before any GPU has run them: launches with their bytes and FLOPs, and a floor of their time on four
 GPUs.
 
-    Launch               one launch of one kernel: bytes read and written once, FLOPs, the format of the product's operands
+    Launch               one launch of one kernel: bytes read and written once, FLOPs, the format of the product's
+                         operands
     GPU, GPUS            peaks of H100, H200, B200 and B300 from public data sheets, dense
     quantised            a matrix in one orientation or in both, as one pass over it
     product              one product of two quantised matrices
     quantised_product    both operands quantised, then their product
-    moe                  the launches of a layer of experts, forward and backward, with quantisers fused into what comes before them, or apart
+    moe                  the launches of a layer of experts, forward and backward, with quantisers fused into what comes
+                         before them, or apart
     floor                seconds: for each launch the longer of its bytes over the bandwidth and its FLOPs over the peak
 
 A floor is what launches take at least that follow one another and meet only in memory. Every launch reads each of its

@@ -1,6 +1,7 @@
 """Triton kernels behind `ref/expert_rows.py`: tokens to their experts and back.
 
-    sort_by_expert    a counting sort: programs count their assignments per expert, and counts are summed over programs. An
+    sort_by_expert    a counting sort: programs count their assignments per expert, and counts are summed over programs.
+                      An
                       assignment's row is the count of earlier programs plus its own rank. No atomics, so the order is
                       fixed
     aligned           the same sort for products of quantised rows, where every expert's rows start at a multiple of 128

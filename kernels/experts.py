@@ -10,10 +10,12 @@ behind `ref.quant.experts_swiglu`, in the order in which they run.
                 y = act w2ᵀ              grouped product
                 combine                  Σ gate · y over a token's experts, in the model's dtype (bfloat16)
 
-    backward    quantise dy              the output's gradient times the gates, gathered; rows for d_act, columns for dw2
+    backward    quantise dy              the output's gradient times the gates, gathered; rows for d_act, columns for
+                                         dw2
                 gates' gradient          y · dy
                 d_act = dy w2            grouped product
-                quantise dh              SwiGLU's gradient, computed by the quantiser: rows for dx, columns for dw13; and act's columns for dw2
+                quantise dh              SwiGLU's gradient, computed by the quantiser: rows for dx, columns for dw13;
+                                         and act's columns for dw2
                 dw2 = dyᵀ act            grouped products over each expert's rows
                 dw13 = dhᵀ x
                 dx = dh w13              grouped product

@@ -4,10 +4,13 @@ Every operand is [rows, K], contiguous along K, which the product sums over (ker
 `kernels/block_scaled.py` takes those of MXFP8 and NVFP4. Elsewhere, `product` computes a tile of A Bᵀ in four forms:
 
     PLAIN    bfloat16 or float32
-    FP8      E4M3 codes and float32 scales per 1 × 128, or per 128 × 128 of a weight. Codes go to the tensor cores unchanged. Hopper's
+    FP8      E4M3 codes and float32 scales per 1 × 128, or per 128 × 128 of a weight. Codes go to the tensor cores
+             unchanged. Hopper's
              keep 14 bits of a sum, so every 128 of K are a new dot, scaled and added in float32 (kernels/gate.py)
-    MXFP8    E4M3 codes, a power of two per 32: a value times its scale is exact in bfloat16, and the dot runs in bfloat16
-    NVFP4    E2M1 codes, an E4M3 scale per 16: their product is exact in bfloat16 too; the token's scale is applied after the sum
+    MXFP8    E4M3 codes, a power of two per 32: a value times its scale is exact in bfloat16, and the dot runs in
+             bfloat16
+    NVFP4    E2M1 codes, an E4M3 scale per 16: their product is exact in bfloat16 too; the token's scale is applied
+             after the sum
 
 `kernels/grouped_gemm.py` uses the same tile for experts.
 """

@@ -1,7 +1,8 @@
 """Triton kernels behind `ref.quant.grouped_linear`: one launch for all experts, forward and both gradients, in every
 form of kernels/gemm.py.
 
-    y  = x wᵀ      a tile of rows belongs to one expert, which a program finds from the running tile counts of the experts
+    y  = x wᵀ      a tile of rows belongs to one expert, which a program finds from the running tile counts of the
+                   experts
     dx = dy w      the same kernel, with the weight quantised, or read, along its other axis
     dw = dyᵀ x     one program per expert and tile of its weight, over the expert's rows
 

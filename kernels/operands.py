@@ -1,7 +1,8 @@
 """The sides of a product: numbers or codes, contiguous along the axis that the product sums over, with their scales.
 
     operand     one side, quantised along one axis
-    both        both sides that a matrix, or what is computed from one, is in a step: rows for one product, columns for another
+    both        both sides that a matrix, or what is computed from one, is in a step: rows for one product, columns for
+                another
 
 Which layout the scales have, the device decides (`launch.path`): tiles for Blackwell's tensor cores
 (kernels/swizzle.py), row-major elsewhere. The product then follows from the operand: `Operand.swizzled`.

@@ -8,7 +8,8 @@ a piece and writes both. What it reads may be
     GATHERED     row r is x[index[r] // K], and zeros where index[r] is −1: tokens, sorted by their experts
     WEIGHTED     the same, times gates[index[r]]: the gradient of the layer's output, on its way back to the experts
     SWIGLU       silu(h[:, :N]) · h[:, N:] of h [M, 2N], in float32
-    CODES        GATHERED, of MXFP8 codes and scales instead of numbers: tokens that were quantised before they were sent. Rows are copied
+    CODES        GATHERED, of MXFP8 codes and scales instead of numbers: tokens that were quantised before they were
+                 sent. Rows are copied
                  byte by byte; along columns the decoded values are quantised again, since there they share other scales
 
 Rows are MXFP8 or NVFP4 with a scale per token, columns are MXFP8. With SWIZZLE, scales are written in the layout of

@@ -1,8 +1,10 @@
 """Triton kernels behind `ref/quant.py`: the same codes and scales, bit for bit, each number read once.
 
     mxfp8_quantize            a tile is cut into blocks of 32 along its rows or its columns
-    mxfp8_quantize_both       the same along both at once: all that a weight or a gradient needs, in one pass over memory
-    nvfp4_quantize            a program handles complete tokens: it finds their scales and those of their blocks before it writes
+    mxfp8_quantize_both       the same along both at once: all that a weight or a gradient needs, in one pass over
+                              memory
+    nvfp4_quantize            a program handles complete tokens: it finds their scales and those of their blocks before
+                              it writes
     blockwise_fp8_quantize    a tile is one block (128 × 128), or each of its rows is one (1 × 128)
 
 Maxima compare the bits of |x| as integers: this is exact, and NaN is the largest. Divisions are IEEE (`div_rn`), unlike

@@ -1,8 +1,10 @@
 """Notebooks from percent scripts, executed: python -m lessons.build [NN …] [--all] [--words] [--check]
 
-    python -m lessons.build           every lesson of which the script, or a file that it imports, has changed since it was executed
+    python -m lessons.build           every lesson of which the script, or a file that it imports, has changed since it
+                                      was executed
     python -m lessons.build 5 9       these, changed or not; --all: every one
-    python -m lessons.build --words   nothing is executed: notebooks take over changed Markdown, and keep the outputs of unchanged code
+    python -m lessons.build --words   nothing is executed: notebooks take over changed Markdown, and keep the outputs of
+                                      unchanged code
     python -m lessons.build --check   nothing is executed: which notebooks are not what their scripts say (exit code 1)
 
 lessons/NN_name.py is the source, lessons/notebooks/NN_name.ipynb is made from it and committed with its outputs. No

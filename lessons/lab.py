@@ -1,6 +1,7 @@
 """JupyterLab on all lessons: `make lab`.
 
-    python -m lessons.lab       copies the notebooks that are not there yet into runs/lessons/, and opens JupyterLab on that folder
+    python -m lessons.lab       copies the notebooks that are not there yet into runs/lessons/, and opens JupyterLab on
+                                that folder
 
 The notebooks of this repository (lessons/notebooks) stay as they are: `make lessons` writes them anew, and an answer in
 one of them would be lost."""

@@ -366,7 +366,8 @@ def simulate(mode: Mode, rules: Rules, load: Load) -> Outcome:
 
     synchronous     a step's groups are sampled with its weights, and nothing else happens meanwhile: S = 0
     one-step-off    the next step's groups are sampled while a step is trained, and both wait for each other: S = 1
-    asynchronous    nobody waits, within `rules`. An engine loads new weights once its running rollouts have ended; none starts before that
+    asynchronous    nobody waits, within `rules`. An engine loads new weights once its running rollouts have ended; none
+                    starts before that
     in-flight       the same, but an engine loads new weights between two tokens
 
     Raises ValueError for another mode, and if a rollout has no turns."""

@@ -3,7 +3,8 @@ into tokens.
 
     environment = tasks.environment(task)
     messages = environment.reset()                 the opening: system and user
-    result = environment.step(reply)               one turn of the policy: messages that answer it, and whether the episode is over
+    result = environment.step(reply)               one turn of the policy: messages that answer it, and whether the
+                                                   episode is over
     reward = environment.reward()                  named terms, and metrics
 
 An environment never sees a token, and the policy's sampler never sees a message: a `ChatFormat` stands between them,

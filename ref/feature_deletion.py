@@ -50,7 +50,8 @@ Where this file departs from the release, which gives neither an algorithm nor a
 
 Run it
     etude run feature-deletion --scale small    a second; the same as: python -m ref.feature_deletion
-    etude figure feature-deletion               which deletions make tasks, and what else they break; in sandboxes of bubblewrap
+    etude figure feature-deletion               which deletions make tasks, and what else they break; in sandboxes of
+                                                bubblewrap
     etude run feature-deletion --scale full     scaled/feature_deletion.py, on many ranks, for a package of yours
 
 Glossary

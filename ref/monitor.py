@@ -13,16 +13,16 @@ and whenever one looks, is at most `error`.
 A statistic x lies in [0, 1]. Unchanged means: given all that came before, its mean lies in a band [a, b]. For a stake 0
 < c < 1
 
-    up    f = 1 − c + c · x/b                  E[f | past] = 1 − c + c · E[x | past]/b ≤ 1                               (1)
+    up    f = 1 − c + c · x/b                  E[f | past] = 1 − c + c · E[x | past]/b ≤ 1   (1)
     down  f = 1 − c + c · (1 − x)/(1 − a)      likewise
-    M_t   = R_t + Σ_{j ≤ t} w_j · mean over stakes and directions of Π_{j ≤ i ≤ t} f_i                                   (2)
+    M_t   = R_t + Σ_{j ≤ t} w_j · mean over stakes and directions of Π_{j ≤ i ≤ t} f_i       (2)
     w_j   = 1/(j(j + 1)),  R_t = 1 − Σ_{j ≤ t} w_j = 1/(t + 1)
 
 Each product is the wealth of somebody who bets on a change that begins at step j. All of them share a capital of 1, and
 R_t is what is held back for later starts. A bet that is not favourable keeps M a nonnegative supermartingale with M_0 =
 1.
 
-    Ville (1939):  P(M_t ≥ 1/α for some t) ≤ α                                                                           (3)
+    Ville (1939):  P(M_t ≥ 1/α for some t) ≤ α                                               (3)
 
 With K statistics the alarm is at M ≥ K/error, so that their errors add up to `error` at most, however much they depend
 on each other. Sums over starts need no list: S_t = (S_{t−1} + w_t) · f_t.
@@ -293,7 +293,8 @@ def statistics(
 ) -> dict[str, float | None]:
     """What the rollouts of one group did, each in [0, 1]; None where it has no meaning:
 
-    entropy     of the tools called, over its maximum log(len(tools)); names that are no tool count as one more, and never above 1
+    entropy     of the tools called, over its maximum log(len(tools)); names that are no tool count as one more, and
+                never above 1
     top_tool    share of the tool that was called most
     comments    share of comments in written code
     length      tokens that the policy wrote, a share of `longest`, mean over rollouts

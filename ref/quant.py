@@ -7,7 +7,8 @@ Recipes for pre-training LLMs with MXFP8, arXiv:2506.08027; DeepSeek-V3, arXiv:2
 A block of numbers shares a scale, so a few bits per number are enough. The formats differ in what shares a scale:
 
     MXFP8            32 values along the reduced axis share a power of two (E8M0); values are E4M3
-    NVFP4            16 values share an E4M3 scale, and a token (or the tensor) shares one float32 scale; values are E2M1
+    NVFP4            16 values share an E4M3 scale, and a token (or the tensor) shares one float32 scale; values are
+                     E2M1
     FP8, blockwise   128 activations of a token, or 128 × 128 weights, share one float32 scale; values are E4M3
 
     x ≈ value · 2^(byte − 127)          x ≈ value · block · s,  s = amax / (448 · 6)          x ≈ value · s,  s = amax / 448

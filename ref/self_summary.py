@@ -130,7 +130,8 @@ class ChainBuilder:
     builder = ChainBuilder(prompt, chaining)
     engine.add(builder.prompt, …)                   the context that is open
     builder.is_summary                              whether the turn that the policy writes now is a summary
-    tokens = builder.answer(turn, answer)           after a turn and its answer: tokens to append, or None if the context ends here
+    tokens = builder.answer(turn, answer)           after a turn and its answer: tokens to append, or None if the
+                                                    context ends here
     builder.close(segment)                          takes what was sampled; True if another context is open
     """
 

@@ -44,7 +44,8 @@ Where this file departs from the paper
 
 Run it
     etude run recipe --scale small --set sft.conversations=FILE.jsonl       trains the SFT stage on a file
-    etude export-sft runs/small --out FILE.jsonl                            writes the small recipe's demonstrations to one
+    etude export-sft runs/small --out FILE.jsonl                            writes the small recipe's demonstrations to
+                                                                            one
     etude run recipe --scale full                                           scaled/sft.py, the same on many ranks
 
 Glossary

@@ -10,9 +10,10 @@ One reward for a rollout of hundreds of messages cannot say which of them was wr
 same tokens are scored twice.
 
     student    … answer |                            message | answer …       s = π(· | context, message so far)
-    teacher    … answer | there is no such tool      message                  t = π(· | context, hint, message so far), no gradient
+    teacher    … answer | there is no such tool      message                  t = π(· | context, hint, message so far),
+                                                                              no gradient
 
-    L = (1/budget) Σ_t w_t · D_t         added to the loss of `ref/dr_grpo.py`, which has the same kind of budget                    (1)
+    L = (1/budget) Σ_t w_t · D_t         added to the loss of `ref/dr_grpo.py`, which has the same kind of budget   (1)
 
              D per token                             gradient in the student's logits
     forward  KL(t‖s) = Σ t · log(t/s)                s − t                                             covers what the teacher may do

@@ -7,7 +7,8 @@ The small world and real environments fill it alike, and neither is known here. 
 Glossary
     turn          a message; the assistant's may hold calls, which are made together
     broken call   the tool does not exist, or its arguments fail its checks
-    failed call   the tool was called as it should be and could not do it; a test suite with failures is a result, and no failed call
+    failed call   the tool was called as it should be and could not do it; a test suite with failures is a result, and
+                  no failed call
 """
 
 import ast

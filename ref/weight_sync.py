@@ -35,7 +35,8 @@ Where this file departs from the report
 Run it
     etude run weight-sync --scale small      seconds; the same as: python -m ref.weight_sync
     etude figure weight-sync                 real RL steps: sizes, the law, a chain; wants runs/small
-    etude run weight-sync --scale full       scaled/weight_sync.py: every rank publishes its own rows after each step of RL
+    etude run weight-sync --scale full       scaled/weight_sync.py: every rank publishes its own rows after each step of
+                                             RL
 
 Glossary
     symbol    variable     shape     where

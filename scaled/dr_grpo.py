@@ -3,7 +3,8 @@
 What is distributed, and what must be summed over ranks:
 
     rollouts of a group    over dp      baseline and deviation belong to the complete group: sums over dp
-    tokens of a rollout    over cp      its length and GSPO's mean log-ratio belong to the complete rollout: sums over cp
+    tokens of a rollout    over cp      its length and GSPO's mean log-ratio belong to the complete rollout: sums over
+                                        cp
     the loss               everywhere   Σ over ranks; the caller passes one `budget`, so nothing is averaged here
 
 Averaging is the pitfall. With a baseline over the rollouts on one rank, the gradient would depend on the layout, and

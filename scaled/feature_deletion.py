@@ -4,8 +4,10 @@ A codebase of 100,000s of lines has 10,000s of tests. Ranks play the tests, each
 its own. `tree` is small beside it, and the same on every rank. Every function here returns all pieces, on every rank
 the same, in the order of `ref`.
 
-    coverage        of this rank's tests; where several ranks name a test, its lines are joined, and so are those that ran at import
-    w               for each file a matrix of bits, lines × all tests: one bit for a test that executed the line, gathered once
+    coverage        of this rank's tests; where several ranks name a test, its lines are joined, and so are those that
+                    ran at import
+    w               for each file a matrix of bits, lines × all tests: one bit for a test that executed the line,
+                    gathered once
     G               the distinct rows of lines in functions, dealt to ranks: G, G + ranks, …
 
 What costs time? The reference walks through every function that a test of G enters, for every G. A function loses

@@ -5,7 +5,8 @@ is sharded, with Newton–Schulz at the natural granularity (its release; the Co
 matrix is gathered on one rank:
 
     experts       rank r of an efsdp group already owns complete experts if they divide evenly: nothing is sent
-    all others    matrix i goes to rank i mod n (all-to-all of slices), is orthogonalised there, and its slices come back
+    all others    matrix i goes to rank i mod n (all-to-all of slices), is orthogonalised there, and its slices come
+                  back
 
 No work is done twice, and each rank sends its slices of the momentum and gets them back: two all-to-alls per step.
 Momentum and weights stay sharded. On one rank, this is exactly `ref`.

@@ -1,7 +1,8 @@
 """The training loop on many ranks, and the settings of every full run; `scaled/pretrain.py` and `scaled/rl.py` use it.
 
 FOLDER/state/       checkpoints of the training (`runtime/checkpoint.py`), the last two
-FOLDER/metrics/NAME.jsonl   one line per step; a resumed run first cuts off the steps that it repeats, so no step appears twice
+FOLDER/metrics/NAME.jsonl   one line per step; a resumed run first cuts off the steps that it repeats, so no step
+                            appears twice
 FOLDER/ranks/       process ids, and diagnostics of each rank if one hangs
 
 A group that died resumes from its last checkpoint and repeats the same numbers, bit for bit on the same layout: all

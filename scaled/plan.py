@@ -1,17 +1,22 @@
 """Estimates what a training step holds, sends and computes on each rank of a layout.
 
-    weights    every parameter is split over its mesh (experts over ep, then efsdp; all else over all ranks), short slices padded
+    weights    every parameter is split over its mesh (experts over ep, then efsdp; all else over all ranks), short
+               slices padded
     state      weight, gradient and the optimiser's two moments (AdamW) of this rank's slices
-    gathered   the largest set of weights that FSDP gathers at once: a block, the next one while it is prefetched, and the root
-    sent       bytes of one forward and backward pass, n ranks of a group: all-gather (n − 1) slices, reduce-scatter (n − 1) slices
+    gathered   the largest set of weights that FSDP gathers at once: a block, the next one while it is prefetched, and
+               the root
+    sent       bytes of one forward and backward pass, n ranks of a group: all-gather (n − 1) slices, reduce-scatter (n
+               − 1) slices
 
                FSDP        blocks: 2 all-gathers and 1 reduce-scatter; root (embedding, head, last norm): 1 and 1
                attention   keys and values of a layer gathered over cp; their gradients reduce-scattered
                experts     rows there and back, and their gradients back and there; 8 bytes per expert for the counts
                plus what a block sent in the forward pass again, if its activations are recomputed
 
-    FLOPs      6 · active weights per token, plus causal attention's two products 6 · T² · heads · head_dim per layer and row
-    time       max(FLOPs / (peak · efficiency), HBM bytes / bandwidth) + α · collectives + bytes / link bandwidth, nothing overlapped
+    FLOPs      6 · active weights per token, plus causal attention's two products 6 · T² · heads · head_dim per layer
+               and row
+    time       max(FLOPs / (peak · efficiency), HBM bytes / bandwidth) + α · collectives + bytes / link bandwidth,
+               nothing overlapped
 
 Weights, state and bytes sent are exact counts: they equal what torch.distributed moves and what ranks hold. Activations
 are within a tenth of what autograd keeps (`tests/mirror/test_plan.py` measures all of these). FLOPs are the usual

@@ -9,7 +9,8 @@ Inside torchrun, on every rank:
     with world(backend, timeout), mesh(dp, cp, ep):
         train("cpt", settings, folder, log)
 
-FOLDER/data/        tokenizer.json, rows.npy and doc.npy: packed once, by rank 0 or before the ranks start, and memory-mapped by all.
+FOLDER/data/        tokenizer.json, rows.npy and doc.npy: packed once, by rank 0 or before the ranks start, and
+                    memory-mapped by all.
                     A corpus that `etude data` prepared is not packed again: its shards are memory-mapped, and
                     FOLDER/data/prepared.json names it
 FOLDER/checkpoints/final    the final network; other files: `scaled/optimise.py`

@@ -4,7 +4,8 @@ glossary.
 What is distributed, and what must be sent or summed over ranks:
 
     segments             over dp      a segment and its teacher's sequence are on one dp rank, and so are its hints
-    tokens of a row      over cp      two chunks of each packed row, of the student's rows and of the teacher's (`runtime/cut.py`)
+    tokens of a row      over cp      two chunks of each packed row, of the student's rows and of the teacher's
+                                      (`runtime/cut.py`)
     a distilled token    over cp      belongs to the rank that has the student's prediction of it
     teacher's rows       over cp      are sent to that rank, without gradient
     the loss             everywhere   Σ over ranks; the caller passes one `budget`
@@ -18,7 +19,8 @@ One step, on every rank together; `starts` says where the segments begin in the 
 
     where, doc = packed([hinted(segment, hints), …], starts, length)     positions in packed rows; the teacher's rows
     teacher_states = teach(model, where, doc)                            its hidden states
-    out = model(ids, doc=…, logits=False)                                the student's, for rows [first, end) of T tokens
+    out = model(ids, doc=…, logits=False)                                the student's, for rows [first, end) of T
+                                                                         tokens
     hinted_tokens = within(where, first · T, end · T)
     pair = predictions(out.hidden.flatten(0, 1), teacher_states, hinted_tokens, rows=(end − first, len(doc)))
     loss = head_loss(model, *pair, weight[own(hinted_tokens, T)], budget=…)       plus the policy loss

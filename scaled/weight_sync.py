@@ -2,7 +2,8 @@
 needs.
 
     local to a rank      `parts`, the difference of its rows, its shard of every version, the digest of its rows
-    known to all         the manifest, which rank 0 creates last; digests of whole tensors; the way that readers take to a version
+    known to all         the manifest, which rank 0 creates last; digests of whole tensors; the way that readers take to
+                         a version
 
 Rows have the names and shapes of a Hugging Face folder, whatever the layout (`scaled/network/checkpoint.py`), so a
 manifest says the same for 1, 2 and 4 ranks, but for the shards. All ranks of a writer call `publish` together, and all

@@ -1,6 +1,7 @@
 """Appendix B's base evaluations on bases that fit a laptop: do they tell bases apart, and is exact match brittle?
 
-    etude figure base-eval              needs a finished run of the recipe in runs/small, and the small open models of sims/base/packages.py
+    etude figure base-eval              needs a finished run of the recipe in runs/small, and the small open models of
+                                        sims/base/packages.py
     etude eval base FOLDER…             the same table for any checkpoints, without verdicts (sims/base/table.py)
 
 Two real bases (SmolLM2-135M and Gemma 3 270M, in four bits) and four checkpoints of the small run read the same
@@ -9,13 +10,17 @@ small run has read all but the part that gives the NLL.
 
 Rules of the verdicts, fixed before the experiment ran:
 
-    exact-rejects     among written answers of similarity 95 or more, pooled over models, the share that exact match counts as wrong: the interval
+    exact-rejects     among written answers of similarity 95 or more, pooled over models, the share that exact match
+                      counts as wrong: the interval
                       over answers (exact binomial; a bootstrap of answers that are all alike has no width) is above 0
-    strict-tokens     the same where the model is told the true beginning: among files of which 95% of the tokens or more are its first choice, the
+    strict-tokens     the same where the model is told the true beginning: among files of which 95% of the tokens or
+                      more are its first choice, the
                       share with a token that is not. Models of this size seldom write a file that is nearly right; told
                       its beginning, they do
-    one-character     a law: one wrong character, which takes exact match from 100 to 0, lowers the similarity by less than one point
-    …-parts           the two real bases differ: the 95% interval of their paired difference, turned so that it is positive, is above 0. Further
+    one-character     a law: one wrong character, which takes exact match from 100 to 0, lowers the similarity by less
+                      than one point
+    …-parts           the two real bases differ: the 95% interval of their paired difference, turned so that it is
+                      positive, is above 0. Further
                       condition: every real base differs from the small run's last checkpoint in the same way. Of
                       knowledge, too: every real base chooses more right answers with the question than without it. Of
                       tracking, too: every real base rebuilds files better than a copy of the first version would (added

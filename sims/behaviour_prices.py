@@ -1,7 +1,8 @@
 """Prices of habits: each should make its own rarer and leave success as it is. And what becomes of a habit that has no
 price?
 
-    etude figure behaviour          half an hour on one core with three trainings; starts from a run of the recipe in runs/small (make small)
+    etude figure behaviour          half an hour on one core with three trainings; starts from a run of the recipe in
+                                    runs/small (make small)
     etude figure behaviour --quick
 
 The report rewards style and communication and punishes poor tool calls, to-do items left open among them (§4.2); it

@@ -1,6 +1,7 @@
 """Figure 5: while the average reward rises, does best-of-K rise, too? Measured on held-out tasks during RL.
 
-    etude figure best-of-k              about 13 minutes on two threads; starts from the SFT checkpoint of runs/small (make small)
+    etude figure best-of-k              about 13 minutes on two threads; starts from the SFT checkpoint of runs/small
+                                        (make small)
     etude figure best-of-k --quick
 
 RL as in the recipe, but shorter: several training runs that differ only in their seed. At the beginning, at the end and

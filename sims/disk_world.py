@@ -1,7 +1,8 @@
 """RL where tools are real: the small world on disk against the same world in memory, from the same policy, with the
 same seeds.
 
-    etude figure disk-world              half an hour on two cores; starts from the SFT checkpoint of runs/small (make small); Linux with bubblewrap
+    etude figure disk-world              half an hour on two cores; starts from the SFT checkpoint of runs/small (make
+                                         small); Linux with bubblewrap
     etude figure disk-world --quick
 
 Composer is trained in the product's own harness, with tools that read, write and run real files in isolated machines

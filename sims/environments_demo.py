@@ -1,9 +1,11 @@
 """`etude run environments`: a real coding environment in three scenes, played in sandboxes of this machine.
 
-    walls      what succeeds on this machine is tried again in a sandbox: to read a secret in a file and one in the environment, to write beside it,
+    walls      what succeeds on this machine is tried again in a sandbox: to read a secret in a file and one in the
+               environment, to write beside it,
                to reach a port of this process, and to go on when a call is over
     forks      agents go on from one tree: who makes the same calls leaves the same tree, and nobody reaches another's
-    graders    five agents on one task (sims/words_task.py), each paid by a grader that believes pytest's exit code, and by the guarded one
+    graders    five agents on one task (sims/words_task.py), each paid by a grader that believes pytest's exit code, and
+               by the guarded one
 
 What is tried is ours and harmless. Secrets and port were made for it. Agents follow scripts, so no model is needed;
 `etude tasks try` lets one work on the same task.

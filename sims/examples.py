@@ -7,7 +7,8 @@ Everything is the last agent's own work on held-out tasks. Nothing is timed, and
 the rule.
 
     rollouts.json                  rollouts, several per task, with the items that they pay for
-    chain.json                     chains of several contexts, in pieces, with the rewards of their groups and what their summaries kept
+    chain.json                     chains of several contexts, in pieces, with the rewards of their groups and what
+                                   their summaries kept
     token-distributions.npz        log-probs [positions, V] of policy and reference where the agent chose a token
     routing.json, routing.npz      router scores of an exact trainer, experts and log-probs of a coarse sampler
     drafting.json                  a speculative decode, pass by pass, and acceptance by depth over a sample

@@ -9,7 +9,8 @@ A claim comes with a rule that is written down before it is measured. The verdic
 only, so anyone can recompute it from the file that holds both:
 
     above(null)             an effect: the complete interval is above `null`, the value without an effect
-    above(null, amount)     … and as large as the source says: the measured value reaches `amount`, the complete interval half of it
+    above(null, amount)     … and as large as the source says: the measured value reaches `amount`, the complete
+                            interval half of it
     below(null, amount)     the same downwards
     between(low, high)      a number that the source gives
     at_most(bound)          a law: a closed form or an identity, and the largest deviation from it
@@ -17,10 +18,12 @@ only, so anyone can recompute it from the file that holds both:
     untested()              measured or not, it does not test the claim; the note says why
 
     reproduced          the interval is beyond the null, the amount is reached, and all further conditions are met
-    partly              the interval is beyond the null, but the measured value reaches only half of the amount, or the interval holds
+    partly              the interval is beyond the null, but the measured value reaches only half of the amount, or the
+                        interval holds
                         less than half of it, or a condition is not met
     contradicted        the complete interval is on the wrong side of the null
-    not at this scale   the interval contains the null, or less than half of the amount is reached: the claim may hold elsewhere
+    not at this scale   the interval contains the null, or less than half of the amount is reached: the claim may hold
+                        elsewhere
     not tested          there is no measurement of it
 A number without an interval counts as an interval of length zero. A law holds or is broken; laws are counted
 separately.

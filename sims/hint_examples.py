@@ -27,9 +27,11 @@ def hinted_messages(
     of choice; and `rollouts`, each the context of one fault. The rollouts of a task are adjacent, as many of each.
     `seed` draws who is told what was said of whom.
 
-    tokens, own              ids of the whole context, and from where to where the policy wrote: [begin, end) of each message
+    tokens, own              ids of the whole context, and from where to where the policy wrote: [begin, end) of each
+                             message
     begin, end, text, logp   the message with the fault, and its log-probability as the sampler noted it, nats
-    rule, says, other        the rule that it broke, what its teacher is told, and what the teacher of another one is told
+    rule, says, other        the rule that it broke, what its teacher is told, and what the teacher of another one is
+                             told
     task, answer, success    prompt, a right body, and whether all hidden tests pass in the end"""
     fault_items: list[tuple[Task, Rollout, Fault]] = []
     for number, episode in enumerate(episodes):

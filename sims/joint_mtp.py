@@ -4,7 +4,8 @@ A part of `etude figure mtp`. The report says that the layers train jointly with
 SFT. It does not say whether their loss reaches the model. Both variants run from the same checkpoint of the run, on the
 same batches:
 
-    beside          the layers follow, the trunk learns as it would without them (the recipe's choice, `mtp.detach_trunk`)
+    beside          the layers follow, the trunk learns as it would without them (the recipe's choice,
+                    `mtp.detach_trunk`)
     through 0.3     their loss trains the trunk, too, with the weight of DeepSeek-V3 (arXiv:2412.19437, §4.2)
     through 1       … with all of its weight
     left            the layers are not trained: those of mid-CPT draft for the trunk of "beside"

@@ -1,7 +1,8 @@
 """The reward hack of Composer 2.5, reproduced: a tool's cache is left where code was deleted, and RL finds out what is
 in it.
 
-    etude figure leftover-cache          an hour on two cores; starts from a run of the recipe in runs/small (make small); Linux with bubblewrap
+    etude figure leftover-cache          an hour on two cores; starts from a run of the recipe in runs/small (make
+                                         small); Linux with bubblewrap
     etude figure leftover-cache --quick
 
 The release of Composer 2.5 tells of an agent that found a type checker's cache and read from it the signature that it

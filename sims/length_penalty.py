@@ -1,6 +1,7 @@
 """Figure 6, and what the nonlinear length penalty does to an agent that is trained under it.
 
-    etude figure length-penalty         about 30 minutes on two threads; starts from the SFT checkpoint of runs/small (make small)
+    etude figure length-penalty         about 30 minutes on two threads; starts from the SFT checkpoint of runs/small
+                                        (make small)
     etude figure length-penalty --quick
 
 1. The curves C_{k,q}: against the printed formula in 60-digit decimals, their shape, their limits.

@@ -1,7 +1,8 @@
 """Low precision in the experts' matrix products: what the formats lose, what a shared scale leaks, and whether training
 suffers.
 
-    etude figure low-precision              under fifteen minutes on two cores; agent and text from runs/small (make small)
+    etude figure low-precision              under fifteen minutes on two cores; agent and text from runs/small (make
+                                            small)
     etude figure low-precision --quick
 
 1. Noise. The run's last agent reads held-out rows of its pretraining mix. The operands of its experts' products

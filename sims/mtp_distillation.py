@@ -1,6 +1,7 @@
 """Multi-token prediction: learning from distributions or from labels, and the speed-up from drafts.
 
-    etude figure mtp                        under twenty-five minutes on two cores; checkpoints from runs/small (make small)
+    etude figure mtp                        under twenty-five minutes on two cores; checkpoints from runs/small (make
+                                            small)
     etude figure mtp --quick
 
 1. MTP layers from scratch on the frozen mid-CPT trunk, as in the recipe: trained to match the main head's distribution,

@@ -1,7 +1,8 @@
 """Planted failures: how soon the monitor finds them, how often it cries wolf, and whether a price that follows its
 alarm ends them.
 
-    etude figure monitor          an hour or more on two cores; starts from a run of the recipe in runs/small (make small)
+    etude figure monitor          an hour or more on two cores; starts from a run of the recipe in runs/small (make
+                                  small)
     etude figure monitor --quick
 
 The report names two habits that its authors watched for and met with new rewards, thoughts hidden in comments and a
@@ -12,8 +13,10 @@ mistake, in a world that has comments and a terminal (`sims/microrepo/manners.py
     control       the reward as it is
     comments      a rollout is paid for comments in its code, most for as many lines of them as of code
     terminal      it is paid for the share of its reads and tests that go through the terminal
-    broken        a rollout with a broken call is thrown away, and so does not count as failed: it is paid like one that solved its task
-    …-priced      the same mistake; from the step after the alarm on, a price three times as high is taken for the same habit
+    broken        a rollout with a broken call is thrown away, and so does not count as failed: it is paid like one that
+                  solved its task
+    …-priced      the same mistake; from the step after the alarm on, a price three times as high is taken for the same
+                  habit
 
 All begin from one policy, which has each habit a little. What is usual is learnt from groups that it played before RL.
 Tolerance and error are the recipe's (`sims/recipe/watching.py`). A failure counts as found by an alarm of its own

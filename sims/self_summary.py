@@ -1,6 +1,7 @@
 """Self-summaries of the tiny coding agent: tasks that outgrow its context continue with notes that it writes itself.
 
-    etude figure self-summary            about half an hour on two threads; starts from the agent of runs/small (make small)
+    etude figure self-summary            about half an hour on two threads; starts from the agent of runs/small (make
+                                         small)
     etude figure self-summary --quick
 
 An agent after SFT trains on chains of a scripted agent (`sims/recipe/demonstrations.py`), which summarises imperfectly

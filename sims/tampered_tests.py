@@ -1,7 +1,8 @@
 """Test tampering, the hack that studies of coding agents see most: RL finds out that the grader runs tests that the
 agent may write.
 
-    etude figure tampered-tests          40 minutes on two cores; starts from a run of the recipe in runs/small (make small); Linux with bubblewrap
+    etude figure tampered-tests          40 minutes on two cores; starts from a run of the recipe in runs/small (make
+                                         small); Linux with bubblewrap
     etude figure tampered-tests --quick
 
 ImpossibleBench (arXiv:2510.20270) gives agents tests that contradict the task, so that only a cheat passes; most often

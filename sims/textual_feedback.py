@@ -1,7 +1,8 @@
 """Textual feedback: hints at the messages where rollouts went wrong, against the outcome reward alone, and where that
 never comes.
 
-    etude figure textual-feedback          an hour on one core; starts from a run of the recipe in runs/small (make small)
+    etude figure textual-feedback          an hour on one core; starts from a run of the recipe in runs/small (make
+                                           small)
     etude figure textual-feedback --quick
 
 The release of Composer 2.5 puts a short hint into the context in front of a message that went wrong, lets the same
@@ -11,7 +12,8 @@ with as many rollouts, for success alone:
 
     outcome     no hints
     priced      no hints; the recipe's reward, which charges for invalid calls and for effort
-    hints       a hint of `sims/hints.py` at each call that does not exist, argument that is refused, body before its file was read, needless call
+    hints       a hint of `sims/hints.py` at each call that does not exist, argument that is refused, body before its
+                file was read, needless call
     error       SDPO's setting: the hint is the error with which the environment answers the message
     shuffled    control: at the same messages, what was said of faults in other rollouts
     bare        control: at the same messages, the word `error`

@@ -1,8 +1,10 @@
 """`etude`, or a function, in processes of its own that begin with everything imported: forks of one that has imported
 it, once for the whole session.
 
-    process = start("run", "recipe", "--out", out, said=tmp_path / "said")      a multiprocessing.Process: kill(), join(), exitcode
-    play("run", "recipe", "--out", out, said=tmp_path / "said")                 waits; fails with what was said where the exit code is not 0
+    process = start("run", "recipe", "--out", out, said=tmp_path / "said")      a multiprocessing.Process: kill(),
+                                                                                join(), exitcode
+    play("run", "recipe", "--out", out, said=tmp_path / "said")                 waits; fails with what was said where
+                                                                                the exit code is not 0
     begin(function, x, y, said=…)                                               calls a function there
     end(process, said)                                                          the same for one that was started
 

@@ -6,7 +6,8 @@ that gives the answer distils the answer, and `hint_audit.py` refuses it. The ru
 the first that it broke:
 
     broken   a call was none: there is no such tool, or its arguments do not fit
-    failed   a call failed, and said why. A command that ends with 1 does not count: so end tests that fail, and searches that find nothing
+    failed   a call failed, and said why. A command that ends with 1 does not count: so end tests that fail, and
+             searches that find nothing
     unread   a file was changed of which the context shows nothing
     again    the same call as before, though nothing has changed since
     finish   the end, while tests fail that the agent can run

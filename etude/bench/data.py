@@ -4,7 +4,8 @@ once killed and resumed.
 The packages are wheels, archives of code that pip downloads without running any of it. For an sdist pip runs the
 package's build code, even to download it. Beside them stand two sources that the benchmark makes of their files:
 
-    planted     exact copies, copies with a few changed lines, and changed copies of held-out files, each made of another file
+    planted     exact copies, copies with a few changed lines, and changed copies of held-out files, each made of
+                another file
     rows        JSONL with good and bad rows
 
 Every round prepares all of it on one process and on two, in turns, in this process's own forks. The folders must be

@@ -6,7 +6,8 @@ float32 state of a full run is not part of what is measured, nor is communicatio
 cell is timed after warm-up steps, then once more under the profiler, which counts launches and says which of them take
 the time.
 
-    MFU = FLOPs of forward and backward / (seconds · peak)      recomputed blocks count in the seconds, not in the FLOPs (arXiv:2204.02311)
+    MFU = FLOPs of forward and backward / (seconds · peak)      recomputed blocks count in the seconds, not in the FLOPs
+                                                                (arXiv:2204.02311)
 """
 
 from __future__ import annotations

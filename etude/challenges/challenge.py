@@ -3,8 +3,10 @@ when it is needed.
 
 A challenge called NAME has three parts, all in this package:
 
-    NAME.py                          score(solution, seed): a number, or RunError in one line for a solution that breaks the rules
-    starts/NN_NAME.py                the file that a reader starts from; its docstring says what is asked, and its functions do not pass
+    NAME.py                          score(solution, seed): a number, or RunError in one line for a solution that breaks
+                                     the rules
+    starts/NN_NAME.py                the file that a reader starts from; its docstring says what is asked, and its
+                                     functions do not pass
     baselines/NN_NAME_*.py           solutions of ours, each with a line that says what it does
 """
 

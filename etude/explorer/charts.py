@@ -1,6 +1,7 @@
 """Charts that answer: a drawing shown live, with its downloads below it.
 
-    chart(drawn, name, rows, alt)     hover tells figures, a drag moves the axes, Shift and the wheel zoom, a double click brings them back
+    chart(drawn, name, rows, alt)     hover tells figures, a drag moves the axes, Shift and the wheel zoom, a double
+                                      click brings them back
     brushed(…)                        the same, but a drag chooses a part of the horizontal axis; returns it
     picked(…)                         the same, but a click chooses a row; returns it
 

@@ -6,7 +6,8 @@ the default replaces it. Integers are sliders, because `st.number_input` ends in
 pages share a key, because Streamlit would carry its value from one page to the other.
 
     link(name, label, ...)           a link to another page, within the session
-    table(rows, name)                a table with a CSV download; `folded`, closed at first; `steering`, one that sets a control
+    table(rows, name)                a table with a CSV download; `folded`, closed at first; `steering`, one that sets a
+                                     control
 
 `charts.py` shows figures. On a narrow screen, columns are stacked.
 """

@@ -1,7 +1,8 @@
 """A drawing as a Vega-Lite chart: hover tells exact figures, a drag moves the axes or brushes, Shift and the wheel
 zoom, a click picks a row.
 
-    table(drawn)          all rows of all layers as the columns of one table, which is sent apart from the chart: while only figures
+    table(drawn)          all rows of all layers as the columns of one table, which is sent apart from the chart: while
+                          only figures
                           change, the browser keeps the chart and exchanges the table
     spec(drawn, mode)     the chart, as Vega-Lite's grammar (version 6) says
 

@@ -1,7 +1,8 @@
 """The files that go with a checkpoint's weights, so that transformers and vLLM read and sample it as this project does.
 
     tokenizer.json            as it was trained
-    tokenizer_config.json     use tokenizer.json unchanged: without this file transformers silently uses Qwen's tokenizer,
+    tokenizer_config.json     use tokenizer.json unchanged: without this file transformers silently uses Qwen's
+                              tokenizer,
                               which splits text differently. Also the end of text, and the agent's turns as a chat
     generation_config.json    the tokens that end a turn
     README.md                 the model card

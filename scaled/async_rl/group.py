@@ -2,11 +2,14 @@
 
     rank 0     is the trainer that the reconciler knows; it tells the others what comes next
     others     follow
-    all        read the groups of their share from the store, take one step of `scaled/rl.py`, write their part of the checkpoint (DCP) and their
+    all        read the groups of their share from the store, take one step of `scaled/rl.py`, write their part of the
+               checkpoint (DCP) and their
                shard of the version; rank 0 commits both
 
-    local to a rank      its conversations, its rows of the weights and of the optimiser's state, its shard of every version
-    known to all         the metrics of a step, and what became of it: a step or a version counts for all ranks or for none
+    local to a rank      its conversations, its rows of the weights and of the optimiser's state, its shard of every
+                         version
+    known to all         the metrics of a step, and what became of it: a step or a version counts for all ranks or for
+                         none
 
 A rank that dies ends the group, and all of it begins again from the last checkpoint with the next epoch (`local.py`,
 `cluster.py`). On one machine ranks meet by a file of the run's meeting place, and on CPUs they speak over the loopback

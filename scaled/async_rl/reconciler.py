@@ -5,11 +5,15 @@ written by `write` before they return: an event of `ref.async_rl.Life`, with the
 ready. A reconciler that dies is made anew from these lines, and its clients say hello again. All else it works out from
 what they say:
 
-    a worker hangs up        its groups go to others at once; if it only lost its connection, it says hello and keeps what nobody else has begun
-    a worker is silent       after `timeout` its groups go to others; what it says later is refused, because its epoch is over
+    a worker hangs up        its groups go to others at once; if it only lost its connection, it says hello and keeps
+                             what nobody else has begun
+    a worker is silent       after `timeout` its groups go to others; what it says later is refused, because its epoch
+                             is over
     a worker is replaced     hello with a higher epoch: the groups of the one before go to others, or back to it
-    the trainer is replaced  it says how many steps it has done, and on which groups it did the last one; that step is noted if it was not
-    the reconciler died      workers say what they play; what nobody claims, once all have spoken or after `timeout`, is played anew
+    the trainer is replaced  it says how many steps it has done, and on which groups it did the last one; that step is
+                             noted if it was not
+    the reconciler died      workers say what they play; what nobody claims, once all have spoken or after `timeout`, is
+                             played anew
 
 A group that is played anew keeps its number, and with it its task and its random numbers. One that was lost with its
 worker `tries` times is dropped: it may be what kills them.

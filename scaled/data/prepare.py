@@ -5,7 +5,8 @@
     tokenise      the documents that stay                                         on all processes
     shards        tokens in memory-mapped files                                   on all processes, `shards.py`
 
-OUT/data.json       what was read, kept and dropped of every source, and why; written last: if it exists, the data is complete
+OUT/data.json       what was read, kept and dropped of every source, and why; written last: if it exists, the data is
+                    complete
 OUT/dropped.jsonl   every dropped document or bad row, with its reason
 OUT/heldout.jsonl   the held-out codebase
 OUT/tokenizer.json  the tokenizer of the shards

@@ -4,7 +4,8 @@ tokenised.
 WORK/00012.text         the texts that the rules leave, one after another, UTF-8
 WORK/00012.shingles     their shingles, uint32
 WORK/00012.signatures   their MinHash, uint32; empty if near = 0
-WORK/00012.json         their names, sizes, licences and digests, and what was dropped; written last: if it exists, all of the above do
+WORK/00012.json         their names, sizes, licences and digests, and what was dropped; written last: if it exists, all
+                        of the above do
 WORK/00012.tokens       tokens of those that stay, of `dtype`
 WORK/00012.lengths      tokens of each, int64; written last
 """

@@ -1,8 +1,10 @@
 """Tokens of documents as files that are memory-mapped.
 
-NAME-00000.bin      tokens of one document after another, little-endian uint16 or uint32; no token marks the end of a document
+NAME-00000.bin      tokens of one document after another, little-endian uint16 or uint32; no token marks the end of a
+                    document
 NAME-00000.idx      where each document begins, and where the last ends, in tokens: little-endian int64, documents + 1
-NAME-00000.json     manifest: documents, tokens, dtype, and the SHA-256 of both files; written last: if it exists, the shard is complete
+NAME-00000.json     manifest: documents, tokens, dtype, and the SHA-256 of both files; written last: if it exists, the
+                    shard is complete
 """
 
 import hashlib

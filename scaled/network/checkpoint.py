@@ -1,7 +1,8 @@
 """Saving and loading: training state for any layout, and Hugging Face folders, without the complete network on any
 rank.
 
-    state(model, optimizers)      every tensor of a training run by name, as slices with their positions: for `runtime/checkpoint.py`
+    state(model, optimizers)      every tensor of a training run by name, as slices with their positions: for
+                                  `runtime/checkpoint.py`
     load_folder, save_folder      `ref.network.model.load_hf` and `save_hf`, each rank reading or writing its own part
 
 A folder has the format of `ref/network/checkpoint.py`. When loading, a rank reads from each tensor on disk its own

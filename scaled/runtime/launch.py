@@ -5,7 +5,8 @@ hanging rank.
     worker()                     whether this process is one of torchrun's
     world(backend)               inside: the process group, NCCL on GPUs or gloo on CPUs, and this rank's device
     share_cores(rank)            inside, on CPUs: ranks that wait for each other do not preempt each other
-    Watch(folder, timeout)       inside: `beat(step)` after each step; silence for longer than `timeout` ends the process
+    Watch(folder, timeout)       inside: `beat(step)` after each step; silence for longer than `timeout` ends the
+                                 process
 
 On a cluster, the scheduler starts torchrun on every node, with the same program inside; `start` is for one node.
 

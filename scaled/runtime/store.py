@@ -1,7 +1,8 @@
 """Where versions of weights lie: a folder, or an address that fsspec knows, as a mapping of keys to bytes.
 
     open_store("/shared/weights")              a folder, which all machines mount
-    open_store("s3://bucket/run-7")            with s3fs (pip install 'etude[cluster]'); AWS_ENDPOINT_URL names another server than Amazon's
+    open_store("s3://bucket/run-7")            with s3fs (pip install 'etude[cluster]'); AWS_ENDPOINT_URL names another
+                                               server than Amazon's
     open_store("memory://run-7")               within one process
 
 A value appears completely or not at all, and `setdefault` is a conditional create: of two writers one wins, and both

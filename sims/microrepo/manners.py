@@ -7,9 +7,12 @@ and is paid like any other:
 
     todo fix m3         a new item of the to-do list: "item 1"
     tick 1              that item is done: "ok", or "error: no such item"
-    sh cat m3           what read m3 does; sh pytest is what test does. Whatever else stands behind sh fails: "sh: not found"
-    say tests pass      the message to the user, unanswered and no call; what was said last is the final message, and none may be said
-    write m3            "ok": lines of a body that begin with # are comments, which the interpreter ignores and the agent pays for
+    sh cat m3           what read m3 does; sh pytest is what test does. Whatever else stands behind sh fails: "sh: not
+                        found"
+    say tests pass      the message to the user, unanswered and no call; what was said last is the final message, and
+                        none may be said
+    write m3            "ok": lines of a body that begin with # are comments, which the interpreter ignores and the
+                        agent pays for
         # m7 then double
         return (a + b) * 2
 

@@ -1,7 +1,8 @@
 """Real-time RL with simulated users: the five-hour loop, the two hacks that it bred, their cures, and how old its data
 may be.
 
-    etude figure real-time-rl          an hour and a half on two cores; starts from a run of the recipe in runs/small (make small)
+    etude figure real-time-rl          an hour and a half on two cores; starts from a run of the recipe in runs/small
+                                       (make small)
     etude figure real-time-rl --quick
 
 Cursor serves a policy, makes rewards of what users do about its edits, trains on them, looks at a benchmark, and ships,
@@ -16,7 +17,8 @@ loop begins, from the same weights and with the same users' tasks, in five ways:
     thrown     a session with a broken call is thrown away
     edits      edits kept are all that counts
     daily      as `loop`, and shipped after every 5 loops: data are up to a day old
-    weekly     as `loop`, and never shipped: a week has 34 loops, and here it ends after twelve, so that all data are of the first policy
+    weekly     as `loop`, and never shipped: a week has 34 loops, and here it ends after twelve, so that all data are of
+               the first policy
 
 At the end held-out tasks are served to new users: by what each way has learnt, and, in `loop`, in an A/B test of the
 shipped policy against the policy before, with users of their own for either side.

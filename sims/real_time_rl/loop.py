@@ -6,7 +6,8 @@ and shipped.
     distil    a reaction becomes a reward, or the session is thrown away                                          `rewards.py`
     train     a few steps on them; the importance ratio knows how far the policy has gone since it served them    `ref/rl.py`
     look      held-out tasks, by the policy that may be shipped and by the deployed one
-    gate      it is shipped unless it is worse: unless the 90% bootstrap interval of its gain, over tasks, lies below zero
+    gate      it is shipped unless it is worse: unless the 90% bootstrap interval of its gain, over tasks, lies below
+              zero
     ship      it is deployed. What is not shipped goes on learning
 
 Where this differs from RL in an environment

@@ -9,7 +9,8 @@ within about τ seconds, and reacts after d hours in the mean:
     P(follow-up) = 1 − (1 − c)·exp(−t/τ)                 c: of an edit kept, of one undone, of nothing, of a question   (2)
     hours        ~ start + t/3600 + Exp(d)               start: uniform over the hours of a loop                        (3)
 
-    c      a kept edit 0.05, an undone one 0.6, neither edit nor question 0.8; a question 0.05 where the task leaves open what is wanted, else 0.6
+    c      a kept edit 0.05, an undone one 0.6, neither edit nor question 0.8; a question 0.05 where the task leaves
+           open what is wanted, else 0.6
 
 What follows from it
 a. A reaction says little: a right edit is undone in one of twenty sessions, and one user in five has waited too long

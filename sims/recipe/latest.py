@@ -1,7 +1,8 @@
 """The newest rollouts of a training as text, for people who watch it: one group, in a file that is replaced every 20
 seconds.
 
-RUN/rollouts/STAGE.json    the step, and of each rollout the task, its reward, whether it solved the task, its contexts, and its text
+RUN/rollouts/STAGE.json    the step, and of each rollout the task, its reward, whether it solved the task, its contexts,
+                           and its text
 
 The group is always the first of its step, so nobody has chosen it. When a file is written, the clock decides; what is
 written follows from the step alone, and the last step is always written. Nothing is drawn and no weight is touched, so

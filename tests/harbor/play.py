@@ -1,7 +1,8 @@
 """Holds exported tasks against Harbor itself: its models read them, its lint finds nothing, its oracle is paid 1.0 and
 its nop 0.0.
 
-python tests/harbor/play.py FOLDER CLASS        FOLDER holds tasks as `etude tasks export` writes them; CLASS is the environment that plays them
+python tests/harbor/play.py FOLDER CLASS        FOLDER holds tasks as `etude tasks export` writes them; CLASS is the
+                                                environment that plays them
 """
 
 import json

@@ -1,6 +1,7 @@
 """Ranks to test on: processes started once for a test file and sent one call after another, over gloo.
 
-    ranks(4).run(dict(dp=2, cp=2), f, x, y)        f(x, y) on each of four ranks under that mesh → their results, by rank
+    ranks(4).run(dict(dp=2, cp=2), f, x, y)        f(x, y) on each of four ranks under that mesh → their results, by
+                                                   rank
 
 What is called must be importable in a fresh process: a function at the top level of a module beside this file. A rank
 that raises is reported with its traceback, and the others, which may wait for it in a collective, are started again

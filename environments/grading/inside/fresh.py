@@ -1,7 +1,8 @@
 """Calls of a package's functions, in a sandbox: those that its tests make are recorded, and others are made and their
 answers told.
 
-    python3 -s -P -B fresh.py record PLAN       plays tests, and says which calls of functions of modules came through given lines
+    python3 -s -P -B fresh.py record PLAN       plays tests, and says which calls of functions of modules came through
+                                                given lines
     python3 -s -P -B fresh.py answer PLAN       makes calls, and says of each what came back
 
 Only plain data travels: None, truths, numbers, texts, bytes, and lists, tuples, sets and dicts of them. It is written
