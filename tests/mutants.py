@@ -650,11 +650,7 @@ MUTANTS: list[Mutant] = [
         ("budget_left -= ends[-1] - self.cached_lengths[slot] - 1", "pass"),
         ("is_new = position >= torch.tensor(self.routed_lengths)[token_slots]", "is_new = position >= 0"),
         ("self.draws[slots, index] if self.temperature", "self.draws[slots, index - 1] if self.temperature"),
-        (
-            "token in self.stop_ids[slot] or self.known[slot] == self.max_len or",
-            "token in self.stop_ids[slot] or",
-            "the next step finds the context full, which costs a step and changes no token",
-        ),
+        ("token in self.stop_ids[slot] or self.known[slot] == self.max_len or", "token in self.stop_ids[slot] or"),
         (
             "self.known[slot] = self.cached_lengths[slot] = self.routed_lengths[slot] = 0",
             "self.known[slot] = self.cached_lengths[slot] = 0",

@@ -176,6 +176,8 @@ def by_hand(rollout, readers, draws, temperature):
 
 @settings(max_examples=15)
 @given(st.integers(0, 2**32), st.integers(1, 6), st.integers(1, 20))
+@example(6, 2, 20)  # two rows change places, and both go on
+@example(528, 4, 1)  # weights change between the token that fills a context and the next step
 def test_swaps_joins_waits_and_leaves(seed, slots, budget):
     """An engine is driven at random. Every context, finished or taken out, is what its own tokens, draws and weights
     give, one by one."""
