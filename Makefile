@@ -1,7 +1,8 @@
 # make demo    shows a trained agent at work on a task: installs what that needs, and trains nothing
 # make small   runs the whole recipe here, into runs/small (again after an interruption: goes on)
 # make check   lint, format, types, the architecture, README and docs, tests/ref: what one runs before every commit
-# make test    runs every test, files side by side on all cores; one file or test alone: .venv/bin/python -m pytest FILE
+# make test    runs every test, files side by side on all cores. Before, it installs a browser, bubblewrap and Docker's engine if they are missing and
+#              can be installed; tests of what is missing are skipped, and named at the end. One file or test: .venv/bin/python -m pytest FILE
 # make test-gpu runs the tests that need a CUDA device; without one they are skipped
 # make gpu     the same, and then times a training step, decoding and the kernels on that device: half an hour; results go to results/
 # make test-big reads and writes a folder of 4 GB on two ranks, and says how much memory that took
@@ -41,7 +42,9 @@ check: .venv/.has-test,dev
 	wait $$types && exit $$tests
 
 test: .venv/.has-test,dev
-	$(BIN)/python -m pytest -n logical --dist loadfile --no-loadscope-reorder --durations=10
+	@.ci/tools
+	if .ci/with-docker true 2>/dev/null; then engine=.ci/with-docker; fi; $$engine \
+	  $(BIN)/python -m pytest -n logical --dist loadfile --no-loadscope-reorder --durations=10
 
 test-gpu: .venv/.has-test,dev
 	$(BIN)/python -m pytest -m gpu tests

@@ -2,8 +2,10 @@
 
 import fcntl
 import os
+import shutil
 import signal
 import sys
+from collections import Counter
 
 import hypothesis
 import jaxtyping
@@ -120,3 +122,28 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if "gpu" in item.keywords and not torch.cuda.is_available():
             item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+
+
+NO_BUBBLEWRAP = "a sandbox needs bubblewrap, which is not installed"
+"""How environments/sandbox/start.py begins its error."""
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item):
+    """Without bubblewrap a test that meets its error is skipped. Where it is installed, that error fails the test."""
+    report = yield
+    if report.failed and shutil.which("bwrap") is None:
+        texts = [str(report.longrepr), *(text for _, text in report.sections)]
+        if any(NO_BUBBLEWRAP in " ".join(text.split()) for text in texts):
+            report.outcome = "skipped"
+            report.longrepr = str(item.path), item.location[1] or 0, "Skipped: bubblewrap is not installed"
+    return report
+
+
+def pytest_terminal_summary(terminalreporter):
+    """The last line names what was skipped, and why."""
+    reasons = Counter(report.longrepr[2].removeprefix("Skipped: ") for report in terminalreporter.getreports("skipped"))
+    if reasons:
+        terminalreporter.write_line(
+            "skipped: " + "; ".join(f"{number} tests: {reason}" for reason, number in reasons.items())
+        )

@@ -4,7 +4,6 @@ The first page on a wide and a narrow screen, light and dark, as it opens; and o
 advantages and a lesson. The clone's agents play the task of the committed recording. The explorer is started where no
 run lies, as a newcomer sees it."""
 
-import shutil
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -16,7 +15,7 @@ from playwright.sync_api import Browser, expect, sync_playwright
 
 from etude.recording import TASK
 from kit.disk import atomic_write
-from tests.app.serving import PROGRAMS, served
+from tests.app.serving import NO_BROWSER, find_browser, served
 
 ROOT = Path(__file__).resolve().parents[2]
 OUT = ROOT / "results"
@@ -76,12 +75,11 @@ def small(picture: bytes) -> bytes:
 
 def main(names: Sequence[str]) -> None:
     """Writes the pictures of these names, or all."""
-    program = next(filter(None, map(shutil.which, PROGRAMS)), None)
-    if program is None:
-        raise SystemExit(f"none of {', '.join(PROGRAMS)} is installed; on Debian and Ubuntu: apt-get install chromium")
     if strange := set(names) - set(SHOTS):
         raise SystemExit(f"there is no picture {', '.join(sorted(strange))}; there are {', '.join(SHOTS)}")
     with tempfile.TemporaryDirectory() as folder, served(Path(folder)) as address, sync_playwright() as playwright:
+        if (program := find_browser(playwright)) is None:
+            raise SystemExit(NO_BROWSER)
         browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-dev-shm-usage"])
         for name in names or SHOTS:
             path = OUT / f"{name}.png"

@@ -1,6 +1,7 @@
 """The explorer as `etude explore` starts it, for a browser: in a folder, until the block ends."""
 
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -10,14 +11,23 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from playwright.sync_api import Playwright
+
 from etude.explorer.page import ROOT
 
-__all__ = ["PROGRAMS", "served"]
+__all__ = ["NO_BROWSER", "find_browser", "served"]
 
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
-"""Browsers, the first that is installed."""
+NO_BROWSER = "no browser is installed; `make test` installs one, or on Debian and Ubuntu: apt-get install chromium"
 SECONDS = 60
 """How long it may take to answer."""
+
+
+def find_browser(playwright: Playwright) -> str | None:
+    """Path of the first browser of this machine, otherwise of Playwright's own; None if there is neither."""
+    installed = filter(None, map(shutil.which, PROGRAMS))
+    own_browser = playwright.chromium.executable_path
+    return next(installed, own_browser if Path(own_browser).exists() else None)
 
 
 @contextmanager

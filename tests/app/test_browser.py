@@ -11,7 +11,7 @@ from playwright.sync_api import TimeoutError as Slow
 from playwright.sync_api import expect, sync_playwright
 
 from etude.explorer import PAGES
-from tests.app.serving import PROGRAMS, served
+from tests.app.serving import NO_BROWSER, find_browser, served
 from tests.app.test_any_run import locked, trained
 
 WIDTHS = (1200, 390)
@@ -44,9 +44,9 @@ def address(folder):
 
 @pytest.fixture(scope="module")
 def browser():
-    program = next(filter(None, map(shutil.which, PROGRAMS)), None)
-    assert program, f"none of {', '.join(PROGRAMS)} is installed; on Debian and Ubuntu: apt-get install chromium"
     with sync_playwright() as playwright:
+        if (program := find_browser(playwright)) is None:
+            pytest.skip(NO_BROWSER)
         started = playwright.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-dev-shm-usage"])
         yield started
         started.close()
