@@ -309,7 +309,7 @@ def run(run: Run, config: Async) -> dict:
     network = model.config
     card = release.card(
         f"etude run {run.technique}",
-        "An agent after asynchronous reinforcement learning (Dr. GRPO).",
+        f"An agent after asynchronous reinforcement learning ({c.rl.algorithm}).",
         network,
         {name.replace("_", " "): f"{value:.3g}" for name, value in metrics.items() if not isinstance(value, list)},
         opening="what the environment says first",

@@ -16,7 +16,7 @@ chooses beforehand:
              baseline b          s_g   ratio ρ          weight w          clip −, +    budget counts
     dr_grpo  mean of the group   1     of the token     1                 0.2,  0.2    rollouts × longest
     grpo     mean of the group   std   of the token     1 / own length    0.2,  0.2    rollouts
-    rloo     mean of the others  1     of the token     1                 0.2,  0.2    rollouts
+    rloo     mean of the others  1     of the token     1                 0.2,  0.2    rollouts × longest
     dapo     mean of the group   std   of the token     1; 0 if cut off   0.2,  0.28   tokens
     gspo     mean of the group   std   geometric mean   1 / own length    3e-4, 4e-4   rollouts
 
@@ -38,14 +38,17 @@ Where this file departs from the papers
    right direction. Leave-one-out (RLOO) removes the factor and changes nothing else.
 2. The report trains "in a highly asynchronous regime", keeps samples close to on-policy (§4.1, §6.2), and does
    not print its surrogate. ρ with a wide clip is our choice; clip_low = clip_high = inf is plain importance
-   sampling, and at ρ = 1 all of these have the same gradient. RLOO's paper uses neither ratio nor clip; here it
-   has both, so that only the baseline differs.
+   sampling, and at ρ = 1 all of these have the same gradient. RLOO's paper uses neither ratio nor clip, and divides
+   by the number of rollouts alone; here it has all three from Dr. GRPO, so that only the baseline differs.
 3. GRPO: the KL term is left to ref/kl.py, and the clip is PPO's usual one. "std" is always the sample standard
    deviation, with N − 1 under the root, plus `eps`.
 4. DAPO: resampling groups with equal rewards, and the penalty for nearly overlong answers, are left to the
-   sampler and the reward. Its formula counts the tokens of one prompt; here all tokens of the step are counted.
-   Truncated rollouts still count in their group's mean and deviation.
-5. GSPO: the plain sequence surrogate; GSPO-token, with its stop-gradient, is left out.
+   sampler and the reward; the loop in ref/rl.py has neither. A group with equal rewards has A = 0, and its tokens
+   still count in the budget. DAPO's formula counts the tokens of one prompt; here all tokens of the step are
+   counted. Truncated rollouts still count in their group's mean and deviation.
+5. GSPO: `policy_loss` has the plain sequence surrogate. The loop in ref/rl.py sees a rollout in several
+   micro-batches and takes the gradient token by token, as GSPO-token does; with one advantage for all tokens of a
+   rollout, value and gradient are the same.
 6. The clip acts on log ρ, where it is the same function, so a ratio that overflows on the clipped side cannot
    turn into 0 · inf = NaN in the backward pass. Where A = 0 the term is 0 for any ρ, so we use ρ = 1.
 7. The mean is computed relative to the group's first reward. A group of equal rewards then has advantages of
@@ -75,7 +78,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float, Shaped
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from ref.checks import expect, expect_choice, expect_positive, refuse
@@ -168,14 +171,28 @@ class Variant:
     """Where A > 0, the gradient stops once ρ rises above 1 + clip_high."""
     drop_overlong: bool = False
     """Whether rollouts cut off by the length limit get weight zero."""
+    divisor: str = "constant"
+    """What the budget counts: "rollouts", "tokens", or rollouts times a "constant", the longest allowed response."""
+
+    def token_weights(self, lengths: Int[Tensor, " B"], finished: Bool[Tensor, " B"]) -> Float[Tensor, " B"]:
+        """w in (3), in float64, of each token of a rollout that has so many tokens in all. It is the mask's weight
+        for a loss that sees rollouts in parts, and then stands for `length` and `keep` of `policy_loss`."""
+        weights = torch.ones_like(lengths, dtype=torch.float64)
+        if self.length == "rollout":
+            weights = weights / lengths.clamp(min=1)  # w = 1 / own length
+        return weights.where(finished, 0) if self.drop_overlong else weights
+
+    def budget(self, rollouts: int, tokens: int, longest: int) -> float:
+        """The budget (3) of a step with so many rollouts and tokens of the policy."""
+        return float({"constant": rollouts * longest, "rollouts": rollouts, "tokens": tokens}[self.divisor])
 
 
 FAMILY = {
     "dr_grpo": Variant(),
-    "grpo": Variant(scale="std", length="rollout"),
+    "grpo": Variant(scale="std", length="rollout", divisor="rollouts"),
     "rloo": Variant(baseline="leave_one_out"),
-    "dapo": Variant(scale="std", clip_high=0.28, drop_overlong=True),
-    "gspo": Variant(scale="std", ratio="sequence", length="rollout", clip_low=3e-4, clip_high=4e-4),
+    "dapo": Variant(scale="std", clip_high=0.28, drop_overlong=True, divisor="tokens"),
+    "gspo": Variant(scale="std", ratio="sequence", length="rollout", clip_low=3e-4, clip_high=4e-4, divisor="rollouts"),
 }
 
 

@@ -24,10 +24,12 @@ Where this file departs from the report
    it).
 4. `mtp` trains draft layers on the same forward pass. The report trains them only before RL.
 5. Hints are Composer 2.5's. Under its hint the policy routes tokens with its own experts: no sampler has seen the hint.
+6. The report trains with Dr. GRPO. `variant` chooses another member of its family, over the same loop.
 
 The trap: a mean within a micro-batch, or over contexts instead of chains, makes the gradient depend on how the batch
-was split. Every sum here is divided by one constant, rollouts · budget_tokens, and advantages are computed over chains.
-A rollout whose environment failed is in neither.
+was split. Every sum here is divided by one number of the whole step (for Dr. GRPO a constant, rollouts ·
+budget_tokens). Advantages, lengths and GSPO's ratios are those of chains. A rollout whose environment failed is in none
+of these.
 
 Run it
     etude run recipe --scale small           `sims/recipe/reinforcement.py` runs it in the small world
@@ -41,12 +43,13 @@ Glossary
     A           advantages        S       one for each context; the same for all contexts of a chain
     log π       logp              B T−1   the trainer's
     log μ       `Batch.behavior`  B T     the sampler's
+    w           weights           G·N     of each token of a chain, Eq. 3 of `ref/dr_grpo.py`
 """
 
 import functools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
@@ -54,12 +57,13 @@ from torch import Tensor
 
 from ref import dr_grpo, kl
 from ref.behaviour import Behaviour, Prices, behaviour
+from ref.checks import expect_choice
 from ref.cpt import wsd
 from ref.engine.sampler import Sampler, Segment
 from ref.environment import ChatFormat, EnvironmentFailure, TaskSet
 from ref.length_penalty import Effort, EffortWeights, effort, length_penalty
 from ref.mtp import MTP, mtp_loss
-from ref.network import Transformer
+from ref.network import Output, Transformer
 from ref.rollout import Each, Limits, Rollout, hash_seed, one_by_one, sample_rollouts
 from ref.router_replay import differing, replay
 from ref.self_summary import Chain, Chaining, spread
@@ -166,13 +170,19 @@ class Settings:
     """Maximum tokens of a rollout in a single context: used with `join=none` and in experiments without summaries."""
     temperature: float = 1.0
     """Sampling temperature, in training and in evaluation."""
-    clip_low: float = 0.2
-    """Where A < 0, the gradient stops once the ratio falls below 1 − clip_low."""
-    clip_high: float = 0.2
-    """Where A > 0, the gradient stops once the ratio rises above 1 + clip_high."""
+    variant: Literal["dr-grpo", "grpo", "rloo", "dapo", "gspo"] = "dr-grpo"
+    """Policy gradient: a row of the table in `ref/dr_grpo.py` (baseline, scale, ratio, clip, weight and budget). grpo
+    has its KL term in the reward (`payment.kl`). dapo masks rollouts that were cut off; it neither resamples groups
+    with equal rewards nor penalises nearly overlong rollouts. gspo takes one more forward pass, for its ratios."""
+    clip_low: float | None = None
+    """Where A < 0, the gradient stops once the ratio falls below 1 − clip_low. none: the variant's own, 0.2 (gspo:
+    0.0003)."""
+    clip_high: float | None = None
+    """Where A > 0, the gradient stops once the ratio rises above 1 + clip_high. none: the variant's own, 0.2 (dapo:
+    0.28, gspo: 0.0004)."""
     budget_tokens: int = 40
     """Constant that replaces a rollout's length in the normaliser G·N·budget_tokens (Dr. GRPO does not divide by
-    length)."""
+    length). grpo and gspo divide by each rollout's length, dapo by the tokens of the step; hints keep the constant."""
     payment: Payment = field(default_factory=lambda: Payment(effort_price=0.0, invalid_call=0.0, kl=0.0))
     """Prices of effort, of invalid calls and of drift from the policy before RL."""
     behaviour: Prices = field(default_factory=Prices.free)
@@ -201,6 +211,7 @@ class Settings:
     """Episodes that are begun where environments fail, before their rollout is left out."""
 
     def __post_init__(self):
+        expect_choice("variant", self.variant, *(name.replace("_", "-") for name in dr_grpo.FAMILY))
         if not self.temperature > 0:
             raise ValueError(
                 f"temperature must be above 0, got {self.temperature}: at 0 all rollouts of a group are the same"
@@ -222,13 +233,26 @@ class Settings:
         )
         minimums |= {"environment_timeout": 0}
         for name, minimum in minimums.items():
-            if not getattr(self, name) >= minimum:
-                raise ValueError(f"{name} must be at least {minimum}, got {getattr(self, name)}")
+            value = getattr(self, name)
+            if value is not None and not value >= minimum:
+                raise ValueError(f"{name} must be at least {minimum}, got {value}")
         for name in ("effort_price", "invalid_call", "kl"):
             if not getattr(self.payment, name) >= 0:
                 raise ValueError(f"payment.{name} must be at least 0, got {getattr(self.payment, name)}")
         if not 0 <= self.replay_alpha <= 1:
             raise ValueError(f"replay_alpha must lie between 0 and 1, got {self.replay_alpha}")
+
+    @property
+    def objective(self) -> dr_grpo.Variant:
+        """The member of the family that these settings train, with their clip."""
+        clip = {"clip_low": self.clip_low, "clip_high": self.clip_high}
+        own_clip = {name: value for name, value in clip.items() if value is not None}
+        return replace(dr_grpo.FAMILY[self.variant.replace("-", "_")], **own_clip)
+
+    @property
+    def algorithm(self) -> str:
+        """The name of the variant in prose."""
+        return "Dr. GRPO" if self.variant == "dr-grpo" else self.variant.upper()
 
     def rate(self, step: int) -> float:
         """Share of the learning rate at a step: up, level, down."""
@@ -494,10 +518,11 @@ def improve(
 
     reference: the policy before RL; with None, drift is neither measured nor penalised. mtp: draft layers that train on
     the same forward pass with weight `mtp_weight`, by a mean over the policy's own tokens; their gradient does not
-    reach the trunk. If `feedback.weight` is above 0, the loss of the hints (`Rollout.hints`) is added, with the same
-    denominator. `seed`: of the permutation, if `shuffle_rewards` is set. `each(function, batches)` may compute
-    micro-batches elsewhere: gradients are summed in float32 in a fixed order, so the bits do not depend on where. The
-    loss is divided by `budget_tokens` times the rollouts that are left. Raises EnvironmentFailure if there are none."""
+    reach the trunk. If `feedback.weight` is above 0, the loss of the hints (`Rollout.hints`) is added. `seed`: of the
+    permutation, if `shuffle_rewards` is set. `each(function, batches)` may compute micro-batches elsewhere: gradients
+    are summed in float32 in a fixed order, so the bits do not depend on where. The losses of Dr. GRPO and of the hints
+    are divided by `budget_tokens` times the rollouts that are left, that of another variant by what its budget counts
+    of these. Raises EnvironmentFailure if there are none."""
     rollouts = [*rollouts]
     valid = [n for n, rollout in enumerate(rollouts) if not rollout.failure]
     if not valid:
@@ -520,31 +545,56 @@ def improve(
     if c.shuffle_rewards:
         rewards = rewards[torch.randperm(len(rewards), generator=torch.Generator().manual_seed(seed))]
 
-    groups = torch.tensor(valid) // c.rollouts
+    objective, groups = c.objective, torch.tensor(valid) // c.rollouts
     parts = rewards.split(torch.bincount(groups, minlength=c.prompts).tolist())
+    # Eq. 1 of `ref/dr_grpo.py`
+    compute_advantages = functools.partial(dr_grpo.group_advantages, baseline=objective.baseline, scale=objective.scale)
     if len(valid) == total:
-        relative = dr_grpo.group_advantages(rewards.view(c.prompts, c.rollouts)).flatten()  # Eq. 1 of `ref/dr_grpo.py`
-    else:  # each group's mean is over those that are left
-        relative = torch.cat([dr_grpo.group_advantages(part[None])[0] for part in parts if len(part)])
+        relative = compute_advantages(rewards.view(c.prompts, c.rollouts)).flatten()
+    else:  # each group's mean is over those that are left; A = 0 for one that is left alone
+        relative = torch.cat([compute_advantages(x[None])[0] if len(x) > 1 else x - x for x in parts if len(x)])
     advantages = spread(relative, chains)  # A for every context of a chain
     advantages = torch.cat((advantages, advantages.new_zeros(len(own) - len(advantages))))  # padding rows
     budget = float(
         len(chains) * c.budget_tokens
     )  # a constant, so the micro-batches' losses add up to that of the full batch
+    # The same for the variant's own budget, and the weight w of a chain's tokens (Eq. 3)
+    lengths = torch.tensor([chain.written for chain in chains])
+    policy_budget = objective.budget(len(chains), int(lengths.sum()), c.budget_tokens)
+    weights = objective.token_weights(lengths, torch.tensor([chain.finished for chain in chains]))
     hinted_contexts = find_hinted(rollouts) if c.feedback.weight else {}
+
+    def evaluate_policy(batch: Batch) -> tuple[Tensor, Output]:
+        experts = routing(batch.contexts, batch.ids.shape[1], c.replay, c.replay_alpha)
+        out = model(batch.ids, logits=False, experts=experts)
+        return own_logp(model, out.hidden, batch.ids, batch.own, c.temperature), out
+
+    @torch.no_grad()
+    def sum_log_ratios(batch: Batch) -> Tensor:
+        return ((evaluate_policy(batch)[0] - batch.behavior[:, 1:]) * batch.own[:, 1:]).sum(1)
+
+    mean_log_ratio = None
+    if objective.ratio == "sequence":  # log ρ of an entire chain, whose contexts lie in several micro-batches
+        mean_log_ratio = torch.zeros_like(drift)
+        for batch, sums in zip(batches, each(sum_log_ratios, batches), strict=True):
+            mean_log_ratio.index_add_(0, batch.chain, sums)
+        mean_log_ratio /= lengths.clamp(min=1)
 
     def compute_microbatch(batch: Batch) -> "MicrobatchResult":
         T = batch.ids.shape[1]
-        out = model(batch.ids, logits=False, experts=routing(batch.contexts, T, c.replay, c.replay_alpha))
-        logp = own_logp(model, out.hidden, batch.ids, batch.own, c.temperature)
+        logp, out = evaluate_policy(batch)
+        current_logp, behavior_logp = logp, batch.behavior[:, 1:]
+        if mean_log_ratio is not None:  # GSPO-token: the value of the chain's log ρ, with the gradient of this token
+            current_logp = logp - logp.detach() + mean_log_ratio[batch.chain][:, None]
+            behavior_logp = torch.zeros_like(logp)
         loss = dr_grpo.policy_loss(  # Eq. 3 of `ref/dr_grpo.py`
-            logp,
-            batch.behavior[:, 1:],
+            current_logp,
+            behavior_logp,
             advantages[batch.rows],
-            batch.own[:, 1:],
-            budget=budget,
-            clip_low=c.clip_low,
-            clip_high=c.clip_high,
+            batch.own[:, 1:] * weights[batch.chain][:, None],
+            budget=policy_budget,
+            clip_low=objective.clip_low,
+            clip_high=objective.clip_high,
         )
         result = MicrobatchResult(loss.item(), (logp.detach() - batch.behavior[:, 1:])[batch.own[:, 1:]])
         if c.replay == "filtered" and out.experts:  # the last token of a context predicts nothing, so it was not routed

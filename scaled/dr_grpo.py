@@ -38,6 +38,7 @@ def group_advantages(
 ) -> Float[Tensor, "G n"] | Float[Tensor, " B"]:
     """Advantages of this rank's rollouts, over their groups' rollouts on all dp ranks; shape of `rewards`.
 
+    With `groups`, a rollout that is alone in its group has advantage 0.
     Raises ValueError as in `ref`, where the size of a group counts its rollouts on all ranks, and for negative
     groups."""
     expect_choice("baseline", baseline, "mean", "leave_one_out")
@@ -63,7 +64,7 @@ def group_advantages(
     count = over_group(torch.ones_like(flat_rewards))
     fewest_rollouts, required_rollouts = (
         count[count > 0].min().item() if bool((count > 0).any()) else 0,
-        1 if (baseline, scale) == ("mean", "none") else 2,
+        1 if groups is not None or (baseline, scale) == ("mean", "none") else 2,
     )
     if fewest_rollouts < required_rollouts:
         raise ValueError(
@@ -75,9 +76,10 @@ def group_advantages(
     relative = flat_rewards - base[group_of]
     # Eq. 1 (ref/dr_grpo.py): A = (R − b) / s, with b and s over the complete group.
     centred = relative - (over_group(relative) / count)[group_of]
-    advantages = centred * (count / (count - 1))[group_of] if baseline == "leave_one_out" else centred
+    peers = (count - 1).clamp(min=1)
+    advantages = centred * (count / peers)[group_of] if baseline == "leave_one_out" else centred
     if scale == "std":
-        variance = over_group(centred.double().square()) / (count - 1)
+        variance = over_group(centred.double().square()) / peers
         advantages = (advantages / (variance.sqrt() + eps)[group_of]).to(flat_rewards.dtype)
         refuse(ref.TOO_FAR_APART, ~variance[group_of].isfinite())
     refuse(ref.TOO_FAR_APART, ~advantages.isfinite())

@@ -8,6 +8,7 @@ One step (Composer 2 technical report, §4.1, §6.1, §6.2):
     dp ranks        get all segments, balanced by attention's quadratic cost, and pack them in rows               `make_microbatches`
     cp ranks        take their two chunks of each row, with the experts that the sampler chose there
     all             drift from the reference → rewards → advantages over groups → one policy-gradient step        `improve`
+                    (`rl.variant`: Dr. GRPO or another member of its family)
                     a rollout whose environment failed is in no mean and no sum
     where hints are given: the same segments' teachers in rows of their own, without gradient, before that step   `send_hinted`
     where a monitor watches: what each group did, on all ranks together                                           `watching.py`
@@ -26,6 +27,7 @@ what they say.
 | G, N | `prompts`, `rollouts` | rollout n of a step belongs to group n // N |
 | r − β·KL | `rewards` | G·N over all ranks, in order of n |
 | A | `advantages` | G·N, the same on every rank |
+| w | `weights` | G·N, the same on every rank |
 | this rank's tokens | `Batch` | micro_rows, T/cp |
 """
 
@@ -231,7 +233,7 @@ def train(
         extra = load_extra(c.checkpoint) or None  # draft layers go along unchanged
         card = release.card(
             f"etude {technique}",
-            "An agent after reinforcement learning (Dr. GRPO).",
+            f"An agent after reinforcement learning ({c.rl.algorithm}).",
             model.config,
             told(technique, c, metrics),
             opening="what the environment says first",
@@ -319,7 +321,8 @@ def improve(c: Rl, model: Transformer, reference: Transformer | None, rollouts: 
     if not num_left:
         raise EnvironmentFailure(f"no rollout of this step is left to train on: {rollouts[0].failure}")
     valid_rollouts = [rollout for rollout, has_failed in zip(rollouts, failed, strict=True) if not has_failed]
-    batches, teachers, load = make_microbatches(c, model, valid_rollouts, numbers[~torch.tensor(failed)])
+    valid_numbers = numbers[~torch.tensor(failed)]
+    batches, teachers, load = make_microbatches(c, model, valid_rollouts, valid_numbers)
 
     # Policy and reference compute in the same way, with their own experts: differences in the sampler are not drift.
     drift, engine = torch.zeros(2, G * N, dtype=torch.float64, device=device).unbind()
@@ -347,22 +350,43 @@ def improve(c: Rl, model: Transformer, reference: Transformer | None, rollouts: 
     def scatter(values: Tensor, fill_value: float) -> Tensor:
         return values.new_full((G * N,), fill_value).index_copy(0, order, torch.cat(gathered(values, "dp")))
 
+    objective = c.rl.objective  # a row of the table in ref/dr_grpo.py
     # Eq. 1 (ref/dr_grpo.py): A, over the rollouts of all ranks.
-    advantages = scatter(group_advantages(rewards, groups=kept_numbers // N), 0.0)
+    relative = group_advantages(rewards, baseline=objective.baseline, scale=objective.scale, groups=kept_numbers // N)
+    advantages = scatter(relative, 0.0)
+    # Eq. 3: the weight w of each token of a rollout, and the budget, from the lengths of all rollouts.
+    chains, written = [rollout.chain for rollout in valid_rollouts], torch.zeros(2, G * N, dtype=torch.long)
+    written[0, valid_numbers] = torch.tensor([chain.written for chain in chains], dtype=torch.long)
+    written[1, valid_numbers] = torch.tensor([chain.finished for chain in chains], dtype=torch.long)
+    lengths, is_finished = summed(written.to(device)).unbind()
+    weights = objective.token_weights(lengths, is_finished > 0)
+    policy_budget = objective.budget(num_left, int(lengths.sum()), c.rl.budget_tokens)
+    mean_log_ratio = None
+    if objective.ratio == "sequence":  # log ρ of entire rollouts, whose tokens lie on several ranks
+        log_ratio_sums = torch.zeros(G * N, dtype=torch.float64, device=device)
+        with torch.no_grad():
+            for batch in batches:
+                log_ratio = own_logp(model, batch, routing(c, batch), c.rl.temperature)[0] - batch.behavior
+                log_ratio_sums.index_add_(0, batch.conversation[batch.keep], log_ratio[batch.keep].double())
+        mean_log_ratio = summed(log_ratio_sums) / lengths.clamp(min=1)
 
     total, divergence_sum, budget, pairs, routed_pairs = 0.0, 0.0, float(num_left * c.rl.budget_tokens), [], []
     teacher_states = None if teachers is None else teach(model, teachers.positions, teachers.doc, c.micro_rows)
     for batch in batches:
         logp, out = own_logp(model, batch, routing(c, batch), c.rl.temperature)
+        current_logp, behavior_logp = logp, batch.behavior
+        if mean_log_ratio is not None:  # GSPO-token: the value of the rollout's log ρ, with the gradient of this token
+            current_logp = logp - logp.detach() + mean_log_ratio[batch.conversation]
+            behavior_logp = torch.zeros_like(logp)
         # Eq. 3 (ref/dr_grpo.py). A packed row holds tokens of several rollouts, so each token is passed as its own row.
         loss = policy_loss(
-            logp.reshape(-1, 1),
-            batch.behavior.reshape(-1, 1),
+            current_logp.reshape(-1, 1),
+            behavior_logp.reshape(-1, 1),
             advantages[batch.conversation.flatten()],
-            batch.keep.reshape(-1, 1),
-            budget=budget,
-            clip_low=c.rl.clip_low,
-            clip_high=c.rl.clip_high,
+            (batch.keep * weights[batch.conversation]).reshape(-1, 1),
+            budget=policy_budget,
+            clip_low=objective.clip_low,
+            clip_high=objective.clip_high,
         )
         total += loss.item()
         if teachers is not None and teacher_states is not None:

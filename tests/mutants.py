@@ -128,12 +128,12 @@ MUTANTS: list[Mutant] = [
         ("is_clipped & (advantage != 0)", "is_clipped"),
         ("torch.expm1(log_ratio) - log_ratio", "torch.expm1(log_ratio)"),
         ('"mean_ratio": (weight * log_ratio.exp())', '"mean_ratio": (log_ratio.exp())'),
-        (
-            '"dapo": Variant(scale="std", clip_high=0.28, drop_overlong=True)',
-            '"dapo": Variant(scale="std", drop_overlong=True)',
-        ),
+        ('"dapo": Variant(scale="std", clip_high=0.28,', '"dapo": Variant(scale="std",'),
         ("clip_low=3e-4, clip_high=4e-4", "clip_low=4e-4, clip_high=3e-4"),
         ("keep=finished if variant.drop_overlong else None", "keep=finished"),
+        ("weights = weights / lengths.clamp(min=1)", "weights = weights / lengths.max()"),
+        ("return weights.where(finished, 0) if", "return weights.where(~finished, 0) if"),
+        ('{"constant": rollouts * longest,', '{"constant": rollouts,'),
     ),
     *of(
         "kl",
@@ -814,6 +814,10 @@ MUTANTS: list[Mutant] = [
         ),
         ("student, teacher = (model.head(x) / c.temperature for x", "student, teacher = (model.head(x) for x"),
         ("budget=budget, kind=c.feedback.divergence", "budget=float(len(student)), kind=c.feedback.divergence"),
+        ("batch.own[:, 1:] * weights[batch.chain][:, None]", "batch.own[:, 1:]"),
+        ("budget=policy_budget,", "budget=budget,"),
+        ("mean_log_ratio /= lengths.clamp(min=1)", "pass"),
+        ("clip_high=objective.clip_high,", ""),
         ("number += 0 if rollout.hints else len(rollout.chain.segments)", "number += 0"),
         (
             "predictions(hidden[index], teacher_hidden[row], hinted_context)",
@@ -896,6 +900,18 @@ MUTANTS: list[Mutant] = [
             '"comments": comment_share([call.wrote for call in calls if call.valid])',
             '"comments": comment_share([call.wrote for call in calls])',
         ),
+    ),
+    *of(
+        "rl",
+        ("(batch.keep * weights[batch.conversation]).reshape", "batch.keep.reshape"),
+        ("budget=policy_budget,", "budget=budget,"),
+        ("mean_log_ratio = summed(log_ratio_sums) / lengths", "mean_log_ratio = log_ratio_sums / lengths"),
+        (
+            "lengths, is_finished = summed(written.to(device)).unbind()",
+            "lengths, is_finished = written.to(device).unbind()",
+        ),
+        room="scaled",
+        test="mirror/test_rl::test_a_step_of_every_variant",
     ),
     *of(
         "textual_feedback",

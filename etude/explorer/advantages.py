@@ -114,7 +114,7 @@ def draw() -> None:
             64,
             key="longest",
             bind="query-params",
-            help="Dr. GRPO divides by rollouts × this length, whatever the actual lengths; no other algorithm uses it.",
+            help="Dr. GRPO and RLOO divide by rollouts × this length, whatever the real lengths; others do not.",
         )
         relative = st.toggle(
             "Weights relative to the largest",

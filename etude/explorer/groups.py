@@ -120,12 +120,6 @@ def checked(group: Sequence[Row]) -> tuple[list[float], list[int], list[bool]]:
     return rewards, lengths, cut
 
 
-def compute_budgets(lengths: Sequence[int], longest: int) -> dict[str, float]:
-    """The normalising budget of each algorithm for this group."""
-    rollouts = len(lengths)
-    return {"dr_grpo": rollouts * longest, "grpo": rollouts, "rloo": rollouts, "dapo": sum(lengths), "gspo": rollouts}
-
-
 def family(
     rewards: Sequence[float], lengths: Sequence[int], cut: Sequence[bool], longest: int
 ) -> dict[str, tuple[list[float], list[float]]]:
@@ -138,15 +132,8 @@ def family(
     results = {}
     for name, variant in FAMILY.items():
         logp = torch.zeros(mask.shape, dtype=torch.float64, requires_grad=True)
-        loss = family_loss(
-            variant,
-            logp,
-            logp.detach(),
-            R,
-            mask,
-            budget=compute_budgets(lengths, longest)[name],
-            finished=~torch.tensor(cut),
-        )
+        budget = variant.budget(len(lengths), sum(lengths), longest)
+        loss = family_loss(variant, logp, logp.detach(), R, mask, budget=budget, finished=~torch.tensor(cut))
         (gradient,) = torch.autograd.grad(loss, logp)
         advantages = group_advantages(R, baseline=variant.baseline, scale=variant.scale)[0]
         results[name] = advantages.tolist(), (0.0 - gradient[:, 0]).tolist()  # 0 − x: no minus zero

@@ -76,8 +76,7 @@ class TrainerGroup:
 
 
 class Sharded:
-    """Dr. GRPO on this rank's part of a network, as in a full run of RL. reference: the policy before RL, if drift from
-    it is paid for."""
+    """RL on this rank's part of a network. reference: the policy before RL, if drift from it is paid for."""
 
     def __init__(self, c: Rl, model: Transformer, reference: Transformer | None = None):
         self.c, self.model, self.reference, self.done = c, model, reference, 0
@@ -98,8 +97,8 @@ class Sharded:
             optimizer.step()
             optimizer.zero_grad()
         self.done += 1
-        ratio = result.gap.exp()
-        outside = ((ratio < 1 - c.rl.clip_low) | (ratio > 1 + c.rl.clip_high)).double().sum()
+        ratio, clip = result.gap.exp(), c.rl.objective
+        outside = ((ratio < 1 - clip.clip_low) | (ratio > 1 + clip.clip_high)).double().sum()
         num_failed = summed(
             torch.tensor(float(sum(bool(rollout.failure) for rollout in own_rollouts)), device=current().device)
         ).item()

@@ -17,7 +17,7 @@ __all__ = ["Trained"]
 
 
 class Trained:
-    """Dr. GRPO on a network, which becomes the masters. reference: the policy before RL, if drift from it is paid for;
+    """RL on a network, which becomes the masters. reference: the policy before RL, if drift from it is paid for;
     `each`: as for `ref.rl.improve`."""
 
     def __init__(
@@ -37,8 +37,8 @@ class Trained:
         self.optimizer.param_groups[0]["lr"] = self.c.lr * self.c.rate(self.done)
         norm = self.masters.step([self.optimizer], gradients=result.gradients)
         self.done += 1
-        ratio = result.gap.exp()
-        outside = ((ratio < 1 - self.c.clip_low) | (ratio > 1 + self.c.clip_high)).double().mean().item()
+        ratio, clip = result.gap.exp(), self.c.objective
+        outside = ((ratio < 1 - clip.clip_low) | (ratio > 1 + clip.clip_high)).double().mean().item()
         logged_metrics = [rollout.logged for rollout in played if not rollout.failure]
         means = {
             name: float(np.mean([metrics[name] for metrics in logged_metrics])) for name in common_names(logged_metrics)

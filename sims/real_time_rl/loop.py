@@ -226,11 +226,11 @@ def train_step(
     rollouts = [Rollout(session.chain, {"reaction": reward}) for session, reward in rewarded_sessions]
     step_result = improve(rl, learner.model, reference, rollouts, each=partial(on_cores, each=2))
     learner.apply(step_result, recipe.rl.rate(step))
-    ratio = step_result.gap.exp()
+    ratio, clip = step_result.gap.exp(), rl.objective
     return metrics | {
         "reward": float(np.mean([reward for _, reward in rewarded_sessions])),
         "age": float(np.mean([step - session.step for session, _ in rewarded_sessions])),
-        "outside_clip": ((ratio < 1 - rl.clip_low) | (ratio > 1 + rl.clip_high)).double().mean().item(),
+        "outside_clip": ((ratio < 1 - clip.clip_low) | (ratio > 1 + clip.clip_high)).double().mean().item(),
     }
 
 

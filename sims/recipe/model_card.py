@@ -7,6 +7,7 @@ from pathlib import Path
 from kit.disk import read_json, read_lines
 from kit.runs import Run
 from ref.network import Config, release
+from sims.recipe.settings import Recipe
 
 __all__ = ["about"]
 
@@ -16,9 +17,9 @@ CHECKPOINTS = {
     "mtp": ("mtp", "The network of `mid-cpt`, with draft layers distilled from it."),
     "cpt": ("long", "A small language model at the end of continued pretraining, after the long-context phase."),
     "sft": ("sft", "A small coding agent, fine-tuned on imperfect demonstrations of repairing tiny programs."),
-    "final": ("rl", "A small coding agent, after reinforcement learning (Dr. GRPO) in a world of tiny programs."),
+    "final": ("rl", "A small coding agent, after reinforcement learning ({algorithm}) in a world of tiny programs."),
 }
-"""Checkpoint → the stage that writes it, and what it is."""
+"""Checkpoint → the stage that writes it, and what it is; `algorithm` is that of RL."""
 TEXT_METRICS = {
     "codebase_ppl": "perplexity on part of the held-out codebase",
     "codebase_bpb": "bits per byte there",
@@ -37,6 +38,8 @@ ROLLOUT_METRICS = {
 def about(run: Run, root: Path, name: str, config: Config, drafts: bool) -> str:
     """The card of the checkpoint `name` of a run with data in the run folder `root`."""
     stage, description = CHECKPOINTS.get(name, (name, f"A small coding agent from the experiment {run.technique}."))
+    recipe = run.config if isinstance(run.config, Recipe) else Recipe()
+    description = description.format(algorithm=recipe.rl.algorithm)
     agent = name not in ("mid-cpt", "mtp", "cpt")
     facts = {"data": data(root), "stage": stage}
     last = (read_lines(run.root / "metrics" / f"{stage}.jsonl") or [{}])[-1]

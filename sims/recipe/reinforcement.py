@@ -84,8 +84,8 @@ def learn(
     tasks: MicroTasks | None = None,
     how: Chaining | None = None,
 ) -> tuple[Learner, dict[str, int]]:
-    """Dr. GRPO: every step samples G·N rollouts of fresh tasks with the newest weights and takes one Adam step on them.
-    A rollout is a chain of contexts under `how`, by default the recipe's.
+    """RL by `rl.variant`: every step samples G·N rollouts of fresh tasks with the newest weights and takes one Adam
+    step on them. A rollout is a chain of contexts under `how`, by default the recipe's.
 
     model and mtp start from the end of SFT; `reference` prices drift. `tasks`: by default those of the recipe's world.
     `observers` look at the policy before the first step and after each. A `Watching` among them is the monitor; in the
@@ -177,16 +177,16 @@ def gate(config: Recipe, sampler: Sampler, language: Language, how: Chaining) ->
 
 def metrics_of(config: Recipe, done: Done) -> dict[str, float]:
     """The metrics of a step. `kl` is the policy's drift from the reference and `engine_kl` the difference to its
-    sampler, in nats per rollout; `dropped` is the share of replayed experts that the filter removed. With
-    `rl.feedback`, `hints` is their number per rollout, and `divergence` how far the policy is from itself under its
-    hints, in nats per token of the messages that they correct. Rollouts whose environment failed are counted, and in no
-    mean."""
+    sampler, in nats per rollout; `dropped` is the share of replayed experts that the filter removed, and `outside_clip`
+    that of tokens whose own ratio leaves the clip. With `rl.feedback`, `hints` is their number per rollout, and
+    `divergence` how far the policy is from itself under its hints, in nats per token of the messages that they correct.
+    Rollouts whose environment failed are counted, and in no mean."""
     r, result = config.rl, done.result
     groups = [done.rollouts[start : start + r.rollouts] for start in range(0, len(done.rollouts), r.rollouts)]
     rollouts = [rollout for rollout in done.rollouts if not rollout.failure]
     solved_by_group = [[member.metrics["tests"] for member in group if not member.failure] for group in groups]
     chains = [rollout.chain for rollout in rollouts]
-    ratio, size = result.gap.exp(), result.gap.abs()
+    ratio, size, clip = result.gap.exp(), result.gap.abs(), r.objective
 
     def mean(values: Iterable[float]) -> float:
         values = list(values)
@@ -212,7 +212,7 @@ def metrics_of(config: Recipe, done: Done) -> dict[str, float]:
         "mismatch": size.mean().item(),
         "mismatch_p99": float(np.quantile(size.numpy(), 0.99)),
         "mismatch_max": size.max().item(),
-        "outside_clip": ((ratio < 1 - r.clip_low) | (ratio > 1 + r.clip_high)).double().mean().item(),
+        "outside_clip": ((ratio < 1 - clip.clip_low) | (ratio > 1 + clip.clip_high)).double().mean().item(),
         "finished": mean(float(c.finished) for c in chains),
         "segments": sum(len(c.segments) for c in chains) / len(chains),
         "summary_tokens": mean(c.summary_tokens for c in chains),

@@ -198,7 +198,7 @@ def test_weights_per_token_are_what_the_papers_write():
     deviation = (sum(c * c for c in centred) / 3) ** 0.5 + 1e-6
     right = {
         "dr_grpo": [c / (4 * 32) for c in centred],
-        "rloo": [c * 4 / 3 / 4 for c in centred],
+        "rloo": [c * 4 / 3 / (4 * 32) for c in centred],
         "grpo": [c / deviation / n / 4 for c, n in zip(centred, lengths)],
         "gspo": [
             c / deviation / n / 4 for c, n in zip(centred, lengths)

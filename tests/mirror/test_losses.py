@@ -70,6 +70,17 @@ def test_advantages_are_of_the_whole_group(layout, seed, G, N, how, equal, scatt
 
 
 @pytest.mark.parametrize("layout", [dict(dp=1, cp=1, ep=1), dict(dp=2, cp=1, ep=1)], ids=str)
+@pytest.mark.parametrize("baseline, scale", [("mean", "none"), ("leave_one_out", "none"), ("mean", "std")])
+def test_a_rollout_that_is_alone_in_its_group_has_no_advantage(layout, baseline, scale):
+    """Where others of its group were lost; a complete group of one has nothing to be compared with and is refused."""
+    how, rewards = dict(baseline=baseline, scale=scale), torch.tensor([[3.0], [-1.0], [0.5]])
+    assert play(layout, calls.advantages, rewards, how, True).tolist() == [[0.0]] * 3
+    if how != dict(baseline="mean", scale="none"):
+        with pytest.raises((ValueError, RuntimeError), match="N ≥ 2"):
+            play(dict(dp=1, cp=1, ep=1), calls.advantages, rewards, how, False)
+
+
+@pytest.mark.parametrize("layout", [dict(dp=1, cp=1, ep=1), dict(dp=2, cp=1, ep=1)], ids=str)
 @pytest.mark.parametrize("unit, dtype", [(1e4, torch.float16), (1e30, torch.float32)], ids=str)
 @pytest.mark.parametrize("scattered", [False, True])
 def test_rewards_whose_squares_their_dtype_cannot_hold(layout, unit, dtype, scattered):

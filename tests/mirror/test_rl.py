@@ -151,6 +151,40 @@ def test_environments_that_fail(layout, seed, lost, longest, beta):
         close(grads[name], x, largest)
 
 
+@settings(max_examples=20, deadline=None, derandomize=True, phases=(Phase.explicit, Phase.generate))
+@given(
+    layouts,
+    seeds,
+    st.sampled_from(["dr-grpo", "grpo", "rloo", "dapo", "gspo"]),
+    st.sampled_from(["none", "plain"]),
+    st.integers(1, 3),
+    st.integers(1, 4),
+    st.sampled_from([LENGTH, 8 * LENGTH]),
+    st.sampled_from([None, 0.05]),
+    st.sets(st.integers(0, G * N - 1), max_size=G * N - 1),
+)
+@example(dict(dp=2, cp=2, ep=2), 0, "grpo", "none", 3, 1, LENGTH, None, {0, 1})
+@example(dict(dp=2, cp=2, ep=2), 1, "rloo", "none", 3, 1, LENGTH, None, {0, 1})
+@example(dict(dp=2, cp=2, ep=2), 2, "dapo", "none", 3, 1, LENGTH, None, {0, 1})
+@example(dict(dp=2, cp=2, ep=2), 3, "gspo", "none", 3, 1, LENGTH, None, {0, 1})
+@example(dict(dp=2, cp=2, ep=2), 3, "gspo", "plain", 3, 1, LENGTH, 0.05, set())
+def test_a_step_of_every_variant(layout, seed, variant, replay, longest, micro, length, clip, lost):
+    """Baselines, deviations, lengths, ratios and budgets are those of all ranks' rollouts, wherever their contexts were
+    dealt to and whatever was lost; a rollout that is left alone in its group teaches nothing."""
+    g, state = torch.Generator().manual_seed(seed), network(seed % 5)
+    mine = policy(state)
+    chains = [Chain([segment(g, mine) for _ in range(1 + n % longest)], finished=n % 4 != 1) for n in range(G * N)]
+    rewards = torch.randn(G * N, generator=g, dtype=torch.float64)
+    small = dataclasses.replace(SMALL, variant=variant, replay=replay, clip_low=clip, clip_high=clip)
+    c = dataclasses.replace(ASKED, rl=small, cp=layout["cp"], ep=layout["ep"], micro_rows=micro, length=length)
+    figures, grads, *_ = play(layout, calls.rl_step, c, CONFIG, state, state, chains, rewards, None, lost)
+    found, wanted = on_one(c, state, state, chains, rewards, None, lost)
+    close(figures["loss"], found.loss)
+    largest = max(float(x.abs().max()) for x in wanted.values())
+    for name, x in wanted.items():
+        close(grads[name], x, largest)
+
+
 @pytest.mark.parametrize("layout", [dict(dp=1, cp=1, ep=1), dict(dp=2, cp=2, ep=2)], ids=str)
 def test_a_step_without_any_rollout_is_refused(layout):
     g, state = torch.Generator().manual_seed(0), network(0)

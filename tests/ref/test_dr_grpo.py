@@ -407,6 +407,20 @@ def test_the_default_variant_is_this_files_loss():
     assert FAMILY["dr_grpo"] == Variant()
 
 
+def test_weights_and_budget_of_every_member_by_hand():
+    """Two rollouts of 2 and 5 tokens, of at most 10; the second one was cut off."""
+    lengths, finished = torch.tensor([2, 5]), torch.tensor([True, False])
+    weights = {name: member.token_weights(lengths, finished).tolist() for name, member in FAMILY.items()}
+    per_rollout, per_token = [1 / 2, 1 / 5], [1, 1]
+    assert weights == dict(dr_grpo=per_token, grpo=per_rollout, rloo=per_token, dapo=[1, 0], gspo=per_rollout)
+    budgets = {name: member.budget(rollouts=2, tokens=7, longest=10) for name, member in FAMILY.items()}
+    assert budgets == dict(dr_grpo=20, grpo=2, rloo=20, dapo=7, gspo=2)
+
+
+def test_a_rollout_without_a_token_has_a_finite_weight():
+    assert FAMILY["grpo"].token_weights(torch.tensor([0, 4]), torch.ones(2, dtype=torch.bool)).tolist() == [1, 0.25]
+
+
 @members
 @given(seed=st.integers(0, 2**31), cuts=st.sets(st.integers(1, 3)))
 @settings(max_examples=15, deadline=None)

@@ -9,12 +9,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from lessons.talks import Ids
 from ref import dr_grpo, kl, rl, router_replay, textual_feedback
-from ref.engine.sampler import Sampler
+from ref.engine.sampler import Sampler, Segment
 from ref.environment import Environment, EnvironmentFailure, Reward, StepResult, TaskSet
 from ref.messages import Message
 from ref.mtp import MTP
@@ -39,16 +39,27 @@ def conversations(seed: int, model: Transformer, longest: int = 2) -> list[Rollo
     ]
 
 
+def compute_logp(c: rl.Settings, network: Transformer, s: Segment, experts: list | None = None) -> torch.Tensor:
+    """log π of every token of a context but the first, [1, T−1]."""
+    hidden = network(s.tokens[None], logits=False, experts=experts).hidden
+    return network.logprob(hidden[0, :-1] / c.temperature, s.tokens[1:])[None]
+
+
+def replayed_experts(c: rl.Settings, s: Segment) -> list | None:
+    """What the training pass over a context uses, per layer."""
+    last = torch.arange(2).expand(1, 2, 2)  # the last token predicts nothing
+    layers = [x.long() for x in torch.cat((s.experts, last)).unbind(1)]
+    if c.replay == "filtered":
+        layers = [partial(router_replay.replay, replayed=x, k=2, alpha=c.replay_alpha) for x in layers]
+    return None if c.replay == "none" else layers
+
+
 def written_out(
     c: rl.Settings, model: Transformer, reference: Transformer, played: list[Rollout]
 ) -> tuple[float, list]:
     """Loss and gradients, every context a batch of its own, by autograd."""
     chains = [p.chain for p in played]
-
-    def logp_of(network, s, experts=None):
-        hidden = network(s.tokens[None], logits=False, experts=experts).hidden
-        return network.logprob(hidden[0, :-1] / c.temperature, s.tokens[1:])[None]
-
+    logp_of = partial(compute_logp, c)
     drift = torch.zeros(len(chains), dtype=torch.float64)
     for n, chain in enumerate(chains if c.payment.kl else ()):
         for s in chain.segments:
@@ -58,11 +69,7 @@ def written_out(
     advantages = (rewards.view(G, N) - rewards.view(G, N).mean(1, keepdim=True)).flatten()
     loss = 0.0
     for s, a in zip([s for chain in chains for s in chain.segments], spread(advantages, chains), strict=True):
-        last = torch.arange(2).expand(1, 2, 2)  # the last token predicts nothing
-        layers = [x.long() for x in torch.cat((s.experts, last)).unbind(1)]
-        if c.replay == "filtered":
-            layers = [partial(router_replay.replay, replayed=x, k=2, alpha=c.replay_alpha) for x in layers]
-        logp = logp_of(model, s, None if c.replay == "none" else layers)
+        logp = logp_of(model, s, replayed_experts(c, s))
         part = dr_grpo.policy_loss(
             logp, s.logp[None, 1:], a[None], s.sampled[None, 1:], budget=float(G * N * c.budget_tokens)
         )
@@ -95,6 +102,146 @@ def test_a_step_is_the_one_written_out_context_by_context(seed, replay, beta, lo
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-10 * (1 + largest))
     assert found.tokens == sum(int(s.sampled.sum()) for p in played for s in p.chain.segments) == len(found.gap)
     assert (found.dropped is not None) == (replay == "filtered")
+
+
+VARIANTS = ("dr-grpo", "grpo", "rloo", "dapo", "gspo")
+ALL_VARIANTS = pytest.mark.parametrize("variant", VARIANTS)
+
+
+def test_the_default_has_the_bits_of_plain_dr_grpo():
+    """The formula without options, in its order of operations."""
+    model = policy(network(3))
+    rollouts = conversations(3, model, 3)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rl, "ROWS", 4)
+        found = rl.improve(asked(), model, None, rollouts)
+        batches, (own, _) = rl.make_microbatches([rollout.chain for rollout in rollouts])
+    rewards = torch.tensor([rollout.reward for rollout in rollouts], dtype=torch.float64).view(G, N)
+    relative = rewards - rewards[:, :1]
+    advantages = (relative - relative.mean(1, keepdim=True)).flatten()
+    owner = torch.tensor([n for n, rollout in enumerate(rollouts) for _ in rollout.chain.segments])
+    of_rows = torch.cat((advantages[owner], torch.zeros(len(own) - len(owner), dtype=torch.float64)))
+    loss, gradients = 0.0, []
+    for batch in batches:
+        mask, A = batch.own[:, 1:], of_rows[batch.rows][:, None]
+        logp = rl.own_logp(model, model(batch.ids, logits=False).hidden, batch.ids, batch.own)
+        log_ratio = (logp - batch.behavior[:, 1:]).where(mask, 0)
+        clipped = torch.where(A > 0, log_ratio.clamp(max=math.log1p(0.2)), log_ratio.clamp(min=math.log1p(-0.2)))
+        part = -(mask.double() * (clipped.where((A != 0) & mask, 0).exp() * A.where(mask, 0))).sum() / (G * N * 5)
+        loss, gradients = loss + part.item(), [*gradients, rl.gradients_of(part, model)]
+    assert len(batches) > 2 and found.loss == loss
+    for ours, theirs in zip(found.gradients, rl.total_of(gradients), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize(
+    ("variant", "advantage", "loss"),
+    [
+        ("dr-grpo", 0.5, -(0.5 * (1.2 + 1 + 1) - 0.5 * (0.8 + 1)) / (2 * 5)),
+        ("rloo", 1.0, -((1.2 + 1 + 1) - (0.8 + 1)) / (2 * 5)),
+        ("grpo", 0.5**0.5, -(0.5**0.5) * ((1.2 + 1 + 1) / 3 - (0.8 + 1) / 2) / 2),
+        ("dapo", 0.5**0.5, -(0.5**0.5) * (1.28 + 1 + 1) / (3 + 2)),
+        ("gspo", 0.5**0.5, -(0.5**0.5) * (1.0004 - 0.9997) / 2),
+    ],
+)
+def test_every_variant_by_hand(variant, advantage, loss):
+    """Rewards 1 and 0. The good rollout has two contexts, with ratios 1.5 and 1, 1; the bad one was cut off, with
+    ratios 0.5 and 1. Geometric means of the ratios: 1.5^⅓ and 0.5^½, both outside of gspo's clip."""
+    model = policy(network(1))
+    c = rl.Settings(prompts=1, rollouts=2, budget_tokens=5, variant=variant)
+
+    def context(tokens, sampled, ratios):
+        ids, mask, T = torch.tensor(tokens), torch.tensor(sampled) > 0, len(tokens)
+        experts, version = torch.zeros(T - 1, 2, 2, dtype=torch.int16), torch.zeros(T, dtype=torch.long)
+        s = Segment(ids, mask, torch.zeros(T, dtype=torch.float64), version, experts, True)
+        log_ratio = torch.tensor(ratios, dtype=torch.float64).log()
+        s.logp[mask] = compute_logp(c, model, s)[0].detach()[mask[1:]] - log_ratio
+        return s
+
+    good = Chain([context([3, 4], [0, 1], [1.5]), context([5, 6, 7], [0, 1, 1], [1.0, 1.0])], finished=True)
+    bad = Chain([context([8, 9, 2, 1], [0, 1, 0, 1], [0.5, 1.0])], finished=False)
+    rollouts = [Rollout(good, {"tests": 1.0}), Rollout(bad, {"tests": 0.0})]
+    assert rl.improve(c, model, None, rollouts).loss == pytest.approx(loss, rel=2e-6)
+    objective = c.objective
+    found = dr_grpo.group_advantages(torch.tensor([[1.0, 0.0]]), baseline=objective.baseline, scale=objective.scale)
+    assert found.tolist()[0] == pytest.approx([advantage, -advantage], rel=2e-6)
+
+
+def write_out_variant(c: rl.Settings, model: Transformer, rollouts: list[Rollout]) -> tuple[torch.Tensor, list]:
+    """Loss and gradients by the papers' formulas, the tokens of a rollout's contexts in one row."""
+    kept = [n for n, rollout in enumerate(rollouts) if not rollout.failure]
+    tokens = sum(rollouts[n].chain.written for n in kept)
+    divisor = {"dapo": tokens, "grpo": len(kept), "gspo": len(kept)}.get(c.variant, len(kept) * c.budget_tokens)
+    loss = torch.zeros((), dtype=torch.float64)
+    for n in kept:
+        group = torch.tensor([rollouts[m].reward for m in kept if m // N == n // N], dtype=torch.float64)
+        others = torch.tensor([rollouts[m].reward for m in kept if m // N == n // N and m != n], dtype=torch.float64)
+        advantage = rollouts[n].reward - (others if c.variant == "rloo" else group).mean()
+        if c.variant in ("grpo", "dapo", "gspo") and len(group) > 1:
+            advantage = advantage / (group.std() + 1e-6)
+        if not len(others) or c.variant == "dapo" and not rollouts[n].chain.finished:
+            continue
+        parts = []
+        for s in rollouts[n].chain.segments:
+            log_ratio = compute_logp(c, model, s, replayed_experts(c, s))[0] - s.logp[1:]
+            parts.append(log_ratio[s.sampled[1:]])
+        ratio = torch.cat(parts).exp()
+        if c.variant == "gspo":
+            ratio = ratio.log().mean().exp().expand(1)
+        low, high = {"dapo": (0.2, 0.28), "gspo": (3e-4, 4e-4)}.get(c.variant, (0.2, 0.2))
+        low, high = (low if c.clip_low is None else c.clip_low), (high if c.clip_high is None else c.clip_high)
+        surrogate = torch.minimum(ratio * advantage, ratio.clamp(1 - low, 1 + high) * advantage)
+        loss = loss - (surrogate.mean() if c.variant in ("grpo", "gspo") else surrogate.sum()) / divisor
+    parameters = list(model.parameters())
+    return loss.detach(), list(torch.autograd.grad(loss, parameters, allow_unused=True)) if loss.requires_grad else []
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    st.sampled_from(VARIANTS),
+    st.integers(0, 2**20),
+    st.sampled_from(["none", "plain"]),
+    st.integers(1, 3),
+    st.sampled_from([None, 0.05]),
+    st.sampled_from([(1, 0), (4, 0), (32, 0), (32, 60)]),
+    st.sets(st.integers(0, G * N - 1), max_size=G * N - 1),
+)
+@example("grpo", 0, "none", 3, None, (4, 0), {0, 1})
+@example("rloo", 1, "none", 3, None, (4, 0), {0, 1})
+@example("dapo", 2, "none", 3, None, (4, 0), {0, 1})
+@example("gspo", 3, "plain", 3, 0.05, (4, 0), {0, 1})
+def test_every_variant_is_its_paper_s_however_micro_batches_are_cut(variant, seed, replay, longest, clip, cut, failed):
+    model = policy(network(seed % 5))
+    rollouts = conversations(seed, model, longest)
+    for n, rollout in enumerate(rollouts):
+        rollout.chain.finished = n % 4 != 1
+    rollouts = [replace(x, terms={}, failure="its sandbox died") if n in failed else x for n, x in enumerate(rollouts)]
+    c = asked(variant=variant, replay=replay, clip_low=clip, clip_high=clip, micro_tokens=cut[1])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rl, "ROWS", cut[0])
+        found = rl.improve(c, model, None, rollouts)
+    loss, wanted = write_out_variant(c, model, rollouts)
+    assert found.loss == pytest.approx(loss.item(), abs=1e-10)
+    largest = max((float(x.abs().max()) for x in wanted if x is not None), default=0.0)
+    for ours, theirs in zip(found.gradients, wanted or [None] * len(found.gradients), strict=True):
+        theirs = torch.zeros_like(ours) if theirs is None else theirs
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-10 * (1 + largest))
+
+
+@ALL_VARIANTS
+def test_a_variant_brings_its_own_clip_and_a_setting_replaces_it(variant):
+    member = dr_grpo.FAMILY[variant.replace("-", "_")]
+    assert asked(variant=variant).objective == member
+    assert asked(variant=variant, clip_high=0.5).objective == replace(member, clip_high=0.5)
+    assert asked(variant=variant, clip_low=0.0).objective == replace(member, clip_low=0.0)
+
+
+def test_an_unknown_variant_is_refused_with_the_names_of_all():
+    assert len(VARIANTS) == len(dr_grpo.FAMILY)
+    with pytest.raises(ValueError, match="^variant must be dr-grpo or grpo or rloo or dapo or gspo; got 'ppo'$"):
+        rl.Settings.__post_init__(SimpleNamespace(variant="ppo"))  # tests also check the types of what is passed
+    with pytest.raises(ValueError, match="clip_high must be at least 0, got -1"):
+        asked(clip_high=-1.0)
 
 
 def with_hints(seed: int, played: list[Rollout], share: float = 0.7) -> list[Rollout]:

@@ -80,6 +80,21 @@ def test_every_stage_leaves_its_result(tiny_run):
     assert not decode["ways"]["mtp"]["recall_acceptance"] and len(full["recall_acceptance"]) == 4
 
 
+def test_a_run_trains_another_member_of_the_family(tiny_run, tmp_path):
+    """The same run until RL, and other weights after it; its model card names the algorithm."""
+    out = tmp_path / "run"
+    forks.play(*forks.smallest(out, "--set", "rl.variant=rloo"), said=tmp_path / "said")
+    assert json.loads((out / "config.json").read_text())["config"]["rl"]["variant"] == "rloo"
+    rl = [json.loads(line) for line in (out / "metrics/rl.jsonl").read_text().splitlines()]
+    assert len(rl) == 4 and all(np.isfinite(v) for line in rl for v in line.values())
+    plain, changed = tiny_run / "checkpoints", out / "checkpoints"
+    sft, final = "sft/model.safetensors", "final/model.safetensors"
+    assert (plain / sft).read_bytes() == (changed / sft).read_bytes()
+    assert (plain / final).read_bytes() != (changed / final).read_bytes()
+    assert "reinforcement learning (Dr. GRPO)" in (plain / "final/README.md").read_text(encoding="utf-8")
+    assert "reinforcement learning (RLOO)" in (changed / "final/README.md").read_text(encoding="utf-8")
+
+
 def test_the_final_checkpoint_opens_in_transformers_with_the_same_logits(tiny_run):
     from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
